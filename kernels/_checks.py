@@ -1,0 +1,50 @@
+"""Argument guards that every launcher shares: one sentence naming the argument, what was wanted, and what came."""
+
+from __future__ import annotations
+
+import torch
+
+
+def check_shape(name: str, tensor: torch.Tensor, *shape: int | None) -> None:
+    """Raises `ValueError` unless `tensor` has `shape`; None stands for any size."""
+    if tensor.ndim != len(shape) or any(w is not None and w != s for w, s in zip(shape, tensor.shape, strict=False)):
+        wanted = ", ".join("*" if size is None else str(size) for size in shape)
+        raise ValueError(f"{name}: expected shape ({wanted}), got {tuple(tensor.shape)}")
+
+
+def check_dtype(name: str, tensor: torch.Tensor, *dtypes: torch.dtype) -> None:
+    """Raises `ValueError` unless `tensor` has one of `dtypes`."""
+    if tensor.dtype not in dtypes:
+        raise ValueError(f"{name}: expected {' or '.join(str(dtype) for dtype in dtypes)}, got {tensor.dtype}")
+
+
+def check_float(name: str, tensor: torch.Tensor) -> None:
+    """Raises `ValueError` unless `tensor` is fp32, fp16 or bf16."""
+    check_dtype(name, tensor, torch.float32, torch.float16, torch.bfloat16)
+
+
+def check_last_dim_contiguous(name: str, tensor: torch.Tensor) -> None:
+    """Raises `ValueError` unless the last dimension has stride 1; a launcher never copies silently."""
+    if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+        raise ValueError(f"{name}: expected stride 1 in the last dimension, got {tensor.stride(-1)}")
+
+
+def check_contiguous(name: str, tensor: torch.Tensor) -> None:
+    """Raises `ValueError` unless `tensor` is contiguous."""
+    if not tensor.is_contiguous():
+        raise ValueError(f"{name}: expected a contiguous tensor, got strides {tensor.stride()}")
+
+
+def output(
+    out: torch.Tensor | None, shape: tuple[int, ...], like: torch.Tensor, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """`out` if it fits, or a new tensor on the device of `like`.  Raises `ValueError` where `out` does not fit."""
+    dtype = dtype or like.dtype
+    if out is None:
+        return torch.empty(shape, dtype=dtype, device=like.device)
+    check_shape("out", out, *shape)
+    check_dtype("out", out, dtype)
+    check_last_dim_contiguous("out", out)
+    if out.device != like.device:
+        raise ValueError(f"out: expected a tensor on {like.device}, got {out.device}")
+    return out

@@ -1,0 +1,257 @@
+"""The one registry: every op and every kernel, ours and from outside.
+
+Modules are found by listing folders, so that a new op or rung edits no list. From outside the tree a kernel or an op
+comes as a file (`load_file`) or as an entry point of the group `rooflab.kernels`, and registers itself in the same way.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal, TypeVar, get_args
+
+import torch
+
+from rooflab.reference import spec as spec_module
+from rooflab.reference.spec import Case, Inputs, OpSpec
+from rooflab.roofline.model import Traffic
+
+Role = Literal["naive", "library", "optimized", "peer"]
+Backend = Literal["torch", "triton", "gluon", "cuda"]
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+ENTRY_POINT_GROUP = "rooflab.kernels"
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One implementation of an op."""
+
+    op: str
+    name: str
+    role: Role
+    backend: Backend
+    fn: Callable[..., Any]
+    min_sm: int | None = None
+    """Least compute capability, 90 for Hopper; None where any will do."""
+    devices: tuple[str, ...] = ("cpu", "cuda")
+    """Device types that it runs on; a Triton kernel reaches the CPU only through the interpreter."""
+    requires: tuple[str, ...] = ()
+    """Packages that must be importable."""
+    nondeterministic: str | None = None
+    """Why two runs may differ, where they may."""
+    unsupported: Callable[..., str | None] | None = None
+    """`unsupported(**inputs)`: why these inputs are not for this kernel, or None."""
+    traffic: Callable[..., Traffic] | None = None
+    """`traffic(**inputs)`: what it moves; reads shapes and real int tensors only."""
+    prepare: Callable[[torch.Tensor], Any] | None = None
+    """Packs the op's weight once at load; the kernel then takes the packed form in its place."""
+    configs: Callable[[Case], tuple[Any, ...]] | None = None
+    is_legal: Callable[[Any, Case], bool] | None = None
+    heuristic: Callable[[Case], Any] | None = None
+    accepted: frozenset[str] = field(init=False, repr=False)
+    """Names of the arguments that it takes, `out` included where it takes one."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "accepted", frozenset(inspect.signature(self.fn).parameters))
+
+    @property
+    def id(self) -> str:
+        """`gemm/tiled`."""
+        return f"{self.op}/{self.name}"
+
+    @property
+    def takes_out(self) -> bool:
+        """Whether outputs can be written to tensors that the caller allocated."""
+        return "out" in self.accepted
+
+    def __call__(self, **inputs: Any) -> Any:
+        """Calls the kernel; an argument it has not got is left out when its value means off, and else `ValueError`."""
+        reason = self.why_not_args(inputs)
+        if reason:
+            raise ValueError(reason)
+        return self.fn(**{name: value for name, value in inputs.items() if name in self.accepted})
+
+    def why_not_here(self, device: torch.device) -> str | None:
+        """Why this kernel cannot run on `device` in this process, or None."""
+        for package in self.requires:
+            if importlib.util.find_spec(package) is None:
+                return f"UNAVAILABLE: {package} is not installed"
+        if device.type == "cpu":
+            if self.backend == "triton" and "cpu" in self.devices:
+                return None if interpreting() else "UNSUPPORTED: needs a CUDA device, or Triton's interpreter on the CPU"
+            if self.backend != "torch" or "cpu" not in self.devices:
+                return "UNSUPPORTED: needs a CUDA device"
+            return None
+        if device.type not in self.devices:
+            return f"UNSUPPORTED: runs on {' and '.join(self.devices)}, found {device.type}"
+        if self.min_sm is not None:
+            major, minor = torch.cuda.get_device_capability(device)
+            if 10 * major + minor < self.min_sm:
+                return f"UNSUPPORTED: needs sm{self.min_sm}, found sm{10 * major + minor}"
+        return None
+
+    def why_not_args(self, inputs: Mapping[str, Any]) -> str | None:
+        """Why the kernel cannot take these arguments, by their names and by its own `unsupported`."""
+        defaults = {parameter.name: parameter.default for parameter in get_op(self.op).parameters}
+        for name, value in inputs.items():
+            if name not in self.accepted and not (name in defaults and value is defaults[name]):
+                return f"UNSUPPORTED: {self.id} has no {name!r}"
+        if self.unsupported is None:
+            return None
+        reason = self.unsupported(**{name: value for name, value in inputs.items() if name != "out"})
+        return f"UNSUPPORTED: {self.id}: {reason}" if reason else None
+
+
+_ops: dict[str, OpSpec] = {}
+_kernels: dict[str, dict[str, Kernel]] = {}
+
+
+def interpreting() -> bool:
+    """Whether Triton kernels run in its interpreter, which is a property of the whole process."""
+    return os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+def add_op(op: OpSpec) -> OpSpec:
+    """Registers an op.  Raises `ValueError` on a second op of that name."""
+    known = _ops.get(op.name)
+    if known is not None and known is not op:
+        raise ValueError(f"op: {op.name!r} is registered already")
+    _ops[op.name] = op
+    return op
+
+
+def get_op(name: str) -> OpSpec:
+    """The op called `name`.  Raises `ValueError` naming those there are."""
+    if name not in _ops and name.isidentifier() and (_folder_of(spec_module) / f"{name}.py").is_file():
+        module = importlib.import_module(f"rooflab.reference.{name}")
+        if hasattr(module, "SPEC"):
+            add_op(module.SPEC)
+    if name not in _ops:
+        load_all()
+    if name not in _ops:
+        raise ValueError(f"op: expected one of {', '.join(sorted(_ops))}, got {name!r}")
+    return _ops[name]
+
+
+def register(
+    *, op: str, name: str, role: Role, backend: Backend, min_sm: int | None = None, **options: Any
+) -> Callable[[Function], Function]:
+    """Registers the decorated function as a kernel of `op`, and returns it unchanged.
+
+    `options` are the other fields of `Kernel`.  Raises `TypeError` where the function's arguments are not the
+    reference's (plus an optional `out`), `ValueError` on a second kernel of that name, a role or backend that is not
+    one, or an op that is not there.
+    """
+    if role not in get_args(Role):
+        raise ValueError(f"role: expected one of {', '.join(get_args(Role))}, got {role!r}")
+    if backend not in get_args(Backend):
+        raise ValueError(f"backend: expected one of {', '.join(get_args(Backend))}, got {backend!r}")
+    spec = get_op(op)
+
+    def decorate(fn: Function) -> Function:
+        _check_signature(spec, name, fn)
+        if (name == "naive") != (role == "naive"):
+            raise ValueError(f"{op}/{name}: the kernel of role naive is the one named 'naive'")
+        if name in _kernels.setdefault(op, {}):
+            raise ValueError(f"kernel: {op}/{name} is registered already")
+        _kernels[op][name] = Kernel(op, name, role, backend, fn, min_sm, **options)
+        return fn
+
+    return decorate
+
+
+def _check_signature(spec: OpSpec, name: str, fn: Callable[..., Any]) -> None:
+    parameters = dict(inspect.signature(fn).parameters)
+    parameters.pop("out", None)
+    wanted = {parameter.name: parameter for parameter in spec.parameters}
+    unknown = [parameter for parameter in parameters if parameter not in wanted]
+    if unknown:
+        raise TypeError(f"{spec.name}/{name}: the reference has no argument {unknown[0]!r}; it has {', '.join(wanted)}")
+    order = [key for key in wanted if key in parameters]
+    if list(parameters) != order:
+        raise TypeError(f"{spec.name}/{name}: expected the arguments in the order {', '.join(order)}")
+    for key, parameter in wanted.items():
+        if key not in parameters:
+            if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
+                raise TypeError(f"{spec.name}/{name}: misses the argument {key!r}")
+        elif parameters[key].default != parameter.default:
+            raise TypeError(
+                f"{spec.name}/{name}: the default of {key!r} is {parameters[key].default}, "
+                f"the reference's {parameter.default}"
+            )
+
+
+def ops() -> dict[str, OpSpec]:
+    """Every op by name, in alphabetical order."""
+    load_all()
+    return dict(sorted(_ops.items()))
+
+
+def kernels(op: str) -> dict[str, Kernel]:
+    """Every kernel of `op` by name: naive, library, then the ladder by name.  Raises `ValueError` on an unknown op."""
+    get_op(op)
+    load_all()
+    roles = get_args(Role)
+    found = _kernels.get(op, {}).values()
+    return {kernel.name: kernel for kernel in sorted(found, key=lambda kernel: (roles.index(kernel.role), kernel.name))}
+
+
+def get_kernel(op: str, name: str) -> Kernel:
+    """One kernel.  Raises `ValueError` naming those there are."""
+    found = kernels(op)
+    if name not in found:
+        raise ValueError(f"kernel: {op} has {', '.join(found)}, got {name!r}")
+    return found[name]
+
+
+@cache
+def load_all() -> None:
+    """Imports every op and kernel module of the tree, then every entry point."""
+    for file in sorted(_folder_of(spec_module).glob("*.py")):
+        module = importlib.import_module(f"rooflab.reference.{file.stem}")
+        if hasattr(module, "SPEC"):
+            add_op(module.SPEC)
+    for folder in sorted(path for path in Path(__file__).parent.iterdir() if (path / "__init__.py").is_file()):
+        for file in sorted(folder.glob("*.py")):
+            if not file.stem.startswith("_"):
+                importlib.import_module(f"rooflab.kernels.{folder.name}.{file.stem}")
+    for entry_point in entry_points(group=ENTRY_POINT_GROUP):
+        entry_point.load()
+
+
+def load_file(path: Path) -> list[Kernel]:
+    """Imports a file that registers kernels (and ops, with `add_op`), and returns what it added.
+
+    Raises `ValueError` where there is no such Python file or it registers nothing.
+    """
+    path = Path(path)
+    if path.suffix != ".py" or not path.is_file():
+        raise ValueError(f"kernel: expected a Python file, got {str(path)!r}")
+    load_all()
+    before = {kernel.id for found in _kernels.values() for kernel in found.values()}
+    # A module name that no import can reach, and one per file, so that two users' `mine.py` do not collide.
+    name = f"rooflab_file_{abs(hash(path.resolve()))}"
+    found_spec = importlib.util.spec_from_file_location(name, path)
+    assert found_spec is not None and found_spec.loader is not None, "a .py file always has a loader"
+    module = importlib.util.module_from_spec(found_spec)
+    sys.modules[name] = module  # Triton reads a kernel's source through its module
+    found_spec.loader.exec_module(module)
+    added = [kernel for found in _kernels.values() for kernel in found.values() if kernel.id not in before]
+    if not added:
+        raise ValueError(f"kernel: {path.name} registers none; decorate a function with rooflab.kernels.registry.register")
+    return added
+
+
+def _folder_of(module: ModuleType) -> Path:
+    assert module.__file__ is not None, "our own modules are files"
+    return Path(module.__file__).parent

@@ -1,0 +1,222 @@
+"""What an op is: its arguments, its formula, its least work, its cases, and how a result is judged."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from rooflab.reference.compare import ErrorStats, elementwise
+from rooflab.roofline.model import Cost
+
+Scalar = bool | int | float | str
+Inputs = dict[str, Any]
+Outputs = tuple[torch.Tensor, ...]
+
+
+class Case(Mapping[str, Scalar]):
+    """One set of dimensions and options of an op: a flat, ordered, hashable dict of JSON scalars.
+
+    Its `id` (`M=64,N=48,K=32,layout=NT`) is the same on the command line, in records and in baselines.
+    """
+
+    def __init__(self, **values: Scalar):
+        for key, value in values.items():
+            if not isinstance(value, Scalar):
+                raise ValueError(f"case: expected a JSON scalar for {key!r}, got {type(value).__name__}")
+        self._values = values
+
+    @property
+    def id(self) -> str:
+        """The stable text form, keys in the order in which the op declares them."""
+        return ",".join(f"{key}={_text(value)}" for key, value in self._values.items())
+
+    @classmethod
+    def parse(cls, text: str) -> Case:
+        """The case that `text` (`M=64,N=48`) names.  Raises `ValueError` on anything else."""
+        values: dict[str, Scalar] = {}
+        for part in text.split(","):
+            key, separator, value = part.partition("=")
+            if not separator or not key.isidentifier() or key in values or not value:
+                raise ValueError(f"case: expected comma-separated KEY=VALUE pairs, each key once, got {text!r}")
+            values[key] = _scalar(value)
+        return cls(**values)
+
+    def __getitem__(self, key: str) -> Scalar:
+        return self._values[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Case) and self.id == other.id
+
+    def __repr__(self) -> str:
+        return f"Case({self.id})"
+
+    def but(self, **changes: Scalar) -> Case:
+        """The same case with some values replaced."""
+        return Case(**{**self._values, **changes})
+
+
+def _text(value: Scalar) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _scalar(text: str) -> Scalar:
+    if text in ("true", "false"):
+        return text == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """An op's dtypes by one name: what an activation, a weight and an output are made of."""
+
+    name: str
+    activation: torch.dtype
+    weight: torch.dtype
+    output: torch.dtype
+
+    @property
+    def unit_roundoff(self) -> float:
+        """Largest relative error of one rounding to the output dtype, u = eps / 2."""
+        return torch.finfo(self.output).eps / 2
+
+
+SCHEMES = {
+    "fp32": Scheme("fp32", torch.float32, torch.float32, torch.float32),
+    "fp16": Scheme("fp16", torch.float16, torch.float16, torch.float16),
+    "bf16": Scheme("bf16", torch.bfloat16, torch.bfloat16, torch.bfloat16),
+}
+DTYPE_NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+FP32_ROUNDOFF = 2.0**-24
+
+
+def get_scheme(name: str) -> Scheme:
+    """The scheme called `name`.  Raises `ValueError` naming those there are."""
+    if name not in SCHEMES:
+        raise ValueError(f"scheme: expected one of {', '.join(SCHEMES)}, got {name!r}")
+    return SCHEMES[name]
+
+
+MakeInputs = Callable[[Case, Scheme, torch.device, int], Inputs]
+
+
+@dataclass(frozen=True)
+class OpSpec:
+    """An op's definition.  `tests/test_registry.py` holds every spec to it."""
+
+    name: str
+    reference: Callable[..., torch.Tensor | Outputs]
+    """The formula in fp64.  Takes the same arguments as every kernel and changes none of them; for a mutating op it
+    returns what the mutated arguments must hold afterwards."""
+    make_inputs: MakeInputs
+    """`(case, scheme, device, seed)` to keyword arguments.  With `device="meta"` large tensors are meta and lengths,
+    tables and offsets are real int tensors on the CPU."""
+    cost: Callable[..., Cost]
+    """The least work for these inputs; reads shapes and the real int tensors only."""
+    outputs: tuple[str, ...]
+    """Names of what the op returns, in order; for a mutating op, of the arguments that it changes."""
+    cases: Mapping[str, tuple[Case, ...]]
+    """Cases by suite: `smoke`, `edge`, and one per model."""
+    tolerance: Callable[[Inputs, Outputs, Scheme], Outputs] | None = None
+    """Largest allowed error per output element, derived from the arithmetic.  None where `compare` judges otherwise."""
+    compare: Callable[[Outputs, Outputs, Inputs, Scheme], list[ErrorStats]] | None = None
+    """Judges outputs against the oracle's; None for element by element within `tolerance`."""
+    planted: Callable[[Case, Scheme, torch.device, int], Iterator[tuple[str, Inputs]]] | None = None
+    """Labelled inputs with one dominant key, row or column at an edge, where a miss changes everything."""
+    mutates: tuple[str, ...] = ()
+    """Arguments that the op changes.  Empty for a functional op."""
+    schemes: tuple[str, ...] = ("fp32", "fp16", "bf16")
+    prepared: str | None = None
+    """The argument that a kernel's `prepare` packs once at load, where the op has a weight."""
+    no_library: str | None = None
+    """Why torch has no call for this op, where it has none."""
+    parameters: tuple[inspect.Parameter, ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        parameters = tuple(inspect.signature(self.reference).parameters.values())
+        object.__setattr__(self, "parameters", parameters)
+        names = {parameter.name for parameter in parameters}
+        for name in (*self.mutates, *([self.prepared] if self.prepared else [])):
+            if name not in names:
+                raise ValueError(f"{self.name}: {name!r} is not an argument of its reference")
+        if (self.tolerance is None) == (self.compare is None):
+            raise ValueError(f"{self.name}: expected exactly one of tolerance and compare")
+
+    def judge(self, actual: Outputs, oracle: Outputs, inputs: Inputs, scheme: Scheme) -> list[ErrorStats]:
+        """One verdict per output."""
+        if self.compare is not None:
+            return self.compare(actual, oracle, inputs, scheme)
+        assert self.tolerance is not None, "held by __post_init__"
+        limits = self.tolerance(inputs, oracle, scheme)
+        names = zip(self.outputs, actual, oracle, limits, strict=True)
+        return [elementwise(name, out, ref, limit) for name, out, ref, limit in names]
+
+    def oracle(self, inputs: Inputs) -> Outputs:
+        """The reference's outputs, always as a tuple."""
+        return as_tuple(self.reference(**inputs))
+
+    def get_cases(self, suite: str) -> tuple[Case, ...]:
+        """The cases of a suite.  Raises `ValueError` naming those there are."""
+        if suite not in self.cases:
+            raise ValueError(f"suite: {self.name} has {', '.join(self.cases)}, got {suite!r}")
+        return self.cases[suite]
+
+    def check_case(self, case: Case) -> Case:
+        """`case` if it has the keys that the op's own cases have, in their order; else `ValueError`."""
+        template = self.cases["smoke"][0]
+        if set(case) != set(template):
+            raise ValueError(f"case: {self.name} takes {template.id} with these keys, got {case.id}")
+        ordered = {key: case[key] for key in template}
+        for key, value in ordered.items():
+            wanted = template[key]
+            numeric = isinstance(wanted, float) and type(value) is int
+            if type(value) is not type(wanted) and not numeric:
+                raise ValueError(f"case: expected {key} like {_text(wanted)!r}, got {_text(value)!r}")
+            if type(value) is int and value < 0:
+                raise ValueError(f"case: expected {key} >= 0, got {value}")
+        return Case(**ordered)
+
+
+def as_tuple(result: torch.Tensor | Outputs) -> Outputs:
+    """A kernel's or a reference's return value as a tuple of tensors."""
+    return (result,) if isinstance(result, torch.Tensor) else tuple(result)
+
+
+def randn(*shape: int, dtype: torch.dtype, device: torch.device, seed: int, scale: float = 1.0) -> torch.Tensor:
+    """Normal values of standard deviation `scale`; on `meta`, the shape alone.
+
+    Drawn in fp32 on the CPU and rounded, so that every device and dtype sees the same numbers up to rounding; above
+    2**24 elements drawn on the device itself, where the CPU would take seconds.
+    """
+    device = torch.device(device)
+    if device.type == "meta":
+        return torch.empty(shape, dtype=dtype, device=device)
+    count = 1
+    for size in shape:
+        count *= size
+    place = device if count > 2**24 else torch.device("cpu")
+    generator = torch.Generator(place).manual_seed(seed)
+    values = torch.randn(shape, generator=generator, device=place, dtype=torch.float32)
+    return (values * scale).to(device=device, dtype=dtype)
+
+
+def nbytes(*tensors: torch.Tensor | None) -> int:
+    """Bytes of all elements together; None counts nothing."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor is not None)

@@ -1,0 +1,144 @@
+"""The roofline model: what a piece of work costs, and the least time a device needs for it.
+
+Williams, Waterman and Patterson, "Roofline: an insightful visual performance model", CACM 2009. Units: FLOP, bytes,
+seconds; GB = 1e9 bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+Basis = Literal["modelled", "counted"]
+CeilingKind = Literal["datasheet", "measured", "at_clock"]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The least work the maths of an op needs for given inputs, whatever the kernel.
+
+    Every input byte is read once and every output byte written once; nothing is recomputed.
+    """
+
+    read_bytes: float
+    """Bytes that must come from HBM."""
+    write_bytes: float
+    """Bytes that must go to HBM."""
+    tensor_flops: Mapping[str, float] = field(default_factory=dict)
+    """FLOPs a tensor core can do, by operand dtype (`bf16`, `fp16`, `fp32`, `fp8_e4m3`); a multiply-add is two."""
+    vector_flops: float = 0.0
+    """FLOPs outside the tensor cores, in fp32."""
+    sfu_ops: float = 0.0
+    """Special-function operations: exp, log, rsqrt, reciprocal."""
+    launches: int = 1
+    """Kernel launches the op needs at least."""
+
+    @property
+    def bytes(self) -> float:
+        """HBM bytes in both directions."""
+        return self.read_bytes + self.write_bytes
+
+    @property
+    def flops(self) -> float:
+        """All FLOPs: tensor-core and vector; special functions are counted apart."""
+        return sum(self.tensor_flops.values()) + self.vector_flops
+
+    @property
+    def intensity(self) -> float:
+        """FLOP per HBM byte."""
+        return self.flops / self.bytes
+
+    def __add__(self, other: Cost) -> Cost:
+        tensor = dict(self.tensor_flops)
+        for dtype, flops in other.tensor_flops.items():
+            tensor[dtype] = tensor.get(dtype, 0.0) + flops
+        return Cost(
+            self.read_bytes + other.read_bytes,
+            self.write_bytes + other.write_bytes,
+            tensor,
+            self.vector_flops + other.vector_flops,
+            self.sfu_ops + other.sfu_ops,
+            self.launches + other.launches,
+        )
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What one kernel really moves through HBM, and in how many launches."""
+
+    read_bytes: float
+    write_bytes: float
+    launches: int = 1
+    basis: Basis = "modelled"
+    """`modelled` by the kernel's author, or `counted` by the hardware or an emulator."""
+
+    @property
+    def bytes(self) -> float:
+        """HBM bytes in both directions."""
+        return self.read_bytes + self.write_bytes
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """The rates one device can reach, all of one kind, so that two kinds are never mixed in one bound."""
+
+    device: str
+    kind: CeilingKind
+    hbm_bytes_per_s: float
+    tensor_flops_per_s: Mapping[str, float]
+    """Dense matrix rate by operand dtype."""
+    vector_flops_per_s: float
+    """fp32 FLOP/s outside the tensor cores, a fused multiply-add counted as two."""
+    sfu_ops_per_s: float | None = None
+    """Special functions per second; None where it is not known, and then it bounds nothing."""
+    launch_floor_s: float = 0.0
+    """Least time of one empty launch."""
+
+    def matrix_rate(self, dtype: str) -> float:
+        """FLOP/s for matrix products of `dtype`.  Raises `ValueError` where the device has no such rate."""
+        if dtype not in self.tensor_flops_per_s:
+            raise ValueError(
+                f"dtype: {self.device} has no {self.kind} matrix rate for {dtype!r}; "
+                f"known: {', '.join(sorted(self.tensor_flops_per_s))}"
+            )
+        return self.tensor_flops_per_s[dtype]
+
+    def ridge(self, dtype: str) -> float:
+        """FLOP per byte at which the matrix roof of `dtype` meets the bandwidth roof."""
+        return self.matrix_rate(dtype) / self.hbm_bytes_per_s
+
+    def attainable_flops_per_s(self, intensity: float, dtype: str) -> float:
+        """The roof at `intensity` FLOP/byte."""
+        return min(self.matrix_rate(dtype), intensity * self.hbm_bytes_per_s)
+
+
+Limiter = Literal["memory", "tensor", "vector", "sfu", "launch"]
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The least time a device needs for a cost, and which of its parts sets it."""
+
+    seconds: float
+    limiter: Limiter
+    parts: Mapping[Limiter, float]
+    """Seconds of each part alone; the parts overlap perfectly in this model, so the bound is the largest."""
+
+    def fraction(self, measured_s: float) -> float:
+        """Bound over measured time: 1.0 is at the roof, and above 1.0 something was measured or priced wrongly."""
+        return self.seconds / measured_s
+
+
+def bound(cost: Cost, ceilings: Ceilings) -> Bound:
+    """The least time `cost` takes under `ceilings`.  Raises `ValueError` on a dtype without a matrix rate."""
+    parts: dict[Limiter, float] = {
+        "memory": cost.bytes / ceilings.hbm_bytes_per_s,
+        "tensor": sum(flops / ceilings.matrix_rate(dtype) for dtype, flops in cost.tensor_flops.items()),
+        "vector": cost.vector_flops / ceilings.vector_flops_per_s,
+        "launch": cost.launches * ceilings.launch_floor_s,
+    }
+    if ceilings.sfu_ops_per_s is not None:
+        parts["sfu"] = cost.sfu_ops / ceilings.sfu_ops_per_s
+    limiter = max(parts, key=lambda part: parts[part])
+    return Bound(parts[limiter], limiter, parts)
