@@ -88,7 +88,9 @@ class Kernel:
                 return f"UNAVAILABLE: {package} is not installed"
         if device.type == "cpu":
             if self.backend == "triton" and "cpu" in self.devices:
-                return None if interpreting() else "UNSUPPORTED: needs a CUDA device, or Triton's interpreter on the CPU"
+                return (
+                    None if interpreting() else "UNSUPPORTED: needs a CUDA device, or Triton's interpreter on the CPU"
+                )
             if self.backend != "torch" or "cpu" not in self.devices:
                 return "UNSUPPORTED: needs a CUDA device"
             return None
@@ -248,7 +250,9 @@ def load_file(path: Path) -> list[Kernel]:
     found_spec.loader.exec_module(module)
     added = [kernel for found in _kernels.values() for kernel in found.values() if kernel.id not in before]
     if not added:
-        raise ValueError(f"kernel: {path.name} registers none; decorate a function with rooflab.kernels.registry.register")
+        raise ValueError(
+            f"kernel: {path.name} registers none; decorate a function with rooflab.kernels.registry.register"
+        )
     return added
 
 

@@ -1,0 +1,41 @@
+# Everything from a bare checkout, one command each: `make lab` shows the lab at work, `make test` runs the tests.
+PYTHON ?= python3
+BIN := .venv/bin
+# NumPy's and torch's own threads fight with the test workers for the cores.
+WORKERS ?= 2
+TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -q --durations=10
+
+.PHONY: lab lab-smoke test test-full lint types setup clean
+
+lab: setup
+	$(BIN)/rooflab lab
+
+lab-smoke: setup
+	$(BIN)/rooflab lab --smoke
+
+test: setup
+	$(TEST) -m "not slow"
+
+test-full: setup
+	$(TEST)
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+# On the installed package: type checkers do not follow the editable map of five folders into one namespace.
+types: setup
+	rm -rf build/types && $(BIN)/python -m pip install -q --no-deps --no-build-isolation --target build/types .
+	cd build/types && MYPYPATH=. ../../$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p rooflab
+
+setup: .venv/.installed
+
+# torch first and by itself, so that its pinned build is taken and nothing later asks for another.
+.venv/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -q -c constraints.txt torch triton
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[dev]"
+	touch $@
+
+clean:
+	rm -rf .venv build results/local *.egg-info

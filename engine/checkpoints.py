@@ -1,0 +1,175 @@
+"""Reading a model from disk: its architecture and its tensors by their Hugging Face names, one at a time.
+
+GGUF stores the q and k rows of `llama` models permuted for interleaved rotation; they are put back into half-split
+order here, so that everything behind this file knows one layout.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import gguf
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+
+from rooflab.roofline.architecture import Architecture
+
+_GGUF_LAYER = {
+    "attn_norm.weight": "input_layernorm.weight",
+    "attn_q.weight": "self_attn.q_proj.weight",
+    "attn_k.weight": "self_attn.k_proj.weight",
+    "attn_v.weight": "self_attn.v_proj.weight",
+    "attn_q.bias": "self_attn.q_proj.bias",
+    "attn_k.bias": "self_attn.k_proj.bias",
+    "attn_v.bias": "self_attn.v_proj.bias",
+    "attn_output.weight": "self_attn.o_proj.weight",
+    "attn_q_norm.weight": "self_attn.q_norm.weight",
+    "attn_k_norm.weight": "self_attn.k_norm.weight",
+    "ffn_norm.weight": "post_attention_layernorm.weight",
+    "ffn_gate.weight": "mlp.gate_proj.weight",
+    "ffn_up.weight": "mlp.up_proj.weight",
+    "ffn_down.weight": "mlp.down_proj.weight",
+}
+_GGUF_TOP = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_GGUF_ARCHITECTURES = ("llama", "qwen3")
+
+
+class Checkpoint(Protocol):
+    """A model on disk."""
+
+    architecture: Architecture
+    path: Path
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every tensor by its Hugging Face name, in fp32 or the checkpoint's own float dtype."""
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """The checkpoint at `path`: a GGUF file or a Hugging Face folder with safetensors.
+
+    Raises `ValueError` where it is neither, is damaged, or holds an architecture that is not known.
+    """
+    path = Path(path)
+    if path.is_file() and path.suffix == ".gguf":
+        return GGUFCheckpoint(path)
+    if path.is_dir() and (path / "config.json").is_file():
+        return SafetensorsCheckpoint(path)
+    if not path.exists():
+        raise ValueError(f"model: {str(path)!r} does not exist")
+    raise ValueError(f"model: expected a .gguf file or a folder with config.json and *.safetensors, got {str(path)!r}")
+
+
+class GGUFCheckpoint:
+    """One GGUF file, dequantised tensor by tensor with the `gguf` package."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        try:
+            self._reader = gguf.GGUFReader(str(path))
+        except (ValueError, IndexError, KeyError, OverflowError, MemoryError) as error:
+            raise ValueError(f"model: {path.name} is not a whole GGUF file: {error}") from error
+        size = path.stat().st_size
+        for tensor in self._reader.tensors:
+            if int(tensor.data_offset) + int(tensor.n_bytes) > size:
+                raise ValueError(f"model: {path.name} is cut short: tensor {tensor.name} lies beyond its {size} bytes")
+        kind = self._field("general.architecture")
+        if kind not in _GGUF_ARCHITECTURES:
+            raise ValueError(f"model: expected a GGUF of {' or '.join(_GGUF_ARCHITECTURES)}, got {kind!r}")
+        self._kind: str = kind
+        self.architecture = Architecture.from_config(self._config())
+
+    def _field(self, name: str, default: Any = None) -> Any:
+        field = self._reader.get_field(name)
+        return default if field is None else field.contents()
+
+    def _config(self) -> dict[str, Any]:
+        def get(name: str, default: Any = None) -> Any:
+            return self._field(f"{self._kind}.{name}", default)
+
+        hidden, heads = get("embedding_length"), get("attention.head_count")
+        names = {tensor.name for tensor in self._reader.tensors}
+        embedding = next((tensor for tensor in self._reader.tensors if tensor.name == "token_embd.weight"), None)
+        if not hidden or not heads or embedding is None:
+            raise ValueError(f"model: {self.path.name} names no embedding_length, head_count or token_embd.weight")
+        if get("rope.scaling.type", "none") not in ("none", None):
+            raise ValueError(f"model: rope scaling {get('rope.scaling.type')!r} in a GGUF is not supported")
+        return {
+            "model_type": self._kind,
+            "hidden_size": hidden,
+            "intermediate_size": get("feed_forward_length"),
+            "num_hidden_layers": get("block_count"),
+            "num_attention_heads": heads,
+            "num_key_value_heads": get("attention.head_count_kv", heads),
+            "head_dim": get("attention.key_length", hidden // heads),
+            "vocab_size": int(embedding.shape[1]),
+            "max_position_embeddings": get("context_length"),
+            "rope_theta": get("rope.freq_base", 10000.0),
+            "rms_norm_eps": round(float(get("attention.layer_norm_rms_epsilon")), 12),  # stored as fp32: 9.99e-06
+            "tie_word_embeddings": "output.weight" not in names,
+            "attention_bias": "blk.0.attn_q.bias" in names,
+        }
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every tensor, dequantised to fp32."""
+        arch = self.architecture
+        for tensor in self._reader.tensors:
+            name = _gguf_name(tensor.name)
+            try:
+                values = np.ascontiguousarray(gguf.quants.dequantize(tensor.data, tensor.tensor_type), np.float32)
+            except (NotImplementedError, ValueError) as error:
+                raise ValueError(f"model: cannot dequantise {tensor.name}: {error}") from error
+            if self._kind == "llama" and name.endswith(
+                ("q_proj.weight", "q_proj.bias", "k_proj.weight", "k_proj.bias")
+            ):
+                heads = arch.num_heads if ".q_proj." in name else arch.num_kv_heads
+                values = _half_split(values, heads)
+            yield name, torch.from_numpy(values.copy() if not values.flags.writeable else values)
+
+
+def _gguf_name(name: str) -> str:
+    if name in _GGUF_TOP:
+        return _GGUF_TOP[name]
+    if name.startswith("blk."):
+        _, layer, rest = name.split(".", 2)
+        if rest in _GGUF_LAYER:
+            return f"model.layers.{layer}.{_GGUF_LAYER[rest]}"
+    return name  # unknown: the loader refuses it by this name
+
+
+def _half_split(rows: np.ndarray, num_heads: int) -> np.ndarray:
+    """Undoes GGUF's order: row (pair, half) of each head goes back to row (half, pair)."""
+    pairs = rows.shape[0] // num_heads // 2
+    return rows.reshape(num_heads, pairs, 2, -1).swapaxes(1, 2).reshape(rows.shape)
+
+
+class SafetensorsCheckpoint:
+    """A Hugging Face folder: config.json and one or more safetensors files."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        try:
+            config = json.loads((path / "config.json").read_text())
+        except json.JSONDecodeError as error:
+            raise ValueError(f"model: {path / 'config.json'} is not JSON: {error}") from error
+        self.architecture = Architecture.from_config(config)
+        self._files = sorted(path.glob("*.safetensors"))
+        if not self._files:
+            raise ValueError(f"model: {path} has a config.json but no *.safetensors")
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every tensor in the dtype it is stored in."""
+        for file in self._files:
+            try:
+                with safe_open(file, framework="pt") as handle:
+                    for name in handle.keys():
+                        yield name, handle.get_tensor(name)
+            except SafetensorError as error:
+                raise ValueError(f"model: {file.name} is not a whole safetensors file: {error}") from error

@@ -1,0 +1,266 @@
+"""The engine's front door: prompts in, text and its timeline out."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rooflab.engine import ops as engine_ops
+from rooflab.engine.block_manager import BlockManager
+from rooflab.engine.checkpoints import open_checkpoint
+from rooflab.engine.memory import kv_cache_blocks
+from rooflab.engine.metrics import Timeline, TokenEvent
+from rooflab.engine.model import Model
+from rooflab.engine.model_files import fetch
+from rooflab.engine.model_runner import ModelRunner
+from rooflab.engine.scheduler import Scheduler
+from rooflab.engine.sequence import FinishReason, SamplingParams
+from rooflab.engine.sequence import Sequence as EngineSequence
+from rooflab.engine.tokenizer import Prompt, Tokenizer, as_token_ids, is_chat
+from rooflab.engine.weights import dummy_tensors, load_weights
+from rooflab.roofline.architecture import Architecture, get_architecture
+
+__all__ = ["LLM", "DEFAULT_MODEL", "Completion", "RequestOutput", "SamplingParams"]
+
+DEFAULT_MODEL = "smollm2-135m"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One answer, with vLLM's field names."""
+
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """The result of one prompt; `out["text"]` and `out["token_ids"]` read the answer too."""
+
+    request_id: int
+    prompt_token_ids: list[int]
+    outputs: list[Completion]
+    timeline: Timeline
+
+    def __getitem__(self, key: str) -> Any:
+        if key not in ("text", "token_ids", "finish_reason"):
+            raise KeyError(f"expected 'text', 'token_ids' or 'finish_reason', got {key!r}")
+        return getattr(self.outputs[0], key)
+
+
+class LLM:
+    """A language model that generates with Rooflab's kernels.
+
+    `model` is a GGUF file, a Hugging Face folder with safetensors, `smollm2-135m` (fetched once), or with `dummy=True`
+    the name of any preset, whose weights are then random and whose prompts are token ids.  `dtype` is float32,
+    bfloat16 or float16; None takes float32 on a CPU and bfloat16 on CUDA.  `swap` maps an op to the kernel it must
+    use; `interpret` allows Triton kernels on the CPU.  Raises `ValueError` on anything that cannot be had.
+    """
+
+    def __init__(
+        self,
+        model: str | Path = DEFAULT_MODEL,
+        *,
+        enforce_eager: bool = True,
+        tensor_parallel_size: int = 1,
+        dtype: str | None = None,
+        device: str | None = None,
+        dummy: bool = False,
+        swap: Mapping[str, str] | None = None,
+        interpret: bool = False,
+        block_size: int = 16,
+        max_num_seqs: int = 256,
+        max_num_batched_tokens: int = 8192,
+        max_model_len: int | None = None,
+        num_kv_blocks: int | None = None,
+        seed: int = 0,
+    ):
+        if not enforce_eager:
+            raise ValueError("enforce_eager: CUDA graphs are not there yet; expected True, got False")
+        if tensor_parallel_size != 1:
+            raise ValueError(f"tensor_parallel_size: only 1 is there yet, got {tensor_parallel_size}")
+        for name, value in (("block_size", block_size), ("max_num_seqs", max_num_seqs)):
+            if value < 1:
+                raise ValueError(f"{name}: expected at least 1, got {value}")
+        self.device = _device(device)
+        self.dtype = _dtype(dtype, self.device)
+        self.arch, self.tokenizer, tensors, self._stop_ids = _open(str(model), dummy, seed)
+        self.max_model_len = max_model_len or self.arch.max_position
+        if not 1 <= self.max_model_len <= self.arch.max_position:
+            raise ValueError(f"max_model_len: expected 1 to {self.arch.max_position}, got {max_model_len}")
+        self.max_num_batched_tokens = max(max_num_batched_tokens, self.max_model_len)
+        limits = engine_ops.Limits(
+            self.arch,
+            self.device,
+            self.dtype,
+            block_size,
+            self.max_model_len,
+            {"prefill": self.max_num_batched_tokens, "decode": max_num_seqs},
+        )
+        # Resolved before the weights are read: a kernel that cannot serve is known in a second, not after a minute.
+        self.ops = engine_ops.resolve(limits, swap, interpret)
+        weights = load_weights(self.arch, tensors, self.dtype, self.device)
+        with torch.inference_mode():
+            network = Model(self.arch, weights, self.ops, self.max_model_len)
+            blocks = num_kv_blocks or kv_cache_blocks(limits)
+            self.runner = ModelRunner(network, self.ops, blocks, block_size, max_num_seqs, self.max_model_len)
+        self.scheduler = Scheduler(BlockManager(blocks, block_size), max_num_seqs, self.max_num_batched_tokens)
+        self._seed = seed
+        self._next_id = 0
+
+    def add_request(self, prompt: Prompt, params: SamplingParams | None = None, arrival_s: float | None = None) -> int:
+        """Queues a prompt and returns its request id.  Raises `ValueError` where it cannot be served."""
+        sequence = self._sequence(prompt, params or SamplingParams(), arrival_s)
+        self.scheduler.submit(sequence)
+        return sequence.request_id
+
+    def _sequence(self, prompt: Prompt, params: SamplingParams, arrival_s: float | None = None) -> EngineSequence:
+        arrival_s = time.perf_counter() if arrival_s is None else arrival_s
+        ids = self._encode(prompt)
+        if len(ids) >= self.max_model_len:
+            raise ValueError(
+                f"prompt: expected fewer than {self.max_model_len} tokens, which is the model's context, got {len(ids)}"
+            )
+        request_id = self._next_id
+        seed = params.seed if params.seed is not None else (self._seed << 32 | request_id) % 2**63
+        stop = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._stop_ids)
+        length = min(len(ids) + params.max_tokens, self.max_model_len)
+        sequence = EngineSequence(request_id, ids, len(ids), params, seed, stop, length, arrival_s)
+        self.scheduler.check(sequence)
+        self._next_id += 1
+        return sequence
+
+    def _encode(self, prompt: Prompt) -> list[int]:
+        if self.tokenizer is not None:
+            ids = self.tokenizer.encode(prompt)
+        elif isinstance(prompt, str) or is_chat(prompt):
+            raise ValueError("prompt: dummy weights come without a tokenizer; pass token ids")
+        else:
+            ids = as_token_ids(prompt)
+            if not ids:
+                raise ValueError("prompt: expected at least one token, got an empty prompt")
+        for token in ids:
+            if not 0 <= token < self.arch.vocab_size:
+                raise ValueError(f"prompt: expected token ids below {self.arch.vocab_size}, got {token}")
+        return ids
+
+    @torch.inference_mode()
+    def step(self) -> list[EngineSequence]:
+        """Runs one step and returns the sequences that got a token."""
+        step = self.scheduler.schedule()
+        sequences, tokens = self.runner.run(step)
+        sequences = list(sequences)
+        ended = []
+        for sequence, token in zip(sequences, tokens, strict=True):
+            sequence.append(token)
+            if sequence.finish_reason is not None:
+                ended.append(sequence)
+            elif sequence.row < 0:
+                self.runner.join(sequence)
+        if ended:
+            for sequence in ended:
+                self.runner.leave(sequence)
+            self.scheduler.finish(ended)
+        return sequences
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[TokenEvent]:
+        """The tokens of one prompt as they are delivered, with the text that each completes."""
+        sequence = self._sequence(prompt, params or SamplingParams())
+        self.scheduler.submit(sequence)
+        text = self.tokenizer.stream() if self.tokenizer else None
+        while sequence.finish_reason is None:
+            if sequence not in self.step():
+                continue
+            token = sequence.token_ids[-1]
+            piece = text.push(token) if text else ""
+            if sequence.finish_reason is not None and text:
+                piece += text.flush()
+            index = len(sequence.output_ids) - 1
+            yield TokenEvent(sequence.request_id, index, token, time.perf_counter(), piece, sequence.finish_reason)
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[RequestOutput]:
+        """One result a prompt, in order.  `prompts` is one prompt or a list of them; `params` one for all, or one each.
+
+        A prompt is a string, a list of chat messages (`{"role": ..., "content": ...}`) or a list of token ids.
+        """
+        many = _as_list(prompts)
+        each = list(params) if isinstance(params, Sequence) else [params or SamplingParams()] * len(many)
+        if len(each) != len(many):
+            raise ValueError(f"params: expected one or {len(many)}, got {len(each)}")
+        # All are made before any is queued, so that a bad one leaves nothing behind.
+        sequences = [self._sequence(prompt, one) for prompt, one in zip(many, each, strict=True)]
+        for sequence in sequences:
+            self.scheduler.submit(sequence)
+        times: dict[int, list[float]] = {sequence.request_id: [] for sequence in sequences}
+        while any(sequence.finish_reason is None for sequence in sequences):
+            stepped = self.step()
+            now = time.perf_counter()
+            for sequence in stepped:
+                if sequence.request_id in times:
+                    times[sequence.request_id].append(now)
+        return [self._output(sequence, times[sequence.request_id]) for sequence in sequences]
+
+    def _output(self, sequence: EngineSequence, times: list[float]) -> RequestOutput:
+        ids = sequence.output_ids
+        text = self.tokenizer.decode(ids) if self.tokenizer else ""
+        assert sequence.finish_reason is not None, "generate runs every sequence to its end"
+        return RequestOutput(
+            sequence.request_id,
+            sequence.token_ids[: sequence.num_prompt_tokens],
+            [Completion(text, ids, sequence.finish_reason)],
+            Timeline(sequence.arrival_s, tuple(times)),
+        )
+
+
+def _as_list(prompts: Any) -> list[Any]:
+    if isinstance(prompts, str) or is_chat(prompts):
+        return [prompts]
+    if isinstance(prompts, Sequence) and prompts and all(isinstance(item, int) for item in prompts):
+        return [prompts]
+    if not isinstance(prompts, Sequence) or not prompts:
+        raise ValueError(f"prompts: expected a prompt or a list of prompts, got {prompts!r}")
+    return list(prompts)
+
+
+def _device(name: str | None) -> torch.device:
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name not in ("cpu", "cuda"):
+        raise ValueError(f"device: expected cpu or cuda, got {name!r}")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device: cuda was asked for, and torch finds no CUDA device")
+    return torch.device(name)
+
+
+def _dtype(name: str | None, device: torch.device) -> torch.dtype:
+    if name is None:
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    if name not in DTYPES:
+        raise ValueError(f"dtype: expected {', '.join(DTYPES)}, got {name!r}")
+    return DTYPES[name]
+
+
+def _open(
+    model: str, dummy: bool, seed: int
+) -> tuple[Architecture, Tokenizer | None, Iterator[tuple[str, torch.Tensor]], frozenset[int]]:
+    if dummy:
+        arch = get_architecture(model)
+        return arch, None, dummy_tensors(arch, seed), frozenset()
+    checkpoint = open_checkpoint(fetch() if model == DEFAULT_MODEL else Path(model))
+    tokenizer = Tokenizer(checkpoint.path)
+    stop = {tokenizer.eos_token_id} if tokenizer.eos_token_id is not None else set()
+    generation = checkpoint.path / "generation_config.json"
+    if generation.is_file():
+        eos = json.loads(generation.read_text()).get("eos_token_id", [])
+        stop |= set(eos) if isinstance(eos, list) else {eos}
+    return checkpoint.architecture, tokenizer, checkpoint.tensors(), frozenset(stop)

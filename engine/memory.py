@@ -1,0 +1,45 @@
+"""How many pages the KV cache gets."""
+
+from __future__ import annotations
+
+import psutil
+import torch
+
+from rooflab.engine.ops import Limits
+
+# Of what is free once the weights are loaded. The rest is for activations and for whoever else uses the machine.
+CPU_FRACTION = 0.25
+CUDA_FRACTION = 0.9
+
+
+def kv_cache_blocks(limits: Limits) -> int:
+    """Pages that fit the free memory, at most what the largest batch of the longest sequences can use.
+
+    Raises `ValueError` where not even one sequence of `max_model_len` tokens fits.
+    """
+    per_sequence = -(-limits.max_model_len // limits.block_size)
+    block_bytes = limits.block_size * kv_bytes_per_token(limits)
+    if limits.device.type == "cpu":
+        budget = CPU_FRACTION * psutil.virtual_memory().available
+    else:
+        budget = CUDA_FRACTION * torch.cuda.mem_get_info(limits.device)[0] - activation_bytes(limits)
+    blocks = min(int(budget // block_bytes), limits.max_rows["decode"] * per_sequence)
+    if blocks < per_sequence:
+        raise ValueError(
+            f"max_model_len: {limits.max_model_len} tokens need {per_sequence * block_bytes / 1e9:.2f} GB of KV cache, "
+            f"and {max(budget, 0) / 1e9:.2f} GB are free for it"
+        )
+    return blocks
+
+
+def kv_bytes_per_token(limits: Limits) -> int:
+    """Bytes of one token's keys and values over all layers."""
+    arch = limits.arch
+    return 2 * arch.num_layers * arch.num_kv_heads * arch.head_dim * limits.dtype.itemsize
+
+
+def activation_bytes(limits: Limits) -> int:
+    """The largest a step holds at once: the MLP's tensors of a full prefill, and logits in fp32 beside their own dtype."""
+    arch, itemsize = limits.arch, limits.dtype.itemsize
+    mlp = limits.max_rows["prefill"] * (3 * arch.intermediate_size + 4 * arch.hidden_size) * itemsize
+    return mlp + limits.max_rows["decode"] * arch.vocab_size * (itemsize + 3 * 4)

@@ -1,0 +1,100 @@
+"""What a user waits for: TTFT, ITL and the rest, from one clock (`perf_counter`) and token ids alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """One token delivered."""
+
+    request_id: int
+    index: int
+    """0 for the first output token."""
+    token_id: int
+    time_s: float
+    """When it was handed to the caller, on the `perf_counter` clock."""
+    text: str = ""
+    """Text that it completes."""
+    finish_reason: str | None = None
+    """Set on the last token of a request."""
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """One request's times in seconds on the `perf_counter` clock."""
+
+    arrival_s: float
+    """When the request was due."""
+    token_times_s: tuple[float, ...]
+    """When each output token was delivered."""
+
+    @property
+    def ttft_ms(self) -> float:
+        """Time to first token: from scheduled arrival to first token delivered."""
+        return 1e3 * (self.token_times_s[0] - self.arrival_s)
+
+    @property
+    def itl_ms(self) -> np.ndarray:
+        """Inter-token latencies: gaps between successive tokens, the first token excluded."""
+        return 1e3 * np.diff(self.token_times_s)
+
+    @property
+    def tpot_ms(self) -> float | None:
+        """Time per output token, (e2e - ttft) / (n - 1); None for a single token."""
+        count = len(self.token_times_s)
+        return None if count < 2 else (self.e2e_ms - self.ttft_ms) / (count - 1)
+
+    @property
+    def e2e_ms(self) -> float:
+        """From scheduled arrival to last token."""
+        return 1e3 * (self.token_times_s[-1] - self.arrival_s)
+
+
+@dataclass(frozen=True)
+class LatencySummary:
+    """Latencies over requests; ITL is pooled over all gaps, TPOT is one value a request."""
+
+    num_requests: int
+    num_prompt_tokens: int
+    num_output_tokens: int
+    ttft_p50_ms: float
+    ttft_p90_ms: float
+    ttft_p99_ms: float
+    itl_p50_ms: float | None
+    """None where no request had two tokens."""
+    itl_p90_ms: float | None
+    itl_p99_ms: float | None
+    tpot_mean_ms: float | None
+    e2e_p50_ms: float
+    output_tokens_per_s: float
+    """All output tokens over the wall time from first arrival to last token."""
+
+
+def summarize(timelines: Sequence[Timeline], num_prompt_tokens: int) -> LatencySummary:
+    """Summary of at least one finished request; percentiles interpolate linearly."""
+    ttft = [timeline.ttft_ms for timeline in timelines]
+    gaps = np.concatenate([timeline.itl_ms for timeline in timelines])
+    tpots = [tpot for timeline in timelines if (tpot := timeline.tpot_ms) is not None]
+    itl = [float(np.percentile(gaps, q)) if gaps.size else None for q in (50, 90, 99)]
+    tokens = sum(len(timeline.token_times_s) for timeline in timelines)
+    begin = min(timeline.arrival_s for timeline in timelines)
+    end = max(timeline.token_times_s[-1] for timeline in timelines)
+    return LatencySummary(
+        num_requests=len(timelines),
+        num_prompt_tokens=num_prompt_tokens,
+        num_output_tokens=tokens,
+        ttft_p50_ms=float(np.percentile(ttft, 50)),
+        ttft_p90_ms=float(np.percentile(ttft, 90)),
+        ttft_p99_ms=float(np.percentile(ttft, 99)),
+        itl_p50_ms=itl[0],
+        itl_p90_ms=itl[1],
+        itl_p99_ms=itl[2],
+        tpot_mean_ms=float(np.mean(tpots)) if tpots else None,
+        e2e_p50_ms=float(np.percentile([timeline.e2e_ms for timeline in timelines], 50)),
+        output_tokens_per_s=tokens / (end - begin),
+    )

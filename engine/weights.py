@@ -1,0 +1,132 @@
+"""From a checkpoint's tensors to the model's parameters: each exactly once, or it raises."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from rooflab.roofline.architecture import Architecture
+
+
+@dataclass
+class LayerWeights:
+    """One decoder layer.  Projections are packed: one GEMM for q, k and v, one for gate and up."""
+
+    input_norm: torch.Tensor
+    qkv: torch.Tensor
+    qkv_bias: torch.Tensor | None
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
+    o: torch.Tensor
+    post_norm: torch.Tensor
+    gate_up: torch.Tensor
+    down: torch.Tensor
+
+
+@dataclass
+class Weights:
+    """All parameters; matrices are (out_features, in_features) as checkpoints store them."""
+
+    embedding: torch.Tensor
+    layers: list[LayerWeights]
+    norm: torch.Tensor
+    lm_head: torch.Tensor
+    """The embedding itself where the two are tied."""
+
+
+def parameter_shapes(arch: Architecture) -> dict[str, tuple[int, ...]]:
+    """Every parameter's Hugging Face name and shape; a tied `lm_head` is not one."""
+    H, D = arch.hidden_size, arch.head_dim
+    q, kv, ffn = arch.num_heads * D, arch.num_kv_heads * D, arch.intermediate_size
+    layer: dict[str, tuple[int, ...]] = {
+        "input_layernorm.weight": (H,),
+        "self_attn.q_proj.weight": (q, H),
+        "self_attn.k_proj.weight": (kv, H),
+        "self_attn.v_proj.weight": (kv, H),
+        "self_attn.o_proj.weight": (H, q),
+        "post_attention_layernorm.weight": (H,),
+        "mlp.gate_proj.weight": (ffn, H),
+        "mlp.up_proj.weight": (ffn, H),
+        "mlp.down_proj.weight": (H, ffn),
+    }
+    if arch.attention_bias:
+        layer |= {"self_attn.q_proj.bias": (q,), "self_attn.k_proj.bias": (kv,), "self_attn.v_proj.bias": (kv,)}
+    if arch.qk_norm:
+        layer |= {"self_attn.q_norm.weight": (D,), "self_attn.k_norm.weight": (D,)}
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (arch.vocab_size, H), "model.norm.weight": (H,)}
+    for index in range(arch.num_layers):
+        shapes |= {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
+    if not arch.tie_word_embeddings:
+        shapes["lm_head.weight"] = (arch.vocab_size, H)
+    return shapes
+
+
+def load_weights(
+    arch: Architecture, tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype, device: torch.device
+) -> Weights:
+    """Parameters of `arch` in `dtype` on `device`.
+
+    Raises `ValueError` on a tensor that the architecture does not have, that comes twice, has another shape, or is
+    missing; a stored `lm_head` of a tied model must equal the embedding.
+    """
+    shapes = parameter_shapes(arch)
+    found: dict[str, torch.Tensor] = {}
+    tied_head: torch.Tensor | None = None
+    for name, tensor in tensors:
+        if name == "lm_head.weight" and arch.tie_word_embeddings:
+            tied_head = tensor.to(device=device, dtype=dtype)
+            continue
+        if name not in shapes:
+            raise ValueError(f"model: the checkpoint has a tensor {name!r} that {arch.name} has no place for")
+        if name in found:
+            raise ValueError(f"model: the checkpoint has the tensor {name!r} twice")
+        if tuple(tensor.shape) != shapes[name]:
+            raise ValueError(f"model: expected {name} of shape {shapes[name]}, got {tuple(tensor.shape)}")
+        found[name] = tensor.to(device=device, dtype=dtype)
+    missing = [name for name in shapes if name not in found]
+    if missing:
+        raise ValueError(f"model: the checkpoint misses {len(missing)} of {len(shapes)} tensors, first {missing[0]!r}")
+    if tied_head is not None and not torch.equal(tied_head, found["model.embed_tokens.weight"]):
+        raise ValueError("model: lm_head.weight differs from the embedding that config.json ties it to")
+    return _pack(arch, found)
+
+
+def dummy_tensors(arch: Architecture, seed: int = 0) -> Iterator[tuple[str, torch.Tensor]]:
+    """Random parameters of the right shapes: norms at one, matrices of variance 1 / in_features."""
+    for index, (name, shape) in enumerate(parameter_shapes(arch).items()):
+        if len(shape) == 1 and name.endswith("norm.weight"):
+            yield name, torch.ones(shape)
+        else:
+            generator = torch.Generator().manual_seed(seed + index)
+            yield name, torch.randn(shape, generator=generator).mul_(shape[-1] ** -0.5)
+
+
+def _pack(arch: Architecture, found: dict[str, torch.Tensor]) -> Weights:
+    layers = []
+    for index in range(arch.num_layers):
+        prefix = f"model.layers.{index}."
+
+        def take(*names: str, prefix: str = prefix) -> torch.Tensor:
+            # Popped, so that a packed copy and its parts do not lie in memory together for the whole model.
+            parts = [found.pop(prefix + name) for name in names]
+            return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+        qkv = [f"self_attn.{part}_proj" for part in "qkv"]
+        layers.append(
+            LayerWeights(
+                input_norm=take("input_layernorm.weight"),
+                qkv=take(*(f"{name}.weight" for name in qkv)),
+                qkv_bias=take(*(f"{name}.bias" for name in qkv)) if arch.attention_bias else None,
+                q_norm=take("self_attn.q_norm.weight") if arch.qk_norm else None,
+                k_norm=take("self_attn.k_norm.weight") if arch.qk_norm else None,
+                o=take("self_attn.o_proj.weight"),
+                post_norm=take("post_attention_layernorm.weight"),
+                gate_up=take("mlp.gate_proj.weight", "mlp.up_proj.weight"),
+                down=take("mlp.down_proj.weight"),
+            )
+        )
+    embedding = found.pop("model.embed_tokens.weight")
+    lm_head = embedding if arch.tie_word_embeddings else found.pop("lm_head.weight")
+    return Weights(embedding, layers, found.pop("model.norm.weight"), lm_head)

@@ -1,0 +1,29 @@
+"""What every embedding launcher asks of its operands, and what they all move."""
+
+from __future__ import annotations
+
+import torch
+
+from rooflab.kernels._checks import check_dtype, check_float, check_last_dim_contiguous, check_shape
+from rooflab.reference.spec import nbytes
+from rooflab.roofline.model import Traffic
+
+
+def check_operands(token_ids: torch.Tensor, weight: torch.Tensor) -> tuple[int, int, int]:
+    """T, V and H.  Raises `ValueError` unless token_ids is (T,) int64 and weight (V, H) float with contiguous rows."""
+    check_shape("token_ids", token_ids, None)
+    check_dtype("token_ids", token_ids, torch.int64)
+    check_last_dim_contiguous("token_ids", token_ids)
+    check_shape("weight", weight, None, None)
+    check_float("weight", weight)
+    check_last_dim_contiguous("weight", weight)
+    return token_ids.shape[0], *weight.shape
+
+
+def traffic(token_ids: torch.Tensor, weight: torch.Tensor, out: torch.Tensor | None = None) -> Traffic:
+    """Each distinct row once, a repeated one coming from L2, and each token's row out."""
+    row_bytes = weight.shape[1] * weight.element_size()
+    return Traffic(
+        read_bytes=nbytes(token_ids) + len(token_ids.unique()) * row_bytes,
+        write_bytes=len(token_ids) * row_bytes,
+    )

@@ -1,0 +1,114 @@
+"""Over naive: one pass; the sum is rounded, written, and normed from registers."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from rooflab.kernels.fused_add_rmsnorm._operands import check_operands, outputs
+from rooflab.kernels.registry import register
+from rooflab.reference.spec import nbytes
+from rooflab.roofline.model import Traffic
+
+# 64 fp32 values in each of 512 threads; a wider row would spill.
+MAX_HIDDEN = 32768
+
+
+def num_warps_for(block_h: int) -> int:
+    """Warps for a row: eight elements a thread, which is one 16-byte load in bf16, within 1 to 16 warps."""
+    return min(max(block_h // (8 * 32), 1), 16)
+
+
+@triton.jit
+def _fused_add_rmsnorm(
+    x_ptr,
+    residual_ptr,
+    weight_ptr,
+    out_ptr,
+    new_residual_ptr,
+    H,
+    stride_x,
+    stride_residual,
+    stride_out,
+    stride_new_residual,
+    eps,
+    BLOCK_H: tl.constexpr,
+):
+    # int64: row * stride passes 2**31 from T H = 2**31 on.
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK_H)
+    inside = columns < H
+    x = tl.load(x_ptr + row * stride_x + columns, mask=inside, other=0.0).to(tl.float32)
+    residual = tl.load(residual_ptr + row * stride_residual + columns, mask=inside, other=0.0).to(tl.float32)
+    # Rounded before the norm, so that the norm and the stream that goes on see the same numbers.
+    rounded = (x + residual).to(new_residual_ptr.dtype.element_ty)
+    tl.store(new_residual_ptr + row * stride_new_residual + columns, rounded, mask=inside)
+    total = rounded.to(tl.float32)
+    weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+    # The masked lanes are 0, so the sum is the row's own; it is divided by H, never by BLOCK_H.
+    scale = tl.rsqrt(tl.sum(total * total, axis=0) / H + eps)
+    out = total * scale * weight
+    tl.store(out_ptr + row * stride_out + columns, out.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+def unsupported(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> str | None:
+    """Why these rows do not fit in registers, or None."""
+    hidden = x.shape[-1]
+    return f"holds a row in registers, at most {MAX_HIDDEN} wide, got {hidden}" if hidden > MAX_HIDDEN else None
+
+
+def traffic(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float = 1e-6,
+    out: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> Traffic:
+    """Two arrays in and two out; the weight comes from L2 after the first row."""
+    return Traffic(read_bytes=nbytes(x, residual, weight), write_bytes=2 * nbytes(x))
+
+
+@register(
+    op="fused_add_rmsnorm",
+    name="fused",
+    role="optimized",
+    backend="triton",
+    unsupported=unsupported,
+    traffic=traffic,
+)
+def fused_add_rmsnorm(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float = 1e-6,
+    out: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(rmsnorm(x + residual), x + residual), a row per program; the norm in fp32 with one rounding.
+
+    x, residual: (T, H), H at most 32768; weight: (H,); returns two (T, H). Raises `ValueError` on shapes or dtypes
+    that do not fit.
+    """
+    T, H = check_operands(x, residual, weight)
+    reason = unsupported(x, residual, weight)
+    if reason:
+        raise ValueError(f"x: {reason}")
+    normed, new_residual = outputs(out, (T, H), x)
+    if normed.numel():
+        block_h = triton.next_power_of_2(H)
+        _fused_add_rmsnorm[(T,)](
+            x,
+            residual,
+            weight,
+            normed,
+            new_residual,
+            H,
+            x.stride(0),
+            residual.stride(0),
+            normed.stride(0),
+            new_residual.stride(0),
+            eps,
+            BLOCK_H=block_h,
+            num_warps=num_warps_for(block_h),
+        )
+    return normed, new_residual

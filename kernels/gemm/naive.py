@@ -1,0 +1,96 @@
+"""One Triton program per tile of the result, one k at a time, without tensor cores."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from rooflab.kernels._checks import output
+from rooflab.kernels.gemm._operands import check_operands
+from rooflab.kernels.registry import register
+from rooflab.reference.spec import nbytes
+from rooflab.roofline.model import Traffic
+
+BLOCK_M = 16
+BLOCK_N = 64
+
+
+@triton.jit
+def _gemm(
+    a_ptr,
+    b_ptr,
+    bias_ptr,
+    out_ptr,
+    M,
+    N,
+    K,
+    stride_am,
+    stride_ak,
+    stride_bk,
+    stride_bn,
+    stride_om,
+    HAS_BIAS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    tiles_n = tl.cdiv(N, BLOCK_N)
+    # int64: a row times its stride passes 2**31 from M K = 2**31 on.
+    rows = (tl.program_id(0) // tiles_n).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    columns = (tl.program_id(0) % tiles_n).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    a_ptrs = a_ptr + rows * stride_am
+    b_ptrs = b_ptr + columns * stride_bn
+    accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for _ in range(K):
+        a = tl.load(a_ptrs, mask=rows < M, other=0.0).to(tl.float32)
+        b = tl.load(b_ptrs, mask=columns < N, other=0.0).to(tl.float32)
+        accumulator += a[:, None] * b[None, :]
+        a_ptrs += stride_ak
+        b_ptrs += stride_bk
+    if HAS_BIAS:
+        accumulator += tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
+    mask = (rows < M)[:, None] & (columns < N)[None, :]
+    out_ptrs = out_ptr + rows[:, None] * stride_om + columns[None, :]
+    tl.store(out_ptrs, accumulator.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+def traffic(
+    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None, out: torch.Tensor | None = None
+) -> Traffic:
+    """a once; b again for every row of tiles, as if none of it were still in L2 by then."""
+    M, N = a.shape[0], b.shape[1]
+    return Traffic(
+        read_bytes=nbytes(a, bias) + triton.cdiv(M, BLOCK_M) * nbytes(b),
+        write_bytes=M * N * a.element_size(),
+    )
+
+
+@register(op="gemm", name="naive", role="naive", backend="triton", traffic=traffic)
+def gemm(
+    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """a b + bias by outer products, accumulated in fp32.
+
+    a: (M, K); b: (K, N); bias: (N,) contiguous; any strides of a and b; returns (M, N). Raises `ValueError` on shapes
+    or dtypes that do not fit.
+    """
+    M, N, K = check_operands(a, b, bias)
+    out = output(out, (M, N), a)
+    grid = (triton.cdiv(M, BLOCK_M) * triton.cdiv(N, BLOCK_N),)
+    if out.numel():
+        _gemm[grid](
+            a,
+            b,
+            bias,
+            out,
+            M,
+            N,
+            K,
+            *a.stride(),
+            *b.stride(),
+            out.stride(0),
+            HAS_BIAS=bias is not None,
+            BLOCK_M=BLOCK_M,
+            BLOCK_N=BLOCK_N,
+        )
+    return out

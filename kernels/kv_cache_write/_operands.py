@@ -1,0 +1,39 @@
+"""What every kv_cache_write launcher asks of its operands."""
+
+from __future__ import annotations
+
+import torch
+
+from rooflab.kernels._checks import (
+    check_contiguous,
+    check_dtype,
+    check_float,
+    check_last_dim_contiguous,
+    check_shape,
+)
+
+
+def check_operands(
+    k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slot_mapping: torch.Tensor
+) -> tuple[int, int, int]:
+    """T, H_kv and D.
+
+    Raises `ValueError` unless k and v are (T, H_kv, D), the caches contiguous (num_blocks, block_size, H_kv, D), all of
+    one float dtype, and slot_mapping (T,) int64. k and v may be strided views of a packed projection.
+    """
+    check_shape("k", k, None, None, None)
+    T, H_kv, D = k.shape
+    check_shape("v", v, T, H_kv, D)
+    check_shape("k_cache", k_cache, None, None, H_kv, D)
+    check_shape("v_cache", v_cache, *k_cache.shape)
+    check_shape("slot_mapping", slot_mapping, T)
+    check_float("k", k)
+    for name, tensor in (("v", v), ("k_cache", k_cache), ("v_cache", v_cache)):
+        check_dtype(name, tensor, k.dtype)
+    check_dtype("slot_mapping", slot_mapping, torch.int64)
+    check_last_dim_contiguous("slot_mapping", slot_mapping)
+    check_last_dim_contiguous("k", k)
+    check_last_dim_contiguous("v", v)
+    check_contiguous("k_cache", k_cache)
+    check_contiguous("v_cache", v_cache)
+    return T, H_kv, D

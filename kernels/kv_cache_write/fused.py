@@ -1,0 +1,87 @@
+"""Over naive: k and v of a token go to their slot in one launch, the skipping done in the kernel."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from rooflab.kernels.kv_cache_write._operands import check_operands
+from rooflab.kernels.registry import register
+from rooflab.reference.spec import nbytes
+from rooflab.roofline.model import Traffic
+
+NUM_WARPS = 4
+# Values of k, and as many of v, in a program's tile: eight for each of 128 threads.
+TILE = 1024
+
+
+@triton.jit
+def _kv_cache_write(
+    k_ptr,
+    v_ptr,
+    k_cache_ptr,
+    v_cache_ptr,
+    slot_mapping_ptr,
+    num_slots,
+    num_kv_heads,
+    stride_kt,
+    stride_kh,
+    stride_vt,
+    stride_vh,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+):
+    # int64, as the slots are: slot * H_kv * D passes 2**31 in a cache of 4 GiB in bf16.
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slot_mapping_ptr + token)
+    # A slot past the cache is skipped too: nothing is ever written outside it.
+    if (slot >= 0) & (slot < num_slots):
+        heads = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)[:, None]
+        columns = tl.arange(0, BLOCK_D)[None, :]
+        mask = (heads < num_kv_heads) & (columns < D)
+        k = tl.load(k_ptr + token * stride_kt + heads * stride_kh + columns, mask=mask)
+        v = tl.load(v_ptr + token * stride_vt + heads * stride_vh + columns, mask=mask)
+        target = slot * num_kv_heads * D + heads * D + columns
+        tl.store(k_cache_ptr + target, k, mask=mask)
+        tl.store(v_cache_ptr + target, v, mask=mask)
+
+
+def traffic(
+    k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slot_mapping: torch.Tensor
+) -> Traffic:
+    """Every slot, and the rows of the tokens that have one."""
+    written = int((slot_mapping >= 0).sum())
+    moved = written * k.shape[1] * k.shape[2] * (k.element_size() + v.element_size())
+    return Traffic(read_bytes=nbytes(slot_mapping) + moved, write_bytes=moved)
+
+
+@register(op="kv_cache_write", name="fused", role="optimized", backend="triton", traffic=traffic)
+def kv_cache_write(
+    k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slot_mapping: torch.Tensor
+) -> None:
+    """Writes k[t] and v[t] to slot_mapping[t] of the caches; a slot that is negative or past the cache is skipped.
+
+    k, v: (T, H_kv, D); k_cache, v_cache: (num_blocks, block_size, H_kv, D), changed; slot_mapping: (T,) int64
+    contiguous. Raises `ValueError` on shapes or dtypes that do not fit.
+    """
+    T, H_kv, D = check_operands(k, v, k_cache, v_cache, slot_mapping)
+    if k.numel():
+        block_d = triton.next_power_of_2(D)
+        block_heads = min(triton.next_power_of_2(H_kv), max(TILE // block_d, 1))
+        _kv_cache_write[(T, triton.cdiv(H_kv, block_heads))](
+            k,
+            v,
+            k_cache,
+            v_cache,
+            slot_mapping,
+            k_cache.shape[0] * k_cache.shape[1],
+            H_kv,
+            *k.stride()[:2],
+            *v.stride()[:2],
+            D=D,
+            BLOCK_D=block_d,
+            BLOCK_HEADS=block_heads,
+            num_warps=NUM_WARPS,
+        )

@@ -1,0 +1,127 @@
+"""Gather the pages, then torch's scaled_dot_product_attention: torch has no attention through a block table.
+
+A decode query is one row, so a group's query heads stand in for the query length: (B, H_kv, group, D) against
+(B, H_kv, S, D) needs no head to be expanded, which on a CPU is up to 15 times faster in bf16 than `enable_gqa`.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from rooflab.kernels._checks import output
+from rooflab.kernels.paged_attention._args import check_args
+from rooflab.kernels.registry import register
+from rooflab.roofline.model import Traffic
+
+PADDING = 48 * 1024
+"""Key elements per sequence that cost a CPU about as much as one more call of gather and attention (20 us)."""
+
+
+def traffic(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    softmax_scale: float | None = None,
+) -> Traffic:
+    """On a GPU, where the lengths stay unread: every table entry's page is gathered, cleaned of NaN past the
+    sequence's end, and read by the attention."""
+    slots = block_table.numel() * k_cache.shape[1]
+    copy = 2 * slots * k_cache.shape[2] * k_cache.shape[3] * k_cache.element_size()
+    queries = q.numel() * q.element_size()
+    return Traffic(3 * copy + 2 * queries, 2 * copy + 2 * queries, launches=9)
+
+
+@register(op="paged_attention", name="library", role="library", backend="torch", traffic=traffic)
+def paged_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    softmax_scale: float | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Decode attention through a block table by gather and SDPA.  q: (B, H, D); returns (B, H, D).
+
+    On the CPU it reads the lengths and gathers only what they need; on a GPU that would wait for the device, so there
+    it gathers the whole table and masks. Raises `ValueError` on shapes or dtypes that do not fit.
+    """
+    check_args(q, k_cache, v_cache, block_table, seq_lens)
+    out = output(out, tuple(q.shape), q)
+    B, H, D = q.shape
+    H_kv = k_cache.shape[2]
+    queries = q.reshape(B, H_kv, H // H_kv, D)
+    if q.device.type != "cpu":
+        return out.copy_(_whole_table(queries, k_cache, v_cache, block_table, seq_lens, softmax_scale).view(B, H, D))
+    lengths = seq_lens.tolist()
+    longest = max(lengths, default=0)
+    if longest == 0:
+        return out.zero_()
+    if (longest * B - sum(lengths)) * H_kv * D <= PADDING * B:
+        return out.copy_(_padded(queries, k_cache, v_cache, block_table, lengths, softmax_scale).view(B, H, D))
+    for b, length in enumerate(lengths):
+        if length == 0:
+            out[b] = 0
+            continue
+        keys, values = (_gather(cache, block_table[b : b + 1], length) for cache in (k_cache, v_cache))
+        attended = F.scaled_dot_product_attention(queries[b : b + 1], keys, values, scale=softmax_scale)
+        out[b] = attended.view(H, D)
+    return out
+
+
+def _gather(cache: torch.Tensor, block_table: torch.Tensor, length: int) -> torch.Tensor:
+    """The first `length` slots of each row of `block_table`, (B, H_kv, length, D); index_select is 3 times faster
+    than indexing on a CPU."""
+    block_size = cache.shape[1]
+    pages = -(-length // block_size)
+    found = cache.index_select(0, block_table[:, :pages].reshape(-1))
+    return found.view(len(block_table), pages * block_size, *cache.shape[2:])[:, :length].transpose(1, 2)
+
+
+def _padded(
+    queries: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    lengths: list[int],
+    softmax_scale: float | None,
+) -> torch.Tensor:
+    """All sequences in one call, the shorter ones masked; (B, H_kv, group, D)."""
+    longest = max(lengths)
+    if min(lengths) == longest:
+        keys, values = (_gather(cache, block_table, longest) for cache in (k_cache, v_cache))
+        return F.scaled_dot_product_attention(queries, keys, values, scale=softmax_scale)
+    keys, values = (_gather(cache, block_table.clamp(0, len(cache) - 1), longest) for cache in (k_cache, v_cache))
+    for b, length in enumerate(lengths):
+        # A NaN past the end would pass the mask: as a score plus -inf, and as a value times 0.
+        keys[b, :, length:] = 0
+        values[b, :, length:] = 0
+    seen = torch.arange(longest) < torch.tensor(lengths)[:, None]
+    attended = F.scaled_dot_product_attention(queries, keys, values, attn_mask=seen[:, None, None], scale=softmax_scale)
+    for b, length in enumerate(lengths):
+        if length == 0:
+            attended[b] = 0
+    return attended
+
+
+def _whole_table(
+    queries: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    softmax_scale: float | None,
+) -> torch.Tensor:
+    """Every page that the table names, padding clamped to a real page and masked; (B, H_kv, group, D)."""
+    slots = block_table.shape[1] * k_cache.shape[1]
+    table = block_table.clamp(0, len(k_cache) - 1)
+    unseen = torch.arange(slots, device=queries.device) >= seq_lens[:, None]  # (B, slots)
+    keys, values = (
+        _gather(cache, table, slots).masked_fill(unseen[:, None, :, None], 0) for cache in (k_cache, v_cache)
+    )
+    seen = ~unseen[:, None, None]
+    attended = F.scaled_dot_product_attention(queries, keys, values, attn_mask=seen, scale=softmax_scale)
+    return attended.masked_fill((seq_lens == 0)[:, None, None, None], 0)

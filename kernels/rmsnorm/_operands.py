@@ -1,0 +1,19 @@
+"""What every rmsnorm launcher asks of its operands."""
+
+from __future__ import annotations
+
+import torch
+
+from rooflab.kernels._checks import check_dtype, check_float, check_last_dim_contiguous, check_shape
+
+
+def check_operands(x: torch.Tensor, weight: torch.Tensor) -> tuple[int, int]:
+    """T and H.  Raises `ValueError` unless x is (T, H) float with contiguous rows, weight (H,) of its dtype."""
+    check_shape("x", x, None, None)
+    check_float("x", x)
+    check_last_dim_contiguous("x", x)
+    T, H = x.shape
+    check_shape("weight", weight, H)
+    check_dtype("weight", weight, x.dtype)
+    check_last_dim_contiguous("weight", weight)
+    return T, H

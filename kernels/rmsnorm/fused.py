@@ -1,0 +1,73 @@
+"""Over naive: one pass, the row held in registers between its sum of squares and its scaling."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from rooflab.kernels._checks import output
+from rooflab.kernels.registry import register
+from rooflab.kernels.rmsnorm._operands import check_operands
+from rooflab.reference.spec import nbytes
+from rooflab.roofline.model import Traffic
+
+# 64 fp32 values in each of 512 threads; a wider row would spill.
+MAX_HIDDEN = 32768
+
+
+def num_warps_for(block_h: int) -> int:
+    """Warps for a row: eight elements a thread, which is one 16-byte load in bf16, within 1 to 16 warps."""
+    return min(max(block_h // (8 * 32), 1), 16)
+
+
+@triton.jit
+def _rmsnorm(x_ptr, weight_ptr, out_ptr, H, stride_x, stride_out, eps, BLOCK_H: tl.constexpr):
+    # int64: row * stride passes 2**31 from T H = 2**31 on.
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK_H)
+    inside = columns < H
+    x = tl.load(x_ptr + row * stride_x + columns, mask=inside, other=0.0).to(tl.float32)
+    weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+    # The masked lanes are 0, so the sum is the row's own; it is divided by H, never by BLOCK_H.
+    scale = tl.rsqrt(tl.sum(x * x, axis=0) / H + eps)
+    out = x * scale * weight
+    tl.store(out_ptr + row * stride_out + columns, out.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+def unsupported(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> str | None:
+    """Why these rows do not fit in registers, or None."""
+    hidden = x.shape[-1]
+    return f"holds a row in registers, at most {MAX_HIDDEN} wide, got {hidden}" if hidden > MAX_HIDDEN else None
+
+
+def traffic(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6, out: torch.Tensor | None = None) -> Traffic:
+    """x in and the result out; the weight comes from L2 after the first row."""
+    return Traffic(read_bytes=nbytes(x, weight), write_bytes=nbytes(x))
+
+
+@register(op="rmsnorm", name="fused", role="optimized", backend="triton", unsupported=unsupported, traffic=traffic)
+def rmsnorm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6, out: torch.Tensor | None = None) -> torch.Tensor:
+    """x / rms(x) * weight, a row per program, in fp32 with one rounding.
+
+    x: (T, H), H at most 32768; weight: (H,); returns (T, H). Raises `ValueError` on shapes or dtypes that do not fit.
+    """
+    T, H = check_operands(x, weight)
+    reason = unsupported(x, weight)
+    if reason:
+        raise ValueError(f"x: {reason}")
+    out = output(out, (T, H), x)
+    if out.numel():
+        block_h = triton.next_power_of_2(H)
+        _rmsnorm[(T,)](
+            x,
+            weight,
+            out,
+            H,
+            x.stride(0),
+            out.stride(0),
+            eps,
+            BLOCK_H=block_h,
+            num_warps=num_warps_for(block_h),
+        )
+    return out

@@ -1,0 +1,156 @@
+"""Over naive: q and k rotated in one launch, read once and written once."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from rooflab.kernels.registry import register
+from rooflab.kernels.rope._operands import check_operands, outputs
+from rooflab.reference.spec import nbytes
+from rooflab.roofline.model import Traffic
+
+NUM_WARPS = 4
+# Values in each half of a program's tile: eight for each of 128 threads.
+TILE = 1024
+
+
+@triton.jit
+def _rotate(
+    x_ptr,
+    out_ptr,
+    heads,
+    num_heads,
+    stride_x,
+    stride_out,
+    cos,
+    sin,
+    HALF: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+):
+    pairs = tl.arange(0, BLOCK_HALF)
+    mask = (heads < num_heads)[:, None] & (pairs < HALF)[None, :]
+    if INTERLEAVED:
+        first = 2 * pairs[None, :]
+        gap = 1
+    else:
+        first = pairs[None, :]
+        gap = HALF
+    x_ptrs = x_ptr + heads.to(tl.int64)[:, None] * stride_x + first
+    out_ptrs = out_ptr + heads.to(tl.int64)[:, None] * stride_out + first
+    x1 = tl.load(x_ptrs, mask=mask, other=0.0).to(tl.float32)
+    x2 = tl.load(x_ptrs + gap, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out_ptrs, (x1 * cos - x2 * sin).to(out_ptr.dtype.element_ty), mask=mask)
+    tl.store(out_ptrs + gap, (x2 * cos + x1 * sin).to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _rope(
+    q_ptr,
+    k_ptr,
+    cos_ptr,
+    sin_ptr,
+    positions_ptr,
+    q_out_ptr,
+    k_out_ptr,
+    num_heads,
+    num_kv_heads,
+    max_position,
+    stride_qt,
+    stride_qh,
+    stride_kt,
+    stride_kh,
+    stride_cos,
+    stride_sin,
+    stride_q_out_t,
+    stride_q_out_h,
+    stride_k_out_t,
+    stride_k_out_h,
+    HALF: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+):
+    # int64: token * stride passes 2**31 from T H D = 2**31 on.
+    token = tl.program_id(0).to(tl.int64)
+    position = tl.load(positions_ptr + token)
+    pairs = tl.arange(0, BLOCK_HALF)
+    known = (position >= 0) & (position < max_position) & (pairs < HALF)
+    cos = tl.load(cos_ptr + position * stride_cos + pairs, mask=known, other=0.0)[None, :]
+    sin = tl.load(sin_ptr + position * stride_sin + pairs, mask=known, other=0.0)[None, :]
+    q_blocks = tl.cdiv(num_heads, BLOCK_HEADS)
+    block = tl.program_id(1)
+    lanes = tl.arange(0, BLOCK_HEADS)
+    if block < q_blocks:
+        heads = block * BLOCK_HEADS + lanes
+        x_ptr = q_ptr + token * stride_qt
+        out_ptr = q_out_ptr + token * stride_q_out_t
+        _rotate(x_ptr, out_ptr, heads, num_heads, stride_qh, stride_q_out_h, cos, sin, HALF, BLOCK_HALF, INTERLEAVED)
+    else:
+        heads = (block - q_blocks) * BLOCK_HEADS + lanes
+        x_ptr = k_ptr + token * stride_kt
+        out_ptr = k_out_ptr + token * stride_k_out_t
+        _rotate(x_ptr, out_ptr, heads, num_kv_heads, stride_kh, stride_k_out_h, cos, sin, HALF, BLOCK_HALF, INTERLEAVED)
+
+
+def traffic(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor,
+    interleaved: bool = False,
+    out: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> Traffic:
+    """q and k in and out; a token's angles once per distinct position, the rest coming from L2."""
+    tables = len(positions.unique()) * cos.shape[1] * (cos.element_size() + sin.element_size())
+    return Traffic(read_bytes=nbytes(q, k, positions) + tables, write_bytes=nbytes(q, k))
+
+
+@register(op="rope", name="fused", role="optimized", backend="triton", traffic=traffic)
+def rope(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor,
+    interleaved: bool = False,
+    out: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """q and k rotated by their positions' angles in fp32 with one rounding.
+
+    q: (T, H, D); k: (T, H_kv, D); cos, sin: (max_position, D/2) fp32; positions: (T,) int64 contiguous; returns q, k.
+    A token whose position is outside the tables comes out as zeros, because a kernel cannot raise. Raises `ValueError`
+    on shapes or dtypes that do not fit.
+    """
+    T, H, H_kv, D = check_operands(q, k, cos, sin, positions)
+    q_out, k_out = outputs(out, q, k)
+    if T and D:
+        block_half = triton.next_power_of_2(D // 2)
+        block_heads = min(triton.next_power_of_2(max(H, H_kv)), max(TILE // block_half, 1))
+        _rope[(T, triton.cdiv(H, block_heads) + triton.cdiv(H_kv, block_heads))](
+            q,
+            k,
+            cos,
+            sin,
+            positions,
+            q_out,
+            k_out,
+            H,
+            H_kv,
+            cos.shape[0],
+            *q.stride()[:2],
+            *k.stride()[:2],
+            cos.stride(0),
+            sin.stride(0),
+            *q_out.stride()[:2],
+            *k_out.stride()[:2],
+            HALF=D // 2,
+            BLOCK_HALF=block_half,
+            BLOCK_HEADS=block_heads,
+            INTERLEAVED=interleaved,
+            num_warps=NUM_WARPS,
+        )
+    return q_out, k_out

@@ -1,0 +1,58 @@
+"""Rotary embedding as a model's source code spells it: gather the angles, then rotate q and k, one call per step."""
+
+from __future__ import annotations
+
+import torch
+
+from rooflab.kernels._traffic import steps
+from rooflab.kernels.registry import register
+from rooflab.kernels.rope._operands import check_operands, outputs
+from rooflab.roofline.model import Traffic
+
+
+def traffic(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor,
+    interleaved: bool = False,
+    out: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> Traffic:
+    """Two gathers; then per tensor a cast, four products, a difference, a sum, and two strided copies into place."""
+    angles = 4 * len(positions) * cos.shape[1]
+    moves: list[tuple[float, float]] = [(8 * len(positions) + angles, angles)] * 2
+    for x in (q, k):
+        half, narrow = 4 * x.numel() // 2, x.element_size() * x.numel() // 2
+        if x.dtype != torch.float32:
+            moves.append((2 * narrow, 2 * half))
+        moves += [(half + angles, half)] * 4 + [(2 * half, half)] * 2 + [(half, narrow)] * 2
+    return steps(*moves)
+
+
+@register(op="rope", name="naive", role="naive", backend="torch", traffic=traffic)
+def rope(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor,
+    interleaved: bool = False,
+    out: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """q and k rotated by their positions' angles in fp32, step by step.
+
+    q: (T, H, D); k: (T, H_kv, D); cos, sin: (max_position, D/2) fp32; positions: (T,) int64; returns q, k. Raises
+    `ValueError` on shapes or dtypes that do not fit; a position outside the tables is torch's own error.
+    """
+    D = check_operands(q, k, cos, sin, positions)[3]
+    results = outputs(out, q, k)
+    firsts = slice(0, D, 2) if interleaved else slice(0, D // 2)
+    seconds = slice(1, D, 2) if interleaved else slice(D // 2, D)
+    c, s = cos[positions].unsqueeze(1), sin[positions].unsqueeze(1)  # (T, 1, D/2)
+    for x, result in zip((q, k), results, strict=True):
+        x32 = x.float()
+        x1, x2 = x32[..., firsts], x32[..., seconds]
+        result[..., firsts] = x1 * c - x2 * s
+        result[..., seconds] = x2 * c + x1 * s
+    return results

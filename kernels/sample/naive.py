@@ -1,0 +1,65 @@
+"""The definition in torch steps: sort each row, cut by rank, by cumulative mass and by ratio, then race."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from rooflab.kernels._checks import output
+from rooflab.kernels.registry import register
+from rooflab.kernels.sample._args import check_args
+from rooflab.kernels.sample._philox import first_word, log_exponential
+from rooflab.roofline.model import Traffic
+
+
+def traffic(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+    seed: torch.Tensor,
+    position: torch.Tensor,
+) -> Traffic:
+    """Each step's (B, V) operands: a sort of fp32 keys and int64 indices by radix passes, masses, and the race's int64
+    words, of which Philox's ten rounds dominate."""
+    n = logits.numel()
+    sort = 4 * 2 * (4 + 8)  # four 8-bit passes over keys and indices, each way
+    filters = 60
+    race = 10 * 12 * 8
+    return Traffic(n * (logits.element_size() + sort + filters + 2 * race), n * (sort + filters + race), launches=180)
+
+
+@register(op="sample", name="naive", role="naive", backend="torch", traffic=traffic)
+def sample(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+    seed: torch.Tensor,
+    position: torch.Tensor,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Token ids (B,) int64 by sorting every row; settings are (B,) tensors, and rows of temperature 0 are greedy.
+
+    Raises `ValueError` on shapes or dtypes that do not fit, and, on the CPU, on settings out of range.
+    """
+    check_args(logits, temperature, top_k, top_p, min_p, seed, position)
+    B, V = logits.shape
+    out = output(out, (B,), logits, torch.int64)
+    ordered, order = torch.sort(logits.float(), dim=-1, descending=True, stable=True)
+    rank = torch.arange(V, device=logits.device)
+    divisor = torch.where(temperature > 0, temperature, 1.0)[:, None]
+    # The maximum is taken off before the division, so that a probability's error is relative to the gap to the best.
+    scores = (ordered - ordered[:, :1]) / divisor
+    kept = (rank < torch.where(top_k > 0, top_k, V)[:, None]) & (ordered > -math.inf)
+    mass = torch.where(kept, scores.exp(), 0.0).double()
+    before = mass.cumsum(-1) - mass
+    kept &= (before < top_p.double()[:, None] * mass.sum(-1, keepdim=True)) | (top_p >= 1)[:, None]
+    kept &= mass >= min_p.double()[:, None]
+    words = first_word(seed[:, None], position[:, None], rank[None])
+    race = torch.full_like(scores, -math.inf).scatter_(1, order, scores.masked_fill(~kept, -math.inf))
+    drawn = (race - log_exponential(words)).argmax(-1)  # in vocabulary order, so that ties go to the lowest index
+    return out.copy_(torch.where(temperature > 0, drawn, order[:, 0]))

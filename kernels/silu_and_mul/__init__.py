@@ -1,0 +1,1 @@
+"""silu_and_mul."""

@@ -1,0 +1,31 @@
+"""The two torch calls that a user would otherwise make: silu, then the product."""
+
+from __future__ import annotations
+
+import torch
+
+from rooflab.kernels._checks import output
+from rooflab.kernels._traffic import steps
+from rooflab.kernels.registry import register
+from rooflab.kernels.silu_and_mul._operands import check_operands
+from rooflab.reference.spec import nbytes
+from rooflab.roofline.model import Traffic
+
+
+def traffic(x: torch.Tensor, out: torch.Tensor | None = None) -> Traffic:
+    """silu(gate) is written by the first call and read back by the second."""
+    half = nbytes(x) / 2
+    return steps((half, half), (2 * half, half))
+
+
+@register(op="silu_and_mul", name="library", role="library", backend="torch", traffic=traffic)
+def silu_and_mul(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """silu(gate) * up with `silu` and `mul`; silu(gate) is rounded to the dtype in between.
+
+    x: (T, 2 I); returns (T, I). Raises `ValueError` on a shape or dtype that does not fit.
+    """
+    T, I = check_operands(x)
+    if out is not None:
+        output(out, (T, I), x)
+    gate, up = x.split(I, dim=-1) if I else (x, x)
+    return torch.mul(torch.nn.functional.silu(gate), up, out=out)

@@ -1,0 +1,79 @@
+"""embedding: one row of the table per token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from rooflab.reference.compare import exact
+from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
+from rooflab.roofline.model import Cost
+
+
+def embedding(token_ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """weight[token_ids].  token_ids: (T,) int64; weight: (V, H); returns (T, H)."""
+    return weight[token_ids]
+
+
+def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
+    """Uniform token ids and a random table; on `meta` the ids are real and on the CPU."""
+    T, V, H = int(case["T"]), int(case["V"]), int(case["H"])
+    token_ids = torch.randint(V, (T,), generator=torch.Generator().manual_seed(seed))
+    weight = randn(V, H, dtype=scheme.weight, device=device, seed=seed + 1)
+    return {"token_ids": token_ids if weight.is_meta else token_ids.to(device), "weight": weight}
+
+
+def cost(token_ids: torch.Tensor, weight: torch.Tensor) -> Cost:
+    """Each distinct row is read once and each token's row written."""
+    T, row_bytes = len(token_ids), weight.shape[1] * weight.element_size()
+    return Cost(
+        read_bytes=nbytes(token_ids) + len(token_ids.unique()) * row_bytes,
+        write_bytes=T * row_bytes,
+    )
+
+
+def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
+    """None: rows are moved, not computed."""
+    return (exact(oracle[0]),)
+
+
+def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
+    """The first and the last row of the table, and one row for every token."""
+    V = int(case["V"])
+    for label, token_id in (("first row", 0), ("last row", V - 1)):
+        inputs = make_inputs(case, scheme, device, seed)
+        inputs["token_ids"][0] = token_id
+        inputs["token_ids"][-1] = token_id
+        yield label, inputs
+    inputs = make_inputs(case, scheme, device, seed)
+    inputs["token_ids"].fill_(V // 2)
+    yield "one row for all", inputs
+
+
+def _cases(V: int, H: int, *T_values: int) -> tuple[Case, ...]:
+    return tuple(Case(T=T, V=V, H=H) for T in T_values)
+
+
+SPEC = OpSpec(
+    name="embedding",
+    reference=embedding,
+    make_inputs=make_inputs,
+    cost=cost,
+    outputs=("out",),
+    cases={
+        "smoke": _cases(100, 64, 8),
+        "edge": (
+            Case(T=1, V=1, H=1),
+            Case(T=1, V=7, H=576),
+            Case(T=5, V=1000, H=33),
+            Case(T=3, V=3, H=1025),
+            Case(T=33, V=50, H=16),
+        ),
+        "smollm2_135m": _cases(49152, 576, 1, 16, 512),
+        "qwen3_0_6b": _cases(151936, 1024, 1, 16, 512),
+        "llama3_8b": _cases(128256, 4096, 1, 16, 2048),
+    },
+    tolerance=tolerance,
+    planted=planted,
+)

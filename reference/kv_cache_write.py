@@ -1,0 +1,113 @@
+"""kv_cache_write: new keys and values go to their slots of the paged cache.
+
+Pages as in Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention", SOSP 2023.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from rooflab.reference.compare import exact
+from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
+from rooflab.roofline.model import Cost
+
+
+def kv_cache_write(
+    k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slot_mapping: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the caches must hold after token t has gone to slot_mapping[t] = block * block_size + offset; -1 is skipped.
+
+    k, v: (T, H_kv, D); k_cache, v_cache: (num_blocks, block_size, H_kv, D); slot_mapping: (T,) int64, each slot at most
+    once. Returns new k_cache, v_cache.
+    """
+    block_size = k_cache.shape[1]
+    new_k, new_v = k_cache.clone(), v_cache.clone()
+    for token, slot in enumerate(slot_mapping.tolist()):
+        if slot >= 0:
+            new_k[slot // block_size, slot % block_size] = k[token]
+            new_v[slot // block_size, slot % block_size] = v[token]
+    return new_k, new_v
+
+
+def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
+    """Random k and v, caches full of other random values, distinct random slots, the first `skipped` tokens at -1.
+
+    On `meta` the slots are real and on the CPU. Raises `ValueError` where the cache has too few slots.
+    """
+    T, H_kv, D = int(case["T"]), int(case["H_kv"]), int(case["D"])
+    num_blocks, block_size, skipped = int(case["num_blocks"]), int(case["block_size"]), int(case["skipped"])
+    if T > num_blocks * block_size or skipped > T:
+        raise ValueError(f"case: expected skipped <= T <= num_blocks * block_size, got {case.id}")
+    slots = torch.randperm(num_blocks * block_size, generator=torch.Generator().manual_seed(seed))[:T].clone()
+    # Spread over the batch, so that a kernel that stops at the first -1 shows.
+    slots[torch.arange(skipped) * max(T // max(skipped, 1), 1)] = -1
+    cache = (num_blocks, block_size, H_kv, D)
+    k = randn(T, H_kv, D, dtype=scheme.activation, device=device, seed=seed + 1)
+    return {
+        "k": k,
+        "v": randn(T, H_kv, D, dtype=scheme.activation, device=device, seed=seed + 2),
+        "k_cache": randn(*cache, dtype=scheme.activation, device=device, seed=seed + 3),
+        "v_cache": randn(*cache, dtype=scheme.activation, device=device, seed=seed + 4),
+        "slot_mapping": slots if k.is_meta else slots.to(device),
+    }
+
+
+def cost(
+    k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slot_mapping: torch.Tensor
+) -> Cost:
+    """The rows of tokens that have a slot are read and written; skipped tokens cost their slot alone."""
+    written = int((slot_mapping >= 0).sum())
+    row_bytes = k.shape[1] * k.shape[2] * (k.element_size() + v.element_size())
+    return Cost(read_bytes=nbytes(slot_mapping) + written * row_bytes, write_bytes=written * row_bytes)
+
+
+def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
+    """None: rows are moved, not computed, and every other slot stays as it was."""
+    return exact(oracle[0]), exact(oracle[1])
+
+
+def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
+    """The first and last slot of the first and last block, for the first and for the last token; then all skipped."""
+    num_blocks, block_size = int(case["num_blocks"]), int(case["block_size"])
+    last_block = (num_blocks - 1) * block_size
+    for slot in sorted({0, block_size - 1, last_block, last_block + block_size - 1}):
+        for token in sorted({0, int(case["T"]) - 1}):
+            inputs = make_inputs(case, scheme, device, seed)
+            slots = inputs["slot_mapping"]
+            slots[slots == slot] = -1  # each slot at most once
+            slots[token] = slot
+            yield f"token {token} to slot {slot}", inputs
+    inputs = make_inputs(case, scheme, device, seed)
+    inputs["slot_mapping"].fill_(-1)
+    yield "all skipped", inputs
+
+
+def _cases(H_kv: int, D: int, *T_values: int) -> tuple[Case, ...]:
+    return tuple(Case(T=T, H_kv=H_kv, D=D, num_blocks=256, block_size=16, skipped=0) for T in T_values)
+
+
+SPEC = OpSpec(
+    name="kv_cache_write",
+    reference=kv_cache_write,
+    make_inputs=make_inputs,
+    cost=cost,
+    outputs=("k_cache", "v_cache"),
+    cases={
+        "smoke": (Case(T=8, H_kv=2, D=64, num_blocks=4, block_size=16, skipped=2),),
+        "edge": (
+            Case(T=1, H_kv=1, D=1, num_blocks=1, block_size=1, skipped=0),
+            Case(T=1, H_kv=3, D=64, num_blocks=2, block_size=16, skipped=1),
+            Case(T=13, H_kv=3, D=80, num_blocks=5, block_size=3, skipped=4),
+            Case(T=33, H_kv=1, D=33, num_blocks=33, block_size=1, skipped=0),
+        ),
+        "smollm2_135m": _cases(3, 64, 1, 16, 512),
+        "qwen3_0_6b": _cases(8, 128, 1, 16, 512),
+        "llama3_8b": _cases(8, 128, 1, 16, 2048),
+    },
+    tolerance=tolerance,
+    planted=planted,
+    mutates=("k_cache", "v_cache"),
+    no_library="torch has no paged cache; index assignment is the naive kernel",
+)

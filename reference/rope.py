@@ -1,0 +1,144 @@
+"""rope: rotary position embedding of queries and keys.
+
+Su et al., "RoFormer", 2021. Two pairings are in use: half-split (i with i + D/2: GPT-NeoX, Hugging Face) and
+interleaved (2i with 2i + 1: RoFormer, Meta's Llama). Tables of cosines and sines are given, so that scalings of the
+frequencies are the caller's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from rooflab.reference.spec import FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
+from rooflab.roofline.model import Cost
+
+THETA = 10000.0
+
+
+def rope(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor,
+    interleaved: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """q and k with each pair of a head turned by its position's angle, in fp64.
+
+    q: (T, H, D); k: (T, H_kv, D); cos, sin: (max_position, D/2) fp32; positions: (T,) int64; returns q, k.
+    """
+    cos64 = cos.double()[positions].unsqueeze(1)  # (T, 1, D/2)
+    sin64 = sin.double()[positions].unsqueeze(1)
+    turned = []
+    for x in (q.double(), k.double()):
+        half = x.shape[-1] // 2
+        first, second = (x[..., 0::2], x[..., 1::2]) if interleaved else (x[..., :half], x[..., half:])
+        pair = (first * cos64 - second * sin64, second * cos64 + first * sin64)
+        turned.append(torch.stack(pair, dim=-1).flatten(-2) if interleaved else torch.cat(pair, dim=-1))
+    return turned[0], turned[1]
+
+
+def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
+    """Normal q and k, the usual angles, and random positions; on `meta` the positions are real and on the CPU."""
+    T, H, H_kv, D = (int(case[key]) for key in ("T", "H", "H_kv", "D"))
+    max_position = int(case["max_position"])
+    positions = torch.randint(max_position, (T,), generator=torch.Generator().manual_seed(seed))
+    frequencies = THETA ** (-torch.arange(D // 2, dtype=torch.float64, device=device) * 2 / D)
+    angles = (
+        torch.arange(max_position, dtype=torch.float64, device=device)[:, None] * frequencies
+    )  # (max_position, D/2)
+    q = randn(T, H, D, dtype=scheme.activation, device=device, seed=seed + 1)
+    return {
+        "q": q,
+        "k": randn(T, H_kv, D, dtype=scheme.activation, device=device, seed=seed + 2),
+        "cos": angles.cos().float(),
+        "sin": angles.sin().float(),
+        "positions": positions if q.is_meta else positions.to(device),
+        "interleaved": bool(case["interleaved"]),
+    }
+
+
+def cost(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor,
+    interleaved: bool = False,
+) -> Cost:
+    """q and k in and out, one row of each table per distinct position; three FLOPs a value."""
+    table_rows = len(positions.unique())
+    table_bytes = table_rows * cos.shape[1] * (cos.element_size() + sin.element_size())
+    return Cost(
+        read_bytes=nbytes(q, k, positions) + table_bytes,
+        write_bytes=nbytes(q, k),
+        vector_flops=3.0 * (q.numel() + k.numel()),
+    )
+
+
+def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
+    """4 u_32 (|first cos| + |second sin|) + u_out |ref| + half a subnormal of the output, per value.
+
+    Two products and a sum in fp32 err by at most 3 u_32 of the sum of magnitudes; one rounding to the dtype follows.
+    The magnitudes are bounded by the pair's own: |first| + |second|.
+    """
+    subnormal = torch.finfo(scheme.output).smallest_normal * scheme.unit_roundoff
+    limits = []
+    for x, out in zip((inputs["q"], inputs["k"]), oracle, strict=True):
+        size = x.double().abs()
+        half = x.shape[-1] // 2
+        if inputs["interleaved"]:
+            magnitude = (size[..., 0::2] + size[..., 1::2]).repeat_interleave(2, dim=-1)
+        else:
+            magnitude = (size[..., :half] + size[..., half:]).repeat(1, 1, 2)
+        limits.append(4.0 * FP32_ROUNDOFF * magnitude + scheme.unit_roundoff * out.abs() + subnormal)
+    return tuple(limits)
+
+
+def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
+    """The first and the last row of the tables; then one large value at each end of a head and of its halves."""
+    D, last = int(case["D"]), int(case["max_position"]) - 1
+    for position in sorted({0, last}):
+        inputs = make_inputs(case, scheme, device, seed)
+        inputs["positions"].fill_(position)
+        yield f"position={position}", inputs
+    for column in sorted({0, D // 2 - 1, D // 2, D - 1}):
+        inputs = make_inputs(case, scheme, device, seed)
+        for name in ("q", "k"):
+            inputs[name][..., column] = 1000.0
+        yield f"column={column}", inputs
+
+
+def _cases(heads: tuple[int, int, int], max_position: int, *T_values: int) -> tuple[Case, ...]:
+    H, H_kv, D = heads
+    return tuple(Case(T=T, H=H, H_kv=H_kv, D=D, max_position=max_position, interleaved=False) for T in T_values)
+
+
+SPEC = OpSpec(
+    name="rope",
+    reference=rope,
+    make_inputs=make_inputs,
+    cost=cost,
+    outputs=("q", "k"),
+    cases={
+        "smoke": (
+            Case(T=4, H=4, H_kv=2, D=64, max_position=32, interleaved=False),
+            Case(T=4, H=4, H_kv=2, D=64, max_position=32, interleaved=True),
+        ),
+        "edge": (
+            Case(T=1, H=1, H_kv=1, D=2, max_position=1, interleaved=False),
+            Case(T=1, H=1, H_kv=1, D=2, max_position=1, interleaved=True),
+            Case(T=5, H=9, H_kv=3, D=64, max_position=100, interleaved=False),
+            Case(T=3, H=5, H_kv=1, D=80, max_position=7, interleaved=False),
+            Case(T=3, H=3, H_kv=3, D=96, max_position=1000, interleaved=True),
+        ),
+        "smollm2_135m": _cases((9, 3, 64), 8192, 1, 16, 512),
+        "qwen3_0_6b": _cases((16, 8, 128), 40960, 1, 16, 512),
+        "llama3_8b": _cases((32, 8, 128), 131072, 1, 16, 2048),
+    },
+    tolerance=tolerance,
+    planted=planted,
+    no_library="torch has no rotary embedding",
+)

@@ -1,0 +1,293 @@
+"""Drawing one token per row of logits: temperature, top-k, top-p, min-p, and a reproducible Gumbel-max draw.
+
+The draw is an exponential race (argmax of log p - log E with E exponential is a draw from p), its randomness
+Philox-4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) at key = seed and counter =
+(position, token id, 0, 0). So a row's token depends on its own logits, seed and position, never on its batch mates, and
+every correct kernel gives the same one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from rooflab.reference.compare import ErrorStats
+from rooflab.reference.spec import FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
+from rooflab.roofline.model import Cost
+
+MASS_TOLERANCE = 4e-6
+"""Cumulative probability that fp32 may get wrong: tokens this close to top_p may be in or out of the support."""
+SCORE_ULPS = 16.0
+"""Roundoffs of each term that an fp32 score may be off: a subtraction, a division and two logarithms."""
+
+
+def philox(counter: np.ndarray, key: np.ndarray) -> np.ndarray:
+    """Philox-4x32-10.  counter: (..., 4) and key: (..., 2), both of 32-bit words held in uint64; returns (..., 4)."""
+    low = np.uint64(0xFFFFFFFF)
+    half = np.uint64(32)
+    c0, c1, c2, c3 = (counter[..., i].astype(np.uint64) for i in range(4))
+    k0, k1 = (key[..., i].astype(np.uint64) for i in range(2))
+    for _ in range(10):
+        first, second = c0 * np.uint64(0xD2511F53), c2 * np.uint64(0xCD9E8D57)
+        c0, c1, c2, c3 = (second >> half) ^ c1 ^ k0, second & low, (first >> half) ^ c3 ^ k1, first & low
+        k0, k1 = (k0 + np.uint64(0x9E3779B9)) & low, (k1 + np.uint64(0xBB67AE85)) & low
+    return np.stack(np.broadcast_arrays(c0, c1, c2, c3), axis=-1)
+
+
+def race(seed: int, position: int, vocab_size: int) -> torch.Tensor:
+    """log E of every token, (V,) fp64: E = -log1p(-u), u = min(fp32(x) * 2**-32 + 2**-33, 1 - 2**-24).
+
+    x is Philox's first word and u exactly what fp32 arithmetic gives.
+    """
+    counter = np.zeros((vocab_size, 4), dtype=np.uint64)
+    counter[:, 0] = position & 0xFFFFFFFF
+    counter[:, 1] = np.arange(vocab_size, dtype=np.uint64)
+    key = np.array([seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF], dtype=np.uint64)
+    x = philox(counter, key)[:, 0].astype(np.uint32).astype(np.float32)
+    u = np.minimum(x * np.float32(2.0**-32) + np.float32(2.0**-33), np.float32(1 - 2.0**-24)).astype(np.float64)
+    return torch.from_numpy(np.log(-np.log1p(-u)))
+
+
+@dataclass(frozen=True)
+class Support:
+    """The tokens that one row may draw, and what is known of each.  All tensors (V,)."""
+
+    probabilities: torch.Tensor
+    """fp64 law of the draw: renormalised over `kept`, 0 elsewhere."""
+    kept: torch.Tensor
+    """In the support by fp64 arithmetic."""
+    doubtful: torch.Tensor
+    """So near to top_p or min_p that fp32 may put it on either side."""
+    scores: torch.Tensor
+    """logits / temperature in fp64."""
+
+
+def support(logits: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float) -> Support:
+    """The law of one row's draw, temperature > 0.  logits: (V,).
+
+    Tokens are ordered by probability descending, index ascending. top_k keeps the first k; top_p, over what top_k
+    left, renormalised, keeps a token if the mass before it is below top_p, so the one that crosses stays; min_p keeps
+    those of at least min_p times the largest probability. A logit of -inf is never drawn.
+    """
+    scores = logits.detach().cpu().double() / temperature
+    ordered, order = torch.sort(scores, descending=True, stable=True)
+    V = len(order)
+    rank = torch.arange(V)
+    within = (rank < (top_k or V)) & (ordered > -math.inf)
+    weights = torch.where(within, torch.exp(ordered - ordered[0]), 0.0)
+    mass = weights / weights.sum()
+    before = mass.cumsum(0) - mass
+    kept = within.clone()
+    doubtful = torch.zeros(V, dtype=torch.bool)
+    # With 2**n equal weights, every sum and quotient is exact in fp32, and there is no doubt.
+    alive = weights[weights > 0]
+    exact = bool((alive == 1).all()) and alive.numel() & (alive.numel() - 1) == 0
+    if top_p < 1:
+        kept &= before < top_p
+        if not exact:
+            doubtful |= within & ((before - top_p).abs() <= MASS_TOLERANCE)
+    if min_p > 0:
+        gap = ordered[0] - ordered
+        kept &= weights >= min_p
+        if not exact:
+            doubtful |= within & ((gap + math.log(min_p)).abs() <= SCORE_ULPS * FP32_ROUNDOFF * (gap + 1))
+    law = torch.where(kept, weights, 0.0)
+    back = torch.empty_like(order)
+    back[order] = rank
+    return Support((law / law.sum())[back], kept[back], doubtful[back], scores)
+
+
+def reference(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+    seed: torch.Tensor,
+    position: torch.Tensor,
+) -> torch.Tensor:
+    """One token id per row, (B,) int64: the argmax over the support of logits / temperature - log E.
+
+    logits: (B, V) of any float dtype, finite or -inf; temperature: (B,) fp32, 0 = the highest logit; top_k: (B,)
+    int32, 0 = off; top_p: (B,) fp32 in (0, 1], 1 = off; min_p: (B,) fp32, 0 = off; seed, position: (B,) int64, of
+    which a position's low 32 bits count. Ties go to the lowest index. A row with NaN, +inf or nothing but -inf gives
+    some id in [0, V).
+    """
+    rows = zip(*(t.tolist() for t in (temperature, top_k, top_p, min_p, seed, position)), strict=True)
+    tokens = []
+    for row, (t, k, p, m, s, n) in zip(logits.detach().cpu(), rows, strict=True):
+        if t == 0 or not bool(row.isfinite().any()):
+            tokens.append(int(row.double().argmax()))
+            continue
+        law = support(row, t, k, p, m)
+        scores = law.scores - race(s, n, len(row))
+        tokens.append(int(scores.masked_fill(~law.kept, -math.inf).argmax()))
+    return torch.tensor(tokens, dtype=torch.int64, device=logits.device)
+
+
+def compare(actual: Outputs, oracle: Outputs, inputs: Inputs, scheme: Scheme) -> list[ErrorStats]:
+    """A greedy row must equal the oracle's; a drawn token must be in the support and win the race.
+
+    In the support: by fp64 arithmetic, or within `MASS_TOLERANCE` of its edge unless the row's arithmetic is exact.
+    Wins: its fp64 score lies within what fp32 may err of the best certain one. With g = (best logit - logit) / T, an
+    fp32 score is off by at most `SCORE_ULPS` * 2**-24 * (|score| + g + |log E| + 1): each term rounds a few times.
+    """
+    got, wanted = actual[0], oracle[0].cpu()
+    if got.shape != wanted.shape or got.dtype != torch.int64:
+        note = f"expected {tuple(wanted.shape)} int64, got {tuple(got.shape)} {got.dtype}"
+        return [ErrorStats("tokens", False, math.nan, math.inf, wanted.numel(), wanted.numel(), note=note)]
+    worst, worst_row, wrong, largest = 0.0, 0, 0, 0.0
+    for b, (token, best) in enumerate(zip(got.tolist(), wanted.tolist(), strict=True)):
+        if token == best:
+            continue
+        error, ratio = _judge_row(token, best, inputs, b)
+        wrong += not ratio <= 1
+        if not ratio <= worst:
+            worst, worst_row, largest = ratio, b, error
+    return [ErrorStats("tokens", wrong == 0, largest, worst, wrong, wanted.numel(), (worst_row,) if wrong else ())]
+
+
+def _judge_row(token: int, best: int, inputs: Inputs, b: int) -> tuple[float, float]:
+    """How much worse than the oracle's `best` a token scores, and that as a multiple of what is allowed."""
+    row = inputs["logits"][b]
+    settings = [inputs[name][b].item() for name in ("temperature", "top_k", "top_p", "min_p", "seed", "position")]
+    if not 0 <= token < len(row) or settings[0] == 0:
+        return math.inf, math.inf
+    if not bool(row.isfinite().any()):
+        return 0.0, 0.0
+    law = support(row, *settings[:4])
+    if not bool(law.kept[token] | law.doubtful[token]):
+        return math.inf, math.inf
+    noise = race(settings[4], settings[5], len(row))
+    scores = law.scores - noise
+    certain = law.kept & ~law.doubtful
+    if bool(certain.any()):
+        best = int(scores.masked_fill(~certain, -math.inf).argmax())
+    allowed = 0.0
+    for i in (token, best):
+        gap = float(law.scores.max() - law.scores[i])
+        allowed += SCORE_ULPS * FP32_ROUNDOFF * (abs(float(law.scores[i])) + gap + abs(float(noise[i])) + 1)
+    error = max(0.0, float(scores[best] - scores[token]))
+    return error, error / allowed
+
+
+def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
+    """Normal logits of standard deviation 3, near a language model's; every row with the case's settings."""
+    B, V = int(case["B"]), int(case["V"])
+    logits = randn(B, V, dtype=scheme.activation, device=device, seed=seed, scale=3.0)
+    return {"logits": logits} | settings(
+        [(float(case["temperature"]), int(case["top_k"]), float(case["top_p"]), float(case["min_p"]))] * B, device, seed
+    )
+
+
+def settings(rows: list[tuple[float, int, float, float]], device: torch.device, seed: int) -> Inputs:
+    """The per-row tensors for `(temperature, top_k, top_p, min_p)` rows, with seeds and positions that all differ."""
+    place = torch.device("cpu") if torch.device(device).type == "meta" else device
+    generator = torch.Generator().manual_seed(seed)
+    B = len(rows)
+    columns = list(zip(*rows, strict=True)) or [(), (), (), ()]
+    dtypes = (torch.float32, torch.int32, torch.float32, torch.float32)
+    names = ("temperature", "top_k", "top_p", "min_p")
+    inputs = {
+        name: torch.tensor(column, dtype=dtype)
+        for name, column, dtype in zip(names, columns, dtypes, strict=True)
+    }
+    inputs["seed"] = torch.randint(-(2**62), 2**62, (B,), generator=generator)
+    inputs["position"] = torch.randint(0, 2**20, (B,), generator=generator)
+    return {name: value.to(place) for name, value in inputs.items()}
+
+
+def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
+    """Rows whose arithmetic is exact: 2**n equal logits over -inf, where one token more or less shows."""
+    V = int(case["V"])
+    rows = 64
+    for label, count, setting in (
+        ("top_k cuts ties by index", 4, (1.0, 3, 1.0, 0.0)),
+        ("top_p reached exactly keeps no more", 4, (0.7, 0, 0.5, 0.0)),
+        ("top_p keeps the token that crosses", 4, (1.0, 0, 0.5 + 2.0**-20, 0.0)),
+        ("top_p after top_k, renormalised", 8, (1.0, 4, 0.25, 0.0)),
+        ("min_p keeps ties with the best", 2, (1.0, 0, 1.0, 1.0)),
+        ("tiny top_p keeps one", 8, (2.0, 0, 1e-9, 0.0)),
+        ("one token", 1, (1.5, 0, 0.9, 0.1)),
+    ):
+        if count > V:
+            continue
+        logits = torch.full((rows, V), -math.inf)
+        generator = torch.Generator().manual_seed(seed)
+        for row in logits:
+            row[torch.randperm(V, generator=generator)[:count]] = 0.5
+        inputs = {"logits": logits.to(device, scheme.activation)} | settings([setting] * rows, device, seed)
+        yield label, inputs
+    for place in sorted({0, V // 2, V - 1}):
+        inputs = make_inputs(case, scheme, device, seed)
+        inputs["logits"][:, place] = 200.0
+        yield f"token {place} dominates", inputs
+
+
+def cost(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+    seed: torch.Tensor,
+    position: torch.Tensor,
+) -> Cost:
+    """Each logit read once.  A row with top_p needs an exponential per token that top_k left, a drawn token two
+    logarithms; how many tokens top_p and min_p leave is in the logits, so only one is counted there."""
+    B, V = logits.shape
+    sfu = 0
+    for t, k, p, m in zip(temperature.tolist(), top_k.tolist(), top_p.tolist(), min_p.tolist(), strict=True):
+        if t > 0:
+            left = min(k, V) if k else V
+            sfu += (left if p < 1 else 0) + 2 * (left if p == 1 and m == 0 else 1)
+    return Cost(
+        read_bytes=nbytes(logits, temperature, top_k, top_p, min_p, seed, position),
+        write_bytes=8 * B,
+        vector_flops=float(B * V),  # one comparison each; Philox is integer work
+        sfu_ops=float(sfu),
+    )
+
+
+def _case(
+    B: int, V: int, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
+) -> Case:
+    return Case(B=B, V=V, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+
+
+def _model(V: int) -> tuple[Case, ...]:
+    kinds = ((0.0, 0, 1.0), (1.0, 0, 1.0), (0.7, 50, 0.95), (0.8, 0, 0.95))
+    return tuple(_case(B, V, *kind) for B in (1, 16) for kind in kinds)
+
+
+SPEC = OpSpec(
+    name="sample",
+    reference=reference,
+    make_inputs=make_inputs,
+    cost=cost,
+    outputs=("tokens",),
+    compare=compare,
+    planted=planted,
+    no_library="torch draws from its own stream: torch.multinomial cannot reproduce the draw of a (seed, position)",
+    cases={
+        "smoke": (_case(4, 300, 0.8, 40, 0.9, 0.02), _case(2, 257, 0.0), _case(3, 128)),
+        "edge": (
+            _case(2, 1),
+            _case(3, 2, 1.0, 1),
+            _case(2, 7, 0.5, 3, 0.5),
+            _case(2, 1023, 1.0, 0, 0.9),
+            _case(2, 1024, 1.0, 1024),
+            _case(2, 1025, 1.3, 5000, 0.3),
+            _case(2, 2049, 0.01, 0, 0.999),
+            _case(2, 3000, 100.0, 0, 1.0, 0.5),
+            _case(2, 500, 1.0, 0, 1.0, 1.0),
+        ),
+        "smollm2_135m": _model(49152),
+        "qwen3_0_6b": _model(151936),
+        "llama3_8b": _model(128256),
+    },
+)

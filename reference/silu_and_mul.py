@@ -1,0 +1,89 @@
+"""silu_and_mul: the gated activation of SwiGLU, silu(gate) * up.
+
+Shazeer, "GLU Variants Improve Transformer", 2020.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from rooflab.reference.spec import FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
+from rooflab.roofline.model import Cost
+
+# exp overflows fp32 above 88.7 and fp16 above 11.1; sigmoid rounds to 1 above about 17 in fp32.
+PLANTED_GATES = (0.0, -12.0, 12.0, -20.0, 20.0, -60.0, 60.0, -100.0, 100.0, -1000.0, 1000.0)
+
+
+def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
+    """silu(gate) * up in fp64, gate being the first half of the last axis.  x: (T, 2 I); returns (T, I)."""
+    half = x.shape[-1] // 2
+    gate, up = x[..., :half].double(), x[..., half:].double()
+    return gate / (1.0 + torch.exp(-gate)) * up
+
+
+def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
+    """Normal values of deviation two, so that silu is met on both sides of its bend."""
+    T, I = int(case["T"]), int(case["I"])
+    return {"x": randn(T, 2 * I, dtype=scheme.activation, device=device, seed=seed, scale=2.0)}
+
+
+def cost(x: torch.Tensor) -> Cost:
+    """Two values in, one out; one exp and one reciprocal each, and four FLOPs (negate, add, two products)."""
+    T, width = x.shape
+    outputs = T * width // 2
+    return Cost(
+        read_bytes=nbytes(x),
+        write_bytes=outputs * x.element_size(),
+        vector_flops=4.0 * outputs,
+        sfu_ops=2.0 * outputs,
+    )
+
+
+def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
+    """(8 + 2 |gate|) u_32 |ref| + 2 u_out |ref| + 2**-126 |gate up| + a subnormal of the output.
+
+    exp2(gate log2(e)) in fp32 rounds its argument, which costs |gate| u_32, relative (twice that is allowed, for a
+    rounded log2(e)); the exp, the sum, the reciprocal and two products add one to two u_32 each. A sigmoid below
+    2**-126 may be flushed to 0. Two roundings to the dtype are allowed, because a composition of library calls rounds
+    silu(gate) before the product, and its subnormal error is then scaled by up.
+    """
+    x = inputs["x"].double()
+    half = x.shape[-1] // 2
+    gate, up = x[..., :half].abs(), x[..., half:].abs()
+    relative = (8.0 + 2.0 * gate) * FP32_ROUNDOFF + 2.0 * scheme.unit_roundoff
+    subnormal = torch.finfo(scheme.output).smallest_normal * scheme.unit_roundoff
+    return (relative * oracle[0].abs() + 2.0**-126 * gate * up + subnormal * (1.0 + up),)
+
+
+def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
+    """Gates so large that a careless exp overflows, in the first and the last column."""
+    half = int(case["I"])
+    for gate in PLANTED_GATES:
+        inputs = make_inputs(case, scheme, device, seed)
+        inputs["x"][:, 0] = gate
+        inputs["x"][:, half - 1] = gate
+        yield f"gate={gate:g}", inputs
+
+
+def _cases(*shapes: tuple[int, int]) -> tuple[Case, ...]:
+    return tuple(Case(T=T, I=I) for T, I in shapes)
+
+
+SPEC = OpSpec(
+    name="silu_and_mul",
+    reference=silu_and_mul,
+    make_inputs=make_inputs,
+    cost=cost,
+    outputs=("out",),
+    cases={
+        "smoke": _cases((8, 64)),
+        "edge": _cases((1, 1), (1, 1536), (3, 33), (5, 1025), (17, 128)),
+        "smollm2_135m": _cases((1, 1536), (16, 1536), (512, 1536)),
+        "qwen3_0_6b": _cases((1, 3072), (16, 3072), (512, 3072)),
+        "llama3_8b": _cases((1, 14336), (16, 14336), (2048, 14336)),
+    },
+    tolerance=tolerance,
+    planted=planted,
+)

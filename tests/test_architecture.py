@@ -1,0 +1,134 @@
+"""The model description: published configurations, and what is refused."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rooflab.roofline.architecture import PRESETS, Architecture, get_architecture
+
+LLAMA_8B, LLAMA_70B = PRESETS["llama-3.1-8b"], PRESETS["llama-3.1-70b"]
+
+
+def llama_config(**changes: Any) -> dict[str, Any]:
+    config = {
+        "model_type": "llama",
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+        "max_position_embeddings": 131072,
+        "rope_theta": 500000.0,
+        "rope_scaling": dict(LLAMA_8B.rope_scaling or {}),
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+    }
+    return {key: value for key, value in (config | changes).items() if value is not ...}
+
+
+@pytest.mark.parametrize(
+    ("name", "total"),
+    [
+        ("llama-3.1-8b", 8_030_261_248),
+        ("llama-3.1-70b", 70_553_706_496),
+        ("smollm2-135m", 134_515_008),
+        ("qwen3-0.6b", 596_049_920),
+        ("qwen3-8b", 8_190_735_360),
+    ],
+)
+def test_parameter_counts_are_the_published_ones(name: str, total: int) -> None:
+    assert PRESETS[name].parameters().total == total
+
+
+def test_parameters_by_part() -> None:
+    parts = LLAMA_8B.parameters()
+    assert parts.embedding == parts.lm_head == 128_256 * 4096
+    assert parts.attention == 32 * 4096 * (4096 + 2 * 1024 + 4096)
+    assert parts.mlp == 32 * 3 * 4096 * 14336
+    assert parts.norms == 65 * 4096
+    assert PRESETS["qwen3-0.6b"].parameters().lm_head == 0
+
+
+def test_qwen2_has_biases_on_q_k_v_alone() -> None:
+    # Qwen2.5-0.5B has 494,032,768 parameters.
+    config = llama_config(
+        model_type="qwen2", hidden_size=896, intermediate_size=4864, num_hidden_layers=24, num_attention_heads=14,
+        num_key_value_heads=2, vocab_size=151936, tie_word_embeddings=True, rope_scaling=None, sliding_window=32768,
+        use_sliding_window=False,
+    )  # fmt: skip
+    arch = Architecture.from_config(config)
+    assert arch.attention_bias and not arch.qk_norm
+    assert arch.parameters().total == 494_032_768
+
+
+def test_from_config_gives_the_preset() -> None:
+    assert Architecture.from_config(llama_config(), name="llama-3.1-8b") == LLAMA_8B
+
+
+def test_from_config_reads_both_spellings_of_rope() -> None:
+    theirs = {"rope_theta": 500000.0, **(LLAMA_8B.rope_scaling or {})}
+    new = llama_config(rope_theta=..., rope_scaling=..., rope_parameters=theirs)
+    assert Architecture.from_config(new, name="llama-3.1-8b") == LLAMA_8B
+    plain = Architecture.from_config(llama_config(rope_scaling={"rope_type": "default"}))
+    assert plain.rope_scaling is None
+    old = Architecture.from_config(llama_config(rope_scaling={"type": "linear", "factor": 2.0}))
+    assert old.rope_scaling == {"rope_type": "linear", "factor": 2.0}
+
+
+def test_from_config_fills_in_what_a_config_leaves_out() -> None:
+    arch = Architecture.from_config(llama_config(num_key_value_heads=..., torch_dtype=..., rope_scaling=...))
+    assert (arch.num_kv_heads, arch.head_dim, arch.dtype, arch.rope_scaling) == (32, 128, "bf16", None)
+
+
+def test_from_config_by_path(tmp_path: Path) -> None:
+    folder = tmp_path / "my-llama"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(llama_config()))
+    for path in (folder, folder / "config.json"):
+        assert get_architecture(str(path)) == replace(LLAMA_8B, name="my-llama")
+    (folder / "config.json").write_text("{")
+    with pytest.raises(ValueError, match="config.json is not JSON"):
+        get_architecture(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "mixtral"}, "mixtral: mixture of experts is not modelled yet"),
+        ({"model_type": "brand_new", "num_experts": 64}, "brand_new: mixture of experts is not modelled yet"),
+        ({"model_type": "deepseek_v3"}, "deepseek_v3: multi-head latent attention is not modelled yet"),
+        ({"model_type": "brand_new", "kv_lora_rank": 512}, "brand_new: multi-head latent attention is not"),
+        ({"model_type": "mamba2"}, "mamba2: a state-space model is not modelled yet"),
+        ({"model_type": "jamba"}, "jamba: a hybrid of attention and recurrent layers is not modelled yet"),
+        ({"layer_types": ["linear_attention", "full_attention"]}, "llama: a hybrid of attention"),
+        ({"model_type": "gemma2"}, "gemma2: sliding-window attention is not modelled yet"),
+        ({"model_type": "mistral", "sliding_window": 4096}, "mistral: sliding-window attention is not modelled yet"),
+        ({"model_type": "gpt2"}, "model_type: expected one of llama, mistral, qwen2, qwen3, got 'gpt2'"),
+        ({"model_type": ...}, "model_type: expected one of .*, got ''"),
+        ({"hidden_act": "gelu"}, "llama: hidden_act 'gelu' is not modelled yet"),
+        ({"attention_bias": True}, "llama: attention_bias"),
+        ({"mlp_bias": True}, "llama: mlp_bias"),
+        ({"vocab_size": ...}, "config.json has no 'vocab_size'"),
+        ({"num_key_value_heads": 5}, "num_kv_heads: expected a divisor of 32 heads, got 5"),
+        ({"num_attention_heads": 0}, "num_heads: expected at least 1, got 0"),
+        ({"torch_dtype": "int4"}, "dtype: expected one of bfloat16, float16, float32, got 'int4'"),
+    ],
+)
+def test_what_is_not_modelled_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Architecture.from_config(llama_config(**changes))
+
+
+def test_mistral_without_a_window_is_known() -> None:
+    assert Architecture.from_config(llama_config(model_type="mistral", sliding_window=None)).num_kv_heads == 8
+
+
+def test_an_unknown_model_lists_the_presets() -> None:
+    assert get_architecture("Llama-3-70B") is LLAMA_70B
+    with pytest.raises(ValueError, match="model: expected one of llama-3.1-8b, .*, or a config.json, got 'llama-9'"):
+        get_architecture("llama-9")

@@ -1,0 +1,232 @@
+"""The contracts of specs and kernels: over everything that is registered, and for what comes from outside."""
+
+import json
+
+import pytest
+import torch
+
+from rooflab.kernels import registry
+from rooflab.reference.spec import SCHEMES, Case, OpSpec, as_tuple, get_scheme
+from rooflab.roofline.model import Cost, Traffic
+
+MISSION = {
+    "gemm", "embedding", "flash_attention", "paged_attention", "kv_cache_write", "rope", "rmsnorm",
+    "fused_add_rmsnorm", "silu_and_mul", "sample",
+}  # fmt: skip
+MODEL_SUITES = {"smollm2_135m", "qwen3_0_6b", "llama3_8b"}
+ALL = [(op, kernel) for op in registry.ops() for kernel in registry.kernels(op).values()]
+OPS = list(registry.ops().values())
+
+
+def by_name(spec):
+    return spec.name
+
+
+def test_every_op_of_the_mission_is_there():
+    assert set(registry.ops()) >= MISSION
+
+
+@pytest.mark.parametrize("spec", OPS, ids=by_name)
+def test_roles_of_an_op(spec):
+    found = registry.kernels(spec.name)
+    roles = [kernel.role for kernel in found.values()]
+    assert roles.count("naive") == 1 and found["naive"].role == "naive"
+    assert (roles.count("library") == 1) != (spec.no_library is not None), "a library kernel, or why there is none"
+    assert any(kernel.role == "optimized" and kernel.backend == "triton" for kernel in found.values())
+
+
+@pytest.mark.parametrize("spec", OPS, ids=by_name)
+def test_suites_and_case_ids(spec):
+    assert {"smoke", "edge"} | MODEL_SUITES <= set(spec.cases)
+    for suite, cases in spec.cases.items():
+        assert cases, suite
+        ids = [case.id for case in cases]
+        assert len(set(ids)) == len(ids), f"{suite}: two cases of one id"
+        for case in cases:
+            assert Case.parse(case.id) == case and spec.check_case(case) == case
+            assert json.loads(json.dumps(dict(case))) == dict(case)
+
+
+@pytest.mark.parametrize("spec", OPS, ids=by_name)
+def test_cost_and_traffic_read_only_shapes(spec):
+    """On meta tensors a model-sized case is priced without being allocated, and nothing reads its values."""
+    for case in (*spec.cases["smoke"], *spec.cases["llama3_8b"]):
+        inputs = spec.make_inputs(case, SCHEMES["bf16"], torch.device("meta"), 0)
+        large = [value for value in inputs.values() if isinstance(value, torch.Tensor) and value.is_floating_point()]
+        assert all(value.is_meta for value in large if value.numel() > 65536)
+        cost = spec.cost(**inputs)
+        assert isinstance(cost, Cost) and cost.bytes > 0 and cost.launches == 1
+        for kernel in registry.kernels(spec.name).values():
+            assert kernel.traffic is not None, f"{kernel.id} models no traffic"
+            traffic = kernel.traffic(**inputs)
+            assert isinstance(traffic, Traffic) and traffic.launches >= 1
+            assert traffic.bytes >= cost.bytes * 0.999, f"{kernel.id} claims to move less than {case.id} needs"
+
+
+@pytest.mark.parametrize("spec", OPS, ids=by_name)
+def test_inputs_depend_on_the_seed_alone(spec):
+    case, device = spec.cases["smoke"][0], torch.device("cpu")
+    first, again, other = (spec.make_inputs(case, SCHEMES["fp32"], device, seed) for seed in (0, 0, 1))
+    assert list(first) == [parameter.name for parameter in spec.parameters if parameter.name in first]
+    tensors = [name for name, value in first.items() if isinstance(value, torch.Tensor) and value.is_floating_point()]
+    for name in tensors:
+        assert first[name].view(torch.uint8).equal(again[name].view(torch.uint8)), name
+    assert any(not torch.equal(first[name], other[name]) for name in tensors)
+
+
+@pytest.mark.parametrize("spec", OPS, ids=by_name)
+def test_the_reference_changes_none_of_its_arguments(spec):
+    inputs = spec.make_inputs(spec.cases["smoke"][0], SCHEMES["fp32"], torch.device("cpu"), 0)
+    before = {name: value.clone() for name, value in inputs.items() if isinstance(value, torch.Tensor)}
+    outputs = spec.oracle(inputs)
+    assert len(outputs) == len(spec.outputs)
+    for name, value in before.items():
+        assert value.view(torch.uint8).equal(inputs[name].view(torch.uint8)), name
+
+
+@pytest.mark.parametrize("op, kernel", ALL, ids=lambda value: getattr(value, "id", None))
+def test_every_kernel_says_whether_it_can_run_here(op, kernel):
+    reason = kernel.why_not_here(torch.device("cpu"))
+    assert reason is None or reason.startswith(("UNSUPPORTED: ", "UNAVAILABLE: "))
+
+
+def test_case_text_round_trips_and_refuses_nonsense():
+    case = Case(M=4096, layout="NT", causal=True, p=0.5)
+    assert case.id == "M=4096,layout=NT,causal=true,p=0.5" and Case.parse(case.id) == case
+    for text in ("", "M", "M=", "=3", "M=1,M=2", "M=1,,N=2"):
+        with pytest.raises(ValueError, match="case: expected comma-separated KEY=VALUE"):
+            Case.parse(text)
+    with pytest.raises(ValueError, match="scheme: expected one of fp32"):
+        get_scheme("fp64")
+
+
+def double(x, scale=2.0, *, offset=0.0):
+    return x.double() * scale + offset
+
+
+@pytest.fixture
+def toy_op():
+    """An op from outside the tree, taken out of the registry again."""
+    spec = OpSpec(
+        name="toy",
+        reference=double,
+        make_inputs=lambda case, scheme, device, seed: {"x": torch.ones(case["n"], device=device), "scale": 2.0},
+        cost=lambda x, scale=2.0, offset=0.0: Cost(x.nbytes, x.nbytes, vector_flops=x.numel()),
+        outputs=("y",),
+        cases={"smoke": (Case(n=3),)},
+        tolerance=lambda inputs, oracle, scheme: tuple(torch.zeros_like(value) for value in oracle),
+    )
+    registry.add_op(spec)
+    yield spec
+    registry._ops.pop("toy")
+    registry._kernels.pop("toy", None)
+
+
+def register_toy(fn, **changes):
+    options = {"op": "toy", "name": "naive", "role": "naive", "backend": "torch", **changes}
+    return registry.register(**options)(fn)
+
+
+def test_registering_checks_the_signature(toy_op):
+    register_toy(lambda x, scale=2.0: x * scale)  # `offset` came later: keyword-only, off by default, may be missing
+    for wrong, message in [
+        (lambda y, scale=2.0: y, "has no argument 'y'"),
+        (lambda scale=2.0: scale, "misses the argument 'x'"),
+        (lambda scale, x: x, "in the order x, scale"),
+        (lambda x, scale=3.0: x, "default of 'scale' is 3.0"),
+    ]:
+        with pytest.raises(TypeError, match=message):
+            register_toy(wrong, name="other", role="optimized")
+    register_toy(lambda x, scale=2.0, out=None: x * scale, name="with_out", role="optimized")
+    assert registry.get_kernel("toy", "with_out").takes_out and not registry.get_kernel("toy", "naive").takes_out
+
+
+def test_registering_twice_or_by_a_wrong_name_raises(toy_op):
+    register_toy(lambda x, scale=2.0: x)
+    with pytest.raises(ValueError, match="toy/naive is registered already"):
+        register_toy(lambda x, scale=2.0: x)
+    with pytest.raises(ValueError, match="role naive is the one named 'naive'"):
+        register_toy(lambda x, scale=2.0: x, name="plain")
+    with pytest.raises(ValueError, match="role: expected one of naive"):
+        register_toy(lambda x, scale=2.0: x, role="best")
+    with pytest.raises(ValueError, match="op: expected one of"):
+        registry.register(op="no_such_op", name="naive", role="naive", backend="torch")
+
+
+def test_an_argument_it_has_not_got_is_refused_by_name(toy_op):
+    register_toy(lambda x, scale=2.0: x * scale)
+    kernel = registry.get_kernel("toy", "naive")
+    assert torch.equal(kernel(x=torch.ones(2), offset=0.0), torch.full((2,), 2.0))
+    with pytest.raises(ValueError, match="UNSUPPORTED: toy/naive has no 'offset'"):
+        kernel(x=torch.ones(2), offset=1.0)
+
+
+def test_unknown_names_list_what_there_is():
+    with pytest.raises(ValueError, match="op: expected one of .*gemm.*got 'gem'"):
+        registry.get_op("gem")
+    with pytest.raises(ValueError, match="kernel: gemm has naive, library.*got 'fastest'"):
+        registry.get_kernel("gemm", "fastest")
+
+
+OUTSIDE = """
+import torch
+from rooflab.kernels.registry import add_op, register
+from rooflab.reference.spec import Case, OpSpec, randn
+from rooflab.roofline.model import Cost
+
+SPEC = add_op(OpSpec(
+    name="outside_relu",
+    reference=lambda x: x.double().clamp(min=0),
+    make_inputs=lambda case, scheme, device, seed: {
+        "x": randn(case["n"], dtype=scheme.activation, device=device, seed=seed)
+    },
+    cost=lambda x: Cost(x.nbytes, x.nbytes),
+    outputs=("y",),
+    cases={"smoke": (Case(n=33),)},
+    tolerance=lambda inputs, oracle, scheme: tuple(torch.zeros_like(value) for value in oracle),
+))
+
+@register(op="outside_relu", name="naive", role="naive", backend="torch")
+def relu(x):
+    return x.relu()
+"""
+
+
+def test_an_op_and_a_kernel_from_a_file_work_like_ours(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(OUTSIDE)
+    (kernel,) = registry.load_file(file)
+    try:
+        spec = registry.get_op("outside_relu")
+        inputs = spec.make_inputs(spec.cases["smoke"][0], SCHEMES["fp32"], torch.device("cpu"), 0)
+        verdicts = spec.judge(as_tuple(kernel(**inputs)), spec.oracle(inputs), inputs, SCHEMES["fp32"])
+        assert [verdict.passed for verdict in verdicts] == [True] and "outside_relu" in registry.ops()
+    finally:
+        registry._ops.pop("outside_relu")
+        registry._kernels.pop("outside_relu")
+
+
+def test_a_file_that_is_not_one_or_registers_nothing_is_refused(tmp_path):
+    (tmp_path / "empty.py").write_text("x = 1\n")
+    with pytest.raises(ValueError, match="empty.py registers none"):
+        registry.load_file(tmp_path / "empty.py")
+    with pytest.raises(ValueError, match="expected a Python file, got"):
+        registry.load_file(tmp_path / "missing.py")
+
+
+def test_an_entry_point_is_loaded(monkeypatch, toy_op):
+    class EntryPoint:
+        def load(self):
+            register_toy(lambda x, scale=2.0: x * scale)
+
+    monkeypatch.setattr(registry, "entry_points", lambda group: [EntryPoint()] if group == "rooflab.kernels" else [])
+    registry.load_all.__wrapped__()
+    assert registry.get_kernel("toy", "naive").role == "naive"
+
+
+def test_spec_refuses_contradictions():
+    common = dict(name="t", reference=double, make_inputs=None, cost=None, outputs=("y",), cases={})
+    with pytest.raises(ValueError, match="exactly one of tolerance and compare"):
+        OpSpec(**common)
+    with pytest.raises(ValueError, match="'z' is not an argument"):
+        OpSpec(**common, tolerance=lambda *_: (), mutates=("z",))
