@@ -26,7 +26,7 @@ class BlockManager:
         return -(-num_tokens // self.block_size)
 
     def grow(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Gives `sequence` the pages it misses to hold `num_tokens`; False, and nothing given, where too few are free."""
+        """Gives `sequence` the pages it misses to hold `num_tokens`; False, with nothing given, if too few are free."""
         missing = -(-num_tokens // self.block_size) - len(sequence.block_ids)
         if missing > len(self._free):
             return False

@@ -126,9 +126,7 @@ class GGUFCheckpoint:
                 values = np.ascontiguousarray(gguf.quants.dequantize(tensor.data, tensor.tensor_type), np.float32)
             except (NotImplementedError, ValueError) as error:
                 raise ValueError(f"model: cannot dequantise {tensor.name}: {error}") from error
-            if self._kind == "llama" and name.endswith(
-                ("q_proj.weight", "q_proj.bias", "k_proj.weight", "k_proj.bias")
-            ):
+            if self._kind == "llama" and (".q_proj." in name or ".k_proj." in name):
                 heads = arch.num_heads if ".q_proj." in name else arch.num_kv_heads
                 values = _half_split(values, heads)
             yield name, torch.from_numpy(values.copy() if not values.flags.writeable else values)

@@ -39,7 +39,7 @@ def kv_bytes_per_token(limits: Limits) -> int:
 
 
 def activation_bytes(limits: Limits) -> int:
-    """The largest a step holds at once: the MLP's tensors of a full prefill, and logits in fp32 beside their own dtype."""
+    """The most a step holds at once: the MLP's tensors of a full prefill, and the logits with their fp32 copies."""
     arch, itemsize = limits.arch, limits.dtype.itemsize
     mlp = limits.max_rows["prefill"] * (3 * arch.intermediate_size + 4 * arch.hidden_size) * itemsize
     return mlp + limits.max_rows["decode"] * arch.vocab_size * (itemsize + 3 * 4)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 
@@ -40,7 +42,7 @@ class ModelRunner:
         if step.phase == "prefill":
             logits = self.prefill_logits(step.sequences)
             tokens = SamplingTensors(step.sequences, self.device).sample(
-                self._functions("prefill", sum(map(len, step.sequences))).sample,
+                self.ops.step("prefill", sum(map(len, step.sequences))).sample,
                 logits,
                 np.array([len(sequence) for sequence in step.sequences]),
             )
@@ -58,7 +60,7 @@ class ModelRunner:
             slots.append(np.asarray(sequence.block_ids, np.int64)[index // size] * size + index % size)
         ends = tuple(int(end) for end in np.cumsum([len(sequence) for sequence in sequences]))
         step = StepInput(self._to(tokens), self._to(positions), self._to(np.concatenate(slots)), prompt_ends=ends)
-        return self.model.forward(step, self.cache, self._functions("prefill", len(tokens)))
+        return self.model.forward(step, self.cache, self.ops.step("prefill", len(tokens)))
 
     def decode_inputs(self) -> StepInput:
         """The tensors of a decode step over every row of the batch."""
@@ -77,14 +79,14 @@ class ModelRunner:
 
     def decode_logits(self) -> torch.Tensor:
         """Logits of every row's next token, (rows, vocab_size)."""
-        return self.model.forward(self.decode_inputs(), self.cache, self._functions("decode", len(self.batch)))
+        return self.model.forward(self.decode_inputs(), self.cache, self.ops.step("decode", len(self.batch)))
 
     def _decode(self) -> list[int]:
         logits = self.decode_logits()
         if self._sampling is None:
             self._sampling = SamplingTensors(self.batch.rows, self.device)
         positions = self.batch.seq_lens[: len(self.batch)]
-        tokens = self._sampling.sample(self._functions("decode", len(self.batch)).sample, logits, positions)
+        tokens = self._sampling.sample(self.ops.step("decode", len(self.batch)).sample, logits, positions)
         ids = tokens.cpu().numpy()
         self.batch.advance(ids)
         return list(ids.tolist())
@@ -99,9 +101,6 @@ class ModelRunner:
         if sequence.row >= 0:
             self.batch.remove(sequence)
             self._sampling = None
-
-    def _functions(self, phase: str, rows: int):  # type: ignore[no-untyped-def]
-        return self.ops.step(phase, rows)  # type: ignore[arg-type]
 
     def _to(self, array: np.ndarray) -> torch.Tensor:
         tensor = torch.from_numpy(array)
@@ -120,8 +119,7 @@ class SamplingTensors:
         self.min_p = torch.tensor([p.min_p for p in params], dtype=torch.float32, device=device)
         self.seed = torch.tensor([sequence.seed for sequence in sequences], dtype=torch.int64, device=device)
 
-    def sample(self, kernel, logits: torch.Tensor, positions: np.ndarray) -> torch.Tensor:  # type: ignore[no-untyped-def]
+    def sample(self, kernel: Callable[..., torch.Tensor], logits: torch.Tensor, positions: np.ndarray) -> torch.Tensor:
         """Token ids (B,) drawn at `positions`, the index that each new token will have in its sequence."""
         where = torch.from_numpy(positions.astype(np.int64)).to(self.device)
-        drawn: torch.Tensor = kernel(logits, self.temperature, self.top_k, self.top_p, self.min_p, self.seed, where)
-        return drawn
+        return kernel(logits, self.temperature, self.top_k, self.top_p, self.min_p, self.seed, where)

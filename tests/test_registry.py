@@ -225,7 +225,7 @@ def test_an_entry_point_is_loaded(monkeypatch, toy_op):
 
 
 def test_spec_refuses_contradictions():
-    common = dict(name="t", reference=double, make_inputs=None, cost=None, outputs=("y",), cases={})
+    common = {"name": "t", "reference": double, "make_inputs": None, "cost": None, "outputs": ("y",), "cases": {}}
     with pytest.raises(ValueError, match="exactly one of tolerance and compare"):
         OpSpec(**common)
     with pytest.raises(ValueError, match="'z' is not an argument"):

@@ -1,0 +1,237 @@
+"""The one description of a model: a dense decoder of the Llama family, as its `config.json` gives it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+KNOWN_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+
+_MOE = "mixture of experts"
+_MLA = "multi-head latent attention"
+_SSM = "a state-space model"
+_HYBRID = "a hybrid of attention and recurrent layers"
+_WINDOW = "sliding-window attention"
+_REFUSED = {
+    **dict.fromkeys(("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "phimoe", "dbrx", "gpt_oss", "llama4"), _MOE),
+    **dict.fromkeys(
+        ("llama4_text", "granitemoe", "deepseek", "ernie4_5_moe", "glm4_moe", "minimax", "hunyuan_v1_moe"), _MOE
+    ),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "minicpm3", "longcat_flash"), _MLA),
+    **dict.fromkeys(("mamba", "mamba2", "falcon_mamba", "rwkv"), _SSM),
+    **dict.fromkeys(("jamba", "zamba", "zamba2", "bamba", "falcon_h1", "nemotron_h", "granitemoehybrid"), _HYBRID),
+    **dict.fromkeys(("qwen3_next", "qwen3_5", "kimi_linear", "recurrent_gemma", "lfm2"), _HYBRID),
+    **dict.fromkeys(("gemma2", "gemma3", "gemma3_text", "cohere2", "exaone4"), _WINDOW),
+}
+_EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts")
+
+
+@dataclass(frozen=True)
+class ParameterCount:
+    """How many parameters each part has; a tied output head has none of its own."""
+
+    embedding: int
+    attention: int
+    mlp: int
+    norms: int
+    lm_head: int
+
+    @property
+    def total(self) -> int:
+        """All of them, each once."""
+        return self.embedding + self.attention + self.mlp + self.norms + self.lm_head
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A dense decoder: RMSNorm before attention and MLP, rotary positions, grouped-query attention, SwiGLU."""
+
+    name: str
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    tie_word_embeddings: bool
+    """Whether the output head is the embedding."""
+    max_position: int
+    """Positions that the model was made for."""
+    rope_theta: float
+    rope_scaling: Mapping[str, Any] | None = None
+    """As `config.json` gives it, `rope_type` included; None for plain rotary positions."""
+    rms_norm_eps: float = 1e-6
+    qk_norm: bool = False
+    """RMSNorm over each head of q and k before the rotation (Qwen3)."""
+    attention_bias: bool = False
+    """A bias on q, k and v, and none on the output projection (Qwen2)."""
+    dtype: str = "bf16"
+    """What the checkpoint is stored in."""
+
+    def __post_init__(self) -> None:
+        for field in ("hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim"):
+            _expect_positive(field, getattr(self, field))
+        _expect_positive("vocab_size", self.vocab_size)
+        _expect_positive("max_position", self.max_position)
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(f"num_kv_heads: expected a divisor of {self.num_heads} heads, got {self.num_kv_heads}")
+
+    def parameters(self) -> ParameterCount:
+        """How many parameters each part has."""
+        H, q, kv = self.hidden_size, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        bias = q + 2 * kv if self.attention_bias else 0
+        qk_norm = 2 * self.head_dim if self.qk_norm else 0
+        return ParameterCount(
+            embedding=self.vocab_size * H,
+            attention=self.num_layers * (H * (q + 2 * kv) + q * H + bias),
+            mlp=self.num_layers * 3 * H * self.intermediate_size,
+            norms=self.num_layers * (2 * H + qk_norm) + H,
+            lm_head=0 if self.tie_word_embeddings else self.vocab_size * H,
+        )
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any] | str | Path, name: str | None = None) -> Architecture:
+        """From a Hugging Face `config.json`: its content, its path, or the folder it lies in.
+
+        Raises `ValueError`, naming what it is, on anything but a dense decoder of a known model type.
+        """
+        if isinstance(config, str | Path):
+            path = Path(config)
+            config = _read(path)
+            name = name or (path if path.is_dir() else path.absolute().parent).name
+        model_type = str(config.get("model_type", "")).lower()
+        _refuse_unmodelled(model_type, config)
+        heads = int(_required(config, "num_attention_heads"))
+        hidden_size = int(_required(config, "hidden_size"))
+        theta, scaling = _rope(config)
+        return cls(
+            name=name or str(config.get("_name_or_path") or model_type),
+            hidden_size=hidden_size,
+            intermediate_size=int(_required(config, "intermediate_size")),
+            num_layers=int(_required(config, "num_hidden_layers")),
+            num_heads=heads,
+            num_kv_heads=int(config.get("num_key_value_heads") or heads),
+            head_dim=int(config.get("head_dim") or hidden_size // max(heads, 1)),
+            vocab_size=int(_required(config, "vocab_size")),
+            tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
+            max_position=int(_required(config, "max_position_embeddings")),
+            rope_theta=theta,
+            rope_scaling=scaling,
+            rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+            qk_norm=model_type == "qwen3",
+            attention_bias=model_type == "qwen2",
+            dtype=_dtype(config),
+        )
+
+
+def _expect_positive(name: str, value: int) -> None:
+    if value < 1:
+        raise ValueError(f"{name}: expected at least 1, got {value}")
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    file = path / "config.json" if path.is_dir() else path
+    if not file.is_file():
+        raise ValueError(f"model: expected a config.json, a folder with one, or a preset, got {str(path)!r}")
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"model: {file} is not JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise ValueError(f"model: expected a JSON object in {file}, got {type(config).__name__}")
+    return config
+
+
+def _required(config: Mapping[str, Any], key: str) -> Any:
+    if config.get(key) is None:
+        raise ValueError(f"model: config.json has no {key!r}")
+    return config[key]
+
+
+def _refuse_unmodelled(model_type: str, config: Mapping[str, Any]) -> None:
+    feature = _REFUSED.get(model_type) or _feature(config)
+    if feature:
+        raise ValueError(f"{model_type or 'model'}: {feature} is not modelled yet")
+    if model_type not in KNOWN_MODEL_TYPES:
+        raise ValueError(f"model_type: expected one of {', '.join(KNOWN_MODEL_TYPES)}, got {model_type!r}")
+    if model_type != "qwen2" and config.get("attention_bias"):
+        raise ValueError(f"{model_type}: attention_bias (which includes the output projection) is not modelled yet")
+    if config.get("mlp_bias"):
+        raise ValueError(f"{model_type}: mlp_bias is not modelled yet")
+    if config.get("hidden_act", "silu") != "silu":
+        raise ValueError(f"{model_type}: hidden_act {config['hidden_act']!r} is not modelled yet, only 'silu'")
+
+
+def _feature(config: Mapping[str, Any]) -> str | None:
+    """What a config of an unknown or extended type has that no dense decoder has."""
+    if any((config.get(key) or 0) > 1 for key in _EXPERT_KEYS):
+        return _MOE
+    if config.get("kv_lora_rank"):
+        return _MLA
+    if config.get("ssm_cfg") or config.get("mamba_d_state"):
+        return _SSM
+    layers = set(config.get("layer_types") or ()) - {"full_attention"}
+    if layers - {"sliding_attention", "chunked_attention"}:
+        return _HYBRID
+    # A Qwen2 config carries a sliding_window that use_sliding_window leaves off; Mistral's has no such switch.
+    window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
+    if layers or (window and window < config.get("max_position_embeddings", window + 1)):
+        return _WINDOW
+    return None
+
+
+def _rope(config: Mapping[str, Any]) -> tuple[float, Mapping[str, Any] | None]:
+    # transformers 5 writes one rope_parameters in place of rope_theta and rope_scaling.
+    scaling = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    theta = float(scaling.pop("rope_theta", None) or config.get("rope_theta") or 10_000.0)
+    scaling["rope_type"] = scaling.pop("rope_type", None) or scaling.pop("type", "default")
+    return theta, None if scaling["rope_type"] == "default" else scaling
+
+
+def _dtype(config: Mapping[str, Any]) -> str:
+    stored = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16").removeprefix("torch.")
+    names = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+    if stored not in names:
+        raise ValueError(f"dtype: expected one of {', '.join(names)}, got {stored!r}")
+    return names[stored]
+
+
+_LLAMA_3_1_ROPE = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+    "rope_type": "llama3",
+}
+
+PRESETS: Mapping[str, Architecture] = {
+    arch.name: arch
+    for arch in (
+        Architecture(
+            "llama-3.1-8b", 4096, 14336, 32, 32, 8, 128, 128_256, False, 131_072, 500_000.0, _LLAMA_3_1_ROPE, 1e-5
+        ),
+        Architecture(
+            "llama-3.1-70b", 8192, 28672, 80, 64, 8, 128, 128_256, False, 131_072, 500_000.0, _LLAMA_3_1_ROPE, 1e-5
+        ),
+        Architecture("qwen3-0.6b", 1024, 3072, 28, 16, 8, 128, 151_936, True, 40_960, 1_000_000.0, qk_norm=True),
+        Architecture("qwen3-8b", 4096, 12288, 36, 32, 8, 128, 151_936, False, 40_960, 1_000_000.0, qk_norm=True),
+        Architecture("smollm2-135m", 576, 1536, 30, 9, 3, 64, 49_152, True, 8192, 100_000.0, rms_norm_eps=1e-5),
+    )
+}
+"""Published configurations by name."""
+ALIASES: Mapping[str, str] = {"llama-3-70b": "llama-3.1-70b"}
+
+
+def get_architecture(name: str) -> Architecture:
+    """A preset by name in any case, or the model of a `config.json` or its folder.  Raises `ValueError` naming both."""
+    key = name.lower()
+    preset = PRESETS.get(ALIASES.get(key, key))
+    if preset is not None:
+        return preset
+    if not Path(name).exists():
+        raise ValueError(f"model: expected one of {', '.join(PRESETS)}, or a config.json, got {name!r}")
+    return Architecture.from_config(name)

@@ -1,0 +1,236 @@
+"""Whether a model fits on a GPU, how many sequences with it, and its least TTFT and ITL there.
+
+Everything here is arithmetic on published figures: a bound to measure against, never a measurement.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+from rooflab.roofline.architecture import Architecture
+from rooflab.roofline.device import Device
+from rooflab.roofline.steps import (
+    ITEM_BYTES,
+    StepBound,
+    activation_dtype,
+    all_reduce_s,
+    check_arguments,
+    decode_cost,
+    gpu_counts,
+    prefill_cost,
+    step_bound,
+)
+
+PREFILL_CHUNK_TOKENS = 8192
+"""Longest piece of a prompt that the activation allowance holds; a longer prompt is prefilled in such pieces."""
+
+
+def weight_bytes(arch: Architecture, dtype: str = "bf16", gpus: int = 1) -> int:
+    """Bytes of the parameters on each of `gpus` GPUs; norms are on every GPU, all else is split.
+
+    Of an 8-bit model only the projections are 8-bit.
+    """
+    parts, item, act_item = arch.parameters(), ITEM_BYTES[dtype], ITEM_BYTES[activation_dtype(dtype)]
+    attention = parts.attention
+    if gpus > arch.num_kv_heads:  # each GPU holds a whole key and value head
+        copies = gpus - arch.num_kv_heads
+        attention += copies * arch.num_layers * 2 * arch.head_dim * (arch.hidden_size + arch.attention_bias)
+    split = (attention + parts.mlp) * item + (parts.embedding + parts.lm_head) * act_item
+    return ceil(split / gpus) + parts.norms * act_item
+
+
+def kv_bytes_per_token(arch: Architecture, dtype: str = "bf16", gpus: int = 1) -> int:
+    """Bytes of keys and values that one token keeps on each of `gpus` GPUs, all layers together."""
+    return 2 * arch.num_layers * max(1, arch.num_kv_heads // gpus) * arch.head_dim * ITEM_BYTES[dtype]
+
+
+def activation_bytes(arch: Architecture, tokens: int, sequences: int, dtype: str = "bf16", gpus: int = 1) -> int:
+    """An allowance for what lives beside weights and cache on each of `gpus` GPUs.
+
+    For `tokens` tokens of one layer: the residual, the normed input, and the wider of (q, k, v, attention's output)
+    and (gate, up, their product); and fp32 logits of `sequences` rows.
+    """
+    q, kv = arch.num_heads // gpus * arch.head_dim, max(1, arch.num_kv_heads // gpus) * arch.head_dim
+    width = 2 * arch.hidden_size + max(2 * q + 2 * kv, 3 * ceil(arch.intermediate_size / gpus))
+    return tokens * width * ITEM_BYTES[activation_dtype(dtype)] + sequences * ceil(arch.vocab_size / gpus) * 4
+
+
+def link(device: Device, gpus: int) -> tuple[str, float]:
+    """The link that joins `gpus` of these, and its bytes/s one way: NVLink as far as it reaches, else PCIe."""
+    if gpus <= device.nvlink_gpus and device.nvlink_bytes_per_s:
+        return "NVLink", device.nvlink_bytes_per_s
+    return "PCIe", device.pcie_bytes_per_s
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What `batch` sequences of `context` tokens need and can reach; `dataclasses.asdict` of it is JSON."""
+
+    model: str
+    gpu: str
+    gpu_name: str
+    weight_dtype: str
+    kv_dtype: str
+    batch: int
+    context: int
+    prompt: int
+    """Tokens of the prompt that `prefill` is for."""
+    parameters: int
+    weight_bytes: int
+    """Of the whole model."""
+    kv_bytes_per_token: int
+    kv_bytes: int
+    """Of the whole batch at this context."""
+    memory_fraction: float
+    usable_bytes_per_gpu: float
+    gpus_for_weights: int | None
+    """Least GPUs of one node that hold the weights and the activations; None where none do."""
+    gpus_needed: int | None
+    """Least GPUs of one node that also hold the whole batch's cache; None where none do."""
+    tensor_parallel: int
+    """GPUs that everything below is for: those asked for, or those needed, or else the most there are in a node."""
+    weight_bytes_per_gpu: int
+    kv_bytes_per_gpu: int
+    activation_bytes_per_gpu: int
+    fits: bool
+    max_sequences: int
+    """How many sequences of this context fit, 0 where not even one does."""
+    link: str | None
+    link_bytes_per_s: float | None
+    """One direction."""
+    prefill: StepBound
+    """One prompt alone: its `least_ms` is the least TTFT."""
+    decode: StepBound
+    """One step of the whole batch: its `least_ms` is the least ITL."""
+    least_ttft_ms: float
+    least_itl_ms: float
+    most_tokens_per_s: float
+    """`batch` tokens every least ITL."""
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Label and value of each line of a printed table; GB = 1e9 bytes."""
+        n = self.tensor_parallel
+        per_gpu = f", {_gb(self.weight_bytes_per_gpu)} on each of {n}" if n > 1 else ""
+        used = self.weight_bytes_per_gpu + self.kv_bytes_per_gpu + self.activation_bytes_per_gpu
+        rows = [
+            ("model", f"{self.model}, {self.parameters / 1e9:.3g} billion parameters in {self.weight_dtype}"),
+            ("GPU", f"{n} x {self.gpu_name} ({self.gpu}), data sheet figures"),
+            ("weights", _gb(self.weight_bytes) + per_gpu),
+            ("KV cache per token", f"{self.kv_bytes_per_token / 1e3:.1f} kB in {self.kv_dtype}"),
+            (f"KV cache, {self.batch} x {self.context} tokens", _gb(self.kv_bytes)),
+            ("activations allowed", f"{_gb(self.activation_bytes_per_gpu)} a GPU"),
+            (
+                "fits",
+                f"{'yes' if self.fits else 'no'}: {_gb(used)} of {_gb(self.usable_bytes_per_gpu)} usable a GPU "
+                f"({self.memory_fraction:.0%} of its memory)",
+            ),
+            (f"sequences of {self.context} tokens that fit", str(self.max_sequences)),
+            ("GPUs needed for the weights", _count(self.gpus_for_weights)),
+            ("GPUs needed for this batch", _count(self.gpus_needed)),
+        ]
+        if self.link is not None and self.link_bytes_per_s is not None:
+            rate = f"{self.link}, {self.link_bytes_per_s / 1e9:.0f} GB/s one way, two ring all-reduces a layer"
+            times = f"{_ms(self.prefill.all_reduce_ms)} a prefill, {_ms(self.decode.all_reduce_ms)} a decode step"
+            rows.append(("all-reduce", f"{times} ({rate})"))
+        rows += [
+            (f"least TTFT, {self.prompt} tokens", f"{_ms(self.least_ttft_ms)}, mostly {self.prefill.limiter}"),
+            (f"least ITL, batch {self.batch}", f"{_ms(self.least_itl_ms)}, mostly {self.decode.limiter}"),
+            ("most output tokens/s", f"{self.most_tokens_per_s:,.0f}"),
+            ("how the times are made", "each op alone at its roof, one launch each, one after another; not measured"),
+        ]
+        return rows
+
+
+def estimate(
+    architecture: Architecture,
+    device: Device,
+    batch: int,
+    context: int,
+    weight_dtype: str = "bf16",
+    kv_dtype: str = "bf16",
+    prompt: int | None = None,
+    tensor_parallel: int | None = None,
+    memory_fraction: float = 0.9,
+) -> Estimate:
+    """Memory, and the least TTFT and ITL, of `batch` sequences of `context` tokens on one node of `device`.
+
+    `prompt` (else `context`) tokens are prefilled for TTFT, one sequence alone; ITL is a decode step at `context`.
+    Without `tensor_parallel` it is for the least GPUs that hold the batch. Raises `ValueError` on a length out of the
+    model's range, an unknown dtype, one that the device has no matrix rate for, or a group that cannot be.
+    """
+    prompt = context if prompt is None else prompt
+    asked = 1 if tensor_parallel is None else tensor_parallel
+    check_arguments(architecture, weight_dtype, kv_dtype, asked, batch=batch, context=context, prompt=prompt)
+    if not 0 < memory_fraction <= 1:
+        raise ValueError(f"memory_fraction: expected above 0 and at most 1, got {memory_fraction:g}")
+    usable = device.hbm_bytes * memory_fraction
+    tokens = max(batch, min(max(prompt, context), PREFILL_CHUNK_TOKENS))
+
+    def without_cache(gpus: int) -> int:
+        activations = activation_bytes(architecture, tokens, batch, weight_dtype, gpus)
+        return weight_bytes(architecture, weight_dtype, gpus) + activations
+
+    def cache(gpus: int) -> int:
+        return batch * context * kv_bytes_per_token(architecture, kv_dtype, gpus)
+
+    counts = gpu_counts(architecture)
+    needed = next((n for n in counts if without_cache(n) + cache(n) <= usable), None)
+    gpus = tensor_parallel or needed or counts[-1]
+    link_name, link_rate = link(device, gpus)
+    prefill, decode = (
+        step_bound(ops, device.ceilings(), _all_reduce_total_s(architecture, rows, weight_dtype, gpus, link_rate))
+        for ops, rows in (
+            (prefill_cost(architecture, prompt, weight_dtype, kv_dtype, gpus), prompt),
+            (decode_cost(architecture, batch, context, weight_dtype, kv_dtype, gpus), batch),
+        )
+    )
+    sequence_bytes = context * kv_bytes_per_token(architecture, kv_dtype, gpus)
+    return Estimate(
+        model=architecture.name,
+        gpu=device.name,
+        gpu_name=device.full_name,
+        weight_dtype=weight_dtype,
+        kv_dtype=kv_dtype,
+        batch=batch,
+        context=context,
+        prompt=prompt,
+        parameters=architecture.parameters().total,
+        weight_bytes=weight_bytes(architecture, weight_dtype),
+        kv_bytes_per_token=kv_bytes_per_token(architecture, kv_dtype),
+        kv_bytes=cache(1),
+        memory_fraction=memory_fraction,
+        usable_bytes_per_gpu=usable,
+        gpus_for_weights=next((n for n in counts if without_cache(n) <= usable), None),
+        gpus_needed=needed,
+        tensor_parallel=gpus,
+        weight_bytes_per_gpu=weight_bytes(architecture, weight_dtype, gpus),
+        kv_bytes_per_gpu=cache(gpus),
+        activation_bytes_per_gpu=activation_bytes(architecture, tokens, batch, weight_dtype, gpus),
+        fits=without_cache(gpus) + cache(gpus) <= usable,
+        max_sequences=max(0, int((usable - without_cache(gpus)) // sequence_bytes)),
+        link=link_name if gpus > 1 else None,
+        link_bytes_per_s=link_rate if gpus > 1 else None,
+        prefill=prefill,
+        decode=decode,
+        least_ttft_ms=prefill.least_ms,
+        least_itl_ms=decode.least_ms,
+        most_tokens_per_s=batch / decode.least_ms * 1e3,
+    )
+
+
+def _all_reduce_total_s(arch: Architecture, rows: int, weight_dtype: str, gpus: int, link_bytes_per_s: float) -> float:
+    row_bytes = arch.hidden_size * ITEM_BYTES[activation_dtype(weight_dtype)]
+    return 2 * arch.num_layers * all_reduce_s(rows * row_bytes, gpus, link_bytes_per_s)
+
+
+def _gb(count: float) -> str:
+    return f"{count / 1e9:.2f} GB" if count < 99.95e9 else f"{count / 1e9:.1f} GB"
+
+
+def _ms(value: float) -> str:
+    return f"{value:,.0f} ms" if value >= 100 else f"{value:.3g} ms"
+
+
+def _count(gpus: int | None) -> str:
+    return "more than one node has" if gpus is None else str(gpus)

@@ -1,0 +1,299 @@
+"""Roofline figures: FLOP/s over intensity, and for pure data movement the fraction of the bandwidth reached.
+
+The first panel is the roofline of Williams, Waterman and Patterson (CACM 2009), log-log. A kernel stands at the
+intensity of its *traffic*, so that fusion is seen to move it right as well as up. Kernels are numbered, and the numbers
+are named in a list beside the panel: thirty names inside it cannot be read. A kernel without FLOPs (`embedding`,
+`kv_cache_write`) has no place on that plane; a second panel shows its traffic per second over the bandwidth roof. What
+was not timed is a grey cross on the roof: a bound, not a reading.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import atan2, cos, degrees, hypot, sin
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patheffects import withStroke
+
+from rooflab.roofline.model import CeilingKind, Ceilings
+from rooflab.roofline.points import (
+    NEAR_RADIUS,
+    Box,
+    Point,
+    Role,
+    arrows,
+    numbered,
+    place_labels,
+    plotted_flops_per_s,
+    roof_flops_per_s,
+    si,
+    three_digits,
+)
+
+_COLOURS = "#0072b2 #d55e00 #009e73 #b8468c #8c564b #3a95c9 #a67c00 #6a3d9a #c62828 #17806d #5a5a5a #7a8b00".split()
+_MARKERS: Mapping[Role, str] = {"naive": "v", "library": "s", "optimized": "o", "peer": "D"}
+_DASHES: Mapping[CeilingKind, Any] = {"datasheet": (0, (6, 3)), "measured": "solid", "at_clock": (0, (2, 2))}
+_GREY, _INK = "#8a8a8a", "#444444"
+_WIDTH_IN, _DPI, _ROW_IN, _BAR_IN = 14.0, 150, 0.165, 0.2
+_HALO = [withStroke(linewidth=2.0, foreground="white")]
+_LEFT, _SPAN = 0.055, 0.575
+# Left or right edge of each column of the list, as a fraction of the figure's width.
+_COLUMNS = (0.662, 0.668, 0.86, 0.925, 0.985)
+_CASE_CHARACTERS = 46  # of a case that fits to the right of its op's name
+
+Numbered = Sequence[tuple[int, Point]]
+
+
+def roofline_figure(points: Sequence[Point], ceilings: Sequence[Ceilings], title: str | None = None) -> Figure:
+    """One device's figure of `points` under `ceilings` of one or more kinds.
+
+    Untimed points stand under measured ceilings where there are some, else under the first. Raises `ValueError` where
+    there is no point, no ceilings, ceilings of two devices, or a point whose dtype has no rate.
+    """
+    if not points:
+        raise ValueError("points: expected at least one, got none")
+    if len({ceiling.device for ceiling in ceilings}) != 1:
+        raise ValueError(f"ceilings: expected one device's, got {[ceiling.device for ceiling in ceilings]}")
+    roof = next((ceiling for ceiling in ceilings if ceiling.kind == "measured"), ceilings[0])
+    rows = numbered(points)
+    ops = list(dict.fromkeys(point.op for _, point in rows))
+    colours = {op: _COLOURS[index % len(_COLOURS)] for index, op in enumerate(ops)}
+    computing = [(number, point) for number, point in rows if point.flops > 0]
+    moving = [(number, point) for number, point in rows if point.flops == 0]
+
+    bars_in = _BAR_IN * (len(moving) + 1) if moving else 0.0
+    cases = {(point.op, point.case) for point in points}
+    list_in = _ROW_IN * (len(rows) + sum(1.15 if len(case) <= _CASE_CHARACTERS else 2.05 for _, case in cases) + 2)
+    height = max((7.2 if computing else 0.0) + bars_in + 1.1, list_in + 0.6)
+    figure = Figure(figsize=(_WIDTH_IN, height), dpi=_DPI, facecolor="white")
+    FigureCanvasAgg(figure)
+    figure.text(_LEFT, 1 - 0.28 / height, title or f"{roof.device} roofline", fontsize=13, weight="bold", va="center")
+    foot = 0.55
+    bars_in = bars_in if computing else height - 1.1
+    if computing:
+        bottom = foot + (bars_in + 0.75 if moving else 0.0)
+        axes = figure.add_axes((_LEFT, bottom / height, _SPAN, (height - 0.5 - bottom) / height))
+        _draw_plane(axes, computing, ceilings, roof, colours)
+    if moving:
+        bars = figure.add_axes((_LEFT, foot / height, _SPAN, bars_in / height))
+        _draw_movement(bars, moving, ceilings, roof, colours)
+    _draw_list(figure, rows, colours)
+    return figure
+
+
+def save_roofline(
+    points: Sequence[Point], ceilings: Sequence[Ceilings], stem: Path, title: str | None = None
+) -> tuple[Path, Path]:
+    """Writes `stem`.svg and `stem`.png and returns their paths.  Raises `ValueError` as `roofline_figure` does."""
+    figure = roofline_figure(points, ceilings, title)
+    svg, png = Path(f"{stem}.svg"), Path(f"{stem}.png")
+    # A fixed salt and no date: the same points give the same file, so that a committed figure changes only with them.
+    with matplotlib.rc_context({"svg.hashsalt": "rooflab"}):
+        figure.savefig(svg, metadata={"Date": None})
+    figure.savefig(png)
+    return svg, png
+
+
+def _draw_plane(
+    axes: Axes, points: Numbered, ceilings: Sequence[Ceilings], roof: Ceilings, colours: Mapping[str, str]
+) -> None:
+    dtypes = list(dict.fromkeys(point.dtype for _, point in points))
+    peaks = [roof_flops_per_s(ceiling, dtype) for ceiling in ceilings for dtype in dtypes]
+    places = [(point.intensity, plotted_flops_per_s(point, roof)) for _, point in points]
+    intensities, heights = zip(*places, strict=True)
+    ridge = max(peaks) / min(ceiling.hbm_bytes_per_s for ceiling in ceilings)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlim(min(intensities) / 2.5, max(*intensities, ridge) * 4)
+    axes.set_ylim(min(heights) / 2.5, max(*peaks, *heights) * 4)
+    axes.set_xlabel("intensity of the kernel's traffic, FLOP / byte")
+    axes.set_ylabel("FLOP/s")
+    axes.yaxis.set_major_formatter(lambda value, _: si(value))
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+    axes.grid(which="major", color="#e4e4e4", linewidth=0.7)
+    axes.set_axisbelow(True)
+    texts, slanted = _draw_roofs(axes, ceilings, dtypes)
+    for naive, end in arrows([point for _, point in points]):
+        timed = naive.seconds is not None and end.seconds is not None
+        style: dict[str, Any] = {
+            "color": colours[end.op] if timed else _GREY,
+            "linestyle": "solid" if timed else (0, (3, 2)),
+        }
+        tail, tip = ((point.intensity, plotted_flops_per_s(point, roof)) for point in (naive, end))
+        arrow = {"arrowstyle": "-|>", "linewidth": 1.1, "shrinkA": 4, "shrinkB": 4, "alpha": 0.75, **style}
+        axes.annotate("", xy=tip, xytext=tail, arrowprops=arrow, zorder=3)
+    for (_, point), (x, y) in zip(points, places, strict=True):
+        _draw_marker(axes, point, x, y, colours[point.op])
+    legend = axes.legend(handles=_legend_handles(points, ceilings), loc="upper left", fontsize=7.5, framealpha=1.0)
+    axes.figure.canvas.draw()  # sets the sizes of the texts and of the legend, which the numbers keep clear of
+    _draw_numbers(axes, points, places, [*map(_box, (*texts, legend)), *slanted], colours)
+
+
+def _draw_roofs(axes: Axes, ceilings: Sequence[Ceilings], dtypes: Sequence[str | None]) -> tuple[list[Any], list[Box]]:
+    """Bandwidth diagonals and flat roofs, named over the diagonal, where no kernel can be.
+
+    Returns the flat roofs' names, and boxes along the slanted one, whose own box would cover the kernels beside it.
+    """
+    (left, right), (bottom, _) = axes.get_xlim(), axes.get_ylim()
+    ordered = sorted(ceilings, key=lambda ceiling: -ceiling.hbm_bytes_per_s)
+    text: dict[str, Any] = {"fontsize": 7.5, "textcoords": "offset points", "path_effects": _HALO}
+    names = []
+    for ceiling in ordered:
+        line: dict[str, Any] = {"linestyle": _DASHES[ceiling.kind], "color": "black", "linewidth": 1.2, "zorder": 2}
+        rate = ceiling.hbm_bytes_per_s
+        flat = sorted({roof_flops_per_s(ceiling, dtype) for dtype in dtypes})
+        axes.plot([left, flat[-1] / rate], [left * rate, flat[-1]], **line)
+        for height in flat:
+            axes.plot([height / rate, right], [height] * 2, **line)
+            of = "/".join(dtype or "fp32 vector" for dtype in dtypes if roof_flops_per_s(ceiling, dtype) == height)
+            names.append((height, f"{of} {si(height)}FLOP/s, {ceiling.kind}"))
+    steepest = ordered[0].hbm_bytes_per_s
+    texts, lowest = [], 0.0
+    for height, name in sorted(names):
+        corner = (height / steepest, height)
+        y = float(axes.transData.transform(corner)[1]) * 72 / _DPI
+        lowest = max(lowest + 9.5, y)  # one line of text: roofs of two kinds can lie closer than that
+        texts.append(axes.annotate(name, corner, (-7, lowest - y), ha="right", va="center", **text))
+    foot = max(left, bottom / steepest)
+    (x0, y0), (x1, y1) = axes.transData.transform([(foot, foot * steepest), (10 * foot, 10 * foot * steepest)])
+    angle = atan2(y1 - y0, x1 - x0)
+    along = (20 * cos(angle) - 3 * sin(angle), 20 * sin(angle) + 3 * cos(angle))
+    name = ", ".join(f"{si(ceiling.hbm_bytes_per_s)}B/s {ceiling.kind}" for ceiling in ordered)
+    slanted: dict[str, Any] = {"rotation": degrees(angle), "rotation_mode": "anchor", "va": "bottom", **text}
+    axes.annotate(name, (foot, foot * steepest), along, **slanted)
+    x, y = x0 * 72 / _DPI + along[0] - 4 * sin(angle), y0 * 72 / _DPI + along[1] + 4 * cos(angle)
+    steps = [(float(x + t * cos(angle)), float(y + t * sin(angle))) for t in range(0, 4 * len(name), 4)]
+    return texts, [(x - 4, y - 4, x + 4, y + 4) for x, y in steps]
+
+
+def _draw_marker(axes: Axes, point: Point, x: float, y: float, colour: str) -> None:
+    if point.seconds is None:
+        axes.plot([x], [y], "x", color=_GREY, markersize=6.5, markeredgewidth=1.6, zorder=5)
+        return
+    face = colour if point.traffic_basis == "counted" else "white"
+    style: dict[str, Any] = {"markeredgewidth": 1.4, "markeredgecolor": colour, "markerfacecolor": face}
+    axes.plot([x], [y], _MARKERS[point.role], markersize=6.5, zorder=5, **style)
+
+
+def _box(artist: Any) -> Box:
+    """In points, as `place_labels` wants it."""
+    x0, y0, x1, y1 = (float(pixels) * 72 / _DPI for pixels in artist.get_window_extent().extents)
+    return x0, y0, x1, y1
+
+
+def _draw_numbers(
+    axes: Axes,
+    points: Numbered,
+    places: Sequence[tuple[float, float]],
+    occupied: Sequence[Box],
+    colours: Mapping[str, str],
+) -> None:
+    spots = [(float(x) * 72 / _DPI, float(y) * 72 / _DPI) for x, y in axes.transData.transform(places)]
+    sizes = [(2.4 * len(str(number)) + 0.6, 3.6) for number, _ in points]
+    offsets = place_labels(spots, sizes, _box(axes), occupied)
+    line: dict[str, Any] = {"arrowstyle": "-", "color": "#777777", "linewidth": 0.5, "shrinkA": 3, "shrinkB": 3}
+    for (number, point), place, offset in zip(points, places, offsets, strict=True):
+        axes.annotate(
+            str(number),
+            place,
+            offset,
+            textcoords="offset points",
+            ha="center",
+            va="center",
+            fontsize=7.5,
+            weight="bold",
+            color=colours[point.op],
+            path_effects=_HALO,
+            arrowprops=line if hypot(*offset) > NEAR_RADIUS + 0.1 else None,
+            zorder=6,
+        )
+
+
+def _legend_handles(points: Numbered, ceilings: Sequence[Ceilings]) -> list[Line2D]:
+    """Only what the panel shows."""
+    shown = [point for _, point in points]
+    timed = [point for point in shown if point.seconds is not None]
+    dot: dict[str, Any] = {"linestyle": "none", "color": _INK, "markersize": 6}
+    handles = [
+        Line2D([], [], marker=marker, label=role, markerfacecolor="white", **dot)
+        for role, marker in _MARKERS.items()
+        if any(point.role == role for point in timed)
+    ]
+    for basis, fill, face in (("counted", "filled", _INK), ("modelled", "hollow", "white")):
+        if any(point.traffic_basis == basis for point in timed):
+            handles.append(Line2D([], [], marker="o", label=f"{fill}: traffic {basis}", markerfacecolor=face, **dot))
+    if len(timed) < len(shown):
+        grey: dict[str, Any] = {"linestyle": "none", "color": _GREY, "markeredgewidth": 1.6}
+        handles.append(Line2D([], [], marker="x", label="bound (not timed)", **grey))
+    if arrows(shown):
+        handles.append(Line2D([], [], color=_INK, linewidth=1.1, label="arrow: naive to optimized"))
+    for kind in dict.fromkeys(ceiling.kind for ceiling in ceilings):
+        handles.append(Line2D([], [], color="black", linestyle=_DASHES[kind], label=f"ceiling, {kind}"))
+    return handles
+
+
+def _draw_movement(
+    axes: Axes, points: Numbered, ceilings: Sequence[Ceilings], roof: Ceilings, colours: Mapping[str, str]
+) -> None:
+    """One row for each kernel without FLOPs: its traffic per second over `roof`'s bandwidth."""
+    fractions = []
+    for row, (_, point) in enumerate(points):
+        fraction = 1.0
+        if point.seconds is not None:
+            fraction = point.traffic_bytes / point.seconds / roof.hbm_bytes_per_s
+            axes.plot([0, fraction], [row, row], color=colours[point.op], linewidth=1.2, zorder=3)
+        _draw_marker(axes, point, fraction, row, colours[point.op])
+        fractions.append(fraction)
+    for ceiling in ceilings:
+        ratio = ceiling.hbm_bytes_per_s / roof.hbm_bytes_per_s
+        fractions.append(ratio)
+        axes.axvline(ratio, color="black", linestyle=_DASHES[ceiling.kind], linewidth=1.2, zorder=2)
+    axes.set_xlim(0, max(fractions) * 1.06)
+    axes.set_ylim(len(points) - 0.3, -0.7)
+    axes.set_yticks(range(len(points)), [str(number) for number, _ in points], fontsize=7.5, weight="bold")
+    axes.tick_params(axis="y", length=0)
+    for tick, (_, point) in zip(axes.get_yticklabels(), points, strict=True):
+        tick.set_color(colours[point.op])
+    axes.grid(axis="x", color="#e4e4e4", linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.set_xlabel(f"no FLOPs: traffic per second over {si(roof.hbm_bytes_per_s)}B/s ({roof.kind})")
+
+
+def _draw_list(figure: Figure, rows: Numbered, colours: Mapping[str, str]) -> None:
+    """Number, kernel, intensity, rate and fraction of the bound, under a heading for each op and case."""
+    height = figure.get_figheight()
+    y = height - 0.5
+
+    def write(cells: Sequence[str], **style: Any) -> None:
+        for x, cell, side in zip(_COLUMNS, cells, ("right", "left", "right", "right", "right"), strict=True):
+            figure.text(x, y / height, cell, ha=side, va="center", fontsize=7.5, **style)
+
+    write(("", "kernel", "FLOP / byte", "reached", "of bound"), color=_INK)
+    heading = None
+    for number, point in rows:
+        y -= _ROW_IN
+        if heading != (point.op, point.case):
+            heading = (point.op, point.case)
+            y -= _ROW_IN * 0.15
+            at_left: dict[str, Any] = {"ha": "left", "va": "center"}
+            figure.text(_COLUMNS[1], y / height, point.op, size=7.5, weight="bold", color=colours[point.op], **at_left)
+            beside = len(point.case) <= _CASE_CHARACTERS  # a longer one takes a line of its own
+            y -= 0.0 if beside else _ROW_IN * 0.9
+            size = 6.5 if beside else min(6.5, 6.5 * 78 / len(point.case))
+            x = _COLUMNS[1] + (0.105 if beside else 0.0)
+            figure.text(x, y / height, point.case, size=size, color=_INK, **at_left)
+            y -= _ROW_IN
+        name = point.label if point.label == point.role else f"{point.label} ({point.role})"
+        intensity = "none" if not point.flops else three_digits(point.intensity)
+        if point.seconds is None:
+            write((str(number), name, intensity, "not timed", "bound"), color=_GREY)
+            continue
+        work, unit = (point.flops, "FLOP/s") if point.flops else (point.traffic_bytes, "B/s")
+        reached, fraction = f"{si(work / point.seconds)}{unit}", f"{point.bound_s / point.seconds:.0%}"
+        write((str(number), name, intensity, reached, fraction), color="black")

@@ -1,0 +1,133 @@
+"""What a roofline figure shows, before anything is drawn: points, their order, arrows, and room for their numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import cos, pi, sin
+from typing import Literal, get_args
+
+from rooflab.roofline.model import Basis, Ceilings
+
+Role = Literal["naive", "library", "optimized", "peer"]
+Box = tuple[float, float, float, float]
+"""x0, y0, x1, y1."""
+_RADII = (9, 13, 18, 24, 31, 39, 48, 60)
+NEAR_RADIUS = 13
+"""A number farther than this from its marker needs a line to it."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One kernel on one case."""
+
+    label: str
+    """The kernel's name."""
+    op: str
+    case: str
+    role: Role
+    dtype: str | None
+    """Operand dtype of its matrix products, which chooses the roof over it; None: the fp32 vector roof."""
+    flops: float
+    """Of the op's cost, however many the kernel does."""
+    traffic_bytes: float
+    """What the kernel moves through HBM."""
+    traffic_basis: Basis
+    bound_s: float
+    """The least time that the op's cost allows."""
+    seconds: float | None
+    """Time measured, or None where it was not timed."""
+
+    def __post_init__(self) -> None:
+        if not self.traffic_bytes > 0:
+            raise ValueError(f"traffic_bytes: expected above 0 ({self.op}/{self.label}), got {self.traffic_bytes}")
+        if self.seconds is not None and not self.seconds > 0:
+            raise ValueError(f"seconds: expected above 0, or None ({self.op}/{self.label}), got {self.seconds}")
+
+    @property
+    def intensity(self) -> float:
+        """FLOP per byte of traffic; 0 for pure data movement."""
+        return self.flops / self.traffic_bytes
+
+
+def roof_flops_per_s(ceiling: Ceilings, dtype: str | None) -> float:
+    """The flat roof over matrix products of `dtype`, or over vector arithmetic where it is None."""
+    return ceiling.vector_flops_per_s if dtype is None else ceiling.matrix_rate(dtype)
+
+
+def plotted_flops_per_s(point: Point, roof: Ceilings) -> float:
+    """FLOP/s reached, or the roof's at the point's intensity where it was not timed."""
+    if point.seconds is not None:
+        return point.flops / point.seconds
+    return min(roof_flops_per_s(roof, point.dtype), point.intensity * roof.hbm_bytes_per_s)
+
+
+def numbered(points: Sequence[Point]) -> list[tuple[int, Point]]:
+    """Points from 1 on: by op and case as they first come, then by role, then by name."""
+    ops = list(dict.fromkeys(point.op for point in points))
+    cases = list(dict.fromkeys((point.op, point.case) for point in points))
+    roles = get_args(Role)
+    ordered = sorted(
+        points,
+        key=lambda p: (ops.index(p.op), cases.index((p.op, p.case)), roles.index(p.role), p.label),
+    )
+    return list(enumerate(ordered, start=1))
+
+
+def arrows(points: Sequence[Point]) -> list[tuple[Point, Point]]:
+    """From each case's naive kernel to its fastest optimized one, or the one of least traffic where none was timed."""
+    found = []
+    for op, case in dict.fromkeys((point.op, point.case) for point in points):
+        kernels = [point for point in points if (point.op, point.case) == (op, case)]
+        naive = [point for point in kernels if point.role == "naive"]
+        optimized = [point for point in kernels if point.role == "optimized"]
+        if naive and optimized:
+            end = min(optimized, key=lambda p: (p.seconds is None, p.seconds or p.traffic_bytes))
+            found.append((naive[0], end))
+    return found
+
+
+def place_labels(
+    spots: Sequence[tuple[float, float]], half_sizes: Sequence[tuple[float, float]], frame: Box, occupied: Sequence[Box]
+) -> list[tuple[float, float]]:
+    """An offset from each spot to its label's centre, so that labels cover neither markers, `occupied`, nor each other.
+
+    Nearest first, and down and to the right first, because the roof is above. Where all places within 60 are
+    taken, the label lies at the nearest one. All lengths are in one unit, a point being the one it is tuned for.
+    """
+    marker = 4.0
+    taken = [*occupied, *((x - marker, y - marker, x + marker, y + marker) for x, y in spots)]
+    offsets = []
+    for (x, y), (half_width, half_height) in zip(spots, half_sizes, strict=True):
+        offset = (_RADII[0] * cos(-pi / 4), _RADII[0] * sin(-pi / 4))
+        for dx, dy in _offsets():
+            box = (x + dx - half_width, y + dy - half_height, x + dx + half_width, y + dy + half_height)
+            inside = frame[0] < box[0] and box[2] < frame[2] and frame[1] < box[1] and box[3] < frame[3]
+            if inside and not any(_overlap(box, other) for other in taken):
+                offset = (dx, dy)
+                taken.append(box)
+                break
+        offsets.append(offset)
+    return offsets
+
+
+def _offsets() -> list[tuple[float, float]]:
+    angles = [-pi / 4 + (step + 1) // 2 * (-1) ** step * pi / 8 for step in range(16)]
+    return [(radius * cos(angle), radius * sin(angle)) for radius in _RADII for angle in angles]
+
+
+def _overlap(a: Box, b: Box) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+
+
+def si(value: float) -> str:
+    """Three digits and a decimal prefix: `989 T`, `3.35 T`, `46 G`."""
+    for prefix, scale in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= scale * 0.9995:  # what rounds up to the next prefix takes it
+            return f"{value / scale:.3g} {prefix}"
+    return f"{value:.3g} "
+
+
+def three_digits(value: float) -> str:
+    """Three digits, and all of them before the point: `0.188`, `2,276`."""
+    return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"

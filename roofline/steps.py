@@ -1,0 +1,189 @@
+"""What one prefill or decode step of a model costs, op by op, and its least time.
+
+A step is priced as an engine of separate kernels runs it: each op starts after the one before, moves its inputs and
+outputs through HBM once, and takes the largest of its own memory, arithmetic and launch times; the step takes their
+sum. Kernels that fuse two of these ops can go below it, and nothing that runs them one by one can. Each op's cost is
+the one that its spec gives for the same shapes.
+
+Tensor parallelism splits heads, the MLP's width and the vocabulary. It costs two all-reduces a layer of (tokens,
+hidden) in the activations' dtype, each 2 (n - 1) / n of those bytes over the link one way (Patarasuk and Yuan,
+"Bandwidth optimal all-reduce algorithms", 2009), without latency and without overlap, because the next op needs the
+sum. The collectives of the embedding and the logits, about one part in 2 x layers of that, are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import NamedTuple
+
+from rooflab.roofline.architecture import Architecture
+from rooflab.roofline.model import Ceilings, Cost, bound
+
+ITEM_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8_e4m3": 1, "int8": 1}
+MAX_GPUS = 8
+"""One node; beyond it the link is another."""
+_BLOCK_TOKENS = 16
+_INDEX_BYTES, _LENGTH_BYTES = 8, 4
+
+
+class OpCost(NamedTuple):
+    """One op of a step: `calls` of `op`, each of `cost`, at one place in the model."""
+
+    op: str
+    calls: int
+    cost: Cost
+    site: str
+
+
+def activation_dtype(weight_dtype: str) -> str:
+    """The dtype of activations, embedding, norms and output head beside weights of `weight_dtype`."""
+    # Quantized checkpoints keep embedding, norms, output head and activations in bf16.
+    return weight_dtype if ITEM_BYTES[weight_dtype] > 1 else "bf16"
+
+
+def _rmsnorm(rows: int, width: int, item: int) -> Cost:
+    return Cost(rows * width * item + width * item, rows * width * item, {}, 4.0 * rows * width, float(rows))
+
+
+def _gemm(M: int, N: int, K: int, weight: str, activation: str, bias: bool = False) -> Cost:
+    item = ITEM_BYTES[activation]
+    read = M * K * item + N * K * ITEM_BYTES[weight] + (N * item if bias else 0)
+    return Cost(read, M * N * item, {weight: 2.0 * M * N * K}, float(M * N) if bias else 0.0)
+
+
+def _attention(pairs: int, head_dim: int, q_bytes: float, other_read_bytes: float, dtype: str) -> Cost:
+    flops = {dtype: 4.0 * head_dim * pairs}
+    return Cost(q_bytes + other_read_bytes, q_bytes, flops, 3.0 * pairs, float(pairs))
+
+
+def _step(
+    arch: Architecture, tokens: int, sequences: int, attention: OpCost, weight_dtype: str, kv_dtype: str, gpus: int
+) -> list[OpCost]:
+    """All ops of one forward step on one of `gpus` GPUs, sampling included; one row of logits per sequence."""
+    act = activation_dtype(weight_dtype)
+    T, H, L, D, item = tokens, arch.hidden_size, arch.num_layers, arch.head_dim, ITEM_BYTES[act]
+    heads, kv_heads = arch.num_heads // gpus, max(1, arch.num_kv_heads // gpus)
+    ffn, vocab = ceil(arch.intermediate_size / gpus), ceil(arch.vocab_size / gpus)
+    q, kv = heads * D, kv_heads * D
+    rope_bytes = T * (q + kv) * item
+    add_norm = Cost(2 * T * H * item + H * item, 2 * T * H * item, {}, 5.0 * T * H, float(T))
+    rope = Cost(rope_bytes + T * (D * 4 + _INDEX_BYTES), rope_bytes, {}, 3.0 * T * (q + kv))
+    cache = Cost(T * (2 * kv * item + _INDEX_BYTES), 2 * T * kv * ITEM_BYTES[kv_dtype])
+    silu = Cost(2 * T * ffn * item, T * ffn * item, {}, 4.0 * T * ffn, 2.0 * T * ffn)
+    qk_norms = [("q_norm", heads), ("k_norm", kv_heads)] if arch.qk_norm else []
+    return [
+        OpCost("embedding", 1, Cost(T * _INDEX_BYTES + min(T, arch.vocab_size) * H * item, T * H * item), "embedding"),
+        OpCost("rmsnorm", 1, _rmsnorm(T, H, item), "first_norm"),
+        OpCost("gemm", L, _gemm(T, q + 2 * kv, H, weight_dtype, act, arch.attention_bias), "qkv_proj"),
+        *(OpCost("rmsnorm", L, _rmsnorm(T * count, D, item), site) for site, count in qk_norms),
+        OpCost("rope", L, rope, "rope"),
+        OpCost("kv_cache_write", L, cache, "kv_cache_write"),
+        attention,
+        OpCost("gemm", L, _gemm(T, H, q, weight_dtype, act), "o_proj"),
+        OpCost("fused_add_rmsnorm", 2 * L, add_norm, "norms"),
+        OpCost("gemm", L, _gemm(T, 2 * ffn, H, weight_dtype, act), "gate_up_proj"),
+        OpCost("silu_and_mul", L, silu, "silu_and_mul"),
+        OpCost("gemm", L, _gemm(T, H, ffn, weight_dtype, act), "down_proj"),
+        OpCost("gemm", 1, _gemm(sequences, vocab, H, act, act), "lm_head"),
+        OpCost("sample", 1, Cost(sequences * vocab * item, sequences * _INDEX_BYTES, {}, sequences * vocab), "sample"),
+    ]
+
+
+def prefill_cost(
+    arch: Architecture, prompt: int, weight_dtype: str = "bf16", kv_dtype: str = "bf16", gpus: int = 1
+) -> list[OpCost]:
+    """Ops of the prefill of one prompt of `prompt` tokens on each of `gpus` GPUs.
+
+    Causal attention counts the pairs it sees, about half; the output head runs on the last token alone. Raises
+    `ValueError` on an unknown dtype, a length below 1, or a number of GPUs that does not divide the heads.
+    """
+    check_arguments(arch, weight_dtype, kv_dtype, gpus, prompt=prompt)
+    act = activation_dtype(weight_dtype)
+    heads, kv_heads = arch.num_heads // gpus, max(1, arch.num_kv_heads // gpus)
+    pairs = heads * prompt * (prompt + 1) // 2
+    row = prompt * arch.head_dim * ITEM_BYTES[act]
+    cost = _attention(pairs, arch.head_dim, heads * row, 2 * kv_heads * row, act)
+    attention = OpCost("flash_attention", arch.num_layers, cost, "attention")
+    return _step(arch, prompt, 1, attention, weight_dtype, kv_dtype, gpus)
+
+
+def decode_cost(
+    arch: Architecture, batch: int, context: int, weight_dtype: str = "bf16", kv_dtype: str = "bf16", gpus: int = 1
+) -> list[OpCost]:
+    """Ops of one decode step of `batch` sequences, each seeing `context` tokens, its own included, on each of `gpus`.
+
+    Raises `ValueError` as `prefill_cost` does.
+    """
+    check_arguments(arch, weight_dtype, kv_dtype, gpus, batch=batch, context=context)
+    act = activation_dtype(weight_dtype)
+    heads, kv_heads = arch.num_heads // gpus, max(1, arch.num_kv_heads // gpus)
+    q_bytes = batch * heads * arch.head_dim * ITEM_BYTES[act]
+    kv_bytes = batch * context * 2 * kv_heads * arch.head_dim * ITEM_BYTES[kv_dtype]
+    table_bytes = batch * (ceil(context / _BLOCK_TOKENS) + 1) * _LENGTH_BYTES
+    cost = _attention(batch * heads * context, arch.head_dim, q_bytes, kv_bytes + table_bytes, act)
+    attention = OpCost("paged_attention", arch.num_layers, cost, "attention")
+    return _step(arch, batch, batch, attention, weight_dtype, kv_dtype, gpus)
+
+
+def gpu_counts(arch: Architecture) -> list[int]:
+    """Sizes of a tensor-parallel group in one node: divisors of the heads that split or repeat whole KV heads."""
+    kv = arch.num_kv_heads
+    return [n for n in range(1, MAX_GPUS + 1) if arch.num_heads % n == 0 and (kv % n == 0 or n % kv == 0)]
+
+
+def all_reduce_s(bytes_per_gpu: float, gpus: int, link_bytes_per_s: float) -> float:
+    """Least seconds of one ring all-reduce of `bytes_per_gpu` bytes; 0 on one GPU."""
+    return 2 * (gpus - 1) / gpus * bytes_per_gpu / link_bytes_per_s if gpus > 1 else 0.0
+
+
+@dataclass(frozen=True)
+class OpBound:
+    """The least time of one op in a step, its calls together."""
+
+    op: str
+    site: str
+    calls: int
+    least_ms: float
+    limiter: str
+
+
+@dataclass(frozen=True)
+class StepBound:
+    """The least time of a step: the sum over its ops and the all-reduces between them."""
+
+    least_ms: float
+    limiter: str
+    """What most of the time goes to: memory, tensor, vector, sfu, launch, or link (the all-reduces)."""
+    all_reduce_ms: float
+    ops: tuple[OpBound, ...]
+
+
+def step_bound(ops: Sequence[OpCost], ceilings: Ceilings, all_reduce_total_s: float = 0.0) -> StepBound:
+    """The least time of `ops` one after another.  Raises `ValueError` on a dtype that the device has no rate for."""
+    bounds = [(op, bound(op.cost, ceilings)) for op in ops]
+    by_limiter = {"link": all_reduce_total_s}
+    for op, least in bounds:
+        by_limiter[least.limiter] = by_limiter.get(least.limiter, 0.0) + op.calls * least.seconds
+    return StepBound(
+        least_ms=sum(by_limiter.values()) * 1e3,
+        limiter=max(by_limiter, key=lambda limiter: by_limiter[limiter]),
+        all_reduce_ms=all_reduce_total_s * 1e3,
+        ops=tuple(OpBound(op.op, op.site, op.calls, op.calls * b.seconds * 1e3, b.limiter) for op, b in bounds),
+    )
+
+
+def check_arguments(arch: Architecture, weight_dtype: str, kv_dtype: str, gpus: int, **lengths: int) -> None:
+    """Raises `ValueError` on an unknown dtype, a group of GPUs that cannot be, or a length out of range."""
+    for name, dtype in (("weight_dtype", weight_dtype), ("kv_dtype", kv_dtype)):
+        if dtype not in ITEM_BYTES:
+            raise ValueError(f"{name}: expected one of {', '.join(ITEM_BYTES)}, got {dtype!r}")
+    if gpus not in gpu_counts(arch):
+        counts = ", ".join(str(n) for n in gpu_counts(arch))
+        raise ValueError(f"tensor_parallel: expected one of {counts} (it splits {arch.name}'s heads), got {gpus}")
+    for name, length in lengths.items():
+        if length < 1:
+            raise ValueError(f"{name}: expected at least 1, got {length}")
+        if name != "batch" and length > arch.max_position:
+            raise ValueError(f"{name}: expected at most {arch.max_position} tokens ({arch.name}), got {length}")

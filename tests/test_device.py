@@ -1,0 +1,130 @@
+"""Data sheet figures, the widely repeated wrong ones among them, and names."""
+
+import pytest
+
+from rooflab.roofline.device import DEVICES, Device, get_device, identify, resolve
+
+MATRIX_FLOPS_PER_CLOCK_PER_SM = {"a100": 2048, "h100": 4096, "h200": 4096, "gh200": 4096, "b200": 8192, "l4": 1024,
+                                 "l40s": 1024, "rtx": 512}  # fmt: skip
+
+
+def test_every_card_of_the_list_is_there() -> None:
+    wanted = "h100-sxm h100-pcie h100-nvl h200 gh200 a100-40gb a100-80gb l4 l40s rtx-4090 b200".split()
+    assert set(wanted) <= set(DEVICES)
+    assert all(name == device.name for name, device in DEVICES.items())
+
+
+def test_h100_bf16_is_the_dense_rate_not_the_sparse_1979() -> None:
+    assert get_device("h100-sxm").matrix_flops_per_s["bf16"] == pytest.approx(989.4e12)
+    assert get_device("h100-sxm").matrix_flops_per_s["fp8_e4m3"] == pytest.approx(1978.9e12)
+    assert get_device("h100-pcie").matrix_flops_per_s["bf16"] == pytest.approx(756e12, rel=1e-3)
+    assert get_device("h100-nvl").matrix_flops_per_s["bf16"] == pytest.approx(1671e12 / 2, rel=1e-3)
+
+
+def test_memory_kinds_of_the_three_h100() -> None:
+    kinds = {name: get_device(name).hbm_kind for name in ("h100-sxm", "h100-nvl", "h100-pcie")}
+    assert kinds == {"h100-sxm": "HBM3", "h100-nvl": "HBM3", "h100-pcie": "HBM2e"}
+
+
+def test_the_two_a100_are_not_the_same_speed() -> None:
+    small, large = get_device("a100-40gb"), get_device("a100-80gb")
+    assert (small.hbm_bytes_per_s, large.hbm_bytes_per_s) == (1.555e12, 2.039e12)
+    assert small.matrix_flops_per_s == large.matrix_flops_per_s
+    assert "fp8_e4m3" not in large.matrix_flops_per_s
+
+
+def test_a_geforce_card_has_its_rate_with_fp32_accumulation() -> None:
+    rates = get_device("rtx-4090").matrix_flops_per_s
+    assert rates["bf16"] == rates["fp16"] == pytest.approx(165.2e12)
+
+
+@pytest.mark.parametrize("device", DEVICES.values(), ids=lambda device: device.name)
+def test_figures_of_a_card_agree_with_each_other(device: Device) -> None:
+    family = device.name.split("-")[0]
+    per_clock = MATRIX_FLOPS_PER_CLOCK_PER_SM[family]
+    assert device.matrix_flops_per_clock_per_sm("bf16") == pytest.approx(per_clock, rel=5e-3)
+    assert device.matrix_flops_per_clock_per_sm("tf32") == pytest.approx(per_clock / 2, rel=2e-2)
+    lanes = 64 if family == "a100" else 128
+    clock_hz = device.vector_flops_per_s / (2 * lanes * device.sms)
+    assert device.boost_clock_hz * 0.99 <= clock_hz <= device.max_clock_hz * 1.01
+    assert device.boost_clock_hz <= device.max_clock_hz
+    assert device.base_clock_hz is None or device.base_clock_hz < device.boost_clock_hz
+    assert (device.nvlink_gpus > 1) == (device.nvlink_bytes_per_s > 0)
+    assert device.registers_per_sm == 65_536
+    assert all(device.source.values())
+
+
+def test_special_functions_are_sixteen_per_clock_and_sm() -> None:
+    assert get_device("h100-sxm").sfu_ops_per_s == 16 * 132 * 1.83e9
+
+
+def test_ceilings_price_ieee_fp32_at_the_vector_rate_and_tf32_apart() -> None:
+    ceilings = get_device("h100-sxm").ceilings()
+    assert ceilings.kind == "datasheet"
+    assert ceilings.matrix_rate("fp32") == ceilings.vector_flops_per_s == pytest.approx(66.9e12)
+    assert ceilings.matrix_rate("tf32") == pytest.approx(494.7e12)
+    assert ceilings.ridge("bf16") == pytest.approx(295.3, rel=1e-3)
+
+
+def test_ceilings_at_a_clock_scale_arithmetic_and_leave_memory() -> None:
+    device = get_device("h200")
+    sheet, held = device.ceilings(), device.ceilings(clock_hz=1.83e9 / 2)
+    assert held.kind == "at_clock"
+    assert held.matrix_rate("bf16") == pytest.approx(sheet.matrix_rate("bf16") / 2)
+    assert held.vector_flops_per_s == pytest.approx(2 * 128 * 132 * 1.83e9 / 2)
+    assert held.sfu_ops_per_s == pytest.approx(16 * 132 * 1.83e9 / 2)
+    assert held.hbm_bytes_per_s == sheet.hbm_bytes_per_s
+    with pytest.raises(ValueError, match=r"clock_hz: expected 0 < clock_hz <= 1.98e\+09, got 3e\+09"):
+        device.ceilings(clock_hz=3e9)
+
+
+def test_a_clock_question_about_an_unknown_dtype_raises() -> None:
+    with pytest.raises(ValueError, match="dtype: expected one of .*a100-80gb.*, got 'fp8_e4m3'"):
+        get_device("a100").matrix_flops_per_clock_per_sm("fp8_e4m3")
+
+
+def test_h100_means_sxm_and_says_so() -> None:
+    device, note = resolve("H100")
+    assert device.name == "h100-sxm"
+    assert note is not None and "h100-sxm" in note and "h100-pcie" in note and "h100-nvl" in note
+    assert "a100-40gb" in str(resolve("a100")[1])
+
+
+@pytest.mark.parametrize("name", ["H100_PCIe", "h100 pcie", "h100-pcie"])
+def test_a_full_name_needs_no_note(name: str) -> None:
+    assert resolve(name) == (DEVICES["h100-pcie"], None)
+
+
+def test_an_unknown_gpu_lists_the_known() -> None:
+    with pytest.raises(ValueError, match="gpu: expected one of h100-sxm, .*b200, got 'h1000'"):
+        get_device("h1000")
+
+
+@pytest.mark.parametrize(
+    ("reported", "name"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100-sxm"),
+        ("NVIDIA H100 PCIe", "h100-pcie"),
+        ("NVIDIA H100 NVL", "h100-nvl"),
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA GH200 480GB", "gh200"),
+        ("NVIDIA A100-SXM4-40GB", "a100-40gb"),
+        ("NVIDIA A100-SXM4-80GB", "a100-80gb"),
+        ("NVIDIA L4", "l4"),
+        ("NVIDIA L40S", "l40s"),
+        ("NVIDIA GeForce RTX 4090", "rtx-4090"),
+        ("nvidia  b200", "b200"),
+    ],
+)
+def test_identify_knows_the_names_that_drivers_print(reported: str, name: str) -> None:
+    device = identify(reported)
+    assert device is not None and device.name == name
+
+
+@pytest.mark.parametrize(
+    "reported",
+    ["NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA H200 NVL", "NVIDIA H20", "NVIDIA GeForce RTX 4090 Laptop GPU",
+     "NVIDIA GeForce RTX 4090 D", "NVIDIA A100 80GB PCIe", "NVIDIA L40", "Tesla V100-SXM2-16GB", ""],
+)  # fmt: skip
+def test_identify_never_guesses(reported: str) -> None:
+    assert identify(reported) is None

@@ -1,0 +1,179 @@
+"""Roofline figures: what stands where, and that the files are there and the same each time."""
+
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+
+from rooflab.roofline.model import Ceilings
+from rooflab.roofline.plot import roofline_figure, save_roofline
+from rooflab.roofline.points import Point, arrows, numbered, place_labels, plotted_flops_per_s, si, three_digits
+
+SHEET = Ceilings("toy", "datasheet", 100.0, {"bf16": 1000.0}, 50.0)
+MEASURED = Ceilings("toy", "measured", 80.0, {"bf16": 800.0}, 40.0)
+
+NAIVE = Point("naive", "gemm", "M=8", "naive", "bf16", 1000.0, 1000.0, "counted", 2.0, 20.0)
+LIBRARY = replace(NAIVE, label="library", role="library", traffic_bytes=120.0, traffic_basis="modelled", seconds=2.5)
+FUSED = replace(NAIVE, label="fused", role="optimized", traffic_bytes=100.0, seconds=4.0)
+UNTIMED = Point("naive", "rmsnorm", "T=4", "naive", None, 300.0, 100.0, "modelled", 1.0, None)
+MOVING = Point("naive", "embedding", "T=4", "naive", None, 0.0, 200.0, "counted", 2.0, 5.0)
+
+
+def markers(axes: Axes) -> dict[tuple[float, float], tuple[str, str]]:
+    """Marker and face colour of each point by its place."""
+    return {
+        (float(line.get_xdata()[0]), float(line.get_ydata()[0])): (
+            line.get_marker(),
+            to_hex(line.get_markerfacecolor()),
+        )
+        for line in axes.get_lines()
+        if line.get_marker() not in ("None", "", None)
+    }
+
+
+def words(figure: Figure) -> set[str]:
+    return {text.get_text() for text in figure.texts}
+
+
+def legend_of(axes: Axes) -> list[str]:
+    legend = axes.get_legend()
+    assert legend is not None
+    return [text.get_text() for text in legend.get_texts()]
+
+
+def test_points_stand_at_their_traffic_intensity_and_what_they_reached() -> None:
+    (axes,) = roofline_figure([NAIVE, LIBRARY, FUSED], [SHEET]).axes
+    shown = markers(axes)
+    assert shown[1.0, 50.0][0] == "v"
+    assert shown[1000 / 120, 400.0] == ("s", "#ffffff")  # hollow: modelled
+    marker, face = shown[10.0, 250.0]
+    assert marker == "o" and face != "#ffffff"  # filled: counted
+    assert len(shown) == 3
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+
+
+def test_what_was_not_timed_is_a_grey_cross_on_the_roof_and_called_a_bound() -> None:
+    figure = roofline_figure([NAIVE, UNTIMED], [SHEET])
+    (axes,) = figure.axes
+    assert markers(axes)[3.0, 50.0][0] == "x"  # under the vector roof
+    assert "bound (not timed)" in legend_of(axes)
+    assert "not timed" in words(figure)
+    assert not any("predict" in word.lower() for word in words(figure) | set(legend_of(axes)))
+    assert plotted_flops_per_s(replace(UNTIMED, traffic_bytes=3000.0), SHEET) == 10.0  # under the diagonal
+
+
+def test_untimed_points_stand_under_the_measured_ceiling_where_there_is_one() -> None:
+    (axes,) = roofline_figure([UNTIMED], [SHEET, MEASURED]).axes
+    assert (3.0, 40.0) in markers(axes)
+
+
+def test_the_legend_names_only_what_is_shown() -> None:
+    (axes,) = roofline_figure([NAIVE, FUSED], [SHEET]).axes
+    assert legend_of(axes) == ["naive", "optimized", "filled: traffic counted", "arrow: naive to optimized",
+                               "ceiling, datasheet"]  # fmt: skip
+
+
+def test_an_arrow_leads_from_naive_to_the_fastest_optimized_kernel() -> None:
+    slow = replace(FUSED, label="slow", seconds=9.0)
+    other = replace(FUSED, case="M=9")
+    assert arrows([NAIVE, LIBRARY, slow, FUSED, other]) == [(NAIVE, FUSED)]
+    assert arrows([NAIVE, LIBRARY]) == []
+    untimed = [replace(point, seconds=None) for point in (NAIVE, slow, FUSED)]
+    assert arrows([untimed[0], replace(untimed[1], traffic_bytes=500.0), untimed[2]]) == [(untimed[0], untimed[2])]
+    (axes,) = roofline_figure([NAIVE, FUSED], [SHEET]).axes
+    assert [(note.xyann, note.xy) for note in axes.texts if not note.get_text()] == [((1.0, 50.0), (10.0, 250.0))]
+
+
+def test_pure_data_movement_has_a_panel_of_its_own() -> None:
+    plane, bars = roofline_figure([NAIVE, MOVING, replace(MOVING, label="other", seconds=None)], [SHEET]).axes
+    assert set(markers(plane)) == {(1.0, 50.0)}
+    assert set(markers(bars)) == {(0.4, 0.0), (1.0, 1.0)}
+    assert "100 B/s (datasheet)" in bars.get_xlabel()
+    (alone,) = roofline_figure([MOVING], [SHEET]).axes
+    assert set(markers(alone)) == {(0.4, 0.0)}
+
+
+def test_every_roof_is_drawn_and_named() -> None:
+    (axes,) = roofline_figure([NAIVE, UNTIMED], [SHEET, MEASURED]).axes
+    names = {text.get_text() for text in axes.texts}
+    assert {"bf16 1 kFLOP/s, datasheet", "bf16 800 FLOP/s, measured", "fp32 vector 50 FLOP/s, datasheet",
+            "100 B/s datasheet, 80 B/s measured"} <= names  # fmt: skip
+    dashed = {line.get_linestyle() for line in axes.get_lines() if line.get_color() == "black"}
+    assert dashed == {"--", "-"}
+
+
+def test_the_list_gives_intensity_rate_and_fraction_of_the_bound() -> None:
+    shown = words(roofline_figure([NAIVE, FUSED, MOVING], [SHEET], title="a title"))
+    assert {"a title", "gemm", "M=8", "fused (optimized)", "250 FLOP/s", "50%", "40 B/s", "none"} <= shown
+
+
+def test_points_are_numbered_by_op_case_and_role() -> None:
+    second = replace(NAIVE, case="M=9")
+    assert numbered([FUSED, UNTIMED, second, LIBRARY, NAIVE]) == [
+        (1, NAIVE), (2, LIBRARY), (3, FUSED), (4, second), (5, UNTIMED)]  # fmt: skip
+
+
+def test_thirty_numbers_on_one_spot_do_not_cover_each_other() -> None:
+    spots = [(300.0 + index % 3, 300.0 + index % 5) for index in range(30)]
+    sizes, frame = [(5.0, 3.6)] * 30, (0.0, 0.0, 600.0, 600.0)
+    offsets = place_labels(spots, sizes, frame, [(310.0, 280.0, 330.0, 320.0)])
+    centres = [(x + dx, y + dy) for (x, y), (dx, dy) in zip(spots, offsets, strict=True)]
+    for (ax, ay), (bx, by) in combinations(centres, 2):
+        assert abs(ax - bx) >= 10.0 - 1e-9 or abs(ay - by) >= 7.2 - 1e-9
+    assert not any(305.0 < x < 335.0 and 276.4 < y < 323.6 for x, y in centres)
+
+
+def test_a_number_stays_inside_the_frame() -> None:
+    ((dx, dy),) = place_labels([(598.0, 2.0)], [(5.0, 3.6)], (0.0, 0.0, 600.0, 600.0), [])
+    assert 598 + dx + 5 < 600 and 2 + dy - 3.6 > 0
+
+
+def test_both_files_are_written_and_the_same_points_give_the_same_svg(tmp_path: Path) -> None:
+    points = [NAIVE, LIBRARY, FUSED, UNTIMED, MOVING]
+    svg, png = save_roofline(points, [SHEET, MEASURED], tmp_path / "toy.v1")
+    assert (svg.name, png.name) == ("toy.v1.svg", "toy.v1.png")
+    assert png.read_bytes().startswith(b"\x89PNG")
+    again, _ = save_roofline(points, [SHEET, MEASURED], tmp_path / "again")
+    assert svg.read_bytes() == again.read_bytes()
+    assert b"<svg" in svg.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("points", "ceilings", "message"),
+    [
+        ([], [SHEET], "points: expected at least one, got none"),
+        ([NAIVE], [], r"ceilings: expected one device's, got \[\]"),
+        (
+            [NAIVE],
+            [SHEET, replace(MEASURED, device="other")],
+            r"ceilings: expected one device's, got \['toy', 'other'\]",
+        ),
+        ([replace(NAIVE, dtype="fp8_e4m3")], [SHEET], "toy has no datasheet matrix rate for 'fp8_e4m3'"),
+    ],
+)
+def test_bad_figures_are_refused(points: list[Point], ceilings: list[Ceilings], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        roofline_figure(points, ceilings)
+
+
+def test_bad_points_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"traffic_bytes: expected above 0 \(gemm/naive\), got 0"):
+        replace(NAIVE, traffic_bytes=0.0)
+    with pytest.raises(ValueError, match="seconds: expected above 0, or None"):
+        replace(NAIVE, seconds=0.0)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(989.4e12, "989 T"), (3.35e12, "3.35 T"), (999.7e9, "1 T"), (46e9, "46 G"), (1e15, "1 P"), (12.0, "12 ")],
+)
+def test_prefixes(value: float, text: str) -> None:
+    assert si(value) == text
+
+
+def test_large_intensities_are_written_out() -> None:
+    assert [three_digits(value) for value in (0.18751, 341.2, 999.6, 2275.6)] == ["0.188", "341", "1,000", "2,276"]
