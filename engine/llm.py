@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,12 @@ from rooflab.engine import ops as engine_ops
 from rooflab.engine.block_manager import BlockManager
 from rooflab.engine.checkpoints import open_checkpoint
 from rooflab.engine.memory import kv_cache_blocks
-from rooflab.engine.metrics import Timeline, TokenEvent
+from rooflab.engine.metrics import Completion, RequestOutput, Timeline, TokenEvent
 from rooflab.engine.model import Model
 from rooflab.engine.model_files import fetch
 from rooflab.engine.model_runner import ModelRunner
 from rooflab.engine.scheduler import Scheduler
-from rooflab.engine.sequence import FinishReason, SamplingParams
+from rooflab.engine.sequence import SamplingParams
 from rooflab.engine.sequence import Sequence as EngineSequence
 from rooflab.engine.tokenizer import Prompt, Tokenizer, as_token_ids, is_chat
 from rooflab.engine.weights import dummy_tensors, load_weights
@@ -30,30 +29,6 @@ __all__ = ["LLM", "DEFAULT_MODEL", "Completion", "RequestOutput", "SamplingParam
 
 DEFAULT_MODEL = "smollm2-135m"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-@dataclass(frozen=True)
-class Completion:
-    """One answer, with vLLM's field names."""
-
-    text: str
-    token_ids: list[int]
-    finish_reason: FinishReason
-
-
-@dataclass(frozen=True)
-class RequestOutput:
-    """The result of one prompt; `out["text"]` and `out["token_ids"]` read the answer too."""
-
-    request_id: int
-    prompt_token_ids: list[int]
-    outputs: list[Completion]
-    timeline: Timeline
-
-    def __getitem__(self, key: str) -> Any:
-        if key not in ("text", "token_ids", "finish_reason"):
-            raise KeyError(f"expected 'text', 'token_ids' or 'finish_reason', got {key!r}")
-        return getattr(self.outputs[0], key)
 
 
 class LLM:
@@ -176,15 +151,16 @@ class LLM:
         sequence = self._sequence(prompt, params or SamplingParams())
         self.scheduler.submit(sequence)
         text = self.tokenizer.stream() if self.tokenizer else None
+        times: list[float] = []
         while sequence.finish_reason is None:
             if sequence not in self.step():
                 continue
-            token = sequence.token_ids[-1]
-            piece = text.push(token) if text else ""
+            piece = text.push(sequence.token_ids[-1]) if text else ""
             if sequence.finish_reason is not None and text:
                 piece += text.flush()
-            index = len(sequence.output_ids) - 1
-            yield TokenEvent(sequence.request_id, index, token, time.perf_counter(), piece, sequence.finish_reason)
+            times.append(time.perf_counter())
+            output = self._output(sequence, times) if sequence.finish_reason is not None else None
+            yield TokenEvent(sequence.request_id, len(times) - 1, sequence.token_ids[-1], times[-1], piece, output)
 
     def generate(
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+
+from rooflab.engine.sequence import FinishReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +23,8 @@ class TokenEvent:
     """When it was handed to the caller, on the `perf_counter` clock."""
     text: str = ""
     """Text that it completes."""
-    finish_reason: str | None = None
-    """Set on the last token of a request."""
+    output: RequestOutput | None = None
+    """The whole result, with the last token of a request."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,30 @@ class Timeline:
     def e2e_ms(self) -> float:
         """From scheduled arrival to last token."""
         return 1e3 * (self.token_times_s[-1] - self.arrival_s)
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One answer, with vLLM's field names."""
+
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """The result of one prompt; `out["text"]` and `out["token_ids"]` read the answer too."""
+
+    request_id: int
+    prompt_token_ids: list[int]
+    outputs: list[Completion]
+    timeline: Timeline
+
+    def __getitem__(self, key: str) -> Any:
+        if key not in ("text", "token_ids", "finish_reason"):
+            raise KeyError(f"expected 'text', 'token_ids' or 'finish_reason', got {key!r}")
+        return getattr(self.outputs[0], key)
 
 
 @dataclass(frozen=True)

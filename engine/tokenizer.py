@@ -25,7 +25,7 @@ class Tokenizer:
         with contextlib.redirect_stderr(io.StringIO()):  # GGUF conversion draws a bar of its own
             self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, **file)
         self.eos_token_id: int | None = self._tokenizer.eos_token_id
-        self.vocab_size = len(self._tokenizer)
+        self.has_chat_template = self._tokenizer.chat_template is not None
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a string (as it stands, no template), of chat messages (through the template), or ids as given.
@@ -35,7 +35,7 @@ class Tokenizer:
         if isinstance(prompt, str):
             ids = list(self._tokenizer(prompt)["input_ids"])
         elif is_chat(prompt):
-            if self._tokenizer.chat_template is None:
+            if not self.has_chat_template:
                 raise ValueError("prompt: this model has no chat template; pass a string or token ids")
             # Tokenized in one go: rendering to text first and encoding it again would double the BOS token.
             encoded = self._tokenizer.apply_chat_template(

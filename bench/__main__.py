@@ -1,0 +1,37 @@
+"""`rooflab` and `python -m rooflab.bench`: settles Triton's mode, then runs the command line."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from importlib.metadata import version
+
+
+def cuda_device_present() -> bool:
+    """Whether torch can have a CUDA device here; asks the driver, because importing torch takes over a second."""
+    if "+cpu" in version("torch"):
+        return False
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    count = ctypes.c_int(0)
+    return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
+
+
+def main() -> None:
+    """The command line.  With no CUDA device it re-executes itself once in Triton's interpreter mode.
+
+    The mode belongs to the process and is read when triton is first imported, so it must be in the environment before.
+    """
+    if "TRITON_INTERPRET" not in os.environ and not cuda_device_present():
+        os.environ["TRITON_INTERPRET"] = "1"
+        os.execv(sys.executable, [sys.executable, "-m", "rooflab.bench", *sys.argv[1:]])
+    from rooflab.bench.cli import run
+
+    run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,250 @@
+"""What the commands do, apart from drawing: selections in, rows and records out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from rooflab.bench import records as record_files
+from rooflab.bench.check import CheckResult, check_kernel
+from rooflab.bench.engine_run import as_prompt, engine_record, kernel_names, stream_one, warm_up
+from rooflab.bench.environment import snapshot
+from rooflab.bench.figures import bounds_on
+from rooflab.bench.measure import measure_op
+from rooflab.bench.records import DeviceType, Record, RunWriter
+from rooflab.bench.selection import Selection, pick_device
+from rooflab.engine.llm import LLM, SamplingParams
+from rooflab.kernels import registry
+from rooflab.kernels.registry import Kernel
+from rooflab.reference.spec import get_scheme
+from rooflab.roofline.device import resolve
+from rooflab.roofline.model import Ceilings
+from rooflab.roofline.points import Point
+
+LOCAL_RESULTS = Path("results/local")
+NOT_RUN = ("UNSUPPORTED", "UNAVAILABLE")
+Advance = Callable[[str], None]
+
+
+def result_folder() -> Path:
+    """A new folder under results/local, named by the time; git ignores it."""
+    return LOCAL_RESULTS / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
+
+
+def kernel_rows(ops: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    """One row per kernel: op, name, role, backend, available, reason; a missing library twin has a row too."""
+    device = pick_device(None)
+    rows = []
+    for op in ops or registry.ops():
+        spec = registry.get_op(op)
+        for kernel in registry.kernels(op).values():
+            reason = kernel.why_not_here(device)
+            row = {"op": op, "kernel": kernel.name, "role": kernel.role, "backend": kernel.backend}
+            interpreted = device.type == "cpu" and kernel.backend == "triton" and reason is None
+            rows.append(row | {"available": reason is None, "reason": reason or ("interpreted" if interpreted else "")})
+        if spec.no_library:
+            row = {"op": op, "kernel": "library", "role": "library", "backend": "torch", "available": False}
+            rows.append(row | {"reason": f"none in torch: {spec.no_library}"})
+    return rows
+
+
+def count_checks(chosen: Selection) -> int:
+    """How many checks `run_checks` makes."""
+    specs = ((registry.get_op(op), kernels) for op, kernels in chosen.kernels.items())
+    return sum(len(kernels) * len(chosen.cases_of(spec)) * len(chosen.schemes_of(spec)) for spec, kernels in specs)
+
+
+def run_checks(chosen: Selection, out: Path | None, advance: Advance) -> list[CheckResult]:
+    """Checks everything chosen; with `out`, writes a record of each."""
+    writer = RunWriter(out) if out else None
+    environment = snapshot(chosen.device.index or 0)
+    results = []
+    for op, kernels in chosen.kernels.items():
+        spec = registry.get_op(op)
+        for kernel in kernels:
+            for case in chosen.cases_of(spec):
+                for scheme in chosen.schemes_of(spec):
+                    result = check_kernel(kernel, spec, case, scheme, chosen.device, chosen.seed)
+                    results.append(result)
+                    if writer:
+                        writer.write(_check_record(result, kernel, writer.run_id, environment))
+                    advance(f"{kernel.id} {case.id} {scheme.name}")
+    return results
+
+
+def _check_record(result: CheckResult, kernel: Kernel, run_id: str, environment: Any) -> Record:
+    return Record(
+        kind="check",
+        run_id=run_id,
+        status=result.status,
+        environment=environment.to_dict(),
+        commit=environment.commit,
+        dirty=environment.dirty,
+        reason=result.reason,
+        op=result.op,
+        kernel=result.kernel,
+        role=kernel.role,
+        backend=kernel.backend,
+        case_id=result.case.id,
+        case=dict(result.case),
+        scheme=result.scheme,
+        seed=result.seed,
+        device=cast(DeviceType, torch.device(result.device).type),
+        checked_by=result.checked_by,
+        errors=tuple(asdict(error) for error in result.errors),
+    )
+
+
+def check_rows(results: Iterable[CheckResult]) -> list[dict[str, Any]]:
+    """One row per check."""
+    return [
+        {
+            "op": result.op,
+            "kernel": result.kernel,
+            "case": result.case.id,
+            "scheme": result.scheme,
+            "status": result.status,
+            "checked_by": result.checked_by,
+            "error_over_tolerance": max((error.max_error_over_tolerance for error in result.errors), default=None),
+            "discriminating": result.discriminating,
+            "weak": list(result.weak),
+            "reason": result.reason,
+        }
+        for result in results
+    ]
+
+
+def summarize_checks(results: Sequence[CheckResult]) -> list[dict[str, Any]]:
+    """One row per kernel: how many cases were right, how many were not, and the worst error of all."""
+    rows = []
+    for op, name in dict.fromkeys((result.op, result.kernel) for result in results):
+        own = [result for result in results if (result.op, result.kernel) == (op, name)]
+        ran = [result for result in own if result.status not in NOT_RUN]
+        errors = [error.max_error_over_tolerance for result in ran for error in result.errors]
+        skipped = [result.reason for result in own if result.status in NOT_RUN]
+        rows.append(
+            {
+                "op": op,
+                "kernel": name,
+                "role": registry.get_kernel(op, name).role,
+                "ok": sum(result.status == "OK" for result in ran),
+                "failed": sum(result.status != "OK" for result in ran),
+                "not run": len(skipped),
+                "checked_by": " ".join(dict.fromkeys(result.checked_by for result in ran)) or "none",
+                "worst": max(errors, default=None),
+                "weak": sum(not result.discriminating for result in ran),
+                "reason": "; ".join(dict.fromkeys(skipped)),
+            }
+        )
+    return rows
+
+
+def default_scheme(device: torch.device) -> str:
+    """The dtype that a device is measured in unless another is asked for."""
+    return "fp32" if device.type == "cpu" else "bf16"
+
+
+def count_benches(chosen: Selection) -> int:
+    """How many records `run_benches` makes."""
+    default = default_scheme(chosen.device)
+    specs = ((registry.get_op(op), kernels) for op, kernels in _with_baselines(chosen).items())
+    return sum(
+        len(kernels) * len(chosen.cases_of(spec)) * len(chosen.schemes_of(spec, default)) for spec, kernels in specs
+    )
+
+
+def _with_baselines(chosen: Selection) -> dict[str, tuple[Kernel, ...]]:
+    """The kernels chosen, and each op's library kernel, so that every time has something to stand beside."""
+    found = {}
+    for op, kernels in chosen.kernels.items():
+        library = [kernel for kernel in registry.kernels(op).values() if kernel.role == "library"]
+        found[op] = tuple(dict.fromkeys((*kernels, *library)))
+    return found
+
+
+def run_benches(chosen: Selection, folder: Path, budget_s: float, advance: Advance) -> list[Record]:
+    """Checks and times everything chosen, writing each record to `folder` as it comes."""
+    if not budget_s > 0:
+        raise ValueError(f"budget: expected seconds above 0, got {budget_s}")
+    writer = RunWriter(folder)
+    found = []
+    for op, kernels in _with_baselines(chosen).items():
+        spec = registry.get_op(op)
+        for scheme in chosen.schemes_of(spec, default_scheme(chosen.device)):
+            cases = chosen.cases_of(spec)
+            for record in measure_op(
+                spec, kernels, cases, scheme, chosen.device, budget_s=budget_s, run_id=writer.run_id, seed=chosen.seed
+            ):
+                writer.write(record)
+                found.append(record)
+                advance(f"{op}/{record.kernel} {record.case_id}")
+    return found
+
+
+def newest_records(path: Path | None) -> tuple[list[Record], Path]:
+    """The records at `path`, or of the newest local run, and the folder for their figures."""
+    if path is None:
+        runs = sorted(LOCAL_RESULTS.glob("*/")) if LOCAL_RESULTS.is_dir() else []
+        if not runs:
+            raise ValueError("records: no local run yet; run `rooflab bench` first, or name a GPU with --gpu")
+        path = runs[-1]
+    return record_files.read(path), path if path.is_dir() else path.parent
+
+
+def gpu_bounds(gpu: str, suite: str, scheme: str, ops: Sequence[str]) -> tuple[list[Point], list[Ceilings], str | None]:
+    """Every kernel's bound on a GPU that is not here, and what its short name was taken for."""
+    for op in ops:
+        registry.get_op(op).get_cases(suite)
+    device, note = resolve(gpu)
+    points, ceilings = bounds_on(device, suite, get_scheme(scheme).name, ops)
+    return points, ceilings, note
+
+
+def parse_swaps(texts: Sequence[str]) -> dict[str, str]:
+    """`OP=KERNEL` texts as a mapping.  Raises `ValueError` on another form or an op named twice."""
+    swaps: dict[str, str] = {}
+    for text in texts:
+        op, separator, kernel = text.partition("=")
+        if not (op and separator and kernel) or op in swaps:
+            raise ValueError(f"swap: expected OP=KERNEL, each op once, got {text!r}")
+        swaps[op] = kernel
+    return swaps
+
+
+def generate_one(
+    llm: LLM,
+    prompt: str,
+    params: SamplingParams,
+    raw: bool,
+    timed: bool,
+    show: Callable[[str], None],
+    out: Path | None,
+) -> dict[str, Any]:
+    """Answers one prompt, showing its text as it comes; with `out`, writes the record.
+
+    Times are left out where Triton's interpreter ran kernels: they would be the interpreter's.
+    """
+    if timed:
+        warm_up(llm)
+    output, summary = stream_one(llm, as_prompt(llm, prompt, raw), params, lambda event: show(event.text))
+    result = {
+        "model": llm.arch.name,
+        "device": llm.device.type,
+        "dtype": str(llm.dtype).removeprefix("torch."),
+        "text": output["text"],
+        "token_ids": output["token_ids"],
+        "finish_reason": output["finish_reason"],
+        "prompt_tokens": len(output.prompt_token_ids),
+        "kernels": kernel_names(llm),
+    }
+    if timed:
+        result |= asdict(summary)
+        if out:
+            writer = RunWriter(out)
+            writer.write(engine_record(llm, summary, "generate", {"max_tokens": params.max_tokens}, writer.run_id))
+    return result

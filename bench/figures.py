@@ -1,0 +1,141 @@
+"""From records to roofline figures and ladder rows: nothing here is typed in by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rooflab.bench.records import Record
+from rooflab.kernels.registry import get_op, kernels, ops
+from rooflab.reference.spec import Case, OpSpec, get_scheme
+from rooflab.roofline.device import Device
+from rooflab.roofline.model import Ceilings, bound
+from rooflab.roofline.plot import save_roofline
+from rooflab.roofline.points import Point
+
+META = torch.device("meta")
+
+
+def roof_dtype(spec: OpSpec, case: Case, scheme: str) -> str | None:
+    """The dtype of the op's matrix products, which chooses the roof over it; None where it has none."""
+    cost = spec.cost(**spec.make_inputs(case, get_scheme(scheme), META, 0))
+    return next(iter(cost.tensor_flops), None)
+
+
+def points_of(records: Iterable[Record]) -> list[Point]:
+    """A point for every bench record that has a bound and moves bytes: timed where it passed, else a bound alone.
+
+    A kernel that failed its check, or whose reading was invalid, is no point.
+    """
+    points = []
+    for record in records:
+        known = record.op in ops() and record.scheme is not None and record.bound_ms is not None
+        moved = record.traffic_bytes or record.least_bytes
+        if record.kind != "bench" or not known or not moved or record.status not in ("OK", "UNSUPPORTED"):
+            continue
+        assert record.op and record.kernel and record.role and record.scheme and record.bound_ms, (
+            "bench records have them"
+        )
+        latency = record.latency_median_ms
+        points.append(
+            Point(
+                label=record.kernel,
+                op=record.op,
+                case=f"{record.case_id} {record.scheme}",
+                role=record.role,
+                dtype=roof_dtype(get_op(record.op), Case(**record.case), record.scheme),
+                flops=record.flops or 0.0,
+                traffic_bytes=moved,
+                traffic_basis=record.traffic_basis or "modelled",
+                bound_s=record.bound_ms / 1e3,
+                seconds=None if latency is None else latency / 1e3,
+            )
+        )
+    return points
+
+
+def ceilings_of(records: Iterable[Record]) -> list[Ceilings]:
+    """The ceilings behind the records, the last of each device and kind."""
+    found: dict[tuple[str, str], Ceilings] = {}
+    for record in records:
+        if record.ceilings:
+            ceilings = Ceilings(**record.ceilings)
+            found[ceilings.device, ceilings.kind] = ceilings
+    return list(found.values())
+
+
+def bounds_on(device: Device, suite: str, scheme: str, only: Sequence[str] = ()) -> tuple[list[Point], list[Ceilings]]:
+    """Every kernel of one case of each op on a device that is not here: points with a bound and no time.
+
+    The case is the suite's largest by FLOPs and bytes, which is what a device is bought for.
+    """
+    ceilings = device.ceilings()
+    points = []
+    for name, spec in ops().items():
+        if only and name not in only:
+            continue
+        priced = [(case, spec.make_inputs(case, get_scheme(scheme), META, 0)) for case in spec.get_cases(suite)]
+        case, inputs = max(priced, key=lambda pair: (spec.cost(**pair[1]).flops, spec.cost(**pair[1]).bytes))
+        cost = spec.cost(**inputs)
+        for kernel in kernels(name).values():
+            if "cuda" not in kernel.devices:
+                continue
+            traffic = kernel.traffic(**inputs) if kernel.traffic else None
+            points.append(
+                Point(
+                    label=kernel.name,
+                    op=name,
+                    case=f"{case.id} {scheme}",
+                    role=kernel.role,
+                    dtype=next(iter(cost.tensor_flops), None),
+                    flops=cost.flops,
+                    traffic_bytes=traffic.bytes if traffic else cost.bytes,
+                    traffic_basis=traffic.basis if traffic else "modelled",
+                    bound_s=bound(cost, ceilings).seconds,
+                    seconds=None,
+                )
+            )
+    return points, [ceilings]
+
+
+def draw(points: Sequence[Point], ceilings: Sequence[Ceilings], folder: Path, title: str | None = None) -> list[Path]:
+    """The figure of one device as SVG and PNG in `folder`; their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    name = "".join(letter if letter.isalnum() else "-" for letter in ceilings[0].device.lower()).strip("-")
+    return list(save_roofline(points, ceilings, folder / f"roofline-{name}", title))
+
+
+def draw_records(records: Sequence[Record], folder: Path) -> list[Path]:
+    """One figure for each device that the records were made on; their paths."""
+    paths: list[Path] = []
+    for device in dict.fromkeys(ceilings.device for ceilings in ceilings_of(records)):
+        own = [record for record in records if record.ceilings and record.ceilings["device"] == device]
+        points = points_of(own)
+        if points:
+            paths += draw(points, ceilings_of(own), folder)
+    return paths
+
+
+def bench_row(record: Record) -> dict[str, Any]:
+    """One row of a printed table."""
+    latency, bound_ms = record.latency_median_ms, record.bound_ms
+    return {
+        "op": record.op,
+        "kernel": record.kernel,
+        "role": record.role,
+        "case": record.case_id,
+        "scheme": record.scheme,
+        "status": record.status,
+        "latency_ms": latency,
+        "p20_ms": record.latency_p20_ms,
+        "p80_ms": record.latency_p80_ms,
+        "bound_ms": bound_ms,
+        "of_bound": record.bound_fraction,
+        "limiter": record.limiter,
+        "gflops_per_s": None if record.flops_per_s is None else record.flops_per_s / 1e9,
+        "gbytes_per_s": None if record.bytes_per_s is None else record.bytes_per_s / 1e9,
+        "reason": record.reason,
+    }

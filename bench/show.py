@@ -1,0 +1,158 @@
+"""What the terminal shows: tables, progress and plain lines, drawn by Rich."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, is_dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+out = Console(highlight=False, soft_wrap=False)
+err = Console(stderr=True, highlight=False)
+_GOOD, _BAD = ("OK",), ("INCORRECT", "INVALID", "COMPILE_ERROR", "RUNTIME_ERROR", "OUT_OF_MEMORY", "TIMEOUT")
+
+
+def as_json(value: Any) -> None:
+    """Prints `value` as JSON, and nothing else, to standard output."""
+    print(json.dumps(_plain(value), indent=2))
+
+
+def _plain(value: Any) -> Any:
+    """`value` in JSON's own types; numbers that JSON lacks become texts."""
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and value not in (value, float("inf"), float("-inf")):
+        return "nan"
+    if isinstance(value, float) and abs(value) == float("inf"):
+        return "inf" if value > 0 else "-inf"
+    return value
+
+
+def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], title: str | None = None) -> None:
+    """A table of `rows` with the columns named; numbers to the right, three digits."""
+    drawn = Table(title=title, title_justify="left", header_style="bold", box=None, pad_edge=False, title_style="bold")
+    for column in columns:
+        numeric = all(isinstance(row.get(column), int | float | None) for row in rows)
+        wide = column in ("reason", "why", "case")
+        drawn.add_column(column, justify="right" if numeric else "left", no_wrap=not wide, overflow="fold")
+    for row in rows:
+        drawn.add_row(*(_cell(column, row.get(column)) for column in columns))
+    out.print(drawn)
+
+
+def _cell(column: str, value: Any) -> str:
+    if value is None or value == "":
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if column == "of_bound" and isinstance(value, float):
+        return f"{value:.0%}"
+    if isinstance(value, float):
+        return number(value)
+    text = str(value).replace("[", "\\[")
+    if column == "status":
+        colour = "green" if value in _GOOD else "red" if value in _BAD else "yellow"
+        return f"[{colour}]{text}[/]"
+    return text
+
+
+def number(value: float) -> str:
+    """Three significant digits without an exponent where a person would write none."""
+    if value == 0 or 1e-3 <= abs(value) < 1e6:
+        digits = max(0, 2 - int(f"{abs(value):.2e}".split("e")[1])) if value else 0
+        return f"{value:,.{digits}f}"
+    return f"{value:.2e}"
+
+
+def pairs(rows: Iterable[tuple[str, str]], title: str | None = None) -> None:
+    """Labels and values, one pair a line."""
+    drawn = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False, title_style="bold")
+    drawn.add_column(style="dim", no_wrap=True)
+    drawn.add_column(overflow="fold")
+    for label, value in rows:
+        drawn.add_row(label, value.replace("[", "\\["))
+    out.print(drawn)
+
+
+def line(text: str = "", style: str | None = None) -> None:
+    """One line of plain text."""
+    out.print(text, style=style, markup=False)
+
+
+def piece(text: str) -> None:
+    """Text without a line end, shown at once."""
+    out.print(text, end="", markup=False, soft_wrap=True)
+    out.file.flush()
+
+
+def error(text: str) -> None:
+    """One sentence to standard error."""
+    err.print(text, style="red", markup=False, soft_wrap=True)
+
+
+def note(text: str) -> None:
+    """What a person should know, kept out of standard output."""
+    err.print(text, style="dim", markup=False, soft_wrap=True)
+
+
+@contextmanager
+def progress(what: str, total: int) -> Iterator[Any]:
+    """A bar on standard error; yields `advance(text)`, called once an item."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, TextColumn("[dim]{task.fields[now]}"), console=err, transient=True) as bar:
+        task = bar.add_task(what, total=total, now="")
+
+        def advance(text: str) -> None:
+            bar.update(task, advance=1, now=text[:60].replace("[", "\\["))
+
+        yield advance
+
+
+@contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """A spinner on standard error while something takes long."""
+    with err.status(what):
+        yield
+
+
+def bench_table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> None:
+    """Times by op and case; what was not timed is counted below with its reason, and failures are spelled out."""
+    timed = [row for row in rows if row["latency_ms"] is not None and row["status"] == "OK"]
+    columns = ("op", "case", "scheme", "kernel", "role", "latency_ms", "p20_ms", "p80_ms", "bound_ms", "of_bound")
+    table(timed, (*columns, "limiter", "gflops_per_s", "gbytes_per_s"), title)
+    others = [
+        row for row in rows if row["latency_ms"] is None and row["status"] in ("OK", "UNSUPPORTED", "UNAVAILABLE")
+    ]
+    for reason in dict.fromkeys(row["reason"] for row in others):
+        names = dict.fromkeys(f"{row['op']}/{row['kernel']}" for row in others if row["reason"] == reason)
+        line(f"not timed: {', '.join(names)}: {reason}", "dim")
+    for row in rows:
+        if row["status"] not in ("OK", "UNSUPPORTED", "UNAVAILABLE"):
+            line(f"{row['op']}/{row['kernel']} {row['case']} {row['scheme']}: {row['status']}: {row['reason']}", "red")
+
+
+def engine_summary(result: Mapping[str, Any]) -> None:
+    """The lines below a generated answer."""
+    rows = [
+        ("model", f"{result['model']} on {result['device']} in {result['dtype']}"),
+        ("kernels", ", ".join(f"{op}={kernel}" for op, kernel in result["kernels"].items())),
+        ("tokens", f"{result['prompt_tokens']} in, {len(result['token_ids'])} out, ended by {result['finish_reason']}"),
+    ]
+    if "ttft_p50_ms" in result:
+        rows.append(("TTFT", f"{result['ttft_p50_ms']:.1f} ms"))
+        if result["itl_p50_ms"] is not None:
+            gaps = " / ".join(f"{result[f'itl_p{q}_ms']:.1f}" for q in (50, 90, 99))
+            rows.append(("ITL p50 / p90 / p99", f"{gaps} ms"))
+        rows.append(("throughput", f"{result['output_tokens_per_s']:.1f} tokens/s, prompt included"))
+    else:
+        rows.append(("times", "none: Triton's interpreter ran kernels, and its times are not theirs"))
+    pairs(rows)
