@@ -45,9 +45,8 @@ def run_lab(out: Path | None = None, smoke: bool = False) -> dict[str, Any]:
     environment = snapshot()
     show.line(f"rooflab on {environment.gpu.name if environment.gpu else environment.cpu}\n", "bold")
 
-    checked = Selection.of(
-        None, None, ["smoke"] if smoke else ["smoke", "edge"], None, ["fp32"] if smoke else None, None
-    )
+    suites, schemes = (["smoke"], ["fp32"]) if smoke else (["smoke", "edge"], None)
+    checked = Selection.of(None, None, suites, None, schemes, None)
     with show.progress("1 check   ", count_checks(checked)) as advance:
         results = run_checks(checked, folder, advance)
     checks = summarize_checks(results)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
@@ -12,7 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-out = Console(highlight=False, soft_wrap=False)
+# Into a pipe or a file, where Rich would fold at 80 columns, tables keep their width.
+out = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
 err = Console(stderr=True, highlight=False)
 _GOOD, _BAD = ("OK",), ("INCORRECT", "INVALID", "COMPILE_ERROR", "RUNTIME_ERROR", "OUT_OF_MEMORY", "TIMEOUT")
 
@@ -129,15 +131,19 @@ def bench_table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> 
     timed = [row for row in rows if row["latency_ms"] is not None and row["status"] == "OK"]
     columns = ("op", "case", "scheme", "kernel", "role", "latency_ms", "p20_ms", "p80_ms", "bound_ms", "of_bound")
     table(timed, (*columns, "limiter", "gflops_per_s", "gbytes_per_s"), title)
-    others = [
-        row for row in rows if row["latency_ms"] is None and row["status"] in ("OK", "UNSUPPORTED", "UNAVAILABLE")
-    ]
+    fine = ("OK", "UNSUPPORTED", "UNAVAILABLE")
+    others = [row for row in rows if row["latency_ms"] is None and row["status"] in fine]
     for reason in dict.fromkeys(row["reason"] for row in others):
         names = dict.fromkeys(f"{row['op']}/{row['kernel']}" for row in others if row["reason"] == reason)
         line(f"not timed: {', '.join(names)}: {reason}", "dim")
     for row in rows:
-        if row["status"] not in ("OK", "UNSUPPORTED", "UNAVAILABLE"):
-            line(f"{row['op']}/{row['kernel']} {row['case']} {row['scheme']}: {row['status']}: {row['reason']}", "red")
+        if row["status"] not in fine:
+            failure(row)
+
+
+def failure(row: Mapping[str, Any]) -> None:
+    """One line for a kernel that failed."""
+    line(f"{row['op']}/{row['kernel']} {row['case']} {row['scheme']}: {row['status']}: {row['reason']}", "red")
 
 
 def engine_summary(result: Mapping[str, Any]) -> None:

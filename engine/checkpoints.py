@@ -84,7 +84,7 @@ class GGUFCheckpoint:
         if kind not in _GGUF_ARCHITECTURES:
             raise ValueError(f"model: expected a GGUF of {' or '.join(_GGUF_ARCHITECTURES)}, got {kind!r}")
         self._kind: str = kind
-        self.architecture = Architecture.from_config(self._config())
+        self.architecture = Architecture.from_config(self._config(), name=path.stem)
 
     def _field(self, name: str, default: Any = None) -> Any:
         field = self._reader.get_field(name)
@@ -157,7 +157,7 @@ class SafetensorsCheckpoint:
             config = json.loads((path / "config.json").read_text())
         except json.JSONDecodeError as error:
             raise ValueError(f"model: {path / 'config.json'} is not JSON: {error}") from error
-        self.architecture = Architecture.from_config(config)
+        self.architecture = Architecture.from_config(config, name=path.absolute().name)
         self._files = sorted(path.glob("*.safetensors"))
         if not self._files:
             raise ValueError(f"model: {path} has a config.json but no *.safetensors")
