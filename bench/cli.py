@@ -6,7 +6,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import typer
 
 from rooflab.bench import show
@@ -37,16 +36,10 @@ DeviceOption = Annotated[str | None, typer.Option("--device", help="cpu or cuda;
 def run() -> None:
     """The command line; bad input gives one sentence and exit status 2."""
     try:
-        status = app(standalone_mode=False)
-    except click.exceptions.Abort:
-        raise SystemExit(130) from None
-    except click.ClickException as error:
-        error.show()
-        raise SystemExit(EXIT_USAGE) from None
+        app(prog_name="rooflab")
     except ValueError as error:
         show.error(f"rooflab: {error}")
         raise SystemExit(EXIT_USAGE) from None
-    raise SystemExit(status or 0)
 
 
 @app.command("list")
@@ -72,7 +65,7 @@ def check(
     seed: int = 0,
     out: OutOption = None,
     json: Json = False,
-) -> int:
+) -> None:
     """Check kernels against the fp64 oracle, planted inputs included.  Exit status 11 where one is wrong."""
     from rooflab.bench.commands import check_rows, count_checks, run_checks, summarize_checks
     from rooflab.bench.selection import Selection
@@ -93,7 +86,8 @@ def check(
             f"{len(rows)} checks: {sum(row['status'] == 'OK' for row in rows)} right, {len(wrong)} wrong, "
             f"{sum(row['status'] in ('UNSUPPORTED', 'UNAVAILABLE') for row in rows)} could not run here"
         )
-    return EXIT_INCORRECT if wrong else 0
+    if wrong:
+        raise typer.Exit(EXIT_INCORRECT)
 
 
 @app.command()
@@ -109,7 +103,7 @@ def bench(
     choose: Annotated[bool, typer.Option(help="Write kernels/<op>/choices.json from these records.")] = False,
     out: OutOption = None,
     json: Json = False,
-) -> int:
+) -> None:
     """Check and time kernels; records and roofline figures go to --out.  Exit status 11 or 13 where one failed."""
     from rooflab.bench.choose import write_choices
     from rooflab.bench.commands import count_benches, result_folder, run_benches
@@ -131,8 +125,9 @@ def bench(
         show.line("".join(f"  {path.name}" for path in (*figures, *written)))
     statuses = {record.status for record in records}
     if statuses & {"INCORRECT", "COMPILE_ERROR", "RUNTIME_ERROR", "OUT_OF_MEMORY", "TIMEOUT"}:
-        return EXIT_INCORRECT
-    return EXIT_INVALID if "INVALID" in statuses else 0
+        raise typer.Exit(EXIT_INCORRECT)
+    if "INVALID" in statuses:
+        raise typer.Exit(EXIT_INVALID)
 
 
 @app.command()
@@ -243,11 +238,12 @@ def lab(
     smoke: Annotated[bool, typer.Option("--smoke", help="The same in short, for CI.")] = False,
     out: OutOption = None,
     json: Json = False,
-) -> int:
+) -> None:
     """The whole lab on this machine: check, bench, roofline, and an engine run on real prompts."""
     from rooflab.bench.lab import run_lab
 
     summary: dict[str, Any] = run_lab(out, smoke)
     if json:
         show.as_json(summary)
-    return EXIT_INCORRECT if summary["wrong"] else 0
+    if summary["wrong"]:
+        raise typer.Exit(EXIT_INCORRECT)

@@ -47,6 +47,7 @@ def continuations_and_logits(model, prompts, new_tokens=NEW_TOKENS):
     return results
 
 
+@torch.inference_mode()
 def teacher_forced(llm: LLM, prompts, continuations):
     """The engine's logits (new_tokens, V) per prompt when every drawn token is replaced by the given one.
 

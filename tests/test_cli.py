@@ -1,0 +1,149 @@
+"""The command line as a user meets it: one clear sentence for bad input, and the same content as JSON."""
+
+import json
+import sys
+
+import pytest
+from test_registry import OUTSIDE
+from tiny_model import write_config
+
+from rooflab.bench.cli import run
+from rooflab.kernels import registry
+
+
+@pytest.fixture
+def rooflab(monkeypatch, capfd, tmp_path):
+    """Runs a command in an empty folder and gives its exit status, output and errors."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["rooflab", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stopped:
+            run()
+        captured = capfd.readouterr()
+        return stopped.value.code or 0, captured.out, captured.err
+
+    return call
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["check", "gem"], "op: expected one of embedding, .*got 'gem'"),
+        (["check", "gemm", "--kernel", "fast"], "kernel: gemm has naive, library, .*got 'fast'"),
+        (["check", "gemm", "--kernel", "none.py"], "kernel: expected a Python file, got 'none.py'"),
+        (["check", "gemm", "--case", "M=3"], "case: gemm takes M=.* with these keys, got M=3"),
+        (["check", "gemm", "--case", "M=x,N=1,K=1,layout=NT,bias=false"], "case: expected M like '32', got 'x'"),
+        (["check", "gemm", "--suite", "big"], "suite: expected one of smoke, edge, .*got 'big'"),
+        (["check", "gemm", "--scheme", "fp12"], "scheme: expected one of fp32, fp16, bf16, got 'fp12'"),
+        (["bench", "gemm", "--device", "tpu"], "device: expected cpu or cuda, got 'tpu'"),
+        (["bench", "gemm", "--budget", "0"], "budget: expected seconds above 0, got 0.0"),
+        (["roofline"], "records: no local run yet; run `rooflab bench` first"),
+        (["roofline", "--gpu", "h1000"], "gpu: expected one of h100-sxm, .*got 'h1000'"),
+        (["estimate", "--model", "llama-9"], "model: expected one of llama-3.1-8b, .*got 'llama-9'"),
+        (["estimate", "--model", "llama-3.1-8b", "--batch", "0"], "batch: expected at least 1, got 0"),
+        (["generate", ""], "prompt: expected at least one token, got an empty prompt"),
+        (["generate", "x", "--top-p", "0"], r"top_p: expected a number in \(0, 1\], got 0.0"),
+        (["generate", "x", "--temperature", "-1"], "temperature: expected a finite number of at least 0, got -1.0"),
+        (["generate", "x", "--model", "none.gguf"], "model: 'none.gguf' does not exist"),
+        (["generate", "x", "--swap", "gemm"], "swap: expected OP=KERNEL, each op once, got 'gemm'"),
+        (["generate", "x", "--swap", "gemm=tensor_core"], "gemm/tensor_core: UNSUPPORTED: needs a CUDA device"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_status_2(rooflab, arguments, message):
+    status, out, err = rooflab(*arguments)
+    assert status == 2 and out == ""
+    lines = [line for line in err.splitlines() if line.startswith("rooflab: ")]
+    assert len(lines) == 1 and "Traceback" not in err
+    pytest.raises(ValueError, lambda: (_ for _ in ()).throw(ValueError(lines[0]))).match(message)
+
+
+def test_an_unknown_command_or_option_is_status_2(rooflab):
+    for arguments in (["chec"], ["check", "--fast"]):
+        status, out, err = rooflab(*arguments)
+        assert status == 2 and "Traceback" not in err and "No such" in err
+
+
+def test_list_has_every_kernel(rooflab):
+    status, out, _ = rooflab("list", "--json")
+    rows = json.loads(out)
+    assert status == 0 and {"op", "kernel", "role", "backend", "available", "reason"} == set(rows[0])
+    found = {(row["op"], row["kernel"]) for row in rows}
+    assert found >= {(op, name) for op in registry.ops() for name in registry.kernels(op)}
+    assert all(row["available"] or row["reason"] for row in rows)
+    _, text, _ = rooflab("list", "rmsnorm")
+    assert all(word in text for word in ("naive", "library", "fused", "interpreted")) and "gemm" not in text
+
+
+def test_check_passes_and_says_so(rooflab):
+    status, out, _ = rooflab("check", "rmsnorm", "--suite", "smoke", "--json")
+    rows = json.loads(out)
+    assert status == 0 and {row["status"] for row in rows} == {"OK", "UNSUPPORTED"}
+    assert {row["checked_by"] for row in rows if row["status"] == "OK"} == {"torch", "interpreter"}
+
+
+def test_a_wrong_kernel_from_a_file_is_found_and_not_timed(rooflab, tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(OUTSIDE.replace("outside_relu", "cli_relu").replace("return x.relu()", "return x.relu() + 1"))
+    try:
+        status, out, _ = rooflab("check", "--kernel", file, "--suite", "smoke", "--json")
+        assert status == 11 and {row["status"] for row in json.loads(out)} == {"INCORRECT"}
+    finally:
+        registry._ops.pop("cli_relu", None)
+        registry._kernels.pop("cli_relu", None)
+
+
+def test_a_right_kernel_from_a_file_is_checked_timed_and_drawn(rooflab, tmp_path):
+    file = tmp_path / "mine2.py"
+    file.write_text(OUTSIDE.replace("outside_relu", "cli_relu2"))
+    try:
+        status, out, err = rooflab(
+            "bench", "--kernel", file, "--suite", "smoke", "--budget", "0.05", "--out", tmp_path / "out", "--json"
+        )
+        (row,) = json.loads(out)
+        assert status == 0 and row["status"] == "OK" and row["latency_ms"] > 0, err
+        assert len(list((tmp_path / "out").glob("*.jsonl"))) == 1
+        assert {path.suffix for path in (tmp_path / "out").glob("roofline-*")} == {".svg", ".png"}
+    finally:
+        registry._ops.pop("cli_relu2", None)
+        registry._kernels.pop("cli_relu2", None)
+
+
+def test_estimate_says_which_h100_it_means(rooflab):
+    status, out, err = rooflab("estimate", "--model", "llama-3.1-70b", "--gpu", "h100", "--json")
+    result = json.loads(out)
+    assert status == 0 and result["gpu"] == "h100-sxm" and "h100 is taken as h100-sxm" in err
+    assert result["kv_bytes"] == 8192 * result["kv_bytes_per_token"] and result["gpus_needed"] >= 2
+
+
+def test_roofline_of_a_gpu_that_is_not_here_has_bounds_and_no_times(rooflab, tmp_path):
+    status, out, _ = rooflab("roofline", "--gpu", "h200", "--op", "gemm", "--op", "rmsnorm", "--out", tmp_path, "--json")
+    result = json.loads(out)
+    assert status == 0 and len(result["figures"]) == 2
+    assert {point["op"] for point in result["points"]} == {"gemm", "rmsnorm"}
+    assert all(point["seconds"] is None and point["bound_s"] > 0 for point in result["points"])
+
+
+def test_generate_with_random_weights(rooflab, tmp_path):
+    config = write_config(tmp_path / "tiny")
+    command = ("generate", "hello", "--model", config, "--dummy", "--max-tokens", "8", "--ignore-eos", "--device", "cpu")
+    status, out, err = rooflab(*command, "--out", tmp_path / "out", "--json")
+    result = json.loads(out)
+    assert status == 0 and len(result["token_ids"]) == 8 and result["prompt_tokens"] == 5, err
+    assert result["ttft_p50_ms"] > 0 and result["itl_p99_ms"] > 0
+    (record,) = [json.loads(line) for file in (tmp_path / "out").glob("*.jsonl") for line in file.open()]
+    assert record["kind"] == "engine" and record["metrics"]["itl_p50_ms"] == result["itl_p50_ms"]
+    _, text, _ = rooflab(*command)
+    assert "TTFT" in text and "ITL p50 / p90 / p99" in text
+
+
+def test_interpreted_kernels_print_no_times_and_write_no_record(rooflab, tmp_path):
+    config = write_config(tmp_path / "tiny")
+    status, out, err = rooflab(
+        "generate", "hi", "--model", config, "--dummy", "--max-tokens", "2", "--ignore-eos", "--device", "cpu",
+        "--swap", "rmsnorm=fused", "--interpret", "--out", tmp_path / "out", "--json",
+    )  # fmt: skip
+    result = json.loads(out)
+    assert status == 0 and result["kernels"]["rmsnorm"] == "fused", err
+    assert not [key for key in result if key.endswith("_ms") or "per_s" in key]
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,182 @@
+"""The engine on a small model: batching, preemption, swaps, Triton in the interpreter, refusals."""
+
+import pytest
+import torch
+from tiny_model import prompts, tiny_llm, write_config
+
+from rooflab.engine.llm import LLM, SamplingParams
+from rooflab.engine.ops import OPS
+from rooflab.kernels import registry
+
+GREEDY = SamplingParams(max_tokens=16, ignore_eos=True)
+
+
+def tokens(outputs):
+    return [output["token_ids"] for output in outputs]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """Each prompt by itself on library kernels: what every other way of running must equal."""
+    llm = tiny_llm(tmp_path_factory.mktemp("m"), swap={"gemm": "library"})
+    return [llm.generate([prompt], GREEDY)[0]["token_ids"] for prompt in prompts()]
+
+
+def test_batched_equals_alone(tmp_path, alone):
+    assert all(len(ids) == 16 for ids in alone)
+    assert len({tuple(ids) for ids in alone}) == len(alone), "prompts that all give one answer show nothing"
+    assert tokens(tiny_llm(tmp_path, swap={"gemm": "library"}).generate(prompts(), GREEDY)) == alone
+
+
+def test_triton_kernels_in_the_interpreter_equal_the_library(tmp_path, alone):
+    """The whole engine on the optimized Triton rungs: prefill, then batched decode."""
+    swap = {
+        op: next(k.name for k in registry.kernels(op).values() if k.role == "optimized" and k.backend == "triton")
+        for op in OPS
+    }
+    llm = tiny_llm(tmp_path, swap=swap, interpret=True)
+    assert {choice.kernel.backend for choice in llm.ops.choices} == {"triton"}
+    assert tokens(llm.generate(prompts(), GREEDY)) == alone
+
+
+def test_naive_kernels_equal_the_library(tmp_path, alone):
+    swap = {op: "naive" for op in OPS if registry.get_kernel(op, "naive").backend == "torch"}
+    assert tokens(tiny_llm(tmp_path, swap=swap).generate(prompts(), GREEDY)) == alone
+
+
+def test_a_pool_that_forces_preemption_changes_nothing(tmp_path, alone):
+    llm = tiny_llm(tmp_path, swap={"gemm": "library"}, block_size=4, num_kv_blocks=16)
+    preempted = []
+    run = llm.runner.run
+    llm.runner.run = lambda step: preempted.extend(step.preempted) or run(step)
+    assert tokens(llm.generate(prompts(), GREEDY)) == alone
+    assert preempted, "the pool was too large to show anything"
+    assert llm.scheduler.blocks.num_free == 16 and not llm.scheduler.has_work
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 16, 64])
+def test_block_size_changes_nothing(tmp_path, alone, block_size):
+    llm = tiny_llm(tmp_path, swap={"gemm": "library"}, block_size=block_size)
+    assert tokens(llm.generate(prompts(), GREEDY)) == alone
+
+
+@torch.inference_mode()
+def test_unused_pages_are_never_read(tmp_path, alone):
+    llm = tiny_llm(tmp_path, swap={"gemm": "library"})
+    for cache in (*llm.runner.cache.keys, *llm.runner.cache.values):
+        cache.fill_(float("nan"))
+    assert tokens(llm.generate(prompts(), GREEDY)) == alone
+
+
+def test_sampling_depends_on_seed_and_position_not_on_batch_mates(tmp_path):
+    llm = tiny_llm(tmp_path)
+    params = [SamplingParams(max_tokens=12, temperature=1.5, top_k=50, top_p=0.95, seed=i) for i in range(8)]
+    batched = tokens(llm.generate(prompts(), params))
+    single = [llm.generate([p], [one])[0]["token_ids"] for p, one in zip(prompts(), params, strict=True)]
+    assert batched == single
+    assert batched != tokens(llm.generate(prompts(), [SamplingParams(12, 1.5, 50, 0.95, seed=9)] * 8))
+    # Without a seed of its own a request takes one from the engine's seed and its number.
+    free = SamplingParams(max_tokens=12, temperature=1.5)
+    again = [tokens(tiny_llm(tmp_path / "b", seed=3).generate(prompts(), free)) for _ in range(2)]
+    assert again[0] == again[1] != tokens(tiny_llm(tmp_path / "b", seed=4).generate(prompts(), free))
+
+
+def test_a_late_request_joins_the_running_ones(tmp_path, alone):
+    llm = tiny_llm(tmp_path, swap={"gemm": "library"})
+    first = [llm.add_request(prompt, GREEDY) for prompt in prompts()[:4]]
+    seen = {}
+    for step in range(60):
+        if step == 5:
+            late = [llm.add_request(prompt, GREEDY) for prompt in prompts()[4:]]
+        for sequence in llm.step() if llm.scheduler.has_work else []:
+            seen[sequence.request_id] = sequence.output_ids
+    assert [seen[request] for request in (*first, *late)] == alone
+
+
+def test_stop_tokens_and_length_end_a_request(tmp_path, alone):
+    llm = tiny_llm(tmp_path, swap={"gemm": "library"})
+    index = 5
+    stop = alone[3][index]
+    output = llm.generate([prompts()[3]], SamplingParams(max_tokens=16, stop_token_ids=(stop,)))[0]
+    assert output["token_ids"] == alone[3][: alone[3].index(stop) + 1] and output["finish_reason"] == "stop"
+    output = llm.generate([[1] * 250], SamplingParams(max_tokens=100))[0]
+    assert len(output["token_ids"]) == 6 and output.outputs[0].finish_reason == "length"  # the context is 256
+
+
+def test_stream_gives_the_tokens_of_generate(tmp_path, alone):
+    llm = tiny_llm(tmp_path, swap={"gemm": "library"})
+    events = list(llm.stream(prompts()[5], GREEDY))
+    assert [event.token_id for event in events] == alone[5]
+    assert [event.index for event in events] == list(range(16))
+    assert all(event.output is None for event in events[:-1])
+    output = events[-1].output
+    assert output["token_ids"] == alone[5] and output.timeline.token_times_s == tuple(e.time_s for e in events)
+
+
+def test_qwen3_norms_and_biases_are_used(tmp_path):
+    """A model with QK norm and one with biases give other logits than without, and equal naive kernels'."""
+    for config in ({"model_type": "qwen3", "head_dim": 64}, {"model_type": "qwen2"}):
+        folder = tmp_path / config["model_type"]
+        plain = tokens(tiny_llm(folder, config).generate(prompts(), GREEDY))
+        naive = {op: "naive" for op in ("rmsnorm", "rope", "paged_attention", "flash_attention")}
+        assert tokens(tiny_llm(folder, config, swap=naive).generate(prompts(), GREEDY)) == plain
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_other_dtypes_run(tmp_path, dtype):
+    llm = tiny_llm(tmp_path, dtype=dtype)
+    assert llm.runner.cache.keys[0].dtype == getattr(torch, dtype)
+    assert all(len(ids) == 16 for ids in tokens(llm.generate(prompts(), GREEDY)))
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"enforce_eager": False}, "enforce_eager: CUDA graphs are not there yet"),
+        ({"tensor_parallel_size": 2}, "tensor_parallel_size: only 1 is there yet, got 2"),
+        ({"dtype": "int8"}, "dtype: expected float32, bfloat16, float16, got 'int8'"),
+        ({"max_model_len": 257}, "max_model_len: expected 1 to 256, got 257"),
+        ({"block_size": 0}, "block_size: expected at least 1, got 0"),
+        ({"swap": {"conv": "naive"}}, "swap: the engine uses embedding, .*got 'conv'"),
+        ({"swap": {"gemm": "best"}}, "kernel: gemm has naive, library.*got 'best'"),
+        ({"swap": {"gemm": "tensor_core"}}, "gemm/tensor_core: UNSUPPORTED: needs a CUDA device"),
+    ],
+)
+def test_bad_options_are_refused(tmp_path, options, message):
+    with pytest.raises(ValueError, match=message):
+        tiny_llm(tmp_path, **options)
+
+
+def test_bad_prompts_are_refused_and_leave_nothing_behind(tmp_path):
+    llm = tiny_llm(tmp_path, num_kv_blocks=4, block_size=16)
+    for prompt, message in [
+        ([[]], "empty prompt"),
+        ([[1024]], "expected token ids below 1024, got 1024"),
+        ([[-1]], "expected token ids below 1024, got -1"),
+        (["text"], "dummy weights come without a tokenizer"),
+        ([[1] * 256], "expected fewer than 256 tokens, which is the model's context, got 256"),
+        ([[1, 2], [1] * 60], "need 5 pages of the KV cache, which has 4"),
+        ([], "expected a prompt or a list of prompts"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            llm.generate(prompt, SamplingParams(max_tokens=10))
+        assert not llm.scheduler.has_work
+    with pytest.raises(ValueError, match="params: expected one or 2, got 1"):
+        llm.generate([[1], [2]], [GREEDY])
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [("max_tokens", 0), ("temperature", -0.1), ("temperature", float("nan")), ("top_k", -1), ("top_p", 0.0),
+     ("top_p", 1.1), ("min_p", -0.5), ("seed", -1)],
+)  # fmt: skip
+def test_sampling_params_out_of_range(name, value):
+    with pytest.raises(ValueError, match=f"{name}: expected"):
+        SamplingParams(**{name: value})
+
+
+def test_an_unknown_model_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="does not exist"):
+        LLM(tmp_path / "nothing.gguf")
+    with pytest.raises(ValueError, match="mixture of experts"):
+        LLM(write_config(tmp_path, model_type="mixtral"), dummy=True)

@@ -1,0 +1,152 @@
+"""Every parameter exactly once, from GGUF and from safetensors, or a clear refusal."""
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from tiny_model import CONFIG, write_config
+
+from rooflab.engine.checkpoints import open_checkpoint
+from rooflab.engine.model_files import fetch
+from rooflab.engine.weights import dummy_tensors, load_weights, parameter_shapes
+from rooflab.roofline.architecture import PRESETS, Architecture, get_architecture
+
+ARCH = Architecture.from_config(CONFIG, name="tiny")
+CPU = torch.device("cpu")
+
+
+def load(tensors, arch=ARCH):
+    return load_weights(arch, tensors, torch.float32, CPU)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_shapes_add_up_to_the_parameter_count(name):
+    arch = get_architecture(name)
+    assert sum(int(np.prod(shape)) for shape in parameter_shapes(arch).values()) == arch.parameters().total
+
+
+def test_projections_are_packed_in_order():
+    tensors = dict(dummy_tensors(ARCH))
+    weights = load(tensors.items())
+    prefix = "model.layers.1.self_attn."
+    assert torch.equal(weights.layers[1].qkv, torch.cat([tensors[f"{prefix}{name}_proj.weight"] for name in "qkv"]))
+    halves = [tensors[f"model.layers.1.mlp.{name}_proj.weight"] for name in ("gate", "up")]
+    assert torch.equal(weights.layers[1].gate_up, torch.cat(halves))
+    assert weights.lm_head is weights.embedding
+
+
+def test_a_missing_an_unknown_a_repeated_and_a_misshapen_tensor_raise():
+    tensors = list(dummy_tensors(ARCH))
+    with pytest.raises(ValueError, match=r"misses 1 of 20 tensors, first 'model.embed_tokens.weight'"):
+        load(tensors[1:])
+    with pytest.raises(ValueError, match="tensor 'model.layers.0.self_attn.rotary.inv_freq' that tiny has no place"):
+        load([*tensors, ("model.layers.0.self_attn.rotary.inv_freq", torch.ones(3))])
+    with pytest.raises(ValueError, match="'model.norm.weight' twice"):
+        load([*tensors, ("model.norm.weight", torch.ones(192))])
+    with pytest.raises(ValueError, match=r"expected model.norm.weight of shape \(192,\), got \(191,\)"):
+        load([(name, torch.ones(191) if name == "model.norm.weight" else tensor) for name, tensor in tensors])
+
+
+def test_a_stored_head_of_a_tied_model_must_be_the_embedding():
+    tensors = list(dummy_tensors(ARCH))
+    embedding = dict(tensors)["model.embed_tokens.weight"]
+    assert load([*tensors, ("lm_head.weight", embedding.clone())]).lm_head.shape == embedding.shape
+    with pytest.raises(ValueError, match="lm_head.weight differs from the embedding"):
+        load([*tensors, ("lm_head.weight", embedding + 1)])
+
+
+def test_safetensors_in_several_files_are_read(tmp_path):
+    write_config(tmp_path)
+    tensors = list(dummy_tensors(ARCH))
+    save_file(dict(tensors[:7]), tmp_path / "model-00001-of-00002.safetensors")
+    save_file(dict(tensors[7:]), tmp_path / "model-00002-of-00002.safetensors")
+    checkpoint = open_checkpoint(tmp_path)
+    assert checkpoint.architecture.num_kv_heads == 2
+    weights = load(checkpoint.tensors(), checkpoint.architecture)
+    assert torch.equal(weights.layers[0].o, dict(tensors)["model.layers.0.self_attn.o_proj.weight"])
+
+
+def write_gguf(path, tensors, **changes):
+    """`tensors` as llama.cpp's converter stores them: q and k rows permuted for interleaved rotation."""
+    writer = gguf.GGUFWriter(path, changes.get("architecture", "llama"))
+    writer.add_block_count(ARCH.num_layers)
+    writer.add_context_length(ARCH.max_position)
+    writer.add_embedding_length(ARCH.hidden_size)
+    writer.add_feed_forward_length(ARCH.intermediate_size)
+    writer.add_head_count(ARCH.num_heads)
+    writer.add_head_count_kv(ARCH.num_kv_heads)
+    writer.add_rope_freq_base(ARCH.rope_theta)
+    writer.add_layer_norm_rms_eps(ARCH.rms_norm_eps)
+    names = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
+    inner = {
+        "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
+        "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "post_attention_layernorm": "ffn_norm",
+        "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+    }  # fmt: skip
+    for name, tensor in tensors:
+        values = tensor.numpy()
+        if name not in names:
+            layer, _, rest = name.removeprefix("model.layers.").partition(".")
+            short = inner[rest.removesuffix(".weight")]
+            if short in ("attn_q", "attn_k"):
+                heads = ARCH.num_heads if short == "attn_q" else ARCH.num_kv_heads
+                rows = values.reshape(heads, 2, values.shape[0] // heads // 2, -1)
+                values = rows.swapaxes(1, 2).reshape(values.shape)
+            names[name] = f"blk.{layer}.{short}.weight"
+        writer.add_tensor(names[name], np.ascontiguousarray(values))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_gguf_gives_the_tensors_that_were_stored(tmp_path):
+    tensors = list(dummy_tensors(ARCH))
+    checkpoint = open_checkpoint(write_gguf(tmp_path / "tiny.gguf", tensors))
+    read = dict(checkpoint.tensors())
+    assert set(read) == {name for name, _ in tensors}
+    for name, tensor in tensors:
+        assert torch.equal(read[name], tensor), name
+    assert checkpoint.architecture == Architecture.from_config({**CONFIG, "model_type": "llama"}, name="tiny")
+
+
+def test_a_gguf_of_another_architecture_is_refused(tmp_path):
+    path = write_gguf(tmp_path / "x.gguf", list(dummy_tensors(ARCH)), architecture="mamba")
+    with pytest.raises(ValueError, match="expected a GGUF of llama or qwen3, got 'mamba'"):
+        open_checkpoint(path)
+
+
+@pytest.mark.parametrize("keep", [0, 3, 100, 5_000, 60_000])
+def test_a_truncated_gguf_is_refused(tmp_path, keep):
+    path = write_gguf(tmp_path / "whole.gguf", list(dummy_tensors(ARCH)))
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(ValueError, match="^model: cut.gguf is (not a whole GGUF file|cut short)"):
+        open_checkpoint(cut)
+
+
+def test_the_real_gguf_cut_short_is_refused(tmp_path):
+    cut = tmp_path / "cut.gguf"
+    with fetch().open("rb") as whole:
+        cut.write_bytes(whole.read(20_000_000))
+    with pytest.raises(ValueError, match="^model: cut.gguf is (not a whole GGUF file|cut short)"):
+        open_checkpoint(cut)
+
+
+def test_what_is_no_model_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text("{not json")
+    for path, message in [
+        (tmp_path / "none", "does not exist"),
+        (tmp_path, "is not JSON"),
+        (tmp_path / "config.json", "expected a .gguf file or a folder"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            open_checkpoint(path)
+    write_config(tmp_path)
+    with pytest.raises(ValueError, match=r"config.json but no \*.safetensors"):
+        open_checkpoint(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{bad")
+    with pytest.raises(ValueError, match="model.safetensors is not a whole safetensors file"):
+        load(open_checkpoint(tmp_path).tensors())

@@ -1,0 +1,35 @@
+"""A small Llama for tests: its config on disk, and engines of random weights."""
+
+import json
+from pathlib import Path
+
+from rooflab.engine.llm import LLM
+
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 192,
+    "intermediate_size": 384,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "vocab_size": 1024,
+    "max_position_embeddings": 256,
+    "rope_theta": 10000.0,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+}
+
+
+def write_config(folder: Path, **changes) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({**CONFIG, **changes}))
+    return folder / "config.json"
+
+
+def tiny_llm(folder: Path, config=None, **options) -> LLM:
+    return LLM(write_config(folder, **(config or {})), dummy=True, device="cpu", **options)
+
+
+def prompts(count=8, vocab=1024):
+    """Token-id prompts of 1 to a few dozen tokens, each different."""
+    return [[(7 * i + 13 * j + i * j) % vocab for j in range(1 + 5 * i)] for i in range(count)]
