@@ -39,12 +39,12 @@ def result_folder() -> Path:
 def kernel_rows(ops: Sequence[str] | None = None) -> list[dict[str, Any]]:
     """One row per kernel: op, name, role, backend, available, reason; a missing library twin has a row too."""
     device = pick_device(None)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for op in ops or registry.ops():
         spec = registry.get_op(op)
         for kernel in registry.kernels(op).values():
             reason = kernel.why_not_here(device)
-            row = {"op": op, "kernel": kernel.name, "role": kernel.role, "backend": kernel.backend}
+            row: dict[str, Any] = {"op": op, "kernel": kernel.name, "role": kernel.role, "backend": kernel.backend}
             interpreted = device.type == "cpu" and kernel.backend == "triton" and reason is None
             rows.append(row | {"available": reason is None, "reason": reason or ("interpreted" if interpreted else "")})
         if spec.no_library:

@@ -139,6 +139,6 @@ def _markdown(summary: dict[str, Any], records: Sequence[Record]) -> str:
     lines += ["", "## Kernels", "", "| op | kernel | case | ms | of bound | limited by |", "|---|---|---|--:|--:|---|"]
     for record in timed:
         fraction = "" if record.bound_fraction is None else f"{record.bound_fraction:.0%}"
-        cells = (record.op, record.kernel, record.case_id, f"{record.latency_median_ms:.4g}", fraction, record.limiter)
-        lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
+        texts = (record.op, record.kernel, record.case_id, f"{record.latency_median_ms:.4g}", fraction, record.limiter)
+        lines.append("| " + " | ".join(map(str, texts)) + " |")
     return "\n".join(lines) + "\n"

@@ -63,10 +63,10 @@ class Model:
         """Logits (num_sequences, vocab_size): of each prompt's last token in prefill, of every token in decode."""
         eps = self.arch.rms_norm_eps
         x = ops.embedding(step.token_ids, self.embedding)  # (T, H)
-        residual = None
+        residual = x
         for index, layer in enumerate(self.layers):
-            if residual is None:
-                residual, x = x, ops.rmsnorm(x, layer.input_norm, eps)
+            if index == 0:
+                x = ops.rmsnorm(x, layer.input_norm, eps)
             else:
                 x, residual = ops.fused_add_rmsnorm(x, residual, layer.input_norm, eps)
             x = self._attention(x, layer, step, cache.keys[index], cache.values[index], ops)
@@ -76,7 +76,8 @@ class Model:
             last = torch.tensor(step.prompt_ends, device=x.device) - 1
             x, residual = x[last], residual[last]
         x, _ = ops.fused_add_rmsnorm(x, residual, self.norm, eps)
-        return ops.gemm(x, self.lm_head)
+        logits: torch.Tensor = ops.gemm(x, self.lm_head)
+        return logits
 
     def _attention(
         self, x: torch.Tensor, layer: Any, step: StepInput, k_cache: torch.Tensor, v_cache: torch.Tensor, ops: Any
@@ -99,7 +100,8 @@ class Model:
                 parts.append(ops.flash_attention(q_, k_, v_, True)[0])
                 start = end
             out = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return ops.gemm(out.reshape(T, -1), layer.o)
+        projected: torch.Tensor = ops.gemm(out.reshape(T, -1), layer.o)
+        return projected
 
 
 def rope_table(arch: Architecture, max_positions: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
@@ -124,4 +126,5 @@ def _llama3_scaling(frequencies: torch.Tensor, scaling: Any) -> torch.Tensor:
     factor, low, high = scaling["factor"], scaling["low_freq_factor"], scaling["high_freq_factor"]
     turns = scaling["original_max_position_embeddings"] * frequencies / (2 * math.pi)
     keep = ((turns - low) / (high - low)).clamp(0, 1)
-    return keep * frequencies + (1 - keep) * frequencies / factor
+    scaled: torch.Tensor = keep * frequencies + (1 - keep) * frequencies / factor
+    return scaled

@@ -6,7 +6,7 @@ import contextlib
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 ChatMessage = Mapping[str, str]
 Prompt = str | Sequence[ChatMessage] | Sequence[int]
@@ -38,11 +38,8 @@ class Tokenizer:
             if not self.has_chat_template:
                 raise ValueError("prompt: this model has no chat template; pass a string or token ids")
             # Tokenized in one go: rendering to text first and encoding it again would double the BOS token.
-            encoded = self._tokenizer.apply_chat_template(
-                [dict(message) for message in prompt],
-                add_generation_prompt=True,
-                return_dict=True,  # type: ignore[arg-type]
-            )
+            messages = [dict(cast(ChatMessage, message)) for message in prompt]
+            encoded = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
             ids = list(encoded["input_ids"])
         else:
             ids = as_token_ids(prompt)

@@ -91,7 +91,8 @@ def test_functions_are_small_and_public_ones_documented(file):
     assert ast.get_docstring(tree), "no module docstring"
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
-            length = node.end_lineno - node.lineno + 1
+            body = node.body[1:] if ast.get_docstring(node) and node.body[1:] else node.body
+            length = node.end_lineno - body[0].lineno + 1  # signature and docstring are not what makes it long
             assert length <= (120 if is_device_code(node) else 60), f"{node.name}: {length} lines"
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
