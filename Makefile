@@ -35,6 +35,7 @@ setup: .venv/.installed
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install -q -c constraints.txt torch triton
 	$(BIN)/python -m pip install -q -c constraints.txt -e ".[dev]"
+	rm -rf rooflab.egg-info  # pytest would take it for a second installation
 	touch $@
 
 clean:

@@ -1,0 +1,88 @@
+"""Choices come from records that were checked and timed, and from nothing else."""
+
+import json
+
+import pytest
+
+from rooflab.bench import choose as choose_module
+from rooflab.bench.choose import choose, write_choices
+from rooflab.bench.records import Record
+from rooflab.kernels import choices
+from rooflab.kernels.choices import all_buckets, bucket_of
+
+
+def record(op, kernel, rows, latency_ms, **changes):
+    fields = {
+        "kind": "bench", "run_id": "r1", "status": "OK", "environment": {}, "op": op, "kernel": kernel,
+        "backend": "torch", "case": {"T": rows}, "case_id": f"T={rows}", "device": "cpu", "checked_by": "torch",
+        "basis": "measured", "latency_median_ms": latency_ms,
+    }  # fmt: skip
+    return Record(**{**fields, **changes})
+
+
+def test_buckets():
+    assert [bucket_of("decode", rows) for rows in (1, 2, 16, 17, 64, 65)] == [
+        "decode:1", "decode:16", "decode:16", "decode:64", "decode:64", "decode:inf",
+    ]  # fmt: skip
+    assert bucket_of("prefill", 1) == "prefill:64" and bucket_of("prefill", 513) == "prefill:inf"
+    assert [name for name, _, _ in all_buckets()] == [bucket_of(p, 10**6 if u == float("inf") else u)
+                                                      for _, p, u in all_buckets()]  # fmt: skip
+
+
+def test_each_bucket_takes_its_fastest():
+    records = [
+        record("rmsnorm", "naive", 1, 1.0), record("rmsnorm", "library", 1, 2.0),
+        record("rmsnorm", "naive", 512, 9.0), record("rmsnorm", "library", 512, 3.0),
+    ]  # fmt: skip
+    chosen = {bucket: entry["kernel"] for bucket, entry in choose("rmsnorm", records).items()}
+    assert chosen["decode:1"] == "naive" and chosen["prefill:512"] == "library"
+    assert chosen["decode:16"] == "naive" and chosen["prefill:inf"] == "library"  # by the nearest number of rows
+    assert set(chosen) == {name for name, _, _ in all_buckets()}
+
+
+def test_a_kernel_timed_on_fewer_cases_does_not_win_by_that():
+    records = [
+        record("rmsnorm", "naive", 600, 5.0), record("rmsnorm", "library", 600, 4.0),
+        record("rmsnorm", "library", 2000, 9.0), record("rmsnorm", "naive", 2000, 10.0),
+        record("rmsnorm", "odd", 600, 3.0),
+    ]  # fmt: skip
+    assert choose("rmsnorm", records)["prefill:inf"]["kernel"] == "library"
+
+
+def test_one_kernel_serves_all_buckets_of_an_op_with_packed_weights():
+    records = [
+        record("gemm", "library", 1, 1.0, case={"M": 1}), record("gemm", "packed", 1, 1.1, case={"M": 1}),
+        record("gemm", "library", 512, 9.0, case={"M": 512}, case_id="b"),
+        record("gemm", "packed", 512, 3.0, case={"M": 512}, case_id="b"),
+    ]  # fmt: skip
+    assert {entry["kernel"] for entry in choose("gemm", records).values()} == {"packed"}
+
+
+def test_the_file_keeps_other_devices_and_ignores_what_was_not_checked(tmp_path, monkeypatch):
+    (tmp_path / "rmsnorm").mkdir()
+    file = tmp_path / "rmsnorm" / "choices.json"
+    file.write_text('{"NVIDIA H200": {"decode:1": {"kernel": "fused", "record": "r0"}}}')
+    monkeypatch.setattr(choose_module.registry, "__file__", str(tmp_path / "registry.py"))
+    unchecked = record("rmsnorm", "naive", 1, 0.1, checked_by="none")
+    invalid = record("rmsnorm", "naive", 1, 0.1, status="INVALID", reason="too fast")
+    assert write_choices([unchecked, invalid]) == []
+    assert write_choices([unchecked, invalid, record("rmsnorm", "library", 1, 2.0)]) == [file]
+    found = json.loads(file.read_text())
+    assert found["NVIDIA H200"]["decode:1"]["kernel"] == "fused"
+    assert found["cpu"]["decode:1"] == {"kernel": "library", "record": "r1"}
+
+
+def test_every_committed_choice_is_a_kernel(tmp_path):
+    from rooflab.kernels import registry
+
+    for op in registry.ops():
+        for device in choices._load(choices.Path(choices.__file__).parent / op / "choices.json").values():
+            for bucket, entry in device.items():
+                assert bucket in {name for name, _, _ in all_buckets()}
+                assert entry["kernel"] in registry.kernels(op) and entry["record"]
+
+
+def test_an_unknown_bucket_or_device_has_no_choice():
+    assert choices.chosen("gemm", "no such card", "decode:1") is None
+    with pytest.raises(KeyError):
+        bucket_of("train", 1)

@@ -1,0 +1,57 @@
+"""The comparison under every verdict: NaN never passes, infinities only where they belong."""
+
+import math
+
+import pytest
+import torch
+
+from rooflab.reference.compare import elementwise, exact
+
+NAN, INF = math.nan, math.inf
+
+
+def verdict(actual, oracle, tolerance):
+    as_tensor = [torch.tensor(values, dtype=torch.float64) for values in (actual, oracle, tolerance)]
+    return elementwise("y", *as_tensor)
+
+
+@pytest.mark.parametrize(
+    "actual, oracle, tolerance, passed",
+    [
+        ([1.0, 2.0], [1.0, 2.1], [0.0, 0.11], True),
+        ([1.0, 2.0], [1.0, 2.1], [0.0, 0.09], False),
+        ([NAN], [1.0], [1e9], False),
+        ([1.0], [NAN], [1e9], False),
+        ([NAN], [NAN], [1e9], False),
+        ([1.0], [1.5], [NAN], False),
+        ([INF], [INF], [0.0], True),
+        ([INF], [-INF], [1e9], False),
+        ([INF], [1e300], [1e9], False),
+        ([1.0], [INF], [INF], False),  # a tolerance that scales with the oracle allows nothing there
+        ([-0.0], [0.0], [0.0], True),
+    ],
+)
+def test_what_passes(actual, oracle, tolerance, passed):
+    stats = verdict(actual, oracle, tolerance)
+    assert stats.passed is passed
+    assert (stats.max_error_over_tolerance <= 1) is passed, "the ratio says the same as the verdict"
+    assert stats.mismatched == (0 if passed else 1)
+
+
+def test_the_worst_element_is_named():
+    stats = verdict([[0.0, 0.0], [0.5, 3.0]], [[0.0, 0.1], [0.0, 0.0]], [[1.0, 1.0], [0.1, 1.0]])
+    assert (stats.worst_index, stats.mismatched, stats.total) == ((1, 0), 2, 4)
+    assert stats.max_abs_error == 3.0 and stats.max_error_over_tolerance == pytest.approx(5)
+    assert "2 of 4 elements off, worst at [1, 0]" in stats.describe()
+
+
+def test_shape_and_emptiness():
+    assert not elementwise("y", torch.zeros(2), torch.zeros(3), torch.zeros(3)).passed
+    assert not elementwise("y", torch.zeros(3), torch.zeros(3, 1), torch.zeros(3, 1)).passed
+    assert elementwise("y", torch.zeros(0), torch.zeros(0), torch.zeros(0)).passed
+
+
+def test_moving_data_allows_nothing():
+    oracle = torch.tensor([1.0, 2.0])
+    assert elementwise("y", oracle.clone(), oracle, exact(oracle)).passed
+    assert not elementwise("y", oracle.nextafter(torch.tensor(9.0)), oracle, exact(oracle)).passed

@@ -1,0 +1,72 @@
+"""Points and figures come from records, and a kernel that failed is no point."""
+
+from dataclasses import asdict
+
+import pytest
+import torch
+
+from rooflab.bench.figures import bench_row, bounds_on, draw_records, points_of
+from rooflab.bench.measure import measure_op
+from rooflab.bench.records import Record, write
+from rooflab.kernels import registry
+from rooflab.reference.spec import SCHEMES
+from rooflab.roofline.device import get_device
+from rooflab.roofline.model import Ceilings
+
+CEILINGS = Ceilings("test cpu", "measured", 1e15, {"fp32": 1e18, "bf16": 1e18, "fp16": 1e18}, 1e18)
+
+
+@pytest.fixture(scope="module")
+def records():
+    found = []
+    for op in ("rmsnorm", "gemm"):
+        spec = registry.get_op(op)
+        kernels = list(registry.kernels(op).values())
+        cases = spec.cases["smoke"][:1]
+        found += measure_op(
+            spec, kernels, cases, SCHEMES["fp32"], torch.device("cpu"), budget_s=0.02, ceilings=CEILINGS
+        )
+    return found
+
+
+def test_timed_kernels_are_points_and_interpreted_ones_bounds(records):
+    points = {f"{point.op}/{point.label}": point for point in points_of(records)}
+    assert points["rmsnorm/library"].seconds is not None and points["rmsnorm/fused"].seconds is None
+    assert points["gemm/library"].dtype == "fp32" and points["rmsnorm/library"].dtype is None
+    assert points["rmsnorm/naive"].intensity < points["rmsnorm/fused"].intensity, "fusion moves right"
+
+
+def test_a_failed_or_invalid_kernel_is_no_point(records):
+    timed = next(record for record in records if record.latency_median_ms is not None)
+    wrong = {**asdict(timed), "status": "INVALID", "reason": "too fast"}
+    failed = {**wrong, "status": "INCORRECT", "basis": "bound"} | dict.fromkeys(
+        ("latency_median_ms", "latency_p20_ms", "latency_p80_ms", "samples", "sample_count")
+    )
+    assert points_of([Record(**wrong), Record(**failed)]) == []
+
+
+def test_one_figure_a_device(records, tmp_path):
+    other = [
+        Record(**{**asdict(record), "ceilings": {**record.ceilings, "device": "other"}})
+        for record in records
+        if record.ceilings
+    ]
+    write(tmp_path / "r.jsonl", *records)
+    names = {path.name for path in draw_records([*records, *other], tmp_path)}
+    assert names == {f"roofline-{name}.{kind}" for name in ("test-cpu", "other") for kind in ("svg", "png")}
+    assert all((tmp_path / name).stat().st_size > 10_000 for name in names)
+
+
+def test_rows_have_the_units_they_name(records):
+    record = next(record for record in records if record.latency_median_ms is not None)
+    row = bench_row(record)
+    assert row["latency_ms"] == record.latency_median_ms
+    assert row["gflops_per_s"] == pytest.approx(record.flops / record.latency_median_ms / 1e6)
+
+
+def test_bounds_on_a_gpu_take_each_ops_largest_case():
+    points, (ceilings,) = bounds_on(get_device("h200"), "llama3_8b", "bf16", ("gemm", "kv_cache_write"))
+    gemm = [point for point in points if point.op == "gemm"]
+    assert ceilings.kind == "datasheet" and {point.case for point in gemm} and len({point.case for point in gemm}) == 1
+    assert "packed" not in {point.label for point in gemm}, "a CPU kernel has no bound on a GPU"
+    assert all(point.seconds is None for point in points)
