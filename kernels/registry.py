@@ -22,7 +22,7 @@ from typing import Any, Literal, TypeVar, get_args
 import torch
 
 from rooflab.reference import spec as spec_module
-from rooflab.reference.spec import Case, Inputs, OpSpec
+from rooflab.reference.spec import Case, OpSpec
 from rooflab.roofline.model import Traffic
 
 Role = Literal["naive", "library", "optimized", "peer"]

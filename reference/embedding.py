@@ -28,7 +28,7 @@ def cost(token_ids: torch.Tensor, weight: torch.Tensor) -> Cost:
     """Each distinct row is read once and each token's row written."""
     T, row_bytes = len(token_ids), weight.shape[1] * weight.element_size()
     return Cost(
-        read_bytes=nbytes(token_ids) + len(token_ids.unique()) * row_bytes,
+        read_bytes=nbytes(token_ids) + len(set(token_ids.tolist())) * row_bytes,
         write_bytes=T * row_bytes,
     )
 

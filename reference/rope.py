@@ -69,7 +69,7 @@ def cost(
     interleaved: bool = False,
 ) -> Cost:
     """q and k in and out, one row of each table per distinct position; three FLOPs a value."""
-    table_rows = len(positions.unique())
+    table_rows = len(set(positions.tolist()))
     table_bytes = table_rows * cos.shape[1] * (cos.element_size() + sin.element_size())
     return Cost(
         read_bytes=nbytes(q, k, positions) + table_bytes,

@@ -117,7 +117,9 @@ def test_estimate_says_which_h100_it_means(rooflab):
 
 
 def test_roofline_of_a_gpu_that_is_not_here_has_bounds_and_no_times(rooflab, tmp_path):
-    status, out, _ = rooflab("roofline", "--gpu", "h200", "--op", "gemm", "--op", "rmsnorm", "--out", tmp_path, "--json")
+    status, out, _ = rooflab(
+        "roofline", "--gpu", "h200", "--op", "gemm", "--op", "rmsnorm", "--out", tmp_path, "--json"
+    )
     result = json.loads(out)
     assert status == 0 and len(result["figures"]) == 2
     assert {point["op"] for point in result["points"]} == {"gemm", "rmsnorm"}
@@ -126,7 +128,7 @@ def test_roofline_of_a_gpu_that_is_not_here_has_bounds_and_no_times(rooflab, tmp
 
 def test_generate_with_random_weights(rooflab, tmp_path):
     config = write_config(tmp_path / "tiny")
-    command = ("generate", "hello", "--model", config, "--dummy", "--max-tokens", "8", "--ignore-eos", "--device", "cpu")
+    command = ("generate", "hello", "--model", config, "--dummy", "--max-tokens", 8, "--ignore-eos", "--device", "cpu")
     status, out, err = rooflab(*command, "--out", tmp_path / "out", "--json")
     result = json.loads(out)
     assert status == 0 and len(result["token_ids"]) == 8 and result["prompt_tokens"] == 5, err

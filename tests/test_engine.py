@@ -118,7 +118,7 @@ def test_qwen3_norms_and_biases_are_used(tmp_path):
     for config in ({"model_type": "qwen3", "head_dim": 64}, {"model_type": "qwen2"}):
         folder = tmp_path / config["model_type"]
         plain = tokens(tiny_llm(folder, config).generate(prompts(), GREEDY))
-        naive = {op: "naive" for op in ("rmsnorm", "rope", "paged_attention", "flash_attention")}
+        naive = dict.fromkeys(("rmsnorm", "rope", "paged_attention", "flash_attention"), "naive")
         assert tokens(tiny_llm(folder, config, swap=naive).generate(prompts(), GREEDY)) == plain
 
 

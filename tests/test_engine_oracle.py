@@ -53,9 +53,7 @@ def test_batched_together(llm, expected):
 @pytest.mark.timeout(900)
 def test_alone(llm, expected):
     prompts, answers = expected
-    logits = [
-        teacher_forced(llm, [prompt], [tokens])[0] for prompt, (tokens, _) in zip(prompts, answers, strict=True)
-    ]
+    logits = [teacher_forced(llm, [prompt], [tokens])[0] for prompt, (tokens, _) in zip(prompts, answers, strict=True)]
     compare(prompts, answers, logits)
 
 

@@ -24,6 +24,6 @@ def traffic(token_ids: torch.Tensor, weight: torch.Tensor, out: torch.Tensor | N
     """Each distinct row once, a repeated one coming from L2, and each token's row out."""
     row_bytes = weight.shape[1] * weight.element_size()
     return Traffic(
-        read_bytes=nbytes(token_ids) + len(token_ids.unique()) * row_bytes,
+        read_bytes=nbytes(token_ids) + len(set(token_ids.tolist())) * row_bytes,
         write_bytes=len(token_ids) * row_bytes,
     )

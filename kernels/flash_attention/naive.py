@@ -15,16 +15,17 @@ from rooflab.roofline.model import Traffic
 def traffic(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False, softmax_scale: float | None = None
 ) -> Traffic:
-    """Every step's operands from and to HBM: the (B, H, T, S) fp32 matrix crosses it eight times, ten if causal."""
-    B, T, H, D = q.shape
-    S, group = k.shape[1], H // k.shape[2]
+    """Every step's operands from and to HBM: the (B, H, T, S) fp32 matrix crosses it six times, eight if causal."""
+    B, T, H, _ = q.shape
+    S, group, size = k.shape[1], H // k.shape[2], q.element_size()
     scores = 4 * B * H * T * S
-    dense_q, dense_kv = 4 * q.numel(), 4 * 2 * k.numel()
-    size = q.element_size()
-    # Casts to fp32, heads expanded, q k^T, scale, mask, softmax, empty rows, p v, cast of the output.
-    read = q.numel() * size + 2 * k.numel() * size + dense_kv + dense_q + dense_kv * group + (4 + causal) * scores
-    write = dense_q + dense_kv + dense_kv * group + (4 + causal) * scores + dense_q + q.numel() * size
-    return Traffic(read + dense_q, write, launches=11 + 2 * causal)
+    narrow = q.dtype != torch.float32
+    casts = (q.numel() + 2 * k.numel()) if narrow else 0  # of q, k and v, and the output's way back
+    expanded = 4 * 2 * k.numel() * group
+    # In order: casts, heads expanded, q k^T, scale, mask, softmax, p v, output.
+    read = casts * size + 4 * 2 * k.numel() + expanded + (3 + causal) * scores + 4 * 2 * q.numel()
+    write = 4 * casts + expanded + (3 + causal) * scores + (4 + size) * q.numel()
+    return Traffic(read, write, launches=7 + 3 * narrow + 6 * causal)
 
 
 @register(op="flash_attention", name="naive", role="naive", backend="torch", traffic=traffic)
@@ -50,5 +51,7 @@ def flash_attention(
     if causal:
         last = torch.arange(T, device=q.device)[:, None] + S - T
         scores = scores.masked_fill(torch.arange(S, device=q.device) > last, -math.inf)
-    weights = torch.softmax(scores, dim=-1).nan_to_num(nan=0.0) if S < T and causal else torch.softmax(scores, dim=-1)
+    weights = torch.softmax(scores, dim=-1)
+    if causal and T > S:
+        weights = weights.nan_to_num(nan=0.0)  # the first T - S queries see no key
     return out.copy_((weights @ values).transpose(1, 2))

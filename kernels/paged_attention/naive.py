@@ -20,16 +20,16 @@ def traffic(
 ) -> Traffic:
     """Per sequence: gathers, casts, expanded heads and the (H, length) fp32 scores, each written and read again."""
     _, H, D = q.shape
-    H_kv, size = k_cache.shape[2], q.element_size()
+    size, narrow = q.element_size(), q.dtype != torch.float32
     lengths = [length for length in seq_lens.tolist() if length]
-    tokens = sum(lengths)
-    one_copy = 2 * tokens * H_kv * D  # elements of the keys and values together
-    expanded = one_copy * (H // H_kv)
+    tokens, queries = sum(lengths), len(lengths) * H * D
+    gathered = 2 * tokens * k_cache.shape[2] * D  # elements of the keys and values together
+    expanded = 4 * 2 * tokens * H * D
     scores = 4 * tokens * H
-    queries = len(lengths) * H * D
-    read = one_copy * (2 * size + 4) + 4 * expanded + 4 * scores + queries * (size + 8)
-    write = one_copy * (size + 4) + 4 * expanded + 3 * scores + queries * (8 + size)
-    return Traffic(read, write, launches=14 * len(lengths))
+    # In order: gather, cast, heads expanded, q k^T, scale, softmax, p v, output.
+    read = gathered * (size + size * narrow + 4) + expanded + 3 * scores + queries * (8 + size * narrow)
+    write = gathered * (size + 4 * narrow) + expanded + 3 * scores + queries * (4 + size + 4 * narrow)
+    return Traffic(read, write, launches=(15 + 3 * narrow) * len(lengths))
 
 
 @register(op="paged_attention", name="naive", role="naive", backend="torch", traffic=traffic)

@@ -105,7 +105,7 @@ def traffic(
     out: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> Traffic:
     """q and k in and out; a token's angles once per distinct position, the rest coming from L2."""
-    tables = len(positions.unique()) * cos.shape[1] * (cos.element_size() + sin.element_size())
+    tables = len(set(positions.tolist())) * cos.shape[1] * (cos.element_size() + sin.element_size())
     return Traffic(read_bytes=nbytes(q, k, positions) + tables, write_bytes=nbytes(q, k))
 
 

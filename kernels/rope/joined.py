@@ -55,16 +55,15 @@ def rope(
     q: (T, H, D); k: (T, H_kv, D); cos, sin: (max_position, D/2) fp32; positions: (T,) int64; returns q, k. Raises
     `ValueError` on shapes or dtypes that do not fit; a position outside the tables is torch's own error.
     """
-    _, H, H_kv, D = check_operands(q, k, cos, sin, positions)
-    # index_select is half the price of indexing here.
-    c = cos.index_select(0, positions).unsqueeze(1)  # (T, 1, D/2)
-    s = sin.index_select(0, positions).unsqueeze(1)
+    H = check_operands(q, k, cos, sin, positions)[1]
+    c = cos[positions].unsqueeze(1)  # (T, 1, D/2)
+    s = sin[positions].unsqueeze(1)
     x = torch.cat((q, k), dim=1).float()  # (T, H + H_kv, D)
     if interleaved:
         x1, x2 = x[..., 0::2], x[..., 1::2]
     else:
-        x1, x2 = x.split(D // 2, dim=-1)
+        x1, x2 = x.chunk(2, dim=-1)
     pair = (torch.addcmul(x1 * c, x2, s, value=-1), torch.addcmul(x2 * c, x1, s))
     turned = torch.stack(pair, dim=-1).flatten(-2) if interleaved else torch.cat(pair, dim=-1)
-    new_q, new_k = turned.to(q.dtype).split((H, H_kv), dim=1)
-    return new_q, new_k
+    turned = turned.to(q.dtype)
+    return turned[:, :H], turned[:, H:]

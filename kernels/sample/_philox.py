@@ -1,7 +1,7 @@
 """Philox-4x32-10 and the exponential race in torch steps.
 
-torch has no unsigned multiply: 32-bit words are held in int64, whose products wrap modulo 2**64 with the right bits, and
-an arithmetic shift is masked back to 32 bits.
+torch has no unsigned multiply: 32-bit words are held in int64, whose products wrap modulo 2**64 with the right bits,
+and an arithmetic shift is masked back to 32 bits.
 """
 
 from __future__ import annotations
@@ -33,3 +33,35 @@ def log_exponential(word: torch.Tensor) -> torch.Tensor:
     """log E of each first word, fp32: E = -log1p(-u), u = min(fp32(x) * 2**-32 + 2**-33, 1 - 2**-24)."""
     u = word.float().mul_(2.0**-32).add_(2.0**-33).clamp_(max=1 - 2.0**-24)
     return u.neg_().log1p_().neg_().log_()
+
+
+def first_word_of_row(seed: int, position: int, token: torch.Tensor) -> torch.Tensor:
+    """`first_word` for one row, in place and with what is a scalar kept out of the tensors.
+
+    Only the token varies: it reaches one word after a round, two after two, all four after four. The last round is
+    wanted for one word alone, and the words that are never multiplied keep their upper halves until they are masked.
+    """
+    keys = [((seed + i * W0) & LOW, ((seed >> 32) + i * W1) & LOW) for i in range(10)]
+    first_scalar = (position & LOW) * M0
+    c0 = token ^ keys[0][0]
+    second_scalar = ((first_scalar >> 32) ^ keys[0][1]) * M1
+    first = c0 * M0
+    c2 = ((first >> 32) & LOW) ^ ((first_scalar & LOW) ^ keys[1][1])
+    first_scalar = ((second_scalar >> 32) ^ keys[1][0]) * M0
+    c1 = c2 * M1
+    torch.bitwise_right_shift(c1, 32, out=c0)
+    c0.bitwise_xor_((second_scalar & LOW) ^ keys[2][0]).bitwise_and_(LOW)
+    torch.bitwise_xor(first, (first_scalar >> 32) ^ keys[2][1], out=c2)
+    c2.bitwise_and_(LOW)
+    c3 = first.fill_(first_scalar & LOW)
+    first, second = torch.empty_like(c0), torch.empty_like(c0)
+    for k0, k1 in keys[3:9]:
+        torch.mul(c0, M0, out=first)
+        torch.mul(c2, M1, out=second)
+        torch.bitwise_right_shift(second, 32, out=c0)
+        c0.bitwise_xor_(c1).bitwise_xor_(k0).bitwise_and_(LOW)
+        torch.bitwise_right_shift(first, 32, out=c2)
+        c2.bitwise_xor_(c3).bitwise_xor_(k1).bitwise_and_(LOW)
+        c1, second, c3, first = second, c1, first, c3
+    torch.mul(c2, M1, out=c0)
+    return c0.bitwise_right_shift_(32).bitwise_xor_(c1).bitwise_xor_(keys[9][0]).bitwise_and_(LOW)

@@ -1,0 +1,257 @@
+"""The circumstances of a result: machine, software, threads, commit.  Holds no host name, user name or path."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from functools import cache, reduce
+from importlib.metadata import PackageNotFoundError, version
+from operator import or_
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+_CPUS = Path("/sys/devices/system/cpu")
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU.  What only NVML knows is None where the package `nvidia-ml-py` is not installed."""
+
+    name: str
+    uuid: str
+    memory_bytes: int
+    sms: int
+    l2_bytes: int
+    driver: str | None = None
+    max_sm_clock_mhz: int | None = None
+    max_memory_clock_mhz: int | None = None
+    power_limit_w: float | None = None
+    ecc: bool | None = None
+    mig: bool | None = None
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A snapshot of the machine and its software."""
+
+    machine_key: str
+    """Names this kind of machine: the same after a reboot, and on another machine with the same parts."""
+    cpu: str
+    cores: int
+    """Logical processors that this process may use."""
+    memory_gib: int
+    cache_bytes: int
+    """Size of all last-level caches together."""
+    os: str
+    python: str
+    torch: str
+    triton: str | None
+    numpy: str | None
+    threads: int
+    """torch's threads within an op."""
+    gpu: Gpu | None
+    commit: str | None
+    dirty: bool | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The snapshot as JSON values."""
+        return asdict(self)
+
+
+def snapshot(gpu_index: int = 0) -> Environment:
+    """The circumstances now; `gpu_index` is torch's number of the GPU in use."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    memory_gib = round(psutil.virtual_memory().total / 2**30)
+    gpu = _gpu(gpu_index)
+    commit, dirty = git_state(Path(__file__).resolve().parent.parent)
+    return Environment(
+        machine_key=machine_key(_cpu_model(), cores, memory_gib, gpu),
+        cpu=_cpu_model(),
+        cores=cores,
+        memory_gib=memory_gib,
+        cache_bytes=last_level_cache_bytes(),
+        os=f"{platform.system()} {platform.machine()}",
+        python=platform.python_version(),
+        torch=torch.__version__,
+        triton=_version("triton"),
+        numpy=_version("numpy"),
+        threads=torch.get_num_threads(),
+        gpu=gpu,
+        commit=commit,
+        dirty=dirty,
+    )
+
+
+def machine_key(cpu: str, cores: int, memory_gib: int, gpu: Gpu | None) -> str:
+    """`amd-epyc-2c-1a2b3c4d`: readable, and a hash of the parts that decide speed; the uuid is not one of them."""
+    name = gpu.name if gpu else cpu
+    parts = (cpu, cores, memory_gib, gpu and (gpu.name, gpu.memory_bytes, gpu.sms, gpu.power_limit_w))
+    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    return f"{slug}-{cores}c-{hashlib.sha256(repr(parts).encode()).hexdigest()[:8]}"
+
+
+@cache
+def last_level_cache_bytes(folder: Path = _CPUS) -> int:
+    """Bytes of all last-level data caches together, from sysfs; 32 MiB for each of them where nothing says."""
+    sizes: dict[tuple[int, str], int] = {}
+    for index in folder.glob("cpu[0-9]*/cache/index[0-9]*"):
+        if (index / "type").read_text().strip() != "Instruction":
+            level = int((index / "level").read_text())
+            shared = (index / "shared_cpu_list").read_text().strip()
+            sizes[level, shared] = _size((index / "size").read_text().strip())
+    if not sizes:
+        return 32 * 2**20
+    last = max(level for level, _ in sizes)
+    return sum(size for (level, _), size in sizes.items() if level == last)
+
+
+def _size(text: str) -> int:
+    units = {"K": 2**10, "M": 2**20, "G": 2**30}
+    return int(text[:-1]) * units[text[-1]] if text[-1] in units else int(text)
+
+
+@cache
+def _cpu_model() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        for line in info.read_text().splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name":
+                return value.strip()
+    return platform.processor() or platform.machine()
+
+
+def _version(package: str) -> str | None:
+    # From the metadata, not by an import: triton's first import fixes the mode of its interpreter.
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def git_state(root: Path) -> tuple[str | None, bool | None]:
+    """Commit of the checkout at `root` and whether it has changes; (None, None) where `root` is not one's top."""
+    top = _git(root, "rev-parse", "--show-toplevel")
+    # A package installed below somebody else's checkout must not report that checkout's commit.
+    if top is None or Path(top).resolve() != root.resolve():
+        return None, None
+    commit = _git(root, "rev-parse", "--verify", "HEAD")
+    changes = _git(root, "status", "--porcelain", "--untracked-files=normal")
+    return commit, None if commit is None or changes is None else bool(changes)
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    try:
+        result = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=30)
+    except (FileNotFoundError, subprocess.TimeoutExpired):
+        return None
+    return result.stdout.strip() if result.returncode == 0 else None
+
+
+@contextmanager
+def _nvml(uuid: str) -> Iterator[tuple[Any, Any] | None]:
+    """NVML and its handle of the GPU, or None where the package, the driver or that GPU is not there."""
+    if importlib.util.find_spec("pynvml") is None:
+        yield None
+        return
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        yield None
+        return
+    try:
+        yield pynvml, _ask(pynvml, "nvmlDeviceGetHandleByUUID", uuid)
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _ask(nvml: Any, function: str, *arguments: Any) -> Any:
+    """What NVML answers, or None where this card or driver does not support the question."""
+    try:
+        return getattr(nvml, function)(*arguments)
+    except nvml.NVMLError:
+        return None
+
+
+def _gpu(index: int) -> Gpu | None:
+    if not torch.cuda.is_available():
+        return None
+    device = torch.cuda.get_device_properties(index)
+    # By uuid, because NVML's numbering ignores CUDA_VISIBLE_DEVICES.
+    uuid = f"GPU-{device.uuid}"
+    known = (device.name, uuid, device.total_memory, device.multi_processor_count, device.L2_cache_size)
+    with _nvml(uuid) as found:
+        if found is None or found[1] is None:
+            return Gpu(*known)
+        nvml, handle = found
+        limit_mw = _ask(nvml, "nvmlDeviceGetEnforcedPowerLimit", handle)
+        ecc = _ask(nvml, "nvmlDeviceGetEccMode", handle)
+        mig = _ask(nvml, "nvmlDeviceGetMigMode", handle)
+        return Gpu(
+            *known,
+            driver=_ask(nvml, "nvmlSystemGetDriverVersion"),
+            max_sm_clock_mhz=_ask(nvml, "nvmlDeviceGetMaxClockInfo", handle, nvml.NVML_CLOCK_SM),
+            max_memory_clock_mhz=_ask(nvml, "nvmlDeviceGetMaxClockInfo", handle, nvml.NVML_CLOCK_MEM),
+            power_limit_w=None if limit_mw is None else limit_mw / 1000,
+            ecc=None if ecc is None else bool(ecc[0]),
+            mig=None if mig is None else bool(mig[0]),
+        )
+
+
+class ClockWatch:
+    """Reads a GPU's clocks while it works, inside `with`; without NVML or with `uuid` None it reads nothing."""
+
+    def __init__(self, uuid: str | None):
+        self._uuid = uuid
+        self._open = ExitStack()
+        self._nvml: tuple[Any, Any] | None = None
+        self._readings: list[dict[str, Any]] = []
+
+    def __enter__(self) -> ClockWatch:
+        if self._uuid is not None:
+            self._nvml = self._open.enter_context(_nvml(self._uuid))
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._open.close()
+        self._nvml = None
+
+    def read(self) -> None:
+        """One reading."""
+        if self._nvml is None or self._nvml[1] is None:
+            return
+        nvml, handle = self._nvml
+        power_mw = _ask(nvml, "nvmlDeviceGetPowerUsage", handle)
+        self._readings.append(
+            {
+                "sm_clock_mhz": _ask(nvml, "nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM),
+                "memory_clock_mhz": _ask(nvml, "nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_MEM),
+                "power_w": None if power_mw is None else power_mw / 1000,
+                "temperature_c": _ask(nvml, "nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU),
+                "throttle_reasons": _ask(nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", handle),
+            }
+        )
+
+    def summary(self) -> dict[str, Any] | None:
+        """Least and largest of each reading and every throttle bit that was seen; None where nothing was read."""
+        if not self._readings:
+            return None
+        result: dict[str, Any] = {"readings": len(self._readings)}
+        for name in ("sm_clock_mhz", "memory_clock_mhz", "power_w", "temperature_c"):
+            values = [reading[name] for reading in self._readings if reading[name] is not None]
+            result[name] = [min(values), max(values)] if values else None
+        seen = [reading["throttle_reasons"] for reading in self._readings if reading["throttle_reasons"] is not None]
+        result["throttle_reasons"] = reduce(or_, seen) if seen else None
+        return result

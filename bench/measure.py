@@ -1,0 +1,278 @@
+"""Measures an op's kernels: checked, then timed against each other, then placed under the roofline, as records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol, cast
+
+import torch
+
+from rooflab.bench.calls import free_bytes, input_bytes, kernel_traffic, rotating
+from rooflab.bench.ceilings import ceilings_for, limits_for, raise_cpu_ceilings
+from rooflab.bench.environment import ClockWatch, Environment, last_level_cache_bytes, snapshot
+from rooflab.bench.records import CheckedBy, DeviceType, Record, Status, new_run_id, pack_samples
+from rooflab.bench.timing import Samples, time_functions
+from rooflab.kernels.registry import Kernel
+from rooflab.reference.compare import ErrorStats
+from rooflab.reference.spec import Case, Inputs, OpSpec, Scheme
+from rooflab.roofline.model import Bound, Ceilings, Cost, Limiter, Traffic, bound
+
+COPIES = 3
+"""Sets of inputs that a kernel cycles through, so that no call finds the pages and values of the last."""
+CHECK_MEMORY = 12
+"""Bytes held at most per byte of input: the check's guarded copies, its fp64 oracle and tolerance."""
+ABOVE = 1.05
+"""A reading this far above a ceiling is not noise."""
+INTERPRETED = "checked in Triton's interpreter; its time is not the kernel's, so nothing is timed"
+CAUSES: dict[Limiter, str] = {
+    "memory": "a cache held the data, or the cost counts bytes that the op need not touch",
+    "tensor": "the cost counts work that these inputs do not need, or it was done in a lower precision",
+    "vector": "the cost counts work that these inputs do not need",
+    "sfu": "the cost counts special functions that these inputs do not need",
+    "launch": "launches were merged, or the clock stopped before they ended",
+}
+
+
+class CheckOutcome(Protocol):
+    """What a check says of one kernel on one case."""
+
+    @property
+    def status(self) -> Status:
+        """OK, or why not."""
+
+    @property
+    def checked_by(self) -> CheckedBy:
+        """What ran the kernel."""
+
+    @property
+    def errors(self) -> Sequence[ErrorStats]:
+        """One for each output."""
+
+    @property
+    def reason(self) -> str:
+        """Why the status is not OK."""
+
+
+Check = Callable[[Kernel, OpSpec, Case, Scheme, torch.device, int], CheckOutcome]
+
+
+def measure_op(
+    spec: OpSpec,
+    kernels: Sequence[Kernel],
+    cases: Sequence[Case],
+    scheme: Scheme,
+    device: torch.device | str = "cpu",
+    *,
+    budget_s: float = 0.5,
+    run_id: str | None = None,
+    seed: int = 0,
+    check: Check | None = None,
+    ceilings: Ceilings | None = None,
+    environment: Environment | None = None,
+    raise_ceilings: Callable[[Ceilings], Ceilings] = raise_cpu_ceilings,
+) -> Iterator[Record]:
+    """One record for each kernel of each case, in that order, a case at a time.
+
+    Every kernel is checked first, and none that fails publishes a time.  `budget_s` is the time for one kernel on one
+    case; the kernels of a case are timed interleaved.  What cannot run here gets a record with its reason and the
+    bound.  By default `check` is `check.check_kernel`, and the ceilings are this machine's.
+    """
+    device = torch.device(device)
+    if check is None:
+        from rooflab.bench.check import check_kernel
+
+        check = check_kernel
+    run = _Run(
+        spec=spec,
+        scheme=scheme,
+        device=device,
+        budget_s=budget_s,
+        run_id=run_id or new_run_id(),
+        seed=seed,
+        check=check,
+        environment=environment or snapshot(device.index or 0),
+        raise_ceilings=raise_ceilings,
+        ceilings=ceilings or ceilings_for(device),
+    )
+    for case in cases:
+        yield from run.case(kernels, case)
+
+
+@dataclass
+class _Run:
+    """What all records of a run share."""
+
+    spec: OpSpec
+    scheme: Scheme
+    device: torch.device
+    budget_s: float
+    run_id: str
+    seed: int
+    check: Check
+    environment: Environment
+    raise_ceilings: Callable[[Ceilings], Ceilings]
+    ceilings: Ceilings | None
+    raised: bool = field(default=False)
+    """Whether the ceilings were measured again in this run; once is enough."""
+
+    def case(self, kernels: Sequence[Kernel], case: Case) -> Iterator[Record]:
+        """The records of one case."""
+        priced = self.spec.make_inputs(case, self.scheme, torch.device("meta"), self.seed)
+        cost = self.spec.cost(**priced)
+        known: dict[str, dict[str, Any]] = {}
+        ready: dict[str, Callable[[], object]] = {}
+        short = self._short_of_memory(priced)
+        copies: list[Inputs] = []
+        for kernel in kernels:
+            known[kernel.name] = found = self._checked(kernel, case, short)
+            if found["status"] != "OK" or found["reason"]:
+                continue
+            copies = copies or self._copies(case, priced)
+            function = self._function(kernel, copies, found)
+            if function is not None:
+                ready[kernel.name] = function
+        timed, clocks = self._time(ready)
+        for kernel in kernels:
+            fields = known[kernel.name]
+            samples = timed.get(kernel.name)
+            if samples is not None:
+                fields |= self._judged(samples, cost) | {"clocks": clocks}
+            yield self._record(kernel, case, cost, kernel_traffic(kernel, priced), samples, fields)
+
+    def _short_of_memory(self, priced: Inputs) -> str:
+        needed = CHECK_MEMORY * input_bytes(priced)
+        free = free_bytes(self.device)
+        return f"needs about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free" if needed > free else ""
+
+    def _checked(self, kernel: Kernel, case: Case, short: str) -> dict[str, Any]:
+        """Status, reason and errors of the check.  An OK with a reason is a kernel that is not to be timed."""
+        refusal = kernel.why_not_here(self.device)
+        if refusal:
+            status, _, reason = refusal.partition(": ")
+            return {"status": status, "reason": reason}
+        if short:
+            return {"status": "OUT_OF_MEMORY", "reason": short}
+        outcome = self.check(kernel, self.spec, case, self.scheme, self.device, self.seed)
+        interpreted = self.device.type == "cpu" and kernel.backend != "torch"
+        return {
+            "status": outcome.status,
+            "reason": INTERPRETED if outcome.status == "OK" and interpreted else outcome.reason,
+            "checked_by": outcome.checked_by,
+            "errors": tuple(asdict(stats) for stats in outcome.errors),
+        }
+
+    def _copies(self, case: Case, priced: Inputs) -> list[Inputs]:
+        fit = int(free_bytes(self.device) / 4 / max(1, input_bytes(priced)))
+        # Made anew and not cloned, so that strides, views and lengths are those of the case.
+        return [
+            self.spec.make_inputs(case, self.scheme, self.device, self.seed) for _ in range(max(1, min(COPIES, fit)))
+        ]
+
+    def _function(self, kernel: Kernel, copies: Sequence[Inputs], found: dict[str, Any]) -> Callable[[], object] | None:
+        """The kernel over its inputs in turn, or None with the failure in `found`."""
+        from rooflab.bench.trial import failure, known_errors
+
+        try:
+            return rotating(kernel, self.spec, copies)
+        except known_errors() as error:
+            failed = failure(error, "before timing")
+            found |= {"status": failed.status, "reason": failed.reason}
+            return None
+
+    def _time(self, ready: dict[str, Callable[[], object]]) -> tuple[dict[str, Samples], dict[str, Any] | None]:
+        if not ready:
+            return {}, None
+        gpu = self.environment.gpu if self.device.type == "cuda" else None
+        with ClockWatch(gpu.uuid if gpu else None) as watch:
+            timed = time_functions(
+                ready, self.device, budget_s=self.budget_s * len(ready), seed=self.seed, observe=watch.read
+            )
+            return timed, watch.summary()
+
+    def _judged(self, samples: Samples, cost: Cost) -> dict[str, Any]:
+        """The status of a reading: INVALID where the clock could not see it or the machine cannot have done it."""
+        if not samples.resolved:
+            return {"status": "INVALID", "reason": f"UNRESOLVED: the {samples.method} timer is too coarse for it"}
+        above = self._above(cost, samples.median_s)
+        in_cache = cost.bytes <= last_level_cache_bytes()
+        if above and self.device.type == "cpu" and not self.raised and not (above[0] == "memory" and in_cache):
+            assert self.ceilings is not None, "a reading lies above them"
+            self.ceilings, self.raised = self.raise_ceilings(self.ceilings), True
+            above = self._above(cost, samples.median_s)
+        if not above:
+            return {"status": "OK"}
+        part, times = above
+        return {
+            "status": "INVALID",
+            "reason": f"{times:.2f} times the {part} ceiling; likely cause: {CAUSES[part]}",
+        }
+
+    def _above(self, cost: Cost, seconds: float) -> tuple[Limiter, float] | None:
+        """The ceiling that `seconds` lies furthest above, and how many times."""
+        limit = self._bound(cost, limits_for(self.device, self.ceilings) if self.ceilings else None)
+        if limit is None or limit.fraction(seconds) <= ABOVE:
+            return None
+        return limit.limiter, limit.fraction(seconds)
+
+    def _bound(self, cost: Cost, ceilings: Ceilings | None) -> Bound | None:
+        if ceilings is None or any(dtype not in ceilings.tensor_flops_per_s for dtype in cost.tensor_flops):
+            return None
+        return bound(cost, ceilings)
+
+    def _record(
+        self,
+        kernel: Kernel,
+        case: Case,
+        cost: Cost,
+        traffic: Traffic | None,
+        samples: Samples | None,
+        fields: dict[str, Any],
+    ) -> Record:
+        """The record of one kernel on one case."""
+        limit = self._bound(cost, self.ceilings)
+        config = kernel.heuristic(case) if kernel.heuristic is not None else None
+        moved = traffic.bytes if traffic else cost.bytes
+        return Record(
+            kind="bench",
+            run_id=self.run_id,
+            environment=self.environment.to_dict(),
+            commit=self.environment.commit,
+            dirty=self.environment.dirty,
+            op=self.spec.name,
+            kernel=kernel.name,
+            role=kernel.role,
+            backend=kernel.backend,
+            case_id=case.id,
+            case=dict(case),
+            scheme=self.scheme.name,
+            config=asdict(config) if config is not None else None,
+            seed=self.seed,
+            device=cast(DeviceType, self.device.type),
+            flops=cost.flops,
+            least_bytes=cost.bytes,
+            traffic_bytes=traffic.bytes if traffic else None,
+            traffic_basis=traffic.basis if traffic else None,
+            intensity=cost.flops / moved if moved else None,
+            bound_ms=limit.seconds * 1e3 if limit else None,
+            limiter=limit.limiter if limit else None,
+            ceilings=asdict(self.ceilings) if self.ceilings else None,
+            **(_reading(samples, cost, moved, limit) if samples else {}),
+            **fields,
+        )
+
+
+def _reading(samples: Samples, cost: Cost, moved: float, limit: Bound | None) -> dict[str, Any]:
+    return {
+        "basis": "measured",
+        "timer": samples.method,
+        "l2_state": samples.l2_state,
+        "latency_p20_ms": samples.p20_s * 1e3,
+        "latency_median_ms": samples.median_s * 1e3,
+        "latency_p80_ms": samples.p80_s * 1e3,
+        "samples": pack_samples(samples.seconds),
+        "sample_count": len(samples.seconds),
+        "flops_per_s": cost.flops / samples.median_s,
+        "bytes_per_s": moved / samples.median_s,
+        "bound_fraction": limit.fraction(samples.median_s) if limit else None,
+    }

@@ -1,0 +1,160 @@
+"""The pytest plugin: `--benchmark` and the fixture `kernel_benchmark`.
+
+It loads in every pytest run of every project in the environment, so it imports nothing but pytest until a benchmark
+runs, and without `--benchmark` it changes nothing but that tests of this fixture are skipped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import pytest
+
+if TYPE_CHECKING:
+    from rooflab.roofline.model import Cost
+
+FIXTURE = "kernel_benchmark"
+SKIPPED = "a kernel benchmark: runs with --benchmark"
+INTERPRETED = "ran in Triton's interpreter: its result is right, its time is not the kernel's"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds `--benchmark`."""
+    parser.getgroup("rooflab").addoption(
+        "--benchmark",
+        action="store_true",
+        default=False,
+        dest="rooflab_benchmark",
+        help=f"Run benchmarks and nothing else: tests that use the fixture {FIXTURE} or pytest-benchmark's.",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuses `--benchmark` where pytest-benchmark, which keeps and prints the results, is not loaded."""
+    if config.getoption("rooflab_benchmark") and not hasattr(config.option, "benchmark_disable"):
+        raise pytest.UsageError("--benchmark: needs the plugin pytest-benchmark, which is not loaded")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With `--benchmark` deselects all but benchmarks; without it skips those of this plugin."""
+    if not config.getoption("rooflab_benchmark"):
+        for item in items:
+            if FIXTURE in _fixtures(item):
+                item.add_marker(pytest.mark.skip(reason=SKIPPED))
+        return
+    others = [item for item in items if not {FIXTURE, "benchmark"} & set(_fixtures(item))]
+    if others:
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if item not in set(others)]
+
+
+def _fixtures(item: pytest.Item) -> Sequence[str]:
+    return getattr(item, "fixturenames", ())
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict[str, Any]) -> None:
+    """Puts the GPU, torch and Triton into pytest-benchmark's description of the machine."""
+    if config.getoption("rooflab_benchmark"):
+        from rooflab.bench.environment import snapshot
+
+        found = snapshot().to_dict()
+        machine_info["rooflab"] = {name: found[name] for name in ("machine_key", "torch", "triton", "threads", "gpu")}
+
+
+class Replay:
+    """The timer that hands pytest-benchmark the durations that were measured before, one for each round.
+
+    pytest-benchmark reads its timer at the start and at the end of a round. Before durations are loaded it is
+    `perf_counter`, for a test that also asks for `benchmark` and uses that.
+    """
+
+    __name__ = "rooflab_samples"
+
+    def __init__(self) -> None:
+        self._ends: list[float] = []
+        self._inside = False
+
+    def load(self, durations: Sequence[float]) -> None:
+        """Replays `durations`, in seconds, from the next reading on."""
+        self._ends = list(reversed(durations))
+
+    def __call__(self) -> float:
+        """Zero at a round's start, its duration at its end."""
+        if not self._ends:
+            return time.perf_counter()
+        self._inside = not self._inside
+        return 0.0 if self._inside else self._ends.pop()
+
+
+_REPLAY = pytest.StashKey[Replay]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Gives the item's `benchmark` fixture our timer by its marker, beside what the marker says already."""
+    if FIXTURE in _fixtures(item) and item.config.getoption("rooflab_benchmark"):
+        item.stash[_REPLAY] = Replay()
+        item.add_marker(pytest.mark.benchmark(**_options(item), timer=item.stash[_REPLAY]), append=False)
+
+
+def _options(item: pytest.Item) -> dict[str, Any]:
+    marker = item.get_closest_marker("benchmark")
+    return {name: value for name, value in marker.kwargs.items() if name != "timer"} if marker else {}
+
+
+@pytest.fixture
+def kernel_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Callable[..., Any]:
+    """`kernel_benchmark(fn, *args, reference=None, cost=None)`: checks `fn(*args)`, times it, and returns its result.
+
+    With `reference`, `fn(*args)` must equal `reference(*args)` within a few roundings to its dtype, or the test fails
+    and publishes no time. The time is the device's, by `rooflab.bench.timing`, with a cold cache; it becomes an
+    ordinary pytest-benchmark result. `cost`, a `rooflab.roofline.model.Cost`, adds FLOP/s, bytes/s and the fraction
+    of each roof to its `extra_info`. The marker's `max_time` and `min_rounds`, or the options of that name, bound the
+    time. Where pytest-benchmark is disabled (xdist, `--benchmark-disable`), `fn` is checked and not timed.
+    """
+    config, item = request.config, request.node
+
+    def run(
+        fn: Callable[..., Any], *args: Any, reference: Callable[..., Any] | None = None, cost: Cost | None = None
+    ) -> Any:
+        from rooflab.bench import fixture
+
+        result, faults, interpreted = fixture.check(fn, args, reference)
+        if faults:
+            _fail(benchmark, "; ".join(faults))
+        if benchmark.disabled:
+            return benchmark.pedantic(lambda: result)
+        if interpreted:
+            pytest.skip(INTERPRETED)
+        options = _options(item)
+        samples, device = fixture.time_kernel(
+            fn,
+            args,
+            result,
+            budget_s=float(options.get("max_time", config.getoption("benchmark_max_time"))),
+            min_samples=int(options.get("min_rounds", config.getoption("benchmark_min_rounds"))),
+        )
+        info = fixture.extra_info(samples, device, cost)
+        if info["status"] != "OK":
+            warnings.warn(pytest.PytestWarning(f"{item.name}: {info['status']}"), stacklevel=2)
+        benchmark.extra_info.update(info)
+        item.stash[_REPLAY].load(samples.seconds)
+        return benchmark.pedantic(lambda: result, rounds=len(samples.seconds))
+
+    return run
+
+
+def _fail(benchmark: Any, fault: str) -> NoReturn:
+    """Fails the test; inside `pedantic` first, so that pytest-benchmark knows of it and saves nothing."""
+
+    def wrong() -> NoReturn:
+        raise AssertionError(fault)
+
+    with contextlib.suppress(AssertionError):
+        benchmark.pedantic(wrong)
+    pytest.fail(fault, pytrace=False)

@@ -1,0 +1,160 @@
+"""The one timer.  The docstring of `time_functions` is the protocol."""
+
+from __future__ import annotations
+
+import gc
+import math
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from rooflab.bench.records import L2State
+from rooflab.bench.stopwatch import Function, Stopwatch, stopwatch_for
+
+STEPS_PER_SAMPLE = 10
+"""A sample of fewer timer steps than this says more about the timer than about the function."""
+MAX_CALLS_PER_SAMPLE = 1000
+MAX_SAMPLES = 1000
+WARM_UP_SHARE = 0.3
+"""Share of the budget after which warming up ends, steady or not."""
+STEADY = 0.95
+"""A round that brings a function's fastest time below this share of what it was shows that it is still warming up."""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What was read for one function."""
+
+    seconds: tuple[float, ...]
+    """Seconds per call of every sample, in time order; none is dropped."""
+    method: str
+    """Name of the timing method."""
+    l2_state: L2State
+    """Whether the last-level cache held the function's data when a sample began."""
+    calls_per_sample: int = 1
+    resolved: bool = True
+    """Whether the median sample is at least `STEPS_PER_SAMPLE` steps of the timer; else the reading is UNRESOLVED."""
+
+    @property
+    def p20_s(self) -> float:
+        """20th percentile, seconds per call."""
+        return float(np.percentile(self.seconds, 20))
+
+    @property
+    def median_s(self) -> float:
+        """Median, seconds per call."""
+        return float(np.median(self.seconds))
+
+    @property
+    def p80_s(self) -> float:
+        """80th percentile, seconds per call."""
+        return float(np.percentile(self.seconds, 80))
+
+
+def time_functions(
+    functions: Mapping[str, Function],
+    device: torch.device | str = "cpu",
+    *,
+    budget_s: float = 1.0,
+    min_samples: int = 5,
+    seed: int = 0,
+    cold: bool = True,
+    observe: Callable[[], None] | None = None,
+    stopwatch: Stopwatch | None = None,
+) -> dict[str, Samples]:
+    """Times functions of no arguments against each other.  The protocol:
+
+    1. Warm up, one call of each in turn, until a round makes none of them 5% faster than its fastest so far (at least
+       three rounds, or 30% of the budget), so that compilation, autotuning and clocks have settled.
+    2. Then rounds.  Each times every function once, so that drift falls on all alike; the order is drawn from `seed`,
+       rotated by one from round to round and reversed in every second one, so that each takes every place.
+    3. Before each sample the last-level cache is emptied by *reading* a buffer of twice its size as the machine states
+       it.  Reading, because what a flush has written is written back inside the next sample.  `cold=False` leaves this
+       out.  Cycling through several copies of the inputs is the functions' own affair, and so is random data.
+    4. On a CPU a sample is the difference of two `perf_counter` readings.  Calls share one sample where the warm-up
+       shows a call to be shorter than ten steps of that clock; only the first of them then finds the cache cold.
+    5. On CUDA a sample is a pair of events on the current stream.  Each is enqueued behind a wait on the device that
+       outlasts the host's work, so that the flush, the events and the launches run back to back; a round in which the
+       wait ran out is taken again with twice the wait, and a function that waits for the device itself is named so in
+       its method.
+    6. Samples are taken for `budget_s` seconds in all, warming up included, and until there are `min_samples`, however
+       long that takes.  They are kept raw, in time order; none is dropped.  Python's garbage collector rests meanwhile.
+
+    `observe` is called once per round, outside the samples; on CUDA while the device works.  Raises `ValueError` on no
+    functions, a budget that is not positive, or fewer than one sample.
+    """
+    if not functions:
+        raise ValueError("functions: expected at least one, got none")
+    if not budget_s > 0:
+        raise ValueError(f"budget_s: expected a positive number of seconds, got {budget_s}")
+    if min_samples < 1:
+        raise ValueError(f"min_samples: expected at least 1, got {min_samples}")
+    watch = stopwatch or stopwatch_for(torch.device(device), cold, observe)
+    with _collector_resting():
+        began = time.perf_counter()
+        fastest = _warm_up(watch, functions, began + WARM_UP_SHARE * budget_s)
+        calls = {name: _calls_per_sample(watch, fastest[name]) for name in functions}
+        readings: dict[str, list[float]] = {name: [] for name in functions}
+        for count, order in enumerate(_orders(list(functions), seed)):
+            if count >= min_samples and (count >= MAX_SAMPLES or time.perf_counter() - began > budget_s):
+                break
+            for name, seconds in watch.round([(name, functions[name], calls[name]) for name in order]).items():
+                readings[name].append(seconds)
+    return {
+        name: Samples(
+            seconds=tuple(value / calls[name] for value in values),
+            method=watch.method(name, calls[name]),
+            l2_state="cold" if cold and calls[name] == 1 else "warm",
+            calls_per_sample=calls[name],
+            resolved=float(np.median(values)) >= STEPS_PER_SAMPLE * watch.step_s(values),
+        )
+        for name, values in readings.items()
+    }
+
+
+def _orders(names: list[str], seed: int) -> Iterator[list[str]]:
+    base = list(names)
+    random.Random(seed).shuffle(base)
+    turn = 0
+    while True:
+        start = turn // 2 % len(base)
+        order = base[start:] + base[:start]
+        yield order if turn % 2 == 0 else order[::-1]
+        turn += 1
+
+
+def _warm_up(watch: Stopwatch, functions: Mapping[str, Function], deadline: float) -> dict[str, float]:
+    """The fastest reading of each function."""
+    fastest = dict.fromkeys(functions, math.inf)
+    rounds = 0
+    while True:
+        read = watch.round([(name, function, 1) for name, function in functions.items()])
+        steady = all(seconds >= STEADY * fastest[name] for name, seconds in read.items())
+        fastest = {name: min(seconds, fastest[name]) for name, seconds in read.items()}
+        rounds += 1
+        if (steady and rounds >= 3) or time.perf_counter() > deadline:
+            return fastest
+
+
+def _calls_per_sample(watch: Stopwatch, seconds: float) -> int:
+    wanted = STEPS_PER_SAMPLE * watch.step_s([seconds])
+    if not watch.batches or seconds >= wanted:
+        return 1
+    # A call that the clock cannot see at all gets the most calls that a sample may have.
+    return min(MAX_CALLS_PER_SAMPLE, math.ceil(2 * wanted / seconds)) if seconds > 0 else MAX_CALLS_PER_SAMPLE
+
+
+@contextmanager
+def _collector_resting() -> Iterator[None]:
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -1,0 +1,176 @@
+"""FlashAttention: the softmax is taken online, tile by tile, so that no score leaves the chip (Dao, "FlashAttention-2",
+2023; the running rescale is from Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from rooflab.kernels._checks import output
+from rooflab.kernels.flash_attention._args import check_args, get_scale
+from rooflab.kernels.registry import register
+from rooflab.roofline.model import Traffic
+
+
+@dataclass(frozen=True)
+class Config:
+    """One way to launch the kernel: query and key tile, warps, pipeline stages."""
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
+def choose(head_dim: int, itemsize: int) -> Config:
+    """A tile whose fp32 accumulator and staged keys fit an SM's registers and shared memory."""
+    if itemsize == 4:
+        return Config(64, 32, num_warps=4, num_stages=1 if head_dim > 128 else 2)
+    return Config(128 if head_dim <= 128 else 64, 64, num_warps=8 if head_dim >= 128 else 4, num_stages=2)
+
+
+@triton.jit
+def online_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    out_ptr,
+    T,
+    S,
+    H,
+    group,
+    scale_log2,
+    q_stride_b,
+    q_stride_t,
+    q_stride_h,
+    k_stride_b,
+    k_stride_s,
+    k_stride_h,
+    v_stride_b,
+    v_stride_s,
+    v_stride_h,
+    out_stride_b,
+    out_stride_t,
+    out_stride_h,
+    CAUSAL: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    # int64: batch, row and head offsets pass 2**31 elements in a long context.
+    b = (tl.program_id(1) // H).to(tl.int64)
+    h = (tl.program_id(1) % H).to(tl.int64)
+    first_row = tl.program_id(0) * BLOCK_M
+    rows = first_row + tl.arange(0, BLOCK_M)
+    dims = tl.arange(0, HEAD_DIM)
+    row_mask = rows < T
+    rows64 = rows.to(tl.int64)
+    q_offsets = b * q_stride_b + h * q_stride_h + rows64[:, None] * q_stride_t + dims[None, :]
+    q = tl.load(q_ptr + q_offsets, mask=row_mask[:, None], other=0.0)
+    k_base = k_ptr + b * k_stride_b + (h // group) * k_stride_h
+    v_base = v_ptr + b * v_stride_b + (h // group) * v_stride_h
+
+    peak = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK_M,), tl.float32)
+    acc = tl.zeros((BLOCK_M, HEAD_DIM), tl.float32)
+    end = S
+    if CAUSAL:
+        end = tl.minimum(S, first_row + BLOCK_M + S - T)
+    for start in range(0, end, BLOCK_N):
+        keys = start + tl.arange(0, BLOCK_N)
+        keys64 = keys.to(tl.int64)
+        key_mask = keys < S
+        k = tl.load(k_base + keys64[None, :] * k_stride_s + dims[:, None], mask=key_mask[None, :], other=0.0)
+        scores = tl.dot(q, k, input_precision="ieee") * scale_log2
+        seen = key_mask[None, :]
+        if CAUSAL:
+            seen = seen & (keys[None, :] <= rows[:, None] + S - T)
+        scores = tl.where(seen, scores, float("-inf"))
+        new_peak = tl.maximum(peak, tl.max(scores, 1))
+        # A row that has seen no key yet has a peak of -inf; -inf - -inf would be NaN.
+        shift = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+        weights = tl.exp2(scores - shift[:, None])
+        rescale = tl.exp2(peak - shift)
+        total = total * rescale + tl.sum(weights, 1)
+        # Masked as well as the scores: what lies past the end may be NaN, and 0 * NaN is NaN.
+        v = tl.load(v_base + keys64[:, None] * v_stride_s + dims[None, :], mask=key_mask[:, None], other=0.0)
+        acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision="ieee")
+        peak = new_peak
+
+    result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    out_offsets = b * out_stride_b + h * out_stride_h + rows64[:, None] * out_stride_t + dims[None, :]
+    tl.store(out_ptr + out_offsets, result.to(out_ptr.dtype.element_ty), mask=row_mask[:, None])
+
+
+def unsupported(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False, softmax_scale: float | None = None
+) -> str | None:
+    """Why the kernel cannot take these inputs, or None."""
+    if q.shape[-1] not in (16, 32, 64, 128, 256):
+        return f"needs a head_dim of 16, 32, 64, 128 or 256, got {q.shape[-1]}"
+    return None
+
+
+def traffic(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False, softmax_scale: float | None = None
+) -> Traffic:
+    """Each operand once, as L2 holds one sequence's keys while its tiles of queries read them."""
+    size = q.element_size()
+    return Traffic((q.numel() + k.numel() + v.numel()) * size, q.numel() * size)
+
+
+@register(
+    op="flash_attention",
+    name="online",
+    role="optimized",
+    backend="triton",
+    unsupported=unsupported,
+    traffic=traffic,
+)
+def flash_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool = False,
+    softmax_scale: float | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Attention with an online softmax.  q: (B, T, H, D); k, v: (B, S, H_kv, D); returns (B, T, H, D).
+
+    Any strides with a contiguous head. Raises `ValueError` on shapes, dtypes or a head_dim that do not fit.
+    """
+    check_args(q, k, v)
+    reason = unsupported(q, k, v, causal, softmax_scale)
+    if reason:
+        raise ValueError(f"q: {reason}")
+    out = output(out, tuple(q.shape), q)
+    B, T, H, D = q.shape
+    if out.numel() == 0:
+        return out
+    config = choose(D, q.element_size())
+    online_kernel[(triton.cdiv(T, config.block_m), B * H)](
+        q,
+        k,
+        v,
+        out,
+        T,
+        k.shape[1],
+        H,
+        H // k.shape[2],
+        get_scale(q, softmax_scale) * math.log2(math.e),  # exp2 is the hardware's exponential
+        *q.stride()[:3],
+        *k.stride()[:3],
+        *v.stride()[:3],
+        *out.stride()[:3],
+        CAUSAL=causal,
+        HEAD_DIM=D,
+        BLOCK_M=config.block_m,
+        BLOCK_N=config.block_n,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )
+    return out

@@ -1,0 +1,184 @@
+"""Decode attention that walks the block table: one program per sequence and KV head, its group's query heads packed
+into the rows of one matrix product (Kwon et al., "PagedAttention", SOSP 2023, for the pages; the packing makes a
+tensor core's 16 rows of use where a decode query has one)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from rooflab.kernels._checks import output
+from rooflab.kernels.paged_attention._args import check_args, get_scale
+from rooflab.kernels.registry import register
+from rooflab.reference.paged_attention import used_slots
+from rooflab.roofline.model import Traffic
+
+
+@dataclass(frozen=True)
+class Config:
+    """One way to launch the kernel: keys a step, warps, pipeline stages."""
+
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
+def choose(head_dim: int, itemsize: int) -> Config:
+    """A step whose staged keys and values fit an SM's shared memory."""
+    if itemsize == 4:
+        return Config(32, num_warps=4, num_stages=2)
+    return Config(64, num_warps=4, num_stages=3 if head_dim <= 128 else 2)
+
+
+@triton.jit
+def gqa_packed_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    table_ptr,
+    lens_ptr,
+    out_ptr,
+    group,
+    scale_log2,
+    q_stride_t,
+    q_stride_h,
+    k_stride_block,
+    k_stride_slot,
+    k_stride_h,
+    v_stride_block,
+    v_stride_slot,
+    v_stride_h,
+    table_stride,
+    out_stride_t,
+    out_stride_h,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    b = tl.program_id(0).to(tl.int64)
+    kv_head = tl.program_id(1).to(tl.int64)
+    length = tl.load(lens_ptr + b)
+    heads = tl.arange(0, BLOCK_M)
+    dims = tl.arange(0, HEAD_DIM)
+    head_mask = heads[:, None] < group
+    query_heads = kv_head * group + heads
+    q_offsets = b * q_stride_t + query_heads[:, None] * q_stride_h + dims[None, :]
+    q = tl.load(q_ptr + q_offsets, mask=head_mask, other=0.0)
+
+    peak = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK_M,), tl.float32)
+    acc = tl.zeros((BLOCK_M, HEAD_DIM), tl.float32)
+    for start in range(0, length, BLOCK_N):
+        keys = start + tl.arange(0, BLOCK_N)
+        seen = keys < length
+        # int64: page * stride passes 2**31 elements in a cache of 16 GiB. Table entries past the end are not read.
+        page = tl.load(table_ptr + b * table_stride + keys // BLOCK_SIZE, mask=seen, other=0).to(tl.int64)
+        slot = keys % BLOCK_SIZE
+        k_offsets = page * k_stride_block + slot * k_stride_slot + kv_head * k_stride_h
+        k = tl.load(k_ptr + k_offsets[None, :] + dims[:, None], mask=seen[None, :], other=0.0)
+        scores = tl.dot(q, k, input_precision="ieee") * scale_log2
+        scores = tl.where(seen[None, :], scores, float("-inf"))
+        new_peak = tl.maximum(peak, tl.max(scores, 1))
+        weights = tl.exp2(scores - new_peak[:, None])
+        rescale = tl.exp2(peak - new_peak)
+        total = total * rescale + tl.sum(weights, 1)
+        # Masked as well as the scores: a page's unused slots may hold NaN, and 0 * NaN is NaN.
+        v_offsets = page * v_stride_block + slot * v_stride_slot + kv_head * v_stride_h
+        v = tl.load(v_ptr + v_offsets[:, None] + dims[None, :], mask=seen[:, None], other=0.0)
+        acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision="ieee")
+        peak = new_peak
+
+    result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    out_offsets = b * out_stride_t + query_heads[:, None] * out_stride_h + dims[None, :]
+    tl.store(out_ptr + out_offsets, result.to(out_ptr.dtype.element_ty), mask=head_mask)
+
+
+def unsupported(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    softmax_scale: float | None = None,
+) -> str | None:
+    """Why the kernel cannot take these inputs, or None."""
+    if q.shape[-1] not in (16, 32, 64, 128, 256):
+        return f"needs a head_dim of 16, 32, 64, 128 or 256, got {q.shape[-1]}"
+    return None
+
+
+def traffic(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    softmax_scale: float | None = None,
+) -> Traffic:
+    """Each sequence's keys and values once, a page that several share once for each; all of q, and the table entries
+    of each KV head once, as L2 holds them."""
+    _, entries = used_slots(block_table, seq_lens, k_cache.shape[0], k_cache.shape[1])
+    size = q.element_size()
+    tokens = int(seq_lens.sum())
+    read = 2 * tokens * k_cache.shape[2] * k_cache.shape[3] * size + 4 * (entries + seq_lens.numel())
+    return Traffic(read + q.numel() * size, q.numel() * size)
+
+
+@register(
+    op="paged_attention",
+    name="gqa_packed",
+    role="optimized",
+    backend="triton",
+    unsupported=unsupported,
+    traffic=traffic,
+)
+def paged_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    softmax_scale: float | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Decode attention through a block table, keys read once per group of query heads.  q: (B, H, D); (B, H, D).
+
+    Raises `ValueError` on shapes, dtypes or a head_dim that do not fit.
+    """
+    check_args(q, k_cache, v_cache, block_table, seq_lens)
+    reason = unsupported(q, k_cache, v_cache, block_table, seq_lens, softmax_scale)
+    if reason:
+        raise ValueError(f"q: {reason}")
+    out = output(out, tuple(q.shape), q)
+    B, H, D = q.shape
+    if out.numel() == 0:
+        return out
+    H_kv = k_cache.shape[2]
+    config = choose(D, q.element_size())
+    gqa_packed_kernel[(B, H_kv)](
+        q,
+        k_cache,
+        v_cache,
+        block_table,
+        seq_lens,
+        out,
+        H // H_kv,
+        get_scale(q, softmax_scale) * math.log2(math.e),  # exp2 is the hardware's exponential
+        *q.stride()[:2],
+        *k_cache.stride()[:3],
+        *v_cache.stride()[:3],
+        block_table.stride(0),
+        *out.stride()[:2],
+        BLOCK_SIZE=k_cache.shape[1],
+        HEAD_DIM=D,
+        BLOCK_M=max(16, triton.next_power_of_2(H // H_kv)),  # a matrix instruction has no fewer rows
+        BLOCK_N=config.block_n,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )
+    return out

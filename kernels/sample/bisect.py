@@ -1,0 +1,234 @@
+"""One program per row and no sort: a bisection over the row's values finds the cut of top-k and top-p.
+
+Floats order like their bits once negative ones are turned over, so a threshold is a uint32 key. A pass over the row
+compares with 16 thresholds, four halvings at once, so that eight passes end at the exact value at which a count or a
+mass crosses. Ties at that value go by index, in a last pass that also runs the race.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from rooflab.kernels._checks import output
+from rooflab.kernels.registry import register
+from rooflab.kernels.sample._args import check_args
+from rooflab.roofline.model import Traffic
+
+BLOCK = 1024
+SEARCH_BLOCK = 512
+"""Tokens a step of the search: with 16 thresholds, an accumulator of 32 registers a thread."""
+NUM_WARPS = 8
+MAX_VOCABULARY = 2**24
+"""Tokens are counted in fp32, exactly so far."""
+
+
+@triton.jit
+def load_row(row_ptr, start, V, BLOCK: tl.constexpr):
+    """A block of fp32 logits, -inf past the end. NaN counts as -inf, +inf as the largest float: neither may lead out
+    of the vocabulary."""
+    tokens = start + tl.arange(0, BLOCK)
+    x = tl.load(row_ptr + tokens, mask=tokens < V, other=float("-inf")).to(tl.float32)
+    x = tl.where(x == x, x, float("-inf"))
+    return tokens, tl.minimum(x, 3.4028234663852886e38)
+
+
+@triton.jit
+def to_key(x):
+    """A uint32 that orders as x does; both zeros are one."""
+    bits = tl.where(x == 0.0, 0.0, x).to(tl.uint32, bitcast=True)
+    return tl.where((bits >> 31) == 1, bits ^ 0xFFFFFFFF, bits | 0x80000000)
+
+
+@triton.jit
+def from_key(key):
+    """The float whose key it is."""
+    return tl.where((key >> 31) == 1, key & 0x7FFFFFFF, key ^ 0xFFFFFFFF).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def weigh(x, best, temperature):
+    """exp((x - best) / temperature): the maximum comes off first, so that the error is relative to the gap."""
+    return tl.exp(tl.div_rn(x - best, temperature))
+
+
+@triton.jit
+def find_cut(row_ptr, limit, best, temperature, V, BY_MASS: tl.constexpr, BLOCK: tl.constexpr):
+    """The smallest key above which there is less than `limit`, > 0, of the row's tokens or of its mass."""
+    digits = tl.arange(0, 16)
+    prefix = tl.full((), 0, tl.uint32)
+    for step in range(8):
+        shift = 28 - 4 * step
+        thresholds = prefix | (digits << shift).to(tl.uint32, bitcast=True) | ((1 << shift) - 1)
+        above = tl.zeros((BLOCK, 16), tl.float32)
+        for start in range(0, V, BLOCK):
+            tokens, x = load_row(row_ptr, start, V, BLOCK)
+            weight = tl.where(tokens < V, 1.0, 0.0)
+            if BY_MASS:
+                weight = weigh(x, best, temperature)
+            above += tl.where(to_key(x)[:, None] > thresholds[None, :], weight[:, None], 0.0)
+        # What is above falls as the digit rises, and above the last there is too little by the step before.
+        digit = tl.min(tl.where(tl.sum(above, 0) < limit, digits, 15), 0)
+        prefix = prefix | (digit << shift).to(tl.uint32, bitcast=True)
+    return prefix
+
+
+@triton.jit
+def tail_of(row_ptr, cut, best, temperature, V, BLOCK: tl.constexpr):
+    """Tokens above a key: how many, and their mass."""
+    count = tl.zeros((BLOCK,), tl.int32)
+    mass = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, V, BLOCK):
+        _, x = load_row(row_ptr, start, V, BLOCK)
+        above = to_key(x) > cut
+        count += above.to(tl.int32)
+        mass += tl.where(above, weigh(x, best, temperature), 0.0)
+    return tl.sum(count, 0), tl.sum(mass, 0)
+
+
+@triton.jit
+def log_exponential(word):
+    """log E with E = -log1p(-u).  Winners have small u, whose digits 1 - u has lost whatever the logarithm: below 1/4,
+    E = 2 atanh(u / (2 - u)) by its series, whose next term is below 2**-29 of it. tl.log itself is good to an ulp on
+    sm_90, where it is libdevice's polynomial and not lg2.approx (read in the PTX)."""
+    u = tl.minimum(word.to(tl.float32) * 2.3283064365386963e-10 + 1.1641532182693481e-10, 0.999999940395355224609375)
+    z = u / (2.0 - u)
+    z2 = z * z
+    series = 1.0 / 9.0
+    series = series * z2 + 1.0 / 7.0
+    series = series * z2 + 1.0 / 5.0
+    series = series * z2 + 1.0 / 3.0
+    small = 2.0 * z + 2.0 * z * z2 * series
+    return tl.log(tl.where(u < 0.25, small, -tl.log(1.0 - u)))
+
+
+@triton.jit
+def bisect_kernel(
+    logits_ptr,
+    temperature_ptr,
+    top_k_ptr,
+    top_p_ptr,
+    min_p_ptr,
+    seed_ptr,
+    position_ptr,
+    out_ptr,
+    V,
+    row_stride,
+    BLOCK: tl.constexpr,
+    SEARCH_BLOCK: tl.constexpr,
+):
+    b = tl.program_id(0).to(tl.int64)  # int64: row * stride passes 2**31 at 14,135 rows of 151,936
+    row_ptr = logits_ptr + b * row_stride
+    temperature = tl.load(temperature_ptr + b)
+    top_k = tl.load(top_k_ptr + b)
+    top_p = tl.load(top_p_ptr + b)
+    min_p = tl.load(min_p_ptr + b)
+    seed = tl.load(seed_ptr + b)
+    position = (tl.load(position_ptr + b) & 0xFFFFFFFF).to(tl.uint32)
+
+    # Lane by lane, the first of equal values stays, so that the lowest index wins.
+    lane_best = tl.full((BLOCK,), float("-inf"), tl.float32)
+    lane_token = tl.full((BLOCK,), 0, tl.int32)
+    for start in range(0, V, BLOCK):
+        tokens, x = load_row(row_ptr, start, V, BLOCK)
+        better = x > lane_best
+        lane_best = tl.where(better, x, lane_best)
+        lane_token = tl.where(better, tokens, lane_token)
+    best = tl.max(lane_best, 0)
+    winner = tl.min(tl.where(lane_best == best, lane_token, V), 0)
+
+    if (temperature > 0.0) & (best > float("-inf")):
+        cut = tl.full((), 0, tl.uint32)
+        ties_left = V
+        above_mass = 0.0
+        allowed = float("inf")
+        if (top_k > 0) & (top_k < V):
+            cut = find_cut(row_ptr, top_k.to(tl.float32), best, temperature, V, False, SEARCH_BLOCK)
+            above, above_mass = tail_of(row_ptr, cut, best, temperature, V, BLOCK)
+            ties_left = top_k - above
+        if top_p < 1.0:
+            if (top_k > 0) & (top_k < V):
+                allowed = top_p * (above_mass + ties_left * weigh(from_key(cut), best, temperature))
+            else:
+                _, total = tail_of(row_ptr, cut, best, temperature, V, BLOCK)
+                allowed = top_p * total
+            narrower = find_cut(row_ptr, allowed, best, temperature, V, True, SEARCH_BLOCK)
+            if narrower > cut:
+                cut = narrower
+                ties_left = V
+            _, above_mass = tail_of(row_ptr, cut, best, temperature, V, BLOCK)
+
+        lane_best = tl.full((BLOCK,), float("-inf"), tl.float32)
+        lane_token = tl.full((BLOCK,), 0, tl.int32)
+        ties_before = 0
+        for start in range(0, V, BLOCK):
+            tokens, x = load_row(row_ptr, start, V, BLOCK)
+            key = to_key(x)
+            weight = weigh(x, best, temperature)
+            tie = (key == cut).to(tl.int32)
+            rank = ties_before + tl.cumsum(tie, 0) - tie
+            kept_tie = (tie > 0) & (rank < ties_left) & (above_mass + rank * weight < allowed)
+            kept = ((key > cut) | kept_tie) & (weight >= min_p) & (x > float("-inf"))
+            ties_before += tl.sum(tie, 0)
+            if tl.sum(kept.to(tl.int32), 0) > 0:
+                word, _, _, _ = tl.philox(seed, position, tokens.to(tl.uint32), 0, 0)
+                score = tl.div_rn(x - best, temperature) - log_exponential(word)
+                better = kept & (score > lane_best)
+                lane_best = tl.where(better, score, lane_best)
+                lane_token = tl.where(better, tokens, lane_token)
+        winner = tl.min(tl.where(lane_best == tl.max(lane_best, 0), lane_token, V), 0)
+    tl.store(out_ptr + b, winner.to(tl.int64))
+
+
+def traffic(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+    seed: torch.Tensor,
+    position: torch.Tensor,
+) -> Traffic:
+    """The logits once from HBM while the rows in flight fit in L2, the settings, and a token id a row."""
+    B = logits.shape[0]
+    return Traffic(logits.numel() * logits.element_size() + 32 * B, 8 * B)
+
+
+@register(op="sample", name="bisect", role="optimized", backend="triton", traffic=traffic)
+def sample(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+    seed: torch.Tensor,
+    position: torch.Tensor,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Token ids (B,) int64 without a sort; settings are (B,) tensors, and rows of temperature 0 are greedy.
+
+    Raises `ValueError` on shapes or dtypes that do not fit, and, on the CPU, on settings out of range.
+    """
+    check_args(logits, temperature, top_k, top_p, min_p, seed, position)
+    B, V = logits.shape
+    if V > MAX_VOCABULARY:
+        raise ValueError(f"logits: expected at most 2**24 tokens, got {V}")
+    out = output(out, (B,), logits, torch.int64)
+    if B:
+        bisect_kernel[(B,)](
+            logits,
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+            seed,
+            position,
+            out,
+            V,
+            logits.stride(0),
+            BLOCK=BLOCK,
+            SEARCH_BLOCK=SEARCH_BLOCK,
+            num_warps=NUM_WARPS,
+        )
+    return out

@@ -1,0 +1,147 @@
+import json
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+
+from rooflab.bench import ceilings as module
+from rooflab.bench.ceilings import ceilings_for, cpu_ceilings, limits_for, raise_cpu_ceilings
+from rooflab.bench.environment import snapshot
+from rooflab.roofline.device import get_device
+from rooflab.roofline.model import Ceilings
+
+SLOW = Ceilings("cpu", "measured", 10e9, {"fp32": 1e9, "bf16": 4e9}, 1e9)
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """Counts the measurements, each twice as fast as the one before."""
+    calls = []
+
+    def measure(name, budget_s=5.0):
+        calls.append(name)
+        return replace(SLOW, hbm_bytes_per_s=2.0 ** len(calls) * 1e9)
+
+    monkeypatch.setattr(module, "measure_cpu", measure)
+    monkeypatch.setattr(module, "_busy", lambda: False)
+    return calls
+
+
+def test_ceilings_are_measured_once_and_kept(tmp_path, measured):
+    first = cpu_ceilings(folder=tmp_path)
+    assert cpu_ceilings(folder=tmp_path) == first and len(measured) == 1
+    assert measured == [snapshot().cpu]
+    file = tmp_path / "ceilings" / f"{snapshot().machine_key}.json"
+    assert json.loads(file.read_text())["environment"]["torch"] == torch.__version__
+    assert [path.name for path in file.parent.iterdir()] == [file.name], "no temporary file is left"
+
+
+def test_a_refresh_measures_anew(tmp_path, measured):
+    cpu_ceilings(folder=tmp_path)
+    assert cpu_ceilings(refresh=True, folder=tmp_path).hbm_bytes_per_s == 4e9
+    assert cpu_ceilings(folder=tmp_path).hbm_bytes_per_s == 4e9
+
+
+def test_what_a_busy_machine_measured_is_measured_anew_once_it_is_quiet(tmp_path, measured, monkeypatch):
+    monkeypatch.setattr(module, "_busy", lambda: True)
+    first = cpu_ceilings(folder=tmp_path)
+    assert cpu_ceilings(folder=tmp_path) == first and len(measured) == 1
+    monkeypatch.setattr(module, "_busy", lambda: False)
+    assert cpu_ceilings(folder=tmp_path) != first and len(measured) == 2
+    assert cpu_ceilings(folder=tmp_path).hbm_bytes_per_s == 4e9 and len(measured) == 2
+
+
+@pytest.mark.parametrize("field", ["threads", "torch"])
+def test_ceilings_of_other_threads_or_versions_are_not_ours(tmp_path, measured, field):
+    cpu_ceilings(folder=tmp_path)
+    (file,) = (tmp_path / "ceilings").iterdir()
+    kept = json.loads(file.read_text())
+    kept["environment"][field] = "another"
+    file.write_text(json.dumps(kept))
+    cpu_ceilings(folder=tmp_path)
+    assert len(measured) == 2
+
+
+@pytest.mark.parametrize("text", ["", "{", "{}", '{"environment": {}, "ceilings": {}}', "[]"])
+def test_a_damaged_file_is_measured_anew(tmp_path, measured, text):
+    cpu_ceilings(folder=tmp_path)
+    (file,) = (tmp_path / "ceilings").iterdir()
+    file.write_text(text)
+    assert cpu_ceilings(folder=tmp_path).hbm_bytes_per_s == 4e9
+    assert json.loads(file.read_text())["ceilings"]["hbm_bytes_per_s"] == 4e9
+
+
+def test_the_cache_folder_comes_from_the_environment(tmp_path, measured, monkeypatch):
+    monkeypatch.setenv("ROOFLAB_CACHE", str(tmp_path / "there"))
+    assert ceilings_for(torch.device("cpu")).kind == "measured"
+    assert (tmp_path / "there" / "ceilings").is_dir()
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("ROOFLAB_CACHE", str(tmp_path / "file"))
+    with pytest.raises(ValueError, match="^ROOFLAB_CACHE: expected a folder"):
+        cpu_ceilings()
+
+
+def test_a_measurement_on_a_busy_machine_lowers_no_ceiling(tmp_path, measured):
+    known = replace(SLOW, hbm_bytes_per_s=1e9, tensor_flops_per_s={"fp32": 5e9, "bf16": 1e9}, vector_flops_per_s=5e9)
+    raised = raise_cpu_ceilings(known, folder=tmp_path)
+    assert raised.hbm_bytes_per_s == 2e9
+    assert raised.tensor_flops_per_s == {"fp32": 5e9, "bf16": 4e9} and raised.vector_flops_per_s == 5e9
+    assert cpu_ceilings(folder=tmp_path) == raised
+
+
+def test_bandwidth_counts_every_array_that_a_call_moves(monkeypatch):
+    monkeypatch.setattr(module, "last_level_cache_bytes", lambda: 2**20)
+    seconds = iter([1.0, 1.0, 1.0])
+    monkeypatch.setattr(module, "_fastest_s", lambda run, budget_s: run() is None or next(seconds))
+    assert module.measure_bandwidth(1.0) == 3 * 4 * 2**20
+
+
+def test_a_form_with_no_fast_path_is_found_out_at_the_smallest_size(monkeypatch):
+    """1 GFLOP/s in one form, 100 in another: the slow one's largest product alone would take 17 s."""
+    tried = []
+
+    def products(dtype, size):
+        for form, rate in (("slow", 1e9), ("fast", 1e11)):
+            yield form, lambda form=form, rate=rate: tried.append((form, size)) or 2 * size**3 / rate
+
+    monkeypatch.setattr(module, "_products", products)
+    monkeypatch.setattr(module, "_fastest_s", lambda run, budget_s: run())
+    assert module.measure_gemm(torch.float32, 60.0) == pytest.approx(1e11)
+    # The first form has nothing to be compared with at the first size, and is given up at the second.
+    assert max(size for form, size in tried if form == "slow") <= 256
+    assert max(size for form, size in tried if form == "fast") == max(module.GEMM_SIZES)
+
+
+def test_the_forms_compute_the_same_product(monkeypatch):
+    forms = dict(module._products(torch.float32, 32))
+    assert forms["nt"]().shape == forms["nn"]().shape == (32, 32)
+    if "packed" in forms:
+        torch.testing.assert_close(forms["packed"](), dict(module._products(torch.float32, 32))["nt"]())
+
+
+def test_real_rates_are_within_reason_and_within_the_time(monkeypatch):
+    monkeypatch.setattr(module, "GEMM_SIZES", (64, 128))
+    monkeypatch.setattr(module, "last_level_cache_bytes", lambda: 2**20)
+    began = time.perf_counter()
+    found = module.measure_cpu("this", budget_s=0.4)
+    assert time.perf_counter() - began < 10
+    assert 1e8 < found.hbm_bytes_per_s < 1e13
+    assert set(found.tensor_flops_per_s) == {"fp32", "bf16", "fp16"}
+    assert all(1e6 < rate < 1e15 for rate in found.tensor_flops_per_s.values())
+    assert found.vector_flops_per_s == found.tensor_flops_per_s["fp32"] and found.sfu_ops_per_s is None
+
+
+def test_a_gpu_has_its_data_sheet_and_no_reading_passes_its_highest_clock(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
+    found = ceilings_for(torch.device("cuda"))
+    assert found == get_device("h200").ceilings() and found.kind == "datasheet"
+    limits = limits_for(torch.device("cuda"), found)
+    assert limits.matrix_rate("bf16") == pytest.approx(found.matrix_rate("bf16") * 1.98 / 1.83)
+    assert limits_for(torch.device("cpu"), SLOW) is SLOW
+
+
+def test_a_gpu_that_is_in_no_table_has_no_ceilings(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H20")
+    assert ceilings_for(torch.device("cuda")) is None
+    assert limits_for(torch.device("cuda"), SLOW) is SLOW

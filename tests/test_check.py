@@ -1,0 +1,209 @@
+"""The checker: every wrong kernel is rejected, in the right words, and the right ones pass."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from rooflab.bench.check import INTERPRETER_BF16, CheckResult, check_kernel, check_op
+from rooflab.bench.poison import bits, guard, guard_output, poisoned_allocations
+from rooflab.kernels.registry import Kernel, get_op, kernels
+from rooflab.reference.spec import Case, OpSpec, get_scheme
+
+
+def _load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+tiny = _load("tiny_ops")  # first: the files of kernels import it
+wrong, wrong_op = _load("wrong_kernels"), _load("wrong_op_kernels")
+
+
+def check(spec: OpSpec, kernel: Kernel, scheme: str = "fp32", case: Case | None = None) -> CheckResult:
+    return check_kernel(kernel, spec, case or spec.cases["smoke"][0], get_scheme(scheme))
+
+
+@pytest.mark.parametrize(("spec", "kernel"), tiny.RIGHT, ids=[kernel.name for _, kernel in tiny.RIGHT])
+@pytest.mark.parametrize("scheme", ["fp32", "fp16"])
+def test_right_kernels_pass(spec, kernel, scheme):
+    result = check(spec, kernel, scheme)
+    assert result.status == "OK", result.describe()
+    assert result.discriminating, result.describe()
+    assert result.checked_by == ("interpreter" if kernel.backend == "triton" else "torch")
+    assert all(error.max_error_over_tolerance <= 1 for error in result.errors)
+
+
+@pytest.mark.parametrize(("spec", "kernel", "words"), tiny.WRONG, ids=[kernel.name for _, kernel, _ in tiny.WRONG])
+def test_wrong_kernels_are_rejected(spec, kernel, words):
+    result = check(spec, kernel)
+    assert result.status == "INCORRECT", result.describe()
+    assert words in result.reason, result.reason
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [(wrong.one_answer, "other data"), (wrong.one_buffer, "an earlier call's output has changed since")],
+)
+def test_answers_kept_between_calls_are_rejected(make, words):
+    result = check(tiny.PROJECT, tiny.kernel(tiny.PROJECT, make()))
+    assert result.status == "INCORRECT" and words in result.reason
+
+
+def test_a_dropped_key_among_many_is_seen_by_the_planted_key_alone():
+    kernel = tiny.kernel(tiny.MANY_KEYS, wrong_op.drops_the_last_key)
+    case, fp16 = tiny.MANY_KEYS.cases["smoke"][0], get_scheme("fp16")
+    random = check_kernel(kernel, tiny.MANY_KEYS, case, fp16, planted=False)
+    planted = check_kernel(kernel, tiny.MANY_KEYS, case, fp16)
+    assert random.status == "OK", "random data has begun to show a dropped key: the test needs more keys"
+    assert planted.status == "INCORRECT" and "planted key 16383" in planted.reason
+
+
+def test_every_run_is_named():
+    result = check(tiny.PROJECT, tiny.kernel(tiny.PROJECT, wrong.into_out))
+    again = "first data again, into out"
+    assert result.labels == ("first data", "other data, padded weight, x", again, again, "planted last k")
+
+
+def test_a_refused_layout_is_left_out_by_the_name_in_the_message():
+    result = check(tiny.PROJECT, tiny.kernel(tiny.PROJECT, wrong.refuses_padding))
+    assert result.status == "OK" and "other data" in result.labels
+
+
+def test_a_case_that_lets_wrong_answers_pass_is_reported():
+    loose = check(tiny.LOOSE, tiny.kernel(tiny.LOOSE, wrong.plain))
+    assert loose.status == "OK" and not loose.discriminating
+    assert loose.weak == ("y: zeros", "y: the mean", "y: shifted by one")
+    all_zero = check(tiny.SCALE, tiny.kernel(tiny.SCALE, wrong_op.in_triton), case=Case(T=3, factor=0.0))
+    assert "y: zeros" in all_zero.weak
+
+
+def test_one_element_has_no_mean_or_shift_of_its_own():
+    result = check(tiny.PROJECT, tiny.kernel(tiny.PROJECT, wrong.plain), case=Case(T=1, K=4, N=1))
+    assert result.status == "OK" and result.discriminating
+
+
+def _raising(error: BaseException) -> Kernel:
+    def raises(x, weight):
+        raise error
+
+    return tiny.kernel(tiny.PROJECT, raises)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "words"),
+    [
+        (ValueError("UNSUPPORTED: needs K % 128 == 0"), "UNSUPPORTED", "needs K % 128 == 0"),
+        (ValueError("x: expected shape (1,), got (2,)"), "RUNTIME_ERROR", "ValueError: x: expected shape"),
+        (torch.cuda.OutOfMemoryError("CUDA out of memory"), "OUT_OF_MEMORY", "CUDA out of memory"),
+        (MemoryError("no"), "OUT_OF_MEMORY", "no"),
+        (RuntimeError("illegal memory access"), "RUNTIME_ERROR", "RuntimeError: illegal memory access (test_check.py"),
+        (ZeroDivisionError("division by zero"), "RUNTIME_ERROR", "ZeroDivisionError"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
+)
+def test_what_a_kernel_raises_becomes_a_status(error, status, words):
+    result = check(tiny.PROJECT, _raising(error))
+    assert result.status == status and words in result.reason and result.checked_by == "none"
+
+
+def test_compile_errors_have_their_own_status():
+    from triton.compiler.errors import CompilationError
+
+    result = check(tiny.PROJECT, _raising(CompilationError(None, None, "no such op")))
+    assert result.status == "COMPILE_ERROR" and "no such op" in result.reason
+
+
+def test_a_fault_of_the_checker_is_not_blamed_on_the_kernel():
+    with pytest.raises(KeyboardInterrupt):
+        check(tiny.PROJECT, _raising(KeyboardInterrupt()))
+
+
+def test_what_cannot_run_says_why():
+    plain, spec = wrong.plain, tiny.PROJECT
+    for options, scheme, status, words in (
+        ({"requires": ("no_such_package",)}, "fp32", "UNAVAILABLE", "no_such_package is not installed"),
+        ({"devices": ("cuda",)}, "fp32", "UNSUPPORTED", "needs a CUDA device"),
+        ({"backend": "cuda"}, "fp32", "UNSUPPORTED", "needs a CUDA device"),
+        ({"backend": "triton"}, "bf16", "UNSUPPORTED", INTERPRETER_BF16),
+        ({"unsupported": lambda x, weight: f"K = {x.shape[1]}"}, "fp32", "UNSUPPORTED", "project/plain: K = 96"),
+    ):
+        result = check(spec, tiny.kernel(spec, plain, **options), scheme)
+        assert (result.status, result.checked_by, result.errors) == (status, "none", ())
+        assert words in result.reason
+
+
+def test_an_argument_that_a_kernel_lacks_is_unsupported_only_when_it_is_used():
+    def without_factor(x):
+        return x.clone()
+
+    kernel = tiny.kernel(tiny.SCALE, without_factor)
+    assert check(tiny.SCALE, kernel).status == "OK"
+    result = check(tiny.SCALE, kernel, case=Case(T=3, factor=2.0))
+    assert result.status == "UNSUPPORTED" and "has no 'factor'" in result.reason
+
+
+def test_check_op_skips_nothing_and_names_what_is_not_there():
+    results = list(check_op("rmsnorm", suites=("smoke",), schemes=("fp32", "bf16")))
+    wanted = len(kernels("rmsnorm")) * len(get_op("rmsnorm").cases["smoke"]) * 2
+    assert len(results) == wanted
+    assert all(result.reason for result in results if result.status != "OK")
+    for arguments in ({"names": ["no"]}, {"suites": ["no"]}, {"schemes": ["no"]}, {"cases": [Case(Z=1)]}):
+        with pytest.raises(ValueError, match="no|Z"):
+            list(check_op("rmsnorm", **arguments))
+
+
+def test_guards_keep_strides_alignment_and_bits():
+    x = torch.arange(24.0).reshape(4, 6)
+    x[1, 2] = torch.nan
+    for tensor in (x, x.mT, x[:, 1:4], x[0, 0], x[:1].expand(3, 6), x[:0], torch.arange(5, dtype=torch.int32)[1:]):
+        guarded = guard(tensor)
+        assert guarded.view.stride() == tensor.stride() and guarded.view.data_ptr() % 16 == tensor.data_ptr() % 16
+        assert torch.equal(bits(guarded.view), bits(tensor)), "a NaN equals itself"
+        assert guarded.damage(may_change=False) is None
+    padded = guard(x, padded=True)
+    assert padded.view.stride() == (6 + 16, 1) and padded.view.data_ptr() % 16 == 0
+    assert torch.equal(bits(padded.view), bits(x)) and padded.buffer.isnan().sum() == padded.buffer.numel() - 23
+
+
+def test_damage_tells_inside_from_outside():
+    guarded = guard(torch.zeros(2, 3), padded=True)
+    guarded.view[1, 1] = -0.0
+    assert guarded.damage(may_change=True) is None
+    assert guarded.damage(may_change=False) == "was changed"
+    guarded.buffer[guarded.view.storage_offset() + 3] = 1.0
+    assert "first at element 3 from" in str(guarded.damage(may_change=True))
+    integers = guard_output((2,), torch.int64, torch.device("cpu"))
+    assert (integers.view > 2**48).all() and integers.damage(may_change=True) is None
+
+
+def test_uninitialised_memory_is_poison_only_inside():
+    with poisoned_allocations():
+        assert torch.empty(3).isnan().all() and torch.empty(3, dtype=torch.int64).eq(2**63 - 1).all()
+        assert torch.empty_like(torch.zeros(2, dtype=torch.bfloat16)).isnan().all()
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.gpu
+def test_work_on_another_stream_is_rejected():
+    def other_stream(x, weight):
+        y = torch.full((x.shape[0], weight.shape[1]), torch.nan, dtype=x.dtype, device=x.device)
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(50_000_000)
+            y.copy_((x.double() @ weight.double()).to(x.dtype))
+        return y
+
+    kernel = tiny.kernel(tiny.PROJECT, other_stream)
+    result = check_kernel(kernel, tiny.PROJECT, Case(T=5, K=96, N=7), get_scheme("fp32"), "cuda")
+    assert (result.status, result.checked_by) == ("INCORRECT", "gpu")

@@ -1,0 +1,211 @@
+"""Every Triton kernel compiles for Hopper with no GPU, and its compiled code is what its author meant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from rooflab.bench import static
+from rooflab.bench.static import CompiledInfo, CompileFailure, Request, compile_kernel, compile_kernels
+from rooflab.kernels.registry import Kernel, get_kernel, kernels, ops
+from rooflab.reference.spec import SCHEMES, Case
+
+CASE = Case(M=64, N=64, K=128, layout="NN", bias=False)
+BF16, FP32 = SCHEMES["bf16"], SCHEMES["fp32"]
+SPILLS = {
+    "sample/bisect": (
+        32,
+        "eight values of the row that wait, outside the loops over its blocks, while the cut is sought",
+    ),
+}
+"""Kernels that may spill registers: how many bytes a thread, and why that is no matter."""
+
+EXTERNAL = """
+import torch, triton, triton.language as tl
+from rooflab.kernels.registry import register
+
+@triton.jit
+def product(a, b, c, K, READ: tl.constexpr):
+    i = tl.arange(0, 64)
+    acc = tl.zeros((64, 64), tl.float32)
+    for k in range(0, K, 64):
+        x = tl.load(a + i[:, None] * K + k + i[None])
+        acc += tl.dot(x, tl.load(b + (k + i)[:, None] * 64 + i[None]), input_precision="tf32")
+    tl.store(c + i[:, None] * 64 + i[None], acc)
+
+def launch(a, b, read=False):
+    c = torch.empty(a.shape[0], b.shape[1], dtype=a.dtype, device=a.device)
+    print("what a launcher prints is not an answer")
+    scale = a[0, 0].item() if read else 1
+    product[(2, 1)](a, b, c, a.shape[1], READ=scale)
+    product[(2, 1)](a, b, c, a.shape[1], READ=scale)
+    return c
+
+@register(op="gemm", name="test_product", role="optimized", backend="triton")
+def once(a, b, bias=None):
+    return launch(a, b)
+
+@register(op="gemm", name="test_reads", role="optimized", backend="triton")
+def reads(a, b, bias=None):
+    return launch(a, b, True)
+
+@register(op="gemm", name="test_no_launch", role="optimized", backend="triton")
+def nothing(a, b, bias=None):
+    return a @ b
+
+@register(op="gemm", name="test_dies", role="optimized", backend="triton")
+def dies(a, b, bias=None):
+    import os, sys
+    print("last words", file=sys.stderr, flush=True)
+    os._exit(7)
+
+@register(op="gemm", name="test_bad_code", role="optimized", backend="triton")
+def bad(a, b, bias=None):
+    product[(1,)](a, b, a, a.shape[1], READ=torch.nan, no_such_option=3)
+"""
+
+
+def _triton_kernels() -> Iterator[Kernel]:
+    for op in ops():
+        yield from (kernel for kernel in kernels(op).values() if kernel.backend in ("triton", "gluon"))
+
+
+def _cases(kernel: Kernel, suite: str, scheme: str) -> list[Case]:
+    """The least and the most work of a suite, among what the kernel takes."""
+    spec = ops()[kernel.op]
+    taken = []
+    for case in spec.cases[suite]:
+        inputs = spec.make_inputs(case, SCHEMES[scheme], torch.device("meta"), 0)
+        if kernel.why_not_args(inputs) is None:
+            cost = spec.cost(**inputs)
+            taken.append((cost.flops + cost.bytes, case))
+    taken.sort(key=lambda entry: entry[0])
+    return list(dict.fromkeys(case for _, case in (taken[:1] + taken[-1:])))
+
+
+@cache
+def compiled() -> dict[Request, list[CompiledInfo] | CompileFailure]:
+    """Everything that the tests below look at, compiled once, on all cores."""
+    requests = [
+        Request(kernel.op, kernel.name, case, SCHEMES[scheme])
+        for kernel in _triton_kernels()
+        for suite, scheme in (("smoke", "bf16"), ("llama3_8b", "bf16"), ("smoke", "fp32"))
+        if scheme in ops()[kernel.op].schemes
+        for case in _cases(kernel, suite, scheme)[-2 if suite == "llama3_8b" else -1 :]
+    ]
+    return dict(zip(requests, compile_kernels(requests), strict=True))
+
+
+def _of(kernel: Kernel, scheme: str) -> dict[Case, list[CompiledInfo]]:
+    found = {
+        request.case: result
+        for request, result in compiled().items()
+        if (request.op, request.kernel, request.scheme.name) == (kernel.op, kernel.name, scheme)
+    }
+    failures = [str(result) for result in found.values() if isinstance(result, CompileFailure)]
+    assert not failures, "\n".join(failures)
+    return {case: result for case, result in found.items() if not isinstance(result, CompileFailure)}
+
+
+every_triton_kernel = pytest.mark.parametrize(
+    "kernel", [pytest.param(kernel, id=kernel.id) for kernel in _triton_kernels()]
+)
+
+
+@every_triton_kernel
+def test_compiles_for_hopper_in_bf16(kernel):
+    found = _of(kernel, "bf16")
+    assert len(found) >= 2, f"{kernel.id} takes no smoke or no llama3_8b case in bf16"
+    for case, launches in found.items():
+        for info in launches:
+            assert info.target == "sm_90a" and 0 < info.registers <= 255 and info.threads >= 32 * info.num_warps
+            assert info.shared_bytes <= 232448, f"{info.name} at {case.id}: more shared memory than a block can have"
+            assert all(size > 0 for size in info.grid), f"{info.name} at {case.id}: an empty grid {info.grid}"
+
+
+@every_triton_kernel
+def test_spills_no_registers(kernel):
+    allowed, _ = SPILLS.get(kernel.id, (0, ""))
+    launches = [(case, info) for case, found in _of(kernel, "bf16").items() for info in found]
+    for case, info in launches:
+        spills = f"{info.name} at {case.id}: {info.spill_loads} LDL, {info.spill_stores} STL, {info.stack_bytes} bytes"
+        assert info.stack_bytes <= allowed, spills
+        assert allowed or info.spill_loads == info.spill_stores == 0, spills
+    assert not allowed or any(info.stack_bytes for _, info in launches), f"{kernel.id} spills no longer; drop its entry"
+
+
+@every_triton_kernel
+def test_fp32_is_fp32(kernel):
+    """`tl.dot` rounds fp32 operands to TF32 unless told otherwise, which the interpreter does not show."""
+    for case, launches in _of(kernel, "fp32").items():
+        for info in launches:
+            assert not info.uses_tf32, f"{info.name} at {case.id}: TF32 in fp32"
+
+
+def test_gemm_uses_hoppers_tensor_cores():
+    kernel = get_kernel("gemm", "tensor_core")
+    largest = _cases(kernel, "llama3_8b", "bf16")[-1]
+    (info,) = _of(kernel, "bf16")[largest]
+    assert info.uses_wgmma and info.count("HGMMA") >= 1 and "wgmma.mma_async" in info.ptx
+    assert not info.uses_warp_specialization
+    for launches in _of(kernel, "bf16").values():
+        assert all(info.uses_tensor_cores for info in launches)
+
+
+@pytest.fixture(scope="module")
+def external(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("kernels") / "mine.py"
+    file.write_text(EXTERNAL)
+    return file
+
+
+def test_a_kernel_from_a_file(external):
+    (info,) = compile_kernel("gemm", "test_product", CASE, FP32, file=external)
+    assert (info.name, info.grid, info.launches, info.num_warps, info.threads) == ("product", (2, 1), 2, 4, 128)
+    assert info.uses_tf32 and info.uses_wgmma and not info.uses_tma and info.shared_bytes > 0
+    assert info.sass.count("HGMMA") == info.count("HGMMA") and "tf32" in info.ptx
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("test_reads", "meta tensors"),
+        ("test_no_launch", "gemm/test_no_launch launched none"),
+        ("test_bad_code", "no_such_option"),
+        ("test_dies", r"status 7: (?s:.*)last words"),
+    ],
+)
+def test_what_goes_wrong_is_said(external, name, words):
+    with pytest.raises(CompileFailure, match=words):
+        compile_kernel("gemm", name, CASE, FP32, file=external)
+    assert compile_kernel("gemm", "test_product", CASE, FP32, file=external), "the next compile has a worker"
+
+
+def test_only_triton_kernels_compile():
+    with pytest.raises(ValueError, match="gemm/library, whose backend is torch"):
+        compile_kernel("gemm", "library", CASE, BF16)
+
+
+def test_a_compile_that_does_not_end_is_ended(external, monkeypatch):
+    monkeypatch.setattr(static, "TIMEOUT_S", 0.0)
+    with pytest.raises(CompileFailure, match="the compiling process ended"):
+        compile_kernel("gemm", "test_product", CASE, FP32, file=external)
+
+
+def test_opcodes_are_counted_by_family():
+    opcodes = {
+        "LDL.64": 2,
+        "STL": 1,
+        "HGMMA.64x128x16.F32.BF16": 3,
+        "HMMA.16816.F32": 1,
+        "HFMA2.MMA": 9,
+        "UTMALDG.2D": 1,
+    }
+    info = CompiledInfo("k", "sm_90a", (1,), 1, 4, 3, 384, 168, 8, 0, opcodes, "setmaxnreg.dec", "")
+    assert (info.spill_loads, info.spill_stores, info.count("HGMMA", "HMMA")) == (2, 1, 4)
+    assert info.uses_wgmma and info.uses_tensor_cores and info.uses_tma and info.uses_warp_specialization
+    assert not info.uses_tf32

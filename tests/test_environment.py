@@ -1,0 +1,187 @@
+import getpass
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from rooflab.bench import environment
+from rooflab.bench.environment import ClockWatch, Gpu, git_state, last_level_cache_bytes, machine_key, snapshot
+
+GPU = Gpu("NVIDIA H200", "GPU-1", 141 * 10**9, 132, 60 * 2**20, power_limit_w=700.0)
+
+
+def test_a_snapshot_is_json_and_names_versions_and_threads():
+    found = json.loads(json.dumps(snapshot().to_dict()))
+    assert found["torch"] == torch.__version__
+    assert found["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert found["threads"] == torch.get_num_threads()
+    assert found["triton"] and found["numpy"] and found["memory_gib"] >= 1
+
+
+def test_a_snapshot_says_nothing_about_persons_and_places():
+    text = json.dumps(snapshot().to_dict())
+    for private in (socket.gethostname(), str(Path.home()), str(Path.cwd())):
+        assert private not in text
+    if getpass.getuser() != "root":
+        assert getpass.getuser() not in text
+
+
+def test_the_machine_key_is_stable_and_tells_machines_apart():
+    key = machine_key("AMD EPYC 9B45", 2, 24, None)
+    assert key == machine_key("AMD EPYC 9B45", 2, 24, None)
+    assert key.startswith("amd-epyc-9b45-2c-")
+    assert len({key, machine_key("AMD EPYC 9B45", 4, 24, None), machine_key("AMD EPYC 9B45", 2, 24, GPU)}) == 3
+    assert machine_key("x", 2, 24, GPU).startswith("nvidia-h200-2c-")
+    other_card = Gpu("NVIDIA H200", "GPU-2", 141 * 10**9, 132, 60 * 2**20, driver="1.2", power_limit_w=700.0)
+    assert machine_key("x", 2, 24, GPU) == machine_key("x", 2, 24, other_card)
+    capped = Gpu("NVIDIA H200", "GPU-1", 141 * 10**9, 132, 60 * 2**20, power_limit_w=500.0)
+    assert machine_key("x", 2, 24, GPU) != machine_key("x", 2, 24, capped)
+
+
+def write_cache(folder, cpu, index, level, kind, size, shared):
+    place = folder / f"cpu{cpu}" / "cache" / f"index{index}"
+    place.mkdir(parents=True)
+    for name, value in (("level", level), ("type", kind), ("size", size), ("shared_cpu_list", shared)):
+        (place / name).write_text(f"{value}\n")
+
+
+def test_last_level_caches_are_added_up_once_each(tmp_path):
+    for cpu, shared in ((0, "0-1"), (1, "0-1"), (2, "2-3"), (3, "2-3")):
+        write_cache(tmp_path, cpu, 0, 1, "Data", "48K", cpu)
+        write_cache(tmp_path, cpu, 1, 4, "Instruction", "1G", cpu)
+        write_cache(tmp_path, cpu, 2, 2, "Unified", "1M", cpu)
+        write_cache(tmp_path, cpu, 3, 3, "Unified", "32768K", shared)
+    assert last_level_cache_bytes(tmp_path) == 2 * 32 * 2**20
+    assert last_level_cache_bytes(tmp_path / "none") == 32 * 2**20
+
+
+def git(folder, *arguments):
+    subprocess.run(
+        ["git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@example.org", *arguments],
+        check=True,
+        capture_output=True,
+    )
+
+
+def test_commit_and_changes_of_a_checkout_are_found(tmp_path):
+    git(tmp_path, "init")
+    assert git_state(tmp_path) == (None, None)
+    (tmp_path / "a").write_text("1")
+    git(tmp_path, "add", "a")
+    git(tmp_path, "commit", "-m", "a")
+    commit, dirty = git_state(tmp_path)
+    assert commit and len(commit) == 40 and dirty is False
+    (tmp_path / "a").write_text("2")
+    assert git_state(tmp_path) == (commit, True)
+
+
+def test_a_package_below_somebody_elses_checkout_reports_no_commit(tmp_path):
+    git(tmp_path, "init")
+    (tmp_path / "site-packages").mkdir()
+    git(tmp_path, "commit", "--allow-empty", "-m", "a")
+    assert git_state(tmp_path / "site-packages") == (None, None)
+    assert git_state(tmp_path / "none") == (None, None)
+
+
+class FakeNvml:
+    """NVML as `nvidia-ml-py` wraps it; MIG is a question that this card refuses."""
+
+    class NVMLError(Exception):
+        pass
+
+    NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
+
+    def __init__(self):
+        self.open = 0
+        self.clocks = iter([1980, 1200, 1500])
+
+    def nvmlInit(self):
+        self.open += 1
+
+    def nvmlShutdown(self):
+        self.open -= 1
+
+    def nvmlDeviceGetHandleByUUID(self, uuid):
+        if uuid != "GPU-1":
+            raise self.NVMLError("not found")
+        return "handle"
+
+    def nvmlSystemGetDriverVersion(self):
+        return "580.1"
+
+    def nvmlDeviceGetMaxClockInfo(self, handle, kind):
+        return {1: 1980, 2: 3201}[kind]
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, handle):
+        return 700_000
+
+    def nvmlDeviceGetEccMode(self, handle):
+        return [1, 1]
+
+    def nvmlDeviceGetMigMode(self, handle):
+        raise self.NVMLError("not supported")
+
+    def nvmlDeviceGetClockInfo(self, handle, kind):
+        return next(self.clocks) if kind == 1 else 3201
+
+    def nvmlDeviceGetPowerUsage(self, handle):
+        return 650_000
+
+    def nvmlDeviceGetTemperature(self, handle, sensor):
+        return 61
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle):
+        return 4
+
+
+@pytest.fixture
+def nvml(monkeypatch):
+    fake = FakeNvml()
+    fake.__spec__ = SimpleNamespace(name="pynvml")
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    monkeypatch.setattr(environment.importlib.util, "find_spec", lambda name: fake.__spec__)
+    properties = SimpleNamespace(
+        name="NVIDIA H200", uuid="1", total_memory=141, multi_processor_count=132, L2_cache_size=60
+    )
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+    return fake
+
+
+def test_a_gpu_is_described_and_a_refused_question_is_none(nvml):
+    gpu = snapshot().gpu
+    assert gpu == Gpu("NVIDIA H200", "GPU-1", 141, 132, 60, "580.1", 1980, 3201, 700.0, True, None)
+    assert nvml.open == 0
+
+
+def test_a_gpu_without_nvml_is_described_by_torch(nvml, monkeypatch):
+    monkeypatch.setattr(environment.importlib.util, "find_spec", lambda name: None)
+    assert snapshot().gpu == Gpu("NVIDIA H200", "GPU-1", 141, 132, 60)
+
+
+def test_the_clock_watch_keeps_extremes_and_every_throttle_bit(nvml):
+    with ClockWatch("GPU-1") as watch:
+        assert nvml.open == 1
+        for _ in range(3):
+            watch.read()
+    assert nvml.open == 0
+    assert watch.summary() == {
+        "readings": 3,
+        "sm_clock_mhz": [1200, 1980],
+        "memory_clock_mhz": [3201, 3201],
+        "power_w": [650.0, 650.0],
+        "temperature_c": [61, 61],
+        "throttle_reasons": 4,
+    }
+
+
+@pytest.mark.parametrize("uuid", [None, "GPU-of-another-machine"])
+def test_the_clock_watch_reads_nothing_where_there_is_nothing(nvml, uuid):
+    with ClockWatch(uuid) as watch:
+        watch.read()
+    assert watch.summary() is None and nvml.open == 0

@@ -1,0 +1,174 @@
+"""gemm: values by hand, layouts and views, refusals, packed weights, and what its tolerance rejects."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rooflab.kernels.gemm.packed import PackedWeight, pack
+from rooflab.kernels.registry import Kernel, get_kernel, kernels
+from rooflab.reference.gemm import SPEC
+from rooflab.reference.spec import SCHEMES, Case
+
+CPU = torch.device("cpu")
+KERNELS = [kernel for kernel in kernels("gemm").values() if kernel.why_not_here(CPU) is None]
+UNPACKED = [kernel for kernel in KERNELS if kernel.prepare is None]
+TRITON = [kernel for kernel in KERNELS if kernel.backend == "triton"]
+by_id = lambda kernel: kernel.name
+
+
+def call(kernel: Kernel, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    return kernel(a=a, b=kernel.prepare(b) if kernel.prepare else b, bias=bias)
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=by_id)
+def test_values_by_hand(kernel: Kernel) -> None:
+    a = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+    b = torch.tensor([[1.0, -1.0], [10.0, 0.5]])
+    assert call(kernel, a, b).tolist() == [[21.0, 0.0], [43.0, -1.0], [65.0, -2.0]]
+    bias = torch.tensor([0.25, -100.0])
+    assert call(kernel, a, b, bias).tolist() == [[21.25, -100.0], [43.25, -101.0], [65.25, -102.0]]
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=by_id)
+def test_empty_sizes(kernel: Kernel) -> None:
+    assert call(kernel, torch.ones(0, 4), torch.ones(4, 3)).shape == (0, 3)
+    if kernel.prepare is None:
+        bias = torch.tensor([1.0, 2.0, 3.0])
+        assert call(kernel, torch.ones(2, 0), torch.ones(0, 3), bias).tolist() == [[1, 2, 3], [1, 2, 3]]
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=by_id)
+def test_padded_rows_and_columns_are_not_read(kernel: Kernel) -> None:
+    """Views into wider buffers whose rest is NaN: a tile that reads past an edge shows."""
+    wide_a = torch.full((20, 40), torch.nan)
+    wide_b = torch.full((40, 40), torch.nan)
+    a, b = wide_a[:17, :33], wide_b[:33, :19]
+    a.copy_(torch.randn(17, 33))
+    b.copy_(torch.randn(33, 19))
+    torch.testing.assert_close(call(kernel, a, b), (a.double() @ b.double()).float())
+
+
+@pytest.mark.parametrize("kernel", UNPACKED, ids=by_id)
+def test_out_is_written_and_nothing_beside_it(kernel: Kernel) -> None:
+    buffer = torch.full((6, 9), 7.0)
+    out = buffer[1:4, 2:7]
+    result = kernel(a=torch.ones(3, 8), b=torch.ones(8, 5), out=out)
+    assert result.data_ptr() == out.data_ptr()
+    assert (out == 8.0).all()
+    assert int((buffer == 7.0).sum()) == 6 * 9 - 3 * 5
+
+
+@pytest.mark.parametrize("kernel", UNPACKED, ids=by_id)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"a": torch.ones(4)}, r"a: expected shape \(\*, \*\), got \(4,\)"),
+        ({"b": torch.ones(5, 3)}, r"b: expected shape \(4, \*\), got \(5, 3\)"),
+        ({"b": torch.ones(4, 3, dtype=torch.float16)}, "b: expected torch.float32, got torch.float16"),
+        ({"a": torch.ones(2, 4, dtype=torch.int32)}, "a: expected torch.float32 or .*, got torch.int32"),
+        ({"bias": torch.ones(4)}, r"bias: expected shape \(3\), got \(4,\)"),
+        ({"bias": torch.ones(6)[::2]}, "bias: expected stride 1"),
+        ({"out": torch.ones(3, 2)}, r"out: expected shape \(2, 3\), got \(3, 2\)"),
+        ({"out": torch.ones(2, 3, dtype=torch.float16)}, "out: expected torch.float32"),
+        ({"out": torch.ones(3, 2).mT}, "out: expected stride 1"),
+    ],
+)
+def test_refusals(kernel: Kernel, change: dict[str, torch.Tensor], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        kernel(**{"a": torch.ones(2, 4), "b": torch.ones(4, 3), **change})
+
+
+@pytest.mark.parametrize("kernel", TRITON, ids=by_id)
+def test_offsets_past_2_31(kernel: Kernel) -> None:
+    """Rows 2**30 apart: the third starts at 2**31. The storage is only touched where the rows are."""
+    a = torch.empty(2**31 + 16, dtype=torch.float16).as_strided((3, 16), (2**30, 1))
+    a.copy_(torch.arange(48).view(3, 16))
+    expected = [[float(row.sum())] for row in a]
+    assert kernel(a=a, b=torch.ones(16, 1, dtype=torch.float16)).tolist() == expected
+    assert kernel(a=torch.ones(1, 16, dtype=torch.float16), b=a.mT).tolist() == [[row[0] for row in expected]]
+
+
+def test_packed_weight_stands_for_its_weight() -> None:
+    weight = torch.randn(7, 5, dtype=torch.bfloat16)
+    packed = pack(weight.mT)
+    assert packed.shape == (5, 7)
+    assert packed.nbytes == 70
+    assert get_kernel("gemm", "packed").why_not_args({"a": torch.ones(1, 5, dtype=torch.bfloat16), "b": packed}) is None
+
+
+def test_packed_refuses_what_it_cannot_take() -> None:
+    kernel = get_kernel("gemm", "packed")
+    a, b = torch.ones(2, 4), torch.ones(4, 3)
+    with pytest.raises(ValueError, match="b: expected a weight packed by this kernel's prepare, got Tensor"):
+        kernel(a=a, b=b)
+    with pytest.raises(ValueError, match=r"a: expected shape \(\*, 4\), got \(2, 5\)"):
+        kernel(a=torch.ones(2, 5), b=pack(b))
+    with pytest.raises(ValueError, match="a: expected torch.float32, got torch.bfloat16"):
+        kernel(a=a.bfloat16(), b=pack(b))
+    with pytest.raises(ValueError, match=r"bias: expected shape \(3\), got \(2,\)"):
+        kernel(a=a, b=pack(b), bias=torch.ones(2))
+    with pytest.raises(ValueError, match="b: oneDNN packs fp32 and bf16 here, got torch.float16"):
+        pack(b.half())
+    reason = kernel.why_not_args({"a": a.half(), "b": b.half()})
+    assert reason == "UNSUPPORTED: gemm/packed: oneDNN packs fp32 and bf16 here, got torch.float16"
+    assert kernel.why_not_args({"a": a, "b": b, "out": torch.ones(2, 3)}) == "UNSUPPORTED: gemm/packed has no 'out'"
+
+
+def test_packing_leaves_the_weight_alone() -> None:
+    weight = torch.randn(6, 4)
+    before = weight.clone()
+    packed = pack(weight.mT)
+    weight.zero_()
+    assert isinstance(packed, PackedWeight)
+    result = get_kernel("gemm", "packed")(a=torch.eye(4), b=packed)
+    torch.testing.assert_close(result, before.mT)
+
+
+@pytest.mark.parametrize("scheme", ["fp32", "fp16", "bf16"])
+def test_a_dropped_k_is_rejected(scheme: str) -> None:
+    """At every planted k, a product without that k lies outside the tolerance."""
+    case = Case(M=8, N=8, K=130, layout="NN", bias=False)
+    labels = []
+    for label, inputs in SPEC.planted(case, SCHEMES[scheme], CPU, 0):
+        k = int(label.removeprefix("k="))
+        wrong = {**inputs, "a": inputs["a"].index_fill(1, torch.tensor([k]), 0.0)}
+        stats = SPEC.judge(SPEC.oracle(wrong), SPEC.oracle(inputs), inputs, SCHEMES[scheme])
+        assert not stats[0].passed
+        labels.append(k)
+    assert labels == [0, 15, 16, 63, 64, 127, 128, 129]
+
+
+def test_a_tf32_product_is_rejected() -> None:
+    """Ten mantissa bits in place of 23 must not pass as fp32."""
+    case, scheme = Case(M=16, N=16, K=64, layout="NN", bias=False), SCHEMES["fp32"]
+    inputs = SPEC.make_inputs(case, scheme, CPU, 0)
+    rounded = {name: (inputs[name].view(torch.int32) & ~0x1FFF).view(torch.float32) for name in ("a", "b")}
+    stats = SPEC.judge(SPEC.oracle({**inputs, **rounded}), SPEC.oracle(inputs), inputs, scheme)
+    assert not stats[0].passed
+
+
+def test_cost_counts_each_operand_once() -> None:
+    case = Case(M=4096, N=1024, K=512, layout="NT", bias=True)
+    cost = SPEC.cost(**SPEC.make_inputs(case, SCHEMES["bf16"], torch.device("meta"), 0))
+    assert cost.tensor_flops == {"bf16": 2 * 4096 * 1024 * 512}
+    assert cost.read_bytes == 2 * (4096 * 512 + 512 * 1024 + 1024)
+    assert cost.write_bytes == 2 * 4096 * 1024
+    assert cost.vector_flops == 4096 * 1024
+
+
+def test_traffic_falls_from_naive_to_tensor_core() -> None:
+    case = Case(M=2048, N=4096, K=4096, layout="NT", bias=False)
+    inputs = SPEC.make_inputs(case, SCHEMES["bf16"], torch.device("meta"), 0)
+    inputs.pop("bias")
+    naive, tensor_core, library = (
+        get_kernel("gemm", name).traffic(**inputs) for name in ("naive", "tensor_core", "library")
+    )
+    weight_bytes = 2 * 4096 * 4096
+    assert naive.read_bytes - library.read_bytes == (2048 / 16 - 1) * weight_bytes
+    assert tensor_core.read_bytes - library.read_bytes == (2048 / 1024 - 1) * weight_bytes
+
+
+def test_unknown_layout_is_refused() -> None:
+    with pytest.raises(ValueError, match="layout: expected NN, NT or TN, got 'TT'"):
+        SPEC.make_inputs(Case(M=1, N=1, K=1, layout="TT", bias=False), SCHEMES["fp32"], CPU, 0)

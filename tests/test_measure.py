@@ -1,0 +1,264 @@
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from rooflab.bench import measure as module
+from rooflab.bench.environment import snapshot
+from rooflab.bench.measure import measure_op
+from rooflab.bench.timing import Samples
+from rooflab.kernels.registry import Kernel
+from rooflab.reference.compare import ErrorStats
+from rooflab.reference.spec import SCHEMES, Case, OpSpec, nbytes, randn
+from rooflab.roofline.model import Ceilings, Cost, Traffic
+
+FP32 = SCHEMES["fp32"]
+CASE = Case(T=4, H=8)
+CEILINGS = Ceilings("this", "measured", 1e9, {"fp32": 1e9}, 1e9)
+
+
+def reference(x, weight=None):
+    return x.double() * weight.double()
+
+
+def make_inputs(case, scheme, device, seed):
+    T, H = case["T"], case["H"]
+    return {
+        "x": randn(T, H, dtype=scheme.activation, device=device, seed=seed),
+        "weight": randn(H, dtype=scheme.weight, device=device, seed=seed + 1),
+    }
+
+
+SPEC = OpSpec(
+    name="scale",
+    reference=reference,
+    make_inputs=make_inputs,
+    cost=lambda x, weight: Cost(nbytes(x, weight), nbytes(x), {"fp32": 2.0 * x.numel()}),
+    outputs=("y",),
+    cases={"smoke": (CASE,)},
+    tolerance=lambda inputs, outputs, scheme: tuple(2**-23 * output.abs() for output in outputs),
+    prepared="weight",
+)
+
+
+def scale(x, weight=None):
+    return x * weight
+
+
+def kernel(name="naive", fn=scale, role="optimized", backend="torch", **options):
+    return Kernel("scale", name, role, backend, fn, **options)
+
+
+@dataclass
+class Outcome:
+    status: str = "OK"
+    checked_by: str = "torch"
+    errors: tuple = (ErrorStats("y", True, 0.0, 0.0, 0, 32),)
+    reason: str = ""
+
+
+def passes(kernel, spec, case, scheme, device, seed):
+    return Outcome(checked_by="interpreter" if kernel.backend == "triton" else "torch")
+
+
+def run(*kernels, check=passes, cases=(CASE,), **options):
+    options = {"ceilings": CEILINGS, "budget_s": 1e-4} | options
+    return list(measure_op(SPEC, kernels, cases, FP32, check=check, **options))
+
+
+@pytest.fixture
+def reading(monkeypatch):
+    """Replaces the timer: every kernel takes what the returned list says."""
+    seconds = [1.0]
+
+    def time_functions(functions, device, **options):
+        return {name: Samples((seconds[0],) * 3, "script", "cold", resolved=seconds[0] > 0) for name in functions}
+
+    monkeypatch.setattr(module, "time_functions", time_functions)
+    return seconds
+
+
+def test_a_record_holds_the_reading_its_work_and_its_bound(reading):
+    traffic = Traffic(read_bytes=500.0, write_bytes=140.0)
+    (record,) = run(kernel(traffic=lambda x, weight: traffic), run_id="r", seed=7)
+    assert (record.status, record.basis, record.checked_by, record.device) == ("OK", "measured", "torch", "cpu")
+    assert (record.op, record.kernel, record.case_id, record.case) == ("scale", "naive", "T=4,H=8", {"T": 4, "H": 8})
+    assert (record.run_id, record.seed, record.scheme, record.timer) == ("r", 7, "fp32", "script")
+    assert record.samples_s == [1.0] * 3 and record.latency_median_ms == 1000.0
+    assert record.flops == 64.0 and record.least_bytes == 32 * 4 * 2 + 8 * 4
+    assert (record.traffic_bytes, record.traffic_basis, record.bytes_per_s) == (640.0, "modelled", 640.0)
+    assert record.intensity == pytest.approx(0.1) and record.flops_per_s == 64.0
+    assert record.bound_ms == pytest.approx(288e-6) and record.limiter == "memory"
+    assert record.bound_fraction == pytest.approx(288e-9)
+    assert record.ceilings["kind"] == "measured" and record.environment["torch"] == torch.__version__
+    assert record.commit == snapshot().commit and record.clocks is None and record.activity_hash is None
+
+
+def test_traffic_that_nobody_states_is_left_open(reading):
+    (record,) = run(kernel())
+    assert record.traffic_bytes is None and record.traffic_basis is None
+    assert record.intensity == pytest.approx(64 / 288) and record.bytes_per_s == 288.0
+
+
+def test_the_real_timer_and_the_real_checker_fit():
+    checked = list(
+        measure_op(
+            SPEC,
+            [kernel(), kernel("zeros", fn=lambda x, weight=None: torch.zeros_like(x))],
+            [CASE],
+            FP32,
+            ceilings=CEILINGS,
+            budget_s=1e-4,
+        )
+    )
+    assert [record.status for record in checked] == ["OK", "INCORRECT"], [record.reason for record in checked]
+    assert checked[0].latency_median_ms and checked[0].errors[0]["output"] == "y"
+    assert checked[1].latency_median_ms is None and checked[1].errors[0]["mismatched"] == 32
+    (record,) = run(kernel())
+    assert record.sample_count >= 5 and len(record.samples_s) == record.sample_count
+    assert 0 < record.latency_p20_ms <= record.latency_median_ms <= record.latency_p80_ms
+
+
+def test_a_kernel_that_fails_its_check_publishes_no_number(reading):
+    def check(kernel, *_):
+        return passes(kernel, *_) if kernel.name == "right" else Outcome("INCORRECT", reason="y: 3 of 32 elements off")
+
+    wrong, right = run(kernel("wrong"), kernel("right"), check=check)
+    assert (wrong.status, wrong.basis, wrong.reason) == ("INCORRECT", "bound", "y: 3 of 32 elements off")
+    assert wrong.latency_median_ms is wrong.samples is wrong.flops_per_s is wrong.bound_fraction is None
+    assert wrong.bound_ms == right.bound_ms and wrong.errors[0]["output"] == "y"
+    assert right.status == "OK" and right.latency_median_ms == 1000.0
+
+
+def test_what_cannot_run_here_says_why_and_keeps_its_bound(reading):
+    def check(*_):
+        raise AssertionError("not reached")
+
+    on_gpu, absent = run(
+        kernel("on_gpu", backend="cuda", devices=("cuda",)), kernel("absent", requires=("no_such_pkg",)), check=check
+    )
+    assert (on_gpu.status, on_gpu.reason) == ("UNSUPPORTED", "needs a CUDA device")
+    assert (absent.status, absent.reason) == ("UNAVAILABLE", "no_such_pkg is not installed")
+    for record in (on_gpu, absent):
+        assert record.checked_by == "none" and record.basis == "bound" and record.latency_median_ms is None
+        assert record.bound_ms > 0 and record.limiter == "memory" and record.intensity > 0
+
+
+def test_a_kernel_in_the_interpreter_is_checked_and_not_timed(reading):
+    (record,) = run(kernel(backend="triton"))
+    assert (record.status, record.checked_by, record.basis) == ("OK", "interpreter", "bound")
+    assert record.latency_median_ms is None and record.bound_ms > 0 and "interpreter" in record.reason
+
+
+def test_weights_are_packed_and_outputs_allocated_outside_the_timed_calls():
+    packed, outs, inputs = [], [], []
+
+    def prepare(weight):
+        packed.append(weight.data_ptr())
+        return ("packed", weight)
+
+    def fn(x, weight=None, out=None):
+        label, weight = weight
+        assert label == "packed"
+        if out is None:
+            return x * weight
+        outs.append(out.data_ptr())
+        inputs.append(x.data_ptr())
+        return torch.mul(x, weight, out=out)
+
+    (record,) = run(kernel(fn=fn, prepare=prepare))
+    assert record.status == "OK" and len(outs) > record.sample_count
+    assert len(packed) == len(set(packed)) == module.COPIES
+    assert len(set(outs)) == len(set(inputs)) == module.COPIES
+    assert outs[:3] == outs[3:6] and len(set(outs[:3])) == 3, "they take turns"
+
+
+def test_a_kernel_that_raises_before_it_is_timed_leaves_the_others_alone(reading):
+    def raises(x, weight=None, out=None):
+        raise RuntimeError("no launch")
+
+    broken, right = run(kernel("broken", fn=raises), kernel("right"))
+    assert broken.status == "RUNTIME_ERROR" and "no launch" in broken.reason and broken.latency_median_ms is None
+    assert right.status == "OK"
+
+
+def test_inputs_that_do_not_fit_are_not_made(reading, monkeypatch):
+    monkeypatch.setattr(module, "free_bytes", lambda device: 1000.0)
+    (record,) = run(kernel(), check=lambda *_: pytest.fail("checked without memory"))
+    assert record.status == "OUT_OF_MEMORY" and "are free" in record.reason and record.bound_ms > 0
+
+
+def test_a_reading_above_the_roof_measures_the_roof_again(reading, monkeypatch):
+    monkeypatch.setattr(module, "last_level_cache_bytes", lambda: 100)
+    reading[0] = 100e-9  # 288 bytes: 2.88 GB/s under a roof of 1
+    raised = []
+
+    def raise_ceilings(known):
+        raised.append(known)
+        return replace(known, hbm_bytes_per_s=4e9)
+
+    records = run(kernel(), kernel("other"), raise_ceilings=raise_ceilings)
+    assert [record.status for record in records] == ["OK", "OK"] and raised == [CEILINGS]
+    assert all(record.bound_fraction == pytest.approx(0.72) for record in records)
+
+
+def test_a_reading_that_stays_above_the_roof_is_invalid_with_its_cause(reading, monkeypatch):
+    monkeypatch.setattr(module, "last_level_cache_bytes", lambda: 100)
+    reading[0] = 100e-9
+    raised = []
+    records = run(kernel(), kernel("other"), raise_ceilings=lambda known: raised.append(known) or known)
+    assert [record.status for record in records] == ["INVALID", "INVALID"] and len(raised) == 1
+    assert "2.88 times the memory ceiling" in records[0].reason and "a cache held the data" in records[0].reason
+    assert records[0].samples_s == [100e-9] * 3, "what was read is kept for whoever asks why"
+
+
+def test_data_that_fits_the_cache_says_nothing_about_the_memory_roof(reading):
+    reading[0] = 100e-9
+    (record,) = run(kernel(), raise_ceilings=lambda known: pytest.fail("measured again"))
+    assert record.status == "INVALID" and "memory ceiling" in record.reason
+
+
+def test_a_reading_a_little_above_the_roof_is_noise(reading):
+    reading[0] = 288e-9 / 1.04
+    (record,) = run(kernel(), raise_ceilings=lambda known: pytest.fail("measured again"))
+    assert record.status == "OK" and record.bound_fraction == pytest.approx(1.04)
+
+
+def test_a_matrix_rate_above_the_roof_names_the_work(reading):
+    reading[0] = 10e-9
+    slow = replace(CEILINGS, hbm_bytes_per_s=1e15)
+    (record,) = run(kernel(), ceilings=slow, raise_ceilings=lambda known: known)
+    assert record.status == "INVALID" and "6.40 times the tensor ceiling" in record.reason
+    assert "lower precision" in record.reason
+
+
+def test_a_time_that_the_clock_cannot_see_is_invalid(monkeypatch):
+    unseen = Samples((1e-9,) * 3, "script", "cold", resolved=False)
+    monkeypatch.setattr(module, "time_functions", lambda functions, device, **_: dict.fromkeys(functions, unseen))
+    (record,) = run(kernel())
+    assert record.status == "INVALID" and record.reason.startswith("UNRESOLVED")
+
+
+def test_a_dtype_without_a_matrix_rate_has_no_bound(reading):
+    (record,) = run(kernel(), ceilings=replace(CEILINGS, tensor_flops_per_s={"bf16": 1e9}))
+    assert record.status == "OK" and record.bound_ms is record.limiter is record.bound_fraction is None
+
+
+def test_records_come_case_by_case_in_the_order_of_the_kernels(reading):
+    cases = (CASE, CASE.but(T=2))
+    found = measure_op(SPEC, [kernel("b"), kernel("a")], cases, FP32, check=passes, ceilings=CEILINGS)
+    assert [(record.case_id, record.kernel) for record in found] == [
+        ("T=4,H=8", "b"),
+        ("T=4,H=8", "a"),
+        ("T=2,H=8", "b"),
+        ("T=2,H=8", "a"),
+    ]
+
+
+def test_a_tunable_kernel_says_which_configuration_it_used(reading):
+    @dataclass(frozen=True)
+    class Config:
+        BLOCK: int
+
+    (record,) = run(kernel(heuristic=lambda case: Config(BLOCK=16 * case["T"])))
+    assert record.config == {"BLOCK": 64}

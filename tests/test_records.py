@@ -1,0 +1,181 @@
+import dataclasses
+import json
+import math
+import threading
+
+import pytest
+
+from rooflab.bench import records
+from rooflab.bench.records import Record, RunWriter, pack_samples, unpack_samples
+
+
+def make(**changes):
+    values = {"kind": "bench", "run_id": "r1", "status": "OK", "environment": {"cpu": "x"}} | changes
+    return Record(**values)
+
+
+def measured(**changes):
+    values = {
+        "op": "gemm",
+        "kernel": "library",
+        "role": "library",
+        "backend": "torch",
+        "device": "cpu",
+        "checked_by": "torch",
+        "basis": "measured",
+        "case_id": "M=2,x=0.5,y=true",
+        "case": {"M": 2, "x": 0.5, "y": True},
+        "latency_median_ms": 0.1,
+        "samples": pack_samples([1e-4, 2e-4]),
+        "sample_count": 2,
+        "limiter": "memory",
+        "l2_state": "cold",
+        "traffic_basis": "modelled",
+    }
+    return make(**(values | changes))
+
+
+def test_a_record_survives_the_file_unchanged(tmp_path):
+    record = measured(errors=({"output": "c", "max_abs_error": 0.25, "max_error_over_tolerance": 0.5},))
+    records.write(tmp_path / "deep" / "er" / "a.jsonl", record)
+    assert records.read(tmp_path / "deep" / "er" / "a.jsonl") == [record]
+
+
+def test_non_finite_errors_are_valid_json_and_come_back(tmp_path):
+    errors = ({"output": "c", "max_abs_error": math.nan, "max_error_over_tolerance": math.inf},)
+    line = make(status="INCORRECT", reason="wrong", errors=errors).to_json()
+    json.loads(line, parse_constant=lambda text: pytest.fail(f"{text} is no JSON"))
+    back = Record.from_json(line).errors[0]
+    assert math.isnan(back["max_abs_error"]) and back["max_error_over_tolerance"] == math.inf
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("kind", "benchmark"),
+        ("status", "PASSED"),
+        ("checked_by", "cpu"),
+        ("basis", "guessed"),
+        ("role", "baseline"),
+        ("backend", "opencl"),
+        ("device", "tpu"),
+        ("l2_state", "hot"),
+        ("limiter", "network"),
+        ("traffic_basis", "felt"),
+        ("schema_version", "one"),
+    ],
+)
+def test_a_value_that_is_none_of_its_field_is_refused(field, value):
+    with pytest.raises(ValueError, match=rf"^{field}: expected .*got '{value}'"):
+        measured(**{field: value})
+
+
+@pytest.mark.parametrize("backend", ["triton", "gluon", "cuda"])
+def test_interpreter_time_is_never_a_latency(backend):
+    with pytest.raises(ValueError, match="interpreter"):
+        measured(backend=backend, checked_by="interpreter", device="cuda")
+    with pytest.raises(ValueError, match="interpreter"):
+        measured(backend=backend, checked_by="none", device="cpu")
+    assert measured(backend=backend, checked_by="gpu", device="cuda").latency_median_ms == 0.1
+    untimed = {"latency_median_ms": None, "samples": None, "sample_count": None, "basis": "bound"}
+    assert measured(backend=backend, checked_by="interpreter", **untimed).basis == "bound"
+
+
+@pytest.mark.parametrize("status", ["INCORRECT", "UNSUPPORTED", "RUNTIME_ERROR", "TIMEOUT"])
+def test_a_failure_publishes_no_latency(status):
+    with pytest.raises(ValueError, match=f"status {status} publishes no latency"):
+        measured(status=status, reason="because")
+
+
+def test_a_latency_is_measured_or_predicted_and_a_failure_has_a_reason():
+    with pytest.raises(ValueError, match="^basis: "):
+        measured(basis="bound")
+    with pytest.raises(ValueError, match="^reason: "):
+        make(status="UNAVAILABLE")
+
+
+def test_unknown_keys_and_newer_minor_versions_are_read(tmp_path):
+    values = json.loads(make().to_json()) | {"schema_version": "1.7", "colour": "blue"}
+    (tmp_path / "a.jsonl").write_text(json.dumps(values) + "\n")
+    assert records.read(tmp_path)[0].schema_version == "1.7"
+
+
+def test_a_newer_major_version_is_refused_in_one_sentence(tmp_path):
+    values = json.loads(make().to_json()) | {"schema_version": "2.0", "environment": None}
+    (tmp_path / "a.jsonl").write_text(make().to_json() + "\n" + json.dumps(values) + "\n")
+    with pytest.raises(ValueError, match=r"^a\.jsonl, line 2: schema_version: expected 1\.x, got 2\.0"):
+        records.read(tmp_path)
+
+
+def test_a_truncated_last_line_is_named(tmp_path):
+    path = tmp_path / "a.jsonl"
+    records.write(path, make(), make())
+    path.write_bytes(path.read_bytes()[:-10])
+    with pytest.raises(ValueError, match=r"^a\.jsonl, line 2: the last record is truncated"):
+        records.read(path)
+
+
+@pytest.mark.parametrize("line", ["[1]", "{}", "nonsense", '{"schema_version": "1.0", "kind": "bench"}'])
+def test_what_is_no_record_is_named(tmp_path, line):
+    (tmp_path / "a.jsonl").write_text(line + "\n")
+    with pytest.raises(ValueError, match=r"^a\.jsonl, line 1: "):
+        records.read(tmp_path)
+
+
+def test_a_path_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(ValueError, match="records: expected a file or folder"):
+        records.read(tmp_path / "none")
+
+
+def test_a_folder_is_read_in_order_of_its_files(tmp_path):
+    for run in ("b", "a"):
+        RunWriter(tmp_path, run).write(make(run_id=run))
+    (tmp_path / "notes.txt").write_text("not a record")
+    assert [record.run_id for record in records.read(tmp_path)] == ["a", "b"]
+
+
+def test_a_run_writer_keeps_to_its_run(tmp_path):
+    writer = RunWriter(tmp_path / "results")
+    assert not writer.path.exists(), "a run that wrote nothing leaves no file"
+    writer.write(make(run_id=writer.run_id))
+    writer.write(make(run_id=writer.run_id, status="TIMEOUT", reason="slow"))
+    assert [record.status for record in records.read(writer.path)] == ["OK", "TIMEOUT"]
+    with pytest.raises(ValueError, match="^run_id: "):
+        writer.write(make(run_id="another"))
+    assert RunWriter(tmp_path).run_id != writer.run_id
+
+
+def test_writers_at_the_same_time_do_not_mix_their_lines(tmp_path):
+    path = tmp_path / "a.jsonl"
+    long = pack_samples([float(i) ** 0.5 for i in range(2000)])
+    threads = [
+        threading.Thread(target=lambda name=name: records.write(path, measured(run_id=name, samples=long)))
+        for name in (f"r{i}" for i in range(20))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {record.run_id for record in records.read(path)} == {f"r{i}" for i in range(20)}
+
+
+def test_samples_keep_order_and_every_bit():
+    seconds = [3e-6, 1e-6, 2.0000000000000004e-6, 0.0]
+    assert unpack_samples(pack_samples(seconds)) == seconds
+    assert measured(samples=pack_samples(seconds)).samples_s == seconds
+    assert make().samples_s == []
+    with pytest.raises(ValueError, match="^samples: "):
+        unpack_samples("AAAA")
+
+
+def test_every_field_is_documented():
+    import ast
+    import inspect
+
+    body = ast.parse(inspect.getsource(Record)).body[0].body
+    documented = {
+        field.target.id
+        for field, doc in zip(body, body[1:], strict=False)
+        if isinstance(field, ast.AnnAssign) and isinstance(doc, ast.Expr)
+    }
+    assert documented == {field.name for field in dataclasses.fields(Record)}

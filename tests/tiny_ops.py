@@ -1,0 +1,128 @@
+"""Small ops for the tests of the checker, and the lists of kernels of them that must pass or be rejected.
+
+Loaded under the name `tiny_ops` by `test_check.py`, so that the files of kernels can import it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from rooflab.kernels.registry import Kernel
+from rooflab.reference import flash_attention, kv_cache_write
+from rooflab.reference.compare import ErrorStats
+from rooflab.reference.spec import FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, randn
+from rooflab.roofline.model import Cost
+
+Tensor = torch.Tensor
+
+
+def _no_cost(*args: Any, **kwargs: Any) -> Cost:
+    return Cost(0, 0)
+
+
+# project: one product, whose weight can be packed.
+
+
+def _project(x: Tensor, weight: Tensor) -> Tensor:
+    return x.double() @ weight.double()
+
+
+def _project_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
+    T, K, N = int(case["T"]), int(case["K"]), int(case["N"])
+    return {
+        "x": randn(T, K, dtype=scheme.activation, device=device, seed=seed),
+        "weight": randn(K, N, dtype=scheme.weight, device=device, seed=seed + 1),
+    }
+
+
+def _project_tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
+    x, weight = inputs["x"].double().abs(), inputs["weight"].double().abs()
+    return (4 * FP32_ROUNDOFF * x.shape[1] ** 0.5 * (x @ weight) + scheme.unit_roundoff * oracle[0].abs(),)
+
+
+def _project_planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
+    inputs = _project_inputs(case, scheme, device, seed)
+    inputs["x"][:, -1] *= 64
+    yield "last k", inputs
+
+
+PROJECT = OpSpec(
+    name="project",
+    reference=_project,
+    make_inputs=_project_inputs,
+    cost=_no_cost,
+    outputs=("y",),
+    cases={"smoke": (Case(T=5, K=96, N=7),)},
+    tolerance=_project_tolerance,
+    planted=_project_planted,
+    prepared="weight",
+)
+LOOSE = replace(PROJECT, tolerance=lambda inputs, oracle, scheme: (torch.full_like(oracle[0], torch.inf),))
+LENIENT = replace(
+    PROJECT, tolerance=None, compare=lambda actual, oracle, inputs, scheme: [ErrorStats("y", True, 0.0, 0.0, 0, 35)]
+)
+SCALE = OpSpec(
+    name="scale",
+    reference=lambda x, factor=1.0: x.double() * factor,
+    make_inputs=lambda case, scheme, device, seed: {
+        "x": randn(int(case["T"]), 8, dtype=scheme.activation, device=device, seed=seed),
+        "factor": case["factor"],
+    },
+    cost=_no_cost,
+    outputs=("y",),
+    cases={"smoke": (Case(T=3, factor=1.0),), "edge": (Case(T=3, factor=0.0),)},
+    tolerance=lambda inputs, oracle, scheme: (scheme.unit_roundoff * oracle[0].abs(),),
+)
+# offsets: where a block's slot lies in a cache, past 2**31 for the blocks at its end.
+OFFSETS = OpSpec(
+    name="offsets",
+    reference=lambda blocks, row_bytes: blocks * row_bytes,
+    make_inputs=lambda case, scheme, device, seed: {
+        "blocks": torch.randint(0, 70000, (9,), generator=torch.Generator().manual_seed(seed)).to(device),
+        "row_bytes": case["row_bytes"],
+    },
+    cost=_no_cost,
+    outputs=("offset",),
+    cases={"smoke": (Case(row_bytes=65536),)},
+    tolerance=lambda inputs, oracle, scheme: (torch.zeros(oracle[0].shape),),
+)
+ATTEND = replace(flash_attention.SPEC, cases={"smoke": (Case(B=1, T=12, S=40, H=2, H_kv=1, D=64, causal=True),)})
+MANY_KEYS = replace(
+    flash_attention.SPEC,
+    cases={"smoke": (Case(B=1, T=1, S=16384, H=1, H_kv=1, D=64, causal=False),)},
+    planted=lambda *place: (found for found in flash_attention.planted(*place) if found[0] == "key 16383"),
+)
+STORE = kv_cache_write.SPEC
+
+
+def kernel(spec: OpSpec, fn: Callable[..., Any], **options: Any) -> Kernel:
+    """`fn` as an unregistered kernel of `spec`."""
+    return Kernel(spec.name, fn.__name__, "optimized", options.pop("backend", "torch"), fn, **options)
+
+
+RIGHT: list[tuple[OpSpec, Kernel]] = []
+WRONG: list[tuple[OpSpec, Kernel, str]] = []
+
+
+def right(spec: OpSpec, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Adds the decorated kernel to those that must pass."""
+
+    def add(fn: Callable[..., Any]) -> Callable[..., Any]:
+        RIGHT.append((spec, kernel(spec, fn, **options)))
+        return fn
+
+    return add
+
+
+def wrong(spec: OpSpec, words: str, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Adds the decorated kernel to those that must be rejected in these words."""
+
+    def add(fn: Callable[..., Any]) -> Callable[..., Any]:
+        WRONG.append((spec, kernel(spec, fn, **options), words))
+        return fn
+
+    return add
