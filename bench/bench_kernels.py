@@ -80,6 +80,7 @@ def outputs_of(kernel: Kernel, spec: OpSpec, inputs: Inputs) -> Outputs:
 
 
 def test_kernel(kernel_benchmark: Callable[..., Any], spec: OpSpec, kernel: Kernel, case: Case) -> None:
+    """Judged against the oracle, then timed."""
     inputs, oracle = inputs_and_oracle(spec.name, case)
     refusal = kernel.why_not_args(inputs)
     if refusal:

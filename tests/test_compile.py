@@ -17,10 +17,7 @@ from rooflab.reference.spec import SCHEMES, Case
 CASE = Case(M=64, N=64, K=128, layout="NN", bias=False)
 BF16, FP32 = SCHEMES["bf16"], SCHEMES["fp32"]
 SPILLS = {
-    "sample/bisect": (
-        32,
-        "eight values of the row that wait, outside the loops over its blocks, while the cut is sought",
-    ),
+    "sample/bisect": (32, "eight values of the row that wait while the cut is sought; one is read again a block"),
 }
 """Kernels that may spill registers: how many bytes a thread, and why that is no matter."""
 

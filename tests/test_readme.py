@@ -1,0 +1,68 @@
+"""The README is true: its commands run and its code blocks do what they show."""
+
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from rooflab.bench.cli import run
+from rooflab.kernels import registry
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, re.DOTALL)
+COMMANDS = [
+    shlex.split(line, comments=True)[1:]
+    for language, block in BLOCKS
+    if language == "sh"
+    for line in block.splitlines()
+    if line.startswith(".venv/bin/rooflab ")
+]
+PYTHON = [block for language, block in BLOCKS if language == "python"]
+
+
+def test_the_first_two_blocks_are_the_main_job_and_the_tests():
+    assert [block.strip() for _, block in BLOCKS[:2]] == ["make lab", "make test"]
+    targets = re.findall(r"^(\w[\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert {"lab", "test"} <= set(targets)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """An empty folder with the README's own kernel in it; what that registers is taken out again."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(next(block for block in PYTHON if block.startswith("# mine.py")))
+    yield tmp_path
+    for kernels in registry._kernels.values():
+        kernels.pop("mine", None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
+def test_a_command_runs(arguments, folder, monkeypatch, capfd):
+    monkeypatch.setattr(sys, "argv", ["rooflab", *arguments])
+    with pytest.raises(SystemExit) as stopped:
+        run()
+    captured = capfd.readouterr()
+    assert not stopped.value.code, captured.err
+    assert len(captured.out.splitlines()) > 2
+
+
+def test_the_kernel_it_shows_is_right(folder, monkeypatch, capfd):
+    monkeypatch.setattr(sys, "argv", ["rooflab", "check", "--kernel", "mine.py"])
+    with pytest.raises(SystemExit) as stopped:
+        run()
+    assert not stopped.value.code, capfd.readouterr().out
+
+
+def test_the_python_it_shows_runs(capfd):
+    block = next(block for block in PYTHON if "LLM(" in block)
+    exec(compile(block, "README.md", "exec"), {})
+    assert "The capital of France is Paris." in capfd.readouterr().out
+
+
+def test_every_file_it_links_to_is_there():
+    for target in re.findall(r"\]\(([^)#]+)\)", README):
+        assert (ROOT / target).exists(), target
