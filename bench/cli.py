@@ -137,6 +137,8 @@ def roofline(
     ] = None,
     gpu: Annotated[str | None, typer.Option(help="Draw the bounds of a GPU that is not here instead.")] = None,
     op: Annotated[list[str] | None, typer.Option("--op", help="Only this op; repeatable.")] = None,
+    case: Annotated[list[str] | None, typer.Option("--case", help="Only this case; repeatable.")] = None,
+    all_cases: Annotated[bool, typer.Option("--all", help="Every case; each op's largest without it.")] = False,
     suite: Annotated[str, typer.Option(help="With --gpu: whose largest case of each op.")] = "llama3_8b",
     scheme: Annotated[str, typer.Option(help="With --gpu: the dtypes.")] = "bf16",
     out: OutOption = None,
@@ -152,8 +154,10 @@ def roofline(
         paths = figures.draw(points, ceilings, out or commands.result_folder())
     else:
         found, folder = commands.newest_records(records)
-        found = [record for record in found if not op or record.op in op]
-        points, paths = figures.points_of(found), figures.draw_records(found, out or folder)
+        found = [record for record in found if (not op or record.op in op) and (not case or record.case_id in case)]
+        if not (all_cases or case):
+            found = figures.largest_cases(found)
+        points, paths = figures.points_of(found), figures.draw_records(found, out or folder, all_cases=True)
     if not paths:
         raise ValueError("records: no bench record with a bound among them, so there is nothing to draw")
     if json:

@@ -108,9 +108,21 @@ def draw(points: Sequence[Point], ceilings: Sequence[Ceilings], folder: Path, ti
     return list(save_roofline(points, ceilings, folder / f"roofline-{name}", title))
 
 
-def draw_records(records: Sequence[Record], folder: Path) -> list[Path]:
-    """One figure for each device that the records were made on; their paths."""
+def largest_cases(records: Sequence[Record]) -> list[Record]:
+    """Of each op and scheme the records of one case, that of most FLOPs, then bytes: what a figure has room for."""
+    records = [record for record in records if record.kind == "bench"]
+    largest: dict[tuple[Any, Any], tuple[float, float, str]] = {}
+    for record in records:
+        size = (record.flops or 0.0, record.least_bytes or 0.0, record.case_id or "")
+        key = (record.op, record.scheme)
+        largest[key] = max(size, largest.get(key, size))
+    return [record for record in records if record.case_id == largest[record.op, record.scheme][2]]
+
+
+def draw_records(records: Sequence[Record], folder: Path, all_cases: bool = False) -> list[Path]:
+    """One figure for each device that the records were made on, of each op's largest case or of all; their paths."""
     paths: list[Path] = []
+    records = records if all_cases else largest_cases(records)
     for device in dict.fromkeys(ceilings.device for ceilings in ceilings_of(records)):
         own = [record for record in records if record.ceilings and record.ceilings["device"] == device]
         points = points_of(own)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, Protocol, cast
 
 import torch
@@ -24,7 +25,7 @@ CHECK_MEMORY = 12
 """Bytes held at most per byte of input: the check's guarded copies, its fp64 oracle and tolerance."""
 ABOVE = 1.05
 """A reading this far above a ceiling is not noise."""
-INTERPRETED = "checked in Triton's interpreter; its time is not the kernel's, so nothing is timed"
+INTERPRETED = "on a CPU it runs in Triton's interpreter, whose time is not the kernel's; `rooflab check` runs it there"
 CAUSES: dict[Limiter, str] = {
     "memory": "a cache held the data, or the cost counts bytes that the op need not touch",
     "tensor": "the cost counts work that these inputs do not need, or it was done in a lower precision",
@@ -76,13 +77,14 @@ def measure_op(
 
     Every kernel is checked first, and none that fails publishes a time.  `budget_s` is the time for one kernel on one
     case; the kernels of a case are timed interleaved.  What cannot run here gets a record with its reason and the
-    bound.  By default `check` is `check.check_kernel`, and the ceilings are this machine's.
+    bound.  By default `check` is `check.check_kernel` without the planted inputs, which take seconds at a model's
+    sizes and are `rooflab check`'s; the ceilings are this machine's.
     """
     device = torch.device(device)
     if check is None:
         from rooflab.bench.check import check_kernel
 
-        check = check_kernel
+        check = partial(check_kernel, planted=False)
     run = _Run(
         spec=spec,
         scheme=scheme,
@@ -126,7 +128,7 @@ class _Run:
         copies: list[Inputs] = []
         for kernel in kernels:
             known[kernel.name] = found = self._checked(kernel, case, short)
-            if found["status"] != "OK" or found["reason"]:
+            if found["status"] != "OK":
                 continue
             copies = copies or self._copies(case, priced)
             function = self._function(kernel, copies, found)
@@ -146,18 +148,19 @@ class _Run:
         return f"needs about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free" if needed > free else ""
 
     def _checked(self, kernel: Kernel, case: Case, short: str) -> dict[str, Any]:
-        """Status, reason and errors of the check.  An OK with a reason is a kernel that is not to be timed."""
+        """Status, reason and errors of the check."""
         refusal = kernel.why_not_here(self.device)
         if refusal:
             status, _, reason = refusal.partition(": ")
             return {"status": status, "reason": reason}
+        if self.device.type == "cpu" and kernel.backend != "torch":
+            return {"status": "UNSUPPORTED", "reason": INTERPRETED}  # checking here would take minutes and time nothing
         if short:
             return {"status": "OUT_OF_MEMORY", "reason": short}
         outcome = self.check(kernel, self.spec, case, self.scheme, self.device, self.seed)
-        interpreted = self.device.type == "cpu" and kernel.backend != "torch"
         return {
             "status": outcome.status,
-            "reason": INTERPRETED if outcome.status == "OK" and interpreted else outcome.reason,
+            "reason": outcome.reason,
             "checked_by": outcome.checked_by,
             "errors": tuple(asdict(stats) for stats in outcome.errors),
         }

@@ -5,7 +5,7 @@ from dataclasses import asdict
 import pytest
 import torch
 
-from rooflab.bench.figures import bench_row, bounds_on, draw_records, points_of
+from rooflab.bench.figures import bench_row, bounds_on, draw_records, largest_cases, points_of
 from rooflab.bench.measure import measure_op
 from rooflab.bench.records import Record, write
 from rooflab.kernels import registry
@@ -70,3 +70,9 @@ def test_bounds_on_a_gpu_take_each_ops_largest_case():
     assert ceilings.kind == "datasheet" and {point.case for point in gemm} and len({point.case for point in gemm}) == 1
     assert "packed" not in {point.label for point in gemm}, "a CPU kernel has no bound on a GPU"
     assert all(point.seconds is None for point in points)
+
+
+def test_the_figure_shows_each_ops_largest_case(records):
+    small = [Record(**{**asdict(record), "case_id": "small", "flops": 1.0, "least_bytes": 1.0}) for record in records]
+    kept = largest_cases([*small, *records, Record(kind="check", run_id="c", status="OK", environment={}, op="gemm")])
+    assert kept == list(records)

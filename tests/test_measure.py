@@ -144,9 +144,9 @@ def test_what_cannot_run_here_says_why_and_keeps_its_bound(reading):
         assert record.bound_ms > 0 and record.limiter == "memory" and record.intensity > 0
 
 
-def test_a_kernel_in_the_interpreter_is_checked_and_not_timed(reading):
+def test_a_kernel_of_the_interpreter_is_a_bound_and_is_not_run(reading):
     (record,) = run(kernel(backend="triton"))
-    assert (record.status, record.checked_by, record.basis) == ("OK", "interpreter", "bound")
+    assert (record.status, record.checked_by, record.basis) == ("UNSUPPORTED", "none", "bound")
     assert record.latency_median_ms is None and record.bound_ms > 0 and "interpreter" in record.reason
 
 
