@@ -246,6 +246,8 @@ def lab(
     """The whole lab on this machine: check, bench, roofline, and an engine run on real prompts."""
     from rooflab.bench.lab import run_lab
 
+    if json:
+        show.only_json()
     summary: dict[str, Any] = run_lab(out, smoke)
     if json:
         show.as_json(summary)

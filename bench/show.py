@@ -19,6 +19,12 @@ err = Console(stderr=True, highlight=False)
 _GOOD, _BAD = ("OK",), ("INCORRECT", "INVALID", "COMPILE_ERROR", "RUNTIME_ERROR", "OUT_OF_MEMORY", "TIMEOUT")
 
 
+def only_json() -> None:
+    """Sends what is shown along the way to standard error, so that standard output holds JSON and nothing else."""
+    global out
+    out = err
+
+
 def as_json(value: Any) -> None:
     """Prints `value` as JSON, and nothing else, to standard output."""
     print(json.dumps(_plain(value), indent=2))

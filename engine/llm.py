@@ -13,7 +13,7 @@ import torch
 from rooflab.engine import ops as engine_ops
 from rooflab.engine.block_manager import BlockManager
 from rooflab.engine.checkpoints import open_checkpoint
-from rooflab.engine.memory import kv_cache_blocks
+from rooflab.engine.memory import check_weights_fit, kv_cache_blocks
 from rooflab.engine.metrics import Completion, RequestOutput, Timeline, TokenEvent
 from rooflab.engine.model import Model
 from rooflab.engine.model_files import fetch
@@ -82,6 +82,7 @@ class LLM:
         )
         # Resolved before the weights are read: a kernel that cannot serve is known in a second, not after a minute.
         self.ops = engine_ops.resolve(limits, swap, interpret)
+        check_weights_fit(limits)
         weights = load_weights(self.arch, tensors, self.dtype, self.device)
         with torch.inference_mode():
             network = Model(self.arch, weights, self.ops, self.max_model_len)
@@ -152,15 +153,22 @@ class LLM:
         self.scheduler.submit(sequence)
         text = self.tokenizer.stream() if self.tokenizer else None
         times: list[float] = []
-        while sequence.finish_reason is None:
-            if sequence not in self.step():
-                continue
-            piece = text.push(sequence.token_ids[-1]) if text else ""
-            if sequence.finish_reason is not None and text:
-                piece += text.flush()
-            times.append(time.perf_counter())
-            output = self._output(sequence, times) if sequence.finish_reason is not None else None
-            yield TokenEvent(sequence.request_id, len(times) - 1, sequence.token_ids[-1], times[-1], piece, output)
+        try:
+            # A step that another stream drove may have made tokens for this one: each is delivered once all the same.
+            while sequence.finish_reason is None or len(times) < len(sequence.output_ids):
+                if len(times) == len(sequence.output_ids):
+                    self.step()
+                    continue
+                token = sequence.output_ids[len(times)]
+                piece = text.push(token) if text else ""
+                last = sequence.finish_reason is not None and len(times) + 1 == len(sequence.output_ids)
+                if last and text:
+                    piece += text.flush()
+                times.append(time.perf_counter())
+                output = self._output(sequence, times) if last else None
+                yield TokenEvent(sequence.request_id, len(times) - 1, token, times[-1], piece, output)
+        finally:
+            self._abort([sequence])
 
     def generate(
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
@@ -178,13 +186,23 @@ class LLM:
         for sequence in sequences:
             self.scheduler.submit(sequence)
         times: dict[int, list[float]] = {sequence.request_id: [] for sequence in sequences}
-        while any(sequence.finish_reason is None for sequence in sequences):
-            stepped = self.step()
-            now = time.perf_counter()
-            for sequence in stepped:
-                if sequence.request_id in times:
-                    times[sequence.request_id].append(now)
+        try:
+            while any(sequence.finish_reason is None for sequence in sequences):
+                stepped = self.step()
+                now = time.perf_counter()
+                for sequence in stepped:
+                    if sequence.request_id in times:
+                        times[sequence.request_id].append(now)
+        finally:
+            self._abort(sequences)
         return [self._output(sequence, times[sequence.request_id]) for sequence in sequences]
+
+    def _abort(self, sequences: list[EngineSequence]) -> None:
+        """Takes out those that have not ended: an interrupted caller leaves no request behind."""
+        for sequence in sequences:
+            if sequence.finish_reason is None:
+                self.runner.leave(sequence)
+                self.scheduler.abort(sequence)
 
     def _output(self, sequence: EngineSequence, times: list[float]) -> RequestOutput:
         ids = sequence.output_ids

@@ -12,6 +12,21 @@ CPU_FRACTION = 0.25
 CUDA_FRACTION = 0.9
 
 
+def free_bytes(device: torch.device) -> int:
+    """Memory that nobody uses."""
+    return int(psutil.virtual_memory().available if device.type == "cpu" else torch.cuda.mem_get_info(device)[0])
+
+
+def check_weights_fit(limits: Limits) -> None:
+    """Raises `ValueError` where the weights are larger than the free memory, before the system ends the process."""
+    needed = limits.arch.parameters().total * limits.dtype.itemsize
+    free = free_bytes(limits.device)
+    if needed > free:
+        raise ValueError(
+            f"model: the weights of {limits.arch.name} take {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free"
+        )
+
+
 def kv_cache_blocks(limits: Limits) -> int:
     """Pages that fit the free memory, at most what the largest batch of the longest sequences can use.
 
@@ -20,9 +35,9 @@ def kv_cache_blocks(limits: Limits) -> int:
     per_sequence = -(-limits.max_model_len // limits.block_size)
     block_bytes = limits.block_size * kv_bytes_per_token(limits)
     if limits.device.type == "cpu":
-        budget = CPU_FRACTION * psutil.virtual_memory().available
+        budget = CPU_FRACTION * free_bytes(limits.device)
     else:
-        budget = CUDA_FRACTION * torch.cuda.mem_get_info(limits.device)[0] - activation_bytes(limits)
+        budget = CUDA_FRACTION * free_bytes(limits.device) - activation_bytes(limits)
     blocks = min(int(budget // block_bytes), limits.max_rows["decode"] * per_sequence)
     if blocks < per_sequence:
         raise ValueError(

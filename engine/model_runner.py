@@ -103,8 +103,7 @@ class ModelRunner:
             self._sampling = None
 
     def _to(self, array: np.ndarray) -> torch.Tensor:
-        tensor = torch.from_numpy(array)
-        return tensor if self.device.type == "cpu" else tensor.to(self.device, non_blocking=True)
+        return torch.from_numpy(array).to(self.device)  # on a CPU the array itself, without a copy
 
 
 class SamplingTensors:

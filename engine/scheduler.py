@@ -77,6 +77,13 @@ class Scheduler:
             position += 1
         return Step("decode", self.running, preempted)
 
+    def abort(self, sequence: Sequence) -> None:
+        """Takes out a sequence that nobody waits for any more, wherever it is."""
+        if sequence in self.waiting:
+            self.waiting.remove(sequence)
+        else:
+            self.finish([sequence])
+
     def _admit(self) -> list[Sequence]:
         admitted: list[Sequence] = []
         tokens = 0

@@ -113,6 +113,37 @@ def test_stream_gives_the_tokens_of_generate(tmp_path, alone):
     assert output["token_ids"] == alone[5] and output.timeline.token_times_s == tuple(e.time_s for e in events)
 
 
+def test_interleaved_streams_each_get_all_their_tokens(tmp_path, alone):
+    llm = tiny_llm(tmp_path, swap={"gemm": "library"})
+    streams = {index: llm.stream(prompts()[index], GREEDY) for index in (2, 5)}
+    seen = {index: [] for index in streams}
+    for _ in range(16):
+        for index, stream in streams.items():
+            seen[index].append(next(stream).token_id)
+    assert seen == {index: alone[index] for index in streams}
+
+
+def test_an_abandoned_request_leaves_nothing_behind(tmp_path, alone):
+    llm = tiny_llm(tmp_path, swap={"gemm": "library"}, num_kv_blocks=32)
+    stream = llm.stream(prompts()[5], GREEDY)
+    next(stream), next(stream)
+    waiting = llm.stream(prompts()[6], GREEDY)
+    stream.close(), waiting.close()
+    assert not llm.scheduler.has_work and llm.scheduler.blocks.num_free == 32 and len(llm.runner.batch) == 0
+    llm.runner.model.forward, forward = None, llm.runner.model.forward
+    with pytest.raises(TypeError):
+        llm.generate(prompts(), GREEDY)
+    llm.runner.model.forward = forward
+    assert not llm.scheduler.has_work and llm.scheduler.blocks.num_free == 32
+    assert tokens(llm.generate(prompts(), GREEDY)) == alone
+
+
+def test_weights_that_do_not_fit_are_refused_before_they_are_read(tmp_path, monkeypatch):
+    monkeypatch.setattr("rooflab.engine.memory.free_bytes", lambda device: 100_000)
+    with pytest.raises(ValueError, match=r"the weights of .* take 0.0 GB, and 0.0 GB are free"):
+        tiny_llm(tmp_path)
+
+
 def test_qwen3_norms_and_biases_are_used(tmp_path):
     """A model with QK norm and one with biases give other logits than without, and equal naive kernels'."""
     for config in ({"model_type": "qwen3", "head_dim": 64}, {"model_type": "qwen2"}):
