@@ -16,8 +16,9 @@ import torch
 
 from rooflab.bench.poison import bits, poisoned_allocations
 from rooflab.bench.records import CheckedBy, Status
-from rooflab.bench.trial import Data, Failed, OutLayout, Refused, Trial, prepare, run, why_not_args
-from rooflab.kernels.registry import Kernel, get_kernel, get_op, kernels
+from rooflab.bench.trial import Data, Failed, OutLayout, Refused, Trial, prepare, run
+from rooflab.kernels.precision import pin_matmul_precision
+from rooflab.kernels.registry import Kernel, get_kernel, get_op, interpreting, kernels
 from rooflab.reference.compare import ErrorStats
 from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, get_scheme
 
@@ -104,6 +105,7 @@ def check_kernel(
     Raises what the spec raises on a case that it does not know.
     """
     device = torch.device(device)
+    pin_matmul_precision()
     check = _Check(kernel, spec, case, scheme, device)
     status: Status = "OK"
     reason = ""
@@ -134,9 +136,9 @@ def check_kernel(
 def _checked_by(kernel: Kernel, device: torch.device, status: Status) -> CheckedBy:
     if status not in ("OK", "INCORRECT"):
         return "none"
-    if device.type == "cuda":
-        return "gpu"
-    return "torch" if kernel.backend == "torch" else "interpreter"
+    if kernel.backend in ("triton", "gluon") and interpreting():
+        return "interpreter"
+    return "gpu" if device.type == "cuda" else "torch"
 
 
 @dataclass
@@ -156,9 +158,9 @@ class _Check:
         """Every run, in order.  Raises `Failed` at the first fault."""
         self._refuse()
         first_inputs = self._inputs(seed)
-        reason = why_not_args(self.kernel, self.spec, first_inputs)
+        reason = self.kernel.why_not_args(first_inputs, self.spec)
         if reason:
-            raise Failed("UNSUPPORTED", reason)
+            raise Failed("UNSUPPORTED", reason.removeprefix("UNSUPPORTED: "))
         with _threads_for(first_inputs):
             self._runs(first_inputs, seed, planted)
 

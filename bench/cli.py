@@ -29,17 +29,41 @@ KernelOption = Annotated[
 SuiteOption = Annotated[list[str] | None, typer.Option("--suite", help="Suite of cases; repeatable.")]
 CaseOption = Annotated[list[str] | None, typer.Option("--case", help="One case, as M=64,N=48,...; repeatable.")]
 SchemeOption = Annotated[list[str] | None, typer.Option("--scheme", help="fp32, fp16 or bf16; repeatable.")]
-OutOption = Annotated[Path | None, typer.Option("--out", help="Folder for records and figures.")]
+OutOption = Annotated[
+    Path | None,
+    typer.Option("--out", help="Folder for records and figures.", callback=lambda value: check_folder(value)),
+]
 DeviceOption = Annotated[str | None, typer.Option("--device", help="cpu or cuda; the GPU where there is one.")]
+
+
+def check_folder(path: Path | None) -> Path | None:
+    """`path` if it is a folder or can become one; asked before any work is done."""
+    if path is not None:
+        existing = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+        if not existing.is_dir():
+            raise ValueError(f"out: expected a folder, got {str(path)!r}, and {existing} is a file")
+    return path
 
 
 def run() -> None:
     """The command line; bad input gives one sentence and exit status 2."""
     try:
-        app(prog_name="rooflab")
+        app(prog_name="rooflab")  # ends with SystemExit
     except ValueError as error:
         show.error(f"rooflab: {error}")
-        raise SystemExit(EXIT_USAGE) from None
+    except OSError as error:
+        show.error(f"rooflab: {error.filename}: {error.strerror}" if error.filename else f"rooflab: {error}")
+    except MemoryError as error:
+        show.error(f"rooflab: out of memory: {error}")
+    raise SystemExit(EXIT_USAGE)
+
+
+def exit_for(statuses: set[str]) -> None:
+    """Ends with status 11 where a kernel failed, 13 where a reading cannot be true."""
+    if statuses - {"OK", "UNSUPPORTED", "UNAVAILABLE", "INVALID"}:
+        raise typer.Exit(EXIT_INCORRECT)
+    if "INVALID" in statuses:
+        raise typer.Exit(EXIT_INVALID)
 
 
 @app.command("list")
@@ -51,7 +75,7 @@ def list_kernels(op: Op = None, json: Json = False) -> None:
     if json:
         show.as_json(rows)
         return
-    show.table(rows, ("op", "kernel", "role", "backend", "available", "reason"))
+    show.table(rows, ("op", "name", "role", "backend", "available", "reason"))
 
 
 @app.command()
@@ -86,8 +110,7 @@ def check(
             f"{len(rows)} checks: {sum(row['status'] == 'OK' for row in rows)} right, {len(wrong)} wrong, "
             f"{sum(row['status'] in ('UNSUPPORTED', 'UNAVAILABLE') for row in rows)} could not run here"
         )
-    if wrong:
-        raise typer.Exit(EXIT_INCORRECT)
+    exit_for({row["status"] for row in rows})
 
 
 @app.command()
@@ -118,16 +141,13 @@ def bench(
     written = write_choices(records) if choose else []
     rows = [bench_row(record) for record in records]
     if json:
-        show.as_json(rows)
+        paths = [str(path) for path in (*figures, *written)]
+        show.as_json({"folder": str(folder), "files": paths, "rows": rows})
     else:
         show.bench_table(rows)
         show.line(f"records and figures: {folder}")
         show.line("".join(f"  {path.name}" for path in (*figures, *written)))
-    statuses = {record.status for record in records}
-    if statuses & {"INCORRECT", "COMPILE_ERROR", "RUNTIME_ERROR", "OUT_OF_MEMORY", "TIMEOUT"}:
-        raise typer.Exit(EXIT_INCORRECT)
-    if "INVALID" in statuses:
-        raise typer.Exit(EXIT_INVALID)
+    exit_for({record.status for record in records})
 
 
 @app.command()
@@ -148,6 +168,8 @@ def roofline(
     from rooflab.bench import commands, figures
 
     if gpu:
+        if records or case:
+            raise ValueError("gpu: expected no records and no --case with it, for nothing was measured there")
         points, ceilings, note = commands.gpu_bounds(gpu, suite, scheme, op or [])
         if note:
             show.note(note)
@@ -210,6 +232,7 @@ def generate(
     swap: Annotated[list[str] | None, typer.Option(help="OP=KERNEL: use this kernel; repeatable.")] = None,
     interpret: Annotated[bool, typer.Option("--interpret", help="Allow Triton kernels on the CPU; no times.")] = False,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
+    max_model_len: Annotated[int | None, typer.Option(help="Longest context; the model's without it.")] = None,
     device: DeviceOption = None,
     ignore_eos: bool = False,
     out: OutOption = None,
@@ -225,11 +248,17 @@ def generate(
     swaps = commands.parse_swaps(swap or [])
     with show.waiting("loading the model"):
         llm = LLM(
-            model, dtype=dtype, device=device, dummy=dummy, swap=swaps, interpret=interpret, max_num_seqs=1, seed=seed
+            model,
+            dtype=dtype,
+            device=device,
+            dummy=dummy,
+            swap=swaps,
+            interpret=interpret,
+            max_num_seqs=1,
+            max_model_len=max_model_len,
+            seed=seed,
         )
-    result = commands.generate_one(
-        llm, prompt, params, raw, timed=not interpret, show=(lambda text: None) if json else show.piece, out=out
-    )
+    result = commands.generate_one(llm, prompt, params, raw, show=(lambda text: None) if json else show.piece, out=out)
     if json:
         show.as_json(result)
         return
@@ -251,5 +280,4 @@ def lab(
     summary: dict[str, Any] = run_lab(out, smoke)
     if json:
         show.as_json(summary)
-    if summary["wrong"]:
-        raise typer.Exit(EXIT_INCORRECT)
+    exit_for(set(summary["statuses"]))

@@ -44,11 +44,11 @@ def kernel_rows(ops: Sequence[str] | None = None) -> list[dict[str, Any]]:
         spec = registry.get_op(op)
         for kernel in registry.kernels(op).values():
             reason = kernel.why_not_here(device)
-            row: dict[str, Any] = {"op": op, "kernel": kernel.name, "role": kernel.role, "backend": kernel.backend}
+            row: dict[str, Any] = {"op": op, "name": kernel.name, "role": kernel.role, "backend": kernel.backend}
             interpreted = device.type == "cpu" and kernel.backend == "triton" and reason is None
             rows.append(row | {"available": reason is None, "reason": reason or ("interpreted" if interpreted else "")})
         if spec.no_library:
-            row = {"op": op, "kernel": "library", "role": "library", "backend": "torch", "available": False}
+            row = {"op": op, "name": "library", "role": "library", "backend": "torch", "available": False}
             rows.append(row | {"reason": f"none in torch: {spec.no_library}"})
     return rows
 
@@ -221,14 +221,14 @@ def generate_one(
     prompt: str,
     params: SamplingParams,
     raw: bool,
-    timed: bool,
     show: Callable[[str], None],
     out: Path | None,
 ) -> dict[str, Any]:
     """Answers one prompt, showing its text as it comes; with `out`, writes the record.
 
-    Times are left out where Triton's interpreter ran kernels: they would be the interpreter's.
+    Times are left out where Triton's interpreter runs kernels: they would be the interpreter's.
     """
+    timed = llm.device.type != "cpu" or all(choice.kernel.backend == "torch" for choice in llm.ops.choices)
     if timed:
         warm_up(llm)
     output, summary = stream_one(llm, as_prompt(llm, prompt, raw), params, lambda event: show(event.text))

@@ -68,9 +68,13 @@ def read_transformers(model: Any, ids: list[int]) -> Reading:
 
 def load_transformers(path: Path, dtype: torch.dtype) -> Any:
     """transformers' model with dequantised weights, read from the same GGUF."""
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, GgufConfig
 
-    return AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=dtype).eval()
+    # Without this transformers keeps the weights quantised and multiplies with them as they are.
+    plain = GgufConfig(dequantize=True)
+    return AutoModelForCausalLM.from_pretrained(
+        path.parent, gguf_file=path.name, dtype=dtype, quantization_config=plain
+    ).eval()
 
 
 def compare(dtype: str, rounds: int, threads: int | None) -> dict[str, Any]:

@@ -20,6 +20,8 @@ from typing import Any
 import psutil
 import torch
 
+from rooflab.kernels.precision import matmul_precision
+
 _CPUS = Path("/sys/devices/system/cpu")
 
 
@@ -59,6 +61,8 @@ class Environment:
     numpy: str | None
     threads: int
     """torch's threads within an op."""
+    matmul_precision: str
+    """torch's setting for matrix products."""
     gpu: Gpu | None
     commit: str | None
     dirty: bool | None
@@ -86,6 +90,7 @@ def snapshot(gpu_index: int = 0) -> Environment:
         triton=_version("triton"),
         numpy=_version("numpy"),
         threads=torch.get_num_threads(),
+        matmul_precision=matmul_precision(),
         gpu=gpu,
         commit=commit,
         dirty=dirty,

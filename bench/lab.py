@@ -34,6 +34,7 @@ from rooflab.bench.records import Record, RunWriter
 from rooflab.bench.selection import Selection, pick_device
 from rooflab.engine.llm import LLM, SamplingParams
 from rooflab.engine.metrics import LatencySummary
+from rooflab.engine.model_files import fetch
 
 
 def run_lab(out: Path | None = None, smoke: bool = False) -> dict[str, Any]:
@@ -41,6 +42,8 @@ def run_lab(out: Path | None = None, smoke: bool = False) -> dict[str, Any]:
 
     `smoke` does the same with fewer cases and prompts.  Returns what `summary.json` holds.
     """
+    with show.waiting("fetching the model"):
+        fetch()  # first: with no network there would be no engine run and no summary after minutes of work
     folder = out or result_folder()
     started = time.monotonic()
     environment = snapshot()
@@ -67,6 +70,7 @@ def run_lab(out: Path | None = None, smoke: bool = False) -> dict[str, Any]:
     engine = _run_engine(folder, smoke)
     summary = {
         "wrong": wrong,
+        "statuses": sorted({result.status for result in results} | {record.status for record in records}),
         "seconds": round(time.monotonic() - started, 1),
         "folder": str(folder),
         "checks": checks,

@@ -14,6 +14,7 @@ from rooflab.bench.ceilings import ceilings_for, limits_for, raise_cpu_ceilings
 from rooflab.bench.environment import ClockWatch, Environment, last_level_cache_bytes, snapshot
 from rooflab.bench.records import CheckedBy, DeviceType, Record, Status, new_run_id, pack_samples
 from rooflab.bench.timing import Samples, time_functions
+from rooflab.kernels.precision import pin_matmul_precision
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.compare import ErrorStats
 from rooflab.reference.spec import Case, Inputs, OpSpec, Scheme
@@ -81,6 +82,7 @@ def measure_op(
     sizes and are `rooflab check`'s; the ceilings are this machine's.
     """
     device = torch.device(device)
+    pin_matmul_precision()
     if check is None:
         from rooflab.bench.check import check_kernel
 

@@ -98,7 +98,7 @@ def line(text: str = "", style: str | None = None) -> None:
 
 def piece(text: str) -> None:
     """Text without a line end, shown at once."""
-    out.print(text, end="", markup=False, soft_wrap=True)
+    out.file.write(text)  # as it is: Rich would turn `:smile:` into a picture and tabs into blanks
     out.file.flush()
 
 

@@ -72,16 +72,6 @@ def prepare(kernel: Kernel, spec: OpSpec, inputs: Inputs) -> Data:
     return Data(inputs, oracle, packed)
 
 
-def why_not_args(kernel: Kernel, spec: OpSpec, inputs: Mapping[str, Any]) -> str | None:
-    """`Kernel.why_not_args` for a kernel of an op that need not be registered, without the status in front."""
-    defaults = {parameter.name: parameter.default for parameter in spec.parameters}
-    for name, value in inputs.items():
-        if name not in kernel.accepted and value is not defaults[name]:
-            return f"{kernel.id} has no {name!r}"
-    reason = kernel.unsupported(**inputs) if kernel.unsupported is not None else None
-    return f"{kernel.id}: {reason}" if reason else None
-
-
 def run(
     kernel: Kernel,
     spec: OpSpec,
@@ -133,7 +123,7 @@ def _dtype(oracle: torch.Tensor, scheme: Scheme) -> torch.dtype:
 
 def _call(kernel: Kernel, spec: OpSpec, arguments: dict[str, Any], device: torch.device, *, may_refuse: bool) -> Any:
     checked = {name: value for name, value in arguments.items() if name != "out"}
-    reason = why_not_args(kernel, spec, checked)
+    reason = (kernel.why_not_args(checked, spec) or "").removeprefix("UNSUPPORTED: ")
     if reason:
         raise Refused(reason) if may_refuse else Failed("UNSUPPORTED", reason)
     try:

@@ -6,7 +6,6 @@ order here, so that everything behind this file knows one layout.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -153,12 +152,9 @@ class SafetensorsCheckpoint:
 
     def __init__(self, path: Path):
         self.path = path
-        try:
-            config = json.loads((path / "config.json").read_text())
-        except json.JSONDecodeError as error:
-            raise ValueError(f"model: {path / 'config.json'} is not JSON: {error}") from error
-        self.architecture = Architecture.from_config(config, name=path.absolute().name)
-        self._files = sorted(path.glob("*.safetensors"))
+        self.architecture = Architecture.from_config(path, name=path.absolute().name)
+        # Sharded or single under their standard names; other files (`consolidated.safetensors`) are the same again.
+        self._files = sorted(path.glob("model*.safetensors")) or sorted(path.glob("*.safetensors"))
         if not self._files:
             raise ValueError(f"model: {path} has a config.json but no *.safetensors")
 

@@ -23,6 +23,7 @@ from rooflab.engine.sequence import SamplingParams
 from rooflab.engine.sequence import Sequence as EngineSequence
 from rooflab.engine.tokenizer import Prompt, Tokenizer, as_token_ids, is_chat
 from rooflab.engine.weights import dummy_tensors, load_weights
+from rooflab.kernels.precision import pin_matmul_precision
 from rooflab.roofline.architecture import Architecture, get_architecture
 
 __all__ = ["LLM", "DEFAULT_MODEL", "Completion", "RequestOutput", "SamplingParams"]
@@ -37,7 +38,8 @@ class LLM:
     `model` is a GGUF file, a Hugging Face folder with safetensors, `smollm2-135m` (fetched once), or with `dummy=True`
     the name of any preset, whose weights are then random and whose prompts are token ids.  `dtype` is float32,
     bfloat16 or float16; None takes float32 on a CPU and bfloat16 on CUDA.  `swap` maps an op to the kernel it must
-    use; `interpret` allows Triton kernels on the CPU.  Raises `ValueError` on anything that cannot be had.
+    use; `interpret` allows Triton kernels on the CPU.  Sets torch's matmul precision to the exact one for the whole
+    process.  Raises `ValueError` on anything that cannot be had.
     """
 
     def __init__(
@@ -62,23 +64,30 @@ class LLM:
             raise ValueError("enforce_eager: CUDA graphs are not there yet; expected True, got False")
         if tensor_parallel_size != 1:
             raise ValueError(f"tensor_parallel_size: only 1 is there yet, got {tensor_parallel_size}")
-        for name, value in (("block_size", block_size), ("max_num_seqs", max_num_seqs)):
+        sizes = {
+            "block_size": block_size,
+            "max_num_seqs": max_num_seqs,
+            "max_num_batched_tokens": max_num_batched_tokens,
+        }
+        optional = {"num_kv_blocks": num_kv_blocks, "max_model_len": max_model_len}
+        for name, value in (sizes | {name: value for name, value in optional.items() if value is not None}).items():
             if value < 1:
                 raise ValueError(f"{name}: expected at least 1, got {value}")
         self.device = _device(device)
+        pin_matmul_precision()
         self.dtype = _dtype(dtype, self.device)
         self.arch, self.tokenizer, tensors, self._stop_ids = _open(str(model), dummy, seed)
         self.max_model_len = max_model_len or self.arch.max_position
-        if not 1 <= self.max_model_len <= self.arch.max_position:
-            raise ValueError(f"max_model_len: expected 1 to {self.arch.max_position}, got {max_model_len}")
-        self.max_num_batched_tokens = max(max_num_batched_tokens, self.max_model_len)
+        if self.max_model_len > self.arch.max_position:
+            raise ValueError(f"max_model_len: expected at most {self.arch.max_position}, got {max_model_len}")
         limits = engine_ops.Limits(
             self.arch,
             self.device,
             self.dtype,
             block_size,
             self.max_model_len,
-            {"prefill": self.max_num_batched_tokens, "decode": max_num_seqs},
+            # A prompt beyond the budget of a step runs alone, whole.
+            {"prefill": max(max_num_batched_tokens, self.max_model_len), "decode": max_num_seqs},
         )
         # Resolved before the weights are read: a kernel that cannot serve is known in a second, not after a minute.
         self.ops = engine_ops.resolve(limits, swap, interpret)
@@ -86,9 +95,9 @@ class LLM:
         weights = load_weights(self.arch, tensors, self.dtype, self.device)
         with torch.inference_mode():
             network = Model(self.arch, weights, self.ops, self.max_model_len)
-            blocks = num_kv_blocks or kv_cache_blocks(limits)
+            blocks = kv_cache_blocks(limits, num_kv_blocks)
             self.runner = ModelRunner(network, self.ops, blocks, block_size, max_num_seqs, self.max_model_len)
-        self.scheduler = Scheduler(BlockManager(blocks, block_size), max_num_seqs, self.max_num_batched_tokens)
+        self.scheduler = Scheduler(BlockManager(blocks, block_size), max_num_seqs, max_num_batched_tokens)
         self._seed = seed
         self._next_id = 0
 
@@ -130,17 +139,27 @@ class LLM:
 
     @torch.inference_mode()
     def step(self) -> list[EngineSequence]:
-        """Runs one step and returns the sequences that got a token."""
+        """Runs one step and returns the sequences that got a token; none where nothing is queued."""
+        if not self.scheduler.has_work:
+            return []
+        try:
+            return self._step()
+        except BaseException:
+            # An error or an interrupt may have left pages and rows half written: everyone is prefilled anew.
+            for sequence in self.scheduler.running:
+                self.runner.leave(sequence)
+            self.scheduler.requeue()
+            raise
+
+    def _step(self) -> list[EngineSequence]:
         step = self.scheduler.schedule()
         sequences, tokens = self.runner.run(step)
         sequences = list(sequences)
-        ended = []
         for sequence, token in zip(sequences, tokens, strict=True):
             sequence.append(token)
-            if sequence.finish_reason is not None:
-                ended.append(sequence)
-            elif sequence.row < 0:
+            if sequence.finish_reason is None and sequence.row < 0:
                 self.runner.join(sequence)
+        ended = [sequence for sequence in sequences if sequence.finish_reason is not None]
         if ended:
             for sequence in ended:
                 self.runner.leave(sequence)

@@ -27,10 +27,10 @@ def check_weights_fit(limits: Limits) -> None:
         )
 
 
-def kv_cache_blocks(limits: Limits) -> int:
-    """Pages that fit the free memory, at most what the largest batch of the longest sequences can use.
+def kv_cache_blocks(limits: Limits, wanted: int | None = None) -> int:
+    """Pages that fit the free memory, at most what the largest batch of the longest sequences can use; or `wanted`.
 
-    Raises `ValueError` where not even one sequence of `max_model_len` tokens fits.
+    Raises `ValueError` where not even one sequence of `max_model_len` tokens fits, or not as many as wanted.
     """
     per_sequence = -(-limits.max_model_len // limits.block_size)
     block_bytes = limits.block_size * kv_bytes_per_token(limits)
@@ -38,11 +38,15 @@ def kv_cache_blocks(limits: Limits) -> int:
         budget = CPU_FRACTION * free_bytes(limits.device)
     else:
         budget = CUDA_FRACTION * free_bytes(limits.device) - activation_bytes(limits)
+    if wanted is not None:
+        if wanted * block_bytes > free_bytes(limits.device):
+            raise ValueError(f"num_kv_blocks: {wanted} take {wanted * block_bytes / 1e9:.2f} GB, more than is free")
+        return wanted
     blocks = min(int(budget // block_bytes), limits.max_rows["decode"] * per_sequence)
     if blocks < per_sequence:
         raise ValueError(
             f"max_model_len: {limits.max_model_len} tokens need {per_sequence * block_bytes / 1e9:.2f} GB of KV cache, "
-            f"and {max(budget, 0) / 1e9:.2f} GB are free for it"
+            f"and {max(budget, 0) / 1e9:.2f} GB are free for it; ask for fewer"
         )
     return blocks
 

@@ -104,6 +104,9 @@ class Model:
         return projected
 
 
+_LLAMA3_KEYS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+
+
 def rope_table(arch: Architecture, max_positions: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """cos and sin (max_positions, head_dim / 2) in fp32, angles computed in fp64.
 
@@ -116,6 +119,9 @@ def rope_table(arch: Architecture, max_positions: int, device: torch.device) -> 
         kind = scaling.get("rope_type", scaling.get("type"))
         if kind != "llama3":
             raise ValueError(f"model: expected rope scaling llama3 or none, got {kind!r}")
+        missing = [key for key in _LLAMA3_KEYS if key not in scaling]
+        if missing:
+            raise ValueError(f"model: rope scaling llama3 misses {', '.join(missing)}")
         frequencies = _llama3_scaling(frequencies, scaling)
     angles = torch.arange(max_positions, dtype=torch.float64)[:, None] * frequencies
     return angles.cos().float().to(device), angles.sin().float().to(device)

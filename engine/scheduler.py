@@ -77,6 +77,15 @@ class Scheduler:
             position += 1
         return Step("decode", self.running, preempted)
 
+    def requeue(self) -> None:
+        """Takes back everyone's pages after a step that broke off; who had not ended waits again, in order."""
+        while self.running:
+            sequence = self.running.pop()
+            if sequence.finish_reason is None:
+                self._preempt(sequence)
+            else:
+                self.blocks.release(sequence)
+
     def abort(self, sequence: Sequence) -> None:
         """Takes out a sequence that nobody waits for any more, wherever it is."""
         if sequence in self.waiting:

@@ -37,8 +37,8 @@ class SamplingParams:
             raise ValueError(f"max_tokens: expected at least 1, got {self.max_tokens}")
         if not 0 <= self.temperature < float("inf"):
             raise ValueError(f"temperature: expected a finite number of at least 0, got {self.temperature}")
-        if self.top_k < 0:
-            raise ValueError(f"top_k: expected 0 (off) or more, got {self.top_k}")
+        if not 0 <= self.top_k < 2**31:
+            raise ValueError(f"top_k: expected 0 (off) to 2**31 - 1, got {self.top_k}")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p: expected a number in (0, 1], got {self.top_p}")
         if not 0 <= self.min_p <= 1:

@@ -23,7 +23,11 @@ class Tokenizer:
         file = {"gguf_file": path.name} if path.is_file() else {}
         folder = path.parent if path.is_file() else path
         with contextlib.redirect_stderr(io.StringIO()):  # GGUF conversion draws a bar of its own
-            self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, **file)
+            try:
+                self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, **file)
+            except (OSError, ValueError, TypeError, KeyError) as error:
+                first = str(error).strip().partition("\n")[0]
+                raise ValueError(f"model: no tokenizer that transformers can read in {path}: {first}") from error
         self.eos_token_id: int | None = self._tokenizer.eos_token_id
         self.has_chat_template = self._tokenizer.chat_template is not None
 

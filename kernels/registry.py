@@ -94,6 +94,8 @@ class Kernel:
             if self.backend != "torch" or "cpu" not in self.devices:
                 return "UNSUPPORTED: needs a CUDA device"
             return None
+        if self.backend in ("triton", "gluon") and interpreting():
+            return "UNSUPPORTED: this process interprets Triton kernels (TRITON_INTERPRET=1), also those of a GPU"
         if device.type not in self.devices:
             return f"UNSUPPORTED: runs on {' and '.join(self.devices)}, found {device.type}"
         if self.min_sm is not None:
@@ -102,15 +104,19 @@ class Kernel:
                 return f"UNSUPPORTED: needs sm{self.min_sm}, found sm{10 * major + minor}"
         return None
 
-    def why_not_args(self, inputs: Mapping[str, Any]) -> str | None:
-        """Why the kernel cannot take these arguments, by their names and by its own `unsupported`."""
-        defaults = {parameter.name: parameter.default for parameter in get_op(self.op).parameters}
+    def why_not_args(self, inputs: Mapping[str, Any], spec: OpSpec | None = None) -> str | None:
+        """Why the kernel cannot take these arguments, by their names and by its own `unsupported`.
+
+        `spec` is that of an op that is not registered.
+        """
+        defaults = {parameter.name: parameter.default for parameter in (spec or get_op(self.op)).parameters}
         for name, value in inputs.items():
             if name not in self.accepted and not (name in defaults and value is defaults[name]):
                 return f"UNSUPPORTED: {self.id} has no {name!r}"
         if self.unsupported is None:
             return None
-        reason = self.unsupported(**{name: value for name, value in inputs.items() if name != "out"})
+        taken = self.accepted - {"out"}  # what it omits has its default here, and `unsupported` does not know it
+        reason = self.unsupported(**{name: value for name, value in inputs.items() if name in taken})
         return f"UNSUPPORTED: {self.id}: {reason}" if reason else None
 
 
@@ -247,7 +253,10 @@ def load_file(path: Path) -> list[Kernel]:
     assert found_spec is not None and found_spec.loader is not None, "a .py file always has a loader"
     module = importlib.util.module_from_spec(found_spec)
     sys.modules[name] = module  # Triton reads a kernel's source through its module
-    found_spec.loader.exec_module(module)
+    try:
+        found_spec.loader.exec_module(module)
+    except (SyntaxError, ImportError, NameError, AttributeError, TypeError) as error:
+        raise ValueError(f"kernel: {path.name} cannot be imported: {type(error).__name__}: {error}") from error
     added = [kernel for found in _kernels.values() for kernel in found.values() if kernel.id not in before]
     if not added:
         raise ValueError(

@@ -142,6 +142,19 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
         inputs["v"][:, S] = math.nan
         inputs |= {"k": inputs["k"][:, :S], "v": inputs["v"][:, :S]}
         yield "poison one past the last key", inputs
+    yield from low_precision(make_inputs(case, scheme, device, seed), "q", "k", "v")
+
+
+def low_precision(inputs: Inputs, q: str, k: str, v: str) -> Iterator[tuple[str, Inputs]]:
+    """Inputs on which 16-bit intermediates show: sums that do not cancel, and a large score that all keys share.
+
+    `q`, `k` and `v` name the arguments. On random data the rounding of the weights to 16 bits hides both.
+    """
+    yield "values of one sign", inputs | {v: (1 + inputs[v].float().abs() / 8).to(inputs[v])}
+    shared = {name: inputs[name].clone() for name in (q, k)}
+    shared[q][..., 0] = 8.0
+    shared[k][..., 0] = 3.0 * math.sqrt(shared[k].shape[-1])
+    yield "a large score shared by all keys", inputs | shared
 
 
 def listen(q: torch.Tensor, k: torch.Tensor) -> None:

@@ -50,13 +50,18 @@ def cost(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None) -> 
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """c u_acc sqrt(K) (|A| |B| + |bias|) + u_out |ref| + half a subnormal of the output.
+    """c u_acc sqrt(K) (size of the partial sums + |bias|) + u_out |ref| + half a subnormal of the output.
 
     u_acc = 2**-24 is fp32's unit roundoff, because every scheme here accumulates in fp32. K rounding errors of random
-    sign add up as sqrt(K), each relative to a partial sum of at most |A| |B|; c = 4 leaves room for an unlucky walk.
+    sign add up as sqrt(K), each relative to a partial sum; c = 4 leaves room for an unlucky walk. In 16 bits partial
+    sums are taken at their worst, |A| |B|, because tensor cores truncate, and truncation has a sign. In fp32, where
+    TF32 must not pass, they are a random walk's: |ref| + sqrt((A*A) (B*B)).
     """
     a, b, bias = inputs["a"], inputs["b"], inputs["bias"]
-    magnitude = a.double().abs() @ b.double().abs()
+    if scheme.activation == torch.float32:
+        magnitude = oracle[0].abs() + (a.double().square() @ b.double().square()).sqrt()
+    else:
+        magnitude = a.double().abs() @ b.double().abs()
     if bias is not None:
         magnitude += bias.double().abs()
     arithmetic = ACCUMULATION_FACTOR * FP32_ROUNDOFF * max(a.shape[1], 1) ** 0.5 * magnitude

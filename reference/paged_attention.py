@@ -18,6 +18,7 @@ from rooflab.reference.flash_attention import (
     error_bound,
     get_scale,
     listen,
+    low_precision,
     shout,
     visible_keys,
 )
@@ -144,6 +145,7 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
                 reached = True
         if reached:
             yield label, inputs
+    yield from low_precision(make_inputs(case, scheme, device, seed), "q", "k_cache", "v_cache")
 
 
 def cost(

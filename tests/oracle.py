@@ -19,9 +19,13 @@ LENGTHS = (1, 15, 16, 17, 31, 32, 33, 128, 600)
 
 
 def load_transformers(path, dtype=torch.float32):
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, GgufConfig
 
-    return AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=dtype).eval()
+    # Without this transformers keeps the weights quantised and multiplies with them as they are.
+    plain = GgufConfig(dequantize=True)
+    return AutoModelForCausalLM.from_pretrained(
+        path.parent, gguf_file=path.name, dtype=dtype, quantization_config=plain
+    ).eval()
 
 
 def real_prompts(tokenizer):

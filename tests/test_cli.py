@@ -46,6 +46,9 @@ def rooflab(monkeypatch, capfd, tmp_path):
         (["generate", "x", "--top-p", "0"], r"top_p: expected a number in \(0, 1\], got 0.0"),
         (["generate", "x", "--temperature", "-1"], "temperature: expected a finite number of at least 0, got -1.0"),
         (["generate", "x", "--model", "none.gguf"], "model: 'none.gguf' does not exist"),
+        (["generate", "x", "--top-k", "99999999999"], r"top_k: expected 0 \(off\) to 2\*\*31 - 1, got 99999999999"),
+        (["generate", "x", "--max-model-len", "0"], "max_model_len: expected at least 1, got 0"),
+        (["roofline", "--gpu", "h100", "--case", "M=1"], "gpu: expected no records and no --case with it"),
         (["generate", "x", "--swap", "gemm"], "swap: expected OP=KERNEL, each op once, got 'gemm'"),
         (["generate", "x", "--swap", "gemm=tensor_core"], "gemm/tensor_core: UNSUPPORTED: needs a CUDA device"),
     ],
@@ -67,8 +70,8 @@ def test_an_unknown_command_or_option_is_status_2(rooflab):
 def test_list_has_every_kernel(rooflab):
     status, out, _ = rooflab("list", "--json")
     rows = json.loads(out)
-    assert status == 0 and {"op", "kernel", "role", "backend", "available", "reason"} == set(rows[0])
-    found = {(row["op"], row["kernel"]) for row in rows}
+    assert status == 0 and {"op", "name", "role", "backend", "available", "reason"} == set(rows[0])
+    found = {(row["op"], row["name"]) for row in rows}
     assert found >= {(op, name) for op in registry.ops() for name in registry.kernels(op)}
     assert all(row["available"] or row["reason"] for row in rows)
     _, text, _ = rooflab("list", "rmsnorm")
@@ -100,7 +103,9 @@ def test_a_right_kernel_from_a_file_is_checked_timed_and_drawn(rooflab, tmp_path
         status, out, err = rooflab(
             "bench", "--kernel", file, "--suite", "smoke", "--budget", "0.05", "--out", tmp_path / "out", "--json"
         )
-        (row,) = json.loads(out)
+        result = json.loads(out)
+        (row,) = result["rows"]
+        assert result["folder"] == str(tmp_path / "out") and len(result["files"]) == 2
         assert status == 0 and row["status"] == "OK" and row["latency_ms"] > 0, err
         assert len(list((tmp_path / "out").glob("*.jsonl"))) == 1
         assert {path.suffix for path in (tmp_path / "out").glob("roofline-*")} == {".svg", ".png"}
@@ -149,3 +154,44 @@ def test_interpreted_kernels_print_no_times_and_write_no_record(rooflab, tmp_pat
     assert status == 0 and result["kernels"]["rmsnorm"] == "fused", err
     assert not [key for key in result if key.endswith("_ms") or "per_s" in key]
     assert not (tmp_path / "out").exists()
+
+
+def test_an_out_that_cannot_be_a_folder_is_refused_before_any_work(rooflab, tmp_path):
+    (tmp_path / "file").write_text("")
+    commands = (["check", "gemm"], ["bench", "gemm"], ["roofline", "--gpu", "h100"], ["generate", "x"], ["lab"])
+    for command in commands:
+        for place in ("file", "file/inside"):
+            status, out, err = rooflab(*command, "--out", tmp_path / place)
+            assert status == 2 and out == "" and "out: expected a folder" in err and "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("def (", "SyntaxError"),
+        ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
+        (
+            "from rooflab.kernels.registry import register\n"
+            "@register(op='rmsnorm', name='mine', role='optimized', backend='torch')\ndef f(x): return x\n",
+            "TypeError: rmsnorm/mine: misses the argument 'weight'",
+        ),
+    ],
+)
+def test_a_kernel_file_that_does_not_import_is_one_sentence(rooflab, tmp_path, text, message):
+    (tmp_path / "mine.py").write_text(text)
+    status, out, err = rooflab("check", "--kernel", tmp_path / "mine.py")
+    assert status == 2 and f"rooflab: kernel: mine.py cannot be imported: {message}" in err and "Traceback" not in err
+
+
+def test_an_unusable_cache_is_one_sentence(rooflab, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("ROOFLAB_CACHE", str(tmp_path / "file"))
+    status, _, err = rooflab("generate", "hello")
+    assert status == 2 and "model: the cache folder" in err and "Traceback" not in err
+
+
+def test_the_answer_is_printed_as_it_is(capfd):
+    from rooflab.bench import show
+
+    show.piece("a\tb :smile: [bold]c[/]\r\n")
+    assert capfd.readouterr().out == "a\tb :smile: [bold]c[/]\r\n"

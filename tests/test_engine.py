@@ -138,6 +138,35 @@ def test_an_abandoned_request_leaves_nothing_behind(tmp_path, alone):
     assert tokens(llm.generate(prompts(), GREEDY)) == alone
 
 
+@pytest.mark.parametrize("moment", ["prefill", "after the draw"])
+def test_a_step_that_breaks_off_harms_no_bystander(tmp_path, alone, moment):
+    """An interrupt before anything was drawn, or between the batch's advance and the tokens' being noted."""
+    llm = tiny_llm(tmp_path, swap={"gemm": "library"}, num_kv_blocks=64)
+    bystander = llm.stream(prompts()[6], GREEDY)
+    seen = [] if moment == "prefill" else [next(bystander).token_id, next(bystander).token_id]
+    if moment == "prefill":
+        llm.runner.model.forward, real = None, llm.runner.model.forward
+        llm.add_request(prompts()[2], GREEDY)
+        with pytest.raises(TypeError):
+            llm.step()
+        llm.runner.model.forward = real
+    else:
+        run = llm.runner.run
+
+        def interrupted(step):
+            run(step)
+            raise KeyboardInterrupt
+
+        llm.runner.run = interrupted
+        with pytest.raises(KeyboardInterrupt):
+            llm.step()
+        llm.runner.run = run
+    assert seen + [event.token_id for event in bystander] == alone[6]
+    while llm.scheduler.has_work:
+        llm.step()
+    assert llm.scheduler.blocks.num_free == 64 and llm.step() == []
+
+
 def test_weights_that_do_not_fit_are_refused_before_they_are_read(tmp_path, monkeypatch):
     monkeypatch.setattr("rooflab.engine.memory.free_bytes", lambda device: 100_000)
     with pytest.raises(ValueError, match=r"the weights of .* take 0.0 GB, and 0.0 GB are free"):
@@ -166,7 +195,10 @@ def test_other_dtypes_run(tmp_path, dtype):
         ({"enforce_eager": False}, "enforce_eager: CUDA graphs are not there yet"),
         ({"tensor_parallel_size": 2}, "tensor_parallel_size: only 1 is there yet, got 2"),
         ({"dtype": "int8"}, "dtype: expected float32, bfloat16, float16, got 'int8'"),
-        ({"max_model_len": 257}, "max_model_len: expected 1 to 256, got 257"),
+        ({"max_model_len": 257}, "max_model_len: expected at most 256, got 257"),
+        ({"max_model_len": 0}, "max_model_len: expected at least 1, got 0"),
+        ({"num_kv_blocks": -1}, "num_kv_blocks: expected at least 1, got -1"),
+        ({"num_kv_blocks": 10**12}, "num_kv_blocks: 1000000000000 take .* more than is free"),
         ({"block_size": 0}, "block_size: expected at least 1, got 0"),
         ({"swap": {"conv": "naive"}}, "swap: the engine uses embedding, .*got 'conv'"),
         ({"swap": {"gemm": "best"}}, "kernel: gemm has naive, library.*got 'best'"),
@@ -198,9 +230,18 @@ def test_bad_prompts_are_refused_and_leave_nothing_behind(tmp_path):
 
 @pytest.mark.parametrize(
     "name, value",
-    [("max_tokens", 0), ("temperature", -0.1), ("temperature", float("nan")), ("top_k", -1), ("top_p", 0.0),
-     ("top_p", 1.1), ("min_p", -0.5), ("seed", -1)],
-)  # fmt: skip
+    [
+        ("max_tokens", 0),
+        ("temperature", -0.1),
+        ("temperature", float("nan")),
+        ("top_k", -1),
+        ("top_k", 2**31),
+        ("top_p", 0.0),
+        ("top_p", 1.1),
+        ("min_p", -0.5),
+        ("seed", -1),
+    ],
+)
 def test_sampling_params_out_of_range(name, value):
     with pytest.raises(ValueError, match=f"{name}: expected"):
         SamplingParams(**{name: value})

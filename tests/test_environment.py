@@ -11,6 +11,7 @@ import torch
 
 from rooflab.bench import environment
 from rooflab.bench.environment import ClockWatch, Gpu, git_state, last_level_cache_bytes, machine_key, snapshot
+from rooflab.kernels.precision import pin_matmul_precision
 
 GPU = Gpu("NVIDIA H200", "GPU-1", 141 * 10**9, 132, 60 * 2**20, power_limit_w=700.0)
 
@@ -185,3 +186,11 @@ def test_the_clock_watch_reads_nothing_where_there_is_nothing(nvml, uuid):
     with ClockWatch(uuid) as watch:
         watch.read()
     assert watch.summary() is None and nvml.open == 0
+
+
+def test_matmul_precision_is_pinned_and_recorded(monkeypatch):
+    torch.set_float32_matmul_precision("high")
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction", True)
+    assert snapshot().matmul_precision == "high+16-bit reductions"
+    pin_matmul_precision()
+    assert snapshot().matmul_precision == "highest"

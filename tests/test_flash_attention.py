@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from low_precision import attention
 
 from rooflab.kernels.flash_attention import library, naive, online
 from rooflab.reference.flash_attention import SPEC
@@ -219,3 +220,17 @@ def test_online_compiles_for_sm_90_on_tensor_cores_and_never_in_tf32():
     done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split("\n")[:3] == ["bf16 64 False True", "bf16 128 False True", "fp32 64 False False"]
+
+
+@pytest.mark.parametrize("rounded", ["scores", "accumulator", "denominator", None])
+@pytest.mark.parametrize("S", [512, 2048])
+def test_an_intermediate_in_16_bits_is_seen_by_the_planted_inputs(rounded, S):
+    """Random data lets some of these pass: the rounding of the weights hides them."""
+    kernel, bf16 = attention(rounded), get_scheme("bf16")
+    case = Case(B=1, T=16, S=S, H=2, H_kv=1, D=128, causal=False)
+    wrong = []
+    for label, inputs in SPEC.planted(case, bf16, CPU, 0):
+        if label in ("values of one sign", "a large score shared by all keys"):
+            (stats,) = SPEC.judge((kernel(**inputs),), SPEC.oracle(inputs), inputs, bf16)
+            wrong += [] if stats.passed else [label]
+    assert bool(wrong) is (rounded is not None)

@@ -50,8 +50,8 @@ def flash_attention(
     scores = queries @ keys.mT * get_scale(q, softmax_scale)  # (B, H, T, S)
     if causal:
         last = torch.arange(T, device=q.device)[:, None] + S - T
-        scores = scores.masked_fill(torch.arange(S, device=q.device) > last, -math.inf)
+        scores.masked_fill_(torch.arange(S, device=q.device) > last, -math.inf)
     weights = torch.softmax(scores, dim=-1)
     if causal and T > S:
-        weights = weights.nan_to_num(nan=0.0)  # the first T - S queries see no key
+        weights.nan_to_num_(nan=0.0)  # the first T - S queries see no key
     return out.copy_((weights @ values).transpose(1, 2))

@@ -18,6 +18,9 @@ ONE_CALL = 48 * 1024
 """Key elements of the longest sequence up to which one call for all is faster on a CPU than one per sequence, whose
 gathered keys and values are still in its cache when they are used."""
 
+WORKSPACE_BYTES = 2**30
+"""Gathered keys and values held at once on a GPU: the table is as wide as its longest sequence, for every row."""
+
 
 def traffic(
     q: torch.Tensor,
@@ -32,7 +35,7 @@ def traffic(
     slots = block_table.numel() * k_cache.shape[1]
     copy = 2 * slots * k_cache.shape[2] * k_cache.shape[3] * k_cache.element_size()
     queries = q.numel() * q.element_size()
-    return Traffic(3 * copy + 2 * queries, 2 * copy + 2 * queries, launches=9)
+    return Traffic(3 * copy + 2 * queries, 2 * copy + 2 * queries, launches=12)
 
 
 @register(op="paged_attention", name="library", role="library", backend="torch", traffic=traffic)
@@ -56,7 +59,12 @@ def paged_attention(
     H_kv = k_cache.shape[2]
     queries = q.reshape(B, H_kv, H // H_kv, D)
     if q.device.type != "cpu":
-        return out.copy_(_whole_table(queries, k_cache, v_cache, block_table, seq_lens, softmax_scale).view(B, H, D))
+        row_bytes = 2 * block_table.shape[1] * k_cache[0].numel() * k_cache.element_size()
+        step = max(1, WORKSPACE_BYTES // max(row_bytes, 1))
+        for rows in (slice(start, start + step) for start in range(0, B, step)):
+            part = _whole_table(queries[rows], k_cache, v_cache, block_table[rows], seq_lens[rows], softmax_scale)
+            out[rows] = part.view(-1, H, D)
+        return out
     lengths = seq_lens.tolist()
     longest = max(lengths, default=0)
     if longest == 0:
@@ -122,8 +130,8 @@ def _whole_table(
     table = block_table.clamp(0, len(k_cache) - 1)
     unseen = torch.arange(slots, device=queries.device) >= seq_lens[:, None]  # (B, slots)
     keys, values = (
-        _gather(cache, table, slots).masked_fill(unseen[:, None, :, None], 0) for cache in (k_cache, v_cache)
+        _gather(cache, table, slots).masked_fill_(unseen[:, None, :, None], 0) for cache in (k_cache, v_cache)
     )
     seen = ~unseen[:, None, None]
     attended = F.scaled_dot_product_attention(queries, keys, values, attn_mask=seen, scale=softmax_scale)
-    return attended.masked_fill((seq_lens == 0)[:, None, None, None], 0)
+    return attended.masked_fill_((seq_lens == 0)[:, None, None, None], 0)
