@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from rooflab.bench.calls import rotating
+from rooflab.bench.calls import Rotation
 from rooflab.bench.pytest_plugin import SKIPPED
 from rooflab.kernels.registry import Kernel, interpreting, kernels, ops
 from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, as_tuple, get_scheme
@@ -75,8 +75,8 @@ def own(inputs: Inputs, spec: OpSpec) -> Inputs:
 
 def outputs_of(kernel: Kernel, spec: OpSpec, inputs: Inputs) -> Outputs:
     """What the kernel gives for `inputs`, a weight packed where it packs one."""
-    result = rotating(kernel, spec, [inputs])()
-    return tuple(inputs[name] for name in spec.outputs) if spec.mutates else as_tuple(result)  # type: ignore[arg-type]
+    result = Rotation(kernel, spec, [inputs])()
+    return tuple(inputs[name] for name in spec.outputs) if spec.mutates else as_tuple(result)
 
 
 def test_kernel(kernel_benchmark: Callable[..., Any], spec: OpSpec, kernel: Kernel, case: Case) -> None:
@@ -88,4 +88,4 @@ def test_kernel(kernel_benchmark: Callable[..., Any], spec: OpSpec, kernel: Kern
     scheme = get_scheme(scheme_here(spec))
     judged = spec.judge(outputs_of(kernel, spec, own(inputs, spec)), oracle, inputs, scheme)
     assert all(stats.passed for stats in judged), "; ".join(stats.describe() for stats in judged)
-    kernel_benchmark(rotating(kernel, spec, [own(inputs, spec), own(inputs, spec)]), cost=spec.cost(**inputs))
+    kernel_benchmark(Rotation(kernel, spec, [own(inputs, spec), own(inputs, spec)]), cost=spec.cost(**inputs))

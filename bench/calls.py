@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import psutil
 import torch
@@ -13,25 +14,48 @@ from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import Inputs, OpSpec, Outputs, as_tuple, nbytes
 from rooflab.roofline.model import Traffic
 
+PER_INPUT_BYTE, PER_OUTPUT_BYTE = 12, 24
+"""Bytes held at most per byte of input and output: guarded copies, and the oracle and its tolerance in fp64."""
 
-def rotating(kernel: Kernel, spec: OpSpec, copies: Sequence[Inputs]) -> Callable[[], object]:
-    """A function of no arguments that calls `kernel` on each of `copies` in turn.
 
-    The copies are of one case and seed. Weights are packed and outputs allocated here, so that a call does neither.
+class Rotation:
+    """A function of no arguments that calls a kernel on each of several sets of inputs in turn.
+
+    The sets are of one case and seed. Weights are packed, and outputs allocated where the kernel takes them, at the
+    start, so that a call does neither.  What the last call on each set returned is kept, to be judged after timing: a
+    kernel may be right when it is called once and wrong when calls follow one another.
     """
-    calls: list[Callable[[], object]] = []
-    outputs: Outputs | None = None
-    for inputs in copies:
-        arguments = {name: value for name, value in inputs.items() if name in kernel.accepted}
-        if kernel.prepare is not None and spec.prepared is not None and arguments.get(spec.prepared) is not None:
-            arguments[spec.prepared] = kernel.prepare(arguments[spec.prepared])
-        if kernel.takes_out and not spec.mutates:
-            outputs = outputs or as_tuple(kernel.fn(**arguments))
-            outs = tuple(torch.empty_like(output) for output in outputs)
-            arguments["out"] = outs[0] if len(outs) == 1 else outs
-        calls.append(partial(kernel.fn, **arguments))
-    turns = itertools.cycle(calls)
-    return lambda: next(turns)()
+
+    def __init__(self, kernel: Kernel, spec: OpSpec, copies: Sequence[Inputs]):
+        self._spec = spec
+        self._copies = copies
+        self._calls: list[Callable[[], Any]] = []
+        self._last: list[Any] = [None] * len(copies)
+        outputs: Outputs | None = None
+        for inputs in copies:
+            arguments = {name: value for name, value in inputs.items() if name in kernel.accepted}
+            if kernel.prepare is not None and spec.prepared is not None and arguments.get(spec.prepared) is not None:
+                arguments[spec.prepared] = kernel.prepare(arguments[spec.prepared])
+            if kernel.takes_out and not spec.mutates:
+                outputs = outputs or as_tuple(kernel.fn(**arguments))
+                outs = tuple(torch.empty_like(output) for output in outputs)
+                arguments["out"] = outs[0] if len(outs) == 1 else outs
+            self._calls.append(partial(kernel.fn, **arguments))
+        self._turns = itertools.cycle(range(len(copies)))
+
+    def __call__(self) -> Any:
+        """The next call's result."""
+        turn = next(self._turns)
+        self._last[turn] = result = self._calls[turn]()
+        return result
+
+    def outputs(self) -> Iterator[tuple[Inputs, Outputs]]:
+        """Every set that was used, and what its last call left: for a mutating op, the arguments that it changes."""
+        for inputs, result in zip(self._copies, self._last, strict=True):
+            if self._spec.mutates:
+                yield inputs, tuple(inputs[name] for name in self._spec.outputs)
+            elif result is not None:
+                yield inputs, as_tuple(result)
 
 
 def kernel_traffic(kernel: Kernel, inputs: Inputs) -> Traffic | None:
@@ -51,3 +75,10 @@ def free_bytes(device: torch.device) -> float:
     if device.type == "cuda":
         return float(torch.cuda.mem_get_info(device)[0])
     return float(psutil.virtual_memory().available)
+
+
+def short_of_memory(spec: OpSpec, priced: Inputs, device: torch.device) -> str:
+    """Why there is too little memory to check `priced` (meta inputs), or nothing."""
+    needed = PER_INPUT_BYTE * input_bytes(priced) + PER_OUTPUT_BYTE * spec.cost(**priced).write_bytes
+    free = free_bytes(device)
+    return f"needs about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free" if needed > free else ""

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from rooflab.bench.calls import short_of_memory
 from rooflab.bench.poison import bits, poisoned_allocations
 from rooflab.bench.records import CheckedBy, Status
 from rooflab.bench.trial import Data, Failed, OutLayout, Refused, Trial, prepare, run
@@ -106,10 +107,13 @@ def check_kernel(
     """
     device = torch.device(device)
     pin_matmul_precision()
+    short = short_of_memory(spec, spec.make_inputs(case, scheme, torch.device("meta"), seed), device)
     check = _Check(kernel, spec, case, scheme, device)
     status: Status = "OK"
     reason = ""
     try:
+        if short and kernel.why_not_here(device) is None:
+            raise Failed("OUT_OF_MEMORY", short)
         check.run(seed, planted)
     except Failed as failed:
         status = failed.status

@@ -23,6 +23,8 @@ def write_choices(records: Sequence[Record]) -> list[Path]:
     Only kernels that were checked on the device itself count: torch on a CPU, anything on a GPU.
     """
     written = []
+    if any(record.dirty for record in records):
+        raise ValueError("choose: expected records of a committed tree; commit first, and measure again")
     for op in dict.fromkeys(record.op for record in records if record.op):
         own = [record for record in records if record.op == op and _counts(record)]
         if not own:
@@ -46,7 +48,16 @@ def _counts(record: Record) -> bool:
         and record.basis == "measured"
         and record.latency_median_ms is not None
         and record.checked_by in ("torch", "gpu")
+        and record.scheme == ("fp32" if record.device == "cpu" else "bf16")  # the engine's dtype there
+        and _rows(record.case) > 0
+        and _is_ours(record)
     )
+
+
+def _is_ours(record: Record) -> bool:
+    """Whether the kernel is of this tree: the engine could not find another's."""
+    kernel = registry.kernels(str(record.op)).get(str(record.kernel))
+    return kernel is not None and kernel.fn.__module__.startswith("rooflab.kernels.")
 
 
 def choose(op: str, records: Sequence[Record]) -> dict[str, dict[str, str]]:

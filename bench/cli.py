@@ -59,10 +59,10 @@ def run() -> None:
 
 
 def exit_for(statuses: set[str]) -> None:
-    """Ends with status 11 where a kernel failed, 13 where a reading cannot be true."""
+    """Ends with status 11 where a kernel failed, 13 where a reading cannot be true or nothing ran at all."""
     if statuses - {"OK", "UNSUPPORTED", "UNAVAILABLE", "INVALID"}:
         raise typer.Exit(EXIT_INCORRECT)
-    if "INVALID" in statuses:
+    if "INVALID" in statuses or "OK" not in statuses:
         raise typer.Exit(EXIT_INVALID)
 
 
@@ -133,6 +133,8 @@ def bench(
     from rooflab.bench.figures import bench_row, draw_records
     from rooflab.bench.selection import Selection
 
+    if choose and kernel:
+        raise ValueError("choose: expected all kernels of an op, got --kernel")
     chosen = Selection.of(op, kernel, suite or ["smollm2_135m"], case, scheme, device, seed)
     folder = out or result_folder()
     with show.progress("bench", count_benches(chosen)) as advance:

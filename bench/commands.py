@@ -97,6 +97,7 @@ def _check_record(result: CheckResult, kernel: Kernel, run_id: str, environment:
         device=cast(DeviceType, torch.device(result.device).type),
         checked_by=result.checked_by,
         errors=tuple(asdict(error) for error in result.errors),
+        weak=result.weak,
     )
 
 
@@ -189,7 +190,8 @@ def run_benches(chosen: Selection, folder: Path, budget_s: float, advance: Advan
 def newest_records(path: Path | None) -> tuple[list[Record], Path]:
     """The records at `path`, or of the newest local run, and the folder for their figures."""
     if path is None:
-        runs = sorted(LOCAL_RESULTS.glob("*/")) if LOCAL_RESULTS.is_dir() else []
+        files = sorted(LOCAL_RESULTS.glob("*/*.jsonl"), key=lambda file: file.stat().st_mtime)
+        runs = [file.parent for file in files if any(record.kind == "bench" for record in record_files.read(file))]
         if not runs:
             raise ValueError("records: no local run yet; run `rooflab bench` first, or name a GPU with --gpu")
         path = runs[-1]

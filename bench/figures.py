@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,8 @@ def ceilings_of(records: Iterable[Record]) -> list[Ceilings]:
     found: dict[tuple[str, str], Ceilings] = {}
     for record in records:
         if record.ceilings:
-            ceilings = Ceilings(**record.ceilings)
+            known = {field.name for field in fields(Ceilings)}  # a newer minor version may have more
+            ceilings = Ceilings(**{name: value for name, value in record.ceilings.items() if name in known})
             found[ceilings.device, ceilings.kind] = ceilings
     return list(found.values())
 

@@ -74,7 +74,33 @@ def check(
 
 
 def _copy(args: Sequence[Any]) -> list[Any]:
-    return [value.clone() if isinstance(value, torch.Tensor) else value for value in args]
+    return [_same_layout(value) if isinstance(value, torch.Tensor) else value for value in args]
+
+
+def _same_layout(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy with the same strides, which `clone` would tidy up."""
+    if tensor.is_meta or torch._debug_has_internal_overlap(tensor):
+        return tensor.clone()
+    strided = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    return strided.copy_(tensor)
+
+
+def _device_of(*values: Any) -> torch.device:
+    """The CUDA device of the first tensor on one, in containers too; else the one in use, where CUDA is in use."""
+    pending = list(values)
+    while pending:
+        value = pending.pop(0)
+        if isinstance(value, torch.Tensor) and value.is_cuda:
+            return value.device
+        if isinstance(value, tuple | list):
+            pending.extend(value)
+        elif isinstance(value, dict):
+            pending.extend(value.values())
+    # A closure hides its tensors: CUDA work must not be timed by a clock that sees only its launch.
+    tensors = any(isinstance(value, torch.Tensor) for value in values)
+    if torch.cuda.is_available() and not tensors:
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
 
 
 def _watched(call: Callable[[], Any]) -> tuple[Any, bool]:
@@ -100,7 +126,7 @@ def time_kernel(
 ) -> tuple[Samples, torch.device]:
     """Times `fn(*args)` by `timing.time_functions` on the device of its tensors, over several copies of them."""
     tensors = [value for value in (*args, result) if isinstance(value, torch.Tensor)]
-    device = next((tensor.device for tensor in tensors if tensor.is_cuda), torch.device("cpu"))
+    device = _device_of(*args, result)
     fit = int(free_bytes(device) / 4 / max(1, nbytes(*tensors)))
     turns = itertools.cycle([partial(fn, *_copy(args)) for _ in range(max(1, min(COPIES, fit)))])
     timed = time_functions({"fn": lambda: next(turns)()}, device, budget_s=budget_s, min_samples=min_samples)
@@ -131,6 +157,8 @@ def extra_info(samples: Samples, device: torch.device, cost: Cost | None) -> dic
     ceilings = ceilings_for(device)
     if ceilings is None:
         return info | {"roof": "unknown: no data sheet of this device is in the table"}
+    if any(dtype not in ceilings.tensor_flops_per_s for dtype in cost.tensor_flops):
+        return info | {"roof": f"unknown: {ceilings.device} has no rate for {', '.join(cost.tensor_flops)}"}
     limit = bound(cost, ceilings)
     info |= {"limiter": limit.limiter, f"fraction_of_{ceilings.kind}_roof": limit.fraction(seconds)}
     for part, part_s in limit.parts.items():

@@ -78,7 +78,7 @@ def run_lab(out: Path | None = None, smoke: bool = False) -> dict[str, Any]:
         "figures": [path.name for path in figures],
         "engine": engine,
     }
-    (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    (folder / "summary.json").write_text(json.dumps(show.plain(summary), indent=2, allow_nan=False) + "\n")
     (folder / "summary.md").write_text(_markdown(summary, records))
     show.line(f"\nall of it in {folder}, in {summary['seconds']:.0f} s; start with summary.md", "bold")
     return summary

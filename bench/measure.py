@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, cast
 
 import torch
 
-from rooflab.bench.calls import free_bytes, input_bytes, kernel_traffic, rotating
+from rooflab.bench.calls import Rotation, free_bytes, input_bytes, kernel_traffic, short_of_memory
 from rooflab.bench.ceilings import ceilings_for, limits_for, raise_cpu_ceilings
-from rooflab.bench.environment import ClockWatch, Environment, last_level_cache_bytes, snapshot
-from rooflab.bench.records import CheckedBy, DeviceType, Record, Status, new_run_id, pack_samples
-from rooflab.bench.timing import Samples, time_functions
+from rooflab.bench.environment import Environment, last_level_cache_bytes, snapshot
+from rooflab.bench.records import CheckedBy, DeviceType, Record, Status, new_run_id
+from rooflab.bench.samples import pack_samples
+from rooflab.bench.timed import time_together, wrong_afterwards
+from rooflab.bench.timing import Samples
 from rooflab.kernels.precision import pin_matmul_precision
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.compare import ErrorStats
@@ -21,9 +23,7 @@ from rooflab.reference.spec import Case, Inputs, OpSpec, Scheme
 from rooflab.roofline.model import Bound, Ceilings, Cost, Limiter, Traffic, bound
 
 COPIES = 3
-"""Sets of inputs that a kernel cycles through, so that no call finds the pages and values of the last."""
-CHECK_MEMORY = 12
-"""Bytes held at most per byte of input: the check's guarded copies, its fp64 oracle and tolerance."""
+"""Sets of inputs that a kernel cycles through, so that no call finds the last one's memory."""
 ABOVE = 1.05
 """A reading this far above a ceiling is not noise."""
 INTERPRETED = "on a CPU it runs in Triton's interpreter, whose time is not the kernel's; `rooflab check` runs it there"
@@ -52,6 +52,10 @@ class CheckOutcome(Protocol):
         """One for each output."""
 
     @property
+    def weak(self) -> Sequence[str]:
+        """Wrong answers that the case would let pass."""
+
+    @property
     def reason(self) -> str:
         """Why the status is not OK."""
 
@@ -78,15 +82,16 @@ def measure_op(
 
     Every kernel is checked first, and none that fails publishes a time.  `budget_s` is the time for one kernel on one
     case; the kernels of a case are timed interleaved.  What cannot run here gets a record with its reason and the
-    bound.  By default `check` is `check.check_kernel` without the planted inputs, which take seconds at a model's
-    sizes and are `rooflab check`'s; the ceilings are this machine's.
+    bound.  By default `check` is `check.check_kernel`: with the planted inputs on the op's first small case, once a
+    kernel, and without them, which take seconds at a model's sizes, on each case.  The ceilings are this machine's.
     """
     device = torch.device(device)
     pin_matmul_precision()
+    gate: Check | None = None
     if check is None:
         from rooflab.bench.check import check_kernel
 
-        check = partial(check_kernel, planted=False)
+        check, gate = partial(check_kernel, planted=False), check_kernel
     run = _Run(
         spec=spec,
         scheme=scheme,
@@ -98,6 +103,7 @@ def measure_op(
         environment=environment or snapshot(device.index or 0),
         raise_ceilings=raise_ceilings,
         ceilings=ceilings or ceilings_for(device),
+        gate=gate,
     )
     for case in cases:
         yield from run.case(kernels, case)
@@ -117,6 +123,8 @@ class _Run:
     environment: Environment
     raise_ceilings: Callable[[Ceilings], Ceilings]
     ceilings: Ceilings | None
+    gate: Check | None = None
+    gated: dict[str, CheckOutcome] = field(default_factory=dict)
     raised: bool = field(default=False)
     """Whether the ceilings were measured again in this run; once is enough."""
 
@@ -125,8 +133,8 @@ class _Run:
         priced = self.spec.make_inputs(case, self.scheme, torch.device("meta"), self.seed)
         cost = self.spec.cost(**priced)
         known: dict[str, dict[str, Any]] = {}
-        ready: dict[str, Callable[[], object]] = {}
-        short = self._short_of_memory(priced)
+        ready: dict[str, Rotation] = {}
+        short = short_of_memory(self.spec, priced, self.device)
         copies: list[Inputs] = []
         for kernel in kernels:
             known[kernel.name] = found = self._checked(kernel, case, short)
@@ -136,18 +144,21 @@ class _Run:
             function = self._function(kernel, copies, found)
             if function is not None:
                 ready[kernel.name] = function
-        timed, clocks = self._time(ready)
+        gpu = self.environment.gpu.uuid if self.environment.gpu and self.device.type == "cuda" else None
+        timed, failures, clocks = time_together(ready, self.device, self.budget_s, self.seed, gpu)
+        for name, failed in failures.items():
+            known[name] |= {"status": failed.status, "reason": failed.reason}
+        fresh = self.spec.make_inputs(case, self.scheme, self.device, self.seed) if timed else {}
+        wrong = wrong_afterwards({name: ready[name] for name in timed}, self.spec, self.scheme, fresh)
         for kernel in kernels:
             fields = known[kernel.name]
             samples = timed.get(kernel.name)
-            if samples is not None:
+            if kernel.name in wrong:
+                fields |= {"status": "INCORRECT", "reason": f"after timing: {wrong[kernel.name]}"}
+                samples = None
+            elif samples is not None:
                 fields |= self._judged(samples, cost) | {"clocks": clocks}
             yield self._record(kernel, case, cost, kernel_traffic(kernel, priced), samples, fields)
-
-    def _short_of_memory(self, priced: Inputs) -> str:
-        needed = CHECK_MEMORY * input_bytes(priced)
-        free = free_bytes(self.device)
-        return f"needs about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free" if needed > free else ""
 
     def _checked(self, kernel: Kernel, case: Case, short: str) -> dict[str, Any]:
         """Status, reason and errors of the check."""
@@ -159,13 +170,23 @@ class _Run:
             return {"status": "UNSUPPORTED", "reason": INTERPRETED}  # checking here would take minutes and time nothing
         if short:
             return {"status": "OUT_OF_MEMORY", "reason": short}
-        outcome = self.check(kernel, self.spec, case, self.scheme, self.device, self.seed)
+        outcome = self._gate(kernel)
+        if outcome is None or outcome.status == "OK":
+            outcome = self.check(kernel, self.spec, case, self.scheme, self.device, self.seed)
         return {
             "status": outcome.status,
             "reason": outcome.reason,
             "checked_by": outcome.checked_by,
             "errors": tuple(asdict(stats) for stats in outcome.errors),
+            "weak": tuple(outcome.weak),
         }
+
+    def _gate(self, kernel: Kernel) -> CheckOutcome | None:
+        """The kernel's check on the op's first small case, planted inputs included, once a run."""
+        if self.gate is not None and kernel.name not in self.gated:
+            small = self.spec.get_cases("smoke")[0]
+            self.gated[kernel.name] = self.gate(kernel, self.spec, small, self.scheme, self.device, self.seed)
+        return self.gated.get(kernel.name)
 
     def _copies(self, case: Case, priced: Inputs) -> list[Inputs]:
         fit = int(free_bytes(self.device) / 4 / max(1, input_bytes(priced)))
@@ -174,26 +195,16 @@ class _Run:
             self.spec.make_inputs(case, self.scheme, self.device, self.seed) for _ in range(max(1, min(COPIES, fit)))
         ]
 
-    def _function(self, kernel: Kernel, copies: Sequence[Inputs], found: dict[str, Any]) -> Callable[[], object] | None:
+    def _function(self, kernel: Kernel, copies: Sequence[Inputs], found: dict[str, Any]) -> Rotation | None:
         """The kernel over its inputs in turn, or None with the failure in `found`."""
         from rooflab.bench.trial import failure, known_errors
 
         try:
-            return rotating(kernel, self.spec, copies)
+            return Rotation(kernel, self.spec, copies)
         except known_errors() as error:
             failed = failure(error, "before timing")
             found |= {"status": failed.status, "reason": failed.reason}
             return None
-
-    def _time(self, ready: dict[str, Callable[[], object]]) -> tuple[dict[str, Samples], dict[str, Any] | None]:
-        if not ready:
-            return {}, None
-        gpu = self.environment.gpu if self.device.type == "cuda" else None
-        with ClockWatch(gpu.uuid if gpu else None) as watch:
-            timed = time_functions(
-                ready, self.device, budget_s=self.budget_s * len(ready), seed=self.seed, observe=watch.read
-            )
-            return timed, watch.summary()
 
     def _judged(self, samples: Samples, cost: Cost) -> dict[str, Any]:
         """The status of a reading: INVALID where the clock could not see it or the machine cannot have done it."""
@@ -215,6 +226,8 @@ class _Run:
 
     def _above(self, cost: Cost, seconds: float) -> tuple[Limiter, float] | None:
         """The ceiling that `seconds` lies furthest above, and how many times."""
+        if self.device.type == "cuda":  # what is written may still lie in L2 when the clock stops
+            cost = replace(cost, write_bytes=0.0)
         limit = self._bound(cost, limits_for(self.device, self.ceilings) if self.ceilings else None)
         if limit is None or limit.fraction(seconds) <= ABOVE:
             return None

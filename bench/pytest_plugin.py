@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -141,8 +140,8 @@ def kernel_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Callable
         )
         info = fixture.extra_info(samples, device, cost)
         if info["status"] != "OK":
-            warnings.warn(pytest.PytestWarning(f"{item.name}: {info['status']}"), stacklevel=2)
-        benchmark.extra_info.update(info)
+            _fail(benchmark, info["status"])
+        benchmark.extra_info.update(info | {"checked": reference is not None})
         item.stash[_REPLAY].load(samples.seconds)
         return benchmark.pedantic(lambda: result, rounds=len(samples.seconds))
 

@@ -6,20 +6,17 @@ does not know and refuses a newer major version.
 
 from __future__ import annotations
 
-import base64
 import json
 import math
 import os
 import secrets
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import numpy as np
-
+from rooflab.bench.samples import unpack_samples
 from rooflab.kernels.registry import Backend, Role
 from rooflab.reference.spec import Scalar
 from rooflab.roofline.model import Basis as TrafficBasis
@@ -95,6 +92,9 @@ class Record:
     """What ran the kernel for its check."""
     errors: tuple[Mapping[str, Any], ...] = ()
     """`ErrorStats` of each output."""
+
+    weak: tuple[str, ...] = ()
+    """Wrong answers that the case's tolerance would let pass."""
 
     basis: Basis = "bound"
     """Where the times come from: read from a clock, predicted by a model, or only bounded by the roofline."""
@@ -186,11 +186,15 @@ class Record:
         missing = [name for name in ("kind", "run_id", "status", "environment") if name not in known]
         if missing:
             raise ValueError(f"record: expected the field {missing[0]!r}, got none")
-        known["errors"] = tuple(
-            {**stats, **{name: float(stats[name]) for name in _ERROR_NUMBERS if name in stats}}
-            for stats in known.get("errors", ())
-        )
-        return cls(**known)
+        try:
+            known["errors"] = tuple(
+                {**stats, **{name: float(stats[name]) for name in _ERROR_NUMBERS if name in stats}}
+                for stats in known.get("errors", ())
+            )
+            known["weak"] = tuple(known.get("weak", ()))
+            return cls(**known)
+        except TypeError as error:
+            raise ValueError(f"record: a field has another type than the schema's: {error}") from error
 
 
 _FIELDS = frozenset(item.name for item in fields(Record))
@@ -228,20 +232,6 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def pack_samples(seconds: Sequence[float]) -> str:
-    """Samples as float64 little-endian, zlib, base64; every bit is kept."""
-    return base64.b64encode(zlib.compress(np.asarray(seconds, "<f8").tobytes(), 9)).decode()
-
-
-def unpack_samples(text: str) -> list[float]:
-    """The inverse of `pack_samples`.  Raises `ValueError` on a text that is not one."""
-    try:
-        values: list[float] = np.frombuffer(zlib.decompress(base64.b64decode(text, validate=True)), "<f8").tolist()
-    except (ValueError, zlib.error) as error:
-        raise ValueError(f"samples: expected base64 of zlib of float64 values, got {text[:20]!r}") from error
-    return values
-
-
 def write(path: Path, *records: Record) -> None:
     """Appends whole lines to `path`, one write each, so that two writers never mix; makes the folders above it."""
     path = Path(path)
@@ -271,7 +261,7 @@ def read(path: Path) -> list[Record]:
 
 
 def _read_file(path: Path) -> Iterator[Record]:
-    with path.open(encoding="utf-8") as lines:
+    with path.open(encoding="utf-8", errors="replace") as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue

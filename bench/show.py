@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,21 +28,19 @@ def only_json() -> None:
 
 def as_json(value: Any) -> None:
     """Prints `value` as JSON, and nothing else, to standard output."""
-    print(json.dumps(_plain(value), indent=2))
+    print(json.dumps(plain(value), indent=2, allow_nan=False))
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """`value` in JSON's own types; numbers that JSON lacks become texts."""
     if is_dataclass(value) and not isinstance(value, type):
         value = asdict(value)
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and value not in (value, float("inf"), float("-inf")):
-        return "nan"
-    if isinstance(value, float) and abs(value) == float("inf"):
-        return "inf" if value > 0 else "-inf"
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
     return value
 
 

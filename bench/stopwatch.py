@@ -14,6 +14,8 @@ Function = Callable[[], object]
 Call = tuple[str, Function, int]
 """Name, function, and how often it is called within one sample."""
 
+COARSE_EVENT_STEP_S = 1.024e-6
+"""Grid of event times taken where all readings are one: the coarsest that is published for these cards."""
 MAX_BACKLOG_S = 0.02
 """Longest wait put in front of a launch; a function whose host work takes longer waits for the device inside."""
 
@@ -169,7 +171,7 @@ class CudaStopwatch:
     def step_s(self, readings: Sequence[float]) -> float:
         """The smallest difference between two readings: the grid of event times differs from card to card."""
         distinct = sorted(set(readings))
-        return min((b - a for a, b in zip(distinct, distinct[1:], strict=False)), default=0.0)
+        return min((b - a for a, b in zip(distinct, distinct[1:], strict=False)), default=COARSE_EVENT_STEP_S)
 
     def method(self, name: str, calls: int) -> str:
         """How `name` was timed."""

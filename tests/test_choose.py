@@ -14,7 +14,8 @@ from rooflab.kernels.choices import all_buckets, bucket_of
 def record(op, kernel, rows, latency_ms, **changes):
     fields = {
         "kind": "bench", "run_id": "r1", "status": "OK", "environment": {}, "op": op, "kernel": kernel,
-        "backend": "torch", "case": {"T": rows}, "case_id": f"T={rows}", "device": "cpu", "checked_by": "torch",
+        "backend": "torch", "scheme": "fp32", "case": {"T": rows}, "case_id": f"T={rows}", "device": "cpu",
+        "checked_by": "torch",
         "basis": "measured", "latency_median_ms": latency_ms,
     }  # fmt: skip
     return Record(**{**fields, **changes})

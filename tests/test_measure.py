@@ -3,6 +3,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
+from rooflab.bench import calls, timed
 from rooflab.bench import measure as module
 from rooflab.bench.environment import snapshot
 from rooflab.bench.measure import measure_op
@@ -55,6 +56,7 @@ class Outcome:
     checked_by: str = "torch"
     errors: tuple = (ErrorStats("y", True, 0.0, 0.0, 0, 32),)
     reason: str = ""
+    weak: tuple = ()
 
 
 def passes(kernel, spec, case, scheme, device, seed):
@@ -74,7 +76,7 @@ def reading(monkeypatch):
     def time_functions(functions, device, **options):
         return {name: Samples((seconds[0],) * 3, "script", "cold", resolved=seconds[0] > 0) for name in functions}
 
-    monkeypatch.setattr(module, "time_functions", time_functions)
+    monkeypatch.setattr(timed, "time_functions", time_functions)
     return seconds
 
 
@@ -183,7 +185,7 @@ def test_a_kernel_that_raises_before_it_is_timed_leaves_the_others_alone(reading
 
 
 def test_inputs_that_do_not_fit_are_not_made(reading, monkeypatch):
-    monkeypatch.setattr(module, "free_bytes", lambda device: 1000.0)
+    monkeypatch.setattr(calls, "free_bytes", lambda device: 1000.0)
     (record,) = run(kernel(), check=lambda *_: pytest.fail("checked without memory"))
     assert record.status == "OUT_OF_MEMORY" and "are free" in record.reason and record.bound_ms > 0
 
@@ -234,7 +236,7 @@ def test_a_matrix_rate_above_the_roof_names_the_work(reading):
 
 def test_a_time_that_the_clock_cannot_see_is_invalid(monkeypatch):
     unseen = Samples((1e-9,) * 3, "script", "cold", resolved=False)
-    monkeypatch.setattr(module, "time_functions", lambda functions, device, **_: dict.fromkeys(functions, unseen))
+    monkeypatch.setattr(timed, "time_functions", lambda functions, device, **_: dict.fromkeys(functions, unseen))
     (record,) = run(kernel())
     assert record.status == "INVALID" and record.reason.startswith("UNRESOLVED")
 

@@ -6,7 +6,8 @@ import threading
 import pytest
 
 from rooflab.bench import records
-from rooflab.bench.records import Record, RunWriter, pack_samples, unpack_samples
+from rooflab.bench.records import Record, RunWriter
+from rooflab.bench.samples import pack_samples, unpack_samples
 
 
 def make(**changes):
