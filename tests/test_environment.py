@@ -188,9 +188,9 @@ def test_the_clock_watch_reads_nothing_where_there_is_nothing(nvml, uuid):
     assert watch.summary() is None and nvml.open == 0
 
 
-def test_matmul_precision_is_pinned_and_recorded(monkeypatch):
+def test_matmul_precision_is_pinned_and_recorded():
     torch.set_float32_matmul_precision("high")
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction", True)
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = True
     assert snapshot().matmul_precision == "high+16-bit reductions"
     pin_matmul_precision()
     assert snapshot().matmul_precision == "highest"
