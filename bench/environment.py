@@ -145,13 +145,14 @@ def _version(package: str) -> str | None:
 
 
 def git_state(root: Path) -> tuple[str | None, bool | None]:
-    """Commit of the checkout at `root` and whether it has changes; (None, None) where `root` is not one's top."""
+    """Commit of the checkout at `root` and whether anything but results has changed; (None, None) where `root` is not one's top."""
     top = _git(root, "rev-parse", "--show-toplevel")
     # A package installed below somebody else's checkout must not report that checkout's commit.
     if top is None or Path(top).resolve() != root.resolve():
         return None, None
     commit = _git(root, "rev-parse", "--verify", "HEAD")
-    changes = _git(root, "status", "--porcelain", "--untracked-files=normal")
+    # Not results/: a run writes its own records there while it goes on, and runs nothing from there.
+    changes = _git(root, "status", "--porcelain", "--untracked-files=normal", "--", ".", ":!results")
     return commit, None if commit is None or changes is None else bool(changes)
 
 

@@ -194,3 +194,18 @@ def test_matmul_precision_is_pinned_and_recorded():
     assert snapshot().matmul_precision == "high+16-bit reductions"
     pin_matmul_precision()
     assert snapshot().matmul_precision == "highest"
+
+
+def test_a_runs_own_records_do_not_make_it_dirty(tmp_path):
+    def git(*arguments):
+        subprocess.run(
+            ["git", "-c", "user.name=t", "-c", "user.email=t@t.invalid", *arguments], cwd=tmp_path, check=True
+        )
+
+    git("init", "--quiet")
+    git("commit", "--quiet", "--allow-empty", "-m", "first")
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "run.jsonl").write_text("{}\n")
+    assert git_state(tmp_path)[1] is False
+    (tmp_path / "kernel.py").write_text("")
+    assert git_state(tmp_path)[1] is True
