@@ -148,7 +148,9 @@ def bench(
     else:
         show.bench_table(rows)
         show.line(f"records and figures: {folder}")
-        show.line("".join(f"  {path.name}" for path in (*figures, *written)))
+        show.line("".join(f"  {path.name}" for path in figures))
+        if written:
+            show.line(f"choices written for {len(written)} ops")
     exit_for({record.status for record in records})
 
 
