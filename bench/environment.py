@@ -145,7 +145,7 @@ def _version(package: str) -> str | None:
 
 
 def git_state(root: Path) -> tuple[str | None, bool | None]:
-    """Commit of the checkout at `root`, and whether anything but results has changed; None and None where it is none."""
+    """Commit of the checkout at `root`, and whether anything but results has changed; twice None where it is none."""
     top = _git(root, "rev-parse", "--show-toplevel")
     # A package installed below somebody else's checkout must not report that checkout's commit.
     if top is None or Path(top).resolve() != root.resolve():

@@ -117,7 +117,7 @@ def _choose(
     ):
         reason = _why_not(kernel, phase, rows, limits, interpret)
         if reason is None:
-            return Choice(op, bucket, kernel, why)
+            return Choice(op, bucket, kernel, "; ".join([why, *reasons]))
         reasons.append(f"{kernel.id}: {reason}")
     raise ValueError(f"swap: no kernel for {op} in {bucket}: {'; '.join(reasons)}")
 
@@ -136,10 +136,10 @@ def _candidates(op: str, bucket: str, device: torch.device) -> list[tuple[Kernel
     if device.type == "cpu":
         order = {"optimized": 0, "library": 1, "naive": 2, "peer": 3}
         rest.sort(key=lambda kernel: order[kernel.role])
-        return first + [(kernel, "highest torch rung, no record") for kernel in rest]
+        return first + [(kernel, "highest torch rung that can run") for kernel in rest if kernel.name != name]
     rest = [kernel for kernel in rest if kernel.role in ("library", "naive")]
     rest.sort(key=lambda kernel: kernel.role != "library")
-    return first + [(kernel, f"no record for {key}") for kernel in rest]
+    return first + [(kernel, f"no record for {key} that can run") for kernel in rest if kernel.name != name]
 
 
 def _why_not(kernel: Kernel, phase: Phase, rows: tuple[int, ...], limits: Limits, interpret: bool) -> str | None:

@@ -185,6 +185,8 @@ def test_qwen3_norms_and_biases_are_used(tmp_path):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_other_dtypes_run(tmp_path, dtype):
     llm = tiny_llm(tmp_path, dtype=dtype)
+    why = {choice.why for choice in llm.ops.choices if choice.op == "gemm"}
+    assert ("packed: UNSUPPORTED" in why.pop()) is (dtype == "float16"), "a recorded choice that cannot run is named"
     assert llm.runner.cache.keys[0].dtype == getattr(torch, dtype)
     assert all(len(ids) == 16 for ids in tokens(llm.generate(prompts(), GREEDY)))
 
