@@ -111,7 +111,7 @@ def _rows_in(bucket: str, phase: Phase, upper: float, limits: Limits) -> tuple[i
 def _choose(
     op: str, bucket: str, phase: Phase, rows: tuple[int, ...], limits: Limits, swap: str | None, interpret: bool
 ) -> Choice:
-    reasons = []
+    reasons: list[str] = []
     for kernel, why in (
         [(registry.get_kernel(op, swap), "asked for")] if swap else _candidates(op, bucket, limits.device)
     ):
