@@ -33,6 +33,7 @@ setup: .venv/.installed
 
 # torch first and by itself, so that its pinned build is taken and nothing later asks for another.
 .venv/.installed: pyproject.toml constraints.txt
+	@echo "installing torch, triton and the rest into .venv: minutes the first time, nothing after"
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install -q -c constraints.txt torch triton
 	$(BIN)/python -m pip install -q -c constraints.txt -e ".[dev]"
