@@ -140,5 +140,5 @@ SPEC = OpSpec(
     },
     tolerance=tolerance,
     planted=planted,
-    no_library="torch has no rotary embedding",
+    no_library="no rotary embedding",
 )
