@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -58,11 +59,14 @@ class Rotation:
                 yield inputs, as_tuple(result)
 
 
-def kernel_traffic(kernel: Kernel, inputs: Inputs) -> Traffic | None:
-    """What the kernel says it moves for these inputs, real or `meta`; None where it says nothing."""
+def kernel_traffic(kernel: Kernel, inputs: Inputs, device: str) -> Traffic | None:
+    """What the kernel says it moves on `device` (cpu or cuda) for these inputs, real or `meta`; None if nothing."""
     if kernel.traffic is None:
         return None
-    return kernel.traffic(**{name: value for name, value in inputs.items() if name in kernel.accepted})
+    arguments = {name: value for name, value in inputs.items() if name in kernel.accepted}
+    if "device" in inspect.signature(kernel.traffic).parameters:
+        arguments["device"] = device  # `meta` inputs do not say where they would be
+    return kernel.traffic(**arguments)
 
 
 def input_bytes(inputs: Inputs) -> int:

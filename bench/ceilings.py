@@ -13,6 +13,7 @@ import psutil
 import torch
 
 from rooflab.bench.environment import Environment, last_level_cache_bytes, snapshot
+from rooflab.engine.model_files import cache_folder
 from rooflab.reference.spec import DTYPE_NAMES
 from rooflab.roofline.model import Ceilings
 
@@ -21,11 +22,6 @@ BANDWIDTH_SHARE = 0.25
 """Share of the time that goes to bandwidth; the dtypes divide the rest."""
 GEMM_SIZES = (128, 256, 512, 1024, 2048)
 """Squares, ascending, so that a dtype with no fast path (0.3 GFLOP/s) is found out before it takes a minute."""
-
-
-def cache_folder() -> Path:
-    """`$ROOFLAB_CACHE`, or `~/.cache/rooflab`."""
-    return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "rooflab")
 
 
 def ceilings_for(device: torch.device) -> Ceilings | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from rooflab.bench.calls import kernel_traffic
 from rooflab.bench.records import Record
 from rooflab.kernels.registry import get_op, kernels, ops
 from rooflab.reference.spec import Case, OpSpec, get_scheme
@@ -85,7 +86,7 @@ def bounds_on(device: Device, suite: str, scheme: str, only: Sequence[str] = ())
         for kernel in kernels(name).values():
             if "cuda" not in kernel.devices:
                 continue
-            traffic = kernel.traffic(**inputs) if kernel.traffic else None
+            traffic = kernel_traffic(kernel, inputs, "cuda")
             points.append(
                 Point(
                     label=kernel.name,

@@ -158,7 +158,7 @@ class _Run:
                 samples = None
             elif samples is not None:
                 fields |= self._judged(samples, cost) | {"clocks": clocks}
-            yield self._record(kernel, case, cost, kernel_traffic(kernel, priced), samples, fields)
+            yield self._record(kernel, case, cost, kernel_traffic(kernel, priced, self.device.type), samples, fields)
 
     def _checked(self, kernel: Kernel, case: Case, short: str) -> dict[str, Any]:
         """Status, reason and errors of the check."""

@@ -52,7 +52,8 @@ class Kernel:
     unsupported: Callable[..., str | None] | None = None
     """`unsupported(**inputs)`: why these inputs are not for this kernel, or None."""
     traffic: Callable[..., Traffic] | None = None
-    """`traffic(**inputs)`: what it moves; reads shapes and real int tensors only."""
+    """`traffic(**inputs)`: what it moves; reads shapes and real int tensors only. Where that differs by device it takes
+    `device` too, keyword-only: `cpu` or `cuda`."""
     prepare: Callable[[torch.Tensor], Any] | None = None
     """Packs the op's weight once at load; the kernel then takes the packed form in its place."""
     configs: Callable[[Case], tuple[Any, ...]] | None = None

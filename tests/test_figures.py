@@ -5,6 +5,7 @@ from dataclasses import asdict
 import pytest
 import torch
 
+from rooflab.bench.calls import kernel_traffic
 from rooflab.bench.figures import bench_row, bounds_on, draw_records, largest_cases, points_of
 from rooflab.bench.measure import measure_op
 from rooflab.bench.records import Record, write
@@ -76,3 +77,18 @@ def test_the_figure_shows_each_ops_largest_case(records):
     small = [Record(**{**asdict(record), "case_id": "small", "flops": 1.0, "least_bytes": 1.0}) for record in records]
     kept = largest_cases([*small, *records, Record(kind="check", run_id="c", status="OK", environment={}, op="gemm")])
     assert kept == list(records)
+
+
+def test_traffic_is_that_of_the_device_the_record_is_of():
+    """torch expands grouped fp32 heads on CUDA and not on a CPU, and gathers the whole block table only on CUDA."""
+    for op in ("flash_attention", "paged_attention"):
+        spec, kernel = registry.get_op(op), registry.get_kernel(op, "library")
+        case = spec.cases["smollm2_135m"][0]
+        inputs = spec.make_inputs(case, SCHEMES["fp32"], torch.device("meta"), 0)
+        on_cpu, on_cuda = (kernel_traffic(kernel, inputs, device) for device in ("cpu", "cuda"))
+        assert on_cpu.bytes < on_cuda.bytes
+        assert on_cpu.bytes >= spec.cost(**inputs).bytes * 0.999
+    flash = registry.get_op("flash_attention")
+    inputs = flash.make_inputs(flash.cases["smollm2_135m"][0], SCHEMES["fp32"], torch.device("meta"), 0)
+    library = registry.get_kernel("flash_attention", "library")
+    assert kernel_traffic(library, inputs, "cpu").bytes == flash.cost(**inputs).bytes

@@ -12,20 +12,26 @@ from rooflab.roofline.model import Traffic
 
 
 def traffic(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False, softmax_scale: float | None = None
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool = False,
+    softmax_scale: float | None = None,
+    *,
+    device: str = "cuda",
 ) -> Traffic:
     """Each operand once: a fused kernel keeps the scores on the chip, and L2 serves the queries' repeated key reads.
-    In fp32 grouped keys and values are expanded first, which writes them and reads them again."""
+    On CUDA in fp32 grouped keys and values are expanded first, which writes them and reads them again."""
     size = q.element_size()
-    expanded = (k.numel() + v.numel()) * size * (q.shape[2] // k.shape[2]) if _expands(q, k) else 0
+    expanded = (k.numel() + v.numel()) * size * (q.shape[2] // k.shape[2]) if _expands(q, k, device) else 0
     read = (q.numel() + k.numel() + v.numel()) * size + expanded
     return Traffic(read, q.numel() * size + expanded, launches=3 if expanded else 1)
 
 
-def _expands(q: torch.Tensor, k: torch.Tensor) -> bool:
+def _expands(q: torch.Tensor, k: torch.Tensor, device: str) -> bool:
     """Whether heads are expanded: on CUDA no fused backend takes both fp32 and grouped heads, and torch would
     materialise the scores."""
-    return q.dtype == torch.float32 and q.shape[2] != k.shape[2] and q.device.type != "cpu"
+    return q.dtype == torch.float32 and q.shape[2] != k.shape[2] and device == "cuda"
 
 
 @register(op="flash_attention", name="library", role="library", backend="torch", traffic=traffic)
@@ -49,7 +55,7 @@ def flash_attention(
         # The first T - S queries see no key, for which torch's lower-right bias gives NaN; the rest are square.
         tail = flash_attention(q[:, T - S :], k, v, True, softmax_scale)
         return torch.cat((torch.zeros_like(q[:, : T - S]), tail), dim=1)
-    if _expands(q, k):
+    if _expands(q, k, q.device.type):
         k, v = (x.repeat_interleave(q.shape[2] // k.shape[2], dim=2) for x in (k, v))
     bias = causal_lower_right(T, S) if causal and 1 < T < S else None
     result = F.scaled_dot_product_attention(

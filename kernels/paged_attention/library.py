@@ -29,10 +29,18 @@ def traffic(
     block_table: torch.Tensor,
     seq_lens: torch.Tensor,
     softmax_scale: float | None = None,
+    *,
+    device: str = "cuda",
 ) -> Traffic:
     """On a GPU, where the lengths stay unread: every table entry's page is gathered, cleaned of NaN past the
-    sequence's end, and read by the attention."""
-    slots = block_table.numel() * k_cache.shape[1]
+    sequence's end, and read by the attention.  On a CPU the pages in use are gathered, and read."""
+    block_size = k_cache.shape[1]
+    if device == "cpu":
+        slots = int((-(-seq_lens.long() // block_size)).sum()) * block_size
+        copy = 2 * slots * k_cache.shape[2] * k_cache.shape[3] * k_cache.element_size()
+        queries = q.numel() * q.element_size()
+        return Traffic(2 * copy + 2 * queries, copy + 2 * queries, launches=4)
+    slots = block_table.numel() * block_size
     copy = 2 * slots * k_cache.shape[2] * k_cache.shape[3] * k_cache.element_size()
     queries = q.numel() * q.element_size()
     return Traffic(3 * copy + 2 * queries, 2 * copy + 2 * queries, launches=12)
