@@ -17,8 +17,11 @@ _ROW_KEYS = ("M", "T", "B")
 _PHASES: dict[str, tuple[Phase, ...]] = {"flash_attention": ("prefill",), "paged_attention": ("decode",)}
 
 
-def write_choices(records: Sequence[Record]) -> list[Path]:
-    """Writes one file per op with a timed kernel and returns the paths; entries of other devices stay.
+KERNELS = Path(registry.__file__).parent
+
+
+def write_choices(records: Sequence[Record], folder: Path = KERNELS) -> list[Path]:
+    """Writes `folder/<op>/choices.json` for each op with a timed kernel; entries of other devices stay.
 
     Only kernels that were checked on the device itself count: torch on a CPU, anything on a GPU.
     """
@@ -29,7 +32,7 @@ def write_choices(records: Sequence[Record]) -> list[Path]:
         own = [record for record in records if record.op == op and _counts(record)]
         if not own:
             continue
-        path = Path(registry.__file__).parent / op / "choices.json"
+        path = folder / op / "choices.json"
         known = json.loads(path.read_text()) if path.is_file() else {}
         gpu = own[0].environment.get("gpu")
         device = "cpu" if own[0].device == "cpu" else str((gpu or {})["name"])

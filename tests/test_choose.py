@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from rooflab.bench import choose as choose_module
 from rooflab.bench.choose import choose, write_choices
 from rooflab.bench.records import Record
 from rooflab.kernels import choices
@@ -59,15 +58,14 @@ def test_one_kernel_serves_all_buckets_of_an_op_with_packed_weights():
     assert {entry["kernel"] for entry in choose("gemm", records).values()} == {"packed"}
 
 
-def test_the_file_keeps_other_devices_and_ignores_what_was_not_checked(tmp_path, monkeypatch):
+def test_the_file_keeps_other_devices_and_ignores_what_was_not_checked(tmp_path):
     (tmp_path / "rmsnorm").mkdir()
     file = tmp_path / "rmsnorm" / "choices.json"
     file.write_text('{"NVIDIA H200": {"decode:1": {"kernel": "fused", "record": "r0"}}}')
-    monkeypatch.setattr(choose_module.registry, "__file__", str(tmp_path / "registry.py"))
     unchecked = record("rmsnorm", "naive", 1, 0.1, checked_by="none")
     invalid = record("rmsnorm", "naive", 1, 0.1, status="INVALID", reason="too fast")
-    assert write_choices([unchecked, invalid]) == []
-    assert write_choices([unchecked, invalid, record("rmsnorm", "library", 1, 2.0)]) == [file]
+    assert write_choices([unchecked, invalid], tmp_path) == []
+    assert write_choices([unchecked, invalid, record("rmsnorm", "library", 1, 2.0)], tmp_path) == [file]
     found = json.loads(file.read_text())
     assert found["NVIDIA H200"]["decode:1"]["kernel"] == "fused"
     assert found["cpu"]["decode:1"] == {"kernel": "library", "record": "r1"}
