@@ -1,0 +1,151 @@
+"""`list`, `check`, `bench` and `roofline`: kernels, one at a time."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rooflab.bench import show
+from rooflab.bench.cli.app import (
+    CaseOption,
+    DeviceOption,
+    Json,
+    KernelOption,
+    Op,
+    OutOption,
+    SchemeOption,
+    SuiteOption,
+    app,
+    exit_for,
+)
+
+
+@app.command("list")
+def list_kernels(op: Op = None, json: Json = False) -> None:
+    """Every kernel, and why it can or cannot run here."""
+    from rooflab.bench.commands import kernel_rows
+
+    rows = kernel_rows([op] if op else None)
+    if json:
+        show.as_json(rows)
+        return
+    show.table(rows, ("op", "name", "role", "backend", "available", "reason"))
+
+
+@app.command()
+def check(
+    op: Op = None,
+    kernel: KernelOption = None,
+    suite: SuiteOption = None,
+    case: CaseOption = None,
+    scheme: SchemeOption = None,
+    device: DeviceOption = None,
+    seed: int = 0,
+    out: OutOption = None,
+    json: Json = False,
+) -> None:
+    """Check kernels against the fp64 oracle, planted inputs included.  Exit status 11 where one is wrong."""
+    from rooflab.bench.commands import check_rows, count_checks, run_checks, summarize_checks
+    from rooflab.bench.selection import Selection
+
+    chosen = Selection.of(op, kernel, suite or ["smoke", "edge"], case, scheme, device, seed)
+    with show.progress("check", count_checks(chosen)) as advance:
+        results = run_checks(chosen, out, advance)
+    rows = check_rows(results)
+    wrong = [row for row in rows if row["status"] not in ("OK", "UNSUPPORTED", "UNAVAILABLE")]
+    if json:
+        show.as_json(rows)
+    else:
+        columns = ("op", "kernel", "role", "ok", "failed", "not run", "checked_by", "worst", "weak", "reason")
+        show.table(summarize_checks(results), columns)
+        for row in wrong:
+            show.failure(row)
+        show.line(
+            f"{len(rows)} checks: {sum(row['status'] == 'OK' for row in rows)} right, {len(wrong)} wrong, "
+            f"{sum(row['status'] in ('UNSUPPORTED', 'UNAVAILABLE') for row in rows)} could not run here"
+        )
+    exit_for({row["status"] for row in rows})
+
+
+@app.command()
+def bench(
+    op: Op = None,
+    kernel: KernelOption = None,
+    suite: SuiteOption = None,
+    case: CaseOption = None,
+    scheme: SchemeOption = None,
+    device: DeviceOption = None,
+    seed: int = 0,
+    budget_s: Annotated[float, typer.Option("--budget", help="Seconds for one kernel on one case.")] = 0.5,
+    choose: Annotated[bool, typer.Option(help="Write kernels/<op>/choices.json from these records.")] = False,
+    out: OutOption = None,
+    json: Json = False,
+) -> None:
+    """Check and time kernels; records and roofline figures go to --out.  Exit status 11 or 13 where one failed."""
+    from rooflab.bench.choose import write_choices
+    from rooflab.bench.commands import count_benches, result_folder, run_benches
+    from rooflab.bench.figures import bench_row, draw_records
+    from rooflab.bench.selection import Selection
+
+    if choose and kernel:
+        raise ValueError("choose: expected all kernels of an op, got --kernel")
+    chosen = Selection.of(op, kernel, suite or ["smollm2_135m"], case, scheme, device, seed)
+    folder = out or result_folder()
+    with show.progress("bench", count_benches(chosen)) as advance:
+        records = run_benches(chosen, folder, budget_s, advance)
+    figures = draw_records(records, folder)
+    written = write_choices(records) if choose else []
+    rows = [bench_row(record) for record in records]
+    if json:
+        paths = [str(path) for path in (*figures, *written)]
+        show.as_json({"folder": str(folder), "files": paths, "rows": rows})
+    else:
+        show.bench_table(rows)
+        show.line(f"records and figures: {folder}")
+        show.line("".join(f"  {path.name}" for path in figures))
+        if written:
+            show.line(f"choices written for {len(written)} ops")
+    exit_for({record.status for record in records})
+
+
+@app.command()
+def roofline(
+    records: Annotated[
+        Path | None, typer.Argument(help="Records (a file or folder) to draw; the newest local run without it.")
+    ] = None,
+    gpu: Annotated[str | None, typer.Option(help="Draw the bounds of a GPU that is not here instead.")] = None,
+    op: Annotated[list[str] | None, typer.Option("--op", help="Only this op; repeatable.")] = None,
+    case: Annotated[list[str] | None, typer.Option("--case", help="Only this case; repeatable.")] = None,
+    all_cases: Annotated[bool, typer.Option("--all", help="Every case; each op's largest without it.")] = False,
+    suite: Annotated[str, typer.Option(help="With --gpu: whose largest case of each op.")] = "llama3_8b",
+    scheme: Annotated[str, typer.Option(help="With --gpu: the dtypes.")] = "bf16",
+    out: OutOption = None,
+    json: Json = False,
+) -> None:
+    """Draw the roofline: of measured records, or of what a GPU could reach at best."""
+    from rooflab.bench import commands, figures
+
+    if gpu:
+        if records or case:
+            raise ValueError("gpu: expected no records and no --case with it, for nothing was measured there")
+        points, ceilings, note = commands.gpu_bounds(gpu, suite, scheme, op or [])
+        if note:
+            show.note(note)
+        paths = figures.draw(points, ceilings, out or commands.result_folder())
+    else:
+        found, folder = commands.newest_records(records)
+        found = [record for record in found if (not op or record.op in op) and (not case or record.case_id in case)]
+        if not (all_cases or case):
+            found = figures.largest_cases(found)
+        points, paths = figures.points_of(found), figures.draw_records(found, out or folder, all_cases=True)
+    if not paths:
+        raise ValueError("records: no bench record with a bound among them, so there is nothing to draw")
+    if json:
+        show.as_json({"figures": [str(path) for path in paths], "points": [asdict(point) for point in points]})
+        return
+    show.line(f"{len(points)} points, {sum(point.seconds is not None for point in points)} of them measured")
+    for path in paths:
+        show.line(f"  {path}")
