@@ -10,13 +10,14 @@ from typing import Any, cast
 
 import torch
 
-from rooflab.bench import records as record_files
+from rooflab.bench import record_files
 from rooflab.bench.check import CheckResult, check_kernel
 from rooflab.bench.engine_run import as_prompt, engine_record, kernel_names, stream_one, warm_up
 from rooflab.bench.environment import snapshot
 from rooflab.bench.figures import bounds_on
 from rooflab.bench.measure import measure_op
-from rooflab.bench.records import DeviceType, Record, RunWriter
+from rooflab.bench.record_files import RunWriter
+from rooflab.bench.records import DeviceType, Record
 from rooflab.bench.selection import Selection, pick_device
 from rooflab.engine.llm import LLM, SamplingParams
 from rooflab.kernels import registry

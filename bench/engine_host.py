@@ -19,7 +19,8 @@ import numpy as np
 import torch
 
 from rooflab.bench.environment import snapshot
-from rooflab.bench.records import Record, RunWriter
+from rooflab.bench.record_files import RunWriter
+from rooflab.bench.records import Record
 from rooflab.engine.block_manager import BlockManager
 from rooflab.engine.llm import LLM, SamplingParams
 from rooflab.engine.model_runner import ModelRunner

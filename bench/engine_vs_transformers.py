@@ -21,7 +21,8 @@ import numpy as np
 import torch
 
 from rooflab.bench.environment import snapshot
-from rooflab.bench.records import Record, RunWriter
+from rooflab.bench.record_files import RunWriter
+from rooflab.bench.records import Record
 from rooflab.engine.llm import DTYPES, LLM, SamplingParams
 from rooflab.engine.model_files import fetch
 

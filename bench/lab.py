@@ -30,7 +30,8 @@ from rooflab.bench.engine_run import (
 )
 from rooflab.bench.environment import snapshot
 from rooflab.bench.figures import bench_row, draw_records
-from rooflab.bench.records import Record, RunWriter
+from rooflab.bench.record_files import RunWriter
+from rooflab.bench.records import Record
 from rooflab.bench.selection import Selection, pick_device
 from rooflab.engine.llm import LLM, SamplingParams
 from rooflab.engine.metrics import LatencySummary

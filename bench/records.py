@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 from rooflab.bench.samples import unpack_samples
@@ -22,15 +20,16 @@ from rooflab.reference.spec import Scalar
 from rooflab.roofline.model import Basis as TrafficBasis
 from rooflab.roofline.model import Limiter
 
-SCHEMA_VERSION = "1.0"
+SCHEMA_VERSION = "1.1"
 
-Kind = Literal["check", "bench", "ceiling", "engine", "ab"]
+Kind = Literal["check", "bench", "ceiling", "engine", "ab", "static"]
 Failure = Literal["INCORRECT", "COMPILE_ERROR", "RUNTIME_ERROR", "OUT_OF_MEMORY", "TIMEOUT", "INVALID"]
 Status = Literal["OK", Failure, "UNSUPPORTED", "UNAVAILABLE"]
 CheckedBy = Literal["gpu", "interpreter", "emulator", "torch", "none"]
 Basis = Literal["measured", "predicted", "bound"]
 L2State = Literal["cold", "warm"]
 DeviceType = Literal["cpu", "cuda"]
+Verdict = Literal["FASTER", "SLOWER", "SAME", "UNRESOLVED", "INCORRECT", "FAILED", "MISSING", "INVALID"]
 
 
 def now() -> str:
@@ -137,6 +136,22 @@ class Record:
     ceilings: Mapping[str, Any] | None = None
     """The `Ceilings` behind the bound, their kind included."""
 
+    peak_memory_bytes: float | None = None
+    """Most device memory that one call held beyond its inputs and outputs; None where nothing measured it."""
+    predicted_ms: float | None = None
+    """What compiled code and roofline alone predict for the latency."""
+    prediction_error: float | None = None
+    """The predictor's relative error on kernels that it was not fitted to; None where it is uncalibrated."""
+    compiled: tuple[Mapping[str, Any], ...] = ()
+    """What the compiled code holds, one mapping per launched kernel: registers, spills, instruction counts."""
+
+    baseline: Mapping[str, Any] | None = None
+    """For an A/B: the side compared with (`kernel`, `commit`, `latency_median_ms`); this record's own is the other."""
+    verdict: Verdict | None = None
+    """For an A/B: its outcome; the effect, its bounds and the floor are in `metrics`."""
+
+    device_kernels: tuple[str, ...] = ()
+    """Names of the device's kernels in the order of one call; empty where they were not recorded."""
     activity_hash: str | None = None
     """Hash over the device's kernels, code, grids and order; None on a CPU and where it was not recorded."""
     clocks: Mapping[str, Any] | None = None
@@ -191,7 +206,7 @@ class Record:
                 {**stats, **{name: float(stats[name]) for name in _ERROR_NUMBERS if name in stats}}
                 for stats in known.get("errors", ())
             )
-            known["weak"] = tuple(known.get("weak", ()))
+            known |= {name: tuple(known.get(name, ())) for name in ("weak", "compiled", "device_kernels")}
             return cls(**known)
         except TypeError as error:
             raise ValueError(f"record: a field has another type than the schema's: {error}") from error
@@ -209,6 +224,7 @@ _CHOICES: Mapping[str, tuple[object, ...]] = {
     "device": (*get_args(DeviceType), None),
     "l2_state": (*get_args(L2State), None),
     "limiter": (*get_args(Limiter), None),
+    "verdict": (*get_args(Verdict), None),
     "traffic_basis": (*get_args(TrafficBasis), None),
 }
 
@@ -230,59 +246,3 @@ def _finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_finite(item) for item in value]
     return value
-
-
-def write(path: Path, *records: Record) -> None:
-    """Appends whole lines to `path`, one write each, so that two writers never mix; makes the folders above it."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    try:
-        for record in records:
-            line = f"{record.to_json()}\n".encode()
-            written = os.write(descriptor, line)
-            if written != len(line):
-                raise OSError(f"{path.name}: wrote {written} of {len(line)} bytes of a record")
-    finally:
-        os.close(descriptor)
-
-
-def read(path: Path) -> list[Record]:
-    """Every record of a file, or of a folder's `*.jsonl` files in order of their names.
-
-    Raises `ValueError` naming file and line on a truncated or unreadable one, and where there is no such path.
-    """
-    path = Path(path)
-    if path.is_dir():
-        return [record for file in sorted(path.glob("*.jsonl")) for record in _read_file(file)]
-    if not path.is_file():
-        raise ValueError(f"records: expected a file or folder, got {str(path)!r}")
-    return list(_read_file(path))
-
-
-def _read_file(path: Path) -> Iterator[Record]:
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            if not line.endswith("\n"):
-                raise ValueError(f"{path.name}, line {number}: the last record is truncated")
-            try:
-                yield Record.from_json(line)
-            except ValueError as error:
-                raise ValueError(f"{path.name}, line {number}: {error}") from error
-
-
-class RunWriter:
-    """Writes one run's records to one new file, `<folder>/<run_id>.jsonl`, so that two branches' results merge."""
-
-    def __init__(self, folder: Path, run_id: str | None = None):
-        self.run_id = run_id or new_run_id()
-        self.path = Path(folder) / f"{self.run_id}.jsonl"
-
-    def write(self, *records: Record) -> None:
-        """Appends `records`.  Raises `ValueError` on a record of another run."""
-        for record in records:
-            if record.run_id != self.run_id:
-                raise ValueError(f"run_id: expected {self.run_id!r}, got {record.run_id!r}")
-        write(self.path, *records)

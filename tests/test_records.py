@@ -5,8 +5,9 @@ import threading
 
 import pytest
 
-from rooflab.bench import records
-from rooflab.bench.records import Record, RunWriter
+from rooflab.bench import record_files
+from rooflab.bench.record_files import RunWriter
+from rooflab.bench.records import Record
 from rooflab.bench.samples import pack_samples, unpack_samples
 
 
@@ -38,8 +39,8 @@ def measured(**changes):
 
 def test_a_record_survives_the_file_unchanged(tmp_path):
     record = measured(errors=({"output": "c", "max_abs_error": 0.25, "max_error_over_tolerance": 0.5},))
-    records.write(tmp_path / "deep" / "er" / "a.jsonl", record)
-    assert records.read(tmp_path / "deep" / "er" / "a.jsonl") == [record]
+    record_files.write(tmp_path / "deep" / "er" / "a.jsonl", record)
+    assert record_files.read(tmp_path / "deep" / "er" / "a.jsonl") == [record]
 
 
 def test_non_finite_errors_are_valid_json_and_come_back(tmp_path):
@@ -98,41 +99,41 @@ def test_a_latency_is_measured_or_predicted_and_a_failure_has_a_reason():
 def test_unknown_keys_and_newer_minor_versions_are_read(tmp_path):
     values = json.loads(make().to_json()) | {"schema_version": "1.7", "colour": "blue"}
     (tmp_path / "a.jsonl").write_text(json.dumps(values) + "\n")
-    assert records.read(tmp_path)[0].schema_version == "1.7"
+    assert record_files.read(tmp_path)[0].schema_version == "1.7"
 
 
 def test_a_newer_major_version_is_refused_in_one_sentence(tmp_path):
     values = json.loads(make().to_json()) | {"schema_version": "2.0", "environment": None}
     (tmp_path / "a.jsonl").write_text(make().to_json() + "\n" + json.dumps(values) + "\n")
     with pytest.raises(ValueError, match=r"^a\.jsonl, line 2: schema_version: expected 1\.x, got 2\.0"):
-        records.read(tmp_path)
+        record_files.read(tmp_path)
 
 
 def test_a_truncated_last_line_is_named(tmp_path):
     path = tmp_path / "a.jsonl"
-    records.write(path, make(), make())
+    record_files.write(path, make(), make())
     path.write_bytes(path.read_bytes()[:-10])
     with pytest.raises(ValueError, match=r"^a\.jsonl, line 2: the last record is truncated"):
-        records.read(path)
+        record_files.read(path)
 
 
 @pytest.mark.parametrize("line", ["[1]", "{}", "nonsense", '{"schema_version": "1.0", "kind": "bench"}'])
 def test_what_is_no_record_is_named(tmp_path, line):
     (tmp_path / "a.jsonl").write_text(line + "\n")
     with pytest.raises(ValueError, match=r"^a\.jsonl, line 1: "):
-        records.read(tmp_path)
+        record_files.read(tmp_path)
 
 
 def test_a_path_that_is_not_there_is_named(tmp_path):
     with pytest.raises(ValueError, match="records: expected a file or folder"):
-        records.read(tmp_path / "none")
+        record_files.read(tmp_path / "none")
 
 
 def test_a_folder_is_read_in_order_of_its_files(tmp_path):
     for run in ("b", "a"):
         RunWriter(tmp_path, run).write(make(run_id=run))
     (tmp_path / "notes.txt").write_text("not a record")
-    assert [record.run_id for record in records.read(tmp_path)] == ["a", "b"]
+    assert [record.run_id for record in record_files.read(tmp_path)] == ["a", "b"]
 
 
 def test_a_run_writer_keeps_to_its_run(tmp_path):
@@ -140,7 +141,7 @@ def test_a_run_writer_keeps_to_its_run(tmp_path):
     assert not writer.path.exists(), "a run that wrote nothing leaves no file"
     writer.write(make(run_id=writer.run_id))
     writer.write(make(run_id=writer.run_id, status="TIMEOUT", reason="slow"))
-    assert [record.status for record in records.read(writer.path)] == ["OK", "TIMEOUT"]
+    assert [record.status for record in record_files.read(writer.path)] == ["OK", "TIMEOUT"]
     with pytest.raises(ValueError, match="^run_id: "):
         writer.write(make(run_id="another"))
     assert RunWriter(tmp_path).run_id != writer.run_id
@@ -150,14 +151,14 @@ def test_writers_at_the_same_time_do_not_mix_their_lines(tmp_path):
     path = tmp_path / "a.jsonl"
     long = pack_samples([float(i) ** 0.5 for i in range(2000)])
     threads = [
-        threading.Thread(target=lambda name=name: records.write(path, measured(run_id=name, samples=long)))
+        threading.Thread(target=lambda name=name: record_files.write(path, measured(run_id=name, samples=long)))
         for name in (f"r{i}" for i in range(20))
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert {record.run_id for record in records.read(path)} == {f"r{i}" for i in range(20)}
+    assert {record.run_id for record in record_files.read(path)} == {f"r{i}" for i in range(20)}
 
 
 def test_samples_keep_order_and_every_bit():
