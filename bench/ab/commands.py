@@ -1,0 +1,158 @@
+"""What `rooflab ab` does in each of its modes, apart from drawing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rooflab.bench.ab import from_records, output, to_records
+from rooflab.bench.ab.choose_targets import Wanted, two_kernels, two_trees
+from rooflab.bench.ab.processes import ProcessFailed, Runner
+from rooflab.bench.ab.revisions import Tree, checked_out, git, working_tree
+from rooflab.bench.ab.run import Result, Settings, run
+from rooflab.bench.ab.self_test import KERNELS, SelfTest, self_test
+from rooflab.bench.ab.sides import ROOT, Comparison, Side
+from rooflab.bench.ab.touched import touched_ops
+from rooflab.bench.ab.verdict import Outcome, Rules, exit_status
+
+Say = Callable[[str], None]
+EXIT_FAULT = 11
+"""Of a self-test that failed."""
+
+
+@dataclass
+class Report:
+    """What a command shows."""
+
+    title: str
+    tables: list[tuple[str, Sequence[Outcome]]]
+    notes: list[str] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+    """What a self-test found to be called wrongly; then the verdicts themselves decide nothing."""
+    is_self_test: bool = False
+    nothing_to_do: bool = False
+    """Whether the difference touches no kernel, which is no failure."""
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        """Of all tables."""
+        return [outcome for _, outcomes in self.tables for outcome in outcomes]
+
+    def exit_status(self, strict: bool) -> int:
+        """As in `verdict.EXIT_STATUS`; a self-test ends with 11 where anything was called wrongly."""
+        if self.is_self_test:
+            return EXIT_FAULT if self.faults else 0
+        return 0 if self.nothing_to_do else exit_status(self.outcomes, strict)
+
+    def write(self, junit: Path | None, markdown: Path | None, strict: bool) -> None:
+        """Writes what was asked for."""
+        if junit is not None:
+            output.write_junit(junit, self.outcomes, strict)
+        if markdown is not None:
+            output.write_markdown(markdown, self.title, self.outcomes, [*self.faults, *self.notes])
+
+    def as_mapping(self) -> dict[str, Any]:
+        """All of it, for JSON."""
+        tables = {title: [output.as_mapping(outcome) for outcome in outcomes] for title, outcomes in self.tables}
+        return {"title": self.title, "tables": tables, "notes": self.notes, "faults": self.faults}
+
+
+class Revisions(NamedTuple):
+    """Which trees, and how."""
+
+    base: str
+    head: str | None = None
+    changed: bool = False
+    keep_environment: bool = False
+    own_bench: bool = False
+
+
+def of_kernels(wanted: Wanted, settings: Settings, out: Path | None, say: Say) -> Report:
+    """Two kernels of one op in this tree."""
+    return _ran(two_kernels(wanted), settings, out, say, [])
+
+
+def of_revisions(trees: Revisions, wanted: Wanted, settings: Settings, out: Path | None, say: Say) -> Report:
+    """The kernels of one revision against those of another, or of the working tree.
+
+    Raises `ValueError` where a revision is none or its tree cannot be imported.
+    """
+    with ExitStack() as stack:
+
+        def tree(revision: str) -> Tree:
+            return stack.enter_context(checked_out(ROOT, revision, keep_environment=trees.keep_environment, done=say))
+
+        a = tree(trees.base)
+        b = tree(trees.head) if trees.head else working_tree(ROOT)
+        sides = [Side(one.label, {}, one.path, one.python, own_bench=trees.own_bench) for one in (a, b)]
+        runner = Runner(Comparison(sides[0], sides[1], ()), settings.device, settings.seed)
+        try:
+            listed = runner.list("A", wanted.ops, wanted.suite_name), runner.list("B", wanted.ops, wanted.suite_name)
+        except ProcessFailed as failed:
+            raise ValueError(f"base: expected two trees that this bench can import: {failed}") from failed
+        title = f"{a.label} against {b.label}"
+        if trees.changed:
+            names = git(ROOT, "diff", "--name-only", a.commit or trees.base, *([b.commit] if trees.head else []))
+            untracked = "" if trees.head else git(ROOT, "ls-files", "--others", "--exclude-standard")
+            ops = touched_ops([*names.split(), *untracked.split()], sorted({*listed[0], *listed[1]}))
+            ops = [op for op in ops if not wanted.ops or op in wanted.ops]
+            if not ops:
+                return Report(title, [], ["the difference touches no kernel"], nothing_to_do=True)
+            wanted = Wanted(**{**vars(wanted), "ops": tuple(ops)})
+        comparison, notes = two_trees(a, b, listed, wanted, trees.own_bench)
+        return _ran(comparison, settings, out, say, notes)
+
+
+def of_records(files: Sequence[Path], rules: Rules, wanted: Wanted) -> Report:
+    """Two files or folders of records."""
+    if len(files) != 2:
+        raise ValueError(f"records: expected two files or folders (--records twice), got {len(files)}")
+    outcomes = from_records.compare_files(files[0], files[1], rules, wanted.kernels)
+    new = [] if wanted.kernels else from_records.only_in(files[0], files[1])
+    notes = [f"{key} is only in {files[1]}: nothing to compare it with" for key in new]
+    title = f"{files[0]} against {files[1]}"
+    return Report(title, [(title, outcomes)], notes)
+
+
+def of_self_test(
+    wanted: Wanted, settings: Settings, repeats: int, inject: float | None, out: Path | None, say: Say
+) -> Report:
+    """Identical code and slowed code against the A/B itself."""
+    if repeats < 1:
+        raise ValueError(f"repeats: expected at least 1, got {repeats}")
+    names = wanted.kernels or ("library",)
+    pairs = [(op, name) for op in wanted.ops for name in names] or KERNELS
+    scheme = wanted.schemes[0] if wanted.schemes else ("fp32" if settings.device == "cpu" else "bf16")
+    found = self_test(pairs, settings, wanted.suite_name, scheme, repeats=repeats, slow_down=inject, done=say)
+    for result in (*found.repeats, found.injected) if out else ():
+        assert out is not None
+        to_records.save(result, out)
+    tables: list[tuple[str, Sequence[Outcome]]] = [
+        (f"A against A, run {number + 1}", result.outcomes) for number, result in enumerate(found.repeats)
+    ]
+    tables.append((f"A against A slowed by {found.slow_down:.0%}", found.injected.outcomes))
+    report = Report("self-test of the A/B", tables, _floors(found), found.faults, is_self_test=True)
+    report.notes += [result.stopped for result in (*found.repeats, found.injected) if result.stopped]
+    return report
+
+
+def _floors(found: SelfTest) -> list[str]:
+    return [
+        f"noise floor of {key}: {'not measured' if floor is None else output.percent(floor)}"
+        for key, floor in found.floors.items()
+    ]
+
+
+def _ran(comparison: Comparison, settings: Settings, out: Path | None, say: Say, notes: list[str]) -> Report:
+    result: Result = run(comparison, settings, say)
+    if out is not None:
+        notes = [*notes, *(f"records: {path}" for path in to_records.save(result, out))]
+    if result.stopped:
+        notes = [*notes, f"stopped early: {result.stopped}"]
+    if not any(outcome.noise_floor is not None for outcome in result.outcomes) and result.outcomes:
+        notes = [*notes, "noise floor of this machine: not measured (rooflab ab --self-test measures it)"]
+    title = f"{comparison.a.label} against {comparison.b.label}"
+    return Report(title, [(f"A = {comparison.a.label}, B = {comparison.b.label}", result.outcomes)], notes)

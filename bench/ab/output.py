@@ -1,0 +1,114 @@
+"""An A/B as rows, JUnit XML and Markdown."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
+
+from rooflab.bench.ab.verdict import EXIT_STATUS, Outcome
+
+COLUMNS = ("comparison", "verdict", "A_ms", "B_ms", "effect", "from", "to", "visible", "pairs", "for_1%", "reason")
+
+
+def percent(ratio: float | None) -> str:
+    """`+3.1%`, `24x` from ten times on; nothing for None or what no pairs can bound."""
+    if ratio is None or not math.isfinite(ratio):
+        return ""
+    return f"{ratio:+.1%}" if ratio < 9 else f"{1 + ratio:.0f}x"
+
+
+def row(outcome: Outcome) -> dict[str, Any]:
+    """One row of the table."""
+    baseline, candidate = (
+        None if value is None else value * 1e3 for value in (outcome.baseline_s, outcome.candidate_s)
+    )
+    return {
+        "comparison": outcome.key,
+        "verdict": outcome.verdict,
+        "A_ms": baseline,
+        "B_ms": candidate,
+        "effect": percent(outcome.effect),
+        "from": percent(outcome.effect_low),
+        "to": percent(outcome.effect_high),
+        "visible": percent(outcome.smallest_visible_effect),
+        "pairs": outcome.pairs or None,
+        "for_1%": outcome.pairs_for_1_percent,
+        "reason": outcome.reason,
+    }
+
+
+def as_mapping(outcome: Outcome) -> dict[str, Any]:
+    """Everything of an outcome but its raw readings, which are in the records."""
+    return {name: value for name, value in vars(outcome).items() if name != "evidence"}
+
+
+def summary(outcomes: Sequence[Outcome]) -> str:
+    """`2 SAME, 1 SLOWER`, the worst first."""
+    counts = Counter(outcome.verdict for outcome in outcomes)
+    order = ("INCORRECT", "FAILED", "INVALID", "MISSING", "SLOWER", "UNRESOLVED", "SAME", "FASTER")
+    return ", ".join(f"{counts[verdict]} {verdict}" for verdict in order if counts[verdict]) or "nothing was compared"
+
+
+def power(outcomes: Sequence[Outcome]) -> str:
+    """What the run could have seen, in one sentence."""
+    seen = [found for outcome in outcomes if (found := outcome.smallest_visible_effect) is not None]
+    needed = [found for outcome in outcomes if (found := outcome.pairs_for_1_percent) is not None]
+    if not seen or not needed:
+        return "No effect could have been seen: that takes at least 5 pairs."
+    visible = f"{percent(statistics.median(seen))}{_worst(percent(max(seen)), seen)}"
+    pairs = f"{statistics.median(needed):.0f} pairs{_worst(f'{max(needed):.0f}', needed)}"
+    return f"Smallest effect seen with a chance of 80%: {visible}. To resolve 1%: {pairs}."
+
+
+def _worst(text: str, values: Sequence[float]) -> str:
+    return f" (median; worst {text})" if len(values) > 1 else ""
+
+
+def write_junit(path: Path, outcomes: Sequence[Outcome], strict: bool) -> None:
+    """One test case a comparison: failed where the exit status is not 0, skipped where it is UNRESOLVED and may be."""
+    suite = TestSuite("rooflab ab")
+    for outcome in outcomes:
+        case = TestCase(
+            outcome.key, classname=outcome.key.split()[0].replace("/", "."), time=outcome.candidate_s or 0.0
+        )
+        text = f"{outcome.verdict}: {percent(outcome.effect)} {outcome.reason}".strip()
+        if EXIT_STATUS[outcome.verdict] == 13:
+            case.result = [Error(text, outcome.verdict)]
+        elif EXIT_STATUS[outcome.verdict] or (strict and outcome.verdict == "UNRESOLVED"):
+            case.result = [Failure(text, outcome.verdict)]
+        elif outcome.verdict == "UNRESOLVED":
+            case.result = [Skipped(text, outcome.verdict)]
+        suite.add_testcase(case)
+    document = JUnitXml()
+    document.add_testsuite(suite)
+    _write_whole(path, lambda part: document.write(str(part), pretty=True))
+
+
+def write_markdown(path: Path, title: str, outcomes: Sequence[Outcome], notes: Sequence[str]) -> None:
+    """A table for a step's summary or a comment, the worst verdicts first."""
+    order = list(EXIT_STATUS)
+    lines = [f"### {title}", "", f"**{summary(outcomes)}**", ""]
+    lines += ["| comparison | verdict | A ms | B ms | B over A | 95% bounds | visible | pairs | why |"]
+    lines += ["|---|---|---:|---:|---:|---|---:|---:|---|"]
+    for outcome in sorted(outcomes, key=lambda outcome: order.index(outcome.verdict)):
+        cells = row(outcome)
+        times = [("" if cells[name] is None else f"{cells[name]:.4g}") for name in ("A_ms", "B_ms")]
+        bounds = f"{cells['from']} to {cells['to']}" if cells["from"] and cells["to"] else ""
+        values = [f"`{cells['comparison']}`", cells["verdict"], *times, cells["effect"], bounds, cells["visible"]]
+        values += [str(cells["pairs"] or ""), cells["reason"]]
+        lines.append("| " + " | ".join(value.replace("|", "\\|").replace("\n", " ") for value in values) + " |")
+    lines += ["", power(outcomes), *(f"- {note}" for note in notes), ""]
+    _write_whole(path, lambda part: part.write_text("\n".join(lines)))
+
+
+def _write_whole(path: Path, write: Callable[[Path], object]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    write(part)
+    part.replace(path)

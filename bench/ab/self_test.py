@@ -1,0 +1,104 @@
+"""Whether the A/B itself can be trusted here: identical code must show no difference, an injected one must show.
+
+Every kernel is compared with itself, then with itself slowed down (`slow.py`).  The A/A outcomes become the machine's
+noise floor, which is what later runs hold their verdicts against.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from rooflab.bench.ab import floors
+from rooflab.bench.ab.run import Result, Settings, run
+from rooflab.bench.ab.sides import Comparison, Side, Target
+from rooflab.bench.ab.verdict import Outcome
+from rooflab.kernels import registry
+
+KERNELS = (
+    ("gemm", "library"),
+    ("flash_attention", "library"),
+    ("rmsnorm", "naive"),
+    ("silu_and_mul", "library"),
+    ("rope", "naive"),
+    ("sample", "naive"),
+)
+"""What is compared where nothing else is asked for: bound by compute, by memory, and short ones."""
+INJECTED = {"cpu": 0.20, "cuda": 0.05}
+"""Slowdown injected where nothing else is asked for: on a CPU processes differ by more than 5% of themselves."""
+QUIET = 0.25
+"""Share of the injected slowdown that the noise floor must stay under for SLOWER to be required."""
+
+
+@dataclass(frozen=True)
+class SelfTest:
+    """What the self-test showed."""
+
+    repeats: tuple[Result, ...]
+    """The A/A runs."""
+    injected: Result
+    slow_down: float
+    floors: Mapping[str, float | None]
+    """By comparison, from these A/A runs alone."""
+
+    @property
+    def false_alarms(self) -> list[Outcome]:
+        """A/A comparisons that were called FASTER or SLOWER."""
+        return [found for result in self.repeats for found in result.outcomes if found.verdict in ("FASTER", "SLOWER")]
+
+    @property
+    def faults(self) -> list[str]:
+        """What was called wrongly, in one sentence each."""
+        found = [f"{outcome.key}: A against A is called {outcome.verdict}" for outcome in self.false_alarms]
+        for outcome in (*(found for result in self.repeats for found in result.outcomes), *self.injected.outcomes):
+            if outcome.verdict in ("INCORRECT", "FAILED", "MISSING", "INVALID"):
+                found.append(f"{outcome.key}: {outcome.verdict}: {outcome.reason}")
+        for outcome in self.injected.outcomes:
+            floor = self.floors.get(outcome.key)
+            quiet = floor is not None and floor < QUIET * self.slow_down
+            if outcome.verdict in ("SAME", "FASTER"):
+                found.append(f"{outcome.key}: slowed by {self.slow_down:.0%} and called {outcome.verdict}")
+            elif quiet and outcome.verdict == "UNRESOLVED":
+                found.append(
+                    f"{outcome.key}: slowed by {self.slow_down:.0%} and called UNRESOLVED, at a floor of {floor:.1%}"
+                )
+        return found
+
+
+def self_test(
+    pairs: Sequence[tuple[str, str]],
+    settings: Settings,
+    suite: str,
+    scheme: str,
+    *,
+    repeats: int = 1,
+    slow_down: float | None = None,
+    done: Callable[[str], None] = lambda text: None,
+) -> SelfTest:
+    """Compares each (op, kernel) with itself `repeats` times, then with itself slowed, on the suite's largest case.
+
+    `settings.budget_s` is for one run, of which there are `repeats` + 1.  The floors are remembered for this machine.
+    Raises `ValueError` on a name that is not there.
+    """
+    slow_down = INJECTED[settings.device.split(":")[0]] if slow_down is None else slow_down
+    targets = {}
+    for op, name in pairs:
+        registry.get_kernel(op, name)
+        target = Target(op, name, registry.get_op(op).get_cases(suite)[-1].id, scheme)
+        targets[target.id] = target
+    keys = tuple(targets)
+    same = Comparison(Side("A", targets), Side("A again", targets), keys)
+    # A floor of an earlier run must not decide what this run finds the floor to be.
+    rounds = [run(same, replace(settings, seed=settings.seed + 2 * turn), done, floors={}) for turn in range(repeats)]
+    slowed = Comparison(Side("A", targets), Side(f"A slowed by {slow_down:.0%}", targets, slow_down=slow_down), keys)
+    injected = run(slowed, replace(settings, seed=settings.seed + 2 * repeats), done, floors={})
+    for result in rounds:
+        key = result.environments.get("B", {}).get("machine_key")
+        if key:
+            floors.remember(str(key), result.outcomes)
+    seen = {key: [found for result in rounds for found in result.outcomes if found.key == key] for key in keys}
+    return SelfTest(tuple(rounds), injected, slow_down, {key: _floor(found) for key, found in seen.items()})
+
+
+def _floor(outcomes: Sequence[Outcome]) -> float | None:
+    return floors.floor_of([effects for outcome in outcomes if (effects := floors.effects_of(outcome)) is not None])

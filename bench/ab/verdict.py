@@ -1,0 +1,227 @@
+"""From evidence to a verdict, and from verdicts to an exit status.  Nothing here runs anything.
+
+SLOWER needs all of: the one-sided 95% bound beyond the threshold and beyond 0.5 us; a second, independent batch whose
+own estimate lies beyond them too, and which leaves the bound of both batches there; a false-discovery rate of at most
+5% over all the kernels in question; another device activity than the other side's; an effect beyond what identical code
+shows on this machine.  (To ask the second batch for a bound of its own would square the power: 36% for 60% at 3%.)
+FASTER likewise.  SAME is a finding too: both bounds inside the threshold.  Everything else is UNRESOLVED, and what
+could not be compared never passes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from rooflab.bench.ab.statistics import ALPHA, Estimate, adjusted, estimate, p_above
+from rooflab.bench.records import Verdict
+
+SUITE_PAIRS = 12
+"""Least pairs where several kernels are judged at once: with fewer, no p-value is small enough for 100 of them."""
+BOUNDED_PAIRS = 5
+"""Least pairs that have a one-sided 95% bound: 2**-5 is the first power below 5%."""
+EXIT_STATUS: dict[Verdict, int] = {
+    "INCORRECT": 11,
+    "FAILED": 11,
+    "INVALID": 13,
+    "MISSING": 13,
+    "SLOWER": 10,
+    "UNRESOLVED": 0,
+    "SAME": 0,
+    "FASTER": 0,
+}
+EXIT_UNRESOLVED = 12
+"""Of an UNRESOLVED under `--strict`."""
+EXIT_ORDER = (11, 13, 10, 12)
+"""Which one is returned where several apply: the first."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What counts as a difference."""
+
+    threshold: float = 0.02
+    """Relative change of the time that matters; 0.02 is 2%."""
+    floor_s: float = 0.5e-6
+    """Absolute change that matters: percents of a 3 us kernel are grains of the timer."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.threshold < 1:
+            raise ValueError(f"threshold: expected a ratio between 0 and 1, got {self.threshold}")
+        if not 0 <= self.floor_s < 1:
+            raise ValueError(f"floor-us: expected 0 or more microseconds, below a second, got {self.floor_s * 1e6}")
+
+    def margin(self, baseline_s: float) -> float:
+        """The log ratio beyond which a slower time counts, for a kernel that took `baseline_s`."""
+        return math.log1p(max(self.threshold, self.floor_s / baseline_s))
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known of one comparison: medians of fresh processes, pair by pair, and what broke it off."""
+
+    key: str
+    first: tuple[tuple[float, float], ...] = ()
+    """Seconds (side A, side B) of each pair of the first batch, in time order."""
+    second: tuple[tuple[float, float], ...] = ()
+    """The same of the confirmation."""
+    broken: tuple[Verdict, str] | None = None
+    """INCORRECT, FAILED, MISSING or INVALID, and why."""
+    identical: bool = False
+    """Whether both sides showed the same device activity."""
+    noise_floor: float | None = None
+    """Relative effect that identical code was seen to show here; None where it was not measured."""
+    unconfirmed: str = ""
+    """Why no second batch was run although the first called for one."""
+    drifting: str = ""
+    """Why the pairs are not pairs in time, so that a drift of the machine may be all that they show."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A verdict and what it rests on.  Effects are ratios minus one: 0.03 means that B takes 3% longer."""
+
+    key: str
+    verdict: Verdict
+    reason: str
+    baseline_s: float | None = None
+    candidate_s: float | None = None
+    effect: float | None = None
+    effect_low: float | None = None
+    effect_high: float | None = None
+    smallest_visible_effect: float | None = None
+    """What these pairs would have called a difference with a chance of 80%."""
+    pairs_for_1_percent: float | None = None
+    p_value: float | None = None
+    """Adjusted for all the comparisons of the run."""
+    noise_floor: float | None = None
+    pairs: int = 0
+    evidence: Evidence | None = field(default=None, repr=False)
+
+
+def wants_confirmation(evidence: Evidence, rules: Rules) -> bool:
+    """Whether the first batch alone calls a difference."""
+    return evidence.broken is None and _called(evidence.first, rules) is not None
+
+
+def judge(evidence: Sequence[Evidence], rules: Rules) -> list[Outcome]:
+    """One outcome for each, in order."""
+    whole = [item for item in evidence if item.broken is None and item.first]
+    slower = adjusted([_p_value(item, rules, 1) for item in whole])
+    faster = adjusted([_p_value(item, rules, -1) for item in whole])
+    rates = {item.key: (up, down) for item, up, down in zip(whole, slower, faster, strict=True)}
+    few = len(evidence) > 1
+    return [_outcome(item, rules, rates.get(item.key, (1.0, 1.0)), few) for item in evidence]
+
+
+def exit_status(outcomes: Sequence[Outcome], strict: bool = False) -> int:
+    """The exit status of a run; one with nothing in it is INVALID's."""
+    found = {EXIT_STATUS[outcome.verdict] for outcome in outcomes} if outcomes else {EXIT_STATUS["INVALID"]}
+    if strict and any(outcome.verdict == "UNRESOLVED" for outcome in outcomes):
+        found.add(EXIT_UNRESOLVED)
+    return next((status for status in EXIT_ORDER if status in found), 0)
+
+
+def _called(pairs: Sequence[tuple[float, float]], rules: Rules) -> Verdict | None:
+    """SLOWER or FASTER where the bound of these pairs lies beyond the margin."""
+    if not pairs:
+        return None
+    found, margin = _estimate(pairs, rules)
+    if found.low > margin:
+        return "SLOWER"
+    return "FASTER" if found.high < -margin else None
+
+
+def _estimate(pairs: Sequence[tuple[float, float]], rules: Rules) -> tuple[Estimate, float]:
+    return estimate(_effects(pairs)), rules.margin(_median([a for a, _ in pairs]))
+
+
+def _effects(pairs: Sequence[tuple[float, float]]) -> list[float]:
+    return [math.log(b / a) for a, b in pairs]
+
+
+def _median(values: Sequence[float]) -> float:
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+
+
+def _p_value(item: Evidence, rules: Rules, sign: int) -> float:
+    """Of "B is slower (+1) or faster (-1) by no more than the margin"; 1 where the first batch did not call it.
+
+    Over both batches: the second is only run where the first called, which makes this larger than it need be.
+    """
+    if _called(item.first, rules) != ("SLOWER" if sign > 0 else "FASTER"):
+        return 1.0
+    pairs = item.first + item.second
+    margin = rules.margin(_median([a for a, _ in pairs]))
+    return p_above([sign * effect for effect in _effects(pairs)], margin)
+
+
+def _outcome(item: Evidence, rules: Rules, rates: tuple[float, float], several: bool) -> Outcome:
+    if item.broken is not None:
+        return Outcome(item.key, *item.broken, evidence=item)
+    if not item.first:
+        return Outcome(item.key, "INVALID", "nothing was measured", evidence=item)
+    pairs = item.first + item.second
+    found, margin = _estimate(pairs, rules)
+    needed = found.pairs_for(math.log1p(0.01))
+    outcome = Outcome(
+        key=item.key,
+        verdict="UNRESOLVED",
+        reason="",
+        baseline_s=_median([a for a, _ in pairs]),
+        candidate_s=_median([b for _, b in pairs]),
+        effect=_ratio(found.effect),
+        effect_low=_ratio(found.low),
+        effect_high=_ratio(found.high),
+        smallest_visible_effect=_ratio(found.smallest_visible(margin)),
+        pairs_for_1_percent=needed if math.isfinite(needed) else None,
+        p_value=min(rates),
+        noise_floor=item.noise_floor,
+        pairs=found.pairs,
+        evidence=item,
+    )
+    verdict, reason = _verdict(item, rules, found, margin, rates)
+    if verdict != "UNRESOLVED" and several and found.pairs < SUITE_PAIRS:
+        verdict, reason = "UNRESOLVED", f"{found.pairs} pairs; several kernels at once need {SUITE_PAIRS}"
+    return replace(outcome, verdict=verdict, reason=reason)
+
+
+def _ratio(log: float) -> float | None:
+    """The ratio minus one of a log ratio, where there is one."""
+    return math.expm1(log) if abs(log) < 700 else None
+
+
+def _verdict(
+    item: Evidence, rules: Rules, found: Estimate, margin: float, rates: tuple[float, float]
+) -> tuple[Verdict, str]:
+    """The verdict on readings that are whole."""
+    called = _called(item.first, rules)
+    size = abs(math.expm1(found.effect))
+    if called is None:
+        if found.pairs < BOUNDED_PAIRS:
+            return "UNRESOLVED", f"{found.pairs} pairs: fewer than {BOUNDED_PAIRS} bound nothing"
+        if found.low > -margin and found.high < margin:
+            return _against_noise("SAME", "", item, rules, math.expm1(margin))
+        return "UNRESOLVED", "the readings fit both a difference and none"
+    if item.identical:
+        return "UNRESOLVED", "both sides ran the same device code on the same grids, so the difference is the machine's"
+    if item.drifting:
+        return "UNRESOLVED", item.drifting
+    if not item.second:
+        return "UNRESOLVED", item.unconfirmed or "seen once and not confirmed"
+    again = estimate(_effects(item.second)).effect * (1 if called == "SLOWER" else -1)
+    if again <= margin or _called(item.first + item.second, rules) != called:
+        return "UNRESOLVED", "a second batch of pairs did not confirm it"
+    if rates[0 if called == "SLOWER" else 1] > ALPHA:
+        return "UNRESOLVED", "not significant among this many comparisons"
+    return _against_noise(called, "", item, rules, size)
+
+
+def _against_noise(verdict: Verdict, reason: str, item: Evidence, rules: Rules, size: float) -> tuple[Verdict, str]:
+    """UNRESOLVED where identical code was seen to differ by more than `size` here; else what was found."""
+    if item.noise_floor is not None and item.noise_floor > size:
+        return "UNRESOLVED", f"identical code differs by {item.noise_floor:.1%} on this machine"
+    return verdict, reason

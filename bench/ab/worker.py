@@ -1,0 +1,155 @@
+"""What a fresh process of an A/B does: one job on standard input, one line of JSON for each kernel on the output.
+
+A line is written as soon as its kernel is done, so that a process that dies or hangs is known by the kernel it was at.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rooflab.bench.ab.pairs import Reading
+from rooflab.bench.ab.slow import slowed
+from rooflab.bench.calls import Rotation, free_bytes, input_bytes, short_of_memory
+from rooflab.bench.environment import snapshot
+from rooflab.bench.measure import COPIES
+from rooflab.bench.timed import wrong_afterwards
+from rooflab.bench.timing import time_functions
+from rooflab.kernels import registry
+from rooflab.kernels.precision import pin_matmul_precision
+from rooflab.reference.spec import Case, OpSpec, Scheme, get_scheme
+
+Line = dict[str, Any]
+FUNCTION = "function"
+"""The key of the one comparison of `compare`."""
+
+
+def serve() -> None:
+    """Does the job on standard input."""
+    # What a kernel or a compiler prints must not mix with the answers.
+    channel = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    job = json.loads(sys.stdin.read())
+    for line in work(job):
+        channel.write(json.dumps(line) + "\n")
+        channel.flush()
+
+
+def work(job: Mapping[str, Any]) -> Iterator[Line]:
+    """The answers to a job (`sides.Job` as a mapping): one of the process, one for each kernel, and an end."""
+    device = torch.device(job["device"])
+    pin_matmul_precision()
+    yield {"environment": snapshot(device.index or 0).to_dict()}
+    for file in job["files"]:
+        registry.load_file(Path(file))
+    if job["mode"] == "list":
+        yield {"list": listing(job, device)}
+    elif job["functions"]:
+        yield {"start": FUNCTION}
+        yield {"key": FUNCTION, "reading": asdict(_function(job))}
+    else:
+        do_one: Callable[..., Reading] = check if job["mode"] == "check" else measure
+        for key, target in job["targets"].items():
+            yield {"start": key}
+            yield {"key": key, "reading": asdict(do_one(target, job, device))}
+    yield {"end": True}
+
+
+def listing(job: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """What this tree has: kernels by op with the reason why one cannot run here, and the cases of a suite."""
+    found = {}
+    for op in job["ops"] or registry.ops():
+        try:
+            spec = registry.get_op(op)
+        except ValueError:
+            continue  # the other side may have it; a comparison without it is MISSING there
+        kernels = {name: kernel.why_not_here(device) for name, kernel in registry.kernels(op).items()}
+        cases = [case.id for case in spec.cases.get(job["suite"], ())]
+        found[op] = {"kernels": kernels, "cases": cases, "schemes": list(spec.schemes)}
+    return found
+
+
+def check(target: Mapping[str, str], job: Mapping[str, Any], device: torch.device) -> Reading:
+    """The kernel's check: with the planted inputs on the op's first small case, and without them on this one."""
+    from rooflab.bench.check import check_kernel
+
+    spec, kernel, case, scheme = _resolve(target)
+    result = check_kernel(kernel, spec, spec.get_cases("smoke")[0], scheme, device, job["seed"])
+    if result.status == "OK":
+        result = check_kernel(kernel, spec, case, scheme, device, job["seed"], planted=False)
+    return Reading(result.status, result.reason, checked_by=result.checked_by)
+
+
+def measure(target: Mapping[str, str], job: Mapping[str, Any], device: torch.device) -> Reading:
+    """One kernel's samples, and what its calls left judged afterwards."""
+    spec, kernel, case, scheme = _resolve(target)
+    reason = kernel.why_not_here(device)
+    if reason:
+        status, _, text = reason.partition(": ")
+        return Reading("UNAVAILABLE" if status == "UNAVAILABLE" else "UNSUPPORTED", text)
+    return _timed(kernel, spec, case, scheme, job, device)
+
+
+def _function(job: Mapping[str, Any]) -> Reading:
+    """The job's function, checked or timed."""
+    from rooflab.bench.ab import adhoc
+    from rooflab.bench.trial import failure, known_errors
+
+    sys.path[:0] = [entry for entry in job["functions"]["path"] if entry not in sys.path]
+    try:
+        if job["mode"] == "check":
+            return adhoc.check(job["functions"], job["seed"])
+        kernel, spec, case, scheme, device = adhoc.prepare(job["functions"], job["seed"])
+    except known_errors() as error:
+        failed = failure(error, "the functions")
+        return Reading(failed.status, failed.reason)
+    return _timed(kernel, spec, case, scheme, job, device)
+
+
+def _timed(
+    kernel: registry.Kernel, spec: OpSpec, case: Case, scheme: Scheme, job: Mapping[str, Any], device: torch.device
+) -> Reading:
+    from rooflab.bench.trial import failure, known_errors
+
+    priced = spec.make_inputs(case, scheme, torch.device("meta"), job["seed"])
+    short = short_of_memory(spec, priced, device)
+    if short:
+        return Reading("OUT_OF_MEMORY", short)
+    fit = max(1, min(COPIES, int(free_bytes(device) / 4 / max(1, input_bytes(priced)))))
+    copies = [spec.make_inputs(case, scheme, device, job["seed"]) for _ in range(fit)]
+    try:
+        rotation = Rotation(kernel, spec, copies)
+        function = slowed(rotation, job["slow_down"], device) if job["slow_down"] else rotation
+        samples = time_functions({"fn": function}, device, budget_s=job["budget_s"], seed=job["seed"])["fn"]
+    except known_errors() as error:
+        failed = failure(error, "while timed")
+        return Reading(failed.status, failed.reason)
+    fresh = spec.make_inputs(case, scheme, device, job["seed"])
+    wrong = wrong_afterwards({"fn": rotation}, spec, scheme, fresh)
+    if wrong:
+        return Reading("INCORRECT", f"after timing: {wrong['fn']}")
+    cost = spec.cost(**priced)
+    return Reading(
+        status="OK" if samples.resolved else "INVALID",
+        reason="" if samples.resolved else f"UNRESOLVED: the {samples.method} timer is too coarse for it",
+        seconds=samples.seconds,
+        median_s=samples.median_s,
+        method=samples.method,
+        least_bytes=cost.bytes,
+        flops=cost.flops,
+        role=kernel.role,
+        backend=kernel.backend,
+    )
+
+
+def _resolve(target: Mapping[str, str]) -> Any:
+    spec = registry.get_op(target["op"])
+    kernel = registry.get_kernel(target["op"], target["kernel"])
+    return spec, kernel, spec.check_case(Case.parse(target["case_id"])), get_scheme(target["scheme"])

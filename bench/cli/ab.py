@@ -1,0 +1,108 @@
+"""`ab`: kernels, revisions or records compared, with a verdict that can gate a merge."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rooflab.bench import show
+from rooflab.bench.cli.app import CaseOption, DeviceOption, Json, OutOption, SchemeOption, app
+
+HELP = """Compare two kernels, two git revisions, or two record files, in pairs of fresh processes.
+
+rooflab ab OP --kernel A --kernel B; rooflab ab [OP] --base REV [--head REV] [--changed];
+rooflab ab --records A --records B; rooflab ab --self-test.
+
+Verdicts: FASTER, SLOWER, SAME, UNRESOLVED, INCORRECT, FAILED, MISSING, INVALID. Exit status, the first that applies:
+11 INCORRECT or FAILED, 13 INVALID or MISSING or nothing compared, 10 SLOWER, 12 UNRESOLVED with --strict, 0; 2 is bad
+usage."""
+
+
+@app.command("ab", help=HELP)
+def ab(
+    op: Annotated[list[str] | None, typer.Argument(help="Ops; all that both sides have without one.")] = None,
+    kernel: Annotated[list[str] | None, typer.Option("--kernel", help="A kernel's name; repeatable.")] = None,
+    base: Annotated[str | None, typer.Option(help="The revision that is side A.")] = None,
+    head: Annotated[str | None, typer.Option(help="The revision that is side B; the working tree without it.")] = None,
+    changed: Annotated[bool, typer.Option("--changed", help="With --base: only ops that the difference touches.")] = (
+        False
+    ),
+    records: Annotated[list[Path] | None, typer.Option(help="A file or folder of records; given twice.")] = None,
+    self_test: Annotated[bool, typer.Option("--self-test", help="Hold identical and slowed code against the A/B.")] = (
+        False
+    ),
+    suite: Annotated[str | None, typer.Option(help="All cases of this suite; its largest without.")] = None,
+    case: CaseOption = None,
+    scheme: SchemeOption = None,
+    device: DeviceOption = None,
+    pairs: Annotated[int, typer.Option(help="Pairs of processes, and again as many to confirm.")] = 12,
+    threshold: Annotated[float, typer.Option(help="The ratio that matters.")] = 0.02,
+    floor_us: Annotated[float, typer.Option(help="The least microseconds that matter.")] = 0.5,
+    budget_s: Annotated[float | None, typer.Option("--budget", help="Seconds for the run; ends early.")] = None,
+    kernel_s: Annotated[float, typer.Option("--kernel-seconds", help="Of one kernel in one process.")] = 0.3,
+    seed: int = 0,
+    strict: Annotated[bool, typer.Option("--strict", help="UNRESOLVED ends with 12.")] = False,
+    repeats: Annotated[int, typer.Option(help="With --self-test: A/A runs.")] = 1,
+    inject: Annotated[float | None, typer.Option(help="With --self-test: slowdown; 0.2 on a CPU, 0.05 on CUDA.")] = (
+        None
+    ),
+    keep_environment: Annotated[
+        bool, typer.Option("--keep-environment", help="Both revisions in this environment, whatever they pin.")
+    ] = False,
+    own_bench: Annotated[
+        bool, typer.Option("--own-bench", help="Each revision is timed by its own bench/, not by this one's.")
+    ] = False,
+    junit: Annotated[Path | None, typer.Option(help="Write JUnit XML here.")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Write Markdown here, for a step summary or a comment.")] = None,
+    out: OutOption = None,
+    json: Json = False,
+) -> None:
+    """The command; `HELP` is its text."""
+    from rooflab.bench.ab import commands
+    from rooflab.bench.ab.choose_targets import Wanted
+    from rooflab.bench.ab.run import Settings
+    from rooflab.bench.ab.verdict import Rules
+    from rooflab.bench.selection import pick_device
+
+    place = str(pick_device(device))
+    settings = Settings(Rules(threshold, floor_us * 1e-6), pairs, budget_s, kernel_s, seed, place)
+    wanted = Wanted(tuple(op or ()), tuple(kernel or ()), tuple(case or ()), suite, tuple(scheme or ()), place)
+    modes = [name for name, given in (("--base", base), ("--records", records), ("--self-test", self_test)) if given]
+    if len(modes) > 1:
+        raise ValueError(f"ab: expected one of --base, --records and --self-test, got {' and '.join(modes)}")
+    if not base and (head or changed or keep_environment or own_bench):
+        raise ValueError("head: expected --base with --head, --changed, --keep-environment and --own-bench")
+    with show.waiting("comparing"):
+        if records:
+            report = commands.of_records(records, settings.rules, wanted)
+        elif self_test:
+            report = commands.of_self_test(wanted, settings, repeats, inject, out, show.note)
+        elif base:
+            trees = commands.Revisions(base, head, changed, keep_environment, own_bench)
+            report = commands.of_revisions(trees, wanted, settings, out, show.note)
+        else:
+            report = commands.of_kernels(wanted, settings, out, show.note)
+    status = report.exit_status(strict)
+    report.write(junit, markdown, strict)
+    if json:
+        show.as_json(report.as_mapping() | {"exit_status": status})
+    else:
+        _draw(report, status)
+    raise typer.Exit(status)
+
+
+def _draw(report: Any, status: int) -> None:
+    from rooflab.bench.ab import output
+
+    for title, outcomes in report.tables:
+        rows = [output.row(outcome) for outcome in outcomes]
+        columns = [name for name in output.COLUMNS if any(row[name] not in (None, "") for row in rows)]
+        show.table(rows, columns, title)
+        show.line(output.power(outcomes))
+    for note in report.notes:
+        show.line(note, "dim")
+    for fault in report.faults:
+        show.line(fault, "red")
+    show.line(f"{output.summary(report.outcomes)}: exit status {status}")

@@ -1,0 +1,49 @@
+"""Kernels of rmsnorm for the tests of the A/B: one right, the others wrong each in its own way."""
+
+import os
+import time
+
+import torch
+
+from rooflab.kernels.registry import register
+
+
+def right(x, weight, eps):
+    return torch.nn.functional.rms_norm(x, (x.shape[-1],), weight, eps)
+
+
+@register(op="rmsnorm", name="honest", role="optimized", backend="torch")
+def honest(x, weight, eps=1e-6):
+    return right(x, weight, eps)
+
+
+@register(op="rmsnorm", name="wrong", role="optimized", backend="torch")
+def wrong(x, weight, eps=1e-6):
+    return right(x, weight, eps) * 1.05
+
+
+@register(op="rmsnorm", name="dies", role="optimized", backend="torch")
+def dies(x, weight, eps=1e-6):
+    os._exit(7)
+
+
+@register(op="rmsnorm", name="hangs", role="optimized", backend="torch")
+def hangs(x, weight, eps=1e-6):
+    time.sleep(3600)
+
+
+@register(op="rmsnorm", name="noisy", role="optimized", backend="torch")
+def noisy(x, weight, eps=1e-6):
+    print("what a kernel prints must not end up among the answers")
+    return right(x, weight, eps)
+
+
+calls = 0
+
+
+@register(op="rmsnorm", name="wrong_later", role="optimized", backend="torch")
+def wrong_later(x, weight, eps=1e-6):
+    """Right while it is checked, and wrong once it is timed."""
+    global calls
+    calls += 1
+    return right(x, weight, eps) * (1.0 if calls < 6 else 1.05)

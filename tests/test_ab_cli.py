@@ -1,0 +1,155 @@
+"""`rooflab ab` as its user meets it, the self-test's own judgement, and `compare`."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from junitparser import JUnitXml
+
+from rooflab.bench.ab import compare, floors, output
+from rooflab.bench.ab.pairs import Batch
+from rooflab.bench.ab.run import Result, Settings
+from rooflab.bench.ab.self_test import SelfTest
+from rooflab.bench.ab.sides import Comparison, Side
+from rooflab.bench.ab.verdict import Evidence, Outcome, Rules, judge
+from rooflab.bench.cli import run as run_cli
+
+ROOT = Path(__file__).parent.parent
+
+
+def ab(monkeypatch, capsys, *arguments):
+    monkeypatch.setattr(sys, "argv", ["rooflab", "ab", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        run_cli()
+    captured = capsys.readouterr()
+    return ended.value.code, captured.out, captured.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    (
+        (("rmsnorm", "--kernel", "naive"), "kernel: expected one op and two kernels"),
+        (("--base", "HEAD", "--self-test"), "ab: expected one of --base, --records and --self-test"),
+        (("rmsnorm", "--head", "HEAD"), "head: expected --base"),
+        (("--records", "results/cpu"), "records: expected two files or folders"),
+        (("--base", "no-such-revision"), "revision: expected a commit, branch or tag"),
+        (("rmsnorm", "--kernel", "naive", "--kernel", "library", "--threshold", "7"), "threshold: expected a ratio"),
+        (("rmsnorm", "--kernel", "naive", "--kernel", "library", "--budget", "0"), "budget: expected a positive"),
+        (("--self-test", "--repeats", "0"), "repeats: expected at least 1"),
+        (("nothing", "--kernel", "naive", "--kernel", "library"), "op: expected one of"),
+    ),
+)
+def test_bad_usage_is_one_sentence_and_status_2(monkeypatch, capsys, arguments, sentence):
+    monkeypatch.chdir(ROOT)
+    status, _, err = ab(monkeypatch, capsys, *arguments)
+    assert status == 2 and err.startswith("rooflab: " + sentence), err
+    assert len(err.strip().splitlines()) == 1
+
+
+def outcomes(**ratios):
+    evidence = [
+        Evidence(key, first=((1e-3, ratio * 1e-3),) * 12, second=((1e-3, ratio * 1e-3),) * 12)
+        for key, ratio in ratios.items()
+    ]
+    return judge(evidence, Rules())
+
+
+def test_junit_and_markdown_say_what_the_table_says(tmp_path):
+    found = [*outcomes(same=1.0, slow=1.1), Outcome("gone", "MISSING", "removed or | renamed")]
+    found.append(Outcome("open", "UNRESOLVED", "too few", pairs=3))
+    output.write_junit(tmp_path / "deep" / "ab.xml", found, strict=False)
+    suite = next(iter(JUnitXml.fromfile(str(tmp_path / "deep" / "ab.xml"))))
+    assert (suite.tests, suite.failures, suite.errors, suite.skipped) == (4, 1, 1, 1)
+    output.write_junit(tmp_path / "strict.xml", found, strict=True)
+    assert next(iter(JUnitXml.fromfile(str(tmp_path / "strict.xml")))).failures == 2
+    output.write_markdown(tmp_path / "ab.md", "base against head", found, ["a note"])
+    text = (tmp_path / "ab.md").read_text()
+    assert "**1 MISSING, 1 SLOWER, 1 UNRESOLVED, 1 SAME**" in text and "- a note" in text
+    rows = [line for line in text.splitlines() if line.startswith("| `")]
+    assert [row.split(" | ")[1] for row in rows] == ["MISSING", "SLOWER", "UNRESOLVED", "SAME"]
+    assert "removed or \\| renamed" in rows[0] and "+10.0%" in rows[1]
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_what_could_have_been_seen_is_printed():
+    text = output.power(outcomes(a=1.0, b=1.05))
+    assert text.startswith("Smallest effect seen with a chance of 80%: +2.0%") and "To resolve 1%: 5 pairs" in text
+    assert "at least 5 pairs" in output.power(judge([Evidence("k", first=((1e-3, 1e-3),) * 3)], Rules()))
+    assert output.percent(23.0) == "24x" and output.percent(None) == "" and output.percent(-0.031) == "-3.1%"
+
+
+def result(found):
+    side = Side("A", {})
+    return Result(Comparison(side, side, ()), Settings(), tuple(found), {}, Batch(), Batch(), 0.0)
+
+
+def self_tested(same, slowed, floor=0.01):
+    return SelfTest((result(same),), result(slowed), 0.2, dict.fromkeys(("k", "slow"), floor))
+
+
+def test_a_self_test_fails_on_whatever_is_called_wrongly():
+    right, slow = outcomes(k=1.0), outcomes(slow=1.2)
+    assert self_tested(right, slow).faults == []
+    assert "A against A is called SLOWER" in self_tested(outcomes(k=1.1), slow).faults[0]
+    assert "A against A is called FASTER" in self_tested(outcomes(k=0.9), slow).faults[0]
+    assert "slowed by 20% and called SAME" in self_tested(right, outcomes(slow=1.0)).faults[0]
+    assert "slowed by 20% and called FASTER" in self_tested(right, outcomes(slow=0.9)).faults[0]
+    unresolved = [Outcome("slow", "UNRESOLVED", "noise")]
+    assert "at a floor of 1.0%" in self_tested(right, unresolved).faults[0]
+    assert self_tested(right, unresolved, floor=0.08).faults == []  # the machine is too noisy for it, and says so
+    assert "FAILED: it broke" in self_tested([Outcome("k", "FAILED", "it broke")], slow).faults[0]
+
+
+def test_the_noise_floor_is_remembered_for_each_machine(tmp_path):
+    assert floors.load("here", tmp_path) == {}
+    for ratio in (1.004, 0.99, 1.006):
+        floors.remember("here", outcomes(k=ratio), tmp_path)
+    assert floors.load("here", tmp_path)["k"] == pytest.approx(0.01, rel=1e-3)  # few: the widest bound
+    floors.remember("here", [*outcomes(k=1.05), *outcomes(k=1.0), Outcome("k", "FAILED", "no effect")], tmp_path)
+    assert floors.load("here", tmp_path)["k"] == pytest.approx(0.042, rel=1e-2)  # five: the 95th percentile
+    assert floors.load("elsewhere", tmp_path) == {}
+
+
+def test_two_revisions_are_measured_each_in_its_own_tree(tmp_path):
+    """The commit against the working tree, on one kernel: no verdict is asked of one pair, only that both ran."""
+    command = [sys.executable, "-m", "rooflab.bench", "ab", "rmsnorm", "--kernel", "library", "--base", "HEAD"]
+    command += ["--pairs", "1", "--kernel-seconds", "0.05", "--json", "--out", str(tmp_path), "--strict"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 12, done.stderr
+    (found,) = next(iter(json.loads(done.stdout)["tables"].values()))
+    assert found["key"].startswith("rmsnorm/library ") and found["verdict"] == "UNRESOLVED"
+    assert found["pairs"] == 1 and found["baseline_s"] > 0 and found["candidate_s"] > 0
+    assert len(list(tmp_path.glob("*.jsonl"))) == 3
+
+
+def mine(x):
+    return torch.softmax(x, -1)
+
+
+def reference(x):
+    return torch.exp(x - x.amax(-1, keepdim=True)) / torch.exp(x - x.amax(-1, keepdim=True)).sum(-1, keepdim=True)
+
+
+def make_inputs(seed):
+    return torch.randn(16, 64, generator=torch.Generator().manual_seed(seed))
+
+
+def test_compare_takes_any_two_functions():
+    found = compare(mine, reference, make_inputs, pairs=1, kernel_s=0.05)
+    assert found.verdict == "UNRESOLVED" and found.exit_status == 12 and found.outcome.pairs == 1
+    assert str(found).startswith("mine against reference: UNRESOLVED: takes ")
+
+
+def test_compare_checks_before_it_times():
+    scale = 1.01
+    found = compare(lambda x: mine(x) * scale, reference, make_inputs, pairs=1, kernel_s=0.05)
+    assert found.verdict == "INCORRECT" and found.exit_status == 11
+    assert "elements off" in found.outcome.reason
+
+
+def test_compare_refuses_inputs_without_a_tensor():
+    with pytest.raises(ValueError, match="make_inputs: expected at least one tensor, got none"):
+        compare(mine, reference, lambda: (1, 2))

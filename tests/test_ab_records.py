@@ -1,0 +1,176 @@
+"""Two record files as the sides of an A/B: whatever is missing, wrong, foreign or unreadable never passes."""
+
+import json
+import math
+
+import pytest
+
+from rooflab.bench.ab.from_records import compare_files, only_in
+from rooflab.bench.ab.verdict import Rules, exit_status
+from rooflab.bench.record_files import write
+from rooflab.bench.records import Record
+from rooflab.bench.samples import pack_samples
+
+RULES = Rules()
+GPU = {"name": "NVIDIA H200", "driver": "580.1"}
+ENVIRONMENT = {"machine_key": "unit-test-machine", "cpu": "none", "cores": 2, "threads": 2, "gpu": GPU}
+
+
+def reading(minute, seconds, **values):
+    given = {
+        "kind": "bench",
+        "run_id": f"run-{minute}",
+        "status": "OK",
+        "environment": ENVIRONMENT,
+        "timestamp": f"2026-01-01T00:{minute:02}:00+00:00",
+        "op": "gemm",
+        "kernel": "tiled",
+        "role": "optimized",
+        "backend": "triton",
+        "device": "cuda",
+        "case_id": "M=64",
+        "scheme": "bf16",
+        "checked_by": "gpu",
+        "basis": "measured",
+        "timer": "cuda events, launch gaps hidden",
+        "latency_median_ms": seconds * 1e3,
+        "samples": pack_samples([seconds] * 3),
+    }
+    return Record(**(given | values))
+
+
+def side(tmp_path, name, records):
+    path = tmp_path / f"{name}.jsonl"
+    write(path, *records)
+    return path
+
+
+def series(first_minute, step, seconds, count=12, **values):
+    return [
+        reading(first_minute + step * index, seconds * (1 + 0.001 * (-1) ** index), **values) for index in range(count)
+    ]
+
+
+def verdicts(tmp_path, a, b, **how):
+    outcomes = compare_files(side(tmp_path, "a", a), side(tmp_path, "b", b), RULES, **how)
+    return outcomes, exit_status(outcomes, strict=True)
+
+
+@pytest.mark.parametrize(("slower", "verdict", "status"), ((1.1, "SLOWER", 10), (1.0, "SAME", 0), (0.9, "FASTER", 0)))
+def test_runs_made_in_turn_are_judged(tmp_path, slower, verdict, status):
+    found, ended = verdicts(tmp_path, series(0, 2, 1e-3), series(1, 2, slower * 1e-3))
+    assert (found[0].verdict, ended) == (verdict, status), found[0].reason
+
+
+def test_runs_made_one_side_after_the_other_are_not_called(tmp_path):
+    found, status = verdicts(tmp_path, series(0, 1, 1e-3), series(20, 1, 1.1e-3))
+    assert found[0].verdict == "UNRESOLVED" and "not measured in turn" in found[0].reason and status == 12
+    assert found[0].effect == pytest.approx(0.1, abs=0.01)
+
+
+def test_one_run_of_each_resolves_nothing(tmp_path):
+    found, status = verdicts(tmp_path, series(0, 2, 1e-3, count=1), series(1, 2, 2e-3, count=1))
+    assert found[0].verdict == "UNRESOLVED" and status == 12
+
+
+BROKEN = {
+    "baseline missing": ([], series(1, 2, 1e-3), None, 13),
+    "kernel renamed": (series(0, 2, 1e-3), series(1, 2, 1e-3, kernel="renamed"), "MISSING", 13),
+    "nothing measured": ([], [], None, 13),
+    "failing": (
+        series(0, 2, 1e-3),
+        [reading(1, 1e-3, status="RUNTIME_ERROR", reason="it broke off", latency_median_ms=None, samples=None)],
+        "FAILED",
+        11,
+    ),
+    "newly incorrect": (
+        series(0, 2, 1e-3),
+        [reading(1, 1e-3, status="INCORRECT", reason="error 3.0", latency_median_ms=None, samples=None)],
+        "INCORRECT",
+        11,
+    ),
+    "newly unsupported": (
+        series(0, 2, 1e-3),
+        [reading(1, 1e-3, status="UNSUPPORTED", reason="needs sm100", latency_median_ms=None, samples=None)],
+        "FAILED",
+        11,
+    ),
+    "different GPU": (
+        series(0, 2, 1e-3),
+        series(1, 2, 1e-3, environment={**ENVIRONMENT, "gpu": {**GPU, "name": "NVIDIA H100"}}),
+        "INVALID",
+        13,
+    ),
+    "different driver": (
+        series(0, 2, 1e-3),
+        series(1, 2, 1e-3, environment={**ENVIRONMENT, "gpu": {**GPU, "driver": "590.9"}}),
+        "INVALID",
+        13,
+    ),
+    "throttled, above the roof or below the floor": (
+        series(0, 2, 1e-3),
+        [reading(1, 1e-3, status="INVALID", reason="1.4 times the memory ceiling")],
+        "INVALID",
+        13,
+    ),
+    "timer of zero": (series(0, 2, 1e-3), series(1, 2, 0.0), "INVALID", 13),
+    "NaN samples": (
+        series(0, 2, 1e-3),
+        series(1, 2, 1e-3, samples=pack_samples([1e-3, math.nan])),
+        "INVALID",
+        13,
+    ),
+    "another timing method": (series(0, 2, 1e-3), series(1, 2, 1e-3, timer="cuda graph replay"), "INVALID", 13),
+    "predicted, not measured": (series(0, 2, 1e-3), series(1, 2, 1e-3, basis="predicted"), "INVALID", 13),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_cannot_be_compared_never_passes(tmp_path, name):
+    a, b, verdict, status = BROKEN[name]
+    paths = []
+    for label, records in (("a", a), ("b", b)):
+        path = tmp_path / label / "run.jsonl"
+        path.parent.mkdir()
+        write(path, *records)
+        paths.append(path.parent)
+    outcomes = compare_files(*paths, RULES)
+    assert [outcome.verdict for outcome in outcomes] == ([verdict] if verdict else [])
+    assert exit_status(outcomes, strict=True) == exit_status(outcomes) == status
+
+
+def test_records_truncated_or_of_a_newer_schema_are_refused(tmp_path):
+    good = side(tmp_path, "good", series(0, 2, 1e-3))
+    cut = tmp_path / "cut.jsonl"
+    cut.write_text(good.read_text()[:-40])
+    with pytest.raises(ValueError, match="cut.jsonl, line 12: the last record is truncated"):
+        compare_files(good, cut, RULES)
+    newer = tmp_path / "newer.jsonl"
+    newer.write_text(json.dumps({**json.loads(good.read_text().splitlines()[0]), "schema_version": "2.0"}) + "\n")
+    with pytest.raises(ValueError, match="newer.jsonl, line 1: schema_version: expected 1.x, got 2.0"):
+        compare_files(newer, good, RULES)
+    with pytest.raises(ValueError, match="records: expected a file or folder"):
+        compare_files(good, tmp_path / "none.jsonl", RULES)
+
+
+def test_two_kernels_of_the_same_files_are_compared_by_name(tmp_path):
+    both = series(0, 2, 1e-3, kernel="old") + series(1, 2, 1.2e-3, kernel="new")
+    path = side(tmp_path, "both", both)
+    found = compare_files(path, path, RULES, kernels=("old", "new"))
+    assert [(outcome.key, outcome.verdict) for outcome in found] == [("gemm M=64 bf16", "SLOWER")]
+    with pytest.raises(ValueError, match="kernel: expected two or none"):
+        compare_files(path, path, RULES, kernels=("old",))
+
+
+def test_the_same_device_code_on_both_sides_is_not_slower(tmp_path):
+    found, _ = verdicts(tmp_path, series(0, 2, 1e-3, activity_hash="a1"), series(1, 2, 1.1e-3, activity_hash="a1"))
+    assert found[0].verdict == "UNRESOLVED" and "same device code" in found[0].reason
+
+
+def test_what_is_new_and_what_runs_nowhere_is_listed_and_not_judged(tmp_path):
+    nowhere = {"status": "UNSUPPORTED", "reason": "needs sm100", "latency_median_ms": None, "samples": None}
+    a = [*series(0, 2, 1e-3), reading(0, 1e-3, kernel="fp4", **nowhere)]
+    b = [*series(1, 2, 1e-3), reading(1, 1e-3, kernel="fp4", **nowhere), *series(1, 2, 1e-3, kernel="fresh")]
+    found, status = verdicts(tmp_path, a, b)
+    assert [outcome.key for outcome in found] == ["gemm/tiled M=64 bf16"] and status == 0
+    assert only_in(tmp_path / "a.jsonl", tmp_path / "b.jsonl") == ["gemm/fresh M=64 bf16"]

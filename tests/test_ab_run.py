@@ -1,0 +1,108 @@
+"""An A/B with real processes: what a kernel does there becomes a verdict, and costs no other kernel its own."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from rooflab.bench.ab import processes
+from rooflab.bench.ab.from_records import compare_files
+from rooflab.bench.ab.run import Settings, difference, run
+from rooflab.bench.ab.sides import Comparison, Side, Target
+from rooflab.bench.ab.to_records import save
+from rooflab.bench.ab.verdict import Rules
+from rooflab.bench.record_files import read
+
+KERNELS = Path(__file__).parent / "ab_kernels.py"
+CASE = "T=4,H=32,eps=1e-06"
+NAMES = ("honest", "noisy", "wrong", "dies", "hangs", "wrong_later")
+
+
+def target(name):
+    return Target("rmsnorm", name, CASE, "fp32")
+
+
+@pytest.fixture(scope="module")
+def result():
+    """Each kernel of the file against the library's, in one run of one pair."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr(processes, "CHECK_S", 8.0)
+    a = Side("library", {name: target("library") for name in (*NAMES, "renamed")}, files=(KERNELS,))
+    b = Side("mine", {name: target(name) for name in (*NAMES, "absent")}, files=(KERNELS,))
+    yield run(Comparison(a, b, (*NAMES, "renamed", "absent")), Settings(pairs=1, kernel_s=0.05))
+    patch.undo()
+
+
+def outcome(result, key):
+    return next(found for found in result.outcomes if found.key == key)
+
+
+@pytest.mark.parametrize(
+    ("key", "verdict", "why"),
+    (
+        ("honest", "UNRESOLVED", "fewer than 12|several kernels"),
+        ("noisy", "UNRESOLVED", "fewer than 12|several kernels"),
+        ("wrong", "INCORRECT", "mine: .*first data"),
+        ("wrong_later", "INCORRECT", "mine: "),
+        ("dies", "FAILED", "mine: RUNTIME_ERROR: its process ended with status 7"),
+        ("hangs", "FAILED", "mine: TIMEOUT: took longer than 8 s"),
+        ("renamed", "MISSING", "library has rmsnorm/library .* mine has not: removed or renamed"),
+        ("absent", "MISSING", "there is no baseline"),
+    ),
+)
+def test_each_kernel_has_its_own_verdict(result, key, verdict, why):
+    found = outcome(result, key)
+    assert found.verdict == verdict
+    if verdict != "UNRESOLVED":
+        assert re.search(why, found.reason), found.reason
+
+
+def test_what_is_right_was_timed_on_both_sides(result):
+    for key in ("honest", "noisy"):
+        found = outcome(result, key)
+        assert found.pairs == 1 and found.baseline_s > 0 and found.candidate_s > 0
+
+
+def test_the_sides_are_fresh_processes_on_one_machine(result):
+    assert set(result.environments) == {"A", "B"}
+    assert difference(result.environments["A"], result.environments["B"]) == ""
+
+
+def test_the_run_is_kept_and_can_be_judged_again(result, tmp_path):
+    paths = save(result, tmp_path)
+    verdicts = {record.op + "/" + record.kernel: record for record in read(paths[0])}
+    assert verdicts["rmsnorm/wrong"].verdict == "INCORRECT" and verdicts["rmsnorm/wrong"].latency_median_ms is None
+    honest = verdicts["rmsnorm/honest"]
+    assert honest.kind == "ab" and honest.baseline["kernel"] == "library"
+    assert honest.samples_s == [pytest.approx(honest.latency_median_ms * 1e-3)]
+    readings = read(paths[2])
+    assert {record.kernel for record in readings} >= {"honest", "noisy"}
+    assert all(record.samples_s and record.metrics["pair"] == 0 for record in readings if record.status == "OK")
+    again = compare_files(paths[1], paths[2], Rules(), kernels=("library", "honest"))
+    assert [found.verdict for found in again] == ["UNRESOLVED"]
+
+
+def test_other_hardware_or_drivers_are_named():
+    gpu = {"name": "NVIDIA H100", "driver": "580.1"}
+    assert difference({"gpu": gpu}, {"gpu": gpu}) == ""
+    assert "driver 580.1 and 590.2" in difference({"gpu": gpu}, {"gpu": {**gpu, "driver": "590.2"}})
+    assert "name NVIDIA H100 and None" in difference({"gpu": gpu}, {"gpu": None})
+    assert "threads 2 and 1" in difference({"threads": 2}, {"threads": 1})
+
+
+def test_a_tree_that_cannot_be_imported_fails_by_its_own_words(tmp_path):
+    for folder in ("kernels", "reference", "roofline"):
+        (tmp_path / folder).mkdir()
+    side = Side("old", {"k": target("library")}, tree=tmp_path)
+    found = run(Comparison(side, Side("new", {"k": target("library")}), ("k",)), Settings(pairs=1, kernel_s=0.05))
+    assert found.outcomes[0].verdict == "FAILED"
+    assert "old: RUNTIME_ERROR" in found.outcomes[0].reason and "No module named" in found.outcomes[0].reason
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    (({"pairs": 0}, "pairs"), ({"budget_s": 0.0}, "budget"), ({"kernel_s": -1.0}, "kernel-seconds")),
+)
+def test_settings_that_make_no_sense_are_refused(values, named):
+    with pytest.raises(ValueError, match=f"^{named}: expected"):
+        Settings(**values)

@@ -1,0 +1,145 @@
+"""The statistics of an A/B, on simulated processes and against scipy."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import wilcoxon
+
+from rooflab.bench.ab.statistics import Estimate, adjusted, estimate, p_above, walsh_averages
+from rooflab.bench.ab.verdict import Evidence, Rules, judge, wants_confirmation
+
+RULES = Rules()
+BASE_S = 1e-3
+
+
+def simulated(generator, pairs, slower=0.0, between=0.01, drift=0.0):
+    """Medians of fresh processes: each has its own level, and a pair shares the machine's drift."""
+    common = generator.normal(0, drift, pairs) if drift else np.zeros(pairs)
+    a = BASE_S * np.exp(common + generator.normal(0, between, pairs))
+    b = BASE_S * (1 + slower) * np.exp(common + generator.normal(0, between, pairs))
+    return tuple(zip(a.tolist(), b.tolist(), strict=True))
+
+
+def compared(generator, key="k", pairs=10, **how):
+    """The evidence of one run, with its confirmation where the first batch calls for one."""
+    first = Evidence(key, first=simulated(generator, pairs, **how))
+    if not wants_confirmation(first, RULES):
+        return first
+    return Evidence(key, first=first.first, second=simulated(generator, pairs, **how))
+
+
+def rate(verdict, trials=400, seed=0, **how):
+    generator = np.random.default_rng(seed)
+    found = [judge([compared(generator, **how)], RULES)[0].verdict for _ in range(trials)]
+    return found.count(verdict) / trials
+
+
+@pytest.mark.parametrize("pairs", (1, 5, 6, 11))
+@pytest.mark.parametrize("margin", (-0.01, 0.0, 0.02))
+def test_p_value_is_the_exact_signed_rank_test(pairs, margin):
+    effects = np.random.default_rng(pairs).normal(0.01, 0.01, pairs)
+    wanted = wilcoxon(effects - margin, alternative="greater", method="exact").pvalue
+    assert p_above(list(effects), margin) == pytest.approx(wanted, rel=1e-12)
+
+
+def test_bounds_are_the_test_inverted():
+    effects = list(np.random.default_rng(3).normal(0.03, 0.01, 12))
+    found = estimate(effects)
+    assert p_above(effects, found.low - 1e-9) <= 0.05 < p_above(effects, found.low + 1e-9)
+    flipped = estimate([-effect for effect in effects])
+    assert (flipped.low, flipped.high, flipped.effect) == pytest.approx((-found.high, -found.low, -found.effect))
+
+
+def test_bound_holds_95_percent_of_the_time_on_every_small_number_of_pairs():
+    generator = np.random.default_rng(1)
+    for pairs in (5, 8, 12):
+        missed = sum(estimate(list(generator.normal(0.0, 1.0, pairs))).low > 0 for _ in range(4000)) / 4000
+        assert 0.02 < missed < 0.06  # at most 5%, and not much less: a signed-rank sum has few values
+
+
+def test_fewer_than_five_pairs_bound_nothing():
+    assert estimate([0.1] * 4).low == -math.inf and estimate([0.1] * 5).low == pytest.approx(0.1)
+
+
+def test_walsh_averages_are_all_means_of_two():
+    values = [3.0, 1.0, 2.0]
+    wanted = sorted((a + b) / 2 for a, b in itertools.combinations_with_replacement(values, 2))
+    assert list(walsh_averages(values)) == wanted
+    with pytest.raises(ValueError, match="effects: expected finite numbers"):
+        walsh_averages([0.1, math.nan])
+
+
+def test_false_discovery_control_is_over_all_p_values():
+    # Benjamini and Hochberg: the k-th least of m, times m / k, made monotone from the end.
+    assert adjusted([0.01, 0.02, 0.9, 0.04]) == pytest.approx([0.04, 0.04, 0.9, 0.04 * 4 / 3])
+    assert adjusted([]) == []
+
+
+def test_what_could_have_been_seen_is_seen_four_times_in_five():
+    generator = np.random.default_rng(5)
+    margin = RULES.margin(BASE_S)
+    typical = np.median(
+        [estimate([math.log(b / a) for a, b in simulated(generator, 12)]).smallest_visible(margin) for _ in range(200)]
+    )
+    seen = sum(
+        estimate([math.log(b / a) for a, b in simulated(generator, 12, slower=math.expm1(typical))]).low > margin
+        for _ in range(600)
+    )
+    assert 0.7 < seen / 600 < 0.9
+
+
+def test_pairs_needed_grow_with_the_square_of_the_noise():
+    quiet, loud = Estimate(12, 0.0, -0.005, 0.005), Estimate(12, 0.0, -0.01, 0.01)
+    assert loud.pairs_for(0.01) == pytest.approx(4 * quiet.pairs_for(0.01), abs=4)
+
+
+# P(SLOWER) of the published simulation (10 and 20 pairs, one-sided 95% lower bound above the threshold of 2%).
+@pytest.mark.parametrize(
+    ("pairs", "between", "slower", "published"),
+    (
+        (10, 0.005, 0.03, 0.99),
+        (10, 0.01, 0.03, 0.60),
+        (10, 0.01, 0.04, 0.99),
+        (10, 0.01, 0.05, 1.0),
+        (10, 0.02, 0.05, 0.90),
+        (20, 0.01, 0.03, 0.90),
+        (20, 0.02, 0.05, 1.0),
+    ),
+)
+def test_power_is_the_published_one(pairs, between, slower, published):
+    # Three standard errors of 400 trials.
+    tolerance = 3 * math.sqrt(max(published * (1 - published), 0.01) / 400) + 0.005
+    assert rate("SLOWER", pairs=pairs, between=between, slower=slower) > published - tolerance
+
+
+@pytest.mark.parametrize("between", (0.0, 0.005, 0.01, 0.02))
+def test_identical_code_is_not_called_slower_or_faster(between):
+    # The published rule: 0 at every noise; pooled launches are called slower in 2% to 46% of such runs.
+    assert rate("SLOWER", between=between) == 0 == rate("FASTER", between=between)
+
+
+def test_a_drift_that_both_sides_share_changes_nothing():
+    assert rate("SLOWER", slower=0.03, drift=0.2) == pytest.approx(rate("SLOWER", slower=0.03), abs=0.08)
+
+
+def test_at_the_threshold_itself_the_error_is_at_most_the_nominal_one():
+    assert rate("SLOWER", trials=1000, slower=0.02) <= 0.05
+
+
+def test_a_lone_regression_of_5_percent_among_100_kernels_is_found_at_12_pairs():
+    generator = np.random.default_rng(11)
+    found, alarms = 0, 0
+    for _ in range(25):
+        suite = [compared(generator, "slow", pairs=12, slower=0.05)]
+        suite += [compared(generator, f"k{number}", pairs=12) for number in range(99)]
+        verdicts = {outcome.key: outcome.verdict for outcome in judge(suite, RULES)}
+        found += verdicts.pop("slow") == "SLOWER"
+        alarms += sum(verdict in ("SLOWER", "FASTER") for verdict in verdicts.values())
+    assert found >= 24 and alarms == 0
+
+
+def test_same_is_said_where_it_is_so_and_not_of_a_regression():
+    assert rate("SAME", between=0.005, pairs=12) > 0.95
+    assert rate("SAME", between=0.005, pairs=12, slower=0.03) == 0

@@ -1,0 +1,171 @@
+"""From evidence to verdicts and exit statuses: nothing that was not compared passes."""
+
+import math
+
+import pytest
+
+from rooflab.bench.ab.pairs import Reading, run_pairs
+from rooflab.bench.ab.verdict import Evidence, Rules, exit_status, judge
+
+RULES = Rules()
+MS = 1e-3
+
+
+def pairs(ratio, count=12, base=MS, wobble=0.001):
+    return tuple((base, base * ratio * (1 + wobble * (-1) ** index)) for index in range(count))
+
+
+def evidence(ratio, key="k", confirmed=True, **more):
+    base = more.pop("base", MS)
+    return Evidence(key, first=pairs(ratio, base=base), second=pairs(ratio, base=base) if confirmed else (), **more)
+
+
+def verdict_of(item):
+    return judge([item], RULES)[0]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "verdict"), ((1.05, "SLOWER"), (0.94, "FASTER"), (1.0, "SAME"), (1.01, "SAME"), (1.023, "SLOWER"))
+)
+def test_verdict_by_the_ratio(ratio, verdict):
+    found = verdict_of(evidence(ratio))
+    assert found.verdict == verdict
+    assert found.effect == pytest.approx(ratio - 1, abs=2e-3)
+    assert found.effect_low <= found.effect <= found.effect_high
+    assert found.smallest_visible_effect >= RULES.threshold * (1 - 1e-9)
+
+
+def test_a_difference_below_half_a_microsecond_is_none():
+    # 5% of 3 us are 0.15 us.
+    assert verdict_of(evidence(1.05, base=3e-6)).verdict == "SAME"
+    assert verdict_of(evidence(1.30, base=3e-6)).verdict == "SLOWER"
+
+
+@pytest.mark.parametrize(
+    ("item", "why"),
+    (
+        (evidence(1.05, confirmed=False), "not confirmed"),
+        (Evidence("k", first=pairs(1.05), second=pairs(1.0)), "did not confirm"),
+        (evidence(1.05, identical=True), "same device code"),
+        (evidence(1.05, noise_floor=0.06), "identical code differs by 6.0%"),
+        (evidence(1.05, drifting="measured one after the other"), "one after the other"),
+        (Evidence("k", first=pairs(1.05, count=4)), "fewer than 5"),
+        (Evidence("k", first=pairs(1.0, wobble=0.2)), "fit both"),
+        (evidence(1.0, noise_floor=0.03), "identical code differs by 3.0%"),
+    ),
+)
+def test_what_makes_a_verdict_unresolved(item, why):
+    found = verdict_of(item)
+    assert found.verdict == "UNRESOLVED" and why in found.reason
+    assert exit_status([found]) == 0 and exit_status([found], strict=True) == 12
+
+
+def test_a_noise_floor_below_the_effect_changes_nothing():
+    assert verdict_of(evidence(1.05, noise_floor=0.04)).verdict == "SLOWER"
+
+
+def test_a_suite_of_fewer_than_12_pairs_is_not_judged():
+    few = [Evidence(key, first=pairs(1.05, count=5), second=pairs(1.05, count=5)) for key in "ab"]
+    assert {outcome.verdict for outcome in judge(few, RULES)} == {"UNRESOLVED"}
+    assert judge(few[:1], RULES)[0].verdict == "SLOWER"
+
+
+def test_a_weak_finding_among_many_comparisons_is_not_called():
+    # Five pairs have no p-value under 2**-5, confirmed or not: enough alone, not among a hundred.
+    weak = Evidence("weak", first=pairs(1.03, count=12, wobble=0.009)[:7], second=pairs(1.03, count=7, wobble=0.02))
+    alone = judge([weak], RULES)[0]
+    among = judge([weak, *(evidence(1.0, key=f"k{number}") for number in range(400))], RULES)[0]
+    assert alone.verdict == "SLOWER" and among.verdict == "UNRESOLVED"
+    assert among.p_value > 0.05 >= alone.p_value
+
+
+@pytest.mark.parametrize(("verdict", "status"), (("INCORRECT", 11), ("FAILED", 11), ("INVALID", 13), ("MISSING", 13)))
+def test_what_was_not_compared_has_its_own_exit_status(verdict, status):
+    found = verdict_of(Evidence("k", broken=(verdict, "why")))
+    assert (found.verdict, found.reason) == (verdict, "why")
+    assert exit_status([found]) == exit_status([found], strict=True) == status
+
+
+def test_nothing_measured_is_invalid():
+    assert verdict_of(Evidence("k")).verdict == "INVALID"
+    assert exit_status([]) == exit_status([], strict=True) == 13
+
+
+def test_the_first_exit_status_of_several_wins():
+    everything = [verdict_of(Evidence("k", broken=(verdict, "why"))) for verdict in ("MISSING", "INCORRECT")] + [
+        verdict_of(evidence(1.05)),
+        verdict_of(evidence(1.05, confirmed=False)),
+    ]
+    for count, wanted in ((4, 11), (3, 11)):
+        assert exit_status(everything[:count], strict=True) == wanted
+    assert exit_status([everything[0], *everything[2:]], strict=True) == 13
+    assert exit_status(everything[2:], strict=True) == 10
+    assert exit_status([verdict_of(evidence(0.9)), verdict_of(evidence(1.0))], strict=True) == 0
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    (({"threshold": 0}, "threshold"), ({"threshold": math.nan}, "threshold"), ({"floor_s": -1}, "floor-us")),
+)
+def test_rules_that_make_no_sense_are_refused(values, named):
+    with pytest.raises(ValueError, match=f"^{named}: expected"):
+        Rules(**values)
+
+
+class Machine:
+    """Stands for fresh processes: readings by side, with a log of what was asked."""
+
+    def __init__(self, **readings):
+        self.readings = readings
+        self.asked = []
+
+    def __call__(self, side, keys):
+        self.asked.append((side, tuple(keys)))
+        return {key: self.readings[side](key) for key in keys if self.readings[side](key) is not None}
+
+
+def reads(seconds):
+    return lambda key: Reading("OK", seconds=(seconds,), median_s=seconds)
+
+
+def test_pairs_are_taken_in_abba_order_from_the_seed():
+    machine = Machine(A=reads(1.0), B=reads(1.1))
+    batch = run_pairs(machine, ["k"], 40, seed=3)
+    order = "".join(side for side, _ in machine.asked)
+    blocks = [order[start : start + 4] for start in range(0, 160, 4)][:20]
+    assert set(blocks) == {"ABBA", "BAAB"}
+    again = Machine(A=reads(1.0), B=reads(1.1))
+    run_pairs(again, ["k"], 40, seed=3)
+    assert again.asked == machine.asked
+    assert batch.pairs["k"] == [(1.0, 1.1)] * 40 and not batch.stopped
+
+
+def test_the_budget_ends_a_run_before_a_pair_that_would_not_fit():
+    now = [0.0]
+
+    def measure(side, keys):
+        now[0] += 5.0
+        return {key: Reading("OK", seconds=(1.0,), median_s=1.0) for key in keys}
+
+    batch = run_pairs(measure, ["k"], 12, deadline=35.0, clock=lambda: now[0])
+    assert len(batch.pairs["k"]) == 3 and now[0] == 30.0
+    assert batch.stopped == "the budget ended after 3 of 12 pairs"
+
+
+@pytest.mark.parametrize(
+    ("reading", "status", "why"),
+    (
+        (Reading("INCORRECT", "wrong"), "INCORRECT", "wrong"),
+        (Reading("OK", seconds=(0.0,), median_s=0.0), "INVALID", "timer did not move"),
+        (Reading("OK", seconds=(1.0, math.nan), median_s=1.0), "INVALID", "not a finite number"),
+        (Reading("OK"), "INVALID", "no time was read"),
+        (None, "RUNTIME_ERROR", "no reading"),
+    ),
+)
+def test_a_reading_that_cannot_be_compared_takes_its_kernel_out_and_no_other(reading, status, why):
+    machine = Machine(A=reads(1.0), B=lambda key: reading if key == "bad" else Reading("OK", "", (1.0,), 1.0))
+    batch = run_pairs(machine, ["bad", "good"], 3)
+    side, fault = batch.broken["bad"]
+    assert (side, fault.status) == ("B", status) and why in fault.reason
+    assert len(batch.pairs["good"]) == 3 and not batch.pairs["bad"]
+    assert all(keys == ("good",) for _, keys in machine.asked[2:])
