@@ -2,14 +2,17 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from rooflab.bench.ab import revisions
 from rooflab.bench.ab.choose_targets import Wanted, two_kernels, two_trees
+from rooflab.bench.ab.harness import harness
 from rooflab.bench.ab.revisions import Tree, checked_out, pins, working_tree
 from rooflab.bench.ab.touched import touched_ops
 
+ROOT = Path(__file__).parent.parent
 OPS = ["gemm", "rmsnorm", "rope"]
 
 
@@ -32,7 +35,23 @@ OPS = ["gemm", "rmsnorm", "rope"]
     ),
 )
 def test_a_kernels_file_touches_its_op_and_a_shared_file_all(changed, touched):
-    assert touched_ops(changed, OPS) == touched
+    assert touched_ops(changed, OPS, ("bench/timing.py", "bench/ab/worker.py")) == touched
+
+
+def test_the_harness_is_the_measuring_process_and_what_it_imports():
+    files = harness(ROOT)
+    assert {"bench/ab/worker.py", "bench/timing.py", "bench/stopwatch.py", "bench/calls.py"} <= set(files)
+    assert not {"bench/show.py", "bench/check.py", "kernels/registry.py", "bench/ab/verdict.py"} & set(files)
+
+
+def test_a_change_of_the_timer_changes_the_harness(tmp_path):
+    for file in harness(ROOT):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text((ROOT / file).read_text())
+    assert harness(tmp_path) == harness(ROOT)
+    (tmp_path / "bench/stopwatch.py").write_text("# another clock")
+    assert harness(tmp_path) != harness(ROOT)
+    assert harness(tmp_path / "nothing") == {}
 
 
 def git(root, *arguments):

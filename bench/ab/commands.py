@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from rooflab.bench.ab import from_records, output, to_records
 from rooflab.bench.ab.choose_targets import Wanted, two_kernels, two_trees
+from rooflab.bench.ab.harness import harness
 from rooflab.bench.ab.processes import ProcessFailed, Runner
 from rooflab.bench.ab.revisions import Tree, checked_out, git, working_tree
 from rooflab.bench.ab.run import Result, Settings, run
@@ -87,7 +88,9 @@ def of_revisions(trees: Revisions, wanted: Wanted, settings: Settings, out: Path
 
         a = tree(trees.base)
         b = tree(trees.head) if trees.head else working_tree(ROOT)
-        sides = [Side(one.label, {}, one.path, one.python, own_bench=trees.own_bench) for one in (a, b)]
+        files = harness(b.path)
+        own = trees.own_bench or harness(a.path) == files
+        sides = [Side(one.label, {}, one.path, one.python, own_bench=own) for one in (a, b)]
         runner = Runner(Comparison(sides[0], sides[1], ()), settings.device, settings.seed)
         try:
             listed = runner.list("A", wanted.ops, wanted.suite_name), runner.list("B", wanted.ops, wanted.suite_name)
@@ -97,12 +100,14 @@ def of_revisions(trees: Revisions, wanted: Wanted, settings: Settings, out: Path
         if trees.changed:
             names = git(ROOT, "diff", "--name-only", a.commit or trees.base, *([b.commit] if trees.head else []))
             untracked = "" if trees.head else git(ROOT, "ls-files", "--others", "--exclude-standard")
-            ops = touched_ops([*names.split(), *untracked.split()], sorted({*listed[0], *listed[1]}))
+            ops = touched_ops([*names.split(), *untracked.split()], sorted({*listed[0], *listed[1]}), files)
             ops = [op for op in ops if not wanted.ops or op in wanted.ops]
             if not ops:
                 return Report(title, [], ["the difference touches no kernel"], nothing_to_do=True)
             wanted = Wanted(**{**vars(wanted), "ops": tuple(ops)})
-        comparison, notes = two_trees(a, b, listed, wanted, trees.own_bench)
+        comparison, notes = two_trees(a, b, listed, wanted, own)
+        if not own:
+            notes.append("the timer differs between the two: this tree's bench timed both")
         return _ran(comparison, settings, out, say, notes)
 
 

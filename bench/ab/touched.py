@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import PurePosixPath
 
 MEASURED = ("kernels", "reference", "roofline")
 SETTINGS = ("pyproject.toml", "constraints.txt")
-HARNESS = ("timing.py", "stopwatch.py", "calls.py", "timed.py", "ab")
-"""What of `bench` decides a reading; the rest draws, records and tests."""
 
 
-def touched_ops(changed: Iterable[str], ops: Sequence[str]) -> list[str]:
+def touched_ops(changed: Iterable[str], ops: Sequence[str], harness: Collection[str] = ()) -> list[str]:
     """The ops among `ops` that the changed files (paths from the checkout's root) touch, in the order of `ops`.
 
     A file of an op's folder, or its reference, touches the op; any other file of `kernels`, `reference` or `roofline`,
-    the packages pinned, and the timer touch all; documents, tests, results and the engine touch none.
+    the packages pinned, and the `harness` (files of `bench` that decide a reading) touch all; documents, tests, results
+    and the engine touch none.
     """
     found: set[str] = set()
     for text in changed:
@@ -26,7 +25,7 @@ def touched_ops(changed: Iterable[str], ops: Sequence[str]) -> list[str]:
                 found.add(named)
             elif _is_code(parts):
                 return list(ops)
-        elif text in SETTINGS or (parts[0] == "bench" and len(parts) > 1 and parts[1] in HARNESS):
+        elif text in SETTINGS or text in harness:
             return list(ops)
     return [op for op in ops if op in found]
 
