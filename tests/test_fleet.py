@@ -1,0 +1,100 @@
+"""A sweep over a local Ray cluster of CPU workers, one of which is killed mid-run."""
+
+import json
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+ray = pytest.importorskip("ray")
+
+from rooflab.bench.fleet.sweep import FILE, SILENT_S, sweep  # noqa: E402
+from rooflab.bench.fleet.worker import HEARTBEAT_S, Shard, Worker  # noqa: E402
+from rooflab.bench.record_files import read  # noqa: E402
+
+SHARDS = [Shard("rope", 120.0, dry_run=True), Shard("rmsnorm", 120.0, dry_run=True)]
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def swept(cluster, tmp_path_factory):
+    """A sweep of two shards on two workers; the first worker that has written records is killed."""
+    out = tmp_path_factory.mktemp("sweep")
+    said = []
+    killed = []
+
+    def kill_one():
+        ends = time.monotonic() + 120
+        while time.monotonic() < ends and not killed:
+            state = json.loads((out / FILE).read_text()) if (out / FILE).is_file() else {"shards": {}}
+            running = [found for name, found in state["shards"].items() if found["status"] == "RUNNING"]
+            # Not before it has sent something: what it had done must be kept.
+            if running and any(out.glob("*/*/progress.json")):
+                killed.append(running[0]["worker_pid"])
+                os.kill(killed[0], signal.SIGKILL)
+            time.sleep(0.02)
+
+    killer = threading.Thread(target=kill_one, daemon=True)
+    killer.start()
+    state = sweep(None, SHARDS, out, 2, False, said.append)
+    killer.join(10)
+    return out, state, said, killed
+
+
+def test_a_killed_worker_costs_no_shard(swept):
+    _, state, said, killed = swept
+    assert len(killed) == 1
+    assert state.complete, state.shards
+    assert {name.split("/")[1] for name in state.shards} == {"rope", "rmsnorm"}
+    assert sum(found["attempts"] for found in state.shards.values()) == 3  # one was begun twice
+    assert any(": LOST" in text for text in said)
+    assert len(state.workers) == 3
+
+
+def test_the_records_lie_by_machine_key_and_name_it(swept):
+    out, state, _, _ = swept
+    keys = {who["machine_key"] for who in state.workers}
+    assert {path.name for path in out.iterdir() if path.is_dir()} == keys
+    found = [record for path in out.rglob("*.jsonl") for record in read(path)]
+    assert {record.op for record in found} >= {"rope", "rmsnorm"}
+    assert {record.environment["machine_key"] for record in found} == keys
+    assert not list(out.rglob("*.part"))
+
+
+def test_a_finished_sweep_is_resumed_without_doing_it_again(swept, cluster):
+    out, state, _, _ = swept
+    began = time.monotonic()
+    again = sweep(None, SHARDS, out, 1, True, lambda text: None)
+    assert again.complete and again.shards == state.shards
+    assert time.monotonic() - began < 60
+    with pytest.raises(ValueError, match="holds a sweep; add --resume"):
+        sweep(None, SHARDS, out, 1, False, lambda text: None)
+
+
+def test_a_worker_with_other_sources_is_refused(cluster, tmp_path, monkeypatch):
+    monkeypatch.setattr("rooflab.bench.fleet.sweep.tree_hash", lambda root: "another tree")
+    with pytest.raises(ValueError, match="ray: no worker can be used: .* has other source files"):
+        sweep(None, SHARDS, tmp_path, 1, False, lambda text: None)
+
+
+def test_a_worker_is_heard_of_well_before_it_counts_as_lost():
+    assert 10 * HEARTBEAT_S < SILENT_S
+
+
+def test_a_shard_that_cannot_run_says_why(tmp_path):
+    answers = list(Worker().run(Shard("rope", -1.0, dry_run=True), {}))
+    assert "budget: expected seconds above 0" in answers[-1]["end"]["error"]
+
+
+def test_a_damaged_state_is_refused(tmp_path):
+    (tmp_path / FILE).write_text("{")
+    with pytest.raises(ValueError, match="expected the state of a sweep"):
+        sweep(None, SHARDS, tmp_path, 1, True, lambda text: None)
