@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import itertools
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -44,6 +47,16 @@ class Rotation:
             self._calls.append(partial(kernel.fn, **arguments))
         self._turns = itertools.cycle(range(len(copies)))
 
+    @property
+    def sets(self) -> int:
+        """How many sets of inputs the calls take in turn."""
+        return len(self._calls)
+
+    @property
+    def first(self) -> Callable[[], Any]:
+        """The call on the first set, of which nothing is kept."""
+        return self._calls[0]
+
     def __call__(self) -> Any:
         """The next call's result."""
         turn = next(self._turns)
@@ -57,6 +70,15 @@ class Rotation:
                 yield inputs, tuple(inputs[name] for name in self._spec.outputs)
             elif result is not None:
                 yield inputs, as_tuple(result)
+
+
+def kernel_file_sha256(kernel: Kernel) -> str | None:
+    """SHA-256 of the file that registered `kernel`; None for one of the tree's, whose commit is known."""
+    module = sys.modules.get(kernel.fn.__module__)
+    file = getattr(module, "__file__", None)
+    if file is None or kernel.fn.__module__.startswith("rooflab."):
+        return None
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()
 
 
 def kernel_traffic(kernel: Kernel, inputs: Inputs, device: str) -> Traffic | None:

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import torch
 
 from rooflab.bench import record_files
 from rooflab.bench.check import CheckResult, check_kernel
+from rooflab.bench.clocks import locked_clocks
 from rooflab.bench.engine_run import as_prompt, engine_record, kernel_names, stream_one, warm_up
 from rooflab.bench.environment import snapshot
 from rooflab.bench.figures import bounds_on
+from rooflab.bench.flush import FlushBy
 from rooflab.bench.measure import measure_op
 from rooflab.bench.record_files import RunWriter
 from rooflab.bench.records import DeviceType, Record
 from rooflab.bench.selection import Selection, pick_device
+from rooflab.bench.stopwatch import check_timer
 from rooflab.engine.llm import LLM, SamplingParams
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel
@@ -169,10 +174,43 @@ def _with_baselines(chosen: Selection) -> dict[str, tuple[Kernel, ...]]:
     return found
 
 
-def run_benches(chosen: Selection, folder: Path, budget_s: float, advance: Advance) -> list[Record]:
-    """Checks and times everything chosen, writing each record to `folder` as it comes."""
+def run_benches(
+    chosen: Selection,
+    folder: Path,
+    budget_s: float,
+    advance: Advance,
+    *,
+    timer: str | None = None,
+    flush: FlushBy = "read",
+    lock_clocks: bool = False,
+) -> list[Record]:
+    """Checks and times everything chosen, writing each record to `folder` as it comes.
+
+    `timer` and `flush` are `time_functions`'; with `lock_clocks` the GPU's SM clock is held meanwhile.  Raises
+    `ValueError` on a timer that the device has not got, and where clocks cannot be locked.
+    """
     if not budget_s > 0:
         raise ValueError(f"budget: expected seconds above 0, got {budget_s}")
+    check_timer(timer, chosen.device.type)
+    if flush not in get_args(FlushBy):
+        raise ValueError(f"flush: expected one of {', '.join(get_args(FlushBy))}, got {flush!r}")
+    with _locked(chosen.device) if lock_clocks else nullcontext() as clock_mhz:
+        timing: Mapping[str, Any] = {"timer": timer, "flush": flush, "locked_sm_clock_mhz": clock_mhz}
+        return _run_benches(chosen, folder, budget_s, advance, timing)
+
+
+def _locked(device: torch.device) -> AbstractContextManager[float]:
+    gpu = snapshot(device.index or 0).gpu if device.type == "cuda" else None
+    if gpu is None:
+        raise ValueError(f"lock-clocks: expected a CUDA device, got {device.type}")
+    from rooflab.bench.sm_clock import sm_clock_under_load  # imports Triton
+
+    return locked_clocks(gpu.uuid, partial(sm_clock_under_load, device))
+
+
+def _run_benches(
+    chosen: Selection, folder: Path, budget_s: float, advance: Advance, timing: Mapping[str, Any]
+) -> list[Record]:
     writer = RunWriter(folder)
     found = []
     for op, kernels in _with_baselines(chosen).items():
@@ -180,7 +218,15 @@ def run_benches(chosen: Selection, folder: Path, budget_s: float, advance: Advan
         for scheme in chosen.schemes_of(spec, default_scheme(chosen.device)):
             cases = chosen.cases_of(spec)
             for record in measure_op(
-                spec, kernels, cases, scheme, chosen.device, budget_s=budget_s, run_id=writer.run_id, seed=chosen.seed
+                spec,
+                kernels,
+                cases,
+                scheme,
+                chosen.device,
+                budget_s=budget_s,
+                run_id=writer.run_id,
+                seed=chosen.seed,
+                **timing,
             ):
                 writer.write(record)
                 found.append(record)

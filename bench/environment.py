@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import os
 import platform
 import re
 import subprocess
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
-from functools import cache, reduce
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from operator import or_
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
 
+from rooflab.bench.clocks import ClockWatch as ClockWatch
+from rooflab.bench.nvml import ask, nvml_of
 from rooflab.kernels.precision import matmul_precision
 
 _CPUS = Path("/sys/devices/system/cpu")
@@ -164,33 +162,6 @@ def _git(root: Path, *arguments: str) -> str | None:
     return result.stdout.strip() if result.returncode == 0 else None
 
 
-@contextmanager
-def _nvml(uuid: str) -> Iterator[tuple[Any, Any] | None]:
-    """NVML and its handle of the GPU, or None where the package, the driver or that GPU is not there."""
-    if importlib.util.find_spec("pynvml") is None:
-        yield None
-        return
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        yield None
-        return
-    try:
-        yield pynvml, _ask(pynvml, "nvmlDeviceGetHandleByUUID", uuid)
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def _ask(nvml: Any, function: str, *arguments: Any) -> Any:
-    """What NVML answers, or None where this card or driver does not support the question."""
-    try:
-        return getattr(nvml, function)(*arguments)
-    except nvml.NVMLError:
-        return None
-
-
 def _gpu(index: int) -> Gpu | None:
     if not torch.cuda.is_available():
         return None
@@ -198,66 +169,19 @@ def _gpu(index: int) -> Gpu | None:
     # By uuid, because NVML's numbering ignores CUDA_VISIBLE_DEVICES.
     uuid = f"GPU-{device.uuid}"
     known = (device.name, uuid, device.total_memory, device.multi_processor_count, device.L2_cache_size)
-    with _nvml(uuid) as found:
+    with nvml_of(uuid) as found:
         if found is None or found[1] is None:
             return Gpu(*known)
         nvml, handle = found
-        limit_mw = _ask(nvml, "nvmlDeviceGetEnforcedPowerLimit", handle)
-        ecc = _ask(nvml, "nvmlDeviceGetEccMode", handle)
-        mig = _ask(nvml, "nvmlDeviceGetMigMode", handle)
+        limit_mw = ask(nvml, "nvmlDeviceGetEnforcedPowerLimit", handle)
+        ecc = ask(nvml, "nvmlDeviceGetEccMode", handle)
+        mig = ask(nvml, "nvmlDeviceGetMigMode", handle)
         return Gpu(
             *known,
-            driver=_ask(nvml, "nvmlSystemGetDriverVersion"),
-            max_sm_clock_mhz=_ask(nvml, "nvmlDeviceGetMaxClockInfo", handle, nvml.NVML_CLOCK_SM),
-            max_memory_clock_mhz=_ask(nvml, "nvmlDeviceGetMaxClockInfo", handle, nvml.NVML_CLOCK_MEM),
+            driver=ask(nvml, "nvmlSystemGetDriverVersion"),
+            max_sm_clock_mhz=ask(nvml, "nvmlDeviceGetMaxClockInfo", handle, nvml.NVML_CLOCK_SM),
+            max_memory_clock_mhz=ask(nvml, "nvmlDeviceGetMaxClockInfo", handle, nvml.NVML_CLOCK_MEM),
             power_limit_w=None if limit_mw is None else limit_mw / 1000,
             ecc=None if ecc is None else bool(ecc[0]),
             mig=None if mig is None else bool(mig[0]),
         )
-
-
-class ClockWatch:
-    """Reads a GPU's clocks while it works, inside `with`; without NVML or with `uuid` None it reads nothing."""
-
-    def __init__(self, uuid: str | None):
-        self._uuid = uuid
-        self._open = ExitStack()
-        self._nvml: tuple[Any, Any] | None = None
-        self._readings: list[dict[str, Any]] = []
-
-    def __enter__(self) -> ClockWatch:
-        if self._uuid is not None:
-            self._nvml = self._open.enter_context(_nvml(self._uuid))
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._open.close()
-        self._nvml = None
-
-    def read(self) -> None:
-        """One reading."""
-        if self._nvml is None or self._nvml[1] is None:
-            return
-        nvml, handle = self._nvml
-        power_mw = _ask(nvml, "nvmlDeviceGetPowerUsage", handle)
-        self._readings.append(
-            {
-                "sm_clock_mhz": _ask(nvml, "nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM),
-                "memory_clock_mhz": _ask(nvml, "nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_MEM),
-                "power_w": None if power_mw is None else power_mw / 1000,
-                "temperature_c": _ask(nvml, "nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU),
-                "throttle_reasons": _ask(nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", handle),
-            }
-        )
-
-    def summary(self) -> dict[str, Any] | None:
-        """Least and largest of each reading and every throttle bit that was seen; None where nothing was read."""
-        if not self._readings:
-            return None
-        result: dict[str, Any] = {"readings": len(self._readings)}
-        for name in ("sm_clock_mhz", "memory_clock_mhz", "power_w", "temperature_c"):
-            values = [reading[name] for reading in self._readings if reading[name] is not None]
-            result[name] = [min(values), max(values)] if values else None
-        seen = [reading["throttle_reasons"] for reading in self._readings if reading["throttle_reasons"] is not None]
-        result["throttle_reasons"] = reduce(or_, seen) if seen else None
-        return result

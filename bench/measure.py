@@ -9,31 +9,36 @@ from typing import Any, Protocol, cast
 
 import torch
 
-from rooflab.bench.calls import Rotation, free_bytes, input_bytes, kernel_traffic, short_of_memory
-from rooflab.bench.ceilings import ceilings_for, limits_for, raise_cpu_ceilings
+from rooflab.bench.calls import (
+    Rotation,
+    free_bytes,
+    input_bytes,
+    kernel_file_sha256,
+    kernel_traffic,
+    short_of_memory,
+)
+from rooflab.bench.ceilings import ceilings_for, limits_for, raise_cpu_ceilings, raise_cuda_ceilings
 from rooflab.bench.environment import Environment, last_level_cache_bytes, snapshot
+from rooflab.bench.flush import FlushBy
+from rooflab.bench.plausible import ABOVE as ABOVE
+from rooflab.bench.plausible import CAUSES as CAUSES
+from rooflab.bench.plausible import above_limits
+from rooflab.bench.reading import reading_fields, why_invalid
 from rooflab.bench.records import CheckedBy, DeviceType, Record, Status, new_run_id
-from rooflab.bench.samples import pack_samples
-from rooflab.bench.timed import time_together, wrong_afterwards
+from rooflab.bench.stopwatch import check_timer
+from rooflab.bench.timed import observe, time_together, wrong_afterwards
 from rooflab.bench.timing import Samples
 from rooflab.kernels.precision import pin_matmul_precision
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.compare import ErrorStats
 from rooflab.reference.spec import Case, Inputs, OpSpec, Scheme
-from rooflab.roofline.model import Bound, Ceilings, Cost, Limiter, Traffic, bound
+from rooflab.roofline.model import Bound, Ceilings, Cost, Traffic, bound
 
 COPIES = 3
 """Sets of inputs that a kernel cycles through, so that no call finds the last one's memory."""
-ABOVE = 1.05
-"""A reading this far above a ceiling is not noise."""
+RAISE_CUDA_S = 20.0
+"""Seconds for measuring a GPU's ceilings again, which a run does at most once."""
 INTERPRETED = "on a CPU it runs in Triton's interpreter, whose time is not the kernel's; `rooflab check` runs it there"
-CAUSES: dict[Limiter, str] = {
-    "memory": "a cache held the data, or the cost counts bytes that the op need not touch",
-    "tensor": "the cost counts work that these inputs do not need, or it was done in a lower precision",
-    "vector": "the cost counts work that these inputs do not need",
-    "sfu": "the cost counts special functions that these inputs do not need",
-    "launch": "launches were merged, or the clock stopped before they ended",
-}
 
 
 class CheckOutcome(Protocol):
@@ -77,6 +82,9 @@ def measure_op(
     ceilings: Ceilings | None = None,
     environment: Environment | None = None,
     raise_ceilings: Callable[[Ceilings], Ceilings] = raise_cpu_ceilings,
+    timer: str | None = None,
+    flush: FlushBy = "read",
+    locked_sm_clock_mhz: float | None = None,
 ) -> Iterator[Record]:
     """One record for each kernel of each case, in that order, a case at a time.
 
@@ -84,8 +92,10 @@ def measure_op(
     case; the kernels of a case are timed interleaved.  What cannot run here gets a record with its reason and the
     bound.  By default `check` is `check.check_kernel`: with the planted inputs on the op's first small case, once a
     kernel, and without them, which take seconds at a model's sizes, on each case.  The ceilings are this machine's.
+    `timer` and `flush` are `time_functions`'; `locked_sm_clock_mhz` is the clock that the caller has locked the GPU to.
     """
     device = torch.device(device)
+    check_timer(timer, device.type)
     pin_matmul_precision()
     gate: Check | None = None
     if check is None:
@@ -104,6 +114,8 @@ def measure_op(
         raise_ceilings=raise_ceilings,
         ceilings=ceilings or ceilings_for(device),
         gate=gate,
+        timing={"timer": timer, "flush": flush},
+        locked_sm_clock_mhz=locked_sm_clock_mhz,
     )
     for case in cases:
         yield from run.case(kernels, case)
@@ -124,6 +136,9 @@ class _Run:
     raise_ceilings: Callable[[Ceilings], Ceilings]
     ceilings: Ceilings | None
     gate: Check | None = None
+    timing: dict[str, Any] = field(default_factory=dict)
+    """`timer` and `flush`."""
+    locked_sm_clock_mhz: float | None = None
     gated: dict[str, CheckOutcome] = field(default_factory=dict)
     raised: bool = field(default=False)
     """Whether the ceilings were measured again in this run; once is enough."""
@@ -145,11 +160,15 @@ class _Run:
             if function is not None:
                 ready[kernel.name] = function
         gpu = self.environment.gpu.uuid if self.environment.gpu and self.device.type == "cuda" else None
-        timed, failures, clocks = time_together(ready, self.device, self.budget_s, self.seed, gpu)
-        for name, failed in failures.items():
-            known[name] |= {"status": failed.status, "reason": failed.reason}
+        timed, failures, clocks = time_together(ready, self.device, self.budget_s, self.seed, gpu, **self.timing)
+        if clocks and self.locked_sm_clock_mhz:
+            clocks = clocks | {"locked_sm_clock_mhz": self.locked_sm_clock_mhz}
         fresh = self.spec.make_inputs(case, self.scheme, self.device, self.seed) if timed else {}
         wrong = wrong_afterwards({name: ready[name] for name in timed}, self.spec, self.scheme, fresh)
+        seen, broken = observe({name: ready[name] for name in timed if name not in wrong}, self.device)
+        for name, failed in (failures | broken).items():
+            known[name] |= {"status": failed.status, "reason": failed.reason}
+            timed.pop(name, None)
         for kernel in kernels:
             fields = known[kernel.name]
             samples = timed.get(kernel.name)
@@ -157,7 +176,7 @@ class _Run:
                 fields |= {"status": "INCORRECT", "reason": f"after timing: {wrong[kernel.name]}"}
                 samples = None
             elif samples is not None:
-                fields |= self._judged(samples, cost) | {"clocks": clocks}
+                fields |= self._judged(samples, cost, clocks) | {"clocks": clocks} | asdict(seen[kernel.name])
             yield self._record(kernel, case, cost, kernel_traffic(kernel, priced, self.device.type), samples, fields)
 
     def _checked(self, kernel: Kernel, case: Case, short: str) -> dict[str, Any]:
@@ -206,37 +225,38 @@ class _Run:
             found |= {"status": failed.status, "reason": failed.reason}
             return None
 
-    def _judged(self, samples: Samples, cost: Cost) -> dict[str, Any]:
+    def _judged(self, samples: Samples, cost: Cost, clocks: dict[str, Any] | None) -> dict[str, Any]:
         """The status of a reading: INVALID where the clock could not see it or the machine cannot have done it."""
-        if not samples.resolved:
-            return {"status": "INVALID", "reason": f"UNRESOLVED: the {samples.method} timer is too coarse for it"}
-        above = self._above(cost, samples.median_s)
-        in_cache = cost.bytes <= last_level_cache_bytes()
-        if above and self.device.type == "cpu" and not self.raised and not (above[0] == "memory" and in_cache):
-            assert self.ceilings is not None, "a reading lies above them"
-            self.ceilings, self.raised = self.raise_ceilings(self.ceilings), True
-            above = self._above(cost, samples.median_s)
-        if not above:
-            return {"status": "OK"}
-        part, times = above
-        return {
-            "status": "INVALID",
-            "reason": f"{times:.2f} times the {part} ceiling; likely cause: {CAUSES[part]}",
-        }
+        self._raise_ceilings(samples, cost)
+        limits = limits_for(self.device, self.ceilings) if self.ceilings else None
+        if limits and self.ceilings and limits.l2_bytes_per_s is None:  # no data sheet of a Hopper states one
+            limits = replace(limits, l2_bytes_per_s=self.ceilings.l2_bytes_per_s)
+        reason = why_invalid(samples, cost, limits, clocks)
+        return {"status": "INVALID", "reason": reason} if reason else {"status": "OK"}
 
-    def _above(self, cost: Cost, seconds: float) -> tuple[Limiter, float] | None:
-        """The ceiling that `seconds` lies furthest above, and how many times."""
-        if self.device.type == "cuda":  # what is written may still lie in L2 when the clock stops
-            cost = replace(cost, write_bytes=0.0)
-        limit = self._bound(cost, limits_for(self.device, self.ceilings) if self.ceilings else None)
-        if limit is None or limit.fraction(seconds) <= ABOVE:
-            return None
-        return limit.limiter, limit.fraction(seconds)
+    def _raise_ceilings(self, samples: Samples, cost: Cost) -> None:
+        """Measures measured ceilings again after the first reading above them; a busy machine may have lowered them."""
+        known = self.ceilings
+        if self.raised or known is None or known.kind != "measured" or not samples.resolved or samples.fault:
+            return
+        seconds = samples.median_s
+        above = seconds > 0 and above_limits(seconds, cost, known, method=samples.method, l2_state=samples.l2_state)
+        in_cache = self.device.type == "cpu" and cost.bytes <= last_level_cache_bytes()
+        if above and not (above.part == "memory" and in_cache):
+            again = self.raise_ceilings
+            if self.device.type == "cuda" and again is raise_cpu_ceilings:
+                again = partial(raise_cuda_ceilings, device=self.device, budget_s=RAISE_CUDA_S)
+            self.ceilings, self.raised = again(known), True
 
     def _bound(self, cost: Cost, ceilings: Ceilings | None) -> Bound | None:
         if ceilings is None or any(dtype not in ceilings.tensor_flops_per_s for dtype in cost.tensor_flops):
             return None
         return bound(cost, ceilings)
+
+    def _circumstances(self, kernel: Kernel) -> dict[str, Any]:
+        """The environment, and a hash of the kernel's file where no commit covers it."""
+        file = kernel_file_sha256(kernel)
+        return self.environment.to_dict() | ({"kernel_file_sha256": file} if file else {})
 
     def _record(
         self,
@@ -254,7 +274,7 @@ class _Run:
         return Record(
             kind="bench",
             run_id=self.run_id,
-            environment=self.environment.to_dict(),
+            environment=self._circumstances(kernel),
             commit=self.environment.commit,
             dirty=self.environment.dirty,
             op=self.spec.name,
@@ -275,22 +295,6 @@ class _Run:
             bound_ms=limit.seconds * 1e3 if limit else None,
             limiter=limit.limiter if limit else None,
             ceilings=asdict(self.ceilings) if self.ceilings else None,
-            **(_reading(samples, cost, moved, limit) if samples else {}),
+            **(reading_fields(samples, cost, moved, limit) if samples else {}),
             **fields,
         )
-
-
-def _reading(samples: Samples, cost: Cost, moved: float, limit: Bound | None) -> dict[str, Any]:
-    return {
-        "basis": "measured",
-        "timer": samples.method,
-        "l2_state": samples.l2_state,
-        "latency_p20_ms": samples.p20_s * 1e3,
-        "latency_median_ms": samples.median_s * 1e3,
-        "latency_p80_ms": samples.p80_s * 1e3,
-        "samples": pack_samples(samples.seconds),
-        "sample_count": len(samples.seconds),
-        "flops_per_s": cost.flops / samples.median_s,
-        "bytes_per_s": moved / samples.median_s,
-        "bound_fraction": limit.fraction(samples.median_s) if limit else None,
-    }

@@ -1,26 +1,35 @@
-"""How times are read on a CPU and on CUDA.  What is read, and in which order, is `timing.time_functions`' affair."""
+"""How times are read: what every stopwatch offers, and that of a CPU.
+
+What is read, and in which order, is `timing.time_functions`' affair.
+"""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 import torch
 
+from rooflab.bench import tamper
 from rooflab.bench.environment import last_level_cache_bytes
+from rooflab.bench.flush import Flush, FlushBy
+from rooflab.bench.pinning import pinned_threads
 
 Function = Callable[[], object]
 Call = tuple[str, Function, int]
 """Name, function, and how often it is called within one sample."""
 
-COARSE_EVENT_STEP_S = 1.024e-6
-"""Grid of event times taken where all readings are one: the coarsest that is published for these cards."""
-MAX_BACKLOG_S = 0.02
-"""Longest wait put in front of a launch; a function whose host work takes longer waits for the device inside."""
+TIMERS: Mapping[str, tuple[str, ...]] = {"cpu": ("perf_counter",), "cuda": ("events", "graph", "cupti")}
+"""Timing methods by device type, the default first.
 
-_cuda: Any = torch.cuda
-"""Untyped, because torch leaves events and `_sleep` without annotations."""
+`events` is CUDA's default: it needs no capture, so that every function can be timed, and adds nothing of its own to
+what the device does, as a profiler may.  What the others are for is in their modules.
+"""
+COARSE_STEP_S = 1.024e-6
+"""Grid of event times taken where no two readings differ: the coarsest that is published for these cards."""
+ROUNDING_S = 1e-9
+"""Differences below it are the rounding of event times, which come as fp32 milliseconds."""
 
 
 class Stopwatch(Protocol):
@@ -28,28 +37,102 @@ class Stopwatch(Protocol):
 
     batches: bool
     """Whether several calls may share a sample where one is too short for the clock."""
+    rounds_at_once: int
+    """How many rounds are best read together."""
 
-    def round(self, calls: Sequence[Call]) -> dict[str, float]:
-        """Reads every function once, in this order; seconds of all calls of its sample together."""
+    def rounds(self, orders: Sequence[Sequence[Call]]) -> list[dict[str, float]]:
+        """For each order every function once, in that order; seconds of all calls of its sample together."""
+
+    def sampling(self) -> AbstractContextManager[None]:
+        """Held while samples are taken, after the warm-up."""
 
     def step_s(self, readings: Sequence[float]) -> float:
         """The timer's resolution in seconds."""
 
+    def launch_floor_s(self, calls: int) -> float | None:
+        """What this method reads per call of a kernel that does nothing, `calls` to a sample; None on a CPU."""
+
     def method(self, name: str, calls: int) -> str:
         """How `name` was timed."""
 
-
-def stopwatch_for(device: torch.device, cold: bool, observe: Callable[[], None] | None) -> Stopwatch:
-    """The stopwatch of a device.  Raises `ValueError` on a device that is neither a CPU nor CUDA."""
-    if device.type == "cpu":
-        return CpuStopwatch(cold, observe)
-    if device.type == "cuda":
-        return CudaStopwatch(device, cold, observe)
-    raise ValueError(f"device: expected cpu or cuda, got {device.type}")
+    def details(self, name: str, samples: int) -> dict[str, Any]:
+        """Other fields of `timing.Samples` for the last `samples` samples of `name`."""
 
 
-class CpuStopwatch:
-    """Reads `perf_counter` around synchronous calls."""
+class OneByOne:
+    """What a stopwatch inherits that reads one round at a time and knows nothing beside its readings."""
+
+    rounds_at_once = 1
+
+    def round(self, calls: Sequence[Call]) -> dict[str, float]:
+        """Reads every function once, in this order."""
+        raise AssertionError("a stopwatch has a round of its own")
+
+    def rounds(self, orders: Sequence[Sequence[Call]]) -> list[dict[str, float]]:
+        """Each round in turn."""
+        return [self.round(calls) for calls in orders]
+
+    def sampling(self) -> AbstractContextManager[None]:
+        """Holds nothing."""
+        return nullcontext()
+
+    def launch_floor_s(self, calls: int) -> float | None:
+        """Not known."""
+        return None
+
+    def details(self, name: str, samples: int) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+
+def check_timer(timer: str | None, device_type: str) -> str:
+    """The timing method for a device type: `timer`, or the default of `TIMERS`.
+
+    Raises `ValueError` on one that the device has not got, and on a device that is neither cpu nor cuda.
+    """
+    if device_type not in TIMERS:
+        raise ValueError(f"device: expected cpu or cuda, got {device_type}")
+    if timer is not None and timer not in TIMERS[device_type]:
+        needs = ", which needs a CUDA device" if timer in TIMERS["cuda"] else ""
+        raise ValueError(
+            f"timer: expected one of {', '.join(TIMERS[device_type])} on {device_type}, got {timer}{needs}"
+        )
+    return timer or TIMERS[device_type][0]
+
+
+def stopwatch_for(
+    device: torch.device,
+    cold: bool,
+    observe: Callable[[], None] | None,
+    timer: str | None = None,
+    flush: FlushBy = "read",
+) -> Stopwatch:
+    """The stopwatch of a device and method.  Raises `ValueError` as `check_timer` does."""
+    method = check_timer(timer, device.type)
+    if method == "perf_counter":
+        return CpuStopwatch(cold, observe, flush=flush)
+    if method == "graph":
+        from rooflab.bench.cuda_graph import GraphStopwatch
+
+        return GraphStopwatch(device, cold, observe, flush)
+    if method == "cupti":
+        from rooflab.bench.cupti import CuptiStopwatch
+
+        return CuptiStopwatch(device, cold, observe, flush)
+    from rooflab.bench.cuda_events import EventStopwatch
+
+    return EventStopwatch(device, cold, observe, flush)
+
+
+def grid_of(readings: Sequence[float]) -> float | None:
+    """The least difference between readings that is no rounding; None where all are one."""
+    distinct = sorted(set(readings))
+    differences = (b - a for a, b in zip(distinct, distinct[1:], strict=False))
+    return min((difference for difference in differences if difference > ROUNDING_S), default=None)
+
+
+class CpuStopwatch(OneByOne):
+    """Reads `perf_counter` around synchronous calls, torch's threads each held on one processor."""
 
     batches = True
 
@@ -57,21 +140,22 @@ class CpuStopwatch:
         self,
         cold: bool = True,
         observe: Callable[[], None] | None = None,
-        clock: Callable[[], float] = time.perf_counter,
+        clock: Callable[[], float] = tamper.perf_counter,
+        flush: FlushBy = "read",
+        pinned: Callable[[], AbstractContextManager[str]] = pinned_threads,
     ):
         self._observe = observe
         self._clock = clock
-        self._cold = cold
-        # Ones, because pages of zeros that nothing has written to are all one page.
-        self._flush = torch.ones(2 * last_level_cache_bytes() // 4 if cold else 0)
+        self._flush = Flush("cpu", last_level_cache_bytes() if cold else 0, flush)
         self._step = min(_steps(clock, 1000))
+        self._pinned = pinned
+        self._threads = ""
 
     def round(self, calls: Sequence[Call]) -> dict[str, float]:
         """Reads every function once, in this order."""
         read = {}
         for name, function, count in calls:
-            if self._cold:
-                self._flush.sum()
+            self._flush()
             began = self._clock()
             for _ in range(count):
                 function()
@@ -80,13 +164,21 @@ class CpuStopwatch:
             self._observe()
         return read
 
+    @contextmanager
+    def sampling(self) -> Iterator[None]:
+        """Pins the threads: after the warm-up, in which libraries start theirs, and these must not start pinned."""
+        with self._pinned() as note:
+            self._threads = f", {note}"
+            yield
+
     def step_s(self, readings: Sequence[float]) -> float:
         """The smallest difference that the clock was seen to make."""
         return self._step
 
     def method(self, name: str, calls: int) -> str:
         """How `name` was timed."""
-        return "cpu perf_counter" + (f", {calls} calls per sample" if calls > 1 else "")
+        batch = f", {calls} calls per sample" if calls > 1 else ""
+        return f"cpu perf_counter{self._threads}{self._flush.note}{batch}"
 
 
 def _steps(clock: Callable[[], float], count: int) -> Iterator[float]:
@@ -95,84 +187,3 @@ def _steps(clock: Callable[[], float], count: int) -> Iterator[float]:
         while now <= began:
             now = clock()
         yield now - began
-
-
-class CudaStopwatch:
-    """Reads pairs of CUDA events, enqueued behind a wait on the device."""
-
-    batches = False
-
-    def __init__(self, device: torch.device, cold: bool = True, observe: Callable[[], None] | None = None):
-        self._device = device
-        self._observe = observe
-        self._cold = cold
-        cache_bytes = _cuda.get_device_properties(device).L2_cache_size
-        self._flush = torch.ones(2 * cache_bytes // 4 if cold else 0, device=device)
-        self._sink = torch.empty((), device=device)
-        self._cycles_per_s = self._calibrate()
-        self._backlog_s = 2e-4
-        self._known: set[str] = set()
-        self._waiting: set[str] = set()
-        """Functions that wait for the device inside, so that no backlog can hide their launches."""
-
-    def _calibrate(self) -> float:
-        """Cycles per second of the clock that `torch.cuda._sleep` counts."""
-        cycles = 10_000_000
-        with _cuda.device(self._device):
-            for _ in range(2):  # the first wakes the device
-                start, end = _cuda.Event(enable_timing=True), _cuda.Event(enable_timing=True)
-                start.record()
-                _cuda._sleep(cycles)
-                end.record()
-                end.synchronize()
-        return float(cycles / (start.elapsed_time(end) * 1e-3))
-
-    def round(self, calls: Sequence[Call]) -> dict[str, float]:
-        """Reads every function once, in this order, until no wait ran out."""
-        with _cuda.device(self._device):
-            for name, function, _ in calls:
-                if name not in self._known:
-                    function()  # compiles, which no wait outlasts
-                    _cuda.synchronize(self._device)
-                    self._known.add(name)
-            while True:
-                read, late = self._attempt(calls)
-                if not late:
-                    return read
-                if self._backlog_s >= MAX_BACKLOG_S:
-                    self._waiting |= late
-                    return read
-                self._backlog_s = min(2 * self._backlog_s, MAX_BACKLOG_S)
-
-    def _attempt(self, calls: Sequence[Call]) -> tuple[dict[str, float], set[str]]:
-        """The readings, and the functions that the device had to wait for."""
-        late = set()
-        events: dict[str, tuple[Any, Any]] = {}
-        for name, function, count in calls:
-            released = _cuda.Event()
-            start, end = _cuda.Event(enable_timing=True), _cuda.Event(enable_timing=True)
-            if name not in self._waiting:
-                _cuda._sleep(int(self._backlog_s * self._cycles_per_s))
-            released.record()
-            if self._cold:
-                torch.sum(self._flush, dim=0, out=self._sink)
-            start.record()
-            for _ in range(count):
-                function()
-            end.record()
-            if released.query() and name not in self._waiting:
-                late.add(name)
-            events[name] = (start, end)
-        if self._observe is not None:
-            self._observe()
-        _cuda.synchronize(self._device)
-        return {name: start.elapsed_time(end) * 1e-3 for name, (start, end) in events.items()}, late
-
-    def step_s(self, readings: Sequence[float]) -> float:
-        """The smallest difference between two readings: the grid of event times differs from card to card."""
-        distinct = sorted(set(readings))
-        return min((b - a for a, b in zip(distinct, distinct[1:], strict=False)), default=COARSE_EVENT_STEP_S)
-
-    def method(self, name: str, calls: int) -> str:
-        """How `name` was timed."""
-        return "cuda events, launch gaps " + ("included" if name in self._waiting else "hidden")

@@ -3,27 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 
+from rooflab.bench.activity import Activity, device_activity
 from rooflab.bench.calls import Rotation
-from rooflab.bench.environment import ClockWatch
+from rooflab.bench.clocks import ClockWatch, ReadsClock
+from rooflab.bench.flush import FlushBy
+from rooflab.bench.memory import peak_memory_bytes
 from rooflab.bench.timing import Samples, time_functions
+from rooflab.bench.trace import NotRecorded
 from rooflab.bench.trial import Failed, failure, known_errors
+from rooflab.kernels.registry import interpreting
 from rooflab.reference.spec import Inputs, OpSpec, Scheme
 
 
+@dataclass(frozen=True)
+class Observed:
+    """What one call was seen to do beside taking time."""
+
+    peak_memory_bytes: float | None = None
+    device_kernels: tuple[str, ...] = ()
+    activity_hash: str | None = None
+
+
 def time_together(
-    ready: Mapping[str, Rotation], device: torch.device, budget_s: float, seed: int, gpu_uuid: str | None
+    ready: Mapping[str, Rotation],
+    device: torch.device,
+    budget_s: float,
+    seed: int,
+    gpu_uuid: str | None,
+    *,
+    timer: str | None = None,
+    flush: FlushBy = "read",
 ) -> tuple[dict[str, Samples], dict[str, Failed], dict[str, Any] | None]:
     """Samples by kernel, the failures of those that broke off, and the clocks seen.  `budget_s` is for each kernel."""
     failures: dict[str, Failed] = {}
     if not ready:
         return {}, failures, None
-    with ClockWatch(gpu_uuid) as watch:
-        read = partial(time_functions, device=device, seed=seed, observe=watch.read)
+    device_clock, note = open_clock(device)
+    with ClockWatch(gpu_uuid, device_clock) as watch:
+        read = partial(time_functions, device=device, seed=seed, observe=watch.read, timer=timer, flush=flush)
         try:
             timed = read(ready, budget_s=budget_s * len(ready))
         except known_errors():
@@ -33,7 +57,40 @@ def time_together(
                     timed |= read({name: function}, budget_s=budget_s)
                 except known_errors() as error:
                     failures[name] = failure(error, "while timed")
-        return timed, failures, watch.summary()
+        clocks = watch.summary()
+        return timed, failures, {**(clocks or {}), **note} or None
+
+
+def open_clock(device: torch.device) -> tuple[ReadsClock | None, dict[str, str]]:
+    """What reads the SM clock on a CUDA device, or why nothing does, under the key that a record has for it."""
+    if device.type != "cuda" or interpreting():
+        return None, {}
+    try:
+        from rooflab.bench.sm_clock import DeviceClock  # imports Triton
+
+        return DeviceClock(device), {}
+    except known_errors() as error:
+        return None, {"sm_clock_unread": f"{type(error).__name__}: {error}"}
+
+
+def observe(timed: Mapping[str, Rotation], device: torch.device) -> tuple[dict[str, Observed], dict[str, Failed]]:
+    """Peak memory and device kernels of a call of each, and the failures of those that broke off.
+
+    It comes after the timing, whose launches a profiler that was once attached might slow down.
+    """
+    seen: dict[str, Observed] = {}
+    failures: dict[str, Failed] = {}
+    for name, rotation in timed.items():
+        try:
+            peak, activity = None, Activity((), None)
+            with suppress(NotRecorded):  # another profiler runs, or CUPTI is not there: the record then has neither
+                peak = peak_memory_bytes(rotation.first, device)
+                if device.type == "cuda":
+                    activity = device_activity(rotation.first, device)
+            seen[name] = Observed(peak, activity.kernels, activity.hash)
+        except known_errors() as error:
+            failures[name] = failure(error, "after timing")
+    return seen, failures
 
 
 def wrong_afterwards(timed: Mapping[str, Rotation], spec: OpSpec, scheme: Scheme, fresh: Inputs) -> dict[str, str]:

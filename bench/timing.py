@@ -5,14 +5,15 @@ from __future__ import annotations
 import gc
 import math
 import random
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from rooflab.bench import tamper
+from rooflab.bench.flush import FlushBy
 from rooflab.bench.records import L2State
 from rooflab.bench.stopwatch import Function, Stopwatch, stopwatch_for
 
@@ -39,6 +40,14 @@ class Samples:
     calls_per_sample: int = 1
     resolved: bool = True
     """Whether the median sample is at least `STEPS_PER_SAMPLE` steps of the timer; else the reading is UNRESOLVED."""
+    fault: str = ""
+    """Why the reading must not be published: a clock was replaced, kernels were dropped; nothing where it may be."""
+    launch_floor_s: float | None = None
+    """What this method reads per call of a kernel that does nothing, at as many calls per sample; None on a CPU."""
+    kernels: tuple[str, ...] = ()
+    """Names of the device's kernels of a call, where the method sees them."""
+    busy_s: float | None = None
+    """Median of the kernels' own times of a call added up, where the method sees them."""
 
     @property
     def p20_s(self) -> float:
@@ -66,6 +75,8 @@ def time_functions(
     cold: bool = True,
     observe: Callable[[], None] | None = None,
     stopwatch: Stopwatch | None = None,
+    timer: str | None = None,
+    flush: FlushBy = "read",
 ) -> dict[str, Samples]:
     """Times functions of no arguments against each other.  The protocol:
 
@@ -74,19 +85,25 @@ def time_functions(
     2. Then rounds.  Each times every function once, so that drift falls on all alike; the order is drawn from `seed`,
        rotated by one from round to round and reversed in every second one, so that each takes every place.
     3. Before each sample the last-level cache is emptied by *reading* a buffer of twice its size as the machine states
-       it.  Reading, because what a flush has written is written back inside the next sample.  `cold=False` leaves this
-       out.  Cycling through several copies of the inputs is the functions' own affair, and so is random data.
-    4. On a CPU a sample is the difference of two `perf_counter` readings.  Calls share one sample where the warm-up
-       shows a call to be shorter than ten steps of that clock; only the first of them then finds the cache cold.
-    5. On CUDA a sample is a pair of events on the current stream.  Each is enqueued behind a wait on the device that
-       outlasts the host's work, so that the flush, the events and the launches run back to back; a round in which the
-       wait ran out is taken again with twice the wait, and a function that waits for the device itself is named so in
-       its method.
-    6. Samples are taken for `budget_s` seconds in all, warming up included, and until there are `min_samples`, however
+       it.  Reading, because what a flush has written is written back inside the next sample; `flush="write"` does that
+       for cards on which it is the cleaner (`flush_comparison`).  `cold=False` leaves this out.  Cycling through
+       several copies of the inputs is the functions' own affair, and so is random data.
+    4. On a CPU (`timer="perf_counter"`) a sample is the difference of two `perf_counter` readings, torch's threads
+       pinned, or the method says why they are not.
+    5. On CUDA every sample is enqueued behind a wait on the device that outlasts the host's work, so that the flush
+       and the launches run back to back; a sample whose wait ran out is taken again with a longer one, and a function
+       that waits for the device itself is named so in its method.  A sample is a pair of events on the current stream
+       (`events`, the default: no function is refused, and nothing is added to what the device does), a pair of events
+       around the replay of a captured graph (`graph`), or the device's kernels by CUPTI (`cupti`).
+    6. Calls share one sample where the warm-up shows a call to be shorter than ten steps of the clock, and the method
+       permits it.  Only the first of them then finds the cache cold: the L2 state of such a reading is `warm`.  What is
+       still shorter than ten steps is not `resolved`.
+    7. Samples are taken for `budget_s` seconds in all, warming up included, and until there are `min_samples`, however
        long that takes.  They are kept raw, in time order; none is dropped.  Python's garbage collector rests meanwhile.
+    8. Afterwards the clocks are looked at: one that was replaced meanwhile is named as the fault of every reading.
 
     `observe` is called once per round, outside the samples; on CUDA while the device works.  Raises `ValueError` on no
-    functions, a budget that is not positive, or fewer than one sample.
+    functions, a budget that is not positive, fewer than one sample, or a timer that the device has not got.
     """
     if not functions:
         raise ValueError("functions: expected at least one, got none")
@@ -94,27 +111,40 @@ def time_functions(
         raise ValueError(f"budget_s: expected a positive number of seconds, got {budget_s}")
     if min_samples < 1:
         raise ValueError(f"min_samples: expected at least 1, got {min_samples}")
-    watch = stopwatch or stopwatch_for(torch.device(device), cold, observe)
+    watch = stopwatch or stopwatch_for(torch.device(device), cold, observe, timer, flush)
     with _collector_resting():
-        began = time.perf_counter()
+        began = tamper.perf_counter()
         fastest = _warm_up(watch, functions, began + WARM_UP_SHARE * budget_s)
         calls = {name: _calls_per_sample(watch, fastest[name]) for name in functions}
         readings: dict[str, list[float]] = {name: [] for name in functions}
-        for count, order in enumerate(_orders(list(functions), seed)):
-            if count >= min_samples and (count >= MAX_SAMPLES or time.perf_counter() - began > budget_s):
-                break
-            for name, seconds in watch.round([(name, functions[name], calls[name]) for name in order]).items():
-                readings[name].append(seconds)
-    return {
-        name: Samples(
-            seconds=tuple(value / calls[name] for value in values),
-            method=watch.method(name, calls[name]),
-            l2_state="cold" if cold and calls[name] == 1 else "warm",
-            calls_per_sample=calls[name],
-            resolved=float(np.median(values)) >= STEPS_PER_SAMPLE * watch.step_s(values),
-        )
-        for name, values in readings.items()
-    }
+        orders = _orders(list(functions), seed)
+        with watch.sampling():
+            while (taken := min(map(len, readings.values()))) < MAX_SAMPLES:
+                if taken >= min_samples and tamper.perf_counter() - began > budget_s:
+                    break
+                batch = [next(orders) for _ in range(min(watch.rounds_at_once, MAX_SAMPLES - taken))]
+                for read in watch.rounds([[(name, functions[name], calls[name]) for name in o] for o in batch]):
+                    for name, seconds in read.items():
+                        readings[name].append(seconds)
+        replaced = tamper.tampered()
+        return {name: _samples(watch, name, values, calls[name], cold, replaced) for name, values in readings.items()}
+
+
+def _samples(
+    watch: Stopwatch, name: str, values: Sequence[float], calls: int, cold: bool, replaced: str | None
+) -> Samples:
+    details = watch.details(name, len(values))
+    if replaced:
+        details = details | {"fault": replaced}
+    return Samples(
+        seconds=tuple(value / calls for value in values),
+        method=watch.method(name, calls),
+        l2_state="cold" if cold and calls == 1 else "warm",
+        calls_per_sample=calls,
+        resolved=float(np.median(values)) >= STEPS_PER_SAMPLE * watch.step_s(values),
+        launch_floor_s=watch.launch_floor_s(calls),
+        **details,
+    )
 
 
 def _orders(names: list[str], seed: int) -> Iterator[list[str]]:
@@ -133,11 +163,11 @@ def _warm_up(watch: Stopwatch, functions: Mapping[str, Function], deadline: floa
     fastest = dict.fromkeys(functions, math.inf)
     rounds = 0
     while True:
-        read = watch.round([(name, function, 1) for name, function in functions.items()])
+        (read,) = watch.rounds([[(name, function, 1) for name, function in functions.items()]])
         steady = all(seconds >= STEADY * fastest[name] for name, seconds in read.items())
         fastest = {name: min(seconds, fastest[name]) for name, seconds in read.items()}
         rounds += 1
-        if (steady and rounds >= 3) or time.perf_counter() > deadline:
+        if (steady and rounds >= 3) or tamper.perf_counter() > deadline:
             return fastest
 
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from rooflab.bench import environment
+from rooflab.bench import nvml as nvml_module
 from rooflab.bench.environment import ClockWatch, Gpu, git_state, last_level_cache_bytes, machine_key, snapshot
 from rooflab.kernels.precision import pin_matmul_precision
 
@@ -145,7 +145,7 @@ def nvml(monkeypatch):
     fake = FakeNvml()
     fake.__spec__ = SimpleNamespace(name="pynvml")
     monkeypatch.setitem(sys.modules, "pynvml", fake)
-    monkeypatch.setattr(environment.importlib.util, "find_spec", lambda name: fake.__spec__)
+    monkeypatch.setattr(nvml_module.importlib.util, "find_spec", lambda name: fake.__spec__)
     properties = SimpleNamespace(
         name="NVIDIA H200", uuid="1", total_memory=141, multi_processor_count=132, L2_cache_size=60
     )
@@ -161,7 +161,7 @@ def test_a_gpu_is_described_and_a_refused_question_is_none(nvml):
 
 
 def test_a_gpu_without_nvml_is_described_by_torch(nvml, monkeypatch):
-    monkeypatch.setattr(environment.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(nvml_module.importlib.util, "find_spec", lambda name: None)
     assert snapshot().gpu == Gpu("NVIDIA H200", "GPU-1", 141, 132, 60)
 
 
@@ -178,6 +178,10 @@ def test_the_clock_watch_keeps_extremes_and_every_throttle_bit(nvml):
         "power_w": [650.0, 650.0],
         "temperature_c": [61, 61],
         "throttle_reasons": 4,
+        "throttle_names": ["software power cap"],
+        "throttled": [],
+        "sm_clock_hz": None,
+        "sm_clock_range_hz": None,
     }
 
 

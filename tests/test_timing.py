@@ -1,19 +1,16 @@
-import contextlib
 import gc
 import itertools
 import time
-from types import SimpleNamespace
 
 import pytest
-import torch
 
 from rooflab.bench import stopwatch as stopwatches
 from rooflab.bench import timing
-from rooflab.bench.stopwatch import CpuStopwatch, CudaStopwatch, stopwatch_for
+from rooflab.bench.stopwatch import CpuStopwatch, OneByOne, check_timer, grid_of
 from rooflab.bench.timing import Samples, time_functions
 
 
-class FakeStopwatch:
+class FakeStopwatch(OneByOne):
     """Reads what a script says and remembers in which order it was asked."""
 
     batches = True
@@ -21,17 +18,20 @@ class FakeStopwatch:
     def __init__(self, script=lambda name, turn: 1.0, step=1e-3):
         self.script = script
         self.step = step
-        self.rounds = []
+        self.rounds_seen = []
 
     def round(self, calls):
-        self.rounds.append([(name, count) for name, _, count in calls])
-        return {name: self.script(name, len(self.rounds)) * count for name, _, count in calls}
+        self.rounds_seen.append([(name, count) for name, _, count in calls])
+        return {name: self.script(name, len(self.rounds_seen)) * count for name, _, count in calls}
 
     def step_s(self, readings):
         return self.step
 
     def method(self, name, calls):
         return "script"
+
+    def rounds_of(self, name):
+        return [turn for turn, order in enumerate(self.rounds_seen) if name in dict(order)]
 
 
 def nothing():
@@ -47,13 +47,15 @@ def test_a_sleeping_function_takes_the_time_that_it_sleeps():
     read = time_functions({"nap": lambda: time.sleep(0.004), "long nap": lambda: time.sleep(0.012)}, budget_s=0.2)
     assert 0.004 <= read["nap"].median_s < read["long nap"].median_s
     assert 0.012 <= read["long nap"].median_s < 0.05
-    assert read["nap"].method == "cpu perf_counter" and read["nap"].l2_state == "cold" and read["nap"].resolved
+    assert (
+        read["nap"].method.startswith("cpu perf_counter, ") and read["nap"].l2_state == "cold" and read["nap"].resolved
+    )
 
 
 def test_functions_are_interleaved_and_every_one_takes_every_place():
     watch = FakeStopwatch()
     time_functions(dict.fromkeys("abc", nothing), min_samples=12, budget_s=1e-9, stopwatch=watch)
-    measured = [[name for name, _ in order] for order in watch.rounds[1:]]
+    measured = [[name for name, _ in order] for order in watch.rounds_seen[1:]]
     assert len(measured) == 12 and all(sorted(order) == ["a", "b", "c"] for order in measured)
     for place in range(3):
         assert {order[place] for order in measured[:6]} == {"a", "b", "c"}
@@ -64,7 +66,7 @@ def test_the_order_comes_from_the_seed():
     def order(seed):
         watch = FakeStopwatch()
         time_functions(dict.fromkeys("abcdefgh", nothing), min_samples=2, budget_s=1e-9, seed=seed, stopwatch=watch)
-        return watch.rounds[-1]
+        return watch.rounds_seen[-1]
 
     assert order(1) == order(1) != order(2)
 
@@ -89,7 +91,7 @@ def test_warming_up_ends_with_its_share_of_the_budget():
 
     watch = FakeStopwatch(slow)
     read = time_functions({"a": nothing}, min_samples=1, budget_s=0.1, stopwatch=watch)
-    assert len(watch.rounds) - len(read["a"].seconds) <= 2
+    assert len(watch.rounds_seen) - len(read["a"].seconds) <= 2
 
 
 def test_the_budget_ends_the_sampling_but_not_before_the_least_samples():
@@ -104,7 +106,7 @@ def test_the_budget_ends_the_sampling_but_not_before_the_least_samples():
 def test_calls_too_short_for_the_clock_share_a_sample():
     watch = FakeStopwatch(lambda name, turn: 1e-3 if name == "short" else 1.0, step=1e-3)
     read = time_functions({"short": nothing, "long": nothing}, min_samples=2, budget_s=1e-9, stopwatch=watch)
-    assert dict(watch.rounds[-1]) == {"short": 20, "long": 1}
+    assert dict(watch.rounds_seen[-1]) == {"short": 20, "long": 1}
     assert read["short"].median_s == pytest.approx(1e-3)
     assert (read["short"].calls_per_sample, read["short"].l2_state, read["short"].resolved) == (20, "warm", True)
     assert (read["long"].calls_per_sample, read["long"].l2_state, read["long"].resolved) == (1, "cold", True)
@@ -127,12 +129,17 @@ def test_a_coarse_clock_is_seen_to_be_coarse():
     assert watch.method("a", 1) == "cpu perf_counter" and "8 calls" in watch.method("a", 8)
 
 
+def test_the_grid_is_the_least_difference_that_is_no_rounding():
+    assert grid_of([3e-6, 5e-6, 4e-6, 3e-6, 4e-6 + 2e-10]) == pytest.approx(1e-6, rel=1e-3)
+    assert grid_of([3e-6, 3e-6]) is None
+
+
 def test_the_cache_is_emptied_by_twice_its_size_before_each_sample(monkeypatch):
     monkeypatch.setattr(stopwatches, "last_level_cache_bytes", lambda: 4000)
     log = []
     watch = CpuStopwatch(clock=lambda: log.append("clock") or float(len(log)))
     assert watch._flush.nbytes == 8000
-    watch._flush = SimpleNamespace(sum=lambda: log.append("flush"))
+    watch._flush = lambda: log.append("flush")
     del log[:]
     watch.round([("a", lambda: log.append("a"), 2), ("b", lambda: log.append("b"), 1)])
     assert log == ["flush", "clock", "a", "a", "clock", "flush", "clock", "b", "clock"]
@@ -161,6 +168,9 @@ def test_observe_is_called_once_a_round():
         ({"budget_s": float("nan")}, "budget_s: expected a positive"),
         ({"min_samples": 0}, "min_samples: expected at least 1"),
         ({"device": "meta"}, "device: expected cpu or cuda, got meta"),
+        ({"timer": "events"}, "timer: expected one of perf_counter on cpu, got events, which needs a CUDA device"),
+        ({"timer": "sundial"}, "timer: expected one of perf_counter on cpu, got sundial$"),
+        ({"flush": "wish"}, "flush: expected one of read, write, got 'wish'"),
     ],
 )
 def test_bad_input_is_one_sentence(changes, text):
@@ -168,122 +178,33 @@ def test_bad_input_is_one_sentence(changes, text):
         time_functions(**({"functions": {"a": nothing}} | changes))
 
 
-class FakeCuda:
-    """A device that works through a queue behind the host; times in seconds, the sleep clock at 1 GHz."""
-
-    HOST_S = 5e-6
-    """What the host needs for each call into CUDA."""
-
-    def __init__(self, monkeypatch):
-        self.host_s = 0.0
-        self.device_s = 0.0
-        cuda = self
-
-        class Event:
-            def __init__(self, enable_timing=False):
-                self.at_s = None
-
-            def record(self):
-                cuda.work(0.0)
-                self.at_s = cuda.device_s
-
-            def query(self):
-                return cuda.host_s >= self.at_s
-
-            def synchronize(self):
-                cuda.host_s = max(cuda.host_s, self.at_s)
-
-            def elapsed_time(self, end):
-                return (end.at_s - self.at_s) * 1e3
-
-        for name, value in {
-            "Event": Event,
-            "_sleep": lambda cycles: self.work(cycles / 1e9),
-            "synchronize": lambda device: self.wait(),
-            "device": lambda device: contextlib.nullcontext(),
-            "get_device_properties": lambda device: SimpleNamespace(L2_cache_size=4000),
-        }.items():
-            monkeypatch.setattr(torch.cuda, name, value)
-
-    def work(self, seconds):
-        self.host_s += self.HOST_S
-        self.device_s = max(self.device_s, self.host_s) + seconds
-
-    def wait(self):
-        self.host_s = max(self.host_s, self.device_s)
+def test_every_device_has_a_default_timer():
+    assert check_timer(None, "cpu") == "perf_counter" and check_timer(None, "cuda") == "events"
+    assert check_timer("graph", "cuda") == "graph"
+    with pytest.raises(ValueError, match="timer: expected one of events, graph, cupti on cuda, got perf_counter"):
+        check_timer("perf_counter", "cuda")
 
 
-def test_cuda_events_hide_the_launches_behind_a_wait(monkeypatch):
-    cuda = FakeCuda(monkeypatch)
+def test_a_stopwatch_may_read_several_rounds_together():
+    class Together(FakeStopwatch):
+        rounds_at_once = 4
 
-    def three_launches():
-        for _ in range(3):
-            cuda.host_s += 100e-6  # host work that a device without a backlog would wait for
-            cuda.work(10e-6)
+        def rounds(self, orders):
+            self.asked = [*getattr(self, "asked", []), len(orders)]
+            return super().rounds(orders)
 
-    watch = CudaStopwatch(torch.device("cpu"))
-    assert watch._flush.nbytes == 8000 and watch._cycles_per_s == pytest.approx(1e9, rel=1e-2)
-    read = watch.round([("three", three_launches, 1), ("one", lambda: cuda.work(20e-6), 1)])
-    assert read == pytest.approx({"three": 30e-6, "one": 20e-6})
-    assert watch._backlog_s > 300e-6, "the wait grew until it outlasted the host"
-    assert watch.method("three", 1) == "cuda events, launch gaps hidden"
+    watch = Together()
+    read = time_functions({"a": nothing, "b": nothing}, min_samples=6, budget_s=1e-9, stopwatch=watch)
+    assert watch.asked[-2:] == [4, 4] and len(read["a"].seconds) == len(read["b"].seconds) == 8
+    assert sorted(watch.rounds_of("a")) == sorted(watch.rounds_of("b"))
 
 
-def test_a_function_that_waits_for_the_device_is_named_so_and_holds_up_no_other(monkeypatch):
-    cuda = FakeCuda(monkeypatch)
+def test_a_clock_replaced_while_it_is_read_is_the_fault_of_every_reading(monkeypatch):
+    def cheats():
+        monkeypatch.setattr(time, "perf_counter", lambda: 0.0)
 
-    def synchronous():
-        cuda.work(10e-6)
-        cuda.wait()
-        cuda.work(10e-6)
-
-    watch = CudaStopwatch(torch.device("cpu"))
-    calls = [("synchronous", synchronous, 1), ("plain", lambda: cuda.work(20e-6), 1)]
-    for _ in range(2):
-        read = watch.round(calls)
-    assert read["plain"] == pytest.approx(20e-6) and read["synchronous"] > 20e-6
-    assert watch.method("synchronous", 1) == "cuda events, launch gaps included"
-    assert watch.method("plain", 1) == "cuda events, launch gaps hidden"
-    before = cuda.device_s
-    watch.round(calls[:1])
-    assert cuda.device_s - before < stopwatches.MAX_BACKLOG_S, "it is no longer put behind a wait"
-
-
-def test_compilation_is_not_waited_for(monkeypatch):
-    cuda = FakeCuda(monkeypatch)
-    compiled = []
-
-    def compiles_first():
-        if not compiled:
-            cuda.host_s += 3.0
-            compiled.append(True)
-        cuda.work(10e-6)
-
-    watch = CudaStopwatch(torch.device("cpu"), cold=False)
-    assert watch.round([("a", compiles_first, 1)])["a"] == pytest.approx(10e-6)
-    assert watch._backlog_s == pytest.approx(2e-4)
-
-
-def test_the_grid_of_event_times_is_read_from_the_readings(monkeypatch):
-    FakeCuda(monkeypatch)
-    watch = CudaStopwatch(torch.device("cpu"))
-    assert watch.step_s([3e-6, 5e-6, 4e-6, 3e-6]) == pytest.approx(1e-6)
-    assert watch.step_s([3e-6, 3e-6]) == 1.024e-6, (
-        "readings that are all one say nothing of the grid: the coarsest known"
-    )
-
-
-def test_cuda_gets_the_event_timer(monkeypatch):
-    made = []
-    monkeypatch.setattr(stopwatches, "CudaStopwatch", lambda *arguments: made.append(arguments))
-    stopwatch_for(torch.device("cuda"), True, None)
-    assert made == [(torch.device("cuda"), True, None)]
-
-
-@pytest.mark.gpu
-def test_a_matrix_product_on_the_gpu_takes_a_plausible_time():
-    a = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
-    read = time_functions({"mm": lambda: a @ a, "small": lambda: a[:1] + 1}, "cuda", budget_s=0.5)
-    assert 2 * 4096**3 / read["mm"].median_s < 2.5e15
-    assert 1e-6 < read["small"].median_s < read["mm"].median_s
-    assert read["mm"].method == "cuda events, launch gaps hidden"
+    read = time_functions({"cheats": cheats, "honest": nothing}, budget_s=1e-6, min_samples=2, cold=False)
+    assert read["cheats"].fault == read["honest"].fault == "time.perf_counter replaced while the bench ran"
+    assert all(sample > 0 for sample in read["honest"].seconds), "the stopwatch keeps the clock that it began with"
+    monkeypatch.undo()
+    assert time_functions({"honest": nothing}, budget_s=1e-6, min_samples=2, cold=False)["honest"].fault == ""

@@ -8,48 +8,52 @@ from typing import Any
 
 import torch
 
+from rooflab.bench.calls import Rotation
+
 PROBES = 7
+PROBE_CYCLES = 10_000_000
 
 
-def slowed(function: Callable[[], object], share: float, device: torch.device) -> Callable[[], object]:
-    """`function` followed by a wait of `share` of its time: spinning on a CPU, on the device with CUDA."""
-    if device.type == "cuda":
-        return _slowed_on_device(function, share)
+class Slowed(Rotation):
+    """A rotation each of whose calls is followed by a wait of `share` of its time: spinning on a CPU, on the device
+    with CUDA."""
 
-    def spin() -> object:
+    def __init__(self, rotation: Rotation, share: float, device: torch.device):
+        self.__dict__ |= vars(rotation)
+        self._share = share
+        self._cycles = share * _cycles(rotation) if device.type == "cuda" else None
+
+    def __call__(self) -> Any:
+        """The next call's result, later."""
+        if self._cycles is not None:
+            result = super().__call__()
+            _cuda._sleep(int(self._cycles))
+            return result
         # Of this very call, so that a call that finds its data in a cache is not slowed like one that does not.
         began = time.perf_counter()
-        result = function()
+        result = super().__call__()
         ended = time.perf_counter()
-        until = ended + share * (ended - began)
+        until = ended + self._share * (ended - began)
         while time.perf_counter() < until:
             pass
         return result
 
-    return spin
+
+_cuda: Any = torch.cuda
+"""Untyped, because torch leaves events and `_sleep` without annotations."""
 
 
-def _slowed_on_device(function: Callable[[], object], share: float) -> Callable[[], object]:
-    cuda: Any = torch.cuda  # torch leaves events and `_sleep` without annotations
-    times = []
-    for _ in range(PROBES):
-        start, end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
-        cuda._sleep(1_000_000)  # the launch hides behind it
-        start.record()
-        function()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end))
-    start, end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
+def _cycles(function: Callable[[], object]) -> float:
+    """The device's cycles that a call takes, of the clock that `torch.cuda._sleep` counts."""
+    times = sorted(_elapsed_ms(function) for _ in range(PROBES))
+    return times[PROBES // 2] * PROBE_CYCLES / _elapsed_ms(lambda: _cuda._sleep(PROBE_CYCLES))
+
+
+def _elapsed_ms(function: Callable[[], object]) -> float:
+    start, end = _cuda.Event(enable_timing=True), _cuda.Event(enable_timing=True)
+    _cuda._sleep(1_000_000)  # the launch hides behind it
     start.record()
-    cuda._sleep(10_000_000)
+    function()
     end.record()
     end.synchronize()
-    cycles = int(sorted(times)[PROBES // 2] * share * 10_000_000 / start.elapsed_time(end))
-
-    def wait() -> object:
-        result = function()
-        cuda._sleep(cycles)
-        return result
-
-    return wait
+    return float(start.elapsed_time(end))

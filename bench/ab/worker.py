@@ -17,15 +17,17 @@ from typing import Any
 import torch
 
 from rooflab.bench.ab.pairs import Reading
-from rooflab.bench.ab.slow import slowed
+from rooflab.bench.ab.slow import Slowed
 from rooflab.bench.calls import Rotation, free_bytes, input_bytes
 from rooflab.bench.environment import snapshot
 from rooflab.bench.measure import COPIES
-from rooflab.bench.timed import wrong_afterwards
-from rooflab.bench.timing import time_functions
+from rooflab.bench.reading import why_invalid
+from rooflab.bench.timed import Observed, observe, time_together, wrong_afterwards
+from rooflab.bench.trial import failure, known_errors
 from rooflab.kernels import registry
 from rooflab.kernels.precision import pin_matmul_precision
 from rooflab.reference.spec import Case, OpSpec, Scheme, get_scheme
+from rooflab.roofline.model import Ceilings
 
 Line = dict[str, Any]
 FUNCTION = "function"
@@ -101,7 +103,6 @@ def measure(target: Mapping[str, str], job: Mapping[str, Any], device: torch.dev
 def _function(job: Mapping[str, Any]) -> Reading:
     """The job's function, checked or timed."""
     from rooflab.bench.ab import adhoc
-    from rooflab.bench.trial import failure, known_errors
 
     sys.path[:0] = [entry for entry in job["functions"]["path"] if entry not in sys.path]
     try:
@@ -117,35 +118,59 @@ def _function(job: Mapping[str, Any]) -> Reading:
 def _timed(
     kernel: registry.Kernel, spec: OpSpec, case: Case, scheme: Scheme, job: Mapping[str, Any], device: torch.device
 ) -> Reading:
-    from rooflab.bench.trial import failure, known_errors
-
     # Priced on the inputs themselves: the first sum of meta tensors imports torch._dynamo, 1 s in each process.
     copies = [spec.make_inputs(case, scheme, device, job["seed"])]
     fit = max(1, min(COPIES, int(free_bytes(device) / 4 / max(1, input_bytes(copies[0])))))
     copies += [spec.make_inputs(case, scheme, device, job["seed"]) for _ in range(fit - 1)]
     try:
         rotation = Rotation(kernel, spec, copies)
-        function = slowed(rotation, job["slow_down"], device) if job["slow_down"] else rotation
-        samples = time_functions({"fn": function}, device, budget_s=job["budget_s"], seed=job["seed"])["fn"]
+        function = Slowed(rotation, job["slow_down"], device) if job["slow_down"] else rotation
     except known_errors() as error:
-        failed = failure(error, "while timed")
+        failed = failure(error, "before timing")
         return Reading(failed.status, failed.reason)
+    timed, failures, clocks = time_together(
+        {"fn": function}, device, job["budget_s"], job["seed"], _gpu_uuid(device), timer=job["timer"]
+    )
+    if failures:
+        return Reading(failures["fn"].status, failures["fn"].reason)
     fresh = spec.make_inputs(case, scheme, device, job["seed"])
     wrong = wrong_afterwards({"fn": rotation}, spec, scheme, fresh)
     if wrong:
         return Reading("INCORRECT", f"after timing: {wrong['fn']}")
-    cost = spec.cost(**fresh)
+    samples, cost = timed["fn"], spec.cost(**fresh)
+    invalid = why_invalid(samples, cost, _limits(device), clocks)
+    # Peak memory is not asked for: its profiler would cost every process of a CPU run 0.1 s a kernel.
+    seen = observe({"fn": function}, device)[0].get("fn", Observed()) if device.type == "cuda" else Observed()
     return Reading(
-        status="OK" if samples.resolved else "INVALID",
-        reason="" if samples.resolved else f"UNRESOLVED: the {samples.method} timer is too coarse for it",
+        status="INVALID" if invalid else "OK",
+        reason=invalid or "",
         seconds=samples.seconds,
         median_s=samples.median_s,
         method=samples.method,
+        activity_hash=seen.activity_hash,
+        device_kernels=seen.device_kernels,
         least_bytes=cost.bytes,
         flops=cost.flops,
         role=kernel.role,
         backend=kernel.backend,
     )
+
+
+def _gpu_uuid(device: torch.device) -> str | None:
+    if device.type != "cuda":
+        return None
+    gpu = snapshot(device.index or 0).gpu
+    return gpu.uuid if gpu else None
+
+
+def _limits(device: torch.device) -> Ceilings | None:
+    """What no reading can pass: a GPU's data sheet at its highest clock; a CPU has none but what is measured."""
+    if device.type != "cuda":
+        return None
+    from rooflab.bench.ceilings import ceilings_for, limits_for
+
+    known = ceilings_for(device)
+    return limits_for(device, known) if known else None
 
 
 def _resolve(target: Mapping[str, str]) -> Any:

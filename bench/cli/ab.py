@@ -42,6 +42,7 @@ def ab(
     floor_us: Annotated[float, typer.Option(help="The least microseconds that matter.")] = 0.5,
     budget_s: Annotated[float | None, typer.Option("--budget", help="Seconds for the run; ends early.")] = None,
     kernel_s: Annotated[float, typer.Option("--kernel-seconds", help="Of one kernel in one process.")] = 0.3,
+    timer: Annotated[str | None, typer.Option(help="On CUDA: events, graph or cupti.")] = None,
     seed: int = 0,
     strict: Annotated[bool, typer.Option("--strict", help="UNRESOLVED ends with 12.")] = False,
     repeats: Annotated[int, typer.Option(help="With --self-test: A/A runs.")] = 1,
@@ -65,9 +66,11 @@ def ab(
     from rooflab.bench.ab.run import Settings
     from rooflab.bench.ab.verdict import Rules
     from rooflab.bench.selection import pick_device
+    from rooflab.bench.stopwatch import check_timer
 
     place = str(pick_device(device))
-    settings = Settings(Rules(threshold, floor_us * 1e-6), pairs, budget_s, kernel_s, seed, place)
+    check_timer(timer, place.split(":")[0])
+    settings = Settings(Rules(threshold, floor_us * 1e-6), pairs, budget_s, kernel_s, seed, place, timer)
     wanted = Wanted(tuple(op or ()), tuple(kernel or ()), tuple(case or ()), suite, tuple(scheme or ()), place)
     modes = [name for name, given in (("--base", base), ("--records", records), ("--self-test", self_test)) if given]
     if len(modes) > 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -21,6 +21,9 @@ from rooflab.bench.cli.app import (
     app,
     exit_for,
 )
+
+if TYPE_CHECKING:
+    from rooflab.bench.flush import FlushBy
 
 
 @app.command("list")
@@ -81,6 +84,13 @@ def bench(
     seed: int = 0,
     budget_s: Annotated[float, typer.Option("--budget", help="Seconds for one kernel on one case.")] = 0.5,
     choose: Annotated[bool, typer.Option(help="Write kernels/<op>/choices.json from these records.")] = False,
+    timer: Annotated[
+        str | None, typer.Option(help="events (the default), graph or cupti on cuda; perf_counter on cpu.")
+    ] = None,
+    flush: Annotated[str, typer.Option(help="Empty the cache before a sample by read or by write.")] = "read",
+    lock_clocks: Annotated[
+        bool, typer.Option("--lock-clocks", help="Hold the GPU's clock meanwhile, where NVML permits it.")
+    ] = False,
     out: OutOption = None,
     json: Json = False,
 ) -> None:
@@ -95,7 +105,9 @@ def bench(
     chosen = Selection.of(op, kernel, suite or ["smollm2_135m"], case, scheme, device, seed)
     folder = out or result_folder()
     with show.progress("bench", count_benches(chosen)) as advance:
-        records = run_benches(chosen, folder, budget_s, advance)
+        records = run_benches(
+            chosen, folder, budget_s, advance, timer=timer, flush=cast("FlushBy", flush), lock_clocks=lock_clocks
+        )
     figures = draw_records(records, folder)
     written = write_choices(records) if choose else []
     rows = [bench_row(record) for record in records]

@@ -1,0 +1,88 @@
+"""The clock that a GPU's SMs hold, read by the device itself: cycles counted against its nanosecond timer.
+
+What NVML reports is a sample of the past milliseconds; this is the clock at a place in the stream of work.  In Triton,
+because Triton is there wherever its kernels run, and CuPy need not be.  This module imports Triton, which fixes the
+mode of its interpreter for the process: import it where a GPU is about to be used.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+SPAN_NS = 100_000
+"""How long one reading lasts: the nanosecond timer of some cards moves in steps of a microsecond."""
+MAX_READINGS = 4096
+"""Readings kept; later ones are not taken."""
+LOAD_SIZE, LOAD_PRODUCTS = 4096, 100
+"""Matrix products before a reading under load: 14 TFLOP, 20 ms on an H100."""
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _count_cycles(out, SPAN: tl.constexpr):  # type: ignore[no-untyped-def]
+    # One asm block, so that nothing comes between the readings.  The first loop waits for the timer's next step.
+    cycles, elapsed = tl.inline_asm_elementwise(
+        asm="""
+        {
+            .reg .u64 started, now, first, last;
+            .reg .pred waits;
+            mov.u64 started, %globaltimer;
+        step:
+            mov.u64 now, %globaltimer;
+            setp.eq.u64 waits, now, started;
+            @waits bra step;
+            mov.u64 first, %clock64;
+            mov.u64 started, now;
+        span:
+            mov.u64 now, %globaltimer;
+            mov.u64 last, %clock64;
+            sub.u64 now, now, started;
+            setp.lt.u64 waits, now, $2;
+            @waits bra span;
+            sub.u64 $0, last, first;
+            mov.u64 $1, now;
+        }
+        """,
+        constraints="=l,=l,l",
+        args=[tl.full((1,), SPAN, tl.int64)],
+        dtype=(tl.int64, tl.int64),
+        is_pure=False,
+        pack=1,
+    )
+    tl.store(out + tl.arange(0, 1), cycles)
+    tl.store(out + 1 + tl.arange(0, 1), elapsed)
+
+
+class DeviceClock:
+    """Readings of the SM clock on `device`, each enqueued on the current stream behind the work that is there."""
+
+    def __init__(self, device: torch.device):
+        self._counts = torch.zeros(MAX_READINGS, 2, dtype=torch.int64, device=device)
+        self._device = device
+        self._taken = 0
+        self.enqueue()  # compiles, and is no reading
+        torch.cuda.synchronize(device)
+        self._taken = 0
+
+    def enqueue(self) -> None:
+        """Enqueues one reading, of `SPAN_NS`, behind the device's present work."""
+        if self._taken < MAX_READINGS:
+            with torch.cuda.device(self._device):
+                _count_cycles[(1,)](self._counts[self._taken], SPAN=SPAN_NS, num_warps=1)
+            self._taken += 1
+
+    def readings_hz(self) -> list[float]:
+        """All readings, in order; waits for the device."""
+        counts = self._counts[: self._taken].cpu().tolist()
+        return [1e9 * cycles / elapsed for cycles, elapsed in counts if elapsed]
+
+
+def sm_clock_under_load(device: torch.device) -> float:
+    """The SM clock in Hz behind matrix products that keep the whole card busy."""
+    clock = DeviceClock(device)
+    a, b = (torch.randn(LOAD_SIZE, LOAD_SIZE, device=device, dtype=torch.bfloat16) for _ in range(2))
+    for _ in range(LOAD_PRODUCTS):
+        torch.mm(a, b)
+    clock.enqueue()
+    return clock.readings_hz()[0]

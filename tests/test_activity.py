@@ -1,0 +1,188 @@
+import hashlib
+import json
+import os
+import struct
+import subprocess
+import sys
+from dataclasses import replace
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+from fake_cuda import FakeCuda, recorder
+
+from rooflab.bench import activity, trace
+from rooflab.bench.activity import Activity, activity_hash, code_hash, device_activity, elf_sections, launched_code
+from rooflab.bench.trace import DeviceKernel, NotRecorded
+from rooflab.kernels import _cuda
+
+GEMM = DeviceKernel("gemm", 100, 200, (8, 2, 1), (128, 1, 1), 4096)
+FILL = DeviceKernel("Memset (Device)", 210, 215, nbytes=64)
+
+
+def test_the_hash_knows_neither_times_nor_places():
+    later = [replace(kernel, start_ns=kernel.start_ns * 7, end_ns=kernel.end_ns * 9) for kernel in (GEMM, FILL)]
+    assert activity_hash([GEMM, FILL]) == activity_hash(later)
+    assert activity_hash([GEMM, FILL], [("gemm", "c0de")]) == activity_hash(later, [("gemm", "c0de")])
+    assert activity_hash([]) is None
+
+
+def test_the_hash_changes_with_everything_that_the_device_does():
+    base = [GEMM, FILL]
+    others = [
+        [replace(GEMM, name="gemm2"), FILL],
+        [replace(GEMM, grid=(8, 3, 1)), FILL],
+        [replace(GEMM, block=(256, 1, 1)), FILL],
+        [replace(GEMM, shared_bytes=8192), FILL],
+        [GEMM, replace(FILL, nbytes=128)],
+        [FILL, GEMM],
+        [GEMM],
+        [GEMM, GEMM, FILL],
+    ]
+    hashes = [activity_hash(kernels) for kernels in (base, *others)]
+    hashes += [activity_hash(base, [("gemm", code)]) for code in ("one", "other")]
+    assert len(set(hashes)) == len(hashes)
+
+
+def test_code_counts_where_every_launch_of_the_name_was_seen():
+    twice = [GEMM, FILL, GEMM]
+    assert activity_hash(twice, [("gemm", "a"), ("gemm", "b")]) != activity_hash(twice, [("gemm", "b"), ("gemm", "a")])
+    assert activity_hash(twice, [("gemm", "a")]) == activity_hash(twice), "one of two is no knowledge of either"
+
+
+@pytest.fixture
+def card(monkeypatch):
+    card = FakeCuda()
+    monkeypatch.setattr(trace, "recorded", recorder(card))
+    return card
+
+
+def test_a_call_is_observed_after_one_that_may_compile(card):
+    calls = []
+
+    def function():
+        card.work(1e-6, "compiled once") if not calls else None
+        calls.append(1)
+        card.work(5e-6, "gemm", grid=(4, 1, 1))
+
+    found = device_activity(function, torch.device("cpu"), card)
+    again = device_activity(function, torch.device("cpu"), card)
+    assert found == again == Activity(("gemm",), found.hash) and len(calls) == 4
+    other = device_activity(lambda: card.work(5e-6, "gemm", grid=(5, 1, 1)), torch.device("cpu"), card)
+    assert other.kernels == found.kernels and other.hash != found.hash
+
+
+def test_an_activity_that_cupti_does_not_show_is_not_made_up(card, monkeypatch):
+    monkeypatch.setattr(trace, "recorded", recorder(card, lambda work: True))
+    with pytest.raises(NotRecorded):
+        device_activity(lambda: card.work(1e-6), torch.device("cpu"), card)
+
+
+def elf(sections):
+    """A 64-bit little-endian ELF file of these sections, as little as it takes."""
+    names = b"\0" + b"".join(name.encode() + b"\0" for name in (*sections, ".shstrtab"))
+    body, headers = bytearray(64), [b"\0" * 64]
+    for name, data in (*sections.items(), (".shstrtab", names)):
+        at = names.index(b"\0" + name.encode() + b"\0") + 1
+        headers.append(struct.pack("<IIQQQQIIQQ", at, 1, 0, 0, len(body), len(data), 0, 0, 1, 0))
+        body += data
+    body[:6] = b"\x7fELF\x02\x01"
+    struct.pack_into("<Q", body, 0x28, len(body))
+    struct.pack_into("<HHH", body, 0x3A, 64, len(headers), len(headers) - 1)
+    return bytes(body + b"".join(headers))
+
+
+def test_the_code_is_the_instructions_and_constants():
+    sections = {".text.k": b"instructions", ".nv.constant0.k": b"constants", ".debug_line": b"/home/a/kernel.py:7"}
+    base = elf(sections)
+    assert elf_sections(base)[".text.k"] == b"instructions"
+    assert code_hash(base) == code_hash(elf(sections | {".debug_line": b"/srv/b/kernel.py:9"}))
+    assert code_hash(base) != code_hash(elf(sections | {".text.k": b"others"}))
+    assert code_hash(base) != code_hash(elf(sections | {".nv.constant0.k": b"others"}))
+    with pytest.raises(ValueError, match="cubin: expected a little-endian 64-bit ELF file"):
+        code_hash(b"PTX")
+
+
+def test_launches_of_triton_are_noted_and_its_method_is_put_back(monkeypatch):
+    class JITFunction:
+        def run(self, *args, grid, warmup, **kwargs):
+            metadata = SimpleNamespace(name="kernel")
+            return SimpleNamespace(metadata=metadata, asm={"cubin": elf({".text.kernel": args[0]})})
+
+    jit = ModuleType("triton.runtime.jit")
+    jit.JITFunction = JITFunction
+    monkeypatch.setitem(sys.modules, "triton.runtime.jit", jit)
+    monkeypatch.setattr(activity, "interpreting", lambda: False)
+    run = JITFunction.run
+    with pytest.raises(ZeroDivisionError), launched_code() as launched:
+        JITFunction().run(b"a", grid=(1,), warmup=False)
+        JITFunction().run(b"b", grid=(1,), warmup=True)
+        raise ZeroDivisionError
+    assert launched == [("kernel", code_hash(elf({".text.kernel": b"a"})))] and JITFunction.run is run
+    monkeypatch.setattr(activity, "interpreting", lambda: True)
+    with launched_code() as launched:
+        JITFunction().run(b"a", grid=(1,), warmup=False)
+    assert launched == []
+
+
+def test_launches_of_cuda_are_noted_by_the_cubin_that_was_loaded(monkeypatch, tmp_path):
+    file = tmp_path / "kernel.cubin"
+    file.write_bytes(elf({".text.copy": b"instructions"}))
+    monkeypatch.setattr(_cuda, "cubin_file", lambda source, *, arch, options: file)
+    monkeypatch.setattr(_cuda, "architecture", lambda: "sm_90a")
+    monkeypatch.setattr(_cuda.CudaKernel, "__call__", lambda self, grid, block: None)
+    before = _cuda.CudaKernel.__call__
+    with launched_code() as launched:
+        _cuda.load("source", "copy")((1,), (32,))
+    assert launched == [("copy", code_hash(file.read_bytes()))] and _cuda.CudaKernel.__call__ is before
+
+
+KERNEL = """
+import triton
+import triton.language as tl
+
+@triton.jit
+def add(x, y, n, B: tl.constexpr):
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    tl.store(y + i, tl.load(x + i, mask=i < n) + CONSTANT, mask=i < n)
+"""
+COMPILE = """
+import importlib, json, sys
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+from rooflab.bench.activity import code_hash
+from rooflab.bench.sm_clock import _count_cycles
+
+def cubin(fn, signature, constants):
+    source = ASTSource(fn, signature, constants)
+    return compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 1})
+
+found = {}
+for place in sys.argv[1:]:
+    sys.path.insert(0, place)
+    sys.modules.pop("kernel", None)
+    compiled = cubin(importlib.import_module("kernel").add, {"x": "*fp32", "y": "*fp32", "n": "i32", "B": "constexpr"},
+                     {(3,): 128})
+    found[place] = [compiled.asm["cubin"].hex(), code_hash(compiled.asm["cubin"])]
+found["clock"] = cubin(_count_cycles, {"out": "*i64", "SPAN": "constexpr"}, {(1,): 100000}).asm["ptx"]
+print(json.dumps(found))
+"""
+
+
+def test_compiled_triton_code_hashes_alike_in_two_checkouts(tmp_path):
+    """And the device clock compiles: counters are read inside its loops, the last cycle count after the last time."""
+    places = [tmp_path / name for name in ("one", "two", "three")]
+    for place, text in zip(places, (KERNEL, "# moved\n\n" + KERNEL, KERNEL.replace("CONSTANT", "2.0")), strict=True):
+        place.mkdir()
+        (place / "kernel.py").write_text(text.replace("CONSTANT", "1.0"))
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path / "cache")
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILE, *map(str, places)], capture_output=True, text=True, env=environment, check=True
+    )
+    found = json.loads(done.stdout)
+    (one, code), (two, same), (_, other) = (found[str(place)] for place in places)
+    assert one != two and code == same, "line numbers and paths differ, instructions do not"
+    assert other != code and len(code) == len(hashlib.sha256().hexdigest())
+    span = found["clock"].split("span:")[1].split("bra span")[0]
+    assert span.index("%globaltimer") < span.index("%clock64")

@@ -1,0 +1,165 @@
+import os
+import signal
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from test_environment import FakeNvml
+
+from rooflab.bench import nvml as nvml_module
+from rooflab.bench import timed
+from rooflab.bench.clocks import ClockWatch, locked_clocks, reason_names
+from rooflab.bench.timed import open_clock
+
+
+class LockableNvml(FakeNvml):
+    """Remembers what it was locked to; `refuses` names the functions that answer with an error."""
+
+    NVML_CLOCK_LIMIT_ID_TDP = 0xFFFFFF01
+
+    def __init__(self):
+        super().__init__()
+        self.log = []
+        self.refuses = ()
+        self.reasons = 4
+
+    def _answer(self, name, *values):
+        if name in self.refuses:
+            raise self.NVMLError("Insufficient Permissions")
+        self.log.append((name, *values))
+
+    def nvmlDeviceSetGpuLockedClocks(self, handle, low, high):
+        self._answer("lock", low, high)
+
+    def nvmlDeviceResetGpuLockedClocks(self, handle):
+        self._answer("reset")
+
+    def nvmlDeviceGetClockInfo(self, handle, kind):
+        return 1755
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle):
+        return self.reasons
+
+
+@pytest.fixture
+def nvml(monkeypatch):
+    fake = LockableNvml()
+    fake.__spec__ = SimpleNamespace(name="pynvml")
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    monkeypatch.setattr(nvml_module.importlib.util, "find_spec", lambda name: fake.__spec__)
+    return fake
+
+
+def test_clocks_are_locked_verified_under_load_and_set_free(nvml):
+    read = []
+    with locked_clocks("GPU-1", lambda: read.append(nvml.log[-1]) or 1.755e9) as mhz:
+        assert mhz == 1755.0 and nvml.log == [("lock", 0xFFFFFF01, 0xFFFFFF01)]
+    assert read == [("lock", 0xFFFFFF01, 0xFFFFFF01)] * 2, "read while they are locked"
+    assert nvml.log[-1] == ("reset",) and nvml.open == 0
+    with locked_clocks("GPU-1", lambda: 1.5e9, mhz=1500):
+        assert nvml.log[-1] == ("lock", 1500, 1500)
+
+
+def test_clocks_are_set_free_after_an_exception_and_a_termination(nvml):
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(ZeroDivisionError), locked_clocks("GPU-1", lambda: 1e9):
+        raise ZeroDivisionError
+    assert nvml.log[-1] == ("reset",)
+    nvml.log.clear()
+    with pytest.raises(SystemExit) as stopped, locked_clocks("GPU-1", lambda: 1e9):
+        os.kill(os.getpid(), signal.SIGTERM)
+        signal.pause()
+    assert stopped.value.code == 128 + signal.SIGTERM and nvml.log[-1] == ("reset",)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_lock_that_is_not_permitted_is_one_sentence_and_nothing_runs(nvml):
+    nvml.refuses = ("lock",)
+    with pytest.raises(ValueError, match="lock-clocks: NVML answers Insufficient Permissions; locking needs root"):
+        with locked_clocks("GPU-1", lambda: pytest.fail("read")):
+            pytest.fail("ran")
+    assert nvml.log == []
+
+
+def test_a_clock_that_does_not_hold_is_refused_and_set_free(nvml):
+    drifting = iter([1.7e9, 1.6e9])
+    with pytest.raises(ValueError, match="the device read 1700 and then 1600 MHz under load"):
+        with locked_clocks("GPU-1", lambda: next(drifting)):
+            pytest.fail("ran")
+    assert nvml.log[-1] == ("reset",)
+    with pytest.raises(ValueError, match="expected 1500 MHz, and the device read 1200 MHz under load"):
+        with locked_clocks("GPU-1", lambda: 1.2e9, mhz=1500):
+            pytest.fail("ran")
+    assert nvml.log[-1] == ("reset",)
+
+
+def test_clocks_that_cannot_be_set_free_are_shouted_about(nvml):
+    nvml.refuses = ("reset",)
+    with pytest.raises(ValueError, match="setting the clocks free; run `nvidia-smi -rgc`"):
+        with locked_clocks("GPU-1", lambda: 1e9):
+            pass
+
+
+def test_without_nvml_there_is_nothing_to_lock(nvml, monkeypatch):
+    with pytest.raises(ValueError, match="lock-clocks: expected NVML with this GPU"):
+        with locked_clocks("GPU-of-another-machine", lambda: 1e9):
+            pytest.fail("ran")
+    monkeypatch.setattr(nvml_module.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="install nvidia-ml-py"):
+        with locked_clocks("GPU-1", lambda: 1e9):
+            pytest.fail("ran")
+
+
+def test_reasons_are_words():
+    assert reason_names(None) == reason_names(0) == []
+    assert reason_names(0x4 | 0x40) == ["software power cap", "hardware thermal slowdown"]
+
+
+@pytest.mark.parametrize(
+    ("bits", "spoils"),
+    [
+        (0x4, []),
+        (0x1 | 0x2, []),
+        (0x8, ["hardware slowdown"]),
+        (0x20, ["software thermal slowdown"]),
+        (0x40 | 0x4, ["hardware thermal slowdown"]),
+        (0x80, ["power brake"]),
+    ],
+)
+def test_heat_and_the_power_brake_spoil_a_reading(nvml, bits, spoils):
+    nvml.reasons = bits
+    with ClockWatch("GPU-1") as watch:
+        watch.read()
+    assert watch.summary()["throttled"] == spoils and watch.summary()["throttle_reasons"] == bits
+
+
+class Counter:
+    """A device clock of three readings."""
+
+    def __init__(self):
+        self.enqueued = 0
+
+    def enqueue(self):
+        self.enqueued += 1
+
+    def readings_hz(self):
+        return [1.7e9, 1.98e9, 1.9e9][: self.enqueued]
+
+
+def test_the_clock_that_the_device_reads_stands_beside_nvmls(nvml):
+    for uuid, readings in (("GPU-1", 3), (None, 0)):
+        with ClockWatch(uuid, Counter()) as watch:
+            for _ in range(3):
+                watch.read()
+        summary = watch.summary()
+        assert summary["sm_clock_hz"] == 1.9e9 and summary["sm_clock_range_hz"] == [1.7e9, 1.98e9]
+        assert summary["readings"] == readings
+
+
+def test_no_clock_is_read_on_a_cpu_and_a_clock_that_cannot_be_read_says_why(monkeypatch):
+    assert open_clock(torch.device("cpu")) == (None, {})
+    monkeypatch.setattr(timed, "interpreting", lambda: False)
+    clock, note = open_clock(torch.device("cuda"))  # there is none here
+    if not torch.cuda.is_available():
+        assert clock is None and "sm_clock_unread" in note

@@ -1,0 +1,171 @@
+from decimal import Decimal
+
+import pytest
+import torch
+from fake_cuda import FakeCuda, recorder
+
+from rooflab.bench import cupti, trace
+from rooflab.bench.cupti import CuptiStopwatch, fault
+from rooflab.bench.timing import time_functions
+from rooflab.bench.trace import CALL, NotRecorded, TracedCall, cut, record_calls, recorded
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def card(monkeypatch):
+    """A device and a stopwatch on it; `card.lose` decides which of its kernels the profiler drops."""
+
+    class Card(FakeCuda):
+        lose = staticmethod(lambda work: False)
+
+        def stopwatch(self, **options):
+            return CuptiStopwatch(CPU, cuda=self, clock=self.clock, **options)
+
+    card = Card()
+    card.recorded = recorder(card, lambda work: card.lose(work))
+    monkeypatch.setattr(cupti, "recorded", card.recorded)
+    monkeypatch.setattr(trace, "recorded", card.recorded)
+    return card
+
+
+def test_a_call_takes_from_its_first_kernels_start_to_its_last_ones_end(card):
+    def two_kernels():
+        card.work(10e-6, "first")
+        card.device_s += 3e-6  # what the device needs between two kernels
+        card.work(5e-6, "second")
+
+    read = time_functions({"two": two_kernels}, min_samples=4, budget_s=1e-9, stopwatch=card.stopwatch())["two"]
+    assert read.median_s == pytest.approx(18e-6) and read.busy_s == pytest.approx(15e-6)
+    assert read.kernels == ("first", "second") and read.fault == "" and read.l2_state == "cold"
+    assert read.method == "cuda cupti, first kernel's start to last kernel's end, launch gaps hidden"
+
+
+def test_our_own_kernels_are_told_apart_also_from_the_same_kernels_of_the_function(card):
+    def spins():
+        card.sleep(20_000)
+        card.work(4e-6, "flush")
+
+    watch = card.stopwatch()
+    watch.flush = lambda: card.work(30e-6, "flush")
+    assert watch.round([("a", spins, 1), ("b", spins, 1)]) == pytest.approx({"a": 24e-6, "b": 24e-6})
+    assert watch.details("a", 1)["kernels"] == ("spin", "flush")
+
+
+def test_samples_are_put_behind_a_wait_and_taken_again_where_it_ran_out(card):
+    def slow_host():
+        for _ in range(3):
+            card.host_s += 200e-6
+            card.work(10e-6)
+
+    watch = card.stopwatch()
+    assert watch.round([("slow", slow_host, 1)])["slow"] == pytest.approx(30e-6)
+    assert watch.backlog.length_s("slow") > 600e-6
+    assert len(watch._traced["slow"]) == 1, "what was taken too early counts for nothing"
+
+
+def test_several_rounds_share_one_recording(card):
+    watch = card.stopwatch()
+    order = [("a", lambda: card.work(5e-6), 1), ("b", lambda: card.work(7e-6), 1)]
+    before = card.recorded.count
+    read = watch.rounds([order, order[::-1], order])
+    assert card.recorded.count == before + 1
+    assert read == [pytest.approx({"a": 5e-6, "b": 7e-6})] * 3
+
+
+def test_a_dropped_kernel_is_named(card):
+    def two():
+        card.work(10e-6, "gemm")
+        card.work(5e-6, "reduce")
+
+    runs = []
+    card.lose = lambda work: work.name == "reduce" and (runs.append(1) or len(runs) % 4 == 0)
+    read = time_functions({"two": two}, min_samples=8, budget_s=1e-9, stopwatch=card.stopwatch())["two"]
+    assert read.fault == "kernels changed between samples: 2 of 8 ran without reduce"
+
+
+def test_what_changed_between_samples_is_said():
+    usual = ("gemm", "reduce")
+    assert fault(usual, [usual] * 5) == ""
+    assert fault(usual, [usual, ("gemm", "split", "split", "split", "split")]).endswith(
+        "1 of 2 ran without reduce and with split, split, split and 1 more"
+    )
+    assert fault(usual, [usual, ("reduce", "gemm")]).endswith("the same kernels in another order")
+    assert fault((), [(), usual]).startswith("no kernel of it was recorded")
+
+
+def test_a_kernel_that_nobody_recorded_is_no_reading(card):
+    card.lose = lambda work: work.name == "hidden"
+    watch = card.stopwatch()
+    assert watch.round([("a", lambda: card.work(5e-6, "hidden"), 1)]) == {"a": 0.0}
+    assert "no kernel of it was recorded" in watch.details("a", 1)["fault"]
+
+
+def test_without_cupti_there_is_one_sentence(card):
+    watch = card.stopwatch()
+    card.lose = lambda work: True
+    with pytest.raises(NotRecorded, match="cupti: expected the profiler to record the device's work.*none of 3 of 3"):
+        watch.round([("a", lambda: card.work(5e-6), 1)])
+
+
+def test_the_grid_and_the_floor_are_the_devices_own(card):
+    card.LAUNCH_S = 0.9e-6
+    watch = card.stopwatch()
+    assert watch.step_s([]) == pytest.approx(40e-9, rel=0.03) and not watch.batches
+    assert watch.launch_floor_s(1) == pytest.approx(0.9e-6)
+
+
+def test_kernels_of_another_stream_count_where_they_started(card):
+    calls = record_calls(
+        [lambda: card.work(5e-6, "here"), lambda: card.work(9e-6, "there", stream=20)],
+        card,
+        before=lambda: card.work(1e-6, "ours"),
+    )
+    assert [call.names for call in calls] == [("here",), ("there",)]
+    assert calls[1].span_s == pytest.approx(9e-6)
+
+
+def event(category, name, ts, dur, tid=7, **args):
+    times = {"ts": Decimal(ts), "dur": Decimal(dur)}
+    return {"ph": "X", "cat": category, "name": name, "pid": 0, "tid": tid, "args": args, **times}
+
+
+def test_times_are_exact_to_the_nanosecond_however_late_the_epoch():
+    late = "4398665988582."
+    calls = cut(
+        [
+            event("user_annotation", f"rooflab: 1{CALL}", f"{late}000", "9", tid=1),
+            event("gpu_user_annotation", f"rooflab: 1{CALL}", f"{late}099", "0.502"),
+            event("kernel", "spin", f"{late}100", "0.500", grid=[1, 1, 1], block=[1, 1, 1]),
+            event("kernel", "gemm", f"{late}700", "0.033", grid=[8, 2, 1], block=[128, 1, 1], **{"shared memory": 96}),
+            event("gpu_memset", "Memset (Device)", f"{late}735", "0.002", bytes=64),
+            {"ph": "M", "name": "process_name"},
+        ]
+    )
+    (call,) = calls
+    assert call.span_s == pytest.approx(37e-9, rel=1e-9) and call.busy_s == pytest.approx(35e-9, rel=1e-9)
+    gemm, fill = call.kernels
+    assert (gemm.grid, gemm.block, gemm.shared_bytes, fill.nbytes) == ((8, 2, 1), (128, 1, 1), 96, 64)
+
+
+def test_a_trace_without_our_marks_is_refused():
+    with pytest.raises(NotRecorded):
+        cut([event("kernel", "gemm", "1", "1")])
+    assert TracedCall().span_s == 0.0
+
+
+def test_the_real_profiler_writes_what_is_read_here():
+    """On a CPU: host annotations and allocations; the device's part needs a GPU."""
+    with recorded("cpu", memory=True) as real:
+        with real.ours():
+            kept = torch.ones(1000)
+    names = {(found.get("cat"), str(found["name"])) for found in real.events}
+    assert ("user_annotation", "rooflab: 1 rest") in names
+    assert 4000 in [found["args"]["Bytes"] for found in real.events if found["name"] == "[memory]"]
+    assert kept.numel() == 1000
+
+
+def test_a_profiler_that_runs_already_is_a_sentence():
+    with recorded("cpu"), pytest.raises(NotRecorded, match="one of torch's runs already"):
+        with recorded("cpu"):
+            pass

@@ -1,0 +1,139 @@
+"""The timers on a real card: whether they agree with each other and with what a card can do."""
+
+import os
+
+import pytest
+import torch
+
+from rooflab.bench.activity import device_activity
+from rooflab.bench.clocks import locked_clocks
+from rooflab.bench.environment import ClockWatch, snapshot
+from rooflab.bench.flush_comparison import compare_flushes
+from rooflab.bench.memory import peak_memory_bytes
+from rooflab.bench.plausible import implausible
+from rooflab.bench.stopwatch import TIMERS, stopwatch_for
+from rooflab.bench.tamper import tampered
+from rooflab.bench.timing import time_functions
+from rooflab.roofline.model import Cost
+
+pytestmark = pytest.mark.gpu
+
+DEVICE = torch.device("cuda")
+SIZE = 4096
+
+
+@pytest.fixture(scope="module")
+def product():
+    a, b = (torch.randn(SIZE, SIZE, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    out = torch.empty_like(a)
+    return lambda: torch.mm(a, b, out=out)
+
+
+@pytest.fixture(scope="module")
+def small():
+    a = torch.randn(64, device="cuda")
+    out = torch.empty_like(a)
+    return lambda: torch.add(a, 1.0, out=out)
+
+
+@pytest.mark.parametrize("timer", TIMERS["cuda"])
+def test_a_product_and_a_small_kernel_take_plausible_times(product, small, timer):
+    read = time_functions({"mm": product, "small": small}, "cuda", budget_s=0.5, timer=timer)
+    for name, samples in read.items():
+        assert samples.fault == "" and samples.resolved, (name, samples)
+        assert samples.method.startswith("cuda ") and "launch gaps hidden" in samples.method
+        assert (
+            implausible(
+                samples.median_s,
+                Cost(0, 0),
+                None,
+                method=samples.method,
+                launch_floor_s=samples.launch_floor_s,
+                samples=samples.seconds,
+            )
+            is None
+        )
+    assert 2 * SIZE**3 / read["mm"].median_s < 2.5e15
+    assert read["small"].median_s < read["mm"].median_s and read["mm"].l2_state == "cold"
+    assert 2e-7 < read["mm"].launch_floor_s < 2e-5
+
+
+def test_the_three_methods_agree_on_a_long_kernel(product):
+    medians = [
+        time_functions({"mm": product}, "cuda", budget_s=0.5, timer=timer)["mm"].median_s for timer in TIMERS["cuda"]
+    ]
+    assert max(medians) < 1.15 * min(medians), dict(zip(TIMERS["cuda"], medians, strict=True))
+
+
+def test_nothing_launched_is_below_the_floor(product):
+    for timer in ("events", "cupti"):
+        read = time_functions({"cached": lambda: None, "mm": product}, "cuda", budget_s=0.2, timer=timer)["cached"]
+        assert read.fault or not read.resolved or read.median_s < read.launch_floor_s, timer
+    with pytest.raises(ValueError, match="UNSUPPORTED: cached cannot be captured.*nothing on the current stream"):
+        time_functions({"cached": lambda: None}, "cuda", budget_s=0.1, timer="graph")
+
+
+def test_a_function_that_waits_for_the_device_is_refused_by_the_graph_and_the_next_one_is_not(product):
+    def waits():
+        product()
+        torch.cuda.synchronize()
+
+    with pytest.raises(ValueError, match="UNSUPPORTED: waits cannot be captured in a CUDA graph"):
+        time_functions({"waits": waits}, "cuda", budget_s=0.1, timer="graph")
+    assert time_functions({"mm": product}, "cuda", budget_s=0.1, timer="graph")["mm"].median_s > 0
+    assert torch.randn(8, device="cuda").isfinite().all(), "torch's generator is out of the capture"
+    assert "included" in time_functions({"waits": waits}, "cuda", budget_s=0.2)["waits"].method
+
+
+def test_cupti_sees_the_kernels_and_not_ours(product):
+    two = time_functions({"two": lambda: (product(), product())}, "cuda", budget_s=0.3, timer="cupti")["two"]
+    one = time_functions({"one": product}, "cuda", budget_s=0.3, timer="cupti")["one"]
+    assert two.kernels == one.kernels * 2 and not any("spin" in name for name in one.kernels)
+    assert 0 < one.busy_s <= 1.02 * one.median_s
+
+
+def test_the_grid_of_event_times_is_found():
+    step = stopwatch_for(DEVICE, True, None).step_s([5e-6, 5e-6])
+    assert 1e-9 < step <= 1.03e-6
+
+
+def test_the_activity_of_a_call_is_the_same_twice_and_another_for_another(product, small):
+    first, again, other = (device_activity(function, DEVICE) for function in (product, product, small))
+    assert first == again and first.kernels and first.hash != other.hash
+
+
+def test_peak_memory_is_the_allocators():
+    a = torch.randn(1024, 1024, device="cuda")
+    assert peak_memory_bytes(lambda: a + 1, DEVICE) == 0.0
+    assert peak_memory_bytes(lambda: (a + 1).mul_(2).sum(), DEVICE) == pytest.approx(a.nbytes, abs=2**16)
+
+
+def test_the_device_reads_its_own_clock(product):
+    from rooflab.bench.sm_clock import DeviceClock, sm_clock_under_load
+
+    gpu = snapshot().gpu
+    top_hz = 1e6 * (gpu.max_sm_clock_mhz or 3000)
+    assert 0.2 * top_hz < sm_clock_under_load(DEVICE) < 1.02 * top_hz
+    with ClockWatch(gpu.uuid, DeviceClock(DEVICE)) as watch:
+        time_functions({"mm": product}, "cuda", budget_s=0.3, observe=watch.read)
+    low, high = watch.summary()["sm_clock_range_hz"]
+    assert 0.2 * top_hz < low <= watch.summary()["sm_clock_hz"] <= high < 1.02 * top_hz
+
+
+def test_flushes_are_compared(capsys):
+    found = compare_flushes("cuda", budget_s=2.0)
+    with capsys.disabled():
+        print(f"\n{found}")
+    assert found["cleaner"] in ("read", "write") and found["rotation_s"][-1] > 0
+
+
+def test_nothing_of_torch_looks_replaced_on_a_build_with_cuda():
+    assert tampered() is None
+
+
+@pytest.mark.skipif(not os.environ.get("ROOFLAB_TEST_LOCKS_CLOCKS"), reason="changes the card's settings")
+def test_clocks_are_locked():
+    from rooflab.bench.sm_clock import sm_clock_under_load
+
+    with locked_clocks(snapshot().gpu.uuid, lambda: sm_clock_under_load(DEVICE)) as mhz:
+        assert mhz > 300
