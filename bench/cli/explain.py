@@ -1,0 +1,235 @@
+"""`explain` and `profile`: where a kernel's time goes, by the model, by the clock and by the hardware's counters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rooflab.bench import show
+from rooflab.bench.cli.app import EXIT_INCORRECT, CaseOption, Json, KernelOption, OutOption, SchemeOption, app
+
+if TYPE_CHECKING:
+    from rooflab.bench.explain import Explanation
+    from rooflab.bench.predict.cases import Target
+    from rooflab.bench.records import Record
+    from rooflab.roofline.device import Device
+
+OpArgument = Annotated[str, typer.Argument(help="An op, as `rooflab list` names it.")]
+Gpu = Annotated[str | None, typer.Option("--gpu", help="A Hopper GPU by name; the one here, or h100, without it.")]
+
+
+@app.command()
+def explain(
+    op: OpArgument,
+    kernel: Annotated[str | None, typer.Argument(help="A kernel; all of the op, side by side, without one.")] = None,
+    kernels: KernelOption = None,
+    case: CaseOption = None,
+    scheme: SchemeOption = None,
+    gpu: Gpu = None,
+    records: Annotated[Path | None, typer.Option(help="A file or folder of records: take measured times from it.")] = (
+        None
+    ),
+    measure: Annotated[bool, typer.Option(help="On a GPU, check and time the kernel first.")] = True,
+    budget_s: Annotated[float, typer.Option("--budget", help="Seconds for measuring one kernel on one case.")] = 0.5,
+    json: Json = False,
+) -> None:
+    """Split a kernel's time into launch, bytes over the minimum, pipe, waves and tail, occupancy and latency.
+
+    The time is predicted from compiled code and the roofline, with no GPU; with a measurement the parts sum to that,
+    and what the model does not explain is a part of its own.  Without a kernel: naive and optimized side by side.
+    """
+    from rooflab.bench import record_files
+    from rooflab.bench.explain import explain as explain_all
+    from rooflab.bench.predict import calibration, targets
+
+    known = record_files.read(records) if records else []
+    device, note = targets.choose_gpu(gpu, [entry for entry in known if entry.device == "cuda"])
+    if note:
+        show.note(note)
+    named = [*([kernel] if kernel else []), *(kernels or [])]
+    chosen = _targets(op, named, case or [], scheme or [])
+    measured: dict[Target, float] = {}
+    if records:
+        measured = targets.measured_in(known, chosen, device)
+    elif measure and _is_here(device):
+        measured = _measured(targets.measure_here(chosen, budget_s), chosen, device)
+    found = explain_all(chosen, device, measured, calibration.load())
+    if named and all(entry.reason for entry in found):
+        raise ValueError(found[0].reason)
+    if json:
+        show.as_json([entry.to_dict() for entry in found])
+    elif named:
+        for entry in found:
+            _show(entry)
+    else:
+        _show_side_by_side(op, found)
+
+
+def _targets(op: str, named: list[str], cases: list[str], schemes: list[str]) -> list[Target]:
+    from rooflab.bench.predict import targets
+    from rooflab.bench.predict.cases import Target
+    from rooflab.kernels import registry
+
+    spec = registry.get_op(op)
+    picked = targets.choose_kernels(op, named)
+    found = []
+    names: list[str | None] = [*schemes] or [None]
+    for name in names:
+        chosen = targets.choose_scheme(spec, name)
+        for case in targets.choose_cases(spec, cases, chosen):
+            found += [Target(op, kernel.name, case, chosen, file) for kernel, file in picked]
+    return found
+
+
+def _is_here(device: Device) -> bool:
+    import torch
+
+    from rooflab.roofline.device import identify
+
+    return torch.cuda.is_available() and identify(torch.cuda.get_device_name()) == device
+
+
+def _measured(found: list[Record], chosen: list[Target], device: Device) -> dict[Target, float]:
+    """The times just taken; what failed its check is said, and stays a prediction."""
+    from rooflab.bench.predict import targets
+
+    for entry in found:
+        if entry.status != "OK":
+            show.note(f"{entry.op}/{entry.kernel} {entry.case_id}: {entry.status}: {entry.reason}")
+    timed = any(entry.status == "OK" and entry.latency_median_ms is not None for entry in found)
+    return targets.measured_in(found, chosen, device) if timed else {}
+
+
+def _show(entry: Explanation) -> None:
+    target = entry.target
+    if entry.reason:
+        show.line(entry.sentence(), "red")
+        return
+    title = f"{target.op}/{target.kernel}  {target.case.id}  {target.scheme.name}  {entry.gpu}"
+    show.table(entry.rows(), ("part", "us", "share", "why"), title)
+    bound = f"bound {(entry.bound_ms or 0.0) * 1e3:.3g} us ({entry.limiter})"
+    show.line(f"{bound}, predicted {(entry.predicted_ms or 0.0) * 1e3:.3g} us, {entry.calibration}")
+    show.line(entry.sentence())
+    show.line()
+
+
+def _show_side_by_side(op: str, found: list[Explanation]) -> None:
+    from rooflab.bench.explain import WHY_COLUMNS, why_rows, why_sentence
+
+    for case in dict.fromkeys((entry.target.case, entry.target.scheme) for entry in found):
+        own = [entry for entry in found if (entry.target.case, entry.target.scheme) == case]
+        rows = why_rows(own)
+        shown = [name for name in WHY_COLUMNS if any(row.get(name) not in (None, "") for row in rows)]
+        show.table(rows, shown, f"{op}  {case[0].id}  {case[1].name}  {own[0].gpu}, parts in us")
+        show.line(f"{why_sentence(own)} Predictions: {own[0].calibration}.")
+        show.line()
+
+
+@app.command()
+def profile(
+    op: OpArgument,
+    kernel: Annotated[str, typer.Argument(help="A kernel's name, or a file that registers one.")],
+    case: Annotated[str | None, typer.Option("--case", help="One case, as M=64,N=48,...; the largest without.")] = None,
+    scheme: Annotated[str | None, typer.Option("--scheme", help="fp32, fp16 or bf16.")] = None,
+    sanitizer: Annotated[
+        str | None, typer.Option("--sanitizer", help="memcheck, racecheck, initcheck or synccheck, in place of ncu.")
+    ] = None,
+    gpu: Gpu = None,
+    seed: int = 0,
+    timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds for the tool.")] = 600.0,
+    command: Annotated[bool, typer.Option("--command", help="Print the tool's command and do not run it.")] = False,
+    log: Annotated[Path | None, typer.Option("--log", help="Read this log of ncu's, taken elsewhere.")] = None,
+    out: OutOption = None,
+    json: Json = False,
+) -> None:
+    """Count one call's bytes, pipe use and stalls with Nsight Compute, or watch it with Compute Sanitizer.
+
+    Exit status 11 where the sanitizer found something.  --out writes a record with the counted traffic.
+    """
+    found = _targets(op, [kernel], [case] if case else [], [scheme] if scheme else [])
+    if len(found) != 1:
+        names = ", ".join(entry.kernel for entry in found)
+        raise ValueError(f"kernel: expected a file that registers one kernel of {op}, got {names}")
+    if sanitizer:
+        _sanitize(found[0], sanitizer, seed, timeout_s, command, json)
+    else:
+        _count(found[0], gpu, seed, timeout_s, command, log, out, json)
+
+
+def _sanitize(target: Target, tool: str, seed: int, timeout_s: float, command: bool, json: bool) -> None:
+    import shlex
+    from dataclasses import asdict
+
+    from rooflab.bench import sanitizer
+
+    checked = sanitizer.check_tool(tool)
+    if command:
+        show.line(shlex.join(sanitizer.command(target, checked, seed)))
+        return
+    with show.waiting(f"compute-sanitizer {checked}"):
+        report = sanitizer.run(target, checked, seed, timeout_s)
+    if json:
+        show.as_json({**asdict(report), "clean": report.clean})
+    else:
+        rows = [{"finding": f.what, "kernel": f.kernel, "where": f.where} for f in report.findings]
+        if rows:
+            show.table(rows, ("finding", "kernel", "where"))
+        name = f"{target.op}/{target.kernel} {target.case.id} {target.scheme.name}"
+        show.line(f"{name}: {checked} found {report.count or 'nothing'}", "red" if report.count else None)
+    if not report.clean:
+        raise typer.Exit(EXIT_INCORRECT)
+
+
+def _count(
+    target: Target,
+    gpu: str | None,
+    seed: int,
+    timeout_s: float,
+    command: bool,
+    log: Path | None,
+    out: Path | None,
+    json: bool,
+) -> None:
+    import shlex
+
+    from rooflab.bench import counted, ncu
+    from rooflab.bench.explain import explain as explain_all
+    from rooflab.bench.predict import calibration, targets
+    from rooflab.bench.record_files import RunWriter
+
+    if command:
+        show.line(shlex.join(ncu.command(target, seed, ncu.METRICS, Path("ncu.csv"))))
+        return
+    device, note = targets.choose_gpu(gpu)
+    if note:
+        show.note(note)
+    if log:
+        taken = ncu.Profile(tuple(ncu.parse(log.read_text())))
+        if not taken.launches:
+            raise ValueError(f"log: expected what `ncu --csv --page raw` printed, got {log.name} without its table")
+    else:
+        with show.waiting("ncu"):
+            taken = ncu.profile(target, seed, timeout_s)
+    known = calibration.load()
+    modelled = explain_all([target], device, None, known)[0]
+    if modelled.reason:
+        raise ValueError(modelled.reason)
+    traffic = taken.traffic
+    times = {} if taken.duration_s is None else {target: taken.duration_s * 1e3}
+    explained = explain_all([target], device, times, known, {target: traffic} if traffic else None)[0]
+    record = counted.counted_record(explained, taken, seed)
+    if out:
+        writer = RunWriter(out, record.run_id)
+        writer.write(record)
+    rows: list[dict[str, Any]] = counted.compared(modelled, taken)
+    launches = counted.launch_rows(taken)
+    if json:
+        show.as_json({**explained.to_dict(), "compared": rows, "counted": launches, "metrics": record.metrics})
+        return
+    _show(explained)
+    show.table(rows, ("what", "modelled", "counted", "ratio"), "modelled and counted")
+    show.table(launches, tuple(launches[0]), "counted in each launch")
+    if out:
+        show.line(f"record: {writer.path}")

@@ -1,0 +1,242 @@
+"""Where a kernel's time goes: its gap to the bound split into parts that sum to the predicted or the measured time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rooflab.bench.predict import model
+from rooflab.bench.predict.calibration import UNCALIBRATED, Calibration, calibrated
+from rooflab.bench.predict.cases import Predicted, Target, predict_all
+from rooflab.bench.predict.work import Work
+from rooflab.kernels import registry
+from rooflab.roofline.device import Device
+from rooflab.roofline.model import Limiter, Traffic
+
+UNEXPLAINED = "not explained"
+"""What a measurement has over the prediction, or lacks."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of a time."""
+
+    name: str
+    ms: float
+    why: str
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """One kernel on one case, explained; `reason` says why where it cannot be."""
+
+    target: Target
+    role: str
+    gpu: str
+    bytes: float
+    """HBM bytes that it moves."""
+    least_bytes: float
+    flops: float
+    launches: int
+    traffic_basis: str
+    """`modelled`, `counted`, or `least` where nothing says."""
+    bound_ms: float | None = None
+    limiter: Limiter | None = None
+    parts: tuple[Part, ...] = ()
+    predicted_ms: float | None = None
+    prediction_error: float | None = None
+    calibration: str = UNCALIBRATED
+    measured_ms: float | None = None
+    compiled: tuple[Mapping[str, Any], ...] = ()
+    reason: str = ""
+
+    @property
+    def total_ms(self) -> float | None:
+        """What the parts sum to: the measured time, or the predicted one."""
+        return self.measured_ms if self.measured_ms is not None else self.predicted_ms
+
+    @property
+    def intensity(self) -> float | None:
+        """FLOP per byte moved."""
+        return self.flops / self.bytes if self.bytes else None
+
+    def sentence(self) -> str:
+        """Names the largest part of the gap to the least work."""
+        name = f"{self.target.op}/{self.target.kernel}"
+        if not self.parts or not self.total_ms:
+            return f"{name}: {self.reason}"
+        least, *gap = self.parts
+        largest = max(gap, key=lambda part: part.ms)
+        kind = "measured" if self.measured_ms is not None else "predicted"
+        return (
+            f"Of {name}'s {kind} {_us(self.total_ms)} the least work is {least.ms / self.total_ms:.0%}; the largest "
+            f"part of the rest is {largest.name}, {_us(largest.ms)} ({largest.ms / self.total_ms:.0%}): {largest.why}."
+        )
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row for each part, and their sum."""
+        total = self.total_ms or 0.0
+        rows = [
+            {
+                "part": part.name,
+                "us": part.ms * 1e3,
+                "share": f"{part.ms / total:.0%}" if total else "",
+                "why": part.why,
+            }
+            for part in self.parts
+        ]
+        kind = "measured" if self.measured_ms is not None else f"predicted, {self.calibration}"
+        return [*rows, {"part": "sum", "us": total * 1e3, "share": "", "why": kind}]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, in JSON's types."""
+        target = self.target
+        return {
+            "op": target.op,
+            "kernel": target.kernel,
+            "role": self.role,
+            "case": target.case.id,
+            "scheme": target.scheme.name,
+            "gpu": self.gpu,
+            "bound_ms": self.bound_ms,
+            "limiter": self.limiter,
+            "predicted_ms": self.predicted_ms,
+            "prediction_error": self.prediction_error,
+            "calibration": self.calibration,
+            "measured_ms": self.measured_ms,
+            "launches": self.launches,
+            "bytes": self.bytes,
+            "least_bytes": self.least_bytes,
+            "traffic_basis": self.traffic_basis,
+            "intensity": self.intensity,
+            "parts": [{"part": part.name, "ms": part.ms, "why": part.why} for part in self.parts],
+            "compiled": [dict(entry) for entry in self.compiled],
+            "sentence": self.sentence(),
+            "reason": self.reason,
+        }
+
+
+def _us(ms: float) -> str:
+    return f"{ms * 1e3:.3g} us" if ms < 1 else f"{ms:.3g} ms"
+
+
+def explain(
+    targets: Sequence[Target],
+    device: Device,
+    measured_ms: Mapping[Target, float] | None = None,
+    calibration: Calibration | None = None,
+    counted: Mapping[Target, Traffic] | None = None,
+) -> list[Explanation]:
+    """Every target on `device` explained, in their order; with a measured time, the parts sum to that."""
+    answers = predict_all(targets, device, counted=counted)
+    measured_ms = measured_ms or {}
+    return [_explain(answer, device, measured_ms.get(answer.target), calibration or {}) for answer in answers]
+
+
+def _explain(answer: Predicted, device: Device, measured_ms: float | None, calibration: Calibration) -> Explanation:
+    target, cost, traffic = answer.target, answer.cost, answer.traffic
+    known: dict[str, Any] = {
+        "target": target,
+        "role": registry.get_kernel(target.op, target.kernel).role,
+        "gpu": device.name,
+        "bytes": traffic.bytes if traffic else cost.bytes,
+        "least_bytes": cost.bytes,
+        "flops": cost.flops,
+        "traffic_basis": traffic.basis if traffic else "least",
+    }
+    if answer.prediction is None:
+        launches = traffic.launches if traffic else cost.launches
+        return Explanation(**known, launches=launches, reason=answer.reason)
+    prediction, error, words = calibrated(answer.prediction, cost, calibration)
+    parts = [Part(step.name, step.seconds * 1e3, step.why) for step in prediction.steps]
+    predicted_ms = prediction.seconds * 1e3
+    if measured_ms is not None:
+        ratio = measured_ms / predicted_ms
+        parts.append(Part(UNEXPLAINED, measured_ms - predicted_ms, f"measured is {ratio:.2f} times predicted, {words}"))
+    return Explanation(
+        **known,
+        launches=prediction.launches,
+        bound_ms=prediction.bound.seconds * 1e3,
+        limiter=prediction.bound.limiter,
+        parts=tuple(parts),
+        predicted_ms=predicted_ms,
+        prediction_error=error,
+        calibration=words,
+        measured_ms=measured_ms,
+        compiled=tuple(_compiled_row(work) for work in prediction.works),
+    )
+
+
+def _compiled_row(work: Work) -> dict[str, Any]:
+    return {
+        "name": work.name,
+        "launches": work.launches,
+        "ctas": work.ctas,
+        "ctas_per_sm": work.occupancy.ctas_per_sm,
+        "occupancy_limiter": work.occupancy.limiter,
+        "occupancy": work.occupancy.fraction,
+        "waves": work.waves.waves,
+        "tail_ctas": work.waves.tail_ctas,
+        "wave_efficiency": work.waves.efficiency,
+        "loop_turns": work.turns,
+        "bytes_in_flight_per_cta": work.in_flight_bytes,
+        "pipe_cycles_per_cta": dict(work.pipe_cycles),
+        "dependent_cycles_per_cta": work.cta_cycles,
+    }
+
+
+_COLUMNS = {
+    model.LEAST: "least",
+    model.LAUNCH: "launch",
+    model.SUSTAINED: "sustained",
+    model.BYTES: "bytes",
+    model.PIPE: "pipe",
+    model.WAVES: "waves",
+    model.LATENCY: "latency",
+    model.CALIBRATION: "calibration",
+    UNEXPLAINED: "rest",
+}
+WHY_COLUMNS = (
+    *("kernel", "role", "launches", "mbytes", "over_least", "flop_per_byte", "predicted_us", "measured_us"),
+    *_COLUMNS.values(),
+    "reason",
+)
+
+
+def why_rows(explanations: Iterable[Explanation]) -> list[dict[str, Any]]:
+    """One row a kernel, naive first: bytes, launches, intensity and the parts of its time in microseconds."""
+    rows = []
+    for entry in explanations:
+        row: dict[str, Any] = {
+            "kernel": entry.target.kernel,
+            "role": entry.role,
+            "launches": entry.launches,
+            "mbytes": entry.bytes / 1e6,
+            "over_least": entry.bytes / entry.least_bytes if entry.least_bytes else None,
+            "flop_per_byte": entry.intensity,
+            "predicted_us": None if entry.predicted_ms is None else entry.predicted_ms * 1e3,
+            "measured_us": None if entry.measured_ms is None else entry.measured_ms * 1e3,
+            "reason": entry.reason,
+        }
+        rows.append(row | {_COLUMNS[part.name]: part.ms * 1e3 for part in entry.parts})
+    return rows
+
+
+def why_sentence(explanations: Sequence[Explanation]) -> str:
+    """What the fastest optimized kernel gains over the naive one, and the part in which it gains most."""
+    whole = [entry for entry in explanations if entry.total_ms is not None]
+    naive = next((entry for entry in whole if entry.role == "naive"), None)
+    others = [entry for entry in whole if entry.role == "optimized"]
+    if naive is None or not others:
+        return "There is no naive and optimized kernel to compare on this case."
+    best = min(others, key=lambda entry: entry.total_ms or 0.0)
+    before, after = ({part.name: part.ms for part in entry.parts} for entry in (naive, best))
+    gains = {name: ms - after.get(name, 0.0) for name, ms in before.items()}
+    name = max(gains, key=lambda part: gains[part])
+    kind = "measured" if naive.measured_ms is not None and best.measured_ms is not None else "predicted"
+    assert naive.total_ms and best.total_ms, "those without a time were left out"
+    return (
+        f"{best.target.kernel} is {kind} at {naive.total_ms / best.total_ms:.3g} times naive's speed; most of what it "
+        f"saves is {name}, {_us(gains[name])} of {_us(naive.total_ms - best.total_ms)}."
+    )

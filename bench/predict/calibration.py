@@ -1,0 +1,206 @@
+"""Fits the predictor to measured records, one factor a family, and says how wrong it is on kernels it has not seen.
+
+Everything but the launches is scaled.  The error is held out: each kernel's records are predicted with the factor that
+the other kernels of its family give, so that a kernel never vouches for itself.  A family with too few kernels stays
+uncalibrated, and a prediction then says so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal
+
+from rooflab.bench import record_files
+from rooflab.bench.predict.cases import Predicted, Target, predict_all
+from rooflab.bench.predict.model import Prediction
+from rooflab.bench.records import Record
+from rooflab.engine.model_files import cache_folder
+from rooflab.kernels import registry
+from rooflab.kernels.configs import make_config
+from rooflab.reference.spec import SCHEMES, Case
+from rooflab.roofline.device import Device, identify
+from rooflab.roofline.model import Cost
+
+Family = Literal["matrix", "streaming"]
+UNCALIBRATED = "uncalibrated"
+LEAST_KERNELS = 3
+"""Kernels that a family needs: with fewer, the others' median is one kernel's own error."""
+RESULTS = Path(__file__).resolve().parents[2] / "results"
+"""The committed records, in a checkout."""
+_LEAST_SHARE = 0.05
+"""Of a measured time that is never the launches': a launch floor above the reading must not turn a factor negative."""
+
+
+def family_of(cost: Cost) -> Family:
+    """Ops with matrix products have one factor, all others another."""
+    return "matrix" if cost.tensor_flops else "streaming"
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One measured record beside its prediction."""
+
+    kernel: str
+    """`gemm/tensor_core`."""
+    family: Family
+    launch_s: float
+    rest_s: float
+    """Predicted, uncalibrated: everything but the launches."""
+    measured_s: float
+
+    @property
+    def factor(self) -> float:
+        """What the rest would have to be multiplied with."""
+        return max(self.measured_s - self.launch_s, _LEAST_SHARE * self.measured_s) / self.rest_s
+
+    def error(self, factor: float) -> float:
+        """Relative error of the prediction with `factor`, without sign."""
+        return abs((self.launch_s + factor * self.rest_s) / self.measured_s - 1)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """One family's factor, and the error on kernels that it was not fitted to."""
+
+    factor: float
+    error: float
+    """Median over kernels of the median relative error, each kernel held out."""
+    worst_error: float
+    """Of the kernel predicted worst."""
+    kernels: int
+    records: int
+
+
+Calibration = Mapping[str, Fit]
+"""By family; a family that is not there is uncalibrated."""
+
+
+def fit(observations: Iterable[Observation]) -> dict[str, Fit]:
+    """A fit for every family with records of enough kernels.
+
+    A kernel counts once however many cases it has: a factor is the geometric median over kernels of their own.
+    """
+    families: dict[str, dict[str, list[Observation]]] = {}
+    for entry in observations:
+        families.setdefault(entry.family, {}).setdefault(entry.kernel, []).append(entry)
+    found = {}
+    for family, kernels in sorted(families.items()):
+        if len(kernels) < LEAST_KERNELS:
+            continue
+        errors = []
+        for held_out, own in kernels.items():
+            factor = _factor({name: seen for name, seen in kernels.items() if name != held_out})
+            errors.append(median(entry.error(factor) for entry in own))
+        count = sum(len(own) for own in kernels.values())
+        found[family] = Fit(_factor(kernels), median(errors), max(errors), len(kernels), count)
+    return found
+
+
+def _factor(kernels: Mapping[str, Sequence[Observation]]) -> float:
+    return math.exp(median(median(math.log(entry.factor) for entry in own) for own in kernels.values()))
+
+
+def calibrated(prediction: Prediction, cost: Cost, calibration: Calibration) -> tuple[Prediction, float | None, str]:
+    """The prediction scaled, the predictor's held-out error (None: uncalibrated), and both in words."""
+    known = calibration.get(family_of(cost))
+    if known is None:
+        return prediction, None, UNCALIBRATED
+    words = (
+        f"held-out error {known.error:.0%} (worst {known.worst_error:.0%}) over {known.kernels} kernels, "
+        f"{known.records} records"
+    )
+    return prediction.scaled(known.factor, f"factor {known.factor:.3g}; {words}"), known.error, words
+
+
+def observations(
+    records: Iterable[Record],
+    predicted: Callable[[Sequence[Target], Device], list[Predicted]] = predict_all,
+) -> list[Observation]:
+    """The measured records of Hopper GPUs among `records`, each beside the prediction for its own card.
+
+    Left out: what was not measured on a GPU with a cold L2, and kernels, cases and configs that are no longer there.
+    """
+    by_device: dict[str, tuple[Device, list[tuple[Target, float]]]] = {}
+    for record in records:
+        device, target = _device_of(record), _target_of(record)
+        if device is None or target is None or record.latency_median_ms is None:
+            continue
+        by_device.setdefault(device.name, (device, []))[1].append((target, record.latency_median_ms * 1e-3))
+    found = []
+    for device, entries in by_device.values():
+        answers = predicted([target for target, _ in entries], device)
+        for answer, (target, seconds) in zip(answers, entries, strict=True):
+            if answer.prediction is not None:
+                launch = answer.prediction.launch_s
+                rest = answer.prediction.seconds - launch
+                name = f"{target.op}/{target.kernel}"
+                found.append(Observation(name, family_of(answer.cost), launch, rest, seconds))
+    return found
+
+
+def _device_of(record: Record) -> Device | None:
+    measured = record.kind == "bench" and record.status == "OK" and record.basis == "measured"
+    gpu = record.environment.get("gpu")
+    if not measured or record.device != "cuda" or record.l2_state != "cold" or not gpu:
+        return None
+    device = identify(str(gpu["name"]))
+    return device if device and device.compute_capability == (9, 0) else None
+
+
+def _target_of(record: Record) -> Target | None:
+    op, name, scheme = record.op, record.kernel, SCHEMES.get(record.scheme or "")
+    if op not in registry.ops() or scheme is None or name not in registry.kernels(op):
+        return None
+    kernel, case = registry.get_kernel(op, name), Case(**record.case)
+    if set(case) != set(registry.get_op(op).cases["smoke"][0]):
+        return None
+    if record.config is None or kernel.config_type is None:
+        return Target(op, name, case, scheme)
+    if set(record.config) != {field.name for field in fields(kernel.config_type)}:
+        return None
+    return Target(op, name, case, scheme, config=make_config(kernel, record.config))
+
+
+def load(folder: Path = RESULTS) -> Calibration:
+    """The calibration by the committed records of GPUs; empty where there is none.  Kept in the cache folder."""
+    files = sorted(path for path in folder.glob("**/*.jsonl") if "cpu" not in path.relative_to(folder).parts)
+    records = [record for path in files for record in record_files.read(path)]
+    if not any(_device_of(record) for record in records):
+        return {}
+    path = cache_folder() / "calibration" / f"{_key(files)}.json"
+    known = _read(path)
+    if known is None:
+        known = fit(observations(records))
+        text = json.dumps({family: asdict(found) for family, found in known.items()})
+        temporary = path.with_suffix(f".{os.getpid()}.tmp")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(text)
+        temporary.replace(path)
+    return known
+
+
+def _read(path: Path) -> dict[str, Fit] | None:
+    if not path.is_file():
+        return None
+    try:
+        found: dict[str, dict[str, Any]] = json.loads(path.read_text())
+        return {family: Fit(**values) for family, values in found.items()}
+    except (ValueError, TypeError, AttributeError):
+        return None  # of another version, or cut short: fitted anew and overwritten
+
+
+def _key(files: Sequence[Path]) -> str:
+    """Changes with the records, the predictor and the kernels."""
+    digest = hashlib.sha256()
+    here = Path(__file__).resolve().parent
+    sources = [*here.glob("*.py"), *(here.parents[1] / "kernels").glob("**/*.py")]
+    for path in (*files, *sorted(sources)):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,132 @@
+"""What one SM does in a clock, and how long an instruction's result takes.
+
+Throughputs: CUDA C++ Programming Guide, "Throughput of Native Arithmetic Instructions", compute capability 9.0, lanes a
+clock and SM: 128 fp32 and packed 16-bit multiply-adds, 64 integer, logic, compare and conversion operations, 16 special
+functions, 32 lanes of shuffles and of loads and stores; four schedulers issue one instruction a clock each.  Shared
+memory and L1 move 128 bytes a clock (same guide).  L2 gives 5,120 bytes a clock to all SMs together (NVIDIA A100
+whitepaper; none is published for Hopper).
+
+Latencies of memory in clocks, by pointer chasing: 30 for shared memory, 21 for constants, 834 for HBM at random
+addresses (an H100 80GB HBM3, a report of mt4g, TU Munich); 281 for L2 over both of its partitions (a GH200,
+github.com/markdewing/AI_kernels, which reads 690 for its HBM).  Arithmetic 4 (Jia et al., "Dissecting the NVIDIA Volta
+GPU Architecture via Microbenchmarking", 2018), mma.sync m16n8k16 33 (Sun et al., "Dissecting Tensor Cores via
+Microbenchmarks", 2022, A100).  Special functions and shuffles are taken as 20 and 24, after no publication.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from rooflab.bench.predict.sass import WARPGROUP, Instruction
+from rooflab.roofline.device import Device
+
+Pipe = Literal["issue", "fma", "integer multiply", "alu", "sfu", "load/store", "tensor"]
+
+HBM_SUSTAINED = 0.9
+"""Share of the data sheet's bandwidth that streaming reaches: torch.clone on an H100 SXM, 89.6% in bf16 and 90.4% in
+fp32 (QuACK, hadamard roofline notes); on an H200 the best seen is 87% (cudnn-frontend's norm benchmarks)."""
+MMA_SYNC_SHARE = 0.75
+"""Share of Hopper's tensor rate that mma.sync can reach; the rest needs wgmma (Machete, vLLM PR 7174)."""
+_INTEGER_MULTIPLY = ("IMAD",)
+_FMA = ("FFMA", "FMUL", "FADD", "HFMA2", "HMUL2", "HADD2", "FSWZADD")
+_SFU = ("MUFU", "POPC", "FLO", "BREV")
+_ALU = (
+    "IADD3 IADD VIADD LOP3 PLOP3 ISETP FSETP HSETP2 SEL FSEL FMNMX HMNMX2 IMNMX VIMNMX PRMT SHF SHL SHR LEA MOV SGXT"
+    " BMSK IABS F2FP F2F F2I I2F I2FP FRND P2R R2P VOTE CS2R"
+).split()
+_LOAD_STORE = ("LD", "ST", "ATOM", "RED", "SHFL")
+
+
+@dataclass(frozen=True)
+class Chip:
+    """One SM's rates in warp instructions, and latencies, in clocks."""
+
+    tensor_flops_per_clock: Mapping[str, float]
+    """Of one SM, by operand dtype, dense."""
+    clock_hz: float
+    sms: int
+    hbm_latency: float = 834
+    l2_latency: float = 281
+    shared_latency: float = 30
+    constant_latency: float = 21
+    arithmetic_latency: float = 4
+    mma_latency: float = 33
+    sfu_latency: float = 20
+    shuffle_latency: float = 24
+    shared_bytes_per_clock: float = 128
+    sm_bytes_per_clock: float = 64
+    """What one SM can take from L2."""
+    l2_bytes_per_clock: float = 5120
+    """What L2 gives to all SMs together."""
+
+    @property
+    def hbm_latency_s(self) -> float:
+        """Seconds from a load's issue to its first byte, with HBM idle."""
+        return self.hbm_latency / self.clock_hz
+
+    def cycles(self, entry: Instruction) -> dict[Pipe, float]:
+        """Clocks that one warp's instruction takes of each pipe of its SM, with all four schedulers at work."""
+        found: dict[Pipe, float] = {"issue": 0.25}
+        family = entry.family
+        if entry.mma_flops:
+            # A warpgroup's product is written in all of its four warps; each has a quarter of it.
+            flops = entry.mma_flops / (WARPGROUP if entry.is_wgmma else 1)
+            share = 1.0 if entry.is_wgmma else MMA_SYNC_SHARE
+            found["tensor"] = flops / (self.tensor_rate(entry.mma_dtype) * share)
+            if entry.is_wgmma:
+                found["load/store"] = _operand_bytes(entry) / WARPGROUP / self.shared_bytes_per_clock
+        elif family in _FMA:
+            found["fma"] = 0.25
+        elif family in _INTEGER_MULTIPLY:
+            found |= {"fma": 0.25, "integer multiply": 0.5}
+        elif family in _SFU:
+            found["sfu"] = 2.0
+        elif family in _ALU:
+            found["alu"] = 0.5
+        elif family.startswith(_LOAD_STORE) and family not in ("LDC", "LDGDEPBAR"):
+            found["load/store"] = max(1.0, 32 * entry.bytes_per_thread / self.shared_bytes_per_clock)
+        return found
+
+    def tensor_rate(self, dtype: str) -> float:
+        """FLOPs that one SM's tensor cores do in a clock.  Raises `ValueError` on a dtype that they have not."""
+        if dtype not in self.tensor_flops_per_clock:
+            known = ", ".join(self.tensor_flops_per_clock)
+            raise ValueError(f"dtype: expected one that the tensor cores multiply ({known}), got {dtype!r}")
+        return self.tensor_flops_per_clock[dtype]
+
+    def latency(self, entry: Instruction, load_latency: float) -> float:
+        """Clocks from the end of an instruction's time on its pipe to its result; `load_latency`: of a global load."""
+        family = entry.family
+        if entry.loads_global:
+            return load_latency
+        if entry.mma_flops:
+            return self.mma_latency
+        if family in ("LDS", "LDSM", "ATOMS") or family.startswith("S2"):
+            return self.shared_latency
+        if family in ("LDC", "ULDC", "LDCU"):
+            return self.constant_latency
+        if family.startswith(("ATOM", "LDL")):
+            return self.l2_latency
+        if family == "SHFL":
+            return self.shuffle_latency
+        return self.sfu_latency if family in _SFU else self.arithmetic_latency
+
+
+def _operand_bytes(entry: Instruction) -> float:
+    """Bytes of A and B that a wgmma reads from shared memory; A may lie in registers."""
+    shape = entry.mma_shape
+    assert shape is not None, "asked of matrix products only"
+    m, n, k = shape
+    bytes_per_element = {"tf32": 4, "int8": 1, "fp8_e4m3": 1}.get(entry.mma_dtype, 2)
+    a_in_registers = len(entry.operands) > 1 and entry.operands[1].startswith("R")
+    return float(k * bytes_per_element * (n + (0 if a_in_registers else m)))
+
+
+def chip_of(device: Device) -> Chip:
+    """The figures of a Hopper GPU.  Raises `ValueError` on another, whose figures differ."""
+    if device.compute_capability != (9, 0):
+        raise ValueError(f"gpu: expected a Hopper GPU, whose figures the predictor has, got {device.full_name}")
+    rates = {dtype: device.matrix_flops_per_clock_per_sm(dtype) for dtype in device.matrix_flops_per_s}
+    return Chip(rates, device.boost_clock_hz, device.sms)

@@ -1,0 +1,231 @@
+"""The predicted time of a kernel, as a sum of steps that lead from the least work to what is expected.
+
+Every step makes one assumption less ideal, and adds what that costs:
+
+1. least work: the op's cost at the ceilings, memory and pipes overlapping perfectly (the roofline);
+2. launch: each launch takes at least the launch floor, and overlaps with nothing;
+3. sustained rate: a data sheet's bandwidth at the share that streaming reaches (nothing where ceilings were measured);
+4. bytes over the minimum: the kernel's traffic in place of the least bytes;
+5. pipe: the instructions of the compiled code at each pipe's rate, spread evenly over the SMs, and copies from L2; of a
+   kernel without compiled code that launches several times, memory and arithmetic one after the other;
+6. waves and tail: the SM with the most CTAs sets the time, and few CTAs draw on few SMs' share of the bandwidth;
+7. occupancy and latency: by Little's law the bandwidth is no more than the bytes in flight over the latency, a CTA
+   takes at least as long as its dependent steps, and the first bytes arrive one latency after the launch;
+8. calibration: the factor fitted to measured records of other kernels of the family.
+
+The time is 2 + 8 * (first latency + the largest of memory, pipes and dependent steps), and the steps sum to it exactly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from rooflab.bench.predict.chip import HBM_SUSTAINED, MMA_SYNC_SHARE, Chip, chip_of
+from rooflab.bench.predict.work import Work, work_of
+from rooflab.bench.static import CompiledInfo
+from rooflab.roofline.device import Device
+from rooflab.roofline.model import Bound, Ceilings, Cost, Traffic, bound
+
+LEAST, LAUNCH, SUSTAINED, BYTES = "least work", "launch", "sustained rate", "bytes over the minimum"
+PIPE, WAVES, LATENCY, CALIBRATION = "pipe", "waves and tail", "occupancy and latency", "calibration"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One part of a predicted time."""
+
+    name: str
+    seconds: float
+    """What it adds."""
+    why: str
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A kernel's predicted time and its parts."""
+
+    bound: Bound
+    steps: tuple[Step, ...]
+    launches: int
+    traffic_bytes: float
+    least_bytes: float
+    works: tuple[Work, ...] = field(repr=False)
+    """One for each compiled kernel; empty where no compiled code was read."""
+
+    @property
+    def seconds(self) -> float:
+        """The predicted time: the sum of the steps."""
+        return math.fsum(step.seconds for step in self.steps)
+
+    @property
+    def launch_s(self) -> float:
+        """The launches' part, which no calibration scales."""
+        return next(step.seconds for step in self.steps if step.name == LAUNCH)
+
+    def scaled(self, factor: float, why: str) -> Prediction:
+        """The same with everything but the launches scaled, as one more step."""
+        extra = (factor - 1) * (self.seconds - self.launch_s)
+        steps = (*self.steps, Step(CALIBRATION, extra, why))
+        return Prediction(self.bound, steps, self.launches, self.traffic_bytes, self.least_bytes, self.works)
+
+
+def predict(
+    cost: Cost,
+    traffic: Traffic | None,
+    compiled: Sequence[CompiledInfo],
+    device: Device,
+    ceilings: Ceilings | None = None,
+    matrix_flops: float | None = None,
+) -> Prediction:
+    """The time of a kernel that launches `compiled` (nothing: a library's or torch's) and moves `traffic`, cold L2.
+
+    `ceilings` are the device's data sheet's by default; `matrix_flops` are those that the kernel really does, padding
+    included, by default the cost's.  Raises `ValueError` on a device that is not Hopper, or on code that is not for it.
+    """
+    chip, ceilings = chip_of(device), ceilings or device.ceilings()
+    limit = bound(cost, ceilings)
+    arithmetic = max(seconds for part, seconds in limit.parts.items() if part not in ("memory", "launch"))
+    moved = traffic.bytes if traffic else cost.bytes
+    launches = sum(info.launches for info in compiled) or (traffic.launches if traffic else cost.launches)
+    rate = ceilings.hbm_bytes_per_s * (1.0 if ceilings.kind == "measured" else HBM_SUSTAINED)
+    least, sustained, memory = cost.bytes / ceilings.hbm_bytes_per_s, cost.bytes / rate, moved / rate
+    stages = [
+        (LEAST, max(least, arithmetic), f"{'memory' if least >= arithmetic else 'arithmetic'} at the ceilings"),
+        (LAUNCH, launches * ceilings.launch_floor_s, f"{launches} of {ceilings.launch_floor_s * 1e6:.2g} us"),
+        (SUSTAINED, max(sustained, arithmetic), f"{rate / ceilings.hbm_bytes_per_s:.0%} of the bandwidth"),
+        (BYTES, max(memory, arithmetic), _bytes_why(cost, traffic)),
+    ]
+    works: tuple[Work, ...] = ()
+    if compiled:
+        flops = sum(cost.tensor_flops.values()) if matrix_flops is None else matrix_flops
+        read = traffic.read_bytes if traffic else cost.read_bytes
+        works = tuple(
+            work_of(info, device, chip, flops * share, read * share)
+            for info, share in zip(compiled, _shares(compiled), strict=True)
+        )
+        l2 = ceilings.l2_bytes_per_s or chip.l2_bytes_per_clock * chip.clock_hz
+        stages += _compiled_stages(works, _shares(compiled), memory, moved, rate, l2, arithmetic, chip)
+    else:
+        serial = memory + arithmetic if launches > 1 else max(memory, arithmetic)
+        fill = launches * chip.hbm_latency_s
+        stages += [
+            (PIPE, serial, "memory and arithmetic in turn" if launches > 1 else "no compiled code was read"),
+            (WAVES, serial, "no compiled code was read"),
+            (LATENCY, serial + fill, f"first bytes after {chip.hbm_latency_s * 1e9:.0f} ns in each launch"),
+        ]
+    return Prediction(limit, tuple(_differences(stages)), launches, moved, cost.bytes, works)
+
+
+def _differences(stages: Sequence[tuple[str, float, str]]) -> Iterator[Step]:
+    """Each stage's time less that of the stage before it; the launches overlap with nothing and stand as they are."""
+    before = 0.0
+    for name, seconds, why in stages:
+        if name == LAUNCH:
+            yield Step(name, seconds, why)
+            continue
+        yield Step(name, seconds - before, why)
+        before = seconds
+
+
+def _bytes_why(cost: Cost, traffic: Traffic | None) -> str:
+    if traffic is None:
+        return "the kernel says nothing of its traffic; the least bytes are taken"
+    return f"{traffic.bytes / cost.bytes:.2f} times the least bytes, {traffic.basis}" if cost.bytes else traffic.basis
+
+
+def _shares(compiled: Sequence[CompiledInfo]) -> list[float]:
+    """Each compiled kernel's share of the op's work: threads times launches; one kernel has it all."""
+    weights = [float(info.launches * info.threads * (info.ctas or math.prod(info.grid))) for info in compiled]
+    return [weight / sum(weights) for weight in weights]
+
+
+def _compiled_stages(
+    works: Sequence[Work],
+    shares: Sequence[float],
+    memory: float,
+    moved: float,
+    rate: float,
+    l2_rate: float,
+    arithmetic: float,
+    chip: Chip,
+) -> list[tuple[str, float, str]]:
+    even = busy = full = 0.0
+    for work, share in zip(works, shares, strict=True):
+        streaming = memory * share
+        copies = work.launches * work.ctas * work.async_bytes / l2_rate
+        pipes = max(_pipe_s(work, chip, balanced=True), arithmetic * share, copies)
+        even += max(streaming, pipes)
+        streaming = max(streaming, _memory_s(work, moved * share, rate, chip, in_flight=False))
+        pipes = max(pipes, _pipe_s(work, chip, balanced=False))
+        busy += max(streaming, pipes)
+        streaming = max(streaming, _memory_s(work, moved * share, rate, chip, in_flight=True))
+        fill = work.launches * chip.hbm_latency_s
+        full += fill + max(streaming, pipes, _dependent_s(work, chip) - fill)
+    largest = max(works, key=lambda work: max(work.pipe_cycles.values()) * work.ctas * work.launches)
+    return [
+        (PIPE, even, _pipe_why(largest)),
+        (WAVES, busy, _waves_why(largest)),
+        (LATENCY, full, _latency_why(largest, moved, rate, chip)),
+    ]
+
+
+def _dependent_s(work: Work, chip: Chip) -> float:
+    """Seconds of dependent steps: one CTA's, for as many CTAs as follow one another in one place."""
+    return work.launches * math.ceil(work.waves.waves) * work.cta_cycles / chip.clock_hz
+
+
+def _pipe_s(work: Work, chip: Chip, balanced: bool) -> float:
+    """Seconds of the busiest pipe: of the mean SM, or of the one with the most CTAs."""
+    ctas_per_sm = work.ctas / chip.sms if balanced else work.waves.busiest_sm_ctas
+    return work.launches * max(work.pipe_cycles.values()) * ctas_per_sm / chip.clock_hz
+
+
+def _memory_s(work: Work, moved: float, rate: float, chip: Chip, in_flight: bool) -> float:
+    """Seconds to move `moved` bytes, full waves and the tail at the rate that their CTAs can draw."""
+    per_cta = moved / (work.launches * work.ctas)
+    places = work.occupancy.ctas_per_sm * chip.sms
+    waves = ((places, work.waves.full), (work.waves.tail_ctas, int(work.waves.tail_ctas > 0)))
+    seconds = 0.0
+    for ctas, count in waves:
+        if count:
+            reached = min(rate, min(ctas, chip.sms) * chip.sm_bytes_per_clock * chip.clock_hz)
+            if in_flight and work.in_flight_bytes:
+                reached = min(reached, ctas * work.in_flight_bytes / chip.hbm_latency_s)
+            seconds += count * ctas * per_cta / reached
+    return work.launches * seconds
+
+
+def _pipe_why(work: Work) -> str:
+    pipe = max(work.pipe_cycles, key=lambda name: work.pipe_cycles[name])
+    note = f", by mma.sync at {MMA_SYNC_SHARE:.0%} of its rate" if pipe == "tensor" and work.uses_mma_sync else ""
+    turns = f", {work.turns:.0f} turns of its loops" if work.turns else ""
+    return f"the busiest pipe is {pipe}{note}{turns}"
+
+
+def _waves_why(work: Work) -> str:
+    found = work.waves
+    return (
+        f"{work.ctas} CTAs, {found.waves:.2f} waves; the busiest SM runs {found.busiest_sm_ctas}, "
+        f"the mean {found.balance:.0%} of that"
+    )
+
+
+def _latency_why(work: Work, moved: float, rate: float, chip: Chip) -> str:
+    per_sm = work.occupancy.ctas_per_sm
+    held = f"{per_sm} CTA{'s' * (per_sm > 1)} per SM ({work.occupancy.limiter})"
+    pipes = _pipe_s(work, chip, balanced=False)
+    streaming = _memory_s(work, moved, rate, chip, in_flight=True)
+    steps = _dependent_s(work, chip)
+    first = f"first bytes after {chip.hbm_latency_s * 1e9:.0f} ns"
+    if steps > max(pipes, streaming) + work.launches * chip.hbm_latency_s:
+        rounds = math.ceil(work.waves.waves)
+        one = work.cta_cycles / chip.clock_hz * 1e6
+        return f"a CTA's dependent steps take {one:.3g} us, {rounds} CTA{'s' * (rounds > 1)} in turn, {held}"
+    places = min(work.ctas, per_sm * chip.sms)
+    reach = places * work.in_flight_bytes / chip.hbm_latency_s
+    if reach < rate and streaming > pipes:
+        flying = f"{work.in_flight_bytes / 1024:.1f} KiB in flight"
+        return f"{held}, {places} at once with {flying} each draw {reach / 1e12:.2g} of {rate / 1e12:.3g} TB/s; {first}"
+    return first

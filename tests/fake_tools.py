@@ -1,0 +1,44 @@
+"""Stand-ins for NVIDIA's tools, and the command line that calls them, for the tests of `rooflab profile`."""
+
+from __future__ import annotations
+
+import stat
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rooflab.bench.cli import run
+
+
+def command_line(monkeypatch, capfd, folder: Path) -> Callable[..., tuple[int, str, str]]:
+    """Runs a command in `folder` and gives its exit status, output and errors."""
+    monkeypatch.chdir(folder)
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["rooflab", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stopped:
+            run()
+        captured = capfd.readouterr()
+        return stopped.value.code or 0, captured.out, captured.err
+
+    return call
+
+
+def fake_tools(monkeypatch, folder: Path) -> Callable[[str, str], Path]:
+    """Puts programs on a PATH that holds nothing else: Python that sees `arguments`; returns the file of its calls."""
+    programs = folder / "bin"
+    programs.mkdir()
+    monkeypatch.setenv("PATH", str(programs))
+    calls = folder / "calls.jsonl"
+
+    def install(name: str, body: str) -> Path:
+        lines = [f"#!{sys.executable}", "import json, os, sys, time", "arguments = sys.argv[1:]"]
+        lines.append(f"open({str(calls)!r}, 'a').write(json.dumps([arguments, dict(os.environ)]) + '\\n')")
+        path = programs / name
+        path.write_text("\n".join([*lines, body]) + "\n")
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+        return calls
+
+    return install

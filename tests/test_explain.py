@@ -1,0 +1,251 @@
+"""`rooflab explain`: parts that sum to the time, the largest named, measurements beside predictions."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from dataclasses import replace
+
+import pytest
+
+from rooflab.bench import record_files
+from rooflab.bench.cli import run
+from rooflab.bench.explain import UNEXPLAINED, explain, why_rows, why_sentence
+from rooflab.bench.predict import model, targets
+from rooflab.bench.predict.calibration import Fit
+from rooflab.bench.predict.cases import Target
+from rooflab.bench.records import Record
+from rooflab.kernels import registry
+from rooflab.kernels.registry import get_op, kernels
+from rooflab.reference.spec import Case, get_scheme
+from rooflab.roofline.device import get_device
+from rooflab.roofline.model import Traffic
+
+H100, H200 = get_device("h100"), get_device("h200")
+CASE = Case(T=2048, H=4096, eps=1e-5)
+BF16 = get_scheme("bf16")
+GPU = {"gpu": {"name": "NVIDIA H100 80GB HBM3"}}
+EXTERNAL = """
+from rooflab.kernels.registry import register
+
+@register(op="rmsnorm", name="test_explained", role="optimized", backend="torch")
+def mine(x, weight, eps=1e-6):
+    return x
+"""
+
+
+def target(kernel: str = "library", op: str = "rmsnorm", case: Case = CASE) -> Target:
+    return Target(op, kernel, case, BF16)
+
+
+@pytest.fixture
+def rooflab(monkeypatch, capfd, tmp_path):
+    """Runs a command in an empty folder and gives its exit status, output and errors."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["rooflab", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stopped:
+            run()
+        captured = capfd.readouterr()
+        return stopped.value.code or 0, captured.out, captured.err
+
+    return call
+
+
+def record(**changes) -> Record:
+    fields = {
+        "kind": "bench",
+        "run_id": "run",
+        "status": "OK",
+        "environment": GPU,
+        "op": "rmsnorm",
+        "kernel": "library",
+        "backend": "torch",
+        "case_id": CASE.id,
+        "case": dict(CASE),
+        "scheme": "bf16",
+        "device": "cuda",
+        "checked_by": "gpu",
+        "basis": "measured",
+        "l2_state": "cold",
+        "latency_median_ms": 0.025,
+    }
+    return Record(**{**fields, **changes})
+
+
+@pytest.mark.parametrize("measured_ms", [None, 0.025, 0.001])
+def test_parts_sum_to_the_time_that_is_explained(measured_ms):
+    chosen = target()
+    found = explain([chosen], H100, {} if measured_ms is None else {chosen: measured_ms})[0]
+    assert sum(part.ms for part in found.parts) == pytest.approx(found.total_ms)
+    assert found.total_ms == (measured_ms or found.predicted_ms)
+    names = [part.name for part in found.parts]
+    assert names[:2] == [model.LEAST, model.LAUNCH] and (UNEXPLAINED in names) == (measured_ms is not None)
+    assert found.rows()[-1]["us"] == pytest.approx(found.total_ms * 1e3)
+
+
+def test_the_sentence_names_the_largest_part_of_the_gap():
+    naive, library = explain([target("naive"), target()], H100)
+    assert f"the largest part of the rest is {model.BYTES}" in naive.sentence()
+    assert "Of rmsnorm/library's predicted" in library.sentence() and "least work is 7" in library.sentence()
+    slow = explain([target()], H100, {target(): 1.0})[0]
+    assert f"the largest part of the rest is {UNEXPLAINED}, 987 us (99%): measured is 7" in slow.sentence()
+    assert "1 ms" in slow.sentence()
+
+
+def test_a_calibrated_prediction_prints_its_held_out_error():
+    chosen = target()
+    plain, fitted = (
+        explain([chosen], H100, None, known)[0] for known in ({}, {"streaming": Fit(1.5, 0.12, 0.3, 5, 40)})
+    )
+    assert plain.calibration == "uncalibrated" and plain.prediction_error is None
+    assert fitted.prediction_error == 0.12 and "held-out error 12% (worst 30%) over 5 kernels" in fitted.calibration
+    launch = next(part.ms for part in plain.parts if part.name == model.LAUNCH)
+    assert fitted.predicted_ms - launch == pytest.approx(1.5 * (plain.predicted_ms - launch))
+    assert sum(part.ms for part in fitted.parts) == pytest.approx(fitted.predicted_ms)
+
+
+def test_counted_traffic_takes_the_place_of_the_modelled():
+    chosen = target()
+    plain = explain([chosen], H100)[0]
+    counted = explain([chosen], H100, counted={chosen: Traffic(3 * plain.bytes, 0, 1, "counted")})[0]
+    assert counted.traffic_basis == "counted" and counted.bytes == 3 * plain.bytes
+    extra = {part.name: part for part in counted.parts}[model.BYTES]
+    assert extra.ms == pytest.approx(2 * plain.bytes / (0.9 * 3.35e12) * 1e3) and "3.00 times the least" in extra.why
+
+
+def test_naive_and_optimized_side_by_side():
+    chosen = [target(name) for name in kernels("rmsnorm")]
+    found = explain(chosen, H200)
+    rows = {row["kernel"]: row for row in why_rows(found)}
+    assert rows["naive"]["over_least"] > 4 and rows["fused"]["over_least"] == pytest.approx(1, abs=0.01)
+    assert rows["naive"]["launches"] > 4 and rows["fused"]["launches"] == 1
+    assert rows["naive"]["flop_per_byte"] < rows["fused"]["flop_per_byte"]
+    assert "fused is predicted at" in why_sentence(found) and model.BYTES in why_sentence(found)
+    only = [entry for entry in found if entry.role != "naive"]
+    assert why_sentence(only) == "There is no naive and optimized kernel to compare on this case."
+    for entry in found:
+        parts = [rows[entry.target.kernel][name] for name in ("least", "launch", "sustained", "bytes", "pipe")]
+        parts += [rows[entry.target.kernel][name] for name in ("waves", "latency")]
+        assert sum(parts) == pytest.approx(entry.predicted_ms * 1e3)
+
+
+def test_a_kernel_that_cannot_do_the_case_says_why():
+    wide = Case(T=4, H=32768, eps=1e-5)
+    found = explain([target("fused", case=wide), target("packed", "gemm", get_op("gemm").cases["smoke"][0])], H100)
+    assert found[0].predicted_ms is None and "at most 16384 wide, got 32768" in found[0].reason
+    assert found[1].reason == "UNSUPPORTED: gemm/packed runs on cpu" and found[1].reason in found[1].sentence()
+    assert why_rows(found)[0]["reason"] == found[0].reason and why_rows(found)[0]["predicted_us"] is None
+
+
+def test_the_command_shows_a_table_that_sums(rooflab):
+    status, out, _ = rooflab("explain", "rmsnorm", "fused", "--gpu", "h200", "--case", CASE.id)
+    lines = out.splitlines()
+    assert status == 0 and f"rmsnorm/fused  {CASE.id}  bf16  h200" in lines[0]
+    rows = [line for line in lines if line.startswith((model.LEAST, model.LAUNCH, model.BYTES, model.LATENCY, "sum"))]
+    assert len(rows) == 5 and "uncalibrated" in rows[-1]
+    assert any(line.startswith("Of rmsnorm/fused's predicted") for line in lines)
+
+
+def test_json_has_the_same_content(rooflab):
+    status, out, err = rooflab("explain", "rmsnorm", "fused", "--kernel", "naive", "--gpu", "h100", "--json")
+    found = json.loads(out)
+    assert status == 0 and [entry["kernel"] for entry in found] == ["fused", "naive"]
+    for entry in found:
+        assert sum(part["ms"] for part in entry["parts"]) == pytest.approx(entry["predicted_ms"])
+        assert entry["predicted_ms"] >= entry["bound_ms"] and entry["calibration"] == "uncalibrated"
+    assert found[0]["compiled"][0]["ctas_per_sm"] >= 1 and found[1]["compiled"] == []
+    assert "h100 is taken as h100-sxm" in err
+
+
+def test_without_a_kernel_all_stand_side_by_side(rooflab):
+    status, out, _ = rooflab("explain", "rmsnorm", "--gpu", "h200")
+    assert status == 0 and "over_least" in out and "most of what it saves is bytes over the minimum" in out
+    assert [line.split()[0] for line in out.splitlines()[2:5]] == ["naive", "library", "fused"]
+
+
+def test_a_users_file_is_explained(rooflab, tmp_path):
+    (tmp_path / "mine.py").write_text(EXTERNAL)
+    try:
+        status, out, _ = rooflab("explain", "rmsnorm", "mine.py", "--json")
+    finally:
+        registry._kernels["rmsnorm"].pop("test_explained", None)
+    assert status == 0 and json.loads(out)[0]["kernel"] == "test_explained"
+    assert json.loads(out)[0]["traffic_basis"] == "least"
+
+
+def test_records_give_the_measured_time_and_their_gpu(rooflab, tmp_path):
+    older = record(latency_median_ms=0.5, timestamp="2026-01-01T00:00:00+00:00")
+    newer = record(timestamp="2026-02-01T00:00:00+00:00")
+    failed = record(status="INVALID", reason="throttled", timestamp="2026-03-01T00:00:00+00:00")
+    record_files.write(tmp_path / "runs" / "a.jsonl", newer, older, failed)
+    status, out, _ = rooflab("explain", "rmsnorm", "library", "--case", CASE.id, "--records", "runs", "--json")
+    found = json.loads(out)[0]
+    assert status == 0 and found["gpu"] == "h100-sxm" and found["measured_ms"] == 0.025
+    assert found["parts"][-1]["part"] == UNEXPLAINED
+    assert sum(part["ms"] for part in found["parts"]) == pytest.approx(0.025)
+    _, out, _ = rooflab("explain", "rmsnorm", "library", "--case", CASE.id, "--records", "runs")
+    assert UNEXPLAINED in out and "measured is" in out
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["gem"], "op: expected one of embedding, .*got 'gem'"),
+        (["gemm", "fast"], "kernel: gemm has naive, library, .*got 'fast'"),
+        (["gemm", "packed"], "UNSUPPORTED: gemm/packed runs on cpu"),
+        (["gemm", "naive", "--case", "M=3"], "case: gemm takes M=.* with these keys, got M=3"),
+        (["gemm", "naive", "--scheme", "fp12"], "scheme: expected one of fp32, fp16, bf16, got 'fp12'"),
+        (["rmsnorm", "library", "--gpu", "a100"], "gpu: expected a Hopper GPU, .*got NVIDIA A100"),
+        (["rmsnorm", "library", "--gpu", "h1000"], "gpu: expected one of h100-sxm, .*got 'h1000'"),
+        (["rmsnorm", "library", "--records", "none"], "records: expected a file or folder, got 'none'"),
+        (["rmsnorm", "library", "--records", "runs"], "records: expected a measured time on h100-sxm at .*, got none"),
+        (
+            ["rmsnorm", "library", "--records", "two"],
+            "gpu: expected one by name, for this could be NVIDIA H100.*, NVIDIA H2",
+        ),
+    ],
+)
+def test_bad_input_is_one_sentence(rooflab, tmp_path, arguments, message):
+    (tmp_path / "runs").mkdir()
+    other = replace(record(), environment={"gpu": {"name": "NVIDIA H200"}})
+    record_files.write(tmp_path / "two" / "a.jsonl", record(), other)
+    status, out, err = rooflab("explain", *arguments)
+    assert status == 2 and out == ""
+    assert re.search(f"rooflab: {message}", err), err
+    assert "Traceback" not in err
+
+
+def test_the_gpu_that_is_here_is_measured_and_failures_are_said(rooflab, monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *device: "NVIDIA H100 80GB HBM3")
+    failed = record(
+        kernel="naive", status="INCORRECT", reason="y: 3 elements differ", latency_median_ms=None, basis="bound"
+    )
+    asked = []
+
+    def measure(chosen, budget_s, seed=0):
+        asked.append((tuple(entry.kernel for entry in chosen), budget_s))
+        return [record(latency_median_ms=0.03), failed]
+
+    monkeypatch.setattr(targets, "measure_here", measure)
+    arguments = ["rmsnorm", "library", "--kernel", "naive", "--case", CASE.id, "--budget", "0.2", "--json"]
+    status, out, err = rooflab("explain", *arguments)
+    library, naive = json.loads(out)
+    assert status == 0 and asked == [(("library", "naive"), 0.2)]
+    assert library["measured_ms"] == 0.03 and library["gpu"] == "h100-sxm" and naive["measured_ms"] is None
+    assert f"rmsnorm/naive {CASE.id}: INCORRECT: y: 3 elements differ" in err
+    _, out, _ = rooflab("explain", *arguments, "--no-measure")
+    assert json.loads(out)[0]["measured_ms"] is None and len(asked) == 1
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_measurement_is_explained(rooflab):
+    status, out, _ = rooflab("explain", "rmsnorm", "fused", "--case", CASE.id, "--json")
+    found = json.loads(out)[0]
+    assert status == 0 and found["measured_ms"] > 0
+    assert sum(part["ms"] for part in found["parts"]) == pytest.approx(found["measured_ms"])

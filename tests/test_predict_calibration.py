@@ -1,0 +1,188 @@
+"""Calibration: factors are recovered, errors are held out, too few kernels stay uncalibrated, records become fits."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rooflab.bench import record_files
+from rooflab.bench.predict import calibration
+from rooflab.bench.predict.calibration import Fit, Observation, calibrated, fit, load, observations
+from rooflab.bench.predict.cases import Predicted, Target, predict_all
+from rooflab.bench.predict.model import CALIBRATION, predict
+from rooflab.bench.records import Record
+from rooflab.kernels.registry import get_kernel, get_op
+from rooflab.reference.spec import Case, get_scheme
+from rooflab.roofline.device import get_device
+from rooflab.roofline.model import Cost, Traffic
+
+H100 = get_device("h100")
+GPU = {"gpu": {"name": "NVIDIA H100 80GB HBM3"}}
+LIBRARY = ("rmsnorm", "silu_and_mul", "embedding", "fused_add_rmsnorm")
+"""Ops whose library kernel is torch's: predicted without compiling."""
+
+
+def observed(kernel: str, factor: float, rest_s: float = 10e-6, family: str = "streaming") -> Observation:
+    return Observation(kernel, family, 1.3e-6, rest_s, 1.3e-6 + factor * rest_s)
+
+
+def test_a_common_factor_is_found_and_leaves_no_error():
+    found = fit([observed(f"op/{name}", 1.25, rest) for name in "abcd" for rest in (5e-6, 50e-6)])
+    assert set(found) == {"streaming"}
+    assert found["streaming"].factor == pytest.approx(1.25) and found["streaming"].error == pytest.approx(0, abs=1e-12)
+    assert (found["streaming"].kernels, found["streaming"].records) == (4, 8)
+
+
+def test_the_error_is_of_the_kernel_that_was_left_out():
+    """With factors 1, 1 and 2, each kernel is predicted by the other two: 1 by sqrt(1 * 2), and 2 by 1."""
+    kernels = [
+        Observation(f"op/{name}", "matrix", 0.0, 1.0, factor) for name, factor in zip("abc", (1, 1, 2), strict=True)
+    ]
+    found = fit(kernels)["matrix"]
+    assert found.factor == pytest.approx(1.0)
+    assert found.worst_error == pytest.approx(0.5)  # 1 said of 2
+    assert found.error == pytest.approx(2**0.5 - 1)  # an in-sample error would be 0, the median of 0, 0 and 0.5
+
+
+def test_many_records_of_one_kernel_do_not_outvote_the_others():
+    many = [observed("op/a", 3.0) for _ in range(50)]
+    found = fit([*many, observed("op/b", 1.0), observed("op/c", 1.0)])
+    assert found["streaming"].factor == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("kernels", [0, 1, 2])
+def test_too_few_kernels_stay_uncalibrated(kernels):
+    found = fit([observed(f"op/{number}", 2.0) for number in range(kernels)])
+    assert found == {}
+    prediction = predict(Cost(1e8, 0), Traffic(1e8, 0), [], H100)
+    assert calibrated(prediction, Cost(1e8, 0), found) == (prediction, None, "uncalibrated")
+
+
+def test_families_are_fitted_apart_and_a_prediction_takes_its_own():
+    of_matrix = [observed(f"gemm/{name}", 2.0, family="matrix") for name in "abc"]
+    found = fit([*of_matrix, *(observed(f"rope/{name}", 1.1) for name in "abc")])
+    cost = Cost(1e8, 0, {"bf16": 1e9})
+    prediction = predict(cost, Traffic(1e8, 0), [], H100)
+    scaled, error, words = calibrated(prediction, cost, found)
+    assert scaled.seconds - scaled.launch_s == pytest.approx(2 * (prediction.seconds - prediction.launch_s))
+    assert scaled.launch_s == prediction.launch_s and scaled.steps[-1].name == CALIBRATION
+    assert error == pytest.approx(0, abs=1e-9) and words.startswith("held-out error 0%")
+    assert "3 kernels, 3 records" in words
+
+
+def test_a_reading_below_the_launch_floor_gives_no_negative_factor():
+    assert Observation("op/a", "streaming", 1.3e-6, 1e-6, 1.0e-6).factor > 0
+
+
+@given(st.lists(st.floats(0.2, 5.0), min_size=3, max_size=8))
+def test_the_factor_lies_among_the_kernels_own(factors):
+    found = fit([observed(f"op/{number}", factor) for number, factor in enumerate(factors)])["streaming"]
+    assert min(factors) * (1 - 1e-9) <= found.factor <= max(factors) * (1 + 1e-9)
+    assert 0 <= found.error <= found.worst_error <= max(factors) / min(factors) - 1 + 1e-9
+
+
+def record(op: str, kernel: str, case: Case, latency_ms: float, **changes) -> Record:
+    fields = {
+        "kind": "bench",
+        "run_id": "run",
+        "status": "OK",
+        "environment": GPU,
+        "op": op,
+        "kernel": kernel,
+        "backend": get_kernel(op, kernel).backend,
+        "case_id": case.id,
+        "case": dict(case),
+        "scheme": "bf16",
+        "device": "cuda",
+        "checked_by": "gpu",
+        "basis": "measured",
+        "l2_state": "cold",
+        "latency_median_ms": latency_ms,
+    }
+    return Record(**{**fields, **changes})
+
+
+def measured(factor: float) -> list[Record]:
+    """The library kernels, each taking `factor` times what is predicted beside its launch."""
+    found = []
+    for op in LIBRARY:
+        for case in get_op(op).cases["llama3_8b"]:
+            prediction = predict_all([Target(op, "library", case, get_scheme("bf16"))], H100)[0].prediction
+            seconds = prediction.launch_s + factor * (prediction.seconds - prediction.launch_s)
+            found.append(record(op, "library", case, seconds * 1e3))
+    return found
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("ROOFLAB_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "results"
+
+
+def test_committed_records_become_a_calibration_that_is_kept(folder, monkeypatch):
+    records = measured(1.4)
+    record_files.write(folder / "h100" / "run.jsonl", *records)
+    found = load(folder)
+    assert found["streaming"].factor == pytest.approx(1.4) and found["streaming"].kernels == len(LIBRARY)
+    assert found["streaming"].records == len(records) and found["streaming"].worst_error < 1e-9
+    monkeypatch.setattr(calibration, "observations", lambda records: pytest.fail("fitted again"))
+    assert load(folder) == found
+
+
+def test_other_records_make_another_fit_and_a_damaged_cache_is_no_fit(folder):
+    record_files.write(folder / "h100" / "run.jsonl", *measured(1.4))
+    load(folder)
+    [kept] = (folder.parent / "cache" / "calibration").glob("*.json")
+    kept.write_text(kept.read_text()[:20])
+    assert load(folder)["streaming"].factor == pytest.approx(1.4)
+    record_files.write(folder / "h200" / "run.jsonl", *measured(2.0))
+    assert load(folder)["streaming"].factor == pytest.approx((1.4 * 2.0) ** 0.5)
+    assert all(isinstance(Fit(**entry), Fit) for entry in json.loads(kept.read_text()).values())
+
+
+def test_without_records_of_a_gpu_nothing_is_calibrated(folder):
+    case = get_op("rmsnorm").cases["llama3_8b"][0]
+    assert load(folder) == {}
+    cpu = record("rmsnorm", "library", case, 1.0, device="cpu", checked_by="torch", environment={"gpu": None})
+    record_files.write(folder / "cpu" / "run.jsonl", cpu)
+    record_files.write(folder / "other" / "run.jsonl", cpu)
+    assert load(folder) == {}
+
+
+def test_records_that_say_nothing_of_the_prediction_are_left_out():
+    case = get_op("rmsnorm").cases["llama3_8b"][-1]
+    good = record("rmsnorm", "library", case, 0.02)
+    others = [
+        replace(good, status="INVALID", reason="throttled"),
+        replace(good, l2_state="warm"),
+        replace(good, basis="predicted"),
+        replace(good, environment={"gpu": {"name": "NVIDIA A100-SXM4-80GB"}}),
+        replace(good, environment={"gpu": None}),
+        replace(good, kind="ab"),
+        replace(good, kernel="gone"),
+        replace(good, op="gone"),
+        replace(good, scheme="fp12"),
+        replace(good, case={"T": 3}),
+    ]
+    found = observations([good, *others])
+    assert [entry.kernel for entry in found] == ["rmsnorm/library"] and found[0].measured_s == pytest.approx(2e-5)
+
+
+def test_a_record_of_a_tuned_config_is_predicted_with_that_config():
+    kernel = get_kernel("gemm", "tensor_core")
+    case = get_op("gemm").cases["llama3_8b"][0]
+    config = kernel.heuristic(case, get_scheme("bf16"))
+    values = {name: getattr(config, name) for name in config.__dataclass_fields__}
+    asked = []
+
+    def answer(targets, device):
+        asked.extend(targets)
+        return [Predicted(target, Cost(1, 1), None, None, "not compiled here") for target in targets]
+
+    good = record("gemm", "tensor_core", case, 0.02, config=values)
+    assert observations([good, replace(good, config={"block": 1})], answer) == []
+    assert [target.config for target in asked] == [config]
