@@ -98,9 +98,7 @@ def of_revisions(trees: Revisions, wanted: Wanted, settings: Settings, out: Path
             raise ValueError(f"base: expected two trees that this bench can import: {failed}") from failed
         title = f"{a.label} against {b.label}"
         if trees.changed:
-            names = git(ROOT, "diff", "--name-only", a.commit or trees.base, *([b.commit] if trees.head else []))
-            untracked = "" if trees.head else git(ROOT, "ls-files", "--others", "--exclude-standard")
-            ops = touched_ops([*names.split(), *untracked.split()], sorted({*listed[0], *listed[1]}), files)
+            ops = touched_ops(_changed(a, b, bool(trees.head)), sorted({*listed[0], *listed[1]}), files)
             ops = [op for op in ops if not wanted.ops or op in wanted.ops]
             if not ops:
                 return Report(title, [], ["the difference touches no kernel"], nothing_to_do=True)
@@ -109,6 +107,14 @@ def of_revisions(trees: Revisions, wanted: Wanted, settings: Settings, out: Path
         if not own:
             notes.append("the timer differs between the two: this tree's bench timed both")
         return _ran(comparison, settings, out, say, notes)
+
+
+def _changed(a: Tree, b: Tree, committed: bool) -> list[str]:
+    """Files that differ, from the checkout's root; those that git does not know yet too, in a working tree."""
+    ends = [str(a.commit), *([str(b.commit)] if committed else [])]
+    names = git(ROOT, "diff", "--name-only", "-z", *ends).split("\0")
+    untracked = [] if committed else git(ROOT, "ls-files", "-z", "--others", "--exclude-standard").split("\0")
+    return [name for name in (*names, *untracked) if name]
 
 
 def of_records(files: Sequence[Path], rules: Rules, wanted: Wanted) -> Report:

@@ -50,7 +50,7 @@ def as_mapping(outcome: Outcome) -> dict[str, Any]:
 
 def summary(outcomes: Sequence[Outcome]) -> str:
     """`2 SAME, 1 SLOWER`, the worst first."""
-    counts = Counter(outcome.verdict for outcome in outcomes)
+    counts = Counter(str(outcome.verdict) for outcome in outcomes)
     order = ("INCORRECT", "FAILED", "INVALID", "MISSING", "SLOWER", "UNRESOLVED", "SAME", "FASTER")
     return ", ".join(f"{counts[verdict]} {verdict}" for verdict in order if counts[verdict]) or "nothing was compared"
 

@@ -107,8 +107,8 @@ def _reading(values: Mapping[str, Any]) -> Reading:
     reading = Reading(**values)
     if reading.status not in _STATUSES:
         raise ProcessFailed(f"a process answered with the status {reading.status!r}")
-    lists = {"seconds": tuple(reading.seconds), "device_kernels": tuple(reading.device_kernels)}
-    return replace(reading, timestamp=now(), **lists)
+    seconds, kernels = tuple(reading.seconds), tuple(reading.device_kernels)
+    return replace(reading, timestamp=now(), seconds=seconds, device_kernels=kernels)
 
 
 def _environment() -> dict[str, str]:

@@ -98,7 +98,7 @@ def run(
         comparison=comparison,
         settings=settings,
         outcomes=tuple(judge(list(evidence.values()), settings.rules)),
-        environments=dict(runner.environments),
+        environments={str(name): found for name, found in runner.environments.items()},
         first=first,
         second=second,
         seconds=time.monotonic() - began,

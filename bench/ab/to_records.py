@@ -10,8 +10,9 @@ from rooflab.bench.ab.pairs import Reading, SideName
 from rooflab.bench.ab.run import Result
 from rooflab.bench.ab.verdict import Outcome
 from rooflab.bench.record_files import write
-from rooflab.bench.records import Backend, DeviceType, Record, Role, Status, new_run_id
+from rooflab.bench.records import DeviceType, Record, Status, new_run_id
 from rooflab.bench.samples import pack_samples
+from rooflab.kernels.registry import Backend, Role
 from rooflab.reference.spec import Case
 
 METRICS = (
