@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from rooflab.bench.ab.statistics import ALPHA, Estimate, adjusted, estimate, p_above
+from rooflab.bench.ab.estimate import ALPHA, Estimate, adjusted, estimate, p_above
 from rooflab.bench.records import Verdict
 
 SUITE_PAIRS = 12

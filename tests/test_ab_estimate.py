@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import wilcoxon
 
-from rooflab.bench.ab.statistics import Estimate, adjusted, estimate, p_above, walsh_averages
+from rooflab.bench.ab.estimate import Estimate, adjusted, estimate, p_above, walsh_averages
 from rooflab.bench.ab.verdict import Evidence, Rules, judge, wants_confirmation
 
 RULES = Rules()
