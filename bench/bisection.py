@@ -1,0 +1,206 @@
+"""Finds the commit that made a kernel slower: drives `git bisect`, each step an A/B against the good revision.
+
+git's own files and the half-checked-out state of a bisection lie in a temporary worktree, so that the user's checkout,
+and a bisection that they may have going, are not touched.  Nothing is checked out even there: an A/B makes trees of the
+two revisions by itself.  A step answers what git asks for (0 good, 1 bad, 125 cannot tell) from the exit status of
+`rooflab ab --strict`:
+
+    0 not slower -> good     10 SLOWER -> bad     11 INCORRECT or FAILED -> bad if correctness is asked about, else 125
+    12 UNRESOLVED, 13 INVALID or MISSING -> once more with twice the pairs, then 125     2 usage -> the bisection ends
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+GOOD, BAD, CANNOT_TELL = 0, 1, 125
+"""What `git bisect run` takes for an answer."""
+FOUND, UNRESOLVED = 0, 12
+"""Exit statuses of `rooflab bisect`."""
+TIMEOUT_S = 300.0
+Answer = Literal["good", "bad", "skip"]
+WORDS: dict[int, Answer] = {GOOD: "good", BAD: "bad", CANNOT_TELL: "skip"}
+Run = Callable[[Sequence[str]], int]
+"""Runs a command and gives its exit status."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is compared at each step."""
+
+    op: str
+    kernel: str | None = None
+    cases: tuple[str, ...] = ()
+    schemes: tuple[str, ...] = ()
+    threshold: float | None = None
+    """Of the A/B; its own default where None."""
+    pairs: int = 12
+    correctness: bool = False
+    """Whether a kernel that fails or is incorrect is what is looked for."""
+    command: tuple[str, ...] = (sys.executable, "-m", "rooflab.bench", "ab")
+    """What to run in the place of `rooflab ab`, with the same arguments."""
+
+    def __post_init__(self) -> None:
+        if self.pairs < 1:
+            raise ValueError(f"pairs: expected at least 1, got {self.pairs}")
+
+    def arguments(self, base: str, head: str, pairs: int) -> list[str]:
+        """The whole command that compares `head` with `base`."""
+        found = [*self.command, self.op, "--base", base, "--head", head, "--pairs", str(pairs), "--strict"]
+        named = (
+            ("--kernel", (self.kernel,) if self.kernel else ()),
+            ("--case", self.cases),
+            ("--scheme", self.schemes),
+        )
+        for option, values in named:
+            for value in values:
+                found += [option, value]
+        return found if self.threshold is None else [*found, "--threshold", str(self.threshold)]
+
+
+@dataclass(frozen=True)
+class Found:
+    """How a bisection ended."""
+
+    candidates: tuple[str, ...]
+    """The first bad commit; or all that it may be, oldest first, where some could not be told."""
+    tested: dict[str, str] = field(default_factory=dict)
+    """What was said of each commit, in the order of testing."""
+    reason: str = ""
+    """Why there is no one commit, where there is none."""
+
+    @property
+    def first_bad(self) -> str | None:
+        """The commit, where it is known."""
+        return self.candidates[0] if len(self.candidates) == 1 and not self.reason else None
+
+
+def execute(command: Sequence[str]) -> int:
+    """Runs a command here, what it prints going to standard error; its exit status."""
+    return subprocess.run(command, stdout=sys.stderr.fileno(), check=False).returncode
+
+
+def step(question: Question, good: str, head: str, run: Run = execute) -> tuple[int, str]:
+    """Whether `head` is slower than `good`: 0, 1 or 125, and why.
+
+    Raises `ValueError` where the A/B refuses its arguments: then it would do so at every step.
+    """
+    status = run(question.arguments(good, head, question.pairs))
+    again = ""
+    if status in (12, 13):
+        status = run(question.arguments(good, head, 2 * question.pairs))
+        again = f" twice, at last with {2 * question.pairs} pairs"
+    if status == 2:
+        refused = question.arguments(good, head, question.pairs)[len(question.command) :]
+        raise ValueError(f"ab: refused {' '.join(refused)}")
+    if status == 0:
+        return GOOD, "not slower"
+    if status == 10:
+        return BAD, "SLOWER"
+    if status == 11 and question.correctness:
+        return BAD, "INCORRECT or FAILED"
+    names = {11: "INCORRECT or FAILED", 12: "UNRESOLVED", 13: "INVALID or MISSING"}
+    return CANNOT_TELL, names.get(status, f"ended with status {status}") + again
+
+
+def bisect(
+    question: Question,
+    good: str,
+    bad: str,
+    repo: Path,
+    *,
+    run: Run = execute,
+    tell: Callable[[str], None] = lambda text: None,
+) -> Found:
+    """The first commit after `good`, up to `bad`, at which the answer turns.
+
+    `bad` is compared first: where it is not slower there is nothing to find.  Raises `ValueError` where git or the A/B
+    refuse, and where `good` is no ancestor of `bad`.
+    """
+    good, bad = (_resolve(repo, name, revision) for name, revision in (("good", good), ("bad", bad)))
+    if good == bad or _git(repo, "merge-base", good, bad).strip() != good:
+        raise ValueError(f"good: expected an ancestor of {bad[:10]}, got {good[:10]}")
+    tested: dict[str, str] = {}
+
+    def ask(commit: str) -> int:
+        answer, why = step(question, good, commit, run)
+        tested[commit] = f"{WORDS[answer]}: {why}"
+        tell(f"{commit[:10]} {tested[commit]}")
+        return answer
+
+    answer = ask(bad)
+    if answer != BAD:
+        said = "could not be told from" if answer == CANNOT_TELL else "is not slower than"
+        return Found((), tested, f"{bad[:10]} {said} {good[:10]}, so there is nothing to look for")
+    with _worktree(repo, bad) as tree:
+        text = _git(tree, "bisect", "start", "--no-checkout", bad, good)
+        while not _ended(text):
+            head = _git(tree, "rev-parse", "--verify", "BISECT_HEAD").strip()
+            text = _git(tree, "bisect", WORDS[ask(head)], head, may_fail=True)
+        left = _git(tree, "rev-list", "--reverse", "refs/bisect/bad", "--not", "--glob=refs/bisect/good-*").split()
+    skipped = [commit for commit in left if tested.get(commit, "").startswith("skip")]
+    reason = f"{len(skipped)} of {len(left)} candidates could not be told" if skipped else ""
+    return Found(tuple(left), tested, reason)
+
+
+def _ended(text: str) -> bool:
+    """Whether git says that there is nothing left to test.  Raises `ValueError` on anything that it does not know."""
+    if "is the first bad commit" in text or "We cannot bisect more" in text:
+        return True
+    if re.search(r"Bisecting: ", text):
+        return False
+    words = text.strip().splitlines() or ["nothing"]
+    raise ValueError(f"git bisect: expected its progress, got {words[-1]!r}")
+
+
+@contextmanager
+def _worktree(repo: Path, commit: str) -> Iterator[Path]:
+    """A worktree without files, gone afterwards with the bisection in it."""
+    with tempfile.TemporaryDirectory(prefix="rooflab-bisect-") as folder:
+        tree = Path(folder) / "tree"
+        _git(repo, "worktree", "add", "--quiet", "--no-checkout", "--detach", str(tree), commit)
+        try:
+            yield tree
+        finally:
+            _git(repo, "worktree", "remove", "--force", str(tree))
+
+
+def current(repo: Path) -> str:
+    """The commit that a running bisection asks about, or that is checked out."""
+    for name in ("BISECT_HEAD", "HEAD"):
+        found = _git(repo, "rev-parse", "--verify", "--quiet", name, may_fail=True).strip()
+        if found:
+            return found
+    raise ValueError(f"repo: expected a git checkout, got {str(repo)!r}")
+
+
+def subject(repo: Path, commit: str) -> str:
+    """A commit in one line: short hash, date and subject."""
+    return _git(repo, "show", "--no-patch", "--format=%h %cs %s", commit).strip()
+
+
+def _resolve(repo: Path, name: str, revision: str) -> str:
+    found = _git(repo, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}", may_fail=True).strip()
+    if not found:
+        raise ValueError(f"{name}: expected a commit, branch or tag, got {revision!r}")
+    return found
+
+
+def _git(root: Path, *arguments: str, may_fail: bool = False) -> str:
+    """What git prints, in English.  Raises `ValueError` with its words where it fails."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")} | {"LC_ALL": "C"}
+    command = ["git", "-C", str(root), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment, check=False)
+    if done.returncode and not may_fail:
+        words = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
+        raise ValueError(f"git {arguments[0]}: {words[-1]}")
+    return done.stdout + (done.stderr if may_fail and arguments[0] == "bisect" else "")

@@ -1,0 +1,93 @@
+"""`import` and `export`: results of other tools as records, and records in the forms that other tools read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rooflab.bench import show
+from rooflab.bench.cli.app import DeviceOption, Json, OutOption, app, exit_for
+
+CHECKED = ("definition", "axes", "op", "kernel", "scheme", "status", "checked_by", "worst", "reason")
+DEFINED = ("definition", "op_type", "op", "scheme", "workloads", "traces", "reason")
+
+
+@app.command("import")
+def import_results(
+    tool: Annotated[str, typer.Argument(help="pytest-benchmark, tritonbench, flashinfer or csv.")],
+    paths: Annotated[list[Path], typer.Argument(help="Its files; for flashinfer the folder of a data set.")],
+    op: Annotated[
+        list[str] | None, typer.Option("--op", help="tritonbench: the operator of a CSV. flashinfer: only this op.")
+    ] = None,
+    kernel: Annotated[list[str] | None, typer.Option("--kernel", help="With --check: only this kernel.")] = None,
+    check: Annotated[bool, typer.Option("--check", help="flashinfer: check kernels by its definitions.")] = False,
+    run_references: Annotated[
+        bool, typer.Option("--run-references", help="Allow --check to run the Python text in the definitions.")
+    ] = False,
+    limit: Annotated[int, typer.Option(help="With --check: workloads of each definition; 0 for all.")] = 3,
+    timeout_s: Annotated[float, typer.Option("--timeout", help="With --check: seconds for one reference.")] = 300.0,
+    device: DeviceOption = None,
+    seed: int = 0,
+    out: OutOption = None,
+    json: Json = False,
+) -> None:
+    """Read another tool's results; --out keeps them as records.  What no record stands for is listed."""
+    from rooflab.bench.exchange import commands
+    from rooflab.bench.exchange.flashinfer_files import read_dataset
+
+    if check:
+        options = commands.check_options(tool, paths, run_references, op, kernel, device, seed, limit, timeout_s)
+        dataset = read_dataset(paths[0])
+        with show.progress("check", commands.count_workloads(dataset, options)) as advance:
+            results = commands.run_checks(dataset, options, out, advance)
+        rows = commands.check_rows(results)
+        if json:
+            show.as_json(rows)
+        else:
+            show.table(rows, CHECKED)
+            for text in commands.check_notes(dataset, options, results):
+                show.line(text)
+        exit_for({row["status"] for row in rows})
+        return
+    found = commands.read(tool, paths, op)
+    files = commands.keep(found.imported, out)
+    if json:
+        show.as_json(found.summary() | {"written": [str(path) for path in files]})
+        return
+    if found.definitions:
+        show.table(found.definitions, DEFINED)
+    if found.imported.records:
+        show.bench_table(found.rows())
+    for skipped in found.imported.skipped:
+        show.line(f"not imported: {skipped.place}: {skipped.reason}", "dim")
+    show.line(f"{len(found.imported.records)} results, {len(found.imported.skipped)} that are none")
+    for path in files:
+        show.line(f"  {path}")
+    if found.imported.records and not files:
+        show.note("nothing was written: --out FOLDER keeps them as records")
+
+
+@app.command("export")
+def export_records(
+    form: Annotated[str, typer.Argument(help="pytest-benchmark, csv, github-action or bencher.")],
+    records: Annotated[list[Path], typer.Argument(help="Records: files or folders.")],
+    to: Annotated[Path, typer.Option("--to", help="The file to write.")],
+    op: Annotated[list[str] | None, typer.Option("--op", help="Only this op; repeatable.")] = None,
+    kernel: Annotated[list[str] | None, typer.Option("--kernel", help="Only this kernel; repeatable.")] = None,
+    case: Annotated[list[str] | None, typer.Option("--case", help="Only this case; repeatable.")] = None,
+    machine: Annotated[list[str] | None, typer.Option("--machine", help="Part of a machine key; repeatable.")] = None,
+    json: Json = False,
+) -> None:
+    """Write records in the form of another tool.  What it has no place for is listed."""
+    from rooflab.bench.exchange import commands
+    from rooflab.bench.history.points import Chosen
+
+    written, skipped = commands.export(form, records, to, Chosen(op or (), kernel or (), case or (), machine or ()))
+    if json:
+        show.as_json({"file": str(to), "records": written, "left_out": [vars(each) for each in skipped]})
+        return
+    for text, count in commands.counted(skipped):
+        show.line(f"not exported: {count} {text}", "dim")
+    show.line(f"{written} records: {to}")

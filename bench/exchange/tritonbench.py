@@ -1,0 +1,225 @@
+"""tritonbench's results, read: the CSV of `--csv` and `--output`, and the JSON of `--output-json`.
+
+A row or a key is one input (`x`) and one implementation (`provider`); its cells are metrics.  `latency` is in ms,
+`tflops` in 10**12 FLOP/s, `gbps` in 10**9 bytes/s, `gpu_peak_mem` in GB.  Every number that has no field of a record
+is kept in `metrics` under its own name.  There are no raw samples and, in the CSV, no word of the machine.
+"""
+
+from __future__ import annotations
+
+import ast
+import csv
+import io
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rooflab.bench.exchange.imported import (
+    Imported,
+    Skipped,
+    environment,
+    file_time,
+    get,
+    get_object,
+    make_case,
+    parse_json,
+    read_text,
+    run_id,
+    when,
+)
+from rooflab.bench.records import Record, Status
+from rooflab.reference.spec import Case
+
+TOOL = "tritonbench"
+MODES = ("fwd_no_grad", "fwd_bwd", "fwd", "bwd")
+OPS = {"rms_norm": "rmsnorm", "rope": "rope", "gemm": "gemm", "embedding": "embedding"}
+"""Its operators that compute what an op of ours does."""
+AVERAGE = "an average over inputs of different sizes"
+_KEY = re.compile(r"tritonbench_(?P<name>[^\[]+)\[x_(?P<x>.*)-(?P<provider>[^-\]]*)\]_(?P<metric>.+)", re.DOTALL)
+_MEAN_KEY = re.compile(r"tritonbench_[^\[]+\[[^\]]*\]-.+-avg")
+_NUMBER = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*(?:\(.*%\))?\s*")
+
+
+@dataclass
+class _Reading:
+    """One implementation on one input."""
+
+    op: str
+    provider: str
+    case: Case
+    place: str
+    metrics: dict[str, float] = field(default_factory=dict)
+    words: dict[str, str] = field(default_factory=dict)
+    """Metrics whose value is a text: an error message, a config."""
+
+
+def read_tritonbench(path: Path, op: str | None = None) -> Imported:
+    """One record per implementation and input.  `op` names the operator where a CSV's file name does not.
+
+    Raises `ValueError` naming file and place on what is no such file.
+    """
+    text = read_text(path)
+    skipped: list[Skipped] = []
+    around: Mapping[str, Any] = {}
+    if path.suffix == ".json":
+        values = parse_json(text, path.name)
+        if not isinstance(values, dict):
+            raise ValueError(f"{path.name}: expected an object, got {type(values).__name__}")
+        metrics = get(values, "metrics", dict, path.name) if "metrics" in values else values
+        around = get_object(values, "environ", path.name) if metrics is not values else {}
+        readings = _from_json(metrics, path.name, skipped)
+    else:
+        readings = _from_csv(text, path.name, op or _op_of(path), skipped)
+    date = around.get("benchmark_date")
+    timestamp = when(_iso(str(date)), f"{path.name}, benchmark_date") if date else file_time(path)
+    shared = {"timestamp": timestamp, "run_id": run_id(timestamp, text), "environment": _environment(around, path.name)}
+    records = []
+    for reading in readings:
+        record = _record(reading, shared, skipped)
+        if record is not None:
+            records.append(record)
+    if not records and not skipped:
+        raise ValueError(f"{path.name}: expected results of tritonbench, got none")
+    return Imported(tuple(records), tuple(skipped))
+
+
+def _op_of(path: Path) -> str:
+    found = re.fullmatch(r"op_(\w+)_\w+", path.stem)
+    if not found:
+        raise ValueError(f"op: expected the operator of {path.name}, whose name is not of the form op_<operator>_*.csv")
+    return found[1]
+
+
+def _iso(date: str) -> str:
+    """tritonbench writes `20250815103000` as well as ISO 8601."""
+    found = re.fullmatch(r"(\d{4})(\d\d)(\d\d)(\d\d)(\d\d)(\d\d)", date)
+    return "{}-{}-{}T{}:{}:{}".format(*found.groups()) if found else date
+
+
+def _environment(around: Mapping[str, Any], name: str) -> dict[str, Any]:
+    known = {key: str(value) for key, value in around.items() if value and value != "unknown"}
+    device = known.get("device")
+    commits = {key: value for key, value in known.items() if key.endswith(("_commit", "_branch"))}
+    cuda = known.get("cuda_version")
+    return environment(TOOL, device or "unknown", device, torch=None, cuda=cuda, file=name, revisions=commits or None)
+
+
+def _from_csv(text: str, name: str, op: str, skipped: list[Skipped]) -> list[_Reading]:
+    rows = list(csv.reader(io.StringIO(text, newline=""), delimiter=";"))
+    if not rows or len(rows[0]) < 2:
+        raise ValueError(f"{name}, line 1: expected columns separated by ';', the first of them the input")
+    header = rows[0]
+    readings: list[_Reading] = []
+    for line, row in enumerate(rows[1:], 2):
+        place = f"{name}, line {line}"
+        if not row:
+            continue
+        if len(row) != len(header):
+            raise ValueError(f"{place}: expected {len(header)} cells, got {len(row)}")
+        if row[0] in ("average", "hashes"):
+            skipped.append(Skipped(place, AVERAGE if row[0] == "average" else "hashes of sources"))
+            continue
+        case = _case(row[0], header[0])
+        found: dict[str, _Reading] = {}
+        for column, cell in zip(header[1:], row[1:], strict=True):
+            provider, separator, metric = column.rpartition("-")
+            if not separator:  # of the input and no implementation
+                continue
+            reading = found.setdefault(provider, _Reading(op, provider, case, f"{place}, {provider}"))
+            _add(reading, metric, cell)
+        readings += found.values()
+    return readings
+
+
+def _from_json(metrics: Mapping[str, Any], name: str, skipped: list[Skipped]) -> list[_Reading]:
+    found: dict[tuple[str, str, str], _Reading] = {}
+    for key, value in metrics.items():
+        parts = _KEY.fullmatch(key)
+        if _MEAN_KEY.fullmatch(key) or (parts and parts["x"] in ("average", "hashes")):
+            skipped.append(Skipped(key, AVERAGE))
+            continue
+        if not parts:
+            raise ValueError(f"{name}, {key!r}: expected tritonbench_<op>_<mode>[x_<input>-<provider>]_<metric>")
+        mode = next((mode for mode in MODES if parts["name"].endswith(f"_{mode}")), "")
+        op = parts["name"].removesuffix(f"_{mode}") if mode else parts["name"]
+        op = op if mode in ("", "fwd", "fwd_no_grad") else f"{op}_{mode}"
+        place = f"{parts['name']}[{parts['x']}-{parts['provider']}]"
+        reading = _Reading(op, parts["provider"], _case(parts["x"], "x"), place)
+        _add(found.setdefault((parts["name"], parts["x"], parts["provider"]), reading), parts["metric"], value)
+    return list(found.values())
+
+
+def _add(reading: _Reading, metric: str, value: object) -> None:
+    if value is None or value == "":
+        return
+    if isinstance(value, bool):
+        reading.metrics[metric] = float(value)
+    elif isinstance(value, int | float):
+        reading.metrics[metric] = float(value)
+    elif found := _NUMBER.fullmatch(str(value)):
+        reading.metrics[metric] = float(found[1])
+    else:
+        reading.words[metric] = str(value)
+
+
+def _case(text: str, label: str) -> Case:
+    """`(16, 32, 64)` under `(M, N, K)` as M=16,N=32,K=64; by number where the label does not name each."""
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return make_case({"x": text})
+    names = re.findall(r"\w+", label)
+    values = value if isinstance(value, tuple) else (value,)
+    if len(names) != len(values):
+        names = ["x"] if len(values) == 1 else [f"x{number}" for number in range(len(values))]
+    return make_case(dict(zip(names, values, strict=True)))
+
+
+def _record(reading: _Reading, shared: Mapping[str, Any], skipped: list[Skipped]) -> Record | None:
+    """The record of a reading; None where it holds neither a time nor a failure."""
+    metrics = dict(reading.metrics)
+    latency = metrics.pop("latency", None)
+    status, reason = _status(reading, latency)
+    if latency is None and status == "OK":
+        listed = ", ".join(sorted({*reading.metrics, *reading.words})) or "nothing"
+        skipped.append(Skipped(reading.place, f"it has no latency, only {listed}"))
+        return None
+    return Record(
+        kind="bench",
+        **shared,
+        status=status,
+        reason=reason,
+        op=OPS.get(reading.op, reading.op),
+        kernel=reading.provider,
+        case=dict(reading.case),
+        case_id=reading.case.id,
+        basis="measured" if status == "OK" else "bound",
+        timer=f"imported: {TOOL}",
+        latency_median_ms=latency if status == "OK" else None,
+        flops_per_s=_scaled(metrics.pop("tflops", None), 1e12) if status == "OK" else None,
+        bytes_per_s=_scaled(metrics.pop("gbps", None), 1e9) if status == "OK" else None,
+        peak_memory_bytes=_scaled(metrics.pop("gpu_peak_mem", None), 1e9),
+        metrics={name: value for name, value in metrics.items() if math.isfinite(value)},
+    )
+
+
+def _status(reading: _Reading, latency: float | None) -> tuple[Status, str]:
+    """What its accuracy and its words say: an error stands in the place of the first metric."""
+    message = reading.words.get("error_msg") or reading.words.get("latency")
+    if message is None and not reading.metrics and reading.words:
+        message = next(iter(reading.words.values()))
+    if message:
+        memory = re.search(r"out of memory|\bOOM\b", message, re.IGNORECASE)
+        return ("OUT_OF_MEMORY" if memory else "RUNTIME_ERROR"), " ".join(message.split())
+    if reading.metrics.get("accuracy") == 0.0:
+        return "INCORRECT", "tritonbench found its result to differ from the baseline's"
+    if latency is not None and not (math.isfinite(latency) and latency > 0):
+        return "INVALID", f"a latency of {latency} ms"
+    return "OK", ""
+
+
+def _scaled(value: float | None, factor: float) -> float | None:
+    return None if value is None or not math.isfinite(value) else value * factor

@@ -1,0 +1,252 @@
+"""`rooflab history`: what becomes a point, in which order, where levels end, and what is said of the last point."""
+
+import json
+import math
+import random
+import re
+
+import pandas as pd
+import pytest
+from test_bisect import git
+from test_cli import rooflab  # noqa: F401  the fixture
+
+from rooflab.bench import record_files
+from rooflab.bench.history.commits import commit_order, repository
+from rooflab.bench.history.points import Chosen, read_points
+from rooflab.bench.history.report import frame, history
+from rooflab.bench.history.trend import sparkline, unusual_z
+from rooflab.bench.records import Record
+
+GPU = {"name": "NVIDIA H200", "driver": "580.1"}
+ENVIRONMENT = {"machine_key": "nvidia-h200-16c-1a2b3c4d", "gpu": GPU, "torch": "2.13.0", "triton": "3.7.1"}
+
+
+def record(number, latency_ms, environment=None, **changes):
+    """A time of the kernel `gemm/packed`, the `number`-th in order of time."""
+    values = {
+        "kind": "bench",
+        "run_id": f"r{number:03}",
+        "status": "OK",
+        "timestamp": f"2026-01-01T{number // 60:02}:{number % 60:02}:00+00:00",
+        "environment": ENVIRONMENT | (environment or {}),
+        "op": "gemm",
+        "kernel": "packed",
+        "case_id": "M=64",
+        "case": {"M": 64},
+        "scheme": "bf16",
+        "device": "cuda",
+        "basis": "measured",
+        "timer": "cuda events",
+        "l2_state": "cold",
+        "latency_median_ms": latency_ms,
+        "latency_p20_ms": latency_ms and latency_ms * 0.99,
+        "latency_p80_ms": latency_ms and latency_ms * 1.01,
+        "sample_count": 100,
+    }
+    return Record(**(values | changes))
+
+
+def noisy(count, sigma=0.005, seed=0, level=1.0):
+    rng = random.Random(seed)
+    return [level * math.exp(rng.gauss(0, sigma)) for _ in range(count)]
+
+
+def trends_of(folder, records, last=20, repo=None, **chosen):
+    record_files.write(folder / "records" / "a.jsonl", *records)
+    return history([folder / "records"], Chosen(**chosen)).trends(repo or folder, last)
+
+
+def test_what_failed_never_enters_a_trend_and_is_counted(tmp_path):
+    records = [record(i, latency) for i, latency in enumerate(noisy(6))]
+    untimed = {"basis": "bound"}
+    wrong = [record(10, None, status="INCORRECT", reason="wrong", **untimed)] * 2
+    wrong += [record(11, 9.0, status="INVALID", reason="above the roof")]
+    other = [record(12, None, kind="check", **untimed), record(13, None, **untimed)]
+    record_files.write(tmp_path / "a" / "b" / "deep.jsonl", *records, *wrong, *other)
+    points = read_points([tmp_path])
+    assert len(points.frame) == 6 and points.frame["latency_ms"].max() < 1.1
+    assert points.left_out == {"INCORRECT": 2, "INVALID": 1, "of kind check": 1, "not measured": 1}
+    assert sum(points.left_out.values()) + 6 == len(records + wrong + other), "nothing is dropped silently"
+
+
+@pytest.mark.parametrize(
+    ("changes", "environment"),
+    [
+        ({"kernel": "library"}, {}),
+        ({"case_id": "M=65"}, {}),
+        ({"scheme": "fp16"}, {}),
+        ({"timer": "cuda graph"}, {}),
+        ({"l2_state": "warm"}, {}),
+        ({"clocks": {"locked_sm_clock_mhz": 1500}}, {}),
+        ({}, {"machine_key": "another"}),
+        ({}, {"gpu": GPU | {"driver": "570.2"}}),
+        ({"device": "cpu"}, {"threads": 4}),
+    ],
+)
+def test_what_cannot_be_compared_is_another_trend(tmp_path, changes, environment):
+    records = [record(i, 1.0) for i in range(3)] + [record(9, 1.0, environment, **changes)]
+    assert sorted(len(trend.frame) for trend in trends_of(tmp_path, records)) == [1, 3]
+
+
+def test_a_run_is_one_point_and_so_is_each_import(tmp_path):
+    twice = [record(1, latency, timestamp=f"2026-01-01T00:0{i}:00Z") for i, latency in enumerate((1.0, 2.0, 3.0))]
+    assert trends_of(tmp_path / "own", twice)[0].frame["latency_ms"].tolist() == [2.0]
+    foreign = [record(1, each.latency_median_ms, timestamp=each.timestamp, timer="imported: x") for each in twice]
+    assert trends_of(tmp_path / "imported", foreign)[0].frame["latency_ms"].tolist() == [1.0, 2.0, 3.0]
+
+
+def test_calls_per_sample_are_no_other_method(tmp_path):
+    records = [record(i, 1.0, timer=f"cpu perf_counter, {i + 2} calls per sample") for i in range(4)]
+    assert len(trends_of(tmp_path, records)) == 1
+
+
+@pytest.fixture(scope="module")
+def repo(tmp_path_factory):
+    """A checkout with a side branch, merged, and its commits oldest first."""
+    root = tmp_path_factory.mktemp("repo")
+    git(root, "init", "--quiet", "--initial-branch=main")
+    for name in ("a", "b", "c", "d"):
+        git(root, "commit", "--quiet", "--allow-empty", "--message", name)
+    return root, git(root, "rev-list", "--reverse", "HEAD").split()
+
+
+def test_points_are_in_the_order_of_commits_and_not_of_measuring(tmp_path, repo):
+    root, commits = repo
+    measured = [(3, 4.0), (0, 1.0), (2, 3.0), (1, 2.0), (0, 1.5)]
+    records = [record(i, latency, commit=commits[place]) for i, (place, latency) in enumerate(measured)]
+    trend = trends_of(tmp_path, records, repo=root)[0]
+    assert trend.by_commit and trend.frame["latency_ms"].tolist() == [1.0, 1.5, 2.0, 3.0, 4.0]
+
+
+def test_an_unknown_commit_makes_it_the_order_of_time_and_says_so(tmp_path, repo):
+    root, commits = repo
+    records = [
+        record(i, latency, commit=commit) for i, (latency, commit) in enumerate(((2.0, commits[1]), (1.0, "f" * 40)))
+    ]
+    record_files.write(tmp_path / "a.jsonl", *records)
+    made = history([tmp_path])
+    trends = made.trends(root, 20)
+    assert not trends[0].by_commit and trends[0].frame["latency_ms"].tolist() == [2.0, 1.0]
+    assert any("1 of 1 trends are ordered by time" in note for note in made.summary(trends)["notes"])
+
+
+def test_commits_of_no_repository_have_no_order(tmp_path, repo):
+    root, commits = repo
+    assert commit_order([*commits, "f" * 40, "--all", ""], root) == {commit: i for i, commit in enumerate(commits)}
+    assert commit_order(commits, None) == {} and commit_order(commits, tmp_path) == {}
+    assert repository(root) == root.resolve()
+
+
+def test_a_regression_is_named_with_its_commits_and_the_way_to_find_it(tmp_path, repo):
+    root, commits = repo
+    values = noisy(8) + noisy(4, seed=1, level=1.06)
+    places = [0] * 4 + [1] * 4 + [2] * 2 + [3] * 2
+    records = [
+        record(i, value, commit=commits[place]) for i, (value, place) in enumerate(zip(values, places, strict=True))
+    ]
+    record_files.write(tmp_path / "a.jsonl", *records)
+    made = history([tmp_path])
+    trends = made.trends(root, 20)
+    (step,) = trends[0].steps
+    assert (step.index, trends[0].state) == (8, "SLOWER") and step.effect == pytest.approx(0.06, abs=0.01)
+    assert (step.before, step.after) == (commits[1][:10], commits[2][:10])
+    (row,) = made.summary(trends)["trends"]
+    wanted = f"rooflab bisect gemm packed --good {commits[1][:10]} --bad {commits[2][:10]} --case M=64 --scheme bf16"
+    assert row["steps"][0]["next"] == wanted
+    assert [round(level[2], 1) for level in row["levels_ms"]] == [1.0, 1.1]
+
+
+@pytest.mark.parametrize(
+    ("tail", "state"),
+    [
+        ([1.3], "SUSPECT"),
+        ([1.3, 1.3], "SLOWER"),
+        ([0.7], "SUSPECT"),
+        ([0.7, 0.7], "FASTER"),
+        ([1.3, 1.0], "STEADY"),
+        ([1.0], "STEADY"),
+        ([1.015], "STEADY"),
+    ],
+)
+def test_one_slow_point_is_suspect_and_a_second_one_confirms(tmp_path, tail, state):
+    values = noisy(12, 0.002) + tail
+    assert trends_of(tmp_path, [record(i, value) for i, value in enumerate(values)])[0].state == state
+
+
+def test_a_short_history_says_nothing(tmp_path):
+    trend = trends_of(tmp_path, [record(i, value) for i, value in enumerate([1.0, 1.0, 1.0, 1.0, 5.0])])[0]
+    assert trend.state == "SHORT" and set(trend.z) == {None}
+
+
+def test_levels_restart_at_marks_and_a_step_there_has_another_cause(tmp_path):
+    values = noisy(8) + noisy(8, seed=1, level=0.9)
+    records = [record(i, value, {"triton": "3.6.0" if i < 8 else "3.7.1"}) for i, value in enumerate(values)]
+    trend = trends_of(tmp_path, records)[0]
+    assert trend.marks == {8: "triton 3.6.0 -> 3.7.1"}
+    (step,) = trend.steps
+    assert (step.index, step.cause, trend.z[8]) == (8, "triton 3.6.0 -> 3.7.1", None)
+    assert all(score is None for score in trend.z[8:13]), "the old level is no measure of the new one"
+
+
+def test_another_driver_is_another_trend_and_a_mark(tmp_path):
+    old = [record(i, 1.0, {"gpu": GPU | {"driver": "570.2"}}) for i in range(3)]
+    trends = trends_of(tmp_path, old + [record(i, 1.5) for i in range(3, 6)])
+    assert [trend.steps for trend in trends] == [(), ()], "they are not compared"
+    marks = [mark for trend in trends for mark in trend.marks.values()]
+    assert marks == ["setting driver 570.2, clocks free -> driver 580.1, clocks free"]
+
+
+def test_false_suspects_are_rare(tmp_path):
+    kernels = {f"k{seed}": noisy(14, 0.02, seed) for seed in range(100)}
+    records = [record(i, value, kernel=name) for name, values in kernels.items() for i, value in enumerate(values)]
+    suspects = sum(trend.state != "STEADY" for trend in trends_of(tmp_path, records))
+    assert suspects <= 2
+    assert unusual_z(5) > unusual_z(20) > 3.5
+
+
+def test_a_dirty_tree_shows_and_is_not_bisected(tmp_path, repo):
+    root, commits = repo
+    values = [1.0] * 6 + [1.5] * 6
+    records = [record(i, value, commit=commits[i // 6], dirty=i >= 6) for i, value in enumerate(values)]
+    record_files.write(tmp_path / "a.jsonl", *records)
+    made = history([tmp_path])
+    (row,) = made.summary(made.trends(root, 20))["trends"]
+    assert row["steps"][0]["after"] == commits[1][:10] + "+" and row["steps"][0]["next"] == ""
+
+
+def test_a_choice_of_nothing_names_what_there_is(tmp_path):
+    with pytest.raises(ValueError, match="none of 1 records is chosen; their ops are gemm"):
+        trends_of(tmp_path, [record(0, 1.0)], ops=("rope",))
+    assert len(trends_of(tmp_path, [], machines=("h200",))) == 1
+    with pytest.raises(ValueError, match="^records: expected a file or folder"):
+        read_points([tmp_path / "none"])
+    with pytest.raises(ValueError, match="^last: expected at least 5 points, got 1"):
+        history([tmp_path]).trends(tmp_path, 1)
+
+
+def test_a_line_of_blocks_is_flat_for_noise():
+    assert len(set(sparkline(noisy(20, 0.002)))) <= 2
+    assert sparkline([1.0, 10.0]) == "▁█"
+
+
+def test_every_point_comes_back_from_the_table_file(tmp_path):
+    records = [record(i, value) for i, value in enumerate(noisy(8) + noisy(4, seed=1, level=1.1))]
+    made = frame(trends_of(tmp_path, records))
+    assert made["latency_ms"].tolist() == [each.latency_median_ms for each in records]
+    assert made["level"].tolist() == [0] * 8 + [1] * 4
+
+
+def test_the_command_line_shows_writes_and_draws(rooflab, tmp_path):  # noqa: F811
+    values = noisy(8) + noisy(6, seed=1, level=1.1)
+    records = [record(i, value, kernel=kernel) for i, value in enumerate(values) for kernel in ("packed", "naive")]
+    record_files.write(tmp_path / "results" / "a.jsonl", *records)
+    status, out, _ = rooflab("history", "--csv", "points.csv", "--out", "figures")
+    assert status == 0 and "SLOWER" in out and re.search(r"\+\d+\.\d% at", out)
+    assert "28 points of 1 files in 2 trends" in out
+    assert len(pd.read_csv(tmp_path / "points.csv")) == 28
+    image = (tmp_path / "figures" / "history-gemm.png").read_bytes()
+    assert image.startswith(b"\x89PNG") and len(image) > 10_000
+    status, out, _ = rooflab("history", "results", "--kernel", "naive", "--json")
+    found = json.loads(out)
+    assert status == 0 and [row["kernel"] for row in found["trends"]] == ["naive"] and found["points"] == 14
+    assert rooflab("history", "nowhere")[0] == 2
