@@ -1,0 +1,143 @@
+"""Numbers as a reader wants them: few digits, one unit a column, and the unit said once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from math import isfinite
+from typing import Any
+
+from rooflab.bench.clocks import REASONS, reason_names
+from rooflab.roofline.points import si
+
+_SUFFIXES: tuple[tuple[str, str], ...] = (
+    ("_bytes_per_s", "B/s"),
+    ("_flops_per_s", "FLOP/s"),
+    ("_ops_per_s", "op/s"),
+    ("_tokens_per_s", "tokens/s"),
+    ("_requests_per_s", "requests/s"),
+    ("_per_s", "/s"),
+    ("_bytes", "B"),
+    ("_mhz", "MHz"),
+    ("_hz", "Hz"),
+    ("_ms", "ms"),
+    ("_us", "us"),
+    ("_ns", "ns"),
+    ("_s", "s"),
+    ("_w", "W"),
+    ("_c", "C"),
+)
+_PREFIXED = ("B/s", "FLOP/s", "op/s", "B", "Hz")
+_INITIALS = {"ttft": "TTFT", "itl": "ITL", "tpot": "TPOT", "e2e": "end to end", "hbm": "HBM", "l2": "L2", "sfu": "SFU"}
+
+
+def digits(value: float, count: int = 3) -> str:
+    """`count` significant digits, all of those before the point, and no exponent from 1e-4 to 1e7."""
+    if not isfinite(value):
+        return {"inf": "infinite", "-inf": "-infinite"}.get(str(value), "not a number")
+    if value == 0:
+        return "0"
+    exponent = int(f"{value:.{count - 1}e}".split("e")[1])
+    if not -4 <= exponent < 7:
+        return f"{value:.{count - 1}e}"
+    return f"{value:,.{max(0, count - 1 - exponent)}f}"
+
+
+def whole(value: float) -> str:
+    """A number that is whole without a point, another with four digits."""
+    return f"{value:,.0f}" if isfinite(value) and value == int(value) and abs(value) < 1e7 else digits(value, 4)
+
+
+def percent(value: float, signed: bool = False) -> str:
+    """`0.031` as `3.1%`; three digits below ten per cent, else one after the point at most."""
+    if not isfinite(value):
+        return digits(value)
+    sign = "+" if signed and value > 0 else ""
+    shown = f"{100 * value:.1f}" if abs(value) < 10 else f"{100 * value:,.0f}"
+    return f"{sign}{'0.0' if shown == '-0.0' else shown}%"
+
+
+def times(value: float) -> str:
+    """A ratio, as `1.25×`."""
+    return f"{digits(value)}×"
+
+
+def time_unit(latencies_ms: list[float]) -> str:
+    """`us` where the middle one of a table's times is below a millisecond, else `ms`; one unit for one table."""
+    ordered = sorted(latencies_ms)
+    return "us" if ordered and ordered[len(ordered) // 2] < 1.0 else "ms"
+
+
+def in_unit(ms: float, unit: str) -> str:
+    """Four digits of a time: two kernels that differ by a part in a thousand are still told apart."""
+    return digits(ms * 1e3 if unit == "us" else ms, 4)
+
+
+def metric_unit(name: str) -> tuple[str, str]:
+    """A metric's name without its unit, and the unit: `itl_p50_ms` is (`itl_p50`, `ms`)."""
+    if name.endswith("_tokens_per_s"):
+        return name.removesuffix("_tokens_per_s"), "tokens/s"
+    for suffix, unit in _SUFFIXES:
+        if name.endswith(suffix) and len(name) > len(suffix):
+            return name.removesuffix(suffix), unit
+    return name, ""
+
+
+def metric_label(name: str) -> str:
+    """`itl_p50_ms` as `ITL p50 (ms)`."""
+    stem, unit = metric_unit(name)
+    label = " ".join(_INITIALS.get(word, word) for word in stem.split("_"))
+    return f"{label} ({unit})" if unit and unit not in _PREFIXED else label
+
+
+def metric_text(name: str, value: float) -> str:
+    """A metric's value; with its unit where that has a prefix (`3.91 TB/s`), else the unit is the label's."""
+    unit = metric_unit(name)[1]
+    if unit in _PREFIXED and isfinite(value) and value > 0:
+        return f"{si(value)}{unit}"
+    if name in ("effect", "prediction_error", "noise_floor") or name.endswith(("_fraction", "_share")):
+        return percent(value)
+    return digits(value)
+
+
+def plain_value(value: Any) -> str:
+    """Any JSON value in one line: lists joined, objects as `key value`, numbers with few digits."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}" if abs(value) >= 10_000 else str(value)
+    if isinstance(value, float):
+        return whole(value)
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {plain_value(item)}" for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(plain_value(item) for item in value)
+    return str(value)
+
+
+def throttling(bits: int) -> str:
+    """The names of NVML's throttle bits."""
+    rest = bits & ~sum(REASONS)
+    return ", ".join([*reason_names(bits), *([f"{rest:#x}"] if rest else [])]) or "none"
+
+
+def commit_text(commit: str | None, dirty: bool | None) -> str:
+    """Eight digits of a commit, and whether the tree had changes."""
+    if not commit:
+        return "no commit"
+    return f"{commit[:8]} dirty" if dirty else commit[:8]
+
+
+def moment(timestamp: str) -> str:
+    """An ISO 8601 time to the minute, in UTC: `2026-11-21 05:53 UTC`."""
+    time = datetime.fromisoformat(timestamp)
+    time = time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
+    return f"{time:%Y-%m-%d %H:%M} UTC"
+
+
+def slug(text: str) -> str:
+    """`text` as an anchor: letters, digits and hyphens."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "unnamed"

@@ -1,0 +1,235 @@
+"""What the report says: which record speaks, what is compared with what, and where every number is from."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from test_report_synthetic import ENVIRONMENT, KEY, NEW, OLD, make, write_synthetic
+
+from rooflab.bench.record_files import write
+from rooflab.bench.report.content import gather
+from rooflab.bench.report.ladders import ladder_order
+from rooflab.bench.report.sources import load
+
+CPU_RECORDS = Path(__file__).parent.parent / "results" / "cpu"
+LIBRARY = {"kernel": "library", "role": "library", "backend": "torch"}
+FUSED = {"kernel": "fused", "role": "optimized", "backend": "triton"}
+NAIVE = {"kernel": "naive", "role": "naive", "backend": "torch"}
+
+
+def bench(line, latency_ms, *, run="r1-aaaaaaaa", case="n=1", **fields):
+    """A bench record of a small op; `line` is its second."""
+    reading = {"basis": "measured", "latency_median_ms": latency_ms, "checked_by": "gpu"} if latency_ms else {}
+    common = {"op": "my_op", "case_id": case, "case": {"n": 1}, "scheme": "bf16", **reading}
+    return replace(make("bench", line, **{**common, **fields}), run_id=run)
+
+
+def content(tmp_path, *records):
+    write(tmp_path / "made.jsonl", *records)
+    return gather(*load([tmp_path]), "test")
+
+
+def rows(found, op="my_op"):
+    ladders = [ladder for one in found.ops if one.op == op for ladder in one.ladders]
+    return {
+        (ladder.machine, block.case_id, row.kernel): row
+        for ladder in ladders
+        for block in ladder.blocks
+        for row in block.rows
+    }
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = write_synthetic(tmp_path_factory.mktemp("records"))
+    return folder, gather(*load([folder, CPU_RECORDS]), "all")
+
+
+def test_the_newest_record_speaks_and_a_later_failure_takes_the_time_away(tmp_path):
+    slow, fast = bench(1, 9.0, **FUSED), bench(2, 2.0, run="r2-bbbbbbbb", **FUSED)
+    found = rows(content(tmp_path, fast, slow))  # the order in the file is not the order in time
+    assert found[KEY, "n=1", "fused"].latency_ms == 2.0
+    failed = bench(3, None, run="r3-cccccccc", status="INCORRECT", reason="off by one", **FUSED)
+    again = content(tmp_path, failed)
+    row = rows(again)[KEY, "n=1", "fused"]
+    assert row.latency_ms is None and row.failed and row.reason == "off by one"
+    assert [(problem.status, problem.name) for problem in again.problems] == [("INCORRECT", "my_op/fused")]
+
+
+def test_a_failure_that_a_newer_record_replaced_is_counted_and_no_problem(tmp_path):
+    failed = bench(1, None, status="TIMEOUT", reason="no end", **FUSED)
+    found = content(tmp_path, failed, bench(2, 2.0, run="r2-bbbbbbbb", **FUSED))
+    assert found.problems == () and found.replaced_failures == 1
+
+
+def test_ratios_are_times_of_one_machine_and_of_one_run_where_there_is_one(tmp_path):
+    elsewhere = {"environment": {**ENVIRONMENT, "machine_key": "another-card"}}
+    found = rows(
+        content(
+            tmp_path,
+            bench(1, 4.0, **LIBRARY),
+            bench(2, 2.0, **FUSED),
+            bench(3, 3.0, run="r2-bbbbbbbb", **LIBRARY),  # newer, and of another run than fused's
+            bench(4, 8.0, **NAIVE, run="r2-bbbbbbbb"),
+            bench(5, 1.0, **{**FUSED, "kernel": "alone"}, **elsewhere),
+        )
+    )
+    fused = found[KEY, "n=1", "fused"]
+    assert fused.over_library.value == 4.0 / 2.0 and not fused.over_library.other_run
+    assert fused.over_naive.value == 8.0 / 2.0 and fused.over_naive.other_run
+    assert found[KEY, "n=1", "library"].over_library is None
+    assert found["another-card", "n=1", "alone"].over_library is None, "a library time of another machine was used"
+
+
+def test_of_the_configurations_of_one_run_the_fastest_right_one_speaks(tmp_path):
+    tried = [bench(place, ms, config={"BLOCK": place}, **FUSED) for place, ms in ((1, 3.0), (2, 2.0), (3, 4.0))]
+    wrong = bench(4, None, status="INCORRECT", reason="wrong", config={"BLOCK": 4}, **FUSED)
+    row = rows(content(tmp_path, *tried, wrong))[KEY, "n=1", "fused"]
+    assert row.latency_ms == 2.0 and dict(row.facts)["config"] == "BLOCK 2 (fastest of 4 in its run)"
+
+
+def test_the_readings_of_an_ab_are_no_results_of_their_own(tmp_path):
+    whole, half = bench(1, 2.0, **FUSED), bench(2, 9.0, run="ab-first-0A", metrics={"pair": 0.0}, **FUSED)
+    broken = bench(3, None, run="ab-first-1A", metrics={"pair": 1.0}, status="TIMEOUT", reason="no end", **FUSED)
+    found = content(tmp_path, whole, half, broken)
+    assert rows(found)[KEY, "n=1", "fused"].latency_ms == 2.0 and found.problems == () and found.trends == ()
+    assert found.records == 3
+
+
+def test_a_profile_gives_the_traffic_and_never_takes_the_time_away(tmp_path):
+    timed = bench(1, 2.0, flops=8.0, traffic_bytes=100.0, traffic_basis="modelled", least_bytes=50.0, **FUSED)
+    profile = {"traffic_bytes": 80.0, "traffic_basis": "counted", "reason": "under ncu's clock"}
+    row = rows(content(tmp_path, timed, bench(2, None, run="r2-bbbbbbbb", **profile, **FUSED)))[KEY, "n=1", "fused"]
+    assert row.latency_ms == 2.0 and row.traffic == "counted"
+    assert row.bytes_per_s == pytest.approx(80.0 / 2e-3) and "made.jsonl, line 2" in dict(row.facts)["traffic"]
+    other = tmp_path / "other"
+    unlike = bench(2, None, run="r2-bbbbbbbb", commit=OLD, **profile, **FUSED)
+    row = rows(content(other, timed, unlike))[KEY, "n=1", "fused"]
+    assert row.traffic == "modelled", "another commit's kernel may move something else"
+
+
+@pytest.mark.parametrize("latency", [math.nan, math.inf, 0.0, -1.0])
+def test_a_time_that_is_no_time_is_invalid_and_nothing_is_made_of_it(tmp_path, latency):
+    record = replace(bench(1, 2.0, **LIBRARY), latency_median_ms=latency)
+    found = content(tmp_path, record, bench(2, 1.0, **FUSED))
+    library = rows(found)[KEY, "n=1", "library"]
+    assert library.latency_ms is None and library.status == "INVALID"
+    assert rows(found)[KEY, "n=1", "fused"].over_library is None
+    assert [problem.status for problem in found.problems] == ["INVALID"]
+
+
+def test_an_interpreted_kernel_has_no_time_and_says_who_checked_it(tmp_path):
+    unsupported = bench(1, None, status="UNSUPPORTED", reason="it runs in Triton's interpreter", device="cpu", **FUSED)
+    check = make("check", 2, op="my_op", case_id="n=2", scheme="fp32", checked_by="interpreter", device="cpu", **FUSED)
+    found = content(tmp_path, unsupported, check)
+    (row,) = rows(found).values()
+    assert row.latency_ms is None and row.checked_by == "interpreter" and not row.failed
+    (checks,) = (op.checks for op in found.ops)
+    assert [(one.kernel, one.checked_by, one.right) for one in checks] == [("fused", "interpreter", 1)]
+    assert any(gap.names == ("my_op/fused",) and "interpreter" in gap.reason for gap in found.unmeasured)
+
+
+def test_the_geometric_mean_over_the_library_by_hand(tmp_path):
+    records = [
+        bench(1, 4.0, case="n=1", **LIBRARY),
+        bench(2, 2.0, case="n=1", **FUSED),  # 2
+        bench(3, 1.0, case="n=1", **{**FUSED, "kernel": "packed"}),  # 4: the fastest of its case
+        bench(4, 4.0, case="n=2", **LIBRARY),
+        bench(5, 16.0, case="n=2", **FUSED),  # 1/4
+        bench(6, 1.0, case="n=3", **FUSED),  # no library time
+    ]
+    (standing,) = content(tmp_path, *records).standings
+    assert (standing.over_library.cases, standing.slower_cases) == (2, 1)
+    assert standing.over_library.mean == pytest.approx(math.sqrt(4 * 0.25))
+    assert (standing.over_library.low, standing.over_library.high) == (0.25, 4.0)
+    assert standing.kernels == ("fused", "packed") and standing.over_naive is None
+
+
+def test_rungs_stand_in_the_order_of_their_ladder(whole):
+    assert ladder_order("gemm") == ("naive", "library", "tensor_core", "packed")
+    assert ladder_order("../gemm") == () and ladder_order("my_op") == ()
+    gemm = next(op for op in whole[1].ops if op.op == "gemm")
+    cpu = next(ladder for ladder in gemm.ladders if "epyc" in ladder.machine)
+    assert {tuple(row.kernel for row in block.rows) for block in cpu.blocks} == {gemm.order}
+
+
+def test_every_time_stands_in_the_line_that_it_names(whole):
+    folder, found = whole
+    seen = 0
+    for op in found.ops:
+        for ladder in op.ladders:
+            for block in ladder.blocks:
+                for row in block.rows:
+                    root = folder if "synthetic" in row.source.file else CPU_RECORDS
+                    line = (root / Path(row.source.file).name).read_text().splitlines()[row.source.line - 1]
+                    record = json.loads(line)
+                    assert (record["kernel"], record["case_id"]) == (row.kernel, block.case_id)
+                    if row.latency_ms is not None:
+                        assert (record["latency_median_ms"], record["status"]) == (row.latency_ms, "OK")
+                        seen += 1
+    assert seen > 150
+
+
+def test_problems_come_with_their_reasons_and_the_verdicts_that_stop_a_merge(whole):
+    found = {(problem.name, problem.status): problem.reason for problem in whole[1].problems}
+    assert found["gemm/hangs", "TIMEOUT"] == "no end after 60 s"
+    assert "in L2" in found["gemm/too_fast", "INVALID"]
+    verdicts = {status for (name, status) in found if "against" in name}
+    assert verdicts == {"SLOWER", "INCORRECT", "MISSING"}
+    slower = next(reason for (_, status), reason in found.items() if status == "SLOWER")
+    assert slower == "its time is +5.1% against its baseline's, bounds +4.1% to +6.1%"
+    assert whole[1].replaced_failures == 1
+
+
+def test_an_ab_record_without_a_verdict_is_a_problem(tmp_path):
+    found = content(tmp_path, make("ab", 1, op="my_op", case_id="n=1", scheme="bf16", **FUSED))
+    assert [problem.status for problem in found.problems] == ["NO VERDICT"]
+
+
+def test_what_nobody_measured_is_named(whole, tmp_path):
+    gaps = whole[1].unmeasured
+    assert any("epyc" in gap.machine and "gemm/tensor_core" in gap.names for gap in gaps)
+    absent = next(gap for gap in gaps if gap.machine == KEY and gap.status == "NO RECORD")
+    assert "rope/fused" in absent.names and "gemm/library" not in absent.names
+    few = content(tmp_path, bench(1, 1.0, **FUSED)).unmeasured
+    assert few[-1].names == ("checks", "measured ceilings", "engine runs", "A/B verdicts", "compiled code")
+
+
+def test_the_machines_say_their_versions_and_clocks_and_where_runs_differ(tmp_path, whole):
+    machine = next(machine for machine in whole[1].machines if machine.key == KEY)
+    facts = {fact.label: fact.values for fact in machine.facts}
+    assert facts["driver"] == ("000.00-synthetic",) and facts["torch"] == ("2.11.0+cu130",)
+    assert facts["SM clock read on the device, MHz"] == ("1,755 to 1,800",)
+    assert facts["clock held back by"] == ("software power cap",)
+    newer = {"environment": {**ENVIRONMENT, "torch": "2.99"}}
+    (both,) = content(tmp_path, bench(1, 1.0, **FUSED), bench(2, 1.0, **LIBRARY, **newer)).machines
+    assert {fact.label: fact.values for fact in both.facts}["torch"] == ("2.11.0+cu130", "2.99")
+
+
+def test_commits_and_dirty_trees_are_told_apart(whole):
+    assert {commit.text for commit in whole[1].commits} >= {f"{OLD[:8]} dirty", NEW[:8], "dd285b84"}
+
+
+def test_a_point_needs_a_bound_and_a_known_op_and_a_failure_is_none(whole):
+    gpu = next(one for one in whole[1].rooflines if one.machine == KEY)
+    assert gpu.name == "NVIDIA H200" and {one.kind for one in gpu.ceilings} == {"measured", "datasheet", "at_clock"}
+    names = {place.point.label for place in gpu.places}
+    assert "tensor_core" in names and not names & {"hangs", "too_fast"}
+    for place in gpu.places:
+        assert place.point.seconds * 1e3 == pytest.approx(place.row.latency_ms)
+        assert place.case_id in place.point.case
+    cpu = next(one for one in whole[1].rooflines if one.machine != KEY)
+    assert any(place.point.seconds is None for place in cpu.places), "untimed kernels keep their bound"
+
+
+def test_more_bytes_a_second_than_the_roof_are_marked(tmp_path):
+    ceilings = {"device": "d", "kind": "measured", "hbm_bytes_per_s": 1e12, "tensor_flops_per_s": {}}
+    given = {"ceilings": {**ceilings, "vector_flops_per_s": 1e12}, "least_bytes": 1.0}
+    records = [
+        bench(1, 1.0, bytes_per_s=1.04e12, **given, **FUSED),
+        bench(2, 1.0, bytes_per_s=1.2e12, **given, **LIBRARY),
+    ]
+    found = rows(content(tmp_path, *records))
+    assert not found[KEY, "n=1", "fused"].above_roof and found[KEY, "n=1", "library"].above_roof

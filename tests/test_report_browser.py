@@ -1,0 +1,231 @@
+"""The report in headless Chromium: offline, on a desk, a phone, in the dark and on paper.
+
+A machine without Chromium fails here; ROOFLAB_NO_BROWSER=1 says that there is none.
+"""
+
+import os
+import re
+import shutil
+import zlib
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from test_report_synthetic import write_synthetic
+
+from rooflab.bench.report import write_report
+
+CPU_RECORDS = Path(__file__).parent.parent / "results" / "cpu"
+DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
+FIRST = "roofline-1-figure"
+
+pytestmark = pytest.mark.skipif(os.environ.get("ROOFLAB_NO_BROWSER") == "1", reason="ROOFLAB_NO_BROWSER=1")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if chromium is None:
+        pytest.fail("no chromium on the path; install one, or set ROOFLAB_NO_BROWSER=1 to leave these tests out")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    """One page of a synthetic GPU and the real CPU."""
+    folder = tmp_path_factory.mktemp("report")
+    written = write_report([write_synthetic(folder / "records"), CPU_RECORDS], folder / "report.html", "Two machines")
+    assert written.figures == 2 and 5e6 < written.bytes < 9e6
+    return folder / "report.html", written.content
+
+
+@pytest.fixture(scope="module")
+def visit(browser, report):
+    """Opens the page with the network off; fails on a request, a console message of any kind, or an error in it."""
+    contexts = []
+
+    def call(viewport, **options):
+        context = browser.new_context(viewport=viewport, offline=True, **options)
+        contexts.append(context)
+        page, heard = context.new_page(), []
+        page.on("request", lambda request: heard.append(request.url))
+        page.on("console", lambda message: heard.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: heard.append(f"error: {error}"))
+        page.goto(report[0].as_uri())
+        page.wait_for_selector(f"#{FIRST} .main-svg")
+        asked = [what for what in heard if what != report[0].as_uri() and not what.startswith(("data:", "blob:"))]
+        assert asked == []
+        return page, heard
+
+    yield call
+    for context in contexts:
+        context.close()
+
+
+@pytest.fixture(scope="module")
+def desktop(visit):
+    return visit(DESKTOP)[0]
+
+
+@pytest.fixture(scope="module")
+def phone(visit):
+    return visit(PHONE, has_touch=True, is_mobile=True)[0]
+
+
+def width_of(page):
+    return page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
+
+
+def shown(page, figure=FIRST):
+    """The traces of kernels that can be seen and asked, by name, with their numbers of drawn markers."""
+    return page.evaluate(
+        """id => document.getElementById(id)._fullData
+            .filter(t => t.meta === 'kernels' && t.visible === true && t.opacity > 0 && t.mode === 'markers')
+            .map(t => t.name)""",
+        figure,
+    )
+
+
+def point_of(page, word, figure=FIRST):
+    """Where on the screen the first shown point lies whose trace has `word` in its name."""
+    page.locator(f"#{figure}").scroll_into_view_if_needed()
+    return page.evaluate(
+        """([id, word]) => {
+            const graph = document.getElementById(id), layout = graph._fullLayout, box = graph.getBoundingClientRect();
+            const trace = graph._fullData.find(
+                t => t.meta === 'kernels' && t.name.includes(word) && t.mode === 'markers');
+            const [x, y] = [layout[trace.xaxis.replace('x', 'xaxis')], layout[trace.yaxis.replace('y', 'yaxis')]];
+            return [box.x + x._offset + x.d2p(trace.x[0]), box.y + y._offset + y.d2p(trace.y[0])];
+        }""",
+        [figure, word],
+    )
+
+
+def choose(page, menu, label):
+    """Clicks an entry of a menu and waits for the redrawn figure."""
+    page.locator(f"#{FIRST} .updatemenu-header").nth(menu).click()
+    entry = page.locator(f"#{FIRST} .updatemenu-dropdown-button", has_text=re.compile(f"^{label}$"))
+    entry.click(force=True)  # it is fading in
+    header = page.locator(f"#{FIRST} .updatemenu-header").nth(menu)
+    header.locator("text", has_text=re.compile(f"^{label}$")).wait_for()
+
+
+def asked(page, x, y):
+    """The texts that show when the pointer comes to rest at a place of the figure."""
+    page.mouse.move(x + 80, y + 80)
+    page.mouse.move(x, y, steps=3)
+    page.wait_for_timeout(200)
+    return page.locator(f"#{FIRST} .hovertext").all_text_contents()
+
+
+def test_the_page_is_whole_and_asks_the_network_nothing(visit):
+    page, heard = visit(DESKTOP)
+    assert page.title() == "Two machines", "the kernel that is called a script did not run"
+    # The policy in the page forbids what it never does, so that no record can make it do so.
+    page.evaluate("fetch('https://example.invalid/x').catch(() => null)")
+    assert any("Content Security Policy" in what for what in heard)
+    buttons = page.locator(".modebar-btn").evaluate_all("all => all.map(one => one.dataset.title)")
+    assert len(buttons) == 12 and not [title for title in buttons if re.search("share|cloud|plotly", title, re.I)]
+
+
+@pytest.mark.parametrize("device, viewport", [("desktop", DESKTOP), ("phone", PHONE)])
+def test_it_never_scrolls_sideways_and_every_point_is_drawn(request, report, device, viewport):
+    page = request.getfixturevalue(device)
+    scroll, client = width_of(page)
+    assert scroll <= client == viewport["width"]
+    wide = page.locator(".box").evaluate_all("all => all.filter(one => one.scrollWidth > one.clientWidth).length")
+    assert wide > 20 or device == "desktop", "on a phone wide tables scroll in their boxes"
+    for number, roofline in enumerate(report[1].rooflines, 1):
+        svg = page.locator(f"#roofline-{number}-figure .main-svg").first.bounding_box()
+        assert 0 <= svg["x"] and svg["x"] + svg["width"] <= viewport["width"]
+        largest = sum(place.largest for place in roofline.places)
+        assert page.locator(f"#roofline-{number}-figure .points path.point").count() >= largest
+    small = page.locator("main p, main td, main th").evaluate_all(
+        "all => Math.min(...all.map(one => parseFloat(getComputedStyle(one).fontSize)))"
+    )
+    assert small >= 12
+
+
+def test_hover_shows_the_facts_of_a_kernel_and_its_record(desktop):
+    (text,) = asked(desktop, *point_of(desktop, "sample optimized bf16"))
+    assert "sample / bisect" in text and "optimized, triton" in text
+    for word in ("µs (p20", "naive (as fast)", "of the bound", "counted", "checked by gpu", "events, cold", "line "):
+        assert word in text, text
+
+
+def test_a_touch_shows_it_too(phone):
+    x, y = point_of(phone, "sample optimized bf16")
+    phone.touchscreen.tap(x, y)
+    phone.wait_for_selector(f"#{FIRST} .hovertext")
+    box = phone.locator(f"#{FIRST} .hovertext").first.bounding_box()
+    assert box["x"] >= 0 and box["x"] + box["width"] <= PHONE["width"] + 1, "the label stays on the screen"
+    button = phone.locator("button.record").first
+    button.scroll_into_view_if_needed()
+    button.tap()
+    opened = phone.locator("[popover]:popover-open")
+    assert "line" in opened.text_content() and opened.bounding_box()["width"] <= PHONE["width"]
+
+
+def test_legend_and_menus_filter_and_do_not_undo_each_other(desktop):
+    x, y = point_of(desktop, "sample optimized bf16")
+    before = shown(desktop)
+    assert any("gemm" in name for name in before) and any("fp16" in name for name in before)
+    desktop.locator(f"#{FIRST} .legendtoggle").nth(0).click()
+    desktop.wait_for_timeout(700)  # plotly waits for a second click; the page's policy forbids waiting for a script
+    gone = set(before) - set(shown(desktop))
+    assert gone and len({name.split()[0] for name in gone}) == 1, "one op and no other"
+    op = gone.pop().split()[0]
+    choose(desktop, 0, "naive")
+    assert not any("bisect" in text for text in asked(desktop, x, y)), "what the role menu hides answers"
+    choose(desktop, 1, "fp16, all cases")
+    left = shown(desktop)
+    assert left and all(" naive fp16" in name and not name.startswith(op) for name in left)
+    choose(desktop, 0, "all roles")
+    assert not any("bf16" in text for text in asked(desktop, x, y)), "what the menu of schemes hides answers"
+    choose(desktop, 1, "largest cases")
+    assert Counter(shown(desktop)) == Counter(name for name in before if not name.startswith(op))
+
+
+def test_the_dark_page_is_dark_and_its_figures_can_be_read(desktop):
+    desktop.emulate_media(color_scheme="dark")
+    colour = "one => getComputedStyle(one).{}.match(/\\d+/g).slice(0, 3).map(Number)"
+    assert max(desktop.locator("body").evaluate(colour.format("backgroundColor"))) < 50
+    for inside in (
+        ".xtick text",
+        ".ytick text",
+        ".x2tick text",
+        ".y2tick text",
+        ".legendtext",
+        ".updatemenu-item-text",
+    ):
+        ink = desktop.locator(f"#{FIRST} {inside}").first.evaluate(colour.format("fill"))
+        assert min(ink) > 180, f"{inside} is dark on dark"
+
+
+def test_on_paper_the_figure_is_a_drawing_and_the_text_is_text(desktop):
+    desktop.emulate_media(media="print", color_scheme="dark")
+    ink = "one => getComputedStyle(one).color.match(/\\d+/g).map(Number)"
+    assert max(desktop.locator("body").evaluate(ink)) == 0
+    assert not desktop.locator(".interactive").first.is_visible()
+    drawing = desktop.locator(".printed img").first
+    assert drawing.is_visible() and drawing.evaluate("one => one.complete && one.naturalWidth > 500")
+    assert "the same numbers" in drawing.get_attribute("alt")
+    pdf = desktop.pdf(prefer_css_page_size=True, page_ranges="1-8")
+    streams = re.findall(rb"stream\r?\n(.*?)\r?\nendstream", pdf, re.S)
+    texts = sum(
+        len(re.findall(rb"T[jJ]\b", zlib.decompressobj().decompress(one))) for one in streams if one[:1] == b"\x78"
+    )
+    assert pdf.startswith(b"%PDF") and texts > 500, "the words are text, not pictures of it"
+
+
+def test_without_scripts_the_drawing_stands_in(browser, report):
+    context = browser.new_context(viewport=DESKTOP, java_script_enabled=False, offline=True)
+    page = context.new_page()
+    page.goto(report[0].as_uri())
+    assert page.locator(".printed img").first.is_visible() and not page.locator(".interactive").first.is_visible()
+    context.close()

@@ -1,0 +1,268 @@
+"""The page as text: nothing that fetches, nothing unescaped, every link lands, and the command that writes it."""
+
+import json
+import re
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import plotly.graph_objects as go
+import pytest
+from plotly.io import to_html
+from test_report_synthetic import KEY, SCRIPT, benches, write_synthetic
+
+from rooflab.bench.cli import run
+from rooflab.bench.record_files import write
+from rooflab.bench.report import write_report
+from rooflab.bench.report.content import gather
+from rooflab.bench.report.interactive import by_case, by_role, figure
+from rooflab.bench.report.page import anchors, ratio_place
+from rooflab.bench.report.sources import load
+from rooflab.bench.report.traces import COLOURS, Drawn
+from rooflab.bench.report.words import times
+
+CPU_RECORDS = Path(__file__).parent.parent / "results" / "cpu"
+VOID = {"meta", "link", "img", "br", "wbr", "line", "circle", "polyline"}
+
+
+class Page(HTMLParser):
+    """Tags, attributes and text of a page, and whether they nest."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.texts, self.open, self.broken = [], [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        if tag in VOID:
+            return
+        if not self.open or self.open.pop() != tag:
+            self.broken.append(tag)
+
+    def handle_data(self, data):
+        if not self.open or self.open[-1] not in ("script", "style"):
+            self.texts.append(data)
+
+    def all(self, name):
+        return [attrs for tag, attrs in self.tags if tag == name]
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory):
+    return write_synthetic(tmp_path_factory.mktemp("records"))
+
+
+@pytest.fixture(scope="module")
+def light(records, tmp_path_factory):
+    """The page without figures, and what it says."""
+    out = tmp_path_factory.mktemp("light") / "report.html"
+    written = write_report([records, CPU_RECORDS], out, f"A & B {SCRIPT}", plots=False)
+    return written, Page(out.read_text())
+
+
+@pytest.fixture
+def rooflab(monkeypatch, capfd, tmp_path):
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["rooflab", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stopped:
+            run()
+        captured = capfd.readouterr()
+        return stopped.value.code or 0, captured.out, captured.err
+
+    return call
+
+
+def test_a_name_that_is_a_script_is_only_text(light):
+    _, page = light
+    assert page.broken == [] and page.open == []
+    assert page.all("script") == [], "a page without figures has no script, so what a record holds is none either"
+    text = "".join(page.texts)
+    assert text.count(SCRIPT) >= 4, "the kernel's name and its reason are shown as they are"
+    assert f"A & B {SCRIPT}" in text
+
+
+def test_nothing_is_fetched(light):
+    _, page = light
+    addresses = [value for _, attrs in page.tags for name, value in attrs.items() if name in ("src", "href", "action")]
+    assert addresses and all(value.startswith(("#", "data:")) for value in addresses)
+    style = (Path(write_report.__code__.co_filename).parent / "_style.html").read_text()
+    assert not re.search(r"url\(|@import|@font-face", style)
+    (policy,) = [meta["content"] for meta in page.all("meta") if "http-equiv" in meta]
+    assert policy.startswith("default-src 'none';") and "http" not in policy and "connect-src" not in policy
+
+
+def test_every_link_lands_and_no_name_is_used_twice(light):
+    _, page = light
+    ids = [attrs["id"] for _, attrs in page.tags if "id" in attrs]
+    assert len(ids) == len(set(ids))
+    wanted = {attrs["href"][1:] for attrs in page.all("a")} | {attrs["popovertarget"] for attrs in page.all("button")}
+    wanted |= {attrs["aria-labelledby"] for _, attrs in page.tags if "aria-labelledby" in attrs}
+    assert wanted <= set(ids) and len(wanted) > 100
+
+
+def test_tables_and_headings_can_be_read_by_a_machine(light):
+    _, page = light
+    assert page.all("html")[0]["lang"] == "en"
+    assert all(attrs.get("scope") in ("col", "row", "rowgroup") for attrs in page.all("th"))
+    boxes = [attrs for attrs in page.all("div") if attrs.get("class") == "box"]
+    assert len(boxes) == len(page.all("table")), "every table scrolls inside a box of its own"
+    assert all(box["tabindex"] == "0" and ("aria-label" in box or "aria-labelledby" in box) for box in boxes)
+    levels = [int(tag[1]) for tag, _ in page.tags if re.fullmatch("h[1-6]", tag)]
+    assert levels[0] == 1 and levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in zip(levels, levels[1:], strict=False)), "no level is left out"
+    assert all(svg.get("role") == "img" and svg.get("aria-label") for svg in page.all("svg"))
+
+
+def test_the_page_shows_what_the_content_says(light):
+    written, page = light
+    text = " ".join("".join(page.texts).split())
+    for problem in written.content.problems:
+        assert problem.reason in text and problem.status in text
+    for standing in written.content.standings:
+        if standing.over_library:
+            assert times(standing.over_library.mean) in text
+    for word in (
+        "none: an interpreter's time is not a kernel's",
+        "no end after 60 s",
+        "software power cap",
+        "163,840",
+        "warp_specialize: no effect",
+    ):
+        assert word in text
+    assert text.index("failed, impossible or slower") < text.index("Optimized kernels against the library")
+
+
+def test_the_figure_draws_each_point_at_its_rate_with_its_spread(records):
+    found = gather(*load([records]), "t")
+    (roofline,) = found.rooflines
+    drawn = figure(roofline)
+    spots = {}
+    for trace in drawn.data:
+        if trace.meta == "kernels":
+            for place, x in enumerate(trace.x):
+                above, below = trace.error_y.array[place], trace.error_y.arrayminus[place]
+                spots[x, trace.y[place]] = (above, below, trace.marker.symbol[place])
+    assert len(spots) > 60
+    for place in roofline.places:
+        point, row = place.point, place.row
+        x = point.intensity if point.flops else point.traffic_bytes
+        y = (point.flops or point.traffic_bytes) / point.seconds
+        above, below, symbol = spots[x, y]
+        assert y + above == pytest.approx(y * row.latency_ms / row.p20_ms)
+        assert y - below == pytest.approx(y * row.latency_ms / row.p80_ms)
+        assert symbol.endswith("-open") == (point.traffic_basis == "modelled")
+    arrows = [trace for trace in drawn.data if trace.meta == "arrow"]
+    assert arrows and all((trace.x[1], trace.y[1]) in spots for trace in arrows)
+
+
+def test_names_are_only_text_in_the_figure_too(tmp_path):
+    link = '<a href="https://example.invalid">fast</a>'
+    named = [replace(record, kernel=link, case_id=link) for record in benches(schemes=("bf16",), ops=("gemm",))[:1]]
+    write(tmp_path / "made.jsonl", *named)
+    (roofline,) = gather(*load([tmp_path]), "t").rooflines
+    (text,) = [text for trace in figure(roofline).data if trace.meta == "kernels" for text in trace.hovertext]
+    assert "<a" not in text and text.count("&lt;a ") == 2
+    assert "<a href" not in to_html(figure(roofline), include_plotlyjs=False)
+
+
+def test_a_page_that_cannot_be_put_in_place_leaves_nothing_behind(tmp_path, monkeypatch):
+    def fail(self, target):
+        raise OSError(28, "No space left on device", str(target))
+
+    (tmp_path / "report.html").write_text("the old one")
+    monkeypatch.setattr(Path, "replace", fail)
+    with pytest.raises(OSError, match="No space"):
+        write_report([CPU_RECORDS], tmp_path / "report.html", plots=False)
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("report.html", "the old one")]
+
+
+def test_the_three_filters_use_attributes_of_their_own():
+    drawn = Drawn(go.Scatter(mode="markers"), "naive", True, "bf16", True)
+    role, case = by_role(drawn, False), by_case(drawn, False)
+    assert not set(role) & set(case) and "visible" not in {*role, *case}, "`visible` is the legend's"
+    assert role == {"opacity": 0.0, "hoverinfo": "skip"}
+    assert case == {"mode": "none", "hoveron": "fills", "error_y.visible": False}
+    ceiling = Drawn(go.Scatter(mode="lines"), None)
+    assert by_case(ceiling, True)["mode"] == "lines"
+
+
+def luminance(colour):
+    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one, other):
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_colours_can_be_told_from_a_white_and_from_a_dark_page():
+    style = (Path(write_report.__code__.co_filename).parent / "_style.html").read_text()
+    themes = [
+        dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", block)) for block in re.findall(r":root \{(.*?)\}", style, re.S)
+    ]
+    assert len(themes) == 3
+    for theme in themes:
+        for name in ("ink", "soft", "link", "good", "bad", "warn"):
+            for page in ("page", "head", "bad-page"):
+                assert contrast(theme[name], theme[page]) >= 4.5, (name, page, theme)
+        assert contrast(theme["ink"], theme["bar"]) >= 4.5
+    for colour in COLOURS:
+        assert min(contrast(colour, themes[0]["page"]), contrast(colour, themes[1]["page"])) >= 3, colour
+
+
+def test_anchors_of_names_that_differ_only_in_signs_are_told_apart():
+    assert anchors(["my op", "my_op", "<>"], "op") == {"my op": "op-my-op", "my_op": "op-my-op-2", "<>": "op-unnamed"}
+
+
+def test_a_ratio_lies_on_its_logarithm():
+    assert ratio_place(1.0, 4.0) == 60.0 and ratio_place(4.0, 4.0) == 118.0 and ratio_place(100.0, 4.0) == 118.0
+    assert ratio_place(2.0, 4.0) == pytest.approx(89.0) and ratio_place(0.5, 4.0) == pytest.approx(31.0)
+
+
+def test_the_command_writes_a_file_and_says_the_same_as_json(rooflab, records, tmp_path):
+    status, text, _ = rooflab("report", records, "--no-plots", "--title", "Ours", "--out", "new/page.html")
+    assert status == 0 and "new/page.html" in text and "gemm/hangs" in text and "TIMEOUT" in text
+    assert "<h1>Ours</h1>" in (tmp_path / "new" / "page.html").read_text()
+    status, out, _ = rooflab("report", records, "--no-plots", "--title", "Ours", "--out", "new/page.html", "--json")
+    found = json.loads(out)
+    assert status == 0 and found["file"] == "new/page.html" and found["figures"] == 0
+    assert found["bytes"] == (tmp_path / "new" / "page.html").stat().st_size
+    assert found["content"]["records"] == sum(file["records"] for file in found["content"]["files"])
+    assert found["content"]["standings"][0]["machine"] == KEY
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["page.html"], "no temporary file is left"
+
+
+def test_without_a_path_it_reads_results(rooflab, tmp_path):
+    (tmp_path / "results" / "deep").mkdir(parents=True)
+    lines = [record.to_json() for record in benches(schemes=("bf16",), ops=("rmsnorm",))]
+    (tmp_path / "results" / "deep" / "made.jsonl").write_text("\n".join(lines) + "\n")
+    status, out, _ = rooflab("report", "--no-plots", "--json")
+    assert status == 0 and json.loads(out)["content"]["files"][0]["name"] == "results/deep/made.jsonl"
+    assert (tmp_path / "report.html").is_file()
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["nowhere"], "rooflab: records: expected a file or folder, got 'nowhere'"),
+        (["bad.jsonl"], "rooflab: bad.jsonl, line 1: "),
+        ([CPU_RECORDS, "--out", "."], "rooflab: out: expected a file, got the folder '.'"),
+        ([CPU_RECORDS, "--title", " "], "rooflab: title: expected a text, got an empty one"),
+    ],
+)
+def test_bad_input_is_one_sentence_status_2_and_no_file(rooflab, tmp_path, arguments, message):
+    (tmp_path / "bad.jsonl").write_text('{"kind": "bench"\n')
+    status, out, err = rooflab("report", "--no-plots", *arguments)
+    assert status == 2 and out == "" and "Traceback" not in err
+    assert [line for line in err.splitlines() if line.startswith("rooflab: ")][0].startswith(message)
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.jsonl"]

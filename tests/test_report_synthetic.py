@@ -1,0 +1,237 @@
+"""Made-up records of a GPU that nobody measured, for the tests of the report; and that they are valid and say so."""
+
+import json
+import random
+from dataclasses import asdict
+
+import torch
+
+from rooflab.bench.calls import kernel_traffic
+from rooflab.bench.record_files import read, write
+from rooflab.bench.records import Record
+from rooflab.bench.samples import pack_samples
+from rooflab.kernels import registry
+from rooflab.reference.spec import get_scheme
+from rooflab.roofline.device import get_device
+from rooflab.roofline.model import bound
+
+KEY = "synthetic-h200-16c-00000000"
+OLD, NEW = "0123456789abcdef0123456789abcdef01234567", "fedcba9876543210fedcba9876543210fedcba98"
+MEASURED = get_device("h200").ceilings(1.755e9)
+OPS = ("embedding", "gemm", "kv_cache_write", "paged_attention", "rmsnorm", "sample")
+SCRIPT = '<script>document.title="broken"</script>'
+TIMES_OVER_BOUND = {"naive": 3.0, "library": 1.5, "optimized": 1.3, "peer": 1.25}
+GPU = {
+    "name": "NVIDIA H200",
+    "uuid": "GPU-synthetic",
+    "memory_bytes": 150_000_000_000,
+    "sms": 132,
+    "l2_bytes": 62_914_560,
+    "driver": "000.00-synthetic",
+    "max_sm_clock_mhz": 1980,
+    "max_memory_clock_mhz": 3201,
+    "power_limit_w": 700.0,
+    "ecc": True,
+    "mig": False,
+}
+ENVIRONMENT = {
+    "machine_key": KEY,
+    "cpu": "synthetic CPU",
+    "cores": 16,
+    "memory_gib": 128,
+    "cache_bytes": 2**28,
+    "os": "Linux x86_64",
+    "python": "3.12.0",
+    "torch": "2.11.0+cu130",
+    "triton": "3.6.0",
+    "numpy": "2.4.0",
+    "threads": 16,
+    "matmul_precision": "highest",
+    "gpu": GPU,
+}
+CLOCKS = {
+    "readings": 40,
+    "sm_clock_mhz": [345, 1980],
+    "sm_clock_hz": 1.77e9,
+    "sm_clock_range_hz": [1.755e9, 1.8e9],
+    "throttle_names": ["software power cap"],
+    "throttled": [],
+    "memory_clock_mhz": [3201, 3201],
+    "power_w": [212.5, 655.0],
+    "temperature_c": [41, 63],
+    "throttle_reasons": 0x4,
+}
+
+
+def make(kind, line, *, commit=NEW, status="OK", **fields):
+    """A record of the synthetic machine; `line` orders it in time."""
+    stamp = f"2026-01-0{1 if commit == OLD else 2}T{line // 3600:02d}:{line // 60 % 60:02d}:{line % 60:02d}+00:00"
+    run = f"2026010{1 if commit == OLD else 2}T000000Z-5e{kind[:2].encode().hex()}0{1 if commit == OLD else 2}"
+    common = {"environment": ENVIRONMENT, "device": "cuda", "timestamp": stamp, "dirty": commit == OLD}
+    return Record(kind=kind, run_id=run, status=status, commit=commit, **{**common, **fields})
+
+
+def timed(kernel, case, scheme, cost, rng, line, commit, share=1.0):
+    """A bench record with a time somewhat above the bound."""
+    limit = bound(cost, MEASURED)
+    traffic = kernel_traffic(
+        kernel, registry.get_op(kernel.op).make_inputs(case, scheme, torch.device("meta"), 0), "cuda"
+    )
+    moved = max(traffic.bytes if traffic else cost.bytes, cost.bytes)
+    least = max(limit.seconds, moved / MEASURED.hbm_bytes_per_s)
+    median = max(TIMES_OVER_BOUND[kernel.role] * least * share * rng.uniform(0.95, 1.2), 2e-6 * rng.uniform(1, 1.2))
+    return make(
+        "bench",
+        line,
+        commit=commit,
+        op=kernel.op,
+        kernel=kernel.name,
+        role=kernel.role,
+        backend=kernel.backend,
+        case_id=case.id,
+        case=dict(case),
+        scheme=scheme.name,
+        config={"BLOCK_M": 128, "num_warps": 8} if kernel.role == "optimized" else None,
+        checked_by="gpu",
+        errors=({"output": "out", "passed": True, "max_abs_error": 1e-3, "max_error_over_tolerance": 0.4},),
+        basis="measured",
+        timer="events",
+        l2_state="cold",
+        latency_p20_ms=median * 0.985e3,
+        latency_median_ms=median * 1e3,
+        latency_p80_ms=median * 1.04e3,
+        samples=pack_samples([median] * 5),
+        sample_count=5,
+        flops=cost.flops,
+        least_bytes=cost.bytes,
+        traffic_bytes=moved,
+        traffic_basis="counted" if kernel.role == "optimized" else "modelled",
+        intensity=cost.flops / moved,
+        flops_per_s=cost.flops / median,
+        bytes_per_s=moved / median,
+        bound_ms=limit.seconds * 1e3,
+        limiter=limit.limiter,
+        bound_fraction=limit.seconds / median,
+        ceilings={**asdict(MEASURED), "kind": "measured"},
+        peak_memory_bytes=2**20,
+        device_kernels=(f"{kernel.name}_kernel",),
+        activity_hash="5e" * 8,
+        clocks=CLOCKS,
+    )
+
+
+def benches(commit=NEW, share=1.0, schemes=("bf16", "fp16"), ops=OPS):
+    """Every kernel of some ops on the sizes of a model, in two schemes."""
+    rng = random.Random(f"{commit}{share}")
+    found = []
+    for op in ops:
+        spec = registry.get_op(op)
+        for scheme in map(get_scheme, schemes):
+            for case in spec.get_cases("llama3_8b")[:3]:
+                cost = spec.cost(**spec.make_inputs(case, scheme, torch.device("meta"), 0))
+                for kernel in registry.kernels(op).values():
+                    if "cuda" in kernel.devices:
+                        found.append(timed(kernel, case, scheme, cost, rng, len(found), commit, share))
+    return found
+
+
+def verdicts():
+    """One A/B record of each outcome."""
+    case = {"op": "gemm", "case_id": "M=1,N=4096,K=4096,layout=NT,bias=false", "scheme": "bf16", "checked_by": "gpu"}
+    kinds = [
+        ("SAME", 0.001, "", "OK"),
+        ("FASTER", -0.062, "", "OK"),
+        ("SLOWER", 0.051, "", "OK"),
+        ("UNRESOLVED", 0.015, "the readings fit both a difference and none", "OK"),
+        ("INCORRECT", None, "error 31 times the tolerance", "INCORRECT"),
+        ("MISSING", None, "side B has no such kernel", "INVALID"),
+    ]
+    found = []
+    for number, (verdict, effect, reason, status) in enumerate(kinds):
+        metrics = {"pairs": 24.0, "smallest_visible_effect": 0.012, "pairs_for_1_percent": 40.0, "noise_floor": 0.004}
+        if effect is not None:
+            metrics |= {"effect": effect, "effect_low": effect - 0.01, "effect_high": effect + 0.01, "p_value": 0.003}
+        latency = 0.02 * (1 + effect) if effect is not None else None
+        base = {"kernel": f"rung_{number}", "commit": OLD, "latency_median_ms": 0.02}
+        timing = {"basis": "measured", "latency_median_ms": latency} if latency else {}
+        name = {"kernel": f"rung_{number}", "role": "optimized", "backend": "triton", "verdict": verdict}
+        found.append(
+            make("ab", number, status=status, reason=reason, baseline=base, metrics=metrics, **case, **name, **timing)
+        )
+    return found
+
+
+def others():
+    """Ceilings, compiled code, engine runs, checks in an interpreter, and results that must not be overlooked."""
+    case = {"op": "gemm", "case_id": "M=1,N=4096,K=4096,layout=NT,bias=false", "scheme": "bf16"}
+    tuned = {"kernel": "tensor_core", "role": "optimized", "backend": "triton"}
+    compiled = {
+        "name": "gemm_kernel",
+        "target": "sm_90a",
+        "grid": [132, 1, 1],
+        "registers": 168,
+        "spill_loads": 0,
+        "spill_stores": 12,
+        "shared_bytes": 163_840,
+        "ctas_per_sm": 1,
+        "loop": {"depth": 1, "counts": {"wgmma": 4, "tma": 2}, "fed_by": {}},
+        "options": [{"name": "warp_specialize", "took_effect": False, "sentence": "ignored"}],
+        "findings": ["warp_specialize was asked for and ignored"],
+        "zebra_stripes": 7,
+    }
+    limit = {"ceilings": {**asdict(MEASURED), "kind": "measured"}, "timer": "events", "backend": "cuda"}
+    clock = {"sm_clock_hz": 1.83e9}
+    run = {"model": "llama-3.1-8b", "dtype": "bfloat16", "prompts": 8, "gemm": "tensor_core", "rmsnorm": "fused"}
+    served = {
+        "ttft_p50_ms": 21.5,
+        "itl_p50_ms": 6.41,
+        "itl_p90_ms": 6.9,
+        "itl_p99_ms": 9.3,
+        "output_tokens_per_s": 1210.0,
+    }
+    own = {
+        "op": "my_op",
+        "case_id": "n=1",
+        "scheme": "bf16",
+        "kernel": SCRIPT,
+        "role": "optimized",
+        "backend": "triton",
+    }
+    laptop = {**ENVIRONMENT, "machine_key": "synthetic-laptop-2c-1", "gpu": None, "cpu": "synthetic laptop"}
+    checks = {"op": "gemm", "device": "cpu", "checked_by": "interpreter", "environment": laptop, **tuned}
+    error = ({"output": "c", "passed": True, "max_abs_error": 1e-6, "max_error_over_tolerance": 0.25},)
+    impossible = "3.10 times the memory ceiling; likely cause: the inputs were in L2"
+    return [
+        make("ceiling", 1, kernel="hbm_read", bytes_per_s=4.1e12, config={"ctas": 132}, metrics=clock, **limit),
+        make("ceiling", 1, kernel="hbm_read", bytes_per_s=4.31e12, config={"ctas": 264}, metrics=clock, **limit),
+        make("ceiling", 1, kernel="bf16 wgmma", scheme="bf16", flops_per_s=9e14, metrics=clock, **limit),
+        make("ceiling", 1, kernel="launch events", metrics={"launch_floor_s": 1.9e-6}, **limit),
+        make("static", 2, compiled=(compiled,), predicted_ms=0.011, device=None, **case, **tuned),
+        make("engine", 3, case_id="generate", case=run, metrics=served, basis="measured"),
+        make("check", 4, case_id="M=3,N=5,K=7", scheme="fp32", errors=error, **checks),
+        make("bench", 900, status="TIMEOUT", reason="no end after 60 s", **case, **{**tuned, "kernel": "hangs"}),
+        make("bench", 901, status="INVALID", reason=impossible, **case, **{**tuned, "kernel": "too_fast"}),
+        make("bench", 902, status="INCORRECT", reason=f"{SCRIPT} is wrong", **own),
+        make("bench", 1, commit=OLD, status="RUNTIME_ERROR", reason="fixed since", **case, **tuned),
+    ]
+
+
+def write_synthetic(folder):
+    """Files of every kind of record of the synthetic GPU, marked as such in every one; the folder."""
+    groups = {
+        "old": benches(OLD, 1.1, ("bf16",), ("gemm", "rmsnorm")),
+        "new": benches(),
+        "ab": verdicts(),
+        "rest": others(),
+    }
+    for name, records in groups.items():
+        write(folder / f"synthetic-{name}.jsonl", *records)
+    return folder
+
+
+def test_the_synthetic_records_are_valid_and_say_that_they_are_synthetic(tmp_path):
+    records = [record for file in sorted(write_synthetic(tmp_path).iterdir()) for record in read(file)]
+    assert {record.kind for record in records} == {"bench", "check", "ceiling", "engine", "ab", "static"}
+    assert all("synthetic" in json.dumps(record.environment) for record in records)
+    fractions = [record.bound_fraction for record in records if record.bound_fraction]
+    assert len(fractions) > 50 and max(fractions) <= 1, "no made-up time is one that the card could not reach"
