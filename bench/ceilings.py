@@ -1,35 +1,46 @@
-"""The ceilings behind a bound: measured on a CPU, from the data sheet on a GPU."""
+"""The ceilings behind a bound: measured on a CPU, and on a GPU measured where they were, else from the data sheet."""
 
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 
 import psutil
 import torch
 
+from rooflab.bench import ceilings_kept
+from rooflab.bench.ceilings_kept import Kept, write_json
+from rooflab.bench.ceilings_readings import assemble, larger
 from rooflab.bench.environment import Environment, last_level_cache_bytes, snapshot
 from rooflab.engine.model_files import cache_folder
 from rooflab.reference.spec import DTYPE_NAMES
+from rooflab.roofline.device import identify
 from rooflab.roofline.model import Ceilings
 
-CACHE_VARIABLE = "ROOFLAB_CACHE"
 BANDWIDTH_SHARE = 0.25
 """Share of the time that goes to bandwidth; the dtypes divide the rest."""
 GEMM_SIZES = (128, 256, 512, 1024, 2048)
 """Squares, ascending, so that a dtype with no fast path (0.3 GFLOP/s) is found out before it takes a minute."""
 
 
+CUDA_BUDGET_S = 60.0
+
+
 def ceilings_for(device: torch.device) -> Ceilings | None:
-    """The ceilings that bound a kernel on `device`: the data sheet's on CUDA, None for a GPU that is in no table."""
+    """The ceilings that bound a kernel on `device`; their `kind` says which they are.
+
+    On CUDA those measured on this card (`rooflab ceilings`), where they were under the present driver and clock limits;
+    else the data sheet's, and None for a GPU that is in no table.
+    """
     if device.type == "cpu":
         return cpu_ceilings()
-    from rooflab.roofline.device import identify
-
+    kept, _ = kept_ceilings(device)
+    if kept is not None and kept.ceilings is not None:
+        return kept.ceilings
     known = identify(torch.cuda.get_device_name(device))
     return known.ceilings() if known else None
 
@@ -38,17 +49,69 @@ def limits_for(device: torch.device, ceilings: Ceilings) -> Ceilings:
     """What no reading on `device` can pass: on CUDA the data sheet's rates at the highest clock, else `ceilings`."""
     if device.type == "cpu":
         return ceilings
-    from rooflab.roofline.device import identify
-
     known = identify(torch.cuda.get_device_name(device))
     return known.ceilings(known.max_clock_hz) if known else ceilings
+
+
+def kept_ceilings(device: torch.device, folder: Path | None = None) -> tuple[Kept | None, str]:
+    """What was measured on this GPU and still counts; else None and why."""
+    return ceilings_kept.find(_environment(device.index or 0), folder)
+
+
+@cache
+def _environment(gpu_index: int) -> Environment:
+    # Once a process: it asks git and NVML, and a driver or a clock limit does not change under a running process.
+    return snapshot(gpu_index)
+
+
+def cuda_ceilings(
+    device: torch.device,
+    refresh: bool = False,
+    budget_s: float = CUDA_BUDGET_S,
+    folder: Path | None = None,
+    advance: Callable[[str], None] = lambda limit: None,
+) -> Kept:
+    """What this GPU was measured to reach; kept, and measured anew with `refresh` or under other circumstances.
+
+    Raises `ValueError` where CuPy, which launches the microkernels, is not installed.
+    """
+    kept, _ = (None, "") if refresh else kept_ceilings(device, folder)
+    if kept is not None:
+        return kept
+    from rooflab.bench.ceilings_cuda import card_of, measure_cuda
+
+    environment = _environment(device.index or 0)
+    name = torch.cuda.get_device_name(device)
+    known = identify(name)
+    readings = measure_cuda(
+        device,
+        budget_s=budget_s,
+        limits=known.ceilings(known.max_clock_hz) if known else None,
+        uuid=environment.gpu.uuid if environment.gpu else None,
+        advance=advance,
+    )
+    found, reason = assemble(readings, known.name if known else name, card_of(device).sm)
+    return ceilings_kept.keep(environment, readings, found, reason, folder)
+
+
+def raise_cuda_ceilings(
+    known: Ceilings, device: torch.device, budget_s: float = CUDA_BUDGET_S, folder: Path | None = None
+) -> Ceilings:
+    """Measures again after a reading above the measured ceilings `known`, and keeps the larger of each rate."""
+    again = cuda_ceilings(device, refresh=True, budget_s=budget_s, folder=folder)
+    if again.ceilings is None:
+        raise ValueError(f"ceilings: {again.reason}")
+    raised = larger(known, again.ceilings)
+    ceilings_kept.keep(_environment(device.index or 0), again.readings, raised, "", folder)
+    return raised
 
 
 def cpu_ceilings(refresh: bool = False, budget_s: float = 5.0, folder: Path | None = None) -> Ceilings:
     """What this CPU was measured to reach with torch's present threads; read from the cache unless `refresh`.
 
-    Bandwidth: STREAM's copy and triad (McCalpin, 1995; write-allocate not counted, as there), and a plain read, over
-    arrays of at least four times the last-level cache; the best.  Matrix rates: the best `torch.mm` or packed oneDNN
+    Bandwidth: STREAM's copy and triad (McCalpin, 1995; write-allocate not counted, as there), a plain read and a plain
+    write, over arrays of at least four times the last-level cache; the best.  No cache has a rate: that of a virtual
+    machine is its neighbours' as well.  Matrix rates: the best `torch.mm` or packed oneDNN
     product per dtype.  Vector rate: the fp32 matrix rate, because a CPU computes fp32 products on its vector units, and
     no other torch call keeps them as busy.  Special functions are not measured and bound nothing.  What was measured
     while other processes ran is too low (a tenth was seen), and is measured anew once they are gone.
@@ -71,16 +134,7 @@ def _busy() -> bool:
 
 def raise_cpu_ceilings(known: Ceilings, budget_s: float = 5.0, folder: Path | None = None) -> Ceilings:
     """Measures again after a reading above `known`, and keeps the larger of each rate: a busy machine lowers none."""
-    again = cpu_ceilings(refresh=True, budget_s=budget_s, folder=folder)
-    rates = {
-        dtype: max(rate, known.tensor_flops_per_s.get(dtype, 0.0)) for dtype, rate in again.tensor_flops_per_s.items()
-    }
-    raised = replace(
-        again,
-        hbm_bytes_per_s=max(again.hbm_bytes_per_s, known.hbm_bytes_per_s),
-        tensor_flops_per_s=rates,
-        vector_flops_per_s=max(again.vector_flops_per_s, known.vector_flops_per_s),
-    )
+    raised = larger(known, cpu_ceilings(refresh=True, budget_s=budget_s, folder=folder))
     environment = snapshot()
     _save(_path(folder, environment), environment, raised)
     return raised
@@ -92,29 +146,34 @@ def _path(folder: Path | None, environment: Environment) -> Path:
 
 def measure_cpu(name: str, budget_s: float = 5.0) -> Ceilings:
     """Measures anew in about `budget_s` seconds."""
-    bandwidth = measure_bandwidth(budget_s * BANDWIDTH_SHARE)
+    access = measure_bandwidth(budget_s * BANDWIDTH_SHARE)
     share = budget_s * (1 - BANDWIDTH_SHARE) / len(DTYPE_NAMES)
     rates = {dtype_name: measure_gemm(dtype, share) for dtype, dtype_name in DTYPE_NAMES.items()}
     return Ceilings(
         device=name,
         kind="measured",
-        hbm_bytes_per_s=bandwidth,
+        hbm_bytes_per_s=max(access.values()),
         tensor_flops_per_s=rates,
         vector_flops_per_s=rates["fp32"],
+        access_bytes_per_s=access,
     )
 
 
-def measure_bandwidth(budget_s: float) -> float:
-    """Best bytes per second of read, copy and triad by all of torch's threads."""
+def measure_bandwidth(budget_s: float) -> dict[str, float]:
+    """Best bytes per second of read, write, copy and triad by all of torch's threads."""
     # STREAM's rule is four times the cache; three arrays together take at most an eighth of the memory.
     array_bytes = min(4 * last_level_cache_bytes(), psutil.virtual_memory().total // 24)
     a, b, c = (torch.ones(array_bytes // 4) for _ in range(3))
-    moved: tuple[tuple[int, Callable[[], object]], ...] = (
-        (1, lambda: b.sum()),
-        (2, lambda: a.copy_(b)),
-        (3, lambda: torch.add(b, c, alpha=2.0, out=a)),
-    )
-    return max(arrays * 4 * a.numel() / _fastest_s(run, budget_s / len(moved)) for arrays, run in moved)
+    moved: dict[str, tuple[int, Callable[[], object]]] = {
+        "read": (1, lambda: b.sum()),
+        "write": (1, lambda: a.fill_(2.0)),
+        "copy": (2, lambda: a.copy_(b)),
+        "triad": (3, lambda: torch.add(b, c, alpha=2.0, out=a)),
+    }
+    return {
+        access: arrays * 4 * a.numel() / _fastest_s(run, budget_s / len(moved))
+        for access, (arrays, run) in moved.items()
+    }
 
 
 def measure_gemm(dtype: torch.dtype, budget_s: float) -> float:
@@ -175,6 +234,8 @@ def _load(path: Path, environment: Environment) -> Ceilings | None:
         then = found["environment"]
         if any(then[name] != getattr(environment, name) for name in ("threads", "torch", "cpu")):
             return None
+        if "access_bytes_per_s" not in found["ceilings"]:  # of a version that measured no writes
+            return None
         return None if found["busy"] and not _busy() else Ceilings(**found["ceilings"])
     except (ValueError, KeyError, TypeError):
         return None  # cut short or of another version: measured anew and overwritten
@@ -182,11 +243,4 @@ def _load(path: Path, environment: Environment) -> Ceilings | None:
 
 def _save(path: Path, environment: Environment, measured: Ceilings, busy: bool = False) -> None:
     found = {"environment": environment.to_dict(), "busy": busy, "ceilings": asdict(measured)}
-    text = json.dumps(found, indent=1)
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text)
-        temporary.replace(path)
-    except OSError as error:
-        raise ValueError(f"{CACHE_VARIABLE}: expected a folder that can be written to, got {error}") from error
+    write_json(path, found)

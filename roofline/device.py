@@ -83,6 +83,7 @@ class Device:
             matrix = clock_hz / self.boost_clock_hz
             vector_flops_per_s = clock_hz * self._vector_flops_per_clock
         rates = {dtype: rate * matrix for dtype, rate in self.matrix_flops_per_s.items()}
+        l2 = _L2_READ_BYTES_PER_CLOCK.get(self.compute_capability)
         return Ceilings(
             device=self.name,
             kind="datasheet" if clock_hz is None else "at_clock",
@@ -91,6 +92,7 @@ class Device:
             vector_flops_per_s=vector_flops_per_s,
             sfu_ops_per_s=self.sfu_ops_per_s * matrix,
             launch_floor_s=self.launch_floor_s,
+            l2_bytes_per_s=None if l2 is None else l2 * self.boost_clock_hz * matrix,
         )
 
     @property
@@ -206,8 +208,8 @@ _SOURCES = {  # peak rates; memory and links; clocks; L2
 }
 _FAMILIES = {80: "Ampere", 89: "Ada Lovelace", 90: "Hopper", 100: "Blackwell"}
 _SMEM_KIB_PER_SM = {80: 164, 89: 100, 90: 228, 100: 228}
-# In a CUDA graph on an H100 ("Look Ma, No Bubbles!", Hazy Research, 2025); taken for every Hopper.
-_LAUNCH_FLOOR_S = {90: 1.3e-6}
+_LAUNCH_FLOOR_S = {90: 1.3e-6}  # every Hopper: in a CUDA graph on an H100 ("Look Ma, No Bubbles!", Hazy Research, 2025)
+_L2_READ_BYTES_PER_CLOCK = {(8, 0): 5120.0}  # the A100 whitepaper; for Ada, Hopper and Blackwell none is published
 
 
 def _tera(value: float) -> float:

@@ -94,6 +94,13 @@ class Ceilings:
     """Special functions per second; None where it is not known, and then it bounds nothing."""
     launch_floor_s: float = 0.0
     """Least time of one empty launch."""
+    l2_bytes_per_s: float | None = None
+    """Bytes between the SMs and L2 per second; None where it is not known."""
+    access_bytes_per_s: Mapping[str, float] = field(default_factory=dict)
+    """The HBM rate by access, `read`, `write`, `copy`, `triad`, where these were measured; the best of them is
+    `hbm_bytes_per_s`."""
+    launch_floors_s: Mapping[str, float] = field(default_factory=dict)
+    """What each timing method reads of an empty launch, where that was measured; the least is `launch_floor_s`."""
 
     def matrix_rate(self, dtype: str) -> float:
         """FLOP/s for matrix products of `dtype`.  Raises `ValueError` where the device has no such rate."""

@@ -1,0 +1,107 @@
+"""`ceilings`: what this machine can reach."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rooflab.bench import show
+from rooflab.bench.cli.app import DeviceOption, Json, OutOption, app, exit_for
+
+
+@app.command()
+def ceilings(
+    refresh: Annotated[bool, typer.Option("--refresh", help="Measure anew; what is kept is shown otherwise.")] = False,
+    budget_s: Annotated[
+        float | None, typer.Option("--budget", help="Seconds of measuring; 60 on a GPU, 5 on a CPU without it.")
+    ] = None,
+    device: DeviceOption = None,
+    out: OutOption = None,
+    json: Json = False,
+) -> None:
+    """Measure this machine's ceilings once, and show them beside the data sheet.  Exit status 11 or 13 on a bad one."""
+    from rooflab.bench.selection import pick_device
+
+    if budget_s is not None and not budget_s > 0:
+        raise ValueError(f"budget: expected seconds above 0, got {budget_s}")
+    chosen = pick_device(device)
+    found = (_cpu if chosen.type == "cpu" else _cuda)(chosen, refresh, budget_s, out)
+    if json:
+        show.as_json({name: value for name, value in found.items() if name != "columns"})
+    else:
+        kind = f"{found['used']} ceilings{': ' + found['reason'] if found['reason'] else ''}"
+        show.line(f"Ceilings of {found['device']}, {found['measured_under']}", "bold")
+        show.table(found["rows"], found["columns"])
+        show.line(f"bounds use the {kind}")
+        if found["file"]:
+            show.line(f"records: {found['file']}")
+    # A launch shape whose reading cannot be true costs nothing where another's can; a wrong result always does.
+    statuses = {row["status"] for row in found["rows"]}
+    exit_for(statuses | {reading["status"] for reading in found["readings"] if reading["status"] != "INVALID"})
+
+
+def _cpu(device: Any, refresh: bool, budget_s: float | None, out: Path | None) -> dict[str, Any]:
+    from rooflab.bench.ceilings import cpu_ceilings
+    from rooflab.bench.ceilings_rows import cpu_records, cpu_rows
+    from rooflab.bench.environment import snapshot
+    from rooflab.bench.records import new_run_id
+
+    with show.waiting("measuring this CPU"):
+        found = cpu_ceilings(refresh, 5.0 if budget_s is None else budget_s)
+    environment = snapshot().to_dict()
+    return {
+        "device": found.device,
+        "used": found.kind,
+        "reason": "",
+        "measured_under": f"torch {environment['torch']}, {environment['threads']} threads",
+        "rows": cpu_rows(found),
+        "columns": ("limit", "measured", "unit"),
+        "ceilings": asdict(found),
+        "readings": [],
+        "environment": environment,
+        "file": _write(out, cpu_records(found, environment, new_run_id())),
+    }
+
+
+def _cuda(device: Any, refresh: bool, budget_s: float | None, out: Path | None) -> dict[str, Any]:
+    import torch
+
+    from rooflab.bench.ceilings import CUDA_BUDGET_S, ceilings_for, cuda_ceilings, kept_ceilings
+    from rooflab.bench.ceilings_cuda import GROUPS_OF_HOPPER
+    from rooflab.bench.ceilings_rows import COLUMNS, card_records, card_rows
+    from rooflab.bench.records import new_run_id
+    from rooflab.roofline.device import identify
+
+    kept, reason = kept_ceilings(device)
+    if kept is None or refresh:
+        show.note(f"measuring: {reason or 'asked for anew'}")
+    with show.progress("ceilings", GROUPS_OF_HOPPER) as advance:
+        kept = cuda_ceilings(device, refresh, CUDA_BUDGET_S if budget_s is None else budget_s, advance=advance)
+    name = torch.cuda.get_device_name(device)
+    used = ceilings_for(device)
+    return {
+        "device": name,
+        "used": used.kind if used else "no",
+        "reason": kept.reason,
+        "measured_under": f"driver {kept.environment['gpu']['driver']}, {kept.made}",
+        "rows": card_rows(kept.readings, identify(name)),
+        "columns": COLUMNS,
+        "ceilings": None if kept.ceilings is None else asdict(kept.ceilings),
+        "readings": [{**asdict(reading), "rate_per_s": reading.rate_per_s} for reading in kept.readings],
+        "environment": kept.environment,
+        "file": _write(out, card_records(kept.readings, kept.ceilings, kept.environment, new_run_id())),
+    }
+
+
+def _write(out: Path | None, records: list[Any]) -> str | None:
+    """The file of records, where one was asked for."""
+    from rooflab.bench.record_files import RunWriter
+
+    if out is None:
+        return None
+    writer = RunWriter(out, records[0].run_id)
+    writer.write(*records)
+    return str(writer.path)

@@ -1,0 +1,293 @@
+"""Measuring a GPU's ceilings, on a device made of Python: what is timed, what counts, and what is found out."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from rooflab.bench import ceilings_cuda as module
+from rooflab.bench.ceilings_cuda import measure_cuda
+from rooflab.bench.ceilings_readings import Reading, assemble, best_of, larger
+from rooflab.bench.microkernels.memory import TooLittleMemory
+from rooflab.bench.microkernels.microkernel import Card, Group, Microkernel
+from rooflab.bench.timing import Samples
+from rooflab.kernels._cuda import CudaCompileError
+from rooflab.roofline.device import get_device
+
+CARD = Card(torch.device("cpu"), sm=90, sms=132, l2_bytes=2**20, free_bytes=1e9)
+H200 = get_device("h200")
+
+
+class World:
+    """A device whose launches take as long as their work says, and a timer that reads its clock."""
+
+    def __init__(self):
+        self.now = 0.0
+        self.launches = []
+        self.timed = []
+        self.asked = []
+        self.floor_s = {"events": 2e-6, "graph": 1.5e-6, "cupti": 1e-6}
+        self.fault = ""
+
+    def kernel(self, limit="hbm_read", rate=1e12, work=1e6, *, wrong="", overhead_s=0.0, seconds=None, **fields):
+        def launch(repeats):
+            self.launches.append((limit, repeats))
+            self.now += overhead_s + (seconds if seconds is not None else repeats * work / rate)
+
+        def check(repeats):
+            if isinstance(wrong, Exception):
+                raise wrong
+            launch(repeats)
+            return wrong
+
+        unit = {"ex2": "op", "rsqrt": "op", "launch": "launch"}.get(limit, "byte" if "_" in limit else "flop")
+        return Microkernel(limit, {"rate": rate}, unit, work, launch, check, **fields)
+
+    def time(self, functions, *, budget_s, cold, timer=None, observe=None):
+        self.timed.append((sorted(functions), cold, timer))
+        self.asked.append(budget_s)
+        found = {}
+        for name, function in functions.items():
+            began = self.now
+            function()
+            took = self.floor_s[timer] if timer else self.now - began
+            method = f"fake {timer or 'events'}"
+            found[name] = Samples((took * 1.1, took, took), method, "cold" if cold else "warm", fault=self.fault)
+        return found
+
+    def load(self, source, name, *, options=()):
+        return lambda grid, block, *arguments, shared_bytes=0: None
+
+
+@pytest.fixture
+def world(monkeypatch):
+    return World()
+
+
+def measure(world, monkeypatch, *groups, **options):
+    fake = SimpleNamespace(__name__="fake", groups=lambda card, load: iter(groups))
+    monkeypatch.setattr(module, "MODULES", (fake,))
+    options = {"budget_s": 10.0, "timers": ()} | options
+    return measure_cuda(CARD.device, card=CARD, load=world.load, time=world.time, **options)
+
+
+def test_the_fastest_shape_counts_and_all_are_kept(world, monkeypatch):
+    slow, fast = world.kernel(rate=1e12), world.kernel(rate=3e12)
+    readings = measure(world, monkeypatch, Group("hbm_read", [slow, fast]))
+    assert [reading.status for reading in readings] == ["OK", "OK"]
+    assert [reading.rate_per_s for reading in readings] == pytest.approx([1e12, 3e12])
+    assert best_of(readings)["hbm_read"].config == {"rate": 3e12}
+    assert len(readings[0].seconds) == 3 and readings[0].timer == "fake events"
+
+
+@pytest.mark.parametrize("rate", [1e9, 1e12, 1e15])
+def test_a_launch_is_long_enough_to_hide_its_overhead(world, monkeypatch, rate):
+    """Found by probes, whatever the device's speed; even, so that half of it is half of the work."""
+    (reading,) = measure(world, monkeypatch, Group("fma", [world.kernel("fma", rate, 100.0)]))
+    (_, whole), (_, half) = world.launches[-3:-1]
+    assert whole % 2 == 0 and half == whole // 2 and world.launches[-1] == ("fma", whole), "checked as it was timed"
+    assert reading.work == whole * 100.0
+    assert reading.rate_per_s == pytest.approx(rate)
+    assert whole == 2 or module.TARGET_S / 2 <= reading.median_s <= 3 * module.TARGET_S
+
+
+def test_shapes_of_other_work_per_repeat_get_launches_as_long(world, monkeypatch):
+    kernels = [world.kernel("fma", 1e12, work) for work in (1e3, 4e3)]
+    readings = measure(world, monkeypatch, Group("fma", kernels))
+    assert readings[0].work == pytest.approx(readings[1].work, rel=0.01)
+
+
+def test_hbm_has_its_passes_and_a_cold_cache(world, monkeypatch):
+    kernel = world.kernel(rate=4e12, work=1e9, fixed_repeats=2, cold=True)
+    (reading,) = measure(world, monkeypatch, Group("hbm_copy", [kernel]))
+    assert world.timed == [(["0 half", "0 whole"], True, None)] and reading.l2_state == "cold"
+    assert reading.rate_per_s == pytest.approx(4e12)
+
+
+def test_a_wrong_result_is_not_timed_and_has_no_rate(world, monkeypatch):
+    wrong, right = world.kernel(rate=9e12, wrong="the words add up to 3"), world.kernel(rate=1e12)
+    readings = measure(world, monkeypatch, Group("hbm_read", [wrong, right]))
+    assert [(reading.status, reading.reason) for reading in readings] == [
+        ("INCORRECT", "the words add up to 3"),
+        ("OK", ""),
+    ]
+    assert readings[0].rate_per_s is None and not readings[0].seconds
+    assert best_of(readings)["hbm_read"].status == "OK"
+    assert all(names in (["probe"], ["0 half", "0 whole"]) for names, _, _ in world.timed)
+
+
+def test_a_result_that_goes_wrong_while_timed_counts_no_more(world, monkeypatch):
+    kernel = world.kernel()
+    answers = iter(["", "sums differ"])
+    (reading,) = measure(world, monkeypatch, Group("hbm_read", [replace(kernel, wrong=lambda repeats: next(answers))]))
+    assert reading.status == "INCORRECT" and reading.reason == "sums differ" and not reading.seconds
+
+
+def test_work_that_takes_no_time_is_found_out(world, monkeypatch):
+    """As when a compiler has moved it out of the loop: half of it takes as long."""
+    kernel = world.kernel(seconds=5e-3, work=1e6)
+    (reading,) = measure(world, monkeypatch, Group("hbm_read", [kernel]))
+    assert reading.status == "INVALID" and reading.rate_per_s is None
+    assert reading.reason == "half of the work took 100% of the time; likely cause: a compiler left work out"
+
+
+def test_a_rate_that_the_card_cannot_have_is_found_out(world, monkeypatch):
+    limits = H200.ceilings(H200.max_clock_hz)
+    groups = [
+        Group("hbm_read", [world.kernel("hbm_read", 6e12)]),
+        Group("hbm_copy", [world.kernel("hbm_copy", 4.6e12)]),
+        Group("l2_read", [world.kernel("l2_read", 9e12)]),
+        Group("bf16", [world.kernel("bf16 wgmma shared", 1979e12, dtype="bf16")]),
+    ]
+    found = {r.limit: r for r in measure(world, monkeypatch, *groups, limits=limits)}
+    assert found["hbm_read"].status == "INVALID" and found["hbm_read"].reason.startswith("1.25 times what the card")
+    assert found["hbm_copy"].status == "OK" and found["l2_read"].status == "OK", "no data sheet has L2's rate"
+    assert found["bf16 wgmma shared"].status == "INVALID", "the rate of sparse products"
+
+
+def test_a_throttled_card_and_a_replaced_clock_spoil_the_reading(world, monkeypatch):
+    class Throttled:
+        def __init__(self, uuid):
+            assert uuid == "GPU-7"
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *exception):
+            pass
+
+        def read(self):
+            pass
+
+        def summary(self):
+            return {"throttled": ["power brake"]}
+
+    monkeypatch.setattr(module, "ClockWatch", Throttled)
+    (reading,) = measure(world, monkeypatch, Group("hbm_read", [world.kernel()]), uuid="GPU-7")
+    assert reading.status == "INVALID" and reading.reason == "the card was throttled (power brake)"
+    monkeypatch.undo()
+    world.fault = "time.perf_counter was replaced"
+    (reading,) = measure(world, monkeypatch, Group("hbm_read", [world.kernel()]))
+    assert reading.status == "INVALID" and reading.reason == world.fault
+
+
+def test_one_that_does_not_compile_or_run_takes_no_other_with_it(world, monkeypatch):
+    broken = [
+        world.kernel(wrong=CudaCompileError("kernel.cu(3): error: no wgmma here\n  more")),
+        world.kernel(wrong=RuntimeError("CUDA_ERROR_INVALID_VALUE: invalid argument")),
+        world.kernel(rate=2e12),
+    ]
+    readings = measure(world, monkeypatch, Group("hbm_read", broken), Group("fma", [world.kernel("fma")]))
+    assert [reading.status for reading in readings] == ["COMPILE_ERROR", "RUNTIME_ERROR", "OK", "OK"]
+    assert readings[0].reason == "NVRTC: kernel.cu(3): error: no wgmma here"
+
+
+def test_a_module_short_of_memory_says_so_and_the_others_go_on(world, monkeypatch):
+    def short(card, load):
+        raise TooLittleMemory("expected 2 GB free")
+        yield
+
+    def broken(card, load):
+        yield Group("fma", [world.kernel("fma")])
+        raise RuntimeError("CUDA error: an illegal memory access was encountered\nadvice")
+
+    modules = tuple(SimpleNamespace(__name__=f"x.{f.__name__}", groups=f) for f in (short, broken))
+    monkeypatch.setattr(module, "MODULES", modules)
+    readings = measure_cuda(CARD.device, card=CARD, load=world.load, time=world.time, budget_s=1.0, timers=())
+    assert [(r.limit, r.status) for r in readings] == [
+        ("short", "OUT_OF_MEMORY"),
+        ("fma", "OK"),
+        ("broken", "RUNTIME_ERROR"),
+    ]
+    assert readings[2].reason == "CUDA error: an illegal memory access was encountered"
+
+
+def test_without_cupy_there_is_one_sentence(world, monkeypatch):
+    kernel = world.kernel(wrong=ValueError("cupy: expected the package"))
+    with pytest.raises(ValueError, match="^cupy: expected the package"):
+        measure(world, monkeypatch, Group("hbm_read", [kernel]))
+
+
+def test_every_timing_method_has_its_launch_floor(world, monkeypatch):
+    readings = measure(world, monkeypatch, timers=("events", "graph", "cupti"))
+    assert {r.limit: r.floor_s for r in readings} == {
+        "launch events": 2e-6,
+        "launch graph": 1.5e-6,
+        "launch cupti": 1e-6,
+    }
+    assert all(r.rate_per_s is None and r.unit == "launch" for r in readings)
+
+    def refuses(functions, **options):
+        raise ValueError("UNSUPPORTED: nothing cannot be captured")
+
+    world.time = refuses
+    (reading,) = measure(world, monkeypatch, timers=("graph",))
+    assert reading.status == "RUNTIME_ERROR" and reading.floor_s is None
+
+
+def test_the_budget_is_shared_by_all_limits_of_a_hopper(world, monkeypatch):
+    launches = []
+    load = lambda source, name, *, options=(): lambda *args, **kwargs: launches.append(name)
+    groups = [group for each in module.MODULES for group in each.groups(CARD, load)]
+    assert len(groups) + len(module.TIMERS["cuda"]) == module.GROUPS_OF_HOPPER
+    named = []
+    measure(world, monkeypatch, Group("fma", [world.kernel("fma")]), budget_s=50.0, advance=named.append)
+    assert max(world.asked) == pytest.approx(50.0 / module.GROUPS_OF_HOPPER) and named == ["fma", "launch"]
+
+
+def reading(limit, rate=1e12, **fields):
+    unit = "launch" if limit.startswith("launch") else "op" if limit in ("ex2", "rsqrt") else "byte"
+    fields = {"status": "OK", "work": rate, "seconds": (1.0,)} | fields
+    return Reading(limit, unit, {}, **fields)
+
+
+def whole_set():
+    return [
+        reading("hbm_read", 4e12),
+        reading("hbm_copy", 4.2e12),
+        reading("hbm_triad", 4.1e12, status="INVALID", reason="throttled"),
+        reading("l2_read", 6e12),
+        reading("l2_write", 5e12),
+        reading("fma", 60e12),
+        reading("ex2", 4e12),
+        reading("rsqrt", 3.9e12),
+        reading("bf16 wgmma shared", 800e12, dtype="bf16"),
+        reading("bf16 wgmma registers", 810e12, dtype="bf16"),
+        reading("bf16 mma.sync", 500e12, dtype="bf16"),
+        reading("launch events", seconds=(3e-6, 2e-6)),
+        reading("launch graph", seconds=(1e-6,)),
+    ]
+
+
+def test_ceilings_are_the_best_of_what_counts():
+    found, reason = assemble(whole_set(), "h200", 90)
+    assert reason == "" and found.kind == "measured" and found.device == "h200"
+    assert found.hbm_bytes_per_s == 4.2e12 and found.access_bytes_per_s == {"read": 4e12, "copy": 4.2e12}
+    assert found.l2_bytes_per_s == 6e12 and found.sfu_ops_per_s == 4e12
+    assert found.tensor_flops_per_s == {"bf16": 810e12, "fp32": 60e12} and found.vector_flops_per_s == 60e12
+    assert found.launch_floor_s == 1e-6 and found.launch_floors_s == {"events": 2e-6, "graph": 1e-6}
+
+
+@pytest.mark.parametrize(
+    "without, sm, message",
+    [
+        ("hbm", 90, "no measured ceilings without HBM"),
+        ("fma", 90, "no measured ceilings without fma"),
+        ("bf16", 90, "no measured ceilings without tensor cores"),
+        ("nothing", 100, "no measured ceilings without a microkernel for this architecture's tensor cores"),
+    ],
+)
+def test_ceilings_with_a_gap_are_none(without, sm, message):
+    found = assemble([r for r in whole_set() if not r.limit.startswith(without)], "x", sm)
+    assert found == (None, message)
+
+
+def test_the_larger_of_two_measurements_counts():
+    first, _ = assemble(whole_set(), "h200", 90)
+    again, _ = assemble([replace(r, work=0.9 * r.work) for r in whole_set() if r.limit != "l2_read"], "h200", 90)
+    again = replace(again, tensor_flops_per_s={**again.tensor_flops_per_s, "fp8_e4m3": 1e15}, launch_floor_s=5e-7)
+    both = larger(first, again)
+    assert both.tensor_flops_per_s == {**first.tensor_flops_per_s, "fp8_e4m3": 1e15}
+    assert replace(both, tensor_flops_per_s=first.tensor_flops_per_s, launch_floor_s=1e-6) == first
+    assert both.launch_floor_s == 5e-7

@@ -1,0 +1,252 @@
+"""A GPU's measured ceilings: kept, used where they still hold, shown beside the data sheet."""
+
+import json
+import sys
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+
+from rooflab.bench import ceilings, ceilings_kept, record_files, show
+from rooflab.bench.ceilings import ceilings_for, cuda_ceilings, raise_cuda_ceilings
+from rooflab.bench.ceilings_kept import file_of, find, keep
+from rooflab.bench.ceilings_readings import Reading, assemble
+from rooflab.bench.ceilings_rows import card_records, card_rows
+from rooflab.bench.cli import run
+from rooflab.bench.environment import Gpu, snapshot
+from rooflab.roofline.device import get_device
+
+GPU = Gpu("NVIDIA H200", "GPU-1", 141 * 10**9, 132, 60 * 2**20, "580.1", 1980, 3201, 700.0, True, False)
+CUDA = torch.device("cuda")
+H200 = get_device("h200")
+
+
+def reading(limit, unit, rate, **fields):
+    fields = {"status": "OK", "work": rate * 2e-3, "seconds": (2e-3, 2e-3), "timer": "cuda events"} | fields
+    return Reading(limit, unit, {"threads": 256}, **fields)
+
+
+READINGS = (
+    reading("hbm_read", "byte", 4.2e12, l2_state="cold", clocks={"power_w": [300.0, 500.0], "throttled": []}),
+    reading("hbm_read", "byte", 0.0, status="INCORRECT", reason="wrong sum", seconds=()),
+    reading("l2_read", "byte", 6e12),
+    reading("fma", "flop", 60e12, clock_hz=1.83e9),
+    reading("ex2", "op", 3.5e12, clock_hz=1.98e9 * 1.001),
+    reading("bf16 wgmma shared", "flop", 700e12, dtype="bf16", clock_hz=1.5e9),
+    reading("launch graph", "launch", 0.0, seconds=(1.4e-6, 1.2e-6)),
+)
+
+
+@pytest.fixture
+def environment():
+    return replace(snapshot(), gpu=GPU, machine_key="nvidia-h200-16c-00000000")
+
+
+@pytest.fixture
+def card(monkeypatch, tmp_path, environment):
+    """A machine with an H200, on which nothing is measured yet; gives the list of measurements."""
+    calls = []
+
+    def measure(device, **options):
+        calls.append(options)
+        factor = 1 + 0.1 * (len(calls) - 1)
+        return [replace(r, work=r.work * factor) for r in READINGS if r.status == "OK"]
+
+    monkeypatch.setenv("ROOFLAB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: GPU.name)
+    monkeypatch.setattr(ceilings, "_environment", lambda index: environment)
+    from rooflab.bench import ceilings_cuda
+
+    monkeypatch.setattr(ceilings_cuda, "measure_cuda", measure)
+    monkeypatch.setattr(ceilings_cuda, "card_of", lambda device: type("Card", (), {"sm": 90}))
+    return calls
+
+
+def test_what_is_kept_comes_back_whole(tmp_path, environment):
+    found, reason = assemble(READINGS, "h200", 90)
+    kept = keep(environment, READINGS, found, reason, tmp_path)
+    again, why = find(environment, tmp_path)
+    assert again == kept and why == "" and again.readings == READINGS and again.ceilings == found
+    assert [path.name for path in (tmp_path / "ceilings").iterdir()] == [file_of(environment, tmp_path).name]
+
+
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        ("driver", "590.2"),
+        ("max_sm_clock_mhz", 1755),
+        ("power_limit_w", 600.0),
+        ("ecc", False),
+        ("mig", True),
+        ("sms", 66),
+    ],
+)
+def test_another_driver_or_clock_limit_is_another_card(tmp_path, environment, field, value):
+    keep(environment, READINGS, None, "x", tmp_path)
+    found, why = find(replace(environment, gpu=replace(GPU, **{field: value})), tmp_path)
+    assert found is None and why == f"they were measured with {field} {getattr(GPU, field)}, and it is {value}"
+
+
+def test_two_cards_of_one_machine_do_not_share(tmp_path, environment):
+    keep(environment, READINGS, None, "x", tmp_path)
+    other = replace(environment, gpu=replace(GPU, uuid="GPU-2"))
+    assert find(other, tmp_path) == (None, "none were measured on this card")
+    keep(other, READINGS[:1], None, "y", tmp_path)
+    assert find(environment, tmp_path)[0].reason == "x" and find(other, tmp_path)[0].reason == "y"
+
+
+def test_other_microkernels_measured_something_else(tmp_path, environment, monkeypatch):
+    keep(environment, READINGS, None, "x", tmp_path)
+    folder = tmp_path / "microkernels"
+    folder.mkdir()
+    (folder / "memory.cu").write_text("// changed")
+    monkeypatch.setattr(ceilings_kept, "HERE", folder)
+    assert find(environment, tmp_path) == (None, "they were measured by other microkernels")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"ceilings": null}'])
+def test_a_damaged_file_counts_for_nothing(tmp_path, environment, text):
+    keep(environment, READINGS, None, "x", tmp_path)
+    file_of(environment, tmp_path).write_text(text)
+    assert find(environment, tmp_path) == (None, "what is kept is damaged or of another version")
+
+
+def test_without_a_gpu_there_are_none(tmp_path, environment):
+    assert find(replace(environment, gpu=None), tmp_path) == (None, "there is no GPU")
+    with pytest.raises(ValueError, match="^environment: expected one with a GPU"):
+        keep(replace(environment, gpu=None), READINGS, None, "x", tmp_path)
+
+
+def test_bounds_use_what_was_measured_and_else_the_data_sheet(card, environment, monkeypatch):
+    assert ceilings_for(CUDA) == H200.ceilings() and not card, "asking for a bound measures nothing"
+    cuda_ceilings(CUDA)
+    found = ceilings_for(CUDA)
+    assert found.kind == "measured" and found.hbm_bytes_per_s == pytest.approx(4.2e12) and found.device == "h200"
+    assert card[0]["limits"] == H200.ceilings(H200.max_clock_hz) and card[0]["uuid"] == "GPU-1"
+    assert ceilings.limits_for(CUDA, found) == H200.ceilings(H200.max_clock_hz), "a measured rate is no physical limit"
+    updated = replace(environment, gpu=replace(GPU, driver="590.2"))
+    monkeypatch.setattr(ceilings, "_environment", lambda index: updated)
+    assert ceilings_for(CUDA).kind == "datasheet"
+
+
+def test_a_card_is_measured_once_and_again_when_asked(card):
+    assert cuda_ceilings(CUDA) == cuda_ceilings(CUDA) and len(card) == 1
+    assert cuda_ceilings(CUDA, refresh=True).ceilings.hbm_bytes_per_s == pytest.approx(1.1 * 4.2e12) and len(card) == 2
+
+
+def test_a_reading_above_measures_again_and_lowers_nothing(card):
+    known = cuda_ceilings(CUDA).ceilings
+    high = replace(known, vector_flops_per_s=65e12)
+    raised = raise_cuda_ceilings(high, CUDA)
+    assert raised.hbm_bytes_per_s == pytest.approx(1.1 * 4.2e12) and raised.vector_flops_per_s == pytest.approx(66e12)
+    assert ceilings_for(CUDA) == raised
+
+
+def test_rows_stand_beside_the_data_sheet_and_the_clock_held():
+    rows = {row["limit"]: row for row in card_rows(READINGS, H200)}
+    hbm, l2, fma, ex2, bf16, launch = (
+        rows[name] for name in ("hbm_read", "l2_read", "fma", "ex2", "bf16 wgmma shared", "launch graph")
+    )
+    assert (hbm["measured"], hbm["datasheet"], hbm["at_clock"], hbm["unit"]) == (pytest.approx(4.2), 4.8, None, "TB/s")
+    assert hbm["status"] == "OK" and hbm["reached"] == "88%", "of the data sheet, where no clock scales it"
+    assert l2["datasheet"] is None and l2["reached"] is None
+    # 132 SMs of 128 lanes at 1.83 GHz, two FLOPs each; the data sheet's rate is at 1.98 GHz.
+    assert fma["at_clock"] == pytest.approx(2 * 128 * 132 * 1.83e9 / 1e12) and fma["datasheet"] == pytest.approx(66.9)
+    assert ex2["at_clock"] == pytest.approx(16 * 132 * 1.98e9 / 1e12), "the timer's step makes no clock higher"
+    assert bf16["at_clock"] == pytest.approx(989.4 * 1.5 / 1.83) and bf16["reached"] == "86%"
+    assert bf16["clock_ghz"] == 1.5 and bf16["how"] == "threads=256"
+    assert (launch["measured"], launch["datasheet"], launch["unit"]) == (pytest.approx(1.2), pytest.approx(1.3), "us")
+    assert all(row["datasheet"] is None and row["at_clock"] is None for row in card_rows(READINGS, None))
+
+
+def test_every_reading_is_a_record(tmp_path, environment):
+    found, _ = assemble(READINGS, "h200", 90)
+    records = card_records(READINGS, found, environment.to_dict(), "run")
+    record_files.write(tmp_path / "run.jsonl", *records)
+    records = record_files.read(tmp_path / "run.jsonl")
+    assert [record.kernel for record in records] == [r.limit for r in READINGS]
+    assert {record.kind for record in records} == {"ceiling"} and {record.status for record in records} == {
+        "OK",
+        "INCORRECT",
+    }
+    hbm, wrong, _, _, ex2, bf16, launch = records
+    assert hbm.bytes_per_s == pytest.approx(4.2e12) and hbm.samples_s == [2e-3, 2e-3] and hbm.basis == "measured"
+    assert hbm.clocks["power_w"] == [300.0, 500.0] and hbm.ceilings == json.loads(json.dumps(asdict(found)))
+    assert wrong.latency_median_ms is None and wrong.reason == "wrong sum" and wrong.samples is None
+    assert bf16.flops_per_s == pytest.approx(700e12) and bf16.scheme == "bf16" and bf16.metrics["sm_clock_hz"] == 1.5e9
+    assert ex2.metrics["ops_per_s"] == pytest.approx(3.5e12) and launch.metrics["launch_floor_s"] == 1.2e-6
+
+
+@pytest.fixture
+def rooflab(monkeypatch, capfd, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(show.out, "width", 200)
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["rooflab", "ceilings", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stopped:
+            run()
+        captured = capfd.readouterr()
+        return stopped.value.code or 0, captured.out, captured.err
+
+    return call
+
+
+def test_the_command_shows_a_gpu_and_writes_its_records(rooflab, card, tmp_path):
+    status, out, err = rooflab("--out", tmp_path / "out")
+    assert status == 0 and "measuring: none were measured on this card" in err
+    assert "bounds use the measured ceilings" in out and "driver 580.1" in out
+    assert all(limit in out for limit in ("hbm_read", "bf16 wgmma shared", "launch graph"))
+    (file,) = (tmp_path / "out").iterdir()
+    assert len(record_files.read(file)) == len(READINGS) - 1
+    status, out, err = rooflab("--json", "--budget", "7")
+    shown = json.loads(out)
+    assert status == 0 and shown["used"] == "measured" and len(card) == 1 and "measuring" not in err
+    assert shown["rows"] == json.loads(json.dumps(card_rows([r for r in READINGS if r.status == "OK"], H200)))
+    assert len(shown["readings"]) == len(READINGS) - 1 and shown["environment"]["gpu"]["driver"] == "580.1"
+    rooflab("--refresh", "--budget", "7")
+    assert len(card) == 2 and card[1]["budget_s"] == 7.0
+
+
+@pytest.mark.parametrize("bad, code", [("INCORRECT", 11), ("COMPILE_ERROR", 11), ("INVALID", 0)])
+def test_a_wrong_microkernel_is_no_success(rooflab, card, environment, bad, code):
+    """INVALID in one launch shape is none of the limit's where another shape was read; else it is status 13."""
+    failed = replace(READINGS[1], status=bad, reason="why")
+    found, reason = assemble(READINGS, "h200", 90)
+    keep(environment, [*READINGS[2:], READINGS[0], failed], found, reason)
+    assert rooflab()[0] == code
+    found, reason = assemble([failed, *READINGS[2:]], "h200", 90)
+    keep(environment, [failed, *READINGS[2:]], found, reason)
+    status, out, _ = rooflab()
+    assert status == (code or 13) and "bounds use the datasheet ceilings: no measured ceilings without HBM" in out
+
+
+def test_the_command_on_a_cpu(rooflab, monkeypatch, tmp_path):
+    monkeypatch.setenv("ROOFLAB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(ceilings, "GEMM_SIZES", (64,))
+    monkeypatch.setattr(ceilings, "last_level_cache_bytes", lambda: 2**20)
+    status, out, _ = rooflab("--device", "cpu", "--budget", "0.2", "--json", "--out", tmp_path / "out")
+    shown = json.loads(out)
+    assert status == 0 and shown["used"] == "measured" and shown["ceilings"]["kind"] == "measured"
+    limits = ["memory read", "memory write", "memory copy", "memory triad", "fp32 matrix", "fp16 matrix", "bf16 matrix"]
+    assert [row["limit"] for row in shown["rows"]] == [*limits, "fp32 vector"]
+    records = record_files.read(tmp_path / "out")
+    assert [record.kernel for record in records] == [*limits, "fp32 vector"]
+    assert all((record.bytes_per_s or record.flops_per_s) > 0 and record.device == "cpu" for record in records)
+    status, out, _ = rooflab("--device", "cpu")
+    assert status == 0 and "memory triad" in out and "bounds use the measured ceilings" in out
+    assert rooflab("--budget", "0")[::2] == (2, "rooflab: budget: expected seconds above 0, got 0.0\n")
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_every_microkernel_is_right_and_below_the_data_sheet(monkeypatch, tmp_path):
+    monkeypatch.setenv("ROOFLAB_CACHE", str(tmp_path))
+    kept = cuda_ceilings(CUDA, refresh=True, budget_s=20.0)
+    assert {r.status for r in kept.readings} == {"OK"}, [(r.limit, r.reason) for r in kept.readings if r.reason]
+    assert kept.ceilings is not None and 0 < kept.ceilings.launch_floor_s < 1e-4
+    rows = {row["limit"]: row for row in card_rows(kept.readings, H200)}
+    if torch.cuda.get_device_name() == GPU.name:
+        for limit in ("hbm_read", "hbm_copy", "fma", "ex2", "bf16 wgmma shared", "bf16 wgmma registers"):
+            assert int(rows[limit]["reached"].rstrip("%")) >= 80, rows[limit]
+        assert rows["l2_read"]["measured"] > rows["hbm_read"]["measured"]

@@ -1,0 +1,276 @@
+"""CUDA C++ without a GPU: what compiles, what is kept, what a launch is handed; and on a GPU, that it runs."""
+
+import struct
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from rooflab.bench.code.cubin import read_cubin
+from rooflab.kernels import _cuda
+
+SCALE = """
+extern "C" __global__ void scale(const float* x, float* out, float by, int n) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) out[i] = by * x[i];
+}
+extern "C" __global__ void __launch_bounds__(64) spread(int* out) {
+    extern __shared__ int pad[];
+    pad[20000 + threadIdx.x] = threadIdx.x;
+    __syncthreads();
+    out[threadIdx.x] = pad[20000 + 63 - threadIdx.x];
+}
+"""
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("ROOFLAB_CACHE", str(tmp_path))
+    return tmp_path / "cubins"
+
+
+@pytest.fixture
+def compiles(monkeypatch):
+    """Counts the compilations."""
+    calls = []
+    compile_ = _cuda._compile
+    monkeypatch.setattr(_cuda, "_compile", lambda *args: calls.append(args) or compile_(*args))
+    return calls
+
+
+def test_a_source_compiles_for_a_hopper_with_no_gpu(cache):
+    cubin = _cuda.compile_cubin(SCALE)
+    found = read_cubin(cubin, "scale")
+    assert found.target == "sm_90a" and found.registers > 0 and "FMUL" in found.sass
+    assert read_cubin(_cuda.compile_cubin(SCALE, arch="sm_80"), "scale").target == "sm_80"
+
+
+def test_a_cubin_is_whole(cache):
+    """CuPy drops the last byte, and cuobjdump then finds no device code."""
+    cubin = _cuda.compile_cubin(SCALE)
+    (start,), (size, count) = struct.unpack_from("<Q", cubin, 32), struct.unpack_from("<HH", cubin, 54)
+    assert len(cubin) >= start + size * count
+    assert _cuda._whole(cubin[:-1]) == cubin
+
+
+@pytest.mark.parametrize("header", ["cuda_bf16.h", "cuda_fp16.h", "cuda_fp8.h", "cuda/barrier"])
+def test_nvidias_headers_are_found(cache, header):
+    _cuda.compile_cubin(f'#include <{header}>\nextern "C" __global__ void f() {{}}')
+
+
+def test_of_two_toolkits_the_first_wins_whole():
+    """The wheels' headers before a toolkit's, CCCL before the copies of its files that lie elsewhere."""
+    folders = _cuda.include_folders()
+    assert folders and folders[0].endswith("cccl") and len(set(folders)) == len(folders)
+    found = [folder for folder in folders if (Path(folder) / "cuda_bf16.h").is_file()]
+    assert found and folders.index(found[0]) == 1
+
+
+def test_an_error_carries_the_compilers_log(cache):
+    with pytest.raises(_cuda.CudaCompileError, match='identifier "nothing" is undefined') as failed:
+        _cuda.compile_cubin('extern "C" __global__ void f() { nothing; }')
+    assert "kernel.cu(1)" in failed.value.log
+    with pytest.raises(_cuda.CudaCompileError, match="gpu-architecture"):
+        _cuda.compile_cubin(SCALE, arch="sm_13")
+    assert not list(cache.glob("*")), "nothing of it is kept"
+
+
+def test_warnings_are_kept(cache):
+    source = 'extern "C" __global__ void f() { int unused; }'
+    assert "never referenced" in _cuda.compiler_log(source)
+    assert _cuda.compiler_log(SCALE) == ""
+
+
+@pytest.mark.parametrize("arch", ["90a", "compute_90", "sm_90x", ""])
+def test_an_architecture_that_is_none_is_refused(arch):
+    with pytest.raises(ValueError, match="^arch: expected one like sm_90a"):
+        _cuda.compile_cubin(SCALE, arch=arch)
+
+
+def test_a_cubin_is_kept_by_all_that_goes_into_it(cache, compiles, monkeypatch):
+    first = _cuda.cubin_file(SCALE)
+    assert first.parent == cache and _cuda.cubin_file(SCALE) == first and len(compiles) == 1
+    others = [
+        _cuda.cubin_file(SCALE + "\n"),
+        _cuda.cubin_file(SCALE, arch="sm_80"),
+        _cuda.cubin_file(SCALE, options=("-DX=1",)),
+    ]
+    monkeypatch.setattr(_cuda, "nvrtc_version", lambda: (99, 0))
+    others.append(_cuda.cubin_file(SCALE))
+    assert len({first, *others}) == 5 and len(compiles) == 5
+    assert {path.suffix for path in cache.iterdir()} == {".cubin", ".log"}, "no partial file is left"
+
+
+def test_headers_are_part_of_what_a_cubin_is_kept_by(cache, compiles, tmp_path, monkeypatch):
+    folder = tmp_path / "headers"
+    folder.mkdir()
+    (folder / "mine.h").write_text("#define VALUE 1\n")
+    monkeypatch.setattr(_cuda, "include_folders", lambda: (str(folder),))
+    source = '#include "mine.h"\nextern "C" __global__ void f(int* x) { *x = VALUE; }'
+    first = _cuda.cubin_file(source)
+    assert _cuda.cubin_file(source) == first and len(compiles) == 1
+    (folder / "other.h").write_text("")  # as an upgrade of the package makes its folder anew
+    assert _cuda.cubin_file(source) != first and len(compiles) == 2
+    mine = (f"-I{folder}",)
+    _cuda.cubin_file(source, options=mine)
+    _cuda.cubin_file(source, options=mine)
+    assert len(compiles) == 4, "what a folder of the caller's holds is not known"
+
+
+def test_a_folder_that_cannot_be_written_to_is_named(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("ROOFLAB_CACHE", str(tmp_path / "file"))
+    with pytest.raises(ValueError, match="^ROOFLAB_CACHE: expected a folder"):
+        _cuda.compile_cubin(SCALE)
+
+
+@pytest.fixture
+def forgotten():
+    """What was found out about CuPy is found out anew, before and after."""
+
+    def forget():
+        for function in (_cuda._cupy, _cuda._nvrtc):
+            function.cache_clear()
+
+    forget()
+    yield
+    forget()
+
+
+def test_without_cupy_one_sentence_says_what_to_install(forgotten, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(ValueError, match=r"^cupy: expected the package, .*pip install 'rooflab\[cuda\]'.*ModuleNot"):
+        _cuda.compile_cubin(SCALE)
+
+
+def test_without_nvrtc_one_sentence_says_what_to_install(forgotten, monkeypatch):
+    def broken():
+        raise RuntimeError("CuPy failed to load libnvrtc.so.13: OSError: none")
+
+    nvrtc = SimpleNamespace(getVersion=broken)
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=SimpleNamespace(nvrtc=nvrtc)))
+    with pytest.raises(ValueError, match="^nvrtc: expected NVIDIA's run-time compiler .*failed to load libnvrtc"):
+        _cuda.compile_cubin(SCALE)
+
+
+class FakeTensor(torch.Tensor):
+    """A CPU tensor that says it is on a GPU."""
+
+    place = torch.device("cuda", 1)
+
+    @property
+    def device(self):
+        return self.place
+
+
+class FakeRaw:
+    """CuPy's kernel, as far as a launch uses it."""
+
+    def __init__(self):
+        self.launches = []
+        self.allowed = []
+
+    def __call__(self, grid, block, values, *, shared_mem, stream):
+        self.launches.append((grid, block, values, shared_mem, stream))
+
+    max_dynamic_shared_size_bytes = property(fset=lambda self, nbytes: self.allowed.append(nbytes))
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """A kernel on a GPU made of Python."""
+    raw, used = FakeRaw(), []
+
+    class Device:
+        def __init__(self, device):
+            self.device = device
+
+        def __enter__(self):
+            used.append(self.device)
+
+        def __exit__(self, *exception):
+            pass
+
+    monkeypatch.setattr(torch.cuda, "device", Device)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=7000 + device))
+    monkeypatch.setattr(_cuda, "_stream", lambda address: ("stream", address))
+    kernel = _cuda.CudaKernel(SCALE, "scale")
+    kernel._raw = {0: raw, 1: raw}
+    return SimpleNamespace(kernel=kernel, raw=raw, used=used)
+
+
+def test_a_launch_hands_over_addresses_widths_and_torchs_stream(launched):
+    x = torch.arange(8.0).as_subclass(FakeTensor)
+    struct_ = np.zeros(1, dtype=[("a", "<i4"), ("b", "<i8")])
+    launched.kernel((3,), (32, 2), x[2:], None, np.float32(2), np.int32(8), struct_)
+    ((grid, block, values, shared_bytes, stream),) = launched.raw.launches
+    assert (grid, block, shared_bytes, stream) == ((3,), (32, 2), 0, ("stream", 7001))
+    assert values[0] == x.data_ptr() + 8 and values[1] == 0 and values[0].itemsize == values[1].itemsize == 8
+    assert values[2:4] == (np.float32(2), np.int32(8)) and [value.itemsize for value in values[2:4]] == [4, 4]
+    assert values[4] is struct_ and launched.used == [1]
+
+
+def test_large_shared_memory_is_asked_for_once(launched):
+    for nbytes in (49152, 65536, 65536, 50000, 200_000):
+        launched.kernel((1,), (1,), shared_bytes=nbytes)
+    assert launched.raw.allowed == [65536, 200_000]
+    assert launched.raw.launches[0][4] == ("stream", 7000), "without tensors, the current device"
+
+
+@pytest.mark.parametrize("bad", [3, 2.0, True, "x", [1], np.zeros(2)])
+def test_an_argument_of_no_known_width_is_refused(launched, bad):
+    with pytest.raises(ValueError, match="^arguments: expected a tensor, None or a NumPy scalar .* in place 1, got"):
+        launched.kernel((1,), (1,), np.int32(1), bad)
+    assert not launched.raw.launches
+
+
+def test_tensors_elsewhere_are_refused(launched):
+    with pytest.raises(ValueError, match="^arguments: expected tensors on one GPU, got cpu$"):
+        launched.kernel((1,), (1,), torch.zeros(1))
+    with pytest.raises(ValueError, match="^arguments: expected tensors on one GPU, got cpu, cuda:1"):
+        launched.kernel((1,), (1,), torch.zeros(1), torch.zeros(1).as_subclass(FakeTensor))
+
+
+def test_the_same_source_is_one_kernel():
+    assert _cuda.load(SCALE, "scale") is _cuda.load(SCALE, "scale")
+    assert _cuda.load(SCALE, "scale") is not _cuda.load(SCALE, "scale", options=("-DX",))
+
+
+@pytest.mark.parametrize("capability, arch", [((8, 0), "sm_80"), ((9, 0), "sm_90a"), ((12, 0), "sm_120a")])
+def test_the_architecture_is_the_cards_own(monkeypatch, capability, arch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert _cuda.architecture() == arch
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_it_writes_what_it_should_on_the_current_stream(cache):
+    x = torch.randn(1000, device="cuda")
+    out = torch.full_like(x, torch.nan)
+    kernel = _cuda.load(SCALE, "scale")
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(10_000_000)  # a launch on another stream would be over before this
+        out.fill_(0)
+        kernel((8,), (128,), x, out, np.float32(3), np.int32(1000))
+    side.synchronize()
+    assert torch.equal(out, 3 * x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kernel((8,), (128,), x, out, np.float32(5), np.int32(1000))
+    out.zero_()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(out, 5 * x)
+    assert kernel.raw(torch.cuda.current_device()).attributes["local_size_bytes"] == 0
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_it_gets_more_shared_memory_than_48_kib(cache):
+    out = torch.zeros(64, dtype=torch.int32, device="cuda")
+    _cuda.load(SCALE, "spread")((1,), (64,), out, shared_bytes=4 * 20064)
+    assert out.tolist() == list(range(63, -1, -1))
