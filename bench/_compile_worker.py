@@ -1,43 +1,33 @@
 """The process in which `static.py` compiles: one request a line on standard input, one answer a line on the output.
 
-It is started without `TRITON_INTERPRET`, because an interpreted function cannot be compiled. A fake driver stands for
-the GPU, and the kernel's own launcher is called with the spec's meta inputs, so that Triton sees the very
-specialisation that a GPU run would: a meta tensor's address is 0, as aligned as an allocation on a device.
+It is started without `TRITON_INTERPRET`, because an interpreted function cannot be compiled.  `code/_tree_worker.py`
+starts it with another revision's kernels, so that it imports nothing that an older tree may lack at its head.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
-import subprocess
 import sys
-import tempfile
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
 import torch
-import triton
-from triton.backends.compiler import GPUTarget
 from triton.errors import TritonError
-from triton.runtime.jit import JITFunction
 
+from rooflab.bench.code import sass
+from rooflab.bench.code.capture import Launch, recording_triton
+from rooflab.bench.code.cases import select
+from rooflab.bench.code.cubin import code_hash, read_cubin
+from rooflab.bench.code.cuda_capture import recording_cuda
 from rooflab.kernels import registry
 from rooflab.reference.spec import Case, get_scheme
 
-# A launcher may ask the driver for these; the figures of an H100 SXM and an H200, from NVIDIA's Hopper tuning guide.
-HOPPER_PROPERTIES = {
-    "multiprocessor_count": 132,
-    "max_shared_mem": 232448,
-    "max_num_regs": 65536,
-    "warpSize": 32,
-    "max_threads_per_sm": 2048,
-}
-INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Za-z0-9_.]*)")
 # What a launcher that is given meta tensors, or a compiler that is given a wrong kernel, is known to raise.
 FAILURES = (
     TritonError,
@@ -52,178 +42,146 @@ FAILURES = (
     ImportError,
     OSError,
 )
+Answer = dict[str, Any]
 
 
-class FakeUtils:
-    """What Triton's driver offers beside launching."""
-
-    @staticmethod
-    def get_device_properties(device: int) -> dict[str, int]:
-        """The properties of the GPU that the fake stands for."""
-        return HOPPER_PROPERTIES
+class Refused(ValueError):
+    """There is no such kernel, or it says itself that it does not take the case."""
 
 
-class FakeDriver:
-    """A driver that has one Hopper GPU to compile for and nothing to run on."""
+def launches_of(kernel: registry.Kernel, request: Mapping[str, Any]) -> list[Launch]:
+    """Compiles everything that `kernel` launches for the request's case.
 
-    utils = FakeUtils()
-
-    def __init__(self, sm: int):
-        self.target = GPUTarget("cuda", sm, 32)
-
-    def get_current_target(self) -> GPUTarget:
-        """The GPU to compile for."""
-        return self.target
-
-    def get_current_device(self) -> int:
-        """The only device there is."""
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        """The default stream."""
-        return 0
-
-    def get_active_torch_device(self) -> torch.device:
-        """Where the launcher's tensors are."""
-        return torch.device("meta")
-
-
-def _installed_internals() -> None:
-    """Raises `RuntimeError` where Triton has moved what this file replaces."""
-    config = triton.runtime.driver
-    code = getattr(JITFunction.run, "__code__", None)
-    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount] if code else ()
-    if not hasattr(config, "set_active") or not {"grid", "warmup"} <= set(names):
-        raise RuntimeError(
-            f"triton: expected runtime.driver.set_active and JITFunction.run(..., grid, warmup) as in 3.6 and 3.7, "
-            f"and {triton.__version__} has not got them"
-        )
-
-
-@contextmanager
-def recording(sm: int) -> Iterator[list[tuple[Any, tuple[int, ...]]]]:
-    """Makes every launch a compilation, and yields the list that gathers (compiled kernel, grid) of each."""
-    _installed_internals()
-    compiled: list[tuple[Any, tuple[int, ...]]] = []
-    run = JITFunction.run
-
-    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-        kernel = run(self, *args, grid=grid, warmup=True, **kwargs)
-        if callable(grid):
-            grid = grid({**dict(zip(self.arg_names, args, strict=False)), **kwargs})
-        compiled.append((kernel, tuple(int(size) for size in grid)))
-        return kernel
-
-    triton.runtime.driver.set_active(FakeDriver(sm))
-    JITFunction.run = compile_only
-    try:
-        yield compiled
-    finally:
-        JITFunction.run = run
-
-
-def launch(kernel: registry.Kernel, case: Case, scheme_name: str, sm: int) -> list[tuple[Any, tuple[int, ...]]]:
-    """Compiles every Triton launch that `kernel` makes for `case`.
-
-    Raises `ValueError` where the kernel does not take the case, and what its launcher or the compiler raises.
+    Raises `Refused` where the kernel does not take the case, and what its launcher or the compiler raises.
     """
-    spec = registry.get_op(kernel.op)
-    inputs = spec.make_inputs(case, get_scheme(scheme_name), torch.device("meta"), 0)
+    spec, case, sm = registry.get_op(kernel.op), Case(**request["case"]), request["sm"]
+    inputs = spec.make_inputs(case, get_scheme(request["scheme"]), torch.device("meta"), 0)
     reason = kernel.why_not_args(inputs)
     if kernel.min_sm is not None and kernel.min_sm > sm:
         reason = f"UNSUPPORTED: needs sm{kernel.min_sm}, found sm{sm}"
+    for package in kernel.requires:
+        if importlib.util.find_spec(package) is None:
+            reason = f"UNAVAILABLE: {package} is not installed"
     if reason:
-        raise ValueError(reason)
+        raise Refused(reason)
     # Lengths and tables too: on a GPU a launcher finds them there, and reading one would wait for the device.
     arguments = {name: _to_meta(value) for name, value in inputs.items() if name in kernel.accepted}
     if kernel.prepare is not None and spec.prepared is not None:
         arguments[spec.prepared] = kernel.prepare(arguments[spec.prepared])
-    with recording(sm) as compiled:
+    if request["config"] is not None:
+        from rooflab.kernels.configs import make_config
+
+        arguments["config"] = make_config(kernel, request["config"])
+    found: list[Launch] = []
+    with recording_triton(sm, request["properties"], found), recording_cuda(request["target"], found):
         kernel.fn(**arguments)
-    return compiled
+    return found
 
 
 def _to_meta(value: Any) -> Any:
     return value.to("meta") if isinstance(value, torch.Tensor) else value
 
 
-def describe(kernel: Any, grid: tuple[int, ...], launches: int) -> dict[str, Any]:
+def describe(launch: Launch, launches: int) -> Answer:
     """The fields of `static.CompiledInfo` of one compiled kernel."""
-    with tempfile.TemporaryDirectory() as folder:
-        cubin = Path(folder) / "kernel.cubin"
-        cubin.write_bytes(kernel.asm["cubin"])
-        usage = _cuobjdump("-res-usage", cubin)
-        sass = _cuobjdump("-sass", cubin)
-    opcodes = Counter(match[1].rstrip(".") for line in sass.splitlines() if (match := INSTRUCTION.match(line)))
+    code = read_cubin(launch.cubin, launch.name)
+    opcodes = _opcodes(code.sass, launch.name)
+    wgmma = any(opcode.startswith(("HGMMA", "IGMMA", "QGMMA")) for opcode in opcodes)
     return {
-        "name": kernel.metadata.name,
-        "target": re.findall(r"^\.target (\w+)", kernel.asm["ptx"], re.MULTILINE)[0],
-        "grid": grid,
+        "name": launch.name,
+        "target": code.target,
+        "grid": launch.grid,
         "launches": launches,
-        "num_warps": kernel.metadata.num_warps,
-        "num_stages": kernel.metadata.num_stages,
-        "threads": _threads(kernel),
-        "registers": _figure("REG", usage),
-        "stack_bytes": _figure("STACK", usage),
-        "shared_bytes": kernel.metadata.shared,
-        "opcodes": dict(opcodes),
-        "ptx": kernel.asm["ptx"],
-        "sass": sass,
+        "num_warps": launch.num_warps,
+        "num_stages": launch.num_stages,
+        "threads": launch.threads or _threads(launch),
+        "registers": code.registers,
+        "stack_bytes": code.stack_bytes,
+        # Triton's figure is all there is; a CUDA launch adds to what its code declares.
+        "shared_bytes": launch.shared_bytes + (code.static_shared_bytes if launch.backend == "cuda" else 0),
+        "opcodes": opcodes,
+        "ptx": launch.ptx,
+        "sass": code.sass,
+        "backend": launch.backend,
+        "ctas": launch.ctas,
+        "ir": launch.ir,
+        "asked": dict(launch.asked),
+        "indirect": [[address, list(targets)] for address, targets in code.indirect.items()],
+        "warnings": _warnings(launch.log()) if wgmma else [],
+        "code_hash": code_hash(launch.cubin),
     }
 
 
-def _threads(kernel: Any) -> int:
+def _opcodes(code: str, name: str) -> dict[str, int]:
+    return dict(Counter(instruction.opcode for instruction in sass.parse(code)[name].instructions))
+
+
+def _warnings(log: str) -> list[str]:
+    """What the assembler warns of in a code with wgmma: that its products wait for one another, for one."""
+    return [line.strip() for line in log.splitlines() if re.search(r"warning|Potential Performance Loss", line)]
+
+
+def _threads(launch: Launch) -> int:
     """Threads per block, which warp specialisation makes more than 32 * num_warps."""
-    found = re.findall(r"^\.(?:reqntid|maxntid) (\d+)", kernel.asm["ptx"], re.MULTILINE)
-    return int(found[0]) if found else 32 * int(kernel.metadata.num_warps)
+    found = re.findall(r"^\.(?:reqntid|maxntid) (\d+)", launch.ptx, re.MULTILINE)
+    return int(found[0]) if found else 32 * launch.num_warps
 
 
-def _figure(name: str, usage: str) -> int:
-    found = re.findall(rf"\b{name}:(\d+)", usage)
-    if len(found) != 1:
-        raise RuntimeError(f"cuobjdump: expected one {name} figure, got {usage.strip()!r}")
-    return int(found[0])
+def compile_request(request: Mapping[str, Any]) -> Answer:
+    """`{"kernels": [...]}`: one entry for each kernel that is launched, on each of its grids."""
+    if request["file"] and request["file"] not in _loaded:
+        registry.load_file(Path(request["file"]))
+        _loaded.add(request["file"])
+    if request["op"] not in registry.ops() or request["kernel"] not in registry.kernels(request["op"]):
+        raise Refused(f"kernel: there is no {request['op']}/{request['kernel']}")
+    kernel = registry.get_kernel(request["op"], request["kernel"])
+    found = launches_of(kernel, request)
+    if not found:
+        raise ValueError(f"kernel: expected one that launches Triton or CUDA, and {kernel.id} launched none")
+    counts = Counter(launch.key for launch in found)
+    distinct = {launch.key: launch for launch in found}
+    return {"kernels": [describe(launch, counts[key]) for key, launch in distinct.items()]}
 
 
-def _cuobjdump(option: str, cubin: Path) -> str:
-    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    done = subprocess.run([str(tool), option, str(cubin)], capture_output=True, text=True, timeout=120)
-    if done.returncode:
-        raise RuntimeError(f"cuobjdump: {done.stderr.strip()}")
-    return done.stdout
+def select_request(request: Mapping[str, Any]) -> Answer:
+    """`{"selected": [...]}`: what `cases.select` picks in this process's tree."""
+    if request["op"] is not None and request["op"] not in registry.ops():
+        return {"selected": []}
+    chosen = select(
+        request["op"], (), request["suites"], request["cases"], request["schemes"], every_case=request["every_case"]
+    )
+    return {"selected": [item.to_json() for item in chosen]}
 
 
-def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """`{"kernels": [...]}` for a request of `static.py`, or `{"error": text}`."""
+def answer(request: Mapping[str, Any]) -> Answer:
+    """What a request of `static.py` asks for, or `{"error": text, "where": place, "refused": whether by rule}`."""
     try:
-        if request["file"] and request["file"] not in _loaded:
-            registry.load_file(Path(request["file"]))
-            _loaded.add(request["file"])
-        kernel = registry.get_kernel(request["op"], request["kernel"])
-        found = launch(kernel, Case(**request["case"]), request["scheme"], request["sm"])
-        if not found:
-            raise ValueError(f"kernel: expected one that launches Triton, and {kernel.id} launched none")
-        counts = Counter((compiled.hash, grid) for compiled, grid in found)
-        distinct = {(compiled.hash, grid): compiled for compiled, grid in found}
-        return {"kernels": [describe(distinct[key], key[1], counts[key]) for key in distinct]}
+        return select_request(request) if request["do"] == "select" else compile_request(request)
     except FAILURES as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
-        text = f"{type(error).__name__}: {error}".strip()
-        return {"error": text, "where": f"{Path(where.filename).name}:{where.lineno} in {where.name}"}
+        refused = isinstance(error, Refused)
+        text = str(error) if refused else f"{type(error).__name__}: {error}".strip()
+        place = f"{Path(where.filename).name}:{where.lineno} in {where.name}"
+        return {"error": text, "where": "" if refused else place, "refused": refused}
 
 
 _loaded: set[str] = set()
 
 
-def serve(requests: TextIO, answers: TextIO, handle: Callable[[dict[str, Any]], dict[str, Any]] = answer) -> None:
+def serve(requests: TextIO, answers: TextIO, handle: Callable[[Mapping[str, Any]], Answer] = answer) -> None:
     """Answers requests until the input ends."""
     for line in requests:
         answers.write(json.dumps(handle(json.loads(line))) + "\n")
         answers.flush()
 
 
-if __name__ == "__main__":
-    # Answers get a descriptor of their own: what a kernel module or the compiler prints must not mix with them.
+def main() -> None:
+    """Serves standard input.  Answers get a descriptor of their own: what a kernel module or the compiler prints must
+    not mix with them."""
     channel = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     serve(sys.stdin, channel)
+
+
+if __name__ == "__main__":
+    main()

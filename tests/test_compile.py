@@ -1,15 +1,17 @@
-"""Every Triton kernel compiles for Hopper with no GPU, and its compiled code is what its author meant."""
+"""Every kernel of our own compiles for Hopper with no GPU, and its compiled code is what its author meant."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
 
-from rooflab.bench import static
+from rooflab.bench.code import workers
+from rooflab.bench.code.cases import COMPILED, Selected, select
+from rooflab.bench.code.options import dots, options
 from rooflab.bench.static import CompiledInfo, CompileFailure, Request, compile_kernel, compile_kernels
 from rooflab.kernels.registry import Kernel, get_kernel, kernels, ops
 from rooflab.reference.spec import SCHEMES, Case
@@ -17,9 +19,16 @@ from rooflab.reference.spec import SCHEMES, Case
 CASE = Case(M=64, N=64, K=128, layout="NN", bias=False)
 BF16, FP32 = SCHEMES["bf16"], SCHEMES["fp32"]
 SPILLS = {
-    "sample/bisect": (32, "eight values of the row that wait while the cut is sought; one is read again a block"),
+    ("sample/bisect", "bf16"): (
+        16,
+        "values that wait while the cut is sought; two are read again for each of its eight digits",
+    ),
+    ("paged_attention/gqa_packed", "fp32"): (
+        8,
+        "one value that the loop does not need, stored before it and read after it",
+    ),
 }
-"""Kernels that may spill registers: how many bytes a thread, and why that is no matter."""
+"""Kernels that may spill registers, by dtype: how many bytes a thread, and why that is no matter."""
 
 EXTERNAL = """
 import torch, triton, triton.language as tl
@@ -66,34 +75,34 @@ def bad(a, b, bias=None):
 """
 
 
-def _triton_kernels() -> Iterator[Kernel]:
+def _kernels() -> Iterator[Kernel]:
     for op in ops():
-        yield from (kernel for kernel in kernels(op).values() if kernel.backend in ("triton", "gluon"))
-
-
-def _cases(kernel: Kernel, suite: str, scheme: str) -> list[Case]:
-    """The least and the most work of a suite, among what the kernel takes."""
-    spec = ops()[kernel.op]
-    taken = []
-    for case in spec.cases[suite]:
-        inputs = spec.make_inputs(case, SCHEMES[scheme], torch.device("meta"), 0)
-        if kernel.why_not_args(inputs) is None:
-            cost = spec.cost(**inputs)
-            taken.append((cost.flops + cost.bytes, case))
-    taken.sort(key=lambda entry: entry[0])
-    return list(dict.fromkeys(case for _, case in (taken[:1] + taken[-1:])))
+        yield from (kernel for kernel in kernels(op).values() if kernel.backend in COMPILED)
 
 
 @cache
 def compiled() -> dict[Request, list[CompiledInfo] | CompileFailure]:
-    """Everything that the tests below look at, compiled once, on all cores."""
-    requests = [
-        Request(kernel.op, kernel.name, case, SCHEMES[scheme])
-        for kernel in _triton_kernels()
-        for suite, scheme in (("smoke", "bf16"), ("llama3_8b", "bf16"), ("smoke", "fp32"))
-        if scheme in ops()[kernel.op].schemes
-        for case in _cases(kernel, suite, scheme)[-2 if suite == "llama3_8b" else -1 :]
-    ]
+    """Everything that the tests below look at, compiled once, on all cores: the most work of llama3_8b in bf16, the
+    least too where the launcher takes another config for it, and of kernels with a product the most in fp32."""
+    every = select(None, (), ("llama3_8b",), (), ("bf16", "fp32"), every_case=True)
+    most = {(item.kernel.id, item.scheme.name): item for item in every}
+    least = {(item.kernel.id, item.scheme.name): item for item in reversed(every)}
+    narrow = [item for key, item in most.items() if key[1] == "bf16"]
+    narrow += [item for key, item in least.items() if key[1] == "bf16" and _config(item) != _config(most[key])]
+    found = _compile(narrow)
+    products = {
+        request[:2] for request, result in found.items() if isinstance(result, list) and any(dots(i.ir) for i in result)
+    }
+    wide = [item for key, item in most.items() if key[1] == "fp32" and item.key[:2] in products]
+    return found | _compile(wide)
+
+
+def _config(item: Selected) -> Any:
+    return item.kernel.heuristic(item.case, item.scheme) if item.kernel.heuristic else None
+
+
+def _compile(items: list[Selected]) -> dict[Request, list[CompiledInfo] | CompileFailure]:
+    requests = [Request(item.kernel.op, item.kernel.name, item.case, item.scheme) for item in items]
     return dict(zip(requests, compile_kernels(requests), strict=True))
 
 
@@ -108,15 +117,13 @@ def _of(kernel: Kernel, scheme: str) -> dict[Case, list[CompiledInfo]]:
     return {case: result for case, result in found.items() if not isinstance(result, CompileFailure)}
 
 
-every_triton_kernel = pytest.mark.parametrize(
-    "kernel", [pytest.param(kernel, id=kernel.id) for kernel in _triton_kernels()]
-)
+every_kernel = pytest.mark.parametrize("kernel", [pytest.param(kernel, id=kernel.id) for kernel in _kernels()])
 
 
-@every_triton_kernel
+@every_kernel
 def test_compiles_for_hopper_in_bf16(kernel):
     found = _of(kernel, "bf16")
-    assert len(found) >= 2, f"{kernel.id} takes no smoke or no llama3_8b case in bf16"
+    assert found, f"{kernel.id} takes no case of llama3_8b in bf16"
     for case, launches in found.items():
         for info in launches:
             assert info.target == "sm_90a" and 0 < info.registers <= 255 and info.threads >= 32 * info.num_warps
@@ -124,10 +131,11 @@ def test_compiles_for_hopper_in_bf16(kernel):
             assert all(size > 0 for size in info.grid), f"{info.name} at {case.id}: an empty grid {info.grid}"
 
 
-@every_triton_kernel
-def test_spills_no_registers(kernel):
-    allowed, _ = SPILLS.get(kernel.id, (0, ""))
-    launches = [(case, info) for case, found in _of(kernel, "bf16").items() for info in found]
+@pytest.mark.parametrize("scheme", ["bf16", "fp32"])
+@every_kernel
+def test_spills_no_registers(kernel, scheme):
+    allowed, _ = SPILLS.get((kernel.id, scheme), (0, ""))
+    launches = [(case, info) for case, found in _of(kernel, scheme).items() for info in found]
     for case, info in launches:
         spills = f"{info.name} at {case.id}: {info.spill_loads} LDL, {info.spill_stores} STL, {info.stack_bytes} bytes"
         assert info.stack_bytes <= allowed, spills
@@ -135,17 +143,30 @@ def test_spills_no_registers(kernel):
     assert not allowed or any(info.stack_bytes for _, info in launches), f"{kernel.id} spills no longer; drop its entry"
 
 
-@every_triton_kernel
+@every_kernel
 def test_fp32_is_fp32(kernel):
-    """`tl.dot` rounds fp32 operands to TF32 unless told otherwise, which the interpreter does not show."""
+    """`tl.dot` rounds fp32 operands to TF32 unless told otherwise, which the interpreter does not show.  A kernel
+    without a product has nothing to round."""
     for case, launches in _of(kernel, "fp32").items():
         for info in launches:
             assert not info.uses_tf32, f"{info.name} at {case.id}: TF32 in fp32"
 
 
+@every_kernel
+def test_every_option_takes_effect(kernel):
+    for scheme in ("bf16", "fp32"):
+        for case, launches in _of(kernel, scheme).items():
+            failed = [o.sentence for info in launches for o in options(info, scheme) if not o.took_effect]
+            assert not failed, f"{kernel.id} at {case.id} in {scheme}: {failed}"
+
+
+def test_the_kernels_with_products_are_seen():
+    assert {"gemm", "flash_attention", "paged_attention"} <= {r.op for r in compiled() if r.scheme.name == "fp32"}
+
+
 def test_gemm_uses_hoppers_tensor_cores():
     kernel = get_kernel("gemm", "tensor_core")
-    largest = _cases(kernel, "llama3_8b", "bf16")[-1]
+    largest = max(_of(kernel, "bf16"), key=lambda case: case["M"])
     (info,) = _of(kernel, "bf16")[largest]
     assert info.uses_wgmma and info.count("HGMMA") >= 1 and "wgmma.mma_async" in info.ptx
     assert not info.uses_warp_specialization
@@ -182,13 +203,13 @@ def test_what_goes_wrong_is_said(external, name, words):
     assert compile_kernel("gemm", "test_product", CASE, FP32, file=external), "the next compile has a worker"
 
 
-def test_only_triton_kernels_compile():
+def test_only_kernels_with_code_compile():
     with pytest.raises(ValueError, match="gemm/library, whose backend is torch"):
         compile_kernel("gemm", "library", CASE, BF16)
 
 
 def test_a_compile_that_does_not_end_is_ended(external, monkeypatch):
-    monkeypatch.setattr(static, "TIMEOUT_S", 0.0)
+    monkeypatch.setattr(workers, "TIMEOUT_S", 0.0)
     with pytest.raises(CompileFailure, match="the compiling process ended"):
         compile_kernel("gemm", "test_product", CASE, FP32, file=external)
 
@@ -201,8 +222,9 @@ def test_opcodes_are_counted_by_family():
         "HMMA.16816.F32": 1,
         "HFMA2.MMA": 9,
         "UTMALDG.2D": 1,
+        "USETMAXREG.DEALLOC.CTAPOOL": 1,
     }
-    info = CompiledInfo("k", "sm_90a", (1,), 1, 4, 3, 384, 168, 8, 0, opcodes, "setmaxnreg.dec", "")
+    info = CompiledInfo("k", "sm_90a", (1,), 1, 4, 3, 384, 168, 8, 0, opcodes, "", "")
     assert (info.spill_loads, info.spill_stores, info.count("HGMMA", "HMMA")) == (2, 1, 4)
     assert info.uses_wgmma and info.uses_tensor_cores and info.uses_tma and info.uses_warp_specialization
     assert not info.uses_tf32

@@ -1,0 +1,159 @@
+"""`static`: what the compiled code of our kernels says, with no GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rooflab.bench import show
+from rooflab.bench.cli.app import (
+    CaseOption,
+    Json,
+    KernelOption,
+    Op,
+    OutOption,
+    SchemeOption,
+    SuiteOption,
+    app,
+    exit_for,
+)
+
+if TYPE_CHECKING:
+    from rooflab.bench.code.reports import Result
+    from rooflab.bench.code.revision import Query
+    from rooflab.bench.code.store import Store
+    from rooflab.bench.code.targets import Target
+    from rooflab.roofline.device import Device
+
+
+@app.command()
+def static(
+    op: Op = None,
+    kernel: KernelOption = None,
+    suite: SuiteOption = None,
+    case: CaseOption = None,
+    scheme: SchemeOption = None,
+    every_case: Annotated[
+        bool, typer.Option("--all", help="Every case of the suite; the most work without it.")
+    ] = False,
+    config: Annotated[list[str] | None, typer.Option(help="A config, as block_m=64,...; repeatable.")] = None,
+    all_configs: Annotated[bool, typer.Option("--all-configs", help="Every legal config of tunable kernels.")] = False,
+    target: Annotated[str, typer.Option(help="What to compile for: sm_80, sm_89, sm_90a or sm_100a.")] = "sm_90a",
+    gpu: Annotated[str | None, typer.Option(help="The GPU whose SMs the grid is laid over.")] = None,
+    compare: Annotated[
+        str | None, typer.Option(metavar="REV", help="Compare with the kernels of a git revision.")
+    ] = None,
+    markdown: Annotated[Path | None, typer.Option(help="With --compare: write the difference to this file.")] = None,
+    details: Annotated[bool, typer.Option("--details", help="All that is known of each kernel.")] = False,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Compile even what was compiled before.")] = False,
+    out: OutOption = None,
+    json: Json = False,
+) -> None:
+    """What the compiled code says, with no GPU: registers, spills, occupancy, tensor cores, options without effect.
+
+    Exit status 11 where a kernel does not compile, and with --compare on new spills or lost tensor cores; 13 where a
+    kernel is gone.
+    """
+    from rooflab.bench.code.cases import SUITES
+    from rooflab.bench.code.revision import Query
+    from rooflab.bench.code.store import Store
+    from rooflab.bench.code.targets import device_for, get_target
+
+    architecture = get_target(target)
+    device = device_for(architecture, gpu)
+    store = None if no_cache else Store()
+    query = Query(op, tuple(kernel or ()), tuple(suite or SUITES), tuple(case or ()), tuple(scheme or ()), every_case)
+    if compare is None:
+        if markdown:
+            raise ValueError("markdown: expected --compare with it, for it holds a difference")
+        results = _compile(query, tuple(config or ()), all_configs, architecture, device, store)
+        _report(results, architecture, store, details, out, json)
+        exit_for({result.status for result in results})
+        return
+    if config or all_configs or out or any(name.endswith(".py") for name in query.kernels):
+        raise ValueError("compare: expected kernels of the tree in their own configs and no --out")
+    status = _compare(query, compare, architecture, device, store, markdown, details, json)
+    raise typer.Exit(status)
+
+
+def _compile(
+    query: Query, texts: tuple[str, ...], every: bool, target: Target, device: Device, store: Store | None
+) -> list[Result]:
+    from rooflab.bench.code.cases import select
+    from rooflab.bench.code.reports import compile_selected, configs_of
+
+    selected = select(query.op, query.kernels, query.suites, query.cases, query.schemes, every_case=query.every_case)
+    chosen = configs_of(selected, texts, every)
+    with show.waiting(f"compiling {len(chosen)} times"):
+        results = compile_selected(chosen, target, device, store)
+    if store:
+        store.prune()
+    return results
+
+
+def _report(
+    results: list[Result], target: Target, store: Store | None, details: bool, out: Path | None, json: bool
+) -> None:
+    from rooflab.bench.code import reports
+
+    path = reports.write_records(results, out) if out else None
+    if json:
+        rows = [result.to_json() for result in results]
+        line = reports.summary_line(results, target, store)
+        kept = str(path) if path else None
+        show.as_json({"target": target.name, "summary": line, "records": kept, "results": rows})
+        return
+    found = reports.rows(results)
+    show.table(found, [column for column in reports.COLUMNS if any(row[column] not in (None, "") for row in found)])
+    for result in results:
+        name = f"{result.selected.kernel.id} {result.selected.scheme.name}"
+        if result.failure is not None:
+            show.line(f"{result.status}: {result.failure}", "red" if result.status == "COMPILE_ERROR" else "dim")
+        for launch in result.launches:
+            if details:
+                show.pairs(reports.details(launch), f"\n{name} {result.selected.case.id}: {launch.name}")
+            else:
+                for sentence in launch.findings:
+                    show.line(f"{name}: {launch.name}: {sentence}", "yellow")
+    show.line(reports.summary_line(results, target, store))
+    if path:
+        show.line(f"records: {path}")
+
+
+def _compare(
+    query: Query,
+    revision: str,
+    target: Target,
+    device: Device,
+    store: Store | None,
+    markdown: Path | None,
+    details: bool,
+    json: bool,
+) -> int:
+    import rooflab.kernels.registry
+    from rooflab.bench.code import difference
+    from rooflab.bench.code.revision import compare_sides, own_side, revision_side
+
+    root = Path(rooflab.kernels.registry.__file__).resolve().parent.parent
+    with show.waiting(f"compiling this tree and {revision}"), revision_side(root, revision) as base:
+        changes = compare_sides(base, own_side(), query, target, device, store)
+        label = base.label
+    status = difference.exit_status(changes)
+    line = difference.summary_line(changes, label)
+    if markdown:
+        difference.write_markdown(changes, label, markdown)
+    if json:
+        told = [change.to_json() for change in changes]
+        show.as_json({"base": label, "summary": line, "exit_status": status, "changes": told})
+        return status
+    for change in changes:
+        if change.verdict != "SAME" or details:
+            title = f"{change.verdict}: {change.op}/{change.kernel} {change.scheme} {change.case_id}"
+            bad = change.verdict in difference.FAILED or change.verdict == "GONE"
+            show.line(title, "red" if bad else None)
+            for sentence in change.sentences:
+                show.line(f"  {sentence}")
+    show.line(line)
+    return status

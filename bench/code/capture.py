@@ -1,0 +1,182 @@
+"""Turns every Triton and Gluon launch into a compilation, with no GPU: runs in the compiling process.
+
+A fake driver stands for the GPU, and the kernel's own launcher is called with meta tensors, so that Triton sees the
+very specialisation that a GPU run would: a meta tensor's address is 0, as aligned as an allocation on a device.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime.autotuner import Autotuner
+from triton.runtime.jit import JITFunction
+
+DEFAULT_STAGES = 3
+"""`num_stages` of a launch or a `triton.Config` that names none."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel as it was launched."""
+
+    name: str
+    backend: str
+    """`triton`, `gluon` or `cuda`."""
+    grid: tuple[int, ...]
+    num_warps: int
+    num_stages: int
+    cubin: bytes
+    ptx: str
+    shared_bytes: int
+    """Per block; of CUDA C++, what the launch adds to what the code declares itself."""
+    threads: int | None
+    """Per block; None where only the code says."""
+    ctas: int
+    """Blocks of the whole grid, those of a cluster counted one by one."""
+    ir: str = ""
+    """Triton's or Gluon's own form of the kernel, in which what was asked for can still be read."""
+    asked: Mapping[str, Any] = field(default_factory=dict)
+    """Options that the launcher named."""
+    source_hash: str = ""
+    log: Callable[[], str] = str
+    """What the assembler says of the code; asked only where it matters, for it compiles once more."""
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Launches with the same key are one kernel, launched again."""
+        return self.name, self.source_hash, self.grid, self.threads, self.shared_bytes
+
+
+class FakeUtils:
+    """What Triton's driver offers beside launching."""
+
+    def __init__(self, properties: Mapping[str, int]):
+        self.properties = dict(properties)
+
+    def get_device_properties(self, device: int) -> dict[str, int]:
+        """The properties of the GPU that the fake stands for."""
+        return self.properties
+
+
+class FakeDriver:
+    """A driver that has one GPU to compile for and nothing to run on."""
+
+    def __init__(self, sm: int, properties: Mapping[str, int]):
+        self.target = GPUTarget("cuda", sm, 32)
+        self.utils = FakeUtils(properties)
+
+    def get_current_target(self) -> GPUTarget:
+        """The GPU to compile for."""
+        return self.target
+
+    def get_current_device(self) -> int:
+        """The device's number: one for each target, because Triton keeps what it compiled by device."""
+        return int(self.target.arch)
+
+    def get_current_stream(self, device: int) -> int:
+        """The default stream."""
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        """Where the launcher's tensors are."""
+        return torch.device("meta")
+
+
+def check_internals() -> None:
+    """Raises `RuntimeError` where Triton has moved what this file replaces."""
+    code = getattr(JITFunction.run, "__code__", None)
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount] if code else ()
+    tuner = hasattr(Autotuner, "run") and hasattr(Autotuner, "prune_configs")
+    if not hasattr(triton.runtime.driver, "set_active") or not {"grid", "warmup"} <= set(names) or not tuner:
+        raise RuntimeError(
+            "triton: expected driver.set_active, Autotuner.prune_configs and JITFunction.run(..., grid, warmup), "
+            f"as in 3.6 and 3.7, and {triton.__version__} has not got them"
+        )
+
+
+@contextmanager
+def recording_triton(sm: int, properties: Mapping[str, int], launches: list[Launch]) -> Iterator[None]:
+    """Makes every launch a compilation for `sm`, and appends it to `launches`."""
+    check_internals()
+    run, tune = JITFunction.run, Autotuner.run
+    unsaid: set[str] = set()
+
+    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        asked = {name: value for name, value in kwargs.items() if name not in self.arg_names and name not in unsaid}
+        kernel = run(self, *args, grid=grid, warmup=True, **kwargs)
+        if callable(grid):
+            grid = grid({**dict(zip(self.arg_names, args, strict=False)), **kwargs})
+        launches.append(_launch(self, kernel, tuple(int(size) for size in grid), asked))
+        return kernel
+
+    def every_config(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """What an autotuner would try, without the trying: one compilation a config."""
+        self.nargs = dict(zip(self.arg_names, args, strict=False))
+        for config in self.prune_configs(kwargs) if len(self.configs) > 1 else self.configs:
+            if config.pre_hook is not None:
+                config.pre_hook({**self.nargs, **kwargs, **config.all_kwargs()})
+            # `triton.Config` always has a depth; the one that it has by itself was not asked for.
+            unsaid.update({"num_stages"} if config.num_stages == DEFAULT_STAGES else ())
+            kernel = self.fn.run(*args, **kwargs, **config.all_kwargs())
+            unsaid.clear()
+        self.nargs = None
+        return kernel
+
+    triton.runtime.driver.set_active(FakeDriver(sm, properties))
+    JITFunction.run, Autotuner.run = compile_only, every_config
+    try:
+        yield
+    finally:
+        JITFunction.run, Autotuner.run = run, tune
+
+
+def _launch(function: Any, kernel: Any, grid: tuple[int, ...], asked: Mapping[str, Any]) -> Launch:
+    gluon = callable(getattr(function, "is_gluon", None)) and bool(function.is_gluon())
+    ctas = int(kernel.metadata.num_ctas)
+    for size in grid:
+        ctas *= size
+    scalars = {name: value for name, value in asked.items() if isinstance(value, bool | int | float | str)}
+    return Launch(
+        name=kernel.metadata.name,
+        backend="gluon" if gluon else "triton",
+        grid=grid,
+        num_warps=_num_warps(kernel),
+        num_stages=int(getattr(kernel.metadata, "num_stages", 0) or 0),
+        cubin=kernel.asm["cubin"],
+        ptx=kernel.asm["ptx"],
+        shared_bytes=int(kernel.metadata.shared),
+        threads=None,
+        ctas=ctas,
+        # Before any pass: the one for sm_80 already puts pointers in the place of tensor descriptors.
+        ir=str(kernel.asm["source"]),
+        asked=scalars,
+        source_hash=kernel.hash,
+        log=lambda: _ptxas_log(kernel),
+    )
+
+
+def _num_warps(kernel: Any) -> int:
+    """As it was asked for: in the metadata, specialised warps are counted too."""
+    found = re.search(r'"ttg\.num-warps" = (\d+)', str(kernel.asm["ttgir"]))
+    return int(found[1]) if found else int(kernel.metadata.num_warps)
+
+
+def _ptxas_log(kernel: Any) -> str:
+    """What ptxas says of the PTX when asked to talk; Triton throws it away."""
+    arch = re.findall(r"^\.target (\w+)", kernel.asm["ptx"], re.MULTILINE)[0]
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "kernel.ptx"
+        source.write_text(kernel.asm["ptx"])
+        tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
+        command = [str(tool), "-v", f"--gpu-name={arch}", str(source), "-o", f"{folder}/kernel.cubin"]
+        return subprocess.run(command, capture_output=True, text=True, timeout=300).stderr

@@ -1,0 +1,168 @@
+"""Loops are found from branches alone, and the one in which the time goes is named."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+from rooflab.bench.code.flow import feeding_loop, find_loops, hot_loop
+from rooflab.bench.code.sass import parse
+
+
+def function(code: str):
+    """A function of one instruction a line; `name:` before one is its label."""
+    lines, address = [".text.k:"], 0
+    for line in textwrap.dedent(code).strip().splitlines():
+        text = line.strip()
+        if text.endswith(":"):
+            lines.append(text)
+            continue
+        if text != "missing":  # what an older disassembler leaves out
+            guard, text = text.split(" ", 1) if text.startswith("@") else ("", text)
+            lines.append(f"        /*{address:04x}*/    {guard} {text} ;")
+        address += 16
+    return parse("\n".join(lines))["k"]
+
+
+def loops_of(code: str):
+    return find_loops(function(code))
+
+
+NESTED = """
+    LDG.E R0, [R2]
+    .L_outer:
+    IADD3 R1, R1, 1
+    .L_inner:
+    LDG.E.128 R4, [R2]
+    FFMA R8, R4, R5, R8
+    @P0 BRA `(.L_inner)
+    STG.E [R2], R8
+    @P1 BRA `(.L_outer)
+    EXIT
+    .L_trap:
+    BRA `(.L_trap)
+"""
+
+
+def test_nested_loops():
+    outer, inner = loops_of(NESTED)
+    assert (outer.start, outer.depth, outer.innermost, len(outer.instructions)) == (0x10, 1, False, 6)
+    assert (inner.start, inner.depth, inner.innermost, len(inner.instructions)) == (0x20, 2, True, 3)
+    assert inner.counts["global_load"] == 1 and inner.counts["fma"] == 1 and inner.counts["global_store"] == 0
+    assert hot_loop([outer, inner]) is inner
+
+
+def test_the_trap_after_the_end_is_no_loop():
+    assert loops_of("EXIT\n.L_x:\nBRA `(.L_x)") == []
+
+
+def test_targets_may_be_addresses():
+    (loop,) = loops_of("MOV R1, R2\nFADD R1, R1, R1\n@!P0 BRA 0x10\nEXIT")
+    assert (loop.start, len(loop.instructions)) == (0x10, 2)
+
+
+@pytest.mark.parametrize(
+    "branch", ["@P0 BRA `(.L_x)", "BRA P0, `(.L_x)", "BRA.U !UP0, `(.L_x)", "BRA.DIV UR4, `(.L_x)"]
+)
+def test_a_conditional_branch_falls_through(branch):
+    """The second loop is reached only if what ends the first may go on."""
+    first, second = loops_of(f".L_x:\nFADD R1, R1, R1\n{branch}\n.L_y:\nFMUL R1, R1, R1\n@P1 BRA `(.L_y)\nEXIT")
+    assert (first.start, second.start) == (0, 0x20)
+
+
+def test_an_unconditional_branch_does_not_fall_through():
+    (only,) = loops_of(".L_x:\nFADD R1, R1, R1\nBRA `(.L_x)\n.L_y:\nFMUL R1, R1, R1\n@P1 BRA `(.L_y)\nEXIT")
+    assert only.start == 0
+
+
+def test_two_back_edges_to_one_head_are_one_loop():
+    (loop,) = loops_of(".L_x:\nFADD R1, R1, R1\n@P0 BRA `(.L_x)\nFMUL R1, R1, R1\n@P1 BRA `(.L_x)\nEXIT")
+    assert len(loop.instructions) == 4
+
+
+def test_a_jump_into_the_middle_makes_no_natural_loop():
+    assert (
+        loops_of("@P0 BRA `(.L_mid)\n.L_top:\nFADD R1, R1, R1\n.L_mid:\nFMUL R1, R1, R1\n@P1 BRA `(.L_top)\nEXIT") == []
+    )
+
+
+def test_waiting_is_not_work():
+    """A poll of a barrier out of line, as ptxas puts it, is in the loop that works and makes it no outer one."""
+    loops = loops_of("""
+        .L_work:
+        SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR4]
+        @!P0 BRA `(.L_wait)
+        .L_ready:
+        HGMMA.64x128x16.F32.BF16 R24, gdesc[UR8], R24, gsb0
+        @P1 BRA `(.L_work)
+        EXIT
+        .L_wait:
+        SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR4]
+        @!P0 BRA `(.L_wait)
+        BRA `(.L_ready)
+    """)
+    work, wait = loops
+    assert (work.start, work.innermost, work.waits) == (0, True, False)
+    assert (wait.start, wait.innermost, wait.waits) == (0x50, False, True)
+    assert hot_loop(loops) is work and work.counts["wgmma"] == 1
+
+
+@pytest.mark.parametrize(("load", "waits"), [("LDG.E.STRONG.GPU R0, [R2]", True), ("LDG.E R0, [R2]", False)])
+def test_a_loop_that_polls_a_flag_waits(load, waits):
+    (loop,) = loops_of(f".L_x:\n{load}\n@P0 BRA `(.L_x)\nEXIT")
+    assert loop.waits is waits
+
+
+def test_the_hot_loop_is_the_tensor_cores_then_the_loads_then_the_largest():
+    small = ".L_s:\nFADD R1, R1, R1\n@P0 BRA `(.L_s)\n"
+    large = ".L_l:\n" + "FADD R1, R1, R1\n" * 9 + "@P0 BRA `(.L_l)\n"
+    loads = ".L_g:\nLDG.E R4, [R2]\n@P0 BRA `(.L_g)\n"
+    mma = ".L_t:\nHMMA.16816.F32 R4, R8, R12, R4\n@P0 BRA `(.L_t)\n"
+    for code, wanted in ((small + large, ".L_l"), (small + large + loads, ".L_g"), (mma + large + loads, ".L_t")):
+        code += "EXIT"
+        assert hot_loop(loops_of(code)).start == function(code).labels[wanted]
+    assert hot_loop(loops_of("EXIT")) is None
+
+
+def test_the_loop_that_feeds_specialised_warps():
+    consumer = ".L_c:\nHGMMA.64x64x16.F32 R4, gdesc[UR8], R4\n@P0 BRA `(.L_c)\n"
+    producer = ".L_p:\nUTMALDG.2D [UR8], [UR12]\n@P0 BRA `(.L_p)\n"
+    loops = loops_of(f"{consumer}{producer}EXIT")
+    hot = hot_loop(loops)
+    assert hot.counts["wgmma"] == 1 and feeding_loop(loops, hot).counts["tma"] == 1
+    alone = loops_of(".L_c:\nUTMALDG.2D [UR8], [UR12]\nHGMMA.64x64x16.F32 R4, gdesc[UR8], R4\n@P0 BRA `(.L_c)\nEXIT")
+    assert feeding_loop(alone, hot_loop(alone)) is None, "it feeds itself"
+
+
+@pytest.mark.parametrize(
+    "branch",
+    ['BRX R4 -0x20 (*"BRANCH_TARGETS .L_a,.L_b"*)', "BRX R4 -0x20", "missing"],
+    ids=["told", "not told", "left out"],
+)
+def test_an_indirect_branch_reaches_its_targets(branch):
+    """Where the disassembler does not say where it goes, a label may be meant that nothing else refers to."""
+    loops = loops_of(f"""
+        LDC R4, c[0x2][R0]
+        {branch}
+        .L_a:
+        MOV R5, RZ
+        .L_first:
+        LDG.E R4, [R2]
+        @P0 BRA `(.L_first)
+        EXIT
+        .L_b:
+        MOV R6, RZ
+        .L_second:
+        FADD R1, R1, R1
+        @P0 BRA `(.L_second)
+        EXIT
+    """)
+    assert [loop.start for loop in loops] == [0x30, 0x70]
+
+
+def test_a_loop_in_a_called_function_is_found():
+    (loop,) = loops_of(
+        "CALL.REL.NOINC `(.L_f)\nEXIT\n.L_f:\nFADD R1, R1, R1\n@P0 BRA `(.L_f)\nRET.REL.NODEC R4 `(.L_f)"
+    )
+    assert loop.start == 0x20

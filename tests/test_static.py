@@ -1,0 +1,218 @@
+"""`rooflab static`: its table, details, JSON and records, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from rooflab.bench import record_files
+from rooflab.bench.cli import app
+from rooflab.bench.code import cases, targets
+from rooflab.bench.code.cases import select
+from rooflab.bench.code.store import Store
+from rooflab.bench.static import Request, compile_kernels
+from rooflab.kernels import registry
+from rooflab.reference.spec import SCHEMES, Case
+from rooflab.roofline.device import DEVICES
+
+KERNELS = """
+from dataclasses import dataclass
+import torch, triton, triton.language as tl
+from rooflab.kernels.registry import register
+
+@triton.jit
+def halve(x, y, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + i, tl.load(x + i, mask=i < n) * 0.5, mask=i < n)
+
+@dataclass(frozen=True)
+class Config:
+    block: int
+
+def legal(config, case, scheme=None):
+    return config.block <= 2048
+
+@register(
+    op="silu_and_mul", name="test_halve", role="optimized", backend="triton", config_type=Config, is_legal=legal,
+    configs=lambda case, scheme=None: (Config(256), Config(1024), Config(4096)),
+    heuristic=lambda case, scheme=None: Config(512),
+)
+def by_block(x, *, config=None):
+    y = torch.empty(*x.shape[:-1], x.shape[-1] // 2, dtype=x.dtype, device=x.device)
+    block = config.block if config else 512
+    for _ in range(2):
+        halve[(triton.cdiv(y.numel(), block),)](x, y, y.numel(), block, num_stages=2)
+    return y
+
+@register(op="silu_and_mul", name="test_torch", role="optimized", backend="torch")
+def by_torch(x):
+    return x
+
+@register(op="silu_and_mul", name="test_refuses", role="optimized", backend="triton", min_sm=100)
+def newer(x):
+    return by_block(x)
+"""
+CASE = "T=64,I=1024"
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Registered once: a second loading of the same kernels is refused."""
+    path = tmp_path_factory.mktemp("kernels") / "mine.py"
+    path.write_text(KERNELS)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def own_registry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What a test registers is gone after it, and what it compiles is kept in a folder of its own."""
+    registry.load_all()
+    monkeypatch.setattr(registry, "_kernels", {op: dict(found) for op, found in registry._kernels.items()})
+    monkeypatch.setenv("ROOFLAB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("rooflab.bench.static._done", {})
+
+
+def run(*arguments: str | Path) -> tuple[int, str]:
+    done = CliRunner().invoke(app, ["static", *map(str, arguments)], catch_exceptions=False)
+    return done.exit_code, done.stdout
+
+
+def test_the_table(file):
+    status, text = run("--kernel", file, "--case", CASE, "--scheme", "bf16", "silu_and_mul")
+    head, row, *rest = text.splitlines()
+    assert status == 0 and head.split()[:4] == ["kernel", "scheme", "case", "launch"]
+    figures = dict(zip(head.split(), row.replace("halve x2", "halvex2").split(), strict=False))
+    assert figures["kernel"] == "silu_and_mul/test_halve" and figures["launch"] == "halvex2"
+    assert (figures["threads"], figures["cta/sm"], figures["by"]) == ("128", "16", "warps")
+    assert float(figures["waves"]) == pytest.approx(128 / (16 * 132), abs=1e-3) and figures["tail"] == "128"
+    assert "num_stages=2 was asked for, and the code has no loop to pipeline" in text
+    assert "UNSUPPORTED: silu_and_mul/test_refuses" in text and "needs sm100, found sm90" in text
+    assert "test_torch" not in text
+    assert rest[-1].startswith("kernels: 2; compilations for sm_90a: 2; failed: 0;")
+
+
+def test_json_records_and_configs(file, tmp_path):
+    """The same content as JSON and as records; every legal config is one of each."""
+    arguments = ["silu_and_mul", "--kernel", file, "--case", CASE, "--scheme", "fp16", "--all-configs", "--json"]
+    status, text = run(*arguments, "--out", tmp_path / "out")
+    shown = json.loads(text)
+    assert status == 0 and [entry["config"]["block"] for entry in shown["results"]] == [512, 256, 1024]
+    grids = [entry["launches"][0]["grid"] for entry in shown["results"]]
+    assert grids == [[64 * 1024 // block] for block in (512, 256, 1024)]
+    records = record_files.read(Path(shown["records"]))
+    assert [(r.kind, r.status, r.backend, r.case_id, r.scheme) for r in records] == [
+        ("static", "OK", "triton", CASE, "fp16")
+    ] * 3
+    for record, entry in zip(records, shown["results"], strict=True):
+        assert dict(record.config) == entry["config"] and list(record.compiled) == entry["launches"]
+        (launch,) = record.compiled
+        assert launch["registers"] > 0 and launch["launches"] == 2 and launch["findings"]
+        assert record.latency_median_ms is None and record.environment["machine_key"]
+
+
+def test_details(file):
+    arguments = ("silu_and_mul", "--kernel", file, "--case", CASE, "--scheme", "bf16", "--config", "block=256")
+    status, text = run(*arguments, "--details", "--gpu", "h200")
+    assert status == 0 and "256 = 256 CTAs of 128 threads, launched 2 times" in " ".join(text.split())
+    assert "on h200" in text and "none: the code has no loop" in text and "NO: num_stages=2" in text
+
+
+def test_a_kernel_that_does_not_compile_fails(tmp_path):
+    broken = tmp_path / "broken.py"
+    broken.write_text(KERNELS.replace("test_", "test_broken_").replace("* 0.5", "* no_such_name"))
+    arguments = ("silu_and_mul", "--kernel", broken, "--case", CASE, "--scheme", "bf16")
+    status, text = run(*arguments, "--out", tmp_path / "out")
+    assert status == 11 and "COMPILE_ERROR: silu_and_mul/test_broken_halve" in text and "no_such_name" in text
+    (file,) = (tmp_path / "out").glob("*.jsonl")
+    assert [record.status for record in record_files.read(file)] == ["COMPILE_ERROR", "UNSUPPORTED"]
+
+
+def test_nothing_compiled_is_no_pass(file):
+    status, _ = run("silu_and_mul", "--kernel", file, "--case", CASE, "--scheme", "bf16", "--target", "sm_80")
+    assert status == 0
+    registry._kernels["silu_and_mul"] = {"test_refuses": registry.get_kernel("silu_and_mul", "test_refuses")}
+    status, text = run("silu_and_mul", "--case", CASE, "--scheme", "bf16")
+    assert status == 13 and "failed: 0" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--case", CASE], "case: expected an op with it"),
+        (["silu_and_mul", "--case", "T=64"], "case: silu_and_mul takes"),
+        (["--suite", "absent"], "suite: expected one of"),
+        (["--scheme", "int1"], "scheme: expected one of"),
+        (["gemm", "--kernel", "library"], "kernel: expected one in triton or gluon or cuda, got gemm/library"),
+        (["gemm", "--kernel", "absent"], "kernel: gemm has"),
+        (["--kernel", "naive"], "kernel: expected an op with the name 'naive'"),
+        (["--target", "sm_70"], "target: expected one of sm_80, sm_89, sm_90a, sm_100a, got 'sm_70'"),
+        (["--gpu", "a100"], "gpu: expected one that runs sm_90a, got a100-80gb, which is sm_80"),
+        (["gemm", "--config", "block_m=1"], "config: gemm/tensor_core has block_m"),
+        (["embedding", "--all-configs"], "config: expected a kernel that takes configs, got none"),
+        (["gemm", "--all-configs", "--config", "block_m=1"], "config: expected --config or --all-configs, got both"),
+        (["gemm", "--compare", "HEAD", "--all-configs"], "compare: expected kernels of the tree in their own configs"),
+    ],
+)
+def test_what_is_refused(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        run(*arguments)
+
+
+def test_the_most_work_of_a_suite_is_selected_for_each_dtype():
+    chosen = select("gemm", ("tensor_core",), ("llama3_8b",), (), ())
+    assert [item.scheme.name for item in chosen] == ["fp32", "fp16", "bf16"]
+    spec = registry.get_op("gemm")
+    most = max(spec.cases["llama3_8b"], key=lambda case: case["M"] * case["N"] * case["K"])
+    assert {item.case for item in chosen} == {most}
+    every = select("gemm", ("tensor_core",), ("llama3_8b",), (), ("bf16",), every_case=True)
+    assert {item.case for item in every} == set(spec.cases["llama3_8b"])
+
+
+def test_an_op_without_the_suite_is_selected_at_its_smoke_cases(monkeypatch):
+    spec = registry.get_op("rmsnorm")
+    known = {suite: found for suite, found in spec.cases.items() if suite != "llama3_8b"}
+    monkeypatch.setitem(registry._ops, "rmsnorm", type(spec)(**{**_fields(spec), "cases": known}))
+    chosen = select(None, (), ("llama3_8b",), (), ("bf16",))
+    (item,) = [item for item in chosen if item.kernel.op == "rmsnorm"]
+    assert item.case in spec.cases["smoke"]
+
+
+def _fields(spec):
+    return {name: getattr(spec, name) for name in spec.__dataclass_fields__ if name != "parameters"}
+
+
+def test_only_code_of_our_own_is_selected():
+    assert {item.kernel.backend for item in select(None, (), ("smoke",), (), ())} <= set(cases.COMPILED)
+
+
+def test_targets_have_gpus():
+    for target in targets.TARGETS.values():
+        major, minor = DEVICES[target.gpu].compute_capability
+        assert 10 * major + minor == target.sm and f"{target.sm}" in target.name
+        properties = target.properties()
+        assert properties["multiprocessor_count"] == DEVICES[target.gpu].sms
+    assert targets.DEFAULT.properties()["max_shared_mem"] == 232448, "227 KiB, CUDA C++ Programming Guide"
+    assert targets.device_for(targets.DEFAULT, "h200").name == "h200"
+
+
+def test_what_was_compiled_is_not_compiled_again(tmp_path, monkeypatch):
+    """The second time no process is asked, and the answer is the same; an edited source is compiled again."""
+    request = Request("rmsnorm", "fused", Case(T=4, H=64, eps=1e-5), SCHEMES["bf16"])
+    store = Store(tmp_path)
+    (first,) = compile_kernels([request], store)[0]
+    monkeypatch.setattr("rooflab.bench.static._done", {})
+    monkeypatch.setattr("rooflab.bench.code.workers.Worker.ask", lambda *_: pytest.fail("a process was asked"))
+    (second,) = compile_kernels([request], store)[0]
+    assert first == second and (store.hits, store.misses) == (1, 1) and first.loops == second.loops
+    monkeypatch.setattr("rooflab.bench.static._done", {})
+    monkeypatch.setattr("rooflab.bench.code.sources.Sources.of", lambda *_: "another source")
+    asked = []
+    monkeypatch.setattr(
+        "rooflab.bench.code.workers.Worker.ask",
+        lambda self, message: asked.append(message) or {"error": "asked", "where": "", "refused": False},
+    )
+    compile_kernels([request], store)
+    assert len(asked) == 1

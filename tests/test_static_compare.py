@@ -1,0 +1,292 @@
+"""Compiled code of two trees side by side: what fails a pull request, what is only told, and that no tree leaks."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import rooflab.kernels.registry
+from rooflab.bench.cli import app
+from rooflab.bench.code import revision
+from rooflab.bench.code.difference import Change, exit_status, markdown, summary_line
+from rooflab.bench.code.revision import Query, Side, compare_sides, revision_side
+from rooflab.bench.code.sources import Sources
+from rooflab.bench.code.store import Store
+from rooflab.bench.code.targets import DEFAULT
+from rooflab.bench.code.workers import CompileFailure, Worker, Workers
+
+ROOT = Path(rooflab.kernels.registry.__file__).parent.parent
+GEMM = '''"""A gemm."""
+import torch, triton, triton.language as tl
+from rooflab.kernels.registry import register
+
+@triton.jit
+def product(a, b, c, K, N):
+    i = tl.arange(0, 64)
+    acc = tl.zeros((64, 64), tl.float32)
+    for k in range(0, K, 64):
+        acc = tl.dot(tl.load(a + i[:, None] * K + k + i), tl.load(b + (k + i)[:, None] + i * K), acc)
+    tl.store(c + i[:, None] * N + i, acc.to(tl.bfloat16))
+
+@register(op="gemm", name="product", role="optimized", backend="triton")
+def gemm(a, b, bias=None):
+    c = torch.empty(a.shape[0], b.shape[1], dtype=a.dtype, device=a.device)
+    product[(1,)](a, b, c, a.shape[1], b.shape[1], num_warps=4)
+    return c
+'''
+SILU = '''"""Kernels that halve."""
+import torch, triton, triton.language as tl
+from rooflab.kernels.registry import register
+
+@triton.jit
+def halve(x, y, BLOCK: tl.constexpr, BROKEN: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    v = tl.load(x + i).to(tl.float32)
+    if BROKEN:
+        v = v + tl.load(no_such_name)
+    tl.store(y + i, (v * tl.sum(tl.exp(v), 0)).to(tl.bfloat16))
+
+def launch(x, block, broken=False, **options):
+    y = torch.empty(*x.shape[:-1], x.shape[-1] // 2, dtype=x.dtype, device=x.device)
+    halve[(4,)](x, y, block, broken, **options)
+    return y
+
+@register(op="silu_and_mul", name="kept", role="optimized", backend="triton")
+def kept(x):
+    return launch(x, 1024)
+
+@register(op="silu_and_mul", name="grows", role="optimized", backend="triton")
+def grows(x):
+    return launch(x, 512)
+
+@register(op="silu_and_mul", name="spills", role="optimized", backend="triton")
+def spills(x):
+    return launch(x, 16384)
+
+@register(op="silu_and_mul", name="breaks", role="optimized", backend="triton")
+def breaks(x):
+    return launch(x, 256)
+
+@register(op="silu_and_mul", name="repaired", role="optimized", backend="triton")
+def repaired(x):
+    return launch(x, 256, True)
+
+@register(op="silu_and_mul", name="refuses", role="optimized", backend="triton", unsupported=lambda x: None)
+def refuses(x):
+    return launch(x, 128)
+
+@register(op="silu_and_mul", name="unavailable", role="optimized", backend="triton", requires=("no_such_package",))
+def unavailable(x):
+    return launch(x, 128)
+
+@register(op="silu_and_mul", name="dropped", role="optimized", backend="triton")
+def dropped(x):
+    return launch(x, 2048)
+'''
+EDITS = (
+    ('"""Kernels that halve."""', '"""Kernels that halve."""\n# One line more: every line below is elsewhere now.'),
+    ("return launch(x, 512)", "return launch(x, 4096)"),
+    ("return launch(x, 16384)", "return launch(x, 16384, maxnreg=32)"),
+    ("def breaks(x):\n    return launch(x, 256)", "def breaks(x):\n    return launch(x, 256, True)"),
+    (
+        'return launch(x, 256, True)\n\n@register(op="silu_and_mul", name="refuses"',
+        'return launch(x, 256)\n\n@register(op="silu_and_mul", name="refuses"',
+    ),
+    ("unsupported=lambda x: None", 'unsupported=lambda x: "only short rows" if x.shape[0] > 16 else None'),
+    ('name="dropped"', 'name="added"'),
+)
+QUERY = Query(suites=("smollm2_135m",), schemes=("bf16",))
+
+
+def make_tree(folder: Path, gemm: str, silu: str) -> Path:
+    """A tree of two ops, with this tree's registry and specs."""
+    for layer in ("roofline", "reference", "kernels"):
+        (folder / layer).mkdir(parents=True)
+        for file in (ROOT / layer).glob("*.py"):
+            if layer != "reference" or file.stem in ("spec", "compare", "gemm", "silu_and_mul"):
+                shutil.copy(file, folder / layer)
+    for op, text in (("gemm", gemm), ("silu_and_mul", silu)):
+        (folder / "kernels" / op).mkdir()
+        (folder / "kernels" / op / "__init__.py").write_text('"""An op."""\n')
+        (folder / "kernels" / op / "ours.py").write_text(text)
+    return folder
+
+
+@contextmanager
+def side(tree: Path) -> Iterator[Side]:
+    workers = Workers(tree)
+    try:
+        yield Side(tree.name, workers, Sources.at(tree))
+    finally:
+        workers.stop()
+
+
+@pytest.fixture(scope="module")
+def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Side, Side]]:
+    folder = tmp_path_factory.mktemp("trees")
+    silu = SILU
+    for before, after in EDITS:
+        assert silu.count(before) == 1, before
+        silu = silu.replace(before, after)
+    base = make_tree(folder / "base", GEMM, SILU)
+    head = make_tree(folder / "head", GEMM.replace("num_warps=4", "num_warps=2"), silu)
+    with side(base) as first, side(head) as second:
+        yield first, second
+
+
+@pytest.fixture(scope="module")
+def changes(sides, tmp_path_factory) -> dict[str, Change]:
+    store = Store(tmp_path_factory.mktemp("store"))
+    found = compare_sides(*sides, QUERY, DEFAULT, DEFAULT.device, store)
+    return {change.kernel: change for change in found}
+
+
+def test_every_kernel_of_either_tree_has_a_verdict(changes):
+    assert {name: change.verdict for name, change in changes.items()} == {
+        "product": "LOST TENSOR CORES",
+        "kept": "SAME",
+        "grows": "CHANGED",
+        "spills": "SPILLS",
+        "breaks": "DOES NOT COMPILE",
+        "repaired": "FIXED",
+        "refuses": "GONE",
+        "dropped": "GONE",
+        "added": "NEW",
+        "unavailable": "NOT COMPARED",
+    }
+
+
+def test_the_evidence(changes):
+    told = {name: "\n".join(change.sentences) for name, change in changes.items()}
+    assert "product: wgmma -> mma" in told["product"] and "wgmma in the loop" in told["product"]
+    assert "num_warps=2 is less than a warpgroup's 4" in told["product"], "the option that lost its effect"
+    assert "0 -> " in told["spills"] and "bytes of stack a thread" in told["spills"] and "STL" in told["spills"]
+    assert "no_such_name" in told["breaks"]
+    assert "no_such_name" in told["repaired"] and changes["repaired"].now and not changes["repaired"].before
+    assert "no_such_package is not installed" in told["unavailable"]
+    assert "only short rows" in told["refuses"]
+    assert "silu_and_mul/dropped has no code of its own for bf16 any more" in told["dropped"]
+    assert "registers" in told["grows"] and "usual bytes a load" in told["grows"]
+    assert told["kept"] == "", "another line of the source is no other code"
+
+
+@pytest.mark.parametrize(
+    ("names", "status"),
+    [
+        (["product"], 11),
+        (["spills"], 11),
+        (["breaks"], 11),
+        (["dropped"], 13),
+        (["refuses"], 13),
+        (["dropped", "spills"], 11),
+        (["kept", "grows", "repaired", "added", "unavailable"], 0),
+        (["unavailable"], 13),
+    ],
+)
+def test_exit_status(changes, names, status):
+    chosen = [changes[name] for name in names]
+    assert exit_status(chosen) == status
+    line = summary_line(chosen, "main")
+    assert f"{'passes' if status == 0 else 'FAILS'} ({status}); {len(names)} compared" in line
+
+
+def test_markdown_tells_what_is_not_the_same_the_worst_first(changes):
+    text = markdown(list(changes.values()), "main (1a2b3c4)")
+    rows = [line for line in text.splitlines() if line.startswith("| ") and "---" not in line][1:]
+    assert [row.split(" | ")[0].strip("| ") for row in rows][:2] == ["SPILLS", "LOST TENSOR CORES"]
+    assert len(rows) == 9 and "silu_and_mul/kept" not in text
+    assert all(row.count(" | ") == 4 and "\n" not in row for row in rows)
+    assert text.startswith("### Compiled code\n\ncompiled code against main (1a2b3c4): FAILS (11)")
+
+
+def test_a_kernel_alone(sides, tmp_path):
+    query = Query(op="silu_and_mul", kernels=("kept",), suites=("smollm2_135m",), schemes=("bf16",))
+    (change,) = compare_sides(*sides, query, DEFAULT, DEFAULT.device)
+    assert (change.kernel, change.verdict) == ("kept", "SAME")
+    with pytest.raises(ValueError, match="expected kernels with code of their own, got none in base and head"):
+        compare_sides(*sides, Query(kernels=("absent",), suites=("smollm2_135m",)), DEFAULT, DEFAULT.device)
+
+
+def test_a_tree_that_cannot_be_read_is_no_new_tree(sides, tmp_path):
+    """Else every kernel of a pull request would be new, and would pass."""
+    with side(make_tree(tmp_path / "broken", "import rooflab.no_such_module\n", SILU)) as broken:
+        with pytest.raises(ValueError, match=r"compare: broken: (?s:.*)no_such_module"):
+            compare_sides(broken, sides[1], QUERY, DEFAULT, DEFAULT.device)
+
+
+def test_a_tree_of_which_nothing_compiles_is_an_error(sides, tmp_path):
+    silu = SILU.replace("if BROKEN:", "if True:")
+    with side(make_tree(tmp_path / "wrong", "", silu)) as wrong:
+        query = Query(op="silu_and_mul", kernels=("kept",), suites=("smollm2_135m",), schemes=("bf16",))
+        with pytest.raises(ValueError, match="nothing of wrong compiles here"):
+            compare_sides(wrong, sides[1], query, DEFAULT, DEFAULT.device)
+
+
+def test_no_module_of_the_installed_tree_stands_in(tmp_path):
+    """`rooflab.kernels.precision` is in this tree and not in the other."""
+    tree = make_tree(tmp_path / "lacks", GEMM + "\nimport rooflab.kernels.precision\n", SILU)
+    (tree / "kernels" / "precision.py").unlink()
+    worker = Worker(tree)
+    try:
+        with pytest.raises(CompileFailure, match=r"No module named 'rooflab\.kernels\.precision'"):
+            worker.ask({"do": "select"})
+    finally:
+        worker.stop()
+
+
+def git(folder: Path, *arguments: str) -> None:
+    identity = ("-c", "user.name=test", "-c", "user.email=test@example.invalid", "-c", "commit.gpgsign=false")
+    subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True)
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A repository whose revision `v1` has GEMM, and whose checkout has nothing any more."""
+    folder = make_tree(tmp_path / "repository", GEMM, "")
+    git(folder, "init", "-q")
+    git(folder, "add", ".")
+    git(folder, "commit", "-q", "-m", "one")
+    git(folder, "tag", "v1")
+    shutil.rmtree(folder / "kernels")
+    git(folder, "commit", "-q", "-a", "-m", "two")
+    return folder
+
+
+def test_a_git_revision_is_a_side_and_leaves_nothing_behind(repository):
+    with revision_side(repository, "v1") as found:
+        (item,) = found.select(QUERY)
+        assert (item["op"], item["kernel"]) == ("gemm", "product") and found.label.startswith("v1 (")
+    listed = subprocess.run(["git", "worktree", "list"], cwd=repository, capture_output=True, text=True, check=True)
+    assert len(listed.stdout.splitlines()) == 1 and not (repository / "kernels").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("absent", "revision: expected a commit, branch or tag"), ("HEAD", "folders kernels and reference")],
+)
+def test_a_revision_that_cannot_be_compared(repository, name, words):
+    with pytest.raises(ValueError, match=words), revision_side(repository, name):
+        pass
+
+
+def test_the_command(sides, tmp_path, monkeypatch):
+    base, head = sides
+    monkeypatch.setenv("ROOFLAB_CACHE", str(tmp_path))
+    monkeypatch.setattr(revision, "revision_side", lambda root, name: contextmanager(lambda: (yield base))())
+    monkeypatch.setattr(revision, "own_side", lambda: head)
+    arguments = ["static", "gemm", "--suite", "smollm2_135m", "--scheme", "bf16", "--compare", "main"]
+    file = tmp_path / "summary" / "static.md"
+    done = CliRunner().invoke(app, [*arguments, "--markdown", str(file)])
+    assert done.exit_code == 11, done.output
+    assert "LOST TENSOR CORES: gemm/product bf16" in done.output and "FAILS (11); 1 compared" in done.output
+    assert "| LOST TENSOR CORES | gemm/product | bf16 |" in file.read_text()
+    with pytest.raises(ValueError, match="compare: expected kernels of the tree"):
+        CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "out")], catch_exceptions=False)
+    with pytest.raises(ValueError, match="markdown: expected --compare"):
+        CliRunner().invoke(app, ["static", "gemm", "--markdown", str(file)], catch_exceptions=False)
