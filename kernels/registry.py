@@ -21,8 +21,9 @@ from typing import Any, Literal, TypeVar, get_args
 
 import torch
 
+from rooflab.kernels._config_contract import check_config
 from rooflab.reference import spec as spec_module
-from rooflab.reference.spec import Case, OpSpec
+from rooflab.reference.spec import OpSpec
 from rooflab.roofline.model import Traffic
 
 Role = Literal["naive", "library", "optimized", "peer"]
@@ -56,11 +57,18 @@ class Kernel:
     `device` too, keyword-only: `cpu` or `cuda`."""
     prepare: Callable[[torch.Tensor], Any] | None = None
     """Packs the op's weight once at load; the kernel then takes the packed form in its place."""
-    configs: Callable[[Case], tuple[Any, ...]] | None = None
-    is_legal: Callable[[Any, Case], bool] | None = None
-    heuristic: Callable[[Case], Any] | None = None
+    config_type: type | None = None
+    """Of a tunable kernel: the flat frozen dataclass that its `config` is; `configs.py` uses this and the next four."""
+    configs: Callable[..., tuple[Any, ...]] | None = None
+    """`configs(case, scheme=bf16)`: those worth trying, the illegal included."""
+    is_legal: Callable[..., bool] | None = None
+    """`is_legal(config, case, scheme=bf16)`: the one statement of what can run."""
+    heuristic: Callable[..., Any] | None = None
+    """`heuristic(case, scheme=bf16)`: the config where nothing was tuned."""
+    footprint: Callable[..., Any] | None = None
+    """`footprint(config, case, scheme=bf16)`: the `configs.Footprint` of a launch, where arithmetic gives one."""
     accepted: frozenset[str] = field(init=False, repr=False)
-    """Names of the arguments that it takes, `out` included where it takes one."""
+    """Names of the arguments that it takes, `out` and `config` included where it takes them."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "accepted", frozenset(inspect.signature(self.fn).parameters))
@@ -74,6 +82,11 @@ class Kernel:
     def takes_out(self) -> bool:
         """Whether outputs can be written to tensors that the caller allocated."""
         return "out" in self.accepted
+
+    @property
+    def takes_config(self) -> bool:
+        """Whether it is tunable: its `config` is keyword-only, and None leaves the choice to the launcher."""
+        return "config" in self.accepted
 
     def __call__(self, **inputs: Any) -> Any:
         """Calls the kernel; an argument it has not got is left out when its value means off, and else `ValueError`."""
@@ -116,7 +129,10 @@ class Kernel:
                 return f"UNSUPPORTED: {self.id} has no {name!r}"
         if self.unsupported is None:
             return None
-        taken = self.accepted - {"out"}  # what it omits has its default here, and `unsupported` does not know it
+        taken = self.accepted - {
+            "out",
+            "config",
+        }  # what it omits has its default here, and `unsupported` does not know it
         reason = self.unsupported(**{name: value for name, value in inputs.items() if name in taken})
         return f"UNSUPPORTED: {self.id}: {reason}" if reason else None
 
@@ -158,8 +174,8 @@ def register(
     """Registers the decorated function as a kernel of `op`, and returns it unchanged.
 
     `options` are the other fields of `Kernel`.  Raises `TypeError` where the function's arguments are not the
-    reference's (plus an optional `out`), `ValueError` on a second kernel of that name, a role or backend that is not
-    one, or an op that is not there.
+    reference's (plus an optional `out` and `config`) or a tunable kernel lacks a part, `ValueError` on a second kernel
+    of that name, a role or backend that is not one, or an op that is not there.
     """
     if role not in get_args(Role):
         raise ValueError(f"role: expected one of {', '.join(get_args(Role))}, got {role!r}")
@@ -169,6 +185,7 @@ def register(
 
     def decorate(fn: Function) -> Function:
         _check_signature(spec, name, fn)
+        check_config(f"{op}/{name}", inspect.signature(fn).parameters.get("config"), options)
         if (name == "naive") != (role == "naive"):
             raise ValueError(f"{op}/{name}: the kernel of role naive is the one named 'naive'")
         if name in _kernels.setdefault(op, {}):
@@ -181,7 +198,8 @@ def register(
 
 def _check_signature(spec: OpSpec, name: str, fn: Callable[..., Any]) -> None:
     parameters = dict(inspect.signature(fn).parameters)
-    parameters.pop("out", None)
+    for own in ("out", "config"):
+        parameters.pop(own, None)
     wanted = {parameter.name: parameter for parameter in spec.parameters}
     unknown = [parameter for parameter in parameters if parameter not in wanted]
     if unknown:
@@ -221,6 +239,11 @@ def get_kernel(op: str, name: str) -> Kernel:
     if name not in found:
         raise ValueError(f"kernel: {op} has {', '.join(found)}, got {name!r}")
     return found[name]
+
+
+def registered(op: str, name: str) -> Kernel:
+    """A kernel whose module has been imported, nothing else being so; for a launcher that asks about itself."""
+    return _kernels[op][name]
 
 
 @cache

@@ -8,6 +8,7 @@ from rooflab.bench.choose import choose, write_choices
 from rooflab.bench.records import Record
 from rooflab.kernels import choices
 from rooflab.kernels.choices import all_buckets, bucket_of
+from rooflab.kernels.configs import make_config
 
 
 def record(op, kernel, rows, latency_ms, **changes):
@@ -79,9 +80,72 @@ def test_every_committed_choice_is_a_kernel(tmp_path):
             for bucket, entry in device.items():
                 assert bucket in {name for name, _, _ in all_buckets()}
                 assert entry["kernel"] in registry.kernels(op) and entry["record"]
+                for name, values in {entry["kernel"]: entry.get("config"), **entry.get("tuned", {})}.items():
+                    assert values is None or make_config(registry.get_kernel(op, name), values)
 
 
 def test_an_unknown_bucket_or_device_has_no_choice():
     assert choices.chosen("gemm", "no such card", "decode:1") is None
     with pytest.raises(KeyError):
         bucket_of("train", 1)
+
+
+CARD = {"gpu": {"name": "NVIDIA H200"}}
+
+
+def on_gpu(kernel, rows, latency_ms, warps=None, **changes):
+    """A record of rmsnorm on a GPU; the heuristic of H=1024 is 4 warps."""
+    case = {"T": rows, "H": 1024, "eps": 1e-6}
+    fields = {
+        "case": case, "case_id": f"T={rows},H=1024", "device": "cuda", "scheme": "bf16", "checked_by": "gpu",
+        "backend": "triton", "environment": CARD, "config": {"num_warps": warps} if warps else None,
+    }  # fmt: skip
+    return record("rmsnorm", kernel, rows, latency_ms, **{**fields, **changes})
+
+
+def test_a_config_is_written_where_it_beats_the_launchers_own_choice():
+    records = [
+        on_gpu("library", 1, 3.0), on_gpu("fused", 1, 2.0, warps=4), on_gpu("fused", 1, 1.0, warps=8, run_id="r8"),
+        on_gpu("library", 512, 3.0), on_gpu("fused", 512, 1.0, warps=4), on_gpu("fused", 512, 1.0, warps=8),
+    ]  # fmt: skip
+    chosen = choose("rmsnorm", records)
+    assert chosen["decode:1"] == {"kernel": "fused", "record": "r8", "scheme": "bf16", "config": {"num_warps": 8}}
+    assert chosen["prefill:512"] == {"kernel": "fused", "record": "r1"}, "no faster than the heuristic's own 4 warps"
+
+
+def test_a_kernel_that_lost_keeps_what_was_tuned_for_it():
+    records = [on_gpu("library", 1, 0.5), on_gpu("fused", 1, 2.0, warps=4), on_gpu("fused", 1, 1.0, warps=8)]
+    assert choose("rmsnorm", records)["decode:1"] == {
+        "kernel": "library", "record": "r1", "scheme": "bf16", "tuned": {"fused": {"num_warps": 8}},
+    }  # fmt: skip
+
+
+def test_a_config_that_was_not_timed_on_every_case_of_a_bucket_does_not_win():
+    records = [
+        on_gpu("fused", 600, 2.0, warps=4), on_gpu("fused", 2000, 2.0, warps=4), on_gpu("fused", 2000, 1.0, warps=8),
+        on_gpu("library", 600, 3.0), on_gpu("library", 2000, 3.0),
+    ]  # fmt: skip
+    assert choose("rmsnorm", records)["prefill:inf"] == {"kernel": "fused", "record": "r1"}
+
+
+def test_a_written_config_is_what_a_launch_then_takes(tmp_path, monkeypatch):
+    (tmp_path / "rmsnorm").mkdir()
+    (file,) = write_choices([on_gpu("fused", 1, 1.0, warps=8), on_gpu("fused", 1, 2.0, warps=4)], tmp_path)
+    found = json.loads(file.read_text())
+    monkeypatch.setattr(choices, "_load", lambda path: found)
+    assert choices.tuned("rmsnorm", "fused", "NVIDIA H200", 1, "bf16") == {"num_warps": 8}
+    assert choices.tuned("rmsnorm", "fused", "NVIDIA H200", 1, "fp16") is None
+    assert choices.tuned("rmsnorm", "fused", "NVIDIA H100", 1, "bf16") is None
+
+
+def test_records_of_a_changed_tree_choose_nothing(tmp_path):
+    with pytest.raises(ValueError, match="choose: expected records of a committed tree"):
+        write_choices([record("rmsnorm", "naive", 1, 1.0, dirty=True)], tmp_path)
+
+
+def test_a_launch_knows_its_bucket_without_its_phase():
+    assert [choices.launch_bucket("gemm", rows) for rows in (1, 16, 64, 65, 513)] == [
+        "decode:1", "decode:16", "decode:64", "prefill:512", "prefill:inf",
+    ]  # fmt: skip
+    assert choices.launch_bucket("paged_attention", 100) == "decode:inf"
+    assert choices.launch_bucket("flash_attention", 20) == "prefill:64"

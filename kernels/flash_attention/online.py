@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -11,9 +12,14 @@ import triton
 import triton.language as tl
 
 from rooflab.kernels._checks import output
+from rooflab.kernels.configs import BF16, Footprint, default_config, legal_by
 from rooflab.kernels.flash_attention._args import check_args, get_scale
 from rooflab.kernels.registry import register
+from rooflab.reference.spec import Case, Scheme
 from rooflab.roofline.model import Traffic
+
+ADDRESS_REGISTERS = 24
+"""Pointers, masks and the running peak and sum, beside accumulator and scores."""
 
 
 @dataclass(frozen=True)
@@ -26,12 +32,44 @@ class Config:
     num_stages: int
 
 
+def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
+    """Tiles that a warp's rows divide, with every depth of pipeline."""
+    if scheme.activation == torch.float32:
+        return tuple(itertools.starmap(Config, itertools.product((16, 32, 64), (16, 32, 64), (4, 8), (1, 2))))
+    return tuple(itertools.starmap(Config, itertools.product((32, 64, 128), (32, 64, 128), (4, 8), (1, 2, 3, 4))))
+
+
+def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
+    """The fp32 accumulator and a tile of scores in registers; the queries and the staged keys and values in shared
+    memory, as Triton lays them out (read in the compiled kernels; tests/test_configs.py compares them).
+
+    Causal programs differ in their work, so none is said.
+    """
+    B, T, H, D = (int(case[key]) for key in ("B", "T", "H", "D"))
+    threads = 32 * config.num_warps
+    # wgmma (64 rows and more) reads a stage while the others are filled; mma.sync gives it back at once.
+    warpgroup = config.block_m >= 64 and scheme.activation != torch.float32
+    held = config.num_stages if warpgroup else config.num_stages - 1
+    tiles = 2 * held if config.num_stages > 1 else 1
+    return Footprint(
+        threads=threads,
+        registers=triton.cdiv(config.block_m * (D + config.block_n), threads) + ADDRESS_REGISTERS,
+        shared_bytes=(config.block_m + tiles * config.block_n) * D * scheme.activation.itemsize,
+        ctas=triton.cdiv(T, config.block_m) * B * H,
+    )
+
+
 def choose(head_dim: int, itemsize: int) -> Config:
     """A tile whose fp32 accumulator and staged keys fit an SM's registers and shared memory."""
     if itemsize == 4:
         # fp32 products are FMAs, whose operands fill the registers: a wider tile spills (read in the SASS).
         return Config(32, 32, num_warps=4 if head_dim <= 64 else 8, num_stages=1)
     return Config(128 if head_dim <= 128 else 64, 64, num_warps=8 if head_dim >= 128 else 4, num_stages=2)
+
+
+def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
+    """By the head and the size of a value."""
+    return choose(int(case["D"]), scheme.activation.itemsize)
 
 
 @triton.jit
@@ -132,6 +170,11 @@ def traffic(
     backend="triton",
     unsupported=unsupported,
     traffic=traffic,
+    config_type=Config,
+    configs=configs,
+    is_legal=legal_by(footprint),
+    heuristic=heuristic,
+    footprint=footprint,
 )
 def flash_attention(
     q: torch.Tensor,
@@ -140,6 +183,8 @@ def flash_attention(
     causal: bool = False,
     softmax_scale: float | None = None,
     out: torch.Tensor | None = None,
+    *,
+    config: Config | None = None,
 ) -> torch.Tensor:
     """Attention with an online softmax.  q: (B, T, H, D); k, v: (B, S, H_kv, D); returns (B, T, H, D).
 
@@ -153,7 +198,7 @@ def flash_attention(
     B, T, H, D = q.shape
     if out.numel() == 0:
         return out
-    config = choose(D, q.element_size())
+    config = config or default_config("flash_attention", "online", q.dtype, q.device, B=B, T=T, H=H, D=D)
     # One grid axis: only x goes past 65,535 programs.
     online_kernel[(triton.cdiv(T, config.block_m) * B * H,)](
         q,

@@ -2,22 +2,46 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
 
+from rooflab.kernels.configs import BF16, Footprint, default_config, legal_by
 from rooflab.kernels.fused_add_rmsnorm._operands import check_operands, outputs
 from rooflab.kernels.registry import register
-from rooflab.reference.spec import nbytes
+from rooflab.reference.spec import Case, Scheme, nbytes
 from rooflab.roofline.model import Traffic
 
 # 32 fp32 values in each of 512 threads; at twice that width ptxas spills in fp32.
 MAX_HIDDEN = 16384
+ADDRESS_REGISTERS = 16
+"""Pointers, masks and the scale, beside the row."""
 
 
-def num_warps_for(block_h: int) -> int:
-    """Warps for a row: eight elements a thread, which is one 16-byte load in bf16, within 1 to 16 warps."""
-    return min(max(block_h // (8 * 32), 1), 16)
+@dataclass(frozen=True)
+class Config:
+    """One way to launch the kernel."""
+
+    num_warps: int
+
+
+def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
+    """Every number of warps that a CTA can have."""
+    return tuple(Config(num_warps) for num_warps in (1, 2, 4, 8, 16, 32))
+
+
+def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
+    """The row in fp32 registers."""
+    threads = 32 * config.num_warps
+    row = int(triton.next_power_of_2(int(case["H"])))
+    return Footprint(threads, triton.cdiv(row, threads) + ADDRESS_REGISTERS, 0, int(case["T"]))
+
+
+def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
+    """Eight elements a thread, which is one 16-byte load in bf16, within 1 to 16 warps."""
+    return Config(min(max(int(triton.next_power_of_2(int(case["H"]))) // (8 * 32), 1), 16))
 
 
 @triton.jit
@@ -76,6 +100,11 @@ def traffic(
     backend="triton",
     unsupported=unsupported,
     traffic=traffic,
+    config_type=Config,
+    configs=configs,
+    is_legal=legal_by(footprint),
+    heuristic=heuristic,
+    footprint=footprint,
 )
 def fused_add_rmsnorm(
     x: torch.Tensor,
@@ -83,6 +112,8 @@ def fused_add_rmsnorm(
     weight: torch.Tensor,
     eps: float = 1e-6,
     out: tuple[torch.Tensor, torch.Tensor] | None = None,
+    *,
+    config: Config | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(rmsnorm(x + residual), x + residual), a row per program; the norm in fp32 with one rounding.
 
@@ -95,7 +126,7 @@ def fused_add_rmsnorm(
         raise ValueError(f"x: {reason}")
     normed, new_residual = outputs(out, (T, H), x)
     if normed.numel():
-        block_h = triton.next_power_of_2(H)
+        config = config or default_config("fused_add_rmsnorm", "fused", x.dtype, x.device, T=T, H=H)
         _fused_add_rmsnorm[(T,)](
             x,
             residual,
@@ -108,7 +139,7 @@ def fused_add_rmsnorm(
             normed.stride(0),
             new_residual.stride(0),
             eps,
-            BLOCK_H=block_h,
-            num_warps=num_warps_for(block_h),
+            BLOCK_H=triton.next_power_of_2(H),
+            num_warps=config.num_warps,
         )
     return normed, new_residual

@@ -6,6 +6,7 @@ Tiles are visited in groups of row panels, so that a group's columns of B are re
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import torch
@@ -13,9 +14,10 @@ import triton
 import triton.language as tl
 
 from rooflab.kernels._checks import output
+from rooflab.kernels.configs import BF16, Footprint, default_config, legal_by
 from rooflab.kernels.gemm._operands import check_operands
 from rooflab.kernels.registry import register
-from rooflab.reference.spec import nbytes
+from rooflab.reference.spec import Case, Scheme, nbytes
 from rooflab.roofline.model import Traffic
 
 
@@ -39,11 +41,53 @@ SMALL = Config(block_m=64, block_n=128, block_k=64, num_warps=4, num_stages=3)
 LARGE = Config(block_m=128, block_n=128, block_k=64, num_warps=8, num_stages=3)
 # fp32 without TF32 has no tensor core: FMAs hold both tiles in registers, and larger ones spill.
 FULL_PRECISION = Config(block_m=32, block_n=64, block_k=16, num_warps=4, num_stages=2)
+ADDRESS_REGISTERS = 24
+"""Pointers, masks and the loop's counter, beside the accumulators."""
 
 
-def choose_config(M: int, dtype: torch.dtype) -> Config:
-    """The tile for M rows of `dtype`."""
-    if dtype == torch.float32:
+def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
+    """Tiles up to what two warpgroups hold in registers, with every depth of pipeline."""
+    if scheme.activation == torch.float32:
+        sides = itertools.product((16, 32, 64), (32, 64, 128), (16, 32))
+    else:
+        sides = itertools.product((16, 32, 64, 128, 256), (32, 64, 128, 256), (32, 64, 128))
+    return tuple(
+        Config(block_m, block_n, block_k, num_warps, num_stages, group_m)
+        for block_m, block_n, block_k in sides
+        for num_warps, num_stages, group_m in itertools.product((4, 8), (2, 3, 4, 5), (1, 8))
+    )
+
+
+def uses_wgmma(config: Config, scheme: Scheme) -> bool:
+    """Whether a product is a warpgroup's, of 64 rows or more; smaller ones and fp32 are a warp's or a thread's."""
+    return config.block_m >= 64 and scheme.activation != torch.float32
+
+
+def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
+    """Accumulators in fp32 and, without tensor cores, both tiles beside them in registers; staged tiles of a and b.
+
+    wgmma reads a stage while the others are filled; mma.sync has copied it to registers and gives it back at once, so
+    that Triton allocates one stage fewer (read in the compiled kernels; tests/test_configs.py compares them).
+    """
+    threads = 32 * config.num_warps
+    outputs = config.block_m * config.block_n
+    tiles = (config.block_m + config.block_n) * config.block_k
+    stages = config.num_stages if uses_wgmma(config, scheme) else config.num_stages - 1
+    in_registers = outputs + (tiles if scheme.activation == torch.float32 else 0)
+    M, N, K = int(case["M"]), int(case["N"]), int(case["K"])
+    return Footprint(
+        threads=threads,
+        registers=triton.cdiv(in_registers, threads) + ADDRESS_REGISTERS,
+        shared_bytes=stages * tiles * scheme.activation.itemsize,
+        ctas=triton.cdiv(M, config.block_m) * triton.cdiv(N, config.block_n),
+        tensor_flops=2.0 * outputs * triton.cdiv(K, config.block_k) * config.block_k,
+    )
+
+
+def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
+    """By the rows of a, as above."""
+    M = int(case["M"])
+    if scheme.activation == torch.float32:
         return FULL_PRECISION
     return DECODE if M <= 16 else SMALL if M <= 64 else LARGE
 
@@ -100,20 +144,41 @@ def _gemm(
 
 
 def traffic(
-    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None, out: torch.Tensor | None = None
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    *,
+    config: Config | None = None,
 ) -> Traffic:
     """a once; b again for every group of row panels, as if none of it were still in L2 by then."""
     M, N = a.shape[0], b.shape[1]
-    config = choose_config(M, a.dtype)
+    config = config or default_config("gemm", "tensor_core", a.dtype, a.device, M=M, N=N, K=a.shape[1])
     return Traffic(
         read_bytes=nbytes(a, bias) + triton.cdiv(M, config.block_m * config.group_m) * nbytes(b),
         write_bytes=M * N * a.element_size(),
     )
 
 
-@register(op="gemm", name="tensor_core", role="optimized", backend="triton", traffic=traffic)
+@register(
+    op="gemm",
+    name="tensor_core",
+    role="optimized",
+    backend="triton",
+    traffic=traffic,
+    config_type=Config,
+    configs=configs,
+    is_legal=legal_by(footprint),
+    heuristic=heuristic,
+    footprint=footprint,
+)
 def gemm(
-    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None, out: torch.Tensor | None = None
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    *,
+    config: Config | None = None,
 ) -> torch.Tensor:
     """a b + bias on the tensor cores, accumulated in fp32; fp32 operands stay fp32 and take the FMA units.
 
@@ -122,7 +187,7 @@ def gemm(
     """
     M, N, K = check_operands(a, b, bias)
     out = output(out, (M, N), a)
-    config = choose_config(M, a.dtype)
+    config = config or default_config("gemm", "tensor_core", a.dtype, a.device, M=M, N=N, K=K)
     grid = (triton.cdiv(M, config.block_m) * triton.cdiv(N, config.block_n),)
     if out.numel():
         _gemm[grid](

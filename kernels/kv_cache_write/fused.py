@@ -2,18 +2,59 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
 
+from rooflab.kernels.configs import BF16, Footprint, default_config, legal_by
 from rooflab.kernels.kv_cache_write._operands import check_operands
 from rooflab.kernels.registry import register
-from rooflab.reference.spec import nbytes
+from rooflab.reference.spec import Case, Scheme, nbytes
 from rooflab.roofline.model import Traffic
 
-NUM_WARPS = 4
-# Values of k, and as many of v, in a program's tile: eight for each of 128 threads.
-TILE = 1024
+ADDRESS_REGISTERS = 24
+"""Pointers and masks, beside the values."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """One way to launch the kernel."""
+
+    tile: int
+    """Values of k, and as many of v, in a program."""
+    num_warps: int
+
+
+def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
+    """Tiles of 2 to 32 values a thread."""
+    return tuple(
+        Config(tile, num_warps)
+        for tile, num_warps in itertools.product((256, 512, 1024, 2048, 4096), (1, 2, 4, 8))
+        if 2 <= tile // (32 * num_warps) <= 32
+    )
+
+
+def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
+    """A tile of k and one of v in registers, as they are stored."""
+    threads = 32 * config.num_warps
+    block_d, block_heads = _blocks(config, int(case["H_kv"]), int(case["D"]))
+    registers = triton.cdiv(2 * block_d * block_heads * scheme.activation.itemsize, 4 * threads)
+    ctas = int(case["T"]) * triton.cdiv(int(case["H_kv"]), block_heads)
+    return Footprint(threads, registers + ADDRESS_REGISTERS, 0, ctas)
+
+
+def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
+    """Eight values of each for each of 128 threads."""
+    return Config(tile=1024, num_warps=4)
+
+
+def _blocks(config: Config, H_kv: int, D: int) -> tuple[int, int]:
+    """A program's tile: a head, and how many heads."""
+    block_d = int(triton.next_power_of_2(D))
+    return block_d, min(int(triton.next_power_of_2(H_kv)), max(config.tile // block_d, 1))
 
 
 @triton.jit
@@ -57,9 +98,26 @@ def traffic(
     return Traffic(read_bytes=nbytes(slot_mapping) + moved, write_bytes=moved)
 
 
-@register(op="kv_cache_write", name="fused", role="optimized", backend="triton", traffic=traffic)
+@register(
+    op="kv_cache_write",
+    name="fused",
+    role="optimized",
+    backend="triton",
+    traffic=traffic,
+    config_type=Config,
+    configs=configs,
+    is_legal=legal_by(footprint),
+    heuristic=heuristic,
+    footprint=footprint,
+)
 def kv_cache_write(
-    k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slot_mapping: torch.Tensor
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    *,
+    config: Config | None = None,
 ) -> None:
     """Writes k[t] and v[t] to slot_mapping[t] of the caches; a slot that is negative or past the cache is skipped.
 
@@ -68,8 +126,8 @@ def kv_cache_write(
     """
     T, H_kv, D = check_operands(k, v, k_cache, v_cache, slot_mapping)
     if k.numel():
-        block_d = triton.next_power_of_2(D)
-        block_heads = min(triton.next_power_of_2(H_kv), max(TILE // block_d, 1))
+        config = config or default_config("kv_cache_write", "fused", k.dtype, k.device, T=T, H_kv=H_kv, D=D)
+        block_d, block_heads = _blocks(config, H_kv, D)
         _kv_cache_write[(T, triton.cdiv(H_kv, block_heads))](
             k,
             v,
@@ -83,5 +141,5 @@ def kv_cache_write(
             D=D,
             BLOCK_D=block_d,
             BLOCK_HEADS=block_heads,
-            num_warps=NUM_WARPS,
+            num_warps=config.num_warps,
         )

@@ -4,6 +4,7 @@ tensor core's 16 rows of use where a decode query has one)."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -12,10 +13,15 @@ import triton
 import triton.language as tl
 
 from rooflab.kernels._checks import output
+from rooflab.kernels.configs import BF16, Footprint, default_config, legal_by
 from rooflab.kernels.paged_attention._args import check_args, get_scale
 from rooflab.kernels.registry import register
 from rooflab.reference.paged_attention import used_slots
+from rooflab.reference.spec import Case, Scheme
 from rooflab.roofline.model import Traffic
+
+ADDRESS_REGISTERS = 24
+"""Pointers, masks and the running peak and sum, beside accumulator and scores."""
 
 
 @dataclass(frozen=True)
@@ -27,12 +33,43 @@ class Config:
     num_stages: int
 
 
+def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
+    """Every step of keys with every depth of pipeline: bytes in flight are what a decode step wants."""
+    return tuple(itertools.starmap(Config, itertools.product((16, 32, 64, 128), (1, 2, 4, 8), (1, 2, 3, 4, 5))))
+
+
+def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
+    """The group's accumulator and scores in registers; the queries and the staged keys and values in shared memory, as
+    Triton lays them out (read in the compiled kernels; tests/test_configs.py compares them)."""
+    B, H, H_kv, D = (int(case[key]) for key in ("B", "H", "H_kv", "D"))
+    threads = 32 * config.num_warps
+    rows = packed_rows(H, H_kv)
+    # A key's load waits for its table entry's, and the stages are shared out over both.
+    tiles = 2 * max(1, (config.num_stages - 1) // 2) if config.num_stages > 1 else 1
+    return Footprint(
+        threads=threads,
+        registers=triton.cdiv(rows * (D + config.block_n), threads) + ADDRESS_REGISTERS,
+        shared_bytes=(rows + tiles * config.block_n) * D * scheme.activation.itemsize,
+        ctas=B * H_kv,
+    )
+
+
 def choose(head_dim: int, itemsize: int) -> Config:
     """A step whose staged keys and values fit an SM's shared memory."""
     if itemsize == 4:
         # fp32 products are FMAs, whose operands fill the registers: a wider tile spills (read in the SASS).
         return Config(32 if head_dim <= 128 else 16, num_warps=4 if head_dim <= 64 else 8, num_stages=1)
     return Config(64, num_warps=4 if head_dim <= 128 else 8, num_stages=3 if head_dim <= 128 else 2)
+
+
+def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
+    """By the head and the size of a value."""
+    return choose(int(case["D"]), scheme.activation.itemsize)
+
+
+def packed_rows(H: int, H_kv: int) -> int:
+    """Rows of a program's product: its group's query heads, and no fewer than a matrix instruction has."""
+    return max(16, int(triton.next_power_of_2(H // H_kv)))
 
 
 @triton.jit
@@ -137,6 +174,11 @@ def traffic(
     backend="triton",
     unsupported=unsupported,
     traffic=traffic,
+    config_type=Config,
+    configs=configs,
+    is_legal=legal_by(footprint),
+    heuristic=heuristic,
+    footprint=footprint,
 )
 def paged_attention(
     q: torch.Tensor,
@@ -146,6 +188,8 @@ def paged_attention(
     seq_lens: torch.Tensor,
     softmax_scale: float | None = None,
     out: torch.Tensor | None = None,
+    *,
+    config: Config | None = None,
 ) -> torch.Tensor:
     """Decode attention through a block table, keys read once per group of query heads.  q: (B, H, D); (B, H, D).
 
@@ -160,7 +204,7 @@ def paged_attention(
     if out.numel() == 0:
         return out
     H_kv = k_cache.shape[2]
-    config = choose(D, q.element_size())
+    config = config or default_config("paged_attention", "gqa_packed", q.dtype, q.device, B=B, H=H, H_kv=H_kv, D=D)
     gqa_packed_kernel[(B, H_kv)](
         q,
         k_cache,
@@ -177,7 +221,7 @@ def paged_attention(
         *out.stride()[:2],
         BLOCK_SIZE=k_cache.shape[1],
         HEAD_DIM=D,
-        BLOCK_M=max(16, triton.next_power_of_2(H // H_kv)),  # a matrix instruction has no fewer rows
+        BLOCK_M=packed_rows(H, H_kv),
         BLOCK_N=config.block_n,
         num_warps=config.num_warps,
         num_stages=config.num_stages,

@@ -2,23 +2,47 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
 
 from rooflab.kernels._checks import output
+from rooflab.kernels.configs import BF16, Footprint, default_config, legal_by
 from rooflab.kernels.registry import register
 from rooflab.kernels.rmsnorm._operands import check_operands
-from rooflab.reference.spec import nbytes
+from rooflab.reference.spec import Case, Scheme, nbytes
 from rooflab.roofline.model import Traffic
 
 # 32 fp32 values in each of 512 threads; at twice that width ptxas spills in fp32.
 MAX_HIDDEN = 16384
+ADDRESS_REGISTERS = 16
+"""Pointers, masks and the scale, beside the row."""
 
 
-def num_warps_for(block_h: int) -> int:
-    """Warps for a row: eight elements a thread, which is one 16-byte load in bf16, within 1 to 16 warps."""
-    return min(max(block_h // (8 * 32), 1), 16)
+@dataclass(frozen=True)
+class Config:
+    """One way to launch the kernel."""
+
+    num_warps: int
+
+
+def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
+    """Every number of warps that a CTA can have."""
+    return tuple(Config(num_warps) for num_warps in (1, 2, 4, 8, 16, 32))
+
+
+def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
+    """The row in fp32 registers."""
+    threads = 32 * config.num_warps
+    row = int(triton.next_power_of_2(int(case["H"])))
+    return Footprint(threads, triton.cdiv(row, threads) + ADDRESS_REGISTERS, 0, int(case["T"]))
+
+
+def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
+    """Eight elements a thread, which is one 16-byte load in bf16, within 1 to 16 warps."""
+    return Config(min(max(int(triton.next_power_of_2(int(case["H"]))) // (8 * 32), 1), 16))
 
 
 @triton.jit
@@ -46,8 +70,27 @@ def traffic(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6, out: torch
     return Traffic(read_bytes=nbytes(x, weight), write_bytes=nbytes(x))
 
 
-@register(op="rmsnorm", name="fused", role="optimized", backend="triton", unsupported=unsupported, traffic=traffic)
-def rmsnorm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6, out: torch.Tensor | None = None) -> torch.Tensor:
+@register(
+    op="rmsnorm",
+    name="fused",
+    role="optimized",
+    backend="triton",
+    unsupported=unsupported,
+    traffic=traffic,
+    config_type=Config,
+    configs=configs,
+    is_legal=legal_by(footprint),
+    heuristic=heuristic,
+    footprint=footprint,
+)
+def rmsnorm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float = 1e-6,
+    out: torch.Tensor | None = None,
+    *,
+    config: Config | None = None,
+) -> torch.Tensor:
     """x / rms(x) * weight, a row per program, in fp32 with one rounding.
 
     x: (T, H), H at most 16384; weight: (H,); returns (T, H). Raises `ValueError` on shapes or dtypes that do not fit.
@@ -58,7 +101,7 @@ def rmsnorm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6, out: torch
         raise ValueError(f"x: {reason}")
     out = output(out, (T, H), x)
     if out.numel():
-        block_h = triton.next_power_of_2(H)
+        config = config or default_config("rmsnorm", "fused", x.dtype, x.device, T=T, H=H)
         _rmsnorm[(T,)](
             x,
             weight,
@@ -67,7 +110,7 @@ def rmsnorm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6, out: torch
             x.stride(0),
             out.stride(0),
             eps,
-            BLOCK_H=block_h,
-            num_warps=num_warps_for(block_h),
+            BLOCK_H=triton.next_power_of_2(H),
+            num_warps=config.num_warps,
         )
     return out

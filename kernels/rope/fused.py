@@ -2,18 +2,58 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
 
+from rooflab.kernels.configs import BF16, Footprint, default_config, legal_by
 from rooflab.kernels.registry import register
 from rooflab.kernels.rope._operands import check_operands, outputs
-from rooflab.reference.spec import nbytes
+from rooflab.reference.spec import Case, Scheme, nbytes
 from rooflab.roofline.model import Traffic
 
-NUM_WARPS = 4
-# Values in each half of a program's tile: eight for each of 128 threads.
-TILE = 1024
+ADDRESS_REGISTERS = 24
+"""Pointers and masks, beside the values and the angles."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """One way to launch the kernel."""
+
+    tile: int
+    """Values in each half of a program's heads."""
+    num_warps: int
+
+
+def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
+    """Tiles of 2 to 32 values a thread."""
+    return tuple(
+        Config(tile, num_warps)
+        for tile, num_warps in itertools.product((256, 512, 1024, 2048, 4096), (1, 2, 4, 8))
+        if 2 <= tile // (32 * num_warps) <= 32
+    )
+
+
+def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
+    """Both halves of a program's heads in fp32 registers."""
+    threads = 32 * config.num_warps
+    block_half, block_heads = _blocks(config, int(case["H"]), int(case["H_kv"]), int(case["D"]))
+    ctas = int(case["T"]) * sum(triton.cdiv(int(case[heads]), block_heads) for heads in ("H", "H_kv"))
+    return Footprint(threads, triton.cdiv(2 * block_half * block_heads, threads) + ADDRESS_REGISTERS, 0, ctas)
+
+
+def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
+    """Eight values of each half for each of 128 threads."""
+    return Config(tile=1024, num_warps=4)
+
+
+def _blocks(config: Config, H: int, H_kv: int, D: int) -> tuple[int, int]:
+    """A program's tile: half of a head, and how many heads."""
+    block_half = int(triton.next_power_of_2(D // 2))
+    return block_half, min(int(triton.next_power_of_2(max(H, H_kv))), max(config.tile // block_half, 1))
 
 
 @triton.jit
@@ -109,7 +149,18 @@ def traffic(
     return Traffic(read_bytes=nbytes(q, k, positions) + tables, write_bytes=nbytes(q, k))
 
 
-@register(op="rope", name="fused", role="optimized", backend="triton", traffic=traffic)
+@register(
+    op="rope",
+    name="fused",
+    role="optimized",
+    backend="triton",
+    traffic=traffic,
+    config_type=Config,
+    configs=configs,
+    is_legal=legal_by(footprint),
+    heuristic=heuristic,
+    footprint=footprint,
+)
 def rope(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -118,6 +169,8 @@ def rope(
     positions: torch.Tensor,
     interleaved: bool = False,
     out: tuple[torch.Tensor, torch.Tensor] | None = None,
+    *,
+    config: Config | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """q and k rotated by their positions' angles in fp32 with one rounding.
 
@@ -128,8 +181,8 @@ def rope(
     T, H, H_kv, D = check_operands(q, k, cos, sin, positions)
     q_out, k_out = outputs(out, q, k)
     if T and D:
-        block_half = triton.next_power_of_2(D // 2)
-        block_heads = min(triton.next_power_of_2(max(H, H_kv)), max(TILE // block_half, 1))
+        config = config or default_config("rope", "fused", q.dtype, q.device, T=T, H=H, H_kv=H_kv, D=D)
+        block_half, block_heads = _blocks(config, H, H_kv, D)
         _rope[(T, triton.cdiv(H, block_heads) + triton.cdiv(H_kv, block_heads))](
             q,
             k,
@@ -151,6 +204,6 @@ def rope(
             BLOCK_HALF=block_half,
             BLOCK_HEADS=block_heads,
             INTERLEAVED=interleaved,
-            num_warps=NUM_WARPS,
+            num_warps=config.num_warps,
         )
     return q_out, k_out

@@ -7,13 +7,18 @@ mass crosses. Ties at that value go by index, in a last pass that also runs the 
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
 
 from rooflab.kernels._checks import output
+from rooflab.kernels.configs import BF16, Footprint, default_config, legal_by
 from rooflab.kernels.registry import register
 from rooflab.kernels.sample._args import check_args
+from rooflab.reference.spec import Case, Scheme
 from rooflab.roofline.model import Traffic
 
 BLOCK = 1024
@@ -22,6 +27,42 @@ SEARCH_BLOCK = 512
 NUM_WARPS = 8
 MAX_VOCABULARY = 2**24
 """Tokens are counted in fp32, exactly so far."""
+THRESHOLDS = 16
+"""Keys that a step of the search compares with at once."""
+ADDRESS_REGISTERS = 32
+"""Settings of the row, pointers and masks, beside the search's accumulator."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """One way to launch the kernel."""
+
+    block: int
+    """Tokens a step of the other passes."""
+    search_block: int
+    """Tokens a step of the search."""
+    num_warps: int
+
+
+def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
+    """Blocks of 2 to 16 tokens a thread, and for the search of 1 to 8."""
+    return tuple(
+        Config(block, search_block, num_warps)
+        for block, search_block, num_warps in itertools.product((512, 1024, 2048, 4096), (256, 512, 1024), (4, 8, 16))
+        if 2 <= block // (32 * num_warps) <= 16 and 1 <= search_block // (32 * num_warps) <= 8
+    )
+
+
+def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
+    """The search's accumulator, a sum for each token and threshold, or the other passes' best value and its token."""
+    threads = 32 * config.num_warps
+    held = max(THRESHOLDS * config.search_block, 2 * config.block)
+    return Footprint(threads, triton.cdiv(held, threads) + ADDRESS_REGISTERS, 0, int(case["B"]))
+
+
+def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
+    """The same for every case."""
+    return Config(BLOCK, SEARCH_BLOCK, NUM_WARPS)
 
 
 @triton.jit
@@ -195,7 +236,18 @@ def traffic(
     return Traffic(logits.numel() * logits.element_size() + 32 * B, 8 * B)
 
 
-@register(op="sample", name="bisect", role="optimized", backend="triton", traffic=traffic)
+@register(
+    op="sample",
+    name="bisect",
+    role="optimized",
+    backend="triton",
+    traffic=traffic,
+    config_type=Config,
+    configs=configs,
+    is_legal=legal_by(footprint),
+    heuristic=heuristic,
+    footprint=footprint,
+)
 def sample(
     logits: torch.Tensor,
     temperature: torch.Tensor,
@@ -205,6 +257,8 @@ def sample(
     seed: torch.Tensor,
     position: torch.Tensor,
     out: torch.Tensor | None = None,
+    *,
+    config: Config | None = None,
 ) -> torch.Tensor:
     """Token ids (B,) int64 without a sort; settings are (B,) tensors, and rows of temperature 0 are greedy.
 
@@ -216,6 +270,7 @@ def sample(
         raise ValueError(f"logits: expected at most 2**24 tokens, got {V}")
     out = output(out, (B,), logits, torch.int64)
     if B:
+        config = config or default_config("sample", "bisect", logits.dtype, logits.device, B=B, V=V)
         bisect_kernel[(B,)](
             logits,
             temperature,
@@ -227,8 +282,8 @@ def sample(
             out,
             V,
             logits.stride(0),
-            BLOCK=BLOCK,
-            SEARCH_BLOCK=SEARCH_BLOCK,
-            num_warps=NUM_WARPS,
+            BLOCK=config.block,
+            SEARCH_BLOCK=config.search_block,
+            num_warps=config.num_warps,
         )
     return out

@@ -2,19 +2,52 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
 
 from rooflab.kernels._checks import output
+from rooflab.kernels.configs import BF16, Footprint, default_config, legal_by
 from rooflab.kernels.registry import register
 from rooflab.kernels.silu_and_mul._operands import check_operands
-from rooflab.reference.spec import nbytes
+from rooflab.reference.spec import Case, Scheme, nbytes
 from rooflab.roofline.model import Traffic
 
-NUM_WARPS = 4
-# Eight elements for each of 128 threads: one 16-byte load of gate and one of up in bf16.
-MAX_BLOCK_I = 1024
+ADDRESS_REGISTERS = 16
+"""Pointers and masks, beside gate and up."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """One way to launch the kernel."""
+
+    block_i: int
+    """Columns of a program."""
+    num_warps: int
+
+
+def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
+    """Blocks of 1 to 32 columns a thread."""
+    return tuple(
+        Config(block_i, num_warps)
+        for block_i, num_warps in itertools.product((256, 512, 1024, 2048, 4096), (1, 2, 4, 8, 16))
+        if 1 <= block_i // (32 * num_warps) <= 32
+    )
+
+
+def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
+    """gate and up in fp32 registers."""
+    threads = 32 * config.num_warps
+    ctas = int(case["T"]) * triton.cdiv(int(case["I"]), config.block_i)
+    return Footprint(threads, triton.cdiv(2 * config.block_i, threads) + ADDRESS_REGISTERS, 0, ctas)
+
+
+def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
+    """Eight columns for each of 128 threads: one 16-byte load of gate and one of up in bf16."""
+    return Config(min(int(triton.next_power_of_2(int(case["I"]))), 1024), num_warps=4)
 
 
 @triton.jit
@@ -37,8 +70,19 @@ def traffic(x: torch.Tensor, out: torch.Tensor | None = None) -> Traffic:
     return Traffic(read_bytes=nbytes(x), write_bytes=nbytes(x) / 2)
 
 
-@register(op="silu_and_mul", name="fused", role="optimized", backend="triton", traffic=traffic)
-def silu_and_mul(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+@register(
+    op="silu_and_mul",
+    name="fused",
+    role="optimized",
+    backend="triton",
+    traffic=traffic,
+    config_type=Config,
+    configs=configs,
+    is_legal=legal_by(footprint),
+    heuristic=heuristic,
+    footprint=footprint,
+)
+def silu_and_mul(x: torch.Tensor, out: torch.Tensor | None = None, *, config: Config | None = None) -> torch.Tensor:
     """silu(gate) * up in fp32 with one rounding.
 
     x: (T, 2 I); returns (T, I). Raises `ValueError` on a shape or dtype that does not fit.
@@ -46,8 +90,8 @@ def silu_and_mul(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tens
     T, I = check_operands(x)
     out = output(out, (T, I), x)
     if out.numel():
-        block_i = min(triton.next_power_of_2(I), MAX_BLOCK_I)
-        _silu_and_mul[(T, triton.cdiv(I, block_i))](
-            x, out, I, x.stride(0), out.stride(0), BLOCK_I=block_i, num_warps=NUM_WARPS
+        config = config or default_config("silu_and_mul", "fused", x.dtype, x.device, T=T, I=I)
+        _silu_and_mul[(T, triton.cdiv(I, config.block_i))](
+            x, out, I, x.stride(0), out.stride(0), BLOCK_I=config.block_i, num_warps=config.num_warps
         )
     return out

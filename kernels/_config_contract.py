@@ -1,0 +1,57 @@
+"""What a kernel must be to be tunable; `registry.register` holds every kernel to it."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+OPTIONS = ("config_type", "configs", "is_legal", "heuristic")
+_SCALARS = (bool, int, float, str)
+
+
+def check_config(kernel_id: str, parameter: inspect.Parameter | None, options: Mapping[str, Any]) -> None:
+    """Raises `TypeError` unless a kernel has either all of a config's parts or none.
+
+    `parameter` is the function's `config`: keyword-only, None by default.  `options` are those given to `register`.
+    """
+    given = [name for name in OPTIONS if options.get(name) is not None]
+    if parameter is None:
+        if given or options.get("footprint") is not None:
+            raise TypeError(f"{kernel_id}: {(given or ['footprint'])[0]} was given, and the function takes no config")
+        return
+    if parameter.kind is not inspect.Parameter.KEYWORD_ONLY or parameter.default is not None:
+        raise TypeError(f"{kernel_id}: expected config to be keyword-only with the default None")
+    missing = [name for name in OPTIONS if name not in given]
+    if missing:
+        raise TypeError(f"{kernel_id}: takes a config, and {missing[0]} was not given to register")
+    _check_type(kernel_id, options["config_type"])
+    for name in ("configs", "heuristic"):
+        _check_call(kernel_id, name, options[name], 1)
+    for name in ("is_legal", *(["footprint"] if options.get("footprint") else [])):
+        _check_call(kernel_id, name, options[name], 2)
+
+
+def _check_type(kernel_id: str, config_type: Any) -> None:
+    if not (isinstance(config_type, type) and dataclasses.is_dataclass(config_type)):
+        raise TypeError(f"{kernel_id}: expected config_type to be a dataclass, got {config_type!r}")
+    if not config_type.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+        raise TypeError(f"{kernel_id}: expected {config_type.__name__} to be frozen")
+    hints = get_type_hints(config_type)
+    for field in dataclasses.fields(config_type):
+        hint = hints[field.name]
+        values = get_args(hint) if get_origin(hint) is Literal else ()
+        if hint not in _SCALARS and not (values and all(isinstance(value, _SCALARS) for value in values)):
+            raise TypeError(
+                f"{kernel_id}: expected {config_type.__name__}.{field.name} to be a JSON scalar, got {hint}"
+            )
+
+
+def _check_call(kernel_id: str, name: str, function: Callable[..., Any], own: int) -> None:
+    """`function` takes `own` arguments before the scheme, which has a default."""
+    parameters = list(inspect.signature(function).parameters.values())
+    fits = len(parameters) == own + 1 and parameters[own].default is not inspect.Parameter.empty
+    if not fits:
+        wanted = "(case, scheme=...)" if own == 1 else "(config, case, scheme=...)"
+        raise TypeError(f"{kernel_id}: expected {name}{wanted}, got {name}{inspect.signature(function)}")

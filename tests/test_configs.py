@@ -1,0 +1,270 @@
+"""Configs are data: what a tunable kernel must register, which config a launch takes, and what cannot run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from rooflab.bench.check import check_kernel
+from rooflab.bench.static import CompileFailure, Request, compile_kernels
+from rooflab.kernels import choices, registry
+from rooflab.kernels.configs import (
+    SHARED_BYTES_PER_CTA,
+    config_for,
+    default_config,
+    legal_configs,
+    make_config,
+    with_config,
+)
+from rooflab.reference.spec import SCHEMES, Case
+
+CPU = torch.device("cpu")
+BF16, FP32 = SCHEMES["bf16"], SCHEMES["fp32"]
+TUNABLE = [kernel for op in registry.ops() for kernel in registry.kernels(op).values() if kernel.takes_config]
+every_tunable_kernel = pytest.mark.parametrize("kernel", TUNABLE, ids=lambda kernel: kernel.id)
+
+
+def cases_of(kernel):
+    """Every case of every suite that the kernel takes and that launches something."""
+    spec = registry.get_op(kernel.op)
+    for case in dict.fromkeys(case for suite in spec.cases.values() for case in suite):
+        inputs = spec.make_inputs(case, BF16, torch.device("meta"), 0)
+        if kernel.why_not_args(inputs) is None:
+            yield case
+
+
+def test_every_triton_rung_of_its_own_folder_is_tunable():
+    wanted = {
+        "gemm/tensor_core", "flash_attention/online", "paged_attention/gqa_packed", "sample/bisect", "rmsnorm/fused",
+        "fused_add_rmsnorm/fused", "silu_and_mul/fused", "rope/fused", "kv_cache_write/fused",
+    }  # fmt: skip
+    assert wanted <= {kernel.id for kernel in TUNABLE}
+
+
+@every_tunable_kernel
+def test_heuristics_are_legal_and_configs_are_data(kernel):
+    for case in cases_of(kernel):
+        for scheme in SCHEMES.values():
+            config = kernel.heuristic(case, scheme)
+            assert kernel.is_legal(config, case, scheme), f"{case.id} {scheme.name}"
+    found = legal_configs(kernel, case, BF16)
+    assert found[0] == kernel.heuristic(case) and len(found) > 3 and len(set(found)) == len(found)
+    for config in found:
+        values = json.loads(json.dumps(dataclasses.asdict(config)))
+        assert make_config(kernel, values) == config
+
+
+@every_tunable_kernel
+def test_every_config_gives_the_right_result(kernel):
+    spec = registry.get_op(kernel.op)
+    case = next(case for case in spec.cases["smoke"] if case in set(cases_of(kernel)))
+    found = legal_configs(kernel, case, FP32)
+    for config in random.Random(0).sample(found, 2):
+        result = check_kernel(with_config(kernel, config), spec, case, FP32, planted=False)
+        assert result.status == "OK", f"{config}: {result.describe()}"
+
+
+class Launch:
+    """Stands for a jitted kernel, and keeps what it was launched with."""
+
+    def __init__(self):
+        self.options = None
+
+    def __getitem__(self, grid):
+        self.grid = grid
+        return self
+
+    def __call__(self, *args, **options):
+        self.options = options
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """`launched(kernel, case, scheme, **more)`: the config that the launcher used, read off its launch."""
+
+    def read(kernel, case, scheme, **more):
+        launch = Launch()
+        module = __import__(kernel.fn.__module__, fromlist=["x"])
+        name = next(name for name in vars(module) if name.startswith("_") and name.strip("_") in kernel.op
+                    or name.endswith("_kernel"))  # fmt: skip
+        monkeypatch.setattr(module, name, launch)
+        inputs = registry.get_op(kernel.op).make_inputs(case, scheme, torch.device("cpu"), 0)
+        kernel.fn(**{key: value for key, value in inputs.items() if key in kernel.accepted}, **more)
+        return {key.lower(): value for key, value in (launch.options or {}).items()}
+
+    return read
+
+
+@every_tunable_kernel
+def test_a_launch_takes_its_heuristic_or_the_config_it_is_given(kernel, launched):
+    for case in list(cases_of(kernel))[:6]:
+        options = launched(kernel, case, FP32)
+        wanted = dataclasses.asdict(kernel.heuristic(case, FP32))
+        assert options == {} or {key: options[key] for key in wanted if key in options} == {
+            key: wanted[key] for key in wanted if key in options
+        }, case.id
+        for config in legal_configs(kernel, case, FP32)[-2:]:
+            options = launched(kernel, case, FP32, config=config)
+            shared = {key: value for key, value in dataclasses.asdict(config).items() if key in options}
+            assert not options or ("num_warps" in shared and shared == {key: options[key] for key in shared})
+
+
+@pytest.fixture
+def tuned_file(monkeypatch):
+    """`tuned_file(entries)` makes them what every op's `choices.json` says of the CPU."""
+
+    def write(entries):
+        monkeypatch.setattr(choices, "_load", lambda path: {"cpu": entries})
+        default_config.cache_clear()
+
+    yield write
+    default_config.cache_clear()
+
+
+def test_a_launch_takes_what_a_record_found(tuned_file, launched):
+    kernel = registry.get_kernel("gemm", "tensor_core")
+    case = Case(M=16, N=64, K=64, layout="NN", bias=False)
+    found = kernel.config_type(16, 128, 32, num_warps=8, num_stages=3, group_m=1)
+    entry = {"kernel": "tensor_core", "record": "r", "scheme": "fp32", "config": dataclasses.asdict(found)}
+    tuned_file({"decode:16": entry})
+    assert config_for(kernel, case, FP32, CPU) == found and launched(kernel, case, FP32)["block_n"] == 128
+    assert config_for(kernel, case, BF16, CPU) == kernel.heuristic(case, BF16), "found in another dtype"
+    assert config_for(kernel, case.but(M=17), FP32, CPU) == kernel.heuristic(case, FP32), "another bucket's"
+    assert config_for(kernel, case, FP32, torch.device("meta")) == kernel.heuristic(case, FP32), "no card"
+    tuned_file({"decode:16": {**entry, "kernel": "library"}})
+    assert config_for(kernel, case, FP32, CPU) == kernel.heuristic(case, FP32), "the library's has none"
+    tuned_file({"decode:16": {"kernel": "library", "record": "r", "scheme": "fp32",
+                              "tuned": {"tensor_core": dataclasses.asdict(found)}}})  # fmt: skip
+    assert config_for(kernel, case, FP32, CPU) == found
+
+
+def test_a_tuned_config_that_does_not_fit_the_case_is_not_taken(tuned_file):
+    kernel = registry.get_kernel("flash_attention", "online")
+    config = kernel.config_type(128, 128, num_warps=8, num_stages=3)
+    tuned_file({"prefill:512": {"kernel": "online", "record": "r", "scheme": "bf16",
+                                "config": dataclasses.asdict(config)}})  # fmt: skip
+    case = Case(B=1, T=512, S=512, H=4, H_kv=4, D=128, causal=True)
+    assert config_for(kernel, case, BF16, CPU) == config
+    assert config_for(kernel, case.but(D=256), BF16, CPU) == kernel.heuristic(case.but(D=256), BF16)
+
+
+def test_a_tuned_config_of_other_fields_is_refused_by_name(tuned_file):
+    tuned_file({"decode:1": {"kernel": "fused", "record": "r", "scheme": "fp32", "config": {"warps": 3}}})
+    with pytest.raises(ValueError, match="config: rmsnorm/fused has num_warps, got warps"):
+        config_for(registry.get_kernel("rmsnorm", "fused"), Case(T=1, H=64, eps=1e-6), FP32, CPU)
+
+
+def test_with_config_pins_kernel_and_traffic():
+    kernel = registry.get_kernel("gemm", "tensor_core")
+    spec = registry.get_op("gemm")
+    inputs = spec.make_inputs(Case(M=512, N=64, K=64, layout="NN", bias=False), BF16, torch.device("meta"), 0)
+    narrow = kernel.config_type(16, 64, 64, num_warps=4, num_stages=2, group_m=1)
+    pinned = with_config(kernel, narrow)
+    assert (
+        pinned.id == kernel.id and pinned.takes_out and pinned.traffic(**inputs).bytes > kernel.traffic(**inputs).bytes
+    )
+    with pytest.raises(ValueError, match="config: expected one of gemm/tensor_core"):
+        with_config(kernel, registry.get_kernel("rmsnorm", "fused").heuristic(Case(T=1, H=8)))
+    with pytest.raises(ValueError, match="gemm/library, which takes no config"):
+        legal_configs(registry.get_kernel("gemm", "library"), Case(M=1, N=1, K=1), BF16)
+
+
+BOUNDARY = [
+    ("gemm", "tensor_core", Case(M=512, N=512, K=512, layout="NT", bias=False)),
+    ("flash_attention", "online", Case(B=1, T=512, S=512, H=4, H_kv=4, D=128, causal=True)),
+    ("paged_attention", "gqa_packed", Case(B=2, context=512, H=32, H_kv=8, D=128, block_size=16, ragged=False)),
+]
+
+
+def compare_with_compiled(count):
+    """Legal exactly where the compiled kernel fits, and the arithmetic at most a quarter below what it really takes.
+
+    For each kernel the `count` configs on either side of what fits that come nearest to it.
+    """
+    entries = []
+    for op, name, case in BOUNDARY:
+        kernel = registry.get_kernel(op, name)
+        sizes = {config: kernel.footprint(config, case, BF16) for config in kernel.configs(case, BF16)}
+        near = sorted(sizes, key=lambda config: abs(sizes[config].shared_bytes - SHARED_BYTES_PER_CTA))
+        for fits in (True, False):
+            own = [config for config in near if sizes[config].fits is fits]
+            entries += [Request(op, name, case, BF16, config=config) for config in own[:count]]
+    legal = set()
+    for request, found in zip(entries, compile_kernels(entries), strict=True):
+        op, name, case, config = request.op, request.kernel, request.case, request.config
+        assert not isinstance(found, CompileFailure), f"{op}: {config}: {found}"
+        (info,) = found
+        size = registry.get_kernel(op, name).footprint(config, case, BF16)
+        legal.add(size.fits)
+        assert 0.75 * info.shared_bytes <= size.shared_bytes <= info.shared_bytes, f"{op}: {config}"
+        assert size.fits or info.shared_bytes > SHARED_BYTES_PER_CTA or info.stack_bytes, f"{op}: {config} would run"
+        assert size.registers <= info.registers or info.stack_bytes, f"{op}: {config}: fewer than said"
+        assert info.threads == size.threads and size.ctas == info.grid[0] * (info.grid[1] if len(info.grid) > 1 else 1)
+    assert legal == {True, False}, "configs on both sides of what fits"
+
+
+def test_what_is_called_illegal_cannot_run():
+    compare_with_compiled(1)
+
+
+@pytest.mark.slow
+def test_what_is_called_illegal_cannot_run_in_many_configs():
+    compare_with_compiled(15)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    rows: int
+
+
+@dataclass
+class Thawed:
+    rows: int
+
+
+@dataclass(frozen=True)
+class Nested:
+    rows: tuple
+
+
+def norm(x, weight, eps=1e-6, *, config=None):
+    return x
+
+
+def test_a_tunable_kernel_registers_every_part():
+    parts = {
+        "config_type": Chunk,
+        "configs": lambda case, scheme=BF16: (Chunk(1),),
+        "is_legal": lambda config, case, scheme=BF16: True,
+        "heuristic": lambda case, scheme=BF16: Chunk(1),
+    }
+
+    def attempt(fn=norm, **changes):
+        options = {key: value for key, value in {**parts, **changes}.items() if value is not None}
+        registry.register(op="rmsnorm", name="test_part", role="optimized", backend="torch", **options)(fn)
+
+    for fn, changes, message in [
+        (norm, {"heuristic": None}, "takes a config, and heuristic was not given"),
+        (norm, {"config_type": Thawed}, "expected Thawed to be frozen"),
+        (norm, {"config_type": Nested}, "expected Nested.rows to be a JSON scalar"),
+        (norm, {"config_type": dict}, "expected config_type to be a dataclass"),
+        (norm, {"heuristic": lambda case: Chunk(1)}, r"expected heuristic\(case, scheme=...\)"),
+        (norm, {"is_legal": lambda case, scheme=BF16: True}, r"expected is_legal\(config, case, scheme=...\)"),
+        (lambda x, weight, eps=1e-6: x, {}, "config_type was given, and the function takes no config"),
+        (lambda x, weight, eps=1e-6, config=None: x, {}, "expected config to be keyword-only"),
+        (lambda x, weight, eps=1e-6, *, config=1: x, {}, "expected config to be keyword-only with the default None"),
+    ]:
+        with pytest.raises(TypeError, match=message):
+            attempt(fn, **changes)
+    attempt()
+    try:
+        kernel = registry.get_kernel("rmsnorm", "test_part")
+        assert kernel.takes_config and kernel.accepted == {"x", "weight", "eps", "config"}
+        assert not registry.get_kernel("rmsnorm", "naive").takes_config
+    finally:
+        registry._kernels["rmsnorm"].pop("test_part")
