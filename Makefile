@@ -5,7 +5,7 @@ BIN := .venv/bin
 WORKERS ?= 2
 TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -q --durations=10
 
-.PHONY: lab lab-smoke test test-full lint types setup clean
+.PHONY: lab lab-smoke test test-full lint types wheelhouse setup clean
 
 lab: setup
 	$(BIN)/rooflab lab
@@ -29,6 +29,10 @@ types: setup
 	rm -rf rooflab.egg-info  # pytest would take it for a second installation
 	cd build/types && MYPYPATH=. ../../$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p rooflab
 
+# What a GPU machine without a network lacks, to be sent there with the checkout (bench/run_from_checkout.py).
+wheelhouse: setup
+	$(BIN)/python -m rooflab.bench.suite.wheelhouse
+
 setup: .venv/.installed
 
 # torch first and by itself, so that its pinned build is taken and nothing later asks for another.
@@ -41,4 +45,4 @@ setup: .venv/.installed
 	touch $@
 
 clean:
-	rm -rf .venv build results/local *.egg-info
+	rm -rf .venv build wheelhouse results/local *.egg-info

@@ -1,0 +1,159 @@
+"""`suite` and `tune`: everything worth measuring on a card, and its kernels' configs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rooflab.bench import show
+from rooflab.bench.cli.app import (
+    EXIT_INCORRECT,
+    EXIT_INVALID,
+    CaseOption,
+    DeviceOption,
+    Json,
+    OutOption,
+    app,
+    exit_for,
+)
+
+
+@app.command()
+def suite(
+    only: Annotated[
+        list[str] | None, typer.Option("--only", help="An op, a family such as attention, or an entry; repeatable.")
+    ] = None,
+    budget_s: Annotated[float, typer.Option("--budget", help="Seconds; the most valuable comes first.")] = 480.0,
+    out: OutOption = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="The whole plan on the CPU with small shapes.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Print the plan and run nothing.")] = False,
+    summary: Annotated[
+        Path | None, typer.Option("--summary", help="Print what came of the run in this folder.")
+    ] = None,
+    seed: int = 0,
+    json: Json = False,
+) -> None:
+    """Run everything worth measuring on the card at hand, most valuable first.  Exit status 11 where one failed."""
+    from rooflab.bench.suite import summary as summaries
+
+    if summary is not None:
+        _show(summaries.read(summary), json)
+        return
+    from rooflab.bench.commands import result_folder
+    from rooflab.bench.selection import pick_device
+    from rooflab.bench.suite.plan import make_plan
+    from rooflab.bench.suite.runner import Settings, run_suite
+
+    entries = make_plan(only or ())
+    if plan:
+        rows = [_plan_row(entry) for entry in entries]
+        if json:
+            show.as_json(rows)
+        else:
+            show.table(rows, ("entry", "value", "cost_s", "why"))
+            show.line(f"{len(rows)} entries, about {sum(entry.cost_s for entry in entries):.0f} s on a GPU")
+        return
+    if not dry_run and pick_device(None).type != "cuda":
+        raise ValueError("suite: torch finds no CUDA device; --dry-run runs the plan on the CPU with small shapes")
+    settings = Settings(out or result_folder(), budget_s, dry_run, resume, seed, tuple(only or ()))
+    with show.progress("suite", len(entries)) as advance:
+        run_suite(entries, settings, show.note, advance)
+    found = summaries.read(settings.out)
+    _show(found, json)
+    if not json:
+        show.line(f"records, figures and summary: {settings.out}")
+    if found["counts"].get("FAILED") or found["excluded"]:
+        raise typer.Exit(EXIT_INCORRECT)
+    if not found["counts"].get("DONE"):
+        raise typer.Exit(EXIT_INVALID)
+
+
+def _plan_row(entry: Any) -> dict[str, Any]:
+    before = ", ".join((*entry.needs, *entry.after))
+    return {
+        "entry": entry.id,
+        "value": entry.value,
+        "cost_s": entry.cost_s,
+        "after": before,
+        "call": entry.call,
+        "arguments": entry.arguments,
+        "why": entry.title,
+    }
+
+
+def _show(found: dict[str, Any], json: bool) -> None:
+    from rooflab.bench.suite import summary as summaries
+
+    if json:
+        show.as_json(found)
+        return
+    for rows, columns, title in (
+        (found["entries"], ("entry", "status", "seconds", "reason"), "Entries"),
+        (found["bar_rows"], ("bar", "outcome", "needed", "reason"), "Bars"),
+    ):
+        if rows:
+            show.table([{**row, "reason": summaries.what(row)} for row in rows], columns, title)
+    for kernel, reason in found["excluded"].items():
+        show.line(f"not run any more: {kernel}: {reason}", "red")
+    if found["stopped"]:
+        show.line(found["stopped"], "red")
+    counts = ", ".join(f"{count} {status.lower().replace('_', ' ')}" for status, count in found["counts"].items())
+    bars = ", ".join(f"{count} {status.lower()}" for status, count in found["bars"].items())
+    show.line(f"{found['device']}: {counts}; bars: {bars}; {found['seconds']:.0f} s")
+
+
+@app.command()
+def tune(
+    op: Annotated[str, typer.Argument(help="An op with a tunable kernel.")],
+    kernel: Annotated[
+        list[str] | None,
+        typer.Option("--kernel", help="A kernel's name, or a file that registers kernels; repeatable."),
+    ] = None,
+    suite: Annotated[list[str] | None, typer.Option("--suite", help="Suites of cases to tune for; repeatable.")] = None,
+    case: CaseOption = None,
+    scheme: Annotated[str | None, typer.Option("--scheme", help="bf16 on a GPU, fp32 on a CPU without it.")] = None,
+    budget_s: Annotated[float, typer.Option("--budget", help="Seconds for the search.")] = 120.0,
+    device: DeviceOption = None,
+    choose: Annotated[
+        bool, typer.Option(help="Write kernels/<op>/choices.json from the records; the tree must be committed.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="The search with made-up times, on the CPU.")] = False,
+    seed: int = 0,
+    out: OutOption = None,
+    json: Json = False,
+) -> None:
+    """Search a kernel's configs on this card.  Exit status 11 where a config that was measured is wrong."""
+    from rooflab.bench.choose import write_choices
+    from rooflab.bench.commands import result_folder
+    from rooflab.bench.tune import COLUMNS, tune_op
+
+    if choose and dry_run:
+        raise ValueError("choose: expected measured times, and a dry run has none")
+    folder = out or result_folder()
+    report = tune_op(
+        op,
+        kernel or [],
+        suites=suite or [],
+        cases=case or [],
+        scheme=scheme,
+        budget_s=budget_s,
+        device=device,
+        out=folder,
+        dry_run=dry_run,
+        seed=seed,
+        clean=choose,
+    )
+    written = write_choices(report.records) if choose else []
+    if json:
+        show.as_json(report.as_mapping() | {"written": [str(path) for path in written]})
+    else:
+        show.table(report.rows, COLUMNS)
+        if report.stopped:
+            show.line(report.stopped, "yellow")
+        show.line(f"records: {', '.join(str(folder / name) for name in report.files) or 'none'}")
+        for path in written:
+            show.line(f"written: {path}")
+    exit_for({record.status for record in report.records} or {"OK"})

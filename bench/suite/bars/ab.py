@@ -1,0 +1,46 @@
+"""Bars of the A/B: what it says of identical code and of an injected slowdown, on the card."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from rooflab.bench.suite.calls import run_command
+from rooflab.bench.suite.entries import Context, Entry, Outcome
+from rooflab.bench.suite.state import write_whole
+
+IS_LONG = "pairs of fresh processes take minutes; the tests of the A/B hold it on a CPU"
+
+
+def false_alarms(context: Context, arguments: Sequence[str], most: int) -> Outcome:
+    """Counts what a self-test called wrongly: FASTER or SLOWER on identical code, SAME on slowed code."""
+    needed = f"at most {most} FASTER or SLOWER of identical code, no SAME of slowed code"
+    if context.dry_run:
+        return Outcome("UNSUPPORTED", IS_LONG, "UNMEASURED", needed)
+    words = [word.replace("{out}", str(context.out)) for word in arguments]
+    status, value, errors = run_command([*words, "--budget", str(int(context.seconds))])
+    if not isinstance(value, dict) or "tables" not in value:
+        return Outcome("FAILED", f"exit status {status}: {errors[-300:]}", "UNMEASURED", needed)
+    write_whole(context.out / "bar-ab.json", json.dumps(value, indent=1) + "\n")
+    runs = [rows for title, rows in value["tables"].items() if "slowed" not in title]
+    slowed = [row for title, rows in value["tables"].items() if "slowed" in title for row in rows]
+    alarms = sum(row["verdict"] in ("FASTER", "SLOWER") for rows in runs for row in rows)
+    missed = sum(row["verdict"] == "SAME" for row in slowed)
+    unmeasured = sum(row["verdict"] in ("INVALID", "MISSING", "FAILED") for rows in [*runs, slowed] for row in rows)
+    figures = {"comparisons": sum(map(len, runs)), "false alarms": alarms, "slowed and called SAME": missed}
+    if unmeasured or not slowed:
+        return Outcome("DONE", f"{unmeasured} comparisons without a reading", "UNMEASURED", needed, figures)
+    return Outcome("DONE", "", "MET" if alarms <= most and not missed else "MISSED", needed, figures, ("bar-ab.json",))
+
+
+BARS = (
+    Entry(
+        "bar:ab.false_alarms",
+        "6 kernels x 20 A/A repeats: no more than 1 FASTER or SLOWER in all; an injected 5% slowdown is never SAME",
+        f"{__name__}:false_alarms",
+        {"arguments": ["ab", "--self-test", "--repeats", "20", "--inject", "0.05", "--json"], "most": 1},
+        cost_s=2400.0,
+        value=20.0,
+        needs=("environment", "first"),
+    ),
+)

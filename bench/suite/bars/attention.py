@@ -1,0 +1,91 @@
+"""Bars of attention: prefill against the library's best backend, and paged decode against the card's bandwidth."""
+
+from __future__ import annotations
+
+from rooflab.bench.suite.bars import AGAINST_LIBRARY, OF_BANDWIDTH, bar
+from rooflab.bench.suite.entries import Context, Entry, Outcome
+from rooflab.bench.suite.measures import answer, bandwidth_shares, contenders, measure, why_unmeasured
+from rooflab.kernels import registry
+from rooflab.reference.spec import Case
+
+TOKENS = 16384
+"""In all sequences of a case together, as FlashAttention's own benchmark has it."""
+LENGTHS = (1024, 2048, 4096, 8192, 16384)
+HEADS = 2048
+"""Query heads times head_dim, likewise."""
+
+
+def _prefill(D: int) -> list[str]:
+    H = HEADS // D
+    return [
+        f"B={TOKENS // T},T={T},S={T},H={H},H_kv={H_kv},D={D},causal={causal}"
+        for T in LENGTHS
+        for H_kv in (H, max(1, H // 8))
+        for causal in ("true", "false")
+    ]
+
+
+def _decode(B: int, context: int, ragged: str = "false") -> str:
+    return f"B={B},context={context},H=32,H_kv=8,D=128,block_size=16,ragged={ragged}"
+
+
+def ragged_lengths(context: Context, even: str, ragged: str, least: float) -> Outcome:
+    """The bandwidth that the best rung reaches with ragged lengths, over what it reaches with even ones."""
+    spec = registry.get_op("paged_attention")
+    cases = [spec.check_case(Case.parse(text)) for text in (even, ragged)]
+    if context.dry_run:
+        cases = list(spec.get_cases("smoke")[:2])
+    rungs = [kernel for kernel in contenders(context, spec.name) if kernel.role == "optimized"]
+    records, run_id, _ = measure(context, spec.name, rungs, cases, "bf16")
+    needed = f"ragged over even >= {least:.2f}"
+    found = {
+        kernel: shares[cases[1].id] / shares[cases[0].id]
+        for kernel, shares in bandwidth_shares(records).items()
+        if len(shares) == len(cases)
+    }
+    if not found:
+        return Outcome("DONE", why_unmeasured(records), "UNMEASURED", needed, files=(f"{run_id}.jsonl",))
+    best = max(found, key=lambda kernel: found[kernel])
+    return answer(context, found[best] >= least, needed, {"kernel": best, "ragged over even": found[best]}, run_id)
+
+
+def _against(id: str, D: int, geomean: float, cost_s: float, value: float) -> Entry:
+    return bar(
+        f"flash_attention.{id}",
+        f"prefill d{D} bf16, 16k tokens in all, full and causal, seq 1k to 16k, MHA and GQA 8:1: geomean >= "
+        f"{geomean:.2f}x the best SDPA backend",
+        ("flash_attention",),
+        AGAINST_LIBRARY,
+        {"op": "flash_attention", "cases": _prefill(D), "geomean": geomean},
+        cost_s,
+        value,
+    )
+
+
+BARS = (
+    _against("prefill_d128", 128, 1.0, 70.0, 82.0),
+    bar(
+        "paged_attention.decode",
+        "paged decode GQA 32/8 d128 bf16, block 16: >= 90% of measured read bandwidth at batch 64 and context 4k and "
+        "8k, >= 70% at 1k, >= 60% for one request at 64k",
+        ("paged_attention",),
+        OF_BANDWIDTH,
+        {
+            "op": "paged_attention",
+            "least": {_decode(64, 4096): 0.9, _decode(64, 8192): 0.9, _decode(64, 1024): 0.7, _decode(1, 65536): 0.6},
+        },
+        cost_s=45.0,
+        value=81.0,
+    ),
+    bar(
+        "paged_attention.ragged",
+        "paged decode with ragged lengths: within 3% of the bandwidth of even ones",
+        ("paged_attention",),
+        f"{__name__}:ragged_lengths",
+        {"even": _decode(64, 4096), "ragged": _decode(64, 4096, "true"), "least": 0.97},
+        cost_s=30.0,
+        value=70.0,
+    ),
+    _against("prefill_d64", 64, 0.95, 55.0, 66.0),
+    _against("prefill_d256", 256, 0.95, 55.0, 64.0),
+)

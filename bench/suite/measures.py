@@ -1,0 +1,192 @@
+"""What bars have in common: kernels timed beside each other on given cases, and what the times say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rooflab.bench.commands import default_scheme
+from rooflab.bench.measure import measure_op
+from rooflab.bench.record_files import RunWriter
+from rooflab.bench.records import Record
+from rooflab.bench.suite.entries import BarStatus, Context, Outcome
+from rooflab.kernels import registry
+from rooflab.kernels.registry import Kernel
+from rooflab.reference.spec import DTYPE_NAMES, Case, get_scheme
+from rooflab.roofline.model import Ceilings
+
+KERNEL_S = 0.3
+"""Seconds for the samples of one kernel on one case."""
+LEAST_KERNEL_S, DRY_KERNEL_S = 0.05, 0.02
+NO_LIMITS = Ceilings("none, a dry run", "datasheet", 1e18, dict.fromkeys(DTYPE_NAMES.values(), 1e18), 1e18)
+"""Ceilings of a dry run, of which no figure counts: measuring the CPU's would take as long as all the rest."""
+TIMING_SHARE = 0.3
+"""Share of an entry's time that goes to samples; the rest to inputs, checks and compilation."""
+
+
+def usable(context: Context, op: str) -> list[Kernel]:
+    """The kernels of `op` that this run may launch: those that no first check has excluded or failed to reach."""
+    return [
+        kernel
+        for kernel in registry.kernels(op).values()
+        if kernel.id not in context.excluded and (context.verified is None or kernel.id in context.verified)
+    ]
+
+
+def contenders(context: Context, op: str) -> list[Kernel]:
+    """The library's kernel, the optimized ones and the peers'."""
+    return [kernel for kernel in usable(context, op) if kernel.role != "naive"]
+
+
+def measure(
+    context: Context, op: str, kernels: Sequence[Kernel], cases: Sequence[Case], scheme: str | None = None
+) -> tuple[list[Record], str, bool]:
+    """Checks and times `kernels` against each other on each case, as far as the time goes.
+
+    Returns the records, written as they came, the id of their run, and whether cases were left out.
+    """
+    device = torch.device(context.device)
+    writer = RunWriter(context.out)
+    found: list[Record] = []
+    if not kernels or not cases:
+        return found, writer.run_id, bool(cases)
+    share = TIMING_SHARE * context.seconds / (len(kernels) * len(cases))
+    budget_s = DRY_KERNEL_S if context.dry_run else min(KERNEL_S, max(LEAST_KERNEL_S, share))
+    spec = registry.get_op(op)
+    name = default_scheme(device) if scheme is None or context.dry_run else scheme
+    options: dict[str, Any] = {}
+    if context.dry_run:
+        options = {"ceilings": NO_LIMITS}
+    for record in measure_op(
+        spec, kernels, cases, get_scheme(name), device,
+        budget_s=budget_s, run_id=writer.run_id, seed=context.seed, **options,
+    ):  # fmt: skip
+        writer.write(record)
+        found.append(record)
+        if context.left_s < 0 and len(found) % len(kernels) == 0:
+            break
+    return found, writer.run_id, len(found) < len(kernels) * len(cases)
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """One kernel against the library's over a set of cases; above 1 the kernel is faster."""
+
+    kernel: str
+    geomean: float
+    worst: float
+    worst_case: str
+    by_case: Mapping[str, float]
+
+
+def latencies(records: Sequence[Record]) -> dict[str, dict[str, float]]:
+    """Median latency in ms by kernel and case, of what was checked and timed."""
+    found: dict[str, dict[str, float]] = {}
+    for record in records:
+        if record.status == "OK" and record.latency_median_ms is not None and record.basis == "measured":
+            found.setdefault(str(record.kernel), {})[str(record.case_id)] = record.latency_median_ms
+    return found
+
+
+def ratios(records: Sequence[Record], cases: Sequence[str]) -> list[Ratio]:
+    """Every optimized kernel that was timed on all `cases` where the library's was too, best geomean first."""
+    times = latencies(records)
+    libraries = {str(record.kernel) for record in records if record.role == "library"}
+    rungs = {str(record.kernel) for record in records if record.role == "optimized"}
+    base = next((times[name] for name in libraries if name in times), {})
+    found = []
+    for name in rungs & times.keys():
+        if cases and all(case in base and case in times[name] for case in cases):
+            by_case = {case: base[case] / times[name][case] for case in cases}
+            worst = min(by_case, key=lambda case: by_case[case])
+            mean = math.exp(sum(math.log(value) for value in by_case.values()) / len(by_case))
+            found.append(Ratio(name, mean, by_case[worst], worst, by_case))
+    return sorted(found, key=lambda ratio: -ratio.geomean)
+
+
+def why_unmeasured(records: Sequence[Record]) -> str:
+    """Why there is no figure: each fault once."""
+    faults = dict.fromkeys(
+        f"{record.op}/{record.kernel}: {record.status}: {record.reason}"
+        for record in records
+        if record.status != "OK" and record.role != "naive"
+    )
+    return "; ".join(list(faults)[:4]) or "no optimized kernel was timed on every case"
+
+
+def answer(context: Context, met: bool, needed: str, figures: Mapping[str, Any], run_id: str) -> Outcome:
+    """A bar's outcome; a dry run answers none."""
+    bar: BarStatus = "UNMEASURED" if context.dry_run else "MET" if met else "MISSED"
+    reason = "dry run" if context.dry_run else ""
+    return Outcome("DONE", reason, bar, needed, figures, (f"{run_id}.jsonl",))
+
+
+def against_library(
+    context: Context, op: str, cases: Sequence[str], geomean: float, worst: float | None = None, scheme: str = "bf16"
+) -> Outcome:
+    """The best optimized kernel against the library's: geometric mean over the cases, and the worst of them."""
+    spec = registry.get_op(op)
+    wanted = [spec.check_case(Case.parse(text)) for text in cases]
+    if context.dry_run:
+        wanted = list(spec.get_cases("smoke")[:1])
+    needed = f"geomean >= {geomean:.2f}" + (f", worst >= {worst:.2f}" if worst is not None else "")
+    records, run_id, _ = measure(context, op, contenders(context, op), wanted, scheme)
+    found = ratios(records, [case.id for case in wanted])
+    if not found:
+        return Outcome("DONE", why_unmeasured(records), "UNMEASURED", needed, files=(f"{run_id}.jsonl",))
+    best = found[0]
+    met = best.geomean >= geomean and (worst is None or best.worst >= worst)
+    figures = {"kernel": best.kernel, "geomean": best.geomean, "worst": best.worst, "worst case": best.worst_case}
+    return answer(context, met, needed, figures | peak_figures(records, best.kernel), run_id)
+
+
+def peak_figures(records: Sequence[Record], kernel: str) -> dict[str, Any]:
+    """How near the kernel came to its bound, at best, and under which ceilings."""
+    own = [record for record in records if record.kernel == kernel and record.bound_fraction is not None]
+    if not own:
+        return {}
+    best = max(own, key=lambda record: record.bound_fraction or 0.0)
+    clocks = (best.clocks or {}).get("sm_clock_mhz")
+    kind = (best.ceilings or {}).get("kind")
+    return {"of bound at best": best.bound_fraction, "ceilings": kind} | ({"sm_clock_mhz": clocks} if clocks else {})
+
+
+def of_bandwidth(context: Context, op: str, least: Mapping[str, float], scheme: str = "bf16") -> Outcome:
+    """The best optimized kernel's least bytes over its time, as a share of the bandwidth measured on this card.
+
+    `least` maps cases to the share that is wanted there.
+    """
+    spec = registry.get_op(op)
+    wanted = {spec.check_case(Case.parse(text)).id: share for text, share in least.items()}
+    if context.dry_run:
+        wanted = {spec.get_cases("smoke")[0].id: min(least.values())}
+    needed = ", ".join(f"{share:.0%} at {case}" for case, share in wanted.items())
+    rungs = [kernel for kernel in contenders(context, op) if kernel.role == "optimized"]
+    records, run_id, _ = measure(context, op, rungs, [Case.parse(case) for case in wanted], scheme)
+    shares = bandwidth_shares(records)
+    complete = {name: found for name, found in shares.items() if found.keys() == wanted.keys()}
+    if not complete:
+        return Outcome("DONE", why_unmeasured(records), "UNMEASURED", needed, files=(f"{run_id}.jsonl",))
+    best = max(complete, key=lambda name: min(complete[name][case] / wanted[case] for case in wanted))
+    figures: dict[str, Any] = {"kernel": best} | {f"share at {case}": share for case, share in complete[best].items()}
+    kinds = {str((record.ceilings or {}).get("kind")) for record in records if record.kernel == best}
+    if kinds != {"measured"} and not context.dry_run:
+        reason = f"no bandwidth was measured on this card; the shares are of the {' and '.join(sorted(kinds))} figure"
+        return Outcome("DONE", reason, "UNMEASURED", needed, figures, (f"{run_id}.jsonl",))
+    met = all(complete[best][case] >= share for case, share in wanted.items())
+    return answer(context, met, needed, figures, run_id)
+
+
+def bandwidth_shares(records: Sequence[Record]) -> dict[str, dict[str, float]]:
+    """Least bytes over time over the ceilings' bandwidth, by kernel and case."""
+    found: dict[str, dict[str, float]] = {}
+    for record in records:
+        rate = (record.ceilings or {}).get("hbm_bytes_per_s")
+        if record.status == "OK" and record.latency_median_ms and record.least_bytes and rate:
+            share = record.least_bytes / (record.latency_median_ms * 1e-3) / float(rate)
+            found.setdefault(str(record.kernel), {})[str(record.case_id)] = share
+    return found

@@ -1,0 +1,140 @@
+"""The plan: every entry, in the order in which it is worth doing.  Data; nothing here runs anything."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from rooflab.bench.suite import bars
+from rooflab.bench.suite.entries import Entry
+from rooflab.kernels import registry
+
+TASKS = "rooflab.bench.suite.tasks"
+MODEL_SUITES = ("llama3_8b", "qwen3_0_6b", "smollm2_135m")
+AB_IS_LONG = "pairs of fresh processes take minutes; the tests of the A/B hold it on a CPU"
+START_S = 8.0
+"""Seconds in which a process starts and imports, where the last one's work does not hide it."""
+
+
+def make_plan(only: Sequence[str] = (), ops: Iterable[str] | None = None) -> list[Entry]:
+    """The entries in order, most valuable first, prerequisites before what needs them.
+
+    `only` names ops, families (`attention` for every op with that word in its name) or entries; with it, what is about
+    the card alone is left out, but for what the others need.  `ops` are all of the registry's by default.  Raises
+    `ValueError` where a name of `only` names nothing.
+    """
+    known = list(ops if ops is not None else registry.ops())
+    every = [*card_entries(known), *(entry for op in known for entry in op_entries(op)), *bar_entries(known)]
+    by_id = {entry.id: entry for entry in every}
+    wanted = {entry.id for entry in every}
+    if only:
+        named = {entry_id for name in only for entry_id in _named(name, every)}
+        wanted = named | {before for entry_id in named for before in _before(entry_id, by_id)}
+        if "first" not in named:  # of the ops in question alone
+            about = sorted({op for entry_id in named for op in by_id[entry_id].ops})
+            by_id |= {entry.id: entry for entry in card_entries(about)}
+    return _ordered([by_id[entry.id] for entry in every if entry.id in wanted])
+
+
+def _named(name: str, entries: Sequence[Entry]) -> set[str]:
+    own = {
+        entry.id for entry in entries if entry.ops and entry.id != "first" and any(_is(name, op) for op in entry.ops)
+    }
+    exact = {entry.id for entry in entries if name in (entry.id, entry.id.removeprefix("bar:"))}
+    if not own | exact:
+        families = sorted({word for entry in entries for op in entry.ops for word in (op, op.split("_")[-1])})
+        raise ValueError(
+            f"only: expected an op, a family or an entry of the plan, such as {', '.join(families)}; got {name!r}"
+        )
+    return own | exact
+
+
+def _is(name: str, op: str) -> bool:
+    return name == op or name in op.split("_")
+
+
+def _before(entry_id: str, by_id: dict[str, Entry]) -> set[str]:
+    """Everything that must come before an entry, and what comes before that."""
+    found: set[str] = set()
+    for name in (*by_id[entry_id].needs, *by_id[entry_id].after):
+        found |= {name} | _before(name, by_id)
+    return found
+
+
+def _ordered(entries: Sequence[Entry]) -> list[Entry]:
+    """By value, where what an entry waits for is worth as much as the entry."""
+    by_id = {entry.id: entry for entry in entries}
+    worth = {entry.id: entry.value for entry in entries}
+    for entry in entries:
+        for name in _before(entry.id, by_id) & worth.keys():
+            worth[name] = max(worth[name], entry.value)
+    found: dict[str, Entry] = {}
+
+    def place(entry: Entry) -> None:
+        for name in (*entry.needs, *entry.after):
+            if name in by_id and name not in found:
+                place(by_id[name])
+        found.setdefault(entry.id, entry)
+
+    for entry in sorted(entries, key=lambda entry: -worth[entry.id]):
+        place(entry)
+    return list(found.values())
+
+
+def card_entries(ops: Sequence[str]) -> list[Entry]:
+    """What is about the card, and the first checks of the kernels of `ops`."""
+    # torch's own calls neither hang nor write out of bounds.
+    risky = [kernel for op in ops for kernel in registry.kernels(op).values() if kernel.backend != "torch"]
+    return [
+        Entry("environment", "the machine, its software, and whether the device answers", f"{TASKS}:environment",
+              cost_s=START_S + 4, value=100.0),
+        Entry("first", "each kernel's first check on this card, in a process of its own with a time limit",
+              f"{TASKS}:first_checks", {"ops": list(ops)}, START_S + 2 + 4.0 * len(risky), 95.0, ("environment",),
+              (), tuple(ops)),
+        Entry("ceilings", "ceilings measured on this card by our own microkernels", f"{TASKS}:command",
+              {"arguments": ["ceilings", "--refresh", "--out", "{out}", "--json"],
+               "dry_arguments": ["ceilings", "--refresh", "--budget", "0.5", "--device", "cpu", "--json"]},
+              START_S + 65, 90.0, ("environment",)),
+        Entry("flush", "both ways of emptying L2, compared", f"{TASKS}:flush", {}, START_S + 12, 68.0,
+              ("environment",)),
+        Entry("self-test", "the A/B against identical code and an injected 5% slowdown", f"{TASKS}:command",
+              {"arguments": ["ab", "rmsnorm", "gemm", "--self-test", "--budget", "110", "--out", "{out}", "--json"],
+               "dry_reason": AB_IS_LONG}, 130.0, 50.0, ("environment", "first")),
+        Entry("engine:qwen3-0.6b", "TTFT, ITL and throughput of Qwen3-0.6B with random weights, bf16",
+              f"{TASKS}:engine", {"model": "qwen3-0.6b", "batches": [1, 8, 64], "contexts": [512, 8192]},
+              START_S + 60, 56.0, ("environment", "first")),
+        Entry("engine:llama-3.1-8b", "TTFT, ITL and throughput of Llama-3.1-8B with random weights, bf16",
+              f"{TASKS}:engine", {"model": "llama-3.1-8b", "batches": [1, 8, 64], "contexts": [512, 8192]},
+              START_S + 90, 57.0, ("environment", "first")),
+    ]  # fmt: skip
+
+
+def op_entries(op: str) -> list[Entry]:
+    """Checks, times and configs of one op."""
+    kernels = list(registry.kernels(op).values())
+    spec = registry.get_op(op)
+    checks = len(kernels) * len(spec.schemes) * sum(len(spec.cases.get(suite, ())) for suite in ("smoke", "edge"))
+    times = len(kernels) * sum(len(spec.cases.get(suite, ())) for suite in MODEL_SUITES)
+    needs = ("environment", "first")
+    found = [
+        Entry(f"check:{op}", f"every kernel of {op} on all smoke and edge cases", f"{TASKS}:check", {"op": op},
+              START_S + 0.15 * checks, 74.0, needs, (), (op,)),
+        Entry(f"bench:{op}", f"every kernel of {op} on models' shapes", f"{TASKS}:bench",
+              {"op": op, "suites": list(MODEL_SUITES)}, START_S + 0.6 * times, 60.0, needs, ("ceilings",), (op,)),
+    ]  # fmt: skip
+    if any(kernel.takes_config for kernel in kernels):
+        found.append(
+            Entry(f"tune:{op}", f"configs of {op}'s kernels searched", f"{TASKS}:tune", {"op": op}, 90.0, 30.0, needs,
+                  ("ceilings", f"bench:{op}"), (op,))
+        )  # fmt: skip
+    return found
+
+
+def bar_entries(ops: Sequence[str]) -> list[Entry]:
+    """Every bar whose ops are all there."""
+    found = []
+    for file in sorted(Path(bars.__file__).parent.glob("*.py")):
+        if not file.stem.startswith("_"):
+            found += importlib.import_module(f"{bars.__name__}.{file.stem}").BARS
+    return [entry for entry in found if set(entry.ops) <= set(ops)]

@@ -1,0 +1,251 @@
+"""The loop over the plan: each entry in a process of its own, as long as the budget lasts, its outcome kept at once."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rooflab.bench.suite import state, summary
+from rooflab.bench.suite.entries import Context, Entry, Outcome, plan_hash
+from rooflab.bench.suite.process import Ended, Process
+from rooflab.bench.suite.state import Identity, Progress
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ("roofline", "reference", "kernels", "engine", "bench")
+LEAST_SHARE = 0.4
+"""Share of its cost that must be left for an entry to be begun: those that measure do with less time."""
+IMPORTS = ("rooflab.bench.suite.tasks",)
+"""What every process imports before it is asked: torch and Triton take seconds."""
+PROBE = "rooflab.bench.suite.tasks:probe"
+IDENTIFY = "rooflab.bench.suite.worker:identify"
+PROBE_S = 60.0
+DRY_ENTRY_S, DRY_LIMIT_S = 20.0, 180.0
+"""An entry of a dry run takes a second or a few; on a busy machine many times that, but this long, it hangs."""
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a run was asked for."""
+
+    out: Path
+    budget_s: float
+    dry_run: bool = False
+    resume: bool = False
+    seed: int = 0
+    only: tuple[str, ...] = ()
+
+    @property
+    def device(self) -> str:
+        """Where entries run."""
+        return "cpu" if self.dry_run else "cuda"
+
+
+def run_suite(
+    plan: Sequence[Entry], settings: Settings, note: Say, advance: Say, clock: Callable[[], float] = time.monotonic
+) -> Progress:
+    """Runs `plan` within the budget and returns the state that it leaves, of which `summary` makes a table.
+
+    Raises `ValueError` on a folder that holds another run and no `resume`, or a budget that is not positive.
+    """
+    if not settings.budget_s > 0:
+        raise ValueError(f"budget: expected seconds above 0, got {settings.budget_s}")
+    if state.load(settings.out) is not None and not settings.resume:
+        raise ValueError(
+            f"out: {settings.out} holds a suite run; add --resume to go on with it, or take another folder"
+        )
+    run = _Run(plan, settings, clock, note, advance)
+    try:
+        run.all()
+    finally:
+        run.end()
+    return run.progress
+
+
+class _Run:
+    """A run as it goes."""
+
+    def __init__(self, plan: Sequence[Entry], settings: Settings, clock: Callable[[], float], note: Say, advance: Say):
+        self.plan, self.settings, self.clock = plan, settings, clock
+        self.note, self.advance = note, advance
+        self.ends = clock() + settings.budget_s
+        self.log = settings.out / "suite.log"
+        self.current: Process | None = None
+        self.spare: Process | None = None
+        self.progress = self._begin()
+
+    def _begin(self) -> Progress:
+        """The state to go on with, or a new one."""
+        environment = dict(self._ask_first())
+        settings = self.settings
+        identity = Identity(
+            plan_hash(self.plan, dry_run=settings.dry_run, seed=settings.seed),
+            environment.get("commit"),
+            tree_hash(ROOT),
+            str(environment["machine_key"]),
+        )
+        known = state.load(settings.out)
+        if known is not None:
+            difference = known.identity.difference(identity)
+            if difference is None:
+                self.note(f"going on: {sum(known.done(entry.id) for entry in self.plan)} of {len(self.plan)} done")
+                known.stopped = ""
+                return known
+            aside = state.set_aside(settings.out)
+            self.note(f"starting anew: {difference}; the earlier state is in {aside.name if aside else 'no file'}")
+        options = {"only": list(settings.only), "dry_run": settings.dry_run, "seed": settings.seed}
+        titles = {entry.id: entry.title for entry in self.plan}
+        return Progress(identity, options, titles=titles, environment=environment)
+
+    def _ask_first(self) -> Mapping[str, Any]:
+        """The machine, asked in the process that will run the first entry: the runner itself touches no device."""
+        self.settings.out.mkdir(parents=True, exist_ok=True)
+        self.current = self._process()
+        try:
+            outcome = self.current.run(IDENTIFY, {}, self._context("identify", PROBE_S), PROBE_S)
+        except Ended as ended:
+            self.current = None
+            raise ValueError(f"suite: the first process failed: {ended}; see {self.log}") from ended
+        if outcome.status != "DONE":
+            raise ValueError(f"suite: {outcome.reason}")
+        found: Mapping[str, Any] = outcome.figures["environment"]
+        return found
+
+    def _process(self) -> Process:
+        environment = dict(os.environ)
+        if self.settings.dry_run:
+            # Its own cache: what half a second measured must not be taken for this machine's ceilings.
+            environment |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+            environment |= {"ROOFLAB_CACHE": str(self.settings.out.resolve() / "cache")}
+        else:
+            environment.pop("TRITON_INTERPRET", None)
+        return Process(self.log, environment, IMPORTS)
+
+    def _context(self, entry_id: str, seconds: float, progress: Progress | None = None) -> Context:
+        settings = self.settings
+        return Context(
+            entry=entry_id,
+            out=settings.out,
+            device=settings.device,
+            dry_run=settings.dry_run,
+            seconds=seconds,
+            seed=settings.seed,
+            excluded=progress.excluded() if progress else {},
+            verified=progress.verified() if progress else None,
+        )
+
+    def all(self) -> None:
+        """Every entry of the plan, in order."""
+        self.progress.save(self.settings.out)
+        for entry in self.plan:
+            if self.progress.done(entry.id):
+                self.advance(entry.id)
+                continue
+            outcome = self._blocked(entry) or self._unaffordable(entry) or self._one(entry)
+            self._keep(entry, outcome)
+            self.advance(f"{entry.id}: {outcome.status}")
+            if self.progress.stopped:
+                break
+        for entry in self.plan:
+            if entry.id not in self.progress.outcomes:
+                self.progress.outcomes[entry.id] = Outcome("NOT_REACHED", self.progress.stopped or "the run ended")
+        self.progress.save(self.settings.out)
+        summary.write(self.settings.out, self.progress)
+
+    def _keep(self, entry: Entry, outcome: Outcome) -> None:
+        self.progress.outcomes[entry.id] = outcome
+        self.progress.save(self.settings.out)
+        if outcome.status == "FAILED":
+            self.note(f"{entry.id}: {outcome.reason}")
+
+    def _blocked(self, entry: Entry) -> Outcome | None:
+        here = {other.id for other in self.plan}
+        for name in entry.needs:
+            known = self.progress.outcomes.get(name)
+            if name in here and (known is None or known.status != "DONE"):
+                return Outcome("BLOCKED", f"needs {name}, which is {known.status if known else 'not done'}")
+        return None
+
+    def _unaffordable(self, entry: Entry) -> Outcome | None:
+        left = self.ends - self.clock()
+        cost_s = 1.0 if self.settings.dry_run else entry.cost_s
+        if left < LEAST_SHARE * cost_s:
+            return Outcome("NOT_REACHED", f"{max(left, 0.0):.0f} s of the budget were left, and it takes {cost_s:.0f}")
+        return None
+
+    def _one(self, entry: Entry) -> Outcome:
+        """Runs one entry; what breaks off its process is its failure, and asks whether the device still answers."""
+        began = self.clock()
+        left = self.ends - began
+        own_limit = DRY_LIMIT_S if self.settings.dry_run else entry.limit_s
+        self.progress.outcomes[entry.id] = Outcome("RUNNING", "begun")
+        self.progress.save(self.settings.out)
+        process = self._next()
+        seconds = DRY_ENTRY_S if self.settings.dry_run else min(entry.cost_s, left)
+        try:
+            context = self._context(entry.id, seconds, self.progress)
+            outcome = process.run(entry.call, entry.arguments, context, min(own_limit, left))
+        except Ended as ended:
+            self.current = None
+            if left < own_limit and self.clock() >= self.ends:
+                outcome = Outcome("NOT_REACHED", "the budget ended under it; what it had recorded is kept")
+            else:
+                outcome = Outcome("FAILED", str(ended))
+                self._probe()
+        else:
+            self._release(process)
+        return replace(outcome, seconds=round(self.clock() - began, 2))
+
+    def _next(self) -> Process:
+        """A process for the next entry; on a GPU a fresh one, while the one after it is started."""
+        if self.current is None:
+            self.current, self.spare = self.spare or self._process(), None
+        if not self.settings.dry_run and self.spare is None:
+            self.spare = self._process()
+        return self.current
+
+    def _release(self, process: Process) -> None:
+        """On a GPU an entry's process ends with it; without one there is no context that it could have poisoned."""
+        if not self.settings.dry_run:
+            self.current = None
+            process.stop()
+
+    def _probe(self) -> None:
+        """Stops the run where the device no longer answers: every entry after would wait for its limit."""
+        if self.settings.dry_run:
+            return
+        probe = self._process()
+        try:
+            outcome = probe.run(PROBE, {}, self._context("probe", PROBE_S), PROBE_S)
+            why = outcome.reason if outcome.status != "DONE" else ""
+            probe.stop()
+        except Ended as ended:
+            why = str(ended)
+        if why:
+            self.progress.stopped = f"the device no longer answers: {why}"
+            self.note(self.progress.stopped)
+
+    def end(self) -> None:
+        """Ends the processes that are left."""
+        for process in (self.current, self.spare):
+            if process is not None:
+                try:
+                    process.stop()
+                except Ended as ended:
+                    self.note(str(ended))
+        self.current = self.spare = None
+
+
+def tree_hash(root: Path) -> str:
+    """A hash of every source file: what names the code where there is no commit, or not that alone."""
+    total = hashlib.sha256()
+    for folder in FOLDERS:
+        for path in sorted((root / folder).rglob("*")):
+            if path.suffix in (".py", ".cu", ".json") and path.is_file():
+                total.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return total.hexdigest()[:16]

@@ -1,0 +1,228 @@
+"""The work of the entries that are not bars: the card, its kernels' first checks, all checks, and all times."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psutil
+import torch
+
+from rooflab.bench import commands, record_files
+from rooflab.bench.commands import default_scheme
+from rooflab.bench.environment import snapshot
+from rooflab.bench.records import Record
+from rooflab.bench.selection import Selection
+from rooflab.bench.suite.calls import run_command
+from rooflab.bench.suite.entries import Context, Outcome
+from rooflab.bench.suite.measures import measure, usable
+from rooflab.bench.suite.state import write_whole
+from rooflab.kernels import registry
+from rooflab.kernels.registry import Kernel
+
+NOT_RUN = ("UNSUPPORTED", "UNAVAILABLE")
+NO_TIME = "NO_TIME"
+FIRST_CHECK_S = 60.0
+"""A first check that takes this long hangs: it starts Python, compiles one kernel and runs it on one small case."""
+AT_ONCE = 4
+"""First checks at the same time; each holds a CUDA context, and none is timed."""
+PACKAGES = ("cupy", "pynvml", "plotly", "junitparser", "pytest_benchmark", "gguf", "transformers")
+"""What some commands need beside torch and triton."""
+
+
+def environment(context: Context) -> Outcome:
+    """The machine and its software, kept in `environment.json`, and whether the device answers at all."""
+    found = snapshot()
+    if context.device == "cuda" and found.gpu is None:
+        return Outcome("FAILED", "torch finds no CUDA device")
+    write_whole(context.out / "environment.json", json.dumps(found.to_dict(), indent=1) + "\n")
+    figures: dict[str, Any] = {"python": found.python, "torch": found.torch, "triton": found.triton}
+    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        figures["not installed"] = ", ".join(missing)
+    if found.gpu is not None:
+        from rooflab.roofline.device import identify
+
+        known = identify(found.gpu.name)
+        figures |= {"gpu": found.gpu.name, "driver": found.gpu.driver, "l2_bytes": found.gpu.l2_bytes}
+        figures["l2_bytes in roofline/device.py"] = known.l2_bytes if known else None
+    reason = _answers(torch.device(context.device))
+    return Outcome("FAILED" if reason else "DONE", reason, figures=figures, files=("environment.json",))
+
+
+def probe(context: Context) -> Outcome:
+    """Whether the device still answers, asked after an entry that was ended."""
+    reason = _answers(torch.device(context.device))
+    return Outcome("FAILED" if reason else "DONE", reason)
+
+
+def _answers(device: torch.device) -> str:
+    ones = torch.ones(1000, 1000, device=device)
+    total = float((ones @ ones).sum())
+    return "" if total == 1e9 else f"the device computes {total} where 1e9 was expected"
+
+
+def first_checks(context: Context, ops: Sequence[str]) -> Outcome:
+    """Each kernel on one small case, in a process of its own with a time limit, before any entry runs it.
+
+    A wrong barrier hangs and an illegal access poisons a process; neither must reach an entry.  Kernels that are calls
+    of torch alone are taken as safe.
+    """
+    from rooflab.bench.isolated import first_in_own_process
+
+    kernels = [kernel for op in ops for kernel in registry.kernels(op).values()]
+    safe = [kernel.id for kernel in kernels if kernel.backend == "torch"]
+    risky = [kernel for kernel in kernels if kernel.backend != "torch"]
+    if context.dry_run:
+        risky = risky[:1]  # a process each takes seconds, and the path is the same for all
+    scheme = default_scheme(torch.device(context.device))
+
+    def attempt(kernel: Kernel) -> tuple[str, str]:
+        if context.left_s < 0:
+            return NO_TIME, "no time was left for its first check"
+        case = registry.get_op(kernel.op).get_cases("smoke")[0]
+        return first_in_own_process(kernel.op, kernel.name, case, scheme, FIRST_CHECK_S, device=context.device)
+
+    with ThreadPoolExecutor(min(AT_ONCE, max(1, (psutil.cpu_count() or 2) // 2))) as pool:
+        found = dict(zip((kernel.id for kernel in risky), pool.map(attempt, risky), strict=True))
+    good = [name for name, (status, _) in found.items() if status == "OK"]
+    fine = ("OK", NO_TIME, *NOT_RUN)
+    excluded = {name: f"{status}: {why}" for name, (status, why) in found.items() if status not in fine}
+    late = [name for name, (status, _) in found.items() if status == NO_TIME]
+    reason = "; ".join(
+        [f"{name}: {text}" for name, text in excluded.items()] + [f"no time for {name}" for name in late]
+    )
+    figures = {
+        "right": len(good),
+        "excluded": len(excluded),
+        "not here": sum(status in NOT_RUN for status, _ in found.values()),
+    }
+    verified = [kernel.id for kernel in kernels] if context.dry_run else [*safe, *good]
+    return Outcome("DONE", reason, figures=figures, excluded=excluded, verified=tuple(verified))
+
+
+class _Enough(Exception):
+    """Ends a loop that belongs to somebody else."""
+
+
+def check(context: Context, op: str) -> Outcome:
+    """Every kernel of `op` on all smoke and edge cases in every scheme, planted inputs included."""
+    kernels = usable(context, op)
+    spec = registry.get_op(op)
+    device = torch.device(context.device)
+    cases = spec.get_cases("smoke")[:1] if context.dry_run else ()
+    schemes = ("fp32",) if context.dry_run else ()
+    if context.dry_run:
+        # One of each backend: in Triton's interpreter some rungs take seconds a case.
+        kernels = list({kernel.backend: kernel for kernel in kernels}.values())
+    chosen = Selection({op: tuple(kernels)}, ("smoke", "edge"), cases, schemes, device, context.seed)
+    before = set(context.out.glob("*.jsonl"))
+
+    def advance(text: str) -> None:
+        if context.left_s < 0:
+            raise _Enough
+
+    total, cut = commands.count_checks(chosen), False
+    try:
+        commands.run_checks(chosen, context.out, advance)
+    except _Enough:
+        cut = True
+    files = sorted(set(context.out.glob("*.jsonl")) - before)
+    records = [record for file in files for record in record_files.read(file)]
+    wrong = _wrong(records)
+    reason = "; ".join([*wrong.values()][:5] + ([f"time for {len(records)} of {total} checks"] if cut else []))
+    figures = {
+        "right": sum(record.status == "OK" for record in records),
+        "wrong": sum(record.status not in ("OK", *NOT_RUN) for record in records),
+        "not here": sum(record.status in NOT_RUN for record in records),
+    }
+    names = tuple(file.name for file in files)
+    return Outcome("DONE", reason, figures=figures, files=names, excluded=wrong)
+
+
+def _wrong(records: Sequence[Record]) -> dict[str, str]:
+    """Kernels with a check that failed, and how."""
+    return {
+        f"{record.op}/{record.kernel}": f"{record.op}/{record.kernel} {record.case_id} {record.scheme}: "
+        f"{record.status}: {record.reason}"
+        for record in records
+        if record.status not in ("OK", *NOT_RUN)
+    }
+
+
+def bench(context: Context, op: str, suites: Sequence[str]) -> Outcome:
+    """Every kernel of `op` on the cases of models, checked and timed against each other."""
+    spec = registry.get_op(op)
+    cases = [case for suite in suites for case in spec.cases.get(suite, ())]
+    if context.dry_run:
+        cases = list(spec.get_cases("smoke")[:1])
+    records, run_id, cut = measure(context, op, usable(context, op), list(dict.fromkeys(cases)))
+    timed = [record for record in records if record.latency_median_ms is not None and record.status == "OK"]
+    figures = {"timed": len(timed), "not timed": len(records) - len(timed)}
+    reason = f"time for {len({record.case_id for record in records})} of {len(cases)} cases" if cut else ""
+    return Outcome("DONE", reason, figures=figures, files=(f"{run_id}.jsonl",))
+
+
+def tune(context: Context, op: str) -> Outcome:
+    """The configs of every tunable kernel of `op`, searched in the time that is there; chooses nothing."""
+    from rooflab.bench.tune import tune_op
+
+    here = {kernel.id: kernel for kernel in usable(context, op)}
+    kernels = [kernel.name for kernel in here.values() if kernel.takes_config]
+    if not kernels:
+        return Outcome("UNSUPPORTED", f"no kernel of {op} that can run here takes a config")
+    report = tune_op(
+        op,
+        kernels,
+        cases=[registry.get_op(op).get_cases("smoke")[0].id] if context.dry_run else [],
+        # What is left over pays for a last measurement that takes longer than its share.
+        budget_s=1.0 if context.dry_run else 0.8 * context.seconds,
+        device=context.device,
+        out=context.out,
+        dry_run=context.dry_run,
+        seed=context.seed,
+        exclude=[kernel.id for kernel in registry.kernels(op).values() if kernel.id not in here],
+    )
+    figures = {f"{result.kernel} {result.bucket}": result.summary for result in report.results}
+    return Outcome("DONE", report.stopped, figures=figures, files=report.files)
+
+
+def flush(context: Context) -> Outcome:
+    """Both ways of emptying the last-level cache, compared."""
+    from rooflab.bench.flush_comparison import compare_flushes
+
+    found = compare_flushes(context.device, budget_s=0.3 if context.dry_run else 6.0)
+    write_whole(context.out / "flush.json", json.dumps(found, indent=1) + "\n")
+    figures = {name: found[name] for name in ("cleaner", "read_error", "write_error")}
+    return Outcome("DONE", figures=figures, files=("flush.json",))
+
+
+def command(
+    context: Context, arguments: Sequence[str], dry_arguments: Sequence[str] = (), dry_reason: str = ""
+) -> Outcome:
+    """A command of `rooflab`, in this process; its JSON is kept as the entry's file, its exit status judged.
+
+    `{out}` in an argument stands for the run's folder.  In a dry run `dry_arguments` take the place of `arguments`, or
+    `dry_reason` says why the command has no form that is short enough.
+    """
+    if context.dry_run and dry_reason:
+        return Outcome("UNSUPPORTED", dry_reason)
+    words = list(dry_arguments if context.dry_run else arguments)
+    status, value, errors = run_command([word.replace("{out}", str(context.out)) for word in words])
+    files = []
+    if value is not None:
+        files.append(f"{context.entry.replace(':', '-')}.json")
+        write_whole(context.out / files[0], json.dumps(value, indent=1) + "\n")
+    reason = " ".join(errors.split())[-500:] if status else ""
+    return Outcome("FAILED" if status else "DONE", reason, figures={"exit status": status}, files=tuple(files))
+
+
+def engine(context: Context, model: str, batches: Sequence[int], contexts: Sequence[int]) -> Outcome:
+    """The engine on random weights: TTFT, ITL and throughput by batch and context, a record of each."""
+    from rooflab.bench.suite.engine_runs import run_engine
+
+    figures, files, reason = run_engine(context, model, batches, contexts)
+    return Outcome("DONE", reason, figures=figures, files=files)

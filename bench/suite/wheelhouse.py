@@ -1,0 +1,143 @@
+"""`make wheelhouse`: wheels of what a GPU machine without a network lacks, in `wheelhouse/`.
+
+pip resolves what Rooflab needs for that machine's Python, by the pins of `constraints.txt`; what `present.json` says is
+there is left out.  A package with an exact pin in pyproject.toml is carried all the same: another version may be there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT_BYTES = 64 * 2**20
+"""What a machine may be sent at once, all wheels together."""
+PYTHON = "3.12"
+PLATFORMS = tuple(f"manylinux_2_{minor}_x86_64" for minor in (34, 28, 27, 24, 17)) + (
+    "manylinux2014_x86_64",
+    "manylinux1_x86_64",
+)
+
+
+def normalized(name: str) -> str:
+    """A package's name as the index has it: `markdown_it.py` is `markdown-it-py`."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def requirements(pyproject: Path) -> list[str]:
+    """The dependencies of Rooflab, without its extras."""
+    found: list[str] = tomllib.loads(pyproject.read_text())["project"]["dependencies"]
+    return found
+
+
+def name_of(requirement: str) -> str:
+    """The package that a requirement is about."""
+    return normalized(re.split(r"[=<>!~\[; ]", requirement, maxsplit=1)[0])
+
+
+@dataclass(frozen=True)
+class Package:
+    """A package that pip resolved."""
+
+    version: str
+    needs: tuple[str, ...] = ()
+    """Names of what it requires, extras left out."""
+
+
+def lacking(wanted: Sequence[str], resolved: Mapping[str, Package], present: Mapping[str, Any]) -> dict[str, str]:
+    """Names and versions of what is to be carried: what `wanted` names and is not there, and what that needs.
+
+    What is there is taken to have its own needs there.
+    """
+    exact = {name_of(text) for text in wanted if "==" in text}
+    there = ({normalized(name) for name in present["present"]} - exact) | {*map(normalized, present["never"])}
+    prefixes = tuple(present["never_prefix"])
+    found: dict[str, str] = {}
+    waiting = [name_of(text) for text in wanted]
+    while waiting:
+        name = waiting.pop()
+        if name in found or name in there or name.startswith(prefixes) or name not in resolved:
+            continue
+        found[name] = resolved[name].version
+        waiting += resolved[name].needs
+    return dict(sorted(found.items()))
+
+
+def target_options() -> list[str]:
+    """pip's words for the GPU machine."""
+    words = ["--only-binary=:all:", "--implementation", "cp", "--python-version", PYTHON]
+    return [*words, *(word for platform in PLATFORMS for word in ("--platform", platform))]
+
+
+def resolve(wanted: Sequence[str], constraints: Path) -> dict[str, Package]:
+    """Every package that `wanted` needs on the GPU machine.  Downloads metadata alone.
+
+    Raises `ValueError` with pip's words where that cannot be resolved.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.json"
+        words = ["install", "--dry-run", "--ignore-installed", "--report", str(report), "--target", folder]
+        _pip([*words, *target_options(), "-c", str(constraints), *wanted])
+        found = json.loads(report.read_text())["install"]
+    packages = {}
+    for metadata in (item["metadata"] for item in found):
+        needs = [text for text in metadata.get("requires_dist", ()) if "extra ==" not in text]
+        packages[normalized(metadata["name"])] = Package(metadata["version"], tuple(map(name_of, needs)))
+    return packages
+
+
+def download(packages: Mapping[str, str], folder: Path) -> list[Path]:
+    """Wheels of `packages` in `folder`, which then holds these and no other.  Raises `ValueError` above the limit."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as part:
+        words = [f"{name}=={version}" for name, version in packages.items()]
+        if words:
+            _pip(["download", "--no-deps", "-d", part, *target_options(), *words])
+        wheels = sorted(Path(part).glob("*.whl"))
+        total = sum(wheel.stat().st_size for wheel in wheels)
+        if total > LIMIT_BYTES:
+            raise ValueError(f"wheelhouse: expected at most {LIMIT_BYTES / 2**20:.0f} MiB, got {total / 2**20:.0f}")
+        for old in folder.glob("*.whl"):
+            old.unlink()
+        return [wheel.replace(folder / wheel.name) for wheel in wheels]
+
+
+def _pip(words: Sequence[str]) -> None:
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", *words]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise ValueError(f"wheelhouse: pip {words[0]} failed: {done.stderr.strip()[-1500:]}")
+
+
+def main() -> None:
+    """Fills `wheelhouse/`, or with `--list` says with what."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=ROOT / "wheelhouse")
+    parser.add_argument("--list", action="store_true", help="say what is lacking, and download nothing")
+    arguments = parser.parse_args()
+    present = json.loads((Path(__file__).parent / "present.json").read_text())
+    # torch and its CUDA libraries are never carried, and resolving them asks for gigabytes of candidates.
+    wanted = [text for text in requirements(ROOT / "pyproject.toml") if name_of(text) not in present["never"]]
+    try:
+        packages = lacking(wanted, resolve(wanted, ROOT / "constraints.txt"), present)
+        if arguments.list:
+            print("\n".join(f"{name}=={version}" for name, version in packages.items()))
+            return
+        wheels = download(packages, arguments.out)
+    except ValueError as error:
+        raise SystemExit(str(error)) from error
+    total = sum(wheel.stat().st_size for wheel in wheels)
+    print(f"{len(wheels)} wheels, {total / 2**20:.1f} MiB, in {arguments.out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""What a bar answers, from records: met, missed, or unmeasured and why."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from rooflab.bench.records import Record
+from rooflab.bench.suite import measures
+from rooflab.bench.suite.bars import ab, attention, gemm
+from rooflab.bench.suite.entries import Context
+from rooflab.bench.suite.measures import against_library, of_bandwidth, ratios, usable
+
+CASES = ["M=16,N=64,K=64,layout=NT,bias=false", "M=32,N=64,K=64,layout=NT,bias=false"]
+MEASURED = {"kind": "measured", "hbm_bytes_per_s": 4e12}
+
+
+def record(kernel, case, latency_ms, role="optimized", **changes):
+    fields = {
+        "kind": "bench", "run_id": "r", "status": "OK", "environment": {}, "op": "gemm", "kernel": kernel,
+        "role": role, "backend": "triton", "case_id": case, "scheme": "bf16", "device": "cuda", "checked_by": "gpu",
+        "basis": "measured", "latency_median_ms": latency_ms, "least_bytes": 4e6, "ceilings": MEASURED,
+        "bound_fraction": 0.5,
+    }  # fmt: skip
+    return Record(**{**fields, **changes})
+
+
+def failed(kernel, case, role="optimized"):
+    return record(kernel, case, None, role, status="INCORRECT", reason="c: wrong", basis="bound")
+
+
+@pytest.fixture
+def answer(monkeypatch, tmp_path):
+    """`answer(bar, records, arguments, dry_run)`: what a bar says of these records."""
+
+    def run(function, records, dry_run=False, **arguments):
+        for module in (measures, gemm, attention):
+            monkeypatch.setattr(module, "measure", lambda *args, **options: (records, "r", False))
+        return function(Context("bar:x", tmp_path, "cuda", dry_run, 10.0), **arguments)
+
+    return run
+
+
+def times(library, **rungs):
+    found = [record("library", case, ms, "library") for case, ms in zip(CASES, library, strict=True)]
+    return found + [record(name, case, ms) for name, own in rungs.items() for case, ms in zip(CASES, own, strict=True)]
+
+
+def test_the_best_rung_is_held_against_the_library(answer):
+    given = times((1.0, 1.0), slow=(2.0, 2.0), good=(0.8, 1.1))
+    found = answer(against_library, given, op="gemm", cases=CASES, geomean=1.0, worst=0.9)
+    assert found.bar == "MET" and found.figures["kernel"] == "good" and found.files == ("r.jsonl",)
+    assert found.figures["geomean"] == pytest.approx(math.sqrt(1 / 0.8 / 1.1)) and found.needed.startswith(
+        "geomean >= 1"
+    )
+    assert found.figures["worst"] == pytest.approx(1 / 1.1) and found.figures["worst case"] == CASES[1]
+    assert answer(against_library, given, op="gemm", cases=CASES, geomean=1.0, worst=0.93).bar == "MISSED"
+    assert answer(against_library, given, op="gemm", cases=CASES, geomean=1.1).bar == "MISSED"
+    assert answer(against_library, given, op="gemm", cases=CASES, geomean=1.0, dry_run=True).bar == "UNMEASURED"
+
+
+def test_a_rung_that_is_wrong_or_was_not_timed_on_every_case_answers_nothing(answer):
+    library = times((1.0, 1.0))
+    found = answer(against_library, [*library, record("good", CASES[0], 0.1)], op="gemm", cases=CASES, geomean=1.0)
+    assert found.bar == "UNMEASURED" and found.figures == {}
+    wrong = [*library, failed("good", CASES[0]), record("good", CASES[1], 0.1)]
+    found = answer(against_library, wrong, op="gemm", cases=CASES, geomean=1.0)
+    assert found.bar == "UNMEASURED" and "gemm/good: INCORRECT: c: wrong" in found.reason
+    no_library = [failed("library", case, "library") for case in CASES] + [record("good", case, 1.0) for case in CASES]
+    assert answer(against_library, no_library, op="gemm", cases=CASES, geomean=1.0).bar == "UNMEASURED"
+    assert ratios(no_library, CASES) == []
+
+
+def test_the_skinny_bar_wants_more_where_the_library_is_slow(answer):
+    """4 MB in 1 ms are 0.1% of 4 TB/s; in 1 us all of it."""
+    options = {"cases": CASES, "geomean": 1.0, "slow_geomean": 1.05, "slow_share": 0.9}
+    slow = times((1.0, 1e-3), good=(0.9, 1e-3))
+    found = answer(gemm.skinny, slow, **options)
+    assert found.bar == "MET" and found.figures["cases where the library is slow"] == 1
+    assert found.figures["geomean there"] == pytest.approx(1 / 0.9)
+    assert answer(gemm.skinny, times((1.0, 1e-3), good=(0.98, 1e-3)), **options).bar == "MISSED"
+    fast = times((1e-3, 1e-3), good=(1e-3, 1e-3))
+    assert answer(gemm.skinny, fast, **options).bar == "MET", "at the library's speed where that is the memory's"
+    datasheet = [record("library", case, 1.0, "library", ceilings={**MEASURED, "kind": "datasheet"}) for case in CASES]
+    found = answer(gemm.skinny, datasheet + [record("good", case, 0.5) for case in CASES], **options)
+    assert found.bar == "UNMEASURED" and found.reason == "no bandwidth was measured on this card"
+
+
+def test_a_share_of_bandwidth_is_of_the_measured_one(answer):
+    least = {CASES[0]: 0.9, CASES[1]: 0.5}
+    given = [record("good", CASES[0], 1.05e-3), record("good", CASES[1], 1.6e-3)]
+    found = answer(of_bandwidth, given, op="gemm", least=least)
+    assert found.bar == "MET" and found.figures[f"share at {CASES[0]}"] == pytest.approx(1 / 1.05)
+    late = [record("good", CASES[0], 1.2e-3), record("good", CASES[1], 1.6e-3)]
+    assert answer(of_bandwidth, late, op="gemm", least=least).bar == "MISSED"
+    assert answer(of_bandwidth, given[:1], op="gemm", least=least).bar == "UNMEASURED"
+    sheet = [record("good", case, 1e-3, ceilings={**MEASURED, "kind": "datasheet"}) for case in CASES]
+    found = answer(of_bandwidth, sheet, op="gemm", least=least)
+    assert found.bar == "UNMEASURED" and "no bandwidth was measured on this card" in found.reason and found.figures
+
+
+def test_ragged_lengths_are_held_against_even_ones(answer):
+    even, ragged = attention._decode(64, 4096), attention._decode(64, 4096, "true")
+    given = [record("good", even, 1.0e-3), record("good", ragged, 1.02e-3)]
+    options = {"even": even, "ragged": ragged, "least": 0.97}
+    assert answer(attention.ragged_lengths, given, **options).bar == "MET"
+    assert answer(attention.ragged_lengths, [given[0], record("good", ragged, 1.1e-3)], **options).bar == "MISSED"
+
+
+@pytest.mark.parametrize(
+    ("alarms", "slowed", "bar"),
+    [(0, "SLOWER", "MET"), (1, "UNRESOLVED", "MET"), (2, "SLOWER", "MISSED"), (0, "SAME", "MISSED"),
+     (0, "INVALID", "UNMEASURED")],
+)  # fmt: skip
+def test_the_bar_of_the_ab_counts_what_was_called_wrongly(alarms, slowed, bar, monkeypatch, tmp_path):
+    calm = [{"verdict": "SLOWER" if number < alarms else "SAME"} for number in range(120)]
+    value = {"tables": {"A against A, run 1": calm, "A against A slowed by 5%": [{"verdict": slowed}]}}
+    monkeypatch.setattr(ab, "run_command", lambda words: (0, value, ""))
+    found = ab.false_alarms(Context("bar:ab", tmp_path, "cuda", False, 10.0), ["ab"], 1)
+    assert found.bar == bar and found.figures["false alarms"] == alarms and found.figures["comparisons"] == 120
+
+
+def test_a_kernel_whose_first_check_failed_is_not_run(tmp_path):
+    every = usable(Context("x", tmp_path, "cuda", False, 1.0), "gemm")
+    without = Context("x", tmp_path, "cuda", False, 1.0, excluded={"gemm/tensor_core": "TIMEOUT"})
+    assert {kernel.name for kernel in every} - {kernel.name for kernel in usable(without, "gemm")} == {"tensor_core"}
+    only = Context("x", tmp_path, "cuda", False, 1.0, verified=("gemm/library",))
+    assert [kernel.name for kernel in usable(only, "gemm")] == ["library"]

@@ -1,0 +1,109 @@
+"""A bare checkout runs with nothing of Rooflab installed, and what a GPU machine lacks is carried as wheels."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FOLDERS = ("roofline", "reference", "kernels", "engine", "bench")
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory):
+    """A copy of the sources, and a Python that has every package but Rooflab and one that no test needs else.
+
+    The Python is an environment of its own, so that what a command starts sees no more than the command does.
+    """
+    folder = tmp_path_factory.mktemp("bare")
+    packages = folder / "packages"
+    packages.mkdir()
+    for entry in Path(sysconfig.get_paths()["purelib"]).iterdir():
+        if "rooflab" not in entry.name.lower() and not entry.name.endswith(".pth"):
+            (packages / entry.name).symlink_to(entry)
+    venv.create(folder / "venv", with_pip=False)
+    site = next((folder / "venv" / "lib").glob("python*")) / "site-packages"
+    (site / "packages.pth").write_text(f"{packages}\n")
+    checkout = folder / "checkout"
+    for name in FOLDERS:
+        shutil.copytree(ROOT / name, checkout / name, ignore=shutil.ignore_patterns("__pycache__"))
+    return checkout, folder / "venv" / "bin" / "python"
+
+
+def run(bare, *words, cwd=None, **environment):
+    checkout, python = bare
+    clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "TRITON_INTERPRET")}
+    return subprocess.run(
+        [str(python), str(checkout / "bench" / "run_from_checkout.py"), *words],
+        capture_output=True, text=True, timeout=240, cwd=cwd or checkout, env={**clean, **environment},
+    )  # fmt: skip
+
+
+def test_rooflab_is_not_installed_there(bare):
+    done = subprocess.run([str(bare[1]), "-c", "import numpy, rooflab"], capture_output=True, text=True)
+    assert "No module named 'rooflab'" in done.stderr
+
+
+def test_a_command_runs_by_path_from_anywhere(bare, tmp_path):
+    done = run(bare, "list", "gemm", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)
+    assert {"naive", "library", "tensor_core"} <= {row["name"] for row in rows}
+    links = bare[0] / "build" / "checkout" / "rooflab"
+    assert {link.name for link in links.iterdir()} == set(FOLDERS)
+    assert all(link.resolve() == bare[0] / link.name for link in links.iterdir())
+    bad = run(bare, "list", "no_such_op", cwd=tmp_path)
+    assert bad.returncode == 2 and bad.stderr.startswith("rooflab: op: expected one of")
+
+
+def test_the_suite_dry_runs_in_processes_of_its_own(bare, tmp_path):
+    done = run(bare, "suite", "--dry-run", "--only", "environment", "--out", str(tmp_path / "out"), "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["counts"] == {"DONE": 1} and found["commit"] is None and found["tree"]
+
+
+def test_carried_wheels_are_on_the_path_of_every_process(bare):
+    checkout, _ = bare
+    house = checkout / "wheelhouse"
+    house.mkdir()
+    with zipfile.ZipFile(house / "carried_demo-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("carried_demo.py", "PRICE = 41\n")
+        wheel.writestr(
+            "carried_demo-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: carried-demo\nVersion: 1.0\n"
+        )
+        wheel.writestr(
+            "carried_demo-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        wheel.writestr("carried_demo-1.0.dist-info/RECORD", "")
+    mine = checkout / "mine.py"
+    mine.write_text(
+        "import carried_demo\nfrom rooflab.kernels.registry import register\n"
+        # Run by path, Python looks into bench/ first, where `code` is a folder of ours.
+        "import code\nassert code.InteractiveConsole\n"
+        "@register(op='rmsnorm', name=f'carried_{carried_demo.PRICE}', role='optimized', backend='torch')\n"
+        "def rmsnorm(x, weight, eps=1e-6):\n"
+        "    scale = (x.double().pow(2).mean(-1, keepdim=True) + eps).rsqrt()\n"
+        "    return (x.double() * scale * weight.double()).to(x.dtype)\n"
+    )
+    try:
+        done = run(bare, "check", "rmsnorm", "--kernel", str(mine), "--case", "T=4,H=64,eps=1e-06",
+                   "--scheme", "fp32", "--json")  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        (row,) = json.loads(done.stdout)
+        assert row["kernel"] == "carried_41" and row["status"] == "OK"
+        (unpacked,) = (checkout / "build").glob("wheels-*")
+        assert (unpacked / "carried_demo.py").is_file()
+        (house / "broken-1.0-py3-none-any.whl").write_text("no archive")
+        bad = run(bare, "list", "gemm")
+        assert bad.returncode == 1 and bad.stderr.startswith("wheelhouse: pip cannot unpack it")
+    finally:
+        shutil.rmtree(house)

@@ -1,0 +1,78 @@
+"""`rooflab suite --dry-run`: the whole plan, on a CPU, as CI runs it; and what the command line says."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from rooflab.bench import record_files
+from rooflab.bench.suite.calls import run_command
+from rooflab.bench.suite.plan import make_plan
+
+
+def rooflab(*words, **options):
+    return subprocess.run([sys.executable, "-m", "rooflab.bench", *words], capture_output=True, text=True, **options)
+
+
+@pytest.mark.timeout(600)
+def test_the_whole_plan_runs_on_a_cpu(tmp_path):
+    out = tmp_path / "run"
+    done = rooflab("suite", "--dry-run", "--out", str(out), "--json", timeout=540)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    rows = {row["entry"]: row for row in found["entries"]}
+    assert list(rows) == [entry.id for entry in make_plan()]
+    bad = {name: row["reason"] for name, row in rows.items() if row["status"] not in ("DONE", "UNSUPPORTED")}
+    assert not bad
+    assert all(row["reason"] for row in rows.values() if row["status"] == "UNSUPPORTED")
+    long = {"self-test", "bar:ab.false_alarms"}
+    assert {name for name, row in rows.items() if row["status"] == "UNSUPPORTED"} <= long
+    assert found["bars"]["MET"] == found["bars"]["MISSED"] == 0, "a dry run answers no bar"
+    records = record_files.read(out)
+    assert {record.kind for record in records} >= {"check", "bench", "engine"}
+    assert all(record.device == "cpu" for record in records if record.device)
+    assert (out / "summary.md").is_file() and (out / "environment.json").is_file()
+
+    status, shown, _ = run_command(("suite", "--summary", str(out), "--json"))
+    assert status == 0 and shown == found
+    status, text, _ = run_command(("suite", "--summary", str(out)))
+    assert status == 0 and "cpu, dry run" in text["output"] and "UNMEASURED" in text["output"]
+    status, _, errors = run_command(("suite", "--dry-run", "--out", str(out)))
+    assert status == 2 and "holds a suite run; add --resume" in " ".join(errors.split())
+
+
+def test_bad_input_is_one_sentence_and_status_2(tmp_path):
+    for words, message in [
+        (("suite", "--only", "gem", "--dry-run"), "only: expected an op, a family or an entry"),
+        (("suite", "--summary", str(tmp_path)), "summary: expected a folder with a suite run"),
+        (("suite", "--only", "gemm"), "suite: torch finds no CUDA device; --dry-run"),
+        (("tune", "gemm"), "gemm/tensor_core cannot be timed here"),
+        (("tune", "gemm", "--dry-run", "--choose"), "choose: expected measured times, and a dry run has none"),
+    ]:
+        status, value, errors = run_command(words)
+        assert status == 2 and value is None and errors.startswith("rooflab: "), errors
+        assert message in " ".join(errors.split()) and "Traceback" not in errors
+
+
+def test_the_plan_is_printed_as_it_is():
+    status, rows, _ = run_command(("suite", "--plan", "--only", "gemm", "--json"))
+    assert status == 0
+    assert [row["entry"] for row in rows] == [entry.id for entry in make_plan(["gemm"])]
+    assert all({"value", "cost_s", "after", "call", "arguments"} < row.keys() for row in rows)
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(900)
+def test_a_family_is_measured_on_a_card(tmp_path):
+    done = rooflab("suite", "--only", "rmsnorm", "--budget", "400", "--out", str(tmp_path), "--json", timeout=800)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    assert not found["excluded"] and found["counts"].get("FAILED", 0) == 0
+    timed = [record for record in record_files.read(tmp_path) if record.kind == "bench" and record.latency_median_ms]
+    assert {record.kernel for record in timed} >= {"fused", "library"}
+    assert all(record.checked_by == "gpu" and record.device == "cuda" for record in timed)
+    tuned = [record for record in timed if record.config]
+    assert len({json.dumps(record.config) for record in tuned}) > 1, "the tune entry measured several configs"

@@ -1,0 +1,127 @@
+"""The plan is data: complete, in an order that makes sense, within its time, and every entry of it can be called."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+import typer
+
+from rooflab.bench.cli import app
+from rooflab.bench.suite.calls import find
+from rooflab.bench.suite.entries import Context, Entry, plan_hash
+from rooflab.bench.suite.plan import make_plan
+from rooflab.bench.suite.state import Identity
+from rooflab.kernels import registry
+from rooflab.reference.spec import SCHEMES, Case
+
+PLAN = make_plan()
+BY_ID = {entry.id: entry for entry in PLAN}
+BARS = [entry for entry in PLAN if entry.is_bar]
+FAMILIES = sorted({word for op in registry.ops() for word in (op, op.split("_")[-1])})
+EIGHT_MINUTES_S = 480
+
+
+def cases_of(entry):
+    """Every case that an entry's arguments name."""
+    least = entry.arguments.get("least")
+    found = [*entry.arguments.get("cases", ()), *(least if isinstance(least, dict) else ())]
+    return found + [entry.arguments[name] for name in ("even", "ragged") if name in entry.arguments]
+
+
+def test_every_op_is_checked_timed_and_tuned():
+    for op, kernels in ((op, registry.kernels(op).values()) for op in registry.ops()):
+        assert {f"check:{op}", f"bench:{op}"} <= BY_ID.keys()
+        assert (f"tune:{op}" in BY_ID) == any(kernel.takes_config for kernel in kernels)
+    assert set(BY_ID["first"].arguments["ops"]) == set(registry.ops())
+
+
+def test_every_gpu_bar_of_kernels_that_are_there_is_an_entry():
+    assert {entry.id for entry in BARS} >= {
+        "bar:gemm.bf16_large", "bar:gemm.bf16_skinny", "bar:flash_attention.prefill_d128",
+        "bar:flash_attention.prefill_d64", "bar:flash_attention.prefill_d256", "bar:paged_attention.decode",
+        "bar:paged_attention.ragged", "bar:ab.false_alarms",
+    }  # fmt: skip
+    assert {"ceilings", "flush", "self-test", "engine:llama-3.1-8b", "engine:qwen3-0.6b"} <= BY_ID.keys()
+
+
+def test_the_most_valuable_comes_first_and_nothing_before_what_it_needs():
+    places = {entry.id: place for place, entry in enumerate(PLAN)}
+    for entry in PLAN:
+        assert all(places[name] < places[entry.id] for name in (*entry.needs, *entry.after)), entry.id
+    assert [entry.id for entry in PLAN[:3]] == ["environment", "first", "ceilings"]
+    free = [entry.value for entry in PLAN if entry.id not in {name for other in PLAN for name in other.needs}]
+    assert free == sorted(free, reverse=True)
+    poor = Entry("poor", "", "m:f", value=1.0)
+    rich = Entry("rich", "", "m:f", value=99.0, needs=("poor",))
+    from rooflab.bench.suite.plan import _ordered
+
+    middle = Entry("middle", "", "m:f", value=50.0)
+    assert [entry.id for entry in _ordered([middle, rich, poor])] == ["poor", "rich", "middle"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_is_measured_in_eight_minutes(family):
+    plan = make_plan([family])
+    measuring = [entry for entry in plan if not entry.id.startswith("tune:")]
+    assert sum(entry.cost_s for entry in measuring) <= EIGHT_MINUTES_S, [(e.id, e.cost_s) for e in measuring]
+    about = {op for entry in plan for op in entry.ops}
+    assert about == {op for op in registry.ops() if family == op or family in op.split("_")}
+    assert {entry.id for entry in plan} >= {"environment", "first"}
+    assert {entry.id for entry in BARS if entry.ops and set(entry.ops) <= about} <= {entry.id for entry in plan}
+
+
+def test_only_takes_entries_too_and_names_what_there_is():
+    assert [entry.id for entry in make_plan(["environment"])] == ["environment"]
+    plan = make_plan(["gemm.bf16_large"])
+    assert [entry.id for entry in plan] == ["environment", "first", "ceilings", "bar:gemm.bf16_large"]
+    assert plan[1].arguments["ops"] == ["gemm"], "no other op's kernels are checked for it"
+    first = make_plan(["first"])
+    assert [entry.id for entry in first] == ["environment", "first"]
+    assert first[1].arguments["ops"] == list(registry.ops()), "asked for by name, of all"
+    with pytest.raises(ValueError, match="only: expected an op, a family or an entry.*attention.*gemm.*got 'gem'"):
+        make_plan(["gem"])
+
+
+@pytest.mark.parametrize("entry", PLAN, ids=lambda entry: entry.id)
+def test_every_entry_can_be_called(entry, tmp_path):
+    assert json.loads(json.dumps(dict(entry.arguments))) == dict(entry.arguments)
+    context = Context(entry.id, tmp_path, "cuda", False, 1.0)
+    inspect.signature(find(entry.call)).bind(context, **entry.arguments)
+    assert entry.cost_s > 0 and entry.limit_s > entry.cost_s and entry.title
+    for words in (entry.arguments.get("arguments"), entry.arguments.get("dry_arguments")):
+        if words:
+            # Parses the command line, and runs nothing.
+            command = typer.main.get_command(app).commands[words[0]]
+            command.make_context(words[0], [word.replace("{out}", str(tmp_path)) for word in words[1:]])
+
+
+@pytest.mark.parametrize("entry", BARS, ids=lambda entry: entry.id)
+def test_a_bars_cases_are_ones_that_an_optimized_kernel_takes(entry):
+    for text in cases_of(entry):
+        spec = registry.get_op(entry.ops[0])
+        case = spec.check_case(Case.parse(text))
+        inputs = spec.make_inputs(case, SCHEMES["bf16"], torch.device("meta"), 0)
+        rungs = [kernel for kernel in registry.kernels(spec.name).values() if kernel.role == "optimized"]
+        takes = [kernel for kernel in rungs if kernel.backend == "triton" and kernel.why_not_args(inputs) is None]
+        assert takes, f"{text}: no kernel takes it"
+        assert spec.cost(**inputs).bytes > 0
+
+
+def test_the_hash_of_a_plan_is_that_of_what_it_does():
+    same = plan_hash(PLAN, seed=0)
+    assert same == plan_hash(make_plan(), seed=0)
+    assert same != plan_hash(PLAN[1:], seed=0) and same != plan_hash(PLAN, seed=1)
+    assert same != plan_hash([*PLAN[:-1], replace(PLAN[-1], arguments={"x": 1})], seed=0)
+    assert same == plan_hash([replace(entry, cost_s=1.0, title="") for entry in PLAN], seed=0)
+
+
+def test_a_run_goes_on_only_with_the_same_plan_code_and_machine():
+    one = Identity("p", "abc", "tree", "h200-16c")
+    assert one.difference(one) is None
+    assert one.difference(replace(one, commit=None)) == "the commit was abc and is None"
+    assert one.difference(replace(one, machine_key="h100-8c")) == "the machine was h200-16c and is h100-8c"
+    assert one.difference(replace(one, tree="other")) == "the source was tree and is other"

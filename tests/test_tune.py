@@ -1,0 +1,251 @@
+"""Tuning: the search prunes what cannot win, what wins was checked, and what is written comes from clean records."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+import pytest
+import torch
+
+from rooflab.bench import record_files, tune, tune_bucket, tune_times
+from rooflab.bench.static import CompileFailure
+from rooflab.bench.tune import tune_op
+from rooflab.bench.tune_search import FINALISTS, GROUP, least_s, search
+from rooflab.kernels import registry
+from rooflab.kernels.configs import Footprint
+from rooflab.reference.spec import SCHEMES, Case
+from rooflab.roofline.device import get_device
+from rooflab.roofline.model import Cost, bound
+
+
+@dataclass(frozen=True)
+class Config:
+    size: int
+
+
+class Bench:
+    """Stands for a device: times by a formula, one unit of its clock for each config timed."""
+
+    def __init__(self, seconds, drift=1.0):
+        self.seconds, self.drift = seconds, drift
+        self.calls, self.now = [], 0.0
+
+    def times(self, configs):
+        self.calls.append(list(configs))
+        self.now += len(configs)
+        slow = self.drift ** len(self.calls)
+        found = {}
+        for config in configs:
+            value = self.seconds(config.size)
+            found[config] = value if isinstance(value, str) else (value * slow,)
+        return found
+
+    def search(self, own, sizes, least=lambda config: (0.0,), deadline=1e9):
+        configs = [Config(size) for size in sizes]
+        return search(Config(own), configs, least, self.times, deadline, lambda: self.now)
+
+    @property
+    def timed(self):
+        return {config.size for call in self.calls for config in call}
+
+
+def test_the_search_finds_the_fastest_and_scores_it_against_the_launchers_choice():
+    bench = Bench(lambda size: 1e-3 * (1 + abs(size - 37) / 100))
+    found = bench.search(10, range(60))
+    assert found.finalists(Config(10))[0] == Config(37) and len(found.finalists(Config(10))) == FINALISTS
+    assert found.scores[Config(37)] == pytest.approx(1 / 1.27, rel=1e-6) and found.scores[Config(10)] == 1.0
+    assert all(len(call) <= GROUP + 1 for call in bench.calls)
+
+
+def test_a_card_that_slows_down_does_not_favour_what_was_timed_first():
+    bench = Bench(lambda size: 1e-3 * (1 + abs(size - 55) / 100), drift=1.05)
+    assert bench.search(0, range(60)).finalists(Config(0))[0] == Config(55)
+
+
+def test_a_config_whose_bound_lies_above_the_best_time_is_not_timed():
+    bench = Bench(lambda size: 1e-3)
+    found = bench.search(0, range(30), least=lambda config: (2e-3 if config.size % 3 == 1 else 1e-6,))
+    assert found.bounded == 10 and not any(size % 3 == 1 for size in bench.timed)
+
+
+def test_what_is_far_slower_is_dropped_and_what_fails_is_said():
+    bench = Bench(lambda size: "OutOfResources: shared memory" if size == 7 else 1e-3 * (9 if size > 7 else 1))
+    found = bench.search(0, range(12))
+    assert found.dropped == 4 and found.failures == {Config(7): "OutOfResources: shared memory"}
+    assert {config.size for config in found.scores} == set(range(7))
+
+
+def test_the_search_ends_in_time_and_counts_what_it_left():
+    bench = Bench(lambda size: 1e-3)
+    found = bench.search(0, range(100), deadline=22)
+    assert bench.now <= 22 + GROUP + 1 and found.left == 100 - len(found.scores) > 50
+
+
+def test_the_search_walks_from_the_best_so_far():
+    """Of 1,000 configs it times the few that lead from a corner to the other."""
+
+    @dataclass(frozen=True)
+    class Three:
+        a: int
+        b: int
+        c: int
+
+    def times(configs):
+        timed.update(configs)
+        return {one: (1e-3 * (1.0 + 0.02 * ((9 - one.a) + (9 - one.b) + (9 - one.c))),) for one in configs}
+
+    timed = set()
+    every = [Three(a, b, c) for a in range(10) for b in range(10) for c in range(10)]
+    clock = iter(range(10**6))
+    found = search(Three(0, 0, 0), every, lambda config: (0.0,), times, 20, lambda: next(clock))
+    assert found.finalists(Three(0, 0, 0))[0] == Three(9, 9, 9) and len(timed) < 200
+
+
+def test_on_a_gpu_a_group_is_compiled_before_it_is_timed(monkeypatch):
+    """On all cores, each config once; what does not compile is not launched."""
+    asked = []
+
+    def compile_kernels(requests):
+        asked.append([request.config for request in requests])
+        return [CompileFailure("ptxas: too much shared data") if request.config.num_stages == 5 else []
+                for request in requests]  # fmt: skip
+
+    kernel = registry.get_kernel("gemm", "tensor_core")
+    case = registry.get_op("gemm").get_cases("smoke")[0]
+    times = tune_times.DeviceTimes(kernel, registry.get_op("gemm"), [case], SCHEMES["fp32"], torch.device("cpu"), 0)
+    monkeypatch.setattr(tune_times, "compile_kernels", compile_kernels)
+    configs = [kernel.config_type(32, 32, 16, 4, stages, 1) for stages in (2, 5)]
+    assert times._compile(configs) == {} and not asked, "on a CPU nothing is compiled"
+    times._device, times._compiled = torch.device("cuda"), set()
+    assert times._compile(configs) == {configs[1]: "ptxas: too much shared data"}
+    assert times._compile(configs) == {} and asked == [configs, []]
+
+
+def test_a_launchers_choice_that_fails_ends_the_search():
+    found = Bench(lambda size: "ValueError: no").search(3, range(5))
+    assert found.failures == {Config(3): "ValueError: no"} and not found.scores
+
+
+def test_the_bound_of_a_config_counts_padding_and_the_busiest_sm():
+    card = get_device("h100")
+    ceilings = card.ceilings(card.max_clock_hz)
+    kernel = registry.get_kernel("gemm", "tensor_core")
+    spec = registry.get_op("gemm")
+
+    def of(M, **values):
+        case = Case(M=M, N=4096, K=4096, layout="NT", bias=False)
+        config = kernel.config_type(**{**asdict(kernel.heuristic(case)), **values})
+        cost = spec.cost(**spec.make_inputs(case, SCHEMES["bf16"], torch.device("meta"), 0))
+        return least_s(cost, ceilings, kernel.footprint(config, case), card.sms), bound(cost, ceilings).seconds
+
+    padded, floor = of(4096 + 129, block_m=128, block_n=128)
+    snug, _ = of(4096 + 129, block_m=64, block_n=64)
+    assert padded > snug > floor
+    few, many = (of(M, block_m=128, block_n=128)[0] for M in (16, 128))
+    assert few == pytest.approx(many, rel=1e-6), "112 of 128 rows are padding"
+    # 4096^2 over tiles of 128 is 1024 CTAs: the busiest of 132 SMs runs 8, as if the GPU did 1056.
+    even, floor = of(4096, block_m=128, block_n=128)
+    assert even / floor == pytest.approx(8 * 132 / 1024, rel=1e-6)
+    assert least_s(Cost(1e9, 0), ceilings, Footprint(128, 32, 0, 1), card.sms) == bound(Cost(1e9, 0), ceilings).seconds
+
+
+MINE = '''
+from dataclasses import dataclass
+import torch
+from rooflab.kernels.registry import register
+from rooflab.reference.spec import get_scheme
+
+@dataclass(frozen=True)
+class Config:
+    rows: int
+    """Rows normed at a time."""
+    wrong: bool = False
+
+def configs(case, scheme=get_scheme("bf16")):
+    return tuple(Config(rows) for rows in (1, 2, 8, 64, 512)) + (Config(4096, wrong=True),)
+
+def rmsnorm(x, weight, eps=1e-6, out=None, *, config=None):
+    config = config or Config(1)
+    out = torch.empty_like(x) if out is None else out
+    for start in range(0, x.shape[0], config.rows):
+        part = x[start : start + config.rows].float()
+        scale = 1.0 if config.wrong else (part.pow(2).mean(-1, keepdim=True) + eps).rsqrt()
+        out[start : start + config.rows] = (part * scale * weight.float()).to(x.dtype)
+    return out
+
+register(
+    op="rmsnorm", name="test_chunked", role="optimized", backend="torch", config_type=Config, configs=configs,
+    is_legal=lambda config, case, scheme=None: config.rows <= 64 or config.rows <= case["T"] or config.wrong,
+    heuristic=lambda case, scheme=None: Config(1),
+)(rmsnorm)
+'''
+
+
+@pytest.fixture
+def mine(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(MINE)
+    yield str(file)
+    registry._kernels["rmsnorm"].pop("test_chunked", None)
+
+
+def test_a_kernel_is_tuned_for_real(mine, tmp_path):
+    """One row at a time is tens of times slower than many at once, so that the search must leave its own choice."""
+    report = tune_op(
+        "rmsnorm", [mine], cases=["T=256,H=64,eps=1e-06"], budget_s=3.0, device="cpu", out=tmp_path / "out"
+    )
+    (result,) = report.results
+    assert result.kernel == "test_chunked" and result.bucket == "prefill:512"
+    assert result.configs == 6 and result.illegal == 1, "512 rows do not fit 256"
+    assert result.best is not None and result.best["rows"] in (8, 64) and result.best["wrong"] is False
+    assert result.faster > 2 and not report.stopped
+    found = record_files.read(tmp_path / "out")
+    assert [record.to_json() for record in found] == [record.to_json() for record in report.records]
+    own = [record for record in found if record.kernel == "test_chunked"]
+    assert all(record.config for record in own)
+    measured = {record.config["rows"] for record in own}
+    assert 1 in measured and measured & {8, 64}, "the launcher's own choice beside what was found"
+    wrong = [record for record in own if record.config["wrong"]]
+    assert wrong and all(record.status == "INCORRECT" and record.latency_median_ms is None for record in wrong)
+    right = [record for record in own if not record.config["wrong"]]
+    assert all(record.status in ("OK", "INVALID") and record.checked_by == "torch" for record in right)
+    assert any(record.kernel == "library" and record.latency_median_ms for record in found), "timed beside the library"
+
+
+def test_a_dry_run_takes_every_step_and_publishes_nothing(tmp_path):
+    report = tune_op("rope", cases=["T=4,H=4,H_kv=2,D=64,max_position=32,interleaved=false"], budget_s=5.0,
+                     out=tmp_path, dry_run=True)  # fmt: skip
+    (result,) = report.results
+    assert result.kernel == "fused" and result.best is not None and not result.reason
+    assert not report.records and not list(tmp_path.iterdir()) and result.faster is None
+    again = tune_op("rope", cases=["T=4,H=4,H_kv=2,D=64,max_position=32,interleaved=false"], budget_s=5.0,
+                    out=tmp_path, dry_run=True)  # fmt: skip
+    assert again.results[0].best == result.best, "made-up times are the same every time"
+
+
+def test_bad_input_is_one_sentence(tmp_path, monkeypatch):
+    for arguments, message in [
+        ({"op": "rmsnorm", "budget_s": 0.0}, "budget: expected seconds above 0, got 0.0"),
+        ({"op": "rmsnorm"}, "rmsnorm/fused cannot be timed here: UNSUPPORTED: needs a CUDA device"),
+        ({"op": "rmsnorm", "kernels": ["library"]}, "expected a tunable one, got rmsnorm/library"),
+        ({"op": "embedding"}, "no kernel of embedding takes a config"),
+        ({"op": "rmsnorm", "scheme": "fp64", "dry_run": True}, "scheme: expected one of fp32"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            tune_op(out=tmp_path, device="cpu", **arguments)
+
+    class Changed:
+        dirty, commit = True, "abc"
+
+    monkeypatch.setattr(tune, "snapshot", Changed)
+    with pytest.raises(ValueError, match="choose: expected a committed tree"):
+        tune_op("rmsnorm", out=tmp_path, device="cpu", clean=True)
+
+
+def test_a_result_says_what_happened():
+    counts = dict.fromkeys(("cases", "configs", "illegal", "bounded", "dropped", "failed", "left"), 1)
+    made = tune_bucket.Result(kernel="k", bucket="b", **counts, best={"rows": 4}, faster=1.25)
+    assert made.summary == "rows=4, 1.250x"
+    assert "own choice" in tune_bucket.Result(kernel="k", bucket="b", **counts).summary
+    assert json.loads(json.dumps(asdict(made)))["best"] == {"rows": 4}

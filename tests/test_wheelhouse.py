@@ -1,0 +1,95 @@
+"""What is carried to a machine without a network: what is lacking there, what that needs, and no more than fits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rooflab.bench.suite import wheelhouse
+from rooflab.bench.suite.wheelhouse import Package, download, lacking, name_of, requirements, target_options
+
+ROOT = Path(__file__).parent.parent
+PRESENT = {"never": ["torch"], "never_prefix": ["nvidia-"], "present": ["numpy", "Markdown_It.py", "pytest-benchmark"]}
+RESOLVED = {
+    "numpy": Package("2.4.6", ("openblas",)),
+    "openblas": Package("1.0"),
+    "plotly": Package("7.1.0", ("narwhals", "numpy")),
+    "narwhals": Package("2.0"),
+    "pytest-benchmark": Package("5.3.1", ("py-cpuinfo",)),
+    "py-cpuinfo": Package("9.0", ("nvidia-ml-py", "torch")),
+    "nvidia-ml-py": Package("13"),
+    "torch": Package("2.13.0"),
+    "markdown-it-py": Package("4.0"),
+}
+
+
+def test_what_is_lacking_is_carried_with_its_own_needs():
+    found = lacking(["plotly>=6", "numpy>=2", "pytest-benchmark==5.3.1", "markdown-it-py"], RESOLVED, PRESENT)
+    assert found == {"narwhals": "2.0", "plotly": "7.1.0", "py-cpuinfo": "9.0", "pytest-benchmark": "5.3.1"}
+    assert "openblas" not in found, "what is there has its needs there"
+
+
+def test_a_package_that_is_there_is_carried_where_another_version_would_not_do():
+    assert "pytest-benchmark" not in lacking(["pytest-benchmark>=5"], RESOLVED, PRESENT)
+    assert lacking(["pytest-benchmark==5.3.1"], RESOLVED, PRESENT)["pytest-benchmark"] == "5.3.1"
+
+
+def test_torch_and_cuda_are_never_carried():
+    assert lacking(["torch==2.13.0", "nvidia-ml-py>=13"], RESOLVED, PRESENT) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [("Markdown_It.py>=3", "markdown-it-py"), ("a[b]==1", "a"), ("a ; python_version < '4'", "a"), ("a~=1", "a")],
+)
+def test_names_of_requirements(text, name):
+    assert name_of(text) == name
+
+
+def test_the_data_file_and_the_projects_needs_agree():
+    present = json.loads((ROOT / "bench" / "suite" / "present.json").read_text())
+    assert {"never", "never_prefix", "present"} < set(present)
+    names = {name_of(text) for text in requirements(ROOT / "pyproject.toml")}
+    assert {"torch", "triton"} <= names and {"torch", "triton"} <= set(present["never"])
+    assert {"plotly", "junitparser", "gguf"} <= names - set(present["present"]), "carried"
+    assert not set(present["never"]) & set(present["present"])
+
+
+def test_wheels_are_for_the_machine_and_replace_the_old_ones(tmp_path, monkeypatch):
+    asked = []
+
+    def pip(words):
+        asked.extend(words)
+        folder = Path(words[words.index("-d") + 1])
+        (folder / "plotly-7.1.0-py3-none-any.whl").write_bytes(b"x" * 1000)
+
+    monkeypatch.setattr(wheelhouse, "_pip", pip)
+    house = tmp_path / "wheelhouse"
+    house.mkdir()
+    (house / "plotly-6.0.0-py3-none-any.whl").write_text("old")
+    assert download({"plotly": "7.1.0"}, house) == [house / "plotly-7.1.0-py3-none-any.whl"]
+    assert [file.name for file in house.iterdir()] == ["plotly-7.1.0-py3-none-any.whl"], "two versions stop pip"
+    assert "plotly==7.1.0" in asked and "--no-deps" in asked and set(target_options()) <= set(asked)
+    assert "--only-binary=:all:" in asked and asked[asked.index("--python-version") + 1] == "3.12"
+    assert [file.name for file in tmp_path.iterdir()] == ["wheelhouse"], "no half of a download stays"
+
+
+def test_more_than_fits_is_refused_and_the_old_wheels_stay(tmp_path, monkeypatch):
+    def pip(words):
+        (Path(words[words.index("-d") + 1]) / "big-1-py3-none-any.whl").write_bytes(b"x" * 2000)
+
+    monkeypatch.setattr(wheelhouse, "_pip", pip)
+    monkeypatch.setattr(wheelhouse, "LIMIT_BYTES", 1999)
+    house = tmp_path / "wheelhouse"
+    house.mkdir()
+    (house / "old-1-py3-none-any.whl").write_text("old")
+    with pytest.raises(ValueError, match="wheelhouse: expected at most 0 MiB"):
+        download({"big": "1"}, house)
+    assert [file.name for file in house.iterdir()] == ["old-1-py3-none-any.whl"]
+
+
+def test_pips_words_are_the_error(tmp_path):
+    with pytest.raises(ValueError, match=r"wheelhouse: pip download failed: .*no_such_file"):
+        wheelhouse._pip(["download", "--no-index", "-d", str(tmp_path), "-r", "no_such_file"])
