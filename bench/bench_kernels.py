@@ -1,7 +1,9 @@
 """The pytest-benchmark suite: every kernel of every op that can be timed here, on small cases and on SmolLM2's.
 
-`pytest bench --benchmark`, `pytest bench --benchmark -k gemm`.  Each reading stands on the spec's own verdict on the
-same inputs.  Kernels of one case form one group of the table.
+`pytest bench --benchmark`, `pytest bench --benchmark -k gemm`.  Each reading stands on the whole check of its kernel on
+the op's first small case, on the spec's own verdict on the very inputs before and after they are timed, and on other
+data at the same addresses after that.  On a GPU a kernel that was not yet checked on this kind of machine runs in a
+process of its own first.  Kernels of one case form one group of the table.
 """
 
 from __future__ import annotations
@@ -14,9 +16,14 @@ import pytest
 import torch
 
 from rooflab.bench.calls import Rotation
+from rooflab.bench.cheats import wrong_on_new_data
+from rooflab.bench.check import check_kernel
+from rooflab.bench.check_runs import OTHER_SEED
+from rooflab.bench.fixture import copied
+from rooflab.bench.isolated import first_here
 from rooflab.bench.pytest_plugin import SKIPPED
-from rooflab.kernels.registry import Kernel, interpreting, kernels, ops
-from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, as_tuple, get_scheme
+from rooflab.kernels.registry import Kernel, get_kernel, get_op, interpreting, kernels, ops
+from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, as_tuple, get_scheme
 
 SUITES = ("smoke", "smollm2_135m")
 BUDGET_S = 0.1
@@ -68,9 +75,9 @@ def inputs_and_oracle(op: str, case: Case) -> tuple[Inputs, Outputs]:
     return inputs, spec.oracle(inputs)
 
 
-def own(inputs: Inputs, spec: OpSpec) -> Inputs:
-    """The inputs with copies of those that the op changes."""
-    return {name: value.clone() if name in spec.mutates else value for name, value in inputs.items()}
+def own(inputs: Inputs) -> Inputs:
+    """Copies of the inputs, of the same strides: a kernel may change some, and the check writes to the others."""
+    return dict(zip(inputs, copied(list(inputs.values())), strict=True))
 
 
 def outputs_of(kernel: Kernel, spec: OpSpec, inputs: Inputs) -> Outputs:
@@ -79,13 +86,43 @@ def outputs_of(kernel: Kernel, spec: OpSpec, inputs: Inputs) -> Outputs:
     return tuple(inputs[name] for name in spec.outputs) if spec.mutates else as_tuple(result)
 
 
+@functools.cache
+def gate(op: str, name: str) -> tuple[str, str]:
+    """Status and reason of the check on the op's first small case, planted inputs included; once a kernel."""
+    spec, kernel = get_op(op), get_kernel(op, name)
+    case, scheme = spec.get_cases("smoke")[0], get_scheme(scheme_here(spec))
+    if device_here().type == "cuda" and kernel.backend != "torch":
+        first = first_here(kernel, case, scheme.name)
+        if first.status not in ("OK", "UNSUPPORTED", "UNAVAILABLE"):
+            return first
+    result = check_kernel(kernel, spec, case, scheme, device_here(), SEED)
+    return result.status, result.reason
+
+
 def test_kernel(kernel_benchmark: Callable[..., Any], spec: OpSpec, kernel: Kernel, case: Case) -> None:
-    """Judged against the oracle, then timed."""
+    """Checked, judged against the oracle, timed, and judged again."""
     inputs, oracle = inputs_and_oracle(spec.name, case)
     refusal = kernel.why_not_args(inputs)
     if refusal:
         pytest.skip(refusal)
+    status, reason = gate(spec.name, kernel.name)
+    assert status in ("OK", "UNSUPPORTED"), f"{status}: {reason}"  # of another case than this one
     scheme = get_scheme(scheme_here(spec))
-    judged = spec.judge(outputs_of(kernel, spec, own(inputs, spec)), oracle, inputs, scheme)
-    assert all(stats.passed for stats in judged), "; ".join(stats.describe() for stats in judged)
-    kernel_benchmark(Rotation(kernel, spec, [own(inputs, spec), own(inputs, spec)]), cost=spec.cost(**inputs))
+    wrong = wrong_outputs(spec, scheme, outputs_of(kernel, spec, own(inputs)), oracle, inputs)
+    assert not wrong, wrong
+    rotation = Rotation(kernel, spec, [own(inputs), own(inputs)])
+
+    def afterwards() -> str | None:
+        for _, outputs in rotation.outputs():
+            wrong = wrong_outputs(spec, scheme, outputs, oracle, inputs)
+            if wrong:
+                return wrong
+        other = spec.make_inputs(case, scheme, device_here(), SEED + OTHER_SEED)
+        return wrong_on_new_data(rotation, spec, scheme, other)
+
+    kernel_benchmark(rotation, cost=spec.cost(**inputs), afterwards=afterwards)
+
+
+def wrong_outputs(spec: OpSpec, scheme: Scheme, outputs: Outputs, oracle: Outputs, inputs: Inputs) -> str:
+    """What is wrong with `outputs`, or nothing."""
+    return "; ".join(stats.describe() for stats in spec.judge(outputs, oracle, inputs, scheme) if not stats.passed)

@@ -1,25 +1,21 @@
-"""What the fixture `kernel_benchmark` does once it is called: the correctness gate, device time, and the roofs."""
+"""The gate of the fixture `kernel_benchmark`: what a function returns is right, and holds once it has returned."""
 
 from __future__ import annotations
 
-import itertools
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from types import FrameType
 from typing import Any
 
 import torch
 
-from rooflab.bench.calls import free_bytes
-from rooflab.bench.ceilings import ceilings_for, limits_for
-from rooflab.bench.environment import snapshot
-from rooflab.bench.measure import ABOVE, CAUSES, COPIES
-from rooflab.bench.timing import Samples, time_functions
+from rooflab.bench.cheats import changes_later, lazy, still_running
+from rooflab.bench.check_streams import wait_for_own
+from rooflab.bench.check_tools import restore, tampered
 from rooflab.reference.compare import ErrorStats, elementwise
-from rooflab.reference.spec import nbytes
-from rooflab.roofline.model import Cost, bound
 
 HALF_EPSILONS = 4
 """Roundings to a dtype of 16 bits or fewer that a kernel may be off by, the reference's own included."""
@@ -62,18 +58,59 @@ def _tensors(name: str, value: object) -> tuple[torch.Tensor, ...]:
     return tuple(values)
 
 
-def check(
-    fn: Callable[..., Any], args: Sequence[Any], reference: Callable[..., Any] | None
-) -> tuple[Any, list[str], bool]:
-    """What `fn` returned, what is wrong with it, and whether Triton's interpreter ran it.  `args` stay as they are."""
-    expected = reference(*_copy(args)) if reference is not None else None
-    result, interpreted = _watched(partial(fn, *_copy(args)))
-    if reference is None:
-        return result, [], interpreted
-    return result, [stats.describe() for stats in judge(result, expected) if not stats.passed], interpreted
+@dataclass(frozen=True)
+class Checked:
+    """What came of a function before it is timed."""
+
+    result: Any
+    """What it returned."""
+    expected: Any
+    """What its reference returned; None without one."""
+    faults: tuple[str, ...]
+    """What is wrong, each in a sentence."""
+    interpreted: bool
+    """Whether Triton's interpreter ran it."""
 
 
-def _copy(args: Sequence[Any]) -> list[Any]:
+def check(fn: Callable[..., Any], args: Sequence[Any], reference: Callable[..., Any] | None) -> Checked:
+    """Calls `fn` and `reference`, each on copies of `args`, and compares.
+
+    The result is read as soon as the current stream is done, and may not change afterwards.
+    """
+    found = tampered()
+    if found:
+        return Checked(None, None, (f"INVALID: {found}, before the check began",), False)
+    expected = reference(*copied(args)) if reference is not None else None
+    result, interpreted = _watched(partial(fn, *copied(args)))
+    threads = still_running(fn)
+    found = tampered()
+    if found:
+        restore()
+        return Checked(result, expected, (f"INVALID: {found}",), interpreted)
+    outputs = _plain(result)
+    faults = [text for text in map(lazy, outputs) if text]
+    if faults:
+        return Checked(result, expected, tuple(faults), interpreted)
+    read = tuple(output.clone() for output in outputs)
+    wait_for_own(device_of(*args, result))
+    late = changes_later(outputs, read, fn, threads)
+    faults += [late] if late else []
+    if reference is not None:
+        as_read = read if len(read) > 1 or not isinstance(result, torch.Tensor) else read[0]
+        verdicts = judge(as_read if read else result, expected)
+        faults += [stats.describe() for stats in verdicts if not stats.passed]
+    return Checked(result, expected, tuple(faults), interpreted)
+
+
+def _plain(result: object) -> tuple[torch.Tensor, ...]:
+    """The tensors that `result` is made of, where it is made of tensors."""
+    values = result if isinstance(result, tuple | list) else (result,)
+    tensors = all(isinstance(value, torch.Tensor) for value in values)
+    return tuple(values) if tensors else ()
+
+
+def copied(args: Sequence[Any]) -> list[Any]:
+    """The arguments, tensors as copies of the same strides."""
     return [_same_layout(value) if isinstance(value, torch.Tensor) else value for value in args]
 
 
@@ -85,7 +122,7 @@ def _same_layout(tensor: torch.Tensor) -> torch.Tensor:
     return strided.copy_(tensor)
 
 
-def _device_of(*values: Any) -> torch.device:
+def device_of(*values: Any) -> torch.device:
     """The CUDA device of the first tensor on one, in containers too; else the one in use, where CUDA is in use."""
     pending = list(values)
     while pending:
@@ -119,53 +156,3 @@ def _watched(call: Callable[[], Any]) -> tuple[Any, bool]:
         return call(), bool(seen)
     finally:
         sys.setprofile(before)
-
-
-def time_kernel(
-    fn: Callable[..., Any], args: Sequence[Any], result: object, *, budget_s: float, min_samples: int
-) -> tuple[Samples, torch.device]:
-    """Times `fn(*args)` by `timing.time_functions` on the device of its tensors, over several copies of them."""
-    tensors = [value for value in (*args, result) if isinstance(value, torch.Tensor)]
-    device = _device_of(*args, result)
-    fit = int(free_bytes(device) / 4 / max(1, nbytes(*tensors)))
-    turns = itertools.cycle([partial(fn, *_copy(args)) for _ in range(max(1, min(COPIES, fit)))])
-    timed = time_functions({"fn": lambda: next(turns)()}, device, budget_s=budget_s, min_samples=min_samples)
-    return timed["fn"], device
-
-
-def extra_info(samples: Samples, device: torch.device, cost: Cost | None) -> dict[str, Any]:
-    """The JSON scalars that go beside pytest-benchmark's statistics."""
-    environment = snapshot(device.index or 0)
-    info: dict[str, Any] = {
-        "device": environment.gpu.name if device.type == "cuda" and environment.gpu else environment.cpu,
-        "device_type": device.type,
-        "timer": samples.method,
-        "l2_state": samples.l2_state,
-        "status": "OK" if samples.resolved else "INVALID: UNRESOLVED: the timer is too coarse for it",
-    }
-    if cost is None:
-        return info
-    seconds = samples.median_s
-    info |= {
-        "flops": cost.flops,
-        "bytes": cost.bytes,
-        "flops_per_s": cost.flops / seconds,
-        "bytes_per_s": cost.bytes / seconds,
-    }
-    if cost.bytes:
-        info["intensity_flop_per_byte"] = cost.intensity
-    ceilings = ceilings_for(device)
-    if ceilings is None:
-        return info | {"roof": "unknown: no data sheet of this device is in the table"}
-    if any(dtype not in ceilings.tensor_flops_per_s for dtype in cost.tensor_flops):
-        return info | {"roof": f"unknown: {ceilings.device} has no rate for {', '.join(cost.tensor_flops)}"}
-    limit = bound(cost, ceilings)
-    info |= {"limiter": limit.limiter, f"fraction_of_{ceilings.kind}_roof": limit.fraction(seconds)}
-    for part, part_s in limit.parts.items():
-        if part_s:
-            info[f"fraction_of_{ceilings.kind}_{part}_roof"] = part_s / seconds
-    physical = bound(cost, limits_for(device, ceilings))
-    if physical.fraction(seconds) > ABOVE:
-        times = physical.fraction(seconds)
-        info["status"] = f"INVALID: {times:.2f} times the {physical.limiter} ceiling; {CAUSES[physical.limiter]}"
-    return info

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -31,15 +31,23 @@ class Guarded:
     view: torch.Tensor
     """The tensor itself."""
 
-    def restore(self) -> None:
-        """Puts back what the buffer held at first."""
-        self.buffer.copy_(self.pristine)
+    def rewrite(self, tensor: torch.Tensor) -> None:
+        """Puts other values of the same shape at the same addresses, with no new version of the tensor.
+
+        Kernels write so: Triton and CUDA code leave torch's version counter as it was.
+        """
+        single = _single(self.view.stride())
+        pristine = self.pristine.as_strided(self.view.shape, self.view.stride(), self.view.storage_offset())
+        for view in (self.view.data, pristine):
+            view[single].copy_(tensor[single])
 
     def damage(self, *, may_change: bool) -> str | None:
         """What was written that should not have been, in words, or None.
 
         With `may_change` the tensor's own elements may have changed, and only what lies around them may not.
         """
+        if not may_change and torch.equal(bits(self.buffer), bits(self.pristine)):
+            return None
         expected = self.pristine.clone()
         view = expected.as_strided(self.view.shape, self.view.stride(), self.view.storage_offset())
         if may_change:
@@ -58,32 +66,56 @@ def guard(tensor: torch.Tensor, *, padded: bool = False) -> Guarded:
     strides = _padded_strides(tensor) if padded else tensor.stride()
     # A misaligned view stays misaligned: kernels specialise on 16 bytes.
     skew = tensor.data_ptr() % 16 // tensor.element_size()
-    guarded = _allocate(tuple(tensor.shape), tuple(strides), tensor.dtype, tensor.device, NAN_BYTE, skew)
-    # An expanded dimension has one element in memory, and cannot be written through all of its views.
-    single = [0 if stride == 0 else slice(None) for stride in strides]
+    buffer, view = _allocate(tuple(tensor.shape), tuple(strides), tensor.dtype, tensor.device, NAN_BYTE, skew)
     if tensor.numel():
-        target = guarded.view[tuple(single)]
-        target.copy_(tensor[tuple(single)])
-    guarded.pristine.copy_(guarded.buffer)
-    return guarded
+        single = _single(tuple(strides))
+        view[single].copy_(tensor[single])
+    return Guarded(buffer, buffer.clone(), view)
 
 
-def guard_output(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, *, padded: bool = False) -> Guarded:
-    """An output to write to, full of NaN, or of a sentinel where it is of integers; with `padded`, not contiguous."""
+def guard_output(
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    padded: bool = False,
+    stale: torch.Tensor | None = None,
+) -> Guarded:
+    """An output to write to, full of NaN, or of a sentinel where it is of integers; with `padded`, not contiguous.
+
+    With `stale`, an answer to something else, it holds that, as where a caller uses its memory again.
+    """
     model = torch.empty(shape, dtype=dtype, device="meta")
     strides = _padded_strides(model) if padded else model.stride()
     byte = NAN_BYTE if dtype.is_floating_point else SENTINEL_BYTE
-    return _allocate(shape, tuple(strides), dtype, device, byte, 0)
+    buffer, view = _allocate(shape, tuple(strides), dtype, device, byte, 0)
+    if stale is not None:
+        view.copy_(stale)
+    return Guarded(buffer, buffer.clone(), view)
 
 
 def _allocate(
     shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, device: torch.device, byte: int, skew: int
-) -> Guarded:
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The buffer, poison all over, and the view in its middle."""
     extent = 0 if 0 in shape else 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
     side = GUARD_BYTES // dtype.itemsize
     raw = torch.full(((2 * side + skew + extent) * dtype.itemsize,), byte, dtype=torch.uint8, device=device)
     buffer = raw.view(dtype)
-    return Guarded(buffer, buffer.clone(), buffer.as_strided(shape, strides, side + skew))
+    return buffer, buffer.as_strided(shape, strides, side + skew)
+
+
+def _single(strides: tuple[int, ...]) -> tuple[int | slice, ...]:
+    """Selects each element in memory once: an expanded dimension has one, and is not written through all its views."""
+    return tuple(0 if stride == 0 else slice(None) for stride in strides)
+
+
+def wipe(tensors: Iterable[torch.Tensor]) -> None:
+    """Overwrites outputs that were read and belong to nobody any more: whoever returns one again returns poison."""
+    with torch.inference_mode():
+        for tensor in tensors:
+            if tensor.numel() and torch._debug_has_internal_overlap(tensor) != 1:
+                tensor.fill_(torch.nan if tensor.dtype.is_floating_point else SENTINEL_BYTE)
 
 
 def _padded_strides(tensor: torch.Tensor) -> tuple[int, ...]:

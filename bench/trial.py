@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
+from rooflab.bench import check_streams as streams
+from rooflab.bench import check_tools
+from rooflab.bench.cheats import (
+    aliases,
+    changes_later,
+    give_back_l2,
+    lazy,
+    persisting_l2_bytes,
+    still_running,
+    work_noted,
+)
 from rooflab.bench.poison import Guarded, guard, guard_output, poisoned_allocations
 from rooflab.bench.records import Status
 from rooflab.kernels.registry import Kernel
@@ -52,6 +65,29 @@ class Trial:
     """The very tensors that the kernel wrote."""
     read: Outputs
     """Their values as soon as the current stream was done."""
+    work: frozenset[str]
+    """Names of what ran: torch's functions on a CPU, and on CUDA the device's kernels where the run was profiled."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where a run's inputs and outputs lie."""
+
+    padded: frozenset[str] = frozenset()
+    """Inputs with longer strides."""
+    out: OutLayout | None = None
+    """Outputs are the caller's, in this layout."""
+    stale: Outputs = ()
+    """What the caller's outputs hold at first: an earlier answer, in place of NaN."""
+    memory: dict[str, Guarded] | None = None
+    """Inputs lie where those of an earlier run lay, as far as it is in here; this run's are put here."""
+    alone: bool = False
+    """The whole device waits before the call and after it; without it a run waits for its own stream alone."""
+    profiled: bool = False
+    """Notes the device's kernels."""
+
+
+PLAIN = Layout()
 
 
 def prepare(kernel: Kernel, spec: OpSpec, inputs: Inputs) -> Data:
@@ -73,47 +109,77 @@ def prepare(kernel: Kernel, spec: OpSpec, inputs: Inputs) -> Data:
 
 
 def run(
-    kernel: Kernel,
-    spec: OpSpec,
-    data: Data,
-    scheme: Scheme,
-    device: torch.device,
-    *,
-    padded: frozenset[str] = frozenset(),
-    out: OutLayout | None = None,
+    kernel: Kernel, spec: OpSpec, data: Data, scheme: Scheme, device: torch.device, layout: Layout = PLAIN
 ) -> Trial:
-    """Runs `kernel` once on guarded copies of its inputs, those named in `padded` with longer strides.
+    """Runs `kernel` once on guarded copies of its inputs.
 
-    With `out` it writes to the caller's tensors.  Raises `Refused` where it will not take padding, else `Failed`.
+    Raises `Refused` where it will not take padding, `Failed` INVALID where it replaced a tool of the bench, and else
+    `Failed`.
     """
-    guarded = {
-        name: guard(value, padded=name in padded)
-        for name, value in data.inputs.items()
-        if isinstance(value, torch.Tensor)
-    }
+    guarded = _guarded(data.inputs, layout)
     outs = [
-        guard_output(tuple(oracle.shape), _dtype(oracle, scheme), device, padded=out == "padded")
-        for oracle in (data.oracle if out else ())
+        guard_output(tuple(oracle.shape), _dtype(oracle, scheme), device, padded=layout.out == "padded", stale=stale)
+        for oracle, stale in zip_longest(data.oracle if layout.out else (), layout.stale if layout.out else ())
     ]
     arguments: dict[str, Any] = {**data.inputs, **{name: tensor.view for name, tensor in guarded.items()}}
     if data.packed is not None and spec.prepared is not None:
         arguments[spec.prepared] = data.packed
     if outs:
         arguments["out"] = outs[0].view if len(outs) == 1 else tuple(guarded_out.view for guarded_out in outs)
-    returned = _call(kernel, spec, arguments, device, may_refuse=bool(padded) or out == "padded")
-    outputs = _collect(returned, spec, data, scheme, guarded, outs)
-    # Read now, before anything that another stream or another thread still writes can arrive.
-    read = tuple(output.clone() for output in outputs)
+    work: set[str] = set()
+    refuses = bool(layout.padded) or layout.out == "padded"
+    _may_take(kernel, spec, arguments, refuses)
+    with streams.queued(device, guarded.values(), layout.alone):
+        with _errors_of_the_kernel(refuses), work_noted(work, device, layout.profiled):
+            returned = kernel.fn(**{name: value for name, value in arguments.items() if name in kernel.accepted})
+        threads = still_running(kernel.fn)
+        _raise_tampered(device)
+        outputs = _collect(returned, spec, data, scheme, guarded, outs)
+        with _errors_of_the_kernel(refuses):
+            if layout.alone:
+                streams.wait_for_all(device)
+            # Read behind the call on its own stream, before what another one or a thread still writes can arrive.
+            read = tuple(output.clone() for output in outputs)
+            streams.wait_for_own(device)
+    if threads:
+        late = changes_later(outputs, read, kernel.fn, threads)
+        _raise(f"{', '.join(spec.outputs)}", late)
     for name, tensor in guarded.items():
-        _raise_damage(name, tensor.damage(may_change=name in spec.mutates))
+        damage = tensor.damage(may_change=name in spec.mutates)
+        _raise(name, f"{damage}: in place on the input" if damage == "was changed" else damage)
     for name, tensor in zip(spec.outputs, outs, strict=False):
-        _raise_damage(f"out ({name})", tensor.damage(may_change=True))
-    return Trial(outputs, read)
+        _raise(f"out ({name})", tensor.damage(may_change=True))
+    return Trial(outputs, read, frozenset(work))
 
 
-def _raise_damage(name: str, damage: str | None) -> None:
-    if damage:
-        raise Failed("INCORRECT", f"{name}: {damage}")
+def _guarded(inputs: Inputs, layout: Layout) -> dict[str, Guarded]:
+    """Guarded copies of all tensors, at the places that `layout.memory` knows already."""
+    known = layout.memory if layout.memory is not None else {}
+    for name, value in inputs.items():
+        if not isinstance(value, torch.Tensor):
+            continue
+        if name in known and known[name].view.shape == value.shape:
+            known[name].rewrite(value)
+        else:
+            known[name] = guard(value, padded=name in layout.padded)
+    return known
+
+
+def _raise(name: str, fault: str | None) -> None:
+    if fault:
+        raise Failed("INCORRECT", f"{name}: {fault}")
+
+
+def _raise_tampered(device: torch.device) -> None:
+    """Raises `Failed` where a tool of the bench is no longer the original, or L2 was set aside; undoes either."""
+    found = check_tools.tampered(timers=False)
+    if found:
+        check_tools.restore()
+        raise Failed("INVALID", found)
+    set_aside = persisting_l2_bytes() if device.type == "cuda" else 0
+    if set_aside:
+        give_back_l2()
+        raise Failed("INVALID", f"L2 persistence: {set_aside} bytes of L2 are set aside and outlive a flush")
 
 
 def _dtype(oracle: torch.Tensor, scheme: Scheme) -> torch.dtype:
@@ -121,17 +187,18 @@ def _dtype(oracle: torch.Tensor, scheme: Scheme) -> torch.dtype:
     return scheme.output if oracle.dtype.is_floating_point else oracle.dtype
 
 
-def _call(kernel: Kernel, spec: OpSpec, arguments: dict[str, Any], device: torch.device, *, may_refuse: bool) -> Any:
+def _may_take(kernel: Kernel, spec: OpSpec, arguments: dict[str, Any], may_refuse: bool) -> None:
     checked = {name: value for name, value in arguments.items() if name != "out"}
     reason = (kernel.why_not_args(checked, spec) or "").removeprefix("UNSUPPORTED: ")
     if reason:
         raise Refused(reason) if may_refuse else Failed("UNSUPPORTED", reason)
+
+
+@contextmanager
+def _errors_of_the_kernel(may_refuse: bool) -> Iterator[None]:
+    """What a kernel raises, at once or on the device, as `Failed`, or as `Refused` of padding."""
     try:
-        returned = kernel.fn(**{name: value for name, value in arguments.items() if name in kernel.accepted})
-        if device.type == "cuda":
-            # This stream alone: a kernel that works on another and does not wait for it is wrong.
-            torch.cuda.current_stream(device).synchronize()
-        return returned
+        yield
     except known_errors() as error:
         if may_refuse and isinstance(error, ValueError):
             raise Refused(str(error)) from error
@@ -151,10 +218,11 @@ def _collect(
     outputs = (returned,) if isinstance(returned, torch.Tensor) else tuple(returned)
     if len(outputs) != len(spec.outputs) or not all(isinstance(output, torch.Tensor) for output in outputs):
         raise Failed("INCORRECT", f"returned {len(outputs)} values, expected tensors {', '.join(spec.outputs)}")
-    inputs = {name: tensor.buffer.untyped_storage().data_ptr() for name, tensor in guarded.items()}
+    memory = {name: tensor.buffer for name, tensor in guarded.items()}
     if isinstance(data.packed, torch.Tensor) and data.packed.layout == torch.strided and spec.prepared is not None:
-        inputs[spec.prepared] = data.packed.untyped_storage().data_ptr()
+        memory[spec.prepared] = data.packed
     for index, (name, output, oracle) in enumerate(zip(spec.outputs, outputs, data.oracle, strict=True)):
+        _raise(name, lazy(output))
         wanted = (tuple(oracle.shape), _dtype(oracle, scheme), oracle.device.type)
         found = (tuple(output.shape), output.dtype, output.device.type)
         for what, want, got in zip(("shape", "dtype", "device"), wanted, found, strict=True):
@@ -162,9 +230,9 @@ def _collect(
                 raise Failed("INCORRECT", f"{name}: expected {what} {want}, got {got}")
         if outs and (output.data_ptr(), output.stride()) != (outs[index].view.data_ptr(), outs[index].view.stride()):
             raise Failed("INCORRECT", f"{name}: expected the tensor given as out, got another")
-        aliased = [key for key, pointer in inputs.items() if pointer == output.untyped_storage().data_ptr()]
-        if output.numel() and aliased:
-            raise Failed("INCORRECT", f"{name}: shares memory with the input {aliased[0]}")
+        aliased = [key for key, buffer in memory.items() if aliases(output, buffer)]
+        if aliased:
+            raise Failed("INCORRECT", f"{name}: shares memory with the input {aliased[0]}: in place on the input")
     return outputs
 
 

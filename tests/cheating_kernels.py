@@ -1,0 +1,297 @@
+"""Kernels that cheat, each in one way that has been seen or is easily thought of.
+
+A factory makes each anew, because what a cheat keeps between calls is its point.
+"""
+
+from __future__ import annotations
+
+import builtins
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+from tiny_ops import PROJECT, SCALE
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from rooflab.kernels.registry import Kernel
+from rooflab.reference import compare
+from rooflab.reference.spec import OpSpec
+
+Tensor = torch.Tensor
+CHEATS: list[tuple[Callable[[], Kernel], OpSpec, str, tuple[str, ...]]] = []
+
+
+def project(x: Tensor, weight: Tensor) -> Tensor:
+    """The right answer."""
+    return (x.double() @ weight.double()).to(x.dtype)
+
+
+def _kernel(spec: OpSpec, make: Callable[[], Callable[..., Any]], **options: Any) -> Callable[[], Kernel]:
+    return lambda: Kernel(spec.name, make.__name__, "optimized", options.pop("backend", "torch"), make(), **options)
+
+
+def cheat(*words: str, status: str = "INCORRECT", spec: OpSpec = PROJECT) -> Callable[..., Any]:
+    """Adds what the decorated factory makes to those that must be caught in these words."""
+
+    def add(make: Callable[[], Callable[..., Any]]) -> Callable[[], Callable[..., Any]]:
+        CHEATS.append((_kernel(spec, make), spec, status, words))
+        return make
+
+    return add
+
+
+# Cached answers.
+
+
+def _memo(key: Callable[[Tensor, Tensor], Any], copy: bool = True) -> Callable[..., Tensor]:
+    answers: dict[Any, Tensor] = {}
+
+    def memo(x, weight):
+        place = key(x, weight)
+        if place not in answers:
+            answers[place] = project(x, weight)
+        return answers[place].clone() if copy else answers[place]
+
+    return memo
+
+
+def _content(x: Tensor, weight: Tensor) -> tuple[bytes, bytes]:
+    return x.contiguous().numpy().tobytes(), weight.contiguous().numpy().tobytes()
+
+
+@cheat(
+    "other data, padded weight, x: y: 35 of 35 elements off",
+    "a cached answer: the output of the call before, on first data",
+)
+def first_answer_for_ever():
+    return _memo(lambda x, weight: None)
+
+
+@cheat("a cached answer: the output of the call before")
+def an_answer_for_each_shape():
+    return _memo(lambda x, weight: (x.shape, weight.shape, x.dtype))
+
+
+@cheat(
+    "other data in the same memory: y: 35 of 35",
+    "a cached answer: the output of the call before, on first data again",
+)
+def an_answer_for_each_address():
+    return _memo(lambda x, weight: (x.data_ptr(), weight.data_ptr()))
+
+
+@cheat("a cached answer: the output of the call before, on first data again")
+def an_answer_for_each_address_and_version():
+    return _memo(lambda x, weight: (x.data_ptr(), x._version, weight.data_ptr(), weight._version))
+
+
+@cheat("new data, twice each: a cached answer: on data that it has seen it leaves out")
+def an_answer_for_each_checksum():
+    return _memo(lambda x, weight: (x.sum().item(), weight.sum().item()))
+
+
+@cheat("new data, twice each: a cached answer: on data that it has seen it leaves out")
+def an_answer_for_each_content():
+    return _memo(_content)
+
+
+@cheat("the previous output")
+def an_answer_for_each_content_not_copied():
+    return _memo(_content, copy=False)
+
+
+# The previous output.
+
+
+@cheat("the previous output: it returns memory as it found it")
+def leaves_out_as_it_was():
+    return lambda x, weight, out=None: project(x, weight) if out is None else out
+
+
+@cheat("first data again, into out: y: 35 of 35", "the previous output: it returns memory as it found it")
+def leaves_an_out_with_numbers():
+    """Writes where it sees poison, as a check leaves it, and nothing where an earlier answer lies."""
+
+    def kernel(x, weight, out=None):
+        if out is None or out.isnan().all():
+            out = project(x, weight) if out is None else out.copy_(project(x, weight))
+        return out
+
+    return kernel
+
+
+@cheat("a cached answer: the output of the call before, on first data")
+def one_call_behind():
+    """Returns what the last call computed, as a pipeline would."""
+    last: list[Tensor] = []
+
+    def behind(x, weight):
+        last.append(project(x, weight))
+        return last[max(0, len(last) - 2)].clone()
+
+    return behind
+
+
+@cheat("first data again: y: ")
+def unwritten_memory_outside_of_checks():
+    """Computes where torch fills fresh memory, and else returns memory as the allocator hands it out."""
+
+    def unwritten(x, weight):
+        y = torch.empty(x.shape[0], weight.shape[1], dtype=x.dtype)
+        return y.copy_(project(x, weight)) if torch.are_deterministic_algorithms_enabled() else y.mul_(1)
+
+    return unwritten
+
+
+@cheat("it goes by earlier calls, or by being watched")
+def zeros_outside_of_checks():
+    def zeros(x, weight):
+        return project(x, weight) * torch.are_deterministic_algorithms_enabled()
+
+    return zeros
+
+
+# Threads.
+
+
+def _late(write: Callable[[Callable[[], Any]], None]) -> Callable[..., Tensor]:
+    def late(x, weight):
+        y, answer = torch.empty(x.shape[0], weight.shape[1], dtype=x.dtype), project(x, weight)
+        write(lambda: y.copy_(answer))
+        return y
+
+    return late
+
+
+@cheat("first data: y: a thread that finishes later")
+def a_thread_that_finishes_later():
+    return _late(lambda work: threading.Thread(target=lambda: (time.sleep(0.03), work())).start())
+
+
+@cheat("a thread that finishes later")
+def a_timer_that_finishes_later():
+    return _late(lambda work: threading.Timer(0.03, work).start())
+
+
+@cheat("a thread that finishes later")
+def a_pool_that_finishes_later():
+    pool = ThreadPoolExecutor(1)
+    return _late(lambda work: pool.submit(lambda: (time.sleep(0.03), work())))
+
+
+@cheat("a thread that finishes later")
+def a_thread_that_only_repairs():
+    """Nearly right at once, and right a moment later."""
+
+    def repairs(x, weight):
+        y = project(x, weight)
+        right = y[0, 0].clone()
+        y[0, 0] = right * 1.0000001
+        threading.Thread(target=lambda: (time.sleep(0.03), y[0, 0].copy_(right))).start()
+        return y
+
+    return repairs
+
+
+# In place on the input.
+
+
+@cheat("shares memory with the input x: in place on the input", spec=SCALE)
+def returns_its_input_scaled():
+    return lambda x, factor=1.0: x.mul_(factor)
+
+
+@cheat("shares memory with the input x: in place on the input", spec=SCALE)
+def returns_its_input_by_another_name():
+    return lambda x, factor=1.0: torch.from_numpy(np.asarray(x.detach()))
+
+
+@cheat("x: was changed: in place on the input")
+def leaves_its_result_in_the_input():
+    def in_place(x, weight):
+        y = project(x, weight)
+        x[:, : y.shape[1]] = y
+        return y
+
+    return in_place
+
+
+# Lazy tensors.
+
+
+class Lazy(torch.Tensor):
+    """Computes when a function of torch is called on it."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        args = tuple(value.work() if isinstance(value, cls) else value for value in args)
+        return func(*args, **(kwargs or {}))
+
+
+@cheat("y: a lazy tensor: a Lazy, whose values may be computed when they are read")
+def a_lazy_tensor():
+    def lazy(x, weight):
+        with torch._C.DisableTorchFunctionSubclass():
+            y = torch.empty(x.shape[0], weight.shape[1], dtype=x.dtype).as_subclass(Lazy)
+        y.work = lambda: project(x, weight)
+        return y
+
+    return lazy
+
+
+@cheat("y: a lazy tensor: a FakeTensor")
+def a_fake_tensor():
+    def fake(x, weight):
+        with FakeTensorMode():
+            return torch.empty(x.shape[0], weight.shape[1], dtype=x.dtype)
+
+    return fake
+
+
+# Tools of the bench replaced.
+
+
+def replaces(place: Any, name: str, new: Any) -> Callable[[], Callable[..., Tensor]]:
+    """A factory of kernels that put `new` in place of `place.name` and then answer rightly."""
+
+    def make():
+        def kernel(x, weight):
+            setattr(place, name, new)
+            return project(x, weight)
+
+        return kernel
+
+    make.__name__ = f"replaces_{name}"
+    return make
+
+
+def _exchanges_code() -> Callable[..., Tensor]:
+    def kernel(x, weight):
+        torch.cuda.synchronize.__code__ = (lambda device=None: None).__code__
+        return project(x, weight)
+
+    return kernel
+
+
+REPLACED = (
+    (time, "perf_counter", lambda: 0.0, "a patched timer: time.perf_counter was replaced (cheating_kernels.py:"),
+    (torch.cuda, "Event", type("FastEvent", (), {}), "a patched timer: torch.cuda.Event was replaced"),
+    (torch.cuda, "synchronize", lambda device=None: None, "a patched timer: torch.cuda.synchronize was replaced"),
+    (torch.cuda.Event, "elapsed_time", lambda self, other: 0.0, "a patched timer: torch.cuda.Event.elapsed_time"),
+    (torch, "sum", lambda *a, **k: None, "a patched cache flush: torch.sum was replaced"),
+    (torch.Tensor, "sum", lambda *a, **k: None, "a patched cache flush: torch.Tensor.sum was replaced"),
+    (torch, "allclose", lambda *a, **k: True, "a patched comparison: torch.allclose was replaced"),
+    (torch, "equal", lambda *a: True, "a patched comparison: torch.equal was replaced"),
+    (torch, "isnan", lambda x: torch.zeros_like(x), "a patched comparison: torch.isnan was replaced"),
+    (torch.Tensor, "isfinite", lambda x: x == x, "a patched comparison: torch.Tensor.isfinite was replaced"),
+    (builtins, "all", lambda values: True, "a patched comparison: builtins.all was replaced"),
+    (compare, "elementwise", lambda *a: None, "a patched comparison: rooflab.reference.compare.elementwise"),
+    (OpSpec, "judge", lambda *a: [], "a patched comparison: OpSpec.judge was replaced"),
+)
+for place, name, new, words in REPLACED:
+    cheat(f"first data: {words}", status="INVALID")(replaces(place, name, new))
+cheat("a patched timer: torch.cuda.synchronize was replaced (cheating_kernels.py:", status="INVALID")(_exchanges_code)

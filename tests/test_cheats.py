@@ -1,0 +1,264 @@
+"""Cheating kernels are each caught and named, and honest ones that keep something between calls are not accused."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import time
+
+import cheating_kernels as cheating
+import pytest
+import tiny_ops as tiny
+import torch
+from honest_kernels import HONEST
+
+from rooflab.bench import cheats, check_streams, check_tools
+from rooflab.bench.calls import Rotation
+from rooflab.bench.check import CheckResult, check_kernel
+from rooflab.kernels.registry import Kernel
+from rooflab.reference.spec import Case, OpSpec, get_scheme
+
+FP32 = get_scheme("fp32")
+NAMES = (
+    "a cached answer",
+    "the previous output",
+    "a thread that finishes later",
+    "in place on the input",
+    "a lazy tensor",
+    "a patched ",
+    "it goes by earlier calls, or by being watched",
+)
+CASE = Case(T=5, K=96, N=7)
+
+
+def check(kernel: Kernel, spec: OpSpec = tiny.PROJECT, device: str = "cpu") -> CheckResult:
+    return check_kernel(kernel, spec, spec.cases["smoke"][0], FP32, device)
+
+
+@pytest.mark.parametrize(
+    ("make", "spec", "status", "words"), cheating.CHEATS, ids=[make().name for make, *_ in cheating.CHEATS]
+)
+def test_a_cheat_is_caught_and_named(make, spec, status, words):
+    result = check(make(), spec)
+    assert result.status == status, result.describe()
+    assert all(word in result.reason for word in words), result.reason
+    assert any(name in result.reason for name in NAMES), result.reason
+    assert check_tools.tampered() is None, "what one kernel replaced is not laid on the next"
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_what_an_honest_kernel_keeps_is_no_cheat(name):
+    kernel = HONEST[name]()
+    for _ in range(2):
+        result = check(kernel)
+        assert result.status == "OK", result.describe()
+
+
+def test_work_is_compared_where_a_path_differs_and_absolves():
+    assert "new data, twice each" in check(HONEST["takes_another_path_into_out"]()).labels
+    once = check(HONEST["compiles_once"]())
+    assert "new data, twice each" not in once.labels, "what only the first call does is no hint"
+
+
+def test_memory_is_shared_whatever_object_holds_it():
+    buffer = torch.arange(12.0)
+    for output in (buffer[3:5], buffer.view(3, 4).mT, torch.from_numpy(buffer.numpy()[11:]), buffer.view(torch.int32)):
+        assert cheats.aliases(output, buffer)
+    assert not cheats.aliases(buffer.clone(), buffer) and not cheats.aliases(buffer[:0], buffer)
+
+
+def test_only_fresh_memory_counts_as_never_written():
+    nan = torch.full((3,), torch.nan)
+    assert cheats.never_written((nan,)) and cheats.never_written((torch.full((3,), 2**31 - 1, dtype=torch.int32),))
+    for written in ((nan, torch.ones(3)), (torch.ones(3),), (torch.tensor([True]),), (torch.ones(0),), ()):
+        assert not cheats.never_written(written)
+
+
+# Streams: on a CPU by a queue that runs when it is waited for.
+
+
+@pytest.fixture
+def side_stream(monkeypatch):
+    queued = []
+
+    def run(device):
+        while queued:
+            queued.pop(0)()
+
+    monkeypatch.setattr(check_streams, "wait_for_all", run)
+    monkeypatch.setattr(check_streams, "several", lambda device: True)
+    return queued
+
+
+def test_work_on_a_stream_that_is_not_waited_for_is_named(side_stream):
+    def other_stream(x, weight):
+        y = torch.full((x.shape[0], weight.shape[1]), torch.nan)
+        side_stream.append(lambda: y.copy_(cheating.project(x, weight)))
+        return y
+
+    result = check(tiny.kernel(tiny.PROJECT, other_stream))
+    assert result.status == "INCORRECT" and "first data: y: 35 of 35" in result.reason
+    assert "work on another stream: it is right only where the whole device is waited for" in result.reason
+
+
+def test_what_is_wrong_on_every_stream_is_not_laid_on_streams(side_stream):
+    def wrong(x, weight):
+        return cheating.project(x, weight) * 1.01
+
+    result = check(tiny.kernel(tiny.PROJECT, wrong))
+    assert result.status == "INCORRECT" and "stream" not in result.reason
+
+
+def _on_side_stream(x, weight, waits_before, waits_after):
+    y = torch.full((x.shape[0], weight.shape[1]), torch.nan, dtype=x.dtype, device=x.device)
+    own, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    if waits_before:
+        side.wait_stream(own)
+    with torch.cuda.stream(side):
+        if waits_before:
+            torch.cuda._sleep(2_000_000)
+        y.copy_(cheating.project(x, weight))
+    if waits_after:
+        own.wait_stream(side)
+    return y
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("waits_before", "waits_after"), [(True, False), (False, True), (False, False), (True, True)], ids=str
+)
+def test_on_a_gpu_another_stream_is_named_unless_both_wait(waits_before, waits_after):
+    def side_stream(x, weight):
+        return _on_side_stream(x, weight, waits_before, waits_after)
+
+    result = check(tiny.kernel(tiny.PROJECT, side_stream), device="cuda")
+    if waits_before and waits_after:
+        assert result.status == "OK", result.describe()
+    else:
+        assert result.status == "INCORRECT" and "work on another stream" in result.reason, result.describe()
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_an_answer_for_each_content_is_caught_by_the_devices_kernels():
+    answers = {}
+
+    def memo(x, weight):
+        key = (x.cpu().numpy().tobytes(), weight.cpu().numpy().tobytes())
+        if key not in answers:
+            answers[key] = cheating.project(x, weight)
+        return answers[key].clone()
+
+    result = check(tiny.kernel(tiny.PROJECT, memo), device="cuda")
+    assert result.status == "INCORRECT" and "a cached answer: on data that it has seen" in result.reason
+
+
+# L2 that outlives a flush.
+
+
+class Driver:
+    """Stands for libcuda."""
+
+    def __init__(self, size, fails=0):
+        self.size, self.fails, self.calls = size, fails, []
+
+    def cuCtxGetLimit(self, pointer, limit):
+        assert limit == 6, "CU_LIMIT_PERSISTING_L2_CACHE_SIZE"
+        pointer._obj.value = self.size
+        return self.fails
+
+    def cuCtxResetPersistingL2Cache(self):
+        self.calls.append("reset")
+
+    def cuCtxSetLimit(self, limit, size):
+        self.calls.append((limit, size.value))
+
+
+def test_l2_that_was_set_aside_is_seen_and_given_back():
+    assert cheats.persisting_l2_bytes(Driver(4096)) == 4096 and cheats.persisting_l2_bytes(Driver(0)) == 0
+    assert cheats.persisting_l2_bytes(Driver(4096, fails=1)) == 0, "a driver that does not know the limit"
+    driver = Driver(4096)
+    cheats.give_back_l2(driver)
+    assert driver.calls == ["reset", (6, 0)]
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_l2_persistence_is_named():
+    import ctypes
+
+    def persists(x, weight):
+        ctypes.CDLL("libcuda.so.1").cuCtxSetLimit(6, ctypes.c_size_t(2**20))
+        return cheating.project(x, weight)
+
+    result = check(tiny.kernel(tiny.PROJECT, persists), device="cuda")
+    assert result.status == "INVALID" and "L2 persistence: " in result.reason
+    assert cheats.persisting_l2_bytes() == 0
+
+
+# Tools replaced before the check, and before the bench.
+
+
+def test_a_tool_replaced_at_import_fails_every_check_until_it_is_back(monkeypatch):
+    monkeypatch.setattr(time, "perf_counter", lambda: 0.0)
+    result = check(tiny.kernel(tiny.PROJECT, lambda x, weight: cheating.project(x, weight)))
+    assert result.status == "INVALID" and "before the check began" in result.reason
+    assert "a patched timer: time.perf_counter was replaced (test_cheats.py:" in result.reason
+    monkeypatch.undo()
+    assert check(tiny.kernel(tiny.PROJECT, lambda x, weight: cheating.project(x, weight))).status == "OK"
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "words"),
+    [
+        (time, "perf_counter", "a patched timer: time.perf_counter"),
+        (torch, "equal", "a patched comparison: torch.equal"),
+    ],
+)
+def test_a_tool_replaced_before_the_bench_was_imported_is_known_by_where_it_was_written(
+    monkeypatch, place, name, words
+):
+    monkeypatch.setattr(place, name, lambda *a: True)
+    spec = importlib.util.spec_from_file_location("imported_late", check_tools.__file__)
+    late = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "imported_late", late)
+    spec.loader.exec_module(late)
+    monkeypatch.undo()
+    assert str(late.tampered()).startswith(f"{words} was replaced before the bench was imported")
+
+
+def test_torchs_own_replacements_are_no_tampering():
+    import torch._dynamo  # replaces torch.manual_seed
+
+    assert torch._dynamo and check_tools.tampered() is None
+
+
+# Right while it is checked.
+
+
+def _turns_after(calls, then):
+    """Right for as many calls, and then what `then` makes of the last right answer."""
+    made = []
+
+    def kernel(x, weight):
+        made.append(cheating.project(x, weight) if len(made) < calls else made[-1])
+        return made[-1].clone() if len(made) <= calls else then(made[-1])
+
+    return tiny.kernel(tiny.PROJECT, kernel)
+
+
+def _timed(kernel, sets=2, calls=8):
+    inputs = [tiny.PROJECT.make_inputs(CASE, FP32, torch.device("cpu"), 0) for _ in range(sets)]
+    rotation = Rotation(kernel, tiny.PROJECT, inputs)
+    for _ in range(calls):
+        rotation()
+    return rotation
+
+
+def test_an_answer_kept_once_the_check_is_over_is_caught_on_new_data_after_timing():
+    new = tiny.PROJECT.make_inputs(CASE, FP32, torch.device("cpu"), 77)
+    cached = _timed(_turns_after(3, then=torch.clone))
+    found = cheats.wrong_on_new_data(cached, tiny.PROJECT, FP32, new)
+    assert found and "y: 35 of 35" in found and "a cached answer: other data at the same addresses" in found
+    honest = _timed(tiny.kernel(tiny.PROJECT, lambda x, weight: cheating.project(x, weight)))
+    assert cheats.wrong_on_new_data(honest, tiny.PROJECT, FP32, new) is None
+    packed = tiny.kernel(tiny.PROJECT, lambda x, weight: x @ weight[0], prepare=lambda weight: (weight.clone(),))
+    assert cheats.wrong_on_new_data(_timed(packed), tiny.PROJECT, FP32, new) is None, "a packed weight stays"

@@ -1,0 +1,163 @@
+"""The gate of the fixture `kernel_benchmark`, and what it says of a reading."""
+
+import math
+import threading
+import time
+
+import pytest
+import torch
+
+from rooflab.bench import check_tools, fixture, plugin_timing
+from rooflab.bench.activity import Activity
+from rooflab.bench.plugin_timing import Timed
+from rooflab.bench.samples import unpack_samples
+from rooflab.bench.timing import Samples
+from rooflab.roofline.model import Ceilings, Cost
+
+X = torch.tensor([1.0, -2.0, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("actual", "expected", "passes"),
+    [
+        (X, X.double(), True),
+        (X * (1 + 1e-6), X.double(), True),
+        (X * (1 + 1e-4), X.double(), False),
+        ((X * 1.01).bfloat16(), X, True),
+        ((X * 1.1).bfloat16(), X, False),
+        (X * math.nan, X * math.nan, False),
+        (X / 0, X / 0, False),
+        (torch.tensor([math.inf, 1.0]), torch.tensor([math.inf, 1.0]), True),
+        (torch.tensor([1e30, 1.0]), torch.tensor([math.inf, 1.0]), False),
+        (torch.tensor([math.inf, 1.0]), torch.tensor([1.0, 1.0]), False),
+        (torch.tensor([1, 2]), torch.tensor([1, 2]), True),
+        (torch.tensor([1, 3]), torch.tensor([1, 2]), False),
+        (torch.tensor([True]), torch.tensor([False]), False),
+        (torch.zeros(3, 1), torch.zeros(1, 3), False),
+        (torch.zeros(0), torch.zeros(0), True),
+        (torch.zeros(3), X, False),
+        ((X, X), (X, X + 1), False),
+        ((X, X), [X, X], True),
+    ],
+)
+def test_the_gate_passes_what_is_right_to_a_few_roundings(actual, expected, passes):
+    assert all(stats.passed for stats in fixture.judge(actual, expected)) is passes
+
+
+@pytest.mark.parametrize(
+    ("actual", "expected", "text"),
+    [
+        (None, X, "fn: expected a tensor or a tuple of tensors, got NoneType"),
+        (X, 3.0, "reference: expected a tensor or a tuple of tensors, got float"),
+        ((X, X), X, "fn: expected 1 outputs as of the reference, got 2"),
+    ],
+)
+def test_what_cannot_be_compared_is_named(actual, expected, text):
+    with pytest.raises(ValueError, match=text):
+        fixture.judge(actual, expected)
+
+
+def test_neither_side_of_the_gate_changes_the_callers_tensors():
+    x = torch.ones(4)
+    checked = fixture.check(lambda x: x.add_(1), [x], lambda x: x.add_(1))
+    assert torch.equal(x, torch.ones(4)) and torch.equal(checked.result, torch.full((4,), 2.0))
+    assert checked.faults == () and not checked.interpreted
+
+
+def _late(x):
+    y = torch.zeros_like(x)
+    threading.Thread(target=lambda: (time.sleep(0.03), y.copy_(x))).start()
+    return y
+
+
+def _patches(x):
+    time.perf_counter = lambda: 0.0
+    return x.clone()
+
+
+class Lazy(torch.Tensor):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("fn", "words"),
+    [
+        (_late, "a thread that finishes later"),
+        (_patches, "INVALID: a patched timer: time.perf_counter was replaced (test_pytest_plugin_gate.py:"),
+        (lambda x: x.clone().as_subclass(Lazy), "a lazy tensor: a Lazy"),
+    ],
+)
+def test_the_gate_names_what_shows_of_a_cheat(fn, words):
+    checked = fixture.check(fn, [torch.ones(4)], None)
+    assert checked.faults and words in checked.faults[0]
+    assert check_tools.tampered() is None
+
+
+def _time(fn, x, reference):
+    checked = fixture.check(fn, [x], reference)
+    assert not checked.faults
+    return plugin_timing.time_kernel(fn, [x], checked, budget_s=1e-4, min_samples=5)
+
+
+def test_results_of_timed_calls_are_judged():
+    calls = []
+
+    def tires(x):
+        calls.append(1)
+        return x * 2 if len(calls) < 4 else x * 0
+
+    assert "output 0: 4 of 4 elements off" in str(_time(tires, torch.ones(4), lambda x: x * 2).wrong)
+    assert _time(lambda x: x * 2, torch.ones(4), lambda x: x * 2).wrong is None
+    assert _time(lambda x: x.mul_(2), torch.ones(4), lambda x: x * 2).wrong is None, "it changes its input, and may"
+
+
+CUDA = torch.device("cuda")
+CEILINGS = Ceilings("this", "datasheet", 1e9, {"fp32": 1e9}, 1e9)
+COST = Cost(512, 256, {"fp32": 1024.0})
+
+
+@pytest.fixture
+def info(monkeypatch):
+    """What is said of a reading on a GPU whose ceilings are known."""
+    monkeypatch.setattr(plugin_timing, "ceilings_for", lambda device: CEILINGS)
+    monkeypatch.setattr(plugin_timing, "limits_for", lambda device, ceilings: ceilings)
+
+    def of(seconds, cost=COST, clocks=None, **options):
+        samples = Samples((seconds,) * 3, "cuda events, launch gaps hidden", "cold", **options)
+        return plugin_timing.extra_info(Timed(samples, CUDA, clocks, Activity(("k1", "k2"), "abc"), None), cost)
+
+    return of
+
+
+def test_a_reading_has_its_roofs_its_clocks_its_samples_and_the_devices_kernels(info):
+    found = info(2e-6, clocks={"sm_clock_mhz": [1700, 1755]})
+    assert found["status"] == "OK" and found["clocks"] == {"sm_clock_mhz": [1700, 1755]}
+    assert found["fraction_of_datasheet_roof"] == pytest.approx(1.024e-6 / 2e-6)
+    assert found["fraction_of_datasheet_memory_roof"] == pytest.approx(0.768e-6 / 2e-6)
+    assert found["intensity_flop_per_byte"] == pytest.approx(1024 / 768) and found["limiter"] == "tensor"
+    assert unpack_samples(found["samples"]) == [2e-6] * 3
+    assert found["device_kernels"] == ["k1", "k2"] and found["activity_hash"] == "abc" and found["machine_key"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "options", "words"),
+    [
+        (1e-7, {}, "INVALID: 10.24 times the tensor ceiling"),
+        (0.0, {}, "INVALID: the cuda events, launch gaps hidden timer read 0 s"),
+        (math.nan, {}, "INVALID: 4 readings are not finite numbers"),
+        (2e-6, {"resolved": False}, "INVALID: UNRESOLVED: the cuda events"),
+        (2e-6, {"fault": "time.perf_counter replaced while the bench ran"}, "INVALID: time.perf_counter replaced"),
+        (2e-6, {"launch_floor_s": 5e-6}, "INVALID: 2.00 us is below the 5.00 us that an empty kernel takes"),
+        (2e-6, {"clocks": {"throttled": ["hardware slowdown"]}}, "INVALID: the card was throttled"),
+    ],
+    ids=["above a roof", "zero", "nan", "coarse", "patched clock", "below the floor", "throttled"],
+)
+def test_a_reading_that_cannot_be_is_no_result(info, seconds, options, words):
+    assert info(seconds, **options)["status"].startswith(words)
+
+
+def test_roofs_that_are_not_known_say_so(monkeypatch, info):
+    assert "no rate for fp8" in info(2e-6, Cost(512, 256, {"fp8": 1024.0}))["roof"]
+    assert "roof" not in info(2e-6, None)
+    monkeypatch.setattr(plugin_timing, "ceilings_for", lambda device: None)
+    assert info(2e-6)["roof"] == "unknown: no data sheet of this device is in the table"

@@ -1,0 +1,190 @@
+"""From samples to a record: what is published, what is INVALID, and why."""
+
+import hashlib
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from test_measure import CASE, CEILINGS, FP32, SPEC, kernel, passes, run
+
+from rooflab.bench import measure as module
+from rooflab.bench import timed
+from rooflab.bench.calls import kernel_file_sha256
+from rooflab.bench.ceilings import raise_cpu_ceilings
+from rooflab.bench.commands import run_benches
+from rooflab.bench.measure import measure_op
+from rooflab.bench.records import Record
+from rooflab.bench.selection import Selection
+from rooflab.bench.timed import Observed, observe
+from rooflab.bench.timing import Samples
+from rooflab.bench.trace import NotRecorded
+from rooflab.kernels import registry
+
+GOOD = {"seconds": (1.0, 1.0, 1.0), "method": "cuda events, launch gaps hidden", "l2_state": "cold"}
+
+
+@pytest.fixture
+def samples(monkeypatch):
+    """Replaces the timer: what it reads, and the clocks that were seen meanwhile."""
+    found = {"samples": dict(GOOD), "clocks": None, "options": None}
+
+    def time_together(ready, device, budget_s, seed, gpu_uuid, **options):
+        found["options"] = options
+        return {name: Samples(**found["samples"]) for name in ready}, {}, found["clocks"]
+
+    monkeypatch.setattr(module, "time_together", time_together)
+    return found
+
+
+def read_back(record):
+    """The record as a reader of its file sees it."""
+    assert Record.from_json(record.to_json()).status == record.status
+    return record
+
+
+def test_a_record_names_the_method_its_floor_and_what_a_call_held(samples):
+    samples["samples"] |= {"launch_floor_s": 2e-6, "busy_s": 0.5, "calls_per_sample": 20, "kernels": ("scale",)}
+    samples["clocks"] = {"throttled": [], "sm_clock_hz": 1.755e9}
+    options = {"timer": "perf_counter", "flush": "write", "locked_sm_clock_mhz": 1755.0}
+    (record,) = run(kernel(), **options)
+    assert samples["options"] == {"timer": "perf_counter", "flush": "write"}
+    assert record.status == "OK" and record.timer == "cuda events, launch gaps hidden"
+    assert record.metrics == {"calls_per_sample": 20.0, "launch_floor_ms": 2e-3, "kernel_busy_ms": 500.0}
+    assert record.clocks == {"throttled": [], "sm_clock_hz": 1.755e9, "locked_sm_clock_mhz": 1755.0}
+    assert record.peak_memory_bytes == 0.0 and record.device_kernels == () and record.activity_hash is None
+
+
+@pytest.mark.parametrize(
+    ("change", "clocks", "reason"),
+    [
+        ({"fault": "time.perf_counter replaced while the bench ran"}, None, "time.perf_counter replaced"),
+        ({"fault": "kernels changed between samples: 2 of 8 ran without reduce"}, None, "without reduce"),
+        ({"seconds": (0.0, 0.0, 0.0), "resolved": False}, None, "the clock stands still"),
+        ({"seconds": (1.0, math.nan, 1.0)}, None, "readings are not finite numbers"),
+        ({"launch_floor_s": 2.0}, None, "an empty kernel takes by cuda events"),
+        ({}, {"throttled": ["power brake"]}, "the card was throttled (power brake)"),
+        ({"resolved": False}, None, "UNRESOLVED: the cuda events"),
+        ({"seconds": (1e-9,) * 3}, None, "times the memory ceiling; likely cause: a cache held the data"),
+    ],
+)
+def test_what_cannot_be_true_is_invalid_with_its_cause(samples, change, clocks, reason):
+    samples["samples"] |= change
+    samples["clocks"] = clocks
+    (record,) = run(kernel(), raise_ceilings=lambda known: known)
+    assert record.status == "INVALID" and reason in record.reason, record.reason
+    assert record.samples and read_back(record)
+
+
+def test_a_timer_of_zero_and_samples_that_are_no_numbers_have_no_rates(samples):
+    for seconds, latency in (((0.0,) * 3, 0.0), ((math.nan,) * 3, None)):
+        samples["samples"] |= {"seconds": seconds}
+        (record,) = run(kernel())
+        assert record.latency_median_ms == latency and record.flops_per_s is record.bound_fraction is None
+
+
+def test_a_timer_that_the_device_has_not_got_is_said_before_anything_runs():
+    def check(*_):
+        pytest.fail("checked")
+
+    with pytest.raises(ValueError, match="timer: expected one of perf_counter on cpu, got graph, which needs a CUDA"):
+        list(measure_op(SPEC, [kernel()], [CASE], FP32, check=check, ceilings=CEILINGS, timer="graph"))
+
+
+def test_peak_memory_is_read_by_the_real_timer_too():
+    def spreads(x, weight=None):
+        return (x + x).mul_(weight) - x * weight
+
+    plain, spread = run(kernel(), kernel("spreads", fn=spreads))
+    assert plain.peak_memory_bytes == 0.0, "the output alone"
+    assert spread.peak_memory_bytes == 2 * 4 * 8 * 4, "two tensors of the output's size"
+
+
+def test_a_call_that_breaks_off_while_it_is_observed_publishes_nothing(monkeypatch):
+    def breaks(call, device):
+        raise RuntimeError("illegal memory access")
+
+    monkeypatch.setattr(timed, "peak_memory_bytes", breaks)
+    (record,) = run(kernel())
+    assert record.status == "RUNTIME_ERROR" and "after timing: RuntimeError: illegal" in record.reason
+    assert record.latency_median_ms is None
+
+
+def test_a_gpus_measured_ceilings_are_measured_again_once(samples, monkeypatch):
+    again = []
+
+    def measured_again(known, *, device, budget_s):
+        again.append((known.hbm_bytes_per_s, device.type))
+        return replace(known, hbm_bytes_per_s=1e12)
+
+    monkeypatch.setattr(module, "raise_cuda_ceilings", measured_again)
+    monkeypatch.setattr(module, "limits_for", lambda device, ceilings: ceilings)
+    run_ = module._Run(SPEC, FP32, torch.device("cuda"), 1.0, "r", 0, passes, None, raise_cpu_ceilings, CEILINGS)
+    cost = SPEC.cost(**SPEC.make_inputs(CASE, FP32, torch.device("cpu"), 0))
+    fast = Samples(**(GOOD | {"seconds": (80e-9,) * 3}))  # 160 bytes read and 64 FLOP, under 1 GB/s and 1 GFLOP/s
+    assert run_._judged(fast, cost, None)["status"] == "OK" and again == [(1e9, "cuda")]
+    faster = Samples(**(GOOD | {"seconds": (8e-9,) * 3}))
+    assert "tensor ceiling" in run_._judged(faster, cost, None)["reason"] and len(again) == 1
+
+
+def test_the_measured_rate_of_l2_bounds_what_no_data_sheet_does(samples, monkeypatch):
+    monkeypatch.setattr(module, "limits_for", lambda device, ceilings: replace(ceilings, l2_bytes_per_s=None))
+    known = replace(CEILINGS, kind="datasheet", tensor_flops_per_s={}, l2_bytes_per_s=1e9, hbm_bytes_per_s=1e8)
+    run_ = module._Run(SPEC, FP32, torch.device("cuda"), 1.0, "r", 0, passes, None, raise_cpu_ceilings, known)
+    cost = SPEC.cost(**SPEC.make_inputs(CASE, FP32, torch.device("cpu"), 0))
+    warm = Samples(**(GOOD | {"seconds": (144e-9,) * 3, "l2_state": "warm"}))  # 288 bytes
+    assert "2.00 times the L2 ceiling" in run_._judged(warm, cost, None)["reason"]
+
+
+def test_what_the_profiler_does_not_show_is_left_open(monkeypatch):
+    class Ready:
+        first = staticmethod(lambda: None)
+
+    def hidden(*_):
+        raise NotRecorded("cupti: none")
+
+    monkeypatch.setattr(timed, "peak_memory_bytes", lambda call, device: 7.0)
+    monkeypatch.setattr(timed, "device_activity", hidden)
+    seen, failures = observe({"a": Ready()}, torch.device("cuda"))
+    assert seen == {"a": Observed(7.0)} and failures == {}
+
+
+def test_a_users_file_is_hashed_into_its_record(tmp_path, samples):
+    text = """
+from rooflab.kernels.registry import register
+
+@register(op="silu_and_mul", name="mine_hashed", role="optimized", backend="torch")
+def mine(x, gate_up=None):
+    return x
+"""
+    file = tmp_path / "mine.py"
+    file.write_text(text.replace("x, gate_up=None", ", ".join(_parameters("silu_and_mul"))))
+    (mine,) = registry.load_file(file)
+    try:
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+        assert kernel_file_sha256(mine) == digest
+        ours = registry.get_kernel("silu_and_mul", "library")
+        assert kernel_file_sha256(ours) is None
+    finally:
+        del registry._kernels["silu_and_mul"]["mine_hashed"]
+    (record,) = run(kernel(fn=mine.fn), check=passes)
+    assert record.environment["kernel_file_sha256"] == digest
+
+
+def _parameters(op):
+    return [parameter.name for parameter in registry.get_op(op).parameters]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"timer": "cupti"}, "timer: expected one of perf_counter on cpu, got cupti, which needs a CUDA device"),
+        ({"flush": "wish"}, "flush: expected one of read, write, got 'wish'"),
+        ({"lock_clocks": True}, "lock-clocks: expected a CUDA device, got cpu"),
+    ],
+)
+def test_bench_refuses_what_this_device_has_not_got_before_it_writes(tmp_path, options, message):
+    chosen = Selection.of("silu_and_mul", None, ["smoke"], None, None, "cpu")
+    with pytest.raises(ValueError, match=message):
+        run_benches(chosen, tmp_path, 0.1, lambda text: None, **options)
+    assert not list(tmp_path.iterdir())
