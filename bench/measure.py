@@ -20,14 +20,13 @@ from rooflab.bench.calls import (
 from rooflab.bench.ceilings import ceilings_for, limits_for, raise_cpu_ceilings, raise_cuda_ceilings
 from rooflab.bench.environment import Environment, last_level_cache_bytes, snapshot
 from rooflab.bench.flush import FlushBy
-from rooflab.bench.plausible import ABOVE as ABOVE
-from rooflab.bench.plausible import CAUSES as CAUSES
 from rooflab.bench.plausible import above_limits
 from rooflab.bench.reading import reading_fields, why_invalid
 from rooflab.bench.records import CheckedBy, DeviceType, Record, Status, new_run_id
 from rooflab.bench.stopwatch import check_timer
 from rooflab.bench.timed import observe, time_together, wrong_afterwards
 from rooflab.bench.timing import Samples
+from rooflab.kernels.configs import config_for
 from rooflab.kernels.precision import pin_matmul_precision
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.compare import ErrorStats
@@ -269,7 +268,7 @@ class _Run:
     ) -> Record:
         """The record of one kernel on one case."""
         limit = self._bound(cost, self.ceilings)
-        config = kernel.heuristic(case) if kernel.heuristic is not None else None
+        config = config_for(kernel, case, self.scheme, self.device)
         moved = traffic.bytes if traffic else cost.bytes
         return Record(
             kind="bench",

@@ -260,6 +260,8 @@ def failure(error: Exception, where: str) -> Failed:
     from triton.compiler.errors import CompilationError
     from triton.runtime.errors import OutOfResources, PTXASError
 
+    from rooflab.kernels._cuda import CudaCompileError
+
     text = str(error).strip()
     if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError) or "can't allocate memory" in text:
         return Failed("OUT_OF_MEMORY", text)
@@ -270,5 +272,5 @@ def failure(error: Exception, where: str) -> Failed:
     frame = traceback.extract_tb(error.__traceback__)[-1]
     place = f"{Path(frame.filename).name}:{frame.lineno}"
     reason = f"{where + ': ' if where else ''}{type(error).__name__}: {text} ({place})"
-    compile_time = isinstance(error, CompilationError | OutOfResources | PTXASError)
+    compile_time = isinstance(error, CompilationError | OutOfResources | PTXASError | CudaCompileError)
     return Failed("COMPILE_ERROR" if compile_time else "RUNTIME_ERROR", reason)

@@ -262,5 +262,9 @@ def test_a_tunable_kernel_says_which_configuration_it_used(reading):
     class Config:
         BLOCK: int
 
-    (record,) = run(kernel(heuristic=lambda case: Config(BLOCK=16 * case["T"])))
+    def heuristic(case, scheme):
+        return Config(BLOCK=16 * case["T"])
+
+    tunable = kernel(config_type=Config, heuristic=heuristic, is_legal=lambda config, case, scheme: True)
+    (record,) = run(tunable)
     assert record.config == {"BLOCK": 64}
