@@ -118,7 +118,7 @@ def test_kernel(kernel_benchmark: Callable[..., Any], spec: OpSpec, kernel: Kern
             if wrong:
                 return wrong
         other = spec.make_inputs(case, scheme, device_here(), SEED + OTHER_SEED)
-        return wrong_on_new_data(rotation, spec, scheme, other)
+        return wrong_on_new_data({"": rotation}, spec, scheme, other).get("")
 
     kernel_benchmark(rotation, cost=spec.cost(**inputs), afterwards=afterwards)
 

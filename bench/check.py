@@ -1,9 +1,12 @@
 """Whether a kernel is right: against the fp64 oracle, and against the ways in which a wrong kernel looks right.
 
 A kernel runs on guarded copies of its inputs (`trial.py`, `poison.py`): on some data; on other data in padded layouts
-(a cached answer, an assumed contiguity); on the first again, into the caller's outputs, twice (bit for bit); and on
-planted inputs. Uninitialised memory is NaN, results are read as soon as the current stream is done, and nothing but
-the outputs may change.
+(a cached answer, an assumed contiguity); on the first again, into the caller's outputs, which hold NaN and then an old
+answer, twice (bit for bit); on other data at the same addresses (an answer kept for them); and on planted inputs.
+Uninitialised memory is NaN, results are read as soon as the current stream is done and are overwritten afterwards, and
+nothing but the outputs may change. What a wrong result has of a cheat is named (`cheats.py`); a kernel that replaces
+what it is judged or timed with is INVALID (`check_tools.py`). Code in one process is never safe from other code in it:
+this finds what kernels have been seen to do.
 """
 
 from __future__ import annotations

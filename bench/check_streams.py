@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from rooflab.bench.poison import Guarded
+from rooflab.bench.poison import NAN_BYTE, Guarded
 
 PAUSE_CYCLES = 2_000_000
 """About 1 ms: longer than the host needs to queue one call and the reading of its output."""
@@ -34,10 +34,10 @@ def queued(device: torch.device, inputs: Iterable[Guarded], alone: bool) -> Iter
             # Not the integers: an index of -1 would read outside its table, and end the process with the kernel.
             floats = [tensor for tensor in inputs if tensor.buffer.dtype.is_floating_point]
             for tensor in floats:
-                tensor.buffer.fill_(torch.nan)
+                tensor.buffer.view(torch.uint8).fill_(NAN_BYTE)
             _cuda._sleep(PAUSE_CYCLES)
             for tensor in floats:
-                tensor.buffer.copy_(tensor.pristine)
+                tensor.buffer.view(torch.uint8).copy_(tensor.pristine.view(torch.uint8))
         yield
 
 

@@ -203,7 +203,7 @@ def kernel_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Callable
             info["status"] = f"INCORRECT: after timing: {wrong}"
         if info["status"] != "OK":
             _fail(benchmark, info["status"])
-        benchmark.extra_info.update(info | {"checked": reference is not None})
+        benchmark.extra_info.update(info | {"checked": reference is not None or afterwards is not None})
         seconds = timed.samples.seconds
         item.stash[_REPLAY].load(seconds)
         return benchmark.pedantic(lambda: checked.result, rounds=len(seconds))
