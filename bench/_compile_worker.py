@@ -89,7 +89,7 @@ def describe(launch: Launch, launches: int) -> Answer:
     wgmma = any(opcode.startswith(("HGMMA", "IGMMA", "QGMMA")) for opcode in opcodes)
     return {
         "name": launch.name,
-        "target": code.target,
+        "target": launch.target,
         "grid": launch.grid,
         "launches": launches,
         "num_warps": launch.num_warps,

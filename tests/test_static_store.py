@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from rooflab.bench.code import store as store_module
+from rooflab.bench.code.kept import select_kept
+from rooflab.bench.code.revision import Query
 from rooflab.bench.code.sources import Sources, own_sources
 from rooflab.bench.code.store import Store
 
@@ -152,6 +154,31 @@ def test_what_a_toolkit_outside_the_packages_compiles_is_not_kept(monkeypatch):
 
     monkeypatch.setattr(store_module, "version", version)
     assert store_module.can_keep("triton") and store_module.can_keep("gluon") and not store_module.can_keep("cuda")
+
+
+def test_a_selection_is_kept_until_anything_changes(tmp_path, monkeypatch):
+    query, store = Query("rmsnorm", schemes=("bf16",)), Store(tmp_path)
+    first = select_kept(query, store)
+    monkeypatch.setattr("rooflab.bench.code.kept.select", lambda *_, **__: pytest.fail("selected again"))
+    assert select_kept(query, store) == first and [item.kernel.id for item in first] == ["rmsnorm/fused"]
+    assert (store.hits, store.misses) == (0, 0), "it is not counted among what is compiled"
+    monkeypatch.setattr("rooflab.bench.code.kept.select", lambda *_, **__: [])
+    assert select_kept(query, None) == [], "without a store"
+    assert select_kept(Query("rmsnorm", schemes=("fp16",)), store) == [], "another query"
+    monkeypatch.setattr(Sources, "all", lambda self: "another tree")
+    assert select_kept(query, store) == []
+    monkeypatch.setattr(Sources, "of", lambda *_: None)
+    assert select_kept(Query("rope"), store) == [] == select_kept(Query("rope"), store), "one from outside: not kept"
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_the_hash_of_a_whole_tree(tree):
+    before = Sources.at(tree).all()
+    (tree / "roofline" / "plot.py").write_text("Plot = 2")
+    changed = Sources.at(tree).all()
+    (tree / "kernels" / "__pycache__").mkdir()
+    (tree / "kernels" / "__pycache__" / "x.pyc").write_bytes(b"x")
+    assert changed != before and Sources.at(tree).all() == changed
 
 
 def test_an_entry_comes_back(tmp_path):

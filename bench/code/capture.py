@@ -32,6 +32,8 @@ class Launch:
     name: str
     backend: str
     """`triton`, `gluon` or `cuda`."""
+    target: str
+    """`sm_90a`, as the assembler was told; the cubin has it too, and an older disassembler drops the `a`."""
     grid: tuple[int, ...]
     num_warps: int
     num_stages: int
@@ -149,6 +151,7 @@ def _launch(function: Any, kernel: Any, grid: tuple[int, ...], asked: Mapping[st
     return Launch(
         name=kernel.metadata.name,
         backend="gluon" if gluon else "triton",
+        target=_target(kernel),
         grid=grid,
         num_warps=_num_warps(kernel),
         num_stages=int(getattr(kernel.metadata, "num_stages", 0) or 0),
@@ -171,12 +174,15 @@ def _num_warps(kernel: Any) -> int:
     return int(found[1]) if found else int(kernel.metadata.num_warps)
 
 
+def _target(kernel: Any) -> str:
+    return str(re.findall(r"^\.target (\w+)", kernel.asm["ptx"], re.MULTILINE)[0])
+
+
 def _ptxas_log(kernel: Any) -> str:
     """What ptxas says of the PTX when asked to talk; Triton throws it away."""
-    arch = re.findall(r"^\.target (\w+)", kernel.asm["ptx"], re.MULTILINE)[0]
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "kernel.ptx"
         source.write_text(kernel.asm["ptx"])
         tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
-        command = [str(tool), "-v", f"--gpu-name={arch}", str(source), "-o", f"{folder}/kernel.cubin"]
+        command = [str(tool), "-v", f"--gpu-name={_target(kernel)}", str(source), "-o", f"{folder}/kernel.cubin"]
         return subprocess.run(command, capture_output=True, text=True, timeout=300).stderr

@@ -56,6 +56,7 @@ def _launch(
     return Launch(
         name=kernel.name,
         backend="cuda",
+        target=arch,
         grid=tuple(int(size) for size in grid),
         num_warps=-(-threads // 32),
         num_stages=0,

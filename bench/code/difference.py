@@ -104,8 +104,10 @@ def changed(
     if Counter(map(_activity, before)) == Counter(map(_activity, now)):
         return Change(*identity, "SAME", notes, tuple(before), tuple(now))
     pairs = _aligned(before, now)
-    spills = [_spills(was, is_) for was, is_ in pairs if is_.stack_bytes > was.stack_bytes]
-    lost = [f"{is_.name}: {was.tensor_path} -> {is_.tensor_path}" for was, is_ in pairs if _rank(is_) > _rank(was)]
+    best = pairs or [(min(before, key=_rank), min(now, key=_rank))]
+    worst = pairs or [(max(before, key=_stack), max(now, key=_stack))]
+    lost = [f"{is_.name}: {was.tensor_path} -> {is_.tensor_path}" for was, is_ in best if _rank(is_) > _rank(was)]
+    spills = [_spills(was, is_) for was, is_ in worst if _stack(is_) > _stack(was)]
     verdict: Verdict = "LOST TENSOR CORES" if lost else "SPILLS" if spills else "CHANGED"
     others = [sentence for was, is_ in pairs for sentence in _sentences(was, is_)]
     if [s.name for s in before] != [s.name for s in now]:
@@ -119,13 +121,17 @@ def _activity(summary: Summary) -> tuple[Any, ...]:
 
 
 def _aligned(before: list[Summary], now: list[Summary]) -> list[tuple[Summary, Summary]]:
-    """Launches side by side, in their order.  Where their number differs, the best tensor-core path and the most
-    spilled bytes of each side stand for it, so that nothing is lost by another number of launches."""
-    if len(before) == len(now):
-        return list(zip(before, now, strict=True))
-    pairs = [(min(before, key=_rank), min(now, key=_rank))]
-    worst = (max(before, key=lambda s: s.stack_bytes), max(now, key=lambda s: s.stack_bytes))
-    return pairs if worst == pairs[0] else [*pairs, worst]
+    """Launches side by side: those of the same names by name, others in their order.  None where their number differs;
+    then the best tensor-core path and the most spilled bytes of each side stand for it."""
+    if len(before) != len(now):
+        return []
+    if sorted(s.name for s in before) == sorted(s.name for s in now):
+        before, now = (sorted(side, key=lambda summary: summary.name) for side in (before, now))
+    return list(zip(before, now, strict=True))
+
+
+def _stack(summary: Summary) -> int:
+    return summary.stack_bytes
 
 
 def _rank(summary: Summary) -> int:

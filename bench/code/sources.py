@@ -49,6 +49,12 @@ class Sources:
         named = sorted((self._name(file), self._hash(file)) for file in files)
         return hashlib.sha256(repr(named).encode()).hexdigest()
 
+    def all(self) -> str:
+        """The hash of every file of the tree."""
+        found = (file for root in self.layers.values() for file in root.rglob("*") if file.is_file())
+        files = [file for file in found if "__pycache__" not in file.parts]
+        return hashlib.sha256(repr(sorted((self._name(file), self._hash(file)) for file in files)).encode()).hexdigest()
+
     def _name(self, file: Path) -> str:
         root = next(root for root in self.layers.values() if root in file.parents)
         return f"{root.name}/{file.relative_to(root)}"

@@ -31,7 +31,14 @@ PLACES = ("TRITON_INTERPRET", "TRITON_CACHE_DIR", "TRITON_HOME", "CUDA_VISIBLE_D
 """Of these, those that say where files are or which GPU is seen, and change no code."""
 UNUSED_S = 30 * 24 * 3600.0
 """An entry that nothing has read for this long is deleted."""
-_READERS = ("_compile_worker.py", "code/capture.py", "code/cuda_capture.py", "code/cubin.py", "code/sass.py")
+_READERS = (
+    "_compile_worker.py",
+    "code/capture.py",
+    "code/cuda_capture.py",
+    "code/cubin.py",
+    "code/sass.py",
+    "code/cases.py",
+)
 
 
 class Store:

@@ -1,0 +1,124 @@
+"""What counts as a loss between two sides' compiled code, whatever the number and names of their launches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from rooflab.bench.code.difference import changed, exit_status, gone, markdown, new, summary_line, write_markdown
+from rooflab.bench.code.options import Option
+from rooflab.bench.code.summary import Summary
+from rooflab.bench.code.workers import CompileFailure
+
+IDENTITY = ("gemm", "tiled", "bf16", "M=64")
+PLAIN = Summary(
+    name="k",
+    backend="triton",
+    target="sm_90a",
+    device="h100-sxm",
+    grid=(64,),
+    launches=1,
+    ctas=64,
+    threads=128,
+    registers=40,
+    stack_bytes=0,
+    spill_loads=0,
+    spill_stores=0,
+    shared_bytes=0,
+    ctas_per_sm=12,
+    occupancy=0.75,
+    occupancy_limiter="registers",
+    waves=64 / (12 * 132),
+    full_waves=0,
+    tail_ctas=64,
+    wave_efficiency=0.04,
+    tensor_path="none",
+    counts={},
+    loop=None,
+    load_bytes_worst=16,
+    load_bytes_usual=16,
+    store_bytes_worst=16,
+    store_bytes_usual=16,
+    options=(),
+    asked={},
+    code_hash="a",
+)
+OTHER = replace(PLAIN, code_hash="b")
+WGMMA = replace(PLAIN, name="product", tensor_path="wgmma", code_hash="c")
+MMA = replace(WGMMA, tensor_path="mma", code_hash="d")
+SPILLING = replace(PLAIN, stack_bytes=8, spill_loads=1, spill_stores=1, code_hash="e")
+REDUCE = replace(PLAIN, name="reduce", code_hash="f")
+
+
+def verdict(before, now):
+    return changed(IDENTITY, before, now).verdict
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "wanted"),
+    [
+        ([PLAIN], [PLAIN], "SAME"),
+        ([PLAIN], [OTHER], "CHANGED"),
+        ([PLAIN], [replace(PLAIN, grid=(65,))], "CHANGED"),
+        ([PLAIN], [replace(PLAIN, launches=2)], "CHANGED"),
+        ([PLAIN], [SPILLING], "SPILLS"),
+        ([SPILLING], [OTHER], "CHANGED"),
+        ([SPILLING], [replace(SPILLING, stack_bytes=16, code_hash="g")], "SPILLS"),
+        ([WGMMA], [MMA], "LOST TENSOR CORES"),
+        ([MMA], [replace(MMA, tensor_path="none", code_hash="g")], "LOST TENSOR CORES"),
+        ([MMA], [WGMMA], "CHANGED"),
+        ([replace(WGMMA, tensor_path="tcgen05", code_hash="g")], [WGMMA], "LOST TENSOR CORES"),
+        ([WGMMA], [replace(MMA, stack_bytes=8)], "LOST TENSOR CORES"),
+        # In another order, or another number: split in two, joined to one.
+        ([WGMMA, PLAIN], [PLAIN, WGMMA], "SAME"),
+        ([WGMMA, PLAIN], [OTHER, WGMMA], "CHANGED"),
+        ([WGMMA, PLAIN], [OTHER, MMA], "LOST TENSOR CORES"),
+        ([WGMMA], [WGMMA, replace(REDUCE, stack_bytes=8)], "SPILLS"),
+        ([WGMMA], [WGMMA, REDUCE], "CHANGED"),
+        ([WGMMA, replace(REDUCE, stack_bytes=8)], [WGMMA], "CHANGED"),
+        ([WGMMA, REDUCE], [REDUCE], "LOST TENSOR CORES"),
+    ],
+)
+def test_verdicts(before, now, wanted):
+    assert verdict(before, now) == wanted
+
+
+def test_failures():
+    broken, refused = CompileFailure("it broke"), CompileFailure("not for this", refused=True)
+    assert verdict([PLAIN], broken) == verdict(broken, broken) == "DOES NOT COMPILE"
+    assert verdict(broken, [PLAIN]) == "FIXED"
+    assert new(IDENTITY, [SPILLING]).verdict == "NEW" and "spills 8 bytes" in new(IDENTITY, [SPILLING]).sentences[0]
+    assert new(IDENTITY, broken).verdict == "DOES NOT COMPILE" and new(IDENTITY, refused).verdict == "NOT COMPARED"
+    assert exit_status([new(IDENTITY, broken)]) == 11 and exit_status([gone(IDENTITY, "it went")]) == 13
+    assert exit_status([]) == 13, "nothing compared is no pass"
+
+
+def test_an_option_that_lost_or_found_its_effect_is_told():
+    ignored = Option("warp specialization", False, "it was asked for and ignored")
+    works = replace(ignored, took_effect=True, sentence="it was asked for and is there")
+    lost = changed(IDENTITY, [replace(PLAIN, options=(works,))], [replace(OTHER, options=(ignored,))])
+    assert lost.verdict == "CHANGED" and "it was asked for and ignored" in lost.sentences
+    found = changed(IDENTITY, [replace(PLAIN, options=(ignored,))], [replace(OTHER, options=(works,))])
+    assert "warp specialization takes effect now" in found.sentences
+    still = changed(IDENTITY, [replace(PLAIN, options=(ignored,))], [replace(OTHER, options=(ignored,))])
+    assert still.sentences == ("the code differs in nothing counted",)
+
+
+def test_figures_that_moved_are_told_as_before_and_now():
+    now = replace(OTHER, registers=64, ctas_per_sm=8, load_bytes_usual=2)
+    assert changed(IDENTITY, [PLAIN], [now]).sentences == (
+        "registers 40 -> 64",
+        "CTAs per SM 12 -> 8",
+        "usual bytes a load 16 -> 2",
+    )
+
+
+def test_markdown_is_one_table_and_is_written_whole(tmp_path):
+    changes = [changed(IDENTITY, [PLAIN], [OTHER]), gone(IDENTITY, "a | b\nc"), changed(IDENTITY, [PLAIN], [PLAIN])]
+    text = markdown(changes, "main")
+    assert "| GONE | gemm/tiled | bf16 | `M=64` | a \\| b c |" in text and text.count("gemm/tiled") == 2
+    write_markdown(changes, "main", tmp_path / "new" / "file.md")
+    assert (tmp_path / "new" / "file.md").read_text() == text and len(list((tmp_path / "new").iterdir())) == 1
+    assert summary_line(changes[2:], "main").startswith("compiled code against main: passes (0); 1 compared")
+    assert "|" not in markdown(changes[2:], "main"), "nothing to tell"
