@@ -24,7 +24,7 @@ from rooflab.bench.plausible import above_limits
 from rooflab.bench.reading import reading_fields, why_invalid
 from rooflab.bench.records import CheckedBy, DeviceType, Record, Status, new_run_id
 from rooflab.bench.stopwatch import check_timer
-from rooflab.bench.timed import observe, time_together, wrong_afterwards
+from rooflab.bench.timed import observe, time_together, wrong_calls
 from rooflab.bench.timing import Samples
 from rooflab.kernels.configs import config_for
 from rooflab.kernels.precision import pin_matmul_precision
@@ -162,8 +162,8 @@ class _Run:
         timed, failures, clocks = time_together(ready, self.device, self.budget_s, self.seed, gpu, **self.timing)
         if clocks and self.locked_sm_clock_mhz:
             clocks = clocks | {"locked_sm_clock_mhz": self.locked_sm_clock_mhz}
-        fresh = self.spec.make_inputs(case, self.scheme, self.device, self.seed) if timed else {}
-        wrong = wrong_afterwards({name: ready[name] for name in timed}, self.spec, self.scheme, fresh)
+        done = {name: ready[name] for name in timed}
+        wrong = wrong_calls(done, self.spec, case, self.scheme, self.device, self.seed)
         seen, broken = observe({name: ready[name] for name in timed if name not in wrong}, self.device)
         for name, failed in (failures | broken).items():
             known[name] |= {"status": failed.status, "reason": failed.reason}

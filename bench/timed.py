@@ -12,6 +12,8 @@ import torch
 
 from rooflab.bench.activity import Activity, device_activity
 from rooflab.bench.calls import Rotation
+from rooflab.bench.cheats import wrong_on_new_data
+from rooflab.bench.check_runs import OTHER_SEED
 from rooflab.bench.clocks import ClockWatch, ReadsClock
 from rooflab.bench.flush import FlushBy
 from rooflab.bench.memory import peak_memory_bytes
@@ -19,7 +21,7 @@ from rooflab.bench.timing import Samples, time_functions
 from rooflab.bench.trace import NotRecorded
 from rooflab.bench.trial import Failed, failure, known_errors
 from rooflab.kernels.registry import interpreting
-from rooflab.reference.spec import Inputs, OpSpec, Scheme
+from rooflab.reference.spec import Case, Inputs, OpSpec, Scheme
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,17 @@ def observe(timed: Mapping[str, Rotation], device: torch.device) -> tuple[dict[s
         except known_errors() as error:
             failures[name] = failure(error, "after timing")
     return seen, failures
+
+
+def wrong_calls(
+    timed: Mapping[str, Rotation], spec: OpSpec, case: Case, scheme: Scheme, device: torch.device, seed: int
+) -> dict[str, str]:
+    """What is wrong, by kernel, with what the timed calls left, and with calls on data that they have not seen."""
+    if not timed:
+        return {}
+    wrong = wrong_afterwards(timed, spec, scheme, spec.make_inputs(case, scheme, device, seed))
+    right = {name: rotation for name, rotation in timed.items() if name not in wrong}
+    return wrong | wrong_on_new_data(right, spec, scheme, spec.make_inputs(case, scheme, device, seed + OTHER_SEED))
 
 
 def wrong_afterwards(timed: Mapping[str, Rotation], spec: OpSpec, scheme: Scheme, fresh: Inputs) -> dict[str, str]:

@@ -40,6 +40,8 @@ class Runner:
     budget_s: float = 0.3
     """Seconds for one kernel in one process."""
     timer: str | None = None
+    judged: set[SideName] = field(default_factory=set)
+    """Sides whose outputs after timing have been judged."""
     environments: dict[SideName, dict[str, Any]] = field(default_factory=dict)
     """What each side's first process said of the machine."""
 
@@ -81,7 +83,10 @@ class Runner:
             slow_down=side.slow_down,
             functions=side.functions,
             timer=self.timer,
+            judge=name not in self.judged,
         )
+        if mode == "measure":
+            self.judged.add(name)
         found: dict[str, Reading] = {}
         at: str | None = None
         try:

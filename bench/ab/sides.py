@@ -94,3 +94,5 @@ class Job:
     timer: str | None = None
     ops: Sequence[str] = ()
     suite: str | None = None
+    judge: bool = True
+    """Whether what the timed calls left is judged: once a side, because an fp64 oracle can take 8 s."""

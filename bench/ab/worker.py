@@ -22,7 +22,7 @@ from rooflab.bench.calls import Rotation, free_bytes, input_bytes
 from rooflab.bench.environment import snapshot
 from rooflab.bench.measure import COPIES
 from rooflab.bench.reading import why_invalid
-from rooflab.bench.timed import Observed, observe, time_together, wrong_afterwards
+from rooflab.bench.timed import Observed, observe, time_together, wrong_calls
 from rooflab.bench.trial import failure, known_errors
 from rooflab.kernels import registry
 from rooflab.kernels.precision import pin_matmul_precision
@@ -133,11 +133,10 @@ def _timed(
     )
     if failures:
         return Reading(failures["fn"].status, failures["fn"].reason)
-    fresh = spec.make_inputs(case, scheme, device, job["seed"])
-    wrong = wrong_afterwards({"fn": rotation}, spec, scheme, fresh)
+    wrong = wrong_calls({"fn": rotation}, spec, case, scheme, device, job["seed"]) if job["judge"] else {}
     if wrong:
         return Reading("INCORRECT", f"after timing: {wrong['fn']}")
-    samples, cost = timed["fn"], spec.cost(**fresh)
+    samples, cost = timed["fn"], spec.cost(**copies[0])
     invalid = why_invalid(samples, cost, _limits(device), clocks)
     # Peak memory is not asked for: its profiler would cost every process of a CPU run 0.1 s a kernel.
     seen = observe({"fn": function}, device)[0].get("fn", Observed()) if device.type == "cuda" else Observed()

@@ -81,10 +81,10 @@ def static(
 def _compile(
     query: Query, texts: tuple[str, ...], every: bool, target: Target, device: Device, store: Store | None
 ) -> list[Result]:
-    from rooflab.bench.code.cases import select
+    from rooflab.bench.code.kept import select_kept
     from rooflab.bench.code.reports import compile_selected, configs_of
 
-    selected = select(query.op, query.kernels, query.suites, query.cases, query.schemes, every_case=query.every_case)
+    selected = select_kept(query, store)
     chosen = configs_of(selected, texts, every)
     with show.waiting(f"compiling {len(chosen)} times"):
         results = compile_selected(chosen, target, device, store)
