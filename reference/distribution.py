@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from scipy import stats
 
 FALSE_ALARM = 1e-6
 """Chance that a correct sampler is called wrong."""
@@ -29,6 +28,8 @@ def chi_square(tokens: torch.Tensor, law: torch.Tensor) -> ChiSquare:
     Tokens expected fewer than 5 times are pooled (Cochran's rule). A correct sampler fails once in 1 / `FALSE_ALARM`
     runs. Raises `ValueError` where the law leaves nothing to test.
     """
+    from scipy import stats  # 0.6 s of every command
+
     law = law.double().cpu()
     draws = tokens.numel()
     observed = torch.bincount(tokens.cpu(), minlength=len(law)).double()
@@ -50,6 +51,8 @@ def chi_square(tokens: torch.Tensor, law: torch.Tensor) -> ChiSquare:
 
 def smallest_effect(draws: int, freedom: int, power: float = 0.99) -> float:
     """The w at which the noncentral chi-square of noncentrality draws * w**2 is found with probability `power`."""
+    from scipy import stats
+
     critical = stats.chi2.isf(FALSE_ALARM, freedom)
     low, high = 0.0, 10.0
     for _ in range(60):

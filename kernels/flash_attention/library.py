@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch.nn.attention.bias import causal_lower_right
 
 from rooflab.kernels.flash_attention._args import check_args
 from rooflab.kernels.registry import register
@@ -34,6 +33,12 @@ def _expands(q: torch.Tensor, k: torch.Tensor, device: str) -> bool:
     return q.dtype == torch.float32 and q.shape[2] != k.shape[2] and device == "cuda"
 
 
+def _lower_right(T: int, S: int) -> torch.Tensor:
+    from torch.nn.attention.bias import causal_lower_right  # imports torch._dynamo: 1.4 s of every command
+
+    return causal_lower_right(T, S)
+
+
 @register(op="flash_attention", name="library", role="library", backend="torch", traffic=traffic)
 def flash_attention(
     q: torch.Tensor,
@@ -57,7 +62,7 @@ def flash_attention(
         return torch.cat((torch.zeros_like(q[:, : T - S]), tail), dim=1)
     if _expands(q, k, q.device.type):
         k, v = (x.repeat_interleave(q.shape[2] // k.shape[2], dim=2) for x in (k, v))
-    bias = causal_lower_right(T, S) if causal and 1 < T < S else None
+    bias = _lower_right(T, S) if causal and 1 < T < S else None
     result = F.scaled_dot_product_attention(
         q.transpose(1, 2),
         k.transpose(1, 2),
