@@ -7,7 +7,7 @@ import pytest
 
 from rooflab.bench.ab import processes
 from rooflab.bench.ab.from_records import compare_files
-from rooflab.bench.ab.run import Settings, difference, run
+from rooflab.bench.ab.run import Settings, _floor, difference, run
 from rooflab.bench.ab.sides import Comparison, Side, Target
 from rooflab.bench.ab.to_records import save
 from rooflab.bench.ab.verdict import Rules
@@ -80,6 +80,15 @@ def test_the_run_is_kept_and_can_be_judged_again(result, tmp_path):
     assert all(record.samples_s and record.metrics["pair"] == 0 for record in readings if record.status == "OK")
     again = compare_files(paths[1], paths[2], Rules(), kernels=("library", "honest"))
     assert [found.verdict for found in again] == ["UNRESOLVED"]
+
+
+def test_the_floor_of_a_kernel_is_found_also_where_two_kernels_are_compared():
+    a, b = Side("A", {"k": target("library")}), Side("B", {"k": target("honest")})
+    comparison = Comparison(a, b, ("k",))
+    known = {target("library").id: 0.02, target("honest").id: 0.05, "k": 9.0}
+    assert _floor(comparison, "k", known) == 0.05
+    assert _floor(comparison, "k", {target("library").id: 0.02}) == 0.02
+    assert _floor(comparison, "k", {}) is None
 
 
 def test_other_hardware_or_drivers_are_named():

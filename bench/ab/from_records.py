@@ -83,7 +83,7 @@ def _evidence(
         key=key,
         first=tuple(pairs),
         drifting="" if _in_turn([run for run, _ in a], [run for run, _ in b]) else APART,
-        noise_floor=floors.load(str(second[0].environment.get("machine_key"))).get(key),
+        noise_floor=_floor(first[0], second[0]),
         identical=_identical([*first, *second]),
         unconfirmed=f"{count} runs of each side; at least 10 are needed, half of them to confirm",
     )
@@ -133,6 +133,13 @@ def _in_turn(a: Sequence[str], b: Sequence[str]) -> bool:
     """Whether between any two pairs the sides alternate: each pair ends before the next but one begins."""
     pairs = [sorted(times) for times in zip(a, b, strict=False)]
     return all(one[1] <= later[0] for one, later in zip(pairs, pairs[1:], strict=False)) and len(pairs) > 1
+
+
+def _floor(first: Record, second: Record) -> float | None:
+    """The larger floor of the two kernels compared, on the machine of both."""
+    known = floors.load(str(second.environment.get("machine_key")))
+    names = {f"{record.op}/{record.kernel} {record.case_id} {record.scheme}" for record in (first, second)}
+    return max((known[name] for name in names if name in known), default=None)
 
 
 def _identical(records: Sequence[Record]) -> bool:

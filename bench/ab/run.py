@@ -93,7 +93,7 @@ def run(
     second = run_pairs(runner.measure, called, settings.pairs, seed=settings.seed + 1, deadline=ends, done=done)
     broken |= {key: _verdict_of(comparison, side, reading) for key, (side, reading) in second.broken.items()}
     known = load_floors(str(runner.environments.get("B", {}).get("machine_key", ""))) if floors is None else floors
-    evidence = {key: _evidence(key, broken, first, second, known.get(key)) for key in comparison.keys}
+    evidence = {key: _evidence(key, broken, first, second, _floor(comparison, key, known)) for key in comparison.keys}
     return Result(
         comparison=comparison,
         settings=settings,
@@ -153,6 +153,12 @@ def _evidence(
         noise_floor=noise_floor,
         unconfirmed=f"seen once and not confirmed: {second.stopped}" if second.stopped else "",
     )
+
+
+def _floor(comparison: Comparison, key: str, known: Mapping[str, float]) -> float | None:
+    """The larger floor of the two kernels compared: an A/A is remembered by its kernel, also where two are compared."""
+    names = {side.targets[key].id for side in (comparison.a, comparison.b) if key in side.targets}
+    return max((known[name] for name in names if name in known), default=None)
 
 
 def _identical(key: str, batch: Batch) -> bool:

@@ -1,38 +1,18 @@
 """Starts the compiling process with another tree's kernels: `python -P _tree_worker.py FOLDER`, run by its path.
 
-`rooflab` is made here, before anything is imported: `bench` and `engine` are those beside this file, `kernels`,
-`reference` and `roofline` those of the folder.  What finds an installed Rooflab by its name is taken out, so that a
-module which the folder lacks is missing and is not the installed one.
+`rooflab` is made before anything of it is imported (`ab/_boot.py`): `bench` and `engine` are those beside this file,
+`kernels`, `reference` and `roofline` those of the folder, and what the folder lacks is missing.
 """
 
 from __future__ import annotations
 
+import runpy
 import sys
-import types
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent.parent.parent
 OTHERS = ("kernels", "reference", "roofline")
 """Layers of the other tree; what reads and judges the code is this tree's, for both sides."""
-
-
-def make_namespace(tree: Path) -> None:
-    """Makes the package `rooflab` of five folders."""
-    package = types.ModuleType("rooflab")
-    package.__path__ = []
-    sys.modules["rooflab"] = package
-    for layer in (*OTHERS, "engine", "bench"):
-        module = types.ModuleType(f"rooflab.{layer}")
-        module.__path__ = [str((tree if layer in OTHERS else HERE) / layer)]
-        sys.modules[module.__name__] = module
-        setattr(package, layer, module)
-    sys.meta_path[:] = [finder for finder in sys.meta_path if not _finds_by_name(finder)]
-
-
-def _finds_by_name(finder: object) -> bool:
-    """Whether it is one that setuptools installs for an editable package."""
-    module = finder.__module__ if isinstance(finder, type) else type(finder).__module__
-    return module.startswith("__editable__")
 
 
 def check_origin(tree: Path) -> None:
@@ -47,7 +27,7 @@ def check_origin(tree: Path) -> None:
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1]).resolve()
-    make_namespace(folder)
+    runpy.run_path(str(HERE / "bench" / "ab" / "_boot.py"))["make_namespace"](folder, HERE)
     from rooflab.bench import _compile_worker
     from rooflab.kernels import registry
 
