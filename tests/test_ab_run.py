@@ -115,3 +115,9 @@ def test_a_tree_that_cannot_be_imported_fails_by_its_own_words(tmp_path):
 def test_settings_that_make_no_sense_are_refused(values, named):
     with pytest.raises(ValueError, match=f"^{named}: expected"):
         Settings(**values)
+
+
+def test_code_that_an_earlier_run_has_checked_is_only_measured():
+    side = Side("A", {"k": target("wrong")}, files=(KERNELS,))
+    found = run(Comparison(side, side, ("k",)), Settings(pairs=1, kernel_s=0.05), checked=True)
+    assert found.outcomes[0].verdict == "UNRESOLVED" and found.outcomes[0].pairs == 1
