@@ -24,6 +24,8 @@ from typing import Literal
 
 GOOD, BAD, CANNOT_TELL = 0, 1, 125
 """What `git bisect run` takes for an answer."""
+ABORT = 255
+"""What ends a `git bisect run`: any status above 127."""
 FOUND, UNRESOLVED = 0, 12
 """Exit statuses of `rooflab bisect`."""
 TIMEOUT_S = 300.0
@@ -199,7 +201,10 @@ def _git(root: Path, *arguments: str, may_fail: bool = False) -> str:
     """What git prints, in English.  Raises `ValueError` with its words where it fails."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")} | {"LC_ALL": "C"}
     command = ["git", "-C", str(root), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment, check=False)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment, check=False)
+    except subprocess.TimeoutExpired:
+        raise ValueError(f"git {arguments[0]}: took longer than {TIMEOUT_S:.0f} s") from None
     if done.returncode and not may_fail:
         words = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
         raise ValueError(f"git {arguments[0]}: {words[-1]}")

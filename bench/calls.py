@@ -15,11 +15,13 @@ import psutil
 import torch
 
 from rooflab.kernels.registry import Kernel
-from rooflab.reference.spec import Inputs, OpSpec, Outputs, as_tuple, nbytes
+from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, as_tuple, nbytes
 from rooflab.roofline.model import Traffic
 
 PER_INPUT_BYTE, PER_OUTPUT_BYTE = 12, 24
 """Bytes held at most per byte of input and output: guarded copies, and the oracle and its tolerance in fp64."""
+COPIES = 3
+"""Sets of inputs that a kernel cycles through, so that no call finds the last one's memory."""
 
 
 class Rotation:
@@ -97,9 +99,10 @@ def input_bytes(inputs: Inputs) -> int:
 
 
 def free_bytes(device: torch.device) -> float:
-    """Bytes of memory that are free on `device`."""
+    """Bytes of memory that are free on `device`, among them what torch holds and has not given to a tensor."""
     if device.type == "cuda":
-        return float(torch.cuda.mem_get_info(device)[0])
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return float(torch.cuda.mem_get_info(device)[0] + cached)
     return float(psutil.virtual_memory().available)
 
 
@@ -108,3 +111,13 @@ def short_of_memory(spec: OpSpec, priced: Inputs, device: torch.device) -> str:
     needed = PER_INPUT_BYTE * input_bytes(priced) + PER_OUTPUT_BYTE * spec.cost(**priced).write_bytes
     free = free_bytes(device)
     return f"needs about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free" if needed > free else ""
+
+
+def copies_of(spec: OpSpec, case: Case, scheme: Scheme, device: torch.device, seed: int) -> list[Inputs]:
+    """As many sets of a case's inputs as a `Rotation` wants and memory holds; one at least.
+
+    Made anew and not cloned, so that strides, views and lengths are those of the case.
+    """
+    priced = spec.make_inputs(case, scheme, torch.device("meta"), seed)
+    fit = int(free_bytes(device) / 4 / max(1, input_bytes(priced)))
+    return [spec.make_inputs(case, scheme, device, seed) for _ in range(max(1, min(COPIES, fit)))]

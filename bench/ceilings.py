@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import torch
 
 from rooflab.bench import ceilings_kept
 from rooflab.bench.ceilings_kept import Kept, write_json
-from rooflab.bench.ceilings_readings import assemble, larger
+from rooflab.bench.ceilings_readings import Reading, assemble, better, larger
 from rooflab.bench.environment import Environment, last_level_cache_bytes, snapshot
 from rooflab.engine.model_files import cache_folder
 from rooflab.reference.spec import DTYPE_NAMES
@@ -33,8 +34,8 @@ CUDA_BUDGET_S = 60.0
 def ceilings_for(device: torch.device) -> Ceilings | None:
     """The ceilings that bound a kernel on `device`; their `kind` says which they are.
 
-    On CUDA those measured on this card (`rooflab ceilings`), where they were under the present driver and clock limits;
-    else the data sheet's, and None for a GPU that is in no table.
+    On CUDA those measured on this card (`rooflab ceilings`), where they were under the present driver and limits; else
+    the data sheet's, and None for a GPU that is in no table.
     """
     if device.type == "cpu":
         return cpu_ceilings()
@@ -45,12 +46,22 @@ def ceilings_for(device: torch.device) -> Ceilings | None:
     return known.ceilings() if known else None
 
 
-def limits_for(device: torch.device, ceilings: Ceilings) -> Ceilings:
-    """What no reading on `device` can pass: on CUDA the data sheet's rates at the highest clock, else `ceilings`."""
+def limits_for(device: torch.device, ceilings: Ceilings) -> Ceilings | None:
+    """What no reading on `device` can pass: on a CPU `ceilings`, on CUDA the data sheet's rates at the highest clock.
+
+    L2's rate is that of `ceilings` where the data sheet has none, as a Hopper's; for a GPU that is in no table it is
+    the only one, and without it there is None.  No launch floor is among them: that is the timing method's (`Samples`).
+    """
     if device.type == "cpu":
         return ceilings
     known = identify(torch.cuda.get_device_name(device))
-    return known.ceilings(known.max_clock_hz) if known else ceilings
+    if known is not None:
+        limits = known.ceilings(known.max_clock_hz)
+    elif ceilings.l2_bytes_per_s is not None:
+        limits = Ceilings(ceilings.device, ceilings.kind, math.inf, {}, math.inf)
+    else:
+        return None
+    return replace(limits, launch_floor_s=0.0, l2_bytes_per_s=limits.l2_bytes_per_s or ceilings.l2_bytes_per_s)
 
 
 def kept_ceilings(device: torch.device, folder: Path | None = None) -> tuple[Kept | None, str]:
@@ -73,37 +84,65 @@ def cuda_ceilings(
 ) -> Kept:
     """What this GPU was measured to reach; kept, and measured anew with `refresh` or under other circumstances.
 
-    Raises `ValueError` where CuPy, which launches the microkernels, is not installed.
+    Ceilings that still count are not replaced by a measurement that makes none; what is returned then says so.  Raises
+    `ValueError` where CuPy, which launches the microkernels, is not installed.
     """
-    kept, _ = (None, "") if refresh else kept_ceilings(device, folder)
-    if kept is not None:
+    kept, _ = kept_ceilings(device, folder)
+    if kept is not None and not refresh:
         return kept
-    from rooflab.bench.ceilings_cuda import card_of, measure_cuda
-
     environment = _environment(device.index or 0)
-    name = torch.cuda.get_device_name(device)
-    known = identify(name)
-    readings = measure_cuda(
+    readings = _measured(device, environment, budget_s, advance)
+    found, reason = _assembled(readings, device)
+    if found is None and kept is not None and kept.ceilings is not None:
+        return ceilings_kept.made_now(environment, readings, None, f"{reason}; those of {kept.made} are kept")
+    return ceilings_kept.keep(environment, readings, found, reason, folder)
+
+
+def _measured(
+    device: torch.device, environment: Environment, budget_s: float, advance: Callable[[str], None]
+) -> list[Reading]:
+    from rooflab.bench.ceilings_cuda import measure_cuda
+
+    known = identify(torch.cuda.get_device_name(device))
+    return measure_cuda(
         device,
         budget_s=budget_s,
         limits=known.ceilings(known.max_clock_hz) if known else None,
         uuid=environment.gpu.uuid if environment.gpu else None,
         advance=advance,
     )
-    found, reason = assemble(readings, known.name if known else name, card_of(device).sm)
-    return ceilings_kept.keep(environment, readings, found, reason, folder)
+
+
+def _assembled(readings: Sequence[Reading], device: torch.device) -> tuple[Ceilings | None, str]:
+    name = torch.cuda.get_device_name(device)
+    known = identify(name)
+    major, minor = torch.cuda.get_device_capability(device)
+    return assemble(readings, known.name if known else name, 10 * major + minor)
 
 
 def raise_cuda_ceilings(
     known: Ceilings, device: torch.device, budget_s: float = CUDA_BUDGET_S, folder: Path | None = None
 ) -> Ceilings:
-    """Measures again after a reading above the measured ceilings `known`, and keeps the larger of each rate."""
-    again = cuda_ceilings(device, refresh=True, budget_s=budget_s, folder=folder)
-    if again.ceilings is None:
-        raise ValueError(f"ceilings: {again.reason}")
-    raised = larger(known, again.ceilings)
-    ceilings_kept.keep(_environment(device.index or 0), again.readings, raised, "", folder)
-    return raised
+    """Measures again after a reading above the measured ceilings `known`, and keeps the better reading of each limit.
+
+    No rate of what is returned is below `known`'s.  Where the measurement makes no ceilings, a note says why.
+    """
+    environment = _environment(device.index or 0)
+    try:
+        again = _measured(device, environment, budget_s, lambda limit: None)
+        _, missing = _assembled(again, device)
+        kept, _ = kept_ceilings(device, folder)
+        readings = better(kept.readings if kept else (), again)
+        found, _ = _assembled(readings, device)
+        if found is not None:
+            ceilings_kept.keep(environment, readings, found, "", folder)
+    except ValueError as error:
+        found, missing = None, str(error)
+    if missing:
+        from rooflab.bench import show  # draws on the terminal
+
+        show.note(f"ceilings: measuring again failed ({missing}); what was measured before still counts")
+    return larger(known, found) if found else known
 
 
 def cpu_ceilings(refresh: bool = False, budget_s: float = 5.0, folder: Path | None = None) -> Ceilings:
@@ -116,15 +155,20 @@ def cpu_ceilings(refresh: bool = False, budget_s: float = 5.0, folder: Path | No
     no other torch call keeps them as busy.  Special functions are not measured and bound nothing.  What was measured
     while other processes ran is too low (a tenth was seen), and is measured anew once they are gone.
     """
-    environment = snapshot()
-    path = _path(folder, environment)
-    known = None if refresh else _load(path, environment)
+    known = None if refresh else kept_cpu_ceilings(folder)
     if known is not None:
         return known
+    environment = snapshot()
     busy = _busy()
     measured = measure_cpu(environment.cpu, budget_s)
-    _save(path, environment, measured, busy)
+    _save(_path(folder, environment), environment, measured, busy)
     return measured
+
+
+def kept_cpu_ceilings(folder: Path | None = None) -> Ceilings | None:
+    """What was measured on this CPU and still counts."""
+    environment = snapshot()
+    return _load(_path(folder, environment), environment)
 
 
 def _busy() -> bool:

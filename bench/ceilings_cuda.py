@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
+from rooflab.bench.calls import free_bytes
 from rooflab.bench.ceilings_readings import Reading, rate_of
 from rooflab.bench.clocks import ClockWatch
 from rooflab.bench.microkernels import arithmetic, floors, memory, mma_sync, wgmma
@@ -57,8 +58,8 @@ def card_of(device: torch.device) -> Card:
     """The card as torch reports it."""
     properties: Any = torch.cuda.get_device_properties(device)
     major, minor = torch.cuda.get_device_capability(device)
-    free_bytes = float(torch.cuda.mem_get_info(device)[0])
-    return Card(device, 10 * major + minor, properties.multi_processor_count, properties.L2_cache_size, free_bytes)
+    sms, l2_bytes = properties.multi_processor_count, properties.L2_cache_size
+    return Card(device, 10 * major + minor, sms, l2_bytes, free_bytes(device))
 
 
 def measure_cuda(
@@ -126,13 +127,13 @@ class _Run:
                 failed.append(_reading(kernel, *problem))
         if not usable:
             return failed
-        repeats = self._repeats(usable)
-        functions = {}
-        for index, kernel in enumerate(usable):
-            functions[f"{index} whole"] = partial(kernel.launch, repeats[index])
-            functions[f"{index} half"] = partial(kernel.launch, repeats[index] // 2)
         with ClockWatch(self._uuid) as watch:
             try:
+                repeats = self._repeats(usable)
+                functions = {}
+                for index, kernel in enumerate(usable):
+                    functions[f"{index} whole"] = partial(kernel.launch, repeats[index])
+                    functions[f"{index} half"] = partial(kernel.launch, repeats[index] // 2)
                 timed = self._time(functions, budget_s=self._share_s, cold=usable[0].cold, observe=watch.read)
             except RuntimeError as error:
                 return failed + [_reading(kernel, "RUNTIME_ERROR", _first_line(error)) for kernel in usable]
@@ -190,7 +191,10 @@ class _Run:
     def _judged(
         self, kernel: Microkernel, repeats: int, whole: Samples, half: Samples, clocks: Mapping[str, Any] | None
     ) -> Reading:
-        clock_hz = kernel.clock_hz()
+        try:
+            clock_hz = kernel.clock_hz()
+        except RuntimeError as error:  # of a launch before it, which is reported where the device is next waited for
+            return _reading(kernel, "RUNTIME_ERROR", _first_line(error))
         problem = self._tried(kernel, repeats)
         if problem is not None:
             return _reading(kernel, *problem)

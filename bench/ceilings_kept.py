@@ -1,7 +1,9 @@
 """Measured ceilings of GPUs, kept in the cache folder with the circumstances under which they were measured.
 
-One file for each card, because cards of one kind differ.  What was measured under another driver, other clock or power
-limits, or by other microkernels is not used, and the reason says so.
+One file for each card, because cards of one kind differ.  What was measured under another driver, another power limit
+or other highest clocks, or by other microkernels is not used, and the reason says so.  NVML cannot be asked for a clock
+that was locked (`nvidia-smi -lgc`): one that held the clocks while they were measured shows in the readings' throttle
+reasons (`clocks_were_set`), and one that was locked since is not noticed here, but shows in the clocks of each record.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rooflab.bench.ceilings_readings import Reading
+from rooflab.bench.clocks import SET_BY_USER
 from rooflab.bench.environment import Environment
 from rooflab.bench.microkernels.microkernel import HERE
 from rooflab.bench.records import now
@@ -51,6 +54,12 @@ class Kept:
     """When, UTC, ISO 8601."""
     microkernels: str
     """`microkernels_hash()` then."""
+
+    @property
+    def clocks_were_set(self) -> bool:
+        """Whether NVML said of any reading that somebody had set the clocks."""
+        seen = ((reading.clocks or {}).get("throttle_reasons") for reading in self.readings)
+        return any((bits or 0) & SET_BY_USER for bits in seen)
 
 
 def microkernels_hash() -> str:
@@ -101,6 +110,11 @@ def _kept(values: Mapping[str, Any]) -> Kept:
     )
 
 
+def made_now(environment: Environment, readings: Sequence[Reading], ceilings: Ceilings | None, reason: str) -> Kept:
+    """What was measured now, kept nowhere."""
+    return Kept(ceilings, reason, tuple(readings), environment.to_dict(), now(), microkernels_hash())
+
+
 def keep(
     environment: Environment,
     readings: Sequence[Reading],
@@ -109,7 +123,7 @@ def keep(
     folder: Path | None = None,
 ) -> Kept:
     """Keeps what was measured now.  Raises `ValueError` where the cache folder cannot be written to."""
-    kept = Kept(ceilings, reason, tuple(readings), environment.to_dict(), now(), microkernels_hash())
+    kept = made_now(environment, readings, ceilings, reason)
     values = {
         "ceilings": None if ceilings is None else asdict(ceilings),
         "reason": reason,

@@ -81,6 +81,23 @@ def best_of(readings: Iterable[Reading]) -> dict[str, Reading]:
     return best
 
 
+def better(kept: Sequence[Reading], again: Sequence[Reading]) -> list[Reading]:
+    """Of each limit the readings of the measurement that found the higher rate, or the lower launch floor."""
+    found: list[Reading] = []
+    for limit in dict.fromkeys(reading.limit for reading in (*kept, *again)):
+        sides = [[reading for reading in side if reading.limit == limit] for side in (again, kept)]
+        best: list[Reading] = max(sides, key=_merit)
+        found += best
+    return found
+
+
+def _merit(readings: Sequence[Reading]) -> float:
+    rates = [reading.rate_per_s for reading in readings]
+    floors = [reading.floor_s for reading in readings]
+    found = [rate for rate in rates if rate] + [1 / floor for floor in floors if floor]
+    return max(found, default=0.0 if readings else -1.0)
+
+
 def rate_of(ceilings: Ceilings | None, limit: str, dtype: str | None) -> float | None:
     """What `ceilings` say of a reading's limit, in its unit per second; None where they say nothing."""
     if ceilings is None:

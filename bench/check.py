@@ -11,14 +11,18 @@ this finds what kernels have been seen to do.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import cast
 
 import torch
 
 from rooflab.bench.calls import short_of_memory
+from rooflab.bench.check_outcome import BROKEN, already_broken
 from rooflab.bench.check_runs import Check
-from rooflab.bench.records import CheckedBy, Status
+from rooflab.bench.emulating import emulating
+from rooflab.bench.environment import Environment
+from rooflab.bench.records import CheckedBy, DeviceType, Record, Status
 from rooflab.bench.trial import Failed
 from rooflab.kernels.precision import pin_matmul_precision
 from rooflab.kernels.registry import Kernel, get_kernel, get_op, interpreting, kernels
@@ -97,15 +101,20 @@ def check_kernel(
 ) -> CheckResult:
     """Checks one kernel, which need not be registered, on one case, up to the first fault.
 
-    Raises what the spec raises on a case that it does not know.
+    A CUDA context that an earlier kernel has broken is a RUNTIME_ERROR that begins with `check_outcome.BROKEN`.  Raises
+    what the spec raises on a case that it does not know.
     """
     device = torch.device(device)
     pin_matmul_precision()
-    short = short_of_memory(spec, spec.make_inputs(case, scheme, torch.device("meta"), seed), device)
+    priced = spec.make_inputs(case, scheme, torch.device("meta"), seed)
     check = Check(kernel, spec, case, scheme, device)
     status: Status = "OK"
     reason = ""
     try:
+        broken = already_broken(device)
+        if broken:
+            raise Failed("RUNTIME_ERROR", f"{BROKEN}: {broken}")
+        short = short_of_memory(spec, priced, device)
         if short and kernel.why_not_here(device) is None:
             raise Failed("OUT_OF_MEMORY", short)
         check.run(seed, planted)
@@ -114,6 +123,11 @@ def check_kernel(
         reason = f"{check.labels[-1]}: {failed.reason}" if check.labels else failed.reason
     except (torch.cuda.OutOfMemoryError, MemoryError) as error:
         status, reason = "OUT_OF_MEMORY", f"of the inputs or the reference: {error}"
+    except RuntimeError:
+        faulted = already_broken(device)  # by this kernel, and seen only when inputs or an oracle were made
+        if not faulted:
+            raise
+        status, reason = "RUNTIME_ERROR", f"{check.labels[-1]}: {faulted}" if check.labels else faulted
     return CheckResult(
         op=spec.name,
         kernel=kernel.name,
@@ -131,9 +145,46 @@ def check_kernel(
     )
 
 
+def check_record(
+    result: CheckResult,
+    kernel: Kernel,
+    run_id: str,
+    environment: Environment,
+    moved: Mapping[str, int] | None = None,
+) -> Record:
+    """The record of a check; `moved` are bytes that the emulator counted, by their names."""
+    traffic = None if moved is None else float(moved["hbm_read"] + moved["hbm_write"])
+    return Record(
+        kind="check",
+        run_id=run_id,
+        status=result.status,
+        environment=environment.to_dict(),
+        commit=environment.commit,
+        dirty=environment.dirty,
+        reason=result.reason,
+        op=result.op,
+        kernel=result.kernel,
+        role=kernel.role,
+        backend=kernel.backend,
+        case_id=result.case.id,
+        case=dict(result.case),
+        scheme=result.scheme,
+        seed=result.seed,
+        device=cast(DeviceType, torch.device(result.device).type),
+        checked_by=result.checked_by,
+        errors=tuple(asdict(error) for error in result.errors),
+        weak=result.weak,
+        traffic_bytes=traffic,
+        traffic_basis=None if traffic is None else "counted",
+        metrics={f"{name}_bytes": float(value) for name, value in (moved or {}).items()},
+    )
+
+
 def _checked_by(kernel: Kernel, device: torch.device, status: Status) -> CheckedBy:
     if status not in ("OK", "INCORRECT"):
         return "none"
+    if emulating() and kernel.backend in ("triton", "gluon", "cuda"):
+        return "emulator"
     if kernel.backend in ("triton", "gluon") and interpreting():
         return "interpreter"
     return "gpu" if device.type == "cuda" else "torch"

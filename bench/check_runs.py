@@ -12,6 +12,7 @@ from rooflab.bench import check_streams
 from rooflab.bench.cheats import ALLOCATIONS, alike, changes_later, kept_answer, kept_names, never_written
 from rooflab.bench.check_tools import tampered
 from rooflab.bench.check_weak import passing_wrong_answers
+from rooflab.bench.emulating import emulating
 from rooflab.bench.poison import Guarded, bits, poisoned_allocations, wipe
 from rooflab.bench.trial import PLAIN, Data, Failed, Layout, Refused, Trial, prepare, run
 from rooflab.kernels.registry import Kernel
@@ -96,7 +97,7 @@ class Check:
             status, _, text = reason.partition(": ")
             raise Failed("UNAVAILABLE" if status == "UNAVAILABLE" else "UNSUPPORTED", text)
         in_bf16 = torch.bfloat16 in (self.scheme.activation, self.scheme.weight, self.scheme.output)
-        if self.device.type == "cpu" and self.kernel.backend == "triton" and in_bf16:
+        if self.device.type == "cpu" and self.kernel.backend == "triton" and in_bf16 and not emulating():
             raise Failed("UNSUPPORTED", INTERPRETER_BF16)
 
     def _judged(self, label: str, data: Data, layout: Layout = PLAIN) -> Trial:

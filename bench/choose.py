@@ -51,7 +51,7 @@ def _counts(record: Record) -> bool:
         and record.latency_median_ms is not None
         and record.checked_by in ("torch", "gpu")
         and record.scheme == ("fp32" if record.device == "cpu" else "bf16")  # the engine's dtype there
-        and rows_of(record.case) > 0
+        and (rows_of(record.case) or 0) > 0
         and _kernel(record) is not None
     )
 
@@ -87,7 +87,7 @@ def choose(op: str, records: Sequence[Record]) -> dict[str, dict[str, Any]]:
     """
     by_rows: dict[int, list[Record]] = {}
     for record in records:
-        by_rows.setdefault(rows_of(record.case), []).append(record)
+        by_rows.setdefault(rows_of(record.case) or 0, []).append(record)  # above 0, by _counts
     buckets: dict[str, list[Record]] = {}
     for phase in phases_of(op):
         low = 0.0

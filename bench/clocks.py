@@ -10,14 +10,14 @@ import signal
 import statistics
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import reduce
 from operator import or_
 from types import FrameType, TracebackType
 from typing import Any, NoReturn, Protocol
 
-from rooflab.bench.nvml import ask, nvml_of
+from rooflab.bench.nvml import ask, nvml_of, power
 
 REASONS = {
     0x001: "idle",
@@ -31,11 +31,13 @@ REASONS = {
     0x100: "display clocks",
 }
 """NVML's reasons for a clock below the highest (nvml.h, `nvmlClocksEventReason...`)."""
+SET_BY_USER = 0x002
+"""`nvidia-smi -ac`, and on the cards that say so `-lgc`."""
 THROTTLED = 0x008 | 0x020 | 0x040 | 0x080
 """Those that spoil a reading: heat and the power brake.  A software power cap is how a card meets its power limit under
 a large matrix product, and belongs to what it can do; it is named and spoils nothing."""
 TOLERANCE = 0.02
-"""How far the clock read under load may lie from the one that it was locked to, and a second reading from the first."""
+"""How far a second reading of a locked clock under load may lie from the first."""
 
 
 class ReadsClock(Protocol):
@@ -81,9 +83,10 @@ class ClockWatch:
         if self._nvml is None or self._nvml[1] is None:
             return
         nvml, handle = self._nvml
-        power_mw = ask(nvml, "nvmlDeviceGetPowerUsage", handle)
+        power_mw, power_by = power(nvml, handle)
         self._readings.append(
             {
+                "power_by": power_by,
                 "sm_clock_mhz": ask(nvml, "nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM),
                 "memory_clock_mhz": ask(nvml, "nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_MEM),
                 "power_w": None if power_mw is None else power_mw / 1000,
@@ -96,7 +99,8 @@ class ClockWatch:
         """What was seen, as JSON values; None where nothing was read.
 
         Least and largest of NVML's readings; every throttle bit, in words too, and those that spoil a reading
-        (`throttled`); the median, the least and the largest SM clock that the device read itself.
+        (`throttled`, None with the reason in `throttle_unread` where nobody answered); what power was read by; the
+        median, the least and the largest SM clock that the device read itself.
         """
         held = self._device_clock.readings_hz() if self._device_clock is not None else []
         if not self._readings and not held:
@@ -109,25 +113,29 @@ class ClockWatch:
         bits = reduce(or_, seen) if seen else None
         result["throttle_reasons"] = bits
         result["throttle_names"] = reason_names(bits)
-        result["throttled"] = reason_names(bits, THROTTLED)
+        result["throttled"] = None if bits is None else reason_names(bits, THROTTLED)
+        if bits is None:
+            result["throttle_unread"] = "NVML gave no reasons" if self._readings else "NVML was not asked"
+        if sources := sorted({reading["power_by"] for reading in self._readings if reading["power_by"]}):
+            result["power_by"] = ", ".join(sources)
         result["sm_clock_hz"] = statistics.median(held) if held else None
         result["sm_clock_range_hz"] = [min(held), max(held)] if held else None
         return result
 
 
 @contextmanager
-def locked_clocks(uuid: str, read_hz: Callable[[], float], mhz: int | None = None) -> Iterator[float]:
-    """Locks a GPU's SM clock inside `with`: to `mhz`, or to the one that it holds at its power limit, NVML's base.
+def locked_clocks(uuid: str, read_hz: Callable[[], float]) -> Iterator[float]:
+    """Locks a GPU's SM clock inside `with` to the one that it holds at its power limit, NVML's base.
 
     Yields the clock in MHz, by NVML where it says, after `read_hz` has read it on the device under load.  However the
-    block is left, by an exception, an interrupt or a termination signal, the clocks are set free.  Raises `ValueError`
-    where NVML is not there or does not permit it, and where the clock read is not the one asked for, or does not hold.
+    block is left, by an exception, an interrupt, a termination signal or the end of its terminal, the clocks are set
+    free.  Raises `ValueError` where NVML is not there or does not permit it, and where the clock read does not hold.
     """
     with nvml_of(uuid) as found:
         if found is None or found[1] is None:
             raise ValueError("lock-clocks: expected NVML with this GPU, got none; install nvidia-ml-py")
         nvml, handle = found
-        wanted = nvml.NVML_CLOCK_LIMIT_ID_TDP if mhz is None else mhz
+        wanted = nvml.NVML_CLOCK_LIMIT_ID_TDP
         with _terminated_as_exception():
             try:
                 nvml.nvmlDeviceSetGpuLockedClocks(handle, wanted, wanted)
@@ -136,8 +144,8 @@ def locked_clocks(uuid: str, read_hz: Callable[[], float], mhz: int | None = Non
                     f"lock-clocks: NVML answers {error}; locking needs root, and a card that permits it"
                 ) from error
             try:
-                held_hz = _verified([read_hz(), read_hz()], mhz)
-                yield float(ask(nvml, "nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM) or mhz or held_hz / 1e6)
+                held_hz = _verified(read_hz(), read_hz())
+                yield float(ask(nvml, "nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM) or held_hz / 1e6)
             finally:
                 try:
                     nvml.nvmlDeviceResetGpuLockedClocks(handle)
@@ -147,22 +155,19 @@ def locked_clocks(uuid: str, read_hz: Callable[[], float], mhz: int | None = Non
                     ) from error
 
 
-def _verified(read_hz: Sequence[float], mhz: int | None) -> float:
-    first, second = read_hz
+def _verified(first: float, second: float) -> float:
     if abs(second - first) > TOLERANCE * first:
         raise ValueError(
             f"lock-clocks: expected a clock that holds, and the device read {first / 1e6:.0f} and then "
             f"{second / 1e6:.0f} MHz under load"
         )
-    if mhz is not None and abs(second / 1e6 - mhz) > TOLERANCE * mhz:
-        raise ValueError(f"lock-clocks: expected {mhz} MHz, and the device read {second / 1e6:.0f} MHz under load")
     return second
 
 
 @contextmanager
 def _terminated_as_exception() -> Iterator[None]:
-    """Makes a termination signal raise `SystemExit`, so that what is in `finally` runs; elsewhere than on the main
-    thread, which alone can, it is left alone."""
+    """Makes a termination signal, and that of a terminal that has gone, raise `SystemExit`, so that what is in
+    `finally` runs; elsewhere than on the main thread, which alone can, they are left alone."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -170,8 +175,13 @@ def _terminated_as_exception() -> Iterator[None]:
     def leave(number: int, frame: FrameType | None) -> NoReturn:
         sys.exit(128 + number)
 
-    before = signal.signal(signal.SIGTERM, leave)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    # One that is ignored, as under nohup, does not end the process; None is what no Python code has set.
+    caught = {n: handler for n, handler in before.items() if handler is not None and handler != signal.SIG_IGN}
+    for number in caught:
+        signal.signal(number, leave)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in caught.items():
+            signal.signal(number, handler)

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
+
+import torch
 
 from rooflab.bench.environment import snapshot
 from rooflab.bench.explain import Explanation
 from rooflab.bench.ncu import L2, Profile
+from rooflab.bench.predict.cases import Target
+from rooflab.bench.predict.model import LAUNCH
 from rooflab.bench.records import Record, new_run_id
+from rooflab.bench.source_tree import circumstances
 from rooflab.kernels import registry
+from rooflab.kernels.configs import config_for
 from rooflab.roofline.device import get_device
+from rooflab.roofline.model import Traffic
 
+NO_PIPE = ("sm", "hbm", "occupancy", "issue")
+"""Counted as pipes are, and none of them."""
 NOT_A_TIME = "counted by Nsight Compute, which runs each launch alone: its duration is no time by the protocol"
 
 
@@ -21,7 +30,7 @@ def launch_rows(profile: Profile) -> list[dict[str, Any]]:
     for entry in profile.launches:
         read, written = (entry.values.get(f"dram__bytes_{way}.sum") for way in ("read", "write"))
         seconds = entry.values.get("gpu__time_duration.sum")
-        pipes = {name: share for name, share in entry.pipes.items() if name not in ("sm", "hbm", "occupancy")}
+        pipes = {name: share for name, share in entry.pipes.items() if name not in NO_PIPE}
         pipe = max(pipes, key=lambda name: pipes[name], default=None)
         stalls = [f"{reason} {warps:.2f}" for reason, warps in list(entry.stalls.items())[:3]]
         rows.append(
@@ -34,6 +43,7 @@ def launch_rows(profile: Profile) -> list[dict[str, Any]]:
                 "hbm_percent": entry.pipes.get("hbm"),
                 "sm_percent": entry.pipes.get("sm"),
                 "occupancy_percent": entry.pipes.get("occupancy"),
+                "issue_percent": entry.pipes.get("issue"),
                 "busiest_pipe": None if pipe is None else f"{pipe} {pipes[pipe]:.0f}%",
                 "stalls": ", ".join(stalls),
             }
@@ -41,13 +51,34 @@ def launch_rows(profile: Profile) -> list[dict[str, Any]]:
     return rows
 
 
+def settled(target: Target, profile: Profile) -> tuple[Traffic | None, str]:
+    """The HBM bytes of a call, and in words what of them ncu could not count; nothing where it could count all.
+
+    What L2 holds of the writes when the call ends goes to HBM afterwards, so that at least the cost's writes are taken.
+    """
+    counted = profile.traffic
+    if counted is None:
+        return None, ""
+    notes = []
+    if profile.apart:
+        notes.append("launches counted apart: what they hand on through L2 counts as read from HBM")
+    spec = registry.get_op(target.op)
+    least = spec.cost(**spec.make_inputs(target.case, target.scheme, torch.device("meta"), 0)).write_bytes
+    if counted.write_bytes < least:
+        late = f"{counted.write_bytes / 1e6:.3g} of {least / 1e6:.3g} MB were counted, and the least is taken"
+        notes.append(f"writes still in L2: {late}")
+    return replace(counted, write_bytes=max(counted.write_bytes, least)), "; ".join(notes)
+
+
 def compared(modelled: Explanation, profile: Profile) -> list[dict[str, Any]]:
-    """What was modelled beside what was counted, over the whole call."""
-    traffic, seconds = profile.traffic, profile.duration_s
+    """What was modelled beside what was counted, over the whole call; ncu's duration has no launch in it."""
+    traffic, seconds = settled(modelled.target, profile)[0], profile.duration_s
+    predicted_ms = modelled.predicted_ms or 0.0
+    launch_ms = sum(part.ms for part in modelled.parts if part.name == LAUNCH)
     rows = [
         ("HBM bytes, MB", modelled.bytes / 1e6, None if traffic is None else traffic.bytes / 1e6),
         ("launches", float(modelled.launches), float(len(profile.launches))),
-        ("time, us", (modelled.predicted_ms or 0.0) * 1e3, None if seconds is None else seconds * 1e6),
+        ("ncu's duration, us", (predicted_ms - launch_ms) * 1e3, None if seconds is None else seconds * 1e6),
     ]
     return [
         {"what": what, "modelled": model, "counted": count, "ratio": count / model if count and model else None}
@@ -57,9 +88,13 @@ def compared(modelled: Explanation, profile: Profile) -> list[dict[str, Any]]:
 
 def counted_record(explained: Explanation, profile: Profile, seed: int) -> Record:
     """A record of what was counted, without a time: ncu's is not one by the protocol, and stands among the metrics."""
-    target, traffic = explained.target, profile.traffic
+    target = explained.target
+    traffic, note = settled(target, profile)
     environment = snapshot()
     kernel = registry.get_kernel(target.op, target.kernel)
+    # Where a log from elsewhere is read, no card is here whose choices could be asked.
+    device = torch.device("cuda" if torch.cuda.is_available() else "meta")
+    config = target.config or config_for(kernel, target.case, target.scheme, device)
     metrics: dict[str, float] = {}
     if profile.duration_s is not None:
         metrics["ncu_duration_ms"] = profile.duration_s * 1e3
@@ -72,8 +107,8 @@ def counted_record(explained: Explanation, profile: Profile, seed: int) -> Recor
         kind="bench",
         run_id=new_run_id(),
         status="OK",
-        reason=NOT_A_TIME,
-        environment=environment.to_dict(),
+        reason="; ".join(text for text in (NOT_A_TIME, note) if text),
+        environment=circumstances(environment, kernel),
         commit=environment.commit,
         dirty=environment.dirty,
         op=target.op,
@@ -83,6 +118,7 @@ def counted_record(explained: Explanation, profile: Profile, seed: int) -> Recor
         case_id=target.case.id,
         case=dict(target.case),
         scheme=target.scheme.name,
+        config=None if config is None else asdict(config),
         seed=seed,
         device="cuda",
         flops=explained.flops,

@@ -23,7 +23,15 @@ _synchronize, _current_stream, _in_stream, _sleep = (
     _cuda.stream,
     _cuda._sleep,
 )
+_current_device, _new_pool = _cuda.current_device, _cuda.graph_pool_handle
 _capture_begin, _capture_end, _replay = _Graph.capture_begin, _Graph.capture_end, _Graph.replay
+# Of `torch.cuda.memory`, which has them from 2.8 on, and a build without CUDA stand-ins for them.
+_end_allocations, _release_pool = _cuda.memory._cuda_endAllocateToPool, _cuda.memory._cuda_releasePool
+_sides: dict[int, Any] = {}
+"""By device the one stream of warm-ups and captures: libraries keep a workspace for each stream that they meet."""
+_broken: list[Any] = []
+"""Graphs whose capture failed.  torch's allocator of pinned memory goes on asking them whether it allocates for them,
+and nothing that Python can call ends that; they must not be freed."""
 WARM_UPS = 3
 """Calls on the capturing stream before a capture, in which libraries make their handles and workspaces."""
 EMPTY = "CUDA Graph is empty"
@@ -39,7 +47,6 @@ class CudaCalls:
 
     def __init__(self, device: torch.device):
         self._device = device
-        self._side: Any = None
 
     def use(self) -> AbstractContextManager[Any]:
         """Makes the device the current one, inside `with`."""
@@ -77,13 +84,13 @@ class CudaCalls:
 
         The stream is left as it was also after a failure, which torch's own context manager does not do.
         """
-        graph, side = _Graph(), self._side_stream()
+        graph, side, pool = _Graph(), self._side_stream(), _new_pool()
         _synchronize(self._device)
         problem: RuntimeError | None = None
         with _in_stream(side), warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
             # Of this thread alone: what others do meanwhile is theirs.
-            _capture_begin(graph, capture_error_mode="thread_local")
+            _capture_begin(graph, pool=pool, capture_error_mode="thread_local")
             try:
                 for _ in range(calls):
                     function()
@@ -94,6 +101,7 @@ class CudaCalls:
                     _capture_end(graph)
                 except RuntimeError as error:
                     problem = problem or error
+                    self._mend(graph, pool)
         _synchronize(self._device)
         if isinstance(problem, torch.cuda.OutOfMemoryError):
             raise problem
@@ -105,10 +113,32 @@ class CudaCalls:
             raise NotCaptured("it enqueued nothing on the current stream")
         return lambda: _replay(graph)
 
+    def _mend(self, graph: Any, pool: Any) -> None:
+        """Does what torch leaves undone where a capture cannot be ended, which would break whatever comes next.
+
+        Memory would go on being taken from the graph's pool, and before torch 2.13 the default generator would refuse
+        every draw as one `outside graph capture`, until a later capture ends well: so one of an empty kernel does.
+        """
+        _broken.append(graph)
+        with contextlib.suppress(RuntimeError):
+            graph.reset()
+        with contextlib.suppress(RuntimeError):  # what fails after the end of the allocations has ended them
+            _end_allocations(self._index(), pool)
+            _release_pool(self._index(), pool)
+        with contextlib.suppress(RuntimeError):  # on a device that is lost, where the next call says so
+            empty = _Graph()
+            _capture_begin(empty, pool=_new_pool(), capture_error_mode="thread_local")
+            _sleep(0)
+            _capture_end(empty)
+
+    def _index(self) -> int:
+        return int(_current_device()) if self._device.index is None else self._device.index
+
     def _side_stream(self) -> Any:
-        """The one stream of warm-ups and captures: libraries keep a workspace for each stream."""
-        self._side = self._side or _Stream(self._device)
-        return self._side
+        index = self._index()
+        if index not in _sides:
+            _sides[index] = _Stream(self._device)
+        return _sides[index]
 
     def warm_up(self, function: Callable[[], object]) -> None:
         """Calls `function` on the stream of the captures."""

@@ -146,8 +146,8 @@ class EventStopwatch(OneByOne):
                     in_time, events[call[0]] = self._sample(call)
                     if not in_time:
                         late.append(call)
-                if self._observe is not None and not read:
-                    self._observe()
+                if not read and (observe := self.observer()):
+                    observe()
                 self.cuda.synchronize()
                 read |= {name: self.cuda.seconds(start, end) for name, (start, end) in events.items()}
                 pending = late

@@ -64,19 +64,19 @@ class CuptiStopwatch(EventStopwatch):
             for name, function, _ in orders[0]:
                 self.first_call(name, function)
             pending = [(turn, call) for turn, calls in enumerate(orders) for call in calls]
-            observe = True
+            look = self.observer()
             while pending:
-                traced, late = self._record(pending, observe)
+                traced, late = self._record(pending, look)
                 for (turn, (name, _, _)), call in zip(pending, traced, strict=True):
                     found[turn][name] = call
-                pending, observe = late, False
+                pending, look = late, None
         for calls in found:
             for name, call in calls.items():
                 self._traced.setdefault(name, []).append(call)
         return [{name: found[turn][name].span_s for name, _, _ in calls} for turn, calls in enumerate(orders)]
 
     def _record(
-        self, pending: Sequence[tuple[int, Call]], observe: bool
+        self, pending: Sequence[tuple[int, Call]], look: Callable[[], None] | None
     ) -> tuple[list[TracedCall], list[tuple[int, Call]]]:
         """One recording of these samples: what ran, and the samples whose wait ran out."""
         late = []
@@ -85,9 +85,9 @@ class CuptiStopwatch(EventStopwatch):
                 if not self._enqueue(trace, call):
                     late.append((turn, call))
                 ends_round = place + 1 == len(pending) or pending[place + 1][0] != turn
-                if observe and ends_round and self._observe is not None:
+                if look and ends_round:
                     with trace.ours():
-                        self._observe()
+                        look()
                         self.cuda.sleep(0)
             with trace.ours():
                 self.cuda.sleep(0)

@@ -224,19 +224,28 @@ def why_rows(explanations: Iterable[Explanation]) -> list[dict[str, Any]]:
 
 
 def why_sentence(explanations: Sequence[Explanation]) -> str:
-    """What the fastest optimized kernel gains over the naive one, and the part in which it gains most."""
-    whole = [entry for entry in explanations if entry.total_ms is not None]
-    naive = next((entry for entry in whole if entry.role == "naive"), None)
-    others = [entry for entry in whole if entry.role == "optimized"]
-    if naive is None or not others:
+    """What the fastest optimized kernel gains over the naive one, and the part in which it gains most.
+
+    Measured times where the naive kernel and another have one, else predicted ones: never one against the other.
+    """
+    naive = next((entry for entry in explanations if entry.role == "naive"), None)
+    others = [entry for entry in explanations if entry.role == "optimized"]
+    measured = naive is not None and naive.measured_ms is not None and any(entry.measured_ms for entry in others)
+    times = {entry.target: entry.measured_ms if measured else entry.predicted_ms for entry in explanations}
+    others = [entry for entry in others if times[entry.target]]
+    before_ms = times[naive.target] if naive is not None else None
+    if naive is None or not before_ms or not others:
         return "There is no naive and optimized kernel to compare on this case."
-    best = min(others, key=lambda entry: entry.total_ms or 0.0)
-    before, after = ({part.name: part.ms for part in entry.parts} for entry in (naive, best))
+    best = min(others, key=lambda entry: times[entry.target] or 0.0)
+    after_ms = times[best.target]
+    assert after_ms, "those without a time were left out"
+    before, after = (
+        {part.name: part.ms for part in entry.parts if measured or part.name != UNEXPLAINED} for entry in (naive, best)
+    )
     gains = {name: ms - after.get(name, 0.0) for name, ms in before.items()}
     name = max(gains, key=lambda part: gains[part])
-    kind = "measured" if naive.measured_ms is not None and best.measured_ms is not None else "predicted"
-    assert naive.total_ms and best.total_ms, "those without a time were left out"
+    kind = "measured" if measured else "predicted"
     return (
-        f"{best.target.kernel} is {kind} at {naive.total_ms / best.total_ms:.3g} times naive's speed; most of what it "
-        f"saves is {name}, {_us(gains[name])} of {_us(naive.total_ms - best.total_ms)}."
+        f"{best.target.kernel} is {kind} at {before_ms / after_ms:.3g} times naive's speed; most of what it "
+        f"saves is {name}, {_us(gains[name])} of {_us(before_ms - after_ms)}."
     )

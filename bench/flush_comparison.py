@@ -36,7 +36,9 @@ def compare_flushes(
 
     Returns JSON values: `cleaner` (`read` or `write`), `sizes_bytes`, the median seconds of each size behind each
     (`read_s`, `write_s`) and without (`rotation_s`), and the largest relative deviation from the latter
-    (`read_error`, `write_error`).  `budget_s` is for all of it.
+    (`read_error`, `write_error`).  A size counts only where each of its readings is one call to a sample, so that every
+    call finds the cache as the flush left it, and is long enough for the clock; `left_out` says which do not, and why.
+    `budget_s` is for all of it.  Raises `ValueError` where no size counts.
     """
     device = torch.device(device)
     cache = cache_bytes or (CudaCalls(device).l2_bytes() if device.type == "cuda" else last_level_cache_bytes())
@@ -49,6 +51,13 @@ def compare_flushes(
                 probes, device, budget_s=budget_s / len(ORDER), cold=way is not None, timer=timer, flush=way or "read"
             )
         )
+    problems = {size: [_problem(run[str(size)]) for runs in found.values() for run in runs] for size in sizes}
+    left_out = {str(size): next(filter(None, seen)) for size, seen in problems.items() if any(seen)}
+    sizes = [size for size in sizes if str(size) not in left_out]
+    if not sizes:
+        raise ValueError(
+            f"flush: expected a size of which every reading counts, got none ({'; '.join(left_out.values())})"
+        )
     medians = {
         way: [statistics.median([s for run in runs for s in run[str(size)].seconds]) for size in sizes]
         for way, runs in found.items()
@@ -59,12 +68,22 @@ def compare_flushes(
         "device": device.type,
         "timer": found["read"][0][str(sizes[0])].method,
         "sizes_bytes": sizes,
+        "left_out": left_out,
         "read_s": medians["read"],
         "write_s": medians["write"],
         "rotation_s": medians[None],
         "read_error": errors["read"],
         "write_error": errors["write"],
     }
+
+
+def _problem(samples: Samples) -> str:
+    """Why a reading says nothing of a flush, or nothing."""
+    if samples.fault:
+        return samples.fault
+    if samples.calls_per_sample != 1:
+        return f"{samples.calls_per_sample} calls per sample, of which the flush stands before the first"
+    return "" if samples.resolved else f"the {samples.method} timer is too coarse for it"
 
 
 class _Reads:

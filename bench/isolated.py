@@ -15,6 +15,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from pathlib import Path
 from typing import Any, NamedTuple, cast, get_args
 
@@ -26,6 +28,8 @@ from rooflab.reference.spec import Case, Scheme
 
 TIMEOUT_S = 120.0
 """Importing torch and compiling one kernel takes 20 s on a slow machine."""
+SHARED = Path(inspect.getfile(Kernel)).parent
+"""What all kernels may import: the registry, `_cuda`, configs."""
 LAST_LINES = 3
 """Of what a process that broke off had written to standard error."""
 
@@ -69,6 +73,7 @@ def first_in_own_process(
             "seed": seed,
             "planted": planted,
             "answer": str(answer),
+            "parent": os.getpid(),
         }
         command = [sys.executable, "-m", "rooflab.bench.isolated", json.dumps(task)]
         with log.open("wb") as errors:
@@ -90,8 +95,8 @@ def first_in_own_process(
 def first_here(kernel: Kernel, case: Case, scheme: str, folder: Path | None = None, run: Any = None) -> FirstRun:
     """`first_in_own_process` once for a kernel's code on this kind of machine: that it ended well is remembered.
 
-    Code is the text of the files of the kernel's folder, and the versions of torch and Triton.  What did not end well
-    runs in its own process again the next time.  `run` stands for `first_in_own_process`.
+    Code is what lies in the kernel's folder, what all kernels share, and the versions of torch and Triton.  What did
+    not end well runs in its own process again the next time.  `run` stands for `first_in_own_process`.
     """
     environment = snapshot()
     path = (folder or cache_folder()) / "checked" / f"{environment.machine_key}.json"
@@ -118,10 +123,14 @@ def _remembered(path: Path) -> dict[str, str]:
 
 
 def _code_of(kernel: Kernel) -> str:
-    """SHA-256 over the files beside the kernel's own, which it may import."""
+    """SHA-256 over the files that the kernel may import, or read: its config is in one."""
+    own = Path(inspect.getfile(inspect.unwrap(kernel.fn))).parent
+    # A kernel from outside may lie among files that are none of its own.
+    beside = own.glob("*" if own.parent == SHARED else "*.py")
     digest = hashlib.sha256()
-    for file in sorted(Path(inspect.getfile(inspect.unwrap(kernel.fn))).parent.glob("*.py")):
-        digest.update(file.read_bytes())
+    for file in (*sorted(beside), *sorted(SHARED.glob("*.py"))):
+        if file.is_file():
+            digest.update(file.read_bytes())
     return digest.hexdigest()
 
 
@@ -150,6 +159,17 @@ def _why_broken(code: int, errors: str) -> str:
     return f"{how}: {lines}" if lines else how
 
 
+def _end_with(parent: int) -> None:
+    """Ends this process when its parent has: a kernel that hangs would go on under all later measurements."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1.0)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 def _main(task: dict[str, Any]) -> None:
     """What the process does: checks the kernel, and writes status and reason."""
     from rooflab.bench.check import check_kernel
@@ -157,6 +177,7 @@ def _main(task: dict[str, Any]) -> None:
     from rooflab.kernels.registry import get_kernel, get_op, load_file
     from rooflab.reference.spec import get_scheme
 
+    _end_with(task["parent"])
     if task["file"]:
         load_file(Path(task["file"]))
     result = check_kernel(

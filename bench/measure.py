@@ -2,69 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 
-from rooflab.bench.calls import (
-    Rotation,
-    free_bytes,
-    input_bytes,
-    kernel_file_sha256,
-    kernel_traffic,
-    short_of_memory,
-)
+from rooflab.bench.calls import COPIES as COPIES
+from rooflab.bench.calls import Rotation, copies_of, kernel_traffic, short_of_memory
 from rooflab.bench.ceilings import ceilings_for, limits_for, raise_cpu_ceilings, raise_cuda_ceilings
+from rooflab.bench.check_outcome import BROKEN, Check, CheckOutcome, already_broken
 from rooflab.bench.environment import Environment, last_level_cache_bytes, snapshot
 from rooflab.bench.flush import FlushBy
 from rooflab.bench.plausible import above_limits
 from rooflab.bench.reading import reading_fields, why_invalid
-from rooflab.bench.records import CheckedBy, DeviceType, Record, Status, new_run_id
+from rooflab.bench.records import DeviceType, Record, new_run_id
+from rooflab.bench.source_tree import circumstances
 from rooflab.bench.stopwatch import check_timer
 from rooflab.bench.timed import observe, time_together, wrong_calls
 from rooflab.bench.timing import Samples
+from rooflab.bench.trial import Failed
 from rooflab.kernels.configs import config_for
 from rooflab.kernels.precision import pin_matmul_precision
 from rooflab.kernels.registry import Kernel
-from rooflab.reference.compare import ErrorStats
 from rooflab.reference.spec import Case, Inputs, OpSpec, Scheme
 from rooflab.roofline.model import Bound, Ceilings, Cost, Traffic, bound
 
-COPIES = 3
-"""Sets of inputs that a kernel cycles through, so that no call finds the last one's memory."""
 RAISE_CUDA_S = 20.0
 """Seconds for measuring a GPU's ceilings again, which a run does at most once."""
+Running = Callable[[Sequence[str]], None]
 INTERPRETED = "on a CPU it runs in Triton's interpreter, whose time is not the kernel's; `rooflab check` runs it there"
-
-
-class CheckOutcome(Protocol):
-    """What a check says of one kernel on one case."""
-
-    @property
-    def status(self) -> Status:
-        """OK, or why not."""
-
-    @property
-    def checked_by(self) -> CheckedBy:
-        """What ran the kernel."""
-
-    @property
-    def errors(self) -> Sequence[ErrorStats]:
-        """One for each output."""
-
-    @property
-    def weak(self) -> Sequence[str]:
-        """Wrong answers that the case would let pass."""
-
-    @property
-    def reason(self) -> str:
-        """Why the status is not OK."""
-
-
-Check = Callable[[Kernel, OpSpec, Case, Scheme, torch.device, int], CheckOutcome]
 
 
 def measure_op(
@@ -84,6 +52,7 @@ def measure_op(
     timer: str | None = None,
     flush: FlushBy = "read",
     locked_sm_clock_mhz: float | None = None,
+    running: Running | None = None,
 ) -> Iterator[Record]:
     """One record for each kernel of each case, in that order, a case at a time.
 
@@ -92,6 +61,8 @@ def measure_op(
     bound.  By default `check` is `check.check_kernel`: with the planted inputs on the op's first small case, once a
     kernel, and without them, which take seconds at a model's sizes, on each case.  The ceilings are this machine's.
     `timer` and `flush` are `time_functions`'; `locked_sm_clock_mhz` is the clock that the caller has locked the GPU to.
+    `running` is told the ids of the kernels that run next: one, or those that are timed together.  Once one of them has
+    broken the CUDA context, nothing runs any more, and the records of the others say so.
     """
     device = torch.device(device)
     check_timer(timer, device.type)
@@ -115,6 +86,7 @@ def measure_op(
         gate=gate,
         timing={"timer": timer, "flush": flush},
         locked_sm_clock_mhz=locked_sm_clock_mhz,
+        running=running,
     )
     for case in cases:
         yield from run.case(kernels, case)
@@ -141,6 +113,9 @@ class _Run:
     gated: dict[str, CheckOutcome] = field(default_factory=dict)
     raised: bool = field(default=False)
     """Whether the ceilings were measured again in this run; once is enough."""
+    running: Running | None = None
+    broken: str = ""
+    """Why nothing can run any more."""
 
     def case(self, kernels: Sequence[Kernel], case: Case) -> Iterator[Record]:
         """The records of one case."""
@@ -148,20 +123,17 @@ class _Run:
         cost = self.spec.cost(**priced)
         known: dict[str, dict[str, Any]] = {}
         ready: dict[str, Rotation] = {}
-        short = short_of_memory(self.spec, priced, self.device)
+        short = "" if self.broken else short_of_memory(self.spec, priced, self.device)
         copies: list[Inputs] = []
         for kernel in kernels:
             known[kernel.name] = found = self._checked(kernel, case, short)
             if found["status"] != "OK":
                 continue
-            copies = copies or self._copies(case, priced)
+            copies = copies or copies_of(self.spec, case, self.scheme, self.device, self.seed)
             function = self._function(kernel, copies, found)
             if function is not None:
                 ready[kernel.name] = function
-        gpu = self.environment.gpu.uuid if self.environment.gpu and self.device.type == "cuda" else None
-        timed, failures, clocks = time_together(ready, self.device, self.budget_s, self.seed, gpu, **self.timing)
-        if clocks and self.locked_sm_clock_mhz:
-            clocks = clocks | {"locked_sm_clock_mhz": self.locked_sm_clock_mhz}
+        timed, failures, clocks = self._together(ready)
         done = {name: ready[name] for name in timed}
         wrong = wrong_calls(done, self.spec, case, self.scheme, self.device, self.seed)
         seen, broken = observe({name: ready[name] for name in timed if name not in wrong}, self.device)
@@ -188,16 +160,47 @@ class _Run:
             return {"status": "UNSUPPORTED", "reason": INTERPRETED}  # checking here would take minutes and time nothing
         if short:
             return {"status": "OUT_OF_MEMORY", "reason": short}
+        if self.broken:
+            return {"status": "RUNTIME_ERROR", "reason": self.broken}
+        self._say([kernel.id])
         outcome = self._gate(kernel)
         if outcome is None or outcome.status == "OK":
             outcome = self.check(kernel, self.spec, case, self.scheme, self.device, self.seed)
-        return {
+        found = {
             "status": outcome.status,
             "reason": outcome.reason,
             "checked_by": outcome.checked_by,
             "errors": tuple(asdict(stats) for stats in outcome.errors),
             "weak": tuple(outcome.weak),
         }
+        return found | self._fault(kernel.id, outcome.status)
+
+    def _say(self, ids: Sequence[str]) -> None:
+        if self.running is not None and ids:
+            self.running(ids)
+
+    def _fault(self, who: str, status: str) -> dict[str, str]:
+        """What is to be said of a kernel that was right and has broken the CUDA context; notes that it is broken."""
+        why = already_broken(self.device)
+        if not why:
+            return {}
+        self.broken = f"{BROKEN}, by {who}: {why}"
+        return {"status": "RUNTIME_ERROR", "reason": why} if status == "OK" else {}
+
+    def _together(
+        self, ready: Mapping[str, Rotation]
+    ) -> tuple[dict[str, Samples], dict[str, Failed], dict[str, Any] | None]:
+        """`time_together` of the kernels that are ready; none where one of them has broken the CUDA context."""
+        if self.broken:
+            return {}, dict.fromkeys(ready, Failed("RUNTIME_ERROR", self.broken)), None
+        self._say([f"{self.spec.name}/{name}" for name in ready])
+        gpu = self.environment.gpu.uuid if self.environment.gpu and self.device.type == "cuda" else None
+        timed, failures, clocks = time_together(ready, self.device, self.budget_s, self.seed, gpu, **self.timing)
+        if failures and self._fault(f"one of {', '.join(ready)}", "OK") and len(ready) > 1:
+            return {}, dict.fromkeys(ready, Failed("RUNTIME_ERROR", self.broken)), None
+        if clocks and self.locked_sm_clock_mhz:
+            clocks = clocks | {"locked_sm_clock_mhz": self.locked_sm_clock_mhz}
+        return timed, failures, clocks
 
     def _gate(self, kernel: Kernel) -> CheckOutcome | None:
         """The kernel's check on the op's first small case, planted inputs included, once a run."""
@@ -206,30 +209,26 @@ class _Run:
             self.gated[kernel.name] = self.gate(kernel, self.spec, small, self.scheme, self.device, self.seed)
         return self.gated.get(kernel.name)
 
-    def _copies(self, case: Case, priced: Inputs) -> list[Inputs]:
-        fit = int(free_bytes(self.device) / 4 / max(1, input_bytes(priced)))
-        # Made anew and not cloned, so that strides, views and lengths are those of the case.
-        return [
-            self.spec.make_inputs(case, self.scheme, self.device, self.seed) for _ in range(max(1, min(COPIES, fit)))
-        ]
-
     def _function(self, kernel: Kernel, copies: Sequence[Inputs], found: dict[str, Any]) -> Rotation | None:
         """The kernel over its inputs in turn, or None with the failure in `found`."""
         from rooflab.bench.trial import failure, known_errors
 
         try:
-            return Rotation(kernel, self.spec, copies)
+            rotation = Rotation(kernel, self.spec, copies)
+            if self.device.type == "cuda":
+                rotation()  # alone: a fault among others would be everyone's
+                torch.cuda.synchronize(self.device)
+            return rotation
         except known_errors() as error:
             failed = failure(error, "before timing")
             found |= {"status": failed.status, "reason": failed.reason}
+            self._fault(kernel.id, failed.status)
             return None
 
     def _judged(self, samples: Samples, cost: Cost, clocks: dict[str, Any] | None) -> dict[str, Any]:
         """The status of a reading: INVALID where the clock could not see it or the machine cannot have done it."""
         self._raise_ceilings(samples, cost)
         limits = limits_for(self.device, self.ceilings) if self.ceilings else None
-        if limits and self.ceilings and limits.l2_bytes_per_s is None:  # no data sheet of a Hopper states one
-            limits = replace(limits, l2_bytes_per_s=self.ceilings.l2_bytes_per_s)
         reason = why_invalid(samples, cost, limits, clocks)
         return {"status": "INVALID", "reason": reason} if reason else {"status": "OK"}
 
@@ -252,11 +251,6 @@ class _Run:
             return None
         return bound(cost, ceilings)
 
-    def _circumstances(self, kernel: Kernel) -> dict[str, Any]:
-        """The environment, and a hash of the kernel's file where no commit covers it."""
-        file = kernel_file_sha256(kernel)
-        return self.environment.to_dict() | ({"kernel_file_sha256": file} if file else {})
-
     def _record(
         self,
         kernel: Kernel,
@@ -273,7 +267,7 @@ class _Run:
         return Record(
             kind="bench",
             run_id=self.run_id,
-            environment=self._circumstances(kernel),
+            environment=circumstances(self.environment, kernel),
             commit=self.environment.commit,
             dirty=self.environment.dirty,
             op=self.spec.name,

@@ -16,10 +16,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from rooflab.bench._launch_once import MARK, arguments
+from rooflab.bench.child_processes import run_whole
 from rooflab.bench.predict.cases import Target
 from rooflab.roofline.model import Traffic
 
@@ -44,6 +46,7 @@ STALLS = (
 )
 """Reasons for which a warp waits, in warps per issued instruction."""
 STALL_METRICS = tuple(f"smsp__average_warps_issue_stalled_{name}_per_issue_active.ratio" for name in STALLS)
+BYTES = (READ, WRITE, L2)
 METRICS = (READ, WRITE, DURATION, L2, *PIPES.values(), *STALL_METRICS)
 RENAMED = {READ: "dram__bytes_op_read.sum", WRITE: "dram__bytes_op_write.sum"}
 """Spellings from Nsight Compute 2025 on."""
@@ -84,6 +87,13 @@ class Profile:
     """What was counted in one call, launch by launch."""
 
     launches: tuple[Counters, ...]
+    whole: Counters | None = None
+    """The bytes of a call of several launches as they follow one another; None where they were counted apart alone."""
+
+    @property
+    def apart(self) -> bool:
+        """Whether bytes that launches hand on through L2 count as read from HBM: caches are emptied before each."""
+        return self.whole is None and len(self.launches) > 1
 
     def total(self, metric: str) -> float | None:
         """Sum over the launches; None where one of them lacks it."""
@@ -92,8 +102,9 @@ class Profile:
 
     @property
     def traffic(self) -> Traffic | None:
-        """HBM bytes of the call; None where they were not counted."""
-        read, written = self.total(READ), self.total(WRITE)
+        """HBM bytes of the call; None where they were not counted.  Writes that L2 still holds are not in them."""
+        counted = self if self.whole is None else Profile((self.whole,))
+        read, written = counted.total(READ), counted.total(WRITE)
         if read is None or written is None:
             return None
         return Traffic(read, written, len(self.launches), "counted")
@@ -111,10 +122,16 @@ def find_tool(name: str) -> str | None:
     return shutil.which(name) or next((found for place in places if (found := shutil.which(name, path=place))), None)
 
 
-def command(target: Target, seed: int, metrics: Sequence[str], log: Path, ncu: str = "ncu") -> list[str]:
-    """The whole command line."""
+def command(
+    target: Target, seed: int, metrics: Sequence[str], log: Path, ncu: str = "ncu", whole: bool = False
+) -> list[str]:
+    """The whole command line; with `whole` the call is one range and its caches are emptied once, before it.
+
+    The program is then run again for each pass, and the profiler's start and stop are the range.
+    """
+    mode = ("--replay-mode", "app-range") if whole else ("--profile-from-start", "off")
     return [
-        *(ncu, "--profile-from-start", "off", "--cache-control", "all", "--clock-control", "none"),
+        *(ncu, *mode, "--cache-control", "all", "--clock-control", "none"),
         *("--csv", "--page", "raw", "--print-units", "base", "--metrics", ",".join(metrics), "--log-file", str(log)),
         sys.executable,
         *arguments(target.op, target.kernel, target.case, target.scheme.name, seed, WARM_UP, target.file),
@@ -133,19 +150,34 @@ def profile(target: Target, seed: int = 0, timeout_s: float = 600.0) -> Profile:
             "CUDA toolkit), "
             "or use `rooflab explain`, which needs no counters"
         )
-    metrics = list(METRICS)
     with tempfile.TemporaryDirectory() as folder:
-        while metrics:
-            log = Path(folder) / f"{len(metrics)} {metrics[0]}.csv"
-            output = _run(command(target, seed, metrics, log, ncu), timeout_s)
-            text = log.read_text(errors="replace") if log.is_file() else ""
-            complaints = _UNKNOWN.findall(output + text)
-            unknown = [name for name in metrics if _names(name, complaints)]
-            if not unknown:
-                return read(text, output)
-            renamed = [RENAMED.get(name, "") if name in unknown else name for name in metrics]
-            metrics = [name for name in renamed if name]
-    raise ValueError(f"ncu: expected to know one of {len(METRICS)} metrics, {READ} among them, and it knows none")
+        take = partial(_take, target, seed, ncu, Path(folder), timeout_s)
+        apart, known = take(METRICS, whole=False)
+        if len(apart.launches) == 1:
+            return apart
+        try:
+            found, _ = take([name for name in known if _old_name(name) in BYTES], whole=True)
+        except ValueError:
+            return apart  # not every ncu, and not every call, can be counted as one range; `apart` says so
+        return replace(apart, whole=found.launches[0] if len(found.launches) == 1 else None)
+
+
+def _take(
+    target: Target, seed: int, ncu: str, folder: Path, timeout_s: float, wanted: Sequence[str], whole: bool
+) -> tuple[Profile, list[str]]:
+    """One run of ncu, repeated without metrics that it does not know: the profile, and the metrics that it knows."""
+    metrics = list(wanted)
+    while metrics:
+        log = folder / f"{whole} {len(metrics)} {metrics[0]}.csv"
+        output = _run(command(target, seed, metrics, log, ncu, whole), timeout_s)
+        text = log.read_text(errors="replace") if log.is_file() else ""
+        complaints = _UNKNOWN.findall(output + text)
+        unknown = [name for name in metrics if _names(name, complaints)]
+        if not unknown:
+            return read(text, output), metrics
+        renamed = [RENAMED.get(name, "") if name in unknown else name for name in metrics]
+        metrics = [name for name in renamed if name]
+    raise ValueError(f"ncu: expected to know one of {len(wanted)} metrics, {READ} among them, and it knows none")
 
 
 def _names(metric: str, unknown: Sequence[str]) -> bool:
@@ -157,7 +189,7 @@ def _run(line: Sequence[str], timeout_s: float) -> str:
     """What the command printed on both channels."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | {"LC_ALL": "C"}
     try:
-        done = subprocess.run(line, capture_output=True, text=True, timeout=timeout_s, env=environment)
+        done = run_whole(line, timeout_s, environment)
     except subprocess.TimeoutExpired as error:
         raise ValueError(
             f"ncu: expected an end within {timeout_s:.0f} s, got none; a smaller --case is counted faster"

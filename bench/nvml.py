@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+POWER_INSTANT, SUCCESS = 186, 0
+"""`NVML_FI_DEV_POWER_INSTANT` and `NVML_SUCCESS` (nvml.h); older packages do not name the first."""
+
 
 @contextmanager
 def nvml_of(uuid: str) -> Iterator[tuple[Any, Any] | None]:
@@ -36,3 +39,16 @@ def ask(nvml: Any, function: str, *arguments: Any) -> Any:
         return getattr(nvml, function)(*arguments)
     except nvml.NVMLError:
         return None
+
+
+def power(nvml: Any, handle: Any) -> tuple[int | None, str | None]:
+    """Milliwatts drawn, and the question that NVML answered.
+
+    `nvmlDeviceGetPowerUsage` is an average of a second on most cards, far longer than a kernel, so that it is asked
+    only where the power of this moment is not to be had.
+    """
+    fields = ask(nvml, "nvmlDeviceGetFieldValues", handle, [POWER_INSTANT])
+    if fields is not None and fields[0].nvmlReturn == SUCCESS:
+        return int(fields[0].value.uiVal), "NVML_FI_DEV_POWER_INSTANT"
+    power_mw = ask(nvml, "nvmlDeviceGetPowerUsage", handle)
+    return power_mw, None if power_mw is None else "nvmlDeviceGetPowerUsage"

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from rooflab.bench import plugin_private
+from rooflab.bench.methods import paired_method_of
 from rooflab.bench.plugin_selection import left_out
 
 KEY = "rooflab"
@@ -53,6 +54,12 @@ def _pairs(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[st
         yield name, then.get(name), now.get(name)
 
 
+def _methods(extra: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """How each was timed, by name, where its `extra_info` says so; a test of plain pytest-benchmark does not."""
+    timed = {name: info for name, info in extra.items() if info.get("timer")}
+    return {name: paired_method_of(info["timer"], info.get("l2_state")) for name, info in timed.items()}
+
+
 def _text(value: Any) -> str:
     return "none" if value is None else repr(value)
 
@@ -67,6 +74,8 @@ class Comparison:
     """Every name in the baselines, less those that the newest says were skipped."""
     elsewhere: list[str] = field(default_factory=list)
     """In what the baselines' machines are others."""
+    methods: dict[str, str] = field(default_factory=dict)
+    """How the newest baseline was timed, by name, where it says so."""
     baselines: int = 0
     deselected: set[str] = field(default_factory=set)
     ours: set[str] = field(default_factory=set)
@@ -83,6 +92,8 @@ class Comparison:
         """Takes note of a baseline, oldest first."""
         self.baselines += 1
         self.wanted |= {str(entry["fullname"]) for entry in compared_benchmark["benchmarks"]}
+        extra = {str(entry["fullname"]): entry.get("extra_info", {}) for entry in compared_benchmark["benchmarks"]}
+        self.methods |= _methods(extra)
         self.wanted -= set(compared_benchmark.get(KEY, {}).get("skipped", ()))
         found = differences(compared_benchmark["machine_info"].get(KEY), machine_info[KEY])
         self.elsewhere += [line for line in found if line not in self.elsewhere]
@@ -122,12 +133,17 @@ class Comparison:
             self.lines.append(f"compared {len(compared)} with {files}" + (f"; {new} more are in none" if new else ""))
         self.lines += [f"MISSING {name}: {fate}" for name, fate in missing.items()]
         self.lines += [f"ELSEWHERE {line}" for line in self.elsewhere]
+        now = _methods(state.extra)
+        otherwise = [name for name in sorted(compared & now.keys()) if self.methods.get(name, now[name]) != now[name]]
+        self.lines += [f"OTHERWISE {name}: timed by {self.methods[name]}, here by {now[name]}" for name in otherwise]
         if missing:
             self.faults.append(f"{len(missing)} of {len(self.wanted)} in the baseline are missing from this run")
         if not compared:
             self.faults.append(f"nothing was compared: {self._why_nothing(state)}")
         if self.elsewhere and self.asked == "--benchmark-compare-fail":
             self.faults.append("the baseline is of another machine")
+        if otherwise and self.asked == "--benchmark-compare-fail":
+            self.faults.append(f"{len(otherwise)} of {len(compared)} were timed otherwise in the baseline")
 
     def _why_nothing(self, state: plugin_private.Session) -> str:
         if not self.baselines:

@@ -6,7 +6,7 @@ with one sentence, and nothing is measured in another way than was meant.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -18,7 +18,7 @@ TESTED = ("5.2.3", "5.3.1")
 """Versions of pytest-benchmark that this was run with."""
 SESSION = ("benchmarks", "disabled")
 FIXTURE = ("disabled", "extra_info", "fullname", "has_error", "pedantic", "stats")
-ENTRY = ("fullname", "has_error")
+ENTRY = ("fullname", "has_error", "extra_info")
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,8 @@ class Session:
     """Whether it times nothing: under xdist, or with `--benchmark-disable`."""
     measured: frozenset[str]
     """Names of the tests that ended in a measurement so far."""
+    extra: Mapping[str, Mapping[str, Any]]
+    """By name, what was put beside each measurement's statistics."""
 
 
 def is_loaded(config: pytest.Config) -> bool:
@@ -42,7 +44,8 @@ def session(config: pytest.Config) -> Session:
     _require("its session", found, SESSION)
     for entry in found.benchmarks:
         _require("a measurement", entry, ENTRY)
-    return Session(bool(found.disabled), frozenset(entry.fullname for entry in found.benchmarks if not entry.has_error))
+    extra = {str(entry.fullname): entry.extra_info for entry in found.benchmarks if not entry.has_error}
+    return Session(bool(found.disabled), frozenset(extra), extra)
 
 
 def check_fixture(benchmark: Any) -> None:

@@ -186,6 +186,11 @@ class Record:
         """The samples in time order, seconds per call; empty where there are none."""
         return unpack_samples(self.samples) if self.samples else []
 
+    @property
+    def stands_alone(self) -> bool:
+        """Whether it is a bench record that speaks for its kernel: not a reading of an A/B, which has `pair`."""
+        return self.kind == "bench" and "pair" not in self.metrics
+
     def to_json(self) -> str:
         """One line of JSON.  Numbers that JSON lacks become the texts `nan`, `inf` and `-inf`."""
         return json.dumps(_finite(asdict(self)), allow_nan=False, separators=(",", ":"))

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from rooflab.bench._launch_once import MARK, arguments
+from rooflab.bench.child_processes import run_whole
 from rooflab.bench.ncu import find_tool, last_words
 from rooflab.bench.predict.cases import Target
 
@@ -100,9 +101,7 @@ def run(target: Target, tool: Tool, seed: int = 0, timeout_s: float = 600.0) -> 
     kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment = kept | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "LC_ALL": "C"}
     try:
-        done = subprocess.run(
-            command(target, tool, seed, sanitizer), capture_output=True, text=True, timeout=timeout_s, env=environment
-        )
+        done = run_whole(command(target, tool, seed, sanitizer), timeout_s, environment)
     except subprocess.TimeoutExpired as error:
         raise ValueError(
             f"sanitizer: expected an end within {timeout_s:.0f} s, got none; try a smaller --case"

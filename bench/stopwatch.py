@@ -6,7 +6,7 @@ What is read, and in which order, is `timing.time_functions`' affair.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -44,7 +44,7 @@ class Stopwatch(Protocol):
         """For each order every function once, in that order; seconds of all calls of its sample together."""
 
     def sampling(self) -> AbstractContextManager[None]:
-        """Held while samples are taken, after the warm-up."""
+        """Held while samples are taken, after the warm-up; only in it does the observer look."""
 
     def step_s(self, readings: Sequence[float]) -> float:
         """The timer's resolution in seconds."""
@@ -63,6 +63,8 @@ class OneByOne:
     """What a stopwatch inherits that reads one round at a time and knows nothing beside its readings."""
 
     rounds_at_once = 1
+    _observe: Callable[[], None] | None = None
+    _sampling = False
 
     def round(self, calls: Sequence[Call]) -> dict[str, float]:
         """Reads every function once, in this order."""
@@ -72,9 +74,18 @@ class OneByOne:
         """Each round in turn."""
         return [self.round(calls) for calls in orders]
 
-    def sampling(self) -> AbstractContextManager[None]:
-        """Holds nothing."""
-        return nullcontext()
+    @contextmanager
+    def sampling(self) -> Iterator[None]:
+        """Lets the observer look: the clock of a warm-up, or of empty kernels, is not the one of the samples."""
+        self._sampling = True
+        try:
+            yield
+        finally:
+            self._sampling = False
+
+    def observer(self) -> Callable[[], None] | None:
+        """What looks at the device now; None outside `sampling`."""
+        return self._observe if self._sampling else None
 
     def launch_floor_s(self, calls: int) -> float | None:
         """Not known."""
@@ -160,14 +171,14 @@ class CpuStopwatch(OneByOne):
             for _ in range(count):
                 function()
             read[name] = self._clock() - began
-        if self._observe is not None:
-            self._observe()
+        if observe := self.observer():
+            observe()
         return read
 
     @contextmanager
     def sampling(self) -> Iterator[None]:
         """Pins the threads: after the warm-up, in which libraries start theirs, and these must not start pinned."""
-        with self._pinned() as note:
+        with super().sampling(), self._pinned() as note:
             self._threads = f", {note}"
             yield
 

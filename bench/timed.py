@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -43,24 +43,43 @@ def time_together(
     timer: str | None = None,
     flush: FlushBy = "read",
 ) -> tuple[dict[str, Samples], dict[str, Failed], dict[str, Any] | None]:
-    """Samples by kernel, the failures of those that broke off, and the clocks seen.  `budget_s` is for each kernel."""
-    failures: dict[str, Failed] = {}
+    """Samples by kernel, the failures of those that broke off, and the clocks seen.  `budget_s` is for each kernel.
+
+    Where one breaks off, each is timed alone to find out which, and then the rest together.  Where these break off
+    together and none does alone, the samples of each alone are given, and their method says so.
+    """
     if not ready:
-        return {}, failures, None
+        return {}, {}, None
     device_clock, note = open_clock(device)
     with ClockWatch(gpu_uuid, device_clock) as watch:
         read = partial(time_functions, device=device, seed=seed, observe=watch.read, timer=timer, flush=flush)
-        try:
-            timed = read(ready, budget_s=budget_s * len(ready))
-        except known_errors():
-            timed = {}
-            for name, function in ready.items():
-                try:
-                    timed |= read({name: function}, budget_s=budget_s)
-                except known_errors() as error:
-                    failures[name] = failure(error, "while timed")
+        timed, failures = _together_or_alone(read, ready, budget_s)
         clocks = watch.summary()
         return timed, failures, {**(clocks or {}), **note} or None
+
+
+def _together_or_alone(
+    read: Callable[..., dict[str, Samples]], ready: Mapping[str, Rotation], budget_s: float
+) -> tuple[dict[str, Samples], dict[str, Failed]]:
+    try:
+        return read(ready, budget_s=budget_s * len(ready)), {}
+    except known_errors() as error:
+        if len(ready) == 1:
+            return {}, {name: failure(error, "while timed") for name in ready}
+    alone: dict[str, Samples] = {}
+    failures: dict[str, Failed] = {}
+    for name, function in ready.items():
+        try:
+            alone |= read({name: function}, budget_s=budget_s)
+        except known_errors() as error:
+            failures[name] = failure(error, "while timed")
+    if len(alone) > 1:
+        try:
+            return read({name: ready[name] for name in alone}, budget_s=budget_s * len(alone)), failures
+        except known_errors():
+            note = ", timed alone"
+            alone = {name: replace(samples, method=samples.method + note) for name, samples in alone.items()}
+    return alone, failures
 
 
 def open_clock(device: torch.device) -> tuple[ReadsClock | None, dict[str, str]]:
@@ -78,7 +97,8 @@ def open_clock(device: torch.device) -> tuple[ReadsClock | None, dict[str, str]]
 def observe(timed: Mapping[str, Rotation], device: torch.device) -> tuple[dict[str, Observed], dict[str, Failed]]:
     """Peak memory and device kernels of a call of each, and the failures of those that broke off.
 
-    It comes after the timing, whose launches a profiler that was once attached might slow down.
+    It comes after the timing of its case, because it attaches a profiler, and launches may be slower from then on:
+    those of the first case alone are timed before one ever was.
     """
     seen: dict[str, Observed] = {}
     failures: dict[str, Failed] = {}

@@ -102,8 +102,9 @@ def time_functions(
        long that takes.  They are kept raw, in time order; none is dropped.  Python's garbage collector rests meanwhile.
     8. Afterwards the clocks are looked at: one that was replaced meanwhile is named as the fault of every reading.
 
-    `observe` is called once per round, outside the samples; on CUDA while the device works.  Raises `ValueError` on no
-    functions, a budget that is not positive, fewer than one sample, or a timer that the device has not got.
+    `observe` is called once per round of samples, between them, and not while warming up; on CUDA while the device
+    works.  Raises `ValueError` on no functions, a budget that is not positive, fewer than one sample, or a timer that
+    the device has not got.
     """
     if not functions:
         raise ValueError("functions: expected at least one, got none")

@@ -22,7 +22,7 @@ from rooflab.bench.records import Record
 from rooflab.bench.selection import Selection, pick_device
 from rooflab.bench.tune_bucket import Result, Tuning
 from rooflab.kernels import registry
-from rooflab.kernels.choices import launch_bucket, rows_of
+from rooflab.kernels.choices import ROW_KEYS, launch_bucket, rows_of
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import Case
 
@@ -93,7 +93,7 @@ def tune_op(
     run = Tuning(spec, tunable, beside, schemes[0], chosen.device, writer, seed, dry_run)
     buckets: dict[str, list[Case]] = {}
     for case in chosen.cases_of(spec):
-        buckets.setdefault(launch_bucket(op, rows_of(case)), []).append(case)
+        buckets.setdefault(launch_bucket(op, _rows(op, case)), []).append(case)
     ends = time.monotonic() + budget_s
     stopped = ""
     for number, (name, own_cases) in enumerate(buckets.items()):
@@ -104,6 +104,16 @@ def tune_op(
         run.bucket(name, own_cases, left / (len(buckets) - number))
     files = (writer.path.name,) if run.records else ()
     return Report(tuple(run.results), tuple(run.records), files, stopped)
+
+
+def _rows(op: str, case: Case) -> int:
+    rows = rows_of(case)
+    if rows is None:
+        raise ValueError(
+            f"case: expected one of {', '.join(ROW_KEYS)} to say its rows, by which configs are chosen; "
+            f"{op} has {case.id}"
+        )
+    return rows
 
 
 def _check_clean(clean: bool) -> None:

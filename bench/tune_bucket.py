@@ -15,7 +15,7 @@ import torch
 from rooflab.bench.check import check_kernel
 from rooflab.bench.measure import measure_op
 from rooflab.bench.record_files import RunWriter
-from rooflab.bench.records import Record
+from rooflab.bench.records import Record, Status
 from rooflab.bench.tune_search import Found, Seconds, least_s, search
 from rooflab.bench.tune_times import DeviceTimes, made_up
 from rooflab.kernels.configs import config_for, legal_configs, with_config
@@ -54,6 +54,8 @@ class Result:
     """Time of the launcher's own choice over the best config's, geometric mean; None where nothing was timed."""
     reason: str = ""
     """Why there is no result."""
+    status: Status = "OK"
+    """Of a dry run: what the check of `best` came to."""
 
     @property
     def summary(self) -> str:
@@ -98,7 +100,7 @@ class Tuning:
             if self.dry_run:
                 self.results.append(self._dry_result(kernel, own, found, counts))
             else:
-                self.results.append(_result(kernel, own, found, counts, records))
+                self.results.append(self._result(kernel, own, found, counts, records))
 
     def _cost(self, case: Case) -> Cost:
         return self.spec.cost(**self.spec.make_inputs(case, self.scheme, torch.device("meta"), self.seed))
@@ -194,31 +196,37 @@ class Tuning:
             with_config(kernel, config), self.spec, small, self.scheme, self.device, self.seed, planted=False
         )
         reason = "" if outcome.status == "OK" else f"{outcome.status}: {outcome.reason}"
-        return Result(**counts, best=asdict(config), reason=reason)
+        return Result(**counts, best=asdict(config), reason=reason, status=outcome.status)
 
+    def _result(
+        self, kernel: Kernel, own: Any, found: Found, counts: dict[str, Any], records: Sequence[Record]
+    ) -> Result:
+        """The fastest contender of a kernel over all cases, by what was recorded.
 
-def _result(kernel: Kernel, own: Any, found: Found, counts: dict[str, Any], records: Sequence[Record]) -> Result:
-    """The fastest contender of a kernel over all cases, by what was recorded."""
-    if own in found.failures:
-        return Result(**counts, reason=f"the launcher's own choice failed: {found.failures[own]}")
-    assert kernel.heuristic is not None, "a tunable kernel has one"
-    by_config: dict[str, tuple[Any, dict[str, float]]] = {}
-    wanted = {record.case_id for record in records}
-    for record in records:
-        if record.kernel == kernel.name and record.status == "OK" and record.latency_median_ms:
-            values = dict(record.config or {})
-            times = by_config.setdefault(str(sorted(values.items())), (values, {}))[1]
-            times[str(record.case_id)] = math.log(record.latency_median_ms)
-    complete = [(values, sum(times.values())) for values, times in by_config.values() if times.keys() == wanted]
-    default = next((total for values, total in complete if values == asdict(own)), None)
-    if not complete or default is None:
-        faults = [record for record in records if record.kernel == kernel.name and record.status != "OK"]
-        reason = f"{faults[0].case_id}: {faults[0].status}: {faults[0].reason}" if faults else "nothing was timed"
-        return Result(**counts, reason=reason)
-    values, total = min(complete, key=lambda entry: entry[1])
-    if total >= default:
-        return Result(**counts)
-    return Result(**counts, best=values, faster=math.exp((default - total) / len(wanted)))
+        The launcher's own choice may differ from case to case of a bucket; what it took is what it chose for each.
+        """
+        if own in found.failures:
+            return Result(**counts, reason=f"the launcher's own choice failed: {found.failures[own]}")
+        by_config: dict[str, tuple[dict[str, Any], dict[str, float]]] = {}
+        launched: dict[str, float] = {}
+        wanted = {str(record.case_id) for record in records}
+        for record in records:
+            if record.kernel == kernel.name and record.status == "OK" and record.latency_median_ms:
+                values, case = dict(record.config or {}), str(record.case_id)
+                times = by_config.setdefault(str(sorted(values.items())), (values, {}))[1]
+                times[case] = math.log(record.latency_median_ms)
+                if values == asdict(config_for(kernel, Case(**record.case), self.scheme, self.device)):
+                    launched.setdefault(case, times[case])  # its own record comes before those of configs held to
+        if launched.keys() != wanted:
+            faults = [record for record in records if record.kernel == kernel.name and record.status != "OK"]
+            reason = f"{faults[0].case_id}: {faults[0].status}: {faults[0].reason}" if faults else "nothing was timed"
+            return Result(**counts, reason=reason)
+        default = sum(launched.values())
+        complete = [(values, sum(times.values())) for values, times in by_config.values() if times.keys() == wanted]
+        values, total = min(complete, key=lambda entry: entry[1], default=({}, default))
+        if total >= default:
+            return Result(**counts)
+        return Result(**counts, best=values, faster=math.exp((default - total) / len(wanted)))
 
 
 @cache

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from rooflab.kernels.configs import Footprint
@@ -113,9 +113,10 @@ def _mean(seconds: Seconds) -> float:
 def least_s(cost: Cost, ceilings: Ceilings, footprint: Footprint | None, sms: int) -> float:
     """The least seconds of a launch: the op's bound, and the busiest SM's share of padded tiles at its full rate.
 
-    CTAs are dealt out one by one, so that some SM runs `ctas / sms` rounded up of them, whatever its occupancy.
+    CTAs are dealt out one by one, so that some SM runs `ctas / sms` rounded up of them, whatever its occupancy.  Of the
+    bytes those that are read bound a time: what is written may still lie in L2 when the clock stops (`plausible.py`).
     """
-    seconds = bound(cost, ceilings).seconds
+    seconds = bound(replace(cost, write_bytes=0.0), ceilings).seconds
     if footprint is None or not footprint.tensor_flops or len(cost.tensor_flops) != 1:
         return seconds
     (dtype,) = cost.tensor_flops

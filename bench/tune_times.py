@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from rooflab.bench.calls import Rotation, free_bytes, input_bytes
-from rooflab.bench.measure import COPIES
+from rooflab.bench.calls import Rotation, copies_of
 from rooflab.bench.static import CompileFailure, Request, compile_kernels
 from rooflab.bench.stopwatch import stopwatch_for
 from rooflab.bench.timing import time_functions
@@ -19,7 +18,7 @@ from rooflab.bench.trial import failure, known_errors
 from rooflab.bench.tune_search import Seconds
 from rooflab.kernels.configs import with_config
 from rooflab.kernels.registry import Kernel
-from rooflab.reference.spec import Case, Inputs, OpSpec, Scheme
+from rooflab.reference.spec import Case, OpSpec, Scheme
 
 QUICK_S, QUICK_SAMPLES = 0.01, 5
 """Seconds, and at least so many samples, of one config on one case."""
@@ -40,12 +39,7 @@ class DeviceTimes:
         self._cases, self._scheme = cases, scheme
         self._compiled: set[Any] = set()
         self._watch = stopwatch_for(device, True, None)
-        self._inputs: list[list[Inputs]] = []
-        for case in cases:
-            priced = spec.make_inputs(case, scheme, torch.device("meta"), seed)
-            fit = int(free_bytes(device) / 4 / max(1, input_bytes(priced)))
-            count = max(1, min(COPIES, fit))
-            self._inputs.append([spec.make_inputs(case, scheme, device, seed) for _ in range(count)])
+        self._inputs = [copies_of(spec, case, scheme, device, seed) for case in cases]
 
     def __call__(self, configs: Sequence[Any]) -> dict[Any, Seconds | str]:
         """Median seconds of each config on each case, or why it failed."""

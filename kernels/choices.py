@@ -46,9 +46,9 @@ def phases_of(op: str) -> tuple[Phase, ...]:
     return PHASES.get(op, ("decode", "prefill"))
 
 
-def rows_of(case: Mapping[str, Any]) -> int:
-    """How many rows a step of this case has."""
-    return int(next(case[key] for key in ROW_KEYS if key in case))
+def rows_of(case: Mapping[str, Any]) -> int | None:
+    """How many rows a step of this case has; None where no key says, as of an op from outside."""
+    return next((int(case[key]) for key in ROW_KEYS if key in case), None)
 
 
 def launch_bucket(op: str, rows: int) -> str:

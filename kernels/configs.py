@@ -87,12 +87,13 @@ def make_config(kernel: Kernel, values: Mapping[str, Any]) -> Any:
 def config_for(kernel: Kernel, case: Mapping[str, Any], scheme: Scheme, device: torch.device) -> Any:
     """What a launch on `device` takes where it is given no config; None where the kernel takes none.
 
-    The card's own choice where there is one that fits this case, else the heuristic.
+    The card's own choice where there is one that fits this case, else the heuristic; a case whose rows no key names has
+    no choice.
     """
     if kernel.heuristic is None or kernel.is_legal is None:
         return None
-    name = card(device)
-    found = tuned(kernel.op, kernel.name, name, rows_of(case), scheme.name) if name is not None else None
+    name, rows = card(device), rows_of(case)
+    found = None if name is None or rows is None else tuned(kernel.op, kernel.name, name, rows, scheme.name)
     if found is not None:
         config = make_config(kernel, found)
         if kernel.is_legal(config, case, scheme):

@@ -47,8 +47,6 @@ class Device:
     """One direction."""
     source: Mapping[str, str]
     """Title of the document behind each group of figures."""
-    base_clock_hz: float | None = None
-    """None where NVIDIA publishes none (SXM modules)."""
     nvlink_bytes_per_s: float = 0.0
     """One direction, all links of one GPU together; 0 where there is none."""
     nvlink_gpus: int = 1
@@ -110,7 +108,6 @@ class _Chip(NamedTuple):
     fp8: float | None
     int8: float
     vector: float
-    base: float | None
     boost: float
     max: float
 
@@ -127,20 +124,20 @@ class _Board(NamedTuple):
 
 # fmt: off
 _CHIPS = {
-    # sm, SMs | dense TFLOP/s: tf32, bf16, fp8, int8 | fp32 vector TFLOP/s | base, boost, maximum GHz
-    "h100-sxm":    _Chip( 90, 132,  494.7,  989.4, 1978.9, 1978.9, 66.9,  None, 1.830, 1.980),
-    "h100-pcie":   _Chip( 90, 114,  378.2,  756.4, 1512.9, 1512.9, 51.2, 1.095, 1.620, 1.755),
-    "h100-nvl":    _Chip( 90, 132,  417.5,  835.5, 1670.5, 1670.5, 60.0, 1.080, 1.545, 1.785),
-    "h200":        _Chip( 90, 132,  494.7,  989.4, 1978.9, 1978.9, 66.9,  None, 1.830, 1.980),
-    "gh200":       _Chip( 90, 132,  494.7,  989.4, 1978.9, 1978.9, 66.9,  None, 1.830, 1.980),
-    "gh200-144gb": _Chip( 90, 132,  494.7,  989.4, 1978.9, 1978.9, 66.9,  None, 1.830, 1.980),
-    "a100-40gb":   _Chip( 80, 108,  156.0,  312.0,   None,  624.0, 19.5,  None, 1.410, 1.410),
-    "a100-80gb":   _Chip( 80, 108,  156.0,  312.0,   None,  624.0, 19.5,  None, 1.410, 1.410),
-    "l4":          _Chip( 89,  58,   60.0,  121.0,  242.5,  242.5, 30.3, 0.795, 2.040, 2.040),
-    "l40s":        _Chip( 89, 142,  183.0,  362.05, 733.0,  733.0, 91.6, 1.110, 2.490, 2.520),
+    # sm, SMs | dense TFLOP/s: tf32, bf16, fp8, int8 | fp32 vector TFLOP/s | boost, maximum GHz
+    "h100-sxm":    _Chip( 90, 132,  494.7,  989.4, 1978.9, 1978.9, 66.9, 1.830, 1.980),
+    "h100-pcie":   _Chip( 90, 114,  378.2,  756.4, 1512.9, 1512.9, 51.2, 1.620, 1.755),
+    "h100-nvl":    _Chip( 90, 132,  417.5,  835.5, 1670.5, 1670.5, 60.0, 1.545, 1.785),
+    "h200":        _Chip( 90, 132,  494.7,  989.4, 1978.9, 1978.9, 66.9, 1.830, 1.980),
+    "gh200":       _Chip( 90, 132,  494.7,  989.4, 1978.9, 1978.9, 66.9, 1.830, 1.980),
+    "gh200-144gb": _Chip( 90, 132,  494.7,  989.4, 1978.9, 1978.9, 66.9, 1.830, 1.980),
+    "a100-40gb":   _Chip( 80, 108,  156.0,  312.0,   None,  624.0, 19.5, 1.410, 1.410),
+    "a100-80gb":   _Chip( 80, 108,  156.0,  312.0,   None,  624.0, 19.5, 1.410, 1.410),
+    "l4":          _Chip( 89,  58,   60.0,  121.0,  242.5,  242.5, 30.3, 2.040, 2.040),
+    "l40s":        _Chip( 89, 142,  183.0,  362.05, 733.0,  733.0, 91.6, 2.490, 2.520),
     # With fp32 accumulation, which a GeForce card does at half its rate with fp16 accumulation (330.3 and 660.6).
-    "rtx-4090":    _Chip( 89, 128,   82.6,  165.2,  330.3,  660.6, 82.6, 2.235, 2.520, 3.105),
-    "b200":        _Chip(100, 148, 1125.0, 2250.0, 4500.0, 4500.0, 75.0,  None, 1.856, 1.980),
+    "rtx-4090":    _Chip( 89, 128,   82.6,  165.2,  330.3,  660.6, 82.6, 2.520, 3.105),
+    "b200":        _Chip(100, 148, 1125.0, 2250.0, 4500.0, 4500.0, 75.0, 1.856, 1.980),
 }
 _BOARDS = {
     # memory: GB, kind, TB/s | L2 MiB | one direction: PCIe GB/s, NVLink GB/s, GPUs that NVLink joins
@@ -234,7 +231,6 @@ def _device(name: str) -> Device:
         l2_bytes=board.l2_mib * 2**20,
         smem_bytes_per_sm=_SMEM_KIB_PER_SM[chip.sm] * 2**10,
         sms=chip.sms,
-        base_clock_hz=None if chip.base is None else chip.base * 1e9,
         boost_clock_hz=chip.boost * 1e9,
         max_clock_hz=chip.max * 1e9,
         pcie_bytes_per_s=board.pcie * 1e9,

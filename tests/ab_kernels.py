@@ -38,6 +38,17 @@ def noisy(x, weight, eps=1e-6):
     return right(x, weight, eps)
 
 
+@register(
+    op="rmsnorm",
+    name="picky",
+    role="optimized",
+    backend="torch",
+    unsupported=lambda x, **others: None if x.shape[0] == 9 else "takes 9 rows",
+)
+def picky(x, weight, eps=1e-6):
+    return right(x, weight, eps)
+
+
 calls = 0
 
 

@@ -1,6 +1,7 @@
 """`rooflab ab` as its user meets it, the self-test's own judgement, and `compare`."""
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from rooflab.bench.ab.self_test import SelfTest
 from rooflab.bench.ab.sides import Comparison, Side
 from rooflab.bench.ab.verdict import Evidence, Outcome, Rules, judge
 from rooflab.bench.cli import run as run_cli
+from rooflab.bench.cli.ab import _terminable
 
 ROOT = Path(__file__).parent.parent
 
@@ -35,6 +37,8 @@ def ab(monkeypatch, capsys, *arguments):
         (("--base", "HEAD", "--self-test"), "ab: expected one of --base, --records and --self-test"),
         (("rmsnorm", "--head", "HEAD"), "head: expected --base"),
         (("--records", "results/cpu"), "records: expected two files or folders"),
+        (("gemm", "--records", "a", "--records", "b", "--case", "M=1"), "records: expected no op and no --case beside"),
+        (("--records", "a", "--records", "b", "--suite", "smoke", "--scheme", "fp32"), "records: expected no --scheme"),
         (("--base", "no-such-revision"), "revision: expected a commit, branch or tag"),
         (("rmsnorm", "--kernel", "naive", "--kernel", "library", "--threshold", "7"), "threshold: expected a ratio"),
         (("rmsnorm", "--kernel", "naive", "--kernel", "library", "--budget", "0"), "budget: expected a positive"),
@@ -76,7 +80,9 @@ def test_junit_and_markdown_say_what_the_table_says(tmp_path):
 
 def test_what_could_have_been_seen_is_printed():
     text = output.power(outcomes(a=1.0, b=1.05))
-    assert text.startswith("Smallest effect seen with a chance of 80%: +2.0%") and "To resolve 1%: 5 pairs" in text
+    assert text.startswith("Smallest effect seen with a chance of 80%: +2.0%")
+    assert "To tell 1% from no effect: 5 pairs" in text
+    assert output.power([Outcome("k", "FAILED", "it broke")]) == output.power([]) == "Nothing was measured."
     assert "at least 5 pairs" in output.power(judge([Evidence("k", first=((1e-3, 1e-3),) * 3)], Rules()))
     assert output.percent(23.0) == "24x" and output.percent(None) == "" and output.percent(-0.031) == "-3.1%"
 
@@ -101,6 +107,13 @@ def test_a_self_test_fails_on_whatever_is_called_wrongly():
     assert "at a floor of 1.0%" in self_tested(right, unresolved).faults[0]
     assert self_tested(right, unresolved, floor=0.08).faults == []  # the machine is too noisy for it, and says so
     assert "FAILED: it broke" in self_tested([Outcome("k", "FAILED", "it broke")], slow).faults[0]
+
+
+def test_sigterm_ends_the_command_as_ctrl_c_does():
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as ended, _terminable():
+        signal.raise_signal(signal.SIGTERM)
+    assert ended.value.code == 128 + signal.SIGTERM and signal.getsignal(signal.SIGTERM) == before
 
 
 def test_the_noise_floor_is_remembered_for_each_machine(tmp_path):

@@ -7,6 +7,7 @@ import pytest
 
 from rooflab.bench.ab.from_records import compare_files, only_in
 from rooflab.bench.ab.verdict import Rules, exit_status
+from rooflab.bench.exchange.imported import environment
 from rooflab.bench.record_files import write
 from rooflab.bench.records import Record
 from rooflab.bench.samples import pack_samples
@@ -68,6 +69,50 @@ def test_runs_made_one_side_after_the_other_are_not_called(tmp_path):
     assert found[0].effect == pytest.approx(0.1, abs=0.01)
 
 
+def test_a_sameness_is_not_called_either(tmp_path):
+    found, status = verdicts(tmp_path, series(0, 1, 1e-3), series(20, 1, 1e-3))
+    assert found[0].verdict == "UNRESOLVED" and "not measured in turn" in found[0].reason and status == 12
+
+
+@pytest.mark.parametrize(("calls", "verdict"), ((5, "SAME"), (1, "INVALID")))
+def test_how_many_calls_share_a_sample_is_no_other_method(tmp_path, calls, verdict):
+    timers = [f"cpu perf_counter{f', {count} calls per sample' if count > 1 else ''}" for count in (4, calls)]
+    found, _ = verdicts(tmp_path, series(0, 2, 1e-3, timer=timers[0]), series(1, 2, 1e-3, timer=timers[1]))
+    assert found[0].verdict == verdict, found[0].reason
+
+
+def halves(*slower, count=12):
+    """Runs of side B whose first half takes the first of these longer than A, and whose second half the second."""
+    later = [reading(1 + 2 * index, 1e-3 * (1 + slower[index >= count // 2])) for index in range(count)]
+    return series(0, 2, 1e-3, count=count), later
+
+
+@pytest.mark.parametrize(
+    ("slower", "count", "verdict", "why"),
+    (
+        ((0.05, 0.022), 12, "SLOWER", ""),  # the second half has no bound beyond 2%, and need not have one
+        ((0.05, 0.0), 12, "UNRESOLVED", "a second batch of pairs did not confirm it"),
+        ((0.05, 0.05), 9, "UNRESOLVED", "9 runs of each side; at least 10 are needed, half of them to confirm"),
+    ),
+)
+def test_the_first_half_calls_and_the_second_confirms(tmp_path, slower, count, verdict, why):
+    a, b = halves(*slower, count=count)
+    if verdict == "SLOWER":
+        b = b[:6] + [reading(1 + 2 * index, 1e-3 * (1 + (0.012, 0.03)[index % 2])) for index in range(6, 12)]
+    found, _ = verdicts(tmp_path, a, b)
+    assert (found[0].verdict, found[0].reason) == (verdict, why)
+
+
+def test_sides_that_are_not_two_are_refused(tmp_path):
+    a, b = side(tmp_path, "a", series(0, 2, 1e-3)), side(tmp_path, "b", [*series(0, 2, 1e-3), *series(1, 2, 1e-3)])
+    with pytest.raises(ValueError, match="^records: expected two sides, got the run run-0 of gemm/tiled .* on both$"):
+        compare_files(a, b, RULES)
+    commits = series(30, 1, 1e-3, commit="a" * 40, dirty=False), series(45, 1, 1e-3, commit="a" * 40, dirty=True)
+    both = side(tmp_path, "both", [*commits[0], *commits[1]])
+    with pytest.raises(ValueError, match="^records: expected one commit in .*both.jsonl, got a{10}, a{10} and changes"):
+        compare_files(a, both, RULES)
+
+
 def test_one_run_of_each_resolves_nothing(tmp_path):
     found, status = verdicts(tmp_path, series(0, 2, 1e-3, count=1), series(1, 2, 2e-3, count=1))
     assert found[0].verdict == "UNRESOLVED" and status == 12
@@ -121,6 +166,14 @@ BROKEN = {
         13,
     ),
     "another timing method": (series(0, 2, 1e-3), series(1, 2, 1e-3, timer="cuda graph replay"), "INVALID", 13),
+    "warm against cold": (series(0, 2, 1e-3, l2_state="warm"), series(1, 2, 1e-3, l2_state="cold"), "INVALID", 13),
+    "no machine": (series(0, 2, 1e-3, environment={}), series(1, 2, 1e-3, environment={}), "INVALID", 13),
+    "a machine that nobody knows": (
+        series(0, 2, 1e-3, environment=environment("csv", "unknown")),
+        series(1, 2, 1e-3, environment=environment("csv", "unknown")),
+        "INVALID",
+        13,
+    ),
     "predicted, not measured": (series(0, 2, 1e-3), series(1, 2, 1e-3, basis="predicted"), "INVALID", 13),
 }
 

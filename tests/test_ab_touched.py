@@ -1,16 +1,17 @@
-"""Which ops a difference touches, and what each revision is measured in."""
+"""Which ops a difference touches, and which of its kernels and cases are compared."""
 
-import subprocess
-import sys
+import re
 from pathlib import Path
 
 import pytest
 
-from rooflab.bench.ab import revisions
-from rooflab.bench.ab.choose_targets import Wanted, two_kernels, two_trees
+from rooflab.bench.ab.choose_targets import Wanted, check_names, two_kernels, two_trees
 from rooflab.bench.ab.harness import harness
-from rooflab.bench.ab.revisions import Tree, checked_out, pins, working_tree
-from rooflab.bench.ab.touched import touched_ops
+from rooflab.bench.ab.largest import largest
+from rooflab.bench.ab.revisions import Tree
+from rooflab.bench.ab.touched import touched_ops, users
+from rooflab.bench.environment import git_state
+from rooflab.kernels.registry import get_op
 
 ROOT = Path(__file__).parent.parent
 OPS = ["gemm", "rmsnorm", "rope"]
@@ -31,6 +32,7 @@ OPS = ["gemm", "rmsnorm", "rope"]
         (["constraints.txt"], OPS),
         (["roofline/plot.py", "bench/show.py", "README.md", "tests/test_gemm.py", "engine/llm.py", "results/a"], []),
         (["kernels/gemm_fp8/naive.py"], []),
+        (["kernels/_shared/tiles.py"], OPS),
         ([], []),
     ),
 )
@@ -38,9 +40,29 @@ def test_a_kernels_file_touches_its_op_and_a_shared_file_all(changed, touched):
     assert touched_ops(changed, OPS, ("bench/timing.py", "bench/ab/worker.py")) == touched
 
 
+def test_an_op_whose_code_another_one_uses_touches_that_too():
+    found = users((ROOT,), ("flash_attention", "paged_attention", "gemm"))
+    assert found["flash_attention"] >= {"paged_attention"} and not found["gemm"] - {"gemm"}
+    ops = ["flash_attention", "gemm", "paged_attention"]
+    assert touched_ops(["reference/flash_attention.py"], ops, users=found) == ["flash_attention", "paged_attention"]
+    assert touched_ops(["reference/paged_attention.py"], ops, users=found) == ["paged_attention"]
+
+
+def test_what_is_used_through_another_op_is_used(tmp_path):
+    for name, text in (
+        ("reference/one.py", "import torch"),
+        ("reference/two.py", "from rooflab.reference.one import helper"),
+        ("kernels/three/naive.py", "def fn():\n    from rooflab.kernels.two import tile"),
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert users((tmp_path,), ("one", "two", "three"))["one"] >= {"two", "three"}
+
+
 def test_the_harness_is_the_measuring_process_and_what_it_imports():
     files = harness(ROOT)
     assert {"bench/ab/worker.py", "bench/timing.py", "bench/stopwatch.py", "bench/calls.py"} <= set(files)
+    assert {"bench/cuda_events.py", "bench/cuda_graph.py", "bench/cupti.py", "bench/sm_clock.py"} <= set(files)
     assert not {"bench/show.py", "bench/check.py", "kernels/registry.py", "bench/ab/verdict.py"} & set(files)
 
 
@@ -54,59 +76,12 @@ def test_a_change_of_the_timer_changes_the_harness(tmp_path):
     assert harness(tmp_path / "nothing") == {}
 
 
-def git(root, *arguments):
-    settings = ["-c", "user.name=Test", "-c", "user.email=test@example.org", "-c", "init.defaultBranch=main"]
-    subprocess.run(["git", *settings, *arguments], cwd=root, check=True, capture_output=True)
-
-
-@pytest.fixture
-def repository(tmp_path):
-    root = tmp_path / "repository"
-    root.mkdir()
-    git(root, "init", "-q")
-    for text in ("one", "two"):
-        (root / "file.txt").write_text(text)
-        git(root, "add", ".")
-        git(root, "commit", "-qm", text)
-    return root
-
-
-def test_a_revision_is_checked_out_beside_the_checkout_and_gone_afterwards(repository):
-    (repository / "file.txt").write_text("uncommitted")
-    with checked_out(repository, "HEAD~1") as tree:
-        assert (tree.path / "file.txt").read_text() == "one"
-        assert tree.commit and tree.label.startswith("HEAD~1 (") and tree.python == sys.executable
-    assert not tree.path.exists()
-    assert (repository / "file.txt").read_text() == "uncommitted"
-    listed = subprocess.run(["git", "worktree", "list"], cwd=repository, capture_output=True, text=True).stdout
-    assert len(listed.splitlines()) == 1
-    assert "and changes" in working_tree(repository).label
-
-
-def test_a_revision_that_is_none_is_named(repository):
-    with pytest.raises(ValueError, match="revision: expected a commit, branch or tag of repository, got 'nowhere'"):
-        with checked_out(repository, "nowhere"):
-            pass
-
-
-def test_other_pins_mean_another_environment(repository, monkeypatch):
-    made = []
-    monkeypatch.setattr(revisions, "environment", lambda tree, done: made.append(tree) or "/other/python")
-    (repository / "constraints.txt").write_text("torch==2.13.0\n")
-    git(repository, "add", ".")
-    git(repository, "commit", "-qm", "pins")
-    with checked_out(repository, "HEAD") as same, checked_out(repository, "HEAD~1") as other:
-        assert pins(same.path) == pins(repository) != pins(other.path)
-        assert same.python == sys.executable and other.python == "/other/python" and made == [other.path]
-    with checked_out(repository, "HEAD~1", keep_environment=True) as kept:
-        assert kept.python == sys.executable
-
-
 TREES = Tree("base", None, "a" * 40, False), Tree("head", None, "b" * 40, False)
 
 
 def listed(**kernels):
-    return {"rope": {"kernels": kernels, "cases": ["T=1", "T=512"], "schemes": ["fp32", "bf16"]}}
+    cases = {"cases": ["T=1", "T=512", "T=16"], "largest": ["T=512"]}
+    return {"rope": {"kernels": kernels, **cases, "schemes": ["fp32", "bf16"]}}
 
 
 def test_the_baseline_decides_what_must_be_there():
@@ -126,9 +101,59 @@ def test_the_baseline_decides_what_must_be_there():
 def test_an_op_or_a_case_that_is_gone_is_missing():
     b = {"rope": {**listed(naive=None)["rope"], "cases": ["T=1"]}}
     comparison, _ = two_trees(*TREES, (listed(naive=None), b), Wanted(suite="smollm2_135m"))
-    assert [comparison.missing(key) is None for key in comparison.keys] == [True, False]
+    assert [comparison.missing(key) is None for key in comparison.keys] == [True, False, False]
     gone, _ = two_trees(*TREES, (listed(naive=None), {}), Wanted())
     assert "removed or renamed" in gone.missing(gone.keys[0])
+
+
+@pytest.mark.parametrize(
+    ("wanted", "sentence"),
+    (
+        (Wanted(ops=("rop",)), "op: expected one of rope, got 'rop'"),
+        (Wanted(kernels=("naive", "fsued")), "kernel: expected one of library, naive, got 'fsued'"),
+        (Wanted(schemes=("fp8",)), "scheme: expected one of bf16, fp32, got 'fp8'"),
+        (Wanted(ops=("rope",), suite="lama"), "suite: expected one that rope has, got 'lama'"),
+    ),
+)
+def test_a_name_that_neither_revision_has_is_refused(wanted, sentence):
+    none = {"rope": {**listed(naive=None)["rope"], **({"cases": [], "largest": []} if wanted.suite else {})}}
+    other = {"rope": {**none["rope"], "kernels": {"library": None}}}
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+        check_names((none, other), wanted)
+    check_names((listed(naive=None), {}), Wanted(("rope",), ("naive",), (), "smollm2_135m", ("fp32",)))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "lack"),
+    (
+        (Wanted(kernels=("fused",)), "no kernel fused"),
+        (Wanted(device="cuda"), "no case in llama3_8b"),
+        (Wanted(schemes=("fp16",)), "no fp16 form"),
+    ),
+)
+def test_an_op_of_which_nothing_is_compared_is_noted(wanted, lack):
+    one = listed(naive=None)
+    if wanted.device == "cuda":
+        one["rope"] |= {"cases": [], "largest": []}
+    comparison, notes = two_trees(*TREES, (one, one), wanted)
+    assert comparison.keys == () and notes == [f"rope has nothing to compare: base has {lack} of it"]
+
+
+def test_the_largest_cases_are_those_of_most_flops_and_of_most_bytes():
+    def ids(op, suite="llama3_8b"):
+        spec = get_op(op)
+        return [case.id for case in largest(spec, spec.get_cases(suite))]
+
+    assert [case.split(",layout")[0] for case in ids("gemm")] == ["M=2048,N=28672,K=4096", "M=16,N=128256,K=4096"]
+    assert ids("embedding") == ["T=2048,V=128256,H=4096"], "it has no FLOPs to tell its cases by"
+    assert len(ids("rmsnorm")) == 1 and "top_p=0.95" in ids("sample")[0]
+    comparison = two_kernels(Wanted(("gemm",), ("naive", "library")))
+    assert [target.case_id for target in comparison.a.targets.values()] == ids("gemm", "smollm2_135m")
+
+
+def test_both_sides_of_two_kernels_are_this_checkout():
+    comparison = two_kernels(Wanted(("rmsnorm",), ("naive", "library")))
+    assert (comparison.a.commit, comparison.a.dirty) == (comparison.b.commit, comparison.b.dirty) == git_state(ROOT)
 
 
 def test_two_kernels_of_one_op():

@@ -49,6 +49,12 @@ def test_a_difference_below_half_a_microsecond_is_none():
         (evidence(1.05, identical=True), "same device code"),
         (evidence(1.05, noise_floor=0.06), "identical code differs by 6.0%"),
         (evidence(1.05, drifting="measured one after the other"), "one after the other"),
+        (evidence(1.0, drifting="measured one after the other"), "one after the other"),
+        (Evidence("k", first=pairs(1.05), second=pairs(1.05, count=1)), "not confirmed: 1 more pairs, and it takes 5"),
+        (
+            Evidence("k", first=pairs(1.05), second=pairs(1.05, count=4), unconfirmed="the budget ended"),
+            "the budget ended",
+        ),
         (Evidence("k", first=pairs(1.05, count=4)), "fewer than 5"),
         (Evidence("k", first=pairs(1.0, wobble=0.2)), "fit both"),
         (evidence(1.0, noise_floor=0.03), "identical code differs by 3.0%"),

@@ -9,6 +9,7 @@ import sys
 import pytest
 from test_cli import rooflab  # noqa: F401  the fixture
 
+from rooflab.bench import bisection
 from rooflab.bench.bisection import CANNOT_TELL, Question, bisect, step
 
 COMMITS = 12
@@ -208,6 +209,32 @@ def test_nothing_found_ends_with_12(rooflab, repo, fake):  # noqa: F811
     assert status == 12 and "is not slower than" in out
     status, _, err = rooflab("bisect", "gemm", "--good", "x", "--bad", "main", "--repo", root, "--runner", fake)
     assert status == 2 and err == "rooflab: good: expected a commit, branch or tag, got 'x'\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hangs"),
+    [(["--runner", "no-such-command"], False), ([], True), (["--pairs", "0"], False)],
+)
+def test_a_step_that_could_not_be_taken_ends_the_bisection(rooflab, repo, monkeypatch, arguments, hangs):  # noqa: F811
+    """To git a status between 1 and 127 is a bad commit, and one above them aborts."""
+
+    def hang(command, timeout, **options):
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    if hangs:
+        monkeypatch.setattr(bisection.subprocess, "run", hang)
+    root, commits = repo
+    status, _, err = rooflab("bisect-step", "gemm", "--good", commits[0], "--repo", root, *arguments)
+    assert status == 255 and err.startswith("rooflab: ") and len(err.strip().splitlines()) == 1
+
+
+def test_a_misspelt_runner_does_not_make_a_commit_bad(repo):
+    root, commits = repo
+    git(root, "bisect", "start", "main", commits[0])
+    ours = [sys.executable, "-m", "rooflab.bench", "bisect-step", "gemm", "--good", commits[0], "--runner", "nowhere"]
+    with pytest.raises(subprocess.CalledProcessError):
+        git(root, "bisect", "run", *ours)
+    assert "bad: [" + commits[-1] in git(root, "bisect", "log") and "first bad commit" not in git(root, "bisect", "log")
 
 
 def test_git_bisect_run_takes_a_step_of_ours(repo, fake):

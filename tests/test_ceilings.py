@@ -1,6 +1,7 @@
 import json
 import time
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -8,8 +9,9 @@ import torch
 from rooflab.bench import ceilings as module
 from rooflab.bench.ceilings import ceilings_for, cpu_ceilings, limits_for, raise_cpu_ceilings
 from rooflab.bench.environment import snapshot
+from rooflab.bench.plausible import above_limits, implausible
 from rooflab.roofline.device import get_device
-from rooflab.roofline.model import Ceilings
+from rooflab.roofline.model import Ceilings, Cost
 
 SLOW = Ceilings("cpu", "measured", 10e9, {"fp32": 1e9, "bf16": 4e9}, 1e9)
 
@@ -142,6 +144,26 @@ def test_a_gpu_has_its_data_sheet_and_no_reading_passes_its_highest_clock(monkey
     assert limits_for(torch.device("cpu"), SLOW) is SLOW
 
 
+def test_what_a_method_reads_of_a_launch_is_no_limit_of_the_card(monkeypatch):
+    """The data sheet's floor is a graph's; CUPTI reads less of a kernel that does nothing."""
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
+    found = ceilings_for(torch.device("cuda"))
+    limits = limits_for(torch.device("cuda"), found)
+    assert found.launch_floor_s == 1.3e-6 and limits.launch_floor_s == 0.0
+    cost = Cost(4096, 4096, launches=1)
+    assert implausible(0.9e-6, cost, limits, method="cuda cupti", launch_floor_s=0.8e-6) is None
+
+
+def test_the_measured_rate_of_l2_bounds_what_no_data_sheet_does(monkeypatch):
+    device, l2 = torch.device("cuda"), replace(SLOW, l2_bytes_per_s=6e12)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
+    assert limits_for(device, l2).l2_bytes_per_s == 6e12 and limits_for(device, SLOW).l2_bytes_per_s is None
+    reason = implausible(1e-6, Cost(6e6, 6e6), limits_for(device, l2), method="cuda events", l2_state="warm")
+    assert reason.startswith("2.00 times the L2 ceiling")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100-SXM4-80GB")
+    assert limits_for(device, l2).l2_bytes_per_s == pytest.approx(7.2192e12), "the data sheet has one"
+
+
 def test_a_file_from_before_writes_were_measured_is_measured_anew(tmp_path, measured):
     cpu_ceilings(folder=tmp_path)
     (file,) = (tmp_path / "ceilings").iterdir()
@@ -154,8 +176,13 @@ def test_a_file_from_before_writes_were_measured_is_measured_anew(tmp_path, meas
 
 def test_a_gpu_that_is_in_no_table_has_no_ceilings(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H20")
-    assert ceilings_for(torch.device("cuda")) is None
-    assert limits_for(torch.device("cuda"), SLOW) is SLOW
+    device = torch.device("cuda")
+    assert ceilings_for(device) is None
+    assert limits_for(device, SLOW) is None, "a measured rate is no physical limit"
+    limits = limits_for(device, replace(SLOW, l2_bytes_per_s=6e12))
+    above = partial(above_limits, method="cuda events", l2_state="cold")
+    assert above(1e-6, Cost(5e6, 0, {"bf16": 1e15}, 1e15), limits) is None
+    assert above(1e-6, Cost(12e6, 0), limits).part == "L2"
 
 
 def test_l2_has_a_rate_only_where_one_is_published():

@@ -59,7 +59,7 @@ def card(monkeypatch, tmp_path, environment):
     from rooflab.bench import ceilings_cuda
 
     monkeypatch.setattr(ceilings_cuda, "measure_cuda", measure)
-    monkeypatch.setattr(ceilings_cuda, "card_of", lambda device: type("Card", (), {"sm": 90}))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     return calls
 
 
@@ -124,7 +124,9 @@ def test_bounds_use_what_was_measured_and_else_the_data_sheet(card, environment,
     found = ceilings_for(CUDA)
     assert found.kind == "measured" and found.hbm_bytes_per_s == pytest.approx(4.2e12) and found.device == "h200"
     assert card[0]["limits"] == H200.ceilings(H200.max_clock_hz) and card[0]["uuid"] == "GPU-1"
-    assert ceilings.limits_for(CUDA, found) == H200.ceilings(H200.max_clock_hz), "a measured rate is no physical limit"
+    limits = ceilings.limits_for(CUDA, found)
+    assert limits.hbm_bytes_per_s == H200.hbm_bytes_per_s, "a measured rate is no physical limit"
+    assert limits.l2_bytes_per_s == found.l2_bytes_per_s, "but that of L2, where no data sheet has one"
     updated = replace(environment, gpu=replace(GPU, driver="590.2"))
     monkeypatch.setattr(ceilings, "_environment", lambda index: updated)
     assert ceilings_for(CUDA).kind == "datasheet"
@@ -234,8 +236,9 @@ def test_the_command_on_a_cpu(rooflab, monkeypatch, tmp_path):
     records = record_files.read(tmp_path / "out")
     assert [record.kernel for record in records] == [*limits, "fp32 vector"]
     assert all((record.bytes_per_s or record.flops_per_s) > 0 and record.device == "cpu" for record in records)
-    status, out, _ = rooflab("--device", "cpu")
-    assert status == 0 and "memory triad" in out and "bounds use the measured ceilings" in out
+    status, out, err = rooflab("--device", "cpu")
+    assert status == 0 and "memory triad" in out and "bounds use the measured ceilings" in out and "budget" not in err
+    assert "budget: not spent" in rooflab("--device", "cpu", "--budget", "9")[2]
     assert rooflab("--budget", "0")[::2] == (2, "rooflab: budget: expected seconds above 0, got 0.0\n")
 
 

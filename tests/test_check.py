@@ -10,7 +10,9 @@ from types import ModuleType
 import pytest
 import torch
 
+from rooflab.bench import check as check_module
 from rooflab.bench.check import CheckResult, check_kernel, check_op
+from rooflab.bench.check_outcome import BROKEN
 from rooflab.bench.check_runs import INTERPRETER_BF16
 from rooflab.bench.poison import bits, guard, guard_output, poisoned_allocations, wipe
 from rooflab.kernels.registry import Kernel, get_op, kernels
@@ -216,3 +218,27 @@ def test_uninitialised_memory_is_poison_only_inside():
         assert torch.empty(3).isnan().all() and torch.empty(3, dtype=torch.int64).eq(2**63 - 1).all()
         assert torch.empty_like(torch.zeros(2, dtype=torch.bfloat16)).isnan().all()
     assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_a_context_that_an_earlier_kernel_broke_is_no_fault_of_this_one(monkeypatch):
+    monkeypatch.setattr(check_module, "already_broken", lambda device: "CUDA error: an illegal memory access")
+    result = check(tiny.PROJECT, tiny.kernel(tiny.PROJECT, wrong.plain))
+    assert result.status == "RUNTIME_ERROR" and result.checked_by == "none" and not result.labels
+    assert result.reason == f"{BROKEN}: CUDA error: an illegal memory access"
+
+
+def test_a_fault_that_shows_when_inputs_are_made_is_the_kernels_own(monkeypatch):
+    """A launch is asynchronous: what it broke may be met by the next use of the device, whoever makes it."""
+    state = iter(["", "CUDA error: misaligned address"])
+    monkeypatch.setattr(check_module, "already_broken", lambda device: next(state))
+
+    def run(self, seed, planted):
+        self.labels.append("first data")
+        raise RuntimeError("CUDA error: misaligned address\nCUDA kernel errors might be reported asynchronously")
+
+    monkeypatch.setattr(check_module.Check, "run", run)
+    result = check(tiny.PROJECT, tiny.kernel(tiny.PROJECT, wrong.plain))
+    assert (result.status, result.reason) == ("RUNTIME_ERROR", "first data: CUDA error: misaligned address")
+    monkeypatch.setattr(check_module, "already_broken", lambda device: "")
+    with pytest.raises(RuntimeError, match="misaligned"):
+        check(tiny.PROJECT, tiny.kernel(tiny.PROJECT, wrong.plain))  # a fault of the spec or of the checker

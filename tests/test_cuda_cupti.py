@@ -115,6 +115,13 @@ def test_the_grid_and_the_floor_are_the_devices_own(card):
     assert watch.launch_floor_s(1) == pytest.approx(0.9e-6)
 
 
+def test_the_observer_looks_at_samples_alone(card):
+    seen = []
+    watch = card.stopwatch(observe=lambda: seen.append(card.log[-1].name))
+    read = time_functions({"a": lambda: card.work(50e-6)}, min_samples=4, budget_s=1e-9, stopwatch=watch)["a"]
+    assert read.launch_floor_s is not None and seen == ["kernel"] * len(read.seconds)
+
+
 def test_kernels_of_another_stream_count_where_they_started(card):
     calls = record_calls(
         [lambda: card.work(5e-6, "here"), lambda: card.work(9e-6, "there", stream=20)],

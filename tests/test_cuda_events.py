@@ -4,6 +4,7 @@ from fake_cuda import FakeCuda
 
 from rooflab.bench import cuda_events
 from rooflab.bench.cuda_events import MAX_BACKLOG_S, MIN_BACKLOG_S, REMEMBERED, EventStopwatch
+from rooflab.bench.cuda_graph import GraphStopwatch
 from rooflab.bench.stopwatch import COARSE_STEP_S
 from rooflab.bench.timing import time_functions
 
@@ -151,8 +152,19 @@ def test_observers_look_once_a_round_while_the_device_works():
         cuda.host_s += slow.pop(0) if slow else 0.0
         cuda.work(10e-6)
 
-    watch.round([("late", late_once, 1), ("b", lambda: cuda.work(20e-6), 1)])
+    with watch.sampling():
+        watch.round([("late", late_once, 1), ("b", lambda: cuda.work(20e-6), 1)])
     assert seen == [True], "once, although one sample was taken again"
+
+
+@pytest.mark.parametrize("timer", [EventStopwatch, GraphStopwatch])
+def test_nobody_looks_at_a_warm_up_or_at_empty_kernels(timer):
+    """A clock read there is that of a card without load, and there are more of those than of samples."""
+    cuda, seen = FakeCuda(), []
+    watch = timer(CPU, cuda=cuda, clock=cuda.clock, observe=lambda: seen.append(cuda.log[-1].name))
+    options = {"min_samples": 3, "budget_s": 1e-9, "stopwatch": watch}
+    read = time_functions({"a": lambda: cuda.work(50e-6)}, **options)["a"]
+    assert read.launch_floor_s is not None and seen == ["kernel"] * len(read.seconds)
 
 
 def test_a_flush_by_writing_is_named():

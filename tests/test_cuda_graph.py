@@ -95,28 +95,63 @@ def test_a_function_that_cannot_be_captured_is_refused_by_name_and_takes_no_othe
 @pytest.fixture
 def torch_cuda(monkeypatch):
     """The functions that `CudaCalls` holds, as a log of their names; an empty capture warns as torch's does."""
-    log = SimpleNamespace(calls=[], end=lambda: None, stream="mine")
+    log = SimpleNamespace(calls=[], end=lambda: None, stream="mine", pools=[], allocating=set(), held=set(), streams=0)
 
     @contextlib.contextmanager
     def in_stream(stream):
         before, log.stream = log.stream, "side"
-        yield
-        log.stream = before
+        try:
+            yield
+        finally:
+            log.stream = before
 
     def note(name):
         return lambda *args, **kwargs: log.calls.append(name)
 
+    def new_stream(device):
+        log.streams += 1
+        return "side"
+
+    def new_pool():
+        log.pools.append((0, len(log.pools) + 1))
+        return log.pools[-1]
+
+    def begin(graph, pool, capture_error_mode):
+        log.calls.append("begin")
+        graph.pool = pool
+        log.allocating.add(pool)
+        log.held.add(pool)
+
     def end(graph):
+        """As torch: what cannot be ended goes on allocating from the graph's pool, and holds it."""
         log.calls.append("end")
         log.end()
+        end_allocations(0, graph.pool)
+        log.held.discard(graph.pool)  # by the graph, from here on
 
-    monkeypatch.setattr(cuda_calls, "_Graph", lambda: SimpleNamespace(reset=note("reset")))
-    monkeypatch.setattr(cuda_calls, "_Stream", lambda device: "side")
-    monkeypatch.setattr(cuda_calls, "_in_stream", in_stream)
-    monkeypatch.setattr(cuda_calls, "_synchronize", note("synchronize"))
-    monkeypatch.setattr(cuda_calls, "_capture_begin", note("begin"))
-    monkeypatch.setattr(cuda_calls, "_capture_end", end)
-    monkeypatch.setattr(cuda_calls, "_replay", note("replay"))
+    def end_allocations(index, pool):
+        if pool not in log.allocating:
+            raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+        log.allocating.remove(pool)
+
+    fakes = {
+        "_Graph": lambda: SimpleNamespace(reset=note("reset")),
+        "_Stream": new_stream,
+        "_in_stream": in_stream,
+        "_synchronize": note("synchronize"),
+        "_sleep": note("sleep"),
+        "_current_device": lambda: 0,
+        "_new_pool": new_pool,
+        "_capture_begin": begin,
+        "_capture_end": end,
+        "_end_allocations": end_allocations,
+        "_release_pool": lambda index, pool: log.held.remove(pool),
+        "_replay": note("replay"),
+        "_sides": {},
+        "_broken": [],
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(cuda_calls, name, fake)
     return log
 
 
@@ -137,14 +172,58 @@ def raises(error):
 
 
 def test_a_failed_capture_is_ended_and_the_stream_is_as_before(torch_cuda):
-    unjoined = raises(RuntimeError("unjoined work"))
-    torch_cuda.end = unjoined
     sync = RuntimeError("CUDA error: operation not permitted when stream is capturing\nCompile with DSA")
     for function, reason in ((raises(sync), "operation not permitted when stream is capturing$"), (list, "unjoined")):
+        ends = iter([raises(RuntimeError("unjoined work"))])
+        torch_cuda.end = lambda ends=ends: next(ends, list)()
         torch_cuda.calls.clear()
         with pytest.raises(NotCaptured, match=reason):
             CudaCalls(CPU).capture(function, 1)
         assert torch_cuda.stream == "mine" and torch_cuda.calls[-1] == "reset" and "end" in torch_cuda.calls
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before the pool is left", "after it"])
+@pytest.mark.parametrize("error", [RuntimeError("unjoined work"), ValueError("x: expected fp32"), None])
+def test_a_capture_that_cannot_be_ended_leaves_torch_as_it_was(torch_cuda, monkeypatch, error, after):
+    """No pool is allocated from, and a capture of an empty kernel ends well, which sets the generator free."""
+    real, failing = cuda_calls._capture_end, iter([True])
+
+    def end(graph):
+        if after:
+            real(graph)
+        if next(failing, False):
+            torch_cuda.calls.append("end fails")
+            raise RuntimeError("operation failed due to a previous error during capture")
+        if not after:
+            real(graph)
+
+    monkeypatch.setattr(cuda_calls, "_capture_end", end)
+    with pytest.raises(ValueError if isinstance(error, ValueError) else NotCaptured):
+        CudaCalls(CPU).capture(raises(error) if error else list, 1)
+    assert not torch_cuda.allocating and not torch_cuda.held and torch_cuda.stream == "mine"
+    later = torch_cuda.calls[torch_cuda.calls.index("end fails") :]
+    assert later[1:5] == ["reset", "begin", "sleep", "end"] and len(set(torch_cuda.pools)) == 2
+    assert len(cuda_calls._broken) == 1, "what torch goes on asking is not freed"
+
+
+def test_a_device_that_is_lost_is_not_mended_and_the_reason_is_the_first(torch_cuda):
+    torch_cuda.end = raises(RuntimeError("an illegal memory access was encountered"))
+    with pytest.raises(NotCaptured, match="launch failed"):
+        CudaCalls(CPU).capture(raises(RuntimeError("launch failed")), 1)
+
+
+def test_all_share_one_stream_of_a_device(torch_cuda):
+    for _ in range(2):
+        CudaCalls(CPU).capture(lambda: None, 1)
+        CudaCalls(torch.device("cuda", 0)).warm_up(lambda: None)
+    assert torch_cuda.streams == 1 and list(cuda_calls._sides) == [0]
+    CudaCalls(torch.device("cuda", 1)).warm_up(lambda: None)
+    assert torch_cuda.streams == 2
+
+
+def test_torch_has_what_a_failed_capture_needs():
+    assert callable(torch.cuda.graph_pool_handle)
+    assert callable(torch.cuda.memory._cuda_endAllocateToPool) and callable(torch.cuda.memory._cuda_releasePool)
 
 
 def test_what_is_no_matter_of_the_capture_comes_through(torch_cuda):

@@ -130,6 +130,9 @@ class FakeNvml:
     def nvmlDeviceGetClockInfo(self, handle, kind):
         return next(self.clocks) if kind == 1 else 3201
 
+    def nvmlDeviceGetFieldValues(self, handle, fields):
+        raise self.NVMLError("function not found")
+
     def nvmlDeviceGetPowerUsage(self, handle):
         return 650_000
 
@@ -180,6 +183,7 @@ def test_the_clock_watch_keeps_extremes_and_every_throttle_bit(nvml):
         "throttle_reasons": 4,
         "throttle_names": ["software power cap"],
         "throttled": [],
+        "power_by": "nvmlDeviceGetPowerUsage",
         "sm_clock_hz": None,
         "sm_clock_range_hz": None,
     }

@@ -281,8 +281,8 @@ def test_the_command_line_imports_and_exports(rooflab, tmp_path):  # noqa: F811
 
 
 def test_what_was_imported_can_be_compared(rooflab, tmp_path):  # noqa: F811
-    for name in ("a", "b"):
-        written(tmp_path / f"{name}.json", foreign())
+    for name, minute in (("a", "05"), ("b", "06")):
+        written(tmp_path / f"{name}.json", foreign(datetime=f"2026-02-03T04:{minute}:06+00:00"))
         assert rooflab("import", "pytest-benchmark", f"{name}.json", "--out", name)[0] == 0
     status, out, _ = rooflab("ab", "--records", "a", "--records", "b", "--json")
     assert status == 0 and "test_sort/test_sort n=100,how=a;b:1" in out

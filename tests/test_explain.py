@@ -11,7 +11,7 @@ import pytest
 
 from rooflab.bench import record_files
 from rooflab.bench.cli import run
-from rooflab.bench.explain import UNEXPLAINED, explain, why_rows, why_sentence
+from rooflab.bench.explain import UNEXPLAINED, Explanation, Part, explain, why_rows, why_sentence
 from rooflab.bench.predict import model, targets
 from rooflab.bench.predict.calibration import Fit
 from rooflab.bench.predict.cases import Target
@@ -241,6 +241,23 @@ def test_the_gpu_that_is_here_is_measured_and_failures_are_said(rooflab, monkeyp
     assert f"rmsnorm/naive {CASE.id}: INCORRECT: y: 3 elements differ" in err
     _, out, _ = rooflab("explain", *arguments, "--no-measure")
     assert json.loads(out)[0]["measured_ms"] is None and len(asked) == 1
+
+
+def test_a_measured_time_is_never_held_against_a_predicted_one():
+    def made(kernel, role, predicted_ms, measured_ms=None):
+        parts = [Part(model.LEAST, 0.01, ""), Part(model.BYTES, predicted_ms - 0.01, "")]
+        if measured_ms:
+            parts.append(Part(UNEXPLAINED, measured_ms - predicted_ms, ""))
+        return Explanation(target(kernel), role, "h100-sxm", 1.0, 1.0, 1.0, 1, "least", parts=tuple(parts),
+                           predicted_ms=predicted_ms, measured_ms=measured_ms)  # fmt: skip
+
+    naive, quick = made("naive", "naive", 0.4, 1.0), made("quick", "optimized", 0.02)
+    slow = made("slow", "optimized", 0.1, 0.5)
+    assert why_sentence([naive, quick, slow]).startswith("slow is measured at 2 times naive's speed")
+    only = why_sentence([naive, quick])
+    assert only.startswith("quick is predicted at 20 times naive's speed") and UNEXPLAINED not in only
+    unmeasured = made("naive", "naive", 0.4)
+    assert why_sentence([unmeasured, slow]).startswith("slow is predicted at 4 times naive's speed")
 
 
 @pytest.mark.gpu

@@ -10,9 +10,12 @@ import pytest
 
 ray = pytest.importorskip("ray")
 
-from rooflab.bench.fleet.sweep import FILE, SILENT_S, sweep  # noqa: E402
+from rooflab.bench.fleet import sweep as module  # noqa: E402
+from rooflab.bench.fleet import worker  # noqa: E402
+from rooflab.bench.fleet.sweep import FILE, SILENT_S, Sweep, sweep  # noqa: E402
 from rooflab.bench.fleet.worker import HEARTBEAT_S, Shard, Worker  # noqa: E402
 from rooflab.bench.record_files import read  # noqa: E402
+from rooflab.bench.suite.calls import run_command  # noqa: E402
 
 SHARDS = [Shard("rope", 120.0, dry_run=True), Shard("rmsnorm", 120.0, dry_run=True)]
 
@@ -98,3 +101,91 @@ def test_a_damaged_state_is_refused(tmp_path):
     (tmp_path / FILE).write_text("{")
     with pytest.raises(ValueError, match="expected the state of a sweep"):
         sweep(None, SHARDS, tmp_path, 1, True, lambda text: None)
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "reason"),
+    [
+        ({"entries": {"a": "DONE", "b": "UNSUPPORTED"}, "stopped": ""}, "DONE", ""),
+        ({"entries": {"a": "FAILED", "b": "BLOCKED"}}, "FAILED", "FAILED: a; BLOCKED: b"),
+        ({"entries": {"a": "DONE", "b": "BLOCKED"}}, "FAILED", "BLOCKED: b"),
+        ({"entries": {"a": "DONE", "b": "NOT_REACHED", "c": "PARTIAL"}}, "PARTIAL", "NOT_REACHED: b; PARTIAL: c"),
+        ({"entries": {"a": "DONE"}, "stopped": "the device is gone"}, "FAILED", "the device is gone"),
+        ({"error": "ValueError: no"}, "FAILED", "ValueError: no"),
+    ],
+)
+def test_a_shard_is_done_where_its_entries_are(end, status, reason):
+    assert module._verdict(end) == (status, reason)
+
+
+@pytest.mark.parametrize(
+    ("shards", "code"),
+    [
+        ({"m/rope": {"status": "DONE", "excluded": {}}}, 0),
+        ({"m/rope": {"status": "PARTIAL"}}, 11),
+        ({"m/rope": {"status": "DONE", "excluded": {"rope/fused": "INCORRECT"}}}, 11),
+    ],
+)
+def test_a_sweep_ends_with_what_it_found(tmp_path, monkeypatch, shards, code):
+    rows = {name: {"attempts": 1, "reason": "", **found} for name, found in shards.items()}
+    monkeypatch.setattr(module, "sweep", lambda *args: Sweep(rows))
+    status, found, _ = run_command(("sweep", "--only", "rope", "--out", str(tmp_path), "--dry-run", "--json"))
+    assert status == code and found["excluded"] == {
+        f"m: {kernel}": why for one in rows.values() for kernel, why in one.get("excluded", {}).items()
+    }
+
+
+def driver(tmp_path, monkeypatch, names=("rope",)):
+    """A driver with one kind of machine, whose actors are only killed."""
+    killed = []
+    monkeypatch.setattr(module.ray, "kill", killed.append)
+    shards = [Shard(name, 1.0) for name in names]
+    found = module._Driver(shards, tmp_path, Sweep(), True, lambda text: None)
+    found.waiting["m"] = module.queue.SimpleQueue()
+    found.unfinished["m"] = set(names)
+    for shard in shards:
+        found.waiting["m"].put(shard)
+    return found, killed
+
+
+def test_a_driver_that_cannot_write_ends_and_leaves_no_shard_behind(tmp_path, monkeypatch):
+    """A thread that died with a shard in hand left the others waiting for it for ever."""
+    found, killed = driver(tmp_path, monkeypatch)
+
+    def full(actor, key, shard):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(found, "_shard", full)
+    with pytest.raises(OSError, match="No space left"):
+        found._serve("actor", {"machine_key": "m", "pid": 1})
+    assert found.state.shards["m/rope"]["status"] == "FAILED" and killed == ["actor"]
+    assert found.state.shards["m/rope"]["reason"] == "No space left on device"
+    found._serve("another", {"machine_key": "m", "pid": 2})  # ends
+
+
+def test_a_lost_shard_is_given_to_another_even_where_no_state_can_be_written(tmp_path, monkeypatch):
+    found, _ = driver(tmp_path, monkeypatch)
+    shard = found.waiting["m"].get()
+    found._begin("m", shard, 1)
+
+    def full(*args):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(module, "write_whole", full)
+    with pytest.raises(OSError):
+        found._give_back("m", shard, "it died")
+    assert found.waiting["m"].get(timeout=1.0) == shard and found.unfinished["m"] == {"rope"}
+
+
+def test_a_file_that_vanishes_between_two_looks_is_left_out(tmp_path, monkeypatch):
+    for name in ("gone.json", "here.json"):
+        (tmp_path / name).write_text(name)
+    read_bytes = worker.Path.read_bytes
+
+    def vanishing(path):
+        if path.name == "gone.json":
+            raise FileNotFoundError(path)
+        return read_bytes(path)
+
+    monkeypatch.setattr(worker.Path, "read_bytes", vanishing)
+    assert worker._changed(tmp_path, {}) == {"here.json": b"here.json"}

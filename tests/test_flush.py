@@ -34,15 +34,24 @@ def test_another_way_is_refused():
         Flush("cpu", 4000, "wish")
 
 
+details = {}
+"""What else the timer says of a read of so many bytes behind a flush by writing."""
+
+
 @pytest.fixture
 def card(monkeypatch):
     """Replaces the timer: how long a read of `size` bytes takes behind each flush, and without one."""
     seconds = {("read", True): 1.0, ("write", True): 1.0, ("read", False): 1.0}
     asked = []
+    details.clear()
 
     def time_functions(functions, device, *, cold, flush, **options):
         asked.append((flush, cold, [function.sets for function in functions.values()]))
-        return {size: Samples((1e-9 * int(size) * seconds[flush, cold],) * 3, "script", "cold") for size in functions}
+        times = {size: (1e-9 * int(size) * seconds[flush, cold],) * 3 for size in functions}
+        return {
+            size: Samples(times[size], "script", "cold", **(details.get(int(size), {}) if flush == "write" else {}))
+            for size in functions
+        }
 
     monkeypatch.setattr(flush_comparison, "time_functions", time_functions)
     return seconds, asked
@@ -72,6 +81,24 @@ def test_the_cleaner_flush_is_the_one_nearest_to_no_flush_at_all(card, read, wri
                 count * size > 4 * 2**16 and count >= 2 for count, size in zip(sets, found["sizes_bytes"], strict=True)
             )
         )
+
+
+@pytest.mark.parametrize(
+    ("told", "why"),
+    [
+        ({"calls_per_sample": 20}, "20 calls per sample, of which the flush stands before the first"),
+        ({"fault": "kernels changed"}, "kernels changed"),
+        ({"resolved": False}, "the script timer is too coarse for it"),
+    ],
+)
+def test_a_size_with_a_reading_that_says_nothing_of_the_flush_is_left_out(card, told, why):
+    details[2**13] = told
+    found = compare_flushes("cpu", cache_bytes=2**16)
+    assert found["sizes_bytes"] == [2**15, 2**17] and found["left_out"] == {str(2**13): why}
+    assert all(len(found[name]) == 2 for name in ("read_s", "write_s", "rotation_s"))
+    details.update({2**15: told, 2**17: told})
+    with pytest.raises(ValueError, match="flush: expected a size of which every reading counts, got none"):
+        compare_flushes("cpu", cache_bytes=2**16)
 
 
 def test_flushes_are_compared_by_the_real_timer_too():

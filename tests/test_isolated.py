@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from rooflab.bench import isolated
 from rooflab.bench.isolated import FirstRun, _status, first_here, first_in_own_process
 from rooflab.kernels.registry import Kernel, get_op
 
@@ -71,7 +72,10 @@ def test_one_that_hangs_is_ended_in_time_with_its_children(found):
     assert status == "TIMEOUT" and reason == "no answer within 15 s: a loop or a barrier without an end"
     assert took_s < 60
     assert found["pid"].is_file(), "it did hang in the kernel, not before it"
-    state = _state_of(int(found["pid"].read_text()))
+    child = int(found["pid"].read_text())
+    ends = time.monotonic() + 20  # a process that was killed still has to be given a turn to end
+    while (state := _state_of(child)) not in ("gone", "Z") and time.monotonic() < ends:
+        time.sleep(0.05)
     assert state in ("gone", "Z"), f"its child is still there: {state}"
 
 
@@ -127,6 +131,22 @@ def test_a_change_beside_it_makes_it_a_new_kernel(first):
     first.file.with_name("helper.py").write_text("BLOCK = 64\n")
     first.run()
     assert len(first.asked) == 2
+
+
+def test_code_is_all_that_a_kernel_of_the_tree_may_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(isolated, "SHARED", tmp_path)
+    file = tmp_path / "mine" / "mine.py"
+    file.parent.mkdir()
+    file.write_text("def launcher(x):\n    return x\n")
+    spec = importlib.util.spec_from_file_location("mine_in_a_tree", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    kernel = SimpleNamespace(fn=module.launcher)
+    seen = {isolated._code_of(kernel)}
+    for name in ("mine/choices.json", "mine/tile.cu", "_cuda.py", "configs.py"):
+        (tmp_path / name).write_text(name)
+        seen.add(isolated._code_of(kernel))
+    assert len(seen) == 5
 
 
 def test_what_did_not_end_well_is_not_remembered(first):

@@ -5,9 +5,11 @@ import torch
 
 from rooflab.bench import calls, timed
 from rooflab.bench import measure as module
+from rooflab.bench.check_outcome import BROKEN
 from rooflab.bench.environment import snapshot
 from rooflab.bench.measure import measure_op
 from rooflab.bench.timing import Samples
+from rooflab.bench.trial import Failed
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.compare import ErrorStats
 from rooflab.reference.spec import SCHEMES, Case, OpSpec, nbytes, randn
@@ -268,3 +270,26 @@ def test_a_tunable_kernel_says_which_configuration_it_used(reading):
     tunable = kernel(config_type=Config, heuristic=heuristic, is_legal=lambda config, case, scheme: True)
     (record,) = run(tunable)
     assert record.config == {"BLOCK": 64}
+
+
+def test_once_a_kernel_has_broken_the_context_nothing_runs_and_it_alone_is_blamed(reading, monkeypatch):
+    told = []
+    monkeypatch.setattr(module, "already_broken", lambda device: "illegal access" if told[-1] == ["scale/bad"] else "")
+    kernels = [kernel(name) for name in ("first", "bad", "last")]
+    found = run(*kernels, cases=(CASE, CASE.but(T=2)), running=lambda ids: told.append(list(ids)))
+    assert told == [["scale/first"], ["scale/bad"]], "nothing is timed, and nothing else is run"
+    first, bad, last, *later = found
+    assert (bad.status, bad.reason) == ("RUNTIME_ERROR", "illegal access"), "right, and a fault all the same"
+    innocent = [first, last, *later]
+    assert {one.reason for one in innocent} == {f"{BROKEN}, by scale/bad: illegal access"} and len(later) == 3
+    assert all(one.status == "RUNTIME_ERROR" and one.latency_median_ms is None for one in found)
+
+
+def test_a_context_broken_among_several_is_nobodys(reading, monkeypatch):
+    told = []
+    monkeypatch.setattr(module, "already_broken", lambda device: "illegal access" if len(told) == 3 else "")
+    failed = {name: Failed("RUNTIME_ERROR", "while timed") for name in "ab"}
+    monkeypatch.setattr(module, "time_together", lambda *args, **options: ({}, failed, None))
+    found = run(kernel("a"), kernel("b"), running=lambda ids: told.append(list(ids)))
+    assert told[-1] == ["scale/a", "scale/b"]
+    assert {one.reason for one in found} == {f"{BROKEN}, by one of a, b: illegal access"}

@@ -144,5 +144,5 @@ def test_operands_are_random_and_exact_in_their_dtype(dtype):
 
 def test_too_little_memory_is_said():
     small = Card(CARD.device, 90, 2, 2**30, 1e9)
-    with pytest.raises(memory.TooLittleMemory, match="expected 51.5 GB free for arrays beyond L2, got 1.0"):
+    with pytest.raises(memory.TooLittleMemory, match="expected 206.2 GB free for arrays beyond L2, got 1.0"):
         next(memory.groups(small, host_load()))

@@ -227,6 +227,34 @@ def test_a_baseline_of_another_machine_fails_where_a_regression_would(project, c
     shown.stdout.fnmatch_lines([f"ELSEWHERE {words}"])
 
 
+@pytest.mark.parametrize(
+    ("then", "differs"),
+    [
+        ({"timer": "cuda events, 9 calls per sample", "l2_state": "warm"}, False),
+        ({"timer": "cuda events, 4 calls per sample", "l2_state": "cold"}, True),
+        ({"timer": "cuda graph", "l2_state": "warm"}, True),
+        ({}, False),
+    ],
+)
+def test_a_baseline_that_was_timed_otherwise_fails_where_a_regression_would(project, then, differs):
+    info = {"timer": "cuda events, 4 calls per sample", "l2_state": "warm"}
+    project.change("def test_len(benchmark):", f"def test_len(benchmark):\n    benchmark.extra_info.update({info})")
+
+    def edit(found):
+        (entry,) = [entry for entry in found["benchmarks"] if entry["name"] == "test_len"]
+        entry["extra_info"] = then
+
+    project.edit(edit)
+    result = project.run("--benchmark-compare", "--benchmark-compare-fail=median:9999999%")
+    assert (result.ret != 0) is differs
+    words = f"OTHERWISE test_mine.py::test_len: timed by {then.get('timer')}*"
+    if not differs:
+        return result.stdout.no_fnmatch_line("OTHERWISE*")
+    result.stdout.fnmatch_lines([words.replace("4 calls", "several calls")])
+    result.stdout.fnmatch_lines(["FAILED --benchmark-compare-fail: 1 of 4 were timed otherwise in the baseline"])
+    assert project.run("--benchmark-compare").ret == 0
+
+
 def test_without_our_option_the_plugin_leaves_pytest_benchmark_alone(project):
     project.change("def test_len", "def test_length")
     result = project.run("--benchmark-compare", benchmark=False)

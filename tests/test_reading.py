@@ -127,15 +127,6 @@ def test_a_gpus_measured_ceilings_are_measured_again_once(samples, monkeypatch):
     assert "tensor ceiling" in run_._judged(faster, cost, None)["reason"] and len(again) == 1
 
 
-def test_the_measured_rate_of_l2_bounds_what_no_data_sheet_does(samples, monkeypatch):
-    monkeypatch.setattr(module, "limits_for", lambda device, ceilings: replace(ceilings, l2_bytes_per_s=None))
-    known = replace(CEILINGS, kind="datasheet", tensor_flops_per_s={}, l2_bytes_per_s=1e9, hbm_bytes_per_s=1e8)
-    run_ = module._Run(SPEC, FP32, torch.device("cuda"), 1.0, "r", 0, passes, None, raise_cpu_ceilings, known)
-    cost = SPEC.cost(**SPEC.make_inputs(CASE, FP32, torch.device("cpu"), 0))
-    warm = Samples(**(GOOD | {"seconds": (144e-9,) * 3, "l2_state": "warm"}))  # 288 bytes
-    assert "2.00 times the L2 ceiling" in run_._judged(warm, cost, None)["reason"]
-
-
 def test_what_the_profiler_does_not_show_is_left_open(monkeypatch):
     class Ready:
         first = staticmethod(lambda: None)

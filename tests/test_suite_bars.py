@@ -116,8 +116,10 @@ def test_ragged_lengths_are_held_against_even_ones(answer):
 def test_the_bar_of_the_ab_counts_what_was_called_wrongly(alarms, slowed, bar, monkeypatch, tmp_path):
     calm = [{"verdict": "SLOWER" if number < alarms else "SAME"} for number in range(120)]
     value = {"tables": {"A against A, run 1": calm, "A against A slowed by 5%": [{"verdict": slowed}]}}
-    monkeypatch.setattr(ab, "run_command", lambda words: (0, value, ""))
-    found = ab.false_alarms(Context("bar:ab", tmp_path, "cuda", False, 10.0), ["ab"], 1)
+    asked = []
+    monkeypatch.setattr(ab, "run_command", lambda words: asked.append(words) or (0, value, ""))
+    found = ab.false_alarms(Context("bar:ab", tmp_path, "cuda", False, 2100.0), ["ab", "--out", "{out}"], 20, 1)
+    assert asked == [["ab", "--out", str(tmp_path), "--repeats", "20", "--budget", "100"]], "21 rounds share its time"
     assert found.bar == bar and found.figures["false alarms"] == alarms and found.figures["comparisons"] == 120
 
 

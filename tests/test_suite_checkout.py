@@ -12,6 +12,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from test_suite_bars import CASES, record
+
+from rooflab.bench.record_files import write
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("roofline", "reference", "kernels", "engine", "bench")
@@ -69,6 +72,15 @@ def test_the_suite_dry_runs_in_processes_of_its_own(bare, tmp_path):
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["counts"] == {"DONE": 1} and found["commit"] is None and found["tree"]
+
+
+def test_a_report_is_written_and_names_the_tree(bare, tmp_path):
+    made = record("library", CASES[0], 1.0, environment={"machine_key": "m"}, ceilings=None, bound_fraction=None)
+    write(tmp_path / "runs" / "made.jsonl", made)
+    page = tmp_path / "report.html"
+    done = run(bare, "report", str(tmp_path / "runs"), "--out", str(page), "--no-plots")
+    assert done.returncode == 0, done.stderr
+    assert "rooflab from a checkout, tree " in page.read_text()
 
 
 def test_carried_wheels_are_on_the_path_of_every_process(bare):

@@ -1,12 +1,15 @@
 """What happens to a number when a kernel fails between its check and the end of its timing."""
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 from test_measure import CASE, CEILINGS, FP32, SPEC, kernel, make_inputs, run
 
 from rooflab.bench import measure as module
+from rooflab.bench import timed
 from rooflab.bench.measure import measure_op
+from rooflab.bench.timing import Samples
 from rooflab.reference.spec import Case
 
 
@@ -42,6 +45,27 @@ def test_a_kernel_that_breaks_off_while_timed_takes_no_other_with_it():
     broken, right = run(kernel("broken", fn=breaks), kernel("right"), budget_s=1e-4)
     assert broken.status == "RUNTIME_ERROR" and "while timed" in broken.reason and broken.latency_median_ms is None
     assert right.status == "OK" and right.latency_median_ms > 0
+
+
+def test_the_rest_is_timed_together_again_where_one_broke_off(monkeypatch):
+    asked, lonely = [], {}
+
+    def read(functions, *, budget_s, **options):
+        asked.append((sorted(functions), budget_s))
+        if "bad" in functions or lonely.get(len(functions)):
+            raise RuntimeError("launch failed")
+        return {name: Samples((1.0,) * 3, "script", "cold") for name in functions}
+
+    monkeypatch.setattr(timed, "time_functions", read)
+    together = partial(timed.time_together, device=torch.device("cpu"), budget_s=1.0, seed=0, gpu_uuid=None)
+    read_, failures, _ = together(dict.fromkeys(("a", "bad", "b"), print))
+    assert asked == [(["a", "b", "bad"], 3.0), (["a"], 1.0), (["bad"], 1.0), (["b"], 1.0), (["a", "b"], 2.0)]
+    assert list(failures) == ["bad"] and {samples.method for samples in read_.values()} == {"script"}
+    asked.clear()
+    assert list(together({"bad": print})[1]) == ["bad"] and len(asked) == 1, "it is known which"
+    lonely[2] = True
+    read_, failures, _ = together(dict.fromkeys(("a", "b"), print))
+    assert not failures and {samples.method for samples in read_.values()} == {"script, timed alone"}
 
 
 def test_planted_inputs_gate_what_is_timed(monkeypatch):

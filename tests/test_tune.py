@@ -150,6 +150,17 @@ def test_the_bound_of_a_config_counts_padding_and_the_busiest_sm():
     assert least_s(Cost(1e9, 0), ceilings, Footprint(128, 32, 0, 1), card.sms) == bound(Cost(1e9, 0), ceilings).seconds
 
 
+def test_writes_that_may_still_lie_in_l2_prune_nothing():
+    """Of an op that writes as much as it reads, half of the time that both take at HBM's rate is possible."""
+    card = get_device("h100")
+    ceilings = card.ceilings(card.max_clock_hz)
+    cost = Cost(read_bytes=1e7, write_bytes=1e7)
+    both, reads = bound(cost, ceilings).seconds, bound(Cost(1e7, 0.0), ceilings).seconds
+    bench = Bench(lambda size: (both + reads) / 2)
+    found = bench.search(0, range(4), least=lambda config: (least_s(cost, ceilings, None, card.sms),))
+    assert found.bounded == 0 and bench.timed == set(range(4))
+
+
 MINE = '''
 from dataclasses import dataclass
 import torch

@@ -40,6 +40,13 @@ def test_torch_and_cuda_are_never_carried():
     assert lacking(["torch==2.13.0", "nvidia-ml-py>=13"], RESOLVED, PRESENT) == {}
 
 
+def test_what_tells_a_throttled_card_is_carried():
+    also = PRESENT | {"also": ["nvidia-ml-py>=13"]}
+    assert lacking(["torch==2.13.0", "nvidia-ml-py>=13"], RESOLVED, also) == {"nvidia-ml-py": "13"}
+    present = json.loads((ROOT / "bench" / "suite" / "present.json").read_text())
+    assert "nvidia-ml-py" in map(name_of, present["also"])
+
+
 @pytest.mark.parametrize(
     ("text", "name"),
     [("Markdown_It.py>=3", "markdown-it-py"), ("a[b]==1", "a"), ("a ; python_version < '4'", "a"), ("a~=1", "a")],
@@ -50,7 +57,7 @@ def test_names_of_requirements(text, name):
 
 def test_the_data_file_and_the_projects_needs_agree():
     present = json.loads((ROOT / "bench" / "suite" / "present.json").read_text())
-    assert {"never", "never_prefix", "present"} < set(present)
+    assert {"never", "never_prefix", "also", "present"} < set(present)
     names = {name_of(text) for text in requirements(ROOT / "pyproject.toml")}
     assert {"torch", "triton"} <= names and {"torch", "triton"} <= set(present["never"])
     assert {"plotly", "junitparser", "gguf"} <= names - set(present["present"]), "carried"

@@ -1,7 +1,8 @@
-"""The workflows: what actionlint says of them, and that the command lines in them are ones that we take."""
+"""The workflows: what actionlint says of them, and that the command lines in them and the README are ones we take."""
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -53,6 +54,44 @@ def test_commands_in_workflows_are_ones_that_we_take(file):
             command.make_context(words[0], words[1:])  # parses, and runs nothing
 
 
+def test_commands_in_the_readme_are_ones_that_we_take():
+    lines = re.findall(r"^(?:\.venv/bin/)?rooflab (.*)$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert len(lines) > 20
+    for words in (shlex.split(line, comments=True) for line in lines):
+        command = typer.main.get_command(app).commands[words[0]]
+        given = command.make_context(words[0], words[1:]).params
+        assert words[0] != "ab" or len(given["records"] or ()) in (0, 2), "--records takes one each"
+
+
+@pytest.mark.parametrize(
+    ("measured", "passes"), [("success", True), ("skipped", False), ("failure", False), ("cancelled", False)]
+)
+def test_the_gate_passes_only_what_was_measured(measured, passes):
+    """A job that its `if` leaves out counts as passed where it is the one required."""
+    gate = GPU["jobs"]["gate"]
+    assert gate["if"] == "${{ always() }}" and gate["runs-on"] == "ubuntu-latest"
+    assert set(gate["needs"]) == set(GPU["jobs"]) - {"gate"}
+    assert gate["env"] == {name.upper(): f"${{{{ needs.{name}.result }}}}" for name in gate["needs"]}
+    (step,) = gate["steps"]
+    results = {"COMPILED": "success", "MEASURED": measured}
+    done = subprocess.run(["bash", "-e", "-c", step["run"]], env=os.environ | results, capture_output=True, timeout=60)
+    assert (done.returncode == 0) is passes
+
+
+def test_what_the_gpu_job_writes_leaves_the_working_tree_clean():
+    ignored = [line for line in (ROOT / ".gitignore").read_text().splitlines() if "/" in line.rstrip("/")]
+    written = [
+        value
+        for script in scripts({"jobs": {"measured": GPU["jobs"]["measured"]}})
+        for words in commands(script)
+        for option, value in zip(words, words[1:], strict=False)
+        if option in ("--out", "--junit", "--markdown")
+    ]
+    assert len(written) == 5
+    for path in written:
+        assert path.startswith(tuple(ignored)), f"git would see {path}"
+
+
 def test_the_gpu_workflow_does_what_it_promises():
     every = "\n".join(scripts(GPU))
     used = {words[0]: words for script in scripts(GPU) for words in commands(script)}
@@ -66,7 +105,7 @@ def test_the_gpu_workflow_does_what_it_promises():
     assert measured["concurrency"] == {"group": "gpu", "cancel-in-progress": False}
     assert GPU["permissions"] == {"contents": "read"} and "self-hosted" in measured["runs-on"]
     assert "head.repo.full_name == github.repository" in measured["if"], "a stranger's code must not run on the machine"
-    for job in GPU["jobs"].values():
+    for job in (GPU["jobs"]["compiled"], measured):
         (checkout,) = [step for step in job["steps"] if "checkout" in step.get("uses", "")]
         assert checkout["with"]["fetch-depth"] == 0, "without its history there is no merge base"
         assert not [script for step in job["steps"] if "${{" in (script := step.get("run", ""))], "an injection"

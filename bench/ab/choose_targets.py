@@ -7,10 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rooflab.bench.ab.largest import largest
 from rooflab.bench.ab.revisions import Tree
-from rooflab.bench.ab.sides import Comparison, Side, Target
+from rooflab.bench.ab.sides import ROOT, Comparison, Side, Target
+from rooflab.bench.environment import git_state
 from rooflab.kernels import registry
 from rooflab.reference.spec import Case
+
+Listed = tuple[Mapping[str, Any], Mapping[str, Any]]
+"""What `Runner.list` says of two trees: kernels, cases and schemes by op."""
 
 
 @dataclass(frozen=True)
@@ -30,16 +35,18 @@ class Wanted:
         """The suite whose cases are compared."""
         return self.suite or ("smollm2_135m" if self.device == "cpu" else "llama3_8b")
 
-    def schemes_of(self, schemes: Sequence[str]) -> list[str]:
-        """Of the schemes that an op has, those wanted, or the one that the engine uses on this device."""
-        wanted = self.schemes or ("fp32" if self.device == "cpu" else "bf16",)
-        return [name for name in wanted if name in schemes]
+    @property
+    def scheme_names(self) -> Sequence[str]:
+        """The schemes wanted, or the one that the engine uses on this device."""
+        return self.schemes or ("fp32" if self.device == "cpu" else "bf16",)
 
-    def cases_of(self, cases: Sequence[str]) -> list[str]:
-        """The cases named, those of the suite named, or the suite's last, which is its largest."""
-        if self.cases:
-            return list(self.cases)
-        return list(cases) if self.suite else list(cases)[-1:]
+    def schemes_of(self, schemes: Sequence[str]) -> list[str]:
+        """Of the schemes that an op has, those wanted."""
+        return [name for name in self.scheme_names if name in schemes]
+
+    def cases_of(self, cases: Sequence[str], largest: Sequence[str]) -> list[str]:
+        """The cases named, those of the suite named, or of the device's suite those with the most to do."""
+        return list(self.cases or (cases if self.suite else largest))
 
 
 def two_kernels(wanted: Wanted) -> Comparison:
@@ -51,35 +58,58 @@ def two_kernels(wanted: Wanted) -> Comparison:
         raise ValueError(f"kernel: expected one op and two kernels (--kernel twice), got {len(wanted.kernels)}")
     op = wanted.ops[0]
     spec = registry.get_op(op)
-    known = [case.id for case in spec.cases.get(wanted.suite_name, ())]
+    known = spec.cases.get(wanted.suite_name, ())
     if wanted.suite and not known:
         raise ValueError(f"suite: {op} has {', '.join(spec.cases)}, got {wanted.suite!r}")
-    cases = [spec.check_case(Case.parse(text)).id for text in wanted.cases_of(known)]
+    ids, most = [case.id for case in known], [case.id for case in largest(spec, known)]
+    cases = [spec.check_case(Case.parse(text)).id for text in wanted.cases_of(ids, most)]
     schemes = wanted.schemes_of(spec.schemes)
     if not schemes:
         raise ValueError(f"scheme: {op} has {', '.join(spec.schemes)}, got {', '.join(wanted.schemes)}")
     sides = []
+    commit, dirty = git_state(ROOT)
     for name in wanted.kernels:
         registry.get_kernel(op, name)
         targets = {f"{op} {case} {scheme}": Target(op, name, case, scheme) for case in cases for scheme in schemes}
-        sides.append(Side(name, targets, files=wanted.files))
+        sides.append(Side(name, targets, commit=commit, dirty=dirty, files=wanted.files))
     return Comparison(sides[0], sides[1], tuple(sides[0].targets))
 
 
+def check_names(listed: Listed, wanted: Wanted) -> None:
+    """Raises `ValueError` on an op, kernel, scheme or suite that was asked for and that neither revision has."""
+    found = [side[op] for side in listed for op in side]
+    for what, names, known in (
+        ("op", wanted.ops, {op for side in listed for op in side}),
+        ("kernel", wanted.kernels, {name for op in found for name in op["kernels"]}),
+        ("scheme", wanted.schemes, {name for op in found for name in op["schemes"]}),
+    ):
+        unknown = [name for name in names if name not in known]
+        if unknown:
+            raise ValueError(f"{what}: expected one of {', '.join(sorted(known)) or 'none'}, got {unknown[0]!r}")
+    if wanted.suite and not any(op["cases"] for op in found):
+        raise ValueError(f"suite: expected one that {' or '.join(wanted.ops) or 'an op'} has, got {wanted.suite!r}")
+
+
 def two_trees(
-    a: Tree, b: Tree, listed: tuple[Mapping[str, Any], Mapping[str, Any]], wanted: Wanted, own_bench: bool = False
+    a: Tree, b: Tree, listed: Listed, wanted: Wanted, own_bench: bool = False
 ) -> tuple[Comparison, list[str]]:
     """The kernels of two revisions, and why some are left out.
 
     `listed` is what `Runner.list` says of each.  What A has decides: a kernel, case or op that B has no more is
     MISSING.  A kernel that only B has is new and has nothing to be compared with; one that can run on neither side is
-    left out by name.
+    left out by name, and so is an op of which nothing is left.
     """
     targets: tuple[dict[str, Target], dict[str, Target]] = ({}, {})
     notes = []
     for op in wanted.ops or sorted({*listed[0], *listed[1]}):
         sides = [found.get(op, {"kernels": {}, "cases": [], "schemes": []}) for found in listed]
         names = [name for name in {**sides[0]["kernels"], **sides[1]["kernels"]} if _is_wanted(name, wanted)]
+        # A bench of its own that is older does not say which are the largest.
+        cases = wanted.cases_of(sides[0]["cases"], sides[0].get("largest", sides[0]["cases"][-1:]))
+        schemes = wanted.schemes_of(sides[0]["schemes"])
+        lack = "" if op not in listed[0] else _lack(wanted, names, cases, schemes)
+        if lack:
+            notes.append(f"{op} has nothing to compare: {a.label} has {lack} of it")
         for name in names:
             reasons = [side["kernels"].get(name, "absent") for side in sides]
             if name not in sides[0]["kernels"]:
@@ -88,8 +118,8 @@ def two_trees(
             if all(reasons) and name in sides[1]["kernels"]:
                 notes.append(f"{op}/{name} cannot run here: {reasons[1]}")
                 continue
-            for case in wanted.cases_of(sides[0]["cases"]):
-                for scheme in wanted.schemes_of(sides[0]["schemes"]):
+            for case in cases:
+                for scheme in schemes:
                     target = Target(op, name, case, scheme)
                     targets[0][target.id] = target
                     known = case in sides[1]["cases"] or bool(wanted.cases)
@@ -100,6 +130,15 @@ def two_trees(
         for tree, found in zip((a, b), targets, strict=True)
     )
     return Comparison(first, second, tuple(targets[0])), notes
+
+
+def _lack(wanted: Wanted, names: Sequence[str], cases: Sequence[str], schemes: Sequence[str]) -> str:
+    """What there is none of, so that an op has nothing to compare."""
+    if not names:
+        return f"no kernel {' or '.join(wanted.kernels)}"
+    if not cases:
+        return f"no case in {wanted.suite_name}"
+    return "" if schemes else f"no {' or '.join(wanted.scheme_names)} form"
 
 
 def _is_wanted(name: str, wanted: Wanted) -> bool:

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rooflab.bench.ab import from_records, output, to_records
-from rooflab.bench.ab.choose_targets import Wanted, two_kernels, two_trees
+from rooflab.bench.ab.choose_targets import Wanted, check_names, two_kernels, two_trees
 from rooflab.bench.ab.harness import harness
 from rooflab.bench.ab.processes import ProcessFailed, Runner
 from rooflab.bench.ab.revisions import Tree, checked_out, git, working_tree
 from rooflab.bench.ab.run import Result, Settings, run
 from rooflab.bench.ab.self_test import KERNELS, SelfTest, self_test
 from rooflab.bench.ab.sides import ROOT, Comparison, Side
-from rooflab.bench.ab.touched import touched_ops
-from rooflab.bench.ab.verdict import Outcome, Rules, exit_status
+from rooflab.bench.ab.touched import touched_ops, users
+from rooflab.bench.ab.verdict import EXIT_UNRESOLVED, Outcome, Rules, exit_status
 
 Say = Callable[[str], None]
 EXIT_FAULT = 11
@@ -34,6 +34,8 @@ class Report:
     faults: list[str] = field(default_factory=list)
     """What a self-test found to be called wrongly; then the verdicts themselves decide nothing."""
     is_self_test: bool = False
+    saw_nothing: bool = False
+    """Whether a self-test was blind to what it had slowed itself."""
     nothing_to_do: bool = False
     """Whether the difference touches no kernel, which is no failure."""
 
@@ -43,9 +45,10 @@ class Report:
         return [outcome for _, outcomes in self.tables for outcome in outcomes]
 
     def exit_status(self, strict: bool) -> int:
-        """As in `verdict.EXIT_STATUS`; a self-test ends with 11 where anything was called wrongly."""
+        """As in `verdict.EXIT_STATUS`; a self-test ends with 11 where anything was called wrongly, and where `strict`
+        with 12 if it could see nothing."""
         if self.is_self_test:
-            return EXIT_FAULT if self.faults else 0
+            return EXIT_FAULT if self.faults else EXIT_UNRESOLVED if strict and self.saw_nothing else 0
         return 0 if self.nothing_to_do else exit_status(self.outcomes, strict)
 
     def write(self, junit: Path | None, markdown: Path | None, strict: bool) -> None:
@@ -96,9 +99,11 @@ def of_revisions(trees: Revisions, wanted: Wanted, settings: Settings, out: Path
             listed = runner.list("A", wanted.ops, wanted.suite_name), runner.list("B", wanted.ops, wanted.suite_name)
         except ProcessFailed as failed:
             raise ValueError(f"base: expected two trees that this bench can import: {failed}") from failed
+        check_names(listed, wanted)
         title = f"{a.label} against {b.label}"
         if trees.changed:
-            ops = touched_ops(_changed(a, b, bool(trees.head)), sorted({*listed[0], *listed[1]}), files)
+            known = sorted({*listed[0], *listed[1]})
+            ops = touched_ops(_changed(a, b, bool(trees.head)), known, files, users((a.path, b.path), known))
             ops = [op for op in ops if not wanted.ops or op in wanted.ops]
             if not ops:
                 return Report(title, [], ["the difference touches no kernel"], nothing_to_do=True)
@@ -112,13 +117,18 @@ def of_revisions(trees: Revisions, wanted: Wanted, settings: Settings, out: Path
 def _changed(a: Tree, b: Tree, committed: bool) -> list[str]:
     """Files that differ, from the checkout's root; those that git does not know yet too, in a working tree."""
     ends = [str(a.commit), *([str(b.commit)] if committed else [])]
-    names = git(ROOT, "diff", "--name-only", "-z", *ends).split("\0")
+    # Without renames: of a renamed file the old name is gone from its op, and git would show the new one alone.
+    names = git(ROOT, "diff", "--name-only", "--no-renames", "-z", *ends).split("\0")
     untracked = [] if committed else git(ROOT, "ls-files", "-z", "--others", "--exclude-standard").split("\0")
     return [name for name in (*names, *untracked) if name]
 
 
 def of_records(files: Sequence[Path], rules: Rules, wanted: Wanted) -> Report:
-    """Two files or folders of records."""
+    """Two files or folders of records, compared whole.  Raises `ValueError` on what would choose among them."""
+    choices = {"op": wanted.ops, "--case": wanted.cases, "--scheme": wanted.schemes, "--suite": wanted.suite}
+    given = [name for name, value in choices.items() if value]
+    if given:
+        raise ValueError(f"records: expected no {' and no '.join(given)} beside them, which are compared whole")
     if len(files) != 2:
         raise ValueError(f"records: expected two files or folders (--records twice), got {len(files)}")
     outcomes = from_records.compare_files(files[0], files[1], rules, wanted.kernels)
@@ -138,14 +148,18 @@ def of_self_test(
     pairs = [(op, name) for op in wanted.ops for name in names] or KERNELS
     scheme = wanted.schemes[0] if wanted.schemes else ("fp32" if settings.device == "cpu" else "bf16")
     found = self_test(pairs, settings, wanted.suite_name, scheme, repeats=repeats, slow_down=inject, done=say)
-    for result in (*found.repeats, found.injected) if out else ():
-        assert out is not None
-        to_records.save(result, out)
+    if out is not None:
+        for result in found.repeats:  # what was slowed on purpose is no reading of a kernel
+            to_records.save(result, out)
     tables: list[tuple[str, Sequence[Outcome]]] = [
         (f"A against A, run {number + 1}", result.outcomes) for number, result in enumerate(found.repeats)
     ]
     tables.append((f"A against A slowed by {found.slow_down:.0%}", found.injected.outcomes))
-    report = Report("self-test of the A/B", tables, _floors(found), found.faults, is_self_test=True)
+    report = Report(
+        "self-test of the A/B", tables, _floors(found), found.faults, is_self_test=True, saw_nothing=found.saw_nothing
+    )
+    if found.saw_nothing:
+        report.notes.append(f"none slowed by {found.slow_down:.0%} was called SLOWER: these pairs could see nothing")
     report.notes += [result.stopped for result in (*found.repeats, found.injected) if result.stopped]
     return report
 
@@ -159,6 +173,7 @@ def _floors(found: SelfTest) -> list[str]:
 
 def _ran(comparison: Comparison, settings: Settings, out: Path | None, say: Say, notes: list[str]) -> Report:
     result: Result = run(comparison, settings, say)
+    notes = [*notes, *(f"{key} cannot run here: {reason}" for key, reason in result.left_out.items())]
     if out is not None:
         notes = [*notes, *(f"records: {path}" for path in to_records.save(result, out))]
     if result.stopped:

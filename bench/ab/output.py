@@ -56,14 +56,16 @@ def summary(outcomes: Sequence[Outcome]) -> str:
 
 
 def power(outcomes: Sequence[Outcome]) -> str:
-    """What the run could have seen, in one sentence."""
+    """What the run could have seen."""
+    if not any(outcome.pairs for outcome in outcomes):
+        return "Nothing was measured."
     seen = [found for outcome in outcomes if (found := outcome.smallest_visible_effect) is not None]
     needed = [found for outcome in outcomes if (found := outcome.pairs_for_1_percent) is not None]
     if not seen or not needed:
         return "No effect could have been seen: that takes at least 5 pairs."
     visible = f"{percent(statistics.median(seen))}{_worst(percent(max(seen)), seen)}"
     pairs = f"{statistics.median(needed):.0f} pairs{_worst(f'{max(needed):.0f}', needed)}"
-    return f"Smallest effect seen with a chance of 80%: {visible}. To resolve 1%: {pairs}."
+    return f"Smallest effect seen with a chance of 80%: {visible}. To tell 1% from no effect: {pairs}."
 
 
 def _worst(text: str, values: Sequence[float]) -> str:

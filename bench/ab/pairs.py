@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rooflab.bench.records import Status
+from rooflab.bench.records import L2State, Status
 
 SideName = Literal["A", "B"]
 
@@ -24,6 +24,7 @@ class Reading:
     """All samples, seconds per call, in time order."""
     median_s: float | None = None
     method: str = ""
+    l2_state: L2State | None = None
     checked_by: str = "none"
     activity_hash: str | None = None
     device_kernels: tuple[str, ...] = ()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import tempfile
 import threading
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -46,20 +48,14 @@ class Runner:
     """What each side's first process said of the machine."""
 
     def measure(self, name: SideName, keys: Collection[str]) -> Readings:
-        """`pairs.Measure`: one process that measures these."""
-        return self._run(name, "measure", keys, MEASURE_S + 10 * self.budget_s)
+        """`pairs.Measure`: one process that measures these, and another for the rest where one of them ends it."""
+        found = self._run_all(name, "measure", keys, MEASURE_S + 10 * self.budget_s)
+        self.judged.add(name)
+        return found
 
     def check(self, name: SideName, keys: Collection[str]) -> Readings:
         """One process that checks these, and another for the rest where one of them ends it."""
-        left = list(keys)
-        found: dict[str, Reading] = {}
-        while left:
-            found |= self._run(name, "check", left, CHECK_S)
-            after = [key for key in left if key not in found]
-            if len(after) == len(left):
-                break
-            left = after
-        return found
+        return self._run_all(name, "check", keys, CHECK_S)
 
     def list(self, name: SideName, ops: Collection[str], suite: str) -> dict[str, Any]:
         """Ops, kernels and cases of one side's tree.  Raises `ProcessFailed` where it cannot be imported."""
@@ -70,6 +66,17 @@ class Runner:
                 found: dict[str, Any] = line["list"]
                 return found
         raise ProcessFailed(f"{side.label}: the process listed nothing")
+
+    def _run_all(self, name: SideName, mode: Mode, keys: Collection[str], limit_s: float) -> dict[str, Reading]:
+        left = list(keys)
+        found: dict[str, Reading] = {}
+        while left:
+            found |= self._run(name, mode, left, limit_s)
+            after = [key for key in left if key not in found]
+            if len(after) == len(left):
+                break
+            left = after
+        return found
 
     def _run(self, name: SideName, mode: Mode, keys: Collection[str], limit_s: float) -> dict[str, Reading]:
         side = self.comparison.side(name)
@@ -85,8 +92,6 @@ class Runner:
             timer=self.timer,
             judge=name not in self.judged,
         )
-        if mode == "measure":
-            self.judged.add(name)
         found: dict[str, Reading] = {}
         at: str | None = None
         try:
@@ -133,17 +138,20 @@ def _lines(side: Side, job: Job, limit_s: float) -> Iterator[dict[str, Any]]:
             stderr=log,
             env=_environment(),
             text=True,
+            start_new_session=True,  # whatever it starts can then be ended with it
         )
         assert process.stdin is not None and process.stdout is not None, "Popen was given PIPE"
         silent = threading.Event()
 
         def end_it() -> None:
-            silent.set()
-            process.kill()
+            if process.poll() is None:  # else it is dead, and what it has started holds its output open
+                silent.set()
+            _kill(process)
 
-        ended = False
+        ended = read = False
+        waits_s = START_S
         try:
-            timer = _start(START_S, end_it)
+            timer = _start(waits_s, end_it)
             try:
                 process.stdin.write(json.dumps(asdict(job)))
                 process.stdin.close()
@@ -151,28 +159,48 @@ def _lines(side: Side, job: Job, limit_s: float) -> Iterator[dict[str, Any]]:
                 pass  # it is dead: the loop below says why
             for text in process.stdout:
                 timer.cancel()
-                line = json.loads(text)
+                line = _parsed(text)
+                if line is None:
+                    break  # it died while it wrote: its status says more
                 ended = "end" in line
                 yield line
-                timer = _start(limit_s, end_it)
+                if ended:
+                    break
+                waits_s = limit_s
+                timer = _start(waits_s, end_it)
+            read = True
         finally:
             timer.cancel()
-            status = _status(process, patience_s=10.0 if ended or not silent.is_set() else 0.0)
+            status = _status(process, patience_s=10.0 if read and not silent.is_set() else 0.0)
             process.stdout.close()
         if ended:
             return
         if silent.is_set():
-            raise ProcessFailed(f"took longer than {limit_s:.0f} s, and was ended")
+            raise ProcessFailed(f"took longer than {waits_s:.0f} s, and was ended")
         raise ProcessFailed(f"its process ended with status {status}: {_last_line(log)}")
 
 
-def _status(process: subprocess.Popen[str], patience_s: float) -> int:
-    """The exit status of a process that has closed its output, or is no longer wanted."""
+def _parsed(text: str) -> dict[str, Any] | None:
+    """The answer in a line; None for one that is none, or that was cut short."""
     try:
-        return process.wait(patience_s)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        return process.wait()
+        line = json.loads(text)
+    except json.JSONDecodeError:
+        return None
+    return line if isinstance(line, dict) else None
+
+
+def _status(process: subprocess.Popen[str], patience_s: float) -> int:
+    """The exit status of a process that has said all, or is no longer wanted; what it has started ends with it."""
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(patience_s)  # before it is ended, which gives it another status
+    _kill(process)
+    return process.wait()
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    """Ends a process and whatever it has started."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _start(seconds: float, action: Any) -> threading.Timer:

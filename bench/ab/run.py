@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,11 +12,14 @@ from rooflab.bench.ab.pairs import Batch, Reading, SideName, run_pairs
 from rooflab.bench.ab.processes import Runner
 from rooflab.bench.ab.sides import Comparison
 from rooflab.bench.ab.verdict import Evidence, Outcome, Rules, judge, wants_confirmation
+from rooflab.bench.methods import paired_method_of
 from rooflab.bench.records import Verdict
 
 CONFIRMATION_SHARE = 0.4
 """Share of a budget kept for the confirmation and not given to the first batch."""
 SAME_HARDWARE = ("machine_key", "cpu", "cores", "threads")
+NOT_RUN = ("UNSUPPORTED", "UNAVAILABLE")
+"""Statuses of a kernel that cannot run here; where it is so on both sides there is nothing to compare."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,10 @@ class Result:
     seconds: float
     stopped: str = ""
     """Why less was measured than asked for."""
+    checks: Mapping[tuple[SideName, str], Reading] = field(default_factory=dict)
+    """Checks that did not end well, by side and comparison."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Comparisons that neither side can run here, and why: they have no outcome."""
 
 
 def run(
@@ -65,11 +72,13 @@ def run(
     floors: Mapping[str, float] | None = None,
     *,
     checked: bool = False,
+    by_activity: bool = True,
 ) -> Result:
     """Runs and judges `comparison`.  Raises nothing that a kernel did: that becomes a verdict.
 
     `floors` are noise floors by comparison; without them those remembered of this machine.  `checked` says that an
-    earlier run has checked this very code and judged its timed outputs, so that this one only measures.
+    earlier run has checked this very code and judged its timed outputs, so that this one only measures.  Without
+    `by_activity` the times alone are judged, also where both sides ran the same device code.
     """
     names: tuple[SideName, ...] = ("A", "B")
     runner = Runner(comparison, settings.device, settings.seed, settings.kernel_s, settings.timer)
@@ -81,33 +90,62 @@ def run(
         missing = comparison.missing(key)
         if missing:
             broken[key] = ("MISSING", missing)
-    for name in () if checked else names:
-        left = [key for key in comparison.keys if key not in broken]
-        for key, reading in (runner.check(name, left) if left else {}).items():
-            if reading.status != "OK":
-                broken[key] = _verdict_of(comparison, name, reading)
-        done(f"check, side {name}")
-    broken |= _other_machine(runner.environments, [key for key in comparison.keys if key not in broken])
-    whole = [key for key in comparison.keys if key not in broken]
+    checks = {} if checked else _failed_checks(runner, [key for key in comparison.keys if key not in broken], done)
+    left_out = _on_neither(comparison, checks)
+    keys = [key for key in comparison.keys if key not in left_out]
+    for (name, key), reading in checks.items():
+        broken.setdefault(key, _verdict_of(comparison, name, reading))
+    broken |= _other_machine(runner.environments, [key for key in keys if key not in broken])
+    whole = [key for key in keys if key not in broken]
     until = ends - CONFIRMATION_SHARE * max(0.0, ends - time.monotonic()) if ends < float("inf") else ends
     first = run_pairs(runner.measure, whole, settings.pairs, seed=settings.seed, deadline=until, done=done)
     broken |= {key: _verdict_of(comparison, side, reading) for key, (side, reading) in first.broken.items()}
-    evidence = {key: _evidence(key, broken, first, Batch()) for key in comparison.keys}
-    called = [key for key, item in evidence.items() if wants_confirmation(item, settings.rules)]
+    evidence = [_evidence(key, broken, first, Batch(), by_activity) for key in keys]
+    called = [item.key for item in evidence if wants_confirmation(item, settings.rules)]
     second = run_pairs(runner.measure, called, settings.pairs, seed=settings.seed + 1, deadline=ends, done=done)
     broken |= {key: _verdict_of(comparison, side, reading) for key, (side, reading) in second.broken.items()}
     known = load_floors(str(runner.environments.get("B", {}).get("machine_key", ""))) if floors is None else floors
-    evidence = {key: _evidence(key, broken, first, second, _floor(comparison, key, known)) for key in comparison.keys}
+    evidence = [_evidence(key, broken, first, second, by_activity, _floor(comparison, key, known)) for key in keys]
     return Result(
         comparison=comparison,
         settings=settings,
-        outcomes=tuple(judge(list(evidence.values()), settings.rules)),
+        outcomes=tuple(judge(evidence, settings.rules)),
         environments={str(name): found for name, found in runner.environments.items()},
         first=first,
         second=second,
         seconds=time.monotonic() - began,
         stopped=first.stopped or (f"confirmation: {second.stopped}" if second.stopped else ""),
+        checks=checks,
+        left_out=left_out,
     )
+
+
+def _failed_checks(
+    runner: Runner, keys: Sequence[str], done: Callable[[str], None]
+) -> dict[tuple[SideName, str], Reading]:
+    """The checks that did not end well, by side and comparison; one without an answer is none that did."""
+    failed: dict[tuple[SideName, str], Reading] = {}
+    names: tuple[SideName, ...] = ("A", "B")
+    for name in names:
+        # What is wrong on side A need not be checked again; what cannot run there may be so on both.
+        left = [key for key in keys if ("A", key) not in failed or failed["A", key].status in NOT_RUN]
+        found = runner.check(name, left) if left else {}
+        for key in left:
+            reading = found.get(key, Reading("RUNTIME_ERROR", "its check gave no answer"))
+            if reading.status != "OK":
+                failed[name, key] = reading
+        done(f"check, side {name}")
+    return failed
+
+
+def _on_neither(comparison: Comparison, checks: Mapping[tuple[SideName, str], Reading]) -> dict[str, str]:
+    """Why a comparison can be run on neither side, for each of which it is so; functions were meant to be run."""
+    return {
+        key: reading.reason
+        for (name, key), reading in checks.items()
+        if name == "B" and reading.status in NOT_RUN and not comparison.a.functions
+        if ("A", key) in checks and checks["A", key].status in NOT_RUN
+    }
 
 
 def _verdict_of(comparison: Comparison, name: SideName, reading: Reading) -> tuple[Verdict, str]:
@@ -146,17 +184,30 @@ def _evidence(
     broken: Mapping[str, tuple[Verdict, str]],
     first: Batch,
     second: Batch,
+    by_activity: bool = True,
     noise_floor: float | None = None,
 ) -> Evidence:
     return Evidence(
         key=key,
         first=tuple(first.pairs.get(key, ())),
         second=tuple(second.pairs.get(key, ())),
-        broken=broken.get(key),
-        identical=_identical(key, first),
+        broken=broken.get(key) or _read_otherwise(key, first, second),
+        identical=by_activity and _identical(key, first),
         noise_floor=noise_floor,
         unconfirmed=f"seen once and not confirmed: {second.stopped}" if second.stopped else "",
     )
+
+
+def _read_otherwise(key: str, *batches: Batch) -> tuple[Verdict, str] | None:
+    """INVALID where the processes timed it by several methods: warm and cold L2 are two, whatever the kernel."""
+    readings = [found for batch in batches for _, _, name, found in batch.readings if name == key]
+    return several_methods(paired_method_of(found.method, found.l2_state) for found in readings if found.status == "OK")
+
+
+def several_methods(methods: Iterable[str]) -> tuple[Verdict, str] | None:
+    """INVALID where the methods of a comparison are not all one."""
+    found = list(dict.fromkeys(methods))
+    return ("INVALID", f"it was timed by different methods: {' and '.join(found)}") if len(found) > 1 else None
 
 
 def _floor(comparison: Comparison, key: str, known: Mapping[str, float]) -> float | None:

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 
 from rooflab.bench.ab import floors
 from rooflab.bench.ab.run import Result, Settings, run
-from rooflab.bench.ab.sides import Comparison, Side, Target
+from rooflab.bench.ab.sides import ROOT, Comparison, Side, Target
 from rooflab.bench.ab.verdict import Outcome
+from rooflab.bench.environment import git_state
 from rooflab.kernels import registry
 
 KERNELS = (
@@ -47,6 +48,11 @@ class SelfTest:
         return [found for result in self.repeats for found in result.outcomes if found.verdict in ("FASTER", "SLOWER")]
 
     @property
+    def saw_nothing(self) -> bool:
+        """Whether no slowed kernel was called SLOWER: then that no identical code was either says nothing."""
+        return not any(outcome.verdict == "SLOWER" for outcome in self.injected.outcomes)
+
+    @property
     def faults(self) -> list[str]:
         """What was called wrongly, in one sentence each."""
         found = [f"{outcome.key}: A against A is called {outcome.verdict}" for outcome in self.false_alarms]
@@ -75,7 +81,7 @@ def self_test(
     slow_down: float | None = None,
     done: Callable[[str], None] = lambda text: None,
 ) -> SelfTest:
-    """Compares each (op, kernel) with itself `repeats` times, then with itself slowed, on the suite's largest case.
+    """Compares each (op, kernel) with itself `repeats` times, then with itself slowed, on the last case of the suite.
 
     `settings.budget_s` is for one run, of which there are `repeats` + 1.  The floors are remembered for this machine.
     Raises `ValueError` on a name that is not there.
@@ -87,15 +93,19 @@ def self_test(
         target = Target(op, name, registry.get_op(op).get_cases(suite)[-1].id, scheme)
         targets[target.id] = target
     keys = tuple(targets)
-    same = Comparison(Side("A", targets), Side("A again", targets), keys)
-    # A floor of an earlier run must not decide what this run finds the floor to be.
+    commit, dirty = git_state(ROOT)
+    plain = Side("A", targets, commit=commit, dirty=dirty)
+    same = Comparison(plain, replace(plain, label="A again"), keys)
+    # A floor of an earlier run must not decide what this run finds the floor to be, nor that both sides are one code
+    # what their times say: it is the times that are tested.
     # One check will do: all rounds run this one tree, and fp64 oracles took 75 s of a first round's 174.
     rounds = [
-        run(same, replace(settings, seed=settings.seed + 2 * turn), done, floors={}, checked=turn > 0)
+        run(same, replace(settings, seed=settings.seed + 2 * turn), done, {}, checked=turn > 0, by_activity=False)
         for turn in range(repeats)
     ]
-    slowed = Comparison(Side("A", targets), Side(f"A slowed by {slow_down:.0%}", targets, slow_down=slow_down), keys)
-    injected = run(slowed, replace(settings, seed=settings.seed + 2 * repeats), done, floors={}, checked=True)
+    slowed = Comparison(plain, replace(plain, label=f"A slowed by {slow_down:.0%}", slow_down=slow_down), keys)
+    settings = replace(settings, seed=settings.seed + 2 * repeats)
+    injected = run(slowed, settings, done, {}, checked=True, by_activity=False)
     for result in rounds:
         key = result.environments.get("B", {}).get("machine_key")
         if key:

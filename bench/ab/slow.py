@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,15 +24,23 @@ class Slowed(Rotation):
         self._share = share
         self._cycles = share * _cycles(rotation) if device.type == "cuda" else None
 
+    @property
+    def first(self) -> Callable[[], Any]:
+        """The call on the first set, with its wait: what is observed must be what was timed."""
+        return partial(self._later, super().first)
+
     def __call__(self) -> Any:
         """The next call's result, later."""
+        return self._later(super().__call__)
+
+    def _later(self, call: Callable[[], Any]) -> Any:
         if self._cycles is not None:
-            result = super().__call__()
+            result = call()
             _cuda._sleep(int(self._cycles))
             return result
         # Of this very call, so that a call that finds its data in a cache is not slowed like one that does not.
         began = time.perf_counter()
-        result = super().__call__()
+        result = call()
         ended = time.perf_counter()
         until = ended + self._share * (ended - began)
         while time.perf_counter() < until:

@@ -10,7 +10,7 @@ from rooflab.bench.ab.pairs import Reading, SideName
 from rooflab.bench.ab.run import Result
 from rooflab.bench.ab.verdict import Outcome
 from rooflab.bench.record_files import write
-from rooflab.bench.records import DeviceType, Record, Status, new_run_id
+from rooflab.bench.records import DeviceType, Record, Status, new_run_id, now
 from rooflab.bench.samples import pack_samples
 from rooflab.kernels.registry import Backend, Role
 from rooflab.reference.spec import Case
@@ -25,6 +25,8 @@ METRICS = (
     "noise_floor",
     "pairs",
 )
+CONFIRMS = "confirms"
+"""Among the metrics of a reading: 1 where its pair is of the second batch, 0 where of the first."""
 _STATUS: dict[str, Status] = {
     "INCORRECT": "INCORRECT",
     "FAILED": "RUNTIME_ERROR",
@@ -36,7 +38,7 @@ _STATUS: dict[str, Status] = {
 def save(result: Result, folder: Path) -> list[Path]:
     """Writes `<run>.jsonl` with the verdicts, and `<run>-A.jsonl` and `<run>-B.jsonl` with every process' readings.
 
-    `rooflab ab --records <run>-A.jsonl <run>-B.jsonl` judges those again.
+    `rooflab ab --records <run>-A.jsonl --records <run>-B.jsonl` judges those again.
     """
     run_id = new_run_id()
     paths = [folder / f"{run_id}{part}.jsonl" for part in ("", "-A", "-B")]
@@ -83,31 +85,48 @@ def _verdict(result: Result, outcome: Outcome, run_id: str) -> Record:
 
 
 def _readings(result: Result, side: SideName, run_id: str) -> Iterator[Record]:
-    """One bench record for each process and kernel; a process is a run."""
+    """One bench record for each process and kernel; a process is a run.
+
+    What was not measured has one too, or who judges the files would not know of it.
+    """
     own = result.comparison.side(side)
-    for batch, name in ((result.first, "first"), (result.second, "second")):
-        for pair, found, key, reading in batch.readings:
-            if found != side:
-                continue
-            timed = reading.status == "OK" and reading.median_s is not None
-            yield Record(
-                kind="bench",
-                run_id=f"{run_id}-{name}-{pair}{side}",
-                status=reading.status,
-                reason=reading.reason,
-                timestamp=reading.timestamp,
-                environment=result.environments.get(side, {}),
-                commit=own.commit,
-                dirty=own.dirty,
-                **_names(result, side, key),
-                seed=result.settings.seed,
-                basis="measured" if timed else "bound",
-                latency_median_ms=_ms(reading.median_s) if timed else None,
-                samples=pack_samples(reading.seconds) if timed else None,
-                sample_count=len(reading.seconds) or None,
-                metrics={"pair": float(pair)},
-                **_observed(reading),
-            )
+    batches = (("first", result.first), ("second", result.second))
+    found = [
+        (f"{name}-{pair}", {"pair": float(pair), CONFIRMS: float(name == "second")}, key, reading)
+        for name, batch in batches
+        for pair, where, key, reading in batch.readings
+        if where == side
+    ]
+    measured = {key for _, _, key, _ in found}
+    unmeasured = [key for key in result.comparison.keys if key not in measured and key in own.targets]
+    found += [("check-", {}, key, _not_measured(result, side, key)) for key in unmeasured]
+    for name, metrics, key, reading in found:
+        timed = reading.status == "OK" and reading.median_s is not None
+        yield Record(
+            kind="bench",
+            run_id=f"{run_id}-{name}{side}",
+            status=reading.status,
+            reason=reading.reason,
+            timestamp=reading.timestamp or now(),
+            environment=result.environments.get(side, {}),
+            commit=own.commit,
+            dirty=own.dirty,
+            **_names(result, side, key),
+            seed=result.settings.seed,
+            basis="measured" if timed else "bound",
+            latency_median_ms=_ms(reading.median_s) if timed else None,
+            samples=pack_samples(reading.seconds) if timed else None,
+            sample_count=len(reading.seconds) or None,
+            metrics=metrics,
+            **_observed(reading),
+        )
+
+
+def _not_measured(result: Result, side: SideName, key: str) -> Reading:
+    """What stands for a kernel that no process has timed: its check, or why there was nothing to time."""
+    outcome = next((found for found in result.outcomes if found.key == key), None)
+    reason = outcome.reason if outcome else result.left_out.get(key, "")
+    return result.checks.get((side, key)) or Reading("INVALID", f"not measured: {reason}")
 
 
 def _names(result: Result, side: SideName, key: str) -> dict[str, Any]:
@@ -131,6 +150,7 @@ def _observed(reading: Reading) -> dict[str, Any]:
         "role": cast(Role | None, reading.role),
         "backend": cast(Backend | None, reading.backend),
         "timer": reading.method or None,
+        "l2_state": reading.l2_state,
         "flops": reading.flops,
         "least_bytes": reading.least_bytes,
         "device_kernels": reading.device_kernels,

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from pathlib import PurePosixPath
+import ast
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
 
 MEASURED = ("kernels", "reference", "roofline")
 SETTINGS = ("pyproject.toml", "constraints.txt")
 
 
-def touched_ops(changed: Iterable[str], ops: Sequence[str], harness: Collection[str] = ()) -> list[str]:
+def touched_ops(
+    changed: Iterable[str],
+    ops: Sequence[str],
+    harness: Collection[str] = (),
+    users: Mapping[str, Collection[str]] | None = None,
+) -> list[str]:
     """The ops among `ops` that the changed files (paths from the checkout's root) touch, in the order of `ops`.
 
-    A file of an op's folder, or its reference, touches the op; any other file of `kernels`, `reference` or `roofline`,
-    the packages pinned, and the `harness` (files of `bench` that decide a reading) touch all; documents, tests, results
-    and the engine touch none.
+    A file of an op's folder, or its reference, touches the op and its `users`; any other file of `kernels`, `reference`
+    or `roofline`, the packages pinned, and the `harness` (files of `bench` that decide a reading) touch all; documents,
+    tests, results and the engine touch none.
     """
     found: set[str] = set()
     for text in changed:
@@ -22,7 +28,7 @@ def touched_ops(changed: Iterable[str], ops: Sequence[str], harness: Collection[
         if parts[0] in MEASURED:
             named = parts[1] if parts[0] == "kernels" and len(parts) > 2 else PurePosixPath(text).stem
             if named in ops and parts[0] != "roofline":
-                found.add(named)
+                found |= {named, *(users or {}).get(named, ())}
             elif _is_code(parts):
                 return list(ops)
         elif text in SETTINGS or text in harness:
@@ -30,7 +36,32 @@ def touched_ops(changed: Iterable[str], ops: Sequence[str], harness: Collection[
     return [op for op in ops if op in found]
 
 
+def users(trees: Iterable[Path], ops: Collection[str]) -> dict[str, set[str]]:
+    """By op, those whose reference or kernels import its own in one of the trees, directly or through another op."""
+    found: dict[str, set[str]] = {op: set() for op in ops}
+    for tree in trees:
+        for op in ops:
+            for file in (tree / "reference" / f"{op}.py", *sorted((tree / "kernels" / op).glob("*.py"))):
+                for used in _ops_imported(file, found):
+                    found[used].add(op)
+    for through in ops:  # as Warshall closes a relation
+        for op in ops:
+            if through in found[op]:
+                found[op] |= found[through]
+    return found
+
+
+def _ops_imported(file: Path, ops: Collection[str]) -> Iterator[str]:
+    for node in ast.walk(ast.parse(file.read_text()) if file.is_file() else ast.Module([], [])):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+        if isinstance(node, ast.ImportFrom):
+            names = [str(node.module), *(f"{node.module}.{name}" for name in names)]
+        for parts in (name.split(".") for name in names):
+            if parts[0] == "rooflab" and parts[1:2] in (["reference"], ["kernels"]) and parts[2:3] and parts[2] in ops:
+                yield parts[2]
+
+
 def _is_code(parts: tuple[str, ...]) -> bool:
-    """A folder of an op that neither side has is no shared file; neither is a note."""
-    in_op_folder = parts[0] == "kernels" and len(parts) > 2
+    """A folder of an op that neither side has is no shared file, one of helpers is; a note is none."""
+    in_op_folder = parts[0] == "kernels" and len(parts) > 2 and not parts[1].startswith("_")
     return not in_op_folder and not parts[-1].endswith((".md", ".txt")) and parts[-1] != "plot.py"

@@ -1,11 +1,11 @@
 """From evidence to a verdict, and from verdicts to an exit status.  Nothing here runs anything.
 
-SLOWER needs all of: the one-sided 95% bound beyond the threshold and beyond 0.5 us; a second, independent batch whose
-own estimate lies beyond them too, and which leaves the bound of both batches there; a false-discovery rate of at most
-5% over all the kernels in question; another device activity than the other side's; an effect beyond what identical code
-shows on this machine.  (To ask the second batch for a bound of its own would square the power: 36% for 60% at 3%.)
-FASTER likewise.  SAME is a finding too: both bounds inside the threshold.  Everything else is UNRESOLVED, and what
-could not be compared never passes.
+SLOWER needs all of: the one-sided 95% bound beyond the threshold and beyond 0.5 us; a second, independent batch of at
+least five pairs, whose own estimate lies beyond them too, and which leaves the bound of both batches there; a
+false-discovery rate of at most 5% over all the kernels in question; another device activity than the other side's; an
+effect beyond what identical code shows on this machine.  (To ask the second batch for a bound of its own would square
+the power: 36% for 60% at 3%.)  FASTER likewise.  SAME is a finding too: both bounds inside the threshold, of pairs that
+were taken in turn.  Everything else is UNRESOLVED, and what could not be compared never passes.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Evidence:
     noise_floor: float | None = None
     """Relative effect that identical code was seen to show here; None where it was not measured."""
     unconfirmed: str = ""
-    """Why no second batch was run although the first called for one."""
+    """Why there is no second batch, or too short a one, although the first called for one."""
     drifting: str = ""
     """Why the pairs are not pairs in time, so that a drift of the machine may be all that they show."""
 
@@ -200,18 +200,19 @@ def _verdict(
     """The verdict on readings that are whole."""
     called = _called(item.first, rules)
     size = abs(math.expm1(found.effect))
+    if found.pairs < BOUNDED_PAIRS:
+        return "UNRESOLVED", f"{found.pairs} pairs: fewer than {BOUNDED_PAIRS} bound nothing"
+    if item.drifting:
+        return "UNRESOLVED", item.drifting
     if called is None:
-        if found.pairs < BOUNDED_PAIRS:
-            return "UNRESOLVED", f"{found.pairs} pairs: fewer than {BOUNDED_PAIRS} bound nothing"
         if found.low > -margin and found.high < margin:
             return _against_noise("SAME", "", item, rules, math.expm1(margin))
         return "UNRESOLVED", "the readings fit both a difference and none"
     if item.identical:
         return "UNRESOLVED", "both sides ran the same device code on the same grids, so the difference is the machine's"
-    if item.drifting:
-        return "UNRESOLVED", item.drifting
-    if not item.second:
-        return "UNRESOLVED", item.unconfirmed or "seen once and not confirmed"
+    if len(item.second) < BOUNDED_PAIRS:
+        few = f"seen once and not confirmed: {len(item.second)} more pairs, and it takes {BOUNDED_PAIRS}"
+        return "UNRESOLVED", item.unconfirmed or few
     again = estimate(_effects(item.second)).effect * (1 if called == "SLOWER" else -1)
     if again <= margin or _called(item.first + item.second, rules) != called:
         return "UNRESOLVED", "a second batch of pairs did not confirm it"

@@ -67,6 +67,8 @@ def work(job: Mapping[str, Any]) -> Iterator[Line]:
 
 def listing(job: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
     """What this tree has: kernels by op with the reason why one cannot run here, and the cases of a suite."""
+    from rooflab.bench.ab.largest import largest
+
     found = {}
     for op in job["ops"] or registry.ops():
         try:
@@ -74,19 +76,28 @@ def listing(job: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
         except ValueError:
             continue  # the other side may have it; a comparison without it is MISSING there
         kernels = {name: kernel.why_not_here(device) for name, kernel in registry.kernels(op).items()}
-        cases = [case.id for case in spec.cases.get(job["suite"], ())]
-        found[op] = {"kernels": kernels, "cases": cases, "schemes": list(spec.schemes)}
+        cases = spec.cases.get(job["suite"], ())
+        found[op] = {
+            "kernels": kernels,
+            "cases": [case.id for case in cases],
+            "largest": [case.id for case in largest(spec, cases)],
+            "schemes": list(spec.schemes),
+        }
     return found
 
 
 def check(target: Mapping[str, str], job: Mapping[str, Any], device: torch.device) -> Reading:
-    """The kernel's check: with the planted inputs on the op's first small case, and without them on this one."""
+    """The kernel's check: with the planted inputs on the op's first small case, and without them on this one.
+
+    One that does not take the small case meets them on this one.
+    """
     from rooflab.bench.check import check_kernel
 
     spec, kernel, case, scheme = _resolve(target)
     result = check_kernel(kernel, spec, spec.get_cases("smoke")[0], scheme, device, job["seed"])
-    if result.status == "OK":
-        result = check_kernel(kernel, spec, case, scheme, device, job["seed"], planted=False)
+    if result.status in ("OK", "UNSUPPORTED"):  # it may take this case and not the small one
+        planted = result.status == "UNSUPPORTED"
+        result = check_kernel(kernel, spec, case, scheme, device, job["seed"], planted=planted)
     return Reading(result.status, result.reason, checked_by=result.checked_by)
 
 
@@ -146,6 +157,7 @@ def _timed(
         seconds=samples.seconds,
         median_s=samples.median_s,
         method=samples.method,
+        l2_state=samples.l2_state,
         activity_hash=seen.activity_hash,
         device_kernels=seen.device_kernels,
         least_bytes=cost.bytes,

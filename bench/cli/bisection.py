@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from rooflab.bench import show
-from rooflab.bench.bisection import FOUND, UNRESOLVED, Question, current, step, subject
+from rooflab.bench.bisection import ABORT, FOUND, UNRESOLVED, Question, current, step, subject
 from rooflab.bench.bisection import bisect as find
 from rooflab.bench.cli.app import Json, app
 
@@ -75,17 +76,19 @@ def bisect_step(
     runner: Runner = None,
     repo: Repo = Path("."),
 ) -> None:
-    """One step, for `git bisect run rooflab bisect-step OP --good REV`: exit status 0 good, 1 bad, 125 cannot tell.
+    """One step, for `git bisect run rooflab bisect-step OP --good REV`: exit status 0 good, 1 bad, 125 cannot tell, 255
+    end the bisection.
 
     Where the installed Rooflab is the checkout that git moves, each step runs that commit's own; `rooflab bisect` does
     not move anything.
     """
-    head = current(repo)
     try:
+        head = current(repo)
         answer, why = step(_question(op, kernel, case, scheme, threshold, pairs, correctness, runner), good, head)
-    except ValueError as error:  # status 2, which the command line gives it, would be a bad commit to git
+    except (ValueError, OSError, subprocess.SubprocessError) as error:
+        # To git a status up to 127 would be a bad commit, and one above it ends the bisection.
         show.error(f"rooflab: {error}")
-        raise typer.Exit(255) from error
+        raise typer.Exit(ABORT) from error
     show.note(f"{head[:10]} {why}")
     raise typer.Exit(answer)
 

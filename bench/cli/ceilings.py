@@ -11,6 +11,8 @@ import typer
 from rooflab.bench import show
 from rooflab.bench.cli.app import DeviceOption, Json, OutOption, app, exit_for
 
+NOT_SPENT = "budget: not spent, because what was measured before still counts; --refresh spends it"
+
 
 @app.command()
 def ceilings(
@@ -44,11 +46,13 @@ def ceilings(
 
 
 def _cpu(device: Any, refresh: bool, budget_s: float | None, out: Path | None) -> dict[str, Any]:
-    from rooflab.bench.ceilings import cpu_ceilings
+    from rooflab.bench.ceilings import cpu_ceilings, kept_cpu_ceilings
     from rooflab.bench.ceilings_rows import cpu_records, cpu_rows
     from rooflab.bench.environment import snapshot
     from rooflab.bench.records import new_run_id
 
+    if budget_s is not None and not refresh and kept_cpu_ceilings() is not None:
+        show.note(NOT_SPENT)
     with show.waiting("measuring this CPU"):
         found = cpu_ceilings(refresh, 5.0 if budget_s is None else budget_s)
     environment = snapshot().to_dict()
@@ -78,6 +82,8 @@ def _cuda(device: Any, refresh: bool, budget_s: float | None, out: Path | None) 
     kept, reason = kept_ceilings(device)
     if kept is None or refresh:
         show.note(f"measuring: {reason or 'asked for anew'}")
+    elif budget_s is not None:
+        show.note(NOT_SPENT)
     with show.progress("ceilings", GROUPS_OF_HOPPER) as advance:
         kept = cuda_ceilings(device, refresh, CUDA_BUDGET_S if budget_s is None else budget_s, advance=advance)
     name = torch.cuda.get_device_name(device)
@@ -86,7 +92,8 @@ def _cuda(device: Any, refresh: bool, budget_s: float | None, out: Path | None) 
         "device": name,
         "used": used.kind if used else "no",
         "reason": kept.reason,
-        "measured_under": f"driver {kept.environment['gpu']['driver']}, {kept.made}",
+        "measured_under": f"driver {kept.environment['gpu']['driver']}, {kept.made}"
+        + (", clocks set by the user" if kept.clocks_were_set else ""),
         "rows": card_rows(kept.readings, identify(name)),
         "columns": COLUMNS,
         "ceilings": None if kept.ceilings is None else asdict(kept.ceilings),

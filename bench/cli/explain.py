@@ -52,9 +52,9 @@ def explain(
     chosen = _targets(op, named, case or [], scheme or [])
     measured: dict[Target, float] = {}
     if records:
-        measured = targets.measured_in(known, chosen, device)
+        chosen, measured = targets.measured_in(known, chosen, device)
     elif measure and _is_here(device):
-        measured = _measured(targets.measure_here(chosen, budget_s), chosen, device)
+        chosen, measured = _measured(targets.measure_here(chosen, budget_s), chosen, device)
     found = explain_all(chosen, device, measured, calibration.load())
     if named and all(entry.reason for entry in found):
         raise ValueError(found[0].reason)
@@ -91,7 +91,7 @@ def _is_here(device: Device) -> bool:
     return torch.cuda.is_available() and identify(torch.cuda.get_device_name()) == device
 
 
-def _measured(found: list[Record], chosen: list[Target], device: Device) -> dict[Target, float]:
+def _measured(found: list[Record], chosen: list[Target], device: Device) -> tuple[list[Target], dict[Target, float]]:
     """The times just taken; what failed its check is said, and stays a prediction."""
     from rooflab.bench.predict import targets
 
@@ -99,7 +99,7 @@ def _measured(found: list[Record], chosen: list[Target], device: Device) -> dict
         if entry.status != "OK":
             show.note(f"{entry.op}/{entry.kernel} {entry.case_id}: {entry.status}: {entry.reason}")
     timed = any(entry.status == "OK" and entry.latency_median_ms is not None for entry in found)
-    return targets.measured_in(found, chosen, device) if timed else {}
+    return targets.measured_in(found, chosen, device) if timed else (chosen, {})
 
 
 def _show(entry: Explanation) -> None:
@@ -216,9 +216,8 @@ def _count(
     modelled = explain_all([target], device, None, known)[0]
     if modelled.reason:
         raise ValueError(modelled.reason)
-    traffic = taken.traffic
-    times = {} if taken.duration_s is None else {target: taken.duration_s * 1e3}
-    explained = explain_all([target], device, times, known, {target: traffic} if traffic else None)[0]
+    traffic, note = counted.settled(target, taken)
+    explained = explain_all([target], device, None, known, {target: traffic} if traffic else None)[0]
     record = counted.counted_record(explained, taken, seed)
     if out:
         writer = RunWriter(out, record.run_id)
@@ -226,10 +225,13 @@ def _count(
     rows: list[dict[str, Any]] = counted.compared(modelled, taken)
     launches = counted.launch_rows(taken)
     if json:
-        show.as_json({**explained.to_dict(), "compared": rows, "counted": launches, "metrics": record.metrics})
+        more = {"compared": rows, "counted": launches, "metrics": record.metrics, "note": note}
+        show.as_json(explained.to_dict() | more)
         return
     _show(explained)
     show.table(rows, ("what", "modelled", "counted", "ratio"), "modelled and counted")
+    if note:
+        show.line(note, "yellow")
     show.table(launches, tuple(launches[0]), "counted in each launch")
     if out:
         show.line(f"record: {writer.path}")

@@ -36,7 +36,10 @@ def suite(
     seed: int = 0,
     json: Json = False,
 ) -> None:
-    """Run everything worth measuring on the card at hand, most valuable first.  Exit status 11 where one failed."""
+    """Run everything worth measuring on the card at hand, most valuable first.
+
+    Exit status 11 where an entry failed or a kernel is wrong, 13 where a reading cannot be true.
+    """
     from rooflab.bench.suite import summary as summaries
 
     if summary is not None:
@@ -67,7 +70,7 @@ def suite(
         show.line(f"records, figures and summary: {settings.out}")
     if found["counts"].get("FAILED") or found["excluded"]:
         raise typer.Exit(EXIT_INCORRECT)
-    if not found["counts"].get("DONE"):
+    if found["invalid"] or not {"DONE", "PARTIAL"} & found["counts"].keys():
         raise typer.Exit(EXIT_INVALID)
 
 
@@ -125,7 +128,10 @@ def tune(
     out: OutOption = None,
     json: Json = False,
 ) -> None:
-    """Search a kernel's configs on this card.  Exit status 11 where a config that was measured is wrong."""
+    """Search a kernel's configs on this card.
+
+    Exit status 11 where a config that was measured is wrong, or in a dry run the one that it favours.
+    """
     from rooflab.bench.choose import write_choices
     from rooflab.bench.commands import result_folder
     from rooflab.bench.tune import COLUMNS, tune_op
@@ -156,4 +162,5 @@ def tune(
         show.line(f"records: {', '.join(str(folder / name) for name in report.files) or 'none'}")
         for path in written:
             show.line(f"written: {path}")
-    exit_for({record.status for record in report.records} or {"OK"})
+    found: set[str] = {record.status for record in report.records} or {"OK"}
+    exit_for(found | ({result.status for result in report.results} if dry_run else set()))

@@ -27,7 +27,8 @@ def sweep(
 ) -> None:
     """Run the suite over the GPUs of a Ray cluster, one worker a GPU; a lost worker's part is done by another.
 
-    Rooflab must be installed on every node, from the same source. Exit status 11 where a part was not done.
+    Rooflab must be installed on every node, from the same source. Exit status 11 where a part was not done, or a kernel
+    is wrong.
     """
     if importlib.util.find_spec("ray") is None:
         raise ValueError("ray: is not installed; pip install rooflab[fleet]")
@@ -46,9 +47,11 @@ def sweep(
     state = run(ray, shards, out, workers, resume, show.note)
     rows = [{"part": name, **found} for name, found in sorted(state.shards.items())]
     if json:
-        show.as_json(asdict(state) | {"complete": state.complete})
+        show.as_json(asdict(state) | {"complete": state.complete, "excluded": state.excluded})
     else:
         show.table(rows, ("part", "status", "attempts", "reason"))
+        for kernel, reason in state.excluded.items():
+            show.line(f"not run any more: {kernel}: {reason}", "red")
         show.line(f"{sum(row['status'] == 'DONE' for row in rows)} of {len(rows)} parts done; records: {out}")
-    if not state.complete:
+    if not state.complete or state.excluded:
         raise typer.Exit(EXIT_INCORRECT)

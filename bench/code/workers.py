@@ -12,12 +12,13 @@ import tempfile
 import threading
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import IO, Any
 
 TIMEOUT_S = 300.0
 """A compile takes about half a second; one that takes this long will not end."""
+COMPILER = "rooflab.bench._compile_worker"
 _TREE_WORKER = Path(__file__).with_name("_tree_worker.py")
 
 
@@ -31,13 +32,17 @@ class CompileFailure(RuntimeError):
 
 
 class Worker:
-    """One compiling process, of this tree's kernels or of those in the folder `tree`."""
+    """One compiling process, of this tree's kernels or of those in the folder `tree`; or another `module` that serves.
 
-    def __init__(self, tree: Path | None = None) -> None:
+    None of them interprets Triton's kernels, which this process may.
+    """
+
+    def __init__(self, tree: Path | None = None, module: str = COMPILER, timeout_s: float = TIMEOUT_S) -> None:
+        self.timeout_s = timeout_s
         self.log = tempfile.TemporaryFile()  # as long-lived as the process that writes it
         environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
         # -P: the folder of a script must not be where imports look first.
-        own = ["-m", "rooflab.bench._compile_worker"] if tree is None else ["-P", str(_TREE_WORKER), str(tree)]
+        own = ["-m", module] if tree is None else ["-P", str(_TREE_WORKER), str(tree)]
         self.process = subprocess.Popen(
             [sys.executable, *own],
             stdin=subprocess.PIPE,
@@ -49,8 +54,8 @@ class Worker:
         atexit.register(self.stop)
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """The worker's answer.  Raises `CompileFailure` where it dies or takes longer than `TIMEOUT_S`."""
-        timer = threading.Timer(TIMEOUT_S, self.process.kill)
+        """The worker's answer.  Raises `CompileFailure` where it dies or takes longer than `timeout_s`."""
+        timer = threading.Timer(self.timeout_s, self.process.kill)
         timer.start()
         try:
             _pipe(self.process.stdin).write(json.dumps(request) + "\n")
@@ -66,7 +71,7 @@ class Worker:
         status = self.process.wait()
         self.log.seek(0)
         tail = self.log.read().decode(errors="replace").strip()[-2000:]
-        raise CompileFailure(f"the compiling process ended with status {status}: {tail}")
+        raise CompileFailure(f"the process ended with status {status}: {tail}")
 
     def stop(self) -> None:
         """Ends the process."""
@@ -81,8 +86,8 @@ class Worker:
 class Workers:
     """As many processes as there are cores, all of one tree."""
 
-    def __init__(self, tree: Path | None = None):
-        self.tree = tree
+    def __init__(self, tree: Path | None = None, module: str = COMPILER, timeout_s: float = TIMEOUT_S):
+        self._start = partial(Worker, tree, module, timeout_s)
         self.idle: queue.LifoQueue[Worker] = queue.LifoQueue()
         self.threads = ThreadPoolExecutor(min(8, _cores()), thread_name_prefix="compile")
 
@@ -91,7 +96,7 @@ class Workers:
         try:
             worker = self.idle.get_nowait()
         except queue.Empty:
-            worker = Worker(self.tree)
+            worker = self._start()
         try:
             found = worker.ask(request)
         except CompileFailure:

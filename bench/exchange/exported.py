@@ -22,6 +22,8 @@ def timed(records: Sequence[Record]) -> tuple[list[Record], list[Skipped]]:
         elif record.status != "OK" or record.latency_median_ms is None:
             reason = record.reason or "it has no latency"
             skipped.append(Skipped(benchmark_name(record), f"{record.status}: {reason}"))
+        elif "pair" in record.metrics:
+            skipped.append(Skipped(benchmark_name(record), "one process of an A/B, whose verdict is in its own record"))
         else:
             chosen.append(record)
     if not chosen:

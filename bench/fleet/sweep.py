@@ -18,7 +18,7 @@ from typing import Any
 import ray
 
 from rooflab.bench.fleet.worker import Shard, Worker
-from rooflab.bench.suite.runner import ROOT, tree_hash
+from rooflab.bench.source_tree import ROOT, tree_hash
 from rooflab.bench.suite.state import write_whole
 
 FILE = "sweep.json"
@@ -40,7 +40,7 @@ class Sweep:
     """The state of a sweep, kept in `sweep.json`."""
 
     shards: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """By `machine key/shard`: status (RUNNING, DONE, FAILED, LOST), attempts, and what the suite said."""
+    """By `machine key/shard`: status (RUNNING, DONE, PARTIAL, FAILED, LOST), attempts, and what the suite said."""
     workers: list[dict[str, Any]] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
     """Workers that were not used, and why."""
@@ -49,6 +49,15 @@ class Sweep:
     def complete(self) -> bool:
         """Whether every shard of every kind of machine is done."""
         return bool(self.shards) and all(found["status"] == "DONE" for found in self.shards.values())
+
+    @property
+    def excluded(self) -> dict[str, str]:
+        """Kernels that were not run any more, by `machine key: kernel`, with the reason."""
+        found = {}
+        for name, shard in self.shards.items():
+            for kernel, reason in shard.get("excluded", {}).items():
+                found[f"{name.partition('/')[0]}: {kernel}"] = str(reason)
+        return found
 
 
 def sweep(
@@ -93,7 +102,8 @@ class _Driver:
         self.shards, self.out, self.state, self.dry_run, self.say = shards, out, state, dry_run, say
         self.lock = threading.Lock()
         self.waiting: dict[str, queue.SimpleQueue[Shard]] = {}
-        self.unfinished: dict[str, int] = {}
+        self.unfinished: dict[str, set[str]] = {}
+        """By machine key, the shards that some worker may still be given."""
         self.tree = tree_hash(ROOT)
 
     def run(self, workers: int | None) -> Sweep:
@@ -107,7 +117,7 @@ class _Driver:
         for key in {who["machine_key"] for _, who in usable}:
             left = [shard for shard in self.shards if self._status(key, shard) != "DONE"]
             self.waiting[key] = queue.SimpleQueue()
-            self.unfinished[key] = len(left)
+            self.unfinished[key] = {shard.name for shard in left}
             for shard in left:
                 self.waiting[key].put(shard)
         self._save()
@@ -151,8 +161,8 @@ class _Driver:
                 shard = self.waiting[key].get(timeout=1.0)
             except queue.Empty:
                 continue  # another worker has the last one, and may lose it
-            self._begin(key, shard, int(who["pid"]))
             try:
+                self._begin(key, shard, int(who["pid"]))
                 self._finish(key, shard, self._shard(actor, key, shard))
             except Lost as lost:
                 self._give_back(key, shard, str(lost))
@@ -163,6 +173,11 @@ class _Driver:
                 actor, who = found
                 if who["machine_key"] != key:
                     break  # of another kind, whose shards have workers of their own
+            except BaseException as error:
+                # This thread ends: the others must not wait for a shard that nobody has.
+                ray.kill(actor)
+                self._note(key, shard, {"status": "FAILED", "reason": _first_line(error)}, finished=True)
+                raise
         ray.kill(actor)
 
     def _shard(self, actor: Any, key: str, shard: Shard) -> dict[str, Any]:
@@ -198,27 +213,44 @@ class _Driver:
         self._save()
 
     def _finish(self, key: str, shard: Shard, end: Mapping[str, Any]) -> None:
-        reason = str(end.get("error") or end.get("stopped") or "")
-        self._note(key, shard, {"status": "FAILED" if reason else "DONE", "reason": reason, **end}, finished=True)
+        status, reason = _verdict(end)
+        self._note(key, shard, {"status": status, "reason": reason, **end}, finished=True)
 
     def _give_back(self, key: str, shard: Shard, reason: str) -> None:
         """The shard of a lost worker, to the next one that is free, unless it has been begun often enough."""
         again = int(self.state.shards[f"{key}/{shard.name}"]["attempts"]) < ATTEMPTS
-        self._note(key, shard, {"status": "LOST", "reason": reason}, finished=not again)
-        if again:
-            self.waiting[key].put(shard)
+        try:
+            self._note(key, shard, {"status": "LOST", "reason": reason}, finished=not again)
+        finally:  # a state that cannot be written must not keep it from the others
+            if again:
+                self.waiting[key].put(shard)
 
     def _note(self, key: str, shard: Shard, found: dict[str, Any], finished: bool) -> None:
         name = f"{key}/{shard.name}"
         with self.lock:
-            self.state.shards[name] = found | {"attempts": self.state.shards[name]["attempts"]}
-            self.unfinished[key] -= finished
+            self.state.shards[name] = found | {"attempts": self.state.shards.get(name, {}).get("attempts", 1)}
+            if finished:
+                self.unfinished[key].discard(shard.name)
         self._save()
         self.say(f"{name}: {found['status']}{': ' + found['reason'] if found['reason'] else ''}")
 
     def _save(self) -> None:
         with self.lock:
             write_whole(self.out / FILE, json.dumps(asdict(self.state), indent=1) + "\n")
+
+
+def _verdict(end: Mapping[str, Any]) -> tuple[str, str]:
+    """Status and reason of a shard by what its suite said of its entries."""
+    by_status: dict[str, list[str]] = {}
+    for name, status in end.get("entries", {}).items():
+        by_status.setdefault(str(status), []).append(name)
+    listed = "; ".join(
+        f"{status}: {', '.join(names)}" for status, names in by_status.items() if status not in ("DONE", "UNSUPPORTED")
+    )
+    reason = str(end.get("error") or end.get("stopped") or "")
+    if reason or by_status.keys() & {"FAILED", "BLOCKED"}:
+        return "FAILED", "; ".join(text for text in (reason, listed) if text)
+    return ("PARTIAL", listed) if listed else ("DONE", "")
 
 
 def _keep(path: Path, content: bytes) -> None:

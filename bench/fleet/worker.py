@@ -34,7 +34,7 @@ class Worker:
     def identify(self) -> dict[str, Any]:
         """Machine key, source and process of this worker."""
         from rooflab.bench.environment import snapshot
-        from rooflab.bench.suite.runner import ROOT, tree_hash
+        from rooflab.bench.source_tree import ROOT, tree_hash
 
         found = snapshot()
         name = found.gpu.name if found.gpu else found.cpu
@@ -72,6 +72,7 @@ def _run(shard: Shard, folder: Path, ended: dict[str, Any]) -> None:
         return
     ended["entries"] = {name: outcome.status for name, outcome in progress.outcomes.items()}
     ended["stopped"] = progress.stopped
+    ended["excluded"] = progress.excluded()
 
 
 def _changed(folder: Path, sent: dict[str, bytes]) -> dict[str, bytes]:
@@ -81,7 +82,10 @@ def _changed(folder: Path, sent: dict[str, bytes]) -> dict[str, bytes]:
         name = str(path.relative_to(folder))
         if path.suffix == ".part" or not path.is_file():
             continue
-        content = path.read_bytes()
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            continue  # the suite took it away between the two looks
         if sent.get(name) != content:
             found[name] = sent[name] = content
     return found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Any
 import pandas as pd
 
 from rooflab.bench import record_files
+from rooflab.bench.methods import method_of
 from rooflab.bench.records import Record
 
 KEY = ("op", "kernel", "case", "scheme", "machine", "setting", "timer")
@@ -90,6 +90,8 @@ def why_not(record: Record) -> str:
         return f"of kind {record.kind}"
     if record.status != "OK":
         return record.status
+    if "pair" in record.metrics:
+        return "one process of an A/B"
     latency = record.latency_median_ms
     if latency is None or record.basis != "measured":
         return "not measured"
@@ -106,7 +108,7 @@ def _row(record: Record, file: Path) -> dict[str, Any]:
         "scheme": record.scheme or "",
         "machine": str(environment.get("machine_key") or "unknown"),
         "setting": setting(record),
-        "timer": _method(record),
+        "timer": method_of(record.timer, record.l2_state),
         "commit": record.commit,
         "dirty": bool(record.dirty),
         "time": record.timestamp,
@@ -121,12 +123,6 @@ def _row(record: Record, file: Path) -> dict[str, Any]:
         "config": config,
         "file": file.name,
     }
-
-
-def _method(record: Record) -> str:
-    # How many calls share a sample follows from how fast the kernel is, so that each faster one would begin anew.
-    timer = re.sub(r"\d+ calls per sample", "several calls per sample", record.timer or "unknown")
-    return f"{timer}, {record.l2_state}" if record.l2_state else timer
 
 
 def setting(record: Record) -> str:

@@ -13,8 +13,9 @@ from rooflab.bench.microkernels.microkernel import Card, Group, Groups, Launchab
 VECTOR_BYTES = 16
 LARGEST_CHUNK = 4096
 """Vectors in the largest chunk of a block; arrays hold a multiple, so that no kernel has a remainder to deal with."""
-HBM_TIMES_L2, LEAST_TIMES_L2 = 32, 8
-"""An array over the L2 cache.  What a launch leaves in L2 is at most 1/64 of what two passes over 32 times L2 move."""
+HBM_TIMES_L2 = 32
+"""An array over the L2 cache.  What a launch leaves in L2 is at most 1/64 of what two passes over it move; with fewer
+times, a write would be read as faster than HBM by as much more."""
 L2_SHARE = 4
 """L2 over the working set in it: on cards whose L2 has two halves, each may hold its own copy of what it serves."""
 HBM_PASSES = 2
@@ -46,7 +47,7 @@ class Shape:
 
 
 SHAPES = (Shape(256, 8, 4), Shape(512, 4, 4), Shape(1024, 2, 2), Shape(512, 2, 8), Shape(256, 4, 8))
-"""16 to 64 KiB in flight an SM and more: 4.8 TB/s over 132 SMs at 700 ns take 26 KiB."""
+"""64 KiB in flight an SM with the third and 128 KiB with the others: 4.8 TB/s over 132 SMs at 700 ns take 26 KiB."""
 ONE_CHUNK_SHAPES = (Shape(256, 8, 4, every_chunk=True), Shape(512, 4, 2, every_chunk=True))
 """For HBM, where a chunk takes long enough to pay for a block of its own."""
 ACCESSES = {"read": 1, "write": 1, "copy": 2, "triad": 3}
@@ -73,10 +74,9 @@ def _whole_chunks(nbytes: float) -> int:
 
 
 def _arrays(card: Card) -> tuple[torch.Tensor, ...]:
-    nbytes = min(HBM_TIMES_L2 * card.l2_bytes, card.free_bytes / 6)
-    if nbytes < LEAST_TIMES_L2 * card.l2_bytes:
-        needed = 6 * LEAST_TIMES_L2 * card.l2_bytes
-        free = card.free_bytes
+    nbytes = HBM_TIMES_L2 * card.l2_bytes
+    needed, free = 6 * nbytes, card.free_bytes
+    if needed > free:
         raise TooLittleMemory(f"expected {needed / 1e9:.1f} GB free for arrays beyond L2, got {free / 1e9:.1f}")
     words = _whole_chunks(nbytes)
     generator = torch.Generator(card.device).manual_seed(0)

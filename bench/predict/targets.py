@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 
 import torch
@@ -10,6 +11,7 @@ import torch
 from rooflab.bench.predict.cases import Target
 from rooflab.bench.records import Record
 from rooflab.kernels import registry
+from rooflab.kernels.configs import make_config
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import Case, OpSpec, Scheme, get_scheme
 from rooflab.roofline.device import Device, identify, resolve
@@ -76,20 +78,31 @@ def choose_gpu(name: str | None, records: Sequence[Record] = ()) -> tuple[Device
     return device, None
 
 
-def measured_in(records: Iterable[Record], targets: Sequence[Target], device: Device) -> dict[Target, float]:
-    """The newest measured time of each target on `device`, in ms.  Raises `ValueError` where no record has any."""
+def measured_in(
+    records: Iterable[Record], targets: Sequence[Target], device: Device
+) -> tuple[list[Target], dict[Target, float]]:
+    """The targets, each in the config that was measured, and the newest measured times on `device`, in ms.
+
+    Readings of an A/B are left out, for they may be of another revision or slowed on purpose, and so are those of a
+    warm L2 or of a config that the kernel has no more.  Raises `ValueError` where no record has any.
+    """
     wanted = {(target.op, target.kernel, target.case.id, target.scheme.name): target for target in targets}
-    found: dict[Target, float] = {}
+    found: dict[Target, tuple[Target, float]] = {}
     for record in sorted(records, key=lambda entry: entry.timestamp):
         target = wanted.get((record.op or "", record.kernel or "", record.case_id or "", record.scheme or ""))
         gpu = record.environment.get("gpu")
         here = record.device == "cuda" and gpu and identify(str(gpu["name"])) == device
-        if target and here and record.status == "OK" and record.basis == "measured" and record.latency_median_ms:
-            found[target] = record.latency_median_ms
+        timed = record.status == "OK" and record.basis == "measured" and record.l2_state == "cold"
+        if target and here and timed and record.latency_median_ms and record.stands_alone:
+            kernel = registry.get_kernel(target.op, target.kernel)
+            if record.config is None or kernel.config_type is None:
+                found[target] = target, record.latency_median_ms
+            elif set(record.config) == {field.name for field in fields(kernel.config_type)}:
+                found[target] = replace(target, config=make_config(kernel, record.config)), record.latency_median_ms
     if not found:
         cases = ", ".join(dict.fromkeys(target.case.id for target in targets))
         raise ValueError(f"records: expected a measured time on {device.name} at {cases}, got none")
-    return found
+    return [found[target][0] if target in found else target for target in targets], dict(found.values())
 
 
 def measure_here(targets: Sequence[Target], budget_s: float, seed: int = 0) -> list[Record]:

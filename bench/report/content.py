@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 
 from rooflab.bench.report.ceilings import CeilingTable, ceiling_tables
 from rooflab.bench.report.comparisons import Comparison, comparisons_of
@@ -29,6 +29,7 @@ from rooflab.bench.report.summary import (
     unmeasured,
 )
 from rooflab.bench.report.words import moment
+from rooflab.bench.source_tree import tree_hash
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def gather(located: Sequence[Located], files: Sequence[FileInfo], title: str) ->
     failed = sum(fault(item.record) is not None for item in benches)
     return Content(
         title=title,
-        version=version("rooflab"),
+        version=_version(),
         first=moment(located[0].record.timestamp),
         last=moment(located[-1].record.timestamp),
         records=len(located),
@@ -89,3 +90,11 @@ def gather(located: Sequence[Located], files: Sequence[FileInfo], title: str) ->
         trends=trends(located),
         files=tuple(files),
     )
+
+
+def _version() -> str:
+    """The installed version; of a bare checkout, which has none, the hash of its files."""
+    try:
+        return version("rooflab")
+    except PackageNotFoundError:
+        return f"from a checkout, tree {tree_hash()}"

@@ -77,11 +77,8 @@ def newest(items: Iterable[Located], key: Callable[[Record], Hashable]) -> list[
 
 
 def benches_of(located: Iterable[Located]) -> list[Located]:
-    """The bench records that may stand in a ladder.
-
-    Not the readings of an A/B, one of each process and half of them of another revision, which `ab` marks by `pair`.
-    """
-    return [item for item in located if item.record.kind == "bench" and "pair" not in item.record.metrics]
+    """The bench records that may stand in a ladder: of an A/B's readings half are of another revision, or slowed."""
+    return [item for item in located if item.record.stands_alone]
 
 
 def _is_profile(record: Record) -> bool:
@@ -110,8 +107,13 @@ def choose(benches: Sequence[Located]) -> list[Chosen]:
     return chosen
 
 
+def _code_of(record: Record) -> tuple[object, ...]:
+    """What names the code that ran: the commit, or the tree's hash where there is none, and a file from outside."""
+    return record.commit, *(record.environment.get(name) for name in ("tree", "kernel_file_sha256"))
+
+
 def _with_counted(chosen: Chosen, group: Sequence[Located]) -> Chosen:
-    """The same with its traffic as the hardware counted it for this very commit and config, where a profile did."""
+    """The same with its traffic as the hardware counted it for this very code and config, where a profile did."""
     own = chosen.record
     profiles = [
         item
@@ -119,10 +121,11 @@ def _with_counted(chosen: Chosen, group: Sequence[Located]) -> Chosen:
         if _is_profile(item.record)
         and item.record.traffic_basis == "counted"
         and (item.record.traffic_bytes or 0) > 0
-        and (item.record.commit, item.record.dirty, item.record.config) == (own.commit, False, own.config)
+        and not item.record.dirty
+        and (_code_of(item.record), item.record.config) == (_code_of(own), own.config)
     ]
     latency = latency_ms(own)
-    if not profiles or own.dirty or latency is None or own.traffic_basis == "counted":
+    if not profiles or own.dirty or not any(_code_of(own)) or latency is None or own.traffic_basis == "counted":
         return chosen
     moved = profiles[-1].record.traffic_bytes
     assert moved, "asked above"

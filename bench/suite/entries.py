@@ -10,12 +10,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-EntryStatus = Literal["DONE", "FAILED", "UNSUPPORTED", "BLOCKED", "NOT_REACHED", "RUNNING"]
+EntryStatus = Literal["DONE", "PARTIAL", "FAILED", "UNSUPPORTED", "BLOCKED", "NOT_REACHED", "RUNNING"]
 BarStatus = Literal["MET", "MISSED", "UNMEASURED"]
 FINAL: tuple[EntryStatus, ...] = ("DONE", "FAILED", "UNSUPPORTED")
-"""What a resumed run does not do again."""
+"""What a resumed run does not do again; PARTIAL, cut for time, it goes on with."""
 LIMIT_FACTOR, LIMIT_EXTRA_S = 3.0, 30.0
 """An entry's process is ended after this many times its cost, and these seconds: it hangs."""
+LAST_S = 90.0
+"""What an entry that is given all that time may still have in hand when it is over."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,8 @@ class Entry:
     """Entries that come before, whatever becomes of them."""
     ops: tuple[str, ...] = ()
     """Ops that it is about; none for what is about the card."""
+    whole: bool = False
+    """Whether it is given more than its cost where the budget has that: what it leaves out, no later entry may run."""
 
     @property
     def is_bar(self) -> bool:
@@ -49,7 +53,12 @@ class Entry:
     @property
     def limit_s(self) -> float:
         """When its process is ended."""
-        return LIMIT_FACTOR * self.cost_s + LIMIT_EXTRA_S
+        return LIMIT_FACTOR * self.cost_s + LIMIT_EXTRA_S + (LAST_S if self.whole else 0.0)
+
+    @property
+    def most_s(self) -> float:
+        """Seconds that it is given where the budget has them."""
+        return LIMIT_FACTOR * self.cost_s + LIMIT_EXTRA_S if self.whole else self.cost_s
 
 
 @dataclass(frozen=True)
@@ -70,12 +79,19 @@ class Context:
     """Kernels that must not run, with the reason: their first check on this card failed."""
     verified: tuple[str, ...] | None = None
     """Kernels that a check in a process of its own found right; None where nothing was verified in this run."""
+    earlier: tuple[str, ...] = ()
+    """Files in `out` that this entry wrote before a fault or the end of its time; it goes on with them."""
     began: float = field(default_factory=time.monotonic, compare=False)
 
     @property
     def left_s(self) -> float:
         """Seconds left of `seconds`."""
         return self.seconds - (time.monotonic() - self.began)
+
+    @property
+    def run_id(self) -> str | None:
+        """The run of records to go on with; None where there is none."""
+        return next((Path(name).stem for name in self.earlier if name.endswith(".jsonl")), None)
 
 
 @dataclass(frozen=True)
@@ -99,6 +115,8 @@ class Outcome:
     """Kernels that later entries may run."""
     seconds: float = 0.0
     """Wall time, set by the runner."""
+    again: bool = False
+    """Whether the process broke on the kernel that it has noted (`running.py`), and another can do the rest."""
 
 
 def plan_hash(entries: Sequence[Entry], **options: Any) -> str:

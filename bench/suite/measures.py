@@ -9,11 +9,15 @@ from typing import Any
 
 import torch
 
+from rooflab.bench import record_files
+from rooflab.bench.check_outcome import BROKEN, already_broken
 from rooflab.bench.commands import default_scheme
 from rooflab.bench.measure import measure_op
 from rooflab.bench.record_files import RunWriter
 from rooflab.bench.records import Record
+from rooflab.bench.suite import running
 from rooflab.bench.suite.entries import BarStatus, Context, Outcome
+from rooflab.bench.suite.running import ContextBroken, Running
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import DTYPE_NAMES, Case, get_scheme
@@ -47,11 +51,16 @@ def measure(
 ) -> tuple[list[Record], str, bool]:
     """Checks and times `kernels` against each other on each case, as far as the time goes.
 
-    Returns the records, written as they came, the id of their run, and whether cases were left out.
+    Returns the records, written as they came, the id of their run, and whether cases were left out; the records and the
+    run of an earlier process of the entry are gone on with.  Raises `ContextBroken` where one of the kernels ends all
+    work in this process.
     """
     device = torch.device(context.device)
-    writer = RunWriter(context.out)
-    found: list[Record] = []
+    writer = RunWriter(context.out, context.run_id)
+    found = written_before(writer)
+    if kernels:
+        names = {kernel.name for kernel in kernels}
+        cases = [case for case in cases if not names <= _kernels_at(found, case)]
     if not kernels or not cases:
         return found, writer.run_id, bool(cases)
     share = TIMING_SHARE * context.seconds / (len(kernels) * len(cases))
@@ -61,15 +70,33 @@ def measure(
     options: dict[str, Any] = {}
     if context.dry_run:
         options = {"ceilings": NO_LIMITS}
+    now = Running(context.entry, files=(writer.path.name,))
+    new = 0
     for record in measure_op(
         spec, kernels, cases, get_scheme(name), device,
-        budget_s=budget_s, run_id=writer.run_id, seed=context.seed, **options,
+        budget_s=budget_s, run_id=writer.run_id, seed=context.seed,
+        running=lambda ids: now.note(context.out, ids), **options,
     ):  # fmt: skip
-        writer.write(record)
-        found.append(record)
-        if context.left_s < 0 and len(found) % len(kernels) == 0:
+        if not record.reason.startswith(BROKEN):  # else it says nothing of its kernel
+            writer.write(record)
+            found.append(record)
+        new += 1
+        if context.left_s < 0 and new % len(kernels) == 0:
             break
-    return found, writer.run_id, len(found) < len(kernels) * len(cases)
+    broken = already_broken(device)
+    if broken:
+        raise ContextBroken(broken)
+    running.forget(context.out)
+    return found, writer.run_id, new < len(kernels) * len(cases)
+
+
+def written_before(writer: RunWriter) -> list[Record]:
+    """The records that an earlier process of this entry wrote to the same file."""
+    return record_files.read(writer.path) if writer.path.is_file() else []
+
+
+def _kernels_at(records: Sequence[Record], case: Case) -> set[str]:
+    return {str(record.kernel) for record in records if record.case_id == case.id}
 
 
 @dataclass(frozen=True)
@@ -118,6 +145,13 @@ def why_unmeasured(records: Sequence[Record]) -> str:
     return "; ".join(list(faults)[:4]) or "no optimized kernel was timed on every case"
 
 
+def unmeasured(records: Sequence[Record], cut: bool, needed: str, run_id: str) -> Outcome:
+    """A bar without a figure: for a fault, or for want of time, which a run that is resumed may have."""
+    why = why_unmeasured(records)
+    reason = f"no time for every case; {why}" if cut else why
+    return Outcome("PARTIAL" if cut else "DONE", reason, "UNMEASURED", needed, files=(f"{run_id}.jsonl",))
+
+
 def answer(context: Context, met: bool, needed: str, figures: Mapping[str, Any], run_id: str) -> Outcome:
     """A bar's outcome; a dry run answers none."""
     bar: BarStatus = "UNMEASURED" if context.dry_run else "MET" if met else "MISSED"
@@ -134,10 +168,10 @@ def against_library(
     if context.dry_run:
         wanted = list(spec.get_cases("smoke")[:1])
     needed = f"geomean >= {geomean:.2f}" + (f", worst >= {worst:.2f}" if worst is not None else "")
-    records, run_id, _ = measure(context, op, contenders(context, op), wanted, scheme)
+    records, run_id, cut = measure(context, op, contenders(context, op), wanted, scheme)
     found = ratios(records, [case.id for case in wanted])
     if not found:
-        return Outcome("DONE", why_unmeasured(records), "UNMEASURED", needed, files=(f"{run_id}.jsonl",))
+        return unmeasured(records, cut, needed, run_id)
     best = found[0]
     met = best.geomean >= geomean and (worst is None or best.worst >= worst)
     figures = {"kernel": best.kernel, "geomean": best.geomean, "worst": best.worst, "worst case": best.worst_case}
@@ -166,11 +200,11 @@ def of_bandwidth(context: Context, op: str, least: Mapping[str, float], scheme: 
         wanted = {spec.get_cases("smoke")[0].id: min(least.values())}
     needed = ", ".join(f"{share:.0%} at {case}" for case, share in wanted.items())
     rungs = [kernel for kernel in contenders(context, op) if kernel.role == "optimized"]
-    records, run_id, _ = measure(context, op, rungs, [Case.parse(case) for case in wanted], scheme)
+    records, run_id, cut = measure(context, op, rungs, [Case.parse(case) for case in wanted], scheme)
     shares = bandwidth_shares(records)
     complete = {name: found for name, found in shares.items() if found.keys() == wanted.keys()}
     if not complete:
-        return Outcome("DONE", why_unmeasured(records), "UNMEASURED", needed, files=(f"{run_id}.jsonl",))
+        return unmeasured(records, cut, needed, run_id)
     best = max(complete, key=lambda name: min(complete[name][case] / wanted[case] for case in wanted))
     figures: dict[str, Any] = {"kernel": best} | {f"share at {case}": share for case, share in complete[best].items()}
     kinds = {str((record.ceilings or {}).get("kind")) for record in records if record.kernel == best}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import queue
 import signal
 import subprocess
@@ -15,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from rooflab.bench.child_processes import kill_whole
 from rooflab.bench.suite.entries import Context, Outcome
 from rooflab.bench.suite.state import outcome_of
 
@@ -80,10 +80,7 @@ class Process:
 
     def stop(self) -> int:
         """Ends the process and everything that it started; returns its status."""
-        try:
-            os.killpg(self._popen.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass  # it and its children are gone already
+        kill_whole(self._popen.pid)
         try:
             status = self._popen.wait(END_S)
         except subprocess.TimeoutExpired:

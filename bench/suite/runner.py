@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -10,15 +9,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rooflab.bench.suite import state, summary
+from rooflab.bench.source_tree import tree_hash
+from rooflab.bench.suite import running, state, summary
 from rooflab.bench.suite.entries import Context, Entry, Outcome, plan_hash
 from rooflab.bench.suite.process import Ended, Process
+from rooflab.bench.suite.running import Running
 from rooflab.bench.suite.state import Identity, Progress
 
-ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("roofline", "reference", "kernels", "engine", "bench")
 LEAST_SHARE = 0.4
 """Share of its cost that must be left for an entry to be begun: those that measure do with less time."""
+ATTEMPTS = 4
+"""How often an entry is begun, each time without the kernel that broke its process."""
 IMPORTS = ("rooflab.bench.suite.tasks",)
 """What every process imports before it is asked: torch and Triton take seconds."""
 PROBE = "rooflab.bench.suite.tasks:probe"
@@ -86,7 +87,7 @@ class _Run:
         identity = Identity(
             plan_hash(self.plan, dry_run=settings.dry_run, seed=settings.seed),
             environment.get("commit"),
-            tree_hash(ROOT),
+            tree_hash(),
             str(environment["machine_key"]),
         )
         known = state.load(settings.out)
@@ -126,7 +127,9 @@ class _Run:
             environment.pop("TRITON_INTERPRET", None)
         return Process(self.log, environment, IMPORTS)
 
-    def _context(self, entry_id: str, seconds: float, progress: Progress | None = None) -> Context:
+    def _context(
+        self, entry_id: str, seconds: float, progress: Progress | None = None, earlier: tuple[str, ...] = ()
+    ) -> Context:
         settings = self.settings
         return Context(
             entry=entry_id,
@@ -137,6 +140,7 @@ class _Run:
             seed=settings.seed,
             excluded=progress.excluded() if progress else {},
             verified=progress.verified() if progress else None,
+            earlier=earlier,
         )
 
     def all(self) -> None:
@@ -167,39 +171,69 @@ class _Run:
         here = {other.id for other in self.plan}
         for name in entry.needs:
             known = self.progress.outcomes.get(name)
-            if name in here and (known is None or known.status != "DONE"):
+            if name in here and (known is None or known.status not in ("DONE", "PARTIAL")):
                 return Outcome("BLOCKED", f"needs {name}, which is {known.status if known else 'not done'}")
         return None
 
     def _unaffordable(self, entry: Entry) -> Outcome | None:
         left = self.ends - self.clock()
         cost_s = 1.0 if self.settings.dry_run else entry.cost_s
+        known = self.progress.outcomes.get(entry.id)
         if left < LEAST_SHARE * cost_s:
+            if known is not None and known.status == "PARTIAL":
+                return known
             return Outcome("NOT_REACHED", f"{max(left, 0.0):.0f} s of the budget were left, and it takes {cost_s:.0f}")
         return None
 
     def _one(self, entry: Entry) -> Outcome:
-        """Runs one entry; what breaks off its process is its failure, and asks whether the device still answers."""
+        """Runs one entry; what breaks its process excludes the kernel that ran, and a fresh process does the rest."""
         began = self.clock()
-        left = self.ends - began
+        known = self.progress.outcomes.get(entry.id, Outcome())
+        files, lost = known.files, dict(known.excluded)
+        for _ in range(ATTEMPTS):
+            self.progress.outcomes[entry.id] = Outcome("RUNNING", "begun", files=files, excluded=lost)
+            self.progress.save(self.settings.out)
+            outcome, at = self._attempt(entry, files)
+            if not outcome.again or len(at.kernels) != 1:
+                break
+            files, lost = at.files, lost | {at.kernels[0]: f"{entry.id}: {outcome.reason}"}
+            self.note(f"{entry.id}: goes on without {at.kernels[0]}: {outcome.reason}")
+            if self.progress.stopped:
+                break
+            if self.clock() >= self.ends:
+                outcome = Outcome("NOT_REACHED", f"no time was left without {at.kernels[0]}", files=files)
+                break
+        seconds = round(self.clock() - began, 2)
+        return replace(outcome, again=False, excluded=lost | dict(outcome.excluded), seconds=seconds)
+
+    def _attempt(self, entry: Entry, earlier: tuple[str, ...]) -> tuple[Outcome, Running]:
+        """What one process says of an entry, and what it was at when it broke off; asks then whether the device still
+        answers."""
+        left = self.ends - self.clock()
         own_limit = DRY_LIMIT_S if self.settings.dry_run else entry.limit_s
-        self.progress.outcomes[entry.id] = Outcome("RUNNING", "begun")
-        self.progress.save(self.settings.out)
+        seconds = DRY_ENTRY_S if self.settings.dry_run else min(entry.most_s, left)
+        running.forget(self.settings.out)
         process = self._next()
-        seconds = DRY_ENTRY_S if self.settings.dry_run else min(entry.cost_s, left)
+        context = self._context(entry.id, seconds, self.progress, earlier)
         try:
-            context = self._context(entry.id, seconds, self.progress)
             outcome = process.run(entry.call, entry.arguments, context, min(own_limit, left))
         except Ended as ended:
             self.current = None
+            at = running.noted(self.settings.out, entry.id)
             if left < own_limit and self.clock() >= self.ends:
-                outcome = Outcome("NOT_REACHED", "the budget ended under it; what it had recorded is kept")
-            else:
-                outcome = Outcome("FAILED", str(ended))
-                self._probe()
-        else:
+                why = "the budget ended under it; what it had recorded is kept"
+                return Outcome("NOT_REACHED", why, files=at.files), at
+            self._probe()
+            return Outcome("FAILED", _during(at, str(ended)), files=at.files, again=True), at
+        at = running.noted(self.settings.out, entry.id)
+        try:
             self._release(process)
-        return replace(outcome, seconds=round(self.clock() - began, 2))
+        except Ended as ended:  # what it answered counts; but it holds the device
+            self.note(f"{entry.id}: {ended}")
+            self._probe()
+        if outcome.again:
+            outcome = replace(outcome, reason=_during(at, outcome.reason), files=at.files)
+        return outcome, at
 
     def _next(self) -> Process:
         """A process for the next entry; on a GPU a fresh one, while the one after it is started."""
@@ -241,11 +275,6 @@ class _Run:
         self.current = self.spare = None
 
 
-def tree_hash(root: Path) -> str:
-    """A hash of every source file: what names the code where there is no commit, or not that alone."""
-    total = hashlib.sha256()
-    for folder in FOLDERS:
-        for path in sorted((root / folder).rglob("*")):
-            if path.suffix in (".py", ".cu", ".json") and path.is_file():
-                total.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
-    return total.hexdigest()[:16]
+def _during(at: Running, why: str) -> str:
+    """Why a process broke off, with the kernels that ran in it."""
+    return f"{why}, while {' and '.join(at.kernels)} ran" if at.kernels else why

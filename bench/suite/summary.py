@@ -50,13 +50,14 @@ def summarize(progress: Progress) -> dict[str, Any]:
         "counts": counts,
         "bars": {name: sum(row["outcome"] == name for row in bars) for name in ("MET", "MISSED", "UNMEASURED")},
         "excluded": progress.excluded(),
+        "invalid": sum(int(row["figures"].get("invalid", 0)) for row in rows),
         "entries": rows,
         "bar_rows": bars,
     }
 
 
 def _statuses(rows: Sequence[dict[str, Any]]) -> list[str]:
-    order = ("DONE", "FAILED", "UNSUPPORTED", "BLOCKED", "NOT_REACHED", "RUNNING")
+    order = ("DONE", "PARTIAL", "FAILED", "UNSUPPORTED", "BLOCKED", "NOT_REACHED", "RUNNING")
     return sorted({row["status"] for row in rows}, key=order.index)
 
 

@@ -6,24 +6,31 @@ import importlib.util
 import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from typing import Any
 
 import psutil
 import torch
 
-from rooflab.bench import commands, record_files
+from rooflab.bench.check import check_kernel, check_record
+from rooflab.bench.check_outcome import already_broken
 from rooflab.bench.commands import default_scheme
 from rooflab.bench.environment import snapshot
-from rooflab.bench.records import Record
+from rooflab.bench.record_files import RunWriter
+from rooflab.bench.records import Record, Status
 from rooflab.bench.selection import Selection
+from rooflab.bench.suite import running
 from rooflab.bench.suite.calls import run_command
-from rooflab.bench.suite.entries import Context, Outcome
-from rooflab.bench.suite.measures import measure, usable
+from rooflab.bench.suite.entries import Context, EntryStatus, Outcome
+from rooflab.bench.suite.measures import measure, usable, written_before
+from rooflab.bench.suite.running import ContextBroken, Running
 from rooflab.bench.suite.state import write_whole
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel
 
 NOT_RUN = ("UNSUPPORTED", "UNAVAILABLE")
+NO_FAULT: tuple[Status, ...] = ("INVALID", "OUT_OF_MEMORY")
+"""At a model's shapes: a kernel whose reading cannot be true, or whose case does not fit, may be right elsewhere."""
 NO_TIME = "NO_TIME"
 FIRST_CHECK_S = 60.0
 """A first check that takes this long hangs: it starts Python, compiles one kernel and runs it on one small case."""
@@ -101,11 +108,8 @@ def first_checks(context: Context, ops: Sequence[str]) -> Outcome:
         "not here": sum(status in NOT_RUN for status, _ in found.values()),
     }
     verified = [kernel.id for kernel in kernels] if context.dry_run else [*safe, *good]
-    return Outcome("DONE", reason, figures=figures, excluded=excluded, verified=tuple(verified))
-
-
-class _Enough(Exception):
-    """Ends a loop that belongs to somebody else."""
+    status: EntryStatus = "PARTIAL" if late else "DONE"
+    return Outcome(status, reason, figures=figures, excluded=excluded, verified=tuple(verified))
 
 
 def check(context: Context, op: str) -> Outcome:
@@ -119,19 +123,25 @@ def check(context: Context, op: str) -> Outcome:
         # One of each backend: in Triton's interpreter some rungs take seconds a case.
         kernels = list({kernel.backend: kernel for kernel in kernels}.values())
     chosen = Selection({op: tuple(kernels)}, ("smoke", "edge"), cases, schemes, device, context.seed)
-    before = set(context.out.glob("*.jsonl"))
-
-    def advance(text: str) -> None:
+    writer = RunWriter(context.out, context.run_id)
+    records = written_before(writer)
+    known = {(record.kernel, record.case_id, record.scheme) for record in records}
+    found, now = snapshot(), Running(context.entry, files=(writer.path.name,))
+    every = product(kernels, chosen.cases_of(spec), chosen.schemes_of(spec))
+    left = [one for one in every if (one[0].name, one[1].id, one[2].name) not in known]
+    total = len(records) + len(left)
+    for kernel, case, scheme in left:
         if context.left_s < 0:
-            raise _Enough
-
-    total, cut = commands.count_checks(chosen), False
-    try:
-        commands.run_checks(chosen, context.out, advance)
-    except _Enough:
-        cut = True
-    files = sorted(set(context.out.glob("*.jsonl")) - before)
-    records = [record for file in files for record in record_files.read(file)]
+            break
+        now.note(context.out, [kernel.id])
+        result = check_kernel(kernel, spec, case, scheme, device, context.seed)
+        records.append(check_record(result, kernel, writer.run_id, found))
+        writer.write(records[-1])
+        broken = already_broken(device)
+        if broken:
+            raise ContextBroken(f"{case.id} {scheme.name}: {broken}")
+    running.forget(context.out)
+    cut = len(records) < total
     wrong = _wrong(records)
     reason = "; ".join([*wrong.values()][:5] + ([f"time for {len(records)} of {total} checks"] if cut else []))
     figures = {
@@ -139,17 +149,17 @@ def check(context: Context, op: str) -> Outcome:
         "wrong": sum(record.status not in ("OK", *NOT_RUN) for record in records),
         "not here": sum(record.status in NOT_RUN for record in records),
     }
-    names = tuple(file.name for file in files)
-    return Outcome("DONE", reason, figures=figures, files=names, excluded=wrong)
+    names = (writer.path.name,) if records else ()
+    return Outcome("PARTIAL" if cut else "DONE", reason, figures=figures, files=names, excluded=wrong)
 
 
-def _wrong(records: Sequence[Record]) -> dict[str, str]:
-    """Kernels with a check that failed, and how."""
+def _wrong(records: Sequence[Record], but: Sequence[Status] = ()) -> dict[str, str]:
+    """Kernels with a check that failed, and how; those that failed as `but` says are left out."""
     return {
         f"{record.op}/{record.kernel}": f"{record.op}/{record.kernel} {record.case_id} {record.scheme}: "
         f"{record.status}: {record.reason}"
         for record in records
-        if record.status not in ("OK", *NOT_RUN)
+        if record.status not in ("OK", *NOT_RUN, *but)
     }
 
 
@@ -162,8 +172,16 @@ def bench(context: Context, op: str, suites: Sequence[str]) -> Outcome:
     records, run_id, cut = measure(context, op, usable(context, op), list(dict.fromkeys(cases)))
     timed = [record for record in records if record.latency_median_ms is not None and record.status == "OK"]
     figures = {"timed": len(timed), "not timed": len(records) - len(timed)}
-    reason = f"time for {len({record.case_id for record in records})} of {len(cases)} cases" if cut else ""
-    return Outcome("DONE", reason, figures=figures, files=(f"{run_id}.jsonl",))
+    invalid = 0 if context.dry_run else sum(record.status == "INVALID" for record in records)
+    done = f"time for {len({record.case_id for record in records})} of {len(cases)} cases"
+    reason = "; ".join([*_wrong(records).values()][:5] + ([done] if cut else []))
+    return Outcome(
+        "PARTIAL" if cut else "DONE",
+        reason,
+        figures=figures | ({"invalid": invalid} if invalid else {}),
+        files=(f"{run_id}.jsonl",),
+        excluded=_wrong(records, NO_FAULT),
+    )
 
 
 def tune(context: Context, op: str) -> Outcome:

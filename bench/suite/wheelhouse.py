@@ -60,12 +60,13 @@ def lacking(wanted: Sequence[str], resolved: Mapping[str, Package], present: Map
     """
     exact = {name_of(text) for text in wanted if "==" in text}
     there = ({normalized(name) for name in present["present"]} - exact) | {*map(normalized, present["never"])}
-    prefixes = tuple(present["never_prefix"])
+    prefixes, also = tuple(present["never_prefix"]), {name_of(text) for text in present.get("also", ())}
     found: dict[str, str] = {}
     waiting = [name_of(text) for text in wanted]
     while waiting:
         name = waiting.pop()
-        if name in found or name in there or name.startswith(prefixes) or name not in resolved:
+        never = name in there or (name.startswith(prefixes) and name not in also)
+        if name in found or never or name not in resolved:
             continue
         found[name] = resolved[name].version
         waiting += resolved[name].needs
@@ -127,6 +128,7 @@ def main() -> None:
     present = json.loads((Path(__file__).parent / "present.json").read_text())
     # torch and its CUDA libraries are never carried, and resolving them asks for gigabytes of candidates.
     wanted = [text for text in requirements(ROOT / "pyproject.toml") if name_of(text) not in present["never"]]
+    wanted += present["also"]
     try:
         packages = lacking(wanted, resolve(wanted, ROOT / "constraints.txt"), present)
         if arguments.list:

@@ -20,20 +20,23 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
+from rooflab.bench.child_processes import descendants, kill_all
 from rooflab.bench.show import plain
 from rooflab.bench.suite.calls import find
 from rooflab.bench.suite.entries import Context, Outcome
+from rooflab.bench.suite.running import ContextBroken
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
     """The `Outcome` of a request, as JSON.  What the entry raises is its failure."""
     values = request["context"]
     verified = values["verified"]
-    context = Context(
-        **{**values, "out": Path(values["out"]), "verified": None if verified is None else tuple(verified)}
-    )
+    typed = {"out": Path(values["out"]), "earlier": tuple(values["earlier"])}
+    context = Context(**{**values, **typed, "verified": None if verified is None else tuple(verified)})
     try:
         outcome = find(request["call"])(context, **request["arguments"])
+    except ContextBroken as broken:
+        outcome = Outcome("FAILED", str(broken), again=True)
     except known_errors() as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{Path(where.filename).name}:{where.lineno} in {where.name}"
@@ -62,7 +65,9 @@ def _read(lines: IO[str], requests: queue.Queue[str | None], idle: threading.Eve
         idle.clear()
         requests.put(line)
     if not idle.is_set():
-        # The runner died under an entry: its session, which is this process's own, goes with it.
+        # The runner died under an entry: its session, which is this process's own, goes with it, and so do the
+        # processes of first checks, which lead sessions of their own.
+        kill_all(descendants(os.getpid()))
         os.killpg(0, signal.SIGKILL)
     requests.put(None)
 

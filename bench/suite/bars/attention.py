@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rooflab.bench.suite.bars import AGAINST_LIBRARY, OF_BANDWIDTH, bar
 from rooflab.bench.suite.entries import Context, Entry, Outcome
-from rooflab.bench.suite.measures import answer, bandwidth_shares, contenders, measure, why_unmeasured
+from rooflab.bench.suite.measures import answer, bandwidth_shares, contenders, measure, unmeasured
 from rooflab.kernels import registry
 from rooflab.reference.spec import Case
 
@@ -36,7 +36,7 @@ def ragged_lengths(context: Context, even: str, ragged: str, least: float) -> Ou
     if context.dry_run:
         cases = list(spec.get_cases("smoke")[:2])
     rungs = [kernel for kernel in contenders(context, spec.name) if kernel.role == "optimized"]
-    records, run_id, _ = measure(context, spec.name, rungs, cases, "bf16")
+    records, run_id, cut = measure(context, spec.name, rungs, cases, "bf16")
     needed = f"ragged over even >= {least:.2f}"
     found = {
         kernel: shares[cases[1].id] / shares[cases[0].id]
@@ -44,7 +44,7 @@ def ragged_lengths(context: Context, even: str, ragged: str, least: float) -> Ou
         if len(shares) == len(cases)
     }
     if not found:
-        return Outcome("DONE", why_unmeasured(records), "UNMEASURED", needed, files=(f"{run_id}.jsonl",))
+        return unmeasured(records, cut, needed, run_id)
     best = max(found, key=lambda kernel: found[kernel])
     return answer(context, found[best] >= least, needed, {"kernel": best, "ragged over even": found[best]}, run_id)
 

@@ -14,7 +14,7 @@ from rooflab.bench.suite.measures import (
     measure,
     peak_figures,
     ratios,
-    why_unmeasured,
+    unmeasured,
 )
 from rooflab.kernels import registry
 from rooflab.reference.spec import Case
@@ -52,11 +52,11 @@ def skinny(context: Context, cases: Sequence[str], geomean: float, slow_geomean:
     if context.dry_run:
         wanted = list(registry.get_op("gemm").get_cases("smoke")[:1])
     needed = f"geomean >= {geomean:.2f}, >= {slow_geomean:.2f} where the library is under {slow_share:.0%} of bandwidth"
-    records, run_id, _ = measure(context, "gemm", contenders(context, "gemm"), wanted, "bf16")
+    records, run_id, cut = measure(context, "gemm", contenders(context, "gemm"), wanted, "bf16")
     found = ratios(records, [case.id for case in wanted])
     files = (f"{run_id}.jsonl",)
     if not found:
-        return Outcome("DONE", why_unmeasured(records), "UNMEASURED", needed, files=files)
+        return unmeasured(records, cut, needed, run_id)
     best = found[0]
     library = next((str(record.kernel) for record in records if record.role == "library"), "")
     shares = bandwidth_shares(records).get(library, {})

@@ -1,0 +1,32 @@
+"""Whether compiled kernels of this process run in the emulator (`ptx/`), on CPU tensors and with no GPU.
+
+The environment says so, as it does of Triton's interpreter: the registry asks it too, and an older tree's, which knows
+nothing of it, is none the worse.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+VARIABLE = "ROOFLAB_EMULATE"
+
+
+def emulating() -> bool:
+    """Whether every launch is emulated now."""
+    return os.environ.get(VARIABLE) == "1"
+
+
+@contextmanager
+def emulation() -> Iterator[None]:
+    """Says so while it is held; who holds it sees to the launches (`emulation.py`)."""
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[VARIABLE]
+        else:
+            os.environ[VARIABLE] = before

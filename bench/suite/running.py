@@ -1,0 +1,47 @@
+"""Which kernels an entry runs right now, kept in a file: what a fault or a hang is laid on once the process is gone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+FILE = "running.json"
+
+
+class ContextBroken(RuntimeError):
+    """A kernel has broken the CUDA context: nothing more runs in this process, and the rest is for a fresh one."""
+
+
+@dataclass(frozen=True)
+class Running:
+    """What an entry was at."""
+
+    entry: str = ""
+    kernels: tuple[str, ...] = ()
+    """One, or those that were timed together; none where no kernel ran."""
+    files: tuple[str, ...] = ()
+    """Files that the entry writes, relative to the run's folder."""
+
+    def note(self, folder: Path, kernels: Sequence[str]) -> None:
+        """Says which kernels run next."""
+        path = folder / FILE
+        part = path.with_suffix(".part")
+        part.write_text(json.dumps(asdict(self) | {"kernels": list(kernels)}))
+        part.replace(path)
+
+
+def noted(folder: Path, entry: str) -> Running:
+    """What `entry` noted last; nothing where it noted nothing."""
+    try:
+        values = json.loads((folder / FILE).read_text())
+        found = Running(values["entry"], tuple(values["kernels"]), tuple(values["files"]))
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return Running()
+    return found if found.entry == entry else Running()
+
+
+def forget(folder: Path) -> None:
+    """Before an entry, or when none of its kernels runs any more."""
+    (folder / FILE).unlink(missing_ok=True)

@@ -1,0 +1,198 @@
+"""One A/B from beginning to end with processes that only answer: what is judged, left out, kept and judged again."""
+
+import importlib
+from dataclasses import dataclass, field, replace
+
+import pytest
+import torch
+
+from rooflab.bench.ab import adhoc, commands, functions, self_test, slow
+from rooflab.bench.ab.choose_targets import Wanted
+from rooflab.bench.ab.from_records import compare_files
+from rooflab.bench.ab.pairs import Reading
+from rooflab.bench.ab.run import Settings, run
+from rooflab.bench.ab.sides import ROOT, Comparison, Side, Target
+from rooflab.bench.ab.to_records import save
+from rooflab.bench.ab.verdict import Rules, exit_status
+from rooflab.bench.environment import git_state
+from rooflab.bench.exchange.exported import timed
+from rooflab.bench.history.points import why_not
+from rooflab.bench.record_files import read
+
+ENVIRONMENT = {"machine_key": "unit-test-machine", "cpu": "none", "cores": 2, "threads": 2, "gpu": None}
+MS = 1e-3
+
+
+@dataclass
+class Fake:
+    """What the processes of a test answer, by side and kernel."""
+
+    seconds: dict = field(default_factory=dict)
+    checks: dict = field(default_factory=dict)
+    more: dict = field(default_factory=dict)
+    """Other fields of readings."""
+    minute: int = 0
+
+    def __call__(self, comparison, *settings):
+        self.comparison, self.judged, self.environments = comparison, set(), {"A": ENVIRONMENT, "B": ENVIRONMENT}
+        return self
+
+    def _name(self, side, key):
+        return side, self.comparison.side(side).targets[key].kernel
+
+    def check(self, side, keys):
+        found = {key: self.checks.get(self._name(side, key), Reading("OK")) for key in keys}
+        return {key: reading for key, reading in found.items() if reading is not None}
+
+    def measure(self, side, keys):
+        self.minute += 1
+        wobble = 1 + 0.001 * (-1) ** (self.minute // 2)
+        found = {}
+        for key in keys:
+            seconds = self.seconds.get(self._name(side, key), MS) * wobble
+            time = f"2026-01-01T{self.minute // 60:02}:{self.minute % 60:02}:00+00:00"
+            reading = Reading("OK", "", (seconds,) * 3, seconds, "cpu perf_counter", "cold", timestamp=time)
+            found[key] = replace(reading, **self.more.get(self._name(side, key), {}))
+        return found
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    """The processes of the runs of a test."""
+    processes = Fake()
+    monkeypatch.setattr(importlib.import_module("rooflab.bench.ab.run"), "Runner", processes)
+    return processes
+
+
+def compared(*names, gone=(), **how):
+    targets = {name: Target("rmsnorm", name, "T=4,H=32,eps=1e-06", "fp32") for name in names}
+    left = {name: target for name, target in targets.items() if name not in gone}
+    side = Side("base", targets, commit="a" * 40, dirty=False)
+    other = Side("head", left, commit="b" * 40, dirty=False)
+    return run(Comparison(side, other, names), Settings(), floors={}, **how)
+
+
+def verdicts(result):
+    return {outcome.key: (outcome.verdict, outcome.reason) for outcome in result.outcomes}
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    (
+        ({"l2_state": "warm", "method": "cpu perf_counter, 4 calls per sample"}, "perf_counter, cold and cpu"),
+        ({"method": "cuda events, launch gaps included"}, "launch gaps included"),
+    ),
+)
+def test_sides_that_were_timed_by_different_methods_are_not_compared(fake, more, reason):
+    fake.more["B", "one"] = more
+    fake.more["A", "two"] = {"method": "cpu, threads pinned, 4 calls per sample"}
+    fake.more["B", "two"] = {"method": "cpu, threads not pinned: 1 of 2 were found, 5 calls per sample"}
+    found = verdicts(compared("one", "two"))
+    assert found["one"][0] == "INVALID" and reason in found["one"][1] and found["two"][0] == "SAME"
+
+
+def test_a_check_without_an_answer_is_none_that_passed(fake):
+    fake.checks["B", "one"] = None
+    assert verdicts(compared("one", "two"))["one"] == ("FAILED", "head: RUNTIME_ERROR: its check gave no answer")
+
+
+def test_what_neither_side_can_run_is_left_out_with_its_reason(fake, monkeypatch):
+    refused = Reading("UNSUPPORTED", "rmsnorm/fp4 takes no H=32")
+    fake.checks |= {("A", "fp4"): refused, ("B", "fp4"): refused, ("A", "mine"): refused}
+    result = compared("fp4", "mine", "fine")
+    assert {key: verdict for key, (verdict, _) in verdicts(result).items()} == {"mine": "FAILED", "fine": "SAME"}
+    assert result.left_out == {"fp4": "rmsnorm/fp4 takes no H=32"}
+    monkeypatch.setattr(commands, "run", lambda *arguments: result)
+    notes = commands._ran(result.comparison, Settings(), None, lambda text: None, []).notes
+    assert "fp4 cannot run here: rmsnorm/fp4 takes no H=32" in notes
+
+
+def test_records_of_a_run_are_judged_as_it_was(fake, tmp_path):
+    fake.checks |= {("B", "wrong"): Reading("INCORRECT", "error 3.0"), ("A", "broken"): Reading("TIMEOUT", "8 s")}
+    fake.checks |= {(side, "fp4"): Reading("UNSUPPORTED", "needs sm100") for side in "AB"}
+    fake.seconds |= {("B", "slow"): 1.1 * MS, ("B", "fast"): 0.9 * MS}
+    fake.more["B", "warm"] = {"l2_state": "warm"}
+    names = ("wrong", "broken", "fp4", "slow", "fast", "same", "warm")
+    result = compared(*names, gone=("same",))
+    live = {f"rmsnorm/{key} T=4,H=32,eps=1e-06 fp32": verdict for key, (verdict, _) in verdicts(result).items()}
+    assert set(live.values()) == {"INCORRECT", "FAILED", "SLOWER", "FASTER", "MISSING", "INVALID"}
+    _, a, b = save(result, tmp_path)
+    assert not [record for record in read(b) if record.kernel == "same"]
+    again = compare_files(a, b, Rules())
+    assert {outcome.key: outcome.verdict for outcome in again} == live
+    assert exit_status(again) == exit_status(result.outcomes) == 11
+    for record in (*read(a), *read(b)):
+        assert why_not(record), "a process of an A/B is no point of a trend"
+    with pytest.raises(ValueError, match="expected a bench record with a latency"):
+        timed([*read(a), *read(b)])
+
+
+def test_a_self_test_judges_times_alone_and_keeps_nothing_that_was_slowed(fake, tmp_path, monkeypatch):
+    """On CUDA both sides are one device code in A against A, which must not hide a false alarm, nor a slowdown."""
+    fake.more |= {(side, "naive"): {"activity_hash": "one"} for side in "AB"}
+    monkeypatch.setattr(self_test.floors, "remember", lambda *arguments: None)
+    monkeypatch.setattr(Fake, "measure", slowed_measure(Fake.measure))
+    wanted = Wanted(("rmsnorm",), ("naive",))
+    report = commands.of_self_test(wanted, Settings(pairs=5), 1, None, tmp_path, lambda text: None)
+    assert [outcome.verdict for outcome in report.outcomes] == ["SAME", "SLOWER"], report.outcomes
+    assert report.exit_status(strict=True) == 0 and not report.saw_nothing
+    kept = [record for file in tmp_path.glob("*.jsonl") for record in read(file)]
+    assert kept and {record.verdict for record in kept} == {"SAME", None}
+    assert {(record.commit, record.dirty) for record in kept} == {git_state(ROOT)}
+    assert max(record.latency_median_ms for record in kept) < 1.01
+    fake.seconds["B", "naive"] = 1.1 * MS
+    alarmed = commands.of_self_test(wanted, Settings(pairs=5), 1, None, None, lambda text: None)
+    assert "A against A is called SLOWER" in alarmed.faults[0] and alarmed.exit_status(strict=False) == 11
+
+
+def slowed_measure(measure):
+    def slower(self, side, keys):
+        share = 1 + self.comparison.side(side).slow_down
+        found = measure(self, side, keys)
+        return {key: replace(each, median_s=each.median_s * share) for key, each in found.items()}
+
+    return slower
+
+
+def test_a_self_test_that_could_see_nothing_says_so(fake, monkeypatch):
+    monkeypatch.setattr(self_test.floors, "remember", lambda *arguments: None)
+    report = commands.of_self_test(
+        Wanted(("rmsnorm",), ("naive",)), Settings(pairs=2), 1, None, None, lambda text: None
+    )
+    assert report.saw_nothing and not report.faults
+    assert (report.exit_status(strict=True), report.exit_status(strict=False)) == (12, 0)
+    assert "none slowed by 20% was called SLOWER: these pairs could see nothing" in report.notes
+
+
+class Slept:
+    """In the place of `torch.cuda`."""
+
+    def __init__(self):
+        self.cycles = []
+
+    def _sleep(self, cycles):
+        self.cycles.append(cycles)
+
+
+def test_what_is_observed_of_a_slowed_kernel_is_what_is_timed(monkeypatch):
+    cuda = Slept()
+    monkeypatch.setattr(slow, "_cuda", cuda)
+    monkeypatch.setattr(slow, "_cycles", lambda rotation: 1000.0)
+    rotation = object.__new__(slow.Rotation)
+    rotation._calls = [lambda: "result"]
+    slowed = slow.Slowed(rotation, 0.05, torch.device("cuda"))
+    assert slowed.first() == "result" and cuda.cycles == [50]
+
+
+def gather(table, index):
+    return table[index]
+
+
+def make_inputs(seed):
+    return torch.zeros(1000, 8), torch.zeros(4, dtype=torch.int64)
+
+
+def test_nothing_is_claimed_of_what_a_function_without_a_spec_must_read():
+    packed = {"fn": gather, "reference": gather, "make_inputs": make_inputs}
+    _, spec, case, scheme, device = adhoc.prepare({name: functions.pack(each) for name, each in packed.items()}, 0)
+    assert spec.cost(**spec.make_inputs(case, scheme, device, 0)).bytes == 0

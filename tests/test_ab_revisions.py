@@ -1,0 +1,129 @@
+"""Git revisions as sides: worktrees that are gone afterwards, and environments for other pins."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rooflab.bench.ab import commands, revisions
+from rooflab.bench.ab.revisions import Tree, checked_out, pins, working_tree
+
+
+def git(root, *arguments):
+    settings = ["-c", "user.name=Test", "-c", "user.email=test@example.org", "-c", "init.defaultBranch=main"]
+    subprocess.run(["git", *settings, *arguments], cwd=root, check=True, capture_output=True)
+
+
+def worktrees(root):
+    listed = subprocess.run(["git", "worktree", "list"], cwd=root, capture_output=True, text=True).stdout
+    return listed.splitlines()
+
+
+@pytest.fixture
+def repository(tmp_path):
+    root = tmp_path / "repository"
+    root.mkdir()
+    git(root, "init", "-q")
+    for text in ("one", "two"):
+        (root / "file.txt").write_text(text)
+        git(root, "add", ".")
+        git(root, "commit", "-qm", text)
+    return root
+
+
+def test_a_revision_is_checked_out_beside_the_checkout_and_gone_afterwards(repository):
+    (repository / "file.txt").write_text("uncommitted")
+    with checked_out(repository, "HEAD~1") as tree:
+        assert (tree.path / "file.txt").read_text() == "one"
+        assert tree.commit and tree.label.startswith("HEAD~1 (") and tree.python == sys.executable
+    assert not tree.path.exists()
+    assert (repository / "file.txt").read_text() == "uncommitted"
+    assert len(worktrees(repository)) == 1
+    assert "and changes" in working_tree(repository).label
+
+
+def test_both_names_of_a_renamed_file_are_seen(repository, monkeypatch):
+    monkeypatch.setattr(commands, "ROOT", repository)
+    git(repository, "mv", "file.txt", "renamed.txt")
+    git(repository, "commit", "-qm", "renamed")
+    (repository / "new file.txt").write_text("not yet known")
+    ends = (Tree(name, repository, name, False) for name in ("HEAD~1", "HEAD"))
+    assert sorted(commands._changed(*ends, committed=False)) == ["file.txt", "new file.txt", "renamed.txt"]
+
+
+def test_what_fails_inside_a_worktree_is_what_is_said_and_the_worktree_is_gone(repository):
+    with pytest.raises(KeyError, match="inside"), checked_out(repository, "HEAD~1") as tree:
+        subprocess.run(["rm", "-r", str(tree.path)], check=True)  # git cannot remove what is not there
+        raise KeyError("inside")
+    assert len(worktrees(repository)) == 1
+
+
+def test_a_worktree_that_could_not_be_made_leaves_nothing(repository, monkeypatch):
+    def fails_late(root, *arguments):
+        found = run_git(root, *arguments)
+        if arguments[:2] == ("worktree", "add"):
+            raise ValueError("git worktree: no space left")
+        return found
+
+    run_git = revisions.git
+    monkeypatch.setattr(revisions, "git", fails_late)
+    with pytest.raises(ValueError, match="no space left"), checked_out(repository, "HEAD"):
+        pass
+    assert len(worktrees(repository)) == 1
+
+
+def test_a_git_or_a_pip_that_hangs_is_one_sentence(repository, monkeypatch):
+    def hangs(command, timeout, **options):
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    monkeypatch.setattr(revisions.subprocess, "run", hangs)
+    with pytest.raises(ValueError, match="^git status: took longer than 120 s$"):
+        revisions.git(repository, "status")
+    with pytest.raises(ValueError, match="^environment: pip install torch took longer than 3600 s$"):
+        revisions._run(["pip", "install", "torch"])
+
+
+def test_a_revision_that_is_none_is_named(repository):
+    with pytest.raises(ValueError, match="revision: expected a commit, branch or tag of repository, got 'nowhere'"):
+        with checked_out(repository, "nowhere"):
+            pass
+
+
+def test_other_pins_mean_another_environment(repository, monkeypatch):
+    made = []
+    monkeypatch.setattr(revisions, "environment", lambda tree, done: made.append(tree) or "/other/python")
+    (repository / "constraints.txt").write_text("torch==2.13.0\n")
+    git(repository, "add", ".")
+    git(repository, "commit", "-qm", "pins")
+    with checked_out(repository, "HEAD") as same, checked_out(repository, "HEAD~1") as other:
+        assert pins(same.path) == pins(repository) != pins(other.path)
+        assert same.python == sys.executable and other.python == "/other/python" and made == [other.path]
+    with checked_out(repository, "HEAD~1", keep_environment=True) as kept:
+        assert kept.python == sys.executable
+
+
+def test_only_pins_that_can_change_a_time_mean_another_environment(tmp_path):
+    def tree(name, *lines):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "constraints.txt").write_text("\n".join(("# all pins", *lines)))
+        return pins(tmp_path / name)
+
+    base = tree("base", "torch==2.13.0", "nvidia_cuda_nvrtc==13.5", "ruff==0.17.5")
+    assert base == tree("lints", "torch==2.13.0", "nvidia_cuda_nvrtc==13.5", "ruff==0.18", "typer==1")
+    assert base != tree("nvrtc", "torch==2.13.0", "nvidia_cuda_nvrtc==13.6", "ruff==0.17.5")
+    assert base != tree("torch", "torch==2.14.0", "nvidia_cuda_nvrtc==13.5", "ruff==0.17.5")
+
+
+@pytest.mark.parametrize("gpu", (True, False))
+def test_an_environment_has_what_a_gpu_needs_where_there_is_one(tmp_path, monkeypatch, gpu):
+    commands = []
+    monkeypatch.setenv("ROOFLAB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(revisions, "_run", commands.append)
+    monkeypatch.setattr(revisions.torch.cuda, "is_available", lambda: gpu)
+    monkeypatch.setattr(Path, "touch", lambda path: None)  # pip has made no folder for it
+    (tmp_path / "pyproject.toml").write_text(
+        '[project]\ndependencies = ["numpy>=2"]\noptional-dependencies.cuda = ["nvidia-ml-py>=13"]\n'
+    )
+    revisions.environment(tmp_path, lambda text: None)
+    assert commands[-1][-2:] == (["numpy>=2", "nvidia-ml-py>=13"] if gpu else ["-q", "numpy>=2"])
