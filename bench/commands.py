@@ -8,20 +8,21 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
 import torch
 
 from rooflab.bench import record_files
-from rooflab.bench.check import CheckResult, check_kernel
+from rooflab.bench.check import CheckResult, check_kernel, check_record
 from rooflab.bench.clocks import locked_clocks
+from rooflab.bench.emulated_checks import Asked, Emulated, can_be_emulated, check_emulated
 from rooflab.bench.engine_run import as_prompt, engine_record, kernel_names, stream_one, warm_up
 from rooflab.bench.environment import snapshot
 from rooflab.bench.figures import bounds_on
 from rooflab.bench.flush import FlushBy
 from rooflab.bench.measure import measure_op
 from rooflab.bench.record_files import RunWriter
-from rooflab.bench.records import DeviceType, Record
+from rooflab.bench.records import Record
 from rooflab.bench.selection import Selection, pick_device
 from rooflab.bench.stopwatch import check_timer
 from rooflab.engine.llm import LLM, SamplingParams
@@ -65,46 +66,38 @@ def count_checks(chosen: Selection) -> int:
     return sum(len(kernels) * len(chosen.cases_of(spec)) * len(chosen.schemes_of(spec)) for spec, kernels in specs)
 
 
-def run_checks(chosen: Selection, out: Path | None, advance: Advance) -> list[CheckResult]:
-    """Checks everything chosen; with `out`, writes a record of each."""
+def run_checks(chosen: Selection, out: Path | None, advance: Advance, *, emulate: bool = False) -> list[CheckResult]:
+    """Checks everything chosen; with `out`, writes a record of each.
+
+    With `emulate`, kernels that have compiled code run in the emulator, in processes of their own.
+    """
     writer = RunWriter(out) if out else None
     environment = snapshot(chosen.device.index or 0)
+    asked = [
+        Asked(kernel, case, scheme, chosen.seed)
+        for op, kernels in chosen.kernels.items()
+        for kernel in kernels
+        for case in chosen.cases_of(registry.get_op(op))
+        for scheme in chosen.schemes_of(registry.get_op(op))
+    ]
+
+    def done(item: Asked) -> None:
+        advance(f"{item.kernel.id} {item.case.id} {item.scheme.name}")
+
+    apart = [item for item in asked if emulate and can_be_emulated(item.kernel)]
+    emulated = iter(check_emulated(apart, done))
     results = []
-    for op, kernels in chosen.kernels.items():
-        spec = registry.get_op(op)
-        for kernel in kernels:
-            for case in chosen.cases_of(spec):
-                for scheme in chosen.schemes_of(spec):
-                    result = check_kernel(kernel, spec, case, scheme, chosen.device, chosen.seed)
-                    results.append(result)
-                    if writer:
-                        writer.write(_check_record(result, kernel, writer.run_id, environment))
-                    advance(f"{kernel.id} {case.id} {scheme.name}")
+    for item in asked:
+        if emulate and can_be_emulated(item.kernel):
+            found = next(emulated)
+        else:
+            spec = registry.get_op(item.kernel.op)
+            found = Emulated(check_kernel(item.kernel, spec, item.case, item.scheme, chosen.device, chosen.seed))
+            done(item)
+        results.append(found.result)
+        if writer:
+            writer.write(check_record(found.result, item.kernel, writer.run_id, environment, found.bytes))
     return results
-
-
-def _check_record(result: CheckResult, kernel: Kernel, run_id: str, environment: Any) -> Record:
-    return Record(
-        kind="check",
-        run_id=run_id,
-        status=result.status,
-        environment=environment.to_dict(),
-        commit=environment.commit,
-        dirty=environment.dirty,
-        reason=result.reason,
-        op=result.op,
-        kernel=result.kernel,
-        role=kernel.role,
-        backend=kernel.backend,
-        case_id=result.case.id,
-        case=dict(result.case),
-        scheme=result.scheme,
-        seed=result.seed,
-        device=cast(DeviceType, torch.device(result.device).type),
-        checked_by=result.checked_by,
-        errors=tuple(asdict(error) for error in result.errors),
-        weak=result.weak,
-    )
 
 
 def check_rows(results: Iterable[CheckResult]) -> list[dict[str, Any]]:

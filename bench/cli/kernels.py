@@ -47,6 +47,10 @@ def check(
     scheme: SchemeOption = None,
     device: DeviceOption = None,
     seed: int = 0,
+    by: Annotated[
+        str | None,
+        typer.Option(help="Without a GPU: emulator (the default: the compiled code), or interpreter (Triton's)."),
+    ] = None,
     out: OutOption = None,
     json: Json = False,
 ) -> None:
@@ -55,8 +59,13 @@ def check(
     from rooflab.bench.selection import Selection
 
     chosen = Selection.of(op, kernel, suite or ["smoke", "edge"], case, scheme, device, seed)
+    if by not in (None, "emulator", "interpreter"):
+        raise ValueError(f"by: expected emulator or interpreter, got {by!r}")
+    emulate = by != "interpreter" and chosen.device.type == "cpu"
+    if by == "emulator" and not emulate:
+        raise ValueError("by: the emulator checks with no GPU; expected --device cpu with it")
     with show.progress("check", count_checks(chosen)) as advance:
-        results = run_checks(chosen, out, advance)
+        results = run_checks(chosen, out, advance, emulate=emulate)
     rows = check_rows(results)
     wrong = [row for row in rows if row["status"] not in ("OK", "UNSUPPORTED", "UNAVAILABLE")]
     if json:

@@ -1,0 +1,146 @@
+"""`emulate`: one call of a compiled kernel on the CPU, with its races, its bytes and its counts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rooflab.bench import show
+from rooflab.bench.cli.app import Json, KernelOption, Op, OutOption, SchemeOption, app, exit_for
+
+if TYPE_CHECKING:
+    from rooflab.bench.predict.cases import Target
+
+MEGA = 1e6
+CaseOption = Annotated[
+    list[str] | None, typer.Option("--case", "--shape", help="One case, as M=64,N=48,...; repeatable.")
+]
+
+
+@app.command()
+def emulate(
+    op: Op = None,
+    kernel: Annotated[
+        str | None, typer.Argument(help="A kernel with compiled code; all of the op without one.")
+    ] = None,
+    kernels: KernelOption = None,
+    case: CaseOption = None,
+    scheme: SchemeOption = None,
+    config: Annotated[str | None, typer.Option(help="A config of a tunable kernel, as block_m=64,...")] = None,
+    ctas: Annotated[
+        int | None, typer.Option("--ctas", help="Only the first CTA, the last and so many drawn; all without it.")
+    ] = None,
+    schedule: Annotated[int, typer.Option(help="0, or the seed of another order of warps and copies.")] = 0,
+    races: Annotated[bool, typer.Option(help="Look for races.")] = True,
+    lines: Annotated[bool, typer.Option("--lines", help="The source, with what each line moved and executed.")] = False,
+    gpu: Annotated[str, typer.Option("--gpu", help="The Hopper GPU that a time is predicted for.")] = "h100",
+    seed: int = 0,
+    out: OutOption = None,
+    json: Json = False,
+) -> None:
+    """Run a kernel's compiled code (sm_90a) on the CPU: values, races, bytes by level, counts by line.
+
+    Needs no GPU.  Exit status 11 where a value is wrong, a race is found, or the kernel does what a GPU would not
+    forgive.
+    """
+    from rooflab.bench import emulated_calls
+
+    named = [*([kernel] if kernel else []), *(kernels or [])]
+    chosen = emulated_calls.choose(op, named, case or [], scheme or [], config)
+    found = []
+    for target in chosen:
+        with show.waiting(f"{target.op}/{target.kernel} {target.case.id} {target.scheme.name}"):
+            found.append(emulated_calls.call(target, seed, schedule, ctas, races, gpu))
+    if out is not None:
+        path = emulated_calls.write(found, out, seed)
+        show.note(f"records: {path}")
+    if json:
+        show.as_json([item.to_dict() for item in found])
+    else:
+        for item in found:
+            _show(item.target, item.answer, item.prediction, lines)
+    exit_for({item.answer["status"] for item in found})
+
+
+def _show(target: Target, answer: Mapping[str, Any], prediction: str, lines: bool) -> None:
+    title = f"{target.op}/{target.kernel}  {target.case.id}  {target.scheme.name}"
+    style = None if answer["status"] == "OK" else "red"
+    show.line(f"{title}: {answer['status']}{': ' + answer['reason'] if answer['reason'] else ''}", style)
+    for launch in answer["launches"]:
+        _show_launch(launch)
+        for race in launch["races"]:
+            show.line(f"race: {race}", "red")
+        if lines:
+            _show_lines(launch)
+    if answer["launches"]:
+        ran = f"{answer['ran']} of {answer['of']} CTAs" if answer["ran"] < answer["of"] else f"{answer['of']} CTAs"
+        checked = answer.get("checked_elements")
+        text = f"{ran} in {answer['seconds']:.2f} s, compilation included"
+        text += f"; {checked} elements compared" if checked is not None else ""
+        show.line(text)
+    if prediction:
+        show.line(prediction)
+
+
+def _show_launch(launch: Mapping[str, Any]) -> None:
+    moved = launch["bytes"]
+    rows = [
+        ("HBM, each sector once", moved["hbm_read"], moved["hbm_write"]),
+        ("lanes' requests", moved["global_read"], moved["global_write"]),
+        ("their sectors, by warp", moved["global_read_sectors"], moved["global_write_sectors"]),
+        ("cp.async and TMA", moved["copy_read"], moved["copy_write"]),
+        ("TMA in shared memory", moved["tma_load"], moved["tma_store"]),
+        ("shared memory", moved["shared_read"] + moved["shared_matrix"], moved["shared_write"]),
+        ("atomics", moved["atomic"], moved["atomic"]),
+    ]
+    shown = [
+        {"level": name, "read_mb": read / MEGA, "written_mb": wrote / MEGA}
+        for name, read, wrote in rows
+        if read or wrote
+    ]
+    show.table(shown, ("level", "read_mb", "written_mb"), f"{launch['kernel']}, {launch['ctas']} CTAs")
+    texts = []
+    if launch["tensor_flops"]:
+        texts.append(", ".join(f"{flops / 1e9:.4g} GFLOP {kind}" for kind, flops in launch["tensor_flops"].items()))
+    least = launch["shared_wavefronts_least"]
+    if least:
+        texts.append(f"shared memory takes {launch['shared_wavefronts'] / least:.2f} times the turns without conflicts")
+    total = sum(launch["instructions"].values())
+    top = list(launch["instructions"].items())[:6]
+    texts.append(f"{total:,} thread instructions: " + ", ".join(f"{name} {count / total:.0%}" for name, count in top))
+    for text in texts:
+        show.line(text)
+
+
+def _show_lines(launch: Mapping[str, Any]) -> None:
+    by_file: dict[str, dict[int, Mapping[str, int]]] = {}
+    for file, line, counts in launch["lines"]:
+        by_file.setdefault(file, {})[line] = counts
+    for file, counted in by_file.items():
+        rows = list(_annotated(launch["sources"].get(file, []), counted))
+        columns = ("line", "threads", "global_bytes", "shared_bytes", "conflicts", "source")
+        show.table(rows, columns, Path(file).name if file else "no source line")
+
+
+def _annotated(source: Sequence[str], counted: Mapping[int, Mapping[str, int]]) -> list[dict[str, Any]]:
+    """The lines from the first counted to the last."""
+    rows = []
+    for line in range(min(counted), max(counted) + 1):
+        counts = counted.get(line, {})
+        moved = sum(value for name, value in counts.items() if name.endswith("_bytes") and "sector" not in name)
+        shared = sum(value for name, value in counts.items() if name.startswith("shared_") and name.endswith("_bytes"))
+        least = counts.get("shared_wavefronts_least", 0)
+        rows.append(
+            {
+                "line": line,
+                "threads": counts.get("threads"),
+                "global_bytes": moved - shared or None,
+                "shared_bytes": shared or None,
+                "conflicts": counts["shared_wavefronts"] / least if least else None,
+                "source": source[line - 1] if 0 < line <= len(source) else "",
+            }
+        )
+    return rows

@@ -1,0 +1,81 @@
+"""CUDA C++ for the emulator: NVRTC makes PTX of it with no GPU, and a context manager runs every launch on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from rooflab.bench.ptx.launch import Launch
+from rooflab.bench.ptx.machine.group import Triple
+from rooflab.kernels import _cuda
+
+ARCHITECTURE = "compute_90a"
+"""Hopper with wgmma and TMA; a virtual architecture, so that NVRTC stops at PTX."""
+Handle = Callable[[Launch, tuple[int, ...], list[Any]], None]
+"""Takes a kernel with its block and shared memory, its grid and its arguments, as `launch.emulate` does."""
+
+
+@lru_cache(maxsize=64)
+def compile_ptx(
+    source: str, *, options: tuple[str, ...] = (), arch: str = ARCHITECTURE, line_info: bool = True
+) -> str:
+    """The PTX of CUDA C++ `source`; needs no GPU.
+
+    `options` are NVRTC's (`-DTILE=64`).  With `line_info` the PTX says which line each instruction comes from, for
+    messages and counts; the file is called kernel.cu.  Headers are found as `kernels/_cuda.py` finds them.  Raises
+    `CudaCompileError` with the compiler's log, and `ValueError` where CuPy or NVRTC is not installed.
+    """
+    headers = _cuda.include_folders() if "#include" in source else ()
+    standard = () if any(option.startswith(("-std", "--std")) for option in options) else (_cuda.STANDARD,)
+    lines = ("-lineinfo",) if line_info else ()
+    given = (f"--gpu-architecture={arch}", *standard, *lines, *options, *(f"-I{folder}" for folder in headers))
+    nvrtc: Any = _cuda._nvrtc()
+    program = nvrtc.createProgram(source, "kernel.cu", (), ())
+    try:
+        nvrtc.compileProgram(program, given)
+        found = nvrtc.getPTX(program)
+        return str(found.decode() if isinstance(found, bytes) else found).replace("\0", "")
+    except nvrtc.NVRTCError as error:
+        raise _cuda.CudaCompileError(_cuda._log(nvrtc, program) or str(error)) from error
+    finally:
+        nvrtc.destroyProgram(program)
+
+
+@contextmanager
+def emulating_cuda(handle: Handle) -> Iterator[None]:
+    """Gives each launch of a `kernels._cuda.CudaKernel` to `handle` instead of a GPU.
+
+    The class itself is changed, so that it does not matter how a kernel's module imported `load`.  Arguments are those
+    of a launch, with CPU tensors; what a launch would refuse raises `ValueError` here as well.
+    """
+    call = _cuda.CudaKernel.__call__
+
+    def instead(
+        self: _cuda.CudaKernel, grid: Sequence[int], block: Sequence[int], *arguments: Any, shared_bytes: int = 0
+    ) -> None:
+        values = [_argument(index, argument) for index, argument in enumerate(arguments)]
+        launch = Launch(compile_ptx(self.source, options=self.options), self.name, _triple(block), int(shared_bytes))
+        handle(launch, tuple(int(size) for size in grid), values)
+
+    _cuda.CudaKernel.__call__ = instead  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        _cuda.CudaKernel.__call__ = call  # type: ignore[method-assign]
+
+
+def _triple(sizes: Sequence[int]) -> Triple:
+    x, y, z = (*(int(size) for size in sizes), 1, 1)[:3]
+    return x, y, z
+
+
+def _argument(index: int, value: Any) -> Any:
+    """A tensor as it is, and everything else as the bytes that a launch copies."""
+    if isinstance(value, torch.Tensor):
+        return value
+    return np.asarray(_cuda._value(index, value)).tobytes()

@@ -1,0 +1,232 @@
+"""Moves, selections, comparisons and conversions (PTX ISA 8.7, sections 9.7.6, 9.7.9)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rooflab.bench.ptx.emit.floats import rounding_of
+from rooflab.bench.ptx.generate import Generator, emits
+from rooflab.bench.ptx.machine.group import LOCAL_WINDOW, PARAM_WINDOW, RANK_SHIFT, SHARED_WINDOW
+from rooflab.bench.ptx.text.kinds import DTYPES, dtype_of
+from rooflab.bench.ptx.text.syntax import Group, Instruction, Operand, PtxError, Register, Sink
+
+_COMPARISONS = {
+    "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
+    "lo": "<", "ls": "<=", "hi": ">", "hs": ">=",
+}  # fmt: skip
+_UNORDERED = {"equ": "!=", "neu": "==", "ltu": ">=", "leu": ">", "gtu": "<=", "geu": "<"}
+"""Comparisons that hold for NaN too, as the negation of their opposite."""
+_WINDOWS = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW, "param": PARAM_WINDOW}
+
+
+@emits("mov")
+def move(g: Generator, instruction: Instruction) -> None:
+    """`mov`, packing and unpacking included."""
+    target, source = instruction.operands
+    dtype = dtype_of(instruction.parts[-1])
+    if isinstance(target, Group):
+        _unpack(g, target, source)
+    elif isinstance(source, Group):
+        _pack(g, target, source)
+    elif isinstance(target, Register):
+        kept = g.kept[target.index]
+        wanted = kept if kept == "?" or kept[1] == dtype[1] else dtype
+        g.define(target, g.value(source, wanted), wanted)
+
+
+def _pack(g: Generator, target: Operand, source: Group) -> None:
+    if not isinstance(target, Register):
+        raise PtxError("PTX: expected a register that takes what is packed")
+    size = int(g.kept[target.index][1])
+    part = size // len(source.items)
+    text = ""
+    for place, item in enumerate(source.items):
+        value = f"{g.value(item, f'u{part}')}.astype(u{size})"
+        text += f" | ({value} << {g.constant(8 * part * place, f'u{size}')})" if place else value
+    g.define(target, text, f"u{size}")
+
+
+def _unpack(g: Generator, target: Group, source: Operand) -> None:
+    if not isinstance(source, Register):
+        raise PtxError("PTX: expected a register that is taken apart")
+    size = int(g.kept[source.index][1])
+    part = size // len(target.items)
+    whole = g.temporary()
+    g.line(f"{whole} = {g.value(source, f'u{size}')}")
+    for place, item in enumerate(target.items):
+        if isinstance(item, Sink):
+            continue
+        shifted = f"({whole} >> {g.constant(8 * part * place, f'u{size}')})" if place else whole
+        g.define(item, f"{shifted}.astype(u{part})", f"u{part}")
+
+
+@emits("selp")
+def select(g: Generator, instruction: Instruction) -> None:
+    """`selp`."""
+    target, a, b, predicate = instruction.operands
+    dtype = dtype_of(instruction.parts[-1])
+    if isinstance(target, Register) and g.kept[target.index][1:] == dtype[1:]:
+        dtype = g.kept[target.index]
+    values = f"{g.value(predicate, '?')}, {g.value(a, dtype)}, {g.value(b, dtype)}"
+    g.define(target, f"choose({values})", dtype)
+
+
+@emits("slct")
+def select_by_sign(g: Generator, instruction: Instruction) -> None:
+    """`slct`: by the sign of the last operand."""
+    kinds = [part for part in instruction.parts if part in DTYPES]
+    target, a, b, sign = instruction.operands
+    dtype = dtype_of(kinds[0])
+    test = f"{g.value(sign, dtype_of(kinds[1]))} >= 0"
+    g.define(target, f"choose({test}, {g.value(a, dtype)}, {g.value(b, dtype)})", dtype)
+
+
+def comparison(g: Generator, name: str, kind: str, a: Operand, b: Operand) -> str:
+    """The expression of a comparison by PTX's name."""
+    dtype = dtype_of(kind)
+    return _compared(name, kind, g.value(a, dtype), g.value(b, dtype))
+
+
+def _compared(name: str, kind: str, left: str, right: str) -> str:
+    half = kind in ("f16", "bf16")
+    dtype = dtype_of(kind)
+    if kind.endswith("x2"):
+        raise PtxError(f"PTX: expected a comparison of single numbers, got one of .{kind}")
+    if half:
+        left, right = (f"convert.decode({value}, {kind!r})" for value in (left, right))
+    if name == "num":
+        return f"({left} == {left}) & ({right} == {right})"
+    if name == "nan":
+        return f"({left} != {left}) | ({right} != {right})"
+    if name in _UNORDERED:
+        opposite = {"equ": "ne", "neu": "eq"}.get(name)
+        if opposite == "ne":
+            return f"({left} == {right}) | ({left} != {left}) | ({right} != {right})"
+        if opposite == "eq":
+            return f"{left} != {right}"
+        return f"~({left} {_UNORDERED[name]} {right})"
+    if name == "ne" and dtype[0] == "f" or half and name == "ne":
+        # Ordered: NaN is not unequal to anything.
+        return f"({left} < {right}) | ({left} > {right})"
+    if name not in _COMPARISONS:
+        raise PtxError(f"PTX: expected a comparison that is known, got {name}")
+    return f"{left} {_COMPARISONS[name]} {right}"
+
+
+@emits("setp")
+def set_predicate(g: Generator, instruction: Instruction) -> None:
+    """`setp`, with another predicate and the negated result."""
+    parts = [part for part in instruction.parts if part != "ftz"]
+    name, kind = parts[1], parts[-1]
+    target, a, b, *more = instruction.operands
+    result = g.temporary()
+    values = [result, f"~{result}"]
+    if kind.endswith("x2"):
+        # One predicate for each half.
+        values[1] = g.temporary()
+        shift = g.constant(16, "u4")
+        for value, move in zip(values, ("", f" >> {shift}"), strict=True):
+            sides = (f"({g.value(side, 'u4')}{move}).astype(u2)" for side in (a, b))
+            g.line(f"{value} = {_compared(name, kind[:-2], *sides)}")
+    else:
+        g.line(f"{result} = {comparison(g, name, kind, a, b)}")
+    results = target.items if isinstance(target, Group) else (target,)
+    if len(parts) == 4:
+        sign = {"and": "&", "or": "|", "xor": "^"}[parts[2]]
+        values = [f"({value}) {sign} {g.value(more[0], '?')}" for value in values]
+    for item, value in zip(results, values, strict=False):
+        if not isinstance(item, Sink):
+            g.define(item, value, "?")
+
+
+@emits("set")
+def set_value(g: Generator, instruction: Instruction) -> None:
+    """`set`: all ones, or 1.0, where the comparison holds."""
+    parts = [part for part in instruction.parts if part != "ftz"]
+    result, kind = parts[-2], parts[-1]
+    target, a, b = instruction.operands[:3]
+    dtype = dtype_of(result)
+    if "f16" in result:
+        raise PtxError(f"PTX: expected an instruction that is known, got {instruction.text!r}")
+    yes = g.constant(0x3F800000, "u4") + ".view(f4)" if result == "f32" else g.constant(-1, dtype)
+    no = g.constant(0, dtype)
+    text = comparison(g, parts[1], kind, a, b)
+    if len(parts) == 5:
+        sign = {"and": "&", "or": "|", "xor": "^"}[parts[2]]
+        text = f"({text}) {sign} {g.value(instruction.operands[3], '?')}"
+    g.define(target, f"choose({text}, {yes}, {no})", dtype)
+
+
+@emits("cvt")
+def convert(g: Generator, instruction: Instruction) -> None:
+    """`cvt`."""
+    parts, operands = instruction.parts, instruction.operands
+    kinds = [part for part in parts if part in DTYPES]
+    to, source = kinds[0], kinds[-1]
+    if "pack" in parts:
+        values = ", ".join(g.value(item, "i4") for item in operands[1:3])
+        third = f", {g.value(operands[3], 'u4')}" if len(operands) == 4 else ""
+        g.define(operands[0], f"convert.cvt_pack({values}, {to!r}{third})", "u4")
+        return
+    flags = [name for name in ("ftz", "sat", "relu", "satfinite") if name in parts]
+    given = "".join(f", {name}=True" for name in flags)
+    rounding = rounding_of(parts) or next((part for part in parts if part in ("rni", "rzi", "rmi", "rpi")), "")
+    result = dtype_of(to)
+    if to.endswith("x2") and source == "f32":
+        high, low = (g.value(item, "f4") for item in operands[1:3])
+        g.define(
+            operands[0],
+            f"convert.cvt_pair({high}, {low}, {to!r}, {rounding!r}{_only(flags, 'relu', 'satfinite')})",
+            result,
+        )
+    elif to.endswith("x2"):
+        value = g.value(operands[1], dtype_of(source))
+        name = "cvt_fp8x2_f16x2" if source == "f16x2" else "cvt_f16x2_fp8x2"
+        kind = to if source == "f16x2" else source
+        g.define(operands[0], f"convert.{name}({value}, {kind!r}{_only(flags, 'relu')})", result)
+    elif _is_resize(to, source) and not flags:
+        value = g.value(operands[1], dtype_of(source))
+        g.define(operands[0], f"{value}.astype({result})", result)
+    else:
+        value = g.value(operands[1], dtype_of(source))
+        g.define(operands[0], f"convert.cvt({value}, {to!r}, {source!r}, {rounding!r}{given})", result)
+
+
+def _only(flags: Sequence[str], *names: str) -> str:
+    return "".join(f", {name}=True" for name in names if name in flags)
+
+
+def _is_resize(to: str, source: str) -> bool:
+    return to[0] in "us" and source[0] in "us"
+
+
+@emits("cvta", "isspacep", "mapa", "getctarank")
+def addresses(g: Generator, instruction: Instruction) -> None:
+    """Addresses from one space into another."""
+    parts, operands = instruction.parts, instruction.operands
+    name = parts[0]
+    space = next(
+        (part.split("::")[0] for part in parts[1:] if part.split("::")[0] in (*_WINDOWS, "global", "const")), ""
+    )
+    if name == "cvta":
+        size = "u8" if parts[-1].endswith("64") else "u4"
+        value = g.value(operands[1], size)
+        if space in _WINDOWS:
+            inner = g.constant((1 << 60) - 1, size)
+            window = g.constant(_WINDOWS[space], size)
+            value = f"{value} & {inner}" if "to" in parts else f"{value} | {window}"
+        g.define(operands[0], value, size)
+    elif name == "isspacep":
+        wanted = g.constant(_WINDOWS.get(space, 0) >> 60, "u8")
+        g.define(operands[0], f"({g.value(operands[1], 'u8')} >> {g.constant(60, 'u8')}) == {wanted}", "?")
+    elif name == "mapa":
+        size = "u8" if parts[-1].endswith("64") else "u4"
+        inside = (1 << RANK_SHIFT) - 1 | (SHARED_WINDOW if size == "u8" else 0)
+        own = f"{g.value(operands[1], size)} & {g.constant(inside, size)}"
+        rank = (
+            f"({g.value(operands[2], 'u4')}.astype({size}) + {g.constant(1, size)}) << {g.constant(RANK_SHIFT, size)}"
+        )
+        g.define(operands[0], f"({own}) | ({rank})", size)
+    else:
+        size = "u8" if parts[-1].endswith("64") else "u4"
+        g.define(operands[0], f"synchronising.rank_of(c, {g.value(operands[1], size)})", "u4")

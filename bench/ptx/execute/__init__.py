@@ -1,0 +1,1 @@
+"""What generated code calls: instructions that are more than arithmetic on each lane."""

@@ -1,0 +1,41 @@
+"""Runs what makes tensor maps on the device: `tensormap.replace`, `tensormap.cp_fenceproxy` (PTX ISA 8.7, 9.7.9.28)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rooflab.bench.ptx.execute import raw
+from rooflab.bench.ptx.execute.bulk import issuers, value_of
+from rooflab.bench.ptx.execute.synchronising import shared_place
+from rooflab.bench.ptx.machine.context import Context
+from rooflab.bench.ptx.machine.errors import Fault
+from rooflab.bench.ptx.tiles import tensor_map
+
+
+def replace(
+    c: Context, space: str, addresses: Any, field: str, ordinal: int, value: Any, guard: Any, instruction: int
+) -> None:
+    """`tensormap.replace`."""
+    for lane in issuers(c, guard):
+        address = value_of(addresses, lane)
+        read, write = (raw.shared_map, raw.write_shared_map) if space == "shared" else (raw.read_map, raw.write_map)
+        unit = 16 if c.group.run.old_strides else 1
+        try:
+            made = tensor_map.replace(
+                read(c, address, lane, instruction), field, ordinal, value_of(value, lane), stride_unit=unit
+            )
+        except ValueError as error:
+            raise Fault(str(error), instruction) from None
+        write(c, address, made, lane, instruction)
+
+
+def copy(c: Context, targets: Any, sources: Any, guard: Any, instruction: int) -> None:
+    """`tensormap.cp_fenceproxy`: a finished map from shared to global memory, once for the warp."""
+    lane = next(issuers(c, guard), None)
+    if lane is None:
+        return
+    place = shared_place(c, np.uint32(value_of(sources, lane)), 16, instruction)
+    data = c.group.shared[place : place + tensor_map.BYTES].tobytes()
+    raw.write_map(c, value_of(targets, lane), data, lane, instruction)

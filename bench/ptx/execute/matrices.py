@@ -1,0 +1,287 @@
+"""Runs `ldmatrix`, `stmatrix`, `mma.sync` and `wgmma` for the lanes of a context.
+
+A wgmma's accumulators are poison until its group was waited for: the registers are rows of one buffer, which is filled
+in place then, so that copies of a register made meanwhile (a compiler's own) see the same.  In between the matrix is
+kept as a matrix, and a chain of wgmmas converts it once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from rooflab.bench.ptx.machine.context import Context
+from rooflab.bench.ptx.machine.errors import Fault
+from rooflab.bench.ptx.machine.group import Group
+from rooflab.bench.ptx.machine.shared_access import check_written, shared_offsets
+from rooflab.bench.ptx.tiles import ldmatrix, mma
+from rooflab.bench.ptx.tiles.accumulate import truncated_wgmma
+from rooflab.bench.ptx.tiles.wgmma import (
+    WARPGROUP,
+    a_from_registers,
+    matrix_to_registers,
+    registers_to_matrix,
+    wgmma,
+)
+from rooflab.bench.ptx.tiles.wgmma_operand import operand_chunks, read_operand
+
+NAN = np.float32(np.nan)
+
+
+class WgmmaShape(NamedTuple):
+    """What an opcode and its constants say."""
+
+    n: int
+    d_type: str
+    a_type: str
+    b_type: str
+    scale_a: int
+    scale_b: int
+    a_transposed: bool
+    b_transposed: bool
+    saturates: bool
+
+
+def load(c: Context, addresses: Any, number: int, transposed: bool, instruction: int) -> list[Any]:
+    """`ldmatrix`."""
+    offsets = _rows(c, addresses, number, instruction)
+    group = c.group
+    used = _row_givers(c, offsets, number)
+    if group.run.observer is not None:
+        group.run.observer.shared_read(c, used, offsets[used], 16, instruction)
+    if group.written is not None:
+        check_written(c, offsets[used], 16, instruction)
+    return ldmatrix.load(group.shared, offsets, number, transposed)
+
+
+def store(c: Context, addresses: Any, values: tuple[Any, ...], transposed: bool, instruction: int) -> None:
+    """`stmatrix`."""
+    offsets = _rows(c, addresses, len(values), instruction)
+    group = c.group
+    used = _row_givers(c, offsets, len(values))
+    if group.run.observer is not None:
+        group.run.observer.shared_write(c, used, offsets[used], 16, instruction, None)
+    if group.written is not None:
+        group.written.view("c16")[offsets[used] >> 4] = _ALL_WRITTEN
+    ldmatrix.store(group.shared, offsets, values, transposed)
+
+
+_ALL_WRITTEN = np.ones(16, np.bool_).view("c16")[0]
+
+
+def _rows(c: Context, addresses: Any, number: int, instruction: int) -> npt.NDArray[np.int64]:
+    if isinstance(addresses, np.generic):
+        addresses = np.full(c.size, addresses)
+    # Only the first 8 lanes for each matrix give a row; what the others hold is nobody's affair.
+    if number < 4:
+        lane = c.lanes & 31
+        addresses = np.where(lane < 8 * number, addresses, addresses[lane == 0].repeat(32))
+    offsets = shared_offsets(c, addresses, 16, None, instruction)
+    return np.asarray(offsets).astype(np.int64)
+
+
+def _row_givers(c: Context, offsets: npt.NDArray[np.int64], number: int) -> npt.NDArray[np.intp]:
+    return np.arange(c.size) if number == 4 else np.flatnonzero((c.lanes & 31) < 8 * number)
+
+
+def multiply(
+    c: Context,
+    shape: str,
+    a_type: str,
+    b_type: str,
+    d_type: str,
+    a: tuple[Any, ...],
+    b: tuple[Any, ...],
+    old: tuple[Any, ...],
+    saturates: bool,
+    instruction: int,
+) -> list[Any]:
+    """`mma.sync`."""
+    try:
+        return mma.mma(shape, a_type, b_type, d_type, a, b, old, saturate=saturates, lanes=c.size)
+    except ValueError as error:
+        raise Fault(str(error), instruction) from None
+
+
+@dataclass(eq=False)
+class Accumulators:
+    """The accumulators of one chain of wgmmas: for each warpgroup of a context one matrix."""
+
+    buffer: npt.NDArray[Any]
+    """(registers, lanes): the registers are its rows."""
+    matrices: list[npt.NDArray[Any]]
+    d_type: str
+    rows: list[npt.NDArray[Any]] = field(default_factory=list)
+    in_flight: list[int] = field(default_factory=list)
+    """For each warpgroup, how many groups that are not complete write it."""
+
+    def settle(self, place: int) -> None:
+        """A group is complete that wrote the matrix of the warpgroup at `place`."""
+        self.in_flight[place] -= 1
+        if not self.in_flight[place]:
+            registers = matrix_to_registers(self.matrices[place], self.d_type)
+            self.buffer[:, place * WARPGROUP : (place + 1) * WARPGROUP] = registers.view(self.buffer.dtype)
+
+
+@dataclass
+class Warpgroup:
+    """The wgmma groups of one warpgroup: accumulators, with the place of the warpgroup in them."""
+
+    open: list[tuple[Accumulators, int]] = field(default_factory=list)
+    groups: list[list[tuple[Accumulators, int]]] = field(default_factory=list)
+    last: Any = None
+    """What the race detector knows of the newest open wgmma."""
+    marks: list[Any] = field(default_factory=list)
+    """The same for each committed group."""
+
+
+def _pieces(c: Context, instruction: int) -> list[int]:
+    """The warpgroups of a context, which must be whole."""
+    pieces = c.group.pieces(c.lanes[::WARPGROUP], WARPGROUP)
+    if c.size % WARPGROUP or c.grain < WARPGROUP:
+        raise Fault(f"wgmma wants whole warpgroups of 128 threads, and here are {c.size}", instruction)
+    return [int(piece) for piece in pieces]
+
+
+def multiply_async(
+    c: Context, d: tuple[Any, ...], a: Any, b: Any, keeps: Any, shape: WgmmaShape, instruction: int
+) -> list[Any]:
+    """`wgmma.mma_async`: the registers that will hold the result."""
+    group, pieces = c.group, _pieces(c, instruction)
+    if isinstance(keeps, np.ndarray):
+        if not (keeps == keeps[0]).all():
+            raise Fault("wgmma wants one scale-d for all threads", instruction)
+        keeps = keeps[0]
+    known = _known(group, d)
+    old = known.matrices if known is not None else None
+    if old is None and keeps:
+        stacked = np.stack([_vector(value, c.size) for value in d])
+        old = list(registers_to_matrix(stacked.view(np.int32) if shape.d_type == "s32" else stacked, shape.d_type))
+    operands = _operands(c, a, b, shape, len(pieces), instruction)
+    results = [
+        _product(group, old[place] if keeps and old is not None else None, *operands[place], shape)
+        for place in range(len(pieces))
+    ]
+    if known is None or not all(known.in_flight):
+        known = _fresh(group, results, shape, c.size)
+    known.matrices = results
+    for place, piece in enumerate(pieces):
+        own = group.warpgroups.setdefault(piece, Warpgroup())
+        if not any(known is item for item, _ in own.open):
+            own.open.append((known, place))
+            known.in_flight[place] += 1
+    return known.rows
+
+
+def _vector(value: Any, size: int) -> npt.NDArray[Any]:
+    return np.full(size, value) if isinstance(value, np.generic) else value
+
+
+def _known(group: Group, d: tuple[Any, ...]) -> Accumulators | None:
+    """The accumulators whose rows these registers are."""
+    first = d[0]
+    base = first.base if isinstance(first, np.ndarray) else None
+    found = group.accumulators.get(id(base)) if base is not None else None
+    if found is None or len(found.rows) != len(d) or any(a is not b for a, b in zip(d, found.rows, strict=True)):
+        return None
+    known: Accumulators = found
+    return known
+
+
+def _fresh(group: Group, results: list[Any], shape: WgmmaShape, lanes: int) -> Accumulators:
+    rows = results[0].shape[-1] // (4 if shape.d_type == "f16" else 2)
+    dtype = np.float32 if shape.d_type == "f32" else np.uint32
+    buffer = np.empty((rows, lanes), dtype)
+    if group.run.checks.asynchronous:
+        buffer.view(np.uint32).fill(0x7FFFFFFF)
+    made = Accumulators(buffer, results, shape.d_type, list(buffer), [0] * len(results))
+    # The newest few are enough: a chain that was left behind is found by its registers' values.
+    while len(group.accumulators) > 64:
+        oldest = next(iter(group.accumulators))
+        del group.accumulators[oldest]
+    group.accumulators[id(buffer)] = made
+    return made
+
+
+def _product(group: Group, old: Any, a: Any, b: Any, shape: WgmmaShape) -> npt.NDArray[Any]:
+    if shape.a_type in ("e4m3", "e5m2") and group.run.short_accumulator:
+        sign = np.float32(shape.scale_a * shape.scale_b)
+        return truncated_wgmma(old, a * sign, b, shape.a_type, shape.b_type, shape.d_type)
+    return wgmma(old, a, b, shape.d_type, scale_a=shape.scale_a, scale_b=shape.scale_b, saturate=shape.saturates)
+
+
+def _operands(
+    c: Context, a: Any, b: Any, shape: WgmmaShape, count: int, instruction: int
+) -> list[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
+    """A (64, K) and B (N, K) of each warpgroup."""
+    if isinstance(a, tuple):
+        left = list(a_from_registers(a, shape.a_type, c.size))
+    else:
+        left = _read(c, a, 64, shape.a_type, shape.a_transposed, count, instruction)
+    right = _read(c, b, shape.n, shape.b_type, shape.b_transposed, count, instruction)
+    return list(zip(left, right, strict=True))
+
+
+def _read(
+    c: Context, descriptor: Any, rows: int, kind: str, transposed: bool, count: int, instruction: int
+) -> list[npt.NDArray[Any]]:
+    group = c.group
+    slot = c.slot if c.slot is not None else 0
+    memory = group.shared[slot * group.shared_size : (slot + 1) * group.shared_size]
+    found: dict[int, npt.NDArray[Any]] = {}
+    each = [int(descriptor)] * count if isinstance(descriptor, np.generic) else list(map(int, descriptor[::WARPGROUP]))
+    for place, bits in enumerate(each):
+        try:
+            if bits not in found:
+                found[bits] = read_operand(memory, bits, rows, kind, transposed)
+                _check_read(c, bits, rows, transposed, slot, instruction)
+        except ValueError as error:
+            raise Fault(str(error), instruction) from None
+        if group.run.observer is not None:
+            lanes = c.lanes[place * WARPGROUP : (place + 1) * WARPGROUP]
+            piece = int(group.pieces(lanes[:1], WARPGROUP)[0])
+            own = group.warpgroups.setdefault(piece, Warpgroup())
+            chunks = operand_chunks(bits, rows, transposed)[0].ravel() * 16 + slot * group.shared_size
+            warps = np.arange(lanes[0] >> 5, (lanes[0] >> 5) + 4)
+            own.last = group.run.observer.wgmma_read(group, warps, chunks, instruction)
+    return [found[bits] for bits in each]
+
+
+def _check_read(c: Context, bits: int, rows: int, transposed: bool, slot: int, instruction: int) -> None:
+    if c.group.written is not None:
+        chunks = operand_chunks(bits, rows, transposed)[0].ravel() * 16 + slot * c.group.shared_size
+        check_written(c, chunks, 16, instruction)
+
+
+def commit(c: Context) -> None:
+    """`wgmma.commit_group`."""
+    for piece in _pieces(c, -1):
+        own = c.group.warpgroups.setdefault(piece, Warpgroup())
+        own.groups.append(own.open)
+        own.marks.append(own.last)
+        own.open, own.last = [], None
+
+
+def wait(c: Context, newest: int, instruction: int) -> None:
+    """`wgmma.wait_group`: all but the newest groups are complete."""
+    for piece in _pieces(c, instruction):
+        own = c.group.warpgroups.setdefault(piece, Warpgroup())
+        keep = max(0, len(own.groups) - newest)
+        for items in own.groups[:keep]:
+            for accumulators, place in items:
+                accumulators.settle(place)
+        marks = [mark for mark in own.marks[:keep] if mark is not None]
+        own.groups, own.marks = own.groups[keep:], own.marks[keep:]
+        if marks and c.group.run.observer is not None:
+            c.group.run.observer.wgmma_done(c.group, np.unique(c.warps[c.group.pieces(c.lanes, 128) == piece]), marks)
+
+
+def check_settled(c: Context, value: Any, instruction: int) -> None:
+    """Notes a race where an instruction reads an accumulator whose wgmma may still be running."""
+    base = value.base if isinstance(value, np.ndarray) else None
+    found = c.group.accumulators.get(id(base)) if base is not None else None
+    if found is not None and any(found.in_flight):
+        c.group.run.register_race(instruction)

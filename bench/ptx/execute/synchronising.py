@@ -1,0 +1,196 @@
+"""Runs barriers, mbarriers, fences and what else orders or ends threads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rooflab.bench.ptx.machine.context import PARKED, SPLIT, Context
+from rooflab.bench.ptx.machine.errors import Fault
+from rooflab.bench.ptx.machine.group import RANK_SHIFT
+from rooflab.bench.ptx.machine.shared_access import shared_offsets
+
+
+def _one(value: Any) -> int | None:
+    """The one value of all lanes; None where they differ."""
+    if isinstance(value, np.generic | int):
+        return int(value)
+    return int(value[0]) if (value == value[0]).all() else None
+
+
+def _split(c: Context, keys: Any) -> int:
+    """Lanes with different keys go on apart, from the same place."""
+    c.children = [c.part(keys == key, c.place) for key in np.unique(keys)]
+    return SPLIT
+
+
+def sync(c: Context, number: Any, count: Any, following: int, instruction: int, guard: Any) -> int:
+    """`bar.sync`."""
+    if isinstance(guard, np.ndarray) and not guard.all():
+        if not guard.any():
+            return following
+        c.children = [c.part(guard, c.place), c.part(~guard, following)]
+        return SPLIT
+    if isinstance(guard, np.bool_) and not guard:
+        return following
+    which = _one(number)
+    if which is None:
+        return _split(c, number)
+    threads = None if count is None else _one(count)
+    if count is not None and threads is None:
+        return _split(c, count)
+    return c.group.waiting.barriers.sync(c, which, threads, following, instruction)
+
+
+def arrive(c: Context, number: Any, count: Any, following: int, instruction: int, guard: Any) -> int:
+    """`bar.arrive`."""
+    if guard is not None and not np.all(guard):
+        raise Fault("bar.arrive under a predicate that does not hold for all its threads", instruction)
+    which, threads = _one(number), _one(count)
+    if which is None:
+        return _split(c, number)
+    if threads is None:
+        return _split(c, count)
+    c.group.waiting.barriers.arrive(c, which, threads, instruction)
+    return following
+
+
+def reduce(
+    c: Context, target: int, operation: str, number: Any, count: Any, predicate: Any, following: int, instruction: int
+) -> int:
+    """`bar.red`: a barrier that also adds up its threads' predicates."""
+    which = _one(number)
+    if which is None:
+        return _split(c, number)
+    yes = np.full(c.size, predicate) if isinstance(predicate, np.generic) else predicate
+    threads = None if count is None else _one(count)
+    c.registers[target] = None
+
+    def settle(context: Context, votes: int, arrived: int) -> None:
+        found = {"popc": np.uint32(votes), "and": np.bool_(votes == arrived), "or": np.bool_(votes > 0)}[operation]
+        context.registers[target] = found
+
+    return c.group.waiting.barriers.sync(c, which, threads, following, instruction, (yes, settle))
+
+
+def warp_barrier(c: Context, mask: Any) -> None:
+    """`bar.warp.sync`: the lanes are here together, or the scheduler would not have let them."""
+
+
+def cluster_arrive(c: Context, release: bool, instruction: int) -> None:
+    """`barrier.cluster.arrive`."""
+    c.group.waiting.clusters.arrive(c, release)
+
+
+def cluster_wait(c: Context, following: int, instruction: int) -> int:
+    """`barrier.cluster.wait`."""
+    return c.group.waiting.clusters.wait(c, following)
+
+
+def proxy_fence(c: Context, kind: str, instruction: int) -> None:
+    """`fence.proxy.*`, `fence.mbarrier_init`."""
+    observer = c.group.run.observer
+    if observer is not None:
+        observer.proxy_fence(c, kind)
+
+
+def fence(c: Context, instruction: int) -> None:
+    """`fence`, `membar`."""
+    observer = c.group.run.observer
+    if observer is not None:
+        observer.fence(c)
+
+
+def trap(c: Context, guard: Any, instruction: int) -> None:
+    """`trap`."""
+    if np.any(guard):
+        raise Fault("the kernel trapped", instruction)
+
+
+def assertion_failed(c: Context, guard: Any, instruction: int) -> None:
+    """A device-side assertion."""
+    if np.any(guard):
+        raise Fault("a device-side assertion failed", instruction)
+
+
+def rank_of(c: Context, address: Any) -> Any:
+    """`getctarank`."""
+    ranks = (address >> address.dtype.type(RANK_SHIFT)) & address.dtype.type(0xFF)
+    own = np.uint32(c.special("cluster_ctarank"))
+    return np.where(ranks > 0, ranks - 1, own).astype(np.uint32)[()]
+
+
+def mbarrier_init(c: Context, addresses: Any, count: Any, guard: Any, instruction: int) -> None:
+    """`mbarrier.init`."""
+    c.group.waiting.mbarriers.init(c, addresses, count, guard, instruction)
+
+
+def mbarrier_inval(c: Context, addresses: Any, guard: Any, instruction: int) -> None:
+    """`mbarrier.inval`."""
+    c.group.waiting.mbarriers.inval(c, addresses, guard, instruction)
+
+
+def mbarrier_arrive(c: Context, addresses: Any, count: Any, expect: Any, guard: Any, instruction: int) -> Any:
+    """`mbarrier.arrive`, `mbarrier.arrive.expect_tx`."""
+    token = c.group.waiting.mbarriers.arrive(c, addresses, count, expect, guard, instruction)
+    c.group.waiting.wake_mbarriers()
+    return token
+
+
+def mbarrier_arrive_drop(c: Context, addresses: Any, count: Any, expect: Any, guard: Any, instruction: int) -> Any:
+    """`mbarrier.arrive_drop`."""
+    token = c.group.waiting.mbarriers.drop(c, addresses, count, guard, instruction)
+    c.group.waiting.wake_mbarriers()
+    return token
+
+
+def mbarrier_expect(c: Context, addresses: Any, size: Any, guard: Any, instruction: int) -> None:
+    """`mbarrier.expect_tx`."""
+    c.group.waiting.mbarriers.expect(c, addresses, size, guard, instruction)
+
+
+def mbarrier_complete(c: Context, addresses: Any, size: Any, guard: Any, instruction: int) -> None:
+    """`mbarrier.complete_tx`."""
+    mbarriers = c.group.waiting.mbarriers
+    for place, lanes in mbarriers.places(c, addresses, guard, instruction):
+        mbarriers.complete_bytes(place, lanes * int(np.max(size)), instruction)
+    c.group.waiting.wake_mbarriers()
+
+
+def mbarrier_wait(
+    c: Context, addresses: Any, state: Any, parity: bool, blocks: bool, guard: Any, instruction: int
+) -> Any:
+    """`mbarrier.try_wait`, `mbarrier.test_wait`: whether the phase is over; None where the lanes wait for it."""
+    mbarriers = c.group.waiting.mbarriers
+    places = [place for place, _ in mbarriers.places(c, addresses, guard, instruction)]
+    wanted = _one(state)
+    if wanted is None:
+        raise Fault("lanes of one piece wait for different phases of an mbarrier", instruction)
+    if not parity:
+        # A token is the number of its phase: its parity is what is waited for.
+        wanted &= 1
+    # Triton's warp-specialised code passes -1 for 1: only the lowest bit counts.
+    wanted &= 1
+    done = all(mbarriers.is_complete(place, wanted, instruction) for place in places)
+    if done:
+        mbarriers.acquired(c, places, guard, instruction)
+        return np.bool_(True)
+    if not blocks:
+        c.polls(instruction)
+        return np.bool_(False)
+    assert c.group.waiting.park_at_mbarrier(c, places, wanted) == PARKED
+    return None
+
+
+def set_registers(c: Context, count: int, increase: bool, instruction: int) -> None:
+    """`setmaxnreg`: how many registers the warps have from now on."""
+    if not 24 <= count <= 256 or count % 8:
+        raise Fault(f"setmaxnreg wants a multiple of 8 from 24 to 256, got {count}", instruction)
+    c.group.waiting.registers.set(c, count, increase, instruction)
+
+
+def shared_place(c: Context, address: Any, size: int, instruction: int) -> int:
+    """The one place in the group's shared memory that an address of all lanes means."""
+    offsets = shared_offsets(c, address, size, None, instruction)
+    return int(offsets) if isinstance(offsets, np.generic | int) else int(offsets[0])

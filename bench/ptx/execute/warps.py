@@ -1,0 +1,218 @@
+"""Instructions that move values between the lanes of a warp (PTX ISA 8.7, sections 9.7.9.6, 9.7.13.7 to 12)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rooflab.bench.ptx.machine.context import Context
+
+WARP = 32
+_BITS = np.arange(WARP, dtype=np.uint64)
+
+
+def in_warps(c: Context, value: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.intp] | None]:
+    """A value as (warps, 32), and for each lane its place in that, or None where the lanes are whole warps in order.
+
+    Lanes that are not in the context hold zeros there.
+    """
+    vector = np.full(c.size, value) if isinstance(value, np.generic) else value
+    places = _places(c)
+    if places is None:
+        return vector.reshape(-1, WARP), None
+    whole = np.zeros((int(places.max()) // WARP + 1) * WARP, vector.dtype)
+    whole[places] = vector
+    return whole.reshape(-1, WARP), places
+
+
+def _places(c: Context) -> npt.NDArray[np.intp] | None:
+    if not c.warps_known:
+        c.warps_known = True
+        _, index = np.unique(c.warps, return_inverse=True)
+        places = index * WARP + (c.lanes & (WARP - 1))
+        whole = c.size == (int(places[-1]) // WARP + 1) * WARP and bool((places == np.arange(c.size)).all())
+        c.warp_places = None if whole else places
+    return c.warp_places
+
+
+def present(c: Context) -> npt.NDArray[np.bool_]:
+    """Which lanes of its warps a context has: (warps, 32)."""
+    return in_warps(c, np.ones(c.size, np.bool_))[0]
+
+
+def _back(found: npt.NDArray[Any], places: npt.NDArray[np.intp] | None) -> npt.NDArray[Any]:
+    flat = found.reshape(-1)
+    return flat if places is None else flat[places]
+
+
+@lru_cache(maxsize=1024)
+def _sources(mode: str, lane: int, clamp: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.bool_]]:
+    own = np.arange(WARP)
+    return _source_lanes(mode, own, np.full(WARP, lane), clamp)
+
+
+def _source_lanes(mode: str, own: Any, lane: Any, clamp: Any) -> tuple[Any, Any]:
+    """Which lane each reads from, and whether that is within its segment (PTX ISA, `shfl.sync`, semantics)."""
+    segment = clamp >> 8 & 31
+    limit = clamp & 31
+    lowest = own & segment
+    highest = lowest | limit & ~segment & 31
+    lane = lane & 31
+    if mode == "up":
+        source = own - lane
+        valid = source >= highest
+    elif mode == "down":
+        source = own + lane
+        valid = source <= highest
+    elif mode == "bfly":
+        source = own ^ lane
+        valid = source <= highest
+    else:
+        source = lowest | lane & ~segment & 31
+        valid = source <= highest
+    return np.where(valid, source, own), valid
+
+
+def shuffle(
+    c: Context, mode: str, value: Any, lane: Any, clamp: Any, mask: Any, guard: Any, wants_valid: bool, instruction: int
+) -> tuple[Any, Any]:
+    """`shfl.sync`: the value of another lane, and whether there was one."""
+    fixed = isinstance(lane, np.generic) and isinstance(clamp, np.generic)
+    if isinstance(value, np.generic):
+        if not wants_valid:
+            return value, None
+        if fixed:
+            valid = np.tile(_sources(mode, int(lane), int(clamp))[1], c.size // WARP)
+            return value, valid if len(valid) == c.size else _valid_of_parts(c, mode, int(lane), int(clamp))
+    rows, places = in_warps(c, value)
+    if fixed:
+        source, valid = _sources(mode, int(lane), int(clamp))
+        found = rows[:, source]
+        return _back(found, places), _back(np.broadcast_to(valid, rows.shape), places) if wants_valid else None
+    own = np.broadcast_to(np.arange(WARP), rows.shape)
+    lanes = in_warps(c, lane)[0].astype(np.int64)
+    clamps = in_warps(c, clamp)[0].astype(np.int64)
+    source, valid = _source_lanes(mode, own, lanes, clamps)
+    return _back(np.take_along_axis(rows, source, axis=1), places), _back(valid, places)
+
+
+def _valid_of_parts(c: Context, mode: str, lane: int, clamp: int) -> Any:
+    valid = _sources(mode, lane, clamp)[1]
+    return valid[c.lanes & (WARP - 1)]
+
+
+def _by_mask(mask: Any, one: Callable[[np.uint32], tuple[Any, ...]]) -> tuple[Any, ...]:
+    """What `one` gives each lane for the mask that it names: lanes of one warp may name several."""
+    if isinstance(mask, np.generic):
+        return one(np.uint32(mask))
+    masks = np.unique(mask)
+    found = one(masks[0])
+    for value in masks[1:]:
+        own = mask == value
+        found = tuple(
+            None if new is None else np.where(own, new, old) for new, old in zip(one(value), found, strict=True)
+        )
+    return found
+
+
+def _members(c: Context, mask: np.uint32, guard: Any) -> npt.NDArray[np.bool_]:
+    """Lanes that take part: (warps, 32)."""
+    named = np.uint32(mask) >> np.arange(WARP, dtype=np.uint32) & 1 == 1
+    members: npt.NDArray[np.bool_] = named & present(c)
+    if guard is not None:
+        members &= in_warps(c, guard)[0]
+    return members
+
+
+def vote(c: Context, mode: str, predicate: Any, mask: Any, guard: Any) -> Any:
+    """`vote.sync`: what the members' predicates say together."""
+    return _by_mask(mask, lambda named: (_vote(c, mode, predicate, named, guard),))[0]
+
+
+def _vote(c: Context, mode: str, predicate: Any, mask: np.uint32, guard: Any) -> Any:
+    members = _members(c, mask, guard)
+    rows, places = in_warps(c, predicate)
+    yes = rows & members
+    if mode == "ballot":
+        return _spread(_bits(yes), c, places)
+    count, all_ = yes.sum(axis=1), members.sum(axis=1)
+    found = {"any": count > 0, "all": count == all_, "uni": (count == all_) | (count == 0)}[mode]
+    return _spread(found, c, places)
+
+
+def _bits(rows: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint32]:
+    found: npt.NDArray[np.uint32] = (rows.astype(np.uint64) << _BITS).sum(axis=1).astype(np.uint32)
+    return found
+
+
+def _spread(found: npt.NDArray[Any], c: Context, places: npt.NDArray[np.intp] | None) -> Any:
+    """One value of each warp to all its lanes; a scalar where all warps have the same."""
+    if (found == found[0]).all():
+        return found[0]
+    return _back(np.repeat(found, WARP), places)
+
+
+def match(c: Context, mode: str, value: Any, mask: Any) -> tuple[Any, Any]:
+    """`match.any.sync`: who has the same value; `match.all.sync`: everybody, if all have the same."""
+    bits, agree = _by_mask(mask, lambda named: _match(c, mode, value, named))
+    return bits, agree
+
+
+def _match(c: Context, mode: str, value: Any, mask: np.uint32) -> tuple[Any, Any]:
+    members = _members(c, mask, None)
+    rows, places = in_warps(c, value)
+    same = (rows[:, :, None] == rows[:, None, :]) & members[:, None, :]
+    bits = (same.astype(np.uint64) << _BITS).sum(axis=2).astype(np.uint32)
+    if mode == "any":
+        return _back(bits, places), None
+    whole = _bits(members)
+    agree = ((bits == whole[:, None]) | ~members).all(axis=1)
+    return _spread(np.where(agree, whole, np.uint32(0)), c, places), _spread(agree, c, places)
+
+
+_REDUCTIONS: dict[str, Any] = {
+    "add": (np.add, 0),
+    "min": (np.minimum, None),
+    "max": (np.maximum, None),
+    "and": (np.bitwise_and, -1),
+    "or": (np.bitwise_or, 0),
+    "xor": (np.bitwise_xor, 0),
+}
+
+
+def reduce(c: Context, operation: str, value: Any, mask: Any, guard: Any) -> Any:
+    """`redux.sync`: a reduction over the members."""
+    return _by_mask(mask, lambda named: (_reduce(c, operation, value, named, guard),))[0]
+
+
+def _reduce(c: Context, operation: str, value: Any, mask: np.uint32, guard: Any) -> Any:
+    members = _members(c, mask, guard)
+    rows, places = in_warps(c, value)
+    function, neutral = _REDUCTIONS[operation]
+    if neutral is None:
+        limits = np.iinfo(rows.dtype)
+        neutral = limits.max if operation == "min" else limits.min
+    filled = np.where(members, rows, np.array(neutral).astype(rows.dtype))
+    return _spread(function.reduce(filled, axis=1, dtype=rows.dtype), c, places)
+
+
+def elect(c: Context, mask: Any) -> tuple[Any, Any]:
+    """`elect.sync`: the lowest member's number, and who it is."""
+    number, chosen = _by_mask(mask, lambda named: _elect(c, named))
+    return number, chosen
+
+
+def _elect(c: Context, mask: np.uint32) -> tuple[Any, Any]:
+    members = _members(c, mask, None)
+    leader = members.argmax(axis=1)
+    chosen = np.arange(WARP) == leader[:, None]
+    return _spread(leader.astype(np.uint32), c, _places(c)), _back(chosen, _places(c))
+
+
+def active_mask(c: Context) -> Any:
+    """`activemask`: the lanes that run this together."""
+    return _spread(_bits(present(c)), c, _places(c))

@@ -1,0 +1,267 @@
+"""Generates the Python of a basic block: each PTX instruction becomes a line or two over NumPy vectors of lanes.
+
+A block's function takes a context (the lanes that run it) and the context's registers.  Values that a block only uses
+itself stay Python locals; what a later block needs goes back to the registers.  A value is a vector of lanes, or one
+NumPy scalar for all of them: the same line serves both, and most address arithmetic stays scalar.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from rooflab.bench.ptx.text.flow import Block, Flow
+from rooflab.bench.ptx.text.kinds import storage
+from rooflab.bench.ptx.text.syntax import (
+    Group,
+    Immediate,
+    Instruction,
+    Negated,
+    Operand,
+    PtxError,
+    Register,
+    Sink,
+    Special,
+    Symbol,
+)
+from rooflab.bench.ptx.text.uses import uses
+from rooflab.bench.ptx.text.wgmma_registers import accumulators
+
+Emitter = Callable[["Generator", Instruction], None]
+EMITTERS: dict[str, Emitter] = {}
+"""What writes the Python of each family of instructions."""
+BlockFunction = Callable[[Any, list[Any]], int]
+
+
+def emits(*families: str) -> Callable[[Emitter], Emitter]:
+    """Registers what writes the Python of `families`."""
+
+    def register(emitter: Emitter) -> Emitter:
+        for name in families:
+            if name in EMITTERS:
+                raise ValueError(f"PTX: {name} is emitted twice")
+            EMITTERS[name] = emitter
+        return emitter
+
+    return register
+
+
+class Generator:
+    """Writes the functions of one kernel's blocks."""
+
+    def __init__(self, flow: Flow, helpers: dict[str, Any]):
+        self.flow = flow
+        self.kernel = flow.kernel
+        self.kept = storage(flow.kernel)
+        self.namespace = dict(helpers)
+        self._constants: dict[tuple[str, Any], str] = {}
+        self._lines: list[str] = []
+        self._known: set[int] = set()
+        """Registers that are locals of the block by now."""
+        self._changed: set[int] = set()
+        self._views: dict[tuple[int, str], str] = {}
+        self._guard: str | None = None
+        self._temporaries = 0
+        self._ended = False
+        self._accumulators = accumulators(flow.kernel)
+        self._looked_at: set[int] = set()
+        """Accumulators that were found to be settled since the last wgmma of the block."""
+
+    # What emitters call.
+
+    def line(self, text: str) -> None:
+        """Adds a line."""
+        self._lines.append(text)
+
+    @property
+    def guard(self) -> str | None:
+        """The expression of the instruction's predicate, or None."""
+        return self._guard
+
+    def temporary(self) -> str:
+        """A name that is free."""
+        self._temporaries += 1
+        return f"t{self._temporaries}"
+
+    def constant(self, value: Any, dtype: str) -> str:
+        """A name for a NumPy scalar of a type; the bits of `value` are wrapped into it."""
+        if dtype == "?":
+            return self.bind(np.bool_(bool(value)), ("?", bool(value)))
+        bits = 8 * int(dtype[1])
+        scalar = np.array(int(value) % (1 << bits), f"u{dtype[1]}").view(dtype)[()]
+        return self.bind(scalar, (dtype, int(value) % (1 << bits)))
+
+    def bind(self, value: Any, key: tuple[str, Any]) -> str:
+        """A name for any value in the functions' namespace, the same for the same key."""
+        if key not in self._constants:
+            name = f"k{len(self._constants)}"
+            self._constants[key] = name
+            self.namespace[name] = value
+        return self._constants[key]
+
+    def value(self, operand: Operand, dtype: str) -> str:
+        """The expression of an operand's value as a NumPy type of its width."""
+        if isinstance(operand, Register):
+            return self._register(operand, dtype)
+        if isinstance(operand, Immediate):
+            return self.constant(_immediate(operand, dtype), dtype)
+        if isinstance(operand, Negated):
+            return f"~{self._register(operand.register, '?')}"
+        if isinstance(operand, Special):
+            return self._special(operand, dtype)
+        if isinstance(operand, Symbol):
+            return f"c.address({operand.name!r}, {dtype!r})"
+        raise PtxError(f"PTX: expected a value, got {operand}")
+
+    def define(self, operand: Operand, expression: str, dtype: str) -> None:
+        """Assigns an expression of a NumPy type to a register, where the predicate holds."""
+        if isinstance(operand, Sink):
+            self.line(expression)
+            return
+        if not isinstance(operand, Register):
+            raise PtxError(f"PTX: expected a register for a result, got {operand}")
+        kept, name = self.kept[operand.index], f"r{operand.index}"
+        if kept != dtype:
+            expression = self._convert(expression, dtype, kept)
+        if self._guard is not None:
+            old = self._register(operand, kept)
+            expression = f"choose({self._guard}, {expression}, {old})"
+        self.line(f"{name} = {expression}")
+        self._known.add(operand.index)
+        self._changed.add(operand.index)
+        for key in [key for key in self._views if key[0] == operand.index]:
+            del self._views[key]
+
+    def define_many(self, targets: tuple[Operand, ...], expression: str, dtype: str) -> None:
+        """Assigns the values of an expression to registers, in their order."""
+        names = [self.temporary() for _ in targets]
+        self.line(f"{', '.join(names)}{',' if len(names) == 1 else ''} = {expression}")
+        for target, name in zip(targets, names, strict=True):
+            if not isinstance(target, Sink):
+                self.define(target, name, dtype)
+
+    def ends(self) -> None:
+        """The line just added leaves the block."""
+        self._ended = True
+
+    def is_local(self, name: str) -> bool:
+        """Whether a name is a parameter of a call, which is kept in local memory."""
+        found = self.kernel.variables.get(name)
+        return found is not None and found.space == "local"
+
+    def items(self, operand: Operand) -> tuple[Operand, ...]:
+        """The members of a group, or the operand alone."""
+        return operand.items if isinstance(operand, Group) else (operand,)
+
+    # How it is done.
+
+    def _convert(self, expression: str, dtype: str, kept: str) -> str:
+        if dtype == "?" or kept == "?":
+            raise PtxError(f"PTX: expected a predicate where one is wanted, got {expression}")
+        if dtype[1] == kept[1]:
+            return f"({expression}).view({kept})"
+        # A result narrower than its register is extended as its type says (ld, cvt).
+        wide = f"i{kept[1]}" if dtype[0] == "i" else f"u{kept[1]}"
+        extended = f"({expression}).astype({wide})"
+        return extended if wide == kept else f"{extended}.view({kept})"
+
+    def _register(self, register: Register, dtype: str) -> str:
+        index, kept = register.index, self.kept[register.index]
+        if index not in self._known:
+            self.line(f"r{index} = R[{index}]")
+            self._known.add(index)
+        if dtype == kept:
+            return f"r{index}"
+        key = (index, dtype)
+        if key not in self._views:
+            if "?" in (dtype, kept):
+                raise PtxError(f"PTX: expected {register.name} to be used as what it is, a .{register.type}")
+            name = self.temporary()
+            if dtype[1] == kept[1]:
+                self.line(f"{name} = r{index}.view({dtype})")
+            else:  # the low bits of a wider register
+                unsigned = f"u{dtype[1]}"
+                low = f"r{index}.view(u{kept[1]}).astype({unsigned})"
+                self.line(f"{name} = {low}" if dtype == unsigned else f"{name} = {low}.view({dtype})")
+            self._views[key] = name
+        return self._views[key]
+
+    def _special(self, operand: Special, dtype: str) -> str:
+        kept = "u8" if operand.name in ("clock64", "globaltimer") else "u4"
+        if operand.name == "is_explicit_cluster":
+            return f"c.special({operand.name!r})"
+        text = f"c.special({operand.name!r})"
+        return text if dtype == kept else self._convert(text, kept, dtype)
+
+    def source(self, block: Block) -> str:
+        """The text of a block's function."""
+        self._lines, self._known, self._changed, self._views = [], set(), set(), {}
+        self._temporaries, self._ended, self._looked_at = 0, False, set()
+        for instruction in self.kernel.instructions[block.start : block.end]:
+            self._instruction(instruction)
+        ended = self._ended
+        needed = set[int]().union(*(self._live(start) for start in block.following))
+        stores = [f"R[{index}] = r{index}" for index in sorted(self._changed & needed)]
+        body = self._lines
+        if ended:
+            # The branch is the last line; what the next block needs is stored before it.
+            body = [*body[:-1], *stores, body[-1]]
+        else:
+            body = [*body, *stores, f"return {block.end}"]
+        return "\n".join([f"def block(c, R):  # {block.start}", *(f"    {line}" for line in body)])
+
+    def _live(self, start: int) -> frozenset[int]:
+        return self.flow.live.get(start, frozenset())
+
+    def _instruction(self, instruction: Instruction) -> None:
+        name = instruction.opcode.split(".", 1)[0]
+        if name not in EMITTERS:
+            raise PtxError(
+                f"PTX: expected an instruction that is known, got {instruction.text!r} at {instruction.place}"
+            )
+        self._guard = None
+        if instruction.predicate is not None:
+            text = self._register(instruction.predicate, "?")
+            self._guard = f"~{text}" if instruction.negated else text
+        if self._accumulators:
+            self._look_at(instruction)
+        EMITTERS[name](self, instruction)
+        self._guard = None
+        if name in ("bra", "brx", "ret", "exit", "trap"):
+            self._ended = True
+
+    def _look_at(self, instruction: Instruction) -> None:
+        """Has accumulators looked at that an instruction other than a copy reads."""
+        if instruction.opcode.startswith("wgmma"):
+            self._looked_at.clear()
+            return
+        if instruction.opcode.startswith("mov"):
+            return
+        for register in uses(instruction):
+            if register.index in self._accumulators and register.index not in self._looked_at:
+                self._looked_at.add(register.index)
+                name = self._register(register, self.kept[register.index])
+                self.line(f"if c.group.accumulators: matrices.check_settled(c, {name}, {instruction.number})")
+
+    def function(self, block: Block) -> BlockFunction:
+        """A block's function."""
+        text = self.source(block)
+        code = compile(text, f"<PTX {self.kernel.name} {block.start}>", "exec")
+        found: dict[str, Any] = {}
+        exec(code, self.namespace, found)
+        made: BlockFunction = found["block"]
+        return made
+
+
+def _immediate(operand: Immediate, dtype: str) -> int:
+    """The bits of a constant as a type wants them."""
+    if not operand.float_bits:
+        return operand.value
+    bits = 8 * int(dtype[1])
+    if operand.float_bits == bits or dtype[0] != "f":
+        return operand.value
+    # A float that was written in the other width.
+    wide = np.array(operand.value, f"u{operand.float_bits // 8}").view(f"f{operand.float_bits // 8}")
+    return int(wide.astype(dtype).view(f"u{dtype[1]}"))

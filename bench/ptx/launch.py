@@ -1,0 +1,240 @@
+"""Binds a launch's arguments and runs it: `emulate`."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from rooflab.bench.ptx.machine.errors import EmulationError
+from rooflab.bench.ptx.machine.group import Triple
+from rooflab.bench.ptx.machine.memory import GlobalMemory
+from rooflab.bench.ptx.machine.run import MOST_THREADS, SHARED_LIMIT, Checks, Run
+from rooflab.bench.ptx.program import Program, load
+from rooflab.bench.ptx.results import Result, result_of
+from rooflab.bench.ptx.text.syntax import Kernel, Parameter, PtxError, Reference, Variable
+from rooflab.bench.ptx.tiles import tensor_map
+
+MOST_CTAS = (2**31 - 1, 65535, 65535)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel with all that a launch of it says beside its grid and arguments."""
+
+    ptx: str
+    name: str | None = None
+    block: Triple | None = None
+    """Threads of a CTA; None where the PTX says it (`.reqntid`)."""
+    dynamic_shared: int = 0
+    """Bytes of `extern .shared` memory."""
+    cluster: Triple = (1, 1, 1)
+
+
+def emulate(
+    compiled: Launch | Any,
+    grid: Sequence[int],
+    args: Sequence[Any],
+    *,
+    checks: Checks | None = None,
+    seed: int = 0,
+    ctas: Iterable[int] | None = None,
+    unwritten: Iterable[torch.Tensor] = (),
+    memory: Iterable[torch.Tensor] = (),
+    short_accumulator: bool = False,
+) -> Result:
+    """Runs a compiled kernel on the CPU, on CPU tensors, in place.
+
+    `compiled` is a `Launch`, or a kernel that Triton compiled.  `args` are the kernel's arguments: tensors, numbers,
+    `TensorMap`s, Triton's tensor descriptors.  `grid` has one to three sizes; Triton's is
+    one of programs, each of them `num_ctas` CTAs.  `seed` 0 runs each CTA's warps together
+    as far as they go; another draws an order of warps and of copies.  `ctas` are the numbers of the CTAs to run, all
+    without it.  `unwritten` are tensors among the arguments whose contents mean nothing yet: to read them is an error.
+    `memory` are further tensors that the kernel reaches by pointers.  `short_accumulator` makes fp8 products keep about
+    14 bits, as Hopper does.
+
+    Raises `PtxError` on PTX that is not for Hopper or not known, `ValueError` on arguments that do not fit, and
+    `EmulationError` where the kernel does what a GPU would not forgive.
+    """
+    if not isinstance(compiled, Launch):
+        from rooflab.bench.ptx.triton_kernels import bound, in_ctas
+
+        grid = in_ctas(compiled, _grid(grid))
+        compiled, args, reached = bound(compiled, grid, args)
+        memory = [*memory, *reached]
+    program = load(compiled.ptx, compiled.name)
+    sizes = _grid(grid)
+    memory_, raw = _memory(program.kernel, args, list(unwritten), memory)
+    run = _run(program, compiled, sizes, memory_, raw, checks or Checks(), seed, short_accumulator)
+    count = sizes[0] * sizes[1] * sizes[2]
+    chosen = range(count) if ctas is None else list(ctas)
+    for cta in chosen if ctas is not None else ():
+        if not 0 <= cta < count:
+            raise ValueError(f"ctas: expected numbers from 0 to {count - 1}, got {cta}")
+    run.execute(chosen)
+    return result_of(run)
+
+
+def _grid(grid: Sequence[int]) -> Triple:
+    sizes = [int(size) for size in grid]
+    if not 1 <= len(sizes) <= 3 or any(not 1 <= size <= most for size, most in zip(sizes, MOST_CTAS, strict=False)):
+        raise ValueError(f"grid: expected one to three positive sizes that CUDA allows, got {tuple(sizes)}")
+    x, y, z = [*sizes, 1, 1][:3]
+    return x, y, z
+
+
+def _run(
+    program: Program,
+    launch: Launch,
+    grid: Triple,
+    memory: GlobalMemory,
+    parameters: bytes,
+    checks: Checks,
+    seed: int,
+    short_accumulator: bool,
+) -> Run:
+    kernel = program.kernel
+    block = launch.block or kernel.block
+    if block is None:
+        raise ValueError(f"block: expected the threads of a CTA, which the PTX of {kernel.name} does not say")
+    if block[0] * block[1] * block[2] > MOST_THREADS:
+        raise ValueError(f"block: expected at most {MOST_THREADS} threads, got {block}")
+    cluster = launch.cluster if launch.cluster != (1, 1, 1) else kernel.cluster or (1, 1, 1)
+    if any(size % own for size, own in zip(grid, cluster, strict=True)):
+        raise ValueError(f"grid: expected multiples of the cluster {cluster}, got {grid}")
+    addresses, static, local = _layout(kernel, memory)
+    if static + launch.dynamic_shared > SHARED_LIMIT:
+        held = static + launch.dynamic_shared
+        raise ValueError(f"shared memory: expected at most {SHARED_LIMIT} bytes, got {held}")
+    return Run(
+        program,
+        grid,
+        block,
+        memory=memory,
+        parameters=parameters,
+        addresses=addresses,
+        static_shared=static,
+        dynamic_shared=launch.dynamic_shared,
+        local_size=local,
+        checks=checks,
+        cluster=cluster,
+        seed=seed,
+        short_accumulator=short_accumulator,
+    )
+
+
+def _layout(kernel: Kernel, memory: GlobalMemory) -> tuple[dict[str, int], int, int]:
+    """Addresses of variables and parameters, and the bytes of static shared and of local memory."""
+    addresses: dict[str, int] = {}
+    ends = {"shared": 0, "local": 0, "param": 0}
+    dynamic = []
+    for parameter in kernel.parameters:
+        ends["param"] = -(-ends["param"] // parameter.align) * parameter.align
+        addresses[parameter.name] = ends["param"]
+        ends["param"] += parameter.size
+    for variable in kernel.variables.values():
+        if variable.space in ("global", "const"):
+            addresses[variable.name] = _placed(variable, memory)
+        elif variable.space == "shared" and not variable.size:
+            dynamic.append(variable)
+        else:
+            ends[variable.space] = -(-ends[variable.space] // variable.align) * variable.align
+            addresses[variable.name] = ends[variable.space]
+            ends[variable.space] += variable.size
+    for variable in kernel.variables.values():
+        for reference in variable.references:
+            _point(variable, reference, addresses, memory)
+    for variable in dynamic:
+        ends["shared"] = -(-ends["shared"] // variable.align) * variable.align
+        addresses[variable.name] = ends["shared"]
+    return addresses, ends["shared"], ends["local"]
+
+
+def _placed(variable: Variable, memory: GlobalMemory) -> int:
+    """The address of a variable of the module, which begins anew with every launch."""
+    align = max(variable.align, 16)
+    data = np.zeros(-(-variable.size // 16) * 16 + align, np.uint8)
+    shift = -data.ctypes.data % align
+    data[shift : shift + len(variable.initial)] = np.frombuffer(variable.initial, np.uint8)
+    base = data.ctypes.data + shift
+    memory.add(variable.name, base, variable.size, data, read_only=variable.space == "const")
+    return base
+
+
+def _point(variable: Variable, reference: Reference, addresses: dict[str, int], memory: GlobalMemory) -> None:
+    """Writes an address that a variable begins with."""
+    if reference.symbol not in addresses:
+        raise PtxError(f"PTX: expected {variable.name} to begin with addresses of variables, got {reference.symbol}")
+    value = (addresses[reference.symbol] + reference.offset) & reference.mask
+    value >>= (reference.mask & -reference.mask).bit_length() - 1
+    allocation = memory.find(addresses[variable.name])
+    assert allocation is not None
+    first = addresses[variable.name] - allocation.base + reference.at
+    allocation.view(1)[first : first + reference.size] = np.frombuffer(
+        (value % (1 << 8 * reference.size)).to_bytes(reference.size, "little"), np.uint8
+    )
+
+
+def _memory(
+    kernel: Kernel, args: Sequence[Any], unwritten: list[torch.Tensor], more: Iterable[torch.Tensor]
+) -> tuple[GlobalMemory, bytes]:
+    """The allocations of the arguments, and the arguments' bytes as the kernel finds them."""
+    if len(args) != len(kernel.parameters):
+        wanted = ", ".join(f"{parameter.type} {parameter.name}" for parameter in kernel.parameters)
+        raise ValueError(f"args: expected {len(kernel.parameters)} for {kernel.name} ({wanted}), got {len(args)}")
+    memory = GlobalMemory()
+    blank = {tensor.untyped_storage().data_ptr() for tensor in unwritten}
+    raw = b""
+    for value, parameter in zip(args, kernel.parameters, strict=True):
+        raw += bytes(-len(raw) % parameter.align)
+        raw += _packed(value, parameter, memory, blank)
+    for tensor in more:
+        _add(memory, tensor, "memory", blank)
+    return memory, raw
+
+
+def _add(memory: GlobalMemory, tensor: torch.Tensor, name: str, blank: set[int]) -> int:
+    if tensor.device.type != "cpu":
+        raise ValueError(f"{name}: expected a tensor on the CPU, got one on {tensor.device}")
+    storage = tensor.untyped_storage()
+    memory.add(name, storage.data_ptr(), storage.nbytes(), tensor, written=storage.data_ptr() not in blank)
+    return tensor.data_ptr()
+
+
+def _packed(value: Any, parameter: Parameter, memory: GlobalMemory, blank: set[int]) -> bytes:
+    """An argument's bytes."""
+    name, kind = parameter.name, parameter.type
+    if isinstance(value, tensor_map.TensorMap):
+        value = value.pack()
+    if isinstance(value, bytes):
+        if len(value) > parameter.size:
+            raise ValueError(f"{name}: expected {parameter.size} bytes, got {len(value)}")
+        return value.ljust(parameter.size, b"\0")
+    if kind == "bytes":
+        raise ValueError(f"{name}: expected {parameter.size} bytes or a TensorMap, got {type(value).__name__}")
+    if isinstance(value, torch.Tensor):
+        if kind not in ("u64", "b64", "s64"):
+            raise ValueError(f"{name}: expected a number (.{kind}), got a tensor")
+        return _add(memory, value, name, blank).to_bytes(8, "little")
+    if value is None:
+        value = 0
+    if isinstance(value, np.generic):
+        value = value.item()
+    if not isinstance(value, bool | int | float) or (isinstance(value, float) and kind[0] in "us"):
+        raise ValueError(f"{name}: expected a number that fits .{kind}, got {value!r}")
+    if kind in ("f32", "f64"):
+        return struct.pack("<f" if kind == "f32" else "<d", value)
+    if isinstance(value, float):
+        # A float in an untyped parameter: what the launcher's C would pass.
+        return struct.pack("<f" if parameter.size == 4 else "<d", value)
+    limit = 1 << 8 * parameter.size
+    if not -(limit // 2) <= value < limit:
+        raise ValueError(f"{name}: expected a number that fits .{kind}, got {value}")
+    return (int(value) % limit).to_bytes(parameter.size, "little")
+
+
+__all__ = ["Checks", "EmulationError", "Launch", "emulate"]

@@ -1,0 +1,153 @@
+"""Lanes that run in one piece: where they are in the program, and their registers.
+
+A lane is a thread; its number counts through the CTAs that run at once, each padded to whole warps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rooflab.bench.ptx.machine.group import Group
+
+Lanes = npt.NDArray[np.int64]
+PARKED = -1
+"""What a block returns whose lanes wait."""
+SPLIT = -2
+"""What a block returns whose lanes went two ways."""
+
+
+class Context:
+    """Lanes at one place.  Registers are vectors of `size` lanes, or scalars that hold for all of them."""
+
+    def __init__(self, group: Group, lanes: Lanes, registers: list[Any], place: int):
+        self.group = group
+        self.lanes = lanes
+        self.size = len(lanes)
+        self.registers = registers
+        self.place = place
+        """Number of the instruction that comes next."""
+        self.steps = 0
+        self.children: list[Context] = []
+        """After `SPLIT`, the contexts in its stead."""
+        slots = lanes // group.lanes_per_cta
+        first = int(slots[0])
+        self.slot: int | None = first if first == int(slots[-1]) else None
+        """The CTA of all its lanes, by its place in the group; None where there are several."""
+        self.slots = slots
+        self.shared_base: Any = first * group.shared_size if self.slot is not None else slots * group.shared_size
+        """Where the CTA's shared memory begins in the group's."""
+        self.warps = lanes >> 5
+        """Warp of each lane, counted through the group."""
+        self.grain = self._grain()
+        self.warp_places: npt.NDArray[np.intp] | None = None
+        """`execute.warps` keeps here where each lane stands in its warp, if these are not whole warps."""
+        self.warps_known = False
+        self._polled = -1
+        self.carry: Any = np.bool_(False)
+        """The carry flag of `add.cc` and its like."""
+        self._specials: dict[str, Any] = {}
+
+    def _grain(self) -> int:
+        """128, 32 or 1: of how many lanes its pieces are, lanes that have ended not counted."""
+        for grain in (128, 32):
+            if self.group.whole(self.lanes, grain):
+                return grain
+        return 1
+
+    def regrain(self) -> None:
+        """Looks at the pieces again, after other lanes have ended."""
+        self.grain = self._grain()
+
+    # What generated code calls.
+
+    def branch(self, predicate: Any, target: int, following: int) -> int:
+        """Where lanes go for which a vector of predicates holds, and the others."""
+        taken = int(np.count_nonzero(predicate))
+        if taken == self.size:
+            return target
+        if not taken:
+            return following
+        self.children = [self.part(predicate, target), self.part(~predicate, following)]
+        return SPLIT
+
+    def ended(self, predicate: Any, following: int) -> int:
+        """As `branch`, to the end of the program."""
+        return self.branch(predicate, self.group.program_size, following)
+
+    def many_ways(self, index: Any, targets: Sequence[int]) -> int:
+        """`brx.idx`."""
+        if isinstance(index, np.generic):
+            return targets[int(index)]
+        values = np.unique(index)
+        if len(values) == 1:
+            return targets[int(values[0])]
+        self.children = [self.part(index == value, targets[int(value)]) for value in values]
+        return SPLIT
+
+    def part(self, mask: npt.NDArray[np.bool_], place: int) -> Context:
+        """The lanes of `mask`, at another place."""
+        chosen = np.flatnonzero(mask)
+        first, last = int(chosen[0]), int(chosen[-1])
+        # A view where it can be one: what a wgmma in flight will write into its accumulators reaches it.
+        pick: Any = slice(first, last + 1) if last - first + 1 == len(chosen) else chosen
+        live = self.group.live(place)
+        registers: list[Any] = [None] * len(self.registers)
+        for index in live:
+            value = self.registers[index]
+            registers[index] = value[pick] if isinstance(value, np.ndarray) else value
+        return Context(self.group, self.lanes[pick], registers, place)
+
+    def polls(self, instruction: int) -> None:
+        """A load or atomic that may be how it waits: done again, it is others' turn."""
+        if self._polled == instruction:
+            self.steps += 1
+        self._polled = instruction
+
+    def special(self, name: str) -> Any:
+        """A special register's value."""
+        if name not in self._specials:
+            if name.startswith(("clock", "globaltimer")):
+                return self.group.time(name)
+            self._specials[name] = self.group.special(name, self)
+        return self._specials[name]
+
+    def address(self, name: str, dtype: str) -> Any:
+        """A variable's address in its own space."""
+        return np.array(self.group.address_of(name), dtype)[()]
+
+
+def merged(contexts: Sequence[Context]) -> Context:
+    """Contexts at one place as one, lanes in order."""
+    first = contexts[0]
+    lanes = np.concatenate([context.lanes for context in contexts])
+    order = np.argsort(lanes, kind="stable")
+    sorted_already = bool((order[1:] > order[:-1]).all())
+    registers: list[Any] = [None] * len(first.registers)
+    for index in first.group.live(first.place):
+        values = [context.registers[index] for context in contexts]
+        registers[index] = _joined(values, contexts, None if sorted_already else order)
+    return Context(first.group, lanes if sorted_already else lanes[order], registers, first.place)
+
+
+def _joined(values: list[Any], contexts: Sequence[Context], order: Any) -> Any:
+    known = next((value for value in values if value is not None), None)
+    if known is None:
+        return None
+    # Not written on every way here: poison, which a compiler may copy and select away.
+    values = [np.array(-1).astype(known.dtype)[()] if value is None else value for value in values]
+    if all(isinstance(value, np.generic) for value in values):
+        head = values[0]
+        # Bits, because NaN equals nothing.
+        if all(value.tobytes() == head.tobytes() for value in values[1:]):
+            return head
+    joined = np.concatenate(
+        [
+            np.full(context.size, value) if isinstance(value, np.generic) else value
+            for value, context in zip(values, contexts, strict=True)
+        ]
+    )
+    return joined if order is None else joined[order]

@@ -1,0 +1,125 @@
+"""Counts what a launch moves: requests, sectors, bytes that memory must hold at least, bank conflicts.
+
+An instruction's pattern of addresses mostly repeats from one turn of a loop to the next, so that what a pattern costs
+is kept by the pattern: then counting takes 2 us an access, and not 20.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rooflab.bench.ptx.machine.context import Context
+from rooflab.bench.ptx.machine.memory import Allocation
+
+SECTOR = 32
+"""Bytes that L2 gives at once."""
+BANKS = 32
+BANK_BYTES = 4
+Ints = npt.NDArray[np.integer]
+
+
+class Counter:
+    """What one launch moved."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[tuple[int, int], int] = defaultdict(int)
+        """Lanes that ran a block, by its place and grain."""
+        self.totals: dict[str, int] = defaultdict(int)
+        self.by_instruction: dict[tuple[int, str], int] = defaultdict(int)
+        self._sectors: dict[tuple[Any, ...], int] = {}
+        self._wavefronts: dict[tuple[Any, ...], tuple[int, int]] = {}
+
+    def add(self, what: str, amount: int, instruction: int) -> None:
+        """Adds to a total and to an instruction's."""
+        self.totals[what] += amount
+        self.by_instruction[(instruction, what)] += amount
+
+    def globally(
+        self, c: Context, active: Any, allocation: Allocation, addresses: Any, size: int, instruction: int, kind: str
+    ) -> None:
+        """An access to global memory by lanes; `kind` is `read` or `write`."""
+        where = np.atleast_1d(addresses)
+        lanes = c.size if active is None else len(active)
+        self.add(f"global_{kind}_bytes", size * lanes, instruction)
+        warps = c.warps if active is None else c.warps[active]
+        if len(where) == 1:
+            sectors = len(np.unique(warps)) * max(1, size // SECTOR)
+        else:
+            relative = where - where[0]
+            phase = int(where[0]) % SECTOR
+            key = (instruction, phase, relative.tobytes(), None if active is None else active.tobytes(), c.size)
+            if key not in self._sectors:
+                self._sectors[key] = _sectors(relative.astype(np.int64) + phase, warps, size)
+            sectors = self._sectors[key]
+        self.add(f"global_{kind}_sector_bytes", SECTOR * sectors, instruction)
+        touch(allocation, where, size, kind)
+
+    def copied(self, allocation: Allocation, addresses: Any, size: int, instruction: int, kind: str) -> None:
+        """An access to global memory by a copy that is not a lane's own."""
+        where = np.atleast_1d(addresses)
+        self.add(f"copy_{kind}_bytes", size * len(where), instruction)
+        touch(allocation, where, size, kind)
+
+    def shared(self, c: Context, active: Any, offsets: Any, size: int, instruction: int, kind: str) -> None:
+        """An access to shared memory; `kind` is `read` or `write`."""
+        where = np.atleast_1d(offsets)
+        lanes = c.size if active is None else len(active)
+        self.add(f"shared_{kind}_bytes", size * lanes, instruction)
+        warps = c.warps if active is None else c.warps[active]
+        if len(where) == 1:
+            taken = least = len(np.unique(warps)) * max(1, size * 32 // 128 if size > BANK_BYTES else 1)
+        else:
+            relative = where - where[0]
+            phase = int(where[0]) % (BANKS * BANK_BYTES)
+            key = (instruction, phase, relative.tobytes(), None if active is None else active.tobytes(), c.size)
+            if key not in self._wavefronts:
+                lanes_of = c.lanes if active is None else c.lanes[active]
+                self._wavefronts[key] = _wavefronts(relative.astype(np.int64) + phase, lanes_of, size)
+            taken, least = self._wavefronts[key]
+        self.add("shared_wavefronts", taken, instruction)
+        self.add("shared_wavefronts_least", least, instruction)
+
+
+def _sectors(addresses: npt.NDArray[np.int64], warps: Ints, size: int) -> int:
+    """Sectors that the warps' requests touch, each warp's counted by itself."""
+    first = addresses // SECTOR
+    if size > SECTOR:
+        raise ValueError(f"size: expected at most {SECTOR} bytes, got {size}")
+    return len(np.unique(warps.astype(np.int64) * (1 << 44) + (first - first.min())))
+
+
+def _wavefronts(offsets: npt.NDArray[np.int64], lanes: Ints, size: int) -> tuple[int, int]:
+    """Turns that shared memory takes, and the fewest for as many bytes.
+
+    A request of 8 or 16 bytes a lane is served by halves or quarters of the warp (CUDA C++ programming guide, "Shared
+    Memory"); a turn serves every bank once, and any number of lanes that want one word.
+    """
+    parts = max(1, size // BANK_BYTES)
+    phase = lanes.astype(np.int64) // (32 // parts)
+    phase -= phase[0]
+    words = (offsets // BANK_BYTES)[:, None] + np.arange(parts)
+    low = words.min()
+    span = int(words.max() - low) + 1
+    # Each word that a phase wants, once.
+    wanted = np.unique((phase[:, None] * span + (words - low)).ravel())
+    phases, places = np.divmod(wanted, span)
+    turns = np.bincount(phases * BANKS + (places + low) % BANKS, minlength=(int(phases[-1]) + 1) * BANKS)
+    worst = turns.reshape(-1, BANKS).max(axis=1)
+    return int(worst.sum()), int(np.count_nonzero(worst))
+
+
+def touch(allocation: Allocation, addresses: Any, size: int, kind: str) -> None:
+    """Marks the sectors of an allocation that are read or written."""
+    name = f"sectors_{'read' if kind == 'read' else 'written'}"
+    marked = getattr(allocation, name)
+    start = allocation.base // SECTOR
+    if marked is None:
+        marked = np.zeros((allocation.end - 1) // SECTOR - start + 1, np.bool_)
+        setattr(allocation, name, marked)
+    marked[(addresses.astype(np.int64) // SECTOR) - start] = True
+    if size > 1 and addresses.size and allocation.base % SECTOR:
+        marked[((addresses.astype(np.int64) + size - 1) // SECTOR) - start] = True

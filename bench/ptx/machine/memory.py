@@ -1,0 +1,165 @@
+"""Global memory: the tensors that a kernel was given, at their own addresses, and nothing else.
+
+The emulated kernel reads and writes the tensors' bytes in place.  Every access is held against the list of allocations
+first, because a wild address would otherwise be the emulator's own memory.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Bytes = npt.NDArray[np.uint8]
+WIDE = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}
+"""NumPy type that moves so many bytes at once; complex numbers are only carried, never computed with."""
+
+SHIFT = {1: 0, 2: 1, 4: 2, 8: 3, 16: 4}
+"""Binary logarithm by access width."""
+
+
+def assign(view: npt.NDArray[Any], index: Any, value: Any) -> None:
+    """Stores a vector, or one value for all lanes, at places of a view."""
+    if isinstance(index, int | np.generic) and isinstance(value, np.ndarray):
+        value = value[-1]  # all lanes write one place: one of them wins
+    view[index] = value
+
+
+class BadAccess(ValueError):
+    """An access that no allocation allows; who runs the instruction adds its line."""
+
+
+@dataclass
+class Allocation:
+    """A piece of memory that a kernel may use."""
+
+    name: str
+    base: int
+    size: int
+    owner: Any
+    """What keeps the memory alive."""
+    views: dict[int, npt.NDArray[Any]] = field(default_factory=dict)
+    """By access width, from the first address of that alignment."""
+    written: npt.NDArray[np.bool_] | None = None
+    """By byte, where not all of it was written before the launch."""
+    read_only: bool = False
+    sectors_read: npt.NDArray[np.bool_] | None = None
+    sectors_written: npt.NDArray[np.bool_] | None = None
+
+    @property
+    def end(self) -> int:
+        """The first address behind it."""
+        return self.base + self.size
+
+    def view(self, width: int) -> npt.NDArray[Any]:
+        """Its memory in units of `width` bytes, the first at `base` rounded down to a multiple."""
+        if width not in self.views:
+            start = self.base // width * width
+            count = -(-(self.base + self.size - start) // width)
+            self.views[width] = _at(start, count, WIDE[width])
+        return self.views[width]
+
+
+class _Interface:
+    def __init__(self, address: int, count: int, dtype: str):
+        self.__array_interface__ = {
+            "data": (address, False),
+            "shape": (count,),
+            "typestr": np.dtype(dtype).str,
+            "version": 3,
+        }
+
+
+def _at(address: int, count: int, dtype: str) -> npt.NDArray[Any]:
+    """Memory of this process as an array.  The last unit may reach past the allocation: it is never touched, because
+    every access is checked against the allocation's own bytes."""
+    return np.asarray(_Interface(address, count, dtype))
+
+
+class GlobalMemory:
+    """The allocations of a launch."""
+
+    def __init__(self) -> None:
+        self.allocations: list[Allocation] = []
+        self._bases: list[int] = []
+        self._last: Allocation | None = None
+
+    def add(
+        self, name: str, base: int, size: int, owner: Any, *, written: bool = True, read_only: bool = False
+    ) -> Allocation | None:
+        """Makes `size` bytes at `base` known; a piece of what is known already is not added again."""
+        if size <= 0:
+            return None
+        known = self.find(base)
+        if known is not None and base + size <= known.end:
+            return known
+        made = Allocation(name, base, size, owner, read_only=read_only)
+        made.written = None if written else np.zeros(size, bool)
+        place = bisect_right(self._bases, base)
+        self.allocations.insert(place, made)
+        self._bases.insert(place, base)
+        return made
+
+    def find(self, address: int) -> Allocation | None:
+        """The allocation that holds `address`."""
+        last = self._last
+        if last is not None and last.base <= address < last.end:
+            return last
+        place = bisect_right(self._bases, address) - 1
+        if place >= 0 and address < self.allocations[place].end:
+            self._last = self.allocations[place]
+            return self._last
+        return None
+
+    def locate(self, addresses: Any, width: int) -> tuple[Allocation, Any] | None:
+        """The one allocation that holds every access, and the accesses' places in its view of `width` bytes.
+
+        None where they lie in several.  Raises `BadAccess` on one that lies in none, or is not aligned.
+        """
+        first = int(addresses) if isinstance(addresses, np.generic) else int(addresses[0])
+        found = self.find(first)
+        if found is None:
+            raise BadAccess(self._outside(first, width))
+        view_base = found.base // width * width
+        if isinstance(addresses, np.generic):
+            if first % width:
+                raise BadAccess(f"address 0x{first:x} is not a multiple of {width} bytes")
+            if first + width > found.end:
+                raise BadAccess(self._outside(first, width))
+            return found, (first - view_base) // width
+        # Addresses below the base wrap to large numbers, so that one comparison holds both ends.
+        offsets = addresses - np.uint64(found.base)
+        if int(offsets.max()) > found.size - width:
+            self._check_each(addresses, width)
+            return None
+        if width > 1:
+            if int(np.bitwise_or.reduce(addresses)) & (width - 1):
+                bad = int(addresses[(addresses & np.uint64(width - 1)) != 0][0])
+                raise BadAccess(f"address 0x{bad:x} is not a multiple of {width} bytes")
+            offsets = (addresses - np.uint64(view_base)) >> np.uint64(SHIFT[width])
+        return found, offsets.view(np.int64)
+
+    def _check_each(self, addresses: npt.NDArray[np.uint64], width: int) -> None:
+        for address in map(int, addresses):
+            found = self.find(address)
+            if found is None or address + width > found.end:
+                raise BadAccess(self._outside(address, width))
+
+    def _outside(self, address: int, width: int) -> str:
+        place = bisect_right(self._bases, address) - 1
+        near = self.allocations[max(0, place) : place + 2]
+        where = min(
+            near,
+            key=lambda item: min(abs(address - item.base), abs(address - item.end)),
+            default=None,
+        )
+        if where is None:
+            return f"{width} bytes at 0x{address:x} lie in no argument"
+        if address >= where.base:
+            return (
+                f"{width} bytes at 0x{address:x} begin {address - where.base} bytes into {where.name} of {where.size}"
+            )
+        return f"{width} bytes at 0x{address:x} begin {where.base - address} bytes before {where.name}"

@@ -1,0 +1,297 @@
+"""Tells the race detectors and the counter what the lanes and their copies do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rooflab.bench.ptx.machine.context import Context
+from rooflab.bench.ptx.machine.counting import Counter
+from rooflab.bench.ptx.machine.group import Group
+from rooflab.bench.ptx.machine.memory import Allocation
+from rooflab.bench.ptx.machine.transfers import Transfer as Copy
+from rooflab.bench.ptx.races.global_races import GlobalRaces
+from rooflab.bench.ptx.races.shared_races import SharedRaces
+from rooflab.bench.ptx.races.vector_clocks import BULK, LOAD, WGMMA, Transfer
+
+if TYPE_CHECKING:
+    from rooflab.bench.ptx.machine.run import Run
+
+Lanes = npt.NDArray[np.int64]
+MOST_BLOCK = 1024
+"""Bytes of the largest block that the race detector takes at once."""
+
+
+class Observer:
+    """What one launch is watched by: races of shared memory by group, of global memory by launch, and counts."""
+
+    def __init__(self, run: Run, counter: Counter | None, global_races: GlobalRaces | None):
+        self._run = run
+        self.counter = counter
+        self.global_races = global_races
+
+    @staticmethod
+    def races(group: Group) -> SharedRaces | None:
+        """The race detector of a group."""
+        return group.races
+
+    # Shared memory
+
+    @staticmethod
+    def _who(c: Context, active: Any) -> tuple[Any, Lanes]:
+        """Slots and warps within them of the lanes that act."""
+        per_cta = c.group.lanes_per_cta // 32
+        warps = c.warps if active is None else c.warps[active]
+        if c.slot is not None:
+            return c.slot, warps - c.slot * per_cta
+        slots = c.slots if active is None else c.slots[active]
+        return slots, warps % per_cta
+
+    def shared_read(self, c: Context, active: Any, offsets: Any, size: int, instruction: int) -> None:
+        """Lanes read."""
+        if self.counter is not None:
+            self.counter.shared(c, active, offsets, size, instruction, "read")
+        if c.group.races is not None:
+            slots, warps = self._who(c, active)
+            c.group.races.read(slots, warps, _addresses(offsets, len(warps)), size, instruction)
+
+    def shared_write(self, c: Context, active: Any, offsets: Any, size: int, instruction: int, value: Any) -> None:
+        """Lanes write."""
+        if self.counter is not None:
+            self.counter.shared(c, active, offsets, size, instruction, "write")
+        if c.group.races is not None:
+            slots, warps = self._who(c, active)
+            where = _addresses(offsets, len(warps))
+            old = None if value is None else lambda: c.group.views[size].take(where // size)
+            c.group.races.write(slots, warps, where, size, instruction, value, old)
+
+    def shared_atomic(self, c: Context, active: Any, offsets: Any, size: int, instruction: int) -> None:
+        """Lanes do an atomic operation."""
+        if c.group.races is not None:
+            slots, warps = self._who(c, active)
+            c.group.races.atomic(slots, warps, _addresses(offsets, len(warps)), size, instruction)
+
+    def barrier(self, group: Group, warps: Lanes, waiters: Lanes) -> None:
+        """A barrier of one CTA is complete."""
+        if group.races is None:
+            return
+        per_cta = group.lanes_per_cta // 32
+        slot = int(warps[0]) // per_cta
+        arrived, waiting = np.unique(warps % per_cta), np.unique(waiters % per_cta)
+        if len(arrived) == len(waiting):
+            group.races.barrier(slot, arrived)
+            return
+        key = ("barrier", len(arrived))
+        group.races.signal(slot, arrived, key)
+        group.races.complete(slot, key)
+        if len(waiting):
+            group.races.wait(slot, waiting, key)
+
+    def proxy_fence(self, c: Context, kind: str) -> None:
+        """A fence between the proxies."""
+        if c.group.races is not None and ("async" in kind or "mbarrier_init" in kind or kind.startswith("proxy")):
+            slots, warps = self._who(c, None)
+            for slot in np.unique(slots):
+                own = warps if c.slot is not None else warps[slots == slot]
+                c.group.races.fence_proxy_async(int(slot), np.unique(own))
+
+    # Copies
+
+    def copy_async(self, c: Context, lanes: Lanes, offsets: Lanes, size: int, instruction: int) -> None:
+        """`cp.async`."""
+        if self.counter is not None:
+            self.counter.add("shared_write_bytes", size * len(lanes), instruction)
+        if c.group.races is not None:
+            slots, warps = self._who(c, lanes)
+            c.group.races.copy_async(slots, warps, offsets, size, instruction)
+
+    def commit_copies(self, c: Context) -> None:
+        """`cp.async.commit_group`."""
+        self._each_slot(c, lambda races, slot, warps: races.commit_copies(slot, warps))
+
+    def wait_copies(self, c: Context, newest: int | None) -> None:
+        """`cp.async.wait_group`; all copies with None."""
+        if newest is None:
+            self.commit_copies(c)
+        self._each_slot(c, lambda races, slot, warps: races.wait_copies(slot, warps, newest or 0))
+
+    def signal_copies(self, c: Context, place: int, instruction: int) -> None:
+        """`cp.async.mbarrier.arrive`."""
+        self._each_slot(c, lambda races, slot, warps: races.signal_copies(slot, warps, place))
+
+    def _each_slot(self, c: Context, act: Any) -> None:
+        if c.group.races is None:
+            return
+        slots, warps = self._who(c, None)
+        for slot in np.unique(slots):
+            own = warps if c.slot is not None else warps[slots == slot]
+            act(c.group.races, int(slot), np.unique(own))
+
+    def wgmma_read(self, group: Group, warps: Lanes, chunks: Lanes, instruction: int) -> Transfer | None:
+        """A wgmma of a warpgroup reads 16-byte chunks."""
+        if self.counter is not None:
+            self.counter.add("shared_matrix_bytes", 16 * len(chunks), instruction)
+        if group.races is None:
+            return None
+        per_cta = group.lanes_per_cta // 32
+        transfer = group.races.begin_async(int(warps[0]) // per_cta, warps % per_cta, WGMMA)
+        group.races.async_read(transfer, chunks, 16, instruction)
+        return transfer
+
+    @staticmethod
+    def wgmma_done(group: Group, warps: Lanes, marks: list[Transfer]) -> None:
+        """`wgmma.wait_group`."""
+        if group.races is not None:
+            per_cta = group.lanes_per_cta // 32
+            for mark in marks:
+                group.races.acquire_async(int(warps[0]) // per_cta, warps % per_cta, mark)
+
+    def load_begins(
+        self, c: Context, lane: int, start: int, size: int, barrier: int, instruction: int
+    ) -> Transfer | None:
+        """A bulk copy into shared memory is issued by a lane."""
+        if self.counter is not None:
+            self.counter.add("tma_load_bytes", size, instruction)
+        races = c.group.races
+        if races is None:
+            return None
+        slots, warps = self._who(c, np.array([lane]))
+        transfer = races.begin_async(start // c.group.shared_size, warps, LOAD)
+        blocks, width = _blocks(start, size)
+        races.async_write(transfer, blocks, width, instruction)
+        # A CTA's own mbarrier needs none in a cluster either: Triton emits it only for what other CTAs signal.
+        foreign = int(c.slots[lane]) != barrier // c.group.shared_size
+        races.mbarrier_use_async(transfer, barrier, instruction, needs_fence=foreign)
+        return transfer
+
+    @staticmethod
+    def load_ends(group: Group, transfer: Transfer, barrier: int) -> None:
+        """It has arrived at its mbarrier."""
+        if group.races is not None:
+            group.races.signal_async(transfer, barrier)
+
+    def store_begins(self, c: Context, lane: int, start: int, size: int, instruction: int) -> Transfer | None:
+        """A bulk copy out of shared memory is issued by a lane."""
+        if self.counter is not None:
+            self.counter.add("tma_store_bytes", size, instruction)
+        races = c.group.races
+        if races is None:
+            return None
+        slots, warps = self._who(c, np.array([lane]))
+        transfer = races.begin_async(int(np.atleast_1d(slots)[0]), warps, BULK)
+        blocks, width = _blocks(start, size)
+        races.async_read(transfer, blocks, width, instruction)
+        return transfer
+
+    def stores_done(self, c: Context, lanes: Lanes, done: list[Copy]) -> None:
+        """`cp.async.bulk.wait_group`."""
+        races = c.group.races
+        if races is None:
+            return
+        per_cta = c.group.lanes_per_cta // 32
+        for copy in done:
+            if copy.mark is not None:
+                # Only the thread that issued it has waited for anything.
+                warp = copy.lane // 32
+                races.acquire_async(warp // per_cta, np.array([warp % per_cta]), copy.mark)
+
+    # Global memory
+
+    def global_read(
+        self,
+        c: Context,
+        active: Any,
+        allocation: Allocation,
+        addresses: Any,
+        size: int,
+        instruction: int,
+        copy: bool,
+        reduces: bool,
+    ) -> None:
+        """Lanes, or a copy, read."""
+        if self.counter is not None:
+            if copy:
+                self.counter.copied(allocation, addresses, size, instruction, "read")
+            else:
+                self.counter.globally(c, active, allocation, addresses, size, instruction, "read")
+        races = self.global_races
+        # What a reduction reads is told by its write, which is atomic.
+        if races is not None and not allocation.read_only and not reduces:
+            ctas, where = self._ctas(c, active, addresses)
+            if instruction in self._run.strong:
+                self._strong(races, ctas, where, size, instruction)
+            else:
+                races.read(ctas, where, size, instruction)
+
+    def global_write(
+        self,
+        c: Context,
+        active: Any,
+        allocation: Allocation,
+        addresses: Any,
+        size: int,
+        instruction: int,
+        copy: bool,
+        reduces: bool,
+    ) -> None:
+        """Lanes, or a copy, write."""
+        if self.counter is not None:
+            if copy:
+                self.counter.copied(allocation, addresses, size, instruction, "write")
+            else:
+                self.counter.globally(c, active, allocation, addresses, size, instruction, "write")
+        races = self.global_races
+        if races is not None:
+            ctas, where = self._ctas(c, active, addresses)
+            if reduces:
+                races.atomic(ctas, where, size, instruction)
+            elif instruction in self._run.strong:
+                self._strong(races, ctas, where, size, instruction)
+            else:
+                races.write(ctas, where, size, instruction)
+
+    def _ctas(self, c: Context, active: Any, addresses: Any) -> tuple[Lanes, Any]:
+        slots = c.slots if active is None else c.slots[active]
+        numbers = np.asarray(c.group.ctas)[slots]
+        where = np.full(len(slots), addresses) if isinstance(addresses, np.generic) else addresses
+        return numbers, where
+
+    def _strong(self, races: GlobalRaces, ctas: Lanes, where: Any, size: int, instruction: int) -> None:
+        races.atomic(ctas, where, size, instruction)
+        order = self._run.strong[instruction]
+        for cta, address in {(int(cta), int(address)) for cta, address in zip(ctas, where, strict=True)}:
+            races.synchronise(cta, address, release=order == "release", acquire=order == "acquire")
+
+    def global_atomic(self, c: Context, active: Lanes, addresses: Any, size: int, order: str, instruction: int) -> None:
+        """Lanes do an atomic operation on global memory."""
+        if self.counter is not None:
+            self.counter.add("atomic_bytes", size * len(active), instruction)
+        races = self.global_races
+        if races is None:
+            return
+        ctas, where = self._ctas(c, active, addresses)
+        races.atomic(ctas, where, size, instruction)
+        release, acquire = order in ("release", "acq_rel"), order in ("acquire", "acq_rel")
+        for cta, address in {(int(cta), int(address)) for cta, address in zip(ctas, where, strict=True)}:
+            races.synchronise(cta, address, release=release, acquire=acquire)
+
+    def fence(self, c: Context) -> None:
+        """A fence of the device's or the system's scope."""
+        if self.global_races is not None:
+            for slot in np.unique(c.slots):
+                self.global_races.fence(c.group.ctas[int(slot)])
+
+
+def _addresses(offsets: Any, lanes: int) -> Any:
+    found = np.asarray(offsets).astype(np.int64)
+    return np.full(lanes, found) if not found.ndim else found
+
+
+def _blocks(start: int, size: int) -> tuple[Lanes, int]:
+    """A run of bytes as equal blocks, each at a multiple of its size."""
+    width = MOST_BLOCK
+    while start % width or size % width:
+        width //= 2
+    return np.arange(start, start + size, width), width

@@ -1,0 +1,221 @@
+"""Runs the contexts of a group: which goes next, who meets whom, and who waits for ever.
+
+Without a seed the context that is furthest back in the program goes next, so that lanes that went two ways meet again.
+With one, warps begin in random pieces and the next is drawn: another order, in which other faults show.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import numpy as np
+
+from rooflab.bench.ptx.machine.context import PARKED, SPLIT, Context, merged
+from rooflab.bench.ptx.machine.errors import EmulationError, Fault
+from rooflab.bench.ptx.machine.group import Group
+from rooflab.bench.ptx.machine.rendezvous import may_run
+from rooflab.bench.ptx.machine.waiting import Waiting
+
+TURN = 2000
+"""Blocks that a context runs before others get their turn: it may be spinning on what they do."""
+MERGED_REGISTERS = 48
+"""Whole warps are put together only where few registers are live: to join two lots of accumulators takes 0.1 ms."""
+
+
+class Schedule:
+    """The contexts of one group."""
+
+    def __init__(self, group: Group, seed: int | None):
+        self.group = group
+        self.program = group.program
+        self.waiting = Waiting(group, self._resume)
+        group.waiting = self.waiting
+        self._random = random.Random(seed) if seed else None
+        self.ready: list[Context] = self._first()
+        self.meeting: list[Context] = []
+        """Parts of warps or warpgroups, before an instruction that needs all of them."""
+
+    def _first(self) -> list[Context]:
+        lanes = self.group.all_lanes()
+        count = len(self.program.kernel.registers)
+        if not self.program.sequential and self._random is None:
+            return [Context(self.group, lanes, [None] * count, 0)]
+        pieces = [lanes[lanes // self.group.lanes_per_cta == slot] for slot in range(len(self.group.ctas))]
+        if self._random is not None:
+            pieces = [part for piece in pieces for part in self._cut(piece)]
+        return [Context(self.group, piece, [None] * count, 0) for piece in pieces]
+
+    def _cut(self, lanes: np.ndarray) -> list[np.ndarray]:
+        """A CTA's lanes in pieces of whole warps, drawn."""
+        assert self._random is not None
+        warps = np.unique(lanes >> 5)
+        cuts = [warp for warp in warps[1:] if self._random.random() < 0.5]
+        return [part for part in np.split(lanes, np.searchsorted(lanes >> 5, cuts)) if len(part)]
+
+    def _resume(self, contexts: list[Context]) -> None:
+        self.ready += contexts
+
+    def run(self) -> Iterator[bool]:
+        """Runs all to their end, and pauses now and then, so that other groups get their turn.
+
+        What it yields says whether a context was polling, which is to wait.
+        """
+        blocks = 0
+        while True:
+            if not self.ready:
+                if not self.meeting and not self.waiting.any():
+                    return
+                if not self._wake():
+                    raise EmulationError(self._deadlock())
+            context = self._next()
+            for _ in range(TURN):
+                steps = context.steps
+                if not self._step(context):
+                    break
+                if context.steps > steps:
+                    self.ready.append(context)
+                    self._wake()
+                    yield True
+                    break
+                blocks += 1
+                if self.ready and self._switch(context):
+                    if context.size:  # or it was taken in by another
+                        self.ready.append(context)
+                    break
+            else:
+                self.ready.append(context)
+                context.steps += 1
+                yield False
+
+    def _wake(self) -> bool:
+        """Whether something can go on when nobody is ready: transfers in flight, or pieces that meet."""
+        try:
+            return self._meet() or self.waiting.advance()
+        except Fault as fault:
+            raise EmulationError(self._text(fault, self.group.ctas)) from None
+
+    def _next(self) -> Context:
+        if self._random is not None:
+            return self.ready.pop(self._random.randrange(len(self.ready)))
+        best = min(range(len(self.ready)), key=lambda index: (self.ready[index].steps, self.ready[index].place))
+        return self.ready.pop(best)
+
+    def _switch(self, context: Context) -> bool:
+        """Whether another should go on; those at the same place are taken in."""
+        if self._random is not None:
+            return self._random.random() < 0.1
+        place = context.place
+        for other in self.ready:
+            if other.place == place and self._joinable(context, other):
+                self.ready.remove(other)
+                joined = merged([context, other])
+                joined.steps = max(context.steps, other.steps)
+                self.ready.append(joined)
+                context.size = 0
+                return True
+        return any(other.place < place and other.steps <= context.steps for other in self.ready)
+
+    def _joinable(self, a: Context, b: Context) -> bool:
+        if any(any(chain.in_flight) for chain in self.group.accumulators.values()):
+            return False  # a copy of an accumulator would not see what is still to be written into it
+        if self.program.sequential and a.slot != b.slot:
+            return False
+        return min(a.grain, b.grain) == 1 or len(self.group.live(a.place)) <= MERGED_REGISTERS
+
+    def _step(self, context: Context) -> bool:
+        """One block.  Whether the context still runs."""
+        if not context.size:
+            return False
+        place, program = context.place, self.program
+        if place >= program.size:
+            self._end(context)
+            return False
+        if program.together[place] > context.grain and not may_run(context, program.kernel.instructions[place]):
+            self.meeting.append(context)
+            self._meet(place)
+            return False
+        run = self.group.run
+        run.count(place, context.grain, context.size)
+        try:
+            following = program.function(place, context.grain)(context, context.registers)
+        except Fault as fault:
+            raise EmulationError(self._where(context, fault)) from None
+        if following >= 0:
+            context.place = following
+            return True
+        if following == SPLIT:
+            for child in context.children:
+                child.steps = context.steps
+            self.ready += context.children
+        elif following != PARKED:
+            raise AssertionError(f"a block returned {following}")
+        return False
+
+    def _end(self, context: Context) -> None:
+        self.group.end(context.lanes)
+        for other in (*self.ready, *self.meeting):
+            other.regrain()
+        self.waiting.ended()
+
+    def _meet(self, place: int | None = None) -> bool:
+        """Joins pieces that wait at one place; whether any can go on."""
+        went = False
+        places = {context.place for context in self.meeting} if place is None else {place}
+        for at in places:
+            here = [context for context in self.meeting if context.place == at]
+            need = self.program.together[at]
+            instruction = self.program.kernel.instructions[at]
+            for piece in self._pieces(here, need):
+                joined = piece[0] if len(piece) == 1 else merged(piece)
+                joined.regrain()
+                if joined.grain >= need or may_run(joined, instruction):
+                    self.meeting = [context for context in self.meeting if context not in piece]
+                    self.ready.append(joined)
+                    went = True
+        return went
+
+    def _pieces(self, contexts: list[Context], need: int) -> list[list[Context]]:
+        """Contexts that share a warp or warpgroup, together."""
+        lots: list[tuple[set[int], list[Context]]] = []
+        for context in contexts:
+            own = set(map(int, np.unique(self.group.pieces(context.lanes, need))))
+            shared = [lot for lot in lots if lot[0] & own]
+            members = [context]
+            for lot in shared:
+                own |= lot[0]
+                members = lot[1] + members
+                lots.remove(lot)
+            lots.append((own, members))
+        return [members for _, members in lots]
+
+    def _where(self, context: Context, fault: Fault) -> str:
+        return self._text(fault, sorted({self.group.ctas[slot] for slot in np.unique(context.slots)}))
+
+    def _text(self, fault: Fault, ctas: list[int]) -> str:
+        instruction = self.program.kernel.instructions[fault.instruction]
+        shown = ", ".join(map(str, ctas[:3])) + (", ..." if len(ctas) > 3 else "")
+        return f"{self.program.kernel.name}: {instruction.describe()}, CTA {shown}: {fault}"
+
+    def _deadlock(self) -> str:
+        return "; ".join([f"{self.program.kernel.name}: nothing can go on (deadlock)", *self.describe()])
+
+    def describe(self) -> list[str]:
+        """Who waits for what; those that are ready only poll."""
+        lines = []
+        for context in self.ready:
+            instruction = self.program.kernel.instructions[min(context.place, self.program.size - 1)]
+            lines.append(f"{describe(context)} polls at {instruction.describe()}")
+        for context in self.meeting:
+            instruction = self.program.kernel.instructions[context.place]
+            lines.append(f"{describe(context)} waits for the rest of its warp or warpgroup at {instruction.describe()}")
+        return lines + [f"{describe(context)} waits {text}" for context, text in self.waiting.describe()]
+
+
+def describe(context: Context) -> str:
+    """`CTA 3, warps 0 to 3`."""
+    per_cta = context.group.lanes_per_cta // 32
+    warps = sorted({int(warp) % per_cta for warp in np.unique(context.warps)})
+    ctas = sorted({context.group.ctas[slot] for slot in np.unique(context.slots)})
+    shown = f"warp {warps[0]}" if len(warps) == 1 else f"warps {warps[0]} to {warps[-1]}"
+    return f"CTA {', '.join(map(str, ctas[:3]))}, {shown}"

@@ -1,0 +1,187 @@
+"""Copies that run beside the threads: TMA, bulk copies, `cp.async`; and how threads wait for their own.
+
+A copy is put off as long as nobody needs it: what reads its destination too early finds poison.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rooflab.bench.ptx.machine.context import Context
+from rooflab.bench.ptx.machine.errors import Fault
+from rooflab.bench.ptx.machine.group import Group
+
+Lanes = npt.NDArray[np.int64]
+
+
+@dataclass(eq=False)
+class Transfer:
+    """One copy in flight."""
+
+    run: Callable[[], None]
+    """Does it, and tells whom it was to tell."""
+    instruction: int
+    reads_shared: bool = False
+    mark: Any = None
+    """What the race detector knows of it."""
+    lane: int = 0
+    """Who issued it."""
+
+
+@dataclass
+class _Bulk:
+    """The bulk groups of one thread."""
+
+    open: list[Transfer] = field(default_factory=list)
+    groups: list[list[Transfer]] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Copies:
+    """`cp.async` of one instruction: its lanes, and in which of each lane's groups they are."""
+
+    lanes: Lanes
+    group: Any
+    """Number of the group, one for all lanes or a vector."""
+    run: Callable[[npt.NDArray[np.bool_] | None], None]
+    """Does those of a mask; None for all."""
+
+
+class Transfers:
+    """The copies in flight of one group of CTAs."""
+
+    def __init__(self, group: Group):
+        self._group = group
+        self.lazy = group.run.checks.asynchronous
+        self._waiting: list[Transfer] = []
+        self._bulk: dict[int, _Bulk] = {}
+        self._copies: list[Copies] = []
+        self._committed = np.zeros(len(group.alive), np.int64)
+        self._random = group.run.random
+
+    # Copies that tell an mbarrier, or belong to a bulk group
+
+    def start(self, transfer: Transfer, lane: int | None = None) -> None:
+        """Starts a copy; with `lane`, as part of this thread's open bulk group."""
+        if lane is not None:
+            transfer.lane = lane
+            self._bulk.setdefault(lane, _Bulk()).open.append(transfer)
+        self._waiting.append(transfer)
+        if not self.lazy:
+            self._finish(transfer)
+        elif self._random is not None and self._random.random() < 0.3:
+            self._finish(transfer)
+
+    def _finish(self, transfer: Transfer) -> None:
+        if transfer in self._waiting:
+            self._waiting.remove(transfer)
+            transfer.run()
+
+    def finish_one(self) -> bool:
+        """Lets one copy finish that an mbarrier waits for; whether there was one."""
+        helpful = [transfer for transfer in self._waiting if not transfer.reads_shared]
+        if not helpful:
+            return False
+        place = self._random.randrange(len(helpful)) if self._random is not None else 0
+        self._finish(helpful[place])
+        return True
+
+    def commit_bulk(self, lanes: Lanes) -> None:
+        """`cp.async.bulk.commit_group` of these threads; those without copies have nothing to commit."""
+        for lane, own in self._bulk.items():
+            if lane in lanes:
+                own.groups.append(own.open)
+                own.open = []
+
+    def wait_bulk(self, lanes: Lanes, newest: int) -> list[Transfer]:
+        """`cp.async.bulk.wait_group`: finishes all but the newest groups of these threads, and names them."""
+        done: list[Transfer] = []
+        for lane, own in self._bulk.items():
+            if lane in lanes:
+                keep = max(0, len(own.groups) - newest)
+                for transfers in own.groups[:keep]:
+                    done += transfers
+                own.groups = own.groups[keep:]
+        for transfer in done:
+            self._finish(transfer)
+        return done
+
+    # `cp.async`
+
+    def copy(self, copies: Copies) -> None:
+        """Starts the copies of one `cp.async`."""
+        own = self._committed[copies.lanes]
+        copies.group = int(own[0]) if (own == own[0]).all() else own
+        if self.lazy:
+            self._copies.append(copies)
+        else:
+            copies.run(None)
+
+    def commit(self, context: Context) -> None:
+        """`cp.async.commit_group`."""
+        self._committed[context.lanes] += 1
+
+    def wait(self, context: Context, newest: int | None) -> None:
+        """`cp.async.wait_group`, or of all copies with None."""
+        if not self._copies:
+            return
+        limit = self._committed[context.lanes] - newest if newest is not None else None
+        uniform = limit is None or bool((limit == limit[0]).all())
+        whole = context.size == int(np.count_nonzero(self._group.alive))
+        left: list[Copies] = []
+        for copies in self._copies:
+            if whole and uniform and isinstance(copies.group, int):
+                if limit is None or copies.group < int(limit[0]):
+                    copies.run(None)
+                else:
+                    left.append(copies)
+                continue
+            left += self._wait_some(copies, context, limit)
+        self._copies = left
+
+    def _wait_some(self, copies: Copies, context: Context, limit: Lanes | None) -> list[Copies]:
+        limits = np.full(len(self._group.alive), -1, np.int64)
+        limits[context.lanes] = np.iinfo(np.int64).max if limit is None else limit
+        due = limits[copies.lanes] > copies.group
+        if not due.any():
+            return [copies]
+        copies.run(due)
+        if due.all():
+            return []
+        rest = ~due
+
+        def run_rest(mask: npt.NDArray[np.bool_] | None) -> None:
+            whole = rest.copy()
+            if mask is not None:
+                whole[rest] = mask
+            copies.run(whole)
+
+        group = copies.group if isinstance(copies.group, int) else copies.group[rest]
+        return [Copies(copies.lanes[rest], group, run_rest)]
+
+    def finish_copies(self, lanes: Lanes) -> None:
+        """All copies of these lanes are done."""
+        mine = np.zeros(len(self._group.alive), np.bool_)
+        mine[lanes] = True
+        left: list[Copies] = []
+        for copies in self._copies:
+            if mine[copies.lanes].all():
+                copies.run(None)
+            else:
+                left.append(copies)
+        self._copies = left
+
+    def drain(self) -> None:
+        """The CTAs have ended.  Raises `Fault` where a copy was still reading their shared memory."""
+        for transfer in list(self._waiting):
+            if transfer.reads_shared:
+                raise Fault("the CTA ended while this copy may still read its shared memory", transfer.instruction)
+            self._finish(transfer)
+        for copies in self._copies:
+            copies.run(None)
+        self._copies = []

@@ -1,0 +1,70 @@
+"""What contexts wait for: CTA barriers, mbarriers, and transfers that are in flight (PTX ISA 8.7, section 9.7.13)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from rooflab.bench.ptx.machine.barriers import Barriers
+from rooflab.bench.ptx.machine.clusters import ClusterBarrier, Registers
+from rooflab.bench.ptx.machine.context import PARKED, Context
+from rooflab.bench.ptx.machine.group import Group
+from rooflab.bench.ptx.machine.mbarriers import MBarriers
+from rooflab.bench.ptx.machine.transfers import Transfers
+
+Resume = Callable[[list[Context]], None]
+
+
+class Waiting:
+    """Everything of one group that may hold a context back."""
+
+    def __init__(self, group: Group, resume: Resume):
+        self._resume = resume
+        self.barriers = Barriers(group, resume)
+        self.mbarriers = MBarriers(group)
+        self.transfers = Transfers(group)
+        self.clusters = ClusterBarrier(group, resume)
+        self.registers = Registers(group)
+        self._at_mbarriers: list[tuple[Context, Any, Any]] = []
+
+    def any(self) -> bool:
+        """Whether somebody waits."""
+        return bool(self._at_mbarriers) or self.barriers.any() or self.clusters.any()
+
+    def park_at_mbarrier(self, context: Context, addresses: Any, parity: Any) -> int:
+        """`context` asks again once the phase has changed."""
+        self._at_mbarriers.append((context, addresses, parity))
+        return PARKED
+
+    def wake_mbarriers(self) -> bool:
+        """Lets those go on whose phase is complete; whether there were any."""
+        left: list[tuple[Context, Any, Any]] = []
+        went: list[tuple[Context, Any, Any]] = []
+        for context, addresses, parity in self._at_mbarriers:
+            ready = self.mbarriers.all_complete(addresses, parity)
+            (went if ready else left).append((context, addresses, parity))
+        self._at_mbarriers = left
+        self._resume([context for context, _, _ in went])
+        return bool(went)
+
+    def advance(self) -> bool:
+        """Lets a transfer finish when nobody can go on; whether somebody can now, or another transfer may help."""
+        if self.wake_mbarriers():
+            return True
+        while self.transfers.finish_one():
+            if self.wake_mbarriers():
+                return True
+        return self.barriers.recheck() or self.clusters.recheck()
+
+    def ended(self) -> None:
+        """Threads have ended: barriers of all threads no longer count them."""
+        self.barriers.recheck()
+        self.clusters.recheck()
+
+    def describe(self) -> list[tuple[Context, str]]:
+        """Who waits, and for what."""
+        found = [
+            (context, f"for {self.mbarriers.describe(addresses, parity)}")
+            for context, addresses, parity in self._at_mbarriers
+        ]
+        return found + self.barriers.describe() + self.clusters.describe()

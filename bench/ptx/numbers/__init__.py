@@ -1,0 +1,1 @@
+"""What PTX does to numbers: pure functions on scalars and vectors of lanes."""

@@ -1,0 +1,1 @@
+"""Who knows what of whom, and which accesses nothing orders."""

@@ -1,0 +1,180 @@
+"""Races on global memory between the CTAs of a grid, found whatever order the emulator runs the CTAs in.
+
+Two CTAs touch one granule, one of them at least writes it, not both with atomics, and nothing orders them (`CtaOrder`).
+Within a CTA nothing is looked for.  A load or store that polls or sets a flag (.relaxed, .acquire, .release, .volatile)
+is to be reported as an atomic: such operations do not race with each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from rooflab.bench.ptx.races.cta_order import CtaOrder
+from rooflab.bench.ptx.races.epoch_sets import EpochSets, Ints, Numbers, Touched
+from rooflab.bench.ptx.races.reports import Findings, Race
+from rooflab.bench.ptx.races.shared_accesses import Bools, Values, chosen, equal
+
+
+class GlobalRaces(CtaOrder):
+    """Shadow memory of the allocations that a grid of `ctas` CTAs uses, in granules of `granule_bytes` (1, 2 or 4).
+
+    `limit` is how many different races are kept.  Raises `ValueError` on another granule or fewer CTAs than one.
+    """
+
+    def __init__(self, ctas: int, granule_bytes: int = 4, limit: int = 100) -> None:
+        if granule_bytes not in (1, 2, 4):
+            raise ValueError(f"granule_bytes: expected 1, 2 or 4, got {granule_bytes}")
+        self.findings = Findings(limit)
+        self._shift = granule_bytes.bit_length() - 1
+        self._bases, self._ends = np.zeros(0, np.int64), np.zeros(0, np.int64)
+        self._moves = np.zeros(0, np.int64)
+        self._spans: dict[int, Ints] = {}
+        super().__init__(ctas)
+
+    @property
+    def found(self) -> list[Race]:
+        """The races so far."""
+        return self.findings.races
+
+    def restart(self) -> None:
+        """Another grid begins: all before is ordered before it."""
+        super().restart()
+        count = int(((self._ends - self._bases) >> self._shift).sum())
+        self._writes, self._readers, self._atomics = Touched(count), Touched(count), Touched(count)
+        self._sets = EpochSets()
+
+    def add(self, base: int, size: int) -> None:
+        """Registers `size` bytes at `base`, joined with allocations that they overlap.  Restarts the grid.
+
+        Raises `ValueError` on a size below one.
+        """
+        if size < 1:
+            raise ValueError(f"size: expected at least 1 byte, got {size}")
+        start = base >> self._shift << self._shift
+        end = -(-(base + size) >> self._shift) << self._shift
+        joined = (start < self._ends) & (self._bases < end)
+        bases = np.append(self._bases[~joined], min(start, *self._bases[joined], start))
+        ends = np.append(self._ends[~joined], max(end, *self._ends[joined], end))
+        order = bases.argsort()
+        self._bases, self._ends = bases[order], ends[order]
+        sizes = self._ends - self._bases
+        self._moves = np.cumsum(sizes) - sizes - self._bases
+        self.restart()
+
+    def read(self, ctas: Ints, addresses: Ints, width: int, instruction: int) -> None:
+        """Lanes of `ctas` (n,) read `width` bytes, a multiple of the granule, at `addresses` (n,).
+
+        All addresses have to lie in allocations.
+        """
+        epochs, cells = self.epochs(ctas), self._cells(addresses, width)
+        self._meet("write-read", self._writes, ctas, epochs, cells, instruction)
+        self._meet("write-read", self._atomics, ctas, epochs, cells, instruction)
+        self._readers.join(cells, epochs, instruction, self._sets)
+
+    def write(
+        self,
+        ctas: Ints,
+        addresses: Ints,
+        width: int,
+        instruction: int,
+        values: Values | None = None,
+        old: Callable[[], Values] | None = None,
+    ) -> None:
+        """Lanes write; arguments as of `read`.
+
+        `values` are the registers stored and `old` what was there before (called only where there is a race): with
+        both, races are marked in which the write leaves what it finds.
+        """
+        epochs, cells = self.epochs(ctas), self._cells(addresses, width)
+        for kind, touched in (
+            ("write-write", self._writes), ("read-write", self._readers), ("write-write", self._atomics)
+        ):  # fmt: skip
+            self._meet(kind, touched, ctas, epochs, cells, instruction, values, old)
+        # Whatever is ordered after this write is ordered after what was ordered before it.
+        self._readers.clear(cells)
+        self._atomics.clear(cells)
+        self._writes.replace(cells, self._sets.of_epochs(epochs), instruction)
+        self._collide(ctas, epochs, cells, instruction, values)
+
+    def atomic(self, ctas: Ints, addresses: Ints, width: int, instruction: int) -> None:
+        """Lanes do an atomic operation; arguments as of `read`.  It orders nothing: `synchronise` does."""
+        epochs, cells = self.epochs(ctas), self._cells(addresses, width)
+        self._meet("write-write", self._writes, ctas, epochs, cells, instruction)
+        self._meet("read-write", self._readers, ctas, epochs, cells, instruction)
+        self._atomics.join(cells, epochs, instruction, self._sets)
+
+    def _cells(self, addresses: Ints, width: int) -> Ints:
+        """(n, k): granules, counted over all allocations."""
+        count = width >> self._shift
+        span = self._spans.get(count)
+        if span is None:
+            span = self._spans[count] = np.arange(count)
+        flat = addresses.astype(np.int64, copy=False)
+        moves = self._moves.take(self._bases.searchsorted(flat, side="right") - 1)
+        return ((flat + moves) >> self._shift)[:, None] + span
+
+    def _meet(
+        self,
+        kind: str,
+        touched: Touched,
+        ctas: Ints,
+        epochs: Numbers,
+        cells: Ints,
+        instruction: int,
+        values: Values | None = None,
+        old: Callable[[], Values] | None = None,
+    ) -> None:
+        """Report who touched `cells` before and is not ordered before the CTA that touches them now."""
+        if touched.untouched:
+            return
+        sets = touched.sets.take(cells)
+        others = (sets != 0) & (sets != self._sets.of_epochs(epochs)[:, None])
+        if not others.any():
+            return
+        lanes, columns = np.nonzero(others)
+        pairs, inverse = np.unique(ctas[lanes] << 32 | sets[others], return_inverse=True)
+        unknown = [self.unknown(int(pair) >> 32, self._sets.members[int(pair) & 0xFFFFFFFF]) for pair in pairs]
+        if not any(unknown):
+            return
+        same = np.zeros(ctas.size, np.bool_)
+        if values is not None and old is not None:
+            same = equal(values, old(), ctas.size)
+        keys = touched.instructions[cells[others]].astype(np.int64) << 32 | inverse << 1 | same[lanes]
+        for first, count in zip(*np.unique(keys, return_index=True, return_counts=True)[1:], strict=True):
+            epochs_left = unknown[int(inverse[first])]
+            if epochs_left:
+                lane, cell = int(lanes[first]), int(cells[lanes[first], columns[first]])
+                owner = self.owners[(epochs_left & -epochs_left).bit_length() - 1]
+                earlier = int(touched.instructions[cell])
+                self._add(kind, earlier, instruction, owner, int(ctas[lane]), cell, bool(same[lane]), int(count))
+
+    def _collide(self, ctas: Ints, epochs: Numbers, cells: Ints, instruction: int, values: Values | None) -> None:
+        """Report CTAs that wrote one granule in one instruction."""
+        mine = self._sets.of_epochs(epochs)
+        first = cells[:, 0]
+        lost = self._writes.sets.take(first) != mine
+        if not lost.any():
+            return
+        losers = np.flatnonzero(lost)
+        # The lane whose write stayed is the last one of its granule.
+        order = first.argsort(kind="stable")
+        last = order[first[order].searchsorted(first[losers], side="right") - 1]
+        same: Bools = np.zeros(losers.size, np.bool_)
+        if values is not None:
+            same = equal(chosen(values, losers), chosen(values, last), losers.size)
+        for leaves_same in (False, True):
+            which = np.flatnonzero(same == leaves_same)
+            if which.size:
+                index = int(which[0])
+                one, other = int(ctas[losers[index]]), int(ctas[last[index]])
+                cell = int(first[losers[index]])
+                self._add("write-write", instruction, instruction, one, other, cell, leaves_same, which.size)
+
+    def _add(self, kind: str, first: int, second: int, owner: int, cta: int, cell: int, same: bool, count: int) -> None:
+        flat = cell << self._shift
+        place = int((self._bases + self._moves).searchsorted(flat, side="right")) - 1
+        address = flat - int(self._moves[place])
+        names = f"CTA {owner}", f"CTA {cta}"
+        self.findings.add(Race("global", kind, first, second, *names, address, -1, same_value=same, count=count))

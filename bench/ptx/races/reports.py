@@ -1,0 +1,82 @@
+"""What a race detector found: one `Race` per pair of instructions, counted, and said in a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+VERBS = {"write-write": ("wrote", "wrote"), "write-read": ("wrote", "read"), "read-write": ("read", "wrote")}
+"""What the first and the second access of each kind of race did; "lanes" and "end" are of one instruction."""
+
+
+@dataclass(slots=True)
+class Race:
+    """Two accesses of one place, at least one a write, with nothing between that orders them."""
+
+    space: str
+    """`shared` or `global`."""
+    kind: str
+    """A key of `VERBS`, the first access's part first; `lanes`: one warp's lanes wrote different values; or `end`: an
+    asynchronous operation that nothing waited for before its CTA ended."""
+    first: int
+    """Number of the instruction that came first in this run; another run may have them the other way round."""
+    second: int
+    first_actor: str
+    """Who: `warp 2`, `a TMA load`, `CTA 7`."""
+    second_actor: str
+    address: int
+    """Bytes: within the CTA's shared memory, or absolute in global memory; of the first granule found."""
+    slot: int
+    """Slot of the CTA in shared memory, or, once its launch is over, the CTA's number; -1 in global memory."""
+    proxy: bool = False
+    """True where only a proxy fence is missing: the accesses are ordered, but go through different proxies."""
+    same_value: bool = False
+    """True where the write is known to have left what was there, so that no value can differ."""
+    count: int = 1
+    """Granules or lanes for which it was found."""
+
+
+class Findings:
+    """Races, one for each kind and pair of instructions, at most `limit` of them."""
+
+    def __init__(self, limit: int = 100) -> None:
+        self.races: list[Race] = []
+        self.dropped = 0
+        """Reports beyond `limit`."""
+        self._limit = limit
+        self._known: dict[tuple[str, int, int, bool, bool], Race] = {}
+
+    def add(self, race: Race) -> None:
+        """Keep `race`, or add its count to the one that is like it."""
+        key = (race.kind, race.first, race.second, race.proxy, race.same_value)
+        known = self._known.get(key)
+        if known is not None:
+            known.count += race.count
+        elif len(self.races) < self._limit:
+            self._known[key] = race
+            self.races.append(race)
+        else:
+            self.dropped += 1
+
+
+def describe(race: Race, name_of_instruction: Callable[[int], str]) -> str:
+    """`race` in a sentence; `name_of_instruction` says `line 40 (st.shared)` or the like for a number."""
+    place = f"{race.space} memory at {race.address:#x}" + (f" (CTA {race.slot})" if race.slot > 0 else "")
+    second = name_of_instruction(race.second)
+    if race.kind == "lanes":
+        return f"lanes of one warp write different values to one address: {second} in {race.second_actor}, {place}"
+    if race.kind == "end":
+        return f"the CTA ended, and nothing had waited for {race.first_actor}: {second} may still use its shared memory"
+    did_first, did_second = VERBS[race.kind]
+    return (
+        f"{race.kind} race on {place}: {name_of_instruction(race.first)} {did_first} it in {race.first_actor}, and "
+        f"{second} {did_second} it in {race.second_actor}, with {_missing(race)} between"
+        + ("; both leave the same value" if race.same_value else "")
+    )
+
+
+def _missing(race: Race) -> str:
+    if race.proxy:
+        return "no fence.proxy.async"
+    waited = race.space == "shared" and not race.first_actor.startswith("warp ")
+    return f"no wait for {race.first_actor}" if waited else "nothing that orders them"

@@ -1,0 +1,219 @@
+"""Races on shared memory, found by vector clocks whatever order the emulator runs the warps in.
+
+The lanes of a warp go in lockstep here: what one warp does is ordered, and a race between lanes of one warp is only
+seen where one instruction writes different values to one address.  Ordering is known per warp, not per thread: a
+barrier that half of a warp reaches counts for the warp.
+
+All addresses are flat bytes: slot s owns [s * size, (s + 1) * size).  `width` is a power of two from the granule to
+1024 bytes and the addresses are multiples of it, as PTX wants of every access anyway; nothing checks it here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from rooflab.bench.ptx.races.reports import Findings, Race
+from rooflab.bench.ptx.races.shadow_memory import Ints, Late, Shadow
+from rooflab.bench.ptx.races.shared_accesses import Bools, Lanes, Operation, Values, chosen, equal
+from rooflab.bench.ptx.races.vector_clocks import ACTOR, ASYNC, GENERIC, LOWER, Transfer, VectorClocks
+
+MBARRIER_BYTES = 8
+
+
+class SharedRaces(VectorClocks):
+    """Clocks and shadow memory of `slots` CTAs of `warps` warps with `size` bytes of shared memory each.
+
+    `granule_bytes` (1, 2 or 4) is the narrowest access of the kernel, `async_slots` how many TMA loads of a CTA are
+    told apart, `limit` how many different races are kept.  Raises `ValueError` on a size that is no multiple of 1024,
+    another granule, or more than 256 actors a slot.
+    """
+
+    def __init__(
+        self, slots: int, warps: int, size: int, granule_bytes: int = 4, async_slots: int = 64, limit: int = 100
+    ) -> None:
+        super().__init__(slots, warps, async_slots)
+        if size <= 0 or size % 1024:
+            raise ValueError(f"size: expected a positive multiple of 1024 bytes, got {size}")
+        if granule_bytes not in (1, 2, 4):
+            raise ValueError(f"granule_bytes: expected 1, 2 or 4, got {granule_bytes}")
+        self.size = size
+        self.findings = Findings(limit)
+        self._shadow = Shadow(slots * size, granule_bytes.bit_length() - 1, self.readers, warps)
+        self._inits: set[int] = set()
+        """Instructions that made or ended an mbarrier."""
+
+    @property
+    def found(self) -> list[Race]:
+        """The races so far."""
+        return self.findings.races
+
+    def read(self, slots: Ints | int, warps: Ints, addresses: Ints, width: int, instruction: int) -> None:
+        """Lanes read: `slots` (n,) or one for all, `warps` (n,), `addresses` (n,) or one for all."""
+        access = Lanes(self, self._shadow, slots, warps, addresses, width, instruction)
+        self._meet(access, access.late_writes(), "write-read", instruction)
+        self._meet(access, access.late(self._shadow.atomics, self.warps), "write-read", instruction)
+        self._shadow.reads.record(access.actors, access.cells, access.stamps)
+
+    def write(
+        self,
+        slots: Ints | int,
+        warps: Ints,
+        addresses: Ints,
+        width: int,
+        instruction: int,
+        values: Values | None = None,
+        old: Callable[[], Values] | None = None,
+    ) -> None:
+        """Lanes write; the first arguments as of `read`.
+
+        With `values`, lanes of one instruction that write one address are compared.  With `old` too, what was there
+        before, races are marked in which the write leaves what it finds; it is called only when there is a race.
+        """
+        access = Lanes(self, self._shadow, slots, warps, addresses, width, instruction)
+        self._meet_all(access, instruction, values, old)
+        self._shadow.writes[access.cells.granules] = access.stamps[:, None]
+        if warps.size > 1:
+            self._collide(access, instruction, values)
+
+    def atomic(self, slots: Ints | int, warps: Ints, addresses: Ints, width: int, instruction: int) -> None:
+        """Lanes do an atomic operation: no race with another, but with reads and writes that are not.
+
+        It orders nothing; what a kernel builds on it (a lock) is told by `signal`, `complete` and `wait`.
+        """
+        access = Lanes(self, self._shadow, slots, warps, addresses, width, instruction)
+        self._meet(access, access.late_writes(), "write-write", instruction)
+        self._meet(access, access.late(self._shadow.reads, self.readers), "read-write", instruction)
+        self._shadow.all_atomics().record(access.actors, access.cells, access.stamps)
+
+    def copy_async(self, slots: Ints | int, warps: Ints, addresses: Ints, width: int, instruction: int) -> None:
+        """Lanes issue cp.async to `addresses`: writes that the warp itself does not know before `wait_copies`."""
+        access = Lanes(self, self._shadow, slots, warps, addresses, width, instruction, copies=True)
+        self._meet_all(access, instruction)
+        self._shadow.writes[access.cells.granules] = access.stamps[:, None]
+        self.latest.reshape(-1)[slots * self.actors + access.actors] = access.stamps
+        self._collide(access, instruction, None)
+
+    def async_read(self, transfer: Transfer, addresses: Ints, width: int, instruction: int) -> None:
+        """A transfer of kind WGMMA or BULK reads `addresses` (n,) of `width` bytes, all through the async proxy.
+
+        Whole blocks of 1024 bytes are the cheapest way to say that a tile is read.
+        """
+        access = Operation(self._shadow, transfer, addresses, width, instruction)
+        self._meet(access, access.late_writes(), "write-read", instruction)
+        self._meet(access, access.late(self._shadow.atomics, self.warps), "write-read", instruction)
+        self._shadow.reads.record_one(transfer.actor, access.cells, access.stamp)
+        self.latest[transfer.slot, transfer.actor] = access.stamp
+
+    def async_write(self, transfer: Transfer, addresses: Ints, width: int, instruction: int) -> None:
+        """A transfer of kind LOAD writes `addresses` (n,).
+
+        Earlier writes need a proxy fence before it; for earlier reads any ordering will do, which CUTLASS relies on,
+        and so it will for mbarriers that lay there: Triton 3.7 makes some that it never uses, and loads over them.
+        """
+        access = Operation(self._shadow, transfer, addresses, width, instruction)
+        self._meet(access, access.late_writes(), "write-write", instruction)
+        self._meet(access, access.late(self._shadow.reads, self.readers, GENERIC), "read-write", instruction)
+        self._meet(access, access.late(self._shadow.atomics, self.warps), "write-write", instruction)
+        self._shadow.writes[access.cells.granules] = access.stamp
+        self.latest[transfer.slot, transfer.actor] = access.stamp
+
+    def end(self, slot: int) -> None:
+        """The CTA in `slot` ends, and its shared memory is another's: all its asynchronous operations must be over."""
+        for stamp in self.never_awaited(slot):
+            instruction, actor = (stamp & LOWER) >> 8, self.name_of(stamp & ACTOR)
+            self.findings.add(Race("shared", "end", instruction, instruction, actor, actor, 0, slot))
+
+    def mbarrier_init(self, slot: int, warp: int, address: int, instruction: int) -> None:
+        """mbarrier.init by a lane: a write, ordered after whatever used the 8 bytes."""
+        self._inits.add(instruction)
+        self.write(slot, np.array([warp]), np.array([address]), MBARRIER_BYTES, instruction)
+
+    def mbarrier_use(self, slot: int, warps: Ints, address: int, instruction: int) -> None:
+        """Arrive, expect_tx or a wait by `warps` (n,): ordered after the init, in any order among themselves."""
+        self.read(slot, warps, np.array(address), MBARRIER_BYTES, instruction)
+
+    def mbarrier_use_async(self, transfer: Transfer, address: int, instruction: int, needs_fence: bool = True) -> None:
+        """complete_tx by a transfer.
+
+        The init has to be ordered before its issue, by a proxy fence too (fence.mbarrier_init or fence.proxy.async:
+        `fence_proxy_async`) unless `needs_fence` is off.  Triton 3.7 emits none where a CTA is its own cluster.
+        """
+        access = Operation(self._shadow, transfer, np.array([address]), MBARRIER_BYTES, instruction)
+        self._meet(access, access.late_writes(ASYNC if needs_fence else GENERIC), "write-read", instruction)
+
+    def mbarrier_inval(self, slot: int, warp: int, address: int, instruction: int) -> None:
+        """mbarrier.inval by a lane: a write, ordered after all uses, TMA loads that arrive included.
+
+        Those loads are known where `signal_async` was given the flat address as its key.
+        """
+        self.mbarrier_init(slot, warp, address, instruction)
+        within = address % self.size
+        for actor in self.unwaited(slot, warp, address):
+            first, second = self.name_of(actor), self.name_of(warp)
+            self.findings.add(Race("shared", "read-write", instruction, instruction, first, second, within, slot))
+
+    def _meet_all(
+        self,
+        access: Lanes,
+        instruction: int,
+        values: Values | None = None,
+        old: Callable[[], Values] | None = None,
+    ) -> None:
+        for kind, late in (
+            ("write-write", access.late_writes()),
+            ("read-write", access.late(self._shadow.reads, self.readers)),
+            ("write-write", access.late(self._shadow.atomics, self.warps)),
+        ):
+            if late is not None:
+                same = None if values is None or old is None else equal(values, old(), access.actors.size)
+                self._meet(access, late, kind, instruction, same)
+
+    def _meet(
+        self, access: Lanes | Operation, late: Late | None, kind: str, instruction: int, same: Bools | None = None
+    ) -> None:
+        """Report what is late; `same` (n,) says which of the n accesses leave the value that they find."""
+        if late is None:
+            return
+        actors, ordered = access.actors_of(late), access.but_for_proxy(late)
+        equals = np.zeros(late.stamps.size, np.bool_) if same is None else same[late.access]
+        keys = (late.stamps & LOWER) * 4 + ordered * 2 + equals
+        for index, count in zip(*np.unique(keys, return_index=True, return_counts=True)[1:], strict=True):
+            slot, address = divmod(int(late.granules[index]) << self._shadow.shift, self.size)
+            stamp, second = int(late.stamps[index]), self.name_of(int(actors[index]))
+            if kind == "write-write" and ordered[index] and (stamp & LOWER) >> 8 in self._inits:
+                continue
+            self.findings.add(
+                Race(
+                    "shared", kind, (stamp & LOWER) >> 8, instruction, self.name_of(stamp & ACTOR), second, address,
+                    slot, bool(ordered[index]), bool(equals[index]), int(count),
+                )
+            )  # fmt: skip
+
+    def _collide(self, access: Lanes, instruction: int, values: Values | None) -> None:
+        """Report lanes that wrote one place in one instruction: of two warps, or of one with different values."""
+        pairs = access.collisions()
+        if pairs is None:
+            return
+        losers, winners = pairs
+        across = access.actors[losers] != access.actors[winners]
+        same = np.zeros(losers.size, np.bool_)
+        if values is not None:
+            same = equal(chosen(values, losers), chosen(values, winners), losers.size)
+        for kind, leaves_same, which in (
+            ("write-write", True, across & same),
+            ("write-write", False, across & ~same),
+            ("lanes", False, ~across & ~same & (values is not None)),
+        ):
+            if not which.any():
+                continue
+            index = int(which.argmax())
+            slot, address = divmod(int(access.cells.granules[losers[index], 0]) << self._shadow.shift, self.size)
+            first, second = (self.name_of(int(access.actors[pair[index]])) for pair in pairs)
+            self.findings.add(
+                Race(
+                    "shared", kind, instruction, instruction, first, second, address, slot,
+                    same_value=leaves_same, count=int(which.sum()),
+                )
+            )  # fmt: skip

@@ -1,0 +1,204 @@
+"""What an emulated launch gives: bytes by level, counts, races."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter as Tally
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from rooflab.bench.ptx.machine.counting import SECTOR
+from rooflab.bench.ptx.machine.run import Run
+from rooflab.bench.ptx.races.reports import Race, describe
+from rooflab.bench.ptx.text.syntax import Instruction, Kernel
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """What moved, in bytes.  `sectors` are counted in L2's 32 bytes."""
+
+    hbm_read: int = 0
+    """Sectors that were read at least once: what memory must give if L2 keeps everything."""
+    hbm_write: int = 0
+    """Sectors that were written at least once."""
+    global_read: int = 0
+    """Asked for by the lanes' loads."""
+    global_read_sectors: int = 0
+    """Sectors of those requests, each warp's request by itself: what passes between L1 and L2 without hits in L1."""
+    global_write: int = 0
+    global_write_sectors: int = 0
+    copy_read: int = 0
+    """Read from global memory by `cp.async` and TMA."""
+    copy_write: int = 0
+    tma_load: int = 0
+    """Written into shared memory by TMA, filled elements included."""
+    tma_store: int = 0
+    shared_read: int = 0
+    shared_write: int = 0
+    shared_matrix: int = 0
+    """Read from shared memory by wgmma."""
+    atomic: int = 0
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a launch did."""
+
+    kernel: str
+    bytes: Bytes
+    instructions: Mapping[str, int]
+    """Threads that executed each opcode, predicated-off ones included."""
+    lines: Mapping[tuple[str, int], Mapping[str, int]]
+    """By file and line: `threads` that executed its instructions, and what these moved."""
+    tensor_flops: Mapping[str, int]
+    """Multiplications and additions of the tensor cores, by the operands' type."""
+    shared_wavefronts: int
+    """Turns that shared memory took for loads and stores; wgmma and TMA are not among them."""
+    shared_wavefronts_least: int
+    """The same without bank conflicts."""
+    races: tuple[str, ...]
+    """One sentence for each pair of instructions."""
+    ctas: int
+    """CTAs in the grid."""
+
+    @property
+    def flops(self) -> int:
+        """All of `tensor_flops`."""
+        return sum(self.tensor_flops.values())
+
+
+def result_of(run: Run) -> Result:
+    """What `run` has seen."""
+    kernel, counter = run.program.kernel, run.counter
+    totals: Mapping[str, int] = counter.totals if counter is not None else {}
+    executed = _executed(run)
+    sectors = [
+        sum(0 if marked is None else int(marked.sum()) for marked in found) * SECTOR
+        for found in (
+            [item.sectors_read for item in run.memory.allocations],
+            [item.sectors_written for item in run.memory.allocations],
+        )
+    ]
+    moved = Bytes(
+        hbm_read=sectors[0],
+        hbm_write=sectors[1],
+        global_read=totals.get("global_read_bytes", 0),
+        global_read_sectors=totals.get("global_read_sector_bytes", 0),
+        global_write=totals.get("global_write_bytes", 0),
+        global_write_sectors=totals.get("global_write_sector_bytes", 0),
+        copy_read=totals.get("copy_read_bytes", 0),
+        copy_write=totals.get("copy_write_bytes", 0),
+        tma_load=totals.get("tma_load_bytes", 0),
+        tma_store=totals.get("tma_store_bytes", 0),
+        shared_read=totals.get("shared_read_bytes", 0),
+        shared_write=totals.get("shared_write_bytes", 0),
+        shared_matrix=totals.get("shared_matrix_bytes", 0),
+        atomic=totals.get("atomic_bytes", 0),
+    )
+    grid = run.grid
+    return Result(
+        kernel=kernel.name,
+        bytes=moved,
+        instructions=_by_opcode(kernel, executed),
+        lines=_by_line(run, executed),
+        tensor_flops=_tensor_flops(kernel, executed),
+        shared_wavefronts=totals.get("shared_wavefronts", 0),
+        shared_wavefronts_least=totals.get("shared_wavefronts_least", 0),
+        races=tuple(_races(run)),
+        ctas=grid[0] * grid[1] * grid[2],
+    )
+
+
+def _executed(run: Run) -> dict[int, int]:
+    """Threads that executed each instruction."""
+    found: Tally[int] = Tally()
+    if run.counter is not None:
+        for (place, grain), lanes in run.counter.blocks.items():
+            block = run.program.block(place, grain)
+            for number in range(block.start, block.end):
+                found[number] += lanes
+    return found
+
+
+def _by_opcode(kernel: Kernel, executed: Mapping[int, int]) -> dict[str, int]:
+    found: Tally[str] = Tally()
+    for number, lanes in executed.items():
+        found[kernel.instructions[number].opcode] += lanes
+    return dict(found.most_common())
+
+
+def _by_line(run: Run, executed: Mapping[int, int]) -> dict[tuple[str, int], dict[str, int]]:
+    kernel = run.program.kernel
+    found: dict[tuple[str, int], dict[str, int]] = {}
+
+    def at(number: int) -> dict[str, int]:
+        place = kernel.instructions[number].place
+        # A line of an inlined function counts where it was called: that is the kernel's own text.
+        key = ("", 0) if place is None else place.caller or (place.file, place.line)
+        return found.setdefault(key, {})
+
+    for number, lanes in executed.items():
+        item = at(number)
+        item["threads"] = item.get("threads", 0) + lanes
+    if run.counter is not None:
+        for (number, what), amount in run.counter.by_instruction.items():
+            item = at(number)
+            item[what] = item.get(what, 0) + amount
+    return dict(sorted(found.items()))
+
+
+def _tensor_flops(kernel: Kernel, executed: Mapping[int, int]) -> dict[str, int]:
+    found: Tally[str] = Tally()
+    for number, lanes in executed.items():
+        opcode = kernel.instructions[number].opcode
+        shape = re.search(r"\.m(\d+)n(\d+)k(\d+)\.", opcode)
+        if shape is None or not opcode.startswith(("wgmma.mma", "mma.sync")):
+            continue
+        m, n, k = map(int, shape.groups())
+        parts = opcode.split(".")
+        kind = parts[-2] if opcode.startswith("wgmma") else parts[-3]
+        found[kind] += 2 * m * n * k * (lanes // (128 if opcode.startswith("wgmma") else 32))
+    return dict(found)
+
+
+def _races(run: Run) -> list[str]:
+    if not run.checks.races:
+        return []
+
+    def name(number: int) -> str:
+        return run.program.kernel.instructions[number].describe()
+
+    # Where warps hold the same values, compilers let each of them store: whichever is last leaves what all stored.
+    shared = (race for race in run.shared_races if not (race.same_value and race.first == race.second))
+    texts = [describe(race, name) for race in _unlike(shared, name)]
+    if run.global_races is not None:
+        texts += [_in_an_allocation(run, race, name) for race in _unlike(run.global_races.found, name)]
+    texts += [
+        f"{name(number)} reads an accumulator of a wgmma that may still be running: no wgmma.wait_group between"
+        for number in run.register_races
+    ]
+    texts += [_unfenced(wgmma, writer) for wgmma, writer in run.program.unfenced]
+    return list(dict.fromkeys(texts))
+
+
+def _unlike(races: Iterable[Race], name: Callable[[int], str]) -> list[Race]:
+    """The first of those that differ in nothing but the place and who met: turns of an unrolled loop."""
+    found: dict[tuple[object, ...], Race] = {}
+    for race in races:
+        found.setdefault((race.kind, name(race.first), name(race.second), race.proxy, race.same_value), race)
+    return list(found.values())
+
+
+def _in_an_allocation(run: Run, race: Race, name: Callable[[int], str]) -> str:
+    """A race on global memory in words, by the place in its argument and not in this process."""
+    allocation = run.memory.find(race.address)
+    if allocation is None:
+        return describe(race, name)
+    place = f"byte {race.address - allocation.base} of {allocation.name}"
+    return describe(race, name).replace(f"global memory at {race.address:#x}", f"global memory, {place}", 1)
+
+
+def _unfenced(wgmma: Instruction, other: Instruction | None) -> str:
+    if other is None:
+        return f"{wgmma.describe()} comes first, with no wgmma.fence before it"
+    return f"{wgmma.describe()} takes a register that {other.describe()} touches, with no wgmma.fence between"

@@ -1,0 +1,164 @@
+"""The control flow of a kernel: basic blocks, and the registers that each needs from before.
+
+A block ends at a branch and around what may have to wait.  There are three grains, by how many lanes run in one piece:
+of whole warpgroups, of whole warps, or of parts of warps.  What is executed by more lanes together than the grain has
+(`shfl` by a warp, `wgmma` by four) begins a block in it, so that the pieces can wait for one another there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from rooflab.bench.ptx.text.body import find_label
+from rooflab.bench.ptx.text.syntax import Instruction, Kernel, Label, PtxError, Register, registers_of
+from rooflab.bench.ptx.text.uses import definitions, uses
+
+WARPGROUP = ("wgmma",)
+"""Families that four warps execute together."""
+WARP = (
+    "shfl",
+    "vote",
+    "match",
+    "redux",
+    "elect",
+    "ldmatrix",
+    "stmatrix",
+    "mma",
+    "activemask",
+    "setmaxnreg",
+    "bar",
+    "barrier",
+)
+"""Families that a warp executes together."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """Instructions `start` to `end`, the last not included."""
+
+    start: int
+    end: int
+    following: tuple[int, ...]
+    """Where it may go, by the number of the first instruction; past the last is the end."""
+
+
+def family(instruction: Instruction) -> str:
+    """The first part of the opcode."""
+    return instruction.opcode.split(".", 1)[0]
+
+
+def lanes_together(instruction: Instruction) -> int:
+    """How many lanes must be in one piece to execute it: 128, 32 or 1."""
+    name = family(instruction)
+    if name in WARPGROUP:
+        return 128
+    return 32 if name in WARP else 1
+
+
+def waits(instruction: Instruction) -> bool:
+    """Whether it may have to wait for other warps, so that it is a block of its own."""
+    if instruction.opcode.startswith(("bar.warp", "barrier.cluster.arrive")):
+        return False
+    return instruction.opcode.startswith(("bar.", "barrier.", "mbarrier.try_wait", "nanosleep"))
+
+
+class Flow:
+    """Blocks of a kernel in every grain, with liveness."""
+
+    def __init__(self, kernel: Kernel):
+        self.kernel = kernel
+        self.size = len(kernel.instructions)
+        self._starts: dict[int, frozenset[int]] = {}
+        self._targets = {
+            instruction.number: self._targets_of(instruction)
+            for instruction in kernel.instructions
+            if family(instruction) in ("bra", "brx", "ret", "exit", "trap")
+        }
+
+    def _targets_of(self, instruction: Instruction) -> tuple[int, ...]:
+        name = family(instruction)
+        if name in ("ret", "exit", "trap"):
+            return (self.size,)
+        label = instruction.operands[-1]
+        if not isinstance(label, Label):
+            raise PtxError(f"PTX: expected a label in {instruction.text!r}")
+        if name == "bra":
+            return (self.kernel.labels[find_label(self.kernel.labels, label.name)],)
+        table = self.kernel.tables[find_label(dict.fromkeys(self.kernel.tables, 0), label.name)]
+        return tuple(self.kernel.labels[find_label(self.kernel.labels, name)] for name in table)
+
+    def targets(self, number: int) -> tuple[int, ...]:
+        """Where a branch may go beside falling through."""
+        return self._targets[number]
+
+    def starts(self, grain: int) -> frozenset[int]:
+        """Where blocks begin for pieces of `grain` lanes (128, 32 or 1)."""
+        if grain not in self._starts:
+            self._starts[grain] = self._find_starts(grain)
+        return self._starts[grain]
+
+    def _find_starts(self, grain: int) -> frozenset[int]:
+        starts = {0}
+        for instruction in self.kernel.instructions:
+            number = instruction.number
+            if number in self._targets:
+                starts |= {number + 1, *self._targets[number]}
+            elif waits(instruction):
+                starts |= {number, number + 1}
+            elif lanes_together(instruction) > grain:
+                starts.add(number)
+        return frozenset(start for start in starts if start < self.size)
+
+    def block(self, start: int, grain: int) -> Block:
+        """The block that begins at `start` in one grain."""
+        starts = self.starts(grain)
+        number = start
+        while number < self.size:
+            if number in self._targets:
+                targets = self._targets[number]
+                falls = self.kernel.instructions[number].predicate is not None
+                return Block(start, number + 1, (*targets, number + 1) if falls else targets)
+            number += 1
+            if number in starts:
+                break
+        return Block(start, number, (number,))
+
+    @cached_property
+    def live(self) -> dict[int, frozenset[int]]:
+        """Registers whose values are needed from before, by the start of a block of the finest grain."""
+        order = sorted(self.starts(1))
+        blocks = {start: self.block(start, 1) for start in order}
+        gen: dict[int, set[int]] = {}
+        kill: dict[int, set[int]] = {}
+        for start, block in blocks.items():
+            needed, made = set[int](), set[int]()
+            for instruction in self.kernel.instructions[block.start : block.end]:
+                needed |= {register.index for register in uses(instruction)} - made
+                if instruction.predicate is None:
+                    made |= {register.index for register in definitions(instruction)}
+                else:
+                    # What a guarded instruction leaves as it was is needed too.
+                    needed |= {register.index for register in definitions(instruction)} - made
+            gen[start], kill[start] = needed, made
+        live = {start: frozenset(gen[start]) for start in order}
+        changed = True
+        while changed:
+            changed = False
+            for start in reversed(order):
+                after: set[int] = set()
+                for following in blocks[start].following:
+                    after |= live.get(following, frozenset())
+                now = frozenset(gen[start] | (after - kill[start]))
+                if now != live[start]:
+                    live[start], changed = now, True
+        return live
+
+
+def check_known(registers: Sequence[Register], instruction: Instruction) -> None:
+    """Raises `PtxError` on a register of another kernel: a fault of the parser."""
+    for operand in instruction.operands:
+        for register in registers_of(operand):
+            if registers[register.index] != register:
+                raise PtxError(f"PTX: {instruction.text!r} names a register that is not its kernel's")

@@ -1,0 +1,94 @@
+"""Kernels that Triton or Gluon compiled, with their arguments as their PTX wants them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from rooflab.bench.ptx.launch import Launch
+from rooflab.bench.ptx.tiles.tensor_map import DRIVER_ELEMENTS, ELEMENTS, SWIZZLES, TensorMap
+
+SCRATCH_ALIGN = 128
+
+
+def bound(compiled: Any, grid: Sequence[int], args: Sequence[Any]) -> tuple[Launch, list[Any], list[torch.Tensor]]:
+    """A `Launch` of a `CompiledKernel`, the values of its PTX's parameters, and tensors reached by maps.
+
+    `grid` is of CTAs.  `args` are those of the kernel's signature without its constexprs.  Raises `ValueError` where they are not as many.
+    """
+    metadata = compiled.metadata
+    ptx = compiled.asm["ptx"]
+    signature = [kind for kind in compiled.src.signature.values() if kind != "constexpr"]
+    flat_args, flat_kinds = list(_flat(args)), list(_flat(signature))
+    if len(flat_args) != len(flat_kinds):
+        raise ValueError(f"args: expected {len(flat_kinds)} for {metadata.name}, got {len(flat_args)}")
+    values: list[Any] = []
+    reached: list[torch.Tensor] = []
+    maps = iter(getattr(metadata, "tensordesc_meta", None) or ())
+    for value, kind in zip(flat_args, flat_kinds, strict=True):
+        if isinstance(kind, str) and kind.startswith("tensordesc"):
+            values += _descriptor(value, next(maps, None))
+            reached.append(value.base)
+        else:
+            values.append(value)
+    ctas = 1
+    for size in grid:
+        ctas *= int(size)
+    for size in (int(metadata.global_scratch_size), int(getattr(metadata, "profile_scratch_size", 0) or 0)):
+        values.append(torch.zeros(ctas * size + SCRATCH_ALIGN, dtype=torch.uint8) if size else 0)
+    wanted = len(re.findall(r"\.param ", ptx.split(")", 1)[0]))
+    # Parameters that the compiler found unused are there all the same; only the scratch pointers came with 3.x.
+    values = values[:wanted] if len(values) > wanted else values
+    return Launch(ptx, metadata.name, None, int(metadata.shared), _cluster(metadata)), values, reached
+
+
+def in_ctas(compiled: Any, grid: Sequence[int]) -> tuple[int, ...]:
+    """The grid as Triton's driver launches it: a program of `num_ctas` is a cluster."""
+    sizes = [*map(int, grid), 1, 1][:3]
+    return tuple(size * own for size, own in zip(sizes, _cluster(compiled.metadata), strict=True))
+
+
+def _cluster(metadata: Any) -> tuple[int, int, int]:
+    x, y, z = getattr(metadata, "cluster_dims", None) or (int(metadata.num_ctas), 1, 1)
+    return x, y, z
+
+
+def _flat(values: Any) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, tuple | list):
+            yield from _flat(value)
+        elif value != "constexpr":
+            yield value
+
+
+def _descriptor(value: Any, meta: Any) -> list[Any]:
+    """What the launcher makes of a tensor descriptor: a map, or the tensor with its shape and strides."""
+    shape, strides = [int(size) for size in value.shape], [int(stride) for stride in value.strides]
+    if meta is None:
+        padded = value.padding == "nan"
+        return [
+            value.base,
+            *shape,
+            *strides,
+            padded,
+            bool(getattr(value, "round_f32_to_tf32", False)),
+            *shape,
+            *strides,
+        ]
+    size = int(meta["elem_size"])
+    kind = ELEMENTS[int(meta["elem_type"])]
+    if getattr(value, "round_f32_to_tf32", False):
+        kind = DRIVER_ELEMENTS[11]
+    made = TensorMap(
+        address=value.base.data_ptr(),
+        element=kind,
+        dims=tuple(reversed(shape)),
+        strides=tuple(stride * size for stride in reversed(strides[:-1])),
+        box=tuple(reversed([int(length) for length in meta["block_size"]])),
+        swizzle=SWIZZLES[int(meta["swizzle"])],
+        fill="nan" if value.padding == "nan" else "zero",
+    )
+    return [made, *shape, *strides]

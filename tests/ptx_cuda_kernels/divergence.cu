@@ -1,0 +1,240 @@
+// Warps whose lanes part and meet again. One block of 128 threads unless its name says otherwise.
+
+using u32 = unsigned int;
+using u64 = unsigned long long;
+constexpr u32 ALL = 0xffffffffu;
+
+extern "C" __global__ void if_else(const int* x, int* y) {
+    const int i = threadIdx.x, lane = i & 31;
+    int v = x[i];
+    if (lane % 3 == 0) {
+        v = v * 5 + 1;
+    } else if (lane < 16) {
+        v -= lane;
+        if (v & 1) v ^= 0x55;
+    } else {
+        v = -v;
+    }
+    y[i] = v;
+}
+
+// Collatz steps: as many turns as each lane needs.
+extern "C" __global__ void trip_counts(const int* x, int* y) {
+    const int i = threadIdx.x;
+    int v = x[i], steps = 0;
+    while (v != 1) {
+        v = v & 1 ? 3 * v + 1 : v / 2;
+        ++steps;
+        if (steps > 60) break;
+    }
+    y[i] = steps;
+}
+
+// Lanes that leave early must not be waited for by what comes after.
+extern "C" __global__ void early_return(const int* x, int* y, int n) {
+    __shared__ int sums[4];
+    const int i = threadIdx.x;
+    if (i >= n) return;
+    const u32 members = __ballot_sync(__activemask(), 1);
+    int v = x[i];
+    for (int step = 16; step; step /= 2) {
+        const int other = __shfl_down_sync(members, v, step);
+        if ((i & 31) + step < 32 && i + step < n) v += other;
+    }
+    if ((i & 31) == 0) sums[i / 32] = v;
+    __syncthreads();
+    if (i == 0) {
+        int total = 0;
+        for (int w = 0; w * 32 < n; ++w) total += sums[w];
+        *y = total;
+    }
+}
+
+__device__ int nested_case(int v, int lane) {
+    for (int a = 0; a < lane % 4; ++a) {
+        for (int b = 0; b < v % 3; ++b) {
+            if ((a + b) & 1) continue;
+            v += b + 1;
+            if (v > 100) return v - 100;
+        }
+        v += 2;
+    }
+    return v;
+}
+
+extern "C" __global__ void nested(const int* x, int* y) {
+    y[threadIdx.x] = nested_case(x[threadIdx.x], threadIdx.x & 31);
+}
+
+// A value handed from lane to lane through shared memory: __syncwarp orders them, though the lanes part between.
+extern "C" __global__ void sync_warp(int* y) {
+    __shared__ int box[128];
+    const int i = threadIdx.x, lane = i & 31;
+    box[i] = lane;
+    __syncwarp();
+    for (int round = 0; round < 5; ++round) {
+        int v;
+        if (lane & 1) v = box[i - 1] + 1; else v = box[i + 1] * 2;
+        __syncwarp();
+        if (lane < 16) box[i] = v; else box[i] = v + 1;
+        __syncwarp();
+    }
+    y[i] = box[i];
+}
+
+// Each half of the warp shuffles by itself, on its own way through the code.
+extern "C" __global__ void partial_shuffles(const int* x, int* y) {
+    const int i = threadIdx.x, lane = i & 31;
+    int v = x[i];
+    if (lane < 16) {
+        for (int step = 8; step; step /= 2) v += __shfl_xor_sync(0x0000ffffu, v, step, 16);
+    } else {
+        v = __shfl_up_sync(0xffff0000u, v, 1, 16);
+        v -= __shfl_sync(0xffff0000u, v, 5, 16);
+    }
+    y[i] = v;
+}
+
+// (n, 4): ballot, any, all, and who has the same value.
+extern "C" __global__ void votes(const int* x, u32* y) {
+    const int i = threadIdx.x;
+    const int v = x[i];
+    y[4 * i] = __ballot_sync(ALL, v > 0);
+    y[4 * i + 1] = __any_sync(ALL, v == 7);
+    y[4 * i + 2] = __all_sync(ALL, v < 40);
+    y[4 * i + 3] = __match_any_sync(ALL, v % 5);
+}
+
+extern "C" __global__ void match_all(const int* x, u32* y) {
+    int same;
+    y[2 * threadIdx.x] = __match_all_sync(ALL, x[threadIdx.x] / 1000, &same);
+    y[2 * threadIdx.x + 1] = same;
+}
+
+// (n, 5): reductions by redux over the lanes that have one key: several masks in one instruction.
+extern "C" __global__ void keyed_reductions(const int* keys, const int* x, int* y) {
+    const int i = threadIdx.x;
+    const u32 same = __match_any_sync(ALL, keys[i]);
+    y[5 * i] = __reduce_add_sync(same, x[i]);
+    y[5 * i + 1] = __reduce_min_sync(same, x[i]);
+    y[5 * i + 2] = __reduce_max_sync(same, x[i]);
+    y[5 * i + 3] = __reduce_xor_sync(same, (u32)x[i]);
+    y[5 * i + 4] = __shfl_sync(same, x[i], __ffs(same) - 1) + __popc(__ballot_sync(same, x[i] & 1));
+}
+
+// The same inside a branch: the lanes of each key that are there.
+extern "C" __global__ void keyed_in_a_branch(const int* keys, const int* x, int* y) {
+    const int i = threadIdx.x;
+    int found = -1;
+    if (x[i] % 3 != 0) {
+        const u32 here = __activemask();
+        const u32 same = __match_any_sync(here, keys[i]);
+        found = __reduce_add_sync(same, x[i]);
+    }
+    y[i] = found;
+}
+
+// Lane 0 of each warp sets what the others of its warp wait for: needs lanes that go on by themselves.
+extern "C" __global__ void spin_within_a_warp(volatile int* flags, int* y) {
+    const int i = threadIdx.x, w = i / 32;
+    if ((i & 31) == 0) {
+        flags[w] = 41 + w;
+    } else {
+        while (flags[w] == 0) {}
+    }
+    __syncwarp();
+    y[i] = flags[w] + 1;
+}
+
+extern "C" __global__ void many_ways(const int* x, int* y) {
+    const int i = threadIdx.x;
+    int v = x[i];
+    switch (v % 12) {
+        case 0: v = v * 3; break;
+        case 1: v = v - 7; break;
+        case 2: v = v ^ 0x1234;
+        case 3: v += 11; break;
+        case 4: v = -v; break;
+        case 5: v = v << 3; break;
+        case 6: v = v * v; break;
+        case 7: v = ~v; break;
+        case 8: v = v / 3; break;
+        case 9: v = v % 13; break;
+        case 10: for (int k = 0; k < (i & 7); ++k) v += k * v; break;
+        default: v = 99;
+    }
+    y[i] = v;
+}
+
+// One round of a warp's tree per warp, warps by themselves, then one warp over the four sums.
+extern "C" __global__ void block_sum(const float* x, float* y, int n) {
+    __shared__ float partial[32];
+    float v = 0;
+    for (int i = threadIdx.x; i < n; i += blockDim.x) v += x[i];
+    for (int step = 16; step; step /= 2) v += __shfl_xor_sync(ALL, v, step);
+    if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = v;
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        v = threadIdx.x < blockDim.x / 32 ? partial[threadIdx.x] : 0.0f;
+        for (int step = 16; step; step /= 2) v += __shfl_xor_sync(ALL, v, step);
+        if (threadIdx.x == 0) *y = v;
+    }
+}
+
+// __syncthreads_count, _and, _or.
+extern "C" __global__ void counting_barriers(const int* x, int* y) {
+    const int i = threadIdx.x;
+    y[3 * i] = __syncthreads_count(x[i] & 1);
+    y[3 * i + 1] = __syncthreads_and(x[i] < 1000);
+    y[3 * i + 2] = __syncthreads_or(x[i] == 17);
+}
+
+// Warps 0 and 1 fill for warps 2 and 3, which wait at a barrier of their own name; and the way back.
+extern "C" __global__ void named_barriers(const int* x, int* y, int rounds) {
+    __shared__ int box[64];
+    const int i = threadIdx.x;
+    for (int round = 0; round < rounds; ++round) {
+        if (i < 64) {
+            if (round) asm volatile("bar.sync 2, 128;" ::: "memory");
+            box[i] = x[round * 64 + i];
+            asm volatile("bar.arrive 1, 128;" ::: "memory");
+        } else {
+            asm volatile("bar.sync 1, 128;" ::: "memory");
+            y[round * 64 + i - 64] = box[127 - i] + 1;
+            if (round + 1 < rounds) asm volatile("bar.arrive 2, 128;" ::: "memory");
+        }
+    }
+}
+
+extern "C" __global__ void named_barriers_without_the_way_back(const int* x, int* y, int rounds) {
+    __shared__ int box[64];
+    const int i = threadIdx.x;
+    for (int round = 0; round < rounds; ++round) {
+        if (i < 64) {
+            box[i] = x[round * 64 + i];
+            asm volatile("bar.arrive 1, 128;" ::: "memory");
+        } else {
+            asm volatile("bar.sync 1, 128;" ::: "memory");
+            y[round * 64 + i - 64] = box[127 - i] + 1;
+        }
+    }
+}
+
+// What each warp leaves in shared memory is read by the next warp, with nothing between.
+extern "C" __global__ void no_barrier(const int* x, int* y) {
+    __shared__ int box[128];
+    box[threadIdx.x] = x[threadIdx.x];
+    y[threadIdx.x] = box[(threadIdx.x + 32) % 128];
+}
+
+// The barrier that is missing is the one at the loop's end.
+extern "C" __global__ void one_barrier_too_few(const int* x, int* y) {
+    __shared__ int box[128];
+    int v = x[threadIdx.x];
+    for (int step = 1; step < 128; step *= 2) {
+        box[threadIdx.x] = v;
+        __syncthreads();
+        v += box[(threadIdx.x + step) % 128];
+    }
+    y[threadIdx.x] = v;
+}

@@ -1,0 +1,303 @@
+// Atomics, address spaces, calls, and CTAs that depend on one another.
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+using u32 = unsigned int;
+using u64 = unsigned long long;
+
+// (8,) int: what each atomic leaves; (n,) old values of the first.
+extern "C" __global__ void atomics_on_integers(const int* x, int* y, int* old) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    const int v = x[i];
+    old[i] = atomicAdd(&y[0], 1);
+    atomicMin(&y[1], v);
+    atomicMax(&y[2], v);
+    atomicXor(&y[3], v);
+    atomicOr(&y[4], v);
+    atomicAnd(&y[5], v | 0xff00);
+    atomicInc((u32*)&y[6], 9);
+    atomicSub(&y[7], v);
+}
+
+extern "C" __global__ void atomics_on_floats(const float* x, float* sum, double* wide, __half2* halves,
+                                             __nv_bfloat162* brains, u64* big) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    atomicAdd(sum, x[i]);
+    atomicAdd(wide, (double)x[i]);
+    atomicAdd(halves, __floats2half2_rn(1.0f, 0.5f));
+    atomicAdd(brains, __floats2bfloat162_rn(1.0f, -0.25f));
+    atomicAdd(big, 1ull << 33);
+}
+
+extern "C" __global__ void histogram(const int* x, int* y, int n) {
+    __shared__ int counts[16];
+    if (threadIdx.x < 16) counts[threadIdx.x] = 0;
+    __syncthreads();
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) {
+        atomicAdd(&counts[x[i] & 15], 1);
+    }
+    __syncthreads();
+    if (threadIdx.x < 16) atomicAdd(&y[threadIdx.x], counts[threadIdx.x]);
+}
+
+// atomicMax for floats by compare and swap.
+extern "C" __global__ void maximum_by_cas(const float* x, float* y) {
+    const float v = x[blockIdx.x * blockDim.x + threadIdx.x];
+    int* bits = (int*)y;
+    int old = *(volatile int*)bits;
+    while (__int_as_float(old) < v) {
+        const int seen = atomicCAS(bits, old, __float_as_int(v));
+        if (seen == old) break;
+        old = seen;
+    }
+}
+
+__device__ void lock(int* mutex) {
+    while (atomicCAS(mutex, 0, 1) != 0) {}
+    __threadfence();
+}
+__device__ void unlock(int* mutex) {
+    __threadfence();
+    atomicExch(mutex, 0);
+}
+
+// One thread of each block adds to what the lock guards.
+extern "C" __global__ void guarded_by_a_lock(int* mutex, int* y) {
+    if (threadIdx.x == 0) {
+        lock(mutex);
+        y[0] += blockIdx.x + 1;
+        y[1] += 1;
+        unlock(mutex);
+    }
+}
+
+extern "C" __global__ void lock_without_fences(int* mutex, int* y) {
+    if (threadIdx.x == 0) {
+        while (atomicCAS(mutex, 0, 1) != 0) {}
+        y[0] += blockIdx.x + 1;
+        atomicExch(mutex, 0);
+    }
+}
+
+// Indices that the compiler does not know: the array stays in local memory.
+extern "C" __global__ void local_array(const int* x, int* y, int n) {
+    const int i = threadIdx.x;
+    int own[24];
+    for (int k = 0; k < 24; ++k) own[k] = k * i;
+    for (int k = 0; k < n; ++k) own[(x[i] + k * 7) % 24] += k + 1;
+    int sum = 0;
+    for (int k = 0; k < n; ++k) sum = sum * 3 + own[(x[i] * k) % 24];
+    y[i] = sum;
+}
+
+__constant__ float weights[6] = {0.5f, -1.25f, 3.0f, 8.0f, 0.0f, -0.125f};
+__constant__ short offsets[4] = {3, -1, 70, 9};
+__device__ int table[3] = {10, 20, 30};
+__device__ int* pointer_to_table = &table[1];
+
+extern "C" __global__ void constants(const int* x, float* y) {
+    const int i = threadIdx.x;
+    y[i] = weights[x[i] % 6] + offsets[x[i] % 4] + table[x[i] % 3] + *pointer_to_table;
+}
+
+struct Pair {
+    float sum;
+    int count;
+    double wide;
+};
+
+__device__ __noinline__ Pair combine(Pair a, const float* more, int n) {
+    for (int k = 0; k < n; ++k) {
+        if (more[k] < 0) continue;
+        a.sum += more[k];
+        a.count += 1;
+        a.wide += (double)more[k] * more[k];
+        if (a.count == 7) return a;
+    }
+    return a;
+}
+__device__ __noinline__ float twice(float v) { return 2 * v; }
+__device__ __noinline__ float chain(float v, int lane) { return lane & 1 ? twice(v) + 1 : twice(twice(v)); }
+
+// x: (n, 10).
+extern "C" __global__ void calls(const float* x, float* y) {
+    const int i = threadIdx.x;
+    Pair p = {0.0f, 0, 1.0};
+    p = combine(p, x + 10 * i, 10);
+    if (i % 3) p = combine(p, x + 10 * i, i % 10);
+    y[4 * i] = p.sum;
+    y[4 * i + 1] = p.count;
+    y[4 * i + 2] = p.wide;
+    y[4 * i + 3] = chain(x[10 * i], i);
+}
+
+__device__ __noinline__ int add_through(int* p, int v) {
+    *p += v;
+    return *p;
+}
+
+// One pointer, to shared, local or global memory, as each lane's data says.
+extern "C" __global__ void generic_pointers(const int* x, int* global_memory, int* y) {
+    __shared__ int shared_memory[128];
+    const int i = threadIdx.x;
+    int own[4] = {100, 200, 300, 400};
+    shared_memory[i] = 1000 + i;
+    __syncthreads();
+    int* p = x[i] % 3 == 0 ? &shared_memory[i] : x[i] % 3 == 1 ? &own[x[i] & 3] : &global_memory[i];
+    y[i] = add_through(p, i) + __isShared(p) * 2 + __isLocal(p) * 4 + __isGlobal(p) * 8;
+}
+
+struct __align__(16) Argument {
+    int a;
+    float b;
+    long long c;
+    char d[5];
+};
+
+extern "C" __global__ void struct_argument(const Argument given, __half half_given, signed char small, double* y) {
+    y[threadIdx.x] = (double)given.a + given.b + given.c + given.d[threadIdx.x % 5] + __half2float(half_given) + small;
+}
+
+extern __shared__ __align__(16) unsigned char dynamic[];
+
+extern "C" __global__ void dynamic_shared(const float* x, double* y, int n) {
+    float* floats = (float*)dynamic;
+    double* doubles = (double*)(dynamic + sizeof(float) * n);
+    for (int i = threadIdx.x; i < n; i += blockDim.x) floats[i] = x[i];
+    __syncthreads();
+    for (int i = threadIdx.x; i < n; i += blockDim.x) doubles[i] = 1.0 / floats[n - 1 - i];
+    __syncthreads();
+    for (int i = threadIdx.x; i < n; i += blockDim.x) y[i] = doubles[i] + floats[i];
+}
+
+__device__ unsigned int arrived;
+
+// Every block leaves its sum; the last to arrive adds them up.
+extern "C" __global__ void last_arriver(const float* x, volatile float* partial, u32* count, float* y, int n) {
+    __shared__ float sums[4];
+    __shared__ bool last;
+    float v = 0;
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) v += x[i];
+    for (int step = 16; step; step /= 2) v += __shfl_down_sync(0xffffffffu, v, step);
+    if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = v;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        partial[blockIdx.x] = sums[0] + sums[1] + sums[2] + sums[3];
+        __threadfence();
+        last = atomicInc(count, gridDim.x - 1) == gridDim.x - 1;
+    }
+    __syncthreads();
+    if (last && threadIdx.x == 0) {
+        __threadfence();
+        float total = 0;
+        for (int b = 0; b < gridDim.x; ++b) total += partial[b];
+        *y = total;
+    }
+}
+
+extern "C" __global__ void last_arriver_without_fence(const float* x, float* partial, u32* count, float* y) {
+    if (threadIdx.x == 0) {
+        partial[blockIdx.x] = x[blockIdx.x];
+        if (atomicInc(count, gridDim.x - 1) == gridDim.x - 1) {
+            float total = 0;
+            for (int b = 0; b < gridDim.x; ++b) total += partial[b];
+            *y = total;
+        }
+    }
+}
+
+// Block `giver` tells the others; they wait for it.
+extern "C" __global__ void spin_on_a_flag(int giver, int* box, int* flag, int* y) {
+    if (blockIdx.x == giver) {
+        box[threadIdx.x] = 7 * threadIdx.x;
+        __threadfence();
+        __syncthreads();
+        if (threadIdx.x == 0) atomicExch(flag, 1);
+    } else {
+        if (threadIdx.x == 0) {
+            while (atomicAdd(flag, 0) == 0) __nanosleep(100);
+            __threadfence();
+        }
+        __syncthreads();
+        y[blockIdx.x * blockDim.x + threadIdx.x] = box[threadIdx.x] + blockIdx.x;
+    }
+}
+
+// The same with st.release and ld.acquire.
+extern "C" __global__ void acquire_and_release(int giver, int* box, int* flag, int* y) {
+    if (blockIdx.x == giver) {
+        box[threadIdx.x] = 7 * threadIdx.x;
+        __syncthreads();
+        if (threadIdx.x == 0) asm volatile("st.release.gpu.global.s32 [%0], 1;" ::"l"(flag) : "memory");
+    } else {
+        if (threadIdx.x == 0) {
+            int seen = 0;
+            while (!seen) asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(seen) : "l"(flag) : "memory");
+        }
+        __syncthreads();
+        y[blockIdx.x * blockDim.x + threadIdx.x] = box[threadIdx.x] + blockIdx.x;
+    }
+}
+
+extern "C" __global__ void relaxed_flag(int giver, int* box, int* flag, int* y) {
+    if (blockIdx.x == giver) {
+        box[threadIdx.x] = 7 * threadIdx.x;
+        __syncthreads();
+        if (threadIdx.x == 0) atomicExch(flag, 1);
+    } else {
+        if (threadIdx.x == 0) {
+            while (*(volatile int*)flag == 0) {}
+        }
+        __syncthreads();
+        y[blockIdx.x * blockDim.x + threadIdx.x] = box[threadIdx.x] + blockIdx.x;
+    }
+}
+
+// All blocks wait for one another, twice.
+extern "C" __global__ void grid_barrier(u32* count, int* box, int* y) {
+    for (u32 round = 0; round < 2; ++round) {
+        box[round * gridDim.x * blockDim.x + blockIdx.x * blockDim.x + threadIdx.x] = threadIdx.x + round;
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            __threadfence();
+            atomicAdd(count, 1);
+            while (*(volatile u32*)count < (round + 1) * gridDim.x) {}
+            __threadfence();
+        }
+        __syncthreads();
+        const u32 next = (blockIdx.x + 1) % gridDim.x;
+        const int v = box[round * gridDim.x * blockDim.x + next * blockDim.x + threadIdx.x];
+        y[(round * gridDim.x + blockIdx.x) * blockDim.x + threadIdx.x] = v * (blockIdx.x + 1);
+    }
+}
+
+extern "C" __global__ void grid_stride(const float* x, float* y, long long n) {
+    const long long stride = (long long)gridDim.x * blockDim.x;
+    for (long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += stride) y[i] = 2 * x[i] - 1;
+}
+
+// Every block writes y[0].
+extern "C" __global__ void two_blocks_one_place(const int* x, int* y) {
+    if (threadIdx.x == 0) y[0] = x[blockIdx.x];
+}
+
+// Each block's last element is the next block's first.
+extern "C" __global__ void blocks_that_overlap(const int* x, int* y) {
+    y[blockIdx.x * (blockDim.x - 1) + threadIdx.x] = x[threadIdx.x] + blockIdx.x;
+}
+
+// A block reads what its neighbour writes.
+extern "C" __global__ void shift_in_place(float* x) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    const float v = x[i + 1];
+    __syncthreads();
+    x[i] = v;
+}
+
+extern "C" __global__ void three_dimensions(int* y) {
+    const int t = threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
+    const int b = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
+    y[b * blockDim.x * blockDim.y * blockDim.z + t] =
+        threadIdx.x + 10 * threadIdx.y + 100 * threadIdx.z + 1000 * blockIdx.x + 10000 * blockIdx.y + 100000 * blockIdx.z;
+}

@@ -1,0 +1,75 @@
+"""Random configurations of the matmuls and of flash attention, for the fuzzer: the same for the same number."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from ptx_kernels.cases import Case
+
+SHARED_BYTES = 200 << 10
+
+
+def matmul(number: int) -> Case:
+    """One configuration that fits."""
+    draw = random.Random(f"matmul {number}")
+    while True:
+        options = _matmul(draw)
+        maker = "tma" if options.pop("by_tma") else "pointers"
+        if _fits(options):
+            return Case("triton_matmul", maker, options)
+
+
+def _matmul(draw: random.Random) -> dict[str, Any]:
+    by_tma = draw.random() < 0.75
+    BM, BN, BK = draw.choice([64, 64, 128]), draw.choice([16, 32, 64, 64, 128, 256]), draw.choice([16, 32, 64, 64, 128])
+    # Rows of 16 bytes' multiples, as TMA wants them.
+    ragged = draw.random() < 0.4
+    M, N, K = (
+        size * draw.randint(1, most) - (8 * draw.randrange(size // 8) if ragged else 0)
+        for size, most in ((BM, 2), (BN, 2), (BK, 5))
+    )
+    found: dict[str, Any] = {
+        "by_tma": by_tma, "M": M, "N": N, "K": K, "BM": BM, "BN": BN, "BK": BK, "stages": draw.randint(1, 4),
+        "trans": draw.choice(["NN", "NT", "TN", "TT"]), "dtype": draw.choice(["bf16", "fp16"]),
+        "warps": draw.choice([4, 4, 8]),
+    }  # fmt: skip
+    if not by_tma:
+        return found
+    found["on_device"] = draw.random() < 0.3
+    found["programs"] = draw.choice([0, 1, 2])
+    kind = draw.random()
+    if kind < 0.4:
+        # Triton 3.7 halves large tiles for two groups of consumers, and refuses the host's maps of them.
+        found["ws" if kind < 0.3 else "outer_ws"] = True
+        found["on_device"] = found["on_device"] or BM == 128
+        found["BN"], found["warps"] = min(BN, 128), 4
+    elif kind < 0.6:
+        found["flatten"] = True
+    return found
+
+
+def _fits(options: dict[str, Any]) -> bool:
+    BM, BN, BK = options["BM"], options["BN"], options["BK"]
+    accumulator = BM * BN // (32 * options["warps"])
+    return accumulator <= 128 and 2 * options["stages"] * BK * (BM + BN) + 4 * BM * BN <= SHARED_BYTES
+
+
+def attention(number: int) -> Case:
+    """One configuration that fits."""
+    draw = random.Random(f"attention {number}")
+    while True:
+        D = draw.choice([16, 32, 64, 64, 128])
+        options = {
+            "D": D, "heads": draw.randint(1, 2), "queries": draw.randint(1, 200), "keys": draw.randint(1, 300),
+            "BM": draw.choice([64, 64, 128]), "BN": draw.choice([16, 32, 64, 128]), "causal": draw.random() < 0.4,
+            "dtype": draw.choice(["bf16", "fp16"]), "stages": draw.randint(1, 4), "warps": draw.choice([4, 8]),
+            "by_tma": draw.random() < 0.7, "ws": False,
+        }  # fmt: skip
+        if options["causal"]:
+            # A query that sees no key has no mean.
+            options["keys"] = options["queries"]
+        if options["by_tma"] and draw.random() < 0.3:
+            options["ws"], options["warps"], options["BM"] = True, 4, 64
+        if 2 * D * (options["BM"] + 2 * options["stages"] * options["BN"]) <= SHARED_BYTES:
+            return Case("triton_attention", "flash", options)

@@ -1,0 +1,126 @@
+"""TMA of every rank in Triton, half in and half out of the tensor, and what a product may be asked for."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from ptx_kernels.trial import DTYPES, Trial, blank, normal, operands, product, whole
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+
+@triton.jit
+def moves_1(x, y, s0, t0):
+    y.store([t0], x.load([s0]))
+
+
+@triton.jit
+def moves_2(x, y, s0, s1, t0, t1):
+    y.store([t0, t1], x.load([s0, s1]))
+
+
+@triton.jit
+def moves_3(x, y, s0, s1, s2, t0, t1, t2):
+    y.store([t0, t1, t2], x.load([s0, s1, s2]))
+
+
+@triton.jit
+def moves_4(x, y, s0, s1, s2, s3, t0, t1, t2, t3):
+    y.store([t0, t1, t2, t3], x.load([s0, s1, s2, s3]))
+
+
+@triton.jit
+def moves_5(x, y, s0, s1, s2, s3, s4, t0, t1, t2, t3, t4):
+    y.store([t0, t1, t2, t3, t4], x.load([s0, s1, s2, s3, s4]))
+
+
+MOVES = {1: moves_1, 2: moves_2, 3: moves_3, 4: moves_4, 5: moves_5}
+PLACES = {
+    1: ([100], [64], [-8], [60]),
+    2: ([20, 40], [8, 32], [-3, 16], [14, 24]),
+    3: ([5, 20, 40], [2, 8, 32], [4, -4, 16], [1, 14, 24]),
+    4: ([3, 5, 20, 40], [1, 2, 8, 32], [2, 4, 16, 24], [0, 1, -2, 24]),
+    5: ([2, 3, 5, 20, 24], [1, 1, 2, 4, 16], [1, 2, 4, -2, 16], [0, 1, 1, 18, 0]),
+}
+"""By rank: shape, box, where it is read, where it is written."""
+
+
+@triton.jit
+def dots(a, b, c, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, PRECISION: tl.constexpr, IMPRECISE: tl.constexpr):
+    rows, columns, depth = tl.arange(0, M), tl.arange(0, N), tl.arange(0, K)
+    x, y = tl.load(a + rows[:, None] * K + depth[None]), tl.load(b + depth[:, None] * N + columns[None])
+    acc = tl.full((M, N), 3, c.dtype.element_ty)
+    if IMPRECISE:
+        acc = tl.dot(x, y, acc, input_precision=PRECISION, max_num_imprecise_acc=IMPRECISE, out_dtype=acc.dtype)
+    else:
+        acc = tl.dot(x, y, acc, input_precision=PRECISION, out_dtype=acc.dtype)
+    tl.store(c + rows[:, None] * N + columns[None], acc)
+
+
+@triton.jit
+def batched(a, b, c, B: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
+    every = tl.arange(0, B)[:, None, None]
+    rows, columns, depth = tl.arange(0, M), tl.arange(0, N), tl.arange(0, K)
+    x = tl.load(a + (every * M + rows[None, :, None]) * K + depth[None, None, :])
+    y = tl.load(b + (every * K + depth[None, :, None]) * N + columns[None, None, :])
+    tl.store(c + (every * M + rows[None, :, None]) * N + columns[None, None, :], tl.dot(x, y))
+
+
+@triton.jit
+def scaled(a, a_scale, b, b_scale, c, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
+    rows, columns, depth, group = tl.arange(0, M), tl.arange(0, N), tl.arange(0, K), tl.arange(0, K // 32)
+    x, y = tl.load(a + rows[:, None] * K + depth[None]), tl.load(b + depth[:, None] * N + columns[None])
+    xs = tl.load(a_scale + rows[:, None] * (K // 32) + group[None])
+    ys = tl.load(b_scale + columns[:, None] * (K // 32) + group[None])
+    acc = tl.dot_scaled(x, xs, "e4m3", y, ys, "e4m3")
+    tl.store(c + rows[:, None] * N + columns[None], acc)
+
+
+def move(seed: int, *, rank=2, dtype="fp32", padding="zero") -> Trial:
+    shape, box, source, target = PLACES[rank]
+    kind = getattr(torch, dtype) if hasattr(torch, dtype) else DTYPES[dtype]
+    x, y = whole(shape, seed, kind), whole(shape, seed + 1, kind)
+    wanted = y.clone()
+    fill = 99.0 if padding == "nan" else 0.0
+    for place in torch.cartesian_prod(*map(torch.arange, box)).reshape(-1, rank):
+        to = [int(i + start) for i, start in zip(place, target, strict=True)]
+        at = [int(i + start) for i, start in zip(place, source, strict=True)]
+        if all(0 <= i < size for i, size in zip(to, shape, strict=True)):
+            inside = all(0 <= i < size for i, size in zip(at, shape, strict=True))
+            wanted[tuple(to)] = x[tuple(at)] if inside else fill
+    maps = [TensorDescriptor.from_tensor(t, box, own) for t, own in ((x, padding), (y, "zero"))]
+
+    def launch() -> None:
+        MOVES[rank][(1,)](*maps, *source, *target)
+        y.nan_to_num_(nan=99.0)
+
+    return Trial(launch, [y], [wanted])
+
+
+def dot(
+    seed: int, *, M=64, N=64, K=64, dtype="fp16", out="float32", precision="tf32", imprecise=0, relative=0.0, warps=4
+) -> Trial:
+    a, b = operands(M, N, K, "NN", dtype, seed)
+    if relative:
+        a, b = normal((M, K), seed, DTYPES[dtype]), normal((K, N), seed + 1, DTYPES[dtype])
+    c = blank(M, N, dtype=getattr(torch, out))
+    return Trial(
+        lambda: dots[(1,)](a, b, c, M, N, K, precision, imprecise, num_warps=warps),
+        [c], [product(a, b, "NN") + 3], relative,
+    )  # fmt: skip
+
+
+def batch(seed: int, *, B=4, M=32, N=16, K=32) -> Trial:
+    a, b = whole((B, M, K), seed, torch.float16), whole((B, K, N), seed + 1, torch.float16)
+    c = blank(B, M, N)
+    return Trial(lambda: batched[(1,)](a, b, c, B, M, N, K), [c], [a.double() @ b.double()])
+
+
+def scale(seed: int, *, M=64, N=64, K=64) -> Trial:
+    a, b = operands(M, N, K, "NN", "e4m3", seed)
+    c = blank(M, N)
+    generator = torch.Generator().manual_seed(seed)
+    scales = [torch.randint(125, 130, (size, K // 32), generator=generator, dtype=torch.uint8) for size in (M, N)]
+    x, y = (2.0 ** (bytes_.double() - 127).repeat_interleave(32, 1) for bytes_ in scales)
+    wanted = (a.double() * x) @ (b.double() * y.T)
+    return Trial(lambda: scaled[(1,)](a, scales[0], b, scales[1], c, M, N, K), [c], [wanted])

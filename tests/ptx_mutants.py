@@ -1,0 +1,156 @@
+"""Mutants of PTX: one wait, fence, barrier, commit or arrival dropped or weakened at a time."""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+STATEMENT = re.compile(
+    r"(?P<guard>@!?[%\w$]+\s+)?"
+    r"\b(?P<opcode>(?:bar|barrier|wgmma|cp|fence|membar|mbarrier|atom|red|ld|st)\.[\w.:]+)"
+    r"(?P<operands>[^;{}\n]*);"
+)
+LOCATION = re.compile(r"^\s*\.loc\s+\d+\s+(\d+)", re.MULTILINE)
+FEWER_BYTES = 16
+"""What an expect_tx is made wrong by: the least that a TMA box has."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A PTX text that one change sets apart from the original."""
+
+    name: str
+    """What was done to which: `drop bar.sync 3`; counted from 1 in the order of the text."""
+    text: str
+    line: int
+    """The PTX line."""
+    source_line: int
+    """The line that the last `.loc` before it names; 0 where there is none."""
+
+
+@dataclass(frozen=True)
+class _Statement:
+    start: int
+    end: int
+    guard: str
+    opcode: str
+    operands: str
+
+    @property
+    def arguments(self) -> list[str]:
+        return [part.strip() for part in re.split(r",(?![^\[{]*[\]}])", self.operands.strip())]
+
+    def written(self, *, opcode: str | None = None, operands: str | None = None) -> str:
+        """The statement with parts of it replaced."""
+        return f"{self.guard}{opcode or self.opcode} {self.operands.strip() if operands is None else operands};"
+
+
+Change = Callable[[_Statement], str]
+
+
+def _dropped(statement: _Statement) -> str:
+    return ""
+
+
+def _pending_one_more(statement: _Statement) -> str:
+    return statement.written(operands=str(int(statement.operands) + 1))
+
+
+def _done(statement: _Statement) -> str:
+    """A wait on an mbarrier that says at once that the phase is over."""
+    return f"{statement.guard}setp.eq.u32 {statement.arguments[0]}, 0, 0;"
+
+
+def _other_parity(statement: _Statement) -> str:
+    target, where, parity = statement.arguments[:3]
+    changed = f"xor.b32 %mutated, {parity}, 1; {statement.written(operands=f'{target}, {where}, %mutated')}"
+    return "{ .reg .b32 %mutated; " + changed + " }"
+
+
+def _fewer_bytes(statement: _Statement) -> str:
+    *others, size = statement.arguments
+    changed = f"sub.u32 %mutated, {size}, {FEWER_BYTES}; {statement.written(operands=', '.join([*others, '%mutated']))}"
+    return "{ .reg .u32 %mutated; " + changed + " }"
+
+
+def _unarrived(statement: _Statement) -> str:
+    target = statement.arguments[0]
+    return f"mov.u64 {target}, 0;" if target.startswith("%") else ""
+
+
+def _arrives_only(statement: _Statement) -> str:
+    return statement.written(opcode=statement.opcode.replace(".sync", ".arrive"))
+
+
+def _reads_only(statement: _Statement) -> str:
+    return statement.written(opcode=statement.opcode + ".read")
+
+
+def _without_order(statement: _Statement) -> str:
+    return statement.written(opcode=re.sub(r"\.(acq_rel|acquire|release)\b", ".relaxed", statement.opcode))
+
+
+def _within_cta(statement: _Statement) -> str:
+    return statement.written(opcode=re.sub(r"\.(gpu|sys|gl)\b", ".cta", statement.opcode))
+
+
+_RULES: tuple[tuple[str, str, Change], ...] = (
+    (r"(bar|barrier(\.cta)?)\.(sync|arrive)\b.*", "drop", _dropped),
+    (r"(bar|barrier(\.cta)?)\.sync\b.*", "arrive only at", _arrives_only),
+    (r"bar\.warp\.sync", "drop", _dropped),
+    (r"barrier\.cluster\..*", "drop", _dropped),
+    (r"wgmma\.(fence|commit_group|wait_group)\..*", "drop", _dropped),
+    (r"wgmma\.wait_group\..*", "one more pending in", _pending_one_more),
+    (r"cp\.async\.(bulk\.)?(commit_group|wait_group|wait_all)(\.read)?", "drop", _dropped),
+    (r"cp\.async\.(bulk\.)?wait_group(\.read)?", "one more pending in", _pending_one_more),
+    (r"cp\.async\.bulk\.wait_group", "wait for reads alone in", _reads_only),
+    (r"cp\.async\.mbarrier\.arrive\..*", "drop", _dropped),
+    (r"fence\.(proxy|mbarrier_init)\b.*", "drop", _dropped),
+    (r"(fence\.(acq_rel|sc)|membar)\..*", "drop", _dropped),
+    (r"(fence\.(acq_rel|sc)\.(gpu|sys)|membar\.(gl|sys))", "for the CTA alone", _within_cta),
+    (r"(atom|red|ld|st)\..*\b(acq_rel|acquire|release)\b.*", "relax", _without_order),
+    (r"mbarrier\.init\..*", "drop", _dropped),
+    (r"mbarrier\.(try_wait|test_wait)\..*", "do not wait in", _done),
+    (r"mbarrier\.(try_wait|test_wait)\.parity\..*", "other parity in", _other_parity),
+    (r"mbarrier\.(arrive|arrive_drop)\..*", "drop", _unarrived),
+    (r"mbarrier\.expect_tx\..*", "drop", _dropped),
+    (r"mbarrier\.(arrive\.)?expect_tx\..*", "fewer bytes in", _fewer_bytes),
+)
+
+
+def mutants(ptx: str) -> Iterator[Mutant]:
+    """All mutants of a PTX text, in the order of its statements."""
+    counts: Counter[str] = Counter()
+    locations = [(found.start(), int(found[1])) for found in LOCATION.finditer(ptx)]
+    for statement in _statements(ptx):
+        rules = [rule for rule in _RULES if re.fullmatch(rule[0], statement.opcode)]
+        if not rules:
+            continue
+        short = _short(statement.opcode)
+        counts[short] += 1
+        line = ptx.count("\n", 0, statement.start) + 1
+        source = next((number for at, number in reversed(locations) if at < statement.start), 0)
+        for _, what, change in rules:
+            if what == "arrive only at" and len(statement.arguments) < 2:
+                continue  # without a count of threads there is no bar.arrive
+            text = ptx[: statement.start] + change(statement) + ptx[statement.end :]
+            yield Mutant(f"{what} {short} {counts[short]}", text, line, source)
+
+
+def _statements(ptx: str) -> Iterator[_Statement]:
+    for found in STATEMENT.finditer(ptx):
+        line = ptx[ptx.rfind("\n", 0, found.start()) + 1 : found.start()]
+        if "//" not in line:
+            guard = found["guard"] or ""
+            yield _Statement(found.start(), found.end(), guard, found["opcode"], found["operands"])
+
+
+def _short(opcode: str) -> str:
+    """`wgmma.wait_group` of `wgmma.wait_group.sync.aligned`."""
+    kept = re.match(
+        r"cp\.async\.bulk\.\w+|cp\.async\.mbarrier\.arrive|mbarrier\.arrive\.expect_tx|fence\.proxy\.async|"
+        r"barrier\.cluster\.\w+|bar\.warp\.sync|cp\.async\.\w+|\w+\.\w+",
+        opcode,
+    )
+    assert kept is not None
+    return kept[0]

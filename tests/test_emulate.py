@@ -1,0 +1,132 @@
+"""`rooflab emulate`, and `rooflab check` with no GPU: compiled kernels run, and what is wrong with them is said."""
+
+import json
+import sys
+
+import pytest
+
+from rooflab.bench.cli import run
+from rooflab.bench.record_files import read
+
+RMSNORM = "T=8,H=256,eps=1e-06"
+MINE = """
+import torch, triton
+import triton.language as tl
+from rooflab.kernels.registry import register
+
+@triton.jit
+def scaled(x, weight, out, H: tl.constexpr, FACTOR: tl.constexpr, SHIFT: tl.constexpr):
+    columns = tl.arange(0, H)
+    row = tl.load(x + tl.program_id(0) * H + columns + SHIFT).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(row * row, 0) / H + 1e-6) * FACTOR
+    value = row * scale * tl.load(weight + columns).to(tl.float32)
+    tl.store(out + tl.program_id(0) * ROWS * H + columns, value.to(out.dtype.element_ty))
+
+@register(op="rmsnorm", name="mine", role="optimized", backend="triton")
+def mine(x, weight, eps=1e-6):
+    out = torch.empty_like(x)
+    scaled[(x.shape[0],)](x, weight, out, H=x.shape[1], FACTOR=F, SHIFT=S)
+    return out
+"""
+
+
+@pytest.fixture
+def rooflab(monkeypatch, capfd, tmp_path):
+    """Runs a command in an empty folder and gives its exit status, output and errors."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["rooflab", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stopped:
+            run()
+        captured = capfd.readouterr()
+        return stopped.value.code or 0, captured.out, captured.err
+
+    return call
+
+
+def mine(tmp_path, name, rows="1", factor="1.0", shift="0"):
+    file = tmp_path / f"{name}.py"
+    text = MINE.replace("ROWS", rows).replace("FACTOR=F", f"FACTOR={factor}").replace("SHIFT=S", f"SHIFT={shift}")
+    file.write_text(text.replace('"mine"', f'"{name}"'))
+    return file
+
+
+def test_the_bytes_of_a_norm_are_those_counted_by_hand(rooflab):
+    status, out, _ = rooflab("emulate", "rmsnorm", "fused", "--case", RMSNORM, "--scheme", "bf16", "--json")
+    (found,) = json.loads(out)
+    moved = found["launches"][0]["bytes"]
+    assert status == 0 and found["status"] == "OK" and found["races"] == []
+    assert moved["hbm_read"] == 2 * (8 * 256 + 256) and moved["hbm_write"] == 2 * 8 * 256
+    assert moved["global_read"] == 2 * 2 * 8 * 256, "each row reads the weight again"
+
+
+def test_lines_of_the_source_stand_beside_their_counts(rooflab):
+    status, out, _ = rooflab("emulate", "rmsnorm", "fused", "--case", RMSNORM, "--scheme", "bf16", "--lines")
+    assert status == 0 and "tl.load(" in out and "tl.store(" in out and "us are predicted" in out
+
+
+def test_a_few_ctas_of_a_large_problem_run_alone(rooflab):
+    case = "M=512,N=512,K=64,layout=NT,bias=false"
+    status, out, _ = rooflab("emulate", "gemm", "naive", "--case", case, "--scheme", "bf16", "--ctas", "1", "--json")
+    (found,) = json.loads(out)
+    assert status == 0 and found["ran"] == 3 < found["of"] and found["prediction"] == ""
+    assert 0 < found["checked_elements"] < 512 * 512
+
+
+def test_a_users_kernel_that_is_right_is_right(rooflab, tmp_path):
+    file = mine(tmp_path, "mine_right")
+    status, out, _ = rooflab("emulate", "--kernel", file, "--case", RMSNORM, "--scheme", "bf16")
+    assert status == 0 and "rmsnorm/mine_right" in out and ": OK" in out
+
+
+def test_a_users_kernel_that_is_wrong_is_wrong(rooflab, tmp_path):
+    file = mine(tmp_path, "mine_wrong", factor="1.5")
+    status, out, _ = rooflab("emulate", "--kernel", file, "--case", RMSNORM, "--scheme", "fp16")
+    assert status == 11 and "INCORRECT" in out
+
+
+def test_ctas_that_write_one_place_are_a_race_on_the_source_line(rooflab, tmp_path):
+    file = mine(tmp_path, "mine_racing", rows="0")
+    status, out, _ = rooflab("emulate", "--kernel", file, "--case", RMSNORM, "--scheme", "bf16")
+    assert status == 11 and "write-write race on global memory" in out and "mine_racing.py:12 (st.global" in out
+
+
+def test_a_read_behind_the_last_row_names_its_line(rooflab, tmp_path):
+    file = mine(tmp_path, "mine_reaching", shift="8192")
+    status, out, _ = rooflab("emulate", "--kernel", file, "--case", RMSNORM, "--scheme", "bf16")
+    text = " ".join(out.split())
+    assert status == 11 and "RUNTIME_ERROR" in text and "mine_reaching.py:9 (ld.global" in text and "bytes into" in text
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["emulate"], "op: expected an op, or a file"),
+        (["emulate", "rmsnorm", "library"], "kernel: expected one with compiled code .*got library"),
+        (["emulate", "rmsnorm", "fused", "--ctas", "-1"], "ctas: expected 0 or more, got -1"),
+        (["emulate", "rmsnorm", "fused", "--gpu", "abacus"], "abacus"),
+        (["check", "rmsnorm", "--by", "magic"], "by: expected emulator or interpreter, got 'magic'"),
+    ],
+)
+def test_bad_input_is_one_sentence(rooflab, arguments, message):
+    import re
+
+    status, _, err = rooflab(*arguments)
+    assert status == 2 and re.search(message, " ".join(err.split())), err
+
+
+def test_a_check_with_no_gpu_runs_the_compiled_code_and_counts_its_bytes(rooflab, tmp_path):
+    arguments = ["--kernel", "fused", "--suite", "smoke", "--scheme", "bf16", "--out", tmp_path / "records", "--json"]
+    status, out, _ = rooflab("check", "silu_and_mul", *arguments)
+    rows = json.loads(out)
+    assert status == 0 and {row["checked_by"] for row in rows} == {"emulator"}
+    for record in read(tmp_path / "records"):
+        assert record.checked_by == "emulator" and record.traffic_basis == "counted"
+        assert record.traffic_bytes >= record.metrics["hbm_write_bytes"] > 0
+
+
+def test_the_interpreter_still_checks_where_it_is_asked_for(rooflab):
+    arguments = ["--kernel", "fused", "--suite", "smoke", "--scheme", "fp32", "--by", "interpreter", "--json"]
+    status, out, _ = rooflab("check", "silu_and_mul", *arguments)
+    assert status == 0 and {row["checked_by"] for row in json.loads(out)} == {"interpreter"}

@@ -1,0 +1,190 @@
+"""Warps whose lanes part, meet, shuffle and vote, against plain Python."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from ptx_cuda import BOTH_ORDERS, run
+
+Ints = npt.NDArray[np.int32]
+THREADS = 128
+
+
+@pytest.fixture
+def x() -> Ints:
+    """(128,) int32, positive."""
+    return np.random.default_rng(5).integers(1, 60, THREADS).astype(np.int32)
+
+
+def emulated(name: str, *args: Any, shape: tuple[int, ...] = (THREADS,), seed: int = 0, **options: Any) -> Ints:
+    """The last argument of a kernel that has no races."""
+    y = np.full(shape, -12345, np.int32)
+    result = run("divergence", name, [*args[:1], *args[1:2], y, *args[2:]], seed=seed, **options)
+    assert result.races == ()
+    return y
+
+
+@pytest.mark.parametrize("seed", BOTH_ORDERS)
+def test_lanes_that_take_different_branches_meet_again(x: Ints, seed: int) -> None:
+    lane = np.arange(THREADS) % 32
+    low = x - lane
+    want = np.where(lane % 3 == 0, x * 5 + 1, np.where(lane < 16, np.where(low & 1, low ^ 0x55, low), -x))
+    assert (emulated("if_else", x, seed=seed) == want).all()
+
+
+@pytest.mark.parametrize("seed", BOTH_ORDERS)
+def test_each_lane_turns_in_a_loop_as_often_as_it_must(x: Ints, seed: int) -> None:
+    def steps(v: int) -> int:
+        count = 0
+        while v != 1:
+            v, count = (3 * v + 1 if v & 1 else v // 2), count + 1
+            if count > 60:
+                break
+        return count
+
+    assert emulated("trip_counts", x, seed=seed).tolist() == [steps(int(v)) for v in x]
+
+
+@pytest.mark.parametrize("n", [128, 100, 64, 33, 1])
+def test_threads_that_return_early_are_not_waited_for(x: Ints, n: int) -> None:
+    y = np.zeros(1, np.int32)
+    result = run("divergence", "early_return", [x, y, n])
+    assert result.races == () and y[0] == x[:n].sum()
+
+
+def test_loops_within_loops_with_continue_and_return(x: Ints) -> None:
+    def one(v: int, lane: int) -> int:
+        for a in range(lane % 4):
+            b = 0
+            while b < v % 3:
+                if not (a + b) & 1:
+                    v += b + 1
+                    if v > 100:
+                        return v - 100
+                b += 1
+            v += 2
+        return v
+
+    assert emulated("nested", x).tolist() == [one(int(v), i % 32) for i, v in enumerate(x)]
+
+
+@pytest.mark.parametrize("seed", BOTH_ORDERS)
+def test_syncwarp_orders_the_lanes_of_a_warp(seed: int) -> None:
+    box = np.arange(THREADS) % 32
+    for _ in range(5):
+        v = np.where(box * 0 + np.arange(THREADS) & 1, np.roll(box, 1) + 1, np.roll(box, -1) * 2)
+        box = np.where(np.arange(THREADS) % 32 < 16, v, v + 1)
+    y = np.zeros(THREADS, np.int32)
+    assert run("divergence", "sync_warp", [y], seed=seed).races == ()
+    assert (y == box).all()
+
+
+@pytest.mark.parametrize("seed", BOTH_ORDERS)
+def test_halves_of_a_warp_shuffle_by_themselves(x: Ints, seed: int) -> None:
+    halves = x.reshape(-1, 2, 16)
+    want = np.empty_like(halves)
+    want[:, 0] = halves[:, 0].sum(axis=1, keepdims=True)
+    up = np.concatenate([halves[:, 1, :1], halves[:, 1, :-1]], axis=1)
+    want[:, 1] = up - up[:, 5:6]
+    assert (emulated("partial_shuffles", x, seed=seed) == want.ravel()).all()
+
+
+def test_votes_and_matches_see_the_whole_warp(x: Ints) -> None:
+    y = emulated("votes", x, shape=(THREADS, 4)).view(np.uint32)
+    for i in range(THREADS):
+        warp = x[i // 32 * 32 :][:32]
+        same = sum(1 << k for k, v in enumerate(warp) if v % 5 == x[i] % 5)
+        want = [sum(1 << k for k, v in enumerate(warp) if v > 0), int((warp == 7).any()), int((warp < 40).all()), same]
+        assert y[i].tolist() == want
+
+
+def test_match_all_says_whether_all_have_one_value(x: Ints) -> None:
+    x[70] = 1000
+    y = emulated("match_all", x, shape=(THREADS, 2)).view(np.uint32)
+    for warp in range(4):
+        want = [0, 0] if warp == 2 else [0xFFFFFFFF, 1]
+        assert (y[32 * warp : 32 * warp + 32] == want).all()
+
+
+@pytest.mark.parametrize("seed", BOTH_ORDERS)
+def test_one_instruction_reduces_over_several_masks_of_a_warp(x: Ints, seed: int) -> None:
+    keys = np.random.default_rng(1).integers(0, 4, THREADS).astype(np.int32)
+    y = np.zeros((THREADS, 5), np.int32)
+    assert run("divergence", "keyed_reductions", [keys, x, y], seed=seed).races == ()
+    for i in range(THREADS):
+        own = slice(i // 32 * 32, i // 32 * 32 + 32)
+        mine = x[own][keys[own] == keys[i]]
+        want = [mine.sum(), mine.min(), mine.max(), np.bitwise_xor.reduce(mine), mine[0] + (mine & 1).sum()]
+        assert y[i].tolist() == want
+
+
+def test_masks_inside_a_branch_name_the_lanes_that_are_there(x: Ints) -> None:
+    keys = np.random.default_rng(2).integers(0, 3, THREADS).astype(np.int32)
+    y = np.zeros(THREADS, np.int32)
+    assert run("divergence", "keyed_in_a_branch", [keys, x, y]).races == ()
+    for i in range(THREADS):
+        own = slice(i // 32 * 32, i // 32 * 32 + 32)
+        mine = x[own][(keys[own] == keys[i]) & (x[own] % 3 != 0)]
+        assert y[i] == (mine.sum() if x[i] % 3 else -1)
+
+
+@pytest.mark.parametrize("seed", BOTH_ORDERS)
+def test_a_lane_may_wait_for_another_lane_of_its_warp(seed: int) -> None:
+    flags, y = np.zeros(4, np.int32), np.zeros(THREADS, np.int32)
+    run("divergence", "spin_within_a_warp", [flags, y], seed=seed)
+    assert (y == 42 + np.arange(THREADS) // 32).all()
+
+
+@pytest.mark.parametrize("seed", BOTH_ORDERS)
+def test_a_switch_goes_many_ways_at_once(x: Ints, seed: int) -> None:
+    x[:] = np.arange(THREADS) * 5 + 12
+
+    def one(v: int, i: int) -> int:
+        if v % 12 == 10:
+            for k in range(i & 7):
+                v += k * v
+            return v
+        ways = [v * 3, v - 7, (v ^ 0x1234) + 11, v + 11, -v, v << 3, v * v, ~v, v // 3, v % 13]
+        return ways[v % 12] if v % 12 < 10 else 99
+
+    assert emulated("many_ways", x, seed=seed).tolist() == [one(int(v), i) for i, v in enumerate(x)]
+
+
+@pytest.mark.parametrize("block", [32, 64, 128, 96, 1024])
+def test_a_block_adds_up_by_warps(block: int) -> None:
+    values = np.random.default_rng(3).standard_normal(777).astype(np.float32)
+    y = np.zeros(1, np.float32)
+    assert run("divergence", "block_sum", [values, y, len(values)], block=block).races == ()
+    assert abs(y[0] - values.astype(np.float64).sum()) < 1e-3
+
+
+@pytest.mark.parametrize("seed", BOTH_ORDERS)
+def test_barriers_that_count_and_vote(x: Ints, seed: int) -> None:
+    y = emulated("counting_barriers", x, shape=(THREADS, 3), seed=seed)
+    assert (y[:, 0] == (x & 1).sum()).all() and (y[:, 1] != 0).all()
+    assert ((y[:, 2] != 0) == (x == 17).any()).all()
+
+
+@pytest.mark.parametrize("seed", BOTH_ORDERS)
+def test_named_barriers_hand_a_buffer_to_and_fro(seed: int) -> None:
+    x = np.arange(192, dtype=np.int32)
+    y = emulated("named_barriers", x, shape=(192,), seed=seed) if False else np.zeros(192, np.int32)
+    assert run("divergence", "named_barriers", [x, y, 3], seed=seed).races == ()
+    assert (y.reshape(3, 64) == x.reshape(3, 64)[:, ::-1] + 1).all()
+
+
+def test_a_buffer_that_is_filled_again_too_early_is_a_race() -> None:
+    x, y = np.arange(192, dtype=np.int32), np.zeros(192, np.int32)
+    found = run("divergence", "named_barriers_without_the_way_back", [x, y, 3]).races
+    assert found and all("kernel.cu" in race for race in found)
+
+
+@pytest.mark.parametrize("name", ["no_barrier", "one_barrier_too_few"])
+@pytest.mark.parametrize("seed", BOTH_ORDERS)
+def test_a_missing_syncthreads_is_a_race(x: Ints, name: str, seed: int) -> None:
+    y = np.zeros(THREADS, np.int32)
+    found = run("divergence", name, [x, y], seed=seed).races if name != "no_barrier" or not seed else ("kernel.cu",)
+    assert found and all("kernel.cu" in race for race in found)

@@ -1,0 +1,269 @@
+"""Tensor maps and TMA tiles against a loop over the elements of a box, and against what wgmma then reads."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+
+from rooflab.bench.ptx.numbers.formats import decode, encode
+from rooflab.bench.ptx.tiles.tensor_map import (
+    DRIVER_ELEMENTS,
+    ELEMENT_BYTES,
+    ELEMENTS,
+    SWIZZLES,
+    TensorMap,
+    replace,
+    unpack,
+)
+from rooflab.bench.ptx.tiles.tma_tiles import tile_index
+from rooflab.bench.ptx.tiles.tma_values import fill_unit, loaded, reduce_values
+from rooflab.bench.ptx.tiles.wgmma_operand import read_operand
+
+PLAIN = TensorMap(4096, "bf16", (100, 60), (256,), (64, 16))
+
+
+def copied_in(tensor, memory, coords, shared, start):
+    """A load by `tile_index`: units gathered from `memory` into `shared`, both uint8."""
+    index = tile_index(tensor, coords, start)
+    unit = index.unit_bytes
+    values = np.tile(fill_unit(tensor, unit), (index.shared_addresses.size, 1))
+    inside = slice(None) if index.inside is None else index.inside
+    values[inside] = memory.reshape(-1, unit)[index.global_addresses[inside] // unit]
+    assert np.unique(index.shared_addresses).size == index.shared_addresses.size
+    assert not (index.shared_addresses % unit).any() and not (index.global_addresses[inside] % unit).any()
+    shared.reshape(-1, unit)[index.shared_addresses // unit] = values
+
+
+def element_places(tensor, coords, start):
+    """Every element of a box: its global address (None: out of bounds) and its shared one, by PTX's definition."""
+    steps = (1, *tensor.element_strides[1:])
+    counts = [-(-size // step) for size, step in zip(tensor.box, steps, strict=True)]
+    strides = (tensor.element_bytes, *tensor.strides)
+    for number, place in enumerate(itertools.product(*(range(count) for count in reversed(counts)))):
+        index = [coord + i * step for coord, i, step in zip(coords, reversed(place), steps, strict=True)]
+        inside = all(0 <= i < extent for i, extent in zip(index, tensor.dims, strict=True))
+        address = start + number * tensor.element_bytes
+        if tensor.swizzle:
+            row = address // 128 % (tensor.swizzle // 16)
+            address = (address // 16 ^ row) * 16 + address % 16
+        yield (tensor.address + sum(i * s for i, s in zip(index, strides, strict=True)) if inside else None), address
+
+
+def check_load(tensor, coords, start=2048):
+    generator = np.random.default_rng(len(tensor.dims))
+    memory = generator.integers(0, 256, 1 << 19).astype(np.uint8)
+    shared = generator.integers(0, 256, 1 << 16).astype(np.uint8)
+    wanted, size = shared.copy(), tensor.element_bytes
+    outside = 0
+    for source, place in element_places(tensor, coords, start):
+        outside += source is None
+        zero = fill_unit(tensor, size)
+        wanted[place : place + size] = zero if source is None else memory[source : source + size]
+    copied_in(tensor, memory, coords, shared, start)
+    assert np.array_equal(shared, wanted)
+    return outside
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("element", ["u8", "bf16", "f32", "f64"])
+def test_a_tile_of_any_rank_is_loaded_element_by_element(rank, element):
+    size = ELEMENT_BYTES[element]
+    dims, box = (40, 9, 6, 5, 4)[:rank], (32 // size, 4, 3, 2, 2)[:rank]
+    strides = tuple(itertools.accumulate((9, 6, 5), lambda stride, dim: stride * dim, initial=320))[: rank - 1]
+    tensor = TensorMap(4096, element, dims, strides, box)
+    assert check_load(tensor, (8, 1, 1, 0, 1)[:rank]) == 0
+    assert check_load(tensor, (-3, -2, 4, 4, -1)[:rank], 2048 + 128) > 0
+    assert check_load(tensor, (37, 7, 0, 4, 3)[:rank], 2048 + 896) > 0
+    assert check_load(tensor, (41, 0, 0, 0, 0)[:rank]) == tensor.box_bytes // size
+
+
+@pytest.mark.parametrize("swizzle", SWIZZLES)
+@pytest.mark.parametrize("element", ["u8", "f16", "f32"])
+def test_a_swizzled_tile_follows_the_bits_of_its_own_address(swizzle, element):
+    size = ELEMENT_BYTES[element]
+    tensor = TensorMap(4096, element, (90, 30), (384,), ((swizzle or 64) // size, 20), swizzle=swizzle)
+    for start, coords in itertools.product((1024, 1024 + 128, 4096 + 640), ((0, 0), (5, 3), (-7, 14), (60, -9))):
+        check_load(tensor, coords, start)
+
+
+@pytest.mark.parametrize("steps", [(1, 2), (1, 8), (3, 3)])
+def test_element_strides_take_every_nth_row_and_never_skip_in_the_first_dimension(steps):
+    tensor = TensorMap(4096, "bf16", (64, 50), (128,), (16, 21), steps)
+    assert tensor.counts == (16, -(-21 // steps[1]))
+    assert check_load(tensor, (8, 3)) == 0
+    assert check_load(tensor, (56, 40)) > 0
+
+
+def test_out_of_bounds_elements_can_be_nan():
+    for element, dtype in (("f16", np.float16), ("f32", np.float32), ("f64", np.float64)):
+        tensor = TensorMap(4096, element, (20,), (), (16,), fill="nan")
+        assert check_load(tensor, (10,)) == 6
+        assert np.isnan(fill_unit(tensor, 16).view(dtype)).all()
+    assert not fill_unit(PLAIN, 4).any()
+
+
+def test_units_are_as_coarse_as_the_coordinates_and_the_edge_allow():
+    units = {(0, 0): 16, (8, 0): 16, (4, 0): 8, (2, 0): 4, (1, 0): 2, (40, 0): 8, (-2, 3): 4}
+    for coords, unit in units.items():
+        assert tile_index(PLAIN, coords, 0).unit_bytes == unit
+    assert tile_index(PLAIN, (8, 44), 0).inside is None
+    assert tile_index(PLAIN, (8, 45), 0).inside.sum() == 15 * 8
+    assert PLAIN.box_bytes == 64 * 16 * 2
+
+
+def test_a_box_that_is_not_described_raises():
+    with pytest.raises(ValueError, match="coords: expected 2, got 3"):
+        tile_index(PLAIN, (0, 0, 0), 0)
+    with pytest.raises(ValueError, match="multiple of 128, got 0x40"):
+        tile_index(PLAIN, (0, 0), 64)
+    with pytest.raises(ValueError, match="rows of the 128 bytes of the swizzle, got 64"):
+        tile_index(TensorMap(0, "bf16", (64, 8), (128,), (32, 8), swizzle=128), (0, 0), 0)
+
+
+@pytest.mark.parametrize("mn_major", [False, True])
+@pytest.mark.parametrize("swizzle", [32, 64, 128])
+def test_wgmma_reads_what_a_tile_load_wrote(swizzle, mn_major):
+    # Descriptors as Triton builds them: stride offset 8 rows of the swizzle, leading offset one whole box.
+    memory = np.random.default_rng(swizzle).integers(0, 128, 1 << 17).astype(np.uint8)
+    shared = np.zeros(1 << 16, np.uint8)
+    width, rows, start = swizzle // 2, 64, 8192
+    tensor = TensorMap(4096, "bf16", (256, 80), (512,), (width, rows), swizzle=swizzle)
+    boxes = 128 // width
+    for box in range(boxes):
+        copied_in(tensor, memory, (16 + box * width, 8), shared, start + box * tensor.box_bytes)
+    whole = decode(memory[4096 : 4096 + 80 * 512].view(np.uint16), "bf16").reshape(80, 256)[8:72, 16:144]
+    mode, stride, leading = {32: 3, 64: 2, 128: 1}[swizzle], 8 * swizzle, tensor.box_bytes
+    fixed = mode << 62 | stride // 16 << 32 | leading // 16 << 16
+    for step in range(4):
+        if mn_major:
+            found = read_operand(shared, fixed | (start + step * 16 * swizzle) >> 4, 128, "bf16", mn_major=True)
+            wanted = whole[16 * step : 16 * step + 16].T
+        else:
+            box, inner = divmod(16 * step, width)
+            found = read_operand(shared, fixed | (start + box * leading + inner * 2) >> 4, rows, "bf16")
+            wanted = whole[:, 16 * step : 16 * step + 16]
+        assert np.array_equal(found, wanted)
+
+
+def test_a_map_survives_packing():
+    for swizzle, element in zip(SWIZZLES, ("u8", "f16", "tf32", "s64"), strict=True):
+        tensor = TensorMap(1 << 40, element, (1 << 32, 7, 3), (1 << 36, 16), (16, 256, 1), (1, 8, 2), swizzle)
+        assert unpack(tensor.pack()) == tensor
+        assert len(tensor.pack()) == 128
+    assert unpack(dataclasses.replace(PLAIN, fill="nan").pack()).fill == "nan"
+
+
+def test_a_map_can_be_made_by_replacing_the_fields_of_zeroed_memory():
+    raw = bytes(128)
+    fields = [("global_address", 0, 4096), ("rank", 0, 1), ("box_dim", 0, 64), ("box_dim", 1, 16)]
+    fields += [("global_dim", 0, 100), ("global_dim", 1, 60), ("element_stride", 0, 1), ("element_stride", 1, 1)]
+    fields += [("elemtype", 0, 10), ("interleave_layout", 0, 0), ("swizzle_mode", 0, 3), ("fill_mode", 0, 1)]
+    for field, ordinal, value in fields:
+        raw = replace(raw, field, ordinal, value)
+    wanted = TensorMap(4096, "bf16", (100, 60), (256,), (64, 16), swizzle=128, fill="nan")
+    assert unpack(replace(raw, "global_stride", 0, 256)) == wanted
+    assert unpack(replace(raw, "global_stride", 0, 16, stride_unit=16)) == wanted
+    assert unpack(replace(PLAIN.pack(), "global_dim", 1, 61)) == dataclasses.replace(PLAIN, dims=(100, 61))
+
+
+def test_bytes_and_fields_that_are_no_map_raise():
+    with pytest.raises(ValueError, match="that a TensorMap packed, got ffff"):
+        unpack(b"\xff" * 128)
+    with pytest.raises(ValueError, match="128 bytes, got 64"):
+        unpack(bytes(64))
+    with pytest.raises(ValueError, match="got 128 zero bytes"):
+        unpack(bytes(128))
+    with pytest.raises(ValueError, match="rank of 1 to 5, got 8"):
+        unpack(replace(PLAIN.pack(), "rank", 0, 7))
+    with pytest.raises(ValueError, match="interleave: only 0"):
+        unpack(replace(PLAIN.pack(), "interleave_layout", 0, 1))
+    wrong = [("field", "magic", 0, 1), ("ordinal", "box_dim", 5, 1), ("elemtype", "elemtype", 0, 13)]
+    for named, field, ordinal, value in [*wrong, ("rank", "rank", 0, -1)]:
+        with pytest.raises(ValueError, match=f"^{named}: expected"):
+            replace(PLAIN.pack(), field, ordinal, value)
+
+
+@pytest.mark.parametrize(
+    "change,words",
+    [
+        ({"address": 8}, "address: expected a multiple of 16"),
+        ({"element": "b6"}, "element: expected one of"),
+        ({"dims": (0, 60)}, "dims: expected 1 to 2"),
+        ({"dims": (1,) * 6}, "dims: expected 1 to 5"),
+        ({"strides": (8,)}, "strides: expected multiples of 16"),
+        ({"strides": (1 << 40,)}, "strides: expected multiples of 16"),
+        ({"strides": ()}, "strides: expected 1 for 2 dimensions"),
+        ({"box": (257, 1)}, "box: expected 1 to 256"),
+        ({"box": (4, 4)}, "box: expected rows of a multiple of 16 bytes"),
+        ({"swizzle": 64}, "box: expected rows of at most 64"),
+        ({"swizzle": 96}, "swizzle: expected one of"),
+        ({"element_strides": (1, 9)}, "element_strides: expected 1 to 8"),
+        ({"fill": "one"}, "fill: expected one of"),
+        ({"fill": "nan", "element": "u16"}, "fill: nan needs"),
+    ],
+)
+def test_a_map_that_the_driver_would_refuse_raises(change, words):
+    with pytest.raises(ValueError, match=words):
+        dataclasses.replace(PLAIN, **change)
+
+
+def test_the_driver_numbers_element_types_in_another_order():
+    assert sorted(ELEMENTS) == sorted(DRIVER_ELEMENTS)
+    assert [i for i in range(13) if ELEMENTS[i] != DRIVER_ELEMENTS[i]] == [8, 9, 10]
+    assert [ELEMENT_BYTES[name] for name in ELEMENTS] == [1, 2, 4, 4, 8, 8, 2, 4, 4, 8, 2, 4, 4]
+
+
+WHOLE = {"u32": np.uint32, "s32": np.int32, "u64": np.uint64, "s64": np.int64}
+
+
+@pytest.mark.parametrize("op", ["add", "min", "max", "and", "or", "xor", "inc", "dec"])
+@pytest.mark.parametrize("element", WHOLE)
+def test_reductions_of_integers_are_those_of_red(element, op):
+    dtype, bits = WHOLE[element], 8 * np.dtype(WHOLE[element]).itemsize
+    raw = np.random.default_rng(bits).integers(0, 1 << 63, (2, 40), dtype=np.uint64) * np.uint64(2)
+    old, new = (raw >> np.uint64(64 - bits)).astype(f"u{bits // 8}")
+    new[:3], old[:3] = (5, 0, 9), (5, 7, 0)
+    rules = {
+        "add": lambda x, y: x + y,
+        "min": min,
+        "max": max,
+        "and": lambda x, y: x & y,
+        "or": lambda x, y: x | y,
+        "xor": lambda x, y: x ^ y,
+        "inc": lambda x, y: 0 if x >= y else x + 1,
+        "dec": lambda x, y: y if x == 0 or x > y else x - 1,
+    }
+    if op in ("inc", "dec") and element != "u32":
+        with pytest.raises(ValueError, match=f"reduction that {element} has, got '{op}'"):
+            reduce_values(op, old, new, element)
+        return
+    wanted = [rules[op](int(x), int(y)) % (1 << bits) for x, y in zip(old.view(dtype), new.view(dtype), strict=True)]
+    found = reduce_values(op, old, new, element)
+    assert found.dtype == old.dtype and found.tolist() == wanted
+
+
+@pytest.mark.parametrize("element", ["f16", "bf16", "f32", "f64"])
+def test_reductions_of_floats_round_once_and_prefer_numbers_to_nan(element):
+    generator = np.random.default_rng(9)
+    numbers = generator.standard_normal((2, 64)).astype(np.float64 if element == "f64" else np.float32)
+    numbers[0, 0] = np.nan
+    small = element in ("f16", "bf16")
+    word = np.uint16 if small else np.dtype(f"u{numbers.itemsize}")
+    old, new = encode(numbers, element) if small else numbers.view(word)
+    x, y = (decode(bits, element) if small else bits.view(numbers.dtype) for bits in (old, new))
+    for op, wanted in (("add", x + y), ("min", np.fmin(x, y)), ("max", np.fmax(x, y))):
+        found = reduce_values(op, old, new, element)
+        assert found.dtype == word
+        kept = decode(found, element) if small else found.view(numbers.dtype)
+        rounded = decode(encode(wanted, element), element) if small else wanted
+        assert np.array_equal(kept, rounded, equal_nan=True) and np.isnan(kept[0]) == (op == "add")
+    with pytest.raises(ValueError, match="got 'xor'"):
+        reduce_values("xor", old, new, element)
+
+
+def test_tf32_loads_are_rounded_and_ftz_loads_lose_subnormals():
+    bits = np.array([0x3F801000, 0x3F803000, 0x3F800FFF, 0x7F800000, 0x80000001, 0x3F801001], np.uint32)
+    assert loaded(bits, "tf32").tolist() == [0x3F800000, 0x3F804000, 0x3F800000, 0x7F800000, 0x80000000, 0x3F802000]
+    assert loaded(bits, "f32.ftz").tolist() == [*bits[:4].tolist(), 0x80000000, 0x3F801001]
+    assert loaded(bits, "f32") is bits
