@@ -72,8 +72,17 @@ def choose(
     return chosen
 
 
-def call(target: Target, seed: int, schedule: int, sample: int | None, races: bool, gpu: str) -> Call:
-    """Emulates one call.  Raises `ValueError` where the process refuses or dies."""
+def call(
+    target: Target,
+    seed: int = 0,
+    schedule: int = 0,
+    sample: int | None = None,
+    races: bool = True,
+    gpu: str = targets.DEFAULT_GPU,
+    save: Path | None = None,
+) -> Call:
+    """Emulates one call; `save` is a file that takes its outputs.  Raises `ValueError` where the process refuses or
+    dies."""
     if sample is not None and sample < 0:
         raise ValueError(f"ctas: expected 0 or more, got {sample}")
     request = {
@@ -88,6 +97,7 @@ def call(target: Target, seed: int, schedule: int, sample: int | None, races: bo
         "schedule": schedule,
         "sample": sample,
         "races": races,
+        "save": str(save) if save else None,
     }
     try:
         answer = emulators().ask(request)

@@ -81,6 +81,8 @@ def run(request: Mapping[str, Any]) -> Answer:
     }
     if status == "OK":
         found = tuple(given[name] for name in spec.outputs) if spec.mutates else outputs
+        if request["save"]:
+            torch.save((found,) if isinstance(found, torch.Tensor) else tuple(found), request["save"])
         answer |= _judged(spec, case, scheme, found, launches, request["seed"])
         status, why = answer["status"], answer["reason"]
     return answer | {"status": status, "reason": why}

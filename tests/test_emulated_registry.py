@@ -1,8 +1,11 @@
 """Every registered kernel with compiled code, in the emulator, against the fp64 oracle: no GPU has to be there."""
 
 import pytest
+import torch
 
+from rooflab.bench.emulated_calls import call
 from rooflab.bench.emulated_checks import Asked, can_be_emulated, check_emulated
+from rooflab.bench.predict.cases import Target
 from rooflab.kernels import registry
 from rooflab.reference.spec import get_scheme
 
@@ -29,6 +32,24 @@ def test_every_kernel_is_right_and_races_nowhere_on_its_first_case():
     ran = {(item.result.op, item.result.kernel) for item in found if item.result.checked_by == "emulator"}
     assert ran == {(kernel.op, kernel.name) for kernel in KERNELS}, "each has a case that it takes"
     assert all(item.bytes["hbm_write"] > 0 for item in found if item.bytes is not None)
+
+
+@pytest.mark.parametrize("scheme", ["fp32", "fp16"])
+def test_compiled_code_and_triton_s_interpreter_give_the_same(scheme, tmp_path):
+    for kernel in KERNELS:
+        spec = registry.get_op(kernel.op)
+        if kernel.backend != "triton" or kernel.id == "sample/bisect":  # that takes 10 s in the interpreter
+            continue
+        case = spec.get_cases("smoke")[0]
+        call(Target(kernel.op, kernel.name, case, get_scheme(scheme)), save=tmp_path / "outputs.pt")
+        emulated = torch.load(tmp_path / "outputs.pt")
+        inputs = spec.make_inputs(case, get_scheme(scheme), torch.device("cpu"), 0)
+        found = kernel(**inputs)
+        interpreted = tuple(inputs[name] for name in spec.outputs) if spec.mutates else found
+        interpreted = (interpreted,) if isinstance(interpreted, torch.Tensor) else tuple(interpreted)
+        fresh = spec.make_inputs(case, get_scheme(scheme), torch.device("cpu"), 0)
+        errors = spec.judge(emulated, tuple(value.double() for value in interpreted), fresh, get_scheme(scheme))
+        assert all(error.passed for error in errors), [error.describe() for error in errors]
 
 
 @pytest.mark.slow

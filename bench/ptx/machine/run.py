@@ -23,9 +23,10 @@ from rooflab.bench.ptx.races.shared_races import SharedRaces
 
 MOST_LANES = 8192
 """Lanes of one vector: more CTAs at once gain nothing, because their registers no longer fit the caches."""
-MOST_WATCHED_LANES = 2048
+MOST_WATCHED_LANES = 4096
 """The same under the race detector, which keeps 100 bytes and more for each of theirs."""
 MOST_SHARED_BYTES = 64 << 20
+"""Shared and local memory of CTAs that run at once."""
 MOST_THREADS = 1024
 SHARED_LIMIT = 227 << 10
 """Bytes of shared memory that a CTA may have on Hopper."""
@@ -151,8 +152,9 @@ class Run:
         lanes = -(-self.block[0] * self.block[1] * self.block[2] // 32) * 32
         limit = MOST_WATCHED_LANES if self.checks.races else MOST_LANES
         many = max(1, limit // lanes)
-        if self.shared_size:
-            many = max(1, min(many, MOST_SHARED_BYTES // self.shared_size))
+        own = self.shared_size + lanes * self.local_size
+        if own:
+            many = max(1, min(many, MOST_SHARED_BYTES // own))
         for start in range(0, len(ctas), many):
             yield list(ctas[start : start + many])
 
@@ -169,7 +171,7 @@ class Run:
 
     def execute(self, ctas: Iterable[int]) -> None:
         """Runs these CTAs.  Raises `EmulationError`."""
-        waiting = self.lots(list(ctas))
+        waiting = self.lots(ctas if isinstance(ctas, range) else list(ctas))
         going: list[tuple[Schedule, Iterator[bool]]] = []
         idle = 0
         with np.errstate(all="ignore"):
