@@ -18,10 +18,10 @@ from rooflab.bench.clocks import locked_clocks
 from rooflab.bench.emulated_checks import Asked, Emulated, can_be_emulated, check_emulated
 from rooflab.bench.engine_run import as_prompt, engine_record, kernel_names, stream_one, warm_up
 from rooflab.bench.environment import snapshot
-from rooflab.bench.figures import bounds_on
+from rooflab.bench.figures import bounds_on, counted_in
 from rooflab.bench.flush import FlushBy
 from rooflab.bench.measure import measure_op
-from rooflab.bench.record_files import RunWriter
+from rooflab.bench.record_files import RunWriter, read
 from rooflab.bench.records import Record
 from rooflab.bench.selection import Selection, pick_device
 from rooflab.bench.stopwatch import check_timer
@@ -238,12 +238,20 @@ def newest_records(path: Path | None) -> tuple[list[Record], Path]:
     return record_files.read(path), path if path.is_dir() else path.parent
 
 
-def gpu_bounds(gpu: str, suite: str, scheme: str, ops: Sequence[str]) -> tuple[list[Point], list[Ceilings], str | None]:
-    """Every kernel's bound on a GPU that is not here, and what its short name was taken for."""
+def gpu_bounds(
+    gpu: str, suite: str, scheme: str, ops: Sequence[str], emulated: Path | None = None
+) -> tuple[list[Point], list[Ceilings], str | None]:
+    """Every kernel's bound on a GPU that is not here, and what its short name was taken for.
+
+    `emulated` are records of the emulator, whose bytes are the kernels' traffic.  `ValueError` where there are none.
+    """
+    counted = counted_in(read(emulated)) if emulated is not None else {}
+    if emulated is not None and not counted:
+        raise ValueError(f"records: expected some of the emulator with --gpu, got none in {emulated}")
     for op in ops:
         registry.get_op(op).get_cases(suite)
     device, note = resolve(gpu)
-    points, ceilings = bounds_on(device, suite, get_scheme(scheme).name, ops)
+    points, ceilings = bounds_on(device, suite, get_scheme(scheme).name, ops, counted)
     return points, ceilings, note
 
 

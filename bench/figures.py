@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from rooflab.bench.records import Record
 from rooflab.kernels.registry import get_op, kernels, ops
 from rooflab.reference.spec import Case, OpSpec, get_scheme
 from rooflab.roofline.device import Device
-from rooflab.roofline.model import Ceilings, bound
+from rooflab.roofline.model import Ceilings, Traffic, bound
 from rooflab.roofline.plot import save_roofline
 from rooflab.roofline.points import Point
 
@@ -70,23 +70,44 @@ def ceilings_of(records: Iterable[Record]) -> list[Ceilings]:
     return list(found.values())
 
 
-def bounds_on(device: Device, suite: str, scheme: str, only: Sequence[str] = ()) -> tuple[list[Point], list[Ceilings]]:
+Counted = Mapping[tuple[str, str, str, str], float]
+"""Bytes of HBM traffic that the emulator counted, by op, kernel, case and scheme."""
+
+
+def counted_in(records: Iterable[Record]) -> dict[tuple[str, str, str, str], float]:
+    """The traffic in records of emulated checks and calls, the newest of each."""
+    return {
+        (str(record.op), str(record.kernel), str(record.case_id), str(record.scheme)): record.traffic_bytes
+        for record in sorted(records, key=lambda record: record.timestamp)
+        if record.checked_by == "emulator" and record.status == "OK" and record.traffic_bytes
+    }
+
+
+def bounds_on(
+    device: Device, suite: str, scheme: str, only: Sequence[str] = (), counted: Counted | None = None
+) -> tuple[list[Point], list[Ceilings]]:
     """Every kernel of one case of each op on a device that is not here: points with a bound and no time.
 
-    The case is the suite's largest by FLOPs and bytes, which is what a device is bought for.
+    The case is the largest by FLOPs and bytes, which is what a device is bought for: of those that were `counted`, and
+    of the suite's where none of the op was.
     """
+    counted = counted or {}
     ceilings = device.ceilings()
     points = []
     for name, spec in ops().items():
         if only and name not in only:
             continue
-        priced = [(case, spec.make_inputs(case, get_scheme(scheme), META, 0)) for case in spec.get_cases(suite)]
+        known = {case for op, _, case, dtypes in counted if (op, dtypes) == (name, scheme)}
+        cases = [spec.check_case(Case.parse(case)) for case in known] or spec.get_cases(suite)
+        priced = [(case, spec.make_inputs(case, get_scheme(scheme), META, 0)) for case in cases]
         case, inputs = max(priced, key=lambda pair: (spec.cost(**pair[1]).flops, spec.cost(**pair[1]).bytes))
         cost = spec.cost(**inputs)
         for kernel in kernels(name).values():
             if "cuda" not in kernel.devices:
                 continue
             traffic = kernel_traffic(kernel, inputs, "cuda")
+            if moved := counted.get((name, kernel.name, case.id, scheme)):
+                traffic = Traffic(moved, 0.0, basis="counted")
             points.append(
                 Point(
                     label=kernel.name,

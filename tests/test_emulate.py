@@ -130,3 +130,21 @@ def test_the_interpreter_still_checks_where_it_is_asked_for(rooflab):
     arguments = ["--kernel", "fused", "--suite", "smoke", "--scheme", "fp32", "--by", "interpreter", "--json"]
     status, out, _ = rooflab("check", "silu_and_mul", *arguments)
     assert status == 0 and {row["checked_by"] for row in json.loads(out)} == {"interpreter"}
+
+
+def test_counted_bytes_stand_filled_on_the_roofline_of_a_gpu_that_is_not_here(rooflab, tmp_path):
+    case = ["--case", RMSNORM, "--scheme", "bf16"]
+    assert rooflab("emulate", "rmsnorm", "fused", *case, "--out", tmp_path / "records")[0] == 0
+    status, out, _ = rooflab(
+        "roofline", tmp_path / "records", "--gpu", "h100", "--op", "rmsnorm", "--out", "f", "--json"
+    )
+    points = {point["label"]: point for point in json.loads(out)["points"]}
+    assert status == 0 and points["fused"]["traffic_basis"] == "counted"
+    assert points["fused"]["traffic_bytes"] == 2 * (8 * 256 + 256) + 2 * 8 * 256
+    assert points["naive"]["traffic_basis"] == "modelled" and points["naive"]["case"] == f"{RMSNORM} bf16"
+
+
+def test_a_roofline_of_a_gpu_takes_no_other_records(rooflab, tmp_path):
+    (tmp_path / "empty").mkdir()
+    status, _, err = rooflab("roofline", tmp_path / "empty", "--gpu", "h100")
+    assert status == 2 and "records: expected some of the emulator with --gpu" in " ".join(err.split())

@@ -146,13 +146,17 @@ def roofline(
     out: OutOption = None,
     json: Json = False,
 ) -> None:
-    """Draw the roofline: of measured records, or of what a GPU could reach at best."""
+    """Draw the roofline: of measured records, or of what a GPU could reach at best.
+
+    With --gpu, records are the emulator's (rooflab check, rooflab emulate, with --out): their counted bytes stand in
+    place of modelled ones, and their cases in place of the suite's.
+    """
     from rooflab.bench import commands, figures
 
     if gpu:
-        if records or case:
-            raise ValueError("gpu: expected no records and no --case with it, for nothing was measured there")
-        points, ceilings, note = commands.gpu_bounds(gpu, suite, scheme, op or [])
+        if case:
+            raise ValueError("gpu: expected no --case with it, for nothing was measured there")
+        points, ceilings, note = commands.gpu_bounds(gpu, suite, scheme, op or [], records)
         if note:
             show.note(note)
         paths = figures.draw(points, ceilings, out or commands.result_folder())
