@@ -67,7 +67,8 @@ def run(request: Mapping[str, Any]) -> Answer:
     launches = Sampled(checks=Checks(races=request["races"]), seed=request["schedule"], sample=request["sample"])
     given = _arguments(kernel, spec, inputs, request["config"])
     began = time.perf_counter()
-    status, why, outputs = "OK", "", None
+    status, why = "OK", ""
+    outputs: Any = None
     try:
         with emulating_launches(launches), poisoned_allocations():
             outputs = kernel.fn(**given)

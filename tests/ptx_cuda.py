@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+
 from rooflab.bench.ptx.cuda_kernels import compile_ptx
 from rooflab.bench.ptx.launch import Launch, emulate
 from rooflab.bench.ptx.results import Result

@@ -1,23 +1,29 @@
-"""Runs a kernel of the registry and its mutants in the emulator: a process of its own, without TRITON_INTERPRET.
+"""Runs a kernel and its mutants in the emulator: a process of its own, without TRITON_INTERPRET.
 
-Reads one request as JSON on standard input and writes one answer on the output, `{"clean": [fault of the kernel as it
-is], "mutants": [{"name", "line", "source_line", "flagged"}]}`, where `flagged` says why or is None.
+Reads one request as JSON on standard input and writes one answer on the output, `{"clean": [what is wrong with the
+kernel as it is], "mutants": [{"name", "line", "source_line", "flagged"}]}`, where `flagged` says what is wrong with a
+mutant, or is None.  A request has `op`, `kernel`, `config` and `cases` of the registry or the name `corpus` of a case
+of `ptx_kernels`; the `seeds` of the mutants and `clean_seeds` of the kernel as it is; and `only`, the names of the
+mutants to run, or None for all.
 """
 
 import dataclasses
+import importlib
 import json
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
+from ptx_kernels.cases import CASES
 from ptx_mutants import mutants
 
-from rooflab.bench.code.targets import DEFAULT, get_target
+from rooflab.bench.code.targets import DEFAULT
 from rooflab.bench.ptx.launch import Checks, Launch, emulate
 from rooflab.bench.ptx.machine.errors import EmulationError
-from rooflab.bench.ptx.triton_kernels import bound
+from rooflab.bench.ptx.triton_kernels import bound, in_ctas
 from rooflab.bench.ptx.triton_launches import emulating_triton
 from rooflab.kernels import registry
 from rooflab.kernels.configs import make_config
@@ -26,106 +32,130 @@ from rooflab.reference.spec import Case, get_scheme
 MOST_SECONDS = 60
 """Of one run: a mutant that spins for ever is stopped."""
 CHECKS = Checks(counts=False)
+INPUTS_SEED = 0
 
 
 class TimedOut(Exception):
     """A run took longer than `MOST_SECONDS`."""
 
 
-class Subject:
+class Registered:
     """A kernel of the registry on one case."""
 
-    def __init__(self, request: Mapping[str, object], case: str) -> None:
-        self.spec = registry.get_op(request["op"])
-        self.kernel = registry.get_kernel(request["op"], request["kernel"])
-        self.scheme = get_scheme(request.get("scheme", "bf16"))
-        self.case = Case.parse(case)
+    def __init__(self, request: Mapping[str, Any], case: str) -> None:
+        self.spec, self.kernel = registry.get_op(request["op"]), registry.get_kernel(request["op"], request["kernel"])
+        self.scheme, self.case = get_scheme(request.get("scheme", "bf16")), Case.parse(case)
         config = request.get("config")
         self.config = {} if config is None else {"config": make_config(self.kernel, config)}
         self.oracle = self.spec.oracle(self._inputs())
 
-    def _inputs(self):
-        return self.spec.make_inputs(self.case, self.scheme, torch.device("cpu"), 0)
+    def _inputs(self) -> dict[str, Any]:
+        return self.spec.make_inputs(self.case, self.scheme, torch.device("cpu"), INPUTS_SEED)
 
-    def texts(self) -> list[str]:
-        """The PTX of each launch."""
-        found: list[str] = []
-        self._launch(self._inputs(), lambda number, launch, grid, values, reached: found.append(launch.ptx))
-        return found
+    def wrong(self) -> str | None:
+        """Launches it; what is wrong with its outputs."""
+        inputs = self._inputs()
+        out = self.kernel.fn(**{name: inputs[name] for name in inputs if name in self.kernel.accepted}, **self.config)
+        if self.spec.mutates:
+            out = tuple(inputs[name] for name in self.spec.outputs)
+        outputs = out if isinstance(out, tuple) else (out,)
+        judged = self.spec.judge(outputs, self.oracle, self._inputs(), self.scheme)
+        return next((verdict.describe() for verdict in judged if not verdict.passed), None)
 
-    def fault(self, seed: int, mutated: int = -1, text: str = "") -> str | None:
+
+class OfCorpus:
+    """A case of `ptx_kernels`."""
+
+    def __init__(self, name: str) -> None:
+        self.case = CASES[name]
+        self.maker = getattr(importlib.import_module(f"ptx_kernels.{self.case.module}"), self.case.maker)
+
+    def wrong(self) -> str | None:
+        """Launches it; what is wrong with what it wrote."""
+        trial = self.maker(INPUTS_SEED, **self.case.options)
+        trial.launch()
+        error = trial.error()
+        return None if error <= trial.relative else f"an error of {error}, of {trial.relative} allowed"
+
+
+class Emulation:
+    """Every launch of this process, with the text of one of them replaced."""
+
+    def __init__(self) -> None:
+        self.seed, self.mutated, self.text = 0, -1, ""
+        self.texts: list[str] = []
+        self.races: list[str] = []
+
+    def handle(self, kernel: Any, grid: Sequence[int], args: Sequence[Any]) -> None:
+        """What `emulating_triton` calls."""
+        grid = in_ctas(kernel, grid)
+        launch, values, reached = bound(kernel, grid, args)
+        self.texts.append(launch.ptx)
+        if len(self.texts) - 1 == self.mutated:
+            launch = dataclasses.replace(launch, ptx=self.text)
+        assert isinstance(launch, Launch)
+        self.races += emulate(launch, grid, values, checks=CHECKS, seed=self.seed, memory=reached).races
+
+    def fault(self, wrong: Callable[[], str | None], seed: int, mutated: int = -1, text: str = "") -> str | None:
         """What is wrong with a run whose launch `mutated` has the PTX `text`; None where nothing is."""
-        inputs, races = self._inputs(), []
-
-        def run(number, launch, grid, values, reached):
-            if number == mutated:
-                launch = dataclasses.replace(launch, ptx=text)
-            races.extend(emulate(launch, grid, values, checks=CHECKS, seed=seed, memory=reached).races)
-
+        self.seed, self.mutated, self.text, self.texts, self.races = seed, mutated, text, [], []
         signal.alarm(MOST_SECONDS)
         try:
-            outputs = self._launch(inputs, run)
+            found = wrong()
         except EmulationError as error:
             return f"error: {error}"
         except TimedOut:
             return "does not end"
         finally:
             signal.alarm(0)
-        if races:
-            return f"race: {races[0]}"
-        judged = self.spec.judge(outputs, self.oracle, self._inputs(), self.scheme)
-        wrong = [verdict.describe() for verdict in judged if not verdict.passed]
-        return f"wrong: {wrong[0]}" if wrong else None
-
-    def _launch(self, inputs, run):
-        launched = 0
-
-        def handle(kernel, grid, args):
-            nonlocal launched
-            run(launched, *_bound(kernel, grid, args))
-            launched += 1
-
-        target = get_target(DEFAULT.name)
-        with emulating_triton(target.sm, target.properties(), handle):
-            given = {name: value for name, value in inputs.items() if name in self.kernel.accepted}
-            out = self.kernel.fn(**given, **self.config)
-        if self.spec.mutates:
-            return tuple(inputs[name] for name in self.spec.outputs)
-        return out if isinstance(out, tuple) else (out,)
+        return f"race: {self.races[0]}" if self.races else f"wrong: {found}" if found else None
 
 
-def _bound(kernel, grid, args) -> tuple[Launch, tuple[int, ...], list[object], list[torch.Tensor]]:
-    launch, values, reached = bound(kernel, grid, args)
-    return launch, grid, values, reached
-
-
-def answer(request: Mapping[str, object]) -> dict[str, object]:
+def answer(emulation: Emulation, request: Mapping[str, Any]) -> dict[str, Any]:
     """What the module says."""
-    subjects = [Subject(request, case) for case in request["cases"]]
-    only = request.get("only")
-    clean = [fault for subject in subjects for seed in request["clean_seeds"] if (fault := subject.fault(seed))]
+    subjects: list[Registered | OfCorpus] = (
+        [OfCorpus(request["corpus"])]
+        if "corpus" in request
+        else [Registered(request, case) for case in request["cases"]]
+    )
+    clean, texts = [], []
+    for subject in subjects:
+        for seed in request["clean_seeds"]:
+            clean += [fault for fault in [emulation.fault(subject.wrong, seed)] if fault is not None]
+        texts.append(emulation.texts)
+    assert all(own == texts[0] for own in texts), "the cases of one request have to be one kernel"
+    # Launches of one text are one kernel's: its mutants stand in for the first of them.
+    numbers: dict[str, int] = {}
+    for number, text in enumerate(texts[0]):
+        numbers.setdefault(text, number)
+    chosen = [
+        (number, mutant)
+        for text, number in numbers.items()
+        for mutant in mutants(text)
+        if request.get("only") is None or mutant.name in request["only"]
+    ]
     found = []
-    for number, text in enumerate(subjects[0].texts()):
-        assert all(subject.texts()[number] == text for subject in subjects), "the cases have PTX texts of their own"
-        for mutant in mutants(text):
-            name = f"{number}: {mutant.name}" if number else mutant.name
-            if only is None or name in only:
-                runs = ((subject, seed) for seed in request["seeds"] for subject in subjects)
-                flagged = next((fault for subject, seed in runs if (fault := subject.fault(seed, number, mutant.text))), None)
-                found.append({"name": name, "line": mutant.line, "source_line": mutant.source_line, "flagged": flagged})
+    for number, mutant in chosen:
+        runs = ((subject.wrong, seed) for seed in request["seeds"] for subject in subjects)
+        faults = (emulation.fault(wrong, seed, number, mutant.text) for wrong, seed in runs)
+        flagged = next((fault for fault in faults if fault is not None), None)
+        name = f"{number}: {mutant.name}" if len(numbers) > 1 else mutant.name
+        found.append({"name": name, "line": mutant.line, "source_line": mutant.source_line, "flagged": flagged})
     return {"clean": clean, "mutants": found}
 
 
+def _stop(number: int, frame: object) -> None:
+    raise TimedOut
+
+
 def main() -> None:
-    """One request, one answer."""
-
-    def stop(number, frame):
-        raise TimedOut
-
-    signal.signal(signal.SIGALRM, stop)
+    """One request, one answer; what a compiler prints goes to the error output."""
+    signal.signal(signal.SIGALRM, _stop)
     channel = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    json.dump(answer(json.load(sys.stdin)), channel)
+    emulation = Emulation()
+    with emulating_triton(DEFAULT.sm, DEFAULT.properties(), emulation.handle):
+        json.dump(answer(emulation, json.load(sys.stdin)), channel)
     channel.close()
 
 

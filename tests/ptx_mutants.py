@@ -42,7 +42,8 @@ class _Statement:
 
     def written(self, *, opcode: str | None = None, operands: str | None = None) -> str:
         """The statement with parts of it replaced."""
-        return f"{self.guard}{opcode or self.opcode} {self.operands.strip() if operands is None else operands};"
+        rest = self.operands.strip() if operands is None else operands
+        return f"{self.guard}{f'{opcode or self.opcode} {rest}'.strip()};"
 
 
 Change = Callable[[_Statement], str]

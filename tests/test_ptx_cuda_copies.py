@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from ptx_cuda import BOTH_ORDERS, run
+
 from rooflab.bench.ptx.launch import EmulationError
 from rooflab.bench.ptx.tiles.tensor_map import TensorMap
 
@@ -124,6 +125,42 @@ def test_atomics_reach_another_blocks_shared_memory(seed: int) -> None:
     y = np.zeros(128, np.int32)
     assert run("copies", "shared_counter", [y], grid=(4,), block=32, seed=seed).races == ()
     assert (y == 32 * 3).all()
+
+
+@pytest.mark.parametrize("seed", BOTH_ORDERS)
+def test_a_histogram_is_spread_over_a_cluster(seed: int) -> None:
+    x, y = RNG.integers(0, 99, 500).astype(np.int32), np.zeros(32, np.int32)
+    assert run("copies", "spread_histogram", [x, y, 500], grid=(4,), block=64, seed=seed).races == ()
+    assert (y == np.bincount(x & 31, minlength=32)).all()
+
+
+@pytest.mark.parametrize("seed", BOTH_ORDERS)
+def test_stores_that_tell_an_mbarrier_reach_the_other_block(seed: int) -> None:
+    x, y = np.arange(512, dtype=np.int32), np.zeros(256, np.int32)
+    assert run("copies", "sent_stores", [x, y], grid=(4,), block=64, seed=seed).races == ()
+    box = x.reshape(2, 2, 128)[:, ::-1]
+    assert (y.reshape(2, 2, 64) == box[..., :63:-1] * 3 + box[..., :64]).all()
+
+
+@pytest.mark.parametrize("seed", BOTH_ORDERS)
+def test_bulk_copies_go_from_block_to_block(seed: int) -> None:
+    x, y = np.arange(256, dtype=np.int32), np.zeros(256, np.int32)
+    assert run("copies", "copied_across", [x, y], grid=(4,), block=64, seed=seed).races == ()
+    assert (y.reshape(2, 2, 64) == x.reshape(2, 2, 64)[:, ::-1, ::-1] + 5).all()
+
+
+@pytest.mark.parametrize("seed", BOTH_ORDERS)
+def test_a_cluster_barrier_orders_global_memory_too(seed: int) -> None:
+    x = np.arange(256, dtype=np.float32)
+    want = 2 * x.reshape(2, 2, 64)[:, ::-1, ::-1]
+    assert run("copies", "swapped_rows", [x], grid=(4,), block=64, seed=seed).races == ()
+    assert (x.reshape(2, 2, 64) == want).all()
+    assert "write-read race on global memory" in found("swapped_rows", [x], 14, grid=(4,), block=64, seed=seed)
+
+
+def test_a_store_that_was_not_waited_for_is_reported() -> None:
+    x, y = np.arange(512, dtype=np.int32), np.zeros(256, np.int32)
+    assert "kernel.cu" in found("sent_stores", [x, y], 12, grid=(4,), block=64)
 
 
 @pytest.mark.parametrize("seed", BOTH_ORDERS)

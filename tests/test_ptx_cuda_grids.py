@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from ptx_cuda import BOTH_ORDERS, ptx, run
+
 from rooflab.bench.ptx.launch import Launch, emulate
 
 RNG = np.random.default_rng(12)
@@ -19,10 +20,11 @@ def test_the_last_block_to_arrive_sees_what_the_others_left(seed: int) -> None:
     assert abs(y[0] - x.sum()) < 1e-3 and count[0] == 0
 
 
-def test_the_last_block_without_a_fence_is_a_race() -> None:
+@pytest.mark.parametrize("name", ["last_arriver_without_fence", "last_arriver_with_a_fence_of_its_block"])
+def test_the_last_block_without_a_fence_is_a_race(name: str) -> None:
     x, y = RNG.standard_normal(5).astype(np.float32), np.zeros(1, np.float32)
     partial, count = np.zeros(5, np.float32), np.zeros(1, np.int32)
-    (race,) = run("memory", "last_arriver_without_fence", [x, partial, count, y], grid=(5,), block=32).races
+    (race,) = run("memory", name, [x, partial, count, y], grid=(5,), block=32).races
     assert "kernel.cu" in race
 
 
@@ -35,6 +37,13 @@ def test_blocks_wait_for_a_flag_whoever_comes_first(name: str, giver: int, seed:
     want = 7 * np.arange(64) + np.arange(4)[:, None]
     want[giver] = 0
     assert (y == want).all()
+
+
+@pytest.mark.parametrize("giver", [0, 69])
+def test_blocks_wait_for_one_that_does_not_run_with_them(giver: int) -> None:
+    box, flag, y = np.zeros(64, np.int32), np.zeros(1, np.int32), np.zeros((70, 64), np.int32)
+    assert run("memory", "acquire_and_release", [giver, box, flag, y], grid=(70,), block=64).races == ()
+    assert (np.delete(y, giver, axis=0) == np.delete(7 * np.arange(64) + np.arange(70)[:, None], giver, axis=0)).all()
 
 
 @pytest.mark.parametrize("giver", [0, 3])

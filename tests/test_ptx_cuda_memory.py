@@ -121,3 +121,9 @@ def test_a_grid_stride_loop_with_64_bit_indices() -> None:
     x, y = RNG.standard_normal(1000).astype(np.float32), np.zeros(1000, np.float32)
     assert run("memory", "grid_stride", [x, y, 1000], grid=(3,), block=96).races == ()
     assert (y == 2 * x - 1).all()
+
+
+def test_many_volatile_loads_are_not_taken_for_a_wait() -> None:
+    x, y = RNG.integers(0, 99, 6000).astype(np.int32), np.zeros(32, np.int32)
+    run("memory", "long_sum", [x, y, 6000], block=32)
+    assert (y == x.sum()).all()

@@ -21,9 +21,7 @@ Handle = Callable[[Launch, tuple[int, ...], list[Any]], None]
 
 
 @lru_cache(maxsize=64)
-def compile_ptx(
-    source: str, *, options: tuple[str, ...] = (), arch: str = ARCHITECTURE, line_info: bool = True
-) -> str:
+def compile_ptx(source: str, *, options: tuple[str, ...] = (), arch: str = ARCHITECTURE, line_info: bool = True) -> str:
     """The PTX of CUDA C++ `source`; needs no GPU.
 
     `options` are NVRTC's (`-DTILE=64`).  With `line_info` the PTX says which line each instruction comes from, for

@@ -14,6 +14,7 @@ import numpy as np
 
 from rooflab.bench.ptx.text.flow import Block, Flow
 from rooflab.bench.ptx.text.kinds import storage
+from rooflab.bench.ptx.text.modifiers import unknown
 from rooflab.bench.ptx.text.syntax import (
     Group,
     Immediate,
@@ -221,6 +222,9 @@ class Generator:
             raise PtxError(
                 f"PTX: expected an instruction that is known, got {instruction.text!r} at {instruction.place}"
             )
+        if (modifier := unknown(instruction.parts)) is not None:
+            where = f"{instruction.text!r} at {instruction.place}"
+            raise PtxError(f"PTX: expected an instruction that is known, got .{modifier} in {where}")
         self._guard = None
         if instruction.predicate is not None:
             text = self._register(instruction.predicate, "?")

@@ -16,9 +16,11 @@ from rooflab.bench.ptx.machine.memory import GlobalMemory
 from rooflab.bench.ptx.machine.run import MOST_THREADS, SHARED_LIMIT, Checks, Run
 from rooflab.bench.ptx.program import Program, load
 from rooflab.bench.ptx.results import Result, result_of
-from rooflab.bench.ptx.text.syntax import Kernel, Parameter, PtxError, Reference, Variable
+from rooflab.bench.ptx.text.syntax import Kernel, Parameter, Reference, Variable
 from rooflab.bench.ptx.tiles import tensor_map
 
+MOST_EMULATED = 1 << 22
+"""CTAs of a grid, run or not: the race detector keeps up to 400 bytes for each, and one takes 0.1 ms or more to run."""
 MOST_CTAS = (2**31 - 1, 65535, 65535)
 
 
@@ -68,9 +70,11 @@ def emulate(
         memory = [*memory, *reached]
     program = load(compiled.ptx, compiled.name)
     sizes = _grid(grid)
+    count = sizes[0] * sizes[1] * sizes[2]
+    if count > MOST_EMULATED:
+        raise ValueError(f"grid: expected at most {MOST_EMULATED} CTAs, of which each takes memory, got {tuple(grid)}")
     memory_, raw = _memory(program.kernel, args, list(unwritten), memory)
     run = _run(program, compiled, sizes, memory_, raw, checks or Checks(), seed, short_accumulator)
-    count = sizes[0] * sizes[1] * sizes[2]
     chosen = range(count) if ctas is None else list(ctas)
     for cta in chosen if ctas is not None else ():
         if not 0 <= cta < count:
@@ -101,15 +105,19 @@ def _run(
     block = launch.block or kernel.block
     if block is None:
         raise ValueError(f"block: expected the threads of a CTA, which the PTX of {kernel.name} does not say")
-    if block[0] * block[1] * block[2] > MOST_THREADS:
-        raise ValueError(f"block: expected at most {MOST_THREADS} threads, got {block}")
+    threads = block[0] * block[1] * block[2]
+    most = MOST_THREADS if kernel.block is None else kernel.block[0] * kernel.block[1] * kernel.block[2]
+    if not 1 <= threads <= most or min(block) < 1:
+        raise ValueError(f"block: expected 1 to {most} threads for {kernel.name}, got {block}")
     cluster = launch.cluster if launch.cluster != (1, 1, 1) else kernel.cluster or (1, 1, 1)
     if any(size % own for size, own in zip(grid, cluster, strict=True)):
         raise ValueError(f"grid: expected multiples of the cluster {cluster}, got {grid}")
     addresses, static, local = _layout(kernel, memory)
-    if static + launch.dynamic_shared > SHARED_LIMIT:
+    if launch.dynamic_shared < 0 or static + launch.dynamic_shared > SHARED_LIMIT:
         held = static + launch.dynamic_shared
-        raise ValueError(f"shared memory: expected at most {SHARED_LIMIT} bytes, got {held}")
+        raise ValueError(
+            f"shared memory: expected 0 to {SHARED_LIMIT} bytes, got {held}, of which {static} are the kernel's own"
+        )
     return Run(
         program,
         grid,
@@ -168,7 +176,7 @@ def _placed(variable: Variable, memory: GlobalMemory) -> int:
 def _point(variable: Variable, reference: Reference, addresses: dict[str, int], memory: GlobalMemory) -> None:
     """Writes an address that a variable begins with."""
     if reference.symbol not in addresses:
-        raise PtxError(f"PTX: expected {variable.name} to begin with addresses of variables, got {reference.symbol}")
+        return  # a function's: calls by pointers are refused when they are read
     value = (addresses[reference.symbol] + reference.offset) & reference.mask
     value >>= (reference.mask & -reference.mask).bit_length() - 1
     allocation = memory.find(addresses[variable.name])
@@ -211,9 +219,9 @@ def _packed(value: Any, parameter: Parameter, memory: GlobalMemory, blank: set[i
     if isinstance(value, tensor_map.TensorMap):
         value = value.pack()
     if isinstance(value, bytes):
-        if len(value) > parameter.size:
+        if len(value) != parameter.size:
             raise ValueError(f"{name}: expected {parameter.size} bytes, got {len(value)}")
-        return value.ljust(parameter.size, b"\0")
+        return value
     if kind == "bytes":
         raise ValueError(f"{name}: expected {parameter.size} bytes or a TensorMap, got {type(value).__name__}")
     if isinstance(value, torch.Tensor):

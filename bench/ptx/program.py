@@ -6,10 +6,10 @@ from functools import cached_property, lru_cache
 
 from rooflab.bench.ptx import emit
 from rooflab.bench.ptx.generate import BlockFunction, Generator
-from rooflab.bench.ptx.text.access_widths import granule, strong
+from rooflab.bench.ptx.text.access_widths import granule, orders_ctas, strong
 from rooflab.bench.ptx.text.flow import Block, Flow, lanes_together
 from rooflab.bench.ptx.text.parse import parse
-from rooflab.bench.ptx.text.syntax import Instruction, Kernel, Module
+from rooflab.bench.ptx.text.syntax import Instruction, Kernel, Module, PtxError
 from rooflab.bench.ptx.text.wgmma_registers import unfenced
 
 SEQUENTIAL = ("wgmma", "mbarrier", "cp.async.bulk", "cp.reduce.async.bulk", "tensormap", "barrier.cluster", "mapa",
@@ -50,6 +50,11 @@ class Program:
         return strong(self.kernel)
 
     @cached_property
+    def orders_ctas(self) -> bool:
+        """Whether its CTAs may wait for one another."""
+        return orders_ctas(self.kernel)
+
+    @cached_property
     def granules(self) -> dict[str, int]:
         """Bytes of the narrowest access to shared and to global memory."""
         return {space: granule(self.kernel, space) for space in ("shared", "global")}
@@ -79,6 +84,6 @@ class Program:
 def load(text: str, name: str | None = None) -> Program:
     """The kernel `name` of a PTX text; the only one without a name.  Raises `PtxError`."""
     module = parse(text)
-    if name is None and len(module.kernels) == 1:
-        name = next(iter(module.kernels))
-    return Program(module, module.kernel(name or ""))
+    if name is None and len(module.entries) != 1:
+        raise PtxError(f"kernel: expected a name, as the PTX has {', '.join(module.entries) or 'no kernel'}")
+    return Program(module, module.kernel(next(iter(module.entries)) if name is None else name))

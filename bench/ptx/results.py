@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rooflab.bench.ptx.machine.counting import SECTOR
 from rooflab.bench.ptx.machine.run import Run
@@ -177,6 +177,10 @@ def _races(run: Run) -> list[str]:
         f"{name(number)} reads an accumulator of a wgmma that may still be running: no wgmma.wait_group between"
         for number in run.register_races
     ]
+    texts += [
+        f"{name(use)} uses a tensor map that {name(maker)} made, with no fence.proxy.tensormap between"
+        for use, maker in run.map_races
+    ]
     texts += [_unfenced(wgmma, writer) for wgmma, writer in run.program.unfenced]
     return list(dict.fromkeys(texts))
 
@@ -191,6 +195,10 @@ def _unlike(races: Iterable[Race], name: Callable[[int], str]) -> list[Race]:
 
 def _in_an_allocation(run: Run, race: Race, name: Callable[[int], str]) -> str:
     """A race on global memory in words, by the place in its argument and not in this process."""
+    kinds = [run.program.kernel.instructions[number].parts[0] for number in (race.first, race.second)]
+    if race.kind == "write-write" and "ld" in kinds:
+        # Strong loads are taken for atomics, which do not race with one another.
+        race = replace(race, kind="read-write" if kinds[0] == "ld" else "write-read")
     allocation = run.memory.find(race.address)
     if allocation is None:
         return describe(race, name)

@@ -17,18 +17,18 @@ SCRATCH_ALIGN = 128
 def bound(compiled: Any, grid: Sequence[int], args: Sequence[Any]) -> tuple[Launch, list[Any], list[torch.Tensor]]:
     """A `Launch` of a `CompiledKernel`, the values of its PTX's parameters, and tensors reached by maps.
 
-    `grid` is of CTAs.  `args` are those of the kernel's signature without its constexprs.  Raises `ValueError` where they are not as many.
+    `grid` is one of CTAs.  `args` are those of the kernel's signature without its constexprs.  Raises `ValueError`
+    where they are not as many.
     """
     metadata = compiled.metadata
     ptx = compiled.asm["ptx"]
     signature = [kind for kind in compiled.src.signature.values() if kind != "constexpr"]
-    flat_args, flat_kinds = list(_flat(args)), list(_flat(signature))
-    if len(flat_args) != len(flat_kinds):
-        raise ValueError(f"args: expected {len(flat_kinds)} for {metadata.name}, got {len(flat_args)}")
+    if len(args) != len(signature):
+        raise ValueError(f"args: expected {len(signature)} for {metadata.name}, got {len(args)}")
     values: list[Any] = []
     reached: list[torch.Tensor] = []
     maps = iter(getattr(metadata, "tensordesc_meta", None) or ())
-    for value, kind in zip(flat_args, flat_kinds, strict=True):
+    for value, kind in _flat(args, signature):
         if isinstance(kind, str) and kind.startswith("tensordesc"):
             values += _descriptor(value, next(maps, None))
             reached.append(value.base)
@@ -39,7 +39,8 @@ def bound(compiled: Any, grid: Sequence[int], args: Sequence[Any]) -> tuple[Laun
         ctas *= int(size)
     for size in (int(metadata.global_scratch_size), int(getattr(metadata, "profile_scratch_size", 0) or 0)):
         values.append(torch.zeros(ctas * size + SCRATCH_ALIGN, dtype=torch.uint8) if size else 0)
-    wanted = len(re.findall(r"\.param ", ptx.split(")", 1)[0]))
+    entry = re.search(rf"\.entry {re.escape(metadata.name)}\s*\(([^)]*)\)", ptx)
+    wanted = entry[1].count(".param ") if entry is not None else 0
     # Parameters that the compiler found unused are there all the same; only the scratch pointers came with 3.x.
     values = values[:wanted] if len(values) > wanted else values
     return Launch(ptx, metadata.name, None, int(metadata.shared), _cluster(metadata)), values, reached
@@ -56,12 +57,13 @@ def _cluster(metadata: Any) -> tuple[int, int, int]:
     return x, y, z
 
 
-def _flat(values: Any) -> Iterator[Any]:
-    for value in values:
-        if isinstance(value, tuple | list):
-            yield from _flat(value)
-        elif value != "constexpr":
-            yield value
+def _flat(values: Sequence[Any], kinds: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+    """Values with their types, those in tuples one by one, and without what was specialised away in them."""
+    for value, kind in zip(values, kinds, strict=True):
+        if isinstance(kind, tuple | list):
+            yield from _flat(value, kind)
+        elif kind != "constexpr":
+            yield value, kind
 
 
 def _descriptor(value: Any, meta: Any) -> list[Any]:

@@ -95,6 +95,7 @@ extern "C" __global__ void ring_of_copies(const float* x, float* y, int tiles) {
         commit_copies();
         for (int k = 0; k < 4; ++k) sum += ring[t % 3][(4 * i + k * 129) % 512];
     }
+    wait_copies<0>();
     y[i] = sum;
 }
 
@@ -335,4 +336,81 @@ multicast(const __grid_constant__ TensorMap map, float* y, int rounds) {
         y[(round * 2 + rank) * 64 + i] = sum;
     }
     cluster_barrier();
+}
+
+// Each block sends two words of each thread to its neighbour by st.async. RACY 12: reads before they have come.
+extern "C" __global__ void __cluster_dims__(2, 1, 1) sent_stores(const int* x, int* y) {
+    __shared__ __align__(16) int box[128];
+    __shared__ u64 bar;
+    const u32 peer = rank_in_cluster() ^ 1;
+    const int i = threadIdx.x;
+    if (i == 0) {
+        init(&bar, 1);
+        expect(&bar, sizeof box);
+        fence_init();
+    }
+    cluster_barrier();
+    const int* mine = x + (blockIdx.x * 64 + i) * 2;
+    asm volatile(
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.s32 [%0], {%1, %2}, [%3];" ::"r"(
+            of_rank(shared_address(&box[2 * i]), peer)),
+        "r"(mine[0]), "r"(mine[1]), "r"(of_rank(shared_address(&bar), peer))
+        : "memory");
+    if (RACY == 12 && i >= 32) y[blockIdx.x * 64 + i] = box[0];
+    wait(&bar, 0);
+    y[blockIdx.x * 64 + i] = box[127 - i] * 3 + box[i];
+    cluster_barrier();
+}
+
+// Each block copies its tile into its neighbour's memory. RACY 13: no proxy fence behind the stores into the tile.
+extern "C" __global__ void __cluster_dims__(2, 1, 1) copied_across(const int* x, int* y) {
+    __shared__ __align__(16) int mine[64], theirs[64];
+    __shared__ u64 bar;
+    const u32 peer = rank_in_cluster() ^ 1;
+    const int i = threadIdx.x;
+    if (i == 0) {
+        init(&bar, 1);
+        fence_init();
+        expect(&bar, sizeof theirs);
+    }
+    mine[i] = x[blockIdx.x * 64 + i] + 5;
+    if (RACY != 13) fence_async();
+    cluster_barrier();
+    if (i == 0) {
+        asm volatile(
+            "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                of_rank(shared_address(theirs), peer)),
+            "r"(shared_address(mine)), "r"(256), "r"(of_rank(shared_address(&bar), peer))
+            : "memory");
+    }
+    wait(&bar, 0);
+    y[blockIdx.x * 64 + i] = theirs[63 - i];
+    cluster_barrier();
+}
+
+// Histogram spread over the shared memory of a cluster, by atomics of it.
+extern "C" __global__ void __cluster_dims__(4, 1, 1) spread_histogram(const int* x, int* y, int n) {
+    __shared__ int counts[8];
+    const int i = threadIdx.x;
+    if (i < 8) counts[i] = 0;
+    cluster_barrier();
+    for (int k = blockIdx.x % 4 * 64 + i; k < n; k += 256) {
+        const u32 bin = x[k] & 31;
+        asm volatile("red.relaxed.cluster.shared::cluster.add.s32 [%0], 1;" ::"r"(
+                         of_rank(shared_address(&counts[bin & 7]), bin >> 3))
+                     : "memory");
+    }
+    cluster_barrier();
+    if (i < 8) y[rank_in_cluster() * 8 + i] = counts[i];
+}
+
+// Blocks of a cluster give each other rows of global memory. RACY 14: nothing between.
+extern "C" __global__ void __cluster_dims__(2, 1, 1) swapped_rows(float* x) {
+    float* row = x + blockIdx.x * 64;
+    const int i = threadIdx.x;
+    row[i] *= 2;
+    if (RACY != 14) cluster_barrier();
+    const float v = x[(blockIdx.x ^ 1) * 64 + 63 - i];
+    cluster_barrier();
+    row[i] = v;
 }

@@ -207,6 +207,19 @@ extern "C" __global__ void last_arriver_without_fence(const float* x, float* par
     }
 }
 
+extern "C" __global__ void last_arriver_with_a_fence_of_its_block(const float* x, float* partial, u32* count, float* y) {
+    if (threadIdx.x == 0) {
+        partial[blockIdx.x] = x[blockIdx.x];
+        __threadfence_block();
+        if (atomicInc(count, gridDim.x - 1) == gridDim.x - 1) {
+            __threadfence_block();
+            float total = 0;
+            for (int b = 0; b < gridDim.x; ++b) total += partial[b];
+            *y = total;
+        }
+    }
+}
+
 // Block `giver` tells the others; they wait for it.
 extern "C" __global__ void spin_on_a_flag(int giver, int* box, int* flag, int* y) {
     if (blockIdx.x == giver) {
@@ -300,4 +313,11 @@ extern "C" __global__ void three_dimensions(int* y) {
     const int b = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
     y[b * blockDim.x * blockDim.y * blockDim.z + t] =
         threadIdx.x + 10 * threadIdx.y + 100 * threadIdx.z + 1000 * blockIdx.x + 10000 * blockIdx.y + 100000 * blockIdx.z;
+}
+
+// Many volatile loads in a row, each of another place: nobody waits for anything.
+extern "C" __global__ void long_sum(volatile int* x, int* y, int n) {
+    int sum = 0;
+    for (int k = 0; k < n; ++k) sum += x[k];
+    y[threadIdx.x] = sum;
 }

@@ -1,8 +1,5 @@
 // What a kernel must not do. The tests look for the lines by the words behind the statements.
 
-#include <cassert>
-#include <cstdio>
-
 using u32 = unsigned int;
 using u64 = unsigned long long;
 
@@ -52,7 +49,7 @@ extern "C" __global__ void local_behind_the_end(const int* x, int* y) {
 
 __constant__ int fixed[4] = {1, 2, 3, 4};
 extern "C" __global__ void constant_write(int n) {
-    ((int*)fixed)[n] = 5;  // write to a constant
+    asm volatile("st.s32 [%0], 5;" ::"l"(&fixed[n]) : "memory");  // write to a constant
 }
 
 extern "C" __global__ void half_a_barrier(int* y) {
@@ -66,6 +63,8 @@ extern "C" __global__ void half_a_barrier(int* y) {
 extern "C" __global__ void barrier_in_a_branch(int* y) {
     if (threadIdx.x % 2) __syncthreads();  // only odd threads
     y[threadIdx.x] = 1;
+    __syncthreads();  // all threads
+    y[threadIdx.x] = 2;
 }
 extern "C" __global__ void nobody_arrives(int* y) {
     __shared__ u64 bar;
@@ -144,8 +143,10 @@ extern "C" __global__ void bulk_outside(const float* x, float* y) {
     y[threadIdx.x] = tile[threadIdx.x];
 }
 
-extern "C" __global__ void unfenced_shuffle(const int* x, int* y) {
+extern "C" __global__ void shuffle_in_a_branch(const int* x, int* y) {
     int v = x[threadIdx.x];
     if (threadIdx.x < 16) v = __shfl_xor_sync(0xffffffffu, v, 1);  // names lanes that never come
     y[threadIdx.x] = v;
+    __syncwarp();  // the others
+    y[threadIdx.x] = 2 * v;
 }

@@ -61,7 +61,7 @@ def attention(number: int) -> Case:
     while True:
         D = draw.choice([16, 32, 64, 64, 128])
         options = {
-            "D": D, "heads": draw.randint(1, 2), "queries": draw.randint(1, 200), "keys": draw.randint(1, 300),
+            "D": D, "heads": draw.randint(1, 2), "queries": draw.randint(1, 160), "keys": draw.randint(1, 200),
             "BM": draw.choice([64, 64, 128]), "BN": draw.choice([16, 32, 64, 128]), "causal": draw.random() < 0.4,
             "dtype": draw.choice(["bf16", "fp16"]), "stages": draw.randint(1, 4), "warps": draw.choice([4, 8]),
             "by_tma": draw.random() < 0.7, "ws": False,
@@ -73,3 +73,58 @@ def attention(number: int) -> Case:
             options["ws"], options["warps"], options["BM"] = True, 4, 64
         if 2 * D * (options["BM"] + 2 * options["stages"] * options["BN"]) <= SHARED_BYTES:
             return Case("triton_attention", "flash", options)
+
+
+def anything(number: int) -> Case:
+    """One configuration of another kernel: its sizes, types and warps change how values are laid out and moved."""
+    draw = random.Random(f"anything {number}")
+    return draw.choice([_vectors, _vectors, _dot, _ring, _ring, _narrow_pointers])(draw)
+
+
+def _vectors(draw: random.Random) -> Case:
+    power = lambda low, high: 2 ** draw.randint(low, high)
+    warps = draw.choice([1, 2, 4, 8, 16])
+    maker = draw.choice(["sort", "scan", "reduce", "turn", "top"])
+    options = {
+        "sort": {
+            "N": power(4, 9), "down": draw.random() < 0.5, "warps": warps,
+            "dtype": draw.choice(["float32", "float16", "bfloat16", "int32", "int16", "int8", "int64"]),
+        },
+        "scan": {"R": power(0, 5), "N": power(1, 8), "back": draw.random() < 0.5, "warps": warps},
+        "reduce": {"R": power(0, 6), "N": power(1, 9), "programs": draw.randint(1, 3), "warps": warps},
+        "turn": {"R": power(0, 6), "N": power(1, 7)},
+        "top": {"N": power(5, 9), "K": power(1, 4)},
+    }  # fmt: skip
+    return Case("triton_vectors", maker, options[maker])
+
+
+def _dot(draw: random.Random) -> Case:
+    power = lambda low, high: 2 ** draw.randint(low, high)
+    if draw.random() < 0.2:
+        return Case("triton_copies", "batch", {"B": power(0, 3), "M": power(4, 6), "N": power(4, 6), "K": power(4, 6)})
+    options = {
+        "M": power(4, 7), "N": power(4, 7), "K": power(5, 7), "warps": draw.choice([1, 2, 4, 8, 16]),
+        "dtype": draw.choice(["fp16", "bf16", "fp32", "e4m3", "e5m2"]),
+    }  # fmt: skip
+    return Case("triton_copies", "dot", options)
+
+
+def _ring(draw: random.Random) -> Case:
+    dtype, warps = draw.choice(["fp16", "bf16", "fp32", "e4m3", "e5m2"]), draw.choice([4, 8])
+    options = {
+        "dtype": dtype, "trans": draw.choice(["NT", "NN"]) if dtype in ("fp16", "bf16") else "NT", "warps": warps,
+        "BM": 16 * warps, "BN": draw.choice([16, 32, 64, 128]), "stages": draw.randint(2, 4),
+        "BK": draw.choice([8, 16, 32] if dtype == "fp32" else [32, 64, 128] if dtype[0] == "e" else [16, 32, 64, 128]),
+        "specialise": draw.random() < 0.5, "registers": 24,
+        "M": 8 * draw.randint(1, 32), "N": 8 * draw.randint(1, 16), "K": 16 * draw.randint(1, 24),
+    }  # fmt: skip
+    return Case("gluon_matmul", "tma_ring", options)
+
+
+def _narrow_pointers(draw: random.Random) -> Case:
+    options = {
+        "dtype": draw.choice(["int8", "e4m3", "e5m2", "fp32"]), "trans": "NT", "BK": draw.choice([32, 64]),
+        "BM": draw.choice([64, 128]), "BN": draw.choice([16, 32, 64]), "stages": draw.randint(1, 4),
+        "warps": draw.choice([4, 8]), "M": draw.randint(1, 200), "N": draw.randint(1, 100), "K": draw.randint(1, 300),
+    }  # fmt: skip
+    return Case("triton_matmul", "pointers", options)

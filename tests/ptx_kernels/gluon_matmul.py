@@ -172,8 +172,10 @@ def tma_ring(
     a, b = operands(M, N, K, trans, dtype, seed)
     c = blank(M, N)
     kind, boxes = KINDS[DTYPES[dtype]], ([BM, BK], [BN, BK] if trans[1] == "T" else [BK, BN], [BM, BN])
-    layouts = [gl.NVMMASharedLayout.get_default_for(box, own) for box, own in zip(boxes, (kind, kind, gl.float32))]
-    maps = [TensorDescriptor.from_tensor(t, box, layout) for t, box, layout in zip((a, b, c), boxes, layouts)]
+    maps = [
+        TensorDescriptor.from_tensor(t, box, gl.NVMMASharedLayout.get_default_for(box, own))
+        for t, box, own in zip((a, b, c), boxes, (kind, kind, gl.float32), strict=True)
+    ]
     grid = (-(-M // BM), -(-N // BN))
     if specialise:
         launch = lambda: specialised[grid](*maps, K, BM, BN, BK, stages, trans[1] == "T", registers, num_warps=warps)

@@ -76,8 +76,8 @@ def by_pointers(
 
 
 def tma(
-    seed: int, *, M=256, N=256, K=256, BM=128, BN=128, BK=64, trans="NT", dtype="bf16", on_device=False, warps=4,
-    stages=3, programs=2, ws=False, outer_ws=False, flatten=False, ctas=1,
+    seed: int, *, M=128, N=256, K=256, BM=128, BN=128, BK=64, trans="NT", dtype="bf16", on_device=False, warps=4,
+    stages=3, programs=1, ws=False, outer_ws=False, flatten=False, ctas=1,
 ) -> Trial:  # fmt: skip
     a, b = operands(M, N, K, trans, dtype, seed)
     c = blank(M, N)
@@ -99,7 +99,7 @@ def tma(
 
 
 def pointers(
-    seed: int, *, M=200, N=136, K=160, BM=128, BN=64, BK=32, trans="NN", dtype="fp16", warps=4, stages=3, ctas=1,
+    seed: int, *, M=200, N=40, K=160, BM=128, BN=64, BK=32, trans="NN", dtype="fp16", warps=4, stages=3, ctas=1,
 ) -> Trial:  # fmt: skip
     a, b = operands(M, N, K, trans, dtype, seed)
     c = blank(M, N, dtype=torch.int32 if dtype == "int8" else torch.float32)

@@ -90,9 +90,7 @@ def last(seed: int, *, M=128, N=64, K=256, parts=4) -> Trial:
     c, kept = blank(M, N), blank(M * N * parts)
     arrived = torch.zeros(M * N // 4096, dtype=torch.int32)
     grid = (M // 64, N // 64, parts)
-    return Trial(
-        lambda: by_the_last[grid](a, b, c, kept, arrived, N, K, 64, 64, 32, parts), [c], [product(a, b, "NN")]
-    )
+    return Trial(lambda: by_the_last[grid](a, b, c, kept, arrived, N, K, 64, 64, 32, parts), [c], [product(a, b, "NN")])
 
 
 def tma_reduces(seed: int, *, what="add", dtype="float32", programs=3) -> Trial:

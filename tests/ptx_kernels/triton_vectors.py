@@ -122,9 +122,7 @@ def turns(x, out, R: tl.constexpr, N: tl.constexpr):
 def sort(seed: int, *, N=256, down=False, dtype="float32", warps=4) -> Trial:
     x = (normal((3, N), seed) * 50).to(getattr(torch, dtype))
     out = torch.zeros_like(x)
-    return Trial(
-        lambda: sorts[(3,)](x, out, N, down, num_warps=warps), [out], [x.sort(descending=down).values]
-    )
+    return Trial(lambda: sorts[(3,)](x, out, N, down, num_warps=warps), [out], [x.sort(descending=down).values])
 
 
 def top(seed: int, *, N=512, K=8) -> Trial:

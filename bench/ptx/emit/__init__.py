@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rooflab.bench.ptx.emit import control, copies, floats, integer, matrix, memory, moves, sync, warp
-from rooflab.bench.ptx.execute import atomics, bulk, copying, maps, matrices, synchronising, warps
+from rooflab.bench.ptx.execute import atomics, bulk, copying, maps, matrices, remote, synchronising, warps
 from rooflab.bench.ptx.machine import access
 from rooflab.bench.ptx.numbers import (
     approximate,
@@ -42,7 +42,7 @@ def helpers() -> dict[str, Any]:
     """The names that generated code may use."""
     modules = (
         access, approximate, arithmetic, atomics, bitfields, bulk, carry, convert, copying, extremes, half, integers,
-        maps, matrices, permute, synchronising, warps,
+        maps, matrices, permute, remote, synchronising, warps,
     )  # fmt: skip
     names: dict[str, Any] = {module.__name__.rsplit(".", 1)[-1]: module for module in modules}
     types = {f"{kind}{size}": np.dtype(f"{kind}{size}") for kind in "iu" for size in (1, 2, 4, 8)}

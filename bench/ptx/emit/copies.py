@@ -66,6 +66,9 @@ def _bulk(g: Generator, instruction: Instruction, mask: str, number: int) -> Non
         g.line(f"bulk.wait_bulk(c, {_constant(operands[0])}, {'read' in parts}, {mask}, {number})")
         return
     operation = next((part for part in parts if part in _REDUCTIONS), None) if opcode.startswith("cp.reduce") else None
+    if ".global" not in opcode:
+        _between(g, instruction, mask)
+        return
     into_shared = opcode.index(".shared") < opcode.index(".global")
     if "tensor" in parts:
         if any(part.startswith(("im2col", "tile::")) for part in parts):
@@ -82,6 +85,15 @@ def _bulk(g: Generator, instruction: Instruction, mask: str, number: int) -> Non
         target, source = _at(g, operands[0], "global", instruction), _at(g, operands[1], "shared", instruction)
         kind = parts[-1] if operation else ""
         g.line(f"bulk.bulk_store(c, {target}, {source}, {size}, {operation!r}, {kind!r}, {mask}, {number})")
+
+
+def _between(g: Generator, instruction: Instruction, mask: str) -> None:
+    operands = instruction.operands
+    if instruction.opcode.startswith("cp.reduce") or len(operands) != 4:
+        raise PtxError(f"PTX: expected an instruction that is known, got {instruction.text!r}")
+    target, source, barrier = (_at(g, operands[place], "shared", instruction) for place in (0, 1, 3))
+    size = g.value(operands[2], "u4")
+    g.line(f"remote.copy(c, {target}, {source}, {size}, {barrier}, {mask}, {instruction.number})")
 
 
 def _tensor(g: Generator, instruction: Instruction, into_shared: bool, operation: str | None, mask: str) -> None:

@@ -58,7 +58,10 @@ def load(g: Generator, instruction: Instruction) -> None:
     where = address(g, source, space)
     mask = g.guard or "None"
     if not STRONG.isdisjoint(parts):
-        g.line(f"c.polls({instruction.number})")
+        at = g.temporary()
+        g.line(f"{at} = {where}")
+        g.line(f"c.polls({instruction.number}, {at})")
+        where = at
     g.line(f"{left} = access.load(c, {space!r}, {where}, {mask}, {width(kind)}, {len(items)}, {instruction.number})")
     dtype = dtype_of(kind)
     for item, name in zip(items, names, strict=True):
@@ -70,6 +73,8 @@ def load(g: Generator, instruction: Instruction) -> None:
 def store(g: Generator, instruction: Instruction) -> None:
     """`st`."""
     parts, space = instruction.parts, space_of(instruction)
+    if "bulk" in parts or "async" in parts and len(instruction.operands) != 3:
+        raise PtxError(f"PTX: expected an instruction that is known, got {instruction.text!r}")
     target, source = instruction.operands[:2]
     if not isinstance(target, Address):
         raise PtxError(f"PTX: expected an address in {instruction.text!r}")
@@ -78,6 +83,13 @@ def store(g: Generator, instruction: Instruction) -> None:
     size = width(parts[-1])
     values = ", ".join(_stored(g, item, size) for item in g.items(source))
     where = address(g, target, space)
+    if "async" in parts:
+        barrier = instruction.operands[2]
+        if not isinstance(barrier, Address):
+            raise PtxError(f"PTX: expected an mbarrier in {instruction.text!r}")
+        at = address(g, barrier, "shared")
+        g.line(f"remote.store(c, {where}, ({values},), {size}, {at}, {g.guard or 'None'}, {instruction.number})")
+        return
     g.line(f"access.store(c, {space!r}, {where}, ({values},), {g.guard or 'None'}, {size}, {instruction.number})")
 
 
@@ -91,7 +103,7 @@ def atomic(g: Generator, instruction: Instruction) -> None:
     parts, space = instruction.parts, space_of(instruction)
     operation = next((part for part in parts if part in _OPERATIONS), None)
     kind = next(part for part in reversed(parts) if part in DTYPES)
-    if operation is None or "noftz" in parts and kind not in ("f16", "bf16", "f16x2", "bf16x2"):
+    if operation is None or "async" in parts or "noftz" in parts and kind not in ("f16", "bf16", "f16x2", "bf16x2"):
         raise PtxError(f"PTX: expected an instruction that is known, got {instruction.text!r}")
     operands = list(instruction.operands)
     target = operands.pop(0) if parts[0] == "atom" else Sink()
@@ -102,6 +114,8 @@ def atomic(g: Generator, instruction: Instruction) -> None:
     groups = [g.items(item) for item in operands]
     results = g.items(target)
     order = next((part for part in parts if part in ("acquire", "release", "acq_rel")), "relaxed")
+    if "cta" in parts:
+        order = "relaxed"  # to other CTAs
     for place in range(len(groups[0])):
         values = ", ".join(g.value(group[place], dtype) for group in groups)
         at = address(g, where, space)
@@ -123,8 +137,11 @@ def fence(g: Generator, instruction: Instruction) -> None:
     """Fences; those of the proxies are told to the race detector."""
     parts = instruction.parts
     if "proxy" in parts or any(part.startswith("mbarrier_init") for part in parts):
-        g.line(f"synchronising.proxy_fence(c, {'.'.join(parts[1:])!r}, {instruction.number})")
-    else:
+        kind, mask = ".".join(parts[1:]), g.guard or "None"
+        if "tensormap::generic" in parts and isinstance(where := (*instruction.operands, None)[0], Address):
+            g.line(f"maps.fence(c, {address(g, where, 'generic')}, {mask}, {instruction.number})")
+        g.line(f"synchronising.proxy_fence(c, {kind!r}, {mask}, {instruction.number})")
+    elif "cta" not in parts:  # among the threads of a CTA barriers are what orders
         g.line(f"synchronising.fence(c, {instruction.number})")
 
 

@@ -35,7 +35,6 @@ def atomic(
     where = np.full(c.size, addresses) if isinstance(addresses, np.generic) else addresses
     given = [np.full(c.size, value) if isinstance(value, np.generic) else value for value in operands]
     run = c.group.run
-    run.atomic(c, space, where[lanes], lanes, dtype.itemsize, order, instruction)
     observer, run.observer = run.observer, None
     changes, so_far = False, run.changes
     try:
@@ -53,9 +52,10 @@ def atomic(
             old[chosen] = before
     finally:
         run.observer = observer
+    run.atomic(c, space, where[lanes], lanes, dtype.itemsize, order, instruction)
     if not changes:
         run.changes = so_far
-        c.polls(instruction)
+        c.polls(instruction, where[lanes])
     return old
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ def issuers(c: Context, guard: Any) -> Iterator[int]:
 
 
 def value_of(value: Any, lane: int) -> int:
+    """What one lane has."""
     return int(value) if isinstance(value, np.generic) else int(value[lane])
 
 
@@ -38,7 +40,7 @@ def _destinations(group: Group, slot: int, multicast: int | None) -> list[int]:
     return [rank for rank in range(len(group.ctas)) if multicast >> rank & 1]
 
 
-def _place(group: Group, slot: int, address: int) -> tuple[int, int]:
+def place_of(group: Group, slot: int, address: int) -> tuple[int, int]:
     """Slot and address within it of a shared::cluster address."""
     rank = address >> RANK_SHIFT
     return (rank - 1 if rank else slot), address & ((1 << RANK_SHIFT) - 1)
@@ -66,9 +68,9 @@ def tensor_load(
     for lane in issuers(c, guard):
         own = int(c.slots[lane])
         found = _tensor(c, value_of(tensor, lane), lane, instruction)
-        slot, inside = _place(group, own, value_of(shared, lane))
+        slot, inside = place_of(group, own, value_of(shared, lane))
         coords = [value_of(item, lane) for item in coordinates]
-        bar_slot, bar = _place(group, own, value_of(barrier, lane))
+        bar_slot, bar = place_of(group, own, value_of(barrier, lane))
         mask = None if multicast is None else value_of(multicast, lane)
         for to in _destinations(group, slot, mask):
             at = bar_slot if mask is None else to
@@ -95,7 +97,7 @@ def _start_load(
     group = c.group
     tile = _tile(tensor, coords, shared, instruction)
     base = slot * group.shared_size
-    _check_room(group, shared, tensor.box_bytes, instruction)
+    check_room(group, shared, tensor.box_bytes, instruction)
     transfer = None
     if group.run.observer is not None:
         transfer = group.run.observer.load_begins(c, lane, base + shared, tensor.box_bytes, barrier, instruction)
@@ -115,7 +117,8 @@ def _start_load(
     group.waiting.transfers.start(Transfer(run, instruction))
 
 
-def _check_room(group: Group, shared: int, size: int, instruction: int) -> None:
+def check_room(group: Group, shared: int, size: int, instruction: int) -> None:
+    """Raises `Fault` where `size` bytes at an address of shared memory reach beyond it."""
     if shared + size > group.run.shared_limit:
         raise Fault(f"a box of {size} bytes at shared address 0x{shared:x} ends outside the CTA's memory", instruction)
 
@@ -149,9 +152,9 @@ def tensor_store(
     group = c.group
     for lane in issuers(c, guard):
         found = _tensor(c, value_of(tensor, lane), lane, instruction)
-        slot, inside = _place(group, int(c.slots[lane]), value_of(shared, lane))
+        slot, inside = place_of(group, int(c.slots[lane]), value_of(shared, lane))
         tile = _tile(found, [value_of(item, lane) for item in coordinates], inside, instruction)
-        _check_room(group, inside, found.box_bytes, instruction)
+        check_room(group, inside, found.box_bytes, instruction)
         base = slot * group.shared_size
         _start_store(c, lane, base + inside, tile, base, found, operation, instruction)
 
@@ -196,21 +199,26 @@ def bulk_load(
     group = c.group
     for lane in issuers(c, guard):
         own, count = int(c.slots[lane]), value_of(size, lane)
-        slot, inside = _place(group, own, value_of(shared, lane))
+        slot, inside = place_of(group, own, value_of(shared, lane))
         if count % 16 or inside % 16 or value_of(source, lane) % 16:
             raise Fault("cp.async.bulk wants addresses and a size that are multiples of 16 bytes", instruction)
-        _check_room(group, inside, count, instruction)
-        bar_slot, bar = _place(group, own, value_of(barrier, lane))
+        check_room(group, inside, count, instruction)
+        bar_slot, bar = place_of(group, own, value_of(barrier, lane))
         mask = None if multicast is None else value_of(multicast, lane)
         addresses = np.arange(0, count, 16, dtype=np.uint64) + np.uint64(value_of(source, lane))
         for to in _destinations(group, slot, mask):
             at = (bar_slot if mask is None else to) * group.shared_size + bar
-            _start_bulk(c, lane, to * group.shared_size + inside, addresses, count, at, instruction)
+            read = partial(raw.load_bytes, c, addresses, 16, instruction)
+            start_bulk(c, lane, to * group.shared_size + inside, read, count, at, instruction)
 
 
-def _start_bulk(
-    c: Context, lane: int, start: int, addresses: npt.NDArray[np.uint64], size: int, barrier: int, instruction: int
+def start_bulk(
+    c: Context, lane: int, start: int, read: Callable[[], npt.NDArray[Any]], size: int, barrier: int, instruction: int
 ) -> None:
+    """Starts a copy of `size` bytes to the place `start` of the group's shared memory.
+
+    `read` gives them, in units of 16 bytes, when the copy is carried out; then it tells the mbarrier at `barrier`.
+    """
     group = c.group
     observer = group.run.observer
     transfer = None if observer is None else observer.load_begins(c, lane, start, size, barrier, instruction)
@@ -220,7 +228,7 @@ def _start_bulk(
         group.written[start : start + size] = True
 
     def run() -> None:
-        group.views[16][start >> 4 : (start + size) >> 4] = raw.load_bytes(c, addresses, 16, instruction)
+        group.views[16][start >> 4 : (start + size) >> 4] = read()
         if transfer is not None and group.run.observer is not None:
             group.run.observer.load_ends(group, transfer, barrier)
         group.waiting.mbarriers.complete_bytes(barrier, size, instruction)
@@ -234,10 +242,10 @@ def bulk_store(
     """`cp.async.bulk` and `cp.reduce.async.bulk` from shared to global memory."""
     group = c.group
     for lane in issuers(c, guard):
-        count, (slot, inside) = value_of(size, lane), _place(group, int(c.slots[lane]), value_of(shared, lane))
+        count, (slot, inside) = value_of(size, lane), place_of(group, int(c.slots[lane]), value_of(shared, lane))
         if count % 16 or inside % 16 or value_of(target, lane) % 16:
             raise Fault("cp.async.bulk wants addresses and a size that are multiples of 16 bytes", instruction)
-        _check_room(group, inside, count, instruction)
+        check_room(group, inside, count, instruction)
         start = slot * group.shared_size + inside
         addresses = np.arange(0, count, 16, dtype=np.uint64) + np.uint64(value_of(target, lane))
         element = {"b": "u"}.get(kind[:1], kind[:1]) + kind[1:] if kind else "u8"

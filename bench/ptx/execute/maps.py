@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from rooflab.bench.ptx.execute import raw
 from rooflab.bench.ptx.execute.bulk import issuers, value_of
-from rooflab.bench.ptx.execute.synchronising import shared_place
 from rooflab.bench.ptx.machine.context import Context
 from rooflab.bench.ptx.machine.errors import Fault
 from rooflab.bench.ptx.tiles import tensor_map
@@ -20,7 +17,7 @@ def replace(
     """`tensormap.replace`."""
     for lane in issuers(c, guard):
         address = value_of(addresses, lane)
-        read, write = (raw.shared_map, raw.write_shared_map) if space == "shared" else (raw.read_map, raw.write_map)
+        read, write = (raw.shared_map, raw.write_shared_map) if space == "shared" else (raw.map_bytes, raw.write_map)
         unit = 16 if c.group.run.old_strides else 1
         try:
             made = tensor_map.replace(
@@ -36,6 +33,15 @@ def copy(c: Context, targets: Any, sources: Any, guard: Any, instruction: int) -
     lane = next(issuers(c, guard), None)
     if lane is None:
         return
-    place = shared_place(c, np.uint32(value_of(sources, lane)), 16, instruction)
-    data = c.group.shared[place : place + tensor_map.BYTES].tobytes()
+    data = raw.shared_map(c, value_of(sources, lane) & 0xFFFFFFFF, lane, instruction)
     raw.write_map(c, value_of(targets, lane), data, lane, instruction)
+
+
+def fence(c: Context, addresses: Any, guard: Any, instruction: int) -> None:
+    """`fence.proxy.tensormap::generic`, of the map at an address; one lane for each warp tells."""
+    seen: set[tuple[int, int]] = set()
+    for lane in issuers(c, guard):
+        address = value_of(addresses, lane)
+        if (int(c.warps[lane]), address) not in seen:
+            seen.add((int(c.warps[lane]), address))
+            raw.fence_map(c, address, lane)

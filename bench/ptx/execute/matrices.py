@@ -62,11 +62,13 @@ def store(c: Context, addresses: Any, values: tuple[Any, ...], transposed: bool,
     offsets = _rows(c, addresses, len(values), instruction)
     group = c.group
     used = _row_givers(c, offsets, len(values))
+    where = offsets[used]
+    rows = ldmatrix.row_values(values, c.size, transposed)
     if group.run.observer is not None:
-        group.run.observer.shared_write(c, used, offsets[used], 16, instruction, None)
+        group.run.observer.shared_write(c, used, where, 16, instruction, rows)
     if group.written is not None:
-        group.written.view("c16")[offsets[used] >> 4] = _ALL_WRITTEN
-    ldmatrix.store(group.shared, offsets, values, transposed)
+        group.written.view("c16")[where >> 4] = _ALL_WRITTEN
+    group.views[16][where >> 4] = rows
 
 
 _ALL_WRITTEN = np.ones(16, np.bool_).view("c16")[0]
@@ -122,8 +124,12 @@ class Accumulators:
         """A group is complete that wrote the matrix of the warpgroup at `place`."""
         self.in_flight[place] -= 1
         if not self.in_flight[place]:
-            registers = matrix_to_registers(self.matrices[place], self.d_type)
-            self.buffer[:, place * WARPGROUP : (place + 1) * WARPGROUP] = registers.view(self.buffer.dtype)
+            self.fill(place)
+
+    def fill(self, place: int) -> None:
+        """Puts the matrix of the warpgroup at `place` into its registers."""
+        registers = matrix_to_registers(self.matrices[place], self.d_type)
+        self.buffer[:, place * WARPGROUP : (place + 1) * WARPGROUP] = registers.view(self.buffer.dtype)
 
 
 @dataclass
@@ -280,8 +286,14 @@ def wait(c: Context, newest: int, instruction: int) -> None:
 
 
 def check_settled(c: Context, value: Any, instruction: int) -> None:
-    """Notes a race where an instruction reads an accumulator whose wgmma may still be running."""
+    """Notes a race where an instruction reads an accumulator whose wgmma may still be running.
+
+    It reads the result all the same: ptxas sees such reads and waits before them (its note C7517).  Triton 3.7 leaves
+    it that where `tl.dot` is given `max_num_imprecise_acc`.
+    """
     base = value.base if isinstance(value, np.ndarray) else None
     found = c.group.accumulators.get(id(base)) if base is not None else None
     if found is not None and any(found.in_flight):
         c.group.run.register_race(instruction)
+        for place in range(len(found.matrices)):
+            found.fill(place)

@@ -30,6 +30,15 @@ def store_bytes(
 
 
 def read_map(c: Context, address: int, lane: int, instruction: int) -> bytes:
+    """The bytes of a tensor map at a generic address, for TMA."""
+    if c.group.maps is not None:
+        maker = c.group.maps.use(*_warp(c, lane), address)
+        if maker is not None:
+            c.group.run.map_races[instruction, maker] = None
+    return map_bytes(c, address, lane, instruction)
+
+
+def map_bytes(c: Context, address: int, lane: int, instruction: int) -> bytes:
     """The bytes of a tensor map at a generic address."""
     window = address >> 60
     if window == PARAM_WINDOW >> 60:
@@ -44,7 +53,9 @@ def read_map(c: Context, address: int, lane: int, instruction: int) -> bytes:
 def shared_map(c: Context, address: int, lane: int, instruction: int) -> bytes:
     """The bytes of a tensor map in the lane's CTA's shared memory; what nobody has written counts as zero."""
     start = _shared_start(c, address, lane, instruction)
-    group = c.group
+    group, places = c.group, np.arange(start, start + tensor_map.BYTES, 16)
+    if group.run.observer is not None:
+        group.run.observer.shared_read(c, np.full(len(places), lane), places, 16, instruction)
     raw = group.shared[start : start + tensor_map.BYTES].copy()
     if group.written is not None:
         raw[~group.written[start : start + tensor_map.BYTES]] = 0
@@ -56,6 +67,8 @@ def write_map(c: Context, address: int, data: bytes, lane: int, instruction: int
     if address >> 60 == SHARED_WINDOW >> 60:
         write_shared_map(c, address & 0xFFFFFFFF, data, lane, instruction)
         return
+    if c.group.maps is not None:
+        c.group.maps.write(*_warp(c, lane), address, instruction)
     places = np.uint64(address) + np.arange(0, tensor_map.BYTES, 16, dtype=np.uint64)
     store_bytes(c, places, np.frombuffer(data, np.complex128), 16, instruction, lane=lane)
 
@@ -63,9 +76,23 @@ def write_map(c: Context, address: int, data: bytes, lane: int, instruction: int
 def write_shared_map(c: Context, address: int, data: bytes, lane: int, instruction: int) -> None:
     """Writes a tensor map into the lane's CTA's shared memory."""
     start = _shared_start(c, address, lane, instruction)
+    places = np.arange(start, start + tensor_map.BYTES, 16)
+    if c.group.run.observer is not None:
+        c.group.run.observer.shared_write(c, np.full(len(places), lane), places, 16, instruction, None)
     c.group.shared[start : start + tensor_map.BYTES] = np.frombuffer(data, np.uint8)
     if c.group.written is not None:
         c.group.written[start : start + tensor_map.BYTES] = True
+
+
+def fence_map(c: Context, address: int, lane: int) -> None:
+    """`fence.proxy.tensormap` of a map at a generic address."""
+    if c.group.maps is not None:
+        c.group.maps.fence(*_warp(c, lane), address)
+
+
+def _warp(c: Context, lane: int) -> tuple[int, int]:
+    """Slot of a lane, and its warp there."""
+    return int(c.slots[lane]), int(c.warps[lane]) % (c.group.lanes_per_cta // 32)
 
 
 def _shared_start(c: Context, address: int, lane: int, instruction: int) -> int:

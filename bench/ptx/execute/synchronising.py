@@ -80,19 +80,20 @@ def warp_barrier(c: Context, mask: Any) -> None:
 
 def cluster_arrive(c: Context, release: bool, instruction: int) -> None:
     """`barrier.cluster.arrive`."""
-    c.group.waiting.clusters.arrive(c, release)
+    c.group.waiting.clusters.arrive(c, release, instruction)
 
 
 def cluster_wait(c: Context, following: int, instruction: int) -> int:
     """`barrier.cluster.wait`."""
-    return c.group.waiting.clusters.wait(c, following)
+    return c.group.waiting.clusters.wait(c, following, instruction)
 
 
-def proxy_fence(c: Context, kind: str, instruction: int) -> None:
+def proxy_fence(c: Context, kind: str, guard: Any, instruction: int) -> None:
     """`fence.proxy.*`, `fence.mbarrier_init`."""
     observer = c.group.run.observer
-    if observer is not None:
-        observer.proxy_fence(c, kind)
+    active = None if guard is None else np.flatnonzero(np.broadcast_to(guard, c.size))
+    if observer is not None and (active is None or len(active)):
+        observer.proxy_fence(c, active, kind)
 
 
 def fence(c: Context, instruction: int) -> None:
@@ -177,7 +178,7 @@ def mbarrier_wait(
         mbarriers.acquired(c, places, guard, instruction)
         return np.bool_(True)
     if not blocks:
-        c.polls(instruction)
+        c.polls(instruction, addresses)
         return np.bool_(False)
     assert c.group.waiting.park_at_mbarrier(c, places, wanted) == PARKED
     return None

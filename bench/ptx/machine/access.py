@@ -14,7 +14,7 @@ from rooflab.bench.ptx.machine.context import Context
 from rooflab.bench.ptx.machine.errors import Fault
 from rooflab.bench.ptx.machine.group import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW
 from rooflab.bench.ptx.machine.memory import SHIFT, WIDE, Allocation, BadAccess, assign
-from rooflab.bench.ptx.machine.shared_access import load_shared, store_shared
+from rooflab.bench.ptx.machine.shared_access import lane_of, load_shared, store_shared
 
 Values = tuple[Any, ...]
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
@@ -103,7 +103,7 @@ def load_located(
 ) -> Any:
     """Units of `size` bytes of global memory; `copy` says that a copy reads them and not the lanes themselves,
     `reduces` that what it makes of them is stored in the same step."""
-    found = _located(c, addresses, size, instruction)
+    found = _located(c, addresses, size, active, instruction)
     if found is None:
         return _each(c, addresses, size, active, instruction, copy)
     allocation, index = found
@@ -131,7 +131,7 @@ def store_located(
     reduces: bool = False,
 ) -> None:
     """Stores units of `size` bytes; `reduces` says that they were combined with what was there, in one step."""
-    found = _located(c, addresses, size, instruction)
+    found = _located(c, addresses, size, active, instruction)
     if found is None:
         for place, address in enumerate(addresses):
             item = value if isinstance(value, np.generic) else value[place]
@@ -150,11 +150,11 @@ def store_located(
     assign(allocation.view(size), index, value)
 
 
-def _located(c: Context, addresses: Any, size: int, instruction: int) -> tuple[Allocation, Any] | None:
+def _located(c: Context, addresses: Any, size: int, active: Any, instruction: int) -> tuple[Allocation, Any] | None:
     try:
         return c.group.memory.locate(addresses, size)
     except BadAccess as bad:
-        raise Fault(str(bad), instruction) from None
+        raise Fault(str(bad), instruction, lane_of(c, addresses, bad.address, active)) from None
 
 
 def _each(
@@ -187,10 +187,19 @@ def _local_offsets(c: Context, addresses: Any, size: int, active: Any, instructi
     if group.local is None:
         group.local = np.full(len(group.alive) * room, 0xFF, np.uint8)
     inside = np.asarray(addresses).astype(np.int64) & ((1 << 40) - 1)
-    if int(inside.max()) > room - size:
-        raise Fault(f"{size} bytes at local address 0x{int(inside.max()):x} lie outside the {room} there", instruction)
+    top = int(inside.max())
+    if top > room - size:
+        lane = lane_of(c, inside, top, active)
+        raise Fault(f"{size} bytes at local address 0x{top:x} lie outside the {room} there", instruction, lane)
+    _check_aligned(inside, size, "local", instruction)
     lanes = c.lanes if active is None else c.lanes[active]
     return lanes * room + inside
+
+
+def _check_aligned(inside: Any, size: int, space: str, instruction: int) -> None:
+    if int(np.bitwise_or.reduce(inside, axis=None)) & (size - 1):
+        bad = int(np.atleast_1d(inside)[np.atleast_1d(inside) & (size - 1) != 0][0])
+        raise Fault(f"{space} address 0x{bad:x} is not a multiple of {size} bytes", instruction)
 
 
 def _load_local(c: Context, addresses: Any, size: int, active: Any, instruction: int) -> Any:
@@ -210,6 +219,7 @@ def _load_param(c: Context, addresses: Any, size: int, active: Any, instruction:
     inside = np.asarray(addresses).astype(np.int64) & ((1 << 40) - 1)
     if int(inside.max()) > len(data) - size:
         raise Fault(f"{size} bytes at parameter address 0x{int(inside.max()):x} lie behind the last", instruction)
+    _check_aligned(inside, size, "parameter", instruction)
     found = data.view(WIDE[size])[inside >> SHIFT[size]]
     return found if isinstance(found, np.ndarray) and found.ndim else found[()]
 

@@ -182,6 +182,6 @@ class Barriers:
         found = []
         for (_, number), state in self._states.items():
             wanted = "all" if state.wanted is None else str(state.wanted)
-            text = f"at barrier {number}, where {state.arrived} of {wanted} threads are"
+            text = f"for barrier {number}, where {state.arrived} of {wanted} threads are,"
             found += [(context, text) for context in state.parked]
         return found

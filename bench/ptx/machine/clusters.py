@@ -18,19 +18,27 @@ class ClusterBarrier:
         self._group = group
         self._resume = resume
         self._arrived = np.zeros(len(group.alive), np.int64)
+        self._waited = np.zeros(len(group.alive), np.int64)
         self._parked: list[Context] = []
 
     def any(self) -> bool:
         """Whether somebody waits."""
         return bool(self._parked)
 
-    def arrive(self, context: Context, release: bool) -> None:
-        """These threads have arrived."""
+    def arrive(self, context: Context, release: bool, instruction: int) -> None:
+        """These threads have arrived.  Raises `Fault` where they did so before, and have not waited since."""
+        if (self._arrived > self._waited)[context.lanes].any():
+            raise Fault("a thread arrives at the cluster's barrier again before it has waited there", instruction)
         self._arrived[context.lanes] += 1
+        if release:
+            self._order(context, release=True)
         self.recheck()
 
-    def wait(self, context: Context, following: int) -> int:
-        """Goes on when all threads have arrived as often as these."""
+    def wait(self, context: Context, following: int, instruction: int) -> int:
+        """Goes on when all threads have arrived as often as these.  Raises `Fault` where these have not."""
+        if (self._arrived == self._waited)[context.lanes].any():
+            raise Fault("a thread waits at the cluster's barrier and has not arrived there", instruction)
+        self._waited[context.lanes] += 1
         context.place = following
         if self._complete(context):
             self._learn(context)
@@ -42,7 +50,17 @@ class ClusterBarrier:
         wanted = int(self._arrived[context.lanes].max())
         return bool((self._arrived[self._group.alive] >= wanted).all())
 
+    def _order(self, context: Context, *, release: bool = False, acquire: bool = False) -> None:
+        """What CTAs did to global memory is ordered as by an atomic at a place that is the cluster's own."""
+        run = self._group.run
+        if run.global_races is not None:
+            warps = run.actors_per_cta
+            actors = np.asarray(self._group.ctas)[context.slots] * warps + context.warps % warps
+            for actor in map(int, np.unique(actors)):
+                run.global_races.synchronise(actor, -1 - self._group.ctas[0], release=release, acquire=acquire)
+
     def _learn(self, context: Context) -> None:
+        self._order(context, acquire=True)
         races = self._group.races
         if races is not None:
             per_cta = self._group.lanes_per_cta // 32
@@ -60,7 +78,7 @@ class ClusterBarrier:
 
     def describe(self) -> list[tuple[Context, str]]:
         """Who waits."""
-        return [(context, "at the cluster's barrier") for context in self._parked]
+        return [(context, "for the cluster's barrier") for context in self._parked]
 
 
 class Registers:

@@ -46,7 +46,7 @@ class Context:
         self.warp_places: npt.NDArray[np.intp] | None = None
         """`execute.warps` keeps here where each lane stands in its warp, if these are not whole warps."""
         self.warps_known = False
-        self._polled = -1
+        self._polled: tuple[int, bytes] | None = None
         self.carry: Any = np.bool_(False)
         """The carry flag of `add.cc` and its like."""
         self._specials: dict[str, Any] = {}
@@ -101,11 +101,12 @@ class Context:
             registers[index] = value[pick] if isinstance(value, np.ndarray) else value
         return Context(self.group, self.lanes[pick], registers, place)
 
-    def polls(self, instruction: int) -> None:
-        """A load or atomic that may be how it waits: done again, it is others' turn."""
-        if self._polled == instruction:
+    def polls(self, instruction: int, addresses: Any) -> None:
+        """A load or atomic that may be how it waits: done again at the same place, it is others' turn."""
+        asked = instruction, addresses.tobytes()
+        if self._polled == asked:
             self.steps += 1
-        self._polled = instruction
+        self._polled = asked
 
     def special(self, name: str) -> Any:
         """A special register's value."""

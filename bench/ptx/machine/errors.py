@@ -8,8 +8,12 @@ class EmulationError(RuntimeError):
 
 
 class Fault(Exception):
-    """Raised inside an instruction; whoever runs the block makes an `EmulationError` of it."""
+    """Raised inside an instruction; whoever runs the block makes an `EmulationError` of it.
 
-    def __init__(self, text: str, instruction: int):
+    `lane` is the one that did it, counted through the group of CTAs; None where it is not known.
+    """
+
+    def __init__(self, text: str, instruction: int, lane: int | None = None):
         super().__init__(text)
         self.instruction = instruction
+        self.lane = lane

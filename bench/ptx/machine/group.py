@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from rooflab.bench.ptx.text.syntax import PtxError
+
 if TYPE_CHECKING:
     from rooflab.bench.ptx.machine.context import Context
     from rooflab.bench.ptx.machine.run import Run
     from rooflab.bench.ptx.machine.waiting import Waiting
     from rooflab.bench.ptx.program import Program
+    from rooflab.bench.ptx.races.map_order import MapOrder
     from rooflab.bench.ptx.races.shared_races import SharedRaces
 
 Triple = tuple[int, int, int]
@@ -46,6 +49,7 @@ class Group:
         lanes = np.arange(len(ctas) * self.lanes_per_cta)
         self.alive = lanes % self.lanes_per_cta < threads
         self.races: SharedRaces | None = None
+        self.maps: MapOrder | None = None
         self.waiting: Waiting
         self.accumulators: dict[int, Any] = {}
         """Chains of wgmmas, by their buffer."""
@@ -130,7 +134,7 @@ class Group:
             return _scalar_if_same((place[index] // cluster[index]).astype(np.uint32))
         if base == "smid":
             return _scalar_if_same((numbers % self.run.sms).astype(np.uint32))
-        raise NotImplementedError(f"PTX: expected a special register that is known, got %{base}")
+        raise PtxError(f"PTX: expected a special register that is known, got %{base}")
 
     def _fixed(self, name: str) -> Any:
         base, _, axis = name.partition(".")

@@ -17,6 +17,8 @@ Bytes = npt.NDArray[np.uint8]
 WIDE = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}
 """NumPy type that moves so many bytes at once; complex numbers are only carried, never computed with."""
 
+FAR = 1 << 24
+"""Bytes from an allocation, beyond which a wild address is not said to be beside it."""
 SHIFT = {1: 0, 2: 1, 4: 2, 8: 3, 16: 4}
 """Binary logarithm by access width."""
 
@@ -29,7 +31,11 @@ def assign(view: npt.NDArray[Any], index: Any, value: Any) -> None:
 
 
 class BadAccess(ValueError):
-    """An access that no allocation allows; who runs the instruction adds its line."""
+    """An access at `address` that no allocation allows; who runs the instruction adds its line."""
+
+    def __init__(self, text: str, address: int):
+        super().__init__(text)
+        self.address = address
 
 
 @dataclass
@@ -122,13 +128,13 @@ class GlobalMemory:
         first = int(addresses) if isinstance(addresses, np.generic) else int(addresses[0])
         found = self.find(first)
         if found is None:
-            raise BadAccess(self._outside(first, width))
+            raise BadAccess(self._outside(first, width), first)
         view_base = found.base // width * width
         if isinstance(addresses, np.generic):
             if first % width:
-                raise BadAccess(f"address 0x{first:x} is not a multiple of {width} bytes")
+                raise BadAccess(f"address 0x{first:x} is not a multiple of {width} bytes", first)
             if first + width > found.end:
-                raise BadAccess(self._outside(first, width))
+                raise BadAccess(self._outside(first, width), first)
             return found, (first - view_base) // width
         # Addresses below the base wrap to large numbers, so that one comparison holds both ends.
         offsets = addresses - np.uint64(found.base)
@@ -138,7 +144,7 @@ class GlobalMemory:
         if width > 1:
             if int(np.bitwise_or.reduce(addresses)) & (width - 1):
                 bad = int(addresses[(addresses & np.uint64(width - 1)) != 0][0])
-                raise BadAccess(f"address 0x{bad:x} is not a multiple of {width} bytes")
+                raise BadAccess(f"address 0x{bad:x} is not a multiple of {width} bytes", bad)
             offsets = (addresses - np.uint64(view_base)) >> np.uint64(SHIFT[width])
         return found, offsets.view(np.int64)
 
@@ -146,7 +152,7 @@ class GlobalMemory:
         for address in map(int, addresses):
             found = self.find(address)
             if found is None or address + width > found.end:
-                raise BadAccess(self._outside(address, width))
+                raise BadAccess(self._outside(address, width), address)
 
     def _outside(self, address: int, width: int) -> str:
         place = bisect_right(self._bases, address) - 1
@@ -156,8 +162,10 @@ class GlobalMemory:
             key=lambda item: min(abs(address - item.base), abs(address - item.end)),
             default=None,
         )
-        if where is None:
-            return f"{width} bytes at 0x{address:x} lie in no argument"
+        if not address >> 12:
+            return f"{width} bytes at 0x{address:x}: a null pointer, or little behind one"
+        if where is None or min(abs(address - where.base), abs(address - where.end)) > FAR:
+            return f"{width} bytes at 0x{address:x} lie far from every argument"
         if address >= where.base:
             return (
                 f"{width} bytes at 0x{address:x} begin {address - where.base} bytes into {where.name} of {where.size}"

@@ -89,13 +89,10 @@ class Observer:
         if len(waiting):
             group.races.wait(slot, waiting, key)
 
-    def proxy_fence(self, c: Context, kind: str) -> None:
+    def proxy_fence(self, c: Context, active: Any, kind: str) -> None:
         """A fence between the proxies."""
-        if c.group.races is not None and ("async" in kind or "mbarrier_init" in kind or kind.startswith("proxy")):
-            slots, warps = self._who(c, None)
-            for slot in np.unique(slots):
-                own = warps if c.slot is not None else warps[slots == slot]
-                c.group.races.fence_proxy_async(int(slot), np.unique(own))
+        if "mbarrier_init" in kind or ("async" in kind and "global" not in kind):
+            self._each_slot(c, lambda races, slot, warps: races.fence_proxy_async(slot, warps), active)
 
     # Copies
 
@@ -121,10 +118,10 @@ class Observer:
         """`cp.async.mbarrier.arrive`."""
         self._each_slot(c, lambda races, slot, warps: races.signal_copies(slot, warps, place))
 
-    def _each_slot(self, c: Context, act: Any) -> None:
+    def _each_slot(self, c: Context, act: Any, active: Any = None) -> None:
         if c.group.races is None:
             return
-        slots, warps = self._who(c, None)
+        slots, warps = self._who(c, active)
         for slot in np.unique(slots):
             own = warps if c.slot is not None else warps[slots == slot]
             act(c.group.races, int(slot), np.unique(own))
@@ -219,11 +216,11 @@ class Observer:
         races = self.global_races
         # What a reduction reads is told by its write, which is atomic.
         if races is not None and not allocation.read_only and not reduces:
-            ctas, where = self._ctas(c, active, addresses)
+            actors, where = self._actors(c, active, addresses)
             if instruction in self._run.strong:
-                self._strong(races, ctas, where, size, instruction)
+                self._strong(races, actors, where, size, instruction)
             else:
-                races.read(ctas, where, size, instruction)
+                races.read(actors, where, size, instruction)
 
     def global_write(
         self,
@@ -244,25 +241,27 @@ class Observer:
                 self.counter.globally(c, active, allocation, addresses, size, instruction, "write")
         races = self.global_races
         if races is not None:
-            ctas, where = self._ctas(c, active, addresses)
+            actors, where = self._actors(c, active, addresses)
             if reduces:
-                races.atomic(ctas, where, size, instruction)
+                races.atomic(actors, where, size, instruction)
             elif instruction in self._run.strong:
-                self._strong(races, ctas, where, size, instruction)
+                self._strong(races, actors, where, size, instruction)
             else:
-                races.write(ctas, where, size, instruction)
+                races.write(actors, where, size, instruction)
 
-    def _ctas(self, c: Context, active: Any, addresses: Any) -> tuple[Lanes, Any]:
-        slots = c.slots if active is None else c.slots[active]
-        numbers = np.asarray(c.group.ctas)[slots]
+    def _actors(self, c: Context, active: Any, addresses: Any) -> tuple[Lanes, Any]:
+        """The actor of `GlobalRaces`, and the address, of each lane."""
+        slots, warps = (c.slots, c.warps) if active is None else (c.slots[active], c.warps[active])
+        count = self._run.actors_per_cta
+        found = np.asarray(c.group.ctas)[slots] * count + warps % count
         where = np.full(len(slots), addresses) if isinstance(addresses, np.generic) else addresses
-        return numbers, where
+        return found, where
 
-    def _strong(self, races: GlobalRaces, ctas: Lanes, where: Any, size: int, instruction: int) -> None:
-        races.atomic(ctas, where, size, instruction)
+    def _strong(self, races: GlobalRaces, actors: Lanes, where: Any, size: int, instruction: int) -> None:
+        races.atomic(actors, where, size, instruction)
         order = self._run.strong[instruction]
-        for cta, address in {(int(cta), int(address)) for cta, address in zip(ctas, where, strict=True)}:
-            races.synchronise(cta, address, release=order == "release", acquire=order == "acquire")
+        for actor, address in {(int(actor), int(address)) for actor, address in zip(actors, where, strict=True)}:
+            races.synchronise(actor, address, release=order == "release", acquire=order == "acquire")
 
     def global_atomic(self, c: Context, active: Lanes, addresses: Any, size: int, order: str, instruction: int) -> None:
         """Lanes do an atomic operation on global memory."""
@@ -271,17 +270,17 @@ class Observer:
         races = self.global_races
         if races is None:
             return
-        ctas, where = self._ctas(c, active, addresses)
-        races.atomic(ctas, where, size, instruction)
+        actors, where = self._actors(c, active, addresses)
+        races.atomic(actors, where, size, instruction)
         release, acquire = order in ("release", "acq_rel"), order in ("acquire", "acq_rel")
-        for cta, address in {(int(cta), int(address)) for cta, address in zip(ctas, where, strict=True)}:
-            races.synchronise(cta, address, release=release, acquire=acquire)
+        for actor, address in {(int(actor), int(address)) for actor, address in zip(actors, where, strict=True)}:
+            races.synchronise(actor, address, release=release, acquire=acquire)
 
     def fence(self, c: Context) -> None:
         """A fence of the device's or the system's scope."""
         if self.global_races is not None:
-            for slot in np.unique(c.slots):
-                self.global_races.fence(c.group.ctas[int(slot)])
+            for actor in np.unique(self._actors(c, None, np.uint64(0))[0]):
+                self.global_races.fence(int(actor))
 
 
 def _addresses(offsets: Any, lanes: int) -> Any:

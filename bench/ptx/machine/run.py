@@ -13,12 +13,14 @@ import numpy.typing as npt
 from rooflab.bench.ptx.machine.context import Context
 from rooflab.bench.ptx.machine.counting import Counter
 from rooflab.bench.ptx.machine.errors import EmulationError, Fault
-from rooflab.bench.ptx.machine.group import Group, Triple
+from rooflab.bench.ptx.machine.group import SHARED_WINDOW, Group, Triple
 from rooflab.bench.ptx.machine.memory import GlobalMemory
 from rooflab.bench.ptx.machine.observe import Observer
 from rooflab.bench.ptx.machine.schedule import Schedule
+from rooflab.bench.ptx.machine.shared_access import shared_offsets
 from rooflab.bench.ptx.program import Program
 from rooflab.bench.ptx.races.global_races import GlobalRaces
+from rooflab.bench.ptx.races.map_order import MapOrder
 from rooflab.bench.ptx.races.shared_races import SharedRaces
 
 MOST_LANES = 8192
@@ -100,14 +102,19 @@ class Run:
         """Before 8.6 ptxas took the strides of `tensormap.replace` in units of 16 bytes."""
         self.counter = Counter() if checks.counts else None
         ctas = grid[0] * grid[1] * grid[2]
-        self.global_races = GlobalRaces(ctas, program.granules["global"]) if checks.races and ctas > 1 else None
-        if self.global_races is not None:
+        self.actors_per_cta = -(-block[0] * block[1] * block[2] // 32) if program.orders_ctas else 1
+        """Warps, where it counts for other CTAs what they know of one another."""
+        self.global_races: GlobalRaces | None = None
+        if checks.races and ctas > 1:
+            self.global_races = GlobalRaces(ctas, program.granules["global"], warps=self.actors_per_cta)
             for allocation in memory.allocations:
                 self.global_races.add(allocation.base, allocation.size)
         watched = self.counter is not None or checks.races
         self.observer = Observer(self, self.counter, self.global_races) if watched else None
         self.shared_races: list[Any] = []
         self.register_races: dict[int, int] = {}
+        self.map_races: dict[tuple[int, int], None] = {}
+        """Uses of tensor maps that lack a fence, each with the instruction that made the map."""
         self._granule = program.granules["shared"]
 
     # What the lanes' instructions ask.
@@ -132,10 +139,17 @@ class Run:
         """Lanes do an atomic operation."""
         if self.observer is None:
             return
-        if space == "shared":
-            base = c.shared_base if isinstance(c.shared_base, int) else c.shared_base[lanes]
-            self.observer.shared_atomic(c, lanes, addresses.astype(np.int64) + base, size, instruction)
-        elif space == "global" or not np.any(addresses >> np.uint64(60)):
+        if space == "generic":
+            windows = addresses >> np.uint64(60)
+            for kind, where in ((SHARED_WINDOW >> 60, "shared"), (0, "global")):
+                own = windows == kind
+                if own.any():
+                    self.atomic(c, where, addresses[own], lanes[own], size, order, instruction)
+        elif space == "shared":
+            near = addresses.astype(np.uint32)  # without the window of a generic address
+            offsets = np.asarray(shared_offsets(c, near, size, lanes, instruction)).astype(np.int64)
+            self.observer.shared_atomic(c, lanes, offsets, size, instruction)
+        else:
             self.observer.global_atomic(c, lanes, addresses, size, order, instruction)
 
     # How it goes.
@@ -206,9 +220,14 @@ class Run:
 
     def _begin(self, ctas: list[int]) -> tuple[Schedule, Iterator[bool]]:
         group = Group(self, ctas)
-        if self.checks.races and self.shared_size:
+        ordered = self.global_races if self.program.orders_ctas else None
+        if self.checks.races and (self.shared_size or ordered is not None):
             warps = group.lanes_per_cta // 32
-            group.races = SharedRaces(len(ctas), warps, self.shared_size, self._granule)
+            group.races = SharedRaces(len(ctas), warps, self.shared_size or 1024, self._granule)
+            group.maps = MapOrder(group.races)
+            if ordered is not None:
+                for slot, cta in enumerate(ctas):
+                    ordered.attach(cta, group.races, slot)
         schedule = Schedule(group, self.seed or None)
         return schedule, schedule.run()
 

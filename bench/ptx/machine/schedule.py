@@ -19,6 +19,8 @@ from rooflab.bench.ptx.machine.waiting import Waiting
 
 TURN = 2000
 """Blocks that a context runs before others get their turn: it may be spinning on what they do."""
+MEETS = 0.9
+"""How often parts of a warp go on with the one furthest back, where the order is drawn."""
 MERGED_REGISTERS = 48
 """Whole warps are put together only where few registers are live: to join two lots of accumulators takes 0.1 ms."""
 
@@ -97,14 +99,29 @@ class Schedule:
 
     def _next(self) -> Context:
         if self._random is not None:
-            return self.ready.pop(self._random.randrange(len(self.ready)))
+            return self._drawn(self._random)
         best = min(range(len(self.ready)), key=lambda index: (self.ready[index].steps, self.ready[index].place))
         return self.ready.pop(best)
+
+    def _drawn(self, draws: random.Random) -> Context:
+        """Any context; of parts of one warp mostly the one furthest back, or they would never meet again."""
+        drawn = self.ready[draws.randrange(len(self.ready))]
+        if drawn.grain == 1 and draws.random() < MEETS:
+            kin = [other for other in self.ready if other.grain == 1 and _overlap(drawn, other)]
+            drawn = min(kin, key=lambda other: (other.steps, other.place))
+            alike = [other for other in kin if (other.steps, other.place) == (drawn.steps, drawn.place)]
+            if len(alike) > 1 and self._joinable(alike[0], alike[1]):
+                self.ready = [other for other in self.ready if other not in alike]
+                joined = merged(alike)
+                joined.steps = drawn.steps
+                return joined
+        self.ready.remove(drawn)
+        return drawn
 
     def _switch(self, context: Context) -> bool:
         """Whether another should go on; those at the same place are taken in."""
         if self._random is not None:
-            return self._random.random() < 0.1
+            return self._random.random() < (0.1 if context.grain > 1 else 0.5)
         place = context.place
         for other in self.ready:
             if other.place == place and self._joinable(context, other):
@@ -190,12 +207,15 @@ class Schedule:
         return [members for _, members in lots]
 
     def _where(self, context: Context, fault: Fault) -> str:
-        return self._text(fault, sorted({self.group.ctas[slot] for slot in np.unique(context.slots)}))
+        if fault.lane is None:
+            return self._text(fault, sorted({self.group.ctas[slot] for slot in np.unique(context.slots)}))
+        slot, thread = divmod(fault.lane, self.group.lanes_per_cta)
+        return self._text(fault, [self.group.ctas[slot]], f", thread {thread}")
 
-    def _text(self, fault: Fault, ctas: list[int]) -> str:
+    def _text(self, fault: Fault, ctas: list[int], who: str = "") -> str:
         instruction = self.program.kernel.instructions[fault.instruction]
         shown = ", ".join(map(str, ctas[:3])) + (", ..." if len(ctas) > 3 else "")
-        return f"{self.program.kernel.name}: {instruction.describe()}, CTA {shown}: {fault}"
+        return f"{self.program.kernel.name}: {instruction.describe()}, CTA {shown}{who}: {fault}"
 
     def _deadlock(self) -> str:
         return "; ".join([f"{self.program.kernel.name}: nothing can go on (deadlock)", *self.describe()])
@@ -205,11 +225,20 @@ class Schedule:
         lines = []
         for context in self.ready:
             instruction = self.program.kernel.instructions[min(context.place, self.program.size - 1)]
-            lines.append(f"{describe(context)} polls at {instruction.describe()}")
+            lines.append(f"{describe(context)}: polling at {instruction.describe()}")
         for context in self.meeting:
             instruction = self.program.kernel.instructions[context.place]
-            lines.append(f"{describe(context)} waits for the rest of its warp or warpgroup at {instruction.describe()}")
-        return lines + [f"{describe(context)} waits {text}" for context, text in self.waiting.describe()]
+            text = f"waiting for the rest of its warp or warpgroup at {instruction.describe()}"
+            lines.append(f"{describe(context)}: {text}")
+        for context, text, number in self.waiting.describe():
+            instruction = self.program.kernel.instructions[number]
+            lines.append(f"{describe(context)}: waiting {text} at {instruction.describe()}")
+        return lines
+
+
+def _overlap(a: Context, b: Context) -> bool:
+    """Whether two contexts may have lanes of one warp."""
+    return bool(a.warps[0] <= b.warps[-1] and b.warps[0] <= a.warps[-1])
 
 
 def describe(context: Context) -> str:

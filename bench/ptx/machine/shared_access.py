@@ -20,24 +20,30 @@ def shared_offsets(c: Context, addresses: Any, size: int, active: Any, instructi
     bits = top if scalar else int(np.bitwise_or.reduce(addresses))
     if bits & (size - 1):
         bad = top if scalar else int(addresses[(addresses & (size - 1)) != 0][0])
-        raise Fault(f"shared address 0x{bad:x} is not a multiple of {size} bytes", instruction)
+        lane = lane_of(c, addresses, bad, active)
+        raise Fault(f"shared address 0x{bad:x} is not a multiple of {size} bytes", instruction, lane)
     base = c.shared_base
     if top > limit:
-        if top >> RANK_SHIFT:
+        if 1 <= top >> RANK_SHIFT <= len(c.group.ctas):
             return _cluster_offsets(c, addresses, limit, instruction)
-        raise Fault(
-            f"{size} bytes at shared address 0x{top:x} lie outside the {c.group.run.shared_limit} there", instruction
-        )
+        text = f"{size} bytes at shared address 0x{top:x} lie outside the {c.group.run.shared_limit} there"
+        raise Fault(text, instruction, lane_of(c, addresses, top, active))
     if isinstance(base, int):
         return addresses if not base else addresses + np.int64(base)
     base = base if active is None else base[active]
     return base + addresses
 
 
+def lane_of(c: Context, addresses: Any, wanted: int, active: Any) -> int:
+    """The first lane (of `active`, None for all) whose address is `wanted`, counted through the group."""
+    place = 0 if isinstance(addresses, np.generic) or not addresses.ndim else int((addresses == wanted).argmax())
+    return int(c.lanes[place if active is None else active[place]])
+
+
 def _cluster_offsets(c: Context, addresses: Any, limit: int, instruction: int) -> Any:
     ranks = (np.asarray(addresses) >> RANK_SHIFT).astype(np.int64)
     inside = (np.asarray(addresses) & ((1 << RANK_SHIFT) - 1)).astype(np.int64)
-    if int(inside.max()) > limit or int(ranks.max()) > len(c.group.ctas):
+    if int(inside.max()) > limit:
         raise Fault(
             f"shared::cluster address 0x{int(np.max(addresses)):x} lies outside the cluster's memory", instruction
         )

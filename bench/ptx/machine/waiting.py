@@ -61,10 +61,12 @@ class Waiting:
         self.barriers.recheck()
         self.clusters.recheck()
 
-    def describe(self) -> list[tuple[Context, str]]:
-        """Who waits, and for what."""
+    def describe(self) -> list[tuple[Context, str, int]]:
+        """Who waits, for what, and at which instruction."""
         found = [
-            (context, f"for {self.mbarriers.describe(addresses, parity)}")
+            (context, f"for {self.mbarriers.describe(addresses, parity)}", context.place)
             for context, addresses, parity in self._at_mbarriers
         ]
-        return found + self.barriers.describe() + self.clusters.describe()
+        # At the other barriers a context's place is already the one behind them.
+        others = self.barriers.describe() + self.clusters.describe()
+        return found + [(context, text, context.place - 1) for context, text in others]

@@ -20,10 +20,11 @@ from rooflab.bench.ptx.races.shared_accesses import Bools, Values, chosen, equal
 class GlobalRaces(CtaOrder):
     """Shadow memory of the allocations that a grid of `ctas` CTAs uses, in granules of `granule_bytes` (1, 2 or 4).
 
-    `limit` is how many different races are kept.  Raises `ValueError` on another granule or fewer CTAs than one.
+    Who accesses is an actor of `CtaOrder`: a CTA, or one of its `warps`.  `limit` is how many different races are kept.
+    Raises `ValueError` on another granule or fewer CTAs or warps than one.
     """
 
-    def __init__(self, ctas: int, granule_bytes: int = 4, limit: int = 100) -> None:
+    def __init__(self, ctas: int, granule_bytes: int = 4, limit: int = 100, warps: int = 1) -> None:
         if granule_bytes not in (1, 2, 4):
             raise ValueError(f"granule_bytes: expected 1, 2 or 4, got {granule_bytes}")
         self.findings = Findings(limit)
@@ -31,7 +32,7 @@ class GlobalRaces(CtaOrder):
         self._bases, self._ends = np.zeros(0, np.int64), np.zeros(0, np.int64)
         self._moves = np.zeros(0, np.int64)
         self._spans: dict[int, Ints] = {}
-        super().__init__(ctas)
+        super().__init__(ctas, warps)
 
     @property
     def found(self) -> list[Race]:
@@ -63,19 +64,19 @@ class GlobalRaces(CtaOrder):
         self._moves = np.cumsum(sizes) - sizes - self._bases
         self.restart()
 
-    def read(self, ctas: Ints, addresses: Ints, width: int, instruction: int) -> None:
-        """Lanes of `ctas` (n,) read `width` bytes, a multiple of the granule, at `addresses` (n,).
+    def read(self, actors: Ints, addresses: Ints, width: int, instruction: int) -> None:
+        """Lanes of `actors` (n,) read `width` bytes, a multiple of the granule, at `addresses` (n,).
 
         All addresses have to lie in allocations.
         """
-        epochs, cells = self.epochs(ctas), self._cells(addresses, width)
-        self._meet("write-read", self._writes, ctas, epochs, cells, instruction)
-        self._meet("write-read", self._atomics, ctas, epochs, cells, instruction)
+        epochs, cells = self.epochs(actors), self._cells(addresses, width)
+        self._meet("write-read", self._writes, actors, epochs, cells, instruction)
+        self._meet("write-read", self._atomics, actors, epochs, cells, instruction)
         self._readers.join(cells, epochs, instruction, self._sets)
 
     def write(
         self,
-        ctas: Ints,
+        actors: Ints,
         addresses: Ints,
         width: int,
         instruction: int,
@@ -87,22 +88,22 @@ class GlobalRaces(CtaOrder):
         `values` are the registers stored and `old` what was there before (called only where there is a race): with
         both, races are marked in which the write leaves what it finds.
         """
-        epochs, cells = self.epochs(ctas), self._cells(addresses, width)
+        epochs, cells = self.epochs(actors), self._cells(addresses, width)
         for kind, touched in (
             ("write-write", self._writes), ("read-write", self._readers), ("write-write", self._atomics)
         ):  # fmt: skip
-            self._meet(kind, touched, ctas, epochs, cells, instruction, values, old)
+            self._meet(kind, touched, actors, epochs, cells, instruction, values, old)
         # Whatever is ordered after this write is ordered after what was ordered before it.
         self._readers.clear(cells)
         self._atomics.clear(cells)
         self._writes.replace(cells, self._sets.of_epochs(epochs), instruction)
-        self._collide(ctas, epochs, cells, instruction, values)
+        self._collide(actors, epochs, cells, instruction, values)
 
-    def atomic(self, ctas: Ints, addresses: Ints, width: int, instruction: int) -> None:
+    def atomic(self, actors: Ints, addresses: Ints, width: int, instruction: int) -> None:
         """Lanes do an atomic operation; arguments as of `read`.  It orders nothing: `synchronise` does."""
-        epochs, cells = self.epochs(ctas), self._cells(addresses, width)
-        self._meet("write-write", self._writes, ctas, epochs, cells, instruction)
-        self._meet("read-write", self._readers, ctas, epochs, cells, instruction)
+        epochs, cells = self.epochs(actors), self._cells(addresses, width)
+        self._meet("write-write", self._writes, actors, epochs, cells, instruction)
+        self._meet("read-write", self._readers, actors, epochs, cells, instruction)
         self._atomics.join(cells, epochs, instruction, self._sets)
 
     def _cells(self, addresses: Ints, width: int) -> Ints:
@@ -119,7 +120,7 @@ class GlobalRaces(CtaOrder):
         self,
         kind: str,
         touched: Touched,
-        ctas: Ints,
+        actors: Ints,
         epochs: Numbers,
         cells: Ints,
         instruction: int,
@@ -134,13 +135,13 @@ class GlobalRaces(CtaOrder):
         if not others.any():
             return
         lanes, columns = np.nonzero(others)
-        pairs, inverse = np.unique(ctas[lanes] << 32 | sets[others], return_inverse=True)
+        pairs, inverse = np.unique(actors[lanes] << 32 | sets[others], return_inverse=True)
         unknown = [self.unknown(int(pair) >> 32, self._sets.members[int(pair) & 0xFFFFFFFF]) for pair in pairs]
         if not any(unknown):
             return
-        same = np.zeros(ctas.size, np.bool_)
+        same = np.zeros(actors.size, np.bool_)
         if values is not None and old is not None:
-            same = equal(values, old(), ctas.size)
+            same = equal(values, old(), actors.size)
         keys = touched.instructions[cells[others]].astype(np.int64) << 32 | inverse << 1 | same[lanes]
         for first, count in zip(*np.unique(keys, return_index=True, return_counts=True)[1:], strict=True):
             epochs_left = unknown[int(inverse[first])]
@@ -148,9 +149,10 @@ class GlobalRaces(CtaOrder):
                 lane, cell = int(lanes[first]), int(cells[lanes[first], columns[first]])
                 owner = self.owners[(epochs_left & -epochs_left).bit_length() - 1]
                 earlier = int(touched.instructions[cell])
-                self._add(kind, earlier, instruction, owner, int(ctas[lane]), cell, bool(same[lane]), int(count))
+                cta = int(actors[lane]) // self.warps
+                self._add(kind, earlier, instruction, owner, cta, cell, bool(same[lane]), int(count))
 
-    def _collide(self, ctas: Ints, epochs: Numbers, cells: Ints, instruction: int, values: Values | None) -> None:
+    def _collide(self, actors: Ints, epochs: Numbers, cells: Ints, instruction: int, values: Values | None) -> None:
         """Report CTAs that wrote one granule in one instruction."""
         mine = self._sets.of_epochs(epochs)
         first = cells[:, 0]
@@ -161,6 +163,8 @@ class GlobalRaces(CtaOrder):
         # The lane whose write stayed is the last one of its granule.
         order = first.argsort(kind="stable")
         last = order[first[order].searchsorted(first[losers], side="right") - 1]
+        apart = actors[losers] // self.warps != actors[last] // self.warps
+        losers, last = losers[apart], last[apart]
         same: Bools = np.zeros(losers.size, np.bool_)
         if values is not None:
             same = equal(chosen(values, losers), chosen(values, last), losers.size)
@@ -168,7 +172,7 @@ class GlobalRaces(CtaOrder):
             which = np.flatnonzero(same == leaves_same)
             if which.size:
                 index = int(which[0])
-                one, other = int(ctas[losers[index]]), int(ctas[last[index]])
+                one, other = (int(actors[lane]) // self.warps for lane in (losers[index], last[index]))
                 cell = int(first[losers[index]])
                 self._add("write-write", instruction, instruction, one, other, cell, leaves_same, which.size)
 

@@ -6,6 +6,7 @@ from rooflab.bench.ptx.text.kinds import DTYPES
 from rooflab.bench.ptx.text.syntax import Kernel
 
 _STRONG = {"acquire": "acquire", "release": "release", "relaxed": "relaxed", "volatile": "relaxed", "mmio": "relaxed"}
+_ORDERS = frozenset(("acquire", "release", "acq_rel", "sc"))
 
 
 def granule(kernel: Kernel, space: str) -> int:
@@ -36,5 +37,14 @@ def strong(kernel: Kernel) -> dict[int, str]:
         if instruction.parts[0] in ("ld", "st"):
             for part in instruction.parts[1:]:
                 if part in _STRONG:
-                    found[instruction.number] = _STRONG[part]
+                    found[instruction.number] = "relaxed" if "cta" in instruction.parts else _STRONG[part]
     return found
+
+
+def orders_ctas(kernel: Kernel) -> bool:
+    """Whether some fence, atomic, load or store can order what one CTA does before what another does."""
+    return any(
+        item.parts[0] == "membar" or (item.parts[0] in ("fence", "ld", "st", "atom", "red") and _ORDERS & {*item.parts})
+        for item in kernel.instructions
+        if "cta" not in item.parts and "proxy" not in item.parts
+    )

@@ -118,6 +118,8 @@ class Body:
                     self._scopes[-1].names[name] = self._register(name, found[0])
                 else:
                     self._scopes[-1].families[name] = (found[0], count)
+        elif text.startswith((".callprototype", ".calltargets")):
+            raise PtxError(f"PTX: expected calls of functions by their names, got one by a pointer at {self._place}")
         elif text.startswith(".branchtargets"):
             self._table(text)
         elif (declared := declarations.variable(text)) is not None:
@@ -215,9 +217,11 @@ class Body:
             self._add(f"call.{name}", tuple(self._resolve(item) for item in given), predicate, negated, text)
             return
         if name not in self._functions:
-            raise PtxError(f"PTX: expected a call of a function with a body, got {text!r}")
+            plain = " ".join(text.split())
+            raise PtxError(f"PTX: expected a call of a function with a body, got {plain!r} at {self._place}")
         if name in self._calls or predicate is not None:
-            raise PtxError(f"PTX: expected a call that is neither recursive nor guarded, got {text!r}")
+            plain = f"{' '.join(text.split())!r} at {self._place}"
+            raise PtxError(f"PTX: expected a call that is neither recursive nor guarded, got {plain}")
         function = self._functions[name]
         variables: dict[str, str] = {}
         wanted = [*operands.split(function.returns), *operands.split(function.parameters)]

@@ -6,7 +6,7 @@ Grammar: PTX ISA 8.7, sections 4 to 7 and 11.  What is not known raises `PtxErro
 from __future__ import annotations
 
 import re
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from rooflab.bench.ptx.text.body import Body
 from rooflab.bench.ptx.text.declarations import parameters, variable
@@ -24,7 +24,7 @@ TARGETS = ("sm_90", "sm_90a")
 
 @lru_cache(maxsize=256)
 def parse(text: str) -> Module:
-    """The module that `text` is.
+    """The module that `text` is; its kernels are read when they are asked for.
 
     Raises `PtxError` on a text that is no PTX, and on one for another target than Hopper.
     """
@@ -46,7 +46,7 @@ def parse(text: str) -> Module:
     module = Module(version[1], target[1], files=files)
     for function in functions:
         if function.is_entry:
-            module.kernels[function.name] = _kernel(function, shared, callable_, files)
+            module.entries[function.name] = partial(_kernel, function, shared, callable_, files)
     return module
 
 

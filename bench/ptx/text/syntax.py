@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -191,14 +191,15 @@ class Module:
 
     version: str
     target: str
-    kernels: dict[str, Kernel] = field(default_factory=dict)
+    entries: dict[str, Callable[[], Kernel]] = field(default_factory=dict)
+    """What reads each kernel."""
     files: Mapping[int, str] = field(default_factory=dict)
 
     def kernel(self, name: str) -> Kernel:
         """The entry called `name`.  Raises `PtxError` where there is none."""
-        if name not in self.kernels:
-            raise PtxError(f"kernel: expected one of {', '.join(self.kernels) or 'none'} in the PTX, got {name!r}")
-        return self.kernels[name]
+        if name not in self.entries:
+            raise PtxError(f"kernel: expected one of {', '.join(self.entries) or 'none'} in the PTX, got {name!r}")
+        return self.entries[name]()
 
 
 WIDTHS = {"pred": 1} | {f"{kind}{bits}": bits // 8 for kind in "busf" for bits in (8, 16, 32, 64, 128)}

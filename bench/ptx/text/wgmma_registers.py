@@ -96,7 +96,10 @@ def _step(instruction: Instruction, state: _State, taken: set[int]) -> set[int]:
         for register in uses(instruction):
             if (MULTIPLIED, register.index) in state:
                 state[READ, register.index] = instruction.number
+        # LLVM ties a wgmma's operands to its registers by moves, also behind a fence; ptxas then moves the fence (its
+        # note C7519). So a move counts only where the fence was before another wgmma, or where there was none.
+        moves = instruction.parts[0] == "mov" and (BEGINNING, 0) not in state
         for register in definitions(instruction):
-            if register.index in taken:
+            if register.index in taken and not (moves and (MULTIPLIED, register.index) not in state):
                 state[WRITTEN, register.index] = instruction.number
     return found

@@ -45,15 +45,18 @@ def load(memory: np.ndarray, addresses: np.ndarray, num: int, trans: bool) -> li
     return list(np.ascontiguousarray(turned).view(np.uint32).reshape(num, addresses.size))
 
 
-def store(memory: np.ndarray, addresses: np.ndarray, registers: Sequence[Value], trans: bool) -> None:
-    """stmatrix.x(number of registers), with `.trans` or without: the inverse of `load`, into `memory`.
+def row_values(registers: Sequence[Value], lanes: int, trans: bool) -> np.ndarray:
+    """stmatrix.x(number of registers), with `.trans` or without: the rows (warps * 8 * number,) of 16 bytes (`CHUNK`).
 
-    Registers are (lanes,) uint32, or one value for all lanes.  Raises as `load`; two equal rows leave either.
+    They are in the order of the lanes that say where they go, the first 8 * number of each warp.  Registers are
+    (lanes,) uint32, or one value for all lanes.  Raises `ValueError` where they are not 1, 2 or 4.
     """
     num = len(registers)
-    rows = rows_of(addresses, num)
-    words = stacked(registers, addresses.size, np.uint32)
+    if num not in (1, 2, 4):
+        raise ValueError(f"registers: expected 1, 2 or 4 matrices, got {num}")
+    words = stacked(registers, lanes, np.uint32)
     if trans:
         turned = words.view(np.uint16).reshape(num, -1, 8, 8).transpose(0, 1, 3, 2)
         words = np.ascontiguousarray(turned)
-    chunks(memory)[rows >> 4] = words.reshape(-1).view(CHUNK)
+    found: np.ndarray = words.reshape(-1).view(CHUNK).reshape(num, -1, 8).transpose(1, 0, 2).reshape(-1)
+    return found

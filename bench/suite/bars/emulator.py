@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from rooflab.bench.suite.entries import Context, Entry, Outcome
+from rooflab.bench.suite.entries import BarStatus, Context, Entry, Outcome
 
 LEAST = 20
 
@@ -18,7 +18,7 @@ def golden(context: Context) -> Outcome:
         return Outcome("UNSUPPORTED", "outputs of a CPU say nothing of the emulator", "UNMEASURED", needed)
     chosen = [target for target in files.targets() if f"{target.op}/{target.kernel}" not in context.excluded]
     names = files.write(context.out / "golden", torch.device(context.device), chosen)
-    status = "MET" if len(names) >= LEAST else "MISSED"
+    status: BarStatus = "MET" if len(names) >= LEAST else "MISSED"
     return Outcome("DONE", "", status, needed, {"kept": len(names)}, ("golden/golden.json",))
 
 

@@ -1,0 +1,228 @@
+"""Every mistake ends in one sentence that names the argument, or the source line, the CTA and the thread."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from ptx_cuda import KERNELS, ptx, run
+
+from rooflab.bench.ptx.launch import EmulationError, Launch, emulate
+from rooflab.bench.ptx.text.syntax import PtxError
+
+LINES = (KERNELS / "mistakes.cu").read_text().splitlines()
+
+
+def line_of(words: str) -> str:
+    """`kernel.cu:12`, where a comment of the source says these words."""
+    (number,) = [number for number, line in enumerate(LINES, 1) if line.endswith(f"// {words}")]
+    return f"kernel.cu:{number} "
+
+
+def error_of(name: str, args: list[Any], kind: type[Exception] = EmulationError, **more: Any) -> str:
+    """The one line that a kernel of the file ends with."""
+    with pytest.raises(kind) as caught:
+        run("mistakes", name, args, **{"block": 32, **more})
+    text = str(caught.value)
+    assert "\n" not in text and "\t" not in text
+    return text
+
+
+def floats(count: int = 256) -> torch.Tensor:
+    """Ones."""
+    return torch.ones(count)
+
+
+def integers(count: int = 256) -> torch.Tensor:
+    """0, 1, 2 and so on."""
+    return torch.arange(count, dtype=torch.int32)
+
+
+def launch(text: str, name: str | None = "copy") -> None:
+    """Launches the first kernel of the file from another text."""
+    emulate(Launch(text, name, (32, 1, 1)), (1,), [floats(), floats(), 3])
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_100a"])
+def test_ptx_of_another_target_is_refused(target: str) -> None:
+    with pytest.raises(PtxError, match=rf"expected the target sm_90 or sm_90a, got {target}"):
+        launch(ptx("mistakes").replace(".target sm_90a", f".target {target}"))
+
+
+@pytest.mark.parametrize("text", ["", "no PTX", "__global__ void k() {}"])
+def test_a_text_that_is_no_ptx_is_refused(text: str) -> None:
+    with pytest.raises(PtxError, match=r"expected a text with \.version and \.target"):
+        launch(text)
+
+
+def test_a_text_that_ends_early_is_refused() -> None:
+    text = ptx("mistakes")
+    with pytest.raises(PtxError, match="expected '}' for the '{'"):
+        launch(text[: text.index("ld.global.f32")])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "named"),
+    [
+        ("ld.global.f32", "ldx.f32", "ldx.f32"),
+        ("ld.global.f32", "ld.globule.f32", ".globule"),
+        ("mad.lo", "mad.mid", ".mid"),
+    ],
+)
+def test_an_instruction_that_is_not_known_is_named_with_its_line(old: str, new: str, named: str) -> None:
+    with pytest.raises(PtxError, match=r"expected an instruction that is known, got .* at kernel\.cu:\d+") as caught:
+        launch(ptx("mistakes").replace(old, new))
+    assert named in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("%r1, %r3, %r4, %r5", "%r1, %r3, %r4, %r99", "a name that is declared, got '%r99'"),
+        ("$L__BB0_2:", "$L__BB0_3:", "a label"),
+        (".reg .pred", ".reg .bred", "a register of a known type"),
+        (".reg .pred", ".ragged 3; .reg .pred", "a directive that is known, got '.ragged 3'"),
+    ],
+)
+def test_what_the_parser_does_not_know_is_named(old: str, new: str, words: str) -> None:
+    with pytest.raises(PtxError) as caught:
+        launch(ptx("mistakes").replace(old, new, 1))
+    assert words in str(caught.value)
+
+
+def test_a_kernel_that_is_missing_is_named_beside_those_there() -> None:
+    assert "got 'nothing'" in error_of("nothing", [], PtxError)
+    with pytest.raises(PtxError, match="expected a name, as the PTX has copy, misaligned"):
+        launch(ptx("mistakes"), None)
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ([floats(), floats()], "expected 3 for copy (u64 copy_param_0, u64 copy_param_1, u32 copy_param_2), got 2"),
+        ([floats(), floats(), 1.5], "copy_param_2: expected a number that fits .u32, got 1.5"),
+        ([floats(), floats(), 1 << 40], "copy_param_2: expected a number that fits .u32"),
+        ([floats(), floats(), "a"], "copy_param_2: expected a number that fits .u32, got 'a'"),
+        ([floats(), floats(), floats()], "copy_param_2: expected a number (.u32), got a tensor"),
+        ([floats(), floats(), b"abc"], "copy_param_2: expected 4 bytes, got 3"),
+        ([floats(), floats().to("meta"), 3], "copy_param_1: expected a tensor on the CPU, got one on meta"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_named(args: list[Any], words: str) -> None:
+    assert words in error_of("copy", args, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"block": 1025}, "block: expected 1 to 1024 threads"),
+        ({"block": 0}, "block: expected 1 to 1024 threads"),
+        ({"grid": (0,)}, "grid: expected one to three positive sizes"),
+        ({"grid": ()}, "grid: expected one to three positive sizes"),
+        ({"grid": (1, 1, 1, 1)}, "grid: expected one to three positive sizes"),
+        ({"grid": (1, 65536)}, "grid: expected one to three positive sizes"),
+        ({"grid": (2**31 - 1,)}, "grid: expected at most 4194304 CTAs, of which each takes memory"),
+        ({"grid": (2,), "ctas": [2]}, "ctas: expected numbers from 0 to 1, got 2"),
+        ({"shared": 232449}, "shared memory: expected 0 to 232448 bytes, got 232449"),
+        ({"shared": -1}, "shared memory: expected 0 to 232448 bytes, got -1"),
+    ],
+)
+def test_launches_that_no_gpu_would_take_are_refused(more: dict[str, Any], words: str) -> None:
+    assert words in error_of("copy", [floats(), floats(), 3], ValueError, **more)
+
+
+def test_static_and_dynamic_shared_memory_are_taken_together() -> None:
+    words = "expected 0 to 232448 bytes, got 248000, of which 48000 are the kernel's own"
+    assert words in error_of("much_shared", [floats()], ValueError, shared=200000)
+
+
+def test_reads_and_writes_outside_a_tensor_name_thread_and_place() -> None:
+    text = error_of("copy", [floats(100), floats(), 200], grid=(2,), block=128)
+    assert line_of("the copy") in text and "CTA 0, thread 100: " in text
+    assert "begin 400 bytes into copy_param_0 of 400" in text
+    text = error_of("copy", [floats(), floats(150), 200], grid=(2,), block=128)
+    assert "(st.global.f32), CTA 1, thread 22: " in text and "copy_param_1 of 600" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "line", "words"),
+    [
+        ("misaligned", [floats(), floats()], "misaligned read", "thread 0: address 0x"),
+        ("misaligned_write", [floats()], "misaligned write", "is not a multiple of 4 bytes"),
+        ("null_pointer", [None], "write to null", "thread 3: 4 bytes at 0x0: a null pointer"),
+        ("shared_read_behind_the_end", [floats(), 1], "shared read behind the end", "thread 31: 4 bytes at shared"),
+        ("shared_read_behind_the_end", [floats(), -1], "shared read behind the end", "shared address 0xfffffffc lie"),
+        ("shared_write_behind_the_end", [floats(), 500], "shared write behind the end", "lie outside the 128 there"),
+        ("shared_misaligned", [floats(), 2], "misaligned shared read", "shared address 0x2 is not a multiple of 4"),
+        ("shared_unwritten", [floats()], "read of what nobody wrote", "shared memory at 0x14, which nobody has"),
+        ("local_behind_the_end", [integers(), integers()], "local read behind the end", "thread 31: 4 bytes at local"),
+        ("constant_write", [1], "write to a constant", "a store to fixed, which is constant"),
+        ("bulk_outside", [floats(64), floats()], "copies from outside", "256 bytes into bulk_outside_param_0 of 256"),
+        ("no_mbarrier", [integers()], "arrives at nothing", "holds no mbarrier that was initialised"),
+        ("traps", [integers()], "the trap", "the kernel trapped"),
+        ("asserts", [integers()], "the assertion", "a device-side assertion failed"),
+    ],
+)  # fmt: skip
+def test_what_a_thread_must_not_do_names_its_line(name: str, args: list[Any], line: str, words: str) -> None:
+    text = error_of(name, args, shared=128)
+    assert line_of(line) in text and words in text
+
+
+def test_a_read_of_a_tensor_that_nobody_has_written_names_its_line() -> None:
+    y = floats()
+    text = error_of("sum_of_unwritten", [floats(), y], unwritten=[y])
+    assert line_of("adds to what nobody wrote") in text and "byte 0 of sum_of_unwritten_param_1" in text
+
+
+def test_nothing_is_wrong_where_traps_and_assertions_are_not_reached() -> None:
+    zeros = torch.zeros(32, dtype=torch.int32)
+    run("mistakes", "traps", [zeros], block=32)
+    run("mistakes", "asserts", [zeros], block=32)
+
+
+def test_what_is_printed_is_left_out() -> None:
+    y = torch.zeros(32, dtype=torch.int32)
+    run("mistakes", "prints", [integers(32), y], block=32)
+    assert torch.equal(y, integers(32))
+
+
+@pytest.mark.parametrize(
+    ("name", "lines", "words"),
+    [
+        (
+            "half_a_barrier",
+            ["waits at barrier 1", "waits at barrier 2"],
+            "warp 0: waiting for barrier 1, where 32 of 64",
+        ),
+        ("barrier_in_a_branch", ["only odd threads", "all threads"], "waiting for the rest of its warp"),
+        ("nobody_arrives", ["waits at the mbarrier"], "2 of 2 arrivals and 0 bytes missing"),
+        ("shuffle_in_a_branch", ["names lanes that never come", "the others"], "waiting for the rest of its warp"),
+    ],
+)
+def test_a_deadlock_names_all_waits_and_their_lines(name: str, lines: list[str], words: str) -> None:
+    args = [integers(), integers()] if name == "shuffle_in_a_branch" else [integers()]
+    text = error_of(name, args, block=64)
+    assert "nothing can go on (deadlock)" in text and words in text
+    assert all(line_of(line) in text for line in lines)
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+def test_a_flag_that_nobody_sets_does_not_spin_for_ever(seed: int) -> None:
+    flag = torch.zeros(1, dtype=torch.int32)
+    text = error_of("nobody_sets_the_flag", [flag, integers()], grid=(3,), block=64, seed=seed)
+    assert line_of("asks for ever") in text and "what nobody writes" in text
+
+
+@pytest.mark.parametrize(
+    ("option", "name", "line", "words"),
+    [
+        ("RECURSION", "recursive", "calls itself", "neither recursive nor guarded"),
+        ("POINTER", "by_pointer", None, "functions by their names, got one by a pointer"),
+    ],
+)
+def test_calls_that_cannot_be_put_in_place_are_refused(option: str, name: str, line: str | None, words: str) -> None:
+    text = error_of(name, [integers()], PtxError, options=(f"-D{option}",))
+    assert words in text and (line is None or line_of(line).strip() in text)
+    # Other kernels of the same text run all the same.
+    run("mistakes", "copy", [floats(), floats(), 3], options=(f"-D{option}",))

@@ -1,0 +1,146 @@
+"""The bench's own CUDA C++ in the emulator, launched as on a GPU, and its checks of what the launches left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rooflab.bench.microkernels import arithmetic, floors, memory, mma_sync, wgmma
+from rooflab.bench.microkernels.microkernel import Card, Microkernel
+from rooflab.bench.ptx.cuda_kernels import compile_ptx, emulating_cuda
+from rooflab.bench.ptx.launch import Launch, emulate
+from rooflab.bench.ptx.results import Result
+from rooflab.kernels._cuda import CudaCompileError, CudaKernel, load
+
+CARD = Card(torch.device("cpu"), sm=90, sms=2, l2_bytes=2**14, free_bytes=1e9)
+
+
+@pytest.fixture(autouse=True)
+def few_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One launch shape of each, small."""
+    monkeypatch.setattr(memory, "SHAPES", (memory.Shape(64, 1, 4),))
+    monkeypatch.setattr(memory, "ONE_CHUNK_SHAPES", (memory.Shape(64, 1, 4, every_chunk=True),))
+    monkeypatch.setattr(memory, "LARGEST_CHUNK", 256)
+    monkeypatch.setattr(memory, "HBM_TIMES_L2", 2)
+    monkeypatch.setattr(arithmetic, "FMA_SHAPES", (arithmetic.Shape(32, 2, 4, 16),))
+    monkeypatch.setattr(arithmetic, "SPECIAL_SHAPES", (arithmetic.Shape(32, 2, 4, 16),))
+    monkeypatch.setattr(wgmma, "SHAPES", (wgmma.Shape(64, 2),))
+    monkeypatch.setattr(mma_sync, "SHAPES", (mma_sync.Shape(64, 1, 2, 2, 2),))
+
+
+def kernels(module: Any, load_: Any = load) -> Iterator[Microkernel]:
+    """All of a module's."""
+    for group in module.groups(CARD, load_):
+        yield from group.kernels
+
+
+def checked(kernel: Microkernel, repeats: int, **options: Any) -> Result:
+    """What the one launch of a check did, which must leave what it should."""
+    results: list[Result] = []
+    with emulating_cuda(lambda launch, grid, args: results.append(emulate(launch, grid, args, **options))):
+        assert kernel.wrong(kernel.fixed_repeats or repeats) == "", kernel.limit
+    (result,) = results
+    return result
+
+
+def test_wgmma_is_right_in_every_dtype_from_shared_memory_and_from_registers() -> None:
+    found = list(kernels(wgmma))
+    assert len(found) == 8
+    for kernel in found:
+        result = checked(kernel, 9)
+        assert result.races == () and sum(result.tensor_flops.values()) == 9 * kernel.work
+
+
+def test_an_accumulator_of_few_bits_passes_the_check_that_was_made_for_it() -> None:
+    kernel = next(kernel for kernel in kernels(wgmma) if kernel.dtype == "fp8_e4m3")
+    checked(kernel, 8, short_accumulator=True)
+
+
+def test_mma_sync_is_right_in_every_dtype() -> None:
+    for kernel in kernels(mma_sync):
+        result = checked(kernel, 2)
+        assert result.races == () and sum(result.tensor_flops.values()) == 2 * kernel.work
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+def test_arithmetic_and_its_reference_agree(seed: int) -> None:
+    for kernel in kernels(arithmetic):
+        assert checked(kernel, 7, seed=seed).races == ()
+
+
+def test_streams_move_the_bytes_that_they_are_counted_with() -> None:
+    for kernel in kernels(memory):
+        result = checked(kernel, 1)
+        if not kernel.limit.endswith("read"):  # it also writes its sums
+            passes = kernel.fixed_repeats or 1
+            assert result.bytes.global_read + result.bytes.global_write == passes * kernel.work
+
+
+def test_the_proxy_fence_before_the_tensor_cores_is_missed() -> None:
+    def without(source: str, name: str, *, options: tuple[str, ...] = ()) -> CudaKernel:
+        fence = 'asm volatile("fence.proxy.async.shared::cta;" ::: "memory");'
+        assert fence in source
+        return load(source.replace(fence, ""), name, options=options)
+
+    races = checked(next(kernels(wgmma, without)), 1).races
+    assert races and all("no fence.proxy.async between" in race for race in races)
+
+
+def test_an_empty_kernel_does_nothing() -> None:
+    seen: list[Result] = []
+    with emulating_cuda(lambda launch, grid, args: seen.append(emulate(launch, grid, args))):
+        floors.empty(load).launch(1)
+    assert list(seen[0].instructions) == ["ret"]
+
+
+def test_a_launch_is_taken_as_on_a_gpu_with_options_block_and_shared_memory() -> None:
+    source = """
+    struct Pair { int a; float b; };
+    extern "C" __global__ void k(float* y, const float* none, Pair pair, unsigned char small) {
+        extern __shared__ float s[];
+        const int i = threadIdx.x + blockDim.x * threadIdx.y;
+        if (none == nullptr) y[i] = FACTOR * (pair.a + pair.b) + small + (s != nullptr);
+    }
+    """
+    seen: list[tuple[Launch, tuple[int, ...]]] = []
+
+    def handle(launch: Launch, grid: tuple[int, ...], args: list[Any]) -> None:
+        seen.append((launch, grid))
+        emulate(launch, grid, args)
+
+    y = torch.zeros(8)
+    pair = np.array([(3, 0.5)], np.dtype([("a", "i4"), ("b", "f4")]))
+    with emulating_cuda(handle):
+        CudaKernel(source, "k", ("-DFACTOR=2",))((1,), (4, 2), y, None, pair, np.uint8(7), shared_bytes=64)
+    assert (y == 2 * 3.5 + 7 + 1).all()
+    ((launch, grid),) = seen
+    assert (launch.block, launch.dynamic_shared, grid) == ((4, 2, 1), 64, (1,))
+
+
+def test_what_a_gpus_launch_refuses_is_refused() -> None:
+    kernel = CudaKernel('extern "C" __global__ void k(int n) {}', "k")
+    with emulating_cuda(lambda launch, grid, args: None):
+        with pytest.raises(ValueError, match=r"numpy\.int32\(3\) in place 0, got int 3"):
+            kernel((1,), (32,), 3)
+        with (
+            pytest.raises(ValueError, match="expected 4 bytes, got 8"),
+            emulating_cuda(lambda launch, grid, args: emulate(launch, grid, args) and None),
+        ):
+            kernel((1,), (32,), np.float64(3))
+
+
+def test_a_source_that_is_wrong_gives_the_compilers_words() -> None:
+    with pytest.raises(CudaCompileError, match=r"kernel\.cu\(1\): error"):
+        compile_ptx("nonsense")
+
+
+def test_launches_go_to_the_gpu_again_behind_the_emulator() -> None:
+    before = CudaKernel.__call__
+    with pytest.raises(ZeroDivisionError), emulating_cuda(lambda launch, grid, args: None):
+        assert CudaKernel.__call__ is not before
+        _ = 1 / 0
+    assert CudaKernel.__call__ is before
