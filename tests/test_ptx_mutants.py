@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -27,6 +28,8 @@ from rooflab.kernels.registry import kernels, ops
 
 TESTS = Path(__file__).parent
 REDUNDANT: dict[str, dict[str, str]] = json.loads((TESTS / "ptx_redundant_mutants.json").read_text())
+OF_CORPUS: dict[str, dict[str, str]] = REDUNDANT.pop("corpus")  # type: ignore[assignment]
+"""The same for cases of `ptx_kernels`."""
 SEEDS = (0, 1)
 """Warps together as far as they go, and an order drawn."""
 CLEAN_SEEDS = (0, 1, 2, 3)
@@ -143,6 +146,22 @@ def test_mutants_are_flagged_or_argued_redundant(kernel: str) -> None:
     print(f"{kernel}: {total} mutants, {flagged} flagged, {argued} argued redundant")
     assert flagged >= LEAST_FLAGGED * (total - argued), f"not flagged: {unargued}"
     assert argued <= MOST_REDUNDANT * total
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    ["tma_NT_bf16", "ws_64_persistent", "flash_tma", "gluon_specialised", "gluon_in_and_out", "gluon_multicast",
+     "split_k_last"],
+)  # fmt: skip
+def test_mutants_of_what_tma_and_specialised_warps_wait_for_are_flagged(name: str) -> None:
+    # Of its barriers of whole CTAs a compiler emits more than are needed; each of the others must count.
+    found = asked({"corpus": name, "seeds": SEEDS, "clean_seeds": CLEAN_SEEDS})
+    assert found["clean"] == []
+    asynchronous = [item for item in found["mutants"] if not re.search(r"\bbar(rier)?\.(warp\.)?sync\b", item["name"])]
+    missed = {item["name"] for item in asynchronous if not item["flagged"]}
+    assert len(asynchronous) > 10
+    assert missed == OF_CORPUS.get(name, {}).keys()
 
 
 def test_every_redundant_mutant_is_of_a_target_and_has_a_reason() -> None:

@@ -118,6 +118,10 @@ def _ring(draw: random.Random) -> Case:
         "specialise": draw.random() < 0.5, "registers": 24,
         "M": 8 * draw.randint(1, 32), "N": 8 * draw.randint(1, 16), "K": 16 * draw.randint(1, 24),
     }  # fmt: skip
+    size = {"fp32": 4, "e4m3": 1, "e5m2": 1}.get(dtype, 2)
+    tiles = options["stages"] * options["BK"] * (options["BM"] + options["BN"]) * size
+    options["BN"] = options["BN"] if tiles + 4 * options["BM"] * options["BN"] <= SHARED_BYTES else 16
+    options["stages"] = options["stages"] if tiles <= SHARED_BYTES else 2
     return Case("gluon_matmul", "tma_ring", options)
 
 

@@ -53,7 +53,7 @@ def ring(a, b, c, K, BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGE
     fence_async_shared()
     steps = gl.cdiv(K, BK)
     for k in gl.static_range(STAGES - 2):
-        issue(a, b, pm, pn, k, a_ring, b_ring, full, STAGES, BK, B_T)
+        issue(a, b, pm, pn, k, a_ring, b_ring, full, STAGES, BK, B_T, pred=k < steps)
     layout: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[gl.num_warps(), 1], instr_shape=[16, BN, 256 // a.dtype.primitive_bitwidth]
     )

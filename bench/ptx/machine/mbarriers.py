@@ -63,7 +63,9 @@ class MBarriers:
                 raise Fault(f"mbarrier.init wants a count from 1 to 1048575, got {count}", instruction)
             self._states[place] = _State(count, count)
             self._watch(
-                context, lambda races, slot, warps, at=place: races.mbarrier_init(slot, int(warps[0]), at, instruction)
+                context,
+                lambda races, slot, warps, at=place: races.mbarrier_init(slot, int(warps[0]), at, instruction),
+                mask,
             )
             if self._group.written is not None:
                 self._group.written[place : place + 8] = True
@@ -74,7 +76,9 @@ class MBarriers:
             self._state(place, instruction)
             del self._states[place]
             self._watch(
-                context, lambda races, slot, warps, at=place: races.mbarrier_inval(slot, int(warps[0]), at, instruction)
+                context,
+                lambda races, slot, warps, at=place: races.mbarrier_inval(slot, int(warps[0]), at, instruction),
+                mask,
             )
 
     def arrive(self, context: Context, addresses: Any, count: Any, expect: Any, mask: Any, instruction: int) -> Any:
