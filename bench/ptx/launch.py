@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,8 @@ class Launch:
     dynamic_shared: int = 0
     """Bytes of `extern .shared` memory."""
     cluster: Triple = (1, 1, 1)
+    names: tuple[str, ...] = ()
+    """What the source calls the parameters, for messages; the PTX's own names without it."""
 
 
 def emulate(
@@ -73,7 +75,7 @@ def emulate(
     count = sizes[0] * sizes[1] * sizes[2]
     if count > MOST_EMULATED:
         raise ValueError(f"grid: expected at most {MOST_EMULATED} CTAs, of which each takes memory, got {tuple(grid)}")
-    memory_, raw = _memory(program.kernel, args, list(unwritten), memory)
+    memory_, raw = _memory(program.kernel, args, list(unwritten), memory, compiled.names)
     run = _run(program, compiled, sizes, memory_, raw, checks or Checks(), seed, short_accumulator)
     chosen = range(count) if ctas is None else list(ctas)
     for cta in chosen if ctas is not None else ():
@@ -188,7 +190,11 @@ def _point(variable: Variable, reference: Reference, addresses: dict[str, int], 
 
 
 def _memory(
-    kernel: Kernel, args: Sequence[Any], unwritten: list[torch.Tensor], more: Iterable[torch.Tensor]
+    kernel: Kernel,
+    args: Sequence[Any],
+    unwritten: list[torch.Tensor],
+    more: Iterable[torch.Tensor],
+    names: Sequence[str],
 ) -> tuple[GlobalMemory, bytes]:
     """The allocations of the arguments, and the arguments' bytes as the kernel finds them."""
     if len(args) != len(kernel.parameters):
@@ -197,7 +203,9 @@ def _memory(
     memory = GlobalMemory()
     blank = {tensor.untyped_storage().data_ptr() for tensor in unwritten}
     raw = b""
-    for value, parameter in zip(args, kernel.parameters, strict=True):
+    for place, (value, parameter) in enumerate(zip(args, kernel.parameters, strict=True)):
+        if place < len(names):
+            parameter = replace(parameter, name=names[place])
         raw += bytes(-len(raw) % parameter.align)
         raw += _packed(value, parameter, memory, blank)
     for tensor in more:

@@ -23,17 +23,21 @@ def bound(compiled: Any, grid: Sequence[int], args: Sequence[Any]) -> tuple[Laun
     metadata = compiled.metadata
     ptx = compiled.asm["ptx"]
     signature = [kind for kind in compiled.src.signature.values() if kind != "constexpr"]
+    own = [_name(compiled, key) for key, kind in compiled.src.signature.items() if kind != "constexpr"]
     if len(args) != len(signature):
         raise ValueError(f"args: expected {len(signature)} for {metadata.name}, got {len(args)}")
     values: list[Any] = []
+    names: list[str] = []
     reached: list[torch.Tensor] = []
     maps = iter(getattr(metadata, "tensordesc_meta", None) or ())
-    for value, kind in _flat(args, signature):
-        if isinstance(kind, str) and kind.startswith("tensordesc"):
-            values += _descriptor(value, next(maps, None))
-            reached.append(value.base)
-        else:
-            values.append(value)
+    for name, given, wanted_kind in zip(own, args, signature, strict=True):
+        for value, kind in _flat([given], [wanted_kind]):
+            if isinstance(kind, str) and kind.startswith("tensordesc"):
+                values += _descriptor(value, next(maps, None))
+                reached.append(value.base)
+            else:
+                values.append(value)
+        names += [name] * (len(values) - len(names))
     ctas = 1
     for size in grid:
         ctas *= int(size)
@@ -43,7 +47,14 @@ def bound(compiled: Any, grid: Sequence[int], args: Sequence[Any]) -> tuple[Laun
     wanted = entry[1].count(".param ") if entry is not None else 0
     # Parameters that the compiler found unused are there all the same; only the scratch pointers came with 3.x.
     values = values[:wanted] if len(values) > wanted else values
-    return Launch(ptx, metadata.name, None, int(metadata.shared), _cluster(metadata)), values, reached
+    names += ["scratch memory"] * (len(values) - len(names))
+    launch = Launch(ptx, metadata.name, None, int(metadata.shared), _cluster(metadata), tuple(names))
+    return launch, values, reached
+
+
+def _name(compiled: Any, key: Any) -> str:
+    """What the source calls an argument; Triton knows it by its name, its place, or a tuple with that."""
+    return key if isinstance(key, str) else str(compiled.src.fn.arg_names[key[0] if isinstance(key, tuple) else key])
 
 
 def in_ctas(compiled: Any, grid: Sequence[int]) -> tuple[int, ...]:

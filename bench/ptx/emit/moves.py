@@ -172,7 +172,10 @@ def convert(g: Generator, instruction: Instruction) -> None:
     given = "".join(f", {name}=True" for name in flags)
     rounding = rounding_of(parts) or next((part for part in parts if part in ("rni", "rzi", "rmi", "rpi")), "")
     result = dtype_of(to)
-    if to.endswith("x2") and source == "f32":
+    if to in ("bf16x2", "f16x2") and source == "f32" and rounding == "rn" and not flags:
+        high, low = (g.value(item, "f4") for item in operands[1:3])
+        g.define(operands[0], f"convert.cvt_rn_{to}_f32({high}, {low})", result)
+    elif to.endswith("x2") and source == "f32":
         high, low = (g.value(item, "f4") for item in operands[1:3])
         g.define(
             operands[0],

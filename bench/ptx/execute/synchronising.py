@@ -9,7 +9,6 @@ import numpy as np
 from rooflab.bench.ptx.machine.context import PARKED, SPLIT, Context
 from rooflab.bench.ptx.machine.errors import Fault
 from rooflab.bench.ptx.machine.group import RANK_SHIFT
-from rooflab.bench.ptx.machine.shared_access import shared_offsets
 
 
 def _one(value: Any) -> int | None:
@@ -189,9 +188,3 @@ def set_registers(c: Context, count: int, increase: bool, instruction: int) -> N
     if not 24 <= count <= 256 or count % 8:
         raise Fault(f"setmaxnreg wants a multiple of 8 from 24 to 256, got {count}", instruction)
     c.group.waiting.registers.set(c, count, increase, instruction)
-
-
-def shared_place(c: Context, address: Any, size: int, instruction: int) -> int:
-    """The one place in the group's shared memory that an address of all lanes means."""
-    offsets = shared_offsets(c, address, size, None, instruction)
-    return int(offsets) if isinstance(offsets, np.generic | int) else int(offsets[0])

@@ -74,10 +74,6 @@ class Context:
         self.children = [self.part(predicate, target), self.part(~predicate, following)]
         return SPLIT
 
-    def ended(self, predicate: Any, following: int) -> int:
-        """As `branch`, to the end of the program."""
-        return self.branch(predicate, self.group.program_size, following)
-
     def many_ways(self, index: Any, targets: Sequence[int]) -> int:
         """`brx.idx`."""
         if isinstance(index, np.generic):

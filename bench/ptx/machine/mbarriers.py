@@ -186,10 +186,6 @@ class MBarriers:
         """Whether the phase of this parity is over."""
         return self._state(place, instruction).phase & 1 != parity & 1
 
-    def token_complete(self, place: int, token: int, instruction: int) -> bool:
-        """Whether the phase of an arrival's token is over."""
-        return self._state(place, instruction).phase > token
-
     def all_complete(self, places: list[int], parity: int) -> bool:
         """Whether the phases that somebody waits for are over, or one of the mbarriers is gone."""
         return all(place not in self._states or self._states[place].phase & 1 != parity for place in places)

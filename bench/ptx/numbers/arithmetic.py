@@ -119,11 +119,6 @@ def fma_rn_f32(a: Value, b: Value, c: Value) -> Value:
     return total.astype(_F32)
 
 
-def fma_rn_ftz_f32(a: Value, b: Value, c: Value) -> Value:
-    """`fma.rn.ftz.f32`."""
-    return flush(fma_rn_f32(flush(a), flush(b), flush(c)))
-
-
 def fma_rn_f64(a: Value, b: Value, c: Value) -> Value:
     """`fma.rn.f64`: correctly rounded.
 

@@ -7,7 +7,7 @@ import re
 from rooflab.bench.ptx.text import declarations, operands
 from rooflab.bench.ptx.text.statements import Function, statements
 from rooflab.bench.ptx.text.syntax import (
-    Group,
+    Immediate,
     Instruction,
     Label,
     Operand,
@@ -15,7 +15,6 @@ from rooflab.bench.ptx.text.syntax import (
     Place,
     PtxError,
     Register,
-    Sink,
     Symbol,
     Variable,
 )
@@ -37,7 +36,6 @@ class Scope:
         self.families: dict[str, tuple[str, int]] = {}
         """Type and count by prefix: thousands are declared, and those that occur are made when they do."""
         self.variables: dict[str, str] = {}
-        self.labels: set[str] = set()
 
 
 class Body:
@@ -66,8 +64,8 @@ class Body:
     def read(self, text: str) -> None:
         """Reads the statements of a body in a scope of its own."""
         base = len(self._scopes)
-        self._open(text)
-        for kind, statement in self._statements(text):
+        self._scopes.append(self._new_scope())
+        for kind, statement in statements(text):
             if kind == "open":
                 self._scopes.append(self._new_scope())
             elif kind == "close":
@@ -82,19 +80,12 @@ class Body:
             raise PtxError("PTX: expected as many '}' as '{' in a body")
         self._scopes.pop()
 
-    def _statements(self, text: str) -> list[tuple[str, str]]:
-        return [(item.kind, item.text) for item in statements(text)]
-
-    def _open(self, text: str) -> None:
-        self._scopes.append(self._new_scope())
-
     def _new_scope(self) -> Scope:
         self._count += 1
         return Scope(self._count)
 
     def _label(self, name: str) -> None:
         self.labels[f"{name}@{self._scopes[-1].number}"] = len(self.instructions)
-        self._scopes[-1].labels.add(name)
 
     def _line(self, text: str) -> None:
         if found := _LOC.match(text):
@@ -166,8 +157,6 @@ class Body:
         if special is not None:
             return special
         if name == "WARP_SZ":
-            from rooflab.bench.ptx.text.syntax import Immediate
-
             return Immediate(32)
         if name in self.variables or name in self._parameters:
             return Symbol(name)
@@ -257,6 +246,3 @@ def find_label(labels: dict[str, int], name: str) -> str:
         if f"{target}@{scope}" in labels:
             return f"{target}@{scope}"
     raise PtxError(f"PTX: expected a label, got {target!r}, which stands nowhere")
-
-
-__all__ = ["Body", "Group", "Scope", "Sink", "find_label"]

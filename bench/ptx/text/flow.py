@@ -7,12 +7,11 @@ of whole warpgroups, of whole warps, or of parts of warps.  What is executed by 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from rooflab.bench.ptx.text.body import find_label
-from rooflab.bench.ptx.text.syntax import Instruction, Kernel, Label, PtxError, Register, registers_of
+from rooflab.bench.ptx.text.syntax import Instruction, Kernel, Label, PtxError
 from rooflab.bench.ptx.text.uses import definitions, uses
 
 WARPGROUP = ("wgmma",)
@@ -154,11 +153,3 @@ class Flow:
                 if now != live[start]:
                     live[start], changed = now, True
         return live
-
-
-def check_known(registers: Sequence[Register], instruction: Instruction) -> None:
-    """Raises `PtxError` on a register of another kernel: a fault of the parser."""
-    for operand in instruction.operands:
-        for register in registers_of(operand):
-            if registers[register.index] != register:
-                raise PtxError(f"PTX: {instruction.text!r} names a register that is not its kernel's")
