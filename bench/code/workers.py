@@ -37,7 +37,7 @@ class Worker:
     None of them interprets Triton's kernels, which this process may.
     """
 
-    def __init__(self, tree: Path | None = None, module: str = COMPILER, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, tree: Path | None = None, module: str = COMPILER, timeout_s: float | None = None) -> None:
         self.timeout_s = timeout_s
         self.log = tempfile.TemporaryFile()  # as long-lived as the process that writes it
         environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
@@ -55,7 +55,7 @@ class Worker:
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """The worker's answer.  Raises `CompileFailure` where it dies or takes longer than `timeout_s`."""
-        timer = threading.Timer(self.timeout_s, self.process.kill)
+        timer = threading.Timer(TIMEOUT_S if self.timeout_s is None else self.timeout_s, self.process.kill)
         timer.start()
         try:
             _pipe(self.process.stdin).write(json.dumps(request) + "\n")
@@ -86,7 +86,7 @@ class Worker:
 class Workers:
     """As many processes as there are cores, all of one tree."""
 
-    def __init__(self, tree: Path | None = None, module: str = COMPILER, timeout_s: float = TIMEOUT_S):
+    def __init__(self, tree: Path | None = None, module: str = COMPILER, timeout_s: float | None = None):
         self._start = partial(Worker, tree, module, timeout_s)
         self.idle: queue.LifoQueue[Worker] = queue.LifoQueue()
         self.threads = ThreadPoolExecutor(min(8, _cores()), thread_name_prefix="compile")
