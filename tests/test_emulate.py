@@ -7,6 +7,7 @@ import pytest
 
 from rooflab.bench.cli import run
 from rooflab.bench.record_files import read
+from rooflab.kernels import registry
 
 RMSNORM = "T=8,H=256,eps=1e-06"
 MINE = """
@@ -34,6 +35,8 @@ def mine(x, weight, eps=1e-6):
 def rooflab(monkeypatch, capfd, tmp_path):
     """Runs a command in an empty folder and gives its exit status, output and errors."""
     monkeypatch.chdir(tmp_path)
+    # Kernels from files are met by no other test.
+    monkeypatch.setitem(registry._kernels, "rmsnorm", dict(registry.kernels("rmsnorm")))
 
     def call(*arguments):
         monkeypatch.setattr(sys, "argv", ["rooflab", *map(str, arguments)])

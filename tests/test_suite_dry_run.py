@@ -28,8 +28,9 @@ def test_the_whole_plan_runs_on_a_cpu(tmp_path):
     bad = {name: row["reason"] for name, row in rows.items() if row["status"] not in ("DONE", "UNSUPPORTED")}
     assert not bad
     assert all(row["reason"] for row in rows.values() if row["status"] == "UNSUPPORTED")
-    long = {"self-test", "bar:ab.false_alarms"}
-    assert {name for name, row in rows.items() if row["status"] == "UNSUPPORTED"} <= long
+    # What takes minutes there, and what a CPU cannot answer.
+    left_out = {"self-test", "bar:ab.false_alarms", "bar:emulator.golden"}
+    assert {name for name, row in rows.items() if row["status"] == "UNSUPPORTED"} <= left_out
     assert found["bars"]["MET"] == found["bars"]["MISSED"] == 0, "a dry run answers no bar"
     records = record_files.read(out)
     assert {record.kind for record in records} >= {"check", "bench", "engine"}
