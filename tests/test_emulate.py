@@ -96,7 +96,7 @@ def test_ctas_that_write_one_place_are_a_race_on_the_source_line(rooflab, tmp_pa
 
 
 def test_a_read_behind_the_last_row_names_its_line(rooflab, tmp_path):
-    file = mine(tmp_path, "mine_reaching", shift="8192")
+    file = mine(tmp_path, "mine_reaching", shift="2048")
     status, out, _ = rooflab("emulate", "--kernel", file, "--case", RMSNORM, "--scheme", "bf16")
     text = " ".join(out.split())
     assert status == 11 and "RUNTIME_ERROR" in text
