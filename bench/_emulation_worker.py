@@ -9,7 +9,7 @@ import inspect
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,15 @@ from rooflab.reference.spec import Case, get_scheme
 Answer = dict[str, Any]
 
 
+@dataclass
 class _Watching(Launches):
     """Looks at everything in the first launches, and later at values under other orders of warps and copies."""
 
+    calls: int = 0
+
     def begin(self) -> None:
         """A new call of the kernel begins."""
-        self.calls = getattr(self, "calls", 0) + 1
+        self.calls += 1
         if self.calls > 1:
             self.checks, self.seed = QUICK, self.calls
 

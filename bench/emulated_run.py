@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,8 @@ class Sampled(Launches):
     def run(self, compiled: Any, grid: tuple[int, ...], args: list[Any]) -> None:
         """Emulates the chosen CTAs of one launch."""
         count = math.prod(grid)
+        if self.ran < self.of:
+            raise ValueError("ctas: expected a kernel of one launch, got one whose next launch needs all of the first")
         chosen: list[int] | None = None
         if self.sample is not None and count > self.sample + 2:
             inner = random.Random(self.seed).sample(range(1, count - 1), self.sample)
@@ -108,17 +110,16 @@ def _judged(spec: OpSpec, case: Case, scheme: Scheme, outputs: Any, launches: Sa
     if flops <= ORACLE_FLOPS and (launches.ran == launches.of or not spec.mutates):
         oracle = spec.oracle(fresh)
         if launches.ran < launches.of:
-            # What no CTA of these wrote is poison: there the oracle itself stands in.
-            written = [
-                torch.isfinite(out) if out.is_floating_point() else out == ref
-                for out, ref in zip(found, oracle, strict=True)
-            ]
+            # What these CTAs did not write is poison: there the oracle itself stands in.
+            written = [_written(output, launches.results) for output in found]
             checked = sum(int(mask.sum()) for mask in written)
             found = tuple(
                 torch.where(mask, out, ref.to(out.dtype)) for mask, out, ref in zip(written, found, oracle, strict=True)
             )
         errors = spec.judge(found, oracle, fresh, scheme)
     wrong = [error.describe() for error in errors if not error.passed]
+    if checked == 0:
+        wrong.append("the CTAs that ran wrote nothing of the outputs")
     status = "INCORRECT" if wrong or races else "OK"
     reason = "; ".join(wrong) or (f"race: {races[0]}" if races else "")
     return {
@@ -128,6 +129,19 @@ def _judged(spec: OpSpec, case: Case, scheme: Scheme, outputs: Any, launches: Sa
         "races": races,
         "checked_elements": checked,
     }
+
+
+def _written(output: torch.Tensor, results: Sequence[Result]) -> torch.Tensor:
+    """Which elements of an output the launches stored to, by address: whatever was stored there, NaN included."""
+    storage = output.untyped_storage()
+    bytes_ = torch.zeros(storage.nbytes(), dtype=torch.bool)
+    for addresses, size in (item for result in results for item in result.stored):
+        start = torch.from_numpy(addresses) - storage.data_ptr()
+        start = start[(start >= 0) & (start <= storage.nbytes() - size)]
+        for byte in range(size):
+            bytes_[start + byte] = True
+    elements = bytes_.view(-1, output.element_size()).all(dim=1)
+    return torch.as_strided(elements, output.shape, output.stride(), output.storage_offset())
 
 
 def _launch(result: Result) -> Answer:

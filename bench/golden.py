@@ -76,29 +76,32 @@ def outputs_of(target: Target, device: torch.device) -> Outputs:
 def write(folder: Path, device: torch.device, chosen: Sequence[Target] | None = None) -> list[str]:
     """Runs `targets` on `device` and keeps their outputs, one `.npz` each, with the circumstances in `golden.json`.
 
-    What has a file already is not run again.  Returns the names of all.
+    What is kept already is not run again, and keeps the circumstances that it was made in.  Returns the names of all.
     """
     folder.mkdir(parents=True, exist_ok=True)
     names = []
+    index = folder / "golden.json"
+    kept: dict[str, Any] = json.loads(index.read_text())["kernels"] if index.is_file() else {}
+    environment = snapshot(device.index or 0)
+    made = {"commit": environment.commit, "dirty": environment.dirty, "environment": environment.to_dict()}
     wanted = targets() if chosen is None else list(chosen)
     for target in wanted:
         name = _name(target)
-        if not (folder / f"{name}.npz").is_file():
+        if name not in kept or not (folder / f"{name}.npz").is_file():
             arrays = {f"output_{index}": _raw(output) for index, output in enumerate(outputs_of(target, device))}
             with tempfile.NamedTemporaryFile(dir=folder, suffix=".part", delete=False) as part:
                 np.savez_compressed(part, **arrays)
             Path(part.name).replace(folder / f"{name}.npz")
+            kept[name] = _described(target) | made
+            _write_index(index, kept)  # after each: a later kernel may end the process
         names.append(name)
-    environment = snapshot(device.index or 0)
-    about: dict[str, Any] = {
-        "seed": SEED,
-        "commit": environment.commit,
-        "dirty": environment.dirty,
-        "environment": environment.to_dict(),
-        "kernels": {_name(target): _described(target) for target in wanted},
-    }
-    (folder / "golden.json").write_text(json.dumps(about, indent=1, sort_keys=True) + "\n")
     return names
+
+
+def _write_index(index: Path, kept: dict[str, Any]) -> None:
+    part = index.with_suffix(".part")
+    part.write_text(json.dumps({"seed": SEED, "kernels": kept}, indent=1, sort_keys=True) + "\n")
+    part.replace(index)
 
 
 def compare(folder: Path) -> list[Difference]:

@@ -19,6 +19,7 @@ from typing import Any
 from ptx_kernels.cases import CASES
 from triton.backends.nvidia.compiler import CUDABackend
 
+from rooflab.bench._compile_worker import FAILURES
 from rooflab.bench.code.targets import DEFAULT
 from rooflab.bench.ptx.launch import Checks, emulate
 from rooflab.bench.ptx.results import Result
@@ -50,8 +51,8 @@ def run(emulated: Emulated, request: Mapping[str, Any]) -> dict[str, Any]:
         module = importlib.import_module(f"ptx_kernels.{request['module']}")
         trial = getattr(module, request["maker"])(request["seed"], **request["options"])
         trial.launch()
-    except Exception as error:
-        # Whatever it is: the test that asked wants to see it, and the next one wants a process.
+    except FAILURES as error:
+        # The test that asked wants to see it, and the next one wants a process.
         frames = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
         compiler = any("/triton/compiler/" in name.replace(os.sep, "/") for name in frames)
         text = f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=-3)}"

@@ -77,6 +77,35 @@ def test_a_few_ctas_of_a_large_problem_run_alone(rooflab):
     assert 0 < found["checked_elements"] < 512 * 512
 
 
+@pytest.mark.parametrize("factor", ["1.5", "float('nan')"])
+def test_what_a_few_ctas_wrote_is_judged_nan_included(rooflab, tmp_path, factor):
+    file = mine(tmp_path, f"mine_sampled_{len(factor)}", factor=factor)
+    status, out, _ = rooflab(
+        "emulate", "--kernel", file, "--case", RMSNORM, "--scheme", "bf16", "--ctas", "1", "--json"
+    )
+    (found,) = json.loads(out)
+    assert status == 11 and found["status"] == "INCORRECT"
+    assert found["ran"] == 3 and found["checked_elements"] == 3 * 256
+
+
+def test_a_few_ctas_that_wrote_nothing_of_the_outputs_are_not_right(rooflab, tmp_path):
+    file = mine(tmp_path, "mine_elsewhere")
+    file.write_text(file.read_text().replace("return out", "return torch.zeros_like(x)"))
+    status, out, _ = rooflab("emulate", "--kernel", file, "--case", RMSNORM, "--scheme", "bf16", "--ctas", "1")
+    assert status == 11 and "the CTAs that ran wrote nothing of the outputs" in " ".join(out.split())
+
+
+def test_a_few_ctas_of_two_launches_are_refused(rooflab, tmp_path):
+    file = mine(tmp_path, "mine_twice")
+    file.write_text(
+        file.read_text().replace(
+            "    return out", "    scaled[(8,)](out, weight, out, H=256, FACTOR=1., SHIFT=0)\n    return out"
+        )
+    )
+    status, _, err = rooflab("emulate", "--kernel", file, "--case", RMSNORM, "--scheme", "bf16", "--ctas", "1")
+    assert status == 2 and "ctas: expected a kernel of one launch" in " ".join(err.split())
+
+
 def test_a_users_kernel_that_is_right_is_right(rooflab, tmp_path):
     file = mine(tmp_path, "mine_right")
     status, out, _ = rooflab("emulate", "--kernel", file, "--case", RMSNORM, "--scheme", "bf16")

@@ -48,6 +48,17 @@ def test_what_has_a_file_is_not_run_again(folder, monkeypatch):
     assert golden.write(folder, torch.device("cpu"), CHOSEN) == ["silu_and_mul-fused-fp32", "rope-fused-fp32"]
 
 
+def test_what_is_kept_keeps_the_commit_that_it_was_made_from(folder):
+    index = folder / "golden.json"
+    kept = json.loads(index.read_text())
+    kept["kernels"]["rope-fused-fp32"]["commit"] = "an older one"
+    index.write_text(json.dumps(kept))
+    (folder / "silu_and_mul-fused-fp32.npz").unlink()
+    golden.write(folder, torch.device("cpu"), CHOSEN)
+    after = json.loads(index.read_text())["kernels"]
+    assert after["rope-fused-fp32"]["commit"] == "an older one" != after["silu_and_mul-fused-fp32"]["commit"]
+
+
 def test_at_least_twenty_outputs_are_kept_on_a_card():
     names = {(target.op, target.kernel, target.scheme.name) for target in golden.targets()}
     assert len(names) >= 20 and {scheme for _, _, scheme in names} >= {"fp32", "fp16", "bf16"}

@@ -54,12 +54,12 @@ def emulate(
     """Runs a compiled kernel on the CPU, on CPU tensors, in place.
 
     `compiled` is a `Launch`, or a kernel that Triton compiled.  `args` are the kernel's arguments: tensors, numbers,
-    `TensorMap`s, Triton's tensor descriptors.  `grid` has one to three sizes; Triton's is
-    one of programs, each of them `num_ctas` CTAs.  `seed` 0 runs each CTA's warps together
-    as far as they go; another draws an order of warps and of copies.  `ctas` are the numbers of the CTAs to run, all
-    without it.  `unwritten` are tensors among the arguments whose contents mean nothing yet: to read them is an error.
-    `memory` are further tensors that the kernel reaches by pointers.  `short_accumulator` makes fp8 products keep about
-    14 bits, as Hopper does.
+    `TensorMap`s, Triton's tensor descriptors.  `grid` has one to three sizes; Triton's is one of programs, each of them
+    `num_ctas` CTAs.  `seed` 0 runs each CTA's warps together as far as they go; another draws an order of warps and of
+    copies.  `ctas` are the numbers of the CTAs to run, all without it; the result then says where these stored.
+    `unwritten` are tensors among the arguments whose contents mean nothing yet: to read them is an error.  `memory` are
+    further tensors that the kernel reaches by pointers.  `short_accumulator` makes fp8 products keep about 14 bits, as
+    Hopper does.
 
     Raises `PtxError` on PTX that is not for Hopper or not known, `ValueError` on arguments that do not fit, and
     `EmulationError` where the kernel does what a GPU would not forgive.
@@ -78,6 +78,7 @@ def emulate(
     memory_, raw = _memory(program.kernel, args, list(unwritten), memory, compiled.names)
     run = _run(program, compiled, sizes, memory_, raw, checks or Checks(), seed, short_accumulator)
     chosen = range(count) if ctas is None else list(ctas)
+    run.stored = None if ctas is None else []
     for cta in chosen if ctas is not None else ():
         if not 0 <= cta < count:
             raise ValueError(f"ctas: expected numbers from 0 to {count - 1}, got {cta}")

@@ -7,6 +7,9 @@ from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
+import numpy.typing as npt
+
 from rooflab.bench.ptx.machine.counting import SECTOR
 from rooflab.bench.ptx.machine.run import Run
 from rooflab.bench.ptx.races.reports import Race, describe
@@ -60,6 +63,8 @@ class Result:
     """One sentence for each pair of instructions."""
     ctas: int
     """CTAs in the grid."""
+    stored: tuple[tuple[npt.NDArray[np.int64], int], ...] = ()
+    """Where only some of the CTAs ran: addresses and width of their stores to global memory."""
 
     @property
     def flops(self) -> int:
@@ -106,6 +111,7 @@ def result_of(run: Run) -> Result:
         shared_wavefronts_least=totals.get("shared_wavefronts_least", 0),
         races=tuple(_races(run)),
         ctas=grid[0] * grid[1] * grid[2],
+        stored=tuple(run.stored or ()),
     )
 
 

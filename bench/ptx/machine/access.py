@@ -147,6 +147,8 @@ def store_located(
         start = np.atleast_1d(addresses).astype(np.int64) - allocation.base
         for byte in range(size):
             allocation.written[start + byte] = True
+    if c.group.run.stored is not None:
+        c.group.run.stored.append((np.atleast_1d(addresses).astype(np.int64), size))
     assign(allocation.view(size), index, value)
 
 

@@ -94,6 +94,8 @@ class Run:
         self.short_accumulator = short_accumulator
         self.sms = sms
         self.steps = 0
+        self.stored: list[tuple[Any, int]] | None = None
+        """Addresses and width of every store to global memory, where somebody asks for them."""
         self.changes = 0
         """Stores, and atomics that left another value."""
         self.strong = program.strong
