@@ -102,12 +102,14 @@ def config_for(kernel: Kernel, case: Mapping[str, Any], scheme: Scheme, device: 
 
 
 @lru_cache(maxsize=CACHED_LAUNCHES)
-def default_config(op: str, kernel: str, dtype: torch.dtype, device: torch.device, **dims: Any) -> Any:
+def default_config(op: str, kernel: str, scheme: torch.dtype | str, device: torch.device, **dims: Any) -> Any:
     """`config_for` a launcher: of its own op and name, with the dimensions of the case that its tensors show.
 
-    Remembered, so that a launch pays one look into a table.
+    `scheme` is a scheme's name, or the dtype that all tensors have.  Remembered, so that a launch pays one look into a
+    table.
     """
-    return config_for(registered(op, kernel), Case(**dims), get_scheme(DTYPE_NAMES[dtype]), device)
+    name = scheme if isinstance(scheme, str) else DTYPE_NAMES[scheme]
+    return config_for(registered(op, kernel), Case(**dims), get_scheme(name), device)
 
 
 def with_config(kernel: Kernel, config: Any) -> Kernel:

@@ -1,4 +1,4 @@
-"""gemm: C = A B + bias.
+"""gemm: C = A B + bias + residual.
 
 Cases name the operands' storage as BLAS does: `NN` both row-major, `NT` B as a transposed view of an (N, K) weight,
 `TN` A as a transposed view of a (K, M) matrix.
@@ -16,12 +16,28 @@ from rooflab.roofline.model import Cost
 # A kernel that drops, repeats or misplaces one k shows at the edges of 16-, 64- and 128-wide tiles.
 PLANTED_K = (0, 15, 16, 63, 64, 127, 128)
 ACCUMULATION_FACTOR = 4.0
+TF32_ROUNDOFF = 2.0**-10
+"""Largest relative error of an fp32 value of which a tensor core drops all but ten bits of mantissa."""
+TF32_FACTOR = 2.5
 
 
-def gemm(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """a b + bias in fp64.  a: (M, K); b: (K, N); bias: (N,); returns (M, N)."""
+def gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    residual: torch.Tensor | None = None,
+    precision: str = "ieee",
+) -> torch.Tensor:
+    """a b + bias + residual in fp64.  a: (M, K); b: (K, N); bias: (N,); residual: (M, N); returns (M, N).
+
+    `precision` is what a kernel may make of fp32 operands: `ieee`, or `tf32` by name.  Here it changes nothing.
+    """
     product = a.double() @ b.double()
-    return product if bias is None else product + bias.double()
+    for addend in (bias, residual):
+        if addend is not None:
+            product = product + addend.double()
+    return product
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
@@ -35,38 +51,56 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
     a = randn(*a_shape, dtype=scheme.activation, device=device, seed=seed)
     b = randn(*b_shape, dtype=scheme.weight, device=device, seed=seed + 1, scale=max(K, 1) ** -0.5)
     bias = randn(N, dtype=scheme.weight, device=device, seed=seed + 2) if case["bias"] else None
-    return {"a": a.mT if layout == "TN" else a, "b": b.mT if layout == "NT" else b, "bias": bias}
+    inputs: Inputs = {"a": a.mT if layout == "TN" else a, "b": b.mT if layout == "NT" else b, "bias": bias}
+    if case.get("residual"):
+        inputs["residual"] = randn(M, N, dtype=scheme.output, device=device, seed=seed + 3)
+    if scheme.name == "tf32":
+        inputs["precision"] = "tf32"
+    return inputs
 
 
-def cost(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None) -> Cost:
-    """2 M N K tensor-core FLOPs, one add per output where there is a bias; every operand moves once."""
+def cost(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    residual: torch.Tensor | None = None,
+    precision: str = "ieee",
+) -> Cost:
+    """2 M N K tensor-core FLOPs, one add per output for each of bias and residual; every operand moves once."""
     (M, K), N = a.shape, b.shape[1]
+    added = sum(addend is not None for addend in (bias, residual))
     return Cost(
-        read_bytes=nbytes(a, b, bias),
+        read_bytes=nbytes(a, b, bias, residual),
         write_bytes=M * N * a.element_size(),
-        tensor_flops={DTYPE_NAMES[a.dtype]: 2.0 * M * N * K},
-        vector_flops=0.0 if bias is None else float(M * N),
+        tensor_flops={"tf32" if precision == "tf32" else DTYPE_NAMES[a.dtype]: 2.0 * M * N * K},
+        vector_flops=float(added * M * N),
     )
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """c u_acc sqrt(K) (size of the partial sums + |bias|) + u_out |ref| + half a subnormal of the output.
+    """c u_acc sqrt(K) (size of the partial sums + |bias| + |residual|) + u_out |ref| + half a subnormal of the output.
 
     u_acc = 2**-24 is fp32's unit roundoff, because every scheme here accumulates in fp32. K rounding errors of random
     sign add up as sqrt(K), each relative to a partial sum; c = 4 leaves room for an unlucky walk. In 16 bits partial
     sums are taken at their worst, |A| |B|, because tensor cores truncate, and truncation has a sign. In fp32, where
     TF32 must not pass, they are a random walk's: |ref| + sqrt((A*A) (B*B)).
+
+    In tf32 the operands' own rounding rules: relative errors of a product lie in [0, 2 u], u = 2**-10, with a mean
+    under u and a deviation of 0.3 u, of which 2.5 u is eight; operands rounded to bf16 deviate by 2.4 u and are caught.
     """
-    a, b, bias = inputs["a"], inputs["b"], inputs["bias"]
-    if scheme.activation == torch.float32:
-        magnitude = oracle[0].abs() + (a.double().square() @ b.double().square()).sqrt()
-    else:
-        magnitude = a.double().abs() @ b.double().abs()
-    if bias is not None:
-        magnitude += bias.double().abs()
-    arithmetic = ACCUMULATION_FACTOR * FP32_ROUNDOFF * max(a.shape[1], 1) ** 0.5 * magnitude
+    a, b = inputs["a"].double(), inputs["b"].double()
+    walk = (a.square() @ b.square()).sqrt() if scheme.activation == torch.float32 else None
+    magnitude = a.abs() @ b.abs() if walk is None else oracle[0].abs() + walk
+    for addend in (inputs["bias"], inputs.get("residual")):
+        if addend is not None:
+            magnitude += addend.double().abs()
+    allowed = ACCUMULATION_FACTOR * FP32_ROUNDOFF * max(a.shape[1], 1) ** 0.5 * magnitude
+    if scheme.name == "tf32" and walk is not None:
+        product = gemm(inputs["a"], inputs["b"]).abs()
+        allowed += TF32_ROUNDOFF * (TF32_FACTOR * walk + product)
     subnormal = torch.finfo(scheme.output).smallest_normal * scheme.unit_roundoff
-    return (arithmetic + scheme.unit_roundoff * oracle[0].abs() + subnormal,)
+    return (allowed + scheme.unit_roundoff * oracle[0].abs() + subnormal,)
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
@@ -100,6 +134,10 @@ SPEC = OpSpec(
             Case(M=17, N=65, K=33, layout="NN", bias=True),
             Case(M=65, N=31, K=130, layout="TN", bias=False),
             Case(M=129, N=1, K=16, layout="NT", bias=False),
+            # Strides of whole 16 bytes, which TMA needs; the rest is as odd as that leaves it.
+            Case(M=127, N=136, K=200, layout="NT", bias=True, residual=True),
+            Case(M=65, N=24, K=72, layout="NN", bias=False),
+            Case(M=136, N=264, K=63, layout="TN", bias=True),
         ),
         # Per layer: q|k|v in one, o, gate|up in one, down; then the vocabulary, for the last position only.
         "smollm2_135m": (
@@ -117,5 +155,7 @@ SPEC = OpSpec(
     },
     tolerance=tolerance,
     planted=planted,
+    schemes=("fp32", "fp16", "bf16", "tf32"),
+    optional={"residual": False},
     prepared="b",
 )

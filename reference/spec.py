@@ -91,6 +91,8 @@ class Scheme:
     activation: torch.dtype
     weight: torch.dtype
     output: torch.dtype
+    group: int = 0
+    """Values along K that share a scale, where a weight is quantised in groups."""
 
     @property
     def unit_roundoff(self) -> float:
@@ -102,8 +104,18 @@ SCHEMES = {
     "fp32": Scheme("fp32", torch.float32, torch.float32, torch.float32),
     "fp16": Scheme("fp16", torch.float16, torch.float16, torch.float16),
     "bf16": Scheme("bf16", torch.bfloat16, torch.bfloat16, torch.bfloat16),
+    # fp32 in memory, rounded to ten bits of mantissa on the way into a tensor core; never unless asked for by name.
+    "tf32": Scheme("tf32", torch.float32, torch.float32, torch.float32),
+    "fp8_e4m3": Scheme("fp8_e4m3", torch.float8_e4m3fn, torch.float8_e4m3fn, torch.bfloat16),
+    "w8a16": Scheme("w8a16", torch.bfloat16, torch.int8, torch.bfloat16),
+    # Two values of four bits a byte.
+    **{
+        f"w4a16_g{group}": Scheme(f"w4a16_g{group}", torch.bfloat16, torch.uint8, torch.bfloat16, group)
+        for group in (32, 64, 128)
+    },
 }
 DTYPE_NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+"""The scheme in which every tensor has one dtype, by that dtype."""
 FP32_ROUNDOFF = 2.0**-24
 
 
@@ -143,6 +155,9 @@ class OpSpec:
     mutates: tuple[str, ...] = ()
     """Arguments that the op changes.  Empty for a functional op."""
     schemes: tuple[str, ...] = ("fp32", "fp16", "bf16")
+    optional: Mapping[str, Scalar] = field(default_factory=dict)
+    """Keys that a case may leave out, with the value that means off, so that a case's id stays what it was when an op
+    gains an option."""
     prepared: str | None = None
     """The argument that a kernel's `prepare` packs once at load, where the op has a weight."""
     no_library: str | None = None
@@ -179,11 +194,17 @@ class OpSpec:
         return self.cases[suite]
 
     def check_case(self, case: Case) -> Case:
-        """`case` if it has the keys that the op's own cases have, in their order; else `ValueError`."""
-        template = self.cases["smoke"][0]
-        if set(case) != set(template):
-            raise ValueError(f"case: {self.name} takes {template.id} with these keys, got {case.id}")
-        ordered = {key: case[key] for key in template}
+        """`case` if it has the keys that the op's own cases have, in their order; else `ValueError`.
+
+        An optional key follows them, unless its value means off.
+        """
+        template = {**self.cases["smoke"][0], **self.optional}
+        needed = [key for key in template if key not in self.optional]
+        if not set(needed) <= set(case) <= set(template):
+            also = f" and perhaps {', '.join(self.optional)}" if self.optional else ""
+            raise ValueError(f"case: {self.name} takes {Case(**template).id} with these keys{also}, got {case.id}")
+        on = [key for key in self.optional if key in case and case[key] != self.optional[key]]
+        ordered = {key: case[key] for key in (*needed, *on)}
         for key, value in ordered.items():
             wanted = template[key]
             numeric = isinstance(wanted, float) and type(value) is int

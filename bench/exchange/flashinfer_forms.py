@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from rooflab.bench.exchange.flashinfer_files import DTYPES, Definition
-from rooflab.reference.spec import SCHEMES, Case, Inputs, Outputs
+from rooflab.reference.spec import DTYPE_NAMES, Case, Inputs, Outputs
 
 Given = Mapping[str, Any]
 """A definition's inputs by name: tensors, and scalars of Python."""
@@ -94,5 +94,5 @@ def scheme_of(definition: Definition) -> tuple[str, str]:
         for name, tensor in tensors.items()
         if tensor.shape is not None and name not in ASIDE and DTYPES[tensor.dtype].is_floating_point
     }
-    names = [name for name, scheme in SCHEMES.items() if found == {str(scheme.activation).removeprefix("torch.")}]
+    names = [name for dtype, name in DTYPE_NAMES.items() if found == {str(dtype).removeprefix("torch.")}]
     return (names[0], "") if names else ("", f"its dtypes are {', '.join(sorted(found))}, which no scheme here has")

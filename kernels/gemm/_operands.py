@@ -7,8 +7,18 @@ import torch
 from rooflab.kernels._checks import check_dtype, check_float, check_last_dim_contiguous, check_shape
 
 
-def check_operands(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> tuple[int, int, int]:
-    """M, N and K.  Raises `ValueError` unless a is (M, K), b (K, N), bias (N,), all of one float dtype."""
+def check_operands(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None = None,
+    precision: str = "ieee",
+) -> tuple[int, int, int]:
+    """M, N and K.
+
+    Raises `ValueError` unless a is (M, K), b (K, N), bias (N,), residual (M, N), all of one float dtype, and
+    `precision` is `ieee`, or `tf32` with fp32 operands.
+    """
     check_shape("a", a, None, None)
     M, K = a.shape
     check_shape("b", b, K, None)
@@ -19,4 +29,13 @@ def check_operands(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) 
         check_shape("bias", bias, N)
         check_dtype("bias", bias, a.dtype)
         check_last_dim_contiguous("bias", bias)
+    if residual is not None:
+        check_shape("residual", residual, M, N)
+        check_dtype("residual", residual, a.dtype)
+        check_last_dim_contiguous("residual", residual)
+    if precision != "ieee":
+        if precision != "tf32":
+            raise ValueError(f"precision: expected ieee or tf32, got {precision!r}")
+        if a.dtype != torch.float32:
+            raise ValueError(f"precision: expected ieee with {a.dtype} operands, got tf32, which is for torch.float32")
     return M, N, K

@@ -12,22 +12,58 @@ from rooflab.roofline.model import Traffic
 
 
 def traffic(
-    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None, out: torch.Tensor | None = None
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    residual: torch.Tensor | None = None,
+    precision: str = "ieee",
+    out: torch.Tensor | None = None,
 ) -> Traffic:
     """Every operand once, as the best tile order comes close to."""
-    return Traffic(read_bytes=nbytes(a, b, bias), write_bytes=a.shape[0] * b.shape[1] * a.element_size())
+    return Traffic(read_bytes=nbytes(a, b, bias, residual), write_bytes=a.shape[0] * b.shape[1] * a.element_size())
 
 
-@register(op="gemm", name="library", role="library", backend="torch", traffic=traffic)
+def unsupported(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    residual: torch.Tensor | None = None,
+    precision: str = "ieee",
+) -> str | None:
+    """torch has one call for one addend, and rounds between two calls."""
+    if bias is not None and residual is not None:
+        return "torch has no call that adds both a bias and a residual before it rounds"
+    if precision == "tf32" and a.device.type == "cpu":
+        return "torch has no TF32 on a CPU"
+    return None
+
+
+@register(op="gemm", name="library", role="library", backend="torch", traffic=traffic, unsupported=unsupported)
 def gemm(
-    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None, out: torch.Tensor | None = None
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    *,
+    residual: torch.Tensor | None = None,
+    precision: str = "ieee",
 ) -> torch.Tensor:
-    """a b + bias with `torch.mm` or `torch.addmm`.
+    """a b + bias or + residual with `torch.mm` or `torch.addmm`.
 
-    a: (M, K); b: (K, N); bias: (N,); any strides; returns (M, N). Raises `ValueError` on shapes or dtypes that do not
-    fit.
+    a: (M, K); b: (K, N); bias: (N,) or residual: (M, N); any strides; returns (M, N). `precision="tf32"` allows TF32
+    for this call alone. Raises `ValueError` on shapes or dtypes that do not fit.
     """
-    M, N, _ = check_operands(a, b, bias)
+    M, N, _ = check_operands(a, b, bias, residual, precision)
     if out is not None:
         output(out, (M, N), a)
-    return torch.mm(a, b, out=out) if bias is None else torch.addmm(bias, a, b, out=out)
+    addend = residual if bias is None else bias
+    if precision == "ieee":
+        return torch.mm(a, b, out=out) if addend is None else torch.addmm(addend, a, b, out=out)
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        return torch.mm(a, b, out=out) if addend is None else torch.addmm(addend, a, b, out=out)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before

@@ -1,0 +1,100 @@
+"""What the claims about rungs are made with: compiled code at the most work of llama3_8b, and torch's calls counted.
+
+A file `tests/rungs_*.py` holds claims, each under the name of its rung; `tests/test_rungs.py` runs them all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rooflab.bench.code.cases import select
+from rooflab.bench.code.flow import Loop, hot_loop
+from rooflab.bench.code.sass import parse
+from rooflab.bench.static import CompiledInfo, CompileFailure, Request, compile_kernels
+from rooflab.kernels.registry import get_kernel, ops
+from rooflab.reference.spec import SCHEMES, Case
+
+Claim = Callable[[], None]
+CLAIMS: dict[str, Claim] = {}
+
+
+def rung(name: str) -> Callable[[Claim], Claim]:
+    """The decorated function holds the rung `name` to what its docstring says."""
+
+    def add(claim: Claim) -> Claim:
+        CLAIMS[name] = claim
+        return claim
+
+    return add
+
+
+def code(op: str, name: str, scheme: str = "bf16", case: str | None = None) -> CompiledInfo:
+    """The one kernel that `op`/`name` launches: at the most work of llama3_8b, or at `case`."""
+    if scheme == "bf16" and case is None:  # all of them at once, on all cores
+        chosen = select(None, (), ("llama3_8b",), (), ("bf16",))
+    else:
+        chosen = select(op, (name,), ("llama3_8b",), (case,) if case else (), (scheme,))
+    requests = [Request(item.kernel.op, item.kernel.name, item.case, item.scheme) for item in chosen]
+    found = dict(zip([(r.op, r.kernel, r.scheme.name) for r in requests], compile_kernels(requests), strict=True))
+    result = found[op, name, scheme]
+    assert not isinstance(result, CompileFailure), result
+    assert len(result) == 1 and result[0].launches == 1, f"{op}/{name} launches {len(result)} kernels"
+    return result[0]
+
+
+def loop(info: CompiledInfo) -> Loop:
+    """Its hot loop, which it must have."""
+    found = hot_loop(info.loops)
+    assert found is not None, f"{info.name} has no loop"
+    return found
+
+
+class Calls(TorchDispatchMode):
+    """Counts the torch operators that compute: views, allocations and reading a shape are left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: Counter[str] = Counter()
+        self.sorted_elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name.removeprefix("aten::")
+        view = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
+        if not view and not name.startswith(("empty", "new_empty", "detach", "lift_fresh", "_local_scalar")):
+            self.names[name] += 1
+        if name == "sort":
+            self.sorted_elements += args[0].numel()
+        return func(*args, **(kwargs or {}))
+
+
+def calls(op: str, name: str, case: Case | None = None) -> Calls:
+    """What `op`/`name` calls in bf16 on the CPU, at the last smoke case or at `case`."""
+    spec = ops()[op]
+    inputs = spec.make_inputs(case or spec.cases["smoke"][-1], SCHEMES["bf16"], torch.device("cpu"), 0)
+    kernel = get_kernel(op, name)
+    with Calls() as found:
+        kernel(**inputs)
+    return found
+
+
+def launches_once(op: str, name: str, least: int) -> CompiledInfo:
+    """The only kernel of a rung over torch steps, of which there are at least `least`."""
+    steps = calls(op, "naive").names.total()
+    assert steps >= least, f"{op}/naive: {steps} calls"
+    return code(op, name)
+
+
+def bytes_in_flight(info: CompiledInfo) -> int:
+    """Bytes that a thread has asked for before it first waits for one to store, in the hot loop where there is one."""
+    found = hot_loop(info.loops)
+    total = 0
+    for instruction in found.instructions if found else parse(info.sass)[info.name].instructions:
+        if instruction.family == "global_store":
+            return total
+        total += instruction.width_bytes if instruction.family == "global_load" else 0
+    raise AssertionError(f"{info.name} stores nothing")

@@ -1,0 +1,122 @@
+"""The ladders of the ops beside gemm: what each rung's compiled code or calls show over the rung below."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from rung_claims import bytes_in_flight, calls, code, launches_once, loop, rung
+
+from rooflab.bench.code.cases import select
+from rooflab.kernels.registry import get_kernel, ops
+
+
+@rung("embedding/vectorized")
+def embedding_vectorized() -> None:
+    """16 bytes a thread at a time, where naive moves an element, and four rows in flight."""
+    naive, info = code("embedding", "naive"), code("embedding", "vectorized")
+    assert "LDG.E.U16" in str(naive.opcodes) and "STG.E.U16" in naive.opcodes
+    assert info.opcodes["STG.E.128"] == 4 and not any(".U16" in opcode for opcode in info.opcodes)
+    assert bytes_in_flight(info) >= 4 * 16 >= 8 * bytes_in_flight(naive)
+
+
+@rung("flash_attention/online")
+def flash_attention_online() -> None:
+    """One launch on the tensor cores, and no score leaves the chip: nothing is stored in the loop over the keys."""
+    inner = loop(launches_once("flash_attention", "online", 6)).counts
+    assert inner["wgmma"] > 0 and inner["cp_async"] > 0 and inner["global_store"] == 0
+
+
+@rung("fused_add_rmsnorm/fused")
+def fused_add_rmsnorm_fused() -> None:
+    """One launch; a thread reads x, residual and weight once and writes the sum and its norm, from registers."""
+    info = launches_once("fused_add_rmsnorm", "fused", 7)
+    assert (info.counts["global_load"], info.counts["global_store"], len(info.loops)) == (3, 2, 0)
+
+
+@rung("kv_cache_write/fused")
+def kv_cache_write_fused() -> None:
+    """One launch for both caches, 16 bytes at a time; where naive selects by a mask, and on a GPU waits to know how
+    many tokens are left, the launcher never reads a slot: it was compiled with slots that have no values."""
+    info = launches_once("kv_cache_write", "fused", 6)
+    assert info.opcodes["STG.E.128"] == info.counts["global_store"] == 2
+    slots = torch.empty(4, dtype=torch.int64, device="meta")
+    caches = torch.empty(2, 8, 1, 16, device="meta")
+    rows = torch.empty(4, 1, 16, device="meta")
+    with pytest.raises((NotImplementedError, RuntimeError)):
+        get_kernel("kv_cache_write", "naive")(k=rows, v=rows, k_cache=caches, v_cache=caches, slot_mapping=slots)
+
+
+@rung("kv_cache_write/index_copy")
+def kv_cache_write_index_copy() -> None:
+    """No mask and no selection where every token has a slot: the least slot, then one copy a cache."""
+    every = ops()["kv_cache_write"].cases["smoke"][0].but(skipped=0)
+    assert dict(calls("kv_cache_write", "index_copy", every).names) == {"min": 1, "index_copy_": 2}
+    assert calls("kv_cache_write", "naive", every).names.total() >= 6
+
+
+@rung("paged_attention/gqa_packed")
+def paged_attention_gqa_packed() -> None:
+    """One launch whatever the batch, where naive's calls grow with it; a program a KV head, not a query head, on the
+    tensor cores, and nothing is stored in the loop over the keys."""
+    cases = sorted(ops()["paged_attention"].cases["smoke"], key=lambda case: int(case["B"]))
+    few, many = (calls("paged_attention", "naive", case).names.total() for case in (cases[0], cases[-1]))
+    assert cases[0]["B"] < cases[-1]["B"] and few < many
+    (item,) = select("paged_attention", ("gqa_packed",), ("llama3_8b",), (), ("bf16",))
+    info = launches_once("paged_attention", "gqa_packed", 15)
+    assert info.grid == (item.case["B"], item.case["H_kv"]) and item.case["H_kv"] < item.case["H"]
+    inner = loop(info).counts
+    assert inner["mma"] > 0 and inner["cp_async"] > 0 and inner["global_store"] == 0
+
+
+@rung("rmsnorm/fused")
+def rmsnorm_fused() -> None:
+    """One launch, and x is read once: a thread loads x and weight and stores y, with no loop."""
+    info = launches_once("rmsnorm", "fused", 6)
+    assert (info.counts["global_load"], info.counts["global_store"], len(info.loops)) == (2, 1, 0)
+
+
+@rung("rope/joined")
+def rope_joined() -> None:
+    """Each step is one call for q and k together."""
+    naive, joined = (calls("rope", name).names for name in ("naive", "joined"))
+    assert joined.total() < naive.total() and joined["cat"] + joined["stack"] >= 2 and joined["index"] == 2
+
+
+@rung("rope/fused")
+def rope_fused() -> None:
+    """One launch instead of naive's and joined's steps; half-split pairs as vectors of 16 bytes, interleaved ones a
+    value at a time."""
+    assert calls("rope", "joined").names.total() > 5
+    info = launches_once("rope", "fused", 18)
+    assert info.opcodes["STG.E.128"] == info.counts["global_store"] == 4, "two halves of q, and of k"
+    (item,) = select("rope", ("fused",), ("llama3_8b",), (), ("bf16",))
+    interleaved = code("rope", "fused", "bf16", item.case.but(interleaved=True).id)
+    assert interleaved.opcodes["STG.E.U16"] == interleaved.counts["global_store"]
+
+
+@rung("sample/bisect")
+def sample_bisect() -> None:
+    """One launch, and no sort: no row is written back, for the token is the only thing stored, once, in no loop."""
+    assert calls("sample", "naive").sorted_elements > 0
+    info = launches_once("sample", "bisect", 10)
+    assert info.opcodes["STG.E.64"] == info.counts["global_store"] == 1
+    assert len(info.loops) > 1 and not any(found.counts["global_store"] for found in info.loops)
+
+
+@rung("sample/prefilter")
+def sample_prefilter() -> None:
+    """A threshold leaves few tokens to sort, where naive sorts every row whole."""
+    cases = [case for case in ops()["sample"].cases["smoke"] if 0 < case["top_k"] < case["V"] // 4]
+    naive, filtered = (calls("sample", name, cases[0]).sorted_elements for name in ("naive", "prefilter"))
+    assert naive == cases[0]["B"] * cases[0]["V"] and filtered < naive / 2
+
+
+@rung("silu_and_mul/fused")
+def silu_and_mul_fused() -> None:
+    """One launch: gate and up are read once and one result is written; only that one is rounded, two values an
+    instruction."""
+    info = launches_once("silu_and_mul", "fused", 3)
+    assert (info.opcodes["LDG.E.128"], info.opcodes["STG.E.128"]) == (2, 1)
+    assert (info.counts["global_load"], info.counts["global_store"]) == (2, 1)
+    rounded = sum(number for opcode, number in info.opcodes.items() if opcode.startswith("F2F"))
+    assert rounded == 16 // 2 // 2, "8 results of 2 bytes in a store"
