@@ -51,11 +51,12 @@ def choose(
     Raises `ValueError` on a text that names nothing, and where no kernel has compiled code.
     """
     if op is None:
-        found = [kernel for name in names if name.endswith(".py") for kernel in registry.load_file(Path(name))]
-        ops = list(dict.fromkeys(kernel.op for kernel in found))
-        if len(ops) != 1 or len(names) != sum(name.endswith(".py") for name in names):
+        files = [Path(name).resolve() for name in names if name.endswith(".py")]
+        found = [(kernel, file) for file in files for kernel in registry.load_file(file)]
+        ops = list(dict.fromkeys(kernel.op for kernel, _ in found))
+        if len(ops) != 1 or len(names) != len(files):
             raise ValueError("op: expected an op, or a file that registers kernels of one with --kernel")
-        op, picked = ops[0], [(kernel, Path(names[0]).resolve()) for kernel in found]
+        op, picked = ops[0], found
     else:
         picked = targets.choose_kernels(op, names)  # type: ignore[assignment]
     spec = registry.get_op(op)
@@ -132,7 +133,8 @@ def write(calls: Sequence[Call], folder: Path, seed: int) -> Path:
     for item in calls:
         kernel, target = registry.get_kernel(item.target.op, item.target.kernel), item.target
         moved = traffic_of(item.answer)
-        ran = item.answer["status"] in ("OK", "INCORRECT")
+        ran = item.answer["status"] in ("OK", "INCORRECT") and bool(item.answer["launches"])
+        compared = ran and bool(item.answer["errors"])
         writer.write(
             Record(
                 kind="check",
@@ -152,7 +154,7 @@ def write(calls: Sequence[Call], folder: Path, seed: int) -> Path:
                 config=None if target.config is None else asdict(target.config),
                 seed=seed,
                 device="cpu",
-                checked_by="emulator" if ran else "none",
+                checked_by="emulator" if compared else "none",
                 errors=tuple(item.answer.get("errors", ())),
                 traffic_bytes=moved.bytes if ran and item.answer["ran"] == item.answer["of"] else None,
                 traffic_basis="counted" if ran and item.answer["ran"] == item.answer["of"] else None,

@@ -17,9 +17,10 @@ import torch
 
 from rooflab.bench.emulation import Launches, emulating_launches
 from rooflab.bench.poison import poisoned_allocations
-from rooflab.bench.ptx.launch import Checks, emulate
+from rooflab.bench.ptx.launch import Checks
 from rooflab.bench.ptx.machine.errors import EmulationError
 from rooflab.bench.ptx.results import Result
+from rooflab.bench.trial import failure, known_errors
 from rooflab.kernels import registry
 from rooflab.kernels.configs import make_config
 from rooflab.kernels.registry import Kernel
@@ -29,6 +30,10 @@ from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, get_sc
 Answer = dict[str, Any]
 ORACLE_FLOPS = 2e11
 """Largest problem whose oracle is computed: fp64 takes ten seconds for it on two cores."""
+
+
+class NotSampled(ValueError):
+    """Some CTAs of a kernel cannot run alone."""
 
 
 @dataclass
@@ -43,14 +48,14 @@ class Sampled(Launches):
         """Emulates the chosen CTAs of one launch."""
         count = math.prod(grid)
         if self.ran < self.of:
-            raise ValueError("ctas: expected a kernel of one launch, got one whose next launch needs all of the first")
+            raise NotSampled("ctas: expected a kernel of one launch, got one whose next launch needs all of the first")
         chosen: list[int] | None = None
         if self.sample is not None and count > self.sample + 2:
             inner = random.Random(self.seed).sample(range(1, count - 1), self.sample)
             chosen = [0, *sorted(inner), count - 1]
         self.ran += count if chosen is None else len(chosen)
         self.of += count
-        self.results.append(emulate(compiled, grid, args, checks=self.checks, seed=self.seed, ctas=chosen))
+        self.results.append(self.emulated(compiled, grid, args, chosen))
 
 
 def run(request: Mapping[str, Any]) -> Answer:
@@ -72,10 +77,15 @@ def run(request: Mapping[str, Any]) -> Answer:
     status, why = "OK", ""
     outputs: Any = None
     try:
-        with emulating_launches(launches), poisoned_allocations():
+        with emulating_launches(launches), poisoned_allocations(), launches.fresh:
             outputs = kernel.fn(**given)
     except EmulationError as error:
         status, why = "RUNTIME_ERROR", str(error)
+    except NotSampled:
+        raise
+    except known_errors() as error:
+        failed = failure(error, "")
+        status, why = failed.status, failed.reason
     answer: Answer = {
         "seconds": time.perf_counter() - began,
         "launches": [_launch(result) for result in launches.results],
@@ -121,7 +131,11 @@ def _judged(spec: OpSpec, case: Case, scheme: Scheme, outputs: Any, launches: Sa
     if checked == 0:
         wrong.append("the CTAs that ran wrote nothing of the outputs")
     status = "INCORRECT" if wrong or races else "OK"
-    reason = "; ".join(wrong) or (f"race: {races[0]}" if races else "")
+    if not errors:
+        unseen = "values were not compared: the oracle takes too long, or needs all CTAs"
+    else:
+        unseen = "" if launches.launched else "torch computed it: no kernel was launched"
+    reason = "; ".join(wrong) or (f"race: {races[0]}" if races else unseen)
     return {
         "status": status,
         "reason": reason,

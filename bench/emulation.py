@@ -12,6 +12,7 @@ from typing import Any
 
 from rooflab.bench.code.targets import DEFAULT, get_target
 from rooflab.bench.emulating import emulation
+from rooflab.bench.fresh_memory import FreshMemory, tensors_in
 from rooflab.bench.ptx.launch import Checks, emulate
 from rooflab.bench.ptx.results import Bytes, Result
 from rooflab.kernels.registry import interpreting
@@ -30,13 +31,25 @@ class Launches:
     seed: int = 0
     ctas: tuple[int, ...] | None = None
     """Numbers of the CTAs that run; None for all."""
+    launched: int = 0
+    fresh: FreshMemory = field(default_factory=FreshMemory)
+    """Held while a kernel's function runs, it tells what memory nobody has written."""
 
     def run(self, compiled: Any, grid: tuple[int, ...], args: list[Any]) -> None:
         """Emulates one launch."""
         chosen = None if self.ctas is None else [cta for cta in self.ctas if cta < _size(grid)]
-        found = emulate(compiled, grid, args, checks=self.checks, seed=self.seed, ctas=chosen)
+        found = self.emulated(compiled, grid, args, chosen)
         if self.checks.counts or self.checks.races:
             self.results.append(found)
+
+    def emulated(self, compiled: Any, grid: tuple[int, ...], args: list[Any], ctas: list[int] | None) -> Result:
+        """What some CTAs of one launch do, all with None."""
+        self.launched += 1
+        given = tensors_in(args)
+        # Later calls look at values alone, and the poison in fresh memory is one.
+        unwritten = self.fresh.among(given) if self.checks.races else []
+        self.fresh.forget(given)
+        return emulate(compiled, grid, args, checks=self.checks, seed=self.seed, ctas=ctas, unwritten=unwritten)
 
     @property
     def races(self) -> tuple[str, ...]:

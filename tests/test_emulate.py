@@ -181,3 +181,93 @@ def test_a_roofline_of_a_gpu_takes_no_other_records(rooflab, tmp_path):
     (tmp_path / "empty").mkdir()
     status, _, err = rooflab("roofline", tmp_path / "empty", "--gpu", "h100")
     assert status == 2 and "records: expected some of the emulator with --gpu" in " ".join(err.split())
+
+
+def other_file(tmp_path, name, text):
+    """A file that registers `name` for the same op: the head of the one above, and other code."""
+    file = tmp_path / f"{name}.py"
+    head = MINE[: MINE.index("@triton.jit")]
+    file.write_text(head + text.replace("NAME", name))
+    return file
+
+
+REGISTERED = """
+@register(op="rmsnorm", name="NAME", role="optimized", backend="triton")
+def NAME(x, weight, eps=1e-6):
+"""
+TORCH = (
+    REGISTERED
+    + """
+    h = x.float()
+    return (h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + eps) * weight.float()).to(x.dtype)
+"""
+)
+ADDS = (
+    """
+@triton.jit
+def add_to(x, out, H: tl.constexpr, factor: tl.float16, other: tl.bfloat16, whole: tl.float32):
+    place = tl.program_id(0) * H + tl.arange(0, H)
+    tl.store(out + place, tl.load(x + place) * (factor - other + whole).to(tl.float32) + tl.load(out + place))
+"""
+    + REGISTERED
+    + """
+    h = x.float()
+    normed = (h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + eps) * weight.float())
+    out = MAKE
+    add_to[(x.shape[0],)](normed, out, x.shape[1], 0.5, 0.5, 1)
+    return out.to(x.dtype)
+"""
+)
+CASE = ["--case", RMSNORM, "--scheme", "bf16"]
+
+
+@pytest.mark.parametrize("by", ["check", "emulate"])
+def test_what_torch_computed_is_not_said_to_be_emulated(rooflab, tmp_path, by):
+    file = other_file(tmp_path, f"torch_{by}", TORCH)
+    arguments = ["check", "rmsnorm", "--kernel", file] if by == "check" else ["emulate", "--kernel", file]
+    status, _, _ = rooflab(*arguments, *CASE, "--out", tmp_path / "records")
+    (record,) = read(tmp_path / "records")
+    assert status == 0 and record.status == "OK"
+    assert record.checked_by == ("torch" if by == "check" else "none") and record.traffic_bytes is None
+
+
+def test_kernels_of_two_files_run_each_from_its_own(rooflab, tmp_path):
+    files = [other_file(tmp_path, name, TORCH) for name in ("torch_one", "torch_two")]
+    status, out, err = rooflab("emulate", "--kernel", files[0], "--kernel", files[1], *CASE)
+    assert status == 0 and all(f"rmsnorm/{file.stem}" in out for file in files), err
+    assert "torch computed it: no kernel was launched" in " ".join(out.split())
+
+
+@pytest.mark.parametrize(
+    ("line", "status", "words"),
+    [
+        ("raise TypeError('no such thing')", "RUNTIME_ERROR", "TypeError: no such thing (raising"),
+        ("raise ValueError('NO: why')", "RUNTIME_ERROR", "ValueError: NO: why"),
+        ("raise ValueError('UNSUPPORTED: it is Sunday')", "UNSUPPORTED", "it is Sunday"),
+    ],
+)
+def test_what_a_kernels_function_raises_is_the_kernels(rooflab, tmp_path, line, status, words):
+    file = other_file(tmp_path, f"raising_{abs(hash(line))}", f"{REGISTERED}    {line}\n")
+    code, out, err = rooflab("emulate", "--kernel", file, *CASE)
+    assert code == (13 if status == "UNSUPPORTED" else 11) and status in out and words in " ".join(out.split()), err
+
+
+@pytest.mark.parametrize("make", ["torch.zeros_like(normed)", "torch.empty_like(normed).zero_()"])
+def test_memory_that_torch_has_written_may_be_read(rooflab, tmp_path, make):
+    file = other_file(tmp_path, f"adds_{len(make)}", ADDS.replace("MAKE", make))
+    status, out, _ = rooflab("emulate", "--kernel", file, *CASE)
+    assert status == 0 and ": OK" in out, "with scalars of 16 bits, and an integer for a float"
+
+
+def test_a_launch_of_no_ctas_does_nothing(rooflab, tmp_path):
+    nothing = "torch.zeros_like(normed)\n    add_to[(0,)](normed, out, x.shape[1], 1, 1.0, 1)"
+    file = other_file(tmp_path, "adds_to_nothing", ADDS.replace("MAKE", nothing))
+    status, out, _ = rooflab("check", "rmsnorm", "--kernel", file, *CASE)
+    assert status == 0 and "1 right" in out
+
+
+@pytest.mark.parametrize("make", ["torch.empty_like(normed)", "torch.empty(normed.shape).view(x.shape)"])
+def test_a_read_of_what_torch_empty_gave_names_its_line(rooflab, tmp_path, make):
+    file = other_file(tmp_path, f"reads_{len(make)}", ADDS.replace("MAKE", make))
+    status, out, _ = rooflab("emulate", "--kernel", file, *CASE)
+    assert status == 11 and "a read of byte 0 of out, which nobody has written" in " ".join(out.split())

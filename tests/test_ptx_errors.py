@@ -226,3 +226,72 @@ def test_calls_that_cannot_be_put_in_place_are_refused(option: str, name: str, l
     assert words in text and (line is None or line_of(line).strip() in text)
     # Other kernels of the same text run all the same.
     run("mistakes", "copy", [floats(), floats(), 3], options=(f"-D{option}",))
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"grid": 4}, "grid: expected a list of integers, got 4"),
+        ({"grid": (1.5,)}, "grid: expected a list of integers, got (1.5,)"),
+        ({"ctas": 0}, "ctas: expected a list of integers, got 0"),
+        ({"ctas": [0, 0]}, "ctas: expected each number once, got [0, 0]"),
+        ({"checks": "all"}, "checks: expected Checks, got a value of type str"),
+        ({"memory": ["x"]}, "memory: expected a list of tensors, got ['x']"),
+        ({"unwritten": floats()}, "unwritten: expected a list of tensors, got a value of type Tensor"),
+        ({"unwritten": [floats()]}, "unwritten: expected tensors among the arguments, got another"),
+        ({"args": None}, "args: expected a list, got None"),
+        ({"args": floats()}, "args: expected a list, got a value of type Tensor"),
+        ({"args": [torch.eye(4).to_sparse(), floats(), 3]}, "copy_param_0: expected a tensor in plain memory"),
+        ({"launch": {"block": 32}}, "block: expected a list of integers, got 32"),
+        ({"launch": {"block": (32,)}}, "block: expected three sizes, got (32,)"),
+        ({"launch": {"cluster": (0, 1, 1)}}, "cluster: expected 1 to 16 CTAs, got (0, 1, 1)"),
+        ({"launch": {"cluster": (32, 1, 1)}, "grid": (32,)}, "cluster: expected 1 to 16 CTAs"),
+        ({"launch": {"dynamic_shared": "4"}}, "dynamic_shared: expected a list of integers, got ['4']"),
+        ({"launch": {"ptx": None}}, "ptx: expected a text, got a value of type NoneType"),
+    ],
+)
+def test_a_call_that_makes_no_sense_is_refused_in_a_sentence(more: dict[str, Any], words: str) -> None:
+    given = {"ptx": ptx("mistakes"), "name": "copy", "block": (32, 1, 1), **more.pop("launch", {})}
+    call = {"grid": (1,), "args": [floats(), floats(), 3], **more}
+    with pytest.raises(ValueError) as caught:
+        emulate(Launch(**given), **call)
+    assert words in str(caught.value)
+
+
+def test_a_text_is_not_taken_for_a_kernel() -> None:
+    with pytest.raises(ValueError, match="compiled: expected a Launch"):
+        emulate(ptx("mistakes"), (1,), [])
+
+
+ONE_PARAMETER = """
+.version 8.7
+.target sm_90a
+.address_size 64
+.visible .entry k(.param .KIND value, .param .u64 out)
+{
+    .reg .b64 %a;  .reg .b64 %v;
+    ld.param.u64 %a, [out];
+    ld.param.KIND %v, [value];
+    st.global.KIND [%a], %v;
+    ret;
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "bits"),
+    [("f16", 1.5, 0x3E00), ("f16", 1, 0x3C00), ("f32", 1, 0x3F800000), ("b32", 1.0, 0x3F800000), ("b32", 1, 1)],
+)
+def test_a_number_is_passed_as_the_parameters_type_wants_it(kind: str, value: float, bits: int) -> None:
+    out = torch.zeros(2, dtype=torch.int32)
+    width = kind[1:]
+    text = ONE_PARAMETER.replace("param .KIND", f"param .{kind}").replace("KIND", f"b{width}")
+    emulate(Launch(text.replace("%v;  ", "").replace(".b64 %v", f".b{width} %v"), "k", (1, 1, 1)), (1,), [value, out])
+    assert out[0] == bits
+
+
+@pytest.mark.parametrize(("kind", "value"), [("f32", 1e39), ("f32", 10**400), ("b16", 1.0), ("b8", 1.0)])
+def test_a_float_that_no_parameter_takes_is_refused(kind: str, value: float) -> None:
+    text = ONE_PARAMETER.replace("KIND", kind)
+    with pytest.raises(ValueError, match=rf"value: expected a number that fits \.{kind}, got "):
+        emulate(Launch(text, "k", (1, 1, 1)), (1,), [value, integers()])

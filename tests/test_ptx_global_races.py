@@ -207,3 +207,27 @@ def test_a_cta_is_ordered_with_itself_across_its_releases(races):
     races.write(lanes(0), tile(PARTIAL), 4, STORE)
     races.read(lanes(0), tile(PARTIAL), 4, READ)
     assert races.found == []
+
+
+@pytest.mark.parametrize("other", ["read", "atomic", "poll"])
+def test_a_load_that_polls_races_with_no_read_and_no_atomic(races, other):
+    for first, second in ((other, "poll"), ("poll", other)):
+        getattr(races, first)(lanes(0), tile(OUT), 4, READ)
+        getattr(races, second)(lanes(1), tile(OUT), 4, ATOMIC)
+    assert races.found == []
+
+
+def test_a_load_that_polls_races_with_a_plain_write_in_either_order(races):
+    races.poll(lanes(0), tile(OUT), 4, READ)
+    races.write(lanes(1), tile(OUT), 4, STORE)
+    races.poll(lanes(2), tile(OUT), 4, READ)
+    assert kinds(races) == [("read-write", READ, STORE), ("write-read", STORE, READ)]
+
+
+def test_what_only_loads_a_flag_releases_nothing_to_it(races):
+    races.write(lanes(0), tile(OUT), 4, STORE)
+    races.fence(0)
+    races.synchronise(0, COUNTER, stores=False)
+    races.synchronise(1, COUNTER, acquire=True, stores=False)
+    races.read(lanes(1), tile(OUT), 4, READ)
+    assert kinds(races) == [("write-read", STORE, READ)]

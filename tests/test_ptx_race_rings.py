@@ -5,6 +5,7 @@ import pytest
 from ptx_race_moves import ALL, EMPTY, FULL, INIT, INVAL, MMA, READ, SIZE, STAGE, TMA, USE, kinds, load, multiply
 
 from rooflab.bench.ptx.races.shared_races import SharedRaces
+from rooflab.bench.ptx.races.vector_clocks import BULK
 
 
 @pytest.fixture
@@ -119,3 +120,16 @@ def test_an_inval_while_a_load_is_in_flight_is_reported(races):
     assert [(race.kind, race.first_actor, race.address) for race in races.found] == [
         ("read-write", "a TMA load", FULL)
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("fence", ["fence_proxy_async", "fence_mbarrier_init"])
+def test_both_fences_order_the_making_of_an_mbarrier_but_one_only_what_was_stored(fence):
+    races = SharedRaces(1, 4, SIZE)
+    races.mbarrier_init(0, 0, FULL, INIT)
+    races.write(0, np.zeros(32, np.int64), np.arange(32) * 4, 4, READ)
+    getattr(races, fence)(0, 0)
+    transfer = races.begin_async(0, 0, BULK)
+    races.mbarrier_use_async(transfer, FULL, TMA)
+    assert races.found == []
+    races.async_read(transfer, np.array([0]), 128, TMA)
+    assert kinds(races) == ([] if fence == "fence_proxy_async" else [("write-read", READ, TMA, True)])

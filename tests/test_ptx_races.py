@@ -248,3 +248,15 @@ def test_neighbours_of_the_granule_are_told_apart(granule):
     assert races.found == []
     races.read(0, np.array([1]), np.array([0]), granule, READ)
     assert [(race.address, race.count) for race in races.found] == [(0, 1)]
+
+
+def test_stores_of_one_value_by_several_warps_do_not_keep_out_a_race():
+    races = SharedRaces(1, 2, SIZE, limit=2)
+    warps, places = np.repeat([0, 1], 32), np.tile(np.arange(32) * 4, 2)
+    for instruction in range(5):
+        races.write(0, warps, places, 4, instruction, np.zeros(64, np.uint32))
+        races.barrier(0, np.arange(2))
+    races.read(0, warps[:32], places[:32], 4, 5)
+    races.write(0, warps[32:], places[:32], 4, 6)
+    assert sum(race.harmless for race in races.found) == 5
+    assert [(race.kind, race.first, race.second) for race in races.found if not race.harmless] == [("read-write", 5, 6)]

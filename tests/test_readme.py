@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from rooflab.bench.cli import run
 from rooflab.kernels import registry
@@ -66,3 +67,30 @@ def test_the_python_it_shows_runs(capfd):
 def test_every_file_it_links_to_is_there():
     for target in re.findall(r"\]\(([^)#]+)\)", README):
         assert (ROOT / target).exists(), target
+
+
+PTX = """
+.version 8.7
+.target sm_90a
+.address_size 64
+.visible .entry doubled(.param .u64 x, .param .u64 out, .param .u32 count) .reqntid 32
+{
+    .reg .pred %p;  .reg .b32 %t, %c, %n;  .reg .b64 %a, %b, %i;  .reg .f32 %v;
+    mov.u32 %t, %tid.x;  mov.u32 %c, %ctaid.x;  mad.lo.u32 %t, %c, 32, %t;
+    ld.param.u32 %n, [count];  setp.ge.u32 %p, %t, %n;
+    @%p ret;
+    ld.param.u64 %a, [x];  ld.param.u64 %b, [out];  mul.wide.u32 %i, %t, 4;
+    add.s64 %a, %a, %i;  add.s64 %b, %b, %i;
+    ld.global.f32 %v, [%a];  add.f32 %v, %v, %v;  st.global.f32 [%b], %v;
+    ret;
+}
+"""
+
+
+def test_the_emulation_it_shows_runs(capfd):
+    x, out = torch.arange(100.0), torch.zeros(100)
+    block = next(block for block in PYTHON if "emulate(" in block)
+    exec(compile(block, "README.md", "exec"), {"ptx_text": PTX, "x": x, "out": out})
+    assert torch.equal(out, 2 * x)
+    assert "Bytes(hbm_read=416, hbm_write=416, global_read=400," in (printed := capfd.readouterr().out)
+    assert printed.endswith(" ()\n"), "no race"

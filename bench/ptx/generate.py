@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rooflab.bench.ptx.text.flow import Block, Flow
+from rooflab.bench.ptx.text.flow import BRANCHES, Block, Flow
 from rooflab.bench.ptx.text.kinds import storage
 from rooflab.bench.ptx.text.modifiers import unknown
 from rooflab.bench.ptx.text.syntax import (
@@ -27,7 +27,7 @@ from rooflab.bench.ptx.text.syntax import (
     Special,
     Symbol,
 )
-from rooflab.bench.ptx.text.uses import uses
+from rooflab.bench.ptx.text.uses import definitions, uses
 from rooflab.bench.ptx.text.wgmma_registers import accumulators
 
 Emitter = Callable[["Generator", Instruction], None]
@@ -67,6 +67,7 @@ class Generator:
         self._temporaries = 0
         self._ended = False
         self._accumulators = accumulators(flow.kernel)
+        self._perhaps_unwritten = self._live(0)
         self._looked_at: set[int] = set()
         """Accumulators that were found to be settled since the last wgmma of the block."""
 
@@ -113,8 +114,9 @@ class Generator:
         if isinstance(operand, Special):
             return self._special(operand, dtype)
         if isinstance(operand, Symbol):
-            return f"c.address({operand.name!r}, {dtype!r})"
-        raise PtxError(f"PTX: expected a value, got {operand}")
+            text = f"c.address({operand.name!r}, {dtype!r})"
+            return f"({text} + {self.constant(operand.offset, dtype)})" if operand.offset else text
+        raise PtxError(f"PTX: expected a value, got a {type(operand).__name__.lower()}")
 
     def define(self, operand: Operand, expression: str, dtype: str) -> None:
         """Assigns an expression of a NumPy type to a register, where the predicate holds."""
@@ -122,7 +124,7 @@ class Generator:
             self.line(expression)
             return
         if not isinstance(operand, Register):
-            raise PtxError(f"PTX: expected a register for a result, got {operand}")
+            raise PtxError(f"PTX: expected a register for a result, got a {type(operand).__name__.lower()}")
         kept, name = self.kept[operand.index], f"r{operand.index}"
         if kept != dtype:
             expression = self._convert(expression, dtype, kept)
@@ -143,6 +145,12 @@ class Generator:
             if not isinstance(target, Sink):
                 self.define(target, name, dtype)
 
+    def unguarded(self, instruction: Instruction) -> None:
+        """Raises `PtxError` where an instruction has a predicate that its emitter could not heed."""
+        if self._guard is not None:
+            where = f"{instruction.text!r} at {instruction.place}"
+            raise PtxError(f"PTX: expected {instruction.parts[0]} without a predicate, got {where}")
+
     def ends(self) -> None:
         """The line just added leaves the block."""
         self._ended = True
@@ -160,18 +168,22 @@ class Generator:
 
     def _convert(self, expression: str, dtype: str, kept: str) -> str:
         if dtype == "?" or kept == "?":
-            raise PtxError(f"PTX: expected a predicate where one is wanted, got {expression}")
+            raise PtxError("PTX: expected predicates where they are wanted alone, got one beside a number")
         if dtype[1] == kept[1]:
             return f"({expression}).view({kept})"
         # A result narrower than its register is extended as its type says (ld, cvt).
         wide = f"i{kept[1]}" if dtype[0] == "i" else f"u{kept[1]}"
-        extended = f"({expression}).astype({wide})"
+        bits = f"({expression}).view(u{dtype[1]})" if dtype[0] == "f" else f"({expression})"
+        extended = f"{bits}.astype({wide})"
         return extended if wide == kept else f"{extended}.view({kept})"
 
     def _register(self, register: Register, dtype: str) -> str:
         index, kept = register.index, self.kept[register.index]
         if index not in self._known:
             self.line(f"r{index} = R[{index}]")
+            if index in self._perhaps_unwritten:
+                # Poison, as in `context.merged`: a compiler may copy it and select it away.
+                self.line(f"if r{index} is None: r{index} = {self.constant(-1, kept)}")
             self._known.add(index)
         if dtype == kept:
             return f"r{index}"
@@ -190,11 +202,9 @@ class Generator:
         return self._views[key]
 
     def _special(self, operand: Special, dtype: str) -> str:
-        kept = "u8" if operand.name in ("clock64", "globaltimer") else "u4"
-        if operand.name == "is_explicit_cluster":
-            return f"c.special({operand.name!r})"
         text = f"c.special({operand.name!r})"
-        return text if dtype == kept else self._convert(text, kept, dtype)
+        kept = "u8" if operand.name in ("clock64", "globaltimer") else "u4"
+        return text if dtype == kept or operand.name == "is_explicit_cluster" else self._convert(text, kept, dtype)
 
     def source(self, block: Block) -> str:
         """The text of a block's function."""
@@ -217,24 +227,33 @@ class Generator:
         return self.flow.live.get(start, frozenset())
 
     def _instruction(self, instruction: Instruction) -> None:
-        name = instruction.opcode.split(".", 1)[0]
+        name, where = instruction.opcode.split(".", 1)[0], f"{instruction.text!r} at {instruction.place}"
         if name not in EMITTERS:
-            raise PtxError(
-                f"PTX: expected an instruction that is known, got {instruction.text!r} at {instruction.place}"
-            )
+            raise PtxError(f"PTX: expected an instruction that is known, got {where}")
         if (modifier := unknown(instruction.parts)) is not None:
-            where = f"{instruction.text!r} at {instruction.place}"
             raise PtxError(f"PTX: expected an instruction that is known, got .{modifier} in {where}")
+        try:
+            self._emit(EMITTERS[name], instruction)
+        except PtxError as error:
+            raise error if instruction.text in str(error) else PtxError(f"{error} in {where}") from None
+        except (ValueError, IndexError, KeyError, StopIteration) as error:
+            # What an emitter takes apart by its count or looks up by its name.
+            raise PtxError(f"PTX: expected the operands and modifiers of .{name}, got {where}") from error
+        if name in BRANCHES:
+            self._ended = True
+
+    def _emit(self, emitter: Emitter, instruction: Instruction) -> None:
         self._guard = None
         if instruction.predicate is not None:
             text = self._register(instruction.predicate, "?")
             self._guard = f"~{text}" if instruction.negated else text
+            if instruction.predicate in definitions(instruction):
+                guard, self._guard = self._guard, self.temporary()
+                self.line(f"{self._guard} = {guard}")
         if self._accumulators:
             self._look_at(instruction)
-        EMITTERS[name](self, instruction)
+        emitter(self, instruction)
         self._guard = None
-        if name in ("bra", "brx", "ret", "exit", "trap"):
-            self._ended = True
 
     def _look_at(self, instruction: Instruction) -> None:
         """Has accumulators looked at that an instruction other than a copy reads."""
@@ -263,9 +282,11 @@ def _immediate(operand: Immediate, dtype: str) -> int:
     """The bits of a constant as a type wants them."""
     if not operand.float_bits:
         return operand.value
-    bits = 8 * int(dtype[1])
-    if operand.float_bits == bits or dtype[0] != "f":
+    bits = {"4": 32, "8": 64}.get(dtype[1:])
+    if bits is None:
+        raise PtxError("PTX: expected an integer where neither 32 nor 64 bits are wanted, got the constant of a float")
+    if operand.float_bits == bits:
         return operand.value
     # A float that was written in the other width.
     wide = np.array(operand.value, f"u{operand.float_bits // 8}").view(f"f{operand.float_bits // 8}")
-    return int(wide.astype(dtype).view(f"u{dtype[1]}"))
+    return int(wide.astype(f"f{dtype[1]}").view(f"u{dtype[1]}"))

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
+from rooflab.bench.ptx.arguments import add_tensor, bound_arguments, checked_tensors, mark_unwritten, whole_numbers
 from rooflab.bench.ptx.machine.errors import EmulationError
 from rooflab.bench.ptx.machine.group import Triple
 from rooflab.bench.ptx.machine.memory import GlobalMemory
 from rooflab.bench.ptx.machine.run import MOST_THREADS, SHARED_LIMIT, Checks, Run
 from rooflab.bench.ptx.program import Program, load
 from rooflab.bench.ptx.results import Result, result_of
-from rooflab.bench.ptx.text.syntax import Kernel, Parameter, Reference, Variable
-from rooflab.bench.ptx.tiles import tensor_map
+from rooflab.bench.ptx.text.syntax import Kernel, Reference, Variable
 
 MOST_EMULATED = 1 << 22
 """CTAs of a grid, run or not: the race detector keeps up to 400 bytes for each, and one takes 0.1 ms or more to run."""
 MOST_CTAS = (2**31 - 1, 65535, 65535)
+MOST_CLUSTER = 16
+"""CTAs of a cluster: 8, or as many where a kernel is allowed more than is portable."""
 
 
 @dataclass(frozen=True)
@@ -65,29 +66,51 @@ def emulate(
     `EmulationError` where the kernel does what a GPU would not forgive.
     """
     if not isinstance(compiled, Launch):
+        if not hasattr(compiled, "asm"):
+            kind = type(compiled).__name__
+            raise ValueError(
+                f"compiled: expected a Launch or a kernel that Triton compiled, got a value of type {kind}"
+            )
         from rooflab.bench.ptx.triton_kernels import bound, in_ctas
 
         grid = in_ctas(compiled, _grid(grid))
         compiled, args, reached = bound(compiled, grid, args)
         memory = [*memory, *reached]
+    if not isinstance(compiled.ptx, str):
+        raise ValueError(f"ptx: expected a text, got a value of type {type(compiled.ptx).__name__}")
     program = load(compiled.ptx, compiled.name)
     sizes = _grid(grid)
     count = sizes[0] * sizes[1] * sizes[2]
     if count > MOST_EMULATED:
         raise ValueError(f"grid: expected at most {MOST_EMULATED} CTAs, of which each takes memory, got {tuple(grid)}")
-    memory_, raw = _memory(program.kernel, args, list(unwritten), memory, compiled.names)
-    run = _run(program, compiled, sizes, memory_, raw, checks or Checks(), seed, short_accumulator)
-    chosen = range(count) if ctas is None else list(ctas)
+    checks = Checks() if checks is None else checks
+    if not isinstance(checks, Checks):
+        raise ValueError(f"checks: expected Checks, got a value of type {type(checks).__name__}")
+    blank = checked_tensors("unwritten", unwritten)
+    known = GlobalMemory()
+    raw = bound_arguments(program.kernel, args, known, compiled.names)
+    for tensor in checked_tensors("memory", memory):
+        add_tensor(known, tensor, "memory")
+    for tensor in blank if checks.uninitialised else ():
+        mark_unwritten(known, tensor)
+    run = _run(program, compiled, sizes, known, raw, checks, seed, short_accumulator)
     run.stored = None if ctas is None else []
-    for cta in chosen if ctas is not None else ():
-        if not 0 <= cta < count:
-            raise ValueError(f"ctas: expected numbers from 0 to {count - 1}, got {cta}")
-    run.execute(chosen)
+    run.execute(range(count) if ctas is None else _chosen(ctas, count))
     return result_of(run)
 
 
+def _chosen(ctas: Iterable[int], count: int) -> list[int]:
+    chosen = whole_numbers("ctas", ctas)
+    for cta in chosen:
+        if not 0 <= cta < count:
+            raise ValueError(f"ctas: expected numbers from 0 to {count - 1}, got {cta}")
+    if len(set(chosen)) < len(chosen):
+        raise ValueError(f"ctas: expected each number once, got {chosen}")
+    return chosen
+
+
 def _grid(grid: Sequence[int]) -> Triple:
-    sizes = [int(size) for size in grid]
+    sizes = whole_numbers("grid", grid)
     if not 1 <= len(sizes) <= 3 or any(not 1 <= size <= most for size, most in zip(sizes, MOST_CTAS, strict=False)):
         raise ValueError(f"grid: expected one to three positive sizes that CUDA allows, got {tuple(sizes)}")
     x, y, z = [*sizes, 1, 1][:3]
@@ -105,19 +128,25 @@ def _run(
     short_accumulator: bool,
 ) -> Run:
     kernel = program.kernel
-    block = launch.block or kernel.block
+    block = kernel.block if launch.block is None else _three("block", launch.block)
     if block is None:
         raise ValueError(f"block: expected the threads of a CTA, which the PTX of {kernel.name} does not say")
     threads = block[0] * block[1] * block[2]
     most = MOST_THREADS if kernel.block is None else kernel.block[0] * kernel.block[1] * kernel.block[2]
     if not 1 <= threads <= most or min(block) < 1:
         raise ValueError(f"block: expected 1 to {most} threads for {kernel.name}, got {block}")
-    cluster = launch.cluster if launch.cluster != (1, 1, 1) else kernel.cluster or (1, 1, 1)
+    cluster = _three("cluster", launch.cluster)
+    if kernel.cluster is not None and cluster not in ((1, 1, 1), kernel.cluster):
+        raise ValueError(f"cluster: expected {kernel.cluster}, which the PTX of {kernel.name} says, got {cluster}")
+    cluster = kernel.cluster or cluster
+    if min(cluster) < 1 or cluster[0] * cluster[1] * cluster[2] > MOST_CLUSTER:
+        raise ValueError(f"cluster: expected 1 to {MOST_CLUSTER} CTAs, got {cluster}")
     if any(size % own for size, own in zip(grid, cluster, strict=True)):
         raise ValueError(f"grid: expected multiples of the cluster {cluster}, got {grid}")
     addresses, static, local = _layout(kernel, memory)
-    if launch.dynamic_shared < 0 or static + launch.dynamic_shared > SHARED_LIMIT:
-        held = static + launch.dynamic_shared
+    (dynamic,) = whole_numbers("dynamic_shared", [launch.dynamic_shared])
+    if dynamic < 0 or static + dynamic > SHARED_LIMIT:
+        held = static + dynamic
         raise ValueError(
             f"shared memory: expected 0 to {SHARED_LIMIT} bytes, got {held}, of which {static} are the kernel's own"
         )
@@ -129,13 +158,21 @@ def _run(
         parameters=parameters,
         addresses=addresses,
         static_shared=static,
-        dynamic_shared=launch.dynamic_shared,
+        dynamic_shared=dynamic,
         local_size=local,
         checks=checks,
         cluster=cluster,
         seed=seed,
         short_accumulator=short_accumulator,
     )
+
+
+def _three(name: str, sizes: Sequence[int]) -> Triple:
+    found = whole_numbers(name, sizes)
+    if len(found) != 3:
+        raise ValueError(f"{name}: expected three sizes, got {tuple(found)}")
+    x, y, z = found
+    return x, y, z
 
 
 def _layout(kernel: Kernel, memory: GlobalMemory) -> tuple[dict[str, int], int, int]:
@@ -188,70 +225,6 @@ def _point(variable: Variable, reference: Reference, addresses: dict[str, int], 
     allocation.view(1)[first : first + reference.size] = np.frombuffer(
         (value % (1 << 8 * reference.size)).to_bytes(reference.size, "little"), np.uint8
     )
-
-
-def _memory(
-    kernel: Kernel,
-    args: Sequence[Any],
-    unwritten: list[torch.Tensor],
-    more: Iterable[torch.Tensor],
-    names: Sequence[str],
-) -> tuple[GlobalMemory, bytes]:
-    """The allocations of the arguments, and the arguments' bytes as the kernel finds them."""
-    if len(args) != len(kernel.parameters):
-        wanted = ", ".join(f"{parameter.type} {parameter.name}" for parameter in kernel.parameters)
-        raise ValueError(f"args: expected {len(kernel.parameters)} for {kernel.name} ({wanted}), got {len(args)}")
-    memory = GlobalMemory()
-    blank = {tensor.untyped_storage().data_ptr() for tensor in unwritten}
-    raw = b""
-    for place, (value, parameter) in enumerate(zip(args, kernel.parameters, strict=True)):
-        if place < len(names):
-            parameter = replace(parameter, name=names[place])
-        raw += bytes(-len(raw) % parameter.align)
-        raw += _packed(value, parameter, memory, blank)
-    for tensor in more:
-        _add(memory, tensor, "memory", blank)
-    return memory, raw
-
-
-def _add(memory: GlobalMemory, tensor: torch.Tensor, name: str, blank: set[int]) -> int:
-    if tensor.device.type != "cpu":
-        raise ValueError(f"{name}: expected a tensor on the CPU, got one on {tensor.device}")
-    storage = tensor.untyped_storage()
-    memory.add(name, storage.data_ptr(), storage.nbytes(), tensor, written=storage.data_ptr() not in blank)
-    return tensor.data_ptr()
-
-
-def _packed(value: Any, parameter: Parameter, memory: GlobalMemory, blank: set[int]) -> bytes:
-    """An argument's bytes."""
-    name, kind = parameter.name, parameter.type
-    if isinstance(value, tensor_map.TensorMap):
-        value = value.pack()
-    if isinstance(value, bytes):
-        if len(value) != parameter.size:
-            raise ValueError(f"{name}: expected {parameter.size} bytes, got {len(value)}")
-        return value
-    if kind == "bytes":
-        raise ValueError(f"{name}: expected {parameter.size} bytes or a TensorMap, got {type(value).__name__}")
-    if isinstance(value, torch.Tensor):
-        if kind not in ("u64", "b64", "s64"):
-            raise ValueError(f"{name}: expected a number (.{kind}), got a tensor")
-        return _add(memory, value, name, blank).to_bytes(8, "little")
-    if value is None:
-        value = 0
-    if isinstance(value, np.generic):
-        value = value.item()
-    if not isinstance(value, bool | int | float) or (isinstance(value, float) and kind[0] in "us"):
-        raise ValueError(f"{name}: expected a number that fits .{kind}, got {value!r}")
-    if kind in ("f32", "f64"):
-        return struct.pack("<f" if kind == "f32" else "<d", value)
-    if isinstance(value, float):
-        # A float in an untyped parameter: what the launcher's C would pass.
-        return struct.pack("<f" if parameter.size == 4 else "<d", value)
-    limit = 1 << 8 * parameter.size
-    if not -(limit // 2) <= value < limit:
-        raise ValueError(f"{name}: expected a number that fits .{kind}, got {value}")
-    return (int(value) % limit).to_bytes(parameter.size, "little")
 
 
 __all__ = ["Checks", "EmulationError", "Launch", "emulate"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -174,13 +174,12 @@ def _races(run: Run) -> list[str]:
     def name(number: int) -> str:
         return run.program.kernel.instructions[number].describe()
 
-    # Where warps hold the same values, compilers let each of them store: whichever is last leaves what all stored.
-    shared = (race for race in run.shared_races if not (race.same_value and race.first == race.second))
-    texts = [describe(race, name) for race in _unlike(shared, name)]
+    texts = [describe(race, name) for race in _unlike((race for race in run.shared_races if not race.harmless), name)]
     if run.global_races is not None:
         texts += [_in_an_allocation(run, race, name) for race in _unlike(run.global_races.found, name)]
     texts += [
-        f"{name(number)} reads an accumulator of a wgmma that may still be running: no wgmma.wait_group between"
+        f"{name(number)} reads an accumulator of a wgmma that may still be running: no wgmma.wait_group between (ptxas"
+        " puts a wait there itself, note C7517, and the products no longer overlap)"
         for number in run.register_races
     ]
     texts += [
@@ -201,10 +200,6 @@ def _unlike(races: Iterable[Race], name: Callable[[int], str]) -> list[Race]:
 
 def _in_an_allocation(run: Run, race: Race, name: Callable[[int], str]) -> str:
     """A race on global memory in words, by the place in its argument and not in this process."""
-    kinds = [run.program.kernel.instructions[number].parts[0] for number in (race.first, race.second)]
-    if race.kind == "write-write" and "ld" in kinds:
-        # Strong loads are taken for atomics, which do not race with one another.
-        race = replace(race, kind="read-write" if kinds[0] == "ld" else "write-read")
     allocation = run.memory.find(race.address)
     if allocation is None:
         return describe(race, name)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from rooflab.bench.ptx.launch import Launch
@@ -24,6 +25,8 @@ def bound(compiled: Any, grid: Sequence[int], args: Sequence[Any]) -> tuple[Laun
     ptx = compiled.asm["ptx"]
     signature = [kind for kind in compiled.src.signature.values() if kind != "constexpr"]
     own = [_name(compiled, key) for key, kind in compiled.src.signature.items() if kind != "constexpr"]
+    if not isinstance(args, list | tuple):
+        raise ValueError(f"args: expected a list, got a value of type {type(args).__name__}")
     if len(args) != len(signature):
         raise ValueError(f"args: expected {len(signature)} for {metadata.name}, got {len(args)}")
     values: list[Any] = []
@@ -36,7 +39,7 @@ def bound(compiled: Any, grid: Sequence[int], args: Sequence[Any]) -> tuple[Laun
                 values += _descriptor(value, next(maps, None))
                 reached.append(value.base)
             else:
-                values.append(value)
+                values.append(_float(value, kind) if isinstance(value, int | float) else value)
         names += [name] * (len(values) - len(names))
     ctas = 1
     for size in grid:
@@ -75,6 +78,15 @@ def _flat(values: Sequence[Any], kinds: Sequence[Any]) -> Iterator[tuple[Any, An
             yield from _flat(value, kind)
         elif kind != "constexpr":
             yield value, kind
+
+
+def _float(value: float, kind: Any) -> Any:
+    """A number as Triton's launcher passes it: an annotation may make a float of an integer, or half of one."""
+    if kind == "fp16":
+        return np.float16(value).tobytes()
+    if kind == "bf16":
+        return np.float32(value).tobytes()[2:]  # its launcher cuts, and does not round
+    return float(value) if kind in ("fp32", "fp64") else value
 
 
 def _descriptor(value: Any, meta: Any) -> list[Any]:

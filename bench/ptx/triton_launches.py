@@ -30,6 +30,8 @@ def emulating_triton(sm: int, properties: Mapping[str, int], handle: Handle) -> 
         values = _bound(self, args, kwargs)
         if callable(grid):
             grid = grid(values)
+        if 0 in grid:
+            return kernel  # Triton's launcher leaves such a launch out
         handle(kernel, tuple(int(size) for size in grid), _runtime(kernel, values))
         return kernel
 

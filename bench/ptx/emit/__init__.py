@@ -23,6 +23,7 @@ from rooflab.bench.ptx.numbers import (
     half,
     integers,
     permute,
+    rounding,
 )
 from rooflab.bench.ptx.numbers.bits import pick
 
@@ -30,11 +31,9 @@ __all__ = ["control", "copies", "floats", "helpers", "integer", "matrix", "memor
 
 
 def choose(predicate: Any, value: Any, otherwise: Any) -> Any:
-    """`value` where the predicate holds, and `otherwise` elsewhere; None is a register that nobody has written."""
+    """`value` where the predicate holds, and `otherwise` elsewhere."""
     if predicate.__class__ is np.bool_:
         return value if predicate else otherwise
-    if otherwise is None:
-        return value
     return np.where(predicate, value, otherwise)
 
 
@@ -42,7 +41,7 @@ def helpers() -> dict[str, Any]:
     """The names that generated code may use."""
     modules = (
         access, approximate, arithmetic, atomics, bitfields, bulk, carry, convert, copying, extremes, half, integers,
-        maps, matrices, permute, remote, synchronising, warps,
+        maps, matrices, permute, remote, rounding, synchronising, warps,
     )  # fmt: skip
     names: dict[str, Any] = {module.__name__.rsplit(".", 1)[-1]: module for module in modules}
     types = {f"{kind}{size}": np.dtype(f"{kind}{size}") for kind in "iu" for size in (1, 2, 4, 8)}

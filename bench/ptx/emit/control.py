@@ -24,7 +24,11 @@ def branch(g: Generator, instruction: Instruction) -> None:
 def many_ways(g: Generator, instruction: Instruction) -> None:
     """`brx.idx`."""
     targets = g.flow.targets(instruction.number)
-    g.line(f"return c.many_ways({g.value(instruction.operands[0], 'u4')}, {targets})")
+    index = g.value(instruction.operands[0], "u4")
+    if g.guard is not None:  # lanes without the predicate go on behind it
+        index = f"choose({g.guard}, {index}, {g.constant(len(targets), 'u4')})"
+        targets = (*targets, instruction.number + 1)
+    g.line(f"return c.many_ways({index}, {targets})")
 
 
 @emits("ret", "exit")

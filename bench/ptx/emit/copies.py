@@ -27,7 +27,7 @@ def copy(g: Generator, instruction: Instruction) -> None:
     """`cp.async` and the bulk copies."""
     opcode, operands = instruction.opcode, instruction.operands
     mask, number = g.guard or "None", instruction.number
-    if opcode.startswith(("cp.async.bulk.prefetch", "cp.async.bulk.tensor.prefetch")) or "prefetch" in opcode:
+    if "prefetch" in instruction.parts:
         return
     if opcode.startswith(("cp.async.bulk", "cp.reduce.async.bulk")):
         _bulk(g, instruction, mask, number)
@@ -35,10 +35,13 @@ def copy(g: Generator, instruction: Instruction) -> None:
         at = _at(g, operands[0], "shared", instruction)
         g.line(f"copying.arrive_after(c, {at}, {'noinc' in instruction.parts}, {mask}, {number})")
     elif opcode == "cp.async.commit_group":
+        g.unguarded(instruction)
         g.line(f"copying.commit(c, {number})")
     elif opcode == "cp.async.wait_group":
+        g.unguarded(instruction)
         g.line(f"copying.wait(c, {_constant(operands[0])}, {number})")
     elif opcode == "cp.async.wait_all":
+        g.unguarded(instruction)
         g.line(f"copying.wait(c, None, {number})")
     elif opcode.startswith("cp.async.c"):
         target, source = _at(g, operands[0], "shared", instruction), _at(g, operands[1], "global", instruction)

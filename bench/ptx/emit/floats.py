@@ -81,6 +81,8 @@ def special_functions(g: Generator, instruction: Instruction) -> None:
     name, dtype, ftz = parts[0], dtype_of(kind), "ftz" in parts
     value = g.value(operands[1], dtype)
     if kind in ("f16", "bf16", "f16x2", "bf16x2"):
+        if name not in ("ex2", "tanh"):
+            raise PtxError(f"PTX: expected an instruction that is known, got {instruction.text!r}")
         extra = f", ftz={ftz}" if name == "ex2" else ""
         g.define(operands[0], f"half.{name}({value}, {kind.removesuffix('x2')!r}{extra})", dtype)
     elif "approx" not in parts:

@@ -34,7 +34,10 @@ def arithmetic(g: Generator, instruction: Instruction) -> None:
     parts, operands = instruction.parts, instruction.operands
     name, target = parts[0], operands[0]
     if "cc" in parts:
-        _carrying(g, instruction, kind)
+        with_carry(g, instruction)
+        return
+    if "x2" in kind:
+        _pairs(g, instruction, kind)
         return
     signed, unsigned = dtype_of(kind), _unsigned(kind)
     if name in ("mul", "mad") and ("wide" in parts or "hi" in parts):
@@ -51,10 +54,11 @@ def arithmetic(g: Generator, instruction: Instruction) -> None:
         g.define(target, f"{a} * {b} + {c}", unsigned)
     elif name in ("min", "max", "div", "rem"):
         function = {"min": "np.minimum", "max": "np.maximum", "div": "integers.div", "rem": "integers.rem"}[name]
-        if "relu" in parts or "x2" in kind:
-            raise PtxError(f"PTX: expected an instruction that is known, got {instruction.text!r}")
         a, b = (g.value(item, signed) for item in operands[1:3])
-        g.define(target, f"{function}({a}, {b})", signed)
+        if "relu" in parts:
+            g.define(target, f"integers.i{name}({a}, {b}, True)", signed)
+        else:
+            g.define(target, f"{function}({a}, {b})", signed)
     else:
         g.define(target, f"integers.i{name}({g.value(operands[1], signed)})", signed)
 
@@ -76,31 +80,33 @@ def _wide(g: Generator, instruction: Instruction, signed: str) -> None:
     g.define(operands[0], product, wide)
 
 
-def _carrying(g: Generator, instruction: Instruction, kind: str) -> None:
-    name, unsigned = instruction.parts[0], _unsigned(kind)
-    values = ", ".join(g.value(item, unsigned) for item in instruction.operands[1:])
-    result = g.temporary()
-    if name == "mad":
-        call = f"carry.mad_carry({values}, {'hi' in instruction.parts})"
-    else:
-        call = f"carry.{'add_carry' if name == 'add' else 'sub_borrow'}({values})"
-    g.line(f"{result}, c.carry = {call}")
-    g.define(instruction.operands[0], result, unsigned)
+def _pairs(g: Generator, instruction: Instruction, kind: str) -> None:
+    """`add`, `min` and `max` of packed 16-bit integers."""
+    name, half = instruction.parts[0], dtype_of(kind.removesuffix("x2"))
+    function = {"add": "np.add", "min": "integers.imin", "max": "integers.imax"}.get(name)
+    if function is None:
+        raise PtxError(f"PTX: expected an instruction that is known, got {instruction.text!r}")
+    a, b = (g.value(item, "u4") for item in instruction.operands[1:3])
+    relu = ", True" if "relu" in instruction.parts else ""
+    g.define(instruction.operands[0], f"integers.pairs({function}, {a}, {b}, {half}{relu})", "u4")
 
 
 @emits("addc", "subc", "madc")
 def with_carry(g: Generator, instruction: Instruction) -> None:
-    """Additions that take the carry of one before, and leave theirs with `.cc`."""
-    unsigned = _unsigned(kind_of(instruction))
-    values = ", ".join(g.value(item, unsigned) for item in instruction.operands[1:])
-    name = instruction.parts[0]
-    function = {"addc": "add_carry", "subc": "sub_borrow", "madc": "mad_carry"}[name]
-    extra = f", {'hi' in instruction.parts}" if name == "madc" else ""
+    """Additions that take the carry of one before (`addc`), and leave theirs (`.cc`)."""
+    name, parts, kind = instruction.parts[0], instruction.parts, kind_of(instruction)
+    # Signed where the type is: the upper half of a product depends on it.
+    given = [g.value(item, dtype_of(kind)) for item in instruction.operands[1:]]
+    if name[:3] == "mad":
+        given.append(str("hi" in parts))
+    if name[3:]:
+        given.append("c.carry")
+    function = {"add": "add_carry", "sub": "sub_borrow", "mad": "mad_carry"}[name[:3]]
     result, left = g.temporary(), g.temporary()
-    g.line(f"{result}, {left} = carry.{function}({values}{extra}, c.carry)")
-    if "cc" in instruction.parts:
-        g.line(f"c.carry = {left}")
-    g.define(instruction.operands[0], result, unsigned)
+    g.line(f"{result}, {left} = carry.{function}({', '.join(given)})")
+    if "cc" in parts:
+        g.line(f"c.carry = choose({g.guard}, {left}, c.carry)" if g.guard else f"c.carry = {left}")
+    g.define(instruction.operands[0], result, _unsigned(kind))
 
 
 @emits("and", "or", "xor", "not", "cnot")
@@ -214,4 +220,6 @@ def dots(g: Generator, instruction: Instruction) -> None:
         return
     values = ", ".join(g.value(item, dtype) for item in operands[1:])
     extra = f", {'hi' in parts}" if name.endswith("24") else ""
+    if name == "mad24":
+        extra += f", {'sat' in parts}"
     g.define(operands[0], f"integers.{name}({values}{extra})", dtype)

@@ -13,6 +13,7 @@ from rooflab.bench.ptx.text.syntax import Address, Group, Immediate, Instruction
 @emits("ldmatrix")
 def load_matrix(g: Generator, instruction: Instruction) -> None:
     """`ldmatrix`."""
+    g.unguarded(instruction)
     parts, (target, where) = instruction.parts, instruction.operands
     number = int(next(part for part in parts if re.fullmatch(r"x[124]", part))[1])
     if "m8n8" not in parts or "b16" not in parts or not isinstance(where, Address):
@@ -24,6 +25,7 @@ def load_matrix(g: Generator, instruction: Instruction) -> None:
 @emits("stmatrix")
 def store_matrix(g: Generator, instruction: Instruction) -> None:
     """`stmatrix`."""
+    g.unguarded(instruction)
     parts, (where, source) = instruction.parts, instruction.operands
     if "m8n8" not in parts or "b16" not in parts or not isinstance(where, Address):
         raise PtxError(f"PTX: expected an instruction that is known, got {instruction.text!r}")
@@ -58,6 +60,7 @@ def warpgroup(g: Generator, instruction: Instruction) -> None:
     """`wgmma` and its fences and groups."""
     parts = instruction.parts
     name = parts[1]
+    g.unguarded(instruction)
     if name == "fence":
         return  # what it orders is looked at once, in `wgmma_fences.unfenced`
     if name == "commit_group":

@@ -142,6 +142,7 @@ def fence(g: Generator, instruction: Instruction) -> None:
             g.line(f"maps.fence(c, {address(g, where, 'generic')}, {mask}, {instruction.number})")
         g.line(f"synchronising.proxy_fence(c, {kind!r}, {mask}, {instruction.number})")
     elif "cta" not in parts:  # among the threads of a CTA barriers are what orders
+        g.unguarded(instruction)
         g.line(f"synchronising.fence(c, {instruction.number})")
 
 

@@ -77,14 +77,20 @@ def select_by_sign(g: Generator, instruction: Instruction) -> None:
     kinds = [part for part in instruction.parts if part in DTYPES]
     target, a, b, sign = instruction.operands
     dtype = dtype_of(kinds[0])
-    test = f"{g.value(sign, dtype_of(kinds[1]))} >= 0"
+    test = f"{_flushed(g.value(sign, dtype_of(kinds[1])), kinds[1], 'ftz' in instruction.parts)} >= 0"
     g.define(target, f"choose({test}, {g.value(a, dtype)}, {g.value(b, dtype)})", dtype)
 
 
-def comparison(g: Generator, name: str, kind: str, a: Operand, b: Operand) -> str:
+def comparison(g: Generator, name: str, kind: str, a: Operand, b: Operand, ftz: bool) -> str:
     """The expression of a comparison by PTX's name."""
-    dtype = dtype_of(kind)
-    return _compared(name, kind, g.value(a, dtype), g.value(b, dtype))
+    return _compared(name, kind, *(_flushed(g.value(side, dtype_of(kind)), kind, ftz) for side in (a, b)))
+
+
+def _flushed(value: str, kind: str, ftz: bool) -> str:
+    """A value as `.ftz` has it compared."""
+    if not ftz:
+        return value
+    return f"half.flush({value}, {kind!r})" if kind in ("f16", "bf16") else f"rounding.flush({value})"
 
 
 def _compared(name: str, kind: str, left: str, right: str) -> str:
@@ -117,7 +123,7 @@ def _compared(name: str, kind: str, left: str, right: str) -> str:
 def set_predicate(g: Generator, instruction: Instruction) -> None:
     """`setp`, with another predicate and the negated result."""
     parts = [part for part in instruction.parts if part != "ftz"]
-    name, kind = parts[1], parts[-1]
+    name, kind, ftz = parts[1], parts[-1], "ftz" in instruction.parts
     target, a, b, *more = instruction.operands
     result = g.temporary()
     values = [result, f"~{result}"]
@@ -126,14 +132,17 @@ def set_predicate(g: Generator, instruction: Instruction) -> None:
         values[1] = g.temporary()
         shift = g.constant(16, "u4")
         for value, move in zip(values, ("", f" >> {shift}"), strict=True):
-            sides = (f"({g.value(side, 'u4')}{move}).astype(u2)" for side in (a, b))
+            sides = (_flushed(f"({g.value(side, 'u4')}{move}).astype(u2)", kind[:-2], ftz) for side in (a, b))
             g.line(f"{value} = {_compared(name, kind[:-2], *sides)}")
     else:
-        g.line(f"{result} = {comparison(g, name, kind, a, b)}")
+        g.line(f"{result} = {comparison(g, name, kind, a, b, ftz)}")
     results = target.items if isinstance(target, Group) else (target,)
     if len(parts) == 4:
         sign = {"and": "&", "or": "|", "xor": "^"}[parts[2]]
-        values = [f"({value}) {sign} {g.value(more[0], '?')}" for value in values]
+        # The first result may be the register of this operand.
+        third = g.temporary()
+        g.line(f"{third} = {g.value(more[0], '?')}")
+        values = [f"({value}) {sign} {third}" for value in values]
     for item, value in zip(results, values, strict=False):
         if not isinstance(item, Sink):
             g.define(item, value, "?")
@@ -150,7 +159,7 @@ def set_value(g: Generator, instruction: Instruction) -> None:
         raise PtxError(f"PTX: expected an instruction that is known, got {instruction.text!r}")
     yes = g.constant(0x3F800000, "u4") + ".view(f4)" if result == "f32" else g.constant(-1, dtype)
     no = g.constant(0, dtype)
-    text = comparison(g, parts[1], kind, a, b)
+    text = comparison(g, parts[1], kind, a, b, "ftz" in instruction.parts)
     if len(parts) == 5:
         sign = {"and": "&", "or": "|", "xor": "^"}[parts[2]]
         text = f"({text}) {sign} {g.value(instruction.operands[3], '?')}"
@@ -164,6 +173,7 @@ def convert(g: Generator, instruction: Instruction) -> None:
     kinds = [part for part in parts if part in DTYPES]
     to, source = kinds[0], kinds[-1]
     if "pack" in parts:
+        to = parts[parts.index("sat") + 1]
         values = ", ".join(g.value(item, "i4") for item in operands[1:3])
         third = f", {g.value(operands[3], 'u4')}" if len(operands) == 4 else ""
         g.define(operands[0], f"convert.cvt_pack({values}, {to!r}{third})", "u4")
@@ -220,6 +230,8 @@ def addresses(g: Generator, instruction: Instruction) -> None:
             value = f"{value} & {inner}" if "to" in parts else f"{value} | {window}"
         g.define(operands[0], value, size)
     elif name == "isspacep":
+        if space == "const":
+            raise PtxError(f"PTX: expected a space that addresses tell apart, got {instruction.text!r}")
         wanted = g.constant(_WINDOWS.get(space, 0) >> 60, "u8")
         g.define(operands[0], f"({g.value(operands[1], 'u8')} >> {g.constant(60, 'u8')}) == {wanted}", "?")
     elif name == "mapa":

@@ -6,6 +6,8 @@ from rooflab.bench.ptx.emit.memory import address
 from rooflab.bench.ptx.generate import Generator, emits
 from rooflab.bench.ptx.text.syntax import Address, Immediate, Instruction, PtxError, Register, Sink
 
+_REDUCTIONS = ("popc", "and", "or")
+
 
 @emits("bar", "barrier")
 def barrier(g: Generator, instruction: Instruction) -> None:
@@ -17,6 +19,7 @@ def barrier(g: Generator, instruction: Instruction) -> None:
     elif parts[1] == "cluster":
         name = "cluster_arrive" if "arrive" in parts else "cluster_wait"
         release = "relaxed" not in parts
+        g.unguarded(instruction)
         if name == "cluster_wait":
             g.line(f"return synchronising.cluster_wait(c, {following}, {instruction.number})")
             g.ends()
@@ -35,7 +38,8 @@ def barrier(g: Generator, instruction: Instruction) -> None:
 
 
 def _reduction(g: Generator, instruction: Instruction) -> None:
-    operands, operation = instruction.operands, instruction.parts[-2]
+    operands, operation = instruction.operands, next(part for part in instruction.parts if part in _REDUCTIONS)
+    g.unguarded(instruction)
     target, number, *rest = operands
     count = g.value(rest[0], "u4") if len(rest) > 1 else "None"
     if not isinstance(target, Register):
@@ -51,6 +55,8 @@ def mbarrier(g: Generator, instruction: Instruction) -> None:
     """`mbarrier` and its operations."""
     parts, operands = instruction.parts, list(instruction.operands)
     name = parts[1]
+    if "relaxed" in parts and name not in ("expect_tx", "complete_tx"):
+        raise PtxError(f"PTX: expected an mbarrier that orders memory, got {instruction.text!r} at {instruction.place}")
     if name in ("try_wait", "test_wait"):
         _wait(g, instruction)
         return
@@ -109,5 +115,6 @@ def set_registers(g: Generator, instruction: Instruction) -> None:
     count = instruction.operands[0]
     if not isinstance(count, Immediate):
         raise PtxError(f"PTX: expected a constant number of registers in {instruction.text!r}")
+    g.unguarded(instruction)
     increase = instruction.parts[1] == "inc"
     g.line(f"synchronising.set_registers(c, {count.value}, {increase}, {instruction.number})")

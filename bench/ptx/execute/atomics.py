@@ -9,6 +9,8 @@ import numpy.typing as npt
 
 from rooflab.bench.ptx.machine import access
 from rooflab.bench.ptx.machine.context import Context
+from rooflab.bench.ptx.machine.errors import Fault
+from rooflab.bench.ptx.machine.group import SHARED_WINDOW
 from rooflab.bench.ptx.numbers import half
 from rooflab.bench.ptx.text.kinds import dtype_of
 
@@ -34,22 +36,19 @@ def atomic(
         return old
     where = np.full(c.size, addresses) if isinstance(addresses, np.generic) else addresses
     given = [np.full(c.size, value) if isinstance(value, np.generic) else value for value in operands]
-    run = c.group.run
+    given = [value[lanes] for value in given]
+    run, mask = c.group.run, np.zeros(c.size, np.bool_)
+    mask[lanes] = True
     observer, run.observer = run.observer, None
-    changes, so_far = False, run.changes
+    so_far = run.changes
     try:
-        for turn in _turns(where[lanes]):
-            chosen = lanes[turn]
-            mask = np.zeros(c.size, np.bool_)
-            mask[chosen] = True
-            (raw,) = access.load(c, space, where, mask, dtype.itemsize, 1, instruction)
-            before = raw[chosen].view(dtype)
-            after = _combined(operation, kind, before, [value[chosen] for value in given])
-            left = np.zeros(c.size, _UNSIGNED[dtype.itemsize])
-            left[chosen] = np.ascontiguousarray(after).view(left.dtype)
-            changes = changes or bool((left[chosen] != raw[chosen]).any())
-            access.store(c, space, where, (left,), mask, dtype.itemsize, instruction)
-            old[chosen] = before
+        (raw,) = access.load(c, space, where, mask, dtype.itemsize, 1, instruction)
+        before = raw[lanes].view(dtype)
+        old[lanes], after = _one_by_one(operation, kind, _places(c, space, where, lanes, instruction), before, given)
+        changes = after.tobytes() != before.tobytes()
+        left = np.zeros(c.size, _UNSIGNED[dtype.itemsize])
+        left[lanes] = after.view(left.dtype)
+        access.store(c, space, where, (left,), mask, dtype.itemsize, instruction)
     finally:
         run.observer = observer
     run.atomic(c, space, where[lanes], lanes, dtype.itemsize, order, instruction)
@@ -59,14 +58,61 @@ def atomic(
     return old
 
 
-def _turns(addresses: npt.NDArray[Any]) -> list[npt.NDArray[np.intp]]:
-    """Lanes in lots in which no two have the same address, each address's lanes in their order."""
-    order = np.argsort(addresses, kind="stable")
-    sorted_ = addresses[order]
+def _places(c: Context, space: str, where: Any, lanes: npt.NDArray[np.int64], instruction: int) -> Any:
+    """A number for each lane's place in memory: the same shared address is another place in another CTA."""
+    addresses = where[lanes].astype(np.uint64)
+    windows = addresses >> np.uint64(60)
+    if space == "generic" and ((windows != 0) & (windows != SHARED_WINDOW >> 60)).any():
+        raise Fault("an atomic operation on memory that is neither global nor shared", instruction)
+    if c.slot is not None or space == "global":
+        return addresses
+    shared = (windows != 0) | (space == "shared")
+    return addresses + shared * (c.slots[lanes].astype(np.uint64) << np.uint64(32))
+
+
+def _one_by_one(operation: str, kind: str, places: Any, before: Any, values: list[Any]) -> tuple[Any, Any]:
+    """What each lane finds, and what is left at its place after the last lane.
+
+    Lanes of one place go in their order: place by place where these are few, else in turns, in which no two lanes have
+    the same.
+    """
+    order = np.argsort(places, kind="stable")
+    sorted_ = places[order]
     first = np.r_[True, sorted_[1:] != sorted_[:-1]]
+    if first.all():
+        return before, np.ascontiguousarray(_combined(operation, kind, before, values))
     starts = np.flatnonzero(first)
-    rank = np.arange(len(order)) - np.repeat(starts, np.diff(np.r_[starts, len(order)]))
-    return [np.sort(order[rank == turn]) for turn in range(int(rank.max()) + 1)]
+    counts = np.diff(np.r_[starts, len(order)])
+    found, left = before.copy(), before.copy()
+    function = None if kind.startswith(("f16", "bf16")) else _function(operation, before.dtype)
+    if function is not None and len(starts) < counts.max():
+        for own in np.split(order, starts[1:]):
+            steps = function.accumulate(np.r_[before[own[:1]], values[0][own]], dtype=before.dtype)
+            found[own], left[own] = steps[:-1], steps[-1]
+        return found, left
+    rank = np.arange(len(order)) - np.repeat(starts, counts)
+    group = np.repeat(np.arange(len(starts)), counts)
+    memory = before[order[starts]]
+    by_rank = np.argsort(rank, kind="stable")
+    for turn in np.split(by_rank, np.cumsum(np.bincount(rank))[:-1]):
+        lanes, at = order[turn], group[turn]
+        found[lanes] = memory[at]
+        memory[at] = _combined(operation, kind, memory[at], [value[lanes] for value in values])
+    left[order] = memory[group]
+    return found, left
+
+
+def _function(operation: str, dtype: np.dtype[Any]) -> Any:
+    """The operations that are one function of NumPy; None for the others."""
+    simple: dict[str, Any] = {
+        "add": np.add,
+        "min": np.fmin if dtype.kind == "f" else np.minimum,
+        "max": np.fmax if dtype.kind == "f" else np.maximum,
+        "and": np.bitwise_and,
+        "or": np.bitwise_or,
+        "xor": np.bitwise_xor,
+    }
+    return simple.get(operation)
 
 
 def _combined(operation: str, kind: str, old: Any, values: list[Any]) -> Any:
@@ -81,12 +127,4 @@ def _combined(operation: str, kind: str, old: Any, values: list[Any]) -> Any:
         return np.where(old >= new, np.zeros_like(old), old + 1)
     if operation == "dec":
         return np.where((old == 0) | (old > new), new, old - 1)
-    simple: dict[str, Any] = {
-        "add": np.add,
-        "min": np.fmin if old.dtype.kind == "f" else np.minimum,
-        "max": np.fmax if old.dtype.kind == "f" else np.maximum,
-        "and": np.bitwise_and,
-        "or": np.bitwise_or,
-        "xor": np.bitwise_xor,
-    }
-    return new if operation == "exch" else simple[operation](old, new)
+    return new if operation == "exch" else _function(operation, old.dtype)(old, new)

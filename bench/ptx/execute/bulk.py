@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,8 @@ from rooflab.bench.ptx.tiles import tensor_map, tma_values
 from rooflab.bench.ptx.tiles.tma_tiles import TileIndex, tile_index
 
 _SHIFT = {1: 0, 2: 1, 4: 2, 8: 3, 16: 4}
+MAP_ALIGNMENT = 64
+"""Bytes: a tensor map that a copy uses starts at a multiple of it (`alignas` of the driver's CUtensorMap)."""
 
 
 def issuers(c: Context, guard: Any) -> Iterator[int]:
@@ -33,10 +35,14 @@ def value_of(value: Any, lane: int) -> int:
     return int(value) if isinstance(value, np.generic) else int(value[lane])
 
 
-def _destinations(group: Group, slot: int, multicast: int | None) -> list[int]:
-    """Slots of the CTAs that receive a copy."""
+def _destinations(group: Group, slot: int, barrier_slot: int, multicast: int | None, instruction: int) -> list[int]:
+    """Slots of the CTAs that receive a copy, each of which tells an mbarrier of its own."""
     if multicast is None:
+        if barrier_slot != slot:
+            raise Fault("the copy's destination and its mbarrier lie in different CTAs", instruction)
         return [slot]
+    if multicast >> len(group.ctas):
+        raise Fault(f"a multicast to 0x{multicast:x}, and the cluster has {len(group.ctas)} CTAs", instruction)
     return [rank for rank in range(len(group.ctas)) if multicast >> rank & 1]
 
 
@@ -47,6 +53,8 @@ def place_of(group: Group, slot: int, address: int) -> tuple[int, int]:
 
 
 def _tensor(c: Context, address: int, lane: int, instruction: int) -> tensor_map.TensorMap:
+    if address % MAP_ALIGNMENT:
+        raise Fault(f"a tensor map at 0x{address:x}, not a multiple of {MAP_ALIGNMENT} bytes", instruction)
     try:
         return tensor_map.unpack(raw.read_map(c, address, lane, instruction))
     except ValueError as error:
@@ -72,9 +80,10 @@ def tensor_load(
         coords = [value_of(item, lane) for item in coordinates]
         bar_slot, bar = place_of(group, own, value_of(barrier, lane))
         mask = None if multicast is None else value_of(multicast, lane)
-        for to in _destinations(group, slot, mask):
-            at = bar_slot if mask is None else to
-            _start_load(c, lane, to, inside, found, coords, at * group.shared_size + bar, instruction)
+        tile = _tile(found, coords, inside, instruction)
+        read = cache(partial(_gathered, c, found, tile, lane, instruction))  # once, whoever receives it
+        for to in _destinations(group, slot, bar_slot, mask, instruction):
+            _start_load(c, lane, to, inside, found, tile, read, to * group.shared_size + bar, instruction)
 
 
 def _tile(tensor: tensor_map.TensorMap, coords: list[int], shared: int, instruction: int) -> TileIndex:
@@ -90,12 +99,12 @@ def _start_load(
     slot: int,
     shared: int,
     tensor: tensor_map.TensorMap,
-    coords: list[int],
+    tile: TileIndex,
+    read: Callable[[], npt.NDArray[Any]],
     barrier: int,
     instruction: int,
 ) -> None:
     group = c.group
-    tile = _tile(tensor, coords, shared, instruction)
     base = slot * group.shared_size
     check_room(group, shared, tensor.box_bytes, instruction)
     transfer = None
@@ -108,8 +117,7 @@ def _start_load(
 
     def run() -> None:
         unit = tile.unit_bytes
-        data = _gathered(c, tensor, tile, instruction)
-        group.views[unit][(tile.shared_addresses + base) >> _SHIFT[unit]] = data
+        group.views[unit][(tile.shared_addresses + base) >> _SHIFT[unit]] = read()
         if transfer is not None and group.run.observer is not None:
             group.run.observer.load_ends(group, transfer, barrier)
         group.waiting.mbarriers.complete_bytes(barrier, tensor.box_bytes, instruction)
@@ -123,16 +131,18 @@ def check_room(group: Group, shared: int, size: int, instruction: int) -> None:
         raise Fault(f"a box of {size} bytes at shared address 0x{shared:x} ends outside the CTA's memory", instruction)
 
 
-def _gathered(c: Context, tensor: tensor_map.TensorMap, tile: TileIndex, instruction: int) -> npt.NDArray[Any]:
+def _gathered(
+    c: Context, tensor: tensor_map.TensorMap, tile: TileIndex, lane: int, instruction: int
+) -> npt.NDArray[Any]:
     unit = tile.unit_bytes
     addresses = tile.global_addresses.astype(np.uint64)
     if tile.inside is None:
-        data = raw.load_bytes(c, addresses, unit, instruction)
+        data = raw.load_bytes(c, addresses, unit, instruction, lane=lane)
     else:
         data = np.empty(len(addresses), WIDE[unit])
         data[:] = tma_values.fill_unit(tensor, unit).view(WIDE[unit])[0]
         if tile.inside.any():
-            data[tile.inside] = raw.load_bytes(c, addresses[tile.inside], unit, instruction)
+            data[tile.inside] = raw.load_bytes(c, addresses[tile.inside], unit, instruction, lane=lane)
     if tensor.element.startswith("tf32") or tensor.element.endswith(".ftz"):
         words = np.ascontiguousarray(data).view(f"u{tensor.element_bytes}")
         data = tma_values.loaded(words, tensor.element).view(WIDE[unit])
@@ -170,6 +180,8 @@ def _start_store(
     instruction: int,
 ) -> None:
     group, unit = c.group, tile.unit_bytes
+    if operation is not None and tensor.element not in tma_values.REDUCIBLE[operation]:
+        raise Fault(f"a reduction that there is not: {operation} of {tensor.element}", instruction)
     mark = None
     if group.run.observer is not None:
         mark = group.run.observer.store_begins(c, lane, start, tensor.box_bytes, instruction)
@@ -183,6 +195,8 @@ def _start_store(
         data = group.views[unit].take(places >> _SHIFT[unit])
         if len(addresses):
             if operation is not None:
+                if len(np.unique(addresses)) < len(addresses):
+                    raise Fault("a reduction into a tensor whose elements overlap, which is not emulated", instruction)
                 old = raw.load_bytes(c, addresses, unit, instruction, lane=lane, reduces=True)
                 words = f"u{tensor.element_bytes}"
                 new = tma_values.reduce_values(operation, old.view(words), data.view(words), tensor.element)
@@ -202,14 +216,15 @@ def bulk_load(
         slot, inside = place_of(group, own, value_of(shared, lane))
         if count % 16 or inside % 16 or value_of(source, lane) % 16:
             raise Fault("cp.async.bulk wants addresses and a size that are multiples of 16 bytes", instruction)
+        if not count:
+            continue
         check_room(group, inside, count, instruction)
         bar_slot, bar = place_of(group, own, value_of(barrier, lane))
         mask = None if multicast is None else value_of(multicast, lane)
         addresses = np.arange(0, count, 16, dtype=np.uint64) + np.uint64(value_of(source, lane))
-        for to in _destinations(group, slot, mask):
-            at = (bar_slot if mask is None else to) * group.shared_size + bar
-            read = partial(raw.load_bytes, c, addresses, 16, instruction)
-            start_bulk(c, lane, to * group.shared_size + inside, read, count, at, instruction)
+        read = cache(partial(raw.load_bytes, c, addresses, 16, instruction, lane=lane))
+        for to in _destinations(group, slot, bar_slot, mask, instruction):
+            start_bulk(c, lane, to * group.shared_size + inside, read, count, to * group.shared_size + bar, instruction)
 
 
 def start_bulk(
@@ -245,6 +260,8 @@ def bulk_store(
         count, (slot, inside) = value_of(size, lane), place_of(group, int(c.slots[lane]), value_of(shared, lane))
         if count % 16 or inside % 16 or value_of(target, lane) % 16:
             raise Fault("cp.async.bulk wants addresses and a size that are multiples of 16 bytes", instruction)
+        if not count:
+            continue
         check_room(group, inside, count, instruction)
         start = slot * group.shared_size + inside
         addresses = np.arange(0, count, 16, dtype=np.uint64) + np.uint64(value_of(target, lane))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from rooflab.bench.ptx.execute import raw
@@ -29,19 +30,23 @@ def replace(
 
 
 def copy(c: Context, targets: Any, sources: Any, guard: Any, instruction: int) -> None:
-    """`tensormap.cp_fenceproxy`: a finished map from shared to global memory, once for the warp."""
-    lane = next(issuers(c, guard), None)
-    if lane is None:
-        return
-    data = raw.shared_map(c, value_of(sources, lane) & 0xFFFFFFFF, lane, instruction)
-    raw.write_map(c, value_of(targets, lane), data, lane, instruction)
+    """`tensormap.cp_fenceproxy`: a finished map from shared to global memory, once for each warp."""
+    for lane in _tellers(c, targets, guard):
+        data = raw.shared_map(c, value_of(sources, lane) & 0xFFFFFFFF, lane, instruction)
+        raw.write_map(c, value_of(targets, lane), data, lane, instruction)
 
 
 def fence(c: Context, addresses: Any, guard: Any, instruction: int) -> None:
-    """`fence.proxy.tensormap::generic`, of the map at an address; one lane for each warp tells."""
+    """`fence.proxy.tensormap::generic`, of the map at an address."""
+    for lane in _tellers(c, addresses, guard):
+        raw.fence_map(c, value_of(addresses, lane), lane)
+
+
+def _tellers(c: Context, addresses: Any, guard: Any) -> Iterator[int]:
+    """For each warp and each address that it gives, one lane."""
     seen: set[tuple[int, int]] = set()
     for lane in issuers(c, guard):
-        address = value_of(addresses, lane)
-        if (int(c.warps[lane]), address) not in seen:
-            seen.add((int(c.warps[lane]), address))
-            raw.fence_map(c, address, lane)
+        what = int(c.warps[lane]), value_of(addresses, lane)
+        if what not in seen:
+            seen.add(what)
+            yield lane

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from rooflab.bench.ptx.execute.warps import in_warps
 from rooflab.bench.ptx.machine.context import Context
 from rooflab.bench.ptx.machine.errors import Fault
 from rooflab.bench.ptx.machine.group import Group
@@ -22,13 +23,12 @@ from rooflab.bench.ptx.tiles.accumulate import truncated_wgmma
 from rooflab.bench.ptx.tiles.wgmma import (
     WARPGROUP,
     a_from_registers,
+    check_shape,
     matrix_to_registers,
     registers_to_matrix,
     wgmma,
 )
 from rooflab.bench.ptx.tiles.wgmma_operand import operand_chunks, read_operand
-
-NAN = np.float32(np.nan)
 
 
 class WgmmaShape(NamedTuple):
@@ -47,9 +47,7 @@ class WgmmaShape(NamedTuple):
 
 def load(c: Context, addresses: Any, number: int, transposed: bool, instruction: int) -> list[Any]:
     """`ldmatrix`."""
-    offsets = _rows(c, addresses, number, instruction)
-    group = c.group
-    used = _row_givers(c, offsets, number)
+    group, (offsets, used) = c.group, _rows(c, addresses, number, instruction)
     if group.run.observer is not None:
         group.run.observer.shared_read(c, used, offsets[used], 16, instruction)
     if group.written is not None:
@@ -59,9 +57,7 @@ def load(c: Context, addresses: Any, number: int, transposed: bool, instruction:
 
 def store(c: Context, addresses: Any, values: tuple[Any, ...], transposed: bool, instruction: int) -> None:
     """`stmatrix`."""
-    offsets = _rows(c, addresses, len(values), instruction)
-    group = c.group
-    used = _row_givers(c, offsets, len(values))
+    group, (offsets, used) = c.group, _rows(c, addresses, len(values), instruction)
     where = offsets[used]
     rows = ldmatrix.row_values(values, c.size, transposed)
     if group.run.observer is not None:
@@ -74,19 +70,22 @@ def store(c: Context, addresses: Any, values: tuple[Any, ...], transposed: bool,
 _ALL_WRITTEN = np.ones(16, np.bool_).view("c16")[0]
 
 
-def _rows(c: Context, addresses: Any, number: int, instruction: int) -> npt.NDArray[np.int64]:
-    if isinstance(addresses, np.generic):
-        addresses = np.full(c.size, addresses)
+def _check_warps(c: Context, instruction: int) -> None:
+    if in_warps(c, c.lanes)[1] is not None:
+        raise Fault(f"it wants whole warps of 32 threads, and the {c.size} here are not", instruction)
+
+
+def _rows(
+    c: Context, addresses: Any, number: int, instruction: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.intp]]:
+    """Each lane's place in the group's memory, and which lanes give a row."""
+    _check_warps(c, instruction)
+    addresses, lane = _vector(addresses, c.size), c.lanes & 31
     # Only the first 8 lanes for each matrix give a row; what the others hold is nobody's affair.
     if number < 4:
-        lane = c.lanes & 31
         addresses = np.where(lane < 8 * number, addresses, addresses[lane == 0].repeat(32))
-    offsets = shared_offsets(c, addresses, 16, None, instruction)
-    return np.asarray(offsets).astype(np.int64)
-
-
-def _row_givers(c: Context, offsets: npt.NDArray[np.int64], number: int) -> npt.NDArray[np.intp]:
-    return np.arange(c.size) if number == 4 else np.flatnonzero((c.lanes & 31) < 8 * number)
+    offsets = np.asarray(shared_offsets(c, addresses, 16, None, instruction)).astype(np.int64)
+    return offsets, np.flatnonzero(lane < 8 * number)
 
 
 def multiply(
@@ -102,6 +101,7 @@ def multiply(
     instruction: int,
 ) -> list[Any]:
     """`mma.sync`."""
+    _check_warps(c, instruction)
     try:
         return mma.mma(shape, a_type, b_type, d_type, a, b, old, saturate=saturates, lanes=c.size)
     except ValueError as error:
@@ -146,10 +146,14 @@ class Warpgroup:
 
 def _pieces(c: Context, instruction: int) -> list[int]:
     """The warpgroups of a context, which must be whole."""
-    pieces = c.group.pieces(c.lanes[::WARPGROUP], WARPGROUP)
-    if c.size % WARPGROUP or c.grain < WARPGROUP:
-        raise Fault(f"wgmma wants whole warpgroups of 128 threads, and here are {c.size}", instruction)
-    return [int(piece) for piece in pieces]
+    group, found = c.group, []
+    for place in range(0, c.size, WARPGROUP):
+        first, last = int(c.lanes[place]), int(c.lanes[min(place + WARPGROUP, c.size) - 1])
+        slot, inside = divmod(first, group.lanes_per_cta)
+        if last - first != WARPGROUP - 1 or inside % WARPGROUP:
+            raise Fault(f"wgmma wants whole warpgroups of 128 threads, and here are {c.size}", instruction)
+        found.append(slot * group.pieces_per_cta + inside // WARPGROUP)
+    return found
 
 
 def multiply_async(
@@ -161,12 +165,16 @@ def multiply_async(
         if not (keeps == keeps[0]).all():
             raise Fault("wgmma wants one scale-d for all threads", instruction)
         keeps = keeps[0]
+    try:
+        check_shape(shape.n, shape.d_type, shape.a_type, shape.b_type, len(d))
+        operands = _operands(c, a, b, shape, len(pieces), instruction)
+    except ValueError as error:
+        raise Fault(str(error), instruction) from None
     known = _known(group, d)
     old = known.matrices if known is not None else None
     if old is None and keeps:
         stacked = np.stack([_vector(value, c.size) for value in d])
         old = list(registers_to_matrix(stacked.view(np.int32) if shape.d_type == "s32" else stacked, shape.d_type))
-    operands = _operands(c, a, b, shape, len(pieces), instruction)
     results = [
         _product(group, old[place] if keeps and old is not None else None, *operands[place], shape)
         for place in range(len(pieces))
@@ -188,26 +196,24 @@ def _vector(value: Any, size: int) -> npt.NDArray[Any]:
 
 def _known(group: Group, d: tuple[Any, ...]) -> Accumulators | None:
     """The accumulators whose rows these registers are."""
-    first = d[0]
-    base = first.base if isinstance(first, np.ndarray) else None
-    found = group.accumulators.get(id(base)) if base is not None else None
+    base = d[0].base if isinstance(d[0], np.ndarray) else None
+    found: Accumulators | None = group.accumulators.get(id(base))
     if found is None or len(found.rows) != len(d) or any(a is not b for a, b in zip(d, found.rows, strict=True)):
         return None
-    known: Accumulators = found
-    return known
+    return found
 
 
 def _fresh(group: Group, results: list[Any], shape: WgmmaShape, lanes: int) -> Accumulators:
     rows = results[0].shape[-1] // (4 if shape.d_type == "f16" else 2)
-    dtype = np.float32 if shape.d_type == "f32" else np.uint32
-    buffer = np.empty((rows, lanes), dtype)
+    buffer = np.empty((rows, lanes), np.float32 if shape.d_type == "f32" else np.uint32)
     if group.run.checks.asynchronous:
         buffer.view(np.uint32).fill(0x7FFFFFFF)
     made = Accumulators(buffer, results, shape.d_type, list(buffer), [0] * len(results))
-    # The newest few are enough: a chain that was left behind is found by its registers' values.
-    while len(group.accumulators) > 64:
-        oldest = next(iter(group.accumulators))
-        del group.accumulators[oldest]
+    # The newest few are enough: a chain that was left behind is found by its registers' values, once these are there.
+    if len(group.accumulators) > 64:
+        settled = (place for place, chain in group.accumulators.items() if not any(chain.in_flight))
+        if (oldest := next(settled, None)) is not None:
+            del group.accumulators[oldest]
     group.accumulators[id(buffer)] = made
     return made
 
@@ -235,31 +241,26 @@ def _read(
     c: Context, descriptor: Any, rows: int, kind: str, transposed: bool, count: int, instruction: int
 ) -> list[npt.NDArray[Any]]:
     group = c.group
-    slot = c.slot if c.slot is not None else 0
-    memory = group.shared[slot * group.shared_size : (slot + 1) * group.shared_size]
+    start = (c.slot or 0) * group.shared_size
+    # Behind what the CTA has lies what fills its share up: nothing may read that.
+    memory = group.shared[start : start + group.run.shared_limit // 16 * 16]
     found: dict[int, npt.NDArray[Any]] = {}
     each = [int(descriptor)] * count if isinstance(descriptor, np.generic) else list(map(int, descriptor[::WARPGROUP]))
     for place, bits in enumerate(each):
-        try:
-            if bits not in found:
-                found[bits] = read_operand(memory, bits, rows, kind, transposed)
-                _check_read(c, bits, rows, transposed, slot, instruction)
-        except ValueError as error:
-            raise Fault(str(error), instruction) from None
+        if bits not in found:
+            found[bits] = read_operand(memory, bits, rows, kind, transposed)
+        if group.written is None and group.run.observer is None:
+            continue
+        chunks = operand_chunks(bits, rows, transposed)[0].ravel() * 16 + start
+        if group.written is not None:
+            check_written(c, chunks, 16, instruction)
         if group.run.observer is not None:
             lanes = c.lanes[place * WARPGROUP : (place + 1) * WARPGROUP]
             piece = int(group.pieces(lanes[:1], WARPGROUP)[0])
             own = group.warpgroups.setdefault(piece, Warpgroup())
-            chunks = operand_chunks(bits, rows, transposed)[0].ravel() * 16 + slot * group.shared_size
             warps = np.arange(lanes[0] >> 5, (lanes[0] >> 5) + 4)
             own.last = group.run.observer.wgmma_read(group, warps, chunks, instruction)
     return [found[bits] for bits in each]
-
-
-def _check_read(c: Context, bits: int, rows: int, transposed: bool, slot: int, instruction: int) -> None:
-    if c.group.written is not None:
-        chunks = operand_chunks(bits, rows, transposed)[0].ravel() * 16 + slot * c.group.shared_size
-        check_written(c, chunks, 16, instruction)
 
 
 def commit(c: Context) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from rooflab.bench.ptx.machine.context import PARKED, SPLIT, Context
+from rooflab.bench.ptx.machine.context import SPLIT, Context, Lanes
 from rooflab.bench.ptx.machine.errors import Fault
 from rooflab.bench.ptx.machine.group import RANK_SHIFT
 
@@ -39,19 +39,27 @@ def sync(c: Context, number: Any, count: Any, following: int, instruction: int, 
     threads = None if count is None else _one(count)
     if count is not None and threads is None:
         return _split(c, count)
-    return c.group.waiting.barriers.sync(c, which, threads, following, instruction)
+    barriers = c.group.waiting.barriers
+    if (late := barriers.too_many(c, which, threads, instruction)) is not None:
+        return _split(c, late)
+    return barriers.sync(c, which, threads, following, instruction)
 
 
 def arrive(c: Context, number: Any, count: Any, following: int, instruction: int, guard: Any) -> int:
     """`bar.arrive`."""
     if guard is not None and not np.all(guard):
         raise Fault("bar.arrive under a predicate that does not hold for all its threads", instruction)
+    if count is None:
+        raise Fault("bar.arrive wants the number of threads that the barrier waits for", instruction)
     which, threads = _one(number), _one(count)
     if which is None:
         return _split(c, number)
     if threads is None:
         return _split(c, count)
-    c.group.waiting.barriers.arrive(c, which, threads, instruction)
+    barriers = c.group.waiting.barriers
+    if (late := barriers.too_many(c, which, threads, instruction)) is not None:
+        return _split(c, late)
+    barriers.arrive(c, which, threads, instruction)
     return following
 
 
@@ -62,15 +70,20 @@ def reduce(
     which = _one(number)
     if which is None:
         return _split(c, number)
-    yes = np.full(c.size, predicate) if isinstance(predicate, np.generic) else predicate
     threads = None if count is None else _one(count)
+    if count is not None and threads is None:
+        return _split(c, count)
+    barriers = c.group.waiting.barriers
+    if (late := barriers.too_many(c, which, threads, instruction)) is not None:
+        return _split(c, late)
+    yes = np.full(c.size, predicate) if isinstance(predicate, np.generic) else predicate
     c.registers[target] = None
 
-    def settle(context: Context, votes: int, arrived: int) -> None:
-        found = {"popc": np.uint32(votes), "and": np.bool_(votes == arrived), "or": np.bool_(votes > 0)}[operation]
+    def settle(context: Context, votes: int, voters: int) -> None:
+        found = {"popc": np.uint32(votes), "and": np.bool_(votes == voters), "or": np.bool_(votes > 0)}[operation]
         context.registers[target] = found
 
-    return c.group.waiting.barriers.sync(c, which, threads, following, instruction, (yes, settle))
+    return barriers.sync(c, which, threads, following, instruction, (yes, settle))
 
 
 def warp_barrier(c: Context, mask: Any) -> None:
@@ -133,14 +146,14 @@ def mbarrier_inval(c: Context, addresses: Any, guard: Any, instruction: int) -> 
 
 def mbarrier_arrive(c: Context, addresses: Any, count: Any, expect: Any, guard: Any, instruction: int) -> Any:
     """`mbarrier.arrive`, `mbarrier.arrive.expect_tx`."""
-    token = c.group.waiting.mbarriers.arrive(c, addresses, count, expect, guard, instruction)
+    token = c.group.waiting.mbarriers.arrive(c, addresses, count, expect, guard, instruction, drop=False)
     c.group.waiting.wake_mbarriers()
     return token
 
 
 def mbarrier_arrive_drop(c: Context, addresses: Any, count: Any, expect: Any, guard: Any, instruction: int) -> Any:
-    """`mbarrier.arrive_drop`."""
-    token = c.group.waiting.mbarriers.drop(c, addresses, count, guard, instruction)
+    """`mbarrier.arrive_drop`, `mbarrier.arrive_drop.expect_tx`."""
+    token = c.group.waiting.mbarriers.arrive(c, addresses, count, expect, guard, instruction, drop=True)
     c.group.waiting.wake_mbarriers()
     return token
 
@@ -148,39 +161,56 @@ def mbarrier_arrive_drop(c: Context, addresses: Any, count: Any, expect: Any, gu
 def mbarrier_expect(c: Context, addresses: Any, size: Any, guard: Any, instruction: int) -> None:
     """`mbarrier.expect_tx`."""
     c.group.waiting.mbarriers.expect(c, addresses, size, guard, instruction)
+    c.group.waiting.wake_mbarriers()
 
 
 def mbarrier_complete(c: Context, addresses: Any, size: Any, guard: Any, instruction: int) -> None:
     """`mbarrier.complete_tx`."""
-    mbarriers = c.group.waiting.mbarriers
-    for place, lanes in mbarriers.places(c, addresses, guard, instruction):
-        mbarriers.complete_bytes(place, lanes * int(np.max(size)), instruction)
+    c.group.waiting.mbarriers.complete(c, addresses, size, guard, instruction)
     c.group.waiting.wake_mbarriers()
 
 
 def mbarrier_wait(
     c: Context, addresses: Any, state: Any, parity: bool, blocks: bool, guard: Any, instruction: int
 ) -> Any:
-    """`mbarrier.try_wait`, `mbarrier.test_wait`: whether the phase is over; None where the lanes wait for it."""
+    """`mbarrier.try_wait`, `mbarrier.test_wait`: whether the phase is over, for each lane.
+
+    None where no lane may go on: they wait.  A part that may not gets no for an answer, as after a time-out.
+    """
     mbarriers = c.group.waiting.mbarriers
-    places = [place for place, _ in mbarriers.places(c, addresses, guard, instruction)]
-    wanted = _one(state)
-    if wanted is None:
-        raise Fault("lanes of one piece wait for different phases of an mbarrier", instruction)
-    if not parity:
-        # A token is the number of its phase: its parity is what is waited for.
-        wanted &= 1
-    # Triton's warp-specialised code passes -1 for 1: only the lowest bit counts.
-    wanted &= 1
-    done = all(mbarriers.is_complete(place, wanted, instruction) for place in places)
-    if done:
-        mbarriers.acquired(c, places, guard, instruction)
+    waits: list[tuple[int, int]] = []
+    over: list[Lanes] = []
+    pending = 0
+    for place, lanes in mbarriers.lots(c, addresses, guard, instruction):
+        for wanted, own in _by_parity(state, lanes):
+            if mbarriers.is_complete(place, wanted, instruction):
+                mbarriers.acquired(c, place, own, instruction)
+                over.append(own)
+            else:
+                waits.append((place, wanted))
+                pending += len(own)
+    if not waits:
         return np.bool_(True)
-    if not blocks:
-        c.polls(instruction, addresses)
+    if blocks and pending == c.size:
+        c.group.waiting.park_at_mbarriers(c, waits)
+        return None
+    c.polls(instruction, addresses)
+    if not over:
         return np.bool_(False)
-    assert c.group.waiting.park_at_mbarrier(c, places, wanted) == PARKED
-    return None
+    found = np.zeros(c.size, np.bool_)
+    found[np.concatenate(over)] = True
+    return found
+
+
+def _by_parity(state: Any, lanes: Lanes) -> list[tuple[int, Lanes]]:
+    """The lanes that wait for odd phases and for even ones.
+
+    A token is the number of its phase, and of a parity only the lowest bit counts: Triton passes -1 for 1.
+    """
+    if isinstance(state, np.generic):
+        return [(int(state) & 1, lanes)]
+    odd = state[lanes] & 1 == 1
+    return [(wanted, own) for wanted, own in ((1, lanes[odd]), (0, lanes[~odd])) if len(own)]
 
 
 def set_registers(c: Context, count: int, increase: bool, instruction: int) -> None:

@@ -10,21 +10,23 @@ import numpy as np
 import numpy.typing as npt
 
 from rooflab.bench.ptx.machine.context import Context
+from rooflab.bench.ptx.machine.group import POISON
 
 WARP = 32
 _BITS = np.arange(WARP, dtype=np.uint64)
 
 
-def in_warps(c: Context, value: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.intp] | None]:
+def in_warps(c: Context, value: Any, absent: int = 0) -> tuple[npt.NDArray[Any], npt.NDArray[np.intp] | None]:
     """A value as (warps, 32), and for each lane its place in that, or None where the lanes are whole warps in order.
 
-    Lanes that are not in the context hold zeros there.
+    Lanes that are not in the context hold bytes `absent` there.
     """
     vector = np.full(c.size, value) if isinstance(value, np.generic) else value
     places = _places(c)
     if places is None:
         return vector.reshape(-1, WARP), None
-    whole = np.zeros((int(places.max()) // WARP + 1) * WARP, vector.dtype)
+    count = (int(places.max()) // WARP + 1) * WARP
+    whole = np.full(count * vector.itemsize, absent, np.uint8).view(vector.dtype)
     whole[places] = vector
     return whole.reshape(-1, WARP), places
 
@@ -80,7 +82,7 @@ def _source_lanes(mode: str, own: Any, lane: Any, clamp: Any) -> tuple[Any, Any]
 def shuffle(
     c: Context, mode: str, value: Any, lane: Any, clamp: Any, mask: Any, guard: Any, wants_valid: bool, instruction: int
 ) -> tuple[Any, Any]:
-    """`shfl.sync`: the value of another lane, and whether there was one."""
+    """`shfl.sync`: the value of another lane, and whether there was one; poison from a lane that does not take part."""
     fixed = isinstance(lane, np.generic) and isinstance(clamp, np.generic)
     if isinstance(value, np.generic):
         if not wants_valid:
@@ -88,7 +90,7 @@ def shuffle(
         if fixed:
             valid = np.tile(_sources(mode, int(lane), int(clamp))[1], c.size // WARP)
             return value, valid if len(valid) == c.size else _valid_of_parts(c, mode, int(lane), int(clamp))
-    rows, places = in_warps(c, value)
+    rows, places = in_warps(c, value, POISON)
     if fixed:
         source, valid = _sources(mode, int(lane), int(clamp))
         found = rows[:, source]

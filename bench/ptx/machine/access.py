@@ -13,11 +13,13 @@ import numpy.typing as npt
 from rooflab.bench.ptx.machine.context import Context
 from rooflab.bench.ptx.machine.errors import Fault
 from rooflab.bench.ptx.machine.group import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW
-from rooflab.bench.ptx.machine.memory import SHIFT, WIDE, Allocation, BadAccess, assign
+from rooflab.bench.ptx.machine.local_access import INSIDE, load_local, load_param, store_local, store_param
+from rooflab.bench.ptx.machine.memory import WIDE, Allocation, BadAccess, assign
 from rooflab.bench.ptx.machine.shared_access import lane_of, load_shared, store_shared
 
 Values = tuple[Any, ...]
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+_FAR = 0xFFFFFFF0
 _WINDOWS = {SHARED_WINDOW >> 60: "shared", LOCAL_WINDOW >> 60: "local", PARAM_WINDOW >> 60: "param"}
 
 
@@ -173,61 +175,15 @@ def _each(
 def _check_written(allocation: Allocation, addresses: Any, size: int, instruction: int) -> None:
     assert allocation.written is not None
     start = np.atleast_1d(addresses).astype(np.int64) - allocation.base
-    for byte in range(0, size, max(1, size // 2)):
+    for byte in range(size):
         known = allocation.written[start + byte]
         if not known.all():
             at = int(start[~known][0]) + byte
             raise Fault(f"a read of byte {at} of {allocation.name}, which nobody has written", instruction)
 
 
-# Local memory and parameters
-
-
-def _local_offsets(c: Context, addresses: Any, size: int, active: Any, instruction: int) -> npt.NDArray[np.int64]:
-    group = c.group
-    room = group.run.local_size
-    if group.local is None:
-        group.local = np.full(len(group.alive) * room, 0xFF, np.uint8)
-    inside = np.asarray(addresses).astype(np.int64) & ((1 << 40) - 1)
-    top = int(inside.max())
-    if top > room - size:
-        lane = lane_of(c, inside, top, active)
-        raise Fault(f"{size} bytes at local address 0x{top:x} lie outside the {room} there", instruction, lane)
-    _check_aligned(inside, size, "local", instruction)
-    lanes = c.lanes if active is None else c.lanes[active]
-    return lanes * room + inside
-
-
-def _check_aligned(inside: Any, size: int, space: str, instruction: int) -> None:
-    if int(np.bitwise_or.reduce(inside, axis=None)) & (size - 1):
-        bad = int(np.atleast_1d(inside)[np.atleast_1d(inside) & (size - 1) != 0][0])
-        raise Fault(f"{space} address 0x{bad:x} is not a multiple of {size} bytes", instruction)
-
-
-def _load_local(c: Context, addresses: Any, size: int, active: Any, instruction: int) -> Any:
-    offsets = _local_offsets(c, addresses, size, active, instruction)
-    assert c.group.local is not None
-    return c.group.local.view(WIDE[size]).take(offsets >> SHIFT[size])
-
-
-def _store_local(c: Context, addresses: Any, value: Any, size: int, active: Any, instruction: int) -> None:
-    offsets = _local_offsets(c, addresses, size, active, instruction)
-    assert c.group.local is not None
-    c.group.local.view(WIDE[size])[offsets >> SHIFT[size]] = value
-
-
-def _load_param(c: Context, addresses: Any, size: int, active: Any, instruction: int) -> Any:
-    data = c.group.run.parameter_bytes
-    inside = np.asarray(addresses).astype(np.int64) & ((1 << 40) - 1)
-    if int(inside.max()) > len(data) - size:
-        raise Fault(f"{size} bytes at parameter address 0x{int(inside.max()):x} lie behind the last", instruction)
-    _check_aligned(inside, size, "parameter", instruction)
-    found = data.view(WIDE[size])[inside >> SHIFT[size]]
-    return found if isinstance(found, np.ndarray) and found.ndim else found[()]
-
-
-def _store_param(c: Context, addresses: Any, value: Any, size: int, active: Any, instruction: int) -> None:
-    raise Fault("a store to a kernel's parameter", instruction)
+def _store_const(c: Context, addresses: Any, value: Any, size: int, active: Any, instruction: int) -> None:
+    raise Fault("a store to constant memory", instruction)
 
 
 # Generic addresses
@@ -239,7 +195,8 @@ def _spaces(addresses: Any) -> Any:
 
 def _inner(space: str, addresses: Any) -> Any:
     if space == "shared":
-        return (addresses & np.uint64(0xFFFFFFFF)).astype(np.uint32)
+        # What is too far for 32 bits must not come back inside them.
+        return np.minimum(addresses & np.uint64(INSIDE), np.uint64(_FAR)).astype(np.uint32)
     return addresses
 
 
@@ -274,14 +231,15 @@ _LOADS = {
     "global": _load_global,
     "const": _load_global,
     "shared": load_shared,
-    "local": _load_local,
-    "param": _load_param,
+    "local": load_local,
+    "param": load_param,
     "generic": _load_generic,
 }
 _STORES = {
     "global": _store_global,
+    "const": _store_const,
     "shared": store_shared,
-    "local": _store_local,
-    "param": _store_param,
+    "local": store_local,
+    "param": store_param,
     "generic": _store_generic,
 }

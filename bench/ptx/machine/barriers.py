@@ -7,10 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from rooflab.bench.ptx.machine.context import PARKED, Context
 from rooflab.bench.ptx.machine.errors import Fault
 from rooflab.bench.ptx.machine.group import Group
+
+BARRIERS = 16
+"""Barriers of a CTA."""
 
 
 @dataclass
@@ -20,11 +24,14 @@ class _State:
     arrived: int = 0
     wanted: int | None = None
     """Threads, as the instruction says; None for all of the CTA that have not ended."""
+    whole: bool = False
+    """Whether somebody waits for all threads of the CTA, without a number."""
     parked: list[Context] = field(default_factory=list)
     warps: list[np.ndarray[Any, Any]] = field(default_factory=list)
     votes: int = 0
+    voters: int = 0
     settlers: list[Callable[[int, int], None]] = field(default_factory=list)
-    """What gives the threads of a `bar.red` its result: from the votes and the threads."""
+    """What gives the threads of a `bar.red` its result: from the votes and the voters."""
     waiters: list[np.ndarray[Any, Any]] = field(default_factory=list)
     """Warps that wait; those of `bar.arrive` do not."""
 
@@ -54,13 +61,11 @@ class Barriers:
     ) -> int:
         """Arrives and waits.  Where the context goes on, or `PARKED`.
 
-        `vote` is of a `bar.red`: each lane's predicate, and what takes the votes and the threads when all have come.
+        `vote` is of a `bar.red`: each lane's predicate, and what takes the votes and the voters when all have come.
         """
         group = self._group
         if vote is not None:
             self._vote(context, number, *vote, instruction)
-        if count is not None and (count <= 0 or count % 32):
-            raise Fault(f"a barrier wants a multiple of 32 threads, got {count}", instruction)
         if context.slot is not None:
             done = self._arrive(
                 context, context.slot, context.lanes, number, count, waits=True, instruction=instruction
@@ -84,6 +89,30 @@ class Barriers:
         self._missing[id(context)] = missing
         return PARKED
 
+    def too_many(
+        self, context: Context, number: int, count: int | None, instruction: int
+    ) -> npt.NDArray[np.bool_] | None:
+        """Which lanes come when the barrier is complete without them, and begin its next turn; None where none do.
+
+        Raises `Fault` on a number or a count that no barrier has.
+        """
+        if not 0 <= number < BARRIERS:
+            raise Fault(f"a barrier's number is 0 to {BARRIERS - 1}, got {number}", instruction)
+        if count is None:
+            return None
+        if count <= 0 or count % 32:
+            raise Fault(f"a barrier wants a multiple of 32 threads, got {count}", instruction)
+        if context.warps[0] == context.warps[-1]:
+            return None
+        late = np.zeros(context.size, np.bool_)
+        for slot in map(int, np.unique(context.slots)):
+            state = self._states.get((slot, number))
+            warps = np.unique(context.warps[context.slots == slot])
+            room = (count - state.arrived if state is not None else count) // 32
+            if len(warps) > room > 0:
+                late |= (context.slots == slot) & (context.warps >= warps[room])
+        return late if late.any() else None
+
     def _vote(
         self,
         context: Context,
@@ -96,7 +125,8 @@ class Barriers:
             raise Fault("bar.red runs one CTA at a time", instruction)
         state = self._states.setdefault((context.slot, number), _State())
         state.votes += int(np.count_nonzero(yes))
-        state.settlers.append(lambda votes, arrived: settle(context, votes, arrived))
+        state.voters += context.size
+        state.settlers.append(lambda votes, voters: settle(context, votes, voters))
 
     def arrive(self, context: Context, number: int, count: int | None, instruction: int) -> None:
         """Arrives and goes on."""
@@ -118,9 +148,14 @@ class Barriers:
         """Whether the barrier is complete with these lanes."""
         state = self._states.setdefault((slot, number), _State())
         warps = np.unique(lanes >> 5)
-        if state.wanted is not None and count is not None and state.wanted != count:
-            raise Fault(f"barrier {number} is awaited by {state.wanted} threads and by {count}", instruction)
-        state.wanted = count if count is not None else state.wanted
+        state.whole |= count is None
+        if state.wanted is None:
+            state.wanted = count
+        all_threads = self._group.lanes_per_cta
+        counts = {given for given in (state.wanted, count, all_threads if state.whole else None) if given is not None}
+        if state.wanted is not None and len(counts) > 1:
+            texts = " and by ".join(str(given) for given in sorted(counts))
+            raise Fault(f"barrier {number} is awaited by {texts} threads", instruction)
         # Whole warps count, those whose threads have ended in part as well.
         state.arrived += 32 * len(warps)
         state.warps.append(warps)
@@ -145,7 +180,7 @@ class Barriers:
     def _release(self, slot: int, number: int, state: _State, instruction: int) -> None:
         del self._states[(slot, number)]
         for settle in state.settlers:
-            settle(state.votes, state.arrived)
+            settle(state.votes, state.voters)
         observer = self._group.run.observer
         if observer is not None:
             waiters = np.concatenate(state.waiters) if state.waiters else np.empty(0, np.int64)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rooflab.bench.ptx.machine.errors import Fault
 from rooflab.bench.ptx.machine.group import Group
 
 Lanes = npt.NDArray[np.int64]
@@ -18,6 +19,9 @@ PARKED = -1
 """What a block returns whose lanes wait."""
 SPLIT = -2
 """What a block returns whose lanes went two ways."""
+
+MOST_SEEN = 1024
+"""Turns after which a context is looked at anew."""
 
 
 class Context:
@@ -50,6 +54,12 @@ class Context:
         self.carry: Any = np.bool_(False)
         """The carry flag of `add.cc` and its like."""
         self._specials: dict[str, Any] = {}
+        self._seen: set[int] = set()
+        """Hashes of what it was like after earlier turns; see `repeats`."""
+        self._changes = 0
+        self.spins = False
+        """Whether it was as before after its last turn."""
+        self._pattern: bytes | None = None
 
     def _grain(self) -> int:
         """128, 32 or 1: of how many lanes its pieces are, lanes that have ended not counted."""
@@ -76,9 +86,10 @@ class Context:
 
     def many_ways(self, index: Any, targets: Sequence[int]) -> int:
         """`brx.idx`."""
-        if isinstance(index, np.generic):
-            return targets[int(index)]
         values = np.unique(index)
+        if int(values[-1]) >= len(targets):
+            text = f"brx.idx wants an index from 0 to {len(targets) - 1}, got {int(values[-1])}"
+            raise Fault(text, self.group.program.block(self.place, self.grain).end - 1)
         if len(values) == 1:
             return targets[int(values[0])]
         self.children = [self.part(index == value, targets[int(value)]) for value in values]
@@ -104,10 +115,32 @@ class Context:
             self.steps += 1
         self._polled = asked
 
+    def repeats(self) -> bool:
+        """After a turn: whether it is as it was after an earlier one, so that only a store can end its loop."""
+        changes = self.group.run.changes
+        if changes != self._changes or len(self._seen) > MOST_SEEN:
+            self._seen.clear()
+            self._changes = changes
+        values = (self.registers[index] for index in self.group.live(self.place))
+        now = hash((self.place, *(None if value is None else value.tobytes() for value in values)))
+        self.spins = now in self._seen
+        self._seen.add(now)
+        return self.spins
+
+    @property
+    def pattern(self) -> bytes:
+        """Which lanes of which warps it has, from its first warp on; empty for whole warps side by side."""
+        if self._pattern is None:
+            first = int(self.lanes[0])
+            whole = not first & 31 and int(self.lanes[-1]) - first + 1 == self.size
+            self._pattern = b"" if whole else (self.lanes - (first & ~31)).tobytes()
+        return self._pattern
+
     def special(self, name: str) -> Any:
         """A special register's value."""
         if name not in self._specials:
             if name.startswith(("clock", "globaltimer")):
+                self._seen.clear()  # a loop that looks at the clock may end by it
                 return self.group.time(name)
             self._specials[name] = self.group.special(name, self)
         return self._specials[name]

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rooflab.bench.ptx.machine.context import Context
-from rooflab.bench.ptx.machine.memory import Allocation
+from rooflab.bench.ptx.machine.memory import Allocation, GlobalMemory
 
 SECTOR = 32
 """Bytes that L2 gives at once."""
@@ -30,8 +30,8 @@ class Counter:
         """Lanes that ran a block, by its place and grain."""
         self.totals: dict[str, int] = defaultdict(int)
         self.by_instruction: dict[tuple[int, str], int] = defaultdict(int)
-        self._sectors: dict[tuple[Any, ...], int] = {}
-        self._wavefronts: dict[tuple[Any, ...], tuple[int, int]] = {}
+        self._sectors: dict[tuple[int, ...], int] = {}
+        self._wavefronts: dict[tuple[int, ...], tuple[int, int]] = {}
 
     def add(self, what: str, amount: int, instruction: int) -> None:
         """Adds to a total and to an instruction's."""
@@ -51,37 +51,57 @@ class Counter:
         else:
             relative = where - where[0]
             phase = int(where[0]) % SECTOR
-            key = (instruction, phase, relative.tobytes(), None if active is None else active.tobytes(), c.size)
+            key = _key(c, active, instruction, phase, relative)
             if key not in self._sectors:
                 self._sectors[key] = _sectors(relative.astype(np.int64) + phase, warps, size)
             sectors = self._sectors[key]
         self.add(f"global_{kind}_sector_bytes", SECTOR * sectors, instruction)
-        touch(allocation, where, size, kind)
+        touch(allocation, where, kind)
 
     def copied(self, allocation: Allocation, addresses: Any, size: int, instruction: int, kind: str) -> None:
         """An access to global memory by a copy that is not a lane's own."""
         where = np.atleast_1d(addresses)
         self.add(f"copy_{kind}_bytes", size * len(where), instruction)
-        touch(allocation, where, size, kind)
+        touch(allocation, where, kind)
+
+    def atomic(self, memory: GlobalMemory, addresses: Any, size: int, instruction: int) -> None:
+        """Atomic operations on global memory: each reads what it changes."""
+        self.add("atomic_bytes", size * len(addresses), instruction)
+        found = memory.locate(addresses, size)
+        lots = [(found[0], addresses)] if found is not None else [(memory.find(int(at)), at[None]) for at in addresses]
+        for allocation, where in lots:
+            assert allocation is not None  # the operation itself has been there
+            touch(allocation, where, "read")
+            touch(allocation, where, "write")
 
     def shared(self, c: Context, active: Any, offsets: Any, size: int, instruction: int, kind: str) -> None:
         """An access to shared memory; `kind` is `read` or `write`."""
         where = np.atleast_1d(offsets)
         lanes = c.size if active is None else len(active)
         self.add(f"shared_{kind}_bytes", size * lanes, instruction)
-        warps = c.warps if active is None else c.warps[active]
         if len(where) == 1:
-            taken = least = len(np.unique(warps)) * max(1, size * 32 // 128 if size > BANK_BYTES else 1)
+            taken = least = len(np.unique(_lanes(c, active) // (32 // max(1, size // BANK_BYTES))))
         else:
             relative = where - where[0]
             phase = int(where[0]) % (BANKS * BANK_BYTES)
-            key = (instruction, phase, relative.tobytes(), None if active is None else active.tobytes(), c.size)
+            key = _key(c, active, instruction, phase, relative)
             if key not in self._wavefronts:
                 lanes_of = c.lanes if active is None else c.lanes[active]
                 self._wavefronts[key] = _wavefronts(relative.astype(np.int64) + phase, lanes_of, size)
             taken, least = self._wavefronts[key]
         self.add("shared_wavefronts", taken, instruction)
         self.add("shared_wavefronts_least", least, instruction)
+
+
+def _lanes(c: Context, active: Any) -> Ints:
+    lanes: Ints = c.lanes if active is None else c.lanes[active]
+    return lanes
+
+
+def _key(c: Context, active: Any, instruction: int, phase: int, relative: npt.NDArray[Any]) -> tuple[int, ...]:
+    """What an access's pattern is known by: its hash, because a kernel may have as many patterns as accesses."""
+    lanes = 0 if active is None else hash(active.tobytes())
+    return instruction, phase, hash(relative.tobytes()), lanes, c.size, hash(c.pattern)
 
 
 def _sectors(addresses: npt.NDArray[np.int64], warps: Ints, size: int) -> int:
@@ -112,7 +132,7 @@ def _wavefronts(offsets: npt.NDArray[np.int64], lanes: Ints, size: int) -> tuple
     return int(worst.sum()), int(np.count_nonzero(worst))
 
 
-def touch(allocation: Allocation, addresses: Any, size: int, kind: str) -> None:
+def touch(allocation: Allocation, addresses: Any, kind: str) -> None:
     """Marks the sectors of an allocation that are read or written."""
     name = f"sectors_{'read' if kind == 'read' else 'written'}"
     marked = getattr(allocation, name)
@@ -120,6 +140,5 @@ def touch(allocation: Allocation, addresses: Any, size: int, kind: str) -> None:
     if marked is None:
         marked = np.zeros((allocation.end - 1) // SECTOR - start + 1, np.bool_)
         setattr(allocation, name, marked)
+    # Accesses are aligned and at most 16 bytes wide: none lies in two sectors.
     marked[(addresses.astype(np.int64) // SECTOR) - start] = True
-    if size > 1 and addresses.size and allocation.base % SECTOR:
-        marked[((addresses.astype(np.int64) + size - 1) // SECTOR) - start] = True

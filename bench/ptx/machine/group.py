@@ -46,6 +46,7 @@ class Group:
         """Shared memory by access width."""
         self.written = np.zeros(len(self.shared), bool) if run.checks.uninitialised else None
         self.local: npt.NDArray[np.uint8] | None = None
+        self.local_written: npt.NDArray[np.bool_] | None = None
         lanes = np.arange(len(ctas) * self.lanes_per_cta)
         self.alive = lanes % self.lanes_per_cta < threads
         self.races: SharedRaces | None = None

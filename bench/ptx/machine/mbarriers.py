@@ -10,13 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from rooflab.bench.ptx.machine.context import Context
+from rooflab.bench.ptx.machine.context import Context, Lanes
 from rooflab.bench.ptx.machine.errors import Fault
 from rooflab.bench.ptx.machine.group import Group
 from rooflab.bench.ptx.machine.shared_access import shared_offsets
 
 MOST_BYTES = (1 << 20) - 1
 """Largest tx-count."""
+Lot = tuple[int, Lanes]
+"""An mbarrier's place, and the lanes that address it, by their place in the context."""
+Wait = tuple[int, int]
+"""An mbarrier's place, and the parity of the phase that is waited for."""
 
 
 @dataclass
@@ -36,79 +40,74 @@ class MBarriers:
         self._group = group
         self._states: dict[int, _State] = {}
 
-    def places(self, context: Context, addresses: Any, mask: Any, instruction: int) -> list[tuple[int, int]]:
-        """Each mbarrier that the lanes of `mask` address, and how many of them do."""
-        active = None
-        if mask is not None:
-            if isinstance(mask, np.bool_):
-                if not mask:
-                    return []
-            else:
-                active = np.flatnonzero(mask)
-                if not len(active):
-                    return []
-                addresses = addresses if isinstance(addresses, np.generic) else addresses[active]
-        lanes = context.size if active is None else len(active)
-        offsets = shared_offsets(context, addresses, 8, active, instruction)
+    def lots(self, context: Context, addresses: Any, mask: Any, instruction: int) -> list[Lot]:
+        """Each mbarrier that the lanes of `mask` address, and which of the context's lanes do."""
+        lanes = np.arange(context.size) if mask is None else np.flatnonzero(np.broadcast_to(mask, context.size))
+        if not len(lanes):
+            return []
+        active = None if len(lanes) == context.size else lanes
+        where = addresses if active is None or isinstance(addresses, np.generic) else addresses[lanes]
+        offsets = shared_offsets(context, where, 8, active, instruction)
         if isinstance(offsets, np.generic | int):
             return [(int(offsets), lanes)]
-        places, counts = np.unique(offsets, return_counts=True)
-        return [(int(place), int(count)) for place, count in zip(places, counts, strict=True)]
+        places, which = np.unique(offsets, return_inverse=True)
+        return [(int(place), lanes[which == index]) for index, place in enumerate(places)]
+
+    def places(self, context: Context, addresses: Any, mask: Any, instruction: int) -> list[tuple[int, int]]:
+        """Each mbarrier that the lanes of `mask` address, and how many of them do."""
+        return [(place, len(lanes)) for place, lanes in self.lots(context, addresses, mask, instruction)]
 
     def init(self, context: Context, addresses: Any, counts: Any, mask: Any, instruction: int) -> None:
         """`mbarrier.init`."""
-        for place, _ in self.places(context, addresses, mask, instruction):
-            count = int(counts) if isinstance(counts, np.generic) else int(counts[0])
+        for place, lanes in self.lots(context, addresses, mask, instruction):
+            count = _total(counts, lanes[:1])
             if not 0 < count < 1 << 20:
                 raise Fault(f"mbarrier.init wants a count from 1 to 1048575, got {count}", instruction)
             self._states[place] = _State(count, count)
-            self._watch(
-                context,
-                lambda races, slot, warps, at=place: races.mbarrier_init(slot, int(warps[0]), at, instruction),
-                mask,
-            )
+            self._made(context, place, lanes, instruction, "mbarrier_init")
             if self._group.written is not None:
                 self._group.written[place : place + 8] = True
 
     def inval(self, context: Context, addresses: Any, mask: Any, instruction: int) -> None:
         """`mbarrier.inval`."""
-        for place, _ in self.places(context, addresses, mask, instruction):
+        for place, lanes in self.lots(context, addresses, mask, instruction):
             self._state(place, instruction)
             del self._states[place]
-            self._watch(
-                context,
-                lambda races, slot, warps, at=place: races.mbarrier_inval(slot, int(warps[0]), at, instruction),
-                mask,
-            )
+            self._made(context, place, lanes, instruction, "mbarrier_inval")
 
-    def arrive(self, context: Context, addresses: Any, count: Any, expect: Any, mask: Any, instruction: int) -> Any:
-        """`mbarrier.arrive`, with `expect` bytes announced before; the phase's token."""
-        token = np.uint64(0)
-        for place, lanes in self.places(context, addresses, mask, instruction):
-            state = self._state(place, instruction)
-            token = np.uint64(state.phase)
-            self._signal(context, place, mask, instruction)
+    def arrive(
+        self, context: Context, addresses: Any, count: Any, expect: Any, mask: Any, instruction: int, *, drop: bool
+    ) -> Any:
+        """`mbarrier.arrive`, with `expect` bytes announced before; `drop` takes the arrivals out of later phases too.
+
+        The tokens: each lane's number of the phase that it arrived in.
+        """
+        lots = self.lots(context, addresses, mask, instruction)
+        tokens = np.zeros(context.size, np.uint64)
+        for place, lanes in lots:
+            state, arrivals = self._state(place, instruction), _total(count, lanes)
+            tokens[lanes] = state.phase
+            self._signal(context, place, lanes, instruction)
             if expect is not None:
-                self._expect(place, lanes * _first(expect), instruction)
-            self._arrived(place, lanes * _first(count), instruction)
-        return token
+                self._expect(place, _total(expect, lanes), instruction)
+            if drop:
+                if arrivals > state.count:
+                    raise Fault(f"{arrivals} arrivals are dropped of the {state.count} of an mbarrier", instruction)
+                state.count -= arrivals
+            self._arrived(place, arrivals, instruction)
+        return tokens if len(lots) > 1 else tokens[lots[0][1][0] if lots else 0]
 
     def expect(self, context: Context, addresses: Any, size: Any, mask: Any, instruction: int) -> None:
         """`mbarrier.expect_tx`."""
-        for place, lanes in self.places(context, addresses, mask, instruction):
-            self._use(context, place, mask, instruction)
-            self._expect(place, lanes * _first(size), instruction)
+        for place, lanes in self.lots(context, addresses, mask, instruction):
+            self._use(context, place, lanes, instruction)
+            self._expect(place, _total(size, lanes), instruction)
+            self._settle(place, self._state(place, instruction))
 
-    def drop(self, context: Context, addresses: Any, count: Any, mask: Any, instruction: int) -> Any:
-        """`mbarrier.arrive_drop`."""
-        token = np.uint64(0)
-        for place, lanes in self.places(context, addresses, mask, instruction):
-            state = self._state(place, instruction)
-            token = np.uint64(state.phase)
-            self._signal(context, place, mask, instruction)
-            state.count -= lanes * _first(count)
-            self._arrived(place, lanes * _first(count), instruction)
-        return token
+    def complete(self, context: Context, addresses: Any, size: Any, mask: Any, instruction: int) -> None:
+        """`mbarrier.complete_tx`."""
+        for place, lanes in self.lots(context, addresses, mask, instruction):
+            self.complete_bytes(place, _total(size, lanes), instruction)
 
     def complete_bytes(self, place: int, size: int, instruction: int) -> None:
         """A transfer has brought `size` bytes."""
@@ -148,33 +147,31 @@ class MBarriers:
 
     # What the race detector is told.
 
-    def _watch(self, context: Context, tell: Any, mask: Any = None) -> None:
+    def _watch(self, context: Context, tell: Any, lanes: Lanes) -> None:
         races, per_cta = self._group.races, self._group.lanes_per_cta // 32
         if races is None:
             return
-        warps = context.warps if mask is None else context.warps[np.broadcast_to(mask, context.size)]
+        warps = context.warps[lanes]
         for slot in np.unique(warps // per_cta):
             tell(races, int(slot), np.unique(warps[warps // per_cta == slot]) - int(slot) * per_cta)
 
-    def _use(self, context: Context, place: int, mask: Any, instruction: int) -> None:
-        self._watch(context, lambda races, slot, warps: races.mbarrier_use(slot, warps, place, instruction), mask)
-
-    def _signal(self, context: Context, place: int, mask: Any, instruction: int) -> None:
+    def _made(self, context: Context, place: int, lanes: Lanes, instruction: int, what: str) -> None:
         def tell(races: Any, slot: int, warps: Any) -> None:
-            races.mbarrier_use(slot, warps, place, instruction)
-            races.signal(slot, warps, place)
+            getattr(races, what)(slot, int(warps[0]), place, instruction)
 
-        self._watch(context, tell, mask)
+        self._watch(context, tell, lanes)
 
-    def acquired(self, context: Context, places: list[int], mask: Any, instruction: int) -> None:
+    def _use(self, context: Context, place: int, lanes: Lanes, instruction: int) -> None:
+        self._watch(context, lambda races, slot, warps: races.mbarrier_use(slot, warps, place, instruction), lanes)
+
+    def _signal(self, context: Context, place: int, lanes: Lanes, instruction: int) -> None:
+        self._use(context, place, lanes, instruction)
+        self._watch(context, lambda races, slot, warps: races.signal(slot, warps, place), lanes)
+
+    def acquired(self, context: Context, place: int, lanes: Lanes, instruction: int) -> None:
         """Lanes have seen a phase end."""
-        for place in places:
-
-            def tell(races: Any, slot: int, warps: Any, at: int = place) -> None:
-                races.mbarrier_use(slot, warps, at, instruction)
-                races.wait(slot, warps, at)
-
-            self._watch(context, tell, mask)
+        self._use(context, place, lanes, instruction)
+        self._watch(context, lambda races, slot, warps: races.wait(slot, warps, place), lanes)
 
     def _state(self, place: int, instruction: int) -> _State:
         if place not in self._states:
@@ -186,14 +183,14 @@ class MBarriers:
         """Whether the phase of this parity is over."""
         return self._state(place, instruction).phase & 1 != parity & 1
 
-    def all_complete(self, places: list[int], parity: int) -> bool:
-        """Whether the phases that somebody waits for are over, or one of the mbarriers is gone."""
-        return all(place not in self._states or self._states[place].phase & 1 != parity for place in places)
+    def any_complete(self, waits: list[Wait]) -> bool:
+        """Whether one of the phases that somebody waits for is over, or its mbarrier gone."""
+        return any(place not in self._states or self._states[place].phase & 1 != parity for place, parity in waits)
 
-    def describe(self, places: list[int], parity: int) -> str:
+    def describe(self, waits: list[Wait]) -> str:
         """What they wait for, in words."""
         texts = []
-        for place in places:
+        for place, parity in waits:
             state = self._states.get(place)
             inside = place % max(1, self._group.shared_size)
             if state is None:
@@ -206,7 +203,8 @@ class MBarriers:
         return " and ".join(texts)
 
 
-def _first(value: Any) -> int:
+def _total(value: Any, lanes: Lanes) -> int:
+    """The sum of what some lanes have."""
     if isinstance(value, int | np.generic):
-        return int(value)
-    return int(value[0])
+        return int(value) * len(lanes)
+    return int(value[lanes].sum(dtype=np.int64))

@@ -69,6 +69,9 @@ class Observer:
 
     def shared_atomic(self, c: Context, active: Any, offsets: Any, size: int, instruction: int) -> None:
         """Lanes do an atomic operation."""
+        if self.counter is not None:
+            self.counter.add("shared_read_bytes", size * len(active), instruction)
+            self.counter.add("shared_write_bytes", size * len(active), instruction)
         if c.group.races is not None:
             slots, warps = self._who(c, active)
             c.group.races.atomic(slots, warps, _addresses(offsets, len(warps)), size, instruction)
@@ -91,7 +94,9 @@ class Observer:
 
     def proxy_fence(self, c: Context, active: Any, kind: str) -> None:
         """A fence between the proxies."""
-        if "mbarrier_init" in kind or ("async" in kind and "global" not in kind):
+        if "mbarrier_init" in kind:
+            self._each_slot(c, lambda races, slot, warps: races.fence_mbarrier_init(slot, warps), active)
+        elif "async" in kind and "global" not in kind:
             self._each_slot(c, lambda races, slot, warps: races.fence_proxy_async(slot, warps), active)
 
     # Copies
@@ -197,57 +202,46 @@ class Observer:
     # Global memory
 
     def global_read(
-        self,
-        c: Context,
-        active: Any,
-        allocation: Allocation,
-        addresses: Any,
-        size: int,
-        instruction: int,
-        copy: bool,
-        reduces: bool,
-    ) -> None:
+        self, c: Context, active: Any, allocation: Allocation, addresses: Any, size: int, instruction: int,
+        copy: bool, reduces: bool,
+    ) -> None:  # fmt: skip
         """Lanes, or a copy, read."""
-        if self.counter is not None:
-            if copy:
-                self.counter.copied(allocation, addresses, size, instruction, "read")
-            else:
-                self.counter.globally(c, active, allocation, addresses, size, instruction, "read")
+        self._count(c, active, allocation, addresses, size, instruction, "read", copy)
         races = self.global_races
         # What a reduction reads is told by its write, which is atomic.
         if races is not None and not allocation.read_only and not reduces:
             actors, where = self._actors(c, active, addresses)
-            if instruction in self._run.strong:
-                self._strong(races, actors, where, size, instruction)
+            if self._is_strong(instruction):
+                races.poll(actors, where, size, instruction)
+                self._synchronise(races, actors, where, self._run.strong[instruction], stores=False)
             else:
                 races.read(actors, where, size, instruction)
 
     def global_write(
-        self,
-        c: Context,
-        active: Any,
-        allocation: Allocation,
-        addresses: Any,
-        size: int,
-        instruction: int,
-        copy: bool,
-        reduces: bool,
-    ) -> None:
+        self, c: Context, active: Any, allocation: Allocation, addresses: Any, size: int, instruction: int,
+        copy: bool, reduces: bool,
+    ) -> None:  # fmt: skip
         """Lanes, or a copy, write."""
-        if self.counter is not None:
-            if copy:
-                self.counter.copied(allocation, addresses, size, instruction, "write")
-            else:
-                self.counter.globally(c, active, allocation, addresses, size, instruction, "write")
+        self._count(c, active, allocation, addresses, size, instruction, "write", copy)
         races = self.global_races
         if races is not None:
             actors, where = self._actors(c, active, addresses)
             if reduces:
                 races.atomic(actors, where, size, instruction)
-            elif instruction in self._run.strong:
-                self._strong(races, actors, where, size, instruction)
+            elif self._is_strong(instruction):
+                races.atomic(actors, where, size, instruction)
+                self._synchronise(races, actors, where, self._run.strong[instruction])
             else:
                 races.write(actors, where, size, instruction)
+
+    def _count(
+        self, c: Context, active: Any, allocation: Allocation, addresses: Any, size: int, instruction: int,
+        kind: str, copy: bool,
+    ) -> None:  # fmt: skip
+        if self.counter is not None and copy:
+            self.counter.copied(allocation, addresses, size, instruction, kind)
+        elif self.counter is not None:
+            self.counter.globally(c, active, allocation, addresses, size, instruction, kind)
 
     def _actors(self, c: Context, active: Any, addresses: Any) -> tuple[Lanes, Any]:
         """The actor of `GlobalRaces`, and the address, of each lane."""
@@ -257,24 +251,32 @@ class Observer:
         where = np.full(len(slots), addresses) if isinstance(addresses, np.generic) else addresses
         return found, where
 
-    def _strong(self, races: GlobalRaces, actors: Lanes, where: Any, size: int, instruction: int) -> None:
-        races.atomic(actors, where, size, instruction)
-        order = self._run.strong[instruction]
+    def _is_strong(self, instruction: int) -> bool:
+        return instruction in self._run.strong and not self._within_cta(instruction)
+
+    def _within_cta(self, instruction: int) -> bool:
+        """Whether its scope is the CTA: then it is no more than a plain access to other CTAs."""
+        return "cta" in self._run.program.kernel.instructions[instruction].parts
+
+    @staticmethod
+    def _synchronise(races: GlobalRaces, actors: Lanes, where: Any, order: str, *, stores: bool = True) -> None:
+        release, acquire = order in ("release", "acq_rel"), order in ("acquire", "acq_rel")
         for actor, address in {(int(actor), int(address)) for actor, address in zip(actors, where, strict=True)}:
-            races.synchronise(actor, address, release=order == "release", acquire=order == "acquire")
+            races.synchronise(actor, address, release=release, acquire=acquire, stores=stores)
 
     def global_atomic(self, c: Context, active: Lanes, addresses: Any, size: int, order: str, instruction: int) -> None:
         """Lanes do an atomic operation on global memory."""
         if self.counter is not None:
-            self.counter.add("atomic_bytes", size * len(active), instruction)
+            self.counter.atomic(c.group.memory, addresses, size, instruction)
         races = self.global_races
         if races is None:
             return
         actors, where = self._actors(c, active, addresses)
+        if self._within_cta(instruction):
+            races.write(actors, where, size, instruction)
+            return
         races.atomic(actors, where, size, instruction)
-        release, acquire = order in ("release", "acq_rel"), order in ("acquire", "acq_rel")
-        for actor, address in {(int(actor), int(address)) for actor, address in zip(actors, where, strict=True)}:
-            races.synchronise(actor, address, release=release, acquire=acquire)
+        self._synchronise(races, actors, where, order)
 
     def fence(self, c: Context) -> None:
         """A fence of the device's or the system's scope."""

@@ -36,8 +36,8 @@ MOST_POLLS = 5000
 """Rounds in which all threads only ask for what nobody writes; then they would for ever."""
 MOST_NAMED = 6
 """Waits that a message names."""
-RESIDENT = 132 * 8
-"""CTAs that may be on their way at once while some wait for others."""
+MOST_RESIDENT = 8
+"""CTAs of a multiprocessor that may be on their way at once while some wait for others."""
 
 
 @dataclass(frozen=True)
@@ -183,10 +183,11 @@ class Run:
         for members in lots.values():
             if len(members) != wanted:
                 raise EmulationError(f"ctas: expected whole clusters of {wanted}, got {members}")
-            yield members
+            yield sorted(members)  # a CTA's place is its rank
 
     def execute(self, ctas: Iterable[int]) -> None:
         """Runs these CTAs.  Raises `EmulationError`."""
+        resident = self._resident()
         waiting = self.lots(ctas if isinstance(ctas, range) else list(ctas))
         going: list[tuple[Schedule, Iterator[bool]]] = []
         idle = 0
@@ -211,8 +212,13 @@ class Run:
                 if idle > MOST_POLLS:
                     raise EmulationError(self._nobody_writes([schedule for schedule, _ in going]))
                 # Some take long, or wait for others: those get their turn too.
-                if going and len(going) < RESIDENT and (lot := next(waiting, None)) is not None:
+                if going and len(going) < resident and (lot := next(waiting, None)) is not None:
                     going.append(self._begin(lot))
+
+    def _resident(self) -> int:
+        """Lots of CTAs that may be on their way at once: as many as fit the device's shared memory."""
+        each = max(1, min(MOST_RESIDENT, (SHARED_LIMIT + 1024) // (self.shared_limit + 1024)))
+        return self.sms * each
 
     def _nobody_writes(self, schedules: Sequence[Schedule]) -> str:
         texts = [text for schedule in schedules for text in schedule.describe()]

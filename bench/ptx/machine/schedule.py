@@ -19,6 +19,8 @@ from rooflab.bench.ptx.machine.waiting import Waiting
 
 TURN = 2000
 """Blocks that a context runs before others get their turn: it may be spinning on what they do."""
+SHORT_TURN = 20
+"""The same where it was seen to spin."""
 MEETS = 0.9
 """How often parts of a warp go on with the one furthest back, where the order is drawn."""
 MERGED_REGISTERS = 48
@@ -71,7 +73,7 @@ class Schedule:
                 if not self._wake():
                     raise EmulationError(self._deadlock())
             context = self._next()
-            for _ in range(TURN):
+            for _ in range(SHORT_TURN if context.spins else TURN):
                 steps = context.steps
                 if not self._step(context):
                     break
@@ -88,7 +90,9 @@ class Schedule:
             else:
                 self.ready.append(context)
                 context.steps += 1
-                yield False
+                if context.repeats():
+                    self._wake()
+                yield context.spins
 
     def _wake(self) -> bool:
         """Whether something can go on when nobody is ready: transfers in flight, or pieces that meet."""
@@ -145,7 +149,7 @@ class Schedule:
         if not context.size:
             return False
         place, program = context.place, self.program
-        if place >= program.size:
+        if place >= program.size:  # it waited at the very last instruction
             self._end(context)
             return False
         if program.together[place] > context.grain and not may_run(context, program.kernel.instructions[place]):
@@ -158,13 +162,19 @@ class Schedule:
             following = program.function(place, context.grain)(context, context.registers)
         except Fault as fault:
             raise EmulationError(self._where(context, fault)) from None
+        if following >= program.size:
+            self._end(context)
+            return False
         if following >= 0:
             context.place = following
             return True
         if following == SPLIT:
             for child in context.children:
                 child.steps = context.steps
-            self.ready += context.children
+            self.ready += [child for child in context.children if child.place < program.size]
+            for child in context.children:
+                if child.place >= program.size:
+                    self._end(child)
         elif following != PARKED:
             raise AssertionError(f"a block returned {following}")
         return False

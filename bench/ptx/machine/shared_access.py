@@ -24,8 +24,8 @@ def shared_offsets(c: Context, addresses: Any, size: int, active: Any, instructi
         raise Fault(f"shared address 0x{bad:x} is not a multiple of {size} bytes", instruction, lane)
     base = c.shared_base
     if top > limit:
-        if 1 <= top >> RANK_SHIFT <= len(c.group.ctas):
-            return _cluster_offsets(c, addresses, limit, instruction)
+        if 1 <= top >> RANK_SHIFT <= len(c.group.ctas) and _reaches_cluster(c, instruction):
+            return _cluster_offsets(c, addresses, limit, active, instruction)
         text = f"{size} bytes at shared address 0x{top:x} lie outside the {c.group.run.shared_limit} there"
         raise Fault(text, instruction, lane_of(c, addresses, top, active))
     if isinstance(base, int):
@@ -40,15 +40,25 @@ def lane_of(c: Context, addresses: Any, wanted: int, active: Any) -> int:
     return int(c.lanes[place if active is None else active[place]])
 
 
-def _cluster_offsets(c: Context, addresses: Any, limit: int, instruction: int) -> Any:
+def _reaches_cluster(c: Context, instruction: int) -> bool:
+    """Whether an instruction may name another CTA's memory: `.shared` alone is the CTA's own."""
+    opcode = c.group.program.kernel.instructions[instruction].opcode
+    return "shared::cluster" in opcode or ".shared" not in opcode
+
+
+def _cluster_offsets(c: Context, addresses: Any, limit: int, active: Any, instruction: int) -> Any:
     ranks = (np.asarray(addresses) >> RANK_SHIFT).astype(np.int64)
     inside = (np.asarray(addresses) & ((1 << RANK_SHIFT) - 1)).astype(np.int64)
     if int(inside.max()) > limit:
         raise Fault(
             f"shared::cluster address 0x{int(np.max(addresses)):x} lies outside the cluster's memory", instruction
         )
-    own = c.slot if c.slot is not None else 0
-    slots = np.where(ranks > 0, ranks - 1, own)
+    own = c.slots if active is None else c.slots[active]
+    slots = np.where(ranks > 0, ranks - 1, own if ranks.ndim else own[0])
+    for slot in map(int, np.unique(slots)):
+        first = slot * c.group.lanes_per_cta
+        if not c.group.alive[first : first + c.group.lanes_per_cta].any():
+            raise Fault(f"the shared memory of CTA {c.group.ctas[slot]}, which has ended", instruction)
     found = slots * c.group.shared_size + inside
     return found if found.ndim else np.int64(found)
 
@@ -84,8 +94,9 @@ def store_shared(c: Context, addresses: Any, value: Any, size: int, active: Any,
         group.run.observer.shared_write(c, active, offsets, size, instruction, value)
     index = offsets >> SHIFT[size]
     if group.written is not None:
-        np.put(group.written.view(WIDE[size]), index, _WRITTEN[size])
+        np.put(group.written.view(WIDE[size]), index, WRITTEN[size])
     assign(group.views[size], index, value)
 
 
-_WRITTEN = {size: np.ones(size, np.bool_).view(WIDE[size])[0] for size in WIDE}
+WRITTEN = {size: np.ones(size, np.bool_).view(WIDE[size])[0] for size in WIDE}
+"""What says that all bytes of a unit are written."""

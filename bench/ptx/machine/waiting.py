@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from rooflab.bench.ptx.machine.barriers import Barriers
 from rooflab.bench.ptx.machine.clusters import ClusterBarrier, Registers
-from rooflab.bench.ptx.machine.context import PARKED, Context
+from rooflab.bench.ptx.machine.context import Context
 from rooflab.bench.ptx.machine.group import Group
-from rooflab.bench.ptx.machine.mbarriers import MBarriers
+from rooflab.bench.ptx.machine.mbarriers import MBarriers, Wait
 from rooflab.bench.ptx.machine.transfers import Transfers
 
 Resume = Callable[[list[Context]], None]
@@ -25,26 +24,22 @@ class Waiting:
         self.transfers = Transfers(group)
         self.clusters = ClusterBarrier(group, resume)
         self.registers = Registers(group)
-        self._at_mbarriers: list[tuple[Context, Any, Any]] = []
+        self._at_mbarriers: list[tuple[Context, list[Wait]]] = []
 
     def any(self) -> bool:
         """Whether somebody waits."""
         return bool(self._at_mbarriers) or self.barriers.any() or self.clusters.any()
 
-    def park_at_mbarrier(self, context: Context, addresses: Any, parity: Any) -> int:
-        """`context` asks again once the phase has changed."""
-        self._at_mbarriers.append((context, addresses, parity))
-        return PARKED
+    def park_at_mbarriers(self, context: Context, waits: list[Wait]) -> None:
+        """`context` asks again once one of the phases is over."""
+        self._at_mbarriers.append((context, waits))
 
     def wake_mbarriers(self) -> bool:
-        """Lets those go on whose phase is complete; whether there were any."""
-        left: list[tuple[Context, Any, Any]] = []
-        went: list[tuple[Context, Any, Any]] = []
-        for context, addresses, parity in self._at_mbarriers:
-            ready = self.mbarriers.all_complete(addresses, parity)
-            (went if ready else left).append((context, addresses, parity))
-        self._at_mbarriers = left
-        self._resume([context for context, _, _ in went])
+        """Lets those go on for whom a phase is complete; whether there were any."""
+        went = [item for item in self._at_mbarriers if self.mbarriers.any_complete(item[1])]
+        if went:
+            self._at_mbarriers = [item for item in self._at_mbarriers if item not in went]
+            self._resume([context for context, _ in went])
         return bool(went)
 
     def advance(self) -> bool:
@@ -64,8 +59,7 @@ class Waiting:
     def describe(self) -> list[tuple[Context, str, int]]:
         """Who waits, for what, and at which instruction."""
         found = [
-            (context, f"for {self.mbarriers.describe(addresses, parity)}", context.place)
-            for context, addresses, parity in self._at_mbarriers
+            (context, f"for {self.mbarriers.describe(waits)}", context.place) for context, waits in self._at_mbarriers
         ]
         # At the other barriers a context's place is already the one behind them.
         others = self.barriers.describe() + self.clusters.describe()

@@ -7,9 +7,11 @@ Results wrap around.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
-from rooflab.bench.ptx.numbers.bits import SIGNED, UNSIGNED, Value, is_signed, parts, pick, some, unsigned
+from rooflab.bench.ptx.numbers.bits import SIGNED, UNSIGNED, Value, is_signed, parts, pick, some, unsigned, whole
 
 _LOW_WORD, _WORD = np.uint64(0xFFFFFFFF), np.uint64(32)
 
@@ -122,6 +124,11 @@ def imax(a: Value, b: Value, relu: bool = False) -> Value:
     """`max`; with `relu` a negative result becomes 0."""
     result = np.maximum(a, b)
     return np.maximum(result, 0) if relu else result
+
+
+def pairs(function: Callable[..., Value], a: Value, b: Value, dtype: np.dtype, *more: bool) -> Value:
+    """`function` of both halves of packed pairs (uint32), 16-bit integers of `dtype`, and of `more`."""
+    return whole(function(parts(a, dtype), parts(b, dtype), *more), np.uint32)
 
 
 def iabs(a: Value) -> Value:

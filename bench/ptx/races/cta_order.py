@@ -103,11 +103,18 @@ class CtaOrder:
         self._note(self._fenced, actor, self._seen(self._known, actor))
         self._since[actor] = _CLOSED
 
-    def synchronise(self, actor: int, address: int, release: bool = False, acquire: bool = False) -> None:
-        """An atomic, a strong load or a strong store on `address`; call it beside `GlobalRaces.atomic`."""
+    def synchronise(
+        self, actor: int, address: int, release: bool = False, acquire: bool = False, stores: bool = True
+    ) -> None:
+        """An atomic, a strong store or, without `stores`, a strong load on `address`.
+
+        Call it beside `GlobalRaces.atomic` or `poll`.
+        """
         seen = self._released.get(address, 0)
         if seen:
             self._note(self._known if acquire else self._observed, actor, seen)
+        if not stores:
+            return  # nobody can see that it was there
         self._released[address] = seen | self._seen(self._known if release else self._fenced, actor)
         if release:
             self._since[actor] = _CLOSED

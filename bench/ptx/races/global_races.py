@@ -1,8 +1,8 @@
 """Races on global memory between the CTAs of a grid, found whatever order the emulator runs the CTAs in.
 
 Two CTAs touch one granule, one of them at least writes it, not both with atomics, and nothing orders them (`CtaOrder`).
-Within a CTA nothing is looked for.  A load or store that polls or sets a flag (.relaxed, .acquire, .release, .volatile)
-is to be reported as an atomic: such operations do not race with each other.
+Within a CTA nothing is looked for.  A store that sets a flag (.relaxed, .release, .volatile) is to be reported as an
+atomic, a load that polls one as `poll`: such operations do not race with each other.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class GlobalRaces(CtaOrder):
         """Another grid begins: all before is ordered before it."""
         super().restart()
         count = int(((self._ends - self._bases) >> self._shift).sum())
-        self._writes, self._readers, self._atomics = Touched(count), Touched(count), Touched(count)
+        self._writes, self._readers, self._atomics, self._polls = (Touched(count) for _ in range(4))
         self._sets = EpochSets()
 
     def add(self, base: int, size: int) -> None:
@@ -90,12 +90,14 @@ class GlobalRaces(CtaOrder):
         """
         epochs, cells = self.epochs(actors), self._cells(addresses, width)
         for kind, touched in (
-            ("write-write", self._writes), ("read-write", self._readers), ("write-write", self._atomics)
+            ("write-write", self._writes), ("read-write", self._readers),
+            ("write-write", self._atomics), ("read-write", self._polls),
         ):  # fmt: skip
             self._meet(kind, touched, actors, epochs, cells, instruction, values, old)
         # Whatever is ordered after this write is ordered after what was ordered before it.
         self._readers.clear(cells)
         self._atomics.clear(cells)
+        self._polls.clear(cells)
         self._writes.replace(cells, self._sets.of_epochs(epochs), instruction)
         self._collide(actors, epochs, cells, instruction, values)
 
@@ -105,6 +107,12 @@ class GlobalRaces(CtaOrder):
         self._meet("write-write", self._writes, actors, epochs, cells, instruction)
         self._meet("read-write", self._readers, actors, epochs, cells, instruction)
         self._atomics.join(cells, epochs, instruction, self._sets)
+
+    def poll(self, actors: Ints, addresses: Ints, width: int, instruction: int) -> None:
+        """Lanes read as atomics do: no race with an atomic, nor with another read; arguments as of `read`."""
+        epochs, cells = self.epochs(actors), self._cells(addresses, width)
+        self._meet("write-read", self._writes, actors, epochs, cells, instruction)
+        self._polls.join(cells, epochs, instruction, self._sets)
 
     def _cells(self, addresses: Ints, width: int) -> Ints:
         """(n, k): granules, counted over all allocations."""

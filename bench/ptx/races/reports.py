@@ -35,15 +35,24 @@ class Race:
     count: int = 1
     """Granules or lanes for which it was found."""
 
+    @property
+    def harmless(self) -> bool:
+        """Whether one instruction left the same value twice: warps that hold one value let each of them store it."""
+        return self.same_value and self.first == self.second
+
 
 class Findings:
-    """Races, one for each kind and pair of instructions, at most `limit` of them."""
+    """Races, one for each kind and pair of instructions, at most `limit` of them.
+
+    Those in which one instruction leaves the same value twice are kept beyond it: they are no faults, and compilers
+    make many, which must not keep out another.
+    """
 
     def __init__(self, limit: int = 100) -> None:
         self.races: list[Race] = []
         self.dropped = 0
         """Reports beyond `limit`."""
-        self._limit = limit
+        self._limit, self._harmful = limit, 0
         self._known: dict[tuple[str, int, int, bool, bool], Race] = {}
 
     def add(self, race: Race) -> None:
@@ -52,9 +61,10 @@ class Findings:
         known = self._known.get(key)
         if known is not None:
             known.count += race.count
-        elif len(self.races) < self._limit:
+        elif race.harmless or self._harmful < self._limit:
             self._known[key] = race
             self.races.append(race)
+            self._harmful += not race.harmless
         else:
             self.dropped += 1
 

@@ -17,7 +17,7 @@ import numpy as np
 from rooflab.bench.ptx.races.reports import Findings, Race
 from rooflab.bench.ptx.races.shadow_memory import Ints, Late, Shadow
 from rooflab.bench.ptx.races.shared_accesses import Bools, Lanes, Operation, Values, chosen, equal
-from rooflab.bench.ptx.races.vector_clocks import ACTOR, ASYNC, GENERIC, LOWER, Transfer, VectorClocks
+from rooflab.bench.ptx.races.vector_clocks import ACTOR, GENERIC, INIT, LOWER, Transfer, VectorClocks
 
 MBARRIER_BYTES = 8
 
@@ -137,11 +137,11 @@ class SharedRaces(VectorClocks):
     def mbarrier_use_async(self, transfer: Transfer, address: int, instruction: int, needs_fence: bool = True) -> None:
         """complete_tx by a transfer.
 
-        The init has to be ordered before its issue, by a proxy fence too (fence.mbarrier_init or fence.proxy.async:
-        `fence_proxy_async`) unless `needs_fence` is off.  Triton 3.7 emits none where a CTA is its own cluster.
+        The init has to be ordered before its issue, by `fence_mbarrier_init` or `fence_proxy_async` too unless
+        `needs_fence` is off.  Triton 3.7 emits none where a CTA is its own cluster.
         """
         access = Operation(self._shadow, transfer, np.array([address]), MBARRIER_BYTES, instruction)
-        self._meet(access, access.late_writes(ASYNC if needs_fence else GENERIC), "write-read", instruction)
+        self._meet(access, access.late_writes(INIT if needs_fence else GENERIC), "write-read", instruction)
 
     def mbarrier_inval(self, slot: int, warp: int, address: int, instruction: int) -> None:
         """mbarrier.inval by a lane: a write, ordered after all uses, TMA loads that arrive included.

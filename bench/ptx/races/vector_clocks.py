@@ -1,9 +1,10 @@
 """Who knows what of whom: vector clocks of the warps of the CTAs in flight, and of their asynchronous operations.
 
 An access is stamped with its actor and the actor's clock; it is ordered before whoever knows that clock.  This is the
-idea of FastTrack (Flanagan and Freund, 2009).  There are two planes.  GENERIC is plain happens-before.  ASYNC is what
+idea of FastTrack (Flanagan and Freund, 2009).  There are three planes.  GENERIC is plain happens-before.  ASYNC is what
 is ordered before operations of the async proxy (TMA, wgmma), which see a generic write only after a
 fence.proxy.async (PTX ISA 8.7, sections "Proxies" and "membar/fence"), which copies the one plane into the other.
+INIT is the same of their use of mbarriers, for which fence.mbarrier_init is enough.
 
 A clock lives in the upper 32 bits of an int64, an instruction's number in bits 8 to 31, the actor in the lower 8.
 What is known of an actor is kept as the least stamp that is not known, so that `stamp < known` needs no shifting.
@@ -29,7 +30,7 @@ LOWER = ONE - 1
 ACTOR = 255
 """Mask of the bits of a stamp that name its actor."""
 MOST_ACTORS = 256
-GENERIC, ASYNC = 0, 1
+GENERIC, ASYNC, INIT = 0, 1, 2
 """The planes."""
 WGMMA, BULK, COPY = "wgmma", "bulk", "cp.async"
 LOAD = "load"
@@ -50,7 +51,7 @@ class Transfer:
     stamp: int
     """Clock and actor; an access adds its instruction."""
     known: Stamps
-    """(2, actors): what is ordered before it, by plane."""
+    """(3, actors): what is ordered before it, by plane."""
 
 
 class VectorClocks:
@@ -71,7 +72,7 @@ class VectorClocks:
         """Actors below this number can read: warps, wgmma and bulk streams."""
         self._copies = warps * (1 + _STREAMS.index(COPY))
         self._pool = self._copies + warps
-        self.known = np.full((2, slots, warps, self.actors), ONE, np.int64)
+        self.known = np.full((3, slots, warps, self.actors), ONE, np.int64)
         """By plane, slot, warp that knows, and actor it knows of: the least stamp it does not know."""
         self.current = np.full((slots, self.actors), ONE, np.int64) + np.arange(self.actors)
         """By slot and actor: the stamp, without an instruction, of what the actor does now."""
@@ -99,6 +100,12 @@ class VectorClocks:
         """What the warps know and have done is from now on ordered before what they do through the async proxy."""
         s, w = _outer(slots, warps)
         self.known[ASYNC, s, w] = self.known[GENERIC, s, w]
+        self.fence_mbarrier_init(slots, warps)
+
+    def fence_mbarrier_init(self, slots: Index, warps: Index) -> None:
+        """The same of mbarriers only, as far as the async proxy tells these of its bytes."""
+        s, w = _outer(slots, warps)
+        self.known[INIT, s, w] = self.known[GENERIC, s, w]
         self._advance(s, w)
 
     def signal(self, slot: int, warps: Index, key: Hashable) -> None:
@@ -207,7 +214,7 @@ class _SyncObject:
     """What has been released to a barrier: `pending` grows, `completed` is what it was when a phase ended."""
 
     def __init__(self, actors: int) -> None:
-        self.pending: Stamps = np.zeros((2, actors), np.int64)
+        self.pending: Stamps = np.zeros((3, actors), np.int64)
         self.completed: Stamps | None = None
 
     def join(self, known: Stamps) -> None:

@@ -14,7 +14,7 @@ def granule(kernel: Kernel, space: str) -> int:
     narrowest = 4
     for instruction in kernel.instructions:
         parts = instruction.parts
-        if parts[0] not in ("ld", "st", "atom", "red"):
+        if parts[0] not in ("ld", "ldu", "st", "atom", "red"):
             continue
         named = {part.split("::")[0] for part in parts[1:]} & {"global", "shared", "local", "param", "const"}
         if named and space not in named:

@@ -19,7 +19,7 @@ from rooflab.bench.ptx.text.syntax import (
     Variable,
 )
 
-_INSTRUCTION = re.compile(r"(?:@(!?)([\w$%]+)\s+)?([\w.:$]+)\s*(.*)$", re.DOTALL)
+_INSTRUCTION = re.compile(r"(?:@\s*(!?)\s*([\w$%]+)\s+)?([\w.:$]+)\s*(.*)$", re.DOTALL)
 _LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+\d+(?:.*inlined_at\s+(\d+)\s+(\d+))?")
 _CALLED = re.compile(r" called (\S+) (\d+)")
 _FAMILY = re.compile(r"(.*?)(\d+)$")
@@ -177,7 +177,7 @@ class Body:
         if family == "call":
             self._call(opcode, rest, text, predicate, negated == "!")
             return
-        if family in ("ret", "exit") and self._ends and family == "ret":
+        if family == "ret" and self._ends:
             self._add(
                 "bra.uni" if predicate is None else "bra", (Label(self._ends[-1]),), predicate, negated == "!", text
             )
@@ -214,6 +214,8 @@ class Body:
         function = self._functions[name]
         variables: dict[str, str] = {}
         wanted = [*operands.split(function.returns), *operands.split(function.parameters)]
+        if len(wanted) != len(returns) + len(given):
+            raise PtxError(f"PTX: expected {len(wanted)} parameters and results of {name}, got {text!r}")
         for declared, value in zip(wanted, [*returns, *given], strict=True):
             found, actual = declarations.variable(declared), self._resolve(value)
             if found is None or not isinstance(actual, Symbol):

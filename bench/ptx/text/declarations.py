@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import struct
 
@@ -12,10 +13,11 @@ _VARIABLE = re.compile(
     r"(?:\.(?:visible|extern|weak|common)\s+)*\.(shared|global|const|local|param)\b(?:::\w+)?\s*(.*)$", re.DOTALL
 )
 _ATTRIBUTE = re.compile(r"\.attribute\s*\([^)]*\)")
-_REGISTERS = re.compile(r"\.reg\s*(?:\.v[248]\s*)?\.(\w+)\s+(.*)$", re.DOTALL)
+_REGISTERS = re.compile(r"\.reg\s*\.(\w+)\s+(.*)$", re.DOTALL)
 _REFERENCE = re.compile(
     r"(?:0[xX]([0-9a-fA-F]+)\()?(?:generic\(([A-Za-z_$%][\w$]*)\)|([A-Za-z_$%][\w$]*))\s*([+-]\s*\d+)?\)?$"
 )
+_HEX_FLOAT = re.compile(r"0([fFdD])([0-9a-fA-F]+)$")
 _MANY = re.compile(r"([\w$%]+)<(\d+)>$")
 
 
@@ -46,35 +48,44 @@ def variable(text: str) -> Variable | None:
     if kind is None or name is None or kind[1] not in WIDTHS:
         raise PtxError(f"PTX: expected a variable of a known type, got {text!r}")
     width = WIDTHS[kind[1]]
-    sizes = re.findall(r"\[\s*(\d*)\s*\]", name[2])
-    size = width
-    for length in sizes:
-        size *= int(length or 0)
+    sizes = [int(length or 0) for length in re.findall(r"\[\s*(\d*)\s*\]", name[2])]
+    vector = re.search(r"\.v([248])\b", declared)
+    if vector is not None:
+        sizes.append(int(vector[1]))
     references: list[Reference] = []
-    data = _initial(initial.strip(), kind[1], width, references) if initial.strip() else b""
-    length = max(size, len(data))
-    return Variable(name[1], space, length, int(align[1]) if align else width, data, tuple(references))
+    data = _initial(initial.strip(), kind[1], width, references, sizes) if initial.strip() else b""
+    length = max(width * math.prod(sizes), len(data))
+    own = width * int(vector[1]) if vector else width
+    return Variable(name[1], space, length, int(align[1]) if align else own, data, tuple(references))
 
 
-def _initial(text: str, kind: str, width: int, references: list[Reference], start: int = 0) -> bytes:
+def _initial(text: str, kind: str, width: int, references: list[Reference], sizes: list[int], start: int = 0) -> bytes:
     """The bytes of an initialiser that begins at `start`; addresses in it are zero, and added to `references`."""
     values = split(text[1:-1]) if text.startswith("{") else [text]
     data = b""
     for value in values:
         if value.startswith("{"):
-            data += _initial(value, kind, width, references, start + len(data))
+            row = _initial(value, kind, width, references, sizes[1:], start + len(data))
+            data += row.ljust(width * math.prod(sizes[1:]), b"\0")
         elif found := _REFERENCE.match(value):
             mask, symbol, offset = found[1], found[2] or found[3], found[4] or "0"
             bits = int(mask, 16) if mask else (1 << 64) - 1
             references.append(Reference(start + len(data), width, symbol, int(offset.replace(" ", "")), bits))
             data += bytes(width)
-        elif found := re.match(r"0[fFdD]([0-9a-fA-F]+)$", value):
-            data += int(found[1], 16).to_bytes(width, "little")
-        elif kind.startswith("f"):
-            data += struct.pack("<f" if width == 4 else "<d", float(value))
+        elif width >= 4 and (kind.startswith("f") or _HEX_FLOAT.match(value)):
+            data += struct.pack("<f" if width == 4 else "<d", _float(value))
         else:
             data += (number(value) % (1 << 8 * width)).to_bytes(width, "little")
     return data
+
+
+def _float(text: str) -> float:
+    found = _HEX_FLOAT.match(text)
+    if found is None:
+        return float(text)
+    single = found[1] in "fF"
+    value: float = struct.unpack("<f" if single else "<d", int(found[2], 16).to_bytes(4 if single else 8, "little"))[0]
+    return value
 
 
 def parameters(text: str) -> list[Parameter]:

@@ -33,6 +33,10 @@ WARP = (
 """Families that a warp executes together."""
 
 
+BRANCHES = frozenset(("bra", "brx", "ret", "exit", "trap", "brkpt"))
+"""Families that leave a block."""
+
+
 @dataclass(frozen=True)
 class Block:
     """Instructions `start` to `end`, the last not included."""
@@ -73,12 +77,12 @@ class Flow:
         self._targets = {
             instruction.number: self._targets_of(instruction)
             for instruction in kernel.instructions
-            if family(instruction) in ("bra", "brx", "ret", "exit", "trap")
+            if family(instruction) in BRANCHES
         }
 
     def _targets_of(self, instruction: Instruction) -> tuple[int, ...]:
         name = family(instruction)
-        if name in ("ret", "exit", "trap"):
+        if name not in ("bra", "brx"):
             return (self.size,)
         label = instruction.operands[-1]
         if not isinstance(label, Label):

@@ -73,7 +73,7 @@ def _vote(instruction: Instruction, votes: list[int]) -> None:
     made = {register.index for register in definitions(instruction)}
     for operand in instruction.operands:
         for register in _plain(operand):
-            kind = result if register.index in made and register.index not in () else source
+            kind = result if register.index in made else source
             if kind in FLOAT:
                 votes[register.index] += 1
             elif kind[0] in "us":

@@ -10,7 +10,7 @@ import re
 _WORDS = frozenset(
     # types
     "pred b1 b8 u8 s8 b16 u16 s16 f16 bf16 f16x2 bf16x2 u16x2 s16x2 b32 u32 s32 f32 tf32 b64 u64 s64 f64 b128 b1024"
-    " e4m3 e5m2 e4m3x2 e5m2x2 u4 s4"
+    " e4m3 e5m2 e4m3x2 e5m2x2 u2 s2 u4 s4"
     # roundings, and what becomes of values that do not fit
     " rn rz rm rp rna rni rzi rmi rpi ftz noftz sat satfinite relu approx full NaN xorsign abs"
     # parts of products and carries

@@ -21,9 +21,10 @@ from rooflab.bench.ptx.text.syntax import (
 
 Resolve = Callable[[str], Operand]
 """What a name stands for in the scope at hand."""
-_NUMBER = re.compile(r"[-+]?(?:0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)U?$")
+_NUMBER = re.compile(r"[-+]?(?:0[xX][0-9a-fA-F]+|0[bB][01]+|0[0-7]*|[1-9]\d*)U?$")
 _FLOAT = re.compile(r"0([fFdD])([0-9a-fA-F]+)$")
-_DECIMAL = re.compile(r"[-+]?\d*\.\d*(?:[eE][-+]?\d+)?$")
+_DECIMAL = re.compile(r"[-+]?(?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][-+]?\d+)?$")
+_DISPLACED = re.compile(r"([A-Za-z_$%][\w$]*)\s*([+-]\s*\w+)$")
 
 
 def split(text: str) -> list[str]:
@@ -67,6 +68,11 @@ def parse(text: str, resolve: Resolve) -> Operand:
         if not isinstance(register, Register):
             raise PtxError(f"PTX: expected a predicate after '!', got {text!r}")
         return Negated(register)
+    if displaced := _DISPLACED.match(text):
+        symbol = resolve(displaced[1])
+        if not isinstance(symbol, Symbol):
+            raise PtxError(f"PTX: expected a variable's address, got {text!r}")
+        return symbol._replace(offset=number(displaced[2].replace(" ", "")))
     return _constant(text) or resolve(text)
 
 
@@ -75,7 +81,7 @@ def _constant(text: str) -> Immediate | None:
         return Immediate(number(text))
     if found := _FLOAT.match(text):
         return Immediate(int(found[2], 16), 32 if found[1] in "fF" else 64)
-    if _DECIMAL.match(text) and any(sign.isdigit() for sign in text):
+    if _DECIMAL.match(text):
         return Immediate(struct.unpack("<Q", struct.pack("<d", float(text)))[0], 64)
     return None
 

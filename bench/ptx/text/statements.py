@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from rooflab.bench.ptx.text.syntax import PtxError
 
-_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+_COMMENT = re.compile(r'("[^"\n]*")|//[^\n]*|/\*.*?\*/', re.DOTALL)
+"""Or a string, in which `//` begins no comment."""
 _INLINED = re.compile(r"(\.loc[^\n/]*)//[^\n]*@\[\s*([^\s:\]]+):(\d+):\d+[\s\]]*$", re.MULTILINE)
 """What LLVM says of inlining beside a `.loc`: the outermost call comes last."""
 _SPACE = re.compile(r"\s+")
@@ -42,7 +43,7 @@ def strip_comments(text: str) -> str:
 
     What a comment says of a line's outermost call is kept, as `.loc 2 43 17 called name line`.
     """
-    return _COMMENT.sub(" ", _INLINED.sub(r"\1 called \2 \3", text))
+    return _COMMENT.sub(lambda found: found[1] or " ", _INLINED.sub(r"\1 called \2 \3", text))
 
 
 def statements(body: str) -> Iterator[Statement]:

@@ -49,9 +49,10 @@ class Special(NamedTuple):
 
 
 class Symbol(NamedTuple):
-    """The address of a variable or parameter."""
+    """The address of a variable or parameter, and so many bytes beyond it."""
 
     name: str
+    offset: int = 0
 
 
 class Address(NamedTuple):

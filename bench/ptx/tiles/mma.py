@@ -71,6 +71,11 @@ def mma(
     return list(found)
 
 
+def combines(a_type: str, b_type: str, d_type: str) -> bool:
+    """Whether PTX multiplies these types into that one; wgmma has the same combinations, but not f64."""
+    return b_type in _PARTNERS.get(a_type, ()) and d_type in _RESULTS[a_type]
+
+
 def integer_sum(product: np.ndarray, old: np.ndarray, saturate: bool) -> np.ndarray:
     """`product` (whole numbers in float32) plus `old` (int32), in int32: wrapping, or stopped at the limits."""
     if not saturate:
@@ -85,7 +90,7 @@ def integer_sum(product: np.ndarray, old: np.ndarray, saturate: bool) -> np.ndar
 def _plan(shape: str, a_type: str, b_type: str, d_type: str) -> tuple[int, tuple[int, int, int]]:
     """Rows of A, and the registers of A, B and C."""
     parts = _SHAPE.fullmatch(shape)
-    if not parts or b_type not in _PARTNERS.get(a_type, ()) or d_type not in _RESULTS[a_type]:
+    if not parts or not combines(a_type, b_type, d_type):
         raise ValueError(f"mma: no {shape} of {a_type} and {b_type} into {d_type}")
     m, k = int(parts[1]), int(parts[2])
     narrow = (a_type == "f64" and k == 4) or (a_type in _INTEGERS and k == 16)

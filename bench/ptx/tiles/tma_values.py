@@ -9,6 +9,14 @@ from rooflab.bench.ptx.tiles.tensor_map import ELEMENT_BYTES, TensorMap
 
 _WORDS: dict[int, type[np.unsignedinteger]] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 _KINDS = {"u": "u", "s": "i"}
+_WHOLE = ("u32", "s32", "u64", "s64")
+REDUCIBLE = {
+    "add": ("u32", "s32", "u64", "f16", "f32", "f32.ftz", "f64", "bf16", "tf32", "tf32.ftz"),
+    **dict.fromkeys(("min", "max"), (*_WHOLE, "f16", "bf16")),
+    **dict.fromkeys(("inc", "dec"), ("u32",)),
+    **dict.fromkeys(("and", "or", "xor"), _WHOLE),
+}
+"""Elements by reduction: what ptxas takes for `cp.reduce.async.bulk`, and Triton for tensors."""
 _ARITHMETIC = {
     "add": np.add,
     "min": np.fmin,
@@ -53,11 +61,10 @@ def reduce_values(op: str, old: np.ndarray, new: np.ndarray, element: str) -> np
     of a number and a NaN, min and max take the number.  inc and dec are those of u32.  Raises `ValueError` on a
     combination that PTX does not have.
     """
+    if element not in REDUCIBLE[op]:
+        raise ValueError(f"op: expected a reduction that {element} has, got {op!r}")
     word = _WORDS[ELEMENT_BYTES[element]]
     whole = element[0] in _KINDS
-    allowed = op in ("add", "min", "max") or (op in ("inc", "dec") and element == "u32")
-    if not allowed and not (op in ("and", "or", "xor") and whole and ELEMENT_BYTES[element] >= 4):
-        raise ValueError(f"op: expected a reduction that {element} has, got {op!r}")
     old, new = old.view(word), new.view(word)
     if op == "inc":
         return np.where(old >= new, np.uint32(0), old + np.uint32(1))

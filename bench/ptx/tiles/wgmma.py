@@ -8,15 +8,29 @@ register 4 * block + 2 * half + e, or, packed as f16, in half e of register 2 * 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 
 from rooflab.bench.ptx.numbers.bits import Value
 from rooflab.bench.ptx.tiles.fragments import a_matrix, lanes_of
-from rooflab.bench.ptx.tiles.mma import integer_sum
+from rooflab.bench.ptx.tiles.mma import combines, integer_sum
 
 WARPGROUP = 128
 ROWS = 64
+
+
+@cache
+def check_shape(n: int, d_type: str, a_type: str, b_type: str, registers: int) -> None:
+    """Raises `ValueError` on an N or types that wgmma does not have, or where D has another number of registers."""
+    if a_type == "f64" or not combines(a_type, b_type, d_type):
+        raise ValueError(f"wgmma: no product of {a_type} and {b_type} into {d_type}")
+    step = 16 if d_type == "s32" and n not in (8, 24) else 8
+    if not 0 < n <= 256 or n % step:
+        raise ValueError(f"wgmma: expected an N of 8 to 256 that {a_type} has, got {n}")
+    wanted = n // (4 if d_type == "f16" else 2)
+    if registers != wanted:
+        raise ValueError(f"wgmma: expected {wanted} registers of D for {n} columns of {d_type}, got {registers}")
 
 
 def wgmma(

@@ -1,0 +1,147 @@
+"""mbarriers, barriers of CTAs and of clusters, in kernels of a few PTX lines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from ptx_lines import SHARED, TEXT, error, kinds, launch
+
+from rooflab.bench.ptx.launch import Checks, Launch, emulate
+
+PAIR: dict[str, Any] = {"declared": SHARED, "grid": 2, "cluster": (2, 1, 1)}
+BARRIER = "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"
+ADDRESSES = """
+    mov.u32 %r2, s; shl.b32 %r3, %r0, 2; add.u32 %r4, %r2, %r3; xor.b32 %r5, %r4, 128;
+    mov.u32 %r6, %cluster_ctarank; xor.b32 %r7, %r6, 1;
+    mapa.shared::cluster.u32 %r8, %r4, %r7; mapa.shared::cluster.u32 %r9, %r5, %r7;
+"""
+"""%r4 and %r5: the thread's word and one of the other warp; %r8 and %r9: the same in the other CTA."""
+
+
+# mbarriers
+
+MBARRIER = "mov.u32 %r2, s; @%p0 mbarrier.init.shared.b64 [%r2], {}; bar.sync 0; "
+OVER = "mbarrier.test_wait.parity.shared.b64 %p2, [%r2], 0; selp.u32 %r1, 1, 0, %p2;"
+
+
+def test_a_dropped_arrival_may_announce_bytes() -> None:
+    arrive = "@%p0 mbarrier.arrive_drop.expect_tx.shared.b64 _, [%r2], 16;"
+    complete = "@%p0 mbarrier.complete_tx.relaxed.cluster.shared::cta.b64 [%r2], 16;"
+    assert launch(MBARRIER.format(1) + arrive + OVER, declared=SHARED)[0] == [0] * 32
+    assert launch(MBARRIER.format(1) + arrive + complete + OVER, declared=SHARED)[0] == [1] * 32
+    text = error(MBARRIER.format(1) + "mbarrier.arrive_drop.shared.b64 _, [%r2];", declared=SHARED)
+    assert "32 arrivals are dropped of the 1 of an mbarrier" in text
+
+
+@pytest.mark.parametrize(("bytes_", "over"), [(4, 0), (5, 1)])
+def test_what_is_announced_is_the_electing_threads_own_number(bytes_: int, over: int) -> None:
+    body = f"""setp.eq.u32 %p1, %r0, 5; @%p1 mbarrier.arrive.expect_tx.shared.b64 _, [%r2], %r0; bar.warp.sync -1;
+        @%p0 mbarrier.complete_tx.relaxed.cluster.shared::cta.b64 [%r2], {bytes_};"""
+    assert launch(MBARRIER.format(1) + body + OVER, declared=SHARED)[0] == [over] * 32
+
+
+def test_each_thread_arrives_as_often_as_it_says() -> None:
+    body = "mbarrier.arrive.shared.b64 _, [%r2], %r3;"
+    assert launch(MBARRIER.format(496) + "add.u32 %r3, %r0, 0; @%p0 mov.u32 %r3, 0; @!%p0 " + body + OVER,
+                  declared=SHARED)[0] == [1] * 32  # fmt: skip
+
+
+def test_each_thread_asks_for_its_own_phase_and_mbarrier() -> None:
+    two = "mov.u32 %r2, s; add.u32 %r3, %r2, 8; @%p0 mbarrier.init.shared.b64 [%r2], 1;"
+    two += "@%p0 mbarrier.init.shared.b64 [%r3], 1; @%p0 mbarrier.arrive.shared.b64 _, [%r2]; bar.sync 0;"
+    two += "and.b32 %r4, %r0, 1; mad.lo.u32 %r5, %r4, 8, %r2;"
+    for wait in ("[%r2], %r4", "[%r5], 0"):
+        ask = f"mbarrier.test_wait.parity.shared.b64 %p2, {wait}; selp.u32 %r1, 1, 0, %p2;"
+        assert launch(two + ask, declared=SHARED)[0] == [1, 0] * 16
+
+
+def test_threads_of_a_warp_may_wait_for_what_others_of_it_do() -> None:
+    body = """mov.u32 %r2, s; shl.b32 %r3, %r0, 3; add.u32 %r3, %r2, %r3; mbarrier.init.shared.b64 [%r3], 1;
+        bar.warp.sync -1; @%p0 mbarrier.arrive.shared.b64 _, [%r3];
+        W: mbarrier.try_wait.parity.shared.b64 %p1, [%r3], 0; @!%p1 bra W;
+        setp.lt.u32 %p2, %r0, 31; add.u32 %r4, %r3, 8; @%p2 mbarrier.arrive.shared.b64 _, [%r4]; mov.u32 %r1, 7;"""
+    assert launch(body, declared=SHARED)[0] == [7] * 32
+
+
+# Barriers of CTAs
+
+
+@pytest.mark.parametrize(("form", "want"), [("and.pred %p2", 1), ("or.pred %p2", 1), ("popc.u32 %r1", 48)])
+def test_a_barrier_that_votes_counts_threads_and_not_warps(form: str, want: int) -> None:
+    body = f"setp.ge.u32 %p1, %r0, 0; bar.red.{form}, 0, %p1;"
+    body += "" if "popc" in form else "selp.u32 %r1, 1, 0, %p2;"
+    assert launch(body, block=48)[0] == [want] * 48
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("bar.sync 16;", "a barrier's number is 0 to 15, got 16"),
+        ("bar.sync 1, 40;", "a barrier wants a multiple of 32 threads, got 40"),
+        ("bar.arrive 1;", "bar.arrive wants the number of threads"),
+        ("@%p7 bra E; bar.sync 1, 64; bra F; E: bar.sync 1; F:", "barrier 1 is awaited by 64 and by 128 threads"),
+    ],
+)
+def test_a_barrier_that_is_none_is_refused(body: str, words: str) -> None:
+    assert words in error("setp.lt.u32 %p7, %r0, 32; " + body, block=128)
+
+
+def test_a_barrier_may_be_a_kernels_last_instruction() -> None:
+    text = TEXT.format(declared="", block=64, body="setp.lt.u32 %p1, %r0, 32; @%p1 bra E; mov.u32 %r1, 1; E: ")
+    text = text.replace("    ret;\n", "    bar.sync 0;\n").replace("st.global", "@!%p1 st.global")
+    to = torch.zeros(64, dtype=torch.int32)
+    emulate(Launch(text, "k", (64, 1, 1)), (1,), [to], seed=2)
+    assert to.tolist() == [0] * 32 + [1] * 32
+
+
+def test_a_barrier_of_two_warps_does_not_order_four() -> None:
+    body = """mov.u32 %r2, s; shl.b32 %r3, %r0, 2; add.u32 %r3, %r2, %r3; st.shared.u32 [%r3], %r0; bar.sync 1, {};
+        xor.b32 %r4, %r3, 256; ld.shared.u32 %r1, [%r4];"""
+    assert kinds(body.format(128), declared=SHARED, block=128) == []
+    assert "write-read race" in kinds(body.format(64), declared=SHARED, block=128)
+
+
+# Clusters
+
+
+def test_the_ctas_of_a_cluster_keep_their_ranks_whatever_the_order_asked_for() -> None:
+    body = ADDRESSES + f"st.shared.u32 [%r4], %r6; {BARRIER} ld.shared::cluster.u32 %r1, [%r8]; {BARRIER}"
+    for ctas in ((0, 1), (1, 0)):
+        assert launch(body, ctas=ctas, **PAIR)[0] == [1] * 32 + [0] * 32
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2, 3])
+def test_a_clusters_barrier_orders_what_came_before_the_arrival(seed: int) -> None:
+    store, load, read = "st.shared.u32 [%r4], %r0;", "ld.shared.u32 %r1, [%r5];", Checks(uninitialised=False)
+    arrive, wait = "barrier.cluster.arrive.aligned;", "barrier.cluster.wait.aligned;"
+    relaxed = arrive.replace("arrive", "arrive.relaxed")
+    for body, racy in (
+        (store + arrive + wait + load, False),
+        (store + relaxed + wait + load, True),
+        (arrive + store + wait + load, True),
+    ):
+        found = kinds(ADDRESSES + body + BARRIER, block=64, seed=seed, checks=read, **PAIR)
+        assert bool(found) == racy
+
+
+def test_a_clusters_barrier_orders_ctas_that_did_different_work() -> None:
+    more = "setp.ne.u32 %p1, %r6, 0; @%p1 bra M;" + "fence.proxy.async;" * 5 + "M: st.shared.u32 [%r4], %r0;"
+    body = ADDRESSES + more + BARRIER + "ld.shared::cluster.u32 %r1, [%r9];" + BARRIER
+    assert kinds(body, block=64, **PAIR) == []
+
+
+def test_shared_memory_of_others_is_reached_as_such_only_while_they_run() -> None:
+    body = ADDRESSES + f"st.shared.u32 [%r4], %r6; {BARRIER} "
+    assert "lie outside the 1024 there" in error(body + "ld.shared.u32 %r1, [%r8];" + BARRIER, **PAIR)
+    late = "setp.eq.u32 %p1, %r6, 1; @%p1 ret; mov.u32 %r1, 0; L: add.u32 %r1, %r1, 1; setp.lt.u32 %p2, %r1, 9;"
+    assert "CTA 1, which has ended" in error(
+        body + late + "@%p2 bra L; bar.sync 0; ld.shared::cluster.u32 %r1, [%r8];", **PAIR
+    )
+
+
+@pytest.mark.parametrize("grid", [1, 4])
+def test_a_wild_address_is_no_other_ctas_memory(grid: int) -> None:
+    body = "mov.u32 %r2, 0x1000000; st.shared.u32 [%r2], %r0;"
+    assert "lie outside the 1024 there" in error(body, declared=SHARED, grid=grid)

@@ -1,0 +1,106 @@
+"""Memory, atomics, counts, and loops that nothing ends, in kernels of a few PTX lines."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from ptx_lines import SHARED, error, launch
+
+from rooflab.bench.ptx.launch import Checks
+
+LOCAL = ".local .align 16 .b8 l[64];"
+
+# Memory
+
+
+@pytest.mark.parametrize(("space", "declared"), [("local", ".local .align 16 .b8 s[64];"), ("shared", SHARED)])
+def test_a_generic_address_far_behind_a_window_does_not_come_back(space: str, declared: str) -> None:
+    body = f"mov.u64 %d3, s; cvta.{space}.u64 %d4, %d3; add.u64 %d4, %d4, 0x200000000000; st.u32 [%d4], %r0;"
+    assert "lie outside" in error(body, declared=declared)
+
+
+def test_a_read_of_local_memory_that_its_thread_has_not_written_is_an_error() -> None:
+    text = error("setp.lt.u32 %p1, %r0, 5; @%p1 st.local.u32 [l+4], %r0; ld.local.u32 %r1, [l+4];", declared=LOCAL)
+    assert "thread 5: a read of local memory at 0x4, which the thread has not written" in text
+    assert launch("st.local.u32 [l+4], %r0; ld.local.u32 %r1, [l+4];", declared=LOCAL)[0] == list(range(32))
+    unchecked = launch("ld.local.u32 %r1, [l];", declared=LOCAL, checks=Checks.none())[0]
+    assert unchecked == [-1] * 32
+
+
+def test_every_byte_of_a_vector_has_to_be_written() -> None:
+    to = torch.zeros(64, dtype=torch.int32)
+    body = "st.global.u32 [%d0], 1; st.global.u32 [%d0+8], 1; ld.global.v4.u32 {%r1, %r2, %r3, %r4}, [%d0];"
+    assert "a read of byte 4 of to" in error(body, to=to, unwritten=[to])
+
+
+def test_a_store_to_constant_memory_and_a_jump_to_nowhere_are_errors() -> None:
+    assert "a store to constant memory" in error("st.const.u32 [%d2], %r0;")
+    text = error("t: .branchtargets A, B; add.u32 %r2, %r0, 7; brx.idx %r2, t; A: mov.u32 %r1, 1; B:")
+    assert "brx.idx wants an index from 0 to 1, got 38" in text
+
+
+def test_a_value_from_a_lane_that_is_not_there_is_poison() -> None:
+    body = "shfl.sync.bfly.b32 %r1, %r0, 8, 31, 0xffffffff;"
+    assert launch(body, block=12)[0] == [8, 9, 10, 11, *[-1] * 4, 0, 1, 2, 3]
+
+
+# Atomics
+
+
+@pytest.mark.parametrize("operation", ["add.u32", "min.s32", "max.u32", "and.b32", "xor.b32", "inc.u32", "exch.b32"])
+@pytest.mark.parametrize("places", [1, 3, 32])
+def test_atomics_of_many_threads_go_one_by_one(operation: str, places: int) -> None:
+    def step(old: int, given: int) -> int:
+        name = operation.split(".")[0]
+        if name == "inc":
+            return 0 if old >= given else old + 1
+        functions = {"add": old + given, "min": min(old, given), "max": max(old, given), "exch": given}
+        return {**functions, "and": old & given, "xor": old ^ given}[name]
+
+    memory, want = [5] * places, []
+    for thread in range(96):
+        want.append(memory[thread % places])
+        memory[thread % places] = step(memory[thread % places], thread + 3)
+    body = f"""mov.u32 %r2, s; rem.u32 %r3, %r0, {places}; shl.b32 %r3, %r3, 2; add.u32 %r2, %r2, %r3;
+        st.shared.u32 [%r2], 5; bar.sync 0; add.u32 %r4, %r0, 3; atom.shared.{operation} %r1, [%r2], %r4;"""
+    for grid in (1, 2):
+        assert launch(body, declared=SHARED, block=96, grid=grid, checks=Checks.none())[0] == want * grid
+
+
+def test_an_atomic_on_local_memory_is_an_error() -> None:
+    body = "mov.u64 %d3, l; cvta.local.u64 %d4, %d3; st.u32 [%d4], %r0; atom.add.u32 %r1, [%d4], 1;"
+    assert "neither global nor shared" in error(body, declared=LOCAL)
+
+
+# Counts
+
+
+def test_sectors_are_counted_by_the_warps_that_ask() -> None:
+    body = """mov.u32 %r3, 0; and.b32 %r4, %r0, 1; mul.wide.u32 %d3, %r4, 4; add.u64 %d3, %d0, %d3;
+        L: shl.b32 %r5, %r3, 4; sub.u32 %r6, %r0, %r5; setp.ge.u32 %p1, %r6, 32; @%p1 bra N;
+        ld.global.u32 %r1, [%d3];
+        N: add.u32 %r3, %r3, 1; setp.lt.u32 %p2, %r3, 2; @%p2 bra L;"""
+    result = launch(body, block=64, checks=Checks(races=False))[1]
+    assert result.bytes.global_read_sectors == 32 * (1 + 2)
+
+
+def test_one_thread_that_stores_sixteen_bytes_takes_one_turn() -> None:
+    body = "mov.u32 %r2, s; @%p0 st.shared.v4.u32 [%r2], {%r0, %r0, %r0, %r0};"
+    assert launch(body, declared=SHARED)[1].shared_wavefronts == 1
+
+
+# Loops without end
+
+
+@pytest.mark.parametrize("turn", ["", "add.u32 %r1, %r1, 1; rem.u32 %r1, %r1, 3; setp.lt.u32 %p1, %r1, 9; @%p1"])
+def test_a_loop_that_nothing_can_end_is_an_error(turn: str) -> None:
+    assert "all wait for what nobody writes" in error(f"mov.u32 %r1, 0; L: {turn} bra L;")
+
+
+def test_a_long_loop_and_one_that_looks_at_the_clock_end() -> None:
+    body = "mov.u32 %r1, 0; L: add.u32 %r1, %r1, 1; setp.lt.u32 %p1, %r1, 20000; @%p1 bra L;"
+    assert launch(body)[0] == [20000] * 32
+    body = (
+        "mov.u32 %r2, %clock; L: mov.u32 %r3, %clock; sub.u32 %r3, %r3, %r2; setp.lt.u32 %p1, %r3, 20000; @%p1 bra L;"
+    )
+    launch(body + "mov.u32 %r1, 1;")

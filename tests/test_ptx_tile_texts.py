@@ -1,0 +1,268 @@
+"""Copies and matrix instructions in PTX written by hand: who did it, what is refused, and what no compiler writes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rooflab.bench.ptx.launch import Checks, EmulationError, Launch, emulate
+from rooflab.bench.ptx.results import Result
+from rooflab.bench.ptx.tiles.tensor_map import TensorMap
+
+ADDRESSES = """ld.param.u64 %rd1, [a]; ld.param.u64 %rd2, [b]; mov.u32 %r1, %tid.x; mov.u32 %r2, %ctaid.x;
+mov.u32 %r20, sm; add.u32 %r21, %r20, 4096; setp.eq.u32 %p1, %r1, 0;"""
+BARRIER = "@%p1 mbarrier.init.shared.b64 [%r21], 1; fence.proxy.async; bar.sync 0;"
+WAIT = "WAIT: mbarrier.try_wait.parity.shared.b64 %p9, [%r21], 0; @!%p9 bra WAIT;"
+BULK = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
+
+
+def run(body: str, *args: Any, grid: int = 1, block: int = 32, shared: int = 8192, **more: Any) -> Result:
+    """Runs instructions as the body of a kernel with two pointers, `a` and `b`."""
+    cluster = (more.pop("cluster", 1), 1, 1)
+    text = f""".version 8.6
+    .target sm_90a
+    .address_size 64
+    .visible .entry k(.param .u64 a, .param .u64 b) {{
+    .reg .b64 %rd<32>; .reg .b32 %r<64>; .reg .f32 %f<300>; .reg .b16 %h<4>; .reg .pred %p<16>;
+    .shared .align 1024 .b8 sm[{shared}];
+    {ADDRESSES} {body}
+    ret; }}"""
+    given = [torch.from_numpy(value) if isinstance(value, np.ndarray) else value for value in args]
+    return emulate(Launch(text, "k", (block, 1, 1), cluster=cluster), (grid,), given, **more)
+
+
+def words(count: int = 1024) -> np.ndarray:
+    """0, 1, 2 and so on, at a multiple of 128 bytes."""
+    raw = np.zeros(4 * count + 128, np.uint8)
+    start = -raw.ctypes.data % 128
+    found = raw[start : start + 4 * count].view(np.uint32)
+    found[:] = np.arange(count)
+    return found
+
+
+def refused(said: str, body: str, **more: Any) -> None:
+    """The one line that it ends with."""
+    with pytest.raises(EmulationError) as caught:
+        run(body, words(), words(), **more)
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+# cp.async
+
+PLACES = """shl.b32 %r3, %r1, 4; add.u32 %r4, %r20, %r3; mad.lo.u32 %r5, %r2, 32, %r1;
+mul.wide.u32 %rd3, %r5, 16; add.s64 %rd4, %rd1, %rd3; add.s64 %rd5, %rd2, %rd3;"""
+ROUND_TRIP = (
+    PLACES
+    + """st.global.v4.u32 [%rd4], {%r5, %r5, %r5, %r5}; bar.sync 0; {mul}
+cp.async.cg.shared.global [%r4], [%rd4], 16; cp.async.wait_all;
+ld.shared.v4.u32 {%r10, %r11, %r12, %r13}, [%r4]; st.global.v4.u32 [%rd5], {%r10, %r11, %r12, %r13};"""
+)
+
+
+def test_a_copy_of_what_the_cta_itself_wrote_is_no_race_between_ctas() -> None:
+    result = np.zeros(512, np.uint32)
+    assert run(ROUND_TRIP.replace("{mul}", ""), words(), result, grid=4).races == ()
+    assert (result.reshape(128, 4) == np.arange(128)[:, None]).all()
+
+
+def test_a_copy_of_what_another_cta_wrote_is_a_race() -> None:
+    first = "mul.wide.u32 %rd6, %r1, 16; add.s64 %rd4, %rd1, %rd6;"
+    races = run(ROUND_TRIP.replace("{mul}", first), words(), words(), grid=4).races
+    assert any("wrote it in CTA 0" in race and "cp.async" in race for race in races)
+
+
+def test_a_copy_from_nowhere_names_its_thread() -> None:
+    null = "setp.eq.u32 %p2, %r1, 7; setp.eq.and.u32 %p2, %r2, 2, %p2; selp.b64 %rd4, 0, %rd4, %p2;"
+    refused("CTA 2, thread 7: 16 bytes at 0x0", ROUND_TRIP.replace("{mul}", null), grid=4)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("cp.async.ca.shared.global [%r4], [%rd4], 12;", "copies 4, 8 or 16 bytes, got 12"),
+        ("mad.lo.u32 %r6, %r1, 4, 8; cp.async.cg.shared.global [%r4], [%rd4], 16, %r6;", "at most its 16 bytes"),
+        ("add.s64 %rd4, %rd4, 4; mov.u32 %r6, 8; cp.async.cg.shared.global [%r4], [%rd4], 16, %r6;",
+         "is not a multiple of 16 bytes"),
+    ],
+)  # fmt: skip
+def test_a_copy_that_no_gpu_does_is_refused(body: str, said: str) -> None:
+    refused(said, PLACES + body)
+
+
+def test_the_rest_of_a_copy_is_zero() -> None:
+    source, result = words(128), np.zeros(128, np.uint32)
+    body = "and.b32 %r6, %r1, 15; cp.async.cg.shared.global [%r4], [%rd4], 16, %r6; cp.async.wait_all;"
+    back = "ld.shared.v4.u32 {%r10, %r11, %r12, %r13}, [%r4]; st.global.v4.u32 [%rd5], {%r10, %r11, %r12, %r13};"
+    run(PLACES + body + back, source, result)
+    rows = source.view(np.uint8).reshape(32, 16)
+    assert (
+        result.view(np.uint8).reshape(32, 16) == np.where(np.arange(16) < np.arange(32)[:, None] % 16, rows, 0)
+    ).all()
+
+
+# Bulk copies and tensor maps
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_bulk_copy_is_ordered_as_the_warp_is_that_issued_it(seed: int) -> None:
+    body = f"""{BARRIER} setp.eq.u32 %p2, %r2, 1; @%p2 bra READER;
+    mul.wide.u32 %rd3, %r1, 4; add.s64 %rd4, %rd1, %rd3; st.global.u32 [%rd4], %r1; bar.sync 0; fence.proxy.async;
+    @%p1 st.release.gpu.global.u32 [%rd2], 1;
+    bra END;
+    READER: setp.ne.u32 %p3, %r1, 32; @%p3 bra JOIN;
+    POLL: ld.acquire.gpu.global.u32 %r5, [%rd2]; setp.eq.u32 %p4, %r5, 0; @%p4 bra POLL; fence.proxy.async;
+    mbarrier.arrive.expect_tx.shared.b64 %rd9, [%r21], 256;
+    JOIN: bar.warp.sync 0xffffffff;
+    @!%p3 {BULK} [%r20], [%rd1], 256, [%r21];
+    {WAIT} END: bar.sync 0;"""
+    assert run(body, words(), np.zeros(4, np.uint32), grid=2, block=64, seed=seed).races == ()
+
+
+def test_a_copy_of_no_bytes_is_none() -> None:
+    body = f"""{BARRIER} mov.u32 %r9, 0; @%p1 mbarrier.arrive.shared.b64 %rd9, [%r21];
+    @%p1 {BULK} [%r20], [%rd1], %r9, [%r21]; {WAIT}
+    @%p1 cp.reduce.async.bulk.global.shared::cta.bulk_group.add.u32 [%rd1], [%r20], %r9;
+    cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;"""
+    kept = words()
+    assert run(body, kept, words()).races == () and (kept == words()).all()
+
+
+CLUSTER = f"""{BARRIER} barrier.cluster.arrive; barrier.cluster.wait;
+@%p1 mbarrier.arrive.expect_tx.shared.b64 %rd9, [%r21], 128;"""
+
+
+def test_a_multicast_reaches_only_ctas_that_there_are() -> None:
+    body = f"{CLUSTER} mov.u16 %h1, 7; @%p1 {BULK}.multicast::cluster [%r20], [%rd1], 128, [%r21], %h1; {WAIT}"
+    refused("a multicast to 0x7, and the cluster has 2 CTAs", body, grid=2, cluster=2)
+
+
+def test_a_multicast_reads_global_memory_once() -> None:
+    result = np.zeros(64, np.uint32)
+    body = f"""{CLUSTER} setp.eq.and.u32 %p2, %r2, 0, %p1; mov.u16 %h1, 3;
+    @%p2 {BULK}.multicast::cluster [%r20], [%rd1], 128, [%r21], %h1; {WAIT}
+    mad.lo.u32 %r5, %r2, 32, %r1; mul.wide.u32 %rd3, %r5, 4; add.s64 %rd4, %rd2, %rd3; shl.b32 %r3, %r1, 2;
+    add.u32 %r4, %r20, %r3; ld.shared.u32 %r6, [%r4]; st.global.u32 [%rd4], %r6;
+    barrier.cluster.arrive; barrier.cluster.wait;"""
+    found = run(body, words(), result, grid=2, cluster=2)
+    assert (result == np.tile(np.arange(32), 2)).all() and found.races == ()
+    assert (found.bytes.copy_read, found.bytes.tma_load) == (128, 256)
+
+
+def test_a_copy_tells_an_mbarrier_where_it_writes() -> None:
+    body = f"{CLUSTER} mapa.shared::cluster.u32 %r22, %r20, 1; @%p1 {BULK} [%r22], [%rd1], 128, [%r21]; {WAIT}"
+    refused("lie in different CTAs", body, grid=2, cluster=2)
+
+
+TENSOR = f"{BARRIER} mov.u32 %r9, 0; @%p1 mbarrier.arrive.expect_tx.shared.b64 %rd9, [%r21], 1024;"
+
+
+def test_a_tensor_map_lies_at_a_multiple_of_64_bytes() -> None:
+    load = BULK.replace("bulk.", "bulk.tensor.2d.")
+    refused("not a multiple of 64 bytes", f"{TENSOR} @%p1 {load} [%r20], [%rd1+16, {{%r9, %r9}}], [%r21];")
+
+
+def test_a_reduction_into_a_tensor_that_overlaps_is_refused() -> None:
+    target = words()
+    tensor = TensorMap(target.ctypes.data, "u32", (32, 8), (0,), (32, 8))
+    holder = words()
+    holder[:32] = np.frombuffer(tensor.pack(), np.uint32)
+    body = """mov.u32 %r9, 0; shl.b32 %r3, %r1, 5; add.u32 %r4, %r20, %r3;
+    st.shared.v4.u32 [%r4], {%r1, %r1, %r1, %r1}; st.shared.v4.u32 [%r4+16], {%r1, %r1, %r1, %r1};
+    fence.proxy.async; bar.sync 0;
+    @%p1 cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%rd1, {%r9, %r9}], [%r20];
+    cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;"""
+    with pytest.raises(EmulationError, match="a tensor whose elements overlap"):
+        run(body, holder, words(), memory=[torch.from_numpy(target)])
+
+
+@pytest.mark.parametrize("reduction", ["min.f32", "add.s64", "inc.s32", "xor.f16"])
+def test_a_reduction_that_there_is_not_is_refused(reduction: str) -> None:
+    body = f"@%p1 cp.reduce.async.bulk.global.shared::cta.bulk_group.{reduction} [%rd1], [%r20], 64;"
+    refused("a reduction that there is not", body)
+
+
+def test_each_warp_copies_its_own_map() -> None:
+    made = words()
+    body = """shr.u32 %r2, %r1, 5; and.b32 %r3, %r1, 31; shl.b32 %r4, %r2, 7; add.u32 %r5, %r20, %r4;
+    shl.b32 %r6, %r3, 2; add.u32 %r6, %r6, %r5; mov.u32 %r7, 0; st.shared.u32 [%r6], %r7; bar.warp.sync 0xffffffff;
+    setp.eq.u32 %p2, %r3, 0; cvt.u64.u32 %rd5, %r5; add.u32 %r8, %r2, 5;
+    @%p2 tensormap.replace.tile.global_dim.shared::cta.b1024.b32 [%rd5], 0, %r8; bar.warp.sync 0xffffffff;
+    cvt.u64.u32 %rd6, %r4; add.s64 %rd7, %rd1, %rd6;
+    tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned [%rd7], [%rd5], 128;"""
+    assert run(body, made, words(), block=64).races == ()
+    first, second, rest = np.split(made, [32, 64])
+    assert first[4] == 5 and second[4] == 6 and (rest == words()[64:]).all()
+
+
+# Matrix instructions
+
+ROWS = "shl.b32 %r3, %r1, 4; add.u32 %r4, %r20, %r3; st.shared.v4.u32 [%r4], {%r1, %r1, %r1, %r1}; bar.sync 0;"
+MATRICES = {
+    "mma": "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%f2, %f3, %f4, %f5}, {%r1, %r1}, {%r1},"
+    " {%f1, %f1, %f1, %f1};",
+    "ldmatrix": "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r10, %r11, %r12, %r13}, [%r4];",
+    "ldmatrix of one": "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r10}, [%r4];",
+    "stmatrix": "stmatrix.sync.aligned.m8n8.x1.shared.b16 [%r4], {%r1};",
+}
+
+
+@pytest.mark.parametrize("text", MATRICES.values(), ids=MATRICES)
+def test_matrices_want_whole_warps(text: str) -> None:
+    run(f"mov.f32 %f1, 0f00000000; {ROWS} {text}", words(), words(), block=64)
+    for block in (16, 48):
+        refused("wants whole warps of 32 threads", f"mov.f32 %f1, 0f00000000; {ROWS} {text}", block=block)
+    # Two halves are not a warp.
+    half = f"mov.f32 %f1, 0f00000000; {ROWS} and.b32 %r5, %r1, 16; setp.ne.u32 %p2, %r5, 0; @%p2 exit; {text}"
+    refused("the 32 here are not", half, block=64)
+
+
+def wgmma(kinds: str, registers: str, more: str = "", shared: int = 4096, before: str = "", **other: Any) -> np.ndarray:
+    """The first float that a wgmma of ones without a swizzle leaves in each thread."""
+    fill = "mov.u32 %r7, 0x3f803f80; shl.b32 %r3, %r1, 4; add.u32 %r4, %r20, %r3; mov.b64 %rd10, 0x1000080000;"
+    found = np.zeros(128, np.float32)
+    guard = f"setp.lt.u32 %p2, %r1, {shared // 16}; @%p2"
+    many = f"{fill} {guard} st.shared.v4.u32 [%r4], {{%r7, %r7, %r7, %r7}}; fence.proxy.async; bar.sync 0; {before}"
+    one = f"wgmma.mma_async.sync.aligned.{kinds} {{{registers}}}, %rd10, %rd10, 0, 1, 1, 0, 0; {more}"
+    end = "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0; mul.wide.u32 %rd3, %r1, 4;"
+    run(f"{many} wgmma.fence.sync.aligned; {one} {end} add.s64 %rd5, %rd2, %rd3; st.global.f32 [%rd5], %f0;",
+        words(), found, block=128, shared=shared, **other)  # fmt: skip
+    return found
+
+
+FOUR = "%f0, %f1, %f2, %f3"
+
+
+@pytest.mark.parametrize(
+    ("kinds", "registers", "said"),
+    [
+        ("m64n8k16.f16.bf16.bf16", "%r10, %r11", "no product of bf16 and bf16 into f16"),
+        ("m64n8k16.f32.f16.bf16", FOUR, "no product of f16 and bf16 into f32"),
+        ("m64n8k64.s32.s4.s4", FOUR, "no product of s4 and s4 into s32"),
+        ("m64n16k16.f32.bf16.bf16", FOUR, "expected 8 registers of D for 16 columns of f32, got 4"),
+        ("m64n12k16.f32.bf16.bf16", FOUR, "expected an N of 8 to 256 that bf16 has, got 12"),
+        ("m64n40k32.s32.s8.u8", FOUR, "expected an N of 8 to 256 that s8 has, got 40"),
+    ],
+)
+def test_a_wgmma_that_ptx_does_not_have_is_refused(kinds: str, registers: str, said: str) -> None:
+    with pytest.raises(EmulationError, match=said):
+        wgmma(kinds, registers)
+
+
+def test_a_wgmma_reads_no_more_than_the_memory_of_its_cta() -> None:
+    assert (wgmma("m64n8k16.f32.bf16.bf16", FOUR, shared=2048) == 16).all()
+    for checks in (Checks(), Checks.none()):
+        with pytest.raises(EmulationError, match="reads up to byte 2047 of 2032"):
+            wgmma("m64n8k16.f32.bf16.bf16", FOUR, shared=2040, checks=checks)
+
+
+def test_many_chains_of_wgmmas_can_be_in_flight() -> None:
+    names = [", ".join(f"%f{place}" for place in range(4 * chain, 4 * chain + 4)) for chain in range(70)]
+    zeros = "".join(f"mov.f32 %f{place}, 0f3f800000;" for place in range(280))
+    more = "".join(
+        f"wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {{{name}}}, %rd10, %rd10, 1, 1, 1, 0, 0;"
+        for name in 2 * names
+    )
+    assert (wgmma("m64n8k16.f32.bf16.bf16", names[0], more, before=zeros) == 48).all()
