@@ -15,7 +15,7 @@ import torch
 
 from rooflab.bench import ceilings_kept
 from rooflab.bench.ceilings_kept import Kept, write_json
-from rooflab.bench.ceilings_readings import Reading, assemble, better, larger
+from rooflab.bench.ceilings_readings import Reading, assemble, better, larger, with_stand_ins, without_stand_ins
 from rooflab.bench.environment import Environment, last_level_cache_bytes, snapshot
 from rooflab.engine.model_files import cache_folder
 from rooflab.reference.spec import DTYPE_NAMES
@@ -35,10 +35,11 @@ def ceilings_for(device: torch.device) -> Ceilings | None:
     """The ceilings that bound a kernel on `device`; their `kind` says which they are.
 
     On CUDA those measured on this card (`rooflab ceilings`), where they were under the present driver and limits; else
-    the data sheet's, and None for a GPU that is in no table.
+    the data sheet's, and None for a GPU that is in no table.  A CPU has no unit for products of fp8 or tf32, and their
+    rate is then the best of those that were measured, which no widened product can pass.
     """
     if device.type == "cpu":
-        return cpu_ceilings()
+        return with_stand_ins(cpu_ceilings())
     kept, _ = kept_ceilings(device)
     if kept is not None and kept.ceilings is not None:
         return kept.ceilings
@@ -178,10 +179,11 @@ def _busy() -> bool:
 
 def raise_cpu_ceilings(known: Ceilings, budget_s: float = 5.0, folder: Path | None = None) -> Ceilings:
     """Measures again after a reading above `known`, and keeps the larger of each rate: a busy machine lowers none."""
-    raised = larger(known, cpu_ceilings(refresh=True, budget_s=budget_s, folder=folder))
+    measured = without_stand_ins(known)
+    raised = larger(measured, cpu_ceilings(refresh=True, budget_s=budget_s, folder=folder))
     environment = snapshot()
     _save(_path(folder, environment), environment, raised)
-    return raised
+    return raised if measured == known else with_stand_ins(raised)
 
 
 def _path(folder: Path | None, environment: Environment) -> Path:

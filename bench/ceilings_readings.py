@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,9 @@ from rooflab.roofline.model import Ceilings
 ACCESSES = ("read", "write", "copy", "triad")
 NO_TENSOR_CEILING = range(100, 120)
 """Compute capabilities whose tensor cores reach their rate by tcgen05, for which there is no microkernel here."""
+
+NO_CPU_UNIT = ("fp8_e4m3", "tf32")
+"""Operand dtypes that no CPU multiplies as they are: torch widens them first."""
 
 
 @dataclass(frozen=True)
@@ -173,3 +176,15 @@ def larger(a: Ceilings, b: Ceilings) -> Ceilings:
         access_bytes_per_s=each(a.access_bytes_per_s, b.access_bytes_per_s),
         launch_floors_s=floors,
     )
+
+
+def with_stand_ins(measured: Ceilings) -> Ceilings:
+    """A CPU's ceilings with the best of their matrix rates for the dtypes of `NO_CPU_UNIT` too."""
+    rates = measured.tensor_flops_per_s
+    return replace(measured, tensor_flops_per_s={**rates, **dict.fromkeys(NO_CPU_UNIT, max(rates.values()))})
+
+
+def without_stand_ins(ceilings: Ceilings) -> Ceilings:
+    """A CPU's ceilings with the rates alone that were measured."""
+    rates = {dtype: rate for dtype, rate in ceilings.tensor_flops_per_s.items() if dtype not in NO_CPU_UNIT}
+    return replace(ceilings, tensor_flops_per_s=rates)

@@ -58,8 +58,13 @@ class Selection:
         return list(dict.fromkeys(case for suite in self.suites for case in spec.cases.get(suite, ())))
 
     def schemes_of(self, spec: OpSpec, default: str | None = None) -> list[Scheme]:
-        """The schemes of one op: those asked for that it has, or the default, or all."""
+        """The schemes of one op: those asked for that it has, or the default, or all.
+
+        An op that is asked about alone and has not got the default, such as one of fp8 operands, has its own first.
+        """
         names = self.schemes or ((default,) if default else spec.schemes)
+        if not self.schemes and len(self.kernels) == 1 and not {*names} & {*spec.schemes}:
+            names = spec.schemes[:1]
         return [get_scheme(name) for name in names if name in spec.schemes]
 
 

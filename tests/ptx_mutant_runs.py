@@ -3,14 +3,16 @@
 Reads one request as JSON on standard input and writes one answer on the output, `{"clean": [what is wrong with the
 kernel as it is], "mutants": [{"name", "line", "source_line", "flagged"}]}`, where `flagged` says what is wrong with a
 mutant, or is None.  A request has `op`, `kernel`, `config` and `cases` of the registry or the name `corpus` of a case
-of `ptx_kernels`; the `seeds` of the mutants and `clean_seeds` of the kernel as it is; and `only`, the names of the
-mutants to run, or None for all.
+of `ptx_kernels`; the `seeds` of the mutants and `clean_seeds` of the kernel as it is; `only`, the names of the mutants
+to run, or None for all; `without`, a pattern of those to leave out; and `sms`, how many SMs a persistent kernel is
+laid over, so that a CTA has several tiles.
 """
 
 import dataclasses
 import importlib
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +27,7 @@ from rooflab.bench.ptx.launch import Checks, Launch, emulate
 from rooflab.bench.ptx.machine.errors import EmulationError
 from rooflab.bench.ptx.triton_kernels import bound, in_ctas
 from rooflab.bench.ptx.triton_launches import emulating_triton
-from rooflab.kernels import registry
+from rooflab.kernels import _device, registry
 from rooflab.kernels.configs import make_config
 from rooflab.reference.spec import Case, get_scheme
 
@@ -113,6 +115,7 @@ class Emulation:
 
 def answer(emulation: Emulation, request: Mapping[str, Any]) -> dict[str, Any]:
     """What the module says."""
+    _device.HOPPER_SMS = request.get("sms", _device.HOPPER_SMS)
     subjects: list[Registered | OfCorpus] = (
         [OfCorpus(request["corpus"])]
         if "corpus" in request
@@ -133,6 +136,7 @@ def answer(emulation: Emulation, request: Mapping[str, Any]) -> dict[str, Any]:
         for text, number in numbers.items()
         for mutant in mutants(text)
         if request.get("only") is None or mutant.name in request["only"]
+        if not re.search(request.get("without", "$^"), mutant.name)
     ]
     found = []
     for number, mutant in chosen:

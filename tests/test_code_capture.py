@@ -39,6 +39,14 @@ def autotuned(x):
     tuned[lambda meta: (triton.cdiv(out.numel(), meta["BLOCK"]),)](x, out, out.numel())
     return out
 
+@register(op="silu_and_mul", name="test_empty", role="optimized", backend="triton")
+def with_an_empty_grid(x):
+    out = result(x)
+    halve[(0,)](x, out, 0, 256)
+    halve[lambda meta: (0, 1)](x, out, 0, 256)
+    halve[(1,)](x, out, out.numel(), 512)
+    return out
+
 @gluon.jit
 def gluon_halve(x, y, n, BLOCK: gl.constexpr):
     layout: gl.constexpr = gl.BlockedLayout([8], [32], [4], [0])
@@ -85,7 +93,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     """Everything that the tests below look at, by kernel, compiled once."""
     file: Path = tmp_path_factory.mktemp("kernels") / "mine.py"
     file.write_text(KERNELS)
-    names = ("tuned", "gluon", "cuda", "cuda_number")
+    names = ("tuned", "empty", "gluon", "cuda", "cuda_number")
     requests = [Request("silu_and_mul", f"test_{name}", SILU, SCHEMES["bf16"], file) for name in names]
     return dict(zip(names, compile_kernels(requests), strict=True))
 
@@ -102,6 +110,10 @@ def test_every_config_of_an_autotuned_kernel_is_compiled(found):
     first, second = found["tuned"]
     assert (first.grid, second.grid) == ((SILU["T"] * SILU["I"] // 256,), (SILU["T"] * SILU["I"] // 512,))
     assert "num_stages" not in first.asked and second.asked["num_stages"] == 2
+
+
+def test_an_empty_grid_is_no_launch(found):
+    assert only(found, "empty").grid == (1,)
 
 
 def test_a_gluon_kernel(found):

@@ -166,6 +166,8 @@ def test_code_of_another_architecture_is_refused():
         work_of(compiled(*LOOP, target="sm_100a"), H100, CHIP, 0, 1)
     with pytest.raises(ValueError, match="kernel does not fit on an SM, for lack of shared memory"):
         work_of(compiled(*LOOP, shared_bytes=228 * 1024), H100, CHIP, 0, 1)
+    with pytest.raises(ValueError, match=r"a grid of kernel that has CTAs, got \(0, 1\)"):
+        work_of(compiled(*LOOP, grid=(0, 1), ctas=0), H100, CHIP, 0, 1)
 
 
 sizes = st.floats(1e3, 1e9)

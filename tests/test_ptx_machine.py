@@ -65,6 +65,14 @@ def test_threads_of_a_warp_may_wait_for_what_others_of_it_do() -> None:
     assert launch(body, declared=SHARED)[0] == [7] * 32
 
 
+@pytest.mark.parametrize("name", ["arrive", "arrive_drop"])
+def test_an_arrival_that_promises_not_to_end_the_phase_must_not(name: str) -> None:
+    arrive = f"mov.u32 %r3, 1; @%p0 mbarrier.{name}.noComplete.release.cta.shared::cta.b64 %d3, [%r2], %r3;"
+    assert launch(MBARRIER.format(2) + arrive + OVER, declared=SHARED)[0] == [0] * 32
+    text = error(MBARRIER.format(1) + arrive + OVER, declared=SHARED)
+    assert "an arrival with .noComplete ends the phase of its mbarrier" in text
+
+
 # Barriers of CTAs
 
 

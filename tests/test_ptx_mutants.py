@@ -48,6 +48,8 @@ class Target:
     config: dict[str, Any] | None = None
     quick: tuple[str, ...] = ()
     """Mutants that `make test` runs."""
+    options: tuple[tuple[str, Any], ...] = ()
+    """Of the request, beside these."""
 
 
 def _gemm(m: int, n: int, warps: int, quick: Sequence[str] = ()) -> Target:
@@ -68,7 +70,15 @@ def _paged(block_n: int, stages: int, quick: Sequence[str] = ()) -> Target:
     return Target("paged_attention", "gqa_packed", (case,), config, tuple(quick))
 
 
+BARRIERS = r"\bbar(rier)?\.(warp\.)?sync\b"
+"""Of all warps or a partition's; Gluon emits more of them than are needed."""
 TARGETS = {
+    "gemm_cooperative": Target(
+        "gemm", "cooperative", ("M=136,N=72,K=200,layout=NT,bias=true,residual=true",),
+        {"block_m": 128, "block_n": 64, "block_k": 64, "stages": 3, "group_m": 2, "store_n": 32, "lead": 1},
+        ("drop mbarrier.arrive 2", "one more pending in wgmma.wait_group 2", "drop fence.proxy.async 3",
+         "drop cp.async.bulk.wait_group 1"), (("sms", 1), ("without", BARRIERS)),
+    ),
     "gemm_naive": Target("gemm", "naive", ("M=16,N=32,K=100,layout=NN,bias=true",)),
     "gemm_wgmma": _gemm(128, 128, 8, [
         "drop wgmma.fence 1", "drop wgmma.commit_group 1", "one more pending in wgmma.wait_group 1",
@@ -115,6 +125,7 @@ def ran(name: str, quick: bool = False) -> dict[str, Any]:
     """What came of a target's mutants."""
     target = TARGETS[name]
     request = {"op": target.op, "kernel": target.kernel, "cases": target.cases, "config": target.config}
+    request |= dict(target.options)
     only, clean = (target.quick, SEEDS[1:]) if quick else (None, CLEAN_SEEDS)
     return asked({**request, "seeds": SEEDS, "clean_seeds": clean, "only": only})
 
@@ -158,7 +169,7 @@ def test_mutants_of_what_tma_and_specialised_warps_wait_for_are_flagged(name: st
     # Of its barriers of whole CTAs a compiler emits more than are needed; each of the others must count.
     found = asked({"corpus": name, "seeds": SEEDS, "clean_seeds": CLEAN_SEEDS})
     assert found["clean"] == []
-    asynchronous = [item for item in found["mutants"] if not re.search(r"\bbar(rier)?\.(warp\.)?sync\b", item["name"])]
+    asynchronous = [item for item in found["mutants"] if not re.search(BARRIERS, item["name"])]
     missed = {item["name"] for item in asynchronous if not item["flagged"]}
     assert len(asynchronous) > 10
     assert missed == OF_CORPUS.get(name, {}).keys()

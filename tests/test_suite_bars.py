@@ -60,6 +60,17 @@ def test_the_best_rung_is_held_against_the_library(answer):
     assert answer(against_library, given, op="gemm", cases=CASES, geomean=1.0, dry_run=True).bar == "UNMEASURED"
 
 
+def test_each_bucket_of_rows_is_served_by_the_rung_that_is_best_there(answer):
+    """16 rows and 32 are different buckets of a decode step; a rung that takes only one of them may serve it."""
+    given = [*times((1.0, 1.0), wide=(2.0, 0.5)), record("narrow", CASES[0], 0.8)]
+    found = answer(against_library, given, op="gemm", cases=CASES, geomean=1.0, worst=1.2)
+    assert found.bar == "MET" and found.figures["kernel"] == "narrow in decode:16, wide in decode:64"
+    assert found.figures["geomean"] == pytest.approx(math.sqrt(1 / 0.8 / 0.5))
+    assert found.figures["of bound at best"] == 0.5
+    only = [*times((1.0, 1.0)), record("narrow", CASES[0], 0.8)]
+    assert answer(against_library, only, op="gemm", cases=CASES, geomean=1.0).bar == "UNMEASURED"
+
+
 def test_a_rung_that_is_wrong_or_was_not_timed_on_every_case_answers_nothing(answer):
     library = times((1.0, 1.0))
     found = answer(against_library, [*library, record("good", CASES[0], 0.1)], op="gemm", cases=CASES, geomean=1.0)

@@ -108,7 +108,7 @@ def check_internals() -> None:
 
 @contextmanager
 def recording_triton(sm: int, properties: Mapping[str, int], launches: list[Launch]) -> Iterator[None]:
-    """Makes every launch a compilation for `sm`, and appends it to `launches`."""
+    """Makes every launch a compilation for `sm`, and appends it to `launches` unless its grid is empty."""
     check_internals()
     run, tune = JITFunction.run, Autotuner.run
     unsaid: set[str] = set()
@@ -118,7 +118,8 @@ def recording_triton(sm: int, properties: Mapping[str, int], launches: list[Laun
         kernel = run(self, *args, grid=grid, warmup=True, **kwargs)
         if callable(grid):
             grid = grid({**dict(zip(self.arg_names, args, strict=False)), **kwargs})
-        launches.append(_launch(self, kernel, tuple(int(size) for size in grid), asked))
+        if 0 not in grid:  # Triton's launcher leaves such a launch out
+            launches.append(_launch(self, kernel, tuple(int(size) for size in grid), asked))
         return kernel
 
     def every_config(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -84,7 +84,8 @@ def predict_all(
 
 
 def _compiles(target: Target) -> bool:
-    return get_kernel(target.op, target.kernel).backend in COMPILED_BACKENDS
+    kernel = get_kernel(target.op, target.kernel)
+    return kernel.backend in COMPILED_BACKENDS and kernel.role != "peer"
 
 
 def _refusal(kernel: Kernel, target: Target) -> str | None:

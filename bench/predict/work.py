@@ -46,7 +46,7 @@ class Work:
 def work_of(info: CompiledInfo, device: Device, chip: Chip, matrix_flops: float, read_bytes: float) -> Work:
     """The work of one of `info.launches` launches that together do `matrix_flops` and read `read_bytes` from HBM.
 
-    Raises `ValueError` on code that is not of the device's architecture, or of which no CTA fits.
+    Raises `ValueError` on code that is not of the device's architecture, of which no CTA fits, or of an empty grid.
     """
     target = f"sm_{device.compute_capability[0]}{device.compute_capability[1]}"
     if info.target.rstrip("af") != target:
@@ -55,6 +55,8 @@ def work_of(info: CompiledInfo, device: Device, chip: Chip, matrix_flops: float,
     if fits.ctas_per_sm == 0:
         raise ValueError(f"compiled: {info.name} does not fit on an SM, for lack of {fits.limiter}")
     ctas = info.ctas or math.prod(info.grid)
+    if ctas < 1:
+        raise ValueError(f"compiled: expected a grid of {info.name} that has CTAs, got {tuple(info.grid)}")
     code = parse(info.sass)
     warps = _warps_of_a_loop(info)
     share = 1 / (info.launches * ctas)

@@ -131,8 +131,9 @@ def _run(
     block = kernel.block if launch.block is None else _three("block", launch.block)
     if block is None:
         raise ValueError(f"block: expected the threads of a CTA, which the PTX of {kernel.name} does not say")
-    threads = block[0] * block[1] * block[2]
-    most = MOST_THREADS if kernel.block is None else kernel.block[0] * kernel.block[1] * kernel.block[2]
+    if kernel.block is not None and block != kernel.block:
+        raise ValueError(f"block: expected {kernel.block}, which the PTX of {kernel.name} says, got {block}")
+    threads, most = block[0] * block[1] * block[2], min(MOST_THREADS, kernel.most_threads or MOST_THREADS)
     if not 1 <= threads <= most or min(block) < 1:
         raise ValueError(f"block: expected 1 to {most} threads for {kernel.name}, got {block}")
     cluster = _three("cluster", launch.cluster)

@@ -19,6 +19,7 @@ from rooflab.bench.suite import running
 from rooflab.bench.suite.entries import BarStatus, Context, Outcome
 from rooflab.bench.suite.running import ContextBroken, Running
 from rooflab.kernels import registry
+from rooflab.kernels.choices import launch_bucket, rows_of
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import DTYPE_NAMES, Case, get_scheme
 from rooflab.roofline.model import Ceilings
@@ -67,6 +68,8 @@ def measure(
     budget_s = DRY_KERNEL_S if context.dry_run else min(KERNEL_S, max(LEAST_KERNEL_S, share))
     spec = registry.get_op(op)
     name = default_scheme(device) if scheme is None or context.dry_run else scheme
+    if context.dry_run and name not in spec.schemes:
+        name = scheme or spec.schemes[0]
     options: dict[str, Any] = {}
     if context.dry_run:
         options = {"ceilings": NO_LIMITS}
@@ -135,6 +138,27 @@ def ratios(records: Sequence[Record], cases: Sequence[str]) -> list[Ratio]:
     return sorted(found, key=lambda ratio: -ratio.geomean)
 
 
+def dispatched(op: str, records: Sequence[Record], cases: Sequence[Case]) -> Ratio | None:
+    """The ladder as an engine uses it: in each bucket of rows the rung that is best there; None where one has none.
+
+    Its name is the rung's, or says which rung serves which bucket.
+    """
+    buckets: dict[str, list[str]] = {}
+    for case in cases:
+        buckets.setdefault(launch_bucket(op, rows_of(case) or 1), []).append(case.id)
+    chosen = {bucket: next(iter(ratios(records, own)), None) for bucket, own in buckets.items()}
+    found = [best for best in chosen.values() if best is not None]
+    if len(found) < len(buckets) or not found:
+        return None
+    by_case = {case: ratio for best in found for case, ratio in best.by_case.items()}
+    names = {bucket: best.kernel for bucket, best in chosen.items() if best is not None}
+    several = len(set(names.values())) > 1
+    name = ", ".join(f"{kernel} in {bucket}" for bucket, kernel in names.items()) if several else found[0].kernel
+    mean = math.exp(sum(math.log(value) for value in by_case.values()) / len(by_case))
+    worst = min(by_case, key=lambda case: by_case[case])
+    return Ratio(name, mean, by_case[worst], worst, by_case)
+
+
 def why_unmeasured(records: Sequence[Record]) -> str:
     """Why there is no figure: each fault once."""
     faults = dict.fromkeys(
@@ -162,25 +186,25 @@ def answer(context: Context, met: bool, needed: str, figures: Mapping[str, Any],
 def against_library(
     context: Context, op: str, cases: Sequence[str], geomean: float, worst: float | None = None, scheme: str = "bf16"
 ) -> Outcome:
-    """The best optimized kernel against the library's: geometric mean over the cases, and the worst of them."""
+    """The best optimized kernel of each bucket against the library's: geometric mean over the cases, and the worst."""
     spec = registry.get_op(op)
     wanted = [spec.check_case(Case.parse(text)) for text in cases]
     if context.dry_run:
         wanted = list(spec.get_cases("smoke")[:1])
     needed = f"geomean >= {geomean:.2f}" + (f", worst >= {worst:.2f}" if worst is not None else "")
     records, run_id, cut = measure(context, op, contenders(context, op), wanted, scheme)
-    found = ratios(records, [case.id for case in wanted])
-    if not found:
+    best = dispatched(op, records, wanted)
+    if best is None:
         return unmeasured(records, cut, needed, run_id)
-    best = found[0]
     met = best.geomean >= geomean and (worst is None or best.worst >= worst)
     figures = {"kernel": best.kernel, "geomean": best.geomean, "worst": best.worst, "worst case": best.worst_case}
-    return answer(context, met, needed, figures | peak_figures(records, best.kernel), run_id)
+    return answer(context, met, needed, figures | peak_figures(records, best), run_id)
 
 
-def peak_figures(records: Sequence[Record], kernel: str) -> dict[str, Any]:
-    """How near the kernel came to its bound, at best, and under which ceilings."""
-    own = [record for record in records if record.kernel == kernel and record.bound_fraction is not None]
+def peak_figures(records: Sequence[Record], ratio: Ratio) -> dict[str, Any]:
+    """How near the kernels of a ratio came to their bound, at best, and under which ceilings."""
+    named = {name.split(" in ")[0] for name in ratio.kernel.split(", ")}
+    own = [record for record in records if record.kernel in named and record.bound_fraction is not None]
     if not own:
         return {}
     best = max(own, key=lambda record: record.bound_fraction or 0.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rooflab.bench.ptx.emit.memory import address
 from rooflab.bench.ptx.generate import Generator, emits
-from rooflab.bench.ptx.text.syntax import Address, Immediate, Instruction, Operand, PtxError, Register
+from rooflab.bench.ptx.text.syntax import Address, Immediate, Instruction, Negated, Operand, PtxError, Register
 
 _REDUCTIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
 
@@ -46,12 +46,21 @@ def copy(g: Generator, instruction: Instruction) -> None:
     elif opcode.startswith("cp.async.c"):
         target, source = _at(g, operands[0], "shared", instruction), _at(g, operands[1], "global", instruction)
         size = _constant(operands[2])
-        # A fourth operand is the source's size, or a cache policy where the opcode says so.
+        if "cg" in instruction.parts and size != 16:
+            raise PtxError(f"PTX: expected 16 bytes for cp.async.cg, got {instruction.text!r}")
+        # A fourth operand is the source's size or a predicate, or a cache policy where the opcode says so.
         given = operands[3] if len(operands) > 3 and not (len(operands) == 4 and "cache_hint" in opcode) else None
-        taken = "None" if given is None else g.value(given, "u4")
+        taken = "None" if given is None else _taken(g, given, size)
         g.line(f"copying.copy(c, {target}, {source}, {size}, {taken}, {mask}, {number})")
     else:
         raise PtxError(f"PTX: expected an instruction that is known, got {instruction.text!r}")
+
+
+def _taken(g: Generator, given: Operand, size: int) -> str:
+    """Bytes that come from the source: as many as are given, or none where a predicate says to ignore it."""
+    if isinstance(given, Negated) or isinstance(given, Register) and given.type == "pred":
+        return f"choose({g.value(given, '?')}, {g.constant(0, 'u4')}, {g.constant(size, 'u4')})"
+    return g.value(given, "u4")
 
 
 def _constant(operand: Operand) -> int:

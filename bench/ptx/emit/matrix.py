@@ -7,7 +7,9 @@ import re
 from rooflab.bench.ptx.emit.memory import address
 from rooflab.bench.ptx.execute.matrices import WgmmaShape
 from rooflab.bench.ptx.generate import Generator, emits
-from rooflab.bench.ptx.text.syntax import Address, Group, Immediate, Instruction, PtxError
+from rooflab.bench.ptx.text.syntax import Address, Group, Immediate, Instruction, Operand, PtxError
+from rooflab.bench.ptx.tiles.fragments import BYTES
+from rooflab.bench.ptx.tiles.wgmma_operand import K_BYTES
 
 
 @emits("ldmatrix")
@@ -15,11 +17,21 @@ def load_matrix(g: Generator, instruction: Instruction) -> None:
     """`ldmatrix`."""
     g.unguarded(instruction)
     parts, (target, where) = instruction.parts, instruction.operands
-    number = int(next(part for part in parts if re.fullmatch(r"x[124]", part))[1])
     if "m8n8" not in parts or "b16" not in parts or not isinstance(where, Address):
         raise PtxError(f"PTX: expected an instruction that is known, got {instruction.text!r}")
-    call = f"matrices.load(c, {address(g, where, 'shared')}, {number}, {'trans' in parts}, {instruction.number})"
-    g.define_many(g.items(target), call, "u4")
+    targets = _registers(g, instruction, target)
+    at = address(g, where, "shared")
+    call = f"matrices.load(c, {at}, {len(targets)}, {'trans' in parts}, {instruction.number})"
+    g.define_many(targets, call, "u4")
+
+
+def _registers(g: Generator, instruction: Instruction, group: Operand) -> tuple[Operand, ...]:
+    """Those of the matrices, of which the opcode says how many there are."""
+    number = int(next(part for part in instruction.parts if re.fullmatch(r"x[124]", part))[1])
+    items = g.items(group)
+    if len(items) != number:
+        raise PtxError(f"PTX: expected {number} registers for .x{number}, got {instruction.text!r}")
+    return items
 
 
 @emits("stmatrix")
@@ -29,7 +41,7 @@ def store_matrix(g: Generator, instruction: Instruction) -> None:
     parts, (where, source) = instruction.parts, instruction.operands
     if "m8n8" not in parts or "b16" not in parts or not isinstance(where, Address):
         raise PtxError(f"PTX: expected an instruction that is known, got {instruction.text!r}")
-    values = ", ".join(g.value(item, "u4") for item in g.items(source))
+    values = ", ".join(g.value(item, "u4") for item in _registers(g, instruction, source))
     at = address(g, where, "shared")
     g.line(f"matrices.store(c, {at}, ({values},), {'trans' in parts}, {instruction.number})")
 
@@ -64,7 +76,7 @@ def warpgroup(g: Generator, instruction: Instruction) -> None:
     if name == "fence":
         return  # what it orders is looked at once, in `wgmma_fences.unfenced`
     if name == "commit_group":
-        g.line("matrices.commit(c)")
+        g.line(f"matrices.commit(c, {instruction.number})")
     elif name == "wait_group":
         count = instruction.operands[0]
         assert isinstance(count, Immediate)
@@ -78,8 +90,10 @@ def warpgroup(g: Generator, instruction: Instruction) -> None:
 def _multiply_async(g: Generator, instruction: Instruction) -> None:
     parts, operands = instruction.parts, instruction.operands
     place = next(index for index, part in enumerate(parts) if re.fullmatch(r"m64n\d+k\d+", part))
-    n = int(parts[place].split("n")[1].split("k")[0])
+    n, k = map(int, re.findall(r"\d+", parts[place])[1:])
     d_type, a_type, b_type = [part for part in parts[place + 1 :] if part != "satfinite"]
+    if a_type in BYTES and k * BYTES[a_type] != K_BYTES:
+        raise PtxError(f"PTX: expected a K of {K_BYTES // BYTES[a_type]} for {a_type}, got {instruction.text!r}")
     rest = [item.value if isinstance(item, Immediate) else None for item in operands[4:]]
     scale_a, scale_b = (1, 1) if d_type == "s32" else (_scale(rest[0]), _scale(rest[1]))
     transposed = [bool(value) for value in rest[2:]] if d_type != "s32" else []

@@ -182,6 +182,8 @@ def convert(g: Generator, instruction: Instruction) -> None:
     given = "".join(f", {name}=True" for name in flags)
     rounding = rounding_of(parts) or next((part for part in parts if part in ("rni", "rzi", "rmi", "rpi")), "")
     result = dtype_of(to)
+    if to.endswith("x2"):
+        _check_packed(instruction, to, source, rounding)
     if to in ("bf16x2", "f16x2") and source == "f32" and rounding == "rn" and not flags:
         high, low = (g.value(item, "f4") for item in operands[1:3])
         g.define(operands[0], f"convert.cvt_rn_{to}_f32({high}, {low})", result)
@@ -203,6 +205,15 @@ def convert(g: Generator, instruction: Instruction) -> None:
     else:
         value = g.value(operands[1], dtype_of(source))
         g.define(operands[0], f"convert.cvt({value}, {to!r}, {source!r}, {rounding!r}{given})", result)
+
+
+def _check_packed(instruction: Instruction, to: str, source: str, rounding: str) -> None:
+    """Raises `PtxError` where a pair lacks what PTX wants to be said of it."""
+    small = to.startswith("e")
+    roundings = ("rn",) if small or source != "f32" else ("rn", "rz")
+    if rounding not in roundings or small and "satfinite" not in instruction.parts:
+        wanted = " or ".join(f".{name}" for name in roundings) + (".satfinite" if small else "")
+        raise PtxError(f"PTX: expected cvt{wanted} into a pair of {to.removesuffix('x2')}, got {instruction.text!r}")
 
 
 def _only(flags: Sequence[str], *names: str) -> str:

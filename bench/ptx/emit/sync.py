@@ -74,7 +74,8 @@ def mbarrier(g: Generator, instruction: Instruction) -> None:
     elif name in ("arrive", "arrive_drop"):
         expect = values[0] if "expect_tx" in parts else "None"
         count = values[0] if values and "expect_tx" not in parts else one
-        call = f"synchronising.mbarrier_{name}(c, {at}, {count}, {expect}, {mask}, {number})"
+        how = f"drop={name == 'arrive_drop'}, may_complete={'noComplete' not in parts}"
+        call = f"synchronising.mbarrier_arrive(c, {at}, {count}, {expect}, {mask}, {number}, {how})"
         g.define(target, call, "u8")
     elif name == "expect_tx":
         g.line(f"synchronising.mbarrier_expect(c, {at}, {values[0]}, {mask}, {number})")

@@ -12,8 +12,10 @@ from rooflab.bench.ptx.machine.context import Context
 from rooflab.bench.ptx.machine.errors import Fault
 from rooflab.bench.ptx.machine.group import SHARED_WINDOW
 from rooflab.bench.ptx.numbers import half
+from rooflab.bench.ptx.numbers.rounding import flush
 from rooflab.bench.ptx.text.kinds import dtype_of
 
+Bools = npt.NDArray[np.bool_]
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
@@ -44,7 +46,9 @@ def atomic(
     try:
         (raw,) = access.load(c, space, where, mask, dtype.itemsize, 1, instruction)
         before = raw[lanes].view(dtype)
-        old[lanes], after = _one_by_one(operation, kind, _places(c, space, where, lanes, instruction), before, given)
+        places = _places(c, space, where, lanes, instruction)
+        flushed = _flushed(operation, kind, space, where[lanes])
+        old[lanes], after = _one_by_one(operation, kind, places, before, given, flushed)
         changes = after.tobytes() != before.tobytes()
         left = np.zeros(c.size, _UNSIGNED[dtype.itemsize])
         left[lanes] = after.view(left.dtype)
@@ -70,7 +74,17 @@ def _places(c: Context, space: str, where: Any, lanes: npt.NDArray[np.int64], in
     return addresses + shared * (c.slots[lanes].astype(np.uint64) << np.uint64(32))
 
 
-def _one_by_one(operation: str, kind: str, places: Any, before: Any, values: list[Any]) -> tuple[Any, Any]:
+def _flushed(operation: str, kind: str, space: str, addresses: Any) -> Bools | None:
+    """Where subnormals become zeros: `add.f32` makes them so in global memory, and not in shared; None for nowhere."""
+    if operation != "add" or kind != "f32" or space == "shared":
+        return None
+    found: Bools = addresses >> np.uint64(60) == 0
+    return found
+
+
+def _one_by_one(
+    operation: str, kind: str, places: Any, before: Any, values: list[Any], flushed: Bools | None
+) -> tuple[Any, Any]:
     """What each lane finds, and what is left at its place after the last lane.
 
     Lanes of one place go in their order: place by place where these are few, else in turns, in which no two lanes have
@@ -80,7 +94,7 @@ def _one_by_one(operation: str, kind: str, places: Any, before: Any, values: lis
     sorted_ = places[order]
     first = np.r_[True, sorted_[1:] != sorted_[:-1]]
     if first.all():
-        return before, np.ascontiguousarray(_combined(operation, kind, before, values))
+        return before, np.ascontiguousarray(_combined(operation, kind, before, values, flushed))
     starts = np.flatnonzero(first)
     counts = np.diff(np.r_[starts, len(order)])
     found, left = before.copy(), before.copy()
@@ -88,6 +102,8 @@ def _one_by_one(operation: str, kind: str, places: Any, before: Any, values: lis
     if function is not None and len(starts) < counts.max():
         for own in np.split(order, starts[1:]):
             steps = function.accumulate(np.r_[before[own[:1]], values[0][own]], dtype=before.dtype)
+            if flushed is not None and flushed[own[0]]:
+                steps = _flushed_sums(steps, values[0][own])
             found[own], left[own] = steps[:-1], steps[-1]
         return found, left
     rank = np.arange(len(order)) - np.repeat(starts, counts)
@@ -97,9 +113,23 @@ def _one_by_one(operation: str, kind: str, places: Any, before: Any, values: lis
     for turn in np.split(by_rank, np.cumsum(np.bincount(rank))[:-1]):
         lanes, at = order[turn], group[turn]
         found[lanes] = memory[at]
-        memory[at] = _combined(operation, kind, memory[at], [value[lanes] for value in values])
+        memory[at] = _combined(operation, kind, memory[at], [value[lanes] for value in values], _of(flushed, lanes))
     left[order] = memory[group]
     return found, left
+
+
+def _of(flushed: Bools | None, lanes: Any) -> Bools | None:
+    return None if flushed is None else flushed[lanes]
+
+
+def _flushed_sums(steps: Any, values: Any) -> Any:
+    """Sums so far, made anew where a subnormal is among them or the values: the zero in its place changes the rest."""
+    if (flush(steps) == steps).all() and (flush(values) == values).all():
+        return steps
+    found = steps.copy()
+    for place, value in enumerate(flush(values)):
+        found[place + 1 : place + 2] = flush(flush(found[place : place + 1]) + value)
+    return found
 
 
 def _function(operation: str, dtype: np.dtype[Any]) -> Any:
@@ -115,8 +145,11 @@ def _function(operation: str, dtype: np.dtype[Any]) -> Any:
     return simple.get(operation)
 
 
-def _combined(operation: str, kind: str, old: Any, values: list[Any]) -> Any:
+def _combined(operation: str, kind: str, old: Any, values: list[Any], flushed: Bools | None) -> Any:
     new = values[0]
+    if flushed is not None:
+        total = flush(flush(old) + flush(new))
+        return total if flushed.all() else np.where(flushed, total, old + new)
     if kind.startswith(("f16", "bf16")):
         base = kind.removesuffix("x2")
         functions: dict[str, Any] = {"add": half.add, "min": half.fmin, "max": half.fmax}

@@ -191,8 +191,10 @@ def _start_store(
     if group.written is not None and len(places):
         check_written(c, places, unit, instruction)
 
+    read = cache(lambda: group.views[unit].take(places >> _SHIFT[unit]))
+
     def run() -> None:
-        data = group.views[unit].take(places >> _SHIFT[unit])
+        data = read()
         if len(addresses):
             if operation is not None:
                 if len(np.unique(addresses)) < len(addresses):
@@ -203,7 +205,7 @@ def _start_store(
                 data = np.ascontiguousarray(new).view(WIDE[unit])
             raw.store_bytes(c, addresses, data, unit, instruction, lane=lane, reduces=operation is not None)
 
-    group.waiting.transfers.start(Transfer(run, instruction, reads_shared=True, mark=mark), int(c.lanes[lane]))
+    group.waiting.transfers.start(Transfer(run, instruction, read, mark=mark), int(c.lanes[lane]))
 
 
 def bulk_load(
@@ -289,6 +291,6 @@ def commit_bulk(c: Context, guard: Any, instruction: int) -> None:
 def wait_bulk(c: Context, newest: int, only_reads: bool, guard: Any, instruction: int) -> None:
     """`cp.async.bulk.wait_group`."""
     lanes = c.lanes if guard is None else c.lanes[np.broadcast_to(guard, c.size)]
-    done = c.group.waiting.transfers.wait_bulk(lanes, newest)
+    done = c.group.waiting.transfers.wait_bulk(lanes, newest, only_reads=only_reads)
     if done and c.group.run.observer is not None:
         c.group.run.observer.stores_done(c, lanes, done)

@@ -115,15 +115,15 @@ def wait(c: Context, newest: int | None, instruction: int) -> None:
 def arrive_after(c: Context, addresses: Any, counted: bool, guard: Any, instruction: int) -> None:
     """`cp.async.mbarrier.arrive`: the lanes' copies so far arrive at an mbarrier when they are done."""
     mbarriers = c.group.waiting.mbarriers
-    for place, lanes in mbarriers.places(c, addresses, guard, instruction):
+    for place, lanes in mbarriers.lots(c, addresses, guard, instruction):
         if not counted:
             # Without .noinc the arrival is not one of those that the mbarrier counts.
-            mbarriers.more_pending(place, lanes, instruction)
+            mbarriers.more_pending(place, len(lanes), instruction)
         if c.group.run.observer is not None:
-            c.group.run.observer.signal_copies(c, place, instruction)
+            c.group.run.observer.signal_copies(c, lanes, place)
 
-        def run(place: int = place, lanes: int = lanes) -> None:
-            c.group.waiting.transfers.finish_copies(c.lanes)
-            mbarriers.async_arrive(place, lanes, instruction)
+        def run(place: int = place, own: npt.NDArray[np.int64] = c.lanes[lanes]) -> None:
+            c.group.waiting.transfers.finish_copies(own)
+            mbarriers.async_arrive(place, len(own), instruction)
 
         c.group.waiting.transfers.start(Transfer(run, instruction))

@@ -263,9 +263,9 @@ def _read(
     return [found[bits] for bits in each]
 
 
-def commit(c: Context) -> None:
+def commit(c: Context, instruction: int) -> None:
     """`wgmma.commit_group`."""
-    for piece in _pieces(c, -1):
+    for piece in _pieces(c, instruction):
         own = c.group.warpgroups.setdefault(piece, Warpgroup())
         own.groups.append(own.open)
         own.marks.append(own.last)

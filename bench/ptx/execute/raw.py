@@ -91,8 +91,8 @@ def fence_map(c: Context, address: int, lane: int) -> None:
 
 
 def _warp(c: Context, lane: int) -> tuple[int, int]:
-    """Slot of a lane, and its warp there."""
-    return int(c.slots[lane]), int(c.warps[lane]) % (c.group.lanes_per_cta // 32)
+    """The race detector's slot of a lane, and its warp there."""
+    return divmod(int(c.warps[lane]), c.group.race_warps)
 
 
 def _shared_start(c: Context, address: int, lane: int, instruction: int) -> int:

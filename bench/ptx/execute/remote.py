@@ -64,10 +64,10 @@ def _watch(c: Context, addresses: Any, size: int, places: list[int], guard: Any,
         return
     where = np.full(c.size, addresses) if isinstance(addresses, np.generic) else addresses
     offsets = np.asarray(shared_offsets(c, where[lanes], size, lanes, instruction)).astype(np.int64)
-    warps = np.unique(c.warps[lanes] % (group.lanes_per_cta // 32))
+    warps = np.unique(c.warps[lanes] % group.race_warps)
     for slot in np.unique(offsets // group.shared_size):
         own = offsets[offsets // group.shared_size == slot]
-        transfer = group.races.begin_async(int(slot), warps, LOAD)
+        transfer = group.races.begin_async(int(own[0]) // group.race_bytes, warps, LOAD)
         group.races.async_write(transfer, own, size, instruction)
         for place in places:
             if place // group.shared_size == slot:

@@ -112,7 +112,7 @@ def fence(c: Context, instruction: int) -> None:
     """`fence`, `membar`."""
     observer = c.group.run.observer
     if observer is not None:
-        observer.fence(c)
+        observer.fence(c, instruction)
 
 
 def trap(c: Context, guard: Any, instruction: int) -> None:
@@ -144,16 +144,12 @@ def mbarrier_inval(c: Context, addresses: Any, guard: Any, instruction: int) -> 
     c.group.waiting.mbarriers.inval(c, addresses, guard, instruction)
 
 
-def mbarrier_arrive(c: Context, addresses: Any, count: Any, expect: Any, guard: Any, instruction: int) -> Any:
-    """`mbarrier.arrive`, `mbarrier.arrive.expect_tx`."""
-    token = c.group.waiting.mbarriers.arrive(c, addresses, count, expect, guard, instruction, drop=False)
-    c.group.waiting.wake_mbarriers()
-    return token
-
-
-def mbarrier_arrive_drop(c: Context, addresses: Any, count: Any, expect: Any, guard: Any, instruction: int) -> Any:
-    """`mbarrier.arrive_drop`, `mbarrier.arrive_drop.expect_tx`."""
-    token = c.group.waiting.mbarriers.arrive(c, addresses, count, expect, guard, instruction, drop=True)
+def mbarrier_arrive(
+    c: Context, addresses: Any, count: Any, expect: Any, guard: Any, instruction: int, *, drop: bool, may_complete: bool
+) -> Any:
+    """`mbarrier.arrive` and `arrive_drop`, with `.expect_tx` and without."""
+    mbarriers = c.group.waiting.mbarriers
+    token = mbarriers.arrive(c, addresses, count, expect, guard, instruction, drop=drop, may_complete=may_complete)
     c.group.waiting.wake_mbarriers()
     return token
 

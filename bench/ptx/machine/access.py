@@ -107,7 +107,7 @@ def load_located(
     `reduces` that what it makes of them is stored in the same step."""
     found = _located(c, addresses, size, active, instruction)
     if found is None:
-        return _each(c, addresses, size, active, instruction, copy)
+        return _each(c, addresses, size, active, instruction, copy, reduces)
     allocation, index = found
     if c.group.run.observer is not None:
         c.group.run.observer.global_read(c, active, allocation, addresses, size, instruction, copy, reduces)
@@ -162,13 +162,19 @@ def _located(c: Context, addresses: Any, size: int, active: Any, instruction: in
 
 
 def _each(
-    c: Context, addresses: npt.NDArray[np.uint64], size: int, active: Any, instruction: int, copy: bool
+    c: Context,
+    addresses: npt.NDArray[np.uint64],
+    size: int,
+    active: Any,
+    instruction: int,
+    copy: bool,
+    reduces: bool,
 ) -> npt.NDArray[Any]:
     """Accesses that lie in several allocations, one by one."""
     found = np.empty(len(addresses), WIDE[size])
     for place, address in enumerate(addresses):
         lane = np.array([place if active is None else active[place]])
-        found[place] = load_located(c, address, size, lane, instruction, copy=copy)
+        found[place] = load_located(c, address, size, lane, instruction, copy=copy, reduces=reduces)
     return found
 
 

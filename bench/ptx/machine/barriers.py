@@ -27,7 +27,6 @@ class _State:
     whole: bool = False
     """Whether somebody waits for all threads of the CTA, without a number."""
     parked: list[Context] = field(default_factory=list)
-    warps: list[np.ndarray[Any, Any]] = field(default_factory=list)
     votes: int = 0
     voters: int = 0
     settlers: list[Callable[[int, int], None]] = field(default_factory=list)
@@ -158,10 +157,12 @@ class Barriers:
             raise Fault(f"barrier {number} is awaited by {texts} threads", instruction)
         # Whole warps count, those whose threads have ended in part as well.
         state.arrived += 32 * len(warps)
-        state.warps.append(warps)
+        observer = self._group.run.observer
         if waits:
             state.parked.append(context)
             state.waiters.append(warps)
+        elif observer is not None:
+            observer.arrives(self._group, slot, number, warps)
         if not self._complete(slot, state):
             return False
         if waits:
@@ -184,7 +185,7 @@ class Barriers:
         observer = self._group.run.observer
         if observer is not None:
             waiters = np.concatenate(state.waiters) if state.waiters else np.empty(0, np.int64)
-            observer.barrier(self._group, np.concatenate(state.warps), waiters)
+            observer.barrier(self._group, slot, number, waiters)
         went = []
         for context in state.parked:
             left = self._missing.pop(id(context), 1) - 1
@@ -201,7 +202,7 @@ class Barriers:
             per_cta = self._group.lanes_per_cta // 32
             for slot in np.unique(each // per_cta):
                 own = each[each // per_cta == slot]
-                observer.barrier(self._group, own, own)
+                observer.barrier(self._group, int(slot), number, own)
 
     def recheck(self) -> bool:
         """Looks again after threads have ended; whether somebody can go on."""

@@ -6,12 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from rooflab.bench.ptx.machine.context import PARKED, Context
 from rooflab.bench.ptx.machine.errors import Fault
 from rooflab.bench.ptx.machine.group import Group
-from rooflab.bench.ptx.races.vector_clocks import GENERIC, LOWER, ONE
 
 _KEY = "cluster"
 
@@ -27,10 +25,6 @@ class ClusterBarrier:
         self._parked: list[Context] = []
         self._phase = 0
         """How often all have arrived."""
-        self._released: npt.NDArray[np.int64] | None = None
-        """What those who arrived knew of the warps, by plane and warp; of all CTAs together."""
-        self._completed: npt.NDArray[np.int64] | None = None
-        """The same when all had arrived last."""
 
     def any(self) -> bool:
         """Whether somebody waits."""
@@ -41,9 +35,9 @@ class ClusterBarrier:
         if (self._arrived > self._waited)[context.lanes].any():
             raise Fault("a thread arrives at the cluster's barrier again before it has waited there", instruction)
         self._arrived[context.lanes] += 1
-        if release:
-            self._order(context, release=True)
-            self._release(context)
+        if self._group.races is not None:
+            for slot, warps in self._warps(context):
+                (self._group.races.signal if release else self._group.races.signal_inits)(slot, warps, _KEY)
         self.recheck()
 
     def wait(self, context: Context, following: int, instruction: int) -> int:
@@ -62,57 +56,21 @@ class ClusterBarrier:
         wanted = int(self._arrived[context.lanes].max())
         return bool((self._arrived[self._group.alive] >= wanted).all())
 
-    def _order(self, context: Context, *, release: bool = False, acquire: bool = False) -> None:
-        """What CTAs did to global memory is ordered as by an atomic at a place that is the cluster's own."""
-        run = self._group.run
-        if run.global_races is not None:
-            warps = run.actors_per_cta
-            actors = np.asarray(self._group.ctas)[context.slots] * warps + context.warps % warps
-            for actor in map(int, np.unique(actors)):
-                run.global_races.synchronise(actor, -1 - self._group.ctas[0], release=release, acquire=acquire)
-
-    def _warps(self, context: Context) -> list[tuple[int, np.ndarray[Any, Any]]]:
-        """A context's warps by their CTA."""
-        per_cta = self._group.lanes_per_cta // 32
-        slots = [int(slot) for slot in np.unique(context.slots)]
-        return [(slot, np.unique(context.warps[context.slots == slot]) - slot * per_cta) for slot in slots]
-
-    def _release(self, context: Context) -> None:
-        races, count = self._group.races, self._group.lanes_per_cta // 32
-        if races is None:
-            return
-        if self._released is None:
-            self._released = np.zeros((len(races.known), count), np.int64)
-        for slot, warps in self._warps(context):
-            np.maximum(self._released, races.known[:, slot, warps, :count].max(axis=1), out=self._released)
-            races.signal(slot, warps, _KEY)
-
     def _end_phase(self) -> None:
         """All have arrived: who waits learns what was released up to now."""
-        races = self._group.races
-        if races is None or self._released is None:
-            return
-        for slot in range(len(self._group.ctas)):
-            races.complete(slot, _KEY)
-        # A stamp does not say in which CTA its warp is: so warps of one number are told apart by nothing, and what is
-        # known of one holds for all of them.  Their clocks go on from one time.
-        self._completed = self._released.copy()
-        own = np.arange(self._completed.shape[1])
-        late = (races.current[:, own] & ~LOWER) < self._completed[GENERIC]
-        races.current[:, own] = np.where(late, self._completed[GENERIC] + own, races.current[:, own])
-        known = races.known[GENERIC][:, own, own]
-        races.known[GENERIC][:, own, own] = np.where(late, self._completed[GENERIC] + ONE, known)
+        if self._group.races is not None:
+            for slot in range(self._group.races.slots):
+                self._group.races.complete(slot, _KEY)
 
     def _learn(self, context: Context) -> None:
-        self._order(context, acquire=True)
-        races = self._group.races
-        if races is None or self._completed is None:
-            return
-        count = self._completed.shape[1]
-        for slot, warps in self._warps(context):
-            races.wait(slot, warps, _KEY)
-            known = races.known[:, slot, warps, :count]
-            races.known[:, slot, warps, :count] = np.maximum(known, self._completed[:, None])
+        if self._group.races is not None:
+            for slot, warps in self._warps(context):
+                self._group.races.wait(slot, warps, _KEY)
+
+    def _warps(self, context: Context) -> list[tuple[int, np.ndarray[Any, Any]]]:
+        """A context's warps by the race detector's slots, of which one is a whole cluster."""
+        each, per_slot = np.unique(context.warps), self._group.race_warps
+        return [(int(slot), each[each // per_slot == slot] % per_slot) for slot in np.unique(each // per_slot)]
 
     def recheck(self) -> bool:
         """Whether somebody can go on now."""

@@ -49,6 +49,10 @@ class Group:
         self.local_written: npt.NDArray[np.bool_] | None = None
         lanes = np.arange(len(ctas) * self.lanes_per_cta)
         self.alive = lanes % self.lanes_per_cta < threads
+        self.race_warps = len(lanes) // 32 if run.has_clusters else self.lanes_per_cta // 32
+        """Warps of a slot of the race detector: a CTA's, or a cluster's, whose CTAs reach each other's memory."""
+        self.race_bytes = len(self.shared) if run.has_clusters else self.shared_size
+        """Bytes of shared memory of such a slot."""
         self.races: SharedRaces | None = None
         self.maps: MapOrder | None = None
         self.waiting: Waiting
@@ -58,6 +62,10 @@ class Group:
         """Groups of wgmmas, by warpgroup."""
         self._specials: dict[str, Any] = {}
         self._live: dict[int, list[int]] = {}
+
+    def race_slot(self, slot: int) -> int:
+        """The race detector's slot of the CTA in `slot`."""
+        return 0 if self.run.has_clusters else slot
 
     def all_lanes(self) -> npt.NDArray[np.int64]:
         """The lanes of all its threads."""

@@ -76,11 +76,21 @@ class MBarriers:
             self._made(context, place, lanes, instruction, "mbarrier_inval")
 
     def arrive(
-        self, context: Context, addresses: Any, count: Any, expect: Any, mask: Any, instruction: int, *, drop: bool
+        self,
+        context: Context,
+        addresses: Any,
+        count: Any,
+        expect: Any,
+        mask: Any,
+        instruction: int,
+        *,
+        drop: bool,
+        may_complete: bool,
     ) -> Any:
         """`mbarrier.arrive`, with `expect` bytes announced before; `drop` takes the arrivals out of later phases too.
 
-        The tokens: each lane's number of the phase that it arrived in.
+        The tokens: each lane's number of the phase that it arrived in.  Raises `Fault` where arrivals end the phase
+        that may not (`.noComplete`).
         """
         lots = self.lots(context, addresses, mask, instruction)
         tokens = np.zeros(context.size, np.uint64)
@@ -95,6 +105,8 @@ class MBarriers:
                     raise Fault(f"{arrivals} arrivals are dropped of the {state.count} of an mbarrier", instruction)
                 state.count -= arrivals
             self._arrived(place, arrivals, instruction)
+            if not may_complete and state.phase != tokens[lanes[0]]:
+                raise Fault("an arrival with .noComplete ends the phase of its mbarrier", instruction)
         return tokens if len(lots) > 1 else tokens[lots[0][1][0] if lots else 0]
 
     def expect(self, context: Context, addresses: Any, size: Any, mask: Any, instruction: int) -> None:
@@ -143,17 +155,17 @@ class MBarriers:
             state.phase += 1
             state.pending = state.count
             if self._group.races is not None:
-                self._group.races.complete(place // self._group.shared_size, place)
+                self._group.races.complete(place // self._group.race_bytes, place)
 
     # What the race detector is told.
 
     def _watch(self, context: Context, tell: Any, lanes: Lanes) -> None:
-        races, per_cta = self._group.races, self._group.lanes_per_cta // 32
+        races, per_slot = self._group.races, self._group.race_warps
         if races is None:
             return
         warps = context.warps[lanes]
-        for slot in np.unique(warps // per_cta):
-            tell(races, int(slot), np.unique(warps[warps // per_cta == slot]) - int(slot) * per_cta)
+        for slot in np.unique(warps // per_slot):
+            tell(races, int(slot), np.unique(warps[warps // per_slot == slot]) - int(slot) * per_slot)
 
     def _made(self, context: Context, place: int, lanes: Lanes, instruction: int, what: str) -> None:
         def tell(races: Any, slot: int, warps: Any) -> None:

@@ -41,13 +41,15 @@ class Observer:
 
     @staticmethod
     def _who(c: Context, active: Any) -> tuple[Any, Lanes]:
-        """Slots and warps within them of the lanes that act."""
-        per_cta = c.group.lanes_per_cta // 32
+        """The race detector's slots, and warps within them, of the lanes that act."""
+        per_slot = c.group.race_warps
         warps = c.warps if active is None else c.warps[active]
+        if c.group.run.has_clusters:
+            return 0, warps
         if c.slot is not None:
-            return c.slot, warps - c.slot * per_cta
+            return c.slot, warps - c.slot * per_slot
         slots = c.slots if active is None else c.slots[active]
-        return slots, warps % per_cta
+        return slots, warps % per_slot
 
     def shared_read(self, c: Context, active: Any, offsets: Any, size: int, instruction: int) -> None:
         """Lanes read."""
@@ -76,21 +78,18 @@ class Observer:
             slots, warps = self._who(c, active)
             c.group.races.atomic(slots, warps, _addresses(offsets, len(warps)), size, instruction)
 
-    def barrier(self, group: Group, warps: Lanes, waiters: Lanes) -> None:
-        """A barrier of one CTA is complete."""
-        if group.races is None:
-            return
-        per_cta = group.lanes_per_cta // 32
-        slot = int(warps[0]) // per_cta
-        arrived, waiting = np.unique(warps % per_cta), np.unique(waiters % per_cta)
-        if len(arrived) == len(waiting):
-            group.races.barrier(slot, arrived)
-            return
-        key = ("barrier", len(arrived))
-        group.races.signal(slot, arrived, key)
-        group.races.complete(slot, key)
-        if len(waiting):
-            group.races.wait(slot, waiting, key)
+    @staticmethod
+    def arrives(group: Group, slot: int, number: int, warps: Lanes) -> None:
+        """Warps arrive at a barrier and go on: what they do from now on is not ordered by it."""
+        if group.races is not None:
+            group.races.signal(group.race_slot(slot), warps % group.race_warps, ("barrier", slot, number))
+
+    @staticmethod
+    def barrier(group: Group, slot: int, number: int, waiters: Lanes) -> None:
+        """A barrier of one CTA is complete, at which `waiters` have waited."""
+        if group.races is not None:
+            own = np.unique(waiters % group.race_warps)
+            group.races.barrier(group.race_slot(slot), own, ("barrier", slot, number))
 
     def proxy_fence(self, c: Context, active: Any, kind: str) -> None:
         """A fence between the proxies."""
@@ -119,16 +118,16 @@ class Observer:
             self.commit_copies(c)
         self._each_slot(c, lambda races, slot, warps: races.wait_copies(slot, warps, newest or 0))
 
-    def signal_copies(self, c: Context, place: int, instruction: int) -> None:
-        """`cp.async.mbarrier.arrive`."""
-        self._each_slot(c, lambda races, slot, warps: races.signal_copies(slot, warps, place))
+    def signal_copies(self, c: Context, active: Lanes, place: int) -> None:
+        """`cp.async.mbarrier.arrive` of some lanes."""
+        self._each_slot(c, lambda races, slot, warps: races.signal_copies(slot, warps, place), active)
 
     def _each_slot(self, c: Context, act: Any, active: Any = None) -> None:
         if c.group.races is None:
             return
         slots, warps = self._who(c, active)
         for slot in np.unique(slots):
-            own = warps if c.slot is not None else warps[slots == slot]
+            own = warps if isinstance(slots, int) else warps[slots == slot]
             act(c.group.races, int(slot), np.unique(own))
 
     def wgmma_read(self, group: Group, warps: Lanes, chunks: Lanes, instruction: int) -> Transfer | None:
@@ -137,8 +136,7 @@ class Observer:
             self.counter.add("shared_matrix_bytes", 16 * len(chunks), instruction)
         if group.races is None:
             return None
-        per_cta = group.lanes_per_cta // 32
-        transfer = group.races.begin_async(int(warps[0]) // per_cta, warps % per_cta, WGMMA)
+        transfer = group.races.begin_async(int(warps[0]) // group.race_warps, warps % group.race_warps, WGMMA)
         group.races.async_read(transfer, chunks, 16, instruction)
         return transfer
 
@@ -146,9 +144,8 @@ class Observer:
     def wgmma_done(group: Group, warps: Lanes, marks: list[Transfer]) -> None:
         """`wgmma.wait_group`."""
         if group.races is not None:
-            per_cta = group.lanes_per_cta // 32
             for mark in marks:
-                group.races.acquire_async(int(warps[0]) // per_cta, warps % per_cta, mark)
+                group.races.acquire_async(int(warps[0]) // group.race_warps, warps % group.race_warps, mark)
 
     def load_begins(
         self, c: Context, lane: int, start: int, size: int, barrier: int, instruction: int
@@ -160,7 +157,7 @@ class Observer:
         if races is None:
             return None
         slots, warps = self._who(c, np.array([lane]))
-        transfer = races.begin_async(start // c.group.shared_size, warps, LOAD)
+        transfer = races.begin_async(start // c.group.race_bytes, warps, LOAD)
         blocks, width = _blocks(start, size)
         races.async_write(transfer, blocks, width, instruction)
         # A CTA's own mbarrier needs none in a cluster either: Triton emits it only for what other CTAs signal.
@@ -192,12 +189,11 @@ class Observer:
         races = c.group.races
         if races is None:
             return
-        per_cta = c.group.lanes_per_cta // 32
         for copy in done:
             if copy.mark is not None:
                 # Only the thread that issued it has waited for anything.
-                warp = copy.lane // 32
-                races.acquire_async(warp // per_cta, np.array([warp % per_cta]), copy.mark)
+                slot, warp = divmod(copy.lane // 32, c.group.race_warps)
+                races.acquire_async(slot, np.array([warp]), copy.mark)
 
     # Global memory
 
@@ -212,8 +208,8 @@ class Observer:
         if races is not None and not allocation.read_only and not reduces:
             actors, where = self._actors(c, active, addresses)
             if self._is_strong(instruction):
-                races.poll(actors, where, size, instruction)
-                self._synchronise(races, actors, where, self._run.strong[instruction], stores=False)
+                races.poll(actors, where, size, instruction, self._is_near(instruction))
+                self._synchronise(actors, where, self._run.strong[instruction], instruction, stores=False)
             else:
                 races.read(actors, where, size, instruction)
 
@@ -229,8 +225,8 @@ class Observer:
             if reduces:
                 races.atomic(actors, where, size, instruction)
             elif self._is_strong(instruction):
-                races.atomic(actors, where, size, instruction)
-                self._synchronise(races, actors, where, self._run.strong[instruction])
+                races.atomic(actors, where, size, instruction, self._is_near(instruction))
+                self._synchronise(actors, where, self._run.strong[instruction], instruction)
             else:
                 races.write(actors, where, size, instruction)
 
@@ -256,13 +252,19 @@ class Observer:
 
     def _within_cta(self, instruction: int) -> bool:
         """Whether its scope is the CTA: then it is no more than a plain access to other CTAs."""
-        return "cta" in self._run.program.kernel.instructions[instruction].parts
+        parts = self._run.program.kernel.instructions[instruction].parts
+        return "cta" in parts or "cluster" in parts and not self._run.has_clusters
 
-    @staticmethod
-    def _synchronise(races: GlobalRaces, actors: Lanes, where: Any, order: str, *, stores: bool = True) -> None:
+    def _is_near(self, instruction: int) -> bool:
+        """Whether its scope is the cluster."""
+        return "cluster" in self._run.program.kernel.instructions[instruction].parts
+
+    def _synchronise(self, actors: Lanes, where: Any, order: str, instruction: int, *, stores: bool = True) -> None:
+        assert self.global_races is not None
         release, acquire = order in ("release", "acq_rel"), order in ("acquire", "acq_rel")
+        near = self._is_near(instruction)
         for actor, address in {(int(actor), int(address)) for actor, address in zip(actors, where, strict=True)}:
-            races.synchronise(actor, address, release=release, acquire=acquire, stores=stores)
+            self.global_races.synchronise(actor, address, release, acquire, stores, near)
 
     def global_atomic(self, c: Context, active: Lanes, addresses: Any, size: int, order: str, instruction: int) -> None:
         """Lanes do an atomic operation on global memory."""
@@ -275,14 +277,14 @@ class Observer:
         if self._within_cta(instruction):
             races.write(actors, where, size, instruction)
             return
-        races.atomic(actors, where, size, instruction)
-        self._synchronise(races, actors, where, order)
+        races.atomic(actors, where, size, instruction, self._is_near(instruction))
+        self._synchronise(actors, where, order, instruction)
 
-    def fence(self, c: Context) -> None:
-        """A fence of the device's or the system's scope."""
-        if self.global_races is not None:
+    def fence(self, c: Context, instruction: int) -> None:
+        """A fence of the cluster's scope, the device's or the system's."""
+        if self.global_races is not None and not self._within_cta(instruction):
             for actor in np.unique(self._actors(c, None, np.uint64(0))[0]):
-                self.global_races.fence(int(actor))
+                self.global_races.fence(int(actor), self._is_near(instruction))
 
 
 def _addresses(offsets: Any, lanes: int) -> Any:

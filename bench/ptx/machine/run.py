@@ -81,6 +81,7 @@ class Run:
         sms: int = 132,
     ):
         self.program, self.grid, self.block, self.cluster = program, grid, block, cluster
+        self.has_clusters = cluster != (1, 1, 1)
         self.memory = memory
         self.parameter_bytes: npt.NDArray[np.uint8] = np.frombuffer(parameters + bytes(-len(parameters) % 16), np.uint8)
         self._addresses = addresses
@@ -104,7 +105,8 @@ class Run:
         """Before 8.6 ptxas took the strides of `tensormap.replace` in units of 16 bytes."""
         self.counter = Counter() if checks.counts else None
         ctas = grid[0] * grid[1] * grid[2]
-        self.actors_per_cta = -(-block[0] * block[1] * block[2] // 32) if program.orders_ctas else 1
+        self.orders_ctas = program.orders_ctas or self.has_clusters
+        self.actors_per_cta = -(-block[0] * block[1] * block[2] // 32) if self.orders_ctas else 1
         """Warps, where it counts for other CTAs what they know of one another."""
         self.global_races: GlobalRaces | None = None
         if checks.races and ctas > 1:
@@ -228,16 +230,24 @@ class Run:
 
     def _begin(self, ctas: list[int]) -> tuple[Schedule, Iterator[bool]]:
         group = Group(self, ctas)
-        ordered = self.global_races if self.program.orders_ctas else None
+        ordered = self.global_races if self.orders_ctas else None
         if self.checks.races and (self.shared_size or ordered is not None):
-            warps = group.lanes_per_cta // 32
-            group.races = SharedRaces(len(ctas), warps, self.shared_size or 1024, self._granule)
+            group.races = self._races(group)
             group.maps = MapOrder(group.races)
             if ordered is not None:
-                for slot, cta in enumerate(ctas):
-                    ordered.attach(cta, group.races, slot)
+                for place, cta in enumerate(ctas):
+                    slot, first = divmod(place * group.lanes_per_cta // 32, group.race_warps)
+                    ordered.attach(cta, group.races, slot, first, ctas[0] if self.has_clusters else None)
         schedule = Schedule(group, self.seed or None)
         return schedule, schedule.run()
+
+    def _races(self, group: Group) -> SharedRaces:
+        """A cluster is one slot, since its CTAs reach each other's memory."""
+        size, warps = self.shared_size or 1024, group.race_warps
+        if not self.has_clusters:
+            return SharedRaces(len(group.ctas), warps, size, self._granule)
+        many = len(group.ctas)
+        return SharedRaces(1, warps, many * size, self._granule, async_slots=64 * many, ctas=group.ctas)
 
     def _end(self, schedule: Schedule) -> None:
         group = schedule.group
@@ -249,6 +259,8 @@ class Run:
             text = f"{self.program.kernel.name}: {instruction.describe()}, CTA {group.ctas[0]}: {fault}"
             raise EmulationError(text) from None
         if group.races is not None:
-            for slot in range(len(group.ctas)):
+            for slot in range(group.races.slots):
                 group.races.end(slot)
-            self.shared_races += [replace(race, slot=group.ctas[race.slot]) for race in group.races.found]
+            for race in group.races.found:
+                slot, address = divmod(race.slot * group.races.size + race.address, self.shared_size or 1024)
+                self.shared_races.append(replace(race, slot=group.ctas[slot], address=address))

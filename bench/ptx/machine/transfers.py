@@ -26,7 +26,9 @@ class Transfer:
     run: Callable[[], None]
     """Does it, and tells whom it was to tell."""
     instruction: int
-    reads_shared: bool = False
+    read: Callable[[], object] | None = None
+    """Of a copy out of shared memory: takes what is there, after which `run` only writes."""
+    has_read: bool = False
     mark: Any = None
     """What the race detector knows of it."""
     lane: int = 0
@@ -39,6 +41,8 @@ class _Bulk:
 
     open: list[Transfer] = field(default_factory=list)
     groups: list[list[Transfer]] = field(default_factory=list)
+    read: int = 0
+    """How many of the oldest groups have read their sources."""
 
 
 @dataclass(eq=False)
@@ -58,7 +62,10 @@ class Transfers:
     def __init__(self, group: Group):
         self._group = group
         self.lazy = group.run.checks.asynchronous
-        self._waiting: list[Transfer] = []
+        self._loads: dict[Transfer, None] = {}
+        """What tells an mbarrier, in the order of issue."""
+        self._stores: dict[Transfer, None] = {}
+        """What writes global memory: no earlier than somebody waits for that, since before nobody may count on it."""
         self._bulk: dict[int, _Bulk] = {}
         self._copies: list[Copies] = []
         self._committed = np.zeros(len(group.alive), np.int64)
@@ -71,22 +78,29 @@ class Transfers:
         if lane is not None:
             transfer.lane = lane
             self._bulk.setdefault(lane, _Bulk()).open.append(transfer)
-        self._waiting.append(transfer)
+        (self._loads if transfer.read is None else self._stores)[transfer] = None
         if not self.lazy:
             self._finish(transfer)
         elif self._random is not None and self._random.random() < 0.3:
-            self._finish(transfer)
+            self._finish(transfer, only_reads=True)
 
-    def _finish(self, transfer: Transfer) -> None:
-        if transfer in self._waiting:
-            self._waiting.remove(transfer)
+    def _finish(self, transfer: Transfer, *, only_reads: bool = False) -> None:
+        """Carries a copy out; with `only_reads`, of one out of shared memory the first half."""
+        if transfer.read is not None and not transfer.has_read:
+            transfer.read()
+            transfer.has_read = True
+        if transfer.read is not None and only_reads:
+            return
+        going = self._loads if transfer.read is None else self._stores
+        if transfer in going:
+            del going[transfer]
             transfer.run()
 
     def finish_one(self) -> bool:
         """Lets one copy finish that an mbarrier waits for; whether there was one."""
-        helpful = [transfer for transfer in self._waiting if not transfer.reads_shared]
-        if not helpful:
+        if not self._loads:
             return False
+        helpful = list(self._loads)
         place = self._random.randrange(len(helpful)) if self._random is not None else 0
         self._finish(helpful[place])
         return True
@@ -98,17 +112,23 @@ class Transfers:
                 own.groups.append(own.open)
                 own.open = []
 
-    def wait_bulk(self, lanes: Lanes, newest: int) -> list[Transfer]:
-        """`cp.async.bulk.wait_group`: finishes all but the newest groups of these threads, and names them."""
+    def wait_bulk(self, lanes: Lanes, newest: int, *, only_reads: bool) -> list[Transfer]:
+        """`cp.async.bulk.wait_group`: finishes all but the newest groups of these threads, and names them.
+
+        With `only_reads` they have no more than read their sources.
+        """
         done: list[Transfer] = []
         for lane, own in self._bulk.items():
             if lane in lanes:
                 keep = max(0, len(own.groups) - newest)
-                for transfers in own.groups[:keep]:
+                for transfers in own.groups[own.read if only_reads else 0 : keep]:
                     done += transfers
-                own.groups = own.groups[keep:]
+                if only_reads:
+                    own.read = max(own.read, keep)
+                else:
+                    own.groups, own.read = own.groups[keep:], max(0, own.read - keep)
         for transfer in done:
-            self._finish(transfer)
+            self._finish(transfer, only_reads=only_reads)
         return done
 
     # `cp.async`
@@ -141,18 +161,24 @@ class Transfers:
                 else:
                     left.append(copies)
                 continue
-            left += self._wait_some(copies, context, limit)
+            left += self._wait_some(copies, self._limits(context.lanes, limit))
         self._copies = left
 
-    def _wait_some(self, copies: Copies, context: Context, limit: Lanes | None) -> list[Copies]:
+    def _limits(self, lanes: Lanes, limit: Lanes | None) -> Lanes:
+        """By lane of the group: of these the groups below `limit` are due, all with None, and of the others none."""
         limits = np.full(len(self._group.alive), -1, np.int64)
-        limits[context.lanes] = np.iinfo(np.int64).max if limit is None else limit
+        limits[lanes] = np.iinfo(np.int64).max if limit is None else limit
+        return limits
+
+    @staticmethod
+    def _wait_some(copies: Copies, limits: Lanes) -> list[Copies]:
         due = limits[copies.lanes] > copies.group
         if not due.any():
             return [copies]
-        copies.run(due)
         if due.all():
+            copies.run(None)
             return []
+        copies.run(due)
         rest = ~due
 
         def run_rest(mask: npt.NDArray[np.bool_] | None) -> None:
@@ -166,20 +192,13 @@ class Transfers:
 
     def finish_copies(self, lanes: Lanes) -> None:
         """All copies of these lanes are done."""
-        mine = np.zeros(len(self._group.alive), np.bool_)
-        mine[lanes] = True
-        left: list[Copies] = []
-        for copies in self._copies:
-            if mine[copies.lanes].all():
-                copies.run(None)
-            else:
-                left.append(copies)
-        self._copies = left
+        limits = self._limits(lanes, None)
+        self._copies = [rest for copies in self._copies for rest in self._wait_some(copies, limits)]
 
     def drain(self) -> None:
         """The CTAs have ended.  Raises `Fault` where a copy was still reading their shared memory."""
-        for transfer in list(self._waiting):
-            if transfer.reads_shared:
+        for transfer in (*self._loads, *self._stores):
+            if transfer.read is not None and not transfer.has_read:
                 raise Fault("the CTA ended while this copy may still read its shared memory", transfer.instruction)
             self._finish(transfer)
         for copies in self._copies:

@@ -6,15 +6,19 @@ integer, and a vector clock is the set of epochs that somebody knows.
 
 CTAs learn of each other through atomics (and strong loads and stores) on one global address, as PTX ISA 8.7, section
 "Memory Consistency Model", wants it: a release pattern is a .release, or a fence before; an acquire pattern is an
-.acquire, or a fence after.  Fences and atomics of .cta scope order nothing here.  What a warp releases is what it has
-done itself and what its CTA's other warps had done when it last met them, and these learn from it in the same way:
-`attach` says whose clocks know about that.  Without, a CTA counts as one.
+.acquire, or a fence after.  Fences and atomics of .cta scope order nothing here, those of .cluster scope (`near`) only
+CTAs of one cluster: what these release to each other at an address is kept beside what all release.  What a warp
+releases is what it has done itself and what its CTA's other warps had done when it last met them, and these learn from
+it in the same way: `attach` says whose clocks know about that, in a cluster those of all its CTAs.  Without, a CTA
+counts as one.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from functools import reduce
+from operator import or_
 
 import numpy as np
 import numpy.typing as npt
@@ -50,6 +54,10 @@ class _Log:
         return found
 
 
+_Logs = dict[int, _Log]
+"""By CTA, or by the leader of its cluster."""
+
+
 class CtaOrder:
     """Epochs of `ctas` CTAs of `warps` warps: 1 where they are not told apart.
 
@@ -72,16 +80,29 @@ class CtaOrder:
         self.owners: list[int] = [-1]
         """By epoch: its CTA."""
         self._since: npt.NDArray[np.int64] = np.full(count, _CLOSED, np.int64)
-        self._clocks: dict[int, tuple[VectorClocks, int]] = {}
+        self._clocks: dict[int, tuple[VectorClocks, int, int]] = {}
+        """By CTA: its clocks, the slot there and its first warp in the slot."""
+        self._leaders: dict[int, int] = {}
+        """By CTA that shares clocks with others: whose log is its own too."""
         self._own: dict[int, int] = {}
-        self._known: dict[int, _Log] = {}
-        self._fenced: dict[int, _Log] = {}
-        self._observed: dict[int, _Log] = {}
-        self._released: dict[int, int] = {}
+        """By CTA: its epochs."""
+        self._clusters: dict[int, int] = {}
+        """By leader: the epochs of its cluster."""
+        self._known: _Logs = {}
+        self._fenced: _Logs = {}
+        self._observed: _Logs = {}
+        self._fenced_near: _Logs = {}
+        self._observed_near: _Logs = {}
+        self._released: dict[Hashable, int] = {}
 
-    def attach(self, cta: int, clocks: VectorClocks, slot: int) -> None:
-        """The warps of `cta` are from now on those of `slot`."""
-        self._clocks[cta] = clocks, slot
+    def attach(self, cta: int, clocks: VectorClocks, slot: int, first: int = 0, leader: int | None = None) -> None:
+        """The warps of `cta` are from now on those of `slot` from `first` on.
+
+        CTAs of a cluster share a slot, and name one of them, the same, as their `leader`.
+        """
+        self._clocks[cta] = clocks, slot, first
+        if leader is not None:
+            self._leaders[cta] = leader
 
     def epochs(self, actors: npt.NDArray[np.integer]) -> npt.NDArray[np.int32]:
         """The current epochs of `actors` (n,), begun where one has none yet or its clock has gone on."""
@@ -95,33 +116,51 @@ class CtaOrder:
                 self._begin(actor)
         return self.current.take(actors)
 
-    def fence(self, actor: int) -> None:
-        """fence of .gpu or .sys scope: what was observed is acquired, what was done will be released by atomics."""
-        seen = self._seen(self._observed, actor)
+    def fence(self, actor: int, near: bool = False) -> None:
+        """A fence: what was observed is acquired, what was done will be released by atomics; see `synchronise`."""
+        seen = self._seen(self._observed_near, actor) | (0 if near else self._seen(self._observed, actor))
         if seen:
             self._note(self._known, actor, seen)
-        self._note(self._fenced, actor, self._seen(self._known, actor))
+        self._note(self._fenced_near if near else self._fenced, actor, self._seen(self._known, actor))
         self._since[actor] = _CLOSED
 
     def synchronise(
-        self, actor: int, address: int, release: bool = False, acquire: bool = False, stores: bool = True
+        self,
+        actor: int,
+        address: int,
+        release: bool = False,
+        acquire: bool = False,
+        stores: bool = True,
+        near: bool = False,
     ) -> None:
-        """An atomic, a strong store or, without `stores`, a strong load on `address`.
+        """An atomic, a strong store or, without `stores`, a strong load on `address`; `near`: of .cluster scope.
 
         Call it beside `GlobalRaces.atomic` or `poll`.
         """
-        seen = self._released.get(address, 0)
-        if seen:
-            self._note(self._known if acquire else self._observed, actor, seen)
+        places: list[tuple[Hashable, _Logs, tuple[_Logs, ...]]] = []
+        if not near:
+            places.append((address, self._observed, (self._fenced,)))
+        if self._leaders:
+            own = address, self._leaders[actor // self.warps]
+            places.append((own, self._observed_near, (self._fenced, self._fenced_near)))
+        for place, observed, _ in places:
+            if seen := self._released.get(place, 0):
+                self._note(self._known if acquire else observed, actor, seen)
         if not stores:
             return  # nobody can see that it was there
-        self._released[address] = seen | self._seen(self._known if release else self._fenced, actor)
+        for place, _, fenced in places:
+            done = (self._seen(log, actor) for log in ((self._known,) if release else fenced))
+            self._released[place] = reduce(or_, done, self._released.get(place, 0))
         if release:
             self._since[actor] = _CLOSED
 
-    def unknown(self, actor: int, epochs: int) -> int:
-        """Those of a set of epochs, other CTAs', that are not ordered before what `actor` does now."""
-        others = epochs & ~self._own.get(actor // self.warps, 0)
+    def unknown(self, actor: int, epochs: int, beyond: bool = False) -> int:
+        """Those of a set of epochs, other CTAs', that are not ordered before what `actor` does now.
+
+        With `beyond` only those of other clusters.
+        """
+        cta = actor // self.warps
+        others = epochs & ~(self._clusters.get(self._leaders[cta], 0) if beyond else self._own.get(cta, 0))
         return others and others & ~self._seen(self._known, actor)
 
     def _begin(self, actor: int) -> None:
@@ -130,29 +169,36 @@ class CtaOrder:
         self.current[actor] = epoch
         self._since[actor] = self._clock(actor)
         self._own[cta] = self._own.get(cta, 0) | 1 << epoch
+        if (leader := self._leaders.get(cta)) is not None:
+            self._clusters[leader] = self._clusters.get(leader, 0) | 1 << epoch
         self._note(self._known, actor, 1 << epoch)
 
     def _clock(self, actor: int) -> int:
         cta, warp = divmod(actor, self.warps)
         if cta not in self._clocks:
             return 0
-        clocks, slot = self._clocks[cta]
-        return int(clocks.current[slot, warp]) >> _CLOCK_SHIFT
+        clocks, slot, first = self._clocks[cta]
+        return int(clocks.current[slot, first + warp]) >> _CLOCK_SHIFT
 
     def _limits(self, actor: int) -> Sequence[int]:
         cta, warp = divmod(actor, self.warps)
         if cta not in self._clocks:
             return [1] * self.warps
-        clocks, slot = self._clocks[cta]
-        limits: list[int] = (clocks.known[GENERIC, slot, warp, : self.warps] >> _CLOCK_SHIFT).tolist()
+        clocks, slot, first = self._clocks[cta]
+        limits: list[int] = (clocks.known[GENERIC, slot, first + warp, : clocks.warps] >> _CLOCK_SHIFT).tolist()
         return limits
 
-    def _note(self, logs: dict[int, _Log], actor: int, epochs: int) -> None:
+    def _note(self, logs: _Logs, actor: int, epochs: int) -> None:
         cta, warp = divmod(actor, self.warps)
-        if cta not in logs:
-            logs[cta] = _Log(self.warps)
-        logs[cta].add(warp, self._clock(actor), epochs)
+        leader, first, count = cta, 0, self.warps
+        if cta in self._clocks:
+            clocks, _, first = self._clocks[cta]
+            leader, count = self._leaders.get(cta, cta), clocks.warps
+        if leader not in logs:
+            logs[leader] = _Log(count)
+        logs[leader].add(first + warp, self._clock(actor), epochs)
 
-    def _seen(self, logs: dict[int, _Log], actor: int) -> int:
-        log = logs.get(actor // self.warps)
+    def _seen(self, logs: _Logs, actor: int) -> int:
+        cta = actor // self.warps
+        log = logs.get(self._leaders.get(cta, cta))
         return 0 if log is None else log.seen_by(self._limits(actor))

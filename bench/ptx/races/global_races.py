@@ -43,7 +43,7 @@ class GlobalRaces(CtaOrder):
         """Another grid begins: all before is ordered before it."""
         super().restart()
         count = int(((self._ends - self._bases) >> self._shift).sum())
-        self._writes, self._readers, self._atomics, self._polls = (Touched(count) for _ in range(4))
+        self._writes, self._readers, self._atomics, self._polls, self._near = (Touched(count) for _ in range(5))
         self._sets = EpochSets()
 
     def add(self, base: int, size: int) -> None:
@@ -98,20 +98,31 @@ class GlobalRaces(CtaOrder):
         self._readers.clear(cells)
         self._atomics.clear(cells)
         self._polls.clear(cells)
+        self._near.clear(cells)
         self._writes.replace(cells, self._sets.of_epochs(epochs), instruction)
         self._collide(actors, epochs, cells, instruction, values)
 
-    def atomic(self, actors: Ints, addresses: Ints, width: int, instruction: int) -> None:
-        """Lanes do an atomic operation; arguments as of `read`.  It orders nothing: `synchronise` does."""
+    def atomic(self, actors: Ints, addresses: Ints, width: int, instruction: int, near: bool = False) -> None:
+        """Lanes do an atomic operation; arguments as of `read`.  It orders nothing: `synchronise` does.
+
+        One of .cluster scope (`near`) is none to other clusters.
+        """
         epochs, cells = self.epochs(actors), self._cells(addresses, width)
         self._meet("write-write", self._writes, actors, epochs, cells, instruction)
         self._meet("read-write", self._readers, actors, epochs, cells, instruction)
+        self._meet("write-write", self._near, actors, epochs, cells, instruction, beyond=True)
+        if near:
+            self._meet("write-write", self._atomics, actors, epochs, cells, instruction, beyond=True)
+            self._meet("read-write", self._polls, actors, epochs, cells, instruction, beyond=True)
+            self._near.join(cells, epochs, instruction, self._sets)
         self._atomics.join(cells, epochs, instruction, self._sets)
 
-    def poll(self, actors: Ints, addresses: Ints, width: int, instruction: int) -> None:
-        """Lanes read as atomics do: no race with an atomic, nor with another read; arguments as of `read`."""
+    def poll(self, actors: Ints, addresses: Ints, width: int, instruction: int, near: bool = False) -> None:
+        """Lanes read as atomics do: no race with an atomic, nor with another read; arguments as of `atomic`."""
         epochs, cells = self.epochs(actors), self._cells(addresses, width)
         self._meet("write-read", self._writes, actors, epochs, cells, instruction)
+        others = self._atomics if near else self._near
+        self._meet("write-read", others, actors, epochs, cells, instruction, beyond=True)
         self._polls.join(cells, epochs, instruction, self._sets)
 
     def _cells(self, addresses: Ints, width: int) -> Ints:
@@ -134,8 +145,12 @@ class GlobalRaces(CtaOrder):
         instruction: int,
         values: Values | None = None,
         old: Callable[[], Values] | None = None,
+        beyond: bool = False,
     ) -> None:
-        """Report who touched `cells` before and is not ordered before the CTA that touches them now."""
+        """Report who touched `cells` before and is not ordered before the CTA that touches them now.
+
+        With `beyond` only CTAs of other clusters.
+        """
         if touched.untouched:
             return
         sets = touched.sets.take(cells)
@@ -144,7 +159,7 @@ class GlobalRaces(CtaOrder):
             return
         lanes, columns = np.nonzero(others)
         pairs, inverse = np.unique(actors[lanes] << 32 | sets[others], return_inverse=True)
-        unknown = [self.unknown(int(pair) >> 32, self._sets.members[int(pair) & 0xFFFFFFFF]) for pair in pairs]
+        unknown = [self.unknown(int(pair) >> 32, self._sets.members[int(pair) & 0xFFFFFFFF], beyond) for pair in pairs]
         if not any(unknown):
             return
         same = np.zeros(actors.size, np.bool_)

@@ -8,7 +8,16 @@ import numpy as np
 import numpy.typing as npt
 
 from rooflab.bench.ptx.races.shadow_memory import Cells, Ints, LastOf, Late, Shadow
-from rooflab.bench.ptx.races.vector_clocks import ACTOR, ASYNC, GENERIC, Stamps, Transfer, VectorClocks
+from rooflab.bench.ptx.races.vector_clocks import (
+    ACTOR,
+    ACTOR_BITS,
+    ASYNC,
+    GENERIC,
+    INIT,
+    Stamps,
+    Transfer,
+    VectorClocks,
+)
 
 Value = npt.NDArray[np.generic] | np.generic
 """(n,), or the same for all lanes; of any type of up to 8 bytes, or complex128 for 16."""
@@ -39,13 +48,16 @@ class Lanes:
         self.cells: Cells = shadow.cells(addresses, width)
         self._rows = slots * clocks.warps + warps
         self.actors: Ints = clocks.copy_actors(warps) if copies else warps
-        self.stamps: Stamps = clocks.current.take(slots * clocks.actors + self.actors) + (instruction << 8)
+        self.stamps: Stamps = clocks.current.take(slots * clocks.actors + self.actors) + (instruction << ACTOR_BITS)
 
-    def late_writes(self) -> Late | None:
-        """Last writes that are not ordered before the lanes."""
+    def late_writes(self, of_mbarrier: bool = False) -> Late | None:
+        """Last writes that are not ordered before the lanes; for uses of an mbarrier a fence of its init will do."""
         known = self._clocks.known[GENERIC].reshape(-1)
         stamps = self._shadow.writes.take(self.cells.granules)
         late = stamps >= known.take((stamps & ACTOR) + (self._rows * self._clocks.actors)[:, None])
+        if of_mbarrier and late.any():
+            known = self._clocks.known[INIT].reshape(-1)
+            late &= stamps >= known.take((stamps & ACTOR) + (self._rows * self._clocks.actors)[:, None])
         return _late(late, self.cells, stamps) if late.any() else None
 
     def late(self, table: LastOf | None, actors: int) -> Late | None:
@@ -85,7 +97,7 @@ class Operation:
     def __init__(self, shadow: Shadow, transfer: Transfer, addresses: Ints, width: int, instruction: int) -> None:
         self._shadow, self._transfer = shadow, transfer
         self.cells: Cells = shadow.cells(addresses, width)
-        self.stamp = transfer.stamp + (instruction << 8)
+        self.stamp = transfer.stamp + (instruction << ACTOR_BITS)
 
     def late_writes(self, plane: int = ASYNC) -> Late | None:
         """Last writes that are not ordered before the operation, in the async plane unless told."""

@@ -10,30 +10,37 @@ All addresses are flat bytes: slot s owns [s * size, (s + 1) * size).  `width` i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from rooflab.bench.ptx.races.reports import Findings, Race
 from rooflab.bench.ptx.races.shadow_memory import Ints, Late, Shadow
 from rooflab.bench.ptx.races.shared_accesses import Bools, Lanes, Operation, Values, chosen, equal
-from rooflab.bench.ptx.races.vector_clocks import ACTOR, GENERIC, INIT, LOWER, Transfer, VectorClocks
+from rooflab.bench.ptx.races.vector_clocks import ACTOR, ACTOR_BITS, GENERIC, INIT, LOWER, Transfer, VectorClocks
 
 MBARRIER_BYTES = 8
 
 
 class SharedRaces(VectorClocks):
-    """Clocks and shadow memory of `slots` CTAs of `warps` warps with `size` bytes of shared memory each.
+    """Clocks and shadow memory of `slots` CTAs (or of a cluster, `ctas`) of `warps` warps with `size` bytes each.
 
     `granule_bytes` (1, 2 or 4) is the narrowest access of the kernel, `async_slots` how many TMA loads of a CTA are
     told apart, `limit` how many different races are kept.  Raises `ValueError` on a size that is no multiple of 1024,
-    another granule, or more than 256 actors a slot.
+    another granule, or too many actors a slot.
     """
 
     def __init__(
-        self, slots: int, warps: int, size: int, granule_bytes: int = 4, async_slots: int = 64, limit: int = 100
+        self,
+        slots: int,
+        warps: int,
+        size: int,
+        granule_bytes: int = 4,
+        async_slots: int = 64,
+        limit: int = 100,
+        ctas: Sequence[int] = (),
     ) -> None:
-        super().__init__(slots, warps, async_slots)
+        super().__init__(slots, warps, async_slots, ctas)
         if size <= 0 or size % 1024:
             raise ValueError(f"size: expected a positive multiple of 1024 bytes, got {size}")
         if granule_bytes not in (1, 2, 4):
@@ -49,10 +56,12 @@ class SharedRaces(VectorClocks):
         """The races so far."""
         return self.findings.races
 
-    def read(self, slots: Ints | int, warps: Ints, addresses: Ints, width: int, instruction: int) -> None:
+    def read(
+        self, slots: Ints | int, warps: Ints, addresses: Ints, width: int, instruction: int, of_mbarrier: bool = False
+    ) -> None:
         """Lanes read: `slots` (n,) or one for all, `warps` (n,), `addresses` (n,) or one for all."""
         access = Lanes(self, self._shadow, slots, warps, addresses, width, instruction)
-        self._meet(access, access.late_writes(), "write-read", instruction)
+        self._meet(access, access.late_writes(of_mbarrier), "write-read", instruction)
         self._meet(access, access.late(self._shadow.atomics, self.warps), "write-read", instruction)
         self._shadow.reads.record(access.actors, access.cells, access.stamps)
 
@@ -122,7 +131,7 @@ class SharedRaces(VectorClocks):
     def end(self, slot: int) -> None:
         """The CTA in `slot` ends, and its shared memory is another's: all its asynchronous operations must be over."""
         for stamp in self.never_awaited(slot):
-            instruction, actor = (stamp & LOWER) >> 8, self.name_of(stamp & ACTOR)
+            instruction, actor = (stamp & LOWER) >> ACTOR_BITS, self.name_of(stamp & ACTOR)
             self.findings.add(Race("shared", "end", instruction, instruction, actor, actor, 0, slot))
 
     def mbarrier_init(self, slot: int, warp: int, address: int, instruction: int) -> None:
@@ -132,7 +141,7 @@ class SharedRaces(VectorClocks):
 
     def mbarrier_use(self, slot: int, warps: Ints, address: int, instruction: int) -> None:
         """Arrive, expect_tx or a wait by `warps` (n,): ordered after the init, in any order among themselves."""
-        self.read(slot, warps, np.array(address), MBARRIER_BYTES, instruction)
+        self.read(slot, warps, np.array(address), MBARRIER_BYTES, instruction, of_mbarrier=True)
 
     def mbarrier_use_async(self, transfer: Transfer, address: int, instruction: int, needs_fence: bool = True) -> None:
         """complete_tx by a transfer.
@@ -182,12 +191,13 @@ class SharedRaces(VectorClocks):
         for index, count in zip(*np.unique(keys, return_index=True, return_counts=True)[1:], strict=True):
             slot, address = divmod(int(late.granules[index]) << self._shadow.shift, self.size)
             stamp, second = int(late.stamps[index]), self.name_of(int(actors[index]))
-            if kind == "write-write" and ordered[index] and (stamp & LOWER) >> 8 in self._inits:
+            first = (stamp & LOWER) >> ACTOR_BITS
+            if kind == "write-write" and ordered[index] and first in self._inits:
                 continue
             self.findings.add(
                 Race(
-                    "shared", kind, (stamp & LOWER) >> 8, instruction, self.name_of(stamp & ACTOR), second, address,
-                    slot, bool(ordered[index]), bool(equals[index]), int(count),
+                    "shared", kind, first, instruction, self.name_of(stamp & ACTOR), second, address, slot,
+                    bool(ordered[index]), bool(equals[index]), int(count),
                 )
             )  # fmt: skip
 

@@ -6,18 +6,18 @@ is ordered before operations of the async proxy (TMA, wgmma), which see a generi
 fence.proxy.async (PTX ISA 8.7, sections "Proxies" and "membar/fence"), which copies the one plane into the other.
 INIT is the same of their use of mbarriers, for which fence.mbarrier_init is enough.
 
-A clock lives in the upper 32 bits of an int64, an instruction's number in bits 8 to 31, the actor in the lower 8.
+A clock lives in the upper 32 bits of an int64, an instruction's number in bits 12 to 31, the actor in the lower 12.
 What is known of an actor is kept as the least stamp that is not known, so that `stamp < known` needs no shifting.
 
-Actors of a slot with W warps: W warps; W wgmma streams and W bulk streams (reads issued by a warp, which complete in
-the order of issue, so one clock serves them all); W cp.async streams (writes, in order too); then a pool for TMA
-loads, which complete in any order and take a number in turn.  A load that nobody waited for is forgotten when its
-number comes round and somebody waits for the later load.
+A slot is a CTA, or a cluster, whose CTAs reach each other's memory.  Actors of one with W warps: W warps; W wgmma
+streams and W bulk streams (reads issued by a warp, which complete in the order of issue, so one clock serves them all);
+W cp.async streams (writes, in order too); then a pool for TMA loads, which complete in any order and take a number in
+turn.  A load that nobody waited for is forgotten when its number comes round and somebody waits for the later load.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -27,9 +27,11 @@ import numpy.typing as npt
 ONE = 1 << 32
 """One tick of a clock."""
 LOWER = ONE - 1
-ACTOR = 255
+ACTOR_BITS = 12
+MOST_ACTORS = 1 << ACTOR_BITS
+"""A cluster of 16 CTAs of 32 warps has 3072 where each CTA has 64 numbers for TMA loads."""
+ACTOR = MOST_ACTORS - 1
 """Mask of the bits of a stamp that name its actor."""
-MOST_ACTORS = 256
 GENERIC, ASYNC, INIT = 0, 1, 2
 """The planes."""
 WGMMA, BULK, COPY = "wgmma", "bulk", "cp.async"
@@ -57,11 +59,13 @@ class Transfer:
 class VectorClocks:
     """The clocks of `slots` CTAs of `warps` warps, each with `pool` numbers for TMA loads.
 
-    Raises `ValueError` where a slot would have more than 256 actors.
+    With `ctas` the one slot is a cluster of CTAs of these numbers, which share its warps.  Raises `ValueError` where a
+    slot would have more than 4096 actors.
     """
 
-    def __init__(self, slots: int, warps: int, pool: int = 64) -> None:
-        self.warps = warps
+    def __init__(self, slots: int, warps: int, pool: int = 64, ctas: Sequence[int] = ()) -> None:
+        self.slots, self.warps = slots, warps
+        self._ctas = ctas
         self.actors = warps * (1 + len(_STREAMS)) + pool
         if min(slots, warps, pool) < 1 or self.actors > MOST_ACTORS:
             raise ValueError(
@@ -90,9 +94,16 @@ class VectorClocks:
         own = np.arange(self.warps)
         self.known[GENERIC, slot, own, own] += ONE
 
-    def barrier(self, slots: Index, warps: Index) -> None:
-        """bar.sync: the warps learn all that any of them knows, in each of `slots` on its own."""
+    def barrier(self, slots: Index, warps: Index, key: Hashable = None) -> None:
+        """bar.sync: the warps learn all that any of them knows, in each of `slots` on its own.
+
+        With a `key`, of one slot, also what others have signalled to it since its last barrier (bar.arrive).
+        """
         s, w = _outer(slots, warps)
+        if key is not None and (arrived := self._objects[int(s[0, 0])].pop(key, None)) is not None:
+            self.known[:, s, w] = np.maximum(self.known[:, s, w], arrived.pending[:, None, None])
+        if not w.size:
+            return
         self.known[:, s, w] = self.known[:, s, w].max(axis=2, keepdims=True)
         self._advance(s, w)
 
@@ -113,6 +124,10 @@ class VectorClocks:
         w = _flat(warps)
         self._object(slot, key).join(self.known[:, slot, w].max(axis=1))
         self._advance(slot, w)
+
+    def signal_inits(self, slot: int, warps: Index, key: Hashable) -> None:
+        """A relaxed arrival: a release of those uses of mbarriers alone that a `fence_mbarrier_init` has covered."""
+        self._object(slot, key).join_one(INIT, slice(None), self.known[INIT, slot, _flat(warps)].max(axis=0))
 
     def complete(self, slot: int, key: Hashable) -> None:
         """The phase of `key` is over: those who wait for it learn what was signalled up to now, and nothing later."""
@@ -193,11 +208,13 @@ class VectorClocks:
     def name_of(self, actor: int) -> str:
         """`warp 2`, `wgmma of warp 4`, `a TMA load`."""
         kind, warp = divmod(actor, self.warps)
-        if kind == 0:
-            return f"warp {warp}"
         if kind > len(_STREAMS):
             return "a TMA load"
-        return f"{('wgmma', 'a bulk store', 'cp.async')[kind - 1]} of warp {warp}"
+        who = f"warp {warp}"
+        if self._ctas:
+            cta, own = divmod(warp, self.warps // len(self._ctas))
+            who = f"warp {own} of CTA {self._ctas[cta]}"
+        return f"{('wgmma', 'a bulk store', 'cp.async')[kind - 1]} of {who}" if kind else who
 
     def _advance(self, s: Index, w: npt.NDArray[np.integer]) -> None:
         self.current[s, w] += ONE
@@ -220,7 +237,7 @@ class _SyncObject:
     def join(self, known: Stamps) -> None:
         np.maximum(self.pending, known, out=self.pending)
 
-    def join_one(self, plane: int | slice, actors: Index, known: int | Stamps) -> None:
+    def join_one(self, plane: int | slice, actors: Index | slice, known: int | Stamps) -> None:
         self.pending[plane, actors] = np.maximum(self.pending[plane, actors], known)
 
     def complete(self) -> None:

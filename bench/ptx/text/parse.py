@@ -5,6 +5,7 @@ Grammar: PTX ISA 8.7, sections 4 to 7 and 11.  What is not known raises `PtxErro
 
 from __future__ import annotations
 
+import math
 import re
 from functools import lru_cache, partial
 
@@ -57,7 +58,7 @@ def _kernel(
     body = Body(functions, files, outer)
     body.enter_kernel(own)
     body.read(function.body)
-    block = _triple(function.directives, "reqntid") or _triple(function.directives, "maxntid")
+    block, most = (_triple(function.directives, name) for name in ("reqntid", "maxntid"))
     return Kernel(
         name=function.name,
         parameters=own,
@@ -67,8 +68,9 @@ def _kernel(
         tables=body.tables,
         variables=body.variables,
         block=block,
+        most_threads=math.prod(most) if most else None,
         cluster=_triple(function.directives, "reqnctapercluster"),
-        max_registers=_single(function.directives, "maxnreg") or _share(function.directives, block),
+        max_registers=_single(function.directives, "maxnreg") or _share(function.directives, block or most),
     )
 
 

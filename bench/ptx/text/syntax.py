@@ -181,7 +181,9 @@ class Kernel:
     variables: dict[str, Variable]
     """Its own and its module's."""
     block: tuple[int, int, int] | None = None
-    """`.reqntid`, or `.maxntid`."""
+    """`.reqntid`: the threads of every CTA."""
+    most_threads: int | None = None
+    """`.maxntid`, multiplied out, which is all that it promises."""
     cluster: tuple[int, int, int] | None = None
     max_registers: int | None = None
 

@@ -11,9 +11,9 @@ from rooflab.bench.suite.measures import (
     answer,
     bandwidth_shares,
     contenders,
+    dispatched,
     measure,
     peak_figures,
-    ratios,
     unmeasured,
 )
 from rooflab.kernels import registry
@@ -44,7 +44,7 @@ SKINNY = tuple(_case(M, N, K) for N, K in LAYERS_8B for M in SKINNY_ROWS)
 
 
 def skinny(context: Context, cases: Sequence[str], geomean: float, slow_geomean: float, slow_share: float) -> Outcome:
-    """The best rung against the library over all cases, and over those where the library is slow.
+    """The best rung of each bucket of rows against the library: over all cases, and where the library is slow.
 
     Slow is under `slow_share` of the bandwidth measured on this card; there `slow_geomean` is wanted.
     """
@@ -53,18 +53,17 @@ def skinny(context: Context, cases: Sequence[str], geomean: float, slow_geomean:
         wanted = list(registry.get_op("gemm").get_cases("smoke")[:1])
     needed = f"geomean >= {geomean:.2f}, >= {slow_geomean:.2f} where the library is under {slow_share:.0%} of bandwidth"
     records, run_id, cut = measure(context, "gemm", contenders(context, "gemm"), wanted, "bf16")
-    found = ratios(records, [case.id for case in wanted])
+    best = dispatched("gemm", records, wanted)
     files = (f"{run_id}.jsonl",)
-    if not found:
+    if best is None:
         return unmeasured(records, cut, needed, run_id)
-    best = found[0]
     library = next((str(record.kernel) for record in records if record.role == "library"), "")
     shares = bandwidth_shares(records).get(library, {})
     slow = [case for case, share in shares.items() if share < slow_share]
     slow_mean = math.exp(sum(math.log(best.by_case[case]) for case in slow) / len(slow)) if slow else None
     figures = {"kernel": best.kernel, "geomean": best.geomean, "worst": best.worst, "worst case": best.worst_case}
     figures |= {"cases where the library is slow": len(slow), "geomean there": slow_mean}
-    figures |= peak_figures(records, best.kernel)
+    figures |= peak_figures(records, best)
     kinds = {str((record.ceilings or {}).get("kind")) for record in records}
     if kinds != {"measured"} and not context.dry_run:
         return Outcome("DONE", "no bandwidth was measured on this card", "UNMEASURED", needed, figures, files)

@@ -1,0 +1,105 @@
+"""What the rungs fed by TMA share: tensor maps of the operands, tile sizes, and the order of tiles."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from rooflab.kernels._device import HOPPER_SMS
+from rooflab.kernels.configs import Footprint
+from rooflab.kernels.gemm_fp8._operands import check_operands, why_no_tma
+from rooflab.reference.spec import Case, nbytes
+from rooflab.roofline.model import Traffic
+
+BLOCK_K = 128
+"""K of one stage: 128 bytes are the widest swizzle of TMA and wgmma, and the K of a block scale."""
+ADDRESS_REGISTERS = 12
+"""Addresses, barriers and the loop's counter, beside the accumulators, at least."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """Tile sizes and launch options; the tile's K is 128."""
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+    group_m: int = 8
+    """Row panels of tiles that share their columns of b."""
+
+
+def configs(widest: int) -> Iterator[Config]:
+    """Tiles of one or two warpgroups up to `widest` columns, with every depth of pipeline."""
+    for block_m, block_n in itertools.product((64, 128), (16, 32, 64, 128, 256)):
+        for num_warps, num_stages, group_m in itertools.product((4, 8), (3, 4, 5, 6, 8), (1, 8)):
+            if block_n <= widest and (num_warps == 4 or block_m == 128):
+                yield Config(block_m, block_n, num_warps, num_stages, group_m)
+
+
+def columns(M: int, N: int, block_m: int, widest: int) -> int:
+    """The widest tile that still gives every SM of a Hopper one, and 16 where none does."""
+    for block_n in (256, 128, 64, 32):
+        if block_n <= widest and triton.cdiv(M, block_m) * triton.cdiv(N, block_n) >= HOPPER_SMS:
+            return block_n
+    return 16
+
+
+def footprint(config: Config, case: Case, accumulators: int) -> Footprint:
+    """`accumulators` fp32 values an output in registers; staged tiles of a and b, a byte a value."""
+    threads = 32 * config.num_warps
+    outputs = config.block_m * config.block_n
+    M, N, K = int(case["M"]), int(case["N"]), int(case["K"])
+    return Footprint(
+        threads=threads,
+        registers=accumulators * outputs // threads + ADDRESS_REGISTERS,
+        shared_bytes=config.num_stages * (config.block_m + config.block_n) * BLOCK_K,
+        ctas=triton.cdiv(M, config.block_m) * triton.cdiv(N, config.block_n),
+        tensor_flops=2.0 * outputs * triton.cdiv(K, BLOCK_K) * BLOCK_K,
+    )
+
+
+def traffic(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor,
+    b_scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    panel: int,
+) -> Traffic:
+    """a once; b again for every `panel` rows of a, as if none of it were still in L2 by then."""
+    M, N = a.shape[0], b.shape[1]
+    return Traffic(
+        read_bytes=nbytes(a, a_scale, b_scale, bias) + max(1, triton.cdiv(M, panel)) * nbytes(b),
+        write_bytes=2 * M * N,
+    )
+
+
+def check_for_tma(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor,
+    b_scale: torch.Tensor,
+    bias: torch.Tensor | None,
+) -> tuple[int, int, int]:
+    """M, N and K; raises `ValueError` on operands that do not fit, or that TMA cannot read."""
+    sizes = check_operands(a, b, a_scale, b_scale, bias)
+    reason = why_no_tma(a, b)
+    if reason and all(sizes):
+        raise ValueError(reason)
+    return sizes
+
+
+@triton.jit
+def place(tile, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr):
+    """Row and column of tile number `tile`, in groups of row panels that share their columns of b in L2."""
+    tiles_m = tl.cdiv(M, BLOCK_M)
+    group_tiles = GROUP_M * tl.cdiv(N, BLOCK_N)
+    first_m = tile // group_tiles * GROUP_M
+    group_m = min(tiles_m - first_m, GROUP_M)
+    return first_m + tile % group_tiles % group_m, tile % group_tiles // group_m

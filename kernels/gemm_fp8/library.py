@@ -1,0 +1,93 @@
+"""torch's own scaled product: cuBLASLt on CUDA, oneDNN or a plain loop on the CPU."""
+
+from __future__ import annotations
+
+import torch
+
+from rooflab.kernels._checks import output
+from rooflab.kernels.gemm_fp8._operands import GROUP, block_scaled, check_operands
+from rooflab.kernels.registry import register
+from rooflab.reference.spec import nbytes
+from rooflab.roofline.model import Traffic
+
+MULTIPLE = 16
+"""Of which cuBLASLt wants N and K to be multiples."""
+BLOCK_K = 4 * GROUP
+"""cuBLASLt reads 128 x 128 scales in columns of a multiple of four, and torch passes them without padding."""
+
+
+def traffic(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor,
+    b_scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    fast_accum: bool = False,
+    out: torch.Tensor | None = None,
+) -> Traffic:
+    """Every operand once, as the best tile order comes close to."""
+    return Traffic(read_bytes=nbytes(a, b, a_scale, b_scale, bias), write_bytes=2 * a.shape[0] * b.shape[1])
+
+
+def unsupported(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor,
+    b_scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    fast_accum: bool = False,
+) -> str | None:
+    """What `torch._scaled_mm` (2.11 to 2.13) checks for, as its source and its meta function say it."""
+    if a.device.type == "cpu":
+        return "torch has no block scales on a CPU" if block_scaled(a_scale) else None
+    K, N = b.shape
+    if K % MULTIPLE or N % MULTIPLE:
+        return f"cuBLASLt takes N and K in multiples of {MULTIPLE}, got {N} and {K}"
+    if a.stride(1) != 1 or b.stride(0) != 1:
+        return "cuBLASLt takes a in rows and b in columns of K on Hopper"
+    return _why_no_blocks(a, b, a_scale, b_scale, bias) if block_scaled(a_scale) else None
+
+
+def _why_no_blocks(
+    a: torch.Tensor, b: torch.Tensor, a_scale: torch.Tensor, b_scale: torch.Tensor, bias: torch.Tensor | None
+) -> str | None:
+    M, K = a.shape
+    if K % BLOCK_K:
+        return f"cuBLASLt takes block scales with K in multiples of {BLOCK_K}, got {K}"
+    if bias is not None:
+        return "torch documents no bias beside block scales"
+    groups = K // GROUP
+    if (a_scale.stride(0) != 1 and M > 1) or a_scale.stride(1) != M:
+        return f"a_scale: expected the strides (1, {M}), got {a_scale.stride()}"
+    if b_scale.stride(0) != 1 or (b_scale.stride(1) != groups and b_scale.shape[1] > 1):
+        return f"b_scale: expected the strides (1, {groups}), got {b_scale.stride()}"
+    return None
+
+
+@register(op="gemm_fp8", name="library", role="library", backend="torch", traffic=traffic, unsupported=unsupported)
+def gemm_fp8(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor,
+    b_scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    fast_accum: bool = False,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """(a_scale a) (b_scale b) + bias with `torch._scaled_mm`, which promotes its sums where `fast_accum` is False.
+
+    a: (M, K) e4m3 row-major; b: (K, N) e4m3 column-major; bias: (N,) bf16; scales as of `naive`, those of blocks with
+    the rows of a and the K of b contiguous; returns (M, N) bf16. Raises `ValueError` on shapes or dtypes that do not
+    fit.
+    """
+    M, N, K = check_operands(a, b, a_scale, b_scale, bias)
+    if out is not None or not K:
+        out = output(out, (M, N), a, torch.bfloat16)
+    if out is not None and not K:  # torch leaves the bias out there
+        return out.zero_() if bias is None else out.copy_(bias.expand(M, N))
+    return torch._scaled_mm(
+        a, b, a_scale, b_scale, bias=bias, out_dtype=torch.bfloat16, use_fast_accum=fast_accum, out=out
+    )

@@ -1,0 +1,199 @@
+"""Over fast_accum: the sum of each 128 of K leaves the fp8 accumulator for an fp32 one, with its scales.
+
+Hopper's fp8 accumulator keeps 13 bits behind the leading one (DeepSeek-V3, arXiv 2412.19437, section 3.3.2), so every
+128 of K begin a new one, and CUDA cores add it up in fp32: an add an output for one scale an operand, a multiply-add
+with 1 x 128 and 128 x 128 block scales.  By hand: `max_num_imprecise_acc=128` in a pipelined loop gives PTX that adds
+the registers before it waits for the wgmma that writes them (read in Triton 3.7.1's).
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from rooflab.kernels._checks import output
+from rooflab.kernels.configs import BF16, Footprint, default_config, legal_by
+from rooflab.kernels.gemm_fp8 import _tiles
+from rooflab.kernels.gemm_fp8._operands import block_scaled, why_no_tma
+from rooflab.kernels.gemm_fp8._tiles import BLOCK_K, Config, check_for_tma, place
+from rooflab.kernels.registry import register
+from rooflab.reference.spec import Case, Scheme
+from rooflab.roofline.model import Traffic
+
+WIDEST = 128
+"""Columns of a tile: those of one block scale, and the most of which two sets of accumulators fit."""
+
+
+def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
+    """Tiles up to what two sets of accumulators leave registers for."""
+    return tuple(_tiles.configs(WIDEST))
+
+
+def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
+    """Two accumulators an output: fp8's of this 128 of K, and the fp32 one."""
+    return _tiles.footprint(config, case, accumulators=2)
+
+
+def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
+    """Two warpgroups of 64 rows, or one where there are no more rows; as many columns as leave every SM a tile."""
+    M, N = int(case["M"]), int(case["N"])
+    if M <= 64:
+        return Config(64, _tiles.columns(M, N, 64, WIDEST), num_warps=4, num_stages=6)
+    return Config(128, _tiles.columns(M, N, 128, WIDEST), num_warps=8, num_stages=5)
+
+
+@triton.jit
+def _gemm(
+    a_map,
+    b_map,
+    a_scale_ptr,
+    b_scale_ptr,
+    bias_ptr,
+    out_ptr,
+    M,
+    N,
+    K,
+    stride_am,
+    stride_ak,
+    stride_bk,
+    stride_bn,
+    stride_om,
+    HAS_BIAS: tl.constexpr,
+    BLOCK_SCALES: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+):
+    tile_m, tile_n = place(tl.program_id(0), M, N, BLOCK_M, BLOCK_N, GROUP_M)
+    # int64: a row times its stride passes 2**31 from M N = 2**31 on.
+    rows = tile_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    columns = tile_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    if BLOCK_SCALES:
+        a_scales = a_scale_ptr + rows * stride_am
+        b_scales = b_scale_ptr + tile_n.to(tl.int64) * BLOCK_N // BLOCK_K * stride_bn
+        scale = tl.load(a_scales, mask=rows < M, other=0.0) * tl.load(b_scales)
+    for k in range(0, K, BLOCK_K):
+        a = a_map.load([tile_m * BLOCK_M, k])
+        b = b_map.load([tile_n * BLOCK_N, k])
+        if BLOCK_SCALES:
+            # A step ahead of their use: nothing else hides the loads of scales.
+            a_scales += stride_ak
+            b_scales += stride_bk
+            more = k + BLOCK_K < K
+            next_scale = tl.load(a_scales, mask=(rows < M) & more, other=0.0) * tl.load(b_scales, mask=more, other=0.0)
+            accumulator += tl.dot(a, b.T) * scale[:, None]
+            scale = next_scale
+        else:
+            accumulator += tl.dot(a, b.T)
+    if not BLOCK_SCALES:
+        accumulator *= tl.load(a_scale_ptr) * tl.load(b_scale_ptr)
+    if HAS_BIAS:
+        accumulator += tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
+    mask = (rows < M)[:, None] & (columns < N)[None, :]
+    out_ptrs = out_ptr + rows[:, None] * stride_om + columns[None, :]
+    tl.store(out_ptrs, accumulator.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+def traffic(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor,
+    b_scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    fast_accum: bool = False,
+    out: torch.Tensor | None = None,
+    config: Config | None = None,
+) -> Traffic:
+    """a once; b again for every group of row panels, as if none of it were still in L2 by then."""
+    config = config or _config(a, b)
+    return _tiles.traffic(a, b, a_scale, b_scale, bias, config.block_m * config.group_m)
+
+
+def _config(a: torch.Tensor, b: torch.Tensor) -> Config:
+    (M, K), N = a.shape, b.shape[1]
+    found: Config = default_config("gemm_fp8", "promoted", "fp8_e4m3", a.device, M=M, N=N, K=K)
+    return found
+
+
+def unsupported(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor,
+    b_scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    fast_accum: bool = False,
+) -> str | None:
+    """Operands that TMA cannot read."""
+    return why_no_tma(a, b) if a.numel() and b.numel() else None
+
+
+@register(
+    op="gemm_fp8",
+    name="promoted",
+    role="optimized",
+    backend="triton",
+    min_sm=90,
+    traffic=traffic,
+    unsupported=unsupported,
+    config_type=Config,
+    configs=configs,
+    is_legal=legal_by(footprint),
+    heuristic=heuristic,
+    footprint=footprint,
+)
+def gemm_fp8(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor,
+    b_scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    fast_accum: bool = False,
+    out: torch.Tensor | None = None,
+    config: Config | None = None,
+) -> torch.Tensor:
+    """(a_scale a) (b_scale b) + bias, each 128 of K on the fp8 tensor cores and their sums in fp32.
+
+    a: (M, K) e4m3 row-major; b: (K, N) e4m3 column-major, rows of K a multiple of 16 bytes apart; bias: (N,) bf16;
+    scales as of `naive`, any strides; returns (M, N) bf16. Raises `ValueError` on shapes, dtypes or strides that do
+    not fit.
+    """
+    M, N, K = check_for_tma(a, b, a_scale, b_scale, bias)
+    out = output(out, (M, N), a, torch.bfloat16)
+    if not out.numel():
+        return out
+    if not K:
+        return out.zero_() if bias is None else out.copy_(bias.expand(M, N))
+    config = config or _config(a, b)
+    block = block_scaled(a_scale)
+    weight = b.mT
+    grid = (triton.cdiv(M, config.block_m) * triton.cdiv(N, config.block_n),)
+    _gemm[grid](
+        TensorDescriptor(a, [M, K], [a.stride(0), 1], [config.block_m, BLOCK_K]),
+        TensorDescriptor(weight, [N, K], [weight.stride(0), 1], [config.block_n, BLOCK_K]),
+        a_scale,
+        b_scale,
+        bias,
+        out,
+        M,
+        N,
+        K,
+        *(a_scale.stride() if block else (0, 0)),
+        *(b_scale.stride() if block else (0, 0)),
+        out.stride(0),
+        HAS_BIAS=bias is not None,
+        BLOCK_SCALES=block,
+        BLOCK_M=config.block_m,
+        BLOCK_N=config.block_n,
+        BLOCK_K=BLOCK_K,
+        GROUP_M=config.group_m,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )
+    return out

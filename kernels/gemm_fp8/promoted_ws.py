@@ -1,0 +1,261 @@
+"""Over promoted: a warp that only loads, and warpgroups whose promotions and wgmma take turns.
+
+In promoted all warps wait for a product, then all add it up, and the tensor cores rest meanwhile.  Here every 64 rows
+of the tile are a consumer warpgroup's, which waits for nobody but the producer, so that one multiplies while another
+promotes (DeepGEMM's scheme, with a third consumer where rows allow it).  CTAs are persistent: the producer loads the
+next tile, and TMA stores the last one, while consumers are at work.  Two pieces of 64 rows for each of two consumers
+would read less from L2 still, and spill 136 bytes a thread with block scales, because ptxas gives the products of the
+two pieces registers of their own.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import torch
+import triton
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from rooflab.kernels._checks import output
+from rooflab.kernels._device import HOPPER_SMS, sm_count
+from rooflab.kernels.configs import BF16, REGISTERS_PER_SM, Footprint, default_config, legal_by
+from rooflab.kernels.gemm_fp8 import _tiles
+from rooflab.kernels.gemm_fp8._operands import TMA_ALIGNMENT, block_scaled, why_no_tma
+from rooflab.kernels.gemm_fp8._partitions import consume, produce
+from rooflab.kernels.gemm_fp8._tiles import BLOCK_K, check_for_tma
+from rooflab.kernels.registry import register
+from rooflab.reference.spec import Case, Scheme
+from rooflab.roofline.model import Traffic
+
+PRODUCER_REGISTERS = 32
+CONSUMER_REGISTERS = {1: 216, 2: 232, 3: 160}
+"""By consumers: the 65536 of an SM, less the producer's, over their threads, in steps of eight and at most 255."""
+KINDS = (gl.float8e4nv, gl.float8e4nv, gl.bfloat16)
+"""Of a, b and the output, as Gluon names them."""
+SUM_REGISTERS = 16
+"""Addresses, barriers and scales of a consumer, beside its accumulators, at least."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """Tile sizes and depth of the ring; the tile's K is 128, and every 64 of its rows are a consumer's."""
+
+    block_m: int
+    block_n: int
+    num_stages: int
+    group_m: int = 8
+    """Row panels of tiles that share their columns of b."""
+
+
+def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
+    """One to three consumers, up to the columns of one block scale."""
+    sides = itertools.product((64, 128, 192), (16, 32, 64, 128), (3, 4, 5, 6, 8), (1, 4, 8))
+    return tuple(Config(*side) for side in sides)
+
+
+def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
+    """The registers of the launch, which the kernel deals out anew; the ring, and the tile on its way out.
+
+    The producer is one warp, and takes the place of four, to which registers are dealt.
+    """
+    consumers = config.block_m // 64
+    threads = 128 * (consumers + 1)
+    outputs = config.block_m * config.block_n
+    M, N, K = int(case["M"]), int(case["N"]), int(case["K"])
+    return Footprint(
+        threads=threads,
+        registers=min(REGISTERS_PER_SM // threads // 8 * 8, config.block_n + SUM_REGISTERS),
+        shared_bytes=config.num_stages * (config.block_m + config.block_n) * BLOCK_K + 2 * outputs,
+        ctas=min(triton.cdiv(M, config.block_m) * triton.cdiv(N, config.block_n), HOPPER_SMS),
+        tensor_flops=2.0 * outputs * triton.cdiv(K, BLOCK_K) * BLOCK_K,
+    )
+
+
+def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
+    """As many rows as a has, up to three consumers', where they fill the last wave best; as many columns as leave every
+    SM a tile."""
+    M, N = int(case["M"]), int(case["N"])
+    if M <= 64:
+        return Config(64, _tiles.columns(M, N, 64, 128), num_stages=8)
+    block_n = _tiles.columns(M, N, 128, 128)
+
+    def turns(block_m: int) -> int:
+        """Rows that the busiest SM multiplies."""
+        tiles = triton.cdiv(M, block_m) * triton.cdiv(N, block_n)
+        return int(block_m * triton.cdiv(tiles, HOPPER_SMS))
+
+    # The larger tile reads a sixth less from L2 a FLOP, and is the better one where both take as long.
+    if turns(192) <= turns(128):
+        return Config(192, block_n, num_stages=4)
+    return Config(128, block_n, num_stages=5)
+
+
+@gluon.jit
+def _gemm(a_map, b_map, c_map, a_scale_ptr, b_scale_ptr, bias_ptr, out_ptr, M, N, K,
+          stride_am, stride_ak, stride_bk, stride_bn, stride_om, HAS_BIAS: gl.constexpr, BLOCK_SCALES: gl.constexpr,
+          BY_TMA: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr,
+          GROUP_M: gl.constexpr, STAGES: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr,
+          PRODUCER_REGISTERS: gl.constexpr):  # fmt: skip
+    CONSUMERS: gl.constexpr = BLOCK_M // 64
+    a_ring = gl.allocate_shared_memory(a_map.dtype, [STAGES * CONSUMERS, 64, BLOCK_K], a_map.layout)
+    b_ring = gl.allocate_shared_memory(b_map.dtype, [STAGES, BLOCK_N, BLOCK_K], b_map.layout)
+    c_kept = gl.allocate_shared_memory(gl.bfloat16, [CONSUMERS, 64, BLOCK_N], c_map.layout)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(full.index(stage), count=1)
+        mbarrier.init(empty.index(stage), count=CONSUMERS)
+    fence_async_shared()
+    shared = (a_ring, b_ring, full, empty, c_kept)
+    pointers = (a_scale_ptr, b_scale_ptr, bias_ptr, out_ptr)
+    strides = (stride_am, stride_ak, stride_bk, stride_bn, stride_om)
+    if CONSUMERS == 1:
+        gl.warp_specialize(
+            [
+                (consume, (shared, c_map, pointers, M, N, K, strides, 0, CONSUMERS, HAS_BIAS, BLOCK_SCALES, BY_TMA,
+                            BLOCK_N, BLOCK_K, GROUP_M, STAGES)),
+                (produce, (shared, a_map, b_map, M, N, K, CONSUMERS, BLOCK_N, BLOCK_K, GROUP_M, STAGES)),
+            ],
+            [1],
+            [PRODUCER_REGISTERS],
+        )  # fmt: skip
+    elif CONSUMERS == 2:
+        gl.warp_specialize(
+            [
+                (consume, (shared, c_map, pointers, M, N, K, strides, 0, CONSUMERS, HAS_BIAS, BLOCK_SCALES, BY_TMA,
+                            BLOCK_N, BLOCK_K, GROUP_M, STAGES)),
+                (consume, (shared, c_map, pointers, M, N, K, strides, 1, CONSUMERS, HAS_BIAS, BLOCK_SCALES, BY_TMA,
+                            BLOCK_N, BLOCK_K, GROUP_M, STAGES)),
+                (produce, (shared, a_map, b_map, M, N, K, CONSUMERS, BLOCK_N, BLOCK_K, GROUP_M, STAGES)),
+            ],
+            [4, 1],
+            [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (consume, (shared, c_map, pointers, M, N, K, strides, 0, CONSUMERS, HAS_BIAS, BLOCK_SCALES, BY_TMA,
+                            BLOCK_N, BLOCK_K, GROUP_M, STAGES)),
+                (consume, (shared, c_map, pointers, M, N, K, strides, 1, CONSUMERS, HAS_BIAS, BLOCK_SCALES, BY_TMA,
+                            BLOCK_N, BLOCK_K, GROUP_M, STAGES)),
+                (consume, (shared, c_map, pointers, M, N, K, strides, 2, CONSUMERS, HAS_BIAS, BLOCK_SCALES, BY_TMA,
+                            BLOCK_N, BLOCK_K, GROUP_M, STAGES)),
+                (produce, (shared, a_map, b_map, M, N, K, CONSUMERS, BLOCK_N, BLOCK_K, GROUP_M, STAGES)),
+            ],
+            [4, 4, 1],
+            [CONSUMER_REGISTERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS],
+        )  # fmt: skip
+
+
+def traffic(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor,
+    b_scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    fast_accum: bool = False,
+    out: torch.Tensor | None = None,
+    config: Config | None = None,
+) -> Traffic:
+    """a once; b again for every group of row panels, as if none of it were still in L2 by then."""
+    config = config or _config(a, b)
+    return _tiles.traffic(a, b, a_scale, b_scale, bias, config.block_m * config.group_m)
+
+
+def _config(a: torch.Tensor, b: torch.Tensor) -> Config:
+    (M, K), N = a.shape, b.shape[1]
+    found: Config = default_config("gemm_fp8", "promoted_ws", "fp8_e4m3", a.device, M=M, N=N, K=K)
+    return found
+
+
+def unsupported(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor,
+    b_scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    fast_accum: bool = False,
+) -> str | None:
+    """Operands that TMA cannot read."""
+    return why_no_tma(a, b) if a.numel() and b.numel() else None
+
+
+@register(
+    op="gemm_fp8",
+    name="promoted_ws",
+    role="optimized",
+    backend="gluon",
+    min_sm=90,
+    traffic=traffic,
+    unsupported=unsupported,
+    config_type=Config,
+    configs=configs,
+    is_legal=legal_by(footprint),
+    heuristic=heuristic,
+    footprint=footprint,
+)
+def gemm_fp8(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor,
+    b_scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    fast_accum: bool = False,
+    out: torch.Tensor | None = None,
+    config: Config | None = None,
+) -> torch.Tensor:
+    """(a_scale a) (b_scale b) + bias as `promoted` has it, by specialised warps in persistent CTAs.
+
+    a: (M, K) e4m3 row-major; b: (K, N) e4m3 column-major, rows of K a multiple of 16 bytes apart; bias: (N,) bf16;
+    scales as of `naive`, any strides; returns (M, N) bf16, by TMA where its rows are a multiple of 16 bytes apart.
+    Raises `ValueError` on shapes, dtypes or strides that do not fit.
+    """
+    M, N, K = check_for_tma(a, b, a_scale, b_scale, bias)
+    out = output(out, (M, N), a, torch.bfloat16)
+    if not out.numel():
+        return out
+    if not K:
+        return out.zero_() if bias is None else out.copy_(bias.expand(M, N))
+    config = config or _config(a, b)
+    block, weight = block_scaled(a_scale), b.mT
+    by_tma = out.stride(0) * out.itemsize % TMA_ALIGNMENT == 0 and out.data_ptr() % TMA_ALIGNMENT == 0
+    boxes = ([64, BLOCK_K], [config.block_n, BLOCK_K], [64, config.block_n])
+    layouts = [gl.NVMMASharedLayout.get_default_for(box, kind) for box, kind in zip(boxes, KINDS, strict=True)]
+    target = out if by_tma else a.new_empty((1, 8), dtype=torch.bfloat16)
+    maps = [
+        TensorDescriptor(tensor, list(tensor.shape), [tensor.stride(0), 1], box, layout)
+        for tensor, box, layout in zip((a, weight, target), boxes, layouts, strict=True)
+    ]
+    tiles = triton.cdiv(M, config.block_m) * triton.cdiv(N, config.block_n)
+    _gemm[(min(tiles, sm_count(a.device)),)](
+        *maps,
+        a_scale,
+        b_scale,
+        bias,
+        out,
+        M,
+        N,
+        K,
+        *(a_scale.stride() if block else (0, 0)),
+        *(b_scale.stride() if block else (0, 0)),
+        out.stride(0),
+        HAS_BIAS=bias is not None,
+        BLOCK_SCALES=block,
+        BY_TMA=by_tma,
+        BLOCK_M=config.block_m,
+        BLOCK_N=config.block_n,
+        BLOCK_K=BLOCK_K,
+        GROUP_M=config.group_m,
+        STAGES=config.num_stages,
+        CONSUMER_REGISTERS=CONSUMER_REGISTERS[config.block_m // 64],
+        PRODUCER_REGISTERS=PRODUCER_REGISTERS,
+        num_warps=4,
+    )
+    return out

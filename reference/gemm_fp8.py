@@ -1,0 +1,225 @@
+"""gemm_fp8: C = (a_scale A) (b_scale B) + bias, with operands in e4m3 and a bf16 result.
+
+A scale multiplies what it scales (DeepSeek-V3's and `torch._scaled_mm`'s convention): one for a whole operand, or one
+for each 1 x 128 of A and 128 x 128 of B (DeepSeek-V3, arXiv 2412.19437, section 3.3.2), the last ones ragged. B is
+(K, N) and stored (N, K), which is the only layout that Hopper's fp8 wgmma multiplies: `b = weight.mT`. Its scales are
+(K/128, N/128); DeepGEMM's (N/128, K/128) are the same tensor transposed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from rooflab.reference.spec import FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
+from rooflab.roofline.model import Cost
+
+E4M3 = torch.float8_e4m3fn
+E4M3_MAX = 448.0
+GROUP = 128
+"""Values along K, and along N of b, that share a block scale."""
+# A kernel that drops, repeats or misplaces one k shows at the edges of wgmma's 32 and of the 128 of a scale.
+PLANTED_K = (0, 15, 16, 31, 32, 63, 64, 127, 128)
+PLANT = 16.0
+ACCUMULATION_FACTOR = 4.0
+CUT = 2.0**-13
+"""Largest part of the largest addend that Hopper's fp8 accumulation loses of each (MMA-Sim, arXiv 2511.10909)."""
+CUTS_PER_INSTRUCTION = 3.0
+INSTRUCTION_K = 32
+PROMOTED_K = 128
+
+
+def quantize_fp8(x: torch.Tensor, group: tuple[int, int] | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """x as e4m3 with a scale for each `group` of (rows, columns), ragged at the edges, or one scale for all of it.
+
+    x: (R, C) of any float dtype. Returns e4m3 (R, C) and fp32 scales, () or (ceil(R / rows), ceil(C / columns)), such
+    that values times scales are x: the largest magnitude of each group becomes 448, e4m3's largest. A group of zeros
+    has the scale 1. Raises `ValueError` where x is no matrix.
+    """
+    if x.ndim != 2:
+        raise ValueError(f"x: expected shape (*, *), got {tuple(x.shape)}")
+    rows, columns = x.shape
+    high, wide = group or (max(rows, 1), max(columns, 1))
+    blocks = (-(-rows // high), -(-columns // wide)) if group else (1, 1)
+    padded = torch.nn.functional.pad(x.float(), (0, blocks[1] * wide - columns, 0, blocks[0] * high - rows))
+    tiles = padded.view(blocks[0], high, blocks[1], wide)
+    largest = tiles.abs().amax(dim=(1, 3), keepdim=True)
+    scale = torch.where(largest > 0, largest / E4M3_MAX, 1.0)
+    values = (tiles / scale).clamp(-E4M3_MAX, E4M3_MAX).view(padded.shape)[:rows, :columns]
+    scales = scale.view(blocks)
+    return values.to(E4M3).contiguous(), scales if group else scales.reshape(())
+
+
+def dequantize_fp8(values: torch.Tensor, scale: torch.Tensor, group: tuple[int, int]) -> torch.Tensor:
+    """Values times scales in fp64: (R, C).  scale: one element, or (ceil(R / rows), ceil(C / columns)) for `group`."""
+    if scale.ndim < 2:
+        return values.double() * scale.double()
+    rows, columns = values.shape
+    wide = scale.double().repeat_interleave(group[0], 0)[:rows].repeat_interleave(group[1], 1)[:, :columns]
+    return values.double() * wide
+
+
+def gemm_fp8(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor,
+    b_scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    fast_accum: bool = False,
+) -> torch.Tensor:
+    """(a_scale a) (b_scale b) + bias in fp64.  a: (M, K) e4m3; b: (K, N) e4m3; bias: (N,) bf16; returns (M, N).
+
+    Scales are fp32: () or (1,) both, or a_scale (M, ceil(K / 128)) and b_scale (ceil(K / 128), ceil(N / 128)).
+    `fast_accum` lets a kernel sum all of K in Hopper's short fp8 accumulator, as `use_fast_accum` of
+    `torch._scaled_mm`; here it changes nothing.
+    """
+    product = dequantize_fp8(a, a_scale, (1, GROUP)) @ dequantize_fp8(b, b_scale, (GROUP, GROUP))
+    return product if bias is None else product + bias.double()
+
+
+def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
+    """Normal operands, quantised; b is scaled by 1/sqrt(K) first, so that the product is of order one at every K.
+
+    The operands are e4m3 in any scheme. Block scales of a are stored (K/128, M), which cuBLAS and DeepGEMM read.
+    """
+    return _inputs(case, scheme, device, seed)
+
+
+def _inputs(case: Case, scheme: Scheme, device: torch.device, seed: int, planted_k: int | None = None) -> Inputs:
+    M, N, K, scales = int(case["M"]), int(case["N"]), int(case["K"]), case["scales"]
+    if scales not in ("tensor", "block"):
+        raise ValueError(f"scales: expected tensor or block, got {scales!r}")
+    bias = randn(N, dtype=torch.bfloat16, device=device, seed=seed + 2) if case["bias"] else None
+    if torch.device(device).type == "meta":
+        a, weight, a_scale, b_scale = _meta(M, N, K, scales == "block")
+    else:
+        x = randn(M, K, dtype=torch.float32, device=device, seed=seed)
+        y = randn(N, K, dtype=torch.float32, device=device, seed=seed + 1, scale=max(K, 1) ** -0.5)
+        if planted_k is not None:
+            x[:, planted_k] *= PLANT
+            y[:, planted_k] *= PLANT
+        block = scales == "block"
+        a, a_scale = quantize_fp8(x, (1, GROUP) if block else None)
+        weight, b_scale = quantize_fp8(y, (GROUP, GROUP) if block else None)
+    if scales == "block":
+        a_scale = a_scale.mT.contiguous().mT
+    inputs: Inputs = {"a": a, "b": weight.mT, "a_scale": a_scale, "b_scale": b_scale.mT if b_scale.ndim else b_scale}
+    inputs["bias"] = bias
+    if case.get("fast_accum"):
+        inputs["fast_accum"] = True
+    return inputs
+
+
+def _meta(M: int, N: int, K: int, block: bool) -> tuple[torch.Tensor, ...]:
+    groups = -(-K // GROUP)
+    shapes = ((M, K), (N, K), (M, groups) if block else (), (-(-N // GROUP), groups) if block else ())
+    dtypes = (E4M3, E4M3, torch.float32, torch.float32)
+    return tuple(torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in zip(shapes, dtypes, strict=True))
+
+
+def cost(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor,
+    b_scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    fast_accum: bool = False,
+) -> Cost:
+    """2 M N K tensor-core FLOPs in e4m3, one add per output for a bias; every operand and scale moves once.
+
+    The scales' products are not counted: they need no pass over the outputs of their own, however long K is.
+    """
+    (M, K), N = a.shape, b.shape[1]
+    return Cost(
+        read_bytes=nbytes(a, b, a_scale, b_scale, bias),
+        write_bytes=M * N * torch.bfloat16.itemsize,
+        tensor_flops={"fp8_e4m3": 2.0 * M * N * K},
+        vector_flops=float(M * N) if bias is not None else 0.0,
+    )
+
+
+def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
+    """What fp32 sums may lose, as in `gemm`'s 16-bit form, what fp8's accumulator may, and the output's rounding.
+
+    The quantisation is no error, because the operands are given in e4m3. fp32: c u sqrt(K) (|A| |B| + |bias|), u =
+    2**-24, c = 4. Hopper multiplies e4m3 only with an accumulator that keeps 13 bits behind the leading one: an
+    instruction, 32 of K, cuts its accumulator on the way in and the sum on the way out, each by up to 2**-13 of it
+    and always towards zero, and the products' cuts, of random signs, add about as much as one: 3 x 2**-13 of a
+    partial sum, which is |A B| or a random walk's sqrt((A*A) (B*B)). A promoted sum has four instructions behind it
+    and the walk of all of K is that of its sums, so 12 x 2**-13; with `fast_accum` it is 3 K / 32. (The model of the
+    accumulator leaves up to 7 x 2**-13 of the sum of both in 128 of K with a planted k, 2.6 without.)
+    """
+    a = dequantize_fp8(inputs["a"], inputs["a_scale"], (1, GROUP))
+    b = dequantize_fp8(inputs["b"], inputs["b_scale"], (GROUP, GROUP))
+    K = a.shape[1]
+    magnitude = a.abs() @ b.abs()
+    product = oracle[0]
+    if inputs["bias"] is not None:
+        magnitude = magnitude + inputs["bias"].double().abs()
+        product = product - inputs["bias"].double()
+    chain = K if inputs.get("fast_accum") else min(K, PROMOTED_K)
+    cuts = CUTS_PER_INSTRUCTION * -(-chain // INSTRUCTION_K) * CUT
+    allowed = ACCUMULATION_FACTOR * FP32_ROUNDOFF * max(K, 1) ** 0.5 * magnitude
+    allowed = allowed + cuts * (product.abs() + (a.square() @ b.square()).sqrt())
+    subnormal = torch.finfo(scheme.output).smallest_normal * scheme.unit_roundoff
+    return (allowed + scheme.unit_roundoff * oracle[0].abs() + subnormal,)
+
+
+def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
+    """One k that outweighs all others together, at every edge that K reaches; quantised with the rest."""
+    K = int(case["K"])
+    for k in sorted({k for k in (*PLANTED_K, K - 1) if 0 <= k < K}):
+        yield f"k={k}", _inputs(case, scheme, device, seed, planted_k=k)
+
+
+def _cases(pairs: tuple[tuple[int, int], ...], *M_values: int, scales: str = "block", **more: bool) -> tuple[Case, ...]:
+    return tuple(Case(M=M, N=N, K=K, scales=scales, bias=False, **more) for M in M_values for N, K in pairs)
+
+
+SMOLLM2_135M = ((960, 576), (576, 576), (3072, 576), (576, 1536))
+QWEN3_0_6B = ((4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072))
+LLAMA3_8B = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
+DEEPSEEK_V3 = ((2112, 7168), (24576, 1536), (32768, 512), (7168, 16384), (4096, 7168), (7168, 2048))
+"""(N, K) of DeepGEMM's published figures for dense products."""
+
+SPEC = OpSpec(
+    name="gemm_fp8",
+    reference=gemm_fp8,
+    make_inputs=make_inputs,
+    cost=cost,
+    outputs=("c",),
+    cases={
+        "smoke": (
+            # First one that every kernel takes.
+            Case(M=48, N=80, K=160, scales="tensor", bias=True, fast_accum=True),
+            Case(M=32, N=96, K=256, scales="tensor", bias=False),
+            Case(M=64, N=144, K=208, scales="block", bias=True),
+        ),
+        "edge": (
+            Case(M=1, N=1, K=1, scales="tensor", bias=False),
+            Case(M=17, N=65, K=33, scales="block", bias=True),
+            # Rows of whole 16 bytes, which TMA needs; the rest is as odd as that leaves it.
+            Case(M=1, N=131, K=128, scales="block", bias=True),
+            Case(M=65, N=31, K=144, scales="tensor", bias=False),
+            Case(M=129, N=1, K=16, scales="block", bias=False),
+            Case(M=127, N=257, K=400, scales="block", bias=True),
+            Case(M=127, N=133, K=272, scales="tensor", bias=True, fast_accum=True),
+            Case(M=257, N=136, K=272, scales="tensor", bias=True),
+        ),
+        # Per layer: q|k|v in one, o, gate|up in one, down.
+        "smollm2_135m": _cases(SMOLLM2_135M, 16),
+        "qwen3_0_6b": _cases(QWEN3_0_6B, 16, 512),
+        "llama3_8b": _cases(LLAMA3_8B, 1, 16, 2048) + _cases(LLAMA3_8B, 2048, scales="tensor"),
+        "deepseek_v3": _cases(DEEPSEEK_V3, 64, 128, 4096),
+        # The largest K is where the short accumulator loses most.
+        "fast_accum": _cases((*LLAMA3_8B, (4096, 16384)), 2048, scales="tensor", fast_accum=True),
+    },
+    tolerance=tolerance,
+    planted=planted,
+    schemes=("fp8_e4m3",),
+    optional={"fast_accum": False},
+    prepared="b",
+)

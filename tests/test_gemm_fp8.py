@@ -1,0 +1,281 @@
+"""gemm_fp8: quantisation, values by hand, refusals, what its tolerance rejects, and why sums are promoted."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from rooflab.bench.ceilings_readings import with_stand_ins, without_stand_ins
+from rooflab.bench.emulated_calls import call
+from rooflab.bench.predict.cases import Target
+from rooflab.bench.selection import Selection
+from rooflab.bench.static import CompileFailure, Request, compile_kernels
+from rooflab.kernels.configs import SHARED_BYTES_PER_CTA
+from rooflab.kernels.registry import Kernel, get_kernel, get_op, kernels
+from rooflab.reference.gemm_fp8 import DEEPSEEK_V3, SPEC, dequantize_fp8, quantize_fp8
+from rooflab.reference.spec import SCHEMES, Case
+from rooflab.roofline.model import Ceilings
+
+CPU, META = torch.device("cpu"), torch.device("meta")
+E4M3, FP8 = torch.float8_e4m3fn, SCHEMES["fp8_e4m3"]
+ALL = list(kernels("gemm_fp8").values())
+ON_CPU = [kernel for kernel in ALL if kernel.backend == "torch"]
+RUNGS = [kernel for kernel in ALL if kernel.role == "optimized"]
+by_name = lambda kernel: kernel.name
+BLOCK = Case(M=130, N=144, K=400, scales="block", bias=True)
+
+
+def made(case: Case, device: torch.device = CPU) -> dict[str, object]:
+    return SPEC.make_inputs(case, FP8, device, 0)
+
+
+def fp8(*rows: list[float]) -> torch.Tensor:
+    return torch.tensor(rows).to(E4M3)
+
+
+@pytest.mark.parametrize("group", [None, (1, 128), (128, 128)])
+def test_quantised_values_times_scales_are_the_values(group):
+    x = torch.randn(130, 300, generator=torch.Generator().manual_seed(0)) * 3
+    values, scale = quantize_fp8(x, group)
+    assert values.dtype == E4M3 and scale.dtype == torch.float32 and values.is_contiguous()
+    assert scale.shape == {None: (), (1, 128): (130, 3), (128, 128): (2, 3)}[group]
+    error = (dequantize_fp8(values, scale, group or (1, 1)) - x).abs()
+    step = scale.max().double() * 2.0**-9  # e4m3's smallest magnitude
+    assert (error <= x.abs() / 16 * 1.001 + step).all()
+    assert values.float().abs().max() == 448
+
+
+def test_each_group_is_scaled_by_its_own_largest_value():
+    x = torch.ones(2, 256)
+    x[1, 128:] = 7.0
+    x[0, :128] = 0.0
+    values, scale = quantize_fp8(x, (1, 128))
+    torch.testing.assert_close(scale, torch.tensor([[1.0, 1 / 448], [1 / 448, 7 / 448]]))
+    assert values[0, :128].float().abs().max() == 0 and (values[1].float() == 448).all()
+    assert quantize_fp8(torch.empty(3, 0))[1].item() == 1.0
+    with pytest.raises(ValueError, match=r"x: expected shape \(\*, \*\), got \(3,\)"):
+        quantize_fp8(torch.ones(3))
+
+
+@pytest.mark.parametrize("kernel", ON_CPU, ids=by_name)
+def test_values_by_hand(kernel: Kernel) -> None:
+    a, b = fp8([1.0, 2.0], [3.0, 4.0]), fp8([1.0, -1.0], [10.0, 0.5]).mT.contiguous().mT
+    scales = {"a_scale": torch.tensor(2.0), "b_scale": torch.tensor([0.5])}
+    assert kernel(a=a, b=b, **scales).tolist() == [[21.0, 0.0], [43.0, -1.0]]
+    bias = torch.tensor([0.25, -100.0], dtype=torch.bfloat16)
+    assert kernel(a=a, b=b, **scales, bias=bias).tolist() == [[21.25, -100.0], [43.25, -101.0]]
+
+
+def test_a_block_scale_is_that_of_its_group():
+    """One group of ones at a time, each with a scale of its own."""
+    M, N, K = 2, 130, 200
+    a_scale, b_scale = torch.tensor([[2.0, 3.0], [5.0, 7.0]]), torch.tensor([[11.0, 13.0], [17.0, 19.0]])
+    found = get_kernel("gemm_fp8", "naive")(
+        a=torch.ones(M, K).to(E4M3), b=torch.ones(N, K).to(E4M3).mT, a_scale=a_scale, b_scale=b_scale
+    )
+    wanted = a_scale.double() @ (b_scale.double() * torch.tensor([[128.0], [72.0]]))
+    assert found[:, [0, 127]].double().sub(wanted[:, :1]).abs().max() <= wanted.max() * 2**-8
+    assert found[:, [128, 129]].double().sub(wanted[:, 1:]).abs().max() <= wanted.max() * 2**-8
+
+
+@pytest.mark.parametrize("kernel", [*ON_CPU, *RUNGS], ids=by_name)
+def test_empty_sizes(kernel: Kernel) -> None:
+    scales = {"a_scale": torch.tensor(2.0), "b_scale": torch.tensor(2.0), "fast_accum": True}
+    empty = torch.empty(0, 16).to(E4M3)
+    b = torch.ones(3, 16).to(E4M3).mT
+    assert kernel.fn(a=empty, b=b, **scales).shape == (0, 3)
+    assert kernel.fn(a=b.mT, b=empty.mT, **scales).shape == (3, 0)
+    nothing = torch.empty(3, 0).to(E4M3)
+    assert kernel.fn(a=nothing, b=nothing.mT, **scales).tolist() == [[0.0] * 3] * 3
+    bias = torch.tensor([1.0, 2.0, 3.0], dtype=torch.bfloat16)
+    assert kernel.fn(a=nothing, b=nothing.mT, **scales, bias=bias).tolist() == [[1.0, 2.0, 3.0]] * 3
+
+
+@pytest.mark.parametrize("kernel", ALL, ids=by_name)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"a": torch.ones(4).to(E4M3)}, r"a: expected shape \(\*, \*\), got \(4,\)"),
+        ({"b": torch.ones(5, 3).to(E4M3)}, r"b: expected shape \(16, \*\), got \(5, 3\)"),
+        ({"b": torch.ones(16, 3)}, "b: expected torch.float8_e4m3fn, got torch.float32"),
+        ({"a_scale": torch.ones(2)}, r"a_scale: expected one element, shape \(\) or \(1,\), got \(2,\)"),
+        ({"b_scale": torch.ones(1, 1)}, r"b_scale: expected one element, shape \(\) or \(1,\), got \(1, 1\)"),
+        ({"a_scale": torch.ones(2, 1)}, r"b_scale: expected shape \(1, 1\), got \(\)"),
+        ({"a_scale": torch.ones(2, 2)}, r"a_scale: expected shape \(2, 1\), got \(2, 2\)"),
+        ({"b_scale": torch.ones((), dtype=torch.float64)}, "b_scale: expected torch.float32, got torch.float64"),
+        ({"bias": torch.ones(4, dtype=torch.bfloat16)}, r"bias: expected shape \(3\), got \(4,\)"),
+        ({"bias": torch.ones(3)}, "bias: expected torch.bfloat16, got torch.float32"),
+        ({"out": torch.ones(2, 3)}, "out: expected torch.bfloat16, got torch.float32"),
+        ({"out": torch.ones(3, 2, dtype=torch.bfloat16).mT}, "out: expected stride 1"),
+    ],
+)
+def test_refusals(kernel: Kernel, change: dict[str, torch.Tensor], message: str) -> None:
+    good = {"a": torch.ones(2, 16).to(E4M3), "b": torch.ones(3, 16).to(E4M3).mT}
+    with pytest.raises(ValueError, match=message):
+        kernel.fn(**{**good, "a_scale": torch.ones(()), "b_scale": torch.ones(()), **change})
+
+
+@pytest.mark.parametrize("kernel", RUNGS, ids=by_name)
+def test_what_tma_cannot_read_is_refused_by_name(kernel: Kernel) -> None:
+    inputs = {**made(Case(M=4, N=8, K=32, scales="tensor", bias=False)), "fast_accum": True}
+    assert kernel.why_not_args(inputs) is None
+    rows = f"UNSUPPORTED: gemm_fp8/{kernel.name}: a: expected a multiple of 16 bytes between rows of K"
+    wide = torch.empty(4, 40).to(E4M3)[:, :32]
+    assert str(kernel.why_not_args({**inputs, "a": wide})).startswith(rows)
+    in_rows = inputs["b"].contiguous()
+    assert "b: expected K-major storage" in str(kernel.why_not_args({**inputs, "b": in_rows}))
+    moved = torch.empty(4 * 32 + 1).to(E4M3)[1:].view(4, 32)
+    assert "a: expected an address of a multiple of 16" in str(kernel.why_not_args({**inputs, "a": moved}))
+    with pytest.raises(ValueError, match="a: expected a multiple of 16 bytes .* naive takes any"):
+        kernel.fn(**{**inputs, "a": wide})
+
+
+def test_a_short_sum_must_be_allowed_and_has_no_blocks():
+    kernel = get_kernel("gemm_fp8", "fast_accum")
+    for case, reason in (
+        (Case(M=4, N=8, K=32, scales="tensor", bias=False), "fast_accum: Hopper's fp8 accumulator keeps 14 bits"),
+        (Case(M=4, N=8, K=32, scales="block", bias=False, fast_accum=True), "a_scale: a block scale ends a sum"),
+    ):
+        assert reason in str(kernel.why_not_args(made(case)))
+        with pytest.raises(ValueError, match=reason):
+            kernel.fn(**made(case))
+
+
+@pytest.mark.parametrize(
+    ("case", "reason"),
+    [
+        (Case(M=17, N=96, K=256, scales="tensor", bias=True), None),
+        (Case(M=17, N=96, K=512, scales="block", bias=False), None),
+        (Case(M=17, N=90, K=256, scales="tensor", bias=True), "multiples of 16, got 90 and 256"),
+        (Case(M=17, N=96, K=384, scales="block", bias=False), "K in multiples of 512, got 384"),
+        (Case(M=17, N=96, K=512, scales="block", bias=True), "no bias beside block scales"),
+    ],
+)
+def test_what_the_library_takes_on_a_gpu(case: Case, reason: str | None) -> None:
+    found = get_kernel("gemm_fp8", "library").why_not_args(made(case, META))
+    assert found is None if reason is None else reason in str(found)
+
+
+def test_deep_gemm_is_given_its_own_form(monkeypatch):
+    given = []
+    monkeypatch.setitem(sys.modules, "deep_gemm", SimpleNamespace(fp8_gemm_nt=lambda *args: given.extend(args)))
+    inputs = made(BLOCK.but(bias=False))
+    out = get_kernel("gemm_fp8", "deep_gemm").fn(**inputs)
+    (a, a_scale), (weight, b_scale), result = given
+    assert result is out and a is inputs["a"] and weight.shape == (144, 400) and weight.is_contiguous()
+    assert a_scale.shape == (130, 4) and a_scale.stride() == (1, 130)
+    assert b_scale.shape == (2, 4) and b_scale.is_contiguous()
+    assert {(case["N"], case["K"]) for case in SPEC.cases["deepseek_v3"]} == set(DEEPSEEK_V3)
+
+
+@pytest.mark.parametrize("scales", ["tensor", "block"])
+def test_a_dropped_k_or_a_neighbour_s_scale_is_rejected(scales: str) -> None:
+    case = Case(M=8, N=8, K=272, scales=scales, bias=False)
+    labels = []
+    for label, inputs in SPEC.planted(case, FP8, CPU, 0):
+        k = int(label.removeprefix("k="))
+        a = inputs["a"].clone()
+        a[:, k] = 0.0
+        (stats,) = SPEC.judge(SPEC.oracle({**inputs, "a": a}), SPEC.oracle(inputs), inputs, FP8)
+        assert not stats.passed
+        labels.append(k)
+    assert labels == [0, 15, 16, 31, 32, 63, 64, 127, 128, 271]
+    if scales == "block":
+        for name, dim in (("a_scale", 0), ("a_scale", 1), ("b_scale", 0)):
+            wrong = {**inputs, name: inputs[name].roll(1, dim)}
+            (stats,) = SPEC.judge(SPEC.oracle(wrong), SPEC.oracle(inputs), inputs, FP8)
+            assert not stats.passed, name
+
+
+def test_a_short_sum_is_off_at_a_large_k_and_promoted_ones_are_not():
+    """The compiled kernels, with the emulator's model of Hopper's accumulator: 14 bits, cut towards zero."""
+    script = Path(__file__).with_name("short_accumulator.py")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    case = "M=64,N=16,K=16384,scales=tensor,bias=false,fast_accum=true"
+    run = subprocess.run(
+        [sys.executable, str(script), case, "fast_accum", "promoted", "promoted_ws"],
+        capture_output=True, text=True, env=environment, check=True,
+    )  # fmt: skip
+    off = json.loads(run.stdout)
+    assert off["fast_accum"] > 1 and off["promoted"] < 0.6 and off["promoted_ws"] < 0.6
+
+
+@pytest.mark.parametrize(
+    ("config", "case"),
+    [
+        ((192, 128, 3), Case(M=200, N=264, K=272, scales="block", bias=True)),
+        # More tiles than SMs, so that CTAs go round, and an odd N, which TMA cannot store.
+        ((128, 16, 3), Case(M=64, N=2233, K=144, scales="tensor", bias=False)),
+    ],
+)
+def test_persistent_ctas_of_every_size_are_right_and_race_free(config: tuple[int, ...], case: Case) -> None:
+    made_of = get_kernel("gemm_fp8", "promoted_ws").config_type(*config)
+    answer = call(Target("gemm_fp8", "promoted_ws", case, FP8, None, made_of)).answer
+    assert answer["status"] == "OK", answer["reason"]
+    (launch,) = answer["launches"]
+    assert launch["shared_wavefronts"] == launch["shared_wavefronts_least"], "no bank conflicts"
+
+
+def test_offsets_of_the_output_are_64_bits_wide():
+    case = Case(M=2048, N=6144, K=4096, scales="block", bias=False)
+    for info in compile_kernels([Request("gemm_fp8", name, case, FP8) for name in ("promoted", "promoted_ws")]):
+        assert not isinstance(info, CompileFailure), info
+        assert re.search(r"arith\.muli %\w+, %\w+ : tensor<\d+(x1)?xi64", info[0].ir), "rows times their stride"
+
+
+@pytest.mark.parametrize("kernel", RUNGS, ids=by_name)
+def test_footprints_are_those_of_the_compiled_code(kernel: Kernel) -> None:
+    case = Case(M=512, N=512, K=512, scales="tensor", bias=False, fast_accum=True)
+    sizes = {config: kernel.footprint(config, case, FP8) for config in kernel.configs(case, FP8)}
+    near = sorted(sizes, key=lambda config: abs(sizes[config].shared_bytes - SHARED_BYTES_PER_CTA))
+    legal, illegal = ([config for config in near if sizes[config].fits is fits][:2] for fits in (True, False))
+    configs = [*legal, *illegal, *random.Random(0).sample([config for config in sizes if sizes[config].fits], 1)]
+    requests = [Request("gemm_fp8", kernel.name, case, FP8, config=config) for config in configs]
+    for config, found in zip(configs, compile_kernels(requests), strict=True):
+        assert not isinstance(found, CompileFailure), found
+        size = sizes[config]
+        assert 0.75 * found[0].shared_bytes <= size.shared_bytes <= found[0].shared_bytes, config
+        assert size.fits or found[0].shared_bytes > SHARED_BYTES_PER_CTA or found[0].stack_bytes, config
+        assert size.registers <= found[0].registers or found[0].stack_bytes, config
+        assert found[0].threads == size.threads and found[0].grid[0] == size.ctas, config
+
+
+def test_cost_and_traffic_count_bytes_of_fp8():
+    case = Case(M=4096, N=1024, K=512, scales="block", bias=True)
+    inputs = made(case, META)
+    cost = get_op("gemm_fp8").cost(**inputs)
+    assert cost.tensor_flops == {"fp8_e4m3": 2 * 4096 * 1024 * 512} and cost.vector_flops == 4096 * 1024
+    scales = 4 * (4096 * 4 + 4 * 8)
+    assert cost.read_bytes == 4096 * 512 + 512 * 1024 + scales + 2 * 1024 and cost.write_bytes == 2 * 4096 * 1024
+    naive, library, promoted = (
+        get_kernel("gemm_fp8", name).traffic(**inputs) for name in ("naive", "library", "promoted")
+    )
+    assert library.bytes == cost.bytes and naive.bytes > 17 * (4096 * 512 + 512 * 1024) and naive.launches == 10
+    assert promoted.read_bytes - library.read_bytes == (4096 // (128 * 8) - 1) * 512 * 1024
+
+
+def test_a_cpu_bounds_fp8_by_its_best_rate_and_its_first_scheme_is_taken():
+    measured = Ceilings("this", "measured", 1e9, {"fp32": 1e9, "bf16": 3e9, "fp16": 2e9}, 1e9)
+    found = with_stand_ins(measured)
+    assert found.matrix_rate("fp8_e4m3") == found.matrix_rate("tf32") == 3e9
+    assert without_stand_ins(found) == measured
+    alone = Selection.of("gemm_fp8", None, ("smoke",), None, None, "cpu")
+    assert [scheme.name for scheme in alone.schemes_of(SPEC, "fp32")] == ["fp8_e4m3"]
+    every = Selection.of(None, None, ("smoke",), None, None, "cpu")
+    assert every.schemes_of(SPEC, "fp32") == []
+    asked = Selection.of("gemm_fp8", None, ("smoke",), None, ["fp32"], "cpu")
+    assert asked.schemes_of(SPEC, "fp32") == []
+
+
+def test_unknown_scales_are_refused():
+    with pytest.raises(ValueError, match="scales: expected tensor or block, got 'row'"):
+        made(Case(M=1, N=1, K=1, scales="row", bias=False))
