@@ -44,8 +44,8 @@ class Speed(NamedTuple):
 
 
 SPEEDS = (
-    Speed("one 128x128 tile, K 512", "gemm", "tensor_core", "M=128,N=128,K=512,layout=NT,bias=false", TILE),
-    Speed("512x512x512, 16 tiles", "gemm", "tensor_core", "M=512,N=512,K=512,layout=NT,bias=false", TILE),
+    Speed("one 128x128 tile, K 512", "gemm", "pipelined", "M=128,N=128,K=512,layout=NT,bias=false", TILE),
+    Speed("512x512x512, 16 tiles", "gemm", "pipelined", "M=512,N=512,K=512,layout=NT,bias=false", TILE),
     Speed("attention, 128 queries, 1024 keys", "flash_attention", "online", ATTENTION.format(1024), None),
     Speed("attention, 128 queries, 4096 keys", "flash_attention", "online", ATTENTION.format(4096), None),
     Speed("64 rows of 4096", "rmsnorm", "fused", "T=64,H=4096,eps=1e-05", None),

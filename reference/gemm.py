@@ -127,6 +127,7 @@ SPEC = OpSpec(
         "smoke": (
             Case(M=32, N=96, K=64, layout="NT", bias=False),
             Case(M=64, N=48, K=80, layout="NN", bias=True),
+            Case(M=3, N=96, K=128, layout="NT", bias=True),
         ),
         "edge": (
             Case(M=1, N=1, K=1, layout="NN", bias=False),

@@ -12,9 +12,18 @@ from rooflab.reference.spec import SCHEMES, Case
 
 CPU = torch.device("cpu")
 KERNELS = [kernel for kernel in kernels("gemm").values() if kernel.why_not_here(CPU) is None]
-UNPACKED = [kernel for kernel in KERNELS if kernel.prepare is None]
-TRITON = [kernel for kernel in KERNELS if kernel.backend == "triton"]
 by_id = lambda kernel: kernel.name
+
+
+def takes(kernel: Kernel, a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether the kernel is for such operands; the rungs that are not have tests of their own."""
+    return kernel.why_not_args({"a": a, "b": kernel.prepare(b) if kernel.prepare else b}) is None
+
+
+# Of any size and in fp32, which TMA rungs are not.
+KERNELS = [kernel for kernel in KERNELS if takes(kernel, torch.ones(3, 5), torch.ones(5, 3))]
+UNPACKED = [kernel for kernel in KERNELS if kernel.prepare is None]
+TRITON = [kernel for kernel in UNPACKED if kernel.backend == "triton"]
 
 
 def call(kernel: Kernel, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -157,7 +166,7 @@ def test_cost_counts_each_operand_once() -> None:
     assert cost.vector_flops == 4096 * 1024
 
 
-def test_traffic_falls_from_naive_to_tensor_core() -> None:
+def test_traffic_falls_from_naive_to_tensor_core_and_then_stays() -> None:
     case = Case(M=2048, N=4096, K=4096, layout="NT", bias=False)
     inputs = SPEC.make_inputs(case, SCHEMES["bf16"], torch.device("meta"), 0)
     inputs.pop("bias")
@@ -167,6 +176,11 @@ def test_traffic_falls_from_naive_to_tensor_core() -> None:
     weight_bytes = 2 * 4096 * 4096
     assert naive.read_bytes - library.read_bytes == (2048 / 16 - 1) * weight_bytes
     assert tensor_core.read_bytes - library.read_bytes == (2048 / 1024 - 1) * weight_bytes
+    for name in ("pipelined", "tma", "persistent", "warp_specialized"):
+        assert get_kernel("gemm", name).traffic(**inputs) == tensor_core
+    residual = torch.empty(2048, 4096, dtype=torch.bfloat16, device="meta")
+    added = get_kernel("gemm", "tma").traffic(**inputs, residual=residual)
+    assert added.read_bytes - tensor_core.read_bytes == 2 * 2048 * 4096
 
 
 def test_unknown_layout_is_refused() -> None:

@@ -60,9 +60,7 @@ def test_most_cases_can_tell_right_from_wrong(op):
     scheme = SCHEMES["fp16" if "fp16" in spec.schemes else spec.schemes[0]]
     weak = {}
     for suite in ("smoke", "edge"):
-        results = [
-            check_kernel(kernel, spec, case, scheme, DEVICE, planted=False) for case in spec.cases[suite]
-        ]
+        results = [check_kernel(kernel, spec, case, scheme, DEVICE, planted=False) for case in spec.cases[suite]]
         assert all(result.status == "OK" for result in results)
         weak[suite] = [result.case.id for result in results if not result.discriminating]
     assert not weak["smoke"], weak["smoke"]

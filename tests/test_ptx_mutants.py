@@ -54,7 +54,7 @@ class Target:
 
 def _gemm(m: int, n: int, warps: int, quick: Sequence[str] = ()) -> Target:
     config = {"block_m": m, "block_n": n, "block_k": 64, "num_warps": warps, "num_stages": 3, "group_m": 8}
-    return Target("gemm", "tensor_core", (f"M={m},N={n},K=320,layout=NN,bias=true",), config, tuple(quick))
+    return Target("gemm", "pipelined", (f"M={m},N={n},K=320,layout=NN,bias=true",), config, tuple(quick))
 
 
 def _flash(m: int, n: int, warps: int, quick: Sequence[str] = ()) -> Target:

@@ -163,7 +163,7 @@ def test_what_is_refused(arguments, words):
 
 def test_the_most_work_of_a_suite_is_selected_for_each_dtype():
     chosen = select("gemm", ("tensor_core",), ("llama3_8b",), (), ())
-    assert [item.scheme.name for item in chosen] == ["fp32", "fp16", "bf16"]
+    assert [item.scheme.name for item in chosen] == ["fp32", "fp16", "bf16", "tf32"]
     spec = registry.get_op("gemm")
     most = max(spec.cases["llama3_8b"], key=lambda case: case["M"] * case["N"] * case["K"])
     assert {item.case for item in chosen} == {most}

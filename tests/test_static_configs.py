@@ -27,12 +27,14 @@ FMA_OPERANDS = (
     "fp32 products are FMAs, whose operands are held in registers, more than is_legal counts; tuning drops them"
 )
 KEPT = "8 or 16 bytes that are stored before the loop and read after it (read in the SASS of three of them)"
+LOADED = "a tile waits in registers between its load and its store to shared memory, which is_legal does not count"
 SEARCH = "values that wait while the cut is sought; four warps hold 128 registers of counts beside them"
 REASONS = {
     "flash_attention/online bf16": "128 by 64 at four warps: is_legal counts output and scores, not the latter in bf16",
     "flash_attention/online fp32": FMA_OPERANDS,
-    "gemm/tensor_core bf16": KEPT,
-    "gemm/tensor_core fp32": KEPT,
+    "gemm/pipelined bf16": KEPT,
+    "gemm/pipelined fp32": KEPT,
+    "gemm/tensor_core bf16": LOADED,
     "paged_attention/gqa_packed bf16": "one or two warps hold a whole tile, which is_legal takes for less",
     "paged_attention/gqa_packed fp32": FMA_OPERANDS,
     "sample/bisect bf16": SEARCH,
@@ -53,8 +55,11 @@ def label(config: Any) -> str:
 
 
 def stack_bytes(kernel: Kernel, scheme: str) -> dict[str, int]:
-    """Bytes of stack a thread of every legal config, at the most work of llama3_8b."""
-    (item,) = select(kernel.op, (kernel.name,), ("llama3_8b",), (), (scheme,))
+    """Bytes of stack a thread of every legal config, at the most work of llama3_8b; none in a dtype not taken."""
+    chosen = select(kernel.op, (kernel.name,), ("llama3_8b",), (), (scheme,))
+    if not chosen:
+        return {}
+    (item,) = chosen
     legal = sorted(legal_configs(kernel, item.case, SCHEMES[scheme]), key=dataclasses.astuple)
     configs, found = list({label(config): config for config in legal}.values()), {}
     for start in range(0, len(configs), AT_ONCE):

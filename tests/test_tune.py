@@ -111,7 +111,7 @@ def test_on_a_gpu_a_group_is_compiled_before_it_is_timed(monkeypatch):
         return [CompileFailure("ptxas: too much shared data") if request.config.num_stages == 5 else []
                 for request in requests]  # fmt: skip
 
-    kernel = registry.get_kernel("gemm", "tensor_core")
+    kernel = registry.get_kernel("gemm", "pipelined")
     case = registry.get_op("gemm").get_cases("smoke")[0]
     times = tune_times.DeviceTimes(kernel, registry.get_op("gemm"), [case], SCHEMES["fp32"], torch.device("cpu"), 0)
     monkeypatch.setattr(tune_times, "compile_kernels", compile_kernels)

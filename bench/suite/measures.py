@@ -27,7 +27,8 @@ from rooflab.roofline.model import Ceilings
 KERNEL_S = 0.3
 """Seconds for the samples of one kernel on one case."""
 LEAST_KERNEL_S, DRY_KERNEL_S = 0.05, 0.02
-NO_LIMITS = Ceilings("none, a dry run", "datasheet", 1e18, dict.fromkeys(DTYPE_NAMES.values(), 1e18), 1e18)
+_DTYPES = (*DTYPE_NAMES.values(), "tf32", "fp8_e4m3")
+NO_LIMITS = Ceilings("none, a dry run", "datasheet", 1e18, dict.fromkeys(_DTYPES, 1e18), 1e18)
 """Ceilings of a dry run, of which no figure counts: measuring the CPU's would take as long as all the rest."""
 TIMING_SHARE = 0.3
 """Share of an entry's time that goes to samples; the rest to inputs, checks and compilation."""
@@ -42,9 +43,10 @@ def usable(context: Context, op: str) -> list[Kernel]:
     ]
 
 
-def contenders(context: Context, op: str) -> list[Kernel]:
-    """The library's kernel, the optimized ones and the peers'."""
-    return [kernel for kernel in usable(context, op) if kernel.role != "naive"]
+def contenders(context: Context, op: str, rungs: Sequence[str] = ()) -> list[Kernel]:
+    """The library's kernel, the optimized ones and the peers'; of the optimized, only `rungs` where some are named."""
+    found = [kernel for kernel in usable(context, op) if kernel.role != "naive"]
+    return [kernel for kernel in found if not rungs or kernel.role != "optimized" or kernel.name in rungs]
 
 
 def measure(
@@ -184,15 +186,24 @@ def answer(context: Context, met: bool, needed: str, figures: Mapping[str, Any],
 
 
 def against_library(
-    context: Context, op: str, cases: Sequence[str], geomean: float, worst: float | None = None, scheme: str = "bf16"
+    context: Context,
+    op: str,
+    cases: Sequence[str],
+    geomean: float,
+    worst: float | None = None,
+    scheme: str = "bf16",
+    rungs: Sequence[str] = (),
 ) -> Outcome:
-    """The best optimized kernel of each bucket against the library's: geometric mean over the cases, and the worst."""
+    """The best optimized kernel of each bucket against the library's: geometric mean over the cases, and the worst.
+
+    `rungs` are those that are meant for the cases; without it, all.
+    """
     spec = registry.get_op(op)
     wanted = [spec.check_case(Case.parse(text)) for text in cases]
     if context.dry_run:
         wanted = list(spec.get_cases("smoke")[:1])
     needed = f"geomean >= {geomean:.2f}" + (f", worst >= {worst:.2f}" if worst is not None else "")
-    records, run_id, cut = measure(context, op, contenders(context, op), wanted, scheme)
+    records, run_id, cut = measure(context, op, contenders(context, op, rungs), wanted, scheme)
     best = dispatched(op, records, wanted)
     if best is None:
         return unmeasured(records, cut, needed, run_id)

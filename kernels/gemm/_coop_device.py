@@ -1,0 +1,189 @@
+"""Device code of the cooperative rung: one producer warp, two consumer warpgroups, and what they tell each other.
+
+A slot of the ring is `full` when its bytes have landed, and `empty` for each consumer apart when that one's products
+of it are done; the producer refills it when both are.  So one consumer may be ahead of the other, and the first one's
+`empty` tells the second how far it is.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+
+@gluon.jit
+def _place(tile, tiles_m, tiles_n, GROUP_M: gl.constexpr):
+    group_tiles = GROUP_M * tiles_n
+    first_m = tile // group_tiles * GROUP_M
+    group_m = min(tiles_m - first_m, GROUP_M)
+    return first_m + tile % group_tiles % group_m, tile % group_tiles // group_m
+
+
+@gluon.jit
+def _next(slot, phase, STAGES: gl.constexpr):
+    last = slot == STAGES - 1
+    return gl.where(last, 0, slot + 1), phase ^ last.to(gl.int32)
+
+
+@gluon.jit
+def _produce(
+    a, b, tiles_m, tiles_n, steps, a_ring, b_ring, full, empty,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
+    A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr,
+):  # fmt: skip
+    slot = 0
+    phase = 1  # of a barrier that nobody has waited for yet, the phase before the first counts as over
+    for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
+        tile_m, tile_n = _place(tile, tiles_m, tiles_n, GROUP_M)
+        column = tile_n * BLOCK_N
+        for step in range(steps):
+            k = step * BLOCK_K
+            mbarrier.wait(empty.index(2 * slot), phase)
+            mbarrier.wait(empty.index(2 * slot + 1), phase)
+            bar = full.index(slot)
+            mbarrier.expect(bar, 2 * a.block_type.nbytes + b.block_type.nbytes)
+            for half in gl.static_range(2):
+                row = tile_m * BLOCK_M + half * (BLOCK_M // 2)
+                if A_TRANSPOSED:
+                    tma.async_copy_global_to_shared(a, [k, row], bar, a_ring.index(2 * slot + half))
+                else:
+                    tma.async_copy_global_to_shared(a, [row, k], bar, a_ring.index(2 * slot + half))
+            if B_TRANSPOSED:
+                tma.async_copy_global_to_shared(b, [column, k], bar, b_ring.index(slot))
+            else:
+                tma.async_copy_global_to_shared(b, [k, column], bar, b_ring.index(slot))
+            slot, phase = _next(slot, phase, STAGES)
+
+
+@gluon.jit
+def _load_bias(bias, N, column, layout: gl.constexpr, BLOCK_N: gl.constexpr):
+    columns = column + gl.arange(0, BLOCK_N, gl.SliceLayout(0, layout))
+    return gl.load(bias + columns, mask=columns < N, other=0.0)
+
+
+@gluon.jit
+def _fetch(residual, staged, landed, row, column):
+    tma.store_wait(pendings=0)  # the tile that was staged here before has been read
+    mbarrier.expect(landed, residual.block_type.nbytes)
+    tma.async_copy_global_to_shared(residual, [row, column], landed, staged)
+
+
+@gluon.jit
+def _store(out, part, staged, landed, landing, row, column, HAS_RESIDUAL: gl.constexpr):
+    if HAS_RESIDUAL:
+        mbarrier.wait(landed, landing)
+        part += staged.load(part.type.layout).to(gl.float32)
+    else:
+        tma.store_wait(pendings=0)
+    staged.store(part.to(out.dtype))
+    fence_async_shared()
+    tma.async_copy_shared_to_global(out, [row, column], staged)
+
+
+@gluon.jit
+def _consume(
+    out, residual, bias, N, tiles_m, tiles_n, steps, a_ring, b_ring, full, empty, staged, landed,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr, STORE_N: gl.constexpr,
+    LEAD: gl.constexpr, A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr, HALF: gl.constexpr,
+):  # fmt: skip
+    HAS_RESIDUAL: gl.constexpr = residual is not None
+    ROWS: gl.constexpr = BLOCK_M // 2
+    layout: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 256 // a_ring.dtype.primitive_bitwidth]
+    )
+    # Zeroed once: the first product of a tile does not add to what the last one left.
+    accumulator = gl.zeros((ROWS, BLOCK_N), gl.float32, layout)
+    slot = 0
+    phase = 0
+    before = 0
+    landing = 0
+    if HALF == 1 and LEAD > 0:
+        if steps >= LEAD:
+            mbarrier.wait(empty.index(2 * (LEAD - 1)), 0)
+    for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
+        tile_m, tile_n = _place(tile, tiles_m, tiles_n, GROUP_M)
+        row = tile_m * BLOCK_M + HALF * ROWS
+        column = tile_n * BLOCK_N
+        # Asked for before the products, so that nothing is waited for after them; but with a residual to come the bias
+        # has no registers to stay in.
+        if HAS_RESIDUAL:
+            _fetch(residual, staged, landed, row, column)
+        elif bias is not None:
+            addend = _load_bias(bias, N, column, layout, BLOCK_N)
+        for step in range(steps):
+            mbarrier.wait(full.index(slot), phase)
+            left = a_ring.index(2 * slot + HALF)
+            right = b_ring.index(slot)
+            if A_TRANSPOSED:
+                left = left.permute((1, 0))
+            if B_TRANSPOSED:
+                right = right.permute((1, 0))
+            accumulator = warpgroup_mma(left, right, accumulator, use_acc=step > 0, is_async=True)
+            # One product stays in flight; the one before it is done, and its slot free.
+            accumulator = warpgroup_mma_wait(num_outstanding=1, deps=(accumulator,))
+            mbarrier.arrive(empty.index(2 * before + HALF), pred=step > 0)
+            before = slot
+            slot, phase = _next(slot, phase, STAGES)
+        accumulator = warpgroup_mma_wait(num_outstanding=0, deps=(accumulator,))
+        mbarrier.arrive(empty.index(2 * before + HALF))
+        total = accumulator
+        if bias is not None:
+            if HAS_RESIDUAL:
+                addend = _load_bias(bias, N, column, layout, BLOCK_N)
+            total += addend.to(gl.float32)[None, :]
+        if STORE_N == BLOCK_N:
+            _store(out, total, staged, landed, landing, row, column, HAS_RESIDUAL)
+            landing ^= 1
+        else:
+            first, second = total.reshape((ROWS, 2, STORE_N)).permute((0, 2, 1)).split()
+            _store(out, first, staged, landed, 0, row, column, HAS_RESIDUAL)
+            if HAS_RESIDUAL:
+                _fetch(residual, staged, landed, row, column + STORE_N)
+            _store(out, second, staged, landed, 1, row, column + STORE_N, HAS_RESIDUAL)
+    tma.store_wait(pendings=0)  # shared memory goes with the CTA
+
+
+@gluon.jit
+def _gemm(
+    a, b, bias, residual, out, M, N, K,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
+    STORE_N: gl.constexpr, LEAD: gl.constexpr, A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr,
+):  # fmt: skip
+    tiles_m = gl.cdiv(M, BLOCK_M)
+    tiles_n = gl.cdiv(N, BLOCK_N)
+    steps = gl.cdiv(K, BLOCK_K)
+    a_ring = gl.allocate_shared_memory(a.dtype, [2 * STAGES] + a.block_type.shape, a.layout)
+    b_ring = gl.allocate_shared_memory(b.dtype, [STAGES] + b.block_type.shape, b.layout)
+    staged = gl.allocate_shared_memory(out.dtype, [2] + out.block_type.shape, out.layout)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [2 * STAGES, 1], mbarrier.MBarrierLayout())
+    landed = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(STAGES):
+        mbarrier.init(full.index(slot), count=1)
+    for half in gl.static_range(2 * STAGES):
+        mbarrier.init(empty.index(half), count=1)
+    if residual is not None:
+        mbarrier.init(landed.index(0), count=1)
+        mbarrier.init(landed.index(1), count=1)
+    fence_async_shared()
+    gl.warp_specialize(
+        [
+            (_consume, (out, residual, bias, N, tiles_m, tiles_n, steps, a_ring, b_ring, full, empty, staged.index(0),
+                        landed.index(0), BLOCK_M, BLOCK_N, STAGES, GROUP_M, STORE_N, LEAD,
+                        A_TRANSPOSED, B_TRANSPOSED, 0)),
+            (_consume, (out, residual, bias, N, tiles_m, tiles_n, steps, a_ring, b_ring, full, empty, staged.index(1),
+                        landed.index(1), BLOCK_M, BLOCK_N, STAGES, GROUP_M, STORE_N, LEAD,
+                        A_TRANSPOSED, B_TRANSPOSED, 1)),
+            (_produce, (a, b, tiles_m, tiles_n, steps, a_ring, b_ring, full, empty, BLOCK_M, BLOCK_N, BLOCK_K,
+                        STAGES, GROUP_M, A_TRANSPOSED, B_TRANSPOSED)),
+        ],
+        [4, 1],
+        [240, 24],
+    )  # fmt: skip

@@ -1,0 +1,254 @@
+"""Device code of `swap_ab`: one warpgroup fills a ring of swizzled tiles by cp.async, others multiply by wgmma, and the
+sums of a cluster meet in shared memory.  CUDA C++, compiled for one config by macros.
+
+Those that multiply are not those that load, because wgmma wants a proxy fence between cp.async and its read of shared
+memory, which waits for what its own thread has in flight.
+"""
+
+from __future__ import annotations
+
+WGMMA = {
+    "bf16": ("bf16.bf16", 16, ", 1, 1, 0, 0"),
+    "fp16": ("f16.f16", 16, ", 1, 1, 0, 0"),
+    "tf32": ("tf32.tf32", 8, ", 1, 1"),
+}
+"""Of each kind of operands: its types in the opcode, K of an instruction, and the immediates: no sign is changed, and
+both operands run along K (PTX ISA 8.7, `wgmma.mma_async`)."""
+
+
+def source(kind: str, n: int) -> str:
+    """The source for operands of `kind` and products of 64 rows of the weight by `n` of a."""
+    types, k, immediates = WGMMA[kind]
+    count = n // 2
+    registers = ", ".join(f"%{index}" for index in range(count))
+    outputs = ", ".join(f'"+f"(d[{index}])' for index in range(count))
+    multiply = (
+        f'asm volatile("wgmma.mma_async.sync.aligned.m64n{n}k{k}.f32.{types} '
+        f'{{{registers}}}, %{count}, %{count + 1}, 1{immediates};" : {outputs} : "l"(a), "l"(b));'
+    )
+    return SOURCE.replace("@MULTIPLY@", multiply)
+
+
+SOURCE = r"""
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+using i64 = long long;
+using u32 = unsigned int;
+using u64 = unsigned long long;
+
+#if ELEMENT == 4
+using T = float;
+#elif ELEMENT == 2
+using T = __nv_bfloat16;
+#else
+using T = __half;
+#endif
+
+// A tile's row is cut into pieces of 128 bytes, the widest that the swizzle knows; a piece of all rows is one block.
+constexpr int PIECE = 128 / (int)sizeof(T), VECTOR = 16 / (int)sizeof(T);
+constexpr int BLOCK_N = 64 * WARPGROUPS, BLOCK_K = PIECE * PIECES, LOADERS = 128, THREADS = LOADERS + 128 * WARPGROUPS;
+constexpr int W_BYTES = BLOCK_N * 128, X_BYTES = BLOCK_M * 128, STAGE_BYTES = (W_BYTES + X_BYTES) * PIECES;
+constexpr int PITCH = BLOCK_N + 4;  // of the sums: two columns of a fragment are 8 banks apart, its rows one
+static_assert(BLOCK_M * PITCH * 4 <= STAGES * STAGE_BYTES, "the sums take the ring's place");
+static_assert(PIECES <= 2, "a thread's rows are whole periods of the swizzle apart");
+
+__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+
+__device__ __forceinline__ void multiply(float (&d)[BLOCK_M / 2], u64 a, u64 b) { @MULTIPLY@ }
+
+// Rows of 128 bytes, swizzled; 1024 bytes from one group of eight rows to the next.
+__device__ __forceinline__ u64 descriptor(u32 address) {
+    return (u64)(address >> 4 & 0x3fff) | (u64)1 << 16 | (u64)(1024 >> 4) << 32 | (u64)1 << 62;
+}
+
+// 16 bytes if `wanted`, as one instruction with a predicate; zero from `bytes` on.
+__device__ __forceinline__ void copy(u32 to, const T* from, int wanted, u64 policy) {
+    asm volatile(
+        "{\n\t.reg .pred p;\n\tsetp.ne.s32 p, %2, 0;\n\t"
+        "@p cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %3;\n\t}" ::"r"(to),
+        "l"(from), "r"(wanted), "l"(policy)
+        : "memory");
+}
+__device__ __forceinline__ void copy_part(u32 to, const T* from, int bytes, u64 policy) {
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(to), "l"(from),
+                 "r"(bytes), "l"(policy)
+                 : "memory");
+}
+
+__device__ __forceinline__ void init(u32 bar, u32 count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");
+}
+__device__ __forceinline__ void arrive(u32 bar) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
+}
+__device__ __forceinline__ void arrive_after_copies(u32 bar) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
+}
+__device__ __forceinline__ void wait(u32 bar, u32 parity) {
+    asm volatile(
+        "{\n\t.reg .pred done;\n\t"
+        "again:\n\tmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n\t"
+        "@done bra over;\n\tbra again;\n\tover:\n\t}" ::"r"(bar),
+        "r"(parity)
+        : "memory");
+}
+
+__device__ __forceinline__ float load_cluster(u32 mine, u32 rank) {
+    u32 there;
+    float value;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(mine), "r"(rank));
+    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(there) : "memory");
+    return value;
+}
+
+__device__ __forceinline__ void meet() {
+#if SPLIT > 1
+    asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+#else
+    __syncthreads();
+#endif
+}
+
+// One operand's tile: each thread copies the same 16 bytes of every DOWN-th row, DOWN a multiple of the swizzle's 8.
+template <int ROWS>
+struct Copies {
+    static constexpr int ACROSS = 8 * PIECES, DOWN = LOADERS / ACROSS, COUNT = (ROWS + DOWN - 1) / DOWN;
+    const T* from;
+    i64 down;
+    u32 to, there = 0;  // a bit for each row that this thread copies
+
+    __device__ Copies(const T* operand, i64 stride, int first, int size, int k) {
+        const int row = threadIdx.x / ACROSS, column = threadIdx.x % ACROSS;
+        to = column / 8 * (ROWS * 128) + row * 128 + ((column ^ row) % 8) * 16;
+        from = operand + (first + row) * stride + k;
+        down = DOWN * stride;
+        for (int i = 0; i < COUNT; ++i) there |= (u32)(row + i * DOWN < min(ROWS, size - first)) << i;
+    }
+
+    // Rows past the last one stay zero: nothing is ever copied to them.
+    __device__ void clear(u32 tile) const {
+        for (int i = 0; i < COUNT; ++i)
+            if (!(there >> i & 1) && threadIdx.x / ACROSS + i * DOWN < ROWS)
+                asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(tile + to + i * DOWN * 128), "r"(0)
+                             : "memory");
+    }
+
+    // A tile, and then the next; of the last one, what lies `left` bytes on is zero.
+    template <bool LAST>
+    __device__ __forceinline__ void run(u32 tile, int left, u64 policy) {
+        const T* row = from;
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i, row += down) {
+            const u32 place = tile + to + i * DOWN * 128;
+            if (!LAST) copy(place, row, there >> i & 1, policy);
+            else if (there >> i & 1) copy_part(place, left > 0 ? row : row - BLOCK_K, max(0, min(16, left)), policy);
+        }
+        from += BLOCK_K;
+    }
+};
+
+extern "C" __global__ void
+#if SPLIT > 1
+__cluster_dims__(SPLIT, 1, 1)
+#endif
+__launch_bounds__(THREADS, THREADS <= 384 ? 2 : 1)
+swap_ab(const T* a, const T* weight, const T* bias, const T* residual, T* out, int M, int N, int K, int steps_a_split,
+        i64 stride_a, i64 stride_weight, i64 stride_residual, i64 stride_out) {
+    extern __shared__ __align__(1024) unsigned char raw[];
+    __shared__ u64 barriers[2 * STAGES];
+    const u32 ring = shared_address(raw), full = shared_address(barriers), empty = full + 8 * STAGES;
+    const int rank = blockIdx.x % SPLIT, first_n = blockIdx.x / SPLIT * BLOCK_N, first_m = blockIdx.y * BLOCK_M;
+    const int first_step = rank * steps_a_split;
+    const int steps = max(0, min(steps_a_split, (K + BLOCK_K - 1) / BLOCK_K - first_step));
+    const int column = threadIdx.x % (8 * PIECES), first_k = first_step * BLOCK_K + column * VECTOR;
+    Copies<BLOCK_N> of_weight(weight, stride_weight, first_n, N, first_k);
+    Copies<BLOCK_M> of_a(a, stride_a, first_m, M, first_k);
+    if (threadIdx.x == 0) {
+        for (int s = 0; s < STAGES; ++s) {
+            init(full + 8 * s, LOADERS);
+            init(empty + 8 * s, THREADS - LOADERS);
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    if (threadIdx.x < LOADERS) {
+        for (int s = 0; s < min(steps, STAGES); ++s) {
+            of_weight.clear(ring + s * STAGE_BYTES);
+            of_a.clear(ring + s * STAGE_BYTES + W_BYTES * PIECES);
+        }
+    }
+    __syncthreads();
+
+    float d[BLOCK_M / 2] = {};
+    if (threadIdx.x < LOADERS) {
+        u64 once, often;
+        asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(once));
+        asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(often));
+        const int whole = K / BLOCK_K - first_step;
+#pragma unroll 1
+        for (int step = 0, stage = 0; step < steps; ++step) {
+            if (step >= STAGES) wait(empty + 8 * stage, step / STAGES - 1 & 1);
+            const u32 tile = ring + stage * STAGE_BYTES, tile_a = tile + W_BYTES * PIECES;
+            if (step < whole) {
+                of_weight.template run<false>(tile, 0, once);
+                of_a.template run<false>(tile_a, 0, often);
+            } else {
+                const int left = (K - first_k - step * BLOCK_K) * (int)sizeof(T);
+                of_weight.template run<true>(tile, left, once);
+                of_a.template run<true>(tile_a, left, often);
+            }
+            arrive_after_copies(full + 8 * stage);
+            stage = stage + 1 == STAGES ? 0 : stage + 1;
+        }
+    } else {
+        const u64 w = descriptor(ring + (WARPGROUPS > 1 ? (threadIdx.x - LOADERS) / 128 * (64 * 128) : 0));
+        const u64 x = descriptor(ring + W_BYTES * PIECES);
+#pragma unroll 1
+        for (int step = 0, stage = 0; step < steps; ++step) {
+            wait(full + 8 * stage, step / STAGES & 1);
+            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+            asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+            const int at = stage * (STAGE_BYTES / 16);
+#pragma unroll
+            for (int piece = 0; piece < PIECES; ++piece)
+#pragma unroll
+                for (int k = 0; k < 4; ++k)
+                    multiply(d, w + at + piece * (W_BYTES / 16) + 2 * k, x + at + piece * (X_BYTES / 16) + 2 * k);
+            asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+            asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+            arrive(empty + 8 * stage);
+            stage = stage + 1 == STAGES ? 0 : stage + 1;
+        }
+    }
+    __syncthreads();  // the last tiles have been read: the sums take their place
+
+    float* sums = reinterpret_cast<float*>(raw);
+    if (threadIdx.x >= LOADERS) {
+        const int lane = threadIdx.x % 32, row = (threadIdx.x - LOADERS) / 32 * 16 + lane / 4;
+#pragma unroll
+        for (int i = 0; i < BLOCK_M / 2; ++i)
+            sums[(i / 4 * 8 + lane % 4 * 2 + i % 2) * PITCH + row + i / 2 % 2 * 8] = d[i];
+    }
+    meet();
+
+    // Each CTA of the cluster adds up its part of the tile, always from the first share of K to the last.
+    const int rows = min(BLOCK_M, M - first_m);
+    for (int i = rank * THREADS + threadIdx.x; i < rows * BLOCK_N; i += SPLIT * THREADS) {
+        const int m = i / BLOCK_N, n = first_n + i % BLOCK_N;
+        const float* place = sums + m * PITCH + i % BLOCK_N;
+        float total = 0;
+#pragma unroll
+        for (int other = 0; other < SPLIT; ++other)
+            total += SPLIT > 1 ? load_cluster(shared_address(place), other) : *place;
+        if (n < N) {
+            const i64 at = first_m + m;
+            if (bias) total += static_cast<float>(bias[n]);
+            if (residual) total += static_cast<float>(residual[at * stride_residual + n]);
+            out[at * stride_out + n] = static_cast<T>(total);
+        }
+    }
+#if SPLIT > 1
+    meet();  // nobody leaves while its sums are being read
+#endif
+}
+"""

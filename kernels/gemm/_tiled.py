@@ -1,0 +1,154 @@
+"""What the tiled Triton kernels of gemm share: tile order, epilogue, and the kernel that reads through pointers."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from rooflab.kernels.configs import Footprint
+from rooflab.reference.spec import DTYPE_NAMES, Case, Scheme, nbytes
+from rooflab.roofline.model import Traffic
+
+ADDRESS_REGISTERS = 24
+"""Pointers, masks and the loop's counter, beside the accumulators."""
+WGMMA_ROWS = 64
+"""Rows of a warpgroup's product; smaller tiles are multiplied by warps, of 16 rows."""
+
+
+def scheme_name(a: torch.Tensor, precision: str) -> str:
+    """The scheme of a launch, whose config is looked up by it."""
+    return "tf32" if precision == "tf32" else DTYPE_NAMES[a.dtype]
+
+
+def by_fma(scheme: Scheme) -> bool:
+    """Whether products are a thread's: fp32 that may not be rounded has no tensor core."""
+    return scheme.activation == torch.float32 and scheme.name != "tf32"
+
+
+def uses_wgmma(block_m: int, scheme: Scheme) -> bool:
+    """Whether a product is a warpgroup's; those of fewer rows are a warp's, and those of fp32 a thread's."""
+    return block_m >= WGMMA_ROWS and not by_fma(scheme)
+
+
+def tile_footprint(
+    blocks: tuple[int, int, int],
+    num_warps: int,
+    staged_tiles: int,
+    case: Case,
+    scheme: Scheme,
+    *,
+    more_shared_bytes: int = 0,
+) -> Footprint:
+    """Accumulators in fp32 and, without tensor cores, both tiles beside them in registers; `staged_tiles` of a and b.
+
+    `blocks` are a tile's M, N and K.
+    """
+    block_m, block_n, block_k = blocks
+    threads = 32 * num_warps
+    outputs = block_m * block_n
+    tiles = (block_m + block_n) * block_k
+    M, N, K = int(case["M"]), int(case["N"]), int(case["K"])
+    return Footprint(
+        threads=threads,
+        registers=triton.cdiv(outputs + (tiles if by_fma(scheme) else 0), threads) + ADDRESS_REGISTERS,
+        shared_bytes=staged_tiles * tiles * scheme.activation.itemsize + more_shared_bytes,
+        ctas=triton.cdiv(M, block_m) * triton.cdiv(N, block_n),
+        tensor_flops=2.0 * outputs * triton.cdiv(K, block_k) * block_k,
+    )
+
+
+def grouped_traffic(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    group_rows: int,
+) -> Traffic:
+    """a once; b again for every `group_rows` rows of a, as if none of it were still in L2 by then."""
+    M, N = a.shape[0], b.shape[1]
+    return Traffic(
+        read_bytes=nbytes(a, bias, residual) + triton.cdiv(M, group_rows) * nbytes(b),
+        write_bytes=M * N * a.element_size(),
+    )
+
+
+@triton.jit
+def grouped_tile(tile, tiles_m, tiles_n, GROUP_M: tl.constexpr):
+    """Row and column of tiles of the `tile`-th: column by column within groups of GROUP_M row panels."""
+    group_tiles = GROUP_M * tiles_n
+    first_m = tile // group_tiles * GROUP_M
+    group_m = min(tiles_m - first_m, GROUP_M)
+    return first_m + tile % group_tiles % group_m, tile % group_tiles // group_m
+
+
+@triton.jit
+def add_bias_and_residual(
+    accumulator,
+    bias_ptr,
+    residual_ptr,
+    stride_rm,
+    rows,
+    columns,
+    M,
+    N,
+    HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+):
+    """accumulator + bias + residual in fp32; `rows` are int64."""
+    if HAS_BIAS:
+        accumulator += tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
+    if HAS_RESIDUAL:
+        mask = (rows < M)[:, None] & (columns < N)[None, :]
+        residual = tl.load(residual_ptr + rows[:, None] * stride_rm + columns[None, :], mask=mask, other=0.0)
+        accumulator += residual.to(tl.float32)
+    return accumulator
+
+
+@triton.jit
+def _gemm(
+    a_ptr,
+    b_ptr,
+    bias_ptr,
+    residual_ptr,
+    out_ptr,
+    M,
+    N,
+    K,
+    stride_am,
+    stride_ak,
+    stride_bk,
+    stride_bn,
+    stride_rm,
+    stride_om,
+    HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+):
+    tile_m, tile_n = grouped_tile(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP_M)
+    # int64: a row times its stride passes 2**31 from M K = 2**31 on.
+    rows = tile_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    columns = tile_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    inner = tl.arange(0, BLOCK_K)
+    a_ptrs = a_ptr + rows[:, None] * stride_am + inner.to(tl.int64)[None, :] * stride_ak
+    b_ptrs = b_ptr + inner.to(tl.int64)[:, None] * stride_bk + columns[None, :] * stride_bn
+    step_a = tl.cast(stride_ak, tl.int64) * BLOCK_K
+    step_b = tl.cast(stride_bk, tl.int64) * BLOCK_K
+    accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for k in range(0, K, BLOCK_K):
+        a = tl.load(a_ptrs, mask=(rows < M)[:, None] & (inner < K - k)[None, :], other=0.0)
+        b = tl.load(b_ptrs, mask=(inner < K - k)[:, None] & (columns < N)[None, :], other=0.0)
+        # Triton's default would round fp32 operands to TF32.
+        accumulator = tl.dot(a, b, accumulator, input_precision=PRECISION)
+        a_ptrs += step_a
+        b_ptrs += step_b
+    accumulator = add_bias_and_residual(
+        accumulator, bias_ptr, residual_ptr, stride_rm, rows, columns, M, N, HAS_BIAS, HAS_RESIDUAL
+    )
+    mask = (rows < M)[:, None] & (columns < N)[None, :]
+    out_ptrs = out_ptr + rows[:, None] * stride_om + columns[None, :]
+    tl.store(out_ptrs, accumulator.to(out_ptr.dtype.element_ty), mask=mask)

@@ -1,0 +1,176 @@
+"""How the TMA rungs of gemm see a matrix in memory, which they refuse, and the tile that they take by themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import torch
+import triton
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from rooflab.kernels._device import HOPPER_SMS
+from rooflab.reference.spec import Case, Scheme
+
+ALIGNMENT = 16
+"""Bytes of which a tensor map's address and row stride are multiples (CUDA driver API, cuTensorMapEncodeTiled)."""
+BARRIER_BYTES = 8
+"""An mbarrier's, of which every stage has one at least."""
+ROW_BYTES = 128
+"""Of a tile along K: the widest swizzle, in which wgmma reads shared memory without conflicts."""
+STRIDE_LIMIT = 2**40
+"""Bytes that a row stride stays below (the same)."""
+PRODUCT_BYTES_PER_CLOCK = 4096
+"""Of an SM, multiply-adds times bytes of an operand: 989 TFLOP/s in bf16 are 132 SMs at 1.83 GHz and 2048 of them."""
+L2_BYTES_PER_CLOCK = 64
+"""What a tile's loads are charged for each SM, in the choice between tiles alone; not measured."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A matrix as it lies in memory: rows whose elements are neighbours."""
+
+    base: torch.Tensor
+    rows: int
+    columns: int
+    stride: int
+    """Elements from one row to the next."""
+    transposed: bool
+    """Whether its rows are the operand's columns."""
+
+    def descriptor(self, rows: int, columns: int) -> TensorDescriptor:
+        """The tensor map whose boxes are tiles of the operand, `rows` by `columns`."""
+        block = [columns, rows] if self.transposed else [rows, columns]
+        return TensorDescriptor(self.base, [self.rows, self.columns], [self.stride, 1], block)
+
+
+def stored_as(matrix: torch.Tensor, transposed: bool) -> Stored | None:
+    """`matrix` as rows, or with `transposed` as columns, that a tensor map can describe; None where it cannot."""
+    size = matrix.element_size()
+    row_dim = 1 if transposed else 0
+    rows, columns = matrix.shape[row_dim], matrix.shape[1 - row_dim]
+    stride = matrix.stride(row_dim)
+    if rows == 1:  # a stride that nothing is ever multiplied by
+        stride = triton.cdiv(columns * size, ALIGNMENT) * ALIGNMENT // size
+    neighbours = columns == 1 or matrix.stride(1 - row_dim) == 1
+    aligned = _address(matrix) % ALIGNMENT == 0 and stride * size % ALIGNMENT == 0
+    if neighbours and aligned and stride >= columns and stride * size < STRIDE_LIMIT:
+        return Stored(matrix, rows, columns, stride, transposed)
+    return None
+
+
+def stored(operand: torch.Tensor, k_dim: int) -> Stored | None:
+    """`operand` as a tensor map describes it, with K innermost where either way will do; None where neither does."""
+    k_innermost = k_dim == 0
+    return stored_as(operand, k_innermost) or stored_as(operand, not k_innermost)
+
+
+def _address(matrix: torch.Tensor) -> int:
+    """The address of the first element; of a meta tensor, in storage that starts at 0."""
+    if matrix.device.type == "meta":
+        return int(matrix.storage_offset()) * matrix.element_size()
+    return int(matrix.data_ptr())
+
+
+def _refusal(name: str, matrix: torch.Tensor, instead: str) -> str:
+    size = matrix.element_size()
+    return (
+        f"{name}: expected an address and row stride of whole {ALIGNMENT} bytes for TMA, stride 1 along rows that do "
+        f"not overlap, got address % {ALIGNMENT} = {_address(matrix) % ALIGNMENT} and strides of "
+        f"{' and '.join(str(stride * size) for stride in matrix.stride())} bytes; gemm/{instead} takes any"
+    )
+
+
+def why_not_operands(a: torch.Tensor, b: torch.Tensor, precision: str, instead: str) -> str | None:
+    """Why operands cannot go from TMA to wgmma, or None; what is no matrix product at all is for the launcher to say.
+
+    `instead` is a rung that takes any.
+    """
+    if a.ndim != 2 or b.ndim != 2 or not a.numel() or not b.numel():
+        return None
+    wide = a.dtype == torch.float32
+    if wide and precision != "tf32":
+        return f"precision: expected tf32 with torch.float32 operands, got {precision}; gemm/{instead} takes it"
+    for name, operand, k_dim in (("a", a, 1), ("b", b, 0)):
+        found = stored(operand, k_dim)
+        if found is None:
+            return _refusal(name, operand, instead)
+        # wgmma reads 16-bit operands in either order, and wider ones with K innermost (PTX ISA, wgmma.mma_async).
+        if wide and found.transposed != (k_dim == 0):
+            return f"{name}: expected stride 1 along K for wgmma in tf32, got strides {operand.stride()}; " + (
+                f"gemm/{instead} takes any"
+            )
+    return None
+
+
+def why_not_output(a: torch.Tensor, b: torch.Tensor, instead: str) -> str | None:
+    """Why TMA cannot store a new tensor for the product of a and b, or None."""
+    if a.ndim != 2 or b.ndim != 2 or a.shape[0] == 1 or b.shape[1] * a.element_size() % ALIGNMENT == 0:
+        return None
+    return (
+        f"b: expected N of whole {ALIGNMENT} bytes, so that TMA can store the result's rows, got {b.shape[1]} columns "
+        f"of {a.element_size()} bytes; gemm/{instead} takes any"
+    )
+
+
+def stored_operands(a: torch.Tensor, b: torch.Tensor, precision: str, instead: str) -> tuple[Stored, Stored]:
+    """Both as tensor maps describe them.  Raises `ValueError` where `why_not_operands` has a reason."""
+    reason = why_not_operands(a, b, precision, instead)
+    if reason:
+        raise ValueError(reason)
+    found = stored(a, 1), stored(b, 0)
+    assert found[0] is not None and found[1] is not None, "why_not_operands has looked"
+    return found[0], found[1]
+
+
+def stored_output(out: torch.Tensor, instead: str) -> Stored:
+    """`out` as a tensor map describes it.  Raises `ValueError` where none can."""
+    found = stored_as(out, False)
+    if found is None:
+        raise ValueError(_refusal("out", out, instead))
+    return found
+
+
+def epilogue_alone(
+    out: torch.Tensor, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None
+) -> torch.Tensor:
+    """`out` where there is nothing to multiply and no tensor map of nothing: K = 0, or an empty result."""
+    total = torch.zeros(out.shape, dtype=torch.float32, device=out.device)
+    for addend in (bias, residual):
+        if addend is not None:
+            total += addend
+    return out.copy_(total)
+
+
+class Tiled(Protocol):
+    """A config of tiles."""
+
+    @property
+    def block_m(self) -> int:
+        """Rows of a tile."""
+
+    @property
+    def block_n(self) -> int:
+        """Columns of a tile."""
+
+
+Config = TypeVar("Config", bound=Tiled)
+
+
+def quickest(candidates: Sequence[Config], case: Case, scheme: Scheme) -> Config:
+    """The config whose tiles should take the fewest clocks, the first of equals: a prediction, unmeasured.
+
+    A tile costs its products on the tensor cores or its loads from L2, whichever is more, and a wave of tiles, one on
+    each SM, lasts as long as one tile.
+    """
+    M, N = int(case["M"]), int(case["N"])
+    size = scheme.activation.itemsize
+
+    def clocks(config: Config) -> float:
+        waves = triton.cdiv(triton.cdiv(M, config.block_m) * triton.cdiv(N, config.block_n), HOPPER_SMS)
+        products = config.block_m * config.block_n * size / PRODUCT_BYTES_PER_CLOCK
+        loads = (config.block_m + config.block_n) * size / L2_BYTES_PER_CLOCK
+        return float(waves * max(products, loads))
+
+    return min(candidates, key=clocks)

@@ -1,0 +1,251 @@
+"""Over warp_specialized, in Gluon: each consumer is on its own, and nobody waits for a store.
+
+One warp asks TMA for tiles and runs ahead through a ring of shared memory, into the next tile of the result while the
+last one is being stored.  Two warpgroups share a tile of B, each with half of the rows of A, an accumulator of its own,
+and one product always in flight: a slot is given back when the product after it has been started, so that neither
+leaves the tensor cores to wait.  Each half of a finished tile is staged in shared memory and stored by TMA, which is
+waited for only where that memory is needed again; a residual comes the other way, by TMA into the same memory, while
+the tile is multiplied.  Most registers are the consumers' (setmaxnreg).  The design is that of CUTLASS's cooperative
+warp-specialised GEMM (NVIDIA, CUTLASS 3.x, example 48) and of ThunderKittens (Spector et al., 2024); CUTLASS also
+multicasts between the CTAs of a cluster, which Gluon 3.6 cannot.
+
+`lead` starts one consumer some steps of K ahead of the other, so that their epilogues come one after the other and the
+tensor cores have work throughout; predicted to matter at small K, where the epilogue is more of a tile's time.
+
+In Gluon a consumer is a partition of four warps.  It synchronises them before each wait and arrival at an mbarrier,
+twice a step of K, which the product in flight hides.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import torch
+import triton
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from rooflab.kernels._checks import output
+from rooflab.kernels._device import HOPPER_SMS, sm_count
+from rooflab.kernels.configs import BF16, SHARED_BYTES_PER_CTA, Footprint, default_config
+from rooflab.kernels.gemm._coop_device import _gemm
+from rooflab.kernels.gemm._operands import check_operands
+from rooflab.kernels.gemm._tiled import grouped_traffic, scheme_name
+from rooflab.kernels.gemm._tma import (
+    BARRIER_BYTES,
+    ROW_BYTES,
+    Stored,
+    epilogue_alone,
+    quickest,
+    stored_as,
+    stored_operands,
+    stored_output,
+    why_not_operands,
+    why_not_output,
+)
+from rooflab.kernels.registry import register
+from rooflab.reference.spec import Case, Scheme
+from rooflab.roofline.model import Traffic
+
+
+@dataclass(frozen=True)
+class Config:
+    """Tile sizes and the ring."""
+
+    block_m: int
+    """Half of it is a consumer's."""
+    block_n: int
+    block_k: int
+    stages: int
+    """Slots of the ring."""
+    group_m: int
+    """Row panels of tiles that share their columns of B."""
+    store_n: int
+    """Columns of a finished tile that are staged at once: all, or half where the ring needs the memory."""
+    lead: int = 0
+    """Steps of K that the first consumer starts ahead of the second, so that one stores while the other multiplies;
+    each costs a slot of the ring, that both hold."""
+
+
+THREADS = 384
+"""Two consumers and the group of warps that the producer is one of, because registers are moved between groups."""
+CONSUMER_REGISTERS = 24
+"""Addresses, descriptors and the loop's counters, beside the accumulator."""
+BARRIERS_A_STAGE = 3
+"""Full, and empty for each consumer."""
+OVERHEAD_BYTES = 1024
+"""Of shared memory, for barriers and what Gluon keeps for its partitions: under 0.5 KB in the compiled kernels."""
+MOST_STAGES = 8
+DEEP_K = 2048
+"""From here on a fourth slot is predicted to be worth more than staging a whole tile; unmeasured."""
+CANDIDATES = ((128, 256), (256, 128), (128, 128), (128, 64))
+"""block_m and block_n; 128 x 256 outputs are what two consumers hold."""
+KINDS = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float32: gl.float32}
+
+
+def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
+    """Tiles that two consumers hold in registers, with every ring that fits beside them."""
+    depth = ROW_BYTES // scheme.activation.itemsize
+    tiles = itertools.product((128, 256), (64, 128, 256), (depth // 2, depth), (8, 16), (1, 2))
+    return tuple(
+        Config(block_m, block_n, block_k, stages, group_m, block_n // parts, lead)
+        for block_m, block_n, block_k, group_m, parts in tiles
+        for stages, lead in ((3, 0), (4, 0), (4, 1), (6, 0), (6, 2), (8, 0), (8, 4))
+    )
+
+
+def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
+    """An accumulator in fp32 for each consumer; the ring and its barriers, and what is staged of a tile."""
+    M, N, K = int(case["M"]), int(case["N"]), int(case["K"])
+    tiles = triton.cdiv(M, config.block_m) * triton.cdiv(N, config.block_n)
+    outputs = config.block_m * config.block_n
+    loaded = config.stages * (config.block_m + config.block_n) * config.block_k
+    ctas = min(tiles, HOPPER_SMS)
+    return Footprint(
+        threads=THREADS,
+        registers=outputs // 256 + CONSUMER_REGISTERS,
+        shared_bytes=(loaded + config.block_m * config.store_n) * scheme.activation.itemsize
+        + config.stages * BARRIERS_A_STAGE * BARRIER_BYTES,
+        ctas=ctas,
+        tensor_flops=2.0 * outputs * triton.cdiv(K, config.block_k) * config.block_k * tiles / max(1, ctas),
+    )
+
+
+def is_legal(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
+    """What a CTA can hold, with two slots at least beside those that the lead takes."""
+    return footprint(config, case, scheme).fits and (config.lead == 0 or config.lead + 2 <= config.stages)
+
+
+def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
+    """The quickest of a few, each with as many slots as fit."""
+    return quickest([_with_ring(m, n, case, scheme) for m, n in CANDIDATES], case, scheme)
+
+
+def _with_ring(block_m: int, block_n: int, case: Case, scheme: Scheme) -> Config:
+    """A tile is staged in halves where that makes room for a slot, but not with a residual, which it would wait for."""
+    size = scheme.activation.itemsize
+    large = block_m * block_n == 128 * 256
+    halved = large and (size > 2 or (int(case["K"]) >= DEEP_K and not case.get("residual")))
+    store_n = block_n // 2 if halved else block_n
+    room = SHARED_BYTES_PER_CTA - OVERHEAD_BYTES - block_m * store_n * size
+    stages = min(room // ((block_m + block_n) * ROW_BYTES), MOST_STAGES)
+    return Config(block_m, block_n, ROW_BYTES // size, stages, 2048 // block_m, store_n)
+
+
+def unsupported(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    residual: torch.Tensor | None = None,
+    precision: str = "ieee",
+) -> str | None:
+    """What TMA cannot load or store, and wgmma not take."""
+    return (
+        why_not_operands(a, b, precision, "pipelined")
+        or why_not_output(a, b, "pipelined")
+        or (_why_not_residual(residual) if residual is not None else None)
+    )
+
+
+def _why_not_residual(residual: torch.Tensor) -> str | None:
+    if residual.numel() and residual.ndim == 2 and stored_as(residual, False) is None:
+        return (
+            f"residual: expected an address and row stride of whole 16 bytes for TMA, got strides {residual.stride()}; "
+            "gemm/pipelined takes any"
+        )
+    return None
+
+
+def traffic(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    *,
+    residual: torch.Tensor | None = None,
+    precision: str = "ieee",
+    config: Config | None = None,
+) -> Traffic:
+    """a once; b again for every group of row panels, as if none of it were still in L2 by then."""
+    config = config or _config(a, b, residual, precision)
+    return grouped_traffic(a, b, bias, residual, config.block_m * config.group_m)
+
+
+def _config(a: torch.Tensor, b: torch.Tensor, residual: torch.Tensor | None, precision: str) -> Config:
+    dims = {"M": a.shape[0], "N": b.shape[1], "K": a.shape[1], "residual": residual is not None}
+    found: Config = default_config("gemm", "cooperative", scheme_name(a, precision), a.device, **dims)
+    return found
+
+
+def _map(matrix: Stored, rows: int, columns: int) -> TensorDescriptor:
+    """The tensor map whose boxes are tiles of an operand, `rows` by `columns`, swizzled as wgmma reads them."""
+    box = [columns, rows] if matrix.transposed else [rows, columns]
+    layout = gl.NVMMASharedLayout.get_default_for(box, KINDS[matrix.base.dtype])
+    return TensorDescriptor(matrix.base, [matrix.rows, matrix.columns], [matrix.stride, 1], box, layout)
+
+
+@register(
+    op="gemm",
+    name="cooperative",
+    role="optimized",
+    backend="gluon",
+    min_sm=90,
+    unsupported=unsupported,
+    traffic=traffic,
+    config_type=Config,
+    configs=configs,
+    is_legal=is_legal,
+    heuristic=heuristic,
+    footprint=footprint,
+)
+def gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    *,
+    residual: torch.Tensor | None = None,
+    precision: str = "ieee",
+    config: Config | None = None,
+) -> torch.Tensor:
+    """a b + bias + residual on the tensor cores of a Hopper, accumulated in fp32 and rounded once.
+
+    a: (M, K); b: (K, N); bias: (N,) contiguous; residual: (M, N); fp16 or bf16, or fp32 with `precision="tf32"` and
+    stride 1 along K; returns (M, N).  Addresses, and the other strides of a, b, residual and out, are whole 16 bytes.
+    Raises `ValueError` on shapes, dtypes or strides that do not fit.
+    """
+    M, N, K = check_operands(a, b, bias, residual, precision)
+    out = output(out, (M, N), a)
+    if not out.numel() or K == 0:
+        return epilogue_alone(out, bias, residual)
+    left, right = stored_operands(a, b, precision, "pipelined")
+    kept = stored_output(out, "pipelined")
+    added = None if residual is None else stored_as(residual, False)
+    if residual is not None and added is None:
+        raise ValueError(_why_not_residual(residual))
+    config = config or _config(a, b, residual, precision)
+    half = config.block_m // 2
+    tiles = triton.cdiv(M, config.block_m) * triton.cdiv(N, config.block_n)
+    _gemm[(min(tiles, sm_count(a.device)),)](
+        _map(left, half, config.block_k),
+        _map(right, config.block_k, config.block_n),
+        bias,
+        None if added is None else _map(added, half, config.store_n),
+        _map(kept, half, config.store_n),
+        M,
+        N,
+        K,
+        BLOCK_M=config.block_m,
+        BLOCK_N=config.block_n,
+        BLOCK_K=config.block_k,
+        STAGES=config.stages,
+        GROUP_M=config.group_m,
+        STORE_N=config.store_n,
+        LEAD=config.lead,
+        A_TRANSPOSED=left.transposed,
+        B_TRANSPOSED=right.transposed,
+        num_warps=4,
+    )
+    return out

@@ -1,0 +1,70 @@
+"""Beside naive, in CUDA C++: an output a thread, two loads for each product; the first kernel of any CUDA course.
+
+A warp's 32 outputs are neighbours in a row.  It reads one value of A and a row of B, or, where B is a transposed
+weight, one value from each of 32 of its rows: 32 sectors for 32 values.  Nothing is kept but what the caches keep.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+import triton
+
+from rooflab.kernels._checks import output
+from rooflab.kernels._cuda import CudaKernel, load
+from rooflab.kernels.gemm._operands import check_operands
+from rooflab.kernels.registry import register
+from rooflab.reference.spec import nbytes
+from rooflab.roofline.model import Traffic
+
+ROWS, COLUMNS = 8, 32
+"""A CTA's outputs, as in the source."""
+SOURCE = Path(__file__).with_suffix(".cu").read_text()
+ELEMENTS = {torch.float32: "float", torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
+"""Dtypes by CUDA's names for them."""
+
+
+def _kernel(dtype: torch.dtype) -> CudaKernel:
+    return load(SOURCE, "gemm_one_thread", options=(f"-DELEMENT={ELEMENTS[dtype]}",))
+
+
+def traffic(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    *,
+    residual: torch.Tensor | None = None,
+) -> Traffic:
+    """a once; b again for every row of CTAs, as if none of it were still in L2 by then."""
+    M, N = a.shape[0], b.shape[1]
+    return Traffic(
+        read_bytes=nbytes(a, bias, residual) + triton.cdiv(M, ROWS) * nbytes(b),
+        write_bytes=M * N * a.element_size(),
+    )
+
+
+@register(op="gemm", name="one_thread", role="optimized", backend="cuda", requires=("cupy",), traffic=traffic)
+def gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    *,
+    residual: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """a b + bias + residual in fp32 FMAs, one k after the other.
+
+    a: (M, K); b: (K, N); fp32, fp16 or bf16 of any strides; bias: (N,) contiguous; residual: (M, N), stride 1 in its
+    rows; returns (M, N).  Raises `ValueError` on shapes or dtypes that do not fit.
+    """
+    M, N, K = check_operands(a, b, bias, residual)
+    out = output(out, (M, N), a)
+    if out.numel():
+        strides = (*a.stride(), *b.stride(), 0 if residual is None else residual.stride(0), out.stride(0))
+        grid = (triton.cdiv(M, ROWS) * triton.cdiv(N, COLUMNS),)
+        sizes = (np.int32(M), np.int32(N), np.int32(K))
+        _kernel(a.dtype)(grid, (COLUMNS, ROWS), a, b, bias, residual, out, *sizes, *map(np.int64, strides))
+    return out

@@ -1,0 +1,300 @@
+"""Over tma: one CTA for each SM walks over tiles, and its loads of the next tile start before it has stored the last.
+
+A grid of tiles pays for the fill of the pipeline and for the epilogue once a tile, with only other CTAs of the SM to
+cover them, and the largest tiles leave room for none. Here both loops are fused into one (`flatten`), so that the
+pipeline of loads runs on across tiles. The result goes through shared memory and out by TMA, in parts (`store_parts`),
+for which less shared memory is kept from the pipeline.
+
+The last wave of tiles is as long as before: M and N that leave most SMs without a tile are for split_k and stream_k.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+
+import torch
+import triton
+import triton.language as tl
+
+from rooflab.kernels._checks import output
+from rooflab.kernels._device import HOPPER_SMS, sm_count
+from rooflab.kernels.configs import BF16, Footprint, default_config, legal_by
+from rooflab.kernels.gemm._operands import check_operands
+from rooflab.kernels.gemm._tiled import (
+    add_bias_and_residual,
+    grouped_tile,
+    grouped_traffic,
+    scheme_name,
+    tile_footprint,
+)
+from rooflab.kernels.gemm._tma import (
+    BARRIER_BYTES,
+    ROW_BYTES,
+    epilogue_alone,
+    quickest,
+    stored_operands,
+    stored_output,
+    why_not_operands,
+    why_not_output,
+)
+from rooflab.kernels.registry import register
+from rooflab.reference.spec import Case, Scheme
+from rooflab.roofline.model import Traffic
+
+LEAST_STORE_COLUMNS = 64
+"""Of a part, where there are several: 128 bytes a row in 16 bits."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """Tile sizes and launch options."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+    store_parts: int
+    """Parts of a tile's columns that are stored one after another, 1, 2 or 4."""
+    group_m: int = 8
+    """Row panels of tiles that share their columns of B."""
+
+
+# As deep as shared memory allows beside a part of the result.
+CANDIDATES = (
+    (128, 256, 8, 4, 4),
+    (128, 128, 8, 6, 2),
+    (64, 256, 4, 4, 2),
+    (64, 128, 4, 8, 1),
+    (64, 64, 4, 8, 1),
+    (64, 32, 4, 8, 1),
+)
+"""block_m, block_n, num_warps, num_stages and store_parts."""
+
+
+def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
+    """wgmma's tiles up to what two warpgroups hold in registers, with every depth of pipeline."""
+    sides = itertools.product((64, 128, 256), (32, 64, 128, 256), (ROW_BYTES, 2 * ROW_BYTES))
+    return tuple(
+        Config(block_m, block_n, row_bytes // scheme.activation.itemsize, num_warps, num_stages, store_parts, group_m)
+        for block_m, block_n, row_bytes in sides
+        for num_warps, num_stages, store_parts, group_m in itertools.product(
+            (4, 8), (2, 3, 4, 6), (1, 2, 4), (1, 8, 16)
+        )
+        if store_parts == 1 or block_n // store_parts >= LEAST_STORE_COLUMNS
+    )
+
+
+def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
+    """Tiles of a and b and a barrier for every stage, and a part of the result; as many CTAs as there are SMs."""
+    part = config.block_m * config.block_n // config.store_parts * scheme.output.itemsize
+    blocks = config.block_m, config.block_n, config.block_k
+    more = config.num_stages * BARRIER_BYTES + part
+    found = tile_footprint(blocks, config.num_warps, config.num_stages, case, scheme, more_shared_bytes=more)
+    tiles, ctas = found.ctas, min(found.ctas, HOPPER_SMS)
+    return replace(found, ctas=ctas, tensor_flops=found.tensor_flops * tiles / max(1, ctas))
+
+
+def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
+    """The quickest of a few."""
+    block_k = ROW_BYTES // scheme.activation.itemsize
+    return quickest([Config(m, n, block_k, *rest) for m, n, *rest in CANDIDATES], case, scheme)
+
+
+def unsupported(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    residual: torch.Tensor | None = None,
+    precision: str = "ieee",
+) -> str | None:
+    """What TMA cannot load or store, and wgmma not take."""
+    return why_not_operands(a, b, precision, "pipelined") or why_not_output(a, b, "tma")
+
+
+@triton.jit
+def _halves(tile):
+    """The left and the right half of a tile's columns; each thread keeps its own values."""
+    rows: tl.constexpr = tile.shape[0]
+    columns: tl.constexpr = tile.shape[1]
+    return tl.split(tl.permute(tl.reshape(tile, (rows, 2, columns // 2)), (0, 2, 1)))
+
+
+@triton.jit
+def _store(
+    out_map,
+    part,
+    row,
+    column,
+    bias_ptr,
+    residual_ptr,
+    stride_rm,
+    M,
+    N,
+    HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+):
+    """Adds what is to be added and stores one part; TMA leaves out what lies past the edges."""
+    rows = row.to(tl.int64) + tl.arange(0, part.shape[0])  # int64: a row times its stride passes 2**31
+    columns = column + tl.arange(0, part.shape[1])
+    part = add_bias_and_residual(part, bias_ptr, residual_ptr, stride_rm, rows, columns, M, N, HAS_BIAS, HAS_RESIDUAL)
+    out_map.store([row, column], part.to(out_map.dtype))
+
+
+@triton.jit
+def _store_halves(
+    out_map,
+    tile,
+    row,
+    column,
+    bias_ptr,
+    residual_ptr,
+    stride_rm,
+    M,
+    N,
+    HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+):
+    left, right = _halves(tile)
+    half: tl.constexpr = tile.shape[1] // 2
+    _store(out_map, left, row, column, bias_ptr, residual_ptr, stride_rm, M, N, HAS_BIAS, HAS_RESIDUAL)
+    _store(out_map, right, row, column + half, bias_ptr, residual_ptr, stride_rm, M, N, HAS_BIAS, HAS_RESIDUAL)
+
+
+@triton.jit
+def _gemm(
+    a_map,
+    b_map,
+    out_map,
+    bias_ptr,
+    residual_ptr,
+    M,
+    N,
+    K,
+    stride_rm,
+    A_TRANSPOSED: tl.constexpr,
+    B_TRANSPOSED: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STORE_PARTS: tl.constexpr,
+    GROUP_M: tl.constexpr,
+):
+    tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
+    steps = tl.cdiv(K, BLOCK_K)
+    tl.assume(steps > 0)  # the loops are fused only where the inner one is known to run
+    for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, tl.num_programs(0), flatten=True):
+        tile_m, tile_n = grouped_tile(tile, tiles_m, tiles_n, GROUP_M)
+        row, column = tile_m * BLOCK_M, tile_n * BLOCK_N
+        accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+        for step in range(steps):
+            k = step * BLOCK_K
+            a = a_map.load([k, row]).T if A_TRANSPOSED else a_map.load([row, k])
+            b = b_map.load([column, k]).T if B_TRANSPOSED else b_map.load([k, column])
+            accumulator = tl.dot(a, b, accumulator, input_precision=PRECISION)
+        if STORE_PARTS == 4:
+            left, right = _halves(accumulator)
+            _store_halves(out_map, left, row, column, bias_ptr, residual_ptr, stride_rm, M, N, HAS_BIAS, HAS_RESIDUAL)
+            _store_halves(
+                out_map,
+                right,
+                row,
+                column + BLOCK_N // 2,
+                bias_ptr,
+                residual_ptr,
+                stride_rm,
+                M,
+                N,
+                HAS_BIAS,
+                HAS_RESIDUAL,
+            )
+        elif STORE_PARTS == 2:
+            _store_halves(
+                out_map, accumulator, row, column, bias_ptr, residual_ptr, stride_rm, M, N, HAS_BIAS, HAS_RESIDUAL
+            )
+        else:
+            _store(out_map, accumulator, row, column, bias_ptr, residual_ptr, stride_rm, M, N, HAS_BIAS, HAS_RESIDUAL)
+
+
+def traffic(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    *,
+    residual: torch.Tensor | None = None,
+    precision: str = "ieee",
+    config: Config | None = None,
+) -> Traffic:
+    """a once; b again for every group of row panels."""
+    (M, K), N = a.shape, b.shape[1]
+    config = config or default_config("gemm", "persistent", scheme_name(a, precision), a.device, M=M, N=N, K=K)
+    return grouped_traffic(a, b, bias, residual, config.block_m * config.group_m)
+
+
+@register(
+    op="gemm",
+    name="persistent",
+    role="optimized",
+    backend="triton",
+    min_sm=90,
+    unsupported=unsupported,
+    traffic=traffic,
+    config_type=Config,
+    configs=configs,
+    is_legal=legal_by(footprint),
+    heuristic=heuristic,
+    footprint=footprint,
+)
+def gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    *,
+    residual: torch.Tensor | None = None,
+    precision: str = "ieee",
+    config: Config | None = None,
+) -> torch.Tensor:
+    """a b + bias + residual on the tensor cores, accumulated in fp32, its operands fetched by TMA.
+
+    a: (M, K); b: (K, N); bias: (N,) contiguous; residual: (M, N), rows contiguous; returns (M, N). a and b are fp16,
+    bf16, or fp32 that may be rounded to TF32, at addresses and row strides of whole 16 bytes, either dimension
+    contiguous (in fp32 that along K). Raises `ValueError` on other operands, and on shapes that do not fit.
+    """
+    M, N, K = check_operands(a, b, bias, residual, precision)
+    out = output(out, (M, N), a)
+    if not out.numel() or not K:
+        return epilogue_alone(out, bias, residual)
+    config = config or default_config("gemm", "persistent", scheme_name(a, precision), a.device, M=M, N=N, K=K)
+    a_stored, b_stored = stored_operands(a, b, precision, "pipelined")
+    tiles = triton.cdiv(M, config.block_m) * triton.cdiv(N, config.block_n)
+    _gemm[(min(tiles, sm_count(a.device)),)](
+        a_stored.descriptor(config.block_m, config.block_k),
+        b_stored.descriptor(config.block_k, config.block_n),
+        stored_output(out, "tma").descriptor(config.block_m, config.block_n // config.store_parts),
+        bias,
+        residual,
+        M,
+        N,
+        K,
+        residual.stride(0) if residual is not None else 0,
+        A_TRANSPOSED=a_stored.transposed,
+        B_TRANSPOSED=b_stored.transposed,
+        HAS_BIAS=bias is not None,
+        HAS_RESIDUAL=residual is not None,
+        PRECISION=precision,
+        BLOCK_M=config.block_m,
+        BLOCK_N=config.block_n,
+        BLOCK_K=config.block_k,
+        STORE_PARTS=config.store_parts,
+        GROUP_M=config.group_m,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )
+    return out

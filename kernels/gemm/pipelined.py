@@ -1,0 +1,152 @@
+"""Over tensor_core: the tiles of the next products are on their way to shared memory while one is computed.
+
+The device code is the same. Triton's software pipelining (`num_stages` of 2 or more) turns its loads into cp.async,
+which writes to shared memory past the registers, that many stages ahead. Where neighbours along a row are not
+neighbours in memory, or rows not a multiple of 16 elements apart, a load is narrower than cp.async's least of 4 bytes,
+and stays a plain one.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import torch
+import triton
+
+from rooflab.kernels._checks import output
+from rooflab.kernels.configs import BF16, Footprint, default_config, legal_by
+from rooflab.kernels.gemm._operands import check_operands
+from rooflab.kernels.gemm._tiled import _gemm, by_fma, grouped_traffic, scheme_name, tile_footprint, uses_wgmma
+from rooflab.kernels.registry import register
+from rooflab.reference.spec import Case, Scheme
+from rooflab.roofline.model import Traffic
+
+
+@dataclass(frozen=True)
+class Config:
+    """Tile sizes and launch options."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+    group_m: int = 8
+    """Row panels of tiles that share their columns of B."""
+
+
+# A decode batch fits one 16-row tile, the least that mma.sync takes; then the bytes in flight are all that matters.
+DECODE = Config(block_m=16, block_n=64, block_k=128, num_warps=4, num_stages=4)
+# 64 rows are the least that wgmma takes.
+SMALL = Config(block_m=64, block_n=128, block_k=64, num_warps=4, num_stages=3)
+LARGE = Config(block_m=128, block_n=128, block_k=64, num_warps=8, num_stages=3)
+# fp32 without TF32 has no tensor core: FMAs hold both tiles in registers, and larger ones spill.
+FULL_PRECISION = Config(block_m=32, block_n=64, block_k=16, num_warps=4, num_stages=2)
+
+
+def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
+    """Tiles up to what two warpgroups hold in registers, with every depth of pipeline."""
+    if by_fma(scheme):
+        sides = itertools.product((16, 32, 64), (32, 64, 128), (16, 32))
+    else:
+        sides = itertools.product((16, 32, 64, 128, 256), (32, 64, 128, 256), (32, 64, 128))
+    return tuple(
+        Config(block_m, block_n, block_k, num_warps, num_stages, group_m)
+        for block_m, block_n, block_k in sides
+        for num_warps, num_stages, group_m in itertools.product((4, 8), (2, 3, 4, 5), (1, 8))
+    )
+
+
+def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
+    """Tiles of a and b for every stage that is allocated.
+
+    wgmma reads a stage while the others are filled; mma.sync has copied it to registers and gives it back at once, so
+    that Triton allocates one stage fewer (read in the compiled kernels; tests/test_configs.py compares them).
+    """
+    stages = config.num_stages if uses_wgmma(config.block_m, scheme) else config.num_stages - 1
+    blocks = config.block_m, config.block_n, config.block_k
+    return tile_footprint(blocks, config.num_warps, stages, case, scheme)
+
+
+def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
+    """By the rows of a, as above."""
+    M = int(case["M"])
+    if by_fma(scheme):
+        return FULL_PRECISION
+    return DECODE if M <= 16 else SMALL if M <= 64 else LARGE
+
+
+def traffic(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    *,
+    residual: torch.Tensor | None = None,
+    precision: str = "ieee",
+    config: Config | None = None,
+) -> Traffic:
+    """a once; b again for every group of row panels."""
+    (M, K), N = a.shape, b.shape[1]
+    config = config or default_config("gemm", "pipelined", scheme_name(a, precision), a.device, M=M, N=N, K=K)
+    return grouped_traffic(a, b, bias, residual, config.block_m * config.group_m)
+
+
+@register(
+    op="gemm",
+    name="pipelined",
+    role="optimized",
+    backend="triton",
+    traffic=traffic,
+    config_type=Config,
+    configs=configs,
+    is_legal=legal_by(footprint),
+    heuristic=heuristic,
+    footprint=footprint,
+)
+def gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    *,
+    residual: torch.Tensor | None = None,
+    precision: str = "ieee",
+    config: Config | None = None,
+) -> torch.Tensor:
+    """a b + bias + residual on the tensor cores, accumulated in fp32; fp32 operands take the FMA units unless rounding
+    them to TF32 is allowed by `precision`.
+
+    a: (M, K); b: (K, N); bias: (N,) contiguous; residual: (M, N), rows contiguous; any strides of a and b; returns
+    (M, N). Raises `ValueError` on shapes, dtypes or a precision that do not fit.
+    """
+    M, N, K = check_operands(a, b, bias, residual, precision)
+    out = output(out, (M, N), a)
+    config = config or default_config("gemm", "pipelined", scheme_name(a, precision), a.device, M=M, N=N, K=K)
+    grid = (triton.cdiv(M, config.block_m) * triton.cdiv(N, config.block_n),)
+    if out.numel():
+        _gemm[grid](
+            a,
+            b,
+            bias,
+            residual,
+            out,
+            M,
+            N,
+            K,
+            *a.stride(),
+            *b.stride(),
+            residual.stride(0) if residual is not None else 0,
+            out.stride(0),
+            HAS_BIAS=bias is not None,
+            HAS_RESIDUAL=residual is not None,
+            PRECISION=precision,
+            BLOCK_M=config.block_m,
+            BLOCK_N=config.block_n,
+            BLOCK_K=config.block_k,
+            GROUP_M=config.group_m,
+            num_warps=config.num_warps,
+            num_stages=config.num_stages,
+        )
+    return out

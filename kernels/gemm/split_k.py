@@ -1,0 +1,267 @@
+"""Over pipelined, for few rows of a: K is split over CTAs, so that one wave of them fills the SMs.
+
+With one row of tiles a 4096-wide weight has 64 tiles, and half of the SMs read nothing.  Each CTA takes a share of K of
+a tile and leaves an fp32 partial sum; a second launch adds the shares up, the first one first, so that two runs agree
+bit for bit.  Atomic adds would not, and a counter by which the last CTA knows itself would have to be found at zero
+by every launch, on every stream and in every replay of a graph: it costs a launch too, or a buffer that lives on.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from rooflab.kernels._checks import output
+from rooflab.kernels._device import HOPPER_SMS
+from rooflab.kernels.configs import BF16, Footprint, default_config
+from rooflab.kernels.gemm._operands import check_operands
+from rooflab.kernels.gemm._skinny_tiles import (
+    REDUCE_COLUMNS,
+    registers,
+    shared_bytes,
+    stages,
+    store_tile,
+    tile,
+)
+from rooflab.kernels.registry import register
+from rooflab.reference.spec import Case, Scheme, nbytes
+from rooflab.roofline.model import Traffic
+
+LEAST_CTAS = 3 * HOPPER_SMS // 4
+"""With fewer a share of the SMs is idle for a wave; with this many those that work take what the others leave."""
+LEAST_STEPS = 4
+"""Tiles of K in a share: with fewer a CTA ends before its loads overlap anything."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """A tile, and how many CTAs share its K."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    split: int
+    num_warps: int
+    num_stages: int
+
+
+def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
+    """Tiles around the heuristic's, with every split and depth of pipeline."""
+    block_m, block_n, block_k = tile(int(case["M"]), scheme)
+    sides = itertools.product((block_m,), (block_n // 2, block_n, 2 * block_n), (block_k // 2, block_k))
+    return tuple(
+        Config(*sizes, split, num_warps, num_stages)
+        for sizes in sides
+        for split, num_warps, num_stages in itertools.product((1, 2, 3, 4, 6, 8, 16), (4, 8), (3, 4, 5, 6, 8))
+    )
+
+
+def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
+    """Of the first launch: a share of a tile's K is a CTA's."""
+    sides = (config.block_m, config.block_n, config.block_k)
+    M, N, K = int(case["M"]), int(case["N"]), int(case["K"])
+    depth = _steps(K, config) * config.block_k
+    return Footprint(
+        threads=32 * config.num_warps,
+        registers=registers(*sides, config.num_warps, scheme),
+        shared_bytes=shared_bytes(*sides, config.num_stages, scheme),
+        ctas=triton.cdiv(M, config.block_m) * triton.cdiv(N, config.block_n) * config.split,
+        tensor_flops=2.0 * config.block_m * config.block_n * depth,
+    )
+
+
+def is_legal(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
+    """What fits an SM, with a tile of K for every share of it."""
+    split = config.split == 1 or config.split * config.block_k <= int(case["K"])
+    return split and footprint(config, case, scheme).fits
+
+
+def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
+    """The least split that fills the SMs."""
+    M, N, K = int(case["M"]), int(case["N"]), int(case["K"])
+    sides = tile(M, scheme)
+    tiles = triton.cdiv(M, sides[0]) * triton.cdiv(N, sides[1])
+    split = 1
+    while tiles * split < LEAST_CTAS and split < 16 and (split + 1) * LEAST_STEPS * sides[2] <= K:
+        split += 1
+    return Config(*sides, split, 4, stages(*sides, scheme))
+
+
+def _steps(K: int, config: Config) -> int:
+    """Tiles of K in a share; the last may have fewer."""
+    return int(triton.cdiv(triton.cdiv(K, config.block_k), config.split))
+
+
+@triton.jit
+def _gemm(
+    a_ptr,
+    b_ptr,
+    bias_ptr,
+    residual_ptr,
+    out_ptr,
+    partial_ptr,
+    M,
+    N,
+    K,
+    steps,
+    stride_am,
+    stride_ak,
+    stride_bk,
+    stride_bn,
+    stride_rm,
+    stride_om,
+    HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SPLIT: tl.constexpr,
+):
+    tiles_n = tl.cdiv(N, BLOCK_N)
+    share = tl.program_id(1)
+    # int64: a row times its stride passes 2**31 from M K = 2**31 on.
+    rows = (tl.program_id(0) // tiles_n).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    columns = (tl.program_id(0) % tiles_n).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    inner = tl.arange(0, BLOCK_K)
+    first = share * steps * BLOCK_K
+    a_ptrs = a_ptr + rows[:, None] * stride_am + (first + inner).to(tl.int64)[None, :] * stride_ak
+    b_ptrs = b_ptr + (first + inner).to(tl.int64)[:, None] * stride_bk + columns[None, :] * stride_bn
+    step_a = tl.cast(stride_ak, tl.int64) * BLOCK_K
+    step_b = tl.cast(stride_bk, tl.int64) * BLOCK_K
+    accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for k in range(first, min(K, first + steps * BLOCK_K), BLOCK_K):
+        a = tl.load(a_ptrs, mask=(rows < M)[:, None] & (inner < K - k)[None, :], other=0.0)
+        b = tl.load(b_ptrs, mask=(inner < K - k)[:, None] & (columns < N)[None, :], other=0.0)
+        accumulator = tl.dot(a, b, accumulator, input_precision=PRECISION)
+        a_ptrs += step_a
+        b_ptrs += step_b
+    if SPLIT == 1:
+        store_tile(accumulator, rows, columns, bias_ptr, residual_ptr, out_ptr, M, N, stride_rm, stride_om,
+                   HAS_BIAS, HAS_RESIDUAL)  # fmt: skip
+    else:
+        places = partial_ptr + (share * M + rows)[:, None] * N + columns[None, :]
+        tl.store(places, accumulator, mask=(rows < M)[:, None] & (columns < N)[None, :])
+
+
+@triton.jit
+def _reduce(
+    partial_ptr,
+    bias_ptr,
+    residual_ptr,
+    out_ptr,
+    M,
+    N,
+    stride_rm,
+    stride_om,
+    HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    SPLIT: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    row = tl.program_id(1).to(tl.int64)
+    columns = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
+    total = tl.zeros((COLUMNS,), dtype=tl.float32)
+    for share in tl.static_range(SPLIT):
+        total += tl.load(partial_ptr + (share * M + row) * N + columns, mask=columns < N, other=0.0)
+    if HAS_BIAS:
+        total += tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)
+    if HAS_RESIDUAL:
+        total += tl.load(residual_ptr + row * stride_rm + columns, mask=columns < N, other=0.0).to(tl.float32)
+    tl.store(out_ptr + row * stride_om + columns, total.to(out_ptr.dtype.element_ty), mask=columns < N)
+
+
+def traffic(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    *,
+    residual: torch.Tensor | None = None,
+    precision: str = "ieee",
+    config: Config | None = None,
+) -> Traffic:
+    """Every operand once, b for every row of tiles; with a split one fp32 sum for each output and share, there and
+    back."""
+    (M, K), N = a.shape, b.shape[1]
+    scheme = "tf32" if precision == "tf32" else a.dtype
+    config = config or default_config("gemm", "split_k", scheme, a.device, M=M, N=N, K=K)
+    partial = 4 * M * N * config.split if config.split > 1 else 0
+    return Traffic(
+        read_bytes=nbytes(a, bias, residual) + triton.cdiv(M, config.block_m) * nbytes(b) + partial,
+        write_bytes=M * N * a.element_size() + partial,
+        launches=1 if config.split == 1 else 2,
+    )
+
+
+@register(
+    op="gemm",
+    name="split_k",
+    role="optimized",
+    backend="triton",
+    traffic=traffic,
+    config_type=Config,
+    configs=configs,
+    is_legal=is_legal,
+    heuristic=heuristic,
+    footprint=footprint,
+)
+def gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    *,
+    residual: torch.Tensor | None = None,
+    precision: str = "ieee",
+    config: Config | None = None,
+) -> torch.Tensor:
+    """a b + bias + residual, accumulated in fp32, with K split over CTAs; two runs agree bit for bit.
+
+    a: (M, K); b: (K, N); bias: (N,); residual: (M, N); any strides of a and b; returns (M, N).  fp32 stays fp32 and
+    takes the FMA units unless `precision` is `tf32`.  A split allocates split M N fp32 sums.  Raises `ValueError` on
+    shapes or dtypes that do not fit.
+    """
+    M, N, K = check_operands(a, b, bias, residual, precision)
+    out = output(out, (M, N), a)
+    scheme = "tf32" if precision == "tf32" else a.dtype
+    config = config or default_config("gemm", "split_k", scheme, a.device, M=M, N=N, K=K)
+    if not out.numel():
+        return out
+    split = config.split
+    partial = torch.empty((split, M, N), dtype=torch.float32, device=a.device) if split > 1 else None
+    stride_rm = residual.stride(0) if residual is not None else 0
+    has = {"HAS_BIAS": bias is not None, "HAS_RESIDUAL": residual is not None}
+    _gemm[(triton.cdiv(M, config.block_m) * triton.cdiv(N, config.block_n), split)](
+        a,
+        b,
+        bias,
+        residual,
+        out,
+        partial,
+        M,
+        N,
+        K,
+        _steps(K, config),
+        *a.stride(),
+        *b.stride(),
+        stride_rm,
+        out.stride(0),
+        **has,
+        PRECISION=precision,
+        BLOCK_M=config.block_m,
+        BLOCK_N=config.block_n,
+        BLOCK_K=config.block_k,
+        SPLIT=split,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )
+    if split > 1:
+        grid = (triton.cdiv(N, REDUCE_COLUMNS), M)
+        _reduce[grid](partial, bias, residual, out, M, N, stride_rm, out.stride(0), **has, SPLIT=split,
+                      COLUMNS=REDUCE_COLUMNS, num_warps=4)  # fmt: skip
+    return out

@@ -1,0 +1,278 @@
+"""Over split_k: each SM gets the same share of all tiles and steps of K, whatever their number.
+
+A split gives every tile the same number of CTAs, which fits the SMs only by luck.  Here the steps of all tiles stand in
+one row, and the row is cut into as many equal parts as there are SMs (Osama et al., "Stream-K: Work-centric Parallel
+Decomposition for Dense Matrix-Matrix Multiplication on the GPU", 2023).  A part begins and ends anywhere in a tile:
+what is not a whole tile is left as an fp32 partial sum, and a second launch adds those of a tile up, the first one
+first, so that two runs agree bit for bit.  The paper's CTAs wait for one another by flags; these would have to be found
+at zero by every launch, as split_k says of counters.
+
+One loop runs through tiles and steps alike, so that the next tile's loads are on their way while a tile is stored.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+
+import torch
+import triton
+import triton.language as tl
+
+from rooflab.kernels._checks import output
+from rooflab.kernels._device import HOPPER_SMS, sm_count
+from rooflab.kernels.configs import BF16, Footprint, default_config
+from rooflab.kernels.gemm._operands import check_operands
+from rooflab.kernels.gemm._skinny_tiles import fma_only, registers, shared_bytes, store_tile, tile
+from rooflab.kernels.registry import register
+from rooflab.reference.spec import Case, Scheme, nbytes
+from rooflab.roofline.model import Traffic
+
+
+@dataclass(frozen=True)
+class Config:
+    """A tile; the shares follow from the SMs."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+
+
+def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
+    """Tiles around the heuristic's, with every depth of pipeline."""
+    block_m, block_n, block_k = tile(int(case["M"]), scheme)
+    sides = itertools.product((block_m,), (block_n // 2, block_n, 2 * block_n), (block_k // 2, block_k))
+    return tuple(
+        Config(*sizes, num_warps, num_stages)
+        for sizes in sides
+        for num_warps, num_stages in itertools.product((4, 8), (3, 4, 5, 6, 8, 12))
+    )
+
+
+def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
+    """Of the first launch: a share of all steps is a CTA's."""
+    sides = (config.block_m, config.block_n, config.block_k)
+    steps = _tiles(case, config) * _steps(int(case["K"]), config)
+    ctas = max(min(HOPPER_SMS, steps), 1)
+    return Footprint(
+        threads=32 * config.num_warps,
+        registers=registers(*sides, config.num_warps, scheme),
+        shared_bytes=shared_bytes(*sides, config.num_stages, scheme),
+        ctas=ctas,
+        tensor_flops=2.0 * config.block_m * config.block_n * config.block_k * steps / ctas,
+    )
+
+
+def is_legal(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
+    """What fits an SM; any share of a tile may be a CTA's, down to one step."""
+    return footprint(config, case, scheme).fits
+
+
+def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
+    """split_k's tile, with all of an SM's memory for its only CTA."""
+    block_m, block_n, block_k = tile(int(case["M"]), scheme)
+    # Their number need not fit the SMs, so that tiles are wide: a step's place in its tile is worked out less often.
+    sides = (block_m, block_n if fma_only(scheme) else 2 * block_n, block_k)
+    config = Config(*sides, 4, 3)
+    while config.num_stages < 8 and is_legal(deeper := replace(config, num_stages=config.num_stages + 1), case, scheme):
+        config = deeper
+    return config
+
+
+def _tiles(case: Case, config: Config) -> int:
+    return int(triton.cdiv(int(case["M"]), config.block_m) * triton.cdiv(int(case["N"]), config.block_n))
+
+
+def _steps(K: int, config: Config) -> int:
+    """Tiles of K, of which one without K is empty."""
+    return max(int(triton.cdiv(K, config.block_k)), 1)
+
+
+@triton.jit
+def _gemm(
+    a_ptr,
+    b_ptr,
+    bias_ptr,
+    residual_ptr,
+    out_ptr,
+    partial_ptr,
+    M,
+    N,
+    K,
+    stride_am,
+    stride_ak,
+    stride_bk,
+    stride_bn,
+    stride_rm,
+    stride_om,
+    HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    tiles_n = tl.cdiv(N, BLOCK_N)
+    steps = max(tl.cdiv(K, BLOCK_K), 1)
+    # int64: a step's number times the programs passes 2**31, and so do offsets.
+    total = tl.cast(tl.cdiv(M, BLOCK_M), tl.int64) * tiles_n * steps
+    program = tl.program_id(0).to(tl.int64)
+    begin = (program * total // tl.num_programs(0)).to(tl.int32)
+    end = ((program + 1) * total // tl.num_programs(0)).to(tl.int32)
+    inner = tl.arange(0, BLOCK_K)
+    accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for step in range(begin, end):
+        this = step // steps
+        k = step % steps * BLOCK_K
+        rows = (this // tiles_n).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+        columns = (this % tiles_n).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+        depth = k.to(tl.int64) + inner
+        a_ptrs = a_ptr + rows[:, None] * stride_am + depth[None, :] * stride_ak
+        b_ptrs = b_ptr + depth[:, None] * stride_bk + columns[None, :] * stride_bn
+        a = tl.load(a_ptrs, mask=(rows < M)[:, None] & (inner < K - k)[None, :], other=0.0)
+        b = tl.load(b_ptrs, mask=(inner < K - k)[:, None] & (columns < N)[None, :], other=0.0)
+        accumulator = tl.dot(a, b, accumulator, input_precision=PRECISION)
+        last = step % steps == steps - 1
+        if last or step == end - 1:
+            # A tile is whole where it began no earlier than this share.
+            if last and step - (steps - 1) >= begin:
+                store_tile(accumulator, rows, columns, bias_ptr, residual_ptr, out_ptr, M, N, stride_rm, stride_om,
+                           HAS_BIAS, HAS_RESIDUAL)  # fmt: skip
+            else:
+                # Two places a program: of the tile that it found begun, and of the one that it begins and leaves.
+                place = 2 * program + (step - step % steps >= begin).to(tl.int64)
+                cells = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+                tl.store(partial_ptr + place * (BLOCK_M * BLOCK_N) + cells, accumulator)
+            accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+
+
+@triton.jit
+def _fix_up(
+    bias_ptr,
+    residual_ptr,
+    out_ptr,
+    partial_ptr,
+    M,
+    N,
+    K,
+    programs,
+    stride_rm,
+    stride_om,
+    HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    tiles_n = tl.cdiv(N, BLOCK_N)
+    steps = max(tl.cdiv(K, BLOCK_K), 1)
+    total = tl.cast(tl.cdiv(M, BLOCK_M), tl.int64) * tiles_n * steps
+    this = tl.program_id(0)
+    # The share that holds a step is the last that begins no later.
+    first = ((this.to(tl.int64) * steps + 1) * programs - 1) // total
+    last = ((this.to(tl.int64) * steps + steps) * programs - 1) // total
+    if first == last:
+        return
+    inner_rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    cells = inner_rows[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    accumulator = tl.load(partial_ptr + (2 * first + 1) * (BLOCK_M * BLOCK_N) + cells)
+    for program in range(first + 1, last + 1):
+        accumulator += tl.load(partial_ptr + 2 * program * (BLOCK_M * BLOCK_N) + cells)
+    rows = (this // tiles_n).to(tl.int64) * BLOCK_M + inner_rows
+    columns = (this % tiles_n).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    store_tile(accumulator, rows, columns, bias_ptr, residual_ptr, out_ptr, M, N, stride_rm, stride_om,
+               HAS_BIAS, HAS_RESIDUAL)  # fmt: skip
+
+
+def traffic(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    *,
+    residual: torch.Tensor | None = None,
+    precision: str = "ieee",
+    config: Config | None = None,
+) -> Traffic:
+    """Every operand once, b for every row of tiles; two fp32 tiles of partial sums for each SM, there and back."""
+    (M, K), N = a.shape, b.shape[1]
+    config = config or default_config("gemm", "stream_k", _scheme(a, precision), a.device, M=M, N=N, K=K)
+    partial = 2 * sm_count(a.device) * config.block_m * config.block_n * 4
+    return Traffic(
+        read_bytes=nbytes(a, bias, residual) + triton.cdiv(M, config.block_m) * nbytes(b) + partial,
+        write_bytes=M * N * a.element_size() + partial,
+        launches=2,
+    )
+
+
+def _scheme(a: torch.Tensor, precision: str) -> torch.dtype | str:
+    return "tf32" if precision == "tf32" else a.dtype
+
+
+@register(
+    op="gemm",
+    name="stream_k",
+    role="optimized",
+    backend="triton",
+    traffic=traffic,
+    config_type=Config,
+    configs=configs,
+    is_legal=is_legal,
+    heuristic=heuristic,
+    footprint=footprint,
+)
+def gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    *,
+    residual: torch.Tensor | None = None,
+    precision: str = "ieee",
+    config: Config | None = None,
+) -> torch.Tensor:
+    """a b + bias + residual, accumulated in fp32, with the same work for every SM; two runs agree bit for bit.
+
+    a: (M, K); b: (K, N); bias: (N,); residual: (M, N); any strides of a and b; returns (M, N).  fp32 stays fp32 and
+    takes the FMA units unless `precision` is `tf32`.  Allocates two fp32 tiles for each SM.  Raises `ValueError` on
+    shapes or dtypes that do not fit.
+    """
+    M, N, K = check_operands(a, b, bias, residual, precision)
+    out = output(out, (M, N), a)
+    config = config or default_config("gemm", "stream_k", _scheme(a, precision), a.device, M=M, N=N, K=K)
+    if not out.numel():
+        return out
+    tiles = triton.cdiv(M, config.block_m) * triton.cdiv(N, config.block_n)
+    programs = min(sm_count(a.device), tiles * _steps(K, config))
+    partial = torch.empty((2 * programs, config.block_m, config.block_n), dtype=torch.float32, device=a.device)
+    stride_rm = residual.stride(0) if residual is not None else 0
+    has = {"HAS_BIAS": bias is not None, "HAS_RESIDUAL": residual is not None}
+    sizes = {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k}
+    _gemm[(programs,)](
+        a,
+        b,
+        bias,
+        residual,
+        out,
+        partial,
+        M,
+        N,
+        K,
+        *a.stride(),
+        *b.stride(),
+        stride_rm,
+        out.stride(0),
+        **has,
+        PRECISION=precision,
+        **sizes,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )
+    rows = min(config.block_m, 16)
+    _fix_up[(tiles, config.block_m // rows)](
+        bias, residual, out, partial, M, N, K, programs, stride_rm, out.stride(0), **has, **sizes, ROWS=rows
+    )
+    return out

@@ -1,0 +1,221 @@
+"""Over pipelined: the tensor memory accelerator (TMA) fetches whole tiles, described once by the host.
+
+One thread asks for a tile of a tensor map and a barrier counts its bytes in, where cp.async took an address, a mask and
+an instruction from every thread for each 16 bytes. TMA writes zeros past the edges, in the order that wgmma reads.
+NN, NT and TN differ in the map alone: it describes the matrix as it lies in memory, and wgmma reads either order of
+16-bit operands.
+
+A map costs the host a call of the driver at each launch, and it takes only addresses and row strides of whole 16 bytes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from rooflab.kernels._checks import output
+from rooflab.kernels.configs import BF16, Footprint, default_config, legal_by
+from rooflab.kernels.gemm._operands import check_operands
+from rooflab.kernels.gemm._tiled import (
+    add_bias_and_residual,
+    grouped_tile,
+    grouped_traffic,
+    scheme_name,
+    tile_footprint,
+)
+from rooflab.kernels.gemm._tma import (
+    BARRIER_BYTES,
+    ROW_BYTES,
+    epilogue_alone,
+    quickest,
+    stored_operands,
+    why_not_operands,
+)
+from rooflab.kernels.registry import register
+from rooflab.reference.spec import Case, Scheme
+from rooflab.roofline.model import Traffic
+
+
+@dataclass(frozen=True)
+class Config:
+    """Tile sizes and launch options."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+    group_m: int = 8
+    """Row panels of tiles that share their columns of B."""
+
+
+# As deep as half of an SM's shared memory allows, so that a second CTA hides the first one's epilogue; tiles of 256
+# columns take all of it.
+CANDIDATES = (
+    (128, 256, 8, 4),
+    (128, 128, 8, 3),
+    (64, 256, 4, 5),
+    (64, 128, 4, 4),
+    (64, 64, 4, 6),
+    (64, 32, 4, 8),
+)
+"""block_m, block_n, num_warps and num_stages."""
+
+
+def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
+    """wgmma's tiles up to what two warpgroups hold in registers, with every depth of pipeline."""
+    sides = itertools.product((64, 128, 256), (32, 64, 128, 256), (ROW_BYTES, 2 * ROW_BYTES))
+    return tuple(
+        Config(block_m, block_n, row_bytes // scheme.activation.itemsize, num_warps, num_stages, group_m)
+        for block_m, block_n, row_bytes in sides
+        for num_warps, num_stages, group_m in itertools.product((4, 8), (2, 3, 4, 6), (1, 8))
+    )
+
+
+def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
+    """Tiles of a and b for every stage, and the barrier of each."""
+    blocks = config.block_m, config.block_n, config.block_k
+    barriers = config.num_stages * BARRIER_BYTES
+    return tile_footprint(blocks, config.num_warps, config.num_stages, case, scheme, more_shared_bytes=barriers)
+
+
+def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
+    """The quickest of a few."""
+    block_k = ROW_BYTES // scheme.activation.itemsize
+    return quickest([Config(m, n, block_k, warps, stages) for m, n, warps, stages in CANDIDATES], case, scheme)
+
+
+def unsupported(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    residual: torch.Tensor | None = None,
+    precision: str = "ieee",
+) -> str | None:
+    """What TMA and wgmma cannot take."""
+    return why_not_operands(a, b, precision, "pipelined")
+
+
+@triton.jit
+def _gemm(
+    a_map,
+    b_map,
+    bias_ptr,
+    residual_ptr,
+    out_ptr,
+    M,
+    N,
+    K,
+    stride_rm,
+    stride_om,
+    A_TRANSPOSED: tl.constexpr,
+    B_TRANSPOSED: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+):
+    tile_m, tile_n = grouped_tile(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP_M)
+    row, column = tile_m * BLOCK_M, tile_n * BLOCK_N
+    accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    # At least one turn (K = 0 never comes here): where there may be none, Triton 3.6 zeroes the accumulators beside the
+    # loop, and ptxas then waits for each wgmma (C7515).
+    for k in range(0, max(K, 1), BLOCK_K):
+        a = a_map.load([k, row]).T if A_TRANSPOSED else a_map.load([row, k])
+        b = b_map.load([column, k]).T if B_TRANSPOSED else b_map.load([k, column])
+        accumulator = tl.dot(a, b, accumulator, input_precision=PRECISION)
+    # int64: a row times its stride passes 2**31 from M N = 2**31 on; the maps count in 64 bits by themselves.
+    rows = row.to(tl.int64) + tl.arange(0, BLOCK_M)
+    columns = column + tl.arange(0, BLOCK_N)
+    accumulator = add_bias_and_residual(
+        accumulator, bias_ptr, residual_ptr, stride_rm, rows, columns, M, N, HAS_BIAS, HAS_RESIDUAL
+    )
+    mask = (rows < M)[:, None] & (columns < N)[None, :]
+    out_ptrs = out_ptr + rows[:, None] * stride_om + columns[None, :]
+    tl.store(out_ptrs, accumulator.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+def traffic(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    *,
+    residual: torch.Tensor | None = None,
+    precision: str = "ieee",
+    config: Config | None = None,
+) -> Traffic:
+    """a once; b again for every group of row panels."""
+    (M, K), N = a.shape, b.shape[1]
+    config = config or default_config("gemm", "tma", scheme_name(a, precision), a.device, M=M, N=N, K=K)
+    return grouped_traffic(a, b, bias, residual, config.block_m * config.group_m)
+
+
+@register(
+    op="gemm",
+    name="tma",
+    role="optimized",
+    backend="triton",
+    min_sm=90,
+    unsupported=unsupported,
+    traffic=traffic,
+    config_type=Config,
+    configs=configs,
+    is_legal=legal_by(footprint),
+    heuristic=heuristic,
+    footprint=footprint,
+)
+def gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    *,
+    residual: torch.Tensor | None = None,
+    precision: str = "ieee",
+    config: Config | None = None,
+) -> torch.Tensor:
+    """a b + bias + residual on the tensor cores, accumulated in fp32, its operands fetched by TMA.
+
+    a: (M, K); b: (K, N); bias: (N,) contiguous; residual: (M, N), rows contiguous; returns (M, N). a and b are fp16,
+    bf16, or fp32 that may be rounded to TF32, at addresses and row strides of whole 16 bytes, either dimension
+    contiguous (in fp32 that along K). Raises `ValueError` on other operands, and on shapes that do not fit.
+    """
+    M, N, K = check_operands(a, b, bias, residual, precision)
+    out = output(out, (M, N), a)
+    if not out.numel() or not K:
+        return epilogue_alone(out, bias, residual)
+    config = config or default_config("gemm", "tma", scheme_name(a, precision), a.device, M=M, N=N, K=K)
+    a_stored, b_stored = stored_operands(a, b, precision, "pipelined")
+    _gemm[(triton.cdiv(M, config.block_m) * triton.cdiv(N, config.block_n),)](
+        a_stored.descriptor(config.block_m, config.block_k),
+        b_stored.descriptor(config.block_k, config.block_n),
+        bias,
+        residual,
+        out,
+        M,
+        N,
+        K,
+        residual.stride(0) if residual is not None else 0,
+        out.stride(0),
+        A_TRANSPOSED=a_stored.transposed,
+        B_TRANSPOSED=b_stored.transposed,
+        HAS_BIAS=bias is not None,
+        HAS_RESIDUAL=residual is not None,
+        PRECISION=precision,
+        BLOCK_M=config.block_m,
+        BLOCK_N=config.block_n,
+        BLOCK_K=config.block_k,
+        GROUP_M=config.group_m,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )
+    return out

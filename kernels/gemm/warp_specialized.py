@@ -1,0 +1,261 @@
+"""Over persistent: one warpgroup only loads, and two only multiply (`warp_specialize`).
+
+A CTA becomes 384 threads. The producer gives up its registers (`setmaxnreg`) and asks TMA for tiles as soon as their
+place in shared memory is free, through the epilogue too; each consumer multiplies one half of a tile's rows, so that
+two of them share b's tile and 128 by 256 outputs fit into registers. A consumer waits for its product before it frees
+the tiles, and leaves the tensor cores to the other meanwhile; both store at the same time, and then nobody multiplies.
+
+Triton does this only with `num_warps` of 4, the size of one part, and ignores the option with 8 (read in what 3.6 and
+3.7 compile), so that `is_legal` refuses 8. Its pass halves the loads of a along M, and the box of a map of the host
+stays whole: 3.7 refuses to compile that, and 3.6 copies 128 rows to the place of 64, on a barrier that expects 64. The
+maps are therefore made by every CTA as it starts, in scratch memory that the launcher gives Triton. The pass cannot
+divide the epilogue into parts either, so that a whole tile of the result waits in shared memory.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import itertools
+from dataclasses import dataclass, replace
+
+import torch
+import triton
+import triton.language as tl
+
+from rooflab.kernels._checks import output
+from rooflab.kernels._device import HOPPER_SMS, sm_count
+from rooflab.kernels.configs import BF16, Footprint, default_config
+from rooflab.kernels.gemm._operands import check_operands
+from rooflab.kernels.gemm._tiled import (
+    add_bias_and_residual,
+    grouped_tile,
+    grouped_traffic,
+    scheme_name,
+    tile_footprint,
+)
+from rooflab.kernels.gemm._tma import (
+    BARRIER_BYTES,
+    ROW_BYTES,
+    epilogue_alone,
+    quickest,
+    stored_operands,
+    stored_output,
+    why_not_operands,
+    why_not_output,
+)
+from rooflab.kernels.registry import register
+from rooflab.reference.spec import Case, Scheme
+from rooflab.roofline.model import Traffic
+
+THREADS = 384
+"""Three warpgroups: a producer and two consumers."""
+CONSUMER_WARPS = 8
+BARRIERS_A_STAGE = 6
+"""Full and empty, for a's halves and for b (read in the compiled kernels)."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """Tile sizes and launch options."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    """Of the producer and of each consumer."""
+    num_stages: int
+    group_m: int = 8
+    """Row panels of tiles that share their columns of B."""
+
+
+# As deep as shared memory allows beside the result.
+CANDIDATES = ((128, 256, 3), (128, 128, 6), (128, 128, 4), (128, 64, 8), (128, 32, 8))
+"""block_m, block_n and num_stages."""
+
+
+def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
+    """Tiles of which each consumer has 64 or 128 rows, with every depth of pipeline."""
+    sides = itertools.product((128, 256), (32, 64, 128, 256), (ROW_BYTES, 2 * ROW_BYTES))
+    return tuple(
+        Config(block_m, block_n, row_bytes // scheme.activation.itemsize, 4, num_stages, group_m)
+        for block_m, block_n, row_bytes in sides
+        for num_stages, group_m in itertools.product((2, 3, 4, 6), (1, 8, 16))
+    )
+
+
+def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
+    """Accumulators of the consumers; tiles of a and b, their barriers, and the result; as many CTAs as SMs."""
+    result = config.block_m * config.block_n * scheme.output.itemsize
+    blocks = config.block_m, config.block_n, config.block_k
+    more = config.num_stages * BARRIERS_A_STAGE * BARRIER_BYTES + result
+    found = tile_footprint(blocks, CONSUMER_WARPS, config.num_stages, case, scheme, more_shared_bytes=more)
+    tiles, ctas = found.ctas, min(found.ctas, HOPPER_SMS)
+    return replace(found, threads=THREADS, ctas=ctas, tensor_flops=found.tensor_flops * tiles / max(1, ctas))
+
+
+def is_legal(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
+    """Whether a CTA fits, and Triton does what is asked for: with other than 4 warps it ignores it."""
+    return config.num_warps == 4 and config.block_m >= 128 and footprint(config, case, scheme).fits
+
+
+def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
+    """The quickest of a few, those left out for whose results shared memory is too small in fp32."""
+    block_k = ROW_BYTES // scheme.activation.itemsize
+    found = [Config(m, n, block_k, 4, stages) for m, n, stages in CANDIDATES]
+    return quickest([config for config in found if is_legal(config, case, scheme)], case, scheme)
+
+
+def unsupported(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    residual: torch.Tensor | None = None,
+    precision: str = "ieee",
+) -> str | None:
+    """What TMA cannot load or store, and wgmma not take."""
+    return why_not_operands(a, b, precision, "pipelined") or why_not_output(a, b, "tma")
+
+
+# A K of 1 would become a constant, its loop would go, and Triton's pass fails on what is left.
+@triton.jit(do_not_specialize=["K"])
+def _gemm(
+    a_ptr,
+    b_ptr,
+    bias_ptr,
+    residual_ptr,
+    out_ptr,
+    M,
+    N,
+    K,
+    stride_a,
+    stride_b,
+    stride_rm,
+    stride_om,
+    A_TRANSPOSED: tl.constexpr,
+    B_TRANSPOSED: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+):
+    if A_TRANSPOSED:
+        a_map = tl.make_tensor_descriptor(a_ptr, [K, M], [stride_a, 1], [BLOCK_K, BLOCK_M])
+    else:
+        a_map = tl.make_tensor_descriptor(a_ptr, [M, K], [stride_a, 1], [BLOCK_M, BLOCK_K])
+    if B_TRANSPOSED:
+        b_map = tl.make_tensor_descriptor(b_ptr, [N, K], [stride_b, 1], [BLOCK_N, BLOCK_K])
+    else:
+        b_map = tl.make_tensor_descriptor(b_ptr, [K, N], [stride_b, 1], [BLOCK_K, BLOCK_N])
+    out_map = tl.make_tensor_descriptor(out_ptr, [M, N], [stride_om, 1], [BLOCK_M, BLOCK_N])
+    tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
+    for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, tl.num_programs(0), warp_specialize=True):
+        tile_m, tile_n = grouped_tile(tile, tiles_m, tiles_n, GROUP_M)
+        row, column = tile_m * BLOCK_M, tile_n * BLOCK_N
+        accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+        for k in range(0, K, BLOCK_K):
+            a = a_map.load([k, row]).T if A_TRANSPOSED else a_map.load([row, k])
+            b = b_map.load([column, k]).T if B_TRANSPOSED else b_map.load([k, column])
+            accumulator = tl.dot(a, b, accumulator, input_precision=PRECISION)
+        rows = row.to(tl.int64) + tl.arange(0, BLOCK_M)  # int64: a row times its stride passes 2**31
+        columns = column + tl.arange(0, BLOCK_N)
+        accumulator = add_bias_and_residual(
+            accumulator, bias_ptr, residual_ptr, stride_rm, rows, columns, M, N, HAS_BIAS, HAS_RESIDUAL
+        )
+        out_map.store([row, column], accumulator.to(out_ptr.dtype.element_ty))
+
+
+def _scratch(size: int, alignment: int, stream: int | None) -> torch.Tensor:
+    """Memory for the maps: torch's own allocations are aligned, and reused in the order of the stream."""
+    return torch.empty(size, dtype=torch.int8, device="cuda")
+
+
+def traffic(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    *,
+    residual: torch.Tensor | None = None,
+    precision: str = "ieee",
+    config: Config | None = None,
+) -> Traffic:
+    """a once; b again for every group of row panels."""
+    (M, K), N = a.shape, b.shape[1]
+    config = config or default_config("gemm", "warp_specialized", scheme_name(a, precision), a.device, M=M, N=N, K=K)
+    return grouped_traffic(a, b, bias, residual, config.block_m * config.group_m)
+
+
+@register(
+    op="gemm",
+    name="warp_specialized",
+    role="optimized",
+    backend="triton",
+    min_sm=90,
+    unsupported=unsupported,
+    traffic=traffic,
+    config_type=Config,
+    configs=configs,
+    is_legal=is_legal,
+    heuristic=heuristic,
+    footprint=footprint,
+)
+def gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    *,
+    residual: torch.Tensor | None = None,
+    precision: str = "ieee",
+    config: Config | None = None,
+) -> torch.Tensor:
+    """a b + bias + residual on the tensor cores, accumulated in fp32, its operands fetched by TMA.
+
+    a: (M, K); b: (K, N); bias: (N,) contiguous; residual: (M, N), rows contiguous; returns (M, N). a and b are fp16,
+    bf16, or fp32 that may be rounded to TF32, at addresses and row strides of whole 16 bytes, either dimension
+    contiguous (in fp32 that along K). Raises `ValueError` on other operands, and on shapes that do not fit.
+    """
+    M, N, K = check_operands(a, b, bias, residual, precision)
+    out = output(out, (M, N), a)
+    if not out.numel() or not K:
+        return epilogue_alone(out, bias, residual)
+    config = config or default_config("gemm", "warp_specialized", scheme_name(a, precision), a.device, M=M, N=N, K=K)
+    a_stored, b_stored = stored_operands(a, b, precision, "pipelined")
+    out_stored = stored_output(out, "tma")
+    tiles = triton.cdiv(M, config.block_m) * triton.cdiv(N, config.block_n)
+    grid = (min(tiles, sm_count(a.device)),)
+
+    def launch() -> None:
+        triton.set_allocator(_scratch)
+        _gemm[grid](
+            a,
+            b,
+            bias,
+            residual,
+            out,
+            M,
+            N,
+            K,
+            a_stored.stride,
+            b_stored.stride,
+            residual.stride(0) if residual is not None else 0,
+            out_stored.stride,
+            A_TRANSPOSED=a_stored.transposed,
+            B_TRANSPOSED=b_stored.transposed,
+            HAS_BIAS=bias is not None,
+            HAS_RESIDUAL=residual is not None,
+            PRECISION=precision,
+            BLOCK_M=config.block_m,
+            BLOCK_N=config.block_n,
+            BLOCK_K=config.block_k,
+            GROUP_M=config.group_m,
+            num_warps=config.num_warps,
+            num_stages=config.num_stages,
+        )
+
+    contextvars.copy_context().run(launch)  # the allocator that the caller may have set stays theirs
+    return out

@@ -1,0 +1,191 @@
+"""Device code of the cooperative rung: one producer warp, two consumer warpgroups, and how each finds its tiles.
+
+A slot of the ring is `full` when its bytes have landed, and `empty` for each consumer apart when that one's products of
+it are done; the producer refills it when both are.
+
+Every partition holds the running sum of the experts' row panels in registers, an expert a thread or a few, and so finds
+the expert of a tile by two reductions. A consumer looks up its next tile while its last product is still on its way.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+
+@gluon.jit
+def _next(slot, phase, STAGES: gl.constexpr):
+    last = slot == STAGES - 1
+    return gl.where(last, 0, slot + 1), phase ^ last.to(gl.int32)
+
+
+@gluon.jit
+def _add(left, right):
+    return left + right
+
+
+@gluon.jit
+def _panels(offsets, E, BLOCK_M: gl.constexpr, BLOCK_E: gl.constexpr, WARPS: gl.constexpr):
+    """For each expert, the row panels of all experts up to it."""
+    each: gl.constexpr = BLOCK_E // (32 * WARPS) if BLOCK_E > 32 * WARPS else 1
+    layout: gl.constexpr = gl.BlockedLayout([each], [32], [WARPS], [0])
+    experts = gl.arange(0, BLOCK_E, layout)
+    starts = gl.load(offsets + experts, mask=experts < E, other=0)
+    ends = gl.load(offsets + experts + 1, mask=experts < E, other=0)
+    return gl.associative_scan((ends - starts + BLOCK_M - 1) // BLOCK_M, 0, _add)
+
+
+@gluon.jit
+def _find(tile, panels, offsets, tiles_n, BLOCK_M: gl.constexpr, GROUP_M: gl.constexpr):
+    """Expert, first row, end of the expert's rows, and column of tiles, of the `tile`-th."""
+    earlier = panels * tiles_n <= tile
+    expert = gl.sum(earlier.to(gl.int32), 0)
+    inside = tile - gl.max(gl.where(earlier, panels, 0), 0) * tiles_n
+    start = gl.load(offsets + expert)
+    end = gl.load(offsets + expert + 1)
+    group_tiles = GROUP_M * tiles_n
+    first_m = inside // group_tiles * GROUP_M
+    group_m = min(gl.cdiv(end - start, BLOCK_M) - first_m, GROUP_M)
+    tile_m = first_m + inside % group_tiles % group_m
+    return expert, start + tile_m * BLOCK_M, end, inside % group_tiles // group_m
+
+
+@gluon.jit
+def _produce(
+    a, b, offsets, E, N, tiles_n, steps, a_ring, b_ring, full, empty,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
+    BLOCK_E: gl.constexpr,
+):  # fmt: skip
+    panels = _panels(offsets, E, BLOCK_M, BLOCK_E, 1)
+    slot = 0
+    phase = 1  # of a barrier that nobody has waited for yet, the phase before the first counts as over
+    for tile in range(gl.program_id(0), gl.max(panels, 0) * tiles_n, gl.num_programs(0)):
+        expert, row, end, tile_n = _find(tile, panels, offsets, tiles_n, BLOCK_M, GROUP_M)
+        both = row + BLOCK_M // 2 < end
+        column = expert * N + tile_n * BLOCK_N
+        for step in range(steps):
+            mbarrier.wait(empty.index(2 * slot), phase)
+            mbarrier.wait(empty.index(2 * slot + 1), phase)
+            bar = full.index(slot)
+            k = step * BLOCK_K
+            if both:
+                mbarrier.expect(bar, 2 * a.block_type.nbytes + b.block_type.nbytes)
+                tma.async_copy_global_to_shared(a, [row + BLOCK_M // 2, k], bar, a_ring.index(2 * slot + 1))
+            else:
+                mbarrier.expect(bar, a.block_type.nbytes + b.block_type.nbytes)
+            tma.async_copy_global_to_shared(a, [row, k], bar, a_ring.index(2 * slot))
+            tma.async_copy_global_to_shared(b, [column, k], bar, b_ring.index(slot))
+            slot, phase = _next(slot, phase, STAGES)
+
+
+@gluon.jit
+def _store(out_map, out_ptr, stride_ot, part, staged, row, end, column, N):
+    """Columns of a tile: by TMA where all of its rows are the expert's, and else row by row through pointers."""
+    ROWS: gl.constexpr = part.shape[0]
+    COLUMNS: gl.constexpr = part.shape[1]
+    size: gl.constexpr = part.dtype.primitive_bitwidth // 8
+    wide: gl.constexpr = COLUMNS * size // 16
+    layout: gl.constexpr = gl.BlockedLayout([1, 16 // size], [32 // wide, wide], [4, 1], [1, 0])
+    tma.store_wait(pendings=0)  # what was staged here before has been read
+    staged.store(part)
+    if row + ROWS <= end:
+        fence_async_shared()
+        tma.async_copy_shared_to_global(out_map, [row, column], staged)
+    else:
+        # int64: a row times its stride passes 2**31 from T N = 2**31 on.
+        rows = row + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
+        columns = column + gl.arange(0, COLUMNS, gl.SliceLayout(0, layout))
+        pointers = out_ptr + rows.to(gl.int64)[:, None] * stride_ot + columns[None, :]
+        gl.store(pointers, staged.load(layout), mask=(rows < end)[:, None] & (columns < N)[None, :])
+
+
+@gluon.jit
+def _consume(
+    out_map, out_ptr, stride_ot, offsets, E, N, tiles_n, steps, a_ring, b_ring, full, empty, staged,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr, STORE_N: gl.constexpr,
+    BLOCK_E: gl.constexpr, HALF: gl.constexpr,
+):  # fmt: skip
+    ROWS: gl.constexpr = BLOCK_M // 2
+    layout: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 256 // a_ring.dtype.primitive_bitwidth]
+    )
+    # Zeroed once: a tile's first product does not add to what the last tile left.
+    accumulator = gl.zeros((ROWS, BLOCK_N), gl.float32, layout)
+    panels = _panels(offsets, E, BLOCK_M, BLOCK_E, 4)
+    tiles = gl.max(panels, 0) * tiles_n
+    slot = 0
+    phase = 0
+    before = 0
+    _, row, end, tile_n = _find(min(gl.program_id(0), tiles - 1), panels, offsets, tiles_n, BLOCK_M, GROUP_M)
+    for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
+        # Where this half of the tile has no rows of the expert, nothing was loaded for it.
+        mine = gl.where(row + HALF * ROWS < end, steps, 0)
+        for step in range(mine):
+            mbarrier.wait(full.index(slot), phase)
+            left = a_ring.index(2 * slot + HALF)
+            right = b_ring.index(slot).permute((1, 0))
+            accumulator = warpgroup_mma(left, right, accumulator, use_acc=step > 0, is_async=True)
+            # One product stays in flight; the one before it is done, and its slot free.
+            accumulator = warpgroup_mma_wait(num_outstanding=1, deps=(accumulator,))
+            mbarrier.arrive(empty.index(2 * before + HALF), pred=step > 0)
+            before = slot
+            slot, phase = _next(slot, phase, STAGES)
+        following = min(tile + gl.num_programs(0), tiles - 1)
+        _, row_after, end_after, tile_after = _find(following, panels, offsets, tiles_n, BLOCK_M, GROUP_M)
+        accumulator = warpgroup_mma_wait(num_outstanding=0, deps=(accumulator,))
+        mbarrier.arrive(empty.index(2 * before + HALF), pred=mine > 0)
+        for _ in range(mine, steps):
+            mbarrier.wait(full.index(slot), phase)
+            mbarrier.arrive(empty.index(2 * slot + HALF))
+            slot, phase = _next(slot, phase, STAGES)
+        if mine > 0:
+            total = accumulator.to(out_map.dtype)
+            first = row + HALF * ROWS
+            column = tile_n * BLOCK_N
+            if STORE_N == BLOCK_N:
+                _store(out_map, out_ptr, stride_ot, total, staged, first, end, column, N)
+            else:
+                left_part, right_part = total.reshape((ROWS, 2, STORE_N)).permute((0, 2, 1)).split()
+                _store(out_map, out_ptr, stride_ot, left_part, staged, first, end, column, N)
+                _store(out_map, out_ptr, stride_ot, right_part, staged, first, end, column + STORE_N, N)
+        row, end, tile_n = row_after, end_after, tile_after
+    tma.store_wait(pendings=0)  # shared memory goes with the CTA
+
+
+@gluon.jit
+def _gemm(
+    a, b, offsets, out_map, out_ptr, stride_ot, E, N, K,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
+    STORE_N: gl.constexpr, BLOCK_E: gl.constexpr,
+):  # fmt: skip
+    tiles_n = gl.cdiv(N, BLOCK_N)
+    steps = gl.cdiv(K, BLOCK_K)
+    a_ring = gl.allocate_shared_memory(a.dtype, [2 * STAGES] + a.block_type.shape, a.layout)
+    b_ring = gl.allocate_shared_memory(b.dtype, [STAGES] + b.block_type.shape, b.layout)
+    staged = gl.allocate_shared_memory(out_map.dtype, [2] + out_map.block_type.shape, out_map.layout)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [2 * STAGES, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(STAGES):
+        mbarrier.init(full.index(slot), count=1)
+    for half in gl.static_range(2 * STAGES):
+        mbarrier.init(empty.index(half), count=1)
+    fence_async_shared()
+    gl.warp_specialize(
+        [
+            (_consume, (out_map, out_ptr, stride_ot, offsets, E, N, tiles_n, steps, a_ring, b_ring, full, empty,
+                        staged.index(0), BLOCK_M, BLOCK_N, STAGES, GROUP_M, STORE_N, BLOCK_E, 0)),
+            (_consume, (out_map, out_ptr, stride_ot, offsets, E, N, tiles_n, steps, a_ring, b_ring, full, empty,
+                        staged.index(1), BLOCK_M, BLOCK_N, STAGES, GROUP_M, STORE_N, BLOCK_E, 1)),
+            (_produce, (a, b, offsets, E, N, tiles_n, steps, a_ring, b_ring, full, empty, BLOCK_M, BLOCK_N, BLOCK_K,
+                        STAGES, GROUP_M, BLOCK_E)),
+        ],
+        [4, 1],
+        [232, 40],  # the producer holds the experts' panels, four a thread for 128 of them
+    )  # fmt: skip

@@ -1,0 +1,57 @@
+"""How the TMA rungs of gemm_grouped see their operands in memory, and which they refuse."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+
+from rooflab.kernels.gemm._tma import ALIGNMENT, STRIDE_LIMIT, Stored, stored_as
+
+
+@dataclass(frozen=True)
+class StoredExperts:
+    """The experts' matrices as (E, N, K) in memory, K contiguous."""
+
+    shape: tuple[int, int, int]
+    strides: tuple[int, int, int]
+    """Elements from one expert, one column of b and one k to the next."""
+
+
+def stored_experts(b: torch.Tensor) -> StoredExperts | None:
+    """b, (E, K, N), as a tensor map of three dimensions describes it; None where none can."""
+    E, K, N = b.shape
+    size = b.element_size()
+    row = b.stride(2) if N > 1 else triton.cdiv(K * size, ALIGNMENT) * ALIGNMENT // size
+    matrix = b.stride(0) if E > 1 else N * row  # a stride that nothing is ever multiplied by
+    address = b.storage_offset() * size if b.device.type == "meta" else b.data_ptr()
+    aligned = address % ALIGNMENT == row * size % ALIGNMENT == matrix * size % ALIGNMENT == 0
+    neighbours = K == 1 or b.stride(1) == 1
+    if neighbours and aligned and K <= row and 0 < matrix and max(row, matrix) * size < STRIDE_LIMIT:
+        return StoredExperts((E, N, K), (matrix, row, 1))
+    return None
+
+
+def why_no_maps(a: torch.Tensor, b: torch.Tensor) -> str | None:
+    """Why TMA cannot load these operands, or None; what is no grouped product at all is for the launcher to say."""
+    if a.ndim != 2 or b.ndim != 3 or not a.numel() or not b.numel():
+        return None
+    for name, matrix, found in (("a", a, stored_as(a, False)), ("b", b, stored_experts(b))):
+        if found is None:
+            strides = ", ".join(str(stride * matrix.element_size()) for stride in matrix.stride())
+            return (
+                f"{name}: expected stride 1 along K, and an address and other strides of whole {ALIGNMENT} bytes, for "
+                f"TMA, got strides of {strides} bytes; gemm_grouped/grouped takes any"
+            )
+    return None
+
+
+def stored(a: torch.Tensor, b: torch.Tensor) -> tuple[Stored, StoredExperts]:
+    """Both as tensor maps describe them.  Raises `ValueError` on those that TMA cannot take."""
+    reason = why_no_maps(a, b)
+    if reason:
+        raise ValueError(reason)
+    found = stored_as(a, False), stored_experts(b)
+    assert found[0] is not None and found[1] is not None, "why_no_maps has looked"
+    return found[0], found[1]

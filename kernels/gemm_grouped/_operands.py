@@ -1,0 +1,35 @@
+"""What every gemm_grouped launcher asks of its operands; none reads the offsets, which lie on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from rooflab.kernels._checks import check_contiguous, check_dtype, check_float, check_shape
+
+
+def check_operands(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> tuple[int, int, int, int]:
+    """T, E, N and K.
+
+    Raises `ValueError` unless a is (T, K) and b (E, K, N) of one float dtype, and offsets (E + 1,) int32, contiguous
+    and on a's device.
+    """
+    check_shape("a", a, None, None)
+    T, K = a.shape
+    check_shape("b", b, None, K, None)
+    E, _, N = b.shape
+    check_float("a", a)
+    check_dtype("b", b, a.dtype)
+    check_shape("offsets", offsets, E + 1)
+    check_dtype("offsets", offsets, torch.int32)
+    check_contiguous("offsets", offsets)
+    if offsets.device != a.device and a.device.type != "meta":
+        raise ValueError(f"offsets: expected a tensor on {a.device}, got {offsets.device}")
+    return T, E, N, K
+
+
+def group_rows(offsets: torch.Tensor) -> Iterator[int]:
+    """Rows of each expert that has any: for models of what moves, never for a launch."""
+    bounds = offsets.tolist()
+    return (end - start for start, end in zip(bounds[:-1], bounds[1:], strict=True) if end > start)

@@ -1,0 +1,116 @@
+"""How a CTA finds its tile of its expert from the offsets on the device, and what tiles of groups cost.
+
+The host does not know how many rows an expert has, and so not how many row panels of tiles. Expert e may use the
+panels from floor(offsets[e] / BLOCK_M) + e on: groups that begin in one place end at most one panel later than that of
+the next expert, so that no two experts share a panel, and T / BLOCK_M + E panels are enough. Some stay empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol, TypeVar
+
+import torch
+import triton
+import triton.language as tl
+
+from rooflab.kernels._device import HOPPER_SMS
+from rooflab.kernels.configs import SHARED_BYTES_PER_CTA, Footprint
+from rooflab.kernels.gemm._tiled import grouped_tile, tile_footprint
+from rooflab.kernels.gemm_grouped._operands import group_rows
+from rooflab.reference.spec import Case, Scheme, nbytes
+from rooflab.roofline.model import Traffic
+
+OPERAND_WEIGHT = 64
+"""What an operand that a tile reads for a k counts, in products, where tiles are weighed against each other: a guess
+that puts 128 x 128 tiles at 8/7 of the time of 128 x 256 ones for the same work; unmeasured."""
+BARRIERS_BYTES = 1024
+"""Kept for mbarriers and their alignment."""
+MOST_STAGES = 8
+
+
+def panels(T: int, E: int, block_m: int) -> int:
+    """Row panels that are enough for any T rows of E groups."""
+    return T // block_m + E
+
+
+def panel_footprint(
+    blocks: tuple[int, int, int],
+    num_warps: int,
+    staged_tiles: int,
+    case: Case,
+    scheme: Scheme,
+    *,
+    more_shared_bytes: int = 0,
+) -> Footprint:
+    """gemm's, with a CTA for each tile that there may be.  `blocks` are a tile's M, N and K."""
+    product = Case(M=case["T"], N=case["N"], K=case["K"])
+    found = tile_footprint(blocks, num_warps, staged_tiles, product, scheme, more_shared_bytes=more_shared_bytes)
+    ctas = panels(int(case["T"]), int(case["E"]), blocks[0]) * triton.cdiv(int(case["N"]), blocks[1])
+    return replace(found, ctas=ctas)
+
+
+def panel_traffic(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, rows: int) -> Traffic:
+    """a once; an expert's matrix once for every `rows` rows that it has, as if none of it were still in L2 by then."""
+    _, K, N = b.shape
+    reads = sum(triton.cdiv(own, rows) for own in group_rows(offsets))
+    return Traffic(
+        read_bytes=nbytes(a, offsets) + reads * K * N * b.element_size(),
+        write_bytes=a.shape[0] * N * a.element_size(),
+    )
+
+
+def stages_that_fit(stage_bytes: int, bytes_beside: int) -> int:
+    """Stages of the deepest ring, eight at most, that an SM's shared memory has room for beside other bytes."""
+    return min((SHARED_BYTES_PER_CTA - BARRIERS_BYTES - bytes_beside) // stage_bytes, MOST_STAGES)
+
+
+class Tiled(Protocol):
+    """A config of tiles."""
+
+    @property
+    def block_m(self) -> int:
+        """Rows of a tile."""
+
+    @property
+    def block_n(self) -> int:
+        """Columns of a tile."""
+
+
+Config = TypeVar("Config", bound=Tiled)
+
+
+def least_work(candidates: Sequence[Config], case: Case) -> Config:
+    """The config by which the busiest SM has least to do, its operands counted too, the first of equals: a prediction,
+    unmeasured.
+
+    Of T rows over E experts, each that has rows is taken to leave half a tile of them empty.
+    """
+    T, E, N = int(case["T"]), int(case["E"]), int(case["N"])
+    used = min(T, E)
+
+    def weight(config: Config) -> int:
+        whole = max(float(used), T / config.block_m + (used / 2 if T > used * config.block_m / 2 else 0))
+        waves = triton.cdiv(round(whole * triton.cdiv(N, config.block_n)), HOPPER_SMS)
+        return int(waves) * (config.block_m * config.block_n + OPERAND_WEIGHT * (config.block_m + config.block_n))
+
+    return min(candidates, key=weight)
+
+
+@triton.jit
+def tile_of(offsets_ptr, E, tiles_n, BLOCK_M: tl.constexpr, GROUP_M: tl.constexpr, BLOCK_E: tl.constexpr):
+    """The program's expert, the first row and the column of its tile, and where the group ends, which is no later than
+    the first row where the program has no tile."""
+    experts = tl.arange(0, BLOCK_E)
+    starts = tl.load(offsets_ptr + experts, mask=experts < E, other=2**31 - 1)
+    panel = tl.program_id(0) // tiles_n
+    # The last expert whose panels do not begin after this one; the others that begin here too have none.
+    expert = tl.sum((starts // BLOCK_M + experts <= panel).to(tl.int32)) - 1
+    start, end = tl.load(offsets_ptr + expert), tl.load(offsets_ptr + expert + 1)
+    tile = tl.program_id(0) - (start // BLOCK_M + expert) * tiles_n
+    tiles_m = tl.cdiv(end - start, BLOCK_M)
+    if tile >= tiles_m * tiles_n:
+        end = start
+    tile_m, tile_n = grouped_tile(tile, max(tiles_m, 1), tiles_n, GROUP_M)
+    return expert, start + tile_m * BLOCK_M, tile_n, end

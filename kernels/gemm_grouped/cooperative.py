@@ -1,0 +1,208 @@
+"""Over tma: CTAs that stay and walk over the tiles of all experts, one warp only loading, two warpgroups multiplying.
+
+The producer runs ahead through a ring of shared memory, into the next tile, of whichever expert, while the last one is
+being stored; the consumers share a tile of B, each with half of the tile's rows. A half in which the expert has no rows
+is neither loaded nor multiplied, so that a group's last tile costs by 64 rows, not 128. Tiles are counted through the
+experts that have rows, and so shared out evenly, where a grid that the host bounds leaves that to chance. A tile that
+is all the expert's is stored by TMA.
+
+The design is gemm's rung cooperative, after CUTLASS's warp-specialised cooperative GEMM (NVIDIA, "CUTLASS 3.x" examples
+48 and 49; 57 is its grouped one) and DeepGEMM's grouped layouts (DeepSeek, 2025), which pad each group to whole tiles.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import torch
+import triton
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from rooflab.kernels._checks import output
+from rooflab.kernels._device import HOPPER_SMS, sm_count
+from rooflab.kernels.configs import BF16, Footprint, default_config, legal_by
+from rooflab.kernels.gemm._tma import ALIGNMENT, stored_as
+from rooflab.kernels.gemm_grouped._coop_device import _gemm
+from rooflab.kernels.gemm_grouped._maps import stored, stored_experts, why_no_maps
+from rooflab.kernels.gemm_grouped._operands import check_operands
+from rooflab.kernels.gemm_grouped._tiles import least_work, panel_traffic, panels, stages_that_fit
+from rooflab.kernels.registry import register
+from rooflab.reference.spec import Case, Scheme
+from rooflab.roofline.model import Traffic
+
+
+@dataclass(frozen=True)
+class Config:
+    """A tile and the ring."""
+
+    block_m: int
+    """Half of it is a consumer's."""
+    block_n: int
+    block_k: int
+    stages: int
+    """Slots of the ring."""
+    store_n: int
+    """Columns of a finished tile that are staged at once: all, or half where the ring needs the memory."""
+    group_m: int = 8
+    """Row panels of an expert that share its columns of B."""
+
+
+THREADS = 384
+"""Two consumers and the group of warps that the producer is one of, because registers are moved between groups."""
+CONSUMER_REGISTERS = 24
+"""Addresses, descriptors and the loop's counters, beside the accumulator."""
+MBARRIER_BYTES = 8
+SWIZZLE_BYTES = 128
+"""Rows that shared memory is swizzled by, so that no operand of wgmma meets a bank conflict."""
+LEAST_EXPERTS = 32
+"""Of the experts that are looked up together: a warp's threads."""
+KINDS = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
+CANDIDATES = ((128, 256, 128), (128, 128, 128), (128, 64, 64))
+"""block_m, block_n and store_n."""
+
+
+def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
+    """Tiles that two consumers hold in registers, with every ring that fits beside them."""
+    depth = SWIZZLE_BYTES // scheme.activation.itemsize
+    tiles = itertools.product((128, 256), (32, 64, 128, 256), (depth // 2, depth), (3, 4, 6, 8), (1, 2), (4, 8, 16))
+    return tuple(
+        Config(block_m, block_n, block_k, stages, block_n // parts, group_m)
+        for block_m, block_n, block_k, stages, parts, group_m in tiles
+        if block_n // parts >= 32
+    )
+
+
+def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
+    """An accumulator in fp32 for each consumer; the ring, the result that is staged, and the mbarriers."""
+    tiles = panels(int(case["T"]), int(case["E"]), config.block_m) * triton.cdiv(int(case["N"]), config.block_n)
+    outputs = config.block_m * config.block_n
+    slot = (config.block_m + config.block_n) * config.block_k
+    elements = config.stages * slot + config.block_m * config.store_n
+    flops = 2.0 * outputs * triton.cdiv(int(case["K"]), config.block_k) * config.block_k
+    ctas = min(tiles, HOPPER_SMS)
+    return Footprint(
+        threads=THREADS,
+        registers=outputs // 256 + CONSUMER_REGISTERS,
+        shared_bytes=elements * scheme.activation.itemsize + 3 * config.stages * MBARRIER_BYTES,
+        ctas=ctas,
+        tensor_flops=flops * tiles / max(1, ctas),
+    )
+
+
+def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
+    """Of a few, the one with least for the busiest SM to do, with as many slots as fit beside what is staged."""
+
+    def deepest(block_m: int, block_n: int, store_n: int) -> Config:
+        beside = block_m * store_n * scheme.activation.itemsize
+        stages = stages_that_fit((block_m + block_n) * SWIZZLE_BYTES, beside)
+        return Config(block_m, block_n, SWIZZLE_BYTES // scheme.activation.itemsize, stages, store_n)
+
+    return least_work([deepest(*candidate) for candidate in CANDIDATES], case)
+
+
+def unsupported(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> str | None:
+    """What wgmma and TMA cannot take."""
+    if a.dtype == torch.float32:
+        return "a: expected 16 bits for wgmma, got torch.float32; gemm_grouped/tma takes it"
+    reason = why_no_maps(a, b)
+    if reason or a.ndim != 2 or b.ndim != 3 or not a.numel() or not b.numel():
+        return reason
+    experts = stored_experts(b)
+    if experts is not None and experts.strides[0] != experts.shape[1] * experts.strides[1]:
+        return f"b: expected experts that follow one another in memory, got {b.stride()}; gemm_grouped/tma takes any"
+    size = b.shape[2] * b.element_size()
+    if a.shape[0] > 1 and size % ALIGNMENT:
+        return (
+            f"b: expected N of whole {ALIGNMENT} bytes, so that TMA can store the result's rows, got {size} bytes; "
+            "gemm_grouped/tma takes any"
+        )
+    return None
+
+
+def traffic(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offsets: torch.Tensor,
+    out: torch.Tensor | None = None,
+    *,
+    config: Config | None = None,
+) -> Traffic:
+    """a once; an expert's matrix once for every group of its row panels."""
+    (T, K), (E, _, N) = a.shape, b.shape
+    config = config or default_config("gemm_grouped", "cooperative", a.dtype, a.device, T=T, E=E, N=N, K=K)
+    return panel_traffic(a, b, offsets, config.block_m * config.group_m)
+
+
+def _map(base: torch.Tensor, shape: list[int], stride: int, box: list[int]) -> TensorDescriptor:
+    layout = gl.NVMMASharedLayout.get_default_for(box, KINDS[base.dtype])
+    return TensorDescriptor(base, shape, [stride, 1], box, layout)
+
+
+@register(
+    op="gemm_grouped",
+    name="cooperative",
+    role="optimized",
+    backend="gluon",
+    min_sm=90,
+    unsupported=unsupported,
+    traffic=traffic,
+    config_type=Config,
+    configs=configs,
+    is_legal=legal_by(footprint),
+    heuristic=heuristic,
+    footprint=footprint,
+)
+def gemm_grouped(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offsets: torch.Tensor,
+    out: torch.Tensor | None = None,
+    *,
+    config: Config | None = None,
+) -> torch.Tensor:
+    """Each expert's rows times its matrix on the tensor cores of a Hopper, summed in fp32 and rounded once.
+
+    a: (T, K), rows sorted by expert; b: (E, K, N), a transposed view of (E, N, K) weights one after another; fp16 or
+    bf16; offsets: (E + 1,) int32 from 0 to T, never read by the host; returns (T, N). K is contiguous in a and b;
+    addresses and row strides, also of out, are whole 16 bytes. Raises `ValueError` on other operands, and on a shape or
+    dtype that does not fit.
+    """
+    T, E, N, K = check_operands(a, b, offsets)
+    out = output(out, (T, N), a)
+    if not out.numel() or not K:
+        return out.zero_()
+    reason = unsupported(a, b, offsets)
+    out_stored = stored_as(out, False)
+    if reason is None and out_stored is None:
+        reason = (
+            f"out: expected an address and row stride of whole {ALIGNMENT} bytes for TMA, got a stride of "
+            f"{out.stride(0) * out.element_size()} bytes; gemm_grouped/tma takes any"
+        )
+    if reason or out_stored is None:
+        raise ValueError(reason)
+    config = config or default_config("gemm_grouped", "cooperative", a.dtype, a.device, T=T, E=E, N=N, K=K)
+    a_stored, experts = stored(a, b)
+    half = config.block_m // 2
+    tiles = panels(T, E, config.block_m) * triton.cdiv(N, config.block_n)
+    _gemm[(min(tiles, sm_count(a.device)),)](
+        _map(a, [T, K], a_stored.stride, [half, config.block_k]),
+        _map(b, [E * N, K], experts.strides[1], [config.block_n, config.block_k]),
+        offsets,
+        _map(out, [T, N], out_stored.stride, [half, config.store_n]),
+        out,
+        out.stride(0),
+        E,
+        N,
+        K,
+        BLOCK_M=config.block_m,
+        BLOCK_N=config.block_n,
+        BLOCK_K=config.block_k,
+        STAGES=config.stages,
+        GROUP_M=config.group_m,
+        STORE_N=config.store_n,
+        BLOCK_E=max(LEAST_EXPERTS, triton.next_power_of_2(E)),
+        num_warps=4,
+    )
+    return out

@@ -1,0 +1,191 @@
+"""Over naive: one launch for all experts, in which each CTA finds its own tile from the offsets on the device.
+
+The host neither waits for the offsets nor knows them: it launches as many CTAs as any T rows of E groups could need,
+and those without a tile leave at once (the grid of the fused mixture-of-experts kernel in vLLM is bounded likewise, by
+padding the rows, which are not padded here). Tiles go through the tensor cores, the next ones brought by cp.async while
+one is multiplied. An expert's row panels are visited together, so that its columns of B are read from HBM once.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+
+import torch
+import triton
+import triton.language as tl
+
+from rooflab.kernels._checks import output
+from rooflab.kernels.configs import BF16, Footprint, default_config, legal_by
+from rooflab.kernels.gemm._tiled import by_fma, uses_wgmma
+from rooflab.kernels.gemm_grouped._operands import check_operands
+from rooflab.kernels.gemm_grouped._tiles import least_work, panel_footprint, panel_traffic, panels, tile_of
+from rooflab.kernels.registry import register
+from rooflab.reference.spec import Case, Scheme
+from rooflab.roofline.model import Traffic
+
+
+@dataclass(frozen=True)
+class Config:
+    """Tile sizes and launch options."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+    group_m: int = 8
+    """Row panels of an expert that share its columns of B."""
+
+
+# An expert's few rows fit one 16-row tile, the least that mma.sync takes; then all that matters is bytes in flight.
+DECODE = Config(block_m=16, block_n=64, block_k=128, num_warps=4, num_stages=5)
+FEW_ROWS = Config(block_m=32, block_n=64, block_k=128, num_warps=4, num_stages=5)
+# 64 rows are the least that wgmma takes.
+TILES = (
+    Config(block_m=128, block_n=256, block_k=64, num_warps=8, num_stages=4),
+    Config(block_m=128, block_n=128, block_k=64, num_warps=8, num_stages=3),
+    Config(block_m=64, block_n=256, block_k=64, num_warps=4, num_stages=2),
+    Config(block_m=64, block_n=128, block_k=64, num_warps=4, num_stages=4),
+)
+# fp32 without TF32 has no tensor core: FMAs hold both tiles in registers, and larger ones spill.
+FULL_PRECISION = Config(block_m=32, block_n=64, block_k=16, num_warps=4, num_stages=2)
+
+
+def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
+    """Tiles up to what two warpgroups hold in registers, with every depth of pipeline."""
+    if by_fma(scheme):
+        sides = itertools.product((16, 32, 64), (32, 64, 128), (16, 32))
+    else:
+        sides = itertools.product((16, 32, 64, 128), (32, 64, 128, 256), (32, 64, 128, 256))
+    return tuple(
+        Config(block_m, block_n, block_k, num_warps, num_stages, group_m)
+        for block_m, block_n, block_k in sides
+        for num_warps, num_stages, group_m in itertools.product((4, 8), (2, 3, 4, 5), (1, 8, 16))
+    )
+
+
+def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
+    """Tiles of a and b for every stage that is allocated: mma.sync gives one back at once (gemm's rung pipelined)."""
+    stages = config.num_stages if uses_wgmma(config.block_m, scheme) else config.num_stages - 1
+    blocks = config.block_m, config.block_n, config.block_k
+    return panel_footprint(blocks, config.num_warps, stages, case, scheme)
+
+
+def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
+    """By the rows that an expert has on average; of wgmma's tiles, the one with least for the busiest SM to do."""
+    if by_fma(scheme):
+        return FULL_PRECISION
+    rows = int(case["T"]) / max(1, int(case["E"]))
+    found = DECODE if rows <= 12 else FEW_ROWS if rows <= 32 else least_work(TILES, case)
+    return replace(found, block_k=found.block_k * 2 // scheme.activation.itemsize)
+
+
+@triton.jit
+def _gemm(
+    a_ptr,
+    b_ptr,
+    offsets_ptr,
+    out_ptr,
+    E,
+    N,
+    K,
+    stride_at,
+    stride_ak,
+    stride_be,
+    stride_bk,
+    stride_bn,
+    stride_ot,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+):
+    expert, row, tile_n, end = tile_of(offsets_ptr, E, tl.cdiv(N, BLOCK_N), BLOCK_M, GROUP_M, BLOCK_E)
+    if row >= end:
+        return
+    # int64: a row times its stride passes 2**31 from T K = 2**31 on, and the experts' matrices sooner.
+    rows = row.to(tl.int64) + tl.arange(0, BLOCK_M)
+    columns = tile_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    inner = tl.arange(0, BLOCK_K)
+    a_ptrs = a_ptr + rows[:, None] * stride_at + inner.to(tl.int64)[None, :] * stride_ak
+    b_ptrs = b_ptr + expert.to(tl.int64) * stride_be
+    b_ptrs += inner.to(tl.int64)[:, None] * stride_bk + columns[None, :] * stride_bn
+    step_a = tl.cast(stride_ak, tl.int64) * BLOCK_K
+    step_b = tl.cast(stride_bk, tl.int64) * BLOCK_K
+    accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for k in range(0, K, BLOCK_K):
+        a = tl.load(a_ptrs, mask=(rows < end)[:, None] & (inner < K - k)[None, :], other=0.0)
+        b = tl.load(b_ptrs, mask=(inner < K - k)[:, None] & (columns < N)[None, :], other=0.0)
+        accumulator = tl.dot(a, b, accumulator, input_precision="ieee")
+        a_ptrs += step_a
+        b_ptrs += step_b
+    mask = (rows < end)[:, None] & (columns < N)[None, :]
+    out_ptrs = out_ptr + rows[:, None] * stride_ot + columns[None, :]
+    tl.store(out_ptrs, accumulator.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+def traffic(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offsets: torch.Tensor,
+    out: torch.Tensor | None = None,
+    *,
+    config: Config | None = None,
+) -> Traffic:
+    """a once; an expert's matrix once for every group of its row panels."""
+    (T, K), (E, _, N) = a.shape, b.shape
+    config = config or default_config("gemm_grouped", "grouped", a.dtype, a.device, T=T, E=E, N=N, K=K)
+    return panel_traffic(a, b, offsets, config.block_m * config.group_m)
+
+
+@register(
+    op="gemm_grouped",
+    name="grouped",
+    role="optimized",
+    backend="triton",
+    traffic=traffic,
+    config_type=Config,
+    configs=configs,
+    is_legal=legal_by(footprint),
+    heuristic=heuristic,
+    footprint=footprint,
+)
+def gemm_grouped(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offsets: torch.Tensor,
+    out: torch.Tensor | None = None,
+    *,
+    config: Config | None = None,
+) -> torch.Tensor:
+    """Each expert's rows times its matrix, summed on the tensor cores in fp32 (fp32 operands on the FMA units).
+
+    a: (T, K), rows sorted by expert; b: (E, K, N); any strides of both; offsets: (E + 1,) int32 from 0 to T, never read
+    by the host; returns (T, N). Raises `ValueError` on a shape or dtype that does not fit.
+    """
+    T, E, N, K = check_operands(a, b, offsets)
+    out = output(out, (T, N), a)
+    config = config or default_config("gemm_grouped", "grouped", a.dtype, a.device, T=T, E=E, N=N, K=K)
+    if out.numel():
+        _gemm[(panels(T, E, config.block_m) * triton.cdiv(N, config.block_n),)](
+            a,
+            b,
+            offsets,
+            out,
+            E,
+            N,
+            K,
+            *a.stride(),
+            *b.stride(),
+            out.stride(0),
+            BLOCK_M=config.block_m,
+            BLOCK_N=config.block_n,
+            BLOCK_K=config.block_k,
+            GROUP_M=config.group_m,
+            BLOCK_E=triton.next_power_of_2(E),
+            num_warps=config.num_warps,
+            num_stages=config.num_stages,
+        )
+    return out

@@ -1,0 +1,55 @@
+"""torch's own grouped product, `torch._grouped_mm`: on a Hopper one CUTLASS launch in bf16, else a loop on the host."""
+
+from __future__ import annotations
+
+import torch
+
+from rooflab.kernels.gemm_grouped._operands import check_operands, group_rows
+from rooflab.kernels.registry import register
+from rooflab.reference.spec import nbytes
+from rooflab.roofline.model import Traffic
+
+ALIGNMENT = 16
+"""Bytes of which it wants addresses and strides to be multiples (its own messages, in torch 2.11 and 2.13)."""
+
+
+def traffic(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> Traffic:
+    """a once, and once the matrix of each expert that has rows, as the best tile order comes close to."""
+    _, K, N = b.shape
+    used = len(list(group_rows(offsets)))
+    return Traffic(
+        read_bytes=nbytes(a, offsets) + used * K * N * b.element_size(),
+        write_bytes=a.shape[0] * N * a.element_size(),
+    )
+
+
+def unsupported(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> str | None:
+    """What torch's call refuses, and what it does by another way than its kernel."""
+    if a.device.type == "cuda" and a.dtype != torch.bfloat16:
+        return f"torch's grouped kernel for CUDA takes bf16, got {a.dtype}, for which it would loop on the host"
+    if a.ndim != 2 or b.ndim != 3 or not a.numel() or not b.numel():
+        return None
+    for name, matrix in (("a", a), ("b", b)):
+        size = matrix.element_size()
+        rows, columns = matrix.stride()[-2:]
+        wide = max(rows, columns) * size
+        address = 0 if matrix.device.type == "meta" else matrix.data_ptr()
+        if 1 not in (rows, columns) or wide % ALIGNMENT or address % ALIGNMENT:
+            return (
+                f"{name}: torch wants stride 1 in one dimension and addresses and strides of whole {ALIGNMENT} bytes, "
+                f"got strides {tuple(matrix.stride())} of {size} bytes"
+            )
+    return None
+
+
+@register(op="gemm_grouped", name="library", role="library", backend="torch", traffic=traffic, unsupported=unsupported)
+def gemm_grouped(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    """Each expert's rows times its matrix with `torch._grouped_mm`, which takes the ends of the groups.
+
+    a: (T, K), rows sorted by expert; b: (E, K, N); offsets: (E + 1,) int32; returns (T, N), whose rows torch may pad.
+    Raises `ValueError` on a shape or dtype that does not fit.
+    """
+    T, _, N, K = check_operands(a, b, offsets)
+    if not T or not N or not K:
+        return a.new_zeros((T, N))
+    return torch._grouped_mm(a, b, offs=offsets[1:])

@@ -1,0 +1,40 @@
+"""A loop over the experts: the host reads where each one's rows begin, and calls a product for those that have any."""
+
+from __future__ import annotations
+
+import torch
+
+from rooflab.kernels._checks import output
+from rooflab.kernels.gemm_grouped._operands import check_operands, group_rows
+from rooflab.kernels.registry import register
+from rooflab.reference.spec import nbytes
+from rooflab.roofline.model import Traffic
+
+
+def traffic(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, out: torch.Tensor | None = None) -> Traffic:
+    """a once, and once the matrix of each expert that has rows; a launch for each."""
+    _, K, N = b.shape
+    used = len(list(group_rows(offsets)))
+    return Traffic(
+        read_bytes=nbytes(a, offsets) + used * K * N * b.element_size(),
+        write_bytes=a.shape[0] * N * a.element_size(),
+        launches=max(1, used),
+    )
+
+
+@register(op="gemm_grouped", name="naive", role="naive", backend="torch", traffic=traffic)
+def gemm_grouped(
+    a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Each expert's rows times its matrix with `torch.mm`, expert by expert.
+
+    a: (T, K), rows sorted by expert; b: (E, K, N); offsets: (E + 1,) int32; returns (T, N). Raises `ValueError` on a
+    shape or dtype that does not fit.
+    """
+    T, _, N, _ = check_operands(a, b, offsets)
+    out = output(out, (T, N), a)
+    bounds = offsets.tolist()
+    for expert, (start, end) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+        if end > start:
+            out[start:end] = torch.mm(a[start:end], b[expert])
+    return out

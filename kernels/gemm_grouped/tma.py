@@ -1,0 +1,188 @@
+"""Over grouped: the tensor memory accelerator (TMA) fetches whole tiles, through one map for all of A and one of three
+dimensions for all experts of B.
+
+One thread asks for a tile and a barrier counts its bytes in, where cp.async took an address, a mask and an instruction
+from every thread for each 16 bytes. A tile of A runs on into the rows of the next expert, which are multiplied for
+nothing; the result is stored through pointers, because a map knows the edges of the whole and none of a group.
+
+A map costs the host a call of the driver at each launch, and it takes only addresses and row strides of whole 16 bytes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from rooflab.kernels._checks import output
+from rooflab.kernels.configs import BF16, Footprint, default_config, legal_by
+from rooflab.kernels.gemm._tiled import by_fma, uses_wgmma
+from rooflab.kernels.gemm._tma import BARRIER_BYTES, ROW_BYTES
+from rooflab.kernels.gemm_grouped._maps import stored, why_no_maps
+from rooflab.kernels.gemm_grouped._operands import check_operands
+from rooflab.kernels.gemm_grouped._tiles import least_work, panel_footprint, panel_traffic, panels, tile_of
+from rooflab.kernels.registry import register
+from rooflab.reference.spec import Case, Scheme
+from rooflab.roofline.model import Traffic
+
+
+@dataclass(frozen=True)
+class Config:
+    """Tile sizes and launch options."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+    group_m: int = 8
+    """Row panels of an expert that share its columns of B."""
+
+
+# As deep as shared memory allows for as many CTAs of an SM as their registers do.
+CANDIDATES = ((128, 256, 8, 4), (128, 128, 8, 3), (64, 256, 4, 2), (64, 128, 4, 4), (64, 64, 4, 6), (64, 32, 4, 8))
+"""block_m, block_n, num_warps and num_stages."""
+# fp32 without TF32 has no tensor core: FMAs hold both tiles in registers, and larger ones spill.
+FULL_PRECISION = Config(block_m=32, block_n=64, block_k=16, num_warps=4, num_stages=2)
+
+
+def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
+    """wgmma's tiles up to what two warpgroups hold in registers, with every depth of pipeline."""
+    if by_fma(scheme):
+        sides = itertools.product((32, 64), (32, 64, 128), (64, 128))
+    else:
+        sides = itertools.product((64, 128), (32, 64, 128, 256), (ROW_BYTES // 2, ROW_BYTES, 2 * ROW_BYTES))
+    return tuple(
+        Config(block_m, block_n, row_bytes // scheme.activation.itemsize, num_warps, num_stages, group_m)
+        for block_m, block_n, row_bytes in sides
+        for num_warps, num_stages, group_m in itertools.product((4, 8), (2, 3, 4, 6, 8), (1, 8, 16))
+    )
+
+
+def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
+    """Tiles of a and b for every stage, and the barrier of each; FMAs give one stage back at once."""
+    stages = config.num_stages if uses_wgmma(config.block_m, scheme) else config.num_stages - 1
+    blocks = config.block_m, config.block_n, config.block_k
+    more = config.num_stages * BARRIER_BYTES
+    return panel_footprint(blocks, config.num_warps, stages, case, scheme, more_shared_bytes=more)
+
+
+def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
+    """Of a few, the one with least for the busiest SM to do."""
+    if by_fma(scheme):
+        return FULL_PRECISION
+    block_k = ROW_BYTES // scheme.activation.itemsize
+    return least_work([Config(m, n, block_k, warps, stages) for m, n, warps, stages in CANDIDATES], case)
+
+
+def unsupported(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> str | None:
+    """What TMA cannot take."""
+    return why_no_maps(a, b)
+
+
+@triton.jit
+def _gemm(
+    a_map,
+    b_map,
+    offsets_ptr,
+    out_ptr,
+    E,
+    N,
+    K,
+    stride_ot,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+):
+    expert, row, tile_n, end = tile_of(offsets_ptr, E, tl.cdiv(N, BLOCK_N), BLOCK_M, GROUP_M, BLOCK_E)
+    if row >= end:
+        return
+    column = tile_n * BLOCK_N
+    accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    # At least one step, as the launcher knows: where a loop may be left out, Triton 3.6.0 zeroes the accumulators
+    # beside it, and ptxas then makes each wgmma wait for the one before it (read in the compiled code).
+    for k in range(0, max(K, 1), BLOCK_K):
+        a = a_map.load([row, k])
+        b = b_map.load([expert, column, k]).reshape(BLOCK_N, BLOCK_K).T
+        accumulator = tl.dot(a, b, accumulator, input_precision="ieee")
+    # int64: a row times its stride passes 2**31 from T N = 2**31 on; the maps count in 64 bits by themselves.
+    rows = row.to(tl.int64) + tl.arange(0, BLOCK_M)
+    columns = column + tl.arange(0, BLOCK_N)
+    mask = (rows < end)[:, None] & (columns < N)[None, :]
+    out_ptrs = out_ptr + rows[:, None] * stride_ot + columns[None, :]
+    tl.store(out_ptrs, accumulator.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+def traffic(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offsets: torch.Tensor,
+    out: torch.Tensor | None = None,
+    *,
+    config: Config | None = None,
+) -> Traffic:
+    """a once; an expert's matrix once for every group of its row panels."""
+    (T, K), (E, _, N) = a.shape, b.shape
+    config = config or default_config("gemm_grouped", "tma", a.dtype, a.device, T=T, E=E, N=N, K=K)
+    return panel_traffic(a, b, offsets, config.block_m * config.group_m)
+
+
+@register(
+    op="gemm_grouped",
+    name="tma",
+    role="optimized",
+    backend="triton",
+    min_sm=90,
+    unsupported=unsupported,
+    traffic=traffic,
+    config_type=Config,
+    configs=configs,
+    is_legal=legal_by(footprint),
+    heuristic=heuristic,
+    footprint=footprint,
+)
+def gemm_grouped(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offsets: torch.Tensor,
+    out: torch.Tensor | None = None,
+    *,
+    config: Config | None = None,
+) -> torch.Tensor:
+    """Each expert's rows times its matrix, summed in fp32, the operands fetched by TMA.
+
+    a: (T, K), rows sorted by expert; b: (E, K, N), a transposed view of (E, N, K) weights; offsets: (E + 1,) int32 from
+    0 to T, never read by the host; returns (T, N). K is contiguous in a and b; their addresses and other strides are
+    whole 16 bytes. Raises `ValueError` on other operands, and on a shape or dtype that does not fit.
+    """
+    T, E, N, K = check_operands(a, b, offsets)
+    out = output(out, (T, N), a)
+    if not out.numel() or not K:
+        return out.zero_()
+    config = config or default_config("gemm_grouped", "tma", a.dtype, a.device, T=T, E=E, N=N, K=K)
+    a_stored, experts = stored(a, b)
+    b_map = TensorDescriptor(b, [*experts.shape], [*experts.strides], [1, config.block_n, config.block_k])
+    _gemm[(panels(T, E, config.block_m) * triton.cdiv(N, config.block_n),)](
+        a_stored.descriptor(config.block_m, config.block_k),
+        b_map,
+        offsets,
+        out,
+        E,
+        N,
+        K,
+        out.stride(0),
+        BLOCK_M=config.block_m,
+        BLOCK_N=config.block_n,
+        BLOCK_K=config.block_k,
+        GROUP_M=config.group_m,
+        BLOCK_E=triton.next_power_of_2(E),
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )
+    return out

@@ -1,0 +1,98 @@
+"""How the TMA rungs of gemm_silu_and_mul see their operands in memory, and which they refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
+import torch
+import triton
+
+from rooflab.kernels._device import HOPPER_SMS
+from rooflab.kernels.configs import SHARED_BYTES_PER_CTA
+from rooflab.kernels.gemm._tma import ALIGNMENT, Stored, stored_as
+from rooflab.reference.spec import Case
+
+BARRIERS_BYTES = 1024
+"""Kept for mbarriers and their alignment."""
+MOST_STAGES = 8
+OPERAND_WEIGHT = 64
+"""What an operand that a tile reads for a k counts, in products, where tiles are weighed against each other: a guess
+that puts 128 x 128 tiles at 8/7 of the time of 128 x 256 ones for the same work; unmeasured."""
+
+
+def _row_bytes(matrix: torch.Tensor) -> str:
+    return " and ".join(str(stride * matrix.element_size()) for stride in matrix.stride())
+
+
+def why_no_maps(a: torch.Tensor, b: torch.Tensor) -> str | None:
+    """Why TMA cannot load these operands or store a new result of them, or None; what is no gated product at all is
+    for the launcher to say."""
+    if a.ndim != 2 or b.ndim != 2 or not a.numel() or not b.numel() or b.shape[1] % 2:
+        return None
+    wanted = f"expected stride 1 along K, and an address and row stride of whole {ALIGNMENT} bytes, for TMA"
+    for name, matrix, transposed in (("a", a, False), ("b", b, True)):
+        if stored_as(matrix, transposed) is None:
+            return f"{name}: {wanted}, got strides of {_row_bytes(matrix)} bytes; gemm_silu_and_mul/fused takes any"
+    size = b.shape[1] // 2 * b.element_size()
+    if a.shape[0] > 1 and size % ALIGNMENT:
+        return (
+            f"b: expected I of whole {ALIGNMENT} bytes, so that TMA can store the result's rows, got {size} bytes; "
+            "gemm_silu_and_mul/fused takes any"
+        )
+    return None
+
+
+def stored(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> tuple[Stored, Stored, Stored]:
+    """a, the (2 I, K) weight and out as rows in memory.  Raises `ValueError` on those that TMA cannot take."""
+    reason = why_no_maps(a, b)
+    if reason:
+        raise ValueError(reason)
+    found = stored_as(a, False), stored_as(b, True), stored_as(out, False)
+    if found[2] is None:
+        raise ValueError(
+            f"out: expected an address and row stride of whole {ALIGNMENT} bytes for TMA, got strides of "
+            f"{_row_bytes(out)} bytes; gemm_silu_and_mul/fused takes any"
+        )
+    assert found[0] is not None and found[1] is not None, "why_no_maps has looked"
+    return found[0], found[1], found[2]
+
+
+def gated(weight: Stored) -> tuple[list[int], list[int]]:
+    """Shape and strides of the (2 I, K) weight as (2, I, K)."""
+    half = weight.rows // 2
+    return [2, half, weight.columns], [half * weight.stride, weight.stride, 1]
+
+
+def stages_that_fit(stage_bytes: int, bytes_beside: int) -> int:
+    """Stages of the deepest ring, eight at most, that an SM's shared memory has room for beside other bytes."""
+    return min((SHARED_BYTES_PER_CTA - BARRIERS_BYTES - bytes_beside) // stage_bytes, MOST_STAGES)
+
+
+class Tiled(Protocol):
+    """A config of tiles."""
+
+    @property
+    def block_m(self) -> int:
+        """Rows of a tile."""
+
+    @property
+    def block_i(self) -> int:
+        """Columns of a tile's gate, and of its up."""
+
+
+Config = TypeVar("Config", bound=Tiled)
+
+
+def least_work(candidates: Sequence[Config], case: Case) -> Config:
+    """The config by which the busiest SM has least to do, its operands counted too, the first of equals: a prediction,
+    unmeasured."""
+    M, I = int(case["M"]), int(case["I"])
+
+    def weight(config: Config) -> int:
+        waves = triton.cdiv(triton.cdiv(M, config.block_m) * triton.cdiv(I, config.block_i), HOPPER_SMS)
+        return int(waves) * (
+            2 * config.block_m * config.block_i + OPERAND_WEIGHT * (config.block_m + 2 * config.block_i)
+        )
+
+    return min(candidates, key=weight)

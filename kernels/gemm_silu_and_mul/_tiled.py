@@ -1,0 +1,52 @@
+"""What the tiled kernels of gemm_silu_and_mul share: the activation, a tile's footprint, and what a launch moves.
+
+A tile's columns of B are those of gate and, beside them, the same columns of up, so that one product gives both: a
+warpgroup's instruction reads its rows of A once for 256 columns. A thread of a tensor core's accumulator holds values
+of both halves at the same places, so that taking it apart moves nothing.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from rooflab.kernels.configs import Footprint
+from rooflab.kernels.gemm._tiled import tile_footprint
+from rooflab.reference.spec import Case, Scheme, nbytes
+from rooflab.roofline.model import Traffic
+
+
+def gated_footprint(
+    blocks: tuple[int, int, int],
+    num_warps: int,
+    staged_tiles: int,
+    case: Case,
+    scheme: Scheme,
+    *,
+    more_shared_bytes: int = 0,
+) -> Footprint:
+    """That of gemm, to 2 I columns.  `blocks` are a tile's rows, columns of gate (as many are of up) and K."""
+    block_m, block_i, block_k = blocks
+    product = Case(M=case["M"], N=2 * int(case["I"]), K=case["K"])
+    tile = block_m, 2 * block_i, block_k
+    return tile_footprint(tile, num_warps, staged_tiles, product, scheme, more_shared_bytes=more_shared_bytes)
+
+
+def gated_traffic(a: torch.Tensor, b: torch.Tensor, group_rows: int) -> Traffic:
+    """a once; b again for every `group_rows` rows of a, as if none of it were still in L2 by then; the result."""
+    M = a.shape[0]
+    return Traffic(
+        read_bytes=nbytes(a) + triton.cdiv(M, group_rows) * nbytes(b),
+        write_bytes=M * (b.shape[1] // 2) * a.element_size(),
+    )
+
+
+@triton.jit
+def silu_product(tile):
+    """silu of a tile's left half times its right half, in fp32."""
+    rows: tl.constexpr = tile.shape[0]
+    half: tl.constexpr = tile.shape[1] // 2
+    gate, up = tl.split(tl.permute(tl.reshape(tile, (rows, 2, half)), (0, 2, 1)))
+    decay = tl.exp(-tl.abs(gate))  # exp of -|gate| cannot overflow
+    return tl.where(gate >= 0.0, gate, gate * decay) / (1.0 + decay) * up

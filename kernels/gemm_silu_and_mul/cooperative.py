@@ -1,0 +1,181 @@
+"""Over persistent: one warp only loads, and two warpgroups only multiply and activate.
+
+The loads no longer wait for the warps that compute: the producer runs ahead through a ring of shared memory, into the
+next tile while the last one is being activated and stored. The consumers share the tile of gate and up, each with half
+of the rows of A and an accumulator of its own, and the loading warps give most of their registers to them (setmaxnreg).
+The design is gemm's rung cooperative, after CUTLASS's warp-specialised cooperative GEMM (NVIDIA, "CUTLASS 3.x" examples
+48 and 49) and ThunderKittens (Spector et al., 2024).
+
+In Gluon each consumer is a partition of four warps.  Before a wait or an arrival at an mbarrier it synchronises the
+partition, twice a step of K, which one product in flight hides.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import torch
+import triton
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from rooflab.kernels._checks import output
+from rooflab.kernels._device import HOPPER_SMS, sm_count
+from rooflab.kernels.configs import BF16, Footprint, default_config
+from rooflab.kernels.gemm._tma import Stored
+from rooflab.kernels.gemm_silu_and_mul._coop_device import _gemm
+from rooflab.kernels.gemm_silu_and_mul._maps import least_work, stages_that_fit, stored, why_no_maps
+from rooflab.kernels.gemm_silu_and_mul._operands import check_operands
+from rooflab.kernels.gemm_silu_and_mul._tiled import gated_traffic
+from rooflab.kernels.registry import register
+from rooflab.reference.spec import Case, Scheme
+from rooflab.roofline.model import Traffic
+
+
+@dataclass(frozen=True)
+class Config:
+    """A tile and the ring."""
+
+    block_m: int
+    """Half of it is a consumer's."""
+    block_i: int
+    """Columns of gate, and as many of up."""
+    block_k: int
+    stages: int
+    """Slots of the ring."""
+    group_m: int = 16
+    """Row panels of tiles that share their columns of B."""
+    lead: int = 0
+    """Steps of K that the first consumer starts ahead of the second, so that one activates while the other multiplies;
+    each costs a slot of the ring, that both hold."""
+
+
+THREADS = 384
+"""Two consumers and the group of warps that the producer is one of, because registers are moved between groups."""
+CONSUMER_REGISTERS = 24
+"""Addresses, descriptors and the loop's counters, beside the accumulator."""
+MBARRIER_BYTES = 8
+SWIZZLE_BYTES = 128
+"""Rows that shared memory is swizzled by, so that no operand of wgmma meets a bank conflict."""
+KINDS = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
+CANDIDATES = ((128, 128), (256, 64), (128, 64), (128, 32))
+"""block_m and block_i."""
+
+
+def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
+    """Tiles that two consumers hold in registers, with every ring that fits beside them."""
+    depth = SWIZZLE_BYTES // scheme.activation.itemsize
+    tiles = itertools.product((128, 256), (32, 64, 128), (depth // 2, depth), (4, 8, 16))
+    return tuple(
+        Config(block_m, block_i, block_k, stages, group_m, lead)
+        for block_m, block_i, block_k, group_m in tiles
+        for stages, lead in ((3, 0), (4, 0), (4, 1), (6, 0), (6, 2), (8, 0), (8, 4))
+    )
+
+
+def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
+    """An accumulator in fp32 for each consumer; the ring, the result that is staged, and the mbarriers."""
+    tiles = triton.cdiv(int(case["M"]), config.block_m) * triton.cdiv(int(case["I"]), config.block_i)
+    outputs = config.block_m * 2 * config.block_i
+    ctas = min(tiles, HOPPER_SMS)
+    slot = (config.block_m + 2 * config.block_i) * config.block_k
+    elements = config.stages * slot + config.block_m * config.block_i
+    flops = 2.0 * outputs * triton.cdiv(int(case["K"]), config.block_k) * config.block_k
+    return Footprint(
+        threads=THREADS,
+        registers=outputs // 256 + CONSUMER_REGISTERS,
+        shared_bytes=elements * scheme.activation.itemsize + 3 * config.stages * MBARRIER_BYTES,
+        ctas=ctas,
+        tensor_flops=flops * tiles / max(1, ctas),
+    )
+
+
+def is_legal(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
+    """What a CTA can hold, with two slots at least beyond the first consumer's lead."""
+    return footprint(config, case, scheme).fits and (config.lead == 0 or config.lead + 2 <= config.stages)
+
+
+def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
+    """Of a few, the one with least for the busiest SM to do, with as many slots as fit beside the staged result."""
+
+    def deepest(block_m: int, block_i: int) -> Config:
+        stages = stages_that_fit(
+            (block_m + 2 * block_i) * SWIZZLE_BYTES, block_m * block_i * scheme.activation.itemsize
+        )
+        return Config(block_m, block_i, SWIZZLE_BYTES // scheme.activation.itemsize, stages)
+
+    return least_work([deepest(*candidate) for candidate in CANDIDATES], case)
+
+
+def unsupported(a: torch.Tensor, b: torch.Tensor) -> str | None:
+    """What wgmma and TMA cannot take."""
+    if a.dtype == torch.float32:
+        return "a: expected 16 bits for wgmma, got torch.float32; gemm_silu_and_mul/persistent takes it"
+    return why_no_maps(a, b)
+
+
+def traffic(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None, *, config: Config | None = None
+) -> Traffic:
+    """a once; b again for every group of row panels."""
+    (M, K), I = a.shape, b.shape[1] // 2
+    config = config or default_config("gemm_silu_and_mul", "cooperative", a.dtype, a.device, M=M, I=I, K=K)
+    return gated_traffic(a, b, config.block_m * config.group_m)
+
+
+def _map(matrix: Stored, rows: int, columns: int) -> TensorDescriptor:
+    box = [rows, columns]
+    layout = gl.NVMMASharedLayout.get_default_for(box, KINDS[matrix.base.dtype])
+    return TensorDescriptor(matrix.base, [matrix.rows, matrix.columns], [matrix.stride, 1], box, layout)
+
+
+@register(
+    op="gemm_silu_and_mul",
+    name="cooperative",
+    role="optimized",
+    backend="gluon",
+    min_sm=90,
+    unsupported=unsupported,
+    traffic=traffic,
+    config_type=Config,
+    configs=configs,
+    is_legal=is_legal,
+    heuristic=heuristic,
+    footprint=footprint,
+)
+def gemm_silu_and_mul(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None, *, config: Config | None = None
+) -> torch.Tensor:
+    """silu(a gate) * (a up) on the tensor cores of a Hopper, summed in fp32 and rounded once.
+
+    a: (M, K); b: (K, 2 I), a transposed view of a weight whose rows are gate's before up's; fp16 or bf16; returns
+    (M, I). K is contiguous in both; addresses and row strides, also of out, are whole 16 bytes. Raises `ValueError` on
+    other operands, and on shapes or dtypes that do not fit.
+    """
+    M, I, K = check_operands(a, b)
+    out = output(out, (M, I), a)
+    if not out.numel() or not K:
+        return out.zero_()
+    reason = unsupported(a, b)
+    if reason:
+        raise ValueError(reason)
+    config = config or default_config("gemm_silu_and_mul", "cooperative", a.dtype, a.device, M=M, I=I, K=K)
+    a_stored, weight, out_stored = stored(a, b, out)
+    tiles = triton.cdiv(M, config.block_m) * triton.cdiv(I, config.block_i)
+    _gemm[(min(tiles, sm_count(a.device)),)](
+        _map(a_stored, config.block_m // 2, config.block_k),
+        _map(weight, config.block_i, config.block_k),
+        _map(out_stored, config.block_m // 2, config.block_i),
+        M,
+        I,
+        K,
+        BLOCK_M=config.block_m,
+        BLOCK_I=config.block_i,
+        BLOCK_K=config.block_k,
+        STAGES=config.stages,
+        GROUP_M=config.group_m,
+        LEAD=config.lead,
+        num_warps=4,
+    )
+    return out

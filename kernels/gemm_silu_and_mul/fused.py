@@ -1,0 +1,177 @@
+"""Over library: one launch; gate and up meet in registers, in fp32, and only their result is rounded and stored.
+
+The product's 2 I columns, written and read back by the activation, are saved, and so are two launches. Triton's
+software pipelining brings the next tiles by cp.async while one is multiplied, as in gemm's rung pipelined.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+
+import torch
+import triton
+import triton.language as tl
+
+from rooflab.kernels._checks import output
+from rooflab.kernels._device import HOPPER_SMS
+from rooflab.kernels.configs import BF16, Footprint, default_config, legal_by
+from rooflab.kernels.gemm._tiled import by_fma, grouped_tile, uses_wgmma
+from rooflab.kernels.gemm_silu_and_mul._operands import check_operands
+from rooflab.kernels.gemm_silu_and_mul._tiled import gated_footprint, gated_traffic, silu_product
+from rooflab.kernels.registry import register
+from rooflab.reference.spec import Case, Scheme
+from rooflab.roofline.model import Traffic
+
+
+@dataclass(frozen=True)
+class Config:
+    """Tile sizes and launch options."""
+
+    block_m: int
+    block_i: int
+    """Columns of gate, and as many of up."""
+    block_k: int
+    num_warps: int
+    num_stages: int
+    group_m: int = 8
+    """Row panels of tiles that share their columns of B."""
+
+
+# A decode batch fits one 16-row tile, the least that mma.sync takes; then the bytes in flight are all that matters, and
+# two CTAs of an SM have 200 KB of them.
+DECODE = Config(block_m=16, block_i=32, block_k=128, num_warps=4, num_stages=5)
+FEW_ROWS = Config(block_m=32, block_i=32, block_k=128, num_warps=4, num_stages=5)
+# 64 rows are the least that wgmma takes.
+SMALL = Config(block_m=64, block_i=64, block_k=64, num_warps=4, num_stages=4)
+LARGE = Config(block_m=128, block_i=128, block_k=64, num_warps=8, num_stages=4, group_m=16)
+# fp32 without TF32 has no tensor core: FMAs hold both tiles in registers, and larger ones spill.
+FULL_PRECISION = Config(block_m=32, block_i=32, block_k=16, num_warps=4, num_stages=2)
+
+
+def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
+    """Tiles up to what two warpgroups hold in registers, with every depth of pipeline."""
+    if by_fma(scheme):
+        sides = itertools.product((16, 32, 64), (16, 32, 64), (16, 32))
+    else:
+        sides = itertools.product((16, 32, 64, 128, 256), (16, 32, 64, 128), (32, 64, 128, 256))
+    return tuple(
+        Config(block_m, block_i, block_k, num_warps, num_stages, group_m)
+        for block_m, block_i, block_k in sides
+        for num_warps, num_stages, group_m in itertools.product((4, 8), (2, 3, 4, 5), (1, 8, 16))
+    )
+
+
+def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
+    """Tiles of a and b for every stage that is allocated: mma.sync gives one back at once (gemm's rung pipelined)."""
+    stages = config.num_stages if uses_wgmma(config.block_m, scheme) else config.num_stages - 1
+    blocks = config.block_m, config.block_i, config.block_k
+    return gated_footprint(blocks, config.num_warps, stages, case, scheme)
+
+
+def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
+    """By the rows of a, as above; tiles of half the size where large ones would leave SMs without one."""
+    M, I = int(case["M"]), int(case["I"])
+    if by_fma(scheme):
+        return FULL_PRECISION
+    found = LARGE if M * I >= HOPPER_SMS * LARGE.block_m * LARGE.block_i else SMALL
+    if M <= 64:
+        found = DECODE if M <= 16 else FEW_ROWS if M <= 32 else SMALL
+        if I < HOPPER_SMS * found.block_i:
+            found = replace(found, block_i=found.block_i // 2)
+    return replace(found, block_k=found.block_k * 2 // scheme.activation.itemsize)
+
+
+@triton.jit
+def _gemm(
+    a_ptr,
+    b_ptr,
+    out_ptr,
+    M,
+    I,
+    K,
+    stride_am,
+    stride_ak,
+    stride_bk,
+    stride_bn,
+    stride_om,
+    BLOCK_M: tl.constexpr,
+    BLOCK_I: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+):
+    tile_m, tile_i = grouped_tile(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(I, BLOCK_I), GROUP_M)
+    # int64: a row times its stride passes 2**31 from M K = 2**31 on.
+    rows = tile_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    pairs = tl.arange(0, 2 * BLOCK_I)
+    columns = tile_i.to(tl.int64) * BLOCK_I + pairs % BLOCK_I
+    both = columns + pairs // BLOCK_I * tl.cast(I, tl.int64)  # gate's columns, then the same of up
+    inner = tl.arange(0, BLOCK_K)
+    a_ptrs = a_ptr + rows[:, None] * stride_am + inner.to(tl.int64)[None, :] * stride_ak
+    b_ptrs = b_ptr + inner.to(tl.int64)[:, None] * stride_bk + both[None, :] * stride_bn
+    step_a = tl.cast(stride_ak, tl.int64) * BLOCK_K
+    step_b = tl.cast(stride_bk, tl.int64) * BLOCK_K
+    accumulator = tl.zeros((BLOCK_M, 2 * BLOCK_I), dtype=tl.float32)
+    for k in range(0, K, BLOCK_K):
+        a = tl.load(a_ptrs, mask=(rows < M)[:, None] & (inner < K - k)[None, :], other=0.0)
+        b = tl.load(b_ptrs, mask=(inner < K - k)[:, None] & (columns < I)[None, :], other=0.0)
+        accumulator = tl.dot(a, b, accumulator, input_precision="ieee")
+        a_ptrs += step_a
+        b_ptrs += step_b
+    out = silu_product(accumulator).to(out_ptr.dtype.element_ty)
+    out_columns = tile_i.to(tl.int64) * BLOCK_I + tl.arange(0, BLOCK_I)
+    mask = (rows < M)[:, None] & (out_columns < I)[None, :]
+    tl.store(out_ptr + rows[:, None] * stride_om + out_columns[None, :], out, mask=mask)
+
+
+def traffic(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None, *, config: Config | None = None
+) -> Traffic:
+    """a once; b again for every group of row panels."""
+    (M, K), I = a.shape, b.shape[1] // 2
+    config = config or default_config("gemm_silu_and_mul", "fused", a.dtype, a.device, M=M, I=I, K=K)
+    return gated_traffic(a, b, config.block_m * config.group_m)
+
+
+@register(
+    op="gemm_silu_and_mul",
+    name="fused",
+    role="optimized",
+    backend="triton",
+    traffic=traffic,
+    config_type=Config,
+    configs=configs,
+    is_legal=legal_by(footprint),
+    heuristic=heuristic,
+    footprint=footprint,
+)
+def gemm_silu_and_mul(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None, *, config: Config | None = None
+) -> torch.Tensor:
+    """silu(a gate) * (a up), summed on the tensor cores in fp32 (fp32 operands on the FMA units) and rounded once.
+
+    a: (M, K); b: (K, 2 I), gate's columns before up's; any strides; returns (M, I). Raises `ValueError` on a shape or
+    dtype that does not fit.
+    """
+    M, I, K = check_operands(a, b)
+    out = output(out, (M, I), a)
+    config = config or default_config("gemm_silu_and_mul", "fused", a.dtype, a.device, M=M, I=I, K=K)
+    if out.numel():
+        _gemm[(triton.cdiv(M, config.block_m) * triton.cdiv(I, config.block_i),)](
+            a,
+            b,
+            out,
+            M,
+            I,
+            K,
+            *a.stride(),
+            *b.stride(),
+            out.stride(0),
+            BLOCK_M=config.block_m,
+            BLOCK_I=config.block_i,
+            BLOCK_K=config.block_k,
+            GROUP_M=config.group_m,
+            num_warps=config.num_warps,
+            num_stages=config.num_stages,
+        )
+    return out

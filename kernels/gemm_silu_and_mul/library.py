@@ -1,0 +1,31 @@
+"""The calls that a user of torch would make, which has none for both: one product of gate|up, then `silu` and `mul`."""
+
+from __future__ import annotations
+
+import torch
+
+from rooflab.kernels._checks import output
+from rooflab.kernels._traffic import steps
+from rooflab.kernels.gemm_silu_and_mul._operands import check_operands
+from rooflab.kernels.registry import register
+from rooflab.reference.spec import nbytes
+from rooflab.roofline.model import Traffic
+
+
+def traffic(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) -> Traffic:
+    """The product is written with both halves, which the activation reads back; silu(gate) goes out and in again."""
+    half = a.shape[0] * (b.shape[1] // 2) * a.element_size()
+    return steps((nbytes(a, b), 2 * half), (half, half), (2 * half, half))
+
+
+@register(op="gemm_silu_and_mul", name="library", role="library", backend="torch", traffic=traffic)
+def gemm_silu_and_mul(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """silu(a gate) * (a up) with `torch.mm`, `silu` and `torch.mul`; gate, up and silu(gate) are rounded to the dtype.
+
+    a: (M, K); b: (K, 2 I); returns (M, I). Raises `ValueError` on a shape or dtype that does not fit.
+    """
+    M, I, _ = check_operands(a, b)
+    if out is not None:
+        output(out, (M, I), a)
+    product = torch.mm(a, b)
+    return torch.mul(torch.nn.functional.silu(product[:, :I]), product[:, I:], out=out)

@@ -1,0 +1,40 @@
+"""The gated product as a model's code reads: a product for gate, one for up, and the activation step by step."""
+
+from __future__ import annotations
+
+import torch
+
+from rooflab.kernels._checks import output
+from rooflab.kernels._traffic import steps
+from rooflab.kernels.gemm_silu_and_mul._operands import check_operands
+from rooflab.kernels.registry import register
+from rooflab.reference.spec import nbytes
+from rooflab.roofline.model import Traffic
+
+
+def traffic(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) -> Traffic:
+    """Every step reads its operands from HBM and writes its result there; the activation's are fp32."""
+    values = a.shape[0] * (b.shape[1] // 2)
+    full, narrow = 4 * values, a.element_size() * values
+    casts = [] if a.dtype == torch.float32 else [(narrow, full), (narrow, full)]  # gate, up to fp32
+    product = (nbytes(a) + nbytes(b) / 2, narrow)
+    return steps(
+        product,
+        product,
+        *casts,
+        (full, full),  # sigmoid
+        (2 * full, full),  # gate * sigmoid
+        (2 * full, narrow),  # * up
+    )
+
+
+@register(op="gemm_silu_and_mul", name="naive", role="naive", backend="torch", traffic=traffic)
+def gemm_silu_and_mul(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """silu(a gate) * (a up) with `torch.mm` twice and the activation in fp32, step by step.
+
+    a: (M, K); b: (K, 2 I); returns (M, I). Raises `ValueError` on a shape or dtype that does not fit.
+    """
+    M, I, _ = check_operands(a, b)
+    out = output(out, (M, I), a)
+    gate, up = torch.mm(a, b[:, :I]).float(), torch.mm(a, b[:, I:]).float()
+    return torch.mul(gate * torch.sigmoid(gate), up, out=out)

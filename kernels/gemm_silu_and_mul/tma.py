@@ -1,0 +1,166 @@
+"""Over fused: the tensor memory accelerator (TMA) fetches whole tiles, both halves of B in one box of three dimensions.
+
+One thread asks for a tile and a barrier counts its bytes in, where cp.async took an address, a mask and an instruction
+from every thread for each 16 bytes. The map describes the (2 I, K) weight as (2, I, K), and a box of (2, columns, K) of
+it lies in shared memory as the one operand that wgmma reads.
+
+A map costs the host a call of the driver at each launch, and it takes only addresses and row strides of whole 16 bytes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from rooflab.kernels._checks import output
+from rooflab.kernels.configs import BF16, Footprint, default_config, legal_by
+from rooflab.kernels.gemm._tiled import by_fma, grouped_tile, uses_wgmma
+from rooflab.kernels.gemm._tma import BARRIER_BYTES, ROW_BYTES
+from rooflab.kernels.gemm_silu_and_mul._maps import gated, least_work, stored, why_no_maps
+from rooflab.kernels.gemm_silu_and_mul._operands import check_operands
+from rooflab.kernels.gemm_silu_and_mul._tiled import gated_footprint, gated_traffic, silu_product
+from rooflab.kernels.registry import register
+from rooflab.reference.spec import Case, Scheme
+from rooflab.roofline.model import Traffic
+
+
+@dataclass(frozen=True)
+class Config:
+    """Tile sizes and launch options."""
+
+    block_m: int
+    block_i: int
+    """Columns of gate, and as many of up."""
+    block_k: int
+    num_warps: int
+    num_stages: int
+    group_m: int = 8
+    """Row panels of tiles that share their columns of B."""
+
+
+# As deep as shared memory allows for as many CTAs of an SM as their registers do.
+CANDIDATES = ((128, 128, 8, 4), (128, 64, 8, 3), (64, 128, 4, 2), (64, 64, 4, 4), (64, 32, 4, 6), (64, 16, 4, 8))
+"""block_m, block_i, num_warps and num_stages."""
+# fp32 without TF32 has no tensor core: FMAs hold both tiles in registers, and larger ones spill.
+FULL_PRECISION = Config(block_m=32, block_i=32, block_k=16, num_warps=4, num_stages=2)
+
+
+def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
+    """wgmma's tiles up to what two warpgroups hold in registers, with every depth of pipeline."""
+    if by_fma(scheme):
+        sides = itertools.product((32, 64), (16, 32, 64), (64, 128))
+    else:
+        sides = itertools.product((64, 128, 256), (16, 32, 64, 128), (ROW_BYTES // 2, ROW_BYTES, 2 * ROW_BYTES))
+    return tuple(
+        Config(block_m, block_i, row_bytes // scheme.activation.itemsize, num_warps, num_stages, group_m)
+        for block_m, block_i, row_bytes in sides
+        for num_warps, num_stages, group_m in itertools.product((4, 8), (2, 3, 4, 6, 8), (1, 8, 16))
+    )
+
+
+def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
+    """Tiles of a and b for every stage, and the barrier of each; FMAs give one stage back at once."""
+    stages = config.num_stages if uses_wgmma(config.block_m, scheme) else config.num_stages - 1
+    blocks = config.block_m, config.block_i, config.block_k
+    return gated_footprint(
+        blocks, config.num_warps, stages, case, scheme, more_shared_bytes=config.num_stages * BARRIER_BYTES
+    )
+
+
+def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
+    """Of a few, the one with least for the busiest SM to do."""
+    if by_fma(scheme):
+        return FULL_PRECISION
+    block_k = ROW_BYTES // scheme.activation.itemsize
+    return least_work([Config(m, i, block_k, warps, stages) for m, i, warps, stages in CANDIDATES], case)
+
+
+def unsupported(a: torch.Tensor, b: torch.Tensor) -> str | None:
+    """What TMA cannot take."""
+    return why_no_maps(a, b)
+
+
+@triton.jit
+def _gemm(
+    a_map,
+    b_map,
+    out_map,
+    M,
+    I,
+    K,
+    BLOCK_M: tl.constexpr,
+    BLOCK_I: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+):
+    tile_m, tile_i = grouped_tile(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(I, BLOCK_I), GROUP_M)
+    row, column = tile_m * BLOCK_M, tile_i * BLOCK_I
+    accumulator = tl.zeros((BLOCK_M, 2 * BLOCK_I), dtype=tl.float32)
+    # At least one step, as the launcher knows: where a loop may be left out, Triton 3.6.0 zeroes the accumulators
+    # beside it, and ptxas then makes each wgmma wait for the one before it (read in the compiled code).
+    for k in range(0, max(K, 1), BLOCK_K):
+        a = a_map.load([row, k])
+        b = b_map.load([0, column, k]).reshape(2 * BLOCK_I, BLOCK_K).T
+        accumulator = tl.dot(a, b, accumulator, input_precision="ieee")
+    out_map.store([row, column], silu_product(accumulator).to(out_map.dtype))
+
+
+def traffic(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None, *, config: Config | None = None
+) -> Traffic:
+    """a once; b again for every group of row panels."""
+    (M, K), I = a.shape, b.shape[1] // 2
+    config = config or default_config("gemm_silu_and_mul", "tma", a.dtype, a.device, M=M, I=I, K=K)
+    return gated_traffic(a, b, config.block_m * config.group_m)
+
+
+@register(
+    op="gemm_silu_and_mul",
+    name="tma",
+    role="optimized",
+    backend="triton",
+    min_sm=90,
+    unsupported=unsupported,
+    traffic=traffic,
+    config_type=Config,
+    configs=configs,
+    is_legal=legal_by(footprint),
+    heuristic=heuristic,
+    footprint=footprint,
+)
+def gemm_silu_and_mul(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None, *, config: Config | None = None
+) -> torch.Tensor:
+    """silu(a gate) * (a up), summed in fp32 and rounded once, its operands fetched and its result stored by TMA.
+
+    a: (M, K); b: (K, 2 I), a transposed view of a weight whose rows are gate's before up's; returns (M, I). K is
+    contiguous in both; addresses and row strides, also of out, are whole 16 bytes. Raises `ValueError` on other
+    operands, and on shapes or dtypes that do not fit.
+    """
+    M, I, K = check_operands(a, b)
+    out = output(out, (M, I), a)
+    if not out.numel() or not K:
+        return out.zero_()
+    config = config or default_config("gemm_silu_and_mul", "tma", a.dtype, a.device, M=M, I=I, K=K)
+    a_stored, weight, out_stored = stored(a, b, out)
+    shape, strides = gated(weight)
+    _gemm[(triton.cdiv(M, config.block_m) * triton.cdiv(I, config.block_i),)](
+        a_stored.descriptor(config.block_m, config.block_k),
+        TensorDescriptor(b, shape, strides, [2, config.block_i, config.block_k]),
+        out_stored.descriptor(config.block_m, config.block_i),
+        M,
+        I,
+        K,
+        BLOCK_M=config.block_m,
+        BLOCK_I=config.block_i,
+        BLOCK_K=config.block_k,
+        GROUP_M=config.group_m,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )
+    return out

@@ -1,0 +1,253 @@
+"""What the two `dequant_dot` rungs share: the kernel, its configs, and the launch.
+
+The product is computed transposed, W (N, K) times a.mT: then codes are the left operand of wgmma, which may come from
+registers, and the 64 rows that it has at least are filled with output channels, of which there are many.  `_packed.py`
+lays codes out so that the words that a thread reads hold just what its fragment of the operand wants: masks and one
+subtraction make bf16 of them, and neither a shuffle nor a second trip through shared memory lies between.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from rooflab.kernels._device import HOPPER_SMS
+from rooflab.kernels.configs import Footprint
+from rooflab.reference.spec import Case
+
+ROWS = 64
+"""Of the weight, that a warpgroup multiplies at least."""
+BLOCK_K8 = 128
+"""Of a tile of eight-bit codes; a tile of four-bit codes is one group."""
+ADDRESS_REGISTERS = 24
+REDUCED = 1024
+"""Sums that a CTA adds up where K is split."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """Tile sizes and launch options; the tile's K is a group, or 128 with eight bits."""
+
+    block_m: int
+    """Rows of a."""
+    block_n: int
+    """Rows of the weight."""
+    num_warps: int
+    num_stages: int
+    split: int = 1
+    """CTAs that share a tile's K; their sums go through memory in fp32 and are added up by a second launch."""
+
+
+def all_configs() -> tuple[Config, ...]:
+    """Tiles up to what one or two warpgroups hold in registers, to eight stages, and K split in up to eight."""
+    sizes = itertools.product((16, 32, 64, 128), (64, 128), (4, 8), (2, 3, 4, 6, 8), (1, 2, 4, 8))
+    return tuple(Config(*values) for values in sizes if values[1] * 4 >= values[2] * ROWS)
+
+
+def footprint(config: Config, case: Case, bits: int, block_k: int) -> Footprint:
+    """Sums of a group and of all in registers, and the operand of codes; stages of codes and of a in shared memory,
+    where wgmma reads a while the next tile of it arrives."""
+    M, N, K = int(case["M"]), int(case["N"]), int(case["K"])
+    threads = 32 * config.num_warps
+    outputs = config.block_m * config.block_n
+    held = outputs * (2 if bits == 4 else 1) + config.block_n * block_k // 4
+    codes, activations = config.block_n * block_k * bits // 8, 2 * config.block_m * block_k
+    return Footprint(
+        threads=threads,
+        registers=held // threads + ADDRESS_REGISTERS,
+        shared_bytes=(config.num_stages - 1) * codes + config.num_stages * activations,
+        ctas=triton.cdiv(M, config.block_m) * triton.cdiv(N, config.block_n) * config.split,
+        tensor_flops=2.0 * outputs * triton.cdiv(triton.cdiv(K, block_k), config.split) * block_k,
+    )
+
+
+def is_legal(config: Config, case: Case, bits: int, block_k: int) -> bool:
+    """A tile of K for each share, and what a CTA holds."""
+    steps = triton.cdiv(int(case["K"]), block_k)
+    return (config.split == 1 or config.split <= steps) and footprint(config, case, bits, block_k).fits
+
+
+def heuristic(case: Case, bits: int, block_k: int) -> Config:
+    """All rows of a in one tile up to 128, and K split until each SM has as many CTAs as its shared memory holds."""
+    M, N, steps = int(case["M"]), int(case["N"]), triton.cdiv(int(case["K"]), block_k)
+    block_m = next((size for size in (16, 32, 64) if M <= size), 128)
+    block_n = 64 if block_m <= 64 else 128
+    stages = 8 if block_k == 32 else 6 if block_k == 64 or block_m <= 32 else 4
+    tiles = triton.cdiv(M, block_m) * triton.cdiv(N, block_n)
+    most = HOPPER_SMS * (4 if block_m <= 16 else 3 if block_m <= 32 else 2 if block_m <= 64 else 1)
+    split = 1
+    while split < 8 and 2 * split * tiles <= most and 2 * split <= steps // 4:
+        split *= 2
+    return Config(block_m, block_n, 4 * block_n // ROWS, stages, split)
+
+
+@triton.jit
+def _two_of_four_bits(words, zero, SHIFT: tl.constexpr):
+    # Bits below 128 in bf16, whose last bit is worth 1; the difference is an integer of at most five bits: exact.
+    pair = ((words >> SHIFT) & 0x000F000F) | 0x43004300
+    low = pair.to(tl.int16).to(tl.bfloat16, bitcast=True)
+    high = (pair >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
+    return tl.join(low - zero, high - zero)
+
+
+@triton.jit
+def _two_of_eight_bits(words, SHIFT: tl.constexpr):
+    # The sign is worth -128, and lies above the seven bits that bf16 holds below 128.
+    value = ((words >> SHIFT) & 0x007F007F) | 0x43004300
+    sign = ((words >> SHIFT) & 0x00800080) | 0x43004300
+    low = value.to(tl.int16).to(tl.bfloat16, bitcast=True) - sign.to(tl.int16).to(tl.bfloat16, bitcast=True)
+    high = (value >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True) - (sign >> 16).to(tl.int16).to(
+        tl.bfloat16, bitcast=True
+    )
+    return tl.join(low, high)
+
+
+@triton.jit
+def _dequantize(words, zero, BITS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
+    """Words (BLOCK_N, BLOCK_K * BITS / 32) as codes less zero in bf16 (BLOCK_N, BLOCK_K), in the order of k."""
+    if BITS == 4:
+        first = tl.join(_two_of_four_bits(words, zero, 0), _two_of_four_bits(words, zero, 4))
+        second = tl.join(_two_of_four_bits(words, zero, 8), _two_of_four_bits(words, zero, 12))
+        codes = tl.join(first, second).reshape(BLOCK_N, BLOCK_K // 32, 4, 2, 2, 2)  # t, e, h, s of `_packed.py`
+        return codes.permute(0, 1, 5, 4, 2, 3).reshape(BLOCK_N, BLOCK_K)
+    else:
+        both = tl.join(_two_of_eight_bits(words, 0), _two_of_eight_bits(words, 8))
+        return both.reshape(BLOCK_N, BLOCK_K // 16, 4, 2, 2).permute(0, 1, 4, 2, 3).reshape(BLOCK_N, BLOCK_K)
+
+
+@triton.jit
+def _dot(
+    a_ptr,
+    words_ptr,
+    scale_ptr,
+    zero_ptr,
+    bias_ptr,
+    out_ptr,
+    M,
+    N,
+    K,
+    row_words,
+    stride_am,
+    stride_sn,
+    stride_om,
+    BITS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_ZERO: tl.constexpr,
+    SPLIT: tl.constexpr,
+    WHOLE_K: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    BLOCK_WORDS: tl.constexpr = BLOCK_K * BITS // 32
+    tiles_n = tl.cdiv(N, BLOCK_N)
+    share = tl.program_id(0) % SPLIT
+    tile = tl.program_id(0) // SPLIT
+    # int64: a row times its stride passes 2**31 from N K = 2**31 words on.  Rows behind the last one read that one.
+    rows = (tile % tiles_n).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    columns = (tile // tiles_n).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    row, column = tl.minimum(rows, N - 1), tl.minimum(columns, M - 1)
+    inner, inner_words = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_WORDS)
+    steps = tl.cdiv(K, BLOCK_K)
+    first = share * tl.cdiv(steps, SPLIT)
+    last = tl.minimum(first + tl.cdiv(steps, SPLIT), steps)
+    a_ptrs = a_ptr + column[:, None] * stride_am + inner[None, :] + first * BLOCK_K
+    word_ptrs = words_ptr + row[:, None] * row_words + inner_words[None, :] + first * BLOCK_WORDS
+    group_offsets = row * stride_sn + first
+    sums = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
+    for step in range(first, last):
+        if WHOLE_K:
+            words = tl.load(word_ptrs, eviction_policy="evict_first")
+            a = tl.load(a_ptrs)
+        else:
+            words = tl.load(word_ptrs, mask=(inner_words < row_words - step * BLOCK_WORDS)[None, :], other=0)
+            a = tl.load(a_ptrs, mask=(inner < K - step * BLOCK_K)[None, :], other=0.0)
+        if BITS == 8:
+            sums = tl.dot(_dequantize(words, 0, BITS, BLOCK_N, BLOCK_K), a.T, sums)
+        else:
+            scale = tl.load(scale_ptr + group_offsets).to(tl.float32)
+            if HAS_ZERO:
+                zero = (tl.load(zero_ptr + group_offsets).to(tl.int16) | 0x4300).to(tl.bfloat16, bitcast=True)[:, None]
+            else:
+                zero = tl.full((1, 1), 136.0, tl.bfloat16)  # 128 + 8
+            part = tl.dot(_dequantize(words, zero, BITS, BLOCK_N, BLOCK_K), a.T)
+            sums += part * scale[:, None]
+            group_offsets += 1
+        a_ptrs += BLOCK_K
+        word_ptrs += BLOCK_WORDS
+    if BITS == 8:
+        sums *= tl.load(scale_ptr + row).to(tl.float32)[:, None]
+    mask = (rows < N)[:, None] & (columns < M)[None, :]
+    if SPLIT == 1:
+        if HAS_BIAS:
+            sums += tl.load(bias_ptr + row).to(tl.float32)[:, None]
+        out_ptrs = out_ptr + columns[None, :] * stride_om + rows[:, None]
+    else:
+        out_ptrs = out_ptr + (share * tl.cast(M, tl.int64) + columns)[None, :] * N + rows[:, None]
+    tl.store(out_ptrs, sums.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _add_up(
+    parts_ptr, bias_ptr, out_ptr, M, N, stride_om, HAS_BIAS: tl.constexpr, SPLIT: tl.constexpr, BLOCK: tl.constexpr
+):
+    places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    size = tl.cast(M, tl.int64) * N
+    total = tl.zeros((BLOCK,), dtype=tl.float32)
+    for share in tl.static_range(SPLIT):
+        total += tl.load(parts_ptr + share * size + places, mask=places < size, other=0.0)
+    if HAS_BIAS:
+        total += tl.load(bias_ptr + places % N, mask=places < size, other=0.0).to(tl.float32)
+    out_ptrs = out_ptr + places // N * stride_om + places % N
+    tl.store(out_ptrs, total.to(out_ptr.dtype.element_ty), mask=places < size)
+
+
+def launch(
+    config: Config,
+    a: torch.Tensor,
+    words: torch.Tensor,
+    scale: torch.Tensor,
+    zero: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+    *,
+    bits: int,
+    block_k: int,
+) -> None:
+    """One launch, or two where K is split.  words: packed; scale and zero of one layout, rows contiguous."""
+    (M, K), N = a.shape, words.shape[0]
+    target = out if config.split == 1 else out.new_empty((config.split, M, N), dtype=torch.float32)
+    tiles = triton.cdiv(M, config.block_m) * triton.cdiv(N, config.block_n)
+    _dot[(tiles * config.split,)](
+        a,
+        words,
+        scale,
+        zero,
+        bias,
+        target,
+        M,
+        N,
+        K,
+        words.shape[1],
+        a.stride(0) if M > 1 else 0,
+        scale.stride(0),
+        out.stride(0),
+        BITS=bits,
+        HAS_BIAS=bias is not None and config.split == 1,
+        HAS_ZERO=zero is not None,
+        SPLIT=config.split,
+        WHOLE_K=K % block_k == 0,
+        BLOCK_M=config.block_m,
+        BLOCK_N=config.block_n,
+        BLOCK_K=block_k,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )
+    if config.split > 1:
+        _add_up[(triton.cdiv(M * N, REDUCED),)](
+            target, bias, out, M, N, out.stride(0), HAS_BIAS=bias is not None, SPLIT=config.split, BLOCK=REDUCED
+        )

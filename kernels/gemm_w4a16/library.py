@@ -1,0 +1,145 @@
+"""torch's own product with a weight of four bits: `_weight_int4pack_mm`, whose layout differs by device.
+
+On CUDA (tinygemm) `_convert_weight_to_int4pack` takes bytes (N, K/2) with the even k in the *high* half and lays them
+out for mma.m16n8k16; on a CPU `_convert_weight_to_int4pack_for_cpu` takes a code an int32.  Both products take scales
+and offsets interleaved, (K/group, N, 2) in bf16, where a weight is (code - 8) scale + offset: a zero point becomes
+(8 - zero) scale, rounded to bf16.  `prepare` is given codes only, so that they are interleaved at each call: steps
+beside the product, which its time includes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from rooflab.kernels._checks import output
+from rooflab.kernels._traffic import steps
+from rooflab.kernels.gemm_w4a16._operands import SYMMETRIC_ZERO, check_operands
+from rooflab.kernels.registry import register
+from rooflab.reference.spec import nbytes
+from rooflab.roofline.model import Traffic
+
+INNER_K_TILES = 8
+"""Tiles of 16 along K that lie together on CUDA: with eight a thread loads 16 bytes at a time."""
+CUDA_MULTIPLES = {"N": 8, "K": 16 * INNER_K_TILES}
+CPU_MULTIPLES = {"N": 16, "K": 2}
+
+
+@dataclass(frozen=True)
+class PackedWeight:
+    """Codes in torch's own layout of one device."""
+
+    tensor: torch.Tensor
+    """The opaque tensor."""
+    N: int
+    K: int
+    nbytes: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, K/2), as of the codes that were packed."""
+        return self.N, self.K // 2
+
+    @property
+    def device(self) -> torch.device:
+        """Where it lies."""
+        return self.tensor.device
+
+
+def pack(b: torch.Tensor) -> PackedWeight:
+    """b, (N, K/2) uint8, in torch's layout for its device.  Raises `ValueError` where torch has none."""
+    N, K = b.shape[0], 2 * b.shape[1]
+    reason = _why_not(N, K, b.device)
+    if reason:
+        raise ValueError(f"b: {reason}")
+    if b.device.type == "cuda":
+        halves_swapped = (b << 4 | b >> 4).contiguous()
+        packed = torch.ops.aten._convert_weight_to_int4pack(halves_swapped, INNER_K_TILES)
+    else:
+        codes = torch.stack((b & 15, b >> 4), dim=-1).flatten(1).int()
+        packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1)
+    return PackedWeight(packed, N, K, nbytes(packed))
+
+
+def _why_not(N: int, K: int, device: torch.device) -> str | None:
+    for (name, multiple), size in zip(
+        (CUDA_MULTIPLES if device.type == "cuda" else CPU_MULTIPLES).items(), (N, K), strict=True
+    ):
+        if size % multiple or not size:
+            return f"torch packs {name} in multiples of {multiple} there, got {size}"
+    return None
+
+
+def unsupported(
+    a: torch.Tensor,
+    b: torch.Tensor | PackedWeight,
+    scale: torch.Tensor,
+    zero: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+) -> str | None:
+    """What torch (2.11 to 2.13) checks for, as its source says it; b may be packed already."""
+    if bias is not None:
+        return "torch has no call that adds a bias before it rounds"
+    if not a.is_contiguous():
+        return "torch takes a contiguous a"
+    if scale.dtype != torch.bfloat16:
+        return f"torch takes bf16 scales, got {scale.dtype}"
+    K, groups = a.shape[1], scale.shape[1]
+    if not groups or K % groups or K // groups not in (32, 64, 128):
+        return f"torch takes whole groups of 32, 64 or 128, got K={K} in {groups} groups"
+    return _why_not(b.shape[0], K, b.device)
+
+
+def traffic(
+    a: torch.Tensor,
+    b: torch.Tensor | PackedWeight,
+    scale: torch.Tensor,
+    zero: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+) -> Traffic:
+    """The product reads every operand once; before it, scales and offsets are made and interleaved."""
+    pairs = 2 * nbytes(scale)
+    moves: list[tuple[float, float]] = [(0.0, nbytes(scale)), (pairs, pairs)]
+    if zero is not None:
+        moves = [(nbytes(zero), nbytes(scale)), (pairs, nbytes(scale)), (pairs, pairs)]
+    codes = b.nbytes if isinstance(b, PackedWeight) else nbytes(b)
+    return steps(*moves, (nbytes(a) + codes + pairs, a.shape[0] * b.shape[0] * a.element_size()))
+
+
+@register(
+    op="gemm_w4a16",
+    name="library",
+    role="library",
+    backend="torch",
+    prepare=pack,
+    unsupported=unsupported,
+    traffic=traffic,
+)
+def gemm_w4a16(
+    a: torch.Tensor,
+    b: PackedWeight,
+    scale: torch.Tensor,
+    zero: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """a W with `_weight_int4pack_mm`, or `_weight_int4pack_mm_for_cpu`.
+
+    a: (M, K) bf16; b: from `pack`; scale: (N, K / group) bf16; zero: uint8 of that shape, or None for 8; returns (M, N)
+    bf16; torch's call takes no `out`.  Raises `ValueError` on anything else, a bias among it.
+    """
+    if not isinstance(b, PackedWeight):
+        raise ValueError(f"b: expected a weight packed by this kernel's prepare, got {type(b).__name__}")
+    M, _, K, _ = check_operands(a, b.tensor.new_empty(b.shape, dtype=torch.uint8, device="meta"), scale, zero, bias)
+    reason = unsupported(a, b, scale, zero, bias)
+    if reason:
+        raise ValueError(f"{'bias' if bias is not None else 'a'}: {reason}")
+    if not M:
+        return output(None, (M, b.N), a)
+    offset = torch.zeros_like(scale) if zero is None else (SYMMETRIC_ZERO - zero.to(scale.dtype)) * scale
+    pairs = torch.stack((scale.mT, offset.mT), dim=-1)
+    product = (
+        torch.ops.aten._weight_int4pack_mm if a.is_cuda else torch.ops.aten._weight_int4pack_mm_for_cpu
+    )  # one name, two operators
+    result: torch.Tensor = product(a, b.tensor, K // scale.shape[1], pairs)
+    return result

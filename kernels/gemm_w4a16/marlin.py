@@ -1,0 +1,134 @@
+"""Peer: Marlin (Frantar et al., arXiv 2408.11743), the package `marlin` of its authors: symmetric, groups of 128, fp16.
+
+Marlin multiplies fp16 alone.  The activation is converted to fp16 and the result to bf16 in the call, and scales are
+converted and put in Marlin's order there too, because `prepare` is given codes only: up to five small launches, which
+its time includes and a model in fp16 would not pay.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from rooflab.kernels._checks import output
+from rooflab.kernels._traffic import steps
+from rooflab.kernels.gemm_w4a16._operands import SYMMETRIC_ZERO, check_all_but_b
+from rooflab.kernels.registry import register
+from rooflab.reference.spec import nbytes
+from rooflab.roofline.model import Traffic
+
+GROUP = 128
+MULTIPLES = {"N": 256, "K": 128}
+SCALE_TILE = 8
+"""Scales of 64 neighbours along N are stored as an 8 x 8 tile, transposed."""
+
+
+@dataclass(frozen=True)
+class MarlinWeight:
+    """Codes as `marlin.Layer.pack` lays them out, and the workspace that a call leaves as it found it: zero."""
+
+    tensor: torch.Tensor
+    workspace: torch.Tensor
+    N: int
+    K: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, K/2), as of the codes that were packed."""
+        return self.N, self.K // 2
+
+
+def pack(b: torch.Tensor) -> MarlinWeight:
+    """b, (N, K/2) uint8, packed by Marlin's own code, with scales of 1.  Raises `ValueError` on sizes it has not."""
+    N, K = b.shape[0], 2 * b.shape[1]
+    reason = _why_not(N, K)
+    if reason:
+        raise ValueError(f"b: {reason}")
+    codes = torch.stack((b & 15, b >> 4), dim=-1).flatten(1)
+    linear = torch.nn.Linear(K, N, bias=False, dtype=torch.half, device=b.device)
+    linear.weight.data = codes.half() - SYMMETRIC_ZERO
+    marlin: Any = import_module("marlin")
+    layer = marlin.Layer(K, N, groupsize=GROUP).to(b.device)
+    layer.pack(linear, torch.ones((N, K // GROUP), dtype=torch.half, device=b.device))
+    return MarlinWeight(layer.B, layer.workspace, N, K)
+
+
+def _why_not(N: int, K: int) -> str | None:
+    for (name, multiple), size in zip(MULTIPLES.items(), (N, K), strict=True):
+        if size % multiple or not size:
+            return f"Marlin takes {name} in multiples of {multiple}, got {size}"
+    return None
+
+
+def unsupported(
+    a: torch.Tensor,
+    b: torch.Tensor | MarlinWeight,
+    scale: torch.Tensor,
+    zero: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+) -> str | None:
+    """What Marlin's `Layer` and `mul` take; b may be packed already."""
+    if zero is not None:
+        return "Marlin has no zero points"
+    if bias is not None:
+        return "Marlin adds no bias"
+    if scale.shape[1] * GROUP != a.shape[1]:
+        return f"Marlin takes groups of {GROUP}, got {scale.shape[1]} scales for K={a.shape[1]}"
+    return _why_not(b.shape[0], a.shape[1])
+
+
+def traffic(
+    a: torch.Tensor,
+    b: torch.Tensor | MarlinWeight,
+    scale: torch.Tensor,
+    zero: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+) -> Traffic:
+    """Its product reads every operand once; conversions stand beside it."""
+    M, (N, half_K) = a.shape[0], b.shape
+    scales, result = 2 * scale.numel(), 2 * M * N
+    moves = [(nbytes(a), nbytes(a)), (nbytes(scale), scales), (scales, scales)]
+    return steps(*moves, (nbytes(a) + N * half_K + scales, result), (result, result))
+
+
+@register(
+    op="gemm_w4a16",
+    name="marlin",
+    role="peer",
+    backend="cuda",
+    min_sm=80,
+    devices=("cuda",),
+    requires=("marlin",),
+    prepare=pack,
+    unsupported=unsupported,
+    traffic=traffic,
+)
+def gemm_w4a16(
+    a: torch.Tensor,
+    b: MarlinWeight,
+    scale: torch.Tensor,
+    zero: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """a W with `marlin.mul`.
+
+    a: (M, K) bf16, within fp16's range; b: from `pack`; scale: (N, K / 128); returns (M, N) bf16.  Raises `ValueError`
+    on anything else, zero points and a bias among it.
+    """
+    if not isinstance(b, MarlinWeight):
+        raise ValueError(f"b: expected a weight packed by this kernel's prepare, got {type(b).__name__}")
+    M, _, _ = check_all_but_b(a, b.N, scale, zero, bias)
+    reason = unsupported(a, b, scale, zero, bias)
+    if reason:
+        raise ValueError(f"{'zero' if zero is not None else 'bias' if bias is not None else 'a'}: {reason}")
+    if not M:
+        return output(None, (M, b.N), a)
+    tiles = scale.mT.to(torch.half).reshape(scale.shape[1], -1, SCALE_TILE, SCALE_TILE)
+    ordered = tiles.transpose(2, 3).reshape(scale.shape[1], b.N)
+    result = torch.empty((M, b.N), dtype=torch.half, device=a.device)
+    marlin: Any = import_module("marlin")
+    marlin.mul(a.to(torch.half).contiguous(), b.tensor, result, ordered, b.workspace)
+    return result.to(a.dtype)

@@ -1,0 +1,43 @@
+"""The form in which the rungs want codes: as large as the canonical one, and made of it once, at load.
+
+Each 16 codes along K, 16 bytes, are four words.  Word t holds what lane t of a quad feeds to an mma of 16 along K,
+k = 8 h + 2 t + e: byte h + 2 e.  So a word masked with 0x00ff00ff, as it is and shifted by 8, gives two neighbours at a
+time where a register of bf16x2 has them; and Triton, which multiplies from registers in the same layout
+(`dequant_dot`), moves no code between lanes.  Codes behind K are 0.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from rooflab.kernels._checks import check_dtype, check_shape
+from rooflab.kernels.gemm_w8a16._operands import check_all_but_b
+
+BLOCK_K = 16
+WORDS = 4
+"""Of a block."""
+
+
+def pack(b: torch.Tensor) -> torch.Tensor:
+    """Codes (K, N) int8 as int32 (N, 4 ceil(K / 16)).  Raises `ValueError` on another dtype or shape."""
+    check_shape("b", b, None, None)
+    check_dtype("b", b, torch.int8)
+    K, N = b.shape
+    blocks = -(-K // BLOCK_K)
+    codes = torch.nn.functional.pad(b.mT, (0, blocks * BLOCK_K - K)).view(N, blocks, 2, WORDS, 2)  # h, t, e
+    words = codes.permute(0, 1, 3, 4, 2).reshape(N, blocks * WORDS, 4)
+    return words.contiguous().view(torch.int32).view(N, blocks * WORDS)
+
+
+def check_packed(
+    a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None = None
+) -> tuple[int, int, int]:
+    """M, N and K.  Raises as `check_operands` does, and unless b is from `pack`."""
+    if b.dtype != torch.int32:
+        raise ValueError(f"b: expected a weight packed by this kernel's prepare, which is int32, got {b.dtype}")
+    N = b.shape[0]
+    M, K = check_all_but_b(a, N, scale, bias)
+    check_shape("b", b, N, -(-K // BLOCK_K) * WORDS)
+    if not b.is_contiguous():
+        raise ValueError(f"b: expected the contiguous tensor that prepare made, got strides {b.stride()}")
+    return M, N, K

@@ -1,0 +1,109 @@
+"""Over naive, for many rows of a: codes become bf16 in registers, between their load and the tensor core.
+
+One launch in place of four, and the weight crosses HBM once, at a byte a value.  Codes are copied to shared memory by
+cp.async, several tiles ahead; wgmma multiplies them from registers, with up to 128 rows of a from shared memory.  Sums
+are in fp32 and are scaled once, at the end: no weight is rounded.  Where there are too few tiles K is split.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from rooflab.kernels._checks import output
+from rooflab.kernels.configs import BF16, Footprint, default_config
+from rooflab.kernels.gemm_w4a16 import _dot
+from rooflab.kernels.gemm_w4a16._dot import BLOCK_K8, Config
+from rooflab.kernels.gemm_w8a16._operands import rows_along_k
+from rooflab.kernels.gemm_w8a16._packed import check_packed, pack
+from rooflab.kernels.registry import register
+from rooflab.reference.spec import Case, Scheme, nbytes
+from rooflab.roofline.model import Traffic
+
+BITS = 8
+
+
+def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
+    """All tiles."""
+    return _dot.all_configs()
+
+
+def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
+    """Registers and shared memory of a CTA."""
+    return _dot.footprint(config, case, BITS, BLOCK_K8)
+
+
+def is_legal(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
+    """As `_dot` says."""
+    return _dot.is_legal(config, case, BITS, BLOCK_K8)
+
+
+def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
+    """By the rows of a, and as many shares of K as fill the GPU."""
+    return _dot.heuristic(case, BITS, BLOCK_K8)
+
+
+def traffic(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    *,
+    config: Config | None = None,
+) -> Traffic:
+    """a once; the weight again for every tile of its rows, as if none of it were still in L2 by then; sums of shares of
+    K out and in."""
+    (M, K), N = a.shape, scale.shape[0]
+    config = config or default_config("gemm_w8a16", "dequant_dot", "w8a16", a.device, M=M, N=N, K=K)
+    tiles_m = -(-M // config.block_m)
+    shared = 4 * config.split * M * N if config.split > 1 else 0
+    return Traffic(
+        read_bytes=nbytes(a, bias) + max(tiles_m, 1) * nbytes(b, scale) + shared,
+        write_bytes=shared + M * N * a.element_size(),
+        launches=1 if config.split == 1 else 2,
+    )
+
+
+def unsupported(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None = None) -> str | None:
+    """Layouts that the kernel does not read."""
+    return rows_along_k(a)
+
+
+@register(
+    op="gemm_w8a16",
+    name="dequant_dot",
+    role="optimized",
+    backend="triton",
+    min_sm=90,
+    prepare=pack,
+    traffic=traffic,
+    unsupported=unsupported,
+    config_type=Config,
+    configs=configs,
+    is_legal=is_legal,
+    heuristic=heuristic,
+    footprint=footprint,
+)
+def gemm_w8a16(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    *,
+    config: Config | None = None,
+) -> torch.Tensor:
+    """a (scale b) + bias on the tensor cores; two runs agree bit for bit.
+
+    a: (M, K) bf16, stride 1 along K; b: from `pack`; scale: (N,) fp32, fp16 or bf16; bias: (N,) bf16; returns (M, N)
+    bf16.  Raises `ValueError` on anything else.
+    """
+    M, N, K = check_packed(a, b, scale, bias)
+    reason = unsupported(a, b, scale)
+    if reason:
+        raise ValueError(reason)
+    out = output(out, (M, N), a)
+    if out.numel():
+        config = config or default_config("gemm_w8a16", "dequant_dot", "w8a16", a.device, M=M, N=N, K=K)
+        _dot.launch(config, a, b, scale, None, bias, out, bits=BITS, block_k=BLOCK_K8)
+    return out

@@ -1,0 +1,109 @@
+"""Over naive, for few rows of a: codes go from memory to the tensor core through registers alone, each read once.
+
+The stream of `gemm_w4a16/gemv` with codes of eight bits: a warp keeps four chunks of 1 KB on their way, 16 bytes a
+lane; the seven low bits of a code are put below 128 in bf16 and what its sign is worth is taken away, two codes at a
+time and exactly; mma.m16n8k16 multiplies 16 rows of the weight with up to eight of a.  Sums are in fp32 and are scaled
+once, at the end: no weight is rounded.  K is split over the warps of a CTA, and then over a cluster, for one full wave;
+partial sums meet in distributed shared memory in a fixed order.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from rooflab.kernels._checks import output
+from rooflab.kernels.configs import BF16, Footprint, default_config
+from rooflab.kernels.gemm_w4a16 import _stream
+from rooflab.kernels.gemm_w4a16._stream import MOST_M, Config
+from rooflab.kernels.gemm_w8a16._operands import rows_along_k
+from rooflab.kernels.gemm_w8a16._packed import check_packed, pack
+from rooflab.kernels.registry import register
+from rooflab.reference.spec import Case, Scheme, nbytes
+from rooflab.roofline.model import Traffic
+
+BITS = 8
+SUBGROUPS = 1
+"""All of a row shares a scale."""
+
+
+def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
+    """Every way to share out the weight."""
+    return _stream.all_configs()
+
+
+def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
+    """Registers and shared memory of a CTA."""
+    return _stream.footprint(config, case, BITS, SUBGROUPS)
+
+
+def is_legal(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
+    """As `_stream` says."""
+    return _stream.is_legal(config, case, BITS, SUBGROUPS)
+
+
+def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
+    """One wave."""
+    return _stream.heuristic(case, BITS, SUBGROUPS)
+
+
+def traffic(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    *,
+    config: Config | None = None,
+) -> Traffic:
+    """Every operand once: a stays in L1 and L2 between the warps that read it, and sums never leave an SM's cluster."""
+    return Traffic(read_bytes=nbytes(a, b, scale, bias), write_bytes=2 * a.shape[0] * scale.shape[0])
+
+
+def unsupported(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None = None) -> str | None:
+    """Why these operands are for another rung."""
+    if a.shape[0] > MOST_M:
+        return f"a: expected up to {MOST_M} rows, got {a.shape[0]}; gemm_w8a16/dequant_dot takes more"
+    return rows_along_k(a)
+
+
+@register(
+    op="gemm_w8a16",
+    name="gemv",
+    role="optimized",
+    backend="cuda",
+    min_sm=90,
+    devices=("cuda",),
+    requires=("cupy",),
+    prepare=pack,
+    traffic=traffic,
+    unsupported=unsupported,
+    config_type=Config,
+    configs=configs,
+    is_legal=is_legal,
+    heuristic=heuristic,
+    footprint=footprint,
+)
+def gemm_w8a16(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    *,
+    config: Config | None = None,
+) -> torch.Tensor:
+    """a (scale b) + bias for at most eight rows of a; two runs agree bit for bit.
+
+    a: (M, K) bf16, stride 1 along K; b: from `pack`; scale: (N,) fp32, fp16 or bf16; bias: (N,) bf16; returns (M, N)
+    bf16.  Raises `ValueError` on anything else.
+    """
+    M, N, K = check_packed(a, b, scale, bias)
+    reason = unsupported(a, b, scale)
+    if reason:
+        raise ValueError(reason)
+    out = output(out, (M, N), a)
+    if not out.numel():
+        return out
+    config = config or default_config("gemm_w8a16", "gemv", "w8a16", a.device, M=M, N=N, K=K)
+    _stream.launch(config, a, b, scale, None, bias, out, bits=BITS, subgroups=SUBGROUPS)
+    return out

@@ -1,0 +1,143 @@
+"""gemm_silu_and_mul: silu(A gate) * (A up), the gated product of a feed-forward layer with its activation.
+
+Shazeer, "GLU Variants Improve Transformer", 2020. B is (K, 2 I), gate's I columns first, as `silu_and_mul` takes its
+rows. Cases name its storage as gemm's do: `NT` a transposed view of a (2 I, K) weight, `NN` row-major.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from rooflab.reference.spec import DTYPE_NAMES, FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
+from rooflab.roofline.model import Cost
+
+# A kernel that drops, repeats or misplaces one k shows at the edges of 16-, 64- and 128-wide tiles.
+PLANTED_K = (0, 15, 16, 63, 64, 127, 128)
+PLANT = 8.0
+"""Deviation of what a planted k adds to gate and to up, where everything else together has one of SPREAD."""
+PLANTED_GATES = (-100.0, -20.0, 20.0, 100.0)
+"""exp overflows fp32 above 88.7; sigmoid rounds to 1 above about 17."""
+SPREAD = 2.0
+"""Deviation of gate and up, so that silu is met on both sides of its bend."""
+ACCUMULATION_FACTOR = 4.0
+SILU_SLOPE = 1.1
+"""More than silu's steepest slope, 1.0998 where gate is 2.4."""
+
+
+def _gate_and_up(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    product = a.double() @ b.double()
+    half = product.shape[1] // 2
+    return product[:, :half], product[:, half:]
+
+
+def gemm_silu_and_mul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """silu(a gate) * (a up) in fp64.  a: (M, K); b: (K, 2 I), gate's columns before up's; returns (M, I)."""
+    gate, up = _gate_and_up(a, b)
+    return gate / (1.0 + torch.exp(-gate)) * up
+
+
+def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
+    """Random operands; b is scaled by 2/sqrt(K), so that gate and up deviate by two at every K."""
+    M, I, K, layout = int(case["M"]), int(case["I"]), int(case["K"]), case["layout"]
+    if layout not in ("NN", "NT"):
+        raise ValueError(f"layout: expected NN or NT, got {layout!r}")
+    a = randn(M, K, dtype=scheme.activation, device=device, seed=seed)
+    shape = (2 * I, K) if layout == "NT" else (K, 2 * I)
+    b = randn(*shape, dtype=scheme.weight, device=device, seed=seed + 1, scale=SPREAD * max(K, 1) ** -0.5)
+    return {"a": a, "b": b.mT if layout == "NT" else b}
+
+
+def cost(a: torch.Tensor, b: torch.Tensor) -> Cost:
+    """4 M I K tensor-core FLOPs; per output four FLOPs, an exp and a reciprocal; every operand moves once."""
+    (M, K), width = a.shape, b.shape[1]
+    outputs = M * (width // 2)
+    return Cost(
+        read_bytes=nbytes(a, b),
+        write_bytes=outputs * a.element_size(),
+        tensor_flops={DTYPE_NAMES[a.dtype]: 2.0 * M * width * K},
+        vector_flops=4.0 * outputs,
+        sfu_ops=2.0 * outputs,
+    )
+
+
+def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
+    """The product's error, as gemm allows it, through the activation, and the activation's own.
+
+    Gate and up each err by e = c u_acc sqrt(K) (size of the partial sums) + u_out |x| + half a subnormal: the sum's
+    error as in gemm, and one rounding to the dtype, because a composition of library calls rounds them. Since
+    |silu'| <= 1.1, silu(gate) up then errs by 1.1 e_gate (|up| + e_up) + |silu(gate)| e_up. The activation adds what
+    `silu_and_mul` allows: (8 + 2 |gate|) u_32 |ref| + 2 u_out |ref| + 2**-126 |gate up| + subnormals of the output.
+    """
+    gate, up = _gate_and_up(inputs["a"], inputs["b"])
+    error = _product_error(inputs["a"].double(), inputs["b"].double(), torch.cat((gate, up), 1), scheme)
+    gate_error, up_error = error[:, : gate.shape[1]], error[:, gate.shape[1] :]
+    silu = gate / (1.0 + torch.exp(-gate))
+    through = SILU_SLOPE * gate_error * (up.abs() + up_error) + silu.abs() * up_error
+    relative = (8.0 + 2.0 * gate.abs()) * FP32_ROUNDOFF + 2.0 * scheme.unit_roundoff
+    subnormal = torch.finfo(scheme.output).smallest_normal * scheme.unit_roundoff
+    own = relative * oracle[0].abs() + 2.0**-126 * (gate * up).abs() + subnormal * (1.0 + up.abs())
+    return (through + own,)
+
+
+def _product_error(a: torch.Tensor, b: torch.Tensor, product: torch.Tensor, scheme: Scheme) -> torch.Tensor:
+    """What gemm allows: in 16 bits partial sums at their worst, |A| |B|; in fp32, where TF32 must fail, a walk's."""
+    if scheme.activation == torch.float32:
+        partial_sums = product.abs() + (a.square() @ b.square()).sqrt()
+    else:
+        partial_sums = a.abs() @ b.abs()
+    factor: float = ACCUMULATION_FACTOR * FP32_ROUNDOFF * max(a.shape[1], 1) ** 0.5
+    subnormal = torch.finfo(scheme.output).smallest_normal * scheme.unit_roundoff
+    return factor * partial_sums + scheme.unit_roundoff * product.abs() + subnormal
+
+
+def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
+    """One k that outweighs all others together, at every tile edge that K reaches; then gates so large that a careless
+    exp overflows, in the first and the last column."""
+    I, K = int(case["I"]), int(case["K"])
+    for k in sorted({k for k in (*PLANTED_K, K - 1) if 0 <= k < K}):
+        inputs = make_inputs(case, scheme, device, seed)
+        inputs["b"][k] *= PLANT / SPREAD * K**0.5
+        yield f"k={k}", inputs
+    for gate in PLANTED_GATES if K else ():
+        inputs = make_inputs(case, scheme, device, seed)
+        inputs["a"][:, 0] = 1.0
+        inputs["b"][0, :1] = gate
+        inputs["b"][0, I - 1 : I] = gate
+        yield f"gate={gate:g}", inputs
+
+
+def _cases(I: int, K: int, *M_values: int) -> tuple[Case, ...]:
+    return tuple(Case(M=M, I=I, K=K, layout="NT") for M in M_values)
+
+
+SPEC = OpSpec(
+    name="gemm_silu_and_mul",
+    reference=gemm_silu_and_mul,
+    make_inputs=make_inputs,
+    cost=cost,
+    outputs=("out",),
+    cases={
+        "smoke": (
+            Case(M=32, I=48, K=64, layout="NT"),
+            Case(M=64, I=24, K=80, layout="NN"),
+        ),
+        "edge": (
+            Case(M=1, I=1, K=1, layout="NN"),
+            Case(M=1, I=131, K=129, layout="NT"),
+            Case(M=17, I=65, K=33, layout="NN"),
+            Case(M=129, I=1, K=16, layout="NT"),
+            # Strides of whole 16 bytes, which TMA needs; the rest is as odd as that leaves it.
+            Case(M=67, I=72, K=200, layout="NT"),
+            Case(M=136, I=136, K=72, layout="NT"),
+            Case(M=65, I=24, K=72, layout="NN"),
+        ),
+        "smollm2_135m": _cases(1536, 576, 1, 16, 512),
+        "qwen3_0_6b": _cases(3072, 1024, 1, 16, 512),
+        "llama3_8b": _cases(14336, 4096, 1, 16, 2048),
+    },
+    tolerance=tolerance,
+    planted=planted,
+    prepared="b",
+)

@@ -1,0 +1,170 @@
+"""gemm_w4a16: C = A W + bias, W = ((code - zero) scale) transposed, activations in bf16 and weights in four bits.
+
+The weight's canonical form, which checkpoints are read into (`quantized_checkpoints.py`): codes two a byte along K, the
+even k in the low half, of a linear layer's (N, K) weight; a scale, and where `zero` is given an integer zero point, for
+each `group` values along K; without zero points a code of 8 is zero.  The group is 32, 64 or 128, K even, and the last
+group may be short.  The scale is in bf16 here and is rounded before codes are chosen with it, so that it costs no
+accuracy (`quantization.py`); most checkpoints have fp16, which kernels take as it is where they say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from rooflab.reference.gemm_w8a16 import within
+from rooflab.reference.quantization import INT4_MAX, INT4_ZERO, dequantize_int4, quantize_int4, spread
+from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
+from rooflab.roofline.model import Cost
+
+GROUPS = (32, 64, 128)
+DEFAULT_GROUP = 128
+# Edges of groups, of vectors of 32 codes and of tiles; 1 is the high half of the first byte.
+PLANTED_K = (0, 1, 7, 31, 32, 63, 64, 127, 128, 255, 256)
+PLANT = 32.0
+
+
+def group_size(K: int, groups: int) -> int:
+    """Values along K that share a scale: the one of 32, 64 and 128 that makes `groups` of K, the largest if several.
+
+    Where one group holds all of K, any size that is at least K says the same.  Raises `ValueError` if there is none.
+    """
+    for group in reversed(GROUPS):
+        if -(-K // group) == groups:
+            return group
+    raise ValueError(f"scale: expected a scale for each 32, 64 or 128 of K={K}, got {groups} groups")
+
+
+def gemm_w4a16(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale: torch.Tensor,
+    zero: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """a W + bias in fp64.
+
+    a: (M, K) bf16; b: (N, K/2) uint8; scale: (N, ceil(K / group)); zero: uint8 of that shape, or None for 8; bias: (N,)
+    bf16; returns (M, N).
+    """
+    group = group_size(a.shape[1], scale.shape[1])
+    product = a.double() @ dequantize_int4(b, scale, zero, group=group).mT
+    return product if bias is None else product + bias.double()
+
+
+def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
+    """Normal operands, the weight quantised; its groups differ in size by up to 4, so that a neighbour's scale shows,
+    and all are scaled by 1/sqrt(K), so that the product is of order one at every K.  With zero points the weight's
+    mean is off zero, by as much as one deviation of its group.
+
+    The activation is bf16 and the weight of four bits in any scheme, in groups of 128 where the scheme has none.
+    """
+    M, N, K, group = int(case["M"]), int(case["N"]), int(case["K"]), scheme.group or DEFAULT_GROUP
+    if K % 2:
+        raise ValueError(f"K: expected an even number, two codes a byte, got {K}")
+    groups = -(-K // group)
+    a = randn(M, K, dtype=torch.bfloat16, device=device, seed=seed)
+    bias = randn(N, dtype=torch.bfloat16, device=device, seed=seed + 2) if case["bias"] else None
+    zero: torch.Tensor | None
+    if torch.device(device).type == "meta":
+        b = torch.empty((N, K // 2), dtype=torch.uint8, device="meta")
+        scale = torch.empty((N, groups), dtype=torch.bfloat16, device="meta")
+        zero = torch.empty((N, groups), dtype=torch.uint8, device="meta") if case["zeros"] else None
+    else:
+        weight = randn(N, K, dtype=torch.float32, device=device, seed=seed + 1, scale=max(K, 1) ** -0.5)
+        shifts, sizes = (
+            spread(randn(N, groups, dtype=torch.float32, device=device, seed=of).clamp(-1, 1), group, K)
+            for of in (seed + 4, seed + 3)
+        )
+        if case["zeros"]:
+            weight += shifts * max(K, 1) ** -0.5
+        weight *= sizes.exp2()
+        b, scale, zero = quantize_int4(weight, group, zeros=bool(case["zeros"]))
+    return {"a": a, "b": b, "scale": scale, "zero": zero, "bias": bias}
+
+
+def cost(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale: torch.Tensor,
+    zero: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+) -> Cost:
+    """2 M N K tensor-core FLOPs in bf16 and an add of the bias per output; every operand moves once.
+
+    The scales' products are not counted: weights can be scaled at load, and what is least for the maths has none.
+    """
+    (M, K), N = a.shape, b.shape[0]
+    return Cost(
+        read_bytes=nbytes(a, b, scale, zero, bias),
+        write_bytes=M * N * a.element_size(),
+        tensor_flops={"bf16": 2.0 * M * N * K},
+        vector_flops=float(M * N) if bias is not None else 0.0,
+    )
+
+
+def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
+    """As of `gemm_w8a16`: sums in fp32, one rounding of each dequantised weight to bf16, and the output's.
+
+    code - zero is an integer of five bits and a sign, which bf16 holds exactly: a kernel that multiplies it and scales
+    fp32 sums of a group rounds no weight.
+    """
+    group = group_size(inputs["a"].shape[1], inputs["scale"].shape[1])
+    weight = dequantize_int4(inputs["b"], inputs["scale"], inputs["zero"], group=group).mT
+    return (within(inputs["a"].double(), weight, inputs["bias"], oracle[0], scheme),)
+
+
+def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
+    """One k that outweighs all others together, at every edge that K reaches: the largest codes and the least."""
+    K, group = int(case["K"]), scheme.group or DEFAULT_GROUP
+    last = (K - 1) // group * group
+    for k in sorted({k for k in (*PLANTED_K, last - 1, last, K - 1) if 0 <= k < K}):
+        inputs = make_inputs(case, scheme, device, seed)
+        inputs["a"][:, k] = PLANT
+        high = k % 2 * 4
+        column = inputs["b"][:, k // 2]
+        column &= 0xF0 >> high  # the other half of the byte
+        column[::2] |= INT4_MAX << high
+        column[1::2] |= (INT4_ZERO - 7 if inputs["zero"] is None else 0) << high
+        yield f"k={k}", inputs
+
+
+def _cases(pairs: tuple[tuple[int, int], ...], *M_values: int, zeros: bool = False) -> tuple[Case, ...]:
+    return tuple(Case(M=M, N=N, K=K, zeros=zeros, bias=False) for M in M_values for N, K in pairs)
+
+
+LLAMA3_8B = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
+
+SPEC = OpSpec(
+    name="gemm_w4a16",
+    reference=gemm_w4a16,
+    make_inputs=make_inputs,
+    cost=cost,
+    outputs=("c",),
+    cases={
+        "smoke": (
+            Case(M=1, N=96, K=256, zeros=False, bias=False),
+            Case(M=20, N=80, K=384, zeros=True, bias=True),
+        ),
+        "edge": (
+            Case(M=1, N=1, K=2, zeros=False, bias=False),
+            Case(M=1, N=131, K=130, zeros=True, bias=True),
+            Case(M=2, N=50, K=2080, zeros=False, bias=False),
+            Case(M=4, N=33, K=1184, zeros=True, bias=False),
+            Case(M=8, N=17, K=66, zeros=False, bias=True),
+            Case(M=17, N=65, K=34, zeros=True, bias=True),
+            Case(M=65, N=31, K=160, zeros=False, bias=False),
+            Case(M=129, N=136, K=272, zeros=True, bias=False),
+        ),
+        # Per layer: q|k|v in one, o, gate|up in one, down; then squares of the sizes that others publish.
+        "smollm2_135m": _cases(((960, 576), (576, 576), (3072, 576), (576, 1536)), 1, 16, 512),
+        "qwen3_0_6b": _cases(((4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072)), 1, 16, 512),
+        "llama3_8b": (*_cases(LLAMA3_8B, 1, 4, 16, 64), *_cases(LLAMA3_8B, 1, zeros=True)),
+        "square": _cases(((8192, 8192), (16384, 16384)), 1, 2, 4, 8, 16, 32, 64),
+    },
+    tolerance=tolerance,
+    planted=planted,
+    schemes=("w4a16_g128", "w4a16_g64", "w4a16_g32"),
+    prepared="b",
+)

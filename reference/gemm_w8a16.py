@@ -1,0 +1,139 @@
+"""gemm_w8a16: C = A (scale B) + bias, with activations in bf16 and a weight of int8 codes, a scale for each column.
+
+B is (K, N) and stored (N, K), as a linear layer's weight: `b = weight.mT`.  The scale is in bf16 here, the activation's
+dtype, which is what torch's own call takes; it is rounded before codes are chosen with it, so that it costs no accuracy
+(`quantization.py`).  Kernels say whether they take another dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from rooflab.reference.quantization import INT8_MAX, dequantize_int8, quantize_int8
+from rooflab.reference.spec import FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
+from rooflab.roofline.model import Cost
+
+# A kernel that drops, repeats or misplaces one k shows at the edges of vectors of 16 codes, of tiles, and of K.
+PLANTED_K = (0, 15, 16, 31, 32, 63, 64, 127, 128, 255, 256)
+PLANT = 16.0
+ACCUMULATION_FACTOR = 4.0
+ROUNDED_WEIGHT_FACTOR = 3.5
+"""Deviations of a random walk of weights that were each rounded once, and a planted one that errs its worst."""
+
+
+def gemm_w8a16(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """a (scale b) + bias in fp64.  a: (M, K) bf16; b: (K, N) int8; scale: (N,); bias: (N,) bf16; returns (M, N)."""
+    product = a.double() @ dequantize_int8(b.mT, scale).mT
+    return product if bias is None else product + bias.double()
+
+
+def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
+    """Normal operands, the weight quantised; its channels differ in size by up to 4, and all are scaled by 1/sqrt(K),
+    so that the product is of order one at every K.
+
+    The activation is bf16 and the weight int8 in any scheme.
+    """
+    M, N, K = int(case["M"]), int(case["N"]), int(case["K"])
+    a = randn(M, K, dtype=torch.bfloat16, device=device, seed=seed)
+    bias = randn(N, dtype=torch.bfloat16, device=device, seed=seed + 2) if case["bias"] else None
+    if torch.device(device).type == "meta":
+        codes = torch.empty((N, K), dtype=torch.int8, device="meta")
+        scale = torch.empty((N,), dtype=torch.bfloat16, device="meta")
+    else:
+        weight = randn(N, K, dtype=torch.float32, device=device, seed=seed + 1, scale=max(K, 1) ** -0.5)
+        sizes = randn(N, dtype=torch.float32, device=device, seed=seed + 3).clamp(-1, 1).exp2()
+        codes, scale = quantize_int8(weight * sizes[:, None])
+    return {"a": a, "b": codes.mT, "scale": scale, "bias": bias}
+
+
+def cost(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None = None) -> Cost:
+    """2 M N K tensor-core FLOPs in bf16, a product with the scale and an add of the bias per output; every operand
+    moves once."""
+    (M, K), N = a.shape, b.shape[1]
+    return Cost(
+        read_bytes=nbytes(a, b, scale, bias),
+        write_bytes=M * N * a.element_size(),
+        tensor_flops={"bf16": 2.0 * M * N * K},
+        vector_flops=float(M * N * (1 if bias is None else 2)),
+    )
+
+
+def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
+    """What sums in fp32 may lose, a rounding of each weight to bf16, and the output's rounding.
+
+    The quantisation is no error, because the codes are given.  W stands for scale times b.  fp32 sums as in `gemm`'s
+    16-bit form: c u sqrt(K) (|A| |W| + |bias|), u = 2**-24, c = 4.  A kernel that multiplies codes, which bf16 holds
+    exactly, and scales the sum stays within that.  One that rounds W to bf16 first errs in each weight by up to v =
+    2**-8 of it, 0.41 to 0.43 v at the root of the mean square (an error that is even within an ulp, over significands
+    that are even between 1 and 2, or their logarithms).  Where signs are random that adds up as a walk, of which 3.5 v
+    sqrt((A*A) (W*W)) is eight deviations; the error of a single planted k, up to v of it, is within it.
+    """
+    a, bias = inputs["a"].double(), inputs["bias"]
+    weight = dequantize_int8(inputs["b"].mT, inputs["scale"]).mT
+    return (within(a, weight, bias, oracle[0], scheme),)
+
+
+def within(
+    a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, product: torch.Tensor, scheme: Scheme
+) -> torch.Tensor:
+    """The tolerance above for a (M, K) times the dequantised weight (K, N), both fp64."""
+    magnitude = a.abs() @ weight.abs()
+    if bias is not None:
+        magnitude = magnitude + bias.double().abs()
+    allowed = ACCUMULATION_FACTOR * FP32_ROUNDOFF * max(a.shape[1], 1) ** 0.5 * magnitude
+    rounded = torch.finfo(torch.bfloat16).eps / 2
+    allowed = allowed + ROUNDED_WEIGHT_FACTOR * rounded * (a.square() @ weight.square()).sqrt()
+    subnormal = torch.finfo(scheme.output).smallest_normal * scheme.unit_roundoff
+    total: torch.Tensor = allowed + scheme.unit_roundoff * product.abs() + subnormal
+    return total
+
+
+def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
+    """One k that outweighs all others together, at every edge that K reaches: the largest codes, of both signs."""
+    K = int(case["K"])
+    for k in sorted({k for k in (*PLANTED_K, K - 1) if 0 <= k < K}):
+        inputs = make_inputs(case, scheme, device, seed)
+        inputs["a"][:, k] = PLANT
+        inputs["b"][k, ::2] = INT8_MAX
+        inputs["b"][k, 1::2] = -INT8_MAX
+        yield f"k={k}", inputs
+
+
+def _cases(pairs: tuple[tuple[int, int], ...], *M_values: int) -> tuple[Case, ...]:
+    return tuple(Case(M=M, N=N, K=K, bias=False) for M in M_values for N, K in pairs)
+
+
+SPEC = OpSpec(
+    name="gemm_w8a16",
+    reference=gemm_w8a16,
+    make_inputs=make_inputs,
+    cost=cost,
+    outputs=("c",),
+    cases={
+        "smoke": (
+            Case(M=1, N=96, K=256, bias=False),
+            Case(M=20, N=72, K=208, bias=True),
+        ),
+        "edge": (
+            Case(M=1, N=1, K=1, bias=False),
+            Case(M=1, N=131, K=129, bias=True),
+            Case(M=3, N=50, K=1040, bias=False),
+            Case(M=4, N=33, K=2112, bias=True),
+            Case(M=8, N=17, K=66, bias=False),
+            Case(M=17, N=65, K=33, bias=True),
+            Case(M=65, N=31, K=144, bias=False),
+            Case(M=129, N=136, K=272, bias=True),
+        ),
+        # Per layer: q|k|v in one, o, gate|up in one, down; then a square of the size that others publish.
+        "smollm2_135m": _cases(((960, 576), (576, 576), (3072, 576), (576, 1536)), 1, 16, 512),
+        "qwen3_0_6b": _cases(((4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072)), 1, 16, 512),
+        "llama3_8b": _cases(((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)), 1, 4, 16, 64),
+        "square": _cases(((8192, 8192), (16384, 16384)), 1, 2, 4, 8, 16, 32, 64),
+    },
+    tolerance=tolerance,
+    planted=planted,
+    schemes=("w8a16",),
+    prepared="b",
+)

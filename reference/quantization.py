@@ -1,0 +1,151 @@
+"""Weights in eight and four bits: quantisers, exact dequantisation, and what they lose.
+
+Eight bits: a scale for each output channel, codes -127..127.  Four bits: a scale for each `group` values along K of an
+output channel, codes 0..15, of which 8 stands for zero, or an integer zero point where `zeros` asks for one.  A weight
+is (N, K), row n being output channel n; codes of four bits lie two a byte along K, the even k in the low half.
+
+A quantiser rounds to the nearest step (Gersho and Gray, Vector Quantization and Signal Compression, 1992, chapter 5):
+with the step s of a uniform quantiser whose range holds every value, the mean squared error is s**2 / 12 (Bennett,
+Spectra of Quantized Signals, 1948), as long as the steps are narrower than what the values look like.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+INT8_MAX = 127
+INT4_MAX = 15
+INT4_ZERO = 8
+"""What a symmetric four-bit code of zero is stored as."""
+SYMMETRIC_INT4_MAX = 7
+
+
+@dataclass(frozen=True)
+class QuantizationError:
+    """How far dequantised values lie from the weight that they stand for."""
+
+    relative: float
+    """Frobenius norm of the difference over that of the weight."""
+    mean_squared: float
+    sqnr_db: float
+    """Signal over quantisation noise, 10 log10(mean(w**2) / mean_squared); infinite where nothing was lost."""
+
+
+def quantize_int8(weight: torch.Tensor, dtype: torch.dtype = torch.bfloat16) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes (N, K) int8 and scales (N,) of `dtype`, such that codes times scales are about `weight`.
+
+    weight: (N, K), any float dtype.  The largest magnitude of a channel becomes 127; a channel of zeros has the scale
+    1.  A scale is rounded up to `dtype` before codes are chosen with it, so that rounding it clips nothing and costs no
+    accuracy beside a step wider by its last bit.  Raises `ValueError` where weight is no matrix.
+    """
+    _check_matrix(weight)
+    values = weight.float()
+    largest = values.abs().amax(dim=1) if values.shape[1] else values.new_zeros(values.shape[0])
+    scale = _scale(largest / INT8_MAX, dtype)
+    codes = (values / scale.float()[:, None]).round().clamp(-INT8_MAX, INT8_MAX)
+    return codes.to(torch.int8), scale
+
+
+def dequantize_int8(codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Codes times scales in fp64, exactly.  codes: (N, K) int8; scale: (N,); returns (N, K)."""
+    return codes.double() * scale.double()[:, None]
+
+
+def quantize_int4(
+    weight: torch.Tensor, group: int, *, zeros: bool = False, dtype: torch.dtype = torch.bfloat16
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Packed codes (N, K/2) uint8, scales (N, ceil(K / group)) of `dtype`, and zero points uint8 of their shape.
+
+    weight: (N, K), any float dtype, K even; the last group may be short.  Without `zeros` there are no zero points: the
+    largest magnitude of a group becomes 7 steps either way, codes 1..15.  With them the range from the least (or 0) to
+    the largest (or 0) becomes 15 steps, and 0 is a code, which is the zero point.  Scales are rounded up to `dtype`
+    first, as those of `quantize_int8`.  Raises `ValueError` on another shape, or a group that is not positive.
+    """
+    _check_matrix(weight)
+    N, K = weight.shape
+    if K % 2:
+        raise ValueError(f"weight: expected an even K, two codes a byte, got {K}")
+    if group <= 0:
+        raise ValueError(f"group: expected a positive number, got {group}")
+    groups = -(-K // group)
+    # A short group is filled up with zeros, which every range holds.
+    values = torch.nn.functional.pad(weight.float(), (0, groups * group - K)).view(N, groups, group)
+    if zeros:
+        low, high = values.amin(dim=2).clamp(max=0), values.amax(dim=2).clamp(min=0)
+        scale = _scale((high - low) / INT4_MAX, dtype)
+        zero = (-low / scale.float()).round().clamp(0, INT4_MAX)
+    else:
+        scale = _scale(values.abs().amax(dim=2) / SYMMETRIC_INT4_MAX, dtype)
+        zero = torch.full_like(scale, INT4_ZERO, dtype=torch.float32)
+    least = 0 if zeros else INT4_ZERO - SYMMETRIC_INT4_MAX
+    steps = (values / scale.float()[:, :, None]).round() + zero[:, :, None]
+    codes = steps.clamp(least, INT4_MAX).view(N, groups * group)[:, :K].to(torch.uint8)
+    return pack_int4(codes), scale, zero.to(torch.uint8) if zeros else None
+
+
+def pack_int4(codes: torch.Tensor) -> torch.Tensor:
+    """Codes (N, K), integers 0..15, K even, as bytes (N, K/2): k in the low half of byte k // 2, k + 1 in the high."""
+    _check_matrix(codes)
+    if codes.shape[1] % 2:
+        raise ValueError(f"codes: expected an even K, two codes a byte, got {codes.shape[1]}")
+    codes = codes.to(torch.uint8)
+    return codes[:, ::2] | codes[:, 1::2] << 4
+
+
+def unpack_int4(packed: torch.Tensor) -> torch.Tensor:
+    """Bytes (N, K/2) as codes (N, K) uint8, 0..15."""
+    return torch.stack((packed & 15, packed >> 4), dim=-1).flatten(1)
+
+
+def dequantize_int4(
+    packed: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None = None, *, group: int
+) -> torch.Tensor:
+    """(code - zero) scale in fp64, exactly; zero is 8 where there is none.
+
+    packed: (N, K/2) uint8; scale, zero: (N, ceil(K / group)); returns (N, K).
+    """
+    codes = unpack_int4(packed).double()
+    K = codes.shape[1]
+    if zero is None:
+        return (codes - INT4_ZERO) * spread(scale.double(), group, K)
+    return (codes - spread(zero.double(), group, K)) * spread(scale.double(), group, K)
+
+
+def spread(of_groups: torch.Tensor, group: int, K: int) -> torch.Tensor:
+    """(N, groups) as (N, K), each value `group` times."""
+    return of_groups.repeat_interleave(group, dim=1)[:, :K]
+
+
+def quantization_error(weight: torch.Tensor, dequantized: torch.Tensor) -> QuantizationError:
+    """What was lost, over all values.  Both: (N, K).  A weight of zeros that came back as such lost nothing."""
+    signal = weight.double().square().mean().item() if weight.numel() else 0.0
+    noise = (weight.double() - dequantized.double()).square().mean().item() if weight.numel() else 0.0
+    if noise == 0:
+        return QuantizationError(0.0, 0.0, math.inf)
+    ratio = signal / noise
+    return QuantizationError(
+        relative=ratio**-0.5 if ratio else math.inf,
+        mean_squared=noise,
+        sqnr_db=10 * math.log10(ratio) if ratio else -math.inf,
+    )
+
+
+def expected_mean_squared(scale: torch.Tensor) -> float:
+    """Bennett's mean squared error of uniform quantisers with these steps: mean(scale**2) / 12."""
+    return scale.double().square().mean().item() / 12
+
+
+def _scale(wanted: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The least value of `dtype` that is no smaller; 1 in place of 0."""
+    wanted = torch.where(wanted > 0, wanted, 1.0)
+    rounded = wanted.to(dtype)
+    above = torch.nextafter(rounded.cpu(), torch.tensor(math.inf, dtype=dtype)).to(rounded.device)
+    return torch.where(rounded.double() < wanted.double(), above, rounded)
+
+
+def _check_matrix(tensor: torch.Tensor) -> None:
+    if tensor.ndim != 2:
+        raise ValueError(f"weight: expected shape (*, *), got {tuple(tensor.shape)}")

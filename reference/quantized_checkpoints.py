@@ -1,0 +1,160 @@
+"""Four-bit checkpoints of GPTQ and AWQ, read into the canonical form of `gemm_w4a16` without losing a bit.
+
+GPTQ (Frantar et al., arXiv 2210.17323) as AutoGPTQ's and GPTQModel's QuantLinear store it: `qweight` int32 (K/8, N),
+eight codes along K a word, the first in the lowest bits; `qzeros` int32 (groups, N/8), eight zero points along N a
+word, in the same order, each less one modulo 16 in the format `gptq` and as it is in `gptq_v2`; `scales` (groups, N);
+`g_idx` int32 (K,), the group of each k.
+
+AWQ (Lin et al., arXiv 2306.00978) as AutoAWQ's WQLinear_GEMM stores it: `qweight` int32 (K, N/8), eight codes along N a
+word, and `qzeros` int32 (groups, N/8) alike; in both, four bits number i of word j belong to n = 8 j + (0, 2, 4, 6, 1,
+3, 5, 7)[i]; zero points are as they are; `scales` (groups, N).
+
+In both a weight is (code - zero) scale.  Scales keep their dtype, mostly fp16: bf16 would round them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from rooflab.reference.quantization import INT4_ZERO, pack_int4
+
+CODES_PER_WORD = 8
+GROUPS = (32, 64, 128)
+WIDEST_GROUP = max(GROUPS)
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+"""Which of eight output channels each four bits of a word belong to, the lowest bits first."""
+GPTQ_FORMATS = {"gptq": 1, "gptq_v2": 0}
+"""What is added to a stored zero point, by the `checkpoint_format` of a checkpoint's configuration."""
+
+
+@dataclass(frozen=True)
+class Int4Weight:
+    """A weight in the form that `gemm_w4a16` takes."""
+
+    b: torch.Tensor
+    """Codes, uint8 (N, K/2), low half first."""
+    scale: torch.Tensor
+    """(N, ceil(K / group)), in the checkpoint's dtype."""
+    zero: torch.Tensor | None
+    """Zero points, uint8 of the shape of `scale`; None where all are 8, which is the symmetric form."""
+    group: int
+    """Values along K that share a scale: 32, 64 or 128."""
+    order: torch.Tensor | None = None
+    """With act-order: the input channels, int64 (K,), in the order in which b has them, so that the product takes
+    `a[:, order]`; None where they are in their own."""
+
+
+def read_gptq(
+    qweight: torch.Tensor,
+    qzeros: torch.Tensor,
+    scales: torch.Tensor,
+    g_idx: torch.Tensor | None = None,
+    *,
+    group: int,
+    checkpoint_format: str = "gptq",
+) -> Int4Weight:
+    """A GPTQ layer's tensors in the canonical form.
+
+    `group` is the configuration's `group_size`; -1 means all of K, and of it and of multiples of 128 the scales come
+    back repeated, for groups of 128.  A checkpoint with act-order (`desc_act`), whose
+    g_idx is not 0, 0, ..., 1, 1, ..., comes back with its columns sorted by group, and with their `order`.  Raises
+    `ValueError` on shapes or dtypes that do not fit, an unknown format, or groups of other sizes than `group`.
+    """
+    _check_words("qweight", qweight)
+    words, N = qweight.shape
+    K = words * CODES_PER_WORD
+    group = _group(group, K)
+    if checkpoint_format not in GPTQ_FORMATS:
+        raise ValueError(
+            f"checkpoint_format: expected {' or '.join(GPTQ_FORMATS)}, got {checkpoint_format!r}; "
+            "Marlin's and other packed formats are of one kernel each"
+        )
+    _check_parameters(qzeros, scales, N, K, group)
+    codes = _unpack(qweight.mT)  # (N, K): the words of a channel are one after another along K
+    zero = (_unpack(qzeros) + GPTQ_FORMATS[checkpoint_format]) % 16
+    order = None if g_idx is None else _order(g_idx, K, group)
+    return _canonical(codes if order is None else codes[:, order], scales, zero, group, order)
+
+
+def read_awq(qweight: torch.Tensor, qzeros: torch.Tensor, scales: torch.Tensor, *, group: int) -> Int4Weight:
+    """An AWQ layer's tensors (the `gemm` version) in the canonical form.
+
+    `group` is the configuration's `group_size` (`q_group_size`), as of `read_gptq`.  Raises `ValueError` on shapes or
+    dtypes that do not fit.
+    """
+    _check_words("qweight", qweight)
+    K, N = qweight.shape[0], qweight.shape[1] * CODES_PER_WORD
+    group = _group(group, K)
+    _check_parameters(qzeros, scales, N, K, group)
+    return _canonical(_in_awq_order(qweight).mT, scales, _in_awq_order(qzeros), group, None)
+
+
+def _unpack(words: torch.Tensor) -> torch.Tensor:
+    """int32 (R, C) as the eight values of each word, lowest bits first: uint8 (R, 8 C)."""
+    shifts = torch.arange(0, 4 * CODES_PER_WORD, 4, dtype=torch.int32, device=words.device)
+    # The shift keeps the sign, and the mask takes it away.
+    return (words[:, :, None] >> shifts & 15).flatten(1).to(torch.uint8)
+
+
+def _in_awq_order(words: torch.Tensor) -> torch.Tensor:
+    """int32 (R, N/8) as uint8 (R, N), each value at its own channel."""
+    stored = _unpack(words).view(words.shape[0], -1, CODES_PER_WORD)
+    values = torch.empty_like(stored)
+    values[:, :, list(AWQ_ORDER)] = stored
+    return values.flatten(1)
+
+
+def _canonical(
+    codes: torch.Tensor, scales: torch.Tensor, zero: torch.Tensor, group: int, order: torch.Tensor | None
+) -> Int4Weight:
+    symmetric = bool((zero == INT4_ZERO).all())
+    if group > WIDEST_GROUP:
+        groups = -(-codes.shape[1] // WIDEST_GROUP)
+        scales, zero = (x.repeat_interleave(-(-group // WIDEST_GROUP), dim=0)[:groups] for x in (scales, zero))
+        group = WIDEST_GROUP
+    return Int4Weight(
+        b=pack_int4(codes),
+        scale=scales.mT.contiguous(),
+        zero=None if symmetric else zero.mT.contiguous(),
+        group=group,
+        order=order,
+    )
+
+
+def _order(g_idx: torch.Tensor, K: int, group: int) -> torch.Tensor | None:
+    if g_idx.shape != (K,):
+        raise ValueError(f"g_idx: expected shape ({K},), got {tuple(g_idx.shape)}")
+    wanted = torch.arange(K, device=g_idx.device) // group
+    if torch.equal(g_idx.long(), wanted):
+        return None
+    order = torch.argsort(g_idx, stable=True)
+    if not torch.equal(g_idx[order].long(), wanted):
+        raise ValueError(f"g_idx: expected each of the groups {group} times, got other counts")
+    return order
+
+
+def _group(group: int, K: int) -> int:
+    if group == -1 or group >= K > 0:
+        return max(K, min(GROUPS))
+    if group not in GROUPS and (group <= 0 or group % WIDEST_GROUP):
+        wanted = ", ".join(map(str, GROUPS))
+        raise ValueError(
+            f"group: expected one of {wanted}, a multiple of {WIDEST_GROUP}, or -1 for all of K, got {group}"
+        )
+    return group
+
+
+def _check_words(name: str, tensor: torch.Tensor) -> None:
+    if tensor.ndim != 2 or tensor.dtype != torch.int32:
+        raise ValueError(f"{name}: expected int32 of shape (*, *), got {tensor.dtype} of {tuple(tensor.shape)}")
+
+
+def _check_parameters(qzeros: torch.Tensor, scales: torch.Tensor, N: int, K: int, group: int) -> None:
+    groups = -(-K // group)
+    _check_words("qzeros", qzeros)
+    if qzeros.shape != (groups, N // CODES_PER_WORD) or N % CODES_PER_WORD:
+        raise ValueError(f"qzeros: expected shape ({groups}, {N}/8), got {tuple(qzeros.shape)}")
+    if scales.shape != (groups, N):
+        raise ValueError(f"scales: expected shape ({groups}, {N}), got {tuple(scales.shape)}")

@@ -1,0 +1,233 @@
+"""gemm_grouped: values by hand, empty groups, who reads offsets, refusals, routing, and CTAs with several tiles."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rooflab.bench.emulated_calls import call
+from rooflab.bench.predict.cases import Target
+from rooflab.kernels.gemm_grouped._tiles import panels
+from rooflab.kernels.registry import Kernel, get_kernel, kernels
+from rooflab.reference.gemm_grouped import SPEC, route
+from rooflab.reference.spec import SCHEMES, Case
+
+CPU, META = torch.device("cpu"), torch.device("meta")
+KERNELS = [kernel for kernel in kernels("gemm_grouped").values() if kernel.why_not_here(CPU) is None]
+RUNGS = [kernel for kernel in kernels("gemm_grouped").values() if kernel.role == "optimized"]
+TMA = [kernel for kernel in RUNGS if kernel.min_sm == 90]
+INTO_OUT = [kernel for kernel in KERNELS if kernel.takes_out]
+by_id = lambda kernel: kernel.name
+
+
+def bounds(*ends: int) -> torch.Tensor:
+    return torch.tensor([0, *ends], dtype=torch.int32)
+
+
+def weights(E: int, K: int, N: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(E, N, K, dtype=dtype).mT
+
+
+def expected(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    edges = offsets.tolist()
+    parts = [a[s:t].double() @ b[e].double() for e, (s, t) in enumerate(zip(edges[:-1], edges[1:], strict=True))]
+    return torch.cat(parts)
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=by_id)
+def test_values_by_hand(kernel: Kernel) -> None:
+    """Expert e multiplies by e + 1; the second has no rows and the first one row."""
+    a = torch.arange(12.0).view(3, 4)
+    b = torch.stack([torch.eye(4) * (e + 1) for e in range(3)]).mT
+    result = kernel(a=a, b=b, offsets=bounds(1, 1, 3))
+    assert result.tolist() == [a[0].tolist(), (3 * a[1]).tolist(), (3 * a[2]).tolist()]
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=by_id)
+@pytest.mark.parametrize(
+    "ends", [(0, 0, 0, 37), (37, 37, 37, 37), (0, 37, 37, 37), (1, 2, 3, 37), (16, 32, 33, 37), (15, 31, 36, 37)]
+)
+def test_groups_of_every_kind(kernel: Kernel, ends: tuple[int, ...]) -> None:
+    a, b = torch.randn(37, 16), weights(4, 16, 24)
+    offsets = bounds(*ends)
+    torch.testing.assert_close(kernel(a=a, b=b, offsets=offsets), expected(a, b, offsets).float())
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=by_id)
+def test_empty_sizes(kernel: Kernel) -> None:
+    assert kernel(a=torch.ones(0, 4), b=weights(2, 4, 8), offsets=bounds(0, 0)).shape == (0, 8)
+    assert kernel(a=torch.ones(3, 4), b=weights(2, 4, 0), offsets=bounds(1, 3)).shape == (3, 0)
+    assert kernel(a=torch.ones(3, 0), b=weights(2, 0, 4), offsets=bounds(1, 3)).tolist() == [[0.0] * 4] * 3
+
+
+@pytest.mark.parametrize("kernel", [kernel for kernel in INTO_OUT if kernel.min_sm is None], ids=by_id)
+def test_any_strides_and_no_byte_past_an_edge(kernel: Kernel) -> None:
+    """Views into wider buffers whose rest is NaN, with experts in either order of storage."""
+    wide_a, wide_b = torch.full((20, 40), torch.nan), torch.full((3, 40, 40), torch.nan)
+    wide_out = torch.full((20, 40), 7.0)
+    a, out, offsets = wide_a[:17, :33], wide_out[1:18, 2:21], bounds(5, 5, 17)
+    for b in (wide_b[:, :33, :19], wide_b.mT[:, :33, :19]):
+        wide_b.fill_(torch.nan)
+        a.copy_(torch.randn(17, 33))
+        b.copy_(torch.randn(3, 33, 19))
+        kernel(a=a, b=b, offsets=offsets, out=out)
+        torch.testing.assert_close(out, expected(a, b, offsets).float())
+        assert int((wide_out == 7.0).sum()) == 20 * 40 - 17 * 19
+
+
+@pytest.mark.parametrize("kernel", RUNGS, ids=by_id)
+def test_the_host_does_not_read_the_offsets(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Offsets without values: a launcher that reads one raises. The grid is bounded by the shapes alone."""
+    grids = []
+
+    class Launch:
+        def __getitem__(self, grid):
+            grids.append(grid)
+            return lambda *args, **options: None
+
+    monkeypatch.setattr(__import__(kernel.fn.__module__, fromlist=["x"]), "_gemm", Launch())
+    inputs = SPEC.make_inputs(Case(T=4096, top_k=2, E=8, N=512, K=256, skew=0.0), SCHEMES["bf16"], META, 0)
+    kernel(**{**inputs, "offsets": inputs["offsets"].to("meta")})
+    config = kernel.heuristic(Case(T=4096, E=8, N=512, K=256))
+    tiles = panels(4096, 8, config.block_m) * -(-512 // config.block_n)
+    assert grids == [(min(tiles, 132) if kernel.name == "cooperative" else tiles,)]
+
+
+def test_panels_are_enough_and_nobody_shares_one() -> None:
+    """Expert e's panels begin at floor(offset / block) + e: over every split of few rows, and over random ones."""
+    draws = [torch.randint(0, 40, (4,)).cumsum(0).tolist() for _ in range(300)]
+    for ends in [[i, j, k, 6] for i in range(7) for j in range(i, 7) for k in range(j, 7)] + draws:
+        for block in (1, 4, 16):
+            starts = [0, *ends[:-1]]
+            free = 0
+            for expert, (start, end) in enumerate(zip(starts, ends, strict=True)):
+                first = start // block + expert
+                assert first >= free
+                free = first + -(-(end - start) // block)
+            assert free <= panels(ends[-1], 4, block)
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=by_id)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"a": torch.ones(4)}, r"a: expected shape \(\*, \*\), got \(4,\)"),
+        ({"b": torch.ones(4, 3)}, r"b: expected shape \(\*, 4, \*\), got \(4, 3\)"),
+        ({"b": torch.ones(2, 5, 3)}, r"b: expected shape \(\*, 4, \*\), got \(2, 5, 3\)"),
+        ({"b": torch.ones(2, 4, 3, dtype=torch.float16)}, "b: expected torch.float32, got torch.float16"),
+        ({"a": torch.ones(2, 4, dtype=torch.int32)}, "a: expected torch.float32 or .*, got torch.int32"),
+        ({"offsets": bounds(2)}, r"offsets: expected shape \(3\), got \(2,\)"),
+        ({"offsets": bounds(1, 2).long()}, "offsets: expected torch.int32, got torch.int64"),
+        ({"offsets": torch.zeros(6, dtype=torch.int32)[::2]}, "offsets: expected a contiguous tensor"),
+        ({"offsets": bounds(1, 2).to("meta")}, "offsets: expected a tensor on cpu, got meta"),
+    ],
+)
+def test_refusals(kernel: Kernel, change: dict[str, torch.Tensor], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        kernel.fn(**{"a": torch.ones(2, 4), "b": torch.ones(2, 4, 3), "offsets": bounds(1, 2), **change})
+
+
+@pytest.mark.parametrize("kernel", INTO_OUT, ids=by_id)
+def test_out_that_does_not_fit_is_refused(kernel: Kernel) -> None:
+    inputs = {"a": torch.ones(2, 4), "b": torch.ones(2, 4, 3), "offsets": bounds(1, 2)}
+    with pytest.raises(ValueError, match=r"out: expected shape \(2, 3\), got \(3, 2\)"):
+        kernel.fn(**inputs, out=torch.ones(3, 2))
+    with pytest.raises(ValueError, match="out: expected stride 1"):
+        kernel.fn(**inputs, out=torch.ones(3, 2).mT)
+
+
+@pytest.mark.parametrize("kernel", TMA, ids=by_id)
+def test_tma_names_the_rung_that_takes_what_it_cannot(kernel: Kernel) -> None:
+    half = torch.float16
+    good = {"a": torch.ones(16, 64, dtype=half), "b": weights(3, 64, 32, half), "offsets": bounds(4, 8, 16)}
+    assert kernel.why_not_args(good) is None
+    for change in (
+        {"b": good["b"].contiguous()},
+        {"a": torch.ones(64, 16, dtype=half).mT},
+        {"a": torch.ones(16, 68, dtype=half)[:, 4:]},
+        {"b": torch.ones(3, 32, 68, dtype=half)[:, :, :64].mT},
+    ):
+        assert "gemm_grouped/grouped takes any" in str(kernel.why_not_args({**good, **change}))
+        with pytest.raises(ValueError, match="gemm_grouped/grouped takes any"):
+            kernel.fn(**{**good, **change})
+
+
+def test_cooperative_says_what_it_wants_beyond_tma() -> None:
+    kernel, half = get_kernel("gemm_grouped", "cooperative"), torch.float16
+    a, offsets = torch.ones(16, 64, dtype=half), bounds(4, 8, 16)
+    apart = torch.ones(3, 40, 64, dtype=half)[:, :32].mT
+    for change, message in (
+        ({"a": a.float(), "b": weights(3, 64, 32)}, "gemm_grouped/tma takes it"),
+        ({"b": apart}, "experts that follow one another in memory"),
+        ({"b": weights(3, 64, 33, half)}, "N of whole 16 bytes"),
+        ({"b": weights(3, 64, 32, half), "out": torch.ones(16, 36, dtype=half)[:, 4:]}, "out: expected an address"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            kernel.fn(**{"a": a, "offsets": offsets, **change})
+
+
+def test_the_library_says_what_torch_does_not_take() -> None:
+    kernel = get_kernel("gemm_grouped", "library")
+    reason = kernel.why_not_args({"a": torch.ones(3, 9), "b": weights(2, 9, 8), "offsets": bounds(1, 3)})
+    assert "UNSUPPORTED: gemm_grouped/library: a: torch wants stride 1" in str(reason)
+
+
+def test_offsets_past_2_31() -> None:
+    """Rows and experts 2**30 apart: the third starts at 2**31. The storage is only touched where the rows are."""
+    kernel = get_kernel("gemm_grouped", "grouped")
+    far = torch.empty(2**31 + 16, dtype=torch.float16).as_strided((3, 16), (2**30, 1))
+    far.copy_(torch.arange(48).view(3, 16))
+    rows = [[float(row.sum())] for row in far]
+    assert kernel(a=far, b=torch.ones(1, 16, 1, dtype=torch.float16), offsets=bounds(3)).tolist() == rows
+    ones = torch.ones(3, 16, dtype=torch.float16)
+    assert kernel(a=ones, b=far[:, :, None], offsets=bounds(1, 2, 3)).tolist() == rows
+
+
+@pytest.mark.parametrize("scheme", ["fp32", "fp16", "bf16"])
+def test_a_dropped_k_and_a_row_of_another_expert_are_rejected(scheme: str) -> None:
+    case = Case(T=40, top_k=1, E=3, N=8, K=130, skew=0.0)
+    labels = []
+    for label, inputs in SPEC.planted(case, SCHEMES[scheme], CPU, 0):
+        if label == "edges of groups":
+            moved = inputs["offsets"].clone()
+            moved[1] += 1
+            wrong = {**inputs, "offsets": moved}
+        else:
+            k = torch.tensor([int(label.removeprefix("k="))])
+            wrong = {**inputs, "a": inputs["a"].index_fill(1, k, 0.0)}
+        assert not SPEC.judge(SPEC.oracle(wrong), SPEC.oracle(inputs), inputs, SCHEMES[scheme])[0].passed
+        labels.append(label)
+    assert labels == [*(f"k={k}" for k in (0, 15, 16, 63, 64, 127, 128, 129)), "edges of groups"]
+
+
+def test_routing() -> None:
+    """Every row goes to an expert, no token twice to one, and skew goes from none to all to one."""
+    for T, top_k, E, skew in ((4096, 2, 8, 0.0), (16384, 8, 128, 1.0), (70, 1, 5, 100.0), (8, 4, 4, 0.0)):
+        offsets = route(T, top_k, E, skew, 0)
+        sizes = offsets.diff()
+        assert offsets.dtype == torch.int32 and offsets[0] == 0 and offsets[-1] == T and (sizes >= 0).all()
+        assert sizes.max() <= T // top_k
+    even, zipf = (route(4096, 1, 8, skew, 0).diff().sort().values for skew in (0.0, 1.0))
+    assert even[0] > 400 and zipf[-1] > 1200 and zipf[0] < 300
+    assert route(70, 1, 5, 100.0, 3).diff().max() == 70
+    for T, top_k, E in ((7, 2, 4), (8, 5, 4), (8, 0, 4)):
+        with pytest.raises(ValueError, match=f"top_k: expected a divisor of T={T} from 1 to E={E}, got {top_k}"):
+            route(T, top_k, E, 0.0, 0)
+
+
+def test_cost_reads_the_experts_that_have_rows() -> None:
+    inputs = SPEC.make_inputs(Case(T=2, top_k=2, E=8, N=28672, K=4096, skew=0.0), SCHEMES["bf16"], META, 0)
+    cost = SPEC.cost(**inputs)
+    assert cost.read_bytes == 2 * (2 * 4096 + 2 * 28672 * 4096) + 4 * 9 and cost.write_bytes == 2 * 2 * 28672
+    assert cost.tensor_flops == {"bf16": 2 * 2 * 28672 * 4096}
+    for kernel in kernels("gemm_grouped").values():
+        found = kernel.traffic(**inputs)
+        assert found.bytes == cost.bytes and found.launches == (2 if kernel.name == "naive" else 1)
+
+
+@pytest.mark.parametrize("scheme", ["bf16", "fp16"])
+def test_a_cta_walks_over_tiles_of_several_experts(scheme: str) -> None:
+    """Some 220 tiles for 132 CTAs, of which the first and the last run; whole tiles, parts, and halves without rows."""
+    case = Case(T=1200, top_k=2, E=6, N=5120, K=136, skew=0.7)
+    answer = call(Target("gemm_grouped", "cooperative", case, SCHEMES[scheme]), sample=0).answer
+    assert answer["status"] == "OK" and answer["of"] == 132, answer

@@ -1,0 +1,220 @@
+"""The Triton rungs of gemm: epilogue, layouts and views, what TMA refuses and by which words, offsets, tiles."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from triton.runtime import _allocation
+
+from rooflab.bench.emulated_calls import call
+from rooflab.bench.predict.cases import Target
+from rooflab.kernels.configs import default_config
+from rooflab.kernels.gemm._tma import stored
+from rooflab.kernels.registry import Kernel, get_kernel, interpreting
+from rooflab.reference.gemm import SPEC
+from rooflab.reference.spec import SCHEMES, Case
+
+RUNGS = [get_kernel("gemm", name) for name in ("tensor_core", "pipelined", "tma", "persistent", "warp_specialized")]
+BY_TMA = RUNGS[2:]
+STORED_BY_TMA = RUNGS[3:]
+CPU = torch.device("cpu")
+by_id = lambda kernel: kernel.name
+every_rung = pytest.mark.parametrize("kernel", RUNGS, ids=by_id)
+pytestmark = pytest.mark.skipif(not interpreting(), reason="runs Triton's interpreter")
+
+
+def whole(*shape: int, seed: int = 0) -> torch.Tensor:
+    """Small whole numbers in fp16: their products and sums are exact in fp32, and here in fp16."""
+    values = torch.randint(-2, 3, shape, generator=torch.Generator().manual_seed(seed))
+    return values.to(torch.float16)
+
+
+def expected(a: torch.Tensor, b: torch.Tensor, *addends: torch.Tensor) -> torch.Tensor:
+    total = a.double() @ b.double()
+    for addend in addends:
+        total = total + addend.double()
+    return total.half()
+
+
+@every_rung
+@pytest.mark.parametrize("layout", ["NN", "NT", "TN"])
+def test_bias_and_residual_are_added_in_every_layout(kernel: Kernel, layout: str) -> None:
+    a = whole(72, 40, seed=1).mT if layout == "TN" else whole(40, 72, seed=1)
+    b = whole(24, 72, seed=2).mT if layout == "NT" else whole(72, 24, seed=2)
+    bias, residual = whole(24, seed=3), whole(40, 32, seed=4)[:, :24]
+    assert kernel(a=a, b=b).equal(expected(a, b))
+    assert kernel(a=a, b=b, bias=bias).equal(expected(a, b, bias))
+    assert kernel(a=a, b=b, residual=residual).equal(expected(a, b, residual))
+    assert kernel(a=a, b=b, bias=bias, residual=residual).equal(expected(a, b, bias, residual))
+
+
+@every_rung
+def test_nothing_to_multiply(kernel: Kernel) -> None:
+    bias, residual = whole(8, seed=1), whole(16, 8, seed=2)
+    none = torch.ones(16, 0, dtype=torch.float16), torch.ones(0, 8, dtype=torch.float16)
+    assert kernel(a=none[0], b=none[1]).equal(torch.zeros(16, 8, dtype=torch.float16))
+    assert kernel(a=none[0], b=none[1], bias=bias, residual=residual).equal(residual + bias)
+    assert kernel(a=whole(0, 16), b=whole(16, 8)).shape == (0, 8)
+    assert kernel(a=whole(8, 16), b=whole(16, 0)).shape == (8, 0)
+
+
+@every_rung
+def test_views_read_nothing_and_write_nothing_beside_them(kernel: Kernel) -> None:
+    """Operands in the middle of NaN, 16 bytes into each row as TMA can take them, and the result likewise."""
+    wide_a, wide_b, wide_out = (torch.full((80, 96), torch.nan, dtype=torch.float16) for _ in range(3))
+    a, b, out = wide_a[3:70, 8:80], wide_b[1:73, 16:40], wide_out[2:69, 24:48]
+    a.copy_(whole(67, 72, seed=1))
+    b.copy_(whole(72, 24, seed=2))
+    result = kernel(a=a, b=b, out=out)
+    assert result.data_ptr() == out.data_ptr() and out.equal(expected(a, b))
+    assert int(wide_out.isnan().sum()) == 80 * 96 - 67 * 24
+
+
+@every_rung
+def test_offsets_past_2_31(kernel: Kernel) -> None:
+    """Rows 2**30 apart: the third starts at 2**31. The storage is only touched where the rows are."""
+    far = torch.empty(2**31 + 16, dtype=torch.float16).as_strided((3, 16), (2**30, 1))
+    far.copy_(whole(3, 16, seed=1))
+    near, b = far.clone(), whole(16, 16, seed=2)
+    assert kernel(a=far, b=b).equal(expected(near, b))
+    assert kernel(a=b, b=far.mT).equal(expected(b, near.mT)) if kernel not in STORED_BY_TMA else True
+    assert kernel(a=near, b=b, residual=far).equal(expected(near, b, near))
+    assert kernel(a=near, b=b, out=far).equal(expected(near, b)) and far.equal(expected(near, b))
+
+
+@every_rung
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"residual": whole(8, 16)}, r"residual: expected shape \(16, 16\), got \(8, 16\)"),
+        ({"residual": whole(16, 16).float()}, "residual: expected torch.float16, got torch.float32"),
+        ({"residual": whole(16, 16).mT}, "residual: expected stride 1 in the last dimension, got 16"),
+        ({"precision": "tf32"}, "precision: expected ieee with torch.float16 operands, got tf32"),
+        ({"precision": "half"}, "precision: expected ieee or tf32, got 'half'"),
+        ({"b": whole(8, 16)}, r"b: expected shape \(16, \*\), got \(8, 16\)"),
+        ({"a": whole(16)}, r"a: expected shape \(\*, \*\), got \(16,\)"),
+        ({"out": whole(16, 16).mT}, "out: expected stride 1 in the last dimension, got 16"),
+    ],
+)
+def test_refusals(kernel: Kernel, change: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        kernel(**{"a": whole(16, 16), "b": whole(16, 16), **change})
+
+
+WANTED = "an address and row stride of whole 16 bytes for TMA, stride 1 along rows that do not overlap"
+SQUARE = whole(16, 16)
+
+
+@pytest.mark.parametrize("kernel", BY_TMA, ids=by_id)
+@pytest.mark.parametrize(
+    ("operands", "message"),
+    [
+        ((whole(16, 24)[:, 4:20], SQUARE), f"a: expected {WANTED}, got address % 16 = 8 and strides of 48 and 2"),
+        ((whole(16, 12), whole(12, 16)), f"a: expected {WANTED}, got address % 16 = 0 and strides of 24 and 2"),
+        ((SQUARE, whole(16, 20)[:, :16]), f"b: expected {WANTED}"),
+        ((whole(16, 32)[:, ::2], SQUARE), f"a: expected {WANTED}, got address % 16 = 0 and strides of 64 and 4"),
+        ((whole(1, 16).expand(16, 16), SQUARE), f"a: expected {WANTED}, got address % 16 = 0 and strides of 0"),
+        ((SQUARE.float(), SQUARE.float()), "precision: expected tf32 with torch.float32 operands, got ieee"),
+    ],
+)
+def test_what_tma_cannot_reach_names_the_rung_that_can(
+    kernel: Kernel, operands: tuple[torch.Tensor, torch.Tensor], message: str
+) -> None:
+    inputs = dict(zip("ab", operands, strict=True))
+    reason = kernel.why_not_args(inputs)
+    assert reason is not None and reason.startswith(f"UNSUPPORTED: gemm/{kernel.name}: ") and message in reason
+    assert "; gemm/pipelined takes " in reason
+    with pytest.raises(ValueError) as raised:
+        kernel.fn(**inputs)
+    assert message in str(raised.value)
+    assert get_kernel("gemm", "pipelined")(**inputs).equal(
+        (operands[0].double() @ operands[1].double()).to(operands[0].dtype)
+    )
+
+
+@pytest.mark.parametrize("kernel", BY_TMA, ids=by_id)
+def test_tf32_needs_k_innermost(kernel: Kernel) -> None:
+    a, b = whole(16, 16, seed=1).float(), whole(16, 16, seed=2).float()
+    assert kernel(a=a, b=b.mT, precision="tf32").equal(a @ b.mT)
+    for name, inputs in (("a", {"a": a.mT, "b": b.mT}), ("b", {"a": a, "b": b})):
+        reason = kernel.why_not_args({**inputs, "precision": "tf32"})
+        assert reason is not None and f"{name}: expected stride 1 along K for wgmma in tf32" in reason
+
+
+@pytest.mark.parametrize("kernel", STORED_BY_TMA, ids=by_id)
+def test_a_result_that_tma_cannot_store_is_for_the_rung_below(kernel: Kernel) -> None:
+    a, b = whole(16, 16), whole(12, 16).mT
+    reason = kernel.why_not_args({"a": a, "b": b})
+    assert reason is not None and "b: expected N of whole 16 bytes" in reason and "gemm/tma takes any" in reason
+    assert get_kernel("gemm", "tma")(a=a, b=b).equal(expected(a, b))
+    assert kernel(a=a[:1], b=b).equal(expected(a[:1], b)), "one row has no stride"
+    with pytest.raises(ValueError, match="out: expected an address and row stride of whole 16 bytes"):
+        kernel(a=a, b=whole(16, 8), out=whole(16, 12)[:, 4:])
+
+
+@pytest.mark.parametrize(
+    ("matrix", "k_dim", "found"),
+    [
+        (whole(16, 24), 1, (16, 24, 24, False)),
+        (whole(16, 24), 0, (16, 24, 24, False)),
+        (whole(16, 24).mT, 0, (16, 24, 24, True)),
+        (whole(16, 24)[:, :13], 1, (16, 13, 24, False)),
+        (whole(1, 13), 1, (1, 13, 16, False)),  # a single row's stride is never used
+        (whole(13, 1), 1, (1, 13, 16, True)),
+        (whole(1, 1), 1, (1, 1, 8, False)),
+        (whole(1, 1), 0, (1, 1, 8, True)),
+        (whole(2, 13), 1, None),
+        (whole(1, 16).expand(4, 16), 1, None),
+        (torch.empty(4, 8, dtype=torch.float16, device="meta")[:, 1:], 1, None),
+        (torch.empty(2, 1, dtype=torch.float16, device="meta").as_strided((2, 16), (2**39, 1)), 1, None),
+    ],
+)
+def test_how_tma_sees_a_matrix(matrix: torch.Tensor, k_dim: int, found: tuple[int, int, int, bool] | None) -> None:
+    seen = stored(matrix, k_dim)
+    assert (seen and (seen.rows, seen.columns, seen.stride, seen.transposed)) == found
+
+
+def test_the_tile_follows_the_waves() -> None:
+    """As large as keeps the SMs busy, and as small as fills them; in fp32 the result must leave room for its stages."""
+    tile = lambda name, M, N, scheme="bf16": default_config("gemm", name, scheme, CPU, M=M, N=N, K=4096)
+    for name in ("tma", "persistent", "warp_specialized"):
+        assert (tile(name, 8192, 8192).block_m, tile(name, 8192, 8192).block_n) == (128, 256)
+        assert tile(name, 16, 4096).block_n == 32
+        kernel, case = get_kernel("gemm", name), Case(M=8192, N=8192, K=4096, layout="NT", bias=False)
+        assert kernel.is_legal(tile(name, 8192, 8192, "tf32"), case, SCHEMES["tf32"])
+
+
+def test_warp_specialization_that_triton_would_ignore_is_illegal() -> None:
+    kernel, case = get_kernel("gemm", "warp_specialized"), SPEC.cases["llama3_8b"][-1]
+    config = kernel.heuristic(case)
+    assert kernel.is_legal(config, case)
+    assert not kernel.is_legal(replace(config, num_warps=8), case)
+    assert not kernel.is_legal(replace(config, block_m=64), case), "a consumer has 64 rows at least"
+
+
+def test_the_caller_keeps_their_own_allocator() -> None:
+    before = _allocation._allocator.get()
+    get_kernel("gemm", "warp_specialized")(a=SQUARE, b=SQUARE)
+    assert _allocation._allocator.get() is before
+
+
+LOOPED = {
+    "persistent": (Case(M=768, N=400, K=72, layout="NT", bias=True, residual=True),
+                   {"block_m": 64, "block_n": 32, "num_warps": 4, "store_parts": 1}),
+    "warp_specialized": (Case(M=1550, N=400, K=72, layout="NN", bias=True, residual=True),
+                         {"block_m": 128, "block_n": 32, "num_warps": 4}),
+}  # fmt: skip
+"""More tiles than the 132 SMs of an H100, so that CTAs come to a second one."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", [0, 3])
+@pytest.mark.parametrize("name", LOOPED)
+def test_a_second_tile_is_right_and_races_with_nothing(name: str, schedule: int) -> None:
+    case, values = LOOPED[name]
+    config = get_kernel("gemm", name).config_type(block_k=64, num_stages=2, group_m=8, **values)
+    found = call(Target("gemm", name, case, SCHEMES["bf16"], config=config), schedule=schedule)
+    assert found.answer["status"] == "OK", found.answer
+    assert [launch["ctas"] for launch in found.answer["launches"]] == [132]

@@ -1,0 +1,227 @@
+"""gemm_w4a16: values by hand, groups, what its tolerance rejects, the packed form, and refusals."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+
+from rooflab.bench.emulated_calls import call
+from rooflab.bench.predict.cases import Target
+from rooflab.kernels.gemm_w4a16 import _packed, library, marlin
+from rooflab.kernels.registry import Kernel, get_kernel, kernels
+from rooflab.reference.gemm_w4a16 import SPEC, gemm_w4a16, group_size
+from rooflab.reference.quantization import dequantize_int4, pack_int4, unpack_int4
+from rooflab.reference.spec import SCHEMES, Case, Scheme
+
+CPU, META = torch.device("cpu"), torch.device("meta")
+G32 = SCHEMES["w4a16_g32"]
+HERE = [kernel for kernel in kernels("gemm_w4a16").values() if kernel.backend == "torch"]
+RUNGS = [kernel for kernel in kernels("gemm_w4a16").values() if kernel.role == "optimized"]
+by_name = lambda kernel: kernel.name
+
+
+def inputs_of(scheme: Scheme = G32, **changes: bool | int) -> dict[str, torch.Tensor | None]:
+    case = Case(M=4, N=32, K=256, zeros=False, bias=False).but(**changes)
+    return SPEC.make_inputs(case, scheme, CPU, 0)
+
+
+@pytest.mark.parametrize("kernel", HERE, ids=by_name)
+def test_values_by_hand(kernel: Kernel) -> None:
+    """Row n has one code that is not zero: k = n, of value n - 8, in a group whose scale is 1 + n / 8."""
+    codes = torch.full((16, 64), 8)
+    codes[torch.arange(16), torch.arange(16)] = torch.arange(16)
+    b, scale = pack_int4(codes), (1 + torch.arange(16) / 8)[:, None].repeat(1, 2).bfloat16()
+    a = torch.arange(1.0, 65.0)[None, :].bfloat16()
+    wanted = [(n + 1) * (n - 8) * (1 + n / 8) for n in range(16)]
+    packed = kernel.prepare(b) if kernel.prepare else b
+    assert kernel(a=a, b=packed, scale=scale).tolist() == [torch.tensor(wanted).bfloat16().tolist()]
+    zero = torch.full((16, 2), 7, dtype=torch.uint8)
+    shifted = [
+        value + (1 + n / 8) * sum(range(1, 33)) + (1 + n / 8) * sum(range(33, 65)) for n, value in enumerate(wanted)
+    ]
+    found = kernel(a=a, b=packed, scale=scale, zero=zero)[0].double()
+    torch.testing.assert_close(found, torch.tensor(shifted).double(), rtol=2**-8, atol=0)
+
+
+def test_the_reference_by_hand() -> None:
+    """Two groups of one row, of which the second is short: (code - zero) scale, low half first."""
+    a = torch.ones(1, 34, dtype=torch.bfloat16)
+    codes = torch.zeros(1, 34, dtype=torch.uint8)
+    codes[0, 33] = 15
+    scale, zero = torch.tensor([[1.0, 100.0]]), torch.tensor([[0, 1]], dtype=torch.uint8)
+    assert gemm_w4a16(a, pack_int4(codes), scale).tolist() == [[-8.0 * 32 - 800 + 700]]
+    assert gemm_w4a16(a, pack_int4(codes), scale, zero).tolist() == [[-100.0 + 1400]]
+
+
+def test_the_group_follows_from_the_shapes() -> None:
+    assert [group_size(256, groups) for groups in (2, 4, 8)] == [128, 64, 32]
+    assert (
+        group_size(130, 2) == 128 and group_size(130, 3) == 64 and group_size(130, 5) == 32 and group_size(2, 1) == 128
+    )
+    with pytest.raises(ValueError, match="scale: expected a scale for each 32, 64 or 128 of K=256, got 3 groups"):
+        group_size(256, 3)
+
+
+WRONG = {
+    "a dropped group": lambda inputs: {"a": inputs["a"].clone().index_fill_(1, torch.arange(32, 64), 0.0)},
+    "the scale of the next group": lambda inputs: {"scale": inputs["scale"].roll(1, dims=1)},
+    "halves of a byte swapped": lambda inputs: {"b": inputs["b"] << 4 | inputs["b"] >> 4},
+    "symmetric where there are zero points": lambda inputs: {"zero": None},
+    "zero points off by one": lambda inputs: {"zero": inputs["zero"] + 1},
+    "zero points of the next group": lambda inputs: {"zero": inputs["zero"].roll(1, dims=1)},
+    "weights in fp8": lambda inputs: {"scale": inputs["scale"] * 1.03},
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+@pytest.mark.parametrize("scheme", SPEC.schemes)
+def test_what_the_tolerance_rejects(what: str, scheme: str) -> None:
+    inputs = inputs_of(SCHEMES[scheme], zeros=True, K=512)
+    wrong = SPEC.oracle({**inputs, **WRONG[what](inputs)})
+    assert not SPEC.judge(wrong, SPEC.oracle(inputs), inputs, SCHEMES[scheme])[0].passed
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+def test_a_dropped_k_is_rejected_at_every_planted_edge(zeros: bool) -> None:
+    case = Case(M=8, N=8, K=208, zeros=zeros, bias=False)
+    labels = []
+    for label, inputs in SPEC.planted(case, G32, CPU, 0):
+        k = int(label.removeprefix("k="))
+        wrong = {**inputs, "a": inputs["a"].index_fill(1, torch.tensor([k]), 0.0)}
+        assert not SPEC.judge(SPEC.oracle(wrong), SPEC.oracle(inputs), inputs, G32)[0].passed, label
+        labels.append(k)
+    assert labels == [0, 1, 7, 31, 32, 63, 64, 127, 128, 191, 192, 207]
+
+
+def tight(inputs: dict[str, torch.Tensor | None], oracle: torch.Tensor) -> torch.Tensor:
+    """The tolerance of a kernel that rounds no weight."""
+    group = group_size(inputs["a"].shape[1], inputs["scale"].shape[1])
+    weight = dequantize_int4(inputs["b"], inputs["scale"], inputs["zero"], group=group)
+    walk = inputs["a"].double().abs() @ weight.abs().mT
+    return 4 * 2.0**-24 * inputs["a"].shape[1] ** 0.5 * walk + 2.0**-8 * oracle.abs() + 1e-30
+
+
+@pytest.mark.parametrize("kernel", RUNGS, ids=by_name)
+@pytest.mark.parametrize("zeros", [False, True])
+def test_rungs_round_no_weight(kernel: Kernel, zeros: bool, tmp_path) -> None:
+    """In the emulator: naive, which rounds each, is beyond this."""
+    case, scheme = Case(M=3, N=48, K=256, zeros=zeros, bias=False), SCHEMES["w4a16_g64"]
+    call(Target(kernel.op, kernel.name, case, scheme), save=tmp_path / "out.pt")
+    inputs = SPEC.make_inputs(case, scheme, CPU, 0)
+    (oracle,), (found,) = SPEC.oracle(inputs), torch.load(tmp_path / "out.pt")
+    limit = tight(inputs, oracle)
+    assert ((found.double() - oracle).abs() <= limit).all()
+    naive = get_kernel("gemm_w4a16", "naive")(**inputs)
+    assert ((naive.double() - oracle).abs() > limit).any()
+
+
+def test_packing_is_a_permutation_within_32_codes() -> None:
+    """Each word by its own formula: four bits number 2 s + h + 4 e of word t are k = 16 s + 8 h + 2 t + e."""
+    codes = torch.randint(0, 16, (3, 70), generator=torch.Generator().manual_seed(0))
+    words = _packed.pack(pack_int4(codes)).tolist()
+    assert len(words[0]) == 12
+    for n in range(3):
+        for block in range(3):
+            for t in range(4):
+                for place in range(8):
+                    e, s, h = place // 4, place // 2 % 2, place % 2
+                    k = 32 * block + 16 * s + 8 * h + 2 * t + e
+                    found = (words[n][4 * block + t] >> 4 * place) & 15
+                    assert found == (codes[n, k] if k < 70 else 0)
+
+
+def test_rungs_share_a_packed_form_of_the_same_size() -> None:
+    assert len({kernel.prepare for kernel in RUNGS}) == 1
+    b = inputs_of()["b"]
+    assert _packed.pack(b).nbytes == b.nbytes and _packed.pack(b.to("meta")).is_meta
+
+
+def test_torchs_layout_is_undone_by_its_own_unpacking() -> None:
+    weight = library.pack(inputs_of()["b"])
+    assert weight.shape == (32, 128) and weight.nbytes == 32 * 128
+    with pytest.raises(ValueError, match="b: torch packs N in multiples of 16 there, got 31"):
+        library.pack(torch.zeros((31, 64), dtype=torch.uint8))
+
+
+@pytest.mark.parametrize("kernel", RUNGS, ids=by_name)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"a": torch.ones(4)}, r"a: expected shape \(\*, \*\), got \(4,\)"),
+        ({"a": torch.ones(4, 256)}, "a: expected torch.bfloat16, got torch.float32"),
+        ({"a": torch.ones(256, 4, dtype=torch.bfloat16).mT}, "a: expected stride 1 along K"),
+        ({"b": torch.zeros(32, 128, dtype=torch.uint8)}, "b: expected a weight packed by this kernel's prepare"),
+        ({"b": torch.zeros(32, 64, dtype=torch.int32)[:, ::2]}, "b: expected the contiguous tensor"),
+        ({"b": torch.zeros(32, 31, dtype=torch.int32)}, r"b: expected shape \(32, 32\), got \(32, 31\)"),
+        ({"scale": torch.ones(32, 3)}, "scale: expected one for each 32, 64 or 128 of K=256, got 3 in a row"),
+        ({"scale": torch.ones(8, 32).mT}, "scale: expected stride 1 along groups"),
+        ({"zero": torch.ones(32, 8)}, "zero: expected torch.uint8, got torch.float32"),
+        ({"zero": torch.ones(32, 4, dtype=torch.uint8)}, r"zero: expected shape \(32, 8\), got \(32, 4\)"),
+        ({"bias": torch.ones(32)}, "bias: expected torch.bfloat16, got torch.float32"),
+        ({"out": torch.ones(4, 31)}, r"out: expected shape \(4, 32\), got \(4, 31\)"),
+    ],
+)
+def test_refusals(kernel: Kernel, change: dict[str, torch.Tensor], message: str) -> None:
+    inputs = inputs_of()
+    with pytest.raises(ValueError, match=message):
+        kernel.fn(**{**inputs, "b": kernel.prepare(inputs["b"]), **change})
+
+
+def test_gemv_says_which_rung_takes_more_rows() -> None:
+    for scheme, most in (("w4a16_g128", 8), ("w4a16_g64", 8), ("w4a16_g32", 4)):
+        gemv = get_kernel("gemm_w4a16", "gemv")
+        assert gemv.why_not_args(inputs_of(SCHEMES[scheme], M=most)) is None
+        reason = gemv.why_not_args(inputs_of(SCHEMES[scheme], M=most + 1))
+        assert (
+            f"a: expected up to {most} rows in groups of this size, got {most + 1}" in reason
+            and "gemm_w4a16/dequant_dot" in reason
+        )
+
+
+def test_traffic_falls_from_naive_to_the_stream() -> None:
+    inputs = SPEC.make_inputs(Case(M=1, N=8192, K=8192, zeros=False, bias=False), SCHEMES["w4a16_g128"], META, 0)
+    naive, gemv = (get_kernel("gemm_w4a16", name).traffic(**inputs) for name in ("naive", "gemv"))
+    assert gemv.bytes == SPEC.cost(**inputs).bytes and naive.bytes > 70 * gemv.bytes and naive.launches == 9
+
+
+class FakeLayer:
+    """What Marlin's `Layer` does with a fake-quantised linear: its layout is its own affair."""
+
+    def __init__(self, K: int, N: int, groupsize: int):
+        assert groupsize == 128
+        self.workspace = torch.zeros(N // 128 * 16, dtype=torch.int32)
+
+    def to(self, device: torch.device) -> FakeLayer:
+        return self
+
+    def pack(self, linear: torch.nn.Linear, scales: torch.Tensor) -> None:
+        N, groups = scales.shape
+        self.B = (linear.weight.data / scales.repeat_interleave(128, dim=1)).round()
+
+
+def fake_mul(a, B, c, s, workspace) -> None:
+    """Scale number 8 i + j of each 64 along N is that of channel 8 j + i."""
+    plain = torch.empty_like(s)
+    for i in range(8):
+        for j in range(8):
+            plain[:, 8 * j + i :: 64] = s[:, 8 * i + j :: 64]
+    assert a.dtype == s.dtype == c.dtype == torch.half and not workspace.any()
+    c.copy_(a.float() @ (B.float() * plain.mT.float().repeat_interleave(128, dim=1)).mT)
+
+
+def test_what_marlin_is_given(monkeypatch) -> None:
+    """Codes less 8, a scale of 1 to pack with, and the real scales in tiles of 8 x 8."""
+    fake = ModuleType("marlin")
+    fake.Layer, fake.mul = FakeLayer, fake_mul
+    monkeypatch.setitem(sys.modules, "marlin", fake)
+    scheme = SCHEMES["w4a16_g128"]
+    inputs = inputs_of(scheme, M=3, N=256, K=256)
+    packed = marlin.pack(inputs["b"])
+    assert torch.equal(packed.tensor, unpack_int4(inputs["b"]).half() - 8)
+    found = marlin.gemm_w4a16(**{**inputs, "b": packed})
+    assert SPEC.judge((found,), SPEC.oracle(inputs), inputs, scheme)[0].passed
+    assert marlin.unsupported(**inputs_of(zeros=True)) == "Marlin has no zero points"
+    assert "groups of 128, got 8 scales for K=256" in marlin.unsupported(**inputs_of())

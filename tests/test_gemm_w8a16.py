@@ -1,0 +1,137 @@
+"""gemm_w8a16: values by hand, what its tolerance rejects, the packed form, torch's alignment, and refusals."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rooflab.bench.emulated_calls import call
+from rooflab.bench.predict.cases import Target
+from rooflab.kernels.gemm_w8a16 import _packed
+from rooflab.kernels.registry import Kernel, get_kernel, kernels
+from rooflab.reference.gemm_w8a16 import SPEC
+from rooflab.reference.quantization import dequantize_int8
+from rooflab.reference.spec import SCHEMES, Case
+
+CPU, META = torch.device("cpu"), torch.device("meta")
+SCHEME = SCHEMES["w8a16"]
+HERE = [kernel for kernel in kernels("gemm_w8a16").values() if kernel.backend == "torch"]
+RUNGS = [kernel for kernel in kernels("gemm_w8a16").values() if kernel.role == "optimized"]
+by_name = lambda kernel: kernel.name
+
+
+def inputs_of(**changes: bool | int) -> dict[str, torch.Tensor | None]:
+    return SPEC.make_inputs(Case(M=4, N=32, K=64, bias=False).but(**changes), SCHEME, CPU, 0)
+
+
+@pytest.mark.parametrize("kernel", HERE, ids=by_name)
+def test_values_by_hand(kernel: Kernel) -> None:
+    weight = torch.zeros(3, 16, dtype=torch.int8)
+    weight[0, 0], weight[1, 15], weight[2] = 127, -128, 1
+    a = torch.arange(1.0, 17.0)[None, :].bfloat16()
+    scale = torch.tensor([1.0, 0.5, -2.0]).bfloat16()
+    assert kernel(a=a, b=weight.mT, scale=scale).tolist() == [[127.0, -1024.0, -272.0]]
+
+
+WRONG = {
+    "the scale of the next channel": lambda inputs: {"scale": inputs["scale"].roll(1)},
+    "unsigned codes": lambda inputs: {"b": (inputs["b"].int() & 127).to(torch.int8)},
+    "seven bits": lambda inputs: {"b": inputs["b"] & -2},
+    "a dropped tile": lambda inputs: {"a": inputs["a"].clone().index_fill_(1, torch.arange(48, 64), 0.0)},
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_the_tolerance_rejects(what: str) -> None:
+    inputs = inputs_of()
+    wrong = SPEC.oracle({**inputs, **WRONG[what](inputs)})
+    assert not SPEC.judge(wrong, SPEC.oracle(inputs), inputs, SCHEME)[0].passed
+
+
+def test_a_dropped_k_is_rejected_at_every_planted_edge() -> None:
+    case = Case(M=8, N=8, K=144, bias=False)
+    labels = []
+    for label, inputs in SPEC.planted(case, SCHEME, CPU, 0):
+        k = int(label.removeprefix("k="))
+        wrong = {**inputs, "a": inputs["a"].index_fill(1, torch.tensor([k]), 0.0)}
+        assert not SPEC.judge(SPEC.oracle(wrong), SPEC.oracle(inputs), inputs, SCHEME)[0].passed, label
+        labels.append(k)
+    assert labels == [0, 15, 16, 31, 32, 63, 64, 127, 128, 143]
+
+
+@pytest.mark.parametrize("kernel", RUNGS, ids=by_name)
+def test_rungs_round_no_weight(kernel: Kernel, tmp_path) -> None:
+    """In the emulator, within what fp32 sums and one rounding lose: naive, which rounds each weight, is beyond it."""
+    case = Case(M=3, N=48, K=256, bias=False)
+    call(Target(kernel.op, kernel.name, case, SCHEME), save=tmp_path / "out.pt")
+    inputs = SPEC.make_inputs(case, SCHEME, CPU, 0)
+    (oracle,), (found,) = SPEC.oracle(inputs), torch.load(tmp_path / "out.pt")
+    walk = inputs["a"].double().abs() @ dequantize_int8(inputs["b"].mT, inputs["scale"]).abs().mT
+    limit = 4 * 2.0**-24 * 256**0.5 * walk + 2.0**-8 * oracle.abs()
+    assert ((found.double() - oracle).abs() <= limit).all()
+    naive = get_kernel("gemm_w8a16", "naive")(**inputs)
+    assert ((naive.double() - oracle).abs() > limit).any()
+
+
+def test_packing_is_a_permutation_within_16_codes() -> None:
+    """Each word by its own formula: byte h + 2 e of word t is k = 8 h + 2 t + e."""
+    weight = torch.randint(-128, 128, (3, 37), generator=torch.Generator().manual_seed(0), dtype=torch.int8)
+    words = _packed.pack(weight.mT).tolist()
+    assert len(words[0]) == 12
+    for n in range(3):
+        for block in range(3):
+            for t in range(4):
+                for place in range(4):
+                    k = 16 * block + 8 * (place % 2) + 2 * t + place // 2
+                    found = (words[n][4 * block + t] >> 8 * place) & 255
+                    assert found == (int(weight[n, k]) & 255 if k < 37 else 0)
+
+
+def test_rungs_share_a_packed_form_of_the_same_size() -> None:
+    assert len({kernel.prepare for kernel in RUNGS}) == 1
+    b = inputs_of()["b"]
+    assert _packed.pack(b).nbytes == b.nbytes and _packed.pack(b.to("meta")).is_meta
+
+
+def test_the_library_refuses_what_torch_reads_past() -> None:
+    """torch 2.13 on a CPU reads whole vectors of 16 codes with aligned loads, and gives wrong values without a word."""
+    library = get_kernel("gemm_w8a16", "library")
+    assert library.why_not_args(inputs_of()) is None
+    assert "K in multiples of 16" in library.why_not_args(inputs_of(K=56))
+    assert "bias" in library.why_not_args(inputs_of(bias=True))
+    inputs = inputs_of()
+    shifted = torch.zeros(4 * 64 + 1, dtype=torch.bfloat16)[1:].view(4, 64)
+    assert "a multiple of 32 bytes" in library.why_not_args({**inputs, "a": shifted})
+    assert "scale of the activation's dtype" in library.why_not_args({**inputs, "scale": inputs["scale"].float()})
+
+
+@pytest.mark.parametrize("kernel", RUNGS, ids=by_name)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"a": torch.ones(4)}, r"a: expected shape \(\*, \*\), got \(4,\)"),
+        ({"a": torch.ones(4, 64)}, "a: expected torch.bfloat16, got torch.float32"),
+        ({"a": torch.ones(64, 4, dtype=torch.bfloat16).mT}, "a: expected stride 1 along K"),
+        ({"b": torch.zeros(64, 32, dtype=torch.int8)}, "b: expected a weight packed by this kernel's prepare"),
+        ({"b": torch.zeros(32, 15, dtype=torch.int32)}, r"b: expected shape \(32, 16\), got \(32, 15\)"),
+        ({"scale": torch.ones(31)}, r"scale: expected shape \(32\), got \(31,\)"),
+        ({"scale": torch.ones(32, dtype=torch.int8)}, "scale: expected torch.float32 or"),
+        ({"bias": torch.ones(32)}, "bias: expected torch.bfloat16, got torch.float32"),
+        ({"out": torch.ones(4, 31)}, r"out: expected shape \(4, 32\), got \(4, 31\)"),
+    ],
+)
+def test_refusals(kernel: Kernel, change: dict[str, torch.Tensor], message: str) -> None:
+    inputs = inputs_of()
+    with pytest.raises(ValueError, match=message):
+        kernel.fn(**{**inputs, "b": kernel.prepare(inputs["b"]), **change})
+
+
+def test_gemv_says_which_rung_takes_more_rows() -> None:
+    reason = get_kernel("gemm_w8a16", "gemv").why_not_args(inputs_of(M=9))
+    assert "a: expected up to 8 rows, got 9; gemm_w8a16/dequant_dot takes more" in reason
+
+
+def test_traffic_falls_from_naive_to_the_stream() -> None:
+    inputs = SPEC.make_inputs(Case(M=1, N=8192, K=8192, bias=False), SCHEME, META, 0)
+    naive, gemv = (get_kernel("gemm_w8a16", name).traffic(**inputs) for name in ("naive", "gemv"))
+    assert gemv.bytes == SPEC.cost(**inputs).bytes and naive.bytes > 20 * gemv.bytes

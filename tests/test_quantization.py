@@ -1,0 +1,221 @@
+"""Quantisers against theory, exact dequantisation, and checkpoints of GPTQ and AWQ built by an independent packer."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from rooflab.reference.quantization import (
+    dequantize_int4,
+    dequantize_int8,
+    expected_mean_squared,
+    pack_int4,
+    quantization_error,
+    quantize_int4,
+    quantize_int8,
+    unpack_int4,
+)
+from rooflab.reference.quantized_checkpoints import read_awq, read_gptq
+
+
+def uniform(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed)) * 2 - 1
+
+
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_eight_bits_lose_what_a_uniform_quantiser_does() -> None:
+    """254 steps over the whole range: 20 log10(254) = 48.1 dB for even values; s**2 / 12 for normal ones."""
+    even = uniform(64, 4096)
+    error = quantization_error(even, dequantize_int8(*quantize_int8(even)))
+    assert error.sqnr_db == pytest.approx(20 * math.log10(254), abs=0.1)
+    bell = normal(64, 4096)
+    codes, scale = quantize_int8(bell)
+    error = quantization_error(bell, dequantize_int8(codes, scale))
+    assert error.mean_squared == pytest.approx(expected_mean_squared(scale), rel=0.02)
+    assert error.relative == pytest.approx(10 ** (-error.sqnr_db / 20))
+
+
+@pytest.mark.parametrize(("zeros", "steps"), [(False, 14), (True, 15)])
+def test_four_bits_lose_what_a_uniform_quantiser_does(zeros: bool, steps: int) -> None:
+    """14 steps over the whole range, 15 with zero points; the range of a group of 4096 is nearly that of the values."""
+    even = uniform(64, 4096)
+    packed, scale, zero = quantize_int4(even, 4096, zeros=zeros)
+    error = quantization_error(even, dequantize_int4(packed, scale, zero, group=4096))
+    assert error.sqnr_db == pytest.approx(20 * math.log10(steps), abs=0.1)
+    for group in (32, 64, 128):
+        bell = normal(256, 1024) + (1.0 if zeros else 0.0)
+        packed, scale, zero = quantize_int4(bell, group, zeros=zeros)
+        error = quantization_error(bell, dequantize_int4(packed, scale, zero, group=group))
+        # The extremes of a group lie on a step, and lose nothing: one or two of its values.
+        assert 0.9 < error.mean_squared / expected_mean_squared(scale) < 1.02
+
+
+def test_smaller_groups_and_zero_points_lose_less() -> None:
+    shifted = normal(64, 1024) + 1.5
+    errors = {}
+    for group in (32, 64, 128):
+        for zeros in (False, True):
+            packed, scale, zero = quantize_int4(shifted, group, zeros=zeros)
+            errors[group, zeros] = quantization_error(
+                shifted, dequantize_int4(packed, scale, zero, group=group)
+            ).sqnr_db
+    assert errors[32, False] > errors[64, False] > errors[128, False]
+    assert all(errors[group, True] > errors[group, False] + 1 for group in (32, 64, 128))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("zeros", [False, True])
+def test_no_value_errs_by_more_than_half_a_step(dtype: torch.dtype, zeros: bool) -> None:
+    """Nor is one clipped, for scales are rounded up before codes are chosen with them."""
+    weight = normal(16, 200) * 3 + 0.5
+    packed, scale, zero = quantize_int4(weight, 64, zeros=zeros, dtype=dtype)
+    assert scale.shape == (16, 4) and scale.dtype == dtype
+    steps = scale.double().repeat_interleave(64, dim=1)[:, :200]
+    off = (dequantize_int4(packed, scale, zero, group=64) - weight.double()).abs()
+    # A zero point is itself rounded: the ends of a range may then lie a little beyond the codes.
+    assert (off <= steps * (1.0 if zeros else 0.5) * (1 + 1e-6)).all()
+    codes, scale8 = quantize_int8(weight, dtype)
+    assert (
+        (dequantize_int8(codes, scale8) - weight.double()).abs().le(0.5 * scale8.double()[:, None] * (1 + 1e-6)).all()
+    )
+
+
+def test_zeros_come_back_as_zeros() -> None:
+    nothing = torch.zeros(3, 64)
+    codes, scale = quantize_int8(nothing)
+    assert (scale == 1).all() and not codes.any()
+    for zeros in (False, True):
+        packed, scale, zero = quantize_int4(nothing, 32, zeros=zeros)
+        assert not dequantize_int4(packed, scale, zero, group=32).any()
+    assert quantization_error(nothing, nothing.double()).sqnr_db == math.inf
+
+
+def test_packing_by_hand() -> None:
+    codes = torch.tensor([[1, 2, 15, 0]])
+    packed = pack_int4(codes)
+    assert packed.tolist() == [[0x21, 0x0F]] and unpack_int4(packed).tolist() == codes.tolist()
+    scale, zero = torch.tensor([[0.5, 2.0]]), torch.tensor([[1, 15]], dtype=torch.uint8)
+    assert dequantize_int4(packed, scale, group=2).tolist() == [[-3.5, -3.0, 14.0, -16.0]]
+    assert dequantize_int4(packed, scale, zero, group=2).tolist() == [[0.0, 0.5, 0.0, -30.0]]
+
+
+def test_refusals_of_quantisers() -> None:
+    with pytest.raises(ValueError, match="weight: expected an even K"):
+        quantize_int4(torch.ones(2, 3), 32)
+    with pytest.raises(ValueError, match="group: expected a positive number, got 0"):
+        quantize_int4(torch.ones(2, 4), 0)
+    with pytest.raises(ValueError, match=r"weight: expected shape \(\*, \*\), got \(4,\)"):
+        quantize_int8(torch.ones(4))
+
+
+def word(values: list[int]) -> int:
+    """Eight values as a signed 32-bit integer, the first in the lowest bits."""
+    total = sum(value << 4 * place for place, value in enumerate(values))
+    return total - 2**32 if total >= 2**31 else total
+
+
+def gptq_tensors(codes, zeros, v1: bool):
+    """As the format is described: codes (K, N) eight along K a word, zero points (G, N) eight along N, less one."""
+    (K, N), G = codes.shape, zeros.shape[0]
+    qweight = [[word([int(codes[8 * i + j, n]) for j in range(8)]) for n in range(N)] for i in range(K // 8)]
+    stored = [[(int(zeros[g, n]) - v1) % 16 for n in range(N)] for g in range(G)]
+    qzeros = [[word(stored[g][8 * j : 8 * j + 8]) for j in range(N // 8)] for g in range(G)]
+    return torch.tensor(qweight, dtype=torch.int32), torch.tensor(qzeros, dtype=torch.int32)
+
+
+def awq_word(values: list[int]) -> int:
+    """Eight neighbours along N: the even ones in the low half of the word, the odd ones in the high half."""
+    return word([values[n] for n in (0, 2, 4, 6, 1, 3, 5, 7)])
+
+
+def awq_tensors(codes, zeros):
+    rows = lambda table: [
+        [awq_word([int(value) for value in row[8 * j : 8 * j + 8]]) for j in range(len(row) // 8)] for row in table
+    ]
+    return torch.tensor(rows(codes), dtype=torch.int32), torch.tensor(rows(zeros), dtype=torch.int32)
+
+
+def layer(K: int, N: int, group: int, symmetric: bool = False):
+    """Codes (K, N), zero points and fp16 scales (G, N), and the weight (N, K) that they stand for."""
+    generator = torch.Generator().manual_seed(K + N + group)
+    groups = -(-K // group)
+    codes = torch.randint(0, 16, (K, N), generator=generator)
+    zeros = torch.full((groups, N), 8) if symmetric else torch.randint(0, 16, (groups, N), generator=generator)
+    zeros[0, 0] = 8 if symmetric else 0
+    scales = torch.rand(groups, N, generator=generator).half()
+    of = torch.arange(K) // group
+    return codes, zeros, scales, ((codes - zeros[of]).double() * scales.double()[of]).mT
+
+
+def dequantized(read) -> torch.Tensor:
+    return dequantize_int4(read.b, read.scale, read.zero, group=read.group)
+
+
+@pytest.mark.parametrize("version", ["gptq", "gptq_v2"])
+@pytest.mark.parametrize(("K", "N", "group"), [(128, 16, 32), (256, 8, 128), (160, 24, 64)])
+def test_gptq_comes_back_bit_for_bit(version: str, K: int, N: int, group: int) -> None:
+    codes, zeros, scales, weight = layer(K, N, group)
+    assert zeros[0, 0] == 0  # stored as 15 in the first version
+    qweight, qzeros = gptq_tensors(codes, zeros, v1=version == "gptq")
+    read = read_gptq(qweight, qzeros, scales, torch.arange(K) // group, group=group, checkpoint_format=version)
+    assert torch.equal(unpack_int4(read.b).long(), codes.mT) and torch.equal(read.zero.long(), zeros.mT)
+    assert read.scale.dtype == torch.float16 and torch.equal(read.scale, scales.mT) and read.order is None
+    assert torch.equal(dequantized(read), weight)
+
+
+def test_symmetric_gptq_has_no_zero_points() -> None:
+    codes, zeros, scales, weight = layer(64, 8, 32, symmetric=True)
+    read = read_gptq(*gptq_tensors(codes, zeros, v1=True), scales, group=32)
+    assert read.zero is None and torch.equal(dequantized(read), weight)
+
+
+def test_act_order_comes_back_sorted_with_its_order() -> None:
+    """Channels of one group lie anywhere; sorted they are what a product of reordered activations needs."""
+    K, N, group = 128, 8, 32
+    codes, zeros, scales, _ = layer(K, N, group)
+    g_idx = (torch.arange(K) // group)[torch.randperm(K, generator=torch.Generator().manual_seed(1))]
+    weight = ((codes - zeros[g_idx]).double() * scales.double()[g_idx]).mT
+    read = read_gptq(*gptq_tensors(codes, zeros, v1=True), scales, g_idx.int(), group=group)
+    assert torch.equal(dequantized(read), weight[:, read.order])
+    a = normal(3, K).double()
+    torch.testing.assert_close(a[:, read.order] @ dequantized(read).mT, a @ weight.mT)
+    with pytest.raises(ValueError, match="g_idx: expected each of the groups 32 times"):
+        read_gptq(*gptq_tensors(codes, zeros, v1=True), scales, torch.zeros(K, dtype=torch.int32), group=group)
+
+
+@pytest.mark.parametrize(("K", "N", "group"), [(128, 16, 32), (256, 8, 128), (96, 24, 64)])
+def test_awq_comes_back_bit_for_bit(K: int, N: int, group: int) -> None:
+    codes, zeros, scales, weight = layer(K, N, group)
+    read = read_awq(*awq_tensors(codes, zeros), scales, group=group)
+    assert torch.equal(unpack_int4(read.b).long(), codes.mT) and torch.equal(read.zero.long(), zeros.mT)
+    assert torch.equal(dequantized(read), weight)
+
+
+@pytest.mark.parametrize("group", [-1, 256])
+def test_wide_groups_come_back_as_groups_of_128(group: int) -> None:
+    K, N = 512, 8
+    codes, zeros, scales, weight = layer(K, N, K if group == -1 else group)
+    read = read_awq(*awq_tensors(codes, zeros), scales, group=group)
+    assert read.group == 128 and read.scale.shape == (N, 4) and torch.equal(dequantized(read), weight)
+
+
+def test_refusals_of_checkpoints() -> None:
+    codes, zeros, scales, _ = layer(64, 8, 32)
+    qweight, qzeros = gptq_tensors(codes, zeros, v1=True)
+    with pytest.raises(ValueError, match="checkpoint_format: expected gptq or gptq_v2, got 'marlin'"):
+        read_gptq(qweight, qzeros, scales, group=32, checkpoint_format="marlin")
+    with pytest.raises(ValueError, match=r"qweight: expected int32 of shape \(\*, \*\), got torch.int64"):
+        read_gptq(qweight.long(), qzeros, scales, group=32)
+    with pytest.raises(ValueError, match=r"qzeros: expected shape \(1, 8/8\), got \(2, 1\)"):
+        read_gptq(qweight, qzeros, scales, group=64)
+    with pytest.raises(ValueError, match=r"scales: expected shape \(2, 8\), got \(8, 2\)"):
+        read_gptq(qweight, qzeros, scales.mT, group=32)
+    with pytest.raises(ValueError, match="group: expected one of 32, 64, 128, .* got 48"):
+        read_gptq(qweight, qzeros, scales, group=48)
+    with pytest.raises(ValueError, match=r"g_idx: expected shape \(64,\), got \(8,\)"):
+        read_gptq(qweight, qzeros, scales, torch.zeros(8), group=32)
