@@ -202,7 +202,8 @@ class OpSpec:
         needed = [key for key in template if key not in self.optional]
         if not set(needed) <= set(case) <= set(template):
             also = f" and perhaps {', '.join(self.optional)}" if self.optional else ""
-            raise ValueError(f"case: {self.name} takes {Case(**template).id} with these keys{also}, got {case.id}")
+            example = self.cases["smoke"][0].id
+            raise ValueError(f"case: {self.name} takes {example} with these keys{also}, got {case.id}")
         on = [key for key in self.optional if key in case and case[key] != self.optional[key]]
         ordered = {key: case[key] for key in (*needed, *on)}
         for key, value in ordered.items():
