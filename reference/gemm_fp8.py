@@ -212,7 +212,11 @@ SPEC = OpSpec(
         # Per layer: q|k|v in one, o, gate|up in one, down.
         "smollm2_135m": _cases(SMOLLM2_135M, 16),
         "qwen3_0_6b": _cases(QWEN3_0_6B, 16, 512),
-        "llama3_8b": _cases(LLAMA3_8B, 1, 16, 2048) + _cases(LLAMA3_8B, 2048, scales="tensor"),
+        "llama3_8b": (
+            *_cases(LLAMA3_8B, 1, 16, 2048),
+            *_cases(LLAMA3_8B, 2048, scales="tensor"),
+            *_cases(((28672, 4096),), 2048, scales="tensor", fast_accum=True),
+        ),
         "deepseek_v3": _cases(DEEPSEEK_V3, 64, 128, 4096),
         # The largest K is where the short accumulator loses most.
         "fast_accum": _cases((*LLAMA3_8B, (4096, 16384)), 2048, scales="tensor", fast_accum=True),

@@ -77,18 +77,27 @@ def bad(a, b, bias=None):
 
 def _kernels() -> Iterator[Kernel]:
     for op in ops():
-        yield from (kernel for kernel in kernels(op).values() if kernel.backend in COMPILED)
+        yield from (kernel for kernel in kernels(op).values() if kernel.backend in COMPILED and kernel.role != "peer")
+
+
+def main_scheme(op: str) -> str:
+    """bf16, or the last scheme of an op that has others: of weight-only products the largest group."""
+    schemes = ops()[op].schemes
+    return "bf16" if "bf16" in schemes else schemes[-1]
 
 
 @cache
 def compiled() -> dict[Request, list[CompiledInfo] | CompileFailure]:
-    """Everything that the tests below look at, compiled once, on all cores: the most work of llama3_8b in bf16, the
-    least too where the launcher takes another config for it, and of kernels with a product the most in fp32."""
-    every = select(None, (), ("llama3_8b",), (), ("bf16", "fp32"), every_case=True)
+    """Everything that the tests below look at, compiled once, on all cores: the most work of llama3_8b in the main
+    scheme, the least too where the launcher takes another config for it, and of kernels with a product the most in
+    fp32."""
+    schemes = dict.fromkeys(("bf16", "fp32", *(main_scheme(op) for op in ops())))
+    every = select(None, (), ("llama3_8b",), (), tuple(schemes), every_case=True)
     most = {(item.kernel.id, item.scheme.name): item for item in every}
     least = {(item.kernel.id, item.scheme.name): item for item in reversed(every)}
-    narrow = [item for key, item in most.items() if key[1] == "bf16"]
-    narrow += [item for key, item in least.items() if key[1] == "bf16" and _config(item) != _config(most[key])]
+    main = {key for key in most if key[1] == main_scheme(key[0].partition("/")[0])}
+    narrow = [most[key] for key in main]
+    narrow += [least[key] for key in main if _config(least[key]) != _config(most[key])]
     found = _compile(narrow)
     products = {
         request[:2] for request, result in found.items() if isinstance(result, list) and any(dots(i.ir) for i in result)
@@ -121,9 +130,9 @@ every_kernel = pytest.mark.parametrize("kernel", [pytest.param(kernel, id=kernel
 
 
 @every_kernel
-def test_compiles_for_hopper_in_bf16(kernel):
-    found = _of(kernel, "bf16")
-    assert found, f"{kernel.id} takes no case of llama3_8b in bf16"
+def test_compiles_for_hopper(kernel):
+    found = _of(kernel, main_scheme(kernel.op))
+    assert found, f"{kernel.id} takes no case of llama3_8b in {main_scheme(kernel.op)}"
     for case, launches in found.items():
         for info in launches:
             assert info.target == "sm_90a" and 0 < info.registers <= 255 and info.threads >= 32 * info.num_warps
@@ -131,9 +140,10 @@ def test_compiles_for_hopper_in_bf16(kernel):
             assert all(size > 0 for size in info.grid), f"{info.name} at {case.id}: an empty grid {info.grid}"
 
 
-@pytest.mark.parametrize("scheme", ["bf16", "fp32"])
+@pytest.mark.parametrize("scheme", ["main", "fp32"])
 @every_kernel
 def test_spills_no_registers(kernel, scheme):
+    scheme = main_scheme(kernel.op) if scheme == "main" else scheme
     allowed, _ = SPILLS.get((kernel.id, scheme), (0, ""))
     launches = [(case, info) for case, found in _of(kernel, scheme).items() for info in found]
     for case, info in launches:
@@ -154,7 +164,7 @@ def test_fp32_is_fp32(kernel):
 
 @every_kernel
 def test_every_option_takes_effect(kernel):
-    for scheme in ("bf16", "fp32"):
+    for scheme in (main_scheme(kernel.op), "fp32"):
         for case, launches in _of(kernel, scheme).items():
             failed = [o.sentence for info in launches for o in options(info, scheme) if not o.took_effect]
             assert not failed, f"{kernel.id} at {case.id} in {scheme}: {failed}"
