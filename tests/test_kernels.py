@@ -61,7 +61,8 @@ def test_most_cases_can_tell_right_from_wrong(op):
     weak = {}
     for suite in ("smoke", "edge"):
         results = [check_kernel(kernel, spec, case, scheme, DEVICE, planted=False) for case in spec.cases[suite]]
-        assert all(result.status == "OK" for result in results)
+        results = [result for result in results if result.status != "UNSUPPORTED"]  # it may lack an option
+        assert results and all(result.status == "OK" for result in results)
         weak[suite] = [result.case.id for result in results if not result.discriminating]
     assert not weak["smoke"], weak["smoke"]
     assert len(weak["edge"]) <= len(spec.cases["edge"]) // 4, weak["edge"]

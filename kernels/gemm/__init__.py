@@ -4,7 +4,8 @@ naive        one Triton program per 16 x 64 tile; one k at a time, an outer prod
 library      torch.mm and torch.addmm: cuBLAS on CUDA, oneDNN or MKL on the CPU
 one_thread   beside naive, in CUDA C++: one output a thread, and two loads for every FMA, where naive has a tile in
              registers; predicted to lose to it, most with a transposed weight. Unmeasured on a GPU
-shared_tiles over one_thread: tiles in shared memory, free of bank conflicts, and 8 x 8 outputs a thread; FMAs are three
+shared_tiles
+             over one_thread: tiles in shared memory, free of bank conflicts, and 8 x 8 outputs a thread; FMAs are three
              quarters of its loop. For fp32 that is not to be rounded; unmeasured on a GPU
 tensor_core  over naive: tl.dot on tiles of K, in groups of row panels that share B in L2; the FLOP ceiling moves from
              the FMA units to the tensor cores, except in fp32, which is rounded to TF32 only where `precision` says so
