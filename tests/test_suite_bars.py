@@ -8,7 +8,7 @@ import pytest
 
 from rooflab.bench.records import Record
 from rooflab.bench.suite import measures
-from rooflab.bench.suite.bars import ab, attention, gemm
+from rooflab.bench.suite.bars import ab, attention, gemm, gemm_family
 from rooflab.bench.suite.entries import Context
 from rooflab.bench.suite.measures import against_library, of_bandwidth, ratios, usable
 
@@ -35,7 +35,7 @@ def answer(monkeypatch, tmp_path):
     """`answer(bar, records, arguments, dry_run)`: what a bar says of these records."""
 
     def run(function, records, dry_run=False, **arguments):
-        for module in (measures, gemm, attention):
+        for module in (measures, gemm, gemm_family, attention):
             monkeypatch.setattr(module, "measure", lambda *args, **options: (records, "r", False))
         return function(Context("bar:x", tmp_path, "cuda", dry_run, 10.0), **arguments)
 
@@ -69,6 +69,24 @@ def test_each_bucket_of_rows_is_served_by_the_rung_that_is_best_there(answer):
     assert found.figures["of bound at best"] == 0.5
     only = [*times((1.0, 1.0)), record("narrow", CASES[0], 0.8)]
     assert answer(against_library, only, op="gemm", cases=CASES, geomean=1.0).bar == "UNMEASURED"
+
+
+@pytest.mark.parametrize(
+    ("card", "latency_ms", "bar"),
+    [("NVIDIA H100 80GB HBM3", 0.0189, "MET"), ("NVIDIA H100 80GB HBM3", 0.0191, "MISSED"),
+     ("NVIDIA H200", 0.0141, "MISSED"), ("NVIDIA A100", 0.001, "UNMEASURED")],
+)  # fmt: skip
+def test_a_time_is_held_against_the_limit_of_its_card(answer, card, latency_ms, bar):
+    given = [
+        record("good", CASES[0], latency_ms, environment={"gpu": {"name": card}}),
+        record("library", CASES[0], 1e-3, "library", environment={"gpu": {"name": card}}),
+    ]
+    limits = {"H100": 19.0, "H200": 14.0}
+    found = answer(gemm_family.within, given, op="gemm", case=CASES[0], scheme="bf16", limits_us=limits)
+    assert found.bar == bar and found.figures["time_us"] == pytest.approx(latency_ms * 1e3)
+    found = answer(gemm_family.within, [failed("good", CASES[0])], op="gemm", case=CASES[0], scheme="bf16",
+                   limits_us=limits)  # fmt: skip
+    assert found.bar == "UNMEASURED" and found.figures == {}
 
 
 def test_a_rung_that_is_wrong_or_was_not_timed_on_every_case_answers_nothing(answer):

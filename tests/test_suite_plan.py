@@ -29,7 +29,7 @@ def cases_of(entry):
     """Every case that an entry's arguments name."""
     least = entry.arguments.get("least")
     found = [*entry.arguments.get("cases", ()), *(least if isinstance(least, dict) else ())]
-    return found + [entry.arguments[name] for name in ("even", "ragged") if name in entry.arguments]
+    return found + [entry.arguments[name] for name in ("case", "even", "ragged") if name in entry.arguments]
 
 
 def test_every_op_is_checked_timed_and_tuned():
@@ -112,6 +112,7 @@ def test_a_bars_cases_are_ones_that_an_optimized_kernel_takes(entry):
         rungs = [kernel for kernel in registry.kernels(spec.name).values() if kernel.role == "optimized"]
         takes = [kernel for kernel in rungs if kernel.backend != "torch" and kernel.why_not_args(inputs) is None]
         assert takes, f"{text}: no kernel takes it"
+        assert set(entry.arguments.get("rungs", ())) <= {kernel.name for kernel in rungs}
         assert spec.cost(**inputs).bytes > 0
 
 
