@@ -2,7 +2,8 @@
 with each of its waits, fences, barriers and commits dropped or weakened, one at a time.
 
 A mutant is flagged where the emulator reports a race or raises an error, or where the output is wrong.  Some of what a
-compiler emits orders nothing that is not ordered anyway; `ptx_redundant_mutants.json` has those, each with the reason.
+compiler emits orders nothing that is not ordered anyway; the files `redundant_*.json` of `mutant_targets` have those,
+each with the reason.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from mutant_targets import REDUNDANT, TARGETS
+from mutant_targets.target import BARRIERS
+from ptx_kernels.cases import CASES
 from ptx_mutants import mutants
 
 from rooflab.bench.code.cases import select
@@ -27,80 +29,12 @@ from rooflab.bench.static import CompileFailure, Request, compile_kernels
 from rooflab.kernels.registry import kernels, ops
 
 TESTS = Path(__file__).parent
-REDUNDANT: dict[str, dict[str, str]] = json.loads((TESTS / "ptx_redundant_mutants.json").read_text())
-OF_CORPUS: dict[str, dict[str, str]] = REDUNDANT.pop("corpus")  # type: ignore[assignment]
-"""The same for cases of `ptx_kernels`."""
 SEEDS = (0, 1)
 """Warps together as far as they go, and an order drawn."""
 CLEAN_SEEDS = (0, 1, 2, 3)
 LEAST_FLAGGED = 0.95
 MOST_REDUNDANT = 0.15
 SECONDS = 280
-
-
-@dataclass(frozen=True)
-class Target:
-    """A kernel of the registry, and cases that pass all of it at least three times round its pipeline."""
-
-    op: str
-    kernel: str
-    cases: tuple[str, ...]
-    config: dict[str, Any] | None = None
-    quick: tuple[str, ...] = ()
-    """Mutants that `make test` runs."""
-    options: tuple[tuple[str, Any], ...] = ()
-    """Of the request, beside these."""
-
-
-def _gemm(m: int, n: int, warps: int, quick: Sequence[str] = ()) -> Target:
-    config = {"block_m": m, "block_n": n, "block_k": 64, "num_warps": warps, "num_stages": 3, "group_m": 8}
-    return Target("gemm", "pipelined", (f"M={m},N={n},K=320,layout=NN,bias=true",), config, tuple(quick))
-
-
-def _flash(m: int, n: int, warps: int, quick: Sequence[str] = ()) -> Target:
-    config = {"block_m": m, "block_n": n, "num_warps": warps, "num_stages": 3}
-    return Target(
-        "flash_attention", "online", (f"B=1,T={m},S={5 * n},H=1,H_kv=1,D=64,causal=false",), config, tuple(quick)
-    )
-
-
-def _paged(block_n: int, stages: int, quick: Sequence[str] = ()) -> Target:
-    config = {"block_n": block_n, "num_warps": 4, "num_stages": stages}
-    case = "B=2,context=400,H=4,H_kv=2,D=64,block_size=16,ragged=true"
-    return Target("paged_attention", "gqa_packed", (case,), config, tuple(quick))
-
-
-BARRIERS = r"\bbar(rier)?\.(warp\.)?sync\b"
-"""Of all warps or a partition's; Gluon emits more of them than are needed."""
-TARGETS = {
-    "gemm_cooperative": Target(
-        "gemm", "cooperative", ("M=136,N=72,K=200,layout=NT,bias=true,residual=true",),
-        {"block_m": 128, "block_n": 64, "block_k": 64, "stages": 3, "group_m": 2, "store_n": 32, "lead": 1},
-        ("drop mbarrier.arrive 2", "one more pending in wgmma.wait_group 2", "drop fence.proxy.async 3",
-         "drop cp.async.bulk.wait_group 1"), (("sms", 1), ("without", BARRIERS)),
-    ),
-    "gemm_naive": Target("gemm", "naive", ("M=16,N=32,K=100,layout=NN,bias=true",)),
-    "gemm_wgmma": _gemm(128, 128, 8, [
-        "drop wgmma.fence 1", "drop wgmma.commit_group 1", "one more pending in wgmma.wait_group 1",
-        "drop fence.proxy.async 1", "drop bar.sync 2", "drop bar.sync 3",
-    ]),
-    "gemm_mma": _gemm(32, 64, 4),
-    "flash_wgmma": _flash(128, 64, 8, ["drop wgmma.wait_group 2", "drop wgmma.fence 2", "drop bar.sync 3"]),
-    "flash_mma": _flash(32, 32, 4),
-    "paged_3_stages": _paged(64, 3),
-    "paged_5_stages": _paged(32, 5, [
-        "drop cp.async.wait_group 1", "one more pending in cp.async.wait_group 3", "drop cp.async.commit_group 6",
-        "drop bar.sync 4",
-    ]),
-    "rmsnorm": Target("rmsnorm", "fused", ("T=3,H=1000,eps=1e-05",), {"num_warps": 4}),
-    "fused_add_rmsnorm": Target("fused_add_rmsnorm", "fused", ("T=3,H=1000,eps=1e-05",), {"num_warps": 4}),
-    "sample": Target(
-        "sample", "bisect",
-        ("B=2,V=1200,temperature=0.8,top_k=40,top_p=0.9,min_p=0.02",
-         "B=1,V=1200,temperature=0.8,top_k=0,top_p=0.9,min_p=0.0"),
-        {"block": 512, "search_block": 256, "num_warps": 4},
-    ),
-}  # fmt: skip
 QUICK = [name for name, target in TARGETS.items() if target.quick]
 
 
@@ -172,11 +106,12 @@ def test_mutants_of_what_tma_and_specialised_warps_wait_for_are_flagged(name: st
     asynchronous = [item for item in found["mutants"] if not re.search(BARRIERS, item["name"])]
     missed = {item["name"] for item in asynchronous if not item["flagged"]}
     assert len(asynchronous) > 10
-    assert missed == OF_CORPUS.get(name, {}).keys()
+    assert missed == REDUNDANT.get(name, {}).keys()
 
 
 def test_every_redundant_mutant_is_of_a_target_and_has_a_reason() -> None:
-    assert REDUNDANT.keys() <= TARGETS.keys()
+    assert TARGETS.keys().isdisjoint(CASES)
+    assert REDUNDANT.keys() <= TARGETS.keys() | CASES.keys()
     assert all(reason.endswith(".") for reasons in REDUNDANT.values() for reason in reasons.values())
 
 

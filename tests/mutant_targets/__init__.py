@@ -1,0 +1,17 @@
+"""The kernels whose mutants the emulator has to flag, and the mutants that are argued redundant."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from mutant_targets import gemm, gemm_family, other_ops
+from mutant_targets.target import Target
+
+TARGETS: dict[str, Target] = {**gemm.TARGETS, **gemm_family.TARGETS, **other_ops.TARGETS}
+REDUNDANT: dict[str, dict[str, str]] = {
+    name: reasons
+    for file in sorted(Path(__file__).parent.glob("redundant_*.json"))
+    for name, reasons in json.loads(file.read_text()).items()
+}
+"""Of a target, or of a case of `ptx_kernels`: the mutants that order nothing, each with the reason."""
