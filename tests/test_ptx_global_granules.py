@@ -109,7 +109,7 @@ def test_many_ctas_and_epochs_work():
 @pytest.mark.parametrize("case", ["granule", "ctas", "empty"])
 def test_what_cannot_be_is_refused(races, case):
     calls = {
-        "granule": (lambda: GlobalRaces(1, 3), "granule_bytes: expected 1, 2 or 4, got 3"),
+        "granule": (lambda: GlobalRaces(1, 3), "granule_bytes: expected 1, 2, 4, 8 or 16, got 3"),
         "ctas": (lambda: GlobalRaces(0), "ctas: expected at least 1, got 0"),
         "empty": (lambda: races.add(BASE - 4096, 0), "size: expected at least 1 byte, got 0"),
     }

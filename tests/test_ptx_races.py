@@ -209,7 +209,7 @@ def test_reports_are_counted_and_capped():
     ("arguments", "text"),
     [
         ((1, 4, 1000), "size: expected a positive multiple of 1024"),
-        ((1, 4, 1024, 3), "granule_bytes: expected 1, 2 or 4, got 3"),
+        ((1, 4, 1024, 3), "granule_bytes: expected 1, 2, 4, 8 or 16, got 3"),
         ((1, 1010, 1024), "4 \\* warps"),
         ((0, 4, 1024), "at least 1"),
     ],

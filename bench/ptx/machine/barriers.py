@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rooflab.bench.ptx.machine import barrier_order
 from rooflab.bench.ptx.machine.context import PARKED, Context
 from rooflab.bench.ptx.machine.errors import Fault
 from rooflab.bench.ptx.machine.group import Group
@@ -76,7 +77,7 @@ class Barriers:
             return PARKED
         slots = np.unique(context.slots)
         if count is None and vote is None and context.size == np.count_nonzero(group.alive) and not self._states:
-            self._observe(context.warps, number, instruction)
+            barrier_order.complete_for_all(group, context.warps)
             return following
         missing = 0
         context.place = following
@@ -157,12 +158,11 @@ class Barriers:
             raise Fault(f"barrier {number} is awaited by {texts} threads", instruction)
         # Whole warps count, those whose threads have ended in part as well.
         state.arrived += 32 * len(warps)
-        observer = self._group.run.observer
         if waits:
             state.parked.append(context)
             state.waiters.append(warps)
-        elif observer is not None:
-            observer.arrives(self._group, slot, number, warps)
+        else:
+            barrier_order.arrives(self._group, slot, number, warps)
         if not self._complete(slot, state):
             return False
         if waits:
@@ -182,10 +182,8 @@ class Barriers:
         del self._states[(slot, number)]
         for settle in state.settlers:
             settle(state.votes, state.voters)
-        observer = self._group.run.observer
-        if observer is not None:
-            waiters = np.concatenate(state.waiters) if state.waiters else np.empty(0, np.int64)
-            observer.barrier(self._group, slot, number, waiters)
+        waiters = np.concatenate(state.waiters) if state.waiters else np.empty(0, np.int64)
+        barrier_order.complete(self._group, slot, number, waiters)
         went = []
         for context in state.parked:
             left = self._missing.pop(id(context), 1) - 1
@@ -194,15 +192,6 @@ class Barriers:
             else:
                 went.append(context)
         self._resume(went)
-
-    def _observe(self, warps: np.ndarray[Any, Any], number: int, instruction: int) -> None:
-        observer = self._group.run.observer
-        if observer is not None:
-            each = np.unique(warps)
-            per_cta = self._group.lanes_per_cta // 32
-            for slot in np.unique(each // per_cta):
-                own = each[each // per_cta == slot]
-                observer.barrier(self._group, int(slot), number, own)
 
     def recheck(self) -> bool:
         """Looks again after threads have ended; whether somebody can go on."""

@@ -78,19 +78,6 @@ class Observer:
             slots, warps = self._who(c, active)
             c.group.races.atomic(slots, warps, _addresses(offsets, len(warps)), size, instruction)
 
-    @staticmethod
-    def arrives(group: Group, slot: int, number: int, warps: Lanes) -> None:
-        """Warps arrive at a barrier and go on: what they do from now on is not ordered by it."""
-        if group.races is not None:
-            group.races.signal(group.race_slot(slot), warps % group.race_warps, ("barrier", slot, number))
-
-    @staticmethod
-    def barrier(group: Group, slot: int, number: int, waiters: Lanes) -> None:
-        """A barrier of one CTA is complete, at which `waiters` have waited."""
-        if group.races is not None:
-            own = np.unique(waiters % group.race_warps)
-            group.races.barrier(group.race_slot(slot), own, ("barrier", slot, number))
-
     def proxy_fence(self, c: Context, active: Any, kind: str) -> None:
         """A fence between the proxies."""
         if "mbarrier_init" in kind:

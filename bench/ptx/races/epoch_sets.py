@@ -47,19 +47,18 @@ class Touched:
     """By granule: the set of epochs that touched it one way since its last write, and the last instruction."""
 
     def __init__(self, count: int) -> None:
-        self.sets: Numbers = np.zeros(count, np.int32)
-        self.instructions: Numbers = np.zeros(count, np.int32)
+        self._count = count
         self.untouched = True
 
     def join(self, cells: Ints, epochs: Numbers, instruction: int, sets: EpochSets) -> None:
         """Add each lane's epoch (n,) to the sets of its `cells` (n, k)."""
         mine = sets.of_epochs(epochs)[:, None]
+        self._touch()
         before = self.sets.take(cells)
-        self.untouched = False
         self.instructions[cells] = instruction
         if ((before == 0) | (before == mine)).all():
             self.sets[cells] = mine
-            if (self.sets.take(cells) == mine).all():
+            if (mine == mine[0]).all() or (self.sets.take(cells) == mine).all():
                 return
         # Others have touched these granules too, before or in this instruction.
         for epoch in np.unique(epochs):
@@ -74,7 +73,7 @@ class Touched:
 
     def replace(self, cells: Ints, numbers: Numbers, instruction: int) -> None:
         """Forget who touched `cells` (n, k): now each lane's set (n,) has."""
-        self.untouched = False
+        self._touch()
         self.sets[cells] = numbers[:, None]
         self.instructions[cells] = instruction
 
@@ -82,3 +81,10 @@ class Touched:
         """Forget who touched `cells`."""
         if not self.untouched:
             self.sets[cells] = 0
+
+    def _touch(self) -> None:
+        """Makes the tables at the first touch: of five kinds that each grid could have, most have two."""
+        if self.untouched:
+            self.untouched = False
+            self.sets: Numbers = np.zeros(self._count, np.int32)
+            self.instructions: Numbers = np.zeros(self._count, np.int32)

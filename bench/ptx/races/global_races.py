@@ -14,19 +14,20 @@ import numpy as np
 from rooflab.bench.ptx.races.cta_order import CtaOrder
 from rooflab.bench.ptx.races.epoch_sets import EpochSets, Ints, Numbers, Touched
 from rooflab.bench.ptx.races.reports import Findings, Race
+from rooflab.bench.ptx.races.shadow_memory import GRANULES
 from rooflab.bench.ptx.races.shared_accesses import Bools, Values, chosen, equal
 
 
 class GlobalRaces(CtaOrder):
-    """Shadow memory of the allocations that a grid of `ctas` CTAs uses, in granules of `granule_bytes` (1, 2 or 4).
+    """Shadow memory of the allocations that a grid of `ctas` CTAs uses, in granules of `granule_bytes`.
 
-    Who accesses is an actor of `CtaOrder`: a CTA, or one of its `warps`.  `limit` is how many different races are kept.
-    Raises `ValueError` on another granule or fewer CTAs or warps than one.
+    That is a power of two to 16.  Who accesses is an actor of `CtaOrder`: a CTA, or one of its `warps`.  `limit` is
+    how many different races are kept.  Raises `ValueError` on another granule or fewer CTAs or warps than one.
     """
 
     def __init__(self, ctas: int, granule_bytes: int = 4, limit: int = 100, warps: int = 1) -> None:
-        if granule_bytes not in (1, 2, 4):
-            raise ValueError(f"granule_bytes: expected 1, 2 or 4, got {granule_bytes}")
+        if granule_bytes not in GRANULES:
+            raise ValueError(f"granule_bytes: expected 1, 2, 4, 8 or 16, got {granule_bytes}")
         self.findings = Findings(limit)
         self._shift = granule_bytes.bit_length() - 1
         self._bases, self._ends = np.zeros(0, np.int64), np.zeros(0, np.int64)
@@ -126,8 +127,8 @@ class GlobalRaces(CtaOrder):
         self._polls.join(cells, epochs, instruction, self._sets)
 
     def _cells(self, addresses: Ints, width: int) -> Ints:
-        """(n, k): granules, counted over all allocations."""
-        count = width >> self._shift
+        """(n, k): granules, counted over all allocations; of a copy's odd piece those that hold it."""
+        count = width >> self._shift or 1
         span = self._spans.get(count)
         if span is None:
             span = self._spans[count] = np.arange(count)

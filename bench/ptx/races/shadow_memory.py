@@ -15,6 +15,8 @@ from rooflab.bench.ptx.races.vector_clocks import Stamps
 
 BLOCK_SHIFT = 10
 """Log2 of the bytes of a block."""
+GRANULES = (1, 2, 4, 8, 16)
+"""Bytes that a granule may have: no access is wider by lane than the last."""
 
 Ints = npt.NDArray[np.int64]
 

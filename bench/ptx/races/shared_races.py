@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from rooflab.bench.ptx.races.reports import Findings, Race
-from rooflab.bench.ptx.races.shadow_memory import Ints, Late, Shadow
+from rooflab.bench.ptx.races.shadow_memory import GRANULES, Ints, Late, Shadow
 from rooflab.bench.ptx.races.shared_accesses import Bools, Lanes, Operation, Values, chosen, equal
 from rooflab.bench.ptx.races.vector_clocks import ACTOR, ACTOR_BITS, GENERIC, INIT, LOWER, Transfer, VectorClocks
 
@@ -25,9 +25,9 @@ MBARRIER_BYTES = 8
 class SharedRaces(VectorClocks):
     """Clocks and shadow memory of `slots` CTAs (or of a cluster, `ctas`) of `warps` warps with `size` bytes each.
 
-    `granule_bytes` (1, 2 or 4) is the narrowest access of the kernel, `async_slots` how many TMA loads of a CTA are
-    told apart, `limit` how many different races are kept.  Raises `ValueError` on a size that is no multiple of 1024,
-    another granule, or too many actors a slot.
+    `granule_bytes` (a power of two to 16) is the narrowest access of the kernel, `async_slots` how many TMA loads of
+    a CTA are told apart, `limit` how many different races are kept.  Raises `ValueError` on a size that is no multiple
+    of 1024, another granule, or too many actors a slot.
     """
 
     def __init__(
@@ -43,8 +43,8 @@ class SharedRaces(VectorClocks):
         super().__init__(slots, warps, async_slots, ctas)
         if size <= 0 or size % 1024:
             raise ValueError(f"size: expected a positive multiple of 1024 bytes, got {size}")
-        if granule_bytes not in (1, 2, 4):
-            raise ValueError(f"granule_bytes: expected 1, 2 or 4, got {granule_bytes}")
+        if granule_bytes not in GRANULES:
+            raise ValueError(f"granule_bytes: expected 1, 2, 4, 8 or 16, got {granule_bytes}")
         self.size = size
         self.findings = Findings(limit)
         self._shadow = Shadow(slots * size, granule_bytes.bit_length() - 1, self.readers, warps)

@@ -3,31 +3,44 @@
 from __future__ import annotations
 
 from rooflab.bench.ptx.text.kinds import DTYPES
-from rooflab.bench.ptx.text.syntax import Kernel
+from rooflab.bench.ptx.text.syntax import Immediate, Instruction, Kernel
 
 _STRONG = {"acquire": "acquire", "release": "release", "relaxed": "relaxed", "volatile": "relaxed", "mmio": "relaxed"}
 _ORDERS = frozenset(("acquire", "release", "acq_rel", "sc"))
+_VECTORS = {"v2": 2, "v4": 4, "v8": 8}
+
+
+_WIDEST = 16
+_OTHER_PIECES = 4
+"""A copy that says how much of it is read, which only a launch knows, is looked at in these."""
+_MBARRIER = 8
 
 
 def granule(kernel: Kernel, space: str) -> int:
-    """Bytes of the narrowest access to a space, at most 4."""
-    narrowest = 4
-    for instruction in kernel.instructions:
-        parts = instruction.parts
-        if parts[0] not in ("ld", "ldu", "st", "atom", "red"):
-            continue
+    """Bytes of the narrowest access to a space: 1 to 16, a power of two.
+
+    Bulk copies, ldmatrix and wgmma take 16 and more; of a tensor the box is cut where that ends, between any elements.
+    """
+    return min((_width(instruction, space) for instruction in kernel.instructions), default=_WIDEST)
+
+
+def _width(instruction: Instruction, space: str) -> int:
+    parts = instruction.parts
+    if parts[0] in ("ld", "ldu", "st", "atom", "red"):
         named = {part.split("::")[0] for part in parts[1:]} & {"global", "shared", "local", "param", "const"}
-        if named and space not in named:
-            continue
         kinds = [part for part in parts if part in DTYPES and DTYPES[part] != "?"]
-        if kinds:
-            narrowest = min(narrowest, int(DTYPES[kinds[-1]][1]))
-    if space == "global" and any(
-        item.opcode.startswith(("cp.async.bulk.tensor", "cp.reduce")) for item in kernel.instructions
-    ):
-        # A box is cut where the tensor ends, between any two elements.
-        return min(narrowest, 1)
-    return narrowest
+        if not kinds or (named and space not in named):
+            return _WIDEST
+        # A vector's atomics are one for each element.
+        vector = 1 if parts[0] in ("atom", "red") else max([1, *(_VECTORS.get(part, 1) for part in parts)])
+        return min(_WIDEST, vector * int(DTYPES[kinds[-1]][1]))
+    if instruction.opcode.startswith(("cp.async.bulk.tensor", "cp.reduce")):
+        return 1 if space == "global" else _WIDEST
+    if parts[:2] == ["cp", "async"] and parts[2] in ("ca", "cg"):
+        size = instruction.operands[2]
+        whole = int(size.value) if isinstance(size, Immediate) and size.value in (4, 8, 16) else _OTHER_PIECES
+        return min(whole, _OTHER_PIECES) if space == "global" and len(instruction.operands) > 3 else whole
+    return _MBARRIER if space == "shared" and "mbarrier" in instruction.opcode else _WIDEST
 
 
 def strong(kernel: Kernel) -> dict[int, str]:
