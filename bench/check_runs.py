@@ -132,7 +132,8 @@ class Check:
         """The last call's output must still be what it was; then it is nobody's, and is overwritten."""
         if self.unsettled is None:
             return
-        for name, output, was in zip(self.spec.outputs, self.unsettled.outputs, self.unsettled.read, strict=True):
+        names = self.spec.names(self.unsettled.outputs)
+        for name, output, was in zip(names, self.unsettled.outputs, self.unsettled.read, strict=True):
             if not torch.equal(bits(output), bits(was)):
                 raise Failed("INCORRECT", f"{name}: an earlier call's output has changed since")
         wipe(self.unsettled.outputs)
@@ -192,7 +193,7 @@ class Check:
         if self.kernel.nondeterministic is not None:
             return trials
         for later in trials[1:]:
-            for name, one, other in zip(self.spec.outputs, trials[0].read, later.read, strict=True):
+            for name, one, other in zip(self.spec.names(later.read), trials[0].read, later.read, strict=True):
                 if not torch.equal(bits(one), bits(other)):
                     raise Failed("INCORRECT", f"{name}: two runs on the same inputs differ in their bits")
         return trials

@@ -15,11 +15,12 @@ def passing_wrong_answers(spec: OpSpec, data: Data, scheme: Scheme) -> Iterator[
 
     An output of one element has no mean or shift of its own, an empty one nothing to judge.
     """
+    names = spec.names(data.oracle)
     right = tuple(
-        oracle.to(scheme.output) if oracle.dtype.is_floating_point and not spec.mutates else oracle
-        for oracle in data.oracle
+        oracle if spec.mutates else oracle.to(spec.output_dtype(name, oracle, scheme))
+        for name, oracle in zip(names, data.oracle, strict=True)
     )
-    for index, (name, oracle) in enumerate(zip(spec.outputs, data.oracle, strict=True)):
+    for index, (name, oracle) in enumerate(zip(names, data.oracle, strict=True)):
         for label, wrong in _wrong_answers(oracle, data.inputs[name] if spec.mutates else None):
             answer: Outputs = (*right[:index], wrong.to(right[index].dtype), *right[index + 1 :])
             if all(stats.passed for stats in spec.judge(answer, data.oracle, data.inputs, scheme)):

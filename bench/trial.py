@@ -118,8 +118,11 @@ def run(
     """
     guarded = _guarded(data.inputs, layout)
     outs = [
-        guard_output(tuple(oracle.shape), _dtype(oracle, scheme), device, padded=layout.out == "padded", stale=stale)
-        for oracle, stale in zip_longest(data.oracle if layout.out else (), layout.stale if layout.out else ())
+        guard_output(tuple(oracle.shape), dtype, device, padded=layout.out == "padded", stale=stale)
+        for (oracle, dtype), stale in zip_longest(
+            zip(data.oracle, _dtypes(spec, data, scheme), strict=True) if layout.out else (),
+            layout.stale if layout.out else (),
+        )
     ]
     arguments: dict[str, Any] = {**data.inputs, **{name: tensor.view for name, tensor in guarded.items()}}
     if data.packed is not None and spec.prepared is not None:
@@ -182,9 +185,9 @@ def _raise_tampered(device: torch.device) -> None:
         raise Failed("INVALID", f"L2 persistence: {set_aside} bytes of L2 are set aside and outlive a flush")
 
 
-def _dtype(oracle: torch.Tensor, scheme: Scheme) -> torch.dtype:
-    """An oracle of floats stands for the scheme's output; one of integers is what it is."""
-    return scheme.output if oracle.dtype.is_floating_point else oracle.dtype
+def _dtypes(spec: OpSpec, data: Data, scheme: Scheme) -> list[torch.dtype]:
+    names = zip(spec.names(data.oracle), data.oracle, strict=True)
+    return [spec.output_dtype(name, oracle, scheme) for name, oracle in names]
 
 
 def _may_take(kernel: Kernel, spec: OpSpec, arguments: dict[str, Any], may_refuse: bool) -> None:
@@ -216,14 +219,16 @@ def _collect(
     if not isinstance(returned, torch.Tensor | tuple | list):
         raise Failed("INCORRECT", f"returned {type(returned).__name__}, expected {', '.join(spec.outputs)}")
     outputs = (returned,) if isinstance(returned, torch.Tensor) else tuple(returned)
-    if len(outputs) != len(spec.outputs) or not all(isinstance(output, torch.Tensor) for output in outputs):
-        raise Failed("INCORRECT", f"returned {len(outputs)} values, expected tensors {', '.join(spec.outputs)}")
+    names = spec.names(data.oracle)
+    if len(outputs) != len(names) or not all(isinstance(output, torch.Tensor) for output in outputs):
+        raise Failed("INCORRECT", f"returned {len(outputs)} values, expected tensors {', '.join(names)}")
     memory = {name: tensor.buffer for name, tensor in guarded.items()}
     if isinstance(data.packed, torch.Tensor) and data.packed.layout == torch.strided and spec.prepared is not None:
         memory[spec.prepared] = data.packed
-    for index, (name, output, oracle) in enumerate(zip(spec.outputs, outputs, data.oracle, strict=True)):
+    dtypes = _dtypes(spec, data, scheme)
+    for index, (name, output, oracle, dtype) in enumerate(zip(names, outputs, data.oracle, dtypes, strict=True)):
         _raise(name, lazy(output))
-        wanted = (tuple(oracle.shape), _dtype(oracle, scheme), oracle.device.type)
+        wanted = (tuple(oracle.shape), dtype, oracle.device.type)
         found = (tuple(output.shape), output.dtype, output.device.type)
         for what, want, got in zip(("shape", "dtype", "device"), wanted, found, strict=True):
             if want != got:

@@ -11,17 +11,19 @@ from collections.abc import Iterator
 
 import torch
 
-from rooflab.reference.flash_attention import (
+from rooflab.reference.attention import (
     TILE_EDGES,
+    Scores,
     attend,
     attention_cost,
-    error_bound,
+    error_bounds,
     get_scale,
     listen,
     low_precision,
+    seen_keys,
     shout,
-    visible_keys,
 )
+from rooflab.reference.flash_attention import options
 from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
@@ -38,21 +40,30 @@ def reference(
     softmax_scale: float | None = None,
     *,
     cu_seqlens_q: torch.Tensor | None = None,
-) -> torch.Tensor:
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
+    return_lse: bool = False,
+) -> torch.Tensor | Outputs:
     """Attention of each sequence's last queries over its cached keys and values, in fp64.
 
     q: (T, H, D); k_cache, v_cache: (num_blocks, block_size, H_kv, D); block_table: (B, max_blocks) int32, entries
-    past a sequence's pages being padding of any value; seq_lens: (B,) int32; returns (T, H, D). Token i of a sequence
-    lies at offset i % block_size of page block_table[b, i // block_size]. `cu_seqlens_q` (B + 1,) int32 bounds each
-    sequence's queries in q, causal and bottom-right aligned; None is one query per sequence. An empty sequence gives
-    0. `softmax_scale` None is D**-0.5.
+    past a sequence's pages being padding of any value; seq_lens: (B,) int32; returns (T, H, D), and with `return_lse`
+    the log-sum-exp (T, H) too. Token i of a sequence lies at offset i % block_size of page block_table[b, i //
+    block_size]. `cu_seqlens_q` (B + 1,) int32 bounds each sequence's queries in q, causal and bottom-right aligned;
+    None is one query per sequence. An empty sequence gives 0. `softmax_scale` None is D**-0.5. k_scale, v_scale:
+    (H_kv,) fp32, by which a head's cached keys and values are multiplied. Other options as in `flash_attention`.
     """
-    scale = get_scale(q, softmax_scale)
+    scores = Scores(get_scale(q, softmax_scale), softcap)
     out = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
+    lse = torch.full(q.shape[:2], -math.inf, dtype=torch.float64, device=q.device)
     for b, (start, end, length) in enumerate(_spans(q, seq_lens, cu_seqlens_q)):
-        k, v = (_gather(cache, block_table[b], length) for cache in (k_cache, v_cache))
-        out[start:end] = attend(q[start:end], k, v, visible_keys(end - start, length, causal=True), scale)
-    return out
+        k, v = _gather(k_cache, block_table[b], length, k_scale), _gather(v_cache, block_table[b], length, v_scale)
+        seen = seen_keys(end - start, length, True, window)
+        out[start:end], lse[start:end] = attend(q[start:end], k, v, seen, scores, sinks)
+    return (out, lse) if return_lse else out
 
 
 def _spans(
@@ -64,29 +75,39 @@ def _spans(
     return zip(bounds[:-1], bounds[1:], lengths, strict=True)
 
 
-def _gather(cache: torch.Tensor, pages: torch.Tensor, length: int) -> torch.Tensor:
-    """A sequence's tokens in order, (length, H_kv, D); reads no slot past its end."""
+def _gather(cache: torch.Tensor, pages: torch.Tensor, length: int, scale: torch.Tensor | None) -> torch.Tensor:
+    """A sequence's tokens in order, (length, H_kv, D), times its heads' scales; reads no slot past its end."""
     token = torch.arange(length, device=cache.device)
     block_size = cache.shape[1]
-    return cache[pages.to(cache.device).long()[token // block_size], token % block_size]
+    found = cache[pages.to(cache.device).long()[token // block_size], token % block_size]
+    return found if scale is None else found.double() * scale.double()[:, None]
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """The bound that `flash_attention` derives, (T, H, D) fp64."""
-    q = inputs["q"]
-    scale = get_scale(q, inputs.get("softmax_scale"))
+    """The bounds that `attention` derives, (T, H, D) fp64, and (T, H) where the log-sum-exp is asked for.
+
+    A cache in fp8 costs nothing more: it is given, and what is read of it is exact in the queries' dtype.
+    """
+    q, sinks = inputs["q"], inputs.get("sinks")
+    scores = Scores(get_scale(q, inputs.get("softmax_scale")), inputs.get("softcap"))
     bound = scheme.unit_roundoff * oracle[0].abs()
+    lse = torch.zeros(q.shape[:2], dtype=torch.float64, device=q.device)
     for b, (start, end, length) in enumerate(_spans(q, inputs["seq_lens"], inputs.get("cu_seqlens_q"))):
-        k, v = (_gather(inputs[name], inputs["block_table"][b], length) for name in ("k_cache", "v_cache"))
-        visible = visible_keys(end - start, length, causal=True)
-        bound[start:end] += error_bound(q[start:end], k, v, visible, scale, scheme)
-    return (bound,)
+        table = inputs["block_table"][b]
+        k = _gather(inputs["k_cache"], table, length, inputs.get("k_scale"))
+        v = _gather(inputs["v_cache"], table, length, inputs.get("v_scale"))
+        seen = seen_keys(end - start, length, True, inputs.get("window"))
+        found, lse[start:end] = error_bounds(q[start:end], k, v, seen, scores, scheme, sinks)
+        bound[start:end] += found
+    return (bound, lse)[: len(oracle)]
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Decode inputs with pages in shuffled order; NaN fills unused pages and the tail of each last page.
+    """Pages in shuffled order; NaN fills unused pages and the tail of each last page.
 
-    With `ragged` the lengths vary by seed: one sequence has `context` tokens, and of three or more one is empty.
+    With `ragged` the lengths vary by seed: one sequence has `context` tokens, and of three or more one is empty. With
+    `queries` above 1 each sequence has that many, or its whole length if that is less; with `mixed` every second one
+    has one query. In a scheme whose weights are fp8, the cache is, with a scale of each head.
     """
     B, H, H_kv, D = (int(case[key]) for key in ("B", "H", "H_kv", "D"))
     context, block_size = int(case["context"]), int(case["block_size"])
@@ -108,22 +129,32 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
         mine, order = order[:count], order[count:]
         table[b, :count] = mine
         unused[mine.long()] = (torch.arange(count * block_size) >= length).view(count, block_size)
-    shape = (num_blocks, block_size, H_kv, D)
-    k_cache = randn(*shape, dtype=dtype, device=device, seed=seed + 1)
-    v_cache = randn(*shape, dtype=dtype, device=device, seed=seed + 2)
-    place = device
-    if device.type == "meta":
-        place = torch.device("cpu")
-    else:
-        for cache in (k_cache, v_cache):
+    place = torch.device("cpu") if device.type == "meta" else device
+    bounds = _query_bounds(lengths, int(case.get("queries", 1)), bool(case.get("mixed", False)))
+    inputs: Inputs = {"q": randn(B if bounds is None else int(bounds[-1]), H, D, dtype=dtype, device=device, seed=seed)}
+    for name, part in (("k_cache", seed + 1), ("v_cache", seed + 2)):
+        cache = randn(num_blocks, block_size, H_kv, D, dtype=torch.float32, device=device, seed=part)
+        if device.type != "meta":
             cache[unused.to(device)] = math.nan
-    return {
-        "q": randn(B, H, D, dtype=dtype, device=device, seed=seed),
-        "k_cache": k_cache,
-        "v_cache": v_cache,
-        "block_table": table.to(place),
-        "seq_lens": lengths.to(place),
-    }
+        inputs[name] = cache.to(scheme.weight)
+    inputs |= {"block_table": table.to(place), "seq_lens": lengths.to(place)}
+    if bounds is not None:
+        inputs["cu_seqlens_q"] = bounds.to(place)
+    found = options(case, H, device, seed + 3)
+    if scheme.weight.itemsize == 1:
+        for name, part in (("k_scale", seed + 4), ("v_scale", seed + 5)):
+            inputs[name] = 0.5 + torch.rand(H_kv, generator=torch.Generator().manual_seed(part)).to(device)
+    return inputs | found
+
+
+def _query_bounds(lengths: torch.Tensor, queries: int, mixed: bool) -> torch.Tensor | None:
+    """Where each sequence's queries begin and end in q, (B + 1,) int32; None for one query each."""
+    if queries == 1 and not mixed:
+        return None
+    counts = lengths.clamp(max=queries)
+    if mixed:
+        counts[1::2] = counts[1::2].clamp(max=1)
+    return torch.nn.functional.pad(counts.cumsum(0, dtype=torch.int32), (1, 0))
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
@@ -157,34 +188,57 @@ def cost(
     softmax_scale: float | None = None,
     *,
     cu_seqlens_q: torch.Tensor | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
+    return_lse: bool = False,
 ) -> Cost:
-    """Two products over the visible pairs; each slot that any sequence uses is read once, shared pages once."""
-    _, H, D = q.shape
-    pairs, queries = 0, 0
-    for start, end, length in _spans(q, seq_lens, cu_seqlens_q):
-        visible = visible_keys(end - start, length, causal=True)
-        pairs += H * int(visible.sum())
-        queries += int((visible > 0).sum())
-    slots, entries = used_slots(block_table, seq_lens, k_cache.shape[0], k_cache.shape[1])
+    """Two products over the visible pairs; each slot that any sequence sees is read once, shared pages once."""
+    T, H, D = q.shape
+    spans = [
+        (end - start, seen_keys(end - start, length, True, window))
+        for start, end, length in _spans(q, seq_lens, cu_seqlens_q)
+    ]
+    pairs = H * sum(int(seen.counts.sum()) for _, seen in spans)
+    queries = sum(int((seen.counts > 0).sum()) for _, seen in spans)
+    first = torch.tensor([int(seen.first.min()) if count else 0 for count, seen in spans])
+    lengths = torch.tensor([int(seen.end.max()) if count else 0 for count, seen in spans])
+    slots, entries = used_slots(block_table, lengths, k_cache.shape[0], k_cache.shape[1], first)
     slot_bytes = 2 * k_cache.shape[2] * D * k_cache.element_size()
     read = queries * H * D * q.element_size() + slots * slot_bytes
-    read += entries * block_table.element_size() + nbytes(seq_lens, cu_seqlens_q)
-    return attention_cost(pairs, D, q, read)
+    read += entries * block_table.element_size() + nbytes(seq_lens, cu_seqlens_q, sinks, k_scale, v_scale)
+    return attention_cost(pairs, D, q, read, lse_rows=T * H if return_lse else 0)
 
 
-def used_slots(block_table: torch.Tensor, seq_lens: torch.Tensor, num_blocks: int, block_size: int) -> tuple[int, int]:
-    """How many cache slots hold a token of some sequence, each once, and how many table entries name a page."""
+def used_slots(
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    num_blocks: int,
+    block_size: int,
+    first: torch.Tensor | None = None,
+) -> tuple[int, int]:
+    """How many cache slots hold a token that some sequence sees, each once, and how many table entries name a page.
+
+    first: (B,), the first token that each sequence sees; None is 0.
+    """
     lengths = seq_lens.cpu().long()[:, None]
-    first = torch.arange(block_table.shape[1]) * block_size
-    filled = (lengths - first).clamp(0, block_size)  # (B, max_blocks): tokens in each page
-    named = filled > 0
-    per_block = torch.zeros(num_blocks, dtype=torch.int64)
-    per_block.scatter_reduce_(0, block_table.cpu().long()[named], filled[named], "amax")
-    return int(per_block.sum()), int(named.sum())
+    starts = torch.zeros_like(lengths) if first is None else first.long()[:, None]
+    page = torch.arange(block_table.shape[1]) * block_size
+    filled = (lengths - page).clamp(0, block_size)  # (B, max_blocks): one past the last token in each page
+    skipped = (starts - page).clamp(0, block_size)
+    named = filled > skipped
+    blocks = block_table.cpu().long()[named]
+    most = torch.zeros(num_blocks, dtype=torch.int64).scatter_reduce_(0, blocks, filled[named], "amax")
+    least = torch.full((num_blocks,), block_size).scatter_reduce_(0, blocks, skipped[named], "amin")
+    return int((most - least).clamp(min=0).sum()), int(named.sum())
 
 
-def _case(B: int, context: int, H: int, H_kv: int, D: int, block_size: int = 16, ragged: bool = False) -> Case:
-    return Case(B=B, context=context, H=H, H_kv=H_kv, D=D, block_size=block_size, ragged=ragged)
+def _case(
+    B: int, context: int, H: int, H_kv: int, D: int, block_size: int = 16, ragged: bool = False, **more: bool | float
+) -> Case:
+    return Case(B=B, context=context, H=H, H_kv=H_kv, D=D, block_size=block_size, ragged=ragged, **more)
 
 
 def _decode(H: int, H_kv: int, D: int) -> tuple[Case, ...]:
@@ -196,7 +250,10 @@ SPEC = OpSpec(
     reference=reference,
     make_inputs=make_inputs,
     cost=cost,
-    outputs=("out",),
+    outputs=("out", "lse"),
+    output_dtypes={"lse": torch.float32},
+    optional={"queries": 1, "mixed": False, "window": 0, "softcap": 0.0, "sinks": False, "lse": False},
+    schemes=("fp32", "fp16", "bf16", "kv_fp8"),
     tolerance=tolerance,
     planted=planted,
     cases={
@@ -215,6 +272,13 @@ SPEC = OpSpec(
             _case(2, 40, 16, 1, 64, block_size=1, ragged=True),
             _case(2, 270, 6, 2, 64, block_size=256, ragged=True),
             _case(2, 130, 20, 1, 64, block_size=24),
+            _case(3, 70, 7, 1, 64, ragged=True, lse=True),
+            _case(2, 200, 8, 2, 64, window=33),
+            _case(2, 70, 6, 2, 64, softcap=20.0, sinks=True, lse=True),
+            _case(3, 90, 4, 2, 64, ragged=True, queries=17),
+            _case(4, 100, 4, 1, 64, ragged=True, queries=40, mixed=True, lse=True),
+            _case(2, 65, 2, 2, 128, block_size=1, queries=64),
+            _case(2, 150, 4, 2, 64, block_size=64, queries=70, window=40, sinks=True),
         ),
         "smollm2_135m": _decode(9, 3, 64),
         "qwen3_0_6b": _decode(16, 8, 128),

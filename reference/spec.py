@@ -108,6 +108,8 @@ SCHEMES = {
     "tf32": Scheme("tf32", torch.float32, torch.float32, torch.float32),
     "fp8_e4m3": Scheme("fp8_e4m3", torch.float8_e4m3fn, torch.float8_e4m3fn, torch.bfloat16),
     "w8a16": Scheme("w8a16", torch.bfloat16, torch.int8, torch.bfloat16),
+    # 16-bit queries over a KV cache of e4m3, with a scale of each head.
+    "kv_fp8": Scheme("kv_fp8", torch.bfloat16, torch.float8_e4m3fn, torch.bfloat16),
     # Two values of four bits a byte.
     **{
         f"w4a16_g{group}": Scheme(f"w4a16_g{group}", torch.bfloat16, torch.uint8, torch.bfloat16, group)
@@ -143,7 +145,8 @@ class OpSpec:
     cost: Callable[..., Cost]
     """The least work for these inputs; reads shapes and the real int tensors only."""
     outputs: tuple[str, ...]
-    """Names of what the op returns, in order; for a mutating op, of the arguments that it changes."""
+    """Names of what the op returns, in order; for a mutating op, of the arguments that it changes.  The last may be
+    asked for by an option (a log-sum-exp); a call without it returns fewer."""
     cases: Mapping[str, tuple[Case, ...]]
     """Cases by suite: `smoke`, `edge`, and one per model."""
     tolerance: Callable[[Inputs, Outputs, Scheme], Outputs] | None = None
@@ -152,6 +155,8 @@ class OpSpec:
     """Judges outputs against the oracle's; None for element by element within `tolerance`."""
     planted: Callable[[Case, Scheme, torch.device, int], Iterator[tuple[str, Inputs]]] | None = None
     """Labelled inputs with one dominant key, row or column at an edge, where a miss changes everything."""
+    output_dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)
+    """Of outputs that have a dtype of their own, whatever the scheme."""
     mutates: tuple[str, ...] = ()
     """Arguments that the op changes.  Empty for a functional op."""
     schemes: tuple[str, ...] = ("fp32", "fp16", "bf16")
@@ -180,8 +185,18 @@ class OpSpec:
             return self.compare(actual, oracle, inputs, scheme)
         assert self.tolerance is not None, "held by __post_init__"
         limits = self.tolerance(inputs, oracle, scheme)
-        names = zip(self.outputs, actual, oracle, limits, strict=True)
+        names = zip(self.names(oracle), actual, oracle, limits, strict=True)
         return [elementwise(name, out, ref, limit) for name, out, ref, limit in names]
+
+    def names(self, oracle: Outputs) -> tuple[str, ...]:
+        """The names of the outputs of one call, of which the oracle has as many."""
+        return self.outputs[: len(oracle)]
+
+    def output_dtype(self, name: str, oracle: torch.Tensor, scheme: Scheme) -> torch.dtype:
+        """An oracle of floats stands for the scheme's output, unless the op says otherwise; one of integers is what it
+        is."""
+        found = self.output_dtypes.get(name, scheme.output)
+        return found if oracle.dtype.is_floating_point else oracle.dtype
 
     def oracle(self, inputs: Inputs) -> Outputs:
         """The reference's outputs, always as a tuple."""

@@ -84,7 +84,7 @@ def test_the_reference_changes_none_of_its_arguments(spec):
     inputs = spec.make_inputs(spec.cases["smoke"][0], SCHEMES["fp32"], torch.device("cpu"), 0)
     before = {name: value.clone() for name, value in inputs.items() if isinstance(value, torch.Tensor)}
     outputs = spec.oracle(inputs)
-    assert len(outputs) == len(spec.outputs)
+    assert 1 <= len(outputs) <= len(spec.outputs)
     for name, value in before.items():
         assert bits(value).equal(bits(inputs[name])), name
 

@@ -22,8 +22,3 @@ def check_args(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         check_last_dim_contiguous(name, tensor)
     if k.shape[2] == 0 or H % k.shape[2]:
         raise ValueError(f"k: expected a number of heads that divides q's {H}, got {k.shape[2]}")
-
-
-def get_scale(q: torch.Tensor, softmax_scale: float | None) -> float:
-    """`softmax_scale`, or head_dim**-0.5 for None."""
-    return float(q.shape[-1] ** -0.5) if softmax_scale is None else softmax_scale

@@ -13,36 +13,44 @@ def check_args(
     v_cache: torch.Tensor,
     block_table: torch.Tensor,
     seq_lens: torch.Tensor,
+    cu_seqlens_q: torch.Tensor | None = None,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
 ) -> None:
-    """Raises `ValueError` on tensors that are not q (B, H, D), caches (num_blocks, block_size, H_kv, D) of its dtype,
-    block_table (B, max_blocks) int32 and seq_lens (B,) int32, all on one device.
+    """Raises `ValueError` on tensors that are not q (T, H, D), caches (num_blocks, block_size, H_kv, D) of its dtype,
+    block_table (B, max_blocks) int32, seq_lens (B,) int32 and cu_seqlens_q (B + 1,) int32 or, without, T = B, all on
+    one device; with scales (H_kv,) fp32 the caches are e4m3.
 
     Values are not checked: on a GPU that would wait for it.
     """
     check_float("q", q)
     check_shape("q", q, None, None, None)
-    B, H, D = q.shape
+    T, H, D = q.shape
     check_shape("k_cache", k_cache, None, None, None, D)
     check_shape("v_cache", v_cache, *k_cache.shape)
-    check_shape("block_table", block_table, B, None)
-    check_shape("seq_lens", seq_lens, B)
-    check_dtype("block_table", block_table, torch.int32)
-    check_dtype("seq_lens", seq_lens, torch.int32)
+    check_shape("seq_lens", seq_lens, T if cu_seqlens_q is None else None)
+    check_shape("block_table", block_table, len(seq_lens), None)
+    ints = {"block_table": block_table, "seq_lens": seq_lens}
+    if cu_seqlens_q is not None:
+        check_shape("cu_seqlens_q", cu_seqlens_q, len(seq_lens) + 1)
+        check_contiguous("cu_seqlens_q", cu_seqlens_q)
+        ints["cu_seqlens_q"] = cu_seqlens_q
+    for name, tensor in ints.items():
+        check_dtype(name, tensor, torch.int32)
     check_contiguous("seq_lens", seq_lens)
     check_last_dim_contiguous("q", q)
     check_last_dim_contiguous("block_table", block_table)
-    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
-        check_dtype(name, cache, q.dtype)
+    others = {"k_cache": k_cache, "v_cache": v_cache, **ints}
+    for name, cache, scale in (("k_cache", k_cache, k_scale), ("v_cache", v_cache, v_scale)):
+        check_dtype(name, cache, q.dtype if scale is None else torch.float8_e4m3fn)
         check_last_dim_contiguous(name, cache)
-    others = {"k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "seq_lens": seq_lens}
+        if scale is not None:
+            check_shape(f"{name[0]}_scale", scale, k_cache.shape[2])
+            check_dtype(f"{name[0]}_scale", scale, torch.float32)
+            others[f"{name[0]}_scale"] = scale
     for name, tensor in others.items():
         if tensor.device != q.device:
             raise ValueError(f"{name}: expected a tensor on {q.device}, got {tensor.device}")
     H_kv = k_cache.shape[2]
     if H_kv == 0 or H % H_kv:
         raise ValueError(f"k_cache: expected a number of heads that divides q's {H}, got {H_kv}")
-
-
-def get_scale(q: torch.Tensor, softmax_scale: float | None) -> float:
-    """`softmax_scale`, or head_dim**-0.5 for None."""
-    return float(q.shape[-1] ** -0.5) if softmax_scale is None else softmax_scale

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
-from rooflab.kernels._checks import output
-from rooflab.kernels.paged_attention._args import check_args, get_scale
+from rooflab.kernels._attention import Returned, check_options, get_scale, outputs
+from rooflab.kernels.paged_attention._args import check_args
 from rooflab.kernels.registry import register
 from rooflab.roofline.model import Traffic
 
@@ -17,19 +19,29 @@ def traffic(
     block_table: torch.Tensor,
     seq_lens: torch.Tensor,
     softmax_scale: float | None = None,
+    *,
+    cu_seqlens_q: torch.Tensor | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
+    return_lse: bool = False,
 ) -> Traffic:
-    """Per sequence: gathers, casts, expanded heads and the (H, length) fp32 scores, each written and read again."""
+    """Per sequence: gathers, casts, expanded heads and the (H, queries, length) fp32 scores, each written and read."""
     _, H, D = q.shape
-    size, narrow = q.element_size(), q.dtype != torch.float32
-    lengths = [length for length in seq_lens.tolist() if length]
-    tokens, queries = sum(lengths), len(lengths) * H * D
+    size, cached, narrow = q.element_size(), k_cache.element_size(), k_cache.dtype != torch.float32
+    bounds = range(len(seq_lens) + 1) if cu_seqlens_q is None else cu_seqlens_q.tolist()
+    work = [(b - a, n) for a, b, n in zip(bounds, bounds[1:], seq_lens.tolist(), strict=False) if n and b > a]
+    tokens, rows = sum(n for _, n in work), sum(count for count, _ in work)
     gathered = 2 * tokens * k_cache.shape[2] * D  # elements of the keys and values together
     expanded = 4 * 2 * tokens * H * D
-    scores = 4 * tokens * H
-    # In order: gather, cast, heads expanded, q k^T, scale, softmax, p v, output.
-    read = gathered * (size + size * narrow + 4) + expanded + 3 * scores + queries * (8 + size * narrow)
-    write = gathered * (size + 4 * narrow) + expanded + 3 * scores + queries * (4 + size + 4 * narrow)
-    return Traffic(read, write, launches=(15 + 3 * narrow) * len(lengths))
+    passes = 4 + 3 * (softcap is not None)
+    scores = 4 * H * sum(count * n for count, n in work)
+    # In order: gather, cast, heads expanded, q k^T, scale, cap, mask, log-sum-exp, weights, p v, output.
+    read = gathered * (cached + cached * narrow + 4) + expanded + passes * scores + rows * H * D * (8 + size)
+    write = gathered * (cached + 4 * narrow) + expanded + (passes - 1) * scores + rows * H * D * (8 + size)
+    return Traffic(read, write, launches=(20 + 3 * narrow) * len(work))
 
 
 @register(op="paged_attention", name="naive", role="naive", backend="torch", traffic=traffic)
@@ -40,27 +52,55 @@ def paged_attention(
     block_table: torch.Tensor,
     seq_lens: torch.Tensor,
     softmax_scale: float | None = None,
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Decode attention through a block table, a Python loop over sequences.  q: (B, H, D); returns (B, H, D).
+    out: Returned | None = None,
+    *,
+    cu_seqlens_q: torch.Tensor | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
+    return_lse: bool = False,
+) -> Returned:
+    """Attention through a block table, a Python loop over sequences.  q: (T, H, D); returns (T, H, D).
 
-    Waits for the device to read the lengths. Raises `ValueError` on shapes or dtypes that do not fit.
+    Waits for the device to read the lengths. Raises `ValueError` on shapes, dtypes or options that do not fit.
     """
-    check_args(q, k_cache, v_cache, block_table, seq_lens)
-    out = output(out, tuple(q.shape), q)
-    block_size = k_cache.shape[1]
-    group = q.shape[1] // k_cache.shape[2]
+    check_args(q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, k_scale, v_scale)
+    check_options(q, True, window, softcap, sinks)
+    out, lse = outputs(out, tuple(q.shape), q, return_lse)
     scale = get_scale(q, softmax_scale)
+    bounds = list(range(len(seq_lens) + 1)) if cu_seqlens_q is None else cu_seqlens_q.tolist()
     for b, length in enumerate(seq_lens.tolist()):
-        if length == 0:
-            out[b] = 0
-            continue
-        token = torch.arange(length, device=q.device)
-        pages = block_table[b].long()[token // block_size]
+        rows = slice(bounds[b], bounds[b + 1])
         keys, values = (
-            cache[pages, token % block_size].float().repeat_interleave(group, dim=1).transpose(0, 1)  # (H, length, D)
-            for cache in (k_cache, v_cache)
+            _gathered(cache, block_table[b], length, factor, q.shape[1])
+            for cache, factor in ((k_cache, k_scale), (v_cache, v_scale))
         )
-        scores = (keys @ q[b].float()[:, :, None]).squeeze(-1) * scale  # (H, length)
-        out[b] = (torch.softmax(scores, dim=-1)[:, None] @ values).squeeze(1)
-    return out
+        scores = q[rows].float().transpose(0, 1) @ keys.mT * scale  # (H, queries, length)
+        if softcap is not None:
+            scores = softcap * torch.tanh(scores / softcap)
+        last = torch.arange(scores.shape[1], device=q.device)[:, None] + length - scores.shape[1]
+        key = torch.arange(length, device=q.device)
+        unseen = key > last if window is None else (key > last) | (key <= last - window)
+        scores.masked_fill_(unseen, -math.inf)
+        denominator = torch.logsumexp(scores, dim=-1)  # (H, queries)
+        if sinks is not None:
+            denominator = torch.logaddexp(denominator, sinks[:, None])
+        # A row that sees no key has -inf there, and -inf - -inf would be NaN.
+        weights = torch.exp(scores - denominator.masked_fill(denominator == -math.inf, 0.0)[..., None])
+        out[rows] = (weights @ values).transpose(0, 1)
+        if lse is not None:
+            lse[rows] = denominator.mT
+    return out if lse is None else (out, lse)
+
+
+def _gathered(
+    cache: torch.Tensor, table: torch.Tensor, length: int, factor: torch.Tensor | None, heads: int
+) -> torch.Tensor:
+    """A sequence's tokens, (H, length, D) fp32, times their heads' scales."""
+    token = torch.arange(length, device=cache.device)
+    found = cache[table.long()[token // cache.shape[1]], token % cache.shape[1]].float()
+    if factor is not None:
+        found = found * factor[:, None]
+    return found.repeat_interleave(heads // cache.shape[2], dim=1).transpose(0, 1)
