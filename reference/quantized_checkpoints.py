@@ -137,7 +137,7 @@ def _order(g_idx: torch.Tensor, K: int, group: int) -> torch.Tensor | None:
 
 def _group(group: int, K: int) -> int:
     if group == -1 or group >= K > 0:
-        return max(K, min(GROUPS))
+        return max(K, WIDEST_GROUP)
     if group not in GROUPS and (group <= 0 or group % WIDEST_GROUP):
         wanted = ", ".join(map(str, GROUPS))
         raise ValueError(

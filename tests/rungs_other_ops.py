@@ -26,6 +26,18 @@ def flash_attention_online() -> None:
     assert inner["wgmma"] > 0 and inner["cp_async"] > 0 and inner["global_store"] == 0
 
 
+@rung("flash_attention_varlen/online")
+def flash_attention_varlen_online() -> None:
+    """One launch whatever the batch, where naive's calls grow with it, on the tensor cores; nothing is stored in the
+    loops over the keys, of which one selects by no mask."""
+    info = launches_once("flash_attention_varlen", "online", 20)
+    assert len(info.loops) == 2
+    for body in info.loops:
+        assert body.counts["wgmma"] > 0 and body.counts["cp_async"] > 0 and body.counts["global_store"] == 0
+    plain, masked = sorted(sum("FSEL" in entry.opcode for entry in body.instructions) for body in info.loops)
+    assert plain <= 2 < 32 <= masked
+
+
 @rung("fused_add_rmsnorm/fused")
 def fused_add_rmsnorm_fused() -> None:
     """One launch; a thread reads x, residual and weight once and writes the sum and its norm, from registers."""
@@ -52,6 +64,13 @@ def kv_cache_write_index_copy() -> None:
     every = ops()["kv_cache_write"].cases["smoke"][0].but(skipped=0)
     assert dict(calls("kv_cache_write", "index_copy", every).names) == {"min": 1, "index_copy_": 2}
     assert calls("kv_cache_write", "naive", every).names.total() >= 6
+
+
+@rung("merge_attention_states/fused")
+def merge_attention_states_fused() -> None:
+    """One launch, however many parts: the loop over them loads an output and its log-sum-exp, and stores nothing."""
+    inner = loop(launches_once("merge_attention_states", "fused", 8)).counts
+    assert 2 <= inner["global_load"] <= 3 and inner["global_store"] == 0
 
 
 @rung("paged_attention/gqa_packed")
@@ -120,3 +139,10 @@ def silu_and_mul_fused() -> None:
     assert (info.counts["global_load"], info.counts["global_store"]) == (2, 1)
     rounded = sum(number for opcode, number in info.opcodes.items() if opcode.startswith("F2F"))
     assert rounded == 16 // 2 // 2, "8 results of 2 bytes in a store"
+
+
+@rung("rope_and_cache/fused")
+def rope_and_cache_fused() -> None:
+    """One launch, 16 bytes at a time where a thread has them; nothing waits in shared memory, interleaved or not."""
+    info = launches_once("rope_and_cache", "fused", 25)
+    assert info.opcodes["STG.E.128"] > 0 and info.counts["shared_load"] == info.counts["barrier"] == 0

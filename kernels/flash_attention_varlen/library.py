@@ -1,0 +1,106 @@
+"""torch's FlashAttention-2 with offsets where it runs, and else scaled_dot_product_attention, a sequence at a time.
+
+The operator, and not `torch.nn.attention.varlen`, whose signature changed with each release that has it (2.10 to 2.12).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from rooflab.kernels._attention import check_options, get_scale
+from rooflab.kernels.flash_attention.library import flash_attention as dense
+from rooflab.kernels.flash_attention_varlen._args import check_args
+from rooflab.kernels.flash_attention_varlen.naive import spans
+from rooflab.kernels.registry import register
+from rooflab.reference.spec import nbytes
+from rooflab.roofline.model import Traffic
+
+
+def traffic(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    causal: bool = False,
+    softmax_scale: float | None = None,
+    *,
+    window: int | None = None,
+) -> Traffic:
+    """Each operand once, as L2 holds one sequence's keys while its queries read them."""
+    return Traffic(nbytes(q, k, v, cu_seqlens_q, cu_seqlens_k), nbytes(q))
+
+
+def unsupported(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    causal: bool = False,
+    softmax_scale: float | None = None,
+    *,
+    window: int | None = None,
+) -> str | None:
+    """Why the kernel cannot take these inputs, or None."""
+    if window is not None and not _has_flash(q):
+        return "has a window only on CUDA, in fp16 and bf16"
+    return None
+
+
+def _has_flash(q: torch.Tensor) -> bool:
+    """Whether FlashAttention-2 takes these; it has 16 bits only, and heads of up to 256."""
+    return q.device.type == "cuda" and q.dtype != torch.float32 and q.shape[-1] <= 256 and q.shape[-1] % 8 == 0
+
+
+@register(
+    op="flash_attention_varlen",
+    name="library",
+    role="library",
+    backend="torch",
+    unsupported=unsupported,
+    traffic=traffic,
+)
+def flash_attention_varlen(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    causal: bool = False,
+    softmax_scale: float | None = None,
+    *,
+    window: int | None = None,
+) -> torch.Tensor:
+    """Attention of each sequence.  q: (T, H, D); k, v: (S, H_kv, D); returns (T, H, D).
+
+    Takes no `out`: torch's calls allocate. Off CUDA, and in fp32, it reads the offsets. Raises `ValueError` on shapes
+    or dtypes that do not fit.
+    """
+    check_args(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    check_options(q, causal, window, None, None)
+    reason = unsupported(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, window=window)
+    if reason:
+        raise ValueError(f"window: {reason}")
+    if len(q) == 0 or len(k) == 0:
+        return torch.zeros_like(q)
+    if _has_flash(q):
+        found = torch.ops.aten._flash_attention_forward(
+            q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, 0.0, causal, False,
+            scale=get_scale(q, softmax_scale),
+            window_size_left=None if window is None else window - 1,
+            window_size_right=None if window is None else 0,
+        )  # fmt: skip
+        result: torch.Tensor = found[0]
+        return result
+    parts = [
+        dense(q[None, rows], k[None, keys], v[None, keys], causal, softmax_scale)[0]
+        for rows, keys in spans(cu_seqlens_q, cu_seqlens_k)
+    ]
+    return torch.cat(parts)

@@ -1,0 +1,113 @@
+"""All parts in one pass, with a running maximum of their log-sum-exps (Milakov and Gimelshein, "Online normalizer
+calculation for softmax", 2018)."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from rooflab.kernels._attention import LN2, LOG2E, Returned, outputs
+from rooflab.kernels.merge_attention_states._operands import check_operands
+from rooflab.kernels.registry import register
+from rooflab.reference.spec import nbytes
+from rooflab.roofline.model import Traffic
+
+ROWS = 4
+"""Rows (tokens and heads) of a program, a warp each: one row of 128 in bf16 is 256 bytes, 8 a lane."""
+
+
+@triton.jit
+def fused_kernel(
+    outs_ptr,
+    lses_ptr,
+    out_ptr,
+    lse_ptr,
+    parts,
+    T,
+    H,
+    D,
+    outs_stride_p,
+    outs_stride_t,
+    outs_stride_h,
+    lses_stride_p,
+    lses_stride_t,
+    lses_stride_h,
+    out_stride_t,
+    out_stride_h,
+    lse_stride_t,
+    lse_stride_h,
+    TO_LOG2: tl.constexpr,
+    TO_LN: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    # int64: parts times rows pass 2**31 elements.
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    real = row < T * H
+    t = row // H
+    h = row % H
+    dims = tl.arange(0, BLOCK_D)
+    mask = real[:, None] & (dims < D)[None, :]
+    lses = lses_ptr + t * lses_stride_t + h * lses_stride_h
+    outs = outs_ptr + (t * outs_stride_t + h * outs_stride_h)[:, None] + dims[None, :]
+    peak = tl.full((ROWS,), float("-inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    acc = tl.zeros((ROWS, BLOCK_D), tl.float32)
+    for part in range(parts):
+        place = tl.cast(part, tl.int64)
+        lse = tl.load(lses + place * lses_stride_p, mask=real, other=float("-inf"))
+        seen = lse > float("-inf")
+        # Not read where the part saw no key: it may hold anything there, and 0 * NaN is NaN.
+        value = tl.load(outs + place * outs_stride_p, mask=mask & seen[:, None], other=0.0).to(tl.float32)
+        new_peak = tl.maximum(peak, lse)
+        shift = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+        rescale = tl.exp2((peak - shift) * TO_LOG2)
+        weight = tl.exp2((lse - shift) * TO_LOG2)
+        total = total * rescale + weight
+        acc = acc * rescale[:, None] + weight[:, None] * value
+        peak = new_peak
+    some = tl.where(total == 0.0, 1.0, total)
+    result = (acc * (1 / some)[:, None]).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + (t * out_stride_t + h * out_stride_h)[:, None] + dims[None, :], result, mask=mask)
+    lse = tl.where(total == 0.0, float("-inf"), peak + tl.log2(some) * TO_LN)
+    tl.store(lse_ptr + t * lse_stride_t + h * lse_stride_h, lse, mask=real)
+
+
+def traffic(outs: torch.Tensor, lses: torch.Tensor) -> Traffic:
+    """Every part once, and the result."""
+    return Traffic(nbytes(outs, lses), nbytes(outs, lses) // outs.shape[0])
+
+
+@register(op="merge_attention_states", name="fused", role="optimized", backend="triton", traffic=traffic)
+def merge_attention_states(outs: torch.Tensor, lses: torch.Tensor, out: Returned | None = None) -> Returned:
+    """The merged output and log-sum-exp.  outs: (P, T, H, D); lses: (P, T, H) fp32; returns (T, H, D), (T, H) fp32.
+
+    Raises `ValueError` on shapes or dtypes that do not fit.
+    """
+    check_operands(outs, lses)
+    merged, lse = outputs(out, tuple(outs.shape[1:]), outs, return_lse=True)
+    assert lse is not None
+    parts, T, H, D = outs.shape
+    if merged.numel() == 0:
+        return merged, lse.fill_(float("-inf"))
+    fused_kernel[(triton.cdiv(T * H, ROWS),)](
+        outs,
+        lses,
+        merged,
+        lse,
+        parts,
+        T,
+        H,
+        D,
+        *outs.stride()[:3],
+        *lses.stride(),
+        *merged.stride()[:2],
+        *lse.stride(),
+        TO_LOG2=LOG2E,
+        TO_LN=LN2,
+        BLOCK_D=triton.next_power_of_2(D),
+        ROWS=ROWS,
+        num_warps=ROWS,
+    )
+    return merged, lse

@@ -1,0 +1,80 @@
+"""What every rope_and_cache launcher asks of its operands."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from rooflab.kernels._checks import (
+    check_contiguous,
+    check_dtype,
+    check_float,
+    check_last_dim_contiguous,
+    check_shape,
+)
+
+
+class Sizes(NamedTuple):
+    """Of one call."""
+
+    T: int
+    H: int
+    H_kv: int
+    D: int
+    rotary: int
+
+
+def check_operands(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
+) -> Sizes:
+    """The sizes.
+
+    Raises `ValueError` unless q is (T, H, D), k and v (T, H_kv, D) of one float dtype, cos and sin (max_position, R/2)
+    fp32 with R at most D, positions and slot_mapping (T,) int64, the caches contiguous (num_blocks, block_size, H_kv,
+    D) of the same dtype, or e4m3 where both scales, (H_kv,) fp32, are given. q, k and v may be strided views.
+    """
+    check_shape("q", q, None, None, None)
+    T, H, D = q.shape
+    check_shape("k", k, T, None, D)
+    H_kv = k.shape[1]
+    check_shape("v", v, *k.shape)
+    check_float("q", q)
+    check_shape("cos", cos, None, None)
+    check_shape("sin", sin, *cos.shape)
+    if 2 * cos.shape[1] > D:
+        raise ValueError(f"cos: expected at most {D // 2} columns, half of q's head_dim, got {cos.shape[1]}")
+    check_shape("k_cache", k_cache, None, None, H_kv, D)
+    check_shape("v_cache", v_cache, *k_cache.shape)
+    if (k_scale is None) != (v_scale is None):
+        raise ValueError(f"{'v' if v_scale is None else 'k'}_scale: expected both scales or none, got one")
+    cached = q.dtype if k_scale is None else torch.float8_e4m3fn
+    for name, tensor, dtype in (
+        ("k", k, q.dtype), ("v", v, q.dtype), ("k_cache", k_cache, cached), ("v_cache", v_cache, cached),
+        ("cos", cos, torch.float32), ("sin", sin, torch.float32),
+    ):  # fmt: skip
+        check_dtype(name, tensor, dtype)
+        check_last_dim_contiguous(name, tensor)
+    check_last_dim_contiguous("q", q)
+    for name, tensor in (("positions", positions), ("slot_mapping", slot_mapping)):
+        check_shape(name, tensor, T)
+        check_dtype(name, tensor, torch.int64)
+        check_contiguous(name, tensor)
+    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
+        if scale is not None:
+            check_shape(name, scale, H_kv)
+            check_dtype(name, scale, torch.float32)
+            check_contiguous(name, scale)
+    check_contiguous("k_cache", k_cache)
+    check_contiguous("v_cache", v_cache)
+    return Sizes(T, H, H_kv, D, 2 * cos.shape[1])

@@ -1,0 +1,279 @@
+"""Over naive: one launch, in which a program rotates some heads of a token's q in place, or rotates those of its k and
+writes them and v to the token's slot."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from rooflab.kernels.configs import BF16, Footprint, default_config, legal_by
+from rooflab.kernels.registry import register
+from rooflab.kernels.rope_and_cache._operands import Sizes, check_operands
+from rooflab.reference.spec import Case, Scheme, nbytes
+from rooflab.roofline.model import Traffic
+
+ADDRESS_REGISTERS = 28
+"""Pointers and masks, beside the values and the angles."""
+FEW_TOKENS = 64
+"""Below, the programs of a tile of 1024 would not fill the SMs twice."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """One way to launch the kernel."""
+
+    tile: int
+    """Values in each half of a program's heads."""
+    num_warps: int
+
+
+def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
+    """Tiles of 2 to 16 values of each half a thread."""
+    return tuple(
+        Config(tile, num_warps)
+        for tile, num_warps in itertools.product((128, 256, 512, 1024, 2048), (1, 2, 4, 8))
+        if 2 <= tile // (32 * num_warps) <= 16
+    )
+
+
+def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
+    """Both halves of a program's heads, and the values that go with them, in fp32 registers."""
+    threads = 32 * config.num_warps
+    sizes = Sizes(*(int(case[key]) for key in ("T", "H", "H_kv", "D", "rotary")))
+    half, heads = _blocks(config, sizes)
+    ctas = sizes.T * (triton.cdiv(sizes.H, heads) + triton.cdiv(sizes.H_kv, heads))
+    return Footprint(threads, triton.cdiv(3 * half * heads, threads) + ADDRESS_REGISTERS, 0, ctas)
+
+
+def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
+    """Of few tokens as many programs as their heads allow; of many, 16 bytes of each half a thread."""
+    return Config(tile=512 if int(case["T"]) < FEW_TOKENS else 1024, num_warps=4)
+
+
+def _blocks(config: Config, sizes: Sizes) -> tuple[int, int]:
+    """A program's tile: half of what is rotated of a head, at least half of a head, and how many heads."""
+    half = int(triton.next_power_of_2(triton.cdiv(sizes.D, 2)))
+    most = int(triton.next_power_of_2(max(sizes.H, sizes.H_kv, 1)))
+    return half, min(most, max(config.tile // half, 1))
+
+
+@triton.jit
+def _turned(x_ptr, rows, real, cos, sin, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr, INTERLEAVED: tl.constexpr):
+    """The values of some heads, turned, as they are stored: both halves, or pairs side by side; and their columns."""
+    pairs = tl.arange(0, BLOCK_HALF)
+    if INTERLEAVED:
+        columns = tl.arange(0, 2 * BLOCK_HALF)
+        both = tl.load(x_ptr + rows + columns[None, :], mask=real & (columns < 2 * HALF)[None, :], other=0.0)
+        x1, x2 = tl.split(tl.reshape(both.to(tl.float32), [rows.shape[0], BLOCK_HALF, 2]))
+    else:
+        mask = real & (pairs < HALF)[None, :]
+        x1 = tl.load(x_ptr + rows + pairs[None, :], mask=mask, other=0.0).to(tl.float32)
+        x2 = tl.load(x_ptr + rows + HALF + pairs[None, :], mask=mask, other=0.0).to(tl.float32)
+    return x1 * cos - x2 * sin, x2 * cos + x1 * sin
+
+
+@triton.jit
+def _stored(
+    out_ptr, rows, real, y1, y2, scale, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr, INTERLEAVED: tl.constexpr,
+    FP8: tl.constexpr,
+):  # fmt: skip
+    y1 = _as_stored(y1, scale, FP8)
+    y2 = _as_stored(y2, scale, FP8)
+    kind: tl.constexpr = out_ptr.dtype.element_ty
+    pairs = tl.arange(0, BLOCK_HALF)
+    if INTERLEAVED:
+        columns = tl.arange(0, 2 * BLOCK_HALF)
+        both = tl.reshape(tl.join(y1, y2), [rows.shape[0], 2 * BLOCK_HALF])
+        tl.store(out_ptr + rows + columns[None, :], both.to(kind), mask=real & (columns < 2 * HALF)[None, :])
+    else:
+        mask = real & (pairs < HALF)[None, :]
+        tl.store(out_ptr + rows + pairs[None, :], y1.to(kind), mask=mask)
+        tl.store(out_ptr + rows + HALF + pairs[None, :], y2.to(kind), mask=mask)
+
+
+@triton.jit
+def _as_stored(x, scale, FP8: tl.constexpr):
+    """x in fp32 as an e4m3 cache holds it, short of the rounding; unchanged for another cache."""
+    if FP8:
+        x = tl.clamp(tl.math.div_rn(x, tl.broadcast_to(scale, x.shape)), -448.0, 448.0)
+    return x
+
+
+@triton.jit
+def _copied(x_ptr, out_ptr, rows, out_rows, real, scale, FROM: tl.constexpr, TO: tl.constexpr, BLOCK: tl.constexpr,
+            FP8: tl.constexpr):  # fmt: skip
+    """Columns that are not rotated."""
+    columns = FROM + tl.arange(0, BLOCK)[None, :]
+    mask = real & (columns < TO)
+    x = tl.load(x_ptr + rows + columns, mask=mask, other=0.0)
+    if FP8:
+        x = _as_stored(x.to(tl.float32), scale, FP8)
+    tl.store(out_ptr + out_rows + columns, x.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _rope_and_cache(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    cos_ptr,
+    sin_ptr,
+    positions_ptr,
+    k_cache_ptr,
+    v_cache_ptr,
+    slot_mapping_ptr,
+    k_scale_ptr,
+    v_scale_ptr,
+    num_heads,
+    num_kv_heads,
+    max_position,
+    num_slots,
+    stride_qt,
+    stride_qh,
+    stride_kt,
+    stride_kh,
+    stride_vt,
+    stride_vh,
+    stride_cos,
+    stride_sin,
+    D: tl.constexpr,
+    HALF: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+    BLOCK_TAIL: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    FP8: tl.constexpr,
+):
+    # int64, as the slots are: slot * H_kv * D passes 2**31 in a cache of 4 GiB, token * stride from T H D = 2**31 on.
+    token = tl.program_id(0).to(tl.int64)
+    position = tl.load(positions_ptr + token)
+    pairs = tl.arange(0, BLOCK_HALF)
+    known = (position >= 0) & (position < max_position) & (pairs < HALF)
+    cos = tl.load(cos_ptr + position * stride_cos + pairs, mask=known, other=0.0)[None, :]
+    sin = tl.load(sin_ptr + position * stride_sin + pairs, mask=known, other=0.0)[None, :]
+    q_blocks = tl.cdiv(num_heads, BLOCK_HEADS)
+    block = tl.program_id(1)
+    if block < q_blocks:
+        heads = (block * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS))[:, None]
+        real = heads < num_heads
+        rows = token * stride_qt + heads.to(tl.int64) * stride_qh
+        y1, y2 = _turned(q_ptr, rows, real, cos, sin, HALF, BLOCK_HALF, INTERLEAVED)
+        _stored(q_ptr, rows, real, y1, y2, 1.0, HALF, BLOCK_HALF, INTERLEAVED, False)
+    else:
+        slot = tl.load(slot_mapping_ptr + token)
+        # A slot past the cache is skipped too: nothing is ever written outside it.
+        if (slot >= 0) & (slot < num_slots):
+            heads = ((block - q_blocks) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS))[:, None]
+            real = heads < num_kv_heads
+            target = (slot * num_kv_heads + heads) * D
+            k_scale = 1.0
+            v_scale = 1.0
+            if FP8:
+                k_scale = tl.load(k_scale_ptr + heads, mask=real, other=1.0)
+                v_scale = tl.load(v_scale_ptr + heads, mask=real, other=1.0)
+            k_rows = token * stride_kt + heads.to(tl.int64) * stride_kh
+            v_rows = token * stride_vt + heads.to(tl.int64) * stride_vh
+            y1, y2 = _turned(k_ptr, k_rows, real, cos, sin, HALF, BLOCK_HALF, INTERLEAVED)
+            _copied(v_ptr, v_cache_ptr, v_rows, target, real, v_scale, 0, D, 2 * BLOCK_HALF, FP8)
+            _stored(k_cache_ptr, target, real, y1, y2, k_scale, HALF, BLOCK_HALF, INTERLEAVED, FP8)
+            if 2 * HALF < D:
+                _copied(k_ptr, k_cache_ptr, k_rows, target, real, k_scale, 2 * HALF, D, BLOCK_TAIL, FP8)
+
+
+def traffic(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    interleaved: bool = False,
+    *,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
+) -> Traffic:
+    """q in and out, the rows that have a slot in and out; a token's angles once per distinct position."""
+    written = int((slot_mapping >= 0).sum()) * k.shape[1] * k.shape[2]
+    tables = len(set(positions.tolist())) * cos.shape[1] * (cos.element_size() + sin.element_size())
+    read = nbytes(q, positions, slot_mapping, k_scale, v_scale) + 2 * written * k.element_size() + tables
+    return Traffic(read, nbytes(q) + 2 * written * k_cache.element_size())
+
+
+@register(
+    op="rope_and_cache",
+    name="fused",
+    role="optimized",
+    backend="triton",
+    traffic=traffic,
+    config_type=Config,
+    configs=configs,
+    is_legal=legal_by(footprint),
+    heuristic=heuristic,
+    footprint=footprint,
+)
+def rope_and_cache(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    interleaved: bool = False,
+    *,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
+    config: Config | None = None,
+) -> None:
+    """Rotates q in place and writes the rotated k, and v, to their slots; a slot outside the cache is skipped.
+
+    q: (T, H, D); k, v: (T, H_kv, D); cos, sin: (max_position, R/2) fp32, R <= D; positions, slot_mapping: (T,) int64;
+    k_cache, v_cache: (num_blocks, block_size, H_kv, D); k_scale, v_scale: (H_kv,) fp32 of an e4m3 cache. A token whose
+    position is outside the tables is rotated to zeros, because a kernel cannot raise. Raises `ValueError` on shapes or
+    dtypes that do not fit.
+    """
+    sizes = check_operands(q, k, v, cos, sin, positions, k_cache, v_cache, slot_mapping, k_scale, v_scale)
+    T, H, H_kv, D, R = sizes
+    if not T or not D:
+        return
+    config = config or default_config("rope_and_cache", "fused", q.dtype, q.device, T=T, H=H, H_kv=H_kv, D=D, rotary=R)
+    block_half, block_heads = _blocks(config, sizes)
+    _rope_and_cache[(T, triton.cdiv(H, block_heads) + triton.cdiv(H_kv, block_heads))](
+        q,
+        k,
+        v,
+        cos,
+        sin,
+        positions,
+        k_cache,
+        v_cache,
+        slot_mapping,
+        k_scale,
+        v_scale,
+        H,
+        H_kv,
+        cos.shape[0],
+        k_cache.shape[0] * k_cache.shape[1],
+        *q.stride()[:2],
+        *k.stride()[:2],
+        *v.stride()[:2],
+        cos.stride(0),
+        sin.stride(0),
+        D=D,
+        HALF=R // 2,
+        BLOCK_HALF=block_half,
+        BLOCK_HEADS=block_heads,
+        BLOCK_TAIL=triton.next_power_of_2(max(D - R, 1)),
+        INTERLEAVED=interleaved,
+        FP8=k_scale is not None,
+        num_warps=config.num_warps,
+    )

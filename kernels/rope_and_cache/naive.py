@@ -1,0 +1,86 @@
+"""Rotation as a model's source code spells it, then an index assignment to each cache."""
+
+from __future__ import annotations
+
+import torch
+
+from rooflab.kernels._traffic import steps
+from rooflab.kernels.registry import register
+from rooflab.kernels.rope_and_cache._operands import check_operands
+from rooflab.roofline.model import Traffic
+
+
+def traffic(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    interleaved: bool = False,
+    *,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
+) -> Traffic:
+    """Two gathers; per tensor a cast, products, sums and a copy; the rows that have a slot picked out and assigned."""
+    angles = 4 * len(positions) * cos.shape[1]
+    share = 2 * cos.shape[1] / max(q.shape[-1], 1)
+    moves: list[tuple[float, float]] = [(8 * len(positions) + angles, angles)] * 2
+    for x in (q, k):
+        half, narrow = 4 * x.numel() * share / 2, x.element_size() * x.numel()
+        moves += [(narrow, 4 * x.numel()), (4 * x.numel(), 4 * x.numel())]
+        moves += [(half + angles, half)] * 4 + [(2 * half, half)] * 2 + [(half, half)] * 2
+        moves.append((4 * x.numel(), narrow))
+    written = int((slot_mapping >= 0).sum()) * k.shape[1] * k.shape[2]
+    for x, cache in ((k, k_cache), (v, v_cache)):
+        if k_scale is not None:
+            moves += [(4 * x.numel(), 4 * x.numel())] * 2
+        moves += [(x.element_size() * written, x.element_size() * written)]
+        moves += [(cache.element_size() * written, cache.element_size() * written)]
+    return steps((8 * len(positions), len(positions)), *moves)
+
+
+@register(op="rope_and_cache", name="naive", role="naive", backend="torch", traffic=traffic)
+def rope_and_cache(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    interleaved: bool = False,
+    *,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
+) -> None:
+    """Rotates q in place and writes the rotated k, and v, to their slots; a negative slot is skipped.
+
+    q: (T, H, D); k, v: (T, H_kv, D); cos, sin: (max_position, R/2) fp32, R <= D; positions, slot_mapping: (T,) int64;
+    k_cache, v_cache: (num_blocks, block_size, H_kv, D); k_scale, v_scale: (H_kv,) fp32 of an e4m3 cache. Raises
+    `ValueError` on shapes or dtypes that do not fit; a position outside the tables is torch's own error.
+    """
+    R = check_operands(q, k, v, cos, sin, positions, k_cache, v_cache, slot_mapping, k_scale, v_scale).rotary
+    firsts = slice(0, R, 2) if interleaved else slice(0, R // 2)
+    seconds = slice(1, R, 2) if interleaved else slice(R // 2, R)
+    c, s = cos[positions].unsqueeze(1), sin[positions].unsqueeze(1)  # (T, 1, R/2)
+    turned = []
+    for x in (q, k):
+        x32 = x.float()
+        result = x32.clone()
+        result[..., firsts] = x32[..., firsts] * c - x32[..., seconds] * s
+        result[..., seconds] = x32[..., seconds] * c + x32[..., firsts] * s
+        turned.append(result)
+    q.copy_(turned[0])
+    kept = slot_mapping >= 0
+    slots = slot_mapping[kept]
+    for cache, new, scale in ((k_cache, turned[1], k_scale), (v_cache, v.float(), v_scale)):
+        if scale is not None:
+            largest = torch.finfo(cache.dtype).max
+            new = (new / scale[:, None]).clamp(-largest, largest)
+        cache.view(-1, *cache.shape[2:])[slots] = new.to(cache.dtype)[kept]

@@ -1,0 +1,210 @@
+"""Attention over sequences of different lengths that lie one after another, with no padding between them.
+
+Each sequence is `flash_attention`'s, and so is its tolerance; `attention.py` has the options.  The layout and the names
+are FlashAttention's (Dao, "FlashAttention-2", 2023).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from rooflab.reference.attention import (
+    TILE_EDGES,
+    Scores,
+    attend,
+    attention_cost,
+    error_bounds,
+    get_scale,
+    listen,
+    low_precision,
+    seen_keys,
+    shout,
+)
+from rooflab.reference.flash_attention import options
+from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
+from rooflab.roofline.model import Cost
+
+
+def reference(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    causal: bool = False,
+    softmax_scale: float | None = None,
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    return_lse: bool = False,
+) -> torch.Tensor | Outputs:
+    """softmax(q k^T * softmax_scale) v of each sequence in fp64.
+
+    q: (T, H, D); k, v: (S, H_kv, D); cu_seqlens_q, cu_seqlens_k: (B + 1,) int32, which begin at 0 and never fall:
+    sequence b has the queries cu_seqlens_q[b] to cu_seqlens_q[b + 1] and the keys likewise, either of which may be
+    none. max_seqlen_q, max_seqlen_k: at least the longest. Returns (T, H, D), and with `return_lse` the log-sum-exp
+    (T, H) too. Options as in `flash_attention`.
+    """
+    scores = Scores(get_scale(q, softmax_scale), softcap)
+    out = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
+    lse = torch.zeros(q.shape[:2], dtype=torch.float64, device=q.device)
+    for queries, keys in _spans(cu_seqlens_q, cu_seqlens_k):
+        seen = seen_keys(_length(queries), _length(keys), causal, window)
+        out[queries], lse[queries] = attend(q[queries], k[keys], v[keys], seen, scores, sinks)
+    return (out, lse) if return_lse else out
+
+
+def _spans(cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor) -> Iterator[tuple[slice, slice]]:
+    """Of each sequence, its queries and its keys."""
+    bounds = [cu.tolist() for cu in (cu_seqlens_q, cu_seqlens_k)]
+    pairs = [[slice(*pair) for pair in zip(own, own[1:], strict=False)] for own in bounds]
+    return zip(*pairs, strict=True)
+
+
+def _length(span: slice) -> int:
+    return int(span.stop - span.start)
+
+
+def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
+    """The bounds that `attention` derives, (T, H, D) fp64, and (T, H) where the log-sum-exp is asked for."""
+    q, k, v = inputs["q"], inputs["k"], inputs["v"]
+    scores = Scores(get_scale(q, inputs.get("softmax_scale")), inputs.get("softcap"))
+    bound = scheme.unit_roundoff * oracle[0].abs()
+    lse = torch.zeros(q.shape[:2], dtype=torch.float64, device=q.device)
+    for queries, keys in _spans(inputs["cu_seqlens_q"], inputs["cu_seqlens_k"]):
+        seen = seen_keys(_length(queries), _length(keys), bool(inputs.get("causal")), inputs.get("window"))
+        found = error_bounds(q[queries], k[keys], v[keys], seen, scores, scheme, inputs.get("sinks"))
+        bound[queries] += found[0]
+        lse[queries] = found[1]
+    return (bound, lse)[: len(oracle)]
+
+
+def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
+    """Normal q, k and v of `B` sequences, and the options that the case asks for.
+
+    Lengths are drawn from the seed, log-normally about half of `T` queries: the first sequence has `T` queries and `S`
+    keys, of three or more the middle one has no keys, and of four or more the last one has no queries. Elsewhere a
+    sequence has as many keys as queries, or `S` - `T` more.  On `meta` the offsets are real and on the CPU.
+    """
+    B, T, S, H, H_kv, D = (int(case[key]) for key in ("B", "T", "S", "H", "H_kv", "D"))
+    device = torch.device(device)
+    generator = torch.Generator().manual_seed(seed)
+    queries = (torch.randn(B, generator=generator) * 0.8).exp().mul(T / 2).round().long().clamp(min(T, 1), T)
+    queries[0] = T
+    keys = (queries + S - T).clamp(0, S)
+    if B >= 3:
+        keys[B // 2] = 0
+    if B >= 4:
+        queries[-1] = 0
+    bounds = [torch.nn.functional.pad(counts.cumsum(0), (1, 0)).int() for counts in (queries, keys)]
+    dtype, place = scheme.activation, torch.device("cpu") if device.type == "meta" else device
+    total_q, total_k = (int(counts[-1]) for counts in bounds)
+    return {
+        "q": randn(total_q, H, D, dtype=dtype, device=device, seed=seed),
+        "k": randn(total_k, H_kv, D, dtype=dtype, device=device, seed=seed + 1),
+        "v": randn(total_k, H_kv, D, dtype=dtype, device=device, seed=seed + 2),
+        "cu_seqlens_q": bounds[0].to(place),
+        "cu_seqlens_k": bounds[1].to(place),
+        "max_seqlen_q": int(queries.max()),
+        "max_seqlen_k": int(keys.max()),
+        "causal": bool(case["causal"]),
+        **options(case, H, device, seed + 3),
+    }
+
+
+def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
+    """One dominant key at each tile edge of every sequence and at its ends; the first and last of the next one's."""
+    S = int(case["S"])
+    for j in sorted({j for j in (*TILE_EDGES, S // 2, S - 1) if 0 <= j < S}):
+        inputs = make_inputs(case, scheme, device, seed)
+        listen(inputs["q"], inputs["k"])
+        for _, keys in _spans(inputs["cu_seqlens_q"], inputs["cu_seqlens_k"]):
+            if _length(keys):
+                shout(inputs["k"], inputs["v"], (keys.start + min(j, _length(keys) - 1),))
+        yield f"key {j} or the last of each sequence", inputs
+    for what in ("even", "odd"):
+        # Every second sequence holds NaN, which the others must not see.
+        inputs = make_inputs(case, scheme, device, seed)
+        inputs["q"], inputs["k"], inputs["v"] = (inputs[name].clone() for name in ("q", "k", "v"))
+        for number, (_, keys) in enumerate(_spans(inputs["cu_seqlens_q"], inputs["cu_seqlens_k"])):
+            if number % 2 == (what == "odd"):
+                inputs["k"][keys] = 8.0
+                inputs["v"][keys] = -100.0
+        yield f"{what} sequences of large keys and values", inputs
+    yield from low_precision(make_inputs(case, scheme, device, seed), "q", "k", "v")
+
+
+def cost(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    causal: bool = False,
+    softmax_scale: float | None = None,
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    return_lse: bool = False,
+) -> Cost:
+    """Two products over the visible pairs; what nobody sees or asks for is not read."""
+    T, H, D = q.shape
+    pairs, rows, keys_read = 0, 0, 0
+    for queries, keys in _spans(cu_seqlens_q, cu_seqlens_k):
+        seen = seen_keys(_length(queries), _length(keys), causal, window)
+        pairs += H * int(seen.counts.sum())
+        rows += int((seen.counts > 0).sum())
+        if int(seen.counts.sum()):
+            keys_read += int(seen.end.max() - seen.first.min())
+    read = rows * H * D * q.element_size() + keys_read * k.shape[1] * D * (k.element_size() + v.element_size())
+    read += nbytes(cu_seqlens_q, cu_seqlens_k, sinks)
+    return attention_cost(pairs, D, q, read, lse_rows=T * H if return_lse else 0)
+
+
+def _case(B: int, T: int, S: int, heads: tuple[int, int, int], causal: bool, **more: bool | int | float) -> Case:
+    H, H_kv, D = heads
+    return Case(B=B, T=T, S=S, H=H, H_kv=H_kv, D=D, causal=causal, **more)
+
+
+def _model(*heads: int) -> tuple[Case, ...]:
+    return tuple(_case(B, T, T, (heads[0], heads[1], heads[2]), True) for B, T in ((4, 512), (8, 2048)))
+
+
+SPEC = OpSpec(
+    name="flash_attention_varlen",
+    reference=reference,
+    make_inputs=make_inputs,
+    cost=cost,
+    outputs=("out", "lse"),
+    output_dtypes={"lse": torch.float32},
+    optional={"window": 0, "softcap": 0.0, "sinks": False, "lse": False},
+    tolerance=tolerance,
+    planted=planted,
+    cases={
+        "smoke": (_case(2, 40, 40, (4, 2, 64), True), _case(4, 33, 50, (3, 1, 64), False)),
+        "edge": (
+            _case(1, 1, 1, (1, 1, 64), True),
+            _case(1, 0, 5, (2, 1, 64), True),
+            _case(5, 65, 65, (3, 1, 64), True),
+            _case(4, 17, 129, (8, 1, 64), True),
+            _case(4, 70, 17, (7, 1, 64), True),
+            _case(3, 64, 128, (4, 4, 128), False),
+            _case(6, 33, 33, (2, 2, 64), True, lse=True),
+            _case(4, 100, 100, (4, 2, 64), True, window=17),
+            _case(4, 40, 60, (16, 1, 64), True, softcap=20.0, sinks=True, lse=True),
+            _case(3, 20, 47, (2, 1, 80), True),
+            _case(3, 20, 70, (2, 1, 256), True),
+        ),
+        "smollm2_135m": _model(9, 3, 64),
+        "qwen3_0_6b": _model(16, 8, 128),
+        "llama3_8b": _model(32, 8, 128),
+    },
+)

@@ -1,0 +1,130 @@
+"""merge_attention_states: attention over all keys, from attention over parts of them.
+
+A part's output and the natural log-sum-exp of its scores are enough (Ye et al., "FlashInfer", arXiv 2501.01005, section
+2.2): the parts of a split KV, or a shared prefix and each request's own suffix.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+
+from rooflab.reference.spec import FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
+from rooflab.roofline.model import Cost
+
+OPERATIONS = 4.0
+"""Roundings that an exponential, its sum and a product may add, for each part once more."""
+
+
+def reference(outs: torch.Tensor, lses: torch.Tensor) -> Outputs:
+    """The merged output and log-sum-exp in fp64.
+
+    outs: (P, T, H, D) fp32, fp16 or bf16; lses: (P, T, H) fp32, -inf where a part saw no key, whose output then counts
+    for nothing, whatever it holds. Returns (T, H, D) and (T, H); a row that no part saw a key of gives 0 and -inf.
+    """
+    weights, lse = _weights(lses)
+    kept = outs.double().masked_fill((lses == -math.inf)[..., None], 0.0)
+    return (weights[..., None] * kept).sum(0), lse
+
+
+def _weights(lses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each part's share (P, T, H), and the log-sum-exp of all (T, H)."""
+    lse = torch.logsumexp(lses.double(), dim=0)
+    return torch.exp(lses.double() - lse).masked_fill((lse == -math.inf).expand(lses.shape), 0.0), lse
+
+
+def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
+    """c u (P + max |lse - peak|) sum_p w_p |out_p| + u_out |ref|, and of the log-sum-exp c u (P + |lse|).
+
+    u = 2**-24, c = 4: a share errs by a few u and by the rounding of its exponent, a difference of two log-sum-exps
+    that is scaled to base 2; P shares are summed. Half a subnormal of the output follows.
+    """
+    weights, _ = _weights(inputs["lses"])
+    lses = inputs["lses"].double()
+    parts = lses.shape[0]
+    peak = lses.amax(0)
+    seen = lses > -math.inf
+    spread = (peak - lses).masked_fill(~seen, 0.0).clamp(max=200.0)
+    step = OPERATIONS * FP32_ROUNDOFF
+    kept = inputs["outs"].double().abs().masked_fill(~seen[..., None], 0.0)
+    error = (step * (parts + spread + peak.abs().nan_to_num(posinf=0.0)) * weights)[..., None] * kept
+    subnormal = torch.finfo(scheme.output).smallest_normal * scheme.unit_roundoff
+    out = error.sum(0) + scheme.unit_roundoff * oracle[0].abs() + subnormal
+    return out, step * (parts + oracle[1].abs().nan_to_num(posinf=0.0))
+
+
+def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
+    """Normal outputs, log-sum-exps about 3 apart; with `empty` a quarter of the parts saw no key and hold NaN."""
+    P, T, H, D = (int(case[key]) for key in ("P", "T", "H", "D"))
+    outs = randn(P, T, H, D, dtype=scheme.activation, device=device, seed=seed)
+    lses = randn(P, T, H, dtype=torch.float32, device=device, seed=seed + 1, scale=3.0)
+    if case["empty"] and not lses.is_meta:
+        unseen = torch.rand(P, T, H, generator=torch.Generator().manual_seed(seed + 2)) < 0.25
+        if T > 1:
+            unseen[:, T // 2] = True
+        lses[unseen.to(device)] = -math.inf
+        outs[unseen.to(device)] = math.nan
+    return {"outs": outs, "lses": lses}
+
+
+def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
+    """Each part in turn, of the first and last, outweighs the others; then log-sum-exps far from 0."""
+    for part in sorted({0, int(case["P"]) - 1}):
+        inputs = make_inputs(case, scheme, device, seed)
+        inputs["lses"][part] = 40.0
+        inputs["outs"][part] = torch.linspace(-8, 8, int(case["D"])).to(inputs["outs"])
+        yield f"part {part}", inputs
+    for shift in (300.0, -300.0):
+        inputs = make_inputs(case, scheme, device, seed)
+        inputs["lses"] += shift
+        yield f"log-sum-exps about {shift:g}", inputs
+
+
+def cost(outs: torch.Tensor, lses: torch.Tensor) -> Cost:
+    """Every part is read once, the result written; an exponential for each part and row."""
+    _, T, H, D = outs.shape
+    return Cost(
+        read_bytes=nbytes(outs, lses),
+        write_bytes=T * H * (D * outs.element_size() + 4),
+        vector_flops=2.0 * outs.numel(),
+        sfu_ops=float(lses.numel()),
+    )
+
+
+def _case(P: int, T: int, H: int, D: int, empty: bool = False) -> Case:
+    return Case(P=P, T=T, H=H, D=D, empty=empty)
+
+
+def _model(H: int, D: int) -> tuple[Case, ...]:
+    return _case(2, 64, H, D), _case(16, 1, H, D), _case(8, 64, H, D)
+
+
+SPEC = OpSpec(
+    name="merge_attention_states",
+    reference=reference,
+    make_inputs=make_inputs,
+    cost=cost,
+    outputs=("out", "lse"),
+    output_dtypes={"lse": torch.float32},
+    tolerance=tolerance,
+    planted=planted,
+    cases={
+        "smoke": (_case(2, 3, 4, 64), _case(5, 4, 3, 128, empty=True)),
+        "edge": (
+            _case(1, 1, 1, 64),
+            _case(1, 3, 2, 64, empty=True),
+            _case(2, 1, 1, 1),
+            _case(3, 7, 5, 80, empty=True),
+            _case(33, 2, 3, 64, empty=True),
+            _case(128, 1, 2, 192),
+            _case(2, 5, 1, 512, empty=True),
+            _case(4, 0, 2, 64),
+        ),
+        "smollm2_135m": _model(9, 64),
+        "qwen3_0_6b": _model(16, 128),
+        "llama3_8b": _model(32, 128),
+    },
+    no_library="no merge of attention states",
+)

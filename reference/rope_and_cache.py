@@ -1,0 +1,243 @@
+"""rope_and_cache: queries and keys of new tokens are rotated, keys and values go to their slots of the paged cache.
+
+`rope` and `kv_cache_write` in one pass over the new tokens, which are small: what counts is launches and round trips.
+A cache in e4m3 holds a value over its head's scale, rounded to nearest even and cut off at the largest, 448.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from rooflab.reference.compare import ErrorStats, elementwise
+from rooflab.reference.rope import THETA
+from rooflab.reference.spec import FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
+from rooflab.roofline.model import Cost
+
+FP8_MAX = 448.0
+"""The largest e4m3."""
+
+
+def reference(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    interleaved: bool = False,
+    *,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
+) -> Outputs:
+    """What q and the caches must hold afterwards, in fp64.
+
+    q: (T, H, D), rotated in place; k, v: (T, H_kv, D), left as they are; cos, sin: (max_position, R/2) fp32, where the
+    first R <= D values of a head are rotated and the rest stay; positions: (T,) int64; k_cache, v_cache: (num_blocks,
+    block_size, H_kv, D), of q's dtype, or e4m3 with k_scale, v_scale: (H_kv,) fp32; slot_mapping: (T,) int64, block *
+    block_size + offset, each at most once, -1 skipped (its q is rotated all the same).
+    """
+    turned_q, turned_k = (_turned(x.double(), cos, sin, positions, interleaved) for x in (q, k))
+    caches = []
+    for cache, new, scale in ((k_cache, turned_k, k_scale), (v_cache, v.double(), v_scale)):
+        if scale is not None:
+            new = (new / scale.double()[:, None]).clamp(-FP8_MAX, FP8_MAX)
+        held = cache.double().flatten(0, 1)
+        kept = slot_mapping >= 0
+        held[slot_mapping[kept]] = new[kept]
+        caches.append(held.view(cache.shape))
+    return turned_q, caches[0], caches[1]
+
+
+def _turned(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor, interleaved: bool
+) -> torch.Tensor:
+    """x, (T, heads, D) fp64, with the first R values of each head turned."""
+    R = 2 * cos.shape[1]
+    c, s = cos.double()[positions].unsqueeze(1), sin.double()[positions].unsqueeze(1)
+    first, second = _pairs(x[..., :R], interleaved)
+    pair = (first * c - second * s, second * c + first * s)
+    turned = torch.stack(pair, dim=-1).flatten(-2) if interleaved else torch.cat(pair, dim=-1)
+    return torch.cat((turned, x[..., R:]), dim=-1)
+
+
+def _pairs(x: torch.Tensor, interleaved: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    half = x.shape[-1] // 2
+    return (x[..., 0::2], x[..., 1::2]) if interleaved else (x[..., :half], x[..., half:])
+
+
+def compare(actual: Outputs, oracle: Outputs, inputs: Inputs, scheme: Scheme) -> list[ErrorStats]:
+    """q and the written keys within what rotating in fp32 and one rounding may lose; all else bit for bit.
+
+    4 u_32 (|first| + |second|) + u_out |ref| + half a subnormal, as in `rope`, with the cache's own dtype and scale.
+    Values that are not rotated are rounded only where the cache is in e4m3, and there a division may move one that
+    lies between two neighbours: 2 u_32 more.
+    """
+    R = 2 * inputs["cos"].shape[1]
+    slots = inputs["slot_mapping"]
+    kept = slots >= 0
+    limits = [_limit(inputs["q"].double(), oracle[0], R, inputs["interleaved"], scheme.output)]
+    for name, x, out in (("k", inputs["k"], oracle[1]), ("v", inputs["v"], oracle[2])):
+        scale, dtype = inputs.get(f"{name}_scale"), inputs[f"{name}_cache"].dtype
+        size = x.double() if scale is None else x.double() / scale.double()[:, None]
+        rows = out.flatten(0, 1)
+        limit = torch.zeros_like(rows)
+        rotated = R if name == "k" else 0
+        found = _limit(size[kept], rows[slots[kept]], rotated, inputs["interleaved"], dtype)
+        if scale is None:
+            found[..., rotated:] = 0.0
+        limit[slots[kept]] = found
+        limits.append(limit.view(out.shape))
+    found_and_wanted = zip(("q", "k_cache", "v_cache"), actual, oracle, limits, strict=True)
+    return [elementwise(name, out.double(), ref, limit) for name, out, ref, limit in found_and_wanted]
+
+
+def _limit(x: torch.Tensor, out: torch.Tensor, R: int, interleaved: bool, dtype: torch.dtype) -> torch.Tensor:
+    """Of rows (n, heads, D), the first R of a head turned and all rounded to `dtype`."""
+    info = torch.finfo(dtype)
+    first, second = _pairs(x[..., :R].abs(), interleaved)
+    size = first + second
+    magnitude = size.repeat_interleave(2, dim=-1) if interleaved else size.repeat(1, 1, 2)
+    error = torch.cat((4.0 * magnitude, 2.0 * x[..., R:].abs()), dim=-1) * FP32_ROUNDOFF
+    # An error just below a tie may go to the other neighbour: a unit roundoff of the error as well.
+    rounding = info.eps / 2 * (out.abs() + error) + info.smallest_normal * info.eps / 2
+    unrotated = torch.arange(out.shape[-1]) >= R
+    if dtype.itemsize > 1:
+        rounding = rounding.masked_fill(unrotated.to(out.device), 0.0)
+        error = error.masked_fill(unrotated.to(out.device), 0.0)
+    return error + rounding
+
+
+def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
+    """Normal q, k and v, the usual angles, random positions, caches full of other values, distinct random slots.
+
+    The first `skipped` tokens, spread over the batch, have slot -1. On `meta` positions and slots are real and on the
+    CPU. Raises `ValueError` where the cache has too few slots, or where `rotary` is odd or more than D.
+    """
+    T, H, H_kv, D, R = (int(case[key]) for key in ("T", "H", "H_kv", "D", "rotary"))
+    num_blocks, block_size, skipped = (int(case[key]) for key in ("num_blocks", "block_size", "skipped"))
+    max_position = int(case["max_position"])
+    if T > num_blocks * block_size or skipped > T:
+        raise ValueError(f"case: expected skipped <= T <= num_blocks * block_size, got {case.id}")
+    if R % 2 or R > D:
+        raise ValueError(f"case: expected an even rotary <= D, got {case.id}")
+    generator = torch.Generator().manual_seed(seed)
+    positions = torch.randint(max_position, (T,), generator=generator)
+    slots = torch.randperm(num_blocks * block_size, generator=generator)[:T].clone()
+    # Spread over the batch, so that a kernel that stops at the first -1 shows.
+    slots[torch.arange(skipped) * max(T // max(skipped, 1), 1)] = -1
+    frequencies = THETA ** (-torch.arange(R // 2, dtype=torch.float64, device=device) * 2 / max(R, 1))
+    angles = torch.arange(max_position, dtype=torch.float64, device=device)[:, None] * frequencies
+    dtype, cache = scheme.activation, (num_blocks, block_size, H_kv, D)
+    q = randn(T, H, D, dtype=dtype, device=device, seed=seed + 1)
+    found = {
+        "q": q,
+        "k": randn(T, H_kv, D, dtype=dtype, device=device, seed=seed + 2),
+        "v": randn(T, H_kv, D, dtype=dtype, device=device, seed=seed + 3),
+        "cos": angles.cos().float(),
+        "sin": angles.sin().float(),
+        "positions": positions if q.is_meta else positions.to(device),
+        "k_cache": randn(*cache, dtype=scheme.weight, device=device, seed=seed + 4),
+        "v_cache": randn(*cache, dtype=scheme.weight, device=device, seed=seed + 5),
+        "slot_mapping": slots if q.is_meta else slots.to(device),
+        "interleaved": bool(case["interleaved"]),
+    }
+    if scheme.weight.itemsize == 1:
+        for name in ("k_scale", "v_scale"):
+            found[name] = (0.01 + torch.rand(H_kv, generator=generator)).to(device)
+    return found
+
+
+def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
+    """The first and last slot of the cache for the first and last token; the ends of the tables; all skipped."""
+    last = int(case["num_blocks"]) * int(case["block_size"]) - 1
+    for slot in sorted({0, last}):
+        for token in sorted({0, int(case["T"]) - 1}):
+            inputs = make_inputs(case, scheme, device, seed)
+            slots = inputs["slot_mapping"]
+            slots[slots == slot] = -1  # each slot at most once
+            slots[token] = slot
+            yield f"token {token} to slot {slot}", inputs
+    for position in sorted({0, int(case["max_position"]) - 1}):
+        inputs = make_inputs(case, scheme, device, seed)
+        inputs["positions"].fill_(position)
+        yield f"position={position}", inputs
+    for column in sorted({0, int(case["rotary"]) // 2, int(case["rotary"]) - 1, int(case["D"]) - 1} - {-1}):
+        inputs = make_inputs(case, scheme, device, seed)
+        for name in ("q", "k", "v"):
+            inputs[name][..., column] = 1000.0
+        yield f"column={column}", inputs
+    inputs = make_inputs(case, scheme, device, seed)
+    inputs["slot_mapping"].fill_(-1)
+    yield "all skipped", inputs
+
+
+def cost(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    interleaved: bool = False,
+    *,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
+) -> Cost:
+    """q in and out, the rows of the tokens that have a slot in and out, a row of each table per distinct position."""
+    written = int((slot_mapping >= 0).sum())
+    row = k.shape[1] * k.shape[2]
+    tables = len(set(positions.tolist())) * cos.shape[1] * (cos.element_size() + sin.element_size())
+    read = nbytes(q, positions, slot_mapping, k_scale, v_scale) + 2 * written * row * k.element_size() + tables
+    turned = q.numel() + written * row
+    return Cost(
+        read_bytes=read,
+        write_bytes=nbytes(q) + 2 * written * row * k_cache.element_size(),
+        vector_flops=3.0 * turned,
+    )
+
+
+def _case(T: int, heads: tuple[int, int, int], **changes: bool | int) -> Case:
+    H, H_kv, D = heads
+    usual = {"rotary": D, "max_position": 64, "num_blocks": 4, "block_size": 16, "skipped": 0, "interleaved": False}
+    return Case(T=T, H=H, H_kv=H_kv, D=D, **{**usual, **changes})
+
+
+def _model(heads: tuple[int, int, int], max_position: int, *T_values: int) -> tuple[Case, ...]:
+    return tuple(_case(T, heads, max_position=max_position, num_blocks=512) for T in T_values)
+
+
+SPEC = OpSpec(
+    name="rope_and_cache",
+    reference=reference,
+    make_inputs=make_inputs,
+    cost=cost,
+    outputs=("q", "k_cache", "v_cache"),
+    cases={
+        "smoke": (_case(5, (4, 2, 64), skipped=1), _case(5, (4, 2, 64), skipped=1, interleaved=True)),
+        "edge": (
+            _case(1, (1, 1, 2), max_position=9, num_blocks=1, block_size=1),
+            _case(1, (9, 3, 64), num_blocks=2),
+            _case(7, (3, 3, 80), rotary=32, num_blocks=5, block_size=3, skipped=2),
+            _case(7, (3, 1, 80), rotary=32, num_blocks=5, block_size=3, skipped=3, interleaved=True),
+            _case(13, (16, 2, 96), num_blocks=13, block_size=1, skipped=3, interleaved=True),
+            _case(6, (5, 1, 33), rotary=10, skipped=2),
+            _case(3, (2, 2, 128), rotary=0, skipped=1),
+        ),
+        "smollm2_135m": _model((9, 3, 64), 8192, 1, 16, 512),
+        "qwen3_0_6b": _model((16, 8, 128), 40960, 1, 16, 512),
+        "llama3_8b": _model((32, 8, 128), 131072, 1, 16, 4096),
+    },
+    schemes=("fp32", "fp16", "bf16", "kv_fp8"),
+    compare=compare,
+    planted=planted,
+    mutates=("q", "k_cache", "v_cache"),
+    no_library="no rotary embedding and no paged cache",
+)

@@ -1,0 +1,83 @@
+"""merge_attention_states: parts of attention put together again, and what the launchers refuse."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from rooflab.kernels.merge_attention_states import fused, naive
+from rooflab.kernels.merge_attention_states.naive import merge_attention_states
+from rooflab.kernels.registry import get_kernel
+from rooflab.reference.attention import Scores, attend, seen_keys
+from rooflab.reference.merge_attention_states import SPEC, reference
+from rooflab.reference.spec import SCHEMES, Case
+
+KERNELS = [naive.merge_attention_states, fused.merge_attention_states]
+
+
+@pytest.mark.parametrize("cuts", [(0, 5, 40), (0, 1, 2, 40), (0, 0, 39, 40), (0, 20, 20, 40, 40)])
+def test_parts_of_the_keys_give_what_all_of_them_give(cuts: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 4, 16), torch.randn(40, 2, 16), torch.randn(40, 2, 16)
+    whole = attend(q, k, v, seen_keys(3, 40, False), Scores(0.25))
+    parts = [
+        attend(q, k[a:b], v[a:b], seen_keys(3, b - a, False), Scores(0.25))
+        for a, b in zip(cuts, cuts[1:], strict=False)
+    ]
+    merged = reference(torch.stack([out for out, _ in parts]), torch.stack([lse for _, lse in parts]))
+    torch.testing.assert_close(merged, whole, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("merge", KERNELS, ids=["naive", "fused"])
+def test_a_part_that_saw_no_key_counts_for_nothing_whatever_it_holds(merge) -> None:
+    outs, lses = torch.randn(3, 2, 2, 16), torch.zeros(3, 2, 2)
+    for poison in (math.nan, math.inf):
+        outs[1] = poison
+        lses[1] = -math.inf
+        lses[:, 1, 1] = -math.inf
+        out, lse = merge(outs, lses)
+        assert out.isfinite().all() and not out[1, 1].any() and lse[1, 1] == -math.inf
+        torch.testing.assert_close(out[0], outs[[0, 2], 0].mean(0))
+        torch.testing.assert_close(lse[0], torch.full((2,), math.log(2)))
+
+
+@pytest.mark.parametrize("merge", KERNELS, ids=["naive", "fused"])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"outs": torch.zeros(2, 3, 4)}, r"outs: expected shape \(\*, \*, \*, \*\), got \(2, 3, 4\)"),
+        ({"outs": torch.zeros(0, 3, 4, 8), "lses": torch.zeros(0, 3, 4)}, "outs: expected at least one part, got none"),
+        ({"lses": torch.zeros(2, 3, 5)}, r"lses: expected shape \(2, 3, 4\), got \(2, 3, 5\)"),
+        ({"lses": torch.zeros(2, 3, 4).half()}, "lses: expected torch.float32, got torch.float16"),
+        ({"outs": torch.zeros(2, 3, 4, 8, dtype=torch.int32)}, "outs: expected torch.float32 or"),
+        ({"out": torch.zeros(3, 4, 8)}, "out: expected a tuple of the output and the log-sum-exp"),
+        ({"out": (torch.zeros(3, 4, 8), torch.zeros(3, 5))}, r"out\[1\]: expected shape \(3, 4\), got \(3, 5\)"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(merge, change, message) -> None:
+    given = {"outs": torch.zeros(2, 3, 4, 8), "lses": torch.zeros(2, 3, 4)} | change
+    with pytest.raises(ValueError, match=message):
+        merge(**given)
+
+
+def test_strided_parts_of_one_workspace_are_taken() -> None:
+    case = Case.parse("P=3,T=4,H=2,D=16,empty=false")
+    inputs = SPEC.make_inputs(case, SCHEMES["fp32"], torch.device("cpu"), 0)
+    outs = torch.zeros(4, 2, 3, 24)[..., :16].permute(2, 0, 1, 3).copy_(inputs["outs"])
+    lses = torch.zeros(2, 4, 3).permute(2, 1, 0).copy_(inputs["lses"])
+    plain = merge_attention_states(**inputs)
+    for found in (fn(outs, lses) for fn in KERNELS):
+        torch.testing.assert_close(found, plain)
+
+
+def test_a_mistake_in_the_base_of_the_logarithm_is_seen() -> None:
+    case = SPEC.cases["smoke"][0]
+    inputs = SPEC.make_inputs(case, SCHEMES["fp32"], torch.device("cpu"), 0)
+    out, lse = get_kernel("merge_attention_states", "naive")(**inputs)
+    scaled = inputs | {"lses": inputs["lses"] / math.log(2)}
+    wrong = get_kernel("merge_attention_states", "naive")(**scaled)
+    oracle = SPEC.oracle(inputs)
+    assert all(verdict.passed for verdict in SPEC.judge((out, lse), oracle, inputs, SCHEMES["fp32"]))
+    assert not any(verdict.passed for verdict in SPEC.judge(wrong, oracle, inputs, SCHEMES["fp32"]))

@@ -1,0 +1,147 @@
+"""rope_and_cache: what the launchers refuse and leave alone, layouts, fp8, and that it is rope and kv_cache_write."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from rooflab.bench.static import CompileFailure, Request, compile_kernels
+from rooflab.kernels.registry import get_kernel
+from rooflab.kernels.rope.naive import rope
+from rooflab.kernels.rope_and_cache.fused import rope_and_cache as fused
+from rooflab.kernels.rope_and_cache.naive import rope_and_cache as naive
+from rooflab.reference.rope_and_cache import SPEC, reference
+from rooflab.reference.spec import SCHEMES, Case
+
+KERNELS = pytest.mark.parametrize("kernel", [naive, fused], ids=["naive", "fused"])
+CASE = Case.parse("T=6,H=4,H_kv=2,D=16,rotary=16,max_position=50,num_blocks=3,block_size=4,skipped=2,interleaved=false")
+
+
+def given(case: Case = CASE, scheme: str = "fp32") -> dict[str, Any]:
+    return SPEC.make_inputs(case, SCHEMES[scheme], torch.device("cpu"), 0)
+
+
+@KERNELS
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_it_is_rope_and_then_a_write_to_the_slots(kernel: Any, interleaved: bool) -> None:
+    inputs = given()
+    inputs["interleaved"] = interleaved
+    q, k = rope(*(inputs[name] for name in ("q", "k", "cos", "sin", "positions")), interleaved)
+    wanted = {name: inputs[name].clone() for name in ("k_cache", "v_cache")}
+    for token, slot in enumerate(inputs["slot_mapping"].tolist()):
+        if slot >= 0:
+            wanted["k_cache"][slot // 4, slot % 4] = k[token]
+            wanted["v_cache"][slot // 4, slot % 4] = inputs["v"][token]
+    before = inputs["k"].clone(), inputs["v"].clone()
+    assert kernel(**inputs) is None
+    torch.testing.assert_close(inputs["q"], q)
+    for name, cache in wanted.items():
+        torch.testing.assert_close(inputs[name], cache)
+    assert inputs["k"].equal(before[0]) and inputs["v"].equal(before[1])
+
+
+@KERNELS
+def test_heads_of_a_packed_projection_and_what_lies_between_them(kernel: Any) -> None:
+    inputs = given()
+    plain = {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in inputs.items()}
+    kernel(**plain)
+    packed = torch.full((6, 8, 24), 7.0)
+    for name, heads in (("q", slice(0, 4)), ("k", slice(4, 6)), ("v", slice(6, 8))):
+        packed[:, heads, :16] = inputs[name]
+        inputs[name] = packed[:, heads, :16]
+    kernel(**inputs)
+    torch.testing.assert_close(inputs["q"], plain["q"])
+    torch.testing.assert_close(inputs["k_cache"], plain["k_cache"])
+    assert (packed[..., 16:] == 7).all()
+
+
+@KERNELS
+def test_fp8_saturates_and_divides_by_the_scale(kernel: Any) -> None:
+    inputs = given(scheme="kv_fp8")
+    inputs["v"][:] = torch.tensor([1e4, -1e4, 3.0, 0.0]).repeat(4)
+    inputs["v_scale"] = torch.tensor([2.0, 0.5])
+    kernel(**inputs)
+    slot = int(inputs["slot_mapping"][inputs["slot_mapping"] >= 0][0])
+    stored = inputs["v_cache"].float().flatten(0, 1)[slot]
+    assert stored[0, :4].tolist() == [448, -448, 1.5, 0] and stored[1, :4].tolist() == [448, -448, 6, 0]
+
+
+@KERNELS
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("k", torch.zeros(6, 2, 15), r"k: expected shape \(6, \*, 16\), got \(6, 2, 15\)"),
+        ("v", torch.zeros(6, 3, 16), r"v: expected shape \(6, 2, 16\), got \(6, 3, 16\)"),
+        ("cos", torch.zeros(50, 9), "sin: expected shape"),
+        ("positions", torch.zeros(6, dtype=torch.int32), "positions: expected torch.int64, got torch.int32"),
+        ("slot_mapping", torch.zeros(5, dtype=torch.int64), r"slot_mapping: expected shape \(6\), got \(5,\)"),
+        ("k_cache", torch.zeros(3, 4, 2, 16).half(), "k_cache: expected torch.float32, got torch.float16"),
+        ("k_cache", torch.zeros(3, 4, 16, 2).mT, "k_cache: expected stride 1 in the last dimension"),
+        ("k_scale", torch.ones(2), "v_scale: expected both scales or none, got one"),
+        ("q", torch.zeros(6, 4, 16, dtype=torch.int32), "q: expected torch.float32 or"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(kernel: Any, name: str, value: torch.Tensor, message: str) -> None:
+    inputs = given() | {name: value}
+    before = {key: tensor.clone() for key, tensor in inputs.items() if isinstance(tensor, torch.Tensor)}
+    with pytest.raises(ValueError, match=message):
+        kernel(**inputs)
+    assert all(inputs[key].equal(tensor) for key, tensor in before.items())
+
+
+@KERNELS
+def test_tables_wider_than_a_head_are_refused(kernel: Any) -> None:
+    inputs = given() | {"cos": torch.zeros(50, 9), "sin": torch.zeros(50, 9)}
+    with pytest.raises(ValueError, match="cos: expected at most 8 columns, half of q's head_dim, got 9"):
+        kernel(**inputs)
+
+
+def test_slots_and_positions_outside_are_skipped_and_zeroed() -> None:
+    inputs = given()
+    caches = inputs["k_cache"].clone(), inputs["v_cache"].clone()
+    inputs["slot_mapping"].fill_(12)
+    inputs["positions"][0] = 50
+    fused(**inputs)
+    assert inputs["k_cache"].equal(caches[0]) and inputs["v_cache"].equal(caches[1])
+    assert not inputs["q"][0].any() and inputs["q"][1].any()
+
+
+@pytest.mark.parametrize("wrong", ["other pairing", "tail rotated", "k unrotated", "scale multiplied", "slot + 1"])
+def test_the_judge_refuses(wrong: str) -> None:
+    scheme = SCHEMES["kv_fp8" if wrong == "scale multiplied" else "bf16"]
+    case = CASE.but(rotary=8)
+    inputs = SPEC.make_inputs(case, scheme, torch.device("cpu"), 0)
+    oracle = SPEC.oracle(inputs)
+    other = dict(inputs)
+    if wrong == "other pairing":
+        other["interleaved"] = True
+    elif wrong == "tail rotated":
+        full = SPEC.make_inputs(CASE, scheme, torch.device("cpu"), 0)
+        other |= {"cos": full["cos"], "sin": full["sin"]}
+    elif wrong == "scale multiplied":
+        other |= {name: 1 / inputs[name] for name in ("k_scale", "v_scale")}
+    elif wrong == "slot + 1":
+        other["slot_mapping"] = torch.where(inputs["slot_mapping"] >= 0, (inputs["slot_mapping"] + 1) % 12, -1)
+    found = list(reference(**other))
+    if wrong == "k unrotated":
+        plain = reference(**inputs | {"cos": torch.ones_like(inputs["cos"]), "sin": torch.zeros_like(inputs["sin"])})
+        found[1] = plain[1]
+    stored = tuple(out.to(inputs[name].dtype) for name, out in zip(SPEC.outputs, found, strict=True))
+    right = tuple(out.to(inputs[name].dtype) for name, out in zip(SPEC.outputs, oracle, strict=True))
+    assert all(verdict.passed for verdict in SPEC.judge(right, oracle, inputs, scheme))
+    assert not all(verdict.passed for verdict in SPEC.judge(stored, oracle, inputs, scheme))
+
+
+def test_offsets_past_2_31_are_64_bits_wide() -> None:
+    case = Case.parse(
+        "T=4,H=32,H_kv=8,D=128,rotary=128,max_position=64,num_blocks=262144,block_size=16,skipped=0,interleaved=false"
+    )
+    request = Request("rope_and_cache", "fused", case, SCHEMES["bf16"])
+    (found,) = compile_kernels([request])
+    assert not isinstance(found, CompileFailure)
+    assert get_kernel("rope_and_cache", "fused").takes_config
+    ptx = found[0].ptx
+    # slot * H_kv * D and token * stride: products of 64 bits.
+    assert "mul.lo.s64" in ptx or "mad.lo.s64" in ptx
