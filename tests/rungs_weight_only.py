@@ -7,6 +7,7 @@ import re
 from rung_claims import calls, code, loop, rung
 
 from rooflab.bench.static import CompiledInfo
+from rooflab.reference.spec import Case
 
 SQUARE8 = "M={},N=8192,K=8192,bias=false"
 SQUARE4 = "M={},N=8192,K=8192,zeros={},bias=false"
@@ -50,6 +51,14 @@ def gemm_w8a16_dequant_dot() -> None:
     info = code("gemm_w8a16", "dequant_dot", "w8a16", SQUARE8.replace("N=8192", "N=28672").format(64))
     is_fed_from_registers(info)
     assert not any(instruction.opcode.startswith("I2F") for instruction in loop(info).instructions)
+
+
+@rung("gemm_w8a16/packed")
+def gemm_w8a16_packed() -> None:
+    """Many rows meet a block of channels after another, in bf16; few go the library's way."""
+    many, few = (calls("gemm_w8a16", "packed", Case(M=M, N=256, K=4096, bias=False)).names for M in (64, 4))
+    products = [sum(names[name] for name in names if "_linear_pointwise" in name) for names in (many, few)]
+    assert products == [2, 0] and (many["_weight_int8pack_mm"], few["_weight_int8pack_mm"]) == (0, 1)
 
 
 @rung("gemm_w4a16/gemv")

@@ -56,6 +56,7 @@ def test_groups_of_every_kind(kernel: Kernel, ends: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("kernel", KERNELS, ids=by_id)
 def test_empty_sizes(kernel: Kernel) -> None:
     assert kernel(a=torch.ones(0, 4), b=weights(2, 4, 8), offsets=bounds(0, 0)).shape == (0, 8)
+    assert kernel(a=torch.ones(0, 4), b=weights(0, 4, 8), offsets=bounds()).shape == (0, 8)
     assert kernel(a=torch.ones(3, 4), b=weights(2, 4, 0), offsets=bounds(1, 3)).shape == (3, 0)
     assert kernel(a=torch.ones(3, 0), b=weights(2, 0, 4), offsets=bounds(1, 3)).tolist() == [[0.0] * 4] * 3
 
@@ -116,6 +117,7 @@ def test_panels_are_enough_and_nobody_shares_one() -> None:
         ({"b": torch.ones(2, 5, 3)}, r"b: expected shape \(\*, 4, \*\), got \(2, 5, 3\)"),
         ({"b": torch.ones(2, 4, 3, dtype=torch.float16)}, "b: expected torch.float32, got torch.float16"),
         ({"a": torch.ones(2, 4, dtype=torch.int32)}, "a: expected torch.float32 or .*, got torch.int32"),
+        ({"b": torch.ones(0, 4, 3), "offsets": bounds()}, "b: expected an expert for the 2 rows of a, got none"),
         ({"offsets": bounds(2)}, r"offsets: expected shape \(3\), got \(2,\)"),
         ({"offsets": bounds(1, 2).long()}, "offsets: expected torch.int32, got torch.int64"),
         ({"offsets": torch.zeros(6, dtype=torch.int32)[::2]}, "offsets: expected a contiguous tensor"),
@@ -170,6 +172,9 @@ def test_the_library_says_what_torch_does_not_take() -> None:
     kernel = get_kernel("gemm_grouped", "library")
     reason = kernel.why_not_args({"a": torch.ones(3, 9), "b": weights(2, 9, 8), "offsets": bounds(1, 3)})
     assert "UNSUPPORTED: gemm_grouped/library: a: torch wants stride 1" in str(reason)
+    apart = torch.ones(3 * (16 * 8 + 1)).as_strided((3, 8, 16), (16 * 8 + 1, 1, 8))
+    reason = kernel.why_not_args({"a": torch.ones(3, 8), "b": apart, "offsets": bounds(1, 2, 3)})
+    assert "b: torch wants stride 1 in one dimension and addresses and strides of whole 16 bytes" in str(reason)
 
 
 def test_offsets_past_2_31() -> None:

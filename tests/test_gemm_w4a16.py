@@ -225,3 +225,5 @@ def test_what_marlin_is_given(monkeypatch) -> None:
     assert SPEC.judge((found,), SPEC.oracle(inputs), inputs, scheme)[0].passed
     assert marlin.unsupported(**inputs_of(zeros=True)) == "Marlin has no zero points"
     assert "groups of 128, got 8 scales for K=256" in marlin.unsupported(**inputs_of())
+    one = inputs_of(scheme, N=256, K=128)
+    assert marlin.unsupported(**one) == "Marlin reads the scales of a single group in the order of scales of channels"

@@ -204,6 +204,22 @@ def test_wide_groups_come_back_as_groups_of_128(group: int) -> None:
     assert read.group == 128 and read.scale.shape == (N, 4) and torch.equal(dequantized(read), weight)
 
 
+@pytest.mark.parametrize("group", [-1, 128])
+@pytest.mark.parametrize("K", [96, 200])
+def test_one_group_of_any_length_is_one_of_128_or_several(K: int, group: int) -> None:
+    """A group that holds all of K, as long as K is: of 128, the last one short."""
+    if group < K and group != -1:
+        group = K
+    codes, zeros, scales, weight = layer(K, 8, K)
+    g_idx = torch.zeros(K, dtype=torch.int32)
+    for read in (
+        read_awq(*awq_tensors(codes, zeros), scales, group=group),
+        read_gptq(*gptq_tensors(codes, zeros, v1=True), scales, g_idx, group=group),
+    ):
+        assert read.group == 128 and read.scale.shape == (8, -(-K // 128)) and read.order is None
+        assert torch.equal(dequantized(read), weight)
+
+
 def test_refusals_of_checkpoints() -> None:
     codes, zeros, scales, _ = layer(64, 8, 32)
     qweight, qzeros = gptq_tensors(codes, zeros, v1=True)

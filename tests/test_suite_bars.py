@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -87,6 +88,28 @@ def test_a_time_is_held_against_the_limit_of_its_card(answer, card, latency_ms, 
     found = answer(gemm_family.within, [failed("good", CASES[0])], op="gemm", case=CASES[0], scheme="bf16",
                    limits_us=limits)  # fmt: skip
     assert found.bar == "UNMEASURED" and found.figures == {}
+
+
+@pytest.mark.parametrize(("off", "bar"), [(0.0, "MET"), (2.0**-7, "MISSED"), (math.nan, "MISSED")])
+def test_the_error_of_sums_is_held_against_that_of_fp32_ones(off, bar, monkeypatch, tmp_path):
+    """Naive's sums, each off by a share of what it is: 2**-7 is four times the most that bf16 rounds away."""
+    from rooflab.kernels.registry import get_kernel
+
+    naive = get_kernel("gemm_fp8", "naive")
+    fine = dataclasses.replace(naive, name="fine", role="optimized")
+    rung = dataclasses.replace(fine, name="rung", fn=lambda a, b, a_scale, b_scale, bias=None, *, fast_accum=False:
+                               naive.fn(a, b, a_scale, b_scale, bias) * (1 + off))  # fmt: skip
+    monkeypatch.setattr(gemm_family, "usable", lambda context, op: [naive, fine, rung])
+    case = "M=32,N=48,K=512,scales=tensor,bias=false"
+    asked = {"op": "gemm_fp8", "case": case, "scheme": "fp8_e4m3", "most": 2.0}
+    context = Context("bar:x", tmp_path, "cpu", False, 10.0)
+    found = gemm_family.accumulated(context, **asked)
+    assert found.bar == bar and found.status == "DONE" and not (tmp_path / "running.json").exists()
+    assert found.figures["fine: largest error over fp32's"] == 1.0
+    assert gemm_family.accumulated(dataclasses.replace(context, dry_run=True), **asked).bar == "UNMEASURED"
+    monkeypatch.setattr(gemm_family, "usable", lambda context, op: [naive, get_kernel("gemm_fp8", "promoted_ws")])
+    found = gemm_family.accumulated(context, **asked)
+    assert found.bar == "UNMEASURED" and "gemm_fp8/promoted_ws: UNSUPPORTED: needs a CUDA device" in found.reason
 
 
 def test_a_rung_that_is_wrong_or_was_not_timed_on_every_case_answers_nothing(answer):

@@ -125,11 +125,19 @@ def latencies(records: Sequence[Record]) -> dict[str, dict[str, float]]:
 
 
 def ratios(records: Sequence[Record], cases: Sequence[str]) -> list[Ratio]:
-    """Every optimized kernel that was timed on all `cases` where the library's was too, best geomean first."""
+    """Every optimized kernel that was timed on all `cases` where the library's was too, best geomean first.
+
+    The library is torch's best at each case: its own choice, and the backends that peers name.
+    """
     times = latencies(records)
     libraries = {str(record.kernel) for record in records if record.role == "library"}
+    named = {str(record.kernel) for record in records if record.role == "peer" and record.backend == "torch"}
     rungs = {str(record.kernel) for record in records if record.role == "optimized"}
-    base = next((times[name] for name in libraries if name in times), {})
+    own = next((times[name] for name in libraries if name in times), {})
+    base = {
+        case: min(ms, *(times[name].get(case, math.inf) for name in named & times.keys()), math.inf)
+        for case, ms in own.items()
+    }
     found = []
     for name in rungs & times.keys():
         if cases and all(case in base and case in times[name] for case in cases):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from rooflab.kernels._checks import output
-from rooflab.kernels.gemm_fp8._operands import GROUP, block_scaled, check_operands
+from rooflab.kernels.gemm_fp8._operands import GROUP, block_scaled, check_operands, why_no_tma
 from rooflab.kernels.registry import register
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
@@ -45,9 +45,11 @@ def unsupported(
     K, N = b.shape
     if K % MULTIPLE or N % MULTIPLE:
         return f"cuBLASLt takes N and K in multiples of {MULTIPLE}, got {N} and {K}"
-    if a.stride(1) != 1 or b.stride(0) != 1:
-        return "cuBLASLt takes a in rows and b in columns of K on Hopper"
-    return _why_no_blocks(a, b, a_scale, b_scale, bias) if block_scaled(a_scale) else None
+    # cuBLASLt wants of fp8 operands what TMA does, and torch hands a view over as it lies.
+    reason = why_no_tma(a, b)
+    if reason is None and block_scaled(a_scale):
+        reason = _why_no_blocks(a, b, a_scale, b_scale, bias)
+    return reason
 
 
 def _why_no_blocks(

@@ -12,8 +12,8 @@ from rooflab.kernels._checks import check_contiguous, check_dtype, check_float, 
 def check_operands(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> tuple[int, int, int, int]:
     """T, E, N and K.
 
-    Raises `ValueError` unless a is (T, K) and b (E, K, N) of one float dtype, and offsets (E + 1,) int32, contiguous
-    and on a's device.
+    Raises `ValueError` unless a is (T, K) and b (E, K, N) of one float dtype, with an expert where a has rows, and
+    offsets (E + 1,) int32, contiguous and on a's device.
     """
     check_shape("a", a, None, None)
     T, K = a.shape
@@ -21,6 +21,8 @@ def check_operands(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> t
     E, _, N = b.shape
     check_float("a", a)
     check_dtype("b", b, a.dtype)
+    if T and not E:
+        raise ValueError(f"b: expected an expert for the {T} rows of a, got none")
     check_shape("offsets", offsets, E + 1)
     check_dtype("offsets", offsets, torch.int32)
     check_contiguous("offsets", offsets)

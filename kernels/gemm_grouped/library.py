@@ -32,9 +32,11 @@ def unsupported(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> str 
     for name, matrix in (("a", a), ("b", b)):
         size = matrix.element_size()
         rows, columns = matrix.stride()[-2:]
+        # torch does not ask for the distance between experts, and its kernel's TMA wants that too.
+        apart = matrix.stride(0) * size if matrix.ndim == 3 and matrix.shape[0] > 1 else 0
         wide = max(rows, columns) * size
         address = 0 if matrix.device.type == "meta" else matrix.data_ptr()
-        if 1 not in (rows, columns) or wide % ALIGNMENT or address % ALIGNMENT:
+        if 1 not in (rows, columns) or wide % ALIGNMENT or apart % ALIGNMENT or address % ALIGNMENT:
             return (
                 f"{name}: torch wants stride 1 in one dimension and addresses and strides of whole {ALIGNMENT} bytes, "
                 f"got strides {tuple(matrix.stride())} of {size} bytes"

@@ -77,6 +77,8 @@ def unsupported(
         return "Marlin adds no bias"
     if scale.shape[1] * GROUP != a.shape[1]:
         return f"Marlin takes groups of {GROUP}, got {scale.shape[1]} scales for K={a.shape[1]}"
+    if scale.shape[1] == 1:
+        return "Marlin reads the scales of a single group in the order of scales of channels"
     return _why_not(b.shape[0], a.shape[1])
 
 

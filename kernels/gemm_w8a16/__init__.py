@@ -6,9 +6,10 @@ gemv         over naive, up to 8 rows of a: a stream of packed codes, dequantise
              subtraction, for mma.m16n8k16; each is read once, 16 bytes a lane, and one wave of warps shares K
 dequant_dot  over naive, any rows of a: codes become the left operand of wgmma in registers, and a is the right one from
              shared memory; loses to gemv at few rows, where stages of shared memory stand in the stream's way
+packed       over library, on a CPU: library's call for few rows; for many, codes become bf16 a block of channels at a
+             time, which stays in L2, and oneDNN multiplies and scales it: library reads them for every four rows
 
 gemv and dequant_dot read one packed form, so that a model keeps one.  Both multiply codes exactly, and scale fp32 sums.
 Their times are unmeasured on a GPU.  Predicted by `rooflab explain` for gemv at M=1, N=K=8192: 24.0 us on an H100 SXM
-(bound 20.0), 17.3 us on an H200 (14.0).  On a CPU there is no rung over library: it reads half the bytes of bf16, and
-torch has no call that packs int8 weights for 16-bit activations.
+(bound 20.0), 17.3 us on an H200 (14.0).
 """

@@ -24,6 +24,8 @@ CPU_STEP = 16
 CPU_ROWS = 4
 CPU_ALIGNMENT = {"a": 32, "b": 16}
 """Bytes of which its aligned loads want every row's address to be a multiple."""
+CUDA_LIMIT = 2**31
+"""Elements of an operand, which the kernel on CUDA counts in 32 bits."""
 
 
 def traffic(
@@ -50,7 +52,8 @@ def unsupported(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, bias: tor
     if not a.is_contiguous() or not b.mT.is_contiguous():
         return "torch takes a and b.mT contiguous"
     if a.device.type == "cuda":
-        return None
+        large = max(a.numel(), b.numel(), a.shape[0] * b.shape[1]) >= CUDA_LIMIT
+        return "torch's kernel for CUDA takes operands of fewer than 2**31 elements" if large else None
     if scale.dtype != a.dtype:
         return f"torch takes a scale of the activation's dtype on a CPU, got {scale.dtype}"
     if a.shape[1] % CPU_STEP:

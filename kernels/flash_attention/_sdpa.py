@@ -1,0 +1,56 @@
+"""torch's scaled_dot_product_attention with one of its CUDA backends, for the kernels that name one."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from rooflab.kernels.flash_attention._args import check_args
+from rooflab.reference.spec import nbytes
+from rooflab.roofline.model import Traffic
+
+
+def traffic(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False, softmax_scale: float | None = None
+) -> Traffic:
+    """Each operand once: a fused kernel keeps the scores on the chip."""
+    return Traffic(nbytes(q, k, v), nbytes(q))
+
+
+def unsupported(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False, softmax_scale: float | None = None
+) -> str | None:
+    """Why no fused backend is asked for these inputs, or None."""
+    if q.dtype == torch.float32:
+        return "takes fp16 and bf16, got fp32"
+    if causal and q.shape[1] != k.shape[1]:
+        return f"is causal at the upper left, got {q.shape[1]} queries and {k.shape[1]} keys; library turns that round"
+    return None
+
+
+def attend(
+    backend: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, softmax_scale: float | None
+) -> torch.Tensor:
+    """Attention by the backend of this name in `SDPBackend`, which raises `RuntimeError` where it will not take it.
+
+    Raises `ValueError` on shapes or dtypes that do not fit.
+    """
+    # Imported late: with it comes torch._dynamo, 1.4 s of every command.
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    check_args(q, k, v)
+    reason = unsupported(q, k, v, causal)
+    if reason:
+        raise ValueError(f"q: {reason}")
+    if q.numel() == 0 or k.shape[1] == 0:
+        return torch.zeros_like(q)
+    with sdpa_kernel(getattr(SDPBackend, backend)):
+        result = F.scaled_dot_product_attention(
+            q.transpose(1, 2),
+            k.transpose(1, 2),
+            v.transpose(1, 2),
+            is_causal=causal,
+            scale=softmax_scale,
+            enable_gqa=q.shape[2] != k.shape[2],
+        )
+    return result.transpose(1, 2)

@@ -1,0 +1,99 @@
+"""FlashAttention-3 (Shah et al., arXiv 2407.08608), its authors' package, where it is installed."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from rooflab.kernels._attention import Returned, check_options
+from rooflab.kernels.flash_attention._args import check_args
+from rooflab.kernels.registry import register
+from rooflab.reference.spec import nbytes
+from rooflab.roofline.model import Traffic
+
+PACKAGE = "flash_attn_interface"
+
+
+def traffic(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool = False,
+    softmax_scale: float | None = None,
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
+    return_lse: bool = False,
+) -> Traffic:
+    """Each operand once, as L2 holds one sequence's keys while its tiles of queries read them."""
+    lse = 4 * q.shape[0] * q.shape[1] * q.shape[2] if return_lse else 0
+    return Traffic(nbytes(q, k, v), nbytes(q) + lse)
+
+
+def unsupported(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool = False,
+    softmax_scale: float | None = None,
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
+    return_lse: bool = False,
+) -> str | None:
+    """Why the package cannot take these inputs, or None."""
+    if q.dtype == torch.float32:
+        return "takes fp16 and bf16, got fp32"
+    if q.shape[-1] > 256 or q.shape[-1] % 8:
+        return f"needs a head_dim of at most 256 in multiples of 8, got {q.shape[-1]}"
+    return None
+
+
+@register(
+    op="flash_attention",
+    name="flash_attention_3",
+    role="peer",
+    backend="cuda",
+    min_sm=90,
+    devices=("cuda",),
+    requires=(PACKAGE,),
+    unsupported=unsupported,
+    traffic=traffic,
+)
+def flash_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool = False,
+    softmax_scale: float | None = None,
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
+    return_lse: bool = False,
+) -> Returned:
+    """`flash_attn_func`.  q: (B, T, H, D); k, v: (B, S, H_kv, D); returns (B, T, H, D).
+
+    Takes no `out`: the package's call allocates; its log-sum-exp is (B, H, T), given back as the view (B, T, H).
+    Raises `ValueError` on shapes, dtypes or options that do not fit.
+    """
+    check_args(q, k, v)
+    check_options(q, causal, window, softcap, None)
+    library: Any = import_module(PACKAGE)
+    found = library.flash_attn_func(
+        q,
+        k,
+        v,
+        softmax_scale=softmax_scale,
+        causal=causal,
+        window_size=window_sizes(window),
+        softcap=softcap or 0.0,
+        return_attn_probs=return_lse,
+    )
+    return (found[0], found[1].transpose(1, 2)) if return_lse else found
+
+
+def window_sizes(window: int | None) -> tuple[int, int]:
+    """Keys to the left and to the right of a query's own; -1 is all."""
+    return (-1, -1) if window is None else (window - 1, 0)

@@ -1,0 +1,29 @@
+"""scaled_dot_product_attention by cuDNN's fused attention, whatever the library's own choice would be."""
+
+from __future__ import annotations
+
+import torch
+
+from rooflab.kernels.flash_attention._sdpa import attend, traffic, unsupported
+from rooflab.kernels.registry import register
+
+
+@register(
+    op="flash_attention",
+    name="sdpa_cudnn",
+    role="peer",
+    backend="torch",
+    min_sm=80,
+    devices=("cuda",),
+    unsupported=unsupported,
+    traffic=traffic,
+)
+def flash_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False, softmax_scale: float | None = None
+) -> torch.Tensor:
+    """Attention by cuDNN's fused attention.  q: (B, T, H, D); k, v: (B, S, H_kv, D); returns (B, T, H, D).
+
+    Takes no `out`: torch's call allocates. Raises `ValueError` on shapes or dtypes that do not fit, `RuntimeError`
+    where the backend will not take them.
+    """
+    return attend("CUDNN_ATTENTION", q, k, v, causal, softmax_scale)

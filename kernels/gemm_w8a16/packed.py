@@ -1,0 +1,112 @@
+"""Over library, on a CPU: many rows of a find the codes as bf16 in cache, a block of output channels at a time.
+
+torch's own call reads the codes again for every four rows of a, and multiplies in fp32.  For few rows that is the best
+there is, and this rung calls it; for many it takes three times as long as a product in bf16.  Here a block of codes
+becomes bf16, which holds them exactly, in a buffer as large as a core's L2, and oneDNN multiplies it and scales its
+fp32 sums in one call: no weight is rounded, and from memory come codes alone.  With a bias, or a scale of another
+dtype, the block is scaled instead, which rounds each weight once.
+
+`prepare` puts the codes in rows of output channels at an aligned address, which the call for few rows wants; it copies
+none that lie so already.  Preliminary, least of interleaved calls on one core of an AMD EPYC with AVX-512 that had
+other work beside, torch 2.13.0, N=K=4096, three weights in turn, in ms (in brackets library, and
+torch.nn.functional.linear in bf16): M=1 1.7 (1.5, 3.6), M=16 22 (21, 9), M=24 18 (30, 10), M=64 40 (82, 25), M=512 253
+(727, 211).  So it wins over bf16 where bytes are all that counts, and loses 1.2 to 2.4 times above, for half the memory;
+the bound at M=1, codes at the rate of a sum over fp32, was 0.9.  Integer products (VNNI) of activations split exactly
+into digits of seven bits were no faster than library at M=1, where both wait for memory, and slower than bf16 at M=16.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from rooflab.kernels._checks import check_dtype, check_shape, output
+from rooflab.kernels.gemm_w8a16 import library
+from rooflab.kernels.gemm_w8a16._operands import check_operands
+from rooflab.kernels.registry import register
+from rooflab.reference.spec import nbytes
+from rooflab.roofline.model import Traffic
+
+FEW_ROWS = 16
+"""Rows up to which torch's call for int8 is no slower."""
+BLOCK_VALUES = 2**19
+"""Weights of a block: 1 MiB in bf16, the L2 of a core."""
+CHANNELS = 16
+"""Of which a block is a multiple."""
+
+
+def pack(b: torch.Tensor) -> torch.Tensor:
+    """b, (K, N) int8, stored (N, K) at an address that torch's call takes; itself where it is so already.
+
+    Raises `ValueError` on another dtype or shape.
+    """
+    check_shape("b", b, None, None)
+    check_dtype("b", b, torch.int8)
+    rows = b.mT.contiguous()
+    if not rows.is_meta and rows.data_ptr() % library.CPU_ALIGNMENT["b"]:
+        rows = rows.clone()
+    return rows.mT
+
+
+def traffic(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None = None) -> Traffic:
+    """With few rows what library moves; else every operand once, for blocks stay in cache."""
+    if _few(a, b, scale, bias):
+        return library.traffic(a, b, scale, bias, device="cpu")
+    return Traffic(read_bytes=nbytes(a, b, scale, bias), write_bytes=2 * a.shape[0] * b.shape[1])
+
+
+def unsupported(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None = None) -> str | None:
+    """Where oneDNN has no product in bf16."""
+    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return "oneDNN multiplies no bf16 on this CPU"
+    return None
+
+
+def _few(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    """Whether torch's call for int8 takes these, and is the faster."""
+    return a.shape[0] <= FEW_ROWS and library.unsupported(a, b, scale, bias) is None
+
+
+@register(
+    op="gemm_w8a16",
+    name="packed",
+    role="optimized",
+    backend="torch",
+    devices=("cpu",),
+    prepare=pack,
+    traffic=traffic,
+    unsupported=unsupported,
+)
+def gemm_w8a16(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """a (scale b) + bias; for many rows of a by blocks of output channels.
+
+    a: (M, K) bf16; b: (K, N) int8, best from `pack`; any strides of both; scale: (N,) fp32, fp16 or bf16; bias: (N,)
+    bf16; returns (M, N) bf16.  Raises `ValueError` on shapes or dtypes that do not fit.
+    """
+    M, N, K = check_operands(a, b, scale, bias)
+    if out is not None:
+        output(out, (M, N), a)
+    if M and N and K and _few(a, b, scale, bias):
+        result = torch._weight_int8pack_mm(a, b.mT, scale)
+        return result if out is None else out.copy_(result)
+    out = output(out, (M, N), a)
+    if not M or not N or not K:
+        return out.zero_() if bias is None else out.copy_(bias.expand(M, N))
+    exact = bias is None and scale.dtype == a.dtype
+    wide = min(max(BLOCK_VALUES // K // CHANNELS, 1) * CHANNELS, N)
+    buffer = torch.empty((wide, K), dtype=a.dtype)
+    for first in range(0, N, wide):
+        channels = slice(first, min(first + wide, N))
+        weight = buffer[: channels.stop - first].copy_(b.mT[channels])
+        if exact:
+            product = torch.ops.mkldnn._linear_pointwise.binary(a, scale[None, channels], weight, None, "mul")
+        else:
+            weight.mul_(scale[channels, None])
+            product = torch.nn.functional.linear(a, weight, None if bias is None else bias[channels])
+        out[:, channels] = product
+    return out
