@@ -25,6 +25,7 @@ from rooflab.bench.code.capture import Launch, recording_triton
 from rooflab.bench.code.cases import select
 from rooflab.bench.code.cubin import code_hash, read_cubin
 from rooflab.bench.code.cuda_capture import recording_cuda
+from rooflab.bench.preparing import packed
 from rooflab.kernels import registry
 from rooflab.reference.spec import Case, get_scheme
 
@@ -67,7 +68,7 @@ def launches_of(kernel: registry.Kernel, request: Mapping[str, Any]) -> list[Lau
     # Lengths and tables too: on a GPU a launcher finds them there, and reading one would wait for the device.
     arguments = {name: _to_meta(value) for name, value in inputs.items() if name in kernel.accepted}
     if kernel.prepare is not None and spec.prepared is not None:
-        arguments[spec.prepared] = kernel.prepare(arguments[spec.prepared])
+        arguments[spec.prepared] = packed(kernel.prepare, spec.prepared, arguments)
     if request["config"] is not None:
         from rooflab.kernels.configs import make_config
 

@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import torch
 
+from rooflab.bench.preparing import packed
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, as_tuple, nbytes
 from rooflab.roofline.model import Traffic
@@ -41,7 +42,7 @@ class Rotation:
         for inputs in copies:
             arguments = {name: value for name, value in inputs.items() if name in kernel.accepted}
             if kernel.prepare is not None and spec.prepared is not None and arguments.get(spec.prepared) is not None:
-                arguments[spec.prepared] = kernel.prepare(arguments[spec.prepared])
+                arguments[spec.prepared] = packed(kernel.prepare, spec.prepared, arguments)
             if kernel.takes_out and not spec.mutates:
                 outputs = outputs or as_tuple(kernel.fn(**arguments))
                 outs = tuple(torch.empty_like(output) for output in outputs)

@@ -178,7 +178,8 @@ def wrong_on_new_data(timed: Mapping[str, Timed], spec: OpSpec, scheme: Scheme, 
 
 def kept_names(spec: OpSpec, inputs: Mapping[str, Any]) -> frozenset[str]:
     """The weights: a kernel may keep what it made of one for as long as it is the same tensor."""
-    return frozenset(name for name in inputs if name in (spec.prepared, "weight"))
+    beside = getattr(spec, "prepared_with", ())  # an older tree's definition, in an A/B, has none
+    return frozenset(name for name in inputs if name in (spec.prepared, *beside, "weight"))
 
 
 def alike(inputs: Mapping[str, Any], others: Mapping[str, Any]) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from rooflab.bench import check_streams
+from rooflab.bench.call_outputs import names
 from rooflab.bench.cheats import ALLOCATIONS, alike, changes_later, kept_answer, kept_names, never_written
 from rooflab.bench.check_tools import tampered
 from rooflab.bench.check_weak import passing_wrong_answers
@@ -133,8 +134,8 @@ class Check:
         """The last call's output must still be what it was; then it is nobody's, and is overwritten."""
         if self.unsettled is None:
             return
-        names = self.spec.names(self.unsettled.outputs)
-        for name, output, was in zip(names, self.unsettled.outputs, self.unsettled.read, strict=True):
+        every = names(self.spec, self.unsettled.outputs)
+        for name, output, was in zip(every, self.unsettled.outputs, self.unsettled.read, strict=True):
             if not torch.equal(bits(output), bits(was)):
                 raise Failed("INCORRECT", f"{name}: an earlier call's output has changed since")
         wipe(self.unsettled.outputs)
@@ -194,7 +195,7 @@ class Check:
         if self.kernel.nondeterministic is not None:
             return trials
         for later in trials[1:]:
-            for name, one, other in zip(self.spec.names(later.read), trials[0].read, later.read, strict=True):
+            for name, one, other in zip(names(self.spec, later.read), trials[0].read, later.read, strict=True):
                 if not torch.equal(bits(one), bits(other)):
                     raise Failed("INCORRECT", f"{name}: two runs on the same inputs differ in their bits")
         return trials

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
+from rooflab.bench.call_outputs import dtypes, names
 from rooflab.bench.trial import Data
 from rooflab.reference.spec import OpSpec, Outputs, Scheme
 
@@ -15,12 +16,11 @@ def passing_wrong_answers(spec: OpSpec, data: Data, scheme: Scheme) -> Iterator[
 
     An output of one element has no mean or shift of its own, an empty one nothing to judge.
     """
-    names = spec.names(data.oracle)
     right = tuple(
-        oracle if spec.mutates else oracle.to(spec.output_dtype(name, oracle, scheme))
-        for name, oracle in zip(names, data.oracle, strict=True)
+        oracle if spec.mutates else oracle.to(dtype)
+        for oracle, dtype in zip(data.oracle, dtypes(spec, data.oracle, scheme), strict=True)
     )
-    for index, (name, oracle) in enumerate(zip(names, data.oracle, strict=True)):
+    for index, (name, oracle) in enumerate(zip(names(spec, data.oracle), data.oracle, strict=True)):
         for label, wrong in _wrong_answers(oracle, data.inputs[name] if spec.mutates else None):
             answer: Outputs = (*right[:index], wrong.to(right[index].dtype), *right[index + 1 :])
             if all(stats.passed for stats in spec.judge(answer, data.oracle, data.inputs, scheme)):

@@ -17,6 +17,7 @@ import torch
 
 from rooflab.bench.emulation import Launches, emulating_launches
 from rooflab.bench.poison import poisoned_allocations
+from rooflab.bench.preparing import packed
 from rooflab.bench.ptx.launch import Checks
 from rooflab.bench.ptx.machine.errors import EmulationError
 from rooflab.bench.ptx.results import Result
@@ -104,7 +105,7 @@ def run(request: Mapping[str, Any]) -> Answer:
 def _arguments(kernel: Kernel, spec: OpSpec, inputs: Inputs, config: Any) -> dict[str, Any]:
     given = {name: value for name, value in inputs.items() if name in kernel.accepted}
     if kernel.prepare is not None and spec.prepared is not None:
-        given[spec.prepared] = kernel.prepare(given[spec.prepared])
+        given[spec.prepared] = packed(kernel.prepare, spec.prepared, given)
     if config is not None:
         given["config"] = make_config(kernel, config)
     return given

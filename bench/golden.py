@@ -21,6 +21,7 @@ from rooflab.bench.emulated_calls import call
 from rooflab.bench.emulated_checks import can_be_emulated
 from rooflab.bench.environment import snapshot
 from rooflab.bench.predict.cases import Target
+from rooflab.bench.preparing import packed
 from rooflab.kernels import registry
 from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, get_scheme
 
@@ -66,7 +67,7 @@ def outputs_of(target: Target, device: torch.device) -> Outputs:
     }
     given = {name: value for name, value in inputs.items() if name in kernel.accepted}
     if kernel.prepare is not None and spec.prepared is not None:
-        given[spec.prepared] = kernel.prepare(given[spec.prepared])
+        given[spec.prepared] = packed(kernel.prepare, spec.prepared, given)
     found = kernel.fn(**given)
     outputs = tuple(given[name] for name in spec.outputs) if spec.mutates else found
     outputs = (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)

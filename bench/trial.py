@@ -14,6 +14,7 @@ import torch
 
 from rooflab.bench import check_streams as streams
 from rooflab.bench import check_tools
+from rooflab.bench.call_outputs import dtypes, names
 from rooflab.bench.cheats import (
     aliases,
     changes_later,
@@ -24,6 +25,7 @@ from rooflab.bench.cheats import (
     work_noted,
 )
 from rooflab.bench.poison import Guarded, guard, guard_output, poisoned_allocations
+from rooflab.bench.preparing import packed as packed_with
 from rooflab.bench.records import Status
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import Inputs, OpSpec, Outputs, Scheme
@@ -99,7 +101,7 @@ def prepare(kernel: Kernel, spec: OpSpec, inputs: Inputs) -> Data:
     weight = guard(inputs[name])
     try:
         with poisoned_allocations():
-            packed = kernel.prepare(weight.view)
+            packed = packed_with(kernel.prepare, name, {**inputs, name: weight.view})
     except known_errors() as error:
         raise failure(error, "prepare") from error
     damage = weight.damage(may_change=False)
@@ -120,7 +122,7 @@ def run(
     outs = [
         guard_output(tuple(oracle.shape), dtype, device, padded=layout.out == "padded", stale=stale)
         for (oracle, dtype), stale in zip_longest(
-            zip(data.oracle, _dtypes(spec, data, scheme), strict=True) if layout.out else (),
+            zip(data.oracle, dtypes(spec, data.oracle, scheme), strict=True) if layout.out else (),
             layout.stale if layout.out else (),
         )
     ]
@@ -185,11 +187,6 @@ def _raise_tampered(device: torch.device) -> None:
         raise Failed("INVALID", f"L2 persistence: {set_aside} bytes of L2 are set aside and outlive a flush")
 
 
-def _dtypes(spec: OpSpec, data: Data, scheme: Scheme) -> list[torch.dtype]:
-    names = zip(spec.names(data.oracle), data.oracle, strict=True)
-    return [spec.output_dtype(name, oracle, scheme) for name, oracle in names]
-
-
 def _may_take(kernel: Kernel, spec: OpSpec, arguments: dict[str, Any], may_refuse: bool) -> None:
     checked = {name: value for name, value in arguments.items() if name != "out"}
     reason = (kernel.why_not_args(checked, spec) or "").removeprefix("UNSUPPORTED: ")
@@ -219,14 +216,14 @@ def _collect(
     if not isinstance(returned, torch.Tensor | tuple | list):
         raise Failed("INCORRECT", f"returned {type(returned).__name__}, expected {', '.join(spec.outputs)}")
     outputs = (returned,) if isinstance(returned, torch.Tensor) else tuple(returned)
-    names = spec.names(data.oracle)
-    if len(outputs) != len(names) or not all(isinstance(output, torch.Tensor) for output in outputs):
-        raise Failed("INCORRECT", f"returned {len(outputs)} values, expected tensors {', '.join(names)}")
+    wanted_names = names(spec, data.oracle)
+    if len(outputs) != len(wanted_names) or not all(isinstance(output, torch.Tensor) for output in outputs):
+        raise Failed("INCORRECT", f"returned {len(outputs)} values, expected tensors {', '.join(wanted_names)}")
     memory = {name: tensor.buffer for name, tensor in guarded.items()}
     if isinstance(data.packed, torch.Tensor) and data.packed.layout == torch.strided and spec.prepared is not None:
         memory[spec.prepared] = data.packed
-    dtypes = _dtypes(spec, data, scheme)
-    for index, (name, output, oracle, dtype) in enumerate(zip(names, outputs, data.oracle, dtypes, strict=True)):
+    every = zip(wanted_names, outputs, data.oracle, dtypes(spec, data.oracle, scheme), strict=True)
+    for index, (name, output, oracle, dtype) in enumerate(every):
         _raise(name, lazy(output))
         wanted = (tuple(oracle.shape), dtype, oracle.device.type)
         found = (tuple(output.shape), output.dtype, output.device.type)

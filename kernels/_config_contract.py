@@ -1,10 +1,10 @@
-"""What a kernel must be to be tunable; `registry.register` holds every kernel to it."""
+"""What a kernel must be to be tunable, and what its `prepare` may ask for; `registry.register` holds it to that."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 OPTIONS = ("config_type", "configs", "is_legal", "heuristic")
@@ -55,3 +55,10 @@ def _check_call(kernel_id: str, name: str, function: Callable[..., Any], own: in
     if not fits:
         wanted = "(case, scheme=...)" if own == 1 else "(config, case, scheme=...)"
         raise TypeError(f"{kernel_id}: expected {name}{wanted}, got {name}{inspect.signature(function)}")
+
+
+def check_prepare(kernel: str, prepare: Callable[..., Any] | None, allowed: Sequence[str]) -> None:
+    """Raises `TypeError` where the `prepare` of `kernel` names anything but `allowed` behind the weight."""
+    for name in [] if prepare is None else list(inspect.signature(prepare).parameters)[1:]:
+        if name not in allowed:
+            raise TypeError(f"{kernel}: prepare asks for {name!r}, expected one of {', '.join(allowed) or 'nothing'}")

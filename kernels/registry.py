@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 import torch
 
-from rooflab.kernels._config_contract import check_config
+from rooflab.kernels._config_contract import check_config, check_prepare
 from rooflab.reference import spec as spec_module
 from rooflab.reference.spec import OpSpec
 from rooflab.roofline.model import Traffic
@@ -55,8 +55,9 @@ class Kernel:
     traffic: Callable[..., Traffic] | None = None
     """`traffic(**inputs)`: what it moves; reads shapes and real int tensors only. Where that differs by device it takes
     `device` too, keyword-only: `cpu` or `cuda`."""
-    prepare: Callable[[torch.Tensor], Any] | None = None
-    """Packs the op's weight once at load; the kernel then takes the packed form in its place."""
+    prepare: Callable[..., Any] | None = None
+    """Packs the op's weight once at load; the kernel then takes the packed form in its place.  Behind the weight it may
+    name arguments of the op's `prepared_with`."""
     config_type: type | None = None
     """Of a tunable kernel: the flat frozen dataclass that its `config` is; `configs.py` uses this and the next four."""
     configs: Callable[..., tuple[Any, ...]] | None = None
@@ -189,6 +190,7 @@ def register(
     def decorate(fn: Function) -> Function:
         _check_signature(spec, name, fn)
         check_config(f"{op}/{name}", inspect.signature(fn).parameters.get("config"), options)
+        check_prepare(f"{op}/{name}", options.get("prepare"), spec.prepared_with)
         if (name == "naive") != (role == "naive"):
             raise ValueError(f"{op}/{name}: the kernel of role naive is the one named 'naive'")
         if name in _kernels.setdefault(op, {}):

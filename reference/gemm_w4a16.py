@@ -167,4 +167,5 @@ SPEC = OpSpec(
     planted=planted,
     schemes=("w4a16_g128", "w4a16_g64", "w4a16_g32"),
     prepared="b",
+    prepared_with=("scale", "zero"),
 )

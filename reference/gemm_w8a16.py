@@ -136,4 +136,5 @@ SPEC = OpSpec(
     planted=planted,
     schemes=("w8a16",),
     prepared="b",
+    prepared_with=("scale",),
 )

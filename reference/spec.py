@@ -165,6 +165,8 @@ class OpSpec:
     gains an option."""
     prepared: str | None = None
     """The argument that a kernel's `prepare` packs once at load, where the op has a weight."""
+    prepared_with: tuple[str, ...] = ()
+    """Arguments that lie beside the weight in a checkpoint, scales say, which `prepare` may ask for by their names."""
     no_library: str | None = None
     """Why torch has no call for this op, where it has none."""
     parameters: tuple[inspect.Parameter, ...] = field(init=False, repr=False)
@@ -173,7 +175,7 @@ class OpSpec:
         parameters = tuple(inspect.signature(self.reference).parameters.values())
         object.__setattr__(self, "parameters", parameters)
         names = {parameter.name for parameter in parameters}
-        for name in (*self.mutates, *([self.prepared] if self.prepared else [])):
+        for name in (*self.mutates, *([self.prepared] if self.prepared else []), *self.prepared_with):
             if name not in names:
                 raise ValueError(f"{self.name}: {name!r} is not an argument of its reference")
         if (self.tolerance is None) == (self.compare is None):
@@ -185,18 +187,8 @@ class OpSpec:
             return self.compare(actual, oracle, inputs, scheme)
         assert self.tolerance is not None, "held by __post_init__"
         limits = self.tolerance(inputs, oracle, scheme)
-        names = zip(self.names(oracle), actual, oracle, limits, strict=True)
+        names = zip(self.outputs[: len(oracle)], actual, oracle, limits, strict=True)
         return [elementwise(name, out, ref, limit) for name, out, ref, limit in names]
-
-    def names(self, oracle: Outputs) -> tuple[str, ...]:
-        """The names of the outputs of one call, of which the oracle has as many."""
-        return self.outputs[: len(oracle)]
-
-    def output_dtype(self, name: str, oracle: torch.Tensor, scheme: Scheme) -> torch.dtype:
-        """An oracle of floats stands for the scheme's output, unless the op says otherwise; one of integers is what it
-        is."""
-        found = self.output_dtypes.get(name, scheme.output)
-        return found if oracle.dtype.is_floating_point else oracle.dtype
 
     def oracle(self, inputs: Inputs) -> Outputs:
         """The reference's outputs, always as a tuple."""

@@ -10,6 +10,7 @@ import torch
 
 from rooflab.bench.emulated_calls import call
 from rooflab.bench.predict.cases import Target
+from rooflab.bench.preparing import packed as packed_with
 from rooflab.kernels.gemm_w4a16 import _packed, library, marlin
 from rooflab.kernels.registry import Kernel, get_kernel, kernels
 from rooflab.reference.gemm_w4a16 import SPEC, gemm_w4a16, group_size
@@ -36,12 +37,13 @@ def test_values_by_hand(kernel: Kernel) -> None:
     b, scale = pack_int4(codes), (1 + torch.arange(16) / 8)[:, None].repeat(1, 2).bfloat16()
     a = torch.arange(1.0, 65.0)[None, :].bfloat16()
     wanted = [(n + 1) * (n - 8) * (1 + n / 8) for n in range(16)]
-    packed = kernel.prepare(b) if kernel.prepare else b
+    packed = packed_with(kernel.prepare, "b", {"b": b, "scale": scale, "zero": None}) if kernel.prepare else b
     assert kernel(a=a, b=packed, scale=scale).tolist() == [torch.tensor(wanted).bfloat16().tolist()]
     zero = torch.full((16, 2), 7, dtype=torch.uint8)
     shifted = [
         value + (1 + n / 8) * sum(range(1, 33)) + (1 + n / 8) * sum(range(33, 65)) for n, value in enumerate(wanted)
     ]
+    packed = packed_with(kernel.prepare, "b", {"b": b, "scale": scale, "zero": zero}) if kernel.prepare else b
     found = kernel(a=a, b=packed, scale=scale, zero=zero)[0].double()
     torch.testing.assert_close(found, torch.tensor(shifted).double(), rtol=2**-8, atol=0)
 
@@ -140,10 +142,11 @@ def test_rungs_share_a_packed_form_of_the_same_size() -> None:
 
 
 def test_torchs_layout_is_undone_by_its_own_unpacking() -> None:
-    weight = library.pack(inputs_of()["b"])
-    assert weight.shape == (32, 128) and weight.nbytes == 32 * 128
+    inputs = inputs_of()
+    weight = library.pack(inputs["b"], inputs["scale"], None)
+    assert weight.shape == (32, 128) and weight.nbytes == 32 * 128 + 2 * inputs["scale"].nbytes
     with pytest.raises(ValueError, match="b: torch packs N in multiples of 16 there, got 31"):
-        library.pack(torch.zeros((31, 64), dtype=torch.uint8))
+        library.pack(torch.zeros((31, 64), dtype=torch.uint8), torch.ones(31, 4), None)
 
 
 @pytest.mark.parametrize("kernel", RUNGS, ids=by_name)
@@ -219,7 +222,7 @@ def test_what_marlin_is_given(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "marlin", fake)
     scheme = SCHEMES["w4a16_g128"]
     inputs = inputs_of(scheme, M=3, N=256, K=256)
-    packed = marlin.pack(inputs["b"])
+    packed = marlin.pack(inputs["b"], inputs["scale"])
     assert torch.equal(packed.tensor, unpack_int4(inputs["b"]).half() - 8)
     found = marlin.gemm_w4a16(**{**inputs, "b": packed})
     assert SPEC.judge((found,), SPEC.oracle(inputs), inputs, scheme)[0].passed

@@ -1,10 +1,12 @@
 """The contracts of specs and kernels: over everything that is registered, and for what comes from outside."""
 
+import dataclasses
 import json
 
 import pytest
 import torch
 
+from rooflab.bench.preparing import packed
 from rooflab.kernels import registry
 from rooflab.reference.spec import SCHEMES, Case, OpSpec, as_tuple, get_scheme
 from rooflab.roofline.model import Cost, Traffic
@@ -144,6 +146,16 @@ def test_registering_checks_the_signature(toy_op):
             register_toy(wrong, name="other", role="optimized")
     register_toy(lambda x, scale=2.0, out=None: x * scale, name="with_out", role="optimized")
     assert registry.get_kernel("toy", "with_out").takes_out and not registry.get_kernel("toy", "naive").takes_out
+
+
+def test_prepare_is_given_what_it_names_of_what_lies_beside_a_weight():
+    spec = registry.get_op("gemm_w4a16")
+    kernel = dataclasses.replace(registry.get_kernel(spec.name, "naive"), prepare=lambda b, zero: (b, zero))
+    assert packed(kernel.prepare, "b", {"a": 1, "b": 2, "scale": 3, "zero": 4}) == (2, 4)
+    with pytest.raises(TypeError, match="gemm_w4a16/other: prepare asks for 'a', expected one of .*scale"):
+        registry.register(op=spec.name, name="other", role="optimized", backend="torch", prepare=lambda b, a: b)(
+            registry.get_kernel(spec.name, "naive").fn
+        )
 
 
 def test_registering_twice_or_by_a_wrong_name_raises(toy_op):

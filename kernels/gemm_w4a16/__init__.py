@@ -2,7 +2,7 @@
 
 naive        the weight unpacked and dequantised to bf16 in memory, and torch's product: nine steps, which move 41 bytes
              for each weight of half a byte
-library      torch's _weight_int4pack_mm (tinygemm on CUDA); its interleaved scales and offsets are made at each call
+library      torch's _weight_int4pack_mm (tinygemm on CUDA); scales and offsets are interleaved at load
 gemv         over naive, up to 8 rows of a (4 in groups of 32): a stream of packed codes, dequantised in registers by
              masks and one subtraction, for mma.m16n8k16; each is read once, 16 bytes a lane, and one wave of warps
              shares K

@@ -3,8 +3,7 @@
 On CUDA (tinygemm) `_convert_weight_to_int4pack` takes bytes (N, K/2) with the even k in the *high* half and lays them
 out for mma.m16n8k16; on a CPU `_convert_weight_to_int4pack_for_cpu` takes a code an int32.  Both products take scales
 and offsets interleaved, (K/group, N, 2) in bf16, where a weight is (code - 8) scale + offset: a zero point becomes
-(8 - zero) scale, rounded to bf16.  `prepare` is given codes only, so that they are interleaved at each call: steps
-beside the product, which its time includes.
+(8 - zero) scale, rounded to bf16.  `prepare` interleaves them with the codes, once.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from dataclasses import dataclass
 import torch
 
 from rooflab.kernels._checks import output
-from rooflab.kernels._traffic import steps
 from rooflab.kernels.gemm_w4a16._operands import SYMMETRIC_ZERO, check_operands
 from rooflab.kernels.registry import register
 from rooflab.reference.spec import nbytes
@@ -32,6 +30,8 @@ class PackedWeight:
 
     tensor: torch.Tensor
     """The opaque tensor."""
+    pairs: torch.Tensor
+    """Scales and offsets, (K / group, N, 2) bf16."""
     N: int
     K: int
     nbytes: int
@@ -47,8 +47,11 @@ class PackedWeight:
         return self.tensor.device
 
 
-def pack(b: torch.Tensor) -> PackedWeight:
-    """b, (N, K/2) uint8, in torch's layout for its device.  Raises `ValueError` where torch has none."""
+def pack(b: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None) -> PackedWeight:
+    """b, (N, K/2) uint8, with scale and zero as of the op, in torch's layouts for its device.
+
+    Raises `ValueError` where torch has none.
+    """
     N, K = b.shape[0], 2 * b.shape[1]
     reason = _why_not(N, K, b.device)
     if reason:
@@ -59,7 +62,9 @@ def pack(b: torch.Tensor) -> PackedWeight:
     else:
         codes = torch.stack((b & 15, b >> 4), dim=-1).flatten(1).int()
         packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1)
-    return PackedWeight(packed, N, K, nbytes(packed))
+    offset = torch.zeros_like(scale) if zero is None else (SYMMETRIC_ZERO - zero.to(scale.dtype)) * scale
+    pairs = torch.stack((scale.mT, offset.mT), dim=-1)
+    return PackedWeight(packed, pairs, N, K, nbytes(packed, pairs))
 
 
 def _why_not(N: int, K: int, device: torch.device) -> str | None:
@@ -98,13 +103,9 @@ def traffic(
     zero: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
 ) -> Traffic:
-    """The product reads every operand once; before it, scales and offsets are made and interleaved."""
-    pairs = 2 * nbytes(scale)
-    moves: list[tuple[float, float]] = [(0.0, nbytes(scale)), (pairs, pairs)]
-    if zero is not None:
-        moves = [(nbytes(zero), nbytes(scale)), (pairs, nbytes(scale)), (pairs, pairs)]
-    codes = b.nbytes if isinstance(b, PackedWeight) else nbytes(b)
-    return steps(*moves, (nbytes(a) + codes + pairs, a.shape[0] * b.shape[0] * a.element_size()))
+    """Every operand once, and an offset for each scale."""
+    packed = b.nbytes if isinstance(b, PackedWeight) else nbytes(b) + 2 * nbytes(scale)
+    return Traffic(read_bytes=nbytes(a, bias) + packed, write_bytes=a.shape[0] * b.shape[0] * a.element_size())
 
 
 @register(
@@ -125,8 +126,8 @@ def gemm_w4a16(
 ) -> torch.Tensor:
     """a W with `_weight_int4pack_mm`, or `_weight_int4pack_mm_for_cpu`.
 
-    a: (M, K) bf16; b: from `pack`; scale: (N, K / group) bf16; zero: uint8 of that shape, or None for 8; returns (M, N)
-    bf16; torch's call takes no `out`.  Raises `ValueError` on anything else, a bias among it.
+    a: (M, K) bf16; b: from `pack`, with what scale, (N, K / group) bf16, and zero, uint8 of that shape or None for 8,
+    held then; returns (M, N) bf16; torch's call takes no `out`.  Raises `ValueError` on anything else, a bias among it.
     """
     if not isinstance(b, PackedWeight):
         raise ValueError(f"b: expected a weight packed by this kernel's prepare, got {type(b).__name__}")
@@ -136,10 +137,8 @@ def gemm_w4a16(
         raise ValueError(f"{'bias' if bias is not None else 'a'}: {reason}")
     if not M:
         return output(None, (M, b.N), a)
-    offset = torch.zeros_like(scale) if zero is None else (SYMMETRIC_ZERO - zero.to(scale.dtype)) * scale
-    pairs = torch.stack((scale.mT, offset.mT), dim=-1)
     product = (
         torch.ops.aten._weight_int4pack_mm if a.is_cuda else torch.ops.aten._weight_int4pack_mm_for_cpu
     )  # one name, two operators
-    result: torch.Tensor = product(a, b.tensor, K // scale.shape[1], pairs)
+    result: torch.Tensor = product(a, b.tensor, K // scale.shape[1], b.pairs)
     return result

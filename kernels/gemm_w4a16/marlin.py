@@ -1,8 +1,7 @@
 """Peer: Marlin (Frantar et al., arXiv 2408.11743), the package `marlin` of its authors: symmetric, groups of 128, fp16.
 
-Marlin multiplies fp16 alone.  The activation is converted to fp16 and the result to bf16 in the call, and scales are
-converted and put in Marlin's order there too, because `prepare` is given codes only: up to five small launches, which
-its time includes and a model in fp16 would not pay.
+Marlin multiplies fp16 alone.  The activation is converted to fp16 and the result to bf16 in the call: two small
+launches, which its time includes and a model in fp16 would not pay.
 """
 
 from __future__ import annotations
@@ -31,6 +30,8 @@ class MarlinWeight:
     """Codes as `marlin.Layer.pack` lays them out, and the workspace that a call leaves as it found it: zero."""
 
     tensor: torch.Tensor
+    scales: torch.Tensor
+    """(K / 128, N) fp16, in Marlin's order."""
     workspace: torch.Tensor
     N: int
     K: int
@@ -41,8 +42,11 @@ class MarlinWeight:
         return self.N, self.K // 2
 
 
-def pack(b: torch.Tensor) -> MarlinWeight:
-    """b, (N, K/2) uint8, packed by Marlin's own code, with scales of 1.  Raises `ValueError` on sizes it has not."""
+def pack(b: torch.Tensor, scale: torch.Tensor) -> MarlinWeight:
+    """b, (N, K/2) uint8, packed by Marlin's own code, with scales of 1, and the real ones in its order.
+
+    Raises `ValueError` on sizes it has not.
+    """
     N, K = b.shape[0], 2 * b.shape[1]
     reason = _why_not(N, K)
     if reason:
@@ -53,7 +57,9 @@ def pack(b: torch.Tensor) -> MarlinWeight:
     marlin: Any = import_module("marlin")
     layer = marlin.Layer(K, N, groupsize=GROUP).to(b.device)
     layer.pack(linear, torch.ones((N, K // GROUP), dtype=torch.half, device=b.device))
-    return MarlinWeight(layer.B, layer.workspace, N, K)
+    tiles = scale.mT.to(torch.half).reshape(scale.shape[1], -1, SCALE_TILE, SCALE_TILE)
+    ordered = tiles.transpose(2, 3).reshape(scale.shape[1], N)
+    return MarlinWeight(layer.B, ordered, layer.workspace, N, K)
 
 
 def _why_not(N: int, K: int) -> str | None:
@@ -92,8 +98,7 @@ def traffic(
     """Its product reads every operand once; conversions stand beside it."""
     M, (N, half_K) = a.shape[0], b.shape
     scales, result = 2 * scale.numel(), 2 * M * N
-    moves = [(nbytes(a), nbytes(a)), (nbytes(scale), scales), (scales, scales)]
-    return steps(*moves, (nbytes(a) + N * half_K + scales, result), (result, result))
+    return steps((nbytes(a), nbytes(a)), (nbytes(a, zero, bias) + N * half_K + scales, result), (result, result))
 
 
 @register(
@@ -128,9 +133,7 @@ def gemm_w4a16(
         raise ValueError(f"{'zero' if zero is not None else 'bias' if bias is not None else 'a'}: {reason}")
     if not M:
         return output(None, (M, b.N), a)
-    tiles = scale.mT.to(torch.half).reshape(scale.shape[1], -1, SCALE_TILE, SCALE_TILE)
-    ordered = tiles.transpose(2, 3).reshape(scale.shape[1], b.N)
     result = torch.empty((M, b.N), dtype=torch.half, device=a.device)
     marlin: Any = import_module("marlin")
-    marlin.mul(a.to(torch.half).contiguous(), b.tensor, result, ordered, b.workspace)
+    marlin.mul(a.to(torch.half).contiguous(), b.tensor, result, b.scales, b.workspace)
     return result.to(a.dtype)
