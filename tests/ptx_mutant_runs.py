@@ -2,10 +2,11 @@
 
 Reads one request as JSON on standard input and writes one answer on the output, `{"clean": [what is wrong with the
 kernel as it is], "mutants": [{"name", "line", "source_line", "flagged"}]}`, where `flagged` says what is wrong with a
-mutant, or is None.  A request has `op`, `kernel`, `config` and `cases` of the registry or the name `corpus` of a case
-of `ptx_kernels`; the `seeds` of the mutants and `clean_seeds` of the kernel as it is; `only`, the names of the mutants
-to run, or None for all; `without`, a pattern of those to leave out; and `sms`, how many SMs a persistent kernel is
-laid over, so that a CTA has several tiles.
+mutant, or is None.  A request has `op`, `kernel`, `config`, `scheme` and `cases` of the registry or the name `corpus`
+of a case of `ptx_kernels`; the `seeds` of the mutants and `clean_seeds` of the kernel as it is; `only`, the names of
+the mutants to run, or None for all; `without`, a pattern of those to leave out; and `sms`, how many SMs a persistent
+kernel is laid over, so that a CTA has several tiles.  The names of mutants begin with the number of their launch where
+a call launches several kernels.
 """
 
 import dataclasses
@@ -15,6 +16,7 @@ import os
 import re
 import signal
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +25,10 @@ from ptx_kernels.cases import CASES
 from ptx_mutants import mutants
 
 from rooflab.bench.code.targets import DEFAULT
+from rooflab.bench.emulating import emulation
+from rooflab.bench.fresh_memory import FreshMemory, tensors_in
+from rooflab.bench.poison import poisoned_allocations
+from rooflab.bench.ptx.cuda_kernels import emulating_cuda
 from rooflab.bench.ptx.launch import Checks, Launch, emulate
 from rooflab.bench.ptx.machine.errors import EmulationError
 from rooflab.bench.ptx.triton_kernels import bound, in_ctas
@@ -31,14 +37,17 @@ from rooflab.kernels import _device, registry
 from rooflab.kernels.configs import make_config
 from rooflab.reference.spec import Case, get_scheme
 
-MOST_SECONDS = 60
-"""Of one run: a mutant that spins for ever is stopped."""
+MOST_SECONDS = 60.0
+"""Of the processor, for the first run."""
+MOST_TIMES = 8
+"""As long as the longest run of the kernel as it is: a mutant that spins for ever is stopped."""
+LEAST_SECONDS = 2.0
 CHECKS = Checks(counts=False)
 INPUTS_SEED = 0
 
 
 class TimedOut(Exception):
-    """A run took longer than `MOST_SECONDS`."""
+    """A run took longer than it may."""
 
 
 class Registered:
@@ -49,7 +58,10 @@ class Registered:
         self.scheme, self.case = get_scheme(request.get("scheme", "bf16")), Case.parse(case)
         config = request.get("config")
         self.config = {} if config is None else {"config": make_config(self.kernel, config)}
-        self.oracle = self.spec.oracle(self._inputs())
+        inputs = self._inputs()
+        refused = self.kernel.why_not_here(torch.device("cpu")) or self.kernel.why_not_args(inputs)
+        assert refused is None, f"{case}: {refused}"
+        self.oracle = self.spec.oracle(inputs)
 
     def _inputs(self) -> dict[str, Any]:
         return self.spec.make_inputs(self.case, self.scheme, torch.device("cpu"), INPUTS_SEED)
@@ -57,7 +69,10 @@ class Registered:
     def wrong(self) -> str | None:
         """Launches it; what is wrong with its outputs."""
         inputs = self._inputs()
-        out = self.kernel.fn(**{name: inputs[name] for name in inputs if name in self.kernel.accepted}, **self.config)
+        given = {name: value for name, value in inputs.items() if name in self.kernel.accepted}
+        if self.kernel.prepare is not None and self.spec.prepared is not None:
+            given[self.spec.prepared] = self.kernel.prepare(given[self.spec.prepared])
+        out = self.kernel.fn(**given, **self.config)
         if self.spec.mutates:
             out = tuple(inputs[name] for name in self.spec.outputs)
         outputs = out if isinstance(out, tuple) else (out,)
@@ -87,33 +102,47 @@ class Emulation:
         self.seed, self.mutated, self.text = 0, -1, ""
         self.texts: list[str] = []
         self.races: list[str] = []
+        self.fresh = FreshMemory()
+        self.longest = 0.0
 
     def handle(self, kernel: Any, grid: Sequence[int], args: Sequence[Any]) -> None:
-        """What `emulating_triton` calls."""
-        grid = in_ctas(kernel, grid)
-        launch, values, reached = bound(kernel, grid, args)
+        """What `emulating_triton` and `emulating_cuda` call."""
+        given = tensors_in(args)
+        unwritten = self.fresh.among(given)
+        self.fresh.forget(given)
+        launch, values, reached = kernel, args, []
+        if not isinstance(kernel, Launch):
+            grid = in_ctas(kernel, grid)
+            launch, values, reached = bound(kernel, grid, args)
         self.texts.append(launch.ptx)
         if len(self.texts) - 1 == self.mutated:
             launch = dataclasses.replace(launch, ptx=self.text)
-        assert isinstance(launch, Launch)
-        self.races += emulate(launch, grid, values, checks=CHECKS, seed=self.seed, memory=reached).races
+        known = {"seed": self.seed, "memory": reached, "unwritten": unwritten}
+        self.races += emulate(launch, grid, values, checks=CHECKS, **known).races
 
     def fault(self, wrong: Callable[[], str | None], seed: int, mutated: int = -1, text: str = "") -> str | None:
         """What is wrong with a run whose launch `mutated` has the PTX `text`; None where nothing is."""
         self.seed, self.mutated, self.text, self.texts, self.races = seed, mutated, text, [], []
-        signal.alarm(MOST_SECONDS)
+        # The processor's seconds, which are the same on a busy machine.
+        allowed = max(MOST_TIMES * self.longest, LEAST_SECONDS) if mutated >= 0 else MOST_SECONDS
+        signal.setitimer(signal.ITIMER_PROF, allowed)
+        began = time.process_time()
         try:
-            found = wrong()
+            # What nobody has written must not hold the right values of an earlier run.
+            with poisoned_allocations(), self.fresh:
+                found = wrong()
         except EmulationError as error:
             return f"error: {error}"
         except TimedOut:
             return "does not end"
         finally:
-            signal.alarm(0)
+            signal.setitimer(signal.ITIMER_PROF, 0)
+        if mutated < 0:
+            self.longest = max(self.longest, time.process_time() - began)
         return f"race: {self.races[0]}" if self.races else f"wrong: {found}" if found else None
 
 
-def answer(emulation: Emulation, request: Mapping[str, Any]) -> dict[str, Any]:
+def answer(launches: Emulation, request: Mapping[str, Any]) -> dict[str, Any]:
     """What the module says."""
     _device.HOPPER_SMS = request.get("sms", _device.HOPPER_SMS)
     subjects: list[Registered | OfCorpus] = (
@@ -124,26 +153,27 @@ def answer(emulation: Emulation, request: Mapping[str, Any]) -> dict[str, Any]:
     clean, texts = [], []
     for subject in subjects:
         for seed in request["clean_seeds"]:
-            clean += [fault for fault in [emulation.fault(subject.wrong, seed)] if fault is not None]
-        texts.append(emulation.texts)
+            clean += [fault for fault in [launches.fault(subject.wrong, seed)] if fault is not None]
+        texts.append(launches.texts)
     assert all(own == texts[0] for own in texts), "the cases of one request have to be one kernel"
     # Launches of one text are one kernel's: its mutants stand in for the first of them.
     numbers: dict[str, int] = {}
     for number, text in enumerate(texts[0]):
         numbers.setdefault(text, number)
     chosen = [
-        (number, mutant)
+        (number, f"{number}: {mutant.name}" if len(numbers) > 1 else mutant.name, mutant)
         for text, number in numbers.items()
         for mutant in mutants(text)
-        if request.get("only") is None or mutant.name in request["only"]
-        if not re.search(request.get("without", "$^"), mutant.name)
     ]
     found = []
-    for number, mutant in chosen:
+    for number, name, mutant in chosen:
+        if request.get("only") is not None and name not in request["only"]:
+            continue
+        if re.search(request.get("without", "$^"), name):
+            continue
         runs = ((subject.wrong, seed) for seed in request["seeds"] for subject in subjects)
-        faults = (emulation.fault(wrong, seed, number, mutant.text) for wrong, seed in runs)
+        faults = (launches.fault(wrong, seed, number, mutant.text) for wrong, seed in runs)
         flagged = next((fault for fault in faults if fault is not None), None)
-        name = f"{number}: {mutant.name}" if len(numbers) > 1 else mutant.name
         found.append({"name": name, "line": mutant.line, "source_line": mutant.source_line, "flagged": flagged})
     return {"clean": clean, "mutants": found}
 
@@ -154,12 +184,13 @@ def _stop(number: int, frame: object) -> None:
 
 def main() -> None:
     """One request, one answer; what a compiler prints goes to the error output."""
-    signal.signal(signal.SIGALRM, _stop)
+    signal.signal(signal.SIGPROF, _stop)
     channel = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    emulation = Emulation()
-    with emulating_triton(DEFAULT.sm, DEFAULT.properties(), emulation.handle):
-        json.dump(answer(emulation, json.load(sys.stdin)), channel)
+    launches = Emulation()
+    triton = emulating_triton(DEFAULT.sm, DEFAULT.properties(), launches.handle)
+    with emulation(), triton, emulating_cuda(launches.handle):
+        json.dump(answer(launches, json.load(sys.stdin)), channel)
     channel.close()
 
 

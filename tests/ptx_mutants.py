@@ -1,8 +1,11 @@
-"""Mutants of PTX: one wait, fence, barrier, commit or arrival dropped or weakened at a time."""
+"""Mutants of PTX: one wait, fence, barrier, commit or arrival dropped or weakened at a time.
+
+Left out, but counted in the names of the others, are statements that the text itself shows to be idle.
+"""
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 STATEMENT = re.compile(
@@ -100,6 +103,7 @@ _RULES: tuple[tuple[str, str, Change], ...] = (
     (r"(bar|barrier(\.cta)?)\.sync\b.*", "arrive only at", _arrives_only),
     (r"bar\.warp\.sync", "drop", _dropped),
     (r"barrier\.cluster\..*", "drop", _dropped),
+    (r"barrier\.cluster\.arrive\.release\b.*", "relax", _without_order),
     (r"wgmma\.(fence|commit_group|wait_group)\..*", "drop", _dropped),
     (r"wgmma\.wait_group\..*", "one more pending in", _pending_one_more),
     (r"cp\.async\.(bulk\.)?(commit_group|wait_group|wait_all)(\.read)?", "drop", _dropped),
@@ -123,12 +127,16 @@ def mutants(ptx: str) -> Iterator[Mutant]:
     """All mutants of a PTX text, in the order of its statements."""
     counts: Counter[str] = Counter()
     locations = [(found.start(), int(found[1])) for found in LOCATION.finditer(ptx)]
-    for statement in _statements(ptx):
+    statements = list(_statements(ptx))
+    idle = _repeated_initialisations(statements) | _empty_groups(statements)
+    for number, statement in enumerate(statements):
         rules = [rule for rule in _RULES if re.fullmatch(rule[0], statement.opcode)]
         if not rules:
             continue
         short = _short(statement.opcode)
         counts[short] += 1
+        if number in idle:
+            continue
         line = ptx.count("\n", 0, statement.start) + 1
         source = next((number for at, number in reversed(locations) if at < statement.start), 0)
         for _, what, change in rules:
@@ -136,6 +144,32 @@ def mutants(ptx: str) -> Iterator[Mutant]:
                 continue  # without a count of threads there is no bar.arrive
             text = ptx[: statement.start] + change(statement) + ptx[statement.end :]
             yield Mutant(f"{what} {short} {counts[short]}", text, line, source)
+
+
+def _repeated_initialisations(statements: Sequence[_Statement]) -> set[int]:
+    """Those of an mbarrier that is initialised again to the same, with nothing between but barriers and more of them:
+    each of these makes the others idle.  Triton repeats those of mbarriers that it shares out to several channels."""
+    idle: set[int] = set()
+    same: dict[str, list[int]] = {}
+    for number, statement in enumerate(statements):
+        if statement.opcode.startswith("mbarrier.init."):
+            same.setdefault(statement.operands, []).append(number)
+        elif not statement.opcode.startswith(("bar.sync", "barrier.sync")):
+            idle |= {number for numbers in same.values() if len(numbers) > 1 for number in numbers}
+            same = {}
+    return idle
+
+
+def _empty_groups(statements: Sequence[_Statement]) -> set[int]:
+    """Commits and waits of bulk copies right after a tensor map was acquired, where there is no copy: Triton writes
+    `commit_group` and `wait_group.read 0` with every such fence."""
+    idle: set[int] = set()
+    acquired = False
+    for number, statement in enumerate(statements):
+        empty = acquired and re.match(r"cp\.async\.bulk\.(commit|wait)_group", statement.opcode) is not None
+        acquired = statement.opcode.startswith("fence.proxy.tensormap") or (empty and "commit" in statement.opcode)
+        idle |= {number} if empty else set()
+    return idle
 
 
 def _statements(ptx: str) -> Iterator[_Statement]:

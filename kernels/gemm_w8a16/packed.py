@@ -11,8 +11,9 @@ none that lie so already.  Preliminary, least of interleaved calls on one core o
 other work beside, torch 2.13.0, N=K=4096, three weights in turn, in ms (in brackets library, and
 torch.nn.functional.linear in bf16): M=1 1.7 (1.5, 3.6), M=16 22 (21, 9), M=24 18 (30, 10), M=64 40 (82, 25), M=512
 253 (727, 211).  So it wins over bf16 where bytes are all that counts, and loses 1.2 to 2.4 times above, for half the
-memory; the bound at M=1, codes at the rate of a sum over fp32, was 0.9.  Integer products (VNNI) of activations split exactly
-into digits of seven bits were no faster than library at M=1, where both wait for memory, and slower than bf16 at M=16.
+memory; the bound at M=1, codes at the rate of a sum over fp32, was 0.9.  Integer products (VNNI) of activations split
+exactly into digits of seven bits were no faster than library at M=1, where both wait for memory, and slower than bf16
+at M=16.
 """
 
 from __future__ import annotations
