@@ -1,4 +1,4 @@
-"""Predicted times of every Triton kernel of the registry, from compiled code."""
+"""Predicted times of every Triton and Gluon kernel of the registry, from compiled code."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from rooflab.bench.predict.cases import Predicted, Target, predict_all
+from rooflab.bench.predict.chip import chip_of
 from rooflab.kernels.registry import Kernel, kernels, ops
 from rooflab.reference.spec import Case, Scheme, get_scheme
 from rooflab.roofline.device import get_device
@@ -38,11 +39,12 @@ def _taken(kernel: Kernel) -> list[Case]:
 
 
 def _targets(every_case: bool) -> list[Target]:
+    backends = ("triton",) if every_case else ("triton", "gluon")
     return [
         Target(op, kernel.name, case, _scheme(op))
         for op in ops()
         for kernel in kernels(op).values()
-        if kernel.backend == "triton"
+        if kernel.backend in backends
         for case in (_cases(op) if every_case else _taken(kernel)[-1:])
     ]
 
@@ -61,7 +63,7 @@ def check(entry: Predicted) -> None:
     assert all(step.seconds > -1e-12 and math.isfinite(step.seconds) and step.why for step in found.steps)
 
 
-def test_every_triton_kernel_has_a_time_on_both_gpus():
+def test_every_kernel_has_a_time_on_both_gpus():
     slower = {}
     assert len(predicted("h100")) >= 10
     for name, entry in predicted("h100").items():
@@ -88,13 +90,81 @@ def test_predictions_lie_near_what_is_published():
     """Within 1.6 times, by which one kernel differs between H100 hosts (fast.cu, 808 TFLOPS against issue 13's 515).
 
     Triton on an H100: causal attention, head dimension 128, 2k: 323 TFLOPS (chart of FlashAttention-3's repository);
-    bf16 GEMM 564 (triton PR 1038 of facebookexperimental) to 674 (Gluon tutorial 07); RMSNorm of 4,096 columns, 2.3
-    TB/s (Liger's benchmark data).
+    bf16 GEMM 564 (triton PR 1038 of facebookexperimental) to 674 (Gluon tutorial 07), 808 in CUDA (fast.cu) and 855
+    (ThunderKittens, cooled down between runs); RMSNorm of 4,096 columns, 2.3 TB/s (Liger's benchmark data).
     """
     found = {name: entry.prediction for name, entry in predicted("h100").items()}
     flops = {name: entry.cost.flops for name, entry in predicted("h100").items()}
     assert 450e12 < flops["gemm/pipelined"] / found["gemm/pipelined"].seconds < 800e12
+    assert 600e12 < flops["gemm/cooperative"] / found["gemm/cooperative"].seconds < 860e12
     assert 200e12 < flops["flash_attention/online"] / found["flash_attention/online"].seconds < 520e12
     moved = predicted("h100")["rmsnorm/fused"].cost.bytes
     assert 2.0e12 < moved / found["rmsnorm/fused"].seconds < 3.0e12
     assert found["gemm/naive"].seconds > 10 * found["gemm/pipelined"].seconds
+
+
+LADDER = ("tma", "persistent", "warp_specialized", "cooperative")
+"""From the rung that pays for the start and the end of every tile to those that hide both."""
+
+
+def products(op: str, *names: str, **dims: object) -> dict[str, Predicted]:
+    """Kernels of a matrix product on an H100, on one case."""
+    case = ops()[op].check_case(Case(**dims))
+    answers = predict_all([Target(op, name, case, _scheme(op)) for name in names], get_device("h100"))
+    for entry in answers:
+        check(entry)
+    return {entry.target.kernel: entry for entry in answers}
+
+
+def gemm(M: int, N: int, K: int, *names: str) -> dict[str, Predicted]:
+    return products("gemm", *names, M=M, N=N, K=K, layout="NT", bias=False)
+
+
+@pytest.mark.parametrize("sides", [(4096, 4096, 4096), (8192, 8192, 8192), (8192, 8192, 512)])
+def test_the_ladder_of_large_products_is_in_order_and_above_the_bound(sides):
+    found = gemm(*sides, *LADDER)
+    seconds = [found[name].prediction.seconds for name in LADDER]
+    tma, persistent, *specialised = seconds
+    assert persistent < tma and max(specialised) < persistent, dict(zip(LADDER, seconds, strict=True))
+    assert specialised[1] <= specialised[0]
+    reached = [found[name].cost.flops / found[name].prediction.seconds for name in LADDER]
+    assert all(500e12 < rate < 865e12 for rate in reached), reached
+    if sides[2] == 512:
+        assert tma > 1.2 * specialised[1], "the shorter K, the more of a tile's time is its start and its end"
+
+
+def test_specialised_warps_share_the_flops_and_a_flattened_loop_has_its_epilogue_once_a_tile():
+    tiles, steps = (4096 // 128) * (4096 // 256), 4096 // 64
+    for name, entry in gemm(4096, 4096, 4096, *LADDER[1:]).items():
+        (work,) = entry.prediction.works
+        assert work.roles == (1 if name == "persistent" else 3)
+        assert work.turns == pytest.approx(tiles * steps / 132) and work.rounds == pytest.approx(tiles / 132), name
+        assert work.most_rounds == 4
+        assert max(work.pipe_cycles, key=work.pipe_cycles.get) == "tensor"
+    fused = products("gemm_silu_and_mul", "cooperative", "persistent", M=2048, I=14336, K=4096, layout="NT")
+    for entry in fused.values():
+        assert entry.prediction.works[0].rounds == pytest.approx(2048 * 14336 / (128 * 128) / 132)
+        assert entry.prediction.seconds < 1.25 * entry.prediction.bound.seconds
+
+
+def test_the_second_launch_of_a_split_adds_and_does_not_multiply():
+    names = ("pipelined", "split_k", "stream_k", "swap_ab")
+    found = {name: entry.prediction for name, entry in gemm(16, 4096, 4096, *names).items()}
+    for name in ("split_k", "stream_k"):
+        product, adding = found[name].works
+        assert product.pipe_cycles["tensor"] > 0 and "tensor" not in adding.pipe_cycles
+        assert adding.ctas * max(adding.pipe_cycles.values()) < product.ctas * max(product.pipe_cycles.values()) / 10
+        assert found[name].seconds < 2 * found[name].bound.seconds
+    assert found["stream_k"].works[0].uneven == 1, "its CTAs have equal parts, whole tiles or not"
+    assert found["split_k"].seconds < found["pipelined"].seconds
+    assert found["swap_ab"].works[0].roles == 2
+
+
+def test_promotion_hides_behind_the_products_of_other_warps():
+    dims = {"M": 8192, "N": 8192, "K": 8192, "scales": "tensor", "bias": False}
+    found = products("gemm_fp8", "promoted", "promoted_ws", **dims)
+    assert found["promoted_ws"].prediction.seconds < 0.8 * found["promoted"].prediction.seconds
+    chip, (work,) = chip_of(get_device("h100")), found["promoted_ws"].prediction.works
+    held = chip.tensor_rate("fp8_e4m3") * chip.tensor_share
+    done = work.ctas * work.pipe_cycles["tensor"] * held
+    assert done == pytest.approx(found["promoted_ws"].cost.flops, rel=0.01), "all of the op's FLOPs are some role's"

@@ -113,4 +113,4 @@ def _price(target: Target) -> tuple[Cost, Traffic | None, float | None]:
     config = target.config if target.config is not None else kernel.heuristic(target.case, target.scheme)
     footprint = kernel.footprint(config, target.case, target.scheme)
     done = footprint.tensor_flops * footprint.ctas
-    return cost, traffic, done if done else None
+    return cost, traffic, max(done, sum(cost.tensor_flops.values())) if done else None

@@ -3,8 +3,12 @@
 Throughputs: CUDA C++ Programming Guide, "Throughput of Native Arithmetic Instructions", compute capability 9.0, lanes a
 clock and SM: 128 fp32 and packed 16-bit multiply-adds, 64 integer, logic, compare and conversion operations, 16 special
 functions, 32 lanes of shuffles and of loads and stores; four schedulers issue one instruction a clock each.  Shared
-memory and L1 move 128 bytes a clock (same guide).  L2 gives 5,120 bytes a clock to all SMs together (NVIDIA A100
-whitepaper; none is published for Hopper).
+memory and L1 move 128 bytes a clock (same guide).  What L2 gives to all SMs together is not published for Hopper: the
+A100's 5,120 bytes a clock for 40 MB (NVIDIA A100 whitepaper) are taken in proportion to 50 MB, for they are too few:
+ThunderKittens' 855 TFLOP/s on an H100, in tiles of 128 x 256 that no other SM shares, take 5,470 at the boost clock.
+
+An H100 under full tensor load draws its power limit and lowers its clock, by how much depends on the card, its cooling
+and the data.  Of that no code speaks; `TENSOR_CLOCK_HZ` is one published reading, of one card.
 
 Latencies of memory in clocks, by pointer chasing: 30 for shared memory, 21 for constants, 834 for HBM at random
 addresses (an H100 80GB HBM3, a report of mt4g, TU Munich); 281 for L2 over both of its partitions (a GH200,
@@ -16,17 +20,21 @@ Microbenchmarks", 2022, A100).  Special functions and shuffles are taken as 20 a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from rooflab.bench.predict.sass import WARPGROUP, Instruction
 from rooflab.roofline.device import Device
+from rooflab.roofline.model import Ceilings
 
 Pipe = Literal["issue", "fma", "integer multiply", "alu", "sfu", "load/store", "tensor"]
 
 HBM_SUSTAINED = 0.9
 """Share of the data sheet's bandwidth that streaming reaches: torch.clone on an H100 SXM, 89.6% in bf16 and 90.4% in
 fp32 (QuACK, hadamard roofline notes); on an H200 the best seen is 87% (cudnn-frontend's norm benchmarks)."""
+TENSOR_CLOCK_HZ = 1.6e9
+"""What an H800 SXM's clock falls to while wgmma keeps its tensor cores busy (FlashMLA, docs, "deep dive"): 865 of the
+data sheet's 989 TFLOP/s in bf16.  Cards with less power fall further; one that rests between launches does not."""
 MMA_SYNC_SHARE = 0.75
 """Share of Hopper's tensor rate that mma.sync can reach; the rest needs wgmma (Machete, vLLM PR 7174)."""
 _INTEGER_MULTIPLY = ("IMAD",)
@@ -47,6 +55,8 @@ class Chip:
     """Of one SM, by operand dtype, dense."""
     clock_hz: float
     sms: int
+    tensor_share: float = 1.0
+    """Share of that rate that wgmma holds when the tensor cores are always busy."""
     hbm_latency: float = 834
     l2_latency: float = 281
     shared_latency: float = 30
@@ -58,7 +68,7 @@ class Chip:
     shared_bytes_per_clock: float = 128
     sm_bytes_per_clock: float = 64
     """What one SM can take from L2."""
-    l2_bytes_per_clock: float = 5120
+    l2_bytes_per_clock: float = 6400
     """What L2 gives to all SMs together."""
 
     @property
@@ -73,7 +83,7 @@ class Chip:
         if entry.mma_flops:
             # A warpgroup's product is written in all of its four warps; each has a quarter of it.
             flops = entry.mma_flops / (WARPGROUP if entry.is_wgmma else 1)
-            share = 1.0 if entry.is_wgmma else MMA_SYNC_SHARE
+            share = self.tensor_share if entry.is_wgmma else min(self.tensor_share, MMA_SYNC_SHARE)
             found["tensor"] = flops / (self.tensor_rate(entry.mma_dtype) * share)
             if entry.is_wgmma:
                 found["load/store"] = _operand_bytes(entry) / WARPGROUP / self.shared_bytes_per_clock
@@ -88,6 +98,10 @@ class Chip:
         elif family.startswith(_LOAD_STORE) and family not in ("LDC", "LDGDEPBAR"):
             found["load/store"] = max(1.0, 32 * entry.bytes_per_thread / self.shared_bytes_per_clock)
         return found
+
+    def l2_share(self, ctas: int) -> float:
+        """Bytes a clock that each of `ctas` can take from L2, one on an SM."""
+        return min(self.sm_bytes_per_clock, self.l2_bytes_per_clock / min(ctas, self.sms))
 
     def tensor_rate(self, dtype: str) -> float:
         """FLOPs that one SM's tensor cores do in a clock.  Raises `ValueError` on a dtype that they have not."""
@@ -124,9 +138,22 @@ def _operand_bytes(entry: Instruction) -> float:
     return float(k * bytes_per_element * (n + (0 if a_in_registers else m)))
 
 
-def chip_of(device: Device) -> Chip:
-    """The figures of a Hopper GPU.  Raises `ValueError` on another, whose figures differ."""
+def chip_of(device: Device, ceilings: Ceilings | None = None) -> Chip:
+    """The figures of a Hopper GPU, its tensor cores and L2 as `ceilings` (the data sheet's by default) say.
+
+    Raises `ValueError` on another GPU, whose figures differ.
+    """
     if device.compute_capability != (9, 0):
         raise ValueError(f"gpu: expected a Hopper GPU, whose figures the predictor has, got {device.full_name}")
-    rates = {dtype: device.matrix_flops_per_clock_per_sm(dtype) for dtype in device.matrix_flops_per_s}
-    return Chip(rates, device.boost_clock_hz, device.sms)
+    ceilings = ceilings or device.ceilings()
+    clocks = device.sms * device.boost_clock_hz
+    rates = {
+        dtype: rate / clocks
+        for dtype, rate in ceilings.tensor_flops_per_s.items()
+        if dtype in device.matrix_flops_per_s
+    }
+    held = min(1.0, TENSOR_CLOCK_HZ / device.boost_clock_hz) if ceilings.kind == "datasheet" else 1.0
+    chip = Chip(rates, device.boost_clock_hz, device.sms, held)
+    if ceilings.l2_bytes_per_s is None:
+        return chip
+    return replace(chip, l2_bytes_per_clock=ceilings.l2_bytes_per_s / device.boost_clock_hz)

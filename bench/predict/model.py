@@ -4,16 +4,22 @@ Every step makes one assumption less ideal, and adds what that costs:
 
 1. least work: the op's cost at the ceilings, memory and pipes overlapping perfectly (the roofline);
 2. launch: each launch takes at least the launch floor, and overlaps with nothing;
-3. sustained rate: a data sheet's bandwidth at the share that streaming reaches (nothing where ceilings were measured);
+3. sustained rate: a data sheet's bandwidth at the share that streaming reaches, and its matrix rate at the clock that
+   is held under it (nothing where ceilings were measured);
 4. bytes over the minimum: the kernel's traffic in place of the least bytes;
 5. pipe: the instructions of the compiled code at each pipe's rate, spread evenly over the SMs, and copies from L2; of a
    kernel without compiled code that launches several times, memory and arithmetic one after the other;
-6. waves and tail: the SM with the most CTAs sets the time, and few CTAs draw on few SMs' share of the bandwidth;
+6. waves and tail: the SM with the most CTAs, or the CTA with the most tiles, sets the time, and few CTAs draw on few
+   SMs' share of the bandwidth;
 7. occupancy and latency: by Little's law the bandwidth is no more than the bytes in flight over the latency, a CTA
    takes at least as long as its dependent steps, and the first bytes arrive one latency after the launch;
 8. calibration: the factor fitted to measured records of other kernels of the family.
 
 The time is 2 + 8 * (first latency + the largest of memory, pipes and dependent steps), and the steps sum to it exactly.
+
+Of several compiled kernels, those that multiply matrices share the matrix FLOPs.  What two launches write beyond the
+op's least is what the first leaves for the second: the one reads the op's operands and writes that, the other reads it
+and writes the op's result.  Where that cannot be told, each has a share of the bytes by its threads.
 """
 
 from __future__ import annotations
@@ -23,13 +29,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from rooflab.bench.predict.chip import HBM_SUSTAINED, MMA_SYNC_SHARE, Chip, chip_of
-from rooflab.bench.predict.work import Work, work_of
+from rooflab.bench.predict.sass import parse
+from rooflab.bench.predict.work import Share, Work, work_of
 from rooflab.bench.static import CompiledInfo
 from rooflab.roofline.device import Device
 from rooflab.roofline.model import Bound, Ceilings, Cost, Traffic, bound
 
 LEAST, LAUNCH, SUSTAINED, BYTES = "least work", "launch", "sustained rate", "bytes over the minimum"
 PIPE, WAVES, LATENCY, CALIBRATION = "pipe", "waves and tail", "occupancy and latency", "calibration"
+
+_ROUNDING = 1e-12
+"""A step that adds less than this share of the time is the rounding of a sum."""
 
 
 @dataclass(frozen=True)
@@ -84,29 +94,29 @@ def predict(
     `ceilings` are the device's data sheet's by default; `matrix_flops` are those that the kernel really does, padding
     included, by default the cost's.  Raises `ValueError` on a device that is not Hopper, or on code that is not for it.
     """
-    chip, ceilings = chip_of(device), ceilings or device.ceilings()
+    ceilings = ceilings or device.ceilings()
+    chip = chip_of(device, ceilings)
     limit = bound(cost, ceilings)
-    arithmetic = max(seconds for part, seconds in limit.parts.items() if part not in ("memory", "launch"))
+    ideal, arithmetic = _arithmetic(limit, cost, ceilings, chip)
     moved = traffic.bytes if traffic else cost.bytes
     launches = sum(info.launches for info in compiled) or (traffic.launches if traffic else cost.launches)
     rate = ceilings.hbm_bytes_per_s * (1.0 if ceilings.kind == "measured" else HBM_SUSTAINED)
     least, sustained, memory = cost.bytes / ceilings.hbm_bytes_per_s, cost.bytes / rate, moved / rate
     stages = [
-        (LEAST, max(least, arithmetic), f"{'memory' if least >= arithmetic else 'arithmetic'} at the ceilings"),
+        (LEAST, max(least, ideal), f"{'memory' if least >= ideal else 'arithmetic'} at the ceilings"),
         (LAUNCH, launches * ceilings.launch_floor_s, f"{launches} of {ceilings.launch_floor_s * 1e6:.2g} us"),
-        (SUSTAINED, max(sustained, arithmetic), f"{rate / ceilings.hbm_bytes_per_s:.0%} of the bandwidth"),
+        (
+            SUSTAINED,
+            max(sustained, arithmetic),
+            _sustained_why(rate / ceilings.hbm_bytes_per_s, sustained >= arithmetic, chip),
+        ),
         (BYTES, max(memory, arithmetic), _bytes_why(cost, traffic)),
     ]
     works: tuple[Work, ...] = ()
     if compiled:
-        flops = sum(cost.tensor_flops.values()) if matrix_flops is None else matrix_flops
-        read = traffic.read_bytes if traffic else cost.read_bytes
-        works = tuple(
-            work_of(info, device, chip, flops * share, read * share)
-            for info, share in zip(compiled, _shares(compiled), strict=True)
-        )
-        l2 = ceilings.l2_bytes_per_s or chip.l2_bytes_per_clock * chip.clock_hz
-        stages += _compiled_stages(works, _shares(compiled), memory, moved, rate, l2, arithmetic, chip)
+        shares = _shares(compiled, cost, traffic, matrix_flops)
+        works = tuple(work_of(info, device, chip, share) for info, share in zip(compiled, shares, strict=True))
+        stages += _compiled_stages(works, shares, memory, moved, rate, arithmetic, chip)
     else:
         serial = memory + arithmetic if launches > 1 else max(memory, arithmetic)
         fill = launches * chip.hbm_latency_s
@@ -118,6 +128,22 @@ def predict(
     return Prediction(limit, tuple(_differences(stages)), launches, moved, cost.bytes, works)
 
 
+def _arithmetic(limit: Bound, cost: Cost, ceilings: Ceilings, chip: Chip) -> tuple[float, float]:
+    """Seconds of arithmetic at the ceilings, and with the matrix rate that is held."""
+    held = sum(
+        flops / ceilings.matrix_rate(dtype) / (chip.tensor_share if dtype in chip.tensor_flops_per_clock else 1.0)
+        for dtype, flops in cost.tensor_flops.items()
+    )
+    others = [seconds for part, seconds in limit.parts.items() if part not in ("memory", "launch", "tensor")]
+    return max(limit.parts["tensor"], *others), max(held, *others)
+
+
+def _sustained_why(bandwidth: float, by_memory: bool, chip: Chip) -> str:
+    if by_memory or chip.tensor_share == 1:
+        return f"{bandwidth:.0%} of the bandwidth"
+    return f"the matrix rate at {chip.tensor_share * chip.clock_hz / 1e9:.2f} GHz"
+
+
 def _differences(stages: Sequence[tuple[str, float, str]]) -> Iterator[Step]:
     """Each stage's time less that of the stage before it; the launches overlap with nothing and stand as they are."""
     before = 0.0
@@ -125,7 +151,8 @@ def _differences(stages: Sequence[tuple[str, float, str]]) -> Iterator[Step]:
         if name == LAUNCH:
             yield Step(name, seconds, why)
             continue
-        yield Step(name, seconds - before, why)
+        added = seconds - before
+        yield Step(name, added if abs(added) > _ROUNDING * seconds else 0.0, why)
         before = seconds
 
 
@@ -135,37 +162,52 @@ def _bytes_why(cost: Cost, traffic: Traffic | None) -> str:
     return f"{traffic.bytes / cost.bytes:.2f} times the least bytes, {traffic.basis}" if cost.bytes else traffic.basis
 
 
-def _shares(compiled: Sequence[CompiledInfo]) -> list[float]:
-    """Each compiled kernel's share of the op's work: threads times launches; one kernel has it all."""
-    weights = [float(info.launches * info.threads * (info.ctas or math.prod(info.grid))) for info in compiled]
-    return [weight / sum(weights) for weight in weights]
+def _shares(
+    compiled: Sequence[CompiledInfo], cost: Cost, traffic: Traffic | None, matrix_flops: float | None
+) -> list[Share]:
+    """What each compiled kernel has of the op's work."""
+    flops = sum(cost.tensor_flops.values()) if matrix_flops is None else matrix_flops
+    read, write = (traffic.read_bytes, traffic.write_bytes) if traffic else (cost.read_bytes, cost.write_bytes)
+    threads = [float(info.launches * info.threads * (info.ctas or math.prod(info.grid))) for info in compiled]
+    multiply = [any(entry.mma_flops for entry in parse(info.sass)) for info in compiled]
+    doing = [size * (does or not any(multiply)) for size, does in zip(threads, multiply, strict=True)]
+    matrix = [flops * size / sum(doing) for size in doing]
+    scratch = write - cost.write_bytes
+    if len(compiled) == 2 and scratch > 0:
+        moved = [(read - scratch, scratch), (scratch, cost.write_bytes)]
+    else:
+        moved = [(read * size / sum(threads), write * size / sum(threads)) for size in threads]
+    return [Share(own, *bytes_, cuts_tiles=scratch > 0) for own, bytes_ in zip(matrix, moved, strict=True)]
 
 
 def _compiled_stages(
     works: Sequence[Work],
-    shares: Sequence[float],
+    shares: Sequence[Share],
     memory: float,
     moved: float,
     rate: float,
-    l2_rate: float,
     arithmetic: float,
     chip: Chip,
 ) -> list[tuple[str, float, str]]:
     even = busy = full = 0.0
+    flops = sum(share.matrix_flops for share in shares)
     for work, share in zip(works, shares, strict=True):
-        streaming = memory * share
-        copies = work.launches * work.ctas * work.async_bytes / l2_rate
-        pipes = max(_pipe_s(work, chip, balanced=True), arithmetic * share, copies)
+        own = share.read_bytes + share.write_bytes
+        part = own / moved if moved else 1.0
+        streaming = memory * part
+        copies = _copies_s(work, chip)
+        least = arithmetic * (share.matrix_flops / flops if flops else part)
+        pipes = max(_pipe_s(work, chip, balanced=True), least, copies)
         even += max(streaming, pipes)
-        streaming = max(streaming, _memory_s(work, moved * share, rate, chip, in_flight=False))
+        streaming = max(streaming, _memory_s(work, own, rate, chip, in_flight=False))
         pipes = max(pipes, _pipe_s(work, chip, balanced=False))
         busy += max(streaming, pipes)
-        streaming = max(streaming, _memory_s(work, moved * share, rate, chip, in_flight=True))
+        streaming = max(streaming, _memory_s(work, own, rate, chip, in_flight=True))
         fill = work.launches * chip.hbm_latency_s
         full += fill + max(streaming, pipes, _dependent_s(work, chip) - fill)
     largest = max(works, key=lambda work: max(work.pipe_cycles.values()) * work.ctas * work.launches)
     return [
-        (PIPE, even, _pipe_why(largest)),
+        (PIPE, even, _pipe_why(largest, chip)),
         (WAVES, busy, _waves_why(largest)),
         (LATENCY, full, _latency_why(largest, moved, rate, chip)),
     ]
@@ -177,9 +219,14 @@ def _dependent_s(work: Work, chip: Chip) -> float:
 
 
 def _pipe_s(work: Work, chip: Chip, balanced: bool) -> float:
-    """Seconds of the busiest pipe: of the mean SM, or of the one with the most CTAs."""
-    ctas_per_sm = work.ctas / chip.sms if balanced else work.waves.busiest_sm_ctas
+    """Seconds of the busiest pipe: of the mean SM, or of the one with the most CTAs, each with the most tiles."""
+    ctas_per_sm = work.ctas / chip.sms if balanced else work.waves.busiest_sm_ctas * work.uneven
     return work.launches * max(work.pipe_cycles.values()) * ctas_per_sm / chip.clock_hz
+
+
+def _copies_s(work: Work, chip: Chip) -> float:
+    """Seconds of the copies to shared memory at L2's rate."""
+    return work.launches * work.ctas * work.async_bytes / (chip.l2_bytes_per_clock * chip.clock_hz)
 
 
 def _memory_s(work: Work, moved: float, rate: float, chip: Chip, in_flight: bool) -> float:
@@ -197,15 +244,20 @@ def _memory_s(work: Work, moved: float, rate: float, chip: Chip, in_flight: bool
     return work.launches * seconds
 
 
-def _pipe_why(work: Work) -> str:
+def _pipe_why(work: Work, chip: Chip) -> str:
+    turns = f", {work.turns:.0f} turns of its loops" if work.turns else ""
+    turns += f" in {work.roles} roles" if work.roles > 1 else ""
+    if _copies_s(work, chip) > _pipe_s(work, chip, balanced=True):
+        return f"copies from L2 to shared memory, {work.async_bytes / 1e6:.3g} MB a CTA{turns}"
     pipe = max(work.pipe_cycles, key=lambda name: work.pipe_cycles[name])
     note = f", by mma.sync at {MMA_SYNC_SHARE:.0%} of its rate" if pipe == "tensor" and work.uses_mma_sync else ""
-    turns = f", {work.turns:.0f} turns of its loops" if work.turns else ""
     return f"the busiest pipe is {pipe}{note}{turns}"
 
 
 def _waves_why(work: Work) -> str:
     found = work.waves
+    if work.rounds > 1:
+        return f"{work.ctas} CTAs of {work.rounds:.2f} tiles; the busiest does {work.most_rounds:.4g}"
     return (
         f"{work.ctas} CTAs, {found.waves:.2f} waves; the busiest SM runs {found.busiest_sm_ctas}, "
         f"the mean {found.balance:.0%} of that"

@@ -1,4 +1,4 @@
-"""A light reading of SASS: instructions, the registers they write and read, and innermost loops.
+"""A light reading of SASS: instructions, and the registers they write and read.
 
 The text is `cuobjdump -sass`'s.  What is not understood is an instruction like any other: it takes an issue slot.
 """
@@ -6,8 +6,7 @@ The text is `cuobjdump -sass`'s.  What is not understood is an instruction like 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 _LINE = re.compile(r"^\s+/\*([0-9a-f]+)\*/\s+(?:@(!?U?P\w+)\s+)?([A-Z][A-Za-z0-9_.]*)\s*([^;]*);")
@@ -21,6 +20,9 @@ _WARPGROUP_MMA = frozenset(("HGMMA", "QGMMA", "IGMMA", "BGMMA"))
 _WARP_MMA = frozenset(("HMMA", "QMMA", "IMMA"))
 _GLOBAL_LOADS = frozenset(("LDG", "LD"))
 _ASYNC_LOADS = frozenset(("LDGSTS",))
+_TMA_STORES = frozenset(("UTMASTG", "UTMAREDG"))
+_SHARED_STORES = frozenset(("STS", "STSM"))
+_COMMIT = re.compile(r"gsb\d+$")
 WARPGROUP = 4
 """Warps that execute one wgmma together."""
 
@@ -77,6 +79,33 @@ class Instruction:
     def loads_async(self) -> bool:
         """Whether shared memory is filled without registers: cp.async or a TMA copy."""
         return self.family in _ASYNC_LOADS or self.family.startswith("UTMALDG")
+
+    @property
+    def stores_global(self) -> bool:
+        """Whether registers are stored to global memory, or added to what is there."""
+        return self.family in ("STG", "ST", "RED", "REDG", "ATOM", "ATOMG")
+
+    @property
+    def stores_tile(self) -> bool:
+        """Whether a TMA copy sends a tile of shared memory to global memory."""
+        return self.family in _TMA_STORES
+
+    @property
+    def stores_shared(self) -> bool:
+        """Whether registers are stored to shared memory."""
+        return self.family in _SHARED_STORES
+
+    @property
+    def commits(self) -> bool:
+        """Whether it ends a group of wgmma that can be waited for."""
+        return self.is_wgmma and bool(self.operands) and bool(_COMMIT.match(self.operands[-1]))
+
+    @property
+    def groups_left(self) -> int | None:
+        """Of a wait for wgmma, how many groups may be on their way after it; None for all else."""
+        if self.family != "WARPGROUP" or "DEPBAR" not in self.modifiers:
+            return None
+        return int(self.operands[-1], 16)
 
     @property
     def is_wgmma(self) -> bool:
@@ -148,18 +177,7 @@ def _names(operand: str, width: int) -> list[str]:
     return names
 
 
-@dataclass(frozen=True)
-class Code:
-    """One kernel's instructions, the code before, in and after its innermost loops."""
-
-    instructions: tuple[Instruction, ...]
-    loops: tuple[tuple[Instruction, ...], ...]
-    """Bodies of the innermost loops, in order."""
-    straight: tuple[Instruction, ...] = field(repr=False)
-    """What is in none of them; an outer loop's own instructions count as straight code, run once."""
-
-
-def parse(sass: str) -> Code:
+def parse(sass: str) -> tuple[Instruction, ...]:
     """Reads `cuobjdump -sass`.  Raises `ValueError` where there is no instruction in it."""
     code = []
     for line in sass.splitlines():
@@ -170,23 +188,4 @@ def parse(sass: str) -> Code:
             code.append(Instruction(int(address, 16), opcode.rstrip("."), parts, guard or ""))
     if not code:
         raise ValueError("sass: expected the instructions of a kernel, got none")
-    spans = _innermost(code)
-    inside = {at for first, last in spans for at in range(first, last + 1)}
-    straight = tuple(entry for at, entry in enumerate(code) if at not in inside and entry.family != "NOP")
-    return Code(tuple(code), tuple(tuple(code[first : last + 1]) for first, last in spans), straight)
-
-
-def _innermost(code: Sequence[Instruction]) -> list[tuple[int, int]]:
-    """First and last position of each loop that holds no other; the branch to itself after EXIT is none."""
-    where = {entry.address: at for at, entry in enumerate(code)}
-    spans: dict[int, int] = {}
-    for at, entry in enumerate(code):
-        start = where.get(entry.target) if entry.target is not None else None
-        if start is not None and start < at:
-            spans[start] = max(at, spans.get(start, at))  # several branches back to one head are one loop
-    ordered = sorted(spans.items())
-    return [
-        (first, last)
-        for first, last in ordered
-        if not any(first <= other <= end <= last for other, end in ordered if (other, end) != (first, last))
-    ]
+    return tuple(code)

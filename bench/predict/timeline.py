@@ -1,8 +1,11 @@
-"""A CTA's walk through its code, all its warps in step and alone on their SM.
+"""A role's walk through its code, all its warps in step and alone on their SM.
 
 Instructions issue in order, each waiting for the registers that it reads and for its pipe, as an SM's scoreboards make
-them wait.  The walk gives the least time of dependent steps that no other CTA can hide, and the most bytes that a
-thread has on their way at once.
+them wait, and `WARPGROUP.DEPBAR` for the groups of wgmma that it names.  A wgmma does not wait for another that adds to
+the same accumulator.  Barriers cost nothing: other warps and copies are taken to have arrived.  The walk gives the
+least time of dependent steps that no other CTA and no other role can hide, and the most bytes that a thread has on
+their way at once.  Two warpgroups that run the same code are in step here; on the GPU the second fills what the first
+leaves idle where they wait for their products.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from rooflab.bench.predict.sass import Instruction
 
 @dataclass
 class Walk:
-    """The state of a CTA on its way; `run` carries it on."""
+    """The state of a role's warps on their way; `run` carries it on."""
 
     chip: Chip
     warps: int
@@ -30,6 +33,8 @@ class Walk:
     _ready: dict[str, float] = field(default_factory=dict)
     _free: dict[Pipe, float] = field(default_factory=dict)
     _flying: list[tuple[int, frozenset[str]]] = field(default_factory=list)
+    _groups: list[float] = field(default_factory=list)
+    """When each group of wgmma is done, in order."""
 
     def run(self, code: Sequence[Instruction]) -> float:
         """Walks through `code` once; the clocks until the next instruction could issue."""
@@ -41,12 +46,16 @@ class Walk:
             start = max(
                 [self.now, *(self._ready.get(name, 0.0) for name in awaited), *(self._free.get(p, 0.0) for p in taken)]
             )
+            if entry.groups_left is not None and len(self._groups) > entry.groups_left:
+                start = max(start, self._groups[-1 - entry.groups_left])
             self._land(entry.reads | entry.writes)
             for pipe, cycles in taken.items():
                 self._free[pipe] = start + cycles
             done = start + max(taken.values()) + self.chip.latency(entry, self.load_latency)
             for name in entry.writes:
                 self._ready[name] = done
+            if entry.commits:
+                self._groups.append(done)
             if entry.loads_global:
                 self._flying.append((entry.bytes_per_thread, entry.writes))
                 self.most_bytes = max(self.most_bytes, sum(size for size, _ in self._flying))

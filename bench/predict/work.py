@@ -1,24 +1,42 @@
-"""What one launch does, from its compiled code and the work that the op hands it: turns of loops, pipes, waiting.
+"""What one launch does, from its compiled code and the work that the op hands it: rounds, turns, pipes, waiting.
 
 Compiled code does not say how often its loops turn.  They turn at least as often as it takes to do the launch's share
 of the matrix FLOPs and to load its share of the traffic; the larger of both is taken, the same for every innermost loop
 that loads or multiplies.  That is too few where lanes are masked off (a tile of 16 rows for one row) or load the same
-bytes.  Code outside innermost loops is counted once, both sides of a branch included.
+bytes.  A round stores what it stores, and there are as many as it takes to store the launch's share of what is written.
+Rounds are dealt whole, so that the busiest CTA sets the time, but for a launch that may cut its tiles.  All else counts
+once, both sides of a branch included.
+
+A CTA takes as long as its slowest role, and at least as long as its roles together keep one pipe busy; where several
+roles take turns at the tensor cores, one round at the end hides behind no other.  That they take turns at all, so that
+one multiplies through the other's epilogue, is an assumption: with too few stages both wait for the same one.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rooflab.bench.predict.chip import Chip, Pipe
-from rooflab.bench.predict.sass import WARPGROUP, Code, Instruction, parse
+from rooflab.bench.predict.roles import Role, roles_of
+from rooflab.bench.predict.sass import WARPGROUP, Instruction, parse
 from rooflab.bench.predict.timeline import bytes_in_flight, span_cycles, steady_cycles
 from rooflab.bench.static import CompiledInfo
 from rooflab.roofline.device import Device
 from rooflab.roofline.occupancy import WARP, Occupancy, Waves, occupancy, waves
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a launch has of its op's work."""
+
+    matrix_flops: float
+    read_bytes: float
+    write_bytes: float = 0.0
+    cuts_tiles: bool = False
+    """Whether a tile may be done in parts, so that every CTA can have the same."""
 
 
 @dataclass(frozen=True)
@@ -30,21 +48,32 @@ class Work:
     ctas: int
     occupancy: Occupancy
     waves: Waves
+    roles: int
+    """Groups of warps with loops of their own."""
+    rounds: float
+    """Tiles of the mean CTA; 1 where no loop of its code goes over tiles."""
+    most_rounds: float
+    """Tiles of the busiest CTA."""
     turns: float
-    """Turns of the loops that do the work; 0 where there is no loop."""
+    """Turns of the loops that do the work, in the mean CTA; 0 where there is no loop."""
     pipe_cycles: dict[Pipe, float]
-    """Clocks that one CTA takes of each pipe of its SM."""
+    """Clocks that the mean CTA takes of each pipe of its SM."""
     cta_cycles: float
-    """Clocks of one CTA's dependent steps, with the SM to itself."""
+    """Clocks of the busiest CTA's dependent steps, with the SM to itself."""
     in_flight_bytes: float
     """Bytes of loads that one CTA has on their way at most."""
     async_bytes: float
-    """Bytes that one CTA copies from L2 to shared memory by cp.async or TMA."""
+    """Bytes that the mean CTA copies from L2 to shared memory by cp.async or TMA."""
     uses_mma_sync: bool
 
+    @property
+    def uneven(self) -> float:
+        """Work of the busiest CTA over the mean."""
+        return self.most_rounds / self.rounds
 
-def work_of(info: CompiledInfo, device: Device, chip: Chip, matrix_flops: float, read_bytes: float) -> Work:
-    """The work of one of `info.launches` launches that together do `matrix_flops` and read `read_bytes` from HBM.
+
+def work_of(info: CompiledInfo, device: Device, chip: Chip, share: Share) -> Work:
+    """The work of one of `info.launches` launches that together have `share` of the op.
 
     Raises `ValueError` on code that is not of the device's architecture, of which no CTA fits, or of an empty grid.
     """
@@ -58,91 +87,140 @@ def work_of(info: CompiledInfo, device: Device, chip: Chip, matrix_flops: float,
     if ctas < 1:
         raise ValueError(f"compiled: expected a grid of {info.name} that has CTAs, got {tuple(info.grid)}")
     code = parse(info.sass)
-    warps = _warps_of_a_loop(info)
-    share = 1 / (info.launches * ctas)
-    turns = _turns(code, info, warps, matrix_flops * share, read_bytes * share)
-    loops = [entry for body in _working(code) for entry in body]
-    idle = [entry for body in code.loops if body not in _working(code) for entry in body]
-    once = [*code.straight, *idle]
-    requested = turns * _loaded(loops, info, warps) + _loaded(once, info, warps)
-    from_hbm = min(1.0, read_bytes * share / requested) if requested else 1.0
-    load_latency = from_hbm * chip.hbm_latency + (1 - from_hbm) * chip.l2_latency
-    copies = any(entry.loads_async for entry in loops)
-    steady = [steady_cycles(body, chip, warps, load_latency) for body in _working(code)]
-    # Specialised warps run their loops side by side, others one loop after another.
-    turn = max(steady, default=0.0) if info.uses_warp_specialization else sum(steady)
-    span = span_cycles(once, chip, info.threads // WARP or 1, chip.hbm_latency)
+    roles = roles_of(code, info.threads, info.indirect)
+    loads = _Loads(code, roles, info)
+    part = 1 / (info.launches * ctas)
+    rounds, most = _rounds(roles, share.write_bytes * part), 1.0
+    if rounds > 1:
+        most = rounds if share.cuts_tiles else math.ceil(round(rounds * ctas) / ctas)
+    turns = _turns(roles, share.matrix_flops * part, share.read_bytes * part, loads.turn)
+    requested = turns * loads.turn + loads.once
+    from_hbm = min(1.0, share.read_bytes * part / requested) if requested else 1.0
+    latency = from_hbm * chip.hbm_latency + (1 - from_hbm) * chip.l2_latency
+    busiest = _cta_cycles(roles, most, turns * most / rounds, loads.copied / chip.l2_share(ctas), latency, chip)
     return Work(
         name=info.name,
         launches=info.launches,
         ctas=ctas,
         occupancy=fits,
         waves=waves(ctas, fits.ctas_per_sm, device.sms),
+        roles=sum(bool(role.loops) for role in roles),
+        rounds=rounds,
+        most_rounds=most,
         turns=turns,
-        pipe_cycles=_pipe_cycles(once, loops, turns, warps, info.threads // WARP, chip),
-        cta_cycles=span + turns * turn + copies * chip.hbm_latency,
-        in_flight_bytes=_in_flight(code, info, chip),
-        async_bytes=turns * _loaded([entry for entry in loops if entry.loads_async], info, warps),
-        uses_mma_sync=any(entry.mma_flops and not entry.is_wgmma for entry in code.instructions),
+        pipe_cycles=_pipe_cycles(roles, 1, rounds, turns, chip),
+        cta_cycles=busiest + bool(loads.copied) * chip.hbm_latency,
+        in_flight_bytes=loads.in_flight(chip),
+        async_bytes=turns * loads.copied,
+        uses_mma_sync=any(entry.mma_flops and not entry.is_wgmma for entry in code),
     )
 
 
-def _working(code: Code) -> list[tuple[Instruction, ...]]:
-    """Loops that load from global memory or multiply matrices."""
-    return [body for body in code.loops if any(e.loads_global or e.loads_async or e.mma_flops for e in body)]
+class _Loads:
+    """Bytes that a CTA's loads ask for, all lanes."""
+
+    def __init__(self, code: Sequence[Instruction], roles: Sequence[Role], info: CompiledInfo):
+        self._code, self._roles, self._info = code, roles, info
+        self.copied = sum(self._copied(role.turn, role.warps) for role in roles)
+        """By cp.async and TMA, in a turn."""
+        self.turn = self.copied + sum(_plain(role.turn, role.warps) for role in roles)
+        self.once = sum(
+            self._copied(part, role.warps) + _plain(part, role.warps)
+            for role in roles
+            for part in (role.once, role.rounds)
+        )
+
+    def in_flight(self, chip: Chip) -> float:
+        """Bytes that one CTA has on their way at most."""
+        bodies = [body for role in self._roles for body in (role.once, role.rounds, *role.loops)]
+        plain = float(max(bytes_in_flight(body, chip) for body in bodies) * self._info.threads)
+        if not self.copied and not any(entry.loads_async for entry in self._code):
+            return plain
+        shared = self._info.shared_bytes
+        stages = max(2, shared // self.copied if self.copied else self._info.num_stages)
+        # One stage of the ring is being read while the others fill.
+        return max(plain, (stages - 1) * min(self.copied or shared, shared / stages))
+
+    def _copied(self, body: Sequence[Instruction], warps: int) -> float:
+        copied = sum(float(e.bytes_per_thread * WARP * warps) for e in body if e.loads_async and e.bytes_per_thread)
+        if not any(entry.family.startswith("UTMALDG") for entry in body):
+            return copied
+        # A barrier is told how many bytes the TMA will bring; where that is not in the code, they are a stage.
+        told = sum(_told(self._code, entry) for entry in body)
+        return copied + (told or self._info.shared_bytes / max(1, self._info.num_stages))
 
 
-def _warps_of_a_loop(info: CompiledInfo) -> int:
-    """Warps that execute a loop: all, or a warpgroup where each group has code of its own."""
-    return WARPGROUP if info.uses_warp_specialization else max(1, info.threads // WARP)
+def _told(code: Sequence[Instruction], arrival: Instruction) -> int:
+    """Bytes for which an arrival at an mbarrier makes it wait; 0 for all else, and where they are no constant."""
+    if arrival.opcode != "SYNCS.ARRIVE.TRANS64":
+        return 0
+    register = arrival.operands[-1]
+    setting = [e for e in code if e.address < arrival.address and e.operands and e.operands[0] == register]
+    constant = setting[-1].operands[-1] if setting and setting[-1].family in ("MOV", "IMAD", "UMOV") else ""
+    return int(constant, 16) if constant.startswith("0x") else 0
 
 
-def _flops(code: Iterable[Instruction], warps: int) -> float:
-    return sum(e.mma_flops * (warps / WARPGROUP if e.is_wgmma else warps) for e in code)
+def _plain(body: Iterable[Instruction], warps: int) -> float:
+    return sum(float(entry.bytes_per_thread * WARP * warps) for entry in body if entry.loads_global)
 
 
-def _fma_flops(code: Iterable[Instruction], warps: int) -> float:
-    return sum(2.0 * WARP * warps for entry in code if entry.family == "FFMA")
+def _flops(body: Iterable[Instruction], warps: int) -> float:
+    return sum(e.mma_flops * (warps / WARPGROUP if e.is_wgmma else warps) for e in body)
 
 
-def _loaded(code: Iterable[Instruction], info: CompiledInfo, warps: int) -> float:
-    """Bytes that a CTA's loads in `code` ask for, all lanes; a TMA copy's are its stage of shared memory."""
-    entries = [entry for entry in code if entry.loads_global or entry.loads_async]
-    loaded = sum(float(entry.bytes_per_thread * WARP * warps) for entry in entries if entry.bytes_per_thread)
-    tma = any(entry.family.startswith("UTMALDG") for entry in entries)
-    return loaded + tma * info.shared_bytes / max(1, info.num_stages)
+def _fma_flops(body: Iterable[Instruction], warps: int) -> float:
+    return sum(2.0 * WARP * warps for entry in body if entry.family == "FFMA")
 
 
-def _turns(code: Code, info: CompiledInfo, warps: int, flops: float, read_bytes: float) -> float:
-    working = _working(code)
-    if not working:
+def _rounds(roles: Sequence[Role], write_bytes: float) -> float:
+    """Rounds that store `write_bytes`; a tile that TMA stores is what was put in shared memory for it."""
+    stored = 0.0
+    for role in roles:
+        by_tma = any(entry.stores_tile for entry in role.rounds)
+        entries = [e for e in role.rounds if (e.stores_shared if by_tma else e.stores_global)]
+        stored += sum(float(e.bytes_per_thread * WARP * role.warps) for e in entries)
+    return max(1.0, write_bytes / stored) if stored else 1.0
+
+
+def _turns(roles: Sequence[Role], flops: float, read_bytes: float, loaded: float) -> float:
+    if not any(role.loops for role in roles):
         return 0.0
-    loops = [entry for body in working for entry in body]
-    per_turn = _flops(loops, warps)
-    outside = _flops(code.straight, warps)
+    per_turn = sum(_flops(role.turn, role.warps) for role in roles)
+    outside = sum(_flops(role.once, role.warps) for role in roles)
     if not per_turn and not outside:
-        per_turn, outside = _fma_flops(loops, warps), _fma_flops(code.straight, warps)
+        per_turn = sum(_fma_flops(role.turn, role.warps) for role in roles)
+        outside = sum(_fma_flops(role.once, role.warps) for role in roles)
     by_flops = max(0.0, flops - outside) / per_turn if per_turn else 0.0
-    loaded = _loaded(loops, info, warps)
     by_bytes = read_bytes / loaded if loaded else 0.0
     return max(1.0, by_flops, by_bytes)
 
 
-def _pipe_cycles(
-    once: list[Instruction], loops: list[Instruction], turns: float, loop_warps: int, warps: int, chip: Chip
-) -> dict[Pipe, float]:
+def _pipe_cycles(roles: Iterable[Role], once: float, rounds: float, turns: float, chip: Chip) -> dict[Pipe, float]:
     total: Counter[Pipe] = Counter()
-    for code, times in ((once, float(warps)), (loops, turns * loop_warps)):
-        for entry in code:
-            for pipe, cycles in chip.cycles(entry).items():
-                total[pipe] += cycles * times  # type: ignore[assignment]
+    for role in roles:
+        for body, times in ((role.once, once), (role.rounds, rounds), (role.turn, turns)):
+            for entry in body:
+                for pipe, cycles in chip.cycles(entry).items():
+                    total[pipe] += cycles * times * role.warps  # type: ignore[assignment]
     return dict(total)
 
 
-def _in_flight(code: Code, info: CompiledInfo, chip: Chip) -> float:
-    plain = max(bytes_in_flight(body, chip) for body in (code.straight, *code.loops)) * info.threads
-    if not any(entry.loads_async for entry in code.instructions):
-        return float(plain)
-    stages = max(2, info.num_stages)  # CUDA C++ does not say how many it has
-    # One stage of the ring is being read while the others fill.
-    return max(float(plain), info.shared_bytes * (stages - 1) / stages)
+def _cta_cycles(
+    roles: Sequence[Role], rounds: float, turns: float, copy_cycles: float, load_latency: float, chip: Chip
+) -> float:
+    """Clocks of a CTA's dependent steps, alone on its SM; `copy_cycles`: a turn's copies at the SM's share of L2."""
+    before = slowest = begin = end = 0.0
+    for role in roles:
+        once, one_round = (span_cycles(body, chip, role.warps, chip.hbm_latency) for body in (role.once, role.rounds))
+        if not role.loops:
+            before += once + rounds * one_round  # what all warps run
+            continue
+        turn = sum(steady_cycles(body, chip, role.warps, load_latency) for body in role.loops)
+        copies = any(entry.loads_async for entry in role.turn)
+        slowest = max(slowest, once + rounds * one_round + turns * max(turn, copies * copy_cycles))
+        begin, end = max(begin, once), max(end, one_round)
+    working = [role for role in roles if role.loops]
+    if len(working) > 1:
+        shared = _pipe_cycles(working, 0, rounds, turns, chip)
+        slowest = max(slowest, begin + max(shared.values()) + end)
+    return before + slowest
