@@ -13,6 +13,7 @@ import re
 import struct
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -24,7 +25,8 @@ import torch
 
 STANDARD = "--std=c++17"
 STATIC_SHARED_BYTES = 48 * 2**10
-"""Dynamic shared memory that a launch gets without asking first (CUDA C++ Programming Guide, "Shared Memory")."""
+"""Shared memory, static and dynamic, that a launch gets without asking first (CUDA C++ Programming Guide, "Shared
+Memory")."""
 ARCHITECTURE = re.compile(r"sm_\d{2,3}[af]?")
 # From one toolkit to the next the same names stand for other files, so the first folder that has one must win.
 HEADER_PACKAGES = ("cccl", "cudart", "nvcc")
@@ -202,6 +204,7 @@ class CudaKernel:
         """What the compiler said of the source, once it is loaded."""
         self._raw: dict[int, Any] = {}
         self._shared_bytes: dict[int, int] = {}
+        """Dynamic shared memory that a launch may have on each device by now."""
 
     def __call__(self, grid: Sequence[int], block: Sequence[int], *arguments: Any, shared_bytes: int = 0) -> None:
         """Launches.  Raises `ValueError` on an argument that it cannot pass, or tensors on more than one GPU."""
@@ -209,7 +212,7 @@ class CudaKernel:
         values = tuple(_value(index, argument) for index, argument in enumerate(arguments))
         with torch.cuda.device(device):
             raw = self.raw(device)
-            if shared_bytes > max(STATIC_SHARED_BYTES, self._shared_bytes.get(device, 0)):
+            if shared_bytes > self._shared_bytes.get(device, STATIC_SHARED_BYTES):
                 raw.max_dynamic_shared_size_bytes = shared_bytes
                 self._shared_bytes[device] = shared_bytes
             stream = _stream(torch.cuda.current_stream(device).cuda_stream)
@@ -221,13 +224,26 @@ class CudaKernel:
             with torch.cuda.device(device):
                 file = cubin_file(self.source, arch=architecture(device), options=self.options)
                 self.log = file.with_suffix(".log").read_text()
-                self._raw[device] = _cupy().RawModule(path=str(file)).get_function(self.name)
+                raw = _cupy().RawModule(path=str(file)).get_function(self.name)
+                # Beside static shared memory, padded to what the dynamic part is aligned to, less comes unasked.
+                self._shared_bytes[device] = 0 if raw.shared_size_bytes else STATIC_SHARED_BYTES
+                self._raw[device] = raw
         return self._raw[device]
+
+
+@dataclass(frozen=True)
+class _TorchStream:
+    """A stream by its address, as CuPy 14 takes one from outside."""
+
+    address: int
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.address
 
 
 @cache
 def _stream(address: int) -> Any:
-    return _cupy().cuda.ExternalStream(address)
+    return _cupy().cuda.Stream.from_external(_TorchStream(address))
 
 
 def _device(arguments: Sequence[Any]) -> int:

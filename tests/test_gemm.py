@@ -166,7 +166,7 @@ def test_cost_counts_each_operand_once() -> None:
     assert cost.vector_flops == 4096 * 1024
 
 
-def test_traffic_falls_from_naive_to_tensor_core_and_then_stays() -> None:
+def test_traffic_falls_from_naive_to_tensor_core_and_to_tma() -> None:
     case = Case(M=2048, N=4096, K=4096, layout="NT", bias=False)
     inputs = SPEC.make_inputs(case, SCHEMES["bf16"], torch.device("meta"), 0)
     inputs.pop("bias")
@@ -176,11 +176,12 @@ def test_traffic_falls_from_naive_to_tensor_core_and_then_stays() -> None:
     weight_bytes = 2 * 4096 * 4096
     assert naive.read_bytes - library.read_bytes == (2048 / 16 - 1) * weight_bytes
     assert tensor_core.read_bytes - library.read_bytes == (2048 / 1024 - 1) * weight_bytes
-    for name in ("pipelined", "tma", "persistent", "warp_specialized"):
-        assert get_kernel("gemm", name).traffic(**inputs) == tensor_core
+    assert get_kernel("gemm", "pipelined").traffic(**inputs) == tensor_core
+    for name in ("tma", "persistent", "warp_specialized", "cooperative"):
+        assert get_kernel("gemm", name).traffic(**inputs) == library, "a group holds 2048 rows"
     residual = torch.empty(2048, 4096, dtype=torch.bfloat16, device="meta")
     added = get_kernel("gemm", "tma").traffic(**inputs, residual=residual)
-    assert added.read_bytes - tensor_core.read_bytes == 2 * 2048 * 4096
+    assert added.read_bytes - library.read_bytes == 2 * 2048 * 4096
 
 
 def test_unknown_layout_is_refused() -> None:

@@ -8,9 +8,11 @@ import pytest
 import torch
 from triton.runtime import _allocation
 
+from rooflab.bench.code.flow import hot_loop
 from rooflab.bench.emulated_calls import call
 from rooflab.bench.predict.cases import Target
-from rooflab.kernels.configs import default_config
+from rooflab.bench.static import CompiledInfo, CompileFailure, Request, compile_kernels
+from rooflab.kernels.configs import SHARED_BYTES_PER_CTA, default_config, legal_configs
 from rooflab.kernels.gemm._tma import stored
 from rooflab.kernels.registry import Kernel, get_kernel, interpreting
 from rooflab.reference.gemm import SPEC
@@ -184,6 +186,63 @@ def test_the_tile_follows_the_waves() -> None:
         assert tile(name, 16, 4096).block_n == 32
         kernel, case = get_kernel("gemm", name), Case(M=8192, N=8192, K=4096, layout="NT", bias=False)
         assert kernel.is_legal(tile(name, 8192, 8192, "tf32"), case, SCHEMES["tf32"])
+
+
+def test_a_smaller_tile_for_a_few_fewer_waves_is_not_worth_its_loads() -> None:
+    """Llama-3-70B's gate|up: 128 by 128 has 55 half waves for 28, and takes 64 bytes a clock for 48."""
+    for name in ("tma", "persistent", "warp_specialized", "cooperative"):
+        config = default_config("gemm", name, "bf16", CPU, M=2048, N=57344, K=8192)
+        assert (config.block_m, config.block_n, config.group_m) == (128, 256, 16)
+
+
+def sizes_of(kernel: Kernel, case: Case, scheme: str) -> list[tuple[int, CompiledInfo]]:
+    """Shared bytes, said and compiled, of the heuristic and of the legal configs nearest to what an SM has."""
+    said = {
+        config: kernel.footprint(config, case, SCHEMES[scheme]).shared_bytes
+        for config in legal_configs(kernel, case, SCHEMES[scheme])
+        if getattr(config, "group_m", 8) == 8
+    }
+    chosen = [kernel.heuristic(case, SCHEMES[scheme]), *sorted(said, key=lambda config: said[config])[-4:]]
+    requests = [Request("gemm", kernel.name, case, SCHEMES[scheme], config=config) for config in chosen]
+    found = compile_kernels(requests)
+    sizes = [kernel.footprint(config, case, SCHEMES[scheme]).shared_bytes for config in chosen]
+    compiled = [result[0] for result in found if not isinstance(result, CompileFailure)]
+    return list(zip(sizes, compiled, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "M", "scheme"),
+    [("persistent", 4096, "bf16"), ("persistent", 4096, "tf32"), ("warp_specialized", 4096, "bf16"),
+     ("tma", 4096, "bf16"), ("stream_k", 32, "bf16"), ("stream_k", 64, "tf32"), ("split_k", 64, "bf16")],
+)  # fmt: skip
+def test_what_is_legal_fits_with_both_addends(name: str, M: int, scheme: str) -> None:
+    """A residual, and a tile on its way to partial sums, pass through shared memory beside the stages."""
+    case = Case(M=M, N=4096, K=4096, layout="NT", bias=True, residual=True)
+    for said, info in sizes_of(get_kernel("gemm", name), case, scheme):
+        assert info.shared_bytes <= SHARED_BYTES_PER_CTA, info.asked
+        assert name == "warp_specialized" or info.shared_bytes <= said
+
+
+def test_a_tile_whose_rows_are_shared_is_divided_through_shared_memory() -> None:
+    kernel, case, scheme = get_kernel("gemm", "persistent"), SPEC.cases["llama3_8b"][-1], SCHEMES["tf32"]
+    config = kernel.config_type(64, 256, 32, num_warps=8, num_stages=4, store_parts=2)
+    assert not kernel.is_legal(config, case, scheme) and kernel.is_legal(replace(config, num_warps=4), case, scheme)
+    (found,) = compile_kernels([Request("gemm", "persistent", case, scheme, config=config)])
+    assert not isinstance(found, CompileFailure)
+    assert kernel.footprint(config, case, scheme).shared_bytes == found[0].shared_bytes > SHARED_BYTES_PER_CTA
+
+
+@pytest.mark.parametrize("name", ["tma", "persistent", "warp_specialized"])
+def test_what_spills_with_both_addends_spills_once_a_tile(name: str) -> None:
+    """128 by 256 outputs and a residual beside them are more than registers hold: 64 bytes a thread at most, which are
+    0.1% of what a tile loads at K = 4096, and none in the loop over K."""
+    case = Case(M=4096, N=4096, K=4096, layout="NT", bias=True, residual=True)
+    (found,) = compile_kernels([Request("gemm", name, case, SCHEMES["bf16"])])
+    assert not isinstance(found, CompileFailure)
+    loop = hot_loop(found[0].loops)
+    assert loop is not None and loop.counts["wgmma"] > 0
+    assert loop.counts["spill_load"] == loop.counts["spill_store"] == 0
+    assert found[0].stack_bytes <= (0 if name == "persistent" else 64)
 
 
 def test_warp_specialization_that_triton_would_ignore_is_illegal() -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from rooflab.bench.emulated_checks import Asked, check_emulated
+from rooflab.kernels import _cuda
 from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels.configs import legal_configs
 from rooflab.kernels.gemm import gemv, split_k, stream_k, swap_ab
@@ -127,6 +132,93 @@ def test_no_k_gives_bias_and_residual(name):
     assert found.tolist() == [[1.5, 2.0, 3.0], [1.0, 2.0, 0.0]]
 
 
+class Grids:
+    """Stands for jitted kernels, and keeps the grids that they were launched on."""
+
+    def __init__(self):
+        self.found = []
+
+    def __getitem__(self, grid):
+        self.found.append(grid)
+        return lambda *arguments, **options: None
+
+
+@pytest.fixture
+def grids(monkeypatch):
+    found = Grids()
+    for module, names in ((split_k, ("_gemm", "_reduce")), (stream_k, ("_gemm", "_fix_up"))):
+        for name in names:
+            monkeypatch.setattr(module, name, found)
+    return found.found
+
+
+def matrices(M, N, K):
+    return torch.empty(M, K, dtype=torch.bfloat16, device=META), torch.empty(N, K, dtype=torch.bfloat16, device=META).mT
+
+
+def test_rows_past_65535_are_in_the_only_dimension_of_a_grid_that_goes_on(grids):
+    split_k.gemm(*matrices(70_000, 300, 256), config=split_k.Config(64, 64, 64, split=2, num_warps=4, num_stages=3))
+    assert grids == [(1094 * 5, 2), (70_000, 2)]
+
+
+@pytest.mark.parametrize(
+    ("shape", "launches"),
+    [
+        ((16, 4096, 4096), 2),
+        ((16, 128 * 2 * HOPPER_SMS, 4096), 1),  # two whole tiles for each
+        ((16, 4096, 1), 1),  # of one step a tile cannot be cut, and Triton 3.6 fails to compile the second for K = 1
+        ((16, 4096, 0), 1),
+    ],
+)
+def test_stream_k_adds_up_only_where_a_tile_was_cut(grids, shape, launches):
+    stream_k.gemm(*matrices(*shape))
+    assert len(grids) == launches
+    traffic = get_kernel("gemm", "stream_k").traffic(*matrices(*shape))
+    assert traffic.launches == launches and (launches == 2) == (traffic.write_bytes > 2 * shape[0] * shape[1])
+
+
+class Raw:
+    """CuPy's kernel with static shared memory, as far as a launch uses it."""
+
+    def __init__(self, static):
+        self.shared_size_bytes = static
+        self.allowed = []
+
+    def __call__(self, grid, block, values, *, shared_mem, stream):
+        pass
+
+    max_dynamic_shared_size_bytes = property(fset=lambda self, nbytes: self.allowed.append(nbytes))
+
+
+@pytest.mark.parametrize(("static", "allowed"), [(0, [65536]), (64, [49152, 65536])])
+def test_a_ring_of_48_kib_is_asked_for_beside_static_barriers(monkeypatch, static, allowed):
+    config, case = swap_ab.Config(32, 64, 64, num_stages=4, split=1), case_of(32, 4096, 4096)
+    assert swap_ab.is_legal(config, case) and swap_ab.footprint(config, case).shared_bytes == 48 * 1024
+    raw = Raw(static)
+    module = SimpleNamespace(get_function=lambda name: raw)
+    monkeypatch.setattr(_cuda, "_cupy", lambda: SimpleNamespace(RawModule=lambda path: module))
+    monkeypatch.setattr(_cuda, "architecture", lambda device: "sm_90a")
+    monkeypatch.setattr(_cuda, "cubin_file", lambda *arguments, **options: SimpleNamespace(with_suffix=lambda s: LOG))
+    monkeypatch.setattr(_cuda, "_stream", lambda address: None)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=0))
+    kernel = _cuda.CudaKernel("", "swap_ab")
+    for nbytes in (49152, 49152, 65536, 1024):
+        kernel((1,), (1,), shared_bytes=nbytes)
+    assert raw.allowed == allowed
+
+
+LOG = SimpleNamespace(read_text=lambda: "")
+
+
+def test_a_stream_is_taken_without_a_warning():
+    pytest.importorskip("cupy")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert [_cuda._stream(address).ptr for address in (0, 7000)] == [0, 7000]
+
+
 EMULATED = [
     ("gemv", case_of(3, 21, 4104, residual=True), "bf16"),
     ("gemv", Case(M=1, N=5, K=0, layout="NT", bias=True), "fp32"),
@@ -136,6 +228,7 @@ EMULATED = [
     ("swap_ab", Case(M=2, N=16, K=0, layout="NT", bias=True), "bf16"),
     ("split_k", case_of(5, 72, 1030, residual=True), "bf16"),
     ("stream_k", case_of(5, 72, 530, residual=True), "bf16"),
+    ("stream_k", Case(M=5, N=72, K=1, layout="NT", bias=True), "bf16"),
 ]
 
 

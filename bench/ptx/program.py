@@ -10,6 +10,7 @@ from rooflab.bench.ptx.text.access_widths import granule, orders_ctas, strong
 from rooflab.bench.ptx.text.flow import Block, Flow, lanes_together
 from rooflab.bench.ptx.text.parse import parse
 from rooflab.bench.ptx.text.syntax import Instruction, Kernel, Module, PtxError
+from rooflab.bench.ptx.text.wgmma_in_flight import rewritten
 from rooflab.bench.ptx.text.wgmma_registers import unfenced
 
 SEQUENTIAL = ("wgmma", "mbarrier", "cp.async.bulk", "cp.reduce.async.bulk", "tensormap", "barrier.cluster", "mapa",
@@ -63,6 +64,11 @@ class Program:
     def unfenced(self) -> list[tuple[Instruction, Instruction | None]]:
         """wgmmas that lack a fence, each with what touches a register of its before it; None is the beginning."""
         return unfenced(self.flow)
+
+    @cached_property
+    def rewritten(self) -> list[tuple[Instruction, Instruction]]:
+        """Writes of registers that a wgmma may still have to read, each with that wgmma."""
+        return rewritten(self.flow)
 
     @cached_property
     def sequential(self) -> bool:

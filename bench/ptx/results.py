@@ -187,6 +187,11 @@ def _races(run: Run) -> list[str]:
         for use, maker in run.map_races
     ]
     texts += [_unfenced(wgmma, writer) for wgmma, writer in run.program.unfenced]
+    texts += [
+        f"{writer.describe()} writes a register of A of {wgmma.describe()}, which may still have to read it: no"
+        " wgmma.wait_group between"
+        for writer, wgmma in run.program.rewritten
+    ]
     return list(dict.fromkeys(texts))
 
 

@@ -1,4 +1,4 @@
-"""gemm: C = A B + bias.
+"""gemm: C = A B + bias + residual.
 
 naive        one Triton program per 16 x 64 tile; one k at a time, an outer product in fp32 FMAs; no tensor cores
 library      torch.mm and torch.addmm: cuBLAS on CUDA, oneDNN or MKL on the CPU
@@ -35,6 +35,7 @@ swap_ab      over split_k: C^T = W A^T, so that the batch is wgmma's 8 to 64 col
              others multiply; shares of K are a cluster, whose sums meet in shared memory, in the same launch.
              Transposed weights with rows at 16 bytes only; beyond 64 rows of a it reads the weight again. The four are
              unmeasured on a GPU
+quack        peer: QuACK's gemm for Hopper in CuTe DSL, where it is installed; 16 bits, addresses and strides for TMA
 packed       over library, on the CPU: the weight is reordered once at load into oneDNN's blocks, which the library call
              does again, or does without, at every call
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from rooflab.kernels.configs import BF16
+from rooflab.kernels.gemm._operands import address_of
 from rooflab.reference.spec import Scheme
 
 VECTOR_BYTES = 16
@@ -33,16 +34,9 @@ def alignment_bytes(a: torch.Tensor, b: torch.Tensor, whole_k: bool) -> int:
     bits = VECTOR_BYTES
     for operand, row_dim in ((a, 0), (b, 1)):
         size = operand.element_size()
-        bits |= row_stride(operand, row_dim) * size | _address(operand)
+        bits |= row_stride(operand, row_dim) * size | address_of(operand)
         bits |= K * size if whole_k else 0
     return bits & -bits
-
-
-def _address(operand: torch.Tensor) -> int:
-    """The address of the first element; of a meta tensor, in storage that starts at 0."""
-    if operand.device.type == "meta":
-        return int(operand.storage_offset()) * operand.element_size()
-    return operand.data_ptr()
 
 
 def not_transposed(a: torch.Tensor, b: torch.Tensor, instead: str) -> str | None:

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 
 from rooflab.kernels.configs import SHARED_BYTES_PER_CTA
+from rooflab.kernels.gemm._tiled import ADDRESS_REGISTERS, add_bias_and_residual, by_fma, uses_wgmma
 from rooflab.reference.spec import Scheme
 
-ADDRESS_REGISTERS = 24
-"""Pointers, masks and counters, beside the accumulators."""
 REDUCE_COLUMNS = 256
 """Outputs that one CTA of a second launch adds up."""
 BYTES_IN_FLIGHT = 64 * 1024
 """Of a CTA: three times what HBM's latency needs of an SM (3.35 TB/s and 0.7 us are 18 KB for each of 132)."""
 
 
-def fma_only(scheme: Scheme) -> bool:
-    """Whether operands are fp32 that nothing may round: no tensor core takes them, and tiles are held in registers."""
-    return scheme.activation == torch.float32 and scheme.name != "tf32"
-
-
 def tile(M: int, scheme: Scheme) -> tuple[int, int, int]:
     """block_m, block_n, block_k: the least rows that a product takes, and 256 bytes of each row of the weight, or 128
     where a's tile is as large as the weight's."""
-    if fma_only(scheme):
+    if by_fma(scheme):
         return (16 if M <= 16 else 32), 32, 32
     block_m = min(max(triton.next_power_of_2(M), 16), 64)
     return block_m, 64, (256 if block_m < 64 else 128) // scheme.activation.itemsize
@@ -33,7 +26,7 @@ def tile(M: int, scheme: Scheme) -> tuple[int, int, int]:
 
 def stages(block_m: int, block_n: int, block_k: int, scheme: Scheme) -> int:
     """How many tiles Triton has to stage for `BYTES_IN_FLIGHT` of the weight, as long as two CTAs fit on an SM."""
-    if fma_only(scheme):
+    if by_fma(scheme):
         return 3
     wanted = 1 + BYTES_IN_FLIGHT // (block_n * block_k * scheme.activation.itemsize)
     while shared_bytes(block_m, block_n, block_k, wanted, scheme) > SHARED_BYTES_PER_CTA // 2 - 1024:
@@ -43,14 +36,13 @@ def stages(block_m: int, block_n: int, block_k: int, scheme: Scheme) -> int:
 
 def registers(block_m: int, block_n: int, block_k: int, num_warps: int, scheme: Scheme) -> int:
     """Accumulators, and without tensor cores both tiles."""
-    values = block_m * block_n + (block_k * (block_m + block_n) if fma_only(scheme) else 0)
+    values = block_m * block_n + (block_k * (block_m + block_n) if by_fma(scheme) else 0)
     return int(triton.cdiv(values, 32 * num_warps)) + ADDRESS_REGISTERS
 
 
 def shared_bytes(block_m: int, block_n: int, block_k: int, num_stages: int, scheme: Scheme) -> int:
     """Staged tiles: all while wgmma reads one of them; one fewer where mma.sync or FMAs have copied it to registers."""
-    in_place = block_m >= 64 and not fma_only(scheme)
-    staged = num_stages if in_place else num_stages - 1
+    staged = num_stages if uses_wgmma(block_m, scheme) else num_stages - 1
     return staged * (block_m + block_n) * block_k * scheme.activation.itemsize
 
 
@@ -70,12 +62,10 @@ def store_tile(
     HAS_RESIDUAL: tl.constexpr,
 ):
     """`accumulator` (rows, columns), fp32, with bias and residual, rounded once; `rows` and `columns` are int64."""
+    accumulator = add_bias_and_residual(
+        accumulator, bias_ptr, residual_ptr, stride_rm, rows, columns, M, N, HAS_BIAS, HAS_RESIDUAL
+    )
     mask = (rows < M)[:, None] & (columns < N)[None, :]
-    if HAS_BIAS:
-        accumulator += tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
-    if HAS_RESIDUAL:
-        residual = tl.load(residual_ptr + rows[:, None] * stride_rm + columns[None, :], mask=mask, other=0.0)
-        accumulator += residual.to(tl.float32)
     tl.store(
         out_ptr + rows[:, None] * stride_om + columns[None, :], accumulator.to(out_ptr.dtype.element_ty), mask=mask
     )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 
-from rooflab.kernels.configs import Footprint
+from rooflab.kernels.configs import Footprint, default_config
 from rooflab.reference.spec import DTYPE_NAMES, Case, Scheme, nbytes
 from rooflab.roofline.model import Traffic
 
@@ -71,6 +74,31 @@ def grouped_traffic(
         read_bytes=nbytes(a, bias, residual) + triton.cdiv(M, group_rows) * nbytes(b),
         write_bytes=M * N * a.element_size(),
     )
+
+
+def traffic_of(kernel: str) -> Callable[..., Traffic]:
+    """The `traffic` of a rung whose config has a `block_m` and a `group_m`: a once, b for every group of row panels."""
+
+    def traffic(
+        a: torch.Tensor,
+        b: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
+        *,
+        residual: torch.Tensor | None = None,
+        precision: str = "ieee",
+        config: Any = None,
+    ) -> Traffic:
+        config = config or config_of(kernel, a, b, residual, precision)
+        return grouped_traffic(a, b, bias, residual, config.block_m * config.group_m)
+
+    return traffic
+
+
+def config_of(kernel: str, a: torch.Tensor, b: torch.Tensor, residual: torch.Tensor | None, precision: str) -> Any:
+    """The config of a launch that is given none: tuned for this card, or the heuristic's."""
+    dims = {"M": a.shape[0], "N": b.shape[1], "K": a.shape[1], "residual": residual is not None}
+    return default_config("gemm", kernel, scheme_name(a, precision), a.device, **dims)
 
 
 @triton.jit

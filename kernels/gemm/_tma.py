@@ -11,6 +11,7 @@ import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from rooflab.kernels._device import HOPPER_SMS
+from rooflab.kernels.gemm._operands import address_of
 from rooflab.reference.spec import Case, Scheme
 
 ALIGNMENT = 16
@@ -23,8 +24,13 @@ STRIDE_LIMIT = 2**40
 """Bytes that a row stride stays below (the same)."""
 PRODUCT_BYTES_PER_CLOCK = 4096
 """Of an SM, multiply-adds times bytes of an operand: 989 TFLOP/s in bf16 are 132 SMs at 1.83 GHz and 2048 of them."""
-L2_BYTES_PER_CLOCK = 64
-"""What a tile's loads are charged for each SM, in the choice between tiles alone; not measured."""
+L2_BYTES_PER_CLOCK = 48
+"""What a tile's loads are charged for each SM, in the choice between tiles alone; not measured.  It is what tiles of
+128 by 256 take at the full rate of products in 16 bits, of which a published kernel with such tiles and no multicast
+reaches 86% (ThunderKittens); that L2 gives more, as smaller tiles would need, nothing says."""
+GROUP_ROWS = 2048
+"""Rows of a that a group's tiles share: a wave of 132 tiles of 128 by 256 then reads 2048 rows and 2112 columns, about
+the fewest that hold them, where 1024 rows take 4224 columns."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,7 @@ def stored_as(matrix: torch.Tensor, transposed: bool) -> Stored | None:
     if rows == 1:  # a stride that nothing is ever multiplied by
         stride = triton.cdiv(columns * size, ALIGNMENT) * ALIGNMENT // size
     neighbours = columns == 1 or matrix.stride(1 - row_dim) == 1
-    aligned = _address(matrix) % ALIGNMENT == 0 and stride * size % ALIGNMENT == 0
+    aligned = address_of(matrix) % ALIGNMENT == 0 and stride * size % ALIGNMENT == 0
     if neighbours and aligned and stride >= columns and stride * size < STRIDE_LIMIT:
         return Stored(matrix, rows, columns, stride, transposed)
     return None
@@ -66,18 +72,11 @@ def stored(operand: torch.Tensor, k_dim: int) -> Stored | None:
     return stored_as(operand, k_innermost) or stored_as(operand, not k_innermost)
 
 
-def _address(matrix: torch.Tensor) -> int:
-    """The address of the first element; of a meta tensor, in storage that starts at 0."""
-    if matrix.device.type == "meta":
-        return int(matrix.storage_offset()) * matrix.element_size()
-    return int(matrix.data_ptr())
-
-
 def _refusal(name: str, matrix: torch.Tensor, instead: str) -> str:
     size = matrix.element_size()
     return (
         f"{name}: expected an address and row stride of whole {ALIGNMENT} bytes for TMA, stride 1 along rows that do "
-        f"not overlap, got address % {ALIGNMENT} = {_address(matrix) % ALIGNMENT} and strides of "
+        f"not overlap, got address % {ALIGNMENT} = {address_of(matrix) % ALIGNMENT} and strides of "
         f"{' and '.join(str(stride * size) for stride in matrix.stride())} bytes; gemm/{instead} takes any"
     )
 
@@ -112,6 +111,30 @@ def why_not_output(a: torch.Tensor, b: torch.Tensor, instead: str) -> str | None
         f"b: expected N of whole {ALIGNMENT} bytes, so that TMA can store the result's rows, got {b.shape[1]} columns "
         f"of {a.element_size()} bytes; gemm/{instead} takes any"
     )
+
+
+def why_not_loaded(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    residual: torch.Tensor | None = None,
+    precision: str = "ieee",
+) -> str | None:
+    """`unsupported` of a rung that loads by TMA: what that and wgmma cannot take."""
+    return why_not_operands(a, b, precision, "pipelined")
+
+
+def why_not_loaded_and_stored(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    residual: torch.Tensor | None = None,
+    precision: str = "ieee",
+) -> str | None:
+    """`unsupported` of a rung that stores by TMA as well."""
+    return why_not_operands(a, b, precision, "pipelined") or why_not_output(a, b, "tma")
 
 
 def stored_operands(a: torch.Tensor, b: torch.Tensor, precision: str, instead: str) -> tuple[Stored, Stored]:

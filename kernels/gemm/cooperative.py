@@ -28,12 +28,13 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from rooflab.kernels._checks import output
 from rooflab.kernels._device import HOPPER_SMS, sm_count
-from rooflab.kernels.configs import BF16, SHARED_BYTES_PER_CTA, Footprint, default_config
+from rooflab.kernels.configs import BF16, SHARED_BYTES_PER_CTA, Footprint
 from rooflab.kernels.gemm._coop_device import _gemm
 from rooflab.kernels.gemm._operands import check_operands
-from rooflab.kernels.gemm._tiled import grouped_traffic, scheme_name
+from rooflab.kernels.gemm._tiled import config_of, traffic_of
 from rooflab.kernels.gemm._tma import (
     BARRIER_BYTES,
+    GROUP_ROWS,
     ROW_BYTES,
     Stored,
     epilogue_alone,
@@ -46,7 +47,6 @@ from rooflab.kernels.gemm._tma import (
 )
 from rooflab.kernels.registry import register
 from rooflab.reference.spec import Case, Scheme
-from rooflab.roofline.model import Traffic
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def _with_ring(block_m: int, block_n: int, case: Case, scheme: Scheme) -> Config
     store_n = block_n // 2 if halved else block_n
     room = SHARED_BYTES_PER_CTA - OVERHEAD_BYTES - block_m * store_n * size
     stages = min(room // ((block_m + block_n) * ROW_BYTES), MOST_STAGES)
-    return Config(block_m, block_n, ROW_BYTES // size, stages, 2048 // block_m, store_n)
+    return Config(block_m, block_n, ROW_BYTES // size, stages, GROUP_ROWS // block_m, store_n)
 
 
 def unsupported(
@@ -158,27 +158,6 @@ def _why_not_residual(residual: torch.Tensor) -> str | None:
     return None
 
 
-def traffic(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-    *,
-    residual: torch.Tensor | None = None,
-    precision: str = "ieee",
-    config: Config | None = None,
-) -> Traffic:
-    """a once; b again for every group of row panels, as if none of it were still in L2 by then."""
-    config = config or _config(a, b, residual, precision)
-    return grouped_traffic(a, b, bias, residual, config.block_m * config.group_m)
-
-
-def _config(a: torch.Tensor, b: torch.Tensor, residual: torch.Tensor | None, precision: str) -> Config:
-    dims = {"M": a.shape[0], "N": b.shape[1], "K": a.shape[1], "residual": residual is not None}
-    found: Config = default_config("gemm", "cooperative", scheme_name(a, precision), a.device, **dims)
-    return found
-
-
 def _map(matrix: Stored, rows: int, columns: int) -> TensorDescriptor:
     """The tensor map whose boxes are tiles of an operand, `rows` by `columns`, swizzled as wgmma reads them."""
     box = [columns, rows] if matrix.transposed else [rows, columns]
@@ -193,7 +172,7 @@ def _map(matrix: Stored, rows: int, columns: int) -> TensorDescriptor:
     backend="gluon",
     min_sm=90,
     unsupported=unsupported,
-    traffic=traffic,
+    traffic=traffic_of("cooperative"),
     config_type=Config,
     configs=configs,
     is_legal=is_legal,
@@ -225,7 +204,7 @@ def gemm(
     added = None if residual is None else stored_as(residual, False)
     if residual is not None and added is None:
         raise ValueError(_why_not_residual(residual))
-    config = config or _config(a, b, residual, precision)
+    config = config or config_of("cooperative", a, b, residual, precision)
     half = config.block_m // 2
     tiles = triton.cdiv(M, config.block_m) * triton.cdiv(N, config.block_n)
     _gemm[(min(tiles, sm_count(a.device)),)](

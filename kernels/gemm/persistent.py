@@ -19,31 +19,34 @@ import triton.language as tl
 
 from rooflab.kernels._checks import output
 from rooflab.kernels._device import HOPPER_SMS, sm_count
-from rooflab.kernels.configs import BF16, Footprint, default_config, legal_by
+from rooflab.kernels.configs import BF16, Footprint, legal_by
 from rooflab.kernels.gemm._operands import check_operands
 from rooflab.kernels.gemm._tiled import (
     add_bias_and_residual,
+    config_of,
     grouped_tile,
-    grouped_traffic,
-    scheme_name,
     tile_footprint,
+    traffic_of,
 )
 from rooflab.kernels.gemm._tma import (
     BARRIER_BYTES,
+    GROUP_ROWS,
     ROW_BYTES,
     epilogue_alone,
     quickest,
     stored_operands,
     stored_output,
-    why_not_operands,
-    why_not_output,
+    why_not_loaded_and_stored,
 )
 from rooflab.kernels.registry import register
 from rooflab.reference.spec import Case, Scheme
-from rooflab.roofline.model import Traffic
 
 LEAST_STORE_COLUMNS = 64
 """Of a part, where there are several: 128 bytes a row in 16 bits."""
+MOST_EXCHANGED = 128 * 128
+"""Values that Triton exchanges at once (read in the compiled kernels; tests/test_gemm_ladder.py compares them)."""
+WARP_ROWS = 16
+"""A warp's share of wgmma's 64."""
 
 
 @dataclass(frozen=True)
@@ -87,10 +90,18 @@ def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
 
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Tiles of a and b and a barrier for every stage, and a part of the result; as many CTAs as there are SMs."""
-    part = config.block_m * config.block_n // config.store_parts * scheme.output.itemsize
+    """Tiles of a and b and a barrier for every stage, and a part of the result; as many CTAs as there are SMs.
+
+    A part of a residual changes hands between threads in shared memory of its own, all of it at once or less, and so
+    does a whole tile that is to be divided where warps share its rows.
+    """
+    outputs = config.block_m * config.block_n
+    part = outputs // config.store_parts * scheme.output.itemsize
     blocks = config.block_m, config.block_n, config.block_k
-    more = config.num_stages * BARRIER_BYTES + part
+    exchanged = min(part, MOST_EXCHANGED * scheme.output.itemsize) if case.get("residual") else 0
+    if config.store_parts > 1 and config.block_m < WARP_ROWS * config.num_warps:
+        exchanged = max(exchanged, outputs * scheme.output.itemsize)
+    more = config.num_stages * BARRIER_BYTES + part + exchanged
     found = tile_footprint(blocks, config.num_warps, config.num_stages, case, scheme, more_shared_bytes=more)
     tiles, ctas = found.ctas, min(found.ctas, HOPPER_SMS)
     return replace(found, ctas=ctas, tensor_flops=found.tensor_flops * tiles / max(1, ctas))
@@ -99,24 +110,20 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
 def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
     """The quickest of a few."""
     block_k = ROW_BYTES // scheme.activation.itemsize
-    return quickest([Config(m, n, block_k, *rest) for m, n, *rest in CANDIDATES], case, scheme)
+    found = [Config(m, n, block_k, warps, stages, parts, GROUP_ROWS // m) for m, n, warps, stages, parts in CANDIDATES]
+    return quickest([_deepest(config, case, scheme) for config in found], case, scheme)
 
 
-def unsupported(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    *,
-    residual: torch.Tensor | None = None,
-    precision: str = "ieee",
-) -> str | None:
-    """What TMA cannot load or store, and wgmma not take."""
-    return why_not_operands(a, b, precision, "pipelined") or why_not_output(a, b, "tma")
+def _deepest(config: Config, case: Case, scheme: Scheme) -> Config:
+    """With fewer stages where a residual takes their memory."""
+    while not footprint(config, case, scheme).fits:
+        config = replace(config, num_stages=config.num_stages - 1)
+    return config
 
 
 @triton.jit
 def _halves(tile):
-    """The left and the right half of a tile's columns; each thread keeps its own values."""
+    """The left and the right half of a tile's columns; each thread keeps its own values, 16 rows being one warp's."""
     rows: tl.constexpr = tile.shape[0]
     columns: tl.constexpr = tile.shape[1]
     return tl.split(tl.permute(tl.reshape(tile, (rows, 2, columns // 2)), (0, 2, 1)))
@@ -221,30 +228,14 @@ def _gemm(
             _store(out_map, accumulator, row, column, bias_ptr, residual_ptr, stride_rm, M, N, HAS_BIAS, HAS_RESIDUAL)
 
 
-def traffic(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-    *,
-    residual: torch.Tensor | None = None,
-    precision: str = "ieee",
-    config: Config | None = None,
-) -> Traffic:
-    """a once; b again for every group of row panels."""
-    (M, K), N = a.shape, b.shape[1]
-    config = config or default_config("gemm", "persistent", scheme_name(a, precision), a.device, M=M, N=N, K=K)
-    return grouped_traffic(a, b, bias, residual, config.block_m * config.group_m)
-
-
 @register(
     op="gemm",
     name="persistent",
     role="optimized",
     backend="triton",
     min_sm=90,
-    unsupported=unsupported,
-    traffic=traffic,
+    unsupported=why_not_loaded_and_stored,
+    traffic=traffic_of("persistent"),
     config_type=Config,
     configs=configs,
     is_legal=legal_by(footprint),
@@ -271,7 +262,7 @@ def gemm(
     out = output(out, (M, N), a)
     if not out.numel() or not K:
         return epilogue_alone(out, bias, residual)
-    config = config or default_config("gemm", "persistent", scheme_name(a, precision), a.device, M=M, N=N, K=K)
+    config = config or config_of("persistent", a, b, residual, precision)
     a_stored, b_stored = stored_operands(a, b, precision, "pipelined")
     tiles = triton.cdiv(M, config.block_m) * triton.cdiv(N, config.block_n)
     _gemm[(min(tiles, sm_count(a.device)),)](

@@ -4,6 +4,9 @@ The device code is the same. Triton's software pipelining (`num_stages` of 2 or 
 which writes to shared memory past the registers, that many stages ahead. Where neighbours along a row are not
 neighbours in memory, or rows not a multiple of 16 elements apart, a load is narrower than cp.async's least of 4 bytes,
 and stays a plain one.
+
+Between cp.async and a wgmma that reads what it wrote, the PTX ISA wants a proxy fence. Triton 3.7 puts one into the
+loop, Triton 3.6 none (read in the PTX; the emulator calls it a race), here and in split_k and stream_k from 64 rows on.
 """
 
 from __future__ import annotations
@@ -15,12 +18,11 @@ import torch
 import triton
 
 from rooflab.kernels._checks import output
-from rooflab.kernels.configs import BF16, Footprint, default_config, legal_by
+from rooflab.kernels.configs import BF16, Footprint, legal_by
 from rooflab.kernels.gemm._operands import check_operands
-from rooflab.kernels.gemm._tiled import _gemm, by_fma, grouped_traffic, scheme_name, tile_footprint, uses_wgmma
+from rooflab.kernels.gemm._tiled import _gemm, by_fma, config_of, tile_footprint, traffic_of, uses_wgmma
 from rooflab.kernels.registry import register
 from rooflab.reference.spec import Case, Scheme
-from rooflab.roofline.model import Traffic
 
 
 @dataclass(frozen=True)
@@ -77,28 +79,12 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
     return DECODE if M <= 16 else SMALL if M <= 64 else LARGE
 
 
-def traffic(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-    *,
-    residual: torch.Tensor | None = None,
-    precision: str = "ieee",
-    config: Config | None = None,
-) -> Traffic:
-    """a once; b again for every group of row panels."""
-    (M, K), N = a.shape, b.shape[1]
-    config = config or default_config("gemm", "pipelined", scheme_name(a, precision), a.device, M=M, N=N, K=K)
-    return grouped_traffic(a, b, bias, residual, config.block_m * config.group_m)
-
-
 @register(
     op="gemm",
     name="pipelined",
     role="optimized",
     backend="triton",
-    traffic=traffic,
+    traffic=traffic_of("pipelined"),
     config_type=Config,
     configs=configs,
     is_legal=legal_by(footprint),
@@ -123,7 +109,7 @@ def gemm(
     """
     M, N, K = check_operands(a, b, bias, residual, precision)
     out = output(out, (M, N), a)
-    config = config or default_config("gemm", "pipelined", scheme_name(a, precision), a.device, M=M, N=N, K=K)
+    config = config or config_of("pipelined", a, b, residual, precision)
     grid = (triton.cdiv(M, config.block_m) * triton.cdiv(N, config.block_n),)
     if out.numel():
         _gemm[grid](

@@ -17,7 +17,7 @@ import triton.language as tl
 
 from rooflab.kernels._checks import output
 from rooflab.kernels._device import HOPPER_SMS
-from rooflab.kernels.configs import BF16, Footprint, default_config
+from rooflab.kernels.configs import BF16, Footprint
 from rooflab.kernels.gemm._operands import check_operands
 from rooflab.kernels.gemm._skinny_tiles import (
     REDUCE_COLUMNS,
@@ -27,6 +27,7 @@ from rooflab.kernels.gemm._skinny_tiles import (
     store_tile,
     tile,
 )
+from rooflab.kernels.gemm._tiled import config_of
 from rooflab.kernels.registry import register
 from rooflab.reference.spec import Case, Scheme, nbytes
 from rooflab.roofline.model import Traffic
@@ -163,8 +164,8 @@ def _reduce(
     SPLIT: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    row = tl.program_id(1).to(tl.int64)
-    columns = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros((COLUMNS,), dtype=tl.float32)
     for share in tl.static_range(SPLIT):
         total += tl.load(partial_ptr + (share * M + row) * N + columns, mask=columns < N, other=0.0)
@@ -187,9 +188,8 @@ def traffic(
 ) -> Traffic:
     """Every operand once, b for every row of tiles; with a split one fp32 sum for each output and share, there and
     back."""
-    (M, K), N = a.shape, b.shape[1]
-    scheme = "tf32" if precision == "tf32" else a.dtype
-    config = config or default_config("gemm", "split_k", scheme, a.device, M=M, N=N, K=K)
+    M, N = a.shape[0], b.shape[1]
+    config = config or config_of("split_k", a, b, residual, precision)
     partial = 4 * M * N * config.split if config.split > 1 else 0
     return Traffic(
         read_bytes=nbytes(a, bias, residual) + triton.cdiv(M, config.block_m) * nbytes(b) + partial,
@@ -228,8 +228,7 @@ def gemm(
     """
     M, N, K = check_operands(a, b, bias, residual, precision)
     out = output(out, (M, N), a)
-    scheme = "tf32" if precision == "tf32" else a.dtype
-    config = config or default_config("gemm", "split_k", scheme, a.device, M=M, N=N, K=K)
+    config = config or config_of("split_k", a, b, residual, precision)
     if not out.numel():
         return out
     split = config.split
@@ -261,7 +260,7 @@ def gemm(
         num_stages=config.num_stages,
     )
     if split > 1:
-        grid = (triton.cdiv(N, REDUCE_COLUMNS), M)
+        grid = (M, triton.cdiv(N, REDUCE_COLUMNS))  # the second dimension ends at 65535
         _reduce[grid](partial, bias, residual, out, M, N, stride_rm, out.stride(0), **has, SPLIT=split,
                       COLUMNS=REDUCE_COLUMNS, num_warps=4)  # fmt: skip
     return out

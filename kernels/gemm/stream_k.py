@@ -21,9 +21,10 @@ import triton.language as tl
 
 from rooflab.kernels._checks import output
 from rooflab.kernels._device import HOPPER_SMS, sm_count
-from rooflab.kernels.configs import BF16, Footprint, default_config
+from rooflab.kernels.configs import BF16, Footprint
 from rooflab.kernels.gemm._operands import check_operands
-from rooflab.kernels.gemm._skinny_tiles import fma_only, registers, shared_bytes, store_tile, tile
+from rooflab.kernels.gemm._skinny_tiles import registers, shared_bytes, store_tile, tile
+from rooflab.kernels.gemm._tiled import by_fma, config_of
 from rooflab.kernels.registry import register
 from rooflab.reference.spec import Case, Scheme, nbytes
 from rooflab.roofline.model import Traffic
@@ -52,14 +53,19 @@ def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
 
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Of the first launch: a share of all steps is a CTA's."""
+    """Of the first launch: a share of all steps is a CTA's.
+
+    Where tensor cores have made it, a tile that is stored passes through shared memory of its own, a part of it at
+    once or all (read in the compiled kernels; tests/test_gemm_skinny.py compares them).
+    """
     sides = (config.block_m, config.block_n, config.block_k)
     steps = _tiles(case, config) * _steps(int(case["K"]), config)
     ctas = max(min(HOPPER_SMS, steps), 1)
+    stored = 0 if by_fma(scheme) else 4 * config.block_m * config.block_n
     return Footprint(
         threads=32 * config.num_warps,
         registers=registers(*sides, config.num_warps, scheme),
-        shared_bytes=shared_bytes(*sides, config.num_stages, scheme),
+        shared_bytes=shared_bytes(*sides, config.num_stages, scheme) + stored,
         ctas=ctas,
         tensor_flops=2.0 * config.block_m * config.block_n * config.block_k * steps / ctas,
     )
@@ -74,7 +80,7 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
     """split_k's tile, with all of an SM's memory for its only CTA."""
     block_m, block_n, block_k = tile(int(case["M"]), scheme)
     # Their number need not fit the SMs, so that tiles are wide: a step's place in its tile is worked out less often.
-    sides = (block_m, block_n if fma_only(scheme) else 2 * block_n, block_k)
+    sides = (block_m, block_n if by_fma(scheme) else 2 * block_n, block_k)
     config = Config(*sides, 4, 3)
     while config.num_stages < 8 and is_legal(deeper := replace(config, num_stages=config.num_stages + 1), case, scheme):
         config = deeper
@@ -197,19 +203,25 @@ def traffic(
     precision: str = "ieee",
     config: Config | None = None,
 ) -> Traffic:
-    """Every operand once, b for every row of tiles; two fp32 tiles of partial sums for each SM, there and back."""
+    """Every operand once, b for every row of tiles; where tiles are cut, two of partial sums for each SM, there and
+    back."""
     (M, K), N = a.shape, b.shape[1]
-    config = config or default_config("gemm", "stream_k", _scheme(a, precision), a.device, M=M, N=N, K=K)
-    partial = 2 * sm_count(a.device) * config.block_m * config.block_n * 4
+    config = config or config_of("stream_k", a, b, residual, precision)
+    _, programs, cut = _shares(M, N, K, config, a.device)
+    partial = 2 * programs * config.block_m * config.block_n * 4 if cut else 0
     return Traffic(
         read_bytes=nbytes(a, bias, residual) + triton.cdiv(M, config.block_m) * nbytes(b) + partial,
         write_bytes=M * N * a.element_size() + partial,
-        launches=2,
+        launches=2 if cut else 1,
     )
 
 
-def _scheme(a: torch.Tensor, precision: str) -> torch.dtype | str:
-    return "tf32" if precision == "tf32" else a.dtype
+def _shares(M: int, N: int, K: int, config: Config, device: torch.device) -> tuple[int, int, bool]:
+    """Tiles, programs that share them, and whether any tile is cut, so that a second launch has something to add."""
+    tiles = int(triton.cdiv(M, config.block_m) * triton.cdiv(N, config.block_n))
+    steps = _steps(K, config)
+    programs = min(sm_count(device), tiles * steps)
+    return tiles, programs, steps > 1 and tiles % programs > 0
 
 
 @register(
@@ -242,11 +254,10 @@ def gemm(
     """
     M, N, K = check_operands(a, b, bias, residual, precision)
     out = output(out, (M, N), a)
-    config = config or default_config("gemm", "stream_k", _scheme(a, precision), a.device, M=M, N=N, K=K)
+    config = config or config_of("stream_k", a, b, residual, precision)
     if not out.numel():
         return out
-    tiles = triton.cdiv(M, config.block_m) * triton.cdiv(N, config.block_n)
-    programs = min(sm_count(a.device), tiles * _steps(K, config))
+    tiles, programs, cut = _shares(M, N, K, config, a.device)
     partial = torch.empty((2 * programs, config.block_m, config.block_n), dtype=torch.float32, device=a.device)
     stride_rm = residual.stride(0) if residual is not None else 0
     has = {"HAS_BIAS": bias is not None, "HAS_RESIDUAL": residual is not None}
@@ -271,8 +282,10 @@ def gemm(
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )
-    rows = min(config.block_m, 16)
-    _fix_up[(tiles, config.block_m // rows)](
-        bias, residual, out, partial, M, N, K, programs, stride_rm, out.stride(0), **has, **sizes, ROWS=rows
-    )
+    # Triton 3.6 cannot compile it for the single step of K = 1 either.
+    if cut:
+        rows = min(config.block_m, 16)
+        _fix_up[(tiles, config.block_m // rows)](
+            bias, residual, out, partial, M, N, K, programs, stride_rm, out.stride(0), **has, **sizes, ROWS=rows
+        )
     return out

@@ -22,7 +22,7 @@ import triton
 from rooflab.kernels import _cuda
 from rooflab.kernels._checks import output
 from rooflab.kernels._device import HOPPER_SMS
-from rooflab.kernels.configs import BF16, Footprint, default_config
+from rooflab.kernels.configs import BF16, Footprint
 from rooflab.kernels.gemm._operands import check_operands
 from rooflab.kernels.gemm._skinny_operands import (
     VECTOR_BYTES,
@@ -32,6 +32,7 @@ from rooflab.kernels.gemm._skinny_operands import (
     row_stride,
 )
 from rooflab.kernels.gemm._skinny_swap import source
+from rooflab.kernels.gemm._tiled import config_of
 from rooflab.kernels.registry import register
 from rooflab.reference.spec import Case, Scheme, nbytes
 from rooflab.roofline.model import Traffic
@@ -198,8 +199,7 @@ def gemm(
     out = output(out, (M, N), a)
     if not out.numel():
         return out
-    scheme = "tf32" if precision == "tf32" else a.dtype
-    config = config or default_config("gemm", "swap_ab", scheme, a.device, M=M, N=N, K=K)
+    config = config or config_of("swap_ab", a, b, residual, precision)
     sizes = {
         "ELEMENT": ELEMENTS[a.dtype],
         "BLOCK_M": config.block_m,

@@ -13,12 +13,11 @@ import torch
 import triton
 
 from rooflab.kernels._checks import output
-from rooflab.kernels.configs import BF16, Footprint, default_config, legal_by
+from rooflab.kernels.configs import BF16, Footprint, legal_by
 from rooflab.kernels.gemm._operands import check_operands
-from rooflab.kernels.gemm._tiled import _gemm, by_fma, grouped_traffic, scheme_name, tile_footprint
+from rooflab.kernels.gemm._tiled import _gemm, by_fma, config_of, tile_footprint, traffic_of
 from rooflab.kernels.registry import register
 from rooflab.reference.spec import Case, Scheme
-from rooflab.roofline.model import Traffic
 
 
 @dataclass(frozen=True)
@@ -69,28 +68,12 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
     return DECODE if M <= 16 else SMALL if M <= 64 else LARGE
 
 
-def traffic(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-    *,
-    residual: torch.Tensor | None = None,
-    precision: str = "ieee",
-    config: Config | None = None,
-) -> Traffic:
-    """a once; b again for every group of row panels."""
-    (M, K), N = a.shape, b.shape[1]
-    config = config or default_config("gemm", "tensor_core", scheme_name(a, precision), a.device, M=M, N=N, K=K)
-    return grouped_traffic(a, b, bias, residual, config.block_m * config.group_m)
-
-
 @register(
     op="gemm",
     name="tensor_core",
     role="optimized",
     backend="triton",
-    traffic=traffic,
+    traffic=traffic_of("tensor_core"),
     config_type=Config,
     configs=configs,
     is_legal=legal_by(footprint),
@@ -115,7 +98,7 @@ def gemm(
     """
     M, N, K = check_operands(a, b, bias, residual, precision)
     out = output(out, (M, N), a)
-    config = config or default_config("gemm", "tensor_core", scheme_name(a, precision), a.device, M=M, N=N, K=K)
+    config = config or config_of("tensor_core", a, b, residual, precision)
     grid = (triton.cdiv(M, config.block_m) * triton.cdiv(N, config.block_n),)
     if out.numel():
         _gemm[grid](

@@ -18,26 +18,26 @@ import triton
 import triton.language as tl
 
 from rooflab.kernels._checks import output
-from rooflab.kernels.configs import BF16, Footprint, default_config, legal_by
+from rooflab.kernels.configs import BF16, Footprint, legal_by
 from rooflab.kernels.gemm._operands import check_operands
 from rooflab.kernels.gemm._tiled import (
     add_bias_and_residual,
+    config_of,
     grouped_tile,
-    grouped_traffic,
-    scheme_name,
     tile_footprint,
+    traffic_of,
 )
 from rooflab.kernels.gemm._tma import (
     BARRIER_BYTES,
+    GROUP_ROWS,
     ROW_BYTES,
     epilogue_alone,
     quickest,
     stored_operands,
-    why_not_operands,
+    why_not_loaded,
 )
 from rooflab.kernels.registry import register
 from rooflab.reference.spec import Case, Scheme
-from rooflab.roofline.model import Traffic
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
     return tuple(
         Config(block_m, block_n, row_bytes // scheme.activation.itemsize, num_warps, num_stages, group_m)
         for block_m, block_n, row_bytes in sides
-        for num_warps, num_stages, group_m in itertools.product((4, 8), (2, 3, 4, 6), (1, 8))
+        for num_warps, num_stages, group_m in itertools.product((4, 8), (2, 3, 4, 6), (1, 8, 16))
     )
 
 
@@ -86,19 +86,8 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
 def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
     """The quickest of a few."""
     block_k = ROW_BYTES // scheme.activation.itemsize
-    return quickest([Config(m, n, block_k, warps, stages) for m, n, warps, stages in CANDIDATES], case, scheme)
-
-
-def unsupported(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    *,
-    residual: torch.Tensor | None = None,
-    precision: str = "ieee",
-) -> str | None:
-    """What TMA and wgmma cannot take."""
-    return why_not_operands(a, b, precision, "pipelined")
+    found = [Config(m, n, block_k, warps, stages, GROUP_ROWS // m) for m, n, warps, stages in CANDIDATES]
+    return quickest(found, case, scheme)
 
 
 @triton.jit
@@ -143,30 +132,14 @@ def _gemm(
     tl.store(out_ptrs, accumulator.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-def traffic(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-    *,
-    residual: torch.Tensor | None = None,
-    precision: str = "ieee",
-    config: Config | None = None,
-) -> Traffic:
-    """a once; b again for every group of row panels."""
-    (M, K), N = a.shape, b.shape[1]
-    config = config or default_config("gemm", "tma", scheme_name(a, precision), a.device, M=M, N=N, K=K)
-    return grouped_traffic(a, b, bias, residual, config.block_m * config.group_m)
-
-
 @register(
     op="gemm",
     name="tma",
     role="optimized",
     backend="triton",
     min_sm=90,
-    unsupported=unsupported,
-    traffic=traffic,
+    unsupported=why_not_loaded,
+    traffic=traffic_of("tma"),
     config_type=Config,
     configs=configs,
     is_legal=legal_by(footprint),
@@ -193,7 +166,7 @@ def gemm(
     out = output(out, (M, N), a)
     if not out.numel() or not K:
         return epilogue_alone(out, bias, residual)
-    config = config or default_config("gemm", "tma", scheme_name(a, precision), a.device, M=M, N=N, K=K)
+    config = config or config_of("tma", a, b, residual, precision)
     a_stored, b_stored = stored_operands(a, b, precision, "pipelined")
     _gemm[(triton.cdiv(M, config.block_m) * triton.cdiv(N, config.block_n),)](
         a_stored.descriptor(config.block_m, config.block_k),

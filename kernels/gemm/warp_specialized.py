@@ -24,28 +24,27 @@ import triton.language as tl
 
 from rooflab.kernels._checks import output
 from rooflab.kernels._device import HOPPER_SMS, sm_count
-from rooflab.kernels.configs import BF16, Footprint, default_config
+from rooflab.kernels.configs import BF16, Footprint
 from rooflab.kernels.gemm._operands import check_operands
 from rooflab.kernels.gemm._tiled import (
     add_bias_and_residual,
+    config_of,
     grouped_tile,
-    grouped_traffic,
-    scheme_name,
     tile_footprint,
+    traffic_of,
 )
 from rooflab.kernels.gemm._tma import (
     BARRIER_BYTES,
+    GROUP_ROWS,
     ROW_BYTES,
     epilogue_alone,
     quickest,
     stored_operands,
     stored_output,
-    why_not_operands,
-    why_not_output,
+    why_not_loaded_and_stored,
 )
 from rooflab.kernels.registry import register
 from rooflab.reference.spec import Case, Scheme
-from rooflab.roofline.model import Traffic
 
 THREADS = 384
 """Three warpgroups: a producer and two consumers."""
@@ -101,20 +100,8 @@ def is_legal(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
 def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
     """The quickest of a few, those left out for whose results shared memory is too small in fp32."""
     block_k = ROW_BYTES // scheme.activation.itemsize
-    found = [Config(m, n, block_k, 4, stages) for m, n, stages in CANDIDATES]
+    found = [Config(m, n, block_k, 4, stages, GROUP_ROWS // m) for m, n, stages in CANDIDATES]
     return quickest([config for config in found if is_legal(config, case, scheme)], case, scheme)
-
-
-def unsupported(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    *,
-    residual: torch.Tensor | None = None,
-    precision: str = "ieee",
-) -> str | None:
-    """What TMA cannot load or store, and wgmma not take."""
-    return why_not_operands(a, b, precision, "pipelined") or why_not_output(a, b, "tma")
 
 
 # A K of 1 would become a constant, its loop would go, and Triton's pass fails on what is left.
@@ -173,30 +160,14 @@ def _scratch(size: int, alignment: int, stream: int | None) -> torch.Tensor:
     return torch.empty(size, dtype=torch.int8, device="cuda")
 
 
-def traffic(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-    *,
-    residual: torch.Tensor | None = None,
-    precision: str = "ieee",
-    config: Config | None = None,
-) -> Traffic:
-    """a once; b again for every group of row panels."""
-    (M, K), N = a.shape, b.shape[1]
-    config = config or default_config("gemm", "warp_specialized", scheme_name(a, precision), a.device, M=M, N=N, K=K)
-    return grouped_traffic(a, b, bias, residual, config.block_m * config.group_m)
-
-
 @register(
     op="gemm",
     name="warp_specialized",
     role="optimized",
     backend="triton",
     min_sm=90,
-    unsupported=unsupported,
-    traffic=traffic,
+    unsupported=why_not_loaded_and_stored,
+    traffic=traffic_of("warp_specialized"),
     config_type=Config,
     configs=configs,
     is_legal=is_legal,
@@ -223,7 +194,7 @@ def gemm(
     out = output(out, (M, N), a)
     if not out.numel() or not K:
         return epilogue_alone(out, bias, residual)
-    config = config or default_config("gemm", "warp_specialized", scheme_name(a, precision), a.device, M=M, N=N, K=K)
+    config = config or config_of("warp_specialized", a, b, residual, precision)
     a_stored, b_stored = stored_operands(a, b, precision, "pipelined")
     out_stored = stored_output(out, "tma")
     tiles = triton.cdiv(M, config.block_m) * triton.cdiv(N, config.block_n)

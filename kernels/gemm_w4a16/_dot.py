@@ -159,6 +159,8 @@ def _dot(
     word_ptrs = words_ptr + row[:, None] * row_words + inner_words[None, :] + first * BLOCK_WORDS
     group_offsets = row * stride_sn + first
     sums = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
+    if BITS == 8:
+        channel_scale = tl.load(scale_ptr + row).to(tl.float32)[:, None]
     for step in range(first, last):
         if WHOLE_K:
             words = tl.load(word_ptrs, eviction_policy="evict_first")
@@ -167,7 +169,9 @@ def _dot(
             words = tl.load(word_ptrs, mask=(inner_words < row_words - step * BLOCK_WORDS)[None, :], other=0)
             a = tl.load(a_ptrs, mask=(inner < K - step * BLOCK_K)[None, :], other=0.0)
         if BITS == 8:
-            sums = tl.dot(_dequantize(words, 0, BITS, BLOCK_N, BLOCK_K), a.T, sums)
+            # Not added up in the product: Triton would leave it running while the next step's weights are put into the
+            # registers that it reads (3.7.1, WGMMAPipeline).
+            sums += tl.dot(_dequantize(words, 0, BITS, BLOCK_N, BLOCK_K), a.T) * channel_scale
         else:
             scale = tl.load(scale_ptr + group_offsets).to(tl.float32)
             if HAS_ZERO:
@@ -179,8 +183,6 @@ def _dot(
             group_offsets += 1
         a_ptrs += BLOCK_K
         word_ptrs += BLOCK_WORDS
-    if BITS == 8:
-        sums *= tl.load(scale_ptr + row).to(tl.float32)[:, None]
     mask = (rows < N)[:, None] & (columns < M)[None, :]
     if SPLIT == 1:
         if HAS_BIAS:

@@ -1,0 +1,91 @@
+"""QuACK's product for Hopper, in CuTe DSL (https://github.com/Dao-AILab/quack, `quack-kernels`), where it is installed.
+
+Its `gemm` tunes itself as it is called: the first call of each shape and dtype compiles and times 44 configs on Hopper
+(0.6.4), which is what its user gets, and no part of a time taken after a warm-up.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from rooflab.kernels._checks import output
+from rooflab.kernels.gemm._operands import address_of, check_operands
+from rooflab.kernels.gemm._tma import ALIGNMENT, epilogue_alone
+from rooflab.kernels.gemm.library import traffic
+from rooflab.kernels.registry import register
+
+
+def unsupported(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    residual: torch.Tensor | None = None,
+) -> str | None:
+    """What the source of 0.6.4 says that it takes on Hopper: 16 bits, and rows a multiple of 16 bytes apart."""
+    if a.dtype == torch.float32:
+        return "a: expected torch.float16 or torch.bfloat16, got torch.float32; gemm/pipelined takes it"
+    if a.ndim != 2 or b.ndim != 2 or not a.numel() or not b.numel():
+        return None
+    if b.shape[1] * b.element_size() % ALIGNMENT:
+        return f"b: expected N of whole {ALIGNMENT} bytes, got {b.shape[1]} columns; gemm/pipelined takes any"
+    reason = _why_not("a", a, (1, 0)) or _why_not("b", b, (1, 0))
+    return reason or (_why_not("residual", residual, (1,)) if residual is not None else None)
+
+
+def _why_not(name: str, matrix: torch.Tensor, inner_dims: tuple[int, ...]) -> str | None:
+    """Why a matrix is refused, or None; one of `inner_dims` has its neighbours."""
+    address = address_of(matrix) % ALIGNMENT
+    for dim in inner_dims:
+        if matrix.stride(dim) == 1 and matrix.stride(1 - dim) * matrix.element_size() % ALIGNMENT == 0 == address:
+            return None
+    return (
+        f"{name}: expected an address and row stride of whole {ALIGNMENT} bytes and stride 1 along rows, got address % "
+        f"{ALIGNMENT} = {address} and strides {matrix.stride()}; gemm/pipelined takes any"
+    )
+
+
+@register(
+    op="gemm",
+    name="quack",
+    role="peer",
+    backend="cuda",
+    min_sm=90,
+    devices=("cuda",),
+    requires=("quack",),
+    traffic=traffic,
+    unsupported=unsupported,
+)
+def gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    *,
+    residual: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """a b + bias + residual with `quack.gemm_interface.gemm`, or `gemm_add` where there is a residual.
+
+    a: (M, K); b: (K, N); fp16 or bf16, either dimension of both contiguous; bias: (N,); residual: (M, N); addresses and
+    row strides are whole 16 bytes; returns (M, N).  A bias beside a residual needs 0.6.2.  Raises `ValueError` on
+    shapes, dtypes or strides that do not fit.
+    """
+    M, N, K = check_operands(a, b, bias, residual)
+    reason = unsupported(a, b, bias, residual=residual)
+    out = output(out, (M, N), a)
+    if reason is None and out.numel() and K:
+        reason = _why_not("out", out, (1,))
+    if reason:
+        raise ValueError(reason)
+    if not out.numel() or not K:
+        return epilogue_alone(out, bias, residual)
+    library: Any = import_module("quack.gemm_interface")
+    added = {} if bias is None else {"bias": bias}
+    if residual is None:
+        library.gemm(a, b, out=out, **added)
+    else:
+        library.gemm_add(a, b, residual, out=out, **added)
+    return out
