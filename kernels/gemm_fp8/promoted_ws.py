@@ -66,12 +66,14 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
     threads = 128 * (consumers + 1)
     outputs = config.block_m * config.block_n
     M, N, K = int(case["M"]), int(case["N"]), int(case["K"])
+    tiles = triton.cdiv(M, config.block_m) * triton.cdiv(N, config.block_n)
+    ctas = min(tiles, HOPPER_SMS)
     return Footprint(
         threads=threads,
         registers=min(REGISTERS_PER_SM // threads // 8 * 8, config.block_n + SUM_REGISTERS),
         shared_bytes=config.num_stages * (config.block_m + config.block_n) * BLOCK_K + 2 * outputs,
-        ctas=min(triton.cdiv(M, config.block_m) * triton.cdiv(N, config.block_n), HOPPER_SMS),
-        tensor_flops=2.0 * outputs * triton.cdiv(K, BLOCK_K) * BLOCK_K,
+        ctas=ctas,
+        tensor_flops=2.0 * outputs * triton.cdiv(K, BLOCK_K) * BLOCK_K * tiles / max(1, ctas),
     )
 
 
