@@ -124,6 +124,16 @@ def test_a_rung_that_is_wrong_or_was_not_timed_on_every_case_answers_nothing(ans
     assert ratios(no_library, CASES) == []
 
 
+def test_the_library_is_torchs_best_backend_at_each_case_and_not_another_projects_kernel(answer):
+    given = times((1.0, 1.0), good=(0.5, 0.5))
+    given += [record("sdpa", case, ms, "peer", backend="torch") for case, ms in zip(CASES, (2.0, 0.25), strict=True)]
+    given += [record("theirs", case, 0.1, "peer", backend="cuda") for case in CASES]
+    (ratio,) = ratios(given, CASES)
+    assert ratio.by_case == {CASES[0]: 2.0, CASES[1]: 0.5}
+    (ratio,) = ratios([*times((1.0, 1.0), good=(0.5, 0.5)), failed("sdpa", CASES[0], "peer")], CASES)
+    assert ratio.by_case == {CASES[0]: 2.0, CASES[1]: 2.0}, "one that refused is not there"
+
+
 def test_the_skinny_bar_wants_more_where_the_library_is_slow(answer):
     """4 MB in 1 ms are 0.1% of 4 TB/s; in 1 us all of it."""
     options = {"cases": CASES, "geomean": 1.0, "slow_geomean": 1.05, "slow_share": 0.9}
@@ -181,3 +191,21 @@ def test_a_kernel_whose_first_check_failed_is_not_run(tmp_path):
     assert {kernel.name for kernel in every} - {kernel.name for kernel in usable(without, "gemm")} == {"tensor_core"}
     only = Context("x", tmp_path, "cuda", False, 1.0, verified=("gemm/library",))
     assert [kernel.name for kernel in usable(only, "gemm")] == ["library"]
+
+
+@pytest.mark.parametrize(("paged", "bar"), [((1.0, 2.0), "MET"), ((1.0, 2.2), "MISSED"), ((None, 2.0), "UNMEASURED")])
+def test_paged_prefill_is_held_against_the_contiguous_kernel(monkeypatch, tmp_path, paged, bar):
+    entry = next(entry for entry in attention.BARS if entry.id.endswith("paged_attention.prefill"))
+    pairs = dict(entry.arguments["pairs"])
+
+    def measured(context, op, rungs, cases, scheme):
+        ms = paged if op == "paged_attention" else (1.0, 2.0)
+        both = zip(cases, ms, strict=True)
+        found = [record("rung", case.id, time, op=op) for case, time in both if time is not None]
+        return [*found, *(record("slow", case.id, 9.0, op=op) for case in cases[1:])], op, False
+
+    monkeypatch.setattr(attention, "measure", measured)
+    found = attention.paged_prefill(Context("bar:x", tmp_path, "cuda", False, 10.0), pairs, 1.05)
+    assert found.bar == bar and found.needed == "paged over contiguous <= 1.05"
+    if bar != "UNMEASURED":
+        assert found.figures["paged over contiguous, worst"] == pytest.approx(max(paged[0], paged[1] / 2))

@@ -71,8 +71,9 @@ def test_the_bars_of_a_family_are_measured_in_eight_minutes(family):
     last = max((place for place, entry in enumerate(plan) if entry.is_bar), default=1)
     measuring = plan[: last + 1]
     assert sum(entry.cost_s for entry in measuring) <= EIGHT_MINUTES_S, [(e.id, e.cost_s) for e in measuring]
-    about = {op for entry in plan for op in entry.ops}
-    assert about == {op for op in registry.ops() if family == op or family in op.split("_")}
+    about = {op for op in registry.ops() if family == op or family in op.split("_")}
+    assert about <= {op for entry in plan for op in entry.ops}
+    assert all(about & set(entry.ops) for entry in plan if entry.ops), "a bar may take in an op of another family"
     assert {entry.id for entry in plan} >= {"environment", "first"}
     assert {entry.id for entry in BARS if entry.ops and set(entry.ops) <= about} <= {entry.id for entry in plan}
 

@@ -1,10 +1,14 @@
-"""Bars of attention: prefill against the library's best backend, and paged decode against the card's bandwidth."""
+"""Bars of attention: prefill against the library's best backend, paged prefill against contiguous, paged decode and the
+cache's writes against the card's bandwidth."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from rooflab.bench.records import Record
 from rooflab.bench.suite.bars import AGAINST_LIBRARY, OF_BANDWIDTH, bar
 from rooflab.bench.suite.entries import Context, Entry, Outcome
-from rooflab.bench.suite.measures import answer, bandwidth_shares, contenders, measure, unmeasured
+from rooflab.bench.suite.measures import answer, bandwidth_shares, contenders, latencies, measure, unmeasured
 from rooflab.kernels import registry
 from rooflab.reference.spec import Case
 
@@ -49,6 +53,30 @@ def ragged_lengths(context: Context, even: str, ragged: str, least: float) -> Ou
     return answer(context, found[best] >= least, needed, {"kernel": best, "ragged over even": found[best]}, run_id)
 
 
+def paged_prefill(context: Context, pairs: Mapping[str, str], most: float) -> Outcome:
+    """The best paged rung's time over the best contiguous one's, at its worst; `pairs` are cases of equal work."""
+    texts = {"paged_attention": list(pairs), "flash_attention": list(pairs.values())}
+    needed = f"paged over contiguous <= {most:.2f}"
+    best: dict[str, dict[str, float]] = {}
+    records: list[Record] = []
+    run_id, cut = "", False
+    for op, cases in texts.items():
+        spec = registry.get_op(op)
+        wanted = [spec.check_case(Case.parse(text)) for text in cases]
+        if context.dry_run:
+            wanted = list(spec.get_cases("smoke")[: len(cases)])
+        rungs = [kernel for kernel in contenders(context, op) if kernel.role == "optimized"]
+        found, run_id, short = measure(context, op, rungs, wanted, "bf16")
+        records, cut = [*records, *found], cut or short
+        own = latencies(found)
+        best[op] = {case.id: min((ms[case.id] for ms in own.values() if case.id in ms), default=0.0) for case in wanted}
+    times = [list(own.values()) for own in best.values()]
+    if not all(all(own) for own in times):
+        return unmeasured(records, cut, needed, run_id)
+    worst = max(paged / dense for paged, dense in zip(*times, strict=True))
+    return answer(context, worst <= most, needed, {"paged over contiguous, worst": worst}, run_id)
+
+
 def _against(id: str, D: int, geomean: float, cost_s: float, value: float) -> Entry:
     return bar(
         f"flash_attention.{id}",
@@ -84,8 +112,38 @@ BARS = (
         f"{__name__}:ragged_lengths",
         {"even": _decode(64, 4096), "ragged": _decode(64, 4096, "true"), "least": 0.97},
         cost_s=30.0,
-        value=70.0,
+        value=76.0,
     ),
-    _against("prefill_d64", 64, 0.95, 55.0, 66.0),
-    _against("prefill_d256", 256, 0.95, 55.0, 64.0),
+    bar(
+        "paged_attention.prefill",
+        "paged prefill within 5% of the contiguous kernel at block 16",
+        ("paged_attention", "flash_attention"),
+        f"{__name__}:paged_prefill",
+        {
+            "pairs": {
+                _decode(8, 2048) + ",queries=2048": "B=8,T=2048,S=2048,H=32,H_kv=8,D=128,causal=true",
+                _decode(8, 8192) + ",queries=512": "B=8,T=512,S=8192,H=32,H_kv=8,D=128,causal=true",
+            },
+            "most": 1.05,
+        },
+        cost_s=30.0,
+        value=75.8,
+    ),
+    bar(
+        "rope_and_cache.bandwidth",
+        "fused rope and cache write at 4096 tokens: >= 85% of measured bandwidth",
+        ("rope_and_cache",),
+        OF_BANDWIDTH,
+        {
+            "op": "rope_and_cache",
+            "least": {
+                "T=4096,H=32,H_kv=8,D=128,rotary=128,max_position=131072,num_blocks=512,block_size=16,skipped=0,"
+                "interleaved=false": 0.85
+            },
+        },
+        cost_s=15.0,
+        value=75.2,
+    ),
+    _against("prefill_d64", 64, 0.95, 55.0, 75.5),
+    _against("prefill_d256", 256, 0.95, 55.0, 75.0),
 )
