@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from mutant_targets import gemm, gemm_family, other_ops
+from mutant_targets import attention_ping_pong, gemm, gemm_family, other_ops
 from mutant_targets.target import Target
 
-TARGETS: dict[str, Target] = {**gemm.TARGETS, **gemm_family.TARGETS, **other_ops.TARGETS}
+FILES = (attention_ping_pong, gemm, gemm_family, other_ops)
+TARGETS: dict[str, Target] = {name: target for file in FILES for name, target in file.TARGETS.items()}
 REDUNDANT: dict[str, dict[str, str]] = {
     name: reasons
     for file in sorted(Path(__file__).parent.glob("redundant_*.json"))

@@ -1,0 +1,276 @@
+"""Device code of the ping-pong rung: a producer warp, two consumer warpgroups, and what they tell each other.
+
+Keys and values have a ring of slots each.  A slot is `full` when its bytes have landed and `empty` when both consumers'
+products of it are done.  `turn` is what the consumers hand to each other: who holds it asks the tensor cores for its
+two products of a step, and then gives it away and takes its exponentials.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from rooflab.kernels import _attention as shared
+from rooflab.kernels.flash_attention._ping_pong_softmax import (
+    ROWS,
+    capped,
+    count_tiles,
+    kinds,
+    masked,
+    nth_tile,
+    packed,
+    place,
+    softmax,
+    unpacked,
+    visible,
+)
+
+LN2: gl.constexpr = gl.constexpr(shared.LN2)
+LOG2E: gl.constexpr = gl.constexpr(shared.LOG2E)
+
+
+@gluon.jit
+def _next(slot, phase, STAGES: gl.constexpr):
+    last = slot == STAGES - 1
+    return gl.where(last, 0, slot + 1), phase ^ last.to(gl.int32)
+
+
+@gluon.jit
+def _load(x, bar, ring, slot, b, h, row, ROWS_OF: gl.constexpr, D: gl.constexpr):
+    mbarrier.expect(bar, x.block_type.nbytes)
+    view = ring.index(slot)._reinterpret(x.dtype, [1, 1, ROWS_OF, D], x.layout)
+    tma.async_copy_global_to_shared(x, [b, h, row, 0], bar, view)
+
+
+@gluon.jit
+def _produce(
+    q, k, v, T, S, H, group, heads, tiles_m, section, window, queries, keys, values,
+    q_full, q_empty, k_full, k_empty, v_full, v_empty,
+    D: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr,
+):  # fmt: skip
+    slot = 0
+    phase = 1  # of a barrier that nobody has waited for yet, the phase before the first counts as over
+    v_slot = 0
+    v_phase = 1
+    q_phase = 1
+    for nth in range(count_tiles(tiles_m * heads, gl.program_id(0), gl.num_programs(0))):
+        tile = nth_tile(nth, gl.program_id(0), gl.num_programs(0))
+        tile_m, head = place(tile, tiles_m, heads, section, CAUSAL)
+        row = tile_m * (2 * ROWS)
+        b = head // H
+        h = head % H
+        begin, end = visible(row, T, S, window, BLOCK_N, CAUSAL)
+        for step in range(end - begin):
+            first = (end - 1 - step) * BLOCK_N
+            mbarrier.wait(k_empty.index(slot), phase)
+            _load(k, k_full.index(slot), keys, slot, b, h // group, first, BLOCK_N, D)
+            slot, phase = _next(slot, phase, STAGES)
+            if step == 0:
+                for half in gl.static_range(2):
+                    mbarrier.wait(q_empty.index(half), q_phase)
+                    _load(q, q_full.index(half), queries, half, b, h, row + half * ROWS, ROWS, D)
+            else:
+                mbarrier.wait(v_empty.index(v_slot), v_phase)
+                _load(v, v_full.index(v_slot), values, v_slot, b, h // group, first + BLOCK_N, BLOCK_N, D)
+                v_slot, v_phase = _next(v_slot, v_phase, STAGES)
+        mbarrier.wait(v_empty.index(v_slot), v_phase)
+        _load(v, v_full.index(v_slot), values, v_slot, b, h // group, begin * BLOCK_N, BLOCK_N, D)
+        v_slot, v_phase = _next(v_slot, v_phase, STAGES)
+        q_phase ^= 1
+
+
+@gluon.jit
+def _step(
+    q_tile, keys, values, k_full, k_empty, v_full, v_empty, turn, weights, shrink, accumulator, peak, total,
+    slot, phase, v_slot, v_phase, turn_phase, first, begin, row, T, S, window, scale, stretch, cap,
+    BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, HALF: gl.constexpr, MASKED: gl.constexpr,
+    layout: gl.constexpr,
+):  # fmt: skip
+    """Asks for the scores of the block from `first` on and for the sum of the last block's values, whose exponentials
+    are known, and takes this block's under that.  The next step's keys and turn are waited for here."""
+    factor: gl.constexpr = gl.DotOperandLayout(0, accumulator.type.layout, 2)
+    nothing = gl.zeros((ROWS, BLOCK_N), gl.float32, layout)
+    scores = warpgroup_mma(q_tile, keys.index(slot).permute((1, 0)), nothing, use_acc=False, is_async=True)
+    mbarrier.wait(v_full.index(v_slot), v_phase)
+    accumulator *= gl.convert_layout(shrink, gl.SliceLayout(1, accumulator.type.layout))[:, None]
+    factors = unpacked(weights, keys.dtype, factor)
+    accumulator = warpgroup_mma(factors, values.index(v_slot), accumulator, is_async=True)
+    mbarrier.arrive(turn.index(1 - HALF))
+    scores = warpgroup_mma_wait(num_outstanding=1, deps=(scores,))
+    mbarrier.arrive(k_empty.index(slot))
+    if cap is not None:
+        scores = capped(scores, stretch, cap)
+    if MASKED:
+        scores = masked(scores, first, row, T, S, window, BLOCK_N, CAUSAL)
+    weights, peak, total, shrink = softmax(scores, peak, total, scale, MASKED)
+    weights = packed(weights, keys.dtype)
+    used = v_slot
+    slot, phase = _next(slot, phase, STAGES)
+    v_slot, v_phase = _next(v_slot, v_phase, STAGES)
+    # These waits loop, and the assembler moves no wait for products across a loop: with none of them here it put that
+    # before the exponentials, which then ran under nothing of this warpgroup's.
+    mbarrier.wait(k_full.index(slot), phase, pred=first > begin)
+    mbarrier.wait(turn.index(HALF), turn_phase ^ 1, pred=first > begin)
+    accumulator = warpgroup_mma_wait(num_outstanding=0, deps=(accumulator,))
+    mbarrier.arrive(v_empty.index(used))
+    return weights, shrink, accumulator, peak, total, slot, phase, v_slot, v_phase, turn_phase ^ 1
+
+
+@gluon.jit
+def _finish(
+    out, lse, lse_stride_b, lse_stride_t, lse_stride_h, sinks, sinks_stride, T, b, h, row, staged, accumulator, peak,
+    total, scale, D: gl.constexpr,
+):  # fmt: skip
+    """Divides by the sum, with the head's sink in it, and stores."""
+    layout: gl.constexpr = accumulator.type.layout
+    shift = peak * scale
+    share = gl.full((ROWS,), 1.0, gl.float32, peak.type.layout)
+    if sinks is not None:
+        sink = gl.load(sinks + h * sinks_stride) * LOG2E
+        highest = gl.maximum(shift, sink)
+        share = gl.exp2(shift - highest)
+        total = total * share + gl.exp2(sink - highest)
+        shift = highest
+    if lse is not None:
+        offsets = row + gl.arange(0, ROWS, peak.type.layout)
+        natural = gl.where(total == 0.0, float("-inf"), (shift + gl.log2(total)) * LN2)
+        base = lse + b.to(gl.int64) * lse_stride_b + h.to(gl.int64) * lse_stride_h
+        gl.store(base + offsets.to(gl.int64) * lse_stride_t, natural, mask=offsets < T)
+    share = share / gl.where(total == 0.0, 1.0, total)
+    result = accumulator * gl.convert_layout(share, gl.SliceLayout(1, layout))[:, None]
+    staged.store(result.to(out.dtype))
+    fence_async_shared()
+    tma.async_copy_shared_to_global(out, [b, h, row, 0], staged._reinterpret(out.dtype, [1, 1, ROWS, D], out.layout))
+
+
+@gluon.jit
+def _consume(
+    out, lse, lse_stride_b, lse_stride_t, lse_stride_h, sinks, sinks_stride, T, S, H, heads, tiles_m, section, window,
+    scale, stretch, cap, queries, keys, values, staged, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn,
+    D: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, OUT_IN_Q: gl.constexpr,
+    HALF: gl.constexpr,
+):  # fmt: skip
+    scores_layout: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 16]
+    )
+    layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16])
+    factor: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
+    rows: gl.constexpr = gl.SliceLayout(1, scores_layout)
+    q_tile = queries.index(HALF)
+    slot = 0
+    phase = 0
+    v_slot = 0
+    v_phase = 0
+    q_phase = 0
+    turn_phase = 1 - HALF  # the first consumer begins
+    for nth in range(count_tiles(tiles_m * heads, gl.program_id(0), gl.num_programs(0))):
+        tile = nth_tile(nth, gl.program_id(0), gl.num_programs(0))
+        tile_m, head = place(tile, tiles_m, heads, section, CAUSAL)
+        row = tile_m * (2 * ROWS)
+        begin, end = visible(row, T, S, window, BLOCK_N, CAUSAL)
+        row += HALF * ROWS
+        crossed, whole = kinds(row, T, S, window, begin, end, BLOCK_N, CAUSAL)
+        far = end - 1 - begin - crossed - whole
+        begin *= BLOCK_N
+        first = (end - 1) * BLOCK_N
+        nothing = gl.zeros((ROWS, BLOCK_N), gl.float32, scores_layout)
+        mbarrier.wait(q_full.index(HALF), q_phase)
+        mbarrier.wait(k_full.index(slot), phase)
+        scores = warpgroup_mma(q_tile, keys.index(slot).permute((1, 0)), nothing, use_acc=False, is_async=True)
+        scores = warpgroup_mma_wait(num_outstanding=0, deps=(scores,))
+        mbarrier.arrive(k_empty.index(slot))
+        if cap is not None:
+            scores = capped(scores, stretch, cap)
+        scores = masked(scores, first, row, T, S, window, BLOCK_N, CAUSAL)
+        peak = gl.full((ROWS,), float("-inf"), gl.float32, rows)
+        weights, peak, total, shrink = softmax(scores, peak, gl.zeros((ROWS,), gl.float32, rows), scale, True)
+        weights = packed(weights, keys.dtype)
+        accumulator = gl.zeros((ROWS, D), gl.float32, layout)
+        slot, phase = _next(slot, phase, STAGES)
+        mbarrier.wait(k_full.index(slot), phase, pred=first > begin)
+        mbarrier.wait(turn.index(HALF), turn_phase, pred=first > begin)
+        for kind in gl.static_range(3):
+            if kind == 1 or (CAUSAL and (kind == 0 or window is not None)):
+                steps = (crossed, whole, far)[kind]
+                for _ in range(steps):
+                    first -= BLOCK_N
+                    weights, shrink, accumulator, peak, total, slot, phase, v_slot, v_phase, turn_phase = _step(
+                        q_tile, keys, values, k_full, k_empty, v_full, v_empty, turn, weights, shrink, accumulator,
+                        peak, total, slot, phase, v_slot, v_phase, turn_phase, first, begin, row, T, S, window, scale,
+                        stretch, cap, BLOCK_N, STAGES, CAUSAL, HALF, kind != 1, scores_layout,
+                    )  # fmt: skip
+        if not OUT_IN_Q:
+            mbarrier.arrive(q_empty.index(HALF))
+        mbarrier.wait(v_full.index(v_slot), v_phase)
+        accumulator *= gl.convert_layout(shrink, gl.SliceLayout(1, layout))[:, None]
+        factors = unpacked(weights, keys.dtype, factor)
+        accumulator = warpgroup_mma(factors, values.index(v_slot), accumulator, is_async=True)
+        accumulator = warpgroup_mma_wait(num_outstanding=0, deps=(accumulator,))
+        mbarrier.arrive(v_empty.index(v_slot))
+        v_slot, v_phase = _next(v_slot, v_phase, STAGES)
+        q_phase ^= 1
+        if not OUT_IN_Q:
+            tma.store_wait(pendings=0)  # what was staged before has been read
+        _finish(
+            out, lse, lse_stride_b, lse_stride_t, lse_stride_h, sinks, sinks_stride, T, head // H, head % H, row,
+            staged.index(HALF), accumulator, peak, total, scale, D,
+        )  # fmt: skip
+        if OUT_IN_Q:
+            tma.store_wait(pendings=0)
+            mbarrier.arrive(q_empty.index(HALF))
+    if not OUT_IN_Q:
+        tma.store_wait(pendings=0)  # shared memory goes with the CTA
+
+
+@gluon.jit
+def _attention(
+    q, k, v, out, lse, lse_stride_b, lse_stride_t, lse_stride_h, sinks, sinks_stride, T, S, H, group, heads, section,
+    window, scale, stretch, cap,
+    D: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, OUT_IN_Q: gl.constexpr,
+):  # fmt: skip
+    tiles_m = gl.cdiv(T, 2 * ROWS)
+    swizzled: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+    queries = gl.allocate_shared_memory(q.dtype, [2, ROWS, D], swizzled)
+    keys = gl.allocate_shared_memory(q.dtype, [STAGES, BLOCK_N, D], swizzled)
+    values = gl.allocate_shared_memory(q.dtype, [STAGES, BLOCK_N, D], swizzled)
+    staged = queries
+    if not OUT_IN_Q:
+        staged = gl.allocate_shared_memory(q.dtype, [2, ROWS, D], swizzled)
+    q_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    q_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    turn = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for half in gl.static_range(2):
+        mbarrier.init(q_full.index(half), count=1)
+        mbarrier.init(q_empty.index(half), count=1)
+        mbarrier.init(turn.index(half), count=1)
+    for slot in gl.static_range(STAGES):
+        mbarrier.init(k_full.index(slot), count=1)
+        mbarrier.init(k_empty.index(slot), count=2)
+        mbarrier.init(v_full.index(slot), count=1)
+        mbarrier.init(v_empty.index(slot), count=2)
+    fence_async_shared()
+    gl.warp_specialize(
+        [
+            (_consume, (out, lse, lse_stride_b, lse_stride_t, lse_stride_h, sinks, sinks_stride, T, S, H, heads,
+                        tiles_m, section, window, scale, stretch, cap, queries, keys, values, staged, q_full, q_empty,
+                        k_full, k_empty, v_full, v_empty, turn, D, BLOCK_N, STAGES, CAUSAL, OUT_IN_Q, 0)),
+            (_consume, (out, lse, lse_stride_b, lse_stride_t, lse_stride_h, sinks, sinks_stride, T, S, H, heads,
+                        tiles_m, section, window, scale, stretch, cap, queries, keys, values, staged, q_full, q_empty,
+                        k_full, k_empty, v_full, v_empty, turn, D, BLOCK_N, STAGES, CAUSAL, OUT_IN_Q, 1)),
+            (_produce, (q, k, v, T, S, H, group, heads, tiles_m, section, window, queries, keys, values,
+                        q_full, q_empty, k_full, k_empty, v_full, v_empty, D, BLOCK_N, STAGES, CAUSAL)),
+        ],
+        [4, 1],
+        [240, 24],
+    )  # fmt: skip
