@@ -73,6 +73,15 @@ def merge_attention_states_fused() -> None:
     assert 2 <= inner["global_load"] <= 3 and inner["global_store"] == 0
 
 
+@rung("mla_decode/split_kv")
+def mla_decode_split_kv() -> None:
+    """On the tensor cores, with a latent loaded once: the loop copies to shared memory what both products read, and
+    loads nothing else but the table's entries."""
+    inner = loop(code("mla_decode", "split_kv")).counts
+    assert inner["wgmma"] + inner["mma"] > 0 and inner["cp_async"] > 0 and inner["global_store"] == 0
+    assert inner["global_load"] <= 4
+
+
 @rung("paged_attention/gqa_packed")
 def paged_attention_gqa_packed() -> None:
     """One launch whatever the batch, where naive's calls grow with it; a program a KV head, not a query head, on the

@@ -88,9 +88,16 @@ def merge_attention_states(outs: torch.Tensor, lses: torch.Tensor, out: Returned
     check_operands(outs, lses)
     merged, lse = outputs(out, tuple(outs.shape[1:]), outs, return_lse=True)
     assert lse is not None
+    merge(outs, lses, merged, lse)
+    return merged, lse
+
+
+def merge(outs: torch.Tensor, lses: torch.Tensor, merged: torch.Tensor, lse: torch.Tensor) -> None:
+    """Merges parts, (P, T, H, D) with (P, T, H) fp32, into tensors that fit; `merged` of any float dtype."""
     parts, T, H, D = outs.shape
     if merged.numel() == 0:
-        return merged, lse.fill_(float("-inf"))
+        lse.fill_(float("-inf"))
+        return
     fused_kernel[(triton.cdiv(T * H, ROWS),)](
         outs,
         lses,
@@ -110,4 +117,3 @@ def merge_attention_states(outs: torch.Tensor, lses: torch.Tensor, out: Returned
         ROWS=ROWS,
         num_warps=ROWS,
     )
-    return merged, lse

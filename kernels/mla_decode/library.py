@@ -1,0 +1,54 @@
+"""Gather the pages, then torch's scaled_dot_product_attention: torch has no attention through a block table.
+
+All heads share a key, so that they stand in the queries' place: (B, 1, H, D) against (B, 1, S, D).
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from rooflab.kernels.mla_decode._args import check_args
+from rooflab.kernels.registry import register
+from rooflab.roofline.model import Traffic
+
+
+def traffic(
+    q: torch.Tensor,
+    kv_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    latent_dim: int,
+    softmax_scale: float,
+) -> Traffic:
+    """Every table entry's page is gathered, cleaned of NaN past the sequence's end, and read as key and as value."""
+    copy = block_table.numel() * kv_cache.shape[1] * q.shape[2] * kv_cache.element_size()
+    values = copy // q.shape[2] * latent_dim
+    queries = q.numel() * q.element_size()
+    return Traffic(3 * copy + values + queries, 2 * copy + queries // q.shape[2] * latent_dim, launches=8)
+
+
+@register(op="mla_decode", name="library", role="library", backend="torch", traffic=traffic)
+def mla_decode(
+    q: torch.Tensor,
+    kv_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    latent_dim: int,
+    softmax_scale: float,
+) -> torch.Tensor:
+    """Attention over latents by gather and SDPA.  q: (B, H, D); returns (B, H, latent_dim).
+
+    The lengths stay unread: the whole table is gathered and masked. Takes no `out`: torch's call allocates. Raises
+    `ValueError` on shapes or dtypes that do not fit.
+    """
+    check_args(q, kv_cache, block_table, seq_lens, latent_dim)
+    B, _, D = q.shape
+    slots = block_table.shape[1] * kv_cache.shape[1]
+    unseen = torch.arange(slots, device=q.device) >= seq_lens[:, None]  # (B, slots)
+    pages = block_table.clamp(0, len(kv_cache) - 1).reshape(-1)
+    latents = kv_cache.index_select(0, pages).view(B, slots, D).masked_fill_(unseen[..., None], 0)[:, None]
+    found = F.scaled_dot_product_attention(
+        q[:, None], latents, latents[..., :latent_dim], attn_mask=~unseen[:, None, None], scale=softmax_scale
+    )
+    return found[:, 0].masked_fill((seq_lens == 0)[:, None, None], 0)

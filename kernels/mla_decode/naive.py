@@ -1,0 +1,65 @@
+"""One sequence at a time: gather its latents, materialise its scores, softmax, second product."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from rooflab.kernels._attention import Returned, outputs
+from rooflab.kernels.mla_decode._args import check_args
+from rooflab.kernels.registry import register
+from rooflab.roofline.model import Traffic
+
+
+def traffic(
+    q: torch.Tensor,
+    kv_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    latent_dim: int,
+    softmax_scale: float,
+    *,
+    return_lse: bool = False,
+) -> Traffic:
+    """Per sequence: a gather, a cast and the (H, length) fp32 scores, each written and read again."""
+    _, H, D = q.shape
+    lengths = [length for length in seq_lens.tolist() if length]
+    tokens, size = sum(lengths), q.element_size()
+    gathered, scores, rows = tokens * D, 4 * tokens * H, len(lengths) * H
+    # In order: gather, cast, q k^T, scale, log-sum-exp, weights, p v, output.
+    read = gathered * (2 * size + 4) + 4 * tokens * latent_dim + 4 * scores + rows * (D * size + 4 * latent_dim)
+    write = gathered * (size + 4) + 3 * scores + rows * latent_dim * (4 + size)
+    return Traffic(read, write, launches=max(1, 14 * len(lengths)))
+
+
+@register(op="mla_decode", name="naive", role="naive", backend="torch", traffic=traffic)
+def mla_decode(
+    q: torch.Tensor,
+    kv_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    latent_dim: int,
+    softmax_scale: float,
+    out: Returned | None = None,
+    *,
+    return_lse: bool = False,
+) -> Returned:
+    """Attention over latents, a Python loop over sequences.  q: (B, H, D); returns (B, H, latent_dim).
+
+    Waits for the device to read the lengths. Raises `ValueError` on shapes or dtypes that do not fit.
+    """
+    check_args(q, kv_cache, block_table, seq_lens, latent_dim)
+    result, lse = outputs(out, (*q.shape[:2], latent_dim), q, return_lse)
+    block_size = kv_cache.shape[1]
+    for b, length in enumerate(seq_lens.tolist()):
+        token = torch.arange(length, device=q.device)
+        latents = kv_cache[block_table[b].long()[token // block_size], token % block_size].float()  # (length, D)
+        scores = q[b].float() @ latents.mT * softmax_scale  # (H, length)
+        denominator = torch.logsumexp(scores, dim=-1)
+        # An empty sequence has -inf there, and -inf - -inf would be NaN.
+        weights = torch.exp(scores - denominator.masked_fill(denominator == -math.inf, 0.0)[:, None])
+        result[b] = weights @ latents[:, :latent_dim]
+        if lse is not None:
+            lse[b] = denominator
+    return result if lse is None else (result, lse)

@@ -1,0 +1,237 @@
+"""Heads in the rows of the tensor cores' tiles, a latent loaded once for key and value, a sequence's keys split over
+programs (flash-decoding: Dao et al., 2023), whose parts are merged by their log-sum-exps.
+
+One program reads a tile of latents for BLOCK_H heads: with 128 heads and tiles of 64 the cache is read twice, from L2
+the second time.  An accumulator of 64 x 512 in fp32 is 128 registers for each of 256 threads.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from rooflab.kernels._attention import LN2, LOG2E, Returned, outputs
+from rooflab.kernels._device import sm_count
+from rooflab.kernels.configs import BF16, Footprint, default_config, legal_by
+from rooflab.kernels.merge_attention_states.fused import merge
+from rooflab.kernels.mla_decode._args import check_args
+from rooflab.kernels.registry import register
+from rooflab.reference.paged_attention import used_slots
+from rooflab.reference.spec import Case, Scheme
+from rooflab.roofline.model import Traffic
+
+ADDRESS_REGISTERS = 40
+"""Pointers, masks and the running peak and sum, beside accumulator and scores."""
+MOST_SPLITS = 64
+LEAST_KEYS = 256
+"""Of a split: with fewer, merging costs more than what is gained."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """One way to launch the kernel: heads and keys of a tile, warps, pipeline stages."""
+
+    block_h: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
+def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
+    """Tiles of 16 to 64 heads, with every depth of pipeline."""
+    return tuple(itertools.starmap(Config, itertools.product((16, 32, 64), (16, 32, 64), (4, 8), (1, 2, 3))))
+
+
+def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
+    """Accumulator and scores in registers; queries and staged latents in shared memory."""
+    latent, rotary = int(triton.next_power_of_2(int(case["latent"]))), int(triton.next_power_of_2(int(case["rotary"])))
+    threads = 32 * config.num_warps
+    tiles = max(1, config.num_stages - 1 if config.block_h < 64 else config.num_stages)
+    heads = triton.cdiv(int(case["H"]), config.block_h)
+    return Footprint(
+        threads=threads,
+        registers=triton.cdiv(config.block_h * (latent + config.block_n), threads) + ADDRESS_REGISTERS,
+        shared_bytes=(config.block_h + tiles * config.block_n) * (latent + rotary) * scheme.activation.itemsize,
+        ctas=int(case["B"]) * heads,
+    )
+
+
+def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
+    """By the heads there are: a tile of 64 is wgmma's, one of 16 or 32 mma.sync's.  64 heads by 64 keys spill."""
+    H = int(case["H"])
+    if H > 32:
+        return Config(64, 32, num_warps=8, num_stages=2)
+    return Config(16, 32, num_warps=4, num_stages=3) if H <= 16 else Config(32, 64, num_warps=8, num_stages=2)
+
+
+@triton.jit
+def split_kv_kernel(
+    q_ptr, cache_ptr, table_ptr, lens_ptr, out_ptr, lse_ptr, H, scale_log2, splits, q_stride_b, q_stride_h,
+    cache_stride_block, cache_stride_slot, table_stride, out_stride_p, out_stride_b, out_stride_h, lse_stride_p,
+    lse_stride_b, lse_stride_h,
+    LATENT: tl.constexpr, ROTARY: tl.constexpr, BLOCK_LATENT: tl.constexpr, BLOCK_ROTARY: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr, LSE: tl.constexpr, LN2: tl.constexpr,
+):  # fmt: skip
+    # A sequence's splits side by side, and its tiles of heads around them, so that L2 has what both read.
+    head_tiles = tl.cdiv(H, BLOCK_H)
+    place = tl.program_id(0)
+    tile = place % head_tiles
+    split = place // head_tiles % splits
+    b = (place // head_tiles // splits).to(tl.int64)
+    length = tl.load(lens_ptr + b)
+    share = tl.cdiv(tl.cdiv(length, splits), BLOCK_N) * BLOCK_N
+    begin = split * share
+    end = tl.minimum(begin + share, length)
+    heads = tile * BLOCK_H + tl.arange(0, BLOCK_H)
+    columns = tl.arange(0, BLOCK_LATENT)
+    turned = tl.arange(0, BLOCK_ROTARY)
+    real = (heads < H)[:, None]
+    rows = q_ptr + b * q_stride_b + heads.to(tl.int64)[:, None] * q_stride_h
+    q = tl.load(rows + columns[None, :], mask=real & (columns < LATENT)[None, :], other=0.0)
+    q_turned = tl.load(rows + LATENT + turned[None, :], mask=real & (turned < ROTARY)[None, :], other=0.0)
+
+    peak = tl.full((BLOCK_H,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK_H,), tl.float32)
+    acc = tl.zeros((BLOCK_H, BLOCK_LATENT), tl.float32)
+    for start in range(begin, end, BLOCK_N):
+        keys = start + tl.arange(0, BLOCK_N)
+        seen = keys < end
+        # int64: page * stride passes 2**31 elements in a large cache. Table entries past the end are not read.
+        page = tl.load(table_ptr + b * table_stride + keys // BLOCK_SIZE, mask=seen, other=0).to(tl.int64)
+        slots = cache_ptr + page * cache_stride_block + keys % BLOCK_SIZE * cache_stride_slot
+        # Zero where unseen: what lies there may be NaN, and is multiplied by a weight of 0 below.
+        latents = tl.load(
+            slots[:, None] + columns[None, :], mask=seen[:, None] & (columns < LATENT)[None, :], other=0.0
+        )
+        k_turned = tl.load(
+            slots[:, None] + LATENT + turned[None, :], mask=seen[:, None] & (turned < ROTARY)[None, :], other=0.0
+        )
+        scores = tl.dot(q_turned, k_turned.T)
+        scores = tl.dot(q, latents.T, scores) * scale_log2
+        scores = tl.where(seen[None, :], scores, float("-inf"))
+        new_peak = tl.maximum(peak, tl.max(scores, 1))
+        weights = tl.exp2(scores - new_peak[:, None])
+        rescale = tl.exp2(peak - new_peak)
+        total = total * rescale + tl.sum(weights, 1)
+        acc = tl.dot(weights.to(latents.dtype), latents, acc * rescale[:, None])
+        peak = new_peak
+
+    some = tl.where(total == 0.0, 1.0, total)
+    out_rows = out_ptr + split.to(tl.int64) * out_stride_p + b * out_stride_b + heads[:, None] * out_stride_h
+    result = (acc / some[:, None]).to(out_ptr.dtype.element_ty)
+    tl.store(out_rows + columns[None, :], result, mask=real & (columns < LATENT)[None, :])
+    if LSE:
+        lse = tl.where(total == 0.0, float("-inf"), (peak + tl.log2(some)) * LN2)
+        lse_rows = lse_ptr + split.to(tl.int64) * lse_stride_p + b * lse_stride_b + heads * lse_stride_h
+        tl.store(lse_rows, lse, mask=heads < H)
+
+
+def split_count(ctas: int, most_keys: int, sms: int) -> int:
+    """Splits that fill the SMs once, none below `LEAST_KEYS` of the longest sequence that a table can hold."""
+    return max(1, min(sms // max(1, ctas), most_keys // LEAST_KEYS, MOST_SPLITS))
+
+
+def _splits(q: torch.Tensor, kv_cache: torch.Tensor, block_table: torch.Tensor, config: Config) -> int:
+    ctas = q.shape[0] * triton.cdiv(q.shape[1], config.block_h)
+    return split_count(ctas, block_table.shape[1] * kv_cache.shape[1], sm_count(q.device))
+
+
+def unsupported(
+    q: torch.Tensor,
+    kv_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    latent_dim: int,
+    softmax_scale: float,
+    *,
+    return_lse: bool = False,
+) -> str | None:
+    """Why the kernel cannot take these inputs, or None."""
+    if not 16 <= latent_dim <= 512 or not latent_dim < q.shape[-1] <= latent_dim + 64:
+        return f"needs latents of 16 to 512 and 1 to 64 turned, got {latent_dim} and {q.shape[-1] - latent_dim}"
+    return None
+
+
+def traffic(
+    q: torch.Tensor,
+    kv_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    latent_dim: int,
+    softmax_scale: float,
+    *,
+    return_lse: bool = False,
+) -> Traffic:
+    """Each sequence's latents once, as L2 holds them for its tiles of heads; the parts written and read again."""
+    B, H, D = q.shape
+    _, entries = used_slots(block_table, seq_lens, *kv_cache.shape[:2])
+    case = Case(B=B, H=H, latent=latent_dim, rotary=D - latent_dim)
+    splits = _splits(q, kv_cache, block_table, heuristic(case))
+    result = B * H * latent_dim * q.element_size() + 4 * return_lse * B * H
+    parts = splits * B * H * (4 * latent_dim + 4) if splits > 1 else 0
+    read = int(seq_lens.sum()) * D * kv_cache.element_size() + 4 * (entries + B) + q.numel() * q.element_size()
+    return Traffic(read + parts, parts + result, launches=2 if splits > 1 else 1)
+
+
+@register(
+    op="mla_decode",
+    name="split_kv",
+    role="optimized",
+    backend="triton",
+    unsupported=unsupported,
+    traffic=traffic,
+    config_type=Config,
+    configs=configs,
+    is_legal=legal_by(footprint),
+    heuristic=heuristic,
+    footprint=footprint,
+)
+def mla_decode(
+    q: torch.Tensor,
+    kv_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    latent_dim: int,
+    softmax_scale: float,
+    out: Returned | None = None,
+    *,
+    return_lse: bool = False,
+    config: Config | None = None,
+) -> Returned:
+    """Attention over latents, keys split over programs.  q: (B, H, D); returns (B, H, latent_dim).
+
+    The lengths are read on the device alone; two runs agree bit for bit. Raises `ValueError` on shapes or dtypes that
+    do not fit.
+    """
+    check_args(q, kv_cache, block_table, seq_lens, latent_dim)
+    reason = unsupported(q, kv_cache, block_table, seq_lens, latent_dim, softmax_scale)
+    if reason:
+        raise ValueError(f"q: {reason}")
+    result, lse = outputs(out, (*q.shape[:2], latent_dim), q, return_lse)
+    B, H, D = q.shape
+    if result.numel() == 0:
+        return result if lse is None else (result, lse)
+    rotary = D - latent_dim
+    config = config or default_config("mla_decode", "split_kv", q.dtype, q.device, B=B, H=H, latent=latent_dim,
+                                      rotary=rotary)  # fmt: skip
+    splits = _splits(q, kv_cache, block_table, config)
+    parts, part_lse = result[None], None if lse is None else lse[None]
+    if splits > 1:
+        parts = torch.empty((splits, B, H, latent_dim), dtype=torch.float32, device=q.device)
+        part_lse = torch.empty((splits, B, H), dtype=torch.float32, device=q.device)
+    split_kv_kernel[(B * splits * triton.cdiv(H, config.block_h),)](
+        q, kv_cache, block_table, seq_lens, parts, part_lse, H, softmax_scale * LOG2E, splits, *q.stride()[:2],
+        *kv_cache.stride()[:2], block_table.stride(0), *parts.stride()[:3],
+        *((0, 0, 0) if part_lse is None else part_lse.stride()),
+        LATENT=latent_dim, ROTARY=rotary, BLOCK_LATENT=triton.next_power_of_2(latent_dim),
+        BLOCK_ROTARY=max(16, triton.next_power_of_2(rotary)), BLOCK_SIZE=kv_cache.shape[1], BLOCK_H=config.block_h,
+        BLOCK_N=config.block_n, LSE=part_lse is not None, LN2=LN2, num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )  # fmt: skip
+    if splits > 1 and part_lse is not None:
+        merge(parts, part_lse, result, torch.empty_like(part_lse[0]) if lse is None else lse)
+    return result if lse is None else (result, lse)

@@ -1,0 +1,198 @@
+"""Decode attention over a paged cache of latents, as multi-head latent attention has it once its up-projections are
+absorbed (DeepSeek-AI, "DeepSeek-V2", arXiv 2405.04434, section 2.1): one key for all heads, its first part the value.
+
+The tolerance is `attention`'s, sequence by sequence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+
+from rooflab.reference.attention import (
+    TILE_EDGES,
+    Scores,
+    attend,
+    attention_cost,
+    error_bounds,
+    listen,
+    low_precision,
+    seen_keys,
+    shout,
+)
+from rooflab.reference.paged_attention import SPARE_BLOCKS, used_slots
+from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
+from rooflab.roofline.model import Cost
+
+SCALE = 192.0**-0.5
+"""DeepSeek-V2's: of the 128 + 64 dimensions that a head's query has before absorption."""
+
+
+def reference(
+    q: torch.Tensor,
+    kv_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    latent_dim: int,
+    softmax_scale: float,
+    *,
+    return_lse: bool = False,
+) -> torch.Tensor | Outputs:
+    """Attention of one query per sequence and head over its cached latents, in fp64.
+
+    q: (B, H, D) with D = latent_dim + rotary part; kv_cache: (num_blocks, block_size, D), whose first latent_dim are
+    the values too; block_table: (B, max_blocks) int32, entries past a sequence's pages being padding of any value;
+    seq_lens: (B,) int32; returns (B, H, latent_dim), and with `return_lse` the log-sum-exp (B, H). An empty sequence
+    gives 0 and -inf.
+    """
+    found = []
+    for b, length in enumerate(seq_lens.tolist()):
+        kv = _gather(kv_cache, block_table[b], length)
+        seen = seen_keys(1, length, True)
+        found.append(attend(q[b : b + 1], kv, kv[..., :latent_dim], seen, Scores(softmax_scale)))
+    out, lse = (torch.cat(part) for part in zip(*found, strict=True))
+    return (out, lse) if return_lse else out
+
+
+def _gather(cache: torch.Tensor, pages: torch.Tensor, length: int) -> torch.Tensor:
+    """A sequence's latents in order, (length, 1, D); reads no slot past its end."""
+    token = torch.arange(length, device=cache.device)
+    block_size = cache.shape[1]
+    return cache[pages.to(cache.device).long()[token // block_size], token % block_size][:, None]
+
+
+def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
+    """The bounds that `attention` derives: (B, H, latent_dim), and (B, H) where the log-sum-exp is asked for."""
+    found = []
+    for b, length in enumerate(inputs["seq_lens"].tolist()):
+        kv = _gather(inputs["kv_cache"], inputs["block_table"][b], length)
+        values, seen = kv[..., : inputs["latent_dim"]], seen_keys(1, length, True)
+        scores = Scores(inputs["softmax_scale"])
+        found.append(error_bounds(inputs["q"][b : b + 1], kv, values, seen, scores, scheme))
+    out, lse = (torch.cat(part) for part in zip(*found, strict=True))
+    return (out + scheme.unit_roundoff * oracle[0].abs(), lse)[: len(oracle)]
+
+
+def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
+    """Pages in shuffled order; NaN fills unused pages and the tail of each last page.
+
+    With `ragged` the lengths vary by seed: one sequence has `context` tokens, and of three or more one is empty.
+    """
+    B, H, latent, rotary = (int(case[key]) for key in ("B", "H", "latent", "rotary"))
+    context, block_size = int(case["context"]), int(case["block_size"])
+    device = torch.device(device)
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.full((B,), context, dtype=torch.int32)
+    if case["ragged"]:
+        lengths = torch.randint(0, context + 1, (B,), generator=generator, dtype=torch.int32)
+        lengths[0] = context
+        if B >= 3:
+            lengths[B // 2] = 0
+    pages = -(-lengths // block_size)
+    num_blocks = int(pages.sum()) + SPARE_BLOCKS
+    order = torch.randperm(num_blocks, generator=generator, dtype=torch.int32)
+    table = torch.full((B, int(pages.max()) + 1), -1, dtype=torch.int32)
+    unused = torch.ones(num_blocks, block_size, dtype=torch.bool)
+    for b, (count, length) in enumerate(zip(pages.tolist(), lengths.tolist(), strict=True)):
+        mine, order = order[:count], order[count:]
+        table[b, :count] = mine
+        unused[mine.long()] = (torch.arange(count * block_size) >= length).view(count, block_size)
+    cache = randn(num_blocks, block_size, latent + rotary, dtype=scheme.activation, device=device, seed=seed + 1)
+    if device.type != "meta":
+        cache[unused.to(device)] = math.nan
+    place = torch.device("cpu") if device.type == "meta" else device
+    found = {
+        "q": randn(B, H, latent + rotary, dtype=scheme.activation, device=device, seed=seed),
+        "kv_cache": cache,
+        "block_table": table.to(place),
+        "seq_lens": lengths.to(place),
+        "latent_dim": latent,
+        "softmax_scale": SCALE,
+    }
+    return found | ({"return_lse": True} if case.get("lse") else {})
+
+
+def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
+    """One dominant key at each page and tile edge and at the ends; one past the end, which must stay unseen."""
+    context, block_size = int(case["context"]), int(case["block_size"])
+    edges = {*TILE_EDGES, block_size - 1, block_size, context // 2, context - 2, context - 1, context}
+    for position in sorted(edge for edge in edges if 0 <= edge <= context and context):
+        inputs = make_inputs(case, scheme, device, seed)
+        cache = inputs["kv_cache"][:, :, None]
+        listen(inputs["q"], cache)
+        reached = False
+        for b, length in enumerate(inputs["seq_lens"].tolist()):
+            # Where a sequence is shorter, the same slot past its end shouts, and must not be heard.
+            page = int(inputs["block_table"][b, position // block_size])
+            if page >= 0 and position <= length:
+                values = torch.empty_like(cache)
+                shout(cache, values, (page, position % block_size))
+                cache[page, position % block_size, :, 1:] = values[page, position % block_size, :, 1:]
+                reached = True
+        if reached:
+            yield f"key {position}" if position < context else "one past the last key", inputs
+    inputs = make_inputs(case, scheme, device, seed)
+    for label, changed in low_precision({**inputs, "k": inputs["kv_cache"], "v": inputs["kv_cache"]}, "q", "k", "v"):
+        cache = changed["v"] if "one sign" in label else changed["k"]
+        yield label, {**inputs, "q": changed["q"], "kv_cache": cache}
+
+
+def cost(
+    q: torch.Tensor,
+    kv_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    latent_dim: int,
+    softmax_scale: float,
+    *,
+    return_lse: bool = False,
+) -> Cost:
+    """Two products over all pairs; each latent that any sequence uses is read once, for key and value together."""
+    B, H, D = q.shape
+    slots, entries = used_slots(block_table, seq_lens, *kv_cache.shape[:2])
+    queries = int((seq_lens > 0).sum())
+    read = queries * H * D * q.element_size() + slots * D * kv_cache.element_size()
+    read += entries * block_table.element_size() + nbytes(seq_lens)
+    return attention_cost(
+        H * int(seq_lens.sum()), D, q, read, value_dim=latent_dim, lse_rows=B * H if return_lse else 0
+    )
+
+
+def _case(B: int, context: int, H: int, block_size: int = 64, ragged: bool = False, **more: bool | int) -> Case:
+    sizes = {"latent": more.pop("latent", 512), "rotary": more.pop("rotary", 64)}
+    return Case(B=B, context=context, H=H, **sizes, block_size=block_size, ragged=ragged, **more)
+
+
+DEEPSEEK = (_case(1, 4096, 128), _case(64, 4096, 128), _case(64, 4096, 128, ragged=True), _case(32, 4096, 16))
+"""All heads on one GPU, and a share of them where eight divide the work."""
+
+SPEC = OpSpec(
+    name="mla_decode",
+    reference=reference,
+    make_inputs=make_inputs,
+    cost=cost,
+    outputs=("out", "lse"),
+    output_dtypes={"lse": torch.float32},
+    optional={"lse": False},
+    schemes=("fp16", "bf16"),
+    tolerance=tolerance,
+    planted=planted,
+    cases={
+        "smoke": (_case(2, 100, 16, latent=128, rotary=64), _case(1, 70, 20)),
+        "edge": (
+            _case(1, 0, 16, latent=128),
+            _case(1, 1, 1, block_size=1, latent=128),
+            _case(2, 65, 17, block_size=16, latent=128, lse=True),
+            _case(4, 200, 16, block_size=32, ragged=True, latent=128, lse=True),
+            _case(1, 700, 16, ragged=False, latent=128, lse=True),
+            _case(3, 130, 64, ragged=True, latent=256, rotary=32),
+            _case(1, 129, 128),
+        ),
+        # No model of these suites has latents; the op is priced on DeepSeek-V2's shapes in all of them.
+        "smollm2_135m": (_case(1, 512, 16),),
+        "qwen3_0_6b": (_case(8, 1024, 16),),
+        "llama3_8b": DEEPSEEK,
+    },
+)
