@@ -23,6 +23,10 @@ SPILLS = {
         16,
         "values that wait while the cut is sought; two are read again for each of its eight digits",
     ),
+    ("paged_attention/tma_pages", "bf16"): (
+        48,
+        "where a tile begins, and four values of the producer; none in the loops of the products",
+    ),
     ("paged_attention/gqa_packed", "fp32"): (
         8,
         "one value that the loop does not need, stored before it and read after it",

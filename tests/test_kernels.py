@@ -46,7 +46,7 @@ def test_kernel(op, name, case, scheme, planted):
     result = check_kernel(kernel, ops()[op], case, SCHEMES[scheme], DEVICE, planted=planted)
     assert result.status in ("OK", "UNSUPPORTED", "UNAVAILABLE"), result.describe()
     if result.status == "OK":
-        assert result.labels[0] == "first data" and len(result.errors) == len(ops()[op].outputs)
+        assert result.labels[0] == "first data" and 1 <= len(result.errors) <= len(ops()[op].outputs)
         on_cpu = "torch" if kernel.backend == "torch" else "interpreter"
         assert result.checked_by == ("gpu" if DEVICE.type == "cuda" else on_cpu)
     else:

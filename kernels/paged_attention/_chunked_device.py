@@ -1,0 +1,221 @@
+"""Device code of `chunked`: a tile's sequence, and its steps over keys with and without a mask."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from rooflab.kernels._attention import capped
+
+
+@triton.jit
+def _first_query(cu_ptr, b):
+    """Of sequence b; without bounds each has one."""
+    return tl.load(cu_ptr + b) if cu_ptr is not None else b
+
+
+@triton.jit
+def _sequence_of(tile, cu_ptr, B, GROUP: tl.constexpr, BLOCK_M: tl.constexpr):
+    """The last sequence whose first tile is not behind `tile`; sequence b may have those from rows / BLOCK_M + b on."""
+    low = 0
+    high = B
+    while high - low > 1:
+        middle = (low + high) // 2
+        behind = _first_query(cu_ptr, middle) * GROUP // BLOCK_M + middle > tile
+        high = tl.where(behind, middle, high)
+        low = tl.where(behind, low, middle)
+    return low
+
+
+@triton.jit
+def _pages(table_ptr, start, length, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Pages of a step's keys; entries past the end are not read."""
+    keys = start + tl.arange(0, BLOCK_N)
+    return tl.load(table_ptr + keys // BLOCK_SIZE, mask=keys < length, other=0)
+
+
+@triton.jit
+def _steps(
+    acc,
+    peak,
+    total,
+    q,
+    first,
+    end,
+    positions,
+    length,
+    k_ptr,
+    v_ptr,
+    table_ptr,
+    scale,
+    window,
+    cap,
+    k_stride_block,
+    k_stride_slot,
+    v_stride_block,
+    v_stride_slot,
+    MASKED: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_PAD: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Keys from `first` up to `end` in steps of BLOCK_N; positions: (BLOCK_M,), a row's own place among the keys."""
+    dims = tl.arange(0, HEAD_PAD)
+    there = dims < HEAD_DIM
+    page = _pages(table_ptr, first, length, BLOCK_SIZE, BLOCK_N)
+    for start in range(first, end, BLOCK_N):
+        keys = start + tl.arange(0, BLOCK_N)
+        # int64: page * stride passes 2**31 elements in a cache of 4 GiB.
+        block = page.to(tl.int64)
+        page = _pages(table_ptr, start + BLOCK_N, length, BLOCK_SIZE, BLOCK_N)
+        slot = keys % BLOCK_SIZE
+        k_offsets = (block * k_stride_block + slot * k_stride_slot)[None, :] + dims[:, None]
+        v_offsets = (block * v_stride_block + slot * v_stride_slot)[:, None] + dims[None, :]
+        # Masked as well as the scores: a page's unused slots may hold NaN, and 0 * NaN is NaN.
+        if MASKED:
+            k_mask = (keys < length)[None, :] & there[:, None]
+            v_mask = (keys < length)[:, None] & there[None, :]
+            k = tl.load(k_ptr + k_offsets, mask=k_mask, other=0.0).to(q.dtype)
+            v = tl.load(v_ptr + v_offsets, mask=v_mask, other=0.0).to(q.dtype)
+        elif HEAD_PAD != HEAD_DIM:
+            k = tl.load(k_ptr + k_offsets, mask=there[:, None], other=0.0).to(q.dtype)
+            v = tl.load(v_ptr + v_offsets, mask=there[None, :], other=0.0).to(q.dtype)
+        else:
+            k = tl.load(k_ptr + k_offsets).to(q.dtype)
+            v = tl.load(v_ptr + v_offsets).to(q.dtype)
+        scores = tl.dot(q, k, input_precision="ieee") * scale
+        if SOFTCAP:
+            scores = capped(scores, cap) * 1.4426950408889634
+        if MASKED:
+            seen = keys[None, :] <= positions[:, None]
+            if WINDOW:
+                seen = seen & (keys[None, :] > positions[:, None] - window)
+            scores = tl.where(seen, scores, float("-inf"))
+        new_peak = tl.maximum(peak, tl.max(scores, 1))
+        # A row that has seen no key yet has a peak of -inf; -inf - -inf would be NaN.
+        shift = tl.where(new_peak == float("-inf"), 0.0, new_peak) if MASKED else new_peak
+        weights = tl.exp2(scores - shift[:, None])
+        rescale = tl.exp2(peak - shift)
+        total = total * rescale + tl.sum(weights, 1)
+        acc = tl.dot(weights.to(q.dtype), v, acc * rescale[:, None], input_precision="ieee")
+        peak = new_peak
+    return acc, peak, total
+
+
+@triton.jit
+def chunked_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    table_ptr,
+    lens_ptr,
+    cu_ptr,
+    sinks_ptr,
+    k_scale_ptr,
+    v_scale_ptr,
+    out_ptr,
+    lse_ptr,
+    B,
+    H_kv,
+    tiles,
+    scale,
+    window,
+    cap,
+    q_stride_t,
+    q_stride_h,
+    k_stride_block,
+    k_stride_slot,
+    k_stride_h,
+    v_stride_block,
+    v_stride_slot,
+    v_stride_h,
+    table_stride,
+    out_stride_t,
+    out_stride_h,
+    lse_stride_t,
+    lse_stride_h,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_PAD: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    kv_head = (tl.program_id(0) % H_kv).to(tl.int64)
+    tile = tiles - 1 - tl.program_id(0) // H_kv
+    b = _sequence_of(tile, cu_ptr, B, GROUP, BLOCK_M)
+    first_query = _first_query(cu_ptr, b)
+    queries = _first_query(cu_ptr, b + 1) - first_query
+    first_row = (tile - first_query * GROUP // BLOCK_M - b) * BLOCK_M
+    if first_row >= queries * GROUP:
+        return
+    length = tl.load(lens_ptr + b)
+    rows = first_row + tl.arange(0, BLOCK_M)
+    dims = tl.arange(0, HEAD_PAD)
+    mask = rows < queries * GROUP
+    positions = length - queries + rows // GROUP
+    token = (first_query + rows // GROUP).to(tl.int64)
+    head = kv_head * GROUP + rows % GROUP
+    both = mask[:, None] & (dims < HEAD_DIM)[None, :]
+    q_offsets = token * q_stride_t + head * q_stride_h
+    q = tl.load(q_ptr + q_offsets[:, None] + dims[None, :], mask=both, other=0.0)
+    if k_scale_ptr is not None:
+        scale = scale * tl.load(k_scale_ptr + kv_head)
+
+    # All rows see the keys up to `plain`, but for a window those before `near`; some see `first` and some `end - 1`.
+    last_query = tl.minimum((first_row + BLOCK_M - 1) // GROUP, queries - 1)
+    end = length - queries + last_query + 1
+    plain = tl.maximum(length - queries + first_row // GROUP + 1, 0) // BLOCK_N * BLOCK_N
+    first = 0
+    near = 0
+    if WINDOW:
+        first = tl.maximum(length - queries + first_row // GROUP + 1 - window, 0) // BLOCK_N * BLOCK_N
+        near = tl.minimum(tl.cdiv(tl.maximum(end - window, 0), BLOCK_N) * BLOCK_N, plain)
+        near = tl.maximum(near, first)
+    plain = tl.maximum(plain, near)
+    k_ptr += kv_head * k_stride_h
+    v_ptr += kv_head * v_stride_h
+    table_ptr += b.to(tl.int64) * table_stride
+    peak = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK_M,), tl.float32)
+    acc = tl.zeros((BLOCK_M, HEAD_PAD), tl.float32)
+    if WINDOW:
+        acc, peak, total = _steps(
+            acc, peak, total, q, first, near, positions, length, k_ptr, v_ptr, table_ptr, scale, window, cap,
+            k_stride_block, k_stride_slot, v_stride_block, v_stride_slot,
+            True, WINDOW, SOFTCAP, BLOCK_SIZE, HEAD_DIM, HEAD_PAD, BLOCK_N,
+        )  # fmt: skip
+    acc, peak, total = _steps(
+        acc, peak, total, q, near, plain, positions, length, k_ptr, v_ptr, table_ptr, scale, window, cap,
+        k_stride_block, k_stride_slot, v_stride_block, v_stride_slot,
+        False, WINDOW, SOFTCAP, BLOCK_SIZE, HEAD_DIM, HEAD_PAD, BLOCK_N,
+    )  # fmt: skip
+    acc, peak, total = _steps(
+        acc, peak, total, q, plain, end, positions, length, k_ptr, v_ptr, table_ptr, scale, window, cap,
+        k_stride_block, k_stride_slot, v_stride_block, v_stride_slot,
+        True, WINDOW, SOFTCAP, BLOCK_SIZE, HEAD_DIM, HEAD_PAD, BLOCK_N,
+    )  # fmt: skip
+
+    if sinks_ptr is not None:
+        sink = tl.load(sinks_ptr + head, mask=mask, other=float("-inf")) * 1.4426950408889634  # log2(e)
+        most = tl.maximum(peak, sink)
+        shift = tl.where(most == float("-inf"), 0.0, most)
+        total = total * tl.exp2(peak - shift) + tl.exp2(sink - shift)
+        acc = acc * tl.exp2(peak - shift)[:, None]
+        peak = most
+    over = 1 / tl.where(total == 0.0, 1.0, total)
+    if v_scale_ptr is not None:
+        over = over * tl.load(v_scale_ptr + kv_head)
+    out_offsets = token * out_stride_t + head * out_stride_h
+    tl.store(
+        out_ptr + out_offsets[:, None] + dims[None, :], (acc * over[:, None]).to(out_ptr.dtype.element_ty), mask=both
+    )
+    if lse_ptr is not None:
+        lse = (peak + tl.log2(tl.where(total == 0.0, 1.0, total))) * 0.6931471805599453  # ln(2)
+        lse = tl.where(total == 0.0, float("-inf"), lse)
+        tl.store(lse_ptr + token * lse_stride_t + head * lse_stride_h, lse, mask=mask)

@@ -1,0 +1,137 @@
+"""Device code of `split_kv`: every warp streams its own 16 keys at a time through its own ring, and multiplies them by
+mma.m16n8k16.  CUDA C++, compiled for one config by macros.
+
+A warp has one virtual head: a KV head, or for groups above 16 query heads a KV head with 16 of them.  The warps of a
+CTA have neighbouring virtual heads and the same keys, so that together they read whole runs of a page.  No warp waits
+for another: there is no barrier but the warp's own.
+
+The units of 16 keys of all sequences stand in one row: sequence by sequence, in it one set of a CTA's heads after the
+other, in that from the first visible key to the last.  CTA g takes units g W / G to (g + 1) W / G of all W.
+"""
+
+from __future__ import annotations
+
+SOURCE = r"""
+#pragma nv_diag_suppress 177  // each of the two kernels uses a part of what is declared here
+
+using i64 = long long;
+using u64 = unsigned long long;
+using u32 = unsigned int;
+using u16 = unsigned short;
+using u8 = unsigned char;
+
+constexpr int UNIT = 16, TILES = D / 16;
+constexpr int KEY_BYTES = D * (FP8 ? 1 : 2), CHUNKS = KEY_BYTES / 16;
+// An odd number of 16-byte chunks from key to key: the eight that ldmatrix reads at once lie in different banks.
+constexpr int PITCH = KEY_BYTES + (CHUNKS % 2 ? 0 : 16);
+constexpr int ACROSS = CHUNKS > 4 ? 8 : 4, DOWN = 32 / ACROSS;  // lanes side by side on a key, and keys at once
+constexpr int STAGE_BYTES = 2 * UNIT * PITCH;
+constexpr int ROWS = GROUP < 16 ? GROUP : 16, ROW_TILES = (GROUP + 15) / 16, HALVES = ROWS > 8 ? 2 : 1;
+#define Q_SHARED (D > 128 && GROUP > 8)
+constexpr int HEAD_SETS = H_KV * ROW_TILES / WARPS;
+constexpr float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
+#define INFINITE __int_as_float(0x7f800000)
+
+__device__ __forceinline__ float exp2_of(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+__device__ __forceinline__ float log2_of(float x) {
+    float y;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// Two values as one word of the queries' dtype, the first one low.
+__device__ __forceinline__ u32 pack(float low, float high) {
+    u32 word;
+#if BF16
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+#else
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+#endif
+    return word;
+}
+
+// Two e4m3 in the low half of `bytes`, exactly.
+__device__ __forceinline__ u32 widen(u32 bytes) {
+    u32 word;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(word) : "h"((u16)bytes));
+#if BF16
+    float low, high;
+    asm("{.reg .b16 a, b; mov.b32 {a, b}, %2; cvt.f32.f16 %0, a; cvt.f32.f16 %1, b;}"
+        : "=f"(low), "=f"(high) : "r"(word));
+    word = pack(low, high);
+#endif
+    return word;
+}
+
+__device__ __forceinline__ void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+#if BF16
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+#else
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+#endif
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// The operands of 16 numbers d for 16 keys, b[tile][half]; an fp8 matrix holds pairs, so that a lane's d are the four
+// from 4 (lane % 4) on, and the queries' and the output's are chosen to match (`column`).
+template <bool TRANSPOSED>
+__device__ __forceinline__ void load_tile(u32 (&b)[2][2], u32 from) {
+#if FP8
+    u32 low, high;
+    if (TRANSPOSED)
+        asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+                     : "=r"(low), "=r"(high) : "r"(from) : "memory");
+    else
+        asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+                     : "=r"(low), "=r"(high) : "r"(from) : "memory");
+    if (TRANSPOSED) {  // a word holds d and d + 1 of one key, then of the next
+        b[0][0] = widen(__byte_perm(low, 0, 0x4420)), b[0][1] = widen(__byte_perm(high, 0, 0x4420));
+        b[1][0] = widen(__byte_perm(low, 0, 0x4431)), b[1][1] = widen(__byte_perm(high, 0, 0x4431));
+    } else {
+        b[0][0] = widen(low), b[0][1] = widen(low >> 16), b[1][0] = widen(high), b[1][1] = widen(high >> 16);
+    }
+#else
+    if (TRANSPOSED)
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(b[0][0]), "=r"(b[0][1]), "=r"(b[1][0]), "=r"(b[1][1]) : "r"(from) : "memory");
+    else
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(b[0][0]), "=r"(b[0][1]), "=r"(b[1][0]), "=r"(b[1][1]) : "r"(from) : "memory");
+#endif
+}
+
+// Of 16 numbers d, the first of the pair `p` (0, 1) that a lane holds.
+__device__ __forceinline__ int column(int p) {
+    return FP8 ? 4 * (threadIdx.x % 4) + 2 * p : 8 * p + 2 * (threadIdx.x % 4);
+}
+
+// How many of a sequence's keys its one query sees: the newest.
+__device__ __forceinline__ int visible(int length, int window) { return max(min(length, window), 0); }
+__device__ __forceinline__ int units_of(int length, int window) { return (visible(length, window) + UNIT - 1) / UNIT; }
+
+// Cutting W units into shares for at most `ctas` CTAs, none of fewer than LEAST units but a lone one.
+__device__ __forceinline__ int shares_of(i64 units, int ctas) { return (int)max(min((i64)ctas, units / LEAST), 1ll); }
+__device__ __forceinline__ i64 share_start(int g, i64 units, int shares) { return g * units / shares; }
+__device__ __forceinline__ int owner_of(i64 unit, i64 units, int shares) {
+    return (int)(((unit + 1) * shares - 1) / units);
+}
+// A CTA leaves up to two segments unfinished: one that began before its share, and its last.
+__device__ __forceinline__ int slot_of(i64 segment_start, i64 start) { return segment_start <= start ? 0 : 1; }
+
+// With a sink: what the output is multiplied by, and the log-sum-exp, base 2, after it.
+__device__ __forceinline__ float sink_in(float& lse2, const float* sinks, int head) {
+    if (!sinks) return 1.f;
+    const float sink2 = sinks[head] * LOG2E, most = fmaxf(lse2, sink2);
+    if (most == -INFINITE) return 1.f;
+    const float keys = exp2_of(lse2 - most), all = keys + exp2_of(sink2 - most);
+    lse2 = most + log2_of(all);
+    return keys / all;
+}
+"""

@@ -1,0 +1,235 @@
+"""Over gqa_packed: chunks of queries, which `cu_seqlens_q` bounds, beside sequences with one query, in one launch.
+
+A tile is BLOCK_M rows of one sequence and one KV head, where a row is a query with one of the group's heads: a key that
+is loaded serves all the heads, and a chunk of few queries fills a tensor core's rows nonetheless (the packing of
+gqa_packed, over queries too; prefill in chunks is that of Agrawal et al., "SARATHI", 2023).  The grid is an upper bound
+that T, B and the tile give; which sequence a tile is of, a program finds in cu_seqlens_q by bisection, so that nothing
+waits for the device.  The last tiles of all, which see the most keys, come first.
+
+Keys that all rows of a tile see are not masked: of a causal tile's steps only those on the diagonal are, and with a
+window those at its far edge.  The page of a step's keys is looked up a step ahead, which leaves the pipeline its stages
+for keys and values: read after one another, table and keys would share them.
+
+Predictions, unmeasured on a GPU: the gather costs a pointer for each 16 bytes where a dense tile has one for all, which
+shows at small pages and not in bytes; the decode rows of a mixed batch are not split, so that one long sequence among
+short chunks is the launch's tail, at about 20 us for 1,000 keys (`split_kv` has no such tail, and takes no chunks).
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import torch
+import triton
+
+from rooflab.kernels._attention import LOG2E, Returned, check_options, get_scale, outputs
+from rooflab.kernels.configs import BF16, Footprint, default_config, legal_by
+from rooflab.kernels.paged_attention._args import check_args
+from rooflab.kernels.paged_attention._chunked_device import chunked_kernel
+from rooflab.kernels.registry import register
+from rooflab.reference.paged_attention import used_slots
+from rooflab.reference.spec import Case, Scheme, nbytes
+from rooflab.roofline.model import Traffic
+
+ADDRESS_REGISTERS = 24
+"""Pointers, masks and the running peak and sum, beside accumulator and scores."""
+MOST_HEAD_DIM = 256
+
+
+@dataclass(frozen=True)
+class Config:
+    """One way to launch the kernel: rows of a tile, keys a step, warps, pipeline stages."""
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
+def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
+    """Tiles of up to 16 rows a warp, with every depth of pipeline; 8 warps from 64 rows on."""
+    if scheme.activation == torch.float32:
+        return tuple(itertools.starmap(Config, itertools.product((16, 32), (16, 32), (4, 8), (1, 2))))
+    sides = itertools.product(((16, 4), (32, 4), (64, 4), (64, 8), (128, 8)), (32, 64, 128), (1, 2, 3, 4))
+    return tuple(Config(block_m, block_n, warps, stages) for (block_m, warps), block_n, stages in sides)
+
+
+def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
+    """The fp32 accumulator and a tile of scores in registers; the queries and the staged keys and values in shared
+    memory, as Triton lays them out.  A head that is no power of two is padded to one."""
+    B, H, H_kv = (int(case[key]) for key in ("B", "H", "H_kv"))
+    head, threads = int(triton.next_power_of_2(int(case["D"]))), 32 * config.num_warps
+    # wgmma (64 rows and more) reads a stage while the others are filled; mma.sync gives it back at once.
+    warpgroup = config.block_m >= 64 and scheme.activation != torch.float32
+    held = config.num_stages if warpgroup else config.num_stages - 1
+    tiles = 2 * held if config.num_stages > 1 else 1
+    staged = tiles * config.block_n * head * scheme.weight.itemsize
+    return Footprint(
+        threads=threads,
+        registers=triton.cdiv(config.block_m * (head + config.block_n), threads) + ADDRESS_REGISTERS,
+        shared_bytes=config.block_m * head * scheme.activation.itemsize + staged,
+        ctas=tiles_at_most(B * int(case.get("queries", 1)), B, H // H_kv, config.block_m) * H_kv,
+    )
+
+
+def choose(head_dim: int, itemsize: int, rows: int) -> Config:
+    """A tile whose fp32 accumulator and staged keys fit an SM; as few rows as a sequence has, on average."""
+    if itemsize == 4:
+        # fp32 products are FMAs, whose operands fill the registers: a wider tile spills (read in the SASS).
+        return Config(32 if rows > 16 else 16, 32 if head_dim <= 64 else 16, 4 if head_dim <= 64 else 8, num_stages=1)
+    block_m = min(max(int(triton.next_power_of_2(rows)), 16), 128)
+    if block_m == 128:
+        return Config(128, 64 if head_dim <= 128 else 32, num_warps=8, num_stages=3 if head_dim <= 128 else 2)
+    return Config(block_m, 64, num_warps=4, num_stages=3 if head_dim <= 128 else 2)
+
+
+def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
+    """By the head, the size of a value and the rows of a sequence."""
+    rows = int(case.get("queries", 1)) * int(case["H"]) // int(case["H_kv"])
+    return choose(int(case["D"]), scheme.activation.itemsize, rows)
+
+
+def tiles_at_most(T: int, B: int, group: int, block_m: int) -> int:
+    """Tiles of T queries however they lie in B sequences: each sequence can begin one that is not full."""
+    return T * group // block_m + B
+
+
+def unsupported(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    softmax_scale: float | None = None,
+    *,
+    cu_seqlens_q: torch.Tensor | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
+    return_lse: bool = False,
+) -> str | None:
+    """Why the kernel cannot take these inputs, or None."""
+    if not 0 < q.shape[-1] <= MOST_HEAD_DIM:
+        return f"needs a head_dim up to {MOST_HEAD_DIM}, got {q.shape[-1]}"
+    return None
+
+
+def traffic(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    softmax_scale: float | None = None,
+    *,
+    cu_seqlens_q: torch.Tensor | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
+    return_lse: bool = False,
+) -> Traffic:
+    """The keys and values that a sequence's queries see once, as L2 holds them while its tiles read them, a page that
+    several sequences share once for each; q, the output, and the table entries once."""
+    T, H, D = q.shape
+    lengths = seq_lens.long()
+    counts = torch.ones_like(lengths) if cu_seqlens_q is None else cu_seqlens_q.long().diff()
+    first = torch.zeros_like(lengths) if window is None else (lengths - counts + 1 - window).clamp(min=0)
+    seen = torch.where(counts > 0, lengths, 0)
+    _, entries = used_slots(block_table, seen, k_cache.shape[0], k_cache.shape[1], first)
+    keys = int((seen - first).clamp(min=0).sum())
+    read = 2 * keys * k_cache.shape[2] * D * k_cache.element_size() + 4 * entries
+    read += nbytes(q, seq_lens, cu_seqlens_q, sinks, k_scale, v_scale)
+    return Traffic(read, nbytes(q) + (4 * T * H if return_lse else 0))
+
+
+@register(
+    op="paged_attention",
+    name="chunked",
+    role="optimized",
+    backend="triton",
+    unsupported=unsupported,
+    traffic=traffic,
+    config_type=Config,
+    configs=configs,
+    is_legal=legal_by(footprint),
+    heuristic=heuristic,
+    footprint=footprint,
+)
+def paged_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    softmax_scale: float | None = None,
+    out: Returned | None = None,
+    *,
+    cu_seqlens_q: torch.Tensor | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
+    return_lse: bool = False,
+    config: Config | None = None,
+) -> Returned:
+    """Attention of chunks of queries through a block table.  q: (T, H, D); returns (T, H, D).
+
+    Any head_dim up to 256, any block_size, either cache in e4m3. Does not wait for the device. Raises `ValueError` on
+    shapes, dtypes, options or a head_dim that do not fit.
+    """
+    check_args(q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, k_scale, v_scale)
+    check_options(q, True, window, softcap, sinks)
+    reason = unsupported(q, k_cache, v_cache, block_table, seq_lens, softmax_scale)
+    if reason:
+        raise ValueError(f"q: {reason}")
+    out, lse = outputs(out, tuple(q.shape), q, return_lse)
+    (T, H, D), B, H_kv = q.shape, len(seq_lens), k_cache.shape[2]
+    if not out.numel():
+        return out if lse is None else (out, lse)
+    if config is None:
+        scheme = q.dtype if k_cache.dtype == q.dtype else "kv_fp8"
+        dims = {"B": B, "H": H, "H_kv": H_kv, "D": D, "queries": triton.cdiv(T, B)}
+        config = default_config("paged_attention", "chunked", scheme, q.device, **dims)
+    tiles = tiles_at_most(T, B, H // H_kv, config.block_m)
+    chunked_kernel[(tiles * H_kv,)](
+        q,
+        k_cache,
+        v_cache,
+        block_table,
+        seq_lens,
+        cu_seqlens_q,
+        sinks,
+        k_scale,
+        v_scale,
+        out,
+        lse,
+        B,
+        H_kv,
+        tiles,
+        get_scale(q, softmax_scale) * (1.0 if softcap else LOG2E),  # exp2 is the hardware's exponential
+        window or 0,
+        softcap or 0.0,
+        *q.stride()[:2],
+        *k_cache.stride()[:3],
+        *v_cache.stride()[:3],
+        block_table.stride(0),
+        *out.stride()[:2],
+        *(lse.stride() if lse is not None else (0, 0)),
+        WINDOW=window is not None,
+        SOFTCAP=softcap is not None,
+        BLOCK_SIZE=k_cache.shape[1],
+        GROUP=H // H_kv,
+        HEAD_DIM=D,
+        HEAD_PAD=max(int(triton.next_power_of_2(D)), 16),
+        BLOCK_M=config.block_m,
+        BLOCK_N=config.block_n,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )
+    return out if lse is None else (out, lse)

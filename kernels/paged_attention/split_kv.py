@@ -1,0 +1,297 @@
+"""Over gqa_packed: the keys of all sequences are cut into equal shares, one for every CTA that the card holds at once.
+
+gqa_packed has a program for each sequence and KV head: 8 for one request of Llama-3-8B on 132 SMs, and as many rounds
+as the longest sequence needs where they are ragged.  Here the units of 16 keys of all sequences stand in one row, and
+a CTA's share of it begins and ends anywhere (flash-decoding, Dao et al. 2023, splits each sequence; equal shares are
+those of Stream-K, Osama et al. 2023).  A share is worked out on the device from seq_lens, so that nothing waits for
+them.  What is not a whole sequence is left as an fp32 output and its log-sum-exp, and a second launch adds those up in
+their order: two runs agree bit for bit.
+
+A warp streams 16 keys at a time through its own ring by cp.async, with the page looked up a unit ahead, and its loop
+has no barrier but its own: a decode step is a stream, and what counts is bytes on their way.  Predictions, unmeasured
+on a GPU: HBM at 4.8 TB/s (H200) and about 1 us a round trip wants 36 KB on their way for each SM (25 KB on an H100);
+at head_dim 128 in bf16 8 warps with two units of 8 KB each ahead have 128 KB.  16 keys take 32 mma, 16 ldmatrix and in
+all about 450 instructions of a warp (read in the SASS), in the 440 cycles that an SM's share of 4.3 TB/s gives them: a
+quarter of what it can issue.  All CTAs are resident, so that there is one wave and no tail; what a launch costs beside
+the stream is the look at seq_lens (about 1.5 us), the ramp (1 us) and the second launch (3 us): 2% of 250 us at 64
+sequences of 4,096 keys, 9% of 62 us at 1,024.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from rooflab.kernels import _cuda
+from rooflab.kernels._attention import Returned, check_options, get_scale, outputs
+from rooflab.kernels._device import HOPPER_SMS
+from rooflab.kernels.configs import BF16, SHARED_BYTES_PER_CTA, Footprint, default_config
+from rooflab.kernels.paged_attention import _split_combine, _split_device, _split_main
+from rooflab.kernels.paged_attention._args import check_args
+from rooflab.kernels.paged_attention._split_work import (
+    MOST_HEAD_DIM,
+    UNIT,
+    grid,
+    parts,
+    ring_bytes,
+    rows_of_tile,
+    unaligned,
+    virtual_heads,
+)
+from rooflab.kernels.registry import register
+from rooflab.reference.paged_attention import used_slots
+from rooflab.reference.spec import Case, Scheme, get_scheme, nbytes
+from rooflab.roofline.model import Traffic
+
+SM_SHARED_BYTES = 228 * 1024
+CTA_RESERVE = 1024
+"""Shared memory of an SM, and what each of its CTAs takes of it unasked (CUDA C++ Programming Guide)."""
+OTHER_REGISTERS = 40
+"""Cursors, addresses, scores and weights, at least."""
+COMBINERS = 128
+"""Threads of a CTA of the second launch."""
+NO_WINDOW = 2**31 - 1
+FP8_CACHE = get_scheme("kv_fp8")
+SOURCES = {
+    "split_kv": _split_device.SOURCE + _split_main.SOURCE,
+    "combine": _split_device.SOURCE + _split_combine.SOURCE,
+}
+
+
+@dataclass(frozen=True)
+class Config:
+    """How the keys are shared out, and how many of them are on their way."""
+
+    warps: int
+    """Of a CTA, each with a head of its own; they divide the heads."""
+    num_stages: int
+    """Units of a warp's ring."""
+    ctas_per_sm: int
+    least: int
+    """Units of the smallest share: what a part costs to write and add up should not show."""
+
+
+def heads_of(case: Case) -> int:
+    """Warps that a key's heads take."""
+    return virtual_heads(int(case["H"]), int(case["H_kv"]))
+
+
+def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
+    """Every number of warps up to 8 that divides the heads, with rings and CTAs for four warps on an SM and more."""
+    divisors = [warps for warps in range(1, 9) if heads_of(case) % warps == 0]
+    sizes = itertools.starmap(Config, itertools.product(divisors, (2, 3, 4, 6), (1, 2, 4, 8), (2, 4, 16)))
+    return tuple(config for config in sizes if config.warps * config.ctas_per_sm >= 4)
+
+
+def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
+    """Of the first launch: accumulators and queries in registers, the warps' rings in shared memory."""
+    D, context, group = int(case["D"]), int(case["context"]), int(case["H"]) // int(case["H_kv"])
+    keys = min(context, int(case.get("window", 0)) or context)
+    units = int(case["B"]) * (heads_of(case) // config.warps) * -(-keys // UNIT)
+    return Footprint(
+        threads=32 * config.warps,
+        registers=D // 2 + D // (8 if group <= 8 else 4 if D <= 128 else 64) + OTHER_REGISTERS,
+        shared_bytes=ring_bytes(config.warps, config.num_stages, D, group, scheme),
+        ctas=max(min(HOPPER_SMS * config.ctas_per_sm, units // config.least), 1),
+    )
+
+
+def is_legal(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
+    """Warps that divide the heads, and as many CTAs on an SM as are said to be."""
+    found = footprint(config, case.but(context=0), scheme)
+    shared = config.ctas_per_sm * (found.shared_bytes + CTA_RESERVE) <= SM_SHARED_BYTES
+    threads = config.ctas_per_sm * found.threads
+    held = found.registers * threads <= 65536 and threads <= 2048
+    return found.fits and heads_of(case) % config.warps == 0 and shared and held
+
+
+def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
+    """Neighbouring heads in a CTA, whose keys are neighbours in a page; then the deepest ring that an SM has room for.
+
+    8 warps on an SM hide one another's softmax, 16 where a head is short; fewer where a ring would have under 3 units.
+    """
+    D, heads, group = int(case["D"]), heads_of(case), int(case["H"]) // int(case["H_kv"])
+    for wanted in (16, 8, 4, 2, 1) if D <= 64 else (8, 4, 2, 1):
+        warps = max(count for count in range(1, min(wanted, 8) + 1) if heads % count == 0)
+        ctas = wanted // warps
+        room = min(SM_SHARED_BYTES // ctas - CTA_RESERVE, SHARED_BYTES_PER_CTA)
+        stages = max(n for n in range(1, 9) if n == 1 or ring_bytes(warps, n, D, group, scheme) <= room)
+        if stages >= 3:
+            break
+    return Config(warps, stages, ctas, least=4)
+
+
+def unsupported(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    softmax_scale: float | None = None,
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
+    return_lse: bool = False,
+) -> str | None:
+    """Why the kernel cannot take these inputs, or None."""
+    D = q.shape[-1]
+    if q.dtype == torch.float32:
+        return "mma.sync rounds fp32 to TF32; paged_attention/chunked and gqa_packed take it"
+    if D % 16 or not 0 < D <= MOST_HEAD_DIM:
+        return f"needs a head_dim that is a multiple of 16 up to {MOST_HEAD_DIM}, got {D}"
+    if (k_scale is None) != (v_scale is None):
+        return "takes k_scale and v_scale together; paged_attention/chunked takes one"
+    if unaligned(k_cache) or unaligned(v_cache):
+        return "cp.async needs keys and values at multiples of 16 bytes; paged_attention/chunked takes any"
+    return None
+
+
+def traffic(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    softmax_scale: float | None = None,
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
+    return_lse: bool = False,
+    config: Config | None = None,
+) -> Traffic:
+    """Each sequence's visible keys and values once, a page that several share once for each; the parts that shares
+    leave, written and read; q, the output, and the table as L2 holds it."""
+    B, H, D = q.shape
+    H_kv = k_cache.shape[2]
+    case = Case(B=B, H=H, H_kv=H_kv, D=D, context=0)
+    config = config or heuristic(case, BF16 if k_scale is None else FP8_CACHE)
+    lengths = seq_lens.clamp(max=window or NO_WINDOW).long()
+    _, entries = used_slots(block_table, seq_lens, k_cache.shape[0], k_cache.shape[1], seq_lens - lengths)
+    row_tiles = rows_of_tile(H // H_kv)[1]
+    keys = int(lengths.sum()) * row_tiles * 2 * H_kv * D * k_cache.element_size()
+    sets = heads_of(case) // config.warps
+    slots = block_table.shape[1] * k_cache.shape[1]
+    ctas = grid(B, slots, window, sets, config.ctas_per_sm, config.least, q.device)
+    left = parts(lengths.tolist(), sets, ctas, config.least)
+    kept = left * config.warps * rows_of_tile(H // H_kv)[0] * (D + 1) * 4
+    read = keys + 4 * entries + nbytes(q, seq_lens, sinks, k_scale, v_scale)
+    return Traffic(read + kept, nbytes(q) + kept + (4 * B * H if return_lse else 0), launches=2)
+
+
+def _launch(
+    tensors: tuple[torch.Tensor | None, ...], scale: float, window: int | None, softcap: float | None, config: Config
+) -> None:
+    """Both launches; `tensors` are those of the kernel's signature, in its order, as far as its log-sum-exp."""
+    q, k_cache, v_cache, table, seq_lens, sinks, k_scale, v_scale, out, lse = tensors
+    assert q is not None and k_cache is not None and v_cache is not None and table is not None
+    assert seq_lens is not None and out is not None
+    (B, H, D), (_, block_size, H_kv, _) = q.shape, k_cache.shape
+    sets = virtual_heads(H, H_kv) // config.warps
+    slots = table.shape[1] * block_size
+    ctas = grid(B, slots, window, sets, config.ctas_per_sm, config.least, q.device)
+    rows = rows_of_tile(H // H_kv)[0]
+    kept = 2 * ctas * config.warps * rows
+    partial = torch.empty(kept, D, dtype=torch.float32, device=q.device)
+    partial_lse = torch.empty(kept, dtype=torch.float32, device=q.device)
+    scheme = BF16 if k_scale is None else FP8_CACHE
+    # A query's and an output's numbers go in pairs where all of them lie at multiples of 4 bytes.
+    even = all(x.data_ptr() % 4 == 0 and x.stride(0) % 2 == x.stride(1) % 2 == 0 for x in (q, out))
+    sizes = {
+        "D": D,
+        "GROUP": H // H_kv,
+        "H_KV": H_kv,
+        "BLOCK_SIZE": block_size,
+        "BF16": int(q.dtype == torch.bfloat16),
+        "FP8": int(k_scale is not None),
+        "SOFTCAP": int(softcap is not None),
+        "PAIRS": int(even),
+        "WARPS": config.warps,
+        "STAGES": config.num_stages,
+        "CTAS_PER_SM": config.ctas_per_sm,
+        "LEAST": config.least,
+    }
+    options = tuple(f"-D{name}={value}" for name, value in sizes.items())
+    main, combine = (_cuda.load(source, name, options=options) for name, source in SOURCES.items())
+    size = k_cache.element_size()
+    strides = [*q.stride()[:2], *(size * s for x in (k_cache, v_cache) for s in x.stride()[:3]), table.stride(0)]
+    to = [np.int64(s) for s in (*out.stride()[:2], *(lse.stride() if lse is not None else (0, 0)))]
+    seen = np.int32(NO_WINDOW if window is None else min(window, NO_WINDOW))
+    main(
+        (ctas,),
+        (32 * config.warps,),
+        *tensors,
+        partial,
+        partial_lse,
+        np.int32(B),
+        seen,
+        np.float32(scale),
+        np.float32(softcap or 0.0),
+        *(np.int64(stride) for stride in strides),
+        *to,
+        shared_bytes=ring_bytes(config.warps, config.num_stages, D, H // H_kv, scheme),
+    )
+    combine(
+        (B, H), (COMBINERS,), partial, partial_lse, seq_lens, sinks, out, lse, np.int32(B), seen, np.int32(ctas), *to
+    )
+
+
+@register(
+    op="paged_attention",
+    name="split_kv",
+    role="optimized",
+    backend="cuda",
+    min_sm=90,
+    devices=("cuda",),
+    requires=("cupy",),
+    unsupported=unsupported,
+    traffic=traffic,
+    config_type=Config,
+    configs=configs,
+    is_legal=is_legal,
+    heuristic=heuristic,
+    footprint=footprint,
+)
+def paged_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    softmax_scale: float | None = None,
+    out: Returned | None = None,
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
+    return_lse: bool = False,
+    config: Config | None = None,
+) -> Returned:
+    """Decode attention through a block table, all keys shared out evenly.  q: (B, H, D); returns (B, H, D).
+
+    fp16 or bf16; caches of q's dtype, or e4m3 with scales; head_dim a multiple of 16 up to 256; any block_size. Does
+    not wait for the device. Raises `ValueError` on shapes, dtypes or options that do not fit.
+    """
+    check_args(q, k_cache, v_cache, block_table, seq_lens, None, k_scale, v_scale)
+    check_options(q, True, window, softcap, sinks)
+    reason = unsupported(q, k_cache, v_cache, block_table, seq_lens, k_scale=k_scale, v_scale=v_scale)
+    if reason:
+        raise ValueError(f"q, k_cache, v_cache: {reason}")
+    out, lse = outputs(out, tuple(q.shape), q, return_lse)
+    if out.numel():
+        scheme = q.dtype if k_scale is None else "kv_fp8"
+        (B, H, D), H_kv = q.shape, k_cache.shape[2]
+        config = config or default_config("paged_attention", "split_kv", scheme, q.device, B=B, H=H, H_kv=H_kv, D=D)
+        tensors = (q, k_cache, v_cache, block_table, seq_lens, sinks, k_scale, v_scale, out, lse)
+        _launch(tensors, get_scale(q, softmax_scale), window, softcap, config)
+    return out if lse is None else (out, lse)

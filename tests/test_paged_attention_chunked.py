@@ -1,0 +1,168 @@
+"""paged_attention/chunked and library: chunks of queries among decode rows, tiles, masks; in Triton's interpreter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rooflab.kernels.paged_attention import chunked, library, naive
+from rooflab.kernels.registry import get_kernel, get_op
+from rooflab.reference.attention import listen, shout
+from rooflab.reference.spec import SCHEMES, Case
+
+CPU, META = torch.device("cpu"), torch.device("meta")
+FP32 = SCHEMES["fp32"]
+SPEC = get_op("paged_attention")
+KERNEL = get_kernel("paged_attention", "chunked")
+SMALL = chunked.Config(16, 16, num_warps=4, num_stages=1)
+
+
+def inputs_of(B=3, context=50, H=4, H_kv=2, D=16, block_size=8, ragged=False, scheme=FP32, seed=0, **more):
+    case = Case(B=B, context=context, H=H, H_kv=H_kv, D=D, block_size=block_size, ragged=ragged, **more)
+    return SPEC.make_inputs(case, scheme, CPU, seed)
+
+
+def passes(found, inputs, scheme=FP32):
+    found = found if isinstance(found, tuple) else (found,)
+    errors = SPEC.judge(found, SPEC.oracle(inputs), inputs, scheme)
+    assert all(error.passed for error in errors), [error.describe() for error in errors]
+
+
+def bounds(*counts):
+    return torch.nn.functional.pad(torch.tensor(counts).cumsum(0), (1, 0)).to(torch.int32)
+
+
+@pytest.mark.parametrize(("group", "queries"), [(1, 9), (2, 9), (3, 2), (4, 3), (7, 3), (8, 2), (16, 2), (20, 1)])
+def test_a_tile_holds_queries_and_heads_of_any_group(group, queries):
+    inputs = inputs_of(2, 20, 2 * group, 2, queries=queries)
+    passes(chunked.paged_attention(**inputs, config=SMALL), inputs)
+
+
+@pytest.mark.parametrize("D", [16, 24, 64, 80, 96, 192, 256])
+def test_heads_that_are_no_power_of_two_are_padded(D):
+    inputs = inputs_of(1, 20, 2, 1, D, queries=5)
+    passes(chunked.paged_attention(**inputs, config=SMALL), inputs)
+
+
+@pytest.mark.parametrize("block_size", [1, 8, 16, 24, 32, 64, 128, 256])
+def test_pages_of_every_size(block_size):
+    inputs = inputs_of(1, 40, 2, 1, block_size=block_size, queries=12)
+    passes(chunked.paged_attention(**inputs, config=SMALL), inputs)
+
+
+@pytest.mark.parametrize("kernel", [chunked.paged_attention, library.paged_attention], ids=["chunked", "library"])
+@pytest.mark.parametrize("window", [None, 1, 16, 17, 1000])
+def test_decode_rows_chunks_whole_prompts_and_none_at_all_in_one_call(kernel, window):
+    inputs = inputs_of(5, 50, ragged=False)
+    inputs["seq_lens"][:] = torch.tensor([50, 17, 30, 0, 33])
+    inputs["cu_seqlens_q"] = bounds(1, 17, 20, 0, 0)
+    inputs["q"] = torch.randn(38, 4, 16)
+    inputs["window"] = window
+    passes(kernel(**inputs), inputs)
+
+
+@pytest.mark.parametrize("kernel", [chunked.paged_attention, library.paged_attention], ids=["chunked", "library"])
+def test_queries_before_the_first_key_see_nothing(kernel):
+    inputs = inputs_of(2, 5)
+    inputs["cu_seqlens_q"], inputs["q"] = bounds(9, 3), torch.randn(12, 4, 16)
+    found = kernel(**inputs)
+    passes(found, inputs)
+    assert torch.count_nonzero(found[:4]) == 0
+
+
+def test_every_option_at_once():
+    inputs = inputs_of(3, 60, 6, 2, queries=20, window=25, softcap=20.0, sinks=True, lse=True, mixed=True)
+    passes(chunked.paged_attention(**inputs, config=SMALL), inputs)
+    chosen = chunked.paged_attention(**inputs)
+    passes(chosen, inputs)
+
+
+def test_an_empty_sequence_with_a_sink_has_the_sink_s_log_sum_exp():
+    inputs = inputs_of(3, 20, sinks=True, lse=True)
+    inputs["seq_lens"][1] = 0
+    out, lse = chunked.paged_attention(**inputs, config=SMALL)
+    assert torch.count_nonzero(out[1]) == 0 and torch.allclose(lse[1], inputs["sinks"])
+    _, lse = chunked.paged_attention(**{**inputs, "sinks": None}, config=SMALL)
+    assert (lse[1] == -torch.inf).all()
+
+
+@pytest.mark.parametrize("window", [None, 20])
+def test_a_dominant_key_at_every_place_of_a_chunk(window):
+    """Around the pages of 8, the steps of 16 keys and each row's own end, where it must be heard by later rows only."""
+    plain = inputs_of(1, 48, 2, 1, queries=20) | {"window": window}
+    for position in (0, 7, 8, 15, 16, 27, 28, 32, 47):
+        inputs = plain | {name: plain[name].clone() for name in ("q", "k_cache", "v_cache")}
+        listen(inputs["q"], inputs["k_cache"])
+        page = int(inputs["block_table"][0, position // 8])
+        shout(inputs["k_cache"], inputs["v_cache"], (page, position % 8))
+        passes(chunked.paged_attention(**inputs, config=SMALL), inputs)
+
+
+@pytest.mark.parametrize("kernel", [chunked.paged_attention, library.paged_attention], ids=["chunked", "library"])
+@pytest.mark.parametrize("padding", [-1, 2**31 - 1, -(2**31)])
+def test_table_entries_past_the_end_may_be_anything(kernel, padding):
+    inputs = inputs_of(3, 50, ragged=True, queries=10)
+    for b, length in enumerate(inputs["seq_lens"].tolist()):
+        inputs["block_table"][b, -(-length // 8) :] = padding
+    passes(kernel(**inputs), inputs)
+
+
+def test_strided_queries_caches_out_and_lse():
+    inputs = inputs_of(2, 30, queries=7, lse=True)
+    T = len(inputs["q"])
+    packed = torch.stack((inputs["k_cache"], inputs["v_cache"]), dim=1)
+    inputs["k_cache"], inputs["v_cache"] = packed.unbind(1)
+    inputs["q"] = torch.cat((inputs["q"], inputs["q"]), dim=1)[:, :4]
+    whole, lse = torch.full((T, 6, 16), torch.nan), torch.zeros(4, T).mT
+    found = chunked.paged_attention(**inputs, out=(whole[:, 1:5], lse), config=SMALL)
+    passes(found, inputs)
+    assert found[1] is lse and whole[:, 0].isnan().all() and whole[:, 5].isnan().all()
+
+
+def test_offsets_past_2_to_the_31():
+    try:
+        storage = torch.empty(2**31 + 2 * 64, dtype=torch.float16)  # only the touched pages are backed by memory
+    except RuntimeError:
+        pytest.skip("needs 4 GiB of address space")
+    far = storage.as_strided((3, 2, 1, 64), (2**30, 64, 64, 1))
+    far.copy_(torch.randn(3, 2, 1, 64))
+    inputs = {
+        "q": torch.randn(2, 1, 64, dtype=torch.float16),
+        "block_table": torch.tensor([[2, 0]], dtype=torch.int32),
+        "seq_lens": torch.tensor([3], dtype=torch.int32),
+        "cu_seqlens_q": bounds(2),
+    }
+    found = [chunked.paged_attention(**inputs, k_cache=x, v_cache=x) for x in (far, far.contiguous())]
+    assert torch.equal(*found)
+
+
+def test_no_batch_has_more_tiles_than_the_grid():
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(200):
+        B, group, block_m = (int(torch.randint(1, high, (1,), generator=generator)) for high in (9, 9, 40))
+        counts = torch.randint(0, 30, (B,), generator=generator)
+        starts = torch.nn.functional.pad(counts.cumsum(0), (1, 0))[:-1] * group // block_m + torch.arange(B)
+        tiles = -(-counts * group // block_m)
+        grid = chunked.tiles_at_most(int(counts.sum()), B, group, block_m)
+        assert (starts[:-1] + tiles[:-1] <= starts[1:]).all() and starts[-1] + tiles[-1] <= grid
+
+
+def test_traffic_is_cost_but_for_shared_pages_and_lengths_that_are_seen():
+    for more in ({}, {"queries": 20}, {"queries": 20, "window": 9}, {"window": 30}):
+        case = Case(B=3, context=300, H=8, H_kv=2, D=64, block_size=16, ragged=True, **more)
+        inputs = SPEC.make_inputs(case, SCHEMES["bf16"], META, 0)
+        cost = SPEC.cost(**inputs)
+        unseen = chunked.traffic(**inputs).bytes - cost.read_bytes - cost.write_bytes
+        assert 0 <= unseen <= inputs["q"].numel() * 2, "queries of empty sequences are read all the same"
+        assert naive.traffic(**inputs).bytes > chunked.traffic(**inputs).bytes
+
+
+def test_refusals():
+    inputs = SPEC.make_inputs(Case(B=1, context=9, H=1, H_kv=1, D=264, block_size=8, ragged=False), FP32, META, 0)
+    assert "needs a head_dim up to 256, got 264" in KERNEL.why_not_args(inputs)
+    with pytest.raises(ValueError, match="cu_seqlens_q: expected shape"):
+        chunked.paged_attention(**inputs_of(3, 20) | {"cu_seqlens_q": bounds(1, 2)})
+    with pytest.raises(ValueError, match="window: expected at least 1"):
+        chunked.paged_attention(**inputs_of(3, 20) | {"window": 0})
+    none = {"q": torch.zeros(0, 4, 16), "cu_seqlens_q": bounds(0, 0, 0)}
+    assert chunked.paged_attention(**inputs_of(3, 20) | none).shape == (0, 4, 16)

@@ -1,0 +1,69 @@
+"""paged_attention/tma_pages: pages, heads and groups of every size, what lies past the end, refusals; emulated."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rooflab.bench.emulated_checks import Asked, check_emulated
+from rooflab.kernels.configs import legal_configs
+from rooflab.kernels.paged_attention import tma_pages
+from rooflab.kernels.registry import get_kernel, get_op
+from rooflab.reference.spec import SCHEMES, Case
+
+META = torch.device("meta")
+BF16 = SCHEMES["bf16"]
+SPEC = get_op("paged_attention")
+KERNEL = get_kernel("paged_attention", "tma_pages")
+
+
+def case_of(B=1, context=70, H=4, H_kv=2, D=64, block_size=16, ragged=False, **more):
+    return Case(B=B, context=context, H=H, H_kv=H_kv, D=D, block_size=block_size, ragged=ragged, **more)
+
+
+EVERY = [
+    case_of(D=80, H=3, H_kv=1, block_size=8, queries=30, window=25),
+    case_of(D=192, H=2, H_kv=1, block_size=64, context=65, queries=64, lse=True),
+    case_of(D=256, H=16, H_kv=1, block_size=128, context=130, queries=9, softcap=15.0),
+    case_of(B=4, context=150, ragged=True, mixed=True, queries=70, sinks=True, lse=True),
+]
+
+
+def test_heads_groups_pages_and_options():
+    """Values, races and planted keys; ragged lengths end anywhere in a page, whose rest is NaN."""
+    asked = [Asked(KERNEL, case, BF16, planted=False) for case in EVERY]
+    asked.append(Asked(KERNEL, case_of(D=96, H=7, H_kv=1, block_size=32, queries=20), SCHEMES["fp16"], planted=False))
+    found = list(check_emulated(asked))
+    assert [item.result.describe() for item in found if item.result.status != "OK"] == []
+    assert all(item.races == () and item.bytes["tma_load"] > 0 for item in found)
+
+
+def test_a_dominant_key_at_every_page_and_block_edge_is_heard():
+    (found,) = check_emulated([Asked(KERNEL, case_of(1, 140, 2, 1, queries=40), BF16)])
+    assert found.result.status == "OK", found.result.describe()
+
+
+def test_a_consumer_s_registers_and_the_rings_fit():
+    for D in (64, 80, 96, 128, 192, 256):
+        case = case_of(B=4, context=4096, H=32, H_kv=8, D=D, queries=512)
+        config = tma_pages.heuristic(case, BF16)
+        assert tma_pages.is_legal(config, case, BF16)
+        assert tma_pages.padded(D) >= D and tma_pages.padded(D) % 64 == 0
+        assert legal_configs(KERNEL, case, BF16)[0] == config
+        ring = 2 * (config.stages - 1) * config.block_n * tma_pages.padded(D) * 2
+        assert ring >= 36 * 1024, "bytes on their way beside the block that is multiplied"
+
+
+def test_refusals_name_a_rung_that_takes_it():
+    def reason(scheme="bf16", **more):
+        case = case_of(2, 70, queries=9).but(**more)
+        return KERNEL.why_not_args(SPEC.make_inputs(case, SCHEMES[scheme], META, 0))
+
+    assert reason() is None and reason(queries=1) is None and reason(D=72, block_size=256) is None
+    assert "paged_attention/chunked takes it" in reason("fp32")
+    assert "block_size that is a power of two from 8 on, got 24; paged_attention/chunked" in reason(block_size=24)
+    assert "got 1;" in reason(block_size=1)
+    assert "head_dim of whole 16 bytes up to 256, got 68" in reason(D=68)
+    assert "has no 'k_scale'" in reason("kv_fp8")
+    with pytest.raises(ValueError, match="got 24; paged_attention/chunked takes any"):
+        tma_pages.paged_attention(**SPEC.make_inputs(case_of(block_size=24), BF16, torch.device("cpu"), 0))

@@ -1,0 +1,217 @@
+"""paged_attention/split_kv: shares of the work, parts that are added up, what it refuses; emulated in this process."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rooflab.bench.ptx.cuda_kernels import emulating_cuda
+from rooflab.bench.ptx.launch import emulate
+from rooflab.kernels._device import HOPPER_SMS
+from rooflab.kernels.configs import legal_configs
+from rooflab.kernels.paged_attention import split_kv
+from rooflab.kernels.paged_attention._split_work import UNIT, grid, parts, ring_bytes, unaligned, virtual_heads
+from rooflab.kernels.registry import get_kernel, get_op
+from rooflab.reference.attention import listen, shout
+from rooflab.reference.spec import SCHEMES, Case
+
+CPU, META = torch.device("cpu"), torch.device("meta")
+BF16, FP8 = SCHEMES["bf16"], SCHEMES["kv_fp8"]
+SPEC = get_op("paged_attention")
+KERNEL = get_kernel("paged_attention", "split_kv")
+LLAMA = Case(B=64, context=4096, H=32, H_kv=8, D=128, block_size=16, ragged=False)
+
+
+def case_of(B=2, context=70, H=4, H_kv=2, D=64, block_size=16, ragged=False, **more):
+    return Case(B=B, context=context, H=H, H_kv=H_kv, D=D, block_size=block_size, ragged=ragged, **more)
+
+
+def run(inputs, **more):
+    """One call in the emulator; its grids."""
+    grids, races = [], []
+
+    def handle(launch, size, args):
+        grids.append(size)
+        races.extend(emulate(launch, size, args).races)
+
+    with emulating_cuda(handle):
+        found = split_kv.paged_attention(**inputs, **more)
+    assert races == []
+    return found, grids
+
+
+def passes(found, inputs, scheme=BF16):
+    found = found if isinstance(found, tuple) else (found,)
+    errors = SPEC.judge(found, SPEC.oracle(inputs), inputs, scheme)
+    assert all(error.passed for error in errors), [error.describe() for error in errors]
+
+
+def brute_parts(lengths, sets, ctas, least):
+    """`parts`, unit by unit."""
+    segments = [length for length in lengths for _ in range(sets) if length]
+    units = [segment for segment, length in enumerate(segments) for _ in range(-(-length // UNIT))]
+    shares = max(min(ctas, len(units) // least), 1)
+    owners = {}
+    for g in range(shares):
+        for unit in range(g * len(units) // shares, (g + 1) * len(units) // shares):
+            owners.setdefault(units[unit], set()).add(g)
+    return sum(len(found) for found in owners.values() if len(found) > 1)
+
+
+@pytest.mark.parametrize("lengths", [[0], [1], [17, 0, 300], [4096] * 3, [5, 1000, 0, 0, 33, 64]])
+@pytest.mark.parametrize("ctas", [1, 3, 7, 132])
+def test_parts_are_those_of_shares_cut_unit_by_unit(lengths, ctas):
+    for sets, least in ((1, 1), (2, 4), (3, 2)):
+        assert parts(lengths, sets, ctas, least) == brute_parts(lengths, sets, ctas, least)
+
+
+def test_all_ctas_are_resident_and_have_the_bytes_on_their_way_that_hbm_needs():
+    """36 KB for an SM: 4.8 TB/s for 1 us, of an H200, over 132 SMs."""
+    for scheme in (BF16, FP8):
+        for D in (64, 80, 96, 128, 192, 256):
+            for H, H_kv in ((32, 8), (64, 8), (9, 3), (16, 1), (40, 1), (8, 8)):
+                case = LLAMA.but(H=H, H_kv=H_kv, D=D)
+                config = split_kv.heuristic(case, scheme)
+                assert split_kv.is_legal(config, case, scheme), (case.id, config)
+                ring = ring_bytes(config.warps, config.num_stages, D, H // H_kv, scheme)
+                assert config.ctas_per_sm * (ring + 1024) <= 228 * 1024
+                ahead = config.ctas_per_sm * config.warps * (config.num_stages - 1) * 2 * UNIT * D
+                assert ahead * scheme.weight.itemsize >= 36 * 1024, (case.id, config)
+    assert len(legal_configs(KERNEL, LLAMA, BF16)) > 10
+
+
+def test_the_grid_is_what_the_card_holds_or_what_the_table_has_work_for():
+    assert grid(64, 4096, None, 1, 2, 4, CPU) == 2 * HOPPER_SMS
+    assert grid(1, 4096, None, 1, 1, 4, CPU) == 4096 // UNIT // 4
+    assert grid(1, 4096, 100, 1, 1, 4, CPU) == 1
+    assert grid(1, 2**20, 64 * 20, 2, 1, 4, CPU) == 40
+    assert grid(3, 0, None, 1, 1, 4, CPU) == 1
+    assert virtual_heads(20, 1) == 2 and virtual_heads(32, 8) == 8 and virtual_heads(17, 1) == 2
+
+
+def test_lengths_change_the_bytes_and_not_the_shares():
+    """Log-normal lengths of the same sum: as many bytes but for the parts, and every CTA has its share to a unit."""
+    even = SPEC.make_inputs(LLAMA, BF16, META, 0)
+    lengths = torch.exp(torch.randn(64, generator=torch.Generator().manual_seed(0)) + 7.8).clamp(16, 4096)
+    ragged = even | {"seq_lens": (lengths / lengths.sum() * 64 * 2048).to(torch.int32)}
+    sizes = [split_kv.traffic(**inputs).bytes / int(inputs["seq_lens"].sum()) for inputs in (even, ragged)]
+    assert sizes[1] == pytest.approx(sizes[0], rel=0.03)
+    least = SPEC.cost(**even)
+    assert split_kv.traffic(**even).bytes == pytest.approx(least.read_bytes + least.write_bytes, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("D", "H", "H_kv", "block_size"),
+    [(80, 7, 1, 16), (96, 4, 2, 24), (192, 16, 1, 8), (256, 9, 1, 1), (128, 1, 1, 128)],
+)
+@pytest.mark.parametrize("scheme", [BF16, FP8], ids=["bf16", "kv_fp8"])
+def test_heads_groups_and_pages_of_every_size(D, H, H_kv, block_size, scheme):
+    inputs = SPEC.make_inputs(case_of(1, 70, H, H_kv, D, block_size), scheme, CPU, 0)
+    config = split_kv.heuristic(case_of(1, 70, H, H_kv, D), scheme)
+    found, grids = run(inputs, config=split_kv.Config(config.warps, 2, 1, least=2))
+    passes(found, inputs, scheme)
+    assert grids[0][0] > 1, "the one sequence is cut"
+
+
+def test_a_dominant_key_at_every_edge_of_a_share_is_heard():
+    case = case_of(2, 150, 2, 2, 64)
+    plain = SPEC.make_inputs(case, BF16, CPU, 0)
+    plain["seq_lens"][1] = 39
+    config = split_kv.Config(warps=2, num_stages=3, ctas_per_sm=1, least=2)
+    units = 10 + 3
+    edges = {g * units // 6 for g in range(1, 6)}  # six shares of 13 units
+    for unit in sorted(edges):
+        b, first = (0, unit * UNIT) if unit < 10 else (1, (unit - 10) * UNIT)
+        for position in (first - 1, first):
+            inputs = plain | {name: plain[name].clone() for name in ("q", "k_cache", "v_cache")}
+            listen(inputs["q"], inputs["k_cache"])
+            page = int(inputs["block_table"][b, position // 16])
+            shout(inputs["k_cache"], inputs["v_cache"], (page, position % 16))
+            found, grids = run(inputs, config=config)
+            assert grids[0] == (6,) or grids[0][0] >= 6
+            passes(found, inputs)
+
+
+def test_padding_of_the_table_empty_sequences_and_shared_pages():
+    inputs = SPEC.make_inputs(case_of(4, 100, 3, 1, 64, ragged=True, lse=True), BF16, CPU, 1)
+    pages = -(-inputs["seq_lens"] // 16)
+    for padding in (2**31 - 1, -(2**31), 10**6):
+        for b, count in enumerate(pages.tolist()):
+            inputs["block_table"][b, count:] = padding
+        found, _ = run(inputs)
+        passes(found, inputs)
+    assert (inputs["seq_lens"] == 0).any() and (found[1] == -torch.inf).any()
+    shared = inputs | {"block_table": inputs["block_table"][:1].expand(4, -1)}
+    found, _ = run(shared)
+    passes(found, shared)
+
+
+@pytest.mark.parametrize("option", ["window", "softcap", "sinks", "lse"])
+def test_options_of_sequences_that_are_cut(option):
+    values = {"window": 70, "softcap": 20.0, "sinks": True, "lse": True}
+    inputs = SPEC.make_inputs(case_of(2, 130, 4, 2, 64, ragged=True, **{option: values[option]}), BF16, CPU, 0)
+    found, grids = run(inputs, config=split_kv.Config(warps=1, num_stages=2, ctas_per_sm=1, least=2))
+    passes(found, inputs)
+    assert grids[0][0] > 2
+
+
+def test_strided_queries_caches_out_and_lse_and_odd_places():
+    inputs = SPEC.make_inputs(case_of(3, 60, 4, 2, 64, ragged=True, lse=True), BF16, CPU, 0)
+    packed = torch.stack((inputs["k_cache"], inputs["v_cache"]), dim=1)
+    inputs["k_cache"], inputs["v_cache"] = packed.unbind(1)
+    for start in (2, 1):  # queries and outputs at multiples of 4 bytes, and of 2
+        whole = torch.full((3, 8 * 64 + 3), torch.nan, dtype=torch.bfloat16)
+        q = whole.clone()[:, start : start + 4 * 64].view(3, 4, 64).copy_(inputs["q"])
+        out, lse = whole[:, start : start + 4 * 64].view(3, 4, 64), torch.zeros(4, 3).mT
+        found, _ = run(inputs | {"q": q}, out=(out, lse))
+        assert found[0] is out and found[1] is lse
+        passes(found, inputs)
+        assert whole[:, :start].isnan().all() and whole[:, start + 256 :].isnan().all()
+
+
+def test_two_runs_agree_bit_for_bit_and_inputs_are_left_alone():
+    inputs = SPEC.make_inputs(case_of(2, 130, 4, 2, 64), BF16, CPU, 0)
+    before = {name: value.clone() for name, value in inputs.items() if isinstance(value, torch.Tensor)}
+    first, second = run(inputs)[0], run(inputs)[0]
+    assert torch.equal(first, second)
+    assert all(torch.equal(inputs[name].nan_to_num(7.0), value.nan_to_num(7.0)) for name, value in before.items())
+
+
+def test_nothing_to_do_launches_nothing():
+    inputs = SPEC.make_inputs(case_of(2, 20), BF16, CPU, 0)
+    none = {name: inputs[name][:0] for name in ("q", "block_table", "seq_lens")}
+    found, grids = run(inputs | none)
+    assert found.shape == (0, 4, 64) and grids == []
+    found, grids = run(SPEC.make_inputs(case_of(2, 0, lse=True), BF16, CPU, 0))
+    assert torch.count_nonzero(found[0]) == 0 and (found[1] == -torch.inf).all() and len(grids) == 2
+
+
+def test_pages_whose_offsets_pass_2_to_the_31():
+    try:
+        storage = torch.empty(2**31 + 2 * 64, dtype=torch.bfloat16)  # only the touched pages are backed by memory
+    except RuntimeError:
+        pytest.skip("needs 4 GiB of address space")
+    far = storage.as_strided((3, 2, 1, 64), (2**30, 64, 64, 1))
+    far.copy_(torch.randn(3, 2, 1, 64))
+    table, lens = torch.tensor([[2, 0]], dtype=torch.int32), torch.tensor([3], dtype=torch.int32)
+    q, near = torch.randn(1, 1, 64).bfloat16(), far.contiguous()
+    inputs = {"q": q, "block_table": table, "seq_lens": lens}
+    found, _ = run(inputs | {"k_cache": far, "v_cache": far})
+    assert torch.equal(found, run(inputs | {"k_cache": near, "v_cache": near})[0])
+
+
+def test_refusals_name_a_rung_that_takes_it():
+    def reason(case=LLAMA, scheme="bf16", **change):
+        return KERNEL.why_not_args(SPEC.make_inputs(case, SCHEMES[scheme], META, 0) | change)
+
+    assert reason() is None and reason(scheme="fp16") is None and reason(scheme="kv_fp8") is None
+    assert "chunked and gqa_packed take it" in reason(scheme="fp32")
+    assert "a multiple of 16 up to 256, got 72" in reason(LLAMA.but(D=72))
+    assert "has no 'cu_seqlens_q'" in reason(LLAMA.but(queries=3))
+    fp8 = SPEC.make_inputs(LLAMA, FP8, META, 0)
+    assert "k_scale and v_scale together" in KERNEL.why_not_args({**fp8, "v_scale": None})
+    odd = torch.empty(9, 16, 8, 72, dtype=torch.bfloat16, device=META)[..., 4:68]
+    assert unaligned(odd) and not unaligned(odd.contiguous())
+    with pytest.raises(ValueError, match="multiples of 16 bytes; paged_attention/chunked takes any"):
+        inputs = SPEC.make_inputs(case_of(H_kv=1), BF16, CPU, 0)
+        run(inputs | {"k_cache": torch.zeros(*inputs["k_cache"].shape[:3], 68, dtype=torch.bfloat16)[..., 4:]})
