@@ -38,10 +38,10 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from rooflab.kernels._attention import LOG2E, Returned, check_options, get_scale, outputs
 from rooflab.kernels._device import HOPPER_SMS, sm_count
+from rooflab.kernels._tma import ALIGNMENT, BARRIER_BYTES, STRIDE_LIMIT
 from rooflab.kernels.configs import BF16, Footprint, default_config
 from rooflab.kernels.flash_attention._args import check_args
 from rooflab.kernels.flash_attention._ping_pong_device import _attention
-from rooflab.kernels.gemm._tma import ALIGNMENT, BARRIER_BYTES, STRIDE_LIMIT
 from rooflab.kernels.registry import register
 from rooflab.reference.spec import Case, Scheme
 from rooflab.roofline.model import Traffic

@@ -39,10 +39,3 @@ def check_operands(
         if a.dtype != torch.float32:
             raise ValueError(f"precision: expected ieee with {a.dtype} operands, got tf32, which is for torch.float32")
     return M, N, K
-
-
-def address_of(matrix: torch.Tensor) -> int:
-    """The address of the first element; of a meta tensor, in storage that starts at 0."""
-    if matrix.device.type == "meta":
-        return int(matrix.storage_offset()) * matrix.element_size()
-    return int(matrix.data_ptr())

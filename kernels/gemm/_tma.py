@@ -11,17 +11,11 @@ import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from rooflab.kernels._device import HOPPER_SMS
-from rooflab.kernels.gemm._operands import address_of
+from rooflab.kernels._tma import ALIGNMENT, STRIDE_LIMIT, address_of
 from rooflab.reference.spec import Case, Scheme
 
-ALIGNMENT = 16
-"""Bytes of which a tensor map's address and row stride are multiples (CUDA driver API, cuTensorMapEncodeTiled)."""
-BARRIER_BYTES = 8
-"""An mbarrier's, of which every stage has one at least."""
 ROW_BYTES = 128
 """Of a tile along K: the widest swizzle, in which wgmma reads shared memory without conflicts."""
-STRIDE_LIMIT = 2**40
-"""Bytes that a row stride stays below (the same)."""
 PRODUCT_BYTES_PER_CLOCK = 4096
 """Of an SM, multiply-adds times bytes of an operand: 989 TFLOP/s in bf16 are 132 SMs at 1.83 GHz and 2048 of them."""
 L2_BYTES_PER_CLOCK = 48

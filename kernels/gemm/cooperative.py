@@ -28,12 +28,12 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from rooflab.kernels._checks import output
 from rooflab.kernels._device import HOPPER_SMS, sm_count
+from rooflab.kernels._tma import BARRIER_BYTES
 from rooflab.kernels.configs import BF16, SHARED_BYTES_PER_CTA, Footprint
 from rooflab.kernels.gemm._coop_device import _gemm
 from rooflab.kernels.gemm._operands import check_operands
 from rooflab.kernels.gemm._tiled import config_of, traffic_of
 from rooflab.kernels.gemm._tma import (
-    BARRIER_BYTES,
     GROUP_ROWS,
     ROW_BYTES,
     Stored,

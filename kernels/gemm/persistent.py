@@ -19,6 +19,7 @@ import triton.language as tl
 
 from rooflab.kernels._checks import output
 from rooflab.kernels._device import HOPPER_SMS, sm_count
+from rooflab.kernels._tma import BARRIER_BYTES
 from rooflab.kernels.configs import BF16, Footprint, legal_by
 from rooflab.kernels.gemm._operands import check_operands
 from rooflab.kernels.gemm._tiled import (
@@ -29,7 +30,6 @@ from rooflab.kernels.gemm._tiled import (
     traffic_of,
 )
 from rooflab.kernels.gemm._tma import (
-    BARRIER_BYTES,
     GROUP_ROWS,
     ROW_BYTES,
     epilogue_alone,

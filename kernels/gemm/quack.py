@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from rooflab.kernels._checks import output
-from rooflab.kernels.gemm._operands import address_of, check_operands
-from rooflab.kernels.gemm._tma import ALIGNMENT, epilogue_alone
+from rooflab.kernels._tma import ALIGNMENT, address_of
+from rooflab.kernels.gemm._operands import check_operands
+from rooflab.kernels.gemm._tma import epilogue_alone
 from rooflab.kernels.gemm.library import traffic
 from rooflab.kernels.registry import register
 

@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 
 from rooflab.kernels._checks import output
+from rooflab.kernels._tma import BARRIER_BYTES
 from rooflab.kernels.configs import BF16, Footprint, legal_by
 from rooflab.kernels.gemm._operands import check_operands
 from rooflab.kernels.gemm._tiled import (
@@ -27,15 +28,7 @@ from rooflab.kernels.gemm._tiled import (
     tile_footprint,
     traffic_of,
 )
-from rooflab.kernels.gemm._tma import (
-    BARRIER_BYTES,
-    GROUP_ROWS,
-    ROW_BYTES,
-    epilogue_alone,
-    quickest,
-    stored_operands,
-    why_not_loaded,
-)
+from rooflab.kernels.gemm._tma import GROUP_ROWS, ROW_BYTES, epilogue_alone, quickest, stored_operands, why_not_loaded
 from rooflab.kernels.registry import register
 from rooflab.reference.spec import Case, Scheme
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 import triton
 
-from rooflab.kernels.gemm._tma import ALIGNMENT, STRIDE_LIMIT, Stored, stored_as
+from rooflab.kernels._tma import ALIGNMENT, STRIDE_LIMIT
+from rooflab.kernels.gemm._tma import Stored, stored_as
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,9 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from rooflab.kernels._checks import output
 from rooflab.kernels._device import HOPPER_SMS, sm_count
+from rooflab.kernels._tma import ALIGNMENT
 from rooflab.kernels.configs import BF16, Footprint, default_config, legal_by
-from rooflab.kernels.gemm._tma import ALIGNMENT, stored_as
+from rooflab.kernels.gemm._tma import stored_as
 from rooflab.kernels.gemm_grouped._coop_device import _gemm
 from rooflab.kernels.gemm_grouped._maps import stored, stored_experts, why_no_maps
 from rooflab.kernels.gemm_grouped._operands import check_operands

@@ -19,9 +19,10 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from rooflab.kernels._checks import output
+from rooflab.kernels._tma import BARRIER_BYTES
 from rooflab.kernels.configs import BF16, Footprint, default_config, legal_by
 from rooflab.kernels.gemm._tiled import by_fma, uses_wgmma
-from rooflab.kernels.gemm._tma import BARRIER_BYTES, ROW_BYTES
+from rooflab.kernels.gemm._tma import ROW_BYTES
 from rooflab.kernels.gemm_grouped._maps import stored, why_no_maps
 from rooflab.kernels.gemm_grouped._operands import check_operands
 from rooflab.kernels.gemm_grouped._tiles import least_work, panel_footprint, panel_traffic, panels, tile_of

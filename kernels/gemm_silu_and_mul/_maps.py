@@ -9,8 +9,9 @@ import torch
 import triton
 
 from rooflab.kernels._device import HOPPER_SMS
+from rooflab.kernels._tma import ALIGNMENT
 from rooflab.kernels.configs import SHARED_BYTES_PER_CTA
-from rooflab.kernels.gemm._tma import ALIGNMENT, Stored, stored_as
+from rooflab.kernels.gemm._tma import Stored, stored_as
 from rooflab.reference.spec import Case
 
 BARRIERS_BYTES = 1024

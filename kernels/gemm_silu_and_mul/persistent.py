@@ -18,9 +18,10 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from rooflab.kernels._checks import output
 from rooflab.kernels._device import HOPPER_SMS, sm_count
+from rooflab.kernels._tma import BARRIER_BYTES
 from rooflab.kernels.configs import BF16, Footprint, default_config, legal_by
 from rooflab.kernels.gemm._tiled import by_fma, grouped_tile, uses_wgmma
-from rooflab.kernels.gemm._tma import BARRIER_BYTES, ROW_BYTES
+from rooflab.kernels.gemm._tma import ROW_BYTES
 from rooflab.kernels.gemm_silu_and_mul._maps import gated, least_work, stages_that_fit, stored, why_no_maps
 from rooflab.kernels.gemm_silu_and_mul._operands import check_operands
 from rooflab.kernels.gemm_silu_and_mul._tiled import gated_footprint, gated_traffic, silu_product
