@@ -23,6 +23,10 @@ SPILLS = {
         16,
         "values that wait while the cut is sought; two are read again for each of its eight digits",
     ),
+    ("flash_attention/ping_pong", "bf16"): (
+        16,
+        "four values of a causal tile, stored before the loops of the products and read after them",
+    ),
     ("paged_attention/tma_pages", "bf16"): (
         48,
         "where a tile begins, and four values of the producer; none in the loops of the products",
