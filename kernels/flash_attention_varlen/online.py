@@ -14,7 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
-from rooflab.kernels._attention import LN2, LOG2E, Returned, capped, check_options, get_scale, outputs
+from rooflab.kernels._attention import Returned, check_options, outputs
+from rooflab.kernels._attention_device import finish, key_tiles, softmax_numbers, step
 from rooflab.kernels.configs import BF16, Footprint, default_config, legal_by
 from rooflab.kernels.flash_attention_varlen._args import check_args
 from rooflab.kernels.registry import register
@@ -69,60 +70,12 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
 
 
 @triton.jit
-def _step(
-    acc, peak, total, q, k_base, v_base, start, rows, S, T, k_stride, v_stride, scale_log2, cap, window,
-    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, MASKED: tl.constexpr,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, LOG2E: tl.constexpr,
-):  # fmt: skip
-    """One tile of keys; with `MASKED` it may reach past what a row sees."""
-    keys = start + tl.arange(0, BLOCK_N)
-    dims = tl.arange(0, BLOCK_D)
-    keys64 = keys.to(tl.int64)
-    real = dims < HEAD_DIM
-    k_ptrs = k_base + keys64[None, :] * k_stride + dims[:, None]
-    v_ptrs = v_base + keys64[:, None] * v_stride + dims[None, :]
-    if MASKED:
-        k = tl.load(k_ptrs, mask=(keys < S)[None, :] & real[:, None], other=0.0)
-    elif BLOCK_D > HEAD_DIM:
-        k = tl.load(k_ptrs, mask=real[:, None], other=0.0)
-    else:
-        k = tl.load(k_ptrs)
-    scores = tl.dot(q, k, input_precision="ieee") * scale_log2
-    if CAP:
-        scores = capped(scores, cap) * LOG2E  # scale_log2 is then the plain scale
-    if MASKED:
-        seen = (keys < S)[None, :]
-        last = rows[:, None] + S - T
-        if CAUSAL:
-            seen = seen & (keys[None, :] <= last)
-        if WINDOW:
-            seen = seen & (keys[None, :] > last - window)
-        scores = tl.where(seen, scores, float("-inf"))
-    new_peak = tl.maximum(peak, tl.max(scores, 1))
-    # A row that has seen no key yet has a peak of -inf; -inf - -inf would be NaN.
-    shift = tl.where(new_peak == float("-inf"), 0.0, new_peak)
-    weights = tl.exp2(scores - shift[:, None])
-    rescale = tl.exp2(peak - shift)
-    total = total * rescale + tl.sum(weights, 1)
-    if MASKED:
-        # Masked as well as the scores: what lies past the end may be NaN, and 0 * NaN is NaN.
-        v = tl.load(v_ptrs, mask=(keys < S)[:, None] & real[None, :], other=0.0)
-    elif BLOCK_D > HEAD_DIM:
-        v = tl.load(v_ptrs, mask=real[None, :], other=0.0)
-    else:
-        v = tl.load(v_ptrs)
-    acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision="ieee")
-    return acc, new_peak, total
-
-
-@triton.jit
 def online_varlen_kernel(
-    q_ptr, k_ptr, v_ptr, cu_q_ptr, cu_k_ptr, sinks_ptr, out_ptr, lse_ptr, tiles, sequences, H, group, scale_log2, cap,
-    window, q_stride_t, q_stride_h, k_stride_s, k_stride_h, v_stride_s, v_stride_h, out_stride_t, out_stride_h,
-    lse_stride_t, lse_stride_h,
-    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr, LSE: tl.constexpr,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, LOG2E: tl.constexpr,
-    LN2: tl.constexpr,
+    q_ptr, k_ptr, v_ptr, cu_q_ptr, cu_k_ptr, sinks_ptr, out_ptr, lse_ptr, tiles, sequences, H, group, window, scale,
+    factor, cap, q_stride_t, q_stride_h, k_stride_s, k_stride_h, v_stride_s, v_stride_h, out_stride_t, out_stride_h,
+    lse_stride_t, lse_stride_h, sinks_stride,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, NEGATED: tl.constexpr, SINKS: tl.constexpr,
+    LSE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     place = tl.program_id(0)
     # Tiles of one number of all sequences and heads side by side, the last rows first.
@@ -148,46 +101,28 @@ def online_varlen_kernel(
     total = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
 
-    # Keys from `begin` to `end` are seen by some row, those from `full` to `whole` by all, in whole tiles.
-    begin = 0
-    full = 0
-    end = S
-    whole = S // BLOCK_N * BLOCK_N
-    if CAUSAL:
-        end = tl.maximum(tl.minimum(S, first_row + BLOCK_M + S - T), 0)
-        whole = tl.maximum(tl.minimum(whole, (first_row + 1 + S - T) // BLOCK_N * BLOCK_N), 0)
+    last_row = tl.minimum(first_row + BLOCK_M, T) - 1
+    begin, full, whole, end = key_tiles(first_row, last_row, T, S, window, CAUSAL, WINDOW, BLOCK_N)
     if WINDOW:
-        begin = tl.maximum(first_row + S - T + 1 - window, 0) // BLOCK_N * BLOCK_N
-        full = tl.cdiv(tl.maximum(first_row + BLOCK_M + S - T - window, 0), BLOCK_N) * BLOCK_N
-        full = tl.minimum(tl.maximum(full, begin), tl.cdiv(end, BLOCK_N) * BLOCK_N)
-        whole = tl.maximum(whole, full)
         for start in range(begin, full, BLOCK_N):
-            acc, peak, total = _step(
-                acc, peak, total, q, k_base, v_base, start, rows, S, T, k_stride_s, v_stride_s, scale_log2, cap,
-                window, CAUSAL, WINDOW, CAP, True, HEAD_DIM, BLOCK_D, BLOCK_N, LOG2E,
+            acc, peak, total = step(
+                acc, peak, total, q, k_base, v_base, start, rows, S, T, k_stride_s, v_stride_s, window, scale, factor,
+                cap, CAUSAL, WINDOW, CAP, NEGATED, True, HEAD_DIM, BLOCK_D, BLOCK_N,
             )  # fmt: skip
     for start in range(full, whole, BLOCK_N):
-        acc, peak, total = _step(
-            acc, peak, total, q, k_base, v_base, start, rows, S, T, k_stride_s, v_stride_s, scale_log2, cap, window,
-            CAUSAL, WINDOW, CAP, False, HEAD_DIM, BLOCK_D, BLOCK_N, LOG2E,
+        acc, peak, total = step(
+            acc, peak, total, q, k_base, v_base, start, rows, S, T, k_stride_s, v_stride_s, window, scale, factor, cap,
+            CAUSAL, WINDOW, CAP, NEGATED, False, HEAD_DIM, BLOCK_D, BLOCK_N,
         )  # fmt: skip
     for start in range(whole, end, BLOCK_N):
-        acc, peak, total = _step(
-            acc, peak, total, q, k_base, v_base, start, rows, S, T, k_stride_s, v_stride_s, scale_log2, cap, window,
-            CAUSAL, WINDOW, CAP, True, HEAD_DIM, BLOCK_D, BLOCK_N, LOG2E,
+        acc, peak, total = step(
+            acc, peak, total, q, k_base, v_base, start, rows, S, T, k_stride_s, v_stride_s, window, scale, factor, cap,
+            CAUSAL, WINDOW, CAP, NEGATED, True, HEAD_DIM, BLOCK_D, BLOCK_N,
         )  # fmt: skip
-    if SINKS:
-        sink = tl.load(sinks_ptr + h) * LOG2E
-        new_peak = tl.maximum(peak, sink)
-        rescale = tl.exp2(peak - new_peak)
-        total = total * rescale + tl.exp2(sink - new_peak)
-        acc = acc * rescale[:, None]
-        peak = new_peak
-    some = tl.where(total == 0.0, 1.0, total)
-    result = (acc / some[:, None]).to(out_ptr.dtype.element_ty)
+    result, lse = finish(acc, peak, total, sinks_ptr, h * sinks_stride, SINKS)
+    result = result.to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + tokens[:, None] * out_stride_t + h * out_stride_h + dims[None, :], result, mask=mask)
     if LSE:
-        lse = tl.where(total == 0.0, float("-inf"), (peak + tl.log2(some)) * LN2)
         tl.store(lse_ptr + tokens * lse_stride_t + h * lse_stride_h, lse, mask=rows < T)
 
 
@@ -283,15 +218,15 @@ def flash_attention_varlen(
             "flash_attention_varlen", "online", q.dtype, q.device, B=B, T=max_seqlen_q, S=max_seqlen_k, H=H, D=D
         )
         tiles = triton.cdiv(max_seqlen_q, config.block_m)
-        scale = get_scale(q, softmax_scale)
+        windowed = window is not None and window < max_seqlen_k  # a wider one hides nothing
+        scale, factor, cap, negated = softmax_numbers(q, softmax_scale, softcap)
         # One grid axis: only x goes past 65,535 programs.
         online_varlen_kernel[(tiles * B * H,)](
             q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, result, lse, tiles, B, H, H // k.shape[1],
-            scale if softcap is not None else scale * LOG2E,  # exp2 is the hardware's exponential
-            softcap or 0.0, window or 0, *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *result.stride()[:2],
-            *((0, 0) if lse is None else lse.stride()),
-            CAUSAL=causal, WINDOW=window is not None, CAP=softcap is not None, SINKS=sinks is not None,
-            LSE=return_lse, HEAD_DIM=D, BLOCK_D=triton.next_power_of_2(D), BLOCK_M=config.block_m,
-            BLOCK_N=config.block_n, LOG2E=LOG2E, LN2=LN2, num_warps=config.num_warps, num_stages=config.num_stages,
+            window if windowed else 0, scale, factor, cap, *q.stride()[:2], *k.stride()[:2], *v.stride()[:2],
+            *result.stride()[:2], *((0, 0) if lse is None else lse.stride()), 0 if sinks is None else sinks.stride(0),
+            CAUSAL=causal, WINDOW=windowed, CAP=softcap is not None, NEGATED=negated,
+            SINKS=sinks is not None, LSE=return_lse, HEAD_DIM=D, BLOCK_D=triton.next_power_of_2(D),
+            BLOCK_M=config.block_m, BLOCK_N=config.block_n, num_warps=config.num_warps, num_stages=config.num_stages,
         )  # fmt: skip
     return result if lse is None else (result, lse)

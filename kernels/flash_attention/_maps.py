@@ -1,0 +1,83 @@
+"""Tensor maps of q, k and v for the Triton rungs that load by TMA, and what those refuse."""
+
+from __future__ import annotations
+
+import torch
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from rooflab.kernels._tma import ALIGNMENT, STRIDE_LIMIT, address_of
+from rooflab.kernels.flash_attention._tiles import padded
+
+
+def tensor_map(x: torch.Tensor, rows: int) -> TensorDescriptor:
+    """x (B, T, H, D) as (B, H, T, D) whose boxes are `rows` of a head; past the end of a sequence it gives zeros."""
+    B, T, H, D = x.shape
+    strides = [x.stride(dim) if x.shape[dim] > 1 else ALIGNMENT for dim in (0, 2, 1)]
+    return TensorDescriptor(x, [B, H, T, D], [*strides, 1], [1, 1, rows, padded(D)])
+
+
+def why_not_mapped(name: str, x: torch.Tensor) -> str | None:
+    """Why a tensor map cannot describe x (B, T, H, D), or None."""
+    size = x.element_size()
+    steps = [stride * size for stride, count in zip(x.stride()[:3], x.shape[:3], strict=True) if count > 1]
+    aligned = address_of(x) % ALIGNMENT == 0 and all(s % ALIGNMENT == 0 < s < STRIDE_LIMIT for s in steps)
+    if aligned or not x.numel():
+        return None
+    return (
+        f"{name}: expected an address and strides of whole {ALIGNMENT} bytes for TMA, got address % {ALIGNMENT} = "
+        f"{address_of(x) % ALIGNMENT} and strides of {', '.join(map(str, steps))} bytes; "
+        "flash_attention/masked_tiles takes any"
+    )
+
+
+def _why_no_products(q: torch.Tensor) -> str | None:
+    if q.dtype == torch.float32:
+        return (
+            "q: expected torch.float16 or torch.bfloat16, as wgmma rounds torch.float32 and products by FMA gain "
+            "nothing from TMA; flash_attention/masked_tiles takes it"
+        )
+    if q.shape[-1] % 8 or not 16 <= q.shape[-1] <= 256:
+        return f"q: expected a head_dim of whole 16 bytes from 16 to 256, got {q.shape[-1]}"
+    return None
+
+
+def unsupported(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool = False,
+    softmax_scale: float | None = None,
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    return_lse: bool = False,
+) -> str | None:
+    """`unsupported` of a rung that loads q, k and v by TMA."""
+    return _why_no_products(q) or why_not_mapped("q", q) or why_not_mapped("k", k) or why_not_mapped("v", v)
+
+
+def unsupported_keys(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool = False,
+    softmax_scale: float | None = None,
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    return_lse: bool = False,
+) -> str | None:
+    """`unsupported` of a rung that loads k and v by TMA, and q by pointers."""
+    return _why_no_products(q) or why_not_mapped("k", k) or why_not_mapped("v", v)
+
+
+def nothing_seen(
+    out: torch.Tensor, lse: torch.Tensor | None, sinks: torch.Tensor | None
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """The result where there is no key, and no tensor map of nothing: 0, and the log-sum-exp of the sinks alone."""
+    out.zero_()
+    if lse is None:
+        return out
+    return out, lse.fill_(float("-inf")) if sinks is None else lse.copy_(sinks)

@@ -1,0 +1,114 @@
+"""What the tiled rungs of flash_attention share on the host: configs, what a CTA of them needs, what they move."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import torch
+import triton
+
+from rooflab.kernels.configs import BF16, Footprint
+from rooflab.reference.spec import Case, Scheme, nbytes
+from rooflab.roofline.model import Traffic
+
+ADDRESS_REGISTERS = 24
+"""Pointers, masks and the running peak and sum, beside accumulator and scores."""
+TMA_OPERAND_BYTES = 2
+"""Of the dtypes that the rungs from tma on take."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """One way to launch the kernel: query and key tile, warps, pipeline stages."""
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
+def padded(head_dim: int) -> int:
+    """Columns of a tile: those past the head are zeros, whose products are computed."""
+    return int(triton.next_power_of_2(head_dim))
+
+
+def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
+    """Tiles that a warp's rows divide, with every depth of pipeline."""
+    if scheme.activation == torch.float32:
+        return tuple(itertools.starmap(Config, itertools.product((16, 32, 64), (16, 32, 64), (4, 8), (1, 2))))
+    return tuple(itertools.starmap(Config, itertools.product((32, 64, 128), (32, 64, 128), (4, 8), (1, 2, 3, 4))))
+
+
+def tma_configs(case: Case) -> tuple[Config, ...]:
+    """wgmma's rows, with every depth of pipeline; 128 of them on four warps only where a head is narrow, as those of a
+    wider one spill (read in the compiled kernels)."""
+    found = itertools.starmap(Config, itertools.product((64, 128), (32, 64, 128), (4, 8), (2, 3, 4)))
+    narrow = padded(int(case["D"])) <= 64
+    return tuple(config for config in found if narrow or (config.block_m, config.num_warps) != (128, 4))
+
+
+def registers(config: Config, head_dim: int, itemsize: int) -> int:
+    """A thread's: the fp32 accumulator and a tile of scores, and of weights where they are rounded to 16 bits."""
+    columns = padded(head_dim) + config.block_n + (config.block_n // 2 if itemsize == 2 else 0)
+    return int(triton.cdiv(config.block_m * columns, 32 * config.num_warps)) + ADDRESS_REGISTERS
+
+
+def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
+    """Accumulator, scores and weights in registers; the queries and the staged keys and values in shared
+    memory, as flash_attention/online's.
+
+    Causal programs differ in their work, so none is said.
+    """
+    B, T, H, D = (int(case[key]) for key in ("B", "T", "H", "D"))
+    # wgmma (64 rows and more) reads a stage while the others are filled; mma.sync gives it back at once.
+    warpgroup = config.block_m >= 64 and scheme.activation != torch.float32
+    held = config.num_stages if warpgroup else config.num_stages - 1
+    tiles = 2 * held if config.num_stages > 1 else 1
+    return Footprint(
+        threads=32 * config.num_warps,
+        registers=registers(config, D, scheme.activation.itemsize),
+        shared_bytes=(config.block_m + tiles * config.block_n) * padded(D) * scheme.activation.itemsize,
+        ctas=triton.cdiv(T, config.block_m) * B * H,
+    )
+
+
+def tma_choice(head_dim: int) -> Config:
+    """128 rows, with as many keys and stages as shared memory and registers hold; two CTAs an SM where a head is
+    narrow, whose products and exponentials then take turns by themselves."""
+    width = padded(head_dim)
+    if width <= 64:
+        return Config(128, 64, num_warps=8, num_stages=3)
+    return Config(128, 128 if width == 128 else 64, num_warps=8, num_stages=2)
+
+
+def tma_footprint(config: Config, case: Case, ctas: int) -> Footprint:
+    """As `footprint`, with every stage of keys and values held, and `ctas` of each sequence."""
+    D = padded(int(case["D"]))
+    rows = config.block_m + 2 * config.num_stages * config.block_n
+    return Footprint(
+        threads=32 * config.num_warps,
+        registers=registers(config, D, TMA_OPERAND_BYTES),
+        shared_bytes=rows * D * TMA_OPERAND_BYTES,
+        ctas=ctas * int(case["B"]),
+    )
+
+
+def traffic(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool = False,
+    softmax_scale: float | None = None,
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    return_lse: bool = False,
+) -> Traffic:
+    """Each operand once, as L2 holds one sequence's keys while its tiles of queries read them; keys before every
+    window are not read."""
+    T, S = q.shape[1], k.shape[1]
+    asked = S if window is None else min(S, T - 1 + window)
+    lse = 4 * q.numel() // max(1, q.shape[-1]) if return_lse else 0
+    return Traffic(nbytes(q) + nbytes(k, v) * asked / max(1, S) + nbytes(sinks), nbytes(q) + lse)

@@ -1,0 +1,56 @@
+"""Device code of the rungs whose keys and values come by TMA: a step over a tile of them, and all steps of a tile of
+queries."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from rooflab.kernels._attention_device import key_tiles, weigh
+
+
+@triton.jit
+def _step(
+    acc, peak, total, q, k_map, v_map, b, h, start, rows, S, T, window, scale, factor, cap,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, NEGATED: tl.constexpr, MASKED: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """One tile of keys of head `h`; past the keys' end TMA gives zeros, so that values need no mask."""
+    k = k_map.load([b, h, start, 0]).reshape(BLOCK_N, BLOCK_D)
+    scores = tl.dot(q, k.T)
+    weights, rescale, peak, total = weigh(
+        scores, peak, total, start, rows, S, T, window, scale, factor, cap, CAUSAL, WINDOW, CAP, NEGATED, MASKED,
+        BLOCK_N,
+    )  # fmt: skip
+    v = v_map.load([b, h, start, 0]).reshape(BLOCK_N, BLOCK_D)
+    return tl.dot(weights.to(v.dtype), v, acc * rescale[:, None]), peak, total
+
+
+@triton.jit
+def attend(
+    q, k_map, v_map, b, h, rows, first, last, S, T, window, scale, factor, cap,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, NEGATED: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """The running sums of a tile of queries at the positions `rows`, from `first` to `last`, over all they see."""
+    peak = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK_M,), tl.float32)
+    acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    begin, full, whole, end = key_tiles(first, last, T, S, window, CAUSAL, WINDOW, BLOCK_N)
+    if WINDOW:
+        for start in range(begin, full, BLOCK_N):
+            acc, peak, total = _step(
+                acc, peak, total, q, k_map, v_map, b, h, start, rows, S, T, window, scale, factor, cap,
+                CAUSAL, WINDOW, CAP, NEGATED, True, BLOCK_D, BLOCK_N,
+            )  # fmt: skip
+    for start in range(full, whole, BLOCK_N):
+        acc, peak, total = _step(
+            acc, peak, total, q, k_map, v_map, b, h, start, rows, S, T, window, scale, factor, cap,
+            CAUSAL, WINDOW, CAP, NEGATED, False, BLOCK_D, BLOCK_N,
+        )  # fmt: skip
+    for start in range(whole, end, BLOCK_N):
+        acc, peak, total = _step(
+            acc, peak, total, q, k_map, v_map, b, h, start, rows, S, T, window, scale, factor, cap,
+            CAUSAL, WINDOW, CAP, NEGATED, True, BLOCK_D, BLOCK_N,
+        )  # fmt: skip
+    return acc, peak, total
