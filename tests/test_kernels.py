@@ -13,7 +13,12 @@ from rooflab.reference.spec import SCHEMES
 
 # On a GPU everything runs there, the library's bf16 included.
 DEVICE = torch.device("cpu" if interpreting() else "cuda")
-SLOW = {"sample/bisect": "its planted inputs are hundreds of rows, at 40 ms a row in the interpreter"}
+SLOW = {
+    "sample/bisect": "its planted inputs are hundreds of rows, at 40 ms a row in the interpreter",
+    "flash_attention/masked_tiles": "a dozen planted inputs a case, at up to a second each; online's are run",
+    "flash_attention_varlen/online": "the same",
+    "paged_attention/chunked": "the same; gqa_packed's are run",
+}
 """Kernels whose planted inputs run on the smoke cases only, but for `make test-full`, and why."""
 
 
