@@ -17,7 +17,7 @@ def _cases(T: int, S: int, H: int) -> tuple[str, ...]:
 
 TARGETS: dict[str, Target] = {
     "flash_masked_tiles": Target("flash_attention", "masked_tiles", _cases(129, 290, 1), {**TILES, "num_stages": 3}),
-    "flash_tma": Target("flash_attention", "tma", _cases(129, 290, 1), TILES),
+    "flash_attention_tma": Target("flash_attention", "tma", _cases(129, 290, 1), TILES),
     # 43 positions of 3 heads are a row more than a tile.
     "flash_packed_gqa": Target("flash_attention", "packed_gqa", _cases(43, 250, 3), TILES),
     # Two tiles on one SM.
