@@ -26,6 +26,7 @@ def reference(
     cos: torch.Tensor,
     sin: torch.Tensor,
     positions: torch.Tensor,
+    q_out: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     slot_mapping: torch.Tensor,
@@ -34,9 +35,9 @@ def reference(
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
 ) -> Outputs:
-    """What q and the caches must hold afterwards, in fp64.
+    """What q_out and the caches must hold afterwards, in fp64.
 
-    q: (T, H, D), rotated in place; k, v: (T, H_kv, D), left as they are; cos, sin: (max_position, R/2) fp32, where the
+    q: (T, H, D), rotated into q_out, of its shape; k, v: (T, H_kv, D); cos, sin: (max_position, R/2) fp32, where the
     first R <= D values of a head are rotated and the rest stay; positions: (T,) int64; k_cache, v_cache: (num_blocks,
     block_size, H_kv, D), of q's dtype, or e4m3 with k_scale, v_scale: (H_kv,) fp32; slot_mapping: (T,) int64, block *
     block_size + offset, each at most once, -1 skipped (its q is rotated all the same).
@@ -92,7 +93,7 @@ def compare(actual: Outputs, oracle: Outputs, inputs: Inputs, scheme: Scheme) ->
             found[..., rotated:] = 0.0
         limit[slots[kept]] = found
         limits.append(limit.view(out.shape))
-    found_and_wanted = zip(("q", "k_cache", "v_cache"), actual, oracle, limits, strict=True)
+    found_and_wanted = zip(("q_out", "k_cache", "v_cache"), actual, oracle, limits, strict=True)
     return [elementwise(name, out.double(), ref, limit) for name, out, ref, limit in found_and_wanted]
 
 
@@ -141,6 +142,7 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
         "cos": angles.cos().float(),
         "sin": angles.sin().float(),
         "positions": positions if q.is_meta else positions.to(device),
+        "q_out": randn(T, H, D, dtype=dtype, device=device, seed=seed + 6),
         "k_cache": randn(*cache, dtype=scheme.weight, device=device, seed=seed + 4),
         "v_cache": randn(*cache, dtype=scheme.weight, device=device, seed=seed + 5),
         "slot_mapping": slots if q.is_meta else slots.to(device),
@@ -183,6 +185,7 @@ def cost(
     cos: torch.Tensor,
     sin: torch.Tensor,
     positions: torch.Tensor,
+    q_out: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     slot_mapping: torch.Tensor,
@@ -219,7 +222,7 @@ SPEC = OpSpec(
     reference=reference,
     make_inputs=make_inputs,
     cost=cost,
-    outputs=("q", "k_cache", "v_cache"),
+    outputs=("q_out", "k_cache", "v_cache"),
     cases={
         "smoke": (_case(5, (4, 2, 64), skipped=1), _case(5, (4, 2, 64), skipped=1, interleaved=True)),
         "edge": (
@@ -238,6 +241,6 @@ SPEC = OpSpec(
     schemes=("fp32", "fp16", "bf16", "kv_fp8"),
     compare=compare,
     planted=planted,
-    mutates=("q", "k_cache", "v_cache"),
+    mutates=("q_out", "k_cache", "v_cache"),
     no_library="no rotary embedding and no paged cache",
 )

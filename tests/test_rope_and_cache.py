@@ -36,7 +36,7 @@ def test_it_is_rope_and_then_a_write_to_the_slots(kernel: Any, interleaved: bool
             wanted["v_cache"][slot // 4, slot % 4] = inputs["v"][token]
     before = inputs["k"].clone(), inputs["v"].clone()
     assert kernel(**inputs) is None
-    torch.testing.assert_close(inputs["q"], q)
+    torch.testing.assert_close(inputs["q_out"], q)
     for name, cache in wanted.items():
         torch.testing.assert_close(inputs[name], cache)
     assert inputs["k"].equal(before[0]) and inputs["v"].equal(before[1])
@@ -52,7 +52,7 @@ def test_heads_of_a_packed_projection_and_what_lies_between_them(kernel: Any) ->
         packed[:, heads, :16] = inputs[name]
         inputs[name] = packed[:, heads, :16]
     kernel(**inputs)
-    torch.testing.assert_close(inputs["q"], plain["q"])
+    torch.testing.assert_close(inputs["q_out"], plain["q_out"])
     torch.testing.assert_close(inputs["k_cache"], plain["k_cache"])
     assert (packed[..., 16:] == 7).all()
 
@@ -105,7 +105,7 @@ def test_slots_and_positions_outside_are_skipped_and_zeroed() -> None:
     inputs["positions"][0] = 50
     fused(**inputs)
     assert inputs["k_cache"].equal(caches[0]) and inputs["v_cache"].equal(caches[1])
-    assert not inputs["q"][0].any() and inputs["q"][1].any()
+    assert not inputs["q_out"][0].any() and inputs["q_out"][1].any()
 
 
 @pytest.mark.parametrize("wrong", ["other pairing", "tail rotated", "k unrotated", "scale multiplied", "slot + 1"])

@@ -32,6 +32,7 @@ def check_operands(
     cos: torch.Tensor,
     sin: torch.Tensor,
     positions: torch.Tensor,
+    q_out: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     slot_mapping: torch.Tensor,
@@ -40,8 +41,8 @@ def check_operands(
 ) -> Sizes:
     """The sizes.
 
-    Raises `ValueError` unless q is (T, H, D), k and v (T, H_kv, D) of one float dtype, cos and sin (max_position, R/2)
-    fp32 with R at most D, positions and slot_mapping (T,) int64, the caches contiguous (num_blocks, block_size, H_kv,
+    Raises `ValueError` unless q and q_out are (T, H, D), k and v (T, H_kv, D) of one float dtype, cos and sin
+    (max_position, R/2) fp32 with R at most D, positions and slot_mapping (T,) int64, the caches contiguous (num_blocks, block_size, H_kv,
     D) of the same dtype, or e4m3 where both scales, (H_kv,) fp32, are given. q, k and v may be strided views.
     """
     check_shape("q", q, None, None, None)
@@ -49,6 +50,7 @@ def check_operands(
     check_shape("k", k, T, None, D)
     H_kv = k.shape[1]
     check_shape("v", v, *k.shape)
+    check_shape("q_out", q_out, *q.shape)
     check_float("q", q)
     check_shape("cos", cos, None, None)
     check_shape("sin", sin, *cos.shape)
@@ -60,7 +62,8 @@ def check_operands(
         raise ValueError(f"{'v' if v_scale is None else 'k'}_scale: expected both scales or none, got one")
     cached = q.dtype if k_scale is None else torch.float8_e4m3fn
     for name, tensor, dtype in (
-        ("k", k, q.dtype), ("v", v, q.dtype), ("k_cache", k_cache, cached), ("v_cache", v_cache, cached),
+        ("k", k, q.dtype), ("v", v, q.dtype), ("q_out", q_out, q.dtype),
+        ("k_cache", k_cache, cached), ("v_cache", v_cache, cached),
         ("cos", cos, torch.float32), ("sin", sin, torch.float32),
     ):  # fmt: skip
         check_dtype(name, tensor, dtype)

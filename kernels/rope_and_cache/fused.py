@@ -1,4 +1,4 @@
-"""Over naive: one launch, in which a program rotates some heads of a token's q in place, or rotates those of its k and
+"""Over naive: one launch, in which a program rotates some heads of a token's q, or rotates those of its k and
 writes them and v to the token's slot."""
 
 from __future__ import annotations
@@ -123,6 +123,7 @@ def _rope_and_cache(
     cos_ptr,
     sin_ptr,
     positions_ptr,
+    q_out_ptr,
     k_cache_ptr,
     v_cache_ptr,
     slot_mapping_ptr,
@@ -134,6 +135,8 @@ def _rope_and_cache(
     num_slots,
     stride_qt,
     stride_qh,
+    stride_q_out_t,
+    stride_q_out_h,
     stride_kt,
     stride_kh,
     stride_vt,
@@ -162,7 +165,10 @@ def _rope_and_cache(
         real = heads < num_heads
         rows = token * stride_qt + heads.to(tl.int64) * stride_qh
         y1, y2 = _turned(q_ptr, rows, real, cos, sin, HALF, BLOCK_HALF, INTERLEAVED)
-        _stored(q_ptr, rows, real, y1, y2, 1.0, HALF, BLOCK_HALF, INTERLEAVED, False)
+        out_rows = token * stride_q_out_t + heads.to(tl.int64) * stride_q_out_h
+        _stored(q_out_ptr, out_rows, real, y1, y2, 1.0, HALF, BLOCK_HALF, INTERLEAVED, False)
+        if 2 * HALF < D:
+            _copied(q_ptr, q_out_ptr, rows, out_rows, real, 1.0, 2 * HALF, D, BLOCK_TAIL, False)
     else:
         slot = tl.load(slot_mapping_ptr + token)
         # A slot past the cache is skipped too: nothing is ever written outside it.
@@ -191,6 +197,7 @@ def traffic(
     cos: torch.Tensor,
     sin: torch.Tensor,
     positions: torch.Tensor,
+    q_out: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     slot_mapping: torch.Tensor,
@@ -225,6 +232,7 @@ def rope_and_cache(
     cos: torch.Tensor,
     sin: torch.Tensor,
     positions: torch.Tensor,
+    q_out: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     slot_mapping: torch.Tensor,
@@ -234,14 +242,14 @@ def rope_and_cache(
     v_scale: torch.Tensor | None = None,
     config: Config | None = None,
 ) -> None:
-    """Rotates q in place and writes the rotated k, and v, to their slots; a slot outside the cache is skipped.
+    """Rotates q into q_out and writes the rotated k, and v, to their slots; a slot outside the cache is skipped.
 
     q: (T, H, D); k, v: (T, H_kv, D); cos, sin: (max_position, R/2) fp32, R <= D; positions, slot_mapping: (T,) int64;
     k_cache, v_cache: (num_blocks, block_size, H_kv, D); k_scale, v_scale: (H_kv,) fp32 of an e4m3 cache. A token whose
     position is outside the tables is rotated to zeros, because a kernel cannot raise. Raises `ValueError` on shapes or
     dtypes that do not fit.
     """
-    sizes = check_operands(q, k, v, cos, sin, positions, k_cache, v_cache, slot_mapping, k_scale, v_scale)
+    sizes = check_operands(q, k, v, cos, sin, positions, q_out, k_cache, v_cache, slot_mapping, k_scale, v_scale)
     T, H, H_kv, D, R = sizes
     if not T or not D:
         return
@@ -254,6 +262,7 @@ def rope_and_cache(
         cos,
         sin,
         positions,
+        q_out,
         k_cache,
         v_cache,
         slot_mapping,
@@ -264,6 +273,7 @@ def rope_and_cache(
         cos.shape[0],
         k_cache.shape[0] * k_cache.shape[1],
         *q.stride()[:2],
+        *q_out.stride()[:2],
         *k.stride()[:2],
         *v.stride()[:2],
         cos.stride(0),

@@ -17,6 +17,7 @@ def traffic(
     cos: torch.Tensor,
     sin: torch.Tensor,
     positions: torch.Tensor,
+    q_out: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     slot_mapping: torch.Tensor,
@@ -51,6 +52,7 @@ def rope_and_cache(
     cos: torch.Tensor,
     sin: torch.Tensor,
     positions: torch.Tensor,
+    q_out: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     slot_mapping: torch.Tensor,
@@ -59,13 +61,13 @@ def rope_and_cache(
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
 ) -> None:
-    """Rotates q in place and writes the rotated k, and v, to their slots; a negative slot is skipped.
+    """Rotates q into q_out and writes the rotated k, and v, to their slots; a negative slot is skipped.
 
     q: (T, H, D); k, v: (T, H_kv, D); cos, sin: (max_position, R/2) fp32, R <= D; positions, slot_mapping: (T,) int64;
     k_cache, v_cache: (num_blocks, block_size, H_kv, D); k_scale, v_scale: (H_kv,) fp32 of an e4m3 cache. Raises
     `ValueError` on shapes or dtypes that do not fit; a position outside the tables is torch's own error.
     """
-    R = check_operands(q, k, v, cos, sin, positions, k_cache, v_cache, slot_mapping, k_scale, v_scale).rotary
+    R = check_operands(q, k, v, cos, sin, positions, q_out, k_cache, v_cache, slot_mapping, k_scale, v_scale).rotary
     firsts = slice(0, R, 2) if interleaved else slice(0, R // 2)
     seconds = slice(1, R, 2) if interleaved else slice(R // 2, R)
     c, s = cos[positions].unsqueeze(1), sin[positions].unsqueeze(1)  # (T, 1, R/2)
@@ -76,7 +78,7 @@ def rope_and_cache(
         result[..., firsts] = x32[..., firsts] * c - x32[..., seconds] * s
         result[..., seconds] = x32[..., seconds] * c + x32[..., firsts] * s
         turned.append(result)
-    q.copy_(turned[0])
+    q_out.copy_(turned[0])
     kept = slot_mapping >= 0
     slots = slot_mapping[kept]
     for cache, new, scale in ((k_cache, turned[1], k_scale), (v_cache, v.float(), v_scale)):
