@@ -42,8 +42,9 @@ def check_operands(
     """The sizes.
 
     Raises `ValueError` unless q and q_out are (T, H, D), k and v (T, H_kv, D) of one float dtype, cos and sin
-    (max_position, R/2) fp32 with R at most D, positions and slot_mapping (T,) int64, the caches contiguous (num_blocks, block_size, H_kv,
-    D) of the same dtype, or e4m3 where both scales, (H_kv,) fp32, are given. q, k and v may be strided views.
+    (max_position, R/2) fp32 with R at most D, positions and slot_mapping (T,) int64, the caches contiguous (num_blocks,
+    block_size, H_kv, D) of the same dtype, or e4m3 where both scales, (H_kv,) fp32, are given. q, k, v and q_out may be
+    strided views.
     """
     check_shape("q", q, None, None, None)
     T, H, D = q.shape
