@@ -76,10 +76,10 @@ def merge_attention_states_fused() -> None:
 @rung("mla_decode/split_kv")
 def mla_decode_split_kv() -> None:
     """On the tensor cores, with a latent loaded once: the loop copies to shared memory what both products read, and
-    loads nothing else but the table's entries."""
+    loads nothing else but the table's entry for each of its copies."""
     inner = loop(code("mla_decode", "split_kv")).counts
     assert inner["wgmma"] + inner["mma"] > 0 and inner["cp_async"] > 0 and inner["global_store"] == 0
-    assert inner["global_load"] <= 4
+    assert inner["global_load"] <= inner["cp_async"]
 
 
 @rung("paged_attention/gqa_packed")
