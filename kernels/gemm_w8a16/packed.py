@@ -7,13 +7,13 @@ fp32 sums in one call: no weight is rounded, and from memory come codes alone.  
 dtype, the block is scaled instead, which rounds each weight once.
 
 `prepare` puts the codes in rows of output channels at an aligned address, which the call for few rows wants; it copies
-none that lie so already.  Preliminary, least of interleaved calls on one core of an AMD EPYC with AVX-512 that had
-other work beside, torch 2.13.0, N=K=4096, three weights in turn, in ms (in brackets library, and
-torch.nn.functional.linear in bf16): M=1 1.7 (1.5, 3.6), M=16 22 (21, 9), M=24 18 (30, 10), M=64 40 (82, 25), M=512
-253 (727, 211).  So it wins over bf16 where bytes are all that counts, and loses 1.2 to 2.4 times above, for half the
-memory; the bound at M=1, codes at the rate of a sum over fp32, was 0.9.  Integer products (VNNI) of activations split
-exactly into digits of seven bits were no faster than library at M=1, where both wait for memory, and slower than bf16
-at M=16.
+none that lie so already.  Medians of interleaved calls on one core of an AMD EPYC with AVX-512, torch 2.13.0,
+N=K=4096, in ms (in brackets library, and gemm in bf16 by torch.nn.functional.linear and by its packed rung; records in
+results/cpu): M=1 1.6 (1.6, 3.5, 2.5), M=4 2.4 (2.4, 3.2, 2.0), M=16 8.5 (8.4, 5.0, 3.5), M=24 8.8 (13, 6.4, 5.0), M=64
+15 (32, 12, 11), M=512 87 (259, 90, 85).  So it wins over bf16 where bytes are all that counts, costs up to 2.4 times
+as much in between, and as much at many rows, for half the memory; the bound at M=1, codes at the rate of a sum over
+fp32, was 0.6.  Integer products (VNNI) of activations split exactly into digits of seven bits were no faster than
+library at M=1, where both wait for memory, and slower than bf16 at M=16.
 """
 
 from __future__ import annotations
