@@ -126,11 +126,11 @@ def _step(
 @gluon.jit
 def _finish(
     out, lse, lse_stride_b, lse_stride_t, lse_stride_h, sinks, sinks_stride, T, b, h, row, staged, accumulator, peak,
-    total, scale, D: gl.constexpr,
+    total, D: gl.constexpr,
 ):  # fmt: skip
     """Divides by the sum, with the head's sink in it, and stores."""
     layout: gl.constexpr = accumulator.type.layout
-    shift = peak * scale
+    shift = peak
     share = gl.full((ROWS,), 1.0, gl.float32, peak.type.layout)
     if sinks is not None:
         sink = gl.load(sinks + h * sinks_stride) * LOG2E
@@ -220,7 +220,7 @@ def _consume(
             tma.store_wait(pendings=0)  # what was staged before has been read
         _finish(
             out, lse, lse_stride_b, lse_stride_t, lse_stride_h, sinks, sinks_stride, T, head // H, head % H, row,
-            staged.index(HALF), accumulator, peak, total, scale, D,
+            staged.index(HALF), accumulator, peak, total, D,
         )  # fmt: skip
         if OUT_IN_Q:
             tma.store_wait(pendings=0)

@@ -38,9 +38,10 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from rooflab.kernels._attention import LOG2E, Returned, check_options, get_scale, outputs
 from rooflab.kernels._device import HOPPER_SMS, sm_count
-from rooflab.kernels._tma import ALIGNMENT, BARRIER_BYTES, STRIDE_LIMIT
+from rooflab.kernels._tma import ALIGNMENT, BARRIER_BYTES
 from rooflab.kernels.configs import BF16, Footprint, default_config
 from rooflab.kernels.flash_attention._args import check_args
+from rooflab.kernels.flash_attention._maps import why_not_mapped
 from rooflab.kernels.flash_attention._ping_pong_device import _attention
 from rooflab.kernels.registry import register
 from rooflab.reference.spec import Case, Scheme
@@ -139,20 +140,7 @@ def unsupported(
         return f"q: expected a head_dim of whole 16 bytes up to 256, got {q.shape[-1]}"
     if softmax_scale is not None and softmax_scale < 0:
         return f"softmax_scale: expected 0 or more, got {softmax_scale}; flash_attention/online takes it"
-    return next((reason for name, x in (("q", q), ("k", k), ("v", v)) if (reason := _why_not_tma(name, x))), None)
-
-
-def _why_not_tma(name: str, x: torch.Tensor) -> str | None:
-    """Why a tensor map cannot describe x (B, T, H, D), or None."""
-    size = x.element_size()
-    address = x.storage_offset() * size if x.device.type == "meta" else x.data_ptr()
-    steps = [stride * size for stride, count in zip(x.stride()[:3], x.shape[:3], strict=True) if count > 1]
-    if not x.numel() or (address % ALIGNMENT == 0 and all(s % ALIGNMENT == 0 < s < STRIDE_LIMIT for s in steps)):
-        return None
-    return (
-        f"{name}: expected an address and strides of whole {ALIGNMENT} bytes for TMA, got address % {ALIGNMENT} = "
-        f"{address % ALIGNMENT} and strides of {', '.join(map(str, steps))} bytes; flash_attention/online takes any"
-    )
+    return next((reason for name, x in (("q", q), ("k", k), ("v", v)) if (reason := why_not_mapped(name, x))), None)
 
 
 def traffic(
@@ -229,7 +217,7 @@ def flash_attention(
     if reason:
         raise ValueError(reason)
     out, lse = outputs(out, tuple(q.shape), q, return_lse)
-    reason = _why_not_tma("out", out)
+    reason = why_not_mapped("out", out)
     if reason:
         raise ValueError(reason)
     B, T, H, D = q.shape
