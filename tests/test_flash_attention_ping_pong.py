@@ -41,7 +41,10 @@ def _wide(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         ({name: _wide(1, 5, 2, 60) for name in "qkv"}, "q: expected a head_dim of whole 16 bytes up to 256, got 60"),
         ({name: _wide(1, 5, 2, 264) for name in "qkv"}, "q: expected a head_dim of whole 16 bytes up to 256, got 264"),
         ({"softmax_scale": -0.5}, "softmax_scale: expected 0 or more, got -0.5; .*online"),
-        ({"q": _wide(1, 5, 4, 68)[..., 4:]}, "q: expected an address and strides of whole 16 bytes .*masked_tiles takes any"),
+        (
+            {"q": _wide(1, 5, 4, 68)[..., 4:]},
+            "q: expected an address and strides of whole 16 bytes .*masked_tiles takes any",
+        ),
         ({"k": _wide(1, 9, 2, 68)[..., :64]}, "k: expected an address and strides of whole 16 bytes .* 272, 136 bytes"),
         ({"v": _wide(1, 9, 1, 64).expand(1, 9, 2, 64)}, "v: expected an address and strides of whole .* 128, 0 bytes"),
     ],
