@@ -20,6 +20,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patheffects import withStroke
+from matplotlib.ticker import NullFormatter
 
 from rooflab.roofline.model import CeilingKind, Ceilings
 from rooflab.roofline.points import (
@@ -110,12 +111,14 @@ def _draw_plane(
     ridge = max(peaks) / min(ceiling.hbm_bytes_per_s for ceiling in ceilings)
     axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.set_xlim(min(intensities) / 2.5, max(*intensities, ridge) * 4)
+    axes.set_xlim(min(*intensities, ridge / 5) / 2.5, max(*intensities, ridge) * 4)
     axes.set_ylim(min(heights) / 2.5, max(*peaks, *heights) * 4)
     axes.set_xlabel("intensity of the kernel's traffic, FLOP / byte")
     axes.set_ylabel("FLOP/s")
     axes.yaxis.set_major_formatter(lambda value, _: si(value))
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_minor_formatter(NullFormatter())  # within a decade it would name them, wider than the margin
     axes.grid(which="major", color="#e4e4e4", linewidth=0.7)
     axes.set_axisbelow(True)
     texts, slanted = _draw_roofs(axes, ceilings, dtypes)
