@@ -22,7 +22,7 @@ from rooflab.reference.attention import (
     seen_keys,
     shout,
 )
-from rooflab.reference.paged_attention import SPARE_BLOCKS, used_slots
+from rooflab.reference.pages import dealt_pages, drawn_lengths, gathered, used_slots
 from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
@@ -49,25 +49,18 @@ def reference(
     """
     found = []
     for b, length in enumerate(seq_lens.tolist()):
-        kv = _gather(kv_cache, block_table[b], length)
+        kv = gathered(kv_cache, block_table[b], length)[:, None]
         seen = seen_keys(1, length, True)
         found.append(attend(q[b : b + 1], kv, kv[..., :latent_dim], seen, Scores(softmax_scale)))
     out, lse = (torch.cat(part) for part in zip(*found, strict=True))
     return (out, lse) if return_lse else out
 
 
-def _gather(cache: torch.Tensor, pages: torch.Tensor, length: int) -> torch.Tensor:
-    """A sequence's latents in order, (length, 1, D); reads no slot past its end."""
-    token = torch.arange(length, device=cache.device)
-    block_size = cache.shape[1]
-    return cache[pages.to(cache.device).long()[token // block_size], token % block_size][:, None]
-
-
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     """The bounds that `attention` derives: (B, H, latent_dim), and (B, H) where the log-sum-exp is asked for."""
     found = []
     for b, length in enumerate(inputs["seq_lens"].tolist()):
-        kv = _gather(inputs["kv_cache"], inputs["block_table"][b], length)
+        kv = gathered(inputs["kv_cache"], inputs["block_table"][b], length)[:, None]
         values, seen = kv[..., : inputs["latent_dim"]], seen_keys(1, length, True)
         scores = Scores(inputs["softmax_scale"])
         found.append(error_bounds(inputs["q"][b : b + 1], kv, values, seen, scores, scheme))
@@ -80,26 +73,12 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
     With `ragged` the lengths vary by seed: one sequence has `context` tokens, and of three or more one is empty.
     """
-    B, H, latent, rotary = (int(case[key]) for key in ("B", "H", "latent", "rotary"))
-    context, block_size = int(case["context"]), int(case["block_size"])
+    B, H, latent, rotary, block_size = (int(case[key]) for key in ("B", "H", "latent", "rotary", "block_size"))
     device = torch.device(device)
     generator = torch.Generator().manual_seed(seed)
-    lengths = torch.full((B,), context, dtype=torch.int32)
-    if case["ragged"]:
-        lengths = torch.randint(0, context + 1, (B,), generator=generator, dtype=torch.int32)
-        lengths[0] = context
-        if B >= 3:
-            lengths[B // 2] = 0
-    pages = -(-lengths // block_size)
-    num_blocks = int(pages.sum()) + SPARE_BLOCKS
-    order = torch.randperm(num_blocks, generator=generator, dtype=torch.int32)
-    table = torch.full((B, int(pages.max()) + 1), -1, dtype=torch.int32)
-    unused = torch.ones(num_blocks, block_size, dtype=torch.bool)
-    for b, (count, length) in enumerate(zip(pages.tolist(), lengths.tolist(), strict=True)):
-        mine, order = order[:count], order[count:]
-        table[b, :count] = mine
-        unused[mine.long()] = (torch.arange(count * block_size) >= length).view(count, block_size)
-    cache = randn(num_blocks, block_size, latent + rotary, dtype=scheme.activation, device=device, seed=seed + 1)
+    lengths = drawn_lengths(case, generator)
+    table, unused = dealt_pages(lengths, block_size, generator)
+    cache = randn(*unused.shape, latent + rotary, dtype=scheme.activation, device=device, seed=seed + 1)
     if device.type != "meta":
         cache[unused.to(device)] = math.nan
     place = torch.device("cpu") if device.type == "meta" else device

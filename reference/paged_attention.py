@@ -24,11 +24,9 @@ from rooflab.reference.attention import (
     shout,
 )
 from rooflab.reference.flash_attention import options
+from rooflab.reference.pages import dealt_pages, drawn_lengths, gathered, used_slots
 from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
-
-SPARE_BLOCKS = 3
-"""Pages that belong to no sequence; they hold NaN."""
 
 
 def reference(
@@ -60,7 +58,7 @@ def reference(
     out = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
     lse = torch.full(q.shape[:2], -math.inf, dtype=torch.float64, device=q.device)
     for b, (start, end, length) in enumerate(_spans(q, seq_lens, cu_seqlens_q)):
-        k, v = _gather(k_cache, block_table[b], length, k_scale), _gather(v_cache, block_table[b], length, v_scale)
+        k, v = _scaled(k_cache, block_table[b], length, k_scale), _scaled(v_cache, block_table[b], length, v_scale)
         seen = seen_keys(end - start, length, True, window)
         out[start:end], lse[start:end] = attend(q[start:end], k, v, seen, scores, sinks)
     return (out, lse) if return_lse else out
@@ -75,11 +73,9 @@ def _spans(
     return zip(bounds[:-1], bounds[1:], lengths, strict=True)
 
 
-def _gather(cache: torch.Tensor, pages: torch.Tensor, length: int, scale: torch.Tensor | None) -> torch.Tensor:
-    """A sequence's tokens in order, (length, H_kv, D), times its heads' scales; reads no slot past its end."""
-    token = torch.arange(length, device=cache.device)
-    block_size = cache.shape[1]
-    found = cache[pages.to(cache.device).long()[token // block_size], token % block_size]
+def _scaled(cache: torch.Tensor, pages: torch.Tensor, length: int, scale: torch.Tensor | None) -> torch.Tensor:
+    """A sequence's tokens in order, (length, H_kv, D), times its heads' scales."""
+    found = gathered(cache, pages, length)
     return found if scale is None else found.double() * scale.double()[:, None]
 
 
@@ -94,8 +90,8 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     lse = torch.zeros(q.shape[:2], dtype=torch.float64, device=q.device)
     for b, (start, end, length) in enumerate(_spans(q, inputs["seq_lens"], inputs.get("cu_seqlens_q"))):
         table = inputs["block_table"][b]
-        k = _gather(inputs["k_cache"], table, length, inputs.get("k_scale"))
-        v = _gather(inputs["v_cache"], table, length, inputs.get("v_scale"))
+        k = _scaled(inputs["k_cache"], table, length, inputs.get("k_scale"))
+        v = _scaled(inputs["v_cache"], table, length, inputs.get("v_scale"))
         seen = seen_keys(end - start, length, True, inputs.get("window"))
         found, lse[start:end] = error_bounds(q[start:end], k, v, seen, scores, scheme, sinks)
         bound[start:end] += found
@@ -106,34 +102,21 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
     """Pages in shuffled order; NaN fills unused pages and the tail of each last page.
 
     With `ragged` the lengths vary by seed: one sequence has `context` tokens, and of three or more one is empty. With
+    `lognormal` they are log-normal, and as many tokens in all as without. With
     `queries` above 1 each sequence has that many, or its whole length if that is less; with `mixed` every second one
     has one query. In a scheme whose weights are fp8, the cache is, with a scale of each head.
     """
-    B, H, H_kv, D = (int(case[key]) for key in ("B", "H", "H_kv", "D"))
-    context, block_size = int(case["context"]), int(case["block_size"])
+    B, H, H_kv, D, block_size = (int(case[key]) for key in ("B", "H", "H_kv", "D", "block_size"))
     dtype = scheme.activation
     device = torch.device(device)
     generator = torch.Generator().manual_seed(seed)
-    lengths = torch.full((B,), context, dtype=torch.int32)
-    if case["ragged"]:
-        lengths = torch.randint(0, context + 1, (B,), generator=generator, dtype=torch.int32)
-        lengths[0] = context
-        if B >= 3:
-            lengths[B // 2] = 0
-    pages = -(-lengths // block_size)
-    num_blocks = int(pages.sum()) + SPARE_BLOCKS
-    order = torch.randperm(num_blocks, generator=generator, dtype=torch.int32)
-    table = torch.full((B, int(pages.max()) + 1), -1, dtype=torch.int32)
-    unused = torch.ones(num_blocks, block_size, dtype=torch.bool)
-    for b, (count, length) in enumerate(zip(pages.tolist(), lengths.tolist(), strict=True)):
-        mine, order = order[:count], order[count:]
-        table[b, :count] = mine
-        unused[mine.long()] = (torch.arange(count * block_size) >= length).view(count, block_size)
+    lengths = drawn_lengths(case, generator)
+    table, unused = dealt_pages(lengths, block_size, generator)
     place = torch.device("cpu") if device.type == "meta" else device
     bounds = _query_bounds(lengths, int(case.get("queries", 1)), bool(case.get("mixed", False)))
     inputs: Inputs = {"q": randn(B if bounds is None else int(bounds[-1]), H, D, dtype=dtype, device=device, seed=seed)}
     for name, part in (("k_cache", seed + 1), ("v_cache", seed + 2)):
-        cache = randn(num_blocks, block_size, H_kv, D, dtype=torch.float32, device=device, seed=part)
+        cache = randn(*unused.shape, H_kv, D, dtype=torch.float32, device=device, seed=part)
         if device.type != "meta":
             cache[unused.to(device)] = math.nan
         inputs[name] = cache.to(scheme.weight)
@@ -212,29 +195,6 @@ def cost(
     return attention_cost(pairs, D, q, read, lse_rows=T * H if return_lse else 0)
 
 
-def used_slots(
-    block_table: torch.Tensor,
-    seq_lens: torch.Tensor,
-    num_blocks: int,
-    block_size: int,
-    first: torch.Tensor | None = None,
-) -> tuple[int, int]:
-    """How many cache slots hold a token that some sequence sees, each once, and how many table entries name a page.
-
-    first: (B,), the first token that each sequence sees; None is 0.
-    """
-    lengths = seq_lens.cpu().long()[:, None]
-    starts = torch.zeros_like(lengths) if first is None else first.long()[:, None]
-    page = torch.arange(block_table.shape[1]) * block_size
-    filled = (lengths - page).clamp(0, block_size)  # (B, max_blocks): one past the last token in each page
-    skipped = (starts - page).clamp(0, block_size)
-    named = filled > skipped
-    blocks = block_table.cpu().long()[named]
-    most = torch.zeros(num_blocks, dtype=torch.int64).scatter_reduce_(0, blocks, filled[named], "amax")
-    least = torch.full((num_blocks,), block_size).scatter_reduce_(0, blocks, skipped[named], "amin")
-    return int((most - least).clamp(min=0).sum()), int(named.sum())
-
-
 def _case(
     B: int, context: int, H: int, H_kv: int, D: int, block_size: int = 16, ragged: bool = False, **more: bool | float
 ) -> Case:
@@ -252,7 +212,15 @@ SPEC = OpSpec(
     cost=cost,
     outputs=("out", "lse"),
     output_dtypes={"lse": torch.float32},
-    optional={"queries": 1, "mixed": False, "window": 0, "softcap": 0.0, "sinks": False, "lse": False},
+    optional={
+        "lognormal": False,
+        "queries": 1,
+        "mixed": False,
+        "window": 0,
+        "softcap": 0.0,
+        "sinks": False,
+        "lse": False,
+    },
     schemes=("fp32", "fp16", "bf16", "kv_fp8"),
     tolerance=tolerance,
     planted=planted,
@@ -284,6 +252,7 @@ SPEC = OpSpec(
             _case(2, 70, 4, 2, 192, block_size=32, softcap=15.0),
             _case(2, 90, 16, 1, 256, window=50),
             _case(2, 60, 14, 2, 80, queries=20, window=30, lse=True),
+            _case(5, 40, 4, 2, 64, lognormal=True),
         ),
         "smollm2_135m": _decode(9, 3, 64),
         "qwen3_0_6b": _decode(16, 8, 128),

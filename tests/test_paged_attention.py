@@ -9,7 +9,8 @@ import torch
 
 from rooflab.kernels.paged_attention import gqa_packed, library, naive
 from rooflab.reference.flash_attention import SPEC as DENSE
-from rooflab.reference.paged_attention import SPEC, used_slots
+from rooflab.reference.paged_attention import SPEC
+from rooflab.reference.pages import used_slots
 from rooflab.reference.spec import Case, get_scheme
 
 CPU = torch.device("cpu")

@@ -163,7 +163,7 @@ def test_a_share_of_bandwidth_is_of_the_measured_one(answer):
 
 
 def test_ragged_lengths_are_held_against_even_ones(answer):
-    even, ragged = attention._decode(64, 4096), attention._decode(64, 4096, "true")
+    even, ragged = attention._decode(64, 4096), attention._decode(64, 4096) + ",lognormal=true"
     given = [record("good", even, 1.0e-3), record("good", ragged, 1.02e-3)]
     options = {"even": even, "ragged": ragged, "least": 0.97}
     assert answer(attention.ragged_lengths, given, **options).bar == "MET"

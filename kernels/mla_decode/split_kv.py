@@ -20,7 +20,7 @@ from rooflab.kernels.configs import BF16, Footprint, default_config, legal_by
 from rooflab.kernels.merge_attention_states.fused import merge
 from rooflab.kernels.mla_decode._args import check_args
 from rooflab.kernels.registry import register
-from rooflab.reference.paged_attention import used_slots
+from rooflab.reference.pages import used_slots
 from rooflab.reference.spec import Case, Scheme
 from rooflab.roofline.model import Traffic
 

@@ -28,7 +28,7 @@ from rooflab.kernels.configs import BF16, Footprint, default_config, legal_by
 from rooflab.kernels.paged_attention._args import check_args
 from rooflab.kernels.paged_attention._chunked_device import chunked_kernel
 from rooflab.kernels.registry import register
-from rooflab.reference.paged_attention import used_slots
+from rooflab.reference.pages import used_slots
 from rooflab.reference.spec import Case, Scheme, nbytes
 from rooflab.roofline.model import Traffic
 

@@ -42,7 +42,7 @@ from rooflab.kernels.paged_attention._split_work import (
     virtual_heads,
 )
 from rooflab.kernels.registry import register
-from rooflab.reference.paged_attention import used_slots
+from rooflab.reference.pages import used_slots
 from rooflab.reference.spec import Case, Scheme, get_scheme, nbytes
 from rooflab.roofline.model import Traffic
 

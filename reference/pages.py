@@ -1,0 +1,83 @@
+"""What ops over a paged cache share: how long its sequences are, which pages they have, and what of them is read."""
+
+from __future__ import annotations
+
+import torch
+
+from rooflab.reference.spec import Case
+
+SPARE_BLOCKS = 3
+"""Pages that belong to no sequence; they hold NaN."""
+
+
+def drawn_lengths(case: Case, generator: torch.Generator) -> torch.Tensor:
+    """(B,) int32: `context` tokens each.
+
+    With `ragged` they vary: one sequence has `context` tokens, and of three or more one is empty. With `lognormal` they
+    are log-normal, and as many tokens in all as without.
+    """
+    B, context = int(case["B"]), int(case["context"])
+    if case.get("lognormal"):
+        return _lognormal(B, context, generator)
+    if not case["ragged"]:
+        return torch.full((B,), context, dtype=torch.int32)
+    lengths = torch.randint(0, context + 1, (B,), generator=generator, dtype=torch.int32)
+    lengths[0] = context
+    if B >= 3:
+        lengths[B // 2] = 0
+    return lengths
+
+
+def _lognormal(B: int, context: int, generator: torch.Generator) -> torch.Tensor:
+    """(B,) int32 lengths, the exponentials of normal numbers, scaled to a mean of `context`."""
+    drawn = torch.randn(B, generator=generator).exp()
+    ends = (drawn.cumsum(0) * (B * context / drawn.sum())).round()
+    return torch.diff(ends, prepend=torch.zeros(1)).to(torch.int32)
+
+
+def dealt_pages(
+    lengths: torch.Tensor, block_size: int, generator: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A block table, (B, max_blocks) int32, of pages in shuffled order with one entry of padding at least, and the slots
+    that hold no token, (num_blocks, block_size) bool."""
+    pages = -(-lengths // block_size)
+    num_blocks = int(pages.sum()) + SPARE_BLOCKS
+    order = torch.randperm(num_blocks, generator=generator, dtype=torch.int32)
+    table = torch.full((len(lengths), int(pages.max()) + 1), -1, dtype=torch.int32)
+    unused = torch.ones(num_blocks, block_size, dtype=torch.bool)
+    for b, (count, length) in enumerate(zip(pages.tolist(), lengths.tolist(), strict=True)):
+        mine, order = order[:count], order[count:]
+        table[b, :count] = mine
+        unused[mine.long()] = (torch.arange(count * block_size) >= length).view(count, block_size)
+    return table, unused
+
+
+def gathered(cache: torch.Tensor, pages: torch.Tensor, length: int) -> torch.Tensor:
+    """A sequence's tokens in order, (length, ...), of a cache (num_blocks, block_size, ...); reads no slot past its
+    end."""
+    token = torch.arange(length, device=cache.device)
+    block_size = cache.shape[1]
+    return cache[pages.to(cache.device).long()[token // block_size], token % block_size]
+
+
+def used_slots(
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    num_blocks: int,
+    block_size: int,
+    first: torch.Tensor | None = None,
+) -> tuple[int, int]:
+    """How many cache slots hold a token that some sequence sees, each once, and how many table entries name a page.
+
+    first: (B,), the first token that each sequence sees; None is 0.
+    """
+    lengths = seq_lens.cpu().long()[:, None]
+    starts = torch.zeros_like(lengths) if first is None else first.long()[:, None]
+    page = torch.arange(block_table.shape[1]) * block_size
+    filled = (lengths - page).clamp(0, block_size)  # (B, max_blocks): one past the last token in each page
+    skipped = (starts - page).clamp(0, block_size)
+    named = filled > skipped
+    blocks = block_table.cpu().long()[named]
+    most = torch.zeros(num_blocks, dtype=torch.int64).scatter_reduce_(0, blocks, filled[named], "amax")
+    least = torch.full((num_blocks,), block_size).scatter_reduce_(0, blocks, skipped[named], "amin")
+    return int((most - least).clamp(min=0).sum()), int(named.sum())
