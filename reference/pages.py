@@ -38,8 +38,8 @@ def _lognormal(B: int, context: int, generator: torch.Generator) -> torch.Tensor
 def dealt_pages(
     lengths: torch.Tensor, block_size: int, generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A block table, (B, max_blocks) int32, of pages in shuffled order with one entry of padding at least, and the slots
-    that hold no token, (num_blocks, block_size) bool."""
+    """The block table, (B, max_blocks) int32, of pages in shuffled order and one entry of padding at least, and which
+    slots hold no token, (num_blocks, block_size) bool."""
     pages = -(-lengths // block_size)
     num_blocks = int(pages.sum()) + SPARE_BLOCKS
     order = torch.randperm(num_blocks, generator=generator, dtype=torch.int32)
