@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import torch
 
-from rooflab.bench.preparing import packed
+from rooflab.bench.preparing import packed, planned
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, as_tuple, nbytes
 from rooflab.roofline.model import Traffic
@@ -28,15 +28,16 @@ COPIES = 3
 class Rotation:
     """A function of no arguments that calls a kernel on each of several sets of inputs in turn.
 
-    The sets are of one case and seed. Weights are packed, and outputs allocated where the kernel takes them, at the
-    start, so that a call does neither.  What the last call on each set returned is kept, to be judged after timing: a
-    kernel may be right when it is called once and wrong when calls follow one another.
+    The sets are of one case and seed. Weights are packed, steps planned, and outputs allocated where the kernel takes
+    them, at the start, so that a call does none of it.  What the last call on each set returned is kept, to be judged
+    after timing: a kernel may be right when it is called once and wrong when calls follow one another.
     """
 
     def __init__(self, kernel: Kernel, spec: OpSpec, copies: Sequence[Inputs]):
         self._spec = spec
         self._copies = copies
-        self._calls: list[Callable[[], Any]] = []
+        self._kernel = kernel
+        self._calls: list[partial[Any]] = []
         self._last: list[Any] = [None] * len(copies)
         outputs: Outputs | None = None
         for inputs in copies:
@@ -47,7 +48,7 @@ class Rotation:
                 outputs = outputs or as_tuple(kernel.fn(**arguments))
                 outs = tuple(torch.empty_like(output) for output in outputs)
                 arguments["out"] = outs[0] if len(outs) == 1 else outs
-            self._calls.append(partial(kernel.fn, **arguments))
+            self._calls.append(partial(kernel.fn, **planned(kernel, arguments)))
         self._turns = itertools.cycle(range(len(copies)))
 
     @property
@@ -59,6 +60,10 @@ class Rotation:
     def first(self) -> Callable[[], Any]:
         """The call on the first set, of which nothing is kept."""
         return self._calls[0]
+
+    def plan(self) -> None:
+        """Plans anew for what the inputs hold now, as an engine does in each step."""
+        self._calls = [partial(call.func, **planned(self._kernel, call.keywords)) for call in self._calls]
 
     def __call__(self) -> Any:
         """The next call's result."""

@@ -141,6 +141,9 @@ class Timed(Protocol):
     def __call__(self) -> Any:
         """One more call, on the next set of inputs."""
 
+    def plan(self) -> None:
+        """Plans anew for what the inputs hold now."""
+
     def outputs(self) -> Iterator[tuple[Inputs, Outputs]]:
         """Each set of inputs that was used, and what its last call left."""
 
@@ -164,6 +167,7 @@ def wrong_on_new_data(timed: Mapping[str, Timed], spec: OpSpec, scheme: Scheme, 
             rewrite(inputs, fresh, keep=kept_names(spec, inputs))
         oracle = oracle if oracle is not None else spec.oracle(sets[0])
         try:
+            rotation.plan()
             for _ in sets:
                 rotation()
         except known_errors() as error:

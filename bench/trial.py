@@ -26,6 +26,7 @@ from rooflab.bench.cheats import (
 )
 from rooflab.bench.poison import Guarded, guard, guard_output, poisoned_allocations
 from rooflab.bench.preparing import packed as packed_with
+from rooflab.bench.preparing import planned
 from rooflab.bench.records import Status
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import Inputs, OpSpec, Outputs, Scheme
@@ -134,6 +135,8 @@ def run(
     work: set[str] = set()
     refuses = bool(layout.padded) or layout.out == "padded"
     _may_take(kernel, spec, arguments, refuses)
+    with _errors_of_the_kernel(refuses):
+        arguments = planned(kernel, arguments)
     with streams.queued(device, guarded.values(), layout.alone):
         with _errors_of_the_kernel(refuses), work_noted(work, device, layout.profiled):
             returned = kernel.fn(**{name: value for name, value in arguments.items() if name in kernel.accepted})

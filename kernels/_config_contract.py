@@ -7,6 +7,10 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from rooflab.reference.spec import OpSpec
+
+OWN = ("out", "config", "plan")
+"""Arguments that a kernel may have and the reference has not."""
 OPTIONS = ("config_type", "configs", "is_legal", "heuristic")
 _SCALARS = (bool, int, float, str)
 
@@ -62,3 +66,35 @@ def check_prepare(kernel: str, prepare: Callable[..., Any] | None, allowed: Sequ
     for name in [] if prepare is None else list(inspect.signature(prepare).parameters)[1:]:
         if name not in allowed:
             raise TypeError(f"{kernel}: prepare asks for {name!r}, expected one of {', '.join(allowed) or 'nothing'}")
+
+
+def check_plan(kernel: str, parameter: inspect.Parameter | None, plan: Callable[..., Any] | None) -> None:
+    """Raises `TypeError` unless a kernel has both a `plan` and an argument for what it gives, or neither."""
+    if (parameter is None) != (plan is None):
+        raise TypeError(f"{kernel}: expected both a plan and an argument of that name, or neither")
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    if parameter is not None and (parameter.kind is not keyword or parameter.default is not None):
+        raise TypeError(f"{kernel}: expected plan to be keyword-only with the default None")
+
+
+def check_signature(spec: OpSpec, name: str, fn: Callable[..., Any]) -> None:
+    """Raises `TypeError` unless `fn` takes the reference's arguments, in their order, and perhaps some of `OWN`."""
+    parameters = dict(inspect.signature(fn).parameters)
+    for own in OWN:
+        parameters.pop(own, None)
+    wanted = {parameter.name: parameter for parameter in spec.parameters}
+    unknown = [parameter for parameter in parameters if parameter not in wanted]
+    if unknown:
+        raise TypeError(f"{spec.name}/{name}: the reference has no argument {unknown[0]!r}; it has {', '.join(wanted)}")
+    order = [key for key in wanted if key in parameters]
+    if list(parameters) != order:
+        raise TypeError(f"{spec.name}/{name}: expected the arguments in the order {', '.join(order)}")
+    for key, parameter in wanted.items():
+        if key not in parameters:
+            if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
+                raise TypeError(f"{spec.name}/{name}: misses the argument {key!r}")
+        elif parameters[key].default != parameter.default:
+            raise TypeError(
+                f"{spec.name}/{name}: the default of {key!r} is {parameters[key].default}, "
+                f"the reference's {parameter.default}"
+            )

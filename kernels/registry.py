@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 import torch
 
-from rooflab.kernels._config_contract import check_config, check_prepare
+from rooflab.kernels._config_contract import OWN, check_config, check_plan, check_prepare, check_signature
 from rooflab.reference import spec as spec_module
 from rooflab.reference.spec import OpSpec
 from rooflab.roofline.model import Traffic
@@ -58,6 +58,10 @@ class Kernel:
     prepare: Callable[..., Any] | None = None
     """Packs the op's weight once at load; the kernel then takes the packed form in its place.  Behind the weight it may
     name arguments of the op's `prepared_with`."""
+    plan: Callable[..., Any] | None = None
+    """`plan(**inputs)`: what an engine does once for all layers of a step, waiting for the device; the kernel takes the
+    result as `plan`, and with None plans in its call.  The bench plans outside of what it times, and shows values of
+    integers alone: other tensors are on `meta`."""
     config_type: type | None = None
     """Of a tunable kernel: the flat frozen dataclass that its `config` is; `configs.py` uses this and the next four."""
     configs: Callable[..., tuple[Any, ...]] | None = None
@@ -133,10 +137,7 @@ class Kernel:
                 return f"UNSUPPORTED: {self.id} has no {name!r}"
         if self.unsupported is None:
             return None
-        taken = self.accepted - {
-            "out",
-            "config",
-        }  # what it omits has its default here, and `unsupported` does not know it
+        taken = self.accepted.difference(OWN)  # what it omits has its default here, and `unsupported` does not know it
         reason = self.unsupported(**{name: value for name, value in inputs.items() if name in taken})
         return f"UNSUPPORTED: {self.id}: {reason}" if reason else None
 
@@ -188,9 +189,10 @@ def register(
     spec = get_op(op)
 
     def decorate(fn: Function) -> Function:
-        _check_signature(spec, name, fn)
+        check_signature(spec, name, fn)
         check_config(f"{op}/{name}", inspect.signature(fn).parameters.get("config"), options)
         check_prepare(f"{op}/{name}", options.get("prepare"), spec.prepared_with)
+        check_plan(f"{op}/{name}", inspect.signature(fn).parameters.get("plan"), options.get("plan"))
         if (name == "naive") != (role == "naive"):
             raise ValueError(f"{op}/{name}: the kernel of role naive is the one named 'naive'")
         if name in _kernels.setdefault(op, {}):
@@ -199,28 +201,6 @@ def register(
         return fn
 
     return decorate
-
-
-def _check_signature(spec: OpSpec, name: str, fn: Callable[..., Any]) -> None:
-    parameters = dict(inspect.signature(fn).parameters)
-    for own in ("out", "config"):
-        parameters.pop(own, None)
-    wanted = {parameter.name: parameter for parameter in spec.parameters}
-    unknown = [parameter for parameter in parameters if parameter not in wanted]
-    if unknown:
-        raise TypeError(f"{spec.name}/{name}: the reference has no argument {unknown[0]!r}; it has {', '.join(wanted)}")
-    order = [key for key in wanted if key in parameters]
-    if list(parameters) != order:
-        raise TypeError(f"{spec.name}/{name}: expected the arguments in the order {', '.join(order)}")
-    for key, parameter in wanted.items():
-        if key not in parameters:
-            if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
-                raise TypeError(f"{spec.name}/{name}: misses the argument {key!r}")
-        elif parameters[key].default != parameter.default:
-            raise TypeError(
-                f"{spec.name}/{name}: the default of {key!r} is {parameters[key].default}, "
-                f"the reference's {parameter.default}"
-            )
 
 
 def ops() -> dict[str, OpSpec]:

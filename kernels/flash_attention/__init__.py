@@ -23,6 +23,7 @@ persistent         over tma: as many CTAs as the SMs hold go from tile to tile, 
 ping_pong          over online, Gluon: a producer warp and two consumer warpgroups in turn, so that the exponentials of
                    one run under the products of the other; CTAs that stay, and the order of persistent
 flash_attention_3  a peer: the authors' CUDA of FlashAttention-3 (Shah et al., arXiv 2407.08608), where it is installed
+flashinfer         a peer: FlashInfer's single and batch prefill (Ye et al., arXiv 2501.01005), where it is installed
 sdpa_cudnn         a peer: torch's call, held to cuDNN's kernel
 sdpa_flash         a peer: torch's call, held to its build of FlashAttention-2
 

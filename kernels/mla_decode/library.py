@@ -1,4 +1,5 @@
-"""Gather the pages, then torch's scaled_dot_product_attention: torch has no attention through a block table.
+"""Gather the pages, then torch's scaled_dot_product_attention: what torch has that takes a block table takes no head
+of more than 256 dimensions.
 
 All heads share a key, so that they stand in the queries' place: (B, 1, H, D) against (B, 1, S, D).
 """

@@ -1,0 +1,106 @@
+"""FlashInfer's prefill (Ye et al., arXiv 2501.01005), the package `flashinfer-python`, where it is installed.
+
+One sequence goes to `single_prefill_with_kv_cache`, several to `BatchPrefillWithRaggedKVCacheWrapper`, both with the
+backend that FlashInfer picks.  The plan of a dense batch follows from its shape alone: it is made once for a shape, and
+no part of a time taken after a warm-up.  A log-sum-exp takes one more launch, which turns its base 2 into e.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from rooflab.kernels import _flashinfer as adapter
+from rooflab.kernels._attention import Returned, check_options
+from rooflab.kernels.flash_attention._args import check_args
+from rooflab.kernels.flash_attention.flash_attention_3 import traffic
+from rooflab.kernels.registry import register
+
+
+def unsupported(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool = False,
+    softmax_scale: float | None = None,
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
+    return_lse: bool = False,
+) -> str | None:
+    """Why FlashInfer cannot take these inputs, or None."""
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        B, length = tensor.shape[:2]
+        if B > 1 and length > 1 and tensor.stride(0) != length * tensor.stride(1):
+            return f"{name}: expected sequences one after another in memory, got strides {tensor.stride()}"
+    return adapter.why_not({"q": q, "k": k, "v": v})
+
+
+@register(
+    op="flash_attention",
+    name="flashinfer",
+    role="peer",
+    backend="cuda",
+    min_sm=80,
+    devices=("cuda",),
+    requires=(adapter.PACKAGE,),
+    unsupported=unsupported,
+    traffic=traffic,
+)
+def flash_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool = False,
+    softmax_scale: float | None = None,
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
+    return_lse: bool = False,
+) -> Returned:
+    """FlashInfer's prefill.  q: (B, T, H, D); k, v: (B, S, H_kv, D); returns (B, T, H, D).
+
+    Takes no `out`: FlashInfer writes rows that follow each other without a gap. Raises `ValueError` on shapes, dtypes,
+    strides or options that do not fit.
+    """
+    check_args(q, k, v)
+    check_options(q, causal, window, softcap, None)
+    reason = unsupported(q, k, v)
+    if reason:
+        raise ValueError(reason)
+    B, T, H, _ = q.shape
+    S = k.shape[1]
+    if not B * T * S:
+        lse = torch.full((B, T, H), -math.inf, device=q.device)
+        return (torch.zeros_like(q), lse) if return_lse else torch.zeros_like(q)
+    options = adapter.plan_options(q, softmax_scale, window, softcap)
+    bounds, lengths = torch.arange(B + 1) * T, torch.full((B,), S)
+    if B == 1:
+        del options["q_data_type"], options["kv_data_type"]
+        single = import_module(adapter.PACKAGE).single_prefill_with_kv_cache
+        found = single(q[0], k[0], v[0], causal=causal, return_lse=return_lse, **options)
+    else:
+        wrapper = _planned(q.device, (B, T, S), (H, k.shape[2], q.shape[-1]), causal, tuple(options.items()))
+        found = wrapper.run(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), return_lse=return_lse)
+    done = adapter.finished(found, adapter.unseeing_rows(bounds, lengths, causal, q.device))
+    return (done[0].view(q.shape), done[1].view(B, T, H)) if isinstance(done, tuple) else done.view(q.shape)
+
+
+@lru_cache(maxsize=4)
+def _planned(
+    device: torch.device,
+    lengths: tuple[int, int, int],
+    heads: tuple[int, int, int],
+    causal: bool,
+    options: tuple[tuple[str, Any], ...],
+) -> Any:
+    """A wrapper of its own for sequences of one length; `lengths` are B, T and S, `heads` H, H_kv and D."""
+    B, T, S = lengths
+    wrapper = adapter.make_wrapper("BatchPrefillWithRaggedKVCacheWrapper", device, "NHD")
+    queries, keys = ((torch.arange(B + 1) * length).int() for length in (T, S))
+    wrapper.plan(queries, keys, *heads, causal=causal, **dict(options))
+    return wrapper

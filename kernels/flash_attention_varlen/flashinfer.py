@@ -1,0 +1,123 @@
+"""FlashInfer's prefill of ragged sequences (Ye et al., arXiv 2501.01005), `flashinfer-python`, where it is installed.
+
+`plan` reads the offsets, once for all layers of a step, and is outside of what the bench times: see `_flashinfer`.  A
+log-sum-exp takes one more launch.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from rooflab.kernels import _flashinfer as adapter
+from rooflab.kernels._attention import Returned, check_options
+from rooflab.kernels.flash_attention_varlen._args import check_args
+from rooflab.kernels.flash_attention_varlen.flash_attention_3 import traffic
+from rooflab.kernels.registry import register
+
+
+def unsupported(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    causal: bool = False,
+    softmax_scale: float | None = None,
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
+    return_lse: bool = False,
+) -> str | None:
+    """Why FlashInfer cannot take these inputs, or None."""
+    return adapter.why_not({"q": q, "k": k, "v": v})
+
+
+def plan_of(
+    kept: bool,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    causal: bool,
+    softmax_scale: float | None,
+    window: int | None,
+    softcap: float | None,
+) -> adapter.Plan:
+    """A plan for `run`, in the wrapper of all calls or in one of its own; q and k may be on `meta`."""
+    T, H, D = q.shape
+    if not T * len(k):
+        return adapter.Plan(None, None)
+    device = cu_seqlens_q.device
+    queries, keys = cu_seqlens_q.cpu(), cu_seqlens_k.cpu()
+    wrapper = adapter.wrapper_for(kept, "BatchPrefillWithRaggedKVCacheWrapper", device, q.dtype, D, "NHD")
+    options = adapter.plan_options(q, softmax_scale, window, softcap)
+    wrapper.plan(queries, keys, H, k.shape[1], D, causal=causal, **options)
+    return adapter.Plan(wrapper, adapter.unseeing_rows(queries, keys.diff(), causal, device))
+
+
+def plan(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    causal: bool = False,
+    softmax_scale: float | None = None,
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
+    return_lse: bool = False,
+) -> adapter.Plan:
+    """What an engine does once for all layers of a step; waits for the device."""
+    return plan_of(False, q, k, cu_seqlens_q, cu_seqlens_k, causal, softmax_scale, window, softcap)
+
+
+@register(
+    op="flash_attention_varlen",
+    name="flashinfer",
+    role="peer",
+    backend="cuda",
+    min_sm=80,
+    devices=("cuda",),
+    requires=(adapter.PACKAGE,),
+    unsupported=unsupported,
+    traffic=traffic,
+    plan=plan,
+)
+def flash_attention_varlen(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    causal: bool = False,
+    softmax_scale: float | None = None,
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
+    return_lse: bool = False,
+    plan: adapter.Plan | None = None,
+) -> Returned:
+    """`BatchPrefillWithRaggedKVCacheWrapper`.  q: (T, H, D); k, v: (S, H_kv, D); returns (T, H, D).
+
+    Without a plan it makes one, and waits for the device to read the offsets. Takes no `out`: FlashInfer writes rows
+    that follow each other without a gap. Raises `ValueError` on shapes, dtypes, strides or options that do not fit.
+    """
+    check_args(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    check_options(q, causal, window, softcap, None)
+    reason = adapter.why_not({"q": q, "k": k, "v": v})
+    if reason:
+        raise ValueError(reason)
+    plan = plan or plan_of(True, q, k, cu_seqlens_q, cu_seqlens_k, causal, softmax_scale, window, softcap)
+    if plan.wrapper is None:
+        lse = torch.full(q.shape[:2], -math.inf, device=q.device)
+        return (torch.zeros_like(q), lse) if return_lse else torch.zeros_like(q)
+    return adapter.finished(plan.wrapper.run(q, k, v, return_lse=return_lse), plan.unseeing)

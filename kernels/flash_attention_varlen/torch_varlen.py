@@ -1,0 +1,144 @@
+"""`torch.nn.attention.varlen.varlen_attn`: torch's FlashAttention-2, or what `activate_flash_attention_impl` has put in
+its place for the process, which is the caller's to do.
+
+Its arguments differ from release to release: 2.11 has windows, 2.13 `block_table` too. What is missing is found in its
+signature and refused by name.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import math
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from rooflab.kernels._attention import Returned, check_options, get_scale
+from rooflab.kernels.flash_attention.flash_attention_3 import window_sizes
+from rooflab.kernels.flash_attention_varlen._args import check_args
+from rooflab.kernels.registry import register
+from rooflab.reference.spec import nbytes
+from rooflab.roofline.model import Traffic
+
+MODULE = "torch.nn.attention.varlen"
+CAUSAL = (-1, 0)
+"""The window that torch takes for causal, bottom-right aligned."""
+
+
+@cache
+def parameters() -> frozenset[str]:
+    """Names of what `varlen_attn` takes in this torch; none where it has no such function."""
+    if importlib.util.find_spec(MODULE) is None:
+        return frozenset()
+    # Imported late: with it comes torch._dynamo, 1.4 s of every command.
+    return frozenset(inspect.signature(import_module(MODULE).varlen_attn).parameters)
+
+
+def why_not(q: torch.Tensor, *needed: str) -> str | None:
+    """Why torch's kernel cannot take these queries, or its `varlen_attn` has not got the arguments `needed`."""
+    if q.dtype not in (torch.float16, torch.bfloat16):
+        return f"q: expected torch.float16 or torch.bfloat16, got {q.dtype}"
+    if q.shape[-1] > 256 or q.shape[-1] % 8:
+        return f"q: expected a head_dim of at most 256 in multiples of 8, got {q.shape[-1]}"
+    missing = [name for name in needed if name not in parameters()]
+    return f"torch {torch.__version__} has no varlen_attn with {missing[0]}" if missing else None
+
+
+def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *where: Any, return_lse: bool, **options: Any) -> Returned:
+    """`varlen_attn`, with its log-sum-exp, (H, T) and inf where a query sees no key, as (T, H) and -inf."""
+    module: Any = import_module(MODULE)
+    if "enable_gqa" in parameters():  # before, grouped heads were taken without being asked for
+        options["enable_gqa"] = q.shape[1] != k.shape[-2]
+    if return_lse:
+        options["return_aux"] = module.AuxRequest(lse=True)
+    found = module.varlen_attn(q, k, v, *where, **options)
+    if not return_lse:
+        result: torch.Tensor = found
+        return result
+    out, lse = found
+    return out, lse.masked_fill(lse == math.inf, -math.inf).mT
+
+
+def traffic(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    causal: bool = False,
+    softmax_scale: float | None = None,
+    *,
+    window: int | None = None,
+    return_lse: bool = False,
+) -> Traffic:
+    """Each operand once, as L2 holds one sequence's keys while its queries read them; it always writes a log-sum-exp,
+    which two more launches clean where it is asked for."""
+    lse = 4 * q.shape[0] * q.shape[1]
+    cleaned = (2 * lse + lse // 4, lse + lse // 4) if return_lse else (0, 0)
+    read, write = nbytes(q, k, v, cu_seqlens_q, cu_seqlens_k) + cleaned[0], nbytes(q) + lse + cleaned[1]
+    return Traffic(read, write, launches=3 if return_lse else 1)
+
+
+def unsupported(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    causal: bool = False,
+    softmax_scale: float | None = None,
+    *,
+    window: int | None = None,
+    return_lse: bool = False,
+) -> str | None:
+    """Why torch's function cannot take these inputs, or None."""
+    return why_not(q, "window_size", "scale")
+
+
+@register(
+    op="flash_attention_varlen",
+    name="torch_varlen",
+    role="peer",
+    backend="torch",
+    min_sm=80,
+    devices=("cuda",),
+    unsupported=unsupported,
+    traffic=traffic,
+)
+def flash_attention_varlen(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    causal: bool = False,
+    softmax_scale: float | None = None,
+    *,
+    window: int | None = None,
+    return_lse: bool = False,
+) -> Returned:
+    """`varlen_attn`.  q: (T, H, D); k, v: (S, H_kv, D); returns (T, H, D).
+
+    Takes no `out`: torch's call allocates. Raises `ValueError` on shapes, dtypes or options that do not fit.
+    """
+    check_args(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    check_options(q, causal, window, None, None)
+    reason = why_not(q, "window_size", "scale")
+    if reason:
+        raise ValueError(reason)
+    if len(q) == 0 or len(k) == 0:
+        lse = torch.full(q.shape[:2], -math.inf, device=q.device)
+        return (torch.zeros_like(q), lse) if return_lse else torch.zeros_like(q)
+    where = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    sides = CAUSAL if causal and window is None else window_sizes(window)
+    scale = get_scale(q, softmax_scale)
+    return call(q, k, v, *where, return_lse=return_lse, scale=scale, window_size=sides)

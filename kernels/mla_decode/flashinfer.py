@@ -1,0 +1,144 @@
+"""FlashInfer's attention over latents (Ye et al., arXiv 2501.01005), `flashinfer-python`, where it is installed.
+
+`BatchMLAPagedAttentionWrapper` takes the latent and the rotary part apart, which are views here.  `plan` reads the
+lengths and the table, once for all layers of a step, and is outside of what the bench times: see `_flashinfer`.  A
+log-sum-exp takes one more launch.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from rooflab.kernels import _flashinfer as adapter
+from rooflab.kernels._attention import Returned
+from rooflab.kernels.mla_decode._args import check_args
+from rooflab.kernels.registry import register
+from rooflab.reference.pages import used_slots
+from rooflab.reference.spec import nbytes
+from rooflab.roofline.model import Traffic
+
+LATENT, ROTARY = 512, 64
+"""DeepSeek-V2's, and the only ones that its kernels are built for."""
+
+
+def traffic(
+    q: torch.Tensor,
+    kv_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    latent_dim: int,
+    softmax_scale: float,
+    *,
+    return_lse: bool = False,
+) -> Traffic:
+    """Each latent once; what parts of split keys move is FlashInfer's to decide, and left out."""
+    B, H, D = q.shape
+    slots, entries = used_slots(block_table, seq_lens, *kv_cache.shape[:2])
+    result = B * H * latent_dim * q.element_size() + 4 * return_lse * B * H
+    return Traffic(nbytes(q, seq_lens) + slots * D * kv_cache.element_size() + 4 * entries, result)
+
+
+def unsupported(
+    q: torch.Tensor,
+    kv_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    latent_dim: int,
+    softmax_scale: float,
+    *,
+    return_lse: bool = False,
+) -> str | None:
+    """Why FlashInfer cannot take these inputs, or None; pages may have any size."""
+    if (latent_dim, q.shape[-1] - latent_dim) != (LATENT, ROTARY):
+        return f"latent_dim: expected {LATENT} of {LATENT + ROTARY} dimensions, got {latent_dim} of {q.shape[-1]}"
+    return adapter.why_not({"q": q, "kv_cache": kv_cache}, (LATENT + ROTARY,))
+
+
+def plan_of(
+    kept: bool, q: torch.Tensor, kv_cache: torch.Tensor, block_table: torch.Tensor, seq_lens: torch.Tensor, scale: float
+) -> adapter.Plan:
+    """A plan for `run`, in the wrapper of all calls or in one of its own; q and kv_cache may be on `meta`."""
+    B, H, _ = q.shape
+    pages = adapter.read_pages(block_table, seq_lens, kv_cache.shape[1])
+    if not B or not len(pages.indices):
+        return adapter.Plan(None, None)
+    bounds = torch.arange(B + 1, dtype=torch.int32)
+    wrapper = adapter.wrapper_for(kept, "BatchMLAPagedAttentionWrapper", block_table.device, q.dtype, LATENT)
+    wrapper.plan(
+        qo_indptr=bounds,
+        kv_indptr=pages.indptr,
+        kv_indices=pages.indices,
+        kv_len_arr=pages.lengths,
+        num_heads=H,
+        head_dim_ckv=LATENT,
+        head_dim_kpe=ROTARY,
+        page_size=kv_cache.shape[1],
+        causal=False,  # one query, which sees its whole sequence
+        sm_scale=scale,
+        q_data_type=q.dtype,
+        kv_data_type=kv_cache.dtype,
+    )
+    return adapter.Plan(wrapper, adapter.unseeing_rows(bounds, pages.lengths, True, block_table.device))
+
+
+def plan(
+    q: torch.Tensor,
+    kv_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    latent_dim: int,
+    softmax_scale: float,
+    *,
+    return_lse: bool = False,
+) -> adapter.Plan:
+    """What an engine does once for all layers of a step; waits for the device."""
+    return plan_of(False, q, kv_cache, block_table, seq_lens, softmax_scale)
+
+
+@register(
+    op="mla_decode",
+    name="flashinfer",
+    role="peer",
+    backend="cuda",
+    min_sm=80,
+    devices=("cuda",),
+    requires=(adapter.PACKAGE,),
+    unsupported=unsupported,
+    traffic=traffic,
+    plan=plan,
+)
+def mla_decode(
+    q: torch.Tensor,
+    kv_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    latent_dim: int,
+    softmax_scale: float,
+    *,
+    return_lse: bool = False,
+    plan: adapter.Plan | None = None,
+) -> Returned:
+    """FlashInfer's attention over latents.  q: (B, H, D); returns (B, H, latent_dim).
+
+    Without a plan it makes one, and waits for the device to read the lengths and the table. Takes no `out`: FlashInfer
+    writes rows that follow each other without a gap. Raises `ValueError` on shapes, dtypes, strides or sizes that do
+    not fit.
+    """
+    check_args(q, kv_cache, block_table, seq_lens, latent_dim)
+    reason = unsupported(q, kv_cache, block_table, seq_lens, latent_dim, softmax_scale)
+    if reason:
+        raise ValueError(reason)
+    plan = plan or plan_of(True, q, kv_cache, block_table, seq_lens, softmax_scale)
+    if plan.wrapper is None:
+        out = q.new_zeros(*q.shape[:2], latent_dim)
+        return (out, torch.full(q.shape[:2], -math.inf, device=q.device)) if return_lse else out
+    found = plan.wrapper.run(
+        q_nope=q[..., :LATENT],
+        q_pe=q[..., LATENT:],
+        ckv_cache=kv_cache[..., :LATENT],
+        kpe_cache=kv_cache[..., LATENT:],
+        return_lse=return_lse,
+    )
+    return adapter.finished(found, plan.unseeing)

@@ -1,0 +1,154 @@
+"""FlashInfer's paged attention (Ye et al., arXiv 2501.01005), the package `flashinfer-python`, where it is installed.
+
+Decode steps go to `BatchDecodeWithPagedKVCacheWrapper`, chunks of queries to `BatchPrefillWithPagedKVCacheWrapper`,
+both with the backend that FlashInfer picks.  `plan` reads the lengths and the table, once for all layers of a step, and
+is outside of what the bench times: see `_flashinfer`.  A log-sum-exp takes one more launch.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from rooflab.kernels import _flashinfer as adapter
+from rooflab.kernels._attention import Returned, check_options
+from rooflab.kernels.paged_attention._args import check_args
+from rooflab.kernels.paged_attention.chunked import traffic as in_pages
+from rooflab.kernels.registry import register
+from rooflab.roofline.model import Traffic
+
+TENSOR_CORE_GROUP = 4
+"""Query heads of a KV head from which decoding uses tensor cores, as SGLang sets it; CUDA cores have groups of 1, 2, 3,
+4, 6 and 8 alone."""
+
+
+def traffic(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    softmax_scale: float | None = None,
+    *,
+    cu_seqlens_q: torch.Tensor | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    return_lse: bool = False,
+) -> Traffic:
+    """The keys and values in sight once; what parts of split keys move is FlashInfer's to decide, and left out."""
+    where = (q, k_cache, v_cache, block_table, seq_lens, softmax_scale)
+    return in_pages(*where, cu_seqlens_q=cu_seqlens_q, window=window, return_lse=return_lse)
+
+
+def unsupported(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    softmax_scale: float | None = None,
+    *,
+    cu_seqlens_q: torch.Tensor | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    return_lse: bool = False,
+) -> str | None:
+    """Why FlashInfer cannot take these inputs, or None; pages may have any size."""
+    return adapter.why_not({"q": q, "k_cache": k_cache, "v_cache": v_cache})
+
+
+def plan_of(
+    kept: bool,
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    softmax_scale: float | None,
+    cu_seqlens_q: torch.Tensor | None,
+    window: int | None,
+    softcap: float | None,
+) -> adapter.Plan:
+    """A plan for `run`, in the wrapper of all calls or in one of its own; q and k_cache may be on `meta`."""
+    T, H, D = q.shape
+    _, block_size, H_kv, _ = k_cache.shape
+    device = block_table.device
+    pages = adapter.read_pages(block_table, seq_lens, block_size)
+    if not T or not len(pages.indices):
+        return adapter.Plan(None, None)
+    bounds = torch.arange(T + 1, dtype=torch.int32) if cu_seqlens_q is None else cu_seqlens_q.cpu()
+    table = (pages.indptr, pages.indices, pages.last_page_len)
+    options = adapter.plan_options(q, softmax_scale, window, softcap)
+    wrapper: Any
+    if cu_seqlens_q is None:
+        with_tensor_cores = {"use_tensor_cores": H // H_kv >= TENSOR_CORE_GROUP}
+        name = "BatchDecodeWithPagedKVCacheWrapper"
+        wrapper = adapter.wrapper_for(kept, name, device, q.dtype, D, "NHD", **with_tensor_cores)
+        wrapper.plan(*table, H, H_kv, D, block_size, **options)
+    else:
+        wrapper = adapter.wrapper_for(kept, "BatchPrefillWithPagedKVCacheWrapper", device, q.dtype, D, "NHD")
+        wrapper.plan(bounds, *table, H, H_kv, D, block_size, causal=True, **options)
+    return adapter.Plan(wrapper, adapter.unseeing_rows(bounds, pages.lengths, True, device))
+
+
+def plan(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    softmax_scale: float | None = None,
+    *,
+    cu_seqlens_q: torch.Tensor | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    return_lse: bool = False,
+) -> adapter.Plan:
+    """What an engine does once for all layers of a step; waits for the device."""
+    return plan_of(False, q, k_cache, block_table, seq_lens, softmax_scale, cu_seqlens_q, window, softcap)
+
+
+@register(
+    op="paged_attention",
+    name="flashinfer",
+    role="peer",
+    backend="cuda",
+    min_sm=80,
+    devices=("cuda",),
+    requires=(adapter.PACKAGE,),
+    unsupported=unsupported,
+    traffic=traffic,
+    plan=plan,
+)
+def paged_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    softmax_scale: float | None = None,
+    *,
+    cu_seqlens_q: torch.Tensor | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    return_lse: bool = False,
+    plan: adapter.Plan | None = None,
+) -> Returned:
+    """FlashInfer's batch decode or batch prefill.  q: (T, H, D); returns (T, H, D).
+
+    Without a plan it makes one, and waits for the device to read the lengths and the table. Takes no `out`: FlashInfer
+    writes rows that follow each other without a gap. Raises `ValueError` on shapes, dtypes, strides or options that do
+    not fit.
+    """
+    check_args(q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q)
+    check_options(q, True, window, softcap, None)
+    reason = adapter.why_not({"q": q, "k_cache": k_cache, "v_cache": v_cache})
+    if reason:
+        raise ValueError(reason)
+    if plan is None:
+        plan = plan_of(True, q, k_cache, block_table, seq_lens, softmax_scale, cu_seqlens_q, window, softcap)
+    if plan.wrapper is None:
+        lse = torch.full(q.shape[:2], -math.inf, device=q.device)
+        return (torch.zeros_like(q), lse) if return_lse else torch.zeros_like(q)
+    return adapter.finished(plan.wrapper.run(q, (k_cache, v_cache), return_lse=return_lse), plan.unseeing)

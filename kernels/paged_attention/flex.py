@@ -1,0 +1,237 @@
+"""torch's FlexAttention (Dong et al., arXiv 2412.05496) over a paged cache, compiled by `torch.compile`; decode alone.
+
+The cache is one long sequence of keys, of which a `BlockMask` made from the block table lists each query's pages, and
+`mask_mod` turns a place in the cache into one in the sequence, as the paper's section on paged attention has it.  A
+masked value is multiplied by a weight of 0, so that NaN in a page's unwritten tail would come through: the list has
+whole pages alone, and the last page, where it is begun, is gathered, cleaned, attended by torch steps and merged by its
+log-sum-exp.  Mask, list and merge are made in the call, in one compiled graph, and its time includes them; an engine
+would make mask and list once for all layers of a step.
+
+Compiled for each shape on its first call, which takes seconds.  No fp32: whether its products are TF32 then is a
+setting of the process.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+
+from rooflab.kernels._attention import Returned, check_options, get_scale
+from rooflab.kernels.paged_attention._args import check_args
+from rooflab.kernels.paged_attention.chunked import traffic as in_pages
+from rooflab.kernels.registry import register
+from rooflab.roofline.model import Traffic
+
+LEAST_PAGE = 16
+"""Keys of the smallest matrix product; a page is a step of its loop, and so a power of two."""
+SHAPES = 512
+"""Shapes for which it may be compiled in one process; at torch's own limit of 8 a call raises."""
+QUERY_BLOCK = 128
+"""Queries that share a row of the block mask; one here."""
+
+
+def attend(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(B, H, D) fp32 and the log-sum-exp (B, H).  What `torch.compile` compiles; run eagerly, torch multiplies every
+    slot of the cache by a weight, and the result is right only where none holds NaN or inf."""
+    from torch.nn.attention.flex_attention import AuxRequest, flex_attention
+
+    group = q.shape[1] // k_cache.shape[2]
+    keys, values = (pages.flatten(0, 1)[None].transpose(1, 2) for pages in (k_cache, v_cache))
+    out, aux = flex_attention(
+        q[:, :, None],
+        keys,
+        values,
+        score_mod=None if softcap is None else _capped(softcap),
+        block_mask=_whole_pages(block_table, seq_lens, k_cache, window),
+        scale=scale,
+        enable_gqa=group > 1,
+        return_aux=AuxRequest(lse=True),
+    )
+    tail, tail_lse = _begun_page(q, k_cache, v_cache, block_table, seq_lens, scale, window, softcap)
+    assert aux.lse is not None, "it was asked for"
+    return _merged(out[:, :, 0].float(), aux.lse[:, :, 0], tail, tail_lse)
+
+
+def _capped(softcap: float) -> Callable[..., torch.Tensor]:
+    return lambda score, b, h, query, key: softcap * torch.tanh(score / softcap)
+
+
+def _whole_pages(block_table: torch.Tensor, seq_lens: torch.Tensor, k_cache: torch.Tensor, window: int | None) -> Any:
+    """The mask of each sequence's full pages."""
+    from torch.nn.attention.flex_attention import BlockMask
+
+    num_blocks, block_size = k_cache.shape[:2]
+    B, width = block_table.shape
+    whole = seq_lens // block_size
+    place = torch.arange(width, dtype=torch.int32, device=block_table.device).expand(B, width)
+    listed = place < whole[:, None]
+    # One column more, for table entries that name no full page of the sequence.
+    places = torch.full((B, num_blocks + 1), -1, dtype=torch.int32, device=block_table.device)
+    places = places.scatter(1, torch.where(listed, block_table, num_blocks).long(), torch.where(listed, place, -1))
+
+    def seen(b: torch.Tensor, h: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        own = places[b, key // block_size]
+        if window is None:
+            return own >= 0
+        return (own >= 0) & (own * block_size + key % block_size >= seq_lens[b] - window)
+
+    return BlockMask.from_kv_blocks(
+        whole[:, None, None].int(),
+        torch.where(listed, block_table, 0)[:, None, None].contiguous(),
+        BLOCK_SIZE=(QUERY_BLOCK, block_size),
+        mask_mod=seen,
+        seq_lengths=(1, num_blocks * block_size),
+        compute_q_blocks=False,  # for a backward pass; it takes the list's width for the cache's
+    )
+
+
+def _begun_page(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention over the tokens behind the last full page: (B, H, D) fp32, and the log-sum-exp (B, H)."""
+    B, H, D = q.shape
+    _, block_size, H_kv, _ = k_cache.shape
+    filled = (seq_lens % block_size)[:, None]
+    column = (seq_lens // block_size).clamp(max=block_table.shape[1] - 1).long()[:, None]
+    begun = torch.where(filled > 0, block_table.gather(1, column), 0)[:, 0]
+    slot = torch.arange(block_size, device=q.device)
+    unseen = slot >= filled  # (B, block_size)
+    if window is not None:
+        unseen = unseen | (slot < filled - window)
+    keys, values = (
+        pages.index_select(0, begun).masked_fill(unseen[..., None, None], 0).float() for pages in (k_cache, v_cache)
+    )
+    scores = (q.view(B, H_kv, H // H_kv, 1, D).float() * keys.transpose(1, 2)[:, :, None]).sum(-1) * scale
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    scores = scores.masked_fill(unseen[:, None, None], -math.inf)  # (B, H_kv, group, block_size)
+    lse = torch.logsumexp(scores, dim=-1)
+    weights = torch.exp(scores - lse.masked_fill(lse == -math.inf, 0.0)[..., None])
+    out = (weights[..., None] * values.transpose(1, 2)[:, :, None]).sum(3)
+    return out.reshape(B, H, D), lse.reshape(B, H)
+
+
+def _merged(
+    one: torch.Tensor, one_lse: torch.Tensor, other: torch.Tensor, other_lse: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two parts of a row's keys as one; a part that saw none is 0 and -inf."""
+    lse = torch.logaddexp(one_lse, other_lse)
+    reached = lse.masked_fill(lse == -math.inf, 0.0)
+    shares = [torch.exp(part - reached)[..., None] for part in (one_lse, other_lse)]
+    return one * shares[0] + other * shares[1], lse
+
+
+@cache
+def _compiled() -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+    # fullgraph, so that nothing ever runs eagerly in its place; not dynamic, which the kernel for decoding is not.
+    found: Callable[..., tuple[torch.Tensor, torch.Tensor]] = torch.compile(attend, fullgraph=True, dynamic=False)
+    return found
+
+
+def traffic(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    softmax_scale: float | None = None,
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
+    return_lse: bool = False,
+) -> Traffic:
+    """All keys and values once, for a window masks what is read, and each sequence's table of places, written and read;
+    a page's place is 4 bytes.  What parts of split keys move is torch's to decide, and left out."""
+    where = (q, k_cache, v_cache, block_table, seq_lens, softmax_scale)
+    keys = in_pages(*where, return_lse=return_lse)
+    places = 4 * len(seq_lens) * (k_cache.shape[0] + 1)
+    return Traffic(keys.read_bytes + places, keys.write_bytes + places, launches=6)
+
+
+def unsupported(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    softmax_scale: float | None = None,
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
+    return_lse: bool = False,
+) -> str | None:
+    """Why FlexAttention's kernel for decoding cannot take these inputs, or None."""
+    _, block_size, H_kv, _ = k_cache.shape
+    if q.dtype not in (torch.float16, torch.bfloat16):
+        return f"q: expected torch.float16 or torch.bfloat16, got {q.dtype}"
+    if block_size < LEAST_PAGE or block_size & (block_size - 1):
+        return f"k_cache: expected pages of a power of two of at least {LEAST_PAGE} tokens, got {block_size}"
+    group = q.shape[1] // max(1, H_kv)
+    if group & (group - 1):
+        return f"q: expected a power of two of query heads for each of k_cache's, got {group}"
+    for name, pages in (("k_cache", k_cache), ("v_cache", v_cache)):
+        if pages.numel() and pages.stride(0) != block_size * pages.stride(1):
+            return f"{name}: expected pages one after another in memory, got strides {pages.stride()}"
+    return None
+
+
+@register(
+    op="paged_attention",
+    name="flex",
+    role="peer",
+    backend="torch",
+    min_sm=80,
+    devices=("cuda",),
+    unsupported=unsupported,
+    traffic=traffic,
+)
+def paged_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    softmax_scale: float | None = None,
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
+    return_lse: bool = False,
+) -> Returned:
+    """FlexAttention over a paged cache, on CUDA alone.  q: (B, H, D), one query per sequence; returns (B, H, D).
+
+    Reads no length. Takes no `out`: compiled code allocates. Raises `ValueError` on shapes, dtypes, strides or options
+    that do not fit.
+    """
+    check_args(q, k_cache, v_cache, block_table, seq_lens)
+    check_options(q, True, window, softcap, None)
+    reason = unsupported(q, k_cache, v_cache, block_table, seq_lens)
+    if reason is None and q.device.type != "cuda":
+        reason = f"q: expected a tensor on a CUDA device, where it is compiled, got {q.device}"
+    if reason:
+        raise ValueError(reason)
+    if not q.numel() or not k_cache.numel() or not block_table.numel():
+        lse = torch.full(q.shape[:2], -math.inf, device=q.device)
+        return (torch.zeros_like(q), lse) if return_lse else torch.zeros_like(q)
+    with torch._dynamo.config.patch(recompile_limit=SHAPES, accumulated_recompile_limit=SHAPES):
+        out, lse = _compiled()(q, k_cache, v_cache, block_table, seq_lens, get_scale(q, softmax_scale), window, softcap)
+    return (out.to(q.dtype), lse) if return_lse else out.to(q.dtype)

@@ -1,0 +1,134 @@
+"""`torch.nn.attention.varlen.varlen_attn` through a block table, which it takes from torch 2.13 on.
+
+With torch's FlashAttention-2, the default, a page must hold a multiple of 256 tokens, and its keys are not split: where
+they are, rows after the first sequence are not written (pytorch/pytorch#194167), so `num_splits` is 1, and a step of
+few sequences leaves most SMs empty.  With FlashAttention-3 (arXiv 2407.08608) in its place, which the caller activates
+by `torch.nn.attention.activate_flash_attention_impl("FA3")`, pages have any size and keys are split as it chooses.
+
+Offsets of the queries of a decode step, and those of the keys that FlashAttention-2 wants, are made in the call: small
+launches, which its time includes and an engine would pay once for all layers of a step.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from rooflab.kernels._attention import Returned, check_options, get_scale
+from rooflab.kernels.flash_attention.flash_attention_3 import window_sizes
+from rooflab.kernels.flash_attention_varlen.torch_varlen import CAUSAL, call, why_not
+from rooflab.kernels.paged_attention._args import check_args
+from rooflab.kernels.paged_attention.chunked import traffic as in_pages
+from rooflab.kernels.registry import register
+from rooflab.roofline.model import Traffic
+
+PAGE_MULTIPLE = 256
+"""Of FlashAttention-2's pages."""
+ANY_PAGE = "FA3"
+"""What torch calls FlashAttention-3."""
+NEEDED = ("window_size", "scale", "block_table", "seqused_k", "num_splits")
+
+
+def _active() -> str | None:
+    """What stands in for torch's own FlashAttention-2 in this process, if anything."""
+    # Imported late: with it comes torch._dynamo, 1.4 s of every command.
+    from torch.nn.attention import current_flash_attention_impl
+
+    return current_flash_attention_impl()
+
+
+def traffic(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    softmax_scale: float | None = None,
+    *,
+    cu_seqlens_q: torch.Tensor | None = None,
+    window: int | None = None,
+    return_lse: bool = False,
+) -> Traffic:
+    """The keys and values in sight once, and the log-sum-exp that it always writes."""
+    where = (q, k_cache, v_cache, block_table, seq_lens, softmax_scale)
+    return in_pages(*where, cu_seqlens_q=cu_seqlens_q, window=window, return_lse=True)
+
+
+def unsupported(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    softmax_scale: float | None = None,
+    *,
+    cu_seqlens_q: torch.Tensor | None = None,
+    window: int | None = None,
+    return_lse: bool = False,
+) -> str | None:
+    """Why torch's function cannot take these inputs, or None."""
+    reason = why_not(q, *NEEDED)
+    if reason or _active() == ANY_PAGE:
+        return reason
+    if _active() is not None:
+        return f"expected FlashAttention-2 or {ANY_PAGE}, got {_active()} activated"
+    if k_cache.shape[1] % PAGE_MULTIPLE:
+        return (
+            f"k_cache: expected pages of a multiple of {PAGE_MULTIPLE} tokens for FlashAttention-2, got "
+            f"{k_cache.shape[1]}; {ANY_PAGE}, which is not activated, takes any"
+        )
+    return None
+
+
+@register(
+    op="paged_attention",
+    name="torch_varlen",
+    role="peer",
+    backend="torch",
+    min_sm=80,
+    devices=("cuda",),
+    unsupported=unsupported,
+    traffic=traffic,
+)
+def paged_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    softmax_scale: float | None = None,
+    *,
+    cu_seqlens_q: torch.Tensor | None = None,
+    window: int | None = None,
+    return_lse: bool = False,
+) -> Returned:
+    """`varlen_attn` with a block table.  q: (T, H, D); returns (T, H, D).
+
+    Reads no length: the longest queries and keys that it is told are the most that q and the table can hold. Takes no
+    `out`: torch's call allocates. Raises `ValueError` on shapes, dtypes or options that do not fit.
+    """
+    check_args(q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q)
+    check_options(q, True, window, None, None)
+    reason = unsupported(q, k_cache, v_cache, block_table, seq_lens)
+    if reason:
+        raise ValueError(reason)
+    slots = block_table.shape[1] * k_cache.shape[1]
+    if len(q) == 0 or slots == 0:
+        lse = torch.full(q.shape[:2], -math.inf, device=q.device)
+        return (torch.zeros_like(q), lse) if return_lse else torch.zeros_like(q)
+    queries, longest = cu_seqlens_q, len(q)
+    if queries is None:
+        queries, longest = torch.arange(len(q) + 1, dtype=torch.int32, device=q.device), 1
+    any_page = _active() == ANY_PAGE
+    # FlashAttention-3 refuses offsets of keys beside a table; FlashAttention-2 asks for them, and goes by `seqused_k`.
+    keys = None if any_page else torch.nn.functional.pad(seq_lens.cumsum(0, dtype=torch.int32), (1, 0))
+    return call(
+        q, k_cache, v_cache, queries, keys, longest, slots,
+        return_lse=return_lse,
+        scale=get_scale(q, softmax_scale),
+        window_size=CAUSAL if window is None else window_sizes(window),
+        seqused_k=seq_lens,
+        block_table=block_table,
+        num_splits=None if any_page else 1,
+    )  # fmt: skip

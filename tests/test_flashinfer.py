@@ -1,0 +1,215 @@
+"""The adapters to FlashInfer: what it is given, by a module that stands for its own, and what they refuse."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import fake_flashinfer
+import pytest
+import torch
+
+from rooflab.bench.calls import Rotation
+from rooflab.bench.cheats import wrong_on_new_data
+from rooflab.bench.check import check_kernel
+from rooflab.bench.preparing import planned
+from rooflab.kernels import _flashinfer as adapter
+from rooflab.kernels.flash_attention import flashinfer as dense
+from rooflab.kernels.registry import Kernel, get_kernel, get_op
+from rooflab.reference.spec import SCHEMES, Case, Inputs
+
+OPS = ("flash_attention", "flash_attention_varlen", "paged_attention", "mla_decode")
+SMALL = {"mla_decode": ("B=3,context=70,H=16,latent=512,rotary=64,block_size=16,ragged=true,lse=true",)}
+"""Cases beside those of the suites, few of which FlashInfer takes."""
+
+
+@pytest.fixture(autouse=True)
+def flashinfer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The fake in FlashInfer's place, with no wrapper left over from another test."""
+    monkeypatch.setitem(sys.modules, "flashinfer", fake_flashinfer)
+    monkeypatch.setattr(adapter, "WORKSPACE_BYTES", 64)
+    monkeypatch.setattr(fake_flashinfer.Wrapper, "made", [])
+    for kept in (adapter.kept_wrapper, dense._planned):
+        kept.cache_clear()
+    yield fake_flashinfer
+    for kept in (adapter.kept_wrapper, dense._planned):
+        kept.cache_clear()
+
+
+def on_cpu(op: str) -> Kernel:
+    """The adapter, as a kernel that a CPU can check."""
+    kernel = get_kernel(op, "flashinfer")
+    return dataclasses.replace(kernel, backend="torch", devices=("cpu",), requires=(), min_sm=None)
+
+
+def inputs_of(op: str, text: str, scheme: str = "bf16", device: str = "cpu", seed: int = 0) -> Inputs:
+    spec = get_op(op)
+    case = spec.check_case(Case.parse(text))
+    return spec.make_inputs(case, SCHEMES[scheme], torch.device(device), seed)
+
+
+@pytest.mark.parametrize("scheme", ["bf16", "fp16"])
+@pytest.mark.parametrize("op", OPS)
+def test_every_case_is_right_or_refused_by_name(op: str, scheme: str) -> None:
+    spec, kernel, taken = get_op(op), get_kernel(op, "flashinfer"), 0
+    cases = [*spec.cases["smoke"], *spec.cases["edge"], *map(Case.parse, SMALL.get(op, ()))]
+    for case in cases:
+        inputs = spec.make_inputs(case, SCHEMES[scheme], torch.device("cpu"), 0)
+        reason = kernel.why_not_args(inputs, spec)
+        if reason:
+            assert any(word in reason for word in ("head_dim", "latent_dim", "has no 'sinks'", "_scale")), reason
+            continue
+        found = kernel(**inputs)
+        found = found if isinstance(found, tuple) else (found,)
+        for stats in spec.judge(found, spec.oracle(inputs), inputs, SCHEMES[scheme]):
+            assert stats.passed, (case.id, stats.describe())
+        taken += 1
+    assert taken >= 2
+
+
+@pytest.mark.parametrize(
+    ("op", "text"),
+    [
+        ("flash_attention", "B=3,T=20,S=33,H=4,H_kv=2,D=64,causal=true,lse=true"),
+        ("flash_attention_varlen", "B=4,T=20,S=33,H=4,H_kv=2,D=64,causal=true"),
+        ("paged_attention", "B=3,context=40,H=4,H_kv=2,D=64,block_size=16,ragged=true,lse=true"),
+        ("paged_attention", "B=3,context=40,H=8,H_kv=2,D=64,block_size=8,ragged=false,window=9"),
+        ("paged_attention", "B=3,context=40,H=8,H_kv=2,D=64,block_size=8,ragged=true,queries=7"),
+        ("mla_decode", SMALL["mla_decode"][0]),
+    ],
+)
+def test_it_passes_the_whole_check_as_lengths_change_under_it(op: str, text: str) -> None:
+    """Also `other data in the same memory`, of which torch's version counters say nothing: no plan may be kept."""
+    spec = get_op(op)
+    result = check_kernel(on_cpu(op), spec, spec.check_case(Case.parse(text)), SCHEMES["bf16"], "cpu", planted=False)
+    assert result.status == "OK", result.describe()
+
+
+def test_lengths_written_in_place_are_planned_anew() -> None:
+    kernel = get_kernel("paged_attention", "flashinfer")
+    inputs = inputs_of("paged_attention", "B=2,context=40,H=4,H_kv=2,D=64,block_size=16,ragged=false")
+    before, version = kernel(**inputs), inputs["seq_lens"]._version
+    inputs["seq_lens"].data.copy_(torch.tensor([40, 7]))
+    after, (oracle,) = kernel(**inputs), get_op("paged_attention").oracle(inputs)
+    assert inputs["seq_lens"]._version == version and torch.equal(after[0], before[0])
+    torch.testing.assert_close(after[1].double(), oracle[1], atol=0.02, rtol=0.02)
+    (wrapper,) = fake_flashinfer.Wrapper.made
+    assert wrapper.plans == 2
+
+
+def test_a_dense_batch_is_planned_once_for_its_shape() -> None:
+    kernel = get_kernel("flash_attention", "flashinfer")
+    for seed in (0, 1):
+        kernel(**inputs_of("flash_attention", "B=2,T=20,S=33,H=4,H_kv=2,D=64,causal=true", seed=seed))
+    assert [wrapper.plans for wrapper in fake_flashinfer.Wrapper.made] == [1]
+    kernel(**inputs_of("flash_attention", "B=2,T=20,S=34,H=4,H_kv=2,D=64,causal=true"))
+    assert [wrapper.plans for wrapper in fake_flashinfer.Wrapper.made] == [1, 1]
+
+
+@pytest.mark.parametrize(("H", "tensor_cores"), [(2, False), (6, False), (8, True), (14, True)])
+def test_groups_of_four_decode_on_tensor_cores(H: int, tensor_cores: bool) -> None:
+    text = f"B=2,context=40,H={H},H_kv=2,D=64,block_size=16,ragged=false"
+    get_kernel("paged_attention", "flashinfer")(**inputs_of("paged_attention", text))
+    (wrapper,) = fake_flashinfer.Wrapper.made
+    assert wrapper.options == {"use_tensor_cores": tensor_cores}
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_where_nothing_is_seen_it_is_zero_and_minus_infinity_without_a_call(op: str, monkeypatch: Any) -> None:
+    monkeypatch.setitem(sys.modules, "flashinfer", None)
+    q, none, lengths = torch.ones(2, 4, 64).half(), torch.ones(0, 2, 64).half(), torch.tensor([0, 0], dtype=torch.int32)
+    cache, table = torch.full((3, 16, 2, 64), math.nan).half(), torch.full((2, 1), -1, dtype=torch.int32)
+    offsets = torch.tensor([0, 2], dtype=torch.int32)
+    latents = torch.ones(2, 4, 576).half(), torch.full((3, 16, 576), math.nan).half()
+    arguments = {
+        "flash_attention": (q[None], none[None], none[None]),
+        "flash_attention_varlen": (q, none, none, offsets, 0 * offsets, 2, 0),
+        "paged_attention": (q, cache, cache, table, lengths),
+        "mla_decode": (*latents, table, lengths, 512, 0.1),
+    }[op]
+    out, lse = get_kernel(op, "flashinfer").fn(*arguments, return_lse=True)
+    assert not out.any() and bool((lse == -math.inf).all()) and lse.dtype == torch.float32
+    assert lse.shape == out.shape[:-1]
+
+
+PAGED = "B=2,context=40,H=4,H_kv=2,D=64,block_size=16,ragged=false"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"q": torch.ones(2, 4, 64)}, "k_cache: expected torch.float32, got torch.bfloat16"),
+        ({"q": torch.ones(2, 4, 68).bfloat16()[..., :64][:, :, :64]}, "q: expected an address and strides of whole 16"),
+        ({"v_cache": torch.ones(6, 16, 2, 80).bfloat16()[..., :64]}, "v_cache: expected the strides of k_cache"),
+        ({"window": 0}, "window: expected at least 1"),
+        ({"softcap": -1.0}, "softcap: expected more than 0"),
+    ],
+)
+def test_refusals_of_paged_attention(changes: dict[str, Any], message: str) -> None:
+    inputs = inputs_of("paged_attention", PAGED)
+    inputs["k_cache"] = inputs["v_cache"] = torch.ones(6, 16, 2, 64).bfloat16()
+    with pytest.raises(ValueError, match=message):
+        get_kernel("paged_attention", "flashinfer").fn(**{**inputs, **changes})
+
+
+def test_sequences_with_a_gap_between_them_and_other_sizes_are_refused() -> None:
+    q = torch.ones(2, 9, 4, 64).half()[:, :8]
+    with pytest.raises(ValueError, match="q: expected sequences one after another in memory, got strides"):
+        get_kernel("flash_attention", "flashinfer").fn(q, q.clone(), q.clone())
+    packed = torch.ones(2, 8, 3, 4, 64).half().unbind(2)
+    assert get_kernel("flash_attention", "flashinfer").fn(*packed).shape == (2, 8, 4, 64)
+    one = inputs_of("mla_decode", "B=2,context=20,H=4,latent=128,rotary=64,block_size=16,ragged=false")
+    with pytest.raises(ValueError, match="latent_dim: expected 512 of 576 dimensions, got 128 of 192"):
+        get_kernel("mla_decode", "flashinfer").fn(**one)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_it_is_refused_by_name_where_it_is_not_installed_or_cannot(op: str, monkeypatch: Any) -> None:
+    monkeypatch.delitem(sys.modules, "flashinfer")
+    kernel = get_kernel(op, "flashinfer")
+    assert kernel.role == "peer" and kernel.backend == "cuda" and kernel.min_sm == 80
+    assert kernel.why_not_here(torch.device("cpu")) in (
+        "UNAVAILABLE: flashinfer is not installed", "UNSUPPORTED: needs a CUDA device"
+    )  # fmt: skip
+    spec = get_op(op)
+    case = spec.cases["llama3_8b"][0]
+    inputs = spec.make_inputs(case, SCHEMES["bf16"], torch.device("meta"), 0)
+    assert kernel.why_not_args(inputs) is None
+    assert kernel.traffic(**inputs).bytes >= 0.999 * spec.cost(**inputs).bytes
+    if op != "mla_decode":
+        assert "has no 'sinks'" in str(kernel.why_not_args({**inputs, "sinks": torch.zeros(4)}))
+        whole = spec.make_inputs(case, SCHEMES["fp32"], torch.device("meta"), 0)
+        assert "q: expected torch.float16 or torch.bfloat16, got torch.float32" in str(kernel.why_not_args(whole))
+
+
+@pytest.mark.parametrize(
+    ("op", "text"),
+    [
+        ("flash_attention_varlen", "B=4,T=20,S=33,H=4,H_kv=2,D=64,causal=true"),
+        ("paged_attention", "B=2,context=40,H=8,H_kv=2,D=64,block_size=8,ragged=false,window=9"),
+        ("mla_decode", "B=2,context=70,H=16,latent=512,rotary=64,block_size=16,ragged=false"),
+    ],
+)
+def test_what_is_timed_is_run_alone_and_new_data_are_planned_for(op: str, text: str) -> None:
+    spec = get_op(op)
+    sets = [inputs_of(op, text) for _ in range(2)]
+    rotation = Rotation(on_cpu(op), spec, sets)
+    made = list(fake_flashinfer.Wrapper.made)
+    for _ in range(4):
+        rotation()
+    assert [wrapper.plans for wrapper in fake_flashinfer.Wrapper.made] == [1, 1] and len(made) == 2
+    fresh = inputs_of(op, text, seed=0 if op == "flash_attention_varlen" else 5)
+    assert wrong_on_new_data({op: rotation}, spec, SCHEMES["bf16"], fresh) == {}
+    assert len(fake_flashinfer.Wrapper.made) == 4
+
+
+def test_a_plan_sees_no_float() -> None:
+    kernel, seen = on_cpu("paged_attention"), {}
+    watched = dataclasses.replace(kernel, plan=lambda **given: seen.update(given))
+    planned(watched, inputs_of("paged_attention", PAGED))
+    assert {name for name, value in seen.items() if isinstance(value, torch.Tensor) and not value.is_meta} == {
+        "block_table", "seq_lens"
+    }  # fmt: skip

@@ -1,0 +1,196 @@
+"""The peers that call torch's varlen_attn: what it is given, by a function of its signature, and what they refuse."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.attention
+import torch.nn.attention.varlen as varlen
+
+from rooflab.bench.check import check_kernel
+from rooflab.kernels.flash_attention_varlen import torch_varlen
+from rooflab.kernels.registry import get_kernel, get_op
+from rooflab.reference.attention import Scores, attend, seen_keys
+from rooflab.reference.spec import SCHEMES, Case, Inputs
+
+REAL = inspect.signature(varlen.varlen_attn)
+OPS = ("flash_attention_varlen", "paged_attention")
+PAGED = "B=3,context=300,H=4,H_kv=2,D=64,block_size=256,ragged=true"
+
+
+def with_its_signature(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, looking as if it took what torch's takes."""
+    function.__signature__ = REAL  # type: ignore[attr-defined]
+    return function
+
+
+@with_its_signature
+def by_reference(*args: Any, **options: Any) -> Any:
+    """`varlen_attn` of torch 2.13 by the reference's formula, with torch's ways: the log-sum-exp is (H, T), and inf
+    where a query sees no key."""
+    bound = REAL.bind(*args, **options)
+    bound.apply_defaults()
+    given = bound.arguments
+    q, k, v, left = given["query"], given["key"], given["value"], given["window_size"][0]
+    assert given["window_size"][1] in (-1, 0) and (given["window_size"] == (-1, -1) or given["window_size"][1] == 0)
+    assert given["enable_gqa"] == (q.shape[1] != k.shape[-2])
+    causal = given["window_size"][1] == 0
+    bounds = given["cu_seq_q"].tolist()
+    assert max(b - a for a, b in zip(bounds, bounds[1:], strict=False)) <= given["max_q"]
+    out, lse = torch.zeros(q.shape).double(), torch.full((q.shape[1], len(q)), math.inf).double()
+    for b, (start, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
+        keys, values = (_sequence(cache, b, given) for cache in (k, v))
+        assert len(keys) <= given["max_k"]
+        seen = seen_keys(end - start, len(keys), causal, None if left == -1 else left + 1)
+        out[start:end], found = attend(q[start:end], keys, values, seen, Scores(given["scale"]))
+        lse[:, start:end] = torch.where(found == -math.inf, math.inf, found).mT
+    result = out.to(q.dtype)
+    return (result, lse.float()) if given["return_aux"] is not None and given["return_aux"].lse else result
+
+
+def _sequence(cache: torch.Tensor, b: int, given: dict[str, Any]) -> torch.Tensor:
+    if given["block_table"] is None:
+        return cache[slice(*given["cu_seq_k"][b : b + 2].tolist())]
+    length = int(given["seqused_k"][b])
+    pages = given["block_table"][b, : -(-length // cache.shape[1])]
+    return cache[pages.long()].flatten(0, 1)[:length]
+
+
+def of_2_11(
+    query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, return_aux=None, scale=None, window_size=(-1, -1)
+):  # fmt: skip
+    """The signature of torch 2.11."""
+    raise AssertionError("refused before it is called")
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Puts a function in the place of `varlen_attn`, and in that of FlashAttention-2 what is named."""
+
+    def put(function: Callable[..., Any], active: str | None = None) -> None:
+        monkeypatch.setattr(varlen, "varlen_attn", function)
+        monkeypatch.setattr(torch.nn.attention, "current_flash_attention_impl", lambda: active)
+        torch_varlen.parameters.cache_clear()
+
+    yield put
+    torch_varlen.parameters.cache_clear()
+
+
+def inputs_of(op: str, text: str, scheme: str = "bf16") -> Inputs:
+    return get_op(op).make_inputs(Case.parse(text), SCHEMES[scheme], torch.device("cpu"), 0)
+
+
+@pytest.mark.parametrize("active", [None, "FA3"])
+@pytest.mark.parametrize("op", OPS)
+def test_every_case_is_right_or_refused_by_name(op: str, active: str | None, installed: Any) -> None:
+    installed(by_reference, active)
+    spec, kernel, taken = get_op(op), get_kernel(op, "torch_varlen"), 0
+    for case in (*spec.cases["smoke"], *spec.cases["edge"], *([Case.parse(PAGED)] if op == "paged_attention" else [])):
+        inputs = spec.make_inputs(case, SCHEMES["bf16"], torch.device("cpu"), 0)
+        reason = kernel.why_not_args(inputs, spec)
+        if reason:
+            words = ("has no 'sinks'", "has no 'softcap'", *(() if active else ("pages of a multiple of 256",)))
+            assert any(word in reason for word in words), reason
+            continue
+        found = kernel(**inputs)
+        found = found if isinstance(found, tuple) else (found,)
+        for stats in spec.judge(found, spec.oracle(inputs), inputs, SCHEMES["bf16"]):
+            assert stats.passed, (case.id, stats.describe())
+        taken += 1
+    assert taken >= 2
+
+
+@pytest.mark.parametrize(
+    ("op", "text"),
+    [
+        ("flash_attention_varlen", "B=4,T=20,S=33,H=4,H_kv=2,D=64,causal=true,lse=true"),
+        ("paged_attention", PAGED + ",lse=true"),
+    ],
+)
+def test_it_passes_the_whole_check(op: str, text: str, installed: Any) -> None:
+    installed(by_reference)
+    kernel = dataclasses.replace(get_kernel(op, "torch_varlen"), devices=("cpu",), min_sm=None)
+    spec = get_op(op)
+    result = check_kernel(kernel, spec, spec.check_case(Case.parse(text)), SCHEMES["bf16"], "cpu", planted=False)
+    assert result.status == "OK", result.describe()
+
+
+@pytest.mark.parametrize(("active", "splits", "offsets"), [(None, 1, True), ("FA3", None, False)])
+def test_keys_are_split_by_flash_attention_3_alone(
+    active: str | None, splits: int | None, offsets: bool, installed: Any
+) -> None:
+    given: dict[str, Any] = {}
+
+    @with_its_signature
+    def noted(*args: Any, **options: Any) -> Any:
+        given.update(REAL.bind(*args, **options).arguments)
+        return by_reference(*args, **options)
+
+    installed(noted, active)
+    inputs = inputs_of("paged_attention", PAGED)
+    get_kernel("paged_attention", "torch_varlen")(**inputs)
+    assert given["num_splits"] == splits and (given["cu_seq_k"] is not None) == offsets
+    assert given["max_q"] == 1 and given["max_k"] == 256 * inputs["block_table"].shape[1]
+    if offsets:
+        assert given["cu_seq_k"].diff().tolist() == inputs["seq_lens"].tolist()
+
+
+def test_what_the_signature_lacks_is_refused_by_name(installed: Any) -> None:
+    installed(of_2_11)
+    dense = inputs_of("flash_attention_varlen", "B=4,T=20,S=33,H=4,H_kv=2,D=64,causal=true")
+    assert get_kernel("flash_attention_varlen", "torch_varlen").why_not_args(dense) is None
+    paged, kernel = inputs_of("paged_attention", PAGED), get_kernel("paged_attention", "torch_varlen")
+    assert kernel.why_not_args(paged) == (
+        f"UNSUPPORTED: paged_attention/torch_varlen: torch {torch.__version__} has no varlen_attn with block_table"
+    )
+    with pytest.raises(ValueError, match="has no varlen_attn with block_table"):
+        kernel.fn(**paged)
+    installed(lambda query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, is_causal=False: None)
+    reason = get_kernel("flash_attention_varlen", "torch_varlen").why_not_args(dense)
+    assert str(reason).endswith("has no varlen_attn with window_size")
+
+
+@pytest.mark.parametrize(
+    ("text", "scheme", "active", "message"),
+    [
+        (PAGED, "fp32", None, "q: expected torch.float16 or torch.bfloat16, got torch.float32"),
+        (PAGED.replace("D=64", "D=68"), "bf16", None, "q: expected a head_dim of at most 256 in multiples of 8, got 6"),
+        (PAGED.replace("256", "64"), "bf16", None, "pages of a multiple of 256 tokens for FlashAttention-2, got 64"),
+        (PAGED, "bf16", "FA4", "expected FlashAttention-2 or FA3, got FA4 activated"),
+    ],
+)  # fmt: skip
+def test_refusals(text: str, scheme: str, active: str | None, message: str, installed: Any) -> None:
+    installed(by_reference, active)
+    inputs = inputs_of("paged_attention", text, scheme)
+    with pytest.raises(ValueError, match=message):
+        get_kernel("paged_attention", "torch_varlen").fn(**inputs)
+
+
+def test_without_keys_torch_is_not_called(installed: Any) -> None:
+    installed(of_2_11)
+    q, none, offsets = torch.ones(3, 4, 64).half(), torch.ones(0, 2, 64).half(), torch.tensor([0, 3]).int()
+    out, lse = get_kernel("flash_attention_varlen", "torch_varlen").fn(
+        q, none, none, offsets, 0 * offsets, 3, 0, return_lse=True
+    )
+    assert not out.any() and bool((lse == -math.inf).all()) and lse.shape == (3, 4)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_it_counts_as_torch_s_own_and_costs_no_command_an_import(op: str) -> None:
+    kernel = get_kernel(op, "torch_varlen")
+    # What `measures.ratios` takes for torch's best backend.
+    assert (kernel.role, kernel.backend, kernel.devices) == ("peer", "torch", ("cuda",))
+    assert kernel.why_not_here(torch.device("cpu")) == "UNSUPPORTED: needs a CUDA device"
+    code = (
+        "import sys; from rooflab.kernels import registry; registry.load_all(); "
+        "sys.exit(sum(name in sys.modules for name in ('torch.nn.attention.varlen', 'torch._dynamo', 'flashinfer')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
