@@ -17,6 +17,7 @@ from rooflab.bench.check_runs import OTHER_SEED
 from rooflab.bench.clocks import ClockWatch, ReadsClock
 from rooflab.bench.flush import FlushBy
 from rooflab.bench.memory import peak_memory_bytes
+from rooflab.bench.stopwatch import Function
 from rooflab.bench.timing import Samples, time_functions
 from rooflab.bench.trace import NotRecorded
 from rooflab.bench.trial import Failed, failure, known_errors
@@ -34,7 +35,7 @@ class Observed:
 
 
 def time_together(
-    ready: Mapping[str, Rotation],
+    ready: Mapping[str, Function],
     device: torch.device,
     budget_s: float,
     seed: int,
@@ -59,7 +60,7 @@ def time_together(
 
 
 def _together_or_alone(
-    read: Callable[..., dict[str, Samples]], ready: Mapping[str, Rotation], budget_s: float
+    read: Callable[..., dict[str, Samples]], ready: Mapping[str, Function], budget_s: float
 ) -> tuple[dict[str, Samples], dict[str, Failed]]:
     try:
         return read(ready, budget_s=budget_s * len(ready)), {}

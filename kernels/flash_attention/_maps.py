@@ -6,6 +6,7 @@ import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from rooflab.kernels._tma import ALIGNMENT, STRIDE_LIMIT, address_of
+from rooflab.kernels.flash_attention._args import E4M3, keys_contiguous
 from rooflab.kernels.flash_attention._tiles import padded
 
 
@@ -16,17 +17,30 @@ def tensor_map(x: torch.Tensor, rows: int) -> TensorDescriptor:
     return TensorDescriptor(x, [B, H, T, D], [*strides, 1], [1, 1, rows, padded(D)])
 
 
-def why_not_mapped(name: str, x: torch.Tensor) -> str | None:
-    """Why a tensor map cannot describe x (B, T, H, D), or None."""
+def columns_map(x: torch.Tensor, keys: int) -> TensorDescriptor:
+    """x (B, S, H, D) whose keys are contiguous as (B, H, D, S), in boxes of `keys` of a head; zeros past the end."""
+    B, S, H, D = x.shape
+    strides = [x.stride(dim) if x.shape[dim] > 1 else ALIGNMENT for dim in (0, 2, 3)]
+    return TensorDescriptor(x, [B, H, D, S], [*strides, 1], [1, 1, padded(D), keys])
+
+
+def why_not_mapped(name: str, x: torch.Tensor, inner: int = 3, other: str = "masked_tiles") -> str | None:
+    """Why a tensor map cannot describe x (B, T, H, D), or None.
+
+    inner: the contiguous dimension; other: the rung that takes it all the same.
+    """
     size = x.element_size()
-    steps = [stride * size for stride, count in zip(x.stride()[:3], x.shape[:3], strict=True) if count > 1]
+    sides = [
+        (stride, count) for dim, (stride, count) in enumerate(zip(x.stride(), x.shape, strict=True)) if dim != inner
+    ]
+    steps = [stride * size for stride, count in sides if count > 1]
     aligned = address_of(x) % ALIGNMENT == 0 and all(s % ALIGNMENT == 0 < s < STRIDE_LIMIT for s in steps)
     if aligned or not x.numel():
         return None
     return (
         f"{name}: expected an address and strides of whole {ALIGNMENT} bytes for TMA, got address % {ALIGNMENT} = "
         f"{address_of(x) % ALIGNMENT} and strides of {', '.join(map(str, steps))} bytes; "
-        "flash_attention/masked_tiles takes any"
+        f"flash_attention/{other} takes any"
     )
 
 
@@ -71,6 +85,31 @@ def unsupported_keys(
 ) -> str | None:
     """`unsupported` of a rung that loads k and v by TMA, and q by pointers."""
     return _why_no_products(q) or why_not_mapped("k", k) or why_not_mapped("v", v)
+
+
+def unsupported_fp8(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool = False,
+    softmax_scale: float | None = None,
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    q_scale: torch.Tensor | None = None,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
+    return_lse: bool = False,
+) -> str | None:
+    """`unsupported` of a rung that multiplies e4m3, with the keys or the heads of v contiguous."""
+    if q.dtype != E4M3:
+        return f"q: expected {E4M3}, got {q.dtype}; flash_attention/persistent takes 16 bits"
+    if q.shape[-1] % 16 or not 32 <= q.shape[-1] <= 256:
+        wanted = "a head_dim of whole 16 bytes from 32 to 256"
+        return f"q: expected {wanted}, got {q.shape[-1]}; flash_attention/naive takes any"
+    reasons = (why_not_mapped(name, x, other="naive") for name, x in (("q", q), ("k", k)))
+    return next(filter(None, reasons), None) or why_not_mapped("v", v, 1 if keys_contiguous(v) else 3, "naive")
 
 
 def nothing_seen(

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, replace
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import globaltimer
 
 from rooflab.kernels._attention import Returned, check_options, outputs
 from rooflab.kernels._attention_device import finish, softmax_numbers
@@ -26,6 +27,7 @@ from rooflab.kernels.flash_attention import _tiles
 from rooflab.kernels.flash_attention._args import check_args
 from rooflab.kernels.flash_attention._maps import nothing_seen, tensor_map, unsupported
 from rooflab.kernels.flash_attention._tiles import padded, tma_configs, tma_footprint, traffic
+from rooflab.kernels.flash_attention._timeline import keep
 from rooflab.kernels.flash_attention._tma_device import attend
 from rooflab.kernels.registry import register
 from rooflab.reference.spec import Case, Scheme
@@ -88,8 +90,8 @@ def place(tile, tiles_m, heads, section, CAUSAL: tl.constexpr):
 
 @triton.jit
 def _attention(
-    q_map, k_map, v_map, sinks_ptr, out_ptr, lse_ptr, T, S, H, group, heads, section, window, scale, factor, cap,
-    out_stride_b, out_stride_t, out_stride_h, lse_stride_b, lse_stride_t, lse_stride_h, sinks_stride,
+    q_map, k_map, v_map, sinks_ptr, out_ptr, lse_ptr, timeline_ptr, T, S, H, group, heads, section, window, scale,
+    factor, cap, out_stride_b, out_stride_t, out_stride_h, lse_stride_b, lse_stride_t, lse_stride_h, sinks_stride,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, NEGATED: tl.constexpr, SINKS: tl.constexpr,
     LSE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -98,6 +100,8 @@ def _attention(
     for turn in range(0, tl.cdiv(tiles, tl.num_programs(0))):
         tile = nth_tile(turn, tl.program_id(0), tl.num_programs(0))
         if tile < tiles:
+            if timeline_ptr is not None:
+                began = globaltimer()
             tile_m, head = place(tile, tiles_m, heads, section, CAUSAL)
             b = head // H
             h = head % H
@@ -120,6 +124,8 @@ def _attention(
             if LSE:
                 lse_offsets = b64 * lse_stride_b + h64 * lse_stride_h + rows64 * lse_stride_t
                 tl.store(lse_ptr + lse_offsets, lse, mask=rows < T)
+            if timeline_ptr is not None:
+                keep(timeline_ptr, head * tiles_m + tile_m, began)
 
 
 def section_heads(k: torch.Tensor, group: int) -> int:
@@ -161,6 +167,25 @@ def flash_attention(
     Returns (B, T, H, D), and with `return_lse` the log-sum-exp (B, T, H) fp32.  Addresses and strides of q, k and v are
     whole 16 bytes, D is a multiple of 8.  Raises `ValueError` on shapes, dtypes, options or strides that do not fit.
     """
+    return launch(q, k, v, causal, softmax_scale, out, window, softcap, sinks, return_lse, config)
+
+
+def launch(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool = False,
+    softmax_scale: float | None = None,
+    out: Returned | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    return_lse: bool = False,
+    config: Config | None = None,
+    timeline: torch.Tensor | None = None,
+) -> Returned:
+    """The registered kernel, which fills in a `timeline` (`_timeline.py`) where it is given one: a row for each tile,
+    those of a head after each other.  Raises `ValueError` as the kernel does."""
     check_args(q, k, v)
     check_options(q, causal, window, softcap, sinks)
     reason = unsupported(q, k, v, causal, softmax_scale)
@@ -177,8 +202,8 @@ def flash_attention(
     tiles = triton.cdiv(T, config.block_m) * B * H
     _attention[(min(tiles, sm_count(q.device) * config.ctas_per_sm),)](
         tensor_map(q, config.block_m), tensor_map(k, config.block_n), tensor_map(v, config.block_n), sinks, out, lse,
-        T, S, H, group, B * H, min(B * H, section_heads(k, group)), window if windowed else 0, scale, factor, cap,
-        *out.stride()[:3], *((0, 0, 0) if lse is None else lse.stride()), 0 if sinks is None else sinks.stride(0),
+        timeline, T, S, H, group, B * H, min(B * H, section_heads(k, group)), window if windowed else 0, scale, factor,
+        cap, *out.stride()[:3], *((0, 0, 0) if lse is None else lse.stride()), 0 if sinks is None else sinks.stride(0),
         CAUSAL=causal, WINDOW=windowed, CAP=softcap is not None, NEGATED=negated,
         SINKS=sinks is not None, LSE=return_lse, HEAD_DIM=D, BLOCK_D=padded(D), BLOCK_M=config.block_m,
         BLOCK_N=config.block_n, num_warps=config.num_warps, num_stages=config.num_stages,

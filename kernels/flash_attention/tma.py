@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import globaltimer
 
 from rooflab.kernels._attention import Returned, check_options, outputs
 from rooflab.kernels._attention_device import finish, softmax_numbers
@@ -19,6 +20,7 @@ from rooflab.kernels.configs import BF16, Footprint, default_config, legal_by
 from rooflab.kernels.flash_attention._args import check_args
 from rooflab.kernels.flash_attention._maps import nothing_seen, tensor_map, unsupported
 from rooflab.kernels.flash_attention._tiles import Config, padded, tma_choice, tma_configs, tma_footprint, traffic
+from rooflab.kernels.flash_attention._timeline import keep
 from rooflab.kernels.flash_attention._tma_device import attend
 from rooflab.kernels.registry import register
 from rooflab.reference.spec import Case, Scheme
@@ -41,11 +43,13 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
 
 @triton.jit
 def _attention(
-    q_map, k_map, v_map, sinks_ptr, out_ptr, lse_ptr, T, S, H, group, window, scale, factor, cap,
+    q_map, k_map, v_map, sinks_ptr, out_ptr, lse_ptr, timeline_ptr, T, S, H, group, window, scale, factor, cap,
     out_stride_b, out_stride_t, out_stride_h, lse_stride_b, lse_stride_t, lse_stride_h, sinks_stride,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, NEGATED: tl.constexpr, SINKS: tl.constexpr,
     LSE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
+    if timeline_ptr is not None:
+        began = globaltimer()
     tiles = tl.cdiv(T, BLOCK_M)
     b = tl.program_id(0) // tiles // H
     h = tl.program_id(0) // tiles % H
@@ -68,6 +72,8 @@ def _attention(
     if LSE:
         lse_offsets = b * lse_stride_b + h * lse_stride_h + rows64 * lse_stride_t
         tl.store(lse_ptr + lse_offsets, lse, mask=rows < T)
+    if timeline_ptr is not None:
+        keep(timeline_ptr, tl.program_id(0), began)
 
 
 @register(
@@ -103,6 +109,25 @@ def flash_attention(
     Returns (B, T, H, D), and with `return_lse` the log-sum-exp (B, T, H) fp32.  Addresses and strides of q, k and v are
     whole 16 bytes, D is a multiple of 8.  Raises `ValueError` on shapes, dtypes, options or strides that do not fit.
     """
+    return launch(q, k, v, causal, softmax_scale, out, window, softcap, sinks, return_lse, config)
+
+
+def launch(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool = False,
+    softmax_scale: float | None = None,
+    out: Returned | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    return_lse: bool = False,
+    config: Config | None = None,
+    timeline: torch.Tensor | None = None,
+) -> Returned:
+    """The registered kernel, which fills in a `timeline` (`_timeline.py`) where it is given one: a row for each tile,
+    those of a head after each other.  Raises `ValueError` as the kernel does."""
     check_args(q, k, v)
     check_options(q, causal, window, softcap, sinks)
     reason = unsupported(q, k, v, causal, softmax_scale)
@@ -119,7 +144,7 @@ def flash_attention(
     # One grid axis: only x goes past 65,535 programs.
     _attention[(triton.cdiv(T, config.block_m) * B * H,)](
         tensor_map(q, config.block_m), tensor_map(k, config.block_n), tensor_map(v, config.block_n), sinks, out, lse,
-        T, S, H, H // k.shape[2], window if windowed else 0, scale, factor, cap, *out.stride()[:3],
+        timeline, T, S, H, H // k.shape[2], window if windowed else 0, scale, factor, cap, *out.stride()[:3],
         *((0, 0, 0) if lse is None else lse.stride()), 0 if sinks is None else sinks.stride(0),
         CAUSAL=causal, WINDOW=windowed, CAP=softcap is not None, NEGATED=negated,
         SINKS=sinks is not None, LSE=return_lse, HEAD_DIM=D, BLOCK_D=padded(D), BLOCK_M=config.block_m,

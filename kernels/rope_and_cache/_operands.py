@@ -43,8 +43,8 @@ def check_operands(
 
     Raises `ValueError` unless q and q_out are (T, H, D), k and v (T, H_kv, D) of one float dtype, cos and sin
     (max_position, R/2) fp32 with R at most D, positions and slot_mapping (T,) int64, the caches contiguous (num_blocks,
-    block_size, H_kv, D) of the same dtype, or e4m3 where both scales, (H_kv,) fp32, are given. q, k, v and q_out may be
-    strided views.
+    block_size, H_kv, D) of the same dtype, or e4m3 where both scales, (H_kv,) fp32, are given, all on one device. q, k,
+    v and q_out may be strided views.
     """
     check_shape("q", q, None, None, None)
     T, H, D = q.shape
@@ -81,4 +81,11 @@ def check_operands(
             check_contiguous(name, scale)
     check_contiguous("k_cache", k_cache)
     check_contiguous("v_cache", v_cache)
+    others = {
+        "k": k, "v": v, "cos": cos, "sin": sin, "positions": positions, "q_out": q_out, "k_cache": k_cache,
+        "v_cache": v_cache, "slot_mapping": slot_mapping, "k_scale": k_scale, "v_scale": v_scale,
+    }  # fmt: skip
+    for name, other in others.items():
+        if other is not None and other.device != q.device:
+            raise ValueError(f"{name}: expected a tensor on {q.device}, got {other.device}")
     return Sizes(T, H, H_kv, D, 2 * cos.shape[1])

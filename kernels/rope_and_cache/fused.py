@@ -154,6 +154,8 @@ def _rope_and_cache(
     # int64, as the slots are: slot * H_kv * D passes 2**31 in a cache of 4 GiB, token * stride from T H D = 2**31 on.
     token = tl.program_id(0).to(tl.int64)
     position = tl.load(positions_ptr + token)
+    # Beside the position, in programs of q for nothing: asked for where k needs it, it comes a latency of memory later.
+    slot = tl.load(slot_mapping_ptr + token)
     pairs = tl.arange(0, BLOCK_HALF)
     known = (position >= 0) & (position < max_position) & (pairs < HALF)
     cos = tl.load(cos_ptr + position * stride_cos + pairs, mask=known, other=0.0)[None, :]
@@ -170,7 +172,6 @@ def _rope_and_cache(
         if 2 * HALF < D:
             _copied(q_ptr, q_out_ptr, rows, out_rows, real, 1.0, 2 * HALF, D, BLOCK_TAIL, False)
     else:
-        slot = tl.load(slot_mapping_ptr + token)
         # A slot past the cache is skipped too: nothing is ever written outside it.
         if (slot >= 0) & (slot < num_slots):
             heads = ((block - q_blocks) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS))[:, None]

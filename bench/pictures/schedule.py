@@ -1,0 +1,221 @@
+"""Which SM has which tile of attention's queries, and when: from the order in which a kernel deals its tiles, or on a
+GPU from timestamps that it keeps."""
+
+from __future__ import annotations
+
+import heapq
+import importlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from rooflab.kernels._device import HOPPER_SMS, sm_count
+from rooflab.kernels.configs import config_for
+from rooflab.kernels.flash_attention import _ping_pong_softmax, persistent, ping_pong
+from rooflab.kernels.flash_attention._timeline import NEVER, new_timeline
+from rooflab.kernels.registry import get_kernel, get_op
+from rooflab.reference.spec import Case, Scheme
+from rooflab.roofline.device import get_device
+from rooflab.roofline.occupancy import occupancy
+
+OP = "flash_attention"
+BLOCK = 128
+"""Rows and keys of a unit of work."""
+TIMED = ("tma", "persistent")
+"""Kernels that keep timestamps."""
+META = torch.device("meta")
+Basis = Literal["schedule", "timestamps"]
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One tile of queries of one head, on a place of an SM."""
+
+    lane: int
+    """The SM times the CTAs that it holds, and which of them."""
+    start: float
+    end: float
+    row: int
+    """Rows of the tile, counted in tiles."""
+    head: int
+    work: float
+    """Blocks of 128 by 128 scores."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """All tiles of a launch."""
+
+    kernel: str
+    basis: Basis
+    sms: int
+    ctas_per_sm: int
+    tiles: tuple[Tile, ...]
+
+    @property
+    def unit(self) -> str:
+        """Of the starts and ends."""
+        return "blocks of 128 x 128 scores" if self.basis == "schedule" else "us"
+
+    @property
+    def span(self) -> float:
+        """When the last tile ends."""
+        return max((tile.end for tile in self.tiles), default=0.0)
+
+    @property
+    def mean(self) -> float:
+        """What each place has on average, of those that the SMs have."""
+        return sum(tile.end - tile.start for tile in self.tiles) / (self.sms * self.ctas_per_sm)
+
+    @property
+    def imbalance(self) -> float:
+        """The last end over the mean: 1 where all SMs end together and none ever waits."""
+        return self.span / self.mean if self.tiles else 1.0
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """A launch in numbers."""
+
+    tiles_m: int
+    heads: int
+    section: int
+    block_m: int
+    block_n: int
+    T: int
+    S: int
+    causal: bool
+    window: int | None
+    sms: int
+    ctas_per_sm: int
+
+    def work(self, row: int) -> float:
+        """Of a tile, with the keys of its last block that no query sees."""
+        first, last = row * self.block_m, min((row + 1) * self.block_m, self.T) - 1
+        end = max(0, min(self.S, last + 1 + self.S - self.T)) if self.causal else self.S
+        begin = 0 if self.window is None else max(0, first + self.S - self.T + 1 - self.window)
+        blocks = max(1, -(-max(0, end - begin) // self.block_n))
+        return blocks * self.block_n * self.block_m / BLOCK**2
+
+
+def planned(name: str, case: Case, scheme: Scheme, sms: int = HOPPER_SMS) -> Schedule:
+    """The order in which a kernel deals its tiles, none timed: a block of scores takes 1, all else nothing.
+
+    Raises `ValueError` on a kernel whose order is not known here, and on a case that it does not take.
+    """
+    if name not in _ORDERS:
+        raise ValueError(f"kernel: expected one of {', '.join(_ORDERS)}, got {name!r}")
+    kernel = get_kernel(OP, name)
+    inputs = get_op(OP).make_inputs(case, scheme, META, 0)
+    refusal = kernel.why_not_args(inputs)
+    if refusal:
+        raise ValueError(f"case: {kernel.id}: {refusal}")
+    shape = _shape(name, case, scheme, inputs["k"], sms)
+    tiles = tuple(_ORDERS[name](shape))
+    return Schedule(name, "schedule", sms, shape.ctas_per_sm, tiles)
+
+
+def _shape(name: str, case: Case, scheme: Scheme, k: torch.Tensor, sms: int) -> _Shape:
+    kernel = get_kernel(OP, name)
+    config = config_for(kernel, case, scheme, META)
+    B, T, H, S = (int(case[key]) for key in ("B", "T", "H", "S"))
+    block_m = getattr(config, "block_m", ping_pong.TILE_M)
+    group = H // int(case["H_kv"])
+    section = {"persistent": persistent.section_heads, "ping_pong": ping_pong._section}.get(name)
+    assert kernel.footprint is not None  # all kernels of `_ORDERS` have one
+    needs = kernel.footprint(config, case, scheme)
+    held = occupancy(get_device("h100-sxm"), needs.threads, needs.registers, needs.shared_bytes).ctas_per_sm
+    window = case.get("window")
+    return _Shape(
+        tiles_m=-(-T // block_m),
+        heads=B * H,
+        section=min(B * H, section(k, group)) if section else B * H,
+        block_m=block_m,
+        block_n=config.block_n,
+        T=T,
+        S=S,
+        causal=bool(case["causal"]),
+        window=None if window is None else int(window),
+        sms=sms,
+        ctas_per_sm=getattr(config, "ctas_per_sm", 1 if name == "ping_pong" else max(1, held)),
+    )
+
+
+def _by_rows(shape: _Shape) -> Iterable[Tile]:
+    """A CTA for each tile, a head's rows after one another: whichever place is free first takes the next."""
+    free = [(0.0, _lane(cta, shape)) for cta in range(shape.sms * shape.ctas_per_sm)]
+    heapq.heapify(free)
+    for tile in range(shape.tiles_m * shape.heads):
+        start, lane = heapq.heappop(free)
+        head, row = divmod(tile, shape.tiles_m)
+        end = start + shape.work(row)
+        heapq.heappush(free, (end, lane))
+        yield Tile(lane, start, end, row, head, shape.work(row))
+
+
+def _dealt(shape: _Shape, device: Any) -> Iterable[Tile]:
+    """CTAs that stay, by the kernel's own arithmetic, which runs on Python's integers as well."""
+    count = shape.tiles_m * shape.heads
+    ctas = min(count, shape.sms * shape.ctas_per_sm)
+    for cta in range(ctas):
+        now = 0.0
+        for turn in range(-(-count // ctas)):
+            tile = device.nth_tile.fn(turn, cta, ctas)
+            if tile < count:
+                row, head = device.place.fn(tile, shape.tiles_m, shape.heads, shape.section, shape.causal)
+                end = now + shape.work(row)
+                yield Tile(_lane(cta, shape), now, end, row, head, shape.work(row))
+                now = end
+
+
+def _lane(cta: int, shape: _Shape) -> int:
+    """Of CTA `cta` of those that run at once: one for each SM, before any has a second."""
+    return cta % shape.sms * shape.ctas_per_sm + cta // shape.sms
+
+
+_ORDERS: Mapping[str, Callable[[_Shape], Iterable[Tile]]] = {
+    "tma": _by_rows,
+    "persistent": lambda shape: _dealt(shape, persistent),
+    "ping_pong": lambda shape: _dealt(shape, _ping_pong_softmax),
+}
+
+
+def timed(name: str, case: Case, scheme: Scheme, device: torch.device, seed: int = 0) -> Schedule:
+    """When and on which SM each tile ran, in the second of two launches; microseconds from the first tile's start.
+
+    Raises `ValueError` on a kernel that keeps no timestamps, or a case that it does not take.
+    """
+    if name not in TIMED:
+        raise ValueError(f"kernel: expected one that keeps timestamps ({', '.join(TIMED)}), got {name!r}")
+    inputs = get_op(OP).make_inputs(case, scheme, device, seed)
+    launch = importlib.import_module(f"rooflab.kernels.{OP}.{name}").launch
+    shape = _shape(name, case, scheme, inputs["k"], sm_count(device))
+    for _ in range(2 if device.type == "cuda" else 1):
+        timeline = new_timeline(shape.tiles_m * shape.heads, device)
+        launch(**inputs, timeline=timeline)
+    return _read(name, shape, timeline.tolist())
+
+
+def _read(name: str, shape: _Shape, rows: Sequence[Sequence[int]]) -> Schedule:
+    """A timeline's rows as tiles.  Raises `ValueError` where a tile never ran."""
+    missing = [number for number, row in enumerate(rows) if NEVER in row]
+    if missing:
+        raise ValueError(f"timeline: expected every tile to have run, got none of {len(missing)}, first {missing[0]}")
+    began = min(row[1] for row in rows)
+    lanes: dict[int, list[int]] = {}
+    tiles = []
+    for number in sorted(range(len(rows)), key=lambda number: rows[number][1]):
+        sm, start, end = rows[number]
+        busy = lanes.setdefault(sm, [])
+        # CTAs that share an SM are told apart by their times alone.
+        place = next((place for place, until in enumerate(busy) if until <= start), len(busy))
+        busy[place : place + 1] = [end]
+        head, row = divmod(number, shape.tiles_m)
+        tiles.append((sm, place, (start - began) / 1e3, (end - began) / 1e3, row, head))
+    held = max(len(busy) for busy in lanes.values())
+    found = tuple(
+        Tile(sm * held + place, start, end, row, head, shape.work(row)) for sm, place, start, end, row, head in tiles
+    )
+    return Schedule(name, "timestamps", shape.sms, held, found)

@@ -1,0 +1,139 @@
+"""Bar of the rotation and cache write of one token, whose time is that of loads that wait for one another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from rooflab.bench.calls import Rotation, copies_of
+from rooflab.bench.check_outcome import already_broken
+from rooflab.bench.microkernels import floors
+from rooflab.bench.reading import reading_fields
+from rooflab.bench.record_files import RunWriter
+from rooflab.bench.records import Record
+from rooflab.bench.stopwatch import Function
+from rooflab.bench.suite import running
+from rooflab.bench.suite.bars import bar
+from rooflab.bench.suite.entries import Context, Outcome
+from rooflab.bench.suite.measures import KERNEL_S, answer, measure, unmeasured, usable
+from rooflab.bench.suite.running import ContextBroken, Running
+from rooflab.bench.timed import time_together
+from rooflab.bench.timing import Samples
+from rooflab.kernels import _cuda, registry
+from rooflab.reference.spec import Case, get_scheme
+from rooflab.roofline.model import Cost
+
+OP = "rope_and_cache"
+FLOOR = "chain"
+DEPTH = 2
+"""Loads of the fused rung that wait for one another, as a test reads in its compiled code: a position, its angles."""
+
+
+def one_token(context: Context, case: str, depth: int, most: float) -> Outcome:
+    """The best optimized kernel's time over that of one CTA of `depth` dependent loads and a store, interleaved.
+
+    In a dry run the naive kernel and an indexing of torch's stand in, as a CPU times neither of the two.
+    """
+    spec = registry.get_op(OP)
+    wanted = spec.get_cases("smoke")[0] if context.dry_run else spec.check_case(Case.parse(case))
+    needed = f"at most {most:.2f} times one CTA of {depth} dependent loads and a store"
+    role = "naive" if context.dry_run else "optimized"
+    kernels = [kernel for kernel in usable(context, OP) if kernel.role == role]
+    records, run_id, cut = measure(context, OP, kernels, [wanted], "bf16")
+    good = [record for record in records if record.status == "OK" and record.latency_median_ms]
+    if not good:
+        return unmeasured(records, cut, needed, run_id)
+    floor, wrong = _floor(context, depth)
+    if floor is None:
+        return Outcome("DONE", wrong, "UNMEASURED", needed, files=(f"{run_id}.jsonl",))
+    timed, faults = _beside(context, good, wanted, floor)
+    RunWriter(context.out, run_id).write(*(_record(timed, record) for record in good if record.kernel in timed))
+    if FLOOR not in timed or len(timed) == 1:
+        return Outcome("DONE", "; ".join(faults), "UNMEASURED", needed, files=(f"{run_id}.jsonl",))
+    best = min((name for name in timed if name != FLOOR), key=lambda name: timed[name].median_s)
+    ratio = timed[best].median_s / timed[FLOOR].median_s
+    figures = {
+        "kernel": best,
+        "time_us": timed[best].median_s * 1e6,
+        "floor_us": timed[FLOOR].median_s * 1e6,
+        "time over floor": ratio,
+        "timer": timed[best].method,
+        "l2_state": timed[best].l2_state,
+    }
+    return answer(context, ratio <= most, needed, figures, run_id)
+
+
+def _floor(context: Context, depth: int) -> tuple[Function | None, str]:
+    """A launch of the floor, or why there is none."""
+    device = torch.device(context.device)
+    if context.dry_run:
+        start = torch.arange(floors.CHAIN_THREADS)
+        return partial(_indexing, torch.arange(len(start)), start, depth), ""
+    try:
+        chain = floors.chain(_cuda.load, device, depth)
+        wrong = chain.wrong(1)
+    except (ValueError, RuntimeError) as error:  # no CuPy, a source that does not compile, a launch that fails
+        return None, f"the floor: {error}"
+    return (None, f"the floor: {wrong}") if wrong else (partial(chain.launch, 1), "")
+
+
+def _indexing(following: torch.Tensor, at: torch.Tensor, depth: int) -> torch.Tensor:
+    for _ in range(depth):
+        at = following[at]
+    return at
+
+
+def _beside(
+    context: Context, good: Sequence[Record], case: Case, floor: Function
+) -> tuple[dict[str, Samples], list[str]]:
+    """Samples of the floor and of the kernels whose records are `good`, and what is wrong with those left out."""
+    spec, device = registry.get_op(OP), torch.device(context.device)
+    copies = copies_of(spec, case, get_scheme(str(good[0].scheme)), device, context.seed)
+    kernels = {str(record.kernel): registry.get_kernel(OP, str(record.kernel)) for record in good}
+    ready: dict[str, Function] = {name: Rotation(kernel, spec, copies) for name, kernel in kernels.items()}
+    Running(context.entry, files=(f"{good[0].run_id}.jsonl",)).note(context.out, [k.id for k in kernels.values()])
+    gpu = (good[0].environment.get("gpu") or {}).get("uuid")
+    timed, failures, _ = time_together(ready | {FLOOR: floor}, device, KERNEL_S, context.seed, gpu)
+    if broken := already_broken(device):
+        raise ContextBroken(broken)
+    running.forget(context.out)
+    faults = [f"{name}: {failed.reason}" for name, failed in failures.items()]
+    for name in list(timed):
+        fault = timed[name].fault or ("" if timed[name].resolved else "shorter than the timer can tell")
+        if fault:
+            faults.append(f"{name}: {fault}")
+            del timed[name]
+    return timed, faults
+
+
+def _record(timed: dict[str, Samples], record: Record) -> Record:
+    """A kernel's record with the samples that were taken beside the floor's, whose median is a metric."""
+    cost = Cost(read_bytes=record.least_bytes or 0.0, write_bytes=0.0, vector_flops=record.flops or 0.0)
+    fields = reading_fields(timed[str(record.kernel)], cost, record.traffic_bytes or cost.bytes, None)
+    if FLOOR in timed:
+        fields["metrics"] |= {f"{FLOOR}_median_ms": timed[FLOOR].median_s * 1e3}
+    latency_ms = fields["latency_median_ms"]
+    share = record.bound_ms / latency_ms if record.bound_ms and latency_ms else None
+    return replace(record, **fields | {"bound_fraction": share})
+
+
+BARS = (
+    bar(
+        "rope_and_cache.one_token",
+        "fused rope and cache write at one token: at most 1.2x a one-CTA kernel of equal dependent-load depth under "
+        "the same timer",
+        (OP,),
+        f"{__name__}:one_token",
+        {
+            "case": "T=1,H=32,H_kv=8,D=128,rotary=128,max_position=131072,num_blocks=512,block_size=16,skipped=0,"
+            "interleaved=false",
+            "depth": DEPTH,
+            "most": 1.2,
+        },
+        cost_s=15.0,
+        value=75.1,
+    ),
+)

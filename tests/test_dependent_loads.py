@@ -1,0 +1,187 @@
+"""The floor under rope_and_cache at one token: a chain of loads, as deep as the fused rung's, and the bar between."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from microkernels_on_host import CARD, COMPILER, host_load
+from test_microkernels import Recorded
+from test_suite_bars import record
+
+from rooflab.bench import record_files
+from rooflab.bench.code.cubin import read_cubin
+from rooflab.bench.microkernels import floors
+from rooflab.bench.predict import sass
+from rooflab.bench.predict.chip import chip_of
+from rooflab.bench.predict.timeline import span_cycles
+from rooflab.bench.ptx.cuda_kernels import emulating_cuda
+from rooflab.bench.ptx.launch import emulate
+from rooflab.bench.static import Request, compile_kernels
+from rooflab.bench.suite.bars import rope_and_cache as bars
+from rooflab.bench.suite.entries import Context
+from rooflab.bench.timing import Samples
+from rooflab.kernels._cuda import compile_cubin, load
+from rooflab.kernels.registry import get_kernel, get_op
+from rooflab.reference.spec import Case, get_scheme
+from rooflab.roofline.device import get_device
+
+(ENTRY,) = bars.BARS
+SPEC = get_op(bars.OP)
+DEVICE = get_device("h100-sxm")
+CHIP = chip_of(DEVICE, DEVICE.ceilings())
+LONG = 1e6
+"""Clocks of a load, beside which all else takes no time."""
+
+
+def paths(code):
+    """Every way through code without a loop, as lists of instructions."""
+    places = {entry.address: number for number, entry in enumerate(code)}
+    found = []
+
+    def follow(number, taken):
+        for place in range(number, len(code)):
+            entry = code[place]
+            taken = [*taken, entry]
+            if entry.family == "EXIT":
+                found.append(taken)
+                if not entry.guard:
+                    return
+            if entry.target is not None:
+                assert places[entry.target] > place, "a loop"
+                follow(places[entry.target], taken)
+                if not entry.guard:
+                    return
+
+    follow(0, [])
+    return found
+
+
+def waits_for_loads(code):
+    """How many loads follow one another on the longest way: by how much it grows with what a load takes, issued in
+    order, a load that nobody waited for before it overlapped."""
+    spans = [[span_cycles(path, CHIP, 4, clocks) for clocks in (LONG, 2 * LONG)] for path in paths(code)]
+    return max((longer - shorter) / LONG for shorter, longer in spans)
+
+
+def compiled(**changes):
+    case = Case(**{**Case.parse(ENTRY.arguments["case"]), **changes})
+    (found,) = compile_kernels([Request(bars.OP, "fused", SPEC.check_case(case), get_scheme("bf16"))])
+    return sass.parse(found[0].sass)
+
+
+def recorded(depth):
+    kernels = []
+
+    def keep(source, name, *, options=()):
+        kernels.append(Recorded(source, name, options))
+        return kernels[-1]
+
+    floors.chain(keep, torch.device("cpu"), depth).launch(1)
+    return kernels[0]
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_the_floor_is_as_deep_as_the_fused_rung(interleaved):
+    """Of its ways, q's and those of k and v, the longest; a slot that is asked for late would be a third load."""
+    depth = waits_for_loads(compiled(interleaved=interleaved))
+    assert depth == pytest.approx(bars.DEPTH, abs=0.01) and ENTRY.arguments["depth"] == bars.DEPTH
+
+
+@pytest.mark.parametrize("depth", [1, bars.DEPTH, 5])
+def test_the_chain_waits_for_every_load(depth):
+    kernel = recorded(depth)
+    (grid, threads, _, shared_bytes) = kernel.launches[0]
+    found = read_cubin(compile_cubin(kernel.source, options=kernel.options), kernel.name)
+    assert waits_for_loads(sass.parse(found.sass)) == pytest.approx(depth, abs=0.01)
+    assert (grid, threads, shared_bytes) == (1, floors.CHAIN_THREADS, 0) and found.stack_bytes == 0
+
+
+def test_the_chain_is_right_in_the_emulator_and_loads_nothing_twice():
+    results = []
+    with emulating_cuda(lambda launch, grid, args: results.append(emulate(launch, grid, args))):
+        assert floors.chain(load, torch.device("cpu"), 3).wrong(1) == ""
+    (result,) = results
+    assert result.races == () and result.bytes.hbm_read == result.bytes.global_read == 3 * 4 * floors.CHAIN_THREADS
+    assert result.bytes.global_write == 4 * floors.CHAIN_THREADS
+    with pytest.raises(ValueError, match="depth: expected at least 1, got 0"):
+        floors.chain(load, torch.device("cpu"), 0)
+
+
+@pytest.mark.skipif(COMPILER is None, reason="needs g++")
+@pytest.mark.parametrize("text, instead", [("", ""), ("load < DEPTH", "load < DEPTH - 1"), ("next[at]", "next[0]")])
+def test_the_chain_finds_out_a_load_that_is_left_out(text, instead):
+    chain = floors.chain(host_load(change=lambda source: source.replace(text, instead)), CARD.device, 4)
+    assert bool(chain.wrong(1)) == bool(text)
+
+
+@pytest.fixture
+def judged(monkeypatch, tmp_path):
+    """`judged(kernel_us, floor_us, **changes)`: what the bar says of such times."""
+
+    def run(kernel_us, floor_us, dry_run=False, faults=(), status="OK"):
+        one = (
+            record("fused", "T=1", 1.0, op=bars.OP, bound_ms=1e-3)
+            if status == "OK"
+            else record("fused", "T=1", None, op=bars.OP, status=status, reason="wrong", basis="bound")
+        )
+        times = {"fused": kernel_us, bars.FLOOR: floor_us}
+        samples = {
+            name: Samples(
+                (us * 1e-6,) * 5, "cuda events", "cold", fault="a clock was replaced" if name in faults else ""
+            )
+            for name, us in times.items()
+            if us is not None
+        }
+        asked = []
+        monkeypatch.setattr(bars, "measure", lambda *args: asked.append(args) or ([one], "r", False))
+        monkeypatch.setattr(bars, "_floor", lambda context, depth: (lambda: None, ""))
+        monkeypatch.setattr(bars, "copies_of", lambda *args: [])
+        failed = SimpleNamespace(reason="it broke off")
+        left_out = {name: failed for name, us in times.items() if us is None}
+        monkeypatch.setattr(bars, "time_together", lambda ready, *args: (samples, left_out, None))
+        context = Context("bar:x", tmp_path, "cpu", dry_run, 10.0)
+        found = bars.one_token(context, **ENTRY.arguments)
+        assert {kernel.role for kernel in asked[0][2]} == {"naive" if dry_run else "optimized"}
+        return found
+
+    return run
+
+
+@pytest.mark.parametrize(("us", "bar"), [(3.5, "MET"), (3.7, "MISSED")])
+def test_the_time_is_held_against_the_chains(judged, us, bar, tmp_path):
+    found = judged(us, 3.0)
+    assert found.bar == bar and found.figures["time over floor"] == pytest.approx(us / 3.0)
+    assert found.figures["kernel"] == "fused" and found.figures["floor_us"] == pytest.approx(3.0)
+    assert found.needed == "at most 1.20 times one CTA of 2 dependent loads and a store"
+    (kept,) = record_files.read(tmp_path)
+    assert kept.latency_median_ms == pytest.approx(us * 1e-3) and kept.metrics["chain_median_ms"] == pytest.approx(3e-3)
+    assert kept.bound_fraction == pytest.approx(1 / us) and kept.l2_state == "cold" and len(kept.samples_s) == 5
+
+
+def test_what_was_not_read_is_not_judged(judged):
+    assert judged(3.5, 3.0, dry_run=True).bar == "UNMEASURED"
+    for found, reason in [
+        (judged(3.5, 3.0, faults=("fused",)), "fused: a clock was replaced"),
+        (judged(3.5, 3.0, faults=(bars.FLOOR,)), "chain: a clock was replaced"),
+        (judged(3.5, None), "chain: it broke off"),
+        (judged(3.5, 3.0, status="INCORRECT"), "rope_and_cache/fused: INCORRECT: wrong"),
+    ]:
+        assert found.bar == "UNMEASURED" and reason in found.reason and not found.figures
+
+
+def test_without_cupy_or_a_gpu_the_floor_says_why(monkeypatch, tmp_path):
+    def fails(*args, **options):
+        raise ValueError("cupy: expected the package")
+
+    monkeypatch.setattr(bars._cuda, "load", fails)
+    floor, why = bars._floor(Context("bar:x", tmp_path, "cpu", False, 1.0), 2)
+    assert floor is None and why == "the floor: cupy: expected the package"
+
+
+def test_the_dry_run_takes_the_whole_way(tmp_path):
+    found = bars.one_token(Context("bar:x", tmp_path, "cpu", True, 10.0), **ENTRY.arguments)
+    assert (found.status, found.bar, found.reason) == ("DONE", "UNMEASURED", "dry run")
+    assert found.figures["kernel"] == "naive" and found.figures["floor_us"] > 0
+    assert get_kernel(bars.OP, "fused").role == "optimized" and not (tmp_path / "running.json").exists()

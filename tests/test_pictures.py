@@ -1,0 +1,257 @@
+"""What the documentation's pictures are drawn from: bytes by level, and schedules planned and timed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.profiler import profile
+
+from rooflab.bench import emulated_calls, record_files
+from rooflab.bench.environment import snapshot
+from rooflab.bench.pictures import levels_figure, schedule, schedule_figure
+from rooflab.bench.pictures.levels import levels, move
+from rooflab.bench.pictures.levels_figure import draw_levels, panels_of
+from rooflab.bench.pictures.schedule import planned
+from rooflab.bench.pictures.torch_calls import calls_of
+from rooflab.bench.suite.calls import run_command
+from rooflab.kernels.flash_attention import _timeline
+from rooflab.kernels.registry import get_kernel, get_op
+from rooflab.reference.spec import Case, get_scheme
+
+OP = "flash_attention"
+BF16 = get_scheme("bf16")
+SMALL = "B=1,T=300,S=300,H=2,H_kv=1,D=64,causal=true"
+ORDERS = ("tma", "persistent", "ping_pong")
+
+
+def case(text):
+    return get_op(OP).check_case(Case.parse(text))
+
+
+def given(name, text, device="meta"):
+    kernel = get_kernel(OP, name)
+    inputs = get_op(OP).make_inputs(case(text), BF16, torch.device(device), 0)
+    return kernel, {key: value for key, value in inputs.items() if key in kernel.accepted}
+
+
+@pytest.fixture(scope="module")
+def moved():
+    return move(OP, ["naive", *ORDERS], SMALL)
+
+
+def test_torchs_calls_move_their_operands():
+    x, y = torch.empty(64, 32, device="meta"), torch.empty(32, device="meta")
+    add, product, fill, copy = calls_of(
+        lambda: (x + y, x @ x.mT, x.zero_(), x.copy_(y), x.view(-1), torch.empty_like(x), x.mT)
+    )
+    assert (add.name, add.hbm_read, add.asked_read, add.hbm_write) == ("add", 4 * (64 * 32 + 32), 8 * 64 * 32, 8192)
+    assert product.modelled and (product.hbm_read, product.asked_read, product.hbm_write) == (16384, 16384, 16384)
+    assert (fill.hbm_read, fill.hbm_write) == (0, 8192) and (copy.hbm_read, copy.hbm_write) == (128, 8192)
+    large = torch.empty(3, 256, 64, device="meta", dtype=torch.bfloat16)
+    (product,) = calls_of(lambda: large @ large.mT)
+    assert product.asked_read == 2 * 2 * large.nbytes, "two tiles each way read every row and column twice"
+    repeated = torch.empty(8, 1, device="meta").expand(8, 100)
+    (clone,) = calls_of(lambda: repeated.clone())
+    assert (clone.hbm_read, clone.asked_read, clone.hbm_write) == (32, 3200, 3200)
+
+
+def test_the_calls_within_logsumexp_are_torchs_own():
+    kernel, inputs = given("naive", SMALL)
+    names = [call.name for call in calls_of(lambda: kernel.fn(**inputs))]
+    first = names.index("amax")
+    ours = names[first : names.index("add_") + 1]
+    with profile() as seen:
+        torch.logsumexp(torch.randn(2, 3, 4), dim=-1)
+    kinds = [event.name.removeprefix("aten::") for event in seen.events()]
+    kinds = kinds[kinds.index("amax") : kinds.index("add_") + 1]
+    kinds = [name for name in kinds if name in set(ours)]
+    kinds = [name for name, before in zip(kinds, ["", *kinds], strict=False) if name != before]  # abs calls its out=
+    assert ours == kinds and len(ours) == 9
+
+
+def test_the_naive_scores_cross_memory_as_often_as_its_calls_say():
+    """16 times under a causal mask: products 2, scale 2, mask 2, log-sum-exp 6, weights 4; all else is far smaller."""
+    T, H = 1024, 4
+    kernel, inputs = given("naive", f"B=1,T={T},S={T},H={H},H_kv=1,D=64,causal=true")
+    scores = 4 * H * T * T
+    calls = calls_of(lambda: kernel.fn(**inputs))
+    assert sum(call.hbm_read // scores + call.hbm_write // scores for call in calls) == 16
+
+
+def test_levels_are_the_emulators_totals(moved):
+    naive, *compiled = moved
+    least = get_op(OP).cost(**get_op(OP).make_inputs(case(SMALL), BF16, torch.device("meta"), 0)).bytes
+    for record in compiled:
+        (target,) = emulated_calls.choose(OP, [record.kernel], [SMALL], ["bf16"], None)
+        (launch,) = emulated_calls.call(target, races=False).answer["launches"]
+        counted = launch["bytes"]
+        assert record.metrics["moved_hbm_read_bytes"] == counted["hbm_read"]
+        assert record.metrics["moved_l2_read_bytes"] == counted["global_read"] + counted["copy_read"]
+        into = counted["shared_write"] + counted["tma_load"]
+        out = counted["shared_read"] + counted["shared_matrix"] + counted["tma_store"]
+        assert (record.metrics["moved_shared_write_bytes"], record.metrics["moved_shared_read_bytes"]) == (into, out)
+        assert record.metrics["moved_shared_wavefronts"] == launch["shared_wavefronts"] > 0
+        assert record.traffic_bytes == least == record.least_bytes and record.checked_by == "emulator"
+    assert naive.traffic_bytes > 10 * least and naive.traffic_basis == "modelled"
+    assert levels([dict.fromkeys(counted, 1)])["moved_l2_write_bytes"] == 3
+
+
+def test_the_figure_of_levels_says_what_it_has(moved, tmp_path):
+    hbm, l2, shared, turns = panels_of(moved)
+    assert [len(panel.bars) for panel in (hbm, l2, shared, turns)] == [4] * 4
+    assert shared.bars[0].text.startswith("not seen") and not shared.bars[0].parts
+    assert any(part.hatched for part in l2.bars[0].parts) and not any(part.hatched for part in l2.bars[1].parts)
+    for panel, level in ((hbm, "hbm"), (l2, "l2"), (shared, "shared")):
+        for bar, record in list(zip(panel.bars, moved, strict=True))[1:]:
+            both = sum(record.metrics[f"moved_{level}_{way}_bytes"] for way in ("read", "write"))
+            assert sum(part.value for part in bar.parts) == pytest.approx(both / 1e6)
+    conflicts = {**moved[1].metrics, "moved_shared_wavefronts": 3e3, "moved_shared_wavefronts_least": 2e3}
+    bar = levels_figure._turns(dataclasses.replace(moved[1], metrics=conflicts))
+    assert bar.text == "3 thousand, 1 of them lost to bank conflicts" and [part.value for part in bar.parts] == [2, 1]
+    assert draw_levels(moved, tmp_path).read_bytes().startswith(b"\x89PNG")
+    first = draw_levels(moved, tmp_path / "again").read_bytes()
+    assert first == draw_levels(moved, tmp_path).read_bytes(), "it changes only with its numbers"
+    with pytest.raises(ValueError, match="expected those of one op, case and scheme, got 0"):
+        draw_levels([], tmp_path)
+
+
+def test_a_library_kernel_is_refused():
+    with pytest.raises(ValueError, match="kernel: expected a naive one.* got flash_attention/library"):
+        move(OP, ["library"], SMALL)
+
+
+@pytest.mark.parametrize("causal", ["true", "false"])
+@pytest.mark.parametrize("name", ORDERS)
+@pytest.mark.parametrize("shape", ["B=2,T=1000,S=1000,H=6,H_kv=2,D=128", "B=1,T=200,S=900,H=4,H_kv=1,D=64"])
+def test_every_tile_is_planned_once_and_no_place_has_two_at_once(name, shape, causal):
+    text = f"{shape},causal={causal}"
+    found = planned(name, case(text), BF16, sms=7)
+    B, T, H = (int(case(text)[key]) for key in ("B", "T", "H"))
+    rows = -(-T // 128)
+    assert sorted((tile.row, tile.head) for tile in found.tiles) == [(m, h) for m in range(rows) for h in range(B * H)]
+    assert all(0 <= tile.lane < 7 * found.ctas_per_sm for tile in found.tiles)
+    for lane in {tile.lane for tile in found.tiles}:
+        own = sorted((tile for tile in found.tiles if tile.lane == lane), key=lambda tile: tile.start)
+        assert own[0].start == 0 and all(a.end == b.start for a, b in zip(own, own[1:], strict=False))
+    assert found.span >= found.mean and found.imbalance >= 1
+    assert sum(tile.work for tile in found.tiles) == pytest.approx(found.mean * 7 * found.ctas_per_sm)
+
+
+@pytest.mark.parametrize(
+    "text, names", [(SMALL, ORDERS), (SMALL.replace("true", "false"), ORDERS[:1]), (SMALL + ",window=100", ORDERS[1:])]
+)
+def test_planned_work_is_the_emulators(text, names):
+    """Each block of scores is two products."""
+    for name in names:
+        (target,) = emulated_calls.choose(OP, [name], [text], ["bf16"], None)
+        (launch,) = emulated_calls.call(target, races=False).answer["launches"]
+        blocks = sum(tile.work for tile in planned(name, case(text), BF16).tiles)
+        assert launch["tensor_flops"] == {"bf16": 2 * 2 * 64 * schedule.BLOCK**2 * blocks}, name
+
+
+def test_the_orders_that_were_made_for_a_causal_mask_balance_it():
+    text = "B=1,T=4096,S=4096,H=32,H_kv=8,D=128,causal=true"
+    grid, persistent, ping_pong = (planned(name, case(text), BF16).imbalance for name in ORDERS)
+    assert grid > 1.1 and persistent < 1.01 and ping_pong < 1.01
+
+
+PROGRAM = """
+import json, sys, torch
+from rooflab.bench.emulation import Launches, emulating_launches
+from rooflab.bench.pictures.schedule import timed
+from rooflab.kernels.flash_attention import persistent, tma
+from rooflab.reference.spec import Case, get_scheme
+from rooflab.kernels.registry import get_op
+
+case = get_op("flash_attention").check_case(Case.parse(sys.argv[1]))
+inputs = get_op("flash_attention").make_inputs(case, get_scheme("bf16"), torch.device("cpu"), 0)
+found = {}
+for module in (tma, persistent):
+    name = module.__name__.rpartition(".")[2]
+    launches = Launches()
+    with emulating_launches(launches):
+        plain = module.launch(**inputs)
+        timeline = torch.full((6, 3), -1)
+        kept = module.launch(**inputs, timeline=timeline)
+        schedule = timed(name, case, get_scheme("bf16"), torch.device("cpu"))
+    clocks = [sum(n for opcode, n in result.instructions.items() if opcode == "mov.u64") for result in launches.results]
+    found[name] = {"same": torch.equal(plain, kept), "races": launches.races, "rows": timeline.tolist(),
+                   "clocks": clocks, "tiles": [[t.lane, t.start, t.end, t.row, t.head] for t in schedule.tiles]}
+print(json.dumps(found))
+"""
+
+
+def test_kernels_keep_when_and_where_their_tiles_ran():
+    """Emulated: the clock counts the emulator's steps, so that only the order means something."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, SMALL], env=environment, capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    for name, found in json.loads(done.stdout).items():
+        assert found["same"] and not found["races"], name
+        assert found["clocks"][0] == 0 < found["clocks"][1], "a launch without a timeline reads no clock"
+        assert all(sm >= 0 and 0 <= began < ended for sm, began, ended in found["rows"]), name
+        lengths = [ended - began for _, began, ended in found["rows"][:3]]
+        assert lengths == sorted(lengths) and lengths[0] < lengths[2], "later rows see more keys"
+        assert sorted((row, head) for *_, row, head in found["tiles"]) == [(m, h) for m in range(3) for h in range(2)]
+        sms = {row[0] for row in found["rows"]}
+        assert len(sms) == 6, "six tiles are on six SMs"
+
+
+def test_a_timeline_is_read_back_with_places_for_ctas_that_share_an_sm():
+    shape = schedule._shape("tma", case(SMALL), BF16, torch.empty(1, 300, 1, 64, dtype=torch.bfloat16), sms=4)
+    rows = [[0, 1000, 3000], [0, 2000, 4000], [1, 1000, 2000], [0, 3000, 5000], [3, 1500, 2500], [1, 2000, 9000]]
+    found = schedule._read("tma", shape, rows)
+    assert found.ctas_per_sm == 2 and found.unit == "us" and found.span == 8.0
+    assert {(tile.row, tile.head): tile.lane for tile in found.tiles} == {
+        (0, 0): 0, (1, 0): 1, (2, 0): 2, (0, 1): 0, (1, 1): 6, (2, 1): 2
+    }  # fmt: skip
+    assert found.mean == (2 + 2 + 1 + 2 + 1 + 7) / 8
+    never = [*rows[:-1], [_timeline.NEVER] * 3]
+    with pytest.raises(ValueError, match="expected every tile to have run, got none of 1, first 5"):
+        schedule._read("tma", shape, never)
+
+
+def test_schedules_of_both_kinds_are_drawn(tmp_path):
+    rows = [[number % 4, 1000 * number, 1000 * number + 900] for number in range(6)]
+    shape = schedule._shape("tma", case(SMALL), BF16, torch.empty(1, 300, 1, 64, dtype=torch.bfloat16), sms=4)
+    kept = schedule._read("tma", shape, rows)
+    plan = planned("ping_pong", case(SMALL), BF16, 4)
+    environment = snapshot()
+    for found in ([plan], [kept], [kept, plan]):
+        path = schedule_figure.draw_schedules(found, case(SMALL), BF16, environment, tmp_path)
+        assert path.read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(ValueError, match="expected at least one"):
+        schedule_figure.draw_schedules([], case(SMALL), BF16, environment, tmp_path)
+
+
+def test_the_commands_write_pictures_and_their_numbers(tmp_path):
+    words = ("--case", SMALL, "--out", str(tmp_path), "--json")
+    status, value, errors = run_command(
+        ("picture", "schedule", OP, "--kernel", "tma", "--kernel", "persistent", *words)
+    )
+    assert status == 0, errors
+    kept = json.loads((tmp_path / "schedule-flash_attention.json").read_text())
+    assert [row["kernel"] for row in value["kernels"]] == [row["kernel"] for row in kept["schedules"]]
+    assert value["kernels"][0]["basis"] == "schedule" and (tmp_path / "schedule-flash_attention.png").is_file()
+    status, value, errors = run_command(("picture", "bytes", OP, "--kernel", "naive", "--kernel", "tma", *words))
+    assert status == 0, errors
+    records = record_files.read(tmp_path)
+    assert [record.kernel for record in records] == ["naive", "tma"] and (
+        tmp_path / "bytes-flash_attention.png"
+    ).is_file()
+    assert value["kernels"][1]["moved_hbm_read_bytes"] == records[1].metrics["moved_hbm_read_bytes"]
+    for bad, message in [
+        (("schedule", "gemm", "--kernel", "tma"), "op: expected flash_attention"),
+        (("schedule", OP, "--kernel", "online"), "kernel: expected one of tma, persistent, ping_pong, got 'online'"),
+        (("bytes", OP, "--kernel", "library"), "kernel: expected a naive one"),
+    ]:
+        status, _, errors = run_command(("picture", *bad, *words))
+        assert status == 2 and message in " ".join(errors.split()), errors
