@@ -53,6 +53,12 @@ def test_a_read_of_an_accumulator_wants_a_fence_before_the_next_wgmma(fenced):
     assert unfenced(*body) == ([] if fenced else [(5, 4)])
 
 
+@pytest.mark.parametrize("fenced", [True, False])
+def test_a_read_counts_behind_another_products_fence_too(fenced):
+    body = [FENCE, multiply(), FENCE, multiply(OTHER), WAIT, "add.f32 %f9, %f9, %f1;"]
+    assert unfenced(*body, *([FENCE] if fenced else []), multiply()) == ([] if fenced else [(7, 6)])
+
+
 def test_a_read_after_the_fence_of_the_next_wgmma_is_left_alone():
     # A compiler moves it there: what it reads has been waited for, and ptxas keeps its order with the wgmma.
     assert unfenced(FENCE, multiply(), WAIT, FENCE, "add.f32 %f9, %f9, %f1;", multiply()) == []

@@ -5,10 +5,18 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from mutant_targets import attention_flash, attention_paged, attention_ping_pong, gemm, gemm_family, other_ops
+from mutant_targets import (
+    attention_flash,
+    attention_other,
+    attention_paged,
+    attention_ping_pong,
+    gemm,
+    gemm_family,
+    other_ops,
+)
 from mutant_targets.target import Target
 
-FILES = (attention_flash, attention_paged, attention_ping_pong, gemm, gemm_family, other_ops)
+FILES = (attention_flash, attention_other, attention_paged, attention_ping_pong, gemm, gemm_family, other_ops)
 TARGETS: dict[str, Target] = {name: target for file in FILES for name, target in file.TARGETS.items()}
 REDUNDANT: dict[str, dict[str, str]] = {
     name: reasons

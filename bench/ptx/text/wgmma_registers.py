@@ -34,9 +34,9 @@ def accumulators(kernel: Kernel) -> frozenset[int]:
 def unfenced(flow: Flow) -> list[tuple[Instruction, Instruction | None]]:
     """Each wgmma that lacks a `wgmma.fence` on some way there, with what touches a register of its before it.
 
-    That is a write since the last fence, or a read with no fence since the last wgmma that had the register; a chain of
-    wgmmas of one shape needs no fence.  None stands for the kernel's beginning, after which the first one needs a fence
-    whatever its registers.
+    That is a write, or a read behind a wgmma that had the register, with no fence since; a chain of wgmmas of one shape
+    needs no fence.  None stands for the kernel's beginning, after which the first one needs a fence whatever its
+    registers.
     """
     kernel = flow.kernel
     taken = {index for instruction in kernel.instructions for index in _registers(instruction)}
@@ -66,7 +66,7 @@ def unfenced(flow: Flow) -> list[tuple[Instruction, Instruction | None]]:
     return list(found.values())
 
 
-BEGINNING, WRITTEN, MULTIPLIED, READ = range(4)
+BEGINNING, WRITTEN, MULTIPLIED, READ, FENCED = range(5)
 """What is known of a register since the last fence: the first of all registers alike."""
 _State = dict[tuple[int, int], int]
 """By kind and register: the last instruction that did it."""
@@ -84,11 +84,16 @@ def _step(instruction: Instruction, state: _State, taken: set[int]) -> set[int]:
     """Takes `state` past an instruction; what that instruction, if it is a wgmma, finds without a fence."""
     found: set[int] = set()
     if instruction.opcode.startswith("wgmma.fence"):
+        # A compiler moves reads behind it: they count again behind the wgmma that it is for.
+        had = {(FENCED, index): number for (kind, index), number in state.items() if kind in (MULTIPLIED, FENCED)}
         state.clear()
+        state.update(had)
     elif instruction.opcode.startswith("wgmma.mma_async"):
         own = _registers(instruction)
         keys = [(BEGINNING, 0), *((kind, index) for kind in (WRITTEN, READ) for index in own)]
         found = {state[key] for key in keys if key in state}
+        for kind, index in [key for key in state if key[0] == FENCED]:
+            state[MULTIPLIED, index] = state.pop((kind, index))
         for index in own:
             state[MULTIPLIED, index] = instruction.number
             state.pop((READ, index), None)
