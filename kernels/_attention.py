@@ -33,30 +33,35 @@ def check_options(
 
 
 def outputs(
-    out: Returned | None, shape: tuple[int, ...], q: torch.Tensor, return_lse: bool
+    out: Returned | None,
+    shape: tuple[int, ...],
+    q: torch.Tensor,
+    return_lse: bool,
+    dtype: torch.dtype | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The output of `shape` and, if asked for, the log-sum-exp (shape[:-1]) fp32: the given ones, or new.
 
+    dtype: the output's; None is that of q.
     Raises `ValueError` on an `out` that is not what will be returned.
     """
     if not return_lse:
         if isinstance(out, tuple):
             raise ValueError(f"out: expected one tensor without return_lse, got a tuple of {len(out)}")
-        return output(out, shape, q), None
+        return output(out, shape, q, dtype), None
     if out is None:
-        return output(None, shape, q), torch.empty(shape[:-1], dtype=torch.float32, device=q.device)
+        return output(None, shape, q, dtype), torch.empty(shape[:-1], dtype=torch.float32, device=q.device)
     if not isinstance(out, tuple) or len(out) != 2:
         raise ValueError("out: expected a tuple of the output and the log-sum-exp with return_lse")
     check_shape("out[1]", out[1], *shape[:-1])
     check_dtype("out[1]", out[1], torch.float32)
     if out[1].device != q.device:
         raise ValueError(f"out[1]: expected a tensor on {q.device}, got {out[1].device}")
-    return output(out[0], shape, q), out[1]
+    return output(out[0], shape, q, dtype), out[1]
 
 
 def get_scale(q: torch.Tensor, softmax_scale: float | None) -> float:
     """`softmax_scale`, or head_dim**-0.5 for None."""
-    return float(q.shape[-1] ** -0.5) if softmax_scale is None else softmax_scale
+    return float(q.shape[-1] ** -0.5) if softmax_scale is None else float(softmax_scale)
 
 
 @triton.jit

@@ -26,7 +26,7 @@ def softmax_numbers(
     """`scale`, `factor`, `cap` and `NEGATED` of the device's `weigh`: the factor is never negative."""
     scale = shared.get_scale(q, softmax_scale)
     if softcap is not None:
-        return scale, shared.LOG2E, softcap, False
+        return scale, shared.LOG2E, float(softcap), False
     return scale, max(abs(scale), SMALLEST_FACTOR) * shared.LOG2E, 0.0, scale < 0
 
 
@@ -56,12 +56,12 @@ def key_tiles(first, last, T, S, window, CAUSAL: tl.constexpr, WINDOW: tl.conste
 def weigh(
     scores, peak, total, start, rows, S, T, window, scale, factor, cap,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, NEGATED: tl.constexpr, MASKED: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    BLOCK_N: tl.constexpr, RANGE: tl.constexpr = 0,
 ):  # fmt: skip
     """Weights of the tile of keys from `start` on, by how much the past shrinks, and the new peak and sum.
 
     scores: (rows, BLOCK_N) products; rows: positions of the queries; a score times `factor`, not negative, is the
-    exponent.  With `MASKED` the tile may reach past what a row sees.
+    exponent.  With `MASKED` the tile may reach past what a row sees.  The peak weighs 2**RANGE, which is the sum's unit.
     """
     if CAP:
         scores = capped(scores * scale, cap)
@@ -82,7 +82,7 @@ def weigh(
     if MASKED:
         # A row that has seen no key yet has a peak of -inf; -inf - -inf would be NaN.
         shift = tl.where(new_peak == float("-inf"), 0.0, new_peak)
-    weights = tl.exp2(scores * factor - shift[:, None])
+    weights = tl.exp2(scores * factor - (shift - RANGE if RANGE else shift)[:, None])
     rescale = tl.exp2(peak - shift)
     return weights, rescale, new_peak, total * rescale + tl.sum(weights, 1)
 

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
+
+CHECK_VALUES = os.environ.get("ROOFLAB_CHECK_VALUES") == "1"
+"""Whether launchers look at what page tables, slots, positions and offsets hold.  That waits for the device, so it is
+asked for, to find out what a kernel has read out of place; not while a CUDA graph is captured."""
 
 
 def check_shape(name: str, tensor: torch.Tensor, *shape: int | None) -> None:
@@ -12,6 +18,14 @@ def check_shape(name: str, tensor: torch.Tensor, *shape: int | None) -> None:
     if tensor.ndim != len(shape) or any(w is not None and w != s for w, s in zip(shape, tensor.shape, strict=False)):
         wanted = ", ".join("*" if size is None else str(size) for size in shape)
         raise ValueError(f"{name}: expected shape ({wanted}), got {tuple(tensor.shape)}")
+
+
+def check_values(name: str, tensor: torch.Tensor, least: int, most: int) -> None:
+    """Raises `ValueError`, where `CHECK_VALUES` asks for it, unless all integers lie between `least` and `most`."""
+    if CHECK_VALUES and tensor.numel() and not tensor.is_meta:
+        found = [int(value) for value in tensor.aminmax()]
+        if found[0] < least or found[1] > most:
+            raise ValueError(f"{name}: expected values from {least} to {most}, got {found[0]} to {found[1]}")
 
 
 def check_dtype(name: str, tensor: torch.Tensor, *dtypes: torch.dtype) -> None:

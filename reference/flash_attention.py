@@ -1,4 +1,8 @@
-"""Attention over dense keys and values: softmax(Q K^T * scale) V per head.  Options and tolerance: `attention.py`."""
+"""Attention over dense keys and values: softmax(Q K^T * scale) V per head.  Options and tolerance: `attention.py`.
+
+In fp8 the queries, keys and values are e4m3, each head of each sequence with a positive scale of its own, as
+FlashAttention-3 (Shah et al., arXiv 2407.08608) takes them, but for the queries' too; the output is bf16.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +27,9 @@ from rooflab.reference.attention import (
 from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
+OPERANDS = ("q", "k", "v")
+"""The arguments that have a scale each, named after them."""
+
 
 def reference(
     q: torch.Tensor,
@@ -34,6 +41,9 @@ def reference(
     window: int | None = None,
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
+    q_scale: torch.Tensor | None = None,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
     return_lse: bool = False,
 ) -> torch.Tensor | Outputs:
     """softmax(q k^T * softmax_scale) v in fp64, head h of q reading head h // (H / H_kv) of k and v.
@@ -41,17 +51,24 @@ def reference(
     q: (B, T, H, D); k, v: (B, S, H_kv, D); returns (B, T, H, D), and with `return_lse` the log-sum-exp (B, T, H) too.
     `causal` is bottom-right aligned: query i sees keys j <= i + S - T, with `window` the newest of them only; a query
     that sees none gives 0. `softmax_scale` None is D**-0.5; `softcap` caps the scaled scores; sinks: (H,) fp32.
+    q_scale: (B, H) fp32, k_scale, v_scale: (B, H_kv) fp32, positive, by which the heads of q, k and v are multiplied.
     """
     seen = seen_keys(q.shape[1], k.shape[1], causal, window)
     scores = Scores(get_scale(q, softmax_scale), softcap)
+    q, k, v = _scaled(q, q_scale), _scaled(k, k_scale), _scaled(v, v_scale)
     found = [attend(*batch, seen, scores, sinks) for batch in zip(q, k, v, strict=True)]
     out, lse = (torch.stack(part) for part in zip(*found, strict=True))
     return (out, lse) if return_lse else out
 
 
+def _scaled(x: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+    """x (B, T, H, D) times its heads' scales (B, H)."""
+    return x if scale is None else x.double() * scale.double()[:, None, :, None]
+
+
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     """The bounds that `attention` derives, fp64: (B, T, H, D), and (B, T, H) where the log-sum-exp is asked for."""
-    q, k, v = inputs["q"], inputs["k"], inputs["v"]
+    q, k, v = (_scaled(inputs[name], inputs.get(f"{name}_scale")) for name in OPERANDS)
     seen = seen_keys(q.shape[1], k.shape[1], inputs.get("causal", False), inputs.get("window"))
     scores = Scores(get_scale(q, inputs.get("softmax_scale")), inputs.get("softcap"))
     sinks = inputs.get("sinks")
@@ -61,9 +78,19 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Normal q (B, T, H, D) and k, v (B, S, H_kv, D), and the options that the case asks for."""
+    """Normal q (B, T, H, D) and k, v (B, S, H_kv, D), and the options that the case asks for.
+
+    In fp8, quantised with a scale of each head: its largest magnitude becomes 448, e4m3's largest.  With `v_columns`
+    the keys of a column of v then lie beside each other, in rows of whole 16 bytes whose ends are NaN; Hopper's fp8
+    products want them so, and in other dtypes the option changes nothing.
+    """
+    return _quantised(_drawn(case, scheme, device, seed), scheme, case)
+
+
+def _drawn(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
+    """As `make_inputs`, but for fp8 in fp32: values are planted before they are quantised."""
     B, T, S, H, H_kv, D = (int(case[key]) for key in ("B", "T", "S", "H", "H_kv", "D"))
-    dtype = scheme.activation
+    dtype = torch.float32 if _is_fp8(scheme) else scheme.activation
     return {
         "q": randn(B, T, H, D, dtype=dtype, device=device, seed=seed),
         "k": randn(B, S, H_kv, D, dtype=dtype, device=device, seed=seed + 1),
@@ -71,6 +98,45 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
         "causal": bool(case["causal"]),
         **options(case, H, device, seed + 3),
     }
+
+
+def _is_fp8(scheme: Scheme) -> bool:
+    return scheme.activation.itemsize == 1
+
+
+def _quantised(inputs: Inputs, scheme: Scheme, case: Case) -> Inputs:
+    """`inputs` with q, k and v in the scheme's dtype and their scales beside them, where that is fp8."""
+    if not _is_fp8(scheme):
+        return inputs
+    found = dict(inputs)
+    for name in OPERANDS:
+        found[name], found[f"{name}_scale"] = quantize_heads(inputs[name], scheme.activation)
+    if case.get("v_columns"):
+        found["v"] = _in_columns(found["v"])
+    return found
+
+
+def _in_columns(v: torch.Tensor) -> torch.Tensor:
+    """v (B, S, H_kv, D) stored as (B, H_kv, D, S), with NaN up to whole 16 bytes."""
+    S = v.shape[1]
+    columns = v.permute(0, 2, 3, 1).float().contiguous()
+    filled = torch.nn.functional.pad(columns, (0, -S % (16 // v.element_size())), value=math.nan)
+    return filled.to(v.dtype)[..., :S].permute(0, 3, 1, 2)
+
+
+def quantize_heads(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """x (B, T, H, D) as fp8 `dtype`, and the scales (B, H) fp32 that give it back; a head of zeros has the scale 1.
+
+    A NaN stays one, and has no part in its head's scale.
+    """
+    B, T, H, D = x.shape
+    if x.device.type == "meta" or not T:
+        scale = torch.ones(B, H, dtype=torch.float32, device=x.device)
+    else:
+        largest = x.float().abs().nan_to_num(nan=0.0).amax(dim=(1, 3))
+        scale = torch.where(largest > 0, largest / torch.finfo(dtype).max, 1.0)
+    limit = torch.finfo(dtype).max
+    return (x.float() / scale[:, None, :, None]).clamp(-limit, limit).to(dtype), scale
 
 
 def options(case: Case, H: int, device: torch.device, seed: int) -> dict[str, Any]:
@@ -89,7 +155,7 @@ def options(case: Case, H: int, device: torch.device, seed: int) -> dict[str, An
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
     """One dominant key at each tile edge, at the ends, on the causal diagonal and at the window's far end; one past
-    the end, which is poison."""
+    the end, which is poison; and in fp8 heads whose magnitudes differ by 1000."""
     T, S, window = int(case["T"]), int(case["S"]), int(case.get("window", 0))
     places = {j: f"key {j}" for j in (*TILE_EDGES, S // 2, S - 1) if 0 <= j < S}
     middle = S - T + T // 2
@@ -98,20 +164,46 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
         chosen = edges.items() if window else [(middle, "diagonal")]
         places |= {j: f"{label} of query {T // 2}" for j, label in chosen if 0 <= j < S}
     for j, label in sorted(places.items()):
-        inputs = make_inputs(case, scheme, device, seed)
-        listen(inputs["q"], inputs["k"])
-        shout(inputs["k"], inputs["v"], (slice(None), j))
-        yield label, inputs
+        yield label, _quantised(_with_a_shout(case, scheme, device, seed, j), scheme, case)
     if S:
-        inputs = make_inputs(case, scheme, device, seed)
+        inputs = _drawn(case, scheme, device, seed)
         listen(inputs["q"], inputs["k"])
         for name in ("k", "v"):
             inputs[name] = torch.nn.functional.pad(inputs[name], (0, 0, 0, 0, 0, 1))
         shout(inputs["k"], inputs["v"], (slice(None), S))
         inputs["v"][:, S] = math.nan
+        inputs = _quantised(inputs, scheme, case)
         inputs |= {"k": inputs["k"][:, :S], "v": inputs["v"][:, :S]}
         yield "poison one past the last key", inputs
-    yield from low_precision(make_inputs(case, scheme, device, seed), "q", "k", "v")
+    for label, inputs in low_precision(_drawn(case, scheme, device, seed), "q", "k", "v"):
+        yield label, _quantised(inputs, scheme, case)
+    if S and _is_fp8(scheme):
+        yield from _magnitudes(_quantised(_with_a_shout(case, scheme, device, seed, S // 2), scheme, case))
+
+
+def _with_a_shout(case: Case, scheme: Scheme, device: torch.device, seed: int, key: int) -> Inputs:
+    inputs = _drawn(case, scheme, device, seed)
+    listen(inputs["q"], inputs["k"])
+    shout(inputs["k"], inputs["v"], (slice(None), key))
+    return inputs
+
+
+def _magnitudes(inputs: Inputs) -> Iterator[tuple[str, Inputs]]:
+    """Every second head of q, or of k, 1000 times smaller than its neighbours and than the same of the next sequence.
+
+    The large ones hear a dominant key and the small ones do not, so that a scale is wrong for either kind's other.
+    """
+    q_scale, k_scale, v_scale = (inputs[f"{name}_scale"] for name in OPERANDS)
+    values = {"v_scale": v_scale * _alternating(v_scale)}
+    yield "heads of q apart by 1000", inputs | values | {"q_scale": q_scale * _alternating(q_scale)}
+    yield "heads of k apart by 1000", inputs | values | {"k_scale": k_scale * _alternating(k_scale)}
+
+
+def _alternating(scale: torch.Tensor) -> torch.Tensor:
+    """1 and 1/1000 in turn over heads, and over sequences: (B, H)."""
+    B, H = scale.shape
+    places = torch.arange(B, device=scale.device)[:, None] + torch.arange(H, device=scale.device)
+    return torch.where(places % 2 == 0, 1.0, 1e-3)
 
 
 def cost(
@@ -124,6 +216,9 @@ def cost(
     window: int | None = None,
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
+    q_scale: torch.Tensor | None = None,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
     return_lse: bool = False,
 ) -> Cost:
     """Two products over the visible pairs, one exponential each; what nobody sees or asks for is not read."""
@@ -133,8 +228,9 @@ def cost(
     asked = int(seen.end.max() - seen.first.min()) if int(counts.sum()) else 0
     read = nbytes(q) * int((counts > 0).sum()) / max(T, 1) + nbytes(k, v) * asked / max(k.shape[1], 1)
     return attention_cost(
-        B * H * int(counts.sum()), D, q, read + nbytes(sinks), lse_rows=B * T * H if return_lse else 0
-    )
+        B * H * int(counts.sum()), D, q, read + nbytes(sinks, q_scale, k_scale, v_scale),
+        lse_rows=B * T * H if return_lse else 0,
+    )  # fmt: skip
 
 
 def _case(T: int, S: int, H: int, H_kv: int, D: int, causal: bool, B: int = 1, **more: bool | int | float) -> Case:
@@ -148,7 +244,8 @@ SPEC = OpSpec(
     cost=cost,
     outputs=("out", "lse"),
     output_dtypes={"lse": torch.float32},
-    optional={"window": 0, "softcap": 0.0, "sinks": False, "lse": False},
+    optional={"window": 0, "softcap": 0.0, "sinks": False, "lse": False, "v_columns": False},
+    schemes=("fp32", "fp16", "bf16", "fp8_e4m3"),
     tolerance=tolerance,
     planted=planted,
     cases={
@@ -182,6 +279,8 @@ SPEC = OpSpec(
             _case(33, 47, 2, 1, 96, False),
             _case(20, 129, 2, 1, 192, True),
             _case(20, 65, 2, 2, 256, True),
+            _case(70, 130, 4, 2, 64, True, B=2, window=50, sinks=True, lse=True, v_columns=True),
+            _case(40, 129, 2, 1, 128, False, v_columns=True),
         ),
         "smollm2_135m": (_case(512, 512, 9, 3, 64, True), _case(2048, 2048, 9, 3, 64, True)),
         "qwen3_0_6b": (_case(512, 512, 16, 8, 128, True), _case(2048, 2048, 16, 8, 128, True)),

@@ -7,6 +7,7 @@ import torch
 from rung_claims import bytes_in_flight, calls, code, launches_once, loop, rung
 
 from rooflab.bench.code.cases import select
+from rooflab.kernels.merge_attention_states import fused
 from rooflab.kernels.registry import get_kernel, ops
 
 
@@ -68,9 +69,11 @@ def kv_cache_write_index_copy() -> None:
 
 @rung("merge_attention_states/fused")
 def merge_attention_states_fused() -> None:
-    """One launch, however many parts: the loop over them loads an output and its log-sum-exp, and stores nothing."""
-    inner = loop(launches_once("merge_attention_states", "fused", 8)).counts
-    assert 2 <= inner["global_load"] <= 3 and inner["global_store"] == 0
+    """One launch, however many parts: the loop over them asks for four outputs at once, 16 bytes a lane, and stores
+    nothing."""
+    inner = loop(launches_once("merge_attention_states", "fused", 8))
+    wide = sum(item.opcode.startswith("LDG.E.128") for item in inner.instructions)
+    assert wide == fused.PARTS_AT_ONCE and inner.counts["global_store"] == 0
 
 
 @rung("mla_decode/split_kv")

@@ -186,9 +186,15 @@ def still():
     _, lse = ping_pong.flash_attention(q.bfloat16(), k.bfloat16(), k.bfloat16(), return_lse=True)
     assert abs(lse.item() - 35 * 15 / 8) < 2e-5, lse.item()
 
+def wide():
+    # A window of more keys than there are hides nothing, however many.
+    q, k, v = (torch.randn(1, 5, 1, 64).bfloat16() for _ in "qkv")
+    plain = ping_pong.flash_attention(q, k, v, True)
+    assert torch.equal(ping_pong.flash_attention(q, k, v, True, window=2**40), plain)
+
 with emulation(), emulating_triton(DEFAULT.sm, DEFAULT.properties(), handle):
     torch.manual_seed(0)
-    for check in (packed, poisoned, alike, far, still):
+    for check in (packed, poisoned, alike, far, still, wide):
         check()
 """
 

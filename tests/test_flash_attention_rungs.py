@@ -224,6 +224,17 @@ def test_nothing_spills_in_a_loop_over_keys_and_a_cta_needs_what_its_footprint_s
             assert info.registers <= 128, "two CTAs an SM"
 
 
+@pytest.mark.parametrize("name", ["online", "masked_tiles", "packed_gqa", "tma", "persistent", "ping_pong"])
+def test_one_code_serves_every_length(name):
+    """Lengths of 1, of whole 16s and odd ones are not compiled anew; the launcher's own choices may differ by them."""
+    config = get_kernel("flash_attention", name).heuristic(Case(B=1, T=64, S=64, H=3, H_kv=1, D=64), BF16)
+    more = {} if name == "online" else {"lse": True}
+    cases = [Case(B=B, T=T, S=S, H=3, H_kv=1, D=64, causal=True, **more) for B, T, S in ((1, 1, 33), (16, 2048, 2048))]
+    found = compile_kernels([Request("flash_attention", name, case, BF16, config=config) for case in cases])
+    assert not any(isinstance(item, CompileFailure) for item in found), found
+    assert len({info.ir for (info,) in found}) == 1
+
+
 @pytest.mark.parametrize("name", RUNGS)
 def test_the_heuristic_is_legal_for_every_head(name):
     kernel = get_kernel("flash_attention", name)

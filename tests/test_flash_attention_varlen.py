@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from rooflab.bench.static import CompileFailure, Request, compile_kernels
 from rooflab.kernels.flash_attention.naive import flash_attention
 from rooflab.kernels.flash_attention_varlen import library, naive, online
 from rooflab.reference.flash_attention_varlen import SPEC, reference
@@ -129,6 +130,14 @@ def test_what_does_not_fit_is_refused_by_name(kernel: Any, change: dict[str, Any
 def test_options_that_do_not_fit_are_refused_by_name(kernel: Any, change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         kernel(**(given([5, 3], [5, 3]) | change))
+
+
+def test_one_code_serves_every_batch() -> None:
+    """Nothing is compiled anew for one sequence, one tile, or whole 16s of them."""
+    cases = [Case(B=B, T=T, S=T, H=4, H_kv=2, D=64, causal=True) for B, T in ((1, 48), (16, 2048))]
+    found = compile_kernels([Request("flash_attention_varlen", "online", case, SCHEMES["bf16"]) for case in cases])
+    assert not any(isinstance(item, CompileFailure) for item in found), found
+    assert len({info.ir for infos in found if not isinstance(infos, CompileFailure) for info in infos}) == 1
 
 
 def test_lengths_of_the_inputs_cover_what_can_go_wrong() -> None:

@@ -109,6 +109,16 @@ def test_offsets_past_2_31(kernel: Kernel) -> None:
     assert torch.equal(cache[-1], k)
 
 
+@pytest.mark.parametrize("kernel", TRITON, ids=by_id)
+def test_heads_2_31_apart(kernel: Kernel) -> None:
+    """Heads 2**30 values apart, of which the third begins at 2**31; nothing between them is touched."""
+    k = torch.empty(2**31 + 64, dtype=torch.float16).as_strided((1, 3, 64), (64, 2**30, 1))
+    k.copy_(torch.arange(192.0).view(1, 3, 64))
+    cache = torch.zeros(1, 1, 3, 64, dtype=torch.float16)
+    kernel(k=k, v=k, k_cache=cache, v_cache=cache.clone(), slot_mapping=torch.tensor([0]))
+    assert torch.equal(cache[0], k)
+
+
 @pytest.mark.parametrize("kernel", KERNELS, ids=by_id)
 @pytest.mark.parametrize(
     ("change", "message"),
@@ -123,6 +133,8 @@ def test_offsets_past_2_31(kernel: Kernel) -> None:
         ({"v_cache": torch.ones(3, 4, 2, 3).half()}, "v_cache: expected torch.float32, got torch.float16"),
         ({"slot_mapping": torch.tensor([0, 1])}, r"slot_mapping: expected shape \(1\), got \(2,\)"),
         ({"slot_mapping": torch.tensor([0], dtype=torch.int32)}, "slot_mapping: expected torch.int64"),
+        ({"v": torch.ones(1, 2, 3, device="meta")}, "v: expected a tensor on cpu, got meta"),
+        ({"slot_mapping": torch.tensor([0], device="meta")}, "slot_mapping: expected a tensor on cpu, got meta"),
     ],
 )
 def test_refusals(kernel: Kernel, change: dict[str, torch.Tensor], message: str) -> None:

@@ -62,6 +62,15 @@ def test_what_does_not_fit_is_refused_by_name(merge, change, message) -> None:
         merge(**given)
 
 
+@pytest.mark.parametrize("parts", [1, 2, 4, 5, 9])
+@pytest.mark.parametrize(("scheme", "D"), [("fp32", 16), ("fp16", 80), ("fp32", 512), ("fp16", 2048)])
+def test_any_number_of_parts_and_of_rows_for_a_program(parts: int, scheme: str, D: int) -> None:
+    case = Case.parse(f"P={parts},T=5,H=7,D={D},empty=true")
+    inputs = SPEC.make_inputs(case, SCHEMES[scheme], torch.device("cpu"), parts)
+    found = SPEC.judge(fused.merge_attention_states(**inputs), SPEC.oracle(inputs), inputs, SCHEMES[scheme])
+    assert all(error.passed for error in found), [error.describe() for error in found]
+
+
 def test_strided_parts_of_one_workspace_are_taken() -> None:
     case = Case.parse("P=3,T=4,H=2,D=16,empty=false")
     inputs = SPEC.make_inputs(case, SCHEMES["fp32"], torch.device("cpu"), 0)

@@ -42,7 +42,11 @@ def test_any_number_of_splits_gives_the_same(monkeypatch: pytest.MonkeyPatch, sp
 def test_splits_fill_the_sms_and_are_no_shorter_than_pays() -> None:
     assert split_kv.split_count(2, 4096, 132) == 16 and split_kv.split_count(2, 65536, 132) == 64
     assert split_kv.split_count(128, 4096, 132) == 1 and split_kv.split_count(1, 100, 132) == 1
-    assert split_kv.split_count(0, 0, 132) == 1
+    assert split_kv.split_count(0, 0, 132) == 1 and split_kv.split_count(64, 4096, 132) == 2
+    assert split_kv.split_count(128, 131072, 132) == 1
+    for ctas in (80, 140):
+        splits = split_kv.split_count(ctas, 4096, 132)
+        assert -(-ctas * splits // 132) / splits < 0.85 * -(-ctas // 132), "SMs without work in the last wave"
 
 
 @ALL

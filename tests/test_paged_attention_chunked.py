@@ -107,6 +107,44 @@ def test_table_entries_past_the_end_may_be_anything(kernel, padding):
     passes(kernel(**inputs), inputs)
 
 
+def test_scales_that_lie_apart_are_refused():
+    inputs = inputs_of(2, 20, scheme=SCHEMES["kv_fp8"])
+    for name in ("k_scale", "v_scale"):
+        apart = torch.stack((inputs[name], inputs[name]), dim=1)[:, 0]
+        with pytest.raises(ValueError, match=f"{name}: expected a contiguous tensor"):
+            chunked.paged_attention(**inputs | {name: apart})
+
+
+def test_sinks_that_lie_apart_are_refused():
+    inputs = inputs_of(2, 20)
+    apart = torch.zeros(inputs["q"].shape[1], 2)[:, 0]
+    for name in ("chunked", "split_kv", "tma_pages"):
+        with pytest.raises(ValueError, match="sinks: expected a contiguous tensor"):
+            get_kernel("paged_attention", name).fn(**inputs, sinks=apart)
+
+
+@pytest.mark.parametrize("block_n", [16, 64])
+def test_what_lies_before_every_window_may_be_anything(block_n):
+    """A page that no query sees any more is given back: another sequence writes it, and its entry may name none."""
+    inputs = inputs_of(2, 70, queries=3, window=17)
+    inputs["seq_lens"][1] = 0
+    config = chunked.Config(16, block_n, num_warps=4, num_stages=1)
+    plain = chunked.paged_attention(**inputs, config=config)
+    for name in ("k_cache", "v_cache"):
+        inputs[name][inputs["block_table"][0, :6].long()] = torch.nan
+    assert torch.equal(chunked.paged_attention(**inputs, config=config), plain)
+    inputs["block_table"][0, :6] = torch.tensor([2**31 - 1, -(2**31), -1, 9999, -1, -1])
+    assert torch.equal(chunked.paged_attention(**inputs, config=config), plain)
+
+
+@pytest.mark.parametrize("window", [2**31 - 1, 2**40])
+def test_a_window_wider_than_32_bits_can_subtract_hides_nothing(window):
+    inputs = inputs_of(2, 20, queries=3)
+    inputs["seq_lens"][1] = 0
+    plain = chunked.paged_attention(**inputs, config=SMALL)
+    assert torch.equal(chunked.paged_attention(**inputs, window=window, config=SMALL), plain)
+
+
 def test_strided_queries_caches_out_and_lse():
     inputs = inputs_of(2, 30, queries=7, lse=True)
     T = len(inputs["q"])
@@ -119,16 +157,18 @@ def test_strided_queries_caches_out_and_lse():
     assert found[1] is lse and whole[:, 0].isnan().all() and whole[:, 5].isnan().all()
 
 
-def test_offsets_past_2_to_the_31():
+@pytest.mark.parametrize("strides", [(2**30, 64, 64, 1), (64, 2**30, 64, 1)], ids=["pages", "slots"])
+def test_offsets_past_2_to_the_31(strides):
     try:
-        storage = torch.empty(2**31 + 2 * 64, dtype=torch.float16)  # only the touched pages are backed by memory
+        storage = torch.empty(2**31 + 4 * 64, dtype=torch.float16)  # only the touched pages are backed by memory
     except RuntimeError:
         pytest.skip("needs 4 GiB of address space")
-    far = storage.as_strided((3, 2, 1, 64), (2**30, 64, 64, 1))
-    far.copy_(torch.randn(3, 2, 1, 64))
+    # The third page, or slot, begins at 2**31.
+    far = storage.as_strided((3, 2, 1, 64) if strides[0] > 64 else (1, 3, 1, 64), strides)
+    far.copy_(torch.randn(far.shape))
     inputs = {
         "q": torch.randn(2, 1, 64, dtype=torch.float16),
-        "block_table": torch.tensor([[2, 0]], dtype=torch.int32),
+        "block_table": torch.tensor([[2, 0] if len(far) > 1 else [0]], dtype=torch.int32),
         "seq_lens": torch.tensor([3], dtype=torch.int32),
         "cu_seqlens_q": bounds(2),
     }
@@ -164,5 +204,8 @@ def test_refusals():
         chunked.paged_attention(**inputs_of(3, 20) | {"cu_seqlens_q": bounds(1, 2)})
     with pytest.raises(ValueError, match="window: expected at least 1"):
         chunked.paged_attention(**inputs_of(3, 20) | {"window": 0})
+    with pytest.raises(ValueError, match="seq_lens: expected a sequence for q's 3 queries, got none"):
+        empty = {"block_table": torch.zeros(0, 2, dtype=torch.int32), "seq_lens": bounds()[1:]}
+        chunked.paged_attention(**inputs_of(1, 20, queries=3) | empty | {"cu_seqlens_q": bounds()})
     none = {"q": torch.zeros(0, 4, 16), "cu_seqlens_q": bounds(0, 0, 0)}
     assert chunked.paged_attention(**inputs_of(3, 20) | none).shape == (0, 4, 16)

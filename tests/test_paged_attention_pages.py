@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -41,6 +45,42 @@ def test_heads_groups_pages_and_options():
 def test_a_dominant_key_at_every_page_and_block_edge_is_heard():
     (found,) = check_emulated([Asked(KERNEL, case_of(1, 140, 2, 1, queries=40), BF16)])
     assert found.result.status == "OK", found.result.describe()
+
+
+EDGES = """
+import torch
+from rooflab.bench.emulation import Launches, emulating_launches
+from rooflab.kernels.paged_attention import tma_pages
+from rooflab.kernels.registry import get_op
+from rooflab.reference.spec import SCHEMES, Case
+
+case = Case(B=2, context=70, H=2, H_kv=1, D=64, block_size=8, ragged=False, queries=3, lse=True)
+inputs = get_op("paged_attention").make_inputs(case, SCHEMES["bf16"], torch.device("cpu"), 0)
+inputs["seq_lens"][1] = 0
+
+def same(found, wanted):
+    return all(torch.equal(*pair) for pair in zip(found, wanted, strict=True))
+
+with emulating_launches(Launches()):
+    plain = tma_pages.paged_attention(**inputs)
+    # No key and a sink of -inf: nothing, and not -inf - -inf.
+    sinks = torch.tensor([-torch.inf, -torch.inf])
+    assert same(tma_pages.paged_attention(**inputs, sinks=sinks), plain)
+    # A window of more keys than 32 bits hold hides nothing.
+    assert same(tma_pages.paged_attention(**inputs, window=2**40), plain)
+    # Pages before every window have been given back.
+    windowed = tma_pages.paged_attention(**inputs, window=17)
+    inputs["v_cache"][inputs["block_table"][0, :6].long()] = torch.nan
+    assert same(tma_pages.paged_attention(**inputs, window=17), windowed)
+    inputs["block_table"][0, :6] = torch.tensor([-1, 2**31 - 1, -(2**31), -1, 0, 0])
+    assert same(tma_pages.paged_attention(**inputs, window=17), windowed)
+"""
+
+
+def test_empty_sequences_with_a_sink_wide_windows_and_pages_given_back():
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", EDGES], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
 def test_a_consumer_s_registers_and_the_rings_fit():

@@ -165,14 +165,14 @@ PROGRAM = """
 import json, sys, torch
 from rooflab.bench.emulation import Launches, emulating_launches
 from rooflab.bench.pictures.schedule import timed
-from rooflab.kernels.flash_attention import persistent, tma
+from rooflab.kernels.flash_attention import persistent, ping_pong, tma
 from rooflab.reference.spec import Case, get_scheme
 from rooflab.kernels.registry import get_op
 
 case = get_op("flash_attention").check_case(Case.parse(sys.argv[1]))
 inputs = get_op("flash_attention").make_inputs(case, get_scheme("bf16"), torch.device("cpu"), 0)
 found = {}
-for module in (tma, persistent):
+for module in (tma, persistent, ping_pong):
     name = module.__name__.rpartition(".")[2]
     launches = Launches()
     with emulating_launches(launches):
@@ -255,3 +255,15 @@ def test_the_commands_write_pictures_and_their_numbers(tmp_path):
     ]:
         status, _, errors = run_command(("picture", *bad, *words))
         assert status == 2 and message in " ".join(errors.split()), errors
+
+
+@pytest.mark.parametrize("more", ["false", "true", "true,window=300,softcap=30.0,sinks=true,lse=true"])
+@pytest.mark.parametrize("scheme", ["bf16", "fp32", "fp8_e4m3"])
+def test_the_traffic_of_naive_is_what_torchs_calls_move(more, scheme):
+    spec, kernel = get_op(OP), get_kernel(OP, "naive")
+    text = f"B=1,T=512,S=1024,H=8,H_kv=2,D=64,causal={more}"
+    inputs = spec.make_inputs(case(text), get_scheme(scheme), torch.device("meta"), 0)
+    calls, traffic = calls_of(lambda: kernel.fn(**inputs)), kernel.traffic(**inputs)
+    assert traffic.launches == len(calls)
+    assert traffic.read_bytes == pytest.approx(sum(call.hbm_read for call in calls), rel=2e-3)
+    assert traffic.write_bytes == pytest.approx(sum(call.hbm_write for call in calls), rel=2e-3)

@@ -23,7 +23,7 @@ from rooflab.roofline.occupancy import occupancy
 OP = "flash_attention"
 BLOCK = 128
 """Rows and keys of a unit of work."""
-TIMED = ("tma", "persistent")
+TIMED = ("tma", "persistent", "ping_pong")
 """Kernels that keep timestamps."""
 META = torch.device("meta")
 Basis = Literal["schedule", "timestamps"]

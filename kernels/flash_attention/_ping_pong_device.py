@@ -16,6 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from triton.language.extra.cuda import globaltimer, smid
 
 from rooflab.kernels import _attention as shared
 from rooflab.kernels.flash_attention._ping_pong_softmax import (
@@ -154,8 +155,8 @@ def _finish(
 def _consume(
     out, lse, lse_stride_b, lse_stride_t, lse_stride_h, sinks, sinks_stride, T, S, H, heads, tiles_m, section, window,
     scale, stretch, cap, queries, keys, values, staged, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn,
-    D: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, OUT_IN_Q: gl.constexpr,
-    HALF: gl.constexpr,
+    timeline, D: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr,
+    OUT_IN_Q: gl.constexpr, HALF: gl.constexpr,
 ):  # fmt: skip
     scores_layout: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 16]
@@ -172,6 +173,8 @@ def _consume(
     turn_phase = 1 - HALF  # the first consumer begins
     for nth in range(count_tiles(tiles_m * heads, gl.program_id(0), gl.num_programs(0))):
         tile = nth_tile(nth, gl.program_id(0), gl.num_programs(0))
+        if timeline is not None and HALF == 0:
+            began = globaltimer()
         tile_m, head = place(tile, tiles_m, heads, section, CAUSAL)
         row = tile_m * (2 * ROWS)
         begin, end = visible(row, T, S, window, BLOCK_N, CAUSAL)
@@ -225,14 +228,20 @@ def _consume(
         if OUT_IN_Q:
             tma.store_wait(pendings=0)
             mbarrier.arrive(q_empty.index(HALF))
+        if timeline is not None and HALF == 0:
+            kept = timeline + (head * tiles_m + tile_m).to(gl.int64) * 3
+            gl.store(kept, smid().to(gl.int64))
+            gl.store(kept + 1, began)
+            gl.store(kept + 2, globaltimer())
     if not OUT_IN_Q:
         tma.store_wait(pendings=0)  # shared memory goes with the CTA
 
 
-@gluon.jit
+# What changes from call to call is no part of the code: a length of 1, or of whole 16s, would be compiled anew.
+@gluon.jit(do_not_specialize=["T", "S", "heads", "section", "window", "lse_stride_b"])
 def _attention(
     q, k, v, out, lse, lse_stride_b, lse_stride_t, lse_stride_h, sinks, sinks_stride, T, S, H, group, heads, section,
-    window, scale, stretch, cap,
+    window, scale, stretch, cap, timeline,
     D: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, OUT_IN_Q: gl.constexpr,
 ):  # fmt: skip
     tiles_m = gl.cdiv(T, 2 * ROWS)
@@ -264,10 +273,12 @@ def _attention(
         [
             (_consume, (out, lse, lse_stride_b, lse_stride_t, lse_stride_h, sinks, sinks_stride, T, S, H, heads,
                         tiles_m, section, window, scale, stretch, cap, queries, keys, values, staged, q_full, q_empty,
-                        k_full, k_empty, v_full, v_empty, turn, D, BLOCK_N, STAGES, CAUSAL, OUT_IN_Q, 0)),
+                        k_full, k_empty, v_full, v_empty, turn, timeline, D, BLOCK_N, STAGES, CAUSAL, OUT_IN_Q,
+                        0)),
             (_consume, (out, lse, lse_stride_b, lse_stride_t, lse_stride_h, sinks, sinks_stride, T, S, H, heads,
                         tiles_m, section, window, scale, stretch, cap, queries, keys, values, staged, q_full, q_empty,
-                        k_full, k_empty, v_full, v_empty, turn, D, BLOCK_N, STAGES, CAUSAL, OUT_IN_Q, 1)),
+                        k_full, k_empty, v_full, v_empty, turn, timeline, D, BLOCK_N, STAGES, CAUSAL, OUT_IN_Q,
+                        1)),
             (_produce, (q, k, v, T, S, H, group, heads, tiles_m, section, window, queries, keys, values,
                         q_full, q_empty, k_full, k_empty, v_full, v_empty, D, BLOCK_N, STAGES, CAUSAL)),
         ],

@@ -92,7 +92,7 @@ def softmax(scores, peak, total, scale, MASKED: gl.constexpr):
     """Weights, what becomes of the running peak and sum, and by how much the past shrinks.
 
     The peak is kept times `scale`: scaled anew at each step, a product that a compiler joins with the subtraction is
-    not what was subtracted, and sums whose peak stands still drift by the rounding (3e-4 in 127 steps at a score of 66).
+    not what was subtracted, and sums whose peak stands still drift by the rounding (3e-4 in 127 steps, a score of 66).
     """
     highest = gl.maximum(peak, gl.max(scores, 1) * scale)
     shift = highest

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from rooflab.kernels._attention import Returned, check_options
-from rooflab.kernels.flash_attention._args import check_args
+from rooflab.kernels.flash_attention._args import E4M3, check_args, check_scales
 from rooflab.kernels.registry import register
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
@@ -25,11 +25,15 @@ def traffic(
     *,
     window: int | None = None,
     softcap: float | None = None,
+    q_scale: torch.Tensor | None = None,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
     return_lse: bool = False,
 ) -> Traffic:
     """Each operand once, as L2 holds one sequence's keys while its tiles of queries read them."""
     lse = 4 * q.shape[0] * q.shape[1] * q.shape[2] if return_lse else 0
-    return Traffic(nbytes(q, k, v), nbytes(q) + lse)
+    # fp8 gives bf16.
+    return Traffic(nbytes(q, k, v, q_scale, k_scale, v_scale), max(2, q.element_size()) * q.numel() + lse)
 
 
 def unsupported(
@@ -41,13 +45,23 @@ def unsupported(
     *,
     window: int | None = None,
     softcap: float | None = None,
+    q_scale: torch.Tensor | None = None,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
     return_lse: bool = False,
 ) -> str | None:
     """Why the package cannot take these inputs, or None."""
     if q.dtype == torch.float32:
-        return "takes fp16 and bf16, got fp32"
-    if q.shape[-1] > 256 or q.shape[-1] % 8:
-        return f"needs a head_dim of at most 256 in multiples of 8, got {q.shape[-1]}"
+        return "takes fp16, bf16 and e4m3, got fp32"
+    whole = 16 // q.element_size()
+    if q.shape[-1] > 256 or q.shape[-1] % whole:
+        return f"needs a head_dim of at most 256 in multiples of {whole}, got {q.shape[-1]}"
+    group = q.shape[2] // k.shape[2]
+    if q_scale is not None and group > 1 and q_scale.stride(1) != 0:
+        return (
+            f"q_scale: takes one scale for the {group} query heads of a group, which an expanded tensor (stride 0 over "
+            f"heads) shows without a look at its values, got a stride of {q_scale.stride(1)}"
+        )
     return None
 
 
@@ -71,15 +85,23 @@ def flash_attention(
     *,
     window: int | None = None,
     softcap: float | None = None,
+    q_scale: torch.Tensor | None = None,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
     return_lse: bool = False,
 ) -> Returned:
     """`flash_attn_func`.  q: (B, T, H, D); k, v: (B, S, H_kv, D); returns (B, T, H, D).
 
-    Takes no `out`: the package's call allocates; its log-sum-exp is (B, H, T), given back as the view (B, T, H).
-    Raises `ValueError` on shapes, dtypes or options that do not fit.
+    In e4m3 the scales (B, H) and (B, H_kv) are its descales, of which it has one for a group of query heads, and the
+    result is bf16.  Takes no `out`: the package's call allocates; its log-sum-exp is (B, H, T), given back as the view
+    (B, T, H).  Raises `ValueError` on shapes, dtypes or options that do not fit.
     """
-    check_args(q, k, v)
+    check_args(q, k, v, fp8=True)
     check_options(q, causal, window, softcap, None)
+    check_scales(q, k, q_scale, k_scale, v_scale)
+    reason = unsupported(q, k, v, q_scale=q_scale)
+    if reason:
+        raise ValueError(reason)
     library: Any = import_module(PACKAGE)
     found = library.flash_attn_func(
         q,
@@ -89,9 +111,19 @@ def flash_attention(
         causal=causal,
         window_size=window_sizes(window),
         softcap=softcap or 0.0,
+        **_descales(q, k, q_scale, k_scale, v_scale),
         return_attn_probs=return_lse,
     )
     return (found[0], found[1].transpose(1, 2)) if return_lse else found
+
+
+def _descales(q: torch.Tensor, k: torch.Tensor, *scales: torch.Tensor | None) -> dict[str, torch.Tensor | None]:
+    """The package's names for the scales, (B, H_kv) each; nothing for what is not quantised."""
+    if q.dtype != E4M3:
+        return {}
+    queries, *others = scales
+    queries = None if queries is None else queries[:, :: q.shape[2] // k.shape[2]]
+    return dict(zip(("q_descale", "k_descale", "v_descale"), (queries, *others), strict=True))
 
 
 def window_sizes(window: int | None) -> tuple[int, int]:

@@ -1,12 +1,16 @@
-"""torch's scaled_dot_product_attention, which picks FlashAttention-2, cuDNN or its CPU kernel."""
+"""torch's scaled_dot_product_attention, which picks FlashAttention-2, cuDNN or its CPU kernel.
+
+torch has no attention in fp8: q, k and v in e4m3 are dequantised to bf16 in memory first, in the timed call.
+"""
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
 
-from rooflab.kernels.flash_attention._args import check_args
+from rooflab.kernels.flash_attention._args import E4M3, check_args, check_scales
 from rooflab.kernels.registry import register
+from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 
 
@@ -17,14 +21,35 @@ def traffic(
     causal: bool = False,
     softmax_scale: float | None = None,
     *,
+    q_scale: torch.Tensor | None = None,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
     device: str = "cuda",
 ) -> Traffic:
     """Each operand once: a fused kernel keeps the scores on the chip, and L2 serves the queries' repeated key reads.
-    On CUDA in fp32 grouped keys and values are expanded first, which writes them and reads them again."""
+    On CUDA in fp32 grouped keys and values are expanded first, which writes them and reads them again.  In fp8 each
+    operand is read, written in bf16, and with a scale read and written in it once more."""
+    if q.dtype == E4M3:
+        return _traffic_fp8(q, k, v, q_scale, k_scale, v_scale)
     size = q.element_size()
     expanded = (k.numel() + v.numel()) * size * (q.shape[2] // k.shape[2]) if _expands(q, k, device) else 0
     read = (q.numel() + k.numel() + v.numel()) * size + expanded
     return Traffic(read, q.numel() * size + expanded, launches=3 if expanded else 1)
+
+
+def _traffic_fp8(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *scales: torch.Tensor | None) -> Traffic:
+    given = list(zip((q, k, v), scales, strict=True))
+    scaled = [x for x, scale in given if scale is not None]
+    wide = sum(2 * x.numel() for x, _ in given)
+    again = sum(2 * x.numel() for x in scaled)
+    read = nbytes(q, k, v, *scales) + again + wide
+    return Traffic(read, wide + again + 2 * q.numel(), launches=4 + len(scaled))
+
+
+def _dequantised(x: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+    """x (B, T, H, D) times its heads' scales (B, H), in bf16, which holds every value of e4m3."""
+    found = x.to(torch.bfloat16, memory_format=torch.contiguous_format)
+    return found if scale is None else found.mul_(scale[:, None, :, None])
 
 
 def _expands(q: torch.Tensor, k: torch.Tensor, device: str) -> bool:
@@ -46,13 +71,20 @@ def flash_attention(
     v: torch.Tensor,
     causal: bool = False,
     softmax_scale: float | None = None,
+    *,
+    q_scale: torch.Tensor | None = None,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """scaled_dot_product_attention with a bottom-right causal mask.  q: (B, T, H, D); k, v: (B, S, H_kv, D).
 
-    Takes no `out`: torch's call allocates, and a copy would be charged to it. Raises `ValueError` on shapes or dtypes
-    that do not fit.
+    Takes no `out`: torch's call allocates, and a copy would be charged to it.  In e4m3, q_scale: (B, H) and k_scale,
+    v_scale: (B, H_kv) fp32, and the result is bf16.  Raises `ValueError` on shapes or dtypes that do not fit.
     """
-    check_args(q, k, v)
+    check_args(q, k, v, fp8=True)
+    check_scales(q, k, q_scale, k_scale, v_scale)
+    if q.dtype == E4M3:
+        q, k, v = (_dequantised(*x) for x in ((q, q_scale), (k, k_scale), (v, v_scale)))
     T, S = q.shape[1], k.shape[1]
     if S == 0 or T == 0:
         return torch.zeros_like(q)

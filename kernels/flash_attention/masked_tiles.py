@@ -30,7 +30,8 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
     return Config(128 if width <= 128 else 64, 64, num_warps=8 if width >= 128 else 4, num_stages=2)
 
 
-@triton.jit
+# What changes from call to call is no part of the code: a length of 1, or of whole 16s, would be compiled anew.
+@triton.jit(do_not_specialize=["T", "S", "window", "lse_stride_b"])
 def _attention(
     q_ptr, k_ptr, v_ptr, sinks_ptr, out_ptr, lse_ptr, T, S, H, group, window, scale, factor, cap,
     q_stride_b, q_stride_t, q_stride_h, k_stride_b, k_stride_s, k_stride_h, v_stride_b, v_stride_s, v_stride_h,

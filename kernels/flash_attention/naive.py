@@ -7,8 +7,9 @@ import math
 import torch
 
 from rooflab.kernels._attention import Returned, check_options, get_scale, outputs
-from rooflab.kernels.flash_attention._args import check_args
+from rooflab.kernels.flash_attention._args import E4M3, check_args, check_scales
 from rooflab.kernels.registry import register
+from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 
 
@@ -22,20 +23,37 @@ def traffic(
     window: int | None = None,
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
+    q_scale: torch.Tensor | None = None,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
     return_lse: bool = False,
 ) -> Traffic:
-    """Every step's operands from and to HBM: the (B, H, T, S) fp32 matrix crosses it seven times, more with options."""
+    """Every torch call's operands from and to HBM: the (B, H, T, S) fp32 matrix is read 8 times, written 6 times, and
+    once more for a mask and three times for a cap.  `logsumexp` alone is four kernels that read it.
+
+    In fp8 each scale is a pass over its operand in fp32.
+    """
     B, T, H, _ = q.shape
     S, group, size = k.shape[1], H // k.shape[2], q.element_size()
-    scores = 4 * B * H * T * S
+    result = max(size, 2)  # fp8 gives bf16
+    given = [(x, scale) for x, scale in ((q, q_scale), (k, k_scale), (v, v_scale)) if scale is not None]
+    scaled = sum(4 * x.numel() for x, _ in given)
+    rows = 4 * B * H * T
     narrow = q.dtype != torch.float32
     casts = (q.numel() + 2 * k.numel()) if narrow else 0  # of q, k and v, and the output's way back
     expanded = 4 * 2 * k.numel() * group
-    passes = 4 + causal + 3 * (softcap is not None) + 2 * (sinks is not None)
-    # In order: casts, heads expanded, q k^T, scale, cap, mask, log-sum-exp, weights, p v, output.
-    read = casts * size + 4 * 2 * k.numel() + expanded + passes * scores + 4 * 2 * q.numel()
-    write = 4 * casts + expanded + (passes - 1) * scores + (4 + size) * q.numel() + 4 * return_lse * B * T * H
-    return Traffic(read, write, launches=10 + 3 * narrow + 6 * causal + 3 * (softcap is not None))
+    capped, windowed, sinking = softcap is not None, window is not None, sinks is not None
+    more = causal + 3 * capped
+    mask = T * S * (causal + 2 * windowed)  # a byte each; a window's is joined to the diagonal's
+    # In order: casts, scales, heads expanded, the scores, one number a row around logsumexp, the two products.
+    small = sinking + return_lse
+    read = casts * size + scaled + 4 * 2 * k.numel() + expanded + (8 + more) * rows * S + (10 + small) * rows + mask
+    read += 4 * 2 * q.numel()
+    write = 4 * casts + scaled + expanded + (6 + more) * rows * S + (7 + small) * rows + mask
+    write += (4 + result) * q.numel()
+    launches = 19 + 3 * narrow + len(given) + 6 * causal + 3 * windowed + 3 * capped + small
+    read += sum(nbytes(scale) for _, scale in given)
+    return Traffic(read, write, launches=launches)
 
 
 @register(op="flash_attention", name="naive", role="naive", backend="torch", traffic=traffic)
@@ -50,19 +68,24 @@ def flash_attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
+    q_scale: torch.Tensor | None = None,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
     return_lse: bool = False,
 ) -> Returned:
     """softmax(q k^T * scale) v with the scores in memory.  q: (B, T, H, D); k, v: (B, S, H_kv, D); (B, T, H, D).
 
+    In e4m3, q_scale: (B, H) and k_scale, v_scale: (B, H_kv) fp32 multiply the heads first; the result is bf16.
     Raises `ValueError` on shapes, dtypes or options that do not fit.
     """
-    check_args(q, k, v)
+    check_args(q, k, v, fp8=True)
     check_options(q, causal, window, softcap, sinks)
-    out, lse = outputs(out, tuple(q.shape), q, return_lse)
+    check_scales(q, k, q_scale, k_scale, v_scale)
+    out, lse = outputs(out, tuple(q.shape), q, return_lse, torch.bfloat16 if q.dtype == E4M3 else None)
     T, S = q.shape[1], k.shape[1]
     group = q.shape[2] // k.shape[2]
-    queries = q.transpose(1, 2).float()
-    keys, values = (x.transpose(1, 2).float().repeat_interleave(group, dim=1) for x in (k, v))
+    queries = _scaled(q, q_scale)
+    keys, values = (_scaled(*x).repeat_interleave(group, dim=1) for x in ((k, k_scale), (v, v_scale)))
     scores = queries @ keys.mT * get_scale(q, softmax_scale)  # (B, H, T, S)
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
@@ -82,3 +105,9 @@ def flash_attention(
     if lse is None:
         return out
     return out, lse.copy_(denominator.transpose(1, 2))
+
+
+def _scaled(x: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+    """x (B, T, H, D) as (B, H, T, D) fp32, times its heads' scales (B, H)."""
+    found = x.transpose(1, 2).float()
+    return found if scale is None else found * scale[:, :, None, None]

@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from dataclasses import dataclass
 
 import torch
 import triton
@@ -15,29 +13,13 @@ from rooflab.kernels._attention import get_scale
 from rooflab.kernels._checks import output
 from rooflab.kernels.configs import BF16, Footprint, default_config, legal_by
 from rooflab.kernels.flash_attention._args import check_args
+from rooflab.kernels.flash_attention._tiles import Config, configs
 from rooflab.kernels.registry import register
 from rooflab.reference.spec import Case, Scheme
 from rooflab.roofline.model import Traffic
 
 ADDRESS_REGISTERS = 24
 """Pointers, masks and the running peak and sum, beside accumulator and scores."""
-
-
-@dataclass(frozen=True)
-class Config:
-    """One way to launch the kernel: query and key tile, warps, pipeline stages."""
-
-    block_m: int
-    block_n: int
-    num_warps: int
-    num_stages: int
-
-
-def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Tiles that a warp's rows divide, with every depth of pipeline."""
-    if scheme.activation == torch.float32:
-        return tuple(itertools.starmap(Config, itertools.product((16, 32, 64), (16, 32, 64), (4, 8), (1, 2))))
-    return tuple(itertools.starmap(Config, itertools.product((32, 64, 128), (32, 64, 128), (4, 8), (1, 2, 3, 4))))
 
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
@@ -73,7 +55,8 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
     return choose(int(case["D"]), scheme.activation.itemsize)
 
 
-@triton.jit
+# What changes from call to call is no part of the code: a length of 1, or of whole 16s, would be compiled anew.
+@triton.jit(do_not_specialize=["T", "S"])
 def online_kernel(
     q_ptr,
     k_ptr,

@@ -54,7 +54,8 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
     return replace(chosen, block_m=64, num_warps=4) if _rows(case)[0] <= 64 else chosen
 
 
-@triton.jit
+# What changes from call to call is no part of the code: a length of 1, or of whole 16s, would be compiled anew.
+@triton.jit(do_not_specialize=["T", "S", "window", "lse_stride_b"])
 def _attention(
     q_ptr, k_map, v_map, sinks_ptr, out_ptr, lse_ptr, T, S, H_kv, group, window, scale, factor, cap,
     q_stride_b, q_stride_t, q_stride_h, out_stride_b, out_stride_t, out_stride_h, lse_stride_b, lse_stride_t,

@@ -88,7 +88,7 @@ def place(tile, tiles_m, heads, section, CAUSAL: tl.constexpr):
     return tile_m, first + inside % size
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T", "S", "heads", "section", "window", "lse_stride_b"])
 def _attention(
     q_map, k_map, v_map, sinks_ptr, out_ptr, lse_ptr, timeline_ptr, T, S, H, group, heads, section, window, scale,
     factor, cap, out_stride_b, out_stride_t, out_stride_h, lse_stride_b, lse_stride_t, lse_stride_h, sinks_stride,

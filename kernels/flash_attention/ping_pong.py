@@ -41,7 +41,7 @@ from rooflab.kernels._device import HOPPER_SMS, sm_count
 from rooflab.kernels._tma import ALIGNMENT, BARRIER_BYTES
 from rooflab.kernels.configs import BF16, Footprint, default_config
 from rooflab.kernels.flash_attention._args import check_args
-from rooflab.kernels.flash_attention._maps import why_not_mapped
+from rooflab.kernels.flash_attention._maps import nothing_seen, why_not_mapped
 from rooflab.kernels.flash_attention._ping_pong_device import _attention
 from rooflab.kernels.registry import register
 from rooflab.reference.spec import Case, Scheme
@@ -211,6 +211,25 @@ def flash_attention(
     Returns (B, T, H, D), and with `return_lse` the log-sum-exp (B, T, H) fp32.  Addresses and strides of q, k, v and
     out are whole 16 bytes, D is a multiple of 8.  Raises `ValueError` on shapes, dtypes or strides that do not fit.
     """
+    return launch(q, k, v, causal, softmax_scale, out, window, softcap, sinks, return_lse, config)
+
+
+def launch(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool = False,
+    softmax_scale: float | None = None,
+    out: Returned | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    return_lse: bool = False,
+    config: Config | None = None,
+    timeline: torch.Tensor | None = None,
+) -> Returned:
+    """The registered kernel, which fills in a `timeline` (`_timeline.py`) where it is given one: a row for each tile,
+    those of a head after each other.  Raises `ValueError` as the kernel does."""
     check_args(q, k, v)
     check_options(q, causal, window, softcap, sinks)
     reason = unsupported(q, k, v, causal, softmax_scale)
@@ -223,9 +242,7 @@ def flash_attention(
     B, T, H, D = q.shape
     S, group = k.shape[1], H // k.shape[2]
     if not out.numel() or S == 0:
-        out.zero_()
-        nothing = float("-inf") if sinks is None else sinks
-        return out if lse is None else (out, lse.copy_(torch.as_tensor(nothing)))
+        return nothing_seen(out, lse, sinks)
     config = config or default_config("flash_attention", "ping_pong", q.dtype, q.device, B=B, T=T, H=H, D=D)
     heads = B * H
     scale = max(get_scale(q, softmax_scale), SMALLEST_SCALE)
@@ -244,10 +261,11 @@ def flash_attention(
         group,
         heads,
         min(heads, _section(k, group)),
-        window,
+        window if window is not None and window < S else None,  # a wider one hides nothing
         1.0 if softcap else scale * LOG2E,
         2 * LOG2E * scale / softcap if softcap else None,
         softcap * LOG2E if softcap else None,
+        timeline,
         D=_padded(D),
         BLOCK_N=config.block_n,
         STAGES=config.stages,

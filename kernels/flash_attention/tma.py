@@ -41,7 +41,7 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
     return tma_choice(int(case["D"]))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T", "S", "window", "lse_stride_b"])
 def _attention(
     q_map, k_map, v_map, sinks_ptr, out_ptr, lse_ptr, timeline_ptr, T, S, H, group, window, scale, factor, cap,
     out_stride_b, out_stride_t, out_stride_h, lse_stride_b, lse_stride_t, lse_stride_h, sinks_stride,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from rooflab.kernels import _checks
 from rooflab.kernels._checks import check_contiguous, check_dtype, check_float, check_last_dim_contiguous, check_shape
 
 
@@ -19,8 +20,8 @@ def check_args(
     """Raises `ValueError` on tensors that are not q (T, H, D), k and v (S, H_kv, D) of one dtype, offsets (B + 1,)
     int32, all on one device, and on a negative length.
 
-    The offsets are read only on the CPU, where they must begin at 0, never fall, end at T and S and be no further
-    apart than the longest lengths; on a GPU that would wait for it.
+    The offsets are read on the CPU, where they must begin at 0, never fall, end at T and S and be no further apart than
+    the longest lengths; on a GPU that waits for it, and is done if `_checks.CHECK_VALUES` asks for it.
     """
     check_float("q", q)
     check_shape("q", q, None, None, None)
@@ -42,7 +43,7 @@ def check_args(
         check_contiguous(name, offsets)
         if longest < 0:
             raise ValueError(f"max_seqlen_{name[-1]}: expected at least 0, got {longest}")
-        if offsets.device.type == "cpu":
+        if offsets.device.type == "cpu" or _checks.CHECK_VALUES:
             _check_offsets(name, offsets.tolist(), end, longest)
     others = {"k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
     for name, tensor in others.items():

@@ -7,9 +7,6 @@ long must not be left for the end (longest processing time first, Graham, 1969).
 
 from __future__ import annotations
 
-import itertools
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
@@ -17,6 +14,7 @@ import triton.language as tl
 from rooflab.kernels._attention import Returned, check_options, outputs
 from rooflab.kernels._attention_device import finish, key_tiles, softmax_numbers, step
 from rooflab.kernels.configs import BF16, Footprint, default_config, legal_by
+from rooflab.kernels.flash_attention._tiles import Config, configs
 from rooflab.kernels.flash_attention_varlen._args import check_args
 from rooflab.kernels.registry import register
 from rooflab.reference.spec import Case, Scheme, nbytes
@@ -24,23 +22,6 @@ from rooflab.roofline.model import Traffic
 
 ADDRESS_REGISTERS = 32
 """Pointers, masks and the running peak and sum, beside accumulator and scores."""
-
-
-@dataclass(frozen=True)
-class Config:
-    """One way to launch the kernel: query and key tile, warps, pipeline stages."""
-
-    block_m: int
-    block_n: int
-    num_warps: int
-    num_stages: int
-
-
-def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Tiles that a warp's rows divide, with every depth of pipeline."""
-    if scheme.activation == torch.float32:
-        return tuple(itertools.starmap(Config, itertools.product((16, 32, 64), (16, 32, 64), (4, 8), (1, 2))))
-    return tuple(itertools.starmap(Config, itertools.product((32, 64, 128), (32, 64, 128), (4, 8), (1, 2, 3, 4))))
 
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
@@ -69,7 +50,8 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
     return Config(128 if D <= 128 else 64, 64, num_warps=8 if D >= 128 else 4, num_stages=2)
 
 
-@triton.jit
+# What changes from call to call is no part of the code: one sequence or tile, or whole 16s, would be compiled anew.
+@triton.jit(do_not_specialize=["tiles", "sequences", "window"])
 def online_varlen_kernel(
     q_ptr, k_ptr, v_ptr, cu_q_ptr, cu_k_ptr, sinks_ptr, out_ptr, lse_ptr, tiles, sequences, H, group, window, scale,
     factor, cap, q_stride_t, q_stride_h, k_stride_s, k_stride_h, v_stride_s, v_stride_h, out_stride_t, out_stride_h,

@@ -10,6 +10,7 @@ from rooflab.kernels._checks import (
     check_float,
     check_last_dim_contiguous,
     check_shape,
+    check_values,
 )
 
 
@@ -19,7 +20,8 @@ def check_operands(
     """T, H_kv and D.
 
     Raises `ValueError` unless k and v are (T, H_kv, D), the caches contiguous (num_blocks, block_size, H_kv, D), all of
-    one float dtype, and slot_mapping (T,) int64. k and v may be strided views of a packed projection.
+    one float dtype, and slot_mapping (T,) int64, all on one device. k and v may be strided views of a packed
+    projection.
     """
     check_shape("k", k, None, None, None)
     T, H_kv, D = k.shape
@@ -31,9 +33,13 @@ def check_operands(
     for name, tensor in (("v", v), ("k_cache", k_cache), ("v_cache", v_cache)):
         check_dtype(name, tensor, k.dtype)
     check_dtype("slot_mapping", slot_mapping, torch.int64)
+    for name, tensor in (("v", v), ("k_cache", k_cache), ("v_cache", v_cache), ("slot_mapping", slot_mapping)):
+        if tensor.device != k.device:
+            raise ValueError(f"{name}: expected a tensor on {k.device}, got {tensor.device}")
     check_last_dim_contiguous("slot_mapping", slot_mapping)
     check_last_dim_contiguous("k", k)
     check_last_dim_contiguous("v", v)
     check_contiguous("k_cache", k_cache)
     check_contiguous("v_cache", v_cache)
+    check_values("slot_mapping", slot_mapping, -1, k_cache.shape[0] * k_cache.shape[1] - 1)
     return T, H_kv, D

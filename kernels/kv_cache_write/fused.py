@@ -74,12 +74,13 @@ def _kv_cache_write(
     BLOCK_D: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
 ):
-    # int64, as the slots are: slot * H_kv * D passes 2**31 in a cache of 4 GiB in bf16.
+    # int64, as the slots are: slot * H_kv * D passes 2**31 in a cache of 4 GiB in bf16, head * stride in a long prefill
+    # whose heads lie apart.
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slot_mapping_ptr + token)
     # A slot past the cache is skipped too: nothing is ever written outside it.
     if (slot >= 0) & (slot < num_slots):
-        heads = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)[:, None]
+        heads = (tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)[:, None]).to(tl.int64)
         columns = tl.arange(0, BLOCK_D)[None, :]
         mask = (heads < num_kv_heads) & (columns < D)
         k = tl.load(k_ptr + token * stride_kt + heads * stride_kh + columns, mask=mask)

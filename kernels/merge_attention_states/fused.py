@@ -13,11 +13,15 @@ from rooflab.kernels.registry import register
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 
-ROWS = 4
-"""Rows (tokens and heads) of a program, a warp each: one row of 128 in bf16 is 256 bytes, 8 a lane."""
+WARPS = 4
+LOAD_BYTES = 16
+"""What a lane loads at once: a program has as many rows (tokens and heads) as its lanes so load in one go."""
+PARTS_AT_ONCE = 4
+"""Parts that a step loads: one by one, each would wait for its log-sum-exp, and the next one for both."""
 
 
-@triton.jit
+# What changes from batch to batch: specialised, a new remainder by 16 would compile anew.
+@triton.jit(do_not_specialize=["parts", "T", "lses_stride_p"])
 def fused_kernel(
     outs_ptr,
     lses_ptr,
@@ -41,6 +45,7 @@ def fused_kernel(
     TO_LN: tl.constexpr,
     BLOCK_D: tl.constexpr,
     ROWS: tl.constexpr,
+    AT_ONCE: tl.constexpr,
 ):
     # int64: parts times rows pass 2**31 elements.
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -54,18 +59,21 @@ def fused_kernel(
     peak = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     acc = tl.zeros((ROWS, BLOCK_D), tl.float32)
-    for part in range(parts):
-        place = tl.cast(part, tl.int64)
-        lse = tl.load(lses + place * lses_stride_p, mask=real, other=float("-inf"))
+    for first in range(0, parts, AT_ONCE):
+        part = first + tl.arange(0, AT_ONCE)
+        place = part.to(tl.int64)
+        own = real[:, None] & (part < parts)[None, :]
+        lse = tl.load(lses[:, None] + place[None, :] * lses_stride_p, mask=own, other=float("-inf"))
         seen = lse > float("-inf")
         # Not read where the part saw no key: it may hold anything there, and 0 * NaN is NaN.
-        value = tl.load(outs + place * outs_stride_p, mask=mask & seen[:, None], other=0.0).to(tl.float32)
-        new_peak = tl.maximum(peak, lse)
+        places = outs[:, None, :] + (place * outs_stride_p)[None, :, None]
+        value = tl.load(places, mask=mask[:, None, :] & seen[:, :, None], other=0.0).to(tl.float32)
+        new_peak = tl.maximum(peak, tl.max(lse, 1))
         shift = tl.where(new_peak == float("-inf"), 0.0, new_peak)
         rescale = tl.exp2((peak - shift) * TO_LOG2)
-        weight = tl.exp2((lse - shift) * TO_LOG2)
-        total = total * rescale + weight
-        acc = acc * rescale[:, None] + weight[:, None] * value
+        weight = tl.exp2((lse - shift[:, None]) * TO_LOG2)
+        total = total * rescale + tl.sum(weight, 1)
+        acc = acc * rescale[:, None] + tl.sum(weight[:, :, None] * value, 1)
         peak = new_peak
     some = tl.where(total == 0.0, 1.0, total)
     result = (acc * (1 / some)[:, None]).to(out_ptr.dtype.element_ty)
@@ -98,7 +106,9 @@ def merge(outs: torch.Tensor, lses: torch.Tensor, merged: torch.Tensor, lse: tor
     if merged.numel() == 0:
         lse.fill_(float("-inf"))
         return
-    fused_kernel[(triton.cdiv(T * H, ROWS),)](
+    block_d = int(triton.next_power_of_2(D))
+    rows = max(32 * WARPS * LOAD_BYTES // outs.element_size() // block_d, 1)
+    fused_kernel[(triton.cdiv(T * H, rows),)](
         outs,
         lses,
         merged,
@@ -113,7 +123,8 @@ def merge(outs: torch.Tensor, lses: torch.Tensor, merged: torch.Tensor, lse: tor
         *lse.stride(),
         TO_LOG2=LOG2E,
         TO_LN=LN2,
-        BLOCK_D=triton.next_power_of_2(D),
-        ROWS=ROWS,
-        num_warps=ROWS,
+        BLOCK_D=block_d,
+        ROWS=rows,
+        AT_ONCE=PARTS_AT_ONCE,
+        num_warps=WARPS,
     )

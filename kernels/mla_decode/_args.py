@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from rooflab.kernels._checks import check_contiguous, check_dtype, check_last_dim_contiguous, check_shape
+from rooflab.kernels._paged_values import check_pages
 
 
 def check_args(
@@ -30,3 +31,4 @@ def check_args(
     for name, tensor in (("kv_cache", kv_cache), ("block_table", block_table), ("seq_lens", seq_lens)):
         if tensor.device != q.device:
             raise ValueError(f"{name}: expected a tensor on {q.device}, got {tensor.device}")
+    check_pages(block_table, seq_lens, *kv_cache.shape[:2], B)

@@ -1,5 +1,6 @@
 """Heads in the rows of the tensor cores' tiles, a latent loaded once for key and value, a sequence's keys split over
-programs (flash-decoding: Dao et al., 2023), whose parts are merged by their log-sum-exps.
+programs (flash-decoding: Dao et al., 2023), whose parts are merged by their log-sum-exps.  A step's pages are looked up
+a step ahead, so that all stages of the pipeline are for latents.
 
 One program reads a tile of latents for BLOCK_H heads: with 128 heads and tiles of 64 the cache is read twice, from L2
 the second time.  An accumulator of 64 x 512 in fp32 is 128 registers for each of 256 threads.
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 import triton
@@ -28,7 +30,8 @@ ADDRESS_REGISTERS = 40
 """Pointers, masks and the running peak and sum, beside accumulator and scores."""
 MOST_SPLITS = 64
 LEAST_KEYS = 256
-"""Of a split: with fewer, merging costs more than what is gained."""
+"""Of a split: with fewer, merging costs more than what is gained.  A part of 64 heads, written and read, is the bytes
+of 230 keys."""
 
 
 @dataclass(frozen=True)
@@ -61,14 +64,25 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """By the heads there are: a tile of 64 is wgmma's, one of 16 or 32 mma.sync's.  64 heads by 64 keys spill."""
+    """By the heads there are: a tile of 64 is wgmma's, one of 16 or 32 mma.sync's.  64 heads by 64 keys spill.
+
+    Three stages: with two a step's latents are asked for when its predecessor's products end, and nothing hides them.
+    """
     H = int(case["H"])
     if H > 32:
-        return Config(64, 32, num_warps=8, num_stages=2)
-    return Config(16, 32, num_warps=4, num_stages=3) if H <= 16 else Config(32, 64, num_warps=8, num_stages=2)
+        return Config(64, 32, num_warps=8, num_stages=3)
+    return Config(16, 32, num_warps=4, num_stages=3) if H <= 16 else Config(32, 64, num_warps=8, num_stages=3)
 
 
 @triton.jit
+def _pages(row, start, end, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Pages of a step's keys; entries past the end are not read."""
+    keys = start + tl.arange(0, BLOCK_N)
+    return tl.load(row + keys // BLOCK_SIZE, mask=keys < end, other=0)
+
+
+# What changes from batch to batch: specialised, a new remainder by 16 would compile anew.
+@triton.jit(do_not_specialize=["splits", "table_stride", "lse_stride_p"])
 def split_kv_kernel(
     q_ptr, cache_ptr, table_ptr, lens_ptr, out_ptr, lse_ptr, H, scale_log2, splits, q_stride_b, q_stride_h,
     cache_stride_block, cache_stride_slot, table_stride, out_stride_p, out_stride_b, out_stride_h, lse_stride_p,
@@ -97,12 +111,15 @@ def split_kv_kernel(
     peak = tl.full((BLOCK_H,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_H,), tl.float32)
     acc = tl.zeros((BLOCK_H, BLOCK_LATENT), tl.float32)
+    row = table_ptr + b * table_stride
+    # A step's pages are looked up a step ahead: read after one another, table and latents would share the stages.
+    page = _pages(row, begin, end, BLOCK_SIZE, BLOCK_N)
     for start in range(begin, end, BLOCK_N):
         keys = start + tl.arange(0, BLOCK_N)
         seen = keys < end
-        # int64: page * stride passes 2**31 elements in a large cache. Table entries past the end are not read.
-        page = tl.load(table_ptr + b * table_stride + keys // BLOCK_SIZE, mask=seen, other=0).to(tl.int64)
-        slots = cache_ptr + page * cache_stride_block + keys % BLOCK_SIZE * cache_stride_slot
+        block = page.to(tl.int64)  # page * stride passes 2**31 elements in a large cache
+        page = _pages(row, start + BLOCK_N, end, BLOCK_SIZE, BLOCK_N)
+        slots = cache_ptr + block * cache_stride_block + (keys % BLOCK_SIZE).to(tl.int64) * cache_stride_slot
         # Zero where unseen: what lies there may be NaN, and is multiplied by a weight of 0 below.
         latents = tl.load(
             slots[:, None] + columns[None, :], mask=seen[:, None] & (columns < LATENT)[None, :], other=0.0
@@ -130,9 +147,15 @@ def split_kv_kernel(
         tl.store(lse_rows, lse, mask=heads < H)
 
 
+@lru_cache
 def split_count(ctas: int, most_keys: int, sms: int) -> int:
-    """Splits that fill the SMs once, none below `LEAST_KEYS` of the longest sequence that a table can hold."""
-    return max(1, min(sms // max(1, ctas), most_keys // LEAST_KEYS, MOST_SPLITS))
+    """Splits with which the waves of CTAs take least, in keys, of which a part costs `LEAST_KEYS`; of the longest
+    sequence that a table can hold none is shorter than that."""
+
+    def keys(splits: int) -> int:
+        return -(-ctas * splits // sms) * (-(-most_keys // splits) + (LEAST_KEYS if splits > 1 else 0))
+
+    return min(range(1, max(1, min(most_keys // LEAST_KEYS, MOST_SPLITS)) + 1), key=keys)
 
 
 def _splits(q: torch.Tensor, kv_cache: torch.Tensor, block_table: torch.Tensor, config: Config) -> int:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from rooflab.kernels._attention import check_options
 from rooflab.kernels._checks import check_contiguous, check_dtype, check_float, check_last_dim_contiguous, check_shape
+from rooflab.kernels._paged_values import check_pages
 
 
 def check_args(
@@ -16,12 +18,13 @@ def check_args(
     cu_seqlens_q: torch.Tensor | None = None,
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
+    window: int | None = None,
 ) -> None:
     """Raises `ValueError` on tensors that are not q (T, H, D), caches (num_blocks, block_size, H_kv, D) of its dtype,
     block_table (B, max_blocks) int32, seq_lens (B,) int32 and cu_seqlens_q (B + 1,) int32 or, without, T = B, all on
     one device; with scales (H_kv,) fp32 the caches are e4m3.
 
-    Values are not checked: on a GPU that would wait for it.
+    Values are not checked unless that is asked for (`_paged_values`): on a GPU that waits for it.
     """
     check_float("q", q)
     check_shape("q", q, None, None, None)
@@ -29,6 +32,8 @@ def check_args(
     check_shape("k_cache", k_cache, None, None, None, D)
     check_shape("v_cache", v_cache, *k_cache.shape)
     check_shape("seq_lens", seq_lens, T if cu_seqlens_q is None else None)
+    if T and not len(seq_lens):
+        raise ValueError(f"seq_lens: expected a sequence for q's {T} queries, got none")
     check_shape("block_table", block_table, len(seq_lens), None)
     ints = {"block_table": block_table, "seq_lens": seq_lens}
     if cu_seqlens_q is not None:
@@ -47,6 +52,7 @@ def check_args(
         if scale is not None:
             check_shape(f"{name[0]}_scale", scale, k_cache.shape[2])
             check_dtype(f"{name[0]}_scale", scale, torch.float32)
+            check_contiguous(f"{name[0]}_scale", scale)
             others[f"{name[0]}_scale"] = scale
     for name, tensor in others.items():
         if tensor.device != q.device:
@@ -54,3 +60,11 @@ def check_args(
     H_kv = k_cache.shape[2]
     if H_kv == 0 or H % H_kv:
         raise ValueError(f"k_cache: expected a number of heads that divides q's {H}, got {H_kv}")
+    check_pages(block_table, seq_lens, *k_cache.shape[:2], T, cu_seqlens_q, window)
+
+
+def check_paged_options(q: torch.Tensor, window: int | None, softcap: float | None, sinks: torch.Tensor | None) -> None:
+    """Raises `ValueError` as `check_options` does, and on sinks that do not lie together."""
+    check_options(q, True, window, softcap, sinks)
+    if sinks is not None:
+        check_contiguous("sinks", sinks)

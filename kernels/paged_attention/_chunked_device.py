@@ -68,10 +68,10 @@ def _steps(
     page = _pages(table_ptr, first, length, BLOCK_SIZE, BLOCK_N)
     for start in range(first, end, BLOCK_N):
         keys = start + tl.arange(0, BLOCK_N)
-        # int64: page * stride passes 2**31 elements in a cache of 4 GiB.
+        # int64: page, or slot, * stride passes 2**31 elements in a cache of 4 GiB.
         block = page.to(tl.int64)
         page = _pages(table_ptr, start + BLOCK_N, length, BLOCK_SIZE, BLOCK_N)
-        slot = keys % BLOCK_SIZE
+        slot = (keys % BLOCK_SIZE).to(tl.int64)
         k_offsets = (block * k_stride_block + slot * k_stride_slot)[None, :] + dims[:, None]
         v_offsets = (block * v_stride_block + slot * v_stride_slot)[:, None] + dims[None, :]
         # Masked as well as the scores: a page's unused slots may hold NaN, and 0 * NaN is NaN.
@@ -105,7 +105,8 @@ def _steps(
     return acc, peak, total
 
 
-@triton.jit
+# What changes from batch to batch: specialised, a new remainder by 16 would compile anew.
+@triton.jit(do_not_specialize=["B", "tiles", "window", "table_stride"])
 def chunked_kernel(
     q_ptr,
     k_ptr,
@@ -170,14 +171,14 @@ def chunked_kernel(
     # All rows see the keys up to `plain`, but for a window those before `near`; some see `first` and some `end - 1`.
     last_query = tl.minimum((first_row + BLOCK_M - 1) // GROUP, queries - 1)
     end = length - queries + last_query + 1
-    plain = tl.maximum(length - queries + first_row // GROUP + 1, 0) // BLOCK_N * BLOCK_N
+    # Steps begin at the first key that is seen, wherever in a page: those before it may have been given back.
     first = 0
     near = 0
     if WINDOW:
-        first = tl.maximum(length - queries + first_row // GROUP + 1 - window, 0) // BLOCK_N * BLOCK_N
-        near = tl.minimum(tl.cdiv(tl.maximum(end - window, 0), BLOCK_N) * BLOCK_N, plain)
-        near = tl.maximum(near, first)
-    plain = tl.maximum(plain, near)
+        first = tl.maximum(length - queries + first_row // GROUP + 1 - window, 0)
+        near = first + tl.cdiv(tl.maximum(end - window - first, 0), BLOCK_N) * BLOCK_N
+    plain = first + tl.maximum(length - queries + first_row // GROUP + 1 - first, 0) // BLOCK_N * BLOCK_N
+    near = tl.minimum(near, plain)
     k_ptr += kv_head * k_stride_h
     v_ptr += kv_head * v_stride_h
     table_ptr += b.to(tl.int64) * table_stride

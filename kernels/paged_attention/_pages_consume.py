@@ -35,7 +35,7 @@ def _consume(
     v_slot = 0
     v_phase = 0
     for turn in range(gl.cdiv(tiles * H_kv - gl.program_id(0), gl.num_programs(0))):
-        kv_head, b, first_query, queries, row, length, low, high = _place(
+        kv_head, b, first_query, queries, row, length, low, high, _ = _place(
             turn, cu, lens, B, H_kv, tiles, window, GROUP, BLOCK_N, WINDOW
         )
         row += HALF * ROWS
@@ -99,8 +99,10 @@ def _consume(
         if sinks is not None:
             sink = gl.load(sinks + own_head, mask=mine < queries * GROUP, other=0.0) * LOG2E
             most = gl.maximum(peak, sink)
-            shrink = gl.exp2(peak - most)
-            total = total * shrink + gl.exp2(sink - most)
+            # No key and a sink of -inf: -inf - -inf would be NaN.
+            shift = gl.where(most == float("-inf"), 0.0, most)
+            shrink = gl.exp2(peak - shift)
+            total = total * shrink + gl.exp2(sink - shift)
             accumulator *= gl.convert_layout(shrink, gl.SliceLayout(1, layout))[:, None]
             peak = most
         some = gl.where(total == 0.0, 1.0, total)
@@ -114,7 +116,8 @@ def _consume(
         gl.store(out + (token * out_stride_t + head * out_stride_h)[:, None] + dims[None, :], result, mask=there)
 
 
-@gluon.jit
+# What changes from batch to batch: specialised, a new remainder by 16 would compile anew.
+@gluon.jit(do_not_specialize=["B", "tiles", "window", "table_stride"])
 def pages_kernel(
     q, k, v, out, lse, sinks, table, lens, cu, B, H_kv, tiles, nowhere, scale, window, cap,
     q_stride_t, q_stride_h, table_stride, out_stride_t, out_stride_h, lse_stride_t, lse_stride_h,

@@ -40,7 +40,8 @@ def _bound(cu, b):
 @gluon.jit
 def _place(turn, cu, lens, B, H_kv, tiles, window, GROUP: gl.constexpr, BLOCK_N: gl.constexpr, WINDOW: gl.constexpr):
     """The tile of this CTA's round `turn`: KV head, sequence, first query, number of queries, first row, length, and
-    the blocks of keys from `low` up to `high` that some row of it sees.  The tiles that see the most come first."""
+    the blocks of keys from `low` up to `high` that some row of it sees, from key `begin` on.  The tiles that see the
+    most come first."""
     number = turn * gl.num_programs(0) + gl.program_id(0)
     tile = tiles - 1 - number // H_kv
     low = 0
@@ -58,22 +59,23 @@ def _place(turn, cu, lens, B, H_kv, tiles, window, GROUP: gl.constexpr, BLOCK_N:
     last_query = gl.minimum((row + 2 * ROWS - 1) // GROUP, queries - 1)
     end = gl.maximum(length - queries + last_query + 1, 0)
     end = gl.where(row < queries * GROUP, end, 0)
-    first = 0
+    begin = 0
     if WINDOW:
-        first = gl.maximum(length - queries + row // GROUP + 1 - window, 0) // BLOCK_N
+        begin = gl.maximum(length - queries + row // GROUP + 1 - window, 0)
     high = gl.cdiv(end, BLOCK_N)
-    return number % H_kv, b, first_query, queries, row, length, gl.minimum(first, high), high
+    return number % H_kv, b, first_query, queries, row, length, gl.minimum(begin // BLOCK_N, high), high, begin
 
 
 @gluon.jit
-def _ask(x, bar, slot, table, kv_head, start, length, nowhere, BLOCK_SIZE: gl.constexpr, BOX: gl.constexpr,
+def _ask(x, bar, slot, table, kv_head, start, begin, length, nowhere, BLOCK_SIZE: gl.constexpr, BOX: gl.constexpr,
          BLOCK_N: gl.constexpr, D: gl.constexpr):  # fmt: skip
-    """A block's pages, zeros for those past the end: `nowhere` is no page, and TMA fills what lies outside."""
+    """A block's pages, zeros for those past the end and those before all windows, which may have been given back:
+    `nowhere` is no page, and TMA fills what lies outside."""
     mbarrier.expect(bar, BLOCK_N * D * (x.dtype.primitive_bitwidth // 8))
     boxes = slot._reinterpret(x.dtype, [BLOCK_N // BOX * (D // 64), 1, 1, BOX, 64], x.layout)
     for part in gl.static_range(BLOCK_N // BOX):
         key = start + part * BOX
-        page = gl.load(table + key // BLOCK_SIZE, mask=key < length, other=nowhere)
+        page = gl.load(table + key // BLOCK_SIZE, mask=(key < length) & (key + BOX > begin), other=nowhere)
         for column in gl.static_range(D // 64):
             view = boxes.index(column * (BLOCK_N // BOX) + part)
             tma.async_copy_global_to_shared(x, [page, kv_head, key % BLOCK_SIZE, column * 64], bar, view)
@@ -106,22 +108,25 @@ def _produce(
     phase = 1  # of a barrier that nobody has waited for yet, the phase before the first counts as over
     landed_phase = 0
     for turn in range(gl.cdiv(tiles * H_kv - gl.program_id(0), gl.num_programs(0))):
-        kv_head, b, _, _, _, length, low, high = _place(turn, cu, lens, B, H_kv, tiles, window, GROUP, BLOCK_N, WINDOW)
+        kv_head, b, _, _, _, length, low, high, begin = _place(
+            turn, cu, lens, B, H_kv, tiles, window, GROUP, BLOCK_N, WINDOW
+        )
         own = table + b.to(gl.int64) * table_stride
         for step in range(high - low):
             start = (high - 1 - step) * BLOCK_N
             mbarrier.wait(k_empty.index(slot), phase)
-            _ask(k, k_full.index(slot), keys.index(slot), own, kv_head, start, length, nowhere,
+            _ask(k, k_full.index(slot), keys.index(slot), own, kv_head, start, begin, length, nowhere,
                  BLOCK_SIZE, BOX, BLOCK_N, D)  # fmt: skip
             mbarrier.wait(v_empty.index(slot), phase)
             if start + BLOCK_N > length:
-                _ask(v, landed, values.index(slot), own, kv_head, start, length, nowhere, BLOCK_SIZE, BOX, BLOCK_N, D)
+                _ask(v, landed, values.index(slot), own, kv_head, start, begin, length, nowhere,
+                     BLOCK_SIZE, BOX, BLOCK_N, D)  # fmt: skip
                 mbarrier.wait(landed, landed_phase)
                 landed_phase ^= 1
                 _clear(values.index(slot), length - start, BLOCK_N, D)
                 mbarrier.arrive(v_full.index(slot))
             else:
-                _ask(v, v_full.index(slot), values.index(slot), own, kv_head, start, length, nowhere,
+                _ask(v, v_full.index(slot), values.index(slot), own, kv_head, start, begin, length, nowhere,
                      BLOCK_SIZE, BOX, BLOCK_N, D)  # fmt: skip
             slot, phase = _next(slot, phase, STAGES)
 

@@ -23,9 +23,9 @@ from dataclasses import dataclass
 import torch
 import triton
 
-from rooflab.kernels._attention import LOG2E, Returned, check_options, get_scale, outputs
+from rooflab.kernels._attention import LOG2E, Returned, get_scale, outputs
 from rooflab.kernels.configs import BF16, Footprint, default_config, legal_by
-from rooflab.kernels.paged_attention._args import check_args
+from rooflab.kernels.paged_attention._args import check_args, check_paged_options
 from rooflab.kernels.paged_attention._chunked_device import chunked_kernel
 from rooflab.kernels.registry import register
 from rooflab.reference.pages import used_slots
@@ -93,6 +93,11 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
 def tiles_at_most(T: int, B: int, group: int, block_m: int) -> int:
     """Tiles of T queries however they lie in B sequences: each sequence can begin one that is not full."""
     return T * group // block_m + B
+
+
+def seen_at_most(window: int | None, block_table: torch.Tensor, k_cache: torch.Tensor) -> int:
+    """The window, or all keys that a table has room for: the device's arithmetic is of 32 bits."""
+    return min(window or 0, block_table.shape[1] * k_cache.shape[1])
 
 
 def unsupported(
@@ -183,8 +188,8 @@ def paged_attention(
     Any head_dim up to 256, any block_size, either cache in e4m3. Does not wait for the device. Raises `ValueError` on
     shapes, dtypes, options or a head_dim that do not fit.
     """
-    check_args(q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, k_scale, v_scale)
-    check_options(q, True, window, softcap, sinks)
+    check_args(q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, k_scale, v_scale, window)
+    check_paged_options(q, window, softcap, sinks)
     reason = unsupported(q, k_cache, v_cache, block_table, seq_lens, softmax_scale)
     if reason:
         raise ValueError(f"q: {reason}")
@@ -193,7 +198,8 @@ def paged_attention(
     if not out.numel():
         return out if lse is None else (out, lse)
     if config is None:
-        scheme = q.dtype if k_cache.dtype == q.dtype else "kv_fp8"
+        # Queries in fp32 are multiplied in fp32, whatever the cache is kept in.
+        scheme = "kv_fp8" if q.element_size() == 2 and k_cache.dtype != q.dtype else q.dtype
         dims = {"B": B, "H": H, "H_kv": H_kv, "D": D, "queries": triton.cdiv(T, B)}
         config = default_config("paged_attention", "chunked", scheme, q.device, **dims)
     tiles = tiles_at_most(T, B, H // H_kv, config.block_m)
@@ -213,7 +219,7 @@ def paged_attention(
         H_kv,
         tiles,
         get_scale(q, softmax_scale) * (1.0 if softcap else LOG2E),  # exp2 is the hardware's exponential
-        window or 0,
+        seen_at_most(window, block_table, k_cache),
         softcap or 0.0,
         *q.stride()[:2],
         *k_cache.stride()[:3],

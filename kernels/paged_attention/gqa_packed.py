@@ -73,7 +73,8 @@ def packed_rows(H: int, H_kv: int) -> int:
     return max(16, int(triton.next_power_of_2(H // H_kv)))
 
 
-@triton.jit
+# A table's width may change with every batch: specialised, a new remainder by 16 would compile anew.
+@triton.jit(do_not_specialize=["table_stride"])
 def gqa_packed_kernel(
     q_ptr,
     k_ptr,
@@ -115,9 +116,9 @@ def gqa_packed_kernel(
     for start in range(0, length, BLOCK_N):
         keys = start + tl.arange(0, BLOCK_N)
         seen = keys < length
-        # int64: page * stride passes 2**31 elements in a cache of 16 GiB. Table entries past the end are not read.
+        # int64: page, or slot, * stride passes 2**31 in a cache of 4 GiB. Table entries past the end are not read.
         page = tl.load(table_ptr + b * table_stride + keys // BLOCK_SIZE, mask=seen, other=0).to(tl.int64)
-        slot = keys % BLOCK_SIZE
+        slot = (keys % BLOCK_SIZE).to(tl.int64)
         k_offsets = page * k_stride_block + slot * k_stride_slot + kv_head * k_stride_h
         k = tl.load(k_ptr + k_offsets[None, :] + dims[:, None], mask=seen[None, :], other=0.0)
         scores = tl.dot(q, k, input_precision="ieee") * scale_log2

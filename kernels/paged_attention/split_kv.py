@@ -26,11 +26,11 @@ import numpy as np
 import torch
 
 from rooflab.kernels import _cuda
-from rooflab.kernels._attention import Returned, check_options, get_scale, outputs
+from rooflab.kernels._attention import Returned, get_scale, outputs
 from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels.configs import BF16, SHARED_BYTES_PER_CTA, Footprint, default_config
 from rooflab.kernels.paged_attention import _split_combine, _split_device, _split_main
-from rooflab.kernels.paged_attention._args import check_args
+from rooflab.kernels.paged_attention._args import check_args, check_paged_options
 from rooflab.kernels.paged_attention._split_work import (
     MOST_HEAD_DIM,
     UNIT,
@@ -282,8 +282,8 @@ def paged_attention(
     fp16 or bf16; caches of q's dtype, or e4m3 with scales; head_dim a multiple of 16 up to 256; any block_size. Does
     not wait for the device. Raises `ValueError` on shapes, dtypes or options that do not fit.
     """
-    check_args(q, k_cache, v_cache, block_table, seq_lens, None, k_scale, v_scale)
-    check_options(q, True, window, softcap, sinks)
+    check_args(q, k_cache, v_cache, block_table, seq_lens, None, k_scale, v_scale, window)
+    check_paged_options(q, window, softcap, sinks)
     reason = unsupported(q, k_cache, v_cache, block_table, seq_lens, k_scale=k_scale, v_scale=v_scale)
     if reason:
         raise ValueError(f"q, k_cache, v_cache: {reason}")

@@ -22,11 +22,11 @@ import triton
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from rooflab.kernels._attention import LOG2E, Returned, check_options, get_scale, outputs
+from rooflab.kernels._attention import LOG2E, Returned, get_scale, outputs
 from rooflab.kernels._device import HOPPER_SMS, sm_count
 from rooflab.kernels.configs import BF16, Footprint, default_config
 from rooflab.kernels.paged_attention import chunked
-from rooflab.kernels.paged_attention._args import check_args
+from rooflab.kernels.paged_attention._args import check_args, check_paged_options
 from rooflab.kernels.paged_attention._pages_consume import pages_kernel
 from rooflab.kernels.paged_attention._split_work import MOST_HEAD_DIM, unaligned
 from rooflab.kernels.registry import register
@@ -198,8 +198,8 @@ def paged_attention(
     A block_size that is a power of two from 8 on; keys and values at multiples of 16 bytes. Does not wait for the
     device. Raises `ValueError` on shapes, dtypes, strides or options that do not fit.
     """
-    check_args(q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q)
-    check_options(q, True, window, softcap, sinks)
+    check_args(q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, window=window)
+    check_paged_options(q, window, softcap, sinks)
     reason = unsupported(q, k_cache, v_cache, block_table, seq_lens, softmax_scale)
     if reason:
         raise ValueError(f"q, k_cache, v_cache: {reason}")
@@ -228,7 +228,7 @@ def paged_attention(
         tiles,
         num_blocks,
         get_scale(q, softmax_scale) * (1.0 if softcap else LOG2E),  # exp2 is the hardware's exponential
-        window or 0,
+        chunked.seen_at_most(window, block_table, k_cache),
         softcap or 0.0,
         *q.stride()[:2],
         block_table.stride(0),

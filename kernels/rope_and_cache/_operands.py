@@ -12,6 +12,7 @@ from rooflab.kernels._checks import (
     check_float,
     check_last_dim_contiguous,
     check_shape,
+    check_values,
 )
 
 
@@ -88,4 +89,6 @@ def check_operands(
     for name, other in others.items():
         if other is not None and other.device != q.device:
             raise ValueError(f"{name}: expected a tensor on {q.device}, got {other.device}")
+    check_values("positions", positions, 0, cos.shape[0] - 1)
+    check_values("slot_mapping", slot_mapping, -1, k_cache.shape[0] * k_cache.shape[1] - 1)
     return Sizes(T, H, H_kv, D, 2 * cos.shape[1])

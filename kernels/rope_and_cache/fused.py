@@ -99,7 +99,9 @@ def _stored(
 def _as_stored(x, scale, FP8: tl.constexpr):
     """x in fp32 as an e4m3 cache holds it, short of the rounding; unchanged for another cache."""
     if FP8:
-        x = tl.clamp(tl.math.div_rn(x, tl.broadcast_to(scale, x.shape)), -448.0, 448.0)
+        # NaN stays NaN: a value that went wrong upstream must not look like a large one.
+        quotient = tl.math.div_rn(x, tl.broadcast_to(scale, x.shape))
+        x = tl.clamp(quotient, -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
     return x
 
 
