@@ -61,7 +61,7 @@ def weigh(
     """Weights of the tile of keys from `start` on, by how much the past shrinks, and the new peak and sum.
 
     scores: (rows, BLOCK_N) products; rows: positions of the queries; a score times `factor`, not negative, is the
-    exponent.  With `MASKED` the tile may reach past what a row sees.  The peak weighs 2**RANGE, which is the sum's unit.
+    exponent.  With `MASKED` the tile may reach past what a row sees.  The peak weighs 2**RANGE, the sum's unit.
     """
     if CAP:
         scores = capped(scores * scale, cap)

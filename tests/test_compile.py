@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from rooflab.bench.code import workers
 from rooflab.bench.code.cases import COMPILED, Selected, select
@@ -88,10 +89,17 @@ def _kernels() -> Iterator[Kernel]:
         yield from (kernel for kernel in kernels(op).values() if kernel.backend in COMPILED and kernel.role != "peer")
 
 
-def main_scheme(op: str) -> str:
-    """bf16, or the last scheme of an op that has others: of weight-only products the largest group."""
-    schemes = ops()[op].schemes
-    return "bf16" if "bf16" in schemes else schemes[-1]
+@cache
+def main_scheme(op: str, name: str) -> str:
+    """bf16, or the last scheme of an op that has others: of weight-only products the largest group; the last that the
+    kernel takes where it takes not that."""
+    spec, kernel = ops()[op], kernels(op)[name]
+    usual = ["bf16"] if "bf16" in spec.schemes else []
+    for scheme in (*usual, *reversed(spec.schemes)):
+        made = (spec.make_inputs(case, SCHEMES[scheme], torch.device("meta"), 0) for case in spec.cases["smoke"])
+        if any(kernel.why_not_args(inputs) is None for inputs in made):
+            return scheme
+    return (*usual, *reversed(spec.schemes))[0]
 
 
 @cache
@@ -99,11 +107,11 @@ def compiled() -> dict[Request, list[CompiledInfo] | CompileFailure]:
     """Everything that the tests below look at, compiled once, on all cores: the most work of llama3_8b in the main
     scheme, the least too where the launcher takes another config for it, and of kernels with a product the most in
     fp32."""
-    schemes = dict.fromkeys(("bf16", "fp32", *(main_scheme(op) for op in ops())))
+    schemes = dict.fromkeys(("bf16", "fp32", *(main_scheme(kernel.op, kernel.name) for kernel in _kernels())))
     every = select(None, (), ("llama3_8b",), (), tuple(schemes), every_case=True)
     most = {(item.kernel.id, item.scheme.name): item for item in every}
     least = {(item.kernel.id, item.scheme.name): item for item in reversed(every)}
-    main = {key for key in most if key[1] == main_scheme(key[0].partition("/")[0])}
+    main = {key for key in most if key[1] == main_scheme(*key[0].split("/"))}
     narrow = [most[key] for key in main]
     narrow += [least[key] for key in main if _config(least[key]) != _config(most[key])]
     found = _compile(narrow)
@@ -139,8 +147,8 @@ every_kernel = pytest.mark.parametrize("kernel", [pytest.param(kernel, id=kernel
 
 @every_kernel
 def test_compiles_for_hopper(kernel):
-    found = _of(kernel, main_scheme(kernel.op))
-    assert found, f"{kernel.id} takes no case of llama3_8b in {main_scheme(kernel.op)}"
+    found = _of(kernel, main_scheme(kernel.op, kernel.name))
+    assert found, f"{kernel.id} takes no case of llama3_8b in {main_scheme(kernel.op, kernel.name)}"
     for case, launches in found.items():
         for info in launches:
             assert info.target == "sm_90a" and 0 < info.registers <= 255 and info.threads >= 32 * info.num_warps
@@ -151,7 +159,7 @@ def test_compiles_for_hopper(kernel):
 @pytest.mark.parametrize("scheme", ["main", "fp32"])
 @every_kernel
 def test_spills_no_registers(kernel, scheme):
-    scheme = main_scheme(kernel.op) if scheme == "main" else scheme
+    scheme = main_scheme(kernel.op, kernel.name) if scheme == "main" else scheme
     allowed, _ = SPILLS.get((kernel.id, scheme), (0, ""))
     launches = [(case, info) for case, found in _of(kernel, scheme).items() for info in found]
     for case, info in launches:
@@ -172,7 +180,7 @@ def test_fp32_is_fp32(kernel):
 
 @every_kernel
 def test_every_option_takes_effect(kernel):
-    for scheme in (main_scheme(kernel.op), "fp32"):
+    for scheme in (main_scheme(kernel.op, kernel.name), "fp32"):
         for case, launches in _of(kernel, scheme).items():
             failed = [o.sentence for info in launches for o in options(info, scheme) if not o.took_effect]
             assert not failed, f"{kernel.id} at {case.id} in {scheme}: {failed}"

@@ -32,27 +32,27 @@ every_tunable_kernel = pytest.mark.parametrize("kernel", TUNABLE, ids=lambda ker
 
 
 def usual(kernel):
-    """bf16, or the first scheme of an op without it."""
-    schemes = registry.get_op(kernel.op).schemes
-    return BF16 if "bf16" in schemes else SCHEMES[schemes[0]]
+    """bf16, or the first of the op's schemes; of those in which the kernel takes a smoke case."""
+    spec, meta = registry.get_op(kernel.op), torch.device("meta")
+    names = (*(name for name in spec.schemes if name == "bf16"), *spec.schemes)
+    tried = ((name, spec.make_inputs(case, SCHEMES[name], meta, 0)) for name in names for case in spec.cases["smoke"])
+    return next(SCHEMES[name] for name, inputs in tried if kernel.why_not_args(inputs) is None)
 
 
 def cases_of(kernel):
     """Every case of every suite that the kernel takes and that launches something."""
     spec = registry.get_op(kernel.op)
     for case in dict.fromkeys(case for suite in spec.cases.values() for case in suite):
-        inputs = spec.make_inputs(case, usual(kernel), torch.device("meta"), 0)
-        if kernel.why_not_args(inputs) is None:
+        if kernel.why_not_args(spec.make_inputs(case, usual(kernel), torch.device("meta"), 0)) is None:
             yield case
 
 
 def scheme_of(kernel, case):
     """fp32, which the interpreter computes in every kernel, or fp16 for those that do not take it; else the usual."""
     spec = registry.get_op(kernel.op)
-    for scheme in (FP32, SCHEMES["fp16"]):
-        if scheme.name in spec.schemes and kernel.why_not_args(spec.make_inputs(case, scheme, CPU, 0)) is None:
-            return scheme
-    return usual(kernel)
+    tried = (scheme for scheme in (FP32, SCHEMES["fp16"]) if scheme.name in spec.schemes)
+    taken = (scheme for scheme in tried if kernel.why_not_args(spec.make_inputs(case, scheme, CPU, 0)) is None)
+    return next(taken, None) or usual(kernel)
 
 
 def test_every_triton_rung_of_its_own_folder_is_tunable():

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from mutant_targets import (
     attention_flash,
+    attention_fp8,
     attention_other,
     attention_paged,
     attention_ping_pong,
@@ -16,7 +17,16 @@ from mutant_targets import (
 )
 from mutant_targets.target import Target
 
-FILES = (attention_flash, attention_other, attention_paged, attention_ping_pong, gemm, gemm_family, other_ops)
+FILES = (
+    attention_flash,
+    attention_fp8,
+    attention_other,
+    attention_paged,
+    attention_ping_pong,
+    gemm,
+    gemm_family,
+    other_ops,
+)
 TARGETS: dict[str, Target] = {name: target for file in FILES for name, target in file.TARGETS.items()}
 REDUNDANT: dict[str, dict[str, str]] = {
     name: reasons

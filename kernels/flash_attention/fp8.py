@@ -1,0 +1,207 @@
+"""Over tma: queries, keys and values in e4m3, with a scale of each head, on the fp8 tensor cores.
+
+The scales of q and k go into the factor of the exponent, once for a tile, and that of v into the result.  Weights are
+e4m3 between 2**-9 and 2**8, their exponents shifted by 8, which the sum that divides them takes back; and each tile's
+product with the values is added up in fp32 registers, as the fp8 accumulator keeps 14 bits (`gemm_fp8/promoted`).
+
+wgmma takes e4m3 only where the summed index is contiguous, which of the values is the key.  Values stored so
+(FlashAttention-3's V_colmajor) come by TMA as they are wanted.  Values in rows Triton would turn round in registers and
+store a byte at a time: 4,224 turns of shared memory for 128 keys of a head of 128, counted in the emulator, beside the
+1,024 clocks of 128 rows' products.  They are converted to fp16 instead (exactly; 640 turns) and multiplied at half the
+rate, with weights in fp16 and sums in fp32.  So are those of heads wider than 128, where a tile's products beside the
+sums spill.
+
+Triton's interpreter rounds to e4m3 wrongly where a carry goes into the exponent (31.5 becomes 16).
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+import triton
+import triton.language as tl
+
+from rooflab.kernels._attention import Returned, check_options, outputs
+from rooflab.kernels._attention_device import finish, softmax_numbers
+from rooflab.kernels.configs import BF16, Footprint, default_config, legal_by
+from rooflab.kernels.flash_attention import _tiles
+from rooflab.kernels.flash_attention._args import check_args, check_scales, keys_contiguous
+from rooflab.kernels.flash_attention._fp8_device import SMALLEST_FACTOR, UNIT, attend, scale_of
+from rooflab.kernels.flash_attention._maps import columns_map, nothing_seen, tensor_map, unsupported_fp8
+from rooflab.kernels.flash_attention._tiles import ADDRESS_REGISTERS, Config, padded
+from rooflab.kernels.registry import register
+from rooflab.reference.spec import Case, Scheme, nbytes
+from rooflab.roofline.model import Traffic
+
+WIDEST = 128
+"""Head for which a tile's products have registers of their own beside the sums: wider ones spill (read in the SASS)."""
+
+
+def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
+    """A warpgroup for each 64 rows, or for 128 of a narrow head, with every depth of pipeline; of a wide head 64 keys,
+    as more spill (read in the SASS)."""
+    width = padded(int(case["D"]))
+    tiles = [(64, 4), (128, 8), *([(128, 4)] if width <= 64 else [])]
+    keys = (64, 128, 256) if width <= WIDEST else (64,)
+    return tuple(Config(m, n, warps, stages) for m, warps in tiles for n in keys for stages in (2, 3, 4))
+
+
+def values_in_fp8(columns: bool, head_dim: int) -> bool:
+    """Whether the weights multiply the values in e4m3, and not in fp16."""
+    return columns and padded(head_dim) <= WIDEST
+
+
+def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
+    """In registers the sums, and beside them a tile's products or scores, or scores and their weights in fp16.
+
+    In shared memory the queries and every stage of keys and values, of which fp16 takes the place of one, twice as
+    wide.
+    """
+    D = padded(int(case["D"]))
+    in_fp8 = values_in_fp8(bool(case.get("v_columns")), D)
+    columns = D + (max(D, config.block_n) if in_fp8 else config.block_n + config.block_n // 2)
+    rows = config.block_m + (2 * config.num_stages + (not in_fp8)) * config.block_n
+    return Footprint(
+        threads=32 * config.num_warps,
+        registers=config.block_m * columns // (32 * config.num_warps) + ADDRESS_REGISTERS,
+        shared_bytes=rows * D,
+        ctas=triton.cdiv(int(case["T"]), config.block_m) * int(case["H"]) * int(case["B"]),
+    )
+
+
+def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
+    """A warpgroup of 64 rows: two or three CTAs fit an SM, and the exponentials of one run under another's products.
+
+    128 rows in two warpgroups ask L2 for half the bytes, but leave room for one CTA, whose steps wait for each other.
+    """
+    return Config(64, 128 if padded(int(case["D"])) <= WIDEST else 64, num_warps=4, num_stages=2)
+
+
+# What changes from call to call is no part of the code: a length of 1, or of whole 16s, would be compiled anew.
+@triton.jit(do_not_specialize=["T", "S", "window", "lse_stride_b"])
+def _attention(
+    q_map, k_map, v_map, sinks_ptr, q_scale_ptr, k_scale_ptr, v_scale_ptr, out_ptr, lse_ptr, T, S, H, group, window,
+    scale, factor, cap, q_scale_stride_b, q_scale_stride_h, k_scale_stride_b, k_scale_stride_h, v_scale_stride_b,
+    v_scale_stride_h, out_stride_b, out_stride_t, out_stride_h, lse_stride_b, lse_stride_t, lse_stride_h, sinks_stride,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, NEGATED: tl.constexpr, SINKS: tl.constexpr,
+    LSE: tl.constexpr, V_COLUMNS: tl.constexpr, V_FP8: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    tiles = tl.cdiv(T, BLOCK_M)
+    b = tl.program_id(0) // tiles // H
+    h = tl.program_id(0) // tiles % H
+    first_row = tl.program_id(0) % tiles * BLOCK_M
+    rows = first_row + tl.arange(0, BLOCK_M)
+    products = scale_of(q_scale_ptr, b, h, q_scale_stride_b, q_scale_stride_h) * scale_of(
+        k_scale_ptr, b, h // group, k_scale_stride_b, k_scale_stride_h
+    )
+    if CAP:
+        scale *= products
+    else:
+        factor = tl.maximum(factor * products, SMALLEST_FACTOR)
+    q = q_map.load([b, h, first_row, 0]).reshape(BLOCK_M, BLOCK_D)
+    acc, peak, total = attend(
+        q, k_map, v_map, b, h // group, rows, first_row, tl.minimum(first_row + BLOCK_M, T) - 1, S, T, window, scale,
+        factor, cap, CAUSAL, WINDOW, CAP, NEGATED, V_COLUMNS, V_FP8, BLOCK_D, BLOCK_M, BLOCK_N,
+    )  # fmt: skip
+    v_scale = scale_of(v_scale_ptr, b, h // group, v_scale_stride_b, v_scale_stride_h)
+    # int64: batch, row and head offsets pass 2**31 elements in a long context; the maps count in 64 bits by themselves.
+    b = b.to(tl.int64)
+    h = h.to(tl.int64)
+    result, lse = finish(acc * (v_scale * UNIT), peak, total * UNIT, sinks_ptr, h * sinks_stride, SINKS)
+    rows64 = rows.to(tl.int64)
+    dims = tl.arange(0, BLOCK_D)
+    mask = (rows < T)[:, None] & (dims < HEAD_DIM)[None, :]
+    out_offsets = b * out_stride_b + h * out_stride_h + rows64[:, None] * out_stride_t + dims[None, :]
+    tl.store(out_ptr + out_offsets, result.to(out_ptr.dtype.element_ty), mask=mask)
+    if LSE:
+        lse_offsets = b * lse_stride_b + h * lse_stride_h + rows64 * lse_stride_t
+        tl.store(lse_ptr + lse_offsets, lse, mask=rows < T)
+
+
+def traffic(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool = False,
+    softmax_scale: float | None = None,
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    q_scale: torch.Tensor | None = None,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
+    return_lse: bool = False,
+) -> Traffic:
+    """As of the other rungs, with a bf16 result and the scales."""
+    found = _tiles.traffic(q, k, v, causal, softmax_scale, window=window, sinks=sinks, return_lse=return_lse)
+    return Traffic(found.read_bytes + nbytes(q_scale, k_scale, v_scale), found.write_bytes + nbytes(q))
+
+
+@register(
+    op="flash_attention",
+    name="fp8",
+    role="optimized",
+    backend="triton",
+    min_sm=90,
+    unsupported=unsupported_fp8,
+    traffic=traffic,
+    config_type=Config,
+    configs=configs,
+    is_legal=legal_by(footprint),
+    heuristic=heuristic,
+    footprint=footprint,
+)
+def flash_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool = False,
+    softmax_scale: float | None = None,
+    out: Returned | None = None,
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    q_scale: torch.Tensor | None = None,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
+    return_lse: bool = False,
+    config: Config | None = None,
+) -> Returned:
+    """Attention in e4m3.  q: (B, T, H, D); k, v: (B, S, H_kv, D); q_scale: (B, H), k_scale, v_scale: (B, H_kv) fp32,
+    positive, any strides, None for 1.
+
+    Returns (B, T, H, D) bf16, and with `return_lse` the log-sum-exp (B, T, H) fp32.  Addresses and strides of q, k and
+    v are whole 16 bytes, D is a multiple of 16; v has contiguous heads or, faster, contiguous keys.  Raises
+    `ValueError` on shapes, dtypes, options or strides that do not fit.
+    """
+    check_args(q, k, v, fp8=True)
+    check_options(q, causal, window, softcap, sinks)
+    check_scales(q, k, q_scale, k_scale, v_scale)
+    reason = unsupported_fp8(q, k, v, causal, softmax_scale)
+    if reason:
+        raise ValueError(reason)
+    out, lse = outputs(out, tuple(q.shape), q, return_lse, torch.bfloat16)
+    B, T, H, D = q.shape
+    S = k.shape[1]
+    if not out.numel() or S == 0:
+        return nothing_seen(out, lse, sinks)
+    config = config or default_config("flash_attention", "fp8", "fp8_e4m3", q.device, B=B, T=T, H=H, D=D)
+    windowed = window is not None and window < S  # a wider one hides nothing
+    scale, factor, cap, negated = softmax_numbers(q, softmax_scale, softcap)
+    columns = keys_contiguous(v)
+    v_map = (columns_map if columns else tensor_map)(v, config.block_n)
+    # One grid axis: only x goes past 65,535 programs.
+    _attention[(triton.cdiv(T, config.block_m) * B * H,)](
+        tensor_map(q, config.block_m), tensor_map(k, config.block_n), v_map, sinks, q_scale, k_scale, v_scale, out, lse,
+        T, S, H, H // k.shape[2], window if windowed else 0, scale, factor, cap,
+        *itertools.chain.from_iterable((0, 0) if x is None else x.stride() for x in (q_scale, k_scale, v_scale)),
+        *out.stride()[:3], *((0, 0, 0) if lse is None else lse.stride()), 0 if sinks is None else sinks.stride(0),
+        CAUSAL=causal, WINDOW=windowed, CAP=softcap is not None, NEGATED=negated, SINKS=sinks is not None,
+        LSE=return_lse, V_COLUMNS=columns, HEAD_DIM=D, V_FP8=values_in_fp8(columns, D), BLOCK_D=padded(D),
+        BLOCK_M=config.block_m, BLOCK_N=config.block_n, num_warps=config.num_warps, num_stages=config.num_stages,
+    )  # fmt: skip
+    return out if lse is None else (out, lse)
