@@ -31,4 +31,4 @@ def check_args(
     for name, tensor in (("kv_cache", kv_cache), ("block_table", block_table), ("seq_lens", seq_lens)):
         if tensor.device != q.device:
             raise ValueError(f"{name}: expected a tensor on {q.device}, got {tensor.device}")
-    check_pages(block_table, seq_lens, *kv_cache.shape[:2], B)
+    check_pages(block_table, seq_lens, kv_cache.shape[0], kv_cache.shape[1], B)

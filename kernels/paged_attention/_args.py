@@ -60,7 +60,7 @@ def check_args(
     H_kv = k_cache.shape[2]
     if H_kv == 0 or H % H_kv:
         raise ValueError(f"k_cache: expected a number of heads that divides q's {H}, got {H_kv}")
-    check_pages(block_table, seq_lens, *k_cache.shape[:2], T, cu_seqlens_q, window)
+    check_pages(block_table, seq_lens, k_cache.shape[0], k_cache.shape[1], T, cu_seqlens_q, window)
 
 
 def check_paged_options(q: torch.Tensor, window: int | None, softcap: float | None, sinks: torch.Tensor | None) -> None:
