@@ -8,7 +8,8 @@ natural and of that denominator.  A row that sees nothing gives 0 and, without a
 The tolerance, per element, with P the exact softmax weights, u_acc = 2**-24 for fp32 accumulation, u_P the unit
 roundoff of the dtype in which P enters the second product and u_out that of the output:
 
-    (u_P + expm1(2 * delta) + c * u_acc * (sqrt(S) + 1)) * (P @ |V|)  +  eta * sum_j |V_j| / Z  +  u_out * |ref|
+    (u_P + expm1(2 * delta) + c * u_acc * (sqrt(S) + 1)) * (P @ |V|)  +  (eta / Z + 2**-126) * sum_j |V_j|
+        +  u_out * |ref|  +  eta_out
     delta = c * u_acc * (sqrt(D) * scale * max_j (|Q| |K|^T) + 2 soft cap + |sink|)
 
 A score is a sum of D products, so its error is about u_acc * sqrt(D) times the sum of their magnitudes: that is delta.
@@ -16,9 +17,10 @@ A soft cap's slope is at most 1, and its tanh is good to a few u_acc of the cap;
 taken to base 2.  delta moves a numerator exp(s) and the denominator sum exp(s) by a factor of at most e^delta each,
 hence e^(2 delta) - 1.  Rounding P costs u_P of each term, or eta, half the smallest subnormal, where P underflows; P is
 then relative to the row's largest score, and Z is the denominator over that score's exponential, at least 1 (but for
-what a larger sink takes).  The second product sums S terms, and the exponential itself is good to a few u_acc.  sqrt
-rather than the length: errors of signed sums add as a random walk; c = 4 covers its tail.  The log-sum-exp errs by
-delta and by the denominator's sum.
+what a larger sink takes).  A weight below fp32's normal numbers may become 0, and an output below those of its dtype is
+rounded to whole smallest subnormals, of which eta_out is half.  The second product sums S terms, and the exponential
+itself is good to a few u_acc.  sqrt rather than the length: errors of signed sums add as a random walk; c = 4 covers
+its tail.  The log-sum-exp errs by delta and by the denominator's sum.
 
 Products of fp8 go through an accumulator of 14 bits on Hopper (`gemm_fp8`): there u_acc is 2**-13 in both products.
 """
@@ -38,6 +40,8 @@ WALK = 4.0
 """c of the tolerance: standard deviations of rounding's random walk that are allowed."""
 FP8_ACCUMULATION = 2.0**-13
 """u_acc where both factors are fp8: 13 bits behind the leading one, cut off instead of rounded."""
+FLUSHED = 2.0**-126
+"""Below which a number in fp32 may become 0."""
 TILE_EDGES = (0, 15, 16, 31, 32, 63, 64, 127, 128)
 """Positions at which pages and tiles of the usual sizes begin and end."""
 
@@ -121,7 +125,7 @@ def error_bounds(
     group = q.shape[1] // k.shape[1]
     weight = scheme.activation
     roundoff = torch.finfo(weight).eps / 2
-    eta = torch.finfo(weight).smallest_normal * torch.finfo(weight).eps / 2
+    eta, eta_out = (torch.finfo(kind).smallest_normal * torch.finfo(kind).eps / 2 for kind in (weight, scheme.output))
     walk = WALK * (FP8_ACCUMULATION if weight.itemsize == 1 else FP32_ROUNDOFF)
     mask = seen.mask(S, q.device)
     outs, lses = [], []
@@ -138,7 +142,8 @@ def error_bounds(
         relative = roundoff + torch.expm1(2 * delta) + total
         peak = logits.amax(-1) if S else logits.new_full((len(q),), -math.inf)
         underflow = eta * torch.exp((peak - lse).nan_to_num(nan=0.0, neginf=-math.inf))
-        outs.append(relative[:, None] * (weights @ magnitude) + underflow[:, None] * (mask.double() @ magnitude))
+        small = (underflow + FLUSHED)[:, None] * (mask.double() @ magnitude) + eta_out
+        outs.append(relative[:, None] * (weights @ magnitude) + small)
         finite = lse.nan_to_num(nan=0.0, neginf=0.0).abs()
         lses.append(delta + total + WALK * FP32_ROUNDOFF * finite)
     return torch.stack(outs, dim=1), torch.stack(lses, dim=1)
@@ -164,15 +169,17 @@ def _softmax(scores: torch.Tensor, sink: torch.Tensor | None) -> tuple[torch.Ten
 
 
 def low_precision(inputs: Inputs, q: str, k: str, v: str) -> Iterator[tuple[str, Inputs]]:
-    """Inputs on which 16-bit intermediates show: sums that do not cancel, and a large score that all keys share.
+    """Inputs on which 16-bit intermediates show: sums that do not cancel, and a large score that all keys share; and
+    scores in the thousands, whose exponentials overflow by themselves.
 
-    `q`, `k` and `v` name the arguments. On random data the rounding of the weights to 16 bits hides both.
+    `q`, `k` and `v` name the arguments. On random data the rounding of the weights to 16 bits hides the first two.
     """
     yield "values of one sign", inputs | {v: (1 + inputs[v].float().abs() / 8).to(inputs[v])}
     shared = {name: inputs[name].clone() for name in (q, k)}
     shared[q][..., 0] = 8.0
     shared[k][..., 0] = 3.0 * math.sqrt(shared[k].shape[-1])
     yield "a large score shared by all keys", inputs | shared
+    yield "scores in the thousands", inputs | {name: (30 * inputs[name].float()).to(inputs[name]) for name in (q, k)}
 
 
 def listen(q: torch.Tensor, k: torch.Tensor) -> None:

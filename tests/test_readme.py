@@ -94,3 +94,11 @@ def test_the_emulation_it_shows_runs(capfd):
     assert torch.equal(out, 2 * x)
     assert "Bytes(hbm_read=416, hbm_write=416, global_read=400," in (printed := capfd.readouterr().out)
     assert printed.endswith(" ()\n"), "no race"
+
+
+def test_every_op_and_kernel_is_in_its_table():
+    table = README.split("## What is in it")[1].split("\n## ")[0]
+    rows = [set(re.findall(r"\w+", line)) for line in table.splitlines() if line.startswith("| `")]
+    for op in registry.ops():
+        (row,) = [words for words in rows if op in words]
+        assert row >= registry.kernels(op).keys() - {"naive", "library"}, op
