@@ -31,6 +31,7 @@ ping_pong          over online, Gluon: a producer warp and two consumer warpgrou
 flash_attention_3  a peer: the authors' CUDA of FlashAttention-3 (Shah et al., arXiv 2407.08608), where it is installed
 flashinfer         a peer: FlashInfer's single and batch prefill (Ye et al., arXiv 2501.01005), where it is installed
 sdpa_cudnn         a peer: torch's call, held to cuDNN's kernel
+sdpa_efficient     a peer: torch's call, held to its memory-efficient backend, which groups no heads
 sdpa_flash         a peer: torch's call, held to its build of FlashAttention-2
 
 Registers and instructions are counted in the code that Triton 3.7.1 compiles for sm_90a (B=1, T=S=2048, 32 heads on 8,

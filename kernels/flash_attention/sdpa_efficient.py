@@ -1,0 +1,42 @@
+"""scaled_dot_product_attention by torch's memory-efficient backend, from xFormers, whatever the library's own choice
+would be."""
+
+from __future__ import annotations
+
+import torch
+
+from rooflab.kernels.flash_attention import _sdpa
+from rooflab.kernels.registry import register
+
+
+def unsupported(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False, softmax_scale: float | None = None
+) -> str | None:
+    """Why this backend is not asked for these inputs, or None."""
+    if q.shape[2] != k.shape[2]:
+        return f"k: expected q's {q.shape[2]} heads, as this backend groups none, got {k.shape[2]}"
+    return _sdpa.unsupported(q, k, v, causal, softmax_scale)
+
+
+@register(
+    op="flash_attention",
+    name="sdpa_efficient",
+    role="peer",
+    backend="torch",
+    min_sm=80,
+    devices=("cuda",),
+    unsupported=unsupported,
+    traffic=_sdpa.traffic,
+)
+def flash_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False, softmax_scale: float | None = None
+) -> torch.Tensor:
+    """Attention by torch's memory-efficient backend.  q: (B, T, H, D); k, v: (B, S, H, D); returns (B, T, H, D).
+
+    Takes no `out`: torch's call allocates. Raises `ValueError` on shapes or dtypes that do not fit, `RuntimeError`
+    where the backend will not take them.
+    """
+    reason = unsupported(q, k, v, causal)
+    if reason:
+        raise ValueError(reason)
+    return _sdpa.attend("EFFICIENT_ATTENTION", q, k, v, causal, softmax_scale)
