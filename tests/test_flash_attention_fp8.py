@@ -221,7 +221,16 @@ def test_what_the_rung_cannot_take_is_said(change, message):
 
 
 def test_other_rungs_refuse_fp8_by_name():
-    for name in ("online", "masked_tiles", "tma", "packed_gqa", "persistent", "ping_pong", "sdpa_cudnn", "sdpa_efficient"):
+    for name in (
+        "online",
+        "masked_tiles",
+        "tma",
+        "packed_gqa",
+        "persistent",
+        "ping_pong",
+        "sdpa_cudnn",
+        "sdpa_efficient",
+    ):
         reason = get_kernel("flash_attention", name).why_not_args(_inputs())
         assert reason == f"UNSUPPORTED: flash_attention/{name} has no 'q_scale'"
 
