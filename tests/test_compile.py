@@ -33,8 +33,8 @@ SPILLS = {
         "where a tile begins, and four values of the producer; none in the loops of the products",
     ),
     ("paged_attention/gqa_packed", "fp32"): (
-        8,
-        "one value that the loop does not need, stored before it and read after it",
+        16,
+        "two values that the loop does not need, stored before it and read after it",
     ),
 }
 """Kernels that may spill registers, by dtype: how many bytes a thread, and why that is no matter."""

@@ -158,7 +158,7 @@ def test_rungs_stand_in_the_order_of_their_ladder(whole):
     gemm = next(op for op in whole[1].ops if op.op == "gemm")
     cpu = next(ladder for ladder in gemm.ladders if "epyc" in ladder.machine)
     timed = ("naive", "library", "tensor_core", "packed")
-    assert {tuple(row.kernel for row in block.rows) for block in cpu.blocks} == {timed}
+    assert {tuple(row.kernel for row in block.rows) for block in cpu.blocks} == {timed, ("library", "packed")}
     assert tuple(name for name in gemm.order if name in timed) == timed
 
 
