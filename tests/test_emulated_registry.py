@@ -42,6 +42,7 @@ def wrong(found):
     return [item.result.describe() for item in found if item.result.status not in ("OK", "UNSUPPORTED")]
 
 
+@pytest.mark.timeout(900)  # two minutes with both cores to itself
 def test_every_kernel_is_right_and_races_nowhere_on_its_first_case():
     """In every dtype, bf16 among them, which Triton's interpreter computes wrongly; on the first smoke case that the
     kernel takes, for the time."""
