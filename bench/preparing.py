@@ -11,6 +11,7 @@ import torch
 from rooflab.kernels.registry import Kernel
 
 NOT_PLANNED_FOR = ("out", "config", "plan")
+"""Arguments that only a kernel has, as `kernels` says too; the older side of an A/B has no such list to be imported."""
 
 
 def packed(prepare: Callable[..., Any], weight: str, inputs: Mapping[str, Any]) -> Any:

@@ -7,13 +7,14 @@ fp32 sums in one call: no weight is rounded, and from memory come codes alone.  
 dtype, the block is scaled instead, which rounds each weight once.
 
 `prepare` puts the codes in rows of output channels at an aligned address, which the call for few rows wants; it copies
-none that lie so already.  Medians of interleaved calls on one core of an AMD EPYC with AVX-512, torch 2.13.0,
-N=K=4096, in ms (in brackets library, and gemm in bf16 by torch.nn.functional.linear and by its packed rung; records in
-results/cpu): M=1 1.6 (1.6, 3.5, 2.5), M=4 2.4 (2.4, 3.2, 2.0), M=16 8.5 (8.4, 5.0, 3.5), M=24 8.8 (13, 6.4, 5.0), M=64
-15 (32, 12, 11), M=512 87 (259, 90, 85).  So it wins over bf16 where bytes are all that counts, costs up to 2.4 times
-as much in between, and as much at many rows, for half the memory; the bound at M=1, codes at the rate of a sum over
-fp32, was 0.6.  Integer products (VNNI) of activations split exactly into digits of seven bits were no faster than
-library at M=1, where both wait for memory, and slower than bf16 at M=16.
+none that lie so already. Medians on one core of an AMD EPYC with AVX-512, torch 2.13.0, N=K=4096, in ms (in brackets
+library, interleaved, and from a run minutes later, so that a moving clock is in the ratio, gemm in bf16 by
+torch.nn.functional.linear and by its packed rung; records in results/cpu): M=1 1.6 (1.6, 3.5, 2.5), M=4 2.4 (2.4, 3.2,
+2.0), M=16 8.5 (8.4, 5.0, 3.5), M=24 8.8 (13, 6.4, 5.0), M=64 15 (32, 12, 11), M=512 87 (259, 90, 85). So it wins over
+bf16 where bytes are all that counts, costs up to 2.4 times as much in between, and as much at many rows, for half the
+memory; the bound at M=1, codes at the rate of a sum over fp32, was 0.6. Integer products (VNNI) of activations split
+exactly into digits of seven bits were no faster than library at M=1, where both wait for memory, and slower than bf16
+at M=16.
 """
 
 from __future__ import annotations
