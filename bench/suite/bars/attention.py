@@ -174,7 +174,7 @@ BARS = (
     Entry(
         "measure:flash_attention.fp8",
         "prefill d128 in fp8, 16k tokens in all, full and causal, seq 1k to 16k, MHA, keys of v contiguous: over the "
-        "library on bf16",
+        "library's, which dequantises to bf16 in the timed call",
         f"{__name__}:fp8_prefill",
         {"cases": [f"{case},v_columns=true" for case in _prefill(128) if f"H_kv={HEADS // 128}," in case]},
         40.0,
