@@ -13,7 +13,7 @@ import typer
 from rooflab.bench.cli import app
 from rooflab.bench.suite.calls import find
 from rooflab.bench.suite.entries import Context, Entry, plan_hash
-from rooflab.bench.suite.plan import make_plan
+from rooflab.bench.suite.plan import is_of, make_plan
 from rooflab.bench.suite.state import Identity
 from rooflab.kernels import registry
 from rooflab.reference.spec import SCHEMES, Case
@@ -71,11 +71,21 @@ def test_the_bars_of_a_family_are_measured_in_eight_minutes(family):
     last = max((place for place, entry in enumerate(plan) if entry.is_bar), default=1)
     measuring = plan[: last + 1]
     assert sum(entry.cost_s for entry in measuring) <= EIGHT_MINUTES_S, [(e.id, e.cost_s) for e in measuring]
-    about = {op for op in registry.ops() if family == op or family in op.split("_")}
+    about = {op for op in registry.ops() if is_of(op, family)}
     assert about <= {op for entry in plan for op in entry.ops}
     assert all(about & set(entry.ops) for entry in plan if entry.ops), "a bar may take in an op of another family"
     assert {entry.id for entry in plan} >= {"environment", "first"}
     assert {entry.id for entry in BARS if entry.ops and set(entry.ops) <= about} <= {entry.id for entry in plan}
+
+
+def test_the_family_of_attention_holds_the_bars_of_what_feeds_it():
+    bars = {entry.id for entry in make_plan(["attention"]) if entry.is_bar}
+    assert bars == {
+        "bar:flash_attention.prefill_d128", "bar:flash_attention.prefill_d64", "bar:flash_attention.prefill_d256",
+        "bar:paged_attention.decode", "bar:paged_attention.ragged", "bar:paged_attention.prefill",
+        "bar:rope_and_cache.bandwidth", "bar:rope_and_cache.one_token",
+    }  # fmt: skip
+    assert {"check:kv_cache_write", "check:mla_decode"} <= {entry.id for entry in make_plan(["attention"])}
 
 
 def test_only_takes_entries_too_and_names_what_there_is():

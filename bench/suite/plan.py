@@ -15,6 +15,8 @@ MODEL_SUITES = ("llama3_8b", "qwen3_0_6b", "smollm2_135m")
 AB_IS_LONG = "pairs of fresh processes take minutes; the tests of the A/B hold it on a CPU"
 SELF_TEST_ROUND_S = 60.0
 """For each of the two rounds of the A/B's self-test: identical code, and slowed code."""
+BESIDE = {"attention": ("kv_cache_write", "mla_decode", "rope_and_cache")}
+"""Ops of a family whose names do not have its word."""
 START_S = 8.0
 """Seconds in which a process starts and imports, where the last one's work does not hide it."""
 
@@ -22,8 +24,8 @@ START_S = 8.0
 def make_plan(only: Sequence[str] = (), ops: Iterable[str] | None = None) -> list[Entry]:
     """The entries in order, most valuable first, prerequisites before what needs them.
 
-    `only` names ops, families (`attention` for every op with that word in its name) or entries; with it, what is about
-    the card alone is left out, but for what the others need.  `ops` are all of the registry's by default.  Raises
+    `only` names ops, families (`attention` for every op with that word in its name, and those of `BESIDE`) or entries;
+    with it, what is about the card alone is left out, but for what the others need.  `ops` are all of the registry's by default.  Raises
     `ValueError` where a name of `only` names nothing.
     """
     known = list(ops if ops is not None else registry.ops())
@@ -41,7 +43,7 @@ def make_plan(only: Sequence[str] = (), ops: Iterable[str] | None = None) -> lis
 
 def _named(name: str, entries: Sequence[Entry]) -> set[str]:
     own = {
-        entry.id for entry in entries if entry.ops and entry.id != "first" and any(_is(name, op) for op in entry.ops)
+        entry.id for entry in entries if entry.ops and entry.id != "first" and any(is_of(op, name) for op in entry.ops)
     }
     exact = {entry.id for entry in entries if name in (entry.id, entry.id.removeprefix("bar:"))}
     if not own | exact:
@@ -52,8 +54,9 @@ def _named(name: str, entries: Sequence[Entry]) -> set[str]:
     return own | exact
 
 
-def _is(name: str, op: str) -> bool:
-    return name == op or name in op.split("_")
+def is_of(op: str, family: str) -> bool:
+    """Whether `family` is the op's own name or one of the families that it belongs to."""
+    return family == op or family in op.split("_") or op in BESIDE.get(family, ())
 
 
 def _before(entry_id: str, by_id: dict[str, Entry]) -> set[str]:

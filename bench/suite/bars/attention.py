@@ -26,6 +26,8 @@ TOKENS = 16384
 LENGTHS = (1024, 2048, 4096, 8192, 16384)
 HEADS = 2048
 """Query heads times head_dim, likewise."""
+# At head dims 64 and 256 the rungs below TMA are timed on the models' shapes alone.
+UPPER_RUNGS = ("tma", "persistent", "ping_pong")
 
 
 def _prefill(D: int) -> list[str]:
@@ -104,14 +106,15 @@ def fp8_prefill(context: Context, cases: Sequence[str]) -> Outcome:
     return Outcome("PARTIAL" if cut else "DONE", reason, figures=figures, files=(f"{run_id}.jsonl",))
 
 
-def _against(id: str, D: int, geomean: float, cost_s: float, value: float) -> Entry:
+def _against(id: str, D: int, geomean: float, cost_s: float, value: float, rungs: Sequence[str] = ()) -> Entry:
+    named = {"rungs": list(rungs)} if rungs else {}
     return bar(
         f"flash_attention.{id}",
         f"prefill d{D} bf16, 16k tokens in all, full and causal, seq 1k to 16k, MHA and GQA 8:1: geomean >= "
         f"{geomean:.2f}x the best SDPA backend",
         ("flash_attention",),
         AGAINST_LIBRARY,
-        {"op": "flash_attention", "cases": _prefill(D), "geomean": geomean},
+        {"op": "flash_attention", "cases": _prefill(D), "geomean": geomean, **named},
         cost_s,
         value,
     )
@@ -183,6 +186,6 @@ BARS = (
         ("ceilings",),
         ("flash_attention",),
     ),
-    _against("prefill_d64", 64, 0.95, 55.0, 75.5),
-    _against("prefill_d256", 256, 0.95, 55.0, 75.0),
+    _against("prefill_d64", 64, 0.95, 45.0, 75.5, UPPER_RUNGS),
+    _against("prefill_d256", 256, 0.95, 45.0, 75.0, UPPER_RUNGS),
 )
