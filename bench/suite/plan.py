@@ -25,8 +25,8 @@ def make_plan(only: Sequence[str] = (), ops: Iterable[str] | None = None) -> lis
     """The entries in order, most valuable first, prerequisites before what needs them.
 
     `only` names ops, families (`attention` for every op with that word in its name, and those of `BESIDE`) or entries;
-    with it, what is about the card alone is left out, but for what the others need.  `ops` are all of the registry's by default.  Raises
-    `ValueError` where a name of `only` names nothing.
+    with it, what is about the card alone is left out, but for what the others need.  `ops` are all of the registry's by
+    default.  Raises `ValueError` where a name of `only` names nothing.
     """
     known = list(ops if ops is not None else registry.ops())
     every = [*card_entries(known), *(entry for op in known for entry in op_entries(op)), *bar_entries(known)]
