@@ -104,7 +104,7 @@ def first_here(kernel: Kernel, case: Case, scheme: str, folder: Path | None = No
     code = _code_of(kernel) + f" torch {environment.torch} triton {environment.triton}"
     if known.get(kernel.id) == code:
         return FirstRun("OK", "")
-    file = None if kernel.fn.__module__.startswith("rooflab.") else Path(inspect.getfile(kernel.fn))
+    file = None if kernel.fn.__module__.startswith("rooflab.") else Path(inspect.getfile(inspect.unwrap(kernel.fn)))
     found: FirstRun = (run or first_in_own_process)(kernel.op, kernel.name, case, scheme, file=file)
     if found.status == "OK":
         path.parent.mkdir(parents=True, exist_ok=True)

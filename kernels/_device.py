@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, wraps
+from typing import Any
 
 import torch
 
@@ -16,3 +18,22 @@ def sm_count(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).multi_processor_count)
     return HOPPER_SMS
+
+
+def on_its_device(launcher: Callable[..., Any]) -> Callable[..., Any]:
+    """`launcher` with its first tensor's GPU as the current one, which is where Triton launches, wherever tensors are.
+
+    Costs the host under 1 us where that GPU is the current one already.
+    """
+
+    @wraps(launcher)
+    def launch(*args: Any, **kwargs: Any) -> Any:
+        for x in (*args, *kwargs.values()):
+            if isinstance(x, torch.Tensor):
+                if x.is_cuda and x.get_device() != torch.cuda.current_device():
+                    with torch.cuda.device(x.device):
+                        return launcher(*args, **kwargs)
+                break
+        return launcher(*args, **kwargs)
+
+    return launch

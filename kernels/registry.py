@@ -17,11 +17,12 @@ from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar, cast, get_args
 
 import torch
 
 from rooflab.kernels._config_contract import OWN, check_config, check_plan, check_prepare, check_signature
+from rooflab.kernels._device import on_its_device
 from rooflab.reference import spec as spec_module
 from rooflab.reference.spec import OpSpec
 from rooflab.roofline.model import Traffic
@@ -176,7 +177,7 @@ def get_op(name: str) -> OpSpec:
 def register(
     *, op: str, name: str, role: Role, backend: Backend, min_sm: int | None = None, **options: Any
 ) -> Callable[[Function], Function]:
-    """Registers the decorated function as a kernel of `op`, and returns it unchanged.
+    """Registers the decorated function as a kernel of `op`, and returns it; one of Triton runs on its tensors' GPU.
 
     `options` are the other fields of `Kernel`.  Raises `TypeError` where the function's arguments are not the
     reference's (plus an optional `out` and `config`) or a tunable kernel lacks a part, `ValueError` on a second kernel
@@ -197,8 +198,9 @@ def register(
             raise ValueError(f"{op}/{name}: the kernel of role naive is the one named 'naive'")
         if name in _kernels.setdefault(op, {}):
             raise ValueError(f"kernel: {op}/{name} is registered already")
-        _kernels[op][name] = Kernel(op, name, role, backend, fn, min_sm, **options)
-        return fn
+        launcher = cast(Function, on_its_device(fn)) if backend in ("triton", "gluon") else fn
+        _kernels[op][name] = Kernel(op, name, role, backend, launcher, min_sm, **options)
+        return launcher
 
     return decorate
 

@@ -1,10 +1,13 @@
 """The contracts of specs and kernels: over everything that is registered, and for what comes from outside."""
 
 import dataclasses
+import inspect
 import json
+from contextlib import contextmanager
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rooflab.bench.preparing import packed
 from rooflab.kernels import registry
@@ -207,6 +210,32 @@ SPEC = add_op(OpSpec(
 def relu(x):
     return x.relu()
 """
+
+
+def test_a_kernel_of_triton_launches_on_the_gpu_of_its_tensors(toy_op, monkeypatch):
+    """Triton launches on the current GPU: a pointer of another is an illegal access there."""
+    current = [0]
+
+    @contextmanager
+    def use(device):
+        before, current[0] = current[0], device.index
+        yield
+        current[0] = before
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[0])
+    monkeypatch.setattr(torch.cuda, "device", use)
+
+    def toy(x, scale=2.0):
+        """Where it would launch."""
+        return current[0], scale
+
+    ours = register_toy(toy, name="ours", role="optimized", backend="triton")
+    torchs = register_toy(toy, name="library", role="library")
+    assert ours is registry.get_kernel(toy_op.name, "ours").fn and inspect.unwrap(ours) is toy and torchs is toy
+    with FakeTensorMode():
+        here, there = torch.empty(4, device="cuda:0"), torch.empty(4, device="cuda:1")
+    assert [ours(here), ours(there), ours(x=there, scale=3.0)] == [(0, 2.0), (1, 2.0), (1, 3.0)]
+    assert ours(torch.empty(4)) == (0, 2.0) and current == [0]
 
 
 def test_an_op_and_a_kernel_from_a_file_work_like_ours(tmp_path):
