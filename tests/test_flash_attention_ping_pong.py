@@ -17,6 +17,7 @@ from rooflab.bench.static import CompileFailure, Request, compile_kernels
 from rooflab.kernels.configs import legal_configs
 from rooflab.kernels.flash_attention import _ping_pong_softmax as device
 from rooflab.kernels.flash_attention import ping_pong
+from rooflab.kernels.flash_attention._tiles import section_heads
 from rooflab.kernels.registry import get_kernel
 from rooflab.reference.flash_attention import SPEC
 from rooflab.reference.spec import SCHEMES, Case
@@ -109,7 +110,7 @@ def test_every_tile_is_somebodys_once(T, heads, section, causal):
 )  # fmt: skip
 def test_what_is_masked_leaves_every_cta_the_same_work(B, T, H, H_kv):
     """In blocks of keys: the busiest of 132 has at most 3.2% more than the mean."""
-    section = ping_pong._section(torch.empty(B, T, H_kv, 128, dtype=torch.bfloat16, device="meta"), H // H_kv)
+    section = section_heads(torch.empty(B, T, H_kv, 128, dtype=torch.bfloat16, device="meta"), H // H_kv)
     work = [sum(m + 1 for m, _ in tiles) for tiles in _tiles(T, B * H, min(section, B * H))]
     assert max(work) <= 1.032 * sum(work) / len(work)
 

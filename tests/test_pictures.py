@@ -20,7 +20,9 @@ from rooflab.bench.pictures.levels_figure import draw_levels, panels_of
 from rooflab.bench.pictures.schedule import planned
 from rooflab.bench.pictures.torch_calls import calls_of
 from rooflab.bench.suite.calls import run_command
-from rooflab.kernels.flash_attention import _timeline
+from rooflab.kernels import configs
+from rooflab.kernels.configs import config_for
+from rooflab.kernels.flash_attention import _timeline, tma
 from rooflab.kernels.registry import get_kernel, get_op
 from rooflab.reference.spec import Case, get_scheme
 
@@ -205,8 +207,37 @@ def test_kernels_keep_when_and_where_their_tiles_ran():
         assert len(sms) == 6, "six tiles are on six SMs"
 
 
+def shape_of_small():
+    k = torch.empty(1, 300, 1, 64, dtype=torch.bfloat16)
+    config = config_for(get_kernel(OP, "tma"), case(SMALL), BF16, torch.device("meta"))
+    return schedule._shape("tma", case(SMALL), BF16, k, 4, config)
+
+
+def test_a_timeline_has_a_row_for_each_tile_of_the_config_that_this_card_takes(monkeypatch):
+    """A record's choice of 64 rows makes 5 tiles of a head where the heuristic's 128 make 3."""
+    tuned = {"block_m": 64, "block_n": 64, "num_warps": 4, "num_stages": 2}
+    monkeypatch.setattr(configs, "tuned", lambda *where: tuned)
+    kept = []
+
+    def launch(*, config, timeline, **inputs):
+        kept.append((config, len(timeline)))
+        for number, row in enumerate(timeline):
+            row.copy_(torch.tensor([number, 0, 1]))
+
+    monkeypatch.setattr(tma, "launch", launch)
+    found = schedule.timed("tma", case(SMALL), BF16, torch.device("cpu"))
+    assert kept == [(tma.Config(**tuned), 10)] and {tile.row for tile in found.tiles} == set(range(5))
+    with pytest.raises(ValueError, match="case: flash_attention/tma: "):
+        schedule.timed("tma", case(SMALL), get_scheme("fp8_e4m3"), torch.device("cpu"))
+
+
+def test_tiles_shorter_than_a_step_of_the_timer_are_no_second_place():
+    rows = [[0, 2000, 3000], [0, 2000, 2000], [0, 1000, 2000], [1, 1000, 2000], [2, 1000, 2000], [3, 1000, 2000]]
+    assert schedule._read("tma", shape_of_small(), rows).ctas_per_sm == 1
+
+
 def test_a_timeline_is_read_back_with_places_for_ctas_that_share_an_sm():
-    shape = schedule._shape("tma", case(SMALL), BF16, torch.empty(1, 300, 1, 64, dtype=torch.bfloat16), sms=4)
+    shape = shape_of_small()
     rows = [[0, 1000, 3000], [0, 2000, 4000], [1, 1000, 2000], [0, 3000, 5000], [3, 1500, 2500], [1, 2000, 9000]]
     found = schedule._read("tma", shape, rows)
     assert found.ctas_per_sm == 2 and found.unit == "us" and found.span == 8.0
@@ -221,7 +252,7 @@ def test_a_timeline_is_read_back_with_places_for_ctas_that_share_an_sm():
 
 def test_schedules_of_both_kinds_are_drawn(tmp_path):
     rows = [[number % 4, 1000 * number, 1000 * number + 900] for number in range(6)]
-    shape = schedule._shape("tma", case(SMALL), BF16, torch.empty(1, 300, 1, 64, dtype=torch.bfloat16), sms=4)
+    shape = shape_of_small()
     kept = schedule._read("tma", shape, rows)
     plan = planned("ping_pong", case(SMALL), BF16, 4)
     environment = snapshot()

@@ -14,9 +14,10 @@ import torch
 from rooflab.kernels._device import HOPPER_SMS, sm_count
 from rooflab.kernels.configs import config_for
 from rooflab.kernels.flash_attention import _ping_pong_softmax, persistent, ping_pong
+from rooflab.kernels.flash_attention._tiles import section_heads
 from rooflab.kernels.flash_attention._timeline import NEVER, new_timeline
 from rooflab.kernels.registry import get_kernel, get_op
-from rooflab.reference.spec import Case, Scheme
+from rooflab.reference.spec import Case, Inputs, Scheme
 from rooflab.roofline.device import get_device
 from rooflab.roofline.occupancy import occupancy
 
@@ -107,23 +108,25 @@ def planned(name: str, case: Case, scheme: Scheme, sms: int = HOPPER_SMS) -> Sch
     """
     if name not in _ORDERS:
         raise ValueError(f"kernel: expected one of {', '.join(_ORDERS)}, got {name!r}")
-    kernel = get_kernel(OP, name)
-    inputs = get_op(OP).make_inputs(case, scheme, META, 0)
-    refusal = kernel.why_not_args(inputs)
-    if refusal:
-        raise ValueError(f"case: {kernel.id}: {refusal}")
-    shape = _shape(name, case, scheme, inputs["k"], sms)
+    inputs = _inputs(name, case, scheme, META, 0)
+    shape = _shape(name, case, scheme, inputs["k"], sms, config_for(get_kernel(OP, name), case, scheme, META))
     tiles = tuple(_ORDERS[name](shape))
     return Schedule(name, "schedule", sms, shape.ctas_per_sm, tiles)
 
 
-def _shape(name: str, case: Case, scheme: Scheme, k: torch.Tensor, sms: int) -> _Shape:
+def _inputs(name: str, case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
+    kernel, inputs = get_kernel(OP, name), get_op(OP).make_inputs(case, scheme, device, seed)
+    refusal = kernel.why_not_args(inputs)
+    if refusal:
+        raise ValueError(f"case: {kernel.id}: {refusal}")
+    return inputs
+
+
+def _shape(name: str, case: Case, scheme: Scheme, k: torch.Tensor, sms: int, config: Any) -> _Shape:
     kernel = get_kernel(OP, name)
-    config = config_for(kernel, case, scheme, META)
     B, T, H, S = (int(case[key]) for key in ("B", "T", "H", "S"))
     block_m = getattr(config, "block_m", ping_pong.TILE_M)
     group = H // int(case["H_kv"])
-    section = {"persistent": persistent.section_heads, "ping_pong": ping_pong._section}.get(name)
     assert kernel.footprint is not None  # all kernels of `_ORDERS` have one
     needs = kernel.footprint(config, case, scheme)
     held = occupancy(get_device("h100-sxm"), needs.threads, needs.registers, needs.shared_bytes).ctas_per_sm
@@ -131,7 +134,7 @@ def _shape(name: str, case: Case, scheme: Scheme, k: torch.Tensor, sms: int) -> 
     return _Shape(
         tiles_m=-(-T // block_m),
         heads=B * H,
-        section=min(B * H, section(k, group)) if section else B * H,
+        section=min(B * H, section_heads(k, group)) if name in ("persistent", "ping_pong") else B * H,
         block_m=block_m,
         block_n=config.block_n,
         T=T,
@@ -189,12 +192,14 @@ def timed(name: str, case: Case, scheme: Scheme, device: torch.device, seed: int
     """
     if name not in TIMED:
         raise ValueError(f"kernel: expected one that keeps timestamps ({', '.join(TIMED)}), got {name!r}")
-    inputs = get_op(OP).make_inputs(case, scheme, device, seed)
+    inputs = _inputs(name, case, scheme, device, seed)
     launch = importlib.import_module(f"rooflab.kernels.{OP}.{name}").launch
-    shape = _shape(name, case, scheme, inputs["k"], sm_count(device))
+    # The launch's own config, which a record may have chosen for this card: a timeline has a row for each of its tiles.
+    config = config_for(get_kernel(OP, name), case, scheme, device)
+    shape = _shape(name, case, scheme, inputs["k"], sm_count(device), config)
     for _ in range(2 if device.type == "cuda" else 1):
         timeline = new_timeline(shape.tiles_m * shape.heads, device)
-        launch(**inputs, timeline=timeline)
+        launch(**inputs, config=config, timeline=timeline)
     return _read(name, shape, timeline.tolist())
 
 
@@ -206,7 +211,8 @@ def _read(name: str, shape: _Shape, rows: Sequence[Sequence[int]]) -> Schedule:
     began = min(row[1] for row in rows)
     lanes: dict[int, list[int]] = {}
     tiles = []
-    for number in sorted(range(len(rows)), key=lambda number: rows[number][1]):
+    # By the end too: a tile shorter than a step of the timer ends where the next one begins.
+    for number in sorted(range(len(rows)), key=lambda number: tuple(rows[number][1:])):
         sm, start, end = rows[number]
         busy = lanes.setdefault(sm, [])
         # CTAs that share an SM are told apart by their times alone.

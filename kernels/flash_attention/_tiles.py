@@ -16,6 +16,8 @@ ADDRESS_REGISTERS = 24
 """Pointers, masks and the running peak and sum, beside accumulator and scores."""
 TMA_OPERAND_BYTES = 2
 """Of the dtypes that the rungs from tma on take."""
+SECTION_BYTES = 32 * 2**20
+"""Keys and values that L2 is counted on to keep of its 50 MB, for the order of tiles; unmeasured."""
 
 
 @dataclass(frozen=True)
@@ -112,3 +114,10 @@ def traffic(
     asked = S if window is None else min(S, T - 1 + window)
     lse = 4 * q.numel() // max(1, q.shape[-1]) if return_lse else 0
     return Traffic(nbytes(q) + nbytes(k, v) * asked / max(1, S) + nbytes(sinks), nbytes(q) + lse)
+
+
+def section_heads(k: torch.Tensor, group: int) -> int:
+    """Heads of queries whose tiles come before all others': those of as many heads of keys and values (B, S, H_kv, D)
+    as L2 keeps."""
+    head_bytes = 2 * k.shape[1] * k.shape[3] * k.element_size()
+    return max(1, SECTION_BYTES // head_bytes) * group

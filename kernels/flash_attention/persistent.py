@@ -26,14 +26,11 @@ from rooflab.kernels.configs import BF16, Footprint, default_config, legal_by
 from rooflab.kernels.flash_attention import _tiles
 from rooflab.kernels.flash_attention._args import check_args
 from rooflab.kernels.flash_attention._maps import nothing_seen, tensor_map, unsupported
-from rooflab.kernels.flash_attention._tiles import padded, tma_configs, tma_footprint, traffic
+from rooflab.kernels.flash_attention._tiles import padded, section_heads, tma_configs, tma_footprint, traffic
 from rooflab.kernels.flash_attention._timeline import keep
 from rooflab.kernels.flash_attention._tma_device import attend
 from rooflab.kernels.registry import register
 from rooflab.reference.spec import Case, Scheme
-
-SECTION_BYTES = 32 * 2**20
-"""Keys and values that L2 is counted on to keep of its 50 MB, for the order of tiles; unmeasured."""
 
 
 @dataclass(frozen=True)
@@ -126,12 +123,6 @@ def _attention(
                 tl.store(lse_ptr + lse_offsets, lse, mask=rows < T)
             if timeline_ptr is not None:
                 keep(timeline_ptr, head * tiles_m + tile_m, began)
-
-
-def section_heads(k: torch.Tensor, group: int) -> int:
-    """Heads of queries of a section: those of as many heads of keys and values (B, S, H_kv, D) as L2 keeps."""
-    head_bytes = 2 * k.shape[1] * k.shape[3] * k.element_size()
-    return max(1, SECTION_BYTES // head_bytes) * group
 
 
 @register(

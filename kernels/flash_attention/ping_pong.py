@@ -43,6 +43,7 @@ from rooflab.kernels.configs import BF16, Footprint, default_config
 from rooflab.kernels.flash_attention._args import check_args
 from rooflab.kernels.flash_attention._maps import nothing_seen, why_not_mapped
 from rooflab.kernels.flash_attention._ping_pong_device import _attention
+from rooflab.kernels.flash_attention._tiles import section_heads
 from rooflab.kernels.registry import register
 from rooflab.reference.spec import Case, Scheme
 from rooflab.roofline.model import Traffic
@@ -60,8 +61,6 @@ TILE_M = 128
 """Rows of queries of a CTA, half of them a consumer's."""
 BARRIERS = 6
 """Of the queries and the turns; four more for every stage."""
-SECTION_BYTES = 32 * 2**20
-"""Keys and values that L2 is counted on to keep of its 50 MB, for the order of tiles; unmeasured."""
 SMALLEST_SCALE = 2.0**-100
 """In place of a scale of 0, which would make NaN of a masked score: every weight is 1 all the same."""
 
@@ -172,12 +171,6 @@ def _map(x: torch.Tensor, rows: int) -> TensorDescriptor:
     return TensorDescriptor(x, [B, H, T, D], [*strides, 1], tile, layout)
 
 
-def _section(k: torch.Tensor, group: int) -> int:
-    """Heads of queries of a section: those of as many heads of keys and values as L2 keeps."""
-    head_bytes = 2 * k.shape[1] * k.shape[3] * k.element_size()
-    return max(1, SECTION_BYTES // head_bytes) * group
-
-
 @register(
     op="flash_attention",
     name="ping_pong",
@@ -260,7 +253,7 @@ def launch(
         H,
         group,
         heads,
-        min(heads, _section(k, group)),
+        min(heads, section_heads(k, group)),
         window if window is not None and window < S else None,  # a wider one hides nothing
         1.0 if softcap else scale * LOG2E,
         2 * LOG2E * scale / softcap if softcap else None,
