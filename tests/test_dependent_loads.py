@@ -120,7 +120,7 @@ def test_the_chain_finds_out_a_load_that_is_left_out(text, instead):
 def judged(monkeypatch, tmp_path):
     """`judged(kernel_us, floor_us, **changes)`: what the bar says of such times."""
 
-    def run(kernel_us, floor_us, dry_run=False, faults=(), status="OK"):
+    def run(kernel_us, floor_us, dry_run=False, faults=(), status="OK", floors_l2="cold"):
         one = (
             record("fused", "T=1", 1.0, op=bars.OP, bound_ms=1e-3)
             if status == "OK"
@@ -129,7 +129,10 @@ def judged(monkeypatch, tmp_path):
         times = {"fused": kernel_us, bars.FLOOR: floor_us}
         samples = {
             name: Samples(
-                (us * 1e-6,) * 5, "cuda events", "cold", fault="a clock was replaced" if name in faults else ""
+                (us * 1e-6,) * 5,
+                "cuda events",
+                floors_l2 if name == bars.FLOOR else "cold",
+                fault="a clock was replaced" if name in faults else "",
             )
             for name, us in times.items()
             if us is not None
@@ -166,6 +169,7 @@ def test_what_was_not_read_is_not_judged(judged):
         (judged(3.5, 3.0, faults=("fused",)), "fused: a clock was replaced"),
         (judged(3.5, 3.0, faults=(bars.FLOOR,)), "chain: a clock was replaced"),
         (judged(3.5, None), "chain: it broke off"),
+        (judged(3.5, 3.0, floors_l2="warm"), "fused: timed with L2 cold, the floor with L2 warm"),
         (judged(3.5, 3.0, status="INCORRECT"), "rope_and_cache/fused: INCORRECT: wrong"),
     ]:
         assert found.bar == "UNMEASURED" and reason in found.reason and not found.figures

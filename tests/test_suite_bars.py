@@ -167,7 +167,15 @@ def test_ragged_lengths_are_held_against_even_ones(answer):
     given = [record("good", even, 1.0e-3), record("good", ragged, 1.02e-3)]
     options = {"even": even, "ragged": ragged, "least": 0.97}
     assert answer(attention.ragged_lengths, given, **options).bar == "MET"
-    assert answer(attention.ragged_lengths, [given[0], record("good", ragged, 1.1e-3)], **options).bar == "MISSED"
+    late = [given[0], record("good", ragged, 1.1e-3)]
+    assert answer(attention.ragged_lengths, late, **options).bar == "MISSED"
+    slow = [record("slow", even, 9e-3), record("slow", ragged, 9e-3)]
+    found = answer(attention.ragged_lengths, [*slow, *late], **options)
+    assert found.bar == "MISSED" and found.figures["kernel"] == "good", "slow on both is as slow on one as on the other"
+    found = answer(attention.ragged_lengths, [*slow, *late, record("split", even, 2e-3), record("split", ragged, 1e-3)],
+                   **options)  # fmt: skip
+    assert found.bar == "MET" and found.figures["kernel"] == "split"
+    assert found.figures["fastest with even lengths"] == "good"
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,11 @@ def _beside(
         if fault:
             faults.append(f"{name}: {fault}")
             del timed[name]
+    # Calls that share a sample find L2 warm: beside one that found it cold they would be another measure.
+    if FLOOR in timed:
+        state = timed[FLOOR].l2_state
+        for name in [name for name, samples in timed.items() if samples.l2_state != state]:
+            faults.append(f"{name}: timed with L2 {timed.pop(name).l2_state}, the floor with L2 {state}")
     return timed, faults
 
 
