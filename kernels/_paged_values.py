@@ -26,12 +26,12 @@ def check_pages(
     counts = torch.ones_like(lengths)
     if cu_seqlens_q is not None:
         counts = cu_seqlens_q.long().diff()
-        if cu_seqlens_q[0] != 0 or cu_seqlens_q[-1] > queries or (counts < 0).any():
+        if cu_seqlens_q[0] != 0 or cu_seqlens_q[-1] != queries or (counts < 0).any():
             found = cu_seqlens_q.tolist()
-            raise ValueError(f"cu_seqlens_q: expected bounds that rise from 0 to q's {queries} at most, got {found}")
+            raise ValueError(f"cu_seqlens_q: expected bounds that rise from 0 to q's {queries}, got {found}")
     first = torch.zeros_like(lengths) if window is None else lengths - counts + 1 - window
     starts = torch.arange(block_table.shape[1], device=block_table.device) * block_size
-    seen = (starts < lengths[:, None]) & (starts + block_size > first[:, None])
+    seen = (counts > 0)[:, None] & (starts < lengths[:, None]) & (starts + block_size > first[:, None])
     wrong = block_table[seen & ((block_table < 0) | (block_table >= num_blocks))]
     if len(wrong):
         raise ValueError(f"block_table: expected pages below {num_blocks} up to each length, got {int(wrong[0])}")

@@ -155,7 +155,7 @@ def options(case: Case, H: int, device: torch.device, seed: int) -> dict[str, An
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
     """One dominant key at each tile edge, at the ends, on the causal diagonal and at the window's far end; one past
-    the end, which is poison; and in fp8 heads whose magnitudes differ by 1000."""
+    the end, which is poison; and in fp8 queries near zero, and heads whose magnitudes differ by 1000."""
     T, S, window = int(case["T"]), int(case["S"]), int(case.get("window", 0))
     places = {j: f"key {j}" for j in (*TILE_EDGES, S // 2, S - 1) if 0 <= j < S}
     middle = S - T + T // 2
@@ -178,6 +178,10 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
     for label, inputs in low_precision(_drawn(case, scheme, device, seed), "q", "k", "v"):
         yield label, _quantised(inputs, scheme, case)
     if S and _is_fp8(scheme):
+        # Scores of nothing and values that do not cancel leave the rounding of weights: what is wrong by a factor shows.
+        inputs = _drawn(case, scheme, device, seed)
+        inputs |= {"q": inputs["q"] / 1024, "v": inputs["v"].abs()}
+        yield "queries near zero, values of one sign", _quantised(inputs, scheme, case)
         yield from _magnitudes(_quantised(_with_a_shout(case, scheme, device, seed, S // 2), scheme, case))
 
 

@@ -45,11 +45,15 @@ def reference(
 ) -> torch.Tensor | Outputs:
     """softmax(q k^T * softmax_scale) v of each sequence in fp64.
 
-    q: (T, H, D); k, v: (S, H_kv, D); cu_seqlens_q, cu_seqlens_k: (B + 1,) int32, which begin at 0 and never fall:
-    sequence b has the queries cu_seqlens_q[b] to cu_seqlens_q[b + 1] and the keys likewise, either of which may be
-    none. max_seqlen_q, max_seqlen_k: at least the longest. Returns (T, H, D), and with `return_lse` the log-sum-exp
-    (T, H) too. Options as in `flash_attention`.
+    q: (T, H, D); k, v: (S, H_kv, D); cu_seqlens_q, cu_seqlens_k: (B + 1,) int32, which begin at 0, never fall and end
+    at T and S: sequence b has the queries cu_seqlens_q[b] to cu_seqlens_q[b + 1] and the keys likewise, either of which
+    may be none. max_seqlen_q, max_seqlen_k: at least the longest. Returns (T, H, D), and with `return_lse` the
+    log-sum-exp (T, H) too. Options as in `flash_attention`. Raises `ValueError` where a row is in no sequence, because
+    nothing says what is to be there.
     """
+    for name, offsets, end in (("cu_seqlens_q", cu_seqlens_q, len(q)), ("cu_seqlens_k", cu_seqlens_k, len(k))):
+        if offsets[0] != 0 or offsets[-1] != end:
+            raise ValueError(f"{name}: expected offsets from 0 to {end}, got {offsets.tolist()}")
     scores = Scores(get_scale(q, softmax_scale), softcap)
     out = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
     lse = torch.zeros(q.shape[:2], dtype=torch.float64, device=q.device)
@@ -128,9 +132,8 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
                 shout(inputs["k"], inputs["v"], (keys.start + min(j, _length(keys) - 1),))
         yield f"key {j} or the last of each sequence", inputs
     for what in ("even", "odd"):
-        # Every second sequence holds NaN, which the others must not see.
+        # Every second sequence shouts, which the others must not hear; no NaN, whose own rows nothing could judge.
         inputs = make_inputs(case, scheme, device, seed)
-        inputs["q"], inputs["k"], inputs["v"] = (inputs[name].clone() for name in ("q", "k", "v"))
         for number, (_, keys) in enumerate(_spans(inputs["cu_seqlens_q"], inputs["cu_seqlens_k"])):
             if number % 2 == (what == "odd"):
                 inputs["k"][keys] = 8.0

@@ -50,10 +50,13 @@ def reference(
     q: (T, H, D); k_cache, v_cache: (num_blocks, block_size, H_kv, D); block_table: (B, max_blocks) int32, entries
     past a sequence's pages being padding of any value; seq_lens: (B,) int32; returns (T, H, D), and with `return_lse`
     the log-sum-exp (T, H) too. Token i of a sequence lies at offset i % block_size of page block_table[b, i //
-    block_size]. `cu_seqlens_q` (B + 1,) int32 bounds each sequence's queries in q, causal and bottom-right aligned;
-    None is one query per sequence. An empty sequence gives 0. `softmax_scale` None is D**-0.5. k_scale, v_scale:
-    (H_kv,) fp32, by which a head's cached keys and values are multiplied. Other options as in `flash_attention`.
+    block_size]. `cu_seqlens_q` (B + 1,) int32, from 0 to T, bounds each sequence's queries in q, causal and
+    bottom-right aligned; None is one query per sequence. An empty sequence gives 0. `softmax_scale` None is D**-0.5.
+    k_scale, v_scale: (H_kv,) fp32, by which a head's cached keys and values are multiplied. Other options as in
+    `flash_attention`. Raises `ValueError` where a row is in no sequence, because nothing says what is to be there.
     """
+    if cu_seqlens_q is not None and (cu_seqlens_q[0] != 0 or cu_seqlens_q[-1] != len(q)):
+        raise ValueError(f"cu_seqlens_q: expected bounds from 0 to {len(q)}, got {cu_seqlens_q.tolist()}")
     scores = Scores(get_scale(q, softmax_scale), softcap)
     out = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
     lse = torch.full(q.shape[:2], -math.inf, dtype=torch.float64, device=q.device)

@@ -30,9 +30,9 @@ def drawn_lengths(case: Case, generator: torch.Generator) -> torch.Tensor:
 
 def _lognormal(B: int, context: int, generator: torch.Generator) -> torch.Tensor:
     """(B,) int32 lengths, the exponentials of normal numbers, scaled to a mean of `context`."""
-    drawn = torch.randn(B, generator=generator).exp()
+    drawn = torch.randn(B, generator=generator, dtype=torch.float64).exp()  # fp32 counts tokens up to 2**24
     ends = (drawn.cumsum(0) * (B * context / drawn.sum())).round()
-    return torch.diff(ends, prepend=torch.zeros(1)).to(torch.int32)
+    return torch.diff(ends, prepend=torch.zeros(1, dtype=torch.float64)).to(torch.int32)
 
 
 def dealt_pages(

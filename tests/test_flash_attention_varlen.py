@@ -115,6 +115,13 @@ def test_what_does_not_fit_is_refused_by_name(kernel: Any, change: dict[str, Any
         kernel(**(given([5, 3], [5, 3]) | change))
 
 
+@pytest.mark.parametrize(("name", "offsets"), [("q", [0, 5]), ("k", [0, 6, 7]), ("k", [1, 5, 8])])
+def test_a_row_in_no_sequence_has_no_right_answer(name: str, offsets: list[int]) -> None:
+    inputs = given([5, 3], [5, 3]) | {f"cu_seqlens_{name}": torch.tensor(offsets, dtype=torch.int32)}
+    with pytest.raises(ValueError, match=f"cu_seqlens_{name}: expected offsets from 0 to 8"):
+        reference(**inputs)
+
+
 @OURS
 @pytest.mark.parametrize(
     ("change", "message"),
@@ -148,3 +155,15 @@ def test_lengths_of_the_inputs_cover_what_can_go_wrong() -> None:
         assert (queries[0], queries[-1]) == (65, 0) and keys[2] == 0 and (queries[1:-1] >= 1).all()
         assert inputs["max_seqlen_q"] == queries.max() and inputs["max_seqlen_k"] == keys.max()
         assert len(queries.unique()) > 2
+
+
+@pytest.mark.parametrize(("queries", "told"), [([1, 1, 1], 1), ([1, 0, 1], 2), ([1, 0, 3], 3)])
+def test_torchs_flash_attention_is_told_a_longest_of_one_only_where_no_sequence_is_idle(monkeypatch, queries, told):
+    """It views q by the number of sequences then (`mha_varlen_fwd` of FlashAttention-2)."""
+    asked = []
+    monkeypatch.setattr(library, "_has_flash", lambda q: True)
+    monkeypatch.setattr(
+        torch.ops.aten, "_flash_attention_forward", lambda q, *more, **named: asked.append(more[4]) or (q,)
+    )
+    library.flash_attention_varlen(**given(queries, [5, 6, 7]))
+    assert asked == [told]

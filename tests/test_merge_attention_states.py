@@ -90,3 +90,9 @@ def test_a_mistake_in_the_base_of_the_logarithm_is_seen() -> None:
     oracle = SPEC.oracle(inputs)
     assert all(verdict.passed for verdict in SPEC.judge((out, lse), oracle, inputs, SCHEMES["fp32"]))
     assert not any(verdict.passed for verdict in SPEC.judge(wrong, oracle, inputs, SCHEMES["fp32"]))
+
+
+@pytest.mark.parametrize("merge", KERNELS, ids=["naive", "fused"])
+def test_heads_without_values_have_their_sums_of_weights(merge) -> None:
+    _, lse = merge(torch.zeros(2, 3, 4, 0), torch.zeros(2, 3, 4))
+    torch.testing.assert_close(lse, torch.full((3, 4), math.log(2)))

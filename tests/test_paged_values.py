@@ -27,7 +27,8 @@ def given(**changes):
         ({"seq_lens": (0, -1)}, "seq_lens: expected 0 to 32"),
         ({"block_table": ((1, 2), 9)}, "block_table: expected pages below 9 up to each length, got 9"),
         ({"block_table": ((0, 0), -1)}, "block_table: expected pages below 9 up to each length, got -1"),
-        ({"cu_seqlens_q": (2, 7)}, r"cu_seqlens_q: expected bounds that rise from 0 to q's 6 at most, got \[0, 3, 7\]"),
+        ({"cu_seqlens_q": (2, 7)}, r"cu_seqlens_q: expected bounds that rise from 0 to q's 6, got \[0, 3, 7\]"),
+        ({"cu_seqlens_q": (2, 5)}, "cu_seqlens_q: expected bounds that rise"),
         ({"cu_seqlens_q": (1, 7)}, "cu_seqlens_q: expected bounds that rise"),
         ({"cu_seqlens_q": (0, 1)}, "cu_seqlens_q: expected bounds that rise"),
     ],
@@ -42,6 +43,8 @@ def test_what_no_query_sees_may_be_anything(monkeypatch):
     monkeypatch.setattr(_checks, "CHECK_VALUES", True)
     for change in ({}, {"block_table": ((0, 3), -1)}):
         chunked.paged_attention(**given(**change))
+    idle = given(block_table=((1, 0), -1), cu_seqlens_q=(2, 3))
+    chunked.paged_attention(**idle | {"q": idle["q"][:3]})
     freed = given(block_table=((0, 0), -1))
     chunked.paged_attention(**freed, window=10)
     with pytest.raises(ValueError, match="block_table: expected pages"):

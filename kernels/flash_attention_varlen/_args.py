@@ -20,8 +20,9 @@ def check_args(
     """Raises `ValueError` on tensors that are not q (T, H, D), k and v (S, H_kv, D) of one dtype, offsets (B + 1,)
     int32, all on one device, and on a negative length.
 
-    The offsets are read on the CPU, where they must begin at 0, never fall, end at T and S and be no further apart than
-    the longest lengths; on a GPU that waits for it, and is done if `_checks.CHECK_VALUES` asks for it.
+    The offsets must begin at 0, never fall, end at T and S and be no further apart than the longest lengths. That is
+    looked at on the CPU, and on a GPU, which it waits for, if `_checks.CHECK_VALUES` asks for it. Not looked at, a row
+    that no sequence has is whatever a kernel leaves there, as in FlashAttention and in torch, which do not write it.
     """
     check_float("q", q)
     check_shape("q", q, None, None, None)
@@ -59,3 +60,9 @@ def _check_offsets(name: str, offsets: list[int], end: int, longest: int) -> Non
         raise ValueError(f"{name}: expected offsets from 0 to {end} that never fall, got {offsets}")
     if max(lengths, default=0) > longest:
         raise ValueError(f"max_seqlen_{name[-1]}: expected at least {max(lengths)}, the longest, got {longest}")
+
+
+def told_longest(q: torch.Tensor, cu_seqlens_q: torch.Tensor, max_seqlen_q: int) -> int:
+    """The most queries of a sequence, as torch's FlashAttention-2 is told: of 1 it concludes that none is idle, and
+    views q by the number of sequences."""
+    return max_seqlen_q if len(q) == len(cu_seqlens_q) - 1 else max(max_seqlen_q, 2)

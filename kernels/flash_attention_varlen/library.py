@@ -9,7 +9,7 @@ import torch
 
 from rooflab.kernels._attention import check_options, get_scale
 from rooflab.kernels.flash_attention.library import flash_attention as dense
-from rooflab.kernels.flash_attention_varlen._args import check_args
+from rooflab.kernels.flash_attention_varlen._args import check_args, told_longest
 from rooflab.kernels.flash_attention_varlen.naive import spans
 from rooflab.kernels.registry import register
 from rooflab.reference.spec import nbytes
@@ -91,8 +91,9 @@ def flash_attention_varlen(
     if len(q) == 0 or len(k) == 0:
         return torch.zeros_like(q)
     if _has_flash(q):
+        longest = told_longest(q, cu_seqlens_q, max_seqlen_q)
         found = torch.ops.aten._flash_attention_forward(
-            q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, 0.0, causal, False,
+            q, k, v, cu_seqlens_q, cu_seqlens_k, longest, max_seqlen_k, 0.0, causal, False,
             scale=get_scale(q, softmax_scale),
             window_size_left=None if window is None else window - 1,
             window_size_right=None if window is None else 0,

@@ -184,8 +184,8 @@ def flash_attention_varlen(
 ) -> Returned:
     """Attention of each sequence with an online softmax.  q: (T, H, D); k, v: (S, H_kv, D); returns (T, H, D).
 
-    Any strides with a contiguous head. On a GPU the offsets are never read, so a row that no sequence has is left as
-    it was. Raises `ValueError` on shapes, dtypes, options or a head_dim that do not fit.
+    Any strides with a contiguous head. A row past the last offset, which the op does not allow and on a GPU nobody
+    looks for unasked, is left as it was. Raises `ValueError` on shapes, dtypes, options or a head_dim that do not fit.
     """
     check_args(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     check_options(q, causal, window, softcap, sinks)

@@ -1,7 +1,7 @@
 """`torch.nn.attention.varlen.varlen_attn`: torch's FlashAttention-2, or what `activate_flash_attention_impl` has put in
 its place for the process, which is the caller's to do.
 
-Its arguments differ from release to release: 2.11 has windows, 2.13 `block_table` too. What is missing is found in its
+Its arguments differ from release to release: 2.11 has windows, 2.12 `block_table` too. What is missing is found in its
 signature and refused by name.
 """
 
@@ -18,7 +18,7 @@ import torch
 
 from rooflab.kernels._attention import Returned, check_options, get_scale
 from rooflab.kernels.flash_attention.flash_attention_3 import window_sizes
-from rooflab.kernels.flash_attention_varlen._args import check_args
+from rooflab.kernels.flash_attention_varlen._args import check_args, told_longest
 from rooflab.kernels.registry import register
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
@@ -138,7 +138,7 @@ def flash_attention_varlen(
     if len(q) == 0 or len(k) == 0:
         lse = torch.full(q.shape[:2], -math.inf, device=q.device)
         return (torch.zeros_like(q), lse) if return_lse else torch.zeros_like(q)
-    where = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    where = (cu_seqlens_q, cu_seqlens_k, told_longest(q, cu_seqlens_q, max_seqlen_q), max_seqlen_k)
     sides = CAUSAL if causal and window is None else window_sizes(window)
     scale = get_scale(q, softmax_scale)
     return call(q, k, v, *where, return_lse=return_lse, scale=scale, window_size=sides)

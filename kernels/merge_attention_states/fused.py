@@ -104,7 +104,7 @@ def merge(outs: torch.Tensor, lses: torch.Tensor, merged: torch.Tensor, lse: tor
     """Merges parts, (P, T, H, D) with (P, T, H) fp32, into tensors that fit; `merged` of any float dtype."""
     parts, T, H, D = outs.shape
     if merged.numel() == 0:
-        lse.fill_(float("-inf"))
+        lse.copy_(torch.logsumexp(lses, dim=0))  # of heads without values, too
         return
     block_d = int(triton.next_power_of_2(D))
     rows = max(32 * WARPS * LOAD_BYTES // outs.element_size() // block_d, 1)
