@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import import_module
 from typing import Any
@@ -22,6 +22,7 @@ import torch
 
 from rooflab.kernels._attention import LN2, Returned, get_scale
 from rooflab.kernels._tma import ALIGNMENT, address_of
+from rooflab.roofline.model import Traffic
 
 PACKAGE = "flashinfer"
 HEAD_DIMS = (64, 128, 256)
@@ -50,6 +51,19 @@ def why_not(tensors: Mapping[str, torch.Tensor], head_dims: tuple[int, ...] = HE
         if k.numel() and k.stride() != v.stride():
             return f"{value}: expected the strides of {key}, {k.stride()}, got {v.stride()}"
     return None
+
+
+def with_base_e(found: Traffic, q: torch.Tensor, return_lse: bool) -> Traffic:
+    """`found`, and what it takes to turn the base of a log-sum-exp for q (..., D), where one is asked for."""
+    if not return_lse:
+        return found
+    lse = 4 * math.prod(q.shape[:-1])
+    return replace(
+        found,
+        read_bytes=found.read_bytes + lse,
+        write_bytes=found.write_bytes + lse,
+        launches=found.launches + 1,
+    )
 
 
 def make_wrapper(name: str, device: torch.device, *layout: str, **options: Any) -> Any:
@@ -138,6 +152,41 @@ def unseeing_rows(
     hidden = (counts - lengths).clamp(min=0) if causal else torch.where(lengths == 0, counts, 0)
     rows = [torch.arange(start, start + n) for start, n in zip(bounds.tolist(), hidden.tolist(), strict=False) if n]
     return torch.cat(rows).to(device) if rows else None
+
+
+def seeing_apart(bounds: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """`bounds` with two sequences for each, the first of the queries that see no key under a causal mask.
+
+    Where there are more queries than keys, FlashInfer's kernels for Ampere refuse a single sequence, and leave out the
+    mask of a batch's tile that begins with such a query.  So each sequence becomes two, of which one has no keys.
+    """
+    counts = bounds.diff()
+    hidden = (counts - lengths).clamp(min=0)
+    parts = torch.stack((hidden, counts - hidden), dim=1).flatten()
+    return torch.nn.functional.pad(parts.cumsum(0), (1, 0)).int()
+
+
+def without_keys(offsets: torch.Tensor) -> torch.Tensor:
+    """Offsets of keys or pages (B + 1,) for the sequences of `seeing_apart`."""
+    return offsets.repeat_interleave(2)[:-1]
+
+
+def plan_ragged(
+    wrapper: Any,
+    bounds: tuple[torch.Tensor, torch.Tensor],
+    heads: tuple[int, int, int],
+    causal: bool,
+    device: torch.device,
+    options: Mapping[str, Any],
+) -> Plan:
+    """A plan of `wrapper` for sequences one after another; bounds: of queries and keys, int32 on the CPU; heads: H,
+    H_kv and D."""
+    queries, keys = bounds
+    unseeing = unseeing_rows(queries, keys.diff(), causal, device)
+    if causal and unseeing is not None:
+        queries, keys = seeing_apart(queries, keys.diff()), without_keys(keys)
+    wrapper.plan(queries, keys, *heads, causal=causal, **options)
+    return Plan(wrapper, unseeing)
 
 
 def finished(found: Returned, unseeing: torch.Tensor | None) -> Returned:

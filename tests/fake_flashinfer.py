@@ -20,6 +20,9 @@ NOTHING_SEEN = (7.0, -5e4)
 
 def attended(q: Tensor, k: Tensor, v: Tensor, causal: bool, plan: dict[str, Any]) -> tuple[Tensor, Tensor]:
     """One sequence: q (T, H, D), k and v (S, H_kv, D)."""
+    # `kv_len must be greater than or equal to qo_len`, say its kernels for Ampere of one sequence; those of a batch do
+    # not look, and mask too little.
+    assert not causal or len(q) <= len(k) or not len(k), "more queries than keys"
     window = plan["window_left"] + 1 or None
     seen = seen_keys(len(q), len(k), causal or window is not None, window)
     out, lse = attend(q, k, v, seen, Scores(plan["sm_scale"], plan["logits_soft_cap"]))

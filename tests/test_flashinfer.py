@@ -135,6 +135,31 @@ def test_where_nothing_is_seen_it_is_zero_and_minus_infinity_without_a_call(op: 
     assert lse.shape == out.shape[:-1]
 
 
+@pytest.mark.parametrize(
+    ("op", "text"),
+    [
+        ("flash_attention", "B=1,T=20,S=13,H=4,H_kv=2,D=64,causal=true,lse=true"),
+        ("flash_attention", "B=2,T=20,S=13,H=4,H_kv=2,D=64,causal=true,lse=true"),
+        ("flash_attention_varlen", "B=4,T=20,S=13,H=4,H_kv=2,D=64,causal=true,lse=true"),
+        ("paged_attention", "B=3,context=20,H=4,H_kv=2,D=64,block_size=8,ragged=false,queries=20,lse=true"),
+    ],
+)
+def test_more_causal_queries_than_keys_never_reach_it(op: str, text: str) -> None:
+    """What sees no key is a sequence of its own; with a window too."""
+    spec = get_op(op)
+    inputs = inputs_of(op, text)
+    if op == "paged_attention":
+        inputs["seq_lens"] = torch.tensor([20, 13, 0], dtype=torch.int32)
+    for changed in (inputs, inputs | {"window": 5}):
+        out, lse = get_kernel(op, "flashinfer").fn(**changed)
+        assert (lse == -math.inf).any() and lse.isfinite().any()
+        for stats in spec.judge((out, lse), spec.oracle(changed), changed, SCHEMES["bf16"]):
+            assert stats.passed, stats.describe()
+    for wrapper in fake_flashinfer.Wrapper.made:
+        queries, keys = (wrapper.planned[name].diff()[0::2] for name in ("qo_indptr", "kv_indptr"))
+        assert queries.any() and not keys.any()
+
+
 PAGED = "B=2,context=40,H=4,H_kv=2,D=64,block_size=16,ragged=false"
 
 
@@ -178,7 +203,11 @@ def test_it_is_refused_by_name_where_it_is_not_installed_or_cannot(op: str, monk
     case = spec.cases["llama3_8b"][0]
     inputs = spec.make_inputs(case, SCHEMES["bf16"], torch.device("meta"), 0)
     assert kernel.why_not_args(inputs) is None
-    assert kernel.traffic(**inputs).bytes >= 0.999 * spec.cost(**inputs).bytes
+    once, turned = (kernel.traffic(**{**inputs, "return_lse": lse}) for lse in (False, True))
+    assert once.bytes >= 0.999 * spec.cost(**inputs).bytes
+    # Written, read, and written in the other base.
+    rows = inputs["q"].numel() // inputs["q"].shape[-1]
+    assert turned.bytes == once.bytes + 3 * 4 * rows and turned.launches == once.launches + 1
     if op != "mla_decode":
         assert "has no 'sinks'" in str(kernel.why_not_args({**inputs, "sinks": torch.zeros(4)}))
         whole = spec.make_inputs(case, SCHEMES["fp32"], torch.device("meta"), 0)

@@ -123,10 +123,25 @@ def test_it_passes_the_whole_check(op: str, text: str, installed: Any) -> None:
     assert result.status == "OK", result.describe()
 
 
-@pytest.mark.parametrize(("active", "splits", "offsets"), [(None, 1, True), ("FA3", None, False)])
-def test_keys_are_split_by_flash_attention_3_alone(
-    active: str | None, splits: int | None, offsets: bool, installed: Any
+ALL, CAUSAL = (-1, -1), (-1, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "active", "splits", "window"),
+    [
+        (PAGED, None, None, ALL),
+        (PAGED, "FA3", None, ALL),
+        (PAGED.replace("H=4", "H=2"), None, 1, ALL),
+        (PAGED.replace("H=4", "H=2"), "FA3", None, ALL),
+        (PAGED + ",window=9", None, 1, (8, 0)),
+        (PAGED + ",queries=7", None, 1, CAUSAL),
+        (PAGED + ",queries=7", "FA3", None, CAUSAL),
+    ],
+)
+def test_flash_attention_2_splits_keys_where_it_packs_a_group_s_heads(
+    text: str, active: str | None, splits: int | None, window: tuple[int, int], installed: Any
 ) -> None:
+    """It packs them where no window is asked for on either side and each sequence has one query."""
     given: dict[str, Any] = {}
 
     @with_its_signature
@@ -135,11 +150,13 @@ def test_keys_are_split_by_flash_attention_3_alone(
         return by_reference(*args, **options)
 
     installed(noted, active)
-    inputs = inputs_of("paged_attention", PAGED)
+    inputs = inputs_of("paged_attention", text)
     get_kernel("paged_attention", "torch_varlen")(**inputs)
-    assert given["num_splits"] == splits and (given["cu_seq_k"] is not None) == offsets
-    assert given["max_q"] == 1 and given["max_k"] == 256 * inputs["block_table"].shape[1]
-    if offsets:
+    assert (given["num_splits"], given["window_size"]) == (splits, window)
+    assert (given["cu_seq_k"] is None) == (active == "FA3")
+    assert given["max_q"] == (len(inputs["q"]) if "queries" in text else 1)
+    assert given["max_k"] == 256 * inputs["block_table"].shape[1]
+    if active is None:
         assert given["cu_seq_k"].diff().tolist() == inputs["seq_lens"].tolist()
 
 

@@ -1,8 +1,9 @@
 """FlashInfer's prefill (Ye et al., arXiv 2501.01005), the package `flashinfer-python`, where it is installed.
 
-One sequence goes to `single_prefill_with_kv_cache`, several to `BatchPrefillWithRaggedKVCacheWrapper`, both with the
-backend that FlashInfer picks.  The plan of a dense batch follows from its shape alone: it is made once for a shape, and
-no part of a time taken after a warm-up.  A log-sum-exp takes one more launch, which turns its base 2 into e.
+One sequence goes to `single_prefill_with_kv_cache`, several to `BatchPrefillWithRaggedKVCacheWrapper`, and so does one
+of more causal queries than keys, both with the backend that FlashInfer picks.  The plan of a dense batch follows from
+its shape alone: it is made once for a shape, and no part of a time taken after a warm-up.  A log-sum-exp takes one more
+launch, which turns its base 2 into e.
 """
 
 from __future__ import annotations
@@ -17,8 +18,24 @@ import torch
 from rooflab.kernels import _flashinfer as adapter
 from rooflab.kernels._attention import Returned, check_options
 from rooflab.kernels.flash_attention._args import check_args
-from rooflab.kernels.flash_attention.flash_attention_3 import traffic
+from rooflab.kernels.flash_attention.flash_attention_3 import traffic as in_one_launch
 from rooflab.kernels.registry import register
+from rooflab.roofline.model import Traffic
+
+
+def traffic(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool = False,
+    softmax_scale: float | None = None,
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
+    return_lse: bool = False,
+) -> Traffic:
+    """Each operand once, as L2 holds one sequence's keys while its tiles of queries read them."""
+    return adapter.with_base_e(in_one_launch(q, k, v, return_lse=return_lse), q, return_lse)
 
 
 def unsupported(
@@ -78,15 +95,16 @@ def flash_attention(
         lse = torch.full((B, T, H), -math.inf, device=q.device)
         return (torch.zeros_like(q), lse) if return_lse else torch.zeros_like(q)
     options = adapter.plan_options(q, softmax_scale, window, softcap)
-    bounds, lengths = torch.arange(B + 1) * T, torch.full((B,), S)
-    if B == 1:
+    unseeing = None
+    if B == 1 and not (causal and T > S):
         del options["q_data_type"], options["kv_data_type"]
         single = import_module(adapter.PACKAGE).single_prefill_with_kv_cache
         found = single(q[0], k[0], v[0], causal=causal, return_lse=return_lse, **options)
     else:
-        wrapper = _planned(q.device, (B, T, S), (H, k.shape[2], q.shape[-1]), causal, tuple(options.items()))
-        found = wrapper.run(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), return_lse=return_lse)
-    done = adapter.finished(found, adapter.unseeing_rows(bounds, lengths, causal, q.device))
+        plan = _planned(q.device, (B, T, S), (H, k.shape[2], q.shape[-1]), causal, tuple(options.items()))
+        found = plan.wrapper.run(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), return_lse=return_lse)
+        unseeing = plan.unseeing
+    done = adapter.finished(found, unseeing)
     return (done[0].view(q.shape), done[1].view(B, T, H)) if isinstance(done, tuple) else done.view(q.shape)
 
 
@@ -97,10 +115,9 @@ def _planned(
     heads: tuple[int, int, int],
     causal: bool,
     options: tuple[tuple[str, Any], ...],
-) -> Any:
-    """A wrapper of its own for sequences of one length; `lengths` are B, T and S, `heads` H, H_kv and D."""
+) -> adapter.Plan:
+    """In a wrapper of its own, for sequences of one length; `lengths` are B, T and S, `heads` H, H_kv and D."""
     B, T, S = lengths
     wrapper = adapter.make_wrapper("BatchPrefillWithRaggedKVCacheWrapper", device, "NHD")
-    queries, keys = ((torch.arange(B + 1) * length).int() for length in (T, S))
-    wrapper.plan(queries, keys, *heads, causal=causal, **dict(options))
-    return wrapper
+    bounds = (torch.arange(B + 1) * T).int(), (torch.arange(B + 1) * S).int()
+    return adapter.plan_ragged(wrapper, bounds, heads, causal, device, dict(options))

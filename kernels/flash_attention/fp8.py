@@ -91,7 +91,8 @@ def _attention(
     tiles = tl.cdiv(T, BLOCK_M)
     b = tl.program_id(0) // tiles // H
     h = tl.program_id(0) // tiles % H
-    first_row = tl.program_id(0) % tiles * BLOCK_M
+    # A head's last rows first: a causal mask makes them the longest, and the grid should end on short ones.
+    first_row = (tiles - 1 - tl.program_id(0) % tiles) * BLOCK_M
     rows = first_row + tl.arange(0, BLOCK_M)
     products = scale_of(q_scale_ptr, b, h, q_scale_stride_b, q_scale_stride_h) * scale_of(
         k_scale_ptr, b, h // group, k_scale_stride_b, k_scale_stride_h
@@ -189,10 +190,11 @@ def flash_attention(
     S = k.shape[1]
     if not out.numel() or S == 0:
         return nothing_seen(out, lse, sinks)
-    config = config or default_config("flash_attention", "fp8", "fp8_e4m3", q.device, B=B, T=T, H=H, D=D)
+    columns = keys_contiguous(v)
+    dims = {"B": B, "T": T, "H": H, "D": D, "v_columns": columns}
+    config = config or default_config("flash_attention", "fp8", "fp8_e4m3", q.device, **dims)
     windowed = window is not None and window < S  # a wider one hides nothing
     scale, factor, cap, negated = softmax_numbers(q, softmax_scale, softcap)
-    columns = keys_contiguous(v)
     v_map = (columns_map if columns else tensor_map)(v, config.block_n)
     # One grid axis: only x goes past 65,535 programs.
     _attention[(triton.cdiv(T, config.block_m) * B * H,)](

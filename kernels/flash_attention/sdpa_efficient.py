@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 
 from rooflab.kernels.flash_attention import _sdpa
+from rooflab.kernels.flash_attention._args import check_args
 from rooflab.kernels.registry import register
 
 
@@ -13,9 +14,13 @@ def unsupported(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False, softmax_scale: float | None = None
 ) -> str | None:
     """Why this backend is not asked for these inputs, or None."""
-    if q.shape[2] != k.shape[2]:
-        return f"k: expected q's {q.shape[2]} heads, as this backend groups none, got {k.shape[2]}"
-    return _sdpa.unsupported(q, k, v, causal, softmax_scale)
+    return _why_grouped(q, k) or _sdpa.unsupported(q, k, v, causal, softmax_scale)
+
+
+def _why_grouped(q: torch.Tensor, k: torch.Tensor) -> str | None:
+    if q.shape[2] == k.shape[2]:
+        return None
+    return f"k: expected q's {q.shape[2]} heads, as this backend groups none, got {k.shape[2]}"
 
 
 @register(
@@ -36,7 +41,8 @@ def flash_attention(
     Takes no `out`: torch's call allocates. Raises `ValueError` on shapes or dtypes that do not fit, `RuntimeError`
     where the backend will not take them.
     """
-    reason = unsupported(q, k, v, causal)
+    check_args(q, k, v)
+    reason = _why_grouped(q, k)
     if reason:
         raise ValueError(reason)
     return _sdpa.attend("EFFICIENT_ATTENTION", q, k, v, causal, softmax_scale)

@@ -13,8 +13,29 @@ import torch
 from rooflab.kernels import _flashinfer as adapter
 from rooflab.kernels._attention import Returned, check_options
 from rooflab.kernels.flash_attention_varlen._args import check_args
-from rooflab.kernels.flash_attention_varlen.flash_attention_3 import traffic
+from rooflab.kernels.flash_attention_varlen.flash_attention_3 import traffic as in_one_launch
 from rooflab.kernels.registry import register
+from rooflab.roofline.model import Traffic
+
+
+def traffic(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    causal: bool = False,
+    softmax_scale: float | None = None,
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
+    return_lse: bool = False,
+) -> Traffic:
+    """Each operand once, as L2 holds one sequence's keys while its queries read them."""
+    where = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    return adapter.with_base_e(in_one_launch(q, k, v, *where, return_lse=return_lse), q, return_lse)
 
 
 def unsupported(
@@ -55,8 +76,7 @@ def plan_of(
     queries, keys = cu_seqlens_q.cpu(), cu_seqlens_k.cpu()
     wrapper = adapter.wrapper_for(kept, "BatchPrefillWithRaggedKVCacheWrapper", device, q.dtype, D, "NHD")
     options = adapter.plan_options(q, softmax_scale, window, softcap)
-    wrapper.plan(queries, keys, H, k.shape[1], D, causal=causal, **options)
-    return adapter.Plan(wrapper, adapter.unseeing_rows(queries, keys.diff(), causal, device))
+    return adapter.plan_ragged(wrapper, (queries, keys), (H, k.shape[1], D), causal, device, options)
 
 
 def plan(

@@ -37,7 +37,8 @@ def traffic(
     B, H, D = q.shape
     slots, entries = used_slots(block_table, seq_lens, *kv_cache.shape[:2])
     result = B * H * latent_dim * q.element_size() + 4 * return_lse * B * H
-    return Traffic(nbytes(q, seq_lens) + slots * D * kv_cache.element_size() + 4 * entries, result)
+    found = Traffic(nbytes(q, seq_lens) + slots * D * kv_cache.element_size() + 4 * entries, result)
+    return adapter.with_base_e(found, q, return_lse)
 
 
 def unsupported(

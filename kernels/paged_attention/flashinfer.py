@@ -39,7 +39,8 @@ def traffic(
 ) -> Traffic:
     """The keys and values in sight once; what parts of split keys move is FlashInfer's to decide, and left out."""
     where = (q, k_cache, v_cache, block_table, seq_lens, softmax_scale)
-    return in_pages(*where, cu_seqlens_q=cu_seqlens_q, window=window, return_lse=return_lse)
+    found = in_pages(*where, cu_seqlens_q=cu_seqlens_q, window=window, return_lse=return_lse)
+    return adapter.with_base_e(found, q, return_lse)
 
 
 def unsupported(
@@ -78,18 +79,22 @@ def plan_of(
     if not T or not len(pages.indices):
         return adapter.Plan(None, None)
     bounds = torch.arange(T + 1, dtype=torch.int32) if cu_seqlens_q is None else cu_seqlens_q.cpu()
-    table = (pages.indptr, pages.indices, pages.last_page_len)
+    unseeing = adapter.unseeing_rows(bounds, pages.lengths, True, device)
     options = adapter.plan_options(q, softmax_scale, window, softcap)
     wrapper: Any
     if cu_seqlens_q is None:
         with_tensor_cores = {"use_tensor_cores": H // H_kv >= TENSOR_CORE_GROUP}
         name = "BatchDecodeWithPagedKVCacheWrapper"
         wrapper = adapter.wrapper_for(kept, name, device, q.dtype, D, "NHD", **with_tensor_cores)
-        wrapper.plan(*table, H, H_kv, D, block_size, **options)
+        wrapper.plan(pages.indptr, pages.indices, pages.last_page_len, H, H_kv, D, block_size, **options)
     else:
         wrapper = adapter.wrapper_for(kept, "BatchPrefillWithPagedKVCacheWrapper", device, q.dtype, D, "NHD")
-        wrapper.plan(bounds, *table, H, H_kv, D, block_size, causal=True, **options)
-    return adapter.Plan(wrapper, adapter.unseeing_rows(bounds, pages.lengths, True, device))
+        indptr, last = pages.indptr, pages.last_page_len
+        if unseeing is not None:
+            bounds, indptr = adapter.seeing_apart(bounds, pages.lengths), adapter.without_keys(indptr)
+            last = torch.stack((torch.zeros_like(last), last), dim=1).flatten()
+        wrapper.plan(bounds, indptr, pages.indices, last, H, H_kv, D, block_size, causal=True, **options)
+    return adapter.Plan(wrapper, unseeing)
 
 
 def plan(

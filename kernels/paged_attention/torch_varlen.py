@@ -1,9 +1,12 @@
-"""`torch.nn.attention.varlen.varlen_attn` through a block table, which it takes from torch 2.13 on.
+"""`torch.nn.attention.varlen.varlen_attn` through a block table, which it takes from torch 2.12 on.
 
-With torch's FlashAttention-2, the default, a page must hold a multiple of 256 tokens, and its keys are not split: where
-they are, rows after the first sequence are not written (pytorch/pytorch#194167), so `num_splits` is 1, and a step of
-few sequences leaves most SMs empty.  With FlashAttention-3 (arXiv 2407.08608) in its place, which the caller activates
-by `torch.nn.attention.activate_flash_attention_impl("FA3")`, pages have any size and keys are split as it chooses.
+With torch's FlashAttention-2, the default, a page must hold a multiple of 256 tokens.  It takes the query heads of a
+group as rows of one tile, and splits keys as it chooses, in a decode step that asks for no window on either side: one
+query sees all its keys, so that none is needed for the mask.  Elsewhere, and where heads are not grouped, rows after
+the first sequence are not written where keys are split (pytorch/pytorch#194167, and Dao-AILab/flash-attention#2550 for
+where they are), so `num_splits` is 1, and few sequences leave most SMs empty.  With FlashAttention-3 (arXiv 2407.08608)
+in its place, which the caller activates by `torch.nn.attention.activate_flash_attention_impl("FA3")`, pages have any
+size and keys are split as it chooses.
 
 Offsets of the queries of a decode step, and those of the keys that FlashAttention-2 wants, are made in the call: small
 launches, which its time includes and an engine would pay once for all layers of a step.
@@ -121,14 +124,16 @@ def paged_attention(
     if queries is None:
         queries, longest = torch.arange(len(q) + 1, dtype=torch.int32, device=q.device), 1
     any_page = _active() == ANY_PAGE
+    unmasked = cu_seqlens_q is None and window is None
+    split = any_page or (unmasked and q.shape[1] > k_cache.shape[2])
     # FlashAttention-3 refuses offsets of keys beside a table; FlashAttention-2 asks for them, and goes by `seqused_k`.
     keys = None if any_page else torch.nn.functional.pad(seq_lens.cumsum(0, dtype=torch.int32), (1, 0))
     return call(
         q, k_cache, v_cache, queries, keys, longest, slots,
         return_lse=return_lse,
         scale=get_scale(q, softmax_scale),
-        window_size=CAUSAL if window is None else window_sizes(window),
+        window_size=CAUSAL if window is None and not unmasked else window_sizes(window),
         seqused_k=seq_lens,
         block_table=block_table,
-        num_splits=None if any_page else 1,
+        num_splits=None if split else 1,
     )  # fmt: skip
