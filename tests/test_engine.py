@@ -36,7 +36,8 @@ def test_triton_kernels_in_the_interpreter_equal_the_library(tmp_path, alone):
     } | {"gemm": "pipelined", "flash_attention": "online"}  # the rungs that come before them by name take no fp32
     llm = tiny_llm(tmp_path, swap=swap, interpret=True)
     assert {choice.kernel.backend for choice in llm.ops.choices} == {"triton"}
-    assert tokens(llm.generate(prompts(), GREEDY)) == alone
+    # Of 1, 16 and 31 tokens: the interpreter takes seconds a step.
+    assert tokens(llm.generate(prompts()[::3], GREEDY)) == alone[::3]
 
 
 def test_naive_kernels_equal_the_library(tmp_path, alone):

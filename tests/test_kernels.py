@@ -9,7 +9,7 @@ import torch
 
 from rooflab.bench.check import check_kernel
 from rooflab.kernels.registry import Kernel, interpreting, kernels, ops
-from rooflab.reference.spec import SCHEMES
+from rooflab.reference.spec import SCHEMES, Case, OpSpec
 
 # On a GPU everything runs there, the library's bf16 included.
 DEVICE = torch.device("cpu" if interpreting() else "cuda")
@@ -18,6 +18,11 @@ SLOW = {
     "flash_attention/masked_tiles": "a dozen planted inputs a case, at up to a second each; online's are run",
     "flash_attention_varlen/online": "the same",
     "paged_attention/chunked": "the same; gqa_packed's are run",
+    "gemm/naive": "a program for each 16 by 64 outputs; tensor_core's are run",
+    "gemm/stream_k": "programs in order, each with every tile's loop; split_k's are run",
+    "gemm_grouped/grouped": "several seconds a case; gemm's are run",
+    "gemm_grouped/tma": "the same",
+    "gemm_silu_and_mul/fused": "the same",
 }
 """Kernels whose planted inputs run on the smoke cases only, but for `make test-full`, and why."""
 
@@ -25,6 +30,13 @@ SLOW = {
 def _kernels() -> Iterator[Kernel]:
     for op in ops():
         yield from kernels(op).values()
+
+
+def _takes(kernel: Kernel, spec: OpSpec, case: Case, scheme: str) -> bool:
+    """Whether the kernel takes such a case, by its shapes alone."""
+    if scheme not in spec.schemes:
+        return False
+    return kernel.why_not_args(spec.make_inputs(case, SCHEMES[scheme], torch.device("meta"), 0)) is None
 
 
 def _params() -> Iterator[object]:
@@ -37,11 +49,15 @@ def _params() -> Iterator[object]:
                     continue  # one case says that the interpreter cannot do bf16; all of them would say it again
                 # Planted inputs are about masks and edges, which are the same in every dtype.
                 planted = not interpreted or scheme == spec.schemes[0]
-                later = planted and interpreted and kernel.id in SLOW and case not in spec.cases["smoke"]
+                edge = interpreted and case not in spec.cases["smoke"]
+                later = planted and edge and kernel.id in SLOW
                 name = f"{kernel.id}-{case.id}-{scheme}"
-                yield pytest.param(kernel.op, kernel.name, case, scheme, planted and not later, id=name)
+                # So are edges, where fp32 has them: the interpreter takes as long again.
+                again = edge and scheme == "fp16" and _takes(kernel, spec, case, "fp32")
+                marks = [pytest.mark.slow] if again else []
+                yield pytest.param(kernel.op, kernel.name, case, scheme, planted and not later, id=name, marks=marks)
                 if later:
-                    marks = pytest.mark.slow
+                    marks = [pytest.mark.slow]
                     yield pytest.param(kernel.op, kernel.name, case, scheme, True, id=f"{name}-planted", marks=marks)
 
 
