@@ -19,9 +19,46 @@ from rooflab.kernels.configs import legal_configs
 from rooflab.kernels.registry import Kernel, kernels, ops
 from rooflab.reference.spec import SCHEMES
 
-MOST_STACK_BYTES: dict[str, tuple[int, str]] = {}
-"""Bytes of stack a thread of the worst config, by kernel and dtype, and why it is legal all the same: a config that
-spills may still be the fastest, and tuning measures it."""
+FMA = "fp32 products are FMAs, whose operands are held in registers, more than is_legal counts"
+FEW = "two to four registers"
+SEARCH = "values that wait while the cut is sought; four warps hold 128 registers of counts beside them"
+MOST_STACK_BYTES = {
+    "flash_attention/masked_tiles fp32": (232, FMA),
+    "flash_attention/masked_tiles bf16": (8, FEW),
+    "flash_attention/online fp32": (16, FEW),
+    "flash_attention/ping_pong bf16": (16, FEW),
+    "flash_attention_varlen/online fp32": (224, FMA),
+    "flash_attention_varlen/online bf16": (16, FEW),
+    "gemm/gemv fp32": (16, FEW),
+    "gemm/pipelined fp32": (8, FEW),
+    "gemm/pipelined bf16": (8, FEW),
+    "gemm/stream_k fp32": (8, FEW),
+    "gemm/swap_ab bf16": (48, "64 by 64 outputs in steps of 128, with their operands, on one warpgroup"),
+    "gemm/tensor_core bf16": (16, FEW),
+    "gemm_grouped/grouped fp32": (16, FEW),
+    "gemm_grouped/tma fp32": (5848, FMA),
+    "gemm_silu_and_mul/fused fp32": (16, FEW),
+    "gemm_silu_and_mul/fused bf16": (8, FEW),
+    "gemm_silu_and_mul/persistent fp32": (1752, FMA),
+    "gemm_silu_and_mul/tma fp32": (1696, FMA),
+    "gemm_w4a16/gemv w4a16_g128": (176, "up to 8 loads of weights on their way in registers"),
+    "gemm_w8a16/dequant_dot w8a16": (864, "128 by 128 outputs on four warps, and a tile of weights being converted"),
+    "mla_decode/split_kv bf16": (440, "32 heads by 512 values on four warps: 128 registers, beside scores"),
+    "paged_attention/chunked fp32": (280, FMA),
+    "paged_attention/chunked bf16": (192, "a pointer for each 16 bytes of 128 keys, on four warps"),
+    "paged_attention/chunked kv_fp8": (40, "the same"),
+    "paged_attention/gqa_packed fp32": (336, FMA),
+    "paged_attention/gqa_packed bf16": (160, "one warp holds a whole tile"),
+    "paged_attention/split_kv kv_fp8": (
+        48,
+        "held to the registers that 16 warps on an SM leave, beside the conversion",
+    ),
+    "paged_attention/tma_pages bf16": (48, "said in test_compile.py"),
+    "sample/bisect fp32": (24, SEARCH),
+    "sample/bisect bf16": (64, SEARCH),
+}
+"""Bytes of stack a thread of the worst config, by kernel and dtype, and what fills its registers.  It is legal all the
+same: a config that spills may still be the fastest, and tuning measures it."""
 TUNABLE = [kernel for op in ops() for kernel in kernels(op).values() if kernel.takes_config]
 LIKE_OTHERS = ("fp16", "tf32", "w4a16_g32", "w4a16_g64")
 """Dtypes whose code is that of bf16 or of another group size, with instructions of other names."""

@@ -16,6 +16,9 @@ ADDRESS_REGISTERS = 24
 """Pointers, masks and the running peak and sum, beside accumulator and scores."""
 TMA_OPERAND_BYTES = 2
 """Of the dtypes that the rungs from tma on take."""
+FMA_OUTPUTS = 38
+"""Accumulator and scores of a thread in fp32, whose FMAs hold their operands in registers too: with more, a tile spills
+hundreds of bytes (read in the compiled kernels)."""
 SECTION_BYTES = 32 * 2**20
 """Keys and values that L2 is counted on to keep of its 50 MB, for the order of tiles; unmeasured."""
 
@@ -38,7 +41,9 @@ def padded(head_dim: int) -> int:
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
     """Tiles that a warp's rows divide, with every depth of pipeline."""
     if scheme.activation == torch.float32:
-        return tuple(itertools.starmap(Config, itertools.product((16, 32, 64), (16, 32, 64), (4, 8), (1, 2))))
+        columns = padded(int(case["D"]))
+        found = itertools.starmap(Config, itertools.product((16, 32, 64), (16, 32, 64), (4, 8), (1, 2)))
+        return tuple(c for c in found if c.block_m * (columns + c.block_n) <= FMA_OUTPUTS * 32 * c.num_warps)
     return tuple(itertools.starmap(Config, itertools.product((32, 64, 128), (32, 64, 128), (4, 8), (1, 2, 3, 4))))
 
 
