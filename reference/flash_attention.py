@@ -178,7 +178,7 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
     for label, inputs in low_precision(_drawn(case, scheme, device, seed), "q", "k", "v"):
         yield label, _quantised(inputs, scheme, case)
     if S and _is_fp8(scheme):
-        # Scores of nothing and values that do not cancel leave the rounding of weights: what is wrong by a factor shows.
+        # Scores of nothing and values that do not cancel leave the rounding of weights: a wrong factor shows.
         inputs = _drawn(case, scheme, device, seed)
         inputs |= {"q": inputs["q"] / 1024, "v": inputs["v"].abs()}
         yield "queries near zero, values of one sign", _quantised(inputs, scheme, case)
