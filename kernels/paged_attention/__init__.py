@@ -18,6 +18,6 @@ flashinfer    a peer: FlashInfer's batch decode and batch prefill (Ye et al., ar
               planned outside of what is timed
 flex          a peer: torch's FlexAttention, compiled, with a block mask made of the table; decode, pages of a power of
               two
-torch_varlen  a peer: torch's varlen_attn through a block table, from 2.13 on; pages of 256 tokens, or of any size with
+torch_varlen  a peer: torch's varlen_attn through a block table, from 2.12 on; pages of 256 tokens, or of any size with
               FlashAttention-3 activated
 """
