@@ -1,6 +1,6 @@
 """Gather the pages, then torch's scaled_dot_product_attention, which takes no block table.
 
-What torch has that takes one is beside this: `torch_varlen` (from 2.13 on, in pages of 256 tokens unless
+What torch has that takes one is beside this: `torch_varlen` (from 2.12 on, in pages of 256 tokens unless
 FlashAttention-3 is activated) and `flex`, both in 16 bits on CUDA alone.
 
 Chunks of queries go one sequence after another, each as torch takes a dense one: their bounds and the lengths are read
