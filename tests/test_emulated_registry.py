@@ -53,7 +53,7 @@ def test_every_kernel_is_right_and_races_nowhere_on_its_first_case():
     assert all(item.bytes["hbm_write"] > 0 for item in found if item.bytes is not None)
 
 
-@pytest.mark.parametrize("scheme", ["fp32", "fp16"])
+@pytest.mark.parametrize("scheme", [pytest.param("fp32", marks=pytest.mark.slow), "fp16"])
 def test_compiled_code_and_triton_s_interpreter_give_the_same(scheme, tmp_path):
     for kernel in KERNELS:
         spec = registry.get_op(kernel.op)

@@ -202,7 +202,7 @@ def sizes_of(kernel: Kernel, case: Case, scheme: str) -> list[tuple[int, Compile
         for config in legal_configs(kernel, case, SCHEMES[scheme])
         if getattr(config, "group_m", 8) == 8
     }
-    chosen = [kernel.heuristic(case, SCHEMES[scheme]), *sorted(said, key=lambda config: said[config])[-4:]]
+    chosen = [kernel.heuristic(case, SCHEMES[scheme]), *sorted(said, key=lambda config: said[config])[-2:]]
     requests = [Request("gemm", kernel.name, case, SCHEMES[scheme], config=config) for config in chosen]
     found = compile_kernels(requests)
     sizes = [kernel.footprint(config, case, SCHEMES[scheme]).shared_bytes for config in chosen]
