@@ -94,3 +94,16 @@ def pick_device(name: str | None) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise ValueError("device: cuda was asked for, and torch finds no CUDA device")
     return torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def first_taken(kernel: Kernel, default: str) -> tuple[Case, Scheme] | None:
+    """The first case that a kernel takes, by its shapes, smoke and edge cases before models', and the scheme: `default`
+    where that can be.  None where it takes none."""
+    spec, meta = registry.get_op(kernel.op), torch.device("meta")
+    cases = dict.fromkeys(case for suite in ("smoke", "edge", *spec.cases) for case in spec.cases.get(suite, ()))
+    for name in dict.fromkeys((default, *spec.schemes)):
+        scheme = get_scheme(name)
+        for case in cases if name in spec.schemes else ():
+            if kernel.why_not_args(spec.make_inputs(case, scheme, meta, 0)) is None:
+                return case, scheme
+    return None

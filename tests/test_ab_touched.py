@@ -176,3 +176,11 @@ def test_two_kernels_of_one_op():
 def test_names_that_are_not_there_are_refused(wanted, named):
     with pytest.raises(ValueError, match=named):
         two_kernels(wanted)
+
+
+def test_an_op_without_the_engines_dtype_is_compared_in_its_own_unless_another_is_asked_for():
+    assert Wanted().schemes_of(("fp32", "bf16")) == ["fp32"]
+    assert Wanted(device="cuda").schemes_of(("fp8_e4m3",)) == ["fp8_e4m3"]
+    assert Wanted(schemes=("bf16",)).schemes_of(("fp8_e4m3",)) == []
+    comparison = two_kernels(Wanted(ops=("gemm_fp8",), kernels=("naive", "library")))
+    assert comparison.keys and all(key.endswith("fp8_e4m3") for key in comparison.keys)

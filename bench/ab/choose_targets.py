@@ -41,8 +41,9 @@ class Wanted:
         return self.schemes or ("fp32" if self.device == "cpu" else "bf16",)
 
     def schemes_of(self, schemes: Sequence[str]) -> list[str]:
-        """Of the schemes that an op has, those wanted."""
-        return [name for name in self.scheme_names if name in schemes]
+        """Of the schemes that an op has, those wanted; where none is named and it has not the engine's, its first."""
+        found = [name for name in self.scheme_names if name in schemes]
+        return found if found or self.schemes else list(schemes[:1])
 
     def cases_of(self, cases: Sequence[str], largest: Sequence[str]) -> list[str]:
         """The cases named, those of the suite named, or of the device's suite those with the most to do."""

@@ -70,7 +70,7 @@ def measure(
     budget_s = DRY_KERNEL_S if context.dry_run else min(KERNEL_S, max(LEAST_KERNEL_S, share))
     spec = registry.get_op(op)
     name = default_scheme(device) if scheme is None or context.dry_run else scheme
-    if context.dry_run and name not in spec.schemes:
+    if name not in spec.schemes and (context.dry_run or scheme is None):
         name = scheme or spec.schemes[0]
     options: dict[str, Any] = {}
     if context.dry_run:

@@ -18,7 +18,7 @@ from rooflab.bench.commands import default_scheme
 from rooflab.bench.environment import snapshot
 from rooflab.bench.record_files import RunWriter
 from rooflab.bench.records import Record, Status
-from rooflab.bench.selection import Selection
+from rooflab.bench.selection import Selection, first_taken
 from rooflab.bench.suite import running
 from rooflab.bench.suite.calls import run_command
 from rooflab.bench.suite.entries import Context, EntryStatus, Outcome
@@ -73,7 +73,7 @@ def _answers(device: torch.device) -> str:
 
 
 def first_checks(context: Context, ops: Sequence[str]) -> Outcome:
-    """Each kernel on one small case, in a process of its own with a time limit, before any entry runs it.
+    """Each kernel on one small case that it takes, in a process of its own with a time limit, before an entry runs it.
 
     A wrong barrier hangs and an illegal access poisons a process; neither must reach an entry.  Kernels that are calls
     of torch alone are taken as safe.
@@ -85,13 +85,19 @@ def first_checks(context: Context, ops: Sequence[str]) -> Outcome:
     risky = [kernel for kernel in kernels if kernel.backend != "torch"]
     if context.dry_run:
         risky = risky[:1]  # a process each takes seconds, and the path is the same for all
-    scheme = default_scheme(torch.device(context.device))
+    device = torch.device(context.device)
 
     def attempt(kernel: Kernel) -> tuple[str, str]:
+        absent = kernel.why_not_here(device)
+        if absent and not context.dry_run:  # a package that is missing needs no process to say so
+            status, _, why = absent.partition(": ")
+            return status, why
         if context.left_s < 0:
             return NO_TIME, "no time was left for its first check"
-        case = registry.get_op(kernel.op).get_cases("smoke")[0]
-        return first_in_own_process(kernel.op, kernel.name, case, scheme, FIRST_CHECK_S, device=context.device)
+        taken = first_taken(kernel, default_scheme(device))
+        if taken is None:
+            return "UNSUPPORTED", "takes none of its op's cases"
+        return first_in_own_process(kernel.op, kernel.name, *taken, FIRST_CHECK_S, device=context.device)
 
     with ThreadPoolExecutor(min(AT_ONCE, max(1, (psutil.cpu_count() or 2) // 2))) as pool:
         found = dict(zip((kernel.id for kernel in risky), pool.map(attempt, risky), strict=True))
