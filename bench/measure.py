@@ -18,6 +18,7 @@ from rooflab.bench.flush import FlushBy
 from rooflab.bench.plausible import above_limits
 from rooflab.bench.reading import reading_fields, why_invalid
 from rooflab.bench.records import DeviceType, Record, new_run_id
+from rooflab.bench.selection import first_case
 from rooflab.bench.source_tree import circumstances
 from rooflab.bench.stopwatch import check_timer
 from rooflab.bench.timed import observe, time_together, wrong_calls
@@ -58,8 +59,8 @@ def measure_op(
 
     Every kernel is checked first, and none that fails publishes a time.  `budget_s` is the time for one kernel on one
     case; the kernels of a case are timed interleaved.  What cannot run here gets a record with its reason and the
-    bound.  By default `check` is `check.check_kernel`: with the planted inputs on the op's first small case, once a
-    kernel, and without them, which take seconds at a model's sizes, on each case.  The ceilings are this machine's.
+    bound.  By default `check` is `check.check_kernel`: with the planted inputs on the first small case that a kernel
+    takes, once, and without them, which take seconds at a model's sizes, on each case.  The ceilings are the machine's.
     `timer` and `flush` are `time_functions`'; `locked_sm_clock_mhz` is the clock that the caller has locked the GPU to.
     `running` is told the ids of the kernels that run next: one, or those that are timed together.  Once one of them has
     broken the CUDA context, nothing runs any more, and the records of the others say so.
@@ -163,7 +164,7 @@ class _Run:
         if self.broken:
             return {"status": "RUNTIME_ERROR", "reason": self.broken}
         self._say([kernel.id])
-        outcome = self._gate(kernel)
+        outcome = self._gate(kernel, case)
         if outcome is None or outcome.status == "OK":
             outcome = self.check(kernel, self.spec, case, self.scheme, self.device, self.seed)
         found = {
@@ -202,11 +203,15 @@ class _Run:
             clocks = clocks | {"locked_sm_clock_mhz": self.locked_sm_clock_mhz}
         return timed, failures, clocks
 
-    def _gate(self, kernel: Kernel) -> CheckOutcome | None:
-        """The kernel's check on the op's first small case, planted inputs included, once a run."""
+    def _gate(self, kernel: Kernel, case: Case) -> CheckOutcome | None:
+        """The kernel's check on the first small case that it takes, or else on this one, planted inputs included, once
+        a run."""
         if self.gate is not None and kernel.name not in self.gated:
-            small = self.spec.get_cases("smoke")[0]
-            self.gated[kernel.name] = self.gate(kernel, self.spec, small, self.scheme, self.device, self.seed)
+            small = first_case(kernel, self.spec, self.scheme) or case
+            found = self.gate(kernel, self.spec, small, self.scheme, self.device, self.seed)
+            if found.status == "UNSUPPORTED":  # which says nothing of the next case
+                return None
+            self.gated[kernel.name] = found
         return self.gated.get(kernel.name)
 
     def _function(self, kernel: Kernel, copies: Sequence[Inputs], found: dict[str, Any]) -> Rotation | None:

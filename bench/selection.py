@@ -96,14 +96,23 @@ def pick_device(name: str | None) -> torch.device:
     return torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
+def first_case(kernel: Kernel, spec: OpSpec, scheme: Scheme, suites: Sequence[str] = ("smoke", "edge")) -> Case | None:
+    """The first case of `suites` that a kernel takes in `scheme`, by its shapes; None where it takes none."""
+    if scheme.name not in spec.schemes:
+        return None
+    for case in dict.fromkeys(case for suite in suites for case in spec.cases.get(suite, ())):
+        inputs = spec.make_inputs(case, scheme, torch.device("meta"), 0)
+        if kernel.why_not_args(inputs, spec) is None:
+            return case
+    return None
+
+
 def first_taken(kernel: Kernel, default: str) -> tuple[Case, Scheme] | None:
-    """The first case that a kernel takes, by its shapes, smoke and edge cases before models', and the scheme: `default`
-    where that can be.  None where it takes none."""
-    spec, meta = registry.get_op(kernel.op), torch.device("meta")
-    cases = dict.fromkeys(case for suite in ("smoke", "edge", *spec.cases) for case in spec.cases.get(suite, ()))
-    for name in dict.fromkeys((default, *spec.schemes)):
-        scheme = get_scheme(name)
-        for case in cases if name in spec.schemes else ():
-            if kernel.why_not_args(spec.make_inputs(case, scheme, meta, 0)) is None:
-                return case, scheme
+    """The first case that a kernel takes, smoke and edge cases before models', and the scheme: `default` where that can
+    be.  None where it takes none."""
+    spec = registry.get_op(kernel.op)
+    for scheme in map(get_scheme, dict.fromkeys((default, *spec.schemes))):
+        case = first_case(kernel, spec, scheme, ("smoke", "edge", *spec.cases))
+        if case is not None:
+            return case, scheme
     return None
