@@ -81,8 +81,8 @@ def test_planted_inputs_gate_what_is_timed(monkeypatch):
     gated = []
     real = module._Run._gate
 
-    def gate(self, kernel):
-        gated.append(real(self, kernel))
+    def gate(self, kernel, case):
+        gated.append(real(self, kernel, case))
         return gated[-1]
 
     monkeypatch.setattr(module._Run, "_gate", gate)
