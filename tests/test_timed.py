@@ -69,7 +69,7 @@ def test_the_rest_is_timed_together_again_where_one_broke_off(monkeypatch):
 
 
 def test_planted_inputs_gate_what_is_timed(monkeypatch):
-    """On the op's first small case, whatever case is timed."""
+    """On the first small case that the kernel takes, whatever case is timed."""
 
     def planted(case, scheme, device, seed):
         for factor in (2.0, 3.0, 5.0):
