@@ -23,7 +23,7 @@ def sm_count(device: torch.device) -> int:
 def on_its_device(launcher: Callable[..., Any]) -> Callable[..., Any]:
     """`launcher` with its first tensor's GPU as the current one, which is where Triton launches, wherever tensors are.
 
-    Costs the host under 1 us where that GPU is the current one already.
+    Costs the host 0.4 to 0.7 us for tensors on a CPU; with a GPU, which asks for the current one too, unmeasured.
     """
 
     @wraps(launcher)

@@ -6,18 +6,11 @@ import torch
 from rooflab.bench.emulated_calls import call
 from rooflab.bench.emulated_checks import Asked, can_be_emulated, check_emulated
 from rooflab.bench.predict.cases import Target
+from rooflab.bench.selection import first_case
 from rooflab.kernels import registry
 from rooflab.reference.spec import get_scheme
 
 KERNELS = [kernel for op in registry.ops() for kernel in registry.kernels(op).values() if can_be_emulated(kernel)]
-
-
-def first_case(kernel, spec, scheme):
-    """The first smoke case that the kernel takes in this scheme; None where it takes none."""
-    for case in spec.get_cases("smoke") if scheme in spec.schemes else ():
-        if kernel.why_not_args(spec.make_inputs(case, get_scheme(scheme), torch.device("meta"), 0)) is None:
-            return case
-    return None
 
 
 def asked(suite):
@@ -31,7 +24,7 @@ def asked(suite):
 
 def asked_first():
     first = (
-        (kernel, scheme, first_case(kernel, registry.get_op(kernel.op), scheme))
+        (kernel, scheme, first_case(kernel, registry.get_op(kernel.op), get_scheme(scheme), ["smoke"]))
         for kernel in KERNELS
         for scheme in registry.get_op(kernel.op).schemes
     )
@@ -59,7 +52,7 @@ def test_compiled_code_and_triton_s_interpreter_give_the_same(scheme, tmp_path):
         spec = registry.get_op(kernel.op)
         if kernel.backend != "triton" or kernel.id == "sample/bisect":  # that takes 10 s in the interpreter
             continue
-        case = first_case(kernel, spec, scheme)
+        case = first_case(kernel, spec, get_scheme(scheme), ["smoke"])
         if case is None:
             continue
         call(Target(kernel.op, kernel.name, case, get_scheme(scheme)), save=tmp_path / "outputs.pt")

@@ -57,11 +57,11 @@ MOST_STACK_BYTES = {
     "sample/bisect fp32": (24, SEARCH),
     "sample/bisect bf16": (64, SEARCH),
 }
-"""Bytes of stack a thread of the worst config, by kernel and dtype, and what fills its registers.  It is legal all the
-same: a config that spills may still be the fastest, and tuning measures it."""
+"""Bytes of stack a thread of the worst config, by kernel and dtype, and what, by its tile, fills its registers.  It is
+legal all the same: a config that spills may still be the fastest, and tuning measures it."""
 TUNABLE = [kernel for op in ops() for kernel in kernels(op).values() if kernel.takes_config]
 LIKE_OTHERS = ("fp16", "tf32", "w4a16_g32", "w4a16_g64")
-"""Dtypes whose code is that of bf16 or of another group size, with instructions of other names."""
+"""Dtypes left out for the time: fp16 and TF32 take what bf16 takes by other names, the others other groups."""
 ORDER_ONLY = ("group_m",)
 """Fields that only say in which order tiles are visited: of configs that differ in nothing else, one is compiled."""
 SAMPLE = 24

@@ -49,7 +49,7 @@ class Config:
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
     """Tiles of up to 16 rows a warp, with every depth of pipeline; 8 warps from 64 rows on.  In fp32 8 from 32 keys on,
-    where a head is wide: on 4 they spill hundreds of bytes a thread (read in the compiled kernels)."""
+    where a head is wide: on 4 they spill 0.5 to 1.2 KB a thread (read in the compiled kernels)."""
     if scheme.activation == torch.float32:
         found = itertools.starmap(Config, itertools.product((16, 32), (16, 32), (4, 8), (1, 2)))
         narrow = int(case["D"]) <= 64

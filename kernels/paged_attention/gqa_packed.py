@@ -36,8 +36,8 @@ class Config:
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
     """Steps of keys with every depth of pipeline: bytes in flight are what a decode step wants.  Of 32 keys a warp at
-    most, and in fp32, whose FMAs hold their operands in registers, of 8: others spill hundreds of bytes a thread (read
-    in the compiled kernels)."""
+    most, and in fp32, whose FMAs hold their operands in registers, of 8: others spill up to 15 KB a thread (read in
+    the compiled kernels)."""
     most = 8 if scheme.activation == torch.float32 else 32
     found = itertools.starmap(Config, itertools.product((16, 32, 64, 128), (1, 2, 4, 8), (1, 2, 3, 4, 5)))
     return tuple(config for config in found if config.block_n <= most * config.num_warps)
