@@ -5,26 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
 import torch
 
-from rooflab.bench import record_files
-from rooflab.bench.check import CheckResult, check_kernel, check_record
-from rooflab.bench.clocks import locked_clocks
-from rooflab.bench.emulated_checks import Asked, Emulated, can_be_emulated, check_emulated
-from rooflab.bench.engine_run import as_prompt, engine_record, kernel_names, stream_one, warm_up
-from rooflab.bench.environment import snapshot
-from rooflab.bench.figures import bounds_on, counted_in
-from rooflab.bench.flush import FlushBy
-from rooflab.bench.measure import measure_op
-from rooflab.bench.record_files import RunWriter, read
-from rooflab.bench.records import Record
-from rooflab.bench.selection import Selection, pick_device
-from rooflab.bench.stopwatch import check_timer
+from rooflab.bench.calls.selection import Selection, default_scheme, pick_device
+from rooflab.bench.check.check import CheckResult, check_kernel, check_record
+from rooflab.bench.emulate.checks import Asked, Emulated, can_be_emulated, check_emulated
+from rooflab.bench.measure.engine_run import as_prompt, engine_record, kernel_names, stream_one, warm_up
+from rooflab.bench.measure.measure import measure_op
+from rooflab.bench.records import files as record_files
+from rooflab.bench.records.environment import snapshot
+from rooflab.bench.records.files import LOCAL_RESULTS, RunWriter, read
+from rooflab.bench.records.record import Record
+from rooflab.bench.report.figures import bounds_on, counted_in
+from rooflab.bench.timing.clocks import locked_clocks
+from rooflab.bench.timing.flush import FlushBy
+from rooflab.bench.timing.stopwatch import check_timer
 from rooflab.engine.llm import LLM, SamplingParams
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel
@@ -33,14 +32,8 @@ from rooflab.roofline.device import resolve
 from rooflab.roofline.model import Ceilings
 from rooflab.roofline.points import Point
 
-LOCAL_RESULTS = Path("results/local")
 NOT_RUN = ("UNSUPPORTED", "UNAVAILABLE")
 Advance = Callable[[str], None]
-
-
-def result_folder() -> Path:
-    """A new folder under results/local, named by the time; git ignores it."""
-    return LOCAL_RESULTS / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
 
 
 def kernel_rows(ops: Sequence[str] | None = None) -> list[dict[str, Any]]:
@@ -144,11 +137,6 @@ def summarize_checks(results: Sequence[CheckResult]) -> list[dict[str, Any]]:
     return rows
 
 
-def default_scheme(device: torch.device) -> str:
-    """The dtype that a device is measured in unless another is asked for."""
-    return "fp32" if device.type == "cpu" else "bf16"
-
-
 def count_benches(chosen: Selection) -> int:
     """How many records `run_benches` makes."""
     default = default_scheme(chosen.device)
@@ -196,7 +184,7 @@ def _locked(device: torch.device) -> AbstractContextManager[float]:
     gpu = snapshot(device.index or 0).gpu if device.type == "cuda" else None
     if gpu is None:
         raise ValueError(f"lock-clocks: expected a CUDA device, got {device.type}")
-    from rooflab.bench.sm_clock import sm_clock_under_load  # imports Triton
+    from rooflab.bench.timing.sm_clock import sm_clock_under_load  # imports Triton
 
     return locked_clocks(gpu.uuid, partial(sm_clock_under_load, device))
 

@@ -10,16 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from rooflab.bench import show
+from rooflab.bench.calls.selection import Selection, default_scheme, pick_device
 from rooflab.bench.commands import (
     count_benches,
     count_checks,
-    default_scheme,
-    result_folder,
     run_benches,
     run_checks,
     summarize_checks,
 )
-from rooflab.bench.engine_run import (
+from rooflab.bench.measure.engine_run import (
     PROMPT_SET,
     as_prompt,
     engine_record,
@@ -28,11 +27,10 @@ from rooflab.bench.engine_run import (
     stream_one,
     warm_up,
 )
-from rooflab.bench.environment import snapshot
-from rooflab.bench.figures import bench_row, draw_records
-from rooflab.bench.record_files import RunWriter
-from rooflab.bench.records import Record
-from rooflab.bench.selection import Selection, pick_device
+from rooflab.bench.records.environment import snapshot
+from rooflab.bench.records.files import RunWriter, result_folder
+from rooflab.bench.records.record import Record
+from rooflab.bench.report.figures import bench_row, draw_records
 from rooflab.engine.llm import LLM, SamplingParams
 from rooflab.engine.metrics import LatencySummary
 from rooflab.engine.model_files import fetch

@@ -108,7 +108,7 @@ class Kernel:
                 return f"UNAVAILABLE: {package} is not installed"
         if device.type == "cpu":
             if os.environ.get("ROOFLAB_EMULATE") == "1" and self.backend != "torch" and self.role != "peer":
-                # Only in the processes of `bench/emulation.py`, which run compiled code for sm90.
+                # Only in the processes of `bench/emulate/emulation.py`, which run compiled code for sm90.
                 return f"UNSUPPORTED: needs sm{self.min_sm}, sm90 is emulated" if (self.min_sm or 0) > 90 else None
             if self.backend == "triton" and "cpu" in self.devices:
                 return (

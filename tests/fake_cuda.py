@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from rooflab.bench.cuda_calls import NotCaptured
-from rooflab.bench.trace import CALL, OURS, REST, Trace
+from rooflab.bench.timing.cuda_calls import NotCaptured
+from rooflab.bench.timing.trace import CALL, OURS, REST, Trace
 
 
 @dataclass

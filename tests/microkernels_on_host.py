@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from rooflab.bench.microkernels.microkernel import HERE, Card
+from rooflab.bench.ceilings.microkernels.microkernel import HERE, Card
 
 COMPILER = shutil.which("g++")
 CARD = Card(torch.device("cpu"), sm=90, sms=2, l2_bytes=2**18, free_bytes=1e9)

@@ -24,10 +24,10 @@ import torch
 from ptx_kernels.cases import CASES
 from ptx_mutants import mutants
 
-from rooflab.bench.code.targets import DEFAULT
-from rooflab.bench.emulating import emulation
-from rooflab.bench.fresh_memory import FreshMemory, tensors_in
-from rooflab.bench.poison import poisoned_allocations
+from rooflab.bench.check.emulating import emulation
+from rooflab.bench.check.poison import poisoned_allocations
+from rooflab.bench.compile.targets import DEFAULT
+from rooflab.bench.emulate.fresh_memory import FreshMemory, tensors_in
 from rooflab.bench.ptx.cuda_kernels import emulating_cuda
 from rooflab.bench.ptx.launch import Checks, Launch, emulate
 from rooflab.bench.ptx.machine.errors import EmulationError

@@ -19,8 +19,8 @@ from typing import Any
 from ptx_kernels.cases import CASES
 from triton.backends.nvidia.compiler import CUDABackend
 
-from rooflab.bench._compile_worker import FAILURES
-from rooflab.bench.code.targets import DEFAULT
+from rooflab.bench.compile.targets import DEFAULT
+from rooflab.bench.compile.worker import FAILURES
 from rooflab.bench.ptx.launch import Checks, emulate
 from rooflab.bench.ptx.results import Result
 from rooflab.bench.ptx.triton_launches import emulating_triton

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rooflab.bench.code.cases import select
-from rooflab.bench.code.flow import Loop, hot_loop
-from rooflab.bench.code.sass import parse
-from rooflab.bench.static import CompiledInfo, CompileFailure, Request, compile_kernels
+from rooflab.bench.compile.cases import select
+from rooflab.bench.compile.flow import Loop, hot_loop
+from rooflab.bench.compile.sass import parse
+from rooflab.bench.compile.static import CompiledInfo, CompileFailure, Request, compile_kernels
 from rooflab.kernels.registry import get_kernel, ops
 from rooflab.reference.spec import SCHEMES, Case
 

@@ -6,8 +6,8 @@ import re
 
 from rung_claims import code, loop, rung
 
-from rooflab.bench.code.flow import Loop
-from rooflab.bench.static import CompiledInfo, CompileFailure, Request, compile_kernels
+from rooflab.bench.compile.flow import Loop
+from rooflab.bench.compile.static import CompiledInfo, CompileFailure, Request, compile_kernels
 from rooflab.kernels.registry import get_kernel
 from rooflab.reference.spec import SCHEMES, Case
 

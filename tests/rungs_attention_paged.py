@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rung_claims import rung
 
-from rooflab.bench.static import CompiledInfo, compile_kernel
+from rooflab.bench.compile.static import CompiledInfo, compile_kernel
 from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels.paged_attention import split_kv
 from rooflab.reference.spec import SCHEMES, Case

@@ -6,7 +6,7 @@ import re
 
 from rung_claims import code, rung
 
-from rooflab.bench.code.sass import Instruction
+from rooflab.bench.compile.sass import Instruction
 
 
 def _order(instructions: tuple[Instruction, ...]) -> list[str]:

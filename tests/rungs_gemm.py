@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from rung_claims import code, loop, rung
 
-from rooflab.bench.code.sass import parse
-from rooflab.bench.static import CompileFailure, Request, compile_kernels
+from rooflab.bench.compile.sass import parse
+from rooflab.bench.compile.static import CompileFailure, Request, compile_kernels
 from rooflab.kernels.registry import get_kernel
 from rooflab.reference.spec import SCHEMES, Case
 

@@ -6,7 +6,7 @@ import re
 
 from rung_claims import calls, code, loop, rung
 
-from rooflab.bench.static import CompiledInfo
+from rooflab.bench.compile.static import CompiledInfo
 
 CASE = "M=2048,N=28672,K=4096,scales=tensor,bias=false,fast_accum=true"
 BLOCKS = "M=2048,N=28672,K=4096,scales=block,bias=false"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rung_claims import calls, code, loop, rung
 
-from rooflab.bench.code.sass import parse
-from rooflab.bench.static import CompiledInfo
+from rooflab.bench.compile.sass import parse
+from rooflab.bench.compile.static import CompiledInfo
 from rooflab.kernels.registry import ops
 
 PREFILL = "M=2048,I=14336,K=4096,layout=NT"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rung_claims import code, loop, rung
 
-from rooflab.bench.code.flow import Loop
-from rooflab.bench.static import CompiledInfo, compile_kernel
+from rooflab.bench.compile.flow import Loop
+from rooflab.bench.compile.static import CompiledInfo, compile_kernel
 from rooflab.kernels._device import HOPPER_SMS
 from rooflab.reference.spec import SCHEMES, Case
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from rung_claims import bytes_in_flight, calls, code, launches_once, loop, rung
 
-from rooflab.bench.code.cases import select
+from rooflab.bench.compile.cases import select
 from rooflab.kernels.merge_attention_states import fused
 from rooflab.kernels.registry import get_kernel, ops
 

@@ -6,7 +6,7 @@ import re
 
 from rung_claims import calls, code, loop, rung
 
-from rooflab.bench.static import CompiledInfo
+from rooflab.bench.compile.static import CompiledInfo
 from rooflab.reference.spec import Case
 
 SQUARE8 = "M={},N=8192,K=8192,bias=false"

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from rooflab.bench.emulation import QUICK, Launches, emulating_launches
+from rooflab.bench.emulate.emulation import QUICK, Launches, emulating_launches
 from rooflab.bench.ptx.launch import emulate
 from rooflab.bench.suite.bars.gemm_family import errors
 from rooflab.kernels.registry import get_kernel, get_op

@@ -17,7 +17,7 @@ from types import ModuleType
 import torch
 from short_accumulator import Short
 
-from rooflab.bench.emulation import emulating_launches
+from rooflab.bench.emulate.emulation import emulating_launches
 from rooflab.kernels.flash_attention import _fp8_device, fp8
 from rooflab.kernels.registry import get_kernel, get_op
 from rooflab.reference.spec import Case, Inputs, get_scheme

@@ -14,10 +14,10 @@ from rooflab.bench.ab.run import Settings, run
 from rooflab.bench.ab.sides import ROOT, Comparison, Side, Target
 from rooflab.bench.ab.to_records import save
 from rooflab.bench.ab.verdict import Rules, exit_status
-from rooflab.bench.environment import git_state
 from rooflab.bench.exchange.exported import timed
-from rooflab.bench.history.points import why_not
-from rooflab.bench.record_files import read
+from rooflab.bench.records.environment import git_state
+from rooflab.bench.records.files import read
+from rooflab.bench.report.history.points import why_not
 
 ENVIRONMENT = {"machine_key": "unit-test-machine", "cpu": "none", "cores": 2, "threads": 2, "gpu": None}
 MS = 1e-3

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from rooflab.bench.ab import commands, revisions
-from rooflab.bench.ab.revisions import Tree, checked_out, pins, working_tree
+from rooflab.bench.ab import commands
+from rooflab.bench.records.record import revisions
+from rooflab.bench.records.revisions import Tree, checked_out, pins, working_tree
 
 
 def git(root, *arguments):

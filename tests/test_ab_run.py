@@ -13,7 +13,7 @@ from rooflab.bench.ab.sides import Comparison, Side, Target
 from rooflab.bench.ab.to_records import save
 from rooflab.bench.ab.verdict import Rules
 from rooflab.bench.ab.worker import check
-from rooflab.bench.record_files import read
+from rooflab.bench.records.files import read
 from rooflab.kernels import registry
 
 KERNELS = Path(__file__).parent / "ab_kernels.py"

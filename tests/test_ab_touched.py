@@ -8,9 +8,9 @@ import pytest
 from rooflab.bench.ab.choose_targets import Wanted, check_names, two_kernels, two_trees
 from rooflab.bench.ab.harness import harness
 from rooflab.bench.ab.largest import largest
-from rooflab.bench.ab.revisions import Tree
 from rooflab.bench.ab.touched import touched_ops, users
-from rooflab.bench.environment import git_state
+from rooflab.bench.records.environment import git_state
+from rooflab.bench.records.revisions import Tree
 from rooflab.kernels.registry import get_op
 
 ROOT = Path(__file__).parent.parent
@@ -27,7 +27,7 @@ OPS = ["gemm", "rmsnorm", "rope"]
         (["kernels/registry.py"], OPS),
         (["reference/spec.py"], OPS),
         (["roofline/model.py"], OPS),
-        (["bench/timing.py"], OPS),
+        (["bench/timing/timing.py"], OPS),
         (["bench/ab/worker.py"], OPS),
         (["constraints.txt"], OPS),
         (["roofline/plot.py", "bench/show.py", "README.md", "tests/test_gemm.py", "engine/llm.py", "results/a"], []),
@@ -37,7 +37,7 @@ OPS = ["gemm", "rmsnorm", "rope"]
     ),
 )
 def test_a_kernels_file_touches_its_op_and_a_shared_file_all(changed, touched):
-    assert touched_ops(changed, OPS, ("bench/timing.py", "bench/ab/worker.py")) == touched
+    assert touched_ops(changed, OPS, ("bench/timing/timing.py", "bench/ab/worker.py")) == touched
 
 
 def test_an_op_whose_code_another_one_uses_touches_that_too():
@@ -61,9 +61,16 @@ def test_what_is_used_through_another_op_is_used(tmp_path):
 
 def test_the_harness_is_the_measuring_process_and_what_it_imports():
     files = harness(ROOT)
-    assert {"bench/ab/worker.py", "bench/timing.py", "bench/stopwatch.py", "bench/calls.py"} <= set(files)
-    assert {"bench/cuda_events.py", "bench/cuda_graph.py", "bench/cupti.py", "bench/sm_clock.py"} <= set(files)
-    assert not {"bench/show.py", "bench/check.py", "kernels/registry.py", "bench/ab/verdict.py"} & set(files)
+    assert {"bench/ab/worker.py", "bench/timing/timing.py", "bench/timing/stopwatch.py", "bench/calls/calls.py"} <= set(
+        files
+    )
+    assert {
+        "bench/timing/cuda_events.py",
+        "bench/timing/cuda_graph.py",
+        "bench/timing/cupti.py",
+        "bench/timing/sm_clock.py",
+    } <= set(files)
+    assert not {"bench/show.py", "bench/check/check.py", "kernels/registry.py", "bench/ab/verdict.py"} & set(files)
 
 
 def test_a_change_of_the_timer_changes_the_harness(tmp_path):
@@ -71,7 +78,7 @@ def test_a_change_of_the_timer_changes_the_harness(tmp_path):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text((ROOT / file).read_text())
     assert harness(tmp_path) == harness(ROOT)
-    (tmp_path / "bench/stopwatch.py").write_text("# another clock")
+    (tmp_path / "bench/timing/stopwatch.py").write_text("# another clock")
     assert harness(tmp_path) != harness(ROOT)
     assert harness(tmp_path / "nothing") == {}
 

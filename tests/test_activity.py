@@ -11,9 +11,16 @@ import pytest
 import torch
 from fake_cuda import FakeCuda, recorder
 
-from rooflab.bench import activity, trace
-from rooflab.bench.activity import Activity, activity_hash, code_hash, device_activity, elf_sections, launched_code
-from rooflab.bench.trace import DeviceKernel, NotRecorded
+from rooflab.bench.timing import activity, trace
+from rooflab.bench.timing.activity import (
+    Activity,
+    activity_hash,
+    code_hash,
+    device_activity,
+    elf_sections,
+    launched_code,
+)
+from rooflab.bench.timing.trace import DeviceKernel, NotRecorded
 from rooflab.kernels import _cuda
 
 GEMM = DeviceKernel("gemm", 100, 200, (8, 2, 1), (128, 1, 1), 4096)
@@ -150,8 +157,8 @@ COMPILE = """
 import importlib, json, sys
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
-from rooflab.bench.activity import code_hash
-from rooflab.bench.sm_clock import _count_cycles
+from rooflab.bench.timing.activity import code_hash
+from rooflab.bench.timing.sm_clock import _count_cycles
 
 def cubin(fn, signature, constants):
     source = ASTSource(fn, signature, constants)

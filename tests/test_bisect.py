@@ -9,8 +9,8 @@ import sys
 import pytest
 from test_cli import rooflab  # noqa: F401  the fixture
 
-from rooflab.bench import bisection
-from rooflab.bench.bisection import CANNOT_TELL, Question, bisect, step
+from rooflab.bench.ab import bisection
+from rooflab.bench.ab.bisection import CANNOT_TELL, Question, bisect, step
 
 COMMITS = 12
 

@@ -6,10 +6,10 @@ from functools import partial
 import pytest
 import torch
 
-from rooflab.bench import ceilings as module
-from rooflab.bench.ceilings import ceilings_for, cpu_ceilings, limits_for, raise_cpu_ceilings
-from rooflab.bench.environment import snapshot
-from rooflab.bench.plausible import above_limits, implausible
+from rooflab.bench.ceilings import ceilings as module
+from rooflab.bench.ceilings.ceilings import ceilings_for, cpu_ceilings, limits_for, raise_cpu_ceilings
+from rooflab.bench.records.environment import snapshot
+from rooflab.bench.timing.plausible import above_limits, implausible
 from rooflab.roofline.device import get_device
 from rooflab.roofline.model import Ceilings, Cost
 

@@ -7,11 +7,12 @@ import torch
 from test_ceilings_cuda import World, measure
 from test_ceilings_kept import CUDA, READINGS, card, environment, reading, rooflab  # noqa: F401  fixtures
 
-from rooflab.bench import calls, ceilings_cuda
-from rooflab.bench.ceilings import ceilings_for, cuda_ceilings, kept_ceilings, raise_cuda_ceilings
-from rooflab.bench.ceilings_kept import keep
-from rooflab.bench.ceilings_readings import assemble, better
-from rooflab.bench.microkernels.microkernel import Group
+from rooflab.bench.calls import calls
+from rooflab.bench.ceilings import cuda as ceilings_cuda
+from rooflab.bench.ceilings.ceilings import ceilings_for, cuda_ceilings, kept_ceilings, raise_cuda_ceilings
+from rooflab.bench.ceilings.kept import keep
+from rooflab.bench.ceilings.microkernels.microkernel import Group
+from rooflab.bench.ceilings.readings import assemble, better
 
 OK = [found for found in READINGS if found.status == "OK"]
 

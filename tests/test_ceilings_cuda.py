@@ -6,12 +6,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from rooflab.bench import ceilings_cuda as module
-from rooflab.bench.ceilings_cuda import measure_cuda
-from rooflab.bench.ceilings_readings import Reading, assemble, best_of, larger
-from rooflab.bench.microkernels.memory import TooLittleMemory
-from rooflab.bench.microkernels.microkernel import Card, Group, Microkernel
-from rooflab.bench.timing import Samples
+from rooflab.bench.ceilings import cuda as module
+from rooflab.bench.ceilings.cuda import measure_cuda
+from rooflab.bench.ceilings.microkernels.memory import TooLittleMemory
+from rooflab.bench.ceilings.microkernels.microkernel import Card, Group, Microkernel
+from rooflab.bench.ceilings.readings import Reading, assemble, best_of, larger
+from rooflab.bench.timing.timing import Samples
 from rooflab.kernels._cuda import CudaCompileError
 from rooflab.roofline.device import get_device
 

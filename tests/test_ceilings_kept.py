@@ -7,13 +7,16 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
-from rooflab.bench import ceilings, ceilings_kept, record_files, show
-from rooflab.bench.ceilings import ceilings_for, cuda_ceilings, raise_cuda_ceilings
-from rooflab.bench.ceilings_kept import file_of, find, keep
-from rooflab.bench.ceilings_readings import Reading, assemble
-from rooflab.bench.ceilings_rows import card_records, card_rows
+from rooflab.bench import show
+from rooflab.bench.ceilings import ceilings
+from rooflab.bench.ceilings import kept as ceilings_kept
+from rooflab.bench.ceilings.ceilings import ceilings_for, cuda_ceilings, raise_cuda_ceilings
+from rooflab.bench.ceilings.kept import file_of, find, keep
+from rooflab.bench.ceilings.readings import Reading, assemble
+from rooflab.bench.ceilings.rows import card_records, card_rows
 from rooflab.bench.cli import run
-from rooflab.bench.environment import Gpu, snapshot
+from rooflab.bench.records import files as record_files
+from rooflab.bench.records.environment import Gpu, snapshot
 from rooflab.roofline.device import get_device
 
 GPU = Gpu("NVIDIA H200", "GPU-1", 141 * 10**9, 132, 60 * 2**20, "580.1", 1980, 3201, 700.0, True, False)
@@ -56,7 +59,7 @@ def card(monkeypatch, tmp_path, environment):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: GPU.name)
     monkeypatch.setattr(ceilings, "_environment", lambda index: environment)
-    from rooflab.bench import ceilings_cuda
+    from rooflab.bench.ceilings import cuda as ceilings_cuda
 
     monkeypatch.setattr(ceilings_cuda, "measure_cuda", measure)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))

@@ -12,9 +12,10 @@ import tiny_ops as tiny
 import torch
 from honest_kernels import HONEST
 
-from rooflab.bench import cheats, check_tools
-from rooflab.bench.calls import Rotation
-from rooflab.bench.check import CheckResult, check_kernel
+from rooflab.bench.calls.calls import Rotation
+from rooflab.bench.check import cheats
+from rooflab.bench.check import tools as check_tools
+from rooflab.bench.check.check import CheckResult, check_kernel
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import Case, OpSpec, get_scheme
 

@@ -11,9 +11,10 @@ import pytest
 import tiny_ops as tiny
 import torch
 
-from rooflab.bench import cheats, check_streams
-from rooflab.bench.check import CheckResult, check_kernel
-from rooflab.bench.poison import guard
+from rooflab.bench.check import cheats
+from rooflab.bench.check import streams as check_streams
+from rooflab.bench.check.check import CheckResult, check_kernel
+from rooflab.bench.check.poison import guard
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import get_scheme
 

@@ -10,11 +10,11 @@ from types import ModuleType
 import pytest
 import torch
 
-from rooflab.bench import check as check_module
-from rooflab.bench.check import CheckResult, check_kernel, check_op
-from rooflab.bench.check_outcome import BROKEN
-from rooflab.bench.check_runs import INTERPRETER_BF16
-from rooflab.bench.poison import bits, guard, guard_output, poisoned_allocations, wipe
+from rooflab.bench.check import check as check_module
+from rooflab.bench.check.check import CheckResult, check_kernel, check_op
+from rooflab.bench.check.outcome import BROKEN
+from rooflab.bench.check.poison import bits, guard, guard_output, poisoned_allocations, wipe
+from rooflab.bench.check.runs import INTERPRETER_BF16
 from rooflab.kernels.registry import Kernel, get_op, kernels
 from rooflab.reference.spec import Case, OpSpec, get_scheme
 

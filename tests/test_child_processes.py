@@ -9,8 +9,8 @@ import time
 import psutil
 import pytest
 
-from rooflab.bench import ncu
-from rooflab.bench.child_processes import kill_whole, run_whole
+from rooflab.bench.predict import ncu
+from rooflab.bench.processes.child import kill_whole, run_whole
 
 # As the tools do it: the program that runs the kernel is a child, and may lead a session.
 PARENT = """

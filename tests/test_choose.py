@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from rooflab.bench.choose import choose, write_choices
-from rooflab.bench.records import Record
+from rooflab.bench.records.record import Record
+from rooflab.bench.tune.choose import choose, write_choices
 from rooflab.kernels import choices
 from rooflab.kernels.choices import all_buckets, bucket_of
 from rooflab.kernels.configs import make_config

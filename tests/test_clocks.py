@@ -7,10 +7,10 @@ import pytest
 import torch
 from test_environment import FakeNvml
 
-from rooflab.bench import nvml as nvml_module
-from rooflab.bench import timed
-from rooflab.bench.clocks import ClockWatch, locked_clocks, reason_names
-from rooflab.bench.timed import open_clock
+from rooflab.bench.measure import timed
+from rooflab.bench.measure.timed import open_clock
+from rooflab.bench.records import nvml as nvml_module
+from rooflab.bench.timing.clocks import ClockWatch, locked_clocks, reason_names
 
 
 class LockableNvml(FakeNvml):

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 import rooflab.kernels.registry
-from rooflab.bench.code import _tree_worker
-from rooflab.bench.code.options import options
-from rooflab.bench.code.summary import summarize
-from rooflab.bench.static import CompiledInfo, CompileFailure, Request, compile_kernels
+from rooflab.bench.compile import _tree_worker
+from rooflab.bench.compile.options import options
+from rooflab.bench.compile.static import CompiledInfo, CompileFailure, Request, compile_kernels
+from rooflab.bench.compile.summary import summarize
 from rooflab.reference.spec import SCHEMES, Case
 from rooflab.roofline.device import get_device
 

@@ -6,8 +6,8 @@ import textwrap
 
 import pytest
 
-from rooflab.bench.code.flow import feeding_loop, find_loops, hot_loop
-from rooflab.bench.code.sass import parse
+from rooflab.bench.compile.flow import feeding_loop, find_loops, hot_loop
+from rooflab.bench.compile.sass import parse
 
 
 def function(code: str):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rooflab.bench.code import sass
-from rooflab.bench.code.sass import Widths, count_families, parse, width_bytes, widths
+from rooflab.bench.compile import sass
+from rooflab.bench.compile.sass import Widths, count_families, parse, width_bytes, widths
 
 CUOBJDUMP = """
 	code for sm_90a

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from rooflab.bench.code import workers
-from rooflab.bench.code.cases import COMPILED, Selected, select
-from rooflab.bench.code.options import dots, options
-from rooflab.bench.static import CompiledInfo, CompileFailure, Request, compile_kernel, compile_kernels
+from rooflab.bench.compile import workers
+from rooflab.bench.compile.cases import COMPILED, Selected, select
+from rooflab.bench.compile.options import dots, options
+from rooflab.bench.compile.static import CompiledInfo, CompileFailure, Request, compile_kernel, compile_kernels
 from rooflab.kernels.registry import Kernel, get_kernel, kernels, ops
 from rooflab.reference.spec import SCHEMES, Case
 

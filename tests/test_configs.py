@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from rooflab.bench.check import check_kernel
-from rooflab.bench.emulated_calls import call
+from rooflab.bench.check.check import check_kernel
+from rooflab.bench.compile.static import CompileFailure, Request, compile_kernels
+from rooflab.bench.emulate.calls import call
 from rooflab.bench.predict.cases import Target
-from rooflab.bench.static import CompileFailure, Request, compile_kernels
 from rooflab.kernels import choices, registry
 from rooflab.kernels.configs import (
     SHARED_BYTES_PER_CTA,

@@ -11,10 +11,12 @@ import torch
 from fake_tools import command_line, fake_tools
 from test_profile import COMMAND, ONE, PREFIX, TARGET, TWO, logging_ncu, table
 
-from rooflab.bench import _launch_once, counted, ncu, source_tree
-from rooflab.bench.environment import snapshot
-from rooflab.bench.explain import Explanation
-from rooflab.bench.records import Record
+from rooflab.bench.predict import counted, ncu
+from rooflab.bench.predict import launch_once as _launch_once
+from rooflab.bench.predict.explain import Explanation
+from rooflab.bench.records import source_tree
+from rooflab.bench.records.environment import snapshot
+from rooflab.bench.records.record import Record
 from rooflab.bench.report.newest import choose
 from rooflab.bench.report.sources import Located, Source
 from rooflab.kernels import registry

@@ -2,11 +2,11 @@ import pytest
 import torch
 from fake_cuda import FakeCuda
 
-from rooflab.bench import cuda_events
-from rooflab.bench.cuda_events import MAX_BACKLOG_S, MIN_BACKLOG_S, REMEMBERED, EventStopwatch
-from rooflab.bench.cuda_graph import GraphStopwatch
-from rooflab.bench.stopwatch import COARSE_STEP_S
-from rooflab.bench.timing import time_functions
+from rooflab.bench.timing import cuda_events
+from rooflab.bench.timing.cuda_events import MAX_BACKLOG_S, MIN_BACKLOG_S, REMEMBERED, EventStopwatch
+from rooflab.bench.timing.cuda_graph import GraphStopwatch
+from rooflab.bench.timing.stopwatch import COARSE_STEP_S
+from rooflab.bench.timing.timing import time_functions
 
 CPU = torch.device("cpu")
 

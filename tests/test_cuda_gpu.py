@@ -5,15 +5,15 @@ import os
 import pytest
 import torch
 
-from rooflab.bench.activity import device_activity
-from rooflab.bench.clocks import locked_clocks
-from rooflab.bench.environment import ClockWatch, snapshot
-from rooflab.bench.flush_comparison import compare_flushes
-from rooflab.bench.memory import peak_memory_bytes
-from rooflab.bench.plausible import implausible
-from rooflab.bench.stopwatch import TIMERS, stopwatch_for
-from rooflab.bench.tamper import tampered
-from rooflab.bench.timing import time_functions
+from rooflab.bench.records.environment import snapshot
+from rooflab.bench.timing.activity import device_activity
+from rooflab.bench.timing.clocks import ClockWatch, locked_clocks
+from rooflab.bench.timing.flush_comparison import compare_flushes
+from rooflab.bench.timing.memory import peak_memory_bytes
+from rooflab.bench.timing.plausible import implausible
+from rooflab.bench.timing.stopwatch import TIMERS, stopwatch_for
+from rooflab.bench.timing.tamper import tampered
+from rooflab.bench.timing.timing import time_functions
 from rooflab.roofline.model import Cost
 
 pytestmark = pytest.mark.gpu
@@ -109,7 +109,7 @@ def test_peak_memory_is_the_allocators():
 
 
 def test_the_device_reads_its_own_clock(product):
-    from rooflab.bench.sm_clock import DeviceClock, sm_clock_under_load
+    from rooflab.bench.timing.sm_clock import DeviceClock, sm_clock_under_load
 
     gpu = snapshot().gpu
     top_hz = 1e6 * (gpu.max_sm_clock_mhz or 3000)
@@ -133,7 +133,7 @@ def test_nothing_of_torch_looks_replaced_on_a_build_with_cuda():
 
 @pytest.mark.skipif(not os.environ.get("ROOFLAB_TEST_LOCKS_CLOCKS"), reason="changes the card's settings")
 def test_clocks_are_locked():
-    from rooflab.bench.sm_clock import sm_clock_under_load
+    from rooflab.bench.timing.sm_clock import sm_clock_under_load
 
     with locked_clocks(snapshot().gpu.uuid, lambda: sm_clock_under_load(DEVICE)) as mhz:
         assert mhz > 300

@@ -6,11 +6,12 @@ import pytest
 import torch
 from fake_cuda import FakeCuda
 
-from rooflab.bench import cuda_calls, timed
-from rooflab.bench.cuda_calls import CudaCalls, NotCaptured
-from rooflab.bench.cuda_graph import GraphStopwatch
-from rooflab.bench.timed import time_together
-from rooflab.bench.timing import time_functions
+from rooflab.bench.measure import timed
+from rooflab.bench.measure.timed import time_together
+from rooflab.bench.timing import cuda_calls
+from rooflab.bench.timing.cuda_calls import CudaCalls, NotCaptured
+from rooflab.bench.timing.cuda_graph import GraphStopwatch
+from rooflab.bench.timing.timing import time_functions
 
 CPU = torch.device("cpu")
 

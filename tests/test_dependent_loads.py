@@ -10,18 +10,18 @@ from microkernels_on_host import CARD, COMPILER, host_load
 from test_microkernels import Recorded
 from test_suite_bars import record
 
-from rooflab.bench import record_files
-from rooflab.bench.code.cubin import read_cubin
-from rooflab.bench.microkernels import floors
+from rooflab.bench.ceilings.microkernels import floors
+from rooflab.bench.compile.cubin import read_cubin
+from rooflab.bench.compile.static import Request, compile_kernels
 from rooflab.bench.predict import sass
 from rooflab.bench.predict.chip import chip_of
 from rooflab.bench.predict.timeline import span_cycles
 from rooflab.bench.ptx.cuda_kernels import emulating_cuda
 from rooflab.bench.ptx.launch import emulate
-from rooflab.bench.static import Request, compile_kernels
+from rooflab.bench.records import files as record_files
 from rooflab.bench.suite.bars import rope_and_cache as bars
 from rooflab.bench.suite.entries import Context
-from rooflab.bench.timing import Samples
+from rooflab.bench.timing.timing import Samples
 from rooflab.kernels._cuda import compile_cubin, load
 from rooflab.kernels.registry import get_kernel, get_op
 from rooflab.reference.spec import Case, get_scheme

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from rooflab.bench.cli import run
-from rooflab.bench.record_files import read
+from rooflab.bench.records.files import read
 from rooflab.kernels import registry
 
 RMSNORM = "T=8,H=256,eps=1e-06"

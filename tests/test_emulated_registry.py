@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from rooflab.bench.emulated_calls import call
-from rooflab.bench.emulated_checks import Asked, can_be_emulated, check_emulated
+from rooflab.bench.calls.selection import first_case
+from rooflab.bench.emulate.calls import call
+from rooflab.bench.emulate.checks import Asked, can_be_emulated, check_emulated
 from rooflab.bench.predict.cases import Target
-from rooflab.bench.selection import first_case
 from rooflab.kernels import registry
 from rooflab.reference.spec import get_scheme
 

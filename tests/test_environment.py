@@ -9,8 +9,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from rooflab.bench import nvml as nvml_module
-from rooflab.bench.environment import ClockWatch, Gpu, git_state, last_level_cache_bytes, machine_key, snapshot
+from rooflab.bench.records import nvml as nvml_module
+from rooflab.bench.records.environment import Gpu, git_state, last_level_cache_bytes, machine_key, snapshot
+from rooflab.bench.timing.clocks import ClockWatch
 from rooflab.kernels.precision import pin_matmul_precision
 
 GPU = Gpu("NVIDIA H200", "GPU-1", 141 * 10**9, 132, 60 * 2**20, power_limit_w=700.0)

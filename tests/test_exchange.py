@@ -12,7 +12,6 @@ import pytest
 from test_cli import rooflab  # noqa: F401  the fixture
 from test_history import record
 
-from rooflab.bench import record_files
 from rooflab.bench.exchange.commands import counted, export, read
 from rooflab.bench.exchange.dashboards import write_bencher, write_github_action
 from rooflab.bench.exchange.exported import benchmark_name
@@ -20,9 +19,10 @@ from rooflab.bench.exchange.imported import make_case, write_records
 from rooflab.bench.exchange.pytest_benchmark_export import write_pytest_benchmark
 from rooflab.bench.exchange.pytest_benchmark_json import read_pytest_benchmark
 from rooflab.bench.exchange.table_csv import COLUMNS, read_csv, write_csv
-from rooflab.bench.history.points import Chosen, read_points
-from rooflab.bench.records import Record
-from rooflab.bench.samples import pack_samples
+from rooflab.bench.records import files as record_files
+from rooflab.bench.records.record import Record
+from rooflab.bench.records.samples import pack_samples
+from rooflab.bench.report.history.points import Chosen, read_points
 from rooflab.reference.spec import Case
 
 SAMPLES = [3.3e-6, 1.1e-6, 2.0000000000000004e-6, 5e-6, 2.2e-6]

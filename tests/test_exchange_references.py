@@ -9,12 +9,12 @@ import torch
 from flashinfer_set import AXES, definitions, workload, write_data_set, write_lines
 from test_cli import rooflab  # noqa: F401  the fixture
 
-from rooflab.bench import record_files
 from rooflab.bench.exchange.commands import check_notes, check_options, check_rows, run_checks
 from rooflab.bench.exchange.flashinfer_check import Options
 from rooflab.bench.exchange.flashinfer_draws import DRAWS, repeated, same_law
 from rooflab.bench.exchange.flashinfer_files import read_dataset
 from rooflab.bench.exchange.flashinfer_reference import References
+from rooflab.bench.records import files as record_files
 
 OPTIONS = {"kernels": None, "device": "cpu", "seed": 0, "limit": 3, "timeout_s": 120.0}
 

@@ -9,13 +9,13 @@ from dataclasses import replace
 
 import pytest
 
-from rooflab.bench import record_files
 from rooflab.bench.cli import run
-from rooflab.bench.explain import UNEXPLAINED, Explanation, Part, explain, why_rows, why_sentence
 from rooflab.bench.predict import model, targets
 from rooflab.bench.predict.calibration import Fit
 from rooflab.bench.predict.cases import Target
-from rooflab.bench.records import Record
+from rooflab.bench.predict.explain import UNEXPLAINED, Explanation, Part, explain, why_rows, why_sentence
+from rooflab.bench.records import files as record_files
+from rooflab.bench.records.record import Record
 from rooflab.kernels import registry
 from rooflab.kernels.registry import get_op, kernels
 from rooflab.reference.spec import Case, get_scheme

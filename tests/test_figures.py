@@ -5,11 +5,11 @@ from dataclasses import asdict
 import pytest
 import torch
 
-from rooflab.bench.calls import kernel_traffic
-from rooflab.bench.figures import bench_row, bounds_on, draw_records, largest_cases, points_of
-from rooflab.bench.measure import measure_op
-from rooflab.bench.record_files import write
-from rooflab.bench.records import Record
+from rooflab.bench.calls.calls import kernel_traffic
+from rooflab.bench.measure.measure import measure_op
+from rooflab.bench.records.files import write
+from rooflab.bench.records.record import Record
+from rooflab.bench.report.figures import bench_row, bounds_on, draw_records, largest_cases, points_of
 from rooflab.kernels import registry
 from rooflab.reference.spec import SCHEMES
 from rooflab.roofline.device import get_device

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rooflab.bench.emulated_checks import Asked, check_emulated
+from rooflab.bench.emulate.checks import Asked, check_emulated
 from rooflab.kernels.flash_attention import fp8, library, naive
 from rooflab.kernels.registry import get_kernel
 from rooflab.reference.flash_attention import SPEC, quantize_heads

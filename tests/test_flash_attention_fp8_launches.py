@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from rooflab.bench.emulated_calls import call
+from rooflab.bench.compile.static import CompileFailure, Request, compile_kernels
+from rooflab.bench.emulate.calls import call
 from rooflab.bench.predict.cases import Target
-from rooflab.bench.static import CompileFailure, Request, compile_kernels
 from rooflab.kernels import configs
 from rooflab.kernels.configs import SHARED_BYTES_PER_CTA, legal_configs
 from rooflab.kernels.flash_attention import fp8

@@ -13,7 +13,7 @@ import pytest
 import torch
 from test_ptx_mutants import asked
 
-from rooflab.bench.static import CompileFailure, Request, compile_kernels
+from rooflab.bench.compile.static import CompileFailure, Request, compile_kernels
 from rooflab.kernels.configs import legal_configs
 from rooflab.kernels.flash_attention import _ping_pong_softmax as device
 from rooflab.kernels.flash_attention import ping_pong
@@ -124,8 +124,8 @@ def test_the_longest_tiles_come_first_and_a_section_stays_together():
 
 ON_VIEWS = """
 import math, torch
-from rooflab.bench.code.targets import DEFAULT
-from rooflab.bench.emulating import emulation
+from rooflab.bench.compile.targets import DEFAULT
+from rooflab.bench.check.emulating import emulation
 from rooflab.bench.ptx.launch import emulate
 from rooflab.bench.ptx.triton_kernels import bound, in_ctas
 from rooflab.bench.ptx.triton_launches import emulating_triton

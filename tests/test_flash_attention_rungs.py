@@ -9,7 +9,7 @@ import pytest
 import torch
 from test_ptx_mutants import asked
 
-from rooflab.bench.static import CompileFailure, Request, compile_kernels
+from rooflab.bench.compile.static import CompileFailure, Request, compile_kernels
 from rooflab.kernels.configs import legal_configs
 from rooflab.kernels.flash_attention import masked_tiles, packed_gqa, persistent, tma
 from rooflab.kernels.registry import get_kernel

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from rooflab.bench.static import CompileFailure, Request, compile_kernels
+from rooflab.bench.compile.static import CompileFailure, Request, compile_kernels
 from rooflab.kernels.flash_attention.naive import flash_attention
 from rooflab.kernels.flash_attention_varlen import library, naive, online
 from rooflab.reference.flash_attention_varlen import SPEC, reference

@@ -10,12 +10,13 @@ import pytest
 
 ray = pytest.importorskip("ray")
 
-from rooflab.bench.fleet import sweep as module  # noqa: E402
-from rooflab.bench.fleet import worker  # noqa: E402
-from rooflab.bench.fleet.sweep import FILE, SILENT_S, Sweep, sweep  # noqa: E402
-from rooflab.bench.fleet.worker import HEARTBEAT_S, Shard, Worker  # noqa: E402
-from rooflab.bench.record_files import read  # noqa: E402
-from rooflab.bench.suite.calls import run_command  # noqa: E402
+from commands_in_process import run_command  # noqa: E402
+
+from rooflab.bench.records.files import read  # noqa: E402
+from rooflab.bench.suite import sweep as module  # noqa: E402
+from rooflab.bench.suite import sweep_worker as worker  # noqa: E402
+from rooflab.bench.suite.sweep import FILE, SILENT_S, Sweep, sweep  # noqa: E402
+from rooflab.bench.suite.sweep_worker import HEARTBEAT_S, Shard, Worker  # noqa: E402
 
 SHARDS = [Shard("rope", 120.0, dry_run=True), Shard("rmsnorm", 120.0, dry_run=True)]
 
@@ -83,7 +84,7 @@ def test_a_finished_sweep_is_resumed_without_doing_it_again(swept, cluster):
 
 
 def test_a_worker_with_other_sources_is_refused(cluster, tmp_path, monkeypatch):
-    monkeypatch.setattr("rooflab.bench.fleet.sweep.tree_hash", lambda root: "another tree")
+    monkeypatch.setattr("rooflab.bench.suite.sweep.tree_hash", lambda root: "another tree")
     with pytest.raises(ValueError, match="ray: no worker can be used: .* has other source files"):
         sweep(None, SHARDS, tmp_path, 1, False, lambda text: None)
 

@@ -3,11 +3,11 @@ import math
 import pytest
 import torch
 
-from rooflab.bench import flush_comparison
-from rooflab.bench.flush import Flush
-from rooflab.bench.flush_comparison import compare_flushes
-from rooflab.bench.memory import peak_memory_bytes
-from rooflab.bench.timing import Samples
+from rooflab.bench.timing import flush_comparison
+from rooflab.bench.timing.flush import Flush
+from rooflab.bench.timing.flush_comparison import compare_flushes
+from rooflab.bench.timing.memory import peak_memory_bytes
+from rooflab.bench.timing.timing import Samples
 
 CPU = torch.device("cpu")
 

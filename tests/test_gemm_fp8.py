@@ -14,11 +14,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from rooflab.bench.ceilings_readings import with_stand_ins, without_stand_ins
-from rooflab.bench.emulated_calls import call
+from rooflab.bench.calls.selection import Selection
+from rooflab.bench.ceilings.readings import with_stand_ins, without_stand_ins
+from rooflab.bench.compile.static import CompileFailure, Request, compile_kernels
+from rooflab.bench.emulate.calls import call
 from rooflab.bench.predict.cases import Target
-from rooflab.bench.selection import Selection
-from rooflab.bench.static import CompileFailure, Request, compile_kernels
 from rooflab.kernels.configs import SHARED_BYTES_PER_CTA
 from rooflab.kernels.registry import Kernel, get_kernel, get_op, kernels
 from rooflab.reference.gemm_fp8 import DEEPSEEK_V3, SPEC, dequantize_fp8, quantize_fp8

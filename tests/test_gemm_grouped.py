@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rooflab.bench.emulated_calls import call
+from rooflab.bench.emulate.calls import call
 from rooflab.bench.predict.cases import Target
 from rooflab.kernels.gemm_grouped._tiles import panels
 from rooflab.kernels.registry import Kernel, get_kernel, kernels

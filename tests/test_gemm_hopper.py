@@ -11,11 +11,11 @@ import pytest
 import torch
 from test_ptx_mutants import asked
 
-from rooflab.bench.emulated_calls import call
+from rooflab.bench.compile.static import CompileFailure, Request, compile_kernels
+from rooflab.bench.emulate.calls import call
 from rooflab.bench.predict.cases import Target
 from rooflab.bench.ptx.cuda_kernels import emulating_cuda
 from rooflab.bench.ptx.launch import emulate
-from rooflab.bench.static import CompileFailure, Request, compile_kernels
 from rooflab.kernels.configs import legal_configs
 from rooflab.kernels.gemm import cooperative, one_thread, shared_tiles
 from rooflab.kernels.registry import get_kernel

@@ -8,10 +8,10 @@ import pytest
 import torch
 from triton.runtime import _allocation
 
-from rooflab.bench.code.flow import hot_loop
-from rooflab.bench.emulated_calls import call
+from rooflab.bench.compile.flow import hot_loop
+from rooflab.bench.compile.static import CompiledInfo, CompileFailure, Request, compile_kernels
+from rooflab.bench.emulate.calls import call
 from rooflab.bench.predict.cases import Target
-from rooflab.bench.static import CompiledInfo, CompileFailure, Request, compile_kernels
 from rooflab.kernels.configs import SHARED_BYTES_PER_CTA, default_config, legal_configs
 from rooflab.kernels.gemm._tma import stored
 from rooflab.kernels.registry import Kernel, get_kernel, interpreting

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from rooflab.bench.emulated_calls import call
+from rooflab.bench.emulate.calls import call
 from rooflab.bench.predict.cases import Target
 from rooflab.kernels.registry import Kernel, get_kernel, kernels
 from rooflab.reference.gemm_silu_and_mul import SPEC

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from rooflab.bench.emulated_checks import Asked, check_emulated
+from rooflab.bench.emulate.checks import Asked, check_emulated
 from rooflab.kernels import _cuda
 from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels.configs import legal_configs

@@ -8,9 +8,9 @@ from types import ModuleType
 import pytest
 import torch
 
-from rooflab.bench.emulated_calls import call
+from rooflab.bench.calls.preparing import packed as packed_with
+from rooflab.bench.emulate.calls import call
 from rooflab.bench.predict.cases import Target
-from rooflab.bench.preparing import packed as packed_with
 from rooflab.kernels.gemm_w4a16 import _packed, library, marlin
 from rooflab.kernels.registry import Kernel, get_kernel, kernels
 from rooflab.reference.gemm_w4a16 import SPEC, gemm_w4a16, group_size

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from rooflab.bench.emulated_calls import call
+from rooflab.bench.emulate.calls import call
 from rooflab.bench.predict.cases import Target
 from rooflab.kernels.gemm_w8a16 import _packed, library, packed
 from rooflab.kernels.registry import Kernel, get_kernel, kernels

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from rooflab.bench import golden
+from rooflab.bench.emulate import golden
 from rooflab.bench.predict.cases import Target
 from rooflab.kernels import registry
 from rooflab.reference.spec import get_scheme

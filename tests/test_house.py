@@ -64,7 +64,7 @@ def test_only_the_command_line_draws_on_the_terminal():
 def test_only_the_tokenizer_imports_transformers():
     users = {by_name(file) for file in FILES if "transformers" in top_packages(file)}
     # The benchmark against transformers is the one other place: it is the thing compared with.
-    assert users <= {"engine/tokenizer.py", "bench/engine_vs_transformers.py"}
+    assert users <= {"engine/tokenizer.py", "bench/measure/engine_vs_transformers.py"}
 
 
 @pytest.mark.parametrize("layer", LAYERS)

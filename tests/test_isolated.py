@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from rooflab.bench import isolated
-from rooflab.bench.isolated import FirstRun, _status, first_here, first_in_own_process
+from rooflab.bench.check import isolated
+from rooflab.bench.check.isolated import FirstRun, _status, first_here, first_in_own_process
 from rooflab.kernels.registry import Kernel, get_op
 
 CASE = get_op("rmsnorm").get_cases("smoke")[0]

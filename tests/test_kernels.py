@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from rooflab.bench.check import check_kernel
+from rooflab.bench.check.check import check_kernel
 from rooflab.kernels.registry import Kernel, interpreting, kernels, ops
 from rooflab.reference.spec import SCHEMES, Case, OpSpec
 

@@ -3,13 +3,14 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from rooflab.bench import calls, timed
-from rooflab.bench import measure as module
-from rooflab.bench.check_outcome import BROKEN
-from rooflab.bench.environment import snapshot
-from rooflab.bench.measure import measure_op
-from rooflab.bench.timing import Samples
-from rooflab.bench.trial import Failed
+from rooflab.bench.calls import calls
+from rooflab.bench.check.outcome import BROKEN
+from rooflab.bench.check.trial import Failed
+from rooflab.bench.measure import measure as module
+from rooflab.bench.measure import timed
+from rooflab.bench.measure.measure import measure_op
+from rooflab.bench.records.environment import snapshot
+from rooflab.bench.timing.timing import Samples
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.compare import ErrorStats
 from rooflab.reference.spec import SCHEMES, Case, OpSpec, nbytes, randn

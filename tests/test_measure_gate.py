@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from test_measure import CASE, CEILINGS, FP32, SPEC, Outcome, kernel, reading  # noqa: F401
 
-from rooflab.bench.measure import measure_op
+from rooflab.bench.measure.measure import measure_op
 from rooflab.reference.spec import Case
 
 
@@ -22,7 +22,7 @@ def test_planted_inputs_are_met_on_the_first_small_case_that_the_kernel_takes(mo
         checked.append((case, planted))
         return Outcome() if case["T"] >= least else Outcome("UNSUPPORTED", reason="too few rows")
 
-    monkeypatch.setattr("rooflab.bench.check.check_kernel", check)
+    monkeypatch.setattr("rooflab.bench.check.check.check_kernel", check)
     spec = replace(SPEC, cases={"smoke": (CASE, Case(T=6, H=8))})
     few = "takes more rows"  # said by its shapes, or, as of an address that TMA cannot take, by the check alone
     rows = kernel(unsupported=lambda x, weight=None: few if by_shape and len(x) < least else None)

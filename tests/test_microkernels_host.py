@@ -5,9 +5,9 @@ import pytest
 import torch
 from microkernels_on_host import CARD, COMPILER, host_load
 
-from rooflab.bench import ceilings_cuda
-from rooflab.bench.microkernels import arithmetic, memory, mma_sync, operands, wgmma
-from rooflab.bench.microkernels.microkernel import Card, disagreement
+from rooflab.bench.ceilings import cuda as ceilings_cuda
+from rooflab.bench.ceilings.microkernels import arithmetic, memory, mma_sync, operands, wgmma
+from rooflab.bench.ceilings.microkernels.microkernel import Card, disagreement
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from rooflab.bench.emulated_checks import Asked, check_emulated
+from rooflab.bench.emulate.checks import Asked, check_emulated
 from rooflab.kernels.configs import legal_configs
 from rooflab.kernels.paged_attention import tma_pages
 from rooflab.kernels.registry import get_kernel, get_op
@@ -49,7 +49,7 @@ def test_a_dominant_key_at_every_page_and_block_edge_is_heard():
 
 EDGES = """
 import torch
-from rooflab.bench.emulation import Launches, emulating_launches
+from rooflab.bench.emulate.emulation import Launches, emulating_launches
 from rooflab.kernels.paged_attention import tma_pages
 from rooflab.kernels.registry import get_op
 from rooflab.reference.spec import SCHEMES, Case

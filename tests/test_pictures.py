@@ -12,13 +12,14 @@ import pytest
 import torch
 from torch.profiler import profile
 
-from rooflab.bench import emulated_calls, record_files
-from rooflab.bench.environment import snapshot
-from rooflab.bench.pictures import levels_figure, schedule, schedule_figure
-from rooflab.bench.pictures.levels import levels, move
-from rooflab.bench.pictures.levels_figure import draw_levels, panels_of
-from rooflab.bench.pictures.schedule import planned
-from rooflab.bench.pictures.torch_calls import calls_of
+from rooflab.bench.emulate import calls as emulated_calls
+from rooflab.bench.records import files as record_files
+from rooflab.bench.records.environment import snapshot
+from rooflab.bench.report.pictures import levels_figure, schedule, schedule_figure
+from rooflab.bench.report.pictures.levels import levels, move
+from rooflab.bench.report.pictures.levels_figure import draw_levels, panels_of
+from rooflab.bench.report.pictures.schedule import planned
+from rooflab.bench.report.pictures.torch_calls import calls_of
 from rooflab.bench.suite.calls import run_command
 from rooflab.kernels import configs
 from rooflab.kernels.configs import config_for
@@ -165,8 +166,8 @@ def test_the_orders_that_were_made_for_a_causal_mask_balance_it():
 
 PROGRAM = """
 import json, sys, torch
-from rooflab.bench.emulation import Launches, emulating_launches
-from rooflab.bench.pictures.schedule import timed
+from rooflab.bench.emulate.emulation import Launches, emulating_launches
+from rooflab.bench.report.pictures.schedule import timed
 from rooflab.kernels.flash_attention import persistent, ping_pong, tma
 from rooflab.reference.spec import Case, get_scheme
 from rooflab.kernels.registry import get_op

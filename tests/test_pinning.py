@@ -4,8 +4,8 @@ import threading
 import pytest
 import torch
 
-from rooflab.bench import pinning
-from rooflab.bench.pinning import assign, pinned_threads
+from rooflab.bench.timing import pinning
+from rooflab.bench.timing.pinning import assign, pinned_threads
 
 CORES = {0: "a", 1: "a", 2: "b", 3: "b"}
 """Two cores of two hardware threads each."""

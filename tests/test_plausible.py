@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from rooflab.bench.plausible import CAUSES, above_limits, implausible
+from rooflab.bench.timing.plausible import CAUSES, above_limits, implausible
 from rooflab.roofline.device import get_device
 from rooflab.roofline.model import Ceilings, Cost
 

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rooflab.bench.compile.static import CompiledInfo
 from rooflab.bench.predict import model
 from rooflab.bench.predict.chip import MMA_SYNC_SHARE, TENSOR_CLOCK_HZ, chip_of
 from rooflab.bench.predict.model import predict
 from rooflab.bench.predict.sass import Instruction, parse
 from rooflab.bench.predict.timeline import bytes_in_flight, span_cycles, steady_cycles
 from rooflab.bench.predict.work import Share, work_of
-from rooflab.bench.static import CompiledInfo
 from rooflab.roofline.device import get_device
 from rooflab.roofline.model import Cost, Traffic
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rooflab.bench import record_files
 from rooflab.bench.predict import calibration
 from rooflab.bench.predict.calibration import Fit, Observation, calibrated, fit, load, observations
 from rooflab.bench.predict.cases import Predicted, Target, predict_all
 from rooflab.bench.predict.model import CALIBRATION, predict
-from rooflab.bench.records import Record
+from rooflab.bench.records import files as record_files
+from rooflab.bench.records.record import Record
 from rooflab.kernels.registry import get_kernel, get_op
 from rooflab.reference.spec import Case, get_scheme
 from rooflab.roofline.device import get_device

@@ -8,20 +8,20 @@ from dataclasses import replace
 import pytest
 from test_explain import CASE, H100, target
 
-from rooflab.bench import predictions, record_files
 from rooflab.bench.ab import from_records
-from rooflab.bench.choose import write_choices
-from rooflab.bench.environment import snapshot
-from rooflab.bench.explain import Explanation, Part
-from rooflab.bench.figures import ceilings_of, counted_in, points_of
-from rooflab.bench.history.points import why_not
-from rooflab.bench.predict import calibration, model, targets
+from rooflab.bench.predict import calibration, model, predictions, targets
+from rooflab.bench.predict.explain import Explanation, Part
+from rooflab.bench.records import files as record_files
+from rooflab.bench.records.environment import snapshot
 from rooflab.bench.report.content import gather
+from rooflab.bench.report.figures import ceilings_of, counted_in, points_of
+from rooflab.bench.report.history.points import why_not
 from rooflab.bench.report.newest import benches_of
 from rooflab.bench.report.sources import load
 from rooflab.bench.suite.bars.gemm import BARS as GEMM
 from rooflab.bench.suite.bars.gemm_family import BARS as FAMILY
 from rooflab.bench.suite.measures import latencies
+from rooflab.bench.tune.choose import write_choices
 from rooflab.kernels import registry
 from rooflab.reference.spec import Case
 

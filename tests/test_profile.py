@@ -12,9 +12,11 @@ import pytest
 import torch
 from fake_tools import command_line, fake_tools
 
-from rooflab.bench import _launch_once, ncu, record_files
+from rooflab.bench.predict import launch_once as _launch_once
+from rooflab.bench.predict import ncu
 from rooflab.bench.predict.cases import Target
 from rooflab.bench.predict.model import LAUNCH
+from rooflab.bench.records import files as record_files
 from rooflab.kernels import registry
 from rooflab.reference.spec import Case, get_scheme
 
@@ -140,7 +142,7 @@ def test_the_command_profiles_the_one_call_only():
     assert line.index("--csv") < line.index(sys.executable) and "raw" in line and "base" in line
     assert "dram__bytes_read.sum,dram__bytes_write.sum,gpu__time_duration.sum" in line[line.index("--metrics") + 1]
     rest = line[line.index(sys.executable) + 1 :]
-    assert rest[:4] == ["-m", "rooflab.bench._launch_once", "rmsnorm", "library"]
+    assert rest[:4] == ["-m", "rooflab.bench.predict.launch_once", "rmsnorm", "library"]
     assert rest[4:] == ["--case", CASE.id, "--scheme", "bf16", "--seed", "7", "--warm-up", "3"]
 
 
@@ -240,7 +242,7 @@ def test_a_tool_off_the_path_is_found_the_newest_first(tool, monkeypatch, tmp_pa
 
 def test_the_command_is_printed_and_a_log_from_elsewhere_is_read(rooflab, tmp_path):
     status, out, _ = rooflab(*COMMAND, "--command")
-    assert status == 0 and shlex.split(out)[0] == "ncu" and "rooflab.bench._launch_once" in out
+    assert status == 0 and shlex.split(out)[0] == "ncu" and "rooflab.bench.predict.launch_once" in out
     (tmp_path / "ncu.csv").write_text(table(ONE))
     status, out, _ = rooflab(*COMMAND, "--log", "ncu.csv", "--json")
     assert status == 0 and json.loads(out)["traffic_basis"] == "counted"

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from rooflab.bench.microkernels import arithmetic, floors, memory, mma_sync, wgmma
-from rooflab.bench.microkernels.microkernel import Card, Microkernel
+from rooflab.bench.ceilings.microkernels import arithmetic, floors, memory, mma_sync, wgmma
+from rooflab.bench.ceilings.microkernels.microkernel import Card, Microkernel
 from rooflab.bench.ptx.cuda_kernels import compile_ptx, emulating_cuda
 from rooflab.bench.ptx.launch import Launch, emulate
 from rooflab.bench.ptx.results import Result

@@ -24,11 +24,11 @@ from mutant_targets.target import BARRIERS
 from ptx_kernels.cases import CASES
 from ptx_mutants import mutants
 
-from rooflab.bench.code.cases import Selected, select
-from rooflab.bench.code.store import Store
-from rooflab.bench.preparing import packed
+from rooflab.bench.calls.preparing import packed
+from rooflab.bench.compile.cases import Selected, select
+from rooflab.bench.compile.static import CompileFailure, Request, compile_kernels
+from rooflab.bench.compile.store import Store
 from rooflab.bench.ptx.cuda_kernels import emulating_cuda
-from rooflab.bench.static import CompileFailure, Request, compile_kernels
 from rooflab.kernels import registry
 
 TESTS = Path(__file__).parent

@@ -14,10 +14,13 @@ import torch
 import triton
 
 # Held here, because pytester forgets what a run inside this process has imported, and torch's ops register once.
-from rooflab.bench import ceilings, fixture, plugin_private, plugin_timing
-from rooflab.bench.environment import snapshot
-from rooflab.bench.pytest_plugin import Replay
-from rooflab.bench.samples import unpack_samples
+from rooflab.bench.ceilings import ceilings
+from rooflab.bench.check import gate as fixture
+from rooflab.bench.plugin import private as plugin_private
+from rooflab.bench.plugin import timing as plugin_timing
+from rooflab.bench.plugin.plugin import Replay
+from rooflab.bench.records.environment import snapshot
+from rooflab.bench.records.samples import unpack_samples
 from rooflab.roofline.model import Ceilings
 
 assert triton and fixture and plugin_timing
@@ -264,7 +267,7 @@ def test_what_is_wrong_after_the_timing_fails_and_is_not_saved(project, pytester
 
 def test_loading_the_plugin_imports_nothing_heavy():
     code = (
-        "import sys; before = set(sys.modules); import rooflab.bench.pytest_plugin; "
+        "import sys; before = set(sys.modules); import rooflab.bench.plugin.plugin; "
         "print([name for name in ('torch', 'numpy', 'triton', 'matplotlib', 'psutil') if name in sys.modules])"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -9,8 +9,8 @@ import os
 
 import pytest
 
-from rooflab.bench import environment
-from rooflab.bench.plugin_compare import differences
+from rooflab.bench.plugin.compare import differences
+from rooflab.bench.records import environment
 
 pytest_plugins = ["pytester"]
 pytestmark = pytest.mark.filterwarnings("ignore::pytest_benchmark.logger.PytestBenchmarkWarning")

@@ -7,11 +7,13 @@ import time
 import pytest
 import torch
 
-from rooflab.bench import check_tools, fixture, plugin_timing
-from rooflab.bench.activity import Activity
-from rooflab.bench.plugin_timing import Timed
-from rooflab.bench.samples import unpack_samples
-from rooflab.bench.timing import Samples
+from rooflab.bench.check import gate as fixture
+from rooflab.bench.check import tools as check_tools
+from rooflab.bench.plugin import timing as plugin_timing
+from rooflab.bench.plugin.timing import Timed
+from rooflab.bench.records.samples import unpack_samples
+from rooflab.bench.timing.activity import Activity
+from rooflab.bench.timing.timing import Samples
 from rooflab.roofline.model import Ceilings, Cost
 
 X = torch.tensor([1.0, -2.0, 0.0])

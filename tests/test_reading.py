@@ -8,17 +8,17 @@ import pytest
 import torch
 from test_measure import CASE, CEILINGS, FP32, SPEC, kernel, passes, run
 
-from rooflab.bench import measure as module
-from rooflab.bench import timed
-from rooflab.bench.calls import kernel_file_sha256
-from rooflab.bench.ceilings import raise_cpu_ceilings
+from rooflab.bench.calls.calls import kernel_file_sha256
+from rooflab.bench.calls.selection import Selection
+from rooflab.bench.ceilings.ceilings import raise_cpu_ceilings
 from rooflab.bench.commands import run_benches
-from rooflab.bench.measure import measure_op
-from rooflab.bench.records import Record
-from rooflab.bench.selection import Selection
-from rooflab.bench.timed import Observed, observe
-from rooflab.bench.timing import Samples
-from rooflab.bench.trace import NotRecorded
+from rooflab.bench.measure import measure as module
+from rooflab.bench.measure import timed
+from rooflab.bench.measure.measure import measure_op
+from rooflab.bench.measure.timed import Observed, observe
+from rooflab.bench.records.record import Record
+from rooflab.bench.timing.timing import Samples
+from rooflab.bench.timing.trace import NotRecorded
 from rooflab.kernels import registry
 
 GOOD = {"seconds": (1.0, 1.0, 1.0), "method": "cuda events, launch gaps hidden", "l2_state": "cold"}

@@ -5,10 +5,10 @@ import threading
 
 import pytest
 
-from rooflab.bench import record_files
-from rooflab.bench.record_files import RunWriter
-from rooflab.bench.records import Record
-from rooflab.bench.samples import pack_samples, unpack_samples
+from rooflab.bench.records import files as record_files
+from rooflab.bench.records.files import RunWriter
+from rooflab.bench.records.record import Record
+from rooflab.bench.records.samples import pack_samples, unpack_samples
 
 
 def make(**changes):

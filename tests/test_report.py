@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from test_report_synthetic import ENVIRONMENT, KEY, NEW, OLD, make, write_synthetic
 
-from rooflab.bench.record_files import write
+from rooflab.bench.records.files import write
 from rooflab.bench.report.content import gather
 from rooflab.bench.report.ladders import ladder_order
 from rooflab.bench.report.sources import load

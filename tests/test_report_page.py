@@ -13,7 +13,7 @@ from plotly.io import to_html
 from test_report_synthetic import KEY, SCRIPT, benches, write_synthetic
 
 from rooflab.bench.cli import run
-from rooflab.bench.record_files import write
+from rooflab.bench.records.files import write
 from rooflab.bench.report import write_report
 from rooflab.bench.report.content import gather
 from rooflab.bench.report.interactive import by_case, by_role, figure

@@ -6,7 +6,7 @@ import math
 import pytest
 from test_report_synthetic import NEW, OLD, benches, make, others, verdicts, write_synthetic
 
-from rooflab.bench.record_files import write
+from rooflab.bench.records.files import write
 from rooflab.bench.report import words
 from rooflab.bench.report.ceilings import ceiling_tables
 from rooflab.bench.report.comparisons import comparisons_of

@@ -6,10 +6,10 @@ from dataclasses import asdict
 
 import torch
 
-from rooflab.bench.calls import kernel_traffic
-from rooflab.bench.record_files import read, write
-from rooflab.bench.records import Record
-from rooflab.bench.samples import pack_samples
+from rooflab.bench.calls.calls import kernel_traffic
+from rooflab.bench.records.files import read, write
+from rooflab.bench.records.record import Record
+from rooflab.bench.records.samples import pack_samples
 from rooflab.kernels import registry
 from rooflab.reference.spec import get_scheme
 from rooflab.roofline.device import get_device

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from rooflab.bench.static import CompileFailure, Request, compile_kernels
+from rooflab.bench.compile.static import CompileFailure, Request, compile_kernels
 from rooflab.kernels.registry import get_kernel
 from rooflab.kernels.rope.naive import rope
 from rooflab.kernels.rope_and_cache.fused import rope_and_cache as fused

@@ -9,7 +9,8 @@ import shlex
 import pytest
 from fake_tools import command_line, fake_tools
 
-from rooflab.bench import _launch_once, ncu, sanitizer
+from rooflab.bench.predict import launch_once as _launch_once
+from rooflab.bench.predict import ncu, sanitizer
 
 COMMAND = ("profile", "rmsnorm", "library", "--case", "T=16,H=4096,eps=1e-05", "--gpu", "h100")
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from rooflab.bench import record_files
 from rooflab.bench.cli import app
-from rooflab.bench.code import cases, targets
-from rooflab.bench.code.cases import select
-from rooflab.bench.code.store import Store
-from rooflab.bench.static import Request, compile_kernels
+from rooflab.bench.compile import cases, targets
+from rooflab.bench.compile.cases import select
+from rooflab.bench.compile.static import Request, compile_kernels
+from rooflab.bench.compile.store import Store
+from rooflab.bench.records import files as record_files
 from rooflab.kernels import registry
 from rooflab.reference.spec import SCHEMES, Case
 from rooflab.roofline.device import DEVICES
@@ -72,7 +72,7 @@ def own_registry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     registry.load_all()
     monkeypatch.setattr(registry, "_kernels", {op: dict(found) for op, found in registry._kernels.items()})
     monkeypatch.setenv("ROOFLAB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("rooflab.bench.static._done", {})
+    monkeypatch.setattr("rooflab.bench.compile.static._done", {})
 
 
 def run(*arguments: str | Path) -> tuple[int, str]:
@@ -203,15 +203,15 @@ def test_what_was_compiled_is_not_compiled_again(tmp_path, monkeypatch):
     request = Request("rmsnorm", "fused", Case(T=4, H=64, eps=1e-5), SCHEMES["bf16"])
     store = Store(tmp_path)
     (first,) = compile_kernels([request], store)[0]
-    monkeypatch.setattr("rooflab.bench.static._done", {})
-    monkeypatch.setattr("rooflab.bench.code.workers.Worker.ask", lambda *_: pytest.fail("a process was asked"))
+    monkeypatch.setattr("rooflab.bench.compile.static._done", {})
+    monkeypatch.setattr("rooflab.bench.compile.workers.Worker.ask", lambda *_: pytest.fail("a process was asked"))
     (second,) = compile_kernels([request], store)[0]
     assert first == second and (store.hits, store.misses) == (1, 1) and first.loops == second.loops
-    monkeypatch.setattr("rooflab.bench.static._done", {})
-    monkeypatch.setattr("rooflab.bench.code.sources.Sources.of", lambda *_: "another source")
+    monkeypatch.setattr("rooflab.bench.compile.static._done", {})
+    monkeypatch.setattr("rooflab.bench.compile.sources.Sources.of", lambda *_: "another source")
     asked = []
     monkeypatch.setattr(
-        "rooflab.bench.code.workers.Worker.ask",
+        "rooflab.bench.compile.workers.Worker.ask",
         lambda self, message: asked.append(message) or {"error": "asked", "where": "", "refused": False},
     )
     compile_kernels([request], store)

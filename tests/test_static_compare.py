@@ -13,13 +13,13 @@ from typer.testing import CliRunner
 
 import rooflab.kernels.registry
 from rooflab.bench.cli import app
-from rooflab.bench.code import revision
-from rooflab.bench.code.difference import Change, exit_status, markdown, summary_line
-from rooflab.bench.code.revision import Query, Side, compare_sides, revision_side
-from rooflab.bench.code.sources import Sources
-from rooflab.bench.code.store import Store
-from rooflab.bench.code.targets import DEFAULT
-from rooflab.bench.code.workers import CompileFailure, Worker, Workers
+from rooflab.bench.compile import revision
+from rooflab.bench.compile.difference import Change, exit_status, markdown, summary_line
+from rooflab.bench.compile.revision import Query, Side, compare_sides, revision_side
+from rooflab.bench.compile.sources import Sources
+from rooflab.bench.compile.store import Store
+from rooflab.bench.compile.targets import DEFAULT
+from rooflab.bench.compile.workers import CompileFailure, Worker, Workers
 
 ROOT = Path(rooflab.kernels.registry.__file__).parent.parent
 GEMM = '''"""A gemm."""

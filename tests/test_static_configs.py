@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from rooflab.bench.code.cases import select
-from rooflab.bench.code.store import Store
-from rooflab.bench.static import CompileFailure, Request, compile_kernels
+from rooflab.bench.compile.cases import select
+from rooflab.bench.compile.static import CompileFailure, Request, compile_kernels
+from rooflab.bench.compile.store import Store
 from rooflab.kernels.configs import legal_configs
 from rooflab.kernels.registry import Kernel, kernels, ops
 from rooflab.reference.spec import SCHEMES

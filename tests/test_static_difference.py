@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from rooflab.bench.code.difference import changed, exit_status, gone, markdown, new, summary_line, write_markdown
-from rooflab.bench.code.options import Option
-from rooflab.bench.code.summary import Summary
-from rooflab.bench.code.workers import CompileFailure
+from rooflab.bench.compile.difference import changed, exit_status, gone, markdown, new, summary_line, write_markdown
+from rooflab.bench.compile.options import Option
+from rooflab.bench.compile.summary import Summary
+from rooflab.bench.compile.workers import CompileFailure
 
 IDENTITY = ("gemm", "tiled", "bf16", "M=64")
 PLAIN = Summary(

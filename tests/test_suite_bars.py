@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from rooflab.bench.records import Record
+from rooflab.bench.records.record import Record
 from rooflab.bench.suite import measures
 from rooflab.bench.suite.bars import ab, attention, gemm, gemm_family
 from rooflab.bench.suite.entries import Context

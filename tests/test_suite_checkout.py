@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from test_suite_bars import CASES, record
 
-from rooflab.bench.record_files import write
+from rooflab.bench.records.files import write
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("roofline", "reference", "kernels", "engine", "bench")

@@ -7,9 +7,9 @@ import subprocess
 import sys
 
 import pytest
+from commands_in_process import run_command
 
-from rooflab.bench import record_files
-from rooflab.bench.suite.calls import run_command
+from rooflab.bench.records import files as record_files
 from rooflab.bench.suite.plan import make_plan
 
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 import test_suite_run as runs
+from commands_in_process import run_command
 from test_suite_bars import CASES, record
 from test_suite_run import entry, light_processes, run  # noqa: F401
 
-from rooflab.bench import record_files
-from rooflab.bench.check_outcome import BROKEN
+from rooflab.bench.check.outcome import BROKEN
+from rooflab.bench.records import files as record_files
 from rooflab.bench.suite import measures, runner, running, state, tasks
-from rooflab.bench.suite.calls import run_command
 from rooflab.bench.suite.entries import Context, Outcome
 from rooflab.bench.suite.plan import make_plan
 from rooflab.bench.suite.process import Ended, Process

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from rooflab.bench.isolated import FirstRun
-from rooflab.bench.selection import first_taken
+from rooflab.bench.calls.selection import first_taken
+from rooflab.bench.check.isolated import FirstRun
 from rooflab.bench.suite import measures, tasks
 from rooflab.bench.suite.entries import Context
 from rooflab.kernels import registry
@@ -43,7 +43,7 @@ def test_what_is_right_is_verified_and_what_is_not_installed_takes_no_process(mo
     def why_not_here(self, device):
         return "UNAVAILABLE: it is not installed" if self.role == "peer" else None
 
-    monkeypatch.setattr("rooflab.bench.isolated.first_in_own_process", in_own_process)
+    monkeypatch.setattr("rooflab.bench.check.isolated.first_in_own_process", in_own_process)
     monkeypatch.setattr(Kernel, "why_not_here", why_not_here)
     ops = ("gemm", "gemm_fp8", "gemm_w4a16", "flash_attention")
     found = tasks.first_checks(Context("first", tmp_path, "cuda", False, 100.0), ops)

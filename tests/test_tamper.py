@@ -3,8 +3,8 @@ import time
 import pytest
 import torch
 
-from rooflab.bench import tamper
-from rooflab.bench.tamper import tampered
+from rooflab.bench.timing import tamper
+from rooflab.bench.timing.tamper import tampered
 
 
 def test_untouched_clocks_are_untouched():

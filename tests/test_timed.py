@@ -6,10 +6,10 @@ from functools import partial
 import torch
 from test_measure import CASE, CEILINGS, FP32, SPEC, kernel, make_inputs, run
 
-from rooflab.bench import measure as module
-from rooflab.bench import timed
-from rooflab.bench.measure import measure_op
-from rooflab.bench.timing import Samples
+from rooflab.bench.measure import measure as module
+from rooflab.bench.measure import timed
+from rooflab.bench.measure.measure import measure_op
+from rooflab.bench.timing.timing import Samples
 from rooflab.reference.spec import Case
 
 

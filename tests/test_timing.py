@@ -4,10 +4,10 @@ import time
 
 import pytest
 
-from rooflab.bench import stopwatch as stopwatches
-from rooflab.bench import timing
-from rooflab.bench.stopwatch import CpuStopwatch, OneByOne, check_timer, grid_of
-from rooflab.bench.timing import Samples, time_functions
+from rooflab.bench.timing import stopwatch as stopwatches
+from rooflab.bench.timing import timing
+from rooflab.bench.timing.stopwatch import CpuStopwatch, OneByOne, check_timer, grid_of
+from rooflab.bench.timing.timing import Samples, time_functions
 
 
 class FakeStopwatch(OneByOne):

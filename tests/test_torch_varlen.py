@@ -15,7 +15,7 @@ import torch
 import torch.nn.attention
 import torch.nn.attention.varlen as varlen
 
-from rooflab.bench.check import check_kernel
+from rooflab.bench.check.check import check_kernel
 from rooflab.kernels.flash_attention_varlen import torch_varlen
 from rooflab.kernels.registry import get_kernel, get_op
 from rooflab.reference.attention import Scores, attend, seen_keys

@@ -8,10 +8,13 @@ from dataclasses import asdict, dataclass
 import pytest
 import torch
 
-from rooflab.bench import record_files, tune, tune_bucket, tune_times
-from rooflab.bench.static import CompileFailure
-from rooflab.bench.tune import tune_op
-from rooflab.bench.tune_search import FINALISTS, GROUP, least_s, search
+from rooflab.bench.compile.static import CompileFailure
+from rooflab.bench.records import files as record_files
+from rooflab.bench.tune import bucket as tune_bucket
+from rooflab.bench.tune import times as tune_times
+from rooflab.bench.tune import tune
+from rooflab.bench.tune.search import FINALISTS, GROUP, least_s, search
+from rooflab.bench.tune.tune import tune_op
 from rooflab.kernels import registry
 from rooflab.kernels.configs import Footprint
 from rooflab.reference.spec import SCHEMES, Case

@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands_in_process import run_command
 from test_tune import MINE
 
-from rooflab.bench import tune, tune_bucket
-from rooflab.bench.record_files import RunWriter
-from rooflab.bench.records import Record
-from rooflab.bench.suite.calls import run_command
-from rooflab.bench.tune import tune_op
-from rooflab.bench.tune_search import Found
+from rooflab.bench.records.files import RunWriter
+from rooflab.bench.records.record import Record
+from rooflab.bench.tune import bucket as tune_bucket
+from rooflab.bench.tune import tune
+from rooflab.bench.tune.search import Found
+from rooflab.bench.tune.tune import tune_op
 from rooflab.kernels import registry
 from rooflab.kernels.configs import config_for
 from rooflab.reference.spec import SCHEMES, Case

@@ -7,10 +7,10 @@ import random
 
 import pytest
 
-from rooflab.bench.emulated_calls import call
-from rooflab.bench.emulated_checks import emulators
+from rooflab.bench.compile.static import CompileFailure, Request, compile_kernels
+from rooflab.bench.emulate.calls import call
+from rooflab.bench.emulate.checks import emulators
 from rooflab.bench.predict.cases import Target
-from rooflab.bench.static import CompileFailure, Request, compile_kernels
 from rooflab.kernels import registry
 from rooflab.kernels.configs import SHARED_BYTES_PER_CTA, legal_configs
 from rooflab.reference.spec import Case, get_scheme

@@ -9,7 +9,7 @@ import torch
 
 from rooflab.bench.ab.functions import by_name, make, named, unpack
 from rooflab.bench.ab.pairs import Reading
-from rooflab.bench.fixture import tolerance
+from rooflab.bench.check.gate import tolerance
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, as_tuple
 from rooflab.roofline.model import Cost
@@ -72,7 +72,7 @@ def prepare(
 
 def check(functions: Mapping[str, Any], seed: int) -> Reading:
     """The same check as a kernel's, planted inputs apart: poisoned memory, other data, repeated calls, aliases."""
-    from rooflab.bench.check import check_kernel
+    from rooflab.bench.check.check import check_kernel
 
     kernel, spec, case, scheme, device = prepare(functions, seed, cast=True)
     result = check_kernel(kernel, spec, case, scheme, device, seed)

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from rooflab.bench.ab.largest import largest
-from rooflab.bench.ab.revisions import Tree
 from rooflab.bench.ab.sides import ROOT, Comparison, Side, Target
-from rooflab.bench.environment import git_state
+from rooflab.bench.records.environment import git_state
+from rooflab.bench.records.revisions import Tree
 from rooflab.kernels import registry
 from rooflab.reference.spec import Case
 

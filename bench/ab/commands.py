@@ -12,12 +12,12 @@ from rooflab.bench.ab import from_records, output, to_records
 from rooflab.bench.ab.choose_targets import Wanted, check_names, two_kernels, two_trees
 from rooflab.bench.ab.harness import harness
 from rooflab.bench.ab.processes import ProcessFailed, Runner
-from rooflab.bench.ab.revisions import Tree, checked_out, git, working_tree
 from rooflab.bench.ab.run import Result, Settings, run
 from rooflab.bench.ab.self_test import KERNELS, SelfTest, self_test
 from rooflab.bench.ab.sides import ROOT, Comparison, Side
 from rooflab.bench.ab.touched import touched_ops, users
 from rooflab.bench.ab.verdict import EXIT_UNRESOLVED, Outcome, Rules, exit_status
+from rooflab.bench.records.revisions import Tree, checked_out, git, working_tree
 
 Say = Callable[[str], None]
 EXIT_FAULT = 11

@@ -14,7 +14,7 @@ from rooflab.bench.ab.functions import make, named, pack
 from rooflab.bench.ab.run import Result, Settings, run
 from rooflab.bench.ab.sides import Comparison, Side
 from rooflab.bench.ab.verdict import Outcome, Rules, exit_status
-from rooflab.bench.records import Verdict
+from rooflab.bench.records.record import Verdict
 
 KEY = "function"
 

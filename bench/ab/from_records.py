@@ -26,9 +26,9 @@ from rooflab.bench.ab.verdict import (
     judge,
     wants_confirmation,
 )
-from rooflab.bench.methods import paired_method_of
-from rooflab.bench.record_files import read
-from rooflab.bench.records import Record, Verdict
+from rooflab.bench.records.files import read
+from rooflab.bench.records.methods import paired_method_of
+from rooflab.bench.records.record import Record, Verdict
 
 NO_MACHINE = ("unknown", "imported-unknown-")
 """How the key of a machine begins that nobody knows."""

@@ -17,7 +17,7 @@ TIMES_NOTHING = (
     "rooflab.bench.ab",
     "rooflab.bench.ab.adhoc",
     "rooflab.bench.ab.largest",
-    "rooflab.bench.check",
+    "rooflab.bench.check.check",
     "rooflab.bench.show",
 )
 """What the process imports beside what times: `compare`, functions without a spec, what there is, the check, tables."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rooflab.bench.records import L2State, Status
+from rooflab.bench.records.record import L2State, Status
 
 SideName = Literal["A", "B"]
 

@@ -16,9 +16,10 @@ from typing import Any, get_args
 
 from rooflab.bench.ab.pairs import Reading, Readings, SideName
 from rooflab.bench.ab.sides import ROOT, Comparison, Job, Mode, Side
-from rooflab.bench.records import Status, now
+from rooflab.bench.records.record import Status, now
 
-BOOT = Path(__file__).resolve().parent / "_boot.py"
+BOOT = Path("bench/processes/boot.py")
+WORKER = "rooflab.bench.ab.worker"
 START_S = 180.0
 """Longest that a process may take to import torch and the kernels, on a machine that does other things."""
 CHECK_S = 300.0
@@ -129,10 +130,10 @@ def _environment() -> dict[str, str]:
 def _lines(side: Side, job: Job, limit_s: float) -> Iterator[dict[str, Any]]:
     """The answers of one fresh process.  Raises `ProcessFailed` where it ends early or is silent for too long."""
     harness = side.tree if side.own_bench else ROOT
-    command = [side.python, "-P", str(BOOT if not side.own_bench else side.tree / "bench/ab/_boot.py")]
+    command = [side.python, "-P", str(harness / BOOT)]
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
-            [*command, str(side.tree), str(harness)],
+            [*command, str(side.tree), str(harness), WORKER],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,

@@ -12,8 +12,8 @@ from rooflab.bench.ab.pairs import Batch, Reading, SideName, run_pairs
 from rooflab.bench.ab.processes import Runner
 from rooflab.bench.ab.sides import Comparison
 from rooflab.bench.ab.verdict import Evidence, Outcome, Rules, judge, wants_confirmation
-from rooflab.bench.methods import paired_method_of
-from rooflab.bench.records import Verdict
+from rooflab.bench.records.methods import paired_method_of
+from rooflab.bench.records.record import Verdict
 
 CONFIRMATION_SHARE = 0.4
 """Share of a budget kept for the confirmation and not given to the first batch."""

@@ -13,7 +13,7 @@ from rooflab.bench.ab import floors
 from rooflab.bench.ab.run import Result, Settings, run
 from rooflab.bench.ab.sides import ROOT, Comparison, Side, Target
 from rooflab.bench.ab.verdict import Outcome
-from rooflab.bench.environment import git_state
+from rooflab.bench.records.environment import git_state
 from rooflab.kernels import registry
 
 KERNELS = (

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from rooflab.bench.calls import Rotation
+from rooflab.bench.calls.calls import Rotation
 
 PROBES = 7
 PROBE_CYCLES = 10_000_000

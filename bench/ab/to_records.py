@@ -9,9 +9,9 @@ from typing import Any, cast
 from rooflab.bench.ab.pairs import Reading, SideName
 from rooflab.bench.ab.run import Result
 from rooflab.bench.ab.verdict import Outcome
-from rooflab.bench.record_files import write
-from rooflab.bench.records import DeviceType, Record, Status, new_run_id, now
-from rooflab.bench.samples import pack_samples
+from rooflab.bench.records.files import write
+from rooflab.bench.records.record import DeviceType, Record, Status, new_run_id, now
+from rooflab.bench.records.samples import pack_samples
 from rooflab.kernels.registry import Backend, Role
 from rooflab.reference.spec import Case
 

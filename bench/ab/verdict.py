@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from rooflab.bench.ab.estimate import ALPHA, Estimate, adjusted, estimate, p_above
-from rooflab.bench.records import Verdict
+from rooflab.bench.records.record import Verdict
 
 SUITE_PAIRS = 12
 """Least pairs where several kernels are judged at once: with fewer, no p-value is small enough for 100 of them."""

@@ -18,12 +18,12 @@ import torch
 
 from rooflab.bench.ab.pairs import Reading
 from rooflab.bench.ab.slow import Slowed
-from rooflab.bench.calls import Rotation, free_bytes, input_bytes
-from rooflab.bench.environment import snapshot
-from rooflab.bench.measure import COPIES
-from rooflab.bench.reading import why_invalid
-from rooflab.bench.timed import Observed, observe, time_together, wrong_calls
-from rooflab.bench.trial import failure, known_errors
+from rooflab.bench.calls.calls import Rotation, free_bytes, input_bytes
+from rooflab.bench.check.trial import failure, known_errors
+from rooflab.bench.measure.measure import COPIES
+from rooflab.bench.measure.timed import Observed, observe, time_together, wrong_calls
+from rooflab.bench.records.environment import snapshot
+from rooflab.bench.timing.reading import why_invalid
 from rooflab.kernels import registry
 from rooflab.kernels.precision import pin_matmul_precision
 from rooflab.reference.spec import Case, OpSpec, Scheme, get_scheme
@@ -91,7 +91,7 @@ def check(target: Mapping[str, str], job: Mapping[str, Any], device: torch.devic
 
     One that does not take the small case meets them on this one.
     """
-    from rooflab.bench.check import check_kernel
+    from rooflab.bench.check.check import check_kernel
 
     spec, kernel, case, scheme = _resolve(target)
     result = check_kernel(kernel, spec, spec.get_cases("smoke")[0], scheme, device, job["seed"])
@@ -178,7 +178,7 @@ def _limits(device: torch.device) -> Ceilings | None:
     """What no reading can pass: a GPU's data sheet at its highest clock; a CPU has none but what is measured."""
     if device.type != "cuda":
         return None
-    from rooflab.bench.ceilings import ceilings_for, limits_for
+    from rooflab.bench.ceilings.ceilings import ceilings_for, limits_for
 
     known = ceilings_for(device)
     return limits_for(device, known) if known else None

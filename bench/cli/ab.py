@@ -78,8 +78,8 @@ def ab(
     from rooflab.bench.ab.choose_targets import Wanted
     from rooflab.bench.ab.run import Settings
     from rooflab.bench.ab.verdict import Rules
-    from rooflab.bench.selection import pick_device
-    from rooflab.bench.stopwatch import check_timer
+    from rooflab.bench.calls.selection import pick_device
+    from rooflab.bench.timing.stopwatch import check_timer
 
     place = str(pick_device(device))
     check_timer(timer, place.split(":")[0])

@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 from rooflab.bench import show
-from rooflab.bench.bisection import ABORT, FOUND, UNRESOLVED, Question, current, step, subject
-from rooflab.bench.bisection import bisect as find
+from rooflab.bench.ab.bisection import ABORT, FOUND, UNRESOLVED, Question, current, step, subject
+from rooflab.bench.ab.bisection import bisect as find
 from rooflab.bench.cli.app import Json, app
 
 OpName = Annotated[str, typer.Argument(help="An op, as `rooflab list` names it.")]

@@ -25,7 +25,7 @@ def ceilings(
     json: Json = False,
 ) -> None:
     """Measure this machine's ceilings once, and show them beside the data sheet.  Exit status 11 or 13 on a bad one."""
-    from rooflab.bench.selection import pick_device
+    from rooflab.bench.calls.selection import pick_device
 
     if budget_s is not None and not budget_s > 0:
         raise ValueError(f"budget: expected seconds above 0, got {budget_s}")
@@ -46,10 +46,10 @@ def ceilings(
 
 
 def _cpu(device: Any, refresh: bool, budget_s: float | None, out: Path | None) -> dict[str, Any]:
-    from rooflab.bench.ceilings import cpu_ceilings, kept_cpu_ceilings
-    from rooflab.bench.ceilings_rows import cpu_records, cpu_rows
-    from rooflab.bench.environment import snapshot
-    from rooflab.bench.records import new_run_id
+    from rooflab.bench.ceilings.ceilings import cpu_ceilings, kept_cpu_ceilings
+    from rooflab.bench.ceilings.rows import cpu_records, cpu_rows
+    from rooflab.bench.records.environment import snapshot
+    from rooflab.bench.records.record import new_run_id
 
     if budget_s is not None and not refresh and kept_cpu_ceilings() is not None:
         show.note(NOT_SPENT)
@@ -73,10 +73,10 @@ def _cpu(device: Any, refresh: bool, budget_s: float | None, out: Path | None) -
 def _cuda(device: Any, refresh: bool, budget_s: float | None, out: Path | None) -> dict[str, Any]:
     import torch
 
-    from rooflab.bench.ceilings import CUDA_BUDGET_S, ceilings_for, cuda_ceilings, kept_ceilings
-    from rooflab.bench.ceilings_cuda import GROUPS_OF_HOPPER
-    from rooflab.bench.ceilings_rows import COLUMNS, card_records, card_rows
-    from rooflab.bench.records import new_run_id
+    from rooflab.bench.ceilings.ceilings import CUDA_BUDGET_S, ceilings_for, cuda_ceilings, kept_ceilings
+    from rooflab.bench.ceilings.cuda import GROUPS_OF_HOPPER
+    from rooflab.bench.ceilings.rows import COLUMNS, card_records, card_rows
+    from rooflab.bench.records.record import new_run_id
     from rooflab.roofline.device import identify
 
     kept, reason = kept_ceilings(device)
@@ -105,7 +105,7 @@ def _cuda(device: Any, refresh: bool, budget_s: float | None, out: Path | None) 
 
 def _write(out: Path | None, records: list[Any]) -> str | None:
     """The file of records, where one was asked for."""
-    from rooflab.bench.record_files import RunWriter
+    from rooflab.bench.records.files import RunWriter
 
     if out is None:
         return None

@@ -46,7 +46,7 @@ def emulate(
     Needs no GPU.  Exit status 11 where a value is wrong, a race is found, or the kernel does what a GPU would not
     forgive.
     """
-    from rooflab.bench import emulated_calls
+    from rooflab.bench.emulate import calls as emulated_calls
 
     named = [*([kernel] if kernel else []), *(kernels or [])]
     chosen = emulated_calls.choose(op, named, case or [], scheme or [], config)

@@ -11,9 +11,9 @@ from rooflab.bench import show
 from rooflab.bench.cli.app import EXIT_INCORRECT, CaseOption, Json, KernelOption, OutOption, SchemeOption, app
 
 if TYPE_CHECKING:
-    from rooflab.bench.explain import Explanation
     from rooflab.bench.predict.cases import Target
-    from rooflab.bench.records import Record
+    from rooflab.bench.predict.explain import Explanation
+    from rooflab.bench.records.record import Record
     from rooflab.roofline.device import Device
 
 OpArgument = Annotated[str, typer.Argument(help="An op, as `rooflab list` names it.")]
@@ -40,9 +40,9 @@ def explain(
     The time is predicted from compiled code and the roofline, with no GPU; with a measurement the parts sum to that,
     and what the model does not explain is a part of its own.  Without a kernel: naive and optimized side by side.
     """
-    from rooflab.bench import record_files
-    from rooflab.bench.explain import explain as explain_all
     from rooflab.bench.predict import calibration, targets
+    from rooflab.bench.predict.explain import explain as explain_all
+    from rooflab.bench.records import files as record_files
 
     known = record_files.read(records) if records else []
     device, note = targets.choose_gpu(gpu, [entry for entry in known if entry.device == "cuda"])
@@ -116,7 +116,7 @@ def _show(entry: Explanation) -> None:
 
 
 def _show_side_by_side(op: str, found: list[Explanation]) -> None:
-    from rooflab.bench.explain import WHY_COLUMNS, why_rows, why_sentence
+    from rooflab.bench.predict.explain import WHY_COLUMNS, why_rows, why_sentence
 
     for case in dict.fromkeys((entry.target.case, entry.target.scheme) for entry in found):
         own = [entry for entry in found if (entry.target.case, entry.target.scheme) == case]
@@ -162,7 +162,7 @@ def _sanitize(target: Target, tool: str, seed: int, timeout_s: float, command: b
     import shlex
     from dataclasses import asdict
 
-    from rooflab.bench import sanitizer
+    from rooflab.bench.predict import sanitizer
 
     checked = sanitizer.check_tool(tool)
     if command:
@@ -194,10 +194,9 @@ def _count(
 ) -> None:
     import shlex
 
-    from rooflab.bench import counted, ncu
-    from rooflab.bench.explain import explain as explain_all
-    from rooflab.bench.predict import calibration, targets
-    from rooflab.bench.record_files import RunWriter
+    from rooflab.bench.predict import calibration, counted, ncu, targets
+    from rooflab.bench.predict.explain import explain as explain_all
+    from rooflab.bench.records.files import RunWriter
 
     if command:
         show.line(shlex.join(ncu.command(target, seed, ncu.METRICS, Path("ncu.csv"))))

@@ -24,8 +24,8 @@ def golden(
     """
     import torch
 
-    from rooflab.bench import golden as files
-    from rooflab.bench.selection import pick_device
+    from rooflab.bench.calls.selection import pick_device
+    from rooflab.bench.emulate import golden as files
 
     if write:
         place = pick_device(device or "cuda")

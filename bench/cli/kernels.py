@@ -23,7 +23,7 @@ from rooflab.bench.cli.app import (
 )
 
 if TYPE_CHECKING:
-    from rooflab.bench.flush import FlushBy
+    from rooflab.bench.timing.flush import FlushBy
 
 
 @app.command("list")
@@ -55,8 +55,8 @@ def check(
     json: Json = False,
 ) -> None:
     """Check kernels against the fp64 oracle, planted inputs included.  Exit status 11 where one is wrong."""
+    from rooflab.bench.calls.selection import Selection
     from rooflab.bench.commands import check_rows, count_checks, run_checks, summarize_checks
-    from rooflab.bench.selection import Selection
 
     chosen = Selection.of(op, kernel, suite or ["smoke", "edge"], case, scheme, device, seed)
     if by not in (None, "emulator", "interpreter"):
@@ -104,10 +104,11 @@ def bench(
     json: Json = False,
 ) -> None:
     """Check and time kernels; records and roofline figures go to --out.  Exit status 11 or 13 where one failed."""
-    from rooflab.bench.choose import write_choices
-    from rooflab.bench.commands import count_benches, result_folder, run_benches
-    from rooflab.bench.figures import bench_row, draw_records
-    from rooflab.bench.selection import Selection
+    from rooflab.bench.calls.selection import Selection
+    from rooflab.bench.commands import count_benches, run_benches
+    from rooflab.bench.records.files import result_folder
+    from rooflab.bench.report.figures import bench_row, draw_records
+    from rooflab.bench.tune.choose import write_choices
 
     if choose and kernel:
         raise ValueError("choose: expected all kernels of an op, got --kernel")
@@ -151,7 +152,9 @@ def roofline(
     With --gpu, records are the emulator's (rooflab check, rooflab emulate, with --out): their counted bytes stand in
     place of modelled ones, and their cases in place of the suite's.
     """
-    from rooflab.bench import commands, figures
+    from rooflab.bench import commands
+    from rooflab.bench.records.files import result_folder
+    from rooflab.bench.report import figures
 
     if gpu:
         if case:
@@ -159,7 +162,7 @@ def roofline(
         points, ceilings, note = commands.gpu_bounds(gpu, suite, scheme, op or [], records)
         if note:
             show.note(note)
-        paths = figures.draw(points, ceilings, out or commands.result_folder())
+        paths = figures.draw(points, ceilings, out or result_folder())
     else:
         found, folder = commands.newest_records(records)
         found = [record for record in found if (not op or record.op in op) and (not case or record.case_id in case)]

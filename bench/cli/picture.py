@@ -13,7 +13,7 @@ from rooflab.bench import show
 from rooflab.bench.cli.app import Json, OutOption, app
 
 if TYPE_CHECKING:
-    from rooflab.bench.pictures.schedule import Schedule
+    from rooflab.bench.report.pictures.schedule import Schedule
 
 pictures = typer.Typer(no_args_is_help=True, help="Draw what kernels move by level, or how their tiles are scheduled.")
 app.add_typer(pictures, name="picture")
@@ -38,14 +38,13 @@ def bytes_(
     Kernels with compiled code (sm_90a) run in the emulator, and their values are checked; of a naive one the operands
     of torch's calls are counted.  Writes a PNG and the records behind it.
     """
-    from rooflab.bench import commands
-    from rooflab.bench.pictures.levels import move
-    from rooflab.bench.pictures.levels_figure import draw_levels
-    from rooflab.bench.record_files import RunWriter
+    from rooflab.bench.records.files import RunWriter, result_folder
+    from rooflab.bench.report.pictures.levels import move
+    from rooflab.bench.report.pictures.levels_figure import draw_levels
 
     with show.waiting(f"{op} {case}"):
         records = move(op, kernels, case, scheme, seed)
-    folder = out or commands.result_folder()
+    folder = out or result_folder()
     writer = RunWriter(folder, records[0].run_id)
     writer.write(*records)
     rows = [{"kernel": item.kernel, **item.metrics} for item in records]
@@ -78,11 +77,11 @@ def schedule(
     """
     import torch
 
-    from rooflab.bench import commands
-    from rooflab.bench.environment import snapshot
-    from rooflab.bench.pictures import schedule as schedules
-    from rooflab.bench.pictures.schedule_figure import draw_schedules
     from rooflab.bench.predict.targets import choose_cases, choose_scheme
+    from rooflab.bench.records.environment import snapshot
+    from rooflab.bench.records.files import result_folder
+    from rooflab.bench.report.pictures import schedule as schedules
+    from rooflab.bench.report.pictures.schedule_figure import draw_schedules
     from rooflab.kernels._device import HOPPER_SMS
     from rooflab.kernels.registry import get_op, interpreting
 
@@ -98,7 +97,7 @@ def schedule(
             found.append(schedules.timed(name, wanted, dtypes, torch.device("cuda")))
         else:
             found.append(schedules.planned(name, wanted, dtypes, sms or HOPPER_SMS))
-    environment, folder = snapshot(), out or commands.result_folder()
+    environment, folder = snapshot(), out or result_folder()
     picture = draw_schedules(found, wanted, dtypes, environment, folder)
     rows = [_summary(item) for item in found]
     path = folder / f"schedule-{op}.json"

@@ -21,10 +21,10 @@ from rooflab.bench.cli.app import (
 )
 
 if TYPE_CHECKING:
-    from rooflab.bench.code.reports import Result
-    from rooflab.bench.code.revision import Query
-    from rooflab.bench.code.store import Store
-    from rooflab.bench.code.targets import Target
+    from rooflab.bench.compile.reports import Result
+    from rooflab.bench.compile.revision import Query
+    from rooflab.bench.compile.store import Store
+    from rooflab.bench.compile.targets import Target
     from rooflab.roofline.device import Device
 
 
@@ -56,10 +56,10 @@ def static(
     Exit status 11 where a kernel does not compile, and with --compare on new spills or lost tensor cores; 13 where a
     kernel is gone.
     """
-    from rooflab.bench.code.cases import SUITES
-    from rooflab.bench.code.revision import Query
-    from rooflab.bench.code.store import Store
-    from rooflab.bench.code.targets import device_for, get_target
+    from rooflab.bench.compile.cases import SUITES
+    from rooflab.bench.compile.revision import Query
+    from rooflab.bench.compile.store import Store
+    from rooflab.bench.compile.targets import device_for, get_target
 
     architecture = get_target(target)
     device = device_for(architecture, gpu)
@@ -81,8 +81,8 @@ def static(
 def _compile(
     query: Query, texts: tuple[str, ...], every: bool, target: Target, device: Device, store: Store | None
 ) -> list[Result]:
-    from rooflab.bench.code.kept import select_kept
-    from rooflab.bench.code.reports import compile_selected, configs_of
+    from rooflab.bench.compile.kept import select_kept
+    from rooflab.bench.compile.reports import compile_selected, configs_of
 
     selected = select_kept(query, store)
     chosen = configs_of(selected, texts, every)
@@ -96,7 +96,7 @@ def _compile(
 def _report(
     results: list[Result], target: Target, store: Store | None, details: bool, out: Path | None, json: bool
 ) -> None:
-    from rooflab.bench.code import reports
+    from rooflab.bench.compile import reports
 
     path = reports.write_records(results, out) if out else None
     if json:
@@ -133,8 +133,8 @@ def _compare(
     json: bool,
 ) -> int:
     import rooflab.kernels.registry
-    from rooflab.bench.code import difference
-    from rooflab.bench.code.revision import compare_sides, own_side, revision_side
+    from rooflab.bench.compile import difference
+    from rooflab.bench.compile.revision import compare_sides, own_side, revision_side
 
     root = Path(rooflab.kernels.registry.__file__).resolve().parent.parent
     with show.waiting(f"compiling this tree and {revision}"), revision_side(root, revision) as base:

@@ -45,8 +45,8 @@ def suite(
     if summary is not None:
         _show(summaries.read(summary), json)
         return
-    from rooflab.bench.commands import result_folder
-    from rooflab.bench.selection import pick_device
+    from rooflab.bench.calls.selection import pick_device
+    from rooflab.bench.records.files import result_folder
     from rooflab.bench.suite.plan import make_plan
     from rooflab.bench.suite.runner import Settings, run_suite
 
@@ -132,9 +132,9 @@ def tune(
 
     Exit status 11 where a config that was measured is wrong, or in a dry run the one that it favours.
     """
-    from rooflab.bench.choose import write_choices
-    from rooflab.bench.commands import result_folder
-    from rooflab.bench.tune import COLUMNS, tune_op
+    from rooflab.bench.records.files import result_folder
+    from rooflab.bench.tune.choose import write_choices
+    from rooflab.bench.tune.tune import COLUMNS, tune_op
 
     if choose and dry_run:
         raise ValueError("choose: expected measured times, and a dry run has none")

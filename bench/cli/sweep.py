@@ -36,9 +36,9 @@ def sweep(
         raise ValueError(f"budget: expected seconds above 0, got {budget_s}")
     if workers is not None and workers < 1:
         raise ValueError(f"workers: expected at least 1, got {workers}")
-    from rooflab.bench.fleet.sweep import sweep as run
-    from rooflab.bench.fleet.worker import Shard
     from rooflab.bench.suite.plan import make_plan
+    from rooflab.bench.suite.sweep import sweep as run
+    from rooflab.bench.suite.sweep_worker import Shard
     from rooflab.kernels import registry
 
     names = list(only or registry.ops())

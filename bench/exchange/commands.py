@@ -8,8 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from rooflab.bench import record_files
-from rooflab.bench.environment import snapshot
+from rooflab.bench.calls.selection import pick_device
 from rooflab.bench.exchange.dashboards import write_bencher, write_github_action
 from rooflab.bench.exchange.flashinfer_check import DefinitionCheck, Options, check_definitions
 from rooflab.bench.exchange.flashinfer_families import find_family
@@ -21,11 +20,12 @@ from rooflab.bench.exchange.pytest_benchmark_export import write_pytest_benchmar
 from rooflab.bench.exchange.pytest_benchmark_json import read_pytest_benchmark
 from rooflab.bench.exchange.table_csv import read_csv, write_csv
 from rooflab.bench.exchange.tritonbench import read_tritonbench
-from rooflab.bench.figures import bench_row
-from rooflab.bench.history.points import Chosen, record_files_in
-from rooflab.bench.record_files import RunWriter
-from rooflab.bench.records import DeviceType, Record
-from rooflab.bench.selection import pick_device
+from rooflab.bench.records import files as record_files
+from rooflab.bench.records.environment import snapshot
+from rooflab.bench.records.files import RunWriter
+from rooflab.bench.records.record import DeviceType, Record
+from rooflab.bench.report.figures import bench_row
+from rooflab.bench.report.history.points import Chosen, record_files_in
 from rooflab.kernels.registry import get_kernel
 
 TOOLS = ("pytest-benchmark", "tritonbench", "flashinfer", "csv")

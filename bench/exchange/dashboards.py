@@ -9,7 +9,7 @@ from typing import Any
 
 from rooflab.bench.exchange.exported import benchmark_name, check_one_machine, replace_file, timed
 from rooflab.bench.exchange.imported import Skipped
-from rooflab.bench.records import Record
+from rooflab.bench.records.record import Record
 
 
 def write_github_action(records: Sequence[Record], path: Path) -> list[Skipped]:

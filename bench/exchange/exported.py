@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rooflab.bench.exchange.imported import Skipped
-from rooflab.bench.records import Record
+from rooflab.bench.records.record import Record
 
 
 def timed(records: Sequence[Record]) -> tuple[list[Record], list[Skipped]]:

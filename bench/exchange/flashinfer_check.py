@@ -14,14 +14,14 @@ from pathlib import Path
 
 import torch
 
+from rooflab.bench.check.trial import Failed
 from rooflab.bench.exchange.flashinfer_draws import repeated
 from rooflab.bench.exchange.flashinfer_families import find_family
 from rooflab.bench.exchange.flashinfer_files import DataSet, Definition, Workload
 from rooflab.bench.exchange.flashinfer_forms import Family, Given, scheme_of
 from rooflab.bench.exchange.flashinfer_judge import ORACLE, Judge
 from rooflab.bench.exchange.flashinfer_reference import References, make_inputs
-from rooflab.bench.records import CheckedBy, Status
-from rooflab.bench.trial import Failed
+from rooflab.bench.records.record import CheckedBy, Status
 from rooflab.kernels.precision import pin_matmul_precision
 from rooflab.kernels.registry import get_kernel, get_op, kernels
 from rooflab.reference.compare import ErrorStats

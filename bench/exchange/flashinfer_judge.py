@@ -8,12 +8,12 @@ from functools import cached_property
 
 import torch
 
+from rooflab.bench.check.poison import poisoned_allocations
+from rooflab.bench.check.trial import Data, Failed, prepare, run
 from rooflab.bench.exchange.flashinfer_draws import same_law
 from rooflab.bench.exchange.flashinfer_files import Definition
 from rooflab.bench.exchange.flashinfer_forms import Family
-from rooflab.bench.poison import poisoned_allocations
-from rooflab.bench.records import CheckedBy
-from rooflab.bench.trial import Data, Failed, prepare, run
+from rooflab.bench.records.record import CheckedBy
 from rooflab.kernels.registry import Kernel, interpreting
 from rooflab.reference.compare import ErrorStats, elementwise
 from rooflab.reference.spec import Inputs, OpSpec, Outputs, Scheme

@@ -20,7 +20,7 @@ from rooflab.bench.exchange.imported import (
     run_id,
     when,
 )
-from rooflab.bench.records import Record, Status
+from rooflab.bench.records.record import Record, Status
 
 TOOL = "flashinfer-bench"
 STATUSES: Mapping[str, Status] = {

@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
-from rooflab.bench import record_files
-from rooflab.bench.records import Record
+from rooflab.bench.records import files as record_files
+from rooflab.bench.records.record import Record
 from rooflab.reference.spec import Case, Scalar
 
 

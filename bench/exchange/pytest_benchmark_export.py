@@ -13,7 +13,7 @@ from pytest_benchmark.stats import Stats
 from rooflab.bench.exchange.exported import benchmark_name, check_one_machine, replace_file, timed
 from rooflab.bench.exchange.imported import Skipped
 from rooflab.bench.exchange.pytest_benchmark_json import COUNTS, OURS, SUMMARY
-from rooflab.bench.records import Record
+from rooflab.bench.records.record import Record
 
 STATISTICS = (*SUMMARY, "ops", *COUNTS, "iqr_outliers", "stddev_outliers", "outliers")
 NEEDED = ("min", "max", "mean", "stddev", "median", "iqr", "rounds", "iterations")

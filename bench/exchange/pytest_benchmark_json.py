@@ -24,7 +24,7 @@ from rooflab.bench.exchange.imported import (
     run_id,
     when,
 )
-from rooflab.bench.samples import pack_samples
+from rooflab.bench.records.samples import pack_samples
 from rooflab.reference.spec import Case
 
 TOOL = "pytest-benchmark"

@@ -16,7 +16,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from rooflab.bench.exchange.exported import replace_file
 from rooflab.bench.exchange.imported import Imported, parse_json, read_text
-from rooflab.bench.records import Record
+from rooflab.bench.records.record import Record
 
 COLUMNS = tuple(field.name for field in fields(Record))
 """In the schema's order; a later minor version adds columns and moves none to another name."""

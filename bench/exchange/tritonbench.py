@@ -30,7 +30,7 @@ from rooflab.bench.exchange.imported import (
     run_id,
     when,
 )
-from rooflab.bench.records import Record, Status
+from rooflab.bench.records.record import Record, Status
 from rooflab.reference.spec import Case
 
 TOOL = "tritonbench"

@@ -17,10 +17,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
-from rooflab.bench import record_files
 from rooflab.bench.predict.cases import Predicted, Target, predict_all
 from rooflab.bench.predict.model import Prediction
-from rooflab.bench.records import Record
+from rooflab.bench.records import files as record_files
+from rooflab.bench.records.record import Record
 from rooflab.engine.model_files import cache_folder
 from rooflab.kernels import registry
 from rooflab.kernels.configs import make_config

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from rooflab.bench.calls import kernel_traffic
+from rooflab.bench.calls.calls import kernel_traffic
+from rooflab.bench.compile.static import CompileFailure, Request, compile_kernels
 from rooflab.bench.predict.model import Prediction, predict
-from rooflab.bench.static import CompileFailure, Request, compile_kernels
 from rooflab.kernels.configs import with_config
 from rooflab.kernels.registry import Kernel, get_kernel, get_op
 from rooflab.reference.spec import Case, Scheme

@@ -28,10 +28,10 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from rooflab.bench.compile.static import CompiledInfo
 from rooflab.bench.predict.chip import HBM_SUSTAINED, MMA_SYNC_SHARE, Chip, chip_of
 from rooflab.bench.predict.sass import parse
 from rooflab.bench.predict.work import Share, Work, work_of
-from rooflab.bench.static import CompiledInfo
 from rooflab.roofline.device import Device
 from rooflab.roofline.model import Bound, Ceilings, Cost, Traffic, bound
 

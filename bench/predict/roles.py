@@ -17,8 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from rooflab.bench.code import sass
-from rooflab.bench.code.flow import Loop, find_loops
+from rooflab.bench.compile import sass
+from rooflab.bench.compile.flow import Loop, find_loops
 from rooflab.bench.predict.sass import WARPGROUP, Instruction
 from rooflab.roofline.occupancy import WARP
 

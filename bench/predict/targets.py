@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from rooflab.bench.predict.cases import Target
-from rooflab.bench.records import Record
+from rooflab.bench.records.record import Record
 from rooflab.kernels import registry
 from rooflab.kernels.configs import make_config
 from rooflab.kernels.registry import Kernel
@@ -107,7 +107,7 @@ def measured_in(
 
 def measure_here(targets: Sequence[Target], budget_s: float, seed: int = 0) -> list[Record]:
     """Checks and times the targets on the CUDA device at hand, a case at a time, interleaved."""
-    from rooflab.bench.measure import measure_op
+    from rooflab.bench.measure.measure import measure_op
 
     found: list[Record] = []
     for op, case, scheme in dict.fromkeys((target.op, target.case, target.scheme) for target in targets):

@@ -19,11 +19,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from rooflab.bench.compile.static import CompiledInfo
 from rooflab.bench.predict.chip import Chip, Pipe
 from rooflab.bench.predict.roles import Role, roles_of
 from rooflab.bench.predict.sass import WARPGROUP, Instruction, parse
 from rooflab.bench.predict.timeline import bytes_in_flight, span_cycles, steady_cycles
-from rooflab.bench.static import CompiledInfo
 from rooflab.roofline.device import Device
 from rooflab.roofline.occupancy import WARP, Occupancy, Waves, occupancy, waves
 

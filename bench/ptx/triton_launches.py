@@ -11,7 +11,7 @@ import triton
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction
 
-from rooflab.bench.code.capture import FakeDriver, check_internals
+from rooflab.bench.compile.capture import FakeDriver, check_internals
 
 Handle = Callable[[Any, tuple[int, ...], list[Any]], None]
 """Takes a compiled kernel, its grid and its arguments."""

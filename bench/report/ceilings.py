@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from math import isfinite
 from typing import Any
 
-from rooflab.bench.ceilings_readings import rate_of
+from rooflab.bench.ceilings.readings import rate_of
 from rooflab.bench.report.facts import facts_of
 from rooflab.bench.report.newest import machine_of
 from rooflab.bench.report.sources import Located, Source

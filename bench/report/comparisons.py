@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
 
-from rooflab.bench.records import Record
+from rooflab.bench.records.record import Record
 from rooflab.bench.report.facts import facts_of
 from rooflab.bench.report.newest import FINE, machine_of, newest
 from rooflab.bench.report.sources import Located, Source

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rooflab.bench.records import Record
+from rooflab.bench.records.record import Record
 from rooflab.bench.report.newest import FINE, newest
 from rooflab.bench.report.sources import Located, Source
 from rooflab.bench.report.words import digits, plain_value

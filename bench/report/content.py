@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
+from rooflab.bench.records.source_tree import tree_hash
 from rooflab.bench.report.ceilings import CeilingTable, ceiling_tables
 from rooflab.bench.report.comparisons import Comparison, comparisons_of
 from rooflab.bench.report.compiled import CompiledTable, compiled_tables
@@ -29,7 +30,6 @@ from rooflab.bench.report.summary import (
     unmeasured,
 )
 from rooflab.bench.report.words import moment
-from rooflab.bench.source_tree import tree_hash
 
 
 @dataclass(frozen=True)

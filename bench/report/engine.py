@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rooflab.bench.records import Record
+from rooflab.bench.records.record import Record
 from rooflab.bench.report.facts import facts_of
 from rooflab.bench.report.newest import FINE, machine_of
 from rooflab.bench.report.sources import Located, Source

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rooflab.bench.records import Record
+from rooflab.bench.records.record import Record
 from rooflab.bench.report.sources import Source
 from rooflab.bench.report.words import commit_text, digits, metric_unit, moment, percent, plain_value, throttling
 from rooflab.roofline.points import si

@@ -10,7 +10,7 @@ from math import inf, isnan
 from pathlib import Path
 from typing import get_args
 
-from rooflab.bench.records import Record
+from rooflab.bench.records.record import Record
 from rooflab.bench.report.facts import facts_of
 from rooflab.bench.report.newest import (
     Chosen,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 
-from rooflab.bench.records import Record
+from rooflab.bench.records.record import Record
 from rooflab.bench.report.sources import Located, Source
 
 FINE = ("OK", "UNSUPPORTED", "UNAVAILABLE")

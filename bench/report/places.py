@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rooflab.bench.figures import largest_cases, points_of
-from rooflab.bench.records import Record
+from rooflab.bench.records.record import Record
 from rooflab.bench.report.ceilings import ceilings_for, under_one_name
+from rooflab.bench.report.figures import largest_cases, points_of
 from rooflab.bench.report.ladders import OpLadder, Row
 from rooflab.bench.report.newest import Chosen, machine_of
 from rooflab.bench.report.sources import Located

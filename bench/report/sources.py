@@ -9,8 +9,8 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from rooflab.bench import record_files
-from rooflab.bench.records import Record
+from rooflab.bench.records import files as record_files
+from rooflab.bench.records.record import Record
 from rooflab.roofline.model import CeilingKind
 
 _NOT_FINITE = ("nan", "inf", "-inf")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import exp, log
 from typing import get_args
 
-from rooflab.bench.records import Kind
+from rooflab.bench.records.record import Kind
 from rooflab.bench.report.comparisons import BROKEN_VERDICTS, Comparison
 from rooflab.bench.report.ladders import Block, OpLadder, Row
 from rooflab.bench.report.newest import NOT_RUN, fault, kernel_key, machine_of, newest

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from math import isfinite
 from typing import Any
 
-from rooflab.bench.clocks import REASONS, reason_names
+from rooflab.bench.timing.clocks import REASONS, reason_names
 from rooflab.roofline.points import si
 
 _SUFFIXES: tuple[tuple[str, str], ...] = (

@@ -1,11 +1,10 @@
-"""A command of `rooflab` called inside a process, and a function found by its name."""
+"""A command of `rooflab` as a child process, and a function found by its name."""
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import io
 import json
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,21 +21,10 @@ def find(call: str) -> Callable[..., Any]:
 
 
 def run_command(words: Sequence[str]) -> tuple[int, Any, str]:
-    """Exit status, the JSON that it printed (None where it printed none), and what it wrote to standard error."""
-    from rooflab.bench.cli import run
-
-    out, err, arguments = io.StringIO(), io.StringIO(), sys.argv
-    sys.argv = ["rooflab", *words]
-    status = 0
+    """Exit status, the JSON that the command printed (None where it printed none), and its standard error."""
+    done = subprocess.run([sys.executable, "-m", "rooflab.bench", *words], capture_output=True, text=True)
     try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            run()
-    except SystemExit as ended:
-        status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-    finally:
-        sys.argv = arguments
-    try:
-        value = json.loads(out.getvalue()) if out.getvalue().strip() else None
+        value = json.loads(done.stdout) if done.stdout.strip() else None
     except json.JSONDecodeError:
-        value = {"output": out.getvalue()}
-    return status, value, err.getvalue().strip()
+        value = {"output": done.stdout}
+    return done.returncode, value, done.stderr.strip()

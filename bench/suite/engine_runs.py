@@ -7,8 +7,8 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from rooflab.bench.engine_run import engine_record, run_batch, warm_up
-from rooflab.bench.record_files import RunWriter
+from rooflab.bench.measure.engine_run import engine_record, run_batch, warm_up
+from rooflab.bench.records.files import RunWriter
 from rooflab.bench.suite.entries import Context
 from rooflab.bench.suite.state import write_whole
 from rooflab.engine.llm import LLM, SamplingParams

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from rooflab.bench import record_files
-from rooflab.bench.check_outcome import BROKEN, already_broken
-from rooflab.bench.commands import default_scheme
-from rooflab.bench.measure import measure_op
-from rooflab.bench.record_files import RunWriter
-from rooflab.bench.records import Record
+from rooflab.bench.calls.selection import default_scheme
+from rooflab.bench.check.outcome import BROKEN, already_broken
+from rooflab.bench.measure.measure import measure_op
+from rooflab.bench.records import files as record_files
+from rooflab.bench.records.files import RunWriter
+from rooflab.bench.records.record import Record
 from rooflab.bench.suite import running
 from rooflab.bench.suite.entries import BarStatus, Context, Outcome
 from rooflab.bench.suite.running import ContextBroken, Running

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rooflab.bench.child_processes import kill_whole
+from rooflab.bench.processes.child import kill_whole
 from rooflab.bench.suite.entries import Context, Outcome
 from rooflab.bench.suite.state import outcome_of
 

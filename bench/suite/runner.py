@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rooflab.bench.source_tree import tree_hash
+from rooflab.bench.records.source_tree import tree_hash
 from rooflab.bench.suite import running, state, summary
 from rooflab.bench.suite.entries import Context, Entry, Outcome, plan_hash
 from rooflab.bench.suite.process import Ended, Process

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from rooflab.bench.records import now
+from rooflab.bench.records.record import now
 from rooflab.bench.suite.entries import FINAL, Outcome
 
 FILE = "progress.json"

@@ -12,13 +12,12 @@ from typing import Any
 import psutil
 import torch
 
-from rooflab.bench.check import check_kernel, check_record
-from rooflab.bench.check_outcome import already_broken
-from rooflab.bench.commands import default_scheme
-from rooflab.bench.environment import snapshot
-from rooflab.bench.record_files import RunWriter
-from rooflab.bench.records import Record, Status
-from rooflab.bench.selection import Selection, first_taken
+from rooflab.bench.calls.selection import Selection, default_scheme, first_taken
+from rooflab.bench.check.check import check_kernel, check_record
+from rooflab.bench.check.outcome import already_broken
+from rooflab.bench.records.environment import snapshot
+from rooflab.bench.records.files import RunWriter
+from rooflab.bench.records.record import Record, Status
 from rooflab.bench.suite import running
 from rooflab.bench.suite.calls import run_command
 from rooflab.bench.suite.entries import Context, EntryStatus, Outcome
@@ -78,7 +77,7 @@ def first_checks(context: Context, ops: Sequence[str]) -> Outcome:
     A wrong barrier hangs and an illegal access poisons a process; neither must reach an entry.  Kernels that are calls
     of torch alone are taken as safe.
     """
-    from rooflab.bench.isolated import first_in_own_process
+    from rooflab.bench.check.isolated import first_in_own_process
 
     kernels = [kernel for op in ops for kernel in registry.kernels(op).values()]
     safe = [kernel.id for kernel in kernels if kernel.backend == "torch"]
@@ -192,7 +191,7 @@ def bench(context: Context, op: str, suites: Sequence[str]) -> Outcome:
 
 def tune(context: Context, op: str) -> Outcome:
     """The configs of every tunable kernel of `op`, searched in the time that is there; chooses nothing."""
-    from rooflab.bench.tune import tune_op
+    from rooflab.bench.tune.tune import tune_op
 
     here = {kernel.id: kernel for kernel in usable(context, op)}
     kernels = [kernel.name for kernel in here.values() if kernel.takes_config]
@@ -216,7 +215,7 @@ def tune(context: Context, op: str) -> Outcome:
 
 def flush(context: Context) -> Outcome:
     """Both ways of emptying the last-level cache, compared."""
-    from rooflab.bench.flush_comparison import compare_flushes
+    from rooflab.bench.timing.flush_comparison import compare_flushes
 
     found = compare_flushes(context.device, budget_s=0.3 if context.dry_run else 6.0)
     write_whole(context.out / "flush.json", json.dumps(found, indent=1) + "\n")

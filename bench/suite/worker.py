@@ -20,8 +20,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
-from rooflab.bench.child_processes import descendants, kill_all
-from rooflab.bench.show import plain
+from rooflab.bench.processes.child import descendants, kill_all
+from rooflab.bench.records.plain import plain
 from rooflab.bench.suite.calls import find
 from rooflab.bench.suite.entries import Context, Outcome
 from rooflab.bench.suite.running import ContextBroken
@@ -47,14 +47,14 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
 def known_errors() -> tuple[type[Exception], ...]:
     """What an entry is known to raise: what kernels do, and a process or a file that is not there."""
-    from rooflab.bench import trial
+    from rooflab.bench.check import trial
 
     return trial.known_errors()
 
 
 def identify(context: Context) -> Outcome:
     """What a run must share with the one that it goes on with; the runner asks before the first entry."""
-    from rooflab.bench.environment import snapshot
+    from rooflab.bench.records.environment import snapshot
 
     found = snapshot()
     return Outcome(figures={"environment": found.to_dict()})

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import geometric_mean
 
-from rooflab.bench.records import Record
+from rooflab.bench.records.record import Record
 from rooflab.bench.suite.bars import AGAINST_LIBRARY, OF_BANDWIDTH, bar
 from rooflab.bench.suite.entries import Context, Entry, Outcome
 from rooflab.bench.suite.measures import (

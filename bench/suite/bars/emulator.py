@@ -11,7 +11,7 @@ LEAST = 20
 
 def golden(context: Context) -> Outcome:
     """Keeps the outputs of every kernel that may run on this card, and says of how many."""
-    from rooflab.bench import golden as files
+    from rooflab.bench.emulate import golden as files
 
     needed = f"outputs of at least {LEAST} kernels and dtypes kept; the emulator is held to them afterwards"
     if context.dry_run:

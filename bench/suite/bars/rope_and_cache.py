@@ -8,20 +8,20 @@ from functools import partial
 
 import torch
 
-from rooflab.bench.calls import Rotation, copies_of
-from rooflab.bench.check_outcome import already_broken
-from rooflab.bench.microkernels import floors
-from rooflab.bench.reading import reading_fields
-from rooflab.bench.record_files import RunWriter
-from rooflab.bench.records import Record
-from rooflab.bench.stopwatch import Function
+from rooflab.bench.calls.calls import Rotation, copies_of
+from rooflab.bench.ceilings.microkernels import floors
+from rooflab.bench.check.outcome import already_broken
+from rooflab.bench.measure.timed import time_together
+from rooflab.bench.records.files import RunWriter
+from rooflab.bench.records.record import Record
 from rooflab.bench.suite import running
 from rooflab.bench.suite.bars import bar
 from rooflab.bench.suite.entries import Context, Outcome
 from rooflab.bench.suite.measures import KERNEL_S, answer, measure, unmeasured, usable
 from rooflab.bench.suite.running import ContextBroken, Running
-from rooflab.bench.timed import time_together
-from rooflab.bench.timing import Samples
+from rooflab.bench.timing.reading import reading_fields
+from rooflab.bench.timing.stopwatch import Function
+from rooflab.bench.timing.timing import Samples
 from rooflab.kernels import _cuda, registry
 from rooflab.reference.spec import Case, get_scheme
 from rooflab.roofline.model import Cost

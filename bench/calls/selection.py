@@ -1,0 +1,123 @@
+"""Which kernels, cases and schemes a command is about, from the command line's texts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from rooflab.kernels import registry
+from rooflab.kernels.registry import Kernel
+from rooflab.reference.spec import Case, OpSpec, Scheme, get_scheme
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which kernels, on which cases, in which schemes."""
+
+    kernels: Mapping[str, tuple[Kernel, ...]]
+    """By op."""
+    suites: tuple[str, ...]
+    cases: tuple[Case, ...]
+    """In place of the suites, where there are any."""
+    schemes: tuple[str, ...]
+    """All of the op's, where there are none."""
+    device: torch.device
+    seed: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        op: str | None,
+        kernels: Sequence[str] | None,
+        suites: Sequence[str],
+        cases: Sequence[str] | None,
+        schemes: Sequence[str] | None,
+        device: str | None,
+        seed: int = 0,
+    ) -> Selection:
+        """From the command line's texts.  Raises `ValueError` on one that names nothing."""
+        if cases and not op:
+            raise ValueError("case: expected an op with it, got a case for all ops")
+        for scheme in schemes or ():
+            get_scheme(scheme)
+        chosen = _kernels(op, kernels or ())
+        for suite in suites:
+            if not cases and not any(suite in registry.get_op(name).cases for name in chosen):
+                known = dict.fromkeys(suite for name in chosen for suite in registry.get_op(name).cases)
+                raise ValueError(f"suite: expected one of {', '.join(known)}, got {suite!r}")
+        parsed = tuple(registry.get_op(str(op)).check_case(Case.parse(text)) for text in cases or ())
+        return cls(chosen, tuple(suites), parsed, tuple(schemes or ()), pick_device(device), seed)
+
+    def cases_of(self, spec: OpSpec) -> list[Case]:
+        """The cases of one op; a suite that it has not got gives none."""
+        if self.cases:
+            return list(self.cases)
+        return list(dict.fromkeys(case for suite in self.suites for case in spec.cases.get(suite, ())))
+
+    def schemes_of(self, spec: OpSpec, default: str | None = None) -> list[Scheme]:
+        """The schemes of one op: those asked for that it has, or the default, or all.
+
+        An op that is asked about alone and has not got the default, such as one of fp8 operands, has its own first.
+        """
+        names = self.schemes or ((default,) if default else spec.schemes)
+        if not self.schemes and len(self.kernels) == 1 and not {*names} & {*spec.schemes}:
+            names = spec.schemes[:1]
+        return [get_scheme(name) for name in names if name in spec.schemes]
+
+
+def _kernels(op: str | None, wanted: Sequence[str]) -> dict[str, tuple[Kernel, ...]]:
+    """Kernels by op: all, or those named, where a file counts as what it registers."""
+    if not wanted:
+        return {name: tuple(registry.kernels(name).values()) for name in ([op] if op else registry.ops())}
+    chosen: dict[str, tuple[Kernel, ...]] = {}
+    for text in wanted:
+        if text.endswith(".py"):
+            found = [kernel for kernel in registry.load_file(Path(text)) if op in (None, kernel.op)]
+            if not found:
+                raise ValueError(f"kernel: {text} registers none for {op}")
+        elif op is None:
+            raise ValueError(f"kernel: expected an op with the name {text!r}, got none")
+        else:
+            found = [registry.get_kernel(op, text)]
+        for kernel in found:
+            chosen[kernel.op] = (*chosen.get(kernel.op, ()), kernel)
+    return chosen
+
+
+def pick_device(name: str | None) -> torch.device:
+    """cuda where there is one, or what was asked for.  Raises `ValueError` where that is not there."""
+    if name not in (None, "cpu", "cuda"):
+        raise ValueError(f"device: expected cpu or cuda, got {name!r}")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device: cuda was asked for, and torch finds no CUDA device")
+    return torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def first_case(kernel: Kernel, spec: OpSpec, scheme: Scheme, suites: Sequence[str] = ("smoke", "edge")) -> Case | None:
+    """The first case of `suites` that a kernel takes in `scheme`, by its shapes; None where it takes none."""
+    if scheme.name not in spec.schemes:
+        return None
+    for case in dict.fromkeys(case for suite in suites for case in spec.cases.get(suite, ())):
+        inputs = spec.make_inputs(case, scheme, torch.device("meta"), 0)
+        if kernel.why_not_args(inputs, spec) is None:
+            return case
+    return None
+
+
+def first_taken(kernel: Kernel, default: str) -> tuple[Case, Scheme] | None:
+    """The first case that a kernel takes, smoke and edge cases before models', and the scheme: `default` where that can
+    be.  None where it takes none."""
+    spec = registry.get_op(kernel.op)
+    for scheme in map(get_scheme, dict.fromkeys((default, *spec.schemes))):
+        case = first_case(kernel, spec, scheme, ("smoke", "edge", *spec.cases))
+        if case is not None:
+            return case, scheme
+    return None
+
+
+def default_scheme(device: torch.device) -> str:
+    """The dtype that a device is measured in unless another is asked for."""
+    return "fp32" if device.type == "cpu" else "bf16"

@@ -1,0 +1,1 @@
+"""What this machine reaches: measured by microkernels, beside the data sheet."""

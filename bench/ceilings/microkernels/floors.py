@@ -1,0 +1,60 @@
+"""What each timing method reads of a kernel that does nothing, and of one that only waits for memory."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from rooflab.bench.ceilings.microkernels.microkernel import Load, Microkernel, defines, source
+
+SOURCE = 'extern "C" __global__ void nothing(unsigned int) {}'
+CHAIN_THREADS = 128
+CHAIN_STEP = 2**18
+"""Words from one load of a thread to its next: lines, pages and channels of memory that no load before has touched."""
+POISON = -1
+
+
+def empty(load: Load) -> Microkernel:
+    """One thread that returns at once; the shortest launch there is."""
+    kernel = load(SOURCE, "nothing")
+
+    def launch(repeats: int) -> None:
+        kernel((1,), (1,), np.uint32(repeats))
+
+    return Microkernel(
+        limit="launch", config={}, unit="launch", work=1.0, launch=launch, wrong=lambda repeats: "", fixed_repeats=1
+    )
+
+
+def chain(load: Load, device: torch.device, depth: int) -> Microkernel:
+    """One CTA whose threads load `depth` times, each time from where the load before says, and store what they found.
+
+    That is about the least time of whatever loads that often one after the other, and then stores.  Raises `ValueError`
+    where `depth` is less than 1.
+    """
+    if depth < 1:
+        raise ValueError(f"depth: expected at least 1, got {depth}")
+    kernel = load(source("chain"), "chain", options=defines(THREADS=CHAIN_THREADS, DEPTH=depth))
+    following = torch.arange(CHAIN_STEP, depth * CHAIN_STEP + CHAIN_THREADS, dtype=torch.int32, device=device)
+    ends = torch.empty(CHAIN_THREADS, dtype=torch.int32, device=device)
+
+    def launch(repeats: int) -> None:
+        kernel((1,), (CHAIN_THREADS,), following, ends)
+
+    def wrong(repeats: int) -> str:
+        ends.fill_(POISON)
+        launch(repeats)
+        expected = depth * CHAIN_STEP + torch.arange(CHAIN_THREADS, dtype=torch.int32, device=device)
+        found = int((ends != expected).sum())
+        return f"{found} of {CHAIN_THREADS} threads did not end where their loads lead" if found else ""
+
+    return Microkernel(
+        limit="dependent loads",
+        config={"threads": CHAIN_THREADS, "depth": depth},
+        unit="launch",
+        work=1.0,
+        launch=launch,
+        wrong=wrong,
+        cold=True,
+        fixed_repeats=1,
+    )

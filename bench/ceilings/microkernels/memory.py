@@ -1,0 +1,202 @@
+"""Read, write, copy and triad through HBM and through L2."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from rooflab.bench.ceilings.microkernels.microkernel import (
+    Card,
+    Group,
+    Groups,
+    Launchable,
+    Load,
+    Microkernel,
+    defines,
+    source,
+)
+
+VECTOR_BYTES = 16
+LARGEST_CHUNK = 4096
+"""Vectors in the largest chunk of a block; arrays hold a multiple, so that no kernel has a remainder to deal with."""
+HBM_TIMES_L2 = 32
+"""An array over the L2 cache.  What a launch leaves in L2 is at most 1/64 of what two passes over it move; with fewer
+times, a write would be read as faster than HBM by as much more."""
+L2_SHARE = 4
+"""L2 over the working set in it: on cards whose L2 has two halves, each may hold its own copy of what it serves."""
+HBM_PASSES = 2
+SCALE = 3.0
+SLICE = 2**26
+"""Words that are checked at a time."""
+POISON = -1
+"""As int32; as fp32 it is NaN."""
+
+
+class TooLittleMemory(Exception):
+    """Less memory is free than arrays well beyond L2 take."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A launch shape: threads a block, blocks an SM, vectors that a thread has in flight."""
+
+    threads: int
+    blocks_per_sm: int
+    unroll: int
+    every_chunk: bool = False
+    """A block for every chunk instead of blocks that stay."""
+
+    @property
+    def chunk(self) -> int:
+        """Vectors that a block takes at a time."""
+        return self.threads * self.unroll
+
+
+SHAPES = (Shape(256, 8, 4), Shape(512, 4, 4), Shape(1024, 2, 2), Shape(512, 2, 8), Shape(256, 4, 8))
+"""64 KiB in flight an SM with the third and 128 KiB with the others: 4.8 TB/s over 132 SMs at 700 ns take 26 KiB."""
+ONE_CHUNK_SHAPES = (Shape(256, 8, 4, every_chunk=True), Shape(512, 4, 2, every_chunk=True))
+"""For HBM, where a chunk takes long enough to pay for a block of its own."""
+ACCESSES = {"read": 1, "write": 1, "copy": 2, "triad": 3}
+"""Arrays that each access goes through."""
+
+
+def groups(card: Card, load: Load) -> Groups:
+    """HBM's four accesses, then L2's.  Raises `TooLittleMemory` where less is free than HBM's arrays take."""
+    arrays = _arrays(card)
+    for access in ACCESSES:
+        shapes = SHAPES + (ONE_CHUNK_SHAPES if access != "read" else ())
+        kernels = [_kernel(card, load, access, shape, arrays, HBM_PASSES) for shape in shapes]
+        yield Group(f"hbm_{access}", kernels)
+    for access, count in ACCESSES.items():
+        words = _whole_chunks(card.l2_bytes / L2_SHARE / count)
+        small = tuple(array[:words] for array in arrays)
+        yield Group(f"l2_{access}", [_kernel(card, load, access, shape, small) for shape in SHAPES])
+
+
+def _whole_chunks(nbytes: float) -> int:
+    """Words of the largest array within `nbytes` that has whole chunks."""
+    chunks = int(nbytes) // (LARGEST_CHUNK * VECTOR_BYTES)
+    return max(1, chunks) * LARGEST_CHUNK * VECTOR_BYTES // 4
+
+
+def _arrays(card: Card) -> tuple[torch.Tensor, ...]:
+    nbytes = HBM_TIMES_L2 * card.l2_bytes
+    needed, free = 6 * nbytes, card.free_bytes
+    if needed > free:
+        raise TooLittleMemory(f"expected {needed / 1e9:.1f} GB free for arrays beyond L2, got {free / 1e9:.1f}")
+    words = _whole_chunks(nbytes)
+    generator = torch.Generator(card.device).manual_seed(0)
+    # Random bits in all of a number's fields, because data decides how much power a transfer takes.
+    made = (torch.randn(words, generator=generator, device=card.device) for _ in range(3))
+    return tuple(array.view(torch.int32) for array in made)
+
+
+def _kernel(
+    card: Card, load: Load, access: str, shape: Shape, arrays: tuple[torch.Tensor, ...], passes: int | None = None
+) -> Microkernel:
+    """`passes` where the launch's repeats are fixed, which they are in HBM."""
+    level = "hbm" if passes else "l2"
+    options = defines(
+        THREADS=shape.threads,
+        BLOCKS_PER_SM=shape.blocks_per_sm,
+        UNROLL=shape.unroll,
+        LEVEL_L2=int(level == "l2"),
+    )
+    kernel = load(source("memory"), f"stream_{access}", options=options)
+    if access == "triad":  # as its launch bounds say
+        shape = replace(shape, blocks_per_sm=(shape.blocks_per_sm + 1) // 2)
+    stream = _Stream(card, shape, arrays, kernel)
+    launch: Callable[[int], None] = getattr(stream, access)
+    check: Callable[[int], str] = getattr(stream, f"wrong_{access}")
+    return Microkernel(
+        limit=f"{level}_{access}",
+        config={
+            "threads": shape.threads,
+            "blocks_per_sm": 0 if shape.every_chunk else shape.blocks_per_sm,
+            "unroll": shape.unroll,
+            "array_bytes": arrays[0].nbytes,
+        },
+        unit="byte",
+        work=float(ACCESSES[access] * arrays[0].nbytes),
+        launch=launch,
+        wrong=check,
+        cold=level == "hbm",
+        fixed_repeats=passes,
+    )
+
+
+class _Stream:
+    """Launches of one shape over one set of arrays."""
+
+    def __init__(self, card: Card, shape: Shape, arrays: tuple[torch.Tensor, ...], kernel: Launchable):
+        self._shape = shape
+        self._a, self._b, self._c = arrays
+        self._kernel = kernel
+        self._chunks = self._a.numel() // 4 // shape.chunk
+        self._blocks = card.sms * shape.blocks_per_sm
+        self._sums = torch.zeros(self._blocks * shape.threads, dtype=torch.int32, device=card.device)
+
+    def _launch(self, passes: int, *arguments: object) -> None:
+        blocks = self._chunks * passes if self._shape.every_chunk else self._blocks
+        counts = (np.uint32(self._chunks), np.uint32(passes))
+        self._kernel((blocks,), (self._shape.threads,), *arguments, *counts)
+
+    def read(self, passes: int) -> None:
+        self._launch(passes, self._b, self._sums)
+
+    def write(self, passes: int) -> None:
+        self._launch(passes, self._a)
+
+    def copy(self, passes: int) -> None:
+        self._launch(passes, self._a, self._b)
+
+    def triad(self, passes: int) -> None:
+        self._launch(passes, self._a, self._b, self._c, np.float32(SCALE))
+
+    def wrong_read(self, passes: int) -> str:
+        self._sums.fill_(POISON)
+        self.read(passes)
+        found = int(self._sums.sum(dtype=torch.int64)) % 2**32
+        expected = passes * int(self._b.sum(dtype=torch.int64)) % 2**32
+        return "" if found == expected else f"the words read add up to {found}, expected {expected}"
+
+    def wrong_write(self, passes: int) -> str:
+        self._a.fill_(POISON)
+        self.write(passes)
+        return _first_wrong(self._a, self._written)
+
+    def wrong_copy(self, passes: int) -> str:
+        self._a.fill_(POISON)
+        self.copy(passes)
+        return _first_wrong(self._a, lambda at: self._b[at])
+
+    def wrong_triad(self, passes: int) -> str:
+        self._a.fill_(POISON)
+        self.triad(passes)
+        for at in _slices(self._a):
+            a, b, c = (array[at].view(torch.float32) for array in (self._a, self._b, self._c))
+            # Rounded once here and twice there.
+            if not bool(((a - (b + SCALE * c)).abs() <= 1e-6 * (b.abs() + SCALE * c.abs())).all()):
+                return f"a != b + {SCALE} c among the words from {at.start} on"
+        return ""
+
+    def _written(self, at: slice) -> torch.Tensor:
+        words = torch.arange(at.start, at.stop, device=self._a.device)
+        values = (words // 4 * 2654435761 + words % 4) % 2**32
+        return torch.where(values < 2**31, values, values - 2**32).to(torch.int32)
+
+
+def _slices(array: torch.Tensor) -> Iterator[slice]:
+    for start in range(0, array.numel(), SLICE):
+        yield slice(start, min(start + SLICE, array.numel()))
+
+
+def _first_wrong(found: torch.Tensor, expected: Callable[[slice], torch.Tensor]) -> str:
+    for at in _slices(found):
+        wrong = (found[at] != expected(at)).nonzero()
+        if len(wrong):
+            return f"word {at.start + int(wrong[0])} is not what was written there, nor are {len(wrong) - 1} more"
+    return ""

@@ -1,0 +1,124 @@
+"""Tensor cores by mma.sync, operands in registers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from rooflab.bench.ceilings.microkernels.microkernel import (
+    Card,
+    Clocks,
+    Group,
+    Groups,
+    Launchable,
+    Load,
+    Microkernel,
+    defines,
+    disagreement,
+    source,
+)
+from rooflab.bench.ceilings.microkernels.operands import DTYPES, STEP_BYTES, Operands, per_thread
+
+RESTART = 8
+"""Passes after which accumulators start anew."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Threads a block, blocks an SM, and the product that a warp holds: tiles of 16 rows, of 8 columns, steps of K."""
+
+    threads: int
+    blocks_per_sm: int
+    m_tiles: int
+    n_tiles: int
+    steps: int
+
+
+SHAPES = (Shape(256, 2, 2, 4, 4), Shape(128, 2, 4, 4, 2), Shape(128, 4, 2, 4, 4))
+
+
+def groups(card: Card, load: Load) -> Groups:
+    """Each dtype that the card multiplies this way; nothing below compute capability 8.0."""
+    if card.sm < 80:
+        return
+    for dtype in dtypes_of(card.sm):
+        yield Group(f"{dtype} mma.sync", [_kernel(card, load, dtype, shape) for shape in SHAPES])
+
+
+def dtypes_of(sm: int) -> tuple[str, ...]:
+    """fp8 from 8.9 on, but for 9.0 and 10.0, where mma.sync converts it and multiplies fp16."""
+    return tuple(dtype for dtype in DTYPES if dtype != "fp8_e4m3" or sm == 89 or sm >= 120)
+
+
+def prelude(dtype: str) -> str:
+    """The macro `MMA`: d (4 floats) += a (4 registers) b (2 registers)."""
+    kind = DTYPES[dtype]
+    name = f"mma.sync.aligned.m16n8k{STEP_BYTES // kind.bytes}.row.col.f32.{kind.ptx}.{kind.ptx}.f32"
+    d = "{%0, %1, %2, %3}"
+    outputs = ", ".join(f'"+f"((d)[{i}])' for i in range(4))
+    inputs = ", ".join([*(f'"r"((a)[{i}])' for i in range(4)), *(f'"r"((b)[{i}])' for i in range(2))])
+    text = f"{name} {d}, {{%4, %5, %6, %7}}, {{%8, %9}}, {d};"
+    return f'#define MMA(d, a, b) asm volatile("{text}" : {outputs} : {inputs})\n'
+
+
+def _kernel(card: Card, load: Load, dtype: str, shape: Shape) -> Microkernel:
+    options = defines(
+        THREADS=shape.threads,
+        BLOCKS_PER_SM=shape.blocks_per_sm,
+        M_TILES=shape.m_tiles,
+        N_TILES=shape.n_tiles,
+        STEPS=shape.steps,
+        RESTART=RESTART,
+    )
+    run = _Mma(card, dtype, shape, load(source("mma_sync", prelude(dtype)), "mma_registers", options=options))
+    warps = run.blocks * shape.threads // 32
+    m, n, k = 16 * shape.m_tiles, 8 * shape.n_tiles, shape.steps * STEP_BYTES // DTYPES[dtype].bytes
+    return Microkernel(
+        limit=f"{dtype} mma.sync",
+        config={
+            "threads": shape.threads,
+            "blocks_per_sm": shape.blocks_per_sm,
+            "m_tiles": shape.m_tiles,
+            "n_tiles": shape.n_tiles,
+        },
+        unit="flop",
+        work=2.0 * warps * m * n * k * RESTART,
+        launch=run.launch,
+        wrong=run.wrong,
+        clock_hz=run.clocks.hz,
+        dtype=dtype,
+    )
+
+
+class _Mma:
+    """Launches of one shape and dtype; all warps compute the same product."""
+
+    def __init__(self, card: Card, dtype: str, shape: Shape, kernel: Launchable):
+        self.blocks = card.sms * shape.blocks_per_sm
+        self.clocks = Clocks.of(self.blocks, card.device)
+        self._dtype = dtype
+        self._shape = shape
+        self._kernel = kernel
+        k_bytes = shape.steps * STEP_BYTES
+        self._operands = Operands.random(dtype, 16 * shape.m_tiles, 8 * shape.n_tiles, k_bytes, card.device)
+        self._sums = torch.zeros(self.blocks * shape.threads // 32, 32, device=card.device)
+
+    def launch(self, restarts: int) -> None:
+        self._kernel(
+            (self.blocks,),
+            (self._shape.threads,),
+            self._operands.a,
+            self._operands.b,
+            self._sums,
+            self.clocks.counts,
+            np.uint32(restarts),
+        )
+
+    def wrong(self, restarts: int) -> str:
+        self._sums.fill_(float("nan"))
+        self.launch(restarts)
+        tiles = self._operands.product().reshape(self._shape.m_tiles, 16, 8 * self._shape.n_tiles)
+        expected = RESTART * per_thread(tiles).sum(0)
+        return disagreement(self._sums, expected, DTYPES[self._dtype].tolerance, "sums of accumulators")

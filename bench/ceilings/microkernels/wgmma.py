@@ -1,0 +1,139 @@
+"""Hopper's tensor cores by wgmma: B from shared memory, A from shared memory or from registers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+
+from rooflab.bench.ceilings.microkernels.microkernel import (
+    Card,
+    Clocks,
+    Group,
+    Groups,
+    Launchable,
+    Load,
+    Microkernel,
+    defines,
+    disagreement,
+    source,
+)
+from rooflab.bench.ceilings.microkernels.operands import DTYPES, STEP_BYTES, Operands, per_thread
+
+ROW_BYTES = 128
+"""Bytes of K in one stage: a row of the 128-byte swizzle."""
+STAGES = 4
+RESTART = 8
+"""Passes over the stages after which accumulators start anew."""
+Source = Literal["shared", "registers"]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The instruction's N, and warpgroups a block; one block an SM."""
+
+    n: int
+    warpgroups: int
+
+    @property
+    def m(self) -> int:
+        """Rows of A that a block holds."""
+        return 64 * self.warpgroups
+
+    def shared_bytes(self, a_from: Source) -> int:
+        """Dynamic shared memory."""
+        return STAGES * ROW_BYTES * (self.n + (self.m if a_from == "shared" else 0))
+
+
+SHAPES = (Shape(256, 2), Shape(256, 1), Shape(128, 2))
+"""Two warpgroups take turns on the tensor cores, so that one's wait hides behind the other's work."""
+
+
+def groups(card: Card, load: Load) -> Groups:
+    """Each dtype, with A from shared memory and from registers; nothing on a card that is no Hopper."""
+    if card.sm != 90:
+        return
+    for dtype in DTYPES:
+        yield Group(f"{dtype} wgmma shared", [_kernel(card, load, dtype, shape, "shared") for shape in SHAPES])
+        yield Group(f"{dtype} wgmma registers", [_kernel(card, load, dtype, shape, "registers") for shape in SHAPES])
+
+
+def prelude(dtype: str, n: int) -> str:
+    """The macros `WGMMA_SHARED` and `WGMMA_REGISTERS`: d (N / 2 floats) = a b + d, or a b where `add` is 0."""
+    return _macro("WGMMA_SHARED", dtype, n, "shared") + _macro("WGMMA_REGISTERS", dtype, n, "registers")
+
+
+def _macro(name: str, dtype: str, n: int, a_from: Source) -> str:
+    kind = DTYPES[dtype]
+    d = n // 2
+    # Operands are numbered d..., a (a descriptor, or four registers), b, add.
+    a_count = 1 if a_from == "shared" else 4
+    a = f"%{d}" if a_from == "shared" else "{" + ", ".join(f"%{d + i}" for i in range(4)) + "}"
+    a_operands = '"l"(a)' if a_from == "shared" else ", ".join(f'"r"((a)[{i}])' for i in range(4))
+    b, add = f"%{d + a_count}", f"%{d + a_count + 1}"
+    # Signs of a and b; then, for 16-bit types alone, whether what lies in shared memory is transposed.
+    transposed = (", 0" if a_from == "registers" else ", 0, 0") if kind.bytes == 2 else ""
+    accumulators = ", ".join(f"%{i}" for i in range(d))
+    instruction = (
+        f"wgmma.mma_async.sync.aligned.m64n{n}k{STEP_BYTES // kind.bytes}.f32.{kind.ptx}.{kind.ptx} "
+        f"{{{accumulators}}}, {a}, {b}, adds, 1, 1{transposed};"
+    )
+    text = f"{{\\n\\t.reg .pred adds;\\n\\tsetp.ne.b32 adds, {add}, 0;\\n\\t{instruction}\\n\\t}}"
+    outputs = ", ".join(f'"+f"((d)[{i}])' for i in range(d))
+    return f'#define {name}(d, a, b, add) asm volatile("{text}" : {outputs} : {a_operands}, "l"(b), "r"(add))\n'
+
+
+def _kernel(card: Card, load: Load, dtype: str, shape: Shape, a_from: Source) -> Microkernel:
+    options = defines(N=shape.n, WARPGROUPS=shape.warpgroups, STAGES=STAGES, RESTART=RESTART)
+    kernel = load(source("wgmma", prelude(dtype, shape.n)), f"wgmma_{a_from}", options=options)
+    run = _Wgmma(card, dtype, shape, a_from, kernel)
+    k = STAGES * ROW_BYTES // DTYPES[dtype].bytes
+    return Microkernel(
+        limit=f"{dtype} wgmma {a_from}",
+        config={"n": shape.n, "warpgroups": shape.warpgroups, "a_from": a_from},
+        unit="flop",
+        work=2.0 * card.sms * shape.m * shape.n * k,
+        launch=run.launch,
+        wrong=run.wrong,
+        clock_hz=run.clocks.hz,
+        dtype=dtype,
+    )
+
+
+class _Wgmma:
+    """Launches of one shape, dtype and source of A; all blocks compute the same product."""
+
+    def __init__(self, card: Card, dtype: str, shape: Shape, a_from: Source, kernel: Launchable):
+        self.clocks = Clocks.of(card.sms, card.device)
+        self._dtype = dtype
+        self._shape = shape
+        self._shared_bytes = shape.shared_bytes(a_from)
+        self._kernel = kernel
+        self._operands = Operands.random(dtype, shape.m, shape.n, STAGES * ROW_BYTES, card.device)
+        self._sums = torch.zeros(card.sms, 128 * shape.warpgroups, device=card.device)
+
+    def launch(self, passes: int) -> None:
+        self._kernel(
+            (self._sums.shape[0],),
+            (128 * self._shape.warpgroups,),
+            self._operands.a,
+            self._operands.b,
+            self._sums,
+            self.clocks.counts,
+            np.uint32(passes),
+            shared_bytes=self._shared_bytes,
+        )
+
+    def wrong(self, passes: int) -> str:
+        self._sums.fill_(float("nan"))
+        self.launch(passes)
+        log: str = getattr(self._kernel, "log", "")
+        if "serialized" in log:  # by ptxas: each then waits for the one before
+            return f"the compiler serialized its wgmma instructions: {log}"
+        since_restart = (passes - 1) % RESTART + 1
+        # A warp holds 16 rows of the product.
+        tiles = self._operands.product().reshape(-1, 16, self._shape.n)
+        expected = since_restart * per_thread(tiles).flatten()
+        return disagreement(self._sums, expected, DTYPES[self._dtype].tolerance, "sums of accumulators")

@@ -1,0 +1,158 @@
+"""The gate of the fixture `kernel_benchmark`: what a function returns is right, and holds once it has returned."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import FrameType
+from typing import Any
+
+import torch
+
+from rooflab.bench.check.cheats import changes_later, lazy, still_running
+from rooflab.bench.check.streams import wait_for_own
+from rooflab.bench.check.tools import restore, tampered
+from rooflab.reference.compare import ErrorStats, elementwise
+
+HALF_EPSILONS = 4
+"""Roundings to a dtype of 16 bits or fewer that a kernel may be off by, the reference's own included."""
+FULL_EPSILONS = 64
+"""The same in fp32 and fp64, where the order of a long sum shows: sqrt(4096) roundings of its running value."""
+
+
+def judge(actual: object, expected: object) -> list[ErrorStats]:
+    """One verdict per output of a kernel against its reference's; NaN never passes.
+
+    Integers must be equal. Floats may differ by a few roundings to the kernel's output dtype, relative to the larger
+    of the element and the root mean square of its tensor: a sum's error grows with its terms, not with their sum.
+    Raises `ValueError` where either is not a tensor or a tuple of tensors, or there are more of one than of the other.
+    """
+    actuals, oracles = _tensors("fn", actual), _tensors("reference", expected)
+    if len(actuals) != len(oracles):
+        raise ValueError(f"fn: expected {len(oracles)} outputs as of the reference, got {len(actuals)}")
+    return [
+        elementwise(f"output {index}", output, oracle, tolerance(output.dtype, oracle))
+        for index, (output, oracle) in enumerate(zip(actuals, oracles, strict=True))
+    ]
+
+
+def tolerance(dtype: torch.dtype, oracle: torch.Tensor) -> torch.Tensor:
+    """The largest absolute error allowed in each element of an output of `dtype`."""
+    magnitude = oracle.detach().to("cpu", torch.float64).abs()
+    if not dtype.is_floating_point or not magnitude.numel():
+        return torch.zeros_like(magnitude)
+    eps = torch.finfo(dtype).eps
+    finite = torch.isfinite(magnitude)
+    rms = magnitude[finite].square().mean().sqrt() if finite.any() else torch.zeros((), dtype=torch.float64)
+    allowed = (HALF_EPSILONS if eps > 1e-4 else FULL_EPSILONS) * eps * torch.maximum(magnitude, rms)
+    return torch.where(finite, allowed, 0.0)  # an infinity must be met exactly
+
+
+def _tensors(name: str, value: object) -> tuple[torch.Tensor, ...]:
+    values = (value,) if isinstance(value, torch.Tensor) else value
+    if not isinstance(values, tuple | list) or not all(isinstance(item, torch.Tensor) for item in values):
+        raise ValueError(f"{name}: expected a tensor or a tuple of tensors, got {type(value).__name__}")
+    return tuple(values)
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What came of a function before it is timed."""
+
+    result: Any
+    """What it returned."""
+    expected: Any
+    """What its reference returned; None without one."""
+    faults: tuple[str, ...]
+    """What is wrong, each in a sentence."""
+    interpreted: bool
+    """Whether Triton's interpreter ran it."""
+
+
+def check(fn: Callable[..., Any], args: Sequence[Any], reference: Callable[..., Any] | None) -> Checked:
+    """Calls `fn` and `reference`, each on copies of `args`, and compares.
+
+    The result is read as soon as the current stream is done, and may not change afterwards.
+    """
+    found = tampered()
+    if found:
+        return Checked(None, None, (f"INVALID: {found}, before the check began",), False)
+    expected = reference(*copied(args)) if reference is not None else None
+    result, interpreted = _watched(partial(fn, *copied(args)))
+    threads = still_running(fn)
+    found = tampered()
+    if found:
+        restore()
+        return Checked(result, expected, (f"INVALID: {found}",), interpreted)
+    outputs = _plain(result)
+    faults = [text for text in map(lazy, outputs) if text]
+    if faults:
+        return Checked(result, expected, tuple(faults), interpreted)
+    read = tuple(output.clone() for output in outputs)
+    wait_for_own(device_of(*args, result))
+    late = changes_later(outputs, read, fn, threads)
+    faults += [late] if late else []
+    if reference is not None:
+        as_read = read if len(read) > 1 or not isinstance(result, torch.Tensor) else read[0]
+        verdicts = judge(as_read if read else result, expected)
+        faults += [stats.describe() for stats in verdicts if not stats.passed]
+    return Checked(result, expected, tuple(faults), interpreted)
+
+
+def _plain(result: object) -> tuple[torch.Tensor, ...]:
+    """The tensors that `result` is made of, where it is made of tensors."""
+    values = result if isinstance(result, tuple | list) else (result,)
+    tensors = all(isinstance(value, torch.Tensor) for value in values)
+    return tuple(values) if tensors else ()
+
+
+def copied(args: Sequence[Any]) -> list[Any]:
+    """The arguments, tensors as copies of the same strides."""
+    return [_same_layout(value) if isinstance(value, torch.Tensor) else value for value in args]
+
+
+def _same_layout(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy with the same strides, which `clone` would tidy up."""
+    if tensor.is_meta or torch._debug_has_internal_overlap(tensor):
+        return tensor.clone()
+    strided = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    return strided.copy_(tensor)
+
+
+def device_of(*values: Any) -> torch.device:
+    """The CUDA device of the first tensor on one, in containers too; else the one in use, where CUDA is in use."""
+    pending = list(values)
+    while pending:
+        value = pending.pop(0)
+        if isinstance(value, torch.Tensor) and value.is_cuda:
+            return value.device
+        if isinstance(value, tuple | list):
+            pending.extend(value)
+        elif isinstance(value, dict):
+            pending.extend(value.values())
+    # A closure hides its tensors: CUDA work must not be timed by a clock that sees only its launch.
+    tensors = any(isinstance(value, torch.Tensor) for value in values)
+    if torch.cuda.is_available() and not tensors:
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def _watched(call: Callable[[], Any]) -> tuple[Any, bool]:
+    """Calls, and says whether a frame of Triton's interpreter was entered, which only that environment allows."""
+    if os.environ.get("TRITON_INTERPRET", "0") != "1":
+        return call(), False
+    seen: list[bool] = []
+
+    def profile(frame: FrameType, event: str, argument: object) -> None:
+        if not seen and frame.f_code.co_filename.replace("\\", "/").endswith("triton/runtime/interpreter.py"):
+            seen.append(True)
+
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        return call(), bool(seen)
+    finally:
+        sys.setprofile(before)

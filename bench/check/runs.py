@@ -1,0 +1,258 @@
+"""The runs of a check, in order, up to the first fault: what each looks for is said where it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from rooflab.bench.calls.outputs import names
+from rooflab.bench.check import streams as check_streams
+from rooflab.bench.check.cheats import ALLOCATIONS, alike, changes_later, kept_answer, kept_names, never_written
+from rooflab.bench.check.emulating import emulating
+from rooflab.bench.check.poison import Guarded, bits, poisoned_allocations, wipe
+from rooflab.bench.check.tools import tampered
+from rooflab.bench.check.trial import PLAIN, Data, Failed, Layout, Refused, Trial, prepare, run
+from rooflab.bench.check.weak import passing_wrong_answers
+from rooflab.kernels.registry import Kernel
+from rooflab.reference.compare import ErrorStats
+from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme
+
+OTHER_SEED = 1000
+"""Added to the seed for the other data; specs draw their arguments from consecutive seeds."""
+GPU_REPEATS = 3
+"""More runs that must agree bit for bit, where threads race."""
+SMALL_ELEMENTS = 2**20
+"""Inputs below it are checked with one CPU thread."""
+KEPT_ANSWERS = 4
+"""Calls whose outputs are kept, to know one that comes back; planted inputs come after them."""
+INTERPRETER_BF16 = "Triton's interpreter computes bf16 dot and sort wrongly"
+_profiled: set[tuple[str, int]] = set()
+"""Kernels, by name and function, whose work on a GPU was compared in this process."""
+
+
+@dataclass
+class Check:
+    """The check of one kernel on one case, as it goes."""
+
+    kernel: Kernel
+    spec: OpSpec
+    case: Case
+    scheme: Scheme
+    device: torch.device
+    labels: list[str] = field(default_factory=list)
+    worst: dict[str, ErrorStats] = field(default_factory=dict)
+    weak: list[str] = field(default_factory=list)
+    answers: list[tuple[str, Outputs]] = field(default_factory=list)
+    """What the first calls returned, by their labels."""
+    unsettled: Trial | None = None
+    """The last call, whose output nothing may change."""
+
+    def run(self, seed: int, planted: bool) -> None:
+        """Every run, in order.  Raises `Failed` at the first fault."""
+        self._refuse()
+        found = tampered()
+        if found:
+            raise Failed("INVALID", f"{found}, before the check began")
+        first_inputs = self._inputs(seed)
+        reason = self.kernel.why_not_args(first_inputs, self.spec)
+        if reason:
+            raise Failed("UNSUPPORTED", reason.removeprefix("UNSUPPORTED: "))
+        with _threads_for(first_inputs):
+            self._runs(first_inputs, seed, planted)
+
+    def _runs(self, first_inputs: Inputs, seed: int, planted: bool) -> None:
+        first = prepare(self.kernel, self.spec, first_inputs)
+        self.weak.extend(passing_wrong_answers(self.spec, first, self.scheme))
+        self._on_two_sets_of_data(first, seed, planted)
+        if planted and self.spec.planted is not None:
+            for label, inputs in self.spec.planted(self.case, self.scheme, self.device, seed):
+                with poisoned_allocations():
+                    self._judged(f"planted {label}", prepare(self.kernel, self.spec, inputs))
+        self._settle()
+        found = tampered()
+        if found:
+            raise Failed("INVALID", found)
+
+    def _on_two_sets_of_data(self, first: Data, seed: int, planted: bool) -> None:
+        with poisoned_allocations():
+            unseen = [self._judged("first data", first)]
+            other = prepare(self.kernel, self.spec, self._inputs(seed + OTHER_SEED))
+            unseen.append(self._other_data(other))
+        memory: dict[str, Guarded] = {}
+        seen = self._repeated(first, memory)
+        self._in_the_same_memory(first, other, memory)
+        self._remembers(first, unseen, seen, seed, planted)
+
+    def _inputs(self, seed: int) -> Inputs:
+        return self.spec.make_inputs(self.case, self.scheme, self.device, seed)
+
+    def _refuse(self) -> None:
+        """Raises `Failed` where the kernel cannot be checked here at all."""
+        if self.scheme.name not in self.spec.schemes:
+            raise Failed("UNSUPPORTED", f"{self.spec.name} has the schemes {', '.join(self.spec.schemes)}")
+        reason = self.kernel.why_not_here(self.device)
+        if reason:
+            status, _, text = reason.partition(": ")
+            raise Failed("UNAVAILABLE" if status == "UNAVAILABLE" else "UNSUPPORTED", text)
+        in_bf16 = torch.bfloat16 in (self.scheme.activation, self.scheme.weight, self.scheme.output)
+        if self.device.type == "cpu" and self.kernel.backend == "triton" and in_bf16 and not emulating():
+            raise Failed("UNSUPPORTED", INTERPRETER_BF16)
+
+    def _judged(self, label: str, data: Data, layout: Layout = PLAIN) -> Trial:
+        """One run, judged.  Raises `Failed`, or `Refused` where the kernel will not take padding."""
+        self.labels.append(label)
+        if layout.memory and self.spec.mutates:
+            self._settle()  # the last call's outputs are among the inputs whose memory is used again
+        try:
+            trial = run(self.kernel, self.spec, data, self.scheme, self.device, layout)
+        except Refused:
+            self.labels.pop()
+            raise
+        self._settle()
+        for stats, output, oracle in zip(self._stats(trial.read, data), trial.read, data.oracle, strict=True):
+            worst = self.worst.get(stats.output, stats)
+            if not stats.passed or stats.max_error_over_tolerance >= worst.max_error_over_tolerance:
+                self.worst[stats.output] = stats
+            if not stats.passed:
+                raise Failed("INCORRECT", stats.describe() + self._why(label, trial, data, layout))
+            held = output.float() if output.dtype.itemsize == 1 else output  # torch asks nothing of an fp8
+            wild = int((~torch.isfinite(held) & torch.isfinite(oracle)).sum())
+            if wild:
+                raise Failed("INCORRECT", f"{stats.output}: {wild} elements not finite where the oracle is")
+        self.unsettled = trial
+        if len(self.answers) < KEPT_ANSWERS:
+            self.answers.append((label, trial.read))
+        return trial
+
+    def _stats(self, outputs: Outputs, data: Data) -> list[ErrorStats]:
+        return self.spec.judge(outputs, data.oracle, data.inputs, self.scheme)
+
+    def _settle(self) -> None:
+        """The last call's output must still be what it was; then it is nobody's, and is overwritten."""
+        if self.unsettled is None:
+            return
+        every = names(self.spec, self.unsettled.outputs)
+        for name, output, was in zip(every, self.unsettled.outputs, self.unsettled.read, strict=True):
+            if not torch.equal(bits(output), bits(was)):
+                raise Failed("INCORRECT", f"{name}: an earlier call's output has changed since")
+        wipe(self.unsettled.outputs)
+        self.unsettled = None
+
+    def _why(self, label: str, trial: Trial, data: Data, layout: Layout) -> str:
+        """What a wrong output has of a cheat, after a colon; nothing where it has nothing."""
+        found = changes_later(trial.outputs, trial.read, self.kernel.fn)
+        if found is None and check_streams.several(self.device) and self._is_right_alone(data, layout):
+            found = "work on another stream: it is right only where the whole device is waited for"
+        if found is None and (
+            never_written(trial.read) or (layout.stale and kept_answer(trial.read, [("", layout.stale)]))
+        ):
+            found = "the previous output: it returns memory as it found it, which holds one where calls follow another"
+        found = found or kept_answer(trial.read, self.answers)
+        if found is None and label.startswith("first data again"):
+            found = "it was right on this data before: it goes by earlier calls, or by being watched"
+        return f": {found}" if found else ""
+
+    def _is_right_alone(self, data: Data, layout: Layout) -> bool:
+        try:
+            trial = run(self.kernel, self.spec, data, self.scheme, self.device, replace(layout, alone=True))
+        except (Failed, Refused):
+            return False
+        return all(stats.passed for stats in self._stats(trial.read, data))
+
+    def _other_data(self, data: Data) -> Trial:
+        """Other values, in padded layouts as far as the launcher takes them: it may refuse one, and then names it."""
+        padded = {name for name, value in data.inputs.items() if isinstance(value, torch.Tensor) and value.ndim > 1}
+        if data.packed is not None:
+            padded.discard(str(self.spec.prepared))
+        while padded:
+            try:
+                return self._judged(f"other data, padded {', '.join(sorted(padded))}", data, Layout(frozenset(padded)))
+            except Refused as refused:
+                padded = padded - {refused.argument} if refused.argument in padded else set()
+        return self._judged("other data", data)
+
+    def _repeated(self, data: Data, memory: dict[str, Guarded]) -> list[Trial]:
+        """The first data again, into the caller's outputs where the kernel takes them; all runs agree bit for bit.
+
+        The caller's outputs hold NaN at first, and then an answer to the other data. The inputs are left in `memory`.
+        """
+        into_out = self.kernel.takes_out and not self.spec.mutates
+        label = "first data again, into out" if into_out else "first data again"
+        trials = [self._judged(label, data, Layout(out="plain" if into_out else None))]
+        stale = self.answers[-2][1] if into_out else ()
+        if [value.shape for value in stale] != [value.shape for value in trials[0].read]:
+            stale = ()
+        try:
+            again = Layout(out="padded" if into_out else None, stale=stale, memory=memory)
+            trials.append(self._judged(label, data, again))
+        except Refused:
+            trials.append(self._judged(label, data, Layout(out="plain", stale=stale, memory=memory)))
+        if self.device.type == "cuda":
+            trials += [self._judged(label, data) for _ in range(GPU_REPEATS)]
+        if self.kernel.nondeterministic is not None:
+            return trials
+        for later in trials[1:]:
+            for name, one, other in zip(names(self.spec, later.read), trials[0].read, later.read, strict=True):
+                if not torch.equal(bits(one), bits(other)):
+                    raise Failed("INCORRECT", f"{name}: two runs on the same inputs differ in their bits")
+        return trials
+
+    def _in_the_same_memory(self, first: Data, other: Data, memory: dict[str, Guarded]) -> None:
+        """Other values at the addresses of the last run, as between two steps of an engine; weights stay."""
+        if not alike(first.inputs, other.inputs):
+            return
+        keep = kept_names(self.spec, first.inputs)
+        data = other
+        if keep:
+            inputs = {**other.inputs, **{name: first.inputs[name] for name in keep}}
+            data = Data(inputs, self.spec.oracle(inputs), first.packed)
+        self._judged("other data in the same memory", data, Layout(memory=memory))
+
+    def _remembers(self, first: Data, unseen: Sequence[Trial], seen: Sequence[Trial], seed: int, planted: bool) -> None:
+        """Raises `Failed` where data that was seen before takes less work than new data: answers kept by their data.
+
+        What the first calls did and later ones leave out is only a hint, for kernels compile and pack when they must;
+        twice new data, each twice in a row, decide. Lengths and tables stay what they were, because a kernel may keep
+        its plan for them, as for all layers of a step. On CUDA it is asked once a kernel, with the planted inputs.
+        """
+        cuda, key = self.device.type == "cuda", (self.kernel.id, id(self.kernel.fn))
+        hint = frozenset.intersection(*(trial.work for trial in unseen)).difference(*(trial.work for trial in seen))
+        if not (hint - ALLOCATIONS or (cuda and planted and key not in _profiled)):
+            return
+        _profiled.add(key)
+        self.labels.append("new data, twice each")
+        left_out: frozenset[str] = frozenset()
+        for turn in (2, 3):
+            inputs = self._inputs(seed + turn * OTHER_SEED)
+            if alike(first.inputs, inputs):
+                inputs |= {name: value for name, value in first.inputs.items() if not _is_data(value)}
+            data = prepare(self.kernel, self.spec, inputs)
+            new, again = (
+                run(self.kernel, self.spec, data, self.scheme, self.device, Layout(profiled=cuda)).work
+                for _ in range(2)
+            )
+            left_out = new - again - ALLOCATIONS
+            if not left_out:
+                return
+        names = ", ".join(sorted(left_out))
+        raise Failed("INCORRECT", f"a cached answer: on data that it has seen it leaves out {names}")
+
+
+def _is_data(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype.is_floating_point
+
+
+@contextmanager
+def _threads_for(inputs: Inputs) -> Iterator[None]:
+    """One CPU thread for small inputs: handing them to a team costs more than the work, 10 times on a busy machine."""
+    threads = torch.get_num_threads()
+    elements = sum(value.numel() for value in inputs.values() if isinstance(value, torch.Tensor))
+    if elements < SMALL_ELEMENTS:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

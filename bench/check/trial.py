@@ -1,0 +1,281 @@
+"""One run of a kernel under watch: guarded inputs and outputs, its return value read at once, every fault in words."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from rooflab.bench.calls.outputs import dtypes, names
+from rooflab.bench.calls.preparing import packed as packed_with
+from rooflab.bench.calls.preparing import planned
+from rooflab.bench.check import streams as streams
+from rooflab.bench.check import tools as check_tools
+from rooflab.bench.check.cheats import (
+    aliases,
+    changes_later,
+    give_back_l2,
+    lazy,
+    persisting_l2_bytes,
+    still_running,
+    work_noted,
+)
+from rooflab.bench.check.poison import Guarded, guard, guard_output, poisoned_allocations
+from rooflab.bench.records.record import Status
+from rooflab.kernels.registry import Kernel
+from rooflab.reference.spec import Inputs, OpSpec, Outputs, Scheme
+
+OutLayout = Literal["plain", "padded"]
+
+
+class Failed(Exception):
+    """Ends a check, with its status and reason."""
+
+    def __init__(self, status: Status, reason: str):
+        super().__init__(reason)
+        self.status: Status = status
+        self.reason = reason
+
+
+class Refused(Exception):
+    """The launcher refused a padded layout with a `ValueError`, which it may; `argument` is what it named."""
+
+    def __init__(self, text: str):
+        super().__init__(text)
+        self.argument = text.partition(":")[0]
+
+
+@dataclass(frozen=True)
+class Data:
+    """One set of inputs, what must come of it, and the weight as the kernel packed it, where it does."""
+
+    inputs: Inputs
+    oracle: Outputs
+    packed: Any = None
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What one run gave."""
+
+    outputs: Outputs
+    """The very tensors that the kernel wrote."""
+    read: Outputs
+    """Their values as soon as the current stream was done."""
+    work: frozenset[str]
+    """Names of what ran: torch's functions on a CPU, and on CUDA the device's kernels where the run was profiled."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where a run's inputs and outputs lie."""
+
+    padded: frozenset[str] = frozenset()
+    """Inputs with longer strides."""
+    out: OutLayout | None = None
+    """Outputs are the caller's, in this layout."""
+    stale: Outputs = ()
+    """What the caller's outputs hold at first: an earlier answer, in place of NaN."""
+    memory: dict[str, Guarded] | None = None
+    """Inputs lie where those of an earlier run lay, as far as it is in here; this run's are put here."""
+    alone: bool = False
+    """The whole device waits before the call and after it; without it a run waits for its own stream alone."""
+    profiled: bool = False
+    """Notes the device's kernels."""
+
+
+PLAIN = Layout()
+
+
+def prepare(kernel: Kernel, spec: OpSpec, inputs: Inputs) -> Data:
+    """The inputs, their oracle and their packed weight.  Raises `Failed` where the kernel's `prepare` does wrong."""
+    oracle = spec.oracle(inputs)
+    name = spec.prepared
+    if kernel.prepare is None or name is None or inputs[name] is None:
+        return Data(inputs, oracle)
+    weight = guard(inputs[name])
+    try:
+        with poisoned_allocations():
+            packed = packed_with(kernel.prepare, name, {**inputs, name: weight.view})
+    except known_errors() as error:
+        raise failure(error, "prepare") from error
+    damage = weight.damage(may_change=False)
+    if damage:
+        raise Failed("INCORRECT", f"prepare: {name} {damage}")
+    return Data(inputs, oracle, packed)
+
+
+def run(
+    kernel: Kernel, spec: OpSpec, data: Data, scheme: Scheme, device: torch.device, layout: Layout = PLAIN
+) -> Trial:
+    """Runs `kernel` once on guarded copies of its inputs.
+
+    Raises `Refused` where it will not take padding, `Failed` INVALID where it replaced a tool of the bench, and else
+    `Failed`.
+    """
+    guarded = _guarded(data.inputs, layout)
+    outs = [
+        guard_output(tuple(oracle.shape), dtype, device, padded=layout.out == "padded", stale=stale)
+        for (oracle, dtype), stale in zip_longest(
+            zip(data.oracle, dtypes(spec, data.oracle, scheme), strict=True) if layout.out else (),
+            layout.stale if layout.out else (),
+        )
+    ]
+    arguments: dict[str, Any] = {**data.inputs, **{name: tensor.view for name, tensor in guarded.items()}}
+    if data.packed is not None and spec.prepared is not None:
+        arguments[spec.prepared] = data.packed
+    if outs:
+        arguments["out"] = outs[0].view if len(outs) == 1 else tuple(guarded_out.view for guarded_out in outs)
+    work: set[str] = set()
+    refuses = bool(layout.padded) or layout.out == "padded"
+    _may_take(kernel, spec, arguments, refuses)
+    with _errors_of_the_kernel(refuses):
+        arguments = planned(kernel, arguments)
+    with streams.queued(device, guarded.values(), layout.alone):
+        with _errors_of_the_kernel(refuses), work_noted(work, device, layout.profiled):
+            returned = kernel.fn(**{name: value for name, value in arguments.items() if name in kernel.accepted})
+        threads = still_running(kernel.fn)
+        _raise_tampered(device)
+        outputs = _collect(returned, spec, data, scheme, guarded, outs)
+        with _errors_of_the_kernel(refuses):
+            if layout.alone:
+                streams.wait_for_all(device)
+            # Read behind the call on its own stream, before what another one or a thread still writes can arrive.
+            read = tuple(output.clone() for output in outputs)
+            streams.wait_for_own(device)
+    if threads:
+        late = changes_later(outputs, read, kernel.fn, threads)
+        _raise(f"{', '.join(spec.outputs)}", late)
+    for name, tensor in guarded.items():
+        damage = tensor.damage(may_change=name in spec.mutates)
+        _raise(name, f"{damage}: in place on the input" if damage == "was changed" else damage)
+    for name, tensor in zip(spec.outputs, outs, strict=False):
+        _raise(f"out ({name})", tensor.damage(may_change=True))
+    return Trial(outputs, read, frozenset(work))
+
+
+def _guarded(inputs: Inputs, layout: Layout) -> dict[str, Guarded]:
+    """Guarded copies of all tensors, at the places that `layout.memory` knows already."""
+    known = layout.memory if layout.memory is not None else {}
+    for name, value in inputs.items():
+        if not isinstance(value, torch.Tensor):
+            continue
+        if name in known and known[name].view.shape == value.shape:
+            known[name].rewrite(value)
+        else:
+            known[name] = guard(value, padded=name in layout.padded)
+    return known
+
+
+def _raise(name: str, fault: str | None) -> None:
+    if fault:
+        raise Failed("INCORRECT", f"{name}: {fault}")
+
+
+def _raise_tampered(device: torch.device) -> None:
+    """Raises `Failed` where a tool of the bench is no longer the original, or L2 was set aside; undoes either."""
+    found = check_tools.tampered(timers=False)
+    if found:
+        check_tools.restore()
+        raise Failed("INVALID", found)
+    set_aside = persisting_l2_bytes() if device.type == "cuda" else 0
+    if set_aside:
+        give_back_l2()
+        raise Failed("INVALID", f"L2 persistence: {set_aside} bytes of L2 are set aside and outlive a flush")
+
+
+def _may_take(kernel: Kernel, spec: OpSpec, arguments: dict[str, Any], may_refuse: bool) -> None:
+    checked = {name: value for name, value in arguments.items() if name != "out"}
+    reason = (kernel.why_not_args(checked, spec) or "").removeprefix("UNSUPPORTED: ")
+    if reason:
+        raise Refused(reason) if may_refuse else Failed("UNSUPPORTED", reason)
+
+
+@contextmanager
+def _errors_of_the_kernel(may_refuse: bool) -> Iterator[None]:
+    """What a kernel raises, at once or on the device, as `Failed`, or as `Refused` of padding."""
+    try:
+        yield
+    except known_errors() as error:
+        if may_refuse and isinstance(error, ValueError):
+            raise Refused(str(error)) from error
+        raise failure(error, "") from error
+
+
+def _collect(
+    returned: Any, spec: OpSpec, data: Data, scheme: Scheme, guarded: Mapping[str, Guarded], outs: list[Guarded]
+) -> Outputs:
+    """The output tensors, or `Failed` where they are not what the op returns."""
+    if spec.mutates:
+        if returned is not None:
+            raise Failed("INCORRECT", f"expected None, as of every op that changes its arguments, got {type(returned)}")
+        return tuple(guarded[name].view for name in spec.outputs)
+    if not isinstance(returned, torch.Tensor | tuple | list):
+        raise Failed("INCORRECT", f"returned {type(returned).__name__}, expected {', '.join(spec.outputs)}")
+    outputs = (returned,) if isinstance(returned, torch.Tensor) else tuple(returned)
+    wanted_names = names(spec, data.oracle)
+    if len(outputs) != len(wanted_names) or not all(isinstance(output, torch.Tensor) for output in outputs):
+        raise Failed("INCORRECT", f"returned {len(outputs)} values, expected tensors {', '.join(wanted_names)}")
+    memory = {name: tensor.buffer for name, tensor in guarded.items()}
+    if isinstance(data.packed, torch.Tensor) and data.packed.layout == torch.strided and spec.prepared is not None:
+        memory[spec.prepared] = data.packed
+    every = zip(wanted_names, outputs, data.oracle, dtypes(spec, data.oracle, scheme), strict=True)
+    for index, (name, output, oracle, dtype) in enumerate(every):
+        _raise(name, lazy(output))
+        wanted = (tuple(oracle.shape), dtype, oracle.device.type)
+        found = (tuple(output.shape), output.dtype, output.device.type)
+        for what, want, got in zip(("shape", "dtype", "device"), wanted, found, strict=True):
+            if want != got:
+                raise Failed("INCORRECT", f"{name}: expected {what} {want}, got {got}")
+        if outs and (output.data_ptr(), output.stride()) != (outs[index].view.data_ptr(), outs[index].view.stride()):
+            raise Failed("INCORRECT", f"{name}: expected the tensor given as out, got another")
+        aliased = [key for key, buffer in memory.items() if aliases(output, buffer)]
+        if aliased:
+            raise Failed("INCORRECT", f"{name}: shares memory with the input {aliased[0]}: in place on the input")
+    return outputs
+
+
+def known_errors() -> tuple[type[Exception], ...]:
+    """What a kernel is known to raise; anything else is a fault of the checker."""
+    from triton.errors import TritonError  # only here: whoever imports Triton first decides on its interpreter
+
+    return (
+        TritonError,
+        RuntimeError,
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+        AssertionError,
+        ArithmeticError,
+        MemoryError,
+        ImportError,
+        OSError,
+    )
+
+
+def failure(error: Exception, where: str) -> Failed:
+    """The status and the text that stand for what a kernel raised."""
+    from triton.compiler.errors import CompilationError
+    from triton.runtime.errors import OutOfResources, PTXASError
+
+    from rooflab.kernels._cuda import CudaCompileError
+
+    text = str(error).strip()
+    if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError) or "can't allocate memory" in text:
+        return Failed("OUT_OF_MEMORY", text)
+    if isinstance(error, ValueError):
+        status, separator, reason = text.partition(": ")
+        if separator and status in ("UNSUPPORTED", "UNAVAILABLE"):
+            return Failed("UNSUPPORTED" if status == "UNSUPPORTED" else "UNAVAILABLE", reason)
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    place = f"{Path(frame.filename).name}:{frame.lineno}"
+    reason = f"{where + ': ' if where else ''}{type(error).__name__}: {text} ({place})"
+    compile_time = isinstance(error, CompilationError | OutOfResources | PTXASError | CudaCompileError)
+    return Failed("COMPILE_ERROR" if compile_time else "RUNTIME_ERROR", reason)

@@ -1,0 +1,205 @@
+"""How the compiled code of one kernel differs between two trees, and what of that fails a pull request."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rooflab.bench.compile.sass import TENSOR_CORES
+from rooflab.bench.compile.summary import Summary
+from rooflab.bench.compile.workers import CompileFailure
+
+Verdict = Literal[
+    "SAME", "CHANGED", "NEW", "FIXED", "SPILLS", "LOST TENSOR CORES", "DOES NOT COMPILE", "GONE", "NOT COMPARED"
+]
+FAILED: tuple[Verdict, ...] = ("SPILLS", "LOST TENSOR CORES", "DOES NOT COMPILE")
+EXIT_FAILED, EXIT_GONE = 11, 13
+Identity = tuple[str, str, str, str]
+"""Op, kernel, scheme and case."""
+_PATHS = (*TENSOR_CORES, "none")
+
+
+@dataclass(frozen=True)
+class Change:
+    """One kernel on one case in one dtype, this tree against another."""
+
+    op: str
+    kernel: str
+    scheme: str
+    case_id: str
+    verdict: Verdict
+    """SAME: the same machine code on the same grids.  CHANGED: other code, and nothing that fails.  NOT COMPARED: not
+    to be compiled here on either side, for a package that is not installed."""
+    sentences: tuple[str, ...]
+    """What differs, `before -> now`, the reason for the verdict first."""
+    before: tuple[Summary, ...] = ()
+    now: tuple[Summary, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        sides = {"before": [s.to_json() for s in self.before], "now": [s.to_json() for s in self.now]}
+        return {**{k: v for k, v in asdict(self).items() if k not in sides}, "sentences": list(self.sentences), **sides}
+
+
+def exit_status(changes: Sequence[Change]) -> int:
+    """11 where a kernel spills anew, lost its tensor cores or does not compile; else 13 where one is gone or nothing
+    was compared; else 0."""
+    verdicts = {change.verdict for change in changes}
+    if verdicts & set(FAILED):
+        return EXIT_FAILED
+    return EXIT_GONE if "GONE" in verdicts or verdicts <= {"NOT COMPARED"} else 0
+
+
+def summary_line(changes: Sequence[Change], base: str) -> str:
+    """All of it in one line."""
+    counts = Counter(change.verdict for change in changes)
+    found = [
+        f"{counts['SAME']} with the same code",
+        f"{counts['CHANGED']} changed",
+        f"{counts['NEW']} new",
+        f"{counts['FIXED']} that did not compile before",
+        f"{counts['SPILLS']} with new spills",
+        f"{counts['LOST TENSOR CORES']} without the tensor cores they had",
+        f"{counts['DOES NOT COMPILE']} not compiling",
+        f"{counts['GONE']} gone",
+        f"{counts['NOT COMPARED']} not compared",
+    ]
+    status = exit_status(changes)
+    words = {0: "passes", EXIT_FAILED: "FAILS", EXIT_GONE: "FAILS"}[status]
+    return f"compiled code against {base}: {words} ({status}); {len(changes)} compared: {', '.join(found)}"
+
+
+def gone(identity: Identity, reason: str) -> Change:
+    """A kernel that was there."""
+    return Change(*identity, "GONE", (reason,))
+
+
+def not_compared(identity: Identity, reason: str) -> Change:
+    """A kernel that neither tree can compile here."""
+    return Change(*identity, "NOT COMPARED", (reason,))
+
+
+def new(identity: Identity, now: list[Summary] | CompileFailure) -> Change:
+    """A kernel that was not there."""
+    if isinstance(now, CompileFailure):
+        return Change(*identity, "NOT COMPARED" if now.refused else "DOES NOT COMPILE", (str(now),))
+    spills = [f"{s.name} spills {s.stack_bytes} bytes a thread" for s in now if s.stack_bytes]
+    return Change(*identity, "NEW", (*spills, *_findings((), now)), (), tuple(now))
+
+
+def changed(
+    identity: Identity, before: list[Summary] | CompileFailure, now: list[Summary] | CompileFailure, note: str = ""
+) -> Change:
+    """A kernel that is in both; `note` is what else is to be known."""
+    if isinstance(now, CompileFailure):
+        also = ("it did not compile before either",) if isinstance(before, CompileFailure) else ()
+        return Change(*identity, "DOES NOT COMPILE", (str(now), *also))
+    if isinstance(before, CompileFailure):
+        return Change(*identity, "FIXED", (f"before: {before}",), (), tuple(now))
+    notes = (note,) if note else ()
+    if Counter(map(_activity, before)) == Counter(map(_activity, now)):
+        return Change(*identity, "SAME", notes, tuple(before), tuple(now))
+    pairs = _aligned(before, now)
+    best = pairs or [(min(before, key=_rank), min(now, key=_rank))]
+    worst = pairs or [(max(before, key=_stack), max(now, key=_stack))]
+    lost = [f"{is_.name}: {was.tensor_path} -> {is_.tensor_path}" for was, is_ in best if _rank(is_) > _rank(was)]
+    spills = [_spills(was, is_) for was, is_ in worst if _stack(is_) > _stack(was)]
+    verdict: Verdict = "LOST TENSOR CORES" if lost else "SPILLS" if spills else "CHANGED"
+    others = [sentence for was, is_ in pairs for sentence in _sentences(was, is_)]
+    if [s.name for s in before] != [s.name for s in now]:
+        others.insert(0, f"launches {', '.join(s.name for s in before)} -> {', '.join(s.name for s in now)}")
+    sentences = (*lost, *spills, *others, *_findings(before, now), *notes)
+    return Change(*identity, verdict, sentences or ("the code differs in nothing counted",), tuple(before), tuple(now))
+
+
+def _activity(summary: Summary) -> tuple[Any, ...]:
+    return summary.name, summary.code_hash, summary.grid, summary.threads, summary.shared_bytes, summary.launches
+
+
+def _aligned(before: list[Summary], now: list[Summary]) -> list[tuple[Summary, Summary]]:
+    """Launches side by side: those of the same names by name, others in their order.  None where their number differs;
+    then the best tensor-core path and the most spilled bytes of each side stand for it."""
+    if len(before) != len(now):
+        return []
+    if sorted(s.name for s in before) == sorted(s.name for s in now):
+        before, now = (sorted(side, key=lambda summary: summary.name) for side in (before, now))
+    return list(zip(before, now, strict=True))
+
+
+def _stack(summary: Summary) -> int:
+    return summary.stack_bytes
+
+
+def _rank(summary: Summary) -> int:
+    return _PATHS.index(summary.tensor_path)
+
+
+def _spills(was: Summary, is_: Summary) -> str:
+    accesses = f"{is_.spill_loads} LDL and {is_.spill_stores} STL"
+    return f"{is_.name}: {was.stack_bytes} -> {is_.stack_bytes} bytes of stack a thread ({accesses})"
+
+
+_FIGURES: tuple[tuple[str, Callable[[Summary], Any]], ...] = (
+    ("registers", lambda s: s.registers),
+    ("stack bytes", lambda s: s.stack_bytes),
+    ("shared bytes", lambda s: s.shared_bytes),
+    ("threads", lambda s: s.threads),
+    ("CTAs per SM", lambda s: s.ctas_per_sm),
+    ("grid", lambda s: "x".join(map(str, s.grid))),
+    ("waves", lambda s: None if s.waves is None else round(s.waves, 2)),
+    ("tensor cores", lambda s: s.tensor_path),
+    ("wgmma in the loop", lambda s: s.in_loop.get("wgmma", 0)),
+    ("mma in the loop", lambda s: s.in_loop.get("mma", 0)),
+    ("TMA in the loop", lambda s: s.in_loop.get("tma", 0)),
+    ("cp.async in the loop", lambda s: s.in_loop.get("cp_async", 0)),
+    ("ldmatrix in the loop", lambda s: s.in_loop.get("ldmatrix", 0)),
+    ("instructions in the loop", lambda s: s.loop.instructions if s.loop else None),
+    ("usual bytes a load", lambda s: s.load_bytes_usual),
+    ("narrowest load in the loop", lambda s: s.loop.load_bytes_worst if s.loop else None),
+)
+
+
+def _sentences(was: Summary, is_: Summary) -> list[str]:
+    told = [(name, figure(was), figure(is_)) for name, figure in _FIGURES]
+    return [f"{name} {before} -> {now}" for name, before, now in told if before != now]
+
+
+def _findings(before: Sequence[Summary], now: Sequence[Summary]) -> list[str]:
+    """What took effect before, or was not asked for, and does not now; and what does again."""
+    failed = {option.name for summary in before for option in summary.options if not option.took_effect}
+    fails = {option.name: option for summary in now for option in summary.options if not option.took_effect}
+    worse = [option.sentence for name, option in fails.items() if name not in failed]
+    return worse + [f"{name} takes effect now" for name in sorted(failed - fails.keys()) if _takes_effect(now, name)]
+
+
+def _takes_effect(now: Sequence[Summary], name: str) -> bool:
+    return any(option.name == name and option.took_effect for summary in now for option in summary.options)
+
+
+def markdown(changes: Sequence[Change], base: str) -> str:
+    """The difference for a pull request: the verdict, and a table of what is not the same."""
+    told = [change for change in changes if change.verdict != "SAME"]
+    order = {
+        verdict: index for index, verdict in enumerate((*FAILED, "GONE", "CHANGED", "FIXED", "NEW", "NOT COMPARED"))
+    }
+    lines = ["### Compiled code", "", summary_line(changes, base), ""]
+    if told:
+        lines += ["| verdict | kernel | dtype | case | what |", "| --- | --- | --- | --- | --- |"]
+    for change in sorted(told, key=lambda change: order[change.verdict]):
+        what = "<br>".join(sentence.replace("|", "\\|").replace("\n", " ") for sentence in change.sentences)
+        cells = (change.verdict, f"{change.op}/{change.kernel}", change.scheme, f"`{change.case_id}`", what)
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def write_markdown(changes: Sequence[Change], base: str, path: Path) -> None:
+    """`markdown` in a file, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False, encoding="utf-8") as part:
+        part.write(markdown(changes, base))
+    Path(part.name).chmod(0o644)  # a temporary file is its owner's alone
+    Path(part.name).replace(path)

@@ -1,0 +1,217 @@
+"""Control flow of SASS: basic blocks, natural loops, and the loop in which a kernel spends its time.
+
+A loop is found as in any compiler (Aho, Lam, Sethi, Ullman, "Compilers", 2nd edition, 9.6): a back edge goes to a block
+that dominates it, and the loop is everything that reaches the edge without passing that block.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+from rooflab.bench.compile.sass import TENSOR_CORES, Function, Instruction, count_families
+
+_ENDS = ("EXIT", "RET", "KILL")
+_BRANCHES = ("BRA", "JMP", "BRX", "BRXU", "JMX", "JMXU")
+_INDIRECT = ("BRX", "BRXU", "JMX", "JMXU")
+_WAITS = ("SYNCS", "USETMAXREG", "NANOSLEEP", "CCTL", "UCGABAR_WAIT")
+_WORK = ("tcgen05", "wgmma", "mma", "tma", "cp_async", "ldmatrix", "global_store", "shared_store", "atomic")
+_LONGEST_WAIT = 24
+"""Instructions of the longest loop that is taken for waiting: a poll is a handful, on sm_90a four to nine."""
+_TARGET = re.compile(r"`\(([^)]+)\)|\b(0x[0-9a-f]+)\b")
+_CONDITION = re.compile(r"^!?U?P\d\b")
+
+
+@dataclass(frozen=True)
+class Loop:
+    """One natural loop."""
+
+    start: int
+    """Address of its head."""
+    depth: int
+    """1 for a loop in no other."""
+    innermost: bool
+    """Whether no other loop is in it, loops that only wait left out."""
+    waits: bool
+    """Whether it only polls a barrier, a register budget or a flag."""
+    instructions: tuple[Instruction, ...]
+    """In order of address, what is in its inner loops included."""
+
+    @cached_property
+    def opcodes(self) -> Mapping[str, int]:
+        """How often each opcode occurs in its code."""
+        return Counter(instruction.opcode for instruction in self.instructions)
+
+    @cached_property
+    def counts(self) -> Mapping[str, int]:
+        """Instructions of each of `sass.FAMILIES`."""
+        return count_families(self.opcodes.items())
+
+    @property
+    def tensor_core_instructions(self) -> int:
+        """Matrix instructions of every kind."""
+        return sum(self.counts[family] for family in TENSOR_CORES)
+
+    @property
+    def global_loads(self) -> int:
+        """Instructions that bring data from global memory, by whichever way."""
+        return self.counts["global_load"] + self.counts["cp_async"] + self.counts["tma"]
+
+
+def find_loops(function: Function) -> list[Loop]:
+    """Every loop of `function` that can be reached, in order of address."""
+    blocks, entries = _blocks(function)
+    bodies = _natural_loops(blocks, entries)
+    code = {
+        head: tuple(instruction for block in sorted(body) for instruction in blocks[block].instructions)
+        for head, body in bodies.items()
+    }
+    waits = {head: _only_waits(instructions) for head, instructions in code.items()}
+    loops = []
+    for head, body in sorted(bodies.items()):
+        around = [other for other, outer in bodies.items() if other != head and body < outer]
+        within = [other for other, inner in bodies.items() if other != head and inner < body and not waits[other]]
+        loops.append(Loop(head, len(around) + 1, not within and not waits[head], waits[head], code[head]))
+    return loops
+
+
+def hot_loop(loops: Sequence[Loop]) -> Loop | None:
+    """The innermost loop with the most tensor-core instructions; where none has any, the one with the most global
+    loads; else the largest.  None where there is no loop."""
+    inner = [loop for loop in loops if loop.innermost]
+    return max(
+        inner,
+        key=lambda loop: (loop.tensor_core_instructions, loop.global_loads, len(loop.instructions)),
+        default=None,
+    )
+
+
+def feeding_loop(loops: Sequence[Loop], hot: Loop | None) -> Loop | None:
+    """The innermost loop of other warps that brings the data in for `hot`, where warps are specialised, or None."""
+    if hot is None or hot.counts["tma"] or hot.counts["cp_async"]:
+        return None
+    others = [loop for loop in loops if loop.innermost and loop is not hot]
+    feeding = [loop for loop in others if loop.counts["tma"] or loop.counts["cp_async"]]
+    return max(feeding, key=lambda loop: loop.counts["tma"] + loop.counts["cp_async"], default=None)
+
+
+@dataclass
+class _Block:
+    instructions: list[Instruction]
+    successors: set[int]
+
+
+def _blocks(function: Function) -> tuple[dict[int, _Block], set[int]]:
+    """Basic blocks by the address of their first instruction, those that cannot be reached left out, and the addresses
+    at which code is entered: the kernel's own start and what it calls."""
+    code = function.instructions
+    targets = {i.address: _targets(i, function) for i in code if i.name in (*_BRANCHES, "CALL")}
+    referred = {target for found in targets.values() for target in found}
+    # Where an indirect branch may go is in none of the instructions, so every other label is taken for such a place.
+    elsewhere = {a for label, a in function.labels.items() if label.startswith(".L") and a not in referred}
+    starts = {code[0].address, *function.labels.values(), *referred}
+    step = min((after.address - before.address for before, after in pairwise(code)), default=0)
+    blocks: dict[int, _Block] = {}
+    for instruction, following in zip(code, (*code[1:], None), strict=True):
+        if instruction.address in starts:
+            current = blocks[instruction.address] = _Block([], set())
+        current.instructions.append(instruction)
+        # An older disassembler leaves out an indirect branch that it cannot follow, and its address is missing.
+        missing = following is not None and following.address - instruction.address > step
+        if missing or (instruction.name in _INDIRECT and not targets[instruction.address]):
+            current.successors = set(elsewhere)
+        elif _ends_block(instruction) or (following is not None and following.address in starts):
+            current.successors = _successors(instruction, following, targets)
+        else:
+            continue
+        if following is not None:
+            starts.add(following.address)
+    entries = {code[0].address, *(t for i in code if i.name == "CALL" for t in targets[i.address])}
+    return _reachable(blocks, entries), entries
+
+
+def _ends_block(instruction: Instruction) -> bool:
+    return instruction.name in (*_ENDS, *_BRANCHES)
+
+
+def _targets(instruction: Instruction, function: Function) -> list[int]:
+    if instruction.name in _INDIRECT:
+        return list(function.indirect.get(instruction.address, ()))
+    found = []
+    for label, address in _TARGET.findall(instruction.operands):
+        if label in function.labels:
+            found.append(function.labels[label])
+        elif address:
+            found.append(int(address, 16))
+    return found
+
+
+def _successors(last: Instruction, following: Instruction | None, targets: Mapping[int, list[int]]) -> set[int]:
+    # `BRA.DIV` branches only where threads have parted, `BRA P0, L` and `BRA.U !UP0, L` on an operand.
+    conditional = bool(last.guard) or ".DIV" in last.opcode or _CONDITION.match(last.operands)
+    jumps = set(targets[last.address]) if last.name in _BRANCHES else set()
+    if following is None or (_ends_block(last) and not conditional):
+        return jumps
+    return jumps | {following.address}
+
+
+def _reachable(blocks: Mapping[int, _Block], entries: set[int]) -> dict[int, _Block]:
+    seen: set[int] = set()
+    waiting = [entry for entry in entries if entry in blocks]
+    while waiting:
+        head = waiting.pop()
+        if head not in seen:
+            seen.add(head)
+            blocks[head].successors &= blocks.keys()
+            waiting.extend(blocks[head].successors)
+    return {head: block for head, block in blocks.items() if head in seen}
+
+
+def _natural_loops(blocks: Mapping[int, _Block], entries: set[int]) -> dict[int, frozenset[int]]:
+    """Addresses of the blocks of each loop, by its head; back edges to one head make one loop."""
+    before = _predecessors(blocks)
+    dominators = _dominators(before, entries)
+    loops: dict[int, set[int]] = {}
+    for tail, block in blocks.items():
+        for head in block.successors & dominators[tail]:
+            body = loops.setdefault(head, {head})
+            waiting = [tail]
+            while waiting:
+                node = waiting.pop()
+                if node not in body:
+                    body.add(node)
+                    waiting.extend(before[node])
+    return {head: frozenset(body) for head, body in loops.items()}
+
+
+def _predecessors(blocks: Mapping[int, _Block]) -> dict[int, list[int]]:
+    before: dict[int, list[int]] = {head: [] for head in blocks}
+    for head, block in blocks.items():
+        for successor in block.successors:
+            before[successor].append(head)
+    return before
+
+
+def _dominators(before: Mapping[int, list[int]], entries: set[int]) -> dict[int, set[int]]:
+    """The blocks that every way to a block passes, itself included."""
+    found = {head: {head} if head in entries else set(before) for head in before}
+    changed = True
+    while changed:
+        changed = False
+        for head in found.keys() - entries:
+            new = {head} | set.intersection(*(found[other] for other in before[head]))
+            if new != found[head]:
+                found[head], changed = new, True
+    return found
+
+
+def _only_waits(instructions: Sequence[Instruction]) -> bool:
+    if len(instructions) > _LONGEST_WAIT or any(instruction.family in _WORK for instruction in instructions):
+        return False
+    loads = [instruction for instruction in instructions if instruction.family == "global_load"]
+    polls = loads and all("STRONG" in load.opcode for load in loads)
+    return bool(polls) or (not loads and any(instruction.name in _WAITS for instruction in instructions))

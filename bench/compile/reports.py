@@ -1,0 +1,244 @@
+"""What `rooflab static` prints and keeps: rows, details and records of compiled kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rooflab.bench.compile.cases import Selected
+from rooflab.bench.compile.static import CompileFailure, Request, compile_kernels
+from rooflab.bench.compile.store import Store
+from rooflab.bench.compile.summary import COPIES, Summary, summarize
+from rooflab.bench.compile.targets import Target
+from rooflab.bench.records.environment import Environment, snapshot
+from rooflab.bench.records.files import RunWriter
+from rooflab.bench.records.record import Record
+from rooflab.kernels.configs import config_for, legal_configs, make_config
+from rooflab.reference.spec import Case
+from rooflab.roofline.device import Device
+
+COLUMNS = (
+    "kernel",
+    "scheme",
+    "case",
+    "config",
+    "launch",
+    "regs",
+    "spill",
+    "smem",
+    "threads",
+    "cta/sm",
+    "by",
+    "waves",
+    "tail",
+    "tensor",
+    *COPIES,
+    "load",
+    "options",
+)
+"""`spill`: bytes of stack a thread; `smem`: bytes a block; `by`: what limits the CTAs on an SM; `tensor` to `ldmatrix`:
+instructions in the hot loop; `load`: bytes a thread loads at once in it, narrowest and usual; `options`: how many of
+those asked for took no effect."""
+AT_ONCE = 64
+"""Compilations whose text is held at once, half a megabyte each."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """One thing that was compiled."""
+
+    selected: Selected
+    config: Any
+    """The config it was held to; None where the launcher chose."""
+    launches: tuple[Summary, ...] = ()
+    failure: CompileFailure | None = None
+
+    @property
+    def status(self) -> str:
+        """`OK`, `COMPILE_ERROR`, or `UNSUPPORTED` where the kernel does not take the case."""
+        if self.failure is None:
+            return "OK"
+        return "UNSUPPORTED" if self.failure.refused else "COMPILE_ERROR"
+
+    @property
+    def config_values(self) -> dict[str, Any] | None:
+        """The config's values: those asked for, or what the launcher takes where nothing was tuned."""
+        kernel = self.selected.kernel
+        config = self.config
+        if config is None and kernel.takes_config:
+            config = config_for(kernel, self.selected.case, self.selected.scheme, torch.device("meta"))
+        return None if config is None else asdict(config)
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {
+            **self.selected.to_json(),
+            "case_id": self.selected.case.id,
+            "config": self.config_values,
+            "status": self.status,
+            "reason": str(self.failure or ""),
+            "launches": [launch.to_json() for launch in self.launches],
+        }
+
+
+def configs_of(selected: Sequence[Selected], texts: Sequence[str], every: bool) -> list[tuple[Selected, Any]]:
+    """What to compile with which config: the launcher's choice (None), those that `texts` (`block_m=64,...`) say, or
+    every legal one; with either, of the kernels that take any.  Raises `ValueError` where one has no such config."""
+    if texts and every:
+        raise ValueError("config: expected --config or --all-configs, got both")
+    if not texts and not every:
+        return [(item, None) for item in selected]
+    tunable = [item for item in selected if item.kernel.takes_config]
+    if not tunable:
+        raise ValueError("config: expected a kernel that takes configs, got none")
+    if texts:
+        values = [dict(Case.parse(text)) for text in texts]
+        return [(item, make_config(item.kernel, config)) for item in tunable for config in values]
+    return [(item, config) for item in tunable for config in legal_configs(item.kernel, item.case, item.scheme)]
+
+
+def compile_selected(
+    chosen: Sequence[tuple[Selected, Any]], target: Target, device: Device, store: Store | None
+) -> list[Result]:
+    """Everything compiled for `target` and laid over the SMs of `device`."""
+    results = []
+    for start in range(0, len(chosen), AT_ONCE):
+        part = chosen[start : start + AT_ONCE]
+        requests = [
+            Request(item.kernel.op, item.kernel.name, item.case, item.scheme, item.file, config, target.name)
+            for item, config in part
+        ]
+        for (item, config), found in zip(part, compile_kernels(requests, store), strict=True):
+            if isinstance(found, CompileFailure):
+                results.append(Result(item, config, failure=found))
+            else:
+                launches = tuple(summarize(info, item.scheme.name, device) for info in found)
+                results.append(Result(item, config, launches))
+    return results
+
+
+def rows(results: Sequence[Result]) -> list[dict[str, Any]]:
+    """One row per launched kernel, with the keys of `COLUMNS`."""
+    return [_row(result, launch) for result in results for launch in result.launches]
+
+
+def _row(result: Result, launch: Summary) -> dict[str, Any]:
+    item, inner = result.selected, launch.in_loop
+    config = asdict(result.config) if result.config is not None else {}
+    loop = launch.loop or launch
+    row = {
+        "kernel": item.kernel.id,
+        "scheme": item.scheme.name,
+        "case": item.case.id,
+        "config": ",".join(f"{key}={value}" for key, value in config.items()),
+        "launch": launch.name + (f" x{launch.launches}" if launch.launches > 1 else ""),
+        "regs": launch.registers,
+        "spill": launch.stack_bytes or None,
+        "smem": launch.shared_bytes,
+        "threads": launch.threads,
+        "cta/sm": launch.ctas_per_sm,
+        "by": launch.occupancy_limiter,
+        "waves": launch.waves,
+        "tail": launch.tail_ctas,
+        "tensor": f"{launch.tensor_path} {inner.get(launch.tensor_path, 0)}" if launch.tensor_path != "none" else "",
+        "load": _range(loop.load_bytes_worst, loop.load_bytes_usual),
+        "options": len(launch.findings) or None,
+    }
+    return row | {family: inner.get(family) or None for family in COPIES}
+
+
+def _range(worst: int | None, usual: int | None) -> str:
+    return "" if worst is None else str(usual) if worst == usual else f"{worst} ({usual})"
+
+
+def details(launch: Summary) -> list[tuple[str, str]]:
+    """Labels and texts that say all of one launched kernel."""
+    grid = "x".join(map(str, launch.grid))
+    spills = f"{launch.stack_bytes} bytes of stack, {launch.spill_loads} LDL, {launch.spill_stores} STL"
+    held = f"{launch.ctas_per_sm} CTAs" if launch.ctas_per_sm != 1 else "1 CTA"
+    found = [
+        ("grid", f"{grid} = {launch.ctas} CTAs of {launch.threads} threads, launched {launch.launches} times"),
+        ("registers", f"{launch.registers} a thread; {spills}"),
+        ("shared memory", f"{launch.shared_bytes} bytes a CTA"),
+        (
+            f"on {launch.device}",
+            f"{held} an SM, {launch.occupancy:.0%} of its warps; {launch.occupancy_limiter} limit it",
+        ),
+        ("waves", _waves(launch)),
+        ("whole code", _counts(launch.counts)),
+        ("loads, stores", _widths(launch)),
+    ]
+    if launch.loop is None:
+        found.append(("hot loop", "none: the code has no loop"))
+    else:
+        loop = launch.loop
+        where = f"at {loop.address:#06x}, depth {loop.depth}, {loop.instructions} instructions"
+        found.append(("hot loop", f"{where}: {_counts(loop.counts)}"))
+        if loop.fed_by:
+            found.append(("fed by", _counts(loop.fed_by)))
+    return found + [
+        (option.name, ("" if option.took_effect else "NO: ") + option.sentence) for option in launch.options
+    ]
+
+
+def _waves(launch: Summary) -> str:
+    if launch.waves is None:
+        return "none: the grid is empty, or not one CTA fits an SM"
+    tail = f"{launch.full_waves} full and {launch.tail_ctas} CTAs in the last" if launch.tail_ctas else "all full"
+    return f"{launch.waves:.2f}: {tail}; {launch.wave_efficiency:.0%} of the places used"
+
+
+def _widths(launch: Summary) -> str:
+    loads = _range(launch.load_bytes_worst, launch.load_bytes_usual) or "no"
+    stores = _range(launch.store_bytes_worst, launch.store_bytes_usual) or "no"
+    return f"{loads} and {stores} bytes a thread at once, the narrowest and (in brackets) the usual"
+
+
+def _counts(counts: Any) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {number}" for name, number in counts.items()) or "nothing counted"
+
+
+def summary_line(results: Sequence[Result], target: Target, store: Store | None) -> str:
+    """All of it in one line."""
+    kernels = {result.selected.kernel.id for result in results}
+    failed = sum(result.status == "COMPILE_ERROR" for result in results)
+    spilling = sum(any(launch.stack_bytes for launch in result.launches) for result in results)
+    findings = sum(len(launch.findings) for result in results for launch in result.launches)
+    kept = f", {store.hits} of them from before" if store and store.hits else ""
+    return (
+        f"kernels: {len(kernels)}; compilations for {target.name}: {len(results)}{kept}; failed: {failed}; "
+        f"with spilled registers: {spilling}; options without effect: {findings}"
+    )
+
+
+def write_records(results: Sequence[Result], folder: Path) -> Path:
+    """One record of kind `static` for each result, in a new file of `folder`."""
+    writer, environment = RunWriter(folder), snapshot()
+    writer.write(*(_record(result, writer.run_id, environment) for result in results))
+    return writer.path
+
+
+def _record(result: Result, run_id: str, environment: Environment) -> Record:
+    item = result.selected
+    return Record(
+        kind="static",
+        run_id=run_id,
+        status="OK" if result.failure is None else "UNSUPPORTED" if result.failure.refused else "COMPILE_ERROR",
+        environment=environment.to_dict(),
+        commit=environment.commit,
+        dirty=environment.dirty,
+        reason=str(result.failure or ""),
+        op=item.kernel.op,
+        kernel=item.kernel.name,
+        role=item.kernel.role,
+        backend=item.kernel.backend,
+        case_id=item.case.id,
+        case=dict(item.case),
+        scheme=item.scheme.name,
+        config=result.config_values,
+        compiled=tuple(launch.to_json() for launch in result.launches),
+    )

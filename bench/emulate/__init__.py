@@ -1,0 +1,1 @@
+"""Kernels run by the PTX emulator (`ptx/`) where there is no GPU: checks, bytes, golden outputs."""

@@ -1,0 +1,163 @@
+"""What `rooflab emulate` asks of an emulating process, what it predicts from the answer, and its records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from rooflab.bench.compile.workers import CompileFailure
+from rooflab.bench.emulate.checks import can_be_emulated, emulators
+from rooflab.bench.predict import targets
+from rooflab.bench.predict.cases import Target, predict_all
+from rooflab.bench.records.environment import snapshot
+from rooflab.bench.records.files import RunWriter
+from rooflab.bench.records.record import Record, Status
+from rooflab.kernels import registry
+from rooflab.kernels.configs import make_config
+from rooflab.reference.spec import Case
+from rooflab.roofline.device import resolve
+from rooflab.roofline.model import Traffic
+
+
+@dataclass(frozen=True)
+class Call:
+    """One emulated call."""
+
+    target: Target
+    answer: Mapping[str, Any]
+    """As `emulated_run.run` gives it."""
+    prediction: str
+    """A sentence on the time that its counted bytes predict; empty where there is none."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values, without the text of the sources."""
+        launches = [{key: value for key, value in item.items() if key != "sources"} for item in self.answer["launches"]]
+        named = {
+            "op": self.target.op,
+            "kernel": self.target.kernel,
+            "case": self.target.case.id,
+            "scheme": self.target.scheme.name,
+        }
+        return {**named, **self.answer, "launches": launches, "prediction": self.prediction}
+
+
+def choose(
+    op: str | None, names: Sequence[str], cases: Sequence[str], schemes: Sequence[str], config: str | None
+) -> list[Target]:
+    """The kernels, cases and schemes that the texts name; a `.py` file stands for what it registers.
+
+    Raises `ValueError` on a text that names nothing, and where no kernel has compiled code.
+    """
+    if op is None:
+        files = [Path(name).resolve() for name in names if name.endswith(".py")]
+        found = [(kernel, file) for file in files for kernel in registry.load_file(file)]
+        ops = list(dict.fromkeys(kernel.op for kernel, _ in found))
+        if len(ops) != 1 or len(names) != len(files):
+            raise ValueError("op: expected an op, or a file that registers kernels of one with --kernel")
+        op, picked = ops[0], found
+    else:
+        picked = targets.choose_kernels(op, names)  # type: ignore[assignment]
+    spec = registry.get_op(op)
+    picked = [(kernel, file) for kernel, file in picked if can_be_emulated(kernel)]
+    if not picked:
+        raise ValueError(f"kernel: expected one with compiled code (triton, gluon, cuda), got {', '.join(names) or op}")
+    chosen = []
+    for name in list(schemes) or [None]:  # type: ignore[list-item]
+        scheme = targets.choose_scheme(spec, name)
+        listed = targets.choose_cases(spec, cases, scheme) if cases else [spec.get_cases("smoke")[0]]
+        for kernel, file in picked:
+            held = make_config(kernel, Case.parse(config)) if config else None
+            chosen += [Target(op, kernel.name, case, scheme, file, held) for case in listed]
+    return chosen
+
+
+def call(
+    target: Target,
+    seed: int = 0,
+    schedule: int = 0,
+    sample: int | None = None,
+    races: bool = True,
+    gpu: str = targets.DEFAULT_GPU,
+    save: Path | None = None,
+) -> Call:
+    """Emulates one call; `save` is a file that takes its outputs.  Raises `ValueError` where the process refuses or
+    dies."""
+    if sample is not None and sample < 0:
+        raise ValueError(f"ctas: expected 0 or more, got {sample}")
+    request = {
+        "do": "run",
+        "op": target.op,
+        "kernel": target.kernel,
+        "case": dict(target.case),
+        "scheme": target.scheme.name,
+        "file": str(target.file) if target.file else None,
+        "config": None if target.config is None else asdict(target.config),
+        "seed": seed,
+        "schedule": schedule,
+        "sample": sample,
+        "races": races,
+        "save": str(save) if save else None,
+    }
+    try:
+        answer = emulators().ask(request)
+    except CompileFailure as failure:
+        raise ValueError(f"the emulating process: {failure}") from failure
+    if "error" in answer:
+        raise ValueError(answer["error"])
+    whole = answer["launches"] and answer["status"] == "OK" and answer["ran"] == answer["of"]
+    return Call(target, answer, _predicted(target, answer, gpu) if whole else "")
+
+
+def traffic_of(answer: Mapping[str, Any]) -> Traffic:
+    """The HBM bytes of a call as they were counted: each sector once for every launch."""
+    moved = [item["bytes"] for item in answer["launches"]]
+    read, wrote = (float(sum(item[name] for item in moved)) for name in ("hbm_read", "hbm_write"))
+    return Traffic(read, wrote, len(moved), basis="counted")
+
+
+def _predicted(target: Target, answer: Mapping[str, Any], gpu: str) -> str:
+    device, _ = resolve(gpu)
+    found = predict_all([target], device, counted={target: traffic_of(answer)})[0]
+    if found.prediction is None:
+        return f"no time is predicted: {found.reason}"
+    least = found.prediction.bound.seconds
+    took = found.prediction.seconds
+    return f"with these bytes {took * 1e6:.3g} us are predicted on {device.name}; the bound is {least * 1e6:.3g} us"
+
+
+def write(calls: Sequence[Call], folder: Path, seed: int) -> Path:
+    """A record of each call that ran whole; the file."""
+    writer, environment = RunWriter(folder), snapshot()
+    for item in calls:
+        kernel, target = registry.get_kernel(item.target.op, item.target.kernel), item.target
+        moved = traffic_of(item.answer)
+        ran = item.answer["status"] in ("OK", "INCORRECT") and bool(item.answer["launches"])
+        compared = ran and bool(item.answer["errors"])
+        writer.write(
+            Record(
+                kind="check",
+                run_id=writer.run_id,
+                status=cast(Status, item.answer["status"]),
+                environment=environment.to_dict(),
+                commit=environment.commit,
+                dirty=environment.dirty,
+                reason=item.answer["reason"],
+                op=target.op,
+                kernel=target.kernel,
+                role=kernel.role,
+                backend=kernel.backend,
+                case_id=target.case.id,
+                case=dict(target.case),
+                scheme=target.scheme.name,
+                config=None if target.config is None else asdict(target.config),
+                seed=seed,
+                device="cpu",
+                checked_by="emulator" if compared else "none",
+                errors=tuple(item.answer.get("errors", ())),
+                traffic_bytes=moved.bytes if ran and item.answer["ran"] == item.answer["of"] else None,
+                traffic_basis="counted" if ran and item.answer["ran"] == item.answer["of"] else None,
+            )
+        )
+    return writer.path

@@ -1,0 +1,168 @@
+"""Golden outputs: what kernels gave on a GPU, kept as small files that the emulator must reproduce.
+
+Integer outputs and copies must be equal bit for bit.  Where the card sums in an order of its own, or an instruction is
+approximate, the outputs must agree within the op's tolerance; how many elements are equal in their bits is told either
+way.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from rooflab.bench.calls.preparing import packed
+from rooflab.bench.emulate.calls import call
+from rooflab.bench.emulate.checks import can_be_emulated
+from rooflab.bench.predict.cases import Target
+from rooflab.bench.records.environment import snapshot
+from rooflab.kernels import registry
+from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, get_scheme
+
+SEED = 0
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One kernel's outputs, emulated, beside the golden ones."""
+
+    target: str
+    """`gemm/tensor_core M=...,N=... bf16`."""
+    elements: int
+    equal: int
+    """Elements whose bits are the same."""
+    passed: bool
+    """Whether all agree within the op's tolerance."""
+    reason: str = ""
+
+
+def targets() -> list[Target]:
+    """The first smoke case that each kernel with compiled code takes, in every dtype."""
+    found = []
+    for op in registry.ops():
+        spec = registry.get_op(op)
+        for kernel in registry.kernels(op).values():
+            for name in spec.schemes if can_be_emulated(kernel) else ():
+                for case in spec.get_cases("smoke"):
+                    inputs = spec.make_inputs(case, get_scheme(name), torch.device("cpu"), SEED)
+                    if kernel.why_not_args(inputs) is None:
+                        found.append(Target(op, kernel.name, case, get_scheme(name)))
+                        break
+    return found
+
+
+def outputs_of(target: Target, device: torch.device) -> Outputs:
+    """What the kernel gives on `device` for inputs that were drawn on the CPU; on the CPU again."""
+    spec, kernel = registry.get_op(target.op), registry.get_kernel(target.op, target.kernel)
+    inputs = {
+        name: value.to(device) if isinstance(value, torch.Tensor) else value
+        for name, value in spec.make_inputs(target.case, target.scheme, torch.device("cpu"), SEED).items()
+    }
+    given = {name: value for name, value in inputs.items() if name in kernel.accepted}
+    if kernel.prepare is not None and spec.prepared is not None:
+        given[spec.prepared] = packed(kernel.prepare, spec.prepared, given)
+    found = kernel.fn(**given)
+    outputs = tuple(given[name] for name in spec.outputs) if spec.mutates else found
+    outputs = (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
+    return tuple(output.detach().cpu() for output in outputs)
+
+
+def write(folder: Path, device: torch.device, chosen: Sequence[Target] | None = None) -> list[str]:
+    """Runs `targets` on `device` and keeps their outputs, one `.npz` each, with the circumstances in `golden.json`.
+
+    What is kept already is not run again, and keeps the circumstances that it was made in.  Returns the names of all.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    names = []
+    index = folder / "golden.json"
+    kept: dict[str, Any] = json.loads(index.read_text())["kernels"] if index.is_file() else {}
+    environment = snapshot(device.index or 0)
+    made = {"commit": environment.commit, "dirty": environment.dirty, "environment": environment.to_dict()}
+    wanted = targets() if chosen is None else list(chosen)
+    for target in wanted:
+        name = _name(target)
+        if name not in kept or not (folder / f"{name}.npz").is_file():
+            arrays = {f"output_{index}": _raw(output) for index, output in enumerate(outputs_of(target, device))}
+            with tempfile.NamedTemporaryFile(dir=folder, suffix=".part", delete=False) as part:
+                np.savez_compressed(part, **arrays)
+            Path(part.name).replace(folder / f"{name}.npz")
+            kept[name] = _described(target) | made
+            _write_index(index, kept)  # after each: a later kernel may end the process
+        names.append(name)
+    return names
+
+
+def _write_index(index: Path, kept: dict[str, Any]) -> None:
+    part = index.with_suffix(".part")
+    part.write_text(json.dumps({"seed": SEED, "kernels": kept}, indent=1, sort_keys=True) + "\n")
+    part.replace(index)
+
+
+def compare(folder: Path) -> list[Difference]:
+    """Emulates every kernel that has a golden file.  Raises `ValueError` where the folder has no `golden.json`."""
+    index = folder / "golden.json"
+    if not index.is_file():
+        raise ValueError(f"golden: expected a folder with golden.json, got {folder}")
+    found = []
+    for name, about in sorted(json.loads(index.read_text())["kernels"].items()):
+        target = Target(about["op"], about["kernel"], Case(**about["case"]), get_scheme(about["scheme"]))
+        with np.load(folder / f"{name}.npz") as golden:
+            found.append(_difference(target, [golden[key] for key in sorted(golden.files)]))
+    return found
+
+
+def _difference(target: Target, golden: Sequence[Any]) -> Difference:
+    spec = registry.get_op(target.op)
+    label = f"{target.op}/{target.kernel} {target.case.id} {target.scheme.name}"
+    with tempfile.TemporaryDirectory() as folder:
+        answer = call(target, save=Path(folder) / "outputs.pt").answer
+        if answer["status"] != "OK":
+            return Difference(label, 0, 0, False, answer["reason"])
+        outputs: Outputs = torch.load(Path(folder) / "outputs.pt")
+    wanted = tuple(
+        torch.from_numpy(raw.reshape(output.shape)).view(output.dtype)
+        for raw, output in zip(golden, outputs, strict=True)
+    )
+    equal = sum(int((_bits(a) == _bits(b)).sum()) for a, b in zip(outputs, wanted, strict=True))
+    elements = sum(output.numel() for output in outputs)
+    wrong = _wrong(spec, target, outputs, wanted)
+    return Difference(label, elements, equal, not wrong, "; ".join(wrong))
+
+
+def _wrong(spec: OpSpec, target: Target, outputs: Outputs, wanted: Outputs) -> list[str]:
+    inputs: Inputs = spec.make_inputs(target.case, target.scheme, torch.device("cpu"), SEED)
+    oracle = tuple(value.double() if value.is_floating_point() else value for value in wanted)
+    return [error.describe() for error in spec.judge(outputs, oracle, inputs, target.scheme) if not error.passed]
+
+
+def _bits(value: torch.Tensor) -> torch.Tensor:
+    return value.contiguous().view(_BITS[value.element_size()])
+
+
+def _raw(value: torch.Tensor) -> Any:
+    return _bits(value).numpy()
+
+
+def _name(target: Target) -> str:
+    return f"{target.op}-{target.kernel}-{target.scheme.name}"
+
+
+def _described(target: Target) -> dict[str, Any]:
+    return {
+        "op": target.op,
+        "kernel": target.kernel,
+        "case": dict(target.case),
+        "scheme": target.scheme.name,
+    }
+
+
+def rows(found: Sequence[Difference]) -> list[dict[str, Any]]:
+    """As JSON values."""
+    return [asdict(item) for item in found]

@@ -1,0 +1,179 @@
+"""One emulated call of a kernel, in the emulating process: values, bytes by level, counts by line, races.
+
+Of a large problem a few CTAs are enough: the outputs are poisoned before, and what the chosen CTAs wrote is compared.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rooflab.bench.calls.preparing import packed
+from rooflab.bench.check.poison import poisoned_allocations
+from rooflab.bench.check.trial import failure, known_errors
+from rooflab.bench.emulate.emulation import Launches, emulating_launches
+from rooflab.bench.ptx.launch import Checks
+from rooflab.bench.ptx.machine.errors import EmulationError
+from rooflab.bench.ptx.results import Result
+from rooflab.kernels import registry
+from rooflab.kernels.configs import make_config
+from rooflab.kernels.registry import Kernel
+from rooflab.reference.compare import ErrorStats
+from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, get_scheme
+
+Answer = dict[str, Any]
+ORACLE_FLOPS = 2e11
+"""Largest problem whose oracle is computed: fp64 takes ten seconds for it on two cores."""
+
+
+class NotSampled(ValueError):
+    """Some CTAs of a kernel cannot run alone."""
+
+
+@dataclass
+class Sampled(Launches):
+    """Launches of which `sample` CTAs run beside the first and the last; None runs all."""
+
+    sample: int | None = None
+    ran: int = 0
+    of: int = 0
+
+    def run(self, compiled: Any, grid: tuple[int, ...], args: list[Any]) -> None:
+        """Emulates the chosen CTAs of one launch."""
+        count = math.prod(grid)
+        if self.ran < self.of:
+            raise NotSampled("ctas: expected a kernel of one launch, got one whose next launch needs all of the first")
+        chosen: list[int] | None = None
+        if self.sample is not None and count > self.sample + 2:
+            inner = random.Random(self.seed).sample(range(1, count - 1), self.sample)
+            chosen = [0, *sorted(inner), count - 1]
+        self.ran += count if chosen is None else len(chosen)
+        self.of += count
+        self.results.append(self.emulated(compiled, grid, args, chosen))
+
+
+def run(request: Mapping[str, Any]) -> Answer:
+    """The answer to a request of the command: launches, errors of the outputs, and what went wrong.
+
+    Raises `ValueError` on what the request names wrongly.
+    """
+    kernel = registry.get_kernel(request["op"], request["kernel"])
+    spec, scheme = registry.get_op(request["op"]), get_scheme(request["scheme"])
+    case = spec.check_case(Case(**request["case"]))
+    inputs = spec.make_inputs(case, scheme, torch.device("cpu"), request["seed"])
+    with emulating_launches(Launches()):
+        reason = kernel.why_not_here(torch.device("cpu")) or kernel.why_not_args(inputs)
+    if reason:
+        return {"status": reason.partition(":")[0], "reason": reason.partition(": ")[2], "launches": []}
+    launches = Sampled(checks=Checks(races=request["races"]), seed=request["schedule"], sample=request["sample"])
+    given = _arguments(kernel, spec, inputs, request["config"])
+    began = time.perf_counter()
+    status, why = "OK", ""
+    outputs: Any = None
+    try:
+        with emulating_launches(launches), poisoned_allocations(), launches.fresh:
+            outputs = kernel.fn(**given)
+    except EmulationError as error:
+        status, why = "RUNTIME_ERROR", str(error)
+    except NotSampled:
+        raise
+    except known_errors() as error:
+        failed = failure(error, "")
+        status, why = failed.status, failed.reason
+    answer: Answer = {
+        "seconds": time.perf_counter() - began,
+        "launches": [_launch(result) for result in launches.results],
+        "ran": launches.ran,
+        "of": launches.of,
+    }
+    if status == "OK":
+        found = tuple(given[name] for name in spec.outputs) if spec.mutates else outputs
+        if request["save"]:
+            torch.save((found,) if isinstance(found, torch.Tensor) else tuple(found), request["save"])
+        answer |= _judged(spec, case, scheme, found, launches, request["seed"])
+        status, why = answer["status"], answer["reason"]
+    return answer | {"status": status, "reason": why}
+
+
+def _arguments(kernel: Kernel, spec: OpSpec, inputs: Inputs, config: Any) -> dict[str, Any]:
+    given = {name: value for name, value in inputs.items() if name in kernel.accepted}
+    if kernel.prepare is not None and spec.prepared is not None:
+        given[spec.prepared] = packed(kernel.prepare, spec.prepared, given)
+    if config is not None:
+        given["config"] = make_config(kernel, config)
+    return given
+
+
+def _judged(spec: OpSpec, case: Case, scheme: Scheme, outputs: Any, launches: Sampled, seed: int) -> Answer:
+    found: Outputs = (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
+    races = launches.races
+    fresh = spec.make_inputs(case, scheme, torch.device("cpu"), seed)
+    flops = spec.cost(**spec.make_inputs(case, scheme, torch.device("meta"), seed)).flops
+    errors: list[ErrorStats] = []
+    checked = None
+    if flops <= ORACLE_FLOPS and (launches.ran == launches.of or not spec.mutates):
+        oracle = spec.oracle(fresh)
+        if launches.ran < launches.of:
+            # What these CTAs did not write is poison: there the oracle itself stands in.
+            written = [_written(output, launches.results) for output in found]
+            checked = sum(int(mask.sum()) for mask in written)
+            found = tuple(
+                torch.where(mask, out, ref.to(out.dtype)) for mask, out, ref in zip(written, found, oracle, strict=True)
+            )
+        errors = spec.judge(found, oracle, fresh, scheme)
+    wrong = [error.describe() for error in errors if not error.passed]
+    if checked == 0:
+        wrong.append("the CTAs that ran wrote nothing of the outputs")
+    status = "INCORRECT" if wrong or races else "OK"
+    if not errors:
+        unseen = "values were not compared: the oracle takes too long, or needs all CTAs"
+    else:
+        unseen = "" if launches.launched else "torch computed it: no kernel was launched"
+    reason = "; ".join(wrong) or (f"race: {races[0]}" if races else unseen)
+    return {
+        "status": status,
+        "reason": reason,
+        "errors": [asdict(error) for error in errors],
+        "races": races,
+        "checked_elements": checked,
+    }
+
+
+def _written(output: torch.Tensor, results: Sequence[Result]) -> torch.Tensor:
+    """Which elements of an output the launches stored to, by address: whatever was stored there, NaN included."""
+    storage = output.untyped_storage()
+    bytes_ = torch.zeros(storage.nbytes(), dtype=torch.bool)
+    for addresses, size in (item for result in results for item in result.stored):
+        start = torch.from_numpy(addresses) - storage.data_ptr()
+        start = start[(start >= 0) & (start <= storage.nbytes() - size)]
+        for byte in range(size):
+            bytes_[start + byte] = True
+    elements = bytes_.view(-1, output.element_size()).all(dim=1)
+    return torch.as_strided(elements, output.shape, output.stride(), output.storage_offset())
+
+
+def _launch(result: Result) -> Answer:
+    return {
+        "kernel": result.kernel,
+        "ctas": result.ctas,
+        "bytes": asdict(result.bytes),
+        "instructions": dict(result.instructions),
+        "lines": [[file, line, dict(counts)] for (file, line), counts in result.lines.items()],
+        "tensor_flops": dict(result.tensor_flops),
+        "shared_wavefronts": result.shared_wavefronts,
+        "shared_wavefronts_least": result.shared_wavefronts_least,
+        "races": list(result.races),
+        "sources": {file: _source(file) for file in {file for file, _ in result.lines if file}},
+    }
+
+
+def _source(file: str) -> list[str]:
+    path = Path(file)
+    return path.read_text().splitlines() if path.is_file() else []

@@ -1,0 +1,129 @@
+"""The engine's own work in a decode step, the model left out: scheduling, block tables, batch tensors, stop checks.
+
+    python -m rooflab.bench.measure.engine_host --sequences 256 --context 1024
+
+The model is replaced by a function that returns logits of no cost, so that what is timed is everything a step does
+besides: with 256 sequences of context 1024 and pages of 16, one in sixteen gets a new page in every step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from rooflab.bench.records.environment import snapshot
+from rooflab.bench.records.files import RunWriter
+from rooflab.bench.records.record import Record
+from rooflab.engine.block_manager import BlockManager
+from rooflab.engine.llm import LLM, SamplingParams
+from rooflab.engine.model_runner import ModelRunner
+from rooflab.engine.scheduler import Scheduler
+from rooflab.engine.sequence import Sequence
+
+
+class _NoModel:
+    """Stands in for the model: the batch's tensors are made and handed over, and no maths is done with them."""
+
+    def __init__(self, vocab_size: int, max_num_seqs: int):
+        self.embedding = torch.zeros(1, 1)
+        self.arch = SimpleNamespace(num_layers=1, num_kv_heads=1, head_dim=1)
+        self._logits = torch.zeros(max_num_seqs, vocab_size)
+
+    def forward(self, step: Any, cache: Any, ops: Any) -> torch.Tensor:
+        """Logits of the right shape."""
+        rows = len(step.prompt_ends) if step.prompt_ends is not None else len(step.token_ids)
+        return self._logits[:rows]
+
+
+class _NoOps:
+    """Stands in for the kernels: `sample` returns a constant."""
+
+    def step(self, phase: str, rows: int) -> SimpleNamespace:
+        """The functions of a step."""
+        return SimpleNamespace(sample=lambda logits, *rest: torch.ones(len(logits), dtype=torch.int64))
+
+
+def make_engine(num_sequences: int, context: int, block_size: int, steps: int) -> LLM:
+    """An LLM with everything but a model, and `num_sequences` running sequences of about `context` tokens."""
+    length = context + steps + block_size + 1
+    blocks = num_sequences * -(-length // block_size)
+    llm = LLM.__new__(LLM)
+    llm.scheduler = Scheduler(BlockManager(blocks, block_size), num_sequences, num_sequences * length)
+    model: Any = _NoModel(8, num_sequences)
+    ops: Any = _NoOps()
+    llm.runner = ModelRunner(model, ops, blocks, block_size, num_sequences, length)
+    for number in range(num_sequences):
+        # Lengths one apart, so that every step appends a page for one sequence in `block_size`.
+        ids = [1] * (context - number % block_size)
+        sequence = Sequence(number, ids, len(ids), SamplingParams(), number, frozenset((2,)), length, 0.0)
+        llm.scheduler.submit(sequence)
+    return llm
+
+
+def measure(num_sequences: int = 256, context: int = 1024, block_size: int = 16, steps: int = 200) -> dict[str, Any]:
+    """Milliseconds of host work a decode step: median, p20 and p80, and the pages appended a step."""
+    llm = make_engine(num_sequences, context, block_size, steps)
+    while llm.scheduler.waiting:
+        llm.step()
+    for _ in range(20):
+        llm.step()
+    before = llm.scheduler.blocks.num_free
+    times = []
+    for _ in range(steps - 25):
+        begin = time.perf_counter()
+        llm.step()
+        times.append(1e3 * (time.perf_counter() - begin))
+    assert len(llm.runner.batch) == num_sequences, "every sequence is still running"
+    p20, median, p80 = (float(np.percentile(times, q)) for q in (20, 50, 80))
+    appended = (before - llm.scheduler.blocks.num_free) / len(times)
+    return {
+        "sequences": num_sequences,
+        "context": context,
+        "block_size": block_size,
+        "host_ms_median": median,
+        "host_ms_p20": p20,
+        "host_ms_p80": p80,
+        "pages_appended_per_step": appended,
+    }
+
+
+def main() -> None:
+    """The script."""
+    parser = argparse.ArgumentParser(description="Host work per decode step, the model excluded.")
+    parser.add_argument("--sequences", type=int, default=256)
+    parser.add_argument("--context", type=int, default=1024)
+    parser.add_argument("--block-size", type=int, default=16)
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    result = measure(arguments.sequences, arguments.context, arguments.block_size)
+    print(json.dumps(result, indent=2))
+    if arguments.out:
+        environment = snapshot()
+        writer = RunWriter(arguments.out)
+        writer.write(
+            Record(
+                kind="engine",
+                run_id=writer.run_id,
+                status="OK",
+                environment=environment.to_dict(),
+                commit=environment.commit,
+                dirty=environment.dirty,
+                case_id="engine_host",
+                case={key: result[key] for key in ("sequences", "context", "block_size")},
+                device="cpu",
+                basis="measured",
+                timer="perf_counter",
+                metrics={key: value for key, value in result.items() if isinstance(value, float)},
+            )
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""An engine run as a result: prompts in, answers, TTFT and ITL out, and a record of it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, cast
+
+from rooflab.bench.records.environment import snapshot
+from rooflab.bench.records.record import DeviceType, Record
+from rooflab.engine.llm import LLM, RequestOutput, SamplingParams
+from rooflab.engine.metrics import LatencySummary, Timeline, TokenEvent, summarize
+from rooflab.engine.tokenizer import Prompt
+
+# Short and long, questions and text to go on from: what an assistant is asked.
+PROMPT_SET = (
+    "What is the capital of France?",
+    "Explain why the sky is blue, in two sentences.",
+    "Give me three tips for a good night's sleep.",
+    "What is the difference between a list and a tuple in Python?",
+    "Summarize this: The roofline model relates a program's operations per second to its arithmetic intensity, the "
+    "operations it does for every byte it moves. Below the ridge point memory bandwidth limits it; above, arithmetic.",
+    "Write a short story about a robot who learns to paint.",
+    "Translate to French: Good morning, how are you?",
+    "List the planets of the solar system from the sun outwards.",
+)
+
+
+def chat(text: str) -> list[dict[str, str]]:
+    """One user message."""
+    return [{"role": "user", "content": text}]
+
+
+def dummy_prompt(text: str, vocab_size: int) -> list[int]:
+    """Token ids for a model of random weights, which has no tokenizer: the UTF-8 bytes of `text`."""
+    return [byte % vocab_size for byte in text.encode()]
+
+
+def as_prompt(llm: LLM, text: str, raw: bool = False) -> Prompt:
+    """`text` as this model takes it: a chat message, the plain string, or bytes as ids for random weights."""
+    if llm.tokenizer is None:
+        return dummy_prompt(text, llm.arch.vocab_size)
+    return text if raw or not llm.tokenizer.has_chat_template else chat(text)
+
+
+def stream_one(
+    llm: LLM, prompt: Prompt, params: SamplingParams, show: Callable[[TokenEvent], None]
+) -> tuple[RequestOutput, LatencySummary]:
+    """Runs one prompt, showing each token as it is delivered."""
+    events: list[TokenEvent] = []
+    output = None
+    for event in llm.stream(prompt, params):
+        events.append(event)
+        show(event)
+        output = event.output
+    assert output is not None, "the last event of a request carries its output"
+    return output, summarize([output.timeline], len(output.prompt_token_ids))
+
+
+def run_batch(
+    llm: LLM, prompts: Sequence[Prompt], params: SamplingParams
+) -> tuple[list[RequestOutput], LatencySummary]:
+    """Runs prompts that all arrive at once."""
+    outputs = llm.generate(list(prompts), params)
+    timelines: list[Timeline] = [output.timeline for output in outputs]
+    return outputs, summarize(timelines, sum(len(output.prompt_token_ids) for output in outputs))
+
+
+def warm_up(llm: LLM, prompt_tokens: int = 32, new_tokens: int = 4) -> None:
+    """First calls pay for allocation and, on a GPU, compilation; they are nobody's TTFT."""
+    ids = random.Random(0).choices(range(llm.arch.vocab_size), k=min(prompt_tokens, llm.max_model_len - new_tokens - 1))
+    llm.generate([ids], SamplingParams(max_tokens=new_tokens, ignore_eos=True))
+
+
+def engine_record(llm: LLM, summary: LatencySummary, name: str, case: Mapping[str, Any], run_id: str) -> Record:
+    """The record of a run: what was asked of which model with which kernels, and its latencies."""
+    environment = snapshot(llm.device.index or 0)
+    metrics = {key: float(value) for key, value in asdict(summary).items() if value is not None}
+    return Record(
+        kind="engine",
+        run_id=run_id,
+        status="OK",
+        environment=environment.to_dict(),
+        commit=environment.commit,
+        dirty=environment.dirty,
+        case_id=name,
+        case={**case, "model": llm.arch.name, "dtype": str(llm.dtype).removeprefix("torch."), **kernel_names(llm)},
+        device=cast(DeviceType, llm.device.type),
+        basis="measured",
+        metrics=metrics,
+    )
+
+
+def kernel_names(llm: LLM) -> dict[str, str]:
+    """Op to the kernels that serve it, joined by `+` where buckets differ."""
+    names: dict[str, list[str]] = {}
+    for row in llm.ops.describe():
+        names.setdefault(row["op"], []).append(row["kernel"])
+    return {op: "+".join(dict.fromkeys(kernels)) for op, kernels in names.items()}

@@ -1,0 +1,151 @@
+"""The engine against transformers on one machine: ITL and TTFT as ratios, the two interleaved.
+
+    python -m rooflab.bench.measure.engine_vs_transformers --rounds 7 --out results/local/vs
+
+Both run the same GGUF with dequantised weights, the same number of threads, greedily, batch 1; transformers makes
+logits for the last position only.  Each round times both, in turn first, so that drift falls on both alike; the
+result is the median of the rounds' ratios.  Needs `accelerate`, which transformers asks for to read a GGUF.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from rooflab.bench.records.environment import snapshot
+from rooflab.bench.records.files import RunWriter
+from rooflab.bench.records.record import Record
+from rooflab.engine.llm import DTYPES, LLM, SamplingParams
+from rooflab.engine.model_files import fetch
+
+PROMPT_TOKENS = 512
+ITL_CONTEXT = 64
+NEW_TOKENS = 33
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One side of one round."""
+
+    ttft_ms: float
+    """Of a prompt of `PROMPT_TOKENS`, one token generated."""
+    itl_ms: float
+    """Median gap over `NEW_TOKENS` after a prompt of `ITL_CONTEXT`."""
+
+
+def read_engine(llm: LLM, ids: list[int]) -> Reading:
+    """One reading of the engine."""
+    one = llm.generate([ids[:PROMPT_TOKENS]], SamplingParams(max_tokens=1, ignore_eos=True))[0]
+    many = llm.generate([ids[:ITL_CONTEXT]], SamplingParams(max_tokens=NEW_TOKENS, ignore_eos=True))[0]
+    return Reading(one.timeline.ttft_ms, float(np.median(many.timeline.itl_ms)))
+
+
+@torch.inference_mode()
+def read_transformers(model: Any, ids: list[int]) -> Reading:
+    """One reading of transformers: forward calls with its own cache, no `generate`, which would add its own work."""
+
+    def steps(prompt: list[int], count: int) -> list[float]:
+        cache, inputs = None, torch.tensor([prompt])
+        times = [time.perf_counter()]
+        for _ in range(count):
+            out = model(inputs, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            cache, inputs = out.past_key_values, out.logits[:, -1:].argmax(-1)
+            inputs.item()
+            times.append(time.perf_counter())
+        return times
+
+    first = steps(ids[:PROMPT_TOKENS], 1)
+    gaps = np.diff(steps(ids[:ITL_CONTEXT], NEW_TOKENS)[1:])
+    return Reading(1e3 * (first[1] - first[0]), 1e3 * float(np.median(gaps)))
+
+
+def load_transformers(path: Path, dtype: torch.dtype) -> Any:
+    """transformers' model with dequantised weights, read from the same GGUF."""
+    from transformers import AutoModelForCausalLM, GgufConfig
+
+    # Without this transformers keeps the weights quantised and multiplies with them as they are.
+    plain = GgufConfig(dequantize=True)
+    return AutoModelForCausalLM.from_pretrained(
+        path.parent, gguf_file=path.name, dtype=dtype, quantization_config=plain
+    ).eval()
+
+
+def compare(dtype: str, rounds: int, threads: int | None) -> dict[str, Any]:
+    """Readings of both sides by round, and the medians of their ratios (transformers over engine)."""
+    if threads:
+        torch.set_num_threads(threads)
+    path = fetch()
+    llm = LLM(path, dtype=dtype, max_num_seqs=1, device="cpu")
+    model = load_transformers(path, DTYPES[dtype])
+    assert llm.tokenizer is not None, "a GGUF carries its tokenizer"
+    text = "The roofline model relates performance to arithmetic intensity. " * 80
+    ids = llm.tokenizer.encode(text)[:PROMPT_TOKENS]
+    sides: dict[str, Callable[[], Reading]] = {
+        "engine": lambda: read_engine(llm, ids),
+        "transformers": lambda: read_transformers(model, ids),
+    }
+    for read in sides.values():
+        read()
+    readings: dict[str, list[Reading]] = {name: [] for name in sides}
+    for number in range(rounds):
+        for name in sorted(sides, reverse=bool(number % 2)):
+            readings[name].append(sides[name]())
+    result: dict[str, Any] = {"dtype": dtype, "threads": torch.get_num_threads(), "rounds": rounds}
+    for metric in ("ttft_ms", "itl_ms"):
+        own, other = ([getattr(reading, metric) for reading in readings[name]] for name in ("engine", "transformers"))
+        ratios = np.array(other) / np.array(own)
+        result[f"engine_{metric}"], result[f"transformers_{metric}"] = float(np.median(own)), float(np.median(other))
+        result[f"{metric.removesuffix('_ms')}_ratio"] = float(np.median(ratios))
+        result[f"{metric.removesuffix('_ms')}_ratio_range"] = [float(ratios.min()), float(ratios.max())]
+    result["readings"] = {name: [asdict(reading) for reading in values] for name, values in readings.items()}
+    return result
+
+
+def write_record(result: dict[str, Any], folder: Path) -> Path:
+    """The result as an engine record; its path."""
+    environment = snapshot()
+    writer = RunWriter(folder)
+    numbers = {key: value for key, value in result.items() if isinstance(value, float)}
+    writer.write(
+        Record(
+            kind="engine",
+            run_id=writer.run_id,
+            status="OK",
+            environment=environment.to_dict(),
+            commit=environment.commit,
+            dirty=environment.dirty,
+            case_id="engine_vs_transformers",
+            case={key: result[key] for key in ("dtype", "threads", "rounds")},
+            device="cpu",
+            basis="measured",
+            timer="perf_counter",
+            metrics=numbers,
+        )
+    )
+    return writer.path
+
+
+def main() -> None:
+    """The script."""
+    parser = argparse.ArgumentParser(description="The engine against transformers: TTFT and ITL, interleaved.")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    result = compare(arguments.dtype, arguments.rounds, arguments.threads)
+    print(json.dumps({key: value for key, value in result.items() if key != "readings"}, indent=2))
+    if arguments.out:
+        print(write_record(result, arguments.out))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,299 @@
+"""Measures an op's kernels: checked, then timed against each other, then placed under the roofline, as records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any, cast
+
+import torch
+
+from rooflab.bench.calls.calls import COPIES as COPIES
+from rooflab.bench.calls.calls import Rotation, copies_of, kernel_traffic, short_of_memory
+from rooflab.bench.calls.selection import first_case
+from rooflab.bench.ceilings.ceilings import ceilings_for, limits_for, raise_cpu_ceilings, raise_cuda_ceilings
+from rooflab.bench.check.outcome import BROKEN, Check, CheckOutcome, already_broken
+from rooflab.bench.check.trial import Failed
+from rooflab.bench.measure.timed import observe, time_together, wrong_calls
+from rooflab.bench.records.environment import Environment, last_level_cache_bytes, snapshot
+from rooflab.bench.records.record import DeviceType, Record, new_run_id
+from rooflab.bench.records.source_tree import circumstances
+from rooflab.bench.timing.flush import FlushBy
+from rooflab.bench.timing.plausible import above_limits
+from rooflab.bench.timing.reading import reading_fields, why_invalid
+from rooflab.bench.timing.stopwatch import check_timer
+from rooflab.bench.timing.timing import Samples
+from rooflab.kernels.configs import config_for
+from rooflab.kernels.precision import pin_matmul_precision
+from rooflab.kernels.registry import Kernel
+from rooflab.reference.spec import Case, Inputs, OpSpec, Scheme
+from rooflab.roofline.model import Bound, Ceilings, Cost, Traffic, bound
+
+RAISE_CUDA_S = 20.0
+"""Seconds for measuring a GPU's ceilings again, which a run does at most once."""
+Running = Callable[[Sequence[str]], None]
+INTERPRETED = "on a CPU it runs in Triton's interpreter, whose time is not the kernel's; `rooflab check` runs it there"
+
+
+def measure_op(
+    spec: OpSpec,
+    kernels: Sequence[Kernel],
+    cases: Sequence[Case],
+    scheme: Scheme,
+    device: torch.device | str = "cpu",
+    *,
+    budget_s: float = 0.5,
+    run_id: str | None = None,
+    seed: int = 0,
+    check: Check | None = None,
+    ceilings: Ceilings | None = None,
+    environment: Environment | None = None,
+    raise_ceilings: Callable[[Ceilings], Ceilings] = raise_cpu_ceilings,
+    timer: str | None = None,
+    flush: FlushBy = "read",
+    locked_sm_clock_mhz: float | None = None,
+    running: Running | None = None,
+) -> Iterator[Record]:
+    """One record for each kernel of each case, in that order, a case at a time.
+
+    Every kernel is checked first, and none that fails publishes a time.  `budget_s` is the time for one kernel on one
+    case; the kernels of a case are timed interleaved.  What cannot run here gets a record with its reason and the
+    bound.  By default `check` is `check.check_kernel`: with the planted inputs on the first small case that a kernel
+    takes, once, and without them, which take seconds at a model's sizes, on each case.  The ceilings are the machine's.
+    `timer` and `flush` are `time_functions`'; `locked_sm_clock_mhz` is the clock that the caller has locked the GPU to.
+    `running` is told the ids of the kernels that run next: one, or those that are timed together.  Once one of them has
+    broken the CUDA context, nothing runs any more, and the records of the others say so.
+    """
+    device = torch.device(device)
+    check_timer(timer, device.type)
+    pin_matmul_precision()
+    gate: Check | None = None
+    if check is None:
+        from rooflab.bench.check.check import check_kernel
+
+        check, gate = partial(check_kernel, planted=False), check_kernel
+    run = _Run(
+        spec=spec,
+        scheme=scheme,
+        device=device,
+        budget_s=budget_s,
+        run_id=run_id or new_run_id(),
+        seed=seed,
+        check=check,
+        environment=environment or snapshot(device.index or 0),
+        raise_ceilings=raise_ceilings,
+        ceilings=ceilings or ceilings_for(device),
+        gate=gate,
+        timing={"timer": timer, "flush": flush},
+        locked_sm_clock_mhz=locked_sm_clock_mhz,
+        running=running,
+    )
+    for case in cases:
+        yield from run.case(kernels, case)
+
+
+@dataclass
+class _Run:
+    """What all records of a run share."""
+
+    spec: OpSpec
+    scheme: Scheme
+    device: torch.device
+    budget_s: float
+    run_id: str
+    seed: int
+    check: Check
+    environment: Environment
+    raise_ceilings: Callable[[Ceilings], Ceilings]
+    ceilings: Ceilings | None
+    gate: Check | None = None
+    timing: dict[str, Any] = field(default_factory=dict)
+    """`timer` and `flush`."""
+    locked_sm_clock_mhz: float | None = None
+    gated: dict[str, CheckOutcome] = field(default_factory=dict)
+    raised: bool = field(default=False)
+    """Whether the ceilings were measured again in this run; once is enough."""
+    running: Running | None = None
+    broken: str = ""
+    """Why nothing can run any more."""
+
+    def case(self, kernels: Sequence[Kernel], case: Case) -> Iterator[Record]:
+        """The records of one case."""
+        priced = self.spec.make_inputs(case, self.scheme, torch.device("meta"), self.seed)
+        cost = self.spec.cost(**priced)
+        known: dict[str, dict[str, Any]] = {}
+        ready: dict[str, Rotation] = {}
+        short = "" if self.broken else short_of_memory(self.spec, priced, self.device)
+        copies: list[Inputs] = []
+        for kernel in kernels:
+            known[kernel.name] = found = self._checked(kernel, case, short)
+            if found["status"] != "OK":
+                continue
+            copies = copies or copies_of(self.spec, case, self.scheme, self.device, self.seed)
+            function = self._function(kernel, copies, found)
+            if function is not None:
+                ready[kernel.name] = function
+        timed, failures, clocks = self._together(ready)
+        done = {name: ready[name] for name in timed}
+        wrong = wrong_calls(done, self.spec, case, self.scheme, self.device, self.seed)
+        seen, broken = observe({name: ready[name] for name in timed if name not in wrong}, self.device)
+        for name, failed in (failures | broken).items():
+            known[name] |= {"status": failed.status, "reason": failed.reason}
+            timed.pop(name, None)
+        for kernel in kernels:
+            fields = known[kernel.name]
+            samples = timed.get(kernel.name)
+            if kernel.name in wrong:
+                fields |= {"status": "INCORRECT", "reason": f"after timing: {wrong[kernel.name]}"}
+                samples = None
+            elif samples is not None:
+                fields |= self._judged(samples, cost, clocks) | {"clocks": clocks} | asdict(seen[kernel.name])
+            yield self._record(kernel, case, cost, kernel_traffic(kernel, priced, self.device.type), samples, fields)
+
+    def _checked(self, kernel: Kernel, case: Case, short: str) -> dict[str, Any]:
+        """Status, reason and errors of the check."""
+        refusal = kernel.why_not_here(self.device)
+        if refusal:
+            status, _, reason = refusal.partition(": ")
+            return {"status": status, "reason": reason}
+        if self.device.type == "cpu" and kernel.backend != "torch":
+            return {"status": "UNSUPPORTED", "reason": INTERPRETED}  # checking here would take minutes and time nothing
+        if short:
+            return {"status": "OUT_OF_MEMORY", "reason": short}
+        if self.broken:
+            return {"status": "RUNTIME_ERROR", "reason": self.broken}
+        self._say([kernel.id])
+        outcome = self._gate(kernel, case)
+        if outcome is None or outcome.status == "OK":
+            outcome = self.check(kernel, self.spec, case, self.scheme, self.device, self.seed)
+        found = {
+            "status": outcome.status,
+            "reason": outcome.reason,
+            "checked_by": outcome.checked_by,
+            "errors": tuple(asdict(stats) for stats in outcome.errors),
+            "weak": tuple(outcome.weak),
+        }
+        return found | self._fault(kernel.id, outcome.status)
+
+    def _say(self, ids: Sequence[str]) -> None:
+        if self.running is not None and ids:
+            self.running(ids)
+
+    def _fault(self, who: str, status: str) -> dict[str, str]:
+        """What is to be said of a kernel that was right and has broken the CUDA context; notes that it is broken."""
+        why = already_broken(self.device)
+        if not why:
+            return {}
+        self.broken = f"{BROKEN}, by {who}: {why}"
+        return {"status": "RUNTIME_ERROR", "reason": why} if status == "OK" else {}
+
+    def _together(
+        self, ready: Mapping[str, Rotation]
+    ) -> tuple[dict[str, Samples], dict[str, Failed], dict[str, Any] | None]:
+        """`time_together` of the kernels that are ready; none where one of them has broken the CUDA context."""
+        if self.broken:
+            return {}, dict.fromkeys(ready, Failed("RUNTIME_ERROR", self.broken)), None
+        self._say([f"{self.spec.name}/{name}" for name in ready])
+        gpu = self.environment.gpu.uuid if self.environment.gpu and self.device.type == "cuda" else None
+        timed, failures, clocks = time_together(ready, self.device, self.budget_s, self.seed, gpu, **self.timing)
+        if failures and self._fault(f"one of {', '.join(ready)}", "OK") and len(ready) > 1:
+            return {}, dict.fromkeys(ready, Failed("RUNTIME_ERROR", self.broken)), None
+        if clocks and self.locked_sm_clock_mhz:
+            clocks = clocks | {"locked_sm_clock_mhz": self.locked_sm_clock_mhz}
+        return timed, failures, clocks
+
+    def _gate(self, kernel: Kernel, case: Case) -> CheckOutcome | None:
+        """The kernel's check on the first small case that it takes, or else on this one, planted inputs included, once
+        a run."""
+        if self.gate is not None and kernel.name not in self.gated:
+            # Shapes alone chose the small case: values and addresses may refuse it yet, which says nothing of others.
+            for small in filter(None, (first_case(kernel, self.spec, self.scheme), case)):
+                found = self.gate(kernel, self.spec, small, self.scheme, self.device, self.seed)
+                if found.status != "UNSUPPORTED":
+                    self.gated[kernel.name] = found
+                    break
+        return self.gated.get(kernel.name)
+
+    def _function(self, kernel: Kernel, copies: Sequence[Inputs], found: dict[str, Any]) -> Rotation | None:
+        """The kernel over its inputs in turn, or None with the failure in `found`."""
+        from rooflab.bench.check.trial import failure, known_errors
+
+        try:
+            rotation = Rotation(kernel, self.spec, copies)
+            if self.device.type == "cuda":
+                rotation()  # alone: a fault among others would be everyone's
+                torch.cuda.synchronize(self.device)
+            return rotation
+        except known_errors() as error:
+            failed = failure(error, "before timing")
+            found |= {"status": failed.status, "reason": failed.reason}
+            self._fault(kernel.id, failed.status)
+            return None
+
+    def _judged(self, samples: Samples, cost: Cost, clocks: dict[str, Any] | None) -> dict[str, Any]:
+        """The status of a reading: INVALID where the clock could not see it or the machine cannot have done it."""
+        self._raise_ceilings(samples, cost)
+        limits = limits_for(self.device, self.ceilings) if self.ceilings else None
+        reason = why_invalid(samples, cost, limits, clocks)
+        return {"status": "INVALID", "reason": reason} if reason else {"status": "OK"}
+
+    def _raise_ceilings(self, samples: Samples, cost: Cost) -> None:
+        """Measures measured ceilings again after the first reading above them; a busy machine may have lowered them."""
+        known = self.ceilings
+        if self.raised or known is None or known.kind != "measured" or not samples.resolved or samples.fault:
+            return
+        seconds = samples.median_s
+        above = seconds > 0 and above_limits(seconds, cost, known, method=samples.method, l2_state=samples.l2_state)
+        in_cache = self.device.type == "cpu" and cost.bytes <= last_level_cache_bytes()
+        if above and not (above.part == "memory" and in_cache):
+            again = self.raise_ceilings
+            if self.device.type == "cuda" and again is raise_cpu_ceilings:
+                again = partial(raise_cuda_ceilings, device=self.device, budget_s=RAISE_CUDA_S)
+            self.ceilings, self.raised = again(known), True
+
+    def _bound(self, cost: Cost, ceilings: Ceilings | None) -> Bound | None:
+        if ceilings is None or any(dtype not in ceilings.tensor_flops_per_s for dtype in cost.tensor_flops):
+            return None
+        return bound(cost, ceilings)
+
+    def _record(
+        self,
+        kernel: Kernel,
+        case: Case,
+        cost: Cost,
+        traffic: Traffic | None,
+        samples: Samples | None,
+        fields: dict[str, Any],
+    ) -> Record:
+        """The record of one kernel on one case."""
+        limit = self._bound(cost, self.ceilings)
+        config = config_for(kernel, case, self.scheme, self.device)
+        moved = traffic.bytes if traffic else cost.bytes
+        return Record(
+            kind="bench",
+            run_id=self.run_id,
+            environment=circumstances(self.environment, kernel),
+            commit=self.environment.commit,
+            dirty=self.environment.dirty,
+            op=self.spec.name,
+            kernel=kernel.name,
+            role=kernel.role,
+            backend=kernel.backend,
+            case_id=case.id,
+            case=dict(case),
+            scheme=self.scheme.name,
+            config=asdict(config) if config is not None else None,
+            seed=self.seed,
+            device=cast(DeviceType, self.device.type),
+            flops=cost.flops,
+            least_bytes=cost.bytes,
+            traffic_bytes=traffic.bytes if traffic else None,
+            traffic_basis=traffic.basis if traffic else None,
+            intensity=cost.flops / moved if moved else None,
+            bound_ms=limit.seconds * 1e3 if limit else None,
+            limiter=limit.limiter if limit else None,
+            ceilings=asdict(self.ceilings) if self.ceilings else None,
+            **(reading_fields(samples, cost, moved, limit) if samples else {}),
+            **fields,
+        )

@@ -1,0 +1,139 @@
+"""Kernels timed together: one that breaks off takes no other's time with it, and what they leave behind is judged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from rooflab.bench.calls.calls import Rotation
+from rooflab.bench.check.cheats import wrong_on_new_data
+from rooflab.bench.check.runs import OTHER_SEED
+from rooflab.bench.check.trial import Failed, failure, known_errors
+from rooflab.bench.timing.activity import Activity, device_activity
+from rooflab.bench.timing.clocks import ClockWatch, ReadsClock
+from rooflab.bench.timing.flush import FlushBy
+from rooflab.bench.timing.memory import peak_memory_bytes
+from rooflab.bench.timing.stopwatch import Function
+from rooflab.bench.timing.timing import Samples, time_functions
+from rooflab.bench.timing.trace import NotRecorded
+from rooflab.kernels.registry import interpreting
+from rooflab.reference.spec import Case, Inputs, OpSpec, Scheme
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What one call was seen to do beside taking time."""
+
+    peak_memory_bytes: float | None = None
+    device_kernels: tuple[str, ...] = ()
+    activity_hash: str | None = None
+
+
+def time_together(
+    ready: Mapping[str, Function],
+    device: torch.device,
+    budget_s: float,
+    seed: int,
+    gpu_uuid: str | None,
+    *,
+    timer: str | None = None,
+    flush: FlushBy = "read",
+) -> tuple[dict[str, Samples], dict[str, Failed], dict[str, Any] | None]:
+    """Samples by kernel, the failures of those that broke off, and the clocks seen.  `budget_s` is for each kernel.
+
+    Where one breaks off, each is timed alone to find out which, and then the rest together.  Where these break off
+    together and none does alone, the samples of each alone are given, and their method says so.
+    """
+    if not ready:
+        return {}, {}, None
+    device_clock, note = open_clock(device)
+    with ClockWatch(gpu_uuid, device_clock) as watch:
+        read = partial(time_functions, device=device, seed=seed, observe=watch.read, timer=timer, flush=flush)
+        timed, failures = _together_or_alone(read, ready, budget_s)
+        clocks = watch.summary()
+        return timed, failures, {**(clocks or {}), **note} or None
+
+
+def _together_or_alone(
+    read: Callable[..., dict[str, Samples]], ready: Mapping[str, Function], budget_s: float
+) -> tuple[dict[str, Samples], dict[str, Failed]]:
+    try:
+        return read(ready, budget_s=budget_s * len(ready)), {}
+    except known_errors() as error:
+        if len(ready) == 1:
+            return {}, {name: failure(error, "while timed") for name in ready}
+    alone: dict[str, Samples] = {}
+    failures: dict[str, Failed] = {}
+    for name, function in ready.items():
+        try:
+            alone |= read({name: function}, budget_s=budget_s)
+        except known_errors() as error:
+            failures[name] = failure(error, "while timed")
+    if len(alone) > 1:
+        try:
+            return read({name: ready[name] for name in alone}, budget_s=budget_s * len(alone)), failures
+        except known_errors():
+            note = ", timed alone"
+            alone = {name: replace(samples, method=samples.method + note) for name, samples in alone.items()}
+    return alone, failures
+
+
+def open_clock(device: torch.device) -> tuple[ReadsClock | None, dict[str, str]]:
+    """What reads the SM clock on a CUDA device, or why nothing does, under the key that a record has for it."""
+    if device.type != "cuda" or interpreting():
+        return None, {}
+    try:
+        from rooflab.bench.timing.sm_clock import DeviceClock  # imports Triton
+
+        return DeviceClock(device), {}
+    except known_errors() as error:
+        return None, {"sm_clock_unread": f"{type(error).__name__}: {error}"}
+
+
+def observe(timed: Mapping[str, Rotation], device: torch.device) -> tuple[dict[str, Observed], dict[str, Failed]]:
+    """Peak memory and device kernels of a call of each, and the failures of those that broke off.
+
+    It comes after the timing of its case, because it attaches a profiler, and launches may be slower from then on:
+    those of the first case alone are timed before one ever was.
+    """
+    seen: dict[str, Observed] = {}
+    failures: dict[str, Failed] = {}
+    for name, rotation in timed.items():
+        try:
+            peak, activity = None, Activity((), None)
+            with suppress(NotRecorded):  # another profiler runs, or CUPTI is not there: the record then has neither
+                peak = peak_memory_bytes(rotation.first, device)
+                if device.type == "cuda":
+                    activity = device_activity(rotation.first, device)
+            seen[name] = Observed(peak, activity.kernels, activity.hash)
+        except known_errors() as error:
+            failures[name] = failure(error, "after timing")
+    return seen, failures
+
+
+def wrong_calls(
+    timed: Mapping[str, Rotation], spec: OpSpec, case: Case, scheme: Scheme, device: torch.device, seed: int
+) -> dict[str, str]:
+    """What is wrong, by kernel, with what the timed calls left, and with calls on data that they have not seen."""
+    if not timed:
+        return {}
+    wrong = wrong_afterwards(timed, spec, scheme, spec.make_inputs(case, scheme, device, seed))
+    right = {name: rotation for name, rotation in timed.items() if name not in wrong}
+    return wrong | wrong_on_new_data(right, spec, scheme, spec.make_inputs(case, scheme, device, seed + OTHER_SEED))
+
+
+def wrong_afterwards(timed: Mapping[str, Rotation], spec: OpSpec, scheme: Scheme, fresh: Inputs) -> dict[str, str]:
+    """What is wrong, by kernel, with what the timed calls left; `fresh` are untouched inputs of the case."""
+    wrong: dict[str, str] = {}
+    oracle = spec.oracle(fresh) if timed else ()
+    for name, rotation in timed.items():
+        for _, outputs in rotation.outputs():
+            bad = [error for error in spec.judge(outputs, oracle, fresh, scheme) if not error.passed]
+            if bad:
+                wrong[name] = "; ".join(error.describe() for error in bad)
+    return wrong

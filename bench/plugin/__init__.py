@@ -1,0 +1,1 @@
+"""The pytest plugin: `--benchmark` and the fixture `kernel_benchmark`."""

@@ -1,0 +1,223 @@
+"""The pytest plugin: `--benchmark` and the fixture `kernel_benchmark`.
+
+It loads in every pytest run of every project in the environment, so it imports nothing but pytest until a benchmark
+runs, and without `--benchmark` it changes nothing but that tests of this fixture are skipped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Generator, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import pytest
+
+from rooflab.bench.plugin import private as plugin_private
+from rooflab.bench.plugin.compare import KEY, Comparison, asked_for
+
+if TYPE_CHECKING:
+    from rooflab.roofline.model import Cost
+
+FIXTURE = "kernel_benchmark"
+SKIPPED = "a kernel benchmark: runs with --benchmark"
+NOT_TIMED = "benchmarks are checked and not timed"
+INTERPRETED = "ran in Triton's interpreter: its result is right, its time is not the kernel's"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds `--benchmark`."""
+    parser.getgroup("rooflab").addoption(
+        "--benchmark",
+        action="store_true",
+        default=False,
+        dest="rooflab_benchmark",
+        help=f"Run benchmarks and nothing else: tests that use the fixture {FIXTURE} or pytest-benchmark's.",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuses `--benchmark` where pytest-benchmark is not loaded, and watches a comparison that was asked for."""
+    if not config.getoption("rooflab_benchmark"):
+        return
+    if not plugin_private.is_loaded(config):
+        raise pytest.UsageError("--benchmark: needs the plugin pytest-benchmark, which is not loaded")
+    no_histogram = plugin_private.why_no_histogram(config)
+    if no_histogram:
+        raise pytest.UsageError(no_histogram)
+    asked = asked_for(config)
+    if asked and not hasattr(config, "workerinput"):  # a worker of xdist compares nothing; its controller does
+        config.stash[_COMPARISON] = Comparison(config, asked)
+        config.pluginmanager.register(config.stash[_COMPARISON], "rooflab-comparison")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Refuses `--benchmark` with a pytest-benchmark that is made otherwise than those known."""
+    if session.config.getoption("rooflab_benchmark"):
+        plugin_private.session(session.config)
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    """Says where benchmarks are not timed, and why."""
+    if not config.getoption("rooflab_benchmark"):
+        return None
+    if config.getoption("dist", "no") != "no":
+        return f"rooflab: {NOT_TIMED}: xdist runs tests side by side, and each would be in the other's time"
+    if config.getoption("benchmark_disable") and not config.getoption("benchmark_enable"):
+        return f"rooflab: {NOT_TIMED}: --benchmark-disable"
+    return None
+
+
+@pytest.hookimpl(trylast=True)  # what -k and -m leave out is theirs, and not ours
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With `--benchmark` deselects all but benchmarks; without it skips those of this plugin."""
+    if not config.getoption("rooflab_benchmark"):
+        for item in items:
+            if FIXTURE in _fixtures(item):
+                item.add_marker(pytest.mark.skip(reason=SKIPPED))
+        return
+    others = [item for item in items if not {FIXTURE, "benchmark"} & set(_fixtures(item))]
+    if others:
+        if _COMPARISON in config.stash:
+            config.stash[_COMPARISON].ours |= {item.nodeid for item in others}
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if item not in set(others)]
+
+
+def _fixtures(item: pytest.Item) -> Sequence[str]:
+    return getattr(item, "fixturenames", ())
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict[str, Any]) -> None:
+    """Puts the GPU with its driver and clocks, torch and Triton into pytest-benchmark's description of the machine."""
+    if config.getoption("rooflab_benchmark"):
+        from rooflab.bench.records.environment import snapshot
+
+        found = snapshot().to_dict()
+        machine_info[KEY] = {name: found[name] for name in ("machine_key", "torch", "triton", "threads", "gpu")}
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, Any]) -> None:
+    """Puts the benchmarks that were skipped into what is saved: a run compared with it need not have them either."""
+    if config.getoption("rooflab_benchmark"):
+        output_json[KEY] = {"skipped": config.stash.get(_SKIPS, {})}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Takes note of a benchmark that is skipped."""
+    report = yield
+    if report.skipped and isinstance(report.longrepr, tuple) and {FIXTURE, "benchmark"} & set(_fixtures(item)):
+        item.config.stash.setdefault(_SKIPS, {})[item.nodeid] = report.longrepr[2].removeprefix("Skipped: ")
+    return report
+
+
+class Replay:
+    """The timer that hands pytest-benchmark the durations that were measured before, one for each round.
+
+    pytest-benchmark reads its timer at the start and at the end of a round. Before durations are loaded it is
+    `perf_counter`, for a test that also asks for `benchmark` and uses that.
+    """
+
+    __name__ = "rooflab_samples"
+
+    def __init__(self) -> None:
+        self._ends: list[float] = []
+        self._inside = False
+
+    def load(self, durations: Sequence[float]) -> None:
+        """Replays `durations`, in seconds, from the next reading on."""
+        self._ends = list(reversed(durations))
+
+    def __call__(self) -> float:
+        """Zero at a round's start, its duration at its end."""
+        if not self._ends:
+            return time.perf_counter()
+        self._inside = not self._inside
+        return 0.0 if self._inside else self._ends.pop()
+
+
+_REPLAY = pytest.StashKey[Replay]()
+_COMPARISON = pytest.StashKey[Comparison]()
+_SKIPS = pytest.StashKey[dict[str, str]]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Gives the item's `benchmark` fixture our timer by its marker, beside what the marker says already."""
+    if FIXTURE in _fixtures(item) and item.config.getoption("rooflab_benchmark"):
+        item.stash[_REPLAY] = Replay()
+        item.add_marker(pytest.mark.benchmark(**_options(item), timer=item.stash[_REPLAY]), append=False)
+
+
+def _options(item: pytest.Item) -> dict[str, Any]:
+    marker = item.get_closest_marker("benchmark")
+    return {name: value for name, value in marker.kwargs.items() if name != "timer"} if marker else {}
+
+
+@pytest.fixture
+def kernel_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Callable[..., Any]:
+    """`kernel_benchmark(fn, *args, reference=None, cost=None)`: checks `fn(*args)`, times it, and returns its result.
+
+    With `reference`, `fn(*args)` must equal `reference(*args)` within a few roundings to its dtype, when it is checked
+    and when it was timed, or the test fails and publishes no time. The time is the device's, by
+    `rooflab.bench.timing.timing`, with a cold cache; it becomes an ordinary pytest-benchmark result. `cost`, a
+    `rooflab.roofline.model.Cost`, adds FLOP/s, bytes/s and the fraction of each roof to its `extra_info`, beside the
+    raw samples. `afterwards`, a function of no arguments, says what is wrong once everything was timed, or None.
+
+    The marker's `max_time` and `min_rounds`, or the options of that name, bound the time. Where pytest-benchmark is
+    disabled (xdist, `--benchmark-disable`), `fn` is checked and not timed.
+    """
+    config, item = request.config, request.node
+    plugin_private.check_fixture(benchmark)
+
+    def run(
+        fn: Callable[..., Any],
+        *args: Any,
+        reference: Callable[..., Any] | None = None,
+        cost: Cost | None = None,
+        afterwards: Callable[[], str | None] | None = None,
+    ) -> Any:
+        from rooflab.bench.check import gate as fixture
+        from rooflab.bench.plugin import timing as plugin_timing
+
+        checked = fixture.check(fn, args, reference)
+        if checked.faults:
+            _fail(benchmark, "; ".join(checked.faults))
+        if benchmark.disabled:
+            return benchmark.pedantic(lambda: checked.result)
+        if checked.interpreted:
+            pytest.skip(INTERPRETED)
+        options = _options(item)
+        timed = plugin_timing.time_kernel(
+            fn,
+            args,
+            checked,
+            budget_s=float(options.get("max_time", config.getoption("benchmark_max_time"))),
+            min_samples=int(options.get("min_rounds", config.getoption("benchmark_min_rounds"))),
+        )
+        info = plugin_timing.extra_info(timed, cost)
+        wrong = timed.wrong or (afterwards() if afterwards else None)
+        if wrong:
+            info["status"] = f"INCORRECT: after timing: {wrong}"
+        if info["status"] != "OK":
+            _fail(benchmark, info["status"])
+        benchmark.extra_info.update(info | {"checked": reference is not None or afterwards is not None})
+        seconds = timed.samples.seconds
+        item.stash[_REPLAY].load(seconds)
+        return benchmark.pedantic(lambda: checked.result, rounds=len(seconds))
+
+    return run
+
+
+def _fail(benchmark: Any, fault: str) -> NoReturn:
+    """Fails the test; inside `pedantic` first, so that pytest-benchmark knows of it and saves nothing."""
+
+    def wrong() -> NoReturn:
+        raise AssertionError(fault)
+
+    with contextlib.suppress(AssertionError):
+        benchmark.pedantic(wrong)
+    pytest.fail(fault, pytrace=False)

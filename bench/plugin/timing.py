@@ -1,0 +1,143 @@
+"""Device time for the fixture `kernel_benchmark`: samples, what the device did, and the reading under its roofs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rooflab.bench.calls.calls import free_bytes
+from rooflab.bench.ceilings.ceilings import ceilings_for, limits_for
+from rooflab.bench.check.gate import Checked, copied, device_of, judge
+from rooflab.bench.check.poison import bits
+from rooflab.bench.measure.measure import COPIES
+from rooflab.bench.measure.timed import open_clock
+from rooflab.bench.records.environment import snapshot
+from rooflab.bench.records.samples import pack_samples
+from rooflab.bench.timing.activity import Activity, device_activity
+from rooflab.bench.timing.clocks import ClockWatch
+from rooflab.bench.timing.reading import why_invalid
+from rooflab.bench.timing.timing import Samples, time_functions
+from rooflab.bench.timing.trace import NotRecorded
+from rooflab.reference.spec import nbytes
+from rooflab.roofline.model import Ceilings, Cost, bound
+
+
+@dataclass(frozen=True)
+class Timed:
+    """What came of timing a function."""
+
+    samples: Samples
+    device: torch.device
+    clocks: dict[str, Any] | None
+    activity: Activity
+    wrong: str | None
+    """What is wrong with the results of the timed calls."""
+
+
+def time_kernel(
+    fn: Callable[..., Any], args: Sequence[Any], checked: Checked, *, budget_s: float, min_samples: int
+) -> Timed:
+    """Times `fn(*args)` by `timing.time_functions` on the device of its tensors, over several copies of them."""
+    tensors = [value for value in (*args, checked.result) if isinstance(value, torch.Tensor)]
+    device = device_of(*args, checked.result)
+    fit = int(free_bytes(device) / 4 / max(1, nbytes(*tensors)))
+    copies = [copied(args) for _ in range(max(1, min(COPIES, fit)))]
+    turns = itertools.cycle(range(len(copies)))
+    last: list[Any] = [None] * len(copies)
+
+    def call() -> None:
+        turn = next(turns)
+        last[turn] = fn(*copies[turn])
+
+    gpu = snapshot(device.index or 0).gpu if device.type == "cuda" else None
+    device_clock, note = open_clock(device)
+    with ClockWatch(gpu.uuid if gpu else None, device_clock) as watch:
+        samples = time_functions({"fn": call}, device, budget_s=budget_s, min_samples=min_samples, observe=watch.read)[
+            "fn"
+        ]
+    clocks = {**(watch.summary() or {}), **note} or None
+    activity = Activity((), None)
+    if device.type == "cuda":
+        with suppress(NotRecorded):  # another profiler runs: the reading then says nothing of the device's kernels
+            activity = device_activity(call, device)
+    return Timed(samples, device, clocks, activity, _wrong_afterwards(last, copies, args, checked.expected))
+
+
+def _wrong_afterwards(
+    results: Sequence[Any], copies: Sequence[Sequence[Any]], args: Sequence[Any], expected: Any
+) -> str | None:
+    """What is wrong with the last result on each copy of `args`; a function that changes those is not asked again."""
+    if expected is None or not all(_same(copy, args) for copy in copies):
+        return None
+    for result in results:
+        bad = [] if result is None else [stats for stats in judge(result, expected) if not stats.passed]
+        if bad:
+            return "; ".join(stats.describe() for stats in bad)
+    return None
+
+
+def _same(copy: Sequence[Any], args: Sequence[Any]) -> bool:
+    return all(
+        not isinstance(was, torch.Tensor) or was.is_meta or torch.equal(bits(value), bits(was))
+        for value, was in zip(copy, args, strict=True)
+    )
+
+
+def extra_info(timed: Timed, cost: Cost | None) -> dict[str, Any]:
+    """The JSON values that go beside pytest-benchmark's statistics; `samples` are what `samples.unpack_samples` reads.
+
+    They hold what an A/B needs of a reading: every sample in time order, the method, the machine, the clocks held.
+    """
+    samples, device = timed.samples, timed.device
+    environment = snapshot(device.index or 0)
+    info: dict[str, Any] = {
+        "device": environment.gpu.name if device.type == "cuda" and environment.gpu else environment.cpu,
+        "device_type": device.type,
+        "machine_key": environment.machine_key,
+        "timer": samples.method,
+        "l2_state": samples.l2_state,
+        "calls_per_sample": samples.calls_per_sample,
+        "samples": pack_samples(samples.seconds),
+        "clocks": timed.clocks,
+        "device_kernels": list(timed.activity.kernels or samples.kernels),
+        "activity_hash": timed.activity.hash,
+    }
+    ceilings = ceilings_for(device) if cost is not None else None
+    limits = limits_for(device, ceilings) if ceilings else None
+    fault = why_invalid(samples, cost, limits, timed.clocks)
+    info["status"] = f"INVALID: {fault}" if fault else "OK"
+    seconds = samples.median_s
+    if cost is None or not seconds > 0:
+        return info
+    info |= {
+        "flops": cost.flops,
+        "bytes": cost.bytes,
+        "flops_per_s": cost.flops / seconds,
+        "bytes_per_s": cost.bytes / seconds,
+    }
+    if cost.bytes:
+        info["intensity_flop_per_byte"] = cost.intensity
+    return info | _roofs(cost, seconds, ceilings)
+
+
+def _roofs(cost: Cost, seconds: float, ceilings: Ceilings | None) -> dict[str, Any]:
+    """The fraction of each roof that a reading reaches."""
+    if ceilings is None:
+        return {"roof": "unknown: no data sheet of this device is in the table"}
+    if any(dtype not in ceilings.tensor_flops_per_s for dtype in cost.tensor_flops):
+        return {"roof": f"unknown: {ceilings.device} has no rate for {', '.join(cost.tensor_flops)}"}
+    limit = bound(cost, ceilings)
+    parts = {
+        f"fraction_of_{ceilings.kind}_{part}_roof": part_s / seconds for part, part_s in limit.parts.items() if part_s
+    }
+    return {
+        "limiter": limit.limiter,
+        "bound_s": limit.seconds,
+        f"fraction_of_{ceilings.kind}_roof": limit.fraction(seconds),
+        **parts,
+    }

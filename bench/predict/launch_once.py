@@ -1,0 +1,84 @@
+"""Calls one kernel on one case, for a tool that watches the process: Nsight Compute or Compute Sanitizer.
+
+Compiling, packing and warming up come first.  The one call that counts runs between `cudaProfilerStart` and
+`cudaProfilerStop`, so that `ncu --profile-from-start off` sees its launches and nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rooflab.bench.calls.calls import Rotation
+from rooflab.kernels import registry
+from rooflab.reference.spec import Case, get_scheme
+
+MODULE = "rooflab.bench.predict.launch_once"
+MARK = "rooflab: the call that counts"
+"""Printed once the call has returned, so that a tool that never got there is not taken for one that found nothing."""
+
+
+def arguments(op: str, kernel: str, case: Case, scheme: str, seed: int, warm_up: int, file: Path | None) -> list[str]:
+    """The command line of this module, after the interpreter."""
+    command = ["-m", MODULE, op, kernel, "--case", case.id, "--scheme", scheme, "--seed", str(seed)]
+    return [*command, "--warm-up", str(warm_up), *(["--file", str(file)] if file else [])]
+
+
+def main(texts: Sequence[str] | None = None, device: str = "cuda") -> None:
+    """Runs the call that `texts` describe.  Raises `ValueError` where the kernel cannot run here."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("op")
+    parser.add_argument("kernel")
+    parser.add_argument("--case", required=True)
+    parser.add_argument("--scheme", required=True)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--warm-up", type=int, default=3)
+    parser.add_argument("--file", type=Path)
+    options = parser.parse_args(texts)
+    if options.file:
+        registry.load_file(options.file)
+    call = prepare(options.op, options.kernel, Case.parse(options.case), options.scheme, options.seed, device)
+    for _ in range(options.warm_up):
+        call()
+    watched(call, device)
+    print(MARK, flush=True)
+
+
+def prepare(op: str, name: str, case: Case, scheme: str, seed: int, device: str) -> Rotation:
+    """The kernel on its inputs, weights packed and outputs allocated.  Raises `ValueError` where it cannot run here."""
+    spec, kernel = registry.get_op(op), registry.get_kernel(op, name)
+    place = torch.device(device)
+    reason = kernel.why_not_here(place)
+    if reason:
+        raise ValueError(f"{kernel.id}: {reason}")
+    inputs = spec.make_inputs(spec.check_case(case), get_scheme(scheme), place, seed)
+    reason = kernel.why_not_args(inputs)
+    if reason:
+        raise ValueError(reason)
+    return Rotation(kernel, spec, [inputs])
+
+
+def watched(call: Rotation, device: str) -> None:
+    """One call, with the profiler on."""
+    if device != "cuda":
+        call()
+        return
+    runtime: Any = torch.cuda
+    runtime.synchronize()
+    runtime.profiler.start()
+    call()
+    runtime.synchronize()
+    runtime.profiler.stop()
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except ValueError as error:
+        print(f"rooflab: {error}", file=sys.stderr)
+        raise SystemExit(2) from error

@@ -1,0 +1,259 @@
+"""Nsight Compute's counters of one call: bytes, pipe use, stalls.
+
+The metrics are asked for by name and read from `ncu --csv --page raw`: a line of names, a line of units, a line for
+each launch.  Names that this ncu does not know are replaced by their newer spelling, or left out.
+"""
+
+from __future__ import annotations
+
+import csv
+import glob
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from rooflab.bench.predict.cases import Target
+from rooflab.bench.predict.launch_once import MARK, arguments
+from rooflab.bench.processes.child import run_whole
+from rooflab.roofline.model import Traffic
+
+READ, WRITE, DURATION = "dram__bytes_read.sum", "dram__bytes_write.sum", "gpu__time_duration.sum"
+L2 = "lts__t_bytes.sum"
+PIPES = {
+    "tensor": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
+    "fma": "sm__pipe_fma_cycles_active.avg.pct_of_peak_sustained_active",
+    "alu": "sm__pipe_alu_cycles_active.avg.pct_of_peak_sustained_active",
+    "sfu": "sm__inst_executed_pipe_xu.avg.pct_of_peak_sustained_active",
+    "load/store": "sm__inst_executed_pipe_lsu.avg.pct_of_peak_sustained_active",
+    "issue": "sm__inst_issued.avg.pct_of_peak_sustained_active",
+    "sm": "sm__throughput.avg.pct_of_peak_sustained_elapsed",
+    "hbm": "dram__throughput.avg.pct_of_peak_sustained_elapsed",
+    "occupancy": "sm__warps_active.avg.pct_of_peak_sustained_active",
+}
+"""Per cent of the peak, by what is used."""
+STALLS = (
+    *("barrier", "branch_resolving", "dispatch_stall", "drain", "gmma", "imc_miss", "lg_throttle", "long_scoreboard"),
+    *("math_pipe_throttle", "membar", "mio_throttle", "misc", "no_instruction", "not_selected", "selected"),
+    *("short_scoreboard", "sleeping", "tex_throttle", "wait"),
+)
+"""Reasons for which a warp waits, in warps per issued instruction."""
+STALL_METRICS = tuple(f"smsp__average_warps_issue_stalled_{name}_per_issue_active.ratio" for name in STALLS)
+BYTES = (READ, WRITE, L2)
+METRICS = (READ, WRITE, DURATION, L2, *PIPES.values(), *STALL_METRICS)
+RENAMED = {READ: "dram__bytes_op_read.sum", WRITE: "dram__bytes_op_write.sum"}
+"""Spellings from Nsight Compute 2025 on."""
+WARM_UP = 3
+FOLDERS = ("/usr/local/cuda/bin", "/usr/local/cuda-*/bin", "/opt/nvidia/nsight-compute/*")
+"""Where installers put the tools without a word to the PATH; the newest first."""
+_STALL = re.compile(r"issue_stalled_(\w+?)_per_issue_active")
+_UNKNOWN = re.compile(r"Failed to find metric (?:regex:\^?)?([A-Za-z0-9_.]+)")
+_UNITS = {"byte": 1.0, "kbyte": 1e3, "mbyte": 1e6, "gbyte": 1e9, "tbyte": 1e12}
+_UNITS |= {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
+_UNITS |= {"nsecond": 1e-9, "usecond": 1e-6, "msecond": 1e-3, "second": 1.0}
+
+
+@dataclass(frozen=True)
+class Counters:
+    """What was counted in one launch."""
+
+    kernel: str
+    grid: str
+    block: str
+    values: Mapping[str, float]
+    """By metric, in bytes and seconds; a metric that was not collected is not there."""
+
+    @property
+    def pipes(self) -> dict[str, float]:
+        """Per cent of the peak, by what is used."""
+        return {name: self.values[metric] for name, metric in PIPES.items() if metric in self.values}
+
+    @property
+    def stalls(self) -> dict[str, float]:
+        """Warps that waited per issued instruction, by reason, the commonest first; those that issued are left out."""
+        found = {match[1]: value for name, value in self.values.items() if (match := _STALL.search(name))}
+        return dict(sorted(((k, v) for k, v in found.items() if k != "selected"), key=lambda entry: -entry[1]))
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What was counted in one call, launch by launch."""
+
+    launches: tuple[Counters, ...]
+    whole: Counters | None = None
+    """The bytes of a call of several launches as they follow one another; None where they were counted apart alone."""
+
+    @property
+    def apart(self) -> bool:
+        """Whether bytes that launches hand on through L2 count as read from HBM: caches are emptied before each."""
+        return self.whole is None and len(self.launches) > 1
+
+    def total(self, metric: str) -> float | None:
+        """Sum over the launches; None where one of them lacks it."""
+        values = [entry.values.get(metric) for entry in self.launches]
+        return None if any(value is None for value in values) else sum(value for value in values if value is not None)
+
+    @property
+    def traffic(self) -> Traffic | None:
+        """HBM bytes of the call; None where they were not counted.  Writes that L2 still holds are not in them."""
+        counted = self if self.whole is None else Profile((self.whole,))
+        read, written = counted.total(READ), counted.total(WRITE)
+        if read is None or written is None:
+            return None
+        return Traffic(read, written, len(self.launches), "counted")
+
+    @property
+    def duration_s(self) -> float | None:
+        """Time of all launches together, as ncu reads it: each alone, caches flushed before it."""
+        return self.total(DURATION)
+
+
+def find_tool(name: str) -> str | None:
+    """Where one of NVIDIA's tools is: on the PATH, or where its installers put it; None where it is not."""
+    folders = (f"{os.environ['CUDA_HOME']}/bin" if "CUDA_HOME" in os.environ else "", *FOLDERS)
+    places = [place for folder in folders if folder for place in sorted(glob.glob(folder), reverse=True)]
+    return shutil.which(name) or next((found for place in places if (found := shutil.which(name, path=place))), None)
+
+
+def command(
+    target: Target, seed: int, metrics: Sequence[str], log: Path, ncu: str = "ncu", whole: bool = False
+) -> list[str]:
+    """The whole command line; with `whole` the call is one range and its caches are emptied once, before it.
+
+    The program is then run again for each pass, and the profiler's start and stop are the range.
+    """
+    mode = ("--replay-mode", "app-range") if whole else ("--profile-from-start", "off")
+    return [
+        *(ncu, *mode, "--cache-control", "all", "--clock-control", "none"),
+        *("--csv", "--page", "raw", "--print-units", "base", "--metrics", ",".join(metrics), "--log-file", str(log)),
+        sys.executable,
+        *arguments(target.op, target.kernel, target.case, target.scheme.name, seed, WARM_UP, target.file),
+    ]
+
+
+def profile(target: Target, seed: int = 0, timeout_s: float = 600.0) -> Profile:
+    """Counts one call of `target` on the GPU at hand.
+
+    Raises `ValueError` in one sentence that says what to do where ncu is missing, may not count, or counted nothing.
+    """
+    ncu = find_tool("ncu")
+    if ncu is None:
+        raise ValueError(
+            "ncu: expected Nsight Compute on the PATH or in /usr/local/cuda, found none; install it (it comes with the "
+            "CUDA toolkit), "
+            "or use `rooflab explain`, which needs no counters"
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        take = partial(_take, target, seed, ncu, Path(folder), timeout_s)
+        apart, known = take(METRICS, whole=False)
+        if len(apart.launches) == 1:
+            return apart
+        try:
+            found, _ = take([name for name in known if _old_name(name) in BYTES], whole=True)
+        except ValueError:
+            return apart  # not every ncu, and not every call, can be counted as one range; `apart` says so
+        return replace(apart, whole=found.launches[0] if len(found.launches) == 1 else None)
+
+
+def _take(
+    target: Target, seed: int, ncu: str, folder: Path, timeout_s: float, wanted: Sequence[str], whole: bool
+) -> tuple[Profile, list[str]]:
+    """One run of ncu, repeated without metrics that it does not know: the profile, and the metrics that it knows."""
+    metrics = list(wanted)
+    while metrics:
+        log = folder / f"{whole} {len(metrics)} {metrics[0]}.csv"
+        output = _run(command(target, seed, metrics, log, ncu, whole), timeout_s)
+        text = log.read_text(errors="replace") if log.is_file() else ""
+        complaints = _UNKNOWN.findall(output + text)
+        unknown = [name for name in metrics if _names(name, complaints)]
+        if not unknown:
+            return read(text, output), metrics
+        renamed = [RENAMED.get(name, "") if name in unknown else name for name in metrics]
+        metrics = [name for name in renamed if name]
+    raise ValueError(f"ncu: expected to know one of {len(wanted)} metrics, {READ} among them, and it knows none")
+
+
+def _names(metric: str, unknown: Sequence[str]) -> bool:
+    """Whether ncu's complaint is about `metric`; it may quote the name without its suffix."""
+    return any(metric == name.rstrip(".") or metric.startswith(f"{name.rstrip('.')}.") for name in unknown)
+
+
+def _run(line: Sequence[str], timeout_s: float) -> str:
+    """What the command printed on both channels."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | {"LC_ALL": "C"}
+    try:
+        done = run_whole(line, timeout_s, environment)
+    except subprocess.TimeoutExpired as error:
+        raise ValueError(
+            f"ncu: expected an end within {timeout_s:.0f} s, got none; a smaller --case is counted faster"
+        ) from error
+    return done.stdout + done.stderr
+
+
+def read(text: str, output: str) -> Profile:
+    """The profile in ncu's log, and in what it and the program printed.  Raises `ValueError` where there is none."""
+    both = f"{text}\n{output}"
+    if "ERR_NVGPUCTRPERM" in both:
+        raise ValueError(
+            "ncu: this user may not read the GPU's counters (ERR_NVGPUCTRPERM); run as root, or have the driver loaded "
+            "with NVreg_RestrictProfilingToAdminUsers=0, in a container with --cap-add=SYS_ADMIN"
+        )
+    launches = parse(text) or parse(output)
+    if MARK not in both:
+        raise ValueError(f"ncu: the call that it watched did not end: {last_words(both)}")
+    if not launches:
+        raise ValueError(f"ncu: expected counters of at least one launch, got none: {last_words(both)}")
+    return Profile(tuple(launches))
+
+
+def last_words(text: str) -> str:
+    """The line that says most about a failure: an error of the tool or of the call, else the last one."""
+    lines = [line.strip() for line in text.splitlines() if line.strip() and MARK not in line]
+    marks = ("==ERROR==", "==WARNING==", "Error", "rooflab: ")
+    said = [line for line in lines if any(mark in line for mark in marks)]
+    return (said or lines or ["it printed nothing"])[-1]
+
+
+def parse(text: str) -> list[Counters]:
+    """The launches in what `ncu --csv --page raw` printed, other lines of the tool and of the program left out.
+
+    Raises `ValueError` on a table that is cut short.
+    """
+    lines = text.splitlines()
+    start = next((at for at, line in enumerate(lines) if line.startswith('"ID","Process ID"')), None)
+    if start is None:
+        return []
+    rows = list(csv.reader(line for line in lines[start:] if line.startswith('"')))
+    names, units, *launches = rows if len(rows) > 1 else [rows[0], []]
+    found = []
+    for row in launches:
+        if len(row) != len(names):
+            raise ValueError(f"ncu: expected {len(names)} columns in each line of its table, got {len(row)}")
+        cells = dict(zip(names, row, strict=True))
+        values = {
+            _old_name(name): number
+            for name, unit, cell in zip(names, units, row, strict=True)
+            if "__" in name and (number := _number(cell, unit)) is not None
+        }
+        found.append(Counters(cells["Kernel Name"], cells.get("Grid Size", ""), cells.get("Block Size", ""), values))
+    return found
+
+
+def _old_name(name: str) -> str:
+    return next((old for old, new in RENAMED.items() if new == name), name)
+
+
+def _number(cell: str, unit: str) -> float | None:
+    """A cell in bytes, seconds, or its own unit; None where ncu has no figure."""
+    try:
+        value = float(cell.replace(",", ""))
+    except ValueError:
+        return None
+    return value * _UNITS.get(unit.lower(), 1.0) if math.isfinite(value) else None

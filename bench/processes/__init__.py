@@ -1,0 +1,1 @@
+"""Child processes: how one is asked, limited and ended."""

@@ -1,0 +1,1 @@
+"""Results as lines of JSON with their circumstances, and what the circumstances are: machine, software, commit."""

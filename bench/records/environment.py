@@ -1,0 +1,186 @@
+"""The circumstances of a result: machine, software, threads, commit.  Holds no host name, user name or path."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+import subprocess
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from rooflab.bench.records.nvml import ask, nvml_of
+from rooflab.kernels.precision import matmul_precision
+
+_CPUS = Path("/sys/devices/system/cpu")
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU.  What only NVML knows is None where the package `nvidia-ml-py` is not installed."""
+
+    name: str
+    uuid: str
+    memory_bytes: int
+    sms: int
+    l2_bytes: int
+    driver: str | None = None
+    max_sm_clock_mhz: int | None = None
+    max_memory_clock_mhz: int | None = None
+    power_limit_w: float | None = None
+    ecc: bool | None = None
+    mig: bool | None = None
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A snapshot of the machine and its software."""
+
+    machine_key: str
+    """Names this kind of machine: the same after a reboot, and on another machine with the same parts."""
+    cpu: str
+    cores: int
+    """Logical processors that this process may use."""
+    memory_gib: int
+    cache_bytes: int
+    """Size of all last-level caches together."""
+    os: str
+    python: str
+    torch: str
+    triton: str | None
+    numpy: str | None
+    threads: int
+    """torch's threads within an op."""
+    matmul_precision: str
+    """torch's setting for matrix products."""
+    gpu: Gpu | None
+    commit: str | None
+    dirty: bool | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The snapshot as JSON values."""
+        return asdict(self)
+
+
+def snapshot(gpu_index: int = 0) -> Environment:
+    """The circumstances now; `gpu_index` is torch's number of the GPU in use."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    memory_gib = round(psutil.virtual_memory().total / 2**30)
+    gpu = _gpu(gpu_index)
+    commit, dirty = git_state(Path(__file__).resolve().parents[2])
+    return Environment(
+        machine_key=machine_key(_cpu_model(), cores, memory_gib, gpu),
+        cpu=_cpu_model(),
+        cores=cores,
+        memory_gib=memory_gib,
+        cache_bytes=last_level_cache_bytes(),
+        os=f"{platform.system()} {platform.machine()}",
+        python=platform.python_version(),
+        torch=torch.__version__,
+        triton=_version("triton"),
+        numpy=_version("numpy"),
+        threads=torch.get_num_threads(),
+        matmul_precision=matmul_precision(),
+        gpu=gpu,
+        commit=commit,
+        dirty=dirty,
+    )
+
+
+def machine_key(cpu: str, cores: int, memory_gib: int, gpu: Gpu | None) -> str:
+    """`amd-epyc-2c-1a2b3c4d`: readable, and a hash of the parts that decide speed; the uuid is not one of them."""
+    name = gpu.name if gpu else cpu
+    parts = (cpu, cores, memory_gib, gpu and (gpu.name, gpu.memory_bytes, gpu.sms, gpu.power_limit_w))
+    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    return f"{slug}-{cores}c-{hashlib.sha256(repr(parts).encode()).hexdigest()[:8]}"
+
+
+@cache
+def last_level_cache_bytes(folder: Path = _CPUS) -> int:
+    """Bytes of all last-level data caches together, from sysfs; 32 MiB for each of them where nothing says."""
+    sizes: dict[tuple[int, str], int] = {}
+    for index in folder.glob("cpu[0-9]*/cache/index[0-9]*"):
+        if (index / "type").read_text().strip() != "Instruction":
+            level = int((index / "level").read_text())
+            shared = (index / "shared_cpu_list").read_text().strip()
+            sizes[level, shared] = _size((index / "size").read_text().strip())
+    if not sizes:
+        return 32 * 2**20
+    last = max(level for level, _ in sizes)
+    return sum(size for (level, _), size in sizes.items() if level == last)
+
+
+def _size(text: str) -> int:
+    units = {"K": 2**10, "M": 2**20, "G": 2**30}
+    return int(text[:-1]) * units[text[-1]] if text[-1] in units else int(text)
+
+
+@cache
+def _cpu_model() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        for line in info.read_text().splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name":
+                return value.strip()
+    return platform.processor() or platform.machine()
+
+
+def _version(package: str) -> str | None:
+    # From the metadata, not by an import: triton's first import fixes the mode of its interpreter.
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def git_state(root: Path) -> tuple[str | None, bool | None]:
+    """Commit of the checkout at `root`, and whether anything but results has changed; twice None where it is none."""
+    top = _git(root, "rev-parse", "--show-toplevel")
+    # A package installed below somebody else's checkout must not report that checkout's commit.
+    if top is None or Path(top).resolve() != root.resolve():
+        return None, None
+    commit = _git(root, "rev-parse", "--verify", "HEAD")
+    # Not results/: a run writes its own records there while it goes on, and runs nothing from there.
+    changes = _git(root, "status", "--porcelain", "--untracked-files=normal", "--", ".", ":!results")
+    return commit, None if commit is None or changes is None else bool(changes)
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    try:
+        result = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=30)
+    except (FileNotFoundError, subprocess.TimeoutExpired):
+        return None
+    return result.stdout.strip() if result.returncode == 0 else None
+
+
+def _gpu(index: int) -> Gpu | None:
+    if not torch.cuda.is_available():
+        return None
+    device = torch.cuda.get_device_properties(index)
+    # By uuid, because NVML's numbering ignores CUDA_VISIBLE_DEVICES.
+    uuid = f"GPU-{device.uuid}"
+    known = (device.name, uuid, device.total_memory, device.multi_processor_count, device.L2_cache_size)
+    with nvml_of(uuid) as found:
+        if found is None or found[1] is None:
+            return Gpu(*known)
+        nvml, handle = found
+        limit_mw = ask(nvml, "nvmlDeviceGetEnforcedPowerLimit", handle)
+        ecc = ask(nvml, "nvmlDeviceGetEccMode", handle)
+        mig = ask(nvml, "nvmlDeviceGetMigMode", handle)
+        return Gpu(
+            *known,
+            driver=ask(nvml, "nvmlSystemGetDriverVersion"),
+            max_sm_clock_mhz=ask(nvml, "nvmlDeviceGetMaxClockInfo", handle, nvml.NVML_CLOCK_SM),
+            max_memory_clock_mhz=ask(nvml, "nvmlDeviceGetMaxClockInfo", handle, nvml.NVML_CLOCK_MEM),
+            power_limit_w=None if limit_mw is None else limit_mw / 1000,
+            ecc=None if ecc is None else bool(ecc[0]),
+            mig=None if mig is None else bool(mig[0]),
+        )

@@ -1,0 +1,73 @@
+"""Files of records: whole lines appended, one file a run, read back with file and line named on what is wrong."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rooflab.bench.records.record import Record, new_run_id
+
+LOCAL_RESULTS = Path("results/local")
+
+
+def write(path: Path, *records: Record) -> None:
+    """Appends whole lines to `path`, one write each, so that two writers never mix; makes the folders above it."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        for record in records:
+            line = f"{record.to_json()}\n".encode()
+            written = os.write(descriptor, line)
+            if written != len(line):
+                raise OSError(f"{path.name}: wrote {written} of {len(line)} bytes of a record")
+    finally:
+        os.close(descriptor)
+
+
+def read(path: Path) -> list[Record]:
+    """Every record of a file, or of a folder's `*.jsonl` files in order of their names.
+
+    Raises `ValueError` naming file and line on a truncated or unreadable one, and where there is no such path.
+    """
+    path = Path(path)
+    if path.is_dir():
+        return [record for file in sorted(path.glob("*.jsonl")) for record in _read_file(file)]
+    if not path.is_file():
+        raise ValueError(f"records: expected a file or folder, got {str(path)!r}")
+    return list(_read_file(path))
+
+
+def _read_file(path: Path) -> Iterator[Record]:
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            if not line.endswith("\n"):
+                raise ValueError(f"{path.name}, line {number}: the last record is truncated")
+            try:
+                yield Record.from_json(line)
+            except ValueError as error:
+                raise ValueError(f"{path.name}, line {number}: {error}") from error
+
+
+class RunWriter:
+    """Writes one run's records to one new file, `<folder>/<run_id>.jsonl`, so that two branches' results merge."""
+
+    def __init__(self, folder: Path, run_id: str | None = None):
+        self.run_id = run_id or new_run_id()
+        self.path = Path(folder) / f"{self.run_id}.jsonl"
+
+    def write(self, *records: Record) -> None:
+        """Appends `records`.  Raises `ValueError` on a record of another run."""
+        for record in records:
+            if record.run_id != self.run_id:
+                raise ValueError(f"run_id: expected {self.run_id!r}, got {record.run_id!r}")
+        write(self.path, *records)
+
+
+def result_folder() -> Path:
+    """A new folder under results/local, named by the time; git ignores it."""
+    return LOCAL_RESULTS / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}"

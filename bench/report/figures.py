@@ -1,0 +1,177 @@
+"""From records to roofline figures and ladder rows: nothing here is typed in by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rooflab.bench.calls.calls import kernel_traffic
+from rooflab.bench.records.record import Record
+from rooflab.kernels.registry import get_op, kernels, ops
+from rooflab.reference.spec import Case, OpSpec, get_scheme
+from rooflab.roofline.device import Device
+from rooflab.roofline.model import Ceilings, Traffic, bound
+from rooflab.roofline.plot import save_roofline
+from rooflab.roofline.points import Point
+
+META = torch.device("meta")
+
+
+def roof_dtype(spec: OpSpec, case: Case, scheme: str) -> str | None:
+    """The dtype of the op's matrix products, which chooses the roof over it; None where it has none."""
+    cost = spec.cost(**spec.make_inputs(case, get_scheme(scheme), META, 0))
+    return next(iter(cost.tensor_flops), None)
+
+
+def points_of(records: Iterable[Record]) -> list[Point]:
+    """A point for every bench record that has a bound and moves bytes: timed where it passed, else a bound alone.
+
+    A kernel that failed its check, or whose reading was invalid, is no point.
+    """
+    points = []
+    for record in records:
+        known = record.op in ops() and record.scheme is not None and record.bound_ms is not None
+        moved = record.traffic_bytes or record.least_bytes
+        if record.kind != "bench" or not known or not moved or record.status not in ("OK", "UNSUPPORTED"):
+            continue
+        assert record.op and record.kernel and record.role and record.scheme and record.bound_ms, (
+            "bench records have them"
+        )
+        latency = record.latency_median_ms
+        points.append(
+            Point(
+                label=record.kernel,
+                op=record.op,
+                case=f"{record.case_id} {record.scheme}",
+                role=record.role,
+                dtype=roof_dtype(get_op(record.op), Case(**record.case), record.scheme),
+                flops=record.flops or 0.0,
+                traffic_bytes=moved,
+                traffic_basis=record.traffic_basis or "modelled",
+                bound_s=record.bound_ms / 1e3,
+                seconds=None if latency is None else latency / 1e3,
+            )
+        )
+    return points
+
+
+def ceilings_of(records: Iterable[Record]) -> list[Ceilings]:
+    """The ceilings behind the records, the last of each device and kind."""
+    found: dict[tuple[str, str], Ceilings] = {}
+    for record in records:
+        if record.ceilings:
+            known = {field.name for field in fields(Ceilings)}  # a newer minor version may have more
+            ceilings = Ceilings(**{name: value for name, value in record.ceilings.items() if name in known})
+            found[ceilings.device, ceilings.kind] = ceilings
+    return list(found.values())
+
+
+Counted = Mapping[tuple[str, str, str, str], float]
+"""Bytes of HBM traffic that the emulator counted, by op, kernel, case and scheme."""
+
+
+def counted_in(records: Iterable[Record]) -> dict[tuple[str, str, str, str], float]:
+    """The traffic in records of emulated checks and calls, the newest of each."""
+    return {
+        (str(record.op), str(record.kernel), str(record.case_id), str(record.scheme)): record.traffic_bytes
+        for record in sorted(records, key=lambda record: record.timestamp)
+        if record.checked_by == "emulator" and record.status == "OK" and record.traffic_bytes
+    }
+
+
+def bounds_on(
+    device: Device, suite: str, scheme: str, only: Sequence[str] = (), counted: Counted | None = None
+) -> tuple[list[Point], list[Ceilings]]:
+    """Every kernel of one case of each op on a device that is not here: points with a bound and no time.
+
+    The case is the largest by FLOPs and bytes, which is what a device is bought for: of those that were `counted`, and
+    of the suite's where none of the op was.
+    """
+    counted = counted or {}
+    ceilings = device.ceilings()
+    points = []
+    for name, spec in ops().items():
+        if only and name not in only:
+            continue
+        known = {case for op, _, case, dtypes in counted if (op, dtypes) == (name, scheme)}
+        cases = [spec.check_case(Case.parse(case)) for case in known] or spec.get_cases(suite)
+        priced = [(case, spec.make_inputs(case, get_scheme(scheme), META, 0)) for case in cases]
+        case, inputs = max(priced, key=lambda pair: (spec.cost(**pair[1]).flops, spec.cost(**pair[1]).bytes))
+        cost = spec.cost(**inputs)
+        for kernel in kernels(name).values():
+            if "cuda" not in kernel.devices:
+                continue
+            traffic = kernel_traffic(kernel, inputs, "cuda")
+            if moved := counted.get((name, kernel.name, case.id, scheme)):
+                traffic = Traffic(moved, 0.0, basis="counted")
+            points.append(
+                Point(
+                    label=kernel.name,
+                    op=name,
+                    case=f"{case.id} {scheme}",
+                    role=kernel.role,
+                    dtype=next(iter(cost.tensor_flops), None),
+                    flops=cost.flops,
+                    traffic_bytes=traffic.bytes if traffic else cost.bytes,
+                    traffic_basis=traffic.basis if traffic else "modelled",
+                    bound_s=bound(cost, ceilings).seconds,
+                    seconds=None,
+                )
+            )
+    return points, [ceilings]
+
+
+def draw(points: Sequence[Point], ceilings: Sequence[Ceilings], folder: Path, title: str | None = None) -> list[Path]:
+    """The figure of one device as SVG and PNG in `folder`; their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    name = "".join(letter if letter.isalnum() else "-" for letter in ceilings[0].device.lower()).strip("-")
+    return list(save_roofline(points, ceilings, folder / f"roofline-{name}", title))
+
+
+def largest_cases(records: Sequence[Record]) -> list[Record]:
+    """Of each op and scheme the records of one case, that of most FLOPs, then bytes: what a figure has room for."""
+    records = [record for record in records if record.kind == "bench"]
+    largest: dict[tuple[Any, Any], tuple[float, float, str]] = {}
+    for record in records:
+        size = (record.flops or 0.0, record.least_bytes or 0.0, record.case_id or "")
+        key = (record.op, record.scheme)
+        largest[key] = max(size, largest.get(key, size))
+    return [record for record in records if record.case_id == largest[record.op, record.scheme][2]]
+
+
+def draw_records(records: Sequence[Record], folder: Path, all_cases: bool = False) -> list[Path]:
+    """One figure for each device that the records were made on, of each op's largest case or of all; their paths."""
+    paths: list[Path] = []
+    records = records if all_cases else largest_cases(records)
+    for device in dict.fromkeys(ceilings.device for ceilings in ceilings_of(records)):
+        own = [record for record in records if record.ceilings and record.ceilings["device"] == device]
+        points = points_of(own)
+        if points:
+            paths += draw(points, ceilings_of(own), folder)
+    return paths
+
+
+def bench_row(record: Record) -> dict[str, Any]:
+    """One row of a printed table."""
+    latency, bound_ms = record.latency_median_ms, record.bound_ms
+    return {
+        "op": record.op,
+        "kernel": record.kernel,
+        "role": record.role,
+        "case": record.case_id,
+        "scheme": record.scheme,
+        "status": record.status,
+        "latency_ms": latency,
+        "p20_ms": record.latency_p20_ms,
+        "p80_ms": record.latency_p80_ms,
+        "bound_ms": bound_ms,
+        "of_bound": record.bound_fraction,
+        "limiter": record.limiter,
+        "gflops_per_s": None if record.flops_per_s is None else record.flops_per_s / 1e9,
+        "gbytes_per_s": None if record.bytes_per_s is None else record.bytes_per_s / 1e9,
+        "reason": record.reason,
+    }

@@ -1,0 +1,152 @@
+"""From records to points: one row of a frame per timed kernel and run, and a count of what has no place in a trend."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from rooflab.bench.records import files as record_files
+from rooflab.bench.records.methods import method_of
+from rooflab.bench.records.record import Record
+
+KEY = ("op", "kernel", "case", "scheme", "machine", "setting", "timer")
+"""What two points must share to be compared: the work, the hardware, the driver and the clocks, and the method."""
+VALUES = ("latency_ms", "p20_ms", "p80_ms", "samples")
+CIRCUMSTANCES = ("torch", "triton", "schema", "config")
+"""What may change within a trend; a change is shown as a mark."""
+COLUMNS = (*KEY, "commit", "dirty", "time", "run_id", *VALUES, *CIRCUMSTANCES, "file")
+IMPORTED = "imported: "
+"""How the timer of a record from another tool's file begins."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Which records a history is of; empty means all."""
+
+    ops: Sequence[str] = ()
+    kernels: Sequence[str] = ()
+    cases: Sequence[str] = ()
+    machines: Sequence[str] = ()
+    """Parts of machine keys."""
+
+    def takes(self, record: Record) -> bool:
+        """Whether the record is one of them."""
+        machine = str(record.environment.get("machine_key"))
+        return (
+            (not self.ops or record.op in self.ops)
+            and (not self.kernels or record.kernel in self.kernels)
+            and (not self.cases or record.case_id in self.cases)
+            and (not self.machines or any(part in machine for part in self.machines))
+        )
+
+
+@dataclass(frozen=True)
+class Points:
+    """A frame with `COLUMNS`, one row per point, and what is not in it."""
+
+    frame: pd.DataFrame
+    left_out: Mapping[str, int]
+    """How many records have no place in a trend, by why."""
+    files: int
+
+
+def read_points(paths: Sequence[Path], chosen: Chosen | None = None) -> Points:
+    """The points of every record in `paths`: files, or folders with all below them.
+
+    Raises `ValueError` on a path that is not there, on a file that holds something else, and where nothing is chosen.
+    """
+    chosen = chosen or Chosen()
+    files = [file for path in paths for file in record_files_in(path)]
+    found = [(file, record) for file in dict.fromkeys(files) for record in record_files.read(file)]
+    taken = [(file, record) for file, record in found if chosen.takes(record)]
+    if found and not taken:
+        known = sorted({str(record.op) for _, record in found if record.op})
+        raise ValueError(f"history: none of {len(found)} records is chosen; their ops are {', '.join(known)}")
+    left_out = Counter(reason for _, record in taken if (reason := why_not(record)))
+    rows = [_row(record, file) for file, record in taken if not why_not(record)]
+    return Points(_one_per_run(rows), dict(left_out.most_common()), len(dict.fromkeys(files)))
+
+
+def record_files_in(path: Path) -> list[Path]:
+    """The files of records below a folder, or the file itself.  Raises `ValueError` where there is neither."""
+    path = Path(path)
+    if path.is_dir():
+        return sorted(path.rglob("*.jsonl"))
+    if not path.is_file():
+        raise ValueError(f"records: expected a file or folder of them, got {str(path)!r}")
+    return [path]
+
+
+def why_not(record: Record) -> str:
+    """Why a record is no point of a trend, or nothing."""
+    if record.kind != "bench":
+        return f"of kind {record.kind}"
+    if record.status != "OK":
+        return record.status
+    if "pair" in record.metrics:
+        return "one process of an A/B"
+    latency = record.latency_median_ms
+    if latency is None or record.basis != "measured":
+        return "not measured"
+    return "" if math.isfinite(latency) and latency > 0 else "its latency is no time"
+
+
+def _row(record: Record, file: Path) -> dict[str, Any]:
+    environment = record.environment
+    config = None if record.config is None else json.dumps(dict(record.config), sort_keys=True)
+    return {
+        "op": record.op or "",
+        "kernel": record.kernel or "",
+        "case": record.case_id or "",
+        "scheme": record.scheme or "",
+        "machine": str(environment.get("machine_key") or "unknown"),
+        "setting": setting(record),
+        "timer": method_of(record.timer, record.l2_state),
+        "commit": record.commit,
+        "dirty": bool(record.dirty),
+        "time": record.timestamp,
+        "run_id": record.run_id,
+        "latency_ms": record.latency_median_ms,
+        "p20_ms": record.latency_p20_ms,
+        "p80_ms": record.latency_p80_ms,
+        "samples": record.sample_count or 0,
+        "torch": environment.get("torch"),
+        "triton": environment.get("triton"),
+        "schema": record.schema_version,
+        "config": config,
+        "file": file.name,
+    }
+
+
+def setting(record: Record) -> str:
+    """What of the machine can be set and decides speed: driver and clocks on a GPU, threads on a CPU."""
+    environment = record.environment
+    gpu = environment.get("gpu") or {}
+    if record.device == "cuda" or (record.device is None and gpu):
+        locked = (record.clocks or {}).get("locked_sm_clock_mhz")
+        clocks = "clocks free" if locked is None else f"clocks locked at {locked:g} MHz"
+        return f"driver {gpu.get('driver') or 'unknown'}, {clocks}"
+    threads = environment.get("threads")
+    return "" if threads is None else f"{threads} threads, {environment.get('matmul_precision')} precision"
+
+
+def _one_per_run(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+    """A frame in which a run has one point per key, the median of what it measured: repeats within one process share
+    its luck.  Another tool's file may hold many runs, which only their times tell apart."""
+    frame = pd.DataFrame(list(rows), columns=list(COLUMNS))
+    if frame.empty:
+        return frame
+    frame["time"] = pd.to_datetime(frame["time"], utc=True, format="ISO8601")
+    own_time = frame["time"].astype("int64").where(frame["timer"].str.startswith(IMPORTED), 0)
+    grouped = frame.groupby([*KEY, "run_id", own_time.rename("own_time")], sort=False)
+    taken = {name: "first" for name in COLUMNS if name not in (*KEY, "run_id")}
+    taken |= {"latency_ms": "median", "samples": "sum", "time": "min"}
+    merged = grouped.agg(taken).reset_index().drop(columns="own_time")
+    return merged[list(COLUMNS)].astype({"commit": object, "config": object})

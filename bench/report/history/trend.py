@@ -1,0 +1,218 @@
+"""Trends: the points of one key in order, their levels, the steps between them, and what to make of the last point."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+
+from rooflab.bench.report.history.points import CIRCUMSTANCES, KEY
+from rooflab.bench.report.history.steps import LEAST_NOISE, find_steps
+
+State = Literal["SHORT", "STEADY", "SLOWER", "FASTER", "SUSPECT"]
+LAST = 20
+"""Points of the same level that a new one is compared with."""
+THRESHOLD = 0.02
+"""A change below this share is none, as in an A/B."""
+LEAST_HISTORY = 5
+"""Points that a comparison needs."""
+_MAD_TO_SIGMA = 1.4826
+_BLOCKS = "▁▂▃▄▅▆▇█"
+SPARK_POINTS = 24
+
+
+def unusual_z(points: int) -> float:
+    """The robust z beyond which a point is unusual, against a spread estimated from so many points.
+
+    3.5 (Iglewicz and Hoaglin, "How to detect and handle outliers", 1993), widened for a short history, whose spread is
+    itself uncertain: about 0.5% of normal points lie beyond it at any length.
+    """
+    return 3.5 * (1 + 6 / points)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A change of level."""
+
+    index: int
+    """The first point after it."""
+    effect: float
+    """Ratio of the levels minus one: 0.05 is 5% slower."""
+    before: str
+    """The commit of the last point before it, or its time."""
+    after: str
+    """The commit of the first point after it, or its time."""
+    cause: str
+    """What else changed there, such as `triton 3.6.0 -> 3.7.1`; else nothing, and it is the code's."""
+
+
+@dataclass(frozen=True)
+class Trend:
+    """The points of one key in order."""
+
+    key: Mapping[str, str]
+    frame: pd.DataFrame
+    by_commit: bool
+    """Whether they are in the order of the git history; else in the order of their times."""
+    marks: Mapping[int, str]
+    """By point, what changed there that is no code of ours."""
+    steps: tuple[Step, ...]
+    z: tuple[float | None, ...]
+    """Of each point, against the level before it; None where that is too short."""
+    state: State
+    """Of the last point."""
+
+    @property
+    def restarts(self) -> list[int]:
+        """Where levels begin: at the first point, at every step and at every mark."""
+        return sorted({0, *self.marks, *(step.index for step in self.steps)})
+
+    @property
+    def levels(self) -> list[tuple[int, int, float]]:
+        """First point, one past the last, and median in ms of each level."""
+        edges = [*self.restarts, len(self.frame)]
+        latency = self.frame["latency_ms"].to_numpy()
+        return [(a, b, float(np.median(latency[a:b]))) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+
+    def row(self) -> dict[str, Any]:
+        """One row of the table."""
+        last = self.steps[-1] if self.steps else None
+        return {
+            **self.key,
+            "points": len(self.frame),
+            "order": "commits" if self.by_commit else "time",
+            "trend": sparkline(self.frame["latency_ms"].tolist()),
+            "latest_ms": float(self.frame["latency_ms"].iloc[-1]),
+            "latest": label(self.frame.iloc[-1], self.by_commit),
+            "z": self.z[-1],
+            "state": self.state,
+            "last_step": None if last is None else last.effect,
+            "step_at": None if last is None else last.after,
+        }
+
+
+def build_trends(
+    frame: pd.DataFrame, places: Mapping[str, int], last: int = LAST, threshold: float = THRESHOLD
+) -> list[Trend]:
+    """One trend per key, in order of the keys.  `places` is each known commit's place in the history."""
+    if last < LEAST_HISTORY:
+        raise ValueError(f"last: expected at least {LEAST_HISTORY} points, got {last}")
+    found = []
+    for values, points in frame.groupby(list(KEY), sort=True):
+        key = dict(zip(KEY, map(str, values if isinstance(values, tuple) else (values,)), strict=True))
+        found.append(_trend(key, points, places, last, threshold))
+    return [_with_predecessor(trend, found) for trend in found]
+
+
+def _trend(key: Mapping[str, str], points: pd.DataFrame, places: Mapping[str, int], last: int, limit: float) -> Trend:
+    by_commit = bool(points["commit"].isin(list(places)).all())
+    place = points["commit"].map(places) if by_commit else pd.Series(0, index=points.index)
+    ordered = points.assign(place=place).sort_values(["place", "time", "run_id"]).reset_index(drop=True)
+    logs = np.log(ordered["latency_ms"].to_numpy(float))
+    marks = _marks(ordered)
+    starts = find_steps(logs.tolist())
+    judged = _judge(logs, sorted({0, *marks, *starts}), marks, last, limit)
+    # Two in a row on the same side are a step, however short the level that they begin.
+    sides = [side for _, side in judged]
+    if len(sides) > 1 and sides[-1] and sides[-1] == sides[-2] and len(logs) - 2 not in starts:
+        starts = [*starts, len(logs) - 2]
+    steps = tuple(_step(index, starts, logs, ordered, by_commit, marks) for index in starts)
+    z = tuple(score for score, _ in judged)
+    return Trend(key, ordered, by_commit, marks, steps, z, _state(z[-1], sides[-1], steps, len(logs), last, limit))
+
+
+def _marks(ordered: pd.DataFrame) -> dict[int, str]:
+    """What changed from one point to the next."""
+    marks: dict[int, list[str]] = {}
+    for name in CIRCUMSTANCES:
+        values = [None if pd.isna(value) else str(value) for value in ordered[name]]
+        for index in range(1, len(values)):
+            if values[index] != values[index - 1]:
+                marks.setdefault(index, []).append(f"{name} {values[index - 1]} -> {values[index]}")
+    return {index: ", ".join(texts) for index, texts in sorted(marks.items())}
+
+
+def _judge(
+    logs: np.ndarray, restarts: Sequence[int], marks: Mapping[int, str], last: int, limit: float
+) -> list[tuple[float | None, int]]:
+    """Of each point its robust z against the level of the point before it, and 1 where it is unusually slow, -1 where
+    unusually fast, else 0."""
+    found: list[tuple[float | None, int]] = []
+    for index, value in enumerate(logs.tolist()):
+        begin = max((start for start in restarts if start < index), default=0)
+        before = logs[max(begin, index - last) : index]
+        if index in marks or len(before) < LEAST_HISTORY:
+            found.append((None, 0))
+            continue
+        middle = float(np.median(before))
+        z = (value - middle) / max(LEAST_NOISE, _MAD_TO_SIGMA * float(np.median(np.abs(before - middle))))
+        beyond = abs(z) > unusual_z(len(before)) and abs(math.expm1(value - middle)) > limit
+        found.append((z, (1 if z > 0 else -1) if beyond else 0))
+    return found
+
+
+def _step(
+    index: int,
+    starts: Sequence[int],
+    logs: np.ndarray,
+    ordered: pd.DataFrame,
+    by_commit: bool,
+    marks: Mapping[int, str],
+) -> Step:
+    edges = [0, *starts, len(logs)]
+    where = edges.index(index)
+    before, after = np.median(logs[edges[where - 1] : index]), np.median(logs[index : edges[where + 1]])
+    names = [label(ordered.iloc[point], by_commit) for point in (index - 1, index)]
+    return Step(index, math.expm1(float(after - before)), names[0], names[1], marks.get(index, ""))
+
+
+def _state(z: float | None, side: int, steps: Sequence[Step], count: int, last: int, limit: float) -> State:
+    step = steps[-1] if steps else None
+    if side and (step is None or step.index < count - 2):
+        return "SUSPECT"
+    if step is not None and count - step.index <= last and abs(step.effect) > limit:
+        return "SLOWER" if step.effect > 0 else "FASTER"
+    return "SHORT" if z is None else "STEADY"
+
+
+def label(point: pd.Series, by_commit: bool) -> str:
+    """What to call a point: its commit, a + where the checkout had changes, or its time."""
+    commit = point["commit"]
+    if not isinstance(commit, str) or not commit:
+        return f"{point['time']:%Y-%m-%d %H:%M}"
+    name = commit[:10] + ("+" if point["dirty"] else "")
+    return name if by_commit else f"{name} {point['time']:%Y-%m-%d}"
+
+
+def _with_predecessor(trend: Trend, others: Sequence[Trend]) -> Trend:
+    """`trend`, its first point marked where the same work was timed before by another method or driver."""
+    work = ("op", "kernel", "case", "scheme", "machine")
+    first = trend.frame["time"].min()
+    earlier = [
+        other
+        for other in others
+        if other is not trend
+        and all(other.key[name] == trend.key[name] for name in work)
+        and other.frame["time"].max() < first
+    ]
+    if not earlier:
+        return trend
+    before = max(earlier, key=lambda other: other.frame["time"].max())
+    text = ", ".join(
+        f"{name} {before.key[name]} -> {trend.key[name]}"
+        for name in ("setting", "timer")
+        if before.key[name] != trend.key[name]
+    )
+    return replace(trend, marks={0: text, **trend.marks})
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """The last values as blocks by their logarithm; full height is at least a factor of 1.1, so that noise is flat."""
+    logs = [math.log(value) for value in values[-SPARK_POINTS:]]
+    low, high = min(logs), max(logs)
+    middle, height = (low + high) / 2, max(high - low, math.log(1.1))
+    return "".join(_BLOCKS[min(len(_BLOCKS) - 1, int(((log - middle) / height + 0.5) * len(_BLOCKS)))] for log in logs)

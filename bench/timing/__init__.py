@@ -1,0 +1,1 @@
+"""How a time is read. The docstring of `timing.time_functions` is the protocol."""

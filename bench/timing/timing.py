@@ -1,0 +1,191 @@
+"""The one timer.  The docstring of `time_functions` is the protocol."""
+
+from __future__ import annotations
+
+import gc
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from rooflab.bench.records.record import L2State
+from rooflab.bench.timing import tamper
+from rooflab.bench.timing.flush import FlushBy
+from rooflab.bench.timing.stopwatch import Function, Stopwatch, stopwatch_for
+
+STEPS_PER_SAMPLE = 10
+"""A sample of fewer timer steps than this says more about the timer than about the function."""
+MAX_CALLS_PER_SAMPLE = 1000
+MAX_SAMPLES = 1000
+WARM_UP_SHARE = 0.3
+"""Share of the budget after which warming up ends, steady or not."""
+STEADY = 0.95
+"""A round that brings a function's fastest time below this share of what it was shows that it is still warming up."""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What was read for one function."""
+
+    seconds: tuple[float, ...]
+    """Seconds per call of every sample, in time order; none is dropped."""
+    method: str
+    """Name of the timing method."""
+    l2_state: L2State
+    """Whether the last-level cache held the function's data when a sample began."""
+    calls_per_sample: int = 1
+    resolved: bool = True
+    """Whether the median sample is at least `STEPS_PER_SAMPLE` steps of the timer; else the reading is UNRESOLVED."""
+    fault: str = ""
+    """Why the reading must not be published: a clock was replaced, kernels were dropped; nothing where it may be."""
+    launch_floor_s: float | None = None
+    """What this method reads per call of a kernel that does nothing, at as many calls per sample; None on a CPU."""
+    kernels: tuple[str, ...] = ()
+    """Names of the device's kernels of a call, where the method sees them."""
+    busy_s: float | None = None
+    """Median of the kernels' own times of a call added up, where the method sees them."""
+
+    @property
+    def p20_s(self) -> float:
+        """20th percentile, seconds per call."""
+        return float(np.percentile(self.seconds, 20))
+
+    @property
+    def median_s(self) -> float:
+        """Median, seconds per call."""
+        return float(np.median(self.seconds))
+
+    @property
+    def p80_s(self) -> float:
+        """80th percentile, seconds per call."""
+        return float(np.percentile(self.seconds, 80))
+
+
+def time_functions(
+    functions: Mapping[str, Function],
+    device: torch.device | str = "cpu",
+    *,
+    budget_s: float = 1.0,
+    min_samples: int = 5,
+    seed: int = 0,
+    cold: bool = True,
+    observe: Callable[[], None] | None = None,
+    stopwatch: Stopwatch | None = None,
+    timer: str | None = None,
+    flush: FlushBy = "read",
+) -> dict[str, Samples]:
+    """Times functions of no arguments against each other.  The protocol:
+
+    1. Warm up, one call of each in turn, until a round makes none of them 5% faster than its fastest so far (at least
+       three rounds, or 30% of the budget), so that compilation, autotuning and clocks have settled.
+    2. Then rounds.  Each times every function once, so that drift falls on all alike; the order is drawn from `seed`,
+       rotated by one from round to round and reversed in every second one, so that each takes every place.
+    3. Before each sample the last-level cache is emptied by *reading* a buffer of twice its size as the machine states
+       it.  Reading, because what a flush has written is written back inside the next sample; `flush="write"` does that
+       for cards on which it is the cleaner (`flush_comparison`).  `cold=False` leaves this out.  Cycling through
+       several copies of the inputs is the functions' own affair, and so is random data.
+    4. On a CPU (`timer="perf_counter"`) a sample is the difference of two `perf_counter` readings, torch's threads
+       pinned, or the method says why they are not.
+    5. On CUDA every sample is enqueued behind a wait on the device that outlasts the host's work, so that the flush
+       and the launches run back to back; a sample whose wait ran out is taken again with a longer one, and a function
+       that waits for the device itself is named so in its method.  A sample is a pair of events on the current stream
+       (`events`, the default: no function is refused, and nothing is added to what the device does), a pair of events
+       around the replay of a captured graph (`graph`), or the device's kernels by CUPTI (`cupti`).
+    6. Calls share one sample where the warm-up shows a call to be shorter than ten steps of the clock, and the method
+       permits it.  Only the first of them then finds the cache cold: the L2 state of such a reading is `warm`.  What is
+       still shorter than ten steps is not `resolved`.
+    7. Samples are taken for `budget_s` seconds in all, warming up included, and until there are `min_samples`, however
+       long that takes.  They are kept raw, in time order; none is dropped.  Python's garbage collector rests meanwhile.
+    8. Afterwards the clocks are looked at: one that was replaced meanwhile is named as the fault of every reading.
+
+    `observe` is called once per round of samples, between them, and not while warming up; on CUDA while the device
+    works.  Raises `ValueError` on no functions, a budget that is not positive, fewer than one sample, or a timer that
+    the device has not got.
+    """
+    if not functions:
+        raise ValueError("functions: expected at least one, got none")
+    if not budget_s > 0:
+        raise ValueError(f"budget_s: expected a positive number of seconds, got {budget_s}")
+    if min_samples < 1:
+        raise ValueError(f"min_samples: expected at least 1, got {min_samples}")
+    watch = stopwatch or stopwatch_for(torch.device(device), cold, observe, timer, flush)
+    with _collector_resting():
+        began = tamper.perf_counter()
+        fastest = _warm_up(watch, functions, began + WARM_UP_SHARE * budget_s)
+        calls = {name: _calls_per_sample(watch, fastest[name]) for name in functions}
+        readings: dict[str, list[float]] = {name: [] for name in functions}
+        orders = _orders(list(functions), seed)
+        with watch.sampling():
+            while (taken := min(map(len, readings.values()))) < MAX_SAMPLES:
+                if taken >= min_samples and tamper.perf_counter() - began > budget_s:
+                    break
+                batch = [next(orders) for _ in range(min(watch.rounds_at_once, MAX_SAMPLES - taken))]
+                for read in watch.rounds([[(name, functions[name], calls[name]) for name in o] for o in batch]):
+                    for name, seconds in read.items():
+                        readings[name].append(seconds)
+        replaced = tamper.tampered()
+        return {name: _samples(watch, name, values, calls[name], cold, replaced) for name, values in readings.items()}
+
+
+def _samples(
+    watch: Stopwatch, name: str, values: Sequence[float], calls: int, cold: bool, replaced: str | None
+) -> Samples:
+    details = watch.details(name, len(values))
+    if replaced:
+        details = details | {"fault": replaced}
+    return Samples(
+        seconds=tuple(value / calls for value in values),
+        method=watch.method(name, calls),
+        l2_state="cold" if cold and calls == 1 else "warm",
+        calls_per_sample=calls,
+        resolved=float(np.median(values)) >= STEPS_PER_SAMPLE * watch.step_s(values),
+        launch_floor_s=watch.launch_floor_s(calls),
+        **details,
+    )
+
+
+def _orders(names: list[str], seed: int) -> Iterator[list[str]]:
+    base = list(names)
+    random.Random(seed).shuffle(base)
+    turn = 0
+    while True:
+        start = turn // 2 % len(base)
+        order = base[start:] + base[:start]
+        yield order if turn % 2 == 0 else order[::-1]
+        turn += 1
+
+
+def _warm_up(watch: Stopwatch, functions: Mapping[str, Function], deadline: float) -> dict[str, float]:
+    """The fastest reading of each function."""
+    fastest = dict.fromkeys(functions, math.inf)
+    rounds = 0
+    while True:
+        (read,) = watch.rounds([[(name, function, 1) for name, function in functions.items()]])
+        steady = all(seconds >= STEADY * fastest[name] for name, seconds in read.items())
+        fastest = {name: min(seconds, fastest[name]) for name, seconds in read.items()}
+        rounds += 1
+        if (steady and rounds >= 3) or tamper.perf_counter() > deadline:
+            return fastest
+
+
+def _calls_per_sample(watch: Stopwatch, seconds: float) -> int:
+    wanted = STEPS_PER_SAMPLE * watch.step_s([seconds])
+    if not watch.batches or seconds >= wanted:
+        return 1
+    # A call that the clock cannot see at all gets the most calls that a sample may have.
+    return min(MAX_CALLS_PER_SAMPLE, math.ceil(2 * wanted / seconds)) if seconds > 0 else MAX_CALLS_PER_SAMPLE
+
+
+@contextmanager
+def _collector_resting() -> Iterator[None]:
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -1,0 +1,235 @@
+"""One bucket of rows: its kernels' configs searched, the best of them checked and timed with everything else."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+from typing import Any
+
+import torch
+
+from rooflab.bench.check.check import check_kernel
+from rooflab.bench.measure.measure import measure_op
+from rooflab.bench.records.files import RunWriter
+from rooflab.bench.records.record import Record, Status
+from rooflab.bench.tune.search import Found, Seconds, least_s, search
+from rooflab.bench.tune.times import DeviceTimes, made_up
+from rooflab.kernels.configs import config_for, legal_configs, with_config
+from rooflab.kernels.registry import Kernel
+from rooflab.reference.spec import Case, OpSpec, Scheme
+from rooflab.roofline.device import Device, identify
+from rooflab.roofline.model import Cost
+from rooflab.roofline.occupancy import occupancy
+
+SEARCH_SHARE = 0.6
+"""Of the time; the rest goes to the checks and times that are recorded."""
+FINAL_S, LEAST_FINAL_S = 0.5, 0.02
+"""Seconds of samples for one contender on one case of the last measurement, at most and at least."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of one kernel in one bucket of rows."""
+
+    kernel: str
+    bucket: str
+    cases: int
+    configs: int
+    """Configs that the kernel offers."""
+    illegal: int
+    bounded: int
+    """Never compiled: their own bound lies above the best time."""
+    dropped: int
+    """Given up after their first samples."""
+    failed: int
+    left: int
+    """Not reached in time."""
+    best: Mapping[str, Any] | None = None
+    """The fastest config that is right; None where that is the launcher's own choice."""
+    faster: float | None = None
+    """Time of the launcher's own choice over the best config's, geometric mean; None where nothing was timed."""
+    reason: str = ""
+    """Why there is no result."""
+    status: Status = "OK"
+    """Of a dry run: what the check of `best` came to."""
+
+    @property
+    def summary(self) -> str:
+        """One line."""
+        if self.reason:
+            return self.reason
+        if self.best is None:
+            return "the launcher's own choice is the fastest"
+        gain = "" if self.faster is None else f", {self.faster:.3f}x"
+        return ", ".join(f"{name}={value}" for name, value in self.best.items()) + gain
+
+
+@dataclass
+class Tuning:
+    """A tuning run as it goes."""
+
+    spec: OpSpec
+    kernels: Sequence[Kernel]
+    """Those whose configs are searched."""
+    beside: Sequence[Kernel]
+    """Those that are timed beside them, so that a choice has all to choose from."""
+    scheme: Scheme
+    device: torch.device
+    writer: RunWriter
+    seed: int = 0
+    dry_run: bool = False
+    results: list[Result] = field(default_factory=list)
+    records: list[Record] = field(default_factory=list)
+
+    def bucket(self, name: str, cases: Sequence[Case], seconds: float) -> None:
+        """Searches for the cases of a bucket in about `seconds`."""
+        cases = sorted(cases, key=self._work)
+        searched = []
+        for kernel in self.kernels:
+            ends = time.monotonic() + SEARCH_SHARE * seconds / len(self.kernels)
+            own, found = self._search(kernel, cases, ends)
+            searched.append((kernel, own, found))
+        finalists = {kernel.name: found.finalists(own) for kernel, own, found in searched}
+        records = [] if self.dry_run else self._measure(cases, finalists, (1 - SEARCH_SHARE) * seconds)
+        for kernel, own, found in searched:
+            counts = self._counts(kernel, name, cases, found)
+            if self.dry_run:
+                self.results.append(self._dry_result(kernel, own, found, counts))
+            else:
+                self.results.append(self._result(kernel, own, found, counts, records))
+
+    def _cost(self, case: Case) -> Cost:
+        return self.spec.cost(**self.spec.make_inputs(case, self.scheme, torch.device("meta"), self.seed))
+
+    def _work(self, case: Case) -> float:
+        cost = self._cost(case)
+        return cost.flops + cost.bytes
+
+    def _legal(self, kernel: Kernel, cases: Sequence[Case]) -> list[Any]:
+        """The configs that can run on every one of the cases."""
+        assert kernel.is_legal is not None, "a tunable kernel has one"
+        found = legal_configs(kernel, cases[-1], self.scheme)
+        return [config for config in found if all(kernel.is_legal(config, case, self.scheme) for case in cases)]
+
+    def _search(self, kernel: Kernel, cases: Sequence[Case], ends: float) -> tuple[Any, Found]:
+        """The launcher's own choice for the largest case, and what a search on it and the smallest found."""
+        probes = list(dict.fromkeys((cases[-1], cases[0])))
+        own = config_for(kernel, cases[-1], self.scheme, self.device)
+        legal = self._legal(kernel, cases)
+        costs = [self._cost(case) for case in probes]
+        bounds = {config: self._least(kernel, config, probes, costs) for config in legal}
+        full = {config: self._fullness(kernel, config, probes[0]) for config in legal}
+        random.Random(self.seed).shuffle(legal)
+        legal.sort(key=lambda config: (math.prod(bounds[config]), -full[config]))
+        times = made_up if self.dry_run else DeviceTimes(kernel, self.spec, probes, self.scheme, self.device, self.seed)
+        return own, search(own, legal, lambda config: bounds[config], times, ends)
+
+    def _least(self, kernel: Kernel, config: Any, probes: Sequence[Case], costs: Sequence[Cost]) -> Seconds:
+        """What a config needs at least on each case, at the card's highest clock; 0 where no data sheet says."""
+        card = _card(self.device)
+        if card is None:
+            return tuple(0.0 for _ in probes)
+        ceilings = card.ceilings(card.max_clock_hz)
+        sizes = [kernel.footprint(config, case, self.scheme) if kernel.footprint else None for case in probes]
+        return tuple(least_s(cost, ceilings, size, card.sms) for cost, size in zip(costs, sizes, strict=True))
+
+    def _fullness(self, kernel: Kernel, config: Any, case: Case) -> float:
+        """Share of an SM's warps that a config fills, where arithmetic says: the better of two with one bound."""
+        card = _card(self.device)
+        if card is None or kernel.footprint is None:
+            return 0.0
+        size = kernel.footprint(config, case, self.scheme)
+        return occupancy(card, size.threads, size.registers, size.shared_bytes).fraction
+
+    def _measure(self, cases: Sequence[Case], finalists: Mapping[str, Sequence[Any]], seconds: float) -> list[Record]:
+        """Records of every kernel as its launcher leaves it, and of each finalist under its kernel's name."""
+        variants: dict[str, tuple[Kernel, Any]] = {}
+        for kernel in self.kernels:
+            for number, config in enumerate(finalists[kernel.name]):
+                variants[f"{kernel.name}#{number}"] = (kernel, config)
+        held = [replace(with_config(kernel, config), name=name) for name, (kernel, config) in variants.items()]
+        contenders = [*self.kernels, *held, *self.beside]
+        budget_s = min(FINAL_S, max(LEAST_FINAL_S, seconds / 2 / (len(contenders) * len(cases))))
+        own = {kernel.name: kernel for kernel in self.kernels}
+        found = []
+        for record in measure_op(
+            self.spec, contenders, cases, self.scheme, self.device,
+            budget_s=budget_s, run_id=self.writer.run_id, seed=self.seed,
+        ):  # fmt: skip
+            if record.kernel in variants:
+                kernel, config = variants[record.kernel]
+                record = replace(record, kernel=kernel.name, config=asdict(config))
+            elif record.kernel in own:
+                chosen = config_for(own[record.kernel], Case(**record.case), self.scheme, self.device)
+                record = replace(record, config=asdict(chosen))
+            self.writer.write(record)
+            found.append(record)
+        self.records += found
+        return found
+
+    def _counts(self, kernel: Kernel, bucket: str, cases: Sequence[Case], found: Found) -> dict[str, Any]:
+        assert kernel.configs is not None, "a tunable kernel has them"
+        offered = set(kernel.configs(cases[-1], self.scheme)) | {
+            config_for(kernel, cases[-1], self.scheme, self.device)
+        }
+        return {
+            "kernel": kernel.name,
+            "bucket": bucket,
+            "cases": len(cases),
+            "configs": len(offered),
+            "illegal": len(offered) - len(self._legal(kernel, cases)),
+            "bounded": found.bounded,
+            "dropped": found.dropped,
+            "failed": len(found.failures),
+            "left": found.left,
+        }
+
+    def _dry_result(self, kernel: Kernel, own: Any, found: Found, counts: dict[str, Any]) -> Result:
+        """The config that made-up times favour, checked on one small case."""
+        small = self.spec.get_cases("smoke")[0]
+        config = next(iter(found.finalists(own)), own)
+        outcome = check_kernel(
+            with_config(kernel, config), self.spec, small, self.scheme, self.device, self.seed, planted=False
+        )
+        reason = "" if outcome.status == "OK" else f"{outcome.status}: {outcome.reason}"
+        return Result(**counts, best=asdict(config), reason=reason, status=outcome.status)
+
+    def _result(
+        self, kernel: Kernel, own: Any, found: Found, counts: dict[str, Any], records: Sequence[Record]
+    ) -> Result:
+        """The fastest contender of a kernel over all cases, by what was recorded.
+
+        The launcher's own choice may differ from case to case of a bucket; what it took is what it chose for each.
+        """
+        if own in found.failures:
+            return Result(**counts, reason=f"the launcher's own choice failed: {found.failures[own]}")
+        by_config: dict[str, tuple[dict[str, Any], dict[str, float]]] = {}
+        launched: dict[str, float] = {}
+        wanted = {str(record.case_id) for record in records}
+        for record in records:
+            if record.kernel == kernel.name and record.status == "OK" and record.latency_median_ms:
+                values, case = dict(record.config or {}), str(record.case_id)
+                times = by_config.setdefault(str(sorted(values.items())), (values, {}))[1]
+                times[case] = math.log(record.latency_median_ms)
+                if values == asdict(config_for(kernel, Case(**record.case), self.scheme, self.device)):
+                    launched.setdefault(case, times[case])  # its own record comes before those of configs held to
+        if launched.keys() != wanted:
+            faults = [record for record in records if record.kernel == kernel.name and record.status != "OK"]
+            reason = f"{faults[0].case_id}: {faults[0].status}: {faults[0].reason}" if faults else "nothing was timed"
+            return Result(**counts, reason=reason)
+        default = sum(launched.values())
+        complete = [(values, sum(times.values())) for values, times in by_config.values() if times.keys() == wanted]
+        values, total = min(complete, key=lambda entry: entry[1], default=({}, default))
+        if total >= default:
+            return Result(**counts)
+        return Result(**counts, best=values, faster=math.exp((default - total) / len(wanted)))
+
+
+@cache
+def _card(device: torch.device) -> Device | None:
+    """What the data sheet says of a GPU; None on a CPU and for a card that is in no table."""
+    return identify(torch.cuda.get_device_name(device)) if device.type == "cuda" else None

@@ -1,0 +1,156 @@
+"""From records to `kernels/<op>/choices.json`: each bucket's fastest kernel that a check passed, and its config."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import rooflab.kernels.registry as registry
+from rooflab.bench.records.record import Record
+from rooflab.kernels.choices import BUCKETS, phases_of, rows_of
+from rooflab.kernels.registry import Kernel
+from rooflab.reference.spec import Case, get_scheme
+
+KERNELS = Path(registry.__file__).parent
+
+
+def write_choices(records: Sequence[Record], folder: Path = KERNELS) -> list[Path]:
+    """Writes `folder/<op>/choices.json` for each op with a timed kernel; entries of other devices stay.
+
+    Only kernels that were checked on the device itself count: torch on a CPU, anything on a GPU.  Raises `ValueError`
+    on records of an uncommitted tree.
+    """
+    written = []
+    if any(record.dirty for record in records):
+        raise ValueError("choose: expected records of a committed tree; commit first, and measure again")
+    for op in dict.fromkeys(record.op for record in records if record.op):
+        own = [record for record in records if record.op == op and _counts(record)]
+        if not own:
+            continue
+        path = folder / op / "choices.json"
+        known = json.loads(path.read_text()) if path.is_file() else {}
+        gpu = own[0].environment.get("gpu")
+        device = "cpu" if own[0].device == "cpu" else str((gpu or {})["name"])
+        known[device] = choose(op, own)
+        part = path.with_suffix(".part")
+        part.write_text(json.dumps(known, indent=2) + "\n")
+        part.replace(path)
+        written.append(path)
+    return written
+
+
+def _counts(record: Record) -> bool:
+    return (
+        record.kind == "bench"
+        and record.status == "OK"
+        and record.basis == "measured"
+        and record.latency_median_ms is not None
+        and record.checked_by in ("torch", "gpu")
+        and record.scheme == ("fp32" if record.device == "cpu" else "bf16")  # the engine's dtype there
+        and (rows_of(record.case) or 0) > 0
+        and _kernel(record) is not None
+    )
+
+
+def _kernel(record: Record) -> Kernel | None:
+    """The record's kernel if it is of this tree: the engine could not find another's."""
+    kernel = registry.kernels(str(record.op)).get(str(record.kernel))
+    return kernel if kernel is not None and kernel.fn.__module__.startswith("rooflab.kernels.") else None
+
+
+@dataclass(frozen=True)
+class _Contender:
+    """A kernel as its launcher leaves it, or held to one config, over the cases of a bucket."""
+
+    kernel: str
+    config: str = ""
+    """JSON of the config that it was held to; empty where the launcher chose, by its heuristic."""
+    run_id: str = ""
+    latencies: dict[str, float] = field(default_factory=dict, compare=False)
+    """Log of the latency by case."""
+
+    @property
+    def mean(self) -> float:
+        """Mean log latency."""
+        return sum(self.latencies.values()) / len(self.latencies)
+
+
+def choose(op: str, records: Sequence[Record]) -> dict[str, dict[str, Any]]:
+    """Bucket to kernel, record and config: least geometric mean of latency over the bucket's cases.
+
+    A bucket without cases takes those of the nearest number of rows.  Where kernels pack the weight in different ways,
+    those of one way serve all buckets, because the engine keeps one form of a weight.
+    """
+    by_rows: dict[int, list[Record]] = {}
+    for record in records:
+        by_rows.setdefault(rows_of(record.case) or 0, []).append(record)  # above 0, by _counts
+    buckets: dict[str, list[Record]] = {}
+    for phase in phases_of(op):
+        low = 0.0
+        for high in BUCKETS[phase]:
+            inside = [rows for rows in by_rows if low < rows <= high]
+            nearest = min(by_rows, key=lambda rows: abs(math.log(rows / min(max(rows, low + 1), high))))
+            buckets[f"{phase}:{high}"] = [record for rows in inside or [nearest] for record in by_rows[rows]]
+            low = high
+    best = {bucket: _best_by_kernel(cases) for bucket, cases in buckets.items()}
+    allowed = _of_one_packing(op, best)
+    scheme = str(records[0].scheme)
+    return {bucket: _entry(found, allowed, scheme) for bucket, found in best.items()}
+
+
+def _best_by_kernel(records: Sequence[Record]) -> dict[str, _Contender]:
+    """Each kernel's best contender, among those timed on every one of the cases where any was."""
+    contenders: dict[tuple[str, str], _Contender] = {}
+    for record in records:
+        assert record.kernel and record.case_id and record.latency_median_ms, "held by _counts"
+        for config in _configs(record):
+            contender = contenders.setdefault((record.kernel, config), _Contender(record.kernel, config, record.run_id))
+            contender.latencies[record.case_id] = math.log(record.latency_median_ms)
+    cases = {record.case_id for record in records}
+    complete = [contender for contender in contenders.values() if contender.latencies.keys() == cases]
+    best: dict[str, _Contender] = {}
+    # The launcher's own choice first: a config has to be faster to be written down.
+    for contender in sorted(complete or contenders.values(), key=lambda found: (found.mean, bool(found.config))):
+        best.setdefault(contender.kernel, contender)
+    return best
+
+
+def _configs(record: Record) -> list[str]:
+    """What a record speaks for: its config, and the launcher's own choice where that is the heuristic's."""
+    kernel = _kernel(record)
+    if record.config is None or kernel is None or kernel.heuristic is None:
+        return [""]
+    own = kernel.heuristic(Case(**record.case), get_scheme(str(record.scheme)))
+    named = [json.dumps(dict(record.config))]
+    return ["", *named] if asdict(own) == dict(record.config) else named
+
+
+def _of_one_packing(op: str, best: Mapping[str, Mapping[str, _Contender]]) -> set[str]:
+    """Kernels that take the weight in the one form that is fastest over all buckets; all, where none is packed."""
+    names = {name for found in best.values() for name in found}
+    if registry.get_op(op).prepared is None:
+        return names
+    ways: dict[Any, set[str]] = {}
+    for name in sorted(names):
+        ways.setdefault(registry.get_kernel(op, name).prepare, set()).add(name)
+
+    def total(group: set[str]) -> tuple[bool, float]:
+        fastest = [min((own[name].mean for name in group if name in own), default=math.inf) for own in best.values()]
+        return math.inf in fastest, sum(fastest)
+
+    return min(ways.values(), key=total)
+
+
+def _entry(best: Mapping[str, _Contender], allowed: set[str], scheme: str) -> dict[str, Any]:
+    winner = next((found for name, found in best.items() if name in allowed), next(iter(best.values())))
+    entry: dict[str, Any] = {"kernel": winner.kernel, "record": winner.run_id}
+    tuned = {name: json.loads(found.config) for name, found in best.items() if found.config}
+    if tuned:
+        entry["scheme"] = scheme
+    if winner.kernel in tuned:
+        entry["config"] = tuned.pop(winner.kernel)
+    return entry | ({"tuned": tuned} if tuned else {})

@@ -1,0 +1,154 @@
+"""`rooflab tune`: a kernel's configs searched on the device at hand, and the best of them measured as everything is.
+
+Configs that cannot run are never compiled (`is_legal`), those whose own bound lies above the best time neither, and
+those far behind in their first samples are given up (`tune_search.py`).  The few that are left are checked and timed
+by `measure_op` beside the launcher's own choice and the op's other kernels, and their records carry their `config`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rooflab.bench.calls.selection import Selection, default_scheme, pick_device
+from rooflab.bench.records.environment import snapshot
+from rooflab.bench.records.files import RunWriter
+from rooflab.bench.records.record import Record
+from rooflab.bench.tune.bucket import Result, Tuning
+from rooflab.kernels import registry
+from rooflab.kernels.choices import ROW_KEYS, launch_bucket, rows_of
+from rooflab.kernels.registry import Kernel
+from rooflab.reference.spec import Case
+
+SUITES = {"cuda": "llama3_8b", "cpu": "smollm2_135m"}
+"""The cases that are tuned for where none are named."""
+COLUMNS = ("kernel", "bucket", "cases", "configs", "illegal", "bounded", "dropped", "failed", "left", "result")
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a tuning run found."""
+
+    results: tuple[Result, ...]
+    records: tuple[Record, ...]
+    files: tuple[str, ...] = ()
+    stopped: str = ""
+    """What the budget did not reach."""
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """One row per kernel and bucket, of `COLUMNS` and more."""
+        return [asdict(result) | {"result": result.summary} for result in self.results]
+
+    def as_mapping(self) -> dict[str, Any]:
+        """The report as JSON values."""
+        return {"rows": self.rows, "files": list(self.files), "stopped": self.stopped}
+
+
+def tune_op(
+    op: str,
+    kernels: Sequence[str] = (),
+    *,
+    suites: Sequence[str] = (),
+    cases: Sequence[str] = (),
+    scheme: str | None = None,
+    budget_s: float = 120.0,
+    device: str | None = None,
+    out: Path,
+    dry_run: bool = False,
+    seed: int = 0,
+    clean: bool = False,
+    exclude: Collection[str] = (),
+) -> Report:
+    """Searches the configs of `kernels` (all tunable ones of `op` without) in about `budget_s` seconds.
+
+    A dry run times nothing: its times are made up, its winner is checked on one small case, and it writes no record.
+    `clean` asks for a committed tree; `exclude` names kernels (`gemm/naive`) that must not run.  Raises `ValueError`
+    on a kernel that takes no config or cannot be timed on this device.
+    """
+    if not budget_s > 0:
+        raise ValueError(f"budget: expected seconds above 0, got {budget_s}")
+    _check_clean(clean)
+    place = "cpu" if dry_run else device
+    suite = SUITES[pick_device(place).type]
+    chosen = Selection.of(
+        op, kernels or None, suites or [suite], cases or None, [scheme] if scheme else None, place, seed
+    )
+    spec = registry.get_op(op)
+    tunable = _tunable(op, chosen.kernels[op], bool(kernels), exclude)
+    if not dry_run:
+        for kernel in tunable:
+            _check_timed_here(kernel, chosen.device)
+    schemes = chosen.schemes_of(spec, default_scheme(chosen.device))
+    if not schemes:
+        raise ValueError(f"scheme: {op} has {', '.join(spec.schemes)}, got {scheme!r}")
+    beside = [] if dry_run else _others(op, tunable, chosen.device, exclude)
+    writer = RunWriter(out)
+    run = Tuning(spec, tunable, beside, schemes[0], chosen.device, writer, seed, dry_run)
+    buckets: dict[str, list[Case]] = {}
+    for case in chosen.cases_of(spec):
+        buckets.setdefault(launch_bucket(op, _rows(op, case)), []).append(case)
+    ends = time.monotonic() + budget_s
+    stopped = ""
+    for number, (name, own_cases) in enumerate(buckets.items()):
+        left = ends - time.monotonic()
+        if left <= 0:
+            stopped = f"the budget ended after {number} of {len(buckets)} buckets"
+            break
+        run.bucket(name, own_cases, left / (len(buckets) - number))
+    files = (writer.path.name,) if run.records else ()
+    return Report(tuple(run.results), tuple(run.records), files, stopped)
+
+
+def _rows(op: str, case: Case) -> int:
+    rows = rows_of(case)
+    if rows is None:
+        raise ValueError(
+            f"case: expected one of {', '.join(ROW_KEYS)} to say its rows, by which configs are chosen; "
+            f"{op} has {case.id}"
+        )
+    return rows
+
+
+def _check_clean(clean: bool) -> None:
+    if not clean:
+        return
+    here = snapshot()
+    if here.dirty or here.commit is None:
+        raise ValueError("choose: expected a committed tree, so that its records name the code; commit first")
+
+
+def _tunable(op: str, kernels: Sequence[Kernel], named: bool, exclude: Collection[str]) -> list[Kernel]:
+    for kernel in kernels:
+        if named and not kernel.takes_config:
+            raise ValueError(f"kernel: expected a tunable one, got {kernel.id}, which takes no config")
+    found = [kernel for kernel in kernels if kernel.takes_config and kernel.id not in exclude]
+    if not found:
+        raise ValueError(f"kernel: expected a tunable one, and no kernel of {op} takes a config")
+    return found
+
+
+def _check_timed_here(kernel: Kernel, device: torch.device) -> None:
+    reason = kernel.why_not_here(device)
+    if device.type == "cpu" and kernel.backend != "torch":
+        reason = "UNSUPPORTED: needs a CUDA device; on a CPU it runs in an interpreter, whose time is not the kernel's"
+    if reason:
+        raise ValueError(f"tune: {kernel.id} cannot be timed here: {reason}; --dry-run searches with made-up times")
+
+
+def _others(op: str, tunable: Sequence[Kernel], device: torch.device, exclude: Collection[str]) -> list[Kernel]:
+    """The op's other kernels that can be timed here."""
+    return [
+        kernel
+        for kernel in registry.kernels(op).values()
+        if kernel.name not in {own.name for own in tunable}
+        and kernel.id not in exclude
+        and kernel.role in ("library", "optimized")
+        and kernel.why_not_here(device) is None
+        and (device.type == "cuda" or kernel.backend == "torch")
+    ]
