@@ -16,11 +16,11 @@ import pytest
 import torch
 
 from rooflab.bench.calls.calls import Rotation
-from rooflab.bench.check.cheats import wrong_on_new_data
 from rooflab.bench.check.check import check_kernel
 from rooflab.bench.check.gate import copied
 from rooflab.bench.check.isolated import first_here
 from rooflab.bench.check.runs import OTHER_SEED
+from rooflab.bench.measure.timed import wrong_on_new_data
 from rooflab.bench.plugin.plugin import SKIPPED
 from rooflab.kernels.registry import Kernel, get_kernel, get_op, interpreting, kernels, ops
 from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, as_tuple, get_scheme

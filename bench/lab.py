@@ -29,6 +29,7 @@ from rooflab.bench.measure.engine_run import (
 )
 from rooflab.bench.records.environment import snapshot
 from rooflab.bench.records.files import RunWriter, result_folder
+from rooflab.bench.records.plain import plain
 from rooflab.bench.records.record import Record
 from rooflab.bench.report.figures import bench_row, draw_records
 from rooflab.engine.llm import LLM, SamplingParams
@@ -77,7 +78,7 @@ def run_lab(out: Path | None = None, smoke: bool = False) -> dict[str, Any]:
         "figures": [path.name for path in figures],
         "engine": engine,
     }
-    (folder / "summary.json").write_text(json.dumps(show.plain(summary), indent=2, allow_nan=False) + "\n")
+    (folder / "summary.json").write_text(json.dumps(plain(summary), indent=2, allow_nan=False) + "\n")
     (folder / "summary.md").write_text(_markdown(summary, records))
     show.line(f"\nall of it in {folder}, in {summary['seconds']:.0f} s; start with summary.md", "bold")
     return summary

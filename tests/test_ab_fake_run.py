@@ -17,7 +17,7 @@ from rooflab.bench.ab.verdict import Rules, exit_status
 from rooflab.bench.exchange.exported import timed
 from rooflab.bench.records.environment import git_state
 from rooflab.bench.records.files import read
-from rooflab.bench.report.history.points import why_not
+from rooflab.bench.report.trends.points import why_not
 
 ENVIRONMENT = {"machine_key": "unit-test-machine", "cpu": "none", "cores": 2, "threads": 2, "gpu": None}
 MS = 1e-3

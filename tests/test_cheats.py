@@ -16,6 +16,7 @@ from rooflab.bench.calls.calls import Rotation
 from rooflab.bench.check import cheats
 from rooflab.bench.check import tools as check_tools
 from rooflab.bench.check.check import CheckResult, check_kernel
+from rooflab.bench.measure.timed import wrong_on_new_data
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import Case, OpSpec, get_scheme
 
@@ -178,7 +179,7 @@ def test_an_answer_kept_once_the_check_is_over_is_caught_on_new_data_after_timin
     honest = tiny.kernel(tiny.PROJECT, lambda x, weight: cheating.project(x, weight))
     packed = tiny.kernel(tiny.PROJECT, lambda x, weight: x @ weight[0], prepare=lambda weight: (weight.clone(),))
     timed = {"cached": _timed(_turns_after(3)), "honest": _timed(honest), "packed": _timed(packed)}
-    found = cheats.wrong_on_new_data(timed, tiny.PROJECT, FP32, new)
+    found = wrong_on_new_data(timed, tiny.PROJECT, FP32, new)
     assert list(found) == ["cached"], "a packed weight stays"
     assert "y: 35 of 35" in found["cached"]
     assert "a cached answer: other data at the same addresses, once it was timed" in found["cached"]
@@ -195,11 +196,11 @@ def test_a_kernel_that_breaks_off_on_new_data_takes_no_other_with_it():
 
     new = tiny.PROJECT.make_inputs(CASE, FP32, torch.device("cpu"), 77)
     timed = {"breaks": _timed(tiny.kernel(tiny.PROJECT, breaks)), "cached": _timed(_turns_after(3))}
-    found = cheats.wrong_on_new_data(timed, tiny.PROJECT, FP32, new)
+    found = wrong_on_new_data(timed, tiny.PROJECT, FP32, new)
     assert found["breaks"].startswith("on other data: RuntimeError: illegal address") and "cached" in found
 
 
 def test_data_of_other_shapes_is_not_put_into_timed_memory():
     kernel = _timed(_turns_after(3))
     new = tiny.PROJECT.make_inputs(CASE.but(T=6), FP32, torch.device("cpu"), 77)
-    assert cheats.wrong_on_new_data({"cached": kernel}, tiny.PROJECT, FP32, new) == {}
+    assert wrong_on_new_data({"cached": kernel}, tiny.PROJECT, FP32, new) == {}

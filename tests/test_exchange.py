@@ -22,7 +22,7 @@ from rooflab.bench.exchange.table_csv import COLUMNS, read_csv, write_csv
 from rooflab.bench.records import files as record_files
 from rooflab.bench.records.record import Record
 from rooflab.bench.records.samples import pack_samples
-from rooflab.bench.report.history.points import Chosen, read_points
+from rooflab.bench.report.trends.points import Chosen, read_points
 from rooflab.reference.spec import Case
 
 SAMPLES = [3.3e-6, 1.1e-6, 2.0000000000000004e-6, 5e-6, 2.2e-6]

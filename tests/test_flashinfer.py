@@ -14,8 +14,8 @@ import torch
 
 from rooflab.bench.calls.calls import Rotation
 from rooflab.bench.calls.preparing import planned
-from rooflab.bench.check.cheats import wrong_on_new_data
 from rooflab.bench.check.check import check_kernel
+from rooflab.bench.measure.timed import wrong_on_new_data
 from rooflab.kernels import _flashinfer as adapter
 from rooflab.kernels.flash_attention import flashinfer as dense
 from rooflab.kernels.registry import Kernel, get_kernel, get_op

@@ -12,10 +12,10 @@ from test_cli import rooflab  # noqa: F401  the fixture
 
 from rooflab.bench.records import files as record_files
 from rooflab.bench.records.record import Record
-from rooflab.bench.report.history.commits import commit_order, repository
-from rooflab.bench.report.history.points import Chosen, read_points
-from rooflab.bench.report.history.report import frame, history
-from rooflab.bench.report.history.trend import sparkline, unusual_z
+from rooflab.bench.report.trends.commits import commit_order, repository
+from rooflab.bench.report.trends.points import Chosen, read_points
+from rooflab.bench.report.trends.report import frame, history
+from rooflab.bench.report.trends.trend import sparkline, unusual_z
 
 GPU = {"name": "NVIDIA H200", "driver": "580.1"}
 ENVIRONMENT = {"machine_key": "nvidia-h200-16c-1a2b3c4d", "gpu": GPU, "torch": "2.13.0", "triton": "3.7.1"}

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from rooflab.bench.report.history.steps import LEAST_NOISE, costs, find_steps, noise, partition, penalty
+from rooflab.bench.report.trends.steps import LEAST_NOISE, costs, find_steps, noise, partition, penalty
 
 SERIES = 200
 FIVE_PERCENT = math.log(1.05)

@@ -1,21 +1,54 @@
-"""The house rules that a program can check: import direction, sizes, and what must not be there."""
+"""The rules of the house that a program can check: which way imports run, sizes, and what must not be there."""
+
+from __future__ import annotations
 
 import ast
 import sys
 import tokenize
+from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parent.parent
 LAYERS = ("roofline", "reference", "kernels", "engine", "bench")
-FILES = [file for layer in LAYERS for file in sorted((ROOT / layer).rglob("*.py"))]
+ROOMS = (
+    "calls",
+    "records",
+    "processes",
+    "show.py",
+    "timing",
+    "check",
+    "ceilings",
+    "compile",
+    "measure",
+    "ptx",
+    "predict",
+    "emulate",
+    "tune",
+    "ab",
+    "suite",
+    "report",
+    "plugin",
+    "exchange",
+    "commands.py",
+    "lab.py",
+    "cli",
+    "__main__.py",
+    "bench_kernels.py",
+    "run_from_checkout.py",
+)
+"""What lies in bench/; each imports only what stands above it in this list."""
+FILES = {
+    file.relative_to(ROOT).as_posix(): ast.parse(file.read_text())
+    for layer in LAYERS
+    for file in sorted((ROOT / layer).rglob("*.py"))
+}
 TEST_FILES = sorted((ROOT / "tests").rglob("*.py"))
 
 
-def imported_modules(file: Path) -> set[str]:
+def imported_modules(tree: ast.Module) -> set[str]:
     found = set()
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -23,94 +56,137 @@ def imported_modules(file: Path) -> set[str]:
     return found
 
 
-def top_packages(file: Path) -> set[str]:
-    return {module.split(".")[0] for module in imported_modules(file)}
+def top_packages(name: str) -> set[str]:
+    return {module.split(".")[0] for module in imported_modules(FILES[name])}
 
 
-def layer_of(file: Path) -> str:
-    return file.relative_to(ROOT).parts[0]
+@cache
+def imported_files(name: str) -> frozenset[str]:
+    """The files of the tree that a file imports, a package standing for its `__init__.py`."""
+    paths = [module.split(".")[1:] for module in imported_modules(FILES[name]) if module.startswith("rooflab.")]
+    found = {f"{'/'.join(path)}.py" for path in paths} | {f"{'/'.join(path)}/__init__.py" for path in paths}
+    return frozenset(found & FILES.keys() - {name})
 
 
-def by_name(file: Path) -> str:
-    return str(file.relative_to(ROOT))
+def circles(edges: Mapping[str, frozenset[str]]) -> set[str]:
+    """What is left of a graph once everything that imports nothing of the rest has been taken away, from both ends."""
+    left = set(edges)
+    while leaves := {name for name in left if not edges[name] & left}:
+        left -= leaves
+    while roots := {name for name in left if not any(name in edges[other] for other in left)}:
+        left -= roots
+    return left
 
 
 def test_there_are_files_to_check():
-    assert {layer_of(file) for file in FILES} == set(LAYERS)
+    assert {name.split("/")[0] for name in FILES} == set(LAYERS)
 
 
-@pytest.mark.parametrize("file", FILES, ids=by_name)
-def test_imports_run_one_way(file):
-    own = LAYERS.index(layer_of(file))
-    for module in imported_modules(file):
-        parts = module.split(".")
-        if parts[0] == "rooflab" and len(parts) > 1:
-            assert parts[1] in LAYERS, f"{module}: unknown layer"
-            assert LAYERS.index(parts[1]) <= own, f"{by_name(file)} imports {module}, which is above it"
-        assert parts[0] not in LAYERS, f"{by_name(file)} imports top-level {module}; say rooflab.{module}"
+def test_imports_run_one_way():
+    for name, tree in FILES.items():
+        own = LAYERS.index(name.split("/")[0])
+        for module in imported_modules(tree):
+            parts = module.split(".")
+            if parts[0] == "rooflab" and len(parts) > 1:
+                assert parts[1] in LAYERS, f"{module}: unknown layer"
+                assert LAYERS.index(parts[1]) <= own, f"{name} imports {module}, which is above it"
+            assert parts[0] not in LAYERS, f"{name} imports top-level {module}; say rooflab.{module}"
+
+
+def test_imports_run_down_the_rooms_of_bench():
+    for name in FILES:
+        layer, room, *_ = name.split("/")
+        if layer != "bench":
+            continue
+        assert room in ROOMS, f"{name}: {room} has no place in the order of rooms"
+        for other in imported_files(name):
+            if other.startswith("bench/"):
+                above = ROOMS.index(other.split("/")[1])
+                assert above <= ROOMS.index(room), f"{name} imports {other}, whose room comes later"
+
+
+def test_no_files_import_each_other_in_a_circle():
+    assert not circles({name: imported_files(name) for name in FILES})
+    assert circles({"a": frozenset("b"), "b": frozenset("ac"), "c": frozenset(), "d": frozenset("a")}) == {"a", "b"}
+
+
+def test_bench_has_few_files_at_its_top():
+    assert len(list((ROOT / "bench").glob("*.py"))) <= 8
 
 
 def test_the_roofline_needs_no_third_party_package():
-    for file in (ROOT / "roofline").glob("*.py"):
-        foreign = top_packages(file) - {"rooflab"} - sys.stdlib_module_names
-        assert foreign <= ({"matplotlib"} if file.name == "plot.py" else set()), f"{file.name}: {foreign}"
+    for name in FILES:
+        if name.startswith("roofline/"):
+            foreign = top_packages(name) - {"rooflab"} - sys.stdlib_module_names
+            assert foreign <= ({"matplotlib"} if name == "roofline/plot.py" else set()), f"{name}: {foreign}"
 
 
 def test_only_the_command_line_draws_on_the_terminal():
-    users = {by_name(file) for file in FILES if top_packages(file) & {"typer", "rich"}}
+    users = {name for name in FILES if top_packages(name) & {"typer", "rich"}}
     assert {user for user in users if not user.startswith("bench/cli/")} == {"bench/show.py"}
 
 
 def test_only_the_tokenizer_imports_transformers():
-    users = {by_name(file) for file in FILES if "transformers" in top_packages(file)}
+    users = {name for name in FILES if "transformers" in top_packages(name)}
     # The benchmark against transformers is the one other place: it is the thing compared with.
     assert users <= {"engine/tokenizer.py", "bench/measure/engine_vs_transformers.py"}
 
 
-@pytest.mark.parametrize("layer", LAYERS)
-def test_no_init_directly_in_a_top_folder(layer):
+def test_no_init_directly_in_a_top_folder():
     # With one, the folder in the working directory would shadow another package of that name.
-    assert not (ROOT / layer / "__init__.py").exists()
-
-
-def test_no_file_of_bench_shadows_the_kernels():
+    assert not [layer for layer in LAYERS if (ROOT / layer / "__init__.py").exists()]
     assert not (ROOT / "bench" / "kernels.py").exists()
 
 
-@pytest.mark.parametrize("file", FILES + TEST_FILES, ids=by_name)
-def test_files_are_small(file):
-    assert len(file.read_text().splitlines()) <= 300
+def test_files_are_small():
+    for file in (*(ROOT / name for name in FILES), *TEST_FILES):
+        lines = len(file.read_text().splitlines())
+        assert lines <= 500, f"{file.relative_to(ROOT)}: {lines} lines"
 
 
-@pytest.mark.parametrize("file", FILES, ids=by_name)
-def test_functions_are_small_and_public_ones_documented(file):
-    def is_device_code(node):
-        return any("jit" in ast.unparse(decorator) for decorator in node.decorator_list)
-
-    tree = ast.parse(file.read_text())
-    assert ast.get_docstring(tree), "no module docstring"
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef):
-            body = node.body[1:] if ast.get_docstring(node) and node.body[1:] else node.body
-            length = node.end_lineno - body[0].lineno + 1  # signature and docstring are not what makes it long
-            assert length <= (120 if is_device_code(node) else 60), f"{node.name}: {length} lines"
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
-            assert is_device_code(node) or ast.get_docstring(node), f"{node.name} has no docstring"
+def _is_device_code(node: ast.FunctionDef) -> bool:
+    return any("jit" in ast.unparse(decorator) for decorator in node.decorator_list)
 
 
-@pytest.mark.parametrize("file", FILES, ids=by_name)
-def test_nothing_is_caught_blindly_or_left_undone(file):
-    for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.ExceptHandler):
-            assert node.type is not None, "bare except"
-            caught = ast.walk(node.type)
-            assert not any(isinstance(name, ast.Name) and name.id == "Exception" for name in caught)
-        if isinstance(node, ast.Raise) and node.exc is not None:
-            assert "NotImplementedError" not in ast.unparse(node.exc)
-    with file.open("rb") as handle:
-        comments = [token.string for token in tokenize.tokenize(handle.readline) if token.type == tokenize.COMMENT]
-    assert not [comment for comment in comments if any(word in comment for word in ("TODO", "FIXME", "XXX"))]
+def test_functions_are_small_and_public_ones_documented():
+    for name, tree in FILES.items():
+        assert ast.get_docstring(tree), f"{name}: no module docstring"
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef):
+                body = node.body[1:] if ast.get_docstring(node) and node.body[1:] else node.body
+                length = (node.end_lineno or 0) - body[0].lineno + 1  # signature and docstring do not make it long
+                assert length <= (120 if _is_device_code(node) else 60), f"{name}: {node.name}: {length} lines"
+        for item in tree.body:
+            if isinstance(item, ast.FunctionDef | ast.ClassDef) and not item.name.startswith("_"):
+                device_code = isinstance(item, ast.FunctionDef) and _is_device_code(item)
+                assert device_code or ast.get_docstring(item), f"{name}: {item.name} has no docstring"
+
+
+def _comments(name: str) -> Iterator[str]:
+    with (ROOT / name).open("rb") as handle:
+        yield from (token.string for token in tokenize.tokenize(handle.readline) if token.type == tokenize.COMMENT)
+
+
+def test_nothing_is_caught_blindly_or_left_undone():
+    for name, tree in FILES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ExceptHandler):
+                assert node.type is not None, f"{name}: bare except"
+                caught = {found.id for found in ast.walk(node.type) if isinstance(found, ast.Name)}
+                assert "Exception" not in caught, f"{name}:{node.lineno}: catches Exception"
+            if isinstance(node, ast.Raise) and node.exc is not None:
+                assert "NotImplementedError" not in ast.unparse(node.exc), f"{name}:{node.lineno}"
+        undone = [text for text in _comments(name) if any(word in text for word in ("TODO", "FIXME", "XXX"))]
+        assert not undone, f"{name}: {undone}"
+
+
+def test_nothing_is_imported_to_be_passed_on():
+    """`import x as x` marks a re-export: a name is imported from the file that defines it."""
+    for name, tree in FILES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom):
+                passed_on = [alias.name for alias in node.names if alias.asname == alias.name]
+                assert not passed_on, f"{name}:{node.lineno} passes on {passed_on}"
 
 
 def test_an_op_has_the_same_name_in_every_folder():

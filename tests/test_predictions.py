@@ -15,9 +15,9 @@ from rooflab.bench.records import files as record_files
 from rooflab.bench.records.environment import snapshot
 from rooflab.bench.report.content import gather
 from rooflab.bench.report.figures import ceilings_of, counted_in, points_of
-from rooflab.bench.report.history.points import why_not
 from rooflab.bench.report.newest import benches_of
 from rooflab.bench.report.sources import load
+from rooflab.bench.report.trends.points import why_not
 from rooflab.bench.suite.bars.gemm import BARS as GEMM
 from rooflab.bench.suite.bars.gemm_family import BARS as FAMILY
 from rooflab.bench.suite.measures import latencies

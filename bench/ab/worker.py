@@ -18,9 +18,8 @@ import torch
 
 from rooflab.bench.ab.pairs import Reading
 from rooflab.bench.ab.slow import Slowed
-from rooflab.bench.calls.calls import Rotation, free_bytes, input_bytes
+from rooflab.bench.calls.calls import COPIES, Rotation, free_bytes, input_bytes
 from rooflab.bench.check.trial import failure, known_errors
-from rooflab.bench.measure.measure import COPIES
 from rooflab.bench.measure.timed import Observed, observe, time_together, wrong_calls
 from rooflab.bench.records.environment import snapshot
 from rooflab.bench.timing.reading import why_invalid

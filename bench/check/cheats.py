@@ -15,14 +15,14 @@ import time
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
 from rooflab.bench.check.poison import SENTINEL_BYTE, bits
 from rooflab.bench.timing.trace import DEVICE_EVENTS, NotRecorded, recorded
-from rooflab.reference.spec import Inputs, OpSpec, Outputs, Scheme
+from rooflab.reference.spec import OpSpec, Outputs
 
 SETTLE_S, GLANCE_S = 0.25, 0.02
 """How long an output is watched for whether something still writes to it, with other threads of Python and without."""
@@ -133,51 +133,6 @@ def work_noted(names: set[str], device: torch.device, profiled: bool = False) ->
         yield
     if trace is not None:
         names.update(str(event["name"]) for event in trace.events if event.get("cat") in DEVICE_EVENTS)
-
-
-class Timed(Protocol):
-    """What `calls.Rotation` offers of a kernel that was timed."""
-
-    def __call__(self) -> Any:
-        """One more call, on the next set of inputs."""
-
-    def plan(self) -> None:
-        """Plans anew for what the inputs hold now."""
-
-    def outputs(self) -> Iterator[tuple[Inputs, Outputs]]:
-        """Each set of inputs that was used, and what its last call left."""
-
-
-def wrong_on_new_data(timed: Mapping[str, Timed], spec: OpSpec, scheme: Scheme, fresh: Inputs) -> dict[str, str]:
-    """What is wrong, by kernel, once the timed inputs hold the values of `fresh`: of the same case and another seed.
-
-    A kernel that computes while it is checked and returns what it kept while it is timed is right on every set of
-    inputs that is timed, because they are alike. Packed weights stay as they are. The kernels are of one case, and
-    their inputs may be shared. Sets whose shapes depend on the seed are left out.
-    """
-    from rooflab.bench.check.trial import failure, known_errors  # it imports this file
-
-    wrong: dict[str, str] = {}
-    oracle: Outputs | None = None
-    for name, rotation in timed.items():
-        sets = [inputs for inputs, _ in rotation.outputs()]
-        if not sets or not all(alike(inputs, fresh) for inputs in sets):
-            continue
-        for inputs in sets:
-            rewrite(inputs, fresh, keep=kept_names(spec, inputs))
-        oracle = oracle if oracle is not None else spec.oracle(sets[0])
-        try:
-            rotation.plan()
-            for _ in sets:
-                rotation()
-        except known_errors() as error:
-            wrong[name] = failure(error, "on other data").reason
-            continue
-        for inputs, outputs in rotation.outputs():
-            bad = [error.describe() for error in spec.judge(outputs, oracle, inputs, scheme) if not error.passed]
-            if bad:
-                wrong[name] = f"{'; '.join(bad)}: a cached answer: other data at the same addresses, once it was timed"
-    return wrong
 
 
 def kept_names(spec: OpSpec, inputs: Mapping[str, Any]) -> frozenset[str]:

@@ -15,7 +15,7 @@ import torch
 from rooflab.bench.calls.outputs import dtypes, names
 from rooflab.bench.calls.preparing import packed as packed_with
 from rooflab.bench.calls.preparing import planned
-from rooflab.bench.check import streams as streams
+from rooflab.bench.check import streams
 from rooflab.bench.check import tools as check_tools
 from rooflab.bench.check.cheats import (
     aliases,

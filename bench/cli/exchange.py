@@ -82,7 +82,7 @@ def export_records(
 ) -> None:
     """Write records in the form of another tool.  What it has no place for is listed."""
     from rooflab.bench.exchange import commands
-    from rooflab.bench.report.history.points import Chosen
+    from rooflab.bench.report.trends.points import Chosen
 
     written, skipped = commands.export(form, records, to, Chosen(op or (), kernel or (), case or (), machine or ()))
     if json:

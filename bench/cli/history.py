@@ -30,7 +30,7 @@ def history(
     json: Json = False,
 ) -> None:
     """Trends of committed records: levels, steps, and whether the newest point is unusual; --out draws them."""
-    from rooflab.bench.report.history import report
+    from rooflab.bench.report.trends import report
 
     made = report.history(paths or [Path("results")], report.Chosen(op or (), kernel or (), case or (), machine or ()))
     trends = made.trends(repo, last, threshold)

@@ -25,7 +25,7 @@ from rooflab.bench.records.environment import snapshot
 from rooflab.bench.records.files import RunWriter
 from rooflab.bench.records.record import DeviceType, Record
 from rooflab.bench.report.figures import bench_row
-from rooflab.bench.report.history.points import Chosen, record_files_in
+from rooflab.bench.report.trends.points import Chosen, record_files_in
 from rooflab.kernels.registry import get_kernel
 
 TOOLS = ("pytest-benchmark", "tritonbench", "flashinfer", "csv")

@@ -11,7 +11,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-from rooflab.bench.report.history.trend import Trend, label
+from rooflab.bench.report.trends.trend import Trend, label
 
 COLUMNS = 2
 PANEL_INCHES = (7.0, 3.0)

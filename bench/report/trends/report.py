@@ -11,9 +11,9 @@ from typing import Any
 
 import pandas as pd
 
-from rooflab.bench.report.history.commits import commit_order, repository
-from rooflab.bench.report.history.points import KEY, Chosen, Points, read_points
-from rooflab.bench.report.history.trend import THRESHOLD, Step, Trend, build_trends
+from rooflab.bench.report.trends.commits import commit_order, repository
+from rooflab.bench.report.trends.points import KEY, Chosen, Points, read_points
+from rooflab.bench.report.trends.trend import THRESHOLD, Step, Trend, build_trends
 
 __all__ = ["Chosen", "History", "history", "notes", "write"]
 
@@ -115,7 +115,7 @@ def write(trends: Sequence[Trend], csv: Path | None, out: Path | None) -> list[P
         partial.replace(csv)
         paths.append(csv)
     if out is not None:
-        from rooflab.bench.report.history.figure import draw_trends
+        from rooflab.bench.report.trends.figure import draw_trends
 
         paths += draw_trends(trends, out)
     return paths

@@ -10,8 +10,8 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from rooflab.bench.report.history.points import CIRCUMSTANCES, KEY
-from rooflab.bench.report.history.steps import LEAST_NOISE, find_steps
+from rooflab.bench.report.trends.points import CIRCUMSTANCES, KEY
+from rooflab.bench.report.trends.steps import LEAST_NOISE, find_steps
 
 State = Literal["SHORT", "STEADY", "SLOWER", "FASTER", "SUSPECT"]
 LAST = 20
