@@ -28,7 +28,7 @@ def main() -> None:
     if "TRITON_INTERPRET" not in os.environ and not cuda_device_present():
         os.environ["TRITON_INTERPRET"] = "1"
         os.execv(sys.executable, [sys.executable, "-m", "rooflab.bench", *sys.argv[1:]])
-    from rooflab.bench.cli import run
+    from rooflab.bench.cli.app import run
 
     run()
 

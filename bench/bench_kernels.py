@@ -13,17 +13,18 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import torch
 
 from rooflab.bench.calls.calls import Rotation
+from rooflab.bench.calls.selection import default_scheme, pick_device
 from rooflab.bench.check.check import check_kernel
 from rooflab.bench.check.gate import copied
 from rooflab.bench.check.isolated import first_here
 from rooflab.bench.check.runs import OTHER_SEED
-from rooflab.bench.measure.timed import wrong_on_new_data
+from rooflab.bench.measure.timed import wrong_on_new_data, wrong_outputs
 from rooflab.bench.plugin.plugin import SKIPPED
+from rooflab.bench.records.record import NOT_RUN
 from rooflab.kernels.registry import Kernel, get_kernel, get_op, interpreting, kernels, ops
-from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, as_tuple, get_scheme
+from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, as_tuple, get_scheme
 
 SUITES = ("smoke", "smollm2_135m")
 BUDGET_S = 0.1
@@ -33,14 +34,9 @@ MIN_SAMPLES = 3
 SEED = 0
 
 
-def device_here() -> torch.device:
-    """The GPU where there is one."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
 def scheme_here(spec: OpSpec) -> str:
     """The engine's default dtype on this device, where the op has it."""
-    wanted = "bf16" if device_here().type == "cuda" else "fp32"
+    wanted = default_scheme(pick_device(None))
     return wanted if wanted in spec.schemes else spec.schemes[0]
 
 
@@ -51,7 +47,7 @@ def timeable() -> Iterator[Any]:
         for case in cases:
             for kernel in kernels(spec.name).values():
                 interpreted = kernel.backend == "triton" and interpreting()
-                if kernel.why_not_here(device_here()) is None and not interpreted:
+                if kernel.why_not_here(pick_device(None)) is None and not interpreted:
                     group = pytest.mark.benchmark(
                         group=f"{spec.name} {case.id}", max_time=BUDGET_S, min_rounds=MIN_SAMPLES
                     )
@@ -71,7 +67,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def inputs_and_oracle(op: str, case: Case) -> tuple[Inputs, Outputs]:
     """The inputs of a case and what must come of them; the kernels of a case follow one another and share both."""
     spec = ops()[op]
-    inputs = spec.make_inputs(case, get_scheme(scheme_here(spec)), device_here(), SEED)
+    inputs = spec.make_inputs(case, get_scheme(scheme_here(spec)), pick_device(None), SEED)
     return inputs, spec.oracle(inputs)
 
 
@@ -91,11 +87,11 @@ def gate(op: str, name: str) -> tuple[str, str]:
     """Status and reason of the check on the op's first small case, planted inputs included; once a kernel."""
     spec, kernel = get_op(op), get_kernel(op, name)
     case, scheme = spec.get_cases("smoke")[0], get_scheme(scheme_here(spec))
-    if device_here().type == "cuda" and kernel.backend != "torch":
+    if pick_device(None).type == "cuda" and kernel.backend != "torch":
         first = first_here(kernel, case, scheme.name)
-        if first.status not in ("OK", "UNSUPPORTED", "UNAVAILABLE"):
+        if first.status not in ("OK", *NOT_RUN):
             return first
-    result = check_kernel(kernel, spec, case, scheme, device_here(), SEED)
+    result = check_kernel(kernel, spec, case, scheme, pick_device(None), SEED)
     return result.status, result.reason
 
 
@@ -108,21 +104,16 @@ def test_kernel(kernel_benchmark: Callable[..., Any], spec: OpSpec, kernel: Kern
     status, reason = gate(spec.name, kernel.name)
     assert status in ("OK", "UNSUPPORTED"), f"{status}: {reason}"  # of another case than this one
     scheme = get_scheme(scheme_here(spec))
-    wrong = wrong_outputs(spec, scheme, outputs_of(kernel, spec, own(inputs)), oracle, inputs)
+    wrong = wrong_outputs(spec, outputs_of(kernel, spec, own(inputs)), oracle, inputs, scheme)
     assert not wrong, wrong
     rotation = Rotation(kernel, spec, [own(inputs), own(inputs)])
 
     def afterwards() -> str | None:
         for _, outputs in rotation.outputs():
-            wrong = wrong_outputs(spec, scheme, outputs, oracle, inputs)
+            wrong = wrong_outputs(spec, outputs, oracle, inputs, scheme)
             if wrong:
                 return wrong
-        other = spec.make_inputs(case, scheme, device_here(), SEED + OTHER_SEED)
+        other = spec.make_inputs(case, scheme, pick_device(None), SEED + OTHER_SEED)
         return wrong_on_new_data({"": rotation}, spec, scheme, other).get("")
 
     kernel_benchmark(rotation, cost=spec.cost(**inputs), afterwards=afterwards)
-
-
-def wrong_outputs(spec: OpSpec, scheme: Scheme, outputs: Outputs, oracle: Outputs, inputs: Inputs) -> str:
-    """What is wrong with `outputs`, or nothing."""
-    return "; ".join(stats.describe() for stats in spec.judge(outputs, oracle, inputs, scheme) if not stats.passed)

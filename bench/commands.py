@@ -19,11 +19,11 @@ from rooflab.bench.measure.measure import measure_op
 from rooflab.bench.records import files as record_files
 from rooflab.bench.records.environment import snapshot
 from rooflab.bench.records.files import LOCAL_RESULTS, RunWriter, read
-from rooflab.bench.records.record import Record
+from rooflab.bench.records.record import NOT_RUN, Record
 from rooflab.bench.report.figures import bounds_on, counted_in
 from rooflab.bench.timing.clocks import locked_clocks
-from rooflab.bench.timing.flush import FlushBy
-from rooflab.bench.timing.stopwatch import check_timer
+from rooflab.bench.timing.stopwatch import FlushBy
+from rooflab.bench.timing.timing import check_timer
 from rooflab.engine.llm import LLM, SamplingParams
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel
@@ -32,7 +32,6 @@ from rooflab.roofline.device import resolve
 from rooflab.roofline.model import Ceilings
 from rooflab.roofline.points import Point
 
-NOT_RUN = ("UNSUPPORTED", "UNAVAILABLE")
 Advance = Callable[[str], None]
 
 
@@ -53,10 +52,19 @@ def kernel_rows(ops: Sequence[str] | None = None) -> list[dict[str, Any]]:
     return rows
 
 
+def _asked(chosen: Selection) -> list[Asked]:
+    return [
+        Asked(kernel, case, scheme, chosen.seed)
+        for op, kernels in chosen.kernels.items()
+        for kernel in kernels
+        for case in chosen.cases_of(registry.get_op(op))
+        for scheme in chosen.schemes_of(registry.get_op(op))
+    ]
+
+
 def count_checks(chosen: Selection) -> int:
     """How many checks `run_checks` makes."""
-    specs = ((registry.get_op(op), kernels) for op, kernels in chosen.kernels.items())
-    return sum(len(kernels) * len(chosen.cases_of(spec)) * len(chosen.schemes_of(spec)) for spec, kernels in specs)
+    return len(_asked(chosen))
 
 
 def run_checks(chosen: Selection, out: Path | None, advance: Advance, *, emulate: bool = False) -> list[CheckResult]:
@@ -66,19 +74,12 @@ def run_checks(chosen: Selection, out: Path | None, advance: Advance, *, emulate
     """
     writer = RunWriter(out) if out else None
     environment = snapshot(chosen.device.index or 0)
-    asked = [
-        Asked(kernel, case, scheme, chosen.seed)
-        for op, kernels in chosen.kernels.items()
-        for kernel in kernels
-        for case in chosen.cases_of(registry.get_op(op))
-        for scheme in chosen.schemes_of(registry.get_op(op))
-    ]
+    asked = _asked(chosen)
 
     def done(item: Asked) -> None:
         advance(f"{item.kernel.id} {item.case.id} {item.scheme.name}")
 
-    apart = [item for item in asked if emulate and can_be_emulated(item.kernel)]
-    emulated = iter(check_emulated(apart, done))
+    emulated = iter(check_emulated([item for item in asked if emulate and can_be_emulated(item.kernel)], done))
     results = []
     for item in asked:
         if emulate and can_be_emulated(item.kernel):

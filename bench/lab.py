@@ -29,8 +29,7 @@ from rooflab.bench.measure.engine_run import (
 )
 from rooflab.bench.records.environment import snapshot
 from rooflab.bench.records.files import RunWriter, result_folder
-from rooflab.bench.records.plain import plain
-from rooflab.bench.records.record import Record
+from rooflab.bench.records.record import Record, plain
 from rooflab.bench.report.figures import bench_row, draw_records
 from rooflab.engine.llm import LLM, SamplingParams
 from rooflab.engine.metrics import LatencySummary

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from rooflab.bench.records.plain import plain
+from rooflab.bench.records.record import plain
 
 # Into a pipe or a file, where Rich would fold at 80 columns, tables keep their width.
 out = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
@@ -94,7 +94,7 @@ def error(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """What a person should know, kept out of standard output."""
+    """A line for a person on standard error, so that standard output holds results only."""
     err.print(text, style="dim", markup=False, soft_wrap=True)
 
 

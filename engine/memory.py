@@ -6,6 +6,8 @@ import psutil
 import torch
 
 from rooflab.engine.ops import Limits
+from rooflab.reference.spec import DTYPE_NAMES
+from rooflab.roofline.llm import kv_bytes_per_token
 
 # Of what is free once the weights are loaded. The rest is for activations and for whoever else uses the machine.
 CPU_FRACTION = 0.25
@@ -33,7 +35,7 @@ def kv_cache_blocks(limits: Limits, wanted: int | None = None) -> int:
     Raises `ValueError` where not even one sequence of `max_model_len` tokens fits, or not as many as wanted.
     """
     per_sequence = -(-limits.max_model_len // limits.block_size)
-    block_bytes = limits.block_size * kv_bytes_per_token(limits)
+    block_bytes = limits.block_size * kv_bytes_per_token(limits.arch, DTYPE_NAMES[limits.dtype])
     if limits.device.type == "cpu":
         budget = CPU_FRACTION * free_bytes(limits.device)
     else:
@@ -49,12 +51,6 @@ def kv_cache_blocks(limits: Limits, wanted: int | None = None) -> int:
             f"and {max(budget, 0) / 1e9:.2f} GB are free for it; ask for fewer"
         )
     return blocks
-
-
-def kv_bytes_per_token(limits: Limits) -> int:
-    """Bytes of one token's keys and values over all layers."""
-    arch = limits.arch
-    return 2 * arch.num_layers * arch.num_kv_heads * arch.head_dim * limits.dtype.itemsize
 
 
 def activation_bytes(limits: Limits) -> int:

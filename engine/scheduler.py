@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Literal
 
 from rooflab.engine.block_manager import BlockManager
 from rooflab.engine.sequence import Sequence
-
-Phase = Literal["prefill", "decode"]
+from rooflab.kernels.choices import Phase
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from rooflab.bench.cli import run
+from rooflab.bench.cli.app import run
 
 
 def run_command(words: Sequence[str]) -> tuple[int, Any, str]:

@@ -1,6 +1,9 @@
 """Triton's interpreter mode belongs to the whole process and must be set before triton is first imported."""
 
 import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -18,3 +21,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(skip)
+
+
+@pytest.fixture
+def rooflab(monkeypatch, capfd, tmp_path) -> Callable[..., tuple[int, str, str]]:
+    """Runs a command in an empty folder and gives its exit status, output and errors."""
+    from rooflab.bench.cli.app import run
+
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["rooflab", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stopped:
+            run()
+        captured = capfd.readouterr()
+        return stopped.value.code or 0, captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture
+def tool(monkeypatch, tmp_path) -> Callable[[str, str], Path]:
+    """Puts stand-ins for NVIDIA's tools on a PATH that holds nothing else; see `fake_tools.py`."""
+    from fake_tools import fake_tools
+
+    return fake_tools(monkeypatch, tmp_path)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from rooflab.bench.timing.cuda_calls import NotCaptured
+from rooflab.bench.timing.cuda import NotCaptured
 from rooflab.bench.timing.trace import CALL, OURS, REST, Trace
 
 

@@ -1,4 +1,4 @@
-"""Stand-ins for NVIDIA's tools, and the command line that calls them, for the tests of `rooflab profile`."""
+"""Stand-ins for NVIDIA's tools, for the tests of `rooflab profile`."""
 
 from __future__ import annotations
 
@@ -6,24 +6,6 @@ import stat
 import sys
 from collections.abc import Callable
 from pathlib import Path
-
-import pytest
-
-from rooflab.bench.cli import run
-
-
-def command_line(monkeypatch, capfd, folder: Path) -> Callable[..., tuple[int, str, str]]:
-    """Runs a command in `folder` and gives its exit status, output and errors."""
-    monkeypatch.chdir(folder)
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["rooflab", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stopped:
-            run()
-        captured = capfd.readouterr()
-        return stopped.value.code or 0, captured.out, captured.err
-
-    return call
 
 
 def fake_tools(monkeypatch, folder: Path) -> Callable[[str, str], Path]:

@@ -14,7 +14,7 @@ import torch
 from rooflab.bench.ceilings.microkernels.microkernel import HERE, Card
 
 COMPILER = shutil.which("g++")
-CARD = Card(torch.device("cpu"), sm=90, sms=2, l2_bytes=2**18, free_bytes=1e9)
+CARD = Card(torch.device("cpu"), sm=90, sms=2, l2_bytes=2**16, free_bytes=1e9)
 KERNEL = re.compile(r'extern "C" __global__ void\s+(?:__launch_bounds__\(.*\)\s+)?(\w+)\(')
 _folder = tempfile.TemporaryDirectory()
 _built = {}

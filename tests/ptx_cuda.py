@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from rooflab.bench.ptx.arguments import Launch
 from rooflab.bench.ptx.cuda_kernels import compile_ptx
-from rooflab.bench.ptx.launch import Launch, emulate
+from rooflab.bench.ptx.launch import emulate
 from rooflab.bench.ptx.results import Result
 
 KERNELS = Path(__file__).parent / "ptx_cuda_kernels"

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from rooflab.bench.ptx.launch import EmulationError, Launch, emulate
+from rooflab.bench.ptx.arguments import Launch
+from rooflab.bench.ptx.launch import emulate
+from rooflab.bench.ptx.machine.run import EmulationError
 from rooflab.bench.ptx.results import Result
 
 TEXT = """.version 8.7

@@ -26,13 +26,13 @@ from ptx_mutants import mutants
 
 from rooflab.bench.check.emulating import emulation
 from rooflab.bench.check.poison import poisoned_allocations
-from rooflab.bench.compile.targets import DEFAULT
-from rooflab.bench.emulate.fresh_memory import FreshMemory, tensors_in
+from rooflab.bench.compile.cases import DEFAULT
+from rooflab.bench.emulate.emulation import FreshMemory, tensors_in
+from rooflab.bench.ptx.arguments import Launch
 from rooflab.bench.ptx.cuda_kernels import emulating_cuda
-from rooflab.bench.ptx.launch import Checks, Launch, emulate
-from rooflab.bench.ptx.machine.errors import EmulationError
-from rooflab.bench.ptx.triton_kernels import bound, in_ctas
-from rooflab.bench.ptx.triton_launches import emulating_triton
+from rooflab.bench.ptx.launch import emulate
+from rooflab.bench.ptx.machine.run import Checks, EmulationError
+from rooflab.bench.ptx.triton_kernels import bound, emulating_triton, in_ctas
 from rooflab.kernels import _device, registry
 from rooflab.kernels.configs import make_config
 from rooflab.reference.spec import Case, get_scheme

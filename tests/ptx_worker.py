@@ -19,11 +19,12 @@ from typing import Any
 from ptx_kernels.cases import CASES
 from triton.backends.nvidia.compiler import CUDABackend
 
-from rooflab.bench.compile.targets import DEFAULT
+from rooflab.bench.compile.cases import DEFAULT
 from rooflab.bench.compile.worker import FAILURES
-from rooflab.bench.ptx.launch import Checks, emulate
+from rooflab.bench.ptx.launch import emulate
+from rooflab.bench.ptx.machine.run import Checks
 from rooflab.bench.ptx.results import Result
-from rooflab.bench.ptx.triton_launches import emulating_triton
+from rooflab.bench.ptx.triton_kernels import emulating_triton
 
 
 class Emulated:

@@ -15,7 +15,7 @@ import torch
 
 from rooflab.bench.emulate.emulation import QUICK, Launches, emulating_launches
 from rooflab.bench.ptx.launch import emulate
-from rooflab.bench.suite.bars.gemm_family import errors
+from rooflab.bench.suite.bars.gemm import errors
 from rooflab.kernels.registry import get_kernel, get_op
 from rooflab.reference.spec import Case, get_scheme
 

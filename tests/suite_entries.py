@@ -6,8 +6,9 @@ import subprocess
 import sys
 import time
 
+from rooflab.bench.measure.measure import Running
 from rooflab.bench.suite.entries import Outcome
-from rooflab.bench.suite.running import ContextBroken, Running
+from rooflab.bench.suite.running import ContextBroken
 
 
 def identify(context):

@@ -1,23 +1,20 @@
 """`rooflab ab` as its user meets it, the self-test's own judgement, and `compare`."""
 
-import json
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import torch
 from junitparser import JUnitXml
 
-from rooflab.bench.ab import compare, floors, output
+from rooflab.bench.ab import output
 from rooflab.bench.ab.pairs import Batch
 from rooflab.bench.ab.run import Result, Settings
 from rooflab.bench.ab.self_test import SelfTest
 from rooflab.bench.ab.sides import Comparison, Side
-from rooflab.bench.ab.verdict import Evidence, Outcome, Rules, judge
-from rooflab.bench.cli import run as run_cli
+from rooflab.bench.ab.verdict import Evidence, Outcome, Rules, judge, load_floors, remember_floors
 from rooflab.bench.cli.ab import _terminable
+from rooflab.bench.cli.app import run as run_cli
 
 ROOT = Path(__file__).parent.parent
 
@@ -116,53 +113,12 @@ def test_sigterm_ends_the_command_as_ctrl_c_does():
     assert ended.value.code == 128 + signal.SIGTERM and signal.getsignal(signal.SIGTERM) == before
 
 
-def test_the_noise_floor_is_remembered_for_each_machine(tmp_path):
-    assert floors.load("here", tmp_path) == {}
+def test_the_noise_floor_is_remembered_for_each_machine(tmp_path, monkeypatch):
+    monkeypatch.setenv("ROOFLAB_CACHE", str(tmp_path))
+    assert load_floors("here") == {}
     for ratio in (1.004, 0.99, 1.006):
-        floors.remember("here", outcomes(k=ratio), tmp_path)
-    assert floors.load("here", tmp_path)["k"] == pytest.approx(0.01, rel=1e-3)  # few: the widest bound
-    floors.remember("here", [*outcomes(k=1.05), *outcomes(k=1.0), Outcome("k", "FAILED", "no effect")], tmp_path)
-    assert floors.load("here", tmp_path)["k"] == pytest.approx(0.042, rel=1e-2)  # five: the 95th percentile
-    assert floors.load("elsewhere", tmp_path) == {}
-
-
-def test_two_revisions_are_measured_each_in_its_own_tree(tmp_path):
-    """The commit against the working tree, on one kernel: no verdict is asked of one pair, only that both ran."""
-    command = [sys.executable, "-m", "rooflab.bench", "ab", "rmsnorm", "--kernel", "library", "--base", "HEAD"]
-    command += ["--pairs", "1", "--kernel-seconds", "0.05", "--json", "--out", str(tmp_path), "--strict"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 12, done.stderr
-    (found,) = next(iter(json.loads(done.stdout)["tables"].values()))
-    assert found["key"].startswith("rmsnorm/library ") and found["verdict"] == "UNRESOLVED"
-    assert found["pairs"] == 1 and found["baseline_s"] > 0 and found["candidate_s"] > 0
-    assert len(list(tmp_path.glob("*.jsonl"))) == 3
-
-
-def mine(x):
-    return torch.softmax(x, -1)
-
-
-def reference(x):
-    return torch.exp(x - x.amax(-1, keepdim=True)) / torch.exp(x - x.amax(-1, keepdim=True)).sum(-1, keepdim=True)
-
-
-def make_inputs(seed):
-    return torch.randn(16, 64, generator=torch.Generator().manual_seed(seed))
-
-
-def test_compare_takes_any_two_functions():
-    found = compare(mine, reference, make_inputs, pairs=1, kernel_s=0.05)
-    assert found.verdict == "UNRESOLVED" and found.exit_status == 12 and found.outcome.pairs == 1
-    assert str(found).startswith("mine against reference: UNRESOLVED: takes ")
-
-
-def test_compare_checks_before_it_times():
-    scale = 1.01
-    found = compare(lambda x: mine(x) * scale, reference, make_inputs, pairs=1, kernel_s=0.05)
-    assert found.verdict == "INCORRECT" and found.exit_status == 11
-    assert "elements off" in found.outcome.reason
-
-
-def test_compare_refuses_inputs_without_a_tensor():
-    with pytest.raises(ValueError, match="make_inputs: expected at least one tensor, got none"):
-        compare(mine, reference, lambda: (1, 2))
+        remember_floors("here", outcomes(k=ratio))
+    assert load_floors("here")["k"] == pytest.approx(0.01, rel=1e-3)  # few: the widest bound
+    remember_floors("here", [*outcomes(k=1.05), *outcomes(k=1.0), Outcome("k", "FAILED", "no effect")])
+    assert load_floors("here")["k"] == pytest.approx(0.042, rel=1e-2)  # five: the 95th percentile
+    assert load_floors("elsewhere") == {}

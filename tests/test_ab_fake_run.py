@@ -6,15 +6,14 @@ from dataclasses import dataclass, field, replace
 import pytest
 import torch
 
-from rooflab.bench.ab import adhoc, commands, functions, self_test, slow
-from rooflab.bench.ab.choose_targets import Wanted
-from rooflab.bench.ab.from_records import compare_files
-from rooflab.bench.ab.pairs import Reading
+from rooflab.bench.ab import commands, pairs, self_test, worker
+from rooflab.bench.ab.compare import pack, prepare_functions
+from rooflab.bench.ab.records import compare_files, save
 from rooflab.bench.ab.run import Settings, run
-from rooflab.bench.ab.sides import ROOT, Comparison, Side, Target
-from rooflab.bench.ab.to_records import save
+from rooflab.bench.ab.sides import ROOT, Comparison, Reading, Side, Target, Wanted
 from rooflab.bench.ab.verdict import Rules, exit_status
-from rooflab.bench.exchange.exported import timed
+from rooflab.bench.exchange.files import timed
+from rooflab.bench.processes.child import Died
 from rooflab.bench.records.environment import git_state
 from rooflab.bench.records.files import read
 from rooflab.bench.report.trends.points import why_not
@@ -64,8 +63,12 @@ def fake(monkeypatch):
     return processes
 
 
+def target(name):
+    return Target("rmsnorm", name, "T=4,H=32,eps=1e-06", "fp32")
+
+
 def compared(*names, gone=(), **how):
-    targets = {name: Target("rmsnorm", name, "T=4,H=32,eps=1e-06", "fp32") for name in names}
+    targets = {name: target(name) for name in names}
     left = {name: target for name, target in targets.items() if name not in gone}
     side = Side("base", targets, commit="a" * 40, dirty=False)
     other = Side("head", left, commit="b" * 40, dirty=False)
@@ -89,6 +92,31 @@ def test_sides_that_were_timed_by_different_methods_are_not_compared(fake, more,
     fake.more["B", "two"] = {"method": "cpu, threads not pinned: 1 of 2 were found, 5 calls per sample"}
     found = verdicts(compared("one", "two"))
     assert found["one"][0] == "INVALID" and reason in found["one"][1] and found["two"][0] == "SAME"
+
+
+def test_what_a_crash_left_to_a_second_process_is_judged_there_too(monkeypatch):
+    asked = []
+
+    def answers(side, job, limit_s):
+        asked.append((list(job.targets), job.judge))
+        yield {"start": next(iter(job.targets))}
+        if "dies" in job.targets:
+            raise Died(7, "")
+        for key in job.targets:
+            yield {"key": key, "reading": {"status": "OK", "seconds": [1.0], "median_s": 1.0, "device_kernels": []}}
+
+    monkeypatch.setattr(pairs, "_answers", answers)
+    side = Side("A", {name: target(name) for name in ("dies", "honest")})
+    runner = pairs.Runner(Comparison(side, side, ("dies", "honest")))
+    read = runner.measure("A", ("dies", "honest"))
+    assert {key: reading.status for key, reading in read.items()} == {"dies": "RUNTIME_ERROR", "honest": "OK"}
+    runner.measure("A", ("honest",))
+    assert asked == [(["dies", "honest"], True), (["honest"], True), (["honest"], False)]
+
+
+def test_code_that_an_earlier_run_has_checked_is_only_measured(fake):
+    fake.checks["B", "one"] = Reading("INCORRECT", "must not be asked")
+    assert verdicts(compared("one", checked=True))["one"][0] == "SAME" and fake.judged == {"A", "B"}
 
 
 def test_a_check_without_an_answer_is_none_that_passed(fake):
@@ -130,7 +158,7 @@ def test_records_of_a_run_are_judged_as_it_was(fake, tmp_path):
 def test_a_self_test_judges_times_alone_and_keeps_nothing_that_was_slowed(fake, tmp_path, monkeypatch):
     """On CUDA both sides are one device code in A against A, which must not hide a false alarm, nor a slowdown."""
     fake.more |= {(side, "naive"): {"activity_hash": "one"} for side in "AB"}
-    monkeypatch.setattr(self_test.floors, "remember", lambda *arguments: None)
+    monkeypatch.setattr(self_test, "remember_floors", lambda *arguments: None)
     monkeypatch.setattr(Fake, "measure", slowed_measure(Fake.measure))
     wanted = Wanted(("rmsnorm",), ("naive",))
     report = commands.of_self_test(wanted, Settings(pairs=5), 1, None, tmp_path, lambda text: None)
@@ -155,7 +183,7 @@ def slowed_measure(measure):
 
 
 def test_a_self_test_that_could_see_nothing_says_so(fake, monkeypatch):
-    monkeypatch.setattr(self_test.floors, "remember", lambda *arguments: None)
+    monkeypatch.setattr(self_test, "remember_floors", lambda *arguments: None)
     report = commands.of_self_test(
         Wanted(("rmsnorm",), ("naive",)), Settings(pairs=2), 1, None, None, lambda text: None
     )
@@ -176,11 +204,11 @@ class Slept:
 
 def test_what_is_observed_of_a_slowed_kernel_is_what_is_timed(monkeypatch):
     cuda = Slept()
-    monkeypatch.setattr(slow, "_cuda", cuda)
-    monkeypatch.setattr(slow, "_cycles", lambda rotation: 1000.0)
-    rotation = object.__new__(slow.Rotation)
+    monkeypatch.setattr(worker, "_cuda", cuda)
+    monkeypatch.setattr(worker, "_cycles", lambda rotation: 1000.0)
+    rotation = object.__new__(worker.Rotation)
     rotation._calls = [lambda: "result"]
-    slowed = slow.Slowed(rotation, 0.05, torch.device("cuda"))
+    slowed = worker.Slowed(rotation, 0.05, torch.device("cuda"))
     assert slowed.first() == "result" and cuda.cycles == [50]
 
 
@@ -194,5 +222,5 @@ def make_inputs(seed):
 
 def test_nothing_is_claimed_of_what_a_function_without_a_spec_must_read():
     packed = {"fn": gather, "reference": gather, "make_inputs": make_inputs}
-    _, spec, case, scheme, device = adhoc.prepare({name: functions.pack(each) for name, each in packed.items()}, 0)
+    _, spec, case, scheme, device = prepare_functions({name: pack(each) for name, each in packed.items()}, 0)
     assert spec.cost(**spec.make_inputs(case, scheme, device, 0)).bytes == 0

@@ -5,12 +5,11 @@ import math
 
 import pytest
 
-from rooflab.bench.ab.from_records import compare_files, only_in
+from rooflab.bench.ab.records import compare_files, only_in
 from rooflab.bench.ab.verdict import Rules, exit_status
-from rooflab.bench.exchange.imported import environment
+from rooflab.bench.exchange.files import environment
 from rooflab.bench.records.files import write
-from rooflab.bench.records.record import Record
-from rooflab.bench.records.samples import pack_samples
+from rooflab.bench.records.record import Record, pack_samples
 
 RULES = Rules()
 GPU = {"name": "NVIDIA H200", "driver": "580.1"}

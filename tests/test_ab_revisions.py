@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rooflab.bench.ab import commands
-from rooflab.bench.records.record import revisions
+from rooflab.bench.records import revisions
 from rooflab.bench.records.revisions import Tree, checked_out, pins, working_tree
 
 

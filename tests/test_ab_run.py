@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands_in_process import run_command
 
-from rooflab.bench.ab import processes
-from rooflab.bench.ab.from_records import compare_files
+from rooflab.bench.ab import compare, pairs
+from rooflab.bench.ab.compare import check_functions, pack
+from rooflab.bench.ab.records import compare_files, save
 from rooflab.bench.ab.run import Settings, _floor, difference, run
 from rooflab.bench.ab.sides import Comparison, Side, Target
-from rooflab.bench.ab.to_records import save
 from rooflab.bench.ab.verdict import Rules
 from rooflab.bench.ab.worker import check
 from rooflab.bench.records.files import read
@@ -18,7 +19,7 @@ from rooflab.kernels import registry
 
 KERNELS = Path(__file__).parent / "ab_kernels.py"
 CASE = "T=4,H=32,eps=1e-06"
-NAMES = ("honest", "noisy", "wrong", "dies", "hangs", "wrong_later")
+NAMES = ("honest", "noisy", "wrong", "dies", "hangs", "wrong_later", "dies_later")
 
 
 def target(name, case=CASE):
@@ -34,7 +35,7 @@ def case_of(key):
 def result():
     """Each kernel of the file against the library's, in one run of one pair."""
     patch = pytest.MonkeyPatch()
-    patch.setattr(processes, "CHECK_S", 8.0)
+    patch.setattr(pairs, "CHECK_S", 8.0)
     a = Side("library", {name: target("library", case_of(name)) for name in (*NAMES, "renamed")}, files=(KERNELS,))
     b = Side("mine", {name: target(name, case_of(name)) for name in (*NAMES, "absent")}, files=(KERNELS,))
     yield run(Comparison(a, b, (*NAMES, "renamed", "absent")), Settings(pairs=1, kernel_s=0.05))
@@ -53,6 +54,7 @@ def outcome(result, key):
         ("wrong", "INCORRECT", "mine: .*first data"),
         ("wrong_later", "INCORRECT", "mine: "),
         ("dies", "FAILED", "mine: RUNTIME_ERROR: its process ended with status 7"),
+        ("dies_later", "FAILED", "mine: RUNTIME_ERROR: its process ended with status 7"),
         ("hangs", "FAILED", "mine: TIMEOUT: took longer than 8 s"),
         ("renamed", "MISSING", "library has rmsnorm/library .* mine has not: removed or renamed"),
         ("absent", "MISSING", "there is no baseline"),
@@ -112,9 +114,8 @@ def test_a_tree_that_cannot_be_imported_fails_by_its_own_words(tmp_path):
     for folder in ("kernels", "reference", "roofline"):
         (tmp_path / folder).mkdir()
     side = Side("old", {"k": target("library")}, tree=tmp_path)
-    found = run(Comparison(side, Side("new", {"k": target("library")}), ("k",)), Settings(pairs=1, kernel_s=0.05))
-    assert found.outcomes[0].verdict == "FAILED"
-    assert "old: RUNTIME_ERROR" in found.outcomes[0].reason and "No module named" in found.outcomes[0].reason
+    found = pairs.Runner(Comparison(side, side, ("k",))).check("A", ["k"])["k"]
+    assert found.status == "RUNTIME_ERROR" and found.reason.startswith("old: ") and "No module named" in found.reason
 
 
 @pytest.mark.parametrize(
@@ -135,7 +136,44 @@ def test_a_kernel_that_does_not_take_the_small_case_is_checked_on_its_own(monkey
     assert check({**nine, "case_id": CASE}, job, torch.device("cpu")).status == "UNSUPPORTED"
 
 
-def test_code_that_an_earlier_run_has_checked_is_only_measured():
-    side = Side("A", {"k": target("wrong")}, files=(KERNELS,))
-    found = run(Comparison(side, side, ("k",)), Settings(pairs=1, kernel_s=0.05), checked=True)
-    assert found.outcomes[0].verdict == "UNRESOLVED" and found.outcomes[0].pairs == 1
+def test_two_revisions_are_measured_each_in_its_own_tree(tmp_path):
+    """The commit against the working tree, on one kernel: no verdict is asked of one pair, only that both ran."""
+    words = ["ab", "rmsnorm", "--kernel", "library", "--case", CASE, "--base", "HEAD", "--strict", "--json"]
+    status, value, errors = run_command([*words, "--pairs", "1", "--kernel-seconds", "0.05", "--out", str(tmp_path)])
+    assert status == 12, errors
+    (found,) = next(iter(value["tables"].values()))
+    assert found["key"].startswith("rmsnorm/library ") and found["verdict"] == "UNRESOLVED"
+    assert found["pairs"] == 1 and found["baseline_s"] > 0 and found["candidate_s"] > 0
+    assert len(list(tmp_path.glob("*.jsonl"))) == 3
+
+
+def mine(x):
+    return torch.softmax(x, -1)
+
+
+def reference(x):
+    return torch.exp(x - x.amax(-1, keepdim=True)) / torch.exp(x - x.amax(-1, keepdim=True)).sum(-1, keepdim=True)
+
+
+def make_inputs(seed):
+    return torch.randn(16, 64, generator=torch.Generator().manual_seed(seed))
+
+
+def test_compare_takes_any_two_functions():
+    found = compare(lambda x: mine(x), reference, make_inputs, pairs=1, kernel_s=0.05)
+    assert found.verdict == "UNRESOLVED" and found.exit_status == 12 and found.outcome.pairs == 1
+    assert str(found).startswith("mine against reference: UNRESOLVED: takes ")
+
+
+def test_a_function_is_checked_before_it_is_timed():
+    """In this process; a lambda travels by value."""
+    scale = 1.01
+    functions = {"fn": lambda x: mine(x) * scale, "reference": reference, "make_inputs": make_inputs}
+    packed = {name: pack(function) for name, function in functions.items()}
+    found = check_functions(packed, 0)
+    assert found.status == "INCORRECT" and "elements off" in found.reason and "pickle" in packed["fn"]
+
+
+def test_compare_refuses_inputs_without_a_tensor():
+    with pytest.raises(ValueError, match="make_inputs: expected at least one tensor, got none"):
+        compare(mine, reference, lambda: (1, 2))

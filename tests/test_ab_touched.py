@@ -5,10 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from rooflab.bench.ab.choose_targets import Wanted, check_names, two_kernels, two_trees
-from rooflab.bench.ab.harness import harness
-from rooflab.bench.ab.largest import largest
-from rooflab.bench.ab.touched import touched_ops, users
+from rooflab.bench.ab.changes import harness, touched_ops, users
+from rooflab.bench.ab.sides import Wanted, check_names, largest, two_kernels, two_trees
 from rooflab.bench.records.environment import git_state
 from rooflab.bench.records.revisions import Tree
 from rooflab.kernels.registry import get_op
@@ -65,8 +63,7 @@ def test_the_harness_is_the_measuring_process_and_what_it_imports():
         files
     )
     assert {
-        "bench/timing/cuda_events.py",
-        "bench/timing/cuda_graph.py",
+        "bench/timing/cuda.py",
         "bench/timing/cupti.py",
         "bench/timing/sm_clock.py",
     } <= set(files)

@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from rooflab.bench.ab.pairs import Reading, run_pairs
+from rooflab.bench.ab.pairs import run_pairs
+from rooflab.bench.ab.sides import Reading
 from rooflab.bench.ab.verdict import Evidence, Rules, exit_status, judge
 
 RULES = Rules()

@@ -11,16 +11,17 @@ import pytest
 import torch
 from fake_cuda import FakeCuda, recorder
 
-from rooflab.bench.timing import activity, trace
-from rooflab.bench.timing.activity import (
+from rooflab.bench.timing import trace
+from rooflab.bench.timing.trace import (
     Activity,
+    DeviceKernel,
+    NotRecorded,
     activity_hash,
     code_hash,
     device_activity,
     elf_sections,
     launched_code,
 )
-from rooflab.bench.timing.trace import DeviceKernel, NotRecorded
 from rooflab.kernels import _cuda
 
 GEMM = DeviceKernel("gemm", 100, 200, (8, 2, 1), (128, 1, 1), 4096)
@@ -119,14 +120,14 @@ def test_launches_of_triton_are_noted_and_its_method_is_put_back(monkeypatch):
     jit = ModuleType("triton.runtime.jit")
     jit.JITFunction = JITFunction
     monkeypatch.setitem(sys.modules, "triton.runtime.jit", jit)
-    monkeypatch.setattr(activity, "interpreting", lambda: False)
+    monkeypatch.setattr(trace, "interpreting", lambda: False)
     run = JITFunction.run
     with pytest.raises(ZeroDivisionError), launched_code() as launched:
         JITFunction().run(b"a", grid=(1,), warmup=False)
         JITFunction().run(b"b", grid=(1,), warmup=True)
         raise ZeroDivisionError
     assert launched == [("kernel", code_hash(elf({".text.kernel": b"a"})))] and JITFunction.run is run
-    monkeypatch.setattr(activity, "interpreting", lambda: True)
+    monkeypatch.setattr(trace, "interpreting", lambda: True)
     with launched_code() as launched:
         JITFunction().run(b"a", grid=(1,), warmup=False)
     assert launched == []
@@ -157,7 +158,7 @@ COMPILE = """
 import importlib, json, sys
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
-from rooflab.bench.timing.activity import code_hash
+from rooflab.bench.timing.trace import code_hash
 from rooflab.bench.timing.sm_clock import _count_cycles
 
 def cubin(fn, signature, constants):

@@ -7,7 +7,6 @@ import subprocess
 import sys
 
 import pytest
-from test_cli import rooflab  # noqa: F401  the fixture
 
 from rooflab.bench.ab import bisection
 from rooflab.bench.ab.bisection import CANNOT_TELL, Question, bisect, step
@@ -191,7 +190,7 @@ def fake(repo, tmp_path):
     return f"{sys.executable} {path}"
 
 
-def test_the_command_line_finds_it(rooflab, repo, fake):  # noqa: F811
+def test_the_command_line_finds_it(rooflab, repo, fake):
     root, commits = repo
     ends = ("--good", commits[0], "--bad", "main", "--repo", root, "--runner", fake)
     status, out, err = rooflab("bisect", "gemm", "packed", *ends)
@@ -201,7 +200,7 @@ def test_the_command_line_finds_it(rooflab, repo, fake):  # noqa: F811
     assert status == 0 and json.loads(out)["first_bad"] == commits[7]
 
 
-def test_nothing_found_ends_with_12(rooflab, repo, fake):  # noqa: F811
+def test_nothing_found_ends_with_12(rooflab, repo, fake):
     root, commits = repo
     status, out, _ = rooflab(
         "bisect", "gemm", "--good", commits[0], "--bad", commits[5], "--repo", root, "--runner", fake
@@ -215,7 +214,7 @@ def test_nothing_found_ends_with_12(rooflab, repo, fake):  # noqa: F811
     ("arguments", "hangs"),
     [(["--runner", "no-such-command"], False), ([], True), (["--pairs", "0"], False)],
 )
-def test_a_step_that_could_not_be_taken_ends_the_bisection(rooflab, repo, monkeypatch, arguments, hangs):  # noqa: F811
+def test_a_step_that_could_not_be_taken_ends_the_bisection(rooflab, repo, monkeypatch, arguments, hangs):
     """To git a status between 1 and 127 is a bad commit, and one above them aborts."""
 
     def hang(command, timeout, **options):
@@ -239,6 +238,6 @@ def test_a_misspelt_runner_does_not_make_a_commit_bad(repo):
 
 def test_git_bisect_run_takes_a_step_of_ours(repo, fake):
     root, commits = repo
-    git(root, "bisect", "start", "main", commits[0])
+    git(root, "bisect", "start", commits[8], commits[6])
     ours = [sys.executable, "-m", "rooflab.bench", "bisect-step", "gemm", "--good", commits[0], "--runner", fake]
     assert f"{commits[7]} is the first bad commit" in git(root, "bisect", "run", *ours)

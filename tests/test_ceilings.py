@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from rooflab.bench.ceilings import ceilings as module
+from rooflab.bench.ceilings import cpu
 from rooflab.bench.ceilings.ceilings import ceilings_for, cpu_ceilings, limits_for, raise_cpu_ceilings
 from rooflab.bench.records.environment import snapshot
-from rooflab.bench.timing.plausible import above_limits, implausible
+from rooflab.bench.timing.reading import above_limits, implausible
 from rooflab.roofline.device import get_device
 from rooflab.roofline.model import Ceilings, Cost
 
@@ -37,10 +38,6 @@ def test_ceilings_are_measured_once_and_kept(tmp_path, measured):
     file = tmp_path / "ceilings" / f"{snapshot().machine_key}.json"
     assert json.loads(file.read_text())["environment"]["torch"] == torch.__version__
     assert [path.name for path in file.parent.iterdir()] == [file.name], "no temporary file is left"
-
-
-def test_a_refresh_measures_anew(tmp_path, measured):
-    cpu_ceilings(folder=tmp_path)
     assert cpu_ceilings(refresh=True, folder=tmp_path).hbm_bytes_per_s == 4e9
     assert cpu_ceilings(folder=tmp_path).hbm_bytes_per_s == 4e9
 
@@ -93,10 +90,10 @@ def test_a_measurement_on_a_busy_machine_lowers_no_ceiling(tmp_path, measured):
 
 
 def test_bandwidth_counts_every_array_that_a_call_moves(monkeypatch):
-    monkeypatch.setattr(module, "last_level_cache_bytes", lambda: 2**20)
-    monkeypatch.setattr(module, "_fastest_s", lambda run, budget_s: run() is None or 1.0)
+    monkeypatch.setattr(cpu, "last_level_cache_bytes", lambda: 2**20)
+    monkeypatch.setattr(cpu, "_fastest_s", lambda run, budget_s: run() is None or 1.0)
     array = 4 * 2**20
-    assert module.measure_bandwidth(1.0) == {"read": array, "write": array, "copy": 2 * array, "triad": 3 * array}
+    assert cpu.measure_bandwidth(1.0) == {"read": array, "write": array, "copy": 2 * array, "triad": 3 * array}
 
 
 def test_a_form_with_no_fast_path_is_found_out_at_the_smallest_size(monkeypatch):
@@ -107,26 +104,26 @@ def test_a_form_with_no_fast_path_is_found_out_at_the_smallest_size(monkeypatch)
         for form, rate in (("slow", 1e9), ("fast", 1e11)):
             yield form, lambda form=form, rate=rate: tried.append((form, size)) or 2 * size**3 / rate
 
-    monkeypatch.setattr(module, "_products", products)
-    monkeypatch.setattr(module, "_fastest_s", lambda run, budget_s: run())
-    assert module.measure_gemm(torch.float32, 60.0) == pytest.approx(1e11)
+    monkeypatch.setattr(cpu, "_products", products)
+    monkeypatch.setattr(cpu, "_fastest_s", lambda run, budget_s: run())
+    assert cpu.measure_gemm(torch.float32, 60.0) == pytest.approx(1e11)
     # The first form has nothing to be compared with at the first size, and is given up at the second.
     assert max(size for form, size in tried if form == "slow") <= 256
-    assert max(size for form, size in tried if form == "fast") == max(module.GEMM_SIZES)
+    assert max(size for form, size in tried if form == "fast") == max(cpu.GEMM_SIZES)
 
 
 def test_the_forms_compute_the_same_product(monkeypatch):
-    forms = dict(module._products(torch.float32, 32))
+    forms = dict(cpu._products(torch.float32, 32))
     assert forms["nt"]().shape == forms["nn"]().shape == (32, 32)
     if "packed" in forms:
-        torch.testing.assert_close(forms["packed"](), dict(module._products(torch.float32, 32))["nt"]())
+        torch.testing.assert_close(forms["packed"](), dict(cpu._products(torch.float32, 32))["nt"]())
 
 
 def test_real_rates_are_within_reason_and_within_the_time(monkeypatch):
-    monkeypatch.setattr(module, "GEMM_SIZES", (64, 128))
-    monkeypatch.setattr(module, "last_level_cache_bytes", lambda: 2**20)
+    monkeypatch.setattr(cpu, "GEMM_SIZES", (64, 128))
+    monkeypatch.setattr(cpu, "last_level_cache_bytes", lambda: 2**20)
     began = time.perf_counter()
-    found = module.measure_cpu("this", budget_s=0.4)
+    found = cpu.measure_cpu("this", budget_s=0.4)
     assert time.perf_counter() - began < 10
     assert 1e8 < found.hbm_bytes_per_s == max(found.access_bytes_per_s.values()) < 1e13
     assert set(found.access_bytes_per_s) == {"read", "write", "copy", "triad"}
@@ -183,11 +180,3 @@ def test_a_gpu_that_is_in_no_table_has_no_ceilings(monkeypatch):
     above = partial(above_limits, method="cuda events", l2_state="cold")
     assert above(1e-6, Cost(5e6, 0, {"bf16": 1e15}, 1e15), limits) is None
     assert above(1e-6, Cost(12e6, 0), limits).part == "L2"
-
-
-def test_l2_has_a_rate_only_where_one_is_published():
-    """5,120 bytes a clock on an A100, which is scaled with the clock; the whitepapers of later cards give none."""
-    a100 = get_device("a100-80gb")
-    assert a100.ceilings().l2_bytes_per_s == pytest.approx(7.2192e12)
-    assert a100.ceilings(1.41e9 / 2).l2_bytes_per_s == pytest.approx(7.2192e12 / 2)
-    assert all(get_device(name).ceilings().l2_bytes_per_s is None for name in ("h100-sxm", "h200", "l40s", "b200"))

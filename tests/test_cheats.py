@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import importlib.util
 import sys
 import time
+from types import SimpleNamespace
 
 import cheating_kernels as cheating
 import pytest
 import tiny_ops as tiny
 import torch
-from honest_kernels import HONEST
+from cheating_kernels import HONEST
 
 from rooflab.bench.calls.calls import Rotation
-from rooflab.bench.check import cheats
-from rooflab.bench.check import tools as check_tools
+from rooflab.bench.check import cheats, runs, trial
 from rooflab.bench.check.check import CheckResult, check_kernel
+from rooflab.bench.check.poison import guard
 from rooflab.bench.measure.timed import wrong_on_new_data
+from rooflab.bench.timing import tamper
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import Case, OpSpec, get_scheme
 
@@ -45,7 +49,7 @@ def test_a_cheat_is_caught_and_named(make, spec, status, words):
     assert result.status == status, result.describe()
     assert all(word in result.reason for word in words), result.reason
     assert any(name in result.reason for name in NAMES), result.reason
-    assert check_tools.tampered() is None, "what one kernel replaced is not laid on the next"
+    assert tamper.tampered() is None, "what one kernel replaced is not laid on the next"
 
 
 @pytest.mark.parametrize("name", HONEST)
@@ -116,7 +120,7 @@ def test_a_tool_replaced_before_the_bench_was_imported_is_known_by_where_it_was_
     monkeypatch, place, name, words
 ):
     monkeypatch.setattr(place, name, lambda *a: True)
-    spec = importlib.util.spec_from_file_location("imported_late", check_tools.__file__)
+    spec = importlib.util.spec_from_file_location("imported_late", tamper.__file__)
     late = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "imported_late", late)
     spec.loader.exec_module(late)
@@ -138,18 +142,18 @@ class Equal:
 
 def test_a_replacement_that_equals_the_original_and_one_that_is_gone_are_seen(monkeypatch):
     monkeypatch.setattr(torch, "equal", Equal())
-    assert str(check_tools.tampered()).startswith("a patched comparison: torch.equal was replaced")
+    assert str(tamper.tampered()).startswith("a patched comparison: torch.equal was replaced")
     monkeypatch.undo()
     monkeypatch.delattr(torch, "isfinite")
-    assert str(check_tools.tampered()).startswith("a patched comparison: torch.isfinite was replaced")
-    check_tools.restore()
-    assert check_tools.tampered() is None and torch.isfinite(torch.ones(1)).all()
+    assert str(tamper.tampered()).startswith("a patched comparison: torch.isfinite was replaced")
+    tamper.restore()
+    assert tamper.tampered() is None and torch.isfinite(torch.ones(1)).all()
 
 
 def test_torchs_own_replacements_are_no_tampering():
     import torch._dynamo  # replaces torch.manual_seed
 
-    assert torch._dynamo and check_tools.tampered() is None
+    assert torch._dynamo and tamper.tampered() is None
 
 
 # Right while it is checked.
@@ -204,3 +208,208 @@ def test_data_of_other_shapes_is_not_put_into_timed_memory():
     kernel = _timed(_turns_after(3))
     new = tiny.PROJECT.make_inputs(CASE.but(T=6), FP32, torch.device("cpu"), 77)
     assert wrong_on_new_data({"cached": kernel}, tiny.PROJECT, FP32, new) == {}
+
+
+# Streams: on a CPU by a queue that runs when it is waited for.
+
+
+@pytest.fixture
+def side_stream(monkeypatch):
+    queued = []
+
+    def run(device):
+        while queued:
+            queued.pop(0)()
+
+    monkeypatch.setattr(trial, "wait_for_all", run)
+    monkeypatch.setattr(runs, "several", lambda device: True)
+    return queued
+
+
+def test_work_on_a_stream_that_is_not_waited_for_is_named(side_stream):
+    def other_stream(x, weight):
+        y = torch.full((x.shape[0], weight.shape[1]), torch.nan)
+        side_stream.append(lambda: y.copy_(cheating.project(x, weight)))
+        return y
+
+    result = check(tiny.kernel(tiny.PROJECT, other_stream))
+    assert result.status == "INCORRECT" and "first data: y: 35 of 35" in result.reason
+    assert "work on another stream: it is right only where the whole device is waited for" in result.reason
+
+
+def test_what_is_wrong_on_every_stream_is_not_laid_on_streams(side_stream):
+    def wrong(x, weight):
+        return cheating.project(x, weight) * 1.01
+
+    result = check(tiny.kernel(tiny.PROJECT, wrong))
+    assert result.status == "INCORRECT" and "stream" not in result.reason
+
+
+def test_a_call_is_queued_behind_a_pause_and_then_its_inputs(monkeypatch):
+    x, table = guard(torch.ones(2, 3)), guard(torch.arange(4))
+    seen = []
+
+    def note(*arguments):
+        seen.append((bool(x.view.isnan().all()), bool(x.view.eq(1).all()), table.view.tolist(), arguments))
+
+    fake = SimpleNamespace(device=lambda device: contextlib.nullcontext(), synchronize=note, _sleep=note)
+    monkeypatch.setattr(trial, "_cuda", fake)
+    cuda = torch.device("cuda", 0)
+    with trial.queued(cuda, [x, table], alone=False):
+        note("call")
+    idle, pause, call = seen
+    assert idle == (False, True, [0, 1, 2, 3], (cuda,))
+    assert pause == (True, False, [0, 1, 2, 3], (trial.PAUSE_CYCLES,)), "NaN, and no index is touched"
+    assert call == (False, True, [0, 1, 2, 3], ("call",)) and x.damage(may_change=False) is None
+    seen.clear()
+    with trial.queued(cuda, [x, table], alone=True):
+        note("call")
+    assert [arguments for *_, arguments in seen] == [(cuda,), ("call",)]
+
+
+def _on_side_stream(x, weight, waits_before, waits_after):
+    y = torch.full((x.shape[0], weight.shape[1]), torch.nan, dtype=x.dtype, device=x.device)
+    own, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    if waits_before:
+        side.wait_stream(own)
+    with torch.cuda.stream(side):
+        if waits_before:
+            torch.cuda._sleep(2_000_000)
+        y.copy_(cheating.project(x, weight))
+    if waits_after:
+        own.wait_stream(side)
+    return y
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("waits_before", "waits_after"), [(True, False), (False, True), (False, False), (True, True)], ids=str
+)
+def test_on_a_gpu_another_stream_is_named_unless_both_wait(waits_before, waits_after):
+    def side_stream(x, weight):
+        return _on_side_stream(x, weight, waits_before, waits_after)
+
+    result = check(tiny.kernel(tiny.PROJECT, side_stream), device="cuda")
+    if waits_before and waits_after:
+        assert result.status == "OK", result.describe()
+    else:
+        assert result.status == "INCORRECT" and "work on another stream" in result.reason, result.describe()
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_an_answer_for_each_content_is_caught_by_the_devices_kernels():
+    answers = {}
+
+    def memo(x, weight):
+        key = (x.cpu().numpy().tobytes(), weight.cpu().numpy().tobytes())
+        if key not in answers:
+            answers[key] = cheating.project(x, weight)
+        return answers[key].clone()
+
+    result = check(tiny.kernel(tiny.PROJECT, memo), device="cuda")
+    assert result.status == "INCORRECT" and "a cached answer: on data that it has seen" in result.reason
+
+
+# L2 that outlives a flush.
+
+
+class Driver:
+    """Stands for libcuda."""
+
+    def __init__(self, size, fails=0):
+        self.size, self.fails, self.calls = size, fails, []
+
+    def cuCtxGetLimit(self, pointer, limit):
+        assert limit == 6, "CU_LIMIT_PERSISTING_L2_CACHE_SIZE"
+        pointer._obj.value = self.size
+        return self.fails
+
+    def cuCtxResetPersistingL2Cache(self):
+        self.calls.append("reset")
+
+    def cuCtxSetLimit(self, limit, size):
+        self.calls.append((limit, size.value))
+
+
+def test_l2_that_was_set_aside_is_seen_and_given_back():
+    assert cheats.persisting_l2_bytes(Driver(4096)) == 4096 and cheats.persisting_l2_bytes(Driver(0)) == 0
+    assert cheats.persisting_l2_bytes(Driver(4096, fails=1)) == 0, "a driver that does not know the limit"
+    driver = Driver(4096)
+    cheats.give_back_l2(driver)
+    assert driver.calls == ["reset", (6, 0)]
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_l2_persistence_is_named():
+    def persists(x, weight):
+        ctypes.CDLL("libcuda.so.1").cuCtxSetLimit(6, ctypes.c_size_t(2**20))
+        return cheating.project(x, weight)
+
+    result = check(tiny.kernel(tiny.PROJECT, persists), device="cuda")
+    assert result.status == "INVALID" and "L2 persistence: " in result.reason
+    assert cheats.persisting_l2_bytes() == 0
+
+
+def test_untouched_clocks_are_untouched():
+    assert tamper.timer_tampered() is None
+
+
+@pytest.mark.parametrize(
+    ("owner", "attribute", "name"),
+    [
+        (time, "perf_counter", "time.perf_counter"),
+        (torch.cuda, "Event", "torch.cuda.Event"),
+        (torch.cuda.Event, "elapsed_time", "torch.cuda.Event.elapsed_time"),
+        (torch.cuda.Event, "record", "torch.cuda.Event.record"),
+        (torch.cuda, "synchronize", "torch.cuda.synchronize"),
+        (torch.cuda, "current_stream", "torch.cuda.current_stream"),
+        (torch.cuda.CUDAGraph, "replay", "torch.cuda.CUDAGraph.replay"),
+        (torch.autograd.profiler, "profile", "torch.autograd.profiler.profile"),
+        (torch, "sum", "torch.sum"),
+    ],
+)
+def test_what_was_replaced_is_named(monkeypatch, owner, attribute, name):
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, attribute, lambda *arguments: 0.0)
+        assert name in tamper.timer_tampered() and tamper.timer_tampered().endswith("replaced while the bench ran")
+    assert tamper.timer_tampered() is None
+
+
+def test_code_exchanged_inside_a_function_is_seen():
+    function = torch.cuda.synchronize
+    code = function.__code__
+
+    def nothing(device=None):
+        return None
+
+    try:
+        function.__code__ = nothing.__code__
+        assert tamper.timer_tampered() == "torch.cuda.synchronize replaced while the bench ran"
+    finally:
+        function.__code__ = code
+    assert tamper.timer_tampered() is None
+
+
+def test_what_is_gone_is_replaced(monkeypatch):
+    monkeypatch.delattr(time, "perf_counter_ns")
+    assert "time.perf_counter_ns" in tamper.timer_tampered()
+
+
+def test_what_was_replaced_before_the_bench_was_imported_is_seen(monkeypatch):
+    def elapsed_time(self, end):
+        return 0.0
+
+    for owner, attribute, forged in (
+        (torch.cuda.Event, "elapsed_time", elapsed_time),
+        (time, "perf_counter", elapsed_time),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, attribute, forged)
+            (found,) = tamper._replaced_before()
+            patch.undo()
+            patch.setattr(tamper, "_EARLIER", (found,))
+            assert (
+                tamper.timer_tampered() == f"{'.'.join(found)} replaced before the bench was imported"
+                and found[1] == attribute
+            )
+    assert tamper.timer_tampered() is None

@@ -1,7 +1,8 @@
-"""What is ended at its limit is ended with everything that it started, in sessions of its own too."""
+"""Child processes: what one answers, and what becomes of one that hangs, dies or leaves others behind."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -10,32 +11,115 @@ import psutil
 import pytest
 
 from rooflab.bench.predict import ncu
-from rooflab.bench.processes.child import kill_whole, run_whole
+from rooflab.bench.processes import child
+from rooflab.bench.processes.child import Child, Died, Pool, TimedOut, command_for, kill_whole, run_whole
 
-# As the tools do it: the program that runs the kernel is a child, and may lead a session.
-PARENT = """
-import subprocess, sys
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
-print(child.pid, file=open(sys.argv[1], "w"), flush=True)
-child.wait()
+START = """
+import json, os, subprocess, sys, time
+def say(value):
+    print(json.dumps(value), flush=True)
+"""
+READY = START + "print('ready', flush=True)\nrequest = json.loads(sys.stdin.readline())\n"
+# As profilers do it: the program that runs the kernel is a child, and may lead a session.  It holds the output open.
+LEAVES = """
+left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=AWAY)
+say(left.pid)
+"""
+FORKS, PARTS = LEAVES.replace("AWAY", "False"), LEAVES.replace("AWAY", "True")
+ANSWERS = """
+import os, sys
+print("what an import prints is no answer")
+def answer(request):
+    print("nor is what a kernel prints")
+    if request == "several":
+        return iter(["one", "two"])
+    return {"request": request, "pid": os.getpid()}
 """
 
 
-def gone(pid):
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie"
+def script(text, **options):
+    return Child([sys.executable, "-c", text], **options)
 
 
-@pytest.mark.parametrize("run", [lambda line: run_whole(line, 5.0, {}), lambda line: ncu._run(line, 5.0)])
-def test_a_child_that_holds_the_pipes_is_ended_too(tmp_path, run):
-    began = time.monotonic()
-    with pytest.raises((subprocess.TimeoutExpired, ValueError)):
-        run([sys.executable, "-c", PARENT, str(tmp_path / "pid")])
-    assert time.monotonic() - began < 60
-    child = int((tmp_path / "pid").read_text())
+def assert_gone(pid):
+    """Within ten seconds of the call; a zombie is gone."""
     ends = time.monotonic() + 10
-    while not gone(child):
-        assert time.monotonic() < ends, "the child outlived it"
-        time.sleep(0.05)
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie":
+        assert time.monotonic() < ends, "it outlived its parent"
+        time.sleep(0.02)
+
+
+def test_a_child_that_leaves_another_behind_is_ended_with_it():
+    for leaves in (FORKS, PARTS):
+        with script(READY + leaves + "say(None)\ntime.sleep(600)") as asked:
+            (left,) = asked.stream(None, 60.0)
+        assert_gone(left)
+
+
+def test_one_that_hangs_is_ended_in_time_with_what_it_has_started():
+    with script(READY + PARTS + "time.sleep(600)") as asked:
+        answers = asked.stream(None, 60.0)
+        left = next(answers)
+        with pytest.raises(TimedOut, match="^took longer than 1 s, and was ended$"):
+            asked.ask(None, 1.0)
+        assert_gone(left)
+
+
+def test_one_that_died_is_known_by_its_status_though_a_child_holds_its_output():
+    with script(READY + FORKS + "os._exit(7)") as asked, pytest.raises(Died) as died:
+        list(asked.stream(None, 1.0))
+    assert died.value.status == 7 and str(died.value) == "its process ended with status 7: it said nothing"
+
+
+def test_an_answer_that_was_cut_short_is_the_end_of_its_process():
+    words = "sys.stderr.write('first\\na last word')\nprint('{\"key\": \"gem', end='', flush=True)\nos._exit(3)\n"
+    with script(READY + words) as asked, pytest.raises(Died, match="^its process ended with status 3: a last word$"):
+        asked.ask(None, 60.0)
+
+
+def test_a_signal_is_named_and_the_log_holds_what_was_said(tmp_path):
+    (tmp_path / "log").write_text("earlier\n")
+    aborts = script(READY + "sys.stderr.write('last words')\nsys.stderr.flush()\nos.abort()", log=tmp_path / "log")
+    with aborts, pytest.raises(Died) as died:
+        aborts.ask(None, 60.0)
+    assert (died.value.signal, died.value.words) == ("SIGABRT", "last words")
+    assert (tmp_path / "log").read_text() == "earlier\nlast words"
+
+
+def test_silence_at_the_start_has_a_limit_of_its_own(monkeypatch):
+    monkeypatch.setattr(child, "START_S", 1.0)
+    with script("import time; time.sleep(600)") as asked, pytest.raises(TimedOut, match="^took longer than 1 s"):
+        asked.ask(None, 77.0)
+
+
+def test_a_module_answers_and_nothing_that_is_printed_is_an_answer(tmp_path):
+    (tmp_path / "answers.py").write_text(ANSWERS)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    with Child(command_for("json", "answers"), environment) as asked:
+        assert list(asked.stream("several", 60.0)) == ["one", "two"]
+        assert asked.ask({"x": 1}, 60.0)["request"] == {"x": 1}
+    pool = Pool(command_for("answers"), environment, 60.0)
+    assert [found["request"] for found in pool.ask_all(range(5))] == list(range(5))
+    first = pool.ask("which")["pid"]
+    assert pool.ask("which")["pid"] == first, "a child is kept for the next request"
+    pool.stop()
+    assert_gone(first)
+
+
+def test_a_pool_has_a_child_for_the_next_request_where_one_died(tmp_path):
+    (tmp_path / "dies.py").write_text("import os\ndef answer(request):\n    return request or os._exit(7)\n")
+    pool = Pool(command_for("dies"), {**os.environ, "PYTHONPATH": str(tmp_path)}, 60.0)
+    one, failed, three = pool.ask_all([1, 0, 3])
+    assert (one, three) == (1, 3) and isinstance(failed, Died) and failed.status == 7
+    pool.stop()
+
+
+def test_a_program_that_holds_the_pipes_is_ended_too(tmp_path):
+    text = START + PARTS.replace("say(left.pid)", "open(sys.argv[1], 'w').write(str(left.pid))") + "left.wait()"
+    for run in (lambda line: run_whole(line, 3.0, {}), lambda line: ncu._run(line, 3.0)):
+        with pytest.raises((subprocess.TimeoutExpired, ValueError)):
+            run([sys.executable, "-c", text, str(tmp_path / "pid")])
+        assert_gone(int((tmp_path / "pid").read_text()))
 
 
 def test_what_ends_by_itself_says_what_it_printed():

@@ -9,45 +9,33 @@ from test_environment import FakeNvml
 
 from rooflab.bench.measure import timed
 from rooflab.bench.measure.timed import open_clock
-from rooflab.bench.records import nvml as nvml_module
+from rooflab.bench.records import environment as nvml_module
 from rooflab.bench.timing.clocks import ClockWatch, locked_clocks, reason_names
 
 
 class LockableNvml(FakeNvml):
-    """Remembers what it was locked to; `refuses` names the functions that answer with an error."""
+    """Remembers what it was locked to; answers what `reasons` and `instant` hold."""
 
     NVML_CLOCK_LIMIT_ID_TDP = 0xFFFFFF01
 
     def __init__(self):
         super().__init__()
         self.log = []
-        self.refuses = ()
+        self.refuses = {}
         self.reasons = 4
         self.instant = (0, 612_500)
+        self.answers |= {
+            "DeviceSetGpuLockedClocks": lambda handle, low, high: self.log.append(("lock", low, high)),
+            "DeviceResetGpuLockedClocks": lambda handle: self.log.append(("reset",)),
+            "DeviceGetClockInfo": lambda handle, kind: 1755,
+            "DeviceGetFieldValues": self._fields,
+            "DeviceGetCurrentClocksThrottleReasons": lambda handle: self.reasons,
+        }
 
-    def _answer(self, name, *values):
-        if name in self.refuses:
-            raise self.NVMLError("Insufficient Permissions")
-        self.log.append((name, *values))
-
-    def nvmlDeviceSetGpuLockedClocks(self, handle, low, high):
-        self._answer("lock", low, high)
-
-    def nvmlDeviceResetGpuLockedClocks(self, handle):
-        self._answer("reset")
-
-    def nvmlDeviceGetClockInfo(self, handle, kind):
-        return 1755
-
-    def nvmlDeviceGetFieldValues(self, handle, fields):
+    def _fields(self, handle, fields):
         assert fields == [186]
         status, milliwatts = self.instant
         return [SimpleNamespace(nvmlReturn=status, value=SimpleNamespace(uiVal=milliwatts))]
-
-    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle):
-        if self.reasons is None:
-            raise self.NVMLError("not supported")
-        return self.reasons
 
 
 @pytest.fixture
@@ -103,7 +91,7 @@ def test_a_signal_that_is_ignored_stays_so(nvml):
 
 
 def test_a_lock_that_is_not_permitted_is_one_sentence_and_nothing_runs(nvml):
-    nvml.refuses = ("lock",)
+    nvml.refuses["DeviceSetGpuLockedClocks"] = "Insufficient Permissions"
     with pytest.raises(ValueError, match="lock-clocks: NVML answers Insufficient Permissions; locking needs root"):
         with locked_clocks("GPU-1", lambda: pytest.fail("read")):
             pytest.fail("ran")
@@ -119,7 +107,7 @@ def test_a_clock_that_does_not_hold_is_refused_and_set_free(nvml):
 
 
 def test_clocks_that_cannot_be_set_free_are_shouted_about(nvml):
-    nvml.refuses = ("reset",)
+    nvml.refuses["DeviceResetGpuLockedClocks"] = "Insufficient Permissions"
     with pytest.raises(ValueError, match="setting the clocks free; run `nvidia-smi -rgc`"):
         with locked_clocks("GPU-1", lambda: 1e9):
             pass
@@ -159,7 +147,7 @@ def test_heat_and_the_power_brake_spoil_a_reading(nvml, bits, spoils):
 
 
 def test_what_nobody_answered_does_not_look_like_a_card_that_was_not_throttled(nvml):
-    nvml.reasons = None
+    nvml.refuses["DeviceGetCurrentClocksThrottleReasons"] = "not supported"
     with ClockWatch("GPU-1", Counter()) as watch:
         watch.read()
     summary = watch.summary()

@@ -6,11 +6,8 @@ from pathlib import Path
 
 import pytest
 
-import rooflab.kernels.registry
-from rooflab.bench.compile import _tree_worker
-from rooflab.bench.compile.options import options
 from rooflab.bench.compile.static import CompiledInfo, CompileFailure, Request, compile_kernels
-from rooflab.bench.compile.summary import summarize
+from rooflab.bench.compile.summary import options, summarize
 from rooflab.reference.spec import SCHEMES, Case
 from rooflab.roofline.device import get_device
 
@@ -137,10 +134,3 @@ def test_a_cuda_kernel(found):
 def test_what_a_launch_would_refuse_is_a_failure(found):
     failure = found["cuda_number"]
     assert isinstance(failure, CompileFailure) and "expected a tensor, None or a NumPy scalar" in str(failure)
-
-
-def test_modules_of_elsewhere_are_seen(tmp_path):
-    """In the process that compiles another tree, a module of this one would be such a module."""
-    _tree_worker.check_origin(Path(rooflab.kernels.registry.__file__).parent.parent)
-    with pytest.raises(RuntimeError, match=r"rooflab\.\w+\.\w+ was loaded from .*, which is not in the other tree"):
-        _tree_worker.check_origin(tmp_path)

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rooflab.bench.compile.options import dots, options
 from rooflab.bench.compile.static import CompiledInfo, CompileFailure, Request, compile_kernels
-from rooflab.bench.compile.summary import summarize
+from rooflab.bench.compile.summary import dots, options, summarize
 from rooflab.reference.spec import SCHEMES, Case
 from rooflab.roofline.device import get_device
 

@@ -10,10 +10,17 @@ from typing import Any
 import pytest
 import torch
 
-from rooflab.bench.compile import workers
 from rooflab.bench.compile.cases import COMPILED, Selected, select
-from rooflab.bench.compile.options import dots, options
-from rooflab.bench.compile.static import CompiledInfo, CompileFailure, Request, compile_kernel, compile_kernels
+from rooflab.bench.compile.static import (
+    CompiledInfo,
+    CompileFailure,
+    Request,
+    compile_kernel,
+    compile_kernels,
+    own_compilers,
+)
+from rooflab.bench.compile.store import Store
+from rooflab.bench.compile.summary import dots, options
 from rooflab.kernels.registry import Kernel, get_kernel, kernels, ops
 from rooflab.reference.spec import SCHEMES, Case
 
@@ -128,7 +135,7 @@ def _config(item: Selected) -> Any:
 
 def _compile(items: list[Selected]) -> dict[Request, list[CompiledInfo] | CompileFailure]:
     requests = [Request(item.kernel.op, item.kernel.name, item.case, item.scheme) for item in items]
-    return dict(zip(requests, compile_kernels(requests), strict=True))
+    return dict(zip(requests, compile_kernels(requests, Store()), strict=True))
 
 
 def _of(kernel: Kernel, scheme: str) -> dict[Case, list[CompiledInfo]]:
@@ -235,8 +242,8 @@ def test_only_kernels_with_code_compile():
 
 
 def test_a_compile_that_does_not_end_is_ended(external, monkeypatch):
-    monkeypatch.setattr(workers, "TIMEOUT_S", 0.0)
-    with pytest.raises(CompileFailure, match="the process ended"):
+    monkeypatch.setattr(own_compilers(), "limit_s", 0.0)
+    with pytest.raises(CompileFailure, match="took longer than 0 s, and was ended"):
         compile_kernel("gemm", "test_product", CASE, FP32, file=external)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from rooflab.bench.compile.cubin import read_cubin
+from rooflab.bench.compile.worker import read_cubin
 from rooflab.kernels import _cuda
 
 SCALE = """

@@ -1,10 +1,26 @@
+"""The stopwatches of CUDA events and of graph replay, on a device made of Python."""
+
+import contextlib
+import warnings
+from types import SimpleNamespace
+
 import pytest
 import torch
 from fake_cuda import FakeCuda
 
-from rooflab.bench.timing import cuda_events
-from rooflab.bench.timing.cuda_events import MAX_BACKLOG_S, MIN_BACKLOG_S, REMEMBERED, EventStopwatch
-from rooflab.bench.timing.cuda_graph import GraphStopwatch
+from rooflab.bench.measure import timed
+from rooflab.bench.measure.timed import time_together
+from rooflab.bench.timing import cuda as cuda_calls
+from rooflab.bench.timing import cuda as cuda_events
+from rooflab.bench.timing.cuda import (
+    MAX_BACKLOG_S,
+    MIN_BACKLOG_S,
+    REMEMBERED,
+    CudaCalls,
+    EventStopwatch,
+    GraphStopwatch,
+    NotCaptured,
+)
 from rooflab.bench.timing.stopwatch import COARSE_STEP_S
 from rooflab.bench.timing.timing import time_functions
 
@@ -170,3 +186,228 @@ def test_nobody_looks_at_a_warm_up_or_at_empty_kernels(timer):
 def test_a_flush_by_writing_is_named():
     assert stopwatch(FakeCuda(), flush="write").method("a", 1).endswith("hidden, flushed by writing")
     assert cuda_events.Flush("cpu", 0, "write").note == ""
+
+
+def graphs(cuda, **options):
+    return GraphStopwatch(CPU, cuda=cuda, clock=cuda.clock, **options)
+
+
+class Turns:
+    """Takes three sets of inputs in turn, each with a kernel of its own."""
+
+    sets = 3
+
+    def __init__(self, cuda):
+        self.cuda = cuda
+        self.turn = 0
+
+    def __call__(self):
+        self.cuda.host_s += 300e-6
+        self.cuda.work((10 + self.turn % 3) * 1e-6, f"set {self.turn % 3}")
+        self.turn += 1
+
+
+def test_one_graph_for_each_set_of_inputs_is_replayed_in_turn():
+    cuda = FakeCuda()
+    watch = graphs(cuda)
+    function = Turns(cuda)
+    watch.round([("turns", function, 1)])
+    assert cuda.captures == 3
+    host = cuda.host_s
+    first = len(cuda.log)
+    read = [watch.round([("turns", function, 1)])["turns"] for _ in range(6)]
+    replayed = [work.name for work in cuda.log[first:] if work.name.startswith("set")]
+    assert cuda.captures == 3, "captured once"
+    assert sorted(replayed[:3]) == ["set 0", "set 1", "set 2"] and replayed[:3] == replayed[3:]
+    assert sorted(read[:3]) == pytest.approx([10e-6, 11e-6, 12e-6])
+    assert cuda.host_s - host < 6 * 300e-6, "the function's host work is not replayed"
+    assert watch.method("turns", 1) == "cuda graph replay, launch gaps hidden"
+
+
+def test_the_cache_is_emptied_in_front_of_every_replay_and_outside_its_time():
+    cuda = FakeCuda()
+    watch = graphs(cuda)
+    watch.flush = lambda: cuda.work(30e-6, "flush")
+    assert watch.round([("a", lambda: cuda.work(10e-6), 1)])["a"] == pytest.approx(10e-6)
+    assert [work.name for work in cuda.log[-2:]] == ["flush", "kernel"]
+
+
+def test_short_calls_share_one_graph():
+    cuda = FakeCuda(step_s=1e-6)
+    read = time_functions({"short": lambda: cuda.work(2e-6)}, min_samples=3, budget_s=1e-9, stopwatch=graphs(cuda))[
+        "short"
+    ]
+    assert read.calls_per_sample == 10 and read.l2_state == "warm"
+    assert read.median_s == pytest.approx(2e-6)
+
+
+def test_the_launch_floor_is_that_of_a_graph():
+    cuda = FakeCuda()
+    cuda.LAUNCH_S = 1.3e-6
+    assert graphs(cuda).launch_floor_s(1) == pytest.approx(1.3e-6) and cuda.captures == 1
+
+
+def test_a_function_that_cannot_be_captured_is_refused_by_name_and_takes_no_other_with_it(monkeypatch):
+    cuda = FakeCuda()
+
+    def synchronous():
+        cuda.work(10e-6)
+        cuda.synchronize()
+
+    def fake(functions, **options):
+        return time_functions(functions, min_samples=2, budget_s=1e-9, stopwatch=graphs(cuda))
+
+    with pytest.raises(ValueError, match="UNSUPPORTED: bad cannot be captured in a CUDA graph .*; time it with events"):
+        fake({"bad": synchronous})
+    monkeypatch.setattr(timed, "time_functions", fake)
+    read, failures, _ = time_together({"bad": synchronous, "good": lambda: cuda.work(9e-6)}, CPU, 1e-9, 0, None)
+    assert list(read) == ["good"] and read["good"].median_s == pytest.approx(9e-6)
+    assert failures["bad"].status == "UNSUPPORTED" and "stream is capturing" in failures["bad"].reason
+
+
+@pytest.fixture
+def torch_cuda(monkeypatch):
+    """The functions that `CudaCalls` holds, as a log of their names; an empty capture warns as torch's does."""
+    log = SimpleNamespace(calls=[], end=lambda: None, stream="mine", pools=[], allocating=set(), held=set(), streams=0)
+
+    @contextlib.contextmanager
+    def in_stream(stream):
+        before, log.stream = log.stream, "side"
+        try:
+            yield
+        finally:
+            log.stream = before
+
+    def note(name):
+        return lambda *args, **kwargs: log.calls.append(name)
+
+    def new_stream(device):
+        log.streams += 1
+        return "side"
+
+    def new_pool():
+        log.pools.append((0, len(log.pools) + 1))
+        return log.pools[-1]
+
+    def begin(graph, pool, capture_error_mode):
+        log.calls.append("begin")
+        graph.pool = pool
+        log.allocating.add(pool)
+        log.held.add(pool)
+
+    def end(graph):
+        """As torch: what cannot be ended goes on allocating from the graph's pool, and holds it."""
+        log.calls.append("end")
+        log.end()
+        end_allocations(0, graph.pool)
+        log.held.discard(graph.pool)  # by the graph, from here on
+
+    def end_allocations(index, pool):
+        if pool not in log.allocating:
+            raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+        log.allocating.remove(pool)
+
+    fakes = {
+        "_Graph": lambda: SimpleNamespace(reset=note("reset")),
+        "_Stream": new_stream,
+        "_in_stream": in_stream,
+        "_synchronize": note("synchronize"),
+        "_sleep": note("sleep"),
+        "_current_device": lambda: 0,
+        "_new_pool": new_pool,
+        "_capture_begin": begin,
+        "_capture_end": end,
+        "_end_allocations": end_allocations,
+        "_release_pool": lambda index, pool: log.held.remove(pool),
+        "_replay": note("replay"),
+        "_sides": {},
+        "_broken": [],
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(cuda_calls, name, fake)
+    return log
+
+
+def test_a_capture_is_made_on_another_stream_and_replayed(torch_cuda):
+    streams = []
+    replay = CudaCalls(CPU).capture(lambda: streams.append(torch_cuda.stream), 2)
+    assert streams == ["side", "side"] and torch_cuda.stream == "mine"
+    assert torch_cuda.calls == ["synchronize", "begin", "end", "synchronize"]
+    replay()
+    assert torch_cuda.calls[-1] == "replay"
+
+
+def raises(error):
+    def function():
+        raise error
+
+    return function
+
+
+def test_a_failed_capture_is_ended_and_the_stream_is_as_before(torch_cuda):
+    sync = RuntimeError("CUDA error: operation not permitted when stream is capturing\nCompile with DSA")
+    for function, reason in ((raises(sync), "operation not permitted when stream is capturing$"), (list, "unjoined")):
+        ends = iter([raises(RuntimeError("unjoined work"))])
+        torch_cuda.end = lambda ends=ends: next(ends, list)()
+        torch_cuda.calls.clear()
+        with pytest.raises(NotCaptured, match=reason):
+            CudaCalls(CPU).capture(function, 1)
+        assert torch_cuda.stream == "mine" and torch_cuda.calls[-1] == "reset" and "end" in torch_cuda.calls
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before the pool is left", "after it"])
+@pytest.mark.parametrize("error", [RuntimeError("unjoined work"), ValueError("x: expected fp32"), None])
+def test_a_capture_that_cannot_be_ended_leaves_torch_as_it_was(torch_cuda, monkeypatch, error, after):
+    """No pool is allocated from, and a capture of an empty kernel ends well, which sets the generator free."""
+    real, failing = cuda_calls._capture_end, iter([True])
+
+    def end(graph):
+        if after:
+            real(graph)
+        if next(failing, False):
+            torch_cuda.calls.append("end fails")
+            raise RuntimeError("operation failed due to a previous error during capture")
+        if not after:
+            real(graph)
+
+    monkeypatch.setattr(cuda_calls, "_capture_end", end)
+    with pytest.raises(ValueError if isinstance(error, ValueError) else NotCaptured):
+        CudaCalls(CPU).capture(raises(error) if error else list, 1)
+    assert not torch_cuda.allocating and not torch_cuda.held and torch_cuda.stream == "mine"
+    later = torch_cuda.calls[torch_cuda.calls.index("end fails") :]
+    assert later[1:5] == ["reset", "begin", "sleep", "end"] and len(set(torch_cuda.pools)) == 2
+    assert len(cuda_calls._broken) == 1, "what torch goes on asking is not freed"
+
+
+def test_a_device_that_is_lost_is_not_mended_and_the_reason_is_the_first(torch_cuda):
+    torch_cuda.end = raises(RuntimeError("an illegal memory access was encountered"))
+    with pytest.raises(NotCaptured, match="launch failed"):
+        CudaCalls(CPU).capture(raises(RuntimeError("launch failed")), 1)
+
+
+def test_all_share_one_stream_of_a_device(torch_cuda):
+    for _ in range(2):
+        CudaCalls(CPU).capture(lambda: None, 1)
+        CudaCalls(torch.device("cuda", 0)).warm_up(lambda: None)
+    assert torch_cuda.streams == 1 and list(cuda_calls._sides) == [0]
+    CudaCalls(torch.device("cuda", 1)).warm_up(lambda: None)
+    assert torch_cuda.streams == 2
+
+
+def test_torch_has_what_a_failed_capture_needs():
+    assert callable(torch.cuda.graph_pool_handle)
+    assert callable(torch.cuda.memory._cuda_endAllocateToPool) and callable(torch.cuda.memory._cuda_releasePool)
+
+
+def test_what_is_no_matter_of_the_capture_comes_through(torch_cuda):
+    for error in (ValueError("a: expected fp32"), torch.cuda.OutOfMemoryError("3 GiB")):
+        torch_cuda.calls.clear()
+        with pytest.raises(type(error)):
+            CudaCalls(CPU).capture(raises(error), 1)
+        assert "end" in torch_cuda.calls
+
+
+def test_a_function_that_works_elsewhere_leaves_an_empty_graph_and_is_refused(torch_cuda):
+    torch_cuda.end = lambda: warnings.warn("The CUDA Graph is empty. This usually means ...", stacklevel=1)
+    with pytest.raises(NotCaptured, match="enqueued nothing on the current stream"):
+        CudaCalls(CPU).capture(lambda: None, 1)

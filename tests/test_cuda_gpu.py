@@ -6,14 +6,12 @@ import pytest
 import torch
 
 from rooflab.bench.records.environment import snapshot
-from rooflab.bench.timing.activity import device_activity
 from rooflab.bench.timing.clocks import ClockWatch, locked_clocks
 from rooflab.bench.timing.flush_comparison import compare_flushes
-from rooflab.bench.timing.memory import peak_memory_bytes
-from rooflab.bench.timing.plausible import implausible
-from rooflab.bench.timing.stopwatch import TIMERS, stopwatch_for
-from rooflab.bench.timing.tamper import tampered
-from rooflab.bench.timing.timing import time_functions
+from rooflab.bench.timing.reading import implausible
+from rooflab.bench.timing.tamper import timer_tampered
+from rooflab.bench.timing.timing import TIMERS, stopwatch_for, time_functions
+from rooflab.bench.timing.trace import device_activity, peak_memory_bytes
 from rooflab.roofline.model import Cost
 
 pytestmark = pytest.mark.gpu
@@ -128,7 +126,7 @@ def test_flushes_are_compared(capsys):
 
 
 def test_nothing_of_torch_looks_replaced_on_a_build_with_cuda():
-    assert tampered() is None
+    assert timer_tampered() is None
 
 
 @pytest.mark.skipif(not os.environ.get("ROOFLAB_TEST_LOCKS_CLOCKS"), reason="changes the card's settings")

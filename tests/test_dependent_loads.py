@@ -11,11 +11,10 @@ from test_microkernels import Recorded
 from test_suite_bars import record
 
 from rooflab.bench.ceilings.microkernels import floors
-from rooflab.bench.compile.cubin import read_cubin
+from rooflab.bench.compile.sass import parse_code
 from rooflab.bench.compile.static import Request, compile_kernels
-from rooflab.bench.predict import sass
-from rooflab.bench.predict.chip import chip_of
-from rooflab.bench.predict.timeline import span_cycles
+from rooflab.bench.compile.worker import read_cubin
+from rooflab.bench.predict.chip import chip_of, span_cycles
 from rooflab.bench.ptx.cuda_kernels import emulating_cuda
 from rooflab.bench.ptx.launch import emulate
 from rooflab.bench.records import files as record_files
@@ -44,7 +43,7 @@ def paths(code):
         for place in range(number, len(code)):
             entry = code[place]
             taken = [*taken, entry]
-            if entry.family == "EXIT":
+            if entry.name == "EXIT":
                 found.append(taken)
                 if not entry.guard:
                     return
@@ -68,7 +67,7 @@ def waits_for_loads(code):
 def compiled(**changes):
     case = Case(**{**Case.parse(ENTRY.arguments["case"]), **changes})
     (found,) = compile_kernels([Request(bars.OP, "fused", SPEC.check_case(case), get_scheme("bf16"))])
-    return sass.parse(found[0].sass)
+    return parse_code(found[0].sass)
 
 
 def recorded(depth):
@@ -94,7 +93,7 @@ def test_the_chain_waits_for_every_load(depth):
     kernel = recorded(depth)
     (grid, threads, _, shared_bytes) = kernel.launches[0]
     found = read_cubin(compile_cubin(kernel.source, options=kernel.options), kernel.name)
-    assert waits_for_loads(sass.parse(found.sass)) == pytest.approx(depth, abs=0.01)
+    assert waits_for_loads(parse_code(found.sass)) == pytest.approx(depth, abs=0.01)
     assert (grid, threads, shared_bytes) == (1, floors.CHAIN_THREADS, 0) and found.stack_bytes == 0
 
 

@@ -1,13 +1,16 @@
-"""`rooflab emulate`, and `rooflab check` with no GPU: compiled kernels run, and what is wrong with them is said."""
+"""`rooflab emulate`, `rooflab golden`, and `rooflab check` with no GPU: compiled kernels run, and faults are named."""
 
 import json
-import sys
 
+import numpy as np
 import pytest
+import torch
 
-from rooflab.bench.cli import run
+from rooflab.bench.emulate import golden
+from rooflab.bench.predict.cases import Target
 from rooflab.bench.records.files import read
 from rooflab.kernels import registry
+from rooflab.reference.spec import get_scheme
 
 RMSNORM = "T=8,H=256,eps=1e-06"
 MINE = """
@@ -31,21 +34,10 @@ def mine(x, weight, eps=1e-6):
 """
 
 
-@pytest.fixture
-def rooflab(monkeypatch, capfd, tmp_path):
-    """Runs a command in an empty folder and gives its exit status, output and errors."""
-    monkeypatch.chdir(tmp_path)
-    # Kernels from files are met by no other test.
+@pytest.fixture(autouse=True)
+def own_kernels(monkeypatch):
+    """Kernels from files are met by no other test."""
     monkeypatch.setitem(registry._kernels, "rmsnorm", dict(registry.kernels("rmsnorm")))
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["rooflab", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stopped:
-            run()
-        captured = capfd.readouterr()
-        return stopped.value.code or 0, captured.out, captured.err
-
-    return call
 
 
 def mine(tmp_path, name, rows="1", factor="1.0", shift="0"):
@@ -106,30 +98,16 @@ def test_a_few_ctas_of_two_launches_are_refused(rooflab, tmp_path):
     assert status == 2 and "ctas: expected a kernel of one launch" in " ".join(err.split())
 
 
-def test_a_users_kernel_that_is_right_is_right(rooflab, tmp_path):
-    file = mine(tmp_path, "mine_right")
-    status, out, _ = rooflab("emulate", "--kernel", file, "--case", RMSNORM, "--scheme", "bf16")
-    assert status == 0 and "rmsnorm/mine_right" in out and ": OK" in out
-
-
-def test_a_users_kernel_that_is_wrong_is_wrong(rooflab, tmp_path):
-    file = mine(tmp_path, "mine_wrong", factor="1.5")
-    status, out, _ = rooflab("emulate", "--kernel", file, "--case", RMSNORM, "--scheme", "fp16")
-    assert status == 11 and "INCORRECT" in out
-
-
-def test_ctas_that_write_one_place_are_a_race_on_the_source_line(rooflab, tmp_path):
-    file = mine(tmp_path, "mine_racing", rows="0")
-    status, out, _ = rooflab("emulate", "--kernel", file, "--case", RMSNORM, "--scheme", "bf16")
-    assert status == 11 and "write-write race on global memory" in out and "mine_racing.py:12 (st.global" in out
-
-
-def test_a_read_behind_the_last_row_names_its_line(rooflab, tmp_path):
-    file = mine(tmp_path, "mine_reaching", shift="2048")
-    status, out, _ = rooflab("emulate", "--kernel", file, "--case", RMSNORM, "--scheme", "bf16")
-    text = " ".join(out.split())
-    assert status == 11 and "RUNTIME_ERROR" in text
-    assert "mine_reaching.py:9 (ld.global" in text and "bytes into x of 4096" in text
+def test_a_users_kernel_is_right_or_what_is_wrong_is_named(rooflab, tmp_path):
+    for name, change, status, words in (
+        ("right", {}, 0, ("rmsnorm/mine_right", ": OK")),
+        ("wrong", {"factor": "1.5"}, 11, ("INCORRECT",)),
+        ("racing", {"rows": "0"}, 11, ("write-write race on global memory", "mine_racing.py:12 (st.global")),
+        ("reaching", {"shift": "2048"}, 11, ("RUNTIME_ERROR", "mine_reaching.py:9 (ld.global", "into x of 4096")),
+    ):
+        file = mine(tmp_path, f"mine_{name}", **change)
+        found, out, _ = rooflab("emulate", "--kernel", file, "--case", RMSNORM, "--scheme", "bf16")
+        assert found == status and all(word in " ".join(out.split()) for word in words), out
 
 
 @pytest.mark.parametrize(
@@ -271,3 +249,60 @@ def test_a_read_of_what_torch_empty_gave_names_its_line(rooflab, tmp_path, make)
     file = other_file(tmp_path, f"reads_{len(make)}", ADDS.replace("MAKE", make))
     status, out, _ = rooflab("emulate", "--kernel", file, *CASE)
     assert status == 11 and "a read of byte 0 of out, which nobody has written" in " ".join(out.split())
+
+
+CHOSEN = [
+    Target(op, "fused", registry.get_op(op).get_cases("smoke")[0], get_scheme("fp32"))
+    for op in ("silu_and_mul", "rope")
+]
+
+
+@pytest.fixture
+def kept_outputs(tmp_path):
+    golden.write(tmp_path, torch.device("cpu"), CHOSEN)
+    return tmp_path
+
+
+def test_what_was_kept_is_reproduced(kept_outputs):
+    found = golden.compare(kept_outputs)
+    assert [item.passed for item in found] == [True, True]
+    assert all(0 < item.equal <= item.elements for item in found)
+
+
+def test_an_output_that_differs_is_named(kept_outputs):
+    file = kept_outputs / "silu_and_mul-fused-fp32.npz"
+    with np.load(file) as kept:
+        raw = kept["output_0"].copy()
+    raw.reshape(-1)[3] ^= 1 << 30
+    np.savez_compressed(file, output_0=raw)
+    found = {item.target.split()[0]: item for item in golden.compare(kept_outputs)}
+    assert not found["silu_and_mul/fused"].passed and "1 of" in found["silu_and_mul/fused"].reason
+    assert found["rope/fused"].passed
+
+
+def test_what_has_a_file_is_not_run_again(kept_outputs, monkeypatch):
+    monkeypatch.setattr(golden, "outputs_of", lambda *arguments: pytest.fail("it was run again"))
+    assert golden.write(kept_outputs, torch.device("cpu"), CHOSEN) == ["silu_and_mul-fused-fp32", "rope-fused-fp32"]
+
+
+def test_what_is_kept_keeps_the_commit_that_it_was_made_from(kept_outputs):
+    index = kept_outputs / "golden.json"
+    kept = json.loads(index.read_text())
+    kept["kernels"]["rope-fused-fp32"]["commit"] = "an older one"
+    index.write_text(json.dumps(kept))
+    (kept_outputs / "silu_and_mul-fused-fp32.npz").unlink()
+    golden.write(kept_outputs, torch.device("cpu"), CHOSEN)
+    after = json.loads(index.read_text())["kernels"]
+    assert after["rope-fused-fp32"]["commit"] == "an older one" != after["silu_and_mul-fused-fp32"]["commit"]
+
+
+def test_at_least_twenty_outputs_are_kept_on_a_card():
+    names = {(target.op, target.kernel, target.scheme.name) for target in golden.targets()}
+    assert len(names) >= 20 and {scheme for _, _, scheme in names} >= {"fp32", "fp16", "bf16"}
+
+
+def test_a_folder_without_an_index_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="golden: expected a folder with golden.json"):
+        golden.compare(tmp_path)
+    (tmp_path / "golden.json").write_text(json.dumps({"kernels": {}}))
+    assert golden.compare(tmp_path) == []

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from rooflab.bench.records import nvml as nvml_module
+from rooflab.bench.records import environment as nvml_module
 from rooflab.bench.records.environment import Gpu, git_state, last_level_cache_bytes, machine_key, snapshot
 from rooflab.bench.timing.clocks import ClockWatch
 from rooflab.kernels.precision import pin_matmul_precision
@@ -91,7 +91,7 @@ def test_a_package_below_somebody_elses_checkout_reports_no_commit(tmp_path):
 
 
 class FakeNvml:
-    """NVML as `nvidia-ml-py` wraps it; MIG is a question that this card refuses."""
+    """NVML as `nvidia-ml-py` wraps it: answers by question, of which this card refuses those of `refuses`."""
 
     class NVMLError(Exception):
         pass
@@ -101,6 +101,21 @@ class FakeNvml:
     def __init__(self):
         self.open = 0
         self.clocks = iter([1980, 1200, 1500])
+        self.refuses = {"DeviceGetMigMode": "not supported", "DeviceGetFieldValues": "function not found"}
+        self.answers = {
+            "SystemGetDriverVersion": lambda: "580.1",
+            "DeviceGetHandleByUUID": lambda uuid: "handle" if uuid == "GPU-1" else self._refuse("not found"),
+            "DeviceGetMaxClockInfo": lambda handle, kind: {1: 1980, 2: 3201}[kind],
+            "DeviceGetEnforcedPowerLimit": lambda handle: 700_000,
+            "DeviceGetEccMode": lambda handle: [1, 1],
+            "DeviceGetClockInfo": lambda handle, kind: next(self.clocks) if kind == 1 else 3201,
+            "DeviceGetPowerUsage": lambda handle: 650_000,
+            "DeviceGetTemperature": lambda handle, sensor: 61,
+            "DeviceGetCurrentClocksThrottleReasons": lambda handle: 4,
+        }
+
+    def _refuse(self, why):
+        raise self.NVMLError(why)
 
     def nvmlInit(self):
         self.open += 1
@@ -108,40 +123,13 @@ class FakeNvml:
     def nvmlShutdown(self):
         self.open -= 1
 
-    def nvmlDeviceGetHandleByUUID(self, uuid):
-        if uuid != "GPU-1":
-            raise self.NVMLError("not found")
-        return "handle"
-
-    def nvmlSystemGetDriverVersion(self):
-        return "580.1"
-
-    def nvmlDeviceGetMaxClockInfo(self, handle, kind):
-        return {1: 1980, 2: 3201}[kind]
-
-    def nvmlDeviceGetEnforcedPowerLimit(self, handle):
-        return 700_000
-
-    def nvmlDeviceGetEccMode(self, handle):
-        return [1, 1]
-
-    def nvmlDeviceGetMigMode(self, handle):
-        raise self.NVMLError("not supported")
-
-    def nvmlDeviceGetClockInfo(self, handle, kind):
-        return next(self.clocks) if kind == 1 else 3201
-
-    def nvmlDeviceGetFieldValues(self, handle, fields):
-        raise self.NVMLError("function not found")
-
-    def nvmlDeviceGetPowerUsage(self, handle):
-        return 650_000
-
-    def nvmlDeviceGetTemperature(self, handle, sensor):
-        return 61
-
-    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle):
-        return 4
+    def __getattr__(self, name):
+        question = name.removeprefix("nvml")
+        if question in self.refuses:
+            return lambda *arguments: self._refuse(self.refuses[question])
+        if question == name or question not in self.answers:
+            raise AttributeError(name)
+        return self.answers[question]
 
 
 @pytest.fixture
@@ -206,13 +194,8 @@ def test_matmul_precision_is_pinned_and_recorded():
 
 
 def test_a_runs_own_records_do_not_make_it_dirty(tmp_path):
-    def git(*arguments):
-        subprocess.run(
-            ["git", "-c", "user.name=t", "-c", "user.email=t@t.invalid", *arguments], cwd=tmp_path, check=True
-        )
-
-    git("init", "--quiet")
-    git("commit", "--quiet", "--allow-empty", "-m", "first")
+    git(tmp_path, "init", "--quiet")
+    git(tmp_path, "commit", "--quiet", "--allow-empty", "-m", "first")
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "run.jsonl").write_text("{}\n")
     assert git_state(tmp_path)[1] is False

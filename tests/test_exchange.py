@@ -1,27 +1,22 @@
-"""Records to other tools' forms and back, bit for bit; other tools' files to records, and what is wrong with a file."""
+"""Records to pytest-benchmark's form and back, bit for bit; other tools' files to records; faults of a file."""
 
-import csv
-import io
 import json
 import math
+import os
 import subprocess
 import sys
+from dataclasses import fields
 
 import pandas as pd
 import pytest
-from test_cli import rooflab  # noqa: F401  the fixture
 from test_history import record
 
 from rooflab.bench.exchange.commands import counted, export, read
-from rooflab.bench.exchange.dashboards import write_bencher, write_github_action
-from rooflab.bench.exchange.exported import benchmark_name
-from rooflab.bench.exchange.imported import make_case, write_records
-from rooflab.bench.exchange.pytest_benchmark_export import write_pytest_benchmark
-from rooflab.bench.exchange.pytest_benchmark_json import read_pytest_benchmark
-from rooflab.bench.exchange.table_csv import COLUMNS, read_csv, write_csv
+from rooflab.bench.exchange.files import make_case, write_csv, write_records
+from rooflab.bench.exchange.pytest_benchmark import read_pytest_benchmark, write_pytest_benchmark
+from rooflab.bench.exchange.tritonbench import read_tritonbench
 from rooflab.bench.records import files as record_files
-from rooflab.bench.records.record import Record
-from rooflab.bench.records.samples import pack_samples
+from rooflab.bench.records.record import Record, pack_samples
 from rooflab.bench.report.trends.points import Chosen, read_points
 from rooflab.reference.spec import Case
 
@@ -48,26 +43,16 @@ def every_kind():
     ]
 
 
-def test_csv_keeps_everything(tmp_path):
-    records = every_kind()
-    write_csv(records, tmp_path / "a.csv")
-    assert list(read_csv(tmp_path / "a.csv").records) == records
-
-
 @pytest.mark.filterwarnings("ignore:.*float_precision")  # the default of newer versions, needed by older ones
 def test_pandas_reads_the_csv_back_equal(tmp_path):
     records = every_kind()
     write_csv(records, tmp_path / "a.csv")
     frame = pd.read_csv(tmp_path / "a.csv", float_precision="round_trip")
-    assert tuple(frame.columns) == COLUMNS and len(frame) == len(records)
+    assert tuple(frame.columns) == tuple(field.name for field in fields(Record)) and len(frame) == len(records)
     medians = [None if math.isnan(value) else value for value in frame["latency_median_ms"]]
     assert medians == [each.latency_median_ms for each in records]
     assert json.loads(frame["environment"][0]) == dict(records[0].environment)
     assert frame["kernel"][1] == 'odd, "name"' and frame["status"].tolist() == [each.status for each in records]
-
-
-def test_columns_of_the_csv_are_the_schema_s_in_its_order():
-    assert COLUMNS[:4] == ("kind", "run_id", "status", "environment") and "latency_median_ms" in COLUMNS
 
 
 def test_pytest_benchmark_json_keeps_medians_and_samples_bit_for_bit(tmp_path):
@@ -75,17 +60,8 @@ def test_pytest_benchmark_json_keeps_medians_and_samples_bit_for_bit(tmp_path):
     assert write_pytest_benchmark(records, tmp_path / "a.json") == []
     back = read_pytest_benchmark(tmp_path / "a.json").records
     for one, other in zip(records, back, strict=True):
-        for name in (
-            "latency_median_ms",
-            "latency_p20_ms",
-            "latency_p80_ms",
-            "samples",
-            "sample_count",
-            "op",
-            "kernel",
-        ):
-            assert getattr(one, name) == getattr(other, name), name
-        for name in ("case", "case_id", "scheme", "role", "backend", "device", "l2_state"):
+        kept = ("case", "case_id", "scheme", "role", "backend", "device", "l2_state", "samples", "sample_count", "op")
+        for name in (*kept, "kernel", "latency_median_ms", "latency_p20_ms", "latency_p80_ms"):
             assert getattr(one, name) == getattr(other, name), name
         assert other.samples_s == SAMPLES and other.commit is None and other.checked_by == "none"
         assert other.timer == "imported: pytest-benchmark, cuda events"
@@ -97,15 +73,8 @@ def test_pytest_benchmark_compare_reads_the_json(tmp_path):
     for number, factor in ((1, 1), (2, 2)):
         scaled = [sampled(samples=pack_samples([factor * sample for sample in SAMPLES])), sampled(1, kernel="naive")]
         write_pytest_benchmark(scaled, tmp_path / "machine" / f"000{number}_run.json")
-    command = [
-        sys.executable,
-        "-m",
-        "pytest_benchmark",
-        "--storage",
-        str(tmp_path),
-        "compare",
-        "--columns=median,rounds",
-    ]
+    storage = ("--storage", str(tmp_path), "compare", "--columns=median,rounds")
+    command = [sys.executable, "-m", "pytest_benchmark", *storage]
     done = subprocess.run([*command, "0001", "0002"], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "gemm M=64 bf16" in done.stdout and "test_kernel[gemm/packed-M=64-bf16] (0002_run)" in done.stdout
@@ -121,28 +90,13 @@ def test_what_a_form_has_no_place_for_is_listed(tmp_path):
         "it has no samples and no statistics",
     ]
     assert counted(skipped + skipped[:1])[0] == (reasons[0], 2)
-    for write in (write_pytest_benchmark, write_github_action, write_bencher):
-        with pytest.raises(ValueError, match="^records: expected a bench record with a latency, got none among 1"):
-            write(every_kind()[2:3], tmp_path / "none")
-        with pytest.raises(ValueError, match="^machine: expected records of one, got .*another"):
-            write([sampled(), sampled(1, environment={"machine_key": "another"})], tmp_path / "none")
+    with pytest.raises(ValueError, match="^records: expected a bench record with a latency, got none among 1"):
+        write_pytest_benchmark(every_kind()[2:3], tmp_path / "none")
+    with pytest.raises(ValueError, match="^machine: expected records of one, got .*another"):
+        write_pytest_benchmark([sampled(), sampled(1, environment={"machine_key": "another"})], tmp_path / "none")
+    with pytest.raises(ValueError, match="^records: expected at least one, got none"):
+        write_csv([], tmp_path / "none")
     assert not (tmp_path / "none").exists()
-
-
-def test_the_dashboards_forms(tmp_path):
-    records = [sampled(), sampled(2, latency_median_ms=0.5, latency_p20_ms=None)]
-    write_github_action(records, tmp_path / "gh.json")
-    first, second = json.loads((tmp_path / "gh.json").read_text())
-    assert (first["name"], first["unit"]) == ("gemm/packed M=64 bf16", "ms")
-    assert first["value"] == records[0].latency_median_ms and " - " in first["range"] and "range" not in second
-    (older,) = write_bencher(records, tmp_path / "bmf.json")
-    found = json.loads((tmp_path / "bmf.json").read_text())
-    assert older.reason == "an older record of the same name" and benchmark_name(records[0]) == older.place
-    assert found == {
-        "gemm/packed M=64 bf16": {
-            "latency": {"value": 5e5, "upper_value": found[older.place]["latency"]["upper_value"]}
-        }
-    }
 
 
 def foreign(**changes):
@@ -224,27 +178,6 @@ def test_a_malformed_json_is_one_sentence_with_its_place(tmp_path, values, messa
         read_pytest_benchmark(written(tmp_path / "a.json", values))
 
 
-def test_a_malformed_csv_is_one_sentence_with_its_place(tmp_path):
-    write_csv([sampled()], tmp_path / "a.csv")
-    lines = (tmp_path / "a.csv").read_text()
-    broken = {
-        lines.replace("bench,r000", 'bench,"r000'): "^a.csv, line 2: not CSV",
-        lines.rstrip("\n") + ",extra\n": "^a.csv, line 2: expected [0-9]+ cells",
-        lines.replace("0.0022000000000000006", "fast"): "^a.csv, line 2, latency_median_ms, column 1: not JSON",
-        lines.replace(",OK,", ",FINE,"): "^a.csv, line 2: status: expected one of OK",
-        lines.splitlines(keepends=True)[0]: "^a.csv: expected a row of column names",
-    }
-    for text, message in broken.items():
-        assert text != lines
-        with pytest.raises(ValueError, match=message):
-            read_csv(written(tmp_path / "a.csv", text))
-    with pytest.raises(ValueError, match="^none.csv: expected a file"):
-        read_csv(tmp_path / "none.csv")
-    (tmp_path / "b.csv").write_bytes(b"kind\xff")
-    with pytest.raises(ValueError, match="^b.csv, byte 4: expected UTF-8"):
-        read_csv(tmp_path / "b.csv")
-
-
 def test_an_import_is_kept_once_and_makes_a_history(tmp_path):
     found = read("pytest-benchmark", [written(tmp_path / "a.json", foreign())]).imported
     (path,) = write_records(found.records, tmp_path / "out")
@@ -267,22 +200,149 @@ def test_unknown_tools_and_forms_are_refused(tmp_path):
         export("asv", [tmp_path], tmp_path / "a", Chosen())
 
 
-def test_the_command_line_imports_and_exports(rooflab, tmp_path):  # noqa: F811
+def test_the_command_line_imports_and_exports(rooflab, tmp_path):
     written(tmp_path / "a.json", foreign())
     status, out, _ = rooflab("import", "pytest-benchmark", "a.json", "--out", "kept", "--json")
     assert status == 0 and json.loads(out)["rows"][0]["latency_ms"] == 2.0 and len(json.loads(out)["written"]) == 1
     record_files.write(tmp_path / "kept" / "ours.jsonl", sampled(), *every_kind()[2:])
     status, out, _ = rooflab("export", "csv", "kept", "--to", "a.csv")
     assert status == 0 and out == "4 records: a.csv\n"
-    assert len(list(csv.reader(io.StringIO((tmp_path / "a.csv").read_text())))) == 5
-    status, out, _ = rooflab("export", "bencher", "kept", "--to", "b.json", "--machine", "h200", "--json")
+    assert len(pd.read_csv(tmp_path / "a.csv")) == 4
+    status, out, _ = rooflab("export", "pytest-benchmark", "kept", "--to", "b.json", "--machine", "h200", "--json")
     assert status == 0 and json.loads(out)["records"] == 1 and len(json.loads(out)["left_out"]) == 1
     assert rooflab("import", "pytest-benchmark", "none.json")[0] == 2
 
 
-def test_what_was_imported_can_be_compared(rooflab, tmp_path):  # noqa: F811
+def test_what_was_imported_can_be_compared(rooflab, tmp_path):
     for name, minute in (("a", "05"), ("b", "06")):
         written(tmp_path / f"{name}.json", foreign(datetime=f"2026-02-03T04:{minute}:06+00:00"))
         assert rooflab("import", "pytest-benchmark", f"{name}.json", "--out", name)[0] == 0
     status, out, _ = rooflab("ab", "--records", "a", "--records", "b", "--json")
     assert status == 0 and "test_sort/test_sort n=100,how=a;b:1" in out
+
+
+CSV = """\
+(M, N, K);flops;aten-latency;aten-tflops;aten-accuracy;triton-latency;triton-tflops;triton-accuracy
+(256, 128, 64);4194304;0.02;0.2;;0.016 (±3.10%);0.25;1.0
+(512, 128, 64);8388608;0.03;0.3;;CUDA out of memory.;;
+(512, 256, 64);16777216;0.03;0.3;;0.01;0.4;0.0
+(64, 64, 64);524288;;0.1;;RuntimeError: no kernel;;
+average;;0.026;0.2;;0.013;0.3;
+"""
+
+
+def csv_file(tmp_path, text=CSV, name="op_gemm_a1b2c3.csv"):
+    path = tmp_path / name
+    path.write_text(text)
+    return path
+
+
+def test_rows_become_records_by_implementation(tmp_path):
+    path = csv_file(tmp_path)
+    os.utime(path, (1.7e9, 1.7e9))
+    found = read_tritonbench(path)
+    first = found.records[0]
+    assert (first.op, first.kernel, first.case_id) == ("gemm", "aten", "M=256,N=128,K=64")
+    assert (first.latency_median_ms, first.flops_per_s, first.timer) == (0.02, 0.2e12, "imported: tritonbench")
+    assert first.timestamp == "2023-11-14T22:13:20+00:00", "the file's time: the format says nothing of when"
+    assert Case.parse(first.case_id) == Case(**first.case) and first.commit is None
+    second = found.records[1]
+    assert (second.kernel, second.latency_median_ms, second.metrics) == ("triton", 0.016, {"accuracy": 1.0})
+
+
+def test_failures_are_records_without_a_time(tmp_path):
+    found = read_tritonbench(csv_file(tmp_path))
+    failed = {(each.status, each.case_id, each.reason) for each in found.records if each.status != "OK"}
+    assert failed == {
+        ("OUT_OF_MEMORY", "M=512,N=128,K=64", "CUDA out of memory."),
+        ("INCORRECT", "M=512,N=256,K=64", "tritonbench found its result to differ from the baseline's"),
+        ("RUNTIME_ERROR", "M=64,N=64,K=64", "RuntimeError: no kernel"),
+    }
+    assert all(each.latency_median_ms is None for each in found.records if each.status != "OK")
+
+
+def test_what_is_no_result_is_listed(tmp_path):
+    found = read_tritonbench(csv_file(tmp_path))
+    listed = {each.place: each.reason for each in found.skipped}
+    assert listed == {
+        "op_gemm_a1b2c3.csv, line 6": "an average over inputs of different sizes",
+        "op_gemm_a1b2c3.csv, line 5, aten": "it has no latency, only tflops",
+    }
+    assert len(found.records) == 7, "8 cells of a latency, one of them empty"
+
+
+def test_the_operator_comes_from_the_name_or_the_caller(tmp_path):
+    path = csv_file(tmp_path, name="results.csv")
+    with pytest.raises(ValueError, match=r"^op: expected the operator of results\.csv"):
+        read_tritonbench(path)
+    assert {each.op for each in read("tritonbench", [path], ["rms_norm"]).imported.records} == {"rmsnorm"}
+
+
+def json_file(tmp_path, values):
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(values))
+    return path
+
+
+METRICS = {
+    "tritonbench_rms_norm_fwd[x_(16, 4096)-llama_rms]_latency": 0.5,
+    "tritonbench_rms_norm_fwd[x_(16, 4096)-llama_rms]_gbps": 1000.0,
+    "tritonbench_rms_norm_fwd[x_(16, 4096)-llama_rms]_gpu_peak_mem": 2.0,
+    "tritonbench_rms_norm_fwd[x_(16, 4096)-llama_rms]_best_config": "BLOCK: 64",
+    "tritonbench_rms_norm_bwd[x_(16, 4096)-llama_rms]_latency": 0.9,
+    "tritonbench_rms_norm_fwd[x_-1-liger]_latency": None,
+    "tritonbench_rms_norm_fwd[x_average-llama_rms]_latency": 0.5,
+    "tritonbench_rms_norm_fwd[llama_rms]-latency-avg": 0.5,
+}
+
+
+def test_keys_of_the_json_become_records(tmp_path):
+    found = read_tritonbench(json_file(tmp_path, METRICS))
+    forward, backward = found.records
+    assert (forward.op, forward.kernel, dict(forward.case)) == ("rmsnorm", "llama_rms", {"x0": 16, "x1": 4096})
+    assert (forward.latency_median_ms, forward.bytes_per_s, forward.peak_memory_bytes) == (0.5, 1e12, 2e9)
+    assert (backward.op, backward.latency_median_ms) == ("rms_norm_bwd", 0.9)
+    assert [each.reason for each in found.skipped].count("an average over inputs of different sizes") == 2
+    assert any("rms_norm_fwd[-1-liger]" in each.place for each in found.skipped), "a negative input, and no latency"
+
+
+def test_the_environment_beside_the_metrics(tmp_path):
+    environ = {
+        "device": "NVIDIA H100",
+        "benchmark_date": "20250815103000",
+        "triton_commit": "abc",
+        "cuda_version": "13.0",
+    }
+    environ |= {"conda_env": "unknown", "pytorch_commit": "unknown"}
+    found = read_tritonbench(json_file(tmp_path, {"name": "gemm", "environ": environ, "metrics": METRICS})).records[0]
+    assert found.timestamp == "2025-08-15T10:30:00+00:00" and found.environment["gpu"]["name"] == "NVIDIA H100"
+    assert found.environment["imported"]["revisions"] == {"triton_commit": "abc"}
+    assert found.environment["machine_key"].startswith("imported-nvidia-h100-")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "^op_gemm_a.csv, line 1: expected columns separated by ';'"),
+        ("(M, N),aten-latency\n(1, 2),0.5\n", "^op_gemm_a.csv, line 1: expected columns separated by ';'"),
+        ("x;aten-latency\n1;2;3\n", "^op_gemm_a.csv, line 2: expected 2 cells, got 3"),
+        ("x;aten-latency\n", "^op_gemm_a.csv: expected results of tritonbench, got none"),
+    ],
+)
+def test_a_malformed_csv_is_one_sentence_with_its_place(tmp_path, text, message):
+    with pytest.raises(ValueError, match=message):
+        read_tritonbench(csv_file(tmp_path, text, "op_gemm_a.csv"))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"latency": 1.0}, "^result.json, 'latency': expected tritonbench_<op>_<mode>"),
+        ([], "^result.json: expected an object, got list"),
+        ({"metrics": 3}, "^result.json: expected 'metrics' as dict, got int"),
+        ({"metrics": METRICS, "environ": {"benchmark_date": "soon"}}, "^result.json, benchmark_date: expected a time"),
+    ],
+)
+def test_malformed_keys_are_one_sentence_with_their_place(tmp_path, values, message):
+    with pytest.raises(ValueError, match=message):
+        read_tritonbench(json_file(tmp_path, values))

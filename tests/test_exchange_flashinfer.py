@@ -8,15 +8,13 @@ import pytest
 import torch
 from flashinfer_set import AXES, definitions, write_data_set
 from safetensors.torch import save_file
-from test_exchange import foreign
-from test_exchange_tritonbench import METRICS
+from test_exchange import METRICS, foreign
 
-from rooflab.bench.exchange.flashinfer_attention import lengths_of, paged, random_batch
-from rooflab.bench.exchange.flashinfer_families import find_family
+from rooflab.bench.exchange.commands import definition_rows, read_traces
+from rooflab.bench.exchange.flashinfer_families import find_family, lengths_of, paged, random_batch
 from rooflab.bench.exchange.flashinfer_files import Workload, read_dataset
 from rooflab.bench.exchange.flashinfer_reference import make_inputs
-from rooflab.bench.exchange.flashinfer_traces import definition_rows, read_traces
-from rooflab.bench.exchange.pytest_benchmark_json import read_pytest_benchmark
+from rooflab.bench.exchange.pytest_benchmark import read_pytest_benchmark
 from rooflab.bench.exchange.tritonbench import read_tritonbench
 from rooflab.reference.paged_attention import reference
 
@@ -245,18 +243,18 @@ def test_whatever_is_wrong_in_a_file_is_one_sentence_with_its_name(tmp_path, rea
     assert refused > 3
 
 
-@pytest.mark.parametrize(
-    ("file", "text", "message"),
-    [
-        ("definitions/gemm/gemm_n48_k32.json", "{", "^gemm_n48_k32.json, column 2: not JSON"),
-        ("workloads/gemm/gemm_n48_k32.jsonl", "\n\n[]\n", "^gemm_n48_k32.jsonl, line 3: expected an object, got list"),
-        ("traces/a.jsonl", "nonsense\n", "^a.jsonl, line 1, column 1: not JSON"),
-    ],
-)
-def test_a_malformed_file_is_named(root, file, text, message):
-    (root / file).write_text(text)
-    with pytest.raises(ValueError, match=message):
-        read_dataset(root)
+def test_a_malformed_file_is_named(tmp_path):
+    for number, (file, text, message) in enumerate(
+        (
+            ("definitions/gemm/gemm_n48_k32.json", "{", "^gemm_n48_k32.json, column 2: not JSON"),
+            ("workloads/gemm/gemm_n48_k32.jsonl", "\n\n[]\n", "^gemm_n48_k32.jsonl, line 3: expected an object, got"),
+            ("traces/a.jsonl", "nonsense\n", "^a.jsonl, line 1, column 1: not JSON"),
+        )
+    ):
+        root = write_data_set(tmp_path / str(number))
+        (root / file).write_text(text)
+        with pytest.raises(ValueError, match=message):
+            read_dataset(root)
 
 
 def test_a_definition_that_is_no_python_is_named(root):

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
-from rooflab.bench.cli import run
-from rooflab.bench.predict import model, targets
+from rooflab.bench.predict import cases, model
 from rooflab.bench.predict.calibration import Fit
-from rooflab.bench.predict.cases import Target
+from rooflab.bench.predict.cases import Target, measured_in
 from rooflab.bench.predict.explain import UNEXPLAINED, Explanation, Part, explain, why_rows, why_sentence
 from rooflab.bench.records import files as record_files
 from rooflab.bench.records.record import Record
@@ -37,21 +35,6 @@ def mine(x, weight, eps=1e-6):
 
 def target(kernel: str = "library", op: str = "rmsnorm", case: Case = CASE) -> Target:
     return Target(op, kernel, case, BF16)
-
-
-@pytest.fixture
-def rooflab(monkeypatch, capfd, tmp_path):
-    """Runs a command in an empty folder and gives its exit status, output and errors."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["rooflab", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stopped:
-            run()
-        captured = capfd.readouterr()
-        return stopped.value.code or 0, captured.out, captured.err
-
-    return call
 
 
 def record(**changes) -> Record:
@@ -232,7 +215,7 @@ def test_the_gpu_that_is_here_is_measured_and_failures_are_said(rooflab, monkeyp
         asked.append((tuple(entry.kernel for entry in chosen), budget_s))
         return [record(latency_median_ms=0.03), failed]
 
-    monkeypatch.setattr(targets, "measure_here", measure)
+    monkeypatch.setattr(cases, "measure_here", measure)
     arguments = ["rmsnorm", "library", "--kernel", "naive", "--case", CASE.id, "--budget", "0.2", "--json"]
     status, out, err = rooflab("explain", *arguments)
     library, naive = json.loads(out)
@@ -266,3 +249,29 @@ def test_on_a_gpu_the_measurement_is_explained(rooflab):
     found = json.loads(out)[0]
     assert status == 0 and found["measured_ms"] > 0
     assert sum(part["ms"] for part in found["parts"]) == pytest.approx(found["measured_ms"])
+
+
+EARLY, LATE = "2026-01-01T00:00:00+00:00", "2026-02-01T00:00:00+00:00"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"metrics": {"pair": 1.0}}, {"kind": "ab"}, {"l2_state": "warm"}, {"kernel": "another"}],
+    ids=["a reading of an A/B", "an A/B", "a warm L2", "another kernel"],
+)
+def test_a_reading_that_does_not_speak_for_the_kernel_is_left_out(changes):
+    own, other = record(timestamp=EARLY), record(timestamp=LATE, latency_median_ms=0.5, **changes)
+    assert measured_in([own, other], [target()], H100) == ([target()], {target(): 0.025})
+    with pytest.raises(ValueError, match="records: expected a measured time on h100-sxm"):
+        measured_in([other], [target()], H100)
+
+
+def test_a_time_is_explained_in_the_config_in_which_it_was_measured():
+    kernel = registry.get_kernel("rmsnorm", "fused")
+    config = kernel.configs(CASE)[-1]
+    fused, library = target("fused"), target()
+    tuned = record(kernel="fused", backend="triton", config=asdict(config))
+    chosen, times = measured_in([tuned], [library, fused], H100)
+    assert chosen[0] == library and chosen[1].config == config and times == {chosen[1]: 0.025}
+    gone = record(kernel="fused", backend="triton", config={"no_such_field": 1}, timestamp=LATE)
+    assert measured_in([tuned, gone], [library, fused], H100) == (chosen, times)

@@ -124,11 +124,11 @@ def test_the_longest_tiles_come_first_and_a_section_stays_together():
 
 ON_VIEWS = """
 import math, torch
-from rooflab.bench.compile.targets import DEFAULT
+from rooflab.bench.compile.cases import DEFAULT
 from rooflab.bench.check.emulating import emulation
 from rooflab.bench.ptx.launch import emulate
 from rooflab.bench.ptx.triton_kernels import bound, in_ctas
-from rooflab.bench.ptx.triton_launches import emulating_triton
+from rooflab.bench.ptx.triton_kernels import emulating_triton
 from rooflab.kernels.flash_attention import ping_pong
 from rooflab.reference.flash_attention import reference
 

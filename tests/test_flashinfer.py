@@ -12,8 +12,7 @@ import fake_flashinfer
 import pytest
 import torch
 
-from rooflab.bench.calls.calls import Rotation
-from rooflab.bench.calls.preparing import planned
+from rooflab.bench.calls.calls import Rotation, planned
 from rooflab.bench.check.check import check_kernel
 from rooflab.bench.measure.timed import wrong_on_new_data
 from rooflab.kernels import _flashinfer as adapter

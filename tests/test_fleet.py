@@ -14,11 +14,9 @@ from commands_in_process import run_command  # noqa: E402
 
 from rooflab.bench.records.files import read  # noqa: E402
 from rooflab.bench.suite import sweep as module  # noqa: E402
-from rooflab.bench.suite import sweep_worker as worker  # noqa: E402
-from rooflab.bench.suite.sweep import FILE, SILENT_S, Sweep, sweep  # noqa: E402
-from rooflab.bench.suite.sweep_worker import HEARTBEAT_S, Shard, Worker  # noqa: E402
+from rooflab.bench.suite.sweep import FILE, HEARTBEAT_S, SILENT_S, Shard, Sweep, Worker, sweep  # noqa: E402  # noqa: E402
 
-SHARDS = [Shard("rope", 120.0, dry_run=True), Shard("rmsnorm", 120.0, dry_run=True)]
+SHARDS = [Shard("check:rope", 120.0, dry_run=True), Shard("check:rmsnorm", 120.0, dry_run=True)]
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +55,7 @@ def test_a_killed_worker_costs_no_shard(swept):
     _, state, said, killed = swept
     assert len(killed) == 1
     assert state.complete, state.shards
-    assert {name.split("/")[1] for name in state.shards} == {"rope", "rmsnorm"}
+    assert {name.split("/")[1] for name in state.shards} == {shard.name for shard in SHARDS}
     assert sum(found["attempts"] for found in state.shards.values()) == 3  # one was begun twice
     assert any(": LOST" in text for text in said)
     assert len(state.workers) == 3
@@ -181,12 +179,12 @@ def test_a_lost_shard_is_given_to_another_even_where_no_state_can_be_written(tmp
 def test_a_file_that_vanishes_between_two_looks_is_left_out(tmp_path, monkeypatch):
     for name in ("gone.json", "here.json"):
         (tmp_path / name).write_text(name)
-    read_bytes = worker.Path.read_bytes
+    read_bytes = module.Path.read_bytes
 
     def vanishing(path):
         if path.name == "gone.json":
             raise FileNotFoundError(path)
         return read_bytes(path)
 
-    monkeypatch.setattr(worker.Path, "read_bytes", vanishing)
-    assert worker._changed(tmp_path, {}) == {"here.json": b"here.json"}
+    monkeypatch.setattr(module.Path, "read_bytes", vanishing)
+    assert module._changed(tmp_path, {}) == {"here.json": b"here.json"}

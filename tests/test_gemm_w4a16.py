@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from rooflab.bench.calls.preparing import packed as packed_with
+from rooflab.bench.calls.calls import packed as packed_with
 from rooflab.bench.emulate.calls import call
 from rooflab.bench.predict.cases import Target
 from rooflab.kernels.gemm_w4a16 import _packed, library, marlin

@@ -1,21 +1,30 @@
-"""`rooflab history`: what becomes a point, in which order, where levels end, and what is said of the last point."""
+"""`rooflab history`: what becomes a point, in which order, where steps lie, and what the last point says."""
 
+import itertools
 import json
 import math
 import random
 import re
 
+import numpy as np
 import pandas as pd
 import pytest
 from test_bisect import git
-from test_cli import rooflab  # noqa: F401  the fixture
 
 from rooflab.bench.records import files as record_files
 from rooflab.bench.records.record import Record
-from rooflab.bench.report.trends.commits import commit_order, repository
-from rooflab.bench.report.trends.points import Chosen, read_points
-from rooflab.bench.report.trends.report import frame, history
-from rooflab.bench.report.trends.trend import sparkline, unusual_z
+from rooflab.bench.report.trends.output import find_trends, frame, summary
+from rooflab.bench.report.trends.points import Chosen, commit_order, read_points, repository
+from rooflab.bench.report.trends.trend import (
+    LEAST_NOISE,
+    costs,
+    find_steps,
+    noise,
+    partition,
+    penalty,
+    sparkline,
+    unusual_z,
+)
 
 GPU = {"name": "NVIDIA H200", "driver": "580.1"}
 ENVIRONMENT = {"machine_key": "nvidia-h200-16c-1a2b3c4d", "gpu": GPU, "torch": "2.13.0", "triton": "3.7.1"}
@@ -53,7 +62,7 @@ def noisy(count, sigma=0.005, seed=0, level=1.0):
 
 def trends_of(folder, records, last=20, repo=None, **chosen):
     record_files.write(folder / "records" / "a.jsonl", *records)
-    return history([folder / "records"], Chosen(**chosen)).trends(repo or folder, last)
+    return find_trends(read_points([folder / "records"], Chosen(**chosen)), repo or folder, last)
 
 
 def test_what_failed_never_enters_a_trend_and_is_counted(tmp_path):
@@ -124,10 +133,10 @@ def test_an_unknown_commit_makes_it_the_order_of_time_and_says_so(tmp_path, repo
         record(i, latency, commit=commit) for i, (latency, commit) in enumerate(((2.0, commits[1]), (1.0, "f" * 40)))
     ]
     record_files.write(tmp_path / "a.jsonl", *records)
-    made = history([tmp_path])
-    trends = made.trends(root, 20)
+    points = read_points([tmp_path])
+    trends = find_trends(points, root, 20)
     assert not trends[0].by_commit and trends[0].frame["latency_ms"].tolist() == [2.0, 1.0]
-    assert any("1 of 1 trends are ordered by time" in note for note in made.summary(trends)["notes"])
+    assert any("1 of 1 trends are ordered by time" in note for note in summary(points, trends)["notes"])
 
 
 def test_commits_of_no_repository_have_no_order(tmp_path, repo):
@@ -145,12 +154,12 @@ def test_a_regression_is_named_with_its_commits_and_the_way_to_find_it(tmp_path,
         record(i, value, commit=commits[place]) for i, (value, place) in enumerate(zip(values, places, strict=True))
     ]
     record_files.write(tmp_path / "a.jsonl", *records)
-    made = history([tmp_path])
-    trends = made.trends(root, 20)
+    points = read_points([tmp_path])
+    trends = find_trends(points, root, 20)
     (step,) = trends[0].steps
     assert (step.index, trends[0].state) == (8, "SLOWER") and step.effect == pytest.approx(0.06, abs=0.01)
     assert (step.before, step.after) == (commits[1][:10], commits[2][:10])
-    (row,) = made.summary(trends)["trends"]
+    (row,) = summary(points, trends)["trends"]
     wanted = f"rooflab bisect gemm packed --good {commits[1][:10]} --bad {commits[2][:10]} --case M=64 --scheme bf16"
     assert row["steps"][0]["next"] == wanted
     assert [round(level[2], 1) for level in row["levels_ms"]] == [1.0, 1.1]
@@ -209,8 +218,8 @@ def test_a_dirty_tree_shows_and_is_not_bisected(tmp_path, repo):
     values = [1.0] * 6 + [1.5] * 6
     records = [record(i, value, commit=commits[i // 6], dirty=i >= 6) for i, value in enumerate(values)]
     record_files.write(tmp_path / "a.jsonl", *records)
-    made = history([tmp_path])
-    (row,) = made.summary(made.trends(root, 20))["trends"]
+    points = read_points([tmp_path])
+    (row,) = summary(points, find_trends(points, root, 20))["trends"]
     assert row["steps"][0]["after"] == commits[1][:10] + "+" and row["steps"][0]["next"] == ""
 
 
@@ -221,7 +230,7 @@ def test_a_choice_of_nothing_names_what_there_is(tmp_path):
     with pytest.raises(ValueError, match="^records: expected a file or folder"):
         read_points([tmp_path / "none"])
     with pytest.raises(ValueError, match="^last: expected at least 5 points, got 1"):
-        history([tmp_path]).trends(tmp_path, 1)
+        find_trends(read_points([tmp_path]), tmp_path, 1)
 
 
 def test_a_line_of_blocks_is_flat_for_noise():
@@ -236,7 +245,7 @@ def test_every_point_comes_back_from_the_table_file(tmp_path):
     assert made["level"].tolist() == [0] * 8 + [1] * 4
 
 
-def test_the_command_line_shows_writes_and_draws(rooflab, tmp_path):  # noqa: F811
+def test_the_command_line_shows_writes_and_draws(rooflab, tmp_path):
     values = noisy(8) + noisy(6, seed=1, level=1.1)
     records = [record(i, value, kernel=kernel) for i, value in enumerate(values) for kernel in ("packed", "naive")]
     record_files.write(tmp_path / "results" / "a.jsonl", *records)
@@ -250,3 +259,110 @@ def test_the_command_line_shows_writes_and_draws(rooflab, tmp_path):  # noqa: F8
     found = json.loads(out)
     assert status == 0 and [row["kernel"] for row in found["trends"]] == ["naive"] and found["points"] == 14
     assert rooflab("history", "nowhere")[0] == 2
+
+
+SERIES = 100
+FIVE_PERCENT = math.log(1.05)
+
+
+def draw(kind, rng, count):
+    """Noise of standard deviation about one."""
+    if kind == "laplace":
+        return rng.laplace(0, math.sqrt(0.5), count)
+    if kind == "student":
+        return rng.standard_t(3, count) / 1.2
+    values = rng.normal(0, 1, count)
+    if kind == "spikes":
+        values[rng.random(count) < 0.1] += 8
+    if kind == "correlated":
+        for i in range(1, count):
+            values[i] += 0.4 * values[i - 1]
+    return values
+
+
+def cost_of(values, starts):
+    edges = [0, *starts, len(values)]
+    return sum(np.abs(values[a:b] - np.median(values[a:b])).sum() for a, b in itertools.pairwise(edges))
+
+
+def test_costs_are_the_distances_to_each_piece_s_median():
+    values = np.random.default_rng(0).normal(size=9).round(1)  # rounded, so that there are ties
+    table = costs(values.tolist())
+    for start, end in itertools.combinations(range(10), 2):
+        assert table[start, end] == pytest.approx(cost_of(values[start:end], []))
+
+
+@pytest.mark.parametrize("price", [0.5, 2.0, 6.0])
+def test_the_partition_is_the_cheapest_of_all(price):
+    rng = np.random.default_rng(1)
+    for _ in range(20):
+        values = rng.normal(size=9) + np.repeat(rng.normal(0, 4, 3), 3)
+        every = [
+            starts
+            for count in range(4)
+            for starts in itertools.combinations(range(2, 8), count)
+            if all(b - a >= 2 for a, b in itertools.pairwise([0, *starts, 9]))
+        ]
+        cheapest = min(cost_of(values, starts) + price * len(starts) for starts in every)
+        found = partition(values.tolist(), price)
+        assert cost_of(values, found) + price * len(found) == pytest.approx(cheapest)
+        assert all(b - a >= 2 for a, b in itertools.pairwise([0, *found, 9]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "most"), [("normal", 0.01), ("laplace", 0.01), ("student", 0.01), ("spikes", 0.03), ("correlated", 0.1)]
+)
+def test_noise_alone_has_no_steps(kind, most):
+    rng = np.random.default_rng(2)
+    for count in (5, 12, 40):
+        false = sum(bool(find_steps((draw(kind, rng, count) * 0.01).tolist())) for _ in range(SERIES))
+        assert false <= most * SERIES, f"{false} of {SERIES} series of {count} points"
+
+
+@pytest.mark.parametrize(
+    ("sigma", "after", "least"), [(0.005, 2, 0.95), (0.01, 3, 0.7), (0.01, 5, 0.95), (0.02, 10, 0.55)]
+)
+def test_a_step_of_five_percent_is_found_where_it_is(sigma, after, least):
+    rng = np.random.default_rng(3)
+    found = 0
+    for _ in range(SERIES):
+        values = sigma * draw("normal", rng, 12 + after)
+        values[12:] += FIVE_PERCENT
+        found += any(abs(start - 12) <= 1 for start in find_steps(values.tolist()))
+    assert found >= least * SERIES
+
+
+def test_one_slow_run_is_no_step_and_does_not_move_a_level():
+    values = 0.005 * np.random.default_rng(4).normal(size=30)
+    values[10] += 0.5
+    assert find_steps(values.tolist()) == []
+
+
+def test_two_steps_are_two():
+    values = 0.005 * np.random.default_rng(5).normal(size=36)
+    values[12:24] += FIVE_PERCENT
+    values[24:] -= FIVE_PERCENT
+    assert find_steps(values.tolist()) == [12, 24]
+
+
+def test_few_points_and_equal_points_have_no_steps():
+    for values in ([], [1.0], [1.0, 2.0, 3.0], [1.0] * 20):
+        assert find_steps(values) == []
+    assert noise([1.0, 1.0, 1.0]) == LEAST_NOISE
+    assert find_steps([0.0] * 6 + [FIVE_PERCENT] * 6) == [6], "a clock's grid makes runs equal; the step is no less one"
+
+
+def test_noise_is_its_standard_deviation_and_a_step_hardly_raises_it():
+    values = np.random.default_rng(6).normal(0, 0.01, 400)
+    assert noise(values.tolist()) == pytest.approx(0.01, rel=0.1)
+    values[200:] += 0.1
+    assert noise(values.tolist()) == pytest.approx(0.01, rel=0.15)
+
+
+def test_a_step_costs_more_in_a_longer_series():
+    assert penalty(100) > penalty(10) > 0
+
+
+def test_values_that_are_no_numbers_are_refused():
+    with pytest.raises(ValueError, match="^values: expected finite"):
+        partition([1.0, math.nan, 1.0, 1.0], 1.0)

@@ -1,102 +1,74 @@
-"""A kernel that hangs, one that ends its process and one that is right, each first run in a process of its own."""
+"""A kernel's first run in a process of its own: it may hang, end its process or be wrong."""
 
 import importlib.util
 import json
-import time
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from test_child_processes import assert_gone
 
 from rooflab.bench.check import isolated
-from rooflab.bench.check.isolated import FirstRun, _status, first_here, first_in_own_process
+from rooflab.bench.check.isolated import FirstRun, answer, first_here, first_in_own_process
+from rooflab.bench.processes.child import Child, Died
+from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel, get_op
 
 CASE = get_op("rmsnorm").get_cases("smoke")[0]
-KERNELS = """
-import os, signal, sys, time
+KERNEL = """
+import os, time
 import torch
 from rooflab.kernels.registry import register
 
-def right(x, weight, eps):
-    return torch.nn.functional.rms_norm(x.float(), x.shape[-1:], weight.float(), eps).to(x.dtype)
-
 @register(op="rmsnorm", name="mine", role="optimized", backend="torch")
 def mine(x, weight, eps=1e-6):
-    print('{"status": "OK", "reason": "a lie on standard output"}')
+    print('["OK", "a lie on standard output"]')
+    right = torch.nn.functional.rms_norm(x.float(), x.shape[-1:], weight.float(), eps).to(x.dtype)
     return BODY
 """
 
 
-BODIES = {
-    "hangs": "(open(PID, 'w').write(str(os.fork() or time.sleep(600) or 0)), time.sleep(600))",
-    "right": "right(x, weight, eps)",
-    "wrong": "right(x, weight, eps) * 1.5",
-    "killed": "(sys.stderr.write('an illegal access\\n'), os.kill(os.getpid(), signal.SIGSEGV))",
-    "leaves": "os._exit(0)",
-}
+def write(tmp_path, body):
+    file = tmp_path / "mine.py"
+    file.write_text(KERNEL.replace("BODY", body))
+    return file
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    """What came of each, and how long it took; at the same time, because each spends seconds in imports."""
-    folder = tmp_path_factory.mktemp("isolated")
-
-    def run(name):
-        file = folder / f"{name}.py"
-        file.write_text(KERNELS.replace("BODY", BODIES[name]).replace("PID", repr(str(folder / "pid"))))
-        began = time.monotonic()
-        limit_s = 15.0 if name == "hangs" else 120.0
-        result = first_in_own_process(
-            "rmsnorm", "mine", CASE, "fp32", limit_s, file=file, device="cpu", planted=name == "right"
-        )
-        return result, time.monotonic() - began
-
-    with ThreadPoolExecutor(2) as pool:
-        results = dict(zip(BODIES, pool.map(run, BODIES), strict=True))
-    return results | {"pid": folder / "pid"}
+def test_a_right_kernel_is_ok(tmp_path):
+    file = write(tmp_path, "right")
+    assert first_in_own_process("rmsnorm", "mine", CASE, "fp32", file=file, device="cpu") == ("OK", "")
 
 
-def test_a_right_kernel_is_ok(found):
-    assert found["right"][0] == ("OK", "")
+def test_one_that_hangs_is_ended_in_time_with_its_children(tmp_path):
+    pid = tmp_path / "pid"
+    file = write(tmp_path, f"(open({str(pid)!r}, 'w').write(str(os.fork() or time.sleep(600) or 0)), time.sleep(600))")
+    status, reason = first_in_own_process("rmsnorm", "mine", CASE, "fp32", 10.0, file=file, device="cpu", planted=False)
+    assert status == "TIMEOUT" and reason == "no answer within 10 s: a loop or a barrier without an end"
+    assert pid.is_file(), "it did hang in the kernel, not before it"
+    assert_gone(int(pid.read_text()))
 
 
-def test_a_wrong_one_is_incorrect_with_the_checks_reason(found):
-    status, reason = found["wrong"][0]
+def test_the_process_answers_with_the_checks_reason(tmp_path, monkeypatch):
+    monkeypatch.setitem(registry._kernels, "rmsnorm", dict(registry.kernels("rmsnorm")))
+    task = {"op": "rmsnorm", "kernel": "mine", "case": dict(CASE), "scheme": "fp32", "device": "cpu"}
+    status, reason = answer({**task, "seed": 0, "planted": False, "file": str(write(tmp_path, "right * 1.5"))})
     assert status == "INCORRECT" and reason.startswith("first data: out: 512 of 512 elements off")
 
 
-def test_one_that_hangs_is_ended_in_time_with_its_children(found):
-    (status, reason), took_s = found["hangs"]
-    assert status == "TIMEOUT" and reason == "no answer within 15 s: a loop or a barrier without an end"
-    assert took_s < 60
-    assert found["pid"].is_file(), "it did hang in the kernel, not before it"
-    child = int(found["pid"].read_text())
-    ends = time.monotonic() + 20  # a process that was killed still has to be given a turn to end
-    while (state := _state_of(child)) not in ("gone", "Z") and time.monotonic() < ends:
-        time.sleep(0.05)
-    assert state in ("gone", "Z"), f"its child is still there: {state}"
+@pytest.mark.parametrize(
+    ("died", "reason"),
+    (
+        (Died(-11, "an illegal access"), "its process was ended by SIGSEGV: an illegal access"),
+        (Died(0, ""), "its process ended with status 0 and no answer"),
+        (Died(1, "1\n2\n3\n4"), "its process ended with status 1 and no answer: 2 / 3 / 4"),
+    ),
+)
+def test_one_that_ends_its_process_is_no_success(monkeypatch, died, reason):
+    def ask(self, request, limit_s):
+        raise died
 
-
-def _state_of(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return "gone"
-
-
-def test_one_that_ends_its_process_is_named_by_its_signal(found):
-    assert found["killed"][0] == ("RUNTIME_ERROR", "its process was ended by SIGSEGV: an illegal access")
-
-
-def test_one_that_exits_without_an_answer_is_no_success(found):
-    assert found["leaves"][0] == ("RUNTIME_ERROR", "its process ended with status 0 and no answer")
-
-
-def test_a_status_that_no_record_has_is_refused():
-    with pytest.raises(ValueError, match="status: expected one of OK, INCORRECT.*, got 'FINE'"):
-        _status("FINE")
+    monkeypatch.setattr(Child, "ask", ask)
+    monkeypatch.setattr(isolated, "command_for", lambda module: ["true"])
+    assert first_in_own_process("rmsnorm", "mine", CASE, "fp32") == ("RUNTIME_ERROR", reason)
 
 
 @pytest.fixture

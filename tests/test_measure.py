@@ -1,10 +1,15 @@
+"""Kernels measured: what a record says, what gates a number, and what happens when a kernel fails on the way."""
+
+from __future__ import annotations
+
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pytest
 import torch
 
 from rooflab.bench.calls import calls
-from rooflab.bench.check.outcome import BROKEN
+from rooflab.bench.check.check import BROKEN
 from rooflab.bench.check.trial import Failed
 from rooflab.bench.measure import measure as module
 from rooflab.bench.measure import timed
@@ -173,8 +178,8 @@ def test_weights_are_packed_and_outputs_allocated_outside_the_timed_calls():
 
     (record,) = run(kernel(fn=fn, prepare=prepare))
     assert record.status == "OK" and len(outs) > record.sample_count
-    assert len(packed) == len(set(packed)) == module.COPIES
-    assert len(set(outs)) == len(set(inputs)) == module.COPIES
+    assert len(packed) == len(set(packed)) == calls.COPIES
+    assert len(set(outs)) == len(set(inputs)) == calls.COPIES
     assert outs[:3] == outs[3:6] and len(set(outs[:3])) == 3, "they take turns"
 
 
@@ -229,21 +234,6 @@ def test_a_reading_a_little_above_the_roof_is_noise(reading):
     assert record.status == "OK" and record.bound_fraction == pytest.approx(1.04)
 
 
-def test_a_matrix_rate_above_the_roof_names_the_work(reading):
-    reading[0] = 10e-9
-    slow = replace(CEILINGS, hbm_bytes_per_s=1e15)
-    (record,) = run(kernel(), ceilings=slow, raise_ceilings=lambda known: known)
-    assert record.status == "INVALID" and "6.40 times the tensor ceiling" in record.reason
-    assert "lower precision" in record.reason
-
-
-def test_a_time_that_the_clock_cannot_see_is_invalid(monkeypatch):
-    unseen = Samples((1e-9,) * 3, "script", "cold", resolved=False)
-    monkeypatch.setattr(timed, "time_functions", lambda functions, device, **_: dict.fromkeys(functions, unseen))
-    (record,) = run(kernel())
-    assert record.status == "INVALID" and record.reason.startswith("UNRESOLVED")
-
-
 def test_a_dtype_without_a_matrix_rate_has_no_bound(reading):
     (record,) = run(kernel(), ceilings=replace(CEILINGS, tensor_flops_per_s={"bf16": 1e9}))
     assert record.status == "OK" and record.bound_ms is record.limiter is record.bound_fraction is None
@@ -294,3 +284,80 @@ def test_a_context_broken_among_several_is_nobodys(reading, monkeypatch):
     found = run(kernel("a"), kernel("b"), running=lambda ids: told.append(list(ids)))
     assert told[-1] == ["scale/a", "scale/b"]
     assert {one.reason for one in found} == {f"{BROKEN}, by one of a, b: illegal access"}
+
+
+@pytest.mark.usefixtures("reading")
+@pytest.mark.parametrize("by_shape", [True, False])
+@pytest.mark.parametrize(("least", "small"), [(0, CASE), (5, Case(T=6, H=8)), (7, None)])
+def test_planted_inputs_are_met_on_the_first_small_case_that_the_kernel_takes(monkeypatch, least, small, by_shape):
+    """A case that it refuses would answer for all others, and no GEMV would ever be timed."""
+    checked = []
+
+    def check(kernel, spec, case, scheme, device, seed, planted=True):
+        checked.append((case, planted))
+        return Outcome() if case["T"] >= least else Outcome("UNSUPPORTED", reason="too few rows")
+
+    monkeypatch.setattr("rooflab.bench.measure.measure.check_kernel", check)
+    spec = replace(SPEC, cases={"smoke": (CASE, Case(T=6, H=8))})
+    few = "takes more rows"  # said by its shapes, or, as of an address that TMA cannot take, by the check alone
+    rows = kernel(unsupported=lambda x, weight=None: few if by_shape and len(x) < least else None)
+    cases = [Case(T=T, H=8) for T in (6, 8, 9)]
+    found = list(measure_op(spec, [rows], cases, FP32, ceilings=CEILINGS, budget_s=1e-4))
+    assert [record.status for record in found] == ["OK" if case["T"] >= least else "UNSUPPORTED" for case in cases]
+    met = [case for case, planted in checked if planted and case["T"] >= least]
+    assert met == [small or Case(T=8, H=8)], "once"
+
+
+def test_a_kernel_that_goes_wrong_under_repeated_calls_publishes_no_number():
+    """Right when it is called once, as a check calls it, and wrong when calls follow one another."""
+    calls_made = []
+
+    def tires(x, weight=None):
+        calls_made.append(1)
+        return x * weight if len(calls_made) < 6 else x * 0
+
+    def forgets_out(x, weight=None, out=None):
+        out = torch.empty_like(x) if out is None else out
+        calls_made.append(1)
+        return torch.mul(x, weight, out=out) if len(calls_made) < 6 else out.zero_()
+
+    for fn in (tires, forgets_out):
+        calls_made.clear()
+        (record,) = run(kernel(fn=fn), budget_s=1e-4)
+        assert record.status == "INCORRECT" and record.reason.startswith("after timing: y: 32 of 32")
+        assert record.latency_median_ms is None
+
+
+def test_a_kernel_that_breaks_off_while_timed_takes_no_other_with_it():
+    calls_made = []
+
+    def breaks(x, weight=None):
+        calls_made.append(1)
+        if len(calls_made) > 3:
+            raise RuntimeError("launch failed")
+        return x * weight
+
+    broken, right = run(kernel("broken", fn=breaks), kernel("right"), budget_s=1e-4)
+    assert broken.status == "RUNTIME_ERROR" and "while timed" in broken.reason and broken.latency_median_ms is None
+    assert right.status == "OK" and right.latency_median_ms > 0
+
+
+def test_the_rest_is_timed_together_again_where_one_broke_off(monkeypatch):
+    asked, lonely = [], {}
+
+    def read(functions, *, budget_s, **options):
+        asked.append((sorted(functions), budget_s))
+        if "bad" in functions or lonely.get(len(functions)):
+            raise RuntimeError("launch failed")
+        return {name: Samples((1.0,) * 3, "script", "cold") for name in functions}
+
+    monkeypatch.setattr(timed, "time_functions", read)
+    together = partial(timed.time_together, device=torch.device("cpu"), budget_s=1.0, seed=0, gpu_uuid=None)
+    read_, failures, _ = together(dict.fromkeys(("a", "bad", "b"), print))
+    assert asked == [(["a", "b", "bad"], 3.0), (["a"], 1.0), (["bad"], 1.0), (["b"], 1.0), (["a", "b"], 2.0)]
+    assert list(failures) == ["bad"] and {samples.method for samples in read_.values()} == {"script"}
+    asked.clear()
+    assert list(together({"bad": print})[1]) == ["bad"] and len(asked) == 1, "it is known which"
+    lonely[2] = True
+    read_, failures, _ = together(dict.fromkeys(("a", "b"), print))
+    assert not failures and {samples.method for samples in read_.values()} == {"script, timed alone"}

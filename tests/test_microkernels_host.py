@@ -6,7 +6,7 @@ import torch
 from microkernels_on_host import CARD, COMPILER, host_load
 
 from rooflab.bench.ceilings import cuda as ceilings_cuda
-from rooflab.bench.ceilings.microkernels import arithmetic, memory, mma_sync, operands, wgmma
+from rooflab.bench.ceilings.microkernels import arithmetic, memory, microkernel, mma_sync, wgmma
 from rooflab.bench.ceilings.microkernels.microkernel import Card, disagreement
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
@@ -17,6 +17,7 @@ def few_shapes(monkeypatch):
     """One launch shape of each, small: a thread here is a thread of the host."""
     monkeypatch.setattr(memory, "SHAPES", (memory.Shape(64, 1, 4),))
     monkeypatch.setattr(memory, "ONE_CHUNK_SHAPES", (memory.Shape(64, 1, 4, every_chunk=True),))
+    monkeypatch.setattr(memory, "HBM_TIMES_L2", 4)
     monkeypatch.setattr(arithmetic, "FMA_SHAPES", (arithmetic.Shape(32, 2, 4, 16),))
     monkeypatch.setattr(arithmetic, "SPECIAL_SHAPES", (arithmetic.Shape(32, 2, 4, 16),))
     monkeypatch.setattr(wgmma, "SHAPES", (wgmma.Shape(64, 2),))
@@ -127,14 +128,14 @@ def test_disagreement_lets_no_nan_pass():
 
 def test_a_warps_threads_share_a_tile_without_rest():
     tile = torch.arange(16 * 24.0).reshape(16, 24)
-    sums = operands.per_thread(tile)
+    sums = microkernel.per_thread(tile)
     assert sums.shape == (32,) and sums.sum() == tile.sum()
     assert sums[5] == sum(tile[row, 8 * j + 2 + e] for row in (1, 9) for j in range(3) for e in (0, 1))
 
 
-@pytest.mark.parametrize("dtype", operands.DTYPES)
+@pytest.mark.parametrize("dtype", microkernel.DTYPES)
 def test_operands_are_random_and_exact_in_their_dtype(dtype):
-    found = operands.Operands.random(dtype, 64, 32, 256, torch.device("cpu"))
+    found = microkernel.Operands.random(dtype, 64, 32, 256, torch.device("cpu"))
     assert found.a.nbytes == 64 * 256 and found.b.nbytes == 32 * 256
     assert 0.9 < float(found.a.double().std()) < 1.1 and len(found.a.double().unique()) > 50
     if dtype == "tf32":
@@ -142,7 +143,8 @@ def test_operands_are_random_and_exact_in_their_dtype(dtype):
     assert not torch.equal(found.a[:32], found.b)
 
 
-def test_too_little_memory_is_said():
+def test_too_little_memory_is_said(monkeypatch):
+    monkeypatch.setattr(memory, "HBM_TIMES_L2", 32)
     small = Card(CARD.device, 90, 2, 2**30, 1e9)
     with pytest.raises(memory.TooLittleMemory, match="expected 206.2 GB free for arrays beyond L2, got 1.0"):
         next(memory.groups(small, host_load()))

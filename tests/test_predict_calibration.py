@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
+import test_explain as explained
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,7 +22,6 @@ from rooflab.roofline.device import get_device
 from rooflab.roofline.model import Cost, Traffic
 
 H100 = get_device("h100")
-GPU = {"gpu": {"name": "NVIDIA H100 80GB HBM3"}}
 LIBRARY = ("rmsnorm", "silu_and_mul", "embedding", "fused_add_rmsnorm")
 """Ops whose library kernel is torch's: predicted without compiling."""
 
@@ -86,24 +86,8 @@ def test_the_factor_lies_among_the_kernels_own(factors):
 
 
 def record(op: str, kernel: str, case: Case, latency_ms: float, **changes) -> Record:
-    fields = {
-        "kind": "bench",
-        "run_id": "run",
-        "status": "OK",
-        "environment": GPU,
-        "op": op,
-        "kernel": kernel,
-        "backend": get_kernel(op, kernel).backend,
-        "case_id": case.id,
-        "case": dict(case),
-        "scheme": "bf16",
-        "device": "cuda",
-        "checked_by": "gpu",
-        "basis": "measured",
-        "l2_state": "cold",
-        "latency_median_ms": latency_ms,
-    }
-    return Record(**{**fields, **changes})
+    what = {"op": op, "kernel": kernel, "backend": get_kernel(op, kernel).backend, "case_id": case.id}
+    return explained.record(**{**what, "case": dict(case), "latency_median_ms": latency_ms, **changes})
 
 
 def measured(factor: float) -> list[Record]:

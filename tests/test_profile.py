@@ -1,4 +1,4 @@
-"""`rooflab profile` with Nsight Compute: the command, its output read, and every way in which it says nothing."""
+"""`rooflab profile`: Nsight Compute's and the sanitizer's commands, their output read, and how nothing is found."""
 
 from __future__ import annotations
 
@@ -6,46 +6,37 @@ import json
 import re
 import shlex
 import sys
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 import torch
-from fake_tools import command_line, fake_tools
 
 from rooflab.bench.predict import launch_once as _launch_once
-from rooflab.bench.predict import ncu
+from rooflab.bench.predict import ncu, sanitizer
 from rooflab.bench.predict.cases import Target
+from rooflab.bench.predict.explain import Explanation
 from rooflab.bench.predict.model import LAUNCH
+from rooflab.bench.records import environment as source_tree
 from rooflab.bench.records import files as record_files
+from rooflab.bench.records.environment import snapshot
+from rooflab.bench.records.record import Record
+from rooflab.bench.report.sources import Located, Source, choose
 from rooflab.kernels import registry
+from rooflab.kernels.configs import config_for, make_config
 from rooflab.reference.spec import Case, get_scheme
 
 CASE = Case(T=16, H=4096, eps=1e-5)
 TARGET = Target("rmsnorm", "library", CASE, get_scheme("bf16"))
 COMMAND = ("profile", "rmsnorm", "library", "--case", CASE.id, "--gpu", "h100")
 STALL = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
-LEADING = (
-    "ID",
-    "Process ID",
-    "Process Name",
-    "Host Name",
-    "Kernel Name",
-    "Context",
-    "Stream",
-    "Block Size",
-    "Grid Size",
-)
-PREFIX = [*LEADING, "Device", "CC", "Section Name"]
+PREFIX = (
+    "ID,Process ID,Process Name,Host Name,Kernel Name,Context,Stream,Block Size,Grid Size,Device,CC,Section Name"
+).split(",")
 PIPES = [ncu.PIPES["tensor"], ncu.PIPES["fma"], ncu.PIPES["hbm"], ncu.PIPES["occupancy"]]
-NAMES = [
-    ncu.READ,
-    ncu.WRITE,
-    ncu.DURATION,
-    *PIPES,
-    STALL.format("long_scoreboard"),
-    STALL.format("wait"),
-    STALL.format("selected"),
-]
+STALLS = [STALL.format(reason) for reason in ("long_scoreboard", "wait", "selected")]
+NAMES = [ncu.READ, ncu.WRITE, ncu.DURATION, *PIPES, *STALLS]
 UNITS = ["byte", "byte", "ns", "%", "%", "%", "%", "inst", "inst", "inst"]
 DENIED = (
     "==PROF== Connected to process 42 (/usr/bin/python3.12)\n"
@@ -59,20 +50,8 @@ def table(*launches, names=NAMES, units=UNITS) -> str:
     """What `ncu --csv --page raw` prints: names, units, and a line for each (kernel, values)."""
     lines = [[*PREFIX, *names], [""] * len(PREFIX) + list(units)]
     for number, (kernel, values) in enumerate(launches):
-        fixed = [
-            str(number),
-            "42",
-            "python3.12",
-            "127.0.0.1",
-            kernel,
-            "1",
-            "7",
-            "(512, 1, 1)",
-            "(16, 1, 1)",
-            "0",
-            "9.0",
-            "",
-        ]
+        fixed = [str(number), "42", "python3.12", "127.0.0.1", kernel, "1", "7", "(512, 1, 1)", "(16, 1, 1)", "0"]
+        fixed += ["9.0", ""]
         lines.append(fixed + list(values))
     quoted = (",".join(f'"{cell}"' for cell in line) for line in lines)
     return "==PROF== Connected to process 42 (/usr/bin/python3.12)\n" + "\n".join(quoted) + "\n"
@@ -80,18 +59,6 @@ def table(*launches, names=NAMES, units=UNITS) -> str:
 
 ONE = ("_rmsnorm(bf16*, bf16*)", ["139,264", "131,072", "2,848", "0", "12.5", "61.25", "24.1", "7.5", "1.25", "1"])
 TWO = ("reduce_kernel<512, 1>(at::R)", ["1000", "24", "1152", "0", "3", "9", "n/a", "nan", "0.5", "1"])
-
-
-@pytest.fixture
-def rooflab(monkeypatch, capfd, tmp_path):
-    """Runs a command in an empty folder and gives its exit status, output and errors."""
-    return command_line(monkeypatch, capfd, tmp_path)
-
-
-@pytest.fixture
-def tool(monkeypatch, tmp_path):
-    """Puts a program of a name on the PATH, which then holds nothing else."""
-    return fake_tools(monkeypatch, tmp_path)
 
 
 def logging_ncu(text: str, printed: str = _launch_once.MARK, status: int = 0) -> str:
@@ -194,8 +161,9 @@ DENIAL = r"ncu: this user may not read the GPU's counters \(ERR_NVGPUCTRPERM\); 
 NO_KERNELS = "==WARNING== No kernels were profiled."
 REFUSED = "rooflab: gemm/x: UNSUPPORTED: needs sm90, found sm80"
 KNOWS_NONE = (
-    "first = arguments[arguments.index('--metrics') + 1].split(',')[0]\n"
-    "print('==ERROR== Failed to find metric', first); sys.exit(1)"
+    "metrics = arguments[arguments.index('--metrics') + 1].split(',')\n"
+    "for name in metrics[: len(metrics) // 2 + 1]: print('==ERROR== Failed to find metric', name)\n"
+    "sys.exit(1)"
 )
 
 
@@ -251,22 +219,12 @@ def test_the_command_is_printed_and_a_log_from_elsewhere_is_read(rooflab, tmp_pa
     assert status == 2 and "log: expected what `ncu --csv --page raw` printed, got empty.csv without its table" in err
 
 
-class Called:
-    """A kernel's stand-in that notes when it was called."""
-
-    def __init__(self, seen):
-        self.seen = seen
-
-    def __call__(self):
-        self.seen.append("call")
-
-
 def test_only_the_last_call_is_watched(monkeypatch, capsys):
     seen = []
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: seen.append("wait"))
     monkeypatch.setattr(torch.cuda.profiler, "start", lambda: seen.append("start"))
     monkeypatch.setattr(torch.cuda.profiler, "stop", lambda: seen.append("stop"))
-    monkeypatch.setattr(_launch_once, "prepare", lambda *arguments: Called(seen))
+    monkeypatch.setattr(_launch_once, "prepare", lambda *arguments: lambda: seen.append("call"))
     line = _launch_once.arguments("rmsnorm", "library", CASE, "bf16", 0, 2, None)
     _launch_once.main(line[2:])
     assert seen == ["call", "call", "wait", "start", "call", "wait", "stop"]
@@ -296,3 +254,206 @@ def test_on_a_gpu_the_launcher_reaches_its_mark(capsys):
     line = _launch_once.arguments("rmsnorm", "fused", CASE, "bf16", 0, 1, None)
     _launch_once.main(line[2:])
     assert _launch_once.MARK in capsys.readouterr().out
+
+
+RANGE = table(("range", ["139,264", "131,072"]), names=[ncu.READ, ncu.WRITE], units=["byte", "byte"])
+BY_MODE = f"text = {RANGE!r} if 'app-range' in arguments else {table(ONE, TWO)!r}\n"
+WRITTEN = "open(arguments[arguments.index('--log-file') + 1], 'w').write(text)\n" + f"print({_launch_once.MARK!r})"
+META = torch.device("meta")
+
+
+def test_a_call_of_several_launches_is_counted_as_one_range(tool):
+    calls = tool("ncu", BY_MODE + WRITTEN)
+    found = ncu.profile(TARGET)
+    assert len(found.launches) == 2 and found.whole.kernel == "range" and not found.apart
+    assert (found.traffic.read_bytes, found.traffic.write_bytes, found.traffic.launches) == (139264, 131072, 2)
+    alone, whole = (json.loads(line)[0] for line in calls.read_text().splitlines())
+    assert "--profile-from-start" in alone and "--profile-from-start" not in whole
+    assert whole[whole.index("--replay-mode") + 1] == "app-range"
+    assert whole[whole.index("--metrics") + 1].split(",") == list(ncu.BYTES)
+
+
+def test_where_no_range_can_be_counted_the_bytes_say_so(rooflab, tool):
+    refused = "if 'app-range' in arguments: sys.exit('==ERROR== Range replay is not supported')\n"
+    tool("ncu", refused + BY_MODE + WRITTEN)
+    status, out, _ = rooflab(*COMMAND, "--json")
+    found = json.loads(out)
+    assert status == 0 and found["bytes"] == 140264 + 131096
+    assert found["note"] == "launches counted apart: what they hand on through L2 counts as read from HBM"
+    _, out, _ = rooflab(*COMMAND)
+    assert "launches counted apart" in out
+
+
+def test_writes_that_l2_still_holds_are_the_costs(rooflab, tool, tmp_path):
+    """16 rows of 4096 in bf16 are 131,072 bytes, of which hardly any reaches HBM before the kernel ends."""
+    tool("ncu", logging_ncu(table((ONE[0], ["139,264", "24", *ONE[1][2:]]))))
+    status, out, _ = rooflab(*COMMAND, "--json", "--out", tmp_path / "records")
+    found = json.loads(out)
+    assert status == 0 and found["bytes"] == 139264 + 131072 and found["traffic_basis"] == "counted"
+    assert found["note"].startswith("writes still in L2: 2.4e-05 of 0.131 MB were counted")
+    assert {row["what"]: row["counted"] for row in found["compared"]}["HBM bytes, MB"] == pytest.approx(0.270336)
+    [line] = (tmp_path / "records").glob("*.jsonl")
+    record = Record.from_json(line.read_text())
+    assert record.traffic_bytes == 270336 and "writes still in L2" in record.reason
+
+
+def test_the_issue_slots_are_no_pipe():
+    names = [ncu.PIPES["fma"], ncu.PIPES["issue"]]
+    launches = ncu.parse(table(("k", ["12.5", "88"]), names=names, units=["%", "%"]))
+    (row,) = ncu.launch_rows(ncu.Profile(tuple(launches)))
+    assert row["busiest_pipe"] == "fma 12%" and row["issue_percent"] == 88 and len(PREFIX) == 12
+
+
+def located(record, line):
+    return Located(record, Source("made.jsonl", 1, line, record.run_id), datetime(2026, 1, line, tzinfo=UTC))
+
+
+def joined(own, profile):
+    """Whether a report takes the profile's bytes for those of the timed kernel."""
+    (found,) = choose([located(own, 1), located(profile, 2)])
+    return found.counted is not None and found.record.traffic_bytes == profile.traffic_bytes
+
+
+@pytest.mark.parametrize("commit", [None, "0123abc"])
+def test_a_profile_is_joined_to_the_tunable_kernel_that_was_timed(monkeypatch, commit):
+    """In a bare checkout too, where the tree's hash names the code."""
+    monkeypatch.setattr(source_tree, "_own_tree", lambda: "this tree")
+    here = replace(snapshot(), commit=commit, dirty=None if commit is None else False)
+    monkeypatch.setattr(ncu, "snapshot", lambda: here)
+    target = replace(TARGET, kernel="fused")
+    kernel = registry.get_kernel("rmsnorm", "fused")
+    config = config_for(kernel, target.case, target.scheme, META)
+    explained = Explanation(target, "optimized", "h100-sxm", 1.0, 1.0, 1.0, 1, "counted")
+    profile = ncu.counted_record(explained, ncu.Profile(tuple(ncu.parse(table(ONE)))), 0)
+    assert profile.config == asdict(config) and profile.environment.get("tree") == (None if commit else "this tree")
+    own = replace(
+        profile, run_id="timed", config=asdict(config), reason="", basis="measured", latency_median_ms=0.01,
+        checked_by="gpu", traffic_basis="modelled", traffic_bytes=1.0,
+    )  # fmt: skip
+    assert joined(own, profile)
+    other = make_config(kernel, asdict(next(one for one in kernel.configs(target.case) if one != config)))
+    assert not joined(replace(own, config=asdict(other)), profile)
+    assert not joined(replace(own, dirty=True), profile)
+    assert not joined(replace(own, environment={**own.environment, "kernel_file_sha256": "another"}), profile)
+    if commit is None:
+        assert not joined(replace(own, environment={**own.environment, "tree": "another"}), profile)
+        bare = {name: value for name, value in own.environment.items() if name != "tree"}
+        assert not joined(replace(own, environment=bare), replace(profile, environment=bare)), "no name for the code"
+
+
+WATCHED = ("profile", "rmsnorm", "library", "--case", "T=16,H=4096,eps=1e-05", "--gpu", "h100")
+
+
+MEMCHECK = """========= COMPUTE-SANITIZER
+========= Invalid __global__ write of size 4 bytes
+=========     at _gemm+0x1a0 in tensor_core.py:96
+=========     by thread (3,0,0) in block (4,0,0)
+=========     Access to 0x7f7a4e000000 is out of bounds
+=========     and is 1 bytes after the nearest allocation at 0x7f7a4d000000 of size 16777216 bytes
+=========     Saved host backtrace up to driver entry point at kernel launch time
+=========         Host Frame: cuLaunchKernelEx [0x2d0a3a] in libcuda.so.1
+=========
+========= Invalid __shared__ read of size 2 bytes
+=========     at 0x2d0 in second(float *)
+=========     by thread (0,1,0) in block (0,0,2)
+========= ERROR SUMMARY: 257 errors
+========= ERROR SUMMARY: 157 errors were not printed. Use --print-limit option to adjust the number of printed errors
+"""
+RACECHECK = """========= COMPUTE-SANITIZER
+========= Error: Race reported between Write access at sum_kernel(int *, int *)+0x90 in block_error.cu:41
+=========     and Read access at sum_kernel(int *, int *)+0x100 in block_error.cu:51 [508 hazards]
+=========
+========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)
+"""
+INITCHECK = """========= COMPUTE-SANITIZER
+========= Uninitialized __global__ memory read of size 4 bytes
+=========     at _rmsnorm+0x70 in fused.py:41
+=========     by thread (31,0,0) in block (1,0,0)
+========= ERROR SUMMARY: 1 error
+"""
+SYNCCHECK = """========= COMPUTE-SANITIZER
+========= Barrier error detected. Divergent thread(s) in block.
+=========     at producer+0x15520
+=========     by thread (128,0,0) in block (0,0,0)
+========= ERROR SUMMARY: 2 errors
+"""
+CLEAN = "========= COMPUTE-SANITIZER\n{}\n========= ERROR SUMMARY: 0 errors\n"
+NO_RACE = "========= COMPUTE-SANITIZER\n{}\n========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)\n"
+
+
+@pytest.mark.parametrize(
+    "tool, text, count, what, kernel, where",
+    [
+        ("memcheck", MEMCHECK, 257, "Invalid __global__ write of size 4 bytes", "_gemm", (3, 4)),
+        ("racecheck", RACECHECK, 1, "Error: Race reported between Write", "sum_kernel", None),
+        ("initcheck", INITCHECK, 1, "Uninitialized __global__ memory read of size 4 bytes", "_rmsnorm", (31, 1)),
+        ("synccheck", SYNCCHECK, 2, "Barrier error detected. Divergent thread(s) in block.", "producer", (128, 0)),
+    ],
+)
+def test_findings_of_the_sanitizer(tool, text, count, what, kernel, where):
+    report = sanitizer.read(text, tool, sanitizer.FOUND_STATUS)
+    assert report.count == count and not report.clean
+    first = report.findings[0]
+    assert (first.what, first.kernel) == (what, kernel)
+    assert first.where == (f"thread ({where[0]},0,0), block ({where[1]},0,0)" if where else "")
+    assert "Summary" not in first.text and len(first.text.splitlines()) >= 2
+    assert tool != "memcheck" or report.findings[1].kernel == "second"
+
+
+@pytest.mark.parametrize(
+    "text, status, message",
+    [
+        ("", 0, "memcheck did not come to its end (status 0): it printed nothing"),
+        ("========= ERROR SUMMARY: 0 errors", 0, "did not come to its end"),  # the call never ran
+        (f"{_launch_once.MARK}\n", 0, "did not come to its end"),  # the tool died before its summary
+        (CLEAN.format(_launch_once.MARK), 1, "did not come to its end (status 1)"),
+        (
+            CLEAN.format(_launch_once.MARK),
+            sanitizer.FOUND_STATUS,
+            "ended with the status for findings and printed none",
+        ),
+        ("rooflab: rmsnorm/x: UNSUPPORTED: needs a CUDA device\n", 2, "status 2): rooflab: rmsnorm/x: UNSUPPORTED"),
+    ],
+)
+def test_a_run_that_was_cut_short_is_not_clean(text, status, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        sanitizer.read(text, "memcheck", status)
+
+
+def test_a_clean_run_is_clean():
+    assert sanitizer.read(CLEAN.format(_launch_once.MARK), "memcheck", 0).clean
+    assert sanitizer.read(NO_RACE.format(_launch_once.MARK), "racecheck", 0).clean
+
+
+@pytest.mark.parametrize("name, text", [("memcheck", MEMCHECK), ("racecheck", RACECHECK), ("synccheck", SYNCCHECK)])
+def test_findings_end_the_command_with_11(rooflab, tool, name, text):
+    calls = tool("compute-sanitizer", f"print({text!r})\nsys.exit(86)")
+    status, out, _ = rooflab(*WATCHED, "--sanitizer", name)
+    assert status == 11 and f"{name} found " in out and sanitizer.read(text, name, 86).findings[0].kernel in out
+    status, out, _ = rooflab(*WATCHED, "--sanitizer", name, "--json")
+    assert status == 11 and json.loads(out)["clean"] is False and json.loads(out)["findings"]
+    arguments, environment = json.loads(calls.read_text().splitlines()[0])
+    assert arguments[:4] == ["--tool", name, "--error-exitcode", "86"]
+    assert environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] == "1" and "TRITON_INTERPRET" not in environment
+    assert ("--report-api-errors" in arguments) == (name == "memcheck")
+
+
+def test_a_clean_command_ends_with_0_and_a_cut_one_with_2(rooflab, tool):
+    tool("compute-sanitizer", f"print({CLEAN.format(_launch_once.MARK)!r})")
+    status, out, _ = rooflab(*WATCHED, "--sanitizer", "initcheck")
+    assert status == 0 and "initcheck found nothing" in out
+    tool("compute-sanitizer", "print('Segmentation fault', file=sys.stderr); sys.exit(139)")
+    status, _, err = rooflab(*WATCHED, "--sanitizer", "initcheck")
+    assert status == 2 and "sanitizer: initcheck did not come to its end (status 139): Segmentation fault" in err
+    status, out, _ = rooflab(*WATCHED, "--sanitizer", "racecheck", "--command")
+    assert status == 0 and shlex.split(out)[:3] == ["compute-sanitizer", "--tool", "racecheck"]
+    status, _, err = rooflab(*WATCHED, "--sanitizer", "valgrind")
+    assert status == 2 and "sanitizer: expected one of memcheck, racecheck, initcheck, synccheck, got 'valgrind'" in err
+
+
+def test_a_missing_sanitizer_is_one_sentence(rooflab, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    monkeypatch.setattr(ncu, "FOLDERS", ())
+    status, _, err = rooflab(*WATCHED, "--sanitizer", "memcheck")
+    assert status == 2 and "sanitizer: expected compute-sanitizer on the PATH or in /usr/local/cuda, found none" in err

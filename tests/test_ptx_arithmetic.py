@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from ptx_reference import F32, F64, assert_same, edges, grid, random_floats, rounded
 
-from rooflab.bench.ptx.numbers import arithmetic, extremes
-from rooflab.bench.ptx.numbers.rounding import F32_NAN, flush, saturate
+from rooflab.bench.ptx.numbers import floats
+from rooflab.bench.ptx.numbers.bits import F32_NAN, flush, saturate
 
 FORMS = {np.float32: F32, np.float64: F64}
 MODES = ["rn", "rz", "rm", "rp"]
@@ -76,7 +76,7 @@ def test_every_operation_is_rounded_once_in_every_mode(name, rounding, dtype):
     values = operands(name, dtype)
     rows = list(zip(*(x.tolist() for x in values), strict=True))
     wanted = [expected(name, rounding, FORMS[dtype], row) for row in rows]
-    got = getattr(arithmetic, name)(*values, rounding)
+    got = getattr(floats, name)(*values, rounding)
     assert got.dtype == dtype
     assert_same(got, wanted, *values)
 
@@ -97,7 +97,7 @@ def test_fma_of_float32_is_right_beside_every_kind_of_tie(scale, rounding):
         rounded(Fraction(x) * Fraction(y) + Fraction(z), F32, rounding)
         for x, y, z in zip(a.tolist(), b.tolist(), c.tolist(), strict=True)
     ]
-    assert_same(arithmetic.fma(a, b, c, rounding), wanted, a, b, c)
+    assert_same(floats.fma(a, b, c, rounding), wanted, a, b, c)
     # The plain way is wrong on some of them, or they would prove nothing.
     if rounding == "rn":
         plain = (a.astype(np.float64) * b + c).astype(np.float32)
@@ -114,7 +114,7 @@ def test_fma_of_float64_is_right_beside_ties_and_where_the_product_overflows_or_
         rows += [np.ldexp(a, -shift), np.ldexp(b, 40 - shift), np.ldexp(c, 40 - 2 * shift)]
         for x, y, z in (rows[:3], rows[3:]):
             wanted = [expected("fma", "rn", F64, row) for row in zip(x.tolist(), y.tolist(), z.tolist(), strict=True)]
-            assert_same(arithmetic.fma(x, y, z), wanted, x, y, z)
+            assert_same(floats.fma(x, y, z), wanted, x, y, z)
 
 
 def test_flushing_keeps_signs_and_touches_only_denormals():
@@ -129,16 +129,16 @@ def test_ftz_flushes_operands_and_results(name):
     values = operands(name, np.float32, 9)
     near = np.full(9, 1.5 * TINY, np.float32), np.full(9, -TINY if name == "add" else TINY, np.float32)
     values = [np.concatenate([x, y]) for x, y in zip(values, (*near, -near[0]), strict=False)]
-    plain = getattr(arithmetic, name)(*map(flush, values))
-    assert_same(getattr(arithmetic, name)(*values, ftz=True), flush(plain), *values)
+    plain = getattr(floats, name)(*map(flush, values))
+    assert_same(getattr(floats, name)(*values, ftz=True), flush(plain), *values)
     small = (plain != 0) & (np.abs(plain) < TINY)
     assert small.any(), "no result was flushed"
 
 
 def test_rcp_and_sqrt_flush_denormals():
-    assert arithmetic.rcp(DENORMAL, ftz=True) == np.inf and arithmetic.rcp(-DENORMAL, ftz=True) == -np.inf
-    assert arithmetic.rcp(np.float32(2.0**127), ftz=True) == 0 and arithmetic.rcp(np.float32(2.0**127)) != 0
-    assert arithmetic.sqrt(DENORMAL, ftz=True) == 0 and arithmetic.sqrt(DENORMAL) > 0
+    assert floats.rcp(DENORMAL, ftz=True) == np.inf and floats.rcp(-DENORMAL, ftz=True) == -np.inf
+    assert floats.rcp(np.float32(2.0**127), ftz=True) == 0 and floats.rcp(np.float32(2.0**127)) != 0
+    assert floats.sqrt(DENORMAL, ftz=True) == 0 and floats.sqrt(DENORMAL) > 0
 
 
 def test_saturation_clamps_to_0_and_1_and_makes_nan_zero():
@@ -147,18 +147,18 @@ def test_saturation_clamps_to_0_and_1_and_makes_nan_zero():
         made = saturate(values.astype(dtype))
         assert made.dtype == dtype
         assert_same(made, [0, 0, 0, 0.25, 1, 1, 1, 0, 0])
-    assert arithmetic.add(np.float32(2), np.float32(3), sat=True) == 1
-    assert_same([arithmetic.fma(np.float32(np.inf), np.float32(0), np.float32(1), sat=True)], [0])
+    assert floats.add(np.float32(2), np.float32(3), sat=True) == 1
+    assert_same([floats.fma(np.float32(np.inf), np.float32(0), np.float32(1), sat=True)], [0])
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_min_and_max_take_the_number_and_order_zeros(dtype):
     a, b = grid(edges(dtype), 2)
     key_a, key_b = a + 0.0, b + 0.0
-    for function, first in ((extremes.fmin, (key_a < key_b)), (extremes.fmax, key_a > key_b)):
+    for function, first in ((floats.fmin, (key_a < key_b)), (floats.fmax, key_a > key_b)):
         wanted = np.where(np.isnan(a), b, np.where(np.isnan(b), a, np.where(first, a, b)))
         zeros = (a == 0) & (b == 0)
-        negative = np.signbit(a) | np.signbit(b) if function is extremes.fmin else np.signbit(a) & np.signbit(b)
+        negative = np.signbit(a) | np.signbit(b) if function is floats.fmin else np.signbit(a) & np.signbit(b)
         wanted[zeros] = np.where(negative[zeros], -0.0, 0.0)
         assert_same(function(a, b), wanted, a, b)
         strict = function(a, b, nan=True)
@@ -174,17 +174,17 @@ def test_min_and_max_take_the_number_and_order_zeros(dtype):
 
 
 def test_min_flushes_with_ftz():
-    assert_same([extremes.fmin(DENORMAL, np.float32(1), ftz=True)], [0])
-    assert_same([extremes.fmax(-DENORMAL, np.float32(-1), ftz=True)], [-0.0])
+    assert_same([floats.fmin(DENORMAL, np.float32(1), ftz=True)], [0])
+    assert_same([floats.fmax(-DENORMAL, np.float32(-1), ftz=True)], [-0.0])
 
 
 def test_signs_are_cleared_inverted_and_copied():
     values = edges(np.float32)
-    assert_same(extremes.fabs(values), np.abs(values))
-    assert_same(extremes.fneg(values, ftz=True), -flush(values))
+    assert_same(floats.fabs(values), np.abs(values))
+    assert_same(floats.fneg(values, ftz=True), -flush(values))
     # PTX's order: the sign of the first, the rest of the second.
-    assert_same([extremes.copysign(np.float32(-1), np.float32(5))], [-5])
-    assert_same(extremes.copysign(np.float64(-1), edges(np.float64)), -np.abs(edges(np.float64)))
+    assert_same([floats.copysign(np.float32(-1), np.float32(5))], [-5])
+    assert_same(floats.copysign(np.float64(-1), edges(np.float64)), -np.abs(edges(np.float64)))
 
 
 def test_testp_tells_what_a_float_is():
@@ -198,21 +198,21 @@ def test_testp_tells_what_a_float_is():
         "subnormal": [0, 0, 0, 1, 0, 0, 0],
     }
     for name, bits in wanted.items():
-        assert extremes.testp(values, name).tolist() == [bool(bit) for bit in bits], name
+        assert floats.testp(values, name).tolist() == [bool(bit) for bit in bits], name
     with pytest.raises(ValueError, match="property: expected one of finite"):
-        extremes.testp(values, "odd")
+        floats.testp(values, "odd")
 
 
 def test_an_unknown_mode_is_refused():
     for name, number in OPERANDS.items():
         with pytest.raises(ValueError, match="rounding: expected one of rn, rz, rm, rp, got 'rna'"):
-            getattr(arithmetic, name)(*[np.float32(1)] * number, "rna")
+            getattr(floats, name)(*[np.float32(1)] * number, "rna")
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("name", OPERANDS)
 def test_scalars_are_one_lane_and_mix_with_vectors(name, dtype):
-    function, values = getattr(arithmetic, name), [x[:40] for x in operands(name, dtype, 4)]
+    function, values = getattr(floats, name), [x[:40] for x in operands(name, dtype, 4)]
     for rounding in MODES:
         vector = function(*values, rounding)
         for lane in range(40):

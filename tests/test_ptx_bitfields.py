@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rooflab.bench.ptx.numbers import bitfields, permute
+from rooflab.bench.ptx.numbers import bitfields
 
 WORDS = {name: np.dtype(code) for name, code in (("s32", "i4"), ("u32", "u4"), ("s64", "i8"), ("u64", "u8"))}
 PLACES = np.array([0, 1, 7, 8, 30, 31, 32, 33, 62, 63, 64, 65, 100, 255, 256, 260, 2**32 - 1], np.uint32)
@@ -145,13 +145,13 @@ def test_every_table_of_lop3():
             number([table >> (4 * (x >> i & 1) + 2 * (y >> i & 1) + (z >> i & 1)) & 1 for i in range(32)])
             for x, y, z in zip(a.tolist(), b.tolist(), c.tolist(), strict=True)
         ]
-        made = np.broadcast_to(permute.lop3(a, b, c, table), a.shape)
+        made = np.broadcast_to(bitfields.lop3(a, b, c, table), a.shape)
         assert made.tolist() == wanted and made.dtype == np.uint32, table
-        single = permute.lop3(a[0], b[0], c[0], table)
+        single = bitfields.lop3(a[0], b[0], c[0], table)
         assert isinstance(single, np.uint32) and single == wanted[0]
-    assert permute.lop3(np.uint32(0xF0), np.uint32(0xCC), np.uint32(0xAA), 0xE8) == 0xE8
+    assert bitfields.lop3(np.uint32(0xF0), np.uint32(0xCC), np.uint32(0xAA), 0xE8) == 0xE8
     with pytest.raises(ValueError, match="table: expected 0 to 255, got 256"):
-        permute.lop3(a, b, c, 256)
+        bitfields.lop3(a, b, c, 256)
 
 
 def chosen(a: int, b: int, selector: int) -> int:
@@ -168,12 +168,12 @@ def test_bytes_are_permuted_by_any_selector():
     a, b = rng.integers(0, 2**32, (2, 3000), dtype=np.uint32)
     selectors = rng.integers(0, 2**32, 3000, dtype=np.uint32)
     wanted = [chosen(x, y, s) for x, y, s in zip(a.tolist(), b.tolist(), selectors.tolist(), strict=True)]
-    assert permute.prmt(a, b, selectors).tolist() == wanted
+    assert bitfields.prmt(a, b, selectors).tolist() == wanted
     for selector in [0x5410, 0x7632, 0x3210, 0x0123, 0x8888, 0xFFFF, 0x4321, 0x1111, *selectors[:200].tolist()]:
-        made = permute.prmt(a[:9], b[:9], np.uint32(selector))
+        made = bitfields.prmt(a[:9], b[:9], np.uint32(selector))
         assert made.dtype == np.uint32
         assert made.tolist() == [chosen(x, y, selector) for x, y in zip(a[:9].tolist(), b[:9].tolist(), strict=True)]
-        single = permute.prmt(a[0], b[0], np.uint32(selector))
+        single = bitfields.prmt(a[0], b[0], np.uint32(selector))
         assert isinstance(single, np.uint32) and single == made[0]
 
 
@@ -188,7 +188,7 @@ def test_the_modes_of_prmt_are_those_of_the_table_in_the_isa():
         "rc16": [0x01000100, 0x03020302, 0x01000100, 0x03020302],
     }
     for mode, words in wanted.items():
-        assert [int(permute.prmt(a, b, np.uint32(choice), mode)) for choice in range(4)] == words, mode
-        assert permute.prmt(a, b, np.arange(8, dtype=np.uint32), mode).tolist() == words * 2
+        assert [int(bitfields.prmt(a, b, np.uint32(choice), mode)) for choice in range(4)] == words, mode
+        assert bitfields.prmt(a, b, np.arange(8, dtype=np.uint32), mode).tolist() == words * 2
     with pytest.raises(ValueError, match="mode: expected one of f4e"):
-        permute.prmt(a, b, np.uint32(0), "f5e")
+        bitfields.prmt(a, b, np.uint32(0), "f5e")

@@ -10,7 +10,7 @@ import pytest
 from ptx_reference import SHAPES, assert_same, edges, random_floats, rounded
 
 from rooflab.bench.ptx.numbers.bits import high_half, low_half
-from rooflab.bench.ptx.numbers.convert import (
+from rooflab.bench.ptx.numbers.formats import (
     INTEGERS,
     cvt,
     cvt_f16x2_fp8x2,
@@ -19,8 +19,9 @@ from rooflab.bench.ptx.numbers.convert import (
     cvt_pair,
     cvt_rn_bf16x2_f32,
     cvt_rn_f16x2_f32,
+    decode,
+    encode,
 )
-from rooflab.bench.ptx.numbers.formats import decode, encode
 
 FLOAT_TYPES = {"f32": np.float32, "f64": np.float64, "f16": np.uint16, "bf16": np.uint16}
 TO_WHOLE = {"rni": round, "rzi": math.trunc, "rmi": math.floor, "rpi": math.ceil}

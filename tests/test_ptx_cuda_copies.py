@@ -7,7 +7,7 @@ import pytest
 import torch
 from ptx_cuda import BOTH_ORDERS, run
 
-from rooflab.bench.ptx.launch import EmulationError
+from rooflab.bench.ptx.machine.run import EmulationError
 from rooflab.bench.ptx.tiles.tensor_map import TensorMap
 
 RNG = np.random.default_rng(21)

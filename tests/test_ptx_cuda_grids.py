@@ -7,7 +7,8 @@ import pytest
 import torch
 from ptx_cuda import BOTH_ORDERS, ptx, run
 
-from rooflab.bench.ptx.launch import Launch, emulate
+from rooflab.bench.ptx.arguments import Launch
+from rooflab.bench.ptx.launch import emulate
 
 RNG = np.random.default_rng(12)
 

@@ -8,7 +8,9 @@ import pytest
 import torch
 from ptx_cuda import KERNELS, ptx, run
 
-from rooflab.bench.ptx.launch import EmulationError, Launch, emulate
+from rooflab.bench.ptx.arguments import Launch
+from rooflab.bench.ptx.launch import emulate
+from rooflab.bench.ptx.machine.run import EmulationError
 from rooflab.bench.ptx.text.syntax import PtxError
 
 LINES = (KERNELS / "mistakes.cu").read_text().splitlines()

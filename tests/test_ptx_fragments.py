@@ -5,9 +5,8 @@ import pytest
 import torch
 
 from rooflab.bench.ptx.numbers.formats import encode
-from rooflab.bench.ptx.tiles import ldmatrix
-from rooflab.bench.ptx.tiles.fragments import gathered, spread, stacked
-from rooflab.bench.ptx.tiles.mma import mma
+from rooflab.bench.ptx.tiles import shared_layout
+from rooflab.bench.ptx.tiles.mma import gathered, mma, spread, stacked
 
 SIZES = {"f16": 2, "bf16": 2, "tf32": 4, "e4m3": 1, "e5m2": 1, "s8": 1, "u8": 1, "f64": 8}
 
@@ -205,7 +204,7 @@ def test_ldmatrix_loads_what_the_table_says_and_stmatrix_puts_it_back(num, trans
     generator = np.random.default_rng(num)
     memory = generator.integers(0, 256, 4096).astype(np.uint8)
     addresses = (generator.permutation(256)[:64] * 16).astype(np.int64)
-    registers = ldmatrix.load(memory, addresses, num, trans)
+    registers = shared_layout.load_matrices(memory, addresses, num, trans)
     assert len(registers) == num
     for matrix, register in enumerate(registers):
         assert register.dtype == np.uint32
@@ -214,7 +213,7 @@ def test_ldmatrix_loads_what_the_table_says_and_stmatrix_puts_it_back(num, trans
             assert register[lane] == wanted
     empty = np.zeros_like(memory)
     rows = addresses[np.arange(64) % 32 < 8 * num]
-    empty.view(np.complex128)[rows >> 4] = ldmatrix.row_values(registers, 64, trans)
+    empty.view(np.complex128)[rows >> 4] = shared_layout.row_values(registers, 64, trans)
     touched = (rows[:, None] + np.arange(16)).reshape(-1)
     wanted_rows = [addresses[32 * warp + lane] for warp in range(2) for lane in range(8 * num)]
     assert sorted(rows) == sorted(wanted_rows)
@@ -225,11 +224,11 @@ def test_ldmatrix_loads_what_the_table_says_and_stmatrix_puts_it_back(num, trans
 def test_ldmatrix_refuses_rows_that_are_not_aligned_and_odd_numbers_of_matrices():
     memory, addresses = np.zeros(1024, np.uint8), np.arange(32, dtype=np.int64) * 16
     with pytest.raises(ValueError, match="multiples of 16 bytes, got 24"):
-        ldmatrix.load(memory, np.where(addresses == 32, 24, addresses), 1, False)
-    assert np.array_equal(ldmatrix.rows_of(np.where(addresses == 256, 24, addresses), 2), addresses[:16])
+        shared_layout.load_matrices(memory, np.where(addresses == 32, 24, addresses), 1, False)
+    assert np.array_equal(shared_layout.rows_of(np.where(addresses == 256, 24, addresses), 2), addresses[:16])
     with pytest.raises(ValueError, match="expected 1, 2 or 4"):
-        ldmatrix.load(memory, addresses, 3, False)
+        shared_layout.load_matrices(memory, addresses, 3, False)
     with pytest.raises(ValueError, match="whole warps"):
-        ldmatrix.load(memory, addresses[:8], 1, False)
+        shared_layout.load_matrices(memory, addresses[:8], 1, False)
     with pytest.raises(IndexError):
-        ldmatrix.load(memory, addresses + 1024, 4, False)
+        shared_layout.load_matrices(memory, addresses + 1024, 4, False)

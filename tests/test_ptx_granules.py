@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from rooflab.bench.ptx.races.global_races import GlobalRaces
-from rooflab.bench.ptx.text.access_widths import granule
 from rooflab.bench.ptx.text.parse import parse
+from rooflab.bench.ptx.text.program import granule
 
 KERNEL = """
 .version 8.7

@@ -10,9 +10,8 @@ import pytest
 from ptx_reference import SHAPES, assert_same, edges, random_floats, rounded
 
 from rooflab.bench.ptx.numbers import approximate, half
-from rooflab.bench.ptx.numbers.bits import high_half, low_half, pack_pair
+from rooflab.bench.ptx.numbers.bits import flush, high_half, low_half, pack_pair
 from rooflab.bench.ptx.numbers.formats import decode
-from rooflab.bench.ptx.numbers.rounding import flush
 
 KINDS = ["f16", "bf16"]
 OPERANDS = {"add": 2, "sub": 2, "mul": 2, "fma": 3}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rooflab.bench.ptx.numbers import carry, integers
+from rooflab.bench.ptx.numbers import integers
 
 TYPES = {f"{sign}{bits}": np.dtype(f"{code}{bits // 8}") for sign, code in ("si", "uu") for bits in (16, 32, 64)}
 COUNTS = np.array([0, 1, 5, 15, 16, 17, 31, 32, 33, 63, 64, 65, 255, 2**31 - 1, 2**31, 2**32 - 1], np.uint32)
@@ -69,11 +69,6 @@ def test_products_keep_the_upper_half(name):
     if bits < 64:
         wide = np.dtype(f"{dtype.kind}{2 * dtype.itemsize}")
         check(integers.mul_wide, lambda x, y: x * y, [a, b], wide)
-        sum_of = values(wide, 4)[: a.size]
-        size = min(a.size, sum_of.size)
-        check(integers.mad_wide, lambda x, y, z: x * y + z, [a[:size], b[:size], sum_of[:size]], wide)
-    if name == "u32":
-        check(integers.mul_hi_u32, lambda x, y: (x * y) >> 32, [a, b], dtype)
 
 
 @pytest.mark.parametrize("name", ["s32", "u32"])
@@ -113,14 +108,12 @@ def test_quotients_are_truncated_and_zero_divides_into_all_ones(name):
 
 
 @pytest.mark.parametrize("name", TYPES)
-def test_extremes_and_signs(name):
+def test_extremes(name):
     dtype = TYPES[name]
     a, b, _ = three(dtype)
     check(integers.imin, min, [a, b], dtype)
     check(integers.imax, max, [a, b], dtype)
-    check(integers.ineg, lambda x: -x, [a], dtype)
     if dtype.kind == "i":
-        check(integers.iabs, abs, [a], dtype)
         check(integers.imin, lambda x, y: max(min(x, y), 0), [a, b], dtype, True)
         check(integers.imax, lambda x, y: max(x, y, 0), [a, b], dtype, True)
 
@@ -183,19 +176,19 @@ def test_sums_and_differences_carry(name):
     unsigned = [x.view(word).tolist() for x in (a, b, c)]
     for carry_in in (np.bool_(False), np.bool_(True), np.arange(a.size) % 2 == 0):
         ins = np.broadcast_to(carry_in, a.shape).tolist()
-        total, out = carry.add_carry(a, b, carry_in)
+        total, out = integers.add_carry(a, b, carry_in)
         exact = [x + y + n for x, y, n in zip(*unsigned[:2], ins, strict=True)]
         assert total.dtype == word and out.dtype == np.bool_
         assert total.tolist() == [x % 2**bits for x in exact] and out.tolist() == [x >= 2**bits for x in exact]
-        rest, out = carry.sub_borrow(a, b, carry_in)
+        rest, out = integers.sub_borrow(a, b, carry_in)
         exact = [x - y - n for x, y, n in zip(*unsigned[:2], ins, strict=True)]
         assert rest.tolist() == [x % 2**bits for x in exact] and out.tolist() == [x < 0 for x in exact]
         for high in (False, True):
-            total, out = carry.mad_carry(a, b, c, high, carry_in)
+            total, out = integers.mad_carry(a, b, c, high, carry_in)
             products = [x * y >> (bits if high else 0) for x, y in zip(a.tolist(), b.tolist(), strict=True)]
             exact = [p % 2**bits + z + n for p, z, n in zip(products, unsigned[2], ins, strict=True)]
             assert total.tolist() == [x % 2**bits for x in exact] and out.tolist() == [x >= 2**bits for x in exact]
-    total, out = carry.add_carry(a[0], b[0])
+    total, out = integers.add_carry(a[0], b[0])
     assert isinstance(total, word.type) and isinstance(out, np.bool_)
 
 
@@ -205,9 +198,9 @@ def test_a_chain_of_carries_multiplies_128_bits():
     low = [np.uint32(0xFFFFFFFF) & x.astype(np.uint32) for x in (a, b)]
     high = [(x >> np.uint64(32)).astype(np.uint32) for x in (a, b)]
     r0 = low[0] * low[1]
-    r1, c1 = carry.mad_carry(low[0], low[1], low[0] * high[1], True)
-    r2, _ = carry.mad_carry(low[0], high[1], high[0] * high[1], True, c1)
-    r1, c1 = carry.mad_carry(high[0], low[1], r1, False)
-    r2, c2 = carry.mad_carry(high[0], low[1], r2, True, c1)
+    r1, c1 = integers.mad_carry(low[0], low[1], low[0] * high[1], True)
+    r2, _ = integers.mad_carry(low[0], high[1], high[0] * high[1], True, c1)
+    r1, c1 = integers.mad_carry(high[0], low[1], r1, False)
+    r2, c2 = integers.mad_carry(high[0], low[1], r2, True, c1)
     made = [x | y << 32 | z << 64 for x, y, z in zip(r0.tolist(), r1.tolist(), r2.tolist(), strict=True)]
     assert made == [x * y % 2**96 for x, y in zip(a.tolist(), b.tolist(), strict=True)] and c2.any()

@@ -8,7 +8,9 @@ import pytest
 import torch
 from ptx_lines import SHARED, TEXT, error, kinds, launch
 
-from rooflab.bench.ptx.launch import Checks, Launch, emulate
+from rooflab.bench.ptx.arguments import Launch
+from rooflab.bench.ptx.launch import emulate
+from rooflab.bench.ptx.machine.run import Checks
 
 PAIR: dict[str, Any] = {"declared": SHARED, "grid": 2, "cluster": (2, 1, 1)}
 BARRIER = "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"

@@ -2,8 +2,7 @@
 
 import pytest
 
-from rooflab.bench.ptx.races.map_order import MapOrder
-from rooflab.bench.ptx.races.vector_clocks import VectorClocks
+from rooflab.bench.ptx.races.vector_clocks import MapOrder, VectorClocks
 
 MAP, MADE = 0x7F00_0000_0000, 5
 

@@ -11,8 +11,9 @@ import torch
 
 from rooflab.bench.ceilings.microkernels import arithmetic, floors, memory, mma_sync, wgmma
 from rooflab.bench.ceilings.microkernels.microkernel import Card, Microkernel
+from rooflab.bench.ptx.arguments import Launch
 from rooflab.bench.ptx.cuda_kernels import compile_ptx, emulating_cuda
-from rooflab.bench.ptx.launch import Launch, emulate
+from rooflab.bench.ptx.launch import emulate
 from rooflab.bench.ptx.results import Result
 from rooflab.kernels._cuda import CudaCompileError, CudaKernel, load
 

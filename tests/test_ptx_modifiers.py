@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from rooflab.bench.ptx.launch import Launch, emulate
+from rooflab.bench.ptx.arguments import Launch
+from rooflab.bench.ptx.launch import emulate
 from rooflab.bench.ptx.text.syntax import PtxError
 
 TEXT = """.version 8.7

@@ -24,7 +24,7 @@ from mutant_targets.target import BARRIERS
 from ptx_kernels.cases import CASES
 from ptx_mutants import mutants
 
-from rooflab.bench.calls.preparing import packed
+from rooflab.bench.calls.calls import packed
 from rooflab.bench.compile.cases import Selected, select
 from rooflab.bench.compile.static import CompileFailure, Request, compile_kernels
 from rooflab.bench.compile.store import Store

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from rooflab.bench.ptx.arguments import Launch
 from rooflab.bench.ptx.cuda_kernels import compile_ptx
-from rooflab.bench.ptx.launch import Launch, emulate
+from rooflab.bench.ptx.launch import emulate
 
 SOURCE = r"""
 extern "C" __global__ void after_arriving(int* out) {  // warp 0 arrives and writes only then

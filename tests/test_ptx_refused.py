@@ -8,7 +8,8 @@ import pytest
 import torch
 from ptx_lines import SHARED, TEXT, error, launch
 
-from rooflab.bench.ptx.launch import Launch, emulate
+from rooflab.bench.ptx.arguments import Launch
+from rooflab.bench.ptx.launch import emulate
 from rooflab.bench.ptx.text.syntax import PtxError
 
 

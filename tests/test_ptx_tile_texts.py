@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from rooflab.bench.ptx.launch import Checks, EmulationError, Launch, emulate
+from rooflab.bench.ptx.arguments import Launch
+from rooflab.bench.ptx.launch import emulate
+from rooflab.bench.ptx.machine.run import Checks, EmulationError
 from rooflab.bench.ptx.results import Result
 from rooflab.bench.ptx.tiles.tensor_map import TensorMap
 

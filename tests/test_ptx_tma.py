@@ -7,18 +7,20 @@ import numpy as np
 import pytest
 
 from rooflab.bench.ptx.numbers.formats import decode, encode
+from rooflab.bench.ptx.tiles.shared_layout import read_operand
 from rooflab.bench.ptx.tiles.tensor_map import (
     DRIVER_ELEMENTS,
     ELEMENT_BYTES,
     ELEMENTS,
     SWIZZLES,
     TensorMap,
+    fill_unit,
+    loaded,
+    reduce_values,
     replace,
+    tile_index,
     unpack,
 )
-from rooflab.bench.ptx.tiles.tma_tiles import tile_index
-from rooflab.bench.ptx.tiles.tma_values import fill_unit, loaded, reduce_values
-from rooflab.bench.ptx.tiles.wgmma_operand import read_operand
 
 PLAIN = TensorMap(4096, "bf16", (100, 60), (256,), (64, 16))
 

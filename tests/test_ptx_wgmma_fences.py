@@ -2,7 +2,8 @@
 
 import pytest
 
-from rooflab.bench.ptx.program import Program
+from rooflab.bench.ptx.text import wgmma_registers
+from rooflab.bench.ptx.text.flow import Flow
 from rooflab.bench.ptx.text.parse import parse
 
 FENCE = "wgmma.fence.sync.aligned;"
@@ -22,7 +23,7 @@ def unfenced(*body):
         ".reg .f32 %f<16>; .reg .b64 %rd<4>; .reg .b32 %r<8>; .reg .pred %p<2>;\n" + "\n".join(body) + "\nret;\n}\n"
     )
     module = parse(text)
-    found = Program(module, module.kernel("k")).unfenced
+    found = wgmma_registers.unfenced(Flow(module.kernel("k")))
     return sorted((wgmma.number, -1 if other is None else other.number) for wgmma, other in found)
 
 

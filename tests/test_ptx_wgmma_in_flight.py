@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from test_ptx_wgmma_fences import FENCE, multiply
 
-from rooflab.bench.ptx.program import Program
+from rooflab.bench.ptx.text import wgmma_registers
+from rooflab.bench.ptx.text.flow import Flow
 from rooflab.bench.ptx.text.parse import parse
 
 A, OTHER = "{%r0,%r1,%r2,%r3}", "{%r4,%r5,%r6,%r7}"
@@ -23,7 +24,7 @@ def rewritten(*body: str) -> list[tuple[int, int]]:
         ".reg .f32 %f<16>; .reg .b64 %rd<4>; .reg .b32 %r<9>; .reg .pred %p<2>;\n" + "\n".join(body) + "\nret;\n}\n"
     )
     module = parse(text)
-    found = Program(module, module.kernel("k")).rewritten
+    found = wgmma_registers.rewritten(Flow(module.kernel("k")))
     return sorted((writer.number, wgmma.number) for writer, wgmma in found)
 
 

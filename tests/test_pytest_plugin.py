@@ -3,24 +3,22 @@
 What a user meets runs in a process of its own; variants of it run inside this one.
 """
 
-import importlib.util
 import json
 import os
-import subprocess
-import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 import triton
 
 # Held here, because pytester forgets what a run inside this process has imported, and torch's ops register once.
+from rooflab.bench import bench_kernels
 from rooflab.bench.ceilings import ceilings
 from rooflab.bench.check import gate as fixture
-from rooflab.bench.plugin import private as plugin_private
 from rooflab.bench.plugin import timing as plugin_timing
 from rooflab.bench.plugin.plugin import Replay
 from rooflab.bench.records.environment import snapshot
-from rooflab.bench.records.samples import unpack_samples
+from rooflab.bench.records.record import unpack_samples
 from rooflab.roofline.model import Ceilings
 
 assert triton and fixture and plugin_timing
@@ -81,7 +79,7 @@ def test_without_the_option_only_our_benchmarks_are_skipped(project):
 
 def test_with_the_option_only_benchmarks_run_and_wrong_kernels_fail(project, pytester):
     columns = ["--benchmark-columns=median,rounds", "--benchmark-sort=name", "--benchmark-group-by=func"]
-    result = project("--benchmark", "--benchmark-json=out.json", "--benchmark-save=base", *columns)
+    result = project("--benchmark", "--benchmark-json=out.json", "--benchmark-save=base", *columns, here=True)
     result.assert_outcomes(passed=2, failed=2, deselected=1)
     result.stdout.fnmatch_lines(["*output 0: 64 of 64 elements off*"])
     result.stdout.fnmatch_lines(
@@ -112,7 +110,7 @@ def test_results_can_be_saved_and_compared(project, pytester):
     project("--benchmark", "-k", "right", "--benchmark-autosave", here=True).assert_outcomes(passed=1, deselected=4)
     (saved,) = pytester.path.glob(".benchmarks/*/0001_*.json")
     strict = ["--benchmark-compare=0001", "--benchmark-compare-fail=median:100000%"]
-    result = project("--benchmark", "-k", "right", *strict, "--benchmark-save=next", "--benchmark-save-data")
+    result = project("--benchmark", "-k", "right", *strict, "--benchmark-save=next", "--benchmark-save-data", here=True)
     result.assert_outcomes(passed=1, deselected=4)
     result.stdout.fnmatch_lines(["compared 1 with 1 baseline"])
     result.stdout.fnmatch_lines_random(["*test_right*(0001_*", "*test_right*(NOW)*"])
@@ -126,22 +124,11 @@ def test_results_can_be_saved_and_compared(project, pytester):
     assert slower.ret != 0 and "Performance has regressed" in slower.stdout.str() + slower.stderr.str()
 
 
-def test_a_histogram_is_drawn_or_refused_in_one_sentence(project, pytester):
-    drawn = importlib.util.find_spec("pygal") and importlib.util.find_spec("pygaljs")
-    result = project("--benchmark", "-k", "right", "--benchmark-histogram=drawn")
-    if drawn:
-        assert result.ret == 0 and "test_right" in (pytester.path / "drawn.svg").read_text()
-    else:
-        assert result.ret == pytest.ExitCode.USAGE_ERROR
-        result.stderr.fnmatch_lines(
-            ["ERROR: --benchmark-histogram: needs pygal*, not installed here: pip install 'pytest-benchmark*'"]
-        )
-
-
 def test_under_xdist_kernels_are_checked_and_not_timed_and_the_header_says_why(project, pytester):
     pytest.importorskip("xdist")
     asked = ["--benchmark-json=out.json", "--benchmark-compare"]
-    result = project("--benchmark", "-k", "right or wrong", *asked, "-n", "1")
+    quick = QUICK[2:]  # with xdist, whose worker is a process of its own
+    result = pytester.runpytest_inprocess("--benchmark", "-k", "right or wrong", *asked, "-n", "1", *quick)
     assert {name: result.parseoutcomes()[name] for name in ("passed", "failed")} == {"passed": 1, "failed": 1}
     result.stdout.fnmatch_lines(["rooflab: benchmarks are checked and not timed: xdist runs tests side by side*"])
     result.stdout.fnmatch_lines(["FAILED --benchmark-compare: nothing was compared: *"])
@@ -164,16 +151,6 @@ def test_without_pytest_benchmark_the_option_is_refused_and_nothing_else_changes
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*--benchmark: needs the plugin pytest-benchmark*"])
     pytester.runpytest_inprocess("-k", "not theirs", *off).assert_outcomes(passed=1, skipped=3, deselected=1)
-
-
-@pytest.mark.parametrize("names", ["SESSION", "FIXTURE"])
-def test_a_pytest_benchmark_that_is_made_otherwise_is_refused_by_its_version(project, monkeypatch, names):
-    monkeypatch.setattr(plugin_private, names, ("renamed",))
-    result = project("--benchmark", "-k", "right", here=True)
-    assert result.ret != 0
-    words = "*--benchmark: works with pytest-benchmark *5.3.1; in * has no 'renamed'"
-    (result.stderr if names == "SESSION" else result.stdout).fnmatch_lines([words])
-    assert project("-k", "plain", here=True).ret == 0, "without the option nobody minds"
 
 
 def test_the_markers_limits_are_kept_and_its_group_too(project, pytester):
@@ -265,28 +242,21 @@ def test_what_is_wrong_after_the_timing_fails_and_is_not_saved(project, pytester
     assert json.loads((pytester.path / "out.json").read_text())["benchmarks"] == []
 
 
-def test_loading_the_plugin_imports_nothing_heavy():
-    code = (
-        "import sys; before = set(sys.modules); import rooflab.bench.plugin.plugin; "
-        "print([name for name in ('torch', 'numpy', 'triton', 'matplotlib', 'psutil') if name in sys.modules])"
-    )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stdout.strip() == "[]"
-
-
-def test_a_whole_pytest_run_without_kernels_imports_no_torch(pytester):
-    pytester.makepyfile("import sys\ndef test_it():\n    assert 'torch' not in sys.modules")
+def test_a_whole_pytest_run_without_kernels_imports_nothing_heavy(pytester):
+    heavy = {"torch", "numpy", "triton", "matplotlib", "psutil"}
+    pytester.makepyfile(f"import sys\ndef test_it():\n    assert not {heavy} & set(sys.modules)")
     pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
 
 
-def test_the_suite_lists_kernels_only_when_asked(pytester, request):
-    suite = request.config.rootpath / "bench" / "bench_kernels.py"
-    arguments = ["--import-mode=importlib", "--collect-only", "-q", "-p", "no:cacheprovider", str(suite)]
-    quiet = pytester.runpytest_subprocess(*arguments)
-    quiet.stdout.fnmatch_lines(["1 test collected*"])
-    asked = pytester.runpytest_subprocess(*arguments, "--benchmark", "-k", "gemm")
-    asked.stdout.fnmatch_lines(["*test_kernel?gemm/library-M=*"])
-    asked.stdout.no_fnmatch_line("*rmsnorm*")
+def test_the_suite_lists_kernels_only_when_asked(request):
+    listed = {}
+    for asked in (False, True):
+        config = SimpleNamespace(getoption=lambda name, asked=asked: asked)
+        bench_kernels.pytest_generate_tests(
+            SimpleNamespace(config=config, parametrize=lambda names, found, asked=asked: listed.update({asked: found}))
+        )
+    assert [found.id for found in listed[False]] == ["all"], "and no kernel is imported to be skipped"
+    assert any(found.id.startswith("gemm/library-M=") for found in listed[True])
 
 
 def test_replay_gives_each_round_its_duration():

@@ -1,4 +1,4 @@
-"""From samples to a record: what is published, what is INVALID, and why."""
+"""From samples to a record: what can be true, what is published, what is INVALID, and why."""
 
 import hashlib
 import math
@@ -10,16 +10,108 @@ from test_measure import CASE, CEILINGS, FP32, SPEC, kernel, passes, run
 
 from rooflab.bench.calls.calls import kernel_file_sha256
 from rooflab.bench.calls.selection import Selection
-from rooflab.bench.ceilings.ceilings import raise_cpu_ceilings
 from rooflab.bench.commands import run_benches
 from rooflab.bench.measure import measure as module
 from rooflab.bench.measure import timed
-from rooflab.bench.measure.measure import measure_op
 from rooflab.bench.measure.timed import Observed, observe
 from rooflab.bench.records.record import Record
+from rooflab.bench.timing.reading import CAUSES, above_limits, implausible
 from rooflab.bench.timing.timing import Samples
 from rooflab.bench.timing.trace import NotRecorded
 from rooflab.kernels import registry
+from rooflab.roofline.device import get_device
+from rooflab.roofline.model import Ceilings, Cost
+
+CARD = Ceilings("a card", "at_clock", 1e12, {"bf16": 1e15}, 1e13, sfu_ops_per_s=1e12, launch_floor_s=1e-6)
+EVENTS = "cuda events, launch gaps hidden"
+
+
+L2 = replace(CARD, l2_bytes_per_s=5e12, launch_floor_s=0.0)
+
+
+def judge(seconds, cost=None, limits=None, **options):
+    return implausible(seconds, cost, limits, **({"method": EVENTS} | options))
+
+
+def test_a_plausible_reading_is_none():
+    cost = Cost(1e9, 1e6, {"bf16": 1e12}, 1e9, 1e8)
+    clocks = {"throttled": [], "throttle_names": ["software power cap"]}
+    assert judge(2e-3, cost, CARD, launch_floor_s=3e-6, samples=[2e-3, 3e-3], clocks=clocks) is None
+    assert judge(1e-3 / 1.04, cost, CARD) is None, "a little above the roof is noise"
+
+
+@pytest.mark.parametrize(
+    ("cost", "part", "times"),
+    [
+        (Cost(3e9, 0), "memory", "3.00"),
+        (Cost(0, 0, {"bf16": 2e12}), "tensor", "2.00"),
+        (Cost(0, 0, vector_flops=4e10), "vector", "4.00"),
+        (Cost(0, 0, sfu_ops=5e9), "sfu", "5.00"),
+        (Cost(0, 0, launches=2000), "launch", "2.00"),
+    ],
+)
+def test_above_a_rate_of_the_card_is_named_with_its_cause(cost, part, times):
+    reason = judge(1e-3, cost, CARD)
+    assert reason == f"{times} times the {part} ceiling; likely cause: {CAUSES[part]}"
+
+
+def test_the_physical_roof_of_a_real_card_is_at_its_highest_clock():
+    h200 = get_device("h200")
+    cost = Cost(0, 0, {"bf16": 989.4e12})
+    assert judge(1.0 / 1.08, cost, h200.ceilings(h200.max_clock_hz)) is None, "1980 MHz, not the stated 1830"
+    assert "tensor ceiling" in judge(1.0 / 1.14, cost, h200.ceilings(h200.max_clock_hz))
+
+
+def test_bytes_below_the_rate_of_l2_were_never_moved():
+    cost = Cost(6e9, 6e9)
+    assert judge(2e-3, cost, L2, l2_state="warm").startswith("1.20 times the L2 ceiling; likely cause: kernels were")
+    assert judge(3e-3, cost, L2, l2_state="warm") is None, "L2 may have held all of it"
+    assert judge(3e-3, cost, CARD, l2_state="warm") is None, "and without a rate of L2 nothing is known"
+
+
+def test_a_cold_cache_holds_what_is_written_and_nothing_that_is_read():
+    assert judge(1e-3, Cost(1e8, 1e12), CARD, l2_state="cold") is None
+    assert "2.00 times the memory ceiling" in judge(1e-3, Cost(2e9, 0), CARD, l2_state="cold")
+
+
+def test_on_a_cpu_every_byte_counts():
+    slow = Ceilings("this", "measured", 1e9, {"fp32": 1e9}, 1e9)
+    assert "2.00 times the memory ceiling" in judge(1.0, Cost(1e9, 1e9), slow, method="cpu perf_counter")
+
+
+def test_a_dtype_without_a_rate_bounds_nothing_and_the_rest_still_does():
+    assert judge(1e-3, Cost(1e6, 0, {"fp8_e4m3": 1e15}), CARD) is None
+    assert "memory" in judge(1e-3, Cost(1e10, 0, {"fp8_e4m3": 1e15}), CARD)
+
+
+def test_below_what_an_empty_kernel_takes_nothing_was_launched():
+    reason = judge(1e-6, launch_floor_s=2.4e-6)
+    assert reason.startswith("1.00 us is below the 2.40 us that an empty kernel takes by cuda events")
+    assert "cached answer" in reason
+    assert judge(2.35e-6, launch_floor_s=2.4e-6) is None and judge(1e-6) is None
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1e-6])
+def test_a_timer_of_zero_stands_still(seconds):
+    assert "likely cause: the clock stands still, or nothing was launched" in judge(seconds, samples=[seconds] * 3)
+    assert "timer read" in judge(1e-3, samples=[1e-3, -1e-3])
+
+
+def test_samples_that_are_no_numbers_are_counted():
+    assert judge(1e-3, samples=[1e-3, math.nan, math.inf]).startswith("2 readings are not finite")
+    assert judge(math.nan).startswith("1 readings are not finite")
+
+
+def test_a_throttled_card_is_named_with_its_reason():
+    clocks = {"throttled": ["power brake", "hardware thermal slowdown"]}
+    assert judge(1e-3, clocks=clocks).startswith("the card was throttled (power brake, hardware thermal slowdown)")
+
+
+def test_the_part_furthest_above_is_the_one_reported():
+    above = above_limits(1e-3, Cost(2e9, 0, {"bf16": 5e12}), CARD, method=EVENTS)
+    assert above.part == "tensor" and above.times == pytest.approx(5.0)
+    assert above_limits(1e-3, Cost(12e9, 0), L2, method=EVENTS).part == "memory"
+
 
 GOOD = {"seconds": (1.0, 1.0, 1.0), "method": "cuda events, launch gaps hidden", "l2_state": "cold"}
 
@@ -83,14 +175,6 @@ def test_a_timer_of_zero_and_samples_that_are_no_numbers_have_no_rates(samples):
         assert record.latency_median_ms == latency and record.flops_per_s is record.bound_fraction is None
 
 
-def test_a_timer_that_the_device_has_not_got_is_said_before_anything_runs():
-    def check(*_):
-        pytest.fail("checked")
-
-    with pytest.raises(ValueError, match="timer: expected one of perf_counter on cpu, got graph, which needs a CUDA"):
-        list(measure_op(SPEC, [kernel()], [CASE], FP32, check=check, ceilings=CEILINGS, timer="graph"))
-
-
 def test_peak_memory_is_read_by_the_real_timer_too():
     def spreads(x, weight=None):
         return (x + x).mul_(weight) - x * weight
@@ -118,8 +202,10 @@ def test_a_gpus_measured_ceilings_are_measured_again_once(samples, monkeypatch):
         return replace(known, hbm_bytes_per_s=1e12)
 
     monkeypatch.setattr(module, "raise_cuda_ceilings", measured_again)
+    monkeypatch.setattr(module, "check_timer", lambda timer, device: "events")
+    monkeypatch.setattr(module, "snapshot", lambda gpu: None)
     monkeypatch.setattr(module, "limits_for", lambda device, ceilings: ceilings)
-    run_ = module._Run(SPEC, FP32, torch.device("cuda"), 1.0, "r", 0, passes, None, raise_cpu_ceilings, CEILINGS)
+    run_ = module.Measurement(SPEC, FP32, torch.device("cuda"), check=passes, ceilings=CEILINGS)
     cost = SPEC.cost(**SPEC.make_inputs(CASE, FP32, torch.device("cpu"), 0))
     fast = Samples(**(GOOD | {"seconds": (80e-9,) * 3}))  # 160 bytes read and 64 FLOP, under 1 GB/s and 1 GFLOP/s
     assert run_._judged(fast, cost, None)["status"] == "OK" and again == [(1e9, "cuda")]

@@ -7,8 +7,7 @@ import pytest
 
 from rooflab.bench.records import files as record_files
 from rooflab.bench.records.files import RunWriter
-from rooflab.bench.records.record import Record
-from rooflab.bench.records.samples import pack_samples, unpack_samples
+from rooflab.bench.records.record import Record, pack_samples, unpack_samples
 
 
 def make(**changes):

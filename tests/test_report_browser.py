@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from test_report_synthetic import write_synthetic
 
-from rooflab.bench.report import write_report
+from rooflab.bench.report.page import write_report
 
 CPU_RECORDS = Path(__file__).parent.parent / "results" / "cpu"
 DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
@@ -85,7 +85,7 @@ def shown(page, figure=FIRST):
     """The traces of kernels that can be seen and asked, by name, with their numbers of drawn markers."""
     return page.evaluate(
         """id => document.getElementById(id)._fullData
-            .filter(t => t.meta === 'kernels' && t.visible === true && t.opacity > 0 && t.mode === 'markers')
+            .filter(t => t.meta === 'kernels' && t.visible === true)
             .map(t => t.name)""",
         figure,
     )
@@ -98,7 +98,7 @@ def point_of(page, word, figure=FIRST):
         """([id, word]) => {
             const graph = document.getElementById(id), layout = graph._fullLayout, box = graph.getBoundingClientRect();
             const trace = graph._fullData.find(
-                t => t.meta === 'kernels' && t.name.includes(word) && t.mode === 'markers');
+                t => t.meta === 'kernels' && t.name.includes(word) && t.visible === true);
             const [x, y] = [layout[trace.xaxis.replace('x', 'xaxis')], layout[trace.yaxis.replace('y', 'yaxis')]];
             return [box.x + x._offset + x.d2p(trace.x[0]), box.y + y._offset + y.d2p(trace.y[0])];
         }""",
@@ -106,12 +106,12 @@ def point_of(page, word, figure=FIRST):
     )
 
 
-def choose(page, menu, label):
-    """Clicks an entry of a menu and waits for the redrawn figure."""
-    page.locator(f"#{FIRST} .updatemenu-header").nth(menu).click()
+def choose(page, label):
+    """Clicks an entry of the menu and waits for the redrawn figure."""
+    page.locator(f"#{FIRST} .updatemenu-header").click()
     entry = page.locator(f"#{FIRST} .updatemenu-dropdown-button", has_text=re.compile(f"^{label}$"))
     entry.click(force=True)  # it is fading in
-    header = page.locator(f"#{FIRST} .updatemenu-header").nth(menu)
+    header = page.locator(f"#{FIRST} .updatemenu-header")
     header.locator("text", has_text=re.compile(f"^{label}$")).wait_for()
 
 
@@ -171,7 +171,7 @@ def test_a_touch_shows_it_too(phone):
     assert "line" in opened.text_content() and opened.bounding_box()["width"] <= PHONE["width"]
 
 
-def test_legend_and_menus_filter_and_do_not_undo_each_other(desktop):
+def test_the_legend_hides_an_op_and_the_menu_chooses_cases(desktop):
     x, y = point_of(desktop, "sample optimized bf16")
     before = shown(desktop)
     assert any("gemm" in name for name in before) and any("fp16" in name for name in before)
@@ -179,16 +179,12 @@ def test_legend_and_menus_filter_and_do_not_undo_each_other(desktop):
     desktop.wait_for_timeout(700)  # plotly waits for a second click; the page's policy forbids waiting for a script
     gone = set(before) - set(shown(desktop))
     assert gone and len({name.split()[0] for name in gone}) == 1, "one op and no other"
-    op = gone.pop().split()[0]
-    choose(desktop, 0, "naive")
-    assert not any("bisect" in text for text in asked(desktop, x, y)), "what the role menu hides answers"
-    choose(desktop, 1, "fp16, all cases")
+    choose(desktop, "fp16, all cases")
     left = shown(desktop)
-    assert left and all(" naive fp16" in name and not name.startswith(op) for name in left)
-    choose(desktop, 0, "all roles")
+    assert left and all(" fp16" in name for name in left) and gone & set(left), "a choice shows every op again"
     assert not any("bf16" in text for text in asked(desktop, x, y)), "what the menu of schemes hides answers"
-    choose(desktop, 1, "largest cases")
-    assert Counter(shown(desktop)) == Counter(name for name in before if not name.startswith(op))
+    choose(desktop, "largest cases")
+    assert Counter(shown(desktop)) == Counter(before)
 
 
 def test_the_dark_page_is_dark_and_its_figures_can_be_read(desktop):

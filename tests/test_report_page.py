@@ -2,28 +2,23 @@
 
 import json
 import re
-import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
-import plotly.graph_objects as go
 import pytest
 from plotly.io import to_html
 from test_report_synthetic import KEY, SCRIPT, benches, write_synthetic
 
-from rooflab.bench.cli import run
 from rooflab.bench.records.files import write
-from rooflab.bench.report import write_report
 from rooflab.bench.report.content import gather
-from rooflab.bench.report.interactive import by_case, by_role, figure
-from rooflab.bench.report.page import anchors, ratio_place
+from rooflab.bench.report.interactive import COLOURS, figure
+from rooflab.bench.report.page import anchors, write_report
 from rooflab.bench.report.sources import load
-from rooflab.bench.report.traces import COLOURS, Drawn
 from rooflab.bench.report.words import times
 
 CPU_RECORDS = Path(__file__).parent.parent / "results" / "cpu"
-VOID = {"meta", "link", "img", "br", "wbr", "line", "circle", "polyline"}
+VOID = {"meta", "link", "img", "br", "wbr"}
 
 
 class Page(HTMLParser):
@@ -66,20 +61,6 @@ def light(records, tmp_path_factory):
     return written, Page(out.read_text())
 
 
-@pytest.fixture
-def rooflab(monkeypatch, capfd, tmp_path):
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["rooflab", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stopped:
-            run()
-        captured = capfd.readouterr()
-        return stopped.value.code or 0, captured.out, captured.err
-
-    return call
-
-
 def test_a_name_that_is_a_script_is_only_text(light):
     _, page = light
     assert page.broken == [] and page.open == []
@@ -118,7 +99,6 @@ def test_tables_and_headings_can_be_read_by_a_machine(light):
     levels = [int(tag[1]) for tag, _ in page.tags if re.fullmatch("h[1-6]", tag)]
     assert levels[0] == 1 and levels.count(1) == 1
     assert all(after <= before + 1 for before, after in zip(levels, levels[1:], strict=False)), "no level is left out"
-    assert all(svg.get("role") == "img" and svg.get("aria-label") for svg in page.all("svg"))
 
 
 def test_the_page_shows_what_the_content_says(light):
@@ -184,14 +164,17 @@ def test_a_page_that_cannot_be_put_in_place_leaves_nothing_behind(tmp_path, monk
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("report.html", "the old one")]
 
 
-def test_the_three_filters_use_attributes_of_their_own():
-    drawn = Drawn(go.Scatter(mode="markers"), "naive", True, "bf16", True)
-    role, case = by_role(drawn, False), by_case(drawn, False)
-    assert not set(role) & set(case) and "visible" not in {*role, *case}, "`visible` is the legend's"
-    assert role == {"opacity": 0.0, "hoverinfo": "skip"}
-    assert case == {"mode": "none", "hoveron": "fills", "error_y.visible": False}
-    ceiling = Drawn(go.Scatter(mode="lines"), None)
-    assert by_case(ceiling, True)["mode"] == "lines"
+def test_the_menu_shows_largest_cases_first_and_one_scheme_of_several(records):
+    (roofline,) = gather(*load([records]), "t").rooflines
+    drawn = figure(roofline)
+    (menu,) = drawn.layout.updatemenus
+    shown = {button.label: button.args[0]["visible"] for button in menu.buttons}
+    assert list(shown)[:2] == ["largest cases", "all cases"] and {"bf16, largest", "fp16, all cases"} <= shown.keys()
+    assert [trace.visible for trace in drawn.data] == list(shown["largest cases"])
+    assert all(shown["all cases"]) and sum(shown["largest cases"]) < sum(shown["all cases"])
+    for trace, visible in zip(drawn.data, shown["fp16, all cases"], strict=True):
+        if trace.meta != "arrow":
+            assert visible == (trace.meta != "kernels" or "fp16" in trace.name)
 
 
 def luminance(colour):
@@ -222,11 +205,6 @@ def test_colours_can_be_told_from_a_white_and_from_a_dark_page():
 
 def test_anchors_of_names_that_differ_only_in_signs_are_told_apart():
     assert anchors(["my op", "my_op", "<>"], "op") == {"my op": "op-my-op", "my_op": "op-my-op-2", "<>": "op-unnamed"}
-
-
-def test_a_ratio_lies_on_its_logarithm():
-    assert ratio_place(1.0, 4.0) == 60.0 and ratio_place(4.0, 4.0) == 118.0 and ratio_place(100.0, 4.0) == 118.0
-    assert ratio_place(2.0, 4.0) == pytest.approx(89.0) and ratio_place(0.5, 4.0) == pytest.approx(31.0)
 
 
 def test_the_command_writes_a_file_and_says_the_same_as_json(rooflab, records, tmp_path):

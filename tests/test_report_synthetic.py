@@ -8,8 +8,7 @@ import torch
 
 from rooflab.bench.calls.calls import kernel_traffic
 from rooflab.bench.records.files import read, write
-from rooflab.bench.records.record import Record
-from rooflab.bench.records.samples import pack_samples
+from rooflab.bench.records.record import Record, pack_samples
 from rooflab.kernels import registry
 from rooflab.reference.spec import get_scheme
 from rooflab.roofline.device import get_device

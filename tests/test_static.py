@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from rooflab.bench.cli import app
-from rooflab.bench.compile import cases, targets
+from rooflab.bench.cli.app import app
+from rooflab.bench.compile import cases
 from rooflab.bench.compile.cases import select
 from rooflab.bench.compile.static import Request, compile_kernels
 from rooflab.bench.compile.store import Store
@@ -189,13 +189,13 @@ def test_only_code_of_our_own_is_selected():
 
 
 def test_targets_have_gpus():
-    for target in targets.TARGETS.values():
+    for target in cases.TARGETS.values():
         major, minor = DEVICES[target.gpu].compute_capability
         assert 10 * major + minor == target.sm and f"{target.sm}" in target.name
         properties = target.properties()
         assert properties["multiprocessor_count"] == DEVICES[target.gpu].sms
-    assert targets.DEFAULT.properties()["max_shared_mem"] == 232448, "227 KiB, CUDA C++ Programming Guide"
-    assert targets.device_for(targets.DEFAULT, "h200").name == "h200"
+    assert cases.DEFAULT.properties()["max_shared_mem"] == 232448, "227 KiB, CUDA C++ Programming Guide"
+    assert cases.device_for(cases.DEFAULT, "h200").name == "h200"
 
 
 def test_what_was_compiled_is_not_compiled_again(tmp_path, monkeypatch):
@@ -204,14 +204,14 @@ def test_what_was_compiled_is_not_compiled_again(tmp_path, monkeypatch):
     store = Store(tmp_path)
     (first,) = compile_kernels([request], store)[0]
     monkeypatch.setattr("rooflab.bench.compile.static._done", {})
-    monkeypatch.setattr("rooflab.bench.compile.workers.Worker.ask", lambda *_: pytest.fail("a process was asked"))
+    monkeypatch.setattr("rooflab.bench.processes.child.Pool.ask", lambda *_: pytest.fail("a process was asked"))
     (second,) = compile_kernels([request], store)[0]
     assert first == second and (store.hits, store.misses) == (1, 1) and first.loops == second.loops
     monkeypatch.setattr("rooflab.bench.compile.static._done", {})
-    monkeypatch.setattr("rooflab.bench.compile.sources.Sources.of", lambda *_: "another source")
+    monkeypatch.setattr("rooflab.bench.compile.store.Sources.of", lambda *_: "another source")
     asked = []
     monkeypatch.setattr(
-        "rooflab.bench.compile.workers.Worker.ask",
+        "rooflab.bench.processes.child.Pool.ask",
         lambda self, message: asked.append(message) or {"error": "asked", "where": "", "refused": False},
     )
     compile_kernels([request], store)

@@ -12,14 +12,21 @@ import pytest
 from typer.testing import CliRunner
 
 import rooflab.kernels.registry
-from rooflab.bench.cli import app
-from rooflab.bench.compile import revision
-from rooflab.bench.compile.difference import Change, exit_status, markdown, summary_line
-from rooflab.bench.compile.revision import Query, Side, compare_sides, revision_side
-from rooflab.bench.compile.sources import Sources
-from rooflab.bench.compile.store import Store
-from rooflab.bench.compile.targets import DEFAULT
-from rooflab.bench.compile.workers import CompileFailure, Worker, Workers
+from rooflab.bench.cli.app import app
+from rooflab.bench.compile import difference
+from rooflab.bench.compile.cases import DEFAULT
+from rooflab.bench.compile.difference import (
+    Change,
+    Query,
+    Side,
+    compare_sides,
+    exit_status,
+    markdown,
+    revision_side,
+    summary_line,
+)
+from rooflab.bench.compile.static import compilers
+from rooflab.bench.compile.store import Sources, Store
 
 ROOT = Path(rooflab.kernels.registry.__file__).parent.parent
 GEMM = '''"""A gemm."""
@@ -120,7 +127,7 @@ def make_tree(folder: Path, gemm: str, silu: str) -> Path:
 
 @contextmanager
 def side(tree: Path) -> Iterator[Side]:
-    workers = Workers(tree)
+    workers = compilers(tree)
     try:
         yield Side(tree.name, workers, Sources.at(tree))
     finally:
@@ -232,12 +239,8 @@ def test_no_module_of_the_installed_tree_stands_in(tmp_path):
     """`rooflab.kernels.precision` is in this tree and not in the other."""
     tree = make_tree(tmp_path / "lacks", GEMM + "\nimport rooflab.kernels.precision\n", SILU)
     (tree / "kernels" / "precision.py").unlink()
-    worker = Worker(tree)
-    try:
-        with pytest.raises(CompileFailure, match=r"No module named 'rooflab\.kernels\.precision'"):
-            worker.ask({"do": "select"})
-    finally:
-        worker.stop()
+    with side(tree) as lacking, pytest.raises(ValueError, match=r"No module named 'rooflab\.kernels\.precision'"):
+        lacking.select(QUERY)
 
 
 def git(folder: Path, *arguments: str) -> None:
@@ -278,8 +281,8 @@ def test_a_revision_that_cannot_be_compared(repository, name, words):
 def test_the_command(sides, tmp_path, monkeypatch):
     base, head = sides
     monkeypatch.setenv("ROOFLAB_CACHE", str(tmp_path))
-    monkeypatch.setattr(revision, "revision_side", lambda root, name: contextmanager(lambda: (yield base))())
-    monkeypatch.setattr(revision, "own_side", lambda: head)
+    monkeypatch.setattr(difference, "revision_side", lambda root, name: contextmanager(lambda: (yield base))())
+    monkeypatch.setattr(difference, "own_side", lambda: head)
     arguments = ["static", "gemm", "--suite", "smollm2_135m", "--scheme", "bf16", "--compare", "main"]
     file = tmp_path / "summary" / "static.md"
     done = CliRunner().invoke(app, [*arguments, "--markdown", str(file)])

@@ -59,7 +59,6 @@ MOST_STACK_BYTES = {
 }
 """Bytes of stack a thread of the worst config, by kernel and dtype, and what, by its tile, fills its registers.  It is
 legal all the same: a config that spills may still be the fastest, and tuning measures it."""
-TUNABLE = [kernel for op in ops() for kernel in kernels(op).values() if kernel.takes_config]
 LIKE_OTHERS = ("fp16", "tf32", "w4a16_g32", "w4a16_g64")
 """Dtypes left out for the time: fp16 and TF32 take what bf16 takes by other names, the others other groups."""
 ORDER_ONLY = ("group_m",)
@@ -97,9 +96,10 @@ def stack_bytes(requests: list[Request]) -> dict[str, int]:
 
 TRIED = [
     pytest.param(kernel, scheme, id=f"{kernel.id} {scheme}")
-    for kernel in TUNABLE
-    for scheme in ops()[kernel.op].schemes
-    if scheme not in LIKE_OTHERS and sampled(kernel, scheme)
+    for op, spec in ops().items()
+    for kernel in kernels(op).values()
+    for scheme in spec.schemes
+    if kernel.takes_config and scheme not in LIKE_OTHERS
 ]
 
 
@@ -108,7 +108,11 @@ TRIED = [
 @pytest.mark.parametrize(("kernel", "scheme"), TRIED)
 def test_legal_configs_compile_and_spill_no_more_than_is_known(kernel, scheme):
     known, _ = MOST_STACK_BYTES.get(f"{kernel.id} {scheme}", (0, ""))
-    found = stack_bytes(sampled(kernel, scheme))
+    requests = sampled(kernel, scheme)
+    if not requests:
+        assert not known, "it takes no case of llama3_8b in this dtype any more"
+        return
+    found = stack_bytes(requests)
     assert max(found.values()) <= known, {config: size for config, size in found.items() if size > known}
     assert max(found.values()) == known, "the figure is no longer true"
 

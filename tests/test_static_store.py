@@ -11,10 +11,8 @@ from pathlib import Path
 import pytest
 
 from rooflab.bench.compile import store as store_module
-from rooflab.bench.compile.kept import select_kept
-from rooflab.bench.compile.revision import Query
-from rooflab.bench.compile.sources import Sources, own_sources
-from rooflab.bench.compile.store import Store
+from rooflab.bench.compile.cases import Query
+from rooflab.bench.compile.store import Sources, Store, own_sources, select_kept
 
 MESSAGE = {"op": "gemm", "kernel": "tiled", "case": {"M": 1}, "scheme": "bf16", "target": "sm_90a", "config": None}
 ANSWER = {"kernels": [{"name": "k", "sass": "x" * 10_000}]}
@@ -159,10 +157,10 @@ def test_what_a_toolkit_outside_the_packages_compiles_is_not_kept(monkeypatch):
 def test_a_selection_is_kept_until_anything_changes(tmp_path, monkeypatch):
     query, store = Query("rmsnorm", schemes=("bf16",)), Store(tmp_path)
     first = select_kept(query, store)
-    monkeypatch.setattr("rooflab.bench.compile.kept.select", lambda *_, **__: pytest.fail("selected again"))
+    monkeypatch.setattr("rooflab.bench.compile.store.select", lambda *_, **__: pytest.fail("selected again"))
     assert select_kept(query, store) == first and [item.kernel.id for item in first] == ["rmsnorm/fused"]
     assert (store.hits, store.misses) == (0, 0), "it is not counted among what is compiled"
-    monkeypatch.setattr("rooflab.bench.compile.kept.select", lambda *_, **__: [])
+    monkeypatch.setattr("rooflab.bench.compile.store.select", lambda *_, **__: [])
     assert select_kept(query, None) == [], "without a store"
     assert select_kept(Query("rmsnorm", schemes=("fp16",)), store) == [], "another query"
     monkeypatch.setattr(Sources, "all", lambda self: "another tree")

@@ -9,7 +9,7 @@ import pytest
 
 from rooflab.bench.records.record import Record
 from rooflab.bench.suite import measures
-from rooflab.bench.suite.bars import ab, attention, gemm, gemm_family
+from rooflab.bench.suite.bars import attention, gemm, lab
 from rooflab.bench.suite.entries import Context
 from rooflab.bench.suite.measures import against_library, of_bandwidth, ratios, usable
 
@@ -36,7 +36,7 @@ def answer(monkeypatch, tmp_path):
     """`answer(bar, records, arguments, dry_run)`: what a bar says of these records."""
 
     def run(function, records, dry_run=False, **arguments):
-        for module in (measures, gemm, gemm_family, attention):
+        for module in (measures, gemm, attention):
             monkeypatch.setattr(module, "measure", lambda *args, **options: (records, "r", False))
         return function(Context("bar:x", tmp_path, "cuda", dry_run, 10.0), **arguments)
 
@@ -83,9 +83,9 @@ def test_a_time_is_held_against_the_limit_of_its_card(answer, card, latency_ms, 
         record("library", CASES[0], 1e-3, "library", environment={"gpu": {"name": card}}),
     ]
     limits = {"H100": 19.0, "H200": 14.0}
-    found = answer(gemm_family.within, given, op="gemm", case=CASES[0], scheme="bf16", limits_us=limits)
+    found = answer(gemm.within, given, op="gemm", case=CASES[0], scheme="bf16", limits_us=limits)
     assert found.bar == bar and found.figures["time_us"] == pytest.approx(latency_ms * 1e3)
-    found = answer(gemm_family.within, [failed("good", CASES[0])], op="gemm", case=CASES[0], scheme="bf16",
+    found = answer(gemm.within, [failed("good", CASES[0])], op="gemm", case=CASES[0], scheme="bf16",
                    limits_us=limits)  # fmt: skip
     assert found.bar == "UNMEASURED" and found.figures == {}
 
@@ -99,16 +99,16 @@ def test_the_error_of_sums_is_held_against_that_of_fp32_ones(off, bar, monkeypat
     fine = dataclasses.replace(naive, name="fine", role="optimized")
     rung = dataclasses.replace(fine, name="rung", fn=lambda a, b, a_scale, b_scale, bias=None, *, fast_accum=False:
                                naive.fn(a, b, a_scale, b_scale, bias) * (1 + off))  # fmt: skip
-    monkeypatch.setattr(gemm_family, "usable", lambda context, op: [naive, fine, rung])
+    monkeypatch.setattr(gemm, "usable", lambda context, op: [naive, fine, rung])
     case = "M=32,N=48,K=512,scales=tensor,bias=false"
     asked = {"op": "gemm_fp8", "case": case, "scheme": "fp8_e4m3", "most": 2.0}
     context = Context("bar:x", tmp_path, "cpu", False, 10.0)
-    found = gemm_family.accumulated(context, **asked)
+    found = gemm.accumulated(context, **asked)
     assert found.bar == bar and found.status == "DONE" and not (tmp_path / "running.json").exists()
     assert found.figures["fine: largest error over fp32's"] == 1.0
-    assert gemm_family.accumulated(dataclasses.replace(context, dry_run=True), **asked).bar == "UNMEASURED"
-    monkeypatch.setattr(gemm_family, "usable", lambda context, op: [naive, get_kernel("gemm_fp8", "promoted_ws")])
-    found = gemm_family.accumulated(context, **asked)
+    assert gemm.accumulated(dataclasses.replace(context, dry_run=True), **asked).bar == "UNMEASURED"
+    monkeypatch.setattr(gemm, "usable", lambda context, op: [naive, get_kernel("gemm_fp8", "promoted_ws")])
+    found = gemm.accumulated(context, **asked)
     assert found.bar == "UNMEASURED" and "gemm_fp8/promoted_ws: UNSUPPORTED: needs a CUDA device" in found.reason
 
 
@@ -187,8 +187,8 @@ def test_the_bar_of_the_ab_counts_what_was_called_wrongly(alarms, slowed, bar, m
     calm = [{"verdict": "SLOWER" if number < alarms else "SAME"} for number in range(120)]
     value = {"tables": {"A against A, run 1": calm, "A against A slowed by 5%": [{"verdict": slowed}]}}
     asked = []
-    monkeypatch.setattr(ab, "run_command", lambda words: asked.append(words) or (0, value, ""))
-    found = ab.false_alarms(Context("bar:ab", tmp_path, "cuda", False, 2100.0), ["ab", "--out", "{out}"], 20, 1)
+    monkeypatch.setattr(lab, "run_command", lambda words: asked.append(words) or (0, value, ""))
+    found = lab.false_alarms(Context("bar:ab", tmp_path, "cuda", False, 2100.0), ["ab", "--out", "{out}"], 20, 1)
     assert asked == [["ab", "--out", str(tmp_path), "--repeats", "20", "--budget", "100"]], "21 rounds share its time"
     assert found.bar == bar and found.figures["false alarms"] == alarms and found.figures["comparisons"] == 120
 

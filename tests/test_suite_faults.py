@@ -11,13 +11,13 @@ from commands_in_process import run_command
 from test_suite_bars import CASES, record
 from test_suite_run import entry, light_processes, run  # noqa: F401
 
-from rooflab.bench.check.outcome import BROKEN
+from rooflab.bench.check.check import BROKEN
+from rooflab.bench.processes.child import Child, Stuck
 from rooflab.bench.records import files as record_files
-from rooflab.bench.suite import measures, runner, running, state, tasks
+from rooflab.bench.suite import measures, runner, state, tasks
 from rooflab.bench.suite.entries import Context, Outcome
 from rooflab.bench.suite.plan import make_plan
-from rooflab.bench.suite.process import Ended, Process
-from rooflab.bench.suite.running import ContextBroken, noted
+from rooflab.bench.suite.running import ContextBroken, Running, read_running
 from rooflab.kernels import registry
 from rooflab.reference.spec import Case
 
@@ -50,7 +50,7 @@ def test_of_several_suspects_none_is_excluded(tmp_path):
 
 
 def test_what_was_noted_for_another_entry_is_laid_on_nobody(tmp_path):
-    running.Running("other").note(tmp_path, ["op/b"])
+    Running("other").note(tmp_path, ["op/b"])
     progress, _ = run([entry("dies", "dies")], tmp_path)
     assert progress.outcomes["dies"].status == "FAILED" and not progress.outcomes["dies"].excluded
 
@@ -83,14 +83,14 @@ def test_the_first_checks_may_take_more_than_their_cost(tmp_path):
 
 
 def test_a_process_that_does_not_end_keeps_its_answer_and_the_device_is_asked(tmp_path, monkeypatch):
-    stop = Process.stop
+    stop = Child.stop
 
     def hangs(self):
         stop(self)
-        monkeypatch.setattr(Process, "stop", stop)
-        raise Ended("TIMEOUT: its process does not end, and holds the device")
+        monkeypatch.setattr(Child, "stop", stop)
+        raise Stuck
 
-    monkeypatch.setattr(Process, "stop", hangs)
+    monkeypatch.setattr(Child, "stop", hangs)
     progress, notes = run([entry("a"), entry("b")], tmp_path)
     assert [one.status for one in progress.outcomes.values()] == ["DONE", "DONE"]
     assert "a: TIMEOUT: its process does not end, and holds the device" in notes
@@ -106,7 +106,7 @@ def test_a_check_ends_at_a_broken_context_and_goes_on_without_its_kernel(tmp_pat
     monkeypatch.setattr(tasks, "already_broken", lambda device: next(answers, ""))
     with pytest.raises(ContextBroken, match="illegal memory access"):
         tasks.check(on_cpu(tmp_path), "rmsnorm")
-    at = noted(tmp_path, "check:rmsnorm")
+    at = read_running(tmp_path, "check:rmsnorm")
     before = record_files.read(tmp_path / at.files[0])
     assert at.kernels == (f"rmsnorm/{before[-1].kernel}",) and len(before) == 1
     context = on_cpu(tmp_path, earlier=at.files, excluded=dict.fromkeys(at.kernels, "it broke the context"))
@@ -144,7 +144,7 @@ def test_measuring_goes_on_with_the_cases_that_are_left_and_says_nothing_of_the_
     context = Context("bench:gemm", tmp_path, "cpu", False, 60.0)
     with pytest.raises(ContextBroken, match="illegal"):
         measures.measure(context, "gemm", kernels, cases)
-    at = noted(tmp_path, "bench:gemm")
+    at = read_running(tmp_path, "bench:gemm")
     written = record_files.read(tmp_path / at.files[0])
     assert [(one.kernel, one.status) for one in written[2:]] == [("naive", "RUNTIME_ERROR")]
     monkeypatch.setattr(measures, "already_broken", lambda device: "")

@@ -10,11 +10,11 @@ import pytest
 import torch
 import typer
 
-from rooflab.bench.cli import app
-from rooflab.bench.suite.calls import find
+from rooflab.bench.cli.app import app
 from rooflab.bench.suite.entries import Context, Entry, plan_hash
 from rooflab.bench.suite.plan import is_of, make_plan
 from rooflab.bench.suite.state import Identity
+from rooflab.bench.suite.worker import find
 from rooflab.kernels import registry
 from rooflab.reference.spec import SCHEMES, Case
 

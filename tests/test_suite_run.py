@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rooflab.bench.suite import runner, state, summary
+from rooflab.bench.suite import runner, state
 from rooflab.bench.suite.entries import Entry, Outcome
 from rooflab.bench.suite.runner import Settings, run_suite
 
@@ -80,7 +80,7 @@ def test_what_is_excluded_or_verified_is_told_to_later_entries(tmp_path):
     progress, _ = run([entry("first", "first"), entry("sees", "sees")], tmp_path, dry_run=True)
     told = progress.outcomes["sees"].figures
     assert told == {"excluded": {"gemm/naive": "RUNTIME_ERROR: it wrote out of bounds"}, "verified": ["gemm/library"]}
-    assert summary.read(tmp_path)["excluded"] == told["excluded"]
+    assert state.read_summary(tmp_path)["excluded"] == told["excluded"]
 
 
 def test_a_killed_run_goes_on_where_it_stopped(tmp_path):
@@ -107,7 +107,7 @@ t.run([t.entry("a"), t.entry("slow", "slow", cost_s=200, seconds=600), t.entry("
     while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in left.values()):
         assert time.monotonic() < deadline, "what the run had started outlived it"
         time.sleep(0.1)
-    assert {row["entry"]: row["status"] for row in summary.read(tmp_path)["entries"]} == {
+    assert {row["entry"]: row["status"] for row in state.read_summary(tmp_path)["entries"]} == {
         "a": "DONE",
         "slow": "RUNNING",
     }
@@ -140,7 +140,7 @@ def test_bad_input_is_one_sentence(tmp_path):
     with pytest.raises(ValueError, match="budget: expected seconds above 0, got 0"):
         run([entry("a")], tmp_path, budget_s=0)
     with pytest.raises(ValueError, match="summary: expected a folder with a suite run"):
-        summary.read(tmp_path)
+        state.read_summary(tmp_path)
     (tmp_path / state.FILE).write_text('{"version": 1}')
     with pytest.raises(ValueError, match="expected the state of a suite run"):
         run([entry("a")], tmp_path, resume=True)

@@ -1,16 +1,24 @@
+"""The timer, the stopwatch of a CPU with its pinned threads, the flush and what is said of it, peak memory."""
+
 import gc
 import itertools
+import math
+import os
+import threading
 import time
 
 import pytest
+import torch
 
-from rooflab.bench.timing import stopwatch as stopwatches
-from rooflab.bench.timing import timing
-from rooflab.bench.timing.stopwatch import CpuStopwatch, OneByOne, check_timer, grid_of
-from rooflab.bench.timing.timing import Samples, time_functions
+from rooflab.bench.timing import cpu, flush_comparison, timing
+from rooflab.bench.timing.cpu import CpuStopwatch, assign, pinned_threads
+from rooflab.bench.timing.flush_comparison import compare_flushes
+from rooflab.bench.timing.stopwatch import Flush, Stopwatch, grid_of
+from rooflab.bench.timing.timing import Samples, check_timer, time_functions
+from rooflab.bench.timing.trace import peak_memory_bytes
 
 
-class FakeStopwatch(OneByOne):
+class FakeStopwatch(Stopwatch):
     """Reads what a script says and remembers in which order it was asked."""
 
     batches = True
@@ -135,7 +143,7 @@ def test_the_grid_is_the_least_difference_that_is_no_rounding():
 
 
 def test_the_cache_is_emptied_by_twice_its_size_before_each_sample(monkeypatch):
-    monkeypatch.setattr(stopwatches, "last_level_cache_bytes", lambda: 4000)
+    monkeypatch.setattr(cpu, "last_level_cache_bytes", lambda: 4000)
     log = []
     watch = CpuStopwatch(clock=lambda: log.append("clock") or float(len(log)))
     assert watch._flush.nbytes == 8000
@@ -208,3 +216,198 @@ def test_a_clock_replaced_while_it_is_read_is_the_fault_of_every_reading(monkeyp
     assert all(sample > 0 for sample in read["honest"].seconds), "the stopwatch keeps the clock that it began with"
     monkeypatch.undo()
     assert time_functions({"honest": nothing}, budget_s=1e-6, min_samples=2, cold=False)["honest"].fault == ""
+
+
+CPU = torch.device("cpu")
+
+
+def test_a_flush_reads_or_writes_twice_the_cache():
+    read, write = Flush("cpu", 4000, "read"), Flush("cpu", 4000, "write")
+    assert read.nbytes == write.nbytes == 8000
+    for flush in (read, write):
+        flush._buffer.fill_(math.pi)
+        flush()
+    assert float(read._sink) == pytest.approx(2000 * math.pi) and bool((read._buffer == math.pi).all())
+    assert bool((write._buffer == 1.0).all())
+    assert read.note == "" and write.note == ", flushed by writing"
+
+
+def test_without_a_cache_to_empty_nothing_is_done():
+    flush = Flush("cpu", 0, "write")
+    flush()
+    assert flush.nbytes == 0 and flush.note == ""
+
+
+details = {}
+"""What else the timer says of a read of so many bytes behind a flush by writing."""
+
+
+@pytest.fixture
+def card(monkeypatch):
+    """Replaces the timer: how long a read of `size` bytes takes behind each flush, and without one."""
+    seconds = {("read", True): 1.0, ("write", True): 1.0, ("read", False): 1.0}
+    asked = []
+    details.clear()
+
+    def time_functions(functions, device, *, cold, flush, **options):
+        asked.append((flush, cold, [function.sets for function in functions.values()]))
+        times = {size: (1e-9 * int(size) * seconds[flush, cold],) * 3 for size in functions}
+        return {
+            size: Samples(times[size], "script", "cold", **(details.get(int(size), {}) if flush == "write" else {}))
+            for size in functions
+        }
+
+    monkeypatch.setattr(flush_comparison, "time_functions", time_functions)
+    return seconds, asked
+
+
+@pytest.mark.parametrize(("read", "write", "cleaner"), [(1.02, 1.3, "read"), (0.6, 1.1, "write"), (1.0, 1.0, "read")])
+def test_the_cleaner_flush_is_the_one_nearest_to_no_flush_at_all(card, read, write, cleaner):
+    seconds, asked = card
+    seconds["read", True], seconds["write", True] = read, write
+    found = compare_flushes("cpu", cache_bytes=2**16)
+    assert found["cleaner"] == cleaner and found["sizes_bytes"] == [2**13, 2**15, 2**17]
+    assert found["read_error"] == pytest.approx(abs(read - 1)) and found["write_error"] == pytest.approx(write - 1)
+    assert found["rotation_s"] == pytest.approx([size * 1e-9 for size in found["sizes_bytes"]])
+    assert [(flush, cold) for flush, cold, _ in asked] == [
+        ("read", True),
+        ("write", True),
+        ("read", False),
+        ("read", False),
+        ("write", True),
+        ("read", True),
+    ]
+    for _, cold, sets in asked:
+        assert (
+            sets == [1, 1, 1]
+            if cold
+            else all(
+                count * size > 4 * 2**16 and count >= 2 for count, size in zip(sets, found["sizes_bytes"], strict=True)
+            )
+        )
+
+
+@pytest.mark.parametrize(
+    ("told", "why"),
+    [
+        ({"calls_per_sample": 20}, "20 calls per sample, of which the flush stands before the first"),
+        ({"fault": "kernels changed"}, "kernels changed"),
+        ({"resolved": False}, "the script timer is too coarse for it"),
+    ],
+)
+def test_a_size_with_a_reading_that_says_nothing_of_the_flush_is_left_out(card, told, why):
+    details[2**13] = told
+    found = compare_flushes("cpu", cache_bytes=2**16)
+    assert found["sizes_bytes"] == [2**15, 2**17] and found["left_out"] == {str(2**13): why}
+    assert all(len(found[name]) == 2 for name in ("read_s", "write_s", "rotation_s"))
+    details.update({2**15: told, 2**17: told})
+    with pytest.raises(ValueError, match="flush: expected a size of which every reading counts, got none"):
+        compare_flushes("cpu", cache_bytes=2**16)
+
+
+def test_flushes_are_compared_by_the_real_timer_too():
+    found = compare_flushes("cpu", budget_s=0.05, cache_bytes=2**20)
+    assert found["timer"].startswith("cpu perf_counter") and all(seconds > 0 for seconds in found["rotation_s"])
+
+
+X = torch.randn(256, 256, generator=torch.Generator().manual_seed(0))
+BYTES = X.nbytes
+
+
+@pytest.mark.parametrize(
+    ("call", "peak"),
+    [
+        (lambda: X + 1, 0),
+        (lambda: (X + 1) * 2, BYTES),
+        (lambda: ((X + 1) * 2).mul_(3).sum(), 2 * BYTES),
+        (lambda: torch.add(X, 1, out=torch.empty_like(X)), 0),
+        (lambda: (X + 1, X + 2), 0),
+        (lambda: X.mul(1.0) is None, BYTES),
+    ],
+)
+def test_peak_memory_is_what_a_call_holds_beyond_what_it_returns(call, peak):
+    assert peak_memory_bytes(call, CPU) == pytest.approx(peak, abs=256)
+
+
+def test_peak_memory_of_a_gpu_is_that_of_its_allocator(monkeypatch):
+    """Peak 900, of which 100 were there before and 300 are what was returned."""
+    held = iter([100.0, 400.0])
+    for name, value in {
+        "synchronize": lambda device: None,
+        "reset_peak_memory_stats": lambda device: None,
+        "memory_allocated": lambda device: next(held),
+        "max_memory_allocated": lambda device: 900.0,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    assert peak_memory_bytes(lambda: None, torch.device("cuda")) == 500.0
+
+
+CORES = {0: "a", 1: "a", 2: "b", 3: "b"}
+"""Two cores of two hardware threads each."""
+
+
+@pytest.mark.parametrize(
+    ("wanted", "allowed", "places"),
+    [
+        ([2], {0, 1, 2, 3}, [2]),
+        ([0, 2], {0, 1, 2, 3}, [0, 2]),
+        ([0, 0], {0, 1, 2, 3}, [0, 2]),
+        ([0, 1], {0, 1, 2, 3}, [0, 2]),
+        ([3, 3, 3, 3], {0, 1, 2, 3}, [3, 0, 1, 2]),
+        ([0, 1], {0, 1}, [0, 1]),
+        ([5, 0], {0, 2}, [2, 0]),
+    ],
+)
+def test_threads_stay_where_they_are_and_share_no_core_while_one_is_free(wanted, allowed, places):
+    assert assign(wanted, allowed, CORES | {5: "c"}) == places
+
+
+needs_affinity = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system has no affinity")
+
+
+@needs_affinity
+def test_the_thread_is_held_on_one_processor_and_let_go(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    before = os.sched_getaffinity(0)
+    with pytest.raises(ZeroDivisionError), pinned_threads() as note:
+        assert note == "threads pinned" and len(os.sched_getaffinity(0)) == 1
+        raise ZeroDivisionError
+    assert os.sched_getaffinity(0) == before
+
+
+@needs_affinity
+def test_a_thread_that_was_started_meanwhile_may_leave(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    allowed = os.sched_getaffinity(0)
+    stop = threading.Event()
+    with pinned_threads():
+        thread = threading.Thread(target=stop.wait)
+        thread.start()
+        assert len(os.sched_getaffinity(thread.native_id)) == 1, "it has inherited the processor"
+    found = os.sched_getaffinity(thread.native_id)
+    stop.set()
+    thread.join()
+    assert found == allowed
+
+
+@needs_affinity
+def test_what_cannot_be_pinned_says_why(monkeypatch):
+    allowed = os.sched_getaffinity(0)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "get_num_threads", lambda: len(allowed) + 1)
+        with pinned_threads() as note:
+            assert note == f"threads not pinned: {len(allowed) + 1} on {len(allowed)} processors"
+
+    def refuses(thread, places):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    monkeypatch.setattr(os, "sched_setaffinity", refuses)
+    with pinned_threads() as note:
+        assert note == "threads not pinned: Operation not permitted"
+    monkeypatch.setattr(cpu, "_threads", lambda count: ())
+    with pinned_threads() as note:
+        assert note == "threads not pinned: 0 of 1 were found"
+    monkeypatch.delattr(os, "sched_setaffinity")
+    with pinned_threads() as note:
+        assert note == "threads not pinned: this system does not offer it"

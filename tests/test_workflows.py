@@ -13,7 +13,7 @@ import pytest
 import typer
 import yaml
 
-from rooflab.bench.cli import app
+from rooflab.bench.cli.app import app
 
 ROOT = Path(__file__).parent.parent
 FILES = sorted((ROOT / ".github" / "workflows").glob("*.yml"))

@@ -8,15 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rooflab.bench.ab import from_records, output, to_records
-from rooflab.bench.ab.choose_targets import Wanted, check_names, two_kernels, two_trees
-from rooflab.bench.ab.harness import harness
-from rooflab.bench.ab.processes import ProcessFailed, Runner
+from rooflab.bench.ab import output, records
+from rooflab.bench.ab.changes import harness, touched_ops, users
+from rooflab.bench.ab.pairs import Runner
 from rooflab.bench.ab.run import Result, Settings, run
 from rooflab.bench.ab.self_test import KERNELS, SelfTest, self_test
-from rooflab.bench.ab.sides import ROOT, Comparison, Side
-from rooflab.bench.ab.touched import touched_ops, users
+from rooflab.bench.ab.sides import ROOT, Comparison, Side, Wanted, check_names, two_kernels, two_trees
 from rooflab.bench.ab.verdict import EXIT_UNRESOLVED, Outcome, Rules, exit_status
+from rooflab.bench.processes.child import ChildFailed
 from rooflab.bench.records.revisions import Tree, checked_out, git, working_tree
 
 Say = Callable[[str], None]
@@ -97,7 +96,7 @@ def of_revisions(trees: Revisions, wanted: Wanted, settings: Settings, out: Path
         runner = Runner(Comparison(sides[0], sides[1], ()), settings.device, settings.seed)
         try:
             listed = runner.list("A", wanted.ops, wanted.suite_name), runner.list("B", wanted.ops, wanted.suite_name)
-        except ProcessFailed as failed:
+        except ChildFailed as failed:
             raise ValueError(f"base: expected two trees that this bench can import: {failed}") from failed
         check_names(listed, wanted)
         title = f"{a.label} against {b.label}"
@@ -131,8 +130,8 @@ def of_records(files: Sequence[Path], rules: Rules, wanted: Wanted) -> Report:
         raise ValueError(f"records: expected no {' and no '.join(given)} beside them, which are compared whole")
     if len(files) != 2:
         raise ValueError(f"records: expected two files or folders (--records twice), got {len(files)}")
-    outcomes = from_records.compare_files(files[0], files[1], rules, wanted.kernels)
-    new = [] if wanted.kernels else from_records.only_in(files[0], files[1])
+    outcomes = records.compare_files(files[0], files[1], rules, wanted.kernels)
+    new = [] if wanted.kernels else records.only_in(files[0], files[1])
     notes = [f"{key} is only in {files[1]}: nothing to compare it with" for key in new]
     title = f"{files[0]} against {files[1]}"
     return Report(title, [(title, outcomes)], notes)
@@ -150,7 +149,7 @@ def of_self_test(
     found = self_test(pairs, settings, wanted.suite_name, scheme, repeats=repeats, slow_down=inject, done=say)
     if out is not None:
         for result in found.repeats:  # what was slowed on purpose is no reading of a kernel
-            to_records.save(result, out)
+            records.save(result, out)
     tables: list[tuple[str, Sequence[Outcome]]] = [
         (f"A against A, run {number + 1}", result.outcomes) for number, result in enumerate(found.repeats)
     ]
@@ -175,7 +174,7 @@ def _ran(comparison: Comparison, settings: Settings, out: Path | None, say: Say,
     result: Result = run(comparison, settings, say)
     notes = [*notes, *(f"{key} cannot run here: {reason}" for key, reason in result.left_out.items())]
     if out is not None:
-        notes = [*notes, *(f"records: {path}" for path in to_records.save(result, out))]
+        notes = [*notes, *(f"records: {path}" for path in records.save(result, out))]
     if result.stopped:
         notes = [*notes, f"stopped early: {result.stopped}"]
     if not any(outcome.noise_floor is not None for outcome in result.outcomes) and result.outcomes:

@@ -1,20 +1,35 @@
-"""`compare(my_fn, ref_fn, make_inputs)`: an A/B of any two functions, with no spec."""
+"""`compare(my_fn, ref_fn, make_inputs)`: an A/B of any two functions, with no spec.
+
+The functions become an op of their own, so that they meet the same checker and the same timer.  A function of an
+importable module travels to a fresh process by its name, one at the top of a script by the script's path, so that a
+Triton kernel finds its source; any other (a lambda, a notebook's) travels by value, through cloudpickle.
+"""
 
 from __future__ import annotations
 
+import base64
+import importlib
+import importlib.util
+import inspect
+import pickle
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import torch
 
-from rooflab.bench.ab import output
-from rooflab.bench.ab.functions import make, named, pack
+from rooflab.bench.ab.output import percent, power
 from rooflab.bench.ab.run import Result, Settings, run
-from rooflab.bench.ab.sides import Comparison, Side
+from rooflab.bench.ab.sides import Comparison, Reading, Side
 from rooflab.bench.ab.verdict import Outcome, Rules, exit_status
+from rooflab.bench.check.gate import tolerance
 from rooflab.bench.records.record import Verdict
+from rooflab.kernels.registry import Kernel
+from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, as_tuple
+from rooflab.roofline.model import Cost
 
 KEY = "function"
 
@@ -41,10 +56,10 @@ class Compared:
         mine, reference = self.result.comparison.b.label, self.result.comparison.a.label
         if found.effect is None:
             return f"{mine} against {reference}: {found.verdict}: {found.reason}"
-        bounds = f"{output.percent(found.effect_low)} to {output.percent(found.effect_high)}"
-        text = f"{mine} against {reference}: {found.verdict}: takes {output.percent(found.effect)} ({bounds}), "
+        bounds = f"{percent(found.effect_low)} to {percent(found.effect_high)}"
+        text = f"{mine} against {reference}: {found.verdict}: takes {percent(found.effect)} ({bounds}), "
         text += f"{found.pairs} pairs" + (f": {found.reason}" if found.reason else "")
-        return f"{text}. {output.power([found])}" + (f" Stopped: {self.result.stopped}." if self.result.stopped else "")
+        return f"{text}. {power([found])}" + (f" Stopped: {self.result.stopped}." if self.result.stopped else "")
 
 
 def compare(
@@ -97,3 +112,172 @@ def compare(
 def _label(function: Callable[..., Any], otherwise: str) -> str:
     name = getattr(function, "__name__", otherwise)
     return otherwise if name == "<lambda>" else name
+
+
+NAME = "function"
+
+
+def prepare_functions(
+    functions: Mapping[str, Any], seed: int, cast: bool = False
+) -> tuple[Kernel, OpSpec, Case, Scheme, torch.device]:
+    """Kernel, op, case, scheme and device of packed functions (`fn`, `reference`, `make_inputs`).
+
+    The reference runs in its own precision and is the oracle; the tolerance is the fixture's, a few roundings of the
+    output's dtype.  Inputs keep the layout that `make_inputs` gives them.  With `cast`, floating-point outputs of
+    several dtypes are made one, which is for checking and not for timing.
+    """
+    fn, reference, make_inputs = (unpack(functions[name]) for name in ("fn", "reference", "make_inputs"))
+    made = make(make_inputs, seed)
+    inputs = named(made)
+    strides = {name: value.stride() for name, value in inputs.items() if isinstance(value, torch.Tensor)}
+    if not strides:
+        raise ValueError("make_inputs: expected at least one tensor, got none")
+    device = next(value.device for value in inputs.values() if isinstance(value, torch.Tensor))
+    dtypes = [output.dtype for output in as_tuple(by_name(reference, made)(**_copies(inputs)))]
+    floats = {dtype for dtype in dtypes if dtype.is_floating_point}
+    output = floats.pop() if len(floats) == 1 else torch.float32
+
+    def spec_inputs(case: Case, scheme: Scheme, place: torch.device, seed: int) -> Inputs:
+        fresh = named(make(make_inputs, seed))
+        return {name: _to_meta(value) for name, value in fresh.items()} if place.type == "meta" else fresh
+
+    def cost(**inputs: Any) -> Cost:
+        # Nothing says what the function must read: one that gathers leaves most of its inputs alone.
+        return Cost(read_bytes=0.0, write_bytes=0.0)
+
+    def limits(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
+        return tuple(tolerance(dtype, right).to(right.device) for dtype, right in zip(dtypes, oracle, strict=True))
+
+    def unsupported(**inputs: Any) -> str | None:
+        for name, stride in strides.items():
+            value = inputs.get(name)
+            if isinstance(value, torch.Tensor) and value.stride() != stride and value.numel():
+                return f"{name} is not laid out as make_inputs lays it out"
+        return None
+
+    spec = OpSpec(
+        name=NAME,
+        reference=_in_dtype(by_name(reference, made), output),
+        make_inputs=spec_inputs,
+        cost=cost,
+        outputs=tuple(f"output {index}" for index in range(len(dtypes))),
+        cases={"smoke": (Case(),)},
+        tolerance=limits,
+        schemes=("as made",),
+    )
+    called = _in_dtype(by_name(fn, made), output) if cast else by_name(fn, made)
+    kernel = Kernel(NAME, getattr(fn, "__name__", "fn"), "optimized", "torch", called, unsupported=unsupported)
+    return kernel, spec, Case(), Scheme("as made", output, output, output), device
+
+
+def check_functions(functions: Mapping[str, Any], seed: int) -> Reading:
+    """The same check as a kernel's, planted inputs apart: poisoned memory, other data, repeated calls, aliases."""
+    from rooflab.bench.check.check import check_kernel
+
+    kernel, spec, case, scheme, device = prepare_functions(functions, seed, cast=True)
+    result = check_kernel(kernel, spec, case, scheme, device, seed)
+    return Reading(result.status, result.reason, checked_by=result.checked_by)
+
+
+def _in_dtype(function: Callable[..., Any], dtype: torch.dtype) -> Callable[..., Any]:
+    """`function` with all its floating-point outputs in `dtype`: a scheme has one output dtype."""
+
+    def call(**inputs: Any) -> Any:
+        returned = function(**inputs)
+        if isinstance(returned, torch.Tensor):
+            return _cast(returned, dtype)
+        return tuple(_cast(output, dtype) for output in returned) if isinstance(returned, tuple | list) else returned
+
+    call.__signature__ = function.__signature__  # type: ignore[attr-defined]
+    return call
+
+
+def _cast(output: Any, dtype: torch.dtype) -> Any:
+    return output.to(dtype) if isinstance(output, torch.Tensor) and output.dtype.is_floating_point else output
+
+
+def _copies(inputs: Inputs) -> Inputs:
+    return {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in inputs.items()}
+
+
+def _to_meta(value: Any) -> Any:
+    return value.to("meta") if isinstance(value, torch.Tensor) else value
+
+
+SCRIPT = "__rooflab_script__"
+"""What a script is called in the fresh process: not `__main__`, so that what it guards by that name does not run."""
+Function = Callable[..., Any]
+
+
+def pack(function: Function) -> dict[str, str]:
+    """What a fresh process needs to have the same function.  Raises `ValueError` where it cannot travel."""
+    name = getattr(function, "__qualname__", "")
+    module = sys.modules.get(getattr(function, "__module__", "") or "")
+    if module is not None and "<" not in name and _find(module, name) is function:
+        if module.__name__ != "__main__":
+            return {"module": module.__name__, "name": name}
+        file = getattr(module, "__file__", None)
+        if file is not None and Path(file).is_file():
+            return {"script": str(Path(file).resolve()), "name": name}
+    try:
+        return {"pickle": base64.b64encode(cloudpickle.dumps(function)).decode()}
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"function: expected {name or function!r} at the top of a module or script, so that a fresh process can "
+            f"import it, got one that cannot travel: {error}"
+        ) from error
+
+
+def unpack(packed: Mapping[str, str]) -> Function:
+    """The inverse of `pack`, in another process."""
+    if "pickle" in packed:
+        function: Function = pickle.loads(base64.b64decode(packed["pickle"]))
+        return function
+    if "module" in packed:
+        module = importlib.import_module(packed["module"])
+    else:
+        module = sys.modules.get(SCRIPT) or _load_script(Path(packed["script"]))
+    found: Function = _find(module, packed["name"])
+    return found
+
+
+def _load_script(path: Path) -> Any:
+    sys.path.insert(0, str(path.parent))  # as Python does for a script
+    spec = importlib.util.spec_from_file_location(SCRIPT, path)
+    assert spec is not None and spec.loader is not None, "a script that ran is a file of Python"
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[SCRIPT] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _find(module: Any, name: str) -> Any:
+    for part in name.split("."):
+        module = getattr(module, part, None)
+    return module
+
+
+def make(make_inputs: Function, seed: int) -> Any:
+    """Inputs for a seed; a `make_inputs` without arguments is called with torch's own generators seeded."""
+    torch.manual_seed(seed)
+    return make_inputs(seed) if inspect.signature(make_inputs).parameters else make_inputs()
+
+
+def named(inputs: Any) -> dict[str, Any]:
+    """Inputs by name: a mapping's own, `arg0`, `arg1`... for a sequence or for the one argument."""
+    if isinstance(inputs, Mapping):
+        return dict(inputs)
+    values = inputs if isinstance(inputs, tuple | list) else (inputs,)
+    return {f"arg{index}": value for index, value in enumerate(values)}
+
+
+def by_name(function: Function, made: Any) -> Function:
+    """`function` as one of keyword arguments, called with a mapping's items as they are, and else in order."""
+    keywords = isinstance(made, Mapping)
+
+    def call(**inputs: Any) -> Any:
+        return function(**inputs) if keywords else function(*inputs.values())
+
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    call.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in named(made)])  # type: ignore[attr-defined]
+    return call

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
 from rooflab.bench.ab.verdict import EXIT_STATUS, Outcome
+from rooflab.bench.records.files import write_whole
 
 COLUMNS = ("comparison", "verdict", "A_ms", "B_ms", "effect", "from", "to", "visible", "pairs", "for_1%", "reason")
 
@@ -89,7 +90,7 @@ def write_junit(path: Path, outcomes: Sequence[Outcome], strict: bool) -> None:
         suite.add_testcase(case)
     document = JUnitXml()
     document.add_testsuite(suite)
-    _write_whole(path, lambda part: document.write(str(part), pretty=True))
+    write_whole(path, document.tostring())  # type: ignore[no-untyped-call]
 
 
 def write_markdown(path: Path, title: str, outcomes: Sequence[Outcome], notes: Sequence[str]) -> None:
@@ -106,11 +107,4 @@ def write_markdown(path: Path, title: str, outcomes: Sequence[Outcome], notes: S
         values += [str(cells["pairs"] or ""), cells["reason"]]
         lines.append("| " + " | ".join(value.replace("|", "\\|").replace("\n", " ") for value in values) + " |")
     lines += ["", power(outcomes), *(f"- {note}" for note in notes), ""]
-    _write_whole(path, lambda part: part.write_text("\n".join(lines)))
-
-
-def _write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    write(part)
-    part.replace(path)
+    write_whole(path, "\n".join(lines))

@@ -1,4 +1,7 @@
-"""Pairs of fresh processes in seeded ABBA order, within a budget.  What a process is, is the caller's affair."""
+"""Fresh processes of an A/B: how one is started and read, and their pairs in seeded ABBA order, within a budget.
+
+A process that dies or hangs costs one kernel.
+"""
 
 from __future__ import annotations
 
@@ -6,37 +9,13 @@ import math
 import random
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
-from rooflab.bench.records.record import L2State, Status
+from rooflab.bench.ab.sides import ROOT, Comparison, Job, Mode, Reading, Readings, Side, SideName
+from rooflab.bench.processes.child import Child, ChildFailed, TimedOut, command_for, environment_without
+from rooflab.bench.records.record import Status, now
 
-SideName = Literal["A", "B"]
-
-
-@dataclass(frozen=True)
-class Reading:
-    """What one fresh process says of one kernel."""
-
-    status: Status
-    reason: str = ""
-    seconds: tuple[float, ...] = ()
-    """All samples, seconds per call, in time order."""
-    median_s: float | None = None
-    method: str = ""
-    l2_state: L2State | None = None
-    checked_by: str = "none"
-    activity_hash: str | None = None
-    device_kernels: tuple[str, ...] = ()
-    least_bytes: float | None = None
-    flops: float | None = None
-    role: str | None = None
-    backend: str | None = None
-    timestamp: str = ""
-    """When it was read, UTC."""
-
-
-Readings = Mapping[str, Reading]
 Measure = Callable[[SideName, Collection[str]], Readings]
 """Starts one process of a side, which measures these comparisons, and returns what it read by key."""
 
@@ -124,3 +103,103 @@ def fault_of(reading: Reading) -> Reading | None:
     if reading.median_s <= 0 or any(value < 0 for value in reading.seconds):
         return Reading("INVALID", "the timer did not move while the kernel ran")
     return None
+
+
+WORKER = "rooflab.bench.ab.worker"
+CHECK_S = 300.0
+"""Longest check of one kernel."""
+MEASURE_S = 60.0
+"""Longest reading of one kernel beside its budget: compilation, inputs and the judging of its outputs."""
+
+
+@dataclass
+class Runner:
+    """Runs jobs of one comparison, each in a fresh process."""
+
+    comparison: Comparison
+    device: str = "cpu"
+    seed: int = 0
+    budget_s: float = 0.3
+    """Seconds for one kernel in one process."""
+    timer: str | None = None
+    judged: set[SideName] = field(default_factory=set)
+    """Sides whose outputs after timing have been judged."""
+    environments: dict[SideName, dict[str, Any]] = field(default_factory=dict)
+    """What each side's first process said of the machine."""
+
+    def measure(self, name: SideName, keys: Collection[str]) -> Readings:
+        """`Measure`: one process measures these kernels; where a kernel ends it, another one measures the rest."""
+        readings = self._run_all(name, "measure", keys, MEASURE_S + 10 * self.budget_s)
+        self.judged.add(name)
+        return readings
+
+    def check(self, name: SideName, keys: Collection[str]) -> Readings:
+        """One process checks these kernels; where a kernel ends it, another one checks the rest."""
+        return self._run_all(name, "check", keys, CHECK_S)
+
+    def list(self, name: SideName, ops: Collection[str], suite: str) -> dict[str, Any]:
+        """Ops, kernels and cases of one side's tree.  Raises `ChildFailed` where it cannot be imported."""
+        side = self.comparison.side(name)
+        job = Job("list", self.device, self.seed, 0.0, files=_texts(side), ops=tuple(ops), suite=suite)
+        answers = list(_answers(side, job, CHECK_S))
+        listed: dict[str, Any] = next(answer["list"] for answer in answers if "list" in answer)
+        return listed
+
+    def _run_all(self, name: SideName, mode: Mode, keys: Collection[str], limit_s: float) -> Readings:
+        left = list(keys)
+        readings: dict[str, Reading] = {}
+        while left:
+            readings |= self._run(name, mode, left, limit_s)
+            after = [key for key in left if key not in readings]
+            if len(after) == len(left):
+                break
+            left = after
+        return readings
+
+    def _run(self, name: SideName, mode: Mode, keys: Collection[str], limit_s: float) -> dict[str, Reading]:
+        """The readings of one process, as far as it came; the kernel that ended it has a failure in its place."""
+        side = self.comparison.side(name)
+        job = Job(
+            mode=mode,
+            device=self.device,
+            seed=self.seed,
+            budget_s=self.budget_s,
+            targets={key: asdict(side.targets[key]) for key in keys if key in side.targets},
+            files=_texts(side),
+            slow_down=side.slow_down,
+            functions=side.functions,
+            timer=self.timer,
+            judge=name not in self.judged,
+        )
+        readings: dict[str, Reading] = {}
+        begun: str | None = None
+        try:
+            for answer in _answers(side, job, limit_s):
+                begun = answer.get("start", begun)
+                if "environment" in answer:
+                    self.environments.setdefault(name, answer["environment"])
+                elif "key" in answer:
+                    readings[answer["key"]] = _reading(answer["reading"])
+        except ChildFailed as failed:
+            status: Status = "TIMEOUT" if isinstance(failed, TimedOut) else "RUNTIME_ERROR"
+            unread = [key for key in keys if key not in readings]
+            for key in [begun] if begun in unread else unread:
+                readings[key] = Reading(status, f"{side.label}: {failed}")
+        return readings
+
+
+def _texts(side: Side) -> tuple[str, ...]:
+    return tuple(str(file) for file in side.files)
+
+
+def _reading(values: Mapping[str, Any]) -> Reading:
+    seconds, kernels = tuple(values["seconds"]), tuple(values["device_kernels"])
+    return Reading(**{**values, "timestamp": now(), "seconds": seconds, "device_kernels": kernels})
+
+
+def _answers(side: Side, job: Job, limit_s: float) -> Iterator[dict[str, Any]]:
+    """The answers of one fresh process.  Raises `ChildFailed` where it ends early, or is silent for `limit_s`."""
+    command = command_for(WORKER, tree=side.tree, harness=side.tree if side.own_bench else ROOT, python=side.python)
+    # Not the interpreter's mode: a kernel that it runs has no time.  Hash seeds differ between processes on purpose.
+    with Child(command, environment_without("TRITON_INTERPRET", "PYTHONHASHSEED")) as child:
+        yield from child.stream(asdict(job), limit_s)

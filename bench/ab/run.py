@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rooflab.bench.ab.floors import load as load_floors
-from rooflab.bench.ab.pairs import Batch, Reading, SideName, run_pairs
-from rooflab.bench.ab.processes import Runner
-from rooflab.bench.ab.sides import Comparison
-from rooflab.bench.ab.verdict import Evidence, Outcome, Rules, judge, wants_confirmation
-from rooflab.bench.records.methods import paired_method_of
-from rooflab.bench.records.record import Verdict
+from rooflab.bench.ab.pairs import Batch, Runner, run_pairs
+from rooflab.bench.ab.sides import SIDES, Comparison, Reading, SideName
+from rooflab.bench.ab.verdict import Evidence, Outcome, Rules, judge, load_floors, wants_confirmation
+from rooflab.bench.records.record import NOT_RUN, Verdict, paired_method_of
 
 CONFIRMATION_SHARE = 0.4
 """Share of a budget kept for the confirmation and not given to the first batch."""
 SAME_HARDWARE = ("machine_key", "cpu", "cores", "threads")
-NOT_RUN = ("UNSUPPORTED", "UNAVAILABLE")
 """Statuses of a kernel that cannot run here; where it is so on both sides there is nothing to compare."""
 
 
@@ -80,30 +77,32 @@ def run(
     earlier run has checked this very code and judged its timed outputs, so that this one only measures.  Without
     `by_activity` the times alone are judged, also where both sides ran the same device code.
     """
-    names: tuple[SideName, ...] = ("A", "B")
     runner = Runner(comparison, settings.device, settings.seed, settings.kernel_s, settings.timer)
-    runner.judged |= set(names) if checked else set()
+    runner.judged |= set(SIDES) if checked else set()
     began = time.monotonic()
-    ends = began + settings.budget_s if settings.budget_s is not None else float("inf")
-    broken: dict[str, tuple[Verdict, str]] = {}
-    for key in comparison.keys:
-        missing = comparison.missing(key)
-        if missing:
-            broken[key] = ("MISSING", missing)
+    missing = {key: reason for key in comparison.keys if (reason := comparison.missing(key)) is not None}
+    broken: dict[str, tuple[Verdict, str]] = {key: ("MISSING", reason) for key, reason in missing.items()}
     checks = {} if checked else _failed_checks(runner, [key for key in comparison.keys if key not in broken], done)
-    left_out = _on_neither(comparison, checks)
+    left_out = {} if comparison.a.functions else _runs_nowhere(checks)
     keys = [key for key in comparison.keys if key not in left_out]
     for (name, key), reading in checks.items():
         broken.setdefault(key, _verdict_of(comparison, name, reading))
     broken |= _other_machine(runner.environments, [key for key in keys if key not in broken])
-    whole = [key for key in keys if key not in broken]
-    until = ends - CONFIRMATION_SHARE * max(0.0, ends - time.monotonic()) if ends < float("inf") else ends
-    first = run_pairs(runner.measure, whole, settings.pairs, seed=settings.seed, deadline=until, done=done)
-    broken |= {key: _verdict_of(comparison, side, reading) for key, (side, reading) in first.broken.items()}
+
+    def measured(called: Sequence[str], seed: int, share: float) -> Batch:
+        """Pairs of these comparisons, in a share of the time that is left."""
+        until = math.inf
+        if settings.budget_s is not None:
+            ends = began + settings.budget_s
+            until = ends - (1.0 - share) * max(0.0, ends - time.monotonic())
+        batch = run_pairs(runner.measure, called, settings.pairs, seed=seed, deadline=until, done=done)
+        broken.update({key: _verdict_of(comparison, side, read) for key, (side, read) in batch.broken.items()})
+        return batch
+
+    first = measured([key for key in keys if key not in broken], settings.seed, 1.0 - CONFIRMATION_SHARE)
     evidence = [_evidence(key, broken, first, Batch(), by_activity) for key in keys]
     called = [item.key for item in evidence if wants_confirmation(item, settings.rules)]
-    second = run_pairs(runner.measure, called, settings.pairs, seed=settings.seed + 1, deadline=ends, done=done)
-    broken |= {key: _verdict_of(comparison, side, reading) for key, (side, reading) in second.broken.items()}
+    second = measured(called, settings.seed + 1, 1.0)
     known = load_floors(str(runner.environments.get("B", {}).get("machine_key", ""))) if floors is None else floors
     evidence = [_evidence(key, broken, first, second, by_activity, _floor(comparison, key, known)) for key in keys]
     return Result(
@@ -123,52 +122,45 @@ def run(
 def _failed_checks(
     runner: Runner, keys: Sequence[str], done: Callable[[str], None]
 ) -> dict[tuple[SideName, str], Reading]:
-    """The checks that did not end well, by side and comparison; one without an answer is none that did."""
+    """The checks that did not end with OK, by side and comparison; a check without an answer is one of them."""
     failed: dict[tuple[SideName, str], Reading] = {}
-    names: tuple[SideName, ...] = ("A", "B")
-    for name in names:
+    for name in SIDES:
         # What is wrong on side A need not be checked again; what cannot run there may be so on both.
         left = [key for key in keys if ("A", key) not in failed or failed["A", key].status in NOT_RUN]
-        found = runner.check(name, left) if left else {}
+        readings = runner.check(name, left) if left else {}
         for key in left:
-            reading = found.get(key, Reading("RUNTIME_ERROR", "its check gave no answer"))
+            reading = readings.get(key, Reading("RUNTIME_ERROR", "its check gave no answer"))
             if reading.status != "OK":
                 failed[name, key] = reading
         done(f"check, side {name}")
     return failed
 
 
-def _on_neither(comparison: Comparison, checks: Mapping[tuple[SideName, str], Reading]) -> dict[str, str]:
-    """Why a comparison can be run on neither side, for each of which it is so; functions were meant to be run."""
-    return {
-        key: reading.reason
-        for (name, key), reading in checks.items()
-        if name == "B" and reading.status in NOT_RUN and not comparison.a.functions
-        if ("A", key) in checks and checks["A", key].status in NOT_RUN
-    }
+def _runs_nowhere(checks: Mapping[tuple[SideName, str], Reading]) -> dict[str, str]:
+    """Comparisons whose kernel can run on neither side, and why it cannot run on side B."""
+    cannot = {where: reading.reason for where, reading in checks.items() if reading.status in NOT_RUN}
+    return {key: reason for (name, key), reason in cannot.items() if name == "B" and ("A", key) in cannot}
 
 
 def _verdict_of(comparison: Comparison, name: SideName, reading: Reading) -> tuple[Verdict, str]:
     """What a reading that is not OK makes of its comparison."""
     label = comparison.side(name).label
-    reason = reading.reason if reading.reason.startswith(label) else f"{label}: {reading.reason}"
+    reason = reading.reason.removeprefix(f"{label}: ")
     if reading.status in ("INCORRECT", "INVALID"):
-        return ("INCORRECT" if reading.status == "INCORRECT" else "INVALID"), reason
-    return "FAILED", f"{label}: {reading.status}: {reason.removeprefix(f'{label}: ')}"
+        return ("INCORRECT" if reading.status == "INCORRECT" else "INVALID"), f"{label}: {reason}"
+    return "FAILED", f"{label}: {reading.status}: {reason}"
 
 
 def _other_machine(
     environments: Mapping[SideName, Mapping[str, Any]], keys: Sequence[str]
 ) -> dict[str, tuple[Verdict, str]]:
     """INVALID for every key where the sides' processes saw different machines."""
-    if len(environments) < 2:
-        return {}
-    reason = difference(environments["A"], environments["B"])
+    reason = difference(environments["A"], environments["B"]) if len(environments) == 2 else ""
     return dict.fromkeys(keys, ("INVALID", reason)) if reason else {}
 
 
 def difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
-    """How two environments differ in what decides a time and is no part of a change, or nothing."""
+    """How two environments differ in what decides a time and is no part of a change; empty where they do not."""
     gpus = a.get("gpu") or {}, b.get("gpu") or {}
     for name in ("name", "driver", "max_sm_clock_mhz", "power_limit_w", "mig"):
         if gpus[0].get(name) != gpus[1].get(name):
@@ -184,39 +176,36 @@ def _evidence(
     broken: Mapping[str, tuple[Verdict, str]],
     first: Batch,
     second: Batch,
-    by_activity: bool = True,
+    by_activity: bool,
     noise_floor: float | None = None,
 ) -> Evidence:
+    calling = [reading for _, _, name, reading in first.readings if name == key]
+    readings = [*calling, *(reading for _, _, name, reading in second.readings if name == key)]
+    methods = [paired_method_of(reading.method, reading.l2_state) for reading in readings if reading.status == "OK"]
     return Evidence(
         key=key,
         first=tuple(first.pairs.get(key, ())),
         second=tuple(second.pairs.get(key, ())),
-        broken=broken.get(key) or _read_otherwise(key, first, second),
-        identical=by_activity and _identical(key, first),
+        broken=broken.get(key) or several_methods(methods),
+        identical=by_activity and one_activity(reading.activity_hash for reading in calling),
         noise_floor=noise_floor,
         unconfirmed=f"seen once and not confirmed: {second.stopped}" if second.stopped else "",
     )
 
 
-def _read_otherwise(key: str, *batches: Batch) -> tuple[Verdict, str] | None:
-    """INVALID where the processes timed it by several methods: warm and cold L2 are two, whatever the kernel."""
-    readings = [found for batch in batches for _, _, name, found in batch.readings if name == key]
-    return several_methods(paired_method_of(found.method, found.l2_state) for found in readings if found.status == "OK")
-
-
 def several_methods(methods: Iterable[str]) -> tuple[Verdict, str] | None:
-    """INVALID where the methods of a comparison are not all one."""
-    found = list(dict.fromkeys(methods))
-    return ("INVALID", f"it was timed by different methods: {' and '.join(found)}") if len(found) > 1 else None
+    """INVALID where a comparison was timed by several methods: warm and cold L2 are two, whatever the kernel."""
+    names = list(dict.fromkeys(methods))
+    return ("INVALID", f"it was timed by different methods: {' and '.join(names)}") if len(names) > 1 else None
+
+
+def one_activity(hashes: Iterable[str | None]) -> bool:
+    """Whether every process showed the same device activity."""
+    seen = set(hashes)
+    return len(seen) == 1 and None not in seen
 
 
 def _floor(comparison: Comparison, key: str, known: Mapping[str, float]) -> float | None:
     """The larger floor of the two kernels compared: an A/A is remembered by its kernel, also where two are compared."""
     names = {side.targets[key].id for side in (comparison.a, comparison.b) if key in side.targets}
     return max((known[name] for name in names if name in known), default=None)
-
-
-def _identical(key: str, batch: Batch) -> bool:
-    """Whether all processes of both sides showed one device activity."""
-    hashes = {reading.activity_hash for _, _, name, reading in batch.readings if name == key}
-    return len(hashes) == 1 and None not in hashes

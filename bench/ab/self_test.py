@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rooflab.bench.ab import floors
 from rooflab.bench.ab.run import Result, Settings, run
 from rooflab.bench.ab.sides import ROOT, Comparison, Side, Target
-from rooflab.bench.ab.verdict import Outcome
+from rooflab.bench.ab.verdict import Outcome, effects_of, floor_of, remember_floors
 from rooflab.bench.records.environment import git_state
 from rooflab.kernels import registry
 
@@ -109,10 +108,10 @@ def self_test(
     for result in rounds:
         key = result.environments.get("B", {}).get("machine_key")
         if key:
-            floors.remember(str(key), result.outcomes)
+            remember_floors(str(key), result.outcomes)
     seen = {key: [found for result in rounds for found in result.outcomes if found.key == key] for key in keys}
     return SelfTest(tuple(rounds), injected, slow_down, {key: _floor(found) for key, found in seen.items()})
 
 
 def _floor(outcomes: Sequence[Outcome]) -> float | None:
-    return floors.floor_of([effects for outcome in outcomes if (effects := floors.effects_of(outcome)) is not None])
+    return floor_of([effects for outcome in outcomes if (effects := effects_of(outcome)) is not None])

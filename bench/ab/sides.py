@@ -1,4 +1,4 @@
-"""The two sides of a comparison: which tree, which interpreter, and what is measured there."""
+"""What is compared: the two sides of an A/B, what a process of one says, and what the command line's names mean."""
 
 from __future__ import annotations
 
@@ -8,8 +8,42 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from rooflab.bench.ab.pairs import SideName
+import torch
 
+from rooflab.bench.records.environment import git_state
+from rooflab.bench.records.record import L2State, Status
+from rooflab.bench.records.revisions import Tree
+from rooflab.kernels import registry
+from rooflab.reference.spec import Case, OpSpec, get_scheme
+from rooflab.roofline.model import Cost
+
+SideName = Literal["A", "B"]
+SIDES: tuple[SideName, ...] = ("A", "B")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What one fresh process says of one kernel."""
+
+    status: Status
+    reason: str = ""
+    seconds: tuple[float, ...] = ()
+    """All samples, seconds per call, in time order."""
+    median_s: float | None = None
+    method: str = ""
+    l2_state: L2State | None = None
+    checked_by: str = "none"
+    activity_hash: str | None = None
+    device_kernels: tuple[str, ...] = ()
+    least_bytes: float | None = None
+    flops: float | None = None
+    role: str | None = None
+    backend: str | None = None
+    timestamp: str = ""
+    """When it was read, UTC."""
+
+
+Readings = Mapping[str, Reading]
 ROOT = Path(__file__).resolve().parents[2]
 """The checkout (or installation) of the running program: five folders, of which one is `bench`."""
 
@@ -47,7 +81,7 @@ class Side:
     slow_down: float = 0.0
     """Time added to every call, as a share of its own: the injected regression of a self-test."""
     functions: Mapping[str, Any] = field(default_factory=dict)
-    """For `compare`: what to call, in the form of `functions.pack`; then there are no targets."""
+    """For `compare`: what to call, in the form of `compare.pack`; then there are no targets."""
     own_bench: bool = False
     """Whether the tree's own `bench` and `engine` measure it too, and not those of the running program."""
 
@@ -96,3 +130,154 @@ class Job:
     suite: str | None = None
     judge: bool = True
     """Whether what the timed calls left is judged: once a side, because an fp64 oracle can take 8 s."""
+
+
+def largest(spec: OpSpec, cases: Sequence[Case]) -> list[Case]:
+    """The case of most FLOPs and that of most bytes, in the order of `cases`; the last of several that are alike.
+
+    Two, because the largest matrix product of a model is bound by compute and its longest weight by memory; often they
+    are one.
+    """
+    scheme = get_scheme(spec.schemes[0])  # dtypes change the bytes of all cases alike
+    costs: dict[Case, Cost] = {}
+    for case in reversed(cases):
+        costs[case] = spec.cost(**spec.make_inputs(case, scheme, torch.device("meta"), 0))
+    if not costs:
+        return []
+    chosen = {
+        max(costs, key=lambda case: (costs[case].flops, costs[case].bytes)),
+        max(costs, key=lambda case: (costs[case].bytes, costs[case].flops)),
+    }
+    return [case for case in cases if case in chosen]
+
+
+Listed = tuple[Mapping[str, Any], Mapping[str, Any]]
+"""What `Runner.list` says of two trees: kernels, cases and schemes by op."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be compared: ops, kernels, cases and schemes; empty means the default of each."""
+
+    ops: Sequence[str] = ()
+    kernels: Sequence[str] = ()
+    cases: Sequence[str] = ()
+    suite: str | None = None
+    schemes: Sequence[str] = ()
+    device: str = "cpu"
+    files: tuple[Path, ...] = ()
+
+    @property
+    def suite_name(self) -> str:
+        """The suite whose cases are compared."""
+        return self.suite or ("smollm2_135m" if self.device == "cpu" else "llama3_8b")
+
+    @property
+    def scheme_names(self) -> Sequence[str]:
+        """The schemes wanted, or the one that the engine uses on this device."""
+        return self.schemes or ("fp32" if self.device == "cpu" else "bf16",)
+
+    def schemes_of(self, schemes: Sequence[str]) -> list[str]:
+        """Of the schemes that an op has, those wanted; where none is named and it has not the engine's, its first."""
+        found = [name for name in self.scheme_names if name in schemes]
+        return found if found or self.schemes else list(schemes[:1])
+
+    def cases_of(self, cases: Sequence[str], largest: Sequence[str]) -> list[str]:
+        """The cases named, those of the suite named, or of the device's suite those with the most to do."""
+        return list(self.cases or (cases if self.suite else largest))
+
+
+def two_kernels(wanted: Wanted) -> Comparison:
+    """Side A with the first kernel named, side B with the second.
+
+    Raises `ValueError` on other than one op and two kernels, or on a name, case or scheme that is not there.
+    """
+    if len(wanted.ops) != 1 or len(wanted.kernels) != 2:
+        raise ValueError(f"kernel: expected one op and two kernels (--kernel twice), got {len(wanted.kernels)}")
+    op = wanted.ops[0]
+    spec = registry.get_op(op)
+    known = spec.cases.get(wanted.suite_name, ())
+    if wanted.suite and not known:
+        raise ValueError(f"suite: {op} has {', '.join(spec.cases)}, got {wanted.suite!r}")
+    ids, most = [case.id for case in known], [case.id for case in largest(spec, known)]
+    cases = [spec.check_case(Case.parse(text)).id for text in wanted.cases_of(ids, most)]
+    schemes = wanted.schemes_of(spec.schemes)
+    if not schemes:
+        raise ValueError(f"scheme: {op} has {', '.join(spec.schemes)}, got {', '.join(wanted.schemes)}")
+    sides = []
+    commit, dirty = git_state(ROOT)
+    for name in wanted.kernels:
+        registry.get_kernel(op, name)
+        targets = {f"{op} {case} {scheme}": Target(op, name, case, scheme) for case in cases for scheme in schemes}
+        sides.append(Side(name, targets, commit=commit, dirty=dirty, files=wanted.files))
+    return Comparison(sides[0], sides[1], tuple(sides[0].targets))
+
+
+def check_names(listed: Listed, wanted: Wanted) -> None:
+    """Raises `ValueError` on an op, kernel, scheme or suite that was asked for and that neither revision has."""
+    found = [side[op] for side in listed for op in side]
+    for what, names, known in (
+        ("op", wanted.ops, {op for side in listed for op in side}),
+        ("kernel", wanted.kernels, {name for op in found for name in op["kernels"]}),
+        ("scheme", wanted.schemes, {name for op in found for name in op["schemes"]}),
+    ):
+        unknown = [name for name in names if name not in known]
+        if unknown:
+            raise ValueError(f"{what}: expected one of {', '.join(sorted(known)) or 'none'}, got {unknown[0]!r}")
+    if wanted.suite and not any(op["cases"] for op in found):
+        raise ValueError(f"suite: expected one that {' or '.join(wanted.ops) or 'an op'} has, got {wanted.suite!r}")
+
+
+def two_trees(
+    a: Tree, b: Tree, listed: Listed, wanted: Wanted, own_bench: bool = False
+) -> tuple[Comparison, list[str]]:
+    """The kernels of two revisions, and why some are left out.
+
+    `listed` is what `Runner.list` says of each.  What A has decides: a kernel, case or op that B has no more is
+    MISSING.  A kernel that only B has is new and has nothing to be compared with; one that can run on neither side is
+    left out by name, and so is an op of which nothing is left.
+    """
+    targets: tuple[dict[str, Target], dict[str, Target]] = ({}, {})
+    notes = []
+    for op in wanted.ops or sorted({*listed[0], *listed[1]}):
+        sides = [found.get(op, {"kernels": {}, "cases": [], "schemes": []}) for found in listed]
+        names = [name for name in {**sides[0]["kernels"], **sides[1]["kernels"]} if _is_wanted(name, wanted)]
+        # A bench of its own that is older does not say which are the largest.
+        cases = wanted.cases_of(sides[0]["cases"], sides[0].get("largest", sides[0]["cases"][-1:]))
+        schemes = wanted.schemes_of(sides[0]["schemes"])
+        lack = "" if op not in listed[0] else _lack(wanted, names, cases, schemes)
+        if lack:
+            notes.append(f"{op} has nothing to compare: {a.label} has {lack} of it")
+        for name in names:
+            reasons = [side["kernels"].get(name, "absent") for side in sides]
+            if name not in sides[0]["kernels"]:
+                notes.append(f"{op}/{name} is new in {b.label}: nothing to compare it with")
+                continue
+            if all(reasons) and name in sides[1]["kernels"]:
+                notes.append(f"{op}/{name} cannot run here: {reasons[1]}")
+                continue
+            for case in cases:
+                for scheme in schemes:
+                    target = Target(op, name, case, scheme)
+                    targets[0][target.id] = target
+                    known = case in sides[1]["cases"] or bool(wanted.cases)
+                    if name in sides[1]["kernels"] and scheme in sides[1]["schemes"] and known:
+                        targets[1][target.id] = target
+    first, second = (
+        Side(tree.label, found, tree.path, tree.python, tree.commit, tree.dirty, own_bench=own_bench)
+        for tree, found in zip((a, b), targets, strict=True)
+    )
+    return Comparison(first, second, tuple(targets[0])), notes
+
+
+def _lack(wanted: Wanted, names: Sequence[str], cases: Sequence[str], schemes: Sequence[str]) -> str:
+    """What there is none of, so that an op has nothing to compare."""
+    if not names:
+        return f"no kernel {' or '.join(wanted.kernels)}"
+    if not cases:
+        return f"no case in {wanted.suite_name}"
+    return "" if schemes else f"no {' or '.join(wanted.scheme_names)} form"
+
+
+def _is_wanted(name: str, wanted: Wanted) -> bool:
+    return not wanted.kernels or name in wanted.kernels

@@ -1,4 +1,4 @@
-"""From evidence to a verdict, and from verdicts to an exit status.  Nothing here runs anything.
+"""What decides SLOWER: from evidence to a verdict, from verdicts to an exit status.  Nothing here runs anything.
 
 SLOWER needs all of: the one-sided 95% bound beyond the threshold and beyond 0.5 us; a second, independent batch of at
 least five pairs, whose own estimate lies beyond them too, and which leaves the bound of both batches there; a
@@ -6,17 +6,31 @@ false-discovery rate of at most 5% over all the kernels in question; another dev
 effect beyond what identical code shows on this machine.  (To ask the second batch for a bound of its own would square
 the power: 36% for 60% at 3%.)  FASTER likewise.  SAME is a finding too: both bounds inside the threshold, of pairs that
 were taken in turn.  Everything else is UNRESOLVED, and what could not be compared never passes.
+
+The noise floor of a machine is the effect that its A/A comparisons showed, where there was none.  It is kept in the
+cache folder, and only ever turns a verdict into UNRESOLVED.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+import numpy as np
 
 from rooflab.bench.ab.estimate import ALPHA, Estimate, adjusted, estimate, p_above
+from rooflab.bench.records.files import write_whole
 from rooflab.bench.records.record import Verdict
+from rooflab.engine.model_files import cache_folder
 
+KEPT = 50
+"""A/A comparisons remembered of each kernel, the newest."""
+ENOUGH = 5
+"""A/A comparisons from which a noise floor is a percentile of what was seen; of fewer, it is the widest bound."""
 SUITE_PAIRS = 12
 """Least pairs where several kernels are judged at once: with fewer, no p-value is small enough for 100 of them."""
 BOUNDED_PAIRS = 5
@@ -107,12 +121,12 @@ def wants_confirmation(evidence: Evidence, rules: Rules) -> bool:
 
 def judge(evidence: Sequence[Evidence], rules: Rules) -> list[Outcome]:
     """One outcome for each, in order."""
-    whole = [item for item in evidence if item.broken is None and item.first]
-    slower = adjusted([_p_value(item, rules, 1) for item in whole])
-    faster = adjusted([_p_value(item, rules, -1) for item in whole])
-    rates = {item.key: (up, down) for item, up, down in zip(whole, slower, faster, strict=True)}
-    few = len(evidence) > 1
-    return [_outcome(item, rules, rates.get(item.key, (1.0, 1.0)), few) for item in evidence]
+    measured = [item for item in evidence if item.broken is None and item.first]
+    slower = adjusted([_p_value(item, rules, "SLOWER") for item in measured])
+    faster = adjusted([_p_value(item, rules, "FASTER") for item in measured])
+    p_values = {item.key: values for item, *values in zip(measured, slower, faster, strict=True)}
+    several = len(evidence) > 1
+    return [_outcome(item, rules, p_values.get(item.key, [1.0, 1.0]), several) for item in evidence]
 
 
 def exit_status(outcomes: Sequence[Outcome], strict: bool = False) -> int:
@@ -127,86 +141,80 @@ def _called(pairs: Sequence[tuple[float, float]], rules: Rules) -> Verdict | Non
     """SLOWER or FASTER where the bound of these pairs lies beyond the margin."""
     if not pairs:
         return None
-    found, margin = _estimate(pairs, rules)
-    if found.low > margin:
+    effect, margin = _estimate(pairs, rules)
+    if effect.low > margin:
         return "SLOWER"
-    return "FASTER" if found.high < -margin else None
+    return "FASTER" if effect.high < -margin else None
 
 
 def _estimate(pairs: Sequence[tuple[float, float]], rules: Rules) -> tuple[Estimate, float]:
-    return estimate(_effects(pairs)), rules.margin(_median([a for a, _ in pairs]))
+    """The effect of B over A, and the margin beyond which it counts."""
+    return estimate(_effects(pairs)), rules.margin(median(a for a, _ in pairs))
 
 
 def _effects(pairs: Sequence[tuple[float, float]]) -> list[float]:
     return [math.log(b / a) for a, b in pairs]
 
 
-def _median(values: Sequence[float]) -> float:
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
-
-
-def _p_value(item: Evidence, rules: Rules, sign: int) -> float:
-    """Of "B is slower (+1) or faster (-1) by no more than the margin"; 1 where the first batch did not call it.
+def _p_value(item: Evidence, rules: Rules, verdict: Verdict) -> float:
+    """Of "B is slower (or faster) by no more than the margin"; 1 where the first batch does not call `verdict`.
 
     Over both batches: the second is only run where the first called, which makes this larger than it need be.
     """
-    if _called(item.first, rules) != ("SLOWER" if sign > 0 else "FASTER"):
+    if _called(item.first, rules) != verdict:
         return 1.0
     pairs = item.first + item.second
-    margin = rules.margin(_median([a for a, _ in pairs]))
-    return p_above([sign * effect for effect in _effects(pairs)], margin)
+    sign = 1 if verdict == "SLOWER" else -1
+    return p_above([sign * effect for effect in _effects(pairs)], _estimate(pairs, rules)[1])
 
 
-def _outcome(item: Evidence, rules: Rules, rates: tuple[float, float], several: bool) -> Outcome:
+def _outcome(item: Evidence, rules: Rules, p_values: Sequence[float], several: bool) -> Outcome:
+    """`p_values` are of SLOWER and of FASTER; `several` says whether other kernels are judged at once."""
     if item.broken is not None:
         return Outcome(item.key, *item.broken, evidence=item)
     if not item.first:
         return Outcome(item.key, "INVALID", "nothing was measured", evidence=item)
     pairs = item.first + item.second
-    found, margin = _estimate(pairs, rules)
-    needed = found.pairs_for(math.log1p(0.01))
-    outcome = Outcome(
+    effect, margin = _estimate(pairs, rules)
+    verdict, reason = _verdict(item, rules, effect, margin, p_values)
+    if verdict != "UNRESOLVED" and several and effect.pairs < SUITE_PAIRS:
+        verdict, reason = "UNRESOLVED", f"{effect.pairs} pairs; several kernels at once need {SUITE_PAIRS}"
+    needed = effect.pairs_for(math.log1p(0.01))
+    return Outcome(
         key=item.key,
-        verdict="UNRESOLVED",
-        reason="",
-        baseline_s=_median([a for a, _ in pairs]),
-        candidate_s=_median([b for _, b in pairs]),
-        effect=_ratio(found.effect),
-        effect_low=_ratio(found.low),
-        effect_high=_ratio(found.high),
-        smallest_visible_effect=_ratio(found.smallest_visible(margin)),
+        verdict=verdict,
+        reason=reason,
+        baseline_s=median(a for a, _ in pairs),
+        candidate_s=median(b for _, b in pairs),
+        effect=_ratio(effect.effect),
+        effect_low=_ratio(effect.low),
+        effect_high=_ratio(effect.high),
+        smallest_visible_effect=_ratio(effect.smallest_visible(margin)),
         pairs_for_1_percent=needed if math.isfinite(needed) else None,
-        p_value=min(rates),
+        p_value=min(p_values),
         noise_floor=item.noise_floor,
-        pairs=found.pairs,
+        pairs=effect.pairs,
         evidence=item,
     )
-    verdict, reason = _verdict(item, rules, found, margin, rates)
-    if verdict != "UNRESOLVED" and several and found.pairs < SUITE_PAIRS:
-        verdict, reason = "UNRESOLVED", f"{found.pairs} pairs; several kernels at once need {SUITE_PAIRS}"
-    return replace(outcome, verdict=verdict, reason=reason)
 
 
 def _ratio(log: float) -> float | None:
-    """The ratio minus one of a log ratio, where there is one."""
+    """The ratio minus one of a log ratio; None of one that no pairs can bound."""
     return math.expm1(log) if abs(log) < 700 else None
 
 
 def _verdict(
-    item: Evidence, rules: Rules, found: Estimate, margin: float, rates: tuple[float, float]
+    item: Evidence, rules: Rules, effect: Estimate, margin: float, p_values: Sequence[float]
 ) -> tuple[Verdict, str]:
-    """The verdict on readings that are whole."""
+    """The verdict on pairs that were measured, and why it is UNRESOLVED where it is."""
     called = _called(item.first, rules)
-    size = abs(math.expm1(found.effect))
-    if found.pairs < BOUNDED_PAIRS:
-        return "UNRESOLVED", f"{found.pairs} pairs: fewer than {BOUNDED_PAIRS} bound nothing"
+    if effect.pairs < BOUNDED_PAIRS:
+        return "UNRESOLVED", f"{effect.pairs} pairs: fewer than {BOUNDED_PAIRS} bound nothing"
     if item.drifting:
         return "UNRESOLVED", item.drifting
     if called is None:
-        if found.low > -margin and found.high < margin:
-            return _against_noise("SAME", "", item, rules, math.expm1(margin))
+        if effect.low > -margin and effect.high < margin:
+            return _unless_noise("SAME", item, math.expm1(margin))
         return "UNRESOLVED", "the readings fit both a difference and none"
     if item.identical:
         return "UNRESOLVED", "both sides ran the same device code on the same grids, so the difference is the machine's"
@@ -216,13 +224,54 @@ def _verdict(
     again = estimate(_effects(item.second)).effect * (1 if called == "SLOWER" else -1)
     if again <= margin or _called(item.first + item.second, rules) != called:
         return "UNRESOLVED", "a second batch of pairs did not confirm it"
-    if rates[0 if called == "SLOWER" else 1] > ALPHA:
+    if p_values[0 if called == "SLOWER" else 1] > ALPHA:
         return "UNRESOLVED", "not significant among this many comparisons"
-    return _against_noise(called, "", item, rules, size)
+    return _unless_noise(called, item, abs(math.expm1(effect.effect)))
 
 
-def _against_noise(verdict: Verdict, reason: str, item: Evidence, rules: Rules, size: float) -> tuple[Verdict, str]:
-    """UNRESOLVED where identical code was seen to differ by more than `size` here; else what was found."""
+def _unless_noise(verdict: Verdict, item: Evidence, size: float) -> tuple[Verdict, str]:
+    """`verdict`, or UNRESOLVED where identical code was seen to differ by more than `size` on this machine."""
     if item.noise_floor is not None and item.noise_floor > size:
         return "UNRESOLVED", f"identical code differs by {item.noise_floor:.1%} on this machine"
-    return verdict, reason
+    return verdict, ""
+
+
+def floor_of(effects: Sequence[tuple[float, float]]) -> float | None:
+    """The noise floor that A/A comparisons show, given as (effect, furthest bound) without sign; None of none."""
+    if not effects:
+        return None
+    if len(effects) < ENOUGH:
+        return max(bound for _, bound in effects)
+    return float(np.percentile([effect for effect, _ in effects], 95))
+
+
+def effects_of(outcome: Outcome) -> tuple[float, float] | None:
+    """(effect, furthest bound) of an A/A outcome without sign, as `floor_of` takes them; None if it has none."""
+    effects = [abs(value) for value in (outcome.effect, outcome.effect_low, outcome.effect_high) if value is not None]
+    return (effects[0], max(effects)) if len(effects) == 3 and math.isfinite(max(effects)) else None
+
+
+def load_floors(machine_key: str) -> dict[str, float]:
+    """Noise floors of a machine by comparison; empty where no A/A was run on it."""
+    known = {key: floor_of(effects) for key, effects in _known_effects(machine_key).items()}
+    return {key: floor for key, floor in known.items() if floor is not None}
+
+
+def remember_floors(machine_key: str, outcomes: Sequence[Outcome]) -> None:
+    """Adds the outcomes of an A/A run to what is kept of the machine; what was not measured adds nothing."""
+    known = _known_effects(machine_key)
+    for outcome in outcomes:
+        effects = effects_of(outcome)
+        if effects is not None:
+            known[outcome.key] = [*known.get(outcome.key, []), effects][-KEPT:]
+    write_whole(_floors_file(machine_key), json.dumps(known, indent=1))
+
+
+def _floors_file(machine_key: str) -> Path:
+    return cache_folder() / "ab" / f"{machine_key}.json"
+
+
+def _known_effects(machine_key: str) -> dict[str, list[tuple[float, float]]]:
+    path = _floors_file(machine_key)
+    known = json.loads(path.read_text()) if path.is_file() else {}
+    return {key: [(effect, bound) for effect, bound in effects] for key, effects in known.items()}

@@ -1,23 +1,22 @@
-"""What a fresh process of an A/B does: one job on standard input, one line of JSON for each kernel on the output.
+"""What a fresh process of an A/B does: it checks or times the kernels of one job, and may slow their calls on purpose.
 
-A line is written as soon as its kernel is done, so that a process that dies or hangs is known by the kernel it was at.
+It answers as soon as a kernel is done, so that the parent knows at which kernel a process dies or hangs.
 """
 
 from __future__ import annotations
 
 import importlib
-import json
-import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from rooflab.bench.ab.pairs import Reading
-from rooflab.bench.ab.slow import Slowed
+from rooflab.bench.ab.sides import Reading
 from rooflab.bench.calls.calls import COPIES, Rotation, free_bytes, input_bytes
 from rooflab.bench.check.trial import failure, known_errors
 from rooflab.bench.measure.timed import Observed, observe, time_together, wrong_calls
@@ -33,19 +32,9 @@ FUNCTION = "function"
 """The key of the one comparison of `compare`."""
 
 
-def serve() -> None:
-    """Does the job on standard input."""
-    # What a kernel or a compiler prints must not mix with the answers.
-    channel = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    job = json.loads(sys.stdin.read())
-    for line in work(job):
-        channel.write(json.dumps(line) + "\n")
-        channel.flush()
-
-
-def work(job: Mapping[str, Any]) -> Iterator[Line]:
-    """The answers to a job (`sides.Job` as a mapping): one of the process, one for each kernel, and an end."""
+def answer(job: Mapping[str, Any]) -> Iterator[Line]:
+    """The answers to a job (`sides.Job` as a mapping): one about the process, and for each kernel its start and its
+    reading."""
     device = torch.device(job["device"])
     pin_matmul_precision()
     yield {"environment": snapshot(device.index or 0).to_dict()}
@@ -61,12 +50,11 @@ def work(job: Mapping[str, Any]) -> Iterator[Line]:
         for key, target in job["targets"].items():
             yield {"start": key}
             yield {"key": key, "reading": asdict(do_one(target, job, device))}
-    yield {"end": True}
 
 
 def listing(job: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
     """What this tree has: kernels by op with the reason why one cannot run here, and the cases of a suite."""
-    from rooflab.bench.ab.largest import largest
+    from rooflab.bench.ab.sides import largest
 
     found = {}
     for op in job["ops"] or registry.ops():
@@ -112,13 +100,13 @@ def measure(target: Mapping[str, str], job: Mapping[str, Any], device: torch.dev
 
 def _function(job: Mapping[str, Any]) -> Reading:
     """The job's function, checked or timed."""
-    from rooflab.bench.ab import adhoc
+    from rooflab.bench.ab.compare import check_functions, prepare_functions
 
     sys.path[:0] = [entry for entry in job["functions"]["path"] if entry not in sys.path]
     try:
         if job["mode"] == "check":
-            return adhoc.check(job["functions"], job["seed"])
-        kernel, spec, case, scheme, device = adhoc.prepare(job["functions"], job["seed"])
+            return check_functions(job["functions"], job["seed"])
+        kernel, spec, case, scheme, device = prepare_functions(job["functions"], job["seed"])
     except known_errors() as error:
         failed = failure(error, "the functions")
         return Reading(failed.status, failed.reason)
@@ -200,3 +188,60 @@ def _kernel(op: str, name: str) -> registry.Kernel:
         except KeyError:
             pass  # a file may register a kernel of another name
     return registry.get_kernel(op, name)
+
+
+PROBES = 7
+PROBE_CYCLES = 10_000_000
+
+
+class Slowed(Rotation):
+    """A rotation each of whose calls is followed by a wait of `share` of its time: spinning on a CPU, on the device
+    with CUDA."""
+
+    def __init__(self, rotation: Rotation, share: float, device: torch.device):
+        self.__dict__ |= vars(rotation)
+        self._share = share
+        self._cycles = share * _cycles(rotation) if device.type == "cuda" else None
+
+    @property
+    def first(self) -> Callable[[], Any]:
+        """The call on the first set, with its wait: what is observed must be what was timed."""
+        return partial(self._later, super().first)
+
+    def __call__(self) -> Any:
+        """The next call's result, later."""
+        return self._later(super().__call__)
+
+    def _later(self, call: Callable[[], Any]) -> Any:
+        if self._cycles is not None:
+            result = call()
+            _cuda._sleep(int(self._cycles))
+            return result
+        # Of this very call, so that a call that finds its data in a cache is not slowed like one that does not.
+        began = time.perf_counter()
+        result = call()
+        ended = time.perf_counter()
+        until = ended + self._share * (ended - began)
+        while time.perf_counter() < until:
+            pass
+        return result
+
+
+_cuda: Any = torch.cuda
+"""Untyped, because torch leaves events and `_sleep` without annotations."""
+
+
+def _cycles(function: Callable[[], object]) -> float:
+    """The device's cycles that a call takes, of the clock that `torch.cuda._sleep` counts."""
+    times = sorted(_elapsed_ms(function) for _ in range(PROBES))
+    return times[PROBES // 2] * PROBE_CYCLES / _elapsed_ms(lambda: _cuda._sleep(PROBE_CYCLES))
+
+
+def _elapsed_ms(function: Callable[[], object]) -> float:
+    start, end = _cuda.Event(enable_timing=True), _cuda.Event(enable_timing=True)
+    _cuda._sleep(1_000_000)  # the launch hides behind it
+    start.record()
+    function()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end))

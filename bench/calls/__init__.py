@@ -1,1 +1,1 @@
-"""Kernels, cases and schemes by name, and a kernel on a case as a function that can be called."""
+"""Kernels, cases and schemes by name (`selection.py`), and a kernel on a case as a function to call (`calls.py`)."""

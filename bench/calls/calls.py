@@ -6,7 +6,7 @@ import hashlib
 import inspect
 import itertools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from typing import Any
 import psutil
 import torch
 
-from rooflab.bench.calls.preparing import packed, planned
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, as_tuple, nbytes
 from rooflab.roofline.model import Traffic
@@ -29,7 +28,7 @@ class Rotation:
     """A function of no arguments that calls a kernel on each of several sets of inputs in turn.
 
     The sets are of one case and seed. Weights are packed, steps planned, and outputs allocated where the kernel takes
-    them, at the start, so that a call does none of it.  What the last call on each set returned is kept, to be judged
+    them, at the start, so that no call does any of it.  What the last call on each set returned is kept, to be judged
     after timing: a kernel may be right when it is called once and wrong when calls follow one another.
     """
 
@@ -127,3 +126,42 @@ def copies_of(spec: OpSpec, case: Case, scheme: Scheme, device: torch.device, se
     priced = spec.make_inputs(case, scheme, torch.device("meta"), seed)
     fit = int(free_bytes(device) / 4 / max(1, input_bytes(priced)))
     return [spec.make_inputs(case, scheme, device, seed) for _ in range(max(1, min(COPIES, fit)))]
+
+
+NOT_PLANNED_FOR = ("out", "config", "plan")
+"""Arguments that only a kernel has, as `kernels` says too; the older side of an A/B has no such list to be imported."""
+
+
+def packed(prepare: Callable[..., Any], weight: str, inputs: Mapping[str, Any]) -> Any:
+    """The argument `weight` of `inputs` as `prepare` packs it from it and the others that it names."""
+    beside = list(inspect.signature(prepare).parameters)[1:]
+    return prepare(inputs[weight], **{name: inputs[name] for name in beside})
+
+
+def planned(kernel: Kernel, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """`arguments`, and a new plan for them where the kernel plans; of tensors of floats it sees the shape alone."""
+    plan = getattr(kernel, "plan", None)  # an A/B's older side has no kernel that plans
+    if plan is None:
+        return dict(arguments)
+    seen = {name: value for name, value in arguments.items() if name in kernel.accepted.difference(NOT_PLANNED_FOR)}
+    return {**arguments, "plan": plan(**{name: _shape_alone(value) for name, value in seen.items()})}
+
+
+def _shape_alone(value: Any) -> Any:
+    """A tensor of floats with its memory left out; any other value as it is."""
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+        return value
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+
+
+def output_names(spec: OpSpec, oracle: Outputs) -> tuple[str, ...]:
+    """The names of the outputs of one call, of which the oracle has as many: the last may have to be asked for."""
+    return spec.outputs[: len(oracle)]
+
+
+def output_dtypes(spec: OpSpec, oracle: Outputs, scheme: Scheme) -> list[torch.dtype]:
+    """An oracle of floats stands for the scheme's output, unless the op says otherwise; one of integers is what it
+    is."""
+    own = getattr(spec, "output_dtypes", {})
+    named = zip(output_names(spec, oracle), oracle, strict=True)
+    return [own.get(name, scheme.output) if out.dtype.is_floating_point else out.dtype for name, out in named]

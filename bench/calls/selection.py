@@ -23,7 +23,7 @@ class Selection:
     cases: tuple[Case, ...]
     """In place of the suites, where there are any."""
     schemes: tuple[str, ...]
-    """All of the op's, where there are none."""
+    """All of the op's, where this is empty."""
     device: torch.device
     seed: int = 0
 
@@ -52,7 +52,7 @@ class Selection:
         return cls(chosen, tuple(suites), parsed, tuple(schemes or ()), pick_device(device), seed)
 
     def cases_of(self, spec: OpSpec) -> list[Case]:
-        """The cases of one op; a suite that it has not got gives none."""
+        """The cases of one op; a suite that the op does not have adds no case."""
         if self.cases:
             return list(self.cases)
         return list(dict.fromkeys(case for suite in self.suites for case in spec.cases.get(suite, ())))
@@ -60,7 +60,7 @@ class Selection:
     def schemes_of(self, spec: OpSpec, default: str | None = None) -> list[Scheme]:
         """The schemes of one op: those asked for that it has, or the default, or all.
 
-        An op that is asked about alone and has not got the default, such as one of fp8 operands, has its own first.
+        An op that is alone and does not have the default, such as one of fp8 operands, gets its own first scheme.
         """
         names = self.schemes or ((default,) if default else spec.schemes)
         if not self.schemes and len(self.kernels) == 1 and not {*names} & {*spec.schemes}:
@@ -97,7 +97,7 @@ def pick_device(name: str | None) -> torch.device:
 
 
 def first_case(kernel: Kernel, spec: OpSpec, scheme: Scheme, suites: Sequence[str] = ("smoke", "edge")) -> Case | None:
-    """The first case of `suites` that a kernel takes in `scheme`, by its shapes; None where it takes none."""
+    """The first case of `suites` that a kernel takes in `scheme`, by its shapes, or None."""
     if scheme.name not in spec.schemes:
         return None
     for case in dict.fromkeys(case for suite in suites for case in spec.cases.get(suite, ())):
@@ -109,7 +109,7 @@ def first_case(kernel: Kernel, spec: OpSpec, scheme: Scheme, suites: Sequence[st
 
 def first_taken(kernel: Kernel, default: str) -> tuple[Case, Scheme] | None:
     """The first case that a kernel takes, smoke and edge cases before models', and the scheme: `default` where that can
-    be.  None where it takes none."""
+    be.  None where it takes no case."""
     spec = registry.get_op(kernel.op)
     for scheme in map(get_scheme, dict.fromkeys((default, *spec.schemes))):
         case = first_case(kernel, spec, scheme, ("smoke", "edge", *spec.cases))

@@ -1,1 +1,1 @@
-"""What this machine reaches: measured by microkernels, beside the data sheet."""
+"""What this machine reaches, beside the data sheet: `ceilings.py` says which ceilings count, and keeps them."""

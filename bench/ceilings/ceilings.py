@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
 
-from rooflab.bench.ceilings import kept as ceilings_kept
-from rooflab.bench.ceilings.kept import Kept, write_json
+from rooflab.bench.ceilings.cpu import measure_cpu
+from rooflab.bench.ceilings.microkernels.microkernel import HERE
 from rooflab.bench.ceilings.readings import Reading, assemble, better, larger, with_stand_ins, without_stand_ins
-from rooflab.bench.records.environment import Environment, last_level_cache_bytes, snapshot
+from rooflab.bench.records.environment import Environment, snapshot
+from rooflab.bench.records.files import write_whole
+from rooflab.bench.records.record import now
+from rooflab.bench.timing.clocks import SET_BY_USER
 from rooflab.engine.model_files import cache_folder
-from rooflab.reference.spec import DTYPE_NAMES
 from rooflab.roofline.device import identify
 from rooflab.roofline.model import Ceilings
-
-BANDWIDTH_SHARE = 0.25
-"""Share of the time that goes to bandwidth; the dtypes divide the rest."""
-GEMM_SIZES = (128, 256, 512, 1024, 2048)
-"""Squares, ascending, so that a dtype with no fast path (0.3 GFLOP/s) is found out before it takes a minute."""
-
 
 CUDA_BUDGET_S = 60.0
 
@@ -67,7 +64,7 @@ def limits_for(device: torch.device, ceilings: Ceilings) -> Ceilings | None:
 
 def kept_ceilings(device: torch.device, folder: Path | None = None) -> tuple[Kept | None, str]:
     """What was measured on this GPU and still counts; else None and why."""
-    return ceilings_kept.find(_environment(device.index or 0), folder)
+    return find(_environment(device.index or 0), folder)
 
 
 @cache
@@ -85,7 +82,7 @@ def cuda_ceilings(
 ) -> Kept:
     """What this GPU was measured to reach; kept, and measured anew with `refresh` or under other circumstances.
 
-    Ceilings that still count are not replaced by a measurement that makes none; what is returned then says so.  Raises
+    A measurement that makes no ceilings does not replace those that still count; what is returned then says so.  Raises
     `ValueError` where CuPy, which launches the microkernels, is not installed.
     """
     kept, _ = kept_ceilings(device, folder)
@@ -95,8 +92,8 @@ def cuda_ceilings(
     readings = _measured(device, environment, budget_s, advance)
     found, reason = _assembled(readings, device)
     if found is None and kept is not None and kept.ceilings is not None:
-        return ceilings_kept.made_now(environment, readings, None, f"{reason}; those of {kept.made} are kept")
-    return ceilings_kept.keep(environment, readings, found, reason, folder)
+        return made_now(environment, readings, None, f"{reason}; those of {kept.made} are kept")
+    return keep(environment, readings, found, reason, folder)
 
 
 def _measured(
@@ -136,7 +133,7 @@ def raise_cuda_ceilings(
         readings = better(kept.readings if kept else (), again)
         found, _ = _assembled(readings, device)
         if found is not None:
-            ceilings_kept.keep(environment, readings, found, "", folder)
+            keep(environment, readings, found, "", folder)
     except ValueError as error:
         found, missing = None, str(error)
     if missing:
@@ -178,7 +175,7 @@ def _busy() -> bool:
 
 
 def raise_cpu_ceilings(known: Ceilings, budget_s: float = 5.0, folder: Path | None = None) -> Ceilings:
-    """Measures again after a reading above `known`, and keeps the larger of each rate: a busy machine lowers none."""
+    """Measures again after a reading above `known`; keeps the larger of each rate: a busy machine lowers no rate."""
     measured = without_stand_ins(known)
     raised = larger(measured, cpu_ceilings(refresh=True, budget_s=budget_s, folder=folder))
     environment = snapshot()
@@ -190,89 +187,8 @@ def _path(folder: Path | None, environment: Environment) -> Path:
     return (folder or cache_folder()) / "ceilings" / f"{environment.machine_key}.json"
 
 
-def measure_cpu(name: str, budget_s: float = 5.0) -> Ceilings:
-    """Measures anew in about `budget_s` seconds."""
-    access = measure_bandwidth(budget_s * BANDWIDTH_SHARE)
-    share = budget_s * (1 - BANDWIDTH_SHARE) / len(DTYPE_NAMES)
-    rates = {dtype_name: measure_gemm(dtype, share) for dtype, dtype_name in DTYPE_NAMES.items()}
-    return Ceilings(
-        device=name,
-        kind="measured",
-        hbm_bytes_per_s=max(access.values()),
-        tensor_flops_per_s=rates,
-        vector_flops_per_s=rates["fp32"],
-        access_bytes_per_s=access,
-    )
-
-
-def measure_bandwidth(budget_s: float) -> dict[str, float]:
-    """Best bytes per second of read, write, copy and triad by all of torch's threads."""
-    # STREAM's rule is four times the cache; three arrays together take at most an eighth of the memory.
-    array_bytes = min(4 * last_level_cache_bytes(), psutil.virtual_memory().total // 24)
-    a, b, c = (torch.ones(array_bytes // 4) for _ in range(3))
-    moved: dict[str, tuple[int, Callable[[], object]]] = {
-        "read": (1, lambda: b.sum()),
-        "write": (1, lambda: a.fill_(2.0)),
-        "copy": (2, lambda: a.copy_(b)),
-        "triad": (3, lambda: torch.add(b, c, alpha=2.0, out=a)),
-    }
-    return {
-        access: arrays * 4 * a.numel() / _fastest_s(run, budget_s / len(moved))
-        for access, (arrays, run) in moved.items()
-    }
-
-
-def measure_gemm(dtype: torch.dtype, budget_s: float) -> float:
-    """Best FLOP/s of square products of `dtype`, over sizes and forms, in about `budget_s` seconds."""
-    ends = time.perf_counter() + budget_s
-    best = 0.0
-    slow: set[str] = set()
-    for size in GEMM_SIZES:
-        for form, run in _products(dtype, size):
-            # The next size takes eight times as long: a form far behind the best so far is not tried again.
-            if form in slow:
-                continue
-            left = ends - time.perf_counter()
-            if best and (left <= 0 or 2 * size**3 / best > left):
-                return best
-            rate = 2 * size**3 / _fastest_s(run, max(left, 0) / 8)
-            if rate < best / 4:
-                slow.add(form)
-            best = max(best, rate)
-    return best
-
-
-def _products(dtype: torch.dtype, size: int) -> Iterator[tuple[str, Callable[[], object]]]:
-    generator = torch.Generator().manual_seed(0)
-    a, b = (torch.randn(size, size, generator=generator).to(dtype) for _ in range(2))
-    out = torch.empty_like(a)
-    # Transposed first: fp16 with both operands row-major has no fast path on most CPUs.
-    yield "nt", lambda: torch.mm(a, b.mT, out=out)
-    yield "nn", lambda: torch.mm(a, b, out=out)
-    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-        return
-    try:
-        packed = torch.ops.mkldnn._reorder_linear_weight(b, size)
-    except RuntimeError:
-        return  # oneDNN has no packed form of this dtype on this CPU
-    yield "packed", lambda: torch.ops.mkldnn._linear_pointwise(a, packed, None, "none", [], "")
-
-
-def _fastest_s(run: Callable[[], object], budget_s: float) -> float:
-    """Fastest of several calls, and of at least two: the first touches memory and packs."""
-    ends = time.perf_counter() + budget_s
-    fastest = float("inf")
-    calls = 0
-    while calls < 2 or time.perf_counter() < ends:
-        began = time.perf_counter()
-        run()
-        fastest = min(fastest, time.perf_counter() - began)
-        calls += 1
-    return fastest
-
-
 def _load(path: Path, environment: Environment) -> Ceilings | None:
-    """The cached ceilings, or None where there are none that were measured under these versions and threads."""
+    """The cached ceilings, or None where they were not measured under these versions and threads."""
     if not path.is_file():
         return None
     try:
@@ -290,3 +206,101 @@ def _load(path: Path, environment: Environment) -> Ceilings | None:
 def _save(path: Path, environment: Environment, measured: Ceilings, busy: bool = False) -> None:
     found = {"environment": environment.to_dict(), "busy": busy, "ceilings": asdict(measured)}
     write_json(path, found)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """One card's measured ceilings, kept in the cache folder with the circumstances under which they were measured.
+
+    What was measured under another driver, another power limit or other highest clocks, or by other microkernels is not
+    used, and the reason says so.  NVML cannot be asked for a clock that was locked (`nvidia-smi -lgc`): one that held
+    the clocks while they were measured shows in the readings' throttle reasons (`clocks_were_set`), and one that was
+    locked since is not noticed here, but shows in the clocks of each record.
+    """
+
+    ceilings: Ceilings | None
+    """None where too few limits could be measured; `reason` says which are missing."""
+    reason: str
+    readings: tuple[Reading, ...]
+    environment: Mapping[str, Any]
+    """`Environment.to_dict()` when it was measured."""
+    made: str
+    """When, UTC, ISO 8601."""
+    microkernels: str
+    """`microkernels_hash()` then."""
+
+    @property
+    def clocks_were_set(self) -> bool:
+        """Whether NVML said of any reading that a user had set the clocks."""
+        seen = ((reading.clocks or {}).get("throttle_reasons") for reading in self.readings)
+        return any((bits or 0) & SET_BY_USER for bits in seen)
+
+
+def microkernels_hash() -> str:
+    """A hash over the microkernels' files: what others measured is measured anew."""
+    digest = hashlib.sha256()
+    for file in sorted(path for path in HERE.iterdir() if path.suffix in (".cu", ".py")):
+        digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def file_of(environment: Environment, folder: Path | None = None) -> Path:
+    """Where a card's ceilings are kept.  Raises `ValueError` on an environment without a GPU."""
+    if environment.gpu is None:
+        raise ValueError("environment: expected one with a GPU, got none")
+    card = hashlib.sha256(environment.gpu.uuid.encode()).hexdigest()[:8]
+    return (folder or cache_folder()) / "ceilings" / f"{environment.machine_key}.cuda-{card}.json"
+
+
+def find(environment: Environment, folder: Path | None = None) -> tuple[Kept | None, str]:
+    """What is kept for this card under these circumstances; else None and why."""
+    if environment.gpu is None:
+        return None, "there is no GPU"
+    path = file_of(environment, folder)
+    if not path.is_file():
+        return None, "none were measured on this card"
+    try:
+        kept = _kept(json.loads(path.read_text()))
+        then: Mapping[str, Any] = kept.environment["gpu"]
+        for name, value in asdict(environment.gpu).items():
+            if then[name] != value:
+                return None, f"they were measured with {name} {then[name]}, and it is {value}"
+    except (ValueError, KeyError, TypeError):
+        return None, "what is kept is damaged or of another version"
+    if kept.microkernels != microkernels_hash():
+        return None, "they were measured by other microkernels"
+    return kept, ""
+
+
+def _kept(values: Mapping[str, Any]) -> Kept:
+    found = values["ceilings"]
+    readings = tuple(Reading.from_dict(reading) for reading in values["readings"])
+    return Kept(**{**values, "ceilings": None if found is None else Ceilings(**found), "readings": readings})
+
+
+def made_now(environment: Environment, readings: Sequence[Reading], ceilings: Ceilings | None, reason: str) -> Kept:
+    """What was measured now, kept nowhere."""
+    return Kept(ceilings, reason, tuple(readings), environment.to_dict(), now(), microkernels_hash())
+
+
+def keep(
+    environment: Environment,
+    readings: Sequence[Reading],
+    ceilings: Ceilings | None,
+    reason: str,
+    folder: Path | None = None,
+) -> Kept:
+    """Keeps what was measured now.  Raises `ValueError` where the cache folder cannot be written to."""
+    kept = made_now(environment, readings, ceilings, reason)
+    readings_json = [reading.to_dict() for reading in readings]
+    ceilings_json = None if ceilings is None else asdict(ceilings)
+    write_json(file_of(environment, folder), vars(kept) | {"ceilings": ceilings_json, "readings": readings_json})
+    return kept
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """Writes `values` whole or not at all.  Raises `ValueError` where the folder cannot be written to."""
+    try:
+        write_whole(path, json.dumps(values, indent=1))
+    except OSError as error:
+        raise ValueError(f"ROOFLAB_CACHE: expected a folder that can be written to, got {error}") from error

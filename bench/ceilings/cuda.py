@@ -20,9 +20,9 @@ from rooflab.bench.ceilings.microkernels.microkernel import Card, Group, Groups,
 from rooflab.bench.ceilings.readings import Reading, rate_of
 from rooflab.bench.records.record import Status
 from rooflab.bench.timing.clocks import ClockWatch
-from rooflab.bench.timing.plausible import ABOVE
-from rooflab.bench.timing.stopwatch import TIMERS
-from rooflab.bench.timing.timing import Samples, time_functions
+from rooflab.bench.timing.cuda import first_line
+from rooflab.bench.timing.reading import ABOVE
+from rooflab.bench.timing.timing import TIMERS, Samples, time_functions
 from rooflab.kernels import _cuda
 from rooflab.kernels._cuda import CudaCompileError
 from rooflab.roofline.model import Ceilings
@@ -104,7 +104,7 @@ def _groups(card: Card, load: Load) -> Iterator[Group | Reading]:
 
 
 def _unmade(module: str, status: Status, error: BaseException) -> Reading:
-    return Reading(module.rpartition(".")[2], "op", {}, status, _first_line(error))
+    return Reading(module.rpartition(".")[2], "op", {}, status, first_line(error))
 
 
 class _Run:
@@ -136,7 +136,7 @@ class _Run:
                     functions[f"{index} half"] = partial(kernel.launch, repeats[index] // 2)
                 timed = self._time(functions, budget_s=self._share_s, cold=usable[0].cold, observe=watch.read)
             except RuntimeError as error:
-                return failed + [_reading(kernel, "RUNTIME_ERROR", _first_line(error)) for kernel in usable]
+                return failed + [_reading(kernel, "RUNTIME_ERROR", first_line(error)) for kernel in usable]
             clocks = watch.summary()
         return failed + [
             self._judged(kernel, repeats[index], timed[f"{index} whole"], timed[f"{index} half"], clocks)
@@ -155,7 +155,7 @@ class _Run:
             except (RuntimeError, ValueError) as error:
                 if isinstance(error, ValueError) and not str(error).startswith("UNSUPPORTED"):
                     raise
-                readings.append(_reading(named, "RUNTIME_ERROR", _first_line(error)))
+                readings.append(_reading(named, "RUNTIME_ERROR", first_line(error)))
                 continue
             problem = samples.fault or ("" if min(samples.seconds) > 0 else "the timer read no time")
             read = _reading(named, "INVALID" if problem else "OK", problem)
@@ -167,9 +167,9 @@ class _Run:
         try:
             wrong = kernel.wrong(repeats)
         except CudaCompileError as error:
-            return "COMPILE_ERROR", _first_line(error)
+            return "COMPILE_ERROR", first_line(error)
         except RuntimeError as error:
-            return "RUNTIME_ERROR", _first_line(error)
+            return "RUNTIME_ERROR", first_line(error)
         return ("INCORRECT", wrong) if wrong else None
 
     def _repeats(self, kernels: list[Microkernel]) -> list[int]:
@@ -194,7 +194,7 @@ class _Run:
         try:
             clock_hz = kernel.clock_hz()
         except RuntimeError as error:  # of a launch before it, which is reported where the device is next waited for
-            return _reading(kernel, "RUNTIME_ERROR", _first_line(error))
+            return _reading(kernel, "RUNTIME_ERROR", first_line(error))
         problem = self._tried(kernel, repeats)
         if problem is not None:
             return _reading(kernel, *problem)
@@ -229,8 +229,3 @@ def _with_samples(read: Reading, samples: Samples, work: float, clock_hz: float 
         l2_state=samples.l2_state,
         clock_hz=clock_hz,
     )
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line for line in str(error).strip().splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__

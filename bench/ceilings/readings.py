@@ -1,4 +1,4 @@
-"""Readings of microkernels: what each says, whether it can be true, and the ceilings that they make together."""
+"""Readings of microkernels: what each says, the ceilings that they make, and both as rows of a table and records."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from rooflab.bench.ceilings.microkernels.microkernel import Unit
-from rooflab.bench.records.record import L2State, Status
-from rooflab.bench.records.samples import pack_samples, unpack_samples
+from rooflab.bench.records.record import L2State, Record, Status, pack_samples, unpack_samples
 from rooflab.reference.spec import Scalar
+from rooflab.roofline.device import Device
 from rooflab.roofline.model import Ceilings
 
 ACCESSES = ("read", "write", "copy", "triad")
@@ -153,7 +153,7 @@ def assemble(readings: Sequence[Reading], device: str, sm: int) -> tuple[Ceiling
 
 
 def larger(a: Ceilings, b: Ceilings) -> Ceilings:
-    """The larger of each rate and the lesser of each floor: a busy or a hot machine lowers none.  The rest is `a`'s."""
+    """The larger of each rate and the lesser of each floor: a busy machine lowers no rate.  The rest is `a`'s."""
 
     def most(one: float | None, other: float | None) -> float | None:
         return max((rate for rate in (one, other) if rate is not None), default=None)
@@ -188,3 +188,137 @@ def without_stand_ins(ceilings: Ceilings) -> Ceilings:
     """A CPU's ceilings with the rates alone that were measured."""
     rates = {dtype: rate for dtype, rate in ceilings.tensor_flops_per_s.items() if dtype not in NO_CPU_UNIT}
     return replace(ceilings, tensor_flops_per_s=rates)
+
+
+UNITS: Mapping[Unit, tuple[str, float]] = {
+    "byte": ("TB/s", 1e12),
+    "flop": ("TFLOP/s", 1e12),
+    "op": ("Top/s", 1e12),
+    "launch": ("us", 1e-6),
+}
+COLUMNS = ("limit", "measured", "datasheet", "at_clock", "unit", "reached", "clock_ghz", "how", "status", "reason")
+
+
+def card_rows(readings: Sequence[Reading], device: Device | None) -> list[dict[str, Any]]:
+    """A row for each limit of a GPU: the reading that counts, and what the data sheet says, None where it is silent.
+
+    `at_clock` is the data sheet at the clock that the SMs held during this very reading; memory is clocked apart.
+    `reached` is what was measured over that, or over the data sheet where no clock scales it.
+    `device` is None for a GPU that is in no table.
+    """
+    return [_card_row(reading, device) for reading in best_of(readings).values()]
+
+
+def _card_row(reading: Reading, device: Device | None) -> dict[str, Any]:
+    unit, scale = UNITS[reading.unit]
+    sheet = device.ceilings() if device else None
+    held = None
+    if device is not None and reading.clock_hz is not None:
+        held = device.ceilings(min(reading.clock_hz, device.max_clock_hz))
+    if reading.unit == "launch":
+        measured, on_sheet, at_clock = reading.floor_s, (sheet.launch_floor_s or None) if sheet else None, None
+    else:
+        measured = reading.rate_per_s
+        on_sheet, at_clock = (rate_of(ceilings, reading.limit, reading.dtype) for ceilings in (sheet, held))
+    beside = at_clock or on_sheet
+    return {
+        "limit": reading.limit,
+        "measured": _scaled(measured, scale),
+        "datasheet": _scaled(on_sheet, scale),
+        "at_clock": _scaled(at_clock, scale),
+        "unit": unit,
+        "reached": f"{measured / beside:.0%}" if measured and beside and reading.unit != "launch" else None,
+        "clock_ghz": _scaled(reading.clock_hz, 1e9),
+        "how": ", ".join(f"{name}={value}" for name, value in reading.config.items()),
+        "status": reading.status,
+        "reason": reading.reason,
+    }
+
+
+def _scaled(value: float | None, scale: float) -> float | None:
+    return None if value is None else value / scale
+
+
+def _cpu_limits(ceilings: Ceilings) -> list[tuple[str, str | None, float]]:
+    """Name, dtype and rate of each limit of a CPU; bytes per second where there is no dtype."""
+    found: list[tuple[str, str | None, float]] = [
+        (f"memory {access}", None, rate) for access, rate in ceilings.access_bytes_per_s.items()
+    ]
+    found += [(f"{dtype} matrix", dtype, rate) for dtype, rate in ceilings.tensor_flops_per_s.items()]
+    return [*found, ("fp32 vector", "fp32", ceilings.vector_flops_per_s)]
+
+
+def cpu_rows(ceilings: Ceilings) -> list[dict[str, Any]]:
+    """A row for each limit of a CPU; there is no data sheet of a CPU here."""
+    return [
+        {"limit": limit, "measured": rate / 1e9, "unit": "GFLOP/s" if dtype else "GB/s", "status": "OK"}
+        for limit, dtype, rate in _cpu_limits(ceilings)
+    ]
+
+
+def card_records(
+    readings: Sequence[Reading], ceilings: Ceilings | None, environment: Mapping[str, Any], run_id: str
+) -> list[Record]:
+    """A record for each reading, failed ones included; every one holds the ceilings that they make together."""
+    return [_record(reading, ceilings, environment, run_id) for reading in readings]
+
+
+def _record(reading: Reading, ceilings: Ceilings | None, environment: Mapping[str, Any], run_id: str) -> Record:
+    rate = reading.rate_per_s
+    timed = bool(reading.seconds) and reading.status in ("OK", "INVALID")
+    metrics = {"work": reading.work}
+    if reading.clock_hz is not None:
+        metrics["sm_clock_hz"] = reading.clock_hz
+    if reading.floor_s is not None:
+        metrics["launch_floor_s"] = reading.floor_s
+    if reading.unit == "op" and rate is not None:
+        metrics["ops_per_s"] = rate
+    return Record(
+        kind="ceiling",
+        run_id=run_id,
+        status=reading.status,
+        reason=reading.reason,
+        environment=environment,
+        commit=environment["commit"],
+        dirty=environment["dirty"],
+        kernel=reading.limit,
+        backend="cuda",
+        scheme=reading.dtype,
+        config=reading.config,
+        device="cuda",
+        checked_by="gpu",
+        basis="measured" if timed else "bound",
+        timer=reading.timer,
+        l2_state=reading.l2_state,
+        latency_median_ms=1e3 * (reading.median_s or 0.0) if timed else None,
+        samples=pack_samples(reading.seconds) if timed else None,
+        sample_count=len(reading.seconds) if timed else None,
+        flops_per_s=rate if reading.unit == "flop" else None,
+        bytes_per_s=rate if reading.unit == "byte" else None,
+        ceilings=None if ceilings is None else asdict(ceilings),
+        clocks=reading.clocks,
+        metrics=metrics,
+    )
+
+
+def cpu_records(ceilings: Ceilings, environment: Mapping[str, Any], run_id: str) -> list[Record]:
+    """A record for each limit of a CPU; only the best rate of each is known."""
+    return [
+        Record(
+            kind="ceiling",
+            run_id=run_id,
+            status="OK",
+            environment=environment,
+            commit=environment["commit"],
+            dirty=environment["dirty"],
+            backend="torch",
+            device="cpu",
+            basis="measured",
+            ceilings=asdict(ceilings),
+            kernel=limit,
+            scheme=dtype,
+            flops_per_s=rate if dtype else None,
+            bytes_per_s=None if dtype else rate,
+        )
+        for limit, dtype, rate in _cpu_limits(ceilings)
+    ]

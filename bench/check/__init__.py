@@ -1,1 +1,1 @@
-"""Whether a kernel is right, and the ways in which a wrong one looks right."""
+"""What makes a kernel right.  `check.py` says what is looked for, `runs.py` makes the runs, `trial.py` is one run."""

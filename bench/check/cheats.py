@@ -27,7 +27,7 @@ from rooflab.reference.spec import OpSpec, Outputs
 SETTLE_S, GLANCE_S = 0.25, 0.02
 """How long an output is watched for whether something still writes to it, with other threads of Python and without."""
 ALLOCATIONS = frozenset({"empty", "empty_like", "empty_strided", "new_empty"})
-"""Not work: a call that is given its outputs allocates none."""
+"""Not work: a call that is given its outputs does not allocate them."""
 _PERSISTING_L2 = 6
 """CU_LIMIT_PERSISTING_L2_CACHE_SIZE of the CUDA driver API."""
 
@@ -52,7 +52,7 @@ def aliases(output: torch.Tensor, buffer: torch.Tensor) -> bool:
 
 
 def still_running(fn: Callable[..., Any]) -> frozenset[int]:
-    """Other threads with code of the file of `fn` on their stack; the idle workers of a pool have none."""
+    """Other threads with code of the file of `fn` on their stack; the idle workers of a pool have no such code."""
     frames = sys._current_frames()
     code = getattr(inspect.unwrap(fn), "__code__", None)
     if len(frames) == 1 or code is None:

@@ -5,13 +5,13 @@ A kernel runs on guarded copies of its inputs (`trial.py`, `poison.py`): on some
 answer, twice (bit for bit); on other data at the same addresses (an answer kept for them); and on planted inputs.
 Uninitialised memory is NaN, results are read as soon as the current stream is done and are overwritten afterwards, and
 nothing but the outputs may change. What a wrong result has of a cheat is named (`cheats.py`); a kernel that replaces
-what it is judged or timed with is INVALID (`check_tools.py`). Code in one process is never safe from other code in it:
-this finds what kernels have been seen to do.
+what it is judged or timed with is INVALID (`timing/tamper.py`). Code in one process is never safe from other code in
+it: this finds what kernels have been seen to do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import cast
 
@@ -19,15 +19,14 @@ import torch
 
 from rooflab.bench.calls.calls import short_of_memory
 from rooflab.bench.check.emulating import emulating
-from rooflab.bench.check.outcome import BROKEN, already_broken
 from rooflab.bench.check.runs import Check
 from rooflab.bench.check.trial import Failed
 from rooflab.bench.records.environment import Environment
 from rooflab.bench.records.record import CheckedBy, DeviceType, Record, Status
 from rooflab.kernels.precision import pin_matmul_precision
-from rooflab.kernels.registry import Kernel, get_kernel, get_op, interpreting, kernels
+from rooflab.kernels.registry import Kernel, interpreting
 from rooflab.reference.compare import ErrorStats
-from rooflab.reference.spec import Case, OpSpec, Scheme, get_scheme
+from rooflab.reference.spec import Case, OpSpec, Scheme
 
 
 @dataclass(frozen=True)
@@ -65,31 +64,6 @@ class CheckResult:
         return f"{self.op}/{self.kernel} {self.case.id} {self.scheme}: {self.status}: {text}"
 
 
-def check_op(
-    op: str,
-    *,
-    names: Sequence[str] = (),
-    cases: Sequence[Case] = (),
-    suites: Sequence[str] = ("smoke", "edge"),
-    schemes: Sequence[str] = (),
-    device: torch.device | str = "cpu",
-    seed: int = 0,
-    planted: bool = True,
-) -> Iterator[CheckResult]:
-    """Checks kernels (all by default) on cases (those of `suites` by default) in schemes (all by default).
-
-    Gives one result for each, what could not run included.  Raises `ValueError` on a name that is not there.
-    """
-    spec = get_op(op)
-    chosen = [get_kernel(op, name) for name in names] or list(kernels(op).values())
-    listed = [spec.check_case(case) for case in cases] or [case for suite in suites for case in spec.get_cases(suite)]
-    wanted = [get_scheme(scheme) for scheme in (schemes or spec.schemes)]
-    for kernel in chosen:
-        for case in dict.fromkeys(listed):
-            for scheme in wanted:
-                yield check_kernel(kernel, spec, case, scheme, device, seed, planted)
-
-
 def check_kernel(
     kernel: Kernel,
     spec: OpSpec,
@@ -101,7 +75,7 @@ def check_kernel(
 ) -> CheckResult:
     """Checks one kernel, which need not be registered, on one case, up to the first fault.
 
-    A CUDA context that an earlier kernel has broken is a RUNTIME_ERROR that begins with `check_outcome.BROKEN`.  Raises
+    A CUDA context that an earlier kernel has broken is a RUNTIME_ERROR that begins with `BROKEN`.  Raises
     what the spec raises on a case that it does not know.
     """
     device = torch.device(device)
@@ -158,9 +132,7 @@ def check_record(
         kind="check",
         run_id=run_id,
         status=result.status,
-        environment=environment.to_dict(),
-        commit=environment.commit,
-        dirty=environment.dirty,
+        **environment.record_fields(),
         reason=result.reason,
         op=result.op,
         kernel=result.kernel,
@@ -188,3 +160,21 @@ def _checked_by(kernel: Kernel, device: torch.device, status: Status) -> Checked
     if kernel.backend in ("triton", "gluon") and interpreting():
         return "interpreter"
     return "gpu" if device.type == "cuda" else "torch"
+
+
+BROKEN = "the CUDA context was already broken"
+"""Begins the reason of a kernel that could not run because an earlier one had faulted: it is no fault of its own."""
+
+
+def already_broken(device: torch.device) -> str:
+    """Why nothing can run on `device` any more in this process, as after an illegal access; empty where it can.
+
+    Waits for the device.
+    """
+    if device.type != "cuda":
+        return ""
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError as error:
+        return str(error).strip().partition("\n")[0]
+    return ""

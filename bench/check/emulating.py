@@ -1,7 +1,7 @@
 """Whether compiled kernels of this process run in the emulator (`ptx/`), on CPU tensors and with no GPU.
 
-The environment says so, as it does of Triton's interpreter: the registry asks it too, and an older tree's, which knows
-nothing of it, is none the worse.
+An environment variable says so, as for Triton's interpreter: the registry reads it too, and an older tree's registry,
+which does not know the variable, still works.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def emulating() -> bool:
 
 @contextmanager
 def emulation() -> Iterator[None]:
-    """Says so while it is held; who holds it sees to the launches (`emulation.py`)."""
+    """Says so while it is held; who holds it sees to the launches (`emulate/emulation.py`)."""
     before = os.environ.get(VARIABLE)
     os.environ[VARIABLE] = "1"
     try:

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from rooflab.bench.check.cheats import changes_later, lazy, still_running
-from rooflab.bench.check.streams import wait_for_own
-from rooflab.bench.check.tools import restore, tampered
+from rooflab.bench.check.trial import wait_for_own
+from rooflab.bench.timing.tamper import restore, tampered
 from rooflab.reference.compare import ErrorStats, elementwise
 
 HALF_EPSILONS = 4

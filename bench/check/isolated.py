@@ -1,8 +1,7 @@
 """A kernel's first run, in a process of its own with a time limit.
 
 A barrier that is never reached hangs the GPU's queue for good, and one illegal access ends the CUDA context of the
-whole process: both are met by a process that is started anew, and ended.  What it found comes back as JSON in a file,
-because a kernel may print.
+whole process: both are met by a process that is started anew, and ended.
 """
 
 from __future__ import annotations
@@ -10,24 +9,22 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-import os
-import signal
-import subprocess
-import sys
-import tempfile
-import threading
-import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, cast, get_args
+from typing import Any, NamedTuple
 
+from rooflab.bench.calls.selection import pick_device
+from rooflab.bench.check.check import check_kernel
+from rooflab.bench.processes.child import Child, Died, TimedOut, command_for
 from rooflab.bench.records.environment import snapshot
+from rooflab.bench.records.files import write_whole
 from rooflab.bench.records.record import Status
 from rooflab.engine.model_files import cache_folder
-from rooflab.kernels.registry import Kernel
-from rooflab.reference.spec import Case, Scheme
+from rooflab.kernels.registry import Kernel, get_kernel, get_op, load_file
+from rooflab.reference.spec import Case, Scheme, get_scheme
 
 TIMEOUT_S = 120.0
-"""Importing torch and compiling one kernel takes 20 s on a slow machine."""
+"""Compiling and checking one kernel takes 20 s on a slow machine."""
 SHARED = Path(inspect.getfile(Kernel)).parent
 """What all kernels may import: the registry, `_cuda`, configs."""
 LAST_LINES = 3
@@ -58,38 +55,27 @@ def first_in_own_process(
 
     It runs on `device`, by default on the GPU where there is one.
 
-    TIMEOUT where it does not end within `timeout_s` seconds, start included; RUNTIME_ERROR where its process ends
+    TIMEOUT where it does not answer within `timeout_s` seconds of its start; RUNTIME_ERROR where its process ends
     without an answer, with the signal or the last lines that it wrote; else the check's own status and reason.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        answer, log = Path(folder) / "answer.json", Path(folder) / "stderr"
-        task = {
-            "op": op,
-            "kernel": kernel,
-            "case": dict(case),
-            "scheme": scheme.name if isinstance(scheme, Scheme) else scheme,
-            "file": str(file) if file else None,
-            "device": device,
-            "seed": seed,
-            "planted": planted,
-            "answer": str(answer),
-            "parent": os.getpid(),
-        }
-        command = [sys.executable, "-m", "rooflab.bench.check.isolated", json.dumps(task)]
-        with log.open("wb") as errors:
-            process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True
-            )
-            try:
-                code = process.wait(timeout_s)
-            except subprocess.TimeoutExpired:
-                return FirstRun("TIMEOUT", f"no answer within {timeout_s:g} s: a loop or a barrier without an end")
-            finally:
-                _end(process)
-        if answer.is_file():
-            found = json.loads(answer.read_text())
-            return FirstRun(_status(found["status"]), str(found["reason"]))
-        return FirstRun("RUNTIME_ERROR", _why_broken(code, log.read_text(errors="replace")))
+    task = {
+        "op": op,
+        "kernel": kernel,
+        "case": dict(case),
+        "scheme": scheme.name if isinstance(scheme, Scheme) else scheme,
+        "file": str(file) if file else None,
+        "device": device,
+        "seed": seed,
+        "planted": planted,
+    }
+    with Child(command_for(__name__)) as child:
+        try:
+            status, reason = child.ask(task, timeout_s)
+        except TimedOut:
+            return FirstRun("TIMEOUT", f"no answer within {timeout_s:g} s: a loop or a barrier without an end")
+        except Died as died:
+            return FirstRun("RUNTIME_ERROR", _why_broken(died))
+    return FirstRun(status, reason)
 
 
 def first_here(kernel: Kernel, case: Case, scheme: str, folder: Path | None = None, run: Any = None) -> FirstRun:
@@ -107,10 +93,7 @@ def first_here(kernel: Kernel, case: Case, scheme: str, folder: Path | None = No
     file = None if kernel.fn.__module__.startswith("rooflab.") else Path(inspect.getfile(inspect.unwrap(kernel.fn)))
     found: FirstRun = (run or first_in_own_process)(kernel.op, kernel.name, case, scheme, file=file)
     if found.status == "OK":
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".{os.getpid()}.part")
-        part.write_text(json.dumps(_remembered(path) | {kernel.id: code}, indent=1) + "\n")
-        part.replace(path)
+        write_whole(path, json.dumps(_remembered(path) | {kernel.id: code}, indent=1) + "\n")
     return found
 
 
@@ -134,50 +117,14 @@ def _code_of(kernel: Kernel) -> str:
     return digest.hexdigest()
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends the process and whatever it has started."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    process.wait()
+def _why_broken(died: Died) -> str:
+    lines = " / ".join(died.words.splitlines()[-LAST_LINES:])
+    how = f"was ended by {died.signal}" if died.signal else f"ended with {died.how} and no answer"
+    return f"its process {how}: {lines}" if lines else f"its process {how}"
 
 
-def _status(text: str) -> Status:
-    for status in get_args(Status):
-        if status == text:
-            return cast(Status, status)
-    raise ValueError(f"status: expected one of {', '.join(get_args(Status))}, got {text!r}")
-
-
-def _why_broken(code: int, errors: str) -> str:
-    lines = " / ".join(errors.strip().splitlines()[-LAST_LINES:])
-    if code < 0:
-        how = f"its process was ended by {signal.Signals(-code).name}"
-    else:
-        how = f"its process ended with status {code} and no answer"
-    return f"{how}: {lines}" if lines else how
-
-
-def _end_with(parent: int) -> None:
-    """Ends this process when its parent has: a kernel that hangs would go on under all later measurements."""
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1.0)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-def _main(task: dict[str, Any]) -> None:
-    """What the process does: checks the kernel, and writes status and reason."""
-    from rooflab.bench.calls.selection import pick_device
-    from rooflab.bench.check.check import check_kernel
-    from rooflab.kernels.registry import get_kernel, get_op, load_file
-    from rooflab.reference.spec import get_scheme
-
-    _end_with(task["parent"])
+def answer(task: Mapping[str, Any]) -> tuple[Status, str]:
+    """What the process does: it checks the kernel; status and reason."""
     if task["file"]:
         load_file(Path(task["file"]))
     result = check_kernel(
@@ -189,11 +136,4 @@ def _main(task: dict[str, Any]) -> None:
         task["seed"],
         task["planted"],
     )
-    answer = Path(task["answer"])
-    part = answer.with_suffix(".part")
-    part.write_text(json.dumps({"status": result.status, "reason": result.reason}))
-    part.replace(answer)
-
-
-if __name__ == "__main__":
-    _main(json.loads(sys.argv[1]))
+    return result.status, result.reason

@@ -111,7 +111,7 @@ def _single(strides: tuple[int, ...]) -> tuple[int | slice, ...]:
 
 
 def wipe(tensors: Iterable[torch.Tensor]) -> None:
-    """Overwrites outputs that were read and belong to nobody any more: whoever returns one again returns poison."""
+    """Overwrites outputs that were read and are no longer needed: a kernel that returns one again returns poison."""
     with torch.inference_mode():
         for tensor in tensors:
             if tensor.numel() and torch._debug_has_internal_overlap(tensor) != 1:

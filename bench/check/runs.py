@@ -8,14 +8,12 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from rooflab.bench.calls.outputs import names
-from rooflab.bench.check import streams as check_streams
+from rooflab.bench.calls.calls import output_dtypes, output_names
 from rooflab.bench.check.cheats import ALLOCATIONS, alike, changes_later, kept_answer, kept_names, never_written
 from rooflab.bench.check.emulating import emulating
 from rooflab.bench.check.poison import Guarded, bits, poisoned_allocations, wipe
-from rooflab.bench.check.tools import tampered
-from rooflab.bench.check.trial import PLAIN, Data, Failed, Layout, Refused, Trial, prepare, run
-from rooflab.bench.check.weak import passing_wrong_answers
+from rooflab.bench.check.trial import PLAIN, Data, Failed, Layout, Refused, Trial, prepare, run, several
+from rooflab.bench.timing.tamper import tampered
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.compare import ErrorStats
 from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme
@@ -47,6 +45,8 @@ class Check:
     weak: list[str] = field(default_factory=list)
     answers: list[tuple[str, Outputs]] = field(default_factory=list)
     """What the first calls returned, by their labels."""
+    right: Data | None = None
+    """The data of the first run, once the kernel was right on it."""
     unsettled: Trial | None = None
     """The last call, whose output nothing may change."""
 
@@ -117,12 +117,13 @@ class Check:
             if not stats.passed or stats.max_error_over_tolerance >= worst.max_error_over_tolerance:
                 self.worst[stats.output] = stats
             if not stats.passed:
-                raise Failed("INCORRECT", stats.describe() + self._why(label, trial, data, layout))
+                raise Failed("INCORRECT", stats.describe() + self._why(trial, data, layout))
             held = output.float() if output.dtype.itemsize == 1 else output  # torch asks nothing of an fp8
             wild = int((~torch.isfinite(held) & torch.isfinite(oracle)).sum())
             if wild:
                 raise Failed("INCORRECT", f"{stats.output}: {wild} elements not finite where the oracle is")
         self.unsettled = trial
+        self.right = self.right or data
         if len(self.answers) < KEPT_ANSWERS:
             self.answers.append((label, trial.read))
         return trial
@@ -131,27 +132,27 @@ class Check:
         return self.spec.judge(outputs, data.oracle, data.inputs, self.scheme)
 
     def _settle(self) -> None:
-        """The last call's output must still be what it was; then it is nobody's, and is overwritten."""
+        """Raises `Failed` where the last call's output has changed since; then overwrites that output."""
         if self.unsettled is None:
             return
-        every = names(self.spec, self.unsettled.outputs)
+        every = output_names(self.spec, self.unsettled.outputs)
         for name, output, was in zip(every, self.unsettled.outputs, self.unsettled.read, strict=True):
             if not torch.equal(bits(output), bits(was)):
                 raise Failed("INCORRECT", f"{name}: an earlier call's output has changed since")
         wipe(self.unsettled.outputs)
         self.unsettled = None
 
-    def _why(self, label: str, trial: Trial, data: Data, layout: Layout) -> str:
+    def _why(self, trial: Trial, data: Data, layout: Layout) -> str:
         """What a wrong output has of a cheat, after a colon; nothing where it has nothing."""
         found = changes_later(trial.outputs, trial.read, self.kernel.fn)
-        if found is None and check_streams.several(self.device) and self._is_right_alone(data, layout):
+        if found is None and several(self.device) and self._is_right_alone(data, layout):
             found = "work on another stream: it is right only where the whole device is waited for"
         if found is None and (
             never_written(trial.read) or (layout.stale and kept_answer(trial.read, [("", layout.stale)]))
         ):
             found = "the previous output: it returns memory as it found it, which holds one where calls follow another"
         found = found or kept_answer(trial.read, self.answers)
-        if found is None and label.startswith("first data again"):
+        if found is None and data is self.right:
             found = "it was right on this data before: it goes by earlier calls, or by being watched"
         return f": {found}" if found else ""
 
@@ -195,7 +196,7 @@ class Check:
         if self.kernel.nondeterministic is not None:
             return trials
         for later in trials[1:]:
-            for name, one, other in zip(names(self.spec, later.read), trials[0].read, later.read, strict=True):
+            for name, one, other in zip(output_names(self.spec, later.read), trials[0].read, later.read, strict=True):
                 if not torch.equal(bits(one), bits(other)):
                     raise Failed("INCORRECT", f"{name}: two runs on the same inputs differ in their bits")
         return trials
@@ -256,3 +257,30 @@ def _threads_for(inputs: Inputs) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
+
+
+def passing_wrong_answers(spec: OpSpec, data: Data, scheme: Scheme) -> Iterator[str]:
+    """Wrong answers that would pass for right, one output at a time: `c: zeros`, the mean, shifted, unchanged.
+
+    An output of one element has no mean or shift of its own, an empty one nothing to judge.
+    """
+    right = tuple(
+        oracle if spec.mutates else oracle.to(dtype)
+        for oracle, dtype in zip(data.oracle, output_dtypes(spec, data.oracle, scheme), strict=True)
+    )
+    for index, (name, oracle) in enumerate(zip(output_names(spec, data.oracle), data.oracle, strict=True)):
+        for label, wrong in _wrong_answers(oracle, data.inputs[name] if spec.mutates else None):
+            answer: Outputs = (*right[:index], wrong.to(right[index].dtype), *right[index + 1 :])
+            if all(stats.passed for stats in spec.judge(answer, data.oracle, data.inputs, scheme)):
+                yield f"{name}: {label}"
+
+
+def _wrong_answers(oracle: torch.Tensor, unchanged: torch.Tensor | None) -> Iterator[tuple[str, torch.Tensor]]:
+    if oracle.numel():
+        yield "zeros", torch.zeros_like(oracle)
+    if oracle.numel() > 1:
+        finite = oracle.double()[torch.isfinite(oracle)]
+        yield "the mean", torch.full_like(oracle, float(finite.mean()) if finite.numel() else 0.0)
+        yield "shifted by one", oracle.flatten().roll(1).reshape(oracle.shape)
+    if unchanged is not None and unchanged.numel():
+        yield "unchanged", unchanged

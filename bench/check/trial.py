@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -12,11 +12,8 @@ from typing import Any, Literal
 
 import torch
 
-from rooflab.bench.calls.outputs import dtypes, names
-from rooflab.bench.calls.preparing import packed as packed_with
-from rooflab.bench.calls.preparing import planned
-from rooflab.bench.check import streams
-from rooflab.bench.check import tools as check_tools
+from rooflab.bench.calls.calls import output_dtypes, output_names, planned
+from rooflab.bench.calls.calls import packed as packed_with
 from rooflab.bench.check.cheats import (
     aliases,
     changes_later,
@@ -26,8 +23,9 @@ from rooflab.bench.check.cheats import (
     still_running,
     work_noted,
 )
-from rooflab.bench.check.poison import Guarded, guard, guard_output, poisoned_allocations
+from rooflab.bench.check.poison import NAN_BYTE, Guarded, guard, guard_output, poisoned_allocations
 from rooflab.bench.records.record import Status
+from rooflab.bench.timing import tamper
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import Inputs, OpSpec, Outputs, Scheme
 
@@ -123,7 +121,7 @@ def run(
     outs = [
         guard_output(tuple(oracle.shape), dtype, device, padded=layout.out == "padded", stale=stale)
         for (oracle, dtype), stale in zip_longest(
-            zip(data.oracle, dtypes(spec, data.oracle, scheme), strict=True) if layout.out else (),
+            zip(data.oracle, output_dtypes(spec, data.oracle, scheme), strict=True) if layout.out else (),
             layout.stale if layout.out else (),
         )
     ]
@@ -137,7 +135,7 @@ def run(
     _may_take(kernel, spec, arguments, refuses)
     with _errors_of_the_kernel(refuses):
         arguments = planned(kernel, arguments)
-    with streams.queued(device, guarded.values(), layout.alone):
+    with queued(device, guarded.values(), layout.alone):
         with _errors_of_the_kernel(refuses), work_noted(work, device, layout.profiled):
             returned = kernel.fn(**{name: value for name, value in arguments.items() if name in kernel.accepted})
         threads = still_running(kernel.fn)
@@ -145,10 +143,10 @@ def run(
         outputs = _collect(returned, spec, data, scheme, guarded, outs)
         with _errors_of_the_kernel(refuses):
             if layout.alone:
-                streams.wait_for_all(device)
+                wait_for_all(device)
             # Read behind the call on its own stream, before what another one or a thread still writes can arrive.
             read = tuple(output.clone() for output in outputs)
-            streams.wait_for_own(device)
+            wait_for_own(device)
     if threads:
         late = changes_later(outputs, read, kernel.fn, threads)
         _raise(f"{', '.join(spec.outputs)}", late)
@@ -180,9 +178,9 @@ def _raise(name: str, fault: str | None) -> None:
 
 def _raise_tampered(device: torch.device) -> None:
     """Raises `Failed` where a tool of the bench is no longer the original, or L2 was set aside; undoes either."""
-    found = check_tools.tampered(timers=False)
+    found = tamper.tampered(timers=False)
     if found:
-        check_tools.restore()
+        tamper.restore()
         raise Failed("INVALID", found)
     set_aside = persisting_l2_bytes() if device.type == "cuda" else 0
     if set_aside:
@@ -219,13 +217,13 @@ def _collect(
     if not isinstance(returned, torch.Tensor | tuple | list):
         raise Failed("INCORRECT", f"returned {type(returned).__name__}, expected {', '.join(spec.outputs)}")
     outputs = (returned,) if isinstance(returned, torch.Tensor) else tuple(returned)
-    wanted_names = names(spec, data.oracle)
+    wanted_names = output_names(spec, data.oracle)
     if len(outputs) != len(wanted_names) or not all(isinstance(output, torch.Tensor) for output in outputs):
         raise Failed("INCORRECT", f"returned {len(outputs)} values, expected tensors {', '.join(wanted_names)}")
     memory = {name: tensor.buffer for name, tensor in guarded.items()}
     if isinstance(data.packed, torch.Tensor) and data.packed.layout == torch.strided and spec.prepared is not None:
         memory[spec.prepared] = data.packed
-    every = zip(wanted_names, outputs, data.oracle, dtypes(spec, data.oracle, scheme), strict=True)
+    every = zip(wanted_names, outputs, data.oracle, output_dtypes(spec, data.oracle, scheme), strict=True)
     for index, (name, output, oracle, dtype) in enumerate(every):
         _raise(name, lazy(output))
         wanted = (tuple(oracle.shape), dtype, oracle.device.type)
@@ -242,7 +240,7 @@ def _collect(
 
 
 def known_errors() -> tuple[type[Exception], ...]:
-    """What a kernel is known to raise; anything else is a fault of the checker."""
+    """What a kernel may raise; any other exception is a fault of the checker."""
     from triton.errors import TritonError  # only here: whoever imports Triton first decides on its interpreter
 
     return (
@@ -279,3 +277,46 @@ def failure(error: Exception, where: str) -> Failed:
     reason = f"{where + ': ' if where else ''}{type(error).__name__}: {text} ({place})"
     compile_time = isinstance(error, CompilationError | OutOfResources | PTXASError | CudaCompileError)
     return Failed("COMPILE_ERROR" if compile_time else "RUNTIME_ERROR", reason)
+
+
+PAUSE_CYCLES = 2_000_000
+"""About 1 ms: longer than the host needs to queue one call and the reading of its output."""
+
+_cuda: Any = torch.cuda
+"""Untyped, because torch leaves `_sleep` without annotations."""
+
+
+@contextmanager
+def queued(device: torch.device, inputs: Iterable[Guarded], alone: bool) -> Iterator[None]:
+    """Inside it a kernel is called; `alone`, on an idle device, and else behind a pause and then its inputs' values."""
+    if device.type != "cuda":
+        yield
+        return
+    with _cuda.device(device):
+        _cuda.synchronize(device)
+        if not alone:
+            # Not the integers: an index of -1 would read outside its table, and end the process with the kernel.
+            floats = [tensor for tensor in inputs if tensor.buffer.dtype.is_floating_point]
+            for tensor in floats:
+                tensor.buffer.view(torch.uint8).fill_(NAN_BYTE)
+            _cuda._sleep(PAUSE_CYCLES)
+            for tensor in floats:
+                tensor.buffer.view(torch.uint8).copy_(tensor.pristine.view(torch.uint8))
+        yield
+
+
+def wait_for_own(device: torch.device) -> None:
+    """Waits for the current stream, and for no other."""
+    if device.type == "cuda":
+        _cuda.current_stream(device).synchronize()
+
+
+def wait_for_all(device: torch.device) -> None:
+    """Waits for every stream."""
+    if device.type == "cuda":
+        _cuda.synchronize(device)
+
+
+def several(device: torch.device) -> bool:
+    """Whether `device` has streams, that one may be waited for and another not."""
+    return device.type == "cuda"

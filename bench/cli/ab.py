@@ -1,8 +1,10 @@
-"""`ab`: kernels, revisions or records compared, with a verdict that can gate a merge."""
+"""`ab`, `bisect` and `bisect-step`: kernels, revisions or records compared, and the commit behind a slowdown."""
 
 from __future__ import annotations
 
+import shlex
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -13,7 +15,9 @@ from typing import Annotated, Any
 import typer
 
 from rooflab.bench import show
-from rooflab.bench.cli.app import CaseOption, DeviceOption, Json, OutOption, SchemeOption, app
+from rooflab.bench.ab.bisection import ABORT, FOUND, UNRESOLVED, Question, current, step, subject
+from rooflab.bench.ab.bisection import bisect as find
+from rooflab.bench.cli.app import CaseOption, DeviceOption, Json, OpName, OutOption, SchemeOption, app
 
 HELP = """Compare two kernels, two git revisions, or two record files, in pairs of fresh processes.
 
@@ -27,15 +31,15 @@ usage."""
 
 @app.command("ab", help=HELP)
 def ab(
-    op: Annotated[list[str] | None, typer.Argument(help="Ops; all that both sides have without one.")] = None,
+    op: Annotated[list[str] | None, typer.Argument(help="Ops; without one, all that both sides have.")] = None,
     kernel: Annotated[list[str] | None, typer.Option("--kernel", help="A kernel's name; repeatable.")] = None,
     base: Annotated[str | None, typer.Option(help="The revision that is side A.")] = None,
     head: Annotated[str | None, typer.Option(help="The revision that is side B; the working tree without it.")] = None,
     changed: Annotated[bool, typer.Option("--changed", help="With --base: only ops that the difference touches.")] = (
         False
     ),
-    records: Annotated[list[Path] | None, typer.Option(help="A file or folder of records; given twice.")] = None,
-    self_test: Annotated[bool, typer.Option("--self-test", help="Hold identical and slowed code against the A/B.")] = (
+    records: Annotated[list[Path] | None, typer.Option(help="A file or folder of records; give it twice.")] = None,
+    self_test: Annotated[bool, typer.Option("--self-test", help="Test the A/B itself on equal and slowed code.")] = (
         False
     ),
     suite: Annotated[
@@ -49,25 +53,24 @@ def ab(
     scheme: SchemeOption = None,
     device: DeviceOption = None,
     pairs: Annotated[int, typer.Option(help="Pairs of processes, and again as many to confirm.")] = 12,
-    threshold: Annotated[float, typer.Option(help="The ratio that matters.")] = 0.02,
-    floor_us: Annotated[float, typer.Option(help="The least microseconds that matter.")] = 0.5,
-    budget_s: Annotated[float | None, typer.Option("--budget", help="Seconds for the run; ends early.")] = None,
-    kernel_s: Annotated[float, typer.Option("--kernel-seconds", help="Of one kernel in one process.")] = 0.3,
+    threshold: Annotated[float, typer.Option(help="Smallest relative change that matters; 0.02 is 2%.")] = 0.02,
+    floor_us: Annotated[float, typer.Option(help="Smallest change in microseconds that matters.")] = 0.5,
+    budget_s: Annotated[float | None, typer.Option("--budget", help="Seconds for the whole run.")] = None,
+    kernel_s: Annotated[float, typer.Option("--kernel-seconds", help="Seconds for one kernel in one process.")] = 0.3,
     timer: Annotated[str | None, typer.Option(help="On CUDA: events, graph or cupti.")] = None,
     seed: int = 0,
     strict: Annotated[
-        bool, typer.Option("--strict", help="UNRESOLVED ends with 12, and so does a self-test that saw nothing.")
+        bool, typer.Option("--strict", help="End with 12 on UNRESOLVED, and where a self-test could see nothing.")
     ] = False,
     repeats: Annotated[int, typer.Option(help="With --self-test: A/A runs.")] = 1,
     inject: Annotated[float | None, typer.Option(help="With --self-test: slowdown; 0.2 on a CPU, 0.05 on CUDA.")] = (
         None
     ),
     keep_environment: Annotated[
-        bool, typer.Option("--keep-environment", help="Both revisions in this environment, whatever they pin.")
+        bool,
+        typer.Option("--keep-environment", help="Run both revisions in this environment, whatever versions they pin."),
     ] = False,
-    own_bench: Annotated[
-        bool, typer.Option("--own-bench", help="Each revision is timed by its own bench/, not by this one's.")
-    ] = False,
+    own_bench: Annotated[bool, typer.Option("--own-bench", help="Time each revision with its own bench/.")] = False,
     junit: Annotated[Path | None, typer.Option(help="Write JUnit XML here.")] = None,
     markdown: Annotated[Path | None, typer.Option(help="Write Markdown here, for a step summary or a comment.")] = None,
     out: OutOption = None,
@@ -75,11 +78,11 @@ def ab(
 ) -> None:
     """The command; `HELP` is its text."""
     from rooflab.bench.ab import commands
-    from rooflab.bench.ab.choose_targets import Wanted
     from rooflab.bench.ab.run import Settings
+    from rooflab.bench.ab.sides import Wanted
     from rooflab.bench.ab.verdict import Rules
     from rooflab.bench.calls.selection import pick_device
-    from rooflab.bench.timing.stopwatch import check_timer
+    from rooflab.bench.timing.timing import check_timer
 
     place = str(pick_device(device))
     check_timer(timer, place.split(":")[0])
@@ -135,3 +138,93 @@ def _draw(report: Any, status: int) -> None:
     for fault in report.faults:
         show.line(fault, "red")
     show.line(f"{output.summary(report.outcomes)}: exit status {status}")
+
+
+KernelName = Annotated[str | None, typer.Argument(help="A kernel of the op; without one, all.")]
+Good = Annotated[str, typer.Option("--good", help="A revision that is fast, and is compared with at each step.")]
+Threshold = Annotated[float | None, typer.Option(help="Smallest relative change that counts, as in an A/B.")]
+Pairs = Annotated[int, typer.Option(help="Pairs of processes in one A/B; doubled where it cannot tell.")]
+Correctness = Annotated[bool, typer.Option("--correctness", help="Count a kernel that fails or is incorrect as bad.")]
+Runner = Annotated[
+    str | None,
+    typer.Option(
+        "--runner",
+        help="Command in the place of `rooflab ab`, such as `rooflab ab --keep-environment`; gets the same arguments.",
+    ),
+]
+Repo = Annotated[Path, typer.Option("--repo", help="The checkout to bisect.")]
+
+
+@app.command()
+def bisect(
+    op: OpName,
+    good: Good,
+    bad: Annotated[str, typer.Option("--bad", help="A later revision that is slow.")],
+    kernel: KernelName = None,
+    case: CaseOption = None,
+    scheme: SchemeOption = None,
+    threshold: Threshold = None,
+    pairs: Pairs = 12,
+    correctness: Correctness = False,
+    runner: Runner = None,
+    repo: Repo = Path("."),
+    json: Json = False,
+) -> None:
+    """Find the commit that made a kernel slower.  Exit status 0 where it is found, 12 where it cannot be told."""
+    question = _question(op, kernel, case, scheme, threshold, pairs, correctness, runner)
+    found = find(question, good, bad, repo, tell=show.note)
+    lines = [subject(repo, commit) for commit in found.candidates]
+    if json:
+        tested = dict(found.tested)
+        show.as_json({"first_bad": found.first_bad, "candidates": lines, "reason": found.reason, "tested": tested})
+    elif found.first_bad:
+        show.line(f"first bad commit: {lines[0]}")
+    else:
+        show.line(found.reason)
+        for line in lines:
+            show.line(f"  {line}")
+    raise typer.Exit(FOUND if found.first_bad else UNRESOLVED)
+
+
+@app.command("bisect-step")
+def bisect_step(
+    op: OpName,
+    good: Good,
+    kernel: KernelName = None,
+    case: CaseOption = None,
+    scheme: SchemeOption = None,
+    threshold: Threshold = None,
+    pairs: Pairs = 12,
+    correctness: Correctness = False,
+    runner: Runner = None,
+    repo: Repo = Path("."),
+) -> None:
+    """One step, for `git bisect run rooflab bisect-step OP --good REV`: exit status 0 good, 1 bad, 125 cannot tell, 255
+    end the bisection.
+
+    Where the installed Rooflab is the checkout that git moves, each step runs that commit's own; `rooflab bisect` does
+    not move anything.
+    """
+    try:
+        head = current(repo)
+        answer, why = step(_question(op, kernel, case, scheme, threshold, pairs, correctness, runner), good, head)
+    except (ValueError, OSError, subprocess.SubprocessError) as error:
+        # To git a status up to 127 would be a bad commit, and one above it ends the bisection.
+        show.error(f"rooflab: {error}")
+        raise typer.Exit(ABORT) from error
+    show.note(f"{head[:10]} {why}")
+    raise typer.Exit(answer)
+
+
+def _question(
+    op: str,
+    kernel: str | None,
+    case: list[str] | None,
+    scheme: list[str] | None,
+    threshold: float | None,
+    pairs: int,
+    correctness: bool,
+    runner: str | None,
+) -> Question:
+    command = {} if runner is None else {"command": tuple(shlex.split(runner))}
+    return Question(op, kernel, tuple(case or ()), tuple(scheme or ()), threshold, pairs, correctness, **command)

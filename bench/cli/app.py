@@ -22,18 +22,24 @@ app = typer.Typer(
 )
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
-Op = Annotated[str | None, typer.Argument(help="An op, as `rooflab list` names it; all without one.")]
+Names = list[str] | None
+Op = Annotated[str | None, typer.Argument(help="An op, as `rooflab list` names it; without one, all.")]
+OpName = Annotated[str, typer.Argument(help="An op, as `rooflab list` names it.")]
 KernelOption = Annotated[
-    list[str] | None, typer.Option("--kernel", help="A kernel's name, or a file that registers kernels; repeatable.")
+    Names, typer.Option("--kernel", help="A kernel's name, or a file that registers kernels; repeatable.")
 ]
-SuiteOption = Annotated[list[str] | None, typer.Option("--suite", help="Suite of cases; repeatable.")]
-CaseOption = Annotated[list[str] | None, typer.Option("--case", help="One case, as M=64,N=48,...; repeatable.")]
-SchemeOption = Annotated[list[str] | None, typer.Option("--scheme", help="fp32, fp16 or bf16; repeatable.")]
+SuiteOption = Annotated[Names, typer.Option("--suite", help="Suite of cases; repeatable.")]
+CaseOption = Annotated[Names, typer.Option("--case", "--shape", help="One case, as M=64,N=48,...; repeatable.")]
+SchemeOption = Annotated[Names, typer.Option("--scheme", help="fp32, fp16 or bf16; repeatable.")]
+OnlyOp = Annotated[Names, typer.Option("--op", help="Only this op; repeatable.")]
+OnlyKernel = Annotated[Names, typer.Option("--kernel", help="Only this kernel; repeatable.")]
+OnlyCase = Annotated[Names, typer.Option("--case", help="Only this case; repeatable.")]
+OnlyMachine = Annotated[Names, typer.Option("--machine", help="Part of a machine key; repeatable.")]
 OutOption = Annotated[
     Path | None,
     typer.Option("--out", help="Folder for records and figures.", callback=lambda value: check_folder(value)),
 ]
-DeviceOption = Annotated[str | None, typer.Option("--device", help="cpu or cuda; the GPU where there is one.")]
+DeviceOption = Annotated[str | None, typer.Option("--device", help="cpu or cuda; without it, a GPU if there is one.")]
 
 
 def check_folder(path: Path | None) -> Path | None:

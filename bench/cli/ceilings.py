@@ -16,9 +16,9 @@ NOT_SPENT = "budget: not spent, because what was measured before still counts; -
 
 @app.command()
 def ceilings(
-    refresh: Annotated[bool, typer.Option("--refresh", help="Measure anew; what is kept is shown otherwise.")] = False,
+    refresh: Annotated[bool, typer.Option("--refresh", help="Measure again, even where readings were kept.")] = False,
     budget_s: Annotated[
-        float | None, typer.Option("--budget", help="Seconds of measuring; 60 on a GPU, 5 on a CPU without it.")
+        float | None, typer.Option("--budget", help="Seconds of measuring; without it, 60 on a GPU and 5 on a CPU.")
     ] = None,
     device: DeviceOption = None,
     out: OutOption = None,
@@ -47,7 +47,7 @@ def ceilings(
 
 def _cpu(device: Any, refresh: bool, budget_s: float | None, out: Path | None) -> dict[str, Any]:
     from rooflab.bench.ceilings.ceilings import cpu_ceilings, kept_cpu_ceilings
-    from rooflab.bench.ceilings.rows import cpu_records, cpu_rows
+    from rooflab.bench.ceilings.readings import cpu_records, cpu_rows
     from rooflab.bench.records.environment import snapshot
     from rooflab.bench.records.record import new_run_id
 
@@ -75,7 +75,7 @@ def _cuda(device: Any, refresh: bool, budget_s: float | None, out: Path | None) 
 
     from rooflab.bench.ceilings.ceilings import CUDA_BUDGET_S, ceilings_for, cuda_ceilings, kept_ceilings
     from rooflab.bench.ceilings.cuda import GROUPS_OF_HOPPER
-    from rooflab.bench.ceilings.rows import COLUMNS, card_records, card_rows
+    from rooflab.bench.ceilings.readings import COLUMNS, card_records, card_rows
     from rooflab.bench.records.record import new_run_id
     from rooflab.roofline.device import identify
 

@@ -1,4 +1,4 @@
-"""`emulate`: one call of a compiled kernel on the CPU, with its races, its bytes and its counts."""
+"""`emulate` and `golden`: compiled kernels on the CPU, and whether the emulator gives what a GPU gave."""
 
 from __future__ import annotations
 
@@ -9,29 +9,36 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rooflab.bench import show
-from rooflab.bench.cli.app import Json, KernelOption, Op, OutOption, SchemeOption, app, exit_for
+from rooflab.bench.cli.app import (
+    CaseOption,
+    DeviceOption,
+    Json,
+    KernelOption,
+    Op,
+    OutOption,
+    SchemeOption,
+    app,
+    exit_for,
+)
 
 if TYPE_CHECKING:
     from rooflab.bench.predict.cases import Target
 
 MEGA = 1e6
-CaseOption = Annotated[
-    list[str] | None, typer.Option("--case", "--shape", help="One case, as M=64,N=48,...; repeatable.")
-]
 
 
 @app.command()
 def emulate(
     op: Op = None,
     kernel: Annotated[
-        str | None, typer.Argument(help="A kernel with compiled code; all of the op without one.")
+        str | None, typer.Argument(help="A kernel with compiled code; without one, all of the op.")
     ] = None,
     kernels: KernelOption = None,
     case: CaseOption = None,
     scheme: SchemeOption = None,
     config: Annotated[str | None, typer.Option(help="A config of a tunable kernel, as block_m=64,...")] = None,
     ctas: Annotated[
-        int | None, typer.Option("--ctas", help="Only the first CTA, the last and so many drawn; all without it.")
+        int | None, typer.Option("--ctas", help="Run the first CTA, the last and N drawn at random; without it, all.")
     ] = None,
     schedule: Annotated[int, typer.Option(help="0, or the seed of another order of warps and copies.")] = 0,
     races: Annotated[bool, typer.Option(help="Look for races.")] = True,
@@ -43,8 +50,7 @@ def emulate(
 ) -> None:
     """Run a kernel's compiled code (sm_90a) on the CPU: values, races, bytes by level, counts by line.
 
-    Needs no GPU.  Exit status 11 where a value is wrong, a race is found, or the kernel does what a GPU would not
-    forgive.
+    Needs no GPU.  Exit status 11 where a value is wrong, where a race is found, or where the call would fail on a GPU.
     """
     from rooflab.bench.emulate import calls as emulated_calls
 
@@ -144,3 +150,35 @@ def _annotated(source: Sequence[str], counted: Mapping[int, Mapping[str, int]]) 
             }
         )
     return rows
+
+
+@app.command()
+def golden(
+    folder: Annotated[Path, typer.Argument(help="The folder of the golden files.")],
+    write: Annotated[bool, typer.Option("--write", help="On a GPU: write the outputs that have no file yet.")] = False,
+    device: DeviceOption = None,
+    json: Json = False,
+) -> None:
+    """Compare the emulator with outputs that kernels gave on a GPU; with --write, write such outputs.
+
+    Exit status 11 where an emulated output differs by more than its op's tolerance.
+    """
+    import torch
+
+    from rooflab.bench.calls.selection import pick_device
+    from rooflab.bench.emulate import golden as files
+
+    if write:
+        place = pick_device(device or "cuda")
+        if place.type != "cuda":
+            raise ValueError("device: golden outputs come from a GPU; expected cuda with --write, got cpu")
+        names = files.write(folder, torch.device(place))
+        show.line(f"{len(names)} outputs in {folder}")
+        return
+    found = files.compare(folder)
+    rows = files.rows(found)
+    if json:
+        show.as_json(rows)
+    else:
+        show.table(rows, ("target", "elements", "equal", "passed", "reason"))
+    exit_for({"OK" if item.passed else "INCORRECT" for item in found})

@@ -16,10 +16,10 @@ def estimate(
     gpu: Annotated[str, typer.Option(help="A GPU by name, such as h100 or a100-40gb.")] = "h100",
     batch: int = 1,
     context: int = 8192,
-    prompt: Annotated[int | None, typer.Option(help="Tokens to prefill; the context without it.")] = None,
-    dtype: Annotated[str, typer.Option(help="Of the weights: bf16, fp16, fp8_e4m3, fp32.")] = "bf16",
-    kv_dtype: Annotated[str, typer.Option(help="Of the KV cache.")] = "bf16",
-    tensor_parallel: Annotated[int | None, typer.Option("--tp", help="GPUs; the least that fit without it.")] = None,
+    prompt: Annotated[int | None, typer.Option(help="Tokens to prefill; without it, the whole context.")] = None,
+    dtype: Annotated[str, typer.Option(help="Dtype of the weights: bf16, fp16, fp8_e4m3 or fp32.")] = "bf16",
+    kv_dtype: Annotated[str, typer.Option(help="Dtype of the KV cache.")] = "bf16",
+    tensor_parallel: Annotated[int | None, typer.Option("--tp", help="GPUs; without it, the fewest that fit.")] = None,
     json: Json = False,
 ) -> None:
     """What a model needs on a GPU, and the least TTFT and ITL there: bounds by arithmetic, nothing measured."""
@@ -52,7 +52,7 @@ def generate(
     swap: Annotated[list[str] | None, typer.Option(help="OP=KERNEL: use this kernel; repeatable.")] = None,
     interpret: Annotated[bool, typer.Option("--interpret", help="Allow Triton kernels on the CPU; no times.")] = False,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
-    max_model_len: Annotated[int | None, typer.Option(help="Longest context; the model's without it.")] = None,
+    max_model_len: Annotated[int | None, typer.Option(help="Longest context; without it, the model's.")] = None,
     device: DeviceOption = None,
     ignore_eos: bool = False,
     out: OutOption = None,

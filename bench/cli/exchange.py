@@ -8,7 +8,17 @@ from typing import Annotated
 import typer
 
 from rooflab.bench import show
-from rooflab.bench.cli.app import DeviceOption, Json, OutOption, app, exit_for
+from rooflab.bench.cli.app import (
+    DeviceOption,
+    Json,
+    OnlyCase,
+    OnlyKernel,
+    OnlyMachine,
+    OnlyOp,
+    OutOption,
+    app,
+    exit_for,
+)
 
 CHECKED = ("definition", "axes", "op", "kernel", "scheme", "status", "checked_by", "worst", "reason")
 DEFINED = ("definition", "op_type", "op", "scheme", "workloads", "traces", "reason")
@@ -16,7 +26,7 @@ DEFINED = ("definition", "op_type", "op", "scheme", "workloads", "traces", "reas
 
 @app.command("import")
 def import_results(
-    tool: Annotated[str, typer.Argument(help="pytest-benchmark, tritonbench, flashinfer or csv.")],
+    tool: Annotated[str, typer.Argument(help="pytest-benchmark, tritonbench or flashinfer.")],
     paths: Annotated[list[Path], typer.Argument(help="Its files; for flashinfer the folder of a data set.")],
     op: Annotated[
         list[str] | None, typer.Option("--op", help="tritonbench: the operator of a CSV. flashinfer: only this op.")
@@ -33,7 +43,7 @@ def import_results(
     out: OutOption = None,
     json: Json = False,
 ) -> None:
-    """Read another tool's results; --out keeps them as records.  What no record stands for is listed."""
+    """Read another tool's results; --out keeps them as records.  Lists what cannot become a record."""
     from rooflab.bench.exchange import commands
     from rooflab.bench.exchange.flashinfer_files import read_dataset
 
@@ -71,16 +81,16 @@ def import_results(
 
 @app.command("export")
 def export_records(
-    form: Annotated[str, typer.Argument(help="pytest-benchmark, csv, github-action or bencher.")],
+    form: Annotated[str, typer.Argument(help="pytest-benchmark, which dashboards such as Bencher read too, or csv.")],
     records: Annotated[list[Path], typer.Argument(help="Records: files or folders.")],
     to: Annotated[Path, typer.Option("--to", help="The file to write.")],
-    op: Annotated[list[str] | None, typer.Option("--op", help="Only this op; repeatable.")] = None,
-    kernel: Annotated[list[str] | None, typer.Option("--kernel", help="Only this kernel; repeatable.")] = None,
-    case: Annotated[list[str] | None, typer.Option("--case", help="Only this case; repeatable.")] = None,
-    machine: Annotated[list[str] | None, typer.Option("--machine", help="Part of a machine key; repeatable.")] = None,
+    op: OnlyOp = None,
+    kernel: OnlyKernel = None,
+    case: OnlyCase = None,
+    machine: OnlyMachine = None,
     json: Json = False,
 ) -> None:
-    """Write records in the form of another tool.  What it has no place for is listed."""
+    """Write records in the form of another tool.  Lists the records that the form has no place for."""
     from rooflab.bench.exchange import commands
     from rooflab.bench.report.trends.points import Chosen
 

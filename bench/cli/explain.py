@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rooflab.bench import show
-from rooflab.bench.cli.app import EXIT_INCORRECT, CaseOption, Json, KernelOption, OutOption, SchemeOption, app
+from rooflab.bench.cli.app import EXIT_INCORRECT, CaseOption, Json, KernelOption, OpName, OutOption, SchemeOption, app
 
 if TYPE_CHECKING:
     from rooflab.bench.predict.cases import Target
@@ -16,19 +16,18 @@ if TYPE_CHECKING:
     from rooflab.bench.records.record import Record
     from rooflab.roofline.device import Device
 
-OpArgument = Annotated[str, typer.Argument(help="An op, as `rooflab list` names it.")]
-Gpu = Annotated[str | None, typer.Option("--gpu", help="A Hopper GPU by name; the one here, or h100, without it.")]
+Gpu = Annotated[str | None, typer.Option("--gpu", help="A Hopper GPU by name; without it, the one here, or h100.")]
 
 
 @app.command()
 def explain(
-    op: OpArgument,
-    kernel: Annotated[str | None, typer.Argument(help="A kernel; all of the op, side by side, without one.")] = None,
+    op: OpName,
+    kernel: Annotated[str | None, typer.Argument(help="A kernel; without one, all of the op side by side.")] = None,
     kernels: KernelOption = None,
     case: CaseOption = None,
     scheme: SchemeOption = None,
     gpu: Gpu = None,
-    records: Annotated[Path | None, typer.Option(help="A file or folder of records: take measured times from it.")] = (
+    records: Annotated[Path | None, typer.Option(help="Take measured times from this file or folder of records.")] = (
         None
     ),
     measure: Annotated[bool, typer.Option(help="On a GPU, check and time the kernel first.")] = True,
@@ -40,21 +39,21 @@ def explain(
     The time is predicted from compiled code and the roofline, with no GPU; with a measurement the parts sum to that,
     and what the model does not explain is a part of its own.  Without a kernel: naive and optimized side by side.
     """
-    from rooflab.bench.predict import calibration, targets
+    from rooflab.bench.predict import calibration, cases
     from rooflab.bench.predict.explain import explain as explain_all
     from rooflab.bench.records import files as record_files
 
     known = record_files.read(records) if records else []
-    device, note = targets.choose_gpu(gpu, [entry for entry in known if entry.device == "cuda"])
+    device, note = cases.choose_gpu(gpu, [entry for entry in known if entry.device == "cuda"])
     if note:
         show.note(note)
     named = [*([kernel] if kernel else []), *(kernels or [])]
     chosen = _targets(op, named, case or [], scheme or [])
     measured: dict[Target, float] = {}
     if records:
-        chosen, measured = targets.measured_in(known, chosen, device)
+        chosen, measured = cases.measured_in(known, chosen, device)
     elif measure and _is_here(device):
-        chosen, measured = _measured(targets.measure_here(chosen, budget_s), chosen, device)
+        chosen, measured = _measured(cases.measure_here(chosen, budget_s), chosen, device)
     found = explain_all(chosen, device, measured, calibration.load())
     if named and all(entry.reason for entry in found):
         raise ValueError(found[0].reason)
@@ -67,20 +66,11 @@ def explain(
         _show_side_by_side(op, found)
 
 
-def _targets(op: str, named: list[str], cases: list[str], schemes: list[str]) -> list[Target]:
-    from rooflab.bench.predict import targets
-    from rooflab.bench.predict.cases import Target
-    from rooflab.kernels import registry
+def _targets(op: str, named: list[str], texts: list[str], schemes: list[str]) -> list[Target]:
+    from rooflab.bench.predict.cases import choose_kernels, choose_targets
+    from rooflab.kernels.registry import get_op
 
-    spec = registry.get_op(op)
-    picked = targets.choose_kernels(op, named)
-    found = []
-    names: list[str | None] = [*schemes] or [None]
-    for name in names:
-        chosen = targets.choose_scheme(spec, name)
-        for case in targets.choose_cases(spec, cases, chosen):
-            found += [Target(op, kernel.name, case, chosen, file) for kernel, file in picked]
-    return found
+    return choose_targets(get_op(op), choose_kernels(op, named), texts, schemes)
 
 
 def _is_here(device: Device) -> bool:
@@ -93,13 +83,13 @@ def _is_here(device: Device) -> bool:
 
 def _measured(found: list[Record], chosen: list[Target], device: Device) -> tuple[list[Target], dict[Target, float]]:
     """The times just taken; what failed its check is said, and stays a prediction."""
-    from rooflab.bench.predict import targets
+    from rooflab.bench.predict import cases
 
     for entry in found:
         if entry.status != "OK":
             show.note(f"{entry.op}/{entry.kernel} {entry.case_id}: {entry.status}: {entry.reason}")
     timed = any(entry.status == "OK" and entry.latency_median_ms is not None for entry in found)
-    return targets.measured_in(found, chosen, device) if timed else (chosen, {})
+    return cases.measured_in(found, chosen, device) if timed else (chosen, {})
 
 
 def _show(entry: Explanation) -> None:
@@ -129,18 +119,18 @@ def _show_side_by_side(op: str, found: list[Explanation]) -> None:
 
 @app.command()
 def profile(
-    op: OpArgument,
+    op: OpName,
     kernel: Annotated[str, typer.Argument(help="A kernel's name, or a file that registers one.")],
-    case: Annotated[str | None, typer.Option("--case", help="One case, as M=64,N=48,...; the largest without.")] = None,
+    case: Annotated[str | None, typer.Option("--case", help="One case, as M=64,N=48,...; else the largest.")] = None,
     scheme: Annotated[str | None, typer.Option("--scheme", help="fp32, fp16 or bf16.")] = None,
     sanitizer: Annotated[
-        str | None, typer.Option("--sanitizer", help="memcheck, racecheck, initcheck or synccheck, in place of ncu.")
+        str | None, typer.Option("--sanitizer", help="Run memcheck, racecheck, initcheck or synccheck instead of ncu.")
     ] = None,
     gpu: Gpu = None,
     seed: int = 0,
     timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds for the tool.")] = 600.0,
-    command: Annotated[bool, typer.Option("--command", help="Print the tool's command and do not run it.")] = False,
-    log: Annotated[Path | None, typer.Option("--log", help="Read this log of ncu's, taken elsewhere.")] = None,
+    command: Annotated[bool, typer.Option("--command", help="Print the tool's command and run nothing.")] = False,
+    log: Annotated[Path | None, typer.Option("--log", help="Read this log, which ncu wrote elsewhere.")] = None,
     out: OutOption = None,
     json: Json = False,
 ) -> None:
@@ -194,14 +184,14 @@ def _count(
 ) -> None:
     import shlex
 
-    from rooflab.bench.predict import calibration, counted, ncu, targets
+    from rooflab.bench.predict import calibration, cases, ncu
     from rooflab.bench.predict.explain import explain as explain_all
     from rooflab.bench.records.files import RunWriter
 
     if command:
         show.line(shlex.join(ncu.command(target, seed, ncu.METRICS, Path("ncu.csv"))))
         return
-    device, note = targets.choose_gpu(gpu)
+    device, note = cases.choose_gpu(gpu)
     if note:
         show.note(note)
     if log:
@@ -215,14 +205,14 @@ def _count(
     modelled = explain_all([target], device, None, known)[0]
     if modelled.reason:
         raise ValueError(modelled.reason)
-    traffic, note = counted.settled(target, taken)
+    traffic, note = ncu.settled(target, taken)
     explained = explain_all([target], device, None, known, {target: traffic} if traffic else None)[0]
-    record = counted.counted_record(explained, taken, seed)
+    record = ncu.counted_record(explained, taken, seed)
     if out:
         writer = RunWriter(out, record.run_id)
         writer.write(record)
-    rows: list[dict[str, Any]] = counted.compared(modelled, taken)
-    launches = counted.launch_rows(taken)
+    rows: list[dict[str, Any]] = ncu.compared(modelled, taken)
+    launches = ncu.launch_rows(taken)
     if json:
         more = {"compared": rows, "counted": launches, "metrics": record.metrics, "note": note}
         show.as_json(explained.to_dict() | more)

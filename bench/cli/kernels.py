@@ -14,6 +14,8 @@ from rooflab.bench.cli.app import (
     DeviceOption,
     Json,
     KernelOption,
+    OnlyCase,
+    OnlyOp,
     Op,
     OutOption,
     SchemeOption,
@@ -23,7 +25,7 @@ from rooflab.bench.cli.app import (
 )
 
 if TYPE_CHECKING:
-    from rooflab.bench.timing.flush import FlushBy
+    from rooflab.bench.timing.stopwatch import FlushBy
 
 
 @app.command("list")
@@ -96,9 +98,9 @@ def bench(
     timer: Annotated[
         str | None, typer.Option(help="events (the default), graph or cupti on cuda; perf_counter on cpu.")
     ] = None,
-    flush: Annotated[str, typer.Option(help="Empty the cache before a sample by read or by write.")] = "read",
+    flush: Annotated[str, typer.Option(help="How the cache is emptied before a sample: read or write.")] = "read",
     lock_clocks: Annotated[
-        bool, typer.Option("--lock-clocks", help="Hold the GPU's clock meanwhile, where NVML permits it.")
+        bool, typer.Option("--lock-clocks", help="Lock the GPU's clock during the run, where NVML permits it.")
     ] = False,
     out: OutOption = None,
     json: Json = False,
@@ -136,13 +138,15 @@ def bench(
 @app.command()
 def roofline(
     records: Annotated[
-        Path | None, typer.Argument(help="Records (a file or folder) to draw; the newest local run without it.")
+        Path | None, typer.Argument(help="Records to draw, a file or folder; without it, the newest local run.")
     ] = None,
     gpu: Annotated[str | None, typer.Option(help="Draw the bounds of a GPU that is not here instead.")] = None,
-    op: Annotated[list[str] | None, typer.Option("--op", help="Only this op; repeatable.")] = None,
-    case: Annotated[list[str] | None, typer.Option("--case", help="Only this case; repeatable.")] = None,
-    all_cases: Annotated[bool, typer.Option("--all", help="Every case; each op's largest without it.")] = False,
-    suite: Annotated[str, typer.Option(help="With --gpu: whose largest case of each op.")] = "llama3_8b",
+    op: OnlyOp = None,
+    case: OnlyCase = None,
+    all_cases: Annotated[bool, typer.Option("--all", help="Every case, not only each op's largest.")] = False,
+    suite: Annotated[
+        str, typer.Option(help="With --gpu: the suite; each op's largest case of it is drawn.")
+    ] = "llama3_8b",
     scheme: Annotated[str, typer.Option(help="With --gpu: the dtypes.")] = "bf16",
     out: OutOption = None,
     json: Json = False,

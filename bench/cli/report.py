@@ -1,23 +1,28 @@
-"""`report`: one HTML file from records."""
+"""`report`, `history` and `picture`: a page and trends from records, and pictures for the documentation."""
 
 from __future__ import annotations
 
+import json as json_text
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rooflab.bench import show
-from rooflab.bench.cli.app import Json, app
+from rooflab.bench.cli.app import Json, OnlyCase, OnlyKernel, OnlyMachine, OnlyOp, OpName, OutOption, app
+
+if TYPE_CHECKING:
+    from rooflab.bench.report.pictures.schedule import Schedule
 
 
 @app.command()
 def report(
     paths: Annotated[
-        list[Path] | None, typer.Argument(help="Records: files, or folders at any depth; results/ without any.")
+        list[Path] | None, typer.Argument(help="Records: files, or folders at any depth; without any, results/.")
     ] = None,
     out: Annotated[Path, typer.Option("--out", help="The file to write.")] = Path("report.html"),
-    title: Annotated[str, typer.Option("--title", help="Its heading.")] = "Rooflab report",
+    title: Annotated[str, typer.Option("--title", help="Heading of the page.")] = "Rooflab report",
     plots: Annotated[bool, typer.Option("--plots/--no-plots", help="With figures and plotly's 5 MB of script.")] = True,
     json: Json = False,
 ) -> None:
@@ -25,7 +30,7 @@ def report(
 
     It judges nothing: a failure in the records is shown first and does not change the exit status.
     """
-    from rooflab.bench.report import write_report
+    from rooflab.bench.report.page import write_report
 
     with show.waiting("reading records"):
         written = write_report(paths or [Path("results")], out, title, plots)
@@ -45,3 +50,166 @@ def report(
     for problem in content.problems:
         where = f" {problem.where}" if problem.where else ""
         show.line(f"  {problem.name}{where}: {problem.status}: {problem.reason}", "red")
+
+
+COLUMNS = ("op", "kernel", "case", "scheme", "points", "trend", "latest_ms", "latest", "z", "last_step", "state")
+
+
+@app.command()
+def history(
+    paths: Annotated[
+        list[Path] | None, typer.Argument(help="Records: files, or folders at any depth; without any, results/.")
+    ] = None,
+    op: OnlyOp = None,
+    kernel: OnlyKernel = None,
+    case: OnlyCase = None,
+    machine: OnlyMachine = None,
+    last: Annotated[int, typer.Option(help="Points of the same level that a new one is compared with.")] = 20,
+    threshold: Annotated[float, typer.Option(help="Smallest relative change that counts.")] = 0.02,
+    repo: Annotated[Path | None, typer.Option(help="Checkout whose git history orders the commits.")] = None,
+    csv: Annotated[Path | None, typer.Option("--csv", help="Write every point to this file.")] = None,
+    out: OutOption = None,
+    json: Json = False,
+) -> None:
+    """Trends of committed records: levels, steps, and whether the newest point is unusual; --out draws them."""
+    from rooflab.bench.report.trends import output
+    from rooflab.bench.report.trends.points import Chosen, read_points
+
+    points = read_points(paths or [Path("results")], Chosen(op or (), kernel or (), case or (), machine or ()))
+    trends = output.find_trends(points, repo, last, threshold)
+    files = [str(path) for path in output.write(trends, csv, out)]
+    if json:
+        show.as_json(output.summary(points, trends) | {"written": files})
+        return
+    rows = [_shown(trend.row()) for trend in trends]
+    for circumstances in dict.fromkeys(row["circumstances"] for row in rows):
+        own = [row for row in rows if row["circumstances"] == circumstances]
+        show.table(own, COLUMNS, circumstances)
+        show.line()
+    for text in output.notes(points, trends):
+        show.line(text)
+    for path in files:
+        show.line(f"  {path}")
+
+
+def _shown(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of the table: changes in percent, and what all kernels of a machine share as one text."""
+    step = row["last_step"]
+    where = ", ".join(part for part in (row["machine"], row["setting"], row["timer"]) if part)
+    return row | {"circumstances": where, "last_step": "" if step is None else f"{step:+.1%} at {row['step_at']}"}
+
+
+pictures = typer.Typer(no_args_is_help=True, help="Draw what kernels move by level, or how their tiles are scheduled.")
+app.add_typer(pictures, name="picture")
+
+Kernels = Annotated[list[str], typer.Option("--kernel", help="A kernel's name; repeatable, in the picture's order.")]
+CaseText = Annotated[str, typer.Option("--case", help="One case, as B=1,T=4096,...")]
+SchemeName = Annotated[str | None, typer.Option("--scheme", help="The dtypes; bf16 where the op has it.")]
+
+
+@pictures.command("bytes")
+def bytes_(
+    op: OpName,
+    kernels: Kernels,
+    case: CaseText,
+    scheme: SchemeName = None,
+    seed: int = 0,
+    out: OutOption = None,
+    json: Json = False,
+) -> None:
+    """Bytes that kernels move at each level of memory: HBM, L2 to the SMs, shared memory with its bank conflicts.
+
+    Kernels with compiled code (sm_90a) run in the emulator, and their values are checked; of a naive one the operands
+    of torch's calls are counted.  Writes a PNG and the records behind it.
+    """
+    from rooflab.bench.records.files import RunWriter, result_folder
+    from rooflab.bench.report.pictures.figures import draw_levels
+    from rooflab.bench.report.pictures.levels import move
+
+    with show.waiting(f"{op} {case}"):
+        records = move(op, kernels, case, scheme, seed)
+    folder = out or result_folder()
+    writer = RunWriter(folder, records[0].run_id)
+    writer.write(*records)
+    rows = [{"kernel": item.kernel, **item.metrics} for item in records]
+    _show(draw_levels(records, folder), writer.path, rows if json else [_megabytes(row) for row in rows], json)
+
+
+def _megabytes(row: dict[str, Any]) -> dict[str, Any]:
+    """What a terminal has room for: read and written together."""
+    found: dict[str, Any] = {"kernel": row["kernel"]}
+    for level in ("hbm", "l2", "shared"):
+        both = [row[name] for way in ("read", "write") if (name := f"moved_{level}_{way}_bytes") in row]
+        found[f"{level}_mb"] = sum(both) / 1e6 if both else None
+    return found | {"launches": int(row["launches"])}
+
+
+@pictures.command()
+def schedule(
+    op: Annotated[str, typer.Argument(help="flash_attention.")],
+    kernels: Kernels,
+    case: CaseText,
+    scheme: SchemeName = None,
+    sms: Annotated[int | None, typer.Option("--sms", min=1, help="SMs to plan for; without it, 132.")] = None,
+    out: OutOption = None,
+    json: Json = False,
+) -> None:
+    """Which SM has which tile of attention's queries, and when, as a Gantt chart.
+
+    On a GPU a kernel that keeps timestamps is launched with them; elsewhere, with --sms, and for a kernel that keeps
+    none, the chart is drawn from the order in which the tiles are dealt.  Writes a PNG and its numbers in JSON.
+    """
+    import torch
+
+    from rooflab.bench.predict.cases import choose_cases, choose_scheme
+    from rooflab.bench.records.environment import snapshot
+    from rooflab.bench.records.files import result_folder
+    from rooflab.bench.report.pictures import schedule as schedules
+    from rooflab.bench.report.pictures.figures import draw_schedules
+    from rooflab.kernels._device import HOPPER_SMS
+    from rooflab.kernels.registry import get_op, interpreting
+
+    if op != schedules.OP:
+        raise ValueError(f"op: expected {schedules.OP}, whose kernels' orders of tiles are known, got {op!r}")
+    spec = get_op(op)
+    dtypes = choose_scheme(spec, scheme)
+    (wanted,) = choose_cases(spec, [case], dtypes)
+    here = sms is None and torch.cuda.is_available() and not interpreting()
+    found: list[Schedule] = []
+    for name in kernels:
+        if here and name in schedules.TIMED:
+            found.append(schedules.timed(name, wanted, dtypes, torch.device("cuda")))
+        else:
+            found.append(schedules.planned(name, wanted, dtypes, sms or HOPPER_SMS))
+    environment, folder = snapshot(), out or result_folder()
+    picture = draw_schedules(found, wanted, dtypes, environment, folder)
+    rows = [_summary(item) for item in found]
+    path = folder / f"schedule-{op}.json"
+    made = {"op": op, "case": wanted.id, "scheme": dtypes.name, "environment": environment.to_dict()}
+    tiles = [[asdict(tile) for tile in item.tiles] if item.basis == "timestamps" else [] for item in found]
+    kept = [{**row, "tiles": own} for row, own in zip(rows, tiles, strict=True)]
+    path.write_text(json_text.dumps({**made, "schedules": kept}, indent=1) + "\n")
+    _show(picture, path, rows, json)
+
+
+def _summary(found: Schedule) -> dict[str, Any]:
+    return {
+        "kernel": found.kernel,
+        "basis": found.basis,
+        "unit": found.unit,
+        "sms": found.sms,
+        "ctas_per_sm": found.ctas_per_sm,
+        "tiles": len(found.tiles),
+        "last_end": found.span,
+        "mean": found.mean,
+        "last_end_over_mean": found.imbalance,
+    }
+
+
+def _show(picture: Path, numbers: Path, rows: list[dict[str, Any]], json: bool) -> None:
+    if json:
+        show.as_json({"figure": str(picture), "numbers": str(numbers), "kernels": rows})
+        return
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    show.table([{name: row.get(name) for name in names} for row in rows], tuple(names), "")
+    show.line(f"{picture}, numbers in {numbers}")

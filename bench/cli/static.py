@@ -21,10 +21,9 @@ from rooflab.bench.cli.app import (
 )
 
 if TYPE_CHECKING:
+    from rooflab.bench.compile.cases import Query, Target
     from rooflab.bench.compile.reports import Result
-    from rooflab.bench.compile.revision import Query
     from rooflab.bench.compile.store import Store
-    from rooflab.bench.compile.targets import Target
     from rooflab.roofline.device import Device
 
 
@@ -36,17 +35,17 @@ def static(
     case: CaseOption = None,
     scheme: SchemeOption = None,
     every_case: Annotated[
-        bool, typer.Option("--all", help="Every case of the suite; the most work without it.")
+        bool, typer.Option("--all", help="Every case of the suite; without it, the one with the most work.")
     ] = False,
     config: Annotated[list[str] | None, typer.Option(help="A config, as block_m=64,...; repeatable.")] = None,
     all_configs: Annotated[bool, typer.Option("--all-configs", help="Every legal config of tunable kernels.")] = False,
     target: Annotated[str, typer.Option(help="What to compile for: sm_80, sm_89, sm_90a or sm_100a.")] = "sm_90a",
-    gpu: Annotated[str | None, typer.Option(help="The GPU whose SMs the grid is laid over.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="The GPU whose number of SMs decides waves and tail.")] = None,
     compare: Annotated[
         str | None, typer.Option(metavar="REV", help="Compare with the kernels of a git revision.")
     ] = None,
     markdown: Annotated[Path | None, typer.Option(help="With --compare: write the difference to this file.")] = None,
-    details: Annotated[bool, typer.Option("--details", help="All that is known of each kernel.")] = False,
+    details: Annotated[bool, typer.Option("--details", help="Print everything that is known of each kernel.")] = False,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Compile even what was compiled before.")] = False,
     out: OutOption = None,
     json: Json = False,
@@ -56,10 +55,8 @@ def static(
     Exit status 11 where a kernel does not compile, and with --compare on new spills or lost tensor cores; 13 where a
     kernel is gone.
     """
-    from rooflab.bench.compile.cases import SUITES
-    from rooflab.bench.compile.revision import Query
+    from rooflab.bench.compile.cases import SUITES, Query, device_for, get_target
     from rooflab.bench.compile.store import Store
-    from rooflab.bench.compile.targets import device_for, get_target
 
     architecture = get_target(target)
     device = device_for(architecture, gpu)
@@ -81,8 +78,8 @@ def static(
 def _compile(
     query: Query, texts: tuple[str, ...], every: bool, target: Target, device: Device, store: Store | None
 ) -> list[Result]:
-    from rooflab.bench.compile.kept import select_kept
     from rooflab.bench.compile.reports import compile_selected, configs_of
+    from rooflab.bench.compile.store import select_kept
 
     selected = select_kept(query, store)
     chosen = configs_of(selected, texts, every)
@@ -134,7 +131,8 @@ def _compare(
 ) -> int:
     import rooflab.kernels.registry
     from rooflab.bench.compile import difference
-    from rooflab.bench.compile.revision import compare_sides, own_side, revision_side
+    from rooflab.bench.compile.difference import compare_sides, own_side, revision_side
+    from rooflab.bench.records.files import write_whole
 
     root = Path(rooflab.kernels.registry.__file__).resolve().parent.parent
     with show.waiting(f"compiling this tree and {revision}"), revision_side(root, revision) as base:
@@ -143,7 +141,7 @@ def _compare(
     status = difference.exit_status(changes)
     line = difference.summary_line(changes, label)
     if markdown:
-        difference.write_markdown(changes, label, markdown)
+        write_whole(markdown, difference.markdown(changes, label))
     if json:
         told = [change.to_json() for change in changes]
         show.as_json({"base": label, "summary": line, "exit_status": status, "changes": told})

@@ -1,23 +1,16 @@
-"""`suite` and `tune`: everything worth measuring on a card, and its kernels' configs."""
+"""`suite`, `tune` and `sweep`: everything worth measuring on a card or a cluster, and its kernels' configs."""
 
 from __future__ import annotations
 
+import importlib.util
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from rooflab.bench import show
-from rooflab.bench.cli.app import (
-    EXIT_INCORRECT,
-    EXIT_INVALID,
-    CaseOption,
-    DeviceOption,
-    Json,
-    OutOption,
-    app,
-    exit_for,
-)
+from rooflab.bench.cli.app import EXIT_INCORRECT, EXIT_INVALID, CaseOption, DeviceOption, Json, OutOption, app, exit_for
 
 
 @app.command()
@@ -25,13 +18,13 @@ def suite(
     only: Annotated[
         list[str] | None, typer.Option("--only", help="An op, a family such as attention, or an entry; repeatable.")
     ] = None,
-    budget_s: Annotated[float, typer.Option("--budget", help="Seconds; the most valuable comes first.")] = 480.0,
+    budget_s: Annotated[float, typer.Option("--budget", help="Seconds; the most valuable entries come first.")] = 480.0,
     out: OutOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="The whole plan on the CPU with small shapes.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     plan: Annotated[bool, typer.Option("--plan", help="Print the plan and run nothing.")] = False,
     summary: Annotated[
-        Path | None, typer.Option("--summary", help="Print what came of the run in this folder.")
+        Path | None, typer.Option("--summary", help="Print the results of the run in this folder.")
     ] = None,
     seed: int = 0,
     json: Json = False,
@@ -40,10 +33,10 @@ def suite(
 
     Exit status 11 where an entry failed or a kernel is wrong, 13 where a reading cannot be true.
     """
-    from rooflab.bench.suite import summary as summaries
+    from rooflab.bench.suite import state
 
     if summary is not None:
-        _show(summaries.read(summary), json)
+        _show(state.read_summary(summary), json)
         return
     from rooflab.bench.calls.selection import pick_device
     from rooflab.bench.records.files import result_folder
@@ -64,7 +57,7 @@ def suite(
     settings = Settings(out or result_folder(), budget_s, dry_run, resume, seed, tuple(only or ()))
     with show.progress("suite", len(entries)) as advance:
         run_suite(entries, settings, show.note, advance)
-    found = summaries.read(settings.out)
+    found = state.read_summary(settings.out)
     _show(found, json)
     if not json:
         show.line(f"records, figures and summary: {settings.out}")
@@ -88,7 +81,7 @@ def _plan_row(entry: Any) -> dict[str, Any]:
 
 
 def _show(found: dict[str, Any], json: bool) -> None:
-    from rooflab.bench.suite import summary as summaries
+    from rooflab.bench.suite import state
 
     if json:
         show.as_json(found)
@@ -98,7 +91,7 @@ def _show(found: dict[str, Any], json: bool) -> None:
         (found["bar_rows"], ("bar", "outcome", "needed", "reason"), "Bars"),
     ):
         if rows:
-            show.table([{**row, "reason": summaries.what(row)} for row in rows], columns, title)
+            show.table([{**row, "reason": state.what(row)} for row in rows], columns, title)
     for kernel, reason in found["excluded"].items():
         show.line(f"not run any more: {kernel}: {reason}", "red")
     if found["stopped"]:
@@ -117,13 +110,13 @@ def tune(
     ] = None,
     suite: Annotated[list[str] | None, typer.Option("--suite", help="Suites of cases to tune for; repeatable.")] = None,
     case: CaseOption = None,
-    scheme: Annotated[str | None, typer.Option("--scheme", help="bf16 on a GPU, fp32 on a CPU without it.")] = None,
+    scheme: Annotated[str | None, typer.Option("--scheme", help="Without it, bf16 on a GPU and fp32 on a CPU.")] = None,
     budget_s: Annotated[float, typer.Option("--budget", help="Seconds for the search.")] = 120.0,
     device: DeviceOption = None,
     choose: Annotated[
         bool, typer.Option(help="Write kernels/<op>/choices.json from the records; the tree must be committed.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="The search with made-up times, on the CPU.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Search with made-up times, on the CPU.")] = False,
     seed: int = 0,
     out: OutOption = None,
     json: Json = False,
@@ -164,3 +157,47 @@ def tune(
             show.line(f"written: {path}")
     found: set[str] = {record.status for record in report.records} or {"OK"}
     exit_for(found | ({result.status for result in report.results} if dry_run else set()))
+
+
+@app.command()
+def sweep(
+    out: Annotated[Path, typer.Option("--out", help="Folder for the records, one folder a machine key.")],
+    ray: Annotated[str | None, typer.Option("--ray", help="Address of the cluster; without it, a local one.")] = None,
+    only: Annotated[list[str] | None, typer.Option("--only", help="An op or a family; repeatable.")] = None,
+    budget_s: Annotated[float, typer.Option("--budget", help="Seconds for each op on a GPU.")] = 480.0,
+    workers: Annotated[int | None, typer.Option(help="Number of workers; without it, one for each GPU.")] = None,
+    seed: int = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the sweep in --out.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="On the CPUs of the cluster, with small shapes.")] = False,
+    json: Json = False,
+) -> None:
+    """Run the suite over the GPUs of a Ray cluster, one worker a GPU; a lost worker's part is done by another.
+
+    Rooflab must be installed on every node, from the same source. Exit status 11 where a part was not done, or a kernel
+    is wrong.
+    """
+    if importlib.util.find_spec("ray") is None:
+        raise ValueError("ray: is not installed; pip install rooflab[fleet]")
+    if not budget_s > 0:
+        raise ValueError(f"budget: expected seconds above 0, got {budget_s}")
+    if workers is not None and workers < 1:
+        raise ValueError(f"workers: expected at least 1, got {workers}")
+    from rooflab.bench.suite.plan import make_plan
+    from rooflab.bench.suite.sweep import Shard
+    from rooflab.bench.suite.sweep import sweep as run
+    from rooflab.kernels import registry
+
+    names = list(only or registry.ops())
+    make_plan(names)  # unknown names are refused before anything is started
+    shards = [Shard(name, budget_s, dry_run, seed) for name in names]
+    state = run(ray, shards, out, workers, resume, show.note)
+    rows = [{"part": name, **found} for name, found in sorted(state.shards.items())]
+    if json:
+        show.as_json(asdict(state) | {"complete": state.complete, "excluded": state.excluded})
+    else:
+        show.table(rows, ("part", "status", "attempts", "reason"))
+        for kernel, reason in state.excluded.items():
+            show.line(f"not run any more: {kernel}: {reason}", "red")
+        show.line(f"{sum(row['status'] == 'DONE' for row in rows)} of {len(rows)} parts done; records: {out}")
+    if not state.complete or state.excluded:
+        raise typer.Exit(EXIT_INCORRECT)

@@ -1,9 +1,9 @@
-"""What `rooflab static` compiles: kernels with compiled code, and for each dtype the most work of a suite."""
+"""What `rooflab static` compiles, and for what: for each dtype the most work of a suite, and the targets."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,8 @@ import torch
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import Case, OpSpec, Scheme, get_scheme
+from rooflab.roofline.device import Device, get_device
+from rooflab.roofline.occupancy import MAX_THREADS_PER_CTA, SHARED_RESERVED, WARP, limits_of
 
 COMPILED = ("triton", "gluon", "cuda")
 """Backends whose kernels have code to look at; torch's own have none of ours, and a peer's is another project's."""
@@ -44,6 +46,18 @@ class Selected:
             "scheme": self.scheme.name,
             "module": module_of(self.kernel),
         }
+
+
+@dataclass(frozen=True)
+class Query:
+    """What to compare: the arguments of `cases.select`, files left out."""
+
+    op: str | None = None
+    kernels: tuple[str, ...] = ()
+    suites: tuple[str, ...] = ("llama3_8b",)
+    cases: tuple[str, ...] = ()
+    schemes: tuple[str, ...] = ()
+    every_case: bool = False
 
 
 def module_of(kernel: Kernel) -> str:
@@ -130,3 +144,66 @@ def check_backend(kernel: Kernel) -> None:
     if kernel.backend not in COMPILED:
         wanted = " or ".join(COMPILED)
         raise ValueError(f"kernel: expected one in {wanted}, got {kernel.id}, whose backend is {kernel.backend}")
+
+
+@dataclass(frozen=True)
+class Target:
+    """One architecture, as the compilers name it."""
+
+    name: str
+    """`sm_90a`; the `a` is the architecture's own instructions, wgmma for one, which no later GPU runs."""
+    sm: int
+    gpu: str
+    """The GPU that stands for it: its SMs, registers and shared memory."""
+
+    @property
+    def device(self) -> Device:
+        """The GPU's data."""
+        return get_device(self.gpu)
+
+    def properties(self) -> dict[str, int]:
+        """What a launcher may ask Triton's driver for, of the GPU that stands for the target."""
+        limits = limits_of(self.device)
+        return {
+            "multiprocessor_count": self.device.sms,
+            "max_shared_mem": limits.shared_bytes - SHARED_RESERVED,
+            "max_num_regs": limits.registers,
+            "warpSize": WARP,
+            "max_threads_per_block": MAX_THREADS_PER_CTA,
+            "max_threads_per_sm": limits.warps * WARP,
+        }
+
+
+# From the GPUs of roofline/device.py, one an architecture. Triton takes the `a` by itself from sm_90 on.
+TARGETS: Mapping[str, Target] = {
+    target.name: target
+    for target in (
+        Target("sm_80", 80, "a100-80gb"),
+        Target("sm_89", 89, "l40s"),
+        Target("sm_90a", 90, "h100-sxm"),
+        Target("sm_100a", 100, "b200"),
+    )
+}
+"""Every target by name."""
+DEFAULT = TARGETS["sm_90a"]
+
+
+def get_target(name: str) -> Target:
+    """The target called `name`.  Raises `ValueError` naming those there are."""
+    if name not in TARGETS:
+        raise ValueError(f"target: expected one of {', '.join(TARGETS)}, got {name!r}")
+    return TARGETS[name]
+
+
+def device_for(target: Target, gpu: str | None) -> Device:
+    """The GPU called `gpu`, or the one that stands for the target.
+
+    Raises `ValueError` on an unknown one, and on one of another compute capability, which does not run the code.
+    """
+    device = get_device(gpu) if gpu else target.device
+    major, minor = device.compute_capability
+    if 10 * major + minor != target.sm:
+        raise ValueError(
+            f"gpu: expected one that runs {target.name}, got {device.name}, which is sm_{10 * major + minor}"
+        )
+    return device

@@ -9,11 +9,10 @@ from typing import Any
 
 import torch
 
-from rooflab.bench.compile.cases import Selected
+from rooflab.bench.compile.cases import Selected, Target
 from rooflab.bench.compile.static import CompileFailure, Request, compile_kernels
 from rooflab.bench.compile.store import Store
 from rooflab.bench.compile.summary import COPIES, Summary, summarize
-from rooflab.bench.compile.targets import Target
 from rooflab.bench.records.environment import Environment, snapshot
 from rooflab.bench.records.files import RunWriter
 from rooflab.bench.records.record import Record
@@ -228,9 +227,7 @@ def _record(result: Result, run_id: str, environment: Environment) -> Record:
         kind="static",
         run_id=run_id,
         status="OK" if result.failure is None else "UNSUPPORTED" if result.failure.refused else "COMPILE_ERROR",
-        environment=environment.to_dict(),
-        commit=environment.commit,
-        dirty=environment.dirty,
+        **environment.record_fields(),
         reason=str(result.failure or ""),
         op=item.kernel.op,
         kernel=item.kernel.name,

@@ -1,11 +1,15 @@
-"""SASS as `cuobjdump -sass` and `nvdisasm -c` print it: functions, instructions, the families that matter, and how wide
-an access is.  The first prints a branch's target as an address, the second as a label."""
+"""SASS as `cuobjdump -sass` and `nvdisasm -c` print it: functions, and what instructions move, read and write.
+
+The first prints a branch's target as an address, the second as a label.  An instruction that is not understood is one
+like any other: it takes an issue slot.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 FAMILIES: Mapping[str, tuple[str, ...]] = {
     "tcgen05": ("UTCHMMA", "UTCQMMA", "UTCIMMA", "UTCOMMA"),
@@ -35,14 +39,25 @@ TENSOR_CORES = ("tcgen05", "wgmma", "mma")
 _FAMILY_OF = {opcode: family for family, opcodes in FAMILIES.items() for opcode in opcodes}
 _WIDTHS = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16, "256": 32}
 _DEFAULT_WIDTH = 4
+WARPGROUP = 4
+"""Warps that execute one wgmma together."""
 
 _FUNCTION = re.compile(r"^(?:\.text\.(\S+):|\s+Function : (\S+))$")
 _LABEL = re.compile(r"^([.$\w][\w.$@]*):\s*$")
 _INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(?:(@!?U?P\w+)\s+)?([A-Z][A-Za-z0-9_.]*)\s*(.*)$")
 _TARGETS = re.compile(r'BRANCH_TARGETS ([^"]*)"')
+_REGISTER = re.compile(r"\b(U?R|U?P)(\d+)(\.64)?")
+_RESULT = re.compile(r"U?R(\d+|Z)\b|U?P(\d|T)\b")
+_PREDICATE = re.compile(r"U?P(\d|T)")
+_ADDRESS = re.compile(r"0x([0-9a-f]+)\s*$")
+_COMMIT = re.compile(r"gsb\d+$")
+_SHAPE = re.compile(r"(\d+)x(\d+)x(\d+)")
+_CONTROL = frozenset("BAR BRA BRX BSSY BSYNC CALL DEPBAR EXIT MEMBAR NOP RED RET WARPSYNC WARPGROUP YIELD".split())
+_MMA_SHAPES = {"884": (8, 8, 4), "1684": (16, 8, 4), "1688": (16, 8, 8), "16816": (16, 8, 16), "16832": (16, 8, 32)}
+_WARP_MMA = ("HMMA", "QMMA", "IMMA")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Instruction:
     """One instruction."""
 
@@ -53,7 +68,7 @@ class Instruction:
     """`LDG.E.128`, modifiers included."""
     operands: str
 
-    @property
+    @cached_property
     def name(self) -> str:
         """The opcode without its modifiers."""
         return self.opcode.partition(".")[0]
@@ -63,10 +78,141 @@ class Instruction:
         """A key of `FAMILIES`, or None."""
         return _FAMILY_OF.get(self.name)
 
+    @cached_property
+    def modifiers(self) -> tuple[str, ...]:
+        """The parts of the opcode after the first dot."""
+        return tuple(self.opcode.split(".")[1:])
+
+    @cached_property
+    def arguments(self) -> tuple[str, ...]:
+        """The operands, one by one."""
+        return tuple(part.strip() for part in self.operands.split(",")) if self.operands else ()
+
     @property
     def width_bytes(self) -> int:
         """Bytes a thread moves with it, for a load or a store: 4 unless a modifier says otherwise."""
         return width_bytes(self.opcode)
+
+    @property
+    def bytes_per_thread(self) -> int:
+        """Bytes that a load or store moves for each thread; 0 for all else, and for a TMA copy, which names a tile."""
+        if not self.name.startswith(("LD", "ST", "ATOM", "RED")) or self.name in ("LDC", "LDGDEPBAR"):
+            return 0
+        if self.name in ("LDSM", "STSM"):
+            return 4 * int(self.modifiers[-1]) if self.modifiers and self.modifiers[-1].isdigit() else 4
+        return self.width_bytes
+
+    @property
+    def target(self) -> int | None:
+        """Where a branch goes; None for all else."""
+        found = _ADDRESS.search(self.operands) if self.name == "BRA" else None
+        return int(found[1], 16) if found else None
+
+    @property
+    def loads_global(self) -> bool:
+        """Whether registers are loaded from global memory."""
+        return self.family == "global_load"
+
+    @property
+    def loads_async(self) -> bool:
+        """Whether shared memory is filled without registers: cp.async or a TMA copy."""
+        return self.family == "cp_async" or self.name == "UTMALDG"
+
+    @property
+    def stores_global(self) -> bool:
+        """Whether registers are stored to global memory, or added to what is there."""
+        return self.family == "global_store" or self.name in ("RED", "REDG", "ATOM", "ATOMG")
+
+    @property
+    def stores_tile(self) -> bool:
+        """Whether a TMA copy sends a tile of shared memory to global memory."""
+        return self.name in ("UTMASTG", "UTMAREDG")
+
+    @property
+    def stores_shared(self) -> bool:
+        """Whether registers are stored to shared memory."""
+        return self.family == "shared_store"
+
+    @property
+    def commits(self) -> bool:
+        """Whether it ends a group of wgmma that can be waited for."""
+        return self.is_wgmma and bool(_COMMIT.search(self.operands))
+
+    @property
+    def groups_left(self) -> int | None:
+        """Of a wait for wgmma, how many groups may be on their way after it; None for all else."""
+        if self.name != "WARPGROUP" or "DEPBAR" not in self.modifiers:
+            return None
+        return int(self.arguments[-1], 16)
+
+    @property
+    def is_wgmma(self) -> bool:
+        """Whether four warps execute it together."""
+        return self.family == "wgmma"
+
+    @cached_property
+    def mma_shape(self) -> tuple[int, int, int] | None:
+        """M, N, K of a matrix product, or None."""
+        if self.is_wgmma:
+            sizes = next((found for part in self.modifiers if (found := _SHAPE.fullmatch(part))), None)
+            return (int(sizes[1]), int(sizes[2]), int(sizes[3])) if sizes else None
+        if self.name in _WARP_MMA:
+            return next((_MMA_SHAPES[part] for part in self.modifiers if part in _MMA_SHAPES), None)
+        return None
+
+    @property
+    def mma_flops(self) -> int:
+        """FLOPs of a matrix product, of the warp or the warpgroup; 0 for all else."""
+        shape = self.mma_shape
+        return 2 * shape[0] * shape[1] * shape[2] if shape else 0
+
+    @property
+    def mma_dtype(self) -> str:
+        """Operand dtype of a matrix product, by the names of `Device.matrix_flops_per_s`."""
+        if self.name in ("IMMA", "IGMMA"):
+            return "int8"
+        if self.name in ("QMMA", "QGMMA"):
+            return "fp8_e4m3"
+        return next((name.lower() for name in ("TF32", "BF16") if name in self.modifiers), "fp16")
+
+    @property
+    def writes(self) -> frozenset[str]:
+        """Registers and predicates that it writes."""
+        return self._registers[0]
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """Registers and predicates that it reads, its guard included; of a wide operand, the first two."""
+        return self._registers[1]
+
+    @cached_property
+    def _registers(self) -> tuple[frozenset[str], frozenset[str]]:
+        count = 0
+        if self.name not in _CONTROL and _RESULT.match(self.operands):
+            # A carry or a second predicate comes beside the result: `IADD3 R4, P0, ...`, `SHFL.BFLY PT, R4, ...`.
+            beside = any(_PREDICATE.fullmatch(operand) for operand in self.arguments[:2])
+            count = 2 if beside and len(self.arguments) > 1 else 1
+        written = (name for operand in self.arguments[:count] for name in _names(operand, self._width))
+        read = (name for operand in (*self.arguments[count:], self.guard) for name in _names(operand, 1))
+        return frozenset(written), frozenset(read)
+
+    @property
+    def _width(self) -> int:
+        """Registers of 32 bits in a result."""
+        shape = self.mma_shape
+        if shape:
+            return shape[0] * shape[1] // (32 * (WARPGROUP if self.is_wgmma else 1))
+        if "WIDE" in self.modifiers:
+            return 2
+        return max(1, self.bytes_per_thread // 4) if self.name.startswith("LD") else 1
+
+
+def _names(operand: str, width: int) -> list[str]:
+    return [
+        f"{kind}{int(number) + offset}"
+        for kind, number, wide in _REGISTER.findall(operand)
+        for offset in range(2 if wide else width if "R" in kind else 1)
+    ]
 
 
 @dataclass(frozen=True)
@@ -102,6 +248,16 @@ def parse(text: str) -> dict[str, Function]:
     if not any(reading.instructions for reading in found.values()):
         raise ValueError(f"sass: expected what cuobjdump or nvdisasm print, got {text[:60]!r}")
     return {name: reading.function(name) for name, reading in found.items() if reading.instructions}
+
+
+def parse_code(text: str) -> tuple[Instruction, ...]:
+    """The instructions of one kernel's text, its heading or not.  Raises `ValueError` where there is none."""
+    reading = _Reading()
+    for line in text.splitlines():
+        reading.read(line)
+    if not reading.instructions:
+        raise ValueError("sass: expected the instructions of a kernel, got none")
+    return tuple(reading.instructions)
 
 
 class _Reading:

@@ -1,29 +1,53 @@
 """Compiles Triton, Gluon and CUDA C++ kernels with no GPU, and reads what came out: registers, spills, wgmma, TMA.
 
-The bundled `ptxas` and NVRTC need no device, and Triton's bundled `cuobjdump` reads the cubin. The work is done in
-processes of their own (`_compile_worker.py`), because in a process under Triton's interpreter nothing can be compiled.
-What the figures mean is in `bench/code/`.
+The bundled `ptxas` and NVRTC need no device, and Triton's bundled `cuobjdump` reads the cubin.  The work is done in
+processes of their own (`worker.py`), because a process under Triton's interpreter cannot compile.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rooflab.bench.compile import sass
-from rooflab.bench.compile.cases import check_backend, module_of
+from rooflab.bench.compile.cases import DEFAULT, check_backend, get_target, module_of
 from rooflab.bench.compile.flow import Loop, find_loops
-from rooflab.bench.compile.sources import Sources, own_sources
-from rooflab.bench.compile.store import Store, can_keep
-from rooflab.bench.compile.targets import DEFAULT, get_target
-from rooflab.bench.compile.workers import CompileFailure, Workers, own_workers
+from rooflab.bench.compile.store import Sources, Store, can_keep, own_sources
+from rooflab.bench.processes.child import ChildFailed, Died, Pool, command_for, environment_without
 from rooflab.kernels.registry import get_kernel
 from rooflab.reference.spec import Case, Scheme
 
-__all__ = ["CompileFailure", "CompiledInfo", "Request", "compile_kernel", "compile_kernels"]
+WORKER = "rooflab.bench.compile.worker"
+TIMEOUT_S = 300.0
+"""A compile takes about half a second; one that takes this long will not end."""
+
+
+class CompileFailure(RuntimeError):
+    """A kernel did not compile; the text is the compiler's or the launcher's."""
+
+    def __init__(self, text: str, refused: bool = False):
+        super().__init__(text)
+        self.refused = refused
+        """Whether there is no such kernel, or it says that it does not take the case."""
+
+
+def compilers(tree: Path | None = None) -> Pool:
+    """Processes that compile the kernels of this tree, or those in the folder `tree`."""
+    return Pool(command_for(WORKER, tree=tree), environment_without("TRITON_INTERPRET"), TIMEOUT_S)
+
+
+@cache
+def own_compilers() -> Pool:
+    """Those of this tree's kernels."""
+    return compilers()
+
+
+def why_unanswered(failed: ChildFailed) -> str:
+    """Why a compiling process gave no answer, with what it wrote last."""
+    return f"the process ended with {failed.how}: {failed.words}" if isinstance(failed, Died) else str(failed)
 
 
 @dataclass(frozen=True)
@@ -181,7 +205,7 @@ def compile_kernels(requests: Sequence[Request], store: Store | None = None) -> 
             check_backend(get_kernel(request.op, request.kernel))
     new = [request for request in dict.fromkeys(requests) if request not in _done]
     modules = [_module(request) for request in new]
-    found = compile_in(own_workers(), own_sources(), [r.to_json() for r in new], modules, store)
+    found = compile_in(own_compilers(), own_sources(), [r.to_json() for r in new], modules, store)
     results = dict(zip(new, found, strict=True))
     kept = {r: result for r, result in results.items() if r.file is None and r.config is None}
     _done.update({r: result for r, result in kept.items() if isinstance(result, list)})
@@ -196,7 +220,7 @@ def _module(request: Request) -> str | None:
 
 
 def compile_in(
-    workers: Workers,
+    workers: Pool,
     sources: Sources,
     messages: Sequence[Mapping[str, Any]],
     modules: Sequence[str | None],
@@ -213,6 +237,8 @@ def compile_in(
     answers = [store.read(key) if store and key else None for key in keys]
     missing = [index for index, answer in enumerate(answers) if answer is None]
     for index, answer in zip(missing, workers.ask_all(messages[index] for index in missing), strict=True):
+        if isinstance(answer, ChildFailed):
+            answer = {"error": why_unanswered(answer), "where": "", "refused": False}
         answers[index] = answer
         key = keys[index]
         if store and key and "error" not in answer:

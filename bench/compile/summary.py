@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from rooflab.bench.compile.flow import Loop, feeding_loop, hot_loop
-from rooflab.bench.compile.options import Option, options
 from rooflab.bench.compile.sass import TENSOR_CORES, Widths, widths
 from rooflab.bench.compile.static import CompiledInfo
 from rooflab.roofline.device import Device
@@ -159,3 +159,175 @@ def _loop(hot: Loop | None, feeding: Loop | None) -> LoopSummary | None:
 
 def _present(counts: Mapping[str, int]) -> dict[str, int]:
     return {family: number for family, number in counts.items() if number}
+
+
+WGMMA_ROWS = 64
+"""Rows of the matrix that one wgmma multiplies; a tile of fewer takes the older mma (PTX ISA, "wgmma.mma_async")."""
+WARPGROUP = 4
+"""Warps that issue one wgmma together."""
+# Triton's operands are `tensor<128x64xbf16>`; Gluon's may be in shared memory, `!ttg.memdesc<128x64xbf16, ...>`.
+_DOT = re.compile(r"(?:tt\.dot|warp_group_dot)\b.*? : !?(?:ttg\.)?(?:tensor|memdesc)<(\d+(?:x\d+)*)x(\w+)")
+_DOT_PRECISION = re.compile(r"inputPrecision = (\w+)")
+_PRECISIONS = {"0": "tf32", "1": "tf32x3", "2": "ieee", "3": "bf16x3", "4": "bf16x6"}
+"""As Gluon's products print theirs."""
+_LOOP_STAGES = re.compile(r"tt\.num_stages = (\d+)")
+_TENSOR_MAPS = re.compile(
+    r"tt\.(?:descriptor_\w+|make_tensor_descriptor|experimental_descriptor_\w+)|async_tma_copy\w*|"
+    r"async_tma_(?:gather|scatter|reduce)"
+)
+_NARROW = re.compile(r"(?:b?f16|f8\w*|i8)$")
+
+
+@dataclass(frozen=True)
+class Option:
+    """One thing that was asked for."""
+
+    name: str
+    took_effect: bool
+    sentence: str
+    """What was asked for and what is in the code, with the evidence."""
+
+
+@dataclass(frozen=True)
+class Dot:
+    """One matrix product of the kernel's own form."""
+
+    rows: int
+    dtype: str
+    """Of its first operand: `bf16`, `f32`."""
+    precision: str
+    """`ieee`, or `tf32`, which is tl.dot's default; it means nothing for narrower operands."""
+
+
+def options(info: CompiledInfo, scheme: str) -> list[Option]:
+    """What was asked of `info`, by its author or by the dtypes of `scheme`, and what became of it."""
+    checks = (_precision, _wgmma, _serialized, _pipelining, _tma, _warp_specialization, _cluster, _register_limit)
+    return [option for check in checks for option in check(info, scheme)]
+
+
+def dots(ir: str) -> list[Dot]:
+    """The matrix products in Triton's or Gluon's form of a kernel."""
+    found = []
+    for line in ir.splitlines():
+        match = _DOT.search(line)
+        if match:
+            precision = _DOT_PRECISION.search(line)
+            # What is not printed is the form's own default, and tl.dot's is printed.
+            name = precision[1] if precision else "ieee"
+            found.append(Dot(int(match[1].split("x")[-2]), match[2], _PRECISIONS.get(name, name)))
+    return found
+
+
+def _precision(info: CompiledInfo, scheme: str) -> Iterator[Option]:
+    """fp32 is IEEE's unless a kernel says that it splits its operands."""
+    if scheme != "fp32":
+        return
+    wide = [dot.precision for dot in dots(info.ir) if dot.dtype == "f32"]
+    rounded = sum(number for opcode, number in info.opcodes.items() if "TF32" in opcode.split("."))
+    split = sorted({precision for precision in wide if "x" in precision})
+    if split:
+        there = info.uses_tensor_cores
+        found = f"the code has {rounded} TF32 and {_products(info)} tensor-core instructions in all"
+        yield Option(f"precision {split[0]}", there, f"input_precision {split[0]} was asked for, and {found}")
+    elif info.uses_tf32:
+        asked = "tl.dot's default" if "tf32" in wide else "the kernel's own code"
+        yield Option(
+            "precision fp32", False, f"fp32 operands are rounded to TF32 by {asked}: {rounded} TF32 instructions"
+        )
+    elif "ieee" in wide:
+        yield Option(
+            "precision ieee", True, f"input_precision ieee was asked for: {info.counts['fma']} FMAs and no TF32"
+        )
+
+
+def _wgmma(info: CompiledInfo, scheme: str) -> Iterator[Option]:
+    """A product of narrow operands with 64 rows or more should take the newest tensor-core instruction."""
+    newest = {"sm_90a": "wgmma", "sm_100a": "tcgen05"}.get(info.target)
+    tall = [dot for dot in dots(info.ir) if dot.rows >= WGMMA_ROWS and _NARROW.match(dot.dtype)]
+    if newest is None or not tall:
+        return
+    there = info.counts[newest]
+    largest = max(tall, key=lambda dot: dot.rows)
+    wanted = f"a product of {largest.rows} rows in {largest.dtype} can be {newest}'s"
+    if there:
+        yield Option(newest, True, f"{wanted}: {there} {newest} instructions")
+        return
+    why = f"; num_warps={info.num_warps} is less than a warpgroup's {WARPGROUP}" if info.num_warps < WARPGROUP else ""
+    yield Option(newest, False, f"{wanted}, and the code has {info.counts['mma']} mma and no {newest} instruction{why}")
+
+
+def _serialized(info: CompiledInfo, scheme: str) -> Iterator[Option]:
+    """wgmma runs beside the code after it, unless the assembler could not prove that it may."""
+    said = [warning for warning in info.warnings if "serializ" in warning]
+    if said:
+        yield Option("asynchronous wgmma", False, f"wgmma instructions wait for one another: {said[0]}")
+
+
+def _pipelining(info: CompiledInfo, scheme: str) -> Iterator[Option]:
+    """A depth of pipeline that the launch or a loop names."""
+    depths = [int(depth) for depth in _LOOP_STAGES.findall(info.ir)]
+    if isinstance(info.asked.get("num_stages"), int) and info.backend == "triton":
+        depths.append(int(info.asked["num_stages"]))
+    deepest = max(depths, default=1)
+    if deepest < 2:
+        return
+    asked = f"num_stages={deepest} was asked for"
+    copies = info.counts["cp_async"] + info.counts["tma"]
+    if copies:
+        kind = "TMA" if info.counts["tma"] else "cp.async"
+        yield Option("pipelining", True, f"{asked}: {copies} asynchronous copies ({kind})")
+    elif not info.loops:
+        yield Option("pipelining", False, f"{asked}, and the code has no loop to pipeline")
+    else:
+        yield Option("pipelining", False, f"{asked}, and the code has no asynchronous copy: nothing is pipelined")
+
+
+def _tma(info: CompiledInfo, scheme: str) -> Iterator[Option]:
+    """Tensor descriptors are the tensor memory accelerator's, from sm_90 on."""
+    used = sorted(set(_TENSOR_MAPS.findall(info.ir)))
+    if not used:
+        return
+    asked = f"TMA was asked for ({', '.join(used)})"
+    if info.uses_tma:
+        yield Option("TMA", True, f"{asked}: {info.counts['tma']} TMA instructions")
+    else:
+        loads = info.counts["global_load"] + info.counts["cp_async"]
+        yield Option("TMA", False, f"{asked}, and the code has none, but {loads} ordinary loads and copies")
+
+
+def _warp_specialization(info: CompiledInfo, scheme: str) -> Iterator[Option]:
+    """Warps with tasks of their own make the block larger and move registers between them."""
+    if "tt.warp_specialize" not in info.ir and "ttg.warp_specialize" not in info.ir:
+        return
+    own = 32 * info.num_warps
+    block = f"the block has {info.threads} threads at num_warps={info.num_warps}"
+    if info.threads > own:
+        moves = "registers move between warps" if info.uses_warp_specialization else "no register moves between warps"
+        yield Option("warp specialization", True, f"warp specialization was asked for: {block}, and {moves}")
+    else:
+        yield Option(
+            "warp specialization",
+            False,
+            f"warp specialization was asked for and ignored: {block}, no more",
+        )
+
+
+def _cluster(info: CompiledInfo, scheme: str) -> Iterator[Option]:
+    asked = info.asked.get("num_ctas", 1)
+    if isinstance(asked, int) and asked > 1:
+        found = re.search(r"\.reqnctapercluster (\d+)", info.ptx)
+        there = f"the PTX has clusters of {found[1]}" if found else "the PTX has no cluster"
+        yield Option(
+            "cluster", found is not None and int(found[1]) == asked, f"num_ctas={asked} was asked for: {there}"
+        )
+
+
+def _register_limit(info: CompiledInfo, scheme: str) -> Iterator[Option]:
+    asked = info.asked.get("maxnreg")
+    if isinstance(asked, int):
+        used = f"the code uses {info.registers} registers and {info.stack_bytes} bytes of stack"
+        yield Option("maxnreg", info.registers <= asked, f"maxnreg={asked} was asked for: {used}")
+
+
+def _products(info: CompiledInfo) -> int:
+    return sum(info.counts[family] for family in ("tcgen05", "wgmma", "mma"))

@@ -7,16 +7,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from rooflab.bench.compile.workers import CompileFailure
 from rooflab.bench.emulate.checks import can_be_emulated, emulators
-from rooflab.bench.predict import targets
-from rooflab.bench.predict.cases import Target, predict_all
+from rooflab.bench.predict.cases import (
+    DEFAULT_GPU,
+    Target,
+    choose_kernels,
+    choose_targets,
+    identity,
+    predict_all,
+)
+from rooflab.bench.processes.child import ChildFailed
 from rooflab.bench.records.environment import snapshot
 from rooflab.bench.records.files import RunWriter
 from rooflab.bench.records.record import Record, Status
 from rooflab.kernels import registry
-from rooflab.kernels.configs import make_config
-from rooflab.reference.spec import Case
 from rooflab.roofline.device import resolve
 from rooflab.roofline.model import Traffic
 
@@ -27,9 +31,9 @@ class Call:
 
     target: Target
     answer: Mapping[str, Any]
-    """As `emulated_run.run` gives it."""
+    """As `run.run` gives it."""
     prediction: str
-    """A sentence on the time that its counted bytes predict; empty where there is none."""
+    """A sentence on the time that its counted bytes predict; empty without a prediction."""
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values, without the text of the sources."""
@@ -58,19 +62,12 @@ def choose(
             raise ValueError("op: expected an op, or a file that registers kernels of one with --kernel")
         op, picked = ops[0], found
     else:
-        picked = targets.choose_kernels(op, names)  # type: ignore[assignment]
+        picked = choose_kernels(op, names)  # type: ignore[assignment]
     spec = registry.get_op(op)
     picked = [(kernel, file) for kernel, file in picked if can_be_emulated(kernel)]
     if not picked:
         raise ValueError(f"kernel: expected one with compiled code (triton, gluon, cuda), got {', '.join(names) or op}")
-    chosen = []
-    for name in list(schemes) or [None]:  # type: ignore[list-item]
-        scheme = targets.choose_scheme(spec, name)
-        listed = targets.choose_cases(spec, cases, scheme) if cases else [spec.get_cases("smoke")[0]]
-        for kernel, file in picked:
-            held = make_config(kernel, Case.parse(config)) if config else None
-            chosen += [Target(op, kernel.name, case, scheme, file, held) for case in listed]
-    return chosen
+    return choose_targets(spec, picked, cases, schemes, config, default=spec.get_cases("smoke")[0])
 
 
 def call(
@@ -79,7 +76,7 @@ def call(
     schedule: int = 0,
     sample: int | None = None,
     races: bool = True,
-    gpu: str = targets.DEFAULT_GPU,
+    gpu: str = DEFAULT_GPU,
     save: Path | None = None,
 ) -> Call:
     """Emulates one call; `save` is a file that takes its outputs.  Raises `ValueError` where the process refuses or
@@ -102,7 +99,7 @@ def call(
     }
     try:
         answer = emulators().ask(request)
-    except CompileFailure as failure:
+    except ChildFailed as failure:
         raise ValueError(f"the emulating process: {failure}") from failure
     if "error" in answer:
         raise ValueError(answer["error"])
@@ -140,17 +137,8 @@ def write(calls: Sequence[Call], folder: Path, seed: int) -> Path:
                 kind="check",
                 run_id=writer.run_id,
                 status=cast(Status, item.answer["status"]),
-                environment=environment.to_dict(),
-                commit=environment.commit,
-                dirty=environment.dirty,
                 reason=item.answer["reason"],
-                op=target.op,
-                kernel=target.kernel,
-                role=kernel.role,
-                backend=kernel.backend,
-                case_id=target.case.id,
-                case=dict(target.case),
-                scheme=target.scheme.name,
+                **identity(kernel, target.case, target.scheme.name, environment),
                 config=None if target.config is None else asdict(target.config),
                 seed=seed,
                 device="cpu",

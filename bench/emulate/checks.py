@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from rooflab.bench.check.check import CheckResult
 from rooflab.bench.compile.cases import COMPILED
-from rooflab.bench.compile.workers import CompileFailure, Workers
+from rooflab.bench.processes.child import ChildFailed, Pool, command_for, environment_without
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.compare import ErrorStats
@@ -69,9 +69,10 @@ def file_of(kernel: Kernel) -> Path | None:
 
 
 @cache
-def emulators() -> Workers:
-    """The emulating processes."""
-    return Workers(module=WORKER, timeout_s=TIMEOUT_S)
+def emulators() -> Pool:
+    """The emulating processes, of one thread each."""
+    environment = environment_without("TRITON_INTERPRET") | {"OMP_NUM_THREADS": "1"}
+    return Pool(command_for(WORKER), environment, TIMEOUT_S)
 
 
 def check_emulated(asked: Sequence[Asked], advance: Callable[[Asked], None] = lambda item: None) -> Iterable[Emulated]:
@@ -80,8 +81,8 @@ def check_emulated(asked: Sequence[Asked], advance: Callable[[Asked], None] = la
     def one(item: Asked) -> Emulated:
         try:
             found = _outcome(item, emulators().ask(item.to_json()))
-        except CompileFailure as failure:
-            found = Emulated(_failed(item, str(failure)))
+        except ChildFailed as failed:
+            found = Emulated(_failed(item, str(failed)))
         advance(item)
         return found
 

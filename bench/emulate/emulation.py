@@ -1,21 +1,86 @@
 """Runs kernels in the emulator: every launch of Triton, Gluon and CUDA C++ of this process, on CPU tensors.
 
-Nothing here may run in a process that interprets Triton's kernels; `emulated_checks.py` asks one that does not.
+Nothing here may run in a process that interprets Triton's kernels; `checks.py` asks one that does not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
 from rooflab.bench.check.emulating import emulation
-from rooflab.bench.compile.targets import DEFAULT, get_target
-from rooflab.bench.emulate.fresh_memory import FreshMemory, tensors_in
-from rooflab.bench.ptx.launch import Checks, emulate
+from rooflab.bench.compile.cases import DEFAULT, get_target
+from rooflab.bench.ptx.launch import emulate
+from rooflab.bench.ptx.machine.run import Checks
 from rooflab.bench.ptx.results import Bytes, Result
 from rooflab.kernels.registry import interpreting
+
+_ATEN = torch.ops.aten
+_EMPTY = (_ATEN.empty, _ATEN.empty_like, _ATEN.empty_strided, _ATEN.empty_permuted, _ATEN.new_empty,
+    _ATEN.new_empty_strided)  # fmt: skip
+
+
+class FreshMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While it is held, notes what `torch.empty` and its like make, until any other function of torch takes it.
+
+    Views of it are the same memory, and no use of it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._tensors: dict[int, torch.Tensor] = {}
+        """By address of the storage; held, so that no other tensor can get its memory."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        found = func(*args, **kwargs)
+        if func.overloadpacket in _EMPTY and not kwargs.keys() & {"out"}:
+            if found.device.type == "cpu" and found.layout == torch.strided and found.untyped_storage().nbytes():
+                self._tensors[found.untyped_storage().data_ptr()] = found
+        elif self._tensors and not _is_view(func):
+            self.forget(tensors_in((args, kwargs)))
+        return found
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._tensors.clear()
+
+    def among(self, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+        """Those of `tensors` that have not been written."""
+        return [tensor for tensor in tensors if _address(tensor) in self._tensors]
+
+    def forget(self, tensors: Iterable[torch.Tensor]) -> None:
+        """From now on `tensors` may have been written."""
+        for tensor in tensors:
+            self._tensors.pop(_address(tensor), None)
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """The tensors among arguments: in lists, tuples and mappings, and below tensor descriptors (`base`)."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [tensor for item in value for tensor in tensors_in(item)]
+    base = getattr(value, "base", None)
+    return [base] if isinstance(base, torch.Tensor) else []
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else 0
+
+
+def _is_view(func: Any) -> bool:
+    """Whether a function gives its argument's memory and writes nothing."""
+    returns = [item.alias_info for item in func._schema.returns]
+    return bool(returns) and all(info is not None and not info.is_write for info in returns)
+
 
 QUICK = Checks(races=False, counts=False)
 """What later runs of a check look for: values, under another order of warps and copies."""
@@ -33,7 +98,7 @@ class Launches:
     """Numbers of the CTAs that run; None for all."""
     launched: int = 0
     fresh: FreshMemory = field(default_factory=FreshMemory)
-    """Held while a kernel's function runs, it tells what memory nobody has written."""
+    """Held while a kernel's function runs, it tells which memory has not been written."""
 
     def run(self, compiled: Any, grid: tuple[int, ...], args: list[Any]) -> None:
         """Emulates one launch."""
@@ -77,7 +142,7 @@ def emulating_launches(launches: Launches) -> Iterator[None]:
         raise RuntimeError("the emulator runs compiled kernels, and this process interprets them (TRITON_INTERPRET=1)")
     # Only here: the first import of Triton fixes its mode for the process.
     from rooflab.bench.ptx.cuda_kernels import emulating_cuda
-    from rooflab.bench.ptx.triton_launches import emulating_triton
+    from rooflab.bench.ptx.triton_kernels import emulating_triton
 
     target = get_target(DEFAULT.name)
     with emulation(), emulating_triton(target.sm, target.properties(), launches.run), emulating_cuda(launches.run):

@@ -11,17 +11,19 @@ import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from rooflab.bench.calls.preparing import packed
 from rooflab.bench.emulate.calls import call
 from rooflab.bench.emulate.checks import can_be_emulated
+from rooflab.bench.emulate.run import arguments_of
 from rooflab.bench.predict.cases import Target
 from rooflab.bench.records.environment import snapshot
+from rooflab.bench.records.files import write_whole
 from rooflab.kernels import registry
 from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, get_scheme
 
@@ -65,9 +67,7 @@ def outputs_of(target: Target, device: torch.device) -> Outputs:
         name: value.to(device) if isinstance(value, torch.Tensor) else value
         for name, value in spec.make_inputs(target.case, target.scheme, torch.device("cpu"), SEED).items()
     }
-    given = {name: value for name, value in inputs.items() if name in kernel.accepted}
-    if kernel.prepare is not None and spec.prepared is not None:
-        given[spec.prepared] = packed(kernel.prepare, spec.prepared, given)
+    given = arguments_of(kernel, spec, inputs)
     found = kernel.fn(**given)
     outputs = tuple(given[name] for name in spec.outputs) if spec.mutates else found
     outputs = (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
@@ -79,7 +79,6 @@ def write(folder: Path, device: torch.device, chosen: Sequence[Target] | None = 
 
     What is kept already is not run again, and keeps the circumstances that it was made in.  Returns the names of all.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     names = []
     index = folder / "golden.json"
     kept: dict[str, Any] = json.loads(index.read_text())["kernels"] if index.is_file() else {}
@@ -90,19 +89,14 @@ def write(folder: Path, device: torch.device, chosen: Sequence[Target] | None = 
         name = _name(target)
         if name not in kept or not (folder / f"{name}.npz").is_file():
             arrays = {f"output_{index}": _raw(output) for index, output in enumerate(outputs_of(target, device))}
-            with tempfile.NamedTemporaryFile(dir=folder, suffix=".part", delete=False) as part:
-                np.savez_compressed(part, **arrays)
-            Path(part.name).replace(folder / f"{name}.npz")
+            content = BytesIO()
+            np.savez_compressed(content, **arrays)
+            write_whole(folder / f"{name}.npz", content.getvalue())
             kept[name] = _described(target) | made
-            _write_index(index, kept)  # after each: a later kernel may end the process
+            # After each: a later kernel may end the process.
+            write_whole(index, json.dumps({"seed": SEED, "kernels": kept}, indent=1, sort_keys=True) + "\n")
         names.append(name)
     return names
-
-
-def _write_index(index: Path, kept: dict[str, Any]) -> None:
-    part = index.with_suffix(".part")
-    part.write_text(json.dumps({"seed": SEED, "kernels": kept}, indent=1, sort_keys=True) + "\n")
-    part.replace(index)
 
 
 def compare(folder: Path) -> list[Difference]:

@@ -15,12 +15,11 @@ from typing import Any
 
 import torch
 
-from rooflab.bench.calls.preparing import packed
+from rooflab.bench.calls.calls import packed
 from rooflab.bench.check.poison import poisoned_allocations
 from rooflab.bench.check.trial import failure, known_errors
 from rooflab.bench.emulate.emulation import Launches, emulating_launches
-from rooflab.bench.ptx.launch import Checks
-from rooflab.bench.ptx.machine.errors import EmulationError
+from rooflab.bench.ptx.machine.run import Checks, EmulationError
 from rooflab.bench.ptx.results import Result
 from rooflab.kernels import registry
 from rooflab.kernels.configs import make_config
@@ -73,7 +72,7 @@ def run(request: Mapping[str, Any]) -> Answer:
     if reason:
         return {"status": reason.partition(":")[0], "reason": reason.partition(": ")[2], "launches": []}
     launches = Sampled(checks=Checks(races=request["races"]), seed=request["schedule"], sample=request["sample"])
-    given = _arguments(kernel, spec, inputs, request["config"])
+    given = arguments_of(kernel, spec, inputs, request["config"])
     began = time.perf_counter()
     status, why = "OK", ""
     outputs: Any = None
@@ -102,7 +101,8 @@ def run(request: Mapping[str, Any]) -> Answer:
     return answer | {"status": status, "reason": why}
 
 
-def _arguments(kernel: Kernel, spec: OpSpec, inputs: Inputs, config: Any) -> dict[str, Any]:
+def arguments_of(kernel: Kernel, spec: OpSpec, inputs: Inputs, config: Any = None) -> dict[str, Any]:
+    """What the kernel takes of the inputs, its weight packed where it packs one, and its config where one is held."""
     given = {name: value for name, value in inputs.items() if name in kernel.accepted}
     if kernel.prepare is not None and spec.prepared is not None:
         given[spec.prepared] = packed(kernel.prepare, spec.prepared, given)

@@ -1,4 +1,4 @@
-"""The process in which checks are emulated: one request a line on standard input, one answer a line on the output.
+"""The process in which checks are emulated.
 
 It is started without `TRITON_INTERPRET`, because the emulator runs compiled kernels.
 """
@@ -6,8 +6,6 @@ It is started without `TRITON_INTERPRET`, because the emulator runs compiled ker
 from __future__ import annotations
 
 import inspect
-import os
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,10 +14,9 @@ from typing import Any
 import torch
 
 from rooflab.bench.check.check import check_kernel
-from rooflab.bench.compile.worker import serve
 from rooflab.bench.emulate import run as emulated_run
 from rooflab.bench.emulate.emulation import QUICK, Launches, emulating_launches
-from rooflab.bench.ptx.launch import Checks
+from rooflab.bench.ptx.machine.run import Checks
 from rooflab.kernels import registry
 from rooflab.reference.spec import Case, get_scheme
 
@@ -85,15 +82,3 @@ def _with(kernel: registry.Kernel, function: Any) -> registry.Kernel:
     """The kernel with another function of the same arguments."""
     function.__signature__ = inspect.signature(kernel.fn)
     return replace(kernel, fn=function)
-
-
-def main() -> None:
-    """Serves standard input.  Answers get a descriptor of their own: what a kernel prints must not mix with them."""
-    torch.set_num_threads(1)
-    channel = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    serve(sys.stdin, channel, answer)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,8 +1,9 @@
 """Runs references of definitions, each in a process of its own, on inputs that lie in a folder.
 
 Started by path in Python's isolated mode, and imports nothing of Rooflab: what it runs is somebody else's code.  It
-reads one job a line, `{"folder": ..., "timeout_s": ...}`, and answers each with one line on how the job ended.  A job
-is a fork of this process, which has torch imported and has touched no device, so that it begins at once.
+speaks the protocol of `processes/child.py`: `{"folder": ..., "timeout_s": ...}` asks for a job, and the answer is a
+text on how the job ended.  A job is a fork of this process, which has torch imported and has touched no device, so that
+it begins at once.
 """
 
 from __future__ import annotations

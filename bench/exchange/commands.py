@@ -1,35 +1,149 @@
-"""What `rooflab import` and `rooflab export` do, apart from drawing."""
+"""What `rooflab import` and `rooflab export` do, apart from drawing; and flashinfer-bench traces as records."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 from rooflab.bench.calls.selection import pick_device
-from rooflab.bench.exchange.dashboards import write_bencher, write_github_action
-from rooflab.bench.exchange.flashinfer_check import DefinitionCheck, Options, check_definitions
-from rooflab.bench.exchange.flashinfer_families import find_family
-from rooflab.bench.exchange.flashinfer_files import DataSet, read_dataset
-from rooflab.bench.exchange.flashinfer_judge import ORACLE
-from rooflab.bench.exchange.flashinfer_traces import definition_rows, read_traces
-from rooflab.bench.exchange.imported import Imported, Skipped, make_case, write_records
-from rooflab.bench.exchange.pytest_benchmark_export import write_pytest_benchmark
-from rooflab.bench.exchange.pytest_benchmark_json import read_pytest_benchmark
-from rooflab.bench.exchange.table_csv import read_csv, write_csv
+from rooflab.bench.exchange.files import (
+    Imported,
+    Skipped,
+    environment,
+    get,
+    get_object,
+    make_case,
+    positive,
+    run_id,
+    when,
+    write_csv,
+    write_records,
+)
+from rooflab.bench.exchange.flashinfer_check import ORACLE, DefinitionCheck, Options, check_definitions
+from rooflab.bench.exchange.flashinfer_families import find_family, scheme_of
+from rooflab.bench.exchange.flashinfer_files import DataSet, Definition, Trace, digest_text, read_dataset
+from rooflab.bench.exchange.pytest_benchmark import read_pytest_benchmark, write_pytest_benchmark
 from rooflab.bench.exchange.tritonbench import read_tritonbench
+from rooflab.bench.predict.cases import identity
 from rooflab.bench.records import files as record_files
 from rooflab.bench.records.environment import snapshot
 from rooflab.bench.records.files import RunWriter
-from rooflab.bench.records.record import DeviceType, Record
+from rooflab.bench.records.record import DeviceType, Record, Status
 from rooflab.bench.report.figures import bench_row
-from rooflab.bench.report.trends.points import Chosen, record_files_in
+from rooflab.bench.report.sources import find_files
+from rooflab.bench.report.trends.points import Chosen
 from rooflab.kernels.registry import get_kernel
 
-TOOLS = ("pytest-benchmark", "tritonbench", "flashinfer", "csv")
-FORMS = ("pytest-benchmark", "csv", "github-action", "bencher")
+FLASHINFER = "flashinfer-bench"
+STATUSES: Mapping[str, Status] = {
+    "PASSED": "OK",
+    "INCORRECT_SHAPE": "INCORRECT",
+    "INCORRECT_NUMERICAL": "INCORRECT",
+    "INCORRECT_DTYPE": "INCORRECT",
+    "RUNTIME_ERROR": "RUNTIME_ERROR",
+    "COMPILE_ERROR": "COMPILE_ERROR",
+    "TIMEOUT": "TIMEOUT",
+}
+"""Their status as ours.  `checked_by` stays `none`: their tolerance passes what ours would not."""
+
+
+def definition_rows(dataset: DataSet) -> list[dict[str, Any]]:
+    """One row per definition: what it is, the op of ours that computes it, or why none does."""
+    rows = []
+    for definition in dataset.definitions.values():
+        family, reason = find_family(definition)
+        scheme = scheme_of(definition)[0]
+        row = {"definition": definition.name, "op_type": definition.op_type, "op": family.op if family else None}
+        row |= {"family": family.name if family else None, "scheme": scheme or None}
+        workloads = len(dataset.workloads.get(definition.name, ()))
+        results = sum(trace.workload.definition == definition.name for trace in dataset.traces)
+        rows.append(row | {"workloads": workloads, "traces": results, "reason": reason})
+    return rows
+
+
+def read_traces(dataset: DataSet) -> Imported:
+    """One record per trace; one whose definition is not in the data set is listed with that reason.
+
+    Raises `ValueError` naming file and line of an evaluation that is malformed.
+    """
+    records, skipped = [], []
+    times = [when(get(trace.evaluation, "timestamp", str, trace.place), trace.place) for trace in dataset.traces]
+    run = run_id(max(times), digest_text(dataset)) if times else ""
+    for trace, timestamp in zip(dataset.traces, times, strict=True):
+        definition = dataset.definitions.get(trace.workload.definition)
+        if definition is None:
+            skipped.append(Skipped(trace.place, f"no definition called {trace.workload.definition!r} is there"))
+        else:
+            records.append(_trace_record(trace, definition, run, timestamp))
+    return Imported(tuple(records), tuple(skipped))
+
+
+def _trace_record(trace: Trace, definition: Definition, run: str, timestamp: str) -> Record:
+    place, evaluation = f"{trace.place}, evaluation", trace.evaluation
+    theirs = get(evaluation, "status", str, place)
+    if theirs not in STATUSES:
+        raise ValueError(f"{place}.status: expected one of {', '.join(STATUSES)}, got {theirs!r}")
+    status = STATUSES[theirs]
+    family = find_family(definition)[0]
+    exact = family.case(definition, trace.workload.axes) if family and family.case else None
+    case = exact or make_case({"definition": definition.name, **trace.workload.axes})
+    performance = get_object(evaluation, "performance", place)
+    latency = None
+    if status == "OK":
+        number = get(performance, "latency_ms", (int, float), f"{place}.performance")
+        latency = positive(number, f"{place}.performance.latency_ms")
+    return Record(
+        kind="bench",
+        run_id=run,
+        timestamp=timestamp,
+        status=status,
+        reason="" if status == "OK" else f"{theirs}: {_first_line(evaluation.get('log'))}",
+        environment=_trace_environment(evaluation, place, trace.workload.uuid),
+        op=family.op if family else definition.op_type,
+        kernel=trace.solution,
+        case=dict(case),
+        case_id=case.id,
+        scheme=scheme_of(definition)[0] or None,
+        basis="measured" if status == "OK" else "bound",
+        timer=f"imported: {FLASHINFER}",
+        latency_median_ms=latency,
+        metrics=_trace_metrics(performance, get_object(evaluation, "correctness", place)),
+    )
+
+
+def _first_line(log: object) -> str:
+    lines = str(log or "").strip().splitlines()
+    return lines[-1].strip() if lines else "no log"
+
+
+def _trace_environment(evaluation: Mapping[str, Any], place: str, workload: str) -> dict[str, Any]:
+    found = get(evaluation, "environment", dict, place)
+    hardware = get(found, "hardware", str, f"{place}.environment")
+    libs = get_object(found, "libs", f"{place}.environment")
+    known = {name: libs.get(name) for name in ("torch", "triton", "numpy")}
+    others = {name: version for name, version in libs.items() if name not in known}
+    return environment(
+        FLASHINFER, hardware, hardware.replace("_", " "), **known, libs=others or None, workload=workload
+    )
+
+
+def _trace_metrics(performance: Mapping[str, Any], correctness: Mapping[str, Any]) -> dict[str, float]:
+    """Their numbers beside the latency, as far as they are finite."""
+    names = ("reference_latency_ms", "speedup_factor", "max_relative_error", "max_absolute_error")
+    both = {**performance, **correctness}
+    numbers = {name: both[name] for name in names if isinstance(both.get(name), int | float)}
+    return {name: float(cast(float, value)) for name, value in numbers.items() if math.isfinite(value)}
+
+
+TOOLS = ("pytest-benchmark", "tritonbench", "flashinfer")
+FORMS: Mapping[str, Callable[[Sequence[Record], Path], list[Skipped]]] = {
+    "pytest-benchmark": write_pytest_benchmark,
+    "csv": write_csv,
+}
 Advance = Callable[[str], None]
 
 
@@ -61,7 +175,7 @@ def read(tool: str, paths: Sequence[Path], ops: Sequence[str] | None = None) -> 
     if tool == "tritonbench":
         parts = [read_tritonbench(path, _only(ops) if ops else None) for path in paths]
     else:
-        parts = [{"csv": read_csv, "pytest-benchmark": read_pytest_benchmark}[tool](path) for path in paths]
+        parts = [read_pytest_benchmark(path) for path in paths]
     records = tuple(record for part in parts for record in part.records)
     return Found(Imported(records, tuple(skipped for part in parts for skipped in part.skipped)))
 
@@ -84,13 +198,8 @@ def export(form: str, paths: Sequence[Path], to: Path, chosen: Chosen) -> tuple[
     """
     if form not in FORMS:
         raise ValueError(f"form: expected one of {', '.join(FORMS)}, got {form!r}")
-    files = dict.fromkeys(file for path in paths for file in record_files_in(path))
-    records = [record for file in files for record in record_files.read(file) if chosen.takes(record)]
-    if form == "csv":
-        write_csv(records, to)
-        return len(records), []
-    writers = {"github-action": write_github_action, "bencher": write_bencher}
-    skipped = writers.get(form, write_pytest_benchmark)(records, to)
+    records = [record for file in find_files(paths) for record in record_files.read(file) if chosen.takes(record)]
+    skipped = FORMS[form](records, to)
     return len(records) - len(skipped), skipped
 
 
@@ -162,16 +271,7 @@ def _record(result: DefinitionCheck, options: Options, run_id: str, environment:
         run_id=run_id,
         status=result.status,
         reason=result.reason,
-        environment=environment.to_dict(),
-        commit=environment.commit,
-        dirty=environment.dirty,
-        op=kernel.op,
-        kernel=kernel.name,
-        role=kernel.role,
-        backend=kernel.backend,
-        case_id=case.id,
-        case=dict(case),
-        scheme=result.scheme,
+        **identity(kernel, case, str(result.scheme), environment),
         seed=options.seed,
         device=cast(DeviceType, options.device.type),
         checked_by=result.checked_by,

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from rooflab.bench.exchange.imported import get, parse_json, read_text
+from rooflab.bench.exchange.files import get, parse_json, read_text
 
 DTYPES = {
     "float32": torch.float32,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -16,10 +15,13 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from rooflab.bench.exchange.flashinfer_families import Family, Given
 from rooflab.bench.exchange.flashinfer_files import DTYPES, Definition, Workload
-from rooflab.bench.exchange.flashinfer_forms import Family, Given
+from rooflab.bench.processes.child import Child, ChildFailed
 
 WORKER = Path(__file__).with_name("_reference_worker.py")
+MARGIN_S = 60.0
+"""Longest that the process may take beside a reference's own time limit, which it watches itself."""
 KEPT = ("PATH", "LANG", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_HOME", "OMP_NUM_THREADS", "SYSTEMROOT")
 """All of the environment that a reference sees: nothing with a secret in it, and no path of ours."""
 
@@ -88,7 +90,7 @@ class References:
     def __init__(self, device: str, seed: int, timeout_s: float):
         self._device, self._seed, self._timeout_s = device, seed, timeout_s
         self._open = ExitStack()
-        self._process: subprocess.Popen[str] | None = None
+        self._child: Child | None = None
         self._home = Path()
 
     def __enter__(self) -> References:
@@ -96,10 +98,9 @@ class References:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.communicate()
-            self._process = None
+        if self._child is not None:
+            self._child.stop()
+            self._child = None
         self._open.close()
 
     def run(self, definition: Definition, inputs: Sequence[Given]) -> list[dict[str, torch.Tensor] | str]:
@@ -119,34 +120,17 @@ class References:
             return [_result(folder, number, ending) for number in range(len(inputs))]
 
     def _ask(self, job: Mapping[str, Any]) -> str:
-        """How a job ended.  Raises `ValueError` where the process that starts jobs is gone."""
-        if self._process is None:
-            self._process = self._start()
-        process = self._process
-        assert process.stdin is not None and process.stdout is not None, "both are pipes"
-        process.stdin.write(json.dumps(job) + "\n")
-        process.stdin.flush()
-        answer = process.stdout.readline()
-        if not answer:
-            self._process = None
-            return f"the process that runs references ended with status {process.wait()}"
-        return str(json.loads(answer))
-
-    def _start(self) -> subprocess.Popen[str]:
-        environment = {name: os.environ[name] for name in KEPT if name in os.environ}
-        environment |= {"HOME": str(self._home), "TMPDIR": str(self._home)}
-        process = subprocess.Popen(
-            [sys.executable, "-I", "-W", "ignore", str(WORKER)],
-            cwd=self._home,
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert process.stdout is not None, "it is a pipe"
-        if process.stdout.readline() != "ready\n":
-            raise ValueError(f"references: the process that runs them ended with status {process.wait()}")
-        return process
+        """How a job ended: empty where it ended well."""
+        if self._child is None:
+            environment = {name: os.environ[name] for name in KEPT if name in os.environ}
+            environment |= {"HOME": str(self._home), "TMPDIR": str(self._home)}
+            command = [sys.executable, "-I", "-W", "ignore", str(WORKER)]
+            self._child = Child(command, environment, folder=self._home)
+        try:
+            return str(self._child.ask(job, self._timeout_s + MARGIN_S))
+        except ChildFailed as failed:
+            self._child = None
+            return f"the process that runs references: {failed}"
 
 
 def _result(folder: Path, number: int, ending: str) -> dict[str, torch.Tensor] | str:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rooflab.bench.exchange.imported import (
+from rooflab.bench.exchange.files import (
     Imported,
     Skipped,
     environment,

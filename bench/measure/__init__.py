@@ -1,1 +1,1 @@
-"""Kernels, and the engine, measured: checked, timed, placed under the roofline, as records."""
+"""Kernels (`measure.py`), and the engine (`engine_run.py`), checked, timed, placed under the roofline, as records."""

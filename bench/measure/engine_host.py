@@ -18,9 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rooflab.bench.records.environment import snapshot
-from rooflab.bench.records.files import RunWriter
-from rooflab.bench.records.record import Record
+from rooflab.bench.measure.engine_run import write_engine_numbers
 from rooflab.engine.block_manager import BlockManager
 from rooflab.engine.llm import LLM, SamplingParams
 from rooflab.engine.model_runner import ModelRunner
@@ -105,24 +103,8 @@ def main() -> None:
     result = measure(arguments.sequences, arguments.context, arguments.block_size)
     print(json.dumps(result, indent=2))
     if arguments.out:
-        environment = snapshot()
-        writer = RunWriter(arguments.out)
-        writer.write(
-            Record(
-                kind="engine",
-                run_id=writer.run_id,
-                status="OK",
-                environment=environment.to_dict(),
-                commit=environment.commit,
-                dirty=environment.dirty,
-                case_id="engine_host",
-                case={key: result[key] for key in ("sequences", "context", "block_size")},
-                device="cpu",
-                basis="measured",
-                timer="perf_counter",
-                metrics={key: value for key, value in result.items() if isinstance(value, float)},
-            )
-        )
+        case = {key: result[key] for key in ("sequences", "context", "block_size")}
+        write_engine_numbers(arguments.out, "engine_host", case, result)
 
 
 if __name__ == "__main__":

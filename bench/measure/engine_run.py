@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, cast
 
 from rooflab.bench.records.environment import snapshot
+from rooflab.bench.records.files import RunWriter
 from rooflab.bench.records.record import DeviceType, Record
 from rooflab.engine.llm import LLM, RequestOutput, SamplingParams
 from rooflab.engine.metrics import LatencySummary, Timeline, TokenEvent, summarize
@@ -68,7 +70,7 @@ def run_batch(
 
 
 def warm_up(llm: LLM, prompt_tokens: int = 32, new_tokens: int = 4) -> None:
-    """First calls pay for allocation and, on a GPU, compilation; they are nobody's TTFT."""
+    """Makes the first calls, which pay for allocation and, on a GPU, compilation, and belong in no TTFT."""
     ids = random.Random(0).choices(range(llm.arch.vocab_size), k=min(prompt_tokens, llm.max_model_len - new_tokens - 1))
     llm.generate([ids], SamplingParams(max_tokens=new_tokens, ignore_eos=True))
 
@@ -81,15 +83,33 @@ def engine_record(llm: LLM, summary: LatencySummary, name: str, case: Mapping[st
         kind="engine",
         run_id=run_id,
         status="OK",
-        environment=environment.to_dict(),
-        commit=environment.commit,
-        dirty=environment.dirty,
+        **environment.record_fields(),
         case_id=name,
         case={**case, "model": llm.arch.name, "dtype": str(llm.dtype).removeprefix("torch."), **kernel_names(llm)},
         device=cast(DeviceType, llm.device.type),
         basis="measured",
         metrics=metrics,
     )
+
+
+def write_engine_numbers(folder: Path, name: str, case: Mapping[str, Any], result: Mapping[str, Any]) -> Path:
+    """Writes the floats of `result`, read by `perf_counter` on a CPU, as one record of a new run; its path."""
+    writer = RunWriter(folder)
+    writer.write(
+        Record(
+            kind="engine",
+            run_id=writer.run_id,
+            status="OK",
+            **snapshot().record_fields(),
+            case_id=name,
+            case=case,
+            device="cpu",
+            basis="measured",
+            timer="perf_counter",
+            metrics={key: value for key, value in result.items() if isinstance(value, float)},
+        )
+    )
+    return writer.path
 
 
 def kernel_names(llm: LLM) -> dict[str, str]:

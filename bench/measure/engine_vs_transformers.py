@@ -20,9 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rooflab.bench.records.environment import snapshot
-from rooflab.bench.records.files import RunWriter
-from rooflab.bench.records.record import Record
+from rooflab.bench.measure.engine_run import write_engine_numbers
 from rooflab.engine.llm import DTYPES, LLM, SamplingParams
 from rooflab.engine.model_files import fetch
 
@@ -109,30 +107,6 @@ def compare(dtype: str, rounds: int, threads: int | None) -> dict[str, Any]:
     return result
 
 
-def write_record(result: dict[str, Any], folder: Path) -> Path:
-    """The result as an engine record; its path."""
-    environment = snapshot()
-    writer = RunWriter(folder)
-    numbers = {key: value for key, value in result.items() if isinstance(value, float)}
-    writer.write(
-        Record(
-            kind="engine",
-            run_id=writer.run_id,
-            status="OK",
-            environment=environment.to_dict(),
-            commit=environment.commit,
-            dirty=environment.dirty,
-            case_id="engine_vs_transformers",
-            case={key: result[key] for key in ("dtype", "threads", "rounds")},
-            device="cpu",
-            basis="measured",
-            timer="perf_counter",
-            metrics=numbers,
-        )
-    )
-    return writer.path
-
-
 def main() -> None:
     """The script."""
     parser = argparse.ArgumentParser(description="The engine against transformers: TTFT and ITL, interleaved.")
@@ -144,7 +118,8 @@ def main() -> None:
     result = compare(arguments.dtype, arguments.rounds, arguments.threads)
     print(json.dumps({key: value for key, value in result.items() if key != "readings"}, indent=2))
     if arguments.out:
-        print(write_record(result, arguments.out))
+        case = {key: result[key] for key in ("dtype", "threads", "rounds")}
+        print(write_engine_numbers(arguments.out, "engine_vs_transformers", case, result))
 
 
 if __name__ == "__main__":

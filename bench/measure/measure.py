@@ -12,17 +12,14 @@ import torch
 from rooflab.bench.calls.calls import Rotation, copies_of, kernel_traffic, short_of_memory
 from rooflab.bench.calls.selection import first_case
 from rooflab.bench.ceilings.ceilings import ceilings_for, limits_for, raise_cpu_ceilings, raise_cuda_ceilings
-from rooflab.bench.check.outcome import BROKEN, Check, CheckOutcome, already_broken
-from rooflab.bench.check.trial import Failed
+from rooflab.bench.check.check import BROKEN, CheckResult, already_broken, check_kernel
+from rooflab.bench.check.trial import Failed, failure, known_errors
 from rooflab.bench.measure.timed import observe, time_together, wrong_calls
-from rooflab.bench.records.environment import Environment, last_level_cache_bytes, snapshot
+from rooflab.bench.records.environment import Environment, circumstances, last_level_cache_bytes, snapshot
 from rooflab.bench.records.record import DeviceType, Record, new_run_id
-from rooflab.bench.records.source_tree import circumstances
-from rooflab.bench.timing.flush import FlushBy
-from rooflab.bench.timing.plausible import above_limits
-from rooflab.bench.timing.reading import reading_fields, why_invalid
-from rooflab.bench.timing.stopwatch import check_timer
-from rooflab.bench.timing.timing import Samples
+from rooflab.bench.timing.reading import above_limits, reading_fields, why_invalid
+from rooflab.bench.timing.stopwatch import FlushBy
+from rooflab.bench.timing.timing import Samples, check_timer
 from rooflab.kernels.configs import config_for
 from rooflab.kernels.precision import pin_matmul_precision
 from rooflab.kernels.registry import Kernel
@@ -32,6 +29,8 @@ from rooflab.roofline.model import Bound, Ceilings, Cost, Traffic, bound
 RAISE_CUDA_S = 20.0
 """Seconds for measuring a GPU's ceilings again, which a run does at most once."""
 Running = Callable[[Sequence[str]], None]
+Checker = Callable[[Kernel, OpSpec, Case, Scheme, torch.device, int], CheckResult]
+"""`check.check_kernel`, or what stands for it."""
 INTERPRETED = "on a CPU it runs in Triton's interpreter, whose time is not the kernel's; `rooflab check` runs it there"
 
 
@@ -41,81 +40,56 @@ def measure_op(
     cases: Sequence[Case],
     scheme: Scheme,
     device: torch.device | str = "cpu",
-    *,
-    budget_s: float = 0.5,
-    run_id: str | None = None,
-    seed: int = 0,
-    check: Check | None = None,
-    ceilings: Ceilings | None = None,
-    environment: Environment | None = None,
-    raise_ceilings: Callable[[Ceilings], Ceilings] = raise_cpu_ceilings,
-    timer: str | None = None,
-    flush: FlushBy = "read",
-    locked_sm_clock_mhz: float | None = None,
-    running: Running | None = None,
+    **options: Any,
 ) -> Iterator[Record]:
-    """One record for each kernel of each case, in that order, a case at a time.
+    """One record for each kernel of each case, in that order, a case at a time; `options` are `Measurement`'s.
 
-    Every kernel is checked first, and none that fails publishes a time.  `budget_s` is the time for one kernel on one
-    case; the kernels of a case are timed interleaved.  What cannot run here gets a record with its reason and the
-    bound.  By default `check` is `check.check_kernel`: with the planted inputs on the first small case that a kernel
-    takes, once, and without them, which take seconds at a model's sizes, on each case.  The ceilings are the machine's.
-    `timer` and `flush` are `time_functions`'; `locked_sm_clock_mhz` is the clock that the caller has locked the GPU to.
-    `running` is told the ids of the kernels that run next: one, or those that are timed together.  Once one of them has
-    broken the CUDA context, nothing runs any more, and the records of the others say so.
+    Every kernel is checked first; one that fails publishes no time.  What cannot run here gets a record with its
+    reason and the bound.  Once a kernel has broken the CUDA context, nothing runs any more, and the records of the
+    others say so.  Raises `ValueError` on a timer that the device does not have.
     """
-    device = torch.device(device)
-    check_timer(timer, device.type)
-    pin_matmul_precision()
-    gate: Check | None = None
-    if check is None:
-        from rooflab.bench.check.check import check_kernel
-
-        check, gate = partial(check_kernel, planted=False), check_kernel
-    run = _Run(
-        spec=spec,
-        scheme=scheme,
-        device=device,
-        budget_s=budget_s,
-        run_id=run_id or new_run_id(),
-        seed=seed,
-        check=check,
-        environment=environment or snapshot(device.index or 0),
-        raise_ceilings=raise_ceilings,
-        ceilings=ceilings or ceilings_for(device),
-        gate=gate,
-        timing={"timer": timer, "flush": flush},
-        locked_sm_clock_mhz=locked_sm_clock_mhz,
-        running=running,
-    )
+    run = Measurement(spec, scheme, torch.device(device), **options)
     for case in cases:
         yield from run.case(kernels, case)
 
 
 @dataclass
-class _Run:
-    """What all records of a run share."""
+class Measurement:
+    """How kernels are measured, and what all records of a run share."""
 
     spec: OpSpec
     scheme: Scheme
     device: torch.device
-    budget_s: float
-    run_id: str
-    seed: int
-    check: Check
-    environment: Environment
-    raise_ceilings: Callable[[Ceilings], Ceilings]
-    ceilings: Ceilings | None
-    gate: Check | None = None
-    timing: dict[str, Any] = field(default_factory=dict)
-    """`timer` and `flush`."""
+    budget_s: float = 0.5
+    """Seconds for one kernel on one case; the kernels of a case are timed interleaved."""
+    run_id: str = field(default_factory=new_run_id)
+    seed: int = 0
+    check: Checker | None = None
+    """By default `check.check_kernel`: with the planted inputs on the first small case that a kernel takes, once, and
+    without them, which take seconds at a model's sizes, on each case."""
+    ceilings: Ceilings | None = None
+    """By default the machine's."""
+    environment: Environment | None = None
+    raise_ceilings: Callable[[Ceilings], Ceilings] | None = None
+    """By default `raise_cpu_ceilings` or `raise_cuda_ceilings`."""
+    timer: str | None = None
+    flush: FlushBy = "read"
+    """Both as `timing.time_functions` takes them."""
     locked_sm_clock_mhz: float | None = None
-    gated: dict[str, CheckOutcome] = field(default_factory=dict)
-    raised: bool = field(default=False)
-    """Whether the ceilings were measured again in this run; once is enough."""
+    """What the caller has locked the GPU's clock to."""
     running: Running | None = None
-    broken: str = ""
+    """Is told the ids of the kernels that run next: one, or those that are timed together."""
+    gated: dict[str, CheckResult] = field(default_factory=dict, init=False)
+    raised: bool = field(default=False, init=False)
+    """Whether the ceilings were measured again in this run; once is enough."""
+    broken: str = field(default="", init=False)
     """Why nothing can run any more."""
+
+    def __post_init__(self) -> None:
+        check_timer(self.timer, self.device.type)
+        pin_matmul_precision()
+        self._known = self.environment or snapshot(self.device.index or 0)
+        self.ceilings = self.ceilings or ceilings_for(self.device)
 
     def case(self, kernels: Sequence[Kernel], case: Case) -> Iterator[Record]:
         """The records of one case."""
@@ -165,7 +139,8 @@ class _Run:
         self._say([kernel.id])
         outcome = self._gate(kernel, case)
         if outcome is None or outcome.status == "OK":
-            outcome = self.check(kernel, self.spec, case, self.scheme, self.device, self.seed)
+            check = self.check or partial(check_kernel, planted=False)
+            outcome = check(kernel, self.spec, case, self.scheme, self.device, self.seed)
         found = {
             "status": outcome.status,
             "reason": outcome.reason,
@@ -190,25 +165,27 @@ class _Run:
     def _together(
         self, ready: Mapping[str, Rotation]
     ) -> tuple[dict[str, Samples], dict[str, Failed], dict[str, Any] | None]:
-        """`time_together` of the kernels that are ready; none where one of them has broken the CUDA context."""
+        """`time_together` of the kernels that are ready; no samples where one of them has broken the CUDA context."""
         if self.broken:
             return {}, dict.fromkeys(ready, Failed("RUNTIME_ERROR", self.broken)), None
         self._say([f"{self.spec.name}/{name}" for name in ready])
-        gpu = self.environment.gpu.uuid if self.environment.gpu and self.device.type == "cuda" else None
-        timed, failures, clocks = time_together(ready, self.device, self.budget_s, self.seed, gpu, **self.timing)
+        gpu = self._known.gpu.uuid if self._known.gpu and self.device.type == "cuda" else None
+        timed, failures, clocks = time_together(
+            ready, self.device, self.budget_s, self.seed, gpu, timer=self.timer, flush=self.flush
+        )
         if failures and self._fault(f"one of {', '.join(ready)}", "OK") and len(ready) > 1:
             return {}, dict.fromkeys(ready, Failed("RUNTIME_ERROR", self.broken)), None
         if clocks and self.locked_sm_clock_mhz:
             clocks = clocks | {"locked_sm_clock_mhz": self.locked_sm_clock_mhz}
         return timed, failures, clocks
 
-    def _gate(self, kernel: Kernel, case: Case) -> CheckOutcome | None:
+    def _gate(self, kernel: Kernel, case: Case) -> CheckResult | None:
         """The kernel's check on the first small case that it takes, or else on this one, planted inputs included, once
         a run."""
-        if self.gate is not None and kernel.name not in self.gated:
+        if self.check is None and kernel.name not in self.gated:
             # Shapes alone chose the small case: values and addresses may refuse it yet, which says nothing of others.
             for small in filter(None, (first_case(kernel, self.spec, self.scheme), case)):
-                found = self.gate(kernel, self.spec, small, self.scheme, self.device, self.seed)
+                found = check_kernel(kernel, self.spec, small, self.scheme, self.device, self.seed)
                 if found.status != "UNSUPPORTED":
                     self.gated[kernel.name] = found
                     break
@@ -216,8 +193,6 @@ class _Run:
 
     def _function(self, kernel: Kernel, copies: Sequence[Inputs], found: dict[str, Any]) -> Rotation | None:
         """The kernel over its inputs in turn, or None with the failure in `found`."""
-        from rooflab.bench.check.trial import failure, known_errors
-
         try:
             rotation = Rotation(kernel, self.spec, copies)
             if self.device.type == "cuda":
@@ -246,9 +221,8 @@ class _Run:
         above = seconds > 0 and above_limits(seconds, cost, known, method=samples.method, l2_state=samples.l2_state)
         in_cache = self.device.type == "cpu" and cost.bytes <= last_level_cache_bytes()
         if above and not (above.part == "memory" and in_cache):
-            again = self.raise_ceilings
-            if self.device.type == "cuda" and again is raise_cpu_ceilings:
-                again = partial(raise_cuda_ceilings, device=self.device, budget_s=RAISE_CUDA_S)
+            on_cuda = partial(raise_cuda_ceilings, device=self.device, budget_s=RAISE_CUDA_S)
+            again = self.raise_ceilings or (on_cuda if self.device.type == "cuda" else raise_cpu_ceilings)
             self.ceilings, self.raised = again(known), True
 
     def _bound(self, cost: Cost, ceilings: Ceilings | None) -> Bound | None:
@@ -272,9 +246,9 @@ class _Run:
         return Record(
             kind="bench",
             run_id=self.run_id,
-            environment=circumstances(self.environment, kernel),
-            commit=self.environment.commit,
-            dirty=self.environment.dirty,
+            environment=circumstances(self._known, kernel),
+            commit=self._known.commit,
+            dirty=self._known.dirty,
             op=self.spec.name,
             kernel=kernel.name,
             role=kernel.role,

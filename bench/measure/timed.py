@@ -14,13 +14,10 @@ from rooflab.bench.calls.calls import Rotation
 from rooflab.bench.check.cheats import alike, kept_names, rewrite
 from rooflab.bench.check.runs import OTHER_SEED
 from rooflab.bench.check.trial import Failed, failure, known_errors
-from rooflab.bench.timing.activity import Activity, device_activity
 from rooflab.bench.timing.clocks import ClockWatch, ReadsClock
-from rooflab.bench.timing.flush import FlushBy
-from rooflab.bench.timing.memory import peak_memory_bytes
-from rooflab.bench.timing.stopwatch import Function
+from rooflab.bench.timing.stopwatch import FlushBy, Function
 from rooflab.bench.timing.timing import Samples, time_functions
-from rooflab.bench.timing.trace import NotRecorded
+from rooflab.bench.timing.trace import Activity, NotRecorded, device_activity, peak_memory_bytes
 from rooflab.kernels.registry import interpreting
 from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme
 
@@ -47,7 +44,7 @@ def time_together(
     """Samples by kernel, the failures of those that broke off, and the clocks seen.  `budget_s` is for each kernel.
 
     Where one breaks off, each is timed alone to find out which, and then the rest together.  Where these break off
-    together and none does alone, the samples of each alone are given, and their method says so.
+    together and each of them runs alone, the samples of each alone are given, and their method says so.
     """
     if not ready:
         return {}, {}, None
@@ -127,15 +124,19 @@ def wrong_calls(
     return wrong | wrong_on_new_data(right, spec, scheme, spec.make_inputs(case, scheme, device, seed + OTHER_SEED))
 
 
+def wrong_outputs(spec: OpSpec, outputs: Outputs, oracle: Outputs, inputs: Inputs, scheme: Scheme) -> str:
+    """What is wrong with `outputs`, or nothing."""
+    return "; ".join(stats.describe() for stats in spec.judge(outputs, oracle, inputs, scheme) if not stats.passed)
+
+
 def wrong_afterwards(timed: Mapping[str, Rotation], spec: OpSpec, scheme: Scheme, fresh: Inputs) -> dict[str, str]:
     """What is wrong, by kernel, with what the timed calls left; `fresh` are untouched inputs of the case."""
     wrong: dict[str, str] = {}
     oracle = spec.oracle(fresh) if timed else ()
     for name, rotation in timed.items():
         for _, outputs in rotation.outputs():
-            bad = [error for error in spec.judge(outputs, oracle, fresh, scheme) if not error.passed]
-            if bad:
-                wrong[name] = "; ".join(error.describe() for error in bad)
+            if bad := wrong_outputs(spec, outputs, oracle, fresh, scheme):
+                wrong[name] = bad
     return wrong
 
 
@@ -163,7 +164,6 @@ def wrong_on_new_data(timed: Mapping[str, Rotation], spec: OpSpec, scheme: Schem
             wrong[name] = failure(error, "on other data").reason
             continue
         for inputs, outputs in rotation.outputs():
-            bad = [error.describe() for error in spec.judge(outputs, oracle, inputs, scheme) if not error.passed]
-            if bad:
-                wrong[name] = f"{'; '.join(bad)}: a cached answer: other data at the same addresses, once it was timed"
+            if bad := wrong_outputs(spec, outputs, oracle, inputs, scheme):
+                wrong[name] = f"{bad}: a cached answer: other data at the same addresses, once it was timed"
     return wrong

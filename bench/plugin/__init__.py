@@ -1,1 +1,1 @@
-"""The pytest plugin: `--benchmark` and the fixture `kernel_benchmark`."""
+"""The pytest plugin: `plugin.py` is what every pytest run loads, and imports the rest only where a benchmark runs."""

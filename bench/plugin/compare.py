@@ -1,27 +1,16 @@
-"""A comparison with a baseline that passes only where everything was compared, on the machine that it was read on.
+"""A comparison with a baseline that fails where a benchmark of the baseline is missing from the run.
 
 pytest-benchmark compares what happens to be in both: a test that was renamed, deleted or skipped passes, and so does a
-run of which nothing is in the baseline, or a baseline of another GPU, with a warning.
+run of which nothing is in the baseline.  It warns of another machine itself, and fails on a regression itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-
-from rooflab.bench.plugin import private as plugin_private
-from rooflab.bench.plugin.selection import left_out
-from rooflab.bench.records.methods import paired_method_of
-
-KEY = "rooflab"
-"""Where pytest-benchmark's JSON holds what this plugin adds: in `machine_info`, and at the top."""
-SAME = ("machine_key", "threads")
-"""What must be the same for two times to be compared, beside the GPU."""
-NOT_OF_THE_KIND = ("uuid",)
-"""Tells one card from another of the same kind."""
 
 
 def asked_for(config: pytest.Config) -> str | None:
@@ -31,39 +20,6 @@ def asked_for(config: pytest.Config) -> str | None:
     return "--benchmark-compare" if config.getoption("benchmark_compare", None) else None
 
 
-def differences(then: Mapping[str, Any] | None, now: Mapping[str, Any]) -> list[str]:
-    """In what the machine of a baseline is another than this one; both are `machine_info["rooflab"]`."""
-    if then is None:
-        return ["the baseline says nothing of its machine; save it with --benchmark"]
-    return [
-        f"{name}: {_text(before)} in the baseline, {_text(after)} here"
-        for name, before, after in _pairs(then, now)
-        if before != after
-    ]
-
-
-def _pairs(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    before, after = then.get("gpu"), now.get("gpu")
-    if bool(before) != bool(after):
-        yield "gpu", before and before.get("name"), after and after.get("name")
-    elif before and after:
-        for name in dict.fromkeys((*before, *after)):
-            if name not in NOT_OF_THE_KIND:
-                yield f"gpu {name}", before.get(name), after.get(name)
-    for name in SAME:
-        yield name, then.get(name), now.get(name)
-
-
-def _methods(extra: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """How each was timed, by name, where its `extra_info` says so; a test of plain pytest-benchmark does not."""
-    timed = {name: info for name, info in extra.items() if info.get("timer")}
-    return {name: paired_method_of(info["timer"], info.get("l2_state")) for name, info in timed.items()}
-
-
-def _text(value: Any) -> str:
-    return "none" if value is None else repr(value)
-
-
 @dataclass(eq=False)  # pytest 8 keeps plugins in a set
 class Comparison:
     """Watches one run, and fails it where the comparison that was asked for did not take place.  A pytest plugin."""
@@ -71,11 +27,7 @@ class Comparison:
     config: pytest.Config
     asked: str
     wanted: set[str] = field(default_factory=set)
-    """Every name in the baselines, less those that the newest says were skipped."""
-    elsewhere: list[str] = field(default_factory=list)
-    """In what the baselines' machines are others."""
-    methods: dict[str, str] = field(default_factory=dict)
-    """How the newest baseline was timed, by name, where it says so."""
+    """Every name in the baselines."""
     baselines: int = 0
     deselected: set[str] = field(default_factory=set)
     ours: set[str] = field(default_factory=set)
@@ -86,17 +38,10 @@ class Comparison:
     faults: list[str] = field(default_factory=list)
 
     @pytest.hookimpl(optionalhook=True)
-    def pytest_benchmark_compare_machine_info(
-        self, machine_info: Mapping[str, Any], compared_benchmark: Mapping[str, Any]
-    ) -> None:
-        """Takes note of a baseline, oldest first."""
+    def pytest_benchmark_compare_machine_info(self, compared_benchmark: Mapping[str, Any]) -> None:
+        """Takes note of a baseline."""
         self.baselines += 1
         self.wanted |= {str(entry["fullname"]) for entry in compared_benchmark["benchmarks"]}
-        extra = {str(entry["fullname"]): entry.get("extra_info", {}) for entry in compared_benchmark["benchmarks"]}
-        self.methods |= _methods(extra)
-        self.wanted -= set(compared_benchmark.get(KEY, {}).get("skipped", ()))
-        found = differences(compared_benchmark["machine_info"].get(KEY), machine_info[KEY])
-        self.elsewhere += [line for line in found if line not in self.elsewhere]
 
     def pytest_deselected(self, items: list[pytest.Item]) -> None:
         """Takes note of what the command line leaves out."""
@@ -120,39 +65,43 @@ class Comparison:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def _judge(self) -> None:
-        state = plugin_private.session(self.config)
-        compared = self.wanted & state.measured
-        missing = {
-            name: self.fates.get(name, "not there: renamed or removed")
-            for name in sorted(self.wanted - state.measured - self.deselected)
-            if name in self.fates or not left_out(self.config, name)
-        }
+        benchmarks: Any = self.config._benchmarksession  # type: ignore[attr-defined]
+        measured = {str(entry.fullname) for entry in benchmarks.benchmarks if not entry.has_error}
+        compared = self.wanted & measured
+        missing = [
+            name
+            for name in sorted(self.wanted - measured - self.deselected)
+            if name in self.fates or self._is_asked_for(name)
+        ]
         files = f"{self.baselines} baseline{'s' if self.baselines > 1 else ''}"
-        new = len(state.measured - self.wanted)
+        new = len(measured - self.wanted)
         if compared:
             self.lines.append(f"compared {len(compared)} with {files}" + (f"; {new} more are in none" if new else ""))
-        self.lines += [f"MISSING {name}: {fate}" for name, fate in missing.items()]
-        self.lines += [f"ELSEWHERE {line}" for line in self.elsewhere]
-        now = _methods(state.extra)
-        otherwise = [name for name in sorted(compared & now.keys()) if self.methods.get(name, now[name]) != now[name]]
-        self.lines += [f"OTHERWISE {name}: timed by {self.methods[name]}, here by {now[name]}" for name in otherwise]
+        self.lines += [f"MISSING {name}: {self.fates.get(name, 'not there: renamed or removed')}" for name in missing]
         if missing:
             self.faults.append(f"{len(missing)} of {len(self.wanted)} in the baseline are missing from this run")
         if not compared:
-            self.faults.append(f"nothing was compared: {self._why_nothing(state)}")
-        if self.elsewhere and self.asked == "--benchmark-compare-fail":
-            self.faults.append("the baseline is of another machine")
-        if otherwise and self.asked == "--benchmark-compare-fail":
-            self.faults.append(f"{len(otherwise)} of {len(compared)} were timed otherwise in the baseline")
+            self.faults.append(f"nothing was compared: {self._why_nothing(bool(benchmarks.disabled), bool(measured))}")
 
-    def _why_nothing(self, state: plugin_private.Session) -> str:
+    def _is_asked_for(self, name: str) -> bool:
+        """Whether the command line asks for the test `name`, which was not found.
+
+        Nothing says whether `-k`, `--deselect`, `--ignore` or a node id would have taken it: then it is not missing.
+        """
+        if any(self.config.getoption(option, None) for option in ("keyword", "deselect", "ignore", "ignore_glob")):
+            return False
+        file = self.config.rootpath / name.partition("::")[0]
+        asked = [(self.config.invocation_params.dir / argument).resolve() for argument in self.config.args]
+        return any(path in (file, *file.parents) for path in asked)
+
+    def _why_nothing(self, disabled: bool, measured: bool) -> str:
         if not self.baselines:
             named = self.config.getoption("benchmark_compare", None)
-            which = f" {named!r}" if isinstance(named, str) else ""  # it takes a path that follows it for its own
+            which = f" {named!r}" if isinstance(named, str) else ""
             return f"there is no baseline{which}; save one with --benchmark-autosave"
-        if state.disabled:
+        if disabled:
             return "benchmarks are not timed in this run"
-        return "nothing was measured" if not state.measured else "nothing that was measured is in the baseline"
+        return "nothing that was measured is in the baseline" if measured else "nothing was measured"
 
     @pytest.hookimpl(tryfirst=True)  # pytest-benchmark ends the summary with an exception on a regression
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:

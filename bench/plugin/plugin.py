@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
-from rooflab.bench.plugin import private as plugin_private
-from rooflab.bench.plugin.compare import KEY, Comparison, asked_for
+from rooflab.bench.plugin.compare import Comparison, asked_for
 
 if TYPE_CHECKING:
     from rooflab.roofline.model import Cost
 
 FIXTURE = "kernel_benchmark"
 SKIPPED = "a kernel benchmark: runs with --benchmark"
+MACHINE_KEY = "rooflab"
+"""Where the `machine_info` of pytest-benchmark's JSON holds what this plugin adds."""
 NOT_TIMED = "benchmarks are checked and not timed"
 INTERPRETED = "ran in Triton's interpreter: its result is right, its time is not the kernel's"
 
@@ -40,21 +41,12 @@ def pytest_configure(config: pytest.Config) -> None:
     """Refuses `--benchmark` where pytest-benchmark is not loaded, and watches a comparison that was asked for."""
     if not config.getoption("rooflab_benchmark"):
         return
-    if not plugin_private.is_loaded(config):
+    if not hasattr(config.option, "benchmark_disable"):
         raise pytest.UsageError("--benchmark: needs the plugin pytest-benchmark, which is not loaded")
-    no_histogram = plugin_private.why_no_histogram(config)
-    if no_histogram:
-        raise pytest.UsageError(no_histogram)
     asked = asked_for(config)
     if asked and not hasattr(config, "workerinput"):  # a worker of xdist compares nothing; its controller does
         config.stash[_COMPARISON] = Comparison(config, asked)
         config.pluginmanager.register(config.stash[_COMPARISON], "rooflab-comparison")
-
-
-def pytest_sessionstart(session: pytest.Session) -> None:
-    """Refuses `--benchmark` with a pytest-benchmark that is made otherwise than those known."""
-    if session.config.getoption("rooflab_benchmark"):
-        plugin_private.session(session.config)
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
@@ -95,23 +87,7 @@ def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: di
         from rooflab.bench.records.environment import snapshot
 
         found = snapshot().to_dict()
-        machine_info[KEY] = {name: found[name] for name in ("machine_key", "torch", "triton", "threads", "gpu")}
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, Any]) -> None:
-    """Puts the benchmarks that were skipped into what is saved: a run compared with it need not have them either."""
-    if config.getoption("rooflab_benchmark"):
-        output_json[KEY] = {"skipped": config.stash.get(_SKIPS, {})}
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Takes note of a benchmark that is skipped."""
-    report = yield
-    if report.skipped and isinstance(report.longrepr, tuple) and {FIXTURE, "benchmark"} & set(_fixtures(item)):
-        item.config.stash.setdefault(_SKIPS, {})[item.nodeid] = report.longrepr[2].removeprefix("Skipped: ")
-    return report
+        machine_info[MACHINE_KEY] = {name: found[name] for name in ("machine_key", "torch", "triton", "threads", "gpu")}
 
 
 class Replay:
@@ -141,7 +117,6 @@ class Replay:
 
 _REPLAY = pytest.StashKey[Replay]()
 _COMPARISON = pytest.StashKey[Comparison]()
-_SKIPS = pytest.StashKey[dict[str, str]]()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -171,7 +146,6 @@ def kernel_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Callable
     disabled (xdist, `--benchmark-disable`), `fn` is checked and not timed.
     """
     config, item = request.config, request.node
-    plugin_private.check_fixture(benchmark)
 
     def run(
         fn: Callable[..., Any],

@@ -10,19 +10,17 @@ from typing import Any
 
 import torch
 
-from rooflab.bench.calls.calls import free_bytes
+from rooflab.bench.calls.calls import COPIES, free_bytes
 from rooflab.bench.ceilings.ceilings import ceilings_for, limits_for
 from rooflab.bench.check.gate import Checked, copied, device_of, judge
 from rooflab.bench.check.poison import bits
-from rooflab.bench.measure.measure import COPIES
 from rooflab.bench.measure.timed import open_clock
 from rooflab.bench.records.environment import snapshot
-from rooflab.bench.records.samples import pack_samples
-from rooflab.bench.timing.activity import Activity, device_activity
+from rooflab.bench.records.record import pack_samples
 from rooflab.bench.timing.clocks import ClockWatch
 from rooflab.bench.timing.reading import why_invalid
 from rooflab.bench.timing.timing import Samples, time_functions
-from rooflab.bench.timing.trace import NotRecorded
+from rooflab.bench.timing.trace import Activity, NotRecorded, device_activity
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Ceilings, Cost, bound
 
@@ -89,7 +87,7 @@ def _same(copy: Sequence[Any], args: Sequence[Any]) -> bool:
 
 
 def extra_info(timed: Timed, cost: Cost | None) -> dict[str, Any]:
-    """The JSON values that go beside pytest-benchmark's statistics; `samples` are what `samples.unpack_samples` reads.
+    """The JSON values that go beside pytest-benchmark's statistics; `samples` are what `record.unpack_samples` reads.
 
     They hold what an A/B needs of a reading: every sample in time order, the method, the machine, the clocks held.
     """

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any, Literal
 from rooflab.bench.predict.cases import Predicted, Target, predict_all
 from rooflab.bench.predict.model import Prediction
 from rooflab.bench.records import files as record_files
+from rooflab.bench.records.files import write_whole
 from rooflab.bench.records.record import Record
 from rooflab.engine.model_files import cache_folder
 from rooflab.kernels import registry
@@ -169,7 +169,7 @@ def _target_of(record: Record) -> Target | None:
 
 
 def load(folder: Path = RESULTS) -> Calibration:
-    """The calibration by the committed records of GPUs; empty where there is none.  Kept in the cache folder."""
+    """The calibration by the committed records of GPUs; empty without such records.  Kept in the cache folder."""
     files = sorted(path for path in folder.glob("**/*.jsonl") if "cpu" not in path.relative_to(folder).parts)
     records = [record for path in files for record in record_files.read(path)]
     if not any(_device_of(record) for record in records):
@@ -178,11 +178,7 @@ def load(folder: Path = RESULTS) -> Calibration:
     known = _read(path)
     if known is None:
         known = fit(observations(records))
-        text = json.dumps({family: asdict(found) for family, found in known.items()})
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text)
-        temporary.replace(path)
+        write_whole(path, json.dumps({family: asdict(found) for family, found in known.items()}))
     return known
 
 

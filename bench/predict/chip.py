@@ -1,29 +1,37 @@
-"""What one SM does in a clock, and how long an instruction's result takes.
+"""What one SM does in a clock, how long an instruction's result takes, and a role's walk through its code.
 
 Throughputs: CUDA C++ Programming Guide, "Throughput of Native Arithmetic Instructions", compute capability 9.0, lanes a
 clock and SM: 128 fp32 and packed 16-bit multiply-adds, 64 integer, logic, compare and conversion operations, 16 special
 functions, 32 lanes of shuffles and of loads and stores; four schedulers issue one instruction a clock each.  Shared
 memory and L1 move 128 bytes a clock (same guide).  What L2 gives to all SMs together is not published for Hopper: the
-A100's 5,120 bytes a clock for 40 MB (NVIDIA A100 whitepaper) are taken in proportion to 50 MB, for they are too few:
-ThunderKittens' 855 TFLOP/s on an H100, in tiles of 128 x 256 that no other SM shares, take 5,470 at the boost clock.
+A100's 5,120 bytes a clock for 40 MB (NVIDIA A100 whitepaper) are taken in proportion to 50 MB, because they are too
+few: ThunderKittens' 855 TFLOP/s on an H100, in tiles of 128 x 256 that no other SM shares, take 5,470 at the boost
+clock.
 
-An H100 under full tensor load draws its power limit and lowers its clock, by how much depends on the card, its cooling
-and the data.  Of that no code speaks; `TENSOR_CLOCK_HZ` is one published reading, of one card.
+An H100 under full tensor load draws its power limit and lowers its clock; by how much depends on the card, its cooling
+and the data.  No code says that; `TENSOR_CLOCK_HZ` is one published reading, of one card.
 
 Latencies of memory in clocks, by pointer chasing: 30 for shared memory, 21 for constants, 834 for HBM at random
 addresses (an H100 80GB HBM3, a report of mt4g, TU Munich); 281 for L2 over both of its partitions (a GH200,
 github.com/markdewing/AI_kernels, which reads 690 for its HBM).  Arithmetic 4 (Jia et al., "Dissecting the NVIDIA Volta
 GPU Architecture via Microbenchmarking", 2018), mma.sync m16n8k16 33 (Sun et al., "Dissecting Tensor Cores via
 Microbenchmarks", 2022, A100).  Special functions and shuffles are taken as 20 and 24, after no publication.
+
+On a walk all warps of a role run in step and alone on their SM.  Instructions issue in order, each waiting for the
+registers that it reads and for its pipe, as an SM's scoreboards make them wait, and `WARPGROUP.DEPBAR` for the groups
+of wgmma that it names.  A wgmma does not wait for another that adds to the same accumulator.  Barriers cost nothing:
+other warps and copies are taken to have arrived.  The walk gives the least time of dependent steps that no other CTA
+and no other role can hide, and the most bytes that a thread has on their way at once.  Two warpgroups that run the same
+code are in step here; on the GPU the second fills what the first leaves idle while they wait for their products.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from rooflab.bench.predict.sass import WARPGROUP, Instruction
+from rooflab.bench.compile.sass import WARPGROUP, Instruction
 from rooflab.roofline.device import Device
 from rooflab.roofline.model import Ceilings
 
@@ -79,7 +87,7 @@ class Chip:
     def cycles(self, entry: Instruction) -> dict[Pipe, float]:
         """Clocks that one warp's instruction takes of each pipe of its SM, with all four schedulers at work."""
         found: dict[Pipe, float] = {"issue": 0.25}
-        family = entry.family
+        name = entry.name
         if entry.mma_flops:
             # A warpgroup's product is written in all of its four warps; each has a quarter of it.
             flops = entry.mma_flops / (WARPGROUP if entry.is_wgmma else 1)
@@ -87,15 +95,15 @@ class Chip:
             found["tensor"] = flops / (self.tensor_rate(entry.mma_dtype) * share)
             if entry.is_wgmma:
                 found["load/store"] = _operand_bytes(entry) / WARPGROUP / self.shared_bytes_per_clock
-        elif family in _FMA:
+        elif name in _FMA:
             found["fma"] = 0.25
-        elif family in _INTEGER_MULTIPLY:
+        elif name in _INTEGER_MULTIPLY:
             found |= {"fma": 0.25, "integer multiply": 0.5}
-        elif family in _SFU:
+        elif name in _SFU:
             found["sfu"] = 2.0
-        elif family in _ALU:
+        elif name in _ALU:
             found["alu"] = 0.5
-        elif family.startswith(_LOAD_STORE) and family not in ("LDC", "LDGDEPBAR"):
+        elif name.startswith(_LOAD_STORE) and name not in ("LDC", "LDGDEPBAR"):
             found["load/store"] = max(1.0, 32 * entry.bytes_per_thread / self.shared_bytes_per_clock)
         return found
 
@@ -112,20 +120,20 @@ class Chip:
 
     def latency(self, entry: Instruction, load_latency: float) -> float:
         """Clocks from the end of an instruction's time on its pipe to its result; `load_latency`: of a global load."""
-        family = entry.family
+        name = entry.name
         if entry.loads_global:
             return load_latency
         if entry.mma_flops:
             return self.mma_latency
-        if family in ("LDS", "LDSM", "ATOMS") or family.startswith("S2"):
+        if name in ("LDS", "LDSM", "ATOMS") or name.startswith("S2"):
             return self.shared_latency
-        if family in ("LDC", "ULDC", "LDCU"):
+        if name in ("LDC", "ULDC", "LDCU"):
             return self.constant_latency
-        if family.startswith(("ATOM", "LDL")):
+        if name.startswith(("ATOM", "LDL")):
             return self.l2_latency
-        if family == "SHFL":
+        if name == "SHFL":
             return self.shuffle_latency
-        return self.sfu_latency if family in _SFU else self.arithmetic_latency
+        return self.sfu_latency if name in _SFU else self.arithmetic_latency
 
 
 def _operand_bytes(entry: Instruction) -> float:
@@ -134,7 +142,7 @@ def _operand_bytes(entry: Instruction) -> float:
     assert shape is not None, "asked of matrix products only"
     m, n, k = shape
     bytes_per_element = {"tf32": 4, "int8": 1, "fp8_e4m3": 1}.get(entry.mma_dtype, 2)
-    a_in_registers = len(entry.operands) > 1 and entry.operands[1].startswith("R")
+    a_in_registers = len(entry.arguments) > 1 and entry.arguments[1].startswith("R")
     return float(k * bytes_per_element * (n + (0 if a_in_registers else m)))
 
 
@@ -157,3 +165,83 @@ def chip_of(device: Device, ceilings: Ceilings | None = None) -> Chip:
     if ceilings.l2_bytes_per_s is None:
         return chip
     return replace(chip, l2_bytes_per_clock=ceilings.l2_bytes_per_s / device.boost_clock_hz)
+
+
+@dataclass
+class Walk:
+    """The state of a role's warps on their way; `run` carries it on."""
+
+    chip: Chip
+    warps: int
+    """Warps that run the code together."""
+    load_latency: float
+    """Clocks of a load from global memory."""
+    now: float = 0.0
+    """Clock from which the next instruction can issue."""
+    most_bytes: int = 0
+    """Most bytes of loads on their way at once, per thread."""
+    _ready: dict[str, float] = field(default_factory=dict)
+    _free: dict[Pipe, float] = field(default_factory=dict)
+    _flying: list[tuple[int, frozenset[str]]] = field(default_factory=list)
+    _groups: list[float] = field(default_factory=list)
+    """When each group of wgmma is done, in order."""
+
+    def run(self, code: Sequence[Instruction]) -> float:
+        """Walks through `code` once; the clocks until the next instruction could issue."""
+        began = self.now
+        for entry in code:
+            # wgmma adds to its accumulator in the order of issue; nothing waits for the sum before.
+            awaited = entry.reads - entry.writes if entry.is_wgmma else entry.reads
+            taken = {pipe: self.warps * cycles for pipe, cycles in self.chip.cycles(entry).items()}
+            start = max(
+                [self.now, *(self._ready.get(name, 0.0) for name in awaited), *(self._free.get(p, 0.0) for p in taken)]
+            )
+            if entry.groups_left is not None and len(self._groups) > entry.groups_left:
+                start = max(start, self._groups[-1 - entry.groups_left])
+            self._land(entry.reads | entry.writes)
+            for pipe, cycles in taken.items():
+                self._free[pipe] = start + cycles
+            done = start + max(taken.values()) + self.chip.latency(entry, self.load_latency)
+            for name in entry.writes:
+                self._ready[name] = done
+            if entry.commits:
+                self._groups.append(done)
+            if entry.loads_global:
+                self._flying.append((entry.bytes_per_thread, entry.writes))
+                self.most_bytes = max(self.most_bytes, sum(size for size, _ in self._flying))
+            self.now = start + max(1.0, taken["issue"])
+        return self.now - began
+
+    def finish(self) -> float:
+        """Waits for every result; the clock then."""
+        self.now = max([self.now, *self._ready.values()])
+        self._flying.clear()
+        return self.now
+
+    def _land(self, names: frozenset[str]) -> None:
+        """Loads come back in order: touching one's register means that it and all before it are there."""
+        last = max((at for at, (_, written) in enumerate(self._flying) if written & names), default=-1)
+        del self._flying[: last + 1]
+
+
+def steady_cycles(body: Sequence[Instruction], chip: Chip, warps: int, load_latency: float) -> float:
+    """Clocks of one turn of a loop, once earlier turns are under way."""
+    walk = Walk(chip, warps, load_latency)
+    walk.run(body)
+    walk.run(body)
+    return walk.run(body)
+
+
+def span_cycles(code: Sequence[Instruction], chip: Chip, warps: int, load_latency: float) -> float:
+    """Clocks from the first instruction to the last result."""
+    walk = Walk(chip, warps, load_latency)
+    walk.run(code)
+    return walk.finish()
+
+
+def bytes_in_flight(code: Sequence[Instruction], chip: Chip) -> int:
+    """Most bytes that a thread's plain loads have on their way at once, in this code run twice over."""
+    walk = Walk(chip, 1, chip.hbm_latency)
+    walk.run(code)
+    walk.run(code)
+    return walk.most_bytes

@@ -28,9 +28,9 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from rooflab.bench.compile.sass import parse_code
 from rooflab.bench.compile.static import CompiledInfo
 from rooflab.bench.predict.chip import HBM_SUSTAINED, MMA_SYNC_SHARE, Chip, chip_of
-from rooflab.bench.predict.sass import parse
 from rooflab.bench.predict.work import Share, Work, work_of
 from rooflab.roofline.device import Device
 from rooflab.roofline.model import Bound, Ceilings, Cost, Traffic, bound
@@ -169,7 +169,7 @@ def _shares(
     flops = sum(cost.tensor_flops.values()) if matrix_flops is None else matrix_flops
     read, write = (traffic.read_bytes, traffic.write_bytes) if traffic else (cost.read_bytes, cost.write_bytes)
     threads = [float(info.launches * info.threads * (info.ctas or math.prod(info.grid))) for info in compiled]
-    multiply = [any(entry.mma_flops for entry in parse(info.sass)) for info in compiled]
+    multiply = [any(entry.mma_flops for entry in parse_code(info.sass)) for info in compiled]
     doing = [size * (does or not any(multiply)) for size, does in zip(threads, multiply, strict=True)]
     matrix = [flops * size / sum(doing) for size in doing]
     scratch = write - cost.write_bytes

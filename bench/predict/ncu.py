@@ -1,4 +1,4 @@
-"""Nsight Compute's counters of one call: bytes, pipe use, stalls.
+"""Nsight Compute's counters of one call: bytes, pipe use and stalls; beside the prediction, and as a record.
 
 The metrics are asked for by name and read from `ncu --csv --page raw`: a line of names, a line of units, a line for
 each launch.  Names that this ncu does not know are replaced by their newer spelling, or left out.
@@ -12,17 +12,27 @@ import math
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from subprocess import CompletedProcess, TimeoutExpired
+from typing import Any
 
-from rooflab.bench.predict.cases import Target
+import torch
+
+from rooflab.bench.predict.cases import Target, identity
+from rooflab.bench.predict.explain import Explanation
 from rooflab.bench.predict.launch_once import MARK, arguments
+from rooflab.bench.predict.model import LAUNCH
 from rooflab.bench.processes.child import run_whole
+from rooflab.bench.records.environment import circumstances, snapshot
+from rooflab.bench.records.record import Record, new_run_id
+from rooflab.kernels import registry
+from rooflab.kernels.configs import config_for
+from rooflab.roofline.device import get_device
 from rooflab.roofline.model import Traffic
 
 READ, WRITE, DURATION = "dram__bytes_read.sum", "dram__bytes_write.sum", "gpu__time_duration.sum"
@@ -169,7 +179,10 @@ def _take(
     metrics = list(wanted)
     while metrics:
         log = folder / f"{whole} {len(metrics)} {metrics[0]}.csv"
-        output = _run(command(target, seed, metrics, log, ncu, whole), timeout_s)
+        done = watch(
+            "ncu", command(target, seed, metrics, log, ncu, whole), timeout_s, "a smaller --case is counted faster"
+        )
+        output = done.stdout + done.stderr
         text = log.read_text(errors="replace") if log.is_file() else ""
         complaints = _UNKNOWN.findall(output + text)
         unknown = [name for name in metrics if _names(name, complaints)]
@@ -185,20 +198,20 @@ def _names(metric: str, unknown: Sequence[str]) -> bool:
     return any(metric == name.rstrip(".") or metric.startswith(f"{name.rstrip('.')}.") for name in unknown)
 
 
-def _run(line: Sequence[str], timeout_s: float) -> str:
-    """What the command printed on both channels."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | {"LC_ALL": "C"}
+def watch(tool: str, line: Sequence[str], timeout_s: float, advice: str, **variables: str) -> CompletedProcess[str]:
+    """Runs the command line of a tool that watches a call, in an environment without Triton's interpreter.
+
+    Raises `ValueError` with `advice` where it does not end in time.
+    """
+    kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     try:
-        done = run_whole(line, timeout_s, environment)
-    except subprocess.TimeoutExpired as error:
-        raise ValueError(
-            f"ncu: expected an end within {timeout_s:.0f} s, got none; a smaller --case is counted faster"
-        ) from error
-    return done.stdout + done.stderr
+        return run_whole(line, timeout_s, kept | {"LC_ALL": "C"} | variables)
+    except TimeoutExpired as error:
+        raise ValueError(f"{tool}: expected an end within {timeout_s:.0f} s, got none; {advice}") from error
 
 
 def read(text: str, output: str) -> Profile:
-    """The profile in ncu's log, and in what it and the program printed.  Raises `ValueError` where there is none."""
+    """The profile in ncu's log, or in what was printed.  Raises `ValueError` where no launch is in it."""
     both = f"{text}\n{output}"
     if "ERR_NVGPUCTRPERM" in both:
         raise ValueError(
@@ -257,3 +270,113 @@ def _number(cell: str, unit: str) -> float | None:
     except ValueError:
         return None
     return value * _UNITS.get(unit.lower(), 1.0) if math.isfinite(value) else None
+
+
+NO_PIPE = ("sm", "hbm", "occupancy", "issue")
+"""Counted as pipes are, and none of them."""
+NOT_A_TIME = "counted by Nsight Compute, which runs each launch alone: its duration is no time by the protocol"
+
+
+def launch_rows(profile: Profile) -> list[dict[str, Any]]:
+    """One row a launch: its bytes, its time, the pipe most used, and why warps waited most."""
+    rows = []
+    for entry in profile.launches:
+        read, written = (entry.values.get(f"dram__bytes_{way}.sum") for way in ("read", "write"))
+        seconds = entry.values.get("gpu__time_duration.sum")
+        pipes = {name: share for name, share in entry.pipes.items() if name not in NO_PIPE}
+        pipe = max(pipes, key=lambda name: pipes[name], default=None)
+        stalls = [f"{reason} {warps:.2f}" for reason, warps in list(entry.stalls.items())[:3]]
+        rows.append(
+            {
+                "launch": entry.kernel,
+                "grid": entry.grid,
+                "read_mbytes": None if read is None else read / 1e6,
+                "write_mbytes": None if written is None else written / 1e6,
+                "us": None if seconds is None else seconds * 1e6,
+                "hbm_percent": entry.pipes.get("hbm"),
+                "sm_percent": entry.pipes.get("sm"),
+                "occupancy_percent": entry.pipes.get("occupancy"),
+                "issue_percent": entry.pipes.get("issue"),
+                "busiest_pipe": None if pipe is None else f"{pipe} {pipes[pipe]:.0f}%",
+                "stalls": ", ".join(stalls),
+            }
+        )
+    return rows
+
+
+def settled(target: Target, profile: Profile) -> tuple[Traffic | None, str]:
+    """The HBM bytes of a call, and in words what of them ncu could not count; nothing where it could count all.
+
+    What L2 holds of the writes when the call ends goes to HBM afterwards, so that at least the cost's writes are taken.
+    """
+    counted = profile.traffic
+    if counted is None:
+        return None, ""
+    notes = []
+    if profile.apart:
+        notes.append("launches counted apart: what they hand on through L2 counts as read from HBM")
+    spec = registry.get_op(target.op)
+    least = spec.cost(**spec.make_inputs(target.case, target.scheme, torch.device("meta"), 0)).write_bytes
+    if counted.write_bytes < least:
+        late = f"{counted.write_bytes / 1e6:.3g} of {least / 1e6:.3g} MB were counted, and the least is taken"
+        notes.append(f"writes still in L2: {late}")
+    return replace(counted, write_bytes=max(counted.write_bytes, least)), "; ".join(notes)
+
+
+def compared(modelled: Explanation, profile: Profile) -> list[dict[str, Any]]:
+    """What was modelled beside what was counted, over the whole call; ncu's duration has no launch in it."""
+    traffic, seconds = settled(modelled.target, profile)[0], profile.duration_s
+    predicted_ms = modelled.predicted_ms or 0.0
+    launch_ms = sum(part.ms for part in modelled.parts if part.name == LAUNCH)
+    rows = [
+        ("HBM bytes, MB", modelled.bytes / 1e6, None if traffic is None else traffic.bytes / 1e6),
+        ("launches", float(modelled.launches), float(len(profile.launches))),
+        ("ncu's duration, us", (predicted_ms - launch_ms) * 1e3, None if seconds is None else seconds * 1e6),
+    ]
+    return [
+        {"what": what, "modelled": model, "counted": count, "ratio": count / model if count and model else None}
+        for what, model, count in rows
+    ]
+
+
+def counted_record(explained: Explanation, profile: Profile, seed: int) -> Record:
+    """A record of what was counted, without a time: ncu's is not one by the protocol, and stands among the metrics."""
+    target = explained.target
+    traffic, note = settled(target, profile)
+    environment = snapshot()
+    kernel = registry.get_kernel(target.op, target.kernel)
+    # Where a log from elsewhere is read, no card is here whose choices could be asked.
+    device = torch.device("cuda" if torch.cuda.is_available() else "meta")
+    config = target.config or config_for(kernel, target.case, target.scheme, device)
+    metrics: dict[str, float] = {}
+    if profile.duration_s is not None:
+        metrics["ncu_duration_ms"] = profile.duration_s * 1e3
+    if (through_l2 := profile.total(L2)) is not None:
+        metrics["l2_bytes"] = through_l2
+    longest = max(profile.launches, key=lambda entry: entry.values.get("gpu__time_duration.sum", 0.0))
+    metrics |= {f"{name.replace('/', '_')}_percent": value for name, value in longest.pipes.items()}
+    metrics |= {f"stall_{name}_warps_per_issue": value for name, value in longest.stalls.items()}
+    return Record(
+        kind="bench",
+        run_id=new_run_id(),
+        status="OK",
+        reason="; ".join(text for text in (NOT_A_TIME, note) if text),
+        **identity(kernel, target.case, target.scheme.name, environment)
+        | {"environment": circumstances(environment, kernel)},
+        config=None if config is None else asdict(config),
+        seed=seed,
+        device="cuda",
+        flops=explained.flops,
+        least_bytes=explained.least_bytes,
+        traffic_bytes=traffic.bytes if traffic else None,
+        traffic_basis="counted" if traffic else None,
+        intensity=explained.flops / traffic.bytes if traffic and traffic.bytes else None,
+        bound_ms=explained.bound_ms,
+        limiter=explained.limiter,
+        ceilings=asdict(get_device(explained.gpu).ceilings()),
+        predicted_ms=explained.predicted_ms,
+        prediction_error=explained.prediction_error,
+        compiled=explained.compiled,
+        device_kernels=tuple(entry.kernel for entry in profile.launches),
+        metrics=metrics,
+    )

@@ -6,9 +6,7 @@ call that never ran, is no clean run.
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,8 +14,7 @@ from typing import Literal, get_args
 
 from rooflab.bench.predict.cases import Target
 from rooflab.bench.predict.launch_once import MARK, arguments
-from rooflab.bench.predict.ncu import find_tool, last_words
-from rooflab.bench.processes.child import run_whole
+from rooflab.bench.predict.ncu import find_tool, last_words, watch
 
 Tool = Literal["memcheck", "racecheck", "initcheck", "synccheck"]
 FOUND_STATUS = 86
@@ -98,14 +95,8 @@ def run(target: Target, tool: Tool, seed: int = 0, timeout_s: float = 600.0) -> 
             "sanitizer: expected compute-sanitizer on the PATH or in /usr/local/cuda, found none; it comes with the "
             "CUDA toolkit"
         )
-    kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment = kept | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "LC_ALL": "C"}
-    try:
-        done = run_whole(command(target, tool, seed, sanitizer), timeout_s, environment)
-    except subprocess.TimeoutExpired as error:
-        raise ValueError(
-            f"sanitizer: expected an end within {timeout_s:.0f} s, got none; try a smaller --case"
-        ) from error
+    line = command(target, tool, seed, sanitizer)
+    done = watch("sanitizer", line, timeout_s, "try a smaller --case", PYTORCH_NO_CUDA_MEMORY_CACHING="1")
     return read(done.stdout + "\n" + done.stderr, tool, done.returncode)
 
 

@@ -1,17 +1,30 @@
-"""The first file of a process that works with another tree: run by its path, it decides which tree `rooflab` means.
+"""The child's end of `child.py`, run by its path: `python -P boot.py [--tree TREE HARNESS] MODULE...`.
 
-`python -P boot.py TREE HARNESS MODULE` then calls `serve()` of MODULE, which belongs to HARNESS.
+It imports every MODULE and then answers requests with the function `answer` of the last one: a line of JSON on standard
+input asks, a line of JSON on standard output answers.  Where `answer` gives an iterator, each of its values is a line,
+and `null` ends them.
+
+With `--tree` the process works with another tree: its kernels are those of TREE and its `bench` is that of HARNESS.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import queue
+import signal
 import sys
+import threading
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder
+from itertools import chain
 from pathlib import Path
+from typing import IO, Any
 
+READY = "ready\n"
+"""The first line: the modules are imported."""
 HARNESS = ("bench", "engine")
 MEASURED = ("kernels", "reference", "roofline")
 
@@ -19,7 +32,7 @@ MEASURED = ("kernels", "reference", "roofline")
 class OnlyHere:
     """Finds modules of `rooflab` in the folders of `make_namespace` and nowhere else.
 
-    Without it the finder of an editable installation answers for what one of the trees has not got.
+    Without it the finder of an editable installation would find modules that one of the trees lacks.
     """
 
     @staticmethod
@@ -36,7 +49,8 @@ class OnlyHere:
 def make_namespace(tree: Path, harness: Path) -> None:
     """`rooflab`: `kernels`, `reference` and `roofline` of `tree`, `bench` and `engine` of `harness`.
 
-    Before anything of it is imported, so that no file of an installed Rooflab or of the other side can be.
+    It must run before anything of `rooflab` is imported, so that no file of an installed Rooflab or of the other side
+    can be.
     """
     package = types.ModuleType("rooflab")
     package.__path__ = []
@@ -49,6 +63,53 @@ def make_namespace(tree: Path, harness: Path) -> None:
     sys.meta_path.insert(0, OnlyHere)
 
 
+def serve(answer: Callable[[Any], Any], lines: IO[str], answers: IO[str]) -> None:
+    """Answers the requests in `lines` until they end; where they end under a request, the parent is gone, and this
+    process ends itself and everything that it started."""
+    requests: queue.Queue[str | None] = queue.Queue()
+    idle = threading.Event()
+    idle.set()
+
+    def read() -> None:
+        for line in lines:
+            idle.clear()
+            requests.put(line)
+        if not idle.is_set():
+            _end_everything()
+        requests.put(None)
+
+    threading.Thread(target=read, daemon=True).start()
+    answers.write(READY)
+    answers.flush()
+    while (line := requests.get()) is not None:
+        found = answer(json.loads(line))
+        values = chain(found, [None]) if isinstance(found, Iterator) else [found]
+        for value in values:
+            answers.write(json.dumps(value) + "\n")
+            answers.flush()
+        idle.set()
+
+
+def _end_everything() -> None:
+    from rooflab.bench.processes.child import family, kill_all
+
+    kill_all(family(os.getpid())[1:])
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)
+
+
+def main(words: Sequence[str]) -> None:
+    """Imports the modules and answers until standard input ends."""
+    # Answers get a descriptor of their own: what an import, a kernel or a compiler prints must not mix with them.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    if words[0] == "--tree":
+        make_namespace(Path(words[1]), Path(words[2]))
+        words = words[3:]
+    modules = [import_module(name) for name in words]
+    serve(modules[-1].answer, sys.stdin, answers)
+
+
 if __name__ == "__main__":
-    make_namespace(Path(sys.argv[1]), Path(sys.argv[2]))
-    import_module(sys.argv[3]).serve()
+    main(sys.argv[1:])

@@ -1,44 +1,251 @@
-"""Processes that are ended whole: with everything that they started, in sessions of its own too."""
+"""Child processes: how one is started, asked, limited and ended with everything that it started.
+
+`Child` is the one protocol: a line of JSON asks, lines of JSON answer (`boot.py` is the child's end).  Where a child
+does not answer, `TimedOut` or `Died` is raised.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import queue
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+import sys
+import tempfile
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 import psutil
 
+ROOT = Path(__file__).resolve().parents[2]
+"""The tree of the running program."""
+BOOT = Path(__file__).with_name("boot.py")
+START_S = 180.0
+"""Longest that a child may take to import torch and the kernels, on a machine that does other things."""
+END_S = 10.0
+"""A process that is still there this long after SIGKILL waits in the driver."""
+
+
+class ChildFailed(RuntimeError):
+    """A child gave no answer."""
+
+
+class TimedOut(ChildFailed):
+    """It took longer than it may, and was ended."""
+
+    def __init__(self, limit_s: float):
+        super().__init__(f"took longer than {limit_s:.0f} s, and was ended")
+        self.limit_s = limit_s
+
+
+class Died(ChildFailed):
+    """It ended before it answered."""
+
+    def __init__(self, status: int, words: str):
+        self.status = status
+        """As of `subprocess`: below 0 the signal that ended it."""
+        self.words = words
+        """The end of what it wrote to standard error."""
+        self.signal = signal.Signals(-status).name if status < 0 else ""
+        self.how = f"signal {self.signal}" if self.signal else f"status {status}"
+        lines = [line.strip() for line in words.splitlines() if line.strip()]
+        super().__init__(f"its process ended with {self.how}: {lines[-1][-500:] if lines else 'it said nothing'}")
+
+
+class Stuck(ChildFailed):
+    """It does not end."""
+
+    def __init__(self) -> None:
+        super().__init__("its process does not end, and holds the device")
+
+
+def command_for(
+    *modules: str, tree: Path | None = None, harness: Path = ROOT, python: str = sys.executable
+) -> list[str]:
+    """The command of a child that imports `modules` and answers with the last one's `answer(request)`.
+
+    With `tree` it works with that tree's kernels and with the `bench` of `harness`.
+    """
+    # -P: the folder of a script must not be where imports look first.
+    return [python, "-P", str(BOOT), *(("--tree", str(tree), str(harness)) if tree else ()), *modules]
+
+
+def environment_without(*names: str) -> dict[str, str]:
+    """This process's environment without some variables."""
+    return {name: value for name, value in os.environ.items() if name not in names}
+
+
+class Child:
+    """One process that answers requests.
+
+    It leads a session, so that it can be ended with everything that it starts; without `own_session` Ctrl-C reaches it
+    too.  Its standard error goes to the file `log`, or is kept for `Died`.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+        *,
+        log: Path | None = None,
+        folder: Path | None = None,
+        own_session: bool = True,
+    ):
+        self._log = tempfile.TemporaryFile() if log is None else log.open("ab+")
+        self._log_start = self._log.seek(0, os.SEEK_END)
+        self._lines: queue.Queue[str] = queue.Queue()
+        self._popen = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            env=None if environment is None else dict(environment),
+            cwd=folder,
+            text=True,
+            start_new_session=own_session,
+        )
+        self._ready = False
+        self._status: int | None = None
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    def _read(self) -> None:
+        assert self._popen.stdout is not None, "Popen was given PIPE"
+        with self._popen.stdout as output:
+            for line in output:
+                self._lines.put(line)
+        self._lines.put("")
+
+    def ask(self, request: Any, limit_s: float) -> Any:
+        """The answer to a request.
+
+        Raises `TimedOut` where none comes within `limit_s` seconds, before the first one `START_S` for the start, and
+        `Died` where the child ends.  The child is then ended with everything that it started.
+        """
+        self._send(request)
+        return json.loads(self._line(limit_s))
+
+    def stream(self, request: Any, limit_s: float) -> Iterator[Any]:
+        """The answers of a child that gives several, each within `limit_s` seconds of the last.  Raises as `ask`."""
+        self._send(request)
+        while (answer := json.loads(self._line(limit_s))) is not None:
+            yield answer
+
+    def _send(self, request: Any) -> None:
+        if not self._ready:
+            self._line(START_S)
+            self._ready = True
+        assert self._popen.stdin is not None, "Popen was given PIPE"
+        with suppress(BrokenPipeError):  # it is dead, which reading its answer finds out
+            self._popen.stdin.write(json.dumps(request) + "\n")
+            self._popen.stdin.flush()
+
+    def _line(self, limit_s: float) -> str:
+        try:
+            line = self._lines.get(timeout=limit_s)
+        except queue.Empty:
+            if self._popen.poll() is None:
+                self.stop()
+                raise TimedOut(limit_s) from None
+            line = ""  # it is dead, and what it has started holds its output open
+        if line.endswith("\n"):
+            return line
+        with suppress(subprocess.TimeoutExpired):
+            self._popen.wait(END_S)  # before it is ended, which would give it another status
+        self._log.seek(self._log_start)
+        words = self._log.read().decode(errors="replace").strip()
+        raise Died(self.stop(), words[-2000:])
+
+    def stop(self) -> int:
+        """Ends the process with everything that it started; returns its status.  Raises `Stuck` where it stays."""
+        if self._status is None:
+            kill_whole(self._popen.pid)
+            try:
+                self._status = self._popen.wait(END_S)
+            except subprocess.TimeoutExpired:
+                raise Stuck from None
+            self._log.close()
+            assert self._popen.stdin is not None, "Popen was given PIPE"
+            with suppress(BrokenPipeError):  # a request that it did not live to read
+                self._popen.stdin.close()
+        return self._status
+
+
+class Pool:
+    """As many children as there are cores, each started when it is needed and kept for the next request.
+
+    Ctrl-C ends them with this process, or its threads would wait for their answers.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], limit_s: float):
+        self.command, self.environment, self.limit_s = command, environment, limit_s
+        self.idle: queue.LifoQueue[Child] = queue.LifoQueue()
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self.threads = ThreadPoolExecutor(min(8, cores), thread_name_prefix="child")
+
+    def ask(self, request: Any) -> Any:
+        """One answer, from an idle child or a new one.  Raises `ChildFailed` where the child gives none."""
+        try:
+            child = self.idle.get_nowait()
+        except queue.Empty:
+            child = Child(self.command, self.environment, own_session=False)
+        found = child.ask(request, self.limit_s)
+        self.idle.put(child)
+        return found
+
+    def ask_all(self, requests: Iterable[Any]) -> list[Any]:
+        """The answers in the order of the requests, worked on by all children; a `ChildFailed` in the place of one that
+        did not come."""
+        return list(self.threads.map(self._attempt, requests))
+
+    def _attempt(self, request: Any) -> Any:
+        try:
+            return self.ask(request)
+        except ChildFailed as failed:
+            return failed
+
+    def stop(self) -> None:
+        """Ends every idle child."""
+        self.threads.shutdown()
+        while not self.idle.empty():
+            self.idle.get_nowait().stop()
+
 
 def kill_whole(pid: int) -> None:
-    """Kills the process group that `pid` leads, and every process that `pid` and its children started.
+    """Kills a process, the process group that it leads, and every process that it and its children started.
 
     A group alone is not enough: what runs a kernel for the first time leads a session of its own.
     """
-    found = descendants(pid)  # first: the children of a dead process are nobody's
-    try:
+    found = family(pid)  # first: the children of a dead process cannot be found
+    with suppress(ProcessLookupError):  # it leads no group, or the group is gone
         os.killpg(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass  # it and its group are gone already
     kill_all(found)
 
 
-def descendants(pid: int) -> list[psutil.Process]:
-    """The children of `pid`, and theirs; none where it is gone."""
+def family(pid: int) -> list[psutil.Process]:
+    """The process `pid`, its children, and theirs; empty where it is gone."""
     try:
-        found: list[psutil.Process] = psutil.Process(pid).children(recursive=True)
+        process = psutil.Process(pid)
+        return [process, *process.children(recursive=True)]
     except psutil.NoSuchProcess:
         return []
-    return found
 
 
 def kill_all(processes: Sequence[psutil.Process]) -> None:
     """Kills each that is still there; psutil does not take a new process of the same number for it."""
     for process in processes:
-        try:
+        with suppress(psutil.NoSuchProcess):  # it ended in the meantime
             process.kill()
-        except psutil.NoSuchProcess:
-            pass  # it ended in the meantime
 
 
 def run_whole(

@@ -1,10 +1,10 @@
-"""The arguments of a launch: the memory that they bring, and their bytes as the kernel finds them."""
+"""A launch: its kernel, the memory that its arguments bring, and their bytes as the kernel finds them."""
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from operator import index
 from typing import Any
 
@@ -12,11 +12,26 @@ import numpy as np
 import torch
 
 from rooflab.bench.ptx.machine.memory import GlobalMemory
-from rooflab.bench.ptx.text.syntax import Kernel, Parameter
+from rooflab.bench.ptx.text.syntax import Kernel, Parameter, Triple
 from rooflab.bench.ptx.tiles import tensor_map
 
 _FLOATS = {"f16": "<e", "f32": "<f", "f64": "<d", "b32": "<f", "b64": "<d"}
-"""How a float is passed; of 16 bits without a type nobody knows which of the two halves it is."""
+"""How a float is passed.  16 bits without a type are missing: they may be f16 or bf16."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel with the settings of its launch, except the grid and the arguments."""
+
+    ptx: str
+    name: str | None = None
+    block: Triple | None = None
+    """Threads of a CTA; None where the PTX gives them (`.reqntid`)."""
+    dynamic_shared: int = 0
+    """Bytes of `extern .shared` memory."""
+    cluster: Triple = (1, 1, 1)
+    names: tuple[str, ...] = ()
+    """The names of the parameters in the source, for messages; without them the PTX's own names."""
 
 
 def whole_numbers(name: str, values: Iterable[int]) -> list[int]:
@@ -29,16 +44,16 @@ def whole_numbers(name: str, values: Iterable[int]) -> list[int]:
 
 def checked_tensors(name: str, values: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """`values` as a list.  Raises `ValueError` where they are no list of tensors."""
-    found = [values] if isinstance(values, torch.Tensor | str) else list(values)
-    if any(not isinstance(value, torch.Tensor) for value in found) or isinstance(values, torch.Tensor):
+    tensors = [values] if isinstance(values, torch.Tensor | str) else list(values)
+    if any(not isinstance(value, torch.Tensor) for value in tensors) or isinstance(values, torch.Tensor):
         raise ValueError(f"{name}: expected a list of tensors, got {_shown(values)}")
-    return found
+    return tensors
 
 
 def bound_arguments(kernel: Kernel, args: Sequence[Any], memory: GlobalMemory, names: Sequence[str]) -> bytes:
     """The bytes of the parameters; tensors among `args` are added to `memory`.
 
-    `names` are what the source calls them.  Raises `ValueError` on an argument that does not fit.
+    `names` are their names in the source.  Raises `ValueError` on an argument that does not fit.
     """
     if not isinstance(args, list | tuple):
         raise ValueError(f"args: expected a list, got {_shown(args)}")
@@ -55,7 +70,7 @@ def bound_arguments(kernel: Kernel, args: Sequence[Any], memory: GlobalMemory, n
 
 
 def add_tensor(memory: GlobalMemory, tensor: torch.Tensor, name: str) -> int:
-    """Makes a tensor's storage known; the tensor's address.  Raises `ValueError` on one that has none on the CPU."""
+    """Registers a tensor's storage; returns its address.  Raises `ValueError` on a tensor without memory on the CPU."""
     if tensor.device.type != "cpu":
         raise ValueError(f"{name}: expected a tensor on the CPU, got one on {tensor.device}")
     if tensor.layout != torch.strided:
@@ -66,14 +81,14 @@ def add_tensor(memory: GlobalMemory, tensor: torch.Tensor, name: str) -> int:
 
 
 def mark_unwritten(memory: GlobalMemory, tensor: torch.Tensor) -> None:
-    """Says that nobody has written a tensor's storage.  Raises `ValueError` where the launch does not reach it."""
+    """Marks a tensor's storage as never written.  Raises `ValueError` where the launch does not reach it."""
     storage = tensor.untyped_storage()
     if not storage.nbytes():
         return
-    found = memory.find(storage.data_ptr())
-    if found is None:
+    allocation = memory.find(storage.data_ptr())
+    if allocation is None:
         raise ValueError("unwritten: expected tensors among the arguments, got another")
-    found.written = np.zeros(found.size, np.bool_)
+    allocation.written = np.zeros(allocation.size, np.bool_)
 
 
 def _packed(value: Any, parameter: Parameter, memory: GlobalMemory) -> bytes:
@@ -102,7 +117,7 @@ def _number(value: Any, parameter: Parameter) -> bytes:
     if not isinstance(value, bool | int | float):
         raise misfit
     if isinstance(value, float) or kind.startswith("f"):
-        # A float in an untyped parameter is what the launcher's C would pass.
+        # A float in an untyped parameter is passed as C would pass it.
         try:
             return struct.pack(_FLOATS[kind], float(value))
         except (KeyError, OverflowError):
@@ -113,6 +128,6 @@ def _number(value: Any, parameter: Parameter) -> bytes:
 
 
 def _shown(value: Any) -> str:
-    """A value in one line: what is no number or text by its type."""
+    """A value in one line: numbers and texts as they are, other values by their type."""
     text = repr(value) if isinstance(value, bool | int | float | str | list | tuple | None) else ""
     return text if 0 < len(text) <= 80 and "\n" not in text else f"a value of type {type(value).__name__}"

@@ -1,4 +1,4 @@
-"""CUDA C++ for the emulator: NVRTC makes PTX of it with no GPU, and a context manager runs every launch on the CPU."""
+"""CUDA C++ for the emulator: NVRTC compiles it to PTX without a GPU, and every launch runs on the CPU."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from rooflab.bench.ptx.launch import Launch
-from rooflab.bench.ptx.machine.group import Triple
+from rooflab.bench.ptx.arguments import Launch
+from rooflab.bench.ptx.text.syntax import Triple
 from rooflab.kernels import _cuda
 
 ARCHITECTURE = "compute_90a"
@@ -36,8 +36,8 @@ def compile_ptx(source: str, *, options: tuple[str, ...] = (), arch: str = ARCHI
     program = nvrtc.createProgram(source, "kernel.cu", (), ())
     try:
         nvrtc.compileProgram(program, given)
-        found = nvrtc.getPTX(program)
-        return str(found.decode() if isinstance(found, bytes) else found).replace("\0", "")
+        ptx = nvrtc.getPTX(program)
+        return str(ptx.decode() if isinstance(ptx, bytes) else ptx).replace("\0", "")
     except nvrtc.NVRTCError as error:
         raise _cuda.CudaCompileError(_cuda._log(nvrtc, program) or str(error)) from error
     finally:
@@ -48,8 +48,8 @@ def compile_ptx(source: str, *, options: tuple[str, ...] = (), arch: str = ARCHI
 def emulating_cuda(handle: Handle) -> Iterator[None]:
     """Gives each launch of a `kernels._cuda.CudaKernel` to `handle` instead of a GPU.
 
-    The class itself is changed, so that it does not matter how a kernel's module imported `load`.  Arguments are those
-    of a launch, with CPU tensors; what a launch would refuse raises `ValueError` here as well.
+    This changes the class itself, so it works however a kernel's module imported `load`.  Arguments are those
+    of a launch, with CPU tensors; arguments that a launch would refuse raise `ValueError` here as well.
     """
     call = _cuda.CudaKernel.__call__
 

@@ -3,41 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from rooflab.bench.ptx.arguments import add_tensor, bound_arguments, checked_tensors, mark_unwritten, whole_numbers
-from rooflab.bench.ptx.machine.errors import EmulationError
-from rooflab.bench.ptx.machine.group import Triple
+from rooflab.bench.ptx.arguments import (
+    Launch,
+    add_tensor,
+    bound_arguments,
+    checked_tensors,
+    mark_unwritten,
+    whole_numbers,
+)
+from rooflab.bench.ptx.loader import load
+from rooflab.bench.ptx.machine.grid import execute
 from rooflab.bench.ptx.machine.memory import GlobalMemory
-from rooflab.bench.ptx.machine.run import MOST_THREADS, SHARED_LIMIT, Checks, Run
-from rooflab.bench.ptx.program import Program, load
+from rooflab.bench.ptx.machine.run import MOST_THREADS, SHARED_LIMIT, Checks, Layout, Run
 from rooflab.bench.ptx.results import Result, result_of
-from rooflab.bench.ptx.text.syntax import Kernel, Reference, Variable
+from rooflab.bench.ptx.text.syntax import Kernel, Reference, Triple, Variable
+from rooflab.bench.ptx.triton_kernels import bound, in_ctas
 
 MOST_EMULATED = 1 << 22
 """CTAs of a grid, run or not: the race detector keeps up to 400 bytes for each, and one takes 0.1 ms or more to run."""
 MOST_CTAS = (2**31 - 1, 65535, 65535)
 MOST_CLUSTER = 16
-"""CTAs of a cluster: 8, or as many where a kernel is allowed more than is portable."""
-
-
-@dataclass(frozen=True)
-class Launch:
-    """A kernel with all that a launch of it says beside its grid and arguments."""
-
-    ptx: str
-    name: str | None = None
-    block: Triple | None = None
-    """Threads of a CTA; None where the PTX says it (`.reqntid`)."""
-    dynamic_shared: int = 0
-    """Bytes of `extern .shared` memory."""
-    cluster: Triple = (1, 1, 1)
-    names: tuple[str, ...] = ()
-    """What the source calls the parameters, for messages; the PTX's own names without it."""
+"""CTAs of a cluster: 8 are portable; a kernel may be allowed more."""
 
 
 def emulate(
@@ -56,14 +47,14 @@ def emulate(
 
     `compiled` is a `Launch`, or a kernel that Triton compiled.  `args` are the kernel's arguments: tensors, numbers,
     `TensorMap`s, Triton's tensor descriptors.  `grid` has one to three sizes; Triton's is one of programs, each of them
-    `num_ctas` CTAs.  `seed` 0 runs each CTA's warps together as far as they go; another draws an order of warps and of
-    copies.  `ctas` are the numbers of the CTAs to run, all without it; the result then says where these stored.
-    `unwritten` are tensors among the arguments whose contents mean nothing yet: to read them is an error.  `memory` are
+    `num_ctas` CTAs.  `seed` 0 runs each CTA's warps together as far as possible; another seed draws an order of warps
+    and of copies.  `ctas` are the numbers of the CTAs to run, by default all; with it the result says where they
+    stored.  `unwritten` are tensors among the arguments without valid contents: reading them is an error.  `memory` are
     further tensors that the kernel reaches by pointers.  `short_accumulator` makes fp8 products keep about 14 bits, as
     Hopper does.
 
     Raises `PtxError` on PTX that is not for Hopper or not known, `ValueError` on arguments that do not fit, and
-    `EmulationError` where the kernel does what a GPU would not forgive.
+    `EmulationError` where the kernel breaks a rule of the GPU.
     """
     if not isinstance(compiled, Launch):
         if not hasattr(compiled, "asm"):
@@ -71,8 +62,6 @@ def emulate(
             raise ValueError(
                 f"compiled: expected a Launch or a kernel that Triton compiled, got a value of type {kind}"
             )
-        from rooflab.bench.ptx.triton_kernels import bound, in_ctas
-
         grid = in_ctas(compiled, _grid(grid))
         compiled, args, reached = bound(compiled, grid, args)
         memory = [*memory, *reached]
@@ -93,9 +82,12 @@ def emulate(
         add_tensor(known, tensor, "memory")
     for tensor in blank if checks.uninitialised else ():
         mark_unwritten(known, tensor)
-    run = _run(program, compiled, sizes, known, raw, checks, seed, short_accumulator)
+    block, cluster = _sizes(program.kernel, compiled, sizes)
+    layout = _layout(program.kernel, known)
+    dynamic = _dynamic_shared(compiled, layout)
+    run = Run(program, sizes, block, cluster, known, raw, layout, dynamic, checks, seed, short_accumulator)
     run.stored = None if ctas is None else []
-    run.execute(range(count) if ctas is None else _chosen(ctas, count))
+    execute(run, range(count) if ctas is None else _chosen(ctas, count))
     return result_of(run)
 
 
@@ -117,17 +109,8 @@ def _grid(grid: Sequence[int]) -> Triple:
     return x, y, z
 
 
-def _run(
-    program: Program,
-    launch: Launch,
-    grid: Triple,
-    memory: GlobalMemory,
-    parameters: bytes,
-    checks: Checks,
-    seed: int,
-    short_accumulator: bool,
-) -> Run:
-    kernel = program.kernel
+def _sizes(kernel: Kernel, launch: Launch, grid: Triple) -> tuple[Triple, Triple]:
+    """The block and the cluster of a launch."""
     block = kernel.block if launch.block is None else _three("block", launch.block)
     if block is None:
         raise ValueError(f"block: expected the threads of a CTA, which the PTX of {kernel.name} does not say")
@@ -144,40 +127,28 @@ def _run(
         raise ValueError(f"cluster: expected 1 to {MOST_CLUSTER} CTAs, got {cluster}")
     if any(size % own for size, own in zip(grid, cluster, strict=True)):
         raise ValueError(f"grid: expected multiples of the cluster {cluster}, got {grid}")
-    addresses, static, local = _layout(kernel, memory)
+    return block, cluster
+
+
+def _dynamic_shared(launch: Launch, layout: Layout) -> int:
     (dynamic,) = whole_numbers("dynamic_shared", [launch.dynamic_shared])
-    if dynamic < 0 or static + dynamic > SHARED_LIMIT:
-        held = static + dynamic
+    static, held = layout.static_shared, layout.static_shared + dynamic
+    if dynamic < 0 or held > SHARED_LIMIT:
         raise ValueError(
             f"shared memory: expected 0 to {SHARED_LIMIT} bytes, got {held}, of which {static} are the kernel's own"
         )
-    return Run(
-        program,
-        grid,
-        block,
-        memory=memory,
-        parameters=parameters,
-        addresses=addresses,
-        static_shared=static,
-        dynamic_shared=dynamic,
-        local_size=local,
-        checks=checks,
-        cluster=cluster,
-        seed=seed,
-        short_accumulator=short_accumulator,
-    )
+    return dynamic
 
 
 def _three(name: str, sizes: Sequence[int]) -> Triple:
-    found = whole_numbers(name, sizes)
-    if len(found) != 3:
-        raise ValueError(f"{name}: expected three sizes, got {tuple(found)}")
-    x, y, z = found
+    numbers = whole_numbers(name, sizes)
+    if len(numbers) != 3:
+        raise ValueError(f"{name}: expected three sizes, got {tuple(numbers)}")
+    x, y, z = numbers
     return x, y, z
 
 
-def _layout(kernel: Kernel, memory: GlobalMemory) -> tuple[dict[str, int], int, int]:
-    """Addresses of variables and parameters, and the bytes of static shared and of local memory."""
+def _layout(kernel: Kernel, memory: GlobalMemory) -> Layout:
     addresses: dict[str, int] = {}
     ends = {"shared": 0, "local": 0, "param": 0}
     dynamic = []
@@ -200,11 +171,11 @@ def _layout(kernel: Kernel, memory: GlobalMemory) -> tuple[dict[str, int], int, 
     for variable in dynamic:
         ends["shared"] = -(-ends["shared"] // variable.align) * variable.align
         addresses[variable.name] = ends["shared"]
-    return addresses, ends["shared"], ends["local"]
+    return Layout(addresses, ends["shared"], ends["local"])
 
 
 def _placed(variable: Variable, memory: GlobalMemory) -> int:
-    """The address of a variable of the module, which begins anew with every launch."""
+    """The address of a variable of the module, initialised for this launch."""
     align = max(variable.align, 16)
     data = np.zeros(-(-variable.size // 16) * 16 + align, np.uint8)
     shift = -data.ctypes.data % align
@@ -215,9 +186,9 @@ def _placed(variable: Variable, memory: GlobalMemory) -> int:
 
 
 def _point(variable: Variable, reference: Reference, addresses: dict[str, int], memory: GlobalMemory) -> None:
-    """Writes an address that a variable begins with."""
+    """Writes an address into the initial value of a variable."""
     if reference.symbol not in addresses:
-        return  # a function's: calls by pointers are refused when they are read
+        return  # the symbol is a function: the parser refuses calls by pointers
     value = (addresses[reference.symbol] + reference.offset) & reference.mask
     value >>= (reference.mask & -reference.mask).bit_length() - 1
     allocation = memory.find(addresses[variable.name])
@@ -226,6 +197,3 @@ def _point(variable: Variable, reference: Reference, addresses: dict[str, int], 
     allocation.view(1)[first : first + reference.size] = np.frombuffer(
         (value % (1 << 8 * reference.size)).to_bytes(reference.size, "little"), np.uint8
     )
-
-
-__all__ = ["Checks", "EmulationError", "Launch", "emulate"]

@@ -1,11 +1,11 @@
-"""What an emulated launch gives: bytes by level, counts, races."""
+"""The result of an emulated launch: bytes by level of memory, counts, races."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
@@ -18,14 +18,14 @@ from rooflab.bench.ptx.text.syntax import Instruction, Kernel
 
 @dataclass(frozen=True)
 class Bytes:
-    """What moved, in bytes.  `sectors` are counted in L2's 32 bytes."""
+    """Bytes that a launch moved.  `sectors` count the 32 bytes of an L2 sector."""
 
     hbm_read: int = 0
-    """Sectors that were read at least once: what memory must give if L2 keeps everything."""
+    """Sectors that were read at least once: the least that memory must deliver, if L2 keeps everything."""
     hbm_write: int = 0
     """Sectors that were written at least once."""
     global_read: int = 0
-    """Asked for by the lanes' loads."""
+    """Requested by the lanes' loads."""
     global_read_sectors: int = 0
     """Sectors of those requests, each warp's request by itself: what passes between L1 and L2 without hits in L1."""
     global_write: int = 0
@@ -45,7 +45,7 @@ class Bytes:
 
 @dataclass(frozen=True)
 class Result:
-    """What a launch did."""
+    """The counts and the races of a launch."""
 
     kernel: str
     bytes: Bytes
@@ -64,46 +64,33 @@ class Result:
     ctas: int
     """CTAs in the grid."""
     stored: tuple[tuple[npt.NDArray[np.int64], int], ...] = ()
-    """Where only some of the CTAs ran: addresses and width of their stores to global memory."""
+    """If only some of the CTAs ran: addresses and width of their stores to global memory."""
 
     @property
     def flops(self) -> int:
-        """All of `tensor_flops`."""
+        """The sum of `tensor_flops`."""
         return sum(self.tensor_flops.values())
 
 
+_COUNTED = {
+    field.name: field.name.replace("sectors", "sector") + "_bytes" for field in fields(Bytes) if field.name[:3] != "hbm"
+}
+"""The counter's name of each number of `Bytes` but the first two."""
+
+
 def result_of(run: Run) -> Result:
-    """What `run` has seen."""
+    """The result of a run."""
     kernel, counter = run.program.kernel, run.counter
     totals: Mapping[str, int] = counter.totals if counter is not None else {}
     executed = _executed(run)
-    sectors = [
-        sum(0 if marked is None else int(marked.sum()) for marked in found) * SECTOR
-        for found in (
-            [item.sectors_read for item in run.memory.allocations],
-            [item.sectors_written for item in run.memory.allocations],
-        )
-    ]
-    moved = Bytes(
-        hbm_read=sectors[0],
-        hbm_write=sectors[1],
-        global_read=totals.get("global_read_bytes", 0),
-        global_read_sectors=totals.get("global_read_sector_bytes", 0),
-        global_write=totals.get("global_write_bytes", 0),
-        global_write_sectors=totals.get("global_write_sector_bytes", 0),
-        copy_read=totals.get("copy_read_bytes", 0),
-        copy_write=totals.get("copy_write_bytes", 0),
-        tma_load=totals.get("tma_load_bytes", 0),
-        tma_store=totals.get("tma_store_bytes", 0),
-        shared_read=totals.get("shared_read_bytes", 0),
-        shared_write=totals.get("shared_write_bytes", 0),
-        shared_matrix=totals.get("shared_matrix_bytes", 0),
-        atomic=totals.get("atomic_bytes", 0),
-    )
+    moved = {name: totals.get(key, 0) for name, key in _COUNTED.items()}
+    held = run.memory.allocations
+    read = sum(int(item.sectors_read.sum()) for item in held if item.sectors_read is not None)
+    written = sum(int(item.sectors_written.sum()) for item in held if item.sectors_written is not None)
     grid = run.grid
     return Result(
         kernel=kernel.name,
-        bytes=moved,
+        bytes=Bytes(hbm_read=SECTOR * read, hbm_write=SECTOR * written, **moved),
         instructions=_by_opcode(kernel, executed),
         lines=_by_line(run, executed),
         tensor_flops=_tensor_flops(kernel, executed),
@@ -117,31 +104,31 @@ def result_of(run: Run) -> Result:
 
 def _executed(run: Run) -> dict[int, int]:
     """Threads that executed each instruction."""
-    found: Tally[int] = Tally()
+    threads: Tally[int] = Tally()
     if run.counter is not None:
         for (place, grain), lanes in run.counter.blocks.items():
             block = run.program.block(place, grain)
             for number in range(block.start, block.end):
-                found[number] += lanes
-    return found
+                threads[number] += lanes
+    return threads
 
 
 def _by_opcode(kernel: Kernel, executed: Mapping[int, int]) -> dict[str, int]:
-    found: Tally[str] = Tally()
+    counts: Tally[str] = Tally()
     for number, lanes in executed.items():
-        found[kernel.instructions[number].opcode] += lanes
-    return dict(found.most_common())
+        counts[kernel.instructions[number].opcode] += lanes
+    return dict(counts.most_common())
 
 
 def _by_line(run: Run, executed: Mapping[int, int]) -> dict[tuple[str, int], dict[str, int]]:
     kernel = run.program.kernel
-    found: dict[tuple[str, int], dict[str, int]] = {}
+    lines: dict[tuple[str, int], dict[str, int]] = {}
 
     def at(number: int) -> dict[str, int]:
         place = kernel.instructions[number].place
-        # A line of an inlined function counts where it was called: that is the kernel's own text.
+        # A line of an inlined function counts at its call in the kernel's own source.
         key = ("", 0) if place is None else place.caller or (place.file, place.line)
-        return found.setdefault(key, {})
+        return lines.setdefault(key, {})
 
     for number, lanes in executed.items():
         item = at(number)
@@ -150,11 +137,11 @@ def _by_line(run: Run, executed: Mapping[int, int]) -> dict[tuple[str, int], dic
         for (number, what), amount in run.counter.by_instruction.items():
             item = at(number)
             item[what] = item.get(what, 0) + amount
-    return dict(sorted(found.items()))
+    return dict(sorted(lines.items()))
 
 
 def _tensor_flops(kernel: Kernel, executed: Mapping[int, int]) -> dict[str, int]:
-    found: Tally[str] = Tally()
+    flops: Tally[str] = Tally()
     for number, lanes in executed.items():
         opcode = kernel.instructions[number].opcode
         shape = re.search(r"\.m(\d+)n(\d+)k(\d+)\.", opcode)
@@ -163,8 +150,8 @@ def _tensor_flops(kernel: Kernel, executed: Mapping[int, int]) -> dict[str, int]
         m, n, k = map(int, shape.groups())
         parts = opcode.split(".")
         kind = parts[-2] if opcode.startswith("wgmma") else parts[-3]
-        found[kind] += 2 * m * n * k * (lanes // (128 if opcode.startswith("wgmma") else 32))
-    return dict(found)
+        flops[kind] += 2 * m * n * k * (lanes // (128 if opcode.startswith("wgmma") else 32))
+    return dict(flops)
 
 
 def _races(run: Run) -> list[str]:
@@ -196,15 +183,15 @@ def _races(run: Run) -> list[str]:
 
 
 def _unlike(races: Iterable[Race], name: Callable[[int], str]) -> list[Race]:
-    """The first of those that differ in nothing but the place and who met: turns of an unrolled loop."""
-    found: dict[tuple[object, ...], Race] = {}
+    """One race of those that differ only in place and actors: turns of an unrolled loop."""
+    first: dict[tuple[object, ...], Race] = {}
     for race in races:
-        found.setdefault((race.kind, name(race.first), name(race.second), race.proxy, race.same_value), race)
-    return list(found.values())
+        first.setdefault((race.kind, name(race.first), name(race.second), race.proxy, race.same_value), race)
+    return list(first.values())
 
 
 def _in_an_allocation(run: Run, race: Race, name: Callable[[int], str]) -> str:
-    """A race on global memory in words, by the place in its argument and not in this process."""
+    """A race on global memory in words, with the place in its argument instead of the address."""
     allocation = run.memory.find(race.address)
     if allocation is None:
         return describe(race, name)

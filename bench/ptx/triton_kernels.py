@@ -1,18 +1,22 @@
-"""Kernels that Triton or Gluon compiled, with their arguments as their PTX wants them."""
+"""Kernels that Triton or Gluon compiled: their arguments as their PTX takes them, and every launch of them emulated."""
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 
-from rooflab.bench.ptx.launch import Launch
+from rooflab.bench.ptx.arguments import Launch
 from rooflab.bench.ptx.tiles.tensor_map import DRIVER_ELEMENTS, ELEMENTS, SWIZZLES, TensorMap
 
 SCRATCH_ALIGN = 128
+Handle = Callable[[Any, tuple[int, ...], list[Any]], None]
+"""Takes a compiled kernel, its grid and its arguments."""
 
 
 def bound(compiled: Any, grid: Sequence[int], args: Sequence[Any]) -> tuple[Launch, list[Any], list[torch.Tensor]]:
@@ -48,7 +52,7 @@ def bound(compiled: Any, grid: Sequence[int], args: Sequence[Any]) -> tuple[Laun
         values.append(torch.zeros(ctas * size + SCRATCH_ALIGN, dtype=torch.uint8) if size else 0)
     entry = re.search(rf"\.entry {re.escape(metadata.name)}\s*\(([^)]*)\)", ptx)
     wanted = entry[1].count(".param ") if entry is not None else 0
-    # Parameters that the compiler found unused are there all the same; only the scratch pointers came with 3.x.
+    # The PTX has parameters also for unused arguments; scratch pointers exist only since Triton 3.x.
     values = values[:wanted] if len(values) > wanted else values
     names += ["scratch memory"] * (len(values) - len(names))
     launch = Launch(ptx, metadata.name, None, int(metadata.shared), _cluster(metadata), tuple(names))
@@ -56,7 +60,7 @@ def bound(compiled: Any, grid: Sequence[int], args: Sequence[Any]) -> tuple[Laun
 
 
 def _name(compiled: Any, key: Any) -> str:
-    """What the source calls an argument; Triton knows it by its name, its place, or a tuple with that."""
+    """The name of an argument in the source; Triton's key is the name, the index, or a tuple with the index."""
     return key if isinstance(key, str) else str(compiled.src.fn.arg_names[key[0] if isinstance(key, tuple) else key])
 
 
@@ -72,7 +76,7 @@ def _cluster(metadata: Any) -> tuple[int, int, int]:
 
 
 def _flat(values: Sequence[Any], kinds: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
-    """Values with their types, those in tuples one by one, and without what was specialised away in them."""
+    """Values with their types, those in tuples one by one, without those that were specialised away."""
     for value, kind in zip(values, kinds, strict=True):
         if isinstance(kind, tuple | list):
             yield from _flat(value, kind)
@@ -85,12 +89,12 @@ def _float(value: float, kind: Any) -> Any:
     if kind == "fp16":
         return np.float16(value).tobytes()
     if kind == "bf16":
-        return np.float32(value).tobytes()[2:]  # its launcher cuts, and does not round
+        return np.float32(value).tobytes()[2:]  # the launcher truncates
     return float(value) if kind in ("fp32", "fp64") else value
 
 
 def _descriptor(value: Any, meta: Any) -> list[Any]:
-    """What the launcher makes of a tensor descriptor: a map, or the tensor with its shape and strides."""
+    """The parameters of a tensor descriptor: a map, or the tensor with its shape and strides."""
     shape, strides = [int(size) for size in value.shape], [int(stride) for stride in value.strides]
     if meta is None:
         padded = value.padding == "nan"
@@ -117,3 +121,59 @@ def _descriptor(value: Any, meta: Any) -> list[Any]:
         fill="nan" if value.padding == "nan" else "zero",
     )
     return [made, *shape, *strides]
+
+
+@contextmanager
+def emulating_triton(sm: int, properties: Mapping[str, int], handle: Handle) -> Iterator[None]:
+    """Compiles each launch for `sm` and gives it to `handle`; an autotuned kernel runs by its first config."""
+    # Here, because Triton reads its environment when it is imported, and `emulate` needs none of it.
+    import triton
+    from triton.runtime.autotuner import Autotuner
+    from triton.runtime.jit import JITFunction
+
+    from rooflab.bench.compile.capture import FakeDriver, check_internals
+
+    check_internals()
+    run, tune = JITFunction.run, Autotuner.run
+
+    def instead(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        kernel = run(self, *args, grid=grid, warmup=True, **kwargs)
+        if warmup:
+            return kernel
+        values = _bound(self, args, kwargs)
+        if callable(grid):
+            grid = grid(values)
+        if 0 in grid:
+            return kernel  # as Triton's launcher, which skips such a launch
+        handle(kernel, tuple(int(size) for size in grid), _runtime(kernel, values))
+        return kernel
+
+    def first_config(self: Any, *args: Any, **kwargs: Any) -> Any:
+        self.nargs = dict(zip(self.arg_names, args, strict=False))
+        config = next(iter(self.prune_configs(kwargs) if len(self.configs) > 1 else self.configs))
+        if config.pre_hook is not None:
+            config.pre_hook({**self.nargs, **kwargs, **config.all_kwargs()})
+        kernel = self.fn.run(*args, **kwargs, **config.all_kwargs())
+        self.nargs = None
+        return kernel
+
+    triton.runtime.driver.set_active(FakeDriver(sm, properties))
+    JITFunction.run, Autotuner.run = instead, first_config
+    try:
+        yield
+    finally:
+        JITFunction.run, Autotuner.run = run, tune
+
+
+def _bound(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """All arguments of the kernel's signature by name."""
+    names = set(function.arg_names)
+    own = {name: value for name, value in kwargs.items() if name in names}
+    given = inspect.signature(function.fn).bind(*args, **own)
+    given.apply_defaults()
+    return dict(given.arguments)
+
+
+def _runtime(kernel: Any, values: Mapping[str, Any]) -> list[Any]:
+    """The arguments that the compiled kernel takes, without its constexprs."""
+    return [values[_name(kernel, key)] for key, kind in kernel.src.signature.items() if kind != "constexpr"]

@@ -1,1 +1,1 @@
-"""Results as lines of JSON with their circumstances, and what the circumstances are: machine, software, commit."""
+"""Results as lines of JSON (`record.py`, `files.py`) with their circumstances: machine, software, commit, revision."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 import platform
 import re
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -16,8 +19,9 @@ from typing import Any
 import psutil
 import torch
 
-from rooflab.bench.records.nvml import ask, nvml_of
+from rooflab.bench.calls.calls import kernel_file_sha256
 from rooflab.kernels.precision import matmul_precision
+from rooflab.kernels.registry import Kernel
 
 _CPUS = Path("/sys/devices/system/cpu")
 
@@ -67,6 +71,10 @@ class Environment:
     def to_dict(self) -> dict[str, Any]:
         """The snapshot as JSON values."""
         return asdict(self)
+
+    def record_fields(self) -> dict[str, Any]:
+        """The fields of a record that say where it was made."""
+        return {"environment": self.to_dict(), "commit": self.commit, "dirty": self.dirty}
 
 
 def snapshot(gpu_index: int = 0) -> Environment:
@@ -142,9 +150,9 @@ def _version(package: str) -> str | None:
 
 
 def git_state(root: Path) -> tuple[str | None, bool | None]:
-    """Commit of the checkout at `root`, and whether anything but results has changed; twice None where it is none."""
+    """Commit of the checkout at `root`, and whether anything but results has changed; twice None outside a checkout."""
     top = _git(root, "rev-parse", "--show-toplevel")
-    # A package installed below somebody else's checkout must not report that checkout's commit.
+    # A package installed below another project's checkout must not report that checkout's commit.
     if top is None or Path(top).resolve() != root.resolve():
         return None, None
     commit = _git(root, "rev-parse", "--verify", "HEAD")
@@ -184,3 +192,81 @@ def _gpu(index: int) -> Gpu | None:
             ecc=None if ecc is None else bool(ecc[0]),
             mig=None if mig is None else bool(mig[0]),
         )
+
+
+POWER_INSTANT, SUCCESS = 186, 0
+"""`NVML_FI_DEV_POWER_INSTANT` and `NVML_SUCCESS` (nvml.h); older packages do not name the first."""
+
+
+@contextmanager
+def nvml_of(uuid: str) -> Iterator[tuple[Any, Any] | None]:
+    """NVML and its handle of the GPU, or None where the package or the driver is not there.
+
+    The handle is None where this machine has no such GPU.
+    """
+    if importlib.util.find_spec("pynvml") is None:
+        yield None
+        return
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        yield None
+        return
+    try:
+        yield pynvml, ask(pynvml, "nvmlDeviceGetHandleByUUID", uuid)
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def ask(nvml: Any, function: str, *arguments: Any) -> Any:
+    """What NVML answers, or None where this card or driver does not support the question."""
+    try:
+        return getattr(nvml, function)(*arguments)
+    except nvml.NVMLError:
+        return None
+
+
+def power(nvml: Any, handle: Any) -> tuple[int | None, str | None]:
+    """Milliwatts drawn, and the question that NVML answered.
+
+    `nvmlDeviceGetPowerUsage` is an average of a second on most cards, far longer than a kernel, so that it is asked
+    only where the power of this moment is not to be had.
+    """
+    fields = ask(nvml, "nvmlDeviceGetFieldValues", handle, [POWER_INSTANT])
+    if fields is not None and fields[0].nvmlReturn == SUCCESS:
+        return int(fields[0].value.uiVal), "NVML_FI_DEV_POWER_INSTANT"
+    power_mw = ask(nvml, "nvmlDeviceGetPowerUsage", handle)
+    return power_mw, None if power_mw is None else "nvmlDeviceGetPowerUsage"
+
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ("roofline", "reference", "kernels", "engine", "bench")
+
+
+def tree_hash(root: Path = ROOT) -> str:
+    """A hash of every source file: what names the code where there is no commit, or not that alone."""
+    total = hashlib.sha256()
+    for folder in FOLDERS:
+        for path in sorted((root / folder).rglob("*")):
+            if path.suffix in (".py", ".cu", ".json") and path.is_file():
+                total.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return total.hexdigest()[:16]
+
+
+_own_tree = cache(tree_hash)
+
+
+def circumstances(environment: Environment, kernel: Kernel) -> dict[str, Any]:
+    """The environment as a record has it, with hashes of the code that no commit covers.
+
+    `kernel_file_sha256` is of a kernel from outside, `tree` of a checkout without git.
+    """
+    found = environment.to_dict()
+    file = kernel_file_sha256(kernel)
+    if file:
+        found["kernel_file_sha256"] = file
+    if environment.commit is None:
+        found["tree"] = _own_tree()
+    return found

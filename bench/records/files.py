@@ -1,8 +1,9 @@
-"""Files of records: whole lines appended, one file a run, read back with file and line named on what is wrong."""
+"""Files: records as whole lines, one file a run, read back by line; and any other file, written whole or not at all."""
 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,6 +26,25 @@ def write(path: Path, *records: Record) -> None:
                 raise OSError(f"{path.name}: wrote {written} of {len(line)} bytes of a record")
     finally:
         os.close(descriptor)
+
+
+def write_whole(path: Path, content: str | bytes) -> Path:
+    """Writes a file (text as UTF-8) at once or not at all, makes the folders above it, and returns its path.
+
+    A reader finds the old file or the new one, also where two processes or threads write it, or the machine goes away.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")
+    try:
+        with part.open("wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())  # a machine that is taken away must not leave an empty file
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+    return path
 
 
 def read(path: Path) -> list[Record]:

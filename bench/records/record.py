@@ -6,15 +6,19 @@ does not know and refuses a newer major version.
 
 from __future__ import annotations
 
+import base64
 import json
 import math
+import re
 import secrets
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal, get_args
 
-from rooflab.bench.records.samples import unpack_samples
+import numpy as np
+
 from rooflab.kernels.registry import Backend, Role
 from rooflab.reference.spec import Scalar
 from rooflab.roofline.model import Basis as TrafficBasis
@@ -25,6 +29,8 @@ SCHEMA_VERSION = "1.1"
 Kind = Literal["check", "bench", "ceiling", "engine", "ab", "static"]
 Failure = Literal["INCORRECT", "COMPILE_ERROR", "RUNTIME_ERROR", "OUT_OF_MEMORY", "TIMEOUT", "INVALID"]
 Status = Literal["OK", Failure, "UNSUPPORTED", "UNAVAILABLE"]
+NOT_RUN: tuple[Status, ...] = ("UNSUPPORTED", "UNAVAILABLE")
+"""What says that a kernel was not run, and nothing of the kernel itself."""
 CheckedBy = Literal["gpu", "interpreter", "emulator", "torch", "none"]
 Basis = Literal["measured", "predicted", "bound"]
 L2State = Literal["cold", "warm"]
@@ -44,7 +50,7 @@ def new_run_id() -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """One result.  Raises `ValueError` at construction on a value that is none of its field's, and on a reading that
+    """One result.  Raises `ValueError` at construction on a value that its field does not allow, and on a reading that
     must not be published: a latency beside a failed status, or of a kernel that ran in Triton's interpreter."""
 
     kind: Kind
@@ -183,7 +189,7 @@ class Record:
 
     @property
     def samples_s(self) -> list[float]:
-        """The samples in time order, seconds per call; empty where there are none."""
+        """The samples in time order, seconds per call; empty where nothing was timed."""
         return unpack_samples(self.samples) if self.samples else []
 
     @property
@@ -193,7 +199,7 @@ class Record:
 
     def to_json(self) -> str:
         """One line of JSON.  Numbers that JSON lacks become the texts `nan`, `inf` and `-inf`."""
-        return json.dumps(_finite(asdict(self)), allow_nan=False, separators=(",", ":"))
+        return json.dumps(plain(self), allow_nan=False, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, line: str) -> Record:
@@ -243,11 +249,47 @@ def _check_version(version: str) -> None:
         raise ValueError(f"schema_version: expected {ours}.x, got {version}, which a newer Rooflab wrote")
 
 
-def _finite(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """`value` in JSON's own types; numbers that JSON lacks become texts."""
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
     return value
+
+
+def pack_samples(seconds: Sequence[float]) -> str:
+    """Samples as float64 little-endian, zlib, base64; every bit is kept."""
+    return base64.b64encode(zlib.compress(np.asarray(seconds, "<f8").tobytes(), 9)).decode()
+
+
+def unpack_samples(text: str) -> list[float]:
+    """The inverse of `pack_samples`.  Raises `ValueError` on a text that is not one."""
+    try:
+        values: list[float] = np.frombuffer(zlib.decompress(base64.b64decode(text, validate=True)), "<f8").tolist()
+    except (ValueError, zlib.error) as error:
+        raise ValueError(f"samples: expected base64 of zlib of float64 values, got {text[:20]!r}") from error
+    return values
+
+
+def method_of(timer: str | None, l2_state: str | None) -> str:
+    """`cuda events, launch gaps hidden, cold`: the timing method and the state of L2, without the number of calls.
+
+    How many calls share a sample follows from how fast the kernel is, so that each faster one would be read otherwise;
+    that several do is told by the state of L2.
+    """
+    name = re.sub(r"\d+ calls per sample", "several calls per sample", timer or "unknown")
+    return f"{name}, {l2_state}" if l2_state else name
+
+
+def paired_method_of(timer: str | None, l2_state: str | None) -> str:
+    """`method_of` without what was done about a CPU's threads.
+
+    Processes of one kernel differ in it: with other work on the machine 2 of 12 did not find their threads to pin.  It
+    adds noise to both sides alike.
+    """
+    return re.sub(r", threads (not )?pinned[^,]*", "", method_of(timer, l2_state))

@@ -52,7 +52,7 @@ def git(root: Path, *arguments: str) -> str:
 
 
 def resolve(root: Path, revision: str) -> str:
-    """The commit that `revision` names.  Raises `ValueError` where it names none."""
+    """The commit that `revision` names.  Raises `ValueError` where there is no such commit."""
     try:
         return git(root, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}")
     except ValueError:

@@ -1,35 +1,275 @@
-"""All that a report says, as plain data: the page is drawn from it, and `--json` prints it."""
+"""All that a report says, as plain data: the page is drawn from it, and `--json` prints it.
+
+The summary comes first: how the optimized kernels stand against the library, what failed, and what is not measured.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from math import exp, log
+from typing import Any, get_args
 
-from rooflab.bench.records.source_tree import tree_hash
-from rooflab.bench.report.ceilings import CeilingTable, ceiling_tables
-from rooflab.bench.report.comparisons import Comparison, comparisons_of
-from rooflab.bench.report.compiled import CompiledTable, compiled_tables
-from rooflab.bench.report.engine import EngineTable, engine_tables
-from rooflab.bench.report.history import Trend, trends
-from rooflab.bench.report.ladders import OpLadder, op_ladders
-from rooflab.bench.report.machines import Machine, machines_of
-from rooflab.bench.report.newest import benches_of, choose, fault
-from rooflab.bench.report.places import Roofline, rooflines
-from rooflab.bench.report.sources import FileInfo, Located
-from rooflab.bench.report.summary import (
-    CommitInfo,
-    Gap,
-    Problem,
-    Standing,
-    Tally,
-    commits,
-    problems,
-    standings,
-    tallies,
-    unmeasured,
+from rooflab.bench.records.environment import tree_hash
+from rooflab.bench.records.record import Kind, Record
+from rooflab.bench.report.facts import Machine, machines_of
+from rooflab.bench.report.figures import largest_cases
+from rooflab.bench.report.ladders import Block, OpLadder, Row, op_ladders
+from rooflab.bench.report.rooflines import CeilingTable, Roofline, ceiling_tables, rooflines
+from rooflab.bench.report.sources import (
+    NOT_RUN,
+    FileInfo,
+    Located,
+    Source,
+    benches_of,
+    choose,
+    fault,
+    kernel_key,
+    machine_of,
+    newest,
 )
-from rooflab.bench.report.words import moment
+from rooflab.bench.report.tables import (
+    BROKEN_VERDICTS,
+    Comparison,
+    CompiledTable,
+    EngineTable,
+    comparisons_of,
+    compiled_tables,
+    engine_tables,
+)
+from rooflab.bench.report.trends.points import frame_of, why_not
+from rooflab.bench.report.trends.trend import build_trends
+from rooflab.bench.report.words import commit_text, moment, percent
+from rooflab.kernels import registry
+
+KIND_NAMES = {
+    "check": "checks",
+    "bench": "times of kernels",
+    "ceiling": "measured ceilings",
+    "engine": "engine runs",
+    "ab": "A/B verdicts",
+    "static": "compiled code",
+}
+
+
+@dataclass(frozen=True)
+class Span:
+    """A ratio over cases: geometric mean, least and largest."""
+
+    mean: float
+    low: float
+    high: float
+    cases: int
+
+
+@dataclass(frozen=True)
+class Standing:
+    """The fastest optimized kernel of each case of an op, against the library and against naive."""
+
+    machine: str
+    op: str
+    scheme: str
+    over_library: Span | None
+    over_naive: Span | None
+    of_bound: Span | None
+    slower_cases: int
+    """Cases in which the library is faster than every optimized kernel."""
+    kernels: tuple[str, ...]
+    """The optimized kernels that were the fastest of some case, the most frequent first."""
+    other_runs: int
+    """Ratios whose two times come from different runs."""
+    no_library: str
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A result that must not be overlooked."""
+
+    machine: str
+    kind: str
+    name: str
+    where: str
+    """Case and scheme."""
+    status: str
+    reason: str
+    source: Source
+
+
+@dataclass(frozen=True)
+class Gap:
+    """What was not measured, and why."""
+
+    machine: str
+    status: str
+    reason: str
+    names: tuple[str, ...]
+    count: int
+
+
+@dataclass(frozen=True)
+class Tally:
+    """How many records of a kind have each status."""
+
+    kind: str
+    total: int
+    statuses: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True)
+class CommitInfo:
+    """One state of the source that records were made from."""
+
+    text: str
+    dirty: bool
+    records: int
+
+
+def standings(ops: Iterable[OpLadder]) -> tuple[Standing, ...]:
+    """One for each machine, op and scheme that has an optimized time; never of two machines together."""
+    found = []
+    for op in ops:
+        for ladder in op.ladders:
+            for scheme in dict.fromkeys(block.scheme for block in ladder.blocks):
+                blocks = [block for block in ladder.blocks if block.scheme == scheme]
+                best = [row for block in blocks if (row := _fastest(block)) is not None]
+                if best:
+                    found.append(_standing(ladder.machine, op, scheme, best))
+    return tuple(found)
+
+
+def _fastest(block: Block) -> Row | None:
+    timed = [(row.latency_ms, row) for row in block.rows if row.role == "optimized" and row.latency_ms is not None]
+    return min(timed, key=lambda pair: pair[0])[1] if timed else None
+
+
+def _standing(machine: str, op: OpLadder, scheme: str, best: Sequence[Row]) -> Standing:
+    over_library = [row.over_library for row in best if row.over_library]
+    over_naive = [row.over_naive for row in best if row.over_naive]
+    return Standing(
+        machine=machine,
+        op=op.op,
+        scheme=scheme,
+        over_library=span([ratio.value for ratio in over_library]),
+        over_naive=span([ratio.value for ratio in over_naive]),
+        of_bound=span([row.bound_fraction for row in best if row.bound_fraction]),
+        slower_cases=sum(ratio.value < 1 for ratio in over_library),
+        kernels=tuple(name for name, _ in Counter(row.kernel for row in best).most_common()),
+        other_runs=sum(ratio.other_run for ratio in (*over_library, *over_naive)),
+        no_library=op.no_library,
+    )
+
+
+def span(values: Sequence[float]) -> Span | None:
+    """Geometric mean, least and largest of positive ratios; None without values."""
+    if not values:
+        return None
+    return Span(exp(sum(log(value) for value in values) / len(values)), min(values), max(values), len(values))
+
+
+def problems(
+    located: Sequence[Located], current: Sequence[Located], comparisons: Iterable[Comparison]
+) -> tuple[Problem, ...]:
+    """Failed and impossible results that no newer record of the same key has replaced, and verdicts that stop a merge.
+
+    `current` are the bench records that speak for now.
+    """
+    found = []
+    checks = newest((item for item in located if item.record.kind == "check"), kernel_key)
+    others = newest(
+        (item for item in located if item.record.kind not in ("check", "bench", "ab")),
+        lambda record: (record.kind, *kernel_key(record), str(record.config)),
+    )
+    for item in (*current, *checks, *others):
+        wrong = fault(item.record)
+        if wrong:
+            found.append(_problem(item, *wrong))
+    for comparison in comparisons:
+        if comparison.verdict in ("", *BROKEN_VERDICTS) or comparison.failed:
+            name = f"{comparison.name} against {comparison.baseline}"
+            where = f"{comparison.case_id} {comparison.scheme}"
+            status = comparison.verdict or (comparison.status if comparison.failed else "NO VERDICT")
+            found.append(Problem(comparison.machine, "ab", name, where, status, _slower(comparison), comparison.source))
+    return tuple(found)
+
+
+def _slower(comparison: Comparison) -> str:
+    """The reason that the record gives, or the effect, which is the reason of a verdict that has no other."""
+    if comparison.why or comparison.effect is None:
+        return comparison.why
+    bounds = [percent(bound, signed=True) for bound in (comparison.low, comparison.high) if bound is not None]
+    between = f", bounds {' to '.join(bounds)}" if bounds else ""
+    return f"its time is {percent(comparison.effect, signed=True)} against its baseline's{between}"
+
+
+def _problem(item: Located, status: str, reason: str) -> Problem:
+    record = item.record
+    name = "/".join(part for part in (record.op, record.kernel) if part) or record.case_id or record.kind
+    where = " ".join(part for part in (record.case_id if record.op else None, record.scheme) if part)
+    return Problem(machine_of(record), record.kind, name, where, status, reason, item.source)
+
+
+def unmeasured(current: Sequence[Located], located: Sequence[Located]) -> tuple[Gap, ...]:
+    """Kernels without a time by machine and reason, kernels of the registry in no record, and kinds with none."""
+    groups: dict[tuple[str, str, str], list[Located]] = {}
+    for item in current:
+        record = item.record
+        if record.status in NOT_RUN or (record.status == "OK" and record.latency_median_ms is None):
+            status = record.status if record.status in NOT_RUN else "NOT TIMED"
+            key = (machine_of(record), status, record.reason or "the record holds no time")
+            groups.setdefault(key, []).append(item)
+    gaps = [
+        Gap(
+            machine, status, reason, tuple(dict.fromkeys(f"{i.record.op}/{i.record.kernel}" for i in items)), len(items)
+        )
+        for (machine, status, reason), items in groups.items()
+    ]
+    for machine in dict.fromkeys(machine_of(item.record) for item in current):
+        there = {(item.record.op, item.record.kernel) for item in current if machine_of(item.record) == machine}
+        absent = tuple(
+            kernel.id
+            for op in registry.ops()
+            for kernel in registry.kernels(op).values()
+            if (op, kernel.name) not in there
+        )
+        if absent:
+            gaps.append(
+                Gap(machine, "NO RECORD", "registered, and in no bench record of this machine", absent, len(absent))
+            )
+    kinds = {item.record.kind for item in located}
+    gone = tuple(KIND_NAMES[kind] for kind in get_args(Kind) if kind not in kinds)
+    if gone:
+        gaps.append(Gap("any machine", "NO RECORD", "no record of these kinds was read", gone, len(gone)))
+    return tuple(gaps)
+
+
+def tallies(located: Sequence[Located]) -> tuple[Tally, ...]:
+    """Records by kind and status."""
+    found = []
+    for kind in get_args(Kind):
+        statuses = Counter(item.record.status for item in located if item.record.kind == kind)
+        if statuses:
+            found.append(Tally(KIND_NAMES[kind], statuses.total(), tuple(statuses.most_common())))
+    return tuple(found)
+
+
+def trends(located: Sequence[Located]) -> tuple[Mapping[str, Any], ...]:
+    """The trends in order of time of each op's largest case on each machine, with times at two commits or more."""
+    machines: dict[str, list[Record]] = {}
+    for item in located:
+        machines.setdefault(machine_of(item.record), []).append(item.record)
+    largest = {id(record) for records in machines.values() for record in largest_cases(records)}
+    chosen = [item for item in located if id(item.record) in largest and not why_not(item.record)]
+    found = build_trends(frame_of((item.record, item.source) for item in chosen), {}) if chosen else []
+    several = [trend for trend in found if trend.frame[["commit", "dirty"]].drop_duplicates().shape[0] > 1]
+    return tuple({**trend.row(), "source": trend.frame["file"].iloc[-1]} for trend in several)
+
+
+def commits(located: Sequence[Located]) -> tuple[CommitInfo, ...]:
+    """Every commit, oldest record first, a dirty tree apart from a clean one."""
+    counts = Counter((item.record.commit, bool(item.record.dirty)) for item in located)
+    return tuple(CommitInfo(commit_text(commit, dirty), dirty, count) for (commit, dirty), count in counts.items())
 
 
 @dataclass(frozen=True)
@@ -56,7 +296,9 @@ class Content:
     compiled: tuple[CompiledTable, ...]
     ceilings: tuple[CeilingTable, ...]
     engine: tuple[EngineTable, ...]
-    trends: tuple[Trend, ...]
+    trends: tuple[Mapping[str, Any], ...]
+    """Rows of the trends that two commits or more have, as `rooflab history` shows them, with `source`: the newest
+    point's."""
     files: tuple[FileInfo, ...]
 
 

@@ -59,13 +59,18 @@ def points_of(records: Iterable[Record]) -> list[Point]:
     return points
 
 
+def as_ceilings(values: Mapping[str, Any]) -> Ceilings:
+    """A record's ceilings; keys that a newer minor version may have are left out."""
+    known = {field.name for field in fields(Ceilings)}
+    return Ceilings(**{name: value for name, value in values.items() if name in known})
+
+
 def ceilings_of(records: Iterable[Record]) -> list[Ceilings]:
     """The ceilings behind the records, the last of each device and kind."""
     found: dict[tuple[str, str], Ceilings] = {}
     for record in records:
         if record.ceilings:
-            known = {field.name for field in fields(Ceilings)}  # a newer minor version may have more
-            ceilings = Ceilings(**{name: value for name, value in record.ceilings.items() if name in known})
+            ceilings = as_ceilings(record.ceilings)
             found[ceilings.device, ceilings.kind] = ceilings
     return list(found.values())
 

@@ -12,8 +12,10 @@ from typing import get_args
 
 from rooflab.bench.records.record import Record
 from rooflab.bench.report.facts import facts_of
-from rooflab.bench.report.newest import (
+from rooflab.bench.report.sources import (
     Chosen,
+    Located,
+    Source,
     benches_of,
     choose,
     fault,
@@ -23,7 +25,6 @@ from rooflab.bench.report.newest import (
     newest,
     shared_run,
 )
-from rooflab.bench.report.sources import Located, Source
 from rooflab.bench.report.words import time_unit
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Role

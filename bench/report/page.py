@@ -8,7 +8,6 @@ from base64 import b64encode
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import log
 from pathlib import Path
 
 import matplotlib
@@ -17,10 +16,12 @@ from markupsafe import Markup, escape
 from plotly.io import to_html
 from plotly.offline import get_plotlyjs
 
+from rooflab.bench.records.files import write_whole
 from rooflab.bench.report import words
-from rooflab.bench.report.content import Content
+from rooflab.bench.report.content import Content, gather
 from rooflab.bench.report.interactive import CONFIG, figure
-from rooflab.bench.report.places import Roofline
+from rooflab.bench.report.rooflines import Roofline
+from rooflab.bench.report.sources import load
 from rooflab.roofline.plot import roofline_figure
 from rooflab.roofline.points import Point, si
 
@@ -57,7 +58,6 @@ def render(content: Content, plots: bool = True) -> str:
         "si": si,
         "slug": words.slug,
         "unit_name": lambda unit: "µs" if unit == "us" else unit,
-        "place": ratio_place,
         "breakable": breakable,
     }
     drawn = [_picture(one, number) for number, one in enumerate(content.rooflines, 1)] if plots else []
@@ -66,7 +66,6 @@ def render(content: Content, plots: bool = True) -> str:
         pictures=drawn,
         plots=plots,
         plotly=Markup(get_plotlyjs()) if drawn else "",
-        reach=ratio_reach(content),
         op_anchors=anchors([op.op for op in content.ops], "op"),
         machines={machine.key: machine for machine in content.machines},
     )
@@ -86,17 +85,6 @@ def anchors(names: Sequence[str], prefix: str) -> dict[str, str]:
 def breakable(text: str) -> Markup:
     """`text`, escaped, that may be broken after a comma or a slash: a case without blanks is a long word."""
     return Markup(re.sub(r"([,/])", r"\1<wbr>", str(escape(text))))
-
-
-def ratio_reach(content: Content) -> float:
-    """The ratio at the right end of the small axes: the largest or smallest of them all, within 1.5 and 8."""
-    spans = [one.over_library for one in content.standings if one.over_library]
-    return min(8.0, max(1.5, *(max(one.high, 1 / one.low) for one in spans), 1.5))
-
-
-def ratio_place(ratio: float, reach: float, half_px: float = 58.0) -> float:
-    """Where a ratio lies on a small logarithmic axis, in pixels: 1 in the middle, `reach` at the right end."""
-    return 2.0 + half_px * (1 + max(-1.0, min(1.0, log(ratio) / log(reach))))
 
 
 def _picture(roofline: Roofline, number: int) -> Picture:
@@ -119,3 +107,32 @@ def _svg(roofline: Roofline, points: Sequence[Point]) -> str:
     with matplotlib.rc_context({"svg.hashsalt": "rooflab"}):
         drawn.savefig(buffer, format="svg", metadata={"Date": None})
     return f"data:image/svg+xml;base64,{b64encode(buffer.getvalue()).decode()}"
+
+
+TITLE = "Rooflab report"
+
+
+@dataclass(frozen=True)
+class Report:
+    """A report that was written."""
+
+    file: str
+    bytes: int
+    figures: int
+    content: Content
+
+
+def write_report(paths: Sequence[Path], out: Path, title: str = TITLE, plots: bool = True) -> Report:
+    """Reads the records of `paths` (files, or folders at any depth) and writes the page to `out`, whole or not at all.
+
+    Raises `ValueError` on a damaged record, naming file and line, where no record is found, or where `out` is a folder.
+    """
+    out = Path(out)
+    if out.is_dir():
+        raise ValueError(f"out: expected a file, got the folder {str(out)!r}")
+    if not title.strip():
+        raise ValueError("title: expected a text, got an empty one")
+    content = gather(*load(paths), title)
+    page = render(content, plots).encode()
+    write_whole(out, page)
+    return Report(str(out), len(page), len(content.rooflines) if plots else 0, content)

@@ -76,8 +76,6 @@ def in_unit(ms: float, unit: str) -> str:
 
 def metric_unit(name: str) -> tuple[str, str]:
     """A metric's name without its unit, and the unit: `itl_p50_ms` is (`itl_p50`, `ms`)."""
-    if name.endswith("_tokens_per_s"):
-        return name.removesuffix("_tokens_per_s"), "tokens/s"
     for suffix, unit in _SUFFIXES:
         if name.endswith(suffix) and len(name) > len(suffix):
             return name.removesuffix(suffix), unit

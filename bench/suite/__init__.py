@@ -2,5 +2,5 @@
 
 `entries.py` says what an entry of the plan is, `plan.py` orders them, `bars/` holds one small file for each family of
 bars, `tasks.py` and `measures.py` do the work, `worker.py` is the process in which they do it, `runner.py` the loop
-over the plan, `state.py` what a killed run leaves behind, and `summary.py` what came of it.
+over the plan, `running.py` which kernels run right now, and `state.py` what a run leaves in its folder.
 """

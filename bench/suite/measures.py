@@ -10,14 +10,13 @@ from typing import Any
 import torch
 
 from rooflab.bench.calls.selection import default_scheme
-from rooflab.bench.check.outcome import BROKEN, already_broken
+from rooflab.bench.check.check import BROKEN, already_broken
 from rooflab.bench.measure.measure import measure_op
 from rooflab.bench.records import files as record_files
 from rooflab.bench.records.files import RunWriter
 from rooflab.bench.records.record import Record
-from rooflab.bench.suite import running
 from rooflab.bench.suite.entries import BarStatus, Context, Outcome
-from rooflab.bench.suite.running import ContextBroken, Running
+from rooflab.bench.suite.running import ContextBroken, Running, clear_running
 from rooflab.kernels import registry
 from rooflab.kernels.choices import launch_bucket, rows_of
 from rooflab.kernels.registry import Kernel
@@ -91,7 +90,7 @@ def measure(
     broken = already_broken(device)
     if broken:
         raise ContextBroken(broken)
-    running.forget(context.out)
+    clear_running(context.out)
     return found, writer.run_id, new < len(kernels) * len(cases)
 
 

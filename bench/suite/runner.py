@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rooflab.bench.records.source_tree import tree_hash
-from rooflab.bench.suite import running, state, summary
+from rooflab.bench.processes.child import Child, ChildFailed, Died, Stuck, TimedOut, command_for
+from rooflab.bench.records.environment import tree_hash
+from rooflab.bench.suite import state
 from rooflab.bench.suite.entries import Context, Entry, Outcome, plan_hash
-from rooflab.bench.suite.process import Ended, Process
-from rooflab.bench.suite.running import Running
-from rooflab.bench.suite.state import Identity, Progress
+from rooflab.bench.suite.running import Running, clear_running, read_running
+from rooflab.bench.suite.state import Identity, Progress, outcome_of
 
 LEAST_SHARE = 0.4
 """Share of its cost that must be left for an entry to be begun: those that measure do with less time."""
@@ -23,7 +23,8 @@ ATTEMPTS = 4
 IMPORTS = ("rooflab.bench.suite.tasks",)
 """What every process imports before it is asked: torch and Triton take seconds."""
 PROBE = "rooflab.bench.suite.tasks:probe"
-IDENTIFY = "rooflab.bench.suite.worker:identify"
+IDENTIFY = "rooflab.bench.suite.tasks:identify"
+WORKER = "rooflab.bench.suite.worker"
 PROBE_S = 60.0
 DRY_ENTRY_S, DRY_LIMIT_S = 20.0, 180.0
 """An entry of a dry run takes a second or a few; on a busy machine many times that, but this long, it hangs."""
@@ -76,8 +77,8 @@ class _Run:
         self.note, self.advance = note, advance
         self.ends = clock() + settings.budget_s
         self.log = settings.out / "suite.log"
-        self.current: Process | None = None
-        self.spare: Process | None = None
+        self.current: Child | None = None
+        self.spare: Child | None = None
         self.progress = self._begin()
 
     def _begin(self) -> Progress:
@@ -108,16 +109,16 @@ class _Run:
         self.settings.out.mkdir(parents=True, exist_ok=True)
         self.current = self._process()
         try:
-            outcome = self.current.run(IDENTIFY, {}, self._context("identify", PROBE_S), PROBE_S)
-        except Ended as ended:
+            outcome = _ask(self.current, IDENTIFY, {}, self._context("identify", PROBE_S), PROBE_S)
+        except ChildFailed as failed:
             self.current = None
-            raise ValueError(f"suite: the first process failed: {ended}; see {self.log}") from ended
+            raise ValueError(f"suite: the first process failed: {_why(failed)}; see {self.log}") from failed
         if outcome.status != "DONE":
             raise ValueError(f"suite: {outcome.reason}")
         found: Mapping[str, Any] = outcome.figures["environment"]
         return found
 
-    def _process(self) -> Process:
+    def _process(self) -> Child:
         environment = dict(os.environ)
         if self.settings.dry_run:
             # Its own cache: what half a second measured must not be taken for this machine's ceilings.
@@ -125,7 +126,7 @@ class _Run:
             environment |= {"ROOFLAB_CACHE": str(self.settings.out.resolve() / "cache")}
         else:
             environment.pop("TRITON_INTERPRET", None)
-        return Process(self.log, environment, IMPORTS)
+        return Child(command_for(*IMPORTS, WORKER), environment, log=self.log)
 
     def _context(
         self, entry_id: str, seconds: float, progress: Progress | None = None, earlier: tuple[str, ...] = ()
@@ -159,7 +160,7 @@ class _Run:
             if entry.id not in self.progress.outcomes:
                 self.progress.outcomes[entry.id] = Outcome("NOT_REACHED", self.progress.stopped or "the run ended")
         self.progress.save(self.settings.out)
-        summary.write(self.settings.out, self.progress)
+        state.write_summary(self.settings.out, self.progress)
 
     def _keep(self, entry: Entry, outcome: Outcome) -> None:
         self.progress.outcomes[entry.id] = outcome
@@ -212,30 +213,30 @@ class _Run:
         left = self.ends - self.clock()
         own_limit = DRY_LIMIT_S if self.settings.dry_run else entry.limit_s
         seconds = DRY_ENTRY_S if self.settings.dry_run else min(entry.most_s, left)
-        running.forget(self.settings.out)
+        clear_running(self.settings.out)
         process = self._next()
         context = self._context(entry.id, seconds, self.progress, earlier)
         try:
-            outcome = process.run(entry.call, entry.arguments, context, min(own_limit, left))
-        except Ended as ended:
+            outcome = _ask(process, entry.call, entry.arguments, context, min(own_limit, left))
+        except ChildFailed as failed:
             self.current = None
-            at = running.noted(self.settings.out, entry.id)
+            at = read_running(self.settings.out, entry.id)
             if left < own_limit and self.clock() >= self.ends:
                 why = "the budget ended under it; what it had recorded is kept"
                 return Outcome("NOT_REACHED", why, files=at.files), at
             self._probe()
-            return Outcome("FAILED", _during(at, str(ended)), files=at.files, again=True), at
-        at = running.noted(self.settings.out, entry.id)
+            return Outcome("FAILED", _during(at, _why(failed)), files=at.files, again=True), at
+        at = read_running(self.settings.out, entry.id)
         try:
             self._release(process)
-        except Ended as ended:  # what it answered counts; but it holds the device
-            self.note(f"{entry.id}: {ended}")
+        except Stuck as stuck:  # what it answered counts; but it holds the device
+            self.note(f"{entry.id}: {_why(stuck)}")
             self._probe()
         if outcome.again:
             outcome = replace(outcome, reason=_during(at, outcome.reason), files=at.files)
         return outcome, at
 
-    def _next(self) -> Process:
+    def _next(self) -> Child:
         """A process for the next entry; on a GPU a fresh one, while the one after it is started."""
         if self.current is None:
             self.current, self.spare = self.spare or self._process(), None
@@ -243,7 +244,7 @@ class _Run:
             self.spare = self._process()
         return self.current
 
-    def _release(self, process: Process) -> None:
+    def _release(self, process: Child) -> None:
         """On a GPU an entry's process ends with it; without one there is no context that it could have poisoned."""
         if not self.settings.dry_run:
             self.current = None
@@ -255,11 +256,11 @@ class _Run:
             return
         probe = self._process()
         try:
-            outcome = probe.run(PROBE, {}, self._context("probe", PROBE_S), PROBE_S)
+            outcome = _ask(probe, PROBE, {}, self._context("probe", PROBE_S), PROBE_S)
             why = outcome.reason if outcome.status != "DONE" else ""
             probe.stop()
-        except Ended as ended:
-            why = str(ended)
+        except ChildFailed as failed:
+            why = _why(failed)
         if why:
             self.progress.stopped = f"the device no longer answers: {why}"
             self.note(self.progress.stopped)
@@ -270,11 +271,25 @@ class _Run:
             if process is not None:
                 try:
                     process.stop()
-                except Ended as ended:
-                    self.note(str(ended))
+                except Stuck as stuck:
+                    self.note(_why(stuck))
         self.current = self.spare = None
 
 
 def _during(at: Running, why: str) -> str:
     """Why a process broke off, with the kernels that ran in it."""
     return f"{why}, while {' and '.join(at.kernels)} ran" if at.kernels else why
+
+
+def _ask(child: Child, call: str, arguments: Mapping[str, Any], context: Context, limit_s: float) -> Outcome:
+    """What `call` says.  Raises `ChildFailed` where the process dies, or is ended after `limit_s`."""
+    told = {name: value for name, value in asdict(context).items() if name != "began"} | {"out": str(context.out)}
+    return outcome_of(child.ask({"call": call, "arguments": dict(arguments), "context": told}, limit_s))
+
+
+def _why(failed: ChildFailed) -> str:
+    if isinstance(failed, Died):
+        return f"its process ended with {failed.how} before it answered"
+    if isinstance(failed, TimedOut):
+        return f"TIMEOUT: it had not answered after {failed.limit_s:.0f} s and was ended"
+    return f"TIMEOUT: {failed}"

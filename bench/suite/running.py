@@ -1,4 +1,7 @@
-"""Which kernels an entry runs right now, kept in a file: what a fault or a hang is laid on once the process is gone."""
+"""Which kernels an entry runs right now, kept in a file: the parent blames them where the process is gone.
+
+It imports no torch, so that a process that needs none starts at once.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +29,12 @@ class Running:
 
     def note(self, folder: Path, kernels: Sequence[str]) -> None:
         """Says which kernels run next."""
-        path = folder / FILE
-        part = path.with_suffix(".part")
+        part = folder / f"{FILE}.part"  # `records.files.write_whole` would import torch
         part.write_text(json.dumps(asdict(self) | {"kernels": list(kernels)}))
-        part.replace(path)
+        part.replace(folder / FILE)
 
 
-def noted(folder: Path, entry: str) -> Running:
+def read_running(folder: Path, entry: str) -> Running:
     """What `entry` noted last; nothing where it noted nothing."""
     try:
         values = json.loads((folder / FILE).read_text())
@@ -42,6 +44,6 @@ def noted(folder: Path, entry: str) -> Running:
     return found if found.entry == entry else Running()
 
 
-def forget(folder: Path) -> None:
+def clear_running(folder: Path) -> None:
     """Before an entry, or when none of its kernels runs any more."""
     (folder / FILE).unlink(missing_ok=True)

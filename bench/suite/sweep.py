@@ -8,18 +8,19 @@ kind share the shards, and each kind runs all of them, since times of different 
 from __future__ import annotations
 
 import json
+import os
 import queue
+import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import ray
 
-from rooflab.bench.records.source_tree import ROOT, tree_hash
-from rooflab.bench.suite.state import write_whole
-from rooflab.bench.suite.sweep_worker import Shard, Worker
+from rooflab.bench.records.environment import ROOT, tree_hash
+from rooflab.bench.records.files import write_whole
 
 FILE = "sweep.json"
 SILENT_S = 120.0
@@ -192,7 +193,7 @@ class _Driver:
                     raise Lost(f"silent for {SILENT_S:.0f} s")
                 answer = ray.get(next(answers))
                 for name, content in answer["files"].items():
-                    _keep(folder / name, content)
+                    write_whole(folder / name, content)
                 if "end" in answer:
                     end: dict[str, Any] = answer["end"]
                     return end
@@ -253,13 +254,83 @@ def _verdict(end: Mapping[str, Any]) -> tuple[str, str]:
     return ("PARTIAL", listed) if listed else ("DONE", "")
 
 
-def _keep(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    part.write_bytes(content)
-    part.replace(path)
-
-
 def _first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0][:300] if lines else type(error).__name__
+
+
+HEARTBEAT_S = 1.0
+"""Between two looks at the shard's folder; each sends what has changed, or that nothing has."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A part of the plan, which one worker runs."""
+
+    name: str
+    """An op, a family or an entry, as `rooflab suite --only` takes it."""
+    budget_s: float
+    dry_run: bool = False
+    seed: int = 0
+
+
+class Worker:
+    """An actor: one GPU, or without one (`dry_run`) one CPU."""
+
+    def identify(self) -> dict[str, Any]:
+        """Machine key, source and process of this worker."""
+        from rooflab.bench.records.environment import ROOT, snapshot, tree_hash
+
+        found = snapshot()
+        name = found.gpu.name if found.gpu else found.cpu
+        return {"machine_key": found.machine_key, "device": name, "tree": tree_hash(ROOT), "pid": os.getpid()}
+
+    def run(self, shard: Shard, files: Mapping[str, bytes]) -> Iterator[dict[str, Any]]:
+        """Runs `shard`, going on from `files` (relative path to content), and yields `files` that changed.
+
+        The last answer holds `end`: what the suite says of its entries, or why it could not run.
+        """
+        with tempfile.TemporaryDirectory(prefix="rooflab-sweep-") as place:
+            folder = Path(place) / "run"
+            for name, content in files.items():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                (folder / name).write_bytes(content)
+            ended: dict[str, Any] = {}
+            suite = threading.Thread(target=_run_shard, args=(shard, folder, ended), daemon=True)
+            suite.start()
+            sent = dict(files)
+            while suite.is_alive():
+                suite.join(HEARTBEAT_S)
+                yield {"files": _changed(folder, sent)}
+            yield {"files": _changed(folder, sent), "end": ended or {"error": "the suite ended without a word"}}
+
+
+def _run_shard(shard: Shard, folder: Path, ended: dict[str, Any]) -> None:
+    from rooflab.bench.suite.plan import make_plan
+    from rooflab.bench.suite.runner import Settings, run_suite
+
+    settings = Settings(folder, shard.budget_s, shard.dry_run, resume=True, seed=shard.seed, only=(shard.name,))
+    try:
+        progress = run_suite(make_plan(settings.only), settings, lambda text: None, lambda text: None)
+    except (ValueError, OSError, RuntimeError) as error:
+        ended["error"] = f"{type(error).__name__}: {error}"
+        return
+    ended["entries"] = {name: outcome.status for name, outcome in progress.outcomes.items()}
+    ended["stopped"] = progress.stopped
+    ended["excluded"] = progress.excluded()
+
+
+def _changed(folder: Path, sent: dict[str, bytes]) -> dict[str, bytes]:
+    """Files of `folder` that are not as they were last sent; notes them as sent."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if path.suffix == ".part" or not path.is_file():
+            continue
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            continue  # the suite took it away between the two looks
+        if sent.get(name) != content:
+            found[name] = sent[name] = content
+    return found

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import random
+import subprocess
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
@@ -13,26 +16,23 @@ import psutil
 import torch
 
 from rooflab.bench.calls.selection import Selection, default_scheme, first_taken
-from rooflab.bench.check.check import check_kernel, check_record
-from rooflab.bench.check.outcome import already_broken
+from rooflab.bench.check.check import already_broken, check_kernel, check_record
+from rooflab.bench.measure.engine_run import engine_record, run_batch, warm_up
 from rooflab.bench.records.environment import snapshot
-from rooflab.bench.records.files import RunWriter
-from rooflab.bench.records.record import Record, Status
-from rooflab.bench.suite import running
-from rooflab.bench.suite.calls import run_command
+from rooflab.bench.records.files import RunWriter, write_whole
+from rooflab.bench.records.record import NOT_RUN, Record, Status
 from rooflab.bench.suite.entries import Context, EntryStatus, Outcome
 from rooflab.bench.suite.measures import measure, usable, written_before
-from rooflab.bench.suite.running import ContextBroken, Running
-from rooflab.bench.suite.state import write_whole
+from rooflab.bench.suite.running import ContextBroken, Running, clear_running
+from rooflab.engine.llm import LLM, SamplingParams
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel
 
-NOT_RUN = ("UNSUPPORTED", "UNAVAILABLE")
 NO_FAULT: tuple[Status, ...] = ("INVALID", "OUT_OF_MEMORY")
 """At a model's shapes: a kernel whose reading cannot be true, or whose case does not fit, may be right elsewhere."""
 NO_TIME = "NO_TIME"
 FIRST_CHECK_S = 60.0
-"""A first check that takes this long hangs: it starts Python, compiles one kernel and runs it on one small case."""
+"""A first check that takes this long hangs: it compiles one kernel and runs it on one small case."""
 AT_ONCE = 4
 """First checks at the same time; each holds a CUDA context, and none is timed."""
 PACKAGES = ("cupy", "pynvml", "plotly", "junitparser", "pytest_benchmark", "gguf", "transformers")
@@ -57,6 +57,11 @@ def environment(context: Context) -> Outcome:
         figures["l2_bytes in roofline/device.py"] = known.l2_bytes if known else None
     reason = _answers(torch.device(context.device))
     return Outcome("FAILED" if reason else "DONE", reason, figures=figures, files=("environment.json",))
+
+
+def identify(context: Context) -> Outcome:
+    """What a run must share with the one that it goes on with; the runner asks before the first entry."""
+    return Outcome(figures={"environment": snapshot().to_dict()})
 
 
 def probe(context: Context) -> Outcome:
@@ -145,7 +150,7 @@ def check(context: Context, op: str) -> Outcome:
         broken = already_broken(device)
         if broken:
             raise ContextBroken(f"{case.id} {scheme.name}: {broken}")
-    running.forget(context.out)
+    clear_running(context.out)
     cut = len(records) < total
     wrong = _wrong(records)
     reason = "; ".join([*wrong.values()][:5] + ([f"time for {len(records)} of {total} checks"] if cut else []))
@@ -223,6 +228,16 @@ def flush(context: Context) -> Outcome:
     return Outcome("DONE", figures=figures, files=("flush.json",))
 
 
+def run_command(words: Sequence[str]) -> tuple[int, Any, str]:
+    """Exit status, the JSON that the command printed (None where it printed none), and its standard error."""
+    done = subprocess.run([sys.executable, "-m", "rooflab.bench", *words], capture_output=True, text=True)
+    try:
+        value = json.loads(done.stdout) if done.stdout.strip() else None
+    except json.JSONDecodeError:
+        value = {"output": done.stdout}
+    return done.returncode, value, done.stderr.strip()
+
+
 def command(
     context: Context, arguments: Sequence[str], dry_arguments: Sequence[str] = (), dry_reason: str = ""
 ) -> Outcome:
@@ -245,7 +260,67 @@ def command(
 
 def engine(context: Context, model: str, batches: Sequence[int], contexts: Sequence[int]) -> Outcome:
     """The engine on random weights: TTFT, ITL and throughput by batch and context, a record of each."""
-    from rooflab.bench.suite.engine_runs import run_engine
 
     figures, files, reason = run_engine(context, model, batches, contexts)
     return Outcome("DONE", reason, figures=figures, files=files)
+
+
+NEW_TOKENS = 32
+"""Tokens that each request is answered with."""
+DRY_NEW_TOKENS, DRY_CONTEXT = 4, 24
+DRY_CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 192,
+    "intermediate_size": 384,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "vocab_size": 1024,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+}
+"""A model small enough for a CPU and a second."""
+
+
+def run_engine(
+    context: Context, model: str, batches: Sequence[int], contexts: Sequence[int]
+) -> tuple[dict[str, Any], tuple[str, ...], str]:
+    """TTFT, ITL and throughput of each batch at each context, all requests arriving at once, as far as the time goes.
+
+    Returns figures by run, the record file's name, and what was left out.
+    """
+    new_tokens = NEW_TOKENS
+    if context.dry_run:
+        model, batches, contexts, new_tokens = _dry_model(context), batches[:1], (DRY_CONTEXT,), DRY_NEW_TOKENS
+    llm = LLM(
+        model,
+        dummy=True,
+        device=context.device,
+        max_num_seqs=max(batches),
+        max_model_len=max(contexts),
+        seed=context.seed,
+    )
+    warm_up(llm, prompt_tokens=8)
+    writer = RunWriter(context.out)
+    random_ids = random.Random(context.seed)
+    figures: dict[str, Any] = {}
+    runs = [(batch, length) for length in contexts for batch in batches]
+    for batch, length in runs:
+        if context.left_s < 0:
+            left = len(runs) - len(figures)
+            return figures, (writer.path.name,), f"no time for {left} of {len(runs)} runs"
+        prompts = [random_ids.choices(range(llm.arch.vocab_size), k=length - new_tokens) for _ in range(batch)]
+        _, summary = run_batch(llm, prompts, SamplingParams(max_tokens=new_tokens, ignore_eos=True))
+        case = {"batch": batch, "context": length, "new_tokens": new_tokens}
+        name = f"batch {batch}, context {length}"
+        writer.write(engine_record(llm, summary, name, case, writer.run_id))
+        itl = "" if summary.itl_p50_ms is None else f", ITL {summary.itl_p50_ms:.2f} ms"
+        figures[name] = f"TTFT {summary.ttft_p50_ms:.1f} ms{itl}, {summary.output_tokens_per_s:.0f} tokens/s"
+    return figures, (writer.path.name,), ""
+
+
+def _dry_model(context: Context) -> str:
+    path = context.out / "dry-model" / "config.json"
+    write_whole(path, json.dumps(DRY_CONFIG) + "\n")
+    return str(path)

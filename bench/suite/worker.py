@@ -1,34 +1,25 @@
-"""The process in which entries run: a request a line on standard input, an answer a line on the output.
+"""The process in which entries run: it is asked for one outcome at a time.
 
-On a GPU it serves one entry and ends, so that a poisoned context ends with it.  It imports the modules named on its
-command line before it is asked, and touches no device until then: the runner starts the next one while the last entry
-still works.  When the runner is gone
-its input ends, and the process takes itself and everything that it started away.
+On a GPU it serves one entry and ends, so that a poisoned context ends with it.  It imports neither torch nor a kernel
+before an entry does: the runner names what is imported at the start, and tests name nothing.
 """
 
 from __future__ import annotations
 
 import importlib
-import json
-import os
-import queue
-import signal
-import sys
-import threading
 import traceback
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from rooflab.bench.processes.child import descendants, kill_all
-from rooflab.bench.records.plain import plain
-from rooflab.bench.suite.calls import find
+from rooflab.bench.records.record import plain
 from rooflab.bench.suite.entries import Context, Outcome
 from rooflab.bench.suite.running import ContextBroken
 
 
-def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """The `Outcome` of a request, as JSON.  What the entry raises is its failure."""
+def answer(request: Mapping[str, Any]) -> Any:
+    """The `Outcome` of a request, as JSON values.  What the entry raises is its failure."""
     values = request["context"]
     verified = values["verified"]
     typed = {"out": Path(values["out"]), "earlier": tuple(values["earlier"])}
@@ -42,7 +33,16 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         place = f"{Path(where.filename).name}:{where.lineno} in {where.name}"
         traceback.print_exc()
         outcome = Outcome("FAILED", f"{type(error).__name__}: {error} ({place})")
-    return asdict(outcome)
+    return plain(asdict(outcome))
+
+
+def find(call: str) -> Callable[..., Any]:
+    """The function that `module:function` names.  Raises `ValueError` where there is none."""
+    module, _, name = call.partition(":")
+    function: Callable[..., Any] | None = getattr(importlib.import_module(module), name, None)
+    if function is None:
+        raise ValueError(f"call: expected a function of {module}, got {name!r}")
+    return function
 
 
 def known_errors() -> tuple[type[Exception], ...]:
@@ -50,47 +50,3 @@ def known_errors() -> tuple[type[Exception], ...]:
     from rooflab.bench.check import trial
 
     return trial.known_errors()
-
-
-def identify(context: Context) -> Outcome:
-    """What a run must share with the one that it goes on with; the runner asks before the first entry."""
-    from rooflab.bench.records.environment import snapshot
-
-    found = snapshot()
-    return Outcome(figures={"environment": found.to_dict()})
-
-
-def _read(lines: IO[str], requests: queue.Queue[str | None], idle: threading.Event) -> None:
-    for line in lines:
-        idle.clear()
-        requests.put(line)
-    if not idle.is_set():
-        # The runner died under an entry: its session, which is this process's own, goes with it, and so do the
-        # processes of first checks, which lead sessions of their own.
-        kill_all(descendants(os.getpid()))
-        os.killpg(0, signal.SIGKILL)
-    requests.put(None)
-
-
-def serve(lines: IO[str], answers: IO[str]) -> None:
-    """Answers requests until the input ends."""
-    requests: queue.Queue[str | None] = queue.Queue()
-    idle = threading.Event()
-    idle.set()
-    threading.Thread(target=_read, args=(lines, requests, idle), daemon=True).start()
-    answers.write("ready\n")
-    answers.flush()
-    while (line := requests.get()) is not None:
-        text = json.dumps(plain(answer(json.loads(line))), allow_nan=False)
-        idle.set()
-        answers.write(text + "\n")
-        answers.flush()
-
-
-if __name__ == "__main__":
-    # Answers get a descriptor of their own: what an entry or a compiler prints must not mix with them.
-    channel = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    for module in sys.argv[1:]:
-        importlib.import_module(module)
-    serve(sys.stdin, channel)

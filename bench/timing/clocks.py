@@ -17,7 +17,7 @@ from operator import or_
 from types import FrameType, TracebackType
 from typing import Any, NoReturn, Protocol
 
-from rooflab.bench.records.nvml import ask, nvml_of, power
+from rooflab.bench.records.environment import ask, nvml_of, power
 
 REASONS = {
     0x001: "idle",
@@ -99,7 +99,7 @@ class ClockWatch:
         """What was seen, as JSON values; None where nothing was read.
 
         Least and largest of NVML's readings; every throttle bit, in words too, and those that spoil a reading
-        (`throttled`, None with the reason in `throttle_unread` where nobody answered); what power was read by; the
+        (`throttled`, None with the reason in `throttle_unread` where NVML did not answer); what power was read by; the
         median, the least and the largest SM clock that the device read itself.
         """
         held = self._device_clock.readings_hz() if self._device_clock is not None else []

@@ -14,12 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
-from rooflab.bench.timing import tamper
-from rooflab.bench.timing.cuda_calls import CudaCalls
-from rooflab.bench.timing.cuda_events import GRID_CYCLES, GRID_READINGS, EventStopwatch
-from rooflab.bench.timing.flush import FlushBy
+from rooflab.bench.timing.cuda import GRID_CYCLES, GRID_READINGS, EventStopwatch
 from rooflab.bench.timing.stopwatch import Call, grid_of
 from rooflab.bench.timing.trace import CALL, Trace, TracedCall, record_calls, recorded
 
@@ -34,17 +30,9 @@ class CuptiStopwatch(EventStopwatch):
     rounds_at_once = 8  # a recording takes some milliseconds to start and to read
     title = "cuda cupti, first kernel's start to last kernel's end"
 
-    def __init__(
-        self,
-        device: torch.device,
-        cold: bool = True,
-        observe: Callable[[], None] | None = None,
-        flush: FlushBy = "read",
-        cuda: CudaCalls | None = None,
-        clock: Callable[[], float] = tamper.perf_counter,
-    ):
-        self._traced: dict[str, list[TracedCall]] = {}
-        super().__init__(device, cold, observe, flush, cuda, clock)
+    def __init__(self, *arguments: Any, **named: Any):
+        self._traced: dict[str, list[TracedCall]] = {}  # before the grid is read
+        super().__init__(*arguments, **named)
 
     def _read_grid(self) -> float | None:
         waits = [self._wait(1000 + GRID_CYCLES * turn) for turn in range(GRID_READINGS)]
@@ -58,7 +46,7 @@ class CuptiStopwatch(EventStopwatch):
         return self.rounds([calls])[0]
 
     def rounds(self, orders: Sequence[Sequence[Call]]) -> list[dict[str, float]]:
-        """Reads every function once in each order; one whose wait ran out again, until none did."""
+        """Reads every function once in each order; a function whose wait ran out is read again."""
         found: list[dict[str, TracedCall]] = [{} for _ in orders]
         with self.cuda.use():
             for name, function, _ in orders[0]:

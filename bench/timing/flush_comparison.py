@@ -17,8 +17,8 @@ import torch
 
 from rooflab.bench.records.environment import last_level_cache_bytes
 from rooflab.bench.timing import tamper
-from rooflab.bench.timing.cuda_calls import CudaCalls
-from rooflab.bench.timing.flush import FlushBy
+from rooflab.bench.timing.cuda import CudaCalls
+from rooflab.bench.timing.stopwatch import FlushBy
 from rooflab.bench.timing.timing import Samples, time_functions
 
 SHARES = (0.125, 0.5, 2.0)

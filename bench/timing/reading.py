@@ -3,14 +3,94 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
-from rooflab.bench.records.samples import pack_samples
-from rooflab.bench.timing.plausible import implausible
+from rooflab.bench.records.record import L2State, pack_samples
 from rooflab.bench.timing.timing import Samples
-from rooflab.roofline.model import Bound, Ceilings, Cost
+from rooflab.roofline.model import Bound, Ceilings, Cost, Limiter, bound
+
+ABOVE = 1.05
+"""A reading this far beyond a limit is not noise."""
+CAUSES: dict[Limiter, str] = {
+    "memory": "a cache held the data, or the cost counts bytes that the op need not touch",
+    "tensor": "the cost counts work that these inputs do not need, or it was done in a lower precision",
+    "vector": "the cost counts work that these inputs do not need",
+    "sfu": "the cost counts special functions that these inputs do not need",
+    "launch": "launches were merged, or the clock stopped before they ended",
+}
+L2_CAUSE = "kernels were not timed, or the cost counts bytes that the op need not touch"
+FLOOR_CAUSE = "nothing was launched, as by a cached answer, or another stream did the work"
+
+
+class Above(NamedTuple):
+    """A limit, and how many times a reading lies above it."""
+
+    part: Limiter | Literal["L2"]
+    times: float
+
+    def describe(self) -> str:
+        """`2.88 times the memory ceiling; likely cause: ...`."""
+        cause = L2_CAUSE if self.part == "L2" else CAUSES[self.part]
+        return f"{self.times:.2f} times the {self.part} ceiling; likely cause: {cause}"
+
+
+def implausible(
+    seconds: float,
+    cost: Cost | None,
+    limits: Ceilings | None,
+    *,
+    method: str,
+    launch_floor_s: float | None = None,
+    samples: Sequence[float] = (),
+    clocks: Mapping[str, Any] | None = None,
+    l2_state: L2State | None = None,
+) -> str | None:
+    """Why a reading of `seconds` per call cannot be true, in one sentence with its likely cause, or None.
+
+    `limits` are the rates that the device cannot pass, at its highest clock; that of L2 bounds data which L2 held.
+    `launch_floor_s` is what `method` reads of an empty kernel, `samples` are all readings, and `clocks` is
+    `ClockWatch.summary()`.  What is None is not looked at.
+    """
+    broken = sum(not math.isfinite(sample) for sample in (*samples, seconds))
+    if broken:
+        return f"{broken} readings are not finite numbers; likely cause: the timer failed"
+    if seconds <= 0 or any(sample < 0 for sample in samples):
+        return f"the {method} timer read {seconds:g} s; likely cause: the clock stands still, or nothing was launched"
+    throttled = (clocks or {}).get("throttled")
+    if throttled:
+        return f"the card was throttled ({', '.join(throttled)}); likely cause: cooling or power supply"
+    if launch_floor_s is not None and seconds * ABOVE < launch_floor_s:
+        return (
+            f"{seconds * 1e6:.2f} us is below the {launch_floor_s * 1e6:.2f} us that an empty kernel takes by "
+            f"{method}; likely cause: {FLOOR_CAUSE}"
+        )
+    above = above_limits(seconds, cost, limits, method=method, l2_state=l2_state) if cost and limits else None
+    return above.describe() if above else None
+
+
+def above_limits(
+    seconds: float, cost: Cost, limits: Ceilings, *, method: str, l2_state: L2State | None = None
+) -> Above | None:
+    """The limit that `seconds` lies furthest above, or None where it breaks no limit.
+
+    On a GPU what is written may still lie in L2 when the clock stops, so that HBM bounds the bytes read alone, and
+    these only where L2 was cold; all bytes are bounded by L2's own rate.  A product of a dtype without a rate bounds
+    nothing.
+    """
+    known = {dtype: flops for dtype, flops in cost.tensor_flops.items() if dtype in limits.tensor_flops_per_s}
+    bounded = replace(cost, tensor_flops=known)
+    l2_rate = limits.l2_bytes_per_s
+    on_gpu = method.startswith("cuda")
+    if on_gpu:
+        bounded = replace(bounded, write_bytes=0.0, read_bytes=0.0 if l2_state == "warm" else cost.read_bytes)
+    found = bound(bounded, limits)
+    above = Above(found.limiter, found.fraction(seconds))
+    if l2_rate and on_gpu:
+        above = max(above, Above("L2", cost.bytes / l2_rate / seconds), key=lambda limit: limit.times)
+    return above if above.times > ABOVE else None
 
 
 def why_invalid(

@@ -1,53 +1,42 @@
-"""The clocks as they were when the bench was imported, and whether somebody has replaced one since.
+"""The tools of the bench as they were when it was imported, and whether a kernel has replaced one since.
 
-A kernel is a program in the same process as its timer, and kernels that replaced `perf_counter` or an event's
-`elapsed_time` have been submitted to public contests.  So the stopwatches call what is held here, and `tampered` names
-whatever no longer is what it was: the function behind a name, or the code inside the function.
+A kernel is a program in the same process as its timer and its judge, and kernels that replaced `perf_counter`, an
+event's `elapsed_time` or the comparison have been submitted to public contests.  So the stopwatches call what is held
+here; `timer_tampered` names whatever of the timer no longer is what it was, the function behind a name or the code
+inside it, and `tampered` casts the wider net of the check, says who did it, and can put the originals back.
+
+Names are watched from the moment this file is imported, which is before a kernel's file is, unless a test file imports
+it first: then what is no original any more is found by where it was written.
 """
 
 from __future__ import annotations
 
+import builtins
 import inspect
 import time
+import types
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from operator import attrgetter, is_, itemgetter
 from pathlib import Path
-from types import BuiltinFunctionType, FunctionType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
+from rooflab.reference import compare, spec
+
 _cuda: Any = torch.cuda
 """Untyped, because torch leaves most of it without annotations."""
-
-
-class _Held(NamedTuple):
-    owner: Any
-    attribute: str
-    value: Any
-    code: Any
-
-
-def _hold(owner: Any, attribute: str) -> _Held:
-    value = inspect.getattr_static(owner, attribute)
-    return _Held(owner, attribute, value, getattr(value, "__code__", None))
-
-
-_NAMES = (
-    (time, "time", ("perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "time", "time_ns")),
-    (_cuda, "torch.cuda", ("Event", "Stream", "CUDAGraph", "synchronize", "current_stream", "stream", "_sleep")),
-    (_cuda.Event, "torch.cuda.Event", ("record", "query", "elapsed_time", "synchronize")),
-    (_cuda.Stream, "torch.cuda.Stream", ("synchronize", "wait_event", "wait_stream")),
-    (_cuda.CUDAGraph, "torch.cuda.CUDAGraph", ("capture_begin", "capture_end", "replay")),
-    (torch.autograd.profiler, "torch.autograd.profiler", ("profile", "record_function")),
-    (torch, "torch", ("sum",)),
-    (torch.Tensor, "torch.Tensor", ("sum", "fill_")),
-    (torch._C, "torch._C", ("_cuda_sleep", "_cuda_synchronize", "_cuda_getCurrentRawStream", "_cuda_getCurrentStream")),
-)
-_WATCHED = {
-    f"{path}.{attribute}": _hold(owner, attribute)
-    for owner, path, attributes in _NAMES
-    for attribute in attributes
-    if hasattr(owner, attribute)  # a build of torch without CUDA lacks some
-}
+_CLOCKS = ("perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "time", "time_ns", "process_time")
+_CUDA = ("Event", "ExternalStream", "Stream", "_sleep", "current_stream", "default_stream", "stream", "synchronize")
+_OF_C = ("_cuda_sleep", "_cuda_synchronize", "_cuda_getCurrentRawStream", "_cuda_getCurrentStream")
+_BUILTINS = tuple("abs all any bool float int isinstance len list map max min sum type zip".split())
+_NATIVE = ("sum", "equal", "allclose", "isnan", "isfinite", "where", "empty", "full")
+_OF_TORCH = str(Path(torch.__file__).parent)
+_CODE = attrgetter("__code__")
+_all, _map = all, map
+"""The originals: by identity and in C, because what replaces a function may say that it equals it."""
+_DESCRIPTORS = (property, staticmethod, classmethod, types.GetSetDescriptorType)
 
 perf_counter = time.perf_counter
 """The host's clock."""
@@ -57,33 +46,149 @@ tensor_fill = torch.Tensor.fill_
 """What a flush by writing calls."""
 
 
-def tampered() -> str | None:
+@dataclass(frozen=True)
+class Originals:
+    """What the attributes of one module or class were when this file was imported."""
+
+    name: str
+    place: Any
+    names: tuple[str, ...]
+    values: tuple[Any, ...]
+    functions: tuple[types.FunctionType, ...]
+    """Those of the values whose code can be exchanged in place."""
+    codes: tuple[types.CodeType, ...]
+    own: frozenset[str]
+    """Every name that was there."""
+    get: Callable[[Any], tuple[Any, ...]]
+
+    @classmethod
+    def of(cls, name: str, place: Any, names: Iterable[str] = ()) -> Originals:
+        """The attributes `names` of `place`, by default all; a build of torch without CUDA lacks some."""
+        there = {key: vars(place)[key] for key in names or vars(place) if key in vars(place)}
+        kept = {key: value for key, value in there.items() if callable(value) or isinstance(value, _DESCRIPTORS)}
+        functions = tuple(value for value in kept.values() if isinstance(value, types.FunctionType))
+        codes = tuple(map(_CODE, functions))
+        values, own = tuple(kept.values()), frozenset(vars(place))
+        return cls(name, place, tuple(kept), values, functions, codes, own, itemgetter(*kept))
+
+    def replaced(self) -> Iterator[str]:
+        """Names that hold something else now, or that were put in front of those that a class inherits."""
+        found = vars(self.place)
+        try:
+            now = self.get(found)
+        except KeyError:  # one was deleted
+            now = tuple(_map(found.get, self.names))
+        if not _all(_map(is_, now, self.values)):
+            for key, value, was in zip(self.names, now, self.values, strict=True):
+                # torch._dynamo replaces torch.manual_seed, which is torch's own affair.
+                if value is not was and not _file(value).startswith(_OF_TORCH):
+                    yield key
+        if not _all(_map(is_, _map(_CODE, self.functions), self.codes)):
+            for function, code in zip(self.functions, self.codes, strict=True):
+                if function.__code__ is not code and not function.__code__.co_filename.startswith(_OF_TORCH):
+                    yield self.names[self.values.index(function)]
+        if isinstance(self.place, type) and len(found) != len(self.own):
+            inherited = {key for base in self.place.__mro__[1:] for key in vars(base)}
+            yield from sorted((set(found) - self.own) & inherited)
+
+    def restore(self) -> None:
+        """Puts back what was there."""
+        for key in list(self.replaced()):
+            if key in self.names:
+                setattr(self.place, key, self.values[self.names.index(key)])
+            else:
+                delattr(self.place, key)
+        for function, code in zip(self.functions, self.codes, strict=True):
+            function.__code__ = code
+
+
+def _file(value: Any) -> str:
+    code = getattr(value, "__code__", None)
+    return code.co_filename if code is not None else ""
+
+
+_WATCHED = (
+    Originals.of("time", time, _CLOCKS),
+    Originals.of("torch", torch),
+    Originals.of("torch.Tensor", torch.Tensor),
+    Originals.of("torch.cuda", _cuda, _CUDA),
+    Originals.of("torch.cuda.Event", _cuda.Event),
+    Originals.of("torch.cuda.Stream", _cuda.Stream),
+)
+"""What timer and judge both stand on."""
+_OF_THE_TIMER = (
+    Originals.of("torch.cuda.CUDAGraph", _cuda.CUDAGraph, ("capture_begin", "capture_end", "replay")),
+    Originals.of("torch.autograd.profiler", torch.autograd.profiler, ("profile", "record_function")),
+    # A build of torch without CUDA has none of these.
+    *([Originals.of("torch._C", torch._C, _OF_C)] if hasattr(torch._C, "_cuda_sleep") else ()),
+)
+_OF_THE_JUDGE = (
+    Originals.of("builtins", builtins, _BUILTINS),
+    Originals.of("rooflab.reference.compare", compare),
+    Originals.of("rooflab.reference.spec", spec, ("elementwise", "as_tuple")),
+    Originals.of("OpSpec", spec.OpSpec, ("judge", "oracle")),
+)
+
+
+def _replaced_before() -> Iterator[tuple[str, str]]:
+    """Module and name of each tool that was no original even when this file was imported."""
+    for name in _CLOCKS:
+        if not isinstance(getattr(time, name), types.BuiltinFunctionType):
+            yield "time", name
+    for place, owner, names in (
+        ("torch", torch, _NATIVE),
+        ("torch.cuda", _cuda, _CUDA),
+        ("torch.cuda.Event", _cuda.Event, ("record", "query", "elapsed_time", "synchronize")),
+        ("torch.cuda.CUDAGraph", _cuda.CUDAGraph, ("capture_begin", "capture_end", "replay")),
+        ("torch.autograd.profiler", torch.autograd.profiler, ("profile", "record_function")),
+    ):
+        for name in names:
+            value = getattr(owner, name, None)
+            if isinstance(value, types.FunctionType) and not _file(value).startswith(_OF_TORCH):
+                yield place, name
+
+
+def timer_tampered() -> str | None:
     """What of the timer was replaced, by name; None where all of it is as it was at import, and torch's and Python's.
 
     A function counts as replaced where another stands behind its name, or its code was exchanged in place.
     """
-    names = [name for name, held in _WATCHED.items() if _replaced(held)]
+    names = [f"{tools.name}.{name}" for tools in _WATCHED + _OF_THE_TIMER for name in tools.replaced()]
     if names:
         return f"{', '.join(names)} replaced while the bench ran"
-    forged = [name for name, held in _WATCHED.items() if not _genuine(held)]
-    return f"{', '.join(forged)} replaced before the bench was imported" if forged else None
+    return f"{', '.join(map('.'.join, _EARLIER))} replaced before the bench was imported" if _EARLIER else None
 
 
-def _replaced(held: _Held) -> bool:
-    try:
-        now = inspect.getattr_static(held.owner, held.attribute)
-    except AttributeError:
-        return True
-    return now is not held.value or getattr(now, "__code__", None) is not held.code
+def tampered(timers: bool = True) -> str | None:
+    """The first tool that is not the original: `a patched timer: time.perf_counter was replaced (mine.py:3)`.
+
+    Without `timers` it leaves out what only a timer calls, and takes 50 us.
+    """
+    for place, name in _EARLIER:
+        return f"a patched {_kind(place, name)}: {place}.{name} was replaced before the bench was imported"
+    for tools in _WATCHED + _OF_THE_JUDGE + (_OF_THE_TIMER if timers else ()):
+        for name in tools.replaced():
+            place = _place(inspect.getattr_static(tools.place, name, None))
+            by = f" ({place})" if place else ""
+            return f"a patched {_kind(tools.name, name)}: {tools.name}.{name} was replaced{by}"
+    return None
 
 
-def _genuine(held: _Held) -> bool:
-    """Whether a function of Python is written in torch's own files, and one of `time` is built in."""
-    if held.owner is time:
-        return isinstance(held.value, BuiltinFunctionType) and held.value.__self__ is time
-    if isinstance(held.value, FunctionType):
-        return Path(held.code.co_filename).is_relative_to(_TORCH)
-    return True
+def _place(value: Any) -> str:
+    code = getattr(value, "__code__", None) or getattr(getattr(value, "__init__", None), "__code__", None)
+    return f"{Path(code.co_filename).name}:{code.co_firstlineno}" if code is not None else ""
 
 
-_TORCH = Path(torch.__file__).parent
+def _kind(place: str, name: str) -> str:
+    if place.startswith(("time", "torch.cuda", "torch.autograd", "torch._C")):
+        return "timer"
+    return "cache flush" if name == "sum" and place.startswith("torch") else "comparison"
+
+
+def restore() -> None:
+    """Puts the originals back, so that what one kernel did is not laid on the next."""
+    for tools in _WATCHED + _OF_THE_TIMER + _OF_THE_JUDGE:
+        tools.restore()
+
+
+_EARLIER = tuple(_replaced_before())

@@ -14,8 +14,10 @@ import torch
 
 from rooflab.bench.records.record import L2State
 from rooflab.bench.timing import tamper
-from rooflab.bench.timing.flush import FlushBy
-from rooflab.bench.timing.stopwatch import Function, Stopwatch, stopwatch_for
+from rooflab.bench.timing.cpu import CpuStopwatch
+from rooflab.bench.timing.cuda import EventStopwatch, GraphStopwatch
+from rooflab.bench.timing.cupti import CuptiStopwatch
+from rooflab.bench.timing.stopwatch import FlushBy, Function, Stopwatch
 
 STEPS_PER_SAMPLE = 10
 """A sample of fewer timer steps than this says more about the timer than about the function."""
@@ -27,12 +29,20 @@ STEADY = 0.95
 """A round that brings a function's fastest time below this share of what it was shows that it is still warming up."""
 
 
+TIMERS: Mapping[str, tuple[str, ...]] = {"cpu": ("perf_counter",), "cuda": ("events", "graph", "cupti")}
+"""Timing methods by device type, the default first.
+
+`events` is CUDA's default: it needs no capture, so that every function can be timed, and adds nothing of its own to
+what the device does, as a profiler may.  `cuda.GraphStopwatch` and `cupti.py` say what the others are for.
+"""
+
+
 @dataclass(frozen=True)
 class Samples:
     """What was read for one function."""
 
     seconds: tuple[float, ...]
-    """Seconds per call of every sample, in time order; none is dropped."""
+    """Seconds per call of every sample, in time order; no sample is dropped."""
     method: str
     """Name of the timing method."""
     l2_state: L2State
@@ -65,6 +75,36 @@ class Samples:
         return float(np.percentile(self.seconds, 80))
 
 
+def check_timer(timer: str | None, device_type: str) -> str:
+    """The timing method for a device type: `timer`, or the default of `TIMERS`.
+
+    Raises `ValueError` on one that the device does not have, and on a device that is neither cpu nor cuda.
+    """
+    if device_type not in TIMERS:
+        raise ValueError(f"device: expected cpu or cuda, got {device_type}")
+    if timer is not None and timer not in TIMERS[device_type]:
+        needs = ", which needs a CUDA device" if timer in TIMERS["cuda"] else ""
+        raise ValueError(
+            f"timer: expected one of {', '.join(TIMERS[device_type])} on {device_type}, got {timer}{needs}"
+        )
+    return timer or TIMERS[device_type][0]
+
+
+def stopwatch_for(
+    device: torch.device,
+    cold: bool,
+    observe: Callable[[], None] | None,
+    timer: str | None = None,
+    flush: FlushBy = "read",
+) -> Stopwatch:
+    """The stopwatch of a device and method.  Raises `ValueError` as `check_timer` does."""
+    method = check_timer(timer, device.type)
+    if method == "perf_counter":
+        return CpuStopwatch(cold, observe, flush=flush)
+    kind = {"events": EventStopwatch, "graph": GraphStopwatch, "cupti": CuptiStopwatch}[method]
+    return kind(device, cold, observe, flush)
+
+
 def time_functions(
     functions: Mapping[str, Function],
     device: torch.device | str = "cpu",
@@ -80,7 +120,7 @@ def time_functions(
 ) -> dict[str, Samples]:
     """Times functions of no arguments against each other.  The protocol:
 
-    1. Warm up, one call of each in turn, until a round makes none of them 5% faster than its fastest so far (at least
+    1. Warm up, one call of each in turn, until a round makes no function 5% faster than its fastest so far (at least
        three rounds, or 30% of the budget), so that compilation, autotuning and clocks have settled.
     2. Then rounds.  Each times every function once, so that drift falls on all alike; the order is drawn from `seed`,
        rotated by one from round to round and reversed in every second one, so that each takes every place.
@@ -99,12 +139,13 @@ def time_functions(
        permits it.  Only the first of them then finds the cache cold: the L2 state of such a reading is `warm`.  What is
        still shorter than ten steps is not `resolved`.
     7. Samples are taken for `budget_s` seconds in all, warming up included, and until there are `min_samples`, however
-       long that takes.  They are kept raw, in time order; none is dropped.  Python's garbage collector rests meanwhile.
+       long that takes.  They are kept raw, in time order; no sample is dropped.  Python's garbage collector is off
+       meanwhile.
     8. Afterwards the clocks are looked at: one that was replaced meanwhile is named as the fault of every reading.
 
     `observe` is called once per round of samples, between them, and not while warming up; on CUDA while the device
     works.  Raises `ValueError` on no functions, a budget that is not positive, fewer than one sample, or a timer that
-    the device has not got.
+    the device does not have.
     """
     if not functions:
         raise ValueError("functions: expected at least one, got none")
@@ -127,7 +168,7 @@ def time_functions(
                 for read in watch.rounds([[(name, functions[name], calls[name]) for name in o] for o in batch]):
                     for name, seconds in read.items():
                         readings[name].append(seconds)
-        replaced = tamper.tampered()
+        replaced = tamper.timer_tampered()
         return {name: _samples(watch, name, values, calls[name], cold, replaced) for name, values in readings.items()}
 
 

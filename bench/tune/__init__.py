@@ -1,1 +1,1 @@
-"""Configs searched on the device at hand, and the choice of each bucket's kernel."""
+"""The configs of a kernel searched (`tune.py`), and the fastest kernel of each bucket written down (`choose.py`)."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import rooflab.kernels.registry as registry
+from rooflab.bench.records.files import write_whole
 from rooflab.bench.records.record import Record
 from rooflab.kernels.choices import BUCKETS, phases_of, rows_of
 from rooflab.kernels.registry import Kernel
@@ -36,9 +37,7 @@ def write_choices(records: Sequence[Record], folder: Path = KERNELS) -> list[Pat
         gpu = own[0].environment.get("gpu")
         device = "cpu" if own[0].device == "cpu" else str((gpu or {})["name"])
         known[device] = choose(op, own)
-        part = path.with_suffix(".part")
-        part.write_text(json.dumps(known, indent=2) + "\n")
-        part.replace(path)
+        write_whole(path, json.dumps(known, indent=2) + "\n")
         written.append(path)
     return written
 
@@ -130,7 +129,7 @@ def _configs(record: Record) -> list[str]:
 
 
 def _of_one_packing(op: str, best: Mapping[str, Mapping[str, _Contender]]) -> set[str]:
-    """Kernels that take the weight in the one form that is fastest over all buckets; all, where none is packed."""
+    """Kernels that take the weight in the one form that is fastest over all buckets; all, where no weight is packed."""
     names = {name for found in best.values() for name in found}
     if registry.get_op(op).prepared is None:
         return names

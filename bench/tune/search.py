@@ -114,7 +114,8 @@ def least_s(cost: Cost, ceilings: Ceilings, footprint: Footprint | None, sms: in
     """The least seconds of a launch: the op's bound, and the busiest SM's share of padded tiles at its full rate.
 
     CTAs are dealt out one by one, so that some SM runs `ctas / sms` rounded up of them, whatever its occupancy.  Of the
-    bytes those that are read bound a time: what is written may still lie in L2 when the clock stops (`plausible.py`).
+    bytes those that are read bound a time: what is written may still lie in L2 when the clock stops
+    (`reading.above_limits`).
     """
     seconds = bound(replace(cost, write_bytes=0.0), ceilings).seconds
     if footprint is None or not footprint.tensor_flops or len(cost.tensor_flops) != 1:

@@ -1,7 +1,7 @@
 """`rooflab tune`: a kernel's configs searched on the device at hand, and the best of them measured as everything is.
 
 Configs that cannot run are never compiled (`is_legal`), those whose own bound lies above the best time neither, and
-those far behind in their first samples are given up (`tune_search.py`).  The few that are left are checked and timed
+those far behind in their first samples are given up (`search.py`).  The few that are left are checked and timed
 by `measure_op` beside the launcher's own choice and the op's other kernels, and their records carry their `config`.
 """
 
@@ -26,7 +26,7 @@ from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import Case
 
 SUITES = {"cuda": "llama3_8b", "cpu": "smollm2_135m"}
-"""The cases that are tuned for where none are named."""
+"""The suite that is tuned for where no case is named."""
 COLUMNS = ("kernel", "bucket", "cases", "configs", "illegal", "bounded", "dropped", "failed", "left", "result")
 
 

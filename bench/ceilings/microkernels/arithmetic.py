@@ -13,11 +13,10 @@ from rooflab.bench.ceilings.microkernels.microkernel import (
     Clocks,
     Group,
     Groups,
-    Launchable,
     Load,
     Microkernel,
+    Sums,
     defines,
-    disagreement,
     source,
 )
 
@@ -29,7 +28,6 @@ FMA_TOLERANCE = 0.01
 """Roundings over tens of thousands of steps; one step more or less is 0.06."""
 SPECIAL_TOLERANCE = 2e-3
 """Roundings of sums of tens of thousands of terms, and the functions' own last bits."""
-POISON = float("nan")
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,7 @@ class Shape:
 
 FMA_SHAPES = (Shape(256, 8, 4, 64), Shape(512, 2, 8, 32), Shape(256, 4, 4, 64))
 SPECIAL_SHAPES = (Shape(256, 8, 4, 64), Shape(512, 2, 4, 64))
-SPECIALS = ("ex2", "rsqrt")
+SPECIALS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"ex2": torch.exp2, "rsqrt": torch.rsqrt}
 
 
 def groups(card: Card, load: Load) -> Groups:
@@ -55,102 +53,73 @@ def groups(card: Card, load: Load) -> Groups:
         yield Group(name, [_special(card, load, shape, name) for shape in SPECIAL_SHAPES])
 
 
-def _fma(card: Card, load: Load, shape: Shape) -> Microkernel:
-    options = defines(
-        THREADS=shape.threads, BLOCKS_PER_SM=shape.blocks_per_sm, PAIRS=shape.pairs, STEPS=shape.steps, RSQRT=0
-    )
-    run = _Fma(card, shape, load(source("arithmetic"), "fma_fp32", options=options))
-    points = run.blocks * shape.threads * shape.pairs
-    return Microkernel(
-        limit="fma",
-        config={"threads": shape.threads, "blocks_per_sm": shape.blocks_per_sm, "points": shape.pairs},
-        unit="flop",
-        work=float(points * shape.steps * FMA_FLOPS_PER_STEP),
-        launch=run.launch,
-        wrong=run.wrong,
-        clock_hz=run.clocks.hz,
-    )
-
-
-class _Fma:
-    """Launches of one shape over the same random points."""
-
-    def __init__(self, card: Card, shape: Shape, kernel: Launchable):
-        self.blocks = card.sms * shape.blocks_per_sm
-        self.clocks = Clocks.of(self.blocks, card.device)
-        self._shape = shape
-        self._kernel = kernel
-        generator = torch.Generator(card.device).manual_seed(0)
-        # (pairs, threads, 2): the same for every block.
-        self._start = torch.randn(shape.pairs, shape.threads, 2, generator=generator, device=card.device)
-        self._sums = torch.zeros(self.blocks, shape.threads, 2, device=card.device)
-
-    def launch(self, rounds: int) -> None:
-        scalars = (np.float32(TURN), np.uint32(rounds))
-        self._kernel((self.blocks,), (self._shape.threads,), self._start, self._sums, self.clocks.counts, *scalars)
-
-    def wrong(self, rounds: int) -> str:
-        self._sums.fill_(POISON)
-        self.launch(rounds)
-        step = np.array([[1.0, TURN], [-TURN, 1.0 - TURN * TURN]])
-        whole = torch.from_numpy(np.linalg.matrix_power(step, rounds * self._shape.steps)).to(self._sums.device)
-        expected = self._start.double().sum(0) @ whole.T
-        return disagreement(self._sums, expected, FMA_TOLERANCE, "sums of points")
-
-
-def _special(card: Card, load: Load, shape: Shape, name: str) -> Microkernel:
-    options = defines(
+def _defines(shape: Shape, special: str) -> tuple[str, ...]:
+    return defines(
         THREADS=shape.threads,
         BLOCKS_PER_SM=shape.blocks_per_sm,
         PAIRS=shape.pairs,
         STEPS=shape.steps,
-        RSQRT=SPECIALS.index(name),
-    )
-    run = _Special(card, shape, name, load(source("arithmetic"), "special_function", options=options))
-    return Microkernel(
-        limit=name,
-        config={"threads": shape.threads, "blocks_per_sm": shape.blocks_per_sm, "sums": shape.pairs},
-        unit="op",
-        work=float(run.blocks * shape.threads * shape.steps),
-        launch=run.launch,
-        wrong=run.wrong,
-        clock_hz=run.clocks.hz,
+        RSQRT=int(special == "rsqrt"),
     )
 
 
-class _Special:
-    """Launches of one shape of one function, over arguments from [1, 2) on to at most 3."""
+def _fma(card: Card, load: Load, shape: Shape) -> Microkernel:
+    """One shape over random points, the same for every block."""
+    blocks = card.sms * shape.blocks_per_sm
+    generator = torch.Generator(card.device).manual_seed(0)
+    start = torch.randn(shape.pairs, shape.threads, 2, generator=generator, device=card.device)
 
-    def __init__(self, card: Card, shape: Shape, name: str, kernel: Launchable):
-        self.blocks = card.sms * shape.blocks_per_sm
-        self.clocks = Clocks.of(self.blocks, card.device)
-        self._shape = shape
-        self._kernel = kernel
-        self._function: Callable[[torch.Tensor], torch.Tensor] = {"ex2": torch.exp2, "rsqrt": torch.rsqrt}[name]
-        generator = torch.Generator(card.device).manual_seed(0)
-        self._first = 1 + torch.rand(shape.threads, generator=generator, device=card.device)
-        self._sums = torch.zeros(self.blocks, shape.threads, device=card.device)
+    def expected(rounds: int) -> torch.Tensor:
+        step = np.array([[1.0, TURN], [-TURN, 1.0 - TURN * TURN]])
+        whole = torch.from_numpy(np.linalg.matrix_power(step, rounds * shape.steps)).to(card.device)
+        return start.double().sum(0) @ whole.T
 
-    def _step(self, rounds: int) -> np.float32:
-        return np.float32(1.0 / (rounds * self._shape.steps))
+    run = Sums(
+        load(source("arithmetic"), "fma_fp32", options=_defines(shape, "")),
+        blocks,
+        shape.threads,
+        (start,),
+        torch.zeros(blocks, shape.threads, 2, device=card.device),
+        Clocks.of(blocks, card.device),
+        expected,
+        FMA_TOLERANCE,
+        "sums of points",
+        lambda rounds: (np.float32(TURN), np.uint32(rounds)),
+    )
+    config = {"threads": shape.threads, "blocks_per_sm": shape.blocks_per_sm, "points": shape.pairs}
+    work = float(blocks * shape.threads * shape.pairs * shape.steps * FMA_FLOPS_PER_STEP)
+    return run.measuring("fma", "flop", work, config)
 
-    def launch(self, rounds: int) -> None:
-        self._kernel(
-            (self.blocks,),
-            (self._shape.threads,),
-            self._first,
-            self._sums,
-            self.clocks.counts,
-            self._step(rounds),
-            np.uint32(rounds),
-        )
 
-    def wrong(self, rounds: int) -> str:
-        self._sums.fill_(POISON)
-        self.launch(rounds)
-        count = rounds * self._shape.steps
-        expected = torch.zeros(self._shape.threads, dtype=torch.float64, device=self._sums.device)
+def _special(card: Card, load: Load, shape: Shape, name: str) -> Microkernel:
+    """One shape of one function, over arguments from [1, 2) on to at most 3."""
+    blocks = card.sms * shape.blocks_per_sm
+    function = SPECIALS[name]
+    generator = torch.Generator(card.device).manual_seed(0)
+    first = 1 + torch.rand(shape.threads, generator=generator, device=card.device)
+
+    def step(rounds: int) -> np.float32:
+        return np.float32(1.0 / (rounds * shape.steps))
+
+    def expected(rounds: int) -> torch.Tensor:
+        count = rounds * shape.steps
+        sums = torch.zeros(shape.threads, dtype=torch.float64, device=card.device)
         for start in range(0, count, 4096):
-            n = torch.arange(start, min(start + 4096, count), dtype=torch.float64, device=self._sums.device)
-            expected += self._function(self._first.double()[:, None] + n * float(self._step(rounds))).sum(1)
-        return disagreement(self._sums, expected, SPECIAL_TOLERANCE, "sums of function values")
+            n = torch.arange(start, min(start + 4096, count), dtype=torch.float64, device=card.device)
+            sums += function(first.double()[:, None] + n * float(step(rounds))).sum(1)
+        return sums
+
+    run = Sums(
+        load(source("arithmetic"), "special_function", options=_defines(shape, name)),
+        blocks,
+        shape.threads,
+        (first,),
+        torch.zeros(blocks, shape.threads, device=card.device),
+        Clocks.of(blocks, card.device),
+        expected,
+        SPECIAL_TOLERANCE,
+        "sums of function values",
+        lambda rounds: (step(rounds), np.uint32(rounds)),
+    )
+    config = {"threads": shape.threads, "blocks_per_sm": shape.blocks_per_sm, "sums": shape.pairs}
+    return run.measuring(name, "op", float(blocks * shape.threads * shape.steps), config)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -110,6 +110,47 @@ class Clocks:
         return float(np.median(ran[:, 0] / ran[:, 1]) * 1e9) if len(ran) else None
 
 
+@dataclass(frozen=True)
+class Sums:
+    """Launches of one shape of a kernel whose threads leave sums, and the check of these.
+
+    The kernel takes the inputs, the sums, the clocks and the scalars of as many repeats, in this order.
+    """
+
+    kernel: Launchable
+    blocks: int
+    threads: int
+    inputs: tuple[torch.Tensor, ...] = field(repr=False)
+    sums: torch.Tensor = field(repr=False)
+    clocks: Clocks
+    expected: Callable[[int], torch.Tensor]
+    """The sums after as many repeats, in fp64; they broadcast to those of a launch."""
+    tolerance: float
+    what: str
+    scalars: Callable[[int], tuple[object, ...]] = lambda repeats: (np.uint32(repeats),)
+    shared_bytes: int = 0
+
+    def launch(self, repeats: int) -> None:
+        """Enqueues one launch."""
+        arguments = (*self.inputs, self.sums, self.clocks.counts, *self.scalars(repeats))
+        self.kernel((self.blocks,), (self.threads,), *arguments, shared_bytes=self.shared_bytes)
+
+    def wrong(self, repeats: int) -> str:
+        """Launches into poisoned sums, and says what is wrong with them or with the compiled code, or nothing."""
+        self.sums.fill_(float("nan"))
+        self.launch(repeats)
+        log: str = getattr(self.kernel, "log", "")
+        if "serialized" in log:  # by ptxas: each wgmma then waits for the one before
+            return f"the compiler serialized its wgmma instructions: {log}"
+        return disagreement(self.sums, self.expected(repeats), self.tolerance, self.what)
+
+    def measuring(
+        self, limit: str, unit: Unit, work: float, config: Mapping[str, Scalar], dtype: str | None = None
+    ) -> Microkernel:
+        """The microkernel that these launches are."""
+        return Microkernel(limit, config, unit, work, self.launch, self.wrong, self.clocks.hz, dtype)
+
+
 def disagreement(found: torch.Tensor, expected: torch.Tensor, tolerance: float, what: str) -> str:
     """What is wrong with `found`, or nothing: it may differ from `expected` by `tolerance` of its root mean square."""
     found, expected = found.double(), expected.double()
@@ -118,3 +159,64 @@ def disagreement(found: torch.Tensor, expected: torch.Tensor, tolerance: float, 
     if worst <= allowed:  # not the other way round, so that NaN fails
         return ""
     return f"{what}: differ by up to {worst:.3g} from what arithmetic says, allowed are {allowed:.3g}"
+
+
+STEP_BYTES = 32
+"""K of one tensor-core instruction, in bytes, whatever the dtype."""
+
+
+class Dtype(NamedTuple):
+    """An operand dtype."""
+
+    ptx: str
+    bytes: int
+    tolerance: float
+    """Allowed error of a sum of accumulators, over its root mean square."""
+
+
+DTYPES = {
+    "bf16": Dtype("bf16", 2, 0.005),
+    "fp16": Dtype("f16", 2, 0.005),
+    "tf32": Dtype("tf32", 4, 0.005),
+    # Hopper's tensor cores keep about 14 bits of an fp8 product's sum.
+    "fp8_e4m3": Dtype("e4m3", 1, 0.05),
+}
+"""With fp32 accumulators."""
+
+
+@dataclass(frozen=True)
+class Operands:
+    """a: (M, K) and b: (N, K), both K-major, normally distributed, exact in their dtype."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+
+    @classmethod
+    def random(cls, dtype: str, m: int, n: int, k_bytes: int, device: torch.device) -> Operands:
+        """K is `k_bytes` over the dtype's size."""
+        generator = torch.Generator(device).manual_seed(0)
+        k = k_bytes // DTYPES[dtype].bytes
+        return cls(*(_random(dtype, rows, k, generator, device) for rows in (m, n)))
+
+    def product(self) -> torch.Tensor:
+        """a b^T in fp64: (M, N)."""
+        return self.a.double() @ self.b.double().T
+
+
+def _random(dtype: str, rows: int, k: int, generator: torch.Generator, device: torch.device) -> torch.Tensor:
+    values = torch.randn(rows, k, generator=generator, device=device)
+    if dtype == "tf32":  # 10 bits of mantissa: the other 13 are what the tensor cores do not read
+        return (values.view(torch.int32) & ~0x1FFF).view(torch.float32)
+    kinds = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8_e4m3": torch.float8_e4m3fn}
+    return values.to(kinds[dtype])
+
+
+def per_thread(product: torch.Tensor) -> torch.Tensor:
+    """Sums over the elements of a 16 x (a multiple of 8) tile that each of a warp's 32 threads accumulates.
+
+    Thread t holds rows t / 4 and 8 further, and columns 2 (t % 4) and one further of every 8 (PTX ISA, "Register
+    Fragments" of wgmma and of mma.m16n8).  `product`: (..., 16, n); returns (..., 32).
+    """
+    *outer, _, n = product.shape
+    split = product.reshape(*outer, 2, 8, n // 8, 4, 2)
+    return split.sum(dim=(-5, -3, -1)).reshape(*outer, 32)

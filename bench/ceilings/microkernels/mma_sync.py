@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from rooflab.bench.ceilings.microkernels.microkernel import (
+    DTYPES,
+    STEP_BYTES,
     Card,
     Clocks,
     Group,
     Groups,
-    Launchable,
     Load,
     Microkernel,
+    Operands,
+    Sums,
     defines,
-    disagreement,
+    per_thread,
     source,
 )
-from rooflab.bench.ceilings.microkernels.operands import DTYPES, STEP_BYTES, Operands, per_thread
 
 RESTART = 8
 """Passes after which accumulators start anew."""
@@ -64,6 +65,7 @@ def prelude(dtype: str) -> str:
 
 
 def _kernel(card: Card, load: Load, dtype: str, shape: Shape) -> Microkernel:
+    """All warps compute the same product."""
     options = defines(
         THREADS=shape.threads,
         BLOCKS_PER_SM=shape.blocks_per_sm,
@@ -72,53 +74,30 @@ def _kernel(card: Card, load: Load, dtype: str, shape: Shape) -> Microkernel:
         STEPS=shape.steps,
         RESTART=RESTART,
     )
-    run = _Mma(card, dtype, shape, load(source("mma_sync", prelude(dtype)), "mma_registers", options=options))
-    warps = run.blocks * shape.threads // 32
-    m, n, k = 16 * shape.m_tiles, 8 * shape.n_tiles, shape.steps * STEP_BYTES // DTYPES[dtype].bytes
-    return Microkernel(
-        limit=f"{dtype} mma.sync",
-        config={
-            "threads": shape.threads,
-            "blocks_per_sm": shape.blocks_per_sm,
-            "m_tiles": shape.m_tiles,
-            "n_tiles": shape.n_tiles,
-        },
-        unit="flop",
-        work=2.0 * warps * m * n * k * RESTART,
-        launch=run.launch,
-        wrong=run.wrong,
-        clock_hz=run.clocks.hz,
-        dtype=dtype,
+    blocks = card.sms * shape.blocks_per_sm
+    operands = Operands.random(dtype, 16 * shape.m_tiles, 8 * shape.n_tiles, shape.steps * STEP_BYTES, card.device)
+
+    def expected(restarts: int) -> torch.Tensor:
+        tiles = operands.product().reshape(shape.m_tiles, 16, 8 * shape.n_tiles)
+        return RESTART * per_thread(tiles).sum(0)
+
+    warps = blocks * shape.threads // 32
+    run = Sums(
+        load(source("mma_sync", prelude(dtype)), "mma_registers", options=options),
+        blocks,
+        shape.threads,
+        (operands.a, operands.b),
+        torch.zeros(warps, 32, device=card.device),
+        Clocks.of(blocks, card.device),
+        expected,
+        DTYPES[dtype].tolerance,
+        "sums of accumulators",
     )
-
-
-class _Mma:
-    """Launches of one shape and dtype; all warps compute the same product."""
-
-    def __init__(self, card: Card, dtype: str, shape: Shape, kernel: Launchable):
-        self.blocks = card.sms * shape.blocks_per_sm
-        self.clocks = Clocks.of(self.blocks, card.device)
-        self._dtype = dtype
-        self._shape = shape
-        self._kernel = kernel
-        k_bytes = shape.steps * STEP_BYTES
-        self._operands = Operands.random(dtype, 16 * shape.m_tiles, 8 * shape.n_tiles, k_bytes, card.device)
-        self._sums = torch.zeros(self.blocks * shape.threads // 32, 32, device=card.device)
-
-    def launch(self, restarts: int) -> None:
-        self._kernel(
-            (self.blocks,),
-            (self._shape.threads,),
-            self._operands.a,
-            self._operands.b,
-            self._sums,
-            self.clocks.counts,
-            np.uint32(restarts),
-        )
-
-    def wrong(self, restarts: int) -> str:
-        self._sums.fill_(float("nan"))
-        self.launch(restarts)
-        tiles = self._operands.product().reshape(self._shape.m_tiles, 16, 8 * self._shape.n_tiles)
-        expected = RESTART * per_thread(tiles).sum(0)
-        return disagreement(self._sums, expected, DTYPES[self._dtype].tolerance, "sums of accumulators")
+    config = {
+        "threads": shape.threads,
+        "blocks_per_sm": shape.blocks_per_sm,
+        "m_tiles": shape.m_tiles,
+        "n_tiles": shape.n_tiles,
+    }
+    m, n, k = 16 * shape.m_tiles, 8 * shape.n_tiles, shape.steps * STEP_BYTES // DTYPES[dtype].bytes
+    return run.measuring(f"{dtype} mma.sync", "flop", 2.0 * warps * m * n * k * RESTART, config, dtype)

@@ -5,22 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
 import torch
 
 from rooflab.bench.ceilings.microkernels.microkernel import (
+    DTYPES,
+    STEP_BYTES,
     Card,
     Clocks,
     Group,
     Groups,
-    Launchable,
     Load,
     Microkernel,
+    Operands,
+    Sums,
     defines,
-    disagreement,
+    per_thread,
     source,
 )
-from rooflab.bench.ceilings.microkernels.operands import DTYPES, STEP_BYTES, Operands, per_thread
 
 ROW_BYTES = 128
 """Bytes of K in one stage: a row of the 128-byte swizzle."""
@@ -86,54 +87,28 @@ def _macro(name: str, dtype: str, n: int, a_from: Source) -> str:
 
 
 def _kernel(card: Card, load: Load, dtype: str, shape: Shape, a_from: Source) -> Microkernel:
+    """All blocks compute the same product."""
     options = defines(N=shape.n, WARPGROUPS=shape.warpgroups, STAGES=STAGES, RESTART=RESTART)
     kernel = load(source("wgmma", prelude(dtype, shape.n)), f"wgmma_{a_from}", options=options)
-    run = _Wgmma(card, dtype, shape, a_from, kernel)
-    k = STAGES * ROW_BYTES // DTYPES[dtype].bytes
-    return Microkernel(
-        limit=f"{dtype} wgmma {a_from}",
-        config={"n": shape.n, "warpgroups": shape.warpgroups, "a_from": a_from},
-        unit="flop",
-        work=2.0 * card.sms * shape.m * shape.n * k,
-        launch=run.launch,
-        wrong=run.wrong,
-        clock_hz=run.clocks.hz,
-        dtype=dtype,
-    )
+    operands = Operands.random(dtype, shape.m, shape.n, STAGES * ROW_BYTES, card.device)
 
-
-class _Wgmma:
-    """Launches of one shape, dtype and source of A; all blocks compute the same product."""
-
-    def __init__(self, card: Card, dtype: str, shape: Shape, a_from: Source, kernel: Launchable):
-        self.clocks = Clocks.of(card.sms, card.device)
-        self._dtype = dtype
-        self._shape = shape
-        self._shared_bytes = shape.shared_bytes(a_from)
-        self._kernel = kernel
-        self._operands = Operands.random(dtype, shape.m, shape.n, STAGES * ROW_BYTES, card.device)
-        self._sums = torch.zeros(card.sms, 128 * shape.warpgroups, device=card.device)
-
-    def launch(self, passes: int) -> None:
-        self._kernel(
-            (self._sums.shape[0],),
-            (128 * self._shape.warpgroups,),
-            self._operands.a,
-            self._operands.b,
-            self._sums,
-            self.clocks.counts,
-            np.uint32(passes),
-            shared_bytes=self._shared_bytes,
-        )
-
-    def wrong(self, passes: int) -> str:
-        self._sums.fill_(float("nan"))
-        self.launch(passes)
-        log: str = getattr(self._kernel, "log", "")
-        if "serialized" in log:  # by ptxas: each then waits for the one before
-            return f"the compiler serialized its wgmma instructions: {log}"
+    def expected(passes: int) -> torch.Tensor:
         since_restart = (passes - 1) % RESTART + 1
         # A warp holds 16 rows of the product.
-        tiles = self._operands.product().reshape(-1, 16, self._shape.n)
-        expected = since_restart * per_thread(tiles).flatten()
-        return disagreement(self._sums, expected, DTYPES[self._dtype].tolerance, "sums of accumulators")
+        return since_restart * per_thread(operands.product().reshape(-1, 16, shape.n)).flatten()
+
+    run = Sums(
+        kernel,
+        card.sms,
+        128 * shape.warpgroups,
+        (operands.a, operands.b),
+        torch.zeros(card.sms, 128 * shape.warpgroups, device=card.device),
+        Clocks.of(card.sms, card.device),
+        expected,
+        DTYPES[dtype].tolerance,
+        "sums of accumulators",
+        shared_bytes=shape.shared_bytes(a_from),
+    )
+    config = {"n": shape.n, "warpgroups": shape.warpgroups, "a_from": a_from}
+    k = STAGES * ROW_BYTES // DTYPES[dtype].bytes
+    return run.measuring(f"{dtype} wgmma {a_from}", "flop", 2.0 * card.sms * shape.m * shape.n * k, config, dtype)

@@ -4,46 +4,33 @@ from __future__ import annotations
 
 import re
 
+from rooflab.bench.ptx.emit.generator import Generator, emits, unknown
 from rooflab.bench.ptx.emit.memory import address
 from rooflab.bench.ptx.execute.matrices import WgmmaShape
-from rooflab.bench.ptx.generate import Generator, emits
-from rooflab.bench.ptx.text.syntax import Address, Group, Immediate, Instruction, Operand, PtxError
-from rooflab.bench.ptx.tiles.fragments import BYTES
-from rooflab.bench.ptx.tiles.wgmma_operand import K_BYTES
+from rooflab.bench.ptx.text.syntax import Address, Group, Immediate, Instruction, PtxError
+from rooflab.bench.ptx.tiles.mma import BYTES
+from rooflab.bench.ptx.tiles.shared_layout import K_BYTES
 
 
-@emits("ldmatrix")
-def load_matrix(g: Generator, instruction: Instruction) -> None:
-    """`ldmatrix`."""
+@emits("ldmatrix", "stmatrix")
+def move_matrices(g: Generator, instruction: Instruction) -> None:
+    """`ldmatrix`, `stmatrix`."""
     g.unguarded(instruction)
-    parts, (target, where) = instruction.parts, instruction.operands
+    parts, operands = instruction.parts, instruction.operands
+    loads = parts[0] == "ldmatrix"
+    registers, where = operands if loads else operands[::-1]
     if "m8n8" not in parts or "b16" not in parts or not isinstance(where, Address):
-        raise PtxError(f"PTX: expected an instruction that is known, got {instruction.text!r}")
-    targets = _registers(g, instruction, target)
-    at = address(g, where, "shared")
-    call = f"matrices.load(c, {at}, {len(targets)}, {'trans' in parts}, {instruction.number})"
-    g.define_many(targets, call, "u4")
-
-
-def _registers(g: Generator, instruction: Instruction, group: Operand) -> tuple[Operand, ...]:
-    """Those of the matrices, of which the opcode says how many there are."""
-    number = int(next(part for part in instruction.parts if re.fullmatch(r"x[124]", part))[1])
-    items = g.items(group)
+        raise unknown(instruction)
+    number = int(next(part for part in parts if re.fullmatch(r"x[124]", part))[1])
+    items = g.items(registers)
     if len(items) != number:
         raise PtxError(f"PTX: expected {number} registers for .x{number}, got {instruction.text!r}")
-    return items
-
-
-@emits("stmatrix")
-def store_matrix(g: Generator, instruction: Instruction) -> None:
-    """`stmatrix`."""
-    g.unguarded(instruction)
-    parts, (where, source) = instruction.parts, instruction.operands
-    if "m8n8" not in parts or "b16" not in parts or not isinstance(where, Address):
-        raise PtxError(f"PTX: expected an instruction that is known, got {instruction.text!r}")
-    values = ", ".join(g.value(item, "u4") for item in _registers(g, instruction, source))
-    at = address(g, where, "shared")
-    g.line(f"matrices.store(c, {at}, ({values},), {'trans' in parts}, {instruction.number})")
+    values = str(number) if loads else f"({', '.join(g.value(item, 'u4') for item in items)},)"
+    how = f"{address(g, where, 'shared')}, {values}, {'trans' in parts}, {instruction.number}"
+    if loads:
+        g.define_many(items, f"matrices.load(c, {how})", "u4")
+    else:
+        g.line(f"matrices.store(c, {how})")
 
 
 @emits("mma")
@@ -54,7 +41,7 @@ def multiply(g: Generator, instruction: Instruction) -> None:
     kinds = parts[parts.index("col") + 1 :] if "col" in parts else []
     kinds = [kind for kind in kinds if kind not in ("satfinite", "and", "xor", "popc")]
     if len(kinds) != 4 or "sp" in parts or "row" not in parts:
-        raise PtxError(f"PTX: expected an instruction that is known, got {instruction.text!r}")
+        raise unknown(instruction)
     d_type, a_type, b_type, c_type = kinds
     dtypes = {"f32": "f4", "f64": "f8"}
     result, operand = dtypes.get(d_type, "u4"), "f8" if a_type == "f64" else "u4"
@@ -74,7 +61,7 @@ def warpgroup(g: Generator, instruction: Instruction) -> None:
     name = parts[1]
     g.unguarded(instruction)
     if name == "fence":
-        return  # what it orders is looked at once, in `wgmma_fences.unfenced`
+        return  # what it orders is checked in the text, by `wgmma_registers.unfenced`
     if name == "commit_group":
         g.line(f"matrices.commit(c, {instruction.number})")
     elif name == "wait_group":
@@ -84,7 +71,7 @@ def warpgroup(g: Generator, instruction: Instruction) -> None:
     elif name == "mma_async" and "sp" not in parts:
         _multiply_async(g, instruction)
     else:
-        raise PtxError(f"PTX: expected an instruction that is known, got {instruction.text!r}")
+        raise unknown(instruction)
 
 
 def _multiply_async(g: Generator, instruction: Instruction) -> None:

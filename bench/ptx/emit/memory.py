@@ -1,15 +1,26 @@
-"""Loads, stores and atomics (PTX ISA 8.7, sections 9.7.9.8 to 12, 9.7.13.5, 6)."""
+"""Loads, stores, atomics, fences, asynchronous copies and tensor maps (PTX ISA 8.7, sections 9.7.9, 9.7.13.4 to 6)."""
 
 from __future__ import annotations
 
-from rooflab.bench.ptx.generate import Generator, emits
+from rooflab.bench.ptx.emit.generator import Generator, address_of, emits, unknown
 from rooflab.bench.ptx.text.kinds import DTYPES, dtype_of
-from rooflab.bench.ptx.text.syntax import Address, Immediate, Instruction, PtxError, Register, Sink, Symbol
+from rooflab.bench.ptx.text.syntax import (
+    Address,
+    Immediate,
+    Instruction,
+    Negated,
+    Operand,
+    PtxError,
+    Register,
+    Sink,
+    Symbol,
+)
 
 STRONG = frozenset(("volatile", "relaxed", "acquire", "mmio"))
-"""Loads by which a thread may wait for another's store."""
+"""Orders of loads by which a thread may wait for another's store."""
 SPACES = ("global", "shared", "local", "param", "const")
 _OPERATIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor", "exch", "cas")
+_REDUCTIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
 
 
 def space_of(instruction: Instruction) -> str:
@@ -30,7 +41,7 @@ def address(g: Generator, operand: Address, space: str) -> str:
         text = g.constant(base.value, size)
     else:
         kept = g.kept[base.index]
-        # Some texts keep a shared address in 64 bits, and some a generic one in 32.
+        # Some compilers keep a shared address in 64 bits, or a generic one in 32.
         text = g.value(base, size) if int(kept[1]) >= int(size[1]) else f"{g.value(base, 'u' + kept[1])}.astype({size})"
     return f"{text} + {g.constant(offset, size)}" if offset else text
 
@@ -45,9 +56,7 @@ def load(g: Generator, instruction: Instruction) -> None:
     """`ld`."""
     parts, space = instruction.parts, space_of(instruction)
     kind = parts[-1]
-    target, source = instruction.operands[:2]
-    if not isinstance(source, Address):
-        raise PtxError(f"PTX: expected an address in {instruction.text!r}")
+    target, source = instruction.operands[0], address_of(instruction.operands[1], instruction)
     if space == "param" and isinstance(source.base, Symbol) and g.is_local(source.base.name):
         space = "local"
     if kind == "b128":
@@ -74,27 +83,18 @@ def store(g: Generator, instruction: Instruction) -> None:
     """`st`."""
     parts, space = instruction.parts, space_of(instruction)
     if "bulk" in parts or "async" in parts and len(instruction.operands) != 3:
-        raise PtxError(f"PTX: expected an instruction that is known, got {instruction.text!r}")
-    target, source = instruction.operands[:2]
-    if not isinstance(target, Address):
-        raise PtxError(f"PTX: expected an address in {instruction.text!r}")
+        raise unknown(instruction)
+    target, source = address_of(instruction.operands[0], instruction), instruction.operands[1]
     if space == "param" and isinstance(target.base, Symbol) and g.is_local(target.base.name):
         space = "local"
     size = width(parts[-1])
-    values = ", ".join(_stored(g, item, size) for item in g.items(source))
+    values = ", ".join(g.value(item, f"u{size}") for item in g.items(source))
     where = address(g, target, space)
     if "async" in parts:
-        barrier = instruction.operands[2]
-        if not isinstance(barrier, Address):
-            raise PtxError(f"PTX: expected an mbarrier in {instruction.text!r}")
-        at = address(g, barrier, "shared")
-        g.line(f"remote.store(c, {where}, ({values},), {size}, {at}, {g.guard or 'None'}, {instruction.number})")
+        at = address(g, address_of(instruction.operands[2], instruction), "shared")
+        g.line(f"bulk.store_remote(c, {where}, ({values},), {size}, {at}, {g.guard or 'None'}, {instruction.number})")
         return
     g.line(f"access.store(c, {space!r}, {where}, ({values},), {g.guard or 'None'}, {size}, {instruction.number})")
-
-
-def _stored(g: Generator, item: object, size: int) -> str:
-    return g.value(item, f"u{size}")  # type: ignore[arg-type]
 
 
 @emits("atom", "red")
@@ -104,12 +104,10 @@ def atomic(g: Generator, instruction: Instruction) -> None:
     operation = next((part for part in parts if part in _OPERATIONS), None)
     kind = next(part for part in reversed(parts) if part in DTYPES)
     if operation is None or "async" in parts or "noftz" in parts and kind not in ("f16", "bf16", "f16x2", "bf16x2"):
-        raise PtxError(f"PTX: expected an instruction that is known, got {instruction.text!r}")
+        raise unknown(instruction)
     operands = list(instruction.operands)
     target = operands.pop(0) if parts[0] == "atom" else Sink()
-    where = operands.pop(0)
-    if not isinstance(where, Address):
-        raise PtxError(f"PTX: expected an address in {instruction.text!r}")
+    where = address_of(operands.pop(0), instruction)
     dtype = dtype_of(kind)
     groups = [g.items(item) for item in operands]
     results = g.items(target)
@@ -134,20 +132,147 @@ def atomic(g: Generator, instruction: Instruction) -> None:
 
 @emits("fence", "membar")
 def fence(g: Generator, instruction: Instruction) -> None:
-    """Fences; those of the proxies are told to the race detector."""
+    """Fences; the race detector learns of proxy fences."""
     parts = instruction.parts
     if "proxy" in parts or any(part.startswith("mbarrier_init") for part in parts):
         kind, mask = ".".join(parts[1:]), g.guard or "None"
         if "tensormap::generic" in parts and isinstance(where := (*instruction.operands, None)[0], Address):
-            g.line(f"maps.fence(c, {address(g, where, 'generic')}, {mask}, {instruction.number})")
-        g.line(f"synchronising.proxy_fence(c, {kind!r}, {mask}, {instruction.number})")
-    elif "cta" not in parts:  # among the threads of a CTA barriers are what orders
+            g.line(f"tensor_maps.fence(c, {address(g, where, 'generic')}, {mask})")
+        g.line(f"synchronising.proxy_fence(c, {kind!r}, {mask})")
+    elif "cta" not in parts:  # among the threads of a CTA only barriers order accesses here
         g.unguarded(instruction)
         g.line(f"synchronising.fence(c, {instruction.number})")
 
 
 @emits("prefetch", "prefetchu", "applypriority", "discard", "createpolicy", "griddepcontrol", "pmevent")
 def hints(g: Generator, instruction: Instruction) -> None:
-    """What changes no value."""
+    """Instructions that change no value."""
     if instruction.parts[0] == "createpolicy":
         g.define(instruction.operands[0], g.constant(0, "u8"), "u8")
+
+
+def located(g: Generator, operand: Operand, space: str, instruction: Instruction) -> str:
+    """The expression of an operand's address in its space; one in shared memory may be given as a generic one."""
+    where = address_of(operand, instruction)
+    if space == "shared" and isinstance(where.base, Register) and g.kept[where.base.index][1] == "8":
+        return f"({address(g, where, 'generic')}).astype(u4)"
+    return address(g, where, space)
+
+
+@emits("cp")
+def copy(g: Generator, instruction: Instruction) -> None:
+    """`cp.async` and the bulk copies."""
+    opcode, operands = instruction.opcode, instruction.operands
+    mask, number = g.guard or "None", instruction.number
+    if "prefetch" in instruction.parts:
+        return
+    if opcode.startswith(("cp.async.bulk", "cp.reduce.async.bulk")):
+        _bulk(g, instruction, mask, number)
+    elif opcode.startswith("cp.async.mbarrier.arrive"):
+        at = located(g, operands[0], "shared", instruction)
+        g.line(f"copying.arrive_after(c, {at}, {'noinc' in instruction.parts}, {mask}, {number})")
+    elif opcode == "cp.async.commit_group":
+        g.unguarded(instruction)
+        g.line("copying.commit(c)")
+    elif opcode == "cp.async.wait_group":
+        g.unguarded(instruction)
+        g.line(f"copying.wait(c, {_constant(operands[0])})")
+    elif opcode == "cp.async.wait_all":
+        g.unguarded(instruction)
+        g.line("copying.wait(c, None)")
+    elif opcode.startswith("cp.async.c"):
+        target, source = located(g, operands[0], "shared", instruction), located(g, operands[1], "global", instruction)
+        size = _constant(operands[2])
+        if "cg" in instruction.parts and size != 16:
+            raise PtxError(f"PTX: expected 16 bytes for cp.async.cg, got {instruction.text!r}")
+        # A fourth operand is the source's size or a predicate, or a cache policy where the opcode says so.
+        given = operands[3] if len(operands) > 3 and not (len(operands) == 4 and "cache_hint" in opcode) else None
+        taken = "None" if given is None else _taken(g, given, size)
+        g.line(f"copying.copy(c, {target}, {source}, {size}, {taken}, {mask}, {number})")
+    else:
+        raise unknown(instruction)
+
+
+def _taken(g: Generator, given: Operand, size: int) -> str:
+    """Bytes that come from the source: the number given, or 0 where a predicate says to ignore the source."""
+    if isinstance(given, Negated) or isinstance(given, Register) and given.type == "pred":
+        return f"choose({g.value(given, '?')}, {g.constant(0, 'u4')}, {g.constant(size, 'u4')})"
+    return g.value(given, "u4")
+
+
+def _constant(operand: Operand) -> int:
+    if not isinstance(operand, Immediate):
+        raise PtxError(f"PTX: expected a constant, got {operand}")
+    return operand.value
+
+
+def _bulk(g: Generator, instruction: Instruction, mask: str, number: int) -> None:
+    opcode, operands, parts = instruction.opcode, instruction.operands, instruction.parts
+    if "commit_group" in parts:
+        g.line(f"bulk.commit_bulk(c, {mask})")
+        return
+    if "wait_group" in parts:
+        g.line(f"bulk.wait_bulk(c, {_constant(operands[0])}, {'read' in parts}, {mask})")
+        return
+    operation = next((part for part in parts if part in _REDUCTIONS), None) if opcode.startswith("cp.reduce") else None
+    if ".global" not in opcode:
+        _between(g, instruction, mask)
+        return
+    into_shared = opcode.index(".shared") < opcode.index(".global")
+    if "tensor" in parts:
+        if any(part.startswith(("im2col", "tile::")) for part in parts):
+            raise unknown(instruction)
+        _tensor(g, instruction, into_shared, operation, mask)
+        return
+    size = g.value(operands[2], "u4")
+    if into_shared:
+        target, source = located(g, operands[0], "shared", instruction), located(g, operands[1], "global", instruction)
+        barrier = located(g, operands[3], "shared", instruction)
+        multicast = g.value(operands[4], "u2") if "multicast::cluster" in opcode else "None"
+        g.line(f"bulk.bulk_load(c, {target}, {source}, {size}, {barrier}, {multicast}, {mask}, {number})")
+    else:
+        target, source = located(g, operands[0], "global", instruction), located(g, operands[1], "shared", instruction)
+        kind = parts[-1] if operation else ""
+        g.line(f"bulk.bulk_store(c, {target}, {source}, {size}, {operation!r}, {kind!r}, {mask}, {number})")
+
+
+def _between(g: Generator, instruction: Instruction, mask: str) -> None:
+    operands = instruction.operands
+    if instruction.opcode.startswith("cp.reduce") or len(operands) != 4:
+        raise unknown(instruction)
+    target, source, barrier = (located(g, operands[place], "shared", instruction) for place in (0, 1, 3))
+    size = g.value(operands[2], "u4")
+    g.line(f"bulk.copy_between(c, {target}, {source}, {size}, {barrier}, {mask}, {instruction.number})")
+
+
+def _tensor(g: Generator, instruction: Instruction, into_shared: bool, operation: str | None, mask: str) -> None:
+    operands, number = instruction.operands, instruction.number
+    place = 1 if into_shared else 0
+    tensor = address_of(operands[place], instruction)
+    where = address(g, Address(tensor.base, tensor.offset), "generic")
+    coordinates = ", ".join(g.value(item, "i4") for item in tensor.coordinates)
+    shared = located(g, operands[1 - place], "shared", instruction)
+    if into_shared:
+        barrier = located(g, operands[2], "shared", instruction)
+        multicast = g.value(operands[3], "u2") if "multicast::cluster" in instruction.opcode else "None"
+        g.line(f"bulk.tensor_load(c, {shared}, {where}, ({coordinates},), {barrier}, {multicast}, {mask}, {number})")
+    else:
+        g.line(f"bulk.tensor_store(c, {where}, ({coordinates},), {shared}, {operation!r}, {mask}, {number})")
+
+
+@emits("tensormap")
+def tensor_maps(g: Generator, instruction: Instruction) -> None:
+    """`tensormap.replace`, `tensormap.cp_fenceproxy`."""
+    parts, operands = instruction.parts, instruction.operands
+    mask, number = g.guard or "None", instruction.number
+    if parts[1] == "cp_fenceproxy":
+        target, source = located(g, operands[0], "global", instruction), located(g, operands[1], "shared", instruction)
+        g.line(f"tensor_maps.copy(c, {target}, {source}, {mask}, {number})")
+        return
+    space = "shared" if any(part.startswith("shared") for part in parts) else "generic"
+    at = located(g, operands[0], space, instruction)
+    field = parts[3]
+    ordinal = _constant(operands[1]) if len(operands) == 3 else 0
+    size = "u8" if parts[-1] == "b64" else "u4"
+    value = g.value(operands[-1], size)
+    g.line(f"tensor_maps.replace(c, {space!r}, {at}, {field!r}, {ordinal}, {value}, {mask}, {number})")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rooflab.bench.ptx.emit.floats import rounding_of
-from rooflab.bench.ptx.generate import Generator, emits
-from rooflab.bench.ptx.machine.group import LOCAL_WINDOW, PARAM_WINDOW, RANK_SHIFT, SHARED_WINDOW
+from rooflab.bench.ptx.emit.arithmetic import rounding_of
+from rooflab.bench.ptx.emit.generator import Generator, emits, unknown
+from rooflab.bench.ptx.machine.memory import LOCAL_WINDOW, PARAM_WINDOW, RANK_SHIFT, SHARED_WINDOW
 from rooflab.bench.ptx.text.kinds import DTYPES, dtype_of
 from rooflab.bench.ptx.text.syntax import Group, Instruction, Operand, PtxError, Register, Sink
 
@@ -15,7 +15,7 @@ _COMPARISONS = {
     "lo": "<", "ls": "<=", "hi": ">", "hs": ">=",
 }  # fmt: skip
 _UNORDERED = {"equ": "!=", "neu": "==", "ltu": ">=", "leu": ">", "gtu": "<=", "geu": "<"}
-"""Comparisons that hold for NaN too, as the negation of their opposite."""
+"""Comparisons that also hold for NaN, as the negation of the opposite comparison."""
 _WINDOWS = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW, "param": PARAM_WINDOW}
 
 
@@ -87,10 +87,10 @@ def comparison(g: Generator, name: str, kind: str, a: Operand, b: Operand, ftz: 
 
 
 def _flushed(value: str, kind: str, ftz: bool) -> str:
-    """A value as `.ftz` has it compared."""
+    """A value, flushed with `ftz`, as it is compared."""
     if not ftz:
         return value
-    return f"half.flush({value}, {kind!r})" if kind in ("f16", "bf16") else f"rounding.flush({value})"
+    return f"half.flush({value}, {kind!r})" if kind in ("f16", "bf16") else f"bits.flush({value})"
 
 
 def _compared(name: str, kind: str, left: str, right: str) -> str:
@@ -99,7 +99,7 @@ def _compared(name: str, kind: str, left: str, right: str) -> str:
     if kind.endswith("x2"):
         raise PtxError(f"PTX: expected a comparison of single numbers, got one of .{kind}")
     if half:
-        left, right = (f"convert.decode({value}, {kind!r})" for value in (left, right))
+        left, right = (f"formats.decode({value}, {kind!r})" for value in (left, right))
     if name == "num":
         return f"({left} == {left}) & ({right} == {right})"
     if name == "nan":
@@ -156,7 +156,7 @@ def set_value(g: Generator, instruction: Instruction) -> None:
     target, a, b = instruction.operands[:3]
     dtype = dtype_of(result)
     if "f16" in result:
-        raise PtxError(f"PTX: expected an instruction that is known, got {instruction.text!r}")
+        raise unknown(instruction)
     yes = g.constant(0x3F800000, "u4") + ".view(f4)" if result == "f32" else g.constant(-1, dtype)
     no = g.constant(0, dtype)
     text = comparison(g, parts[1], kind, a, b, "ftz" in instruction.parts)
@@ -176,7 +176,7 @@ def convert(g: Generator, instruction: Instruction) -> None:
         to = parts[parts.index("sat") + 1]
         values = ", ".join(g.value(item, "i4") for item in operands[1:3])
         third = f", {g.value(operands[3], 'u4')}" if len(operands) == 4 else ""
-        g.define(operands[0], f"convert.cvt_pack({values}, {to!r}{third})", "u4")
+        g.define(operands[0], f"formats.cvt_pack({values}, {to!r}{third})", "u4")
         return
     flags = [name for name in ("ftz", "sat", "relu", "satfinite") if name in parts]
     given = "".join(f", {name}=True" for name in flags)
@@ -186,29 +186,29 @@ def convert(g: Generator, instruction: Instruction) -> None:
         _check_packed(instruction, to, source, rounding)
     if to in ("bf16x2", "f16x2") and source == "f32" and rounding == "rn" and not flags:
         high, low = (g.value(item, "f4") for item in operands[1:3])
-        g.define(operands[0], f"convert.cvt_rn_{to}_f32({high}, {low})", result)
+        g.define(operands[0], f"formats.cvt_rn_{to}_f32({high}, {low})", result)
     elif to.endswith("x2") and source == "f32":
         high, low = (g.value(item, "f4") for item in operands[1:3])
         g.define(
             operands[0],
-            f"convert.cvt_pair({high}, {low}, {to!r}, {rounding!r}{_only(flags, 'relu', 'satfinite')})",
+            f"formats.cvt_pair({high}, {low}, {to!r}, {rounding!r}{_only(flags, 'relu', 'satfinite')})",
             result,
         )
     elif to.endswith("x2"):
         value = g.value(operands[1], dtype_of(source))
         name = "cvt_fp8x2_f16x2" if source == "f16x2" else "cvt_f16x2_fp8x2"
         kind = to if source == "f16x2" else source
-        g.define(operands[0], f"convert.{name}({value}, {kind!r}{_only(flags, 'relu')})", result)
-    elif _is_resize(to, source) and not flags:
+        g.define(operands[0], f"formats.{name}({value}, {kind!r}{_only(flags, 'relu')})", result)
+    elif to[0] in "us" and source[0] in "us" and not flags:
         value = g.value(operands[1], dtype_of(source))
         g.define(operands[0], f"{value}.astype({result})", result)
     else:
         value = g.value(operands[1], dtype_of(source))
-        g.define(operands[0], f"convert.cvt({value}, {to!r}, {source!r}, {rounding!r}{given})", result)
+        g.define(operands[0], f"formats.cvt({value}, {to!r}, {source!r}, {rounding!r}{given})", result)
 
 
 def _check_packed(instruction: Instruction, to: str, source: str, rounding: str) -> None:
-    """Raises `PtxError` where a pair lacks what PTX wants to be said of it."""
+    """Raises `PtxError` where a pair lacks a modifier that PTX requires."""
     small = to.startswith("e")
     roundings = ("rn",) if small or source != "f32" else ("rn", "rz")
     if rounding not in roundings or small and "satfinite" not in instruction.parts:
@@ -218,10 +218,6 @@ def _check_packed(instruction: Instruction, to: str, source: str, rounding: str)
 
 def _only(flags: Sequence[str], *names: str) -> str:
     return "".join(f", {name}=True" for name in names if name in flags)
-
-
-def _is_resize(to: str, source: str) -> bool:
-    return to[0] in "us" and source[0] in "us"
 
 
 @emits("cvta", "isspacep", "mapa", "getctarank")

@@ -8,11 +8,12 @@ import numpy as np
 import numpy.typing as npt
 
 from rooflab.bench.ptx.machine import access
+from rooflab.bench.ptx.machine.access import shared_offsets
 from rooflab.bench.ptx.machine.context import Context
-from rooflab.bench.ptx.machine.errors import Fault
-from rooflab.bench.ptx.machine.group import SHARED_WINDOW
+from rooflab.bench.ptx.machine.memory import SHARED_WINDOW
+from rooflab.bench.ptx.machine.run import Fault
 from rooflab.bench.ptx.numbers import half
-from rooflab.bench.ptx.numbers.rounding import flush
+from rooflab.bench.ptx.numbers.bits import COMBINE, flush
 from rooflab.bench.ptx.text.kinds import dtype_of
 
 Bools = npt.NDArray[np.bool_]
@@ -30,15 +31,14 @@ def atomic(
     order: str,
     instruction: int,
 ) -> Any:
-    """The values from before, for each lane that the guard lets through; memory holds what the operation leaves."""
+    """Does the operation for each lane that the guard lets through; returns the values from before it."""
     dtype = np.dtype(dtype_of(kind))
-    lanes = np.arange(c.size) if guard is None else np.flatnonzero(np.broadcast_to(guard, c.size))
+    lanes = c.lanes_under(guard)
     old = np.zeros(c.size, dtype)
     if not len(lanes):
         return old
-    where = np.full(c.size, addresses) if isinstance(addresses, np.generic) else addresses
-    given = [np.full(c.size, value) if isinstance(value, np.generic) else value for value in operands]
-    given = [value[lanes] for value in given]
+    where = c.vector(addresses)
+    given = [c.vector(value)[lanes] for value in operands]
     run, mask = c.group.run, np.zeros(c.size, np.bool_)
     mask[lanes] = True
     observer, run.observer = run.observer, None
@@ -55,15 +55,34 @@ def atomic(
         access.store(c, space, where, (left,), mask, dtype.itemsize, instruction)
     finally:
         run.observer = observer
-    run.atomic(c, space, where[lanes], lanes, dtype.itemsize, order, instruction)
+    _observe(c, space, where[lanes], lanes, dtype.itemsize, order, instruction)
     if not changes:
         run.changes = so_far
         c.polls(instruction, where[lanes])
     return old
 
 
+def _observe(c: Context, space: str, addresses: Any, lanes: Any, size: int, order: str, instruction: int) -> None:
+    """Tells the observer of an atomic operation of lanes."""
+    observer = c.group.run.observer
+    if observer is None:
+        return
+    if space == "generic":
+        windows = addresses >> np.uint64(60)
+        for kind, where in ((SHARED_WINDOW >> 60, "shared"), (0, "global")):
+            own = windows == kind
+            if own.any():
+                _observe(c, where, addresses[own], lanes[own], size, order, instruction)
+    elif space == "shared":
+        near = addresses.astype(np.uint32)  # without the window of a generic address
+        offsets = np.asarray(shared_offsets(c, near, size, lanes, instruction)).astype(np.int64)
+        observer.shared_atomic(c, lanes, offsets, size, instruction)
+    else:
+        observer.global_atomic(c, lanes, addresses, size, order, instruction)
+
+
 def _places(c: Context, space: str, where: Any, lanes: npt.NDArray[np.int64], instruction: int) -> Any:
-    """A number for each lane's place in memory: the same shared address is another place in another CTA."""
+    """A number for each lane's place in memory: one shared address is a different place in each CTA."""
     addresses = where[lanes].astype(np.uint64)
     windows = addresses >> np.uint64(60)
     if space == "generic" and ((windows != 0) & (windows != SHARED_WINDOW >> 60)).any():
@@ -75,20 +94,20 @@ def _places(c: Context, space: str, where: Any, lanes: npt.NDArray[np.int64], in
 
 
 def _flushed(operation: str, kind: str, space: str, addresses: Any) -> Bools | None:
-    """Where subnormals become zeros: `add.f32` makes them so in global memory, and not in shared; None for nowhere."""
+    """Lanes whose subnormals become zeros: `add.f32` flushes in global memory, not in shared; None for no lanes."""
     if operation != "add" or kind != "f32" or space == "shared":
         return None
-    found: Bools = addresses >> np.uint64(60) == 0
-    return found
+    in_global: Bools = addresses >> np.uint64(60) == 0
+    return in_global
 
 
 def _one_by_one(
     operation: str, kind: str, places: Any, before: Any, values: list[Any], flushed: Bools | None
 ) -> tuple[Any, Any]:
-    """What each lane finds, and what is left at its place after the last lane.
+    """The value that each lane reads, and the value at its place after the last lane.
 
-    Lanes of one place go in their order: place by place where these are few, else in turns, in which no two lanes have
-    the same.
+    Lanes of one place go in order: place by place where there are few places, else in turns, in each of which no two
+    lanes have the same place.
     """
     order = np.argsort(places, kind="stable")
     sorted_ = places[order]
@@ -97,25 +116,25 @@ def _one_by_one(
         return before, np.ascontiguousarray(_combined(operation, kind, before, values, flushed))
     starts = np.flatnonzero(first)
     counts = np.diff(np.r_[starts, len(order)])
-    found, left = before.copy(), before.copy()
-    function = None if kind.startswith(("f16", "bf16")) else _function(operation, before.dtype)
+    seen, left = before.copy(), before.copy()
+    function = None if kind.startswith(("f16", "bf16")) else COMBINE.get(operation)
     if function is not None and len(starts) < counts.max():
         for own in np.split(order, starts[1:]):
             steps = function.accumulate(np.r_[before[own[:1]], values[0][own]], dtype=before.dtype)
             if flushed is not None and flushed[own[0]]:
                 steps = _flushed_sums(steps, values[0][own])
-            found[own], left[own] = steps[:-1], steps[-1]
-        return found, left
+            seen[own], left[own] = steps[:-1], steps[-1]
+        return seen, left
     rank = np.arange(len(order)) - np.repeat(starts, counts)
     group = np.repeat(np.arange(len(starts)), counts)
     memory = before[order[starts]]
     by_rank = np.argsort(rank, kind="stable")
     for turn in np.split(by_rank, np.cumsum(np.bincount(rank))[:-1]):
         lanes, at = order[turn], group[turn]
-        found[lanes] = memory[at]
+        seen[lanes] = memory[at]
         memory[at] = _combined(operation, kind, memory[at], [value[lanes] for value in values], _of(flushed, lanes))
     left[order] = memory[group]
-    return found, left
+    return seen, left
 
 
 def _of(flushed: Bools | None, lanes: Any) -> Bools | None:
@@ -123,26 +142,13 @@ def _of(flushed: Bools | None, lanes: Any) -> Bools | None:
 
 
 def _flushed_sums(steps: Any, values: Any) -> Any:
-    """Sums so far, made anew where a subnormal is among them or the values: the zero in its place changes the rest."""
+    """Running sums, computed again where a subnormal is among them or the values, because its zero changes the rest."""
     if (flush(steps) == steps).all() and (flush(values) == values).all():
         return steps
-    found = steps.copy()
+    sums = steps.copy()
     for place, value in enumerate(flush(values)):
-        found[place + 1 : place + 2] = flush(flush(found[place : place + 1]) + value)
-    return found
-
-
-def _function(operation: str, dtype: np.dtype[Any]) -> Any:
-    """The operations that are one function of NumPy; None for the others."""
-    simple: dict[str, Any] = {
-        "add": np.add,
-        "min": np.fmin if dtype.kind == "f" else np.minimum,
-        "max": np.fmax if dtype.kind == "f" else np.maximum,
-        "and": np.bitwise_and,
-        "or": np.bitwise_or,
-        "xor": np.bitwise_xor,
-    }
-    return simple.get(operation)
+        sums[place + 1 : place + 2] = flush(flush(sums[place : place + 1]) + value)
+    return sums
 
 
 def _combined(operation: str, kind: str, old: Any, values: list[Any], flushed: Bools | None) -> Any:
@@ -160,4 +166,4 @@ def _combined(operation: str, kind: str, old: Any, values: list[Any], flushed: B
         return np.where(old >= new, np.zeros_like(old), old + 1)
     if operation == "dec":
         return np.where((old == 0) | (old > new), new, old - 1)
-    return new if operation == "exch" else _function(operation, old.dtype)(old, new)
+    return new if operation == "exch" else COMBINE[operation](old, new)

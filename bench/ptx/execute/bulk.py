@@ -1,42 +1,34 @@
-"""Runs bulk copies and TMA (PTX ISA 8.7, sections 9.7.9.25.4 and 5, 9.7.9.27)."""
+"""Runs bulk copies, TMA, and stores into another CTA's shared memory (PTX ISA 8.7, sections 9.7.9.12, 25, 27)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from rooflab.bench.ptx.execute import raw
-from rooflab.bench.ptx.machine.context import Context
-from rooflab.bench.ptx.machine.errors import Fault
-from rooflab.bench.ptx.machine.group import POISON, RANK_SHIFT, Group
-from rooflab.bench.ptx.machine.memory import WIDE
-from rooflab.bench.ptx.machine.shared_access import check_written
+from rooflab.bench.ptx.execute import tensor_maps
+from rooflab.bench.ptx.machine import access
+from rooflab.bench.ptx.machine.access import check_written, shared_offsets
+from rooflab.bench.ptx.machine.context import Context, value_of
+from rooflab.bench.ptx.machine.memory import POISON, RANK_SHIFT, SHIFT, WIDE
+from rooflab.bench.ptx.machine.run import Fault, Group
 from rooflab.bench.ptx.machine.transfers import Transfer
-from rooflab.bench.ptx.tiles import tensor_map, tma_values
-from rooflab.bench.ptx.tiles.tma_tiles import TileIndex, tile_index
+from rooflab.bench.ptx.machine.waiting import waiting_of
+from rooflab.bench.ptx.races.vector_clocks import LOAD
+from rooflab.bench.ptx.tiles import tensor_map
+from rooflab.bench.ptx.tiles.tensor_map import TileIndex, tile_index
 
-_SHIFT = {1: 0, 2: 1, 4: 2, 8: 3, 16: 4}
+Units = npt.NDArray[Any]
+"""The data of a copy, as items of 1 to 16 bytes."""
 MAP_ALIGNMENT = 64
 """Bytes: a tensor map that a copy uses starts at a multiple of it (`alignas` of the driver's CUtensorMap)."""
 
 
-def issuers(c: Context, guard: Any) -> Iterator[int]:
-    """The lanes that issue, each a copy of its own."""
-    lanes = range(c.size) if guard is None else map(int, np.flatnonzero(np.broadcast_to(guard, c.size)))
-    yield from lanes
-
-
-def value_of(value: Any, lane: int) -> int:
-    """What one lane has."""
-    return int(value) if isinstance(value, np.generic) else int(value[lane])
-
-
 def _destinations(group: Group, slot: int, barrier_slot: int, multicast: int | None, instruction: int) -> list[int]:
-    """Slots of the CTAs that receive a copy, each of which tells an mbarrier of its own."""
+    """Slots of the CTAs that receive a copy; each receiver has an mbarrier of its own."""
     if multicast is None:
         if barrier_slot != slot:
             raise Fault("the copy's destination and its mbarrier lie in different CTAs", instruction)
@@ -46,7 +38,7 @@ def _destinations(group: Group, slot: int, barrier_slot: int, multicast: int | N
     return [rank for rank in range(len(group.ctas)) if multicast >> rank & 1]
 
 
-def place_of(group: Group, slot: int, address: int) -> tuple[int, int]:
+def _place_of(slot: int, address: int) -> tuple[int, int]:
     """Slot and address within it of a shared::cluster address."""
     rank = address >> RANK_SHIFT
     return (rank - 1 if rank else slot), address & ((1 << RANK_SHIFT) - 1)
@@ -56,7 +48,7 @@ def _tensor(c: Context, address: int, lane: int, instruction: int) -> tensor_map
     if address % MAP_ALIGNMENT:
         raise Fault(f"a tensor map at 0x{address:x}, not a multiple of {MAP_ALIGNMENT} bytes", instruction)
     try:
-        return tensor_map.unpack(raw.read_map(c, address, lane, instruction))
+        return tensor_map.unpack(tensor_maps.read_map(c, address, lane, instruction))
     except ValueError as error:
         raise Fault(str(error), instruction) from None
 
@@ -73,17 +65,20 @@ def tensor_load(
 ) -> None:
     """`cp.async.bulk.tensor` from global to shared memory."""
     group = c.group
-    for lane in issuers(c, guard):
+    for lane in map(int, c.lanes_under(guard)):
         own = int(c.slots[lane])
-        found = _tensor(c, value_of(tensor, lane), lane, instruction)
-        slot, inside = place_of(group, own, value_of(shared, lane))
+        box = _tensor(c, value_of(tensor, lane), lane, instruction)
+        slot, inside = _place_of(own, value_of(shared, lane))
         coords = [value_of(item, lane) for item in coordinates]
-        bar_slot, bar = place_of(group, own, value_of(barrier, lane))
+        bar_slot, bar = _place_of(own, value_of(barrier, lane))
         mask = None if multicast is None else value_of(multicast, lane)
-        tile = _tile(found, coords, inside, instruction)
-        read = cache(partial(_gathered, c, found, tile, lane, instruction))  # once, whoever receives it
+        tile = _tile(box, coords, inside, instruction)
+        read = cache(partial(_gathered, c, box, tile, lane, instruction))  # read once, also for several receivers
+        _check_room(group, inside, box.box_bytes, instruction)
         for to in _destinations(group, slot, bar_slot, mask, instruction):
-            _start_load(c, lane, to, inside, found, tile, read, to * group.shared_size + bar, instruction)
+            base, unit = to * group.shared_size, tile.unit_bytes
+            index = (tile.shared_addresses + base) >> SHIFT[unit]
+            _start_load(c, lane, base + inside, box.box_bytes, unit, index, read, base + bar, instruction)
 
 
 def _tile(tensor: tensor_map.TensorMap, coords: list[int], shared: int, instruction: int) -> TileIndex:
@@ -93,59 +88,55 @@ def _tile(tensor: tensor_map.TensorMap, coords: list[int], shared: int, instruct
         raise Fault(str(error), instruction) from None
 
 
+def _chunks(start: int, size: int) -> slice:
+    """Bytes of the group's shared memory in its view by 16 bytes."""
+    return slice(start >> 4, (start + size) >> 4)
+
+
 def _start_load(
-    c: Context,
-    lane: int,
-    slot: int,
-    shared: int,
-    tensor: tensor_map.TensorMap,
-    tile: TileIndex,
-    read: Callable[[], npt.NDArray[Any]],
-    barrier: int,
+    c: Context, lane: int, start: int, size: int, unit: int, index: Any, read: Callable[[], Units], barrier: int,
     instruction: int,
-) -> None:
-    group = c.group
-    base = slot * group.shared_size
-    check_room(group, shared, tensor.box_bytes, instruction)
-    transfer = None
-    if group.run.observer is not None:
-        transfer = group.run.observer.load_begins(c, lane, base + shared, tensor.box_bytes, barrier, instruction)
+) -> None:  # fmt: skip
+    """Starts a copy of `size` bytes to the place `start` of the group's shared memory.
+
+    `read` gives them in units of `unit` bytes when the copy is carried out, and they go to `index` of the view by such
+    units.  Then the copy tells the mbarrier at `barrier`.
+    """
+    group, observer = c.group, c.group.run.observer
+    transfer = None if observer is None else observer.load_begins(c, lane, start, size, barrier, instruction)
     if group.run.checks.asynchronous:
-        group.shared[base + shared : base + shared + tensor.box_bytes] = POISON
+        group.shared[start : start + size] = POISON
     if group.written is not None:
-        group.written[base + shared : base + shared + tensor.box_bytes] = True
+        group.written[start : start + size] = True
 
     def run() -> None:
-        unit = tile.unit_bytes
-        group.views[unit][(tile.shared_addresses + base) >> _SHIFT[unit]] = read()
+        group.views[unit][index] = read()
         if transfer is not None and group.run.observer is not None:
             group.run.observer.load_ends(group, transfer, barrier)
-        group.waiting.mbarriers.complete_bytes(barrier, tensor.box_bytes, instruction)
+        waiting_of(group).mbarriers.complete_bytes(barrier, size, instruction)
 
-    group.waiting.transfers.start(Transfer(run, instruction))
+    waiting_of(group).transfers.start(Transfer(run, instruction))
 
 
-def check_room(group: Group, shared: int, size: int, instruction: int) -> None:
+def _check_room(group: Group, shared: int, size: int, instruction: int) -> None:
     """Raises `Fault` where `size` bytes at an address of shared memory reach beyond it."""
     if shared + size > group.run.shared_limit:
         raise Fault(f"a box of {size} bytes at shared address 0x{shared:x} ends outside the CTA's memory", instruction)
 
 
-def _gathered(
-    c: Context, tensor: tensor_map.TensorMap, tile: TileIndex, lane: int, instruction: int
-) -> npt.NDArray[Any]:
+def _gathered(c: Context, tensor: tensor_map.TensorMap, tile: TileIndex, lane: int, instruction: int) -> Units:
     unit = tile.unit_bytes
     addresses = tile.global_addresses.astype(np.uint64)
     if tile.inside is None:
-        data = raw.load_bytes(c, addresses, unit, instruction, lane=lane)
+        data = tensor_maps.load_bytes(c, addresses, unit, instruction, lane=lane)
     else:
         data = np.empty(len(addresses), WIDE[unit])
-        data[:] = tma_values.fill_unit(tensor, unit).view(WIDE[unit])[0]
+        data[:] = tensor_map.fill_unit(tensor, unit).view(WIDE[unit])[0]
         if tile.inside.any():
-            data[tile.inside] = raw.load_bytes(c, addresses[tile.inside], unit, instruction, lane=lane)
+            data[tile.inside] = tensor_maps.load_bytes(c, addresses[tile.inside], unit, instruction, lane=lane)
     if tensor.element.startswith("tf32") or tensor.element.endswith(".ftz"):
         words = np.ascontiguousarray(data).view(f"u{tensor.element_bytes}")
-        data = tma_values.loaded(words, tensor.element).view(WIDE[unit])
+        data = tensor_map.loaded(words, tensor.element).view(WIDE[unit])
     return np.asarray(data)
 
 
@@ -160,13 +151,13 @@ def tensor_store(
 ) -> None:
     """`cp.async.bulk.tensor` and `cp.reduce.async.bulk.tensor` from shared to global memory."""
     group = c.group
-    for lane in issuers(c, guard):
-        found = _tensor(c, value_of(tensor, lane), lane, instruction)
-        slot, inside = place_of(group, int(c.slots[lane]), value_of(shared, lane))
-        tile = _tile(found, [value_of(item, lane) for item in coordinates], inside, instruction)
-        check_room(group, inside, found.box_bytes, instruction)
+    for lane in map(int, c.lanes_under(guard)):
+        box = _tensor(c, value_of(tensor, lane), lane, instruction)
+        slot, inside = _place_of(int(c.slots[lane]), value_of(shared, lane))
+        tile = _tile(box, [value_of(item, lane) for item in coordinates], inside, instruction)
+        _check_room(group, inside, box.box_bytes, instruction)
         base = slot * group.shared_size
-        _start_store(c, lane, base + inside, tile, base, found, operation, instruction)
+        _start_store(c, lane, base + inside, tile, base, box, operation, instruction)
 
 
 def _start_store(
@@ -180,7 +171,7 @@ def _start_store(
     instruction: int,
 ) -> None:
     group, unit = c.group, tile.unit_bytes
-    if operation is not None and tensor.element not in tma_values.REDUCIBLE[operation]:
+    if operation is not None and tensor.element not in tensor_map.REDUCIBLE[operation]:
         raise Fault(f"a reduction that there is not: {operation} of {tensor.element}", instruction)
     mark = None
     if group.run.observer is not None:
@@ -191,7 +182,7 @@ def _start_store(
     if group.written is not None and len(places):
         check_written(c, places, unit, instruction)
 
-    read = cache(lambda: group.views[unit].take(places >> _SHIFT[unit]))
+    read = cache(lambda: group.views[unit].take(places >> SHIFT[unit]))
 
     def run() -> None:
         data = read()
@@ -199,13 +190,18 @@ def _start_store(
             if operation is not None:
                 if len(np.unique(addresses)) < len(addresses):
                     raise Fault("a reduction into a tensor whose elements overlap, which is not emulated", instruction)
-                old = raw.load_bytes(c, addresses, unit, instruction, lane=lane, reduces=True)
+                old = tensor_maps.load_bytes(c, addresses, unit, instruction, lane=lane, reduces=True)
                 words = f"u{tensor.element_bytes}"
-                new = tma_values.reduce_values(operation, old.view(words), data.view(words), tensor.element)
+                new = tensor_map.reduce_values(operation, old.view(words), data.view(words), tensor.element)
                 data = np.ascontiguousarray(new).view(WIDE[unit])
-            raw.store_bytes(c, addresses, data, unit, instruction, lane=lane, reduces=operation is not None)
+            tensor_maps.store_bytes(c, addresses, data, unit, instruction, lane=lane, reduces=operation is not None)
 
-    group.waiting.transfers.start(Transfer(run, instruction, read, mark=mark), int(c.lanes[lane]))
+    waiting_of(group).transfers.start(Transfer(run, instruction, read, mark=mark), int(c.lanes[lane]))
+
+
+def _check_aligned(size: int, target: int, source: int, instruction: int) -> None:
+    if size % 16 or target % 16 or source % 16:
+        raise Fault("cp.async.bulk wants addresses and a size that are multiples of 16 bytes", instruction)
 
 
 def bulk_load(
@@ -213,44 +209,20 @@ def bulk_load(
 ) -> None:
     """`cp.async.bulk` from global to shared memory."""
     group = c.group
-    for lane in issuers(c, guard):
+    for lane in map(int, c.lanes_under(guard)):
         own, count = int(c.slots[lane]), value_of(size, lane)
-        slot, inside = place_of(group, own, value_of(shared, lane))
-        if count % 16 or inside % 16 or value_of(source, lane) % 16:
-            raise Fault("cp.async.bulk wants addresses and a size that are multiples of 16 bytes", instruction)
+        slot, inside = _place_of(own, value_of(shared, lane))
+        _check_aligned(count, inside, value_of(source, lane), instruction)
         if not count:
             continue
-        check_room(group, inside, count, instruction)
-        bar_slot, bar = place_of(group, own, value_of(barrier, lane))
+        _check_room(group, inside, count, instruction)
+        bar_slot, bar = _place_of(own, value_of(barrier, lane))
         mask = None if multicast is None else value_of(multicast, lane)
         addresses = np.arange(0, count, 16, dtype=np.uint64) + np.uint64(value_of(source, lane))
-        read = cache(partial(raw.load_bytes, c, addresses, 16, instruction, lane=lane))
+        read = cache(partial(tensor_maps.load_bytes, c, addresses, 16, instruction, lane=lane))
         for to in _destinations(group, slot, bar_slot, mask, instruction):
-            start_bulk(c, lane, to * group.shared_size + inside, read, count, to * group.shared_size + bar, instruction)
-
-
-def start_bulk(
-    c: Context, lane: int, start: int, read: Callable[[], npt.NDArray[Any]], size: int, barrier: int, instruction: int
-) -> None:
-    """Starts a copy of `size` bytes to the place `start` of the group's shared memory.
-
-    `read` gives them, in units of 16 bytes, when the copy is carried out; then it tells the mbarrier at `barrier`.
-    """
-    group = c.group
-    observer = group.run.observer
-    transfer = None if observer is None else observer.load_begins(c, lane, start, size, barrier, instruction)
-    if group.run.checks.asynchronous:
-        group.shared[start : start + size] = POISON
-    if group.written is not None:
-        group.written[start : start + size] = True
-
-    def run() -> None:
-        group.views[16][start >> 4 : (start + size) >> 4] = read()
-        if transfer is not None and group.run.observer is not None:
-            group.run.observer.load_ends(group, transfer, barrier)
-        group.waiting.mbarriers.complete_bytes(barrier, size, instruction)
-
-    group.waiting.transfers.start(Transfer(run, instruction))
+            start, place = to * group.shared_size + inside, to * group.shared_size + bar
+            _start_load(c, lane, start, count, 16, _chunks(start, count), read, place, instruction)
 
 
 def bulk_store(
@@ -258,13 +230,12 @@ def bulk_store(
 ) -> None:
     """`cp.async.bulk` and `cp.reduce.async.bulk` from shared to global memory."""
     group = c.group
-    for lane in issuers(c, guard):
-        count, (slot, inside) = value_of(size, lane), place_of(group, int(c.slots[lane]), value_of(shared, lane))
-        if count % 16 or inside % 16 or value_of(target, lane) % 16:
-            raise Fault("cp.async.bulk wants addresses and a size that are multiples of 16 bytes", instruction)
+    for lane in map(int, c.lanes_under(guard)):
+        count, (slot, inside) = value_of(size, lane), _place_of(int(c.slots[lane]), value_of(shared, lane))
+        _check_aligned(count, inside, value_of(target, lane), instruction)
         if not count:
             continue
-        check_room(group, inside, count, instruction)
+        _check_room(group, inside, count, instruction)
         start = slot * group.shared_size + inside
         addresses = np.arange(0, count, 16, dtype=np.uint64) + np.uint64(value_of(target, lane))
         element = {"b": "u"}.get(kind[:1], kind[:1]) + kind[1:] if kind else "u8"
@@ -274,7 +245,7 @@ def bulk_store(
 
 
 class _Flat:
-    """What a store asks of a tensor map, for a copy that has none."""
+    """The part of a tensor map that a store needs, for a copy without a map."""
 
     def __init__(self, element: str, size: int):
         self.element = element
@@ -282,15 +253,74 @@ class _Flat:
         self.element_bytes = tensor_map.ELEMENT_BYTES[element]
 
 
-def commit_bulk(c: Context, guard: Any, instruction: int) -> None:
+def commit_bulk(c: Context, guard: Any) -> None:
     """`cp.async.bulk.commit_group`."""
     lanes = c.lanes if guard is None else c.lanes[np.broadcast_to(guard, c.size)]
-    c.group.waiting.transfers.commit_bulk(lanes)
+    waiting_of(c.group).transfers.commit_bulk(lanes)
 
 
-def wait_bulk(c: Context, newest: int, only_reads: bool, guard: Any, instruction: int) -> None:
+def wait_bulk(c: Context, newest: int, only_reads: bool, guard: Any) -> None:
     """`cp.async.bulk.wait_group`."""
     lanes = c.lanes if guard is None else c.lanes[np.broadcast_to(guard, c.size)]
-    done = c.group.waiting.transfers.wait_bulk(lanes, newest, only_reads=only_reads)
+    done = waiting_of(c.group).transfers.wait_bulk(lanes, newest, only_reads=only_reads)
     if done and c.group.run.observer is not None:
-        c.group.run.observer.stores_done(c, lanes, done)
+        c.group.run.observer.stores_done(c.group, [(copy.lane, copy.mark) for copy in done])
+
+
+def copy_between(c: Context, target: Any, source: Any, size: Any, barrier: Any, guard: Any, instruction: int) -> None:
+    """`cp.async.bulk.shared::cluster.shared::cta`."""
+    group = c.group
+    for lane in map(int, c.lanes_under(guard)):
+        own, count = int(c.slots[lane]), value_of(size, lane)
+        to, inside = _place_of(own, value_of(target, lane))
+        slot, start = _place_of(own, value_of(source, lane))
+        _check_aligned(count, inside, start, instruction)
+        _check_room(group, inside, count, instruction)
+        _check_room(group, start, count, instruction)
+        first = slot * group.shared_size + start
+        if group.written is not None:
+            check_written(c, np.arange(first, first + count, 16), 16, instruction)
+        bar_slot, bar = _place_of(own, value_of(barrier, lane))
+
+        def read(first: int = first, count: int = count) -> Units:
+            return group.views[16][_chunks(first, count)].copy()
+
+        place = bar_slot * group.shared_size + bar
+        to_start = to * group.shared_size + inside
+        _start_load(c, lane, to_start, count, 16, _chunks(to_start, count), read, place, instruction)
+
+
+def store_remote(
+    c: Context, addresses: Any, values: access.Values, width: int, barrier: Any, guard: Any, instruction: int
+) -> None:
+    """`st.async`: a store that tells an mbarrier of its bytes; the emulator does it at once."""
+    run, mbarriers = c.group.run, waiting_of(c.group).mbarriers
+    places = mbarriers.places(c, barrier, guard, instruction)
+    size = width * len(values)
+    _watch(c, addresses, size, [place for place, _ in places], guard, instruction)
+    observer, run.observer = run.observer, None
+    try:
+        access.store(c, "shared", addresses, values, guard, width, instruction)
+    finally:
+        run.observer = observer
+    for place, lanes in places:
+        mbarriers.complete_bytes(place, lanes * size, instruction)
+    waiting_of(c.group).wake_mbarriers()
+
+
+def _watch(c: Context, addresses: Any, size: int, places: list[int], guard: Any, instruction: int) -> None:
+    """Reports the stores to the race detector, as one copy into each CTA's memory."""
+    group = c.group
+    lanes = c.lanes_under(guard)
+    if group.races is None or not len(lanes):
+        return
+    where = c.vector(addresses)
+    offsets = np.asarray(shared_offsets(c, where[lanes], size, lanes, instruction)).astype(np.int64)
+    warps = np.unique(c.warps[lanes] % group.race_warps)
+    for slot in np.unique(offsets // group.shared_size):
+        own = offsets[offsets // group.shared_size == slot]
+        transfer = group.races.begin_async(int(own[0]) // group.race_bytes, warps, LOAD)
+        group.races.async_write(transfer, own, size, instruction)
+        for place in places:
+            if place // group.shared_size == slot:
+                group.races.signal_async(transfer, place)

@@ -1,4 +1,4 @@
-"""Runs `cp.async`: copies of 4 to 16 bytes that each lane asks for (PTX ISA 8.7, section 9.7.9.25.3)."""
+"""Runs `cp.async`: each lane copies 4 to 16 bytes (PTX ISA 8.7, section 9.7.9.25.3)."""
 
 from __future__ import annotations
 
@@ -7,27 +7,26 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rooflab.bench.ptx.machine.access import load_located
+from rooflab.bench.ptx.machine.access import WRITTEN, lane_of, load_located, shared_offsets
 from rooflab.bench.ptx.machine.context import Context
-from rooflab.bench.ptx.machine.errors import Fault
-from rooflab.bench.ptx.machine.group import POISON
-from rooflab.bench.ptx.machine.memory import WIDE
-from rooflab.bench.ptx.machine.shared_access import lane_of, shared_offsets
+from rooflab.bench.ptx.machine.memory import POISON, SHIFT, WIDE
+from rooflab.bench.ptx.machine.run import Fault
 from rooflab.bench.ptx.machine.transfers import Copies, Transfer
+from rooflab.bench.ptx.machine.waiting import waiting_of
 
-_SHIFT = {1: 0, 2: 1, 4: 2, 8: 3, 16: 4}
+_POISON = {size: np.full(size, POISON, np.uint8).view(kind)[0] for size, kind in WIDE.items()}
 
 
 def copy(c: Context, targets: Any, sources: Any, size: int, taken: Any, guard: Any, instruction: int) -> None:
     """`cp.async`: `size` bytes for each lane, of which the first `taken` come from memory and the rest are zero."""
     if size not in (4, 8, 16):
         raise Fault(f"cp.async copies 4, 8 or 16 bytes, got {size}", instruction)
-    lanes = np.arange(c.size) if guard is None else np.flatnonzero(np.broadcast_to(guard, c.size))
+    lanes = c.lanes_under(guard)
     if not len(lanes):
         return
-    where = _vector(targets, c.size)[lanes]
-    source = _vector(sources, c.size)[lanes]
-    wanted = np.full(len(lanes), size) if taken is None else _vector(taken, c.size)[lanes].astype(np.int64)
+    where = c.vector(targets)[lanes]
+    source = c.vector(sources)[lanes]
+    wanted = np.full(len(lanes), size) if taken is None else c.vector(taken)[lanes].astype(np.int64)
     offsets = np.asarray(shared_offsets(c, where, size, lanes, instruction)).astype(np.int64)
     if taken is not None:
         _check_pieces(c, source, wanted, size, lanes, instruction)
@@ -35,25 +34,17 @@ def copy(c: Context, targets: Any, sources: Any, size: int, taken: Any, guard: A
     if group.run.observer is not None:
         group.run.observer.copy_async(c, lanes, offsets, size, instruction)
     if group.run.checks.asynchronous:
-        group.views[size][offsets >> _SHIFT[size]] = _POISON[size]
+        group.views[size][offsets >> SHIFT[size]] = _POISON[size]
     if group.written is not None:
-        group.written.view(WIDE[size])[offsets >> _SHIFT[size]] = _WRITTEN[size]
-    index = offsets >> _SHIFT[size]
+        group.written.view(WIDE[size])[offsets >> SHIFT[size]] = WRITTEN[size]
+    index = offsets >> SHIFT[size]
 
     def run(mask: npt.NDArray[np.bool_] | None) -> None:
         chosen = slice(None) if mask is None else mask
-        found = _read_some(c, source[chosen], wanted[chosen], size, lanes[chosen], instruction)
-        group.views[size][index[chosen]] = found
+        units = _read_some(c, source[chosen], wanted[chosen], size, lanes[chosen], instruction)
+        group.views[size][index[chosen]] = units
 
-    group.waiting.transfers.copy(Copies(c.lanes[lanes], 0, run))
-
-
-_POISON = {size: np.full(size, POISON, np.uint8).view(kind)[0] for size, kind in WIDE.items()}
-_WRITTEN = {size: np.ones(size, np.bool_).view(kind)[0] for size, kind in WIDE.items()}
-
-
-def _vector(value: Any, size: int) -> npt.NDArray[Any]:
-    return np.full(size, value) if isinstance(value, np.generic) else value
+    waiting_of(group).transfers.copy(Copies(c.lanes[lanes], 0, run))
 
 
 def _check_pieces(
@@ -64,7 +55,7 @@ def _check_pieces(
     lanes: npt.NDArray[np.intp],
     instruction: int,
 ) -> None:
-    """Raises `Fault` on a source's size above the copy's, and on an address that a whole copy could not have."""
+    """Raises `Fault` on a source larger than the copy, and on an address that is not aligned for a whole copy."""
     if (most := int(wanted.max())) > size:
         text = f"cp.async takes at most its {size} bytes from memory, and here are {most}"
         raise Fault(text, instruction, lane_of(c, wanted, most, lanes))
@@ -85,45 +76,45 @@ def _read_some(
     whole = wanted == size
     if whole.all():
         return np.asarray(load_located(c, sources, size, lanes, instruction, copy=True))
-    found = np.zeros(len(sources), WIDE[size])
+    units = np.zeros(len(sources), WIDE[size])
     if whole.any():
-        found[whole] = load_located(c, sources[whole], size, lanes[whole], instruction, copy=True)
+        units[whole] = load_located(c, sources[whole], size, lanes[whole], instruction, copy=True)
     for place in np.flatnonzero(~whole & (wanted > 0)):
-        # A piece of a copy: byte by byte, because it ends where it likes.
+        # Byte by byte, because a part of a copy may have any length.
         count = int(wanted[place])
         piece = np.zeros(size, np.uint8)
         addresses = sources[place] + np.arange(count, dtype=np.uint64)
         piece[:count] = load_located(c, addresses, 1, lanes[place].repeat(count), instruction, copy=True)
-        found[place] = piece.view(WIDE[size])[0]
-    return found
+        units[place] = piece.view(WIDE[size])[0]
+    return units
 
 
-def commit(c: Context, instruction: int) -> None:
+def commit(c: Context) -> None:
     """`cp.async.commit_group`."""
-    c.group.waiting.transfers.commit(c)
+    waiting_of(c.group).transfers.commit(c)
     if c.group.run.observer is not None:
         c.group.run.observer.commit_copies(c)
 
 
-def wait(c: Context, newest: int | None, instruction: int) -> None:
+def wait(c: Context, newest: int | None) -> None:
     """`cp.async.wait_group`, `cp.async.wait_all`."""
-    c.group.waiting.transfers.wait(c, newest)
+    waiting_of(c.group).transfers.wait(c, newest)
     if c.group.run.observer is not None:
         c.group.run.observer.wait_copies(c, newest)
 
 
 def arrive_after(c: Context, addresses: Any, counted: bool, guard: Any, instruction: int) -> None:
     """`cp.async.mbarrier.arrive`: the lanes' copies so far arrive at an mbarrier when they are done."""
-    mbarriers = c.group.waiting.mbarriers
+    mbarriers = waiting_of(c.group).mbarriers
     for place, lanes in mbarriers.lots(c, addresses, guard, instruction):
         if not counted:
-            # Without .noinc the arrival is not one of those that the mbarrier counts.
+            # Without .noinc the arrival comes on top of those that the mbarrier was initialised for.
             mbarriers.more_pending(place, len(lanes), instruction)
         if c.group.run.observer is not None:
             c.group.run.observer.signal_copies(c, lanes, place)
 
         def run(place: int = place, own: npt.NDArray[np.int64] = c.lanes[lanes]) -> None:
-            c.group.waiting.transfers.finish_copies(own)
-            mbarriers.async_arrive(place, len(own), instruction)
+            waiting_of(c.group).transfers.finish_copies(own)
+            mbarriers.arrived(place, len(own), instruction)
 
-        c.group.waiting.transfers.start(Transfer(run, instruction))
+        waiting_of(c.group).transfers.start(Transfer(run, instruction))

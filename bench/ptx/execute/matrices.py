@@ -1,8 +1,8 @@
 """Runs `ldmatrix`, `stmatrix`, `mma.sync` and `wgmma` for the lanes of a context.
 
-A wgmma's accumulators are poison until its group was waited for: the registers are rows of one buffer, which is filled
-in place then, so that copies of a register made meanwhile (a compiler's own) see the same.  In between the matrix is
-kept as a matrix, and a chain of wgmmas converts it once.
+A wgmma's accumulators are poison until a wait for its group.  The registers are rows of one buffer, which the wait
+fills in place, so that copies of a register that the compiler made meanwhile get the values too.  Until then the result
+stays a matrix, and a chain of wgmmas converts it once.
 """
 
 from __future__ import annotations
@@ -14,25 +14,24 @@ import numpy as np
 import numpy.typing as npt
 
 from rooflab.bench.ptx.execute.warps import in_warps
+from rooflab.bench.ptx.machine.access import WRITTEN, check_written, shared_offsets
 from rooflab.bench.ptx.machine.context import Context
-from rooflab.bench.ptx.machine.errors import Fault
-from rooflab.bench.ptx.machine.group import Group
-from rooflab.bench.ptx.machine.shared_access import check_written, shared_offsets
-from rooflab.bench.ptx.tiles import ldmatrix, mma
-from rooflab.bench.ptx.tiles.accumulate import truncated_wgmma
-from rooflab.bench.ptx.tiles.wgmma import (
+from rooflab.bench.ptx.machine.run import Fault, Group
+from rooflab.bench.ptx.tiles import mma, shared_layout
+from rooflab.bench.ptx.tiles.mma import (
     WARPGROUP,
     a_from_registers,
     check_shape,
     matrix_to_registers,
     registers_to_matrix,
+    truncated_wgmma,
     wgmma,
 )
-from rooflab.bench.ptx.tiles.wgmma_operand import operand_chunks, read_operand
+from rooflab.bench.ptx.tiles.shared_layout import operand_chunks, read_operand
 
 
 class WgmmaShape(NamedTuple):
-    """What an opcode and its constants say."""
+    """The shape, types and modifiers of a wgmma: what its opcode and its constants say."""
 
     n: int
     d_type: str
@@ -52,22 +51,19 @@ def load(c: Context, addresses: Any, number: int, transposed: bool, instruction:
         group.run.observer.shared_read(c, used, offsets[used], 16, instruction)
     if group.written is not None:
         check_written(c, offsets[used], 16, instruction)
-    return ldmatrix.load(group.shared, offsets, number, transposed)
+    return shared_layout.load_matrices(group.shared, offsets, number, transposed)
 
 
 def store(c: Context, addresses: Any, values: tuple[Any, ...], transposed: bool, instruction: int) -> None:
     """`stmatrix`."""
     group, (offsets, used) = c.group, _rows(c, addresses, len(values), instruction)
     where = offsets[used]
-    rows = ldmatrix.row_values(values, c.size, transposed)
+    rows = shared_layout.row_values(values, c.size, transposed)
     if group.run.observer is not None:
         group.run.observer.shared_write(c, used, where, 16, instruction, rows)
     if group.written is not None:
-        group.written.view("c16")[where >> 4] = _ALL_WRITTEN
+        group.written.view("c16")[where >> 4] = WRITTEN[16]
     group.views[16][where >> 4] = rows
-
-
-_ALL_WRITTEN = np.ones(16, np.bool_).view("c16")[0]
 
 
 def _check_warps(c: Context, instruction: int) -> None:
@@ -80,8 +76,8 @@ def _rows(
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.intp]]:
     """Each lane's place in the group's memory, and which lanes give a row."""
     _check_warps(c, instruction)
-    addresses, lane = _vector(addresses, c.size), c.lanes & 31
-    # Only the first 8 lanes for each matrix give a row; what the others hold is nobody's affair.
+    addresses, lane = c.vector(addresses), c.lanes & 31
+    # Only the first 8 lanes for each matrix give a row; the addresses of the others are not used.
     if number < 4:
         addresses = np.where(lane < 8 * number, addresses, addresses[lane == 0].repeat(32))
     offsets = np.asarray(shared_offsets(c, addresses, 16, None, instruction)).astype(np.int64)
@@ -110,7 +106,7 @@ def multiply(
 
 @dataclass(eq=False)
 class Accumulators:
-    """The accumulators of one chain of wgmmas: for each warpgroup of a context one matrix."""
+    """The accumulators of one chain of wgmmas: one matrix for each warpgroup of a context."""
 
     buffer: npt.NDArray[Any]
     """(registers, lanes): the registers are its rows."""
@@ -118,10 +114,10 @@ class Accumulators:
     d_type: str
     rows: list[npt.NDArray[Any]] = field(default_factory=list)
     in_flight: list[int] = field(default_factory=list)
-    """For each warpgroup, how many groups that are not complete write it."""
+    """For each warpgroup, the number of incomplete groups that write it."""
 
     def settle(self, place: int) -> None:
-        """A group is complete that wrote the matrix of the warpgroup at `place`."""
+        """Notes the completion of a group that writes the matrix of the warpgroup at `place`."""
         self.in_flight[place] -= 1
         if not self.in_flight[place]:
             self.fill(place)
@@ -139,21 +135,21 @@ class Warpgroup:
     open: list[tuple[Accumulators, int]] = field(default_factory=list)
     groups: list[list[tuple[Accumulators, int]]] = field(default_factory=list)
     last: Any = None
-    """What the race detector knows of the newest open wgmma."""
+    """The race detector's record of the newest open wgmma."""
     marks: list[Any] = field(default_factory=list)
-    """The same for each committed group."""
+    """The record for each committed group."""
 
 
 def _pieces(c: Context, instruction: int) -> list[int]:
     """The warpgroups of a context, which must be whole."""
-    group, found = c.group, []
+    group, warpgroups = c.group, []
     for place in range(0, c.size, WARPGROUP):
         first, last = int(c.lanes[place]), int(c.lanes[min(place + WARPGROUP, c.size) - 1])
         slot, inside = divmod(first, group.lanes_per_cta)
         if last - first != WARPGROUP - 1 or inside % WARPGROUP:
             raise Fault(f"wgmma wants whole warpgroups of 128 threads, and here are {c.size}", instruction)
-        found.append(slot * group.pieces_per_cta + inside // WARPGROUP)
-    return found
+        warpgroups.append(slot * group.pieces_per_cta + inside // WARPGROUP)
+    return warpgroups
 
 
 def multiply_async(
@@ -173,7 +169,7 @@ def multiply_async(
     known = _known(group, d)
     old = known.matrices if known is not None else None
     if old is None and keeps:
-        stacked = np.stack([_vector(value, c.size) for value in d])
+        stacked = np.stack([c.vector(value) for value in d])
         old = list(registers_to_matrix(stacked.view(np.int32) if shape.d_type == "s32" else stacked, shape.d_type))
     results = [
         _product(group, old[place] if keeps and old is not None else None, *operands[place], shape)
@@ -190,17 +186,13 @@ def multiply_async(
     return known.rows
 
 
-def _vector(value: Any, size: int) -> npt.NDArray[Any]:
-    return np.full(size, value) if isinstance(value, np.generic) else value
-
-
 def _known(group: Group, d: tuple[Any, ...]) -> Accumulators | None:
     """The accumulators whose rows these registers are."""
     base = d[0].base if isinstance(d[0], np.ndarray) else None
-    found: Accumulators | None = group.accumulators.get(id(base))
-    if found is None or len(found.rows) != len(d) or any(a is not b for a, b in zip(d, found.rows, strict=True)):
+    chain: Accumulators | None = group.accumulators.get(id(base))
+    if chain is None or len(chain.rows) != len(d) or any(a is not b for a, b in zip(d, chain.rows, strict=True)):
         return None
-    return found
+    return chain
 
 
 def _fresh(group: Group, results: list[Any], shape: WgmmaShape, lanes: int) -> Accumulators:
@@ -209,7 +201,7 @@ def _fresh(group: Group, results: list[Any], shape: WgmmaShape, lanes: int) -> A
     if group.run.checks.asynchronous:
         buffer.view(np.uint32).fill(0x7FFFFFFF)
     made = Accumulators(buffer, results, shape.d_type, list(buffer), [0] * len(results))
-    # The newest few are enough: a chain that was left behind is found by its registers' values, once these are there.
+    # The newest few are enough: an older chain goes on from the values of its registers, once these are filled.
     if len(group.accumulators) > 64:
         settled = (place for place, chain in group.accumulators.items() if not any(chain.in_flight))
         if (oldest := next(settled, None)) is not None:
@@ -242,13 +234,13 @@ def _read(
 ) -> list[npt.NDArray[Any]]:
     group = c.group
     start = (c.slot or 0) * group.shared_size
-    # Behind what the CTA has lies what fills its share up: nothing may read that.
+    # Without the padding behind the CTA's own memory, which nothing may read.
     memory = group.shared[start : start + group.run.shared_limit // 16 * 16]
-    found: dict[int, npt.NDArray[Any]] = {}
+    matrices: dict[int, npt.NDArray[Any]] = {}
     each = [int(descriptor)] * count if isinstance(descriptor, np.generic) else list(map(int, descriptor[::WARPGROUP]))
     for place, bits in enumerate(each):
-        if bits not in found:
-            found[bits] = read_operand(memory, bits, rows, kind, transposed)
+        if bits not in matrices:
+            matrices[bits] = read_operand(memory, bits, rows, kind, transposed)
         if group.written is None and group.run.observer is None:
             continue
         chunks = operand_chunks(bits, rows, transposed)[0].ravel() * 16 + start
@@ -260,7 +252,7 @@ def _read(
             own = group.warpgroups.setdefault(piece, Warpgroup())
             warps = np.arange(lanes[0] >> 5, (lanes[0] >> 5) + 4)
             own.last = group.run.observer.wgmma_read(group, warps, chunks, instruction)
-    return [found[bits] for bits in each]
+    return [matrices[bits] for bits in each]
 
 
 def commit(c: Context, instruction: int) -> None:
@@ -289,12 +281,12 @@ def wait(c: Context, newest: int, instruction: int) -> None:
 def check_settled(c: Context, value: Any, instruction: int) -> None:
     """Notes a race where an instruction reads an accumulator whose wgmma may still be running.
 
-    It reads the result all the same: ptxas sees such reads and waits before them (its note C7517).  Triton 3.7 leaves
-    it that where `tl.dot` is given `max_num_imprecise_acc`.
+    The instruction still reads the result: ptxas sees such reads and waits before them (its note C7517).  Triton 3.7
+    relies on that where `tl.dot` is given `max_num_imprecise_acc`.
     """
     base = value.base if isinstance(value, np.ndarray) else None
-    found = c.group.accumulators.get(id(base)) if base is not None else None
-    if found is not None and any(found.in_flight):
-        c.group.run.register_race(instruction)
-        for place in range(len(found.matrices)):
-            found.fill(place)
+    chain = c.group.accumulators.get(id(base)) if base is not None else None
+    if chain is not None and any(chain.in_flight):
+        c.group.run.register_races[instruction] = None
+        for place in range(len(chain.matrices)):
+            chain.fill(place)

@@ -10,18 +10,20 @@ import numpy as np
 import numpy.typing as npt
 
 from rooflab.bench.ptx.machine.context import Context
-from rooflab.bench.ptx.machine.group import POISON
+from rooflab.bench.ptx.machine.memory import POISON
+from rooflab.bench.ptx.numbers.bits import COMBINE
 
 WARP = 32
 _BITS = np.arange(WARP, dtype=np.uint64)
+_NEUTRAL = {"add": 0, "and": -1, "or": 0, "xor": 0}
 
 
 def in_warps(c: Context, value: Any, absent: int = 0) -> tuple[npt.NDArray[Any], npt.NDArray[np.intp] | None]:
-    """A value as (warps, 32), and for each lane its place in that, or None where the lanes are whole warps in order.
+    """A value as (warps, 32), and each lane's place in that array, or None where the lanes are whole warps in order.
 
     Lanes that are not in the context hold bytes `absent` there.
     """
-    vector = np.full(c.size, value) if isinstance(value, np.generic) else value
+    vector = c.vector(value)
     places = _places(c)
     if places is None:
         return vector.reshape(-1, WARP), None
@@ -42,12 +44,12 @@ def _places(c: Context) -> npt.NDArray[np.intp] | None:
 
 
 def present(c: Context) -> npt.NDArray[np.bool_]:
-    """Which lanes of its warps a context has: (warps, 32)."""
+    """The lanes of its warps that a context has: (warps, 32)."""
     return in_warps(c, np.ones(c.size, np.bool_))[0]
 
 
-def _back(found: npt.NDArray[Any], places: npt.NDArray[np.intp] | None) -> npt.NDArray[Any]:
-    flat = found.reshape(-1)
+def _back(rows: npt.NDArray[Any], places: npt.NDArray[np.intp] | None) -> npt.NDArray[Any]:
+    flat = rows.reshape(-1)
     return flat if places is None else flat[places]
 
 
@@ -58,7 +60,7 @@ def _sources(mode: str, lane: int, clamp: int) -> tuple[npt.NDArray[np.intp], np
 
 
 def _source_lanes(mode: str, own: Any, lane: Any, clamp: Any) -> tuple[Any, Any]:
-    """Which lane each reads from, and whether that is within its segment (PTX ISA, `shfl.sync`, semantics)."""
+    """The lane that each lane reads from, and whether it is within the segment (PTX ISA, `shfl.sync`, semantics)."""
     segment = clamp >> 8 & 31
     limit = clamp & 31
     lowest = own & segment
@@ -79,10 +81,8 @@ def _source_lanes(mode: str, own: Any, lane: Any, clamp: Any) -> tuple[Any, Any]
     return np.where(valid, source, own), valid
 
 
-def shuffle(
-    c: Context, mode: str, value: Any, lane: Any, clamp: Any, mask: Any, guard: Any, wants_valid: bool, instruction: int
-) -> tuple[Any, Any]:
-    """`shfl.sync`: the value of another lane, and whether there was one; poison from a lane that does not take part."""
+def shuffle(c: Context, mode: str, value: Any, lane: Any, clamp: Any, wants_valid: bool) -> tuple[Any, Any]:
+    """`shfl.sync`: the value of another lane, and whether it is in range; poison from a lane that takes no part."""
     fixed = isinstance(lane, np.generic) and isinstance(clamp, np.generic)
     if isinstance(value, np.generic):
         if not wants_valid:
@@ -93,8 +93,8 @@ def shuffle(
     rows, places = in_warps(c, value, POISON)
     if fixed:
         source, valid = _sources(mode, int(lane), int(clamp))
-        found = rows[:, source]
-        return _back(found, places), _back(np.broadcast_to(valid, rows.shape), places) if wants_valid else None
+        moved = rows[:, source]
+        return _back(moved, places), _back(np.broadcast_to(valid, rows.shape), places) if wants_valid else None
     own = np.broadcast_to(np.arange(WARP), rows.shape)
     lanes = in_warps(c, lane)[0].astype(np.int64)
     clamps = in_warps(c, clamp)[0].astype(np.int64)
@@ -108,17 +108,17 @@ def _valid_of_parts(c: Context, mode: str, lane: int, clamp: int) -> Any:
 
 
 def _by_mask(mask: Any, one: Callable[[np.uint32], tuple[Any, ...]]) -> tuple[Any, ...]:
-    """What `one` gives each lane for the mask that it names: lanes of one warp may name several."""
+    """The results of `one` for each lane's mask: lanes of one warp may name different masks."""
     if isinstance(mask, np.generic):
         return one(np.uint32(mask))
     masks = np.unique(mask)
-    found = one(masks[0])
+    results = one(masks[0])
     for value in masks[1:]:
         own = mask == value
-        found = tuple(
-            None if new is None else np.where(own, new, old) for new, old in zip(one(value), found, strict=True)
+        results = tuple(
+            None if new is None else np.where(own, new, old) for new, old in zip(one(value), results, strict=True)
         )
-    return found
+    return results
 
 
 def _members(c: Context, mask: np.uint32, guard: Any) -> npt.NDArray[np.bool_]:
@@ -131,7 +131,7 @@ def _members(c: Context, mask: np.uint32, guard: Any) -> npt.NDArray[np.bool_]:
 
 
 def vote(c: Context, mode: str, predicate: Any, mask: Any, guard: Any) -> Any:
-    """`vote.sync`: what the members' predicates say together."""
+    """`vote.sync`: all, any, uniform or ballot of the members' predicates."""
     return _by_mask(mask, lambda named: (_vote(c, mode, predicate, named, guard),))[0]
 
 
@@ -140,26 +140,26 @@ def _vote(c: Context, mode: str, predicate: Any, mask: np.uint32, guard: Any) ->
     rows, places = in_warps(c, predicate)
     yes = rows & members
     if mode == "ballot":
-        return _spread(_bits(yes), c, places)
+        return _spread(_bits(yes), places)
     count, all_ = yes.sum(axis=1), members.sum(axis=1)
-    found = {"any": count > 0, "all": count == all_, "uni": (count == all_) | (count == 0)}[mode]
-    return _spread(found, c, places)
+    answers = {"any": count > 0, "all": count == all_, "uni": (count == all_) | (count == 0)}[mode]
+    return _spread(answers, places)
 
 
 def _bits(rows: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint32]:
-    found: npt.NDArray[np.uint32] = (rows.astype(np.uint64) << _BITS).sum(axis=1).astype(np.uint32)
-    return found
+    bits: npt.NDArray[np.uint32] = (rows.astype(np.uint64) << _BITS).sum(axis=1).astype(np.uint32)
+    return bits
 
 
-def _spread(found: npt.NDArray[Any], c: Context, places: npt.NDArray[np.intp] | None) -> Any:
-    """One value of each warp to all its lanes; a scalar where all warps have the same."""
-    if (found == found[0]).all():
-        return found[0]
-    return _back(np.repeat(found, WARP), places)
+def _spread(values: npt.NDArray[Any], places: npt.NDArray[np.intp] | None) -> Any:
+    """Gives one value of each warp to all its lanes; a scalar where all warps have the same."""
+    if (values == values[0]).all():
+        return values[0]
+    return _back(np.repeat(values, WARP), places)
 
 
 def match(c: Context, mode: str, value: Any, mask: Any) -> tuple[Any, Any]:
-    """`match.any.sync`: who has the same value; `match.all.sync`: everybody, if all have the same."""
+    """`match.any.sync`: the lanes with the same value; `match.all.sync`: all members if they have one value."""
     bits, agree = _by_mask(mask, lambda named: _match(c, mode, value, named))
     return bits, agree
 
@@ -173,17 +173,7 @@ def _match(c: Context, mode: str, value: Any, mask: np.uint32) -> tuple[Any, Any
         return _back(bits, places), None
     whole = _bits(members)
     agree = ((bits == whole[:, None]) | ~members).all(axis=1)
-    return _spread(np.where(agree, whole, np.uint32(0)), c, places), _spread(agree, c, places)
-
-
-_REDUCTIONS: dict[str, Any] = {
-    "add": (np.add, 0),
-    "min": (np.minimum, None),
-    "max": (np.maximum, None),
-    "and": (np.bitwise_and, -1),
-    "or": (np.bitwise_or, 0),
-    "xor": (np.bitwise_xor, 0),
-}
+    return _spread(np.where(agree, whole, np.uint32(0)), places), _spread(agree, places)
 
 
 def reduce(c: Context, operation: str, value: Any, mask: Any, guard: Any) -> Any:
@@ -194,16 +184,14 @@ def reduce(c: Context, operation: str, value: Any, mask: Any, guard: Any) -> Any
 def _reduce(c: Context, operation: str, value: Any, mask: np.uint32, guard: Any) -> Any:
     members = _members(c, mask, guard)
     rows, places = in_warps(c, value)
-    function, neutral = _REDUCTIONS[operation]
-    if neutral is None:
-        limits = np.iinfo(rows.dtype)
-        neutral = limits.max if operation == "min" else limits.min
+    limits = np.iinfo(rows.dtype)
+    neutral = {"min": limits.max, "max": limits.min, **_NEUTRAL}[operation]
     filled = np.where(members, rows, np.array(neutral).astype(rows.dtype))
-    return _spread(function.reduce(filled, axis=1, dtype=rows.dtype), c, places)
+    return _spread(COMBINE[operation].reduce(filled, axis=1, dtype=rows.dtype), places)
 
 
 def elect(c: Context, mask: Any) -> tuple[Any, Any]:
-    """`elect.sync`: the lowest member's number, and who it is."""
+    """`elect.sync`: the lowest member's number, and a predicate that holds for it."""
     number, chosen = _by_mask(mask, lambda named: _elect(c, named))
     return number, chosen
 
@@ -212,9 +200,9 @@ def _elect(c: Context, mask: np.uint32) -> tuple[Any, Any]:
     members = _members(c, mask, None)
     leader = members.argmax(axis=1)
     chosen = np.arange(WARP) == leader[:, None]
-    return _spread(leader.astype(np.uint32), c, _places(c)), _back(chosen, _places(c))
+    return _spread(leader.astype(np.uint32), _places(c)), _back(chosen, _places(c))
 
 
 def active_mask(c: Context) -> Any:
-    """`activemask`: the lanes that run this together."""
-    return _spread(_bits(present(c)), c, _places(c))
+    """`activemask`: the lanes that run this instruction together."""
+    return _spread(_bits(present(c)), _places(c))

@@ -1,6 +1,6 @@
 """Loads and stores of every state space, for the lanes of a context (PTX ISA 8.7, sections 5.1, 9.7.9).
 
-Values are unsigned, as wide as one element; what they mean is the instruction's affair.
+Values are unsigned, as wide as one element; the instruction decides what they mean.
 """
 
 from __future__ import annotations
@@ -11,12 +11,24 @@ import numpy as np
 import numpy.typing as npt
 
 from rooflab.bench.ptx.machine.context import Context
-from rooflab.bench.ptx.machine.errors import Fault
-from rooflab.bench.ptx.machine.group import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW
-from rooflab.bench.ptx.machine.local_access import INSIDE, load_local, load_param, store_local, store_param
-from rooflab.bench.ptx.machine.memory import WIDE, Allocation, BadAccess, assign
-from rooflab.bench.ptx.machine.shared_access import lane_of, load_shared, store_shared
+from rooflab.bench.ptx.machine.memory import (
+    LOCAL_WINDOW,
+    PARAM_WINDOW,
+    POISON,
+    RANK_SHIFT,
+    SHARED_WINDOW,
+    SHIFT,
+    WIDE,
+    Allocation,
+    BadAccess,
+    assign,
+)
+from rooflab.bench.ptx.machine.run import Fault
 
+WRITTEN = {size: np.ones(size, np.bool_).view(WIDE[size])[0] for size in WIDE}
+"""By size of a unit: the flags that say that all its bytes are written."""
+INSIDE = (1 << 60) - 1
+"""The bits of a generic address within its window."""
 Values = tuple[Any, ...]
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 _FAR = 0xFFFFFFF0
@@ -32,8 +44,8 @@ def load(c: Context, space: str, addresses: Any, mask: Any, width: int, count: i
         if len(active) == c.size:
             active = None
     chosen = addresses if active is None or isinstance(addresses, np.generic) else addresses[active]
-    found = _LOADS[space](c, chosen, width * count, active, instruction)
-    values = _unpacked(found, width, count)
+    units = _LOADS[space](c, chosen, width * count, active, instruction)
+    values = _unpacked(units, width, count)
     if active is None:
         return values
     return tuple(_scattered(value, active, c.size) for value in values)
@@ -93,11 +105,162 @@ def _packed(values: Values, width: int, lanes: int) -> Any:
     return whole.view(unit)[:, 0]
 
 
+# Shared memory, of a CTA and of its cluster
+
+
+def shared_offsets(c: Context, addresses: Any, size: int, active: Any, instruction: int) -> Any:
+    """Places in the group's shared memory.  Raises `Fault` on addresses outside the CTA's own memory or not aligned."""
+    limit = c.group.run.shared_limit - size
+    scalar = isinstance(addresses, np.generic)
+    top = int(addresses) if scalar else int(addresses.max())
+    bits = top if scalar else int(np.bitwise_or.reduce(addresses))
+    if bits & (size - 1):
+        bad = top if scalar else int(addresses[(addresses & (size - 1)) != 0][0])
+        lane = lane_of(c, addresses, bad, active)
+        raise Fault(f"shared address 0x{bad:x} is not a multiple of {size} bytes", instruction, lane)
+    base = c.shared_base
+    if top > limit:
+        if 1 <= top >> RANK_SHIFT <= len(c.group.ctas) and _reaches_cluster(c, instruction):
+            return _cluster_offsets(c, addresses, limit, active, instruction)
+        text = f"{size} bytes at shared address 0x{top:x} lie outside the {c.group.run.shared_limit} there"
+        raise Fault(text, instruction, lane_of(c, addresses, top, active))
+    if isinstance(base, int):
+        return addresses if not base else addresses + np.int64(base)
+    base = base if active is None else base[active]
+    return base + addresses
+
+
+def lane_of(c: Context, addresses: Any, wanted: int, active: Any) -> int:
+    """The first lane (of `active`, None for all) whose address is `wanted`, counted through the group."""
+    place = 0 if isinstance(addresses, np.generic) or not addresses.ndim else int((addresses == wanted).argmax())
+    return int(c.lanes[place if active is None else active[place]])
+
+
+def _reaches_cluster(c: Context, instruction: int) -> bool:
+    """Whether an instruction may name another CTA's memory: `.shared` alone is the CTA's own."""
+    opcode = c.group.program.kernel.instructions[instruction].opcode
+    return "shared::cluster" in opcode or ".shared" not in opcode
+
+
+def _cluster_offsets(c: Context, addresses: Any, limit: int, active: Any, instruction: int) -> Any:
+    ranks = (np.asarray(addresses) >> RANK_SHIFT).astype(np.int64)
+    inside = (np.asarray(addresses) & ((1 << RANK_SHIFT) - 1)).astype(np.int64)
+    if int(inside.max()) > limit:
+        raise Fault(
+            f"shared::cluster address 0x{int(np.max(addresses)):x} lies outside the cluster's memory", instruction
+        )
+    own = c.slots if active is None else c.slots[active]
+    slots = np.where(ranks > 0, ranks - 1, own if ranks.ndim else own[0])
+    for slot in map(int, np.unique(slots)):
+        first = slot * c.group.lanes_per_cta
+        if not c.group.alive[first : first + c.group.lanes_per_cta].any():
+            raise Fault(f"the shared memory of CTA {c.group.ctas[slot]}, which has ended", instruction)
+    offsets = slots * c.group.shared_size + inside
+    return offsets if offsets.ndim else np.int64(offsets)
+
+
+def load_shared(c: Context, addresses: Any, size: int, active: Any, instruction: int) -> Any:
+    """Units of `size` bytes."""
+    offsets = shared_offsets(c, addresses, size, active, instruction)
+    group = c.group
+    if group.run.observer is not None:
+        group.run.observer.shared_read(c, active, offsets, size, instruction)
+    if group.written is not None:
+        check_written(c, offsets, size, instruction)
+    index = offsets >> SHIFT[size]
+    view = group.views[size]
+    return view.take(index)
+
+
+def check_written(c: Context, offsets: Any, size: int, instruction: int) -> None:
+    """Raises `Fault` where shared memory is read that was never written."""
+    written = c.group.written
+    assert written is not None
+    known = np.take(written.view(WIDE[size]), np.atleast_1d(offsets) >> SHIFT[size]).view(np.bool_)
+    if not known.all():
+        at = int(np.atleast_1d(offsets)[int(np.flatnonzero(~known)[0]) // size]) % c.group.shared_size
+        raise Fault(f"a read of shared memory at 0x{at:x}, which nobody has written", instruction)
+
+
+def store_shared(c: Context, addresses: Any, value: Any, size: int, active: Any, instruction: int) -> None:
+    """Stores units of `size` bytes."""
+    offsets = shared_offsets(c, addresses, size, active, instruction)
+    group = c.group
+    if group.run.observer is not None:
+        group.run.observer.shared_write(c, active, offsets, size, instruction, value)
+    index = offsets >> SHIFT[size]
+    if group.written is not None:
+        np.put(group.written.view(WIDE[size]), index, WRITTEN[size])
+    assign(group.views[size], index, value)
+
+
+# Local memory and parameters
+
+
+def _local_offsets(c: Context, addresses: Any, size: int, active: Any, instruction: int) -> npt.NDArray[np.int64]:
+    group = c.group
+    room = group.run.local_size
+    if group.local is None:
+        group.local = np.full(len(group.alive) * room, POISON, np.uint8)
+        group.local_written = np.zeros(len(group.local), np.bool_) if group.run.checks.uninitialised else None
+    inside = np.asarray(addresses).astype(np.int64) & INSIDE
+    top = int(inside.max())
+    if top > room - size:
+        lane = lane_of(c, inside, top, active)
+        raise Fault(f"{size} bytes at local address 0x{top:x} lie outside the {room} there", instruction, lane)
+    _check_aligned(inside, size, "local", instruction)
+    lanes = c.lanes if active is None else c.lanes[active]
+    return lanes * room + inside
+
+
+def _check_aligned(inside: Any, size: int, space: str, instruction: int) -> None:
+    if int(np.bitwise_or.reduce(inside, axis=None)) & (size - 1):
+        bad = int(np.atleast_1d(inside)[np.atleast_1d(inside) & (size - 1) != 0][0])
+        raise Fault(f"{space} address 0x{bad:x} is not a multiple of {size} bytes", instruction)
+
+
+def load_local(c: Context, addresses: Any, size: int, active: Any, instruction: int) -> Any:
+    """Units of `size` bytes of the lanes' own memory.  Raises `Fault` on what its thread has not written."""
+    offsets = _local_offsets(c, addresses, size, active, instruction)
+    assert c.group.local is not None
+    index, written = offsets >> SHIFT[size], c.group.local_written
+    # The result of a call (`ld.param`) is written by the function, which is not emulated.
+    if written is not None and ".param" not in c.group.program.kernel.instructions[instruction].opcode:
+        known = written.view(WIDE[size]).take(index).view(np.bool_)
+        if not known.all():
+            place = int(np.flatnonzero(~known)[0]) // size
+            lane = int((c.lanes if active is None else c.lanes[active])[place])
+            at = int(offsets[place]) % c.group.run.local_size
+            raise Fault(f"a read of local memory at 0x{at:x}, which the thread has not written", instruction, lane)
+    return c.group.local.view(WIDE[size]).take(index)
+
+
+def store_local(c: Context, addresses: Any, value: Any, size: int, active: Any, instruction: int) -> None:
+    """Stores units of `size` bytes."""
+    offsets = _local_offsets(c, addresses, size, active, instruction)
+    assert c.group.local is not None
+    c.group.local.view(WIDE[size])[offsets >> SHIFT[size]] = value
+    if c.group.local_written is not None:
+        c.group.local_written.view(WIDE[size])[offsets >> SHIFT[size]] = WRITTEN[size]
+
+
+def load_param(c: Context, addresses: Any, size: int, active: Any, instruction: int) -> Any:
+    """Units of `size` bytes of the kernel's parameters."""
+    data = c.group.run.parameter_bytes
+    inside = np.asarray(addresses).astype(np.int64) & INSIDE
+    if int(inside.max()) > len(data) - size:
+        raise Fault(f"{size} bytes at parameter address 0x{int(inside.max()):x} lie behind the last", instruction)
+    _check_aligned(inside, size, "parameter", instruction)
+    units = data.view(WIDE[size])[inside >> SHIFT[size]]
+    return units if isinstance(units, np.ndarray) and units.ndim else units[()]
+
+
+def store_param(c: Context, addresses: Any, value: Any, size: int, active: Any, instruction: int) -> None:
+    """Raises `Fault`: parameters are constant."""
+    raise Fault("a store to a kernel's parameter", instruction)
+
+
 # Global memory
-
-
-def _load_global(c: Context, addresses: Any, size: int, active: Any, instruction: int) -> Any:
-    return load_located(c, addresses, size, active, instruction)
 
 
 def load_located(
@@ -105,20 +268,16 @@ def load_located(
 ) -> Any:
     """Units of `size` bytes of global memory; `copy` says that a copy reads them and not the lanes themselves,
     `reduces` that what it makes of them is stored in the same step."""
-    found = _located(c, addresses, size, active, instruction)
-    if found is None:
+    located = _located(c, addresses, size, active, instruction)
+    if located is None:
         return _each(c, addresses, size, active, instruction, copy, reduces)
-    allocation, index = found
+    allocation, index = located
     if c.group.run.observer is not None:
         c.group.run.observer.global_read(c, active, allocation, addresses, size, instruction, copy, reduces)
     if allocation.written is not None:
         _check_written(allocation, addresses, size, instruction)
     view = allocation.view(size)
     return view[index] if isinstance(index, int) else view.take(index)
-
-
-def _store_global(c: Context, addresses: Any, value: Any, size: int, active: Any, instruction: int) -> None:
-    store_located(c, addresses, value, size, active, instruction)
 
 
 def store_located(
@@ -133,14 +292,14 @@ def store_located(
     reduces: bool = False,
 ) -> None:
     """Stores units of `size` bytes; `reduces` says that they were combined with what was there, in one step."""
-    found = _located(c, addresses, size, active, instruction)
-    if found is None:
+    located = _located(c, addresses, size, active, instruction)
+    if located is None:
         for place, address in enumerate(addresses):
             item = value if isinstance(value, np.generic) else value[place]
             lane = np.array([place if active is None else active[place]])
             store_located(c, address, item, size, lane, instruction, copy=copy, reduces=reduces)
         return
-    allocation, index = found
+    allocation, index = located
     if allocation.read_only:
         raise Fault(f"a store to {allocation.name}, which is constant", instruction)
     if c.group.run.observer is not None:
@@ -162,20 +321,14 @@ def _located(c: Context, addresses: Any, size: int, active: Any, instruction: in
 
 
 def _each(
-    c: Context,
-    addresses: npt.NDArray[np.uint64],
-    size: int,
-    active: Any,
-    instruction: int,
-    copy: bool,
-    reduces: bool,
+    c: Context, addresses: npt.NDArray[np.uint64], size: int, active: Any, instruction: int, copy: bool, reduces: bool
 ) -> npt.NDArray[Any]:
-    """Accesses that lie in several allocations, one by one."""
-    found = np.empty(len(addresses), WIDE[size])
+    """Loads that lie in several allocations, one by one."""
+    units = np.empty(len(addresses), WIDE[size])
     for place, address in enumerate(addresses):
         lane = np.array([place if active is None else active[place]])
-        found[place] = load_located(c, address, size, lane, instruction, copy=copy, reduces=reduces)
-    return found
+        units[place] = load_located(c, address, size, lane, instruction, copy=copy, reduces=reduces)
+    return units
 
 
 def _check_written(allocation: Allocation, addresses: Any, size: int, instruction: int) -> None:
@@ -201,7 +354,7 @@ def _spaces(addresses: Any) -> Any:
 
 def _inner(space: str, addresses: Any) -> Any:
     if space == "shared":
-        # What is too far for 32 bits must not come back inside them.
+        # An offset beyond 32 bits must not wrap into a valid one.
         return np.minimum(addresses & np.uint64(INSIDE), np.uint64(_FAR)).astype(np.uint32)
     return addresses
 
@@ -212,12 +365,12 @@ def _load_generic(c: Context, addresses: Any, size: int, active: Any, instructio
     if not kinds.ndim or (kinds == first).all():
         space = _WINDOWS.get(first, "global")
         return _LOADS[space](c, _inner(space, addresses), size, active, instruction)
-    found = np.empty(len(addresses), WIDE[size])
+    units = np.empty(len(addresses), WIDE[size])
     for kind in np.unique(kinds):
         own = np.flatnonzero(kinds == kind)
         space, lanes = _WINDOWS.get(int(kind), "global"), own if active is None else active[own]
-        found[own] = _LOADS[space](c, _inner(space, addresses[own]), size, lanes, instruction)
-    return found
+        units[own] = _LOADS[space](c, _inner(space, addresses[own]), size, lanes, instruction)
+    return units
 
 
 def _store_generic(c: Context, addresses: Any, value: Any, size: int, active: Any, instruction: int) -> None:
@@ -234,15 +387,15 @@ def _store_generic(c: Context, addresses: Any, value: Any, size: int, active: An
 
 
 _LOADS = {
-    "global": _load_global,
-    "const": _load_global,
+    "global": load_located,
+    "const": load_located,
     "shared": load_shared,
     "local": load_local,
     "param": load_param,
     "generic": _load_generic,
 }
 _STORES = {
-    "global": _store_global,
+    "global": store_located,
     "const": _store_const,
     "shared": store_shared,
     "local": store_local,

@@ -11,17 +11,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rooflab.bench.ptx.machine.errors import Fault
-from rooflab.bench.ptx.machine.group import Group
+from rooflab.bench.ptx.machine.run import Fault, Group, Lanes
 
-Lanes = npt.NDArray[np.int64]
 PARKED = -1
-"""What a block returns whose lanes wait."""
+"""A block returns this where its lanes wait."""
 SPLIT = -2
-"""What a block returns whose lanes went two ways."""
+"""A block returns this where its lanes took several ways."""
 
 MOST_SEEN = 1024
-"""Turns after which a context is looked at anew."""
+"""Turns that `Context.repeats` remembers before it starts anew."""
 
 
 class Context:
@@ -36,7 +34,7 @@ class Context:
         """Number of the instruction that comes next."""
         self.steps = 0
         self.children: list[Context] = []
-        """After `SPLIT`, the contexts in its stead."""
+        """After `SPLIT`, the contexts that replace it."""
         slots = lanes // group.lanes_per_cta
         first = int(slots[0])
         self.slot: int | None = first if first == int(slots[-1]) else None
@@ -48,34 +46,42 @@ class Context:
         """Warp of each lane, counted through the group."""
         self.grain = self._grain()
         self.warp_places: npt.NDArray[np.intp] | None = None
-        """`execute.warps` keeps here where each lane stands in its warp, if these are not whole warps."""
+        """For `execute.warps`: where each lane stands in its warp, or None where the lanes are whole warps in order."""
         self.warps_known = False
         self._polled: tuple[int, bytes] | None = None
         self.carry: Any = np.bool_(False)
-        """The carry flag of `add.cc` and its like."""
+        """The carry flag of `add.cc` and similar instructions."""
         self._specials: dict[str, Any] = {}
         self._seen: set[int] = set()
-        """Hashes of what it was like after earlier turns; see `repeats`."""
+        """Hashes of its state after earlier turns; see `repeats`."""
         self._changes = 0
         self.spins = False
-        """Whether it was as before after its last turn."""
+        """Whether its state after the last turn is one that it had before."""
         self._pattern: bytes | None = None
 
     def _grain(self) -> int:
-        """128, 32 or 1: of how many lanes its pieces are, lanes that have ended not counted."""
+        """128, 32 or 1: how many lanes each of its pieces has.  Lanes that have ended do not count."""
         for grain in (128, 32):
             if self.group.whole(self.lanes, grain):
                 return grain
         return 1
 
     def regrain(self) -> None:
-        """Looks at the pieces again, after other lanes have ended."""
+        """Determines the grain again, after other lanes have ended."""
         self.grain = self._grain()
+
+    def vector(self, value: Any) -> npt.NDArray[Any]:
+        """A value by lane."""
+        return np.full(self.size, value) if isinstance(value, np.generic) else value
+
+    def lanes_under(self, guard: Any) -> npt.NDArray[np.intp]:
+        """The lanes for which a predicate holds, by their place in the context; all of them without one (None)."""
+        return np.arange(self.size) if guard is None else np.flatnonzero(np.broadcast_to(guard, self.size))
 
     # What generated code calls.
 
     def branch(self, predicate: Any, target: int, following: int) -> int:
-        """Where lanes go for which a vector of predicates holds, and the others."""
+        """Lanes whose predicate holds go on at `target`, the others at `following`."""
         taken = int(np.count_nonzero(predicate))
         if taken == self.size:
             return target
@@ -99,7 +105,7 @@ class Context:
         """The lanes of `mask`, at another place."""
         chosen = np.flatnonzero(mask)
         first, last = int(chosen[0]), int(chosen[-1])
-        # A view where it can be one: what a wgmma in flight will write into its accumulators reaches it.
+        # A view where possible: a wgmma in flight then writes its accumulators here too.
         pick: Any = slice(first, last + 1) if last - first + 1 == len(chosen) else chosen
         live = self.group.live(place)
         registers: list[Any] = [None] * len(self.registers)
@@ -109,14 +115,14 @@ class Context:
         return Context(self.group, self.lanes[pick], registers, place)
 
     def polls(self, instruction: int, addresses: Any) -> None:
-        """A load or atomic that may be how it waits: done again at the same place, it is others' turn."""
+        """Notes a load or atomic that may be a way to wait: when it is repeated, other contexts get a turn."""
         asked = instruction, addresses.tobytes()
         if self._polled == asked:
             self.steps += 1
         self._polled = asked
 
     def repeats(self) -> bool:
-        """After a turn: whether it is as it was after an earlier one, so that only a store can end its loop."""
+        """After a turn: whether its state is one that it had before, so that only a store can end its loop."""
         changes = self.group.run.changes
         if changes != self._changes or len(self._seen) > MOST_SEEN:
             self._seen.clear()
@@ -129,7 +135,7 @@ class Context:
 
     @property
     def pattern(self) -> bytes:
-        """Which lanes of which warps it has, from its first warp on; empty for whole warps side by side."""
+        """The lanes of its warps that it has, from its first warp on; empty for whole warps side by side."""
         if self._pattern is None:
             first = int(self.lanes[0])
             whole = not first & 31 and int(self.lanes[-1]) - first + 1 == self.size
@@ -140,14 +146,19 @@ class Context:
         """A special register's value."""
         if name not in self._specials:
             if name.startswith(("clock", "globaltimer")):
-                self._seen.clear()  # a loop that looks at the clock may end by it
+                self._seen.clear()  # a loop that reads the clock may end by it
                 return self.group.time(name)
-            self._specials[name] = self.group.special(name, self)
+            self._specials[name] = self.group.special(name, self.lanes, self.slots)
         return self._specials[name]
 
     def address(self, name: str, dtype: str) -> Any:
         """A variable's address in its own space."""
-        return np.array(self.group.address_of(name), dtype)[()]
+        return np.array(self.group.run.addresses[name], dtype)[()]
+
+
+def value_of(value: Any, lane: int) -> int:
+    """The value of one lane."""
+    return int(value) if isinstance(value, np.generic) else int(value[lane])
 
 
 def merged(contexts: Sequence[Context]) -> Context:
@@ -167,11 +178,11 @@ def _joined(values: list[Any], contexts: Sequence[Context], order: Any) -> Any:
     known = next((value for value in values if value is not None), None)
     if known is None:
         return None
-    # Not written on every way here: poison, which a compiler may copy and select away.
+    # A register that is not written on every path is poison, which a compiler may copy and select away.
     values = [np.array(-1).astype(known.dtype)[()] if value is None else value for value in values]
     if all(isinstance(value, np.generic) for value in values):
         head = values[0]
-        # Bits, because NaN equals nothing.
+        # By their bits, because NaN is equal to nothing.
         if all(value.tobytes() == head.tobytes() for value in values[1:]):
             return head
     joined = np.concatenate(

@@ -1,29 +1,40 @@
-"""Counts what a launch moves: requests, sectors, bytes that memory must hold at least, bank conflicts.
+"""Counts what a launch moves: bytes, sectors of global memory, bank conflicts of shared memory.
 
-An instruction's pattern of addresses mostly repeats from one turn of a loop to the next, so that what a pattern costs
-is kept by the pattern: then counting takes 2 us an access, and not 20.
+An instruction's pattern of addresses mostly repeats from one turn of a loop to the next, so the cost of each pattern is
+cached: counting then takes 2 us an access instead of 20.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from rooflab.bench.ptx.machine.context import Context
 from rooflab.bench.ptx.machine.memory import Allocation, GlobalMemory
 
 SECTOR = 32
-"""Bytes that L2 gives at once."""
+"""Bytes that L2 transfers at once."""
 BANKS = 32
 BANK_BYTES = 4
 Ints = npt.NDArray[np.integer]
 
 
+class Acting(Protocol):
+    """Lanes that act together, as far as they are watched: a context."""
+
+    size: int
+    lanes: npt.NDArray[np.int64]
+    warps: npt.NDArray[np.int64]
+    """Warp of each lane, counted through the group."""
+
+    @property
+    def pattern(self) -> bytes: ...
+
+
 class Counter:
-    """What one launch moved."""
+    """Counts of one launch."""
 
     def __init__(self) -> None:
         self.blocks: dict[tuple[int, int], int] = defaultdict(int)
@@ -38,11 +49,16 @@ class Counter:
         self.totals[what] += amount
         self.by_instruction[(instruction, what)] += amount
 
-    def globally(
-        self, c: Context, active: Any, allocation: Allocation, addresses: Any, size: int, instruction: int, kind: str
-    ) -> None:
-        """An access to global memory by lanes; `kind` is `read` or `write`."""
+    def global_access(
+        self, c: Acting, active: Any, allocation: Allocation, addresses: Any, size: int, instruction: int, kind: str,
+        copy: bool,
+    ) -> None:  # fmt: skip
+        """An access to global memory by lanes, or by a `copy` that is not a lane's own; `kind` is `read` or `write`."""
         where = np.atleast_1d(addresses)
+        touch(allocation, where, kind)
+        if copy:
+            self.add(f"copy_{kind}_bytes", size * len(where), instruction)
+            return
         lanes = c.size if active is None else len(active)
         self.add(f"global_{kind}_bytes", size * lanes, instruction)
         warps = c.warps if active is None else c.warps[active]
@@ -56,25 +72,18 @@ class Counter:
                 self._sectors[key] = _sectors(relative.astype(np.int64) + phase, warps, size)
             sectors = self._sectors[key]
         self.add(f"global_{kind}_sector_bytes", SECTOR * sectors, instruction)
-        touch(allocation, where, kind)
-
-    def copied(self, allocation: Allocation, addresses: Any, size: int, instruction: int, kind: str) -> None:
-        """An access to global memory by a copy that is not a lane's own."""
-        where = np.atleast_1d(addresses)
-        self.add(f"copy_{kind}_bytes", size * len(where), instruction)
-        touch(allocation, where, kind)
 
     def atomic(self, memory: GlobalMemory, addresses: Any, size: int, instruction: int) -> None:
         """Atomic operations on global memory: each reads what it changes."""
         self.add("atomic_bytes", size * len(addresses), instruction)
-        found = memory.locate(addresses, size)
-        lots = [(found[0], addresses)] if found is not None else [(memory.find(int(at)), at[None]) for at in addresses]
+        one = memory.locate(addresses, size)
+        lots = [(one[0], addresses)] if one is not None else [(memory.find(int(at)), at[None]) for at in addresses]
         for allocation, where in lots:
-            assert allocation is not None  # the operation itself has been there
+            assert allocation is not None  # the operation itself has accessed it
             touch(allocation, where, "read")
             touch(allocation, where, "write")
 
-    def shared(self, c: Context, active: Any, offsets: Any, size: int, instruction: int, kind: str) -> None:
+    def shared_access(self, c: Acting, active: Any, offsets: Any, size: int, instruction: int, kind: str) -> None:
         """An access to shared memory; `kind` is `read` or `write`."""
         where = np.atleast_1d(offsets)
         lanes = c.size if active is None else len(active)
@@ -86,20 +95,19 @@ class Counter:
             phase = int(where[0]) % (BANKS * BANK_BYTES)
             key = _key(c, active, instruction, phase, relative)
             if key not in self._wavefronts:
-                lanes_of = c.lanes if active is None else c.lanes[active]
-                self._wavefronts[key] = _wavefronts(relative.astype(np.int64) + phase, lanes_of, size)
+                self._wavefronts[key] = _wavefronts(relative.astype(np.int64) + phase, _lanes(c, active), size)
             taken, least = self._wavefronts[key]
         self.add("shared_wavefronts", taken, instruction)
         self.add("shared_wavefronts_least", least, instruction)
 
 
-def _lanes(c: Context, active: Any) -> Ints:
+def _lanes(c: Acting, active: Any) -> Ints:
     lanes: Ints = c.lanes if active is None else c.lanes[active]
     return lanes
 
 
-def _key(c: Context, active: Any, instruction: int, phase: int, relative: npt.NDArray[Any]) -> tuple[int, ...]:
-    """What an access's pattern is known by: its hash, because a kernel may have as many patterns as accesses."""
+def _key(c: Acting, active: Any, instruction: int, phase: int, relative: npt.NDArray[Any]) -> tuple[int, ...]:
+    """The key of an access's pattern: a hash, because a kernel may have as many patterns as accesses."""
     lanes = 0 if active is None else hash(active.tobytes())
     return instruction, phase, hash(relative.tobytes()), lanes, c.size, hash(c.pattern)
 
@@ -113,7 +121,7 @@ def _sectors(addresses: npt.NDArray[np.int64], warps: Ints, size: int) -> int:
 
 
 def _wavefronts(offsets: npt.NDArray[np.int64], lanes: Ints, size: int) -> tuple[int, int]:
-    """Turns that shared memory takes, and the fewest for as many bytes.
+    """Turns that shared memory takes, and the least number of turns for as many bytes.
 
     A request of 8 or 16 bytes a lane is served by halves or quarters of the warp (CUDA C++ programming guide, "Shared
     Memory"); a turn serves every bank once, and any number of lanes that want one word.

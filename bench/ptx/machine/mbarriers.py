@@ -1,6 +1,6 @@
 """mbarriers: arrivals and bytes that a phase waits for (PTX ISA 8.7, section 9.7.13.15).
 
-An mbarrier is known by its place in the group's shared memory; the eight bytes there hold nothing.
+An mbarrier is identified by its place in the group's shared memory; the emulator does not use its eight bytes there.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from rooflab.bench.ptx.machine.context import Context, Lanes
-from rooflab.bench.ptx.machine.errors import Fault
-from rooflab.bench.ptx.machine.group import Group
-from rooflab.bench.ptx.machine.shared_access import shared_offsets
+from rooflab.bench.ptx.machine.access import shared_offsets
+from rooflab.bench.ptx.machine.context import Context
+from rooflab.bench.ptx.machine.run import Fault, Group, Lanes
 
 MOST_BYTES = (1 << 20) - 1
 """Largest tx-count."""
@@ -41,8 +40,8 @@ class MBarriers:
         self._states: dict[int, _State] = {}
 
     def lots(self, context: Context, addresses: Any, mask: Any, instruction: int) -> list[Lot]:
-        """Each mbarrier that the lanes of `mask` address, and which of the context's lanes do."""
-        lanes = np.arange(context.size) if mask is None else np.flatnonzero(np.broadcast_to(mask, context.size))
+        """Each mbarrier that the lanes of `mask` address, and the lanes that address it."""
+        lanes = context.lanes_under(mask)
         if not len(lanes):
             return []
         active = None if len(lanes) == context.size else lanes
@@ -54,7 +53,7 @@ class MBarriers:
         return [(int(place), lanes[which == index]) for index, place in enumerate(places)]
 
     def places(self, context: Context, addresses: Any, mask: Any, instruction: int) -> list[tuple[int, int]]:
-        """Each mbarrier that the lanes of `mask` address, and how many of them do."""
+        """Each mbarrier that the lanes of `mask` address, and the number of lanes that address it."""
         return [(place, len(lanes)) for place, lanes in self.lots(context, addresses, mask, instruction)]
 
     def init(self, context: Context, addresses: Any, counts: Any, mask: Any, instruction: int) -> None:
@@ -89,8 +88,8 @@ class MBarriers:
     ) -> Any:
         """`mbarrier.arrive`, with `expect` bytes announced before; `drop` takes the arrivals out of later phases too.
 
-        The tokens: each lane's number of the phase that it arrived in.  Raises `Fault` where arrivals end the phase
-        that may not (`.noComplete`).
+        Returns the tokens: for each lane the number of the phase that it arrived in.  Raises `Fault` where arrivals
+        with `.noComplete` end the phase.
         """
         lots = self.lots(context, addresses, mask, instruction)
         tokens = np.zeros(context.size, np.uint64)
@@ -104,7 +103,7 @@ class MBarriers:
                 if arrivals > state.count:
                     raise Fault(f"{arrivals} arrivals are dropped of the {state.count} of an mbarrier", instruction)
                 state.count -= arrivals
-            self._arrived(place, arrivals, instruction)
+            self.arrived(place, arrivals, instruction)
             if not may_complete and state.phase != tokens[lanes[0]]:
                 raise Fault("an arrival with .noComplete ends the phase of its mbarrier", instruction)
         return tokens if len(lots) > 1 else tokens[lots[0][1][0] if lots else 0]
@@ -122,7 +121,7 @@ class MBarriers:
             self.complete_bytes(place, _total(size, lanes), instruction)
 
     def complete_bytes(self, place: int, size: int, instruction: int) -> None:
-        """A transfer has brought `size` bytes."""
+        """Counts `size` bytes that a transfer has brought."""
         state = self._state(place, instruction)
         state.bytes -= size
         if state.bytes < -MOST_BYTES:
@@ -135,19 +134,16 @@ class MBarriers:
         if state.bytes > MOST_BYTES:
             raise Fault(f"an mbarrier expects {state.bytes} bytes, more than its {MOST_BYTES}", instruction)
 
-    def _arrived(self, place: int, count: int, instruction: int) -> None:
+    def arrived(self, place: int, count: int, instruction: int) -> None:
+        """Counts arrivals, of threads or of copies that have ended."""
         state = self._state(place, instruction)
         if count > state.pending:
             raise Fault(f"{count} arrivals at an mbarrier that expects {state.pending} more in its phase", instruction)
         state.pending -= count
         self._settle(place, state)
 
-    def async_arrive(self, place: int, count: int, instruction: int) -> None:
-        """Arrivals that come with the end of copies."""
-        self._arrived(place, count, instruction)
-
     def more_pending(self, place: int, count: int, instruction: int) -> None:
-        """The phase waits for more arrivals than the mbarrier was made for."""
+        """Makes the phase wait for more arrivals than the mbarrier was initialised with."""
         self._state(place, instruction).pending += count
 
     def _settle(self, place: int, state: _State) -> None:
@@ -157,7 +153,7 @@ class MBarriers:
             if self._group.races is not None:
                 self._group.races.complete(place // self._group.race_bytes, place)
 
-    # What the race detector is told.
+    # Reports to the race detector.
 
     def _watch(self, context: Context, tell: Any, lanes: Lanes) -> None:
         races, per_slot = self._group.races, self._group.race_warps
@@ -181,7 +177,7 @@ class MBarriers:
         self._watch(context, lambda races, slot, warps: races.signal(slot, warps, place), lanes)
 
     def acquired(self, context: Context, place: int, lanes: Lanes, instruction: int) -> None:
-        """Lanes have seen a phase end."""
+        """Reports that lanes have seen a phase end."""
         self._use(context, place, lanes, instruction)
         self._watch(context, lambda races, slot, warps: races.wait(slot, warps, place), lanes)
 
@@ -196,11 +192,11 @@ class MBarriers:
         return self._state(place, instruction).phase & 1 != parity & 1
 
     def any_complete(self, waits: list[Wait]) -> bool:
-        """Whether one of the phases that somebody waits for is over, or its mbarrier gone."""
+        """Whether one of the awaited phases is over, or its mbarrier is gone."""
         return any(place not in self._states or self._states[place].phase & 1 != parity for place, parity in waits)
 
     def describe(self, waits: list[Wait]) -> str:
-        """What they wait for, in words."""
+        """The awaited phases in words."""
         texts = []
         for place, parity in waits:
             state = self._states.get(place)
@@ -216,7 +212,7 @@ class MBarriers:
 
 
 def _total(value: Any, lanes: Lanes) -> int:
-    """The sum of what some lanes have."""
+    """The sum of a value over some lanes."""
     if isinstance(value, int | np.generic):
         return int(value) * len(lanes)
     return int(value[lanes].sum(dtype=np.int64))

@@ -1,7 +1,7 @@
 """Global memory: the tensors that a kernel was given, at their own addresses, and nothing else.
 
-The emulated kernel reads and writes the tensors' bytes in place.  Every access is held against the list of allocations
-first, because a wild address would otherwise be the emulator's own memory.
+The emulated kernel reads and writes the tensors' bytes in place.  Every access is first checked against the list of
+allocations, because a wild address would otherwise reach the emulator's own memory.
 """
 
 from __future__ import annotations
@@ -17,21 +17,27 @@ Bytes = npt.NDArray[np.uint8]
 WIDE = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}
 """NumPy type that moves so many bytes at once; complex numbers are only carried, never computed with."""
 
+SHARED_WINDOW, LOCAL_WINDOW, PARAM_WINDOW = 1 << 60, 2 << 60, 3 << 60
+"""Generic addresses of the spaces that are not global memory; none of them is an address of a process."""
+RANK_SHIFT = 24
+"""A shared::cluster address is the CTA's rank plus one above these bits; 0 there is the CTA's own memory."""
+POISON = 0xFF
+"""The byte in memory that was never written: it makes NaN in every floating type."""
 FAR = 1 << 24
-"""Bytes from an allocation, beyond which a wild address is not said to be beside it."""
+"""Bytes: a message relates a wild address to an allocation only within this distance."""
 SHIFT = {1: 0, 2: 1, 4: 2, 8: 3, 16: 4}
-"""Binary logarithm by access width."""
+"""Binary logarithm of an access width."""
 
 
 def assign(view: npt.NDArray[Any], index: Any, value: Any) -> None:
     """Stores a vector, or one value for all lanes, at places of a view."""
     if isinstance(index, int | np.generic) and isinstance(value, np.ndarray):
-        value = value[-1]  # all lanes write one place: one of them wins
+        value = value[-1]  # all lanes write one place: the last one wins
     view[index] = value
 
 
 class BadAccess(ValueError):
-    """An access at `address` that no allocation allows; who runs the instruction adds its line."""
+    """An access at `address` that no allocation allows; the caller adds the instruction."""
 
     def __init__(self, text: str, address: int):
         super().__init__(text)
@@ -46,7 +52,7 @@ class Allocation:
     base: int
     size: int
     owner: Any
-    """What keeps the memory alive."""
+    """The object that keeps the memory alive."""
     views: dict[int, npt.NDArray[Any]] = field(default_factory=dict)
     """By access width, from the first address of that alignment."""
     written: npt.NDArray[np.bool_] | None = None
@@ -96,7 +102,7 @@ class GlobalMemory:
     def add(
         self, name: str, base: int, size: int, owner: Any, *, written: bool = True, read_only: bool = False
     ) -> Allocation | None:
-        """Makes `size` bytes at `base` known; a piece of what is known already is not added again."""
+        """Registers `size` bytes at `base`; a piece of a known allocation is not added again."""
         if size <= 0:
             return None
         known = self.find(base)
@@ -126,19 +132,19 @@ class GlobalMemory:
         None where they lie in several.  Raises `BadAccess` on one that lies in none, or is not aligned.
         """
         first = int(addresses) if isinstance(addresses, np.generic) else int(addresses[0])
-        found = self.find(first)
-        if found is None:
+        allocation = self.find(first)
+        if allocation is None:
             raise BadAccess(self._outside(first, width), first)
-        view_base = found.base // width * width
+        view_base = allocation.base // width * width
         if isinstance(addresses, np.generic):
             if first % width:
                 raise BadAccess(f"address 0x{first:x} is not a multiple of {width} bytes", first)
-            if first + width > found.end:
+            if first + width > allocation.end:
                 raise BadAccess(self._outside(first, width), first)
-            return found, (first - view_base) // width
-        # Addresses below the base wrap to large numbers, so that one comparison holds both ends.
-        offsets = addresses - np.uint64(found.base)
-        if int(offsets.max()) > found.size - width:
+            return allocation, (first - view_base) // width
+        # Addresses below the base wrap to large numbers, so that one comparison checks both ends.
+        offsets = addresses - np.uint64(allocation.base)
+        if int(offsets.max()) > allocation.size - width:
             self._check_each(addresses, width)
             return None
         if width > 1:
@@ -146,22 +152,18 @@ class GlobalMemory:
                 bad = int(addresses[(addresses & np.uint64(width - 1)) != 0][0])
                 raise BadAccess(f"address 0x{bad:x} is not a multiple of {width} bytes", bad)
             offsets = (addresses - np.uint64(view_base)) >> np.uint64(SHIFT[width])
-        return found, offsets.view(np.int64)
+        return allocation, offsets.view(np.int64)
 
     def _check_each(self, addresses: npt.NDArray[np.uint64], width: int) -> None:
         for address in map(int, addresses):
-            found = self.find(address)
-            if found is None or address + width > found.end:
+            allocation = self.find(address)
+            if allocation is None or address + width > allocation.end:
                 raise BadAccess(self._outside(address, width), address)
 
     def _outside(self, address: int, width: int) -> str:
         place = bisect_right(self._bases, address) - 1
         near = self.allocations[max(0, place) : place + 2]
-        where = min(
-            near,
-            key=lambda item: min(abs(address - item.base), abs(address - item.end)),
-            default=None,
-        )
+        where = min(near, key=lambda item: min(abs(address - item.base), abs(address - item.end)), default=None)
         if not address >> 12:
             return f"{width} bytes at 0x{address:x}: a null pointer, or little behind one"
         if where is None or min(abs(address - where.base), abs(address - where.end)) > FAR:

@@ -2,74 +2,95 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from rooflab.bench.ptx.machine.context import Context
-from rooflab.bench.ptx.machine.counting import Counter
-from rooflab.bench.ptx.machine.group import Group
-from rooflab.bench.ptx.machine.memory import Allocation
-from rooflab.bench.ptx.machine.transfers import Transfer as Copy
+from rooflab.bench.ptx.machine.counting import Acting, Counter
+from rooflab.bench.ptx.machine.memory import Allocation, GlobalMemory
 from rooflab.bench.ptx.races.global_races import GlobalRaces
 from rooflab.bench.ptx.races.shared_races import SharedRaces
 from rooflab.bench.ptx.races.vector_clocks import BULK, LOAD, WGMMA, Transfer
-
-if TYPE_CHECKING:
-    from rooflab.bench.ptx.machine.run import Run
+from rooflab.bench.ptx.text.syntax import Kernel
 
 Lanes = npt.NDArray[np.int64]
 MOST_BLOCK = 1024
 """Bytes of the largest block that the race detector takes at once."""
 
 
-class Observer:
-    """What one launch is watched by: races of shared memory by group, of global memory by launch, and counts."""
+class Ctas(Protocol):
+    """The CTAs of a group, as far as they are watched."""
 
-    def __init__(self, run: Run, counter: Counter | None, global_races: GlobalRaces | None):
-        self._run = run
+    ctas: list[int]
+    memory: GlobalMemory
+    views: dict[int, npt.NDArray[Any]]
+    shared_size: int
+    races: SharedRaces | None
+    race_warps: int
+    race_bytes: int
+
+
+class Watched(Acting, Protocol):
+    """Lanes that act together, with the CTAs that they are of."""
+
+    slot: int | None
+    slots: Lanes
+
+    @property
+    def group(self) -> Ctas: ...
+
+
+class Observer:
+    """Watches one launch: races on the shared memory of each group, races on global memory, and counts."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        strong: Mapping[int, str],
+        actors_per_cta: int,
+        has_clusters: bool,
+        counter: Counter | None,
+        global_races: GlobalRaces | None,
+    ):
+        self._kernel, self._strong = kernel, strong
+        self._actors_per_cta, self._has_clusters = actors_per_cta, has_clusters
         self.counter = counter
         self.global_races = global_races
 
-    @staticmethod
-    def races(group: Group) -> SharedRaces | None:
-        """The race detector of a group."""
-        return group.races
-
     # Shared memory
 
-    @staticmethod
-    def _who(c: Context, active: Any) -> tuple[Any, Lanes]:
+    def _who(self, c: Watched, active: Any) -> tuple[Any, Lanes]:
         """The race detector's slots, and warps within them, of the lanes that act."""
         per_slot = c.group.race_warps
         warps = c.warps if active is None else c.warps[active]
-        if c.group.run.has_clusters:
+        if self._has_clusters:
             return 0, warps
         if c.slot is not None:
             return c.slot, warps - c.slot * per_slot
         slots = c.slots if active is None else c.slots[active]
         return slots, warps % per_slot
 
-    def shared_read(self, c: Context, active: Any, offsets: Any, size: int, instruction: int) -> None:
+    def shared_read(self, c: Watched, active: Any, offsets: Any, size: int, instruction: int) -> None:
         """Lanes read."""
         if self.counter is not None:
-            self.counter.shared(c, active, offsets, size, instruction, "read")
+            self.counter.shared_access(c, active, offsets, size, instruction, "read")
         if c.group.races is not None:
             slots, warps = self._who(c, active)
             c.group.races.read(slots, warps, _addresses(offsets, len(warps)), size, instruction)
 
-    def shared_write(self, c: Context, active: Any, offsets: Any, size: int, instruction: int, value: Any) -> None:
+    def shared_write(self, c: Watched, active: Any, offsets: Any, size: int, instruction: int, value: Any) -> None:
         """Lanes write."""
         if self.counter is not None:
-            self.counter.shared(c, active, offsets, size, instruction, "write")
+            self.counter.shared_access(c, active, offsets, size, instruction, "write")
         if c.group.races is not None:
             slots, warps = self._who(c, active)
             where = _addresses(offsets, len(warps))
             old = None if value is None else lambda: c.group.views[size].take(where // size)
             c.group.races.write(slots, warps, where, size, instruction, value, old)
 
-    def shared_atomic(self, c: Context, active: Any, offsets: Any, size: int, instruction: int) -> None:
+    def shared_atomic(self, c: Watched, active: Any, offsets: Any, size: int, instruction: int) -> None:
         """Lanes do an atomic operation."""
         if self.counter is not None:
             self.counter.add("shared_read_bytes", size * len(active), instruction)
@@ -78,7 +99,7 @@ class Observer:
             slots, warps = self._who(c, active)
             c.group.races.atomic(slots, warps, _addresses(offsets, len(warps)), size, instruction)
 
-    def proxy_fence(self, c: Context, active: Any, kind: str) -> None:
+    def proxy_fence(self, c: Watched, active: Any, kind: str) -> None:
         """A fence between the proxies."""
         if "mbarrier_init" in kind:
             self._each_slot(c, lambda races, slot, warps: races.fence_mbarrier_init(slot, warps), active)
@@ -87,7 +108,7 @@ class Observer:
 
     # Copies
 
-    def copy_async(self, c: Context, lanes: Lanes, offsets: Lanes, size: int, instruction: int) -> None:
+    def copy_async(self, c: Watched, lanes: Lanes, offsets: Lanes, size: int, instruction: int) -> None:
         """`cp.async`."""
         if self.counter is not None:
             self.counter.add("shared_write_bytes", size * len(lanes), instruction)
@@ -95,21 +116,21 @@ class Observer:
             slots, warps = self._who(c, lanes)
             c.group.races.copy_async(slots, warps, offsets, size, instruction)
 
-    def commit_copies(self, c: Context) -> None:
+    def commit_copies(self, c: Watched) -> None:
         """`cp.async.commit_group`."""
         self._each_slot(c, lambda races, slot, warps: races.commit_copies(slot, warps))
 
-    def wait_copies(self, c: Context, newest: int | None) -> None:
+    def wait_copies(self, c: Watched, newest: int | None) -> None:
         """`cp.async.wait_group`; all copies with None."""
         if newest is None:
             self.commit_copies(c)
         self._each_slot(c, lambda races, slot, warps: races.wait_copies(slot, warps, newest or 0))
 
-    def signal_copies(self, c: Context, active: Lanes, place: int) -> None:
+    def signal_copies(self, c: Watched, active: Lanes, place: int) -> None:
         """`cp.async.mbarrier.arrive` of some lanes."""
         self._each_slot(c, lambda races, slot, warps: races.signal_copies(slot, warps, place), active)
 
-    def _each_slot(self, c: Context, act: Any, active: Any = None) -> None:
+    def _each_slot(self, c: Watched, act: Any, active: Any = None) -> None:
         if c.group.races is None:
             return
         slots, warps = self._who(c, active)
@@ -117,7 +138,7 @@ class Observer:
             own = warps if isinstance(slots, int) else warps[slots == slot]
             act(c.group.races, int(slot), np.unique(own))
 
-    def wgmma_read(self, group: Group, warps: Lanes, chunks: Lanes, instruction: int) -> Transfer | None:
+    def wgmma_read(self, group: Ctas, warps: Lanes, chunks: Lanes, instruction: int) -> Transfer | None:
         """A wgmma of a warpgroup reads 16-byte chunks."""
         if self.counter is not None:
             self.counter.add("shared_matrix_bytes", 16 * len(chunks), instruction)
@@ -128,14 +149,14 @@ class Observer:
         return transfer
 
     @staticmethod
-    def wgmma_done(group: Group, warps: Lanes, marks: list[Transfer]) -> None:
+    def wgmma_done(group: Ctas, warps: Lanes, marks: list[Transfer]) -> None:
         """`wgmma.wait_group`."""
         if group.races is not None:
             for mark in marks:
                 group.races.acquire_async(int(warps[0]) // group.race_warps, warps % group.race_warps, mark)
 
     def load_begins(
-        self, c: Context, lane: int, start: int, size: int, barrier: int, instruction: int
+        self, c: Watched, lane: int, start: int, size: int, barrier: int, instruction: int
     ) -> Transfer | None:
         """A bulk copy into shared memory is issued by a lane."""
         if self.counter is not None:
@@ -147,18 +168,18 @@ class Observer:
         transfer = races.begin_async(start // c.group.race_bytes, warps, LOAD)
         blocks, width = _blocks(start, size)
         races.async_write(transfer, blocks, width, instruction)
-        # A CTA's own mbarrier needs none in a cluster either: Triton emits it only for what other CTAs signal.
+        # A CTA's own mbarrier needs no fence in a cluster either: Triton emits one only where other CTAs signal.
         foreign = int(c.slots[lane]) != barrier // c.group.shared_size
         races.mbarrier_use_async(transfer, barrier, instruction, needs_fence=foreign)
         return transfer
 
     @staticmethod
-    def load_ends(group: Group, transfer: Transfer, barrier: int) -> None:
-        """It has arrived at its mbarrier."""
+    def load_ends(group: Ctas, transfer: Transfer, barrier: int) -> None:
+        """A bulk copy into shared memory has arrived at its mbarrier."""
         if group.races is not None:
             group.races.signal_async(transfer, barrier)
 
-    def store_begins(self, c: Context, lane: int, start: int, size: int, instruction: int) -> Transfer | None:
+    def store_begins(self, c: Watched, lane: int, start: int, size: int, instruction: int) -> Transfer | None:
         """A bulk copy out of shared memory is issued by a lane."""
         if self.counter is not None:
             self.counter.add("tma_store_bytes", size, instruction)
@@ -171,41 +192,41 @@ class Observer:
         races.async_read(transfer, blocks, width, instruction)
         return transfer
 
-    def stores_done(self, c: Context, lanes: Lanes, done: list[Copy]) -> None:
-        """`cp.async.bulk.wait_group`."""
-        races = c.group.races
-        if races is None:
-            return
-        for copy in done:
-            if copy.mark is not None:
-                # Only the thread that issued it has waited for anything.
-                slot, warp = divmod(copy.lane // 32, c.group.race_warps)
-                races.acquire_async(slot, np.array([warp]), copy.mark)
+    @staticmethod
+    def stores_done(group: Ctas, done: Iterable[tuple[int, Transfer | None]]) -> None:
+        """`cp.async.bulk.wait_group`: copies that are over, each with the lane that issued it."""
+        for lane, mark in done:
+            if mark is not None and group.races is not None:
+                # Only the thread that issued the copy has waited for it.
+                slot, warp = divmod(lane // 32, group.race_warps)
+                group.races.acquire_async(slot, np.array([warp]), mark)
 
     # Global memory
 
     def global_read(
-        self, c: Context, active: Any, allocation: Allocation, addresses: Any, size: int, instruction: int,
+        self, c: Watched, active: Any, allocation: Allocation, addresses: Any, size: int, instruction: int,
         copy: bool, reduces: bool,
     ) -> None:  # fmt: skip
         """Lanes, or a copy, read."""
-        self._count(c, active, allocation, addresses, size, instruction, "read", copy)
+        if self.counter is not None:
+            self.counter.global_access(c, active, allocation, addresses, size, instruction, "read", copy)
         races = self.global_races
-        # What a reduction reads is told by its write, which is atomic.
+        # The read of a reduction is reported with its write, which is atomic.
         if races is not None and not allocation.read_only and not reduces:
             actors, where = self._actors(c, active, addresses)
             if self._is_strong(instruction):
                 races.poll(actors, where, size, instruction, self._is_near(instruction))
-                self._synchronise(actors, where, self._run.strong[instruction], instruction, stores=False)
+                self._synchronise(actors, where, self._strong[instruction], instruction, stores=False)
             else:
                 races.read(actors, where, size, instruction)
 
     def global_write(
-        self, c: Context, active: Any, allocation: Allocation, addresses: Any, size: int, instruction: int,
+        self, c: Watched, active: Any, allocation: Allocation, addresses: Any, size: int, instruction: int,
         copy: bool, reduces: bool,
     ) -> None:  # fmt: skip
         """Lanes, or a copy, write."""
-        self._count(c, active, allocation, addresses, size, instruction, "write", copy)
+        if self.counter is not None:
+            self.counter.global_access(c, active, allocation, addresses, size, instruction, "write", copy)
         races = self.global_races
         if races is not None:
             actors, where = self._actors(c, active, addresses)
@@ -213,38 +234,29 @@ class Observer:
                 races.atomic(actors, where, size, instruction)
             elif self._is_strong(instruction):
                 races.atomic(actors, where, size, instruction, self._is_near(instruction))
-                self._synchronise(actors, where, self._run.strong[instruction], instruction)
+                self._synchronise(actors, where, self._strong[instruction], instruction)
             else:
                 races.write(actors, where, size, instruction)
 
-    def _count(
-        self, c: Context, active: Any, allocation: Allocation, addresses: Any, size: int, instruction: int,
-        kind: str, copy: bool,
-    ) -> None:  # fmt: skip
-        if self.counter is not None and copy:
-            self.counter.copied(allocation, addresses, size, instruction, kind)
-        elif self.counter is not None:
-            self.counter.globally(c, active, allocation, addresses, size, instruction, kind)
-
-    def _actors(self, c: Context, active: Any, addresses: Any) -> tuple[Lanes, Any]:
+    def _actors(self, c: Watched, active: Any, addresses: Any) -> tuple[Lanes, Any]:
         """The actor of `GlobalRaces`, and the address, of each lane."""
         slots, warps = (c.slots, c.warps) if active is None else (c.slots[active], c.warps[active])
-        count = self._run.actors_per_cta
-        found = np.asarray(c.group.ctas)[slots] * count + warps % count
+        count = self._actors_per_cta
+        actors = np.asarray(c.group.ctas)[slots] * count + warps % count
         where = np.full(len(slots), addresses) if isinstance(addresses, np.generic) else addresses
-        return found, where
+        return actors, where
 
     def _is_strong(self, instruction: int) -> bool:
-        return instruction in self._run.strong and not self._within_cta(instruction)
+        return instruction in self._strong and not self._within_cta(instruction)
 
     def _within_cta(self, instruction: int) -> bool:
-        """Whether its scope is the CTA: then it is no more than a plain access to other CTAs."""
-        parts = self._run.program.kernel.instructions[instruction].parts
-        return "cta" in parts or "cluster" in parts and not self._run.has_clusters
+        """Whether its scope is the CTA: then other CTAs see it as a plain access."""
+        parts = self._kernel.instructions[instruction].parts
+        return "cta" in parts or "cluster" in parts and not self._has_clusters
 
     def _is_near(self, instruction: int) -> bool:
         """Whether its scope is the cluster."""
-        return "cluster" in self._run.program.kernel.instructions[instruction].parts
+        return "cluster" in self._kernel.instructions[instruction].parts
 
     def _synchronise(self, actors: Lanes, where: Any, order: str, instruction: int, *, stores: bool = True) -> None:
         assert self.global_races is not None
@@ -253,7 +265,7 @@ class Observer:
         for actor, address in {(int(actor), int(address)) for actor, address in zip(actors, where, strict=True)}:
             self.global_races.synchronise(actor, address, release, acquire, stores, near)
 
-    def global_atomic(self, c: Context, active: Lanes, addresses: Any, size: int, order: str, instruction: int) -> None:
+    def global_atomic(self, c: Watched, active: Lanes, addresses: Any, size: int, order: str, instruction: int) -> None:
         """Lanes do an atomic operation on global memory."""
         if self.counter is not None:
             self.counter.atomic(c.group.memory, addresses, size, instruction)
@@ -267,7 +279,7 @@ class Observer:
         races.atomic(actors, where, size, instruction, self._is_near(instruction))
         self._synchronise(actors, where, order, instruction)
 
-    def fence(self, c: Context, instruction: int) -> None:
+    def fence(self, c: Watched, instruction: int) -> None:
         """A fence of the cluster's scope, the device's or the system's."""
         if self.global_races is not None and not self._within_cta(instruction):
             for actor in np.unique(self._actors(c, None, np.uint64(0))[0]):
@@ -275,12 +287,12 @@ class Observer:
 
 
 def _addresses(offsets: Any, lanes: int) -> Any:
-    found = np.asarray(offsets).astype(np.int64)
-    return np.full(lanes, found) if not found.ndim else found
+    where = np.asarray(offsets).astype(np.int64)
+    return np.full(lanes, where) if not where.ndim else where
 
 
 def _blocks(start: int, size: int) -> tuple[Lanes, int]:
-    """A run of bytes as equal blocks, each at a multiple of its size."""
+    """A range of bytes as equal blocks, each at a multiple of its size."""
     width = MOST_BLOCK
     while start % width or size % width:
         width //= 2

@@ -1,62 +1,75 @@
-"""One launch: its arguments, its memory, its CTAs in lots, and what was seen."""
+"""One launch: what it was given, its CTAs that run at once, and what was observed."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from rooflab.bench.ptx.machine.context import Context
 from rooflab.bench.ptx.machine.counting import Counter
-from rooflab.bench.ptx.machine.errors import EmulationError, Fault
-from rooflab.bench.ptx.machine.group import SHARED_WINDOW, Group, Triple
-from rooflab.bench.ptx.machine.memory import GlobalMemory
+from rooflab.bench.ptx.machine.memory import POISON, WIDE, GlobalMemory
 from rooflab.bench.ptx.machine.observe import Observer
-from rooflab.bench.ptx.machine.schedule import Schedule
-from rooflab.bench.ptx.machine.shared_access import shared_offsets
-from rooflab.bench.ptx.program import Program
 from rooflab.bench.ptx.races.global_races import GlobalRaces
-from rooflab.bench.ptx.races.map_order import MapOrder
 from rooflab.bench.ptx.races.shared_races import SharedRaces
+from rooflab.bench.ptx.races.vector_clocks import MapOrder
+from rooflab.bench.ptx.text.program import Program
+from rooflab.bench.ptx.text.syntax import PtxError, Triple
 
-MOST_LANES = 8192
-"""Lanes of one vector: more CTAs at once gain nothing, because their registers no longer fit the caches."""
-MOST_WATCHED_LANES = 4096
-"""The same under the race detector, which keeps 100 bytes and more for each of theirs."""
-MOST_SHARED_BYTES = 64 << 20
-"""Shared and local memory of CTAs that run at once."""
 MOST_THREADS = 1024
+SMS = 132
+"""Multiprocessors of an H100."""
 SHARED_LIMIT = 227 << 10
 """Bytes of shared memory that a CTA may have on Hopper."""
-MOST_POLLS = 5000
-"""Rounds in which all threads only ask for what nobody writes; then they would for ever."""
-MOST_NAMED = 6
-"""Waits that a message names."""
-MOST_RESIDENT = 8
-"""CTAs of a multiprocessor that may be on their way at once while some wait for others."""
+Lanes = npt.NDArray[np.int64]
+"""Numbers of lanes."""
+
+
+class EmulationError(RuntimeError):
+    """The kernel broke a rule, whether or not a GPU would report it; the text names the source line."""
+
+
+class Fault(Exception):
+    """A fault of one instruction; the scheduler makes an `EmulationError` of it.
+
+    `lane` is the one that did it, counted through the group of CTAs; None where it is not known.
+    """
+
+    def __init__(self, text: str, instruction: int, lane: int | None = None):
+        super().__init__(text)
+        self.instruction = instruction
+        self.lane = lane
 
 
 @dataclass(frozen=True)
 class Checks:
-    """What is looked for beside values; each costs time."""
+    """The checks of the emulator beside the values; each costs time."""
 
     races: bool = True
-    """Accesses that nothing orders, in shared and in global memory."""
+    """Accesses of shared and of global memory that nothing orders."""
     uninitialised: bool = True
-    """Reads of memory that nobody has written."""
+    """Reads of memory that was never written."""
     asynchronous: bool = True
-    """Copies end as late as they may, and poison lies where they will write."""
+    """Copies end as late as they may, and until then their destinations hold poison."""
     counts: bool = True
     """Bytes, sectors, bank conflicts, instructions."""
 
     @classmethod
     def none(cls) -> Checks:
-        """Values alone."""
+        """No checks: only values are computed."""
         return cls(False, False, False, False)
+
+
+class Layout(NamedTuple):
+    """Where the variables and parameters of a kernel lie, each in its own space."""
+
+    addresses: dict[str, int]
+    static_shared: int
+    """Bytes of shared memory without what the launch adds."""
+    local_size: int
+    """Bytes of local memory of a lane."""
 
 
 class Run:
@@ -67,200 +80,230 @@ class Run:
         program: Program,
         grid: Triple,
         block: Triple,
-        *,
+        cluster: Triple,
         memory: GlobalMemory,
         parameters: bytes,
-        addresses: dict[str, int],
-        static_shared: int,
+        layout: Layout,
         dynamic_shared: int,
-        local_size: int,
         checks: Checks,
-        cluster: Triple = (1, 1, 1),
         seed: int = 0,
         short_accumulator: bool = False,
-        sms: int = 132,
     ):
         self.program, self.grid, self.block, self.cluster = program, grid, block, cluster
         self.has_clusters = cluster != (1, 1, 1)
         self.memory = memory
         self.parameter_bytes: npt.NDArray[np.uint8] = np.frombuffer(parameters + bytes(-len(parameters) % 16), np.uint8)
-        self._addresses = addresses
+        self.addresses = layout.addresses
+        """Addresses of variables and parameters, each in its own space."""
         self.dynamic_shared = dynamic_shared
-        self.shared_limit = static_shared + dynamic_shared
+        self.shared_limit = layout.static_shared + dynamic_shared
         self.shared_size = -(-self.shared_limit // 1024) * 1024
-        self.local_size = -(-local_size // 16) * 16
+        self.local_size = -(-layout.local_size // 16) * 16
         self.checks = checks
         self.seed = seed
         self.random = random.Random(seed) if seed else None
         self.short_accumulator = short_accumulator
-        self.sms = sms
         self.steps = 0
         self.stored: list[tuple[Any, int]] | None = None
-        """Addresses and width of every store to global memory, where somebody asks for them."""
+        """Addresses and width of every store to global memory; None where the caller did not ask for them."""
         self.changes = 0
         """Stores, and atomics that left another value."""
         self.strong = program.strong
-        version = [int(part) for part in program.module.version.split(".")]
+        version = [int(part) for part in program.version.split(".")]
         self.old_strides = version < [8, 6]
         """Before 8.6 ptxas took the strides of `tensormap.replace` in units of 16 bytes."""
         self.counter = Counter() if checks.counts else None
         ctas = grid[0] * grid[1] * grid[2]
         self.orders_ctas = program.orders_ctas or self.has_clusters
         self.actors_per_cta = -(-block[0] * block[1] * block[2] // 32) if self.orders_ctas else 1
-        """Warps, where it counts for other CTAs what they know of one another."""
+        """The warps of a CTA where CTAs may wait for one another, because what each warp knows then matters; else 1."""
         self.global_races: GlobalRaces | None = None
         if checks.races and ctas > 1:
             self.global_races = GlobalRaces(ctas, program.granules["global"], warps=self.actors_per_cta)
             for allocation in memory.allocations:
                 self.global_races.add(allocation.base, allocation.size)
         watched = self.counter is not None or checks.races
-        self.observer = Observer(self, self.counter, self.global_races) if watched else None
+        self.observer: Observer | None = None
+        if watched:
+            self.observer = Observer(
+                program.kernel, self.strong, self.actors_per_cta, self.has_clusters, self.counter, self.global_races
+            )
         self.shared_races: list[Any] = []
-        self.register_races: dict[int, int] = {}
+        self.register_races: dict[int, None] = {}
+        """Instructions that read an accumulator whose wgmma may still be running."""
         self.map_races: dict[tuple[int, int], None] = {}
         """Uses of tensor maps that lack a fence, each with the instruction that made the map."""
-        self._granule = program.granules["shared"]
-
-    # What the lanes' instructions ask.
-
-    def address_of(self, name: str) -> int:
-        """A variable's or a parameter's address in its own space."""
-        return self._addresses[name]
 
     def count(self, place: int, grain: int, lanes: int) -> None:
-        """A block was run."""
+        """Counts a block that was run."""
         self.steps += 1
         if self.counter is not None:
             self.counter.blocks[(place, grain)] += lanes
 
-    def register_race(self, instruction: int) -> None:
-        """An instruction read an accumulator whose wgmma may still be running."""
-        self.register_races[instruction] = self.register_races.get(instruction, 0) + 1
 
-    def atomic(
-        self, c: Context, space: str, addresses: Any, lanes: Any, size: int, order: str, instruction: int
-    ) -> None:
-        """Lanes do an atomic operation."""
-        if self.observer is None:
-            return
-        if space == "generic":
-            windows = addresses >> np.uint64(60)
-            for kind, where in ((SHARED_WINDOW >> 60, "shared"), (0, "global")):
-                own = windows == kind
-                if own.any():
-                    self.atomic(c, where, addresses[own], lanes[own], size, order, instruction)
-        elif space == "shared":
-            near = addresses.astype(np.uint32)  # without the window of a generic address
-            offsets = np.asarray(shared_offsets(c, near, size, lanes, instruction)).astype(np.int64)
-            self.observer.shared_atomic(c, lanes, offsets, size, instruction)
-        else:
-            self.observer.global_atomic(c, lanes, addresses, size, order, instruction)
+class Group:
+    """The CTAs `ctas` (numbers within the grid) of a launch, running at once; a cluster, or many that share nothing."""
 
-    # How it goes.
+    def __init__(self, run: Run, ctas: list[int]):
+        self.run = run
+        self.program = run.program
+        self.memory = run.memory
+        self.ctas = ctas
+        self.block, self.grid = run.block, run.grid
+        threads = self.block[0] * self.block[1] * self.block[2]
+        self.lanes_per_cta = -(-threads // 32) * 32
+        self.pieces_per_cta = -(-self.lanes_per_cta // 128)
+        self.shared_size = run.shared_size
+        self.shared: npt.NDArray[np.uint8] = np.full(len(ctas) * self.shared_size, POISON, np.uint8)
+        self.views = {width: self.shared.view(dtype) for width, dtype in WIDE.items()}
+        """Shared memory by access width."""
+        self.written = np.zeros(len(self.shared), bool) if run.checks.uninitialised else None
+        self.local: npt.NDArray[np.uint8] | None = None
+        self.local_written: npt.NDArray[np.bool_] | None = None
+        lanes = np.arange(len(ctas) * self.lanes_per_cta)
+        self.alive = lanes % self.lanes_per_cta < threads
+        self.race_warps = len(lanes) // 32 if run.has_clusters else self.lanes_per_cta // 32
+        """Warps of a slot of the race detector: a CTA's, or a cluster's, whose CTAs reach each other's memory."""
+        self.race_bytes = len(self.shared) if run.has_clusters else self.shared_size
+        """Bytes of shared memory of such a slot."""
+        self.races: SharedRaces | None = None
+        self.maps: MapOrder | None = None
+        self.waiting: Any = None
+        """Its `waiting.Waiting`, for `waiting.waiting_of`: that file builds on this one."""
+        self.accumulators: dict[int, Any] = {}
+        """Chains of wgmmas, by their buffer."""
+        self.warpgroups: dict[int, Any] = {}
+        """Groups of wgmmas, by warpgroup."""
+        self._specials: dict[str, Any] = {}
+        self._live: dict[int, list[int]] = {}
 
-    def lots(self, ctas: Sequence[int]) -> Iterator[list[int]]:
-        """CTAs that run in one vector, or as one cluster."""
-        per_cluster = self.cluster[0] * self.cluster[1] * self.cluster[2]
-        if per_cluster > 1:
-            yield from self._clusters(ctas)
-            return
-        if self.program.sequential:
-            yield from ([cta] for cta in ctas)
-            return
-        lanes = -(-self.block[0] * self.block[1] * self.block[2] // 32) * 32
-        limit = MOST_WATCHED_LANES if self.checks.races else MOST_LANES
-        many = max(1, limit // lanes)
-        own = self.shared_size + lanes * self.local_size
-        if own:
-            many = max(1, min(many, MOST_SHARED_BYTES // own))
-        for start in range(0, len(ctas), many):
-            yield list(ctas[start : start + many])
+    def race_slot(self, slot: int) -> int:
+        """The race detector's slot of the CTA in `slot`."""
+        return 0 if self.run.has_clusters else slot
 
-    def _clusters(self, ctas: Sequence[int]) -> Iterator[list[int]]:
-        lots: dict[tuple[int, ...], list[int]] = {}
-        for cta in ctas:
-            place = (cta % self.grid[0], cta // self.grid[0] % self.grid[1], cta // (self.grid[0] * self.grid[1]))
-            lots.setdefault(tuple(at // size for at, size in zip(place, self.cluster, strict=True)), []).append(cta)
-        wanted = self.cluster[0] * self.cluster[1] * self.cluster[2]
-        for members in lots.values():
-            if len(members) != wanted:
-                raise EmulationError(f"ctas: expected whole clusters of {wanted}, got {members}")
-            yield sorted(members)  # a CTA's place is its rank
+    def all_lanes(self) -> Lanes:
+        """The lanes of all threads that have not ended."""
+        return np.flatnonzero(self.alive)
 
-    def execute(self, ctas: Iterable[int]) -> None:
-        """Runs these CTAs.  Raises `EmulationError`."""
-        resident = self._resident()
-        waiting = self.lots(ctas if isinstance(ctas, range) else list(ctas))
-        going: list[tuple[Schedule, Iterator[bool]]] = []
-        idle = 0
-        with np.errstate(all="ignore"):
-            while True:
-                if not going:
-                    lot = next(waiting, None)
-                    if lot is None:
-                        return
-                    going.append(self._begin(lot))
-                before, idle = self.changes, idle + 1
-                for item in list(going):
-                    schedule, turns = item
-                    polled = next(turns, None)
-                    if polled is None:
-                        self._end(schedule)
-                        going.remove(item)
-                    if not polled:
-                        idle = 0
-                if self.changes != before:
-                    idle = 0
-                if idle > MOST_POLLS:
-                    raise EmulationError(self._nobody_writes([schedule for schedule, _ in going]))
-                # Some take long, or wait for others: those get their turn too.
-                if going and len(going) < resident and (lot := next(waiting, None)) is not None:
-                    going.append(self._begin(lot))
+    def live(self, place: int) -> list[int]:
+        """Registers that a block at `place` needs from before."""
+        if place not in self._live:
+            self._live[place] = sorted(self.program.flow.live.get(place, ()))
+        return self._live[place]
 
-    def _resident(self) -> int:
-        """Lots of CTAs that may be on their way at once: as many as fit the device's shared memory."""
-        each = max(1, min(MOST_RESIDENT, (SHARED_LIMIT + 1024) // (self.shared_limit + 1024)))
-        return self.sms * each
+    def pieces(self, lanes: Lanes, grain: int) -> Lanes:
+        """Number of the warp or warpgroup of each lane."""
+        if grain == 32:
+            return lanes >> 5
+        slots, inside = np.divmod(lanes, self.lanes_per_cta)
+        numbers: Lanes = slots * self.pieces_per_cta + (inside >> 7)
+        return numbers
 
-    def _nobody_writes(self, schedules: Sequence[Schedule]) -> str:
-        texts = [text for schedule in schedules for text in schedule.describe()]
-        more = f"; and {len(texts) - MOST_NAMED} more" if len(texts) > MOST_NAMED else ""
-        name = self.program.kernel.name
-        return f"{name}: nothing can go on: all wait for what nobody writes; {'; '.join(texts[:MOST_NAMED])}{more}"
+    def whole(self, lanes: Lanes, grain: int) -> bool:
+        """Whether `lanes` hold all threads that still run of each of their warps (32) or warpgroups (128)."""
+        if len(lanes) == int(np.count_nonzero(self.alive)):
+            return True
+        key = f"alive {grain}"
+        if key not in self._specials:
+            self._specials[key] = np.bincount(self.pieces(self.all_lanes(), grain))
+        own = np.bincount(self.pieces(lanes, grain))
+        return bool(((own == 0) | (own == self._specials[key][: len(own)])).all())
 
-    def _begin(self, ctas: list[int]) -> tuple[Schedule, Iterator[bool]]:
-        group = Group(self, ctas)
-        ordered = self.global_races if self.orders_ctas else None
-        if self.checks.races and (self.shared_size or ordered is not None):
-            group.races = self._races(group)
-            group.maps = MapOrder(group.races)
-            if ordered is not None:
-                for place, cta in enumerate(ctas):
-                    slot, first = divmod(place * group.lanes_per_cta // 32, group.race_warps)
-                    ordered.attach(cta, group.races, slot, first, ctas[0] if self.has_clusters else None)
-        schedule = Schedule(group, self.seed or None)
-        return schedule, schedule.run()
+    def end(self, lanes: Lanes) -> None:
+        """These threads have ended."""
+        self.alive[lanes] = False
+        for key in ("alive 32", "alive 128"):
+            self._specials.pop(key, None)
 
-    def _races(self, group: Group) -> SharedRaces:
-        """A cluster is one slot, since its CTAs reach each other's memory."""
-        size, warps = self.shared_size or 1024, group.race_warps
-        if not self.has_clusters:
-            return SharedRaces(len(group.ctas), warps, size, self._granule)
-        many = len(group.ctas)
-        return SharedRaces(1, warps, many * size, self._granule, async_slots=64 * many, ctas=group.ctas)
+    def time(self, name: str) -> Any:
+        """A clock that counts steps; a kernel can rely only on its growth."""
+        value = self.run.steps
+        return np.uint64(value) if name in ("clock64", "globaltimer") else np.uint32(value % (1 << 32))
 
-    def _end(self, schedule: Schedule) -> None:
-        group = schedule.group
-        try:
-            group.waiting.transfers.drain()
-            group.waiting.registers.check()
-        except Fault as fault:
-            instruction = self.program.kernel.instructions[fault.instruction]
-            text = f"{self.program.kernel.name}: {instruction.describe()}, CTA {group.ctas[0]}: {fault}"
-            raise EmulationError(text) from None
-        if group.races is not None:
-            for slot in range(group.races.slots):
-                group.races.end(slot)
-            for race in group.races.found:
-                slot, address = divmod(race.slot * group.races.size + race.address, self.shared_size or 1024)
-                self.shared_races.append(replace(race, slot=group.ctas[slot], address=address))
+    def special(self, name: str, lanes: Lanes, slots: Lanes) -> Any:
+        """The value of a special register for `lanes`, which are of the CTAs in `slots`."""
+        if (fixed := self._fixed(name)) is not None:
+            return fixed
+        inside = lanes % self.lanes_per_cta
+        if name == "laneid":
+            return (inside & 31).astype(np.uint32)
+        if name == "warpid":
+            return _scalar_if_same((inside >> 5).astype(np.uint32))
+        if name.startswith("lanemask_"):
+            return _lane_mask(name.removeprefix("lanemask_"), (inside & 31).astype(np.uint64))
+        base, _, axis = name.partition(".")
+        if base == "tid":
+            return _axis(inside, self.block, axis)
+        return self._of_cta(base, axis, slots)
+
+    def _of_cta(self, base: str, axis: str, slots: Lanes) -> Any:
+        numbers = np.asarray(self.ctas)[slots]
+        cluster = self.run.cluster
+        if base == "ctaid":
+            return _scalar_if_same(_axis(numbers, self.grid, axis))
+        place = [
+            numbers % self.grid[0],
+            numbers // self.grid[0] % self.grid[1],
+            numbers // self.grid[0] // self.grid[1],
+        ]
+        within = [where % size for where, size in zip(place, cluster, strict=True)]
+        if base == "cluster_ctaid":
+            return _scalar_if_same(within["xyz".index(axis)].astype(np.uint32))
+        if base == "cluster_ctarank":
+            rank = within[0] + cluster[0] * (within[1] + cluster[1] * within[2])
+            return _scalar_if_same(rank.astype(np.uint32))
+        if base == "clusterid":
+            index = "xyz".index(axis)
+            return _scalar_if_same((place[index] // cluster[index]).astype(np.uint32))
+        if base == "smid":
+            return _scalar_if_same((numbers % SMS).astype(np.uint32))
+        raise PtxError(f"PTX: expected a special register that is known, got %{base}")
+
+    def _fixed(self, name: str) -> Any:
+        base, _, axis = name.partition(".")
+        sizes: dict[str, Triple] = {
+            "ntid": self.block,
+            "nctaid": self.grid,
+            "cluster_nctaid": self.run.cluster,
+            "nclusterid": tuple(size // own for size, own in zip(self.grid, self.run.cluster, strict=True)),  # type: ignore[dict-item]
+        }
+        if base in sizes:
+            return np.uint32(sizes[base]["xyz".index(axis)])
+        cluster = self.run.cluster
+        numbers = {
+            "nwarpid": self.lanes_per_cta // 32,
+            "nsmid": SMS,
+            "gridid": 0,
+            "cluster_nctarank": cluster[0] * cluster[1] * cluster[2],
+            "dynamic_smem_size": self.run.dynamic_shared,
+            "total_smem_size": self.shared_size,
+        }
+        if name == "is_explicit_cluster":
+            return np.bool_(cluster != (1, 1, 1))
+        return np.uint32(numbers[name]) if name in numbers else None
+
+
+def _axis(numbers: npt.NDArray[np.int64], sizes: Triple, axis: str) -> npt.NDArray[np.uint32]:
+    x, y, _ = sizes
+    if axis == "x":
+        return (numbers % x).astype(np.uint32)
+    if axis == "y":
+        return (numbers // x % y).astype(np.uint32)
+    return (numbers // (x * y)).astype(np.uint32)
+
+
+def _scalar_if_same(values: npt.NDArray[np.uint32]) -> Any:
+    return values[0] if (values == values[0]).all() else values
+
+
+def _lane_mask(kind: str, lane: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint32]:
+    one, all_ = np.uint64(1), np.uint64(0xFFFFFFFF)
+    below = (one << lane) - one
+    masks = {
+        "eq": one << lane,
+        "lt": below,
+        "le": below | one << lane,
+        "gt": all_ & ~(below | one << lane),
+        "ge": all_ & ~below,
+    }
+    return masks[kind].astype(np.uint32)

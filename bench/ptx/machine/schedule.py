@@ -1,30 +1,61 @@
-"""Runs the contexts of a group: which goes next, who meets whom, and who waits for ever.
+"""Runs the contexts of a group: chooses which one goes next, joins those that meet, and finds those that wait for ever.
 
 Without a seed the context that is furthest back in the program goes next, so that lanes that went two ways meet again.
-With one, warps begin in random pieces and the next is drawn: another order, in which other faults show.
+With a seed, warps begin in random pieces and the next context is drawn: in another order other faults show.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
 from rooflab.bench.ptx.machine.context import PARKED, SPLIT, Context, merged
-from rooflab.bench.ptx.machine.errors import EmulationError, Fault
-from rooflab.bench.ptx.machine.group import Group
-from rooflab.bench.ptx.machine.rendezvous import may_run
+from rooflab.bench.ptx.machine.run import EmulationError, Fault, Group
 from rooflab.bench.ptx.machine.waiting import Waiting
+from rooflab.bench.ptx.text.syntax import Immediate, Instruction, Register
 
+WITH_MASK = ("shfl.sync", "vote.sync", "match", "redux.sync", "bar.warp.sync", "elect.sync")
 TURN = 2000
-"""Blocks that a context runs before others get their turn: it may be spinning on what they do."""
+"""Blocks that a context runs before others get a turn: it may wait in a loop for what they do."""
 SHORT_TURN = 20
-"""The same where it was seen to spin."""
+"""The same for a context that was seen to spin."""
 MEETS = 0.9
-"""How often parts of a warp go on with the one furthest back, where the order is drawn."""
+"""Probability that, of parts of one warp, the one furthest back goes on, where the order is drawn."""
 MERGED_REGISTERS = 48
-"""Whole warps are put together only where few registers are live: to join two lots of accumulators takes 0.1 ms."""
+"""Whole warps are joined only where at most so many registers are live: joining accumulators takes 0.1 ms."""
+
+
+def may_run(context: Context, instruction: Instruction) -> bool:
+    """Whether all the lanes that its member masks name, and that have not ended, are in the context."""
+    if instruction.opcode.startswith("activemask"):
+        return True
+    if not instruction.opcode.startswith(WITH_MASK):
+        return False
+    mask = member_mask(context, instruction)
+    group = context.group
+    for warp in np.unique(context.warps):
+        first = int(warp) * 32
+        own = context.lanes[context.warps == warp]
+        wanted = mask if isinstance(mask, int) else int(np.bitwise_or.reduce(mask[context.warps == warp]))
+        named = {first + bit for bit in range(32) if wanted >> bit & 1 and group.alive[first + bit]}
+        if not named <= set(map(int, own)):
+            return False
+    return True
+
+
+def member_mask(context: Context, instruction: Instruction) -> Any:
+    """The last operand of an instruction with a member mask: an integer, or one for each lane."""
+    operand = instruction.operands[-1]
+    if isinstance(operand, Immediate):
+        return operand.value & 0xFFFFFFFF
+    assert isinstance(operand, Register)
+    value = context.registers[operand.index]
+    if isinstance(value, np.generic):
+        return int(value.view(np.uint32)) if value.dtype.itemsize == 4 else int(value)
+    return value.view(np.uint32)
 
 
 class Schedule:
@@ -61,17 +92,17 @@ class Schedule:
         self.ready += contexts
 
     def run(self) -> Iterator[bool]:
-        """Runs all to their end, and pauses now and then, so that other groups get their turn.
+        """Runs all contexts to their end, and pauses now and then, so that other groups get a turn.
 
-        What it yields says whether a context was polling, which is to wait.
+        Each pause yields whether a context was polling, which is a way to wait.
         """
-        blocks = 0
         while True:
             if not self.ready:
                 if not self.meeting and not self.waiting.any():
                     return
                 if not self._wake():
-                    raise EmulationError(self._deadlock())
+                    name = self.program.kernel.name
+                    raise EmulationError("; ".join([f"{name}: nothing can go on (deadlock)", *self.describe()]))
             context = self._next()
             for _ in range(SHORT_TURN if context.spins else TURN):
                 steps = context.steps
@@ -82,9 +113,8 @@ class Schedule:
                     self._wake()
                     yield True
                     break
-                blocks += 1
                 if self.ready and self._switch(context):
-                    if context.size:  # or it was taken in by another
+                    if context.size:  # 0 where another context took it in
                         self.ready.append(context)
                     break
             else:
@@ -95,11 +125,11 @@ class Schedule:
                 yield context.spins
 
     def _wake(self) -> bool:
-        """Whether something can go on when nobody is ready: transfers in flight, or pieces that meet."""
+        """Lets contexts go on that meet, or whose transfers end; whether there are any."""
         try:
             return self._meet() or self.waiting.advance()
         except Fault as fault:
-            raise EmulationError(self._text(fault, self.group.ctas)) from None
+            raise EmulationError(self.text(fault, self.group.ctas)) from None
 
     def _next(self) -> Context:
         if self._random is not None:
@@ -108,7 +138,7 @@ class Schedule:
         return self.ready.pop(best)
 
     def _drawn(self, draws: random.Random) -> Context:
-        """Any context; of parts of one warp mostly the one furthest back, or they would never meet again."""
+        """A random context; of parts of one warp mostly the one furthest back, or they would never meet again."""
         drawn = self.ready[draws.randrange(len(self.ready))]
         if drawn.grain == 1 and draws.random() < MEETS:
             kin = [other for other in self.ready if other.grain == 1 and _overlap(drawn, other)]
@@ -123,7 +153,7 @@ class Schedule:
         return drawn
 
     def _switch(self, context: Context) -> bool:
-        """Whether another should go on; those at the same place are taken in."""
+        """Whether another context should go on; it takes in one that is at the same place."""
         if self._random is not None:
             return self._random.random() < (0.1 if context.grain > 1 else 0.5)
         place = context.place
@@ -139,13 +169,13 @@ class Schedule:
 
     def _joinable(self, a: Context, b: Context) -> bool:
         if any(any(chain.in_flight) for chain in self.group.accumulators.values()):
-            return False  # a copy of an accumulator would not see what is still to be written into it
+            return False  # a copy of an accumulator would miss what a wgmma in flight writes later
         if self.program.sequential and a.slot != b.slot:
             return False
         return min(a.grain, b.grain) == 1 or len(self.group.live(a.place)) <= MERGED_REGISTERS
 
     def _step(self, context: Context) -> bool:
-        """One block.  Whether the context still runs."""
+        """Runs one block; whether the context still runs."""
         if not context.size:
             return False
         place, program = context.place, self.program
@@ -186,7 +216,7 @@ class Schedule:
         self.waiting.ended()
 
     def _meet(self, place: int | None = None) -> bool:
-        """Joins pieces that wait at one place; whether any can go on."""
+        """Joins pieces that wait at one place; whether any piece can go on."""
         went = False
         places = {context.place for context in self.meeting} if place is None else {place}
         for at in places:
@@ -218,20 +248,18 @@ class Schedule:
 
     def _where(self, context: Context, fault: Fault) -> str:
         if fault.lane is None:
-            return self._text(fault, sorted({self.group.ctas[slot] for slot in np.unique(context.slots)}))
+            return self.text(fault, sorted({self.group.ctas[slot] for slot in np.unique(context.slots)}))
         slot, thread = divmod(fault.lane, self.group.lanes_per_cta)
-        return self._text(fault, [self.group.ctas[slot]], f", thread {thread}")
+        return self.text(fault, [self.group.ctas[slot]], f", thread {thread}")
 
-    def _text(self, fault: Fault, ctas: list[int], who: str = "") -> str:
+    def text(self, fault: Fault, ctas: list[int], who: str = "") -> str:
+        """A fault in words, with the kernel, its line and the CTAs."""
         instruction = self.program.kernel.instructions[fault.instruction]
         shown = ", ".join(map(str, ctas[:3])) + (", ..." if len(ctas) > 3 else "")
         return f"{self.program.kernel.name}: {instruction.describe()}, CTA {shown}{who}: {fault}"
 
-    def _deadlock(self) -> str:
-        return "; ".join([f"{self.program.kernel.name}: nothing can go on (deadlock)", *self.describe()])
-
     def describe(self) -> list[str]:
-        """Who waits for what; those that are ready only poll."""
+        """What each context waits for, in words; contexts that are ready only poll."""
         lines = []
         for context in self.ready:
             instruction = self.program.kernel.instructions[min(context.place, self.program.size - 1)]

@@ -1,6 +1,6 @@
 """Copies that run beside the threads: TMA, bulk copies, `cp.async`; and how threads wait for their own.
 
-A copy is put off as long as nobody needs it: what reads its destination too early finds poison.
+A copy is delayed until a thread waits for it: an instruction that reads its destination too early finds poison.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rooflab.bench.ptx.machine.context import Context
-from rooflab.bench.ptx.machine.errors import Fault
-from rooflab.bench.ptx.machine.group import Group
+from rooflab.bench.ptx.machine.run import Fault, Group
 
 Lanes = npt.NDArray[np.int64]
 
@@ -24,15 +23,15 @@ class Transfer:
     """One copy in flight."""
 
     run: Callable[[], None]
-    """Does it, and tells whom it was to tell."""
+    """Carries the copy out, and tells its mbarrier, if it has one."""
     instruction: int
     read: Callable[[], object] | None = None
-    """Of a copy out of shared memory: takes what is there, after which `run` only writes."""
+    """Reads the source of a copy out of shared memory; `run` then only writes."""
     has_read: bool = False
     mark: Any = None
-    """What the race detector knows of it."""
+    """The race detector's record of it."""
     lane: int = 0
-    """Who issued it."""
+    """The lane that issued it."""
 
 
 @dataclass
@@ -42,18 +41,18 @@ class _Bulk:
     open: list[Transfer] = field(default_factory=list)
     groups: list[list[Transfer]] = field(default_factory=list)
     read: int = 0
-    """How many of the oldest groups have read their sources."""
+    """The number of oldest groups that have read their sources."""
 
 
 @dataclass(eq=False)
 class Copies:
-    """`cp.async` of one instruction: its lanes, and in which of each lane's groups they are."""
+    """The copies of one `cp.async`: its lanes, and the group of each lane that they belong to."""
 
     lanes: Lanes
     group: Any
     """Number of the group, one for all lanes or a vector."""
     run: Callable[[npt.NDArray[np.bool_] | None], None]
-    """Does those of a mask; None for all."""
+    """Carries out the copies of the lanes of a mask; of all lanes with None."""
 
 
 class Transfers:
@@ -63,9 +62,9 @@ class Transfers:
         self._group = group
         self.lazy = group.run.checks.asynchronous
         self._loads: dict[Transfer, None] = {}
-        """What tells an mbarrier, in the order of issue."""
+        """Copies that tell an mbarrier, in the order of issue."""
         self._stores: dict[Transfer, None] = {}
-        """What writes global memory: no earlier than somebody waits for that, since before nobody may count on it."""
+        """Copies that write global memory.  They run only when a thread waits: nothing may rely on them before."""
         self._bulk: dict[int, _Bulk] = {}
         self._copies: list[Copies] = []
         self._committed = np.zeros(len(group.alive), np.int64)
@@ -85,7 +84,7 @@ class Transfers:
             self._finish(transfer, only_reads=True)
 
     def _finish(self, transfer: Transfer, *, only_reads: bool = False) -> None:
-        """Carries a copy out; with `only_reads`, of one out of shared memory the first half."""
+        """Carries a copy out; with `only_reads`, it only reads the source of a copy out of shared memory."""
         if transfer.read is not None and not transfer.has_read:
             transfer.read()
             transfer.has_read = True
@@ -97,7 +96,7 @@ class Transfers:
             transfer.run()
 
     def finish_one(self) -> bool:
-        """Lets one copy finish that an mbarrier waits for; whether there was one."""
+        """Finishes one copy that an mbarrier waits for; whether there was one."""
         if not self._loads:
             return False
         helpful = list(self._loads)
@@ -113,9 +112,9 @@ class Transfers:
                 own.open = []
 
     def wait_bulk(self, lanes: Lanes, newest: int, *, only_reads: bool) -> list[Transfer]:
-        """`cp.async.bulk.wait_group`: finishes all but the newest groups of these threads, and names them.
+        """`cp.async.bulk.wait_group`: finishes all but the `newest` groups of these threads, and returns their copies.
 
-        With `only_reads` they have no more than read their sources.
+        With `only_reads` the copies only read their sources.
         """
         done: list[Transfer] = []
         for lane, own in self._bulk.items():
@@ -165,7 +164,7 @@ class Transfers:
         self._copies = left
 
     def _limits(self, lanes: Lanes, limit: Lanes | None) -> Lanes:
-        """By lane of the group: of these the groups below `limit` are due, all with None, and of the others none."""
+        """For each lane of the group, the groups below this number are due: `limit` for `lanes`, all with None."""
         limits = np.full(len(self._group.alive), -1, np.int64)
         limits[lanes] = np.iinfo(np.int64).max if limit is None else limit
         return limits
@@ -191,12 +190,12 @@ class Transfers:
         return [Copies(copies.lanes[rest], group, run_rest)]
 
     def finish_copies(self, lanes: Lanes) -> None:
-        """All copies of these lanes are done."""
+        """Finishes all copies of these lanes."""
         limits = self._limits(lanes, None)
         self._copies = [rest for copies in self._copies for rest in self._wait_some(copies, limits)]
 
     def drain(self) -> None:
-        """The CTAs have ended.  Raises `Fault` where a copy was still reading their shared memory."""
+        """Finishes what is left when the CTAs end.  Raises `Fault` where a copy may still read their shared memory."""
         for transfer in (*self._loads, *self._stores):
             if transfer.read is not None and not transfer.has_read:
                 raise Fault("the CTA ended while this copy may still read its shared memory", transfer.instruction)

@@ -1,21 +1,26 @@
-"""What contexts wait for: CTA barriers, mbarriers, and transfers that are in flight (PTX ISA 8.7, section 9.7.13)."""
+"""Everything that contexts wait for: barriers, mbarriers, and transfers in flight (PTX ISA 8.7, section 9.7.13)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from rooflab.bench.ptx.machine.barriers import Barriers
-from rooflab.bench.ptx.machine.clusters import ClusterBarrier, Registers
+from rooflab.bench.ptx.machine.barriers import Barriers, ClusterBarrier, Registers
 from rooflab.bench.ptx.machine.context import Context
-from rooflab.bench.ptx.machine.group import Group
 from rooflab.bench.ptx.machine.mbarriers import MBarriers, Wait
+from rooflab.bench.ptx.machine.run import Group
 from rooflab.bench.ptx.machine.transfers import Transfers
 
 Resume = Callable[[list[Context]], None]
 
 
+def waiting_of(group: Group) -> Waiting:
+    """The barriers and transfers of a group."""
+    waiting: Waiting = group.waiting
+    return waiting
+
+
 class Waiting:
-    """Everything of one group that may hold a context back."""
+    """Everything in one group that a context may have to wait for."""
 
     def __init__(self, group: Group, resume: Resume):
         self._resume = resume
@@ -27,15 +32,15 @@ class Waiting:
         self._at_mbarriers: list[tuple[Context, list[Wait]]] = []
 
     def any(self) -> bool:
-        """Whether somebody waits."""
+        """Whether a context waits."""
         return bool(self._at_mbarriers) or self.barriers.any() or self.clusters.any()
 
     def park_at_mbarriers(self, context: Context, waits: list[Wait]) -> None:
-        """`context` asks again once one of the phases is over."""
+        """Keeps `context` until one of the phases is over; then it checks again."""
         self._at_mbarriers.append((context, waits))
 
     def wake_mbarriers(self) -> bool:
-        """Lets those go on for whom a phase is complete; whether there were any."""
+        """Lets contexts go on for which a phase is complete; whether there were any."""
         went = [item for item in self._at_mbarriers if self.mbarriers.any_complete(item[1])]
         if went:
             self._at_mbarriers = [item for item in self._at_mbarriers if item not in went]
@@ -43,7 +48,7 @@ class Waiting:
         return bool(went)
 
     def advance(self) -> bool:
-        """Lets a transfer finish when nobody can go on; whether somebody can now, or another transfer may help."""
+        """Finishes transfers until a context can go on; whether one can."""
         if self.wake_mbarriers():
             return True
         while self.transfers.finish_one():
@@ -52,15 +57,15 @@ class Waiting:
         return self.barriers.recheck() or self.clusters.recheck()
 
     def ended(self) -> None:
-        """Threads have ended: barriers of all threads no longer count them."""
+        """After threads have ended: barriers of all threads no longer count them."""
         self.barriers.recheck()
         self.clusters.recheck()
 
     def describe(self) -> list[tuple[Context, str, int]]:
-        """Who waits, for what, and at which instruction."""
-        found = [
+        """Each waiting context, what it waits for, and at which instruction."""
+        at_mbarriers = [
             (context, f"for {self.mbarriers.describe(waits)}", context.place) for context, waits in self._at_mbarriers
         ]
-        # At the other barriers a context's place is already the one behind them.
+        # At these barriers a context's place is already that of the next instruction.
         others = self.barriers.describe() + self.clusters.describe()
-        return found + [(context, text, context.place - 1) for context, text in others]
+        return at_mbarriers + [(context, text, context.place - 1) for context, text in others]

@@ -1,7 +1,7 @@
 """The `.approx` and `.full` instructions of PTX on float32: the float64 result, rounded to float32.
 
-The hardware computes them from tables, and its bits differ from these; how far it may be from the true value is what
-PTX ISA 8.7 states in the section of each instruction, as given below.  With `ftz`, denormal operands and results
+The hardware computes them from tables, and its bits differ from these.  Each function below gives the error bound that
+PTX ISA 8.7 states for its instruction.  With `ftz`, denormal operands and results
 become zeros of the same sign.  All take and give float32 except where the name says float64.
 """
 
@@ -11,8 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from rooflab.bench.ptx.numbers.bits import Value, pick, some
-from rooflab.bench.ptx.numbers.rounding import flush, with_sign
+from rooflab.bench.ptx.numbers.bits import Value, flush, pick, some, with_sign
 
 _F32, _F64 = np.dtype(np.float32), np.dtype(np.float64)
 _ONE = np.float32(1)
@@ -65,7 +64,7 @@ def sqrt(a: Value, ftz: bool = False) -> Value:
 def div(a: Value, b: Value, ftz: bool = False) -> Value:
     """`div.approx`: a / b.  The hardware is at most 2 ulp off where b's magnitude is in [2**-126, 2**126].
 
-    As on the hardware, a b beyond that gives a zero with the quotient's sign, or NaN where a is infinite.
+    As on the hardware, a larger b gives a zero with the quotient's sign, or NaN where a is infinite.
     """
     if ftz:
         a, b = flush(a), flush(b)

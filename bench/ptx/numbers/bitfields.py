@@ -1,10 +1,13 @@
-"""Bit fields and counts of PTX: bfe, bfi, bfind, brev, clz, popc, fns, bmsk, szext.
+"""Bit fields, counts and permutations of PTX: bfe, bfi, bfind, brev, clz, popc, fns, bmsk, szext, lop3, prmt.
 
-PTX ISA 8.7, section "Integer Arithmetic Instructions".  Words are 32 or 64 bits wide, as their NumPy type says;
-positions, lengths and counts are uint32.
+PTX ISA 8.7, sections "Integer Arithmetic Instructions", "lop3" and "prmt".  Words are 32 or 64 bits wide, as their
+NumPy type says; positions, lengths and counts are uint32, and so are all operands of lop3 and prmt.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 
@@ -14,13 +17,43 @@ _BYTE = np.uint32(0xFF)
 _NONE = np.uint32(0xFFFFFFFF)
 _ONE, _WIDTH = np.uint32(1), np.uint32(32)
 _SWAPS = ((1, 0x5555555555555555), (2, 0x3333333333333333), (4, 0x0F0F0F0F0F0F0F0F))
+_PAIRS: tuple[Callable[[Value, Value], Value], ...] = (
+    lambda a, b: a & np.uint32(0),
+    lambda a, b: ~(a | b),
+    lambda a, b: b & ~a,
+    lambda a, b: ~a,
+    lambda a, b: a & ~b,
+    lambda a, b: ~b,
+    lambda a, b: a ^ b,
+    lambda a, b: ~(a & b),
+    lambda a, b: a & b,
+    lambda a, b: ~(a ^ b),
+    lambda a, b: b,
+    lambda a, b: b | ~a,
+    lambda a, b: a,
+    lambda a, b: a | ~b,
+    lambda a, b: a | b,
+    lambda a, b: a | np.uint32(0xFFFFFFFF),
+)
+"""Logic functions of two words; bit 2 a + b of a function's place is its result for the bits a and b."""
+_SOURCES = {
+    "f4e": ("3210", "4321", "5432", "6543"),
+    "b4e": ("5670", "6701", "7012", "0123"),
+    "rc8": ("0000", "1111", "2222", "3333"),
+    "ecl": ("3210", "3211", "3222", "3333"),
+    "ecr": ("0000", "1110", "2210", "3210"),
+    "rc16": ("1010", "3232", "1010", "3232"),
+}
+"""The bytes that each mode takes for selectors 0 to 3, the highest first."""
+_SELECTORS = {mode: np.array([int(text, 16) for text in texts], np.uint32) for mode, texts in _SOURCES.items()}
+_NIBBLE, _SIGN = np.uint32(7), np.uint32(8)
 
 
 def bfe(a: Value, position: Value, length: Value) -> Value:
     """`bfe`: the field of `length` bits that starts at bit `position`, extended by zeros, or by a signed field's sign.
 
-    Of position and length the low 8 bits count.  A field that passes the highest bit takes its sign from there, and
-    one of no bits is 0.
+    Only the low 8 bits of position and length count.  A field that extends past the highest bit takes its sign from
+    that bit; a field of no bits is 0.
     """
     word = UNSIGNED[a.itemsize]
     start, count = (position & _BYTE).astype(word), (length & _BYTE).astype(word)
@@ -36,7 +69,7 @@ def bfe(a: Value, position: Value, length: Value) -> Value:
 def bfi(a: Value, b: Value, position: Value, length: Value) -> Value:
     """`bfi`: b with `length` bits from bit `position` on replaced by the low bits of a; unsigned.
 
-    Of position and length the low 8 bits count; what passes the highest bit is left out.
+    Only the low 8 bits of position and length count; bits past the highest one are dropped.
     """
     word = UNSIGNED[a.itemsize]
     start, count = (position & _BYTE).astype(word), (length & _BYTE).astype(word)
@@ -103,14 +136,14 @@ def fns(mask: Value, base: Value, offset: Value) -> Value:
     upward, at_base = offset > 0, offset == 0
     left = np.abs(offset).astype(np.int64)
     left = pick(at_base, 1, left)
-    found = _NONE
+    position = _NONE
     for step in range(32):
         place = pick(offset < 0, base - np.uint32(step), base + np.uint32(step)).astype(np.uint32)
         inside = (place < _WIDTH) & ((upward | (offset < 0)) if step else True)
         hit = inside & (((mask >> (place & np.uint32(31))) & _ONE) == _ONE)
         left = left - hit
-        found = pick(hit & (left == 0), place, found)
-    return found.astype(np.uint32)
+        position = pick(hit & (left == 0), place, position)
+    return position.astype(np.uint32)
 
 
 def bmsk(position: Value, width: Value, clamp: bool) -> Value:
@@ -136,3 +169,84 @@ def szext(a: Value, bits: Value, clamp: bool) -> Value:
         return a & _ones(bits)
     field = (unsigned(a) << above).view(np.int32) >> np.minimum(above, np.uint32(31)).view(np.int32)
     return pick(bits == 0, np.int32(0), field)
+
+
+def lop3(a: Value, b: Value, c: Value, table: int) -> Value:
+    """`lop3.b32`: bit 4 a + 2 b + c of `table` is the result for the bits a, b and c.
+
+    Raises `ValueError` on a table that is not of 8 bits.
+    """
+    return lop3_function(table)(a, b, c)
+
+
+@cache
+def lop3_function(table: int) -> Callable[[Value, Value, Value], Value]:
+    """The function of a, b and c that `lop3` is for one table, of five logic operations at most."""
+    if not 0 <= table <= 255:
+        raise ValueError(f"table: expected 0 to 255, got {table}")
+    without = sum((table >> (2 * place) & 1) << place for place in range(4))
+    changed = without ^ sum((table >> (2 * place + 1) & 1) << place for place in range(4))
+    base, other = _PAIRS[without], _PAIRS[changed]
+    if changed == 0:
+        return lambda a, b, c: base(a, b)
+    if changed == 15:
+        return lambda a, b, c: base(a, b) ^ c
+    if without == 0:
+        return lambda a, b, c: other(a, b) & c
+    return lambda a, b, c: base(a, b) ^ (other(a, b) & c)
+
+
+def prmt(a: Value, b: Value, selector: Value, mode: str = "") -> Value:
+    """`prmt.b32`: four bytes of the eight of a (0 to 3) and b (4 to 7).
+
+    Without a mode each nibble of `selector` names the byte for its place, and its highest bit asks for that byte's sign
+    in all eight bits; with one, the two lowest bits of `selector` name a choice of the mode.  Raises `ValueError` on a
+    mode that PTX lacks.
+    """
+    if mode:
+        if mode not in _SELECTORS:
+            raise ValueError(f"mode: expected one of {', '.join(_SELECTORS)}, got {mode!r}")
+        selector = _SELECTORS[mode][selector & np.uint32(3)]
+    if np.ndim(selector) == 0:
+        return _permuted(a, b, int(selector) & 0xFFFF)
+    pair = (b.astype(np.uint64) << 32) | a.astype(np.uint64)
+    made = np.uint32(0)
+    for place in range(4):
+        nibble = selector >> np.uint32(4 * place)
+        byte = (pair >> (8 * (nibble & _NIBBLE))).astype(np.uint32) & _BYTE
+        spread = (byte >> np.uint32(7)) * _BYTE
+        made = made | (np.where(nibble & _SIGN, spread, byte) << np.uint32(8 * place))
+    return made
+
+
+@cache
+def _moves(selector: int) -> tuple[list[tuple[bool, int, int]], list[tuple[bool, int, int]]]:
+    """(from b, bytes upward, mask) of plain bytes that move together, and (from b, byte, place) of bytes for signs."""
+    plain: dict[tuple[bool, int], int] = {}
+    signs = []
+    for place in range(4):
+        nibble = selector >> (4 * place)
+        from_b, byte = bool(nibble & 4), nibble & 3
+        if nibble & 8:
+            signs.append((from_b, byte, place))
+        else:
+            key = (from_b, place - byte)
+            plain[key] = plain.get(key, 0) | (0xFF << (8 * place))
+    return [(from_b, distance, mask) for (from_b, distance), mask in plain.items()], signs
+
+
+def _permuted(a: Value, b: Value, selector: int) -> Value:
+    """`prmt` by one selector for all lanes: bytes that keep their distance move together."""
+    moves, signs = _moves(selector)
+    made = None
+    for from_b, distance, mask in moves:
+        word = b if from_b else a
+        if distance:
+            word = word << np.uint32(8 * distance) if distance > 0 else word >> np.uint32(-8 * distance)
+        moved = word & np.uint32(mask)
+        made = moved if made is None else made | moved
+    for from_b, byte, place in signs:
+        sign = ((b if from_b else a) >> np.uint32(8 * byte + 7)) & np.uint32(1)
+        moved = sign * np.uint32(0xFF << (8 * place))
+        made = moved if made is None else made | moved
+    return made

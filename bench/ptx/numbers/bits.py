@@ -1,8 +1,11 @@
-"""Views of a value's bits: signed and unsigned, the halves of a packed pair, and a choice between two values.
+"""Values of lanes: views of their bits, choices between two values, and rounding to fewer bits.
 
 A value is a NumPy array of shape (n,), one element a lane, or a NumPy scalar, which stands for the same value in every
-lane.  Every function of the instruction library takes both, mixed as well, and gives a scalar back where all of its
-operands are scalars.
+lane.  Every function of `numbers/` takes both, mixed as well, and returns a scalar where all of its operands are
+scalars.
+
+Rounding modes are PTX's: `rn` to nearest, ties to even; `rz` toward zero; `rm` toward minus infinity; `rp` toward plus
+infinity (PTX ISA 8.7, sections "Rounding Modifiers" and "Floating Point Instructions").
 """
 
 from __future__ import annotations
@@ -14,12 +17,29 @@ import numpy as np
 Value = Any
 """An array of shape (n,) or a NumPy scalar; NumPy's own types for the two share no arithmetic."""
 
+COMBINE: dict[str, np.ufunc] = {
+    "add": np.add,
+    "min": np.fmin,
+    "max": np.fmax,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+}
+"""NumPy's function of an atomic operation or a reduction; of a number and a NaN, min and max take the number."""
 UNSIGNED = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
 """The unsigned type of a size in bytes."""
 SIGNED = {size: np.dtype(f"i{size}") for size in (1, 2, 4, 8)}
 """The signed type of a size in bytes."""
-SIGN = {size: UNSIGNED[size].type(1 << (8 * size - 1)) for size in (1, 2, 4, 8)}
-"""The highest bit of a word of a size in bytes."""
+ROUNDINGS = ("rn", "rz", "rm", "rp")
+"""Rounding modes of float arithmetic."""
+F32_NAN = np.uint32(0x7FFFFFFF).view(np.float32)
+"""PTX's canonical NaN of float32."""
+F64_NAN = np.uint64(0x7FFFFFFFFFFFFFFF).view(np.float64)
+"""PTX's canonical NaN of float64."""
+_TOWARD = {"rz": 0.0, "rm": -np.inf, "rp": np.inf}
+_F32_SIGN, _F32_EXPONENT = np.uint32(0x80000000), np.uint32(0x7F800000)
+_ZERO: dict[int, Value] = {4: np.float32(0), 8: np.float64(0)}
+_ONE: dict[int, Value] = {4: np.float32(1), 8: np.float64(1)}
 
 
 def unsigned(x: Value) -> Value:
@@ -79,3 +99,99 @@ def low_half(x: Value) -> Value:
 def high_half(x: Value) -> Value:
     """Element 1 of a packed pair, unsigned."""
     return (unsigned(x) >> (4 * x.itemsize)).astype(UNSIGNED[x.itemsize // 2])
+
+
+def check_rounding(rounding: str) -> None:
+    """Raises `ValueError` on a rounding mode that float arithmetic does not have."""
+    if rounding not in ROUNDINGS:
+        raise ValueError(f"rounding: expected one of {', '.join(ROUNDINGS)}, got {rounding!r}")
+
+
+def flush(x: Value) -> Value:
+    """`.ftz`: float32 denormals become zeros of the same sign.  A float64 is returned as it is."""
+    if x.itemsize != 4:
+        return x
+    bits = x.view(np.uint32)
+    exponent = bits & _F32_EXPONENT
+    if full(exponent):
+        return x
+    return pick(exponent != 0, bits, bits & _F32_SIGN).view(np.float32)
+
+
+def saturate(x: Value) -> Value:
+    """`.sat`: float32 or float64 clamped to [0, 1]; NaN and -0 become +0."""
+    zero = _ZERO[x.itemsize]
+    # NumPy leaves open which of two zeros it takes; their sum is +0.
+    return np.fmin(np.fmax(x, zero), _ONE[x.itemsize]) + zero
+
+
+def rectify(x: Value) -> Value:
+    """`.relu`: float32 or float64 whose negative values, -0 included, become +0; NaN stays NaN."""
+    zero = _ZERO[x.itemsize]
+    return np.maximum(x, zero) + zero
+
+
+def narrow(x: Value, dtype: np.dtype, rounding: str = "rn") -> Value:
+    """A float rounded once to a NumPy float type of fewer bits; it overflows as IEEE 754 says for the mode.
+
+    Raises `ValueError` on a mode that is unknown.
+    """
+    nearest = x.astype(dtype)
+    if rounding == "rn":
+        return nearest
+    check_rounding(rounding)
+    back = nearest.astype(x.dtype)
+    if rounding == "rz":
+        wrong = np.abs(back) > np.abs(x)
+    else:
+        wrong = back > x if rounding == "rm" else back < x
+    return pick(wrong, np.nextafter(nearest, dtype.type(_TOWARD[rounding])), nearest)
+
+
+def narrow_odd(x: Value) -> Value:
+    """A float64 rounded to float32 so that one more rounding, to at most 22 bits, gives the correct result.
+
+    An inexact value takes the neighbour with an odd last bit (Boldo and Melquiond 2008, "Emulation of a FMA and
+    correctly rounded sums: proved algorithms using rounding to odd").
+    """
+    nearest = x.astype(np.float32)
+    back = nearest.astype(np.float64)
+    inexact = (back != x) & (x == x)
+    if not some(inexact):
+        return nearest
+    bits = nearest.view(np.uint32)
+    odd = (bits - (np.abs(back) > np.abs(x))) | np.uint32(1)
+    return pick(inexact, odd.astype(np.uint32), bits).view(np.float32)
+
+
+def odd_sum(a: Value, b: Value, rounding: str = "rn") -> Value:
+    """The float64 sum, rounded to odd, so that one more rounding, to at most 51 bits, gives the correct result.
+
+    The sign of an exact zero depends on `rounding`: it is minus for `rm` where the operands' signs differ.
+    """
+    total = a + b
+    other = total - a
+    error = (a - (total - other)) + (b - other)
+    inexact = np.abs(error) > 0
+    if some(inexact):
+        bits = total.view(np.uint64)
+        odd = (bits - ((error < 0) != (total < 0))) | np.uint64(1)
+        total = pick(inexact, odd.astype(np.uint64), bits).view(np.float64)
+    if rounding == "rm":
+        total = pick((total == 0) & (np.signbit(a) != np.signbit(b)), np.float64(-0.0), total)
+    return total
+
+
+def canonical(x: Value) -> Value:
+    """A float32 or float64 whose NaNs are PTX's canonical ones."""
+    strange = x != x
+    if not some(strange):
+        return x
+    return pick(strange, F32_NAN if x.itemsize == 4 else F64_NAN, x)
+
+
+def with_sign(x: Value, sign: Value) -> Value:
+    """A float whose sign bit is that of `sign`, an unsigned integer of the same size."""
+    dtype = UNSIGNED[x.itemsize]
+    mask = dtype.type(1 << (8 * x.itemsize - 1))
+    return ((x.view(dtype) & ~mask) | (sign & mask)).view(x.dtype)

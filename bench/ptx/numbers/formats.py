@@ -1,9 +1,13 @@
-"""The small float formats of PTX: f16, bf16, e4m3, e5m2 and tf32, decoded to float32 and encoded from it.
+"""The small float formats of PTX (f16, bf16, e4m3, e5m2, tf32), and `cvt` and `cvt.pack` between all types.
 
-PTX ISA 8.7, sections "Alternate Floating-Point Data Formats" and "cvt".  Codes are uint16 (f16, bf16) or uint8 (e4m3,
-e5m2); tf32 has float32's exponent and 10 bits of mantissa, and is kept as a float32.  e4m3 has no infinity: its codes
-0x7f and 0xff are NaN and its largest number is 448.  A NaN is encoded as the canonical one of its format: 0x7fff,
-0x7fff, 0x7f, 0x7f and 0x7fffffff.
+PTX ISA 8.7, sections "Alternate Floating-Point Data Formats", "cvt" and "cvt.pack".  Codes are uint16 (f16, bf16) or
+uint8 (e4m3, e5m2); tf32 has float32's exponent and 10 bits of mantissa, and is kept as a float32.  e4m3 has no
+infinity: its codes 0x7f and 0xff are NaN and its largest number is 448.  A NaN is encoded as the canonical one of its
+format: 0x7fff, 0x7fff, 0x7f, 0x7f and 0x7fffffff.
+
+`cvt` names types as PTX does.  Integers have the NumPy type of that sign and width, f32 and f64 are floats, f16 and
+bf16 raw uint16, tf32 and packed pairs raw uint32, pairs of fp8 raw uint16.  A source may be wider than its type: then
+its low bits are converted.
 """
 
 from __future__ import annotations
@@ -14,12 +18,39 @@ from functools import cache
 
 import numpy as np
 
-from rooflab.bench.ptx.numbers.bits import Value, pick, some
-from rooflab.bench.ptx.numbers.rounding import F32_NAN, narrow, narrow_odd, rectify
+from rooflab.bench.ptx.numbers import floats
+from rooflab.bench.ptx.numbers.bits import (
+    F32_NAN,
+    UNSIGNED,
+    Value,
+    flush,
+    narrow,
+    narrow_odd,
+    odd_sum,
+    pack_pair,
+    parts,
+    pick,
+    rectify,
+    saturate,
+    some,
+    unsigned,
+    whole,
+)
 
 _F16, _F32 = np.dtype(np.float16), np.dtype(np.float32)
 _MAGNITUDE = np.uint32(0x7FFFFFFF)
 _HALF, _LOWER, _ONE = np.uint32(16), np.uint32(0xFFFF), np.uint32(1)
+INTEGERS = {
+    f"{sign}{8 * size}": np.dtype(f"{code}{size}") for sign, code in (("u", "u"), ("s", "i")) for size in (1, 2, 4, 8)
+}
+"""NumPy's type of each of PTX's integer types."""
+FLOATS: dict[str, np.dtype] = {"f32": np.dtype(np.float32), "f64": np.dtype(np.float64)}
+SMALL = ("f16", "bf16", "tf32")
+"""Float types that are kept as raw bits."""
+_WHOLE = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
+_F64 = np.dtype(np.float64)
+_LOW_WORD = 0xFFFFFFFF
+_BELOW_TIE, _UPPER = np.uint32(0x7FFF), np.uint32(0xFFFF0000)
 
 
 @dataclass(frozen=True)
@@ -37,7 +68,7 @@ class Format:
     nan: int
     """The code of the canonical NaN."""
     overflow: int
-    """The code, without its sign, of what is too large where `.satfinite` is absent."""
+    """The code, without its sign, of values that are too large, without `.satfinite`."""
     roundings: tuple[str, ...]
     """The modes in which float32 is encoded."""
 
@@ -94,15 +125,15 @@ def decode(codes: Value, name: str) -> Value:
 def encode(x: Value, name: str, rounding: str = "rn", saturate: bool = False, relu: bool = False) -> Value:
     """The codes of float32 or float64 values, rounded once.
 
-    `saturate` is `.satfinite`: what is larger than the largest finite number, infinities included, becomes it; without
-    it, it becomes infinity, or NaN in e4m3.  `relu` makes what is negative +0.  tf32 comes back as float32.  Raises
+    `saturate` is `.satfinite`: values beyond the largest finite number, infinities included, become that number; else
+    they become infinity, or NaN in e4m3.  `relu` makes negative values +0.  tf32 comes back as float32.  Raises
     `ValueError` on a format or mode that PTX lacks.
     """
     form = get_format(name)
     if rounding not in form.roundings:
         raise ValueError(f"rounding: expected one of {', '.join(form.roundings)} for {name}, got {rounding!r}")
     if x.itemsize == 8 and name != "f16":
-        # Directed modes of what lies beyond float32 see its largest number, which is odd, and go on as they should.
+        # A value beyond float32 becomes its largest number, which is odd: directed modes then round it correctly.
         x = narrow_odd(x)
     if relu:
         x = rectify(x)
@@ -123,7 +154,7 @@ def _encode_f16(x: Value, rounding: str) -> Value:
 
 
 def _dropped(bits: Value, count: int, rounding: str) -> Value:
-    """Float32 bits whose last `count` are rounded off; the caller drops what is left of them."""
+    """Float32 bits rounded at the last `count` bits, which the caller then drops."""
     half = 1 << (count - 1)
     if rounding == "rn":
         return bits + np.uint32(half - 1) + ((bits >> count) & _ONE)
@@ -149,8 +180,8 @@ def _encode_tf32(x: Value, rounding: str) -> Value:
 def _encode_byte(x: Value, name: str, saturate: bool) -> Value:
     """Codes of 8 bits, looked up by the upper half of a float32.
 
-    A one in the lower half is kept in the last bit of the upper one, which is rounding to odd: those 8 bits of
-    significand are more than an 8-bit format has and two, so that what is looked up is rounded as if once.
+    A one in the lower half is kept in the last bit of the upper one, which is rounding to odd.  Those 8 bits of
+    significand are at least two more than an 8-bit format has, so the second rounding gives the correct result.
     """
     bits = x.view(np.uint32)
     return _byte_table(name, saturate)[(bits >> _HALF) | ((bits & _LOWER) != 0)]
@@ -173,8 +204,174 @@ def _byte_table(name: str, saturate: bool) -> np.ndarray:
     return np.where(x == x, codes, form.nan).astype(np.uint8)
 
 
-_ENCODERS: dict[str, Callable[[Value, str], Value]] = {
-    "f16": _encode_f16,
-    "bf16": _encode_bf16,
-    "tf32": _encode_tf32,
-}
+_ENCODERS: dict[str, Callable[[Value, str], Value]] = {"f16": _encode_f16, "bf16": _encode_bf16, "tf32": _encode_tf32}
+
+
+def cvt(
+    x: Value,
+    to: str,
+    source: str,
+    rounding: str = "",
+    ftz: bool = False,
+    sat: bool = False,
+    relu: bool = False,
+    satfinite: bool = False,
+) -> Value:
+    """x, of type `source`, as a value of type `to`.
+
+    `rounding` is rn, rz, rm, rp (rna for tf32) for a float result, rni, rzi, rmi, rpi for a whole number; without it a
+    float is rounded to nearest and an integer toward zero.
+    Floats saturate to the range of an integer, and NaN becomes 0, or the integer whose highest bit alone is set where
+    `source` is f64 or the integer has 64 bits.  Raises `ValueError` on a type or mode that PTX lacks.
+    """
+    if source in INTEGERS:
+        value = _integer(x, INTEGERS[source])
+        if to in INTEGERS:
+            return _resized(value, INTEGERS[to], sat)
+        return _from_integer(value, to, rounding or "rn", sat)
+    value = _decoded(x, source, ftz)
+    if to in INTEGERS:
+        return _to_integer(value, INTEGERS[to], source, rounding or "rzi")
+    return _to_float(value, to, source, rounding, ftz, sat, relu, satfinite)
+
+
+def cvt_pair(
+    high: Value, low: Value, to: str, rounding: str = "rn", relu: bool = False, satfinite: bool = False
+) -> Value:
+    """`cvt.f16x2.f32`, `cvt.bf16x2.f32`, `cvt.e4m3x2.f32`, `cvt.e5m2x2.f32`: two float32 in one packed pair.
+
+    PTX's first source is the high half.  `to` is the type with or without its x2; fp8 always saturates.
+    """
+    kind = to.removesuffix("x2")
+    saturated = satfinite or kind in ("e4m3", "e5m2")
+    return pack_pair(encode(high, kind, rounding, saturated, relu), encode(low, kind, rounding, saturated, relu))
+
+
+def cvt_rn_bf16x2_f32(high: Value, low: Value) -> Value:
+    """`cvt.rn.bf16x2.f32` without modifiers."""
+    upper, lower = high.view(np.uint32), low.view(np.uint32)
+    strange = (high != high) | (low != low)
+    if some(strange):
+        return pack_pair(encode(high, "bf16"), encode(low, "bf16"))
+    # Rounds both halves in place: half the time of encoding and packing.
+    upper = upper + ((upper >> _HALF & _ONE) + _BELOW_TIE)
+    lower = lower + ((lower >> _HALF & _ONE) + _BELOW_TIE)
+    return (upper & _UPPER) | (lower >> _HALF)
+
+
+def cvt_rn_f16x2_f32(high: Value, low: Value) -> Value:
+    """`cvt.rn.f16x2.f32` without modifiers."""
+    return pack_pair(encode(high, "f16"), encode(low, "f16"))
+
+
+def cvt_fp8x2_f16x2(x: Value, to: str, relu: bool = False) -> Value:
+    """`cvt.rn.satfinite.e4m3x2.f16x2` and e5m2x2: a packed pair of f16 (uint32) as one of fp8 (uint16)."""
+    codes = encode(decode(parts(unsigned(x), np.uint16), "f16"), to.removesuffix("x2"), "rn", True, relu)
+    return whole(codes, np.uint16)
+
+
+def cvt_f16x2_fp8x2(x: Value, source: str, relu: bool = False) -> Value:
+    """`cvt.rn.f16x2.e4m3x2` and e5m2x2: a packed pair of fp8 (uint16) as one of f16 (uint32); exact."""
+    values = decode(parts(unsigned(x), np.uint8), source.removesuffix("x2"))
+    return whole(encode(values, "f16", "rn", False, relu), np.uint32)
+
+
+def cvt_pack(a: Value, b: Value, to: str, c: Value | None = None) -> Value:
+    """`cvt.pack.sat`: two s32 saturated to a narrow integer, a above b, in the low bits of a uint32.
+
+    The bits above them are the low bits of c.  `to` is u16 or s16, or with c any of u8, s8, u4, s4, u2, s2; another
+    raises `ValueError`.
+    """
+    if to not in ("u16", "s16", "u8", "s8", "u4", "s4", "u2", "s2"):
+        raise ValueError(f"to: expected an integer of 16, 8, 4 or 2 bits, got {to!r}")
+    bits = int(to[1:])
+    least, most = (0, (1 << bits) - 1) if to[0] == "u" else (-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
+    mask = np.uint32((1 << bits) - 1)
+    high, low = (np.minimum(np.maximum(x.view(np.int32), least), most).view(np.uint32) & mask for x in (a, b))
+    pair = (high << bits) | low
+    return pair if c is None else pair | (c.view(np.uint32) << (2 * bits))
+
+
+def _integer(x: Value, dtype: np.dtype) -> Value:
+    """The low bits of an integer as a type of at most its width."""
+    if x.dtype == dtype:
+        return x
+    if x.itemsize != dtype.itemsize:
+        x = unsigned(x).astype(UNSIGNED[dtype.itemsize])
+    return x.view(dtype)
+
+
+def _resized(x: Value, dtype: np.dtype, sat: bool) -> Value:
+    if sat:
+        own, other = np.iinfo(x.dtype), np.iinfo(dtype)
+        x = np.minimum(np.maximum(x, max(own.min, other.min)), min(own.max, other.max))
+    return x.astype(dtype)
+
+
+def _decoded(x: Value, source: str, ftz: bool) -> Value:
+    if source in FLOATS:
+        x = x.view(FLOATS[source])
+    elif source in SMALL:
+        x = decode(_integer(x, np.dtype(np.uint32 if source == "tf32" else np.uint16)), source)
+    else:
+        raise ValueError(f"source: expected a type of cvt, got {source!r}")
+    return flush(x) if ftz and source == "f32" else x
+
+
+def _to_integer(x: Value, dtype: np.dtype, source: str, rounding: str) -> Value:
+    if rounding not in _WHOLE:
+        raise ValueError(f"rounding: expected one of {', '.join(_WHOLE)} for an integer, got {rounding!r}")
+    info, wide = np.iinfo(dtype), dtype.itemsize == 8
+    value = _WHOLE[rounding](x).astype(_F64)
+    # The largest float64 below 2**63 or 2**64 is where a 64-bit conversion is still defined.
+    most = np.nextafter(_F64.type(info.max), 0) if wide else _F64.type(info.max)
+    made = np.fmin(np.fmax(value, _F64.type(info.min)), most).astype(dtype)
+    if wide:
+        made = pick(value > most, dtype.type(info.max), made)
+    strange = x != x
+    if some(strange):
+        highest = np.array(1 << (8 * dtype.itemsize - 1), UNSIGNED[dtype.itemsize]).view(dtype)[()]
+        made = pick(strange, highest if wide or source == "f64" else dtype.type(0), made)
+    return made
+
+
+def _from_integer(x: Value, to: str, rounding: str, sat: bool) -> Value:
+    if rounding == "rn" and to in FLOATS:
+        made = x.astype(FLOATS[to])
+    elif to == "f64" and x.itemsize < 8:
+        made = x.astype(_F64)
+    elif to == "f64":
+        high, low = _words(x)
+        made = floats.exact_lanes(floats.exact_fma, rounding, high, np.float64(1), low)
+    else:
+        value = x.astype(_F64) if x.itemsize < 8 else odd_sum(*_words(x))
+        if to == "f32":
+            made = narrow(value, FLOATS["f32"], rounding)
+        else:
+            return _to_float(value, to, "f64", rounding, False, sat, False, False)
+    return saturate(made) if sat else made
+
+
+def _words(x: Value) -> tuple[Value, Value]:
+    """A 64-bit integer as the sum of two float64, both exact."""
+    return (x >> 32).astype(_F64) * 2.0**32, (x & x.dtype.type(_LOW_WORD)).astype(_F64)
+
+
+def _to_float(
+    x: Value, to: str, source: str, rounding: str, ftz: bool, sat: bool, relu: bool, satfinite: bool
+) -> Value:
+    if rounding in _WHOLE:
+        x, rounding = _WHOLE[rounding](x), "rn"
+    rounding = rounding or "rn"
+    if to in SMALL:
+        if source == "f64" and to != "f16":
+            x = narrow_odd(x)
+        made = encode(saturate(x) if sat else x, to, rounding, satfinite, relu)
+        return made.view(np.uint32) if to == "tf32" else made
+    if to not in FLOATS:
+        raise ValueError(f"to: expected a type of cvt, got {to!r}")
+    if x.dtype != FLOATS[to]:
+        x = narrow(x, FLOATS[to], rounding)
+    if ftz and to == "f32":
+        x = flush(x)
+    return saturate(x) if sat else x

@@ -1,10 +1,10 @@
 """Arithmetic of f16 and bf16, single and packed: add, sub, mul, fma, min, max, abs, neg, ex2, tanh.
 
 PTX ISA 8.7, section "Half Precision Floating Point Instructions".  Operands are raw: uint16, or uint32 for a packed
-pair (`.f16x2`, `.bf16x2`), whose halves are computed apart; which of the two is told by their size, the same for all
-operands of a call.  `kind` is "f16" or "bf16" in either case; another raises `ValueError`.  Each result is rounded
+pair (`.f16x2`, `.bf16x2`), whose halves are computed separately; their size, the same for all operands of a call, says
+which of the two.  `kind` is "f16" or "bf16" in either case; another raises `ValueError`.  Each result is rounded
 once, to nearest.  `.ftz` makes denormal operands and results zeros of the same sign; `.sat` clamps to [0, 1] with NaN
-made +0; `.relu` makes what is negative +0.  A NaN comes out as 0x7fff.
+made +0; `.relu` makes negative values +0.  A NaN comes out as 0x7fff.
 """
 
 from __future__ import annotations
@@ -13,17 +13,16 @@ from collections.abc import Callable
 
 import numpy as np
 
-from rooflab.bench.ptx.numbers import extremes
-from rooflab.bench.ptx.numbers.bits import Value, full, parts, pick, whole
+from rooflab.bench.ptx.numbers import floats
+from rooflab.bench.ptx.numbers.bits import Value, full, odd_sum, parts, pick, rectify, saturate, whole
 from rooflab.bench.ptx.numbers.formats import decode, encode, get_format
-from rooflab.bench.ptx.numbers.rounding import odd_sum, rectify, saturate
 
 _SIGN, _MAGNITUDE = np.uint16(0x8000), np.uint16(0x7FFF)
 
 
 def add(a: Value, b: Value, kind: str, ftz: bool = False, sat: bool = False) -> Value:
     """a + b."""
-    # A float32 has over twice the bits of either format and two, so that rounding first to it does not show.
+    # A float32 has at least 2 p + 2 bits for the p bits of either format: rounding to it first changes no result.
     return _each(lambda x, y: x + y, kind, ftz, sat, a, b)
 
 
@@ -34,7 +33,7 @@ def sub(a: Value, b: Value, kind: str, ftz: bool = False, sat: bool = False) -> 
 
 def mul(a: Value, b: Value, kind: str, ftz: bool = False, sat: bool = False) -> Value:
     """a * b."""
-    # Exact in float32, but for products of bf16 below 2**-135, which is a quarter of its least number.
+    # Exact in float32, except products of bf16 below 2**-135, a quarter of its least number.
     return _each(lambda x, y: x * y, kind, ftz, sat, a, b)
 
 
@@ -51,13 +50,13 @@ def fma(a: Value, b: Value, c: Value, kind: str, ftz: bool = False, sat: bool = 
 
 
 def fmin(a: Value, b: Value, kind: str, ftz: bool = False, nan: bool = False, xorsign_abs: bool = False) -> Value:
-    """`min`, with the modifiers of `extremes.fmin`."""
-    return _each(lambda x, y: extremes.fmin(x, y, False, nan, xorsign_abs), kind, ftz, False, a, b)
+    """`min`, with the modifiers of `floats.fmin`."""
+    return _each(lambda x, y: floats.fmin(x, y, False, nan, xorsign_abs), kind, ftz, False, a, b)
 
 
 def fmax(a: Value, b: Value, kind: str, ftz: bool = False, nan: bool = False, xorsign_abs: bool = False) -> Value:
-    """`max`, with the modifiers of `extremes.fmax`."""
-    return _each(lambda x, y: extremes.fmax(x, y, False, nan, xorsign_abs), kind, ftz, False, a, b)
+    """`max`, with the modifiers of `floats.fmax`."""
+    return _each(lambda x, y: floats.fmax(x, y, False, nan, xorsign_abs), kind, ftz, False, a, b)
 
 
 def ex2(a: Value, kind: str, ftz: bool = False) -> Value:

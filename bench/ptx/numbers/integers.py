@@ -1,8 +1,8 @@
-"""Integer arithmetic of PTX: products and their halves, quotients, extremes, absolute values, shifts, byte products.
+"""Integer arithmetic of PTX: products, quotients, extremes, absolute values, shifts, byte products, carries.
 
-PTX ISA 8.7, sections "Integer Arithmetic Instructions" and "Logic and Shift Instructions".  The NumPy type of the
-operands says whether an instruction is signed (`.s32` is int32) and is the result's too, unless said otherwise.
-Results wrap around.
+PTX ISA 8.7, sections "Integer Arithmetic Instructions", "Extended-Precision Integer Arithmetic Instructions" and "Logic
+and Shift Instructions".  The NumPy type of the operands says whether an instruction is signed (`.s32` is int32), and
+the result has the same type unless said otherwise.  Results wrap around.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 from rooflab.bench.ptx.numbers.bits import SIGNED, UNSIGNED, Value, is_signed, parts, pick, some, unsigned, whole
 
 _LOW_WORD, _WORD = np.uint64(0xFFFFFFFF), np.uint64(32)
+_NONE = np.bool_(False)
 
 
 def mul_wide(a: Value, b: Value) -> Value:
@@ -29,14 +30,9 @@ def mul_hi(a: Value, b: Value) -> Value:
     high = _upper_u64(unsigned(a), unsigned(b))
     if not is_signed(a):
         return high
-    # A negative operand stands for itself less 2**64, so that the other is to be taken off the upper half.
+    # As unsigned, a negative operand is 2**64 too large: take the other operand off the upper half.
     high = high - (unsigned(a >> 63) & unsigned(b)) - (unsigned(b >> 63) & unsigned(a))
     return high.view(np.int64)
-
-
-def mul_hi_u32(a: Value, b: Value) -> Value:
-    """`mul.hi.u32`."""
-    return ((a.astype(np.uint64) * b) >> _WORD).astype(np.uint32)
 
 
 def _upper_u64(a: Value, b: Value) -> Value:
@@ -50,11 +46,6 @@ def _upper_u64(a: Value, b: Value) -> Value:
 def mad_hi(a: Value, b: Value, c: Value, sat: bool = False) -> Value:
     """`mad.hi`: the upper half of a * b, plus c; `sat`, for int32 alone, clamps the sum instead of wrapping."""
     return add_sat_s32(mul_hi(a, b), c) if sat else mul_hi(a, b) + c
-
-
-def mad_wide(a: Value, b: Value, c: Value) -> Value:
-    """`mad.wide`: a * b, plus c of twice their width."""
-    return mul_wide(a, b) + c
 
 
 def mul24(a: Value, b: Value, high: bool = False) -> Value:
@@ -93,7 +84,7 @@ def sad(a: Value, b: Value, c: Value) -> Value:
 
 
 def div(a: Value, b: Value) -> Value:
-    """`div`: the quotient, truncated; all bits set where b is 0, which PTX leaves open."""
+    """`div`: the quotient, truncated; all bits set where b is 0 (PTX leaves that open)."""
     zero = b == 0
     if not is_signed(a):
         quotient = a // b
@@ -104,7 +95,7 @@ def div(a: Value, b: Value) -> Value:
 
 
 def rem(a: Value, b: Value) -> Value:
-    """`rem`: what the truncated quotient leaves, with a's sign; all bits set where b is 0, which PTX leaves open."""
+    """`rem`: the remainder of `div`, with a's sign; all bits set where b is 0 (PTX leaves that open)."""
     zero = b == 0
     if not is_signed(a):
         rest = a % b
@@ -131,16 +122,6 @@ def pairs(function: Callable[..., Value], a: Value, b: Value, dtype: np.dtype, *
     return whole(function(parts(a, dtype), parts(b, dtype), *more), np.uint32)
 
 
-def iabs(a: Value) -> Value:
-    """`abs`; the least integer is its own."""
-    return np.abs(a)
-
-
-def ineg(a: Value) -> Value:
-    """`neg`; the least integer is its own."""
-    return np.negative(a)
-
-
 def shl(a: Value, count: Value) -> Value:
     """`shl`: zeros move in; 0 where `count`, a uint32, is the width or more."""
     # NumPy defines shifts by the width and more, in the type that both operands promote to.
@@ -151,7 +132,7 @@ def shl(a: Value, count: Value) -> Value:
 def shr(a: Value, count: Value) -> Value:
     """`shr`: zeros, or the sign of a signed integer, move in; `count`, a uint32, may be the width or more."""
     if is_signed(a) and a.itemsize == 4:
-        # As int32 a count from 2**31 on is negative, which NumPy takes as too large too; int64 would cost two casts.
+        # As int32 a count from 2**31 on is negative, which NumPy also treats as too large; int64 would cost two casts.
         return a >> count.view(np.int32)
     return (a >> count).astype(a.dtype, copy=False)
 
@@ -183,3 +164,27 @@ def _wide_parts(x: Value, size: int, with_sign: bool) -> Value:
 
 def _dot(a: Value, b: Value) -> Value:
     return (a * b).sum(-1).astype(np.uint32)
+
+
+def add_carry(a: Value, b: Value, carry: Value = _NONE) -> tuple[Value, Value]:
+    """a + b + carry: `add.cc`, or `addc.cc` with a carry."""
+    a, b = unsigned(a), unsigned(b)
+    total = a + b
+    result = total + carry
+    return result, (total < a) | (result < total)
+
+
+def sub_borrow(a: Value, b: Value, borrow: Value = _NONE) -> tuple[Value, Value]:
+    """a - b - borrow: `sub.cc`, or `subc.cc` with a borrow."""
+    a, b = unsigned(a), unsigned(b)
+    rest = a - b
+    return rest - borrow, (a < b) | ((rest == 0) & borrow)
+
+
+def mad_carry(a: Value, b: Value, c: Value, high: bool, carry: Value = _NONE) -> tuple[Value, Value]:
+    """The lower or the `high` half of a * b, plus c and carry: `mad.cc`, or `madc.cc` with a carry.
+
+    The upper half depends on the sign, so a and b keep their type for it.
+    """
+    product = mul_hi(a, b) if high else unsigned(a) * unsigned(b)
+    return add_carry(product, c, carry)

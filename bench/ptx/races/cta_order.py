@@ -1,16 +1,15 @@
-"""What is ordered before what between the CTAs of a grid: sets of epochs, since few CTAs ever learn of another.
+"""The order between the CTAs of a grid, kept as sets of epochs, because few CTAs ever learn of another.
 
-An epoch is what a CTA did between two of its releases, or where its warps are told apart, what a warp did between two
-steps of its clock; epochs are numbered over the grid as they begin, 0 is none.  A set of epochs is the bits of an
-integer, and a vector clock is the set of epochs that somebody knows.
+An epoch is what a CTA did between two of its releases or, where its warps are distinguished, what a warp did between
+two steps of its clock.  Epochs are numbered over the grid as they begin; 0 is no epoch.  A set of epochs is the bits of
+an integer, and a vector clock is the set of epochs that an actor knows.
 
 CTAs learn of each other through atomics (and strong loads and stores) on one global address, as PTX ISA 8.7, section
 "Memory Consistency Model", wants it: a release pattern is a .release, or a fence before; an acquire pattern is an
 .acquire, or a fence after.  Fences and atomics of .cta scope order nothing here, those of .cluster scope (`near`) only
-CTAs of one cluster: what these release to each other at an address is kept beside what all release.  What a warp
-releases is what it has done itself and what its CTA's other warps had done when it last met them, and these learn from
-it in the same way: `attach` says whose clocks know about that, in a cluster those of all its CTAs.  Without, a CTA
-counts as one.
+CTAs of one cluster: releases of that scope are kept apart from the others.  A warp releases what it has done itself and
+what its CTA's other warps had done when it last met them, and they learn from it in the same way.  `attach` names the
+clocks that know about these meetings, in a cluster those of all its CTAs.  Without clocks a CTA counts as one actor.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ import numpy.typing as npt
 from rooflab.bench.ptx.races.vector_clocks import GENERIC, VectorClocks
 
 _CLOCK_SHIFT = 32
-"""A stamp's clock stands above these bits."""
+"""The number of bits of a stamp below its clock."""
 _CLOSED = -1
-"""No clock: the next access begins an epoch."""
+"""In place of a clock: the next access begins an epoch."""
 
 
 class _Log:
-    """Sets of epochs that the warps of a CTA came to have, each with the warp and its clock."""
+    """The sets of epochs that the warps of a CTA had, each with the warp and its clock."""
 
     def __init__(self, warps: int) -> None:
         self._clocks: list[list[int]] = [[] for _ in range(warps)]
@@ -45,17 +44,17 @@ class _Log:
         self._clocks[warp].append(clock)
 
     def seen_by(self, limits: Sequence[int]) -> int:
-        """All that the warps had at clocks below each one's limit."""
-        found = 0
+        """The union of the sets that the warps had at clocks below each one's limit."""
+        seen = 0
         for clocks, sets, limit in zip(self._clocks, self._sets, limits, strict=True):
             count = bisect_left(clocks, limit)
             if count:
-                found |= sets[count - 1]
-        return found
+                seen |= sets[count - 1]
+        return seen
 
 
 _Logs = dict[int, _Log]
-"""By CTA, or by the leader of its cluster."""
+"""Logs by CTA, or by the leader of its cluster."""
 
 
 class CtaOrder:
@@ -73,7 +72,7 @@ class CtaOrder:
         self.restart()
 
     def restart(self) -> None:
-        """Another grid begins."""
+        """Forgets everything: another grid begins."""
         count = self.ctas * self.warps
         self.current: npt.NDArray[np.int32] = np.zeros(count, np.int32)
         """By actor: its epoch; 0 before it first did something."""
@@ -83,7 +82,7 @@ class CtaOrder:
         self._clocks: dict[int, tuple[VectorClocks, int, int]] = {}
         """By CTA: its clocks, the slot there and its first warp in the slot."""
         self._leaders: dict[int, int] = {}
-        """By CTA that shares clocks with others: whose log is its own too."""
+        """By CTA that shares clocks with others: the CTA whose log it uses."""
         self._own: dict[int, int] = {}
         """By CTA: its epochs."""
         self._clusters: dict[int, int] = {}
@@ -107,7 +106,7 @@ class CtaOrder:
     def epochs(self, actors: npt.NDArray[np.integer]) -> npt.NDArray[np.int32]:
         """The current epochs of `actors` (n,), begun where one has none yet or its clock has gone on."""
         if self._clocks:
-            # A warp's lanes stand side by side: runs are few, and cheaper to find than what is distinct.
+            # A warp's lanes stand side by side: there are few runs, and they cost less to find than distinct values.
             for actor in map(int, actors[np.flatnonzero(np.diff(actors, prepend=-1))]):
                 if self._since[actor] != self._clock(actor):
                     self._begin(actor)
@@ -118,7 +117,7 @@ class CtaOrder:
         return self.current.take(actors)
 
     def fence(self, actor: int, near: bool = False) -> None:
-        """A fence: what was observed is acquired, what was done will be released by atomics; see `synchronise`."""
+        """A fence: acquires what was observed; later atomics release what was done before it.  See `synchronise`."""
         seen = self._seen(self._observed_near, actor) | (0 if near else self._seen(self._observed, actor))
         if seen:
             self._note(self._known, actor, seen)
@@ -148,7 +147,7 @@ class CtaOrder:
             if seen := self._released.get(place, 0):
                 self._note(self._known if acquire else observed, actor, seen)
         if not stores:
-            return  # nobody can see that it was there
+            return  # no other CTA can observe a load
         for place, _, fenced in places:
             done = (self._seen(log, actor) for log in ((self._known,) if release else fenced))
             self._released[place] = reduce(or_, done, self._released.get(place, 0))
@@ -156,9 +155,9 @@ class CtaOrder:
             self._since[actor] = _CLOSED
 
     def unknown(self, actor: int, epochs: int, beyond: bool = False) -> int:
-        """Those of a set of epochs, other CTAs', that are not ordered before what `actor` does now.
+        """The epochs of a set, of other CTAs, that are not ordered before what `actor` does now.
 
-        With `beyond` only those of other clusters.
+        With `beyond` only the epochs of other clusters.
         """
         cta = actor // self.warps
         others = epochs & ~(self._clusters.get(self._leaders[cta], 0) if beyond else self._own.get(cta, 0))

@@ -1,8 +1,10 @@
-"""Races on global memory between the CTAs of a grid, found whatever order the emulator runs the CTAs in.
+"""Races on global memory between the CTAs of a grid, found in whatever order the emulator runs the CTAs.
 
-Two CTAs touch one granule, one of them at least writes it, not both with atomics, and nothing orders them (`CtaOrder`).
-Within a CTA nothing is looked for.  A store that sets a flag (.relaxed, .release, .volatile) is to be reported as an
-atomic, a load that polls one as `poll`: such operations do not race with each other.
+A race: two CTAs touch one granule, at least one of them writes it, not both use atomics, and nothing orders them
+(`CtaOrder`).  Accesses within one CTA are not compared.  A store that sets a flag (.relaxed, .release, .volatile) is to
+be reported as an atomic, a load that polls a flag as `poll`: such operations do not race with each other.
+
+For each granule the epochs that touched it are a set; each different set is kept once and known by its number.
 """
 
 from __future__ import annotations
@@ -10,19 +12,102 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 
 from rooflab.bench.ptx.races.cta_order import CtaOrder
-from rooflab.bench.ptx.races.epoch_sets import EpochSets, Ints, Numbers, Touched
 from rooflab.bench.ptx.races.reports import Findings, Race
-from rooflab.bench.ptx.races.shadow_memory import GRANULES
-from rooflab.bench.ptx.races.shared_accesses import Bools, Values, chosen, equal
+from rooflab.bench.ptx.races.shadow_memory import GRANULES, Bools, Values, chosen, equal
+
+Ints = npt.NDArray[np.int64]
+Numbers = npt.NDArray[np.int32]
+
+
+class EpochSets:
+    """Sets of epochs by number, each kept once; set 0 is empty."""
+
+    def __init__(self) -> None:
+        self.members: list[int] = [0]
+        self._numbers: dict[int, int] = {0: 0}
+        self._joined: dict[tuple[int, int], int] = {}
+        self._single: Numbers = np.zeros(1024, np.int32)
+
+    def of_epochs(self, epochs: Numbers) -> Numbers:
+        """(n,): the sets of one epoch each."""
+        if int(epochs.max()) >= self._single.size:
+            self._single = np.concatenate([self._single, np.zeros(int(epochs.max()) + 1, np.int32)])
+        sets = self._single.take(epochs)
+        if not sets.all():
+            for epoch in np.unique(epochs[sets == 0]):
+                self._single[epoch] = self._number(1 << int(epoch))
+            sets = self._single.take(epochs)
+        return sets
+
+    def joined(self, number: int, epoch: int) -> int:
+        """The set `number` with `epoch` too."""
+        known = self._joined.get((number, epoch))
+        if known is None:
+            known = self._joined[(number, epoch)] = self._number(self.members[number] | 1 << epoch)
+        return known
+
+    def _number(self, members: int) -> int:
+        number = self._numbers.setdefault(members, len(self.members))
+        if number == len(self.members):
+            self.members.append(members)
+        return number
+
+
+class Touched:
+    """By granule: the set of epochs that touched it one way since its last write, and the last instruction."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self.untouched = True
+
+    def join(self, cells: Ints, epochs: Numbers, instruction: int, sets: EpochSets) -> None:
+        """Adds each lane's epoch (n,) to the sets of its `cells` (n, k)."""
+        mine = sets.of_epochs(epochs)[:, None]
+        self._touch()
+        before = self.sets.take(cells)
+        self.instructions[cells] = instruction
+        if ((before == 0) | (before == mine)).all():
+            self.sets[cells] = mine
+            if (mine == mine[0]).all() or (self.sets.take(cells) == mine).all():
+                return
+        # Other epochs have touched these granules too, before or in this instruction.
+        for epoch in np.unique(epochs):
+            own = cells[epochs == epoch]
+            before = self.sets.take(own)
+            if before.min() == before.max():
+                self.sets[own] = sets.joined(int(before.flat[0]), int(epoch))
+            else:
+                numbers, inverse = np.unique(before, return_inverse=True)
+                joined = np.array([sets.joined(int(number), int(epoch)) for number in numbers], np.int32)
+                self.sets[own] = joined[inverse].reshape(own.shape)
+
+    def replace(self, cells: Ints, numbers: Numbers, instruction: int) -> None:
+        """Replaces the sets of `cells` (n, k) by each lane's set (n,)."""
+        self._touch()
+        self.sets[cells] = numbers[:, None]
+        self.instructions[cells] = instruction
+
+    def clear(self, cells: Ints) -> None:
+        """Makes the sets of `cells` empty."""
+        if not self.untouched:
+            self.sets[cells] = 0
+
+    def _touch(self) -> None:
+        """Makes the tables at the first touch: most grids need two of the five kinds."""
+        if self.untouched:
+            self.untouched = False
+            self.sets: Numbers = np.zeros(self._count, np.int32)
+            self.instructions: Numbers = np.zeros(self._count, np.int32)
 
 
 class GlobalRaces(CtaOrder):
     """Shadow memory of the allocations that a grid of `ctas` CTAs uses, in granules of `granule_bytes`.
 
-    That is a power of two to 16.  Who accesses is an actor of `CtaOrder`: a CTA, or one of its `warps`.  `limit` is
-    how many different races are kept.  Raises `ValueError` on another granule or fewer CTAs or warps than one.
+    That is a power of two, at most 16.  Accesses are by actors of `CtaOrder`: CTAs, or their `warps`.  At most `limit`
+    different races are kept.  Raises `ValueError` on another granule or fewer CTAs or warps than one.
     """
 
     def __init__(self, ctas: int, granule_bytes: int = 4, limit: int = 100, warps: int = 1) -> None:
@@ -41,7 +126,7 @@ class GlobalRaces(CtaOrder):
         return self.findings.races
 
     def restart(self) -> None:
-        """Another grid begins: all before is ordered before it."""
+        """Another grid begins: everything before it is ordered before it."""
         super().restart()
         count = int(((self._ends - self._bases) >> self._shift).sum())
         self._writes, self._readers, self._atomics, self._polls, self._near = (Touched(count) for _ in range(5))
@@ -86,8 +171,8 @@ class GlobalRaces(CtaOrder):
     ) -> None:
         """Lanes write; arguments as of `read`.
 
-        `values` are the registers stored and `old` what was there before (called only where there is a race): with
-        both, races are marked in which the write leaves what it finds.
+        `values` are the registers stored, and `old` returns the values before; it is called only at a race.  With both,
+        a race is marked where the write does not change the value.
         """
         epochs, cells = self.epochs(actors), self._cells(addresses, width)
         for kind, touched in (
@@ -95,7 +180,7 @@ class GlobalRaces(CtaOrder):
             ("write-write", self._atomics), ("read-write", self._polls),
         ):  # fmt: skip
             self._meet(kind, touched, actors, epochs, cells, instruction, values, old)
-        # Whatever is ordered after this write is ordered after what was ordered before it.
+        # An access that is ordered after this write is also ordered after all that came before it.
         self._readers.clear(cells)
         self._atomics.clear(cells)
         self._polls.clear(cells)
@@ -106,7 +191,7 @@ class GlobalRaces(CtaOrder):
     def atomic(self, actors: Ints, addresses: Ints, width: int, instruction: int, near: bool = False) -> None:
         """Lanes do an atomic operation; arguments as of `read`.  It orders nothing: `synchronise` does.
 
-        One of .cluster scope (`near`) is none to other clusters.
+        To other clusters one of .cluster scope (`near`) is not atomic.
         """
         epochs, cells = self.epochs(actors), self._cells(addresses, width)
         self._meet("write-write", self._writes, actors, epochs, cells, instruction)
@@ -119,7 +204,7 @@ class GlobalRaces(CtaOrder):
         self._atomics.join(cells, epochs, instruction, self._sets)
 
     def poll(self, actors: Ints, addresses: Ints, width: int, instruction: int, near: bool = False) -> None:
-        """Lanes read as atomics do: no race with an atomic, nor with another read; arguments as of `atomic`."""
+        """Lanes read, without a race with atomics; arguments as of `atomic`."""
         epochs, cells = self.epochs(actors), self._cells(addresses, width)
         self._meet("write-read", self._writes, actors, epochs, cells, instruction)
         others = self._atomics if near else self._near
@@ -127,7 +212,7 @@ class GlobalRaces(CtaOrder):
         self._polls.join(cells, epochs, instruction, self._sets)
 
     def _cells(self, addresses: Ints, width: int) -> Ints:
-        """(n, k): granules, counted over all allocations; of a copy's odd piece those that hold it."""
+        """(n, k): granules, counted over all allocations; at least the one that holds the access."""
         count = width >> self._shift or 1
         span = self._spans.get(count)
         if span is None:
@@ -148,7 +233,7 @@ class GlobalRaces(CtaOrder):
         old: Callable[[], Values] | None = None,
         beyond: bool = False,
     ) -> None:
-        """Report who touched `cells` before and is not ordered before the CTA that touches them now.
+        """Reports CTAs that touched `cells` and are not ordered before the CTA that touches them now.
 
         With `beyond` only CTAs of other clusters.
         """
@@ -177,14 +262,14 @@ class GlobalRaces(CtaOrder):
                 self._add(kind, earlier, instruction, owner, cta, cell, bool(same[lane]), int(count))
 
     def _collide(self, actors: Ints, epochs: Numbers, cells: Ints, instruction: int, values: Values | None) -> None:
-        """Report CTAs that wrote one granule in one instruction."""
+        """Reports CTAs that wrote one granule in one instruction."""
         mine = self._sets.of_epochs(epochs)
         first = cells[:, 0]
         lost = self._writes.sets.take(first) != mine
         if not lost.any():
             return
         losers = np.flatnonzero(lost)
-        # The lane whose write stayed is the last one of its granule.
+        # The write that stays is that of the last lane of its granule.
         order = first.argsort(kind="stable")
         last = order[first[order].searchsorted(first[losers], side="right") - 1]
         apart = actors[losers] // self.warps != actors[last] // self.warps

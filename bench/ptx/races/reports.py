@@ -1,4 +1,4 @@
-"""What a race detector found: one `Race` per pair of instructions, counted, and said in a sentence."""
+"""The races that a detector found: one `Race` for each pair of instructions, counted, and described in a sentence."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 VERBS = {"write-write": ("wrote", "wrote"), "write-read": ("wrote", "read"), "read-write": ("read", "wrote")}
-"""What the first and the second access of each kind of race did; "lanes" and "end" are of one instruction."""
+"""By kind of race, the verbs of the first and the second access; "lanes" and "end" concern one instruction."""
 
 
 @dataclass(slots=True)
@@ -19,10 +19,10 @@ class Race:
     """A key of `VERBS`, the first access's part first; `lanes`: one warp's lanes wrote different values; or `end`: an
     asynchronous operation that nothing waited for before its CTA ended."""
     first: int
-    """Number of the instruction that came first in this run; another run may have them the other way round."""
+    """Number of the instruction that came first in this run; in another run it may come second."""
     second: int
     first_actor: str
-    """Who: `warp 2`, `a TMA load`, `CTA 7`."""
+    """`warp 2`, `a TMA load`, `CTA 7`."""
     second_actor: str
     address: int
     """Bytes: within the CTA's shared memory, or absolute in global memory; of the first granule found."""
@@ -31,21 +31,20 @@ class Race:
     proxy: bool = False
     """True where only a proxy fence is missing: the accesses are ordered, but go through different proxies."""
     same_value: bool = False
-    """True where the write is known to have left what was there, so that no value can differ."""
+    """True where the write did not change the value, so that no result can differ."""
     count: int = 1
     """Granules or lanes for which it was found."""
 
     @property
     def harmless(self) -> bool:
-        """Whether one instruction left the same value twice: warps that hold one value let each of them store it."""
+        """Whether one instruction stored the same value twice: compilers let several warps store one value."""
         return self.same_value and self.first == self.second
 
 
 class Findings:
     """Races, one for each kind and pair of instructions, at most `limit` of them.
 
-    Those in which one instruction leaves the same value twice are kept beyond it: they are no faults, and compilers
-    make many, which must not keep out another.
+    Harmless ones do not count towards the limit: compilers make many of them, and they must not displace a fault.
     """
 
     def __init__(self, limit: int = 100) -> None:
@@ -56,7 +55,7 @@ class Findings:
         self._known: dict[tuple[str, int, int, bool, bool], Race] = {}
 
     def add(self, race: Race) -> None:
-        """Keep `race`, or add its count to the one that is like it."""
+        """Keeps `race`, or adds its count to an equal one."""
         key = (race.kind, race.first, race.second, race.proxy, race.same_value)
         known = self._known.get(key)
         if known is not None:
@@ -70,7 +69,7 @@ class Findings:
 
 
 def describe(race: Race, name_of_instruction: Callable[[int], str]) -> str:
-    """`race` in a sentence; `name_of_instruction` says `line 40 (st.shared)` or the like for a number."""
+    """`race` in a sentence; `name_of_instruction` makes `line 40 (st.shared)` or similar of a number."""
     place = f"{race.space} memory at {race.address:#x}" + (f" (CTA {race.slot})" if race.slot > 0 else "")
     second = name_of_instruction(race.second)
     if race.kind == "lanes":

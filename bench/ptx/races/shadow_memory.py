@@ -1,17 +1,29 @@
-"""For every granule of shared memory, the stamp of the last write and of every reader's last read.
+"""Stamps of every granule of shared memory, and which of them are not ordered before an instruction's accesses.
 
-Beside the granules' stamps of reads stands the latest one of every block of 1 KiB: a reader's clock only grows, so
-where a block's latest read is ordered before a write, all of the block are, and no granule needs a look.
+A granule has the stamp of its last write and of every reader's last read.
+
+Beside the granules' stamps of reads stands the latest one of every block of 1 KiB.  A reader's clock only grows, so
+where a block's latest read is ordered before a write, all reads of the block are, and no granule has to be checked.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from rooflab.bench.ptx.races.vector_clocks import Stamps
+from rooflab.bench.ptx.races.vector_clocks import (
+    ACTOR,
+    ACTOR_BITS,
+    ASYNC,
+    GENERIC,
+    INIT,
+    Stamps,
+    Transfer,
+    VectorClocks,
+)
 
 BLOCK_SHIFT = 10
 """Log2 of the bytes of a block."""
@@ -19,10 +31,16 @@ GRANULES = (1, 2, 4, 8, 16)
 """Bytes that a granule may have: no access is wider by lane than the last."""
 
 Ints = npt.NDArray[np.int64]
+Value = npt.NDArray[np.generic] | np.generic
+"""(n,), or the same for all lanes; of any type of up to 8 bytes, or complex128 for 16."""
+Values = Value | Sequence[Value]
+"""The values of a store: a whole unit a lane, or a register for each element of the store's vector."""
+Bools = npt.NDArray[np.bool_]
+_LANES = np.arange(1024, dtype=np.int32)
 
 
 class Cells(NamedTuple):
-    """Where n accesses of k granules each go."""
+    """The granules and blocks of n accesses of k granules each."""
 
     granules: Ints
     """(n, k)."""
@@ -31,10 +49,10 @@ class Cells(NamedTuple):
 
 
 class Late(NamedTuple):
-    """Stamps found that are not ordered before the access that looked, m of them."""
+    """The m stamps that are not ordered before the accesses that were checked."""
 
     access: Ints
-    """(m,): which of the n accesses."""
+    """(m,): the number of the access, of the n."""
     granules: Ints
     """(m,)."""
     stamps: Stamps
@@ -63,7 +81,7 @@ class LastOf:
         self._blocks[cells.blocks, actor] = stamp
 
     def late(self, cells: Cells, known: Stamps) -> Late | None:
-        """What is not below `known` (n or 1, actors): None where all is, which is the fast way."""
+        """Stamps that are not below `known` (n or 1, actors); None where there are none, which is the fast case."""
         blocks = self._blocks.take(cells.blocks, axis=0) >= known
         if not blocks.any():
             return None
@@ -86,7 +104,7 @@ class Shadow:
         self.reads = LastOf(readers, self._count, shift)
         self.atomics: LastOf | None = None
         self.winners: npt.NDArray[np.int32] = np.zeros(self._count, np.int32)
-        """Scratch: which access of one instruction wrote a granule last."""
+        """Scratch space: the access of one instruction that wrote a granule last."""
         self._spans: dict[int, Ints] = {}
 
     def cells(self, addresses: npt.NDArray[np.integer], width: int) -> Cells:
@@ -99,7 +117,129 @@ class Shadow:
         return Cells((flat >> self.shift)[:, None] + span, flat >> BLOCK_SHIFT)
 
     def all_atomics(self) -> LastOf:
-        """`atomics`, made at the first call: most kernels have none."""
+        """`atomics`, made at the first call: most kernels have no atomics."""
         if self.atomics is None:
             self.atomics = LastOf(self._warps, self._count, self.shift)
         return self.atomics
+
+
+class Lanes:
+    """Accesses by lanes, or with `copies` by their warps' cp.async streams, through the generic proxy."""
+
+    def __init__(
+        self,
+        clocks: VectorClocks,
+        shadow: Shadow,
+        slots: Ints | int,
+        warps: Ints,
+        addresses: Ints,
+        width: int,
+        instruction: int,
+        copies: bool = False,
+    ) -> None:
+        self._clocks, self._shadow = clocks, shadow
+        if not addresses.ndim:
+            addresses = np.broadcast_to(addresses, warps.shape)
+        self.cells: Cells = shadow.cells(addresses, width)
+        self._rows = slots * clocks.warps + warps
+        self.actors: Ints = clocks.copy_actors(warps) if copies else warps
+        self.stamps: Stamps = clocks.current.take(slots * clocks.actors + self.actors) + (instruction << ACTOR_BITS)
+
+    def late_writes(self, of_mbarrier: bool = False) -> Late | None:
+        """Last writes that are not ordered before the lanes; for uses of an mbarrier a fence of its init is enough."""
+        known = self._clocks.known[GENERIC].reshape(-1)
+        stamps = self._shadow.writes.take(self.cells.granules)
+        late = stamps >= known.take((stamps & ACTOR) + (self._rows * self._clocks.actors)[:, None])
+        if of_mbarrier and late.any():
+            known = self._clocks.known[INIT].reshape(-1)
+            late &= stamps >= known.take((stamps & ACTOR) + (self._rows * self._clocks.actors)[:, None])
+        return _late(late, self.cells, stamps) if late.any() else None
+
+    def late(self, table: LastOf | None, actors: int) -> Late | None:
+        """Stamps of a table of `actors` that are not ordered before the lanes; None where there is no table."""
+        if table is None:
+            return None
+        known = self._clocks.known[GENERIC, :, :, :actors].reshape(-1, actors)
+        return table.late(self.cells, known.take(self._rows, axis=0))
+
+    def actors_of(self, late: Late) -> Ints:
+        """(m,): the actor whose access met each of `late`."""
+        return self.actors[late.access]
+
+    def but_for_proxy(self, late: Late) -> Bools:
+        """(m,): whether only a proxy fence is missing: never, because the generic proxy needs no such fence."""
+        return np.zeros(late.access.size, np.bool_)
+
+    def collisions(self) -> tuple[Ints, Ints] | None:
+        """Pairs of accesses of one granule within the instruction, each with the one that wrote last; None without any.
+
+        Widths are equal and addresses aligned, so accesses overlap completely or not at all: first granules decide.
+        """
+        first = self.cells.granules[:, 0]
+        lanes = _LANES[: first.size] if first.size <= _LANES.size else np.arange(first.size, dtype=np.int32)
+        self._shadow.winners[first] = lanes
+        winners = self._shadow.winners.take(first)
+        clash = winners != lanes
+        if not clash.any():
+            return None
+        losers = np.flatnonzero(clash)
+        return losers, winners[losers].astype(np.int64)
+
+
+class Operation:
+    """Accesses by one asynchronous operation, through the async proxy."""
+
+    def __init__(self, shadow: Shadow, transfer: Transfer, addresses: Ints, width: int, instruction: int) -> None:
+        self._shadow, self._transfer = shadow, transfer
+        self.cells: Cells = shadow.cells(addresses, width)
+        self.stamp = transfer.stamp + (instruction << ACTOR_BITS)
+
+    def late_writes(self, plane: int = ASYNC) -> Late | None:
+        """Last writes that are not ordered before the operation in a plane."""
+        stamps = self._shadow.writes.take(self.cells.granules)
+        late = stamps >= self._transfer.known[plane].take(stamps & ACTOR)
+        return _late(late, self.cells, stamps) if late.any() else None
+
+    def late(self, table: LastOf | None, actors: int, plane: int = ASYNC) -> Late | None:
+        """Stamps of a table of `actors` that are not ordered before the operation; None where there is no table."""
+        if table is None:
+            return None
+        return table.late(self.cells, self._transfer.known[plane, None, :actors])
+
+    def actors_of(self, late: Late) -> Ints:
+        """(m,): the operation, for each of `late`."""
+        return np.full(late.access.size, self._transfer.actor)
+
+    def but_for_proxy(self, late: Late) -> Bools:
+        """(m,): whether each is ordered in the generic plane, so that only a proxy fence is missing."""
+        known = self._transfer.known[GENERIC].take(late.stamps & ACTOR)
+        ordered: Bools = late.stamps < known
+        return ordered
+
+
+def equal(values: Values, others: Values, accesses: int) -> Bools:
+    """(accesses,): whether all registers hold the same bits; NaNs with the same bits are equal."""
+    same = np.ones(accesses, np.bool_)
+    for value, other in zip(_registers(values), _registers(others), strict=True):
+        same &= (_words(value) == _words(other)).all(axis=1)
+    return same
+
+
+def chosen(values: Values, lanes: Ints) -> Values:
+    """The registers of some lanes."""
+    return [value[lanes] if isinstance(value, np.ndarray) else value for value in _registers(values)]
+
+
+def _registers(values: Values) -> Sequence[Value]:
+    return [values] if isinstance(values, np.ndarray | np.generic) else values
+
+
+def _words(value: Value) -> npt.NDArray[np.unsignedinteger]:
+    """The bits as words: (n or 1, words)."""
+    column = np.ascontiguousarray(value).reshape(-1, 1)
+    words: npt.NDArray[np.unsignedinteger] = column.view(f"u{min(column.itemsize, 8)}")
+    return words
+
+
+def _late(late: Bools, cells: Cells, stamps: Stamps) -> Late:
+    return Late(np.nonzero(late)[0], cells.granules[late], stamps[late])

@@ -1,11 +1,11 @@
-"""Races on shared memory, found by vector clocks whatever order the emulator runs the warps in.
+"""Races on shared memory, found by vector clocks in whatever order the emulator runs the warps.
 
-The lanes of a warp go in lockstep here: what one warp does is ordered, and a race between lanes of one warp is only
-seen where one instruction writes different values to one address.  Ordering is known per warp, not per thread: a
+The lanes of a warp run in lockstep here: the actions of one warp are ordered, and a race between lanes of one warp is
+reported only where one instruction writes different values to one address.  Order is known per warp, not per thread: a
 barrier that half of a warp reaches counts for the warp.
 
 All addresses are flat bytes: slot s owns [s * size, (s + 1) * size).  `width` is a power of two from the granule to
-1024 bytes and the addresses are multiples of it, as PTX wants of every access anyway; nothing checks it here.
+1024 bytes and the addresses are multiples of it, as PTX requires of every access; this file does not check it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,18 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from rooflab.bench.ptx.races.reports import Findings, Race
-from rooflab.bench.ptx.races.shadow_memory import GRANULES, Ints, Late, Shadow
-from rooflab.bench.ptx.races.shared_accesses import Bools, Lanes, Operation, Values, chosen, equal
+from rooflab.bench.ptx.races.shadow_memory import (
+    GRANULES,
+    Bools,
+    Ints,
+    Lanes,
+    Late,
+    Operation,
+    Shadow,
+    Values,
+    chosen,
+    equal,
+)
 from rooflab.bench.ptx.races.vector_clocks import ACTOR, ACTOR_BITS, GENERIC, INIT, LOWER, Transfer, VectorClocks
 
 MBARRIER_BYTES = 8
@@ -25,9 +35,9 @@ MBARRIER_BYTES = 8
 class SharedRaces(VectorClocks):
     """Clocks and shadow memory of `slots` CTAs (or of a cluster, `ctas`) of `warps` warps with `size` bytes each.
 
-    `granule_bytes` (a power of two to 16) is the narrowest access of the kernel, `async_slots` how many TMA loads of
-    a CTA are told apart, `limit` how many different races are kept.  Raises `ValueError` on a size that is no multiple
-    of 1024, another granule, or too many actors a slot.
+    `granule_bytes` (a power of two to 16) is the narrowest access of the kernel, `async_slots` the number of TMA loads
+    of a CTA that are distinguished, `limit` the number of different races that are kept.  Raises `ValueError` on a size
+    that is no multiple of 1024, another granule, or too many actors a slot.
     """
 
     def __init__(
@@ -77,8 +87,8 @@ class SharedRaces(VectorClocks):
     ) -> None:
         """Lanes write; the first arguments as of `read`.
 
-        With `values`, lanes of one instruction that write one address are compared.  With `old` too, what was there
-        before, races are marked in which the write leaves what it finds; it is called only when there is a race.
+        With `values`, lanes of one instruction that write one address are compared.  `old` returns the values before,
+        and is called only at a race: with it a race is marked where the write does not change the value.
         """
         access = Lanes(self, self._shadow, slots, warps, addresses, width, instruction)
         self._meet_all(access, instruction, values, old)
@@ -87,9 +97,9 @@ class SharedRaces(VectorClocks):
             self._collide(access, instruction, values)
 
     def atomic(self, slots: Ints | int, warps: Ints, addresses: Ints, width: int, instruction: int) -> None:
-        """Lanes do an atomic operation: no race with another, but with reads and writes that are not.
+        """Lanes do an atomic operation, which races with reads and writes, but not with other atomics.
 
-        It orders nothing; what a kernel builds on it (a lock) is told by `signal`, `complete` and `wait`.
+        It orders nothing; `signal`, `complete` and `wait` report what a kernel builds on it (a lock).
         """
         access = Lanes(self, self._shadow, slots, warps, addresses, width, instruction)
         self._meet(access, access.late_writes(), "write-write", instruction)
@@ -97,7 +107,7 @@ class SharedRaces(VectorClocks):
         self._shadow.all_atomics().record(access.actors, access.cells, access.stamps)
 
     def copy_async(self, slots: Ints | int, warps: Ints, addresses: Ints, width: int, instruction: int) -> None:
-        """Lanes issue cp.async to `addresses`: writes that the warp itself does not know before `wait_copies`."""
+        """Lanes issue cp.async to `addresses`: the warp itself learns of these writes only by `wait_copies`."""
         access = Lanes(self, self._shadow, slots, warps, addresses, width, instruction, copies=True)
         self._meet_all(access, instruction)
         self._shadow.writes[access.cells.granules] = access.stamps[:, None]
@@ -107,7 +117,7 @@ class SharedRaces(VectorClocks):
     def async_read(self, transfer: Transfer, addresses: Ints, width: int, instruction: int) -> None:
         """A transfer of kind WGMMA or BULK reads `addresses` (n,) of `width` bytes, all through the async proxy.
 
-        Whole blocks of 1024 bytes are the cheapest way to say that a tile is read.
+        It is cheapest to give a tile as whole blocks of 1024 bytes.
         """
         access = Operation(self._shadow, transfer, addresses, width, instruction)
         self._meet(access, access.late_writes(), "write-read", instruction)
@@ -118,8 +128,8 @@ class SharedRaces(VectorClocks):
     def async_write(self, transfer: Transfer, addresses: Ints, width: int, instruction: int) -> None:
         """A transfer of kind LOAD writes `addresses` (n,).
 
-        Earlier writes need a proxy fence before it; for earlier reads any ordering will do, which CUTLASS relies on,
-        and so it will for mbarriers that lay there: Triton 3.7 makes some that it never uses, and loads over them.
+        Earlier writes need a proxy fence before it.  For earlier reads any ordering is enough: CUTLASS relies on that.
+        The same holds for mbarriers at that place: Triton 3.7 makes some that it never uses, and loads over them.
         """
         access = Operation(self._shadow, transfer, addresses, width, instruction)
         self._meet(access, access.late_writes(), "write-write", instruction)
@@ -129,33 +139,33 @@ class SharedRaces(VectorClocks):
         self.latest[transfer.slot, transfer.actor] = access.stamp
 
     def end(self, slot: int) -> None:
-        """The CTA in `slot` ends, and its shared memory is another's: all its asynchronous operations must be over."""
+        """The CTA in `slot` ends and another gets its shared memory: all its asynchronous operations must be over."""
         for stamp in self.never_awaited(slot):
             instruction, actor = (stamp & LOWER) >> ACTOR_BITS, self.name_of(stamp & ACTOR)
             self.findings.add(Race("shared", "end", instruction, instruction, actor, actor, 0, slot))
 
     def mbarrier_init(self, slot: int, warp: int, address: int, instruction: int) -> None:
-        """mbarrier.init by a lane: a write, ordered after whatever used the 8 bytes."""
+        """mbarrier.init by a lane: a write, which must be ordered after all earlier uses of the 8 bytes."""
         self._inits.add(instruction)
         self.write(slot, np.array([warp]), np.array([address]), MBARRIER_BYTES, instruction)
 
     def mbarrier_use(self, slot: int, warps: Ints, address: int, instruction: int) -> None:
-        """Arrive, expect_tx or a wait by `warps` (n,): ordered after the init, in any order among themselves."""
+        """Arrive, expect_tx or a wait by `warps` (n,): they must be ordered after the init, not among themselves."""
         self.read(slot, warps, np.array(address), MBARRIER_BYTES, instruction, of_mbarrier=True)
 
     def mbarrier_use_async(self, transfer: Transfer, address: int, instruction: int, needs_fence: bool = True) -> None:
         """complete_tx by a transfer.
 
-        The init has to be ordered before its issue, by `fence_mbarrier_init` or `fence_proxy_async` too unless
-        `needs_fence` is off.  Triton 3.7 emits none where a CTA is its own cluster.
+        The init has to be ordered before its issue, and with `needs_fence` by `fence_mbarrier_init` or
+        `fence_proxy_async`. Triton 3.7 emits no fence where a CTA is its own cluster.
         """
         access = Operation(self._shadow, transfer, np.array([address]), MBARRIER_BYTES, instruction)
         self._meet(access, access.late_writes(INIT if needs_fence else GENERIC), "write-read", instruction)
 
     def mbarrier_inval(self, slot: int, warp: int, address: int, instruction: int) -> None:
-        """mbarrier.inval by a lane: a write, ordered after all uses, TMA loads that arrive included.
+        """mbarrier.inval by a lane: a write, which must be ordered after all uses, also after TMA loads that arrive.
 
-        Those loads are known where `signal_async` was given the flat address as its key.
+        Those loads are known if `signal_async` got the flat address as its key.
         """
         self.mbarrier_init(slot, warp, address, instruction)
         within = address % self.size
@@ -164,11 +174,7 @@ class SharedRaces(VectorClocks):
             self.findings.add(Race("shared", "read-write", instruction, instruction, first, second, within, slot))
 
     def _meet_all(
-        self,
-        access: Lanes,
-        instruction: int,
-        values: Values | None = None,
-        old: Callable[[], Values] | None = None,
+        self, access: Lanes, instruction: int, values: Values | None = None, old: Callable[[], Values] | None = None
     ) -> None:
         for kind, late in (
             ("write-write", access.late_writes()),
@@ -182,7 +188,7 @@ class SharedRaces(VectorClocks):
     def _meet(
         self, access: Lanes | Operation, late: Late | None, kind: str, instruction: int, same: Bools | None = None
     ) -> None:
-        """Report what is late; `same` (n,) says which of the n accesses leave the value that they find."""
+        """Reports what is late; `same` (n,) says which of the n accesses do not change the value."""
         if late is None:
             return
         actors, ordered = access.actors_of(late), access.but_for_proxy(late)
@@ -202,7 +208,7 @@ class SharedRaces(VectorClocks):
             )  # fmt: skip
 
     def _collide(self, access: Lanes, instruction: int, values: Values | None) -> None:
-        """Report lanes that wrote one place in one instruction: of two warps, or of one with different values."""
+        """Reports lanes that wrote one place in one instruction: of two warps, or of one warp with different values."""
         pairs = access.collisions()
         if pairs is None:
             return

@@ -1,18 +1,18 @@
-"""Who knows what of whom: vector clocks of the warps of the CTAs in flight, and of their asynchronous operations.
+"""Vector clocks: what each warp in flight knows of the other warps and of asynchronous operations.
 
-An access is stamped with its actor and the actor's clock; it is ordered before whoever knows that clock.  This is the
-idea of FastTrack (Flanagan and Freund, 2009).  There are three planes.  GENERIC is plain happens-before.  ASYNC is what
-is ordered before operations of the async proxy (TMA, wgmma), which see a generic write only after a
-fence.proxy.async (PTX ISA 8.7, sections "Proxies" and "membar/fence"), which copies the one plane into the other.
-INIT is the same of their use of mbarriers, for which fence.mbarrier_init is enough.
+An access is stamped with its actor and the actor's clock; it is ordered before every access whose actor knows that
+clock.  This is the idea of FastTrack (Flanagan and Freund, 2009).  There are three planes.  GENERIC is plain
+happens-before.  ASYNC is what is ordered before operations of the async proxy (TMA, wgmma): they see a generic write
+only after a fence.proxy.async (PTX ISA 8.7, sections "Proxies" and "membar/fence"), which copies the one plane into the
+other.  INIT is the same for their use of mbarriers, for which fence.mbarrier_init is enough.
 
-A clock lives in the upper 32 bits of an int64, an instruction's number in bits 12 to 31, the actor in the lower 12.
-What is known of an actor is kept as the least stamp that is not known, so that `stamp < known` needs no shifting.
+A clock stands in the upper 32 bits of an int64, an instruction's number in bits 12 to 31, the actor in the lower 12.
+Knowledge of an actor is kept as the least stamp that is not known, so that `stamp < known` needs no shifting.
 
-A slot is a CTA, or a cluster, whose CTAs reach each other's memory.  Actors of one with W warps: W warps; W wgmma
-streams and W bulk streams (reads issued by a warp, which complete in the order of issue, so one clock serves them all);
-W cp.async streams (writes, in order too); then a pool for TMA loads, which complete in any order and take a number in
-turn.  A load that nobody waited for is forgotten when its number comes round and somebody waits for the later load.
+A slot is a CTA, or a cluster, whose CTAs reach each other's memory.  The actors of a slot with W warps: W warps; W
+wgmma streams and W bulk streams (reads issued by a warp, which complete in the order of issue, so one clock serves them
+all); W cp.async streams (writes, in order too); then a pool for TMA loads, which complete in any order and take a
+number in turn.  A load without a wait is forgotten when its number is used again and a warp waits for the later load.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Transfer:
     stamp: int
     """Clock and actor; an access adds its instruction."""
     known: Stamps
-    """(3, actors): what is ordered before it, by plane."""
+    """(3, actors): by plane, what is ordered before it."""
 
 
 class VectorClocks:
@@ -88,7 +88,7 @@ class VectorClocks:
             self.restart(slot)
 
     def restart(self, slot: int) -> None:
-        """Another CTA takes `slot`: all that was done there is ordered before it."""
+        """Another CTA takes `slot`: everything done there before is ordered before it."""
         self.current[slot] += ONE
         self.known[:, slot] = self.current[slot] & ~LOWER
         own = np.arange(self.warps)
@@ -97,7 +97,7 @@ class VectorClocks:
     def barrier(self, slots: Index, warps: Index, key: Hashable = None) -> None:
         """bar.sync: the warps learn all that any of them knows, in each of `slots` on its own.
 
-        With a `key`, of one slot, also what others have signalled to it since its last barrier (bar.arrive).
+        With a `key`, of one slot, they also learn what was signalled to it since its last barrier (bar.arrive).
         """
         s, w = _outer(slots, warps)
         if key is not None and (arrived := self._objects[int(s[0, 0])].pop(key, None)) is not None:
@@ -108,13 +108,13 @@ class VectorClocks:
         self._advance(s, w)
 
     def fence_proxy_async(self, slots: Index, warps: Index) -> None:
-        """What the warps know and have done is from now on ordered before what they do through the async proxy."""
+        """Orders what the warps know and have done before their later operations of the async proxy."""
         s, w = _outer(slots, warps)
         self.known[ASYNC, s, w] = self.known[GENERIC, s, w]
         self.fence_mbarrier_init(slots, warps)
 
     def fence_mbarrier_init(self, slots: Index, warps: Index) -> None:
-        """The same of mbarriers only, as far as the async proxy tells these of its bytes."""
+        """The same for mbarriers only: for the arrivals of asynchronous operations there."""
         s, w = _outer(slots, warps)
         self.known[INIT, s, w] = self.known[GENERIC, s, w]
         self._advance(s, w)
@@ -126,15 +126,15 @@ class VectorClocks:
         self._advance(slot, w)
 
     def signal_inits(self, slot: int, warps: Index, key: Hashable) -> None:
-        """A relaxed arrival: a release of those uses of mbarriers alone that a `fence_mbarrier_init` has covered."""
+        """A relaxed arrival: it releases only the inits of mbarriers that a `fence_mbarrier_init` has covered."""
         self._object(slot, key).join_one(INIT, slice(None), self.known[INIT, slot, _flat(warps)].max(axis=0))
 
     def complete(self, slot: int, key: Hashable) -> None:
-        """The phase of `key` is over: those who wait for it learn what was signalled up to now, and nothing later."""
+        """The phase of `key` is over: warps that wait for it learn what was signalled up to now, and nothing later."""
         self._object(slot, key).complete()
 
     def wait(self, slot: int, warps: Index, key: Hashable) -> None:
-        """The warps have waited for the last completed phase of `key`: an acquire; nothing where there is none."""
+        """The warps have waited for the last completed phase of `key`, if there is one: an acquire."""
         completed = self._object(slot, key).completed
         if completed is not None:
             w = _flat(warps)
@@ -192,7 +192,7 @@ class VectorClocks:
         self.current[slot, streams] += ONE
 
     def unwaited(self, slot: int, warp: int, key: Hashable) -> list[int]:
-        """Actors of TMA loads that have arrived at `key` without `warp` having learnt of it."""
+        """Actors of TMA loads that have arrived at `key`, which `warp` has not learnt."""
         signalled = self._object(slot, key).pending[GENERIC, self._pool :]
         return [self._pool + int(i) for i in np.flatnonzero(signalled > self.known[GENERIC, slot, warp, self._pool :])]
 
@@ -228,7 +228,7 @@ class VectorClocks:
 
 
 class _SyncObject:
-    """What has been released to a barrier: `pending` grows, `completed` is what it was when a phase ended."""
+    """Releases to a barrier: `pending` grows; `completed` is its value when the last phase ended."""
 
     def __init__(self, actors: int) -> None:
         self.pending: Stamps = np.zeros((3, actors), np.int64)
@@ -255,3 +255,41 @@ def _outer(slots: Index, warps: Index) -> tuple[npt.NDArray[np.integer], npt.NDA
 
 def _next_tick(stamp: _Stamp) -> _Stamp:
     return (stamp | LOWER) + 1
+
+
+class MapOrder:
+    """The writes and fences of tensor maps that a kernel makes itself, in the order that `clocks` know.
+
+    TMA reads maps through a proxy of their own.  PTX ISA 8.7, section "membar/fence": between the writing of a map in
+    global memory and its use a fence.proxy.tensormap with .acquire of its address is needed, by the warp that uses the
+    map or by one that it has met since.
+    """
+
+    def __init__(self, clocks: VectorClocks) -> None:
+        self._clocks = clocks
+        self._writes: dict[tuple[int, int], tuple[int, int, int]] = {}
+        self._fences: dict[tuple[int, int], list[tuple[int, int]]] = {}
+
+    def write(self, slot: int, warp: int, address: int, instruction: int) -> None:
+        """`warp` of the CTA in `slot` writes the map at a global address."""
+        self._writes[slot, address] = warp, self._now(slot, warp), instruction
+        self._fences[slot, address] = []
+
+    def fence(self, slot: int, warp: int, address: int) -> None:
+        """fence.proxy.tensormap with .acquire; it has no effect where the write is not ordered before it."""
+        write = self._writes.get((slot, address))
+        if write is not None and self._knows(slot, warp, write[0], write[1]):
+            self._fences[slot, address].append((warp, self._now(slot, warp)))
+
+    def use(self, slot: int, warp: int, address: int) -> int | None:
+        """The instruction that wrote the map that `warp` gives to TMA, if no fence is between; else None."""
+        write = self._writes.get((slot, address))
+        if write is None or any(self._knows(slot, warp, *fence) for fence in self._fences[slot, address]):
+            return None
+        return write[2]
+
+    def _now(self, slot: int, warp: int) -> int:
+        return int(self._clocks.current[slot, warp])
+
+    def _knows(self, slot: int, warp: int, other: int, stamp: int) -> bool:
+        return stamp < int(self._clocks.known[GENERIC, slot, warp, other])

@@ -1,8 +1,8 @@
 """The control flow of a kernel: basic blocks, and the registers that each needs from before.
 
-A block ends at a branch and around what may have to wait.  There are three grains, by how many lanes run in one piece:
-of whole warpgroups, of whole warps, or of parts of warps.  What is executed by more lanes together than the grain has
-(`shfl` by a warp, `wgmma` by four) begins a block in it, so that the pieces can wait for one another there.
+A block ends at a branch, and before and after an instruction that may have to wait.  There are three grains, by the
+lanes that run in one piece: whole warpgroups, whole warps, or parts of warps.  An instruction that more lanes execute
+together than the grain has (`shfl` by a warp, `wgmma` by four) begins a block, so that pieces can wait for one another.
 """
 
 from __future__ import annotations
@@ -10,31 +10,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from rooflab.bench.ptx.text.body import find_label
-from rooflab.bench.ptx.text.syntax import Instruction, Kernel, Label, PtxError
-from rooflab.bench.ptx.text.uses import definitions, uses
+from rooflab.bench.ptx.text.parse import find_label
+from rooflab.bench.ptx.text.syntax import Instruction, Kernel, Label, PtxError, definitions, uses
 
 WARPGROUP = ("wgmma",)
 """Families that four warps execute together."""
-WARP = (
-    "shfl",
-    "vote",
-    "match",
-    "redux",
-    "elect",
-    "ldmatrix",
-    "stmatrix",
-    "mma",
-    "activemask",
-    "setmaxnreg",
-    "bar",
-    "barrier",
-)
+WARP = frozenset("shfl vote match redux elect ldmatrix stmatrix mma activemask setmaxnreg bar barrier".split())
 """Families that a warp executes together."""
 
 
 BRANCHES = frozenset(("bra", "brx", "ret", "exit", "trap", "brkpt"))
-"""Families that leave a block."""
+"""Families that end a block."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +30,7 @@ class Block:
     start: int
     end: int
     following: tuple[int, ...]
-    """Where it may go, by the number of the first instruction; past the last is the end."""
+    """Numbers of the instructions that may come next; past the last one is the end."""
 
 
 def family(instruction: Instruction) -> str:
@@ -53,7 +39,7 @@ def family(instruction: Instruction) -> str:
 
 
 def lanes_together(instruction: Instruction) -> int:
-    """How many lanes must be in one piece to execute it: 128, 32 or 1."""
+    """The lanes that must be in one piece to execute an instruction: 128, 32 or 1."""
     name = family(instruction)
     if name in WARPGROUP:
         return 128
@@ -61,7 +47,7 @@ def lanes_together(instruction: Instruction) -> int:
 
 
 def waits(instruction: Instruction) -> bool:
-    """Whether it may have to wait for other warps, so that it is a block of its own."""
+    """Whether an instruction may have to wait for other warps; it is then a block of its own."""
     if instruction.opcode.startswith(("bar.warp", "barrier.cluster.arrive")):
         return False
     return instruction.opcode.startswith(("bar.", "barrier.", "mbarrier.try_wait", "nanosleep"))
@@ -93,7 +79,7 @@ class Flow:
         return tuple(self.kernel.labels[find_label(self.kernel.labels, name)] for name in table)
 
     def targets(self, number: int) -> tuple[int, ...]:
-        """Where a branch may go beside falling through."""
+        """Where a branch may go, beside the next instruction."""
         return self._targets[number]
 
     def starts(self, grain: int) -> frozenset[int]:
@@ -142,7 +128,7 @@ class Flow:
                 if instruction.predicate is None:
                     made |= {register.index for register in definitions(instruction)}
                 else:
-                    # What a guarded instruction leaves as it was is needed too.
+                    # A guarded instruction may leave the old value, so it is needed.
                     needed |= {register.index for register in definitions(instruction)} - made
             gen[start], kill[start] = needed, made
         live = {start: frozenset(gen[start]) for start in order}

@@ -1,12 +1,11 @@
-"""How a register's value is kept: the NumPy type that most of its uses want, so that few of them need another view.
+"""The NumPy type in which a register is kept: the one that most of its uses need, so that few need another view.
 
 PTX registers have no type beyond their width, and Triton's floats live in `.b32`.
 """
 
 from __future__ import annotations
 
-from rooflab.bench.ptx.text.syntax import Group, Instruction, Kernel, Operand, PtxError, Register
-from rooflab.bench.ptx.text.uses import definitions
+from rooflab.bench.ptx.text.syntax import Group, Instruction, Kernel, Operand, PtxError, Register, definitions
 
 DTYPES = {
     "pred": "?",
@@ -19,7 +18,7 @@ DTYPES = {
 """NumPy type by PTX type."""
 FLOAT = {"f32": "f4", "f64": "f8"}
 COPIES = ("mov", "selp", "shfl", "slct")
-"""Families whose results are their operands, whatever these mean."""
+"""Families that copy operands of any type to their result."""
 
 
 def dtype_of(kind: str) -> str:
@@ -37,7 +36,7 @@ def storage(kernel: Kernel) -> list[str]:
         _vote(instruction, votes)
         if instruction.parts[0] in COPIES:
             links += _links(instruction)
-    # A copy means what its source and its destination mean; two rounds reach through a loop's copies.
+    # A copy has the type of its source and its destination; two rounds reach through a loop's copies.
     for _ in range(2):
         for target, source in links + links[::-1]:
             if not votes[target]:

@@ -1,6 +1,7 @@
-"""Parses PTX into kernels: scopes and labels made unique, calls put in place, source lines kept.
+"""Parses PTX into kernels: makes scopes and labels unique, puts called functions in place, keeps source lines.
 
-Grammar: PTX ISA 8.7, sections 4 to 7 and 11.  What is not known raises `PtxError`; nothing is skipped.
+Grammar: PTX ISA 8.7, sections 4 to 7 and 11.  What is not known raises `PtxError`; the parser skips nothing.  A
+function is read anew for each call of it.
 """
 
 from __future__ import annotations
@@ -9,25 +10,272 @@ import math
 import re
 from functools import lru_cache, partial
 
-from rooflab.bench.ptx.text.body import Body
-from rooflab.bench.ptx.text.declarations import parameters, variable
-from rooflab.bench.ptx.text.operands import split
-from rooflab.bench.ptx.text.statements import Function, split_module, statements, strip_comments
-from rooflab.bench.ptx.text.syntax import Kernel, Module, PtxError, Variable
+from rooflab.bench.ptx.text.statements import (
+    Function,
+    declared_parameters,
+    declared_registers,
+    declared_variable,
+    parse_operand,
+    special_register,
+    split,
+    split_module,
+    statements,
+    strip_comments,
+)
+from rooflab.bench.ptx.text.syntax import (
+    Immediate,
+    Instruction,
+    Kernel,
+    Label,
+    Module,
+    Operand,
+    Parameter,
+    Place,
+    PtxError,
+    Register,
+    Symbol,
+    Variable,
+)
 
+_INSTRUCTION = re.compile(r"(?:@\s*(!?)\s*([\w$%]+)\s+)?([\w.:$]+)\s*(.*)$", re.DOTALL)
+_LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+\d+(?:.*inlined_at\s+(\d+)\s+(\d+))?")
+_CALLED = re.compile(r" called (\S+) (\d+)")
+_FAMILY = re.compile(r"(.*?)(\d+)$")
+HOST_CALLS = ("vprintf", "__assertfail", "__cuda_assertfail")
+"""Functions of the driver: the emulator treats a call of one as an instruction."""
 REGISTERS = 65536
-"""Of a multiprocessor."""
+"""Registers of a multiprocessor."""
 MOST_REGISTERS = 256
-"""Of a thread, in the units in which warps are given them."""
+"""The most registers of a thread, in the units in which they are allocated."""
 TARGETS = ("sm_90", "sm_90a")
-"""What is run: instructions of older targets are part of these, and Blackwell's are not known."""
+"""Targets that are emulated: they have the instructions of older ones; those of Blackwell are not known."""
+
+
+class Scope:
+    """The names declared within one pair of braces."""
+
+    def __init__(self, number: int):
+        self.number = number
+        self.names: dict[str, Register] = {}
+        self.families: dict[str, tuple[str, int]] = {}
+        """Type and count by prefix: thousands are declared; a register is made when it first occurs."""
+        self.variables: dict[str, str] = {}
+
+
+class Body:
+    """Collects instructions, registers, labels and variables."""
+
+    def __init__(self, functions: dict[str, Function], files: dict[int, str], outer: dict[str, Variable]):
+        self.registers: list[Register] = []
+        self.instructions: list[Instruction] = []
+        self.labels: dict[str, int] = {}
+        self.tables: dict[str, tuple[str, ...]] = {}
+        self.variables = dict(outer)
+        self._functions = functions
+        self._files = files
+        self._scopes: list[Scope] = []
+        self._count = 0
+        self._place: Place | None = None
+        self._ends: list[str] = []
+        """Labels behind the calls that are currently read."""
+        self._calls: list[str] = []
+        self._parameters: set[str] = set()
+
+    def enter_kernel(self, parameters: list[Parameter]) -> None:
+        """Declares the kernel's parameters."""
+        self._parameters = {parameter.name for parameter in parameters}
+
+    def read(self, text: str) -> None:
+        """Reads the statements of a body in a scope of its own."""
+        base = len(self._scopes)
+        self._scopes.append(self._new_scope())
+        for kind, statement in statements(text):
+            if kind == "open":
+                self._scopes.append(self._new_scope())
+            elif kind == "close":
+                self._scopes.pop()
+            elif kind == "label":
+                self.labels[f"{statement}@{self._scopes[-1].number}"] = len(self.instructions)
+            elif kind == "line":
+                self._line(statement)
+            else:
+                self._statement(statement)
+        if len(self._scopes) != base + 1:
+            raise PtxError("PTX: expected as many '}' as '{' in a body")
+        self._scopes.pop()
+
+    def _new_scope(self) -> Scope:
+        self._count += 1
+        return Scope(self._count)
+
+    def _line(self, text: str) -> None:
+        if parts := _LOC.match(text):
+            file, line, caller, at = parts.groups()
+            name = self._files.get(int(file), f"file {file}")
+            outer = (self._files.get(int(caller), f"file {caller}"), int(at)) if caller else None
+            if called := _CALLED.search(text):
+                outer = (self._full_name(called[1]), int(called[2]))
+            # Line 0 marks code without a source line.
+            self._place = Place(name, int(line), outer) if int(line) else self._place
+
+    def _full_name(self, name: str) -> str:
+        return next((path for path in self._files.values() if path.rsplit("/", 1)[-1] == name), name)
+
+    def _statement(self, text: str) -> None:
+        if text.startswith((".pragma", ".noreturn")):
+            return
+        if (found := declared_registers(text)) is not None:
+            for name, count in found[1]:
+                if count is None:
+                    self._scopes[-1].names[name] = self._register(name, found[0])
+                else:
+                    self._scopes[-1].families[name] = (found[0], count)
+        elif text.startswith((".callprototype", ".calltargets")):
+            raise PtxError(f"PTX: expected calls of functions by their names, got one by a pointer at {self._place}")
+        elif text.startswith(".branchtargets"):
+            self._table(text)
+        elif (declared := declared_variable(text)) is not None:
+            space = "local" if declared.space == "param" else declared.space
+            self._declare(declared.name, declared.size, declared.align, space)
+        elif text.startswith("."):
+            raise PtxError(f"PTX: expected a directive that is known, got {text!r}")
+        else:
+            self._instruction(text)
+
+    def _declare(self, name: str, size: int, align: int, space: str) -> str:
+        unique = f"{name}@{self._scopes[-1].number}"
+        self._scopes[-1].variables[name] = unique
+        self.variables[unique] = Variable(unique, space, size, align)
+        return unique
+
+    def _table(self, text: str) -> None:
+        # The label before the table is its name, not a place in the code.
+        key = next(reversed(self.labels))
+        del self.labels[key]
+        names = [self._label_key(name) for name in split(text.removeprefix(".branchtargets"))]
+        self.tables[key] = tuple(names)
+
+    def _label_key(self, name: str) -> str:
+        """A key with all open scopes, innermost first: a label may come later; `find_label` then finds it."""
+        return "|".join([name, *(str(scope.number) for scope in reversed(self._scopes))])
+
+    def _register(self, name: str, kind: str) -> Register:
+        register = Register(len(self.registers), name, kind)
+        self.registers.append(register)
+        return register
+
+    def _resolve(self, name: str) -> Operand:
+        special = special_register(name)
+        for scope in reversed(self._scopes):
+            if name in scope.names:
+                return scope.names[name]
+            if name in scope.variables:
+                return Symbol(scope.variables[name])
+            numbered = _FAMILY.match(name)
+            if numbered and numbered[1] in scope.families and int(numbered[2]) < scope.families[numbered[1]][1]:
+                scope.names[name] = self._register(name, scope.families[numbered[1]][0])
+                return scope.names[name]
+        if special is not None:
+            return special
+        if name == "WARP_SZ":
+            return Immediate(32)
+        if name in self.variables or name in self._parameters:
+            return Symbol(name)
+        raise PtxError(f"PTX: expected a name that is declared, got {name!r}")
+
+    def _instruction(self, text: str) -> None:
+        parts = _INSTRUCTION.match(text)
+        if parts is None:
+            raise PtxError(f"PTX: expected an instruction, got {text!r}")
+        negated, guard, opcode, rest = parts.groups()
+        predicate = None
+        if guard is not None:
+            resolved = self._resolve(guard)
+            if not isinstance(resolved, Register):
+                raise PtxError(f"PTX: expected a predicate, got {guard!r} in {text!r}")
+            predicate = resolved
+        family = opcode.split(".")[0]
+        if family == "call":
+            self._call(rest, text, predicate, negated == "!")
+            return
+        if family == "ret" and self._ends:
+            self._add(
+                "bra.uni" if predicate is None else "bra", (Label(self._ends[-1]),), predicate, negated == "!", text
+            )
+            return
+        own: tuple[Operand, ...]
+        if family == "bra":
+            own = (Label(self._label_key(rest.strip())),)
+        elif family == "brx":
+            index, table = split(rest)
+            own = (parse_operand(index, self._resolve), Label(self._label_key(table)))
+        else:
+            own = tuple(parse_operand(item, self._resolve) for item in split(rest))
+        self._add(opcode, own, predicate, negated == "!", " ".join(text.split()))
+
+    def _add(self, opcode: str, own: tuple[Operand, ...], predicate: Register | None, negated: bool, text: str) -> None:
+        self.instructions.append(
+            Instruction(len(self.instructions), opcode, own, predicate, negated, self._place, text)
+        )
+
+    def _call(self, rest: str, text: str, predicate: Register | None, negated: bool) -> None:
+        items = split(rest)
+        returns = split(items.pop(0)[1:-1]) if items[0].startswith("(") else []
+        name = items.pop(0)
+        given = split(items.pop(0)[1:-1]) if items else []
+        if name in HOST_CALLS:
+            self._add(f"call.{name}", tuple(self._resolve(item) for item in given), predicate, negated, text)
+            return
+        if name not in self._functions:
+            plain = " ".join(text.split())
+            raise PtxError(f"PTX: expected a call of a function with a body, got {plain!r} at {self._place}")
+        if name in self._calls or predicate is not None:
+            plain = f"{' '.join(text.split())!r} at {self._place}"
+            raise PtxError(f"PTX: expected a call that is neither recursive nor guarded, got {plain}")
+        function = self._functions[name]
+        variables: dict[str, str] = {}
+        wanted = [*split(function.returns), *split(function.parameters)]
+        if len(wanted) != len(returns) + len(given):
+            raise PtxError(f"PTX: expected {len(wanted)} parameters and results of {name}, got {text!r}")
+        for declared, value in zip(wanted, [*returns, *given], strict=True):
+            parameter, actual = declared_variable(declared), self._resolve(value)
+            if parameter is None or not isinstance(actual, Symbol):
+                raise PtxError(f"PTX: expected parameters in the .param space, got {text!r}")
+            variables[parameter.name] = actual.name
+        self._inline(function, variables)
+
+    def _inline(self, function: Function, variables: dict[str, str]) -> None:
+        self._count += 1
+        end = f"end of {function.name}@{self._count}"
+        self._calls.append(function.name)
+        self._ends.append(end)
+        outer, place = self._scopes, self._place
+        scope = self._new_scope()
+        scope.variables |= variables
+        self._scopes = [scope]
+        self.read(function.body)
+        self._scopes, self._place = outer, place
+        self._ends.pop()
+        self._calls.pop()
+        self.labels[end] = len(self.instructions)
+
+
+def find_label(labels: dict[str, int], name: str) -> str:
+    """The key in `labels` of a branch's target.  Raises `PtxError` where there is no such label."""
+    if name in labels:
+        return name
+    target, *scopes = name.split("|")
+    for scope in scopes:
+        if f"{target}@{scope}" in labels:
+            return f"{target}@{scope}"
+    raise PtxError(f"PTX: expected a label, got {target!r}, which stands nowhere")
 
 
 @lru_cache(maxsize=256)
 def parse(text: str) -> Module:
-    """The module that `text` is; its kernels are read when they are asked for.
+    """The module of a PTX text; a kernel is read when it is asked for.
 
-    Raises `PtxError` on a text that is no PTX, and on one for another target than Hopper.
+    Raises `PtxError` on a text that is no PTX, and on a target other than Hopper.
     """
     plain = strip_comments(text)
     version = re.search(r"^\s*\.version\s+([\d.]+)", plain, re.MULTILINE)
@@ -40,11 +288,11 @@ def parse(text: str) -> Module:
     shared: dict[str, Variable] = {}
     for piece in outer:
         for statement in statements(piece):
-            if statement.kind == "text" and (found := variable(statement.text)) is not None:
-                shared[found.name] = found
+            if statement.kind == "text" and (declared := declared_variable(statement.text)) is not None:
+                shared[declared.name] = declared
     files = {int(number): name for number, name in re.findall(r'\.file\s+(\d+)\s+"([^"]*)"', plain)}
     callable_ = {function.name: function for function in functions if not function.is_entry}
-    module = Module(version[1], target[1], files=files)
+    module = Module(version[1])
     for function in functions:
         if function.is_entry:
             module.entries[function.name] = partial(_kernel, function, shared, callable_, files)
@@ -54,7 +302,7 @@ def parse(text: str) -> Module:
 def _kernel(
     function: Function, outer: dict[str, Variable], functions: dict[str, Function], files: dict[int, str]
 ) -> Kernel:
-    own = parameters(function.parameters)
+    own = declared_parameters(function.parameters)
     body = Body(functions, files, outer)
     body.enter_kernel(own)
     body.read(function.body)
@@ -75,16 +323,16 @@ def _kernel(
 
 
 def _triple(directives: str, name: str) -> tuple[int, int, int] | None:
-    found = re.search(rf"\.{name}\s+([\d\s,]+)", directives)
-    if not found:
+    directive = re.search(rf"\.{name}\s+([\d\s,]+)", directives)
+    if not directive:
         return None
-    sizes = [int(size) for size in split(found[1])]
+    sizes = [int(size) for size in split(directive[1])]
     x, y, z = (sizes + [1, 1])[:3]
     return x, y, z
 
 
 def _share(directives: str, block: tuple[int, int, int] | None) -> int | None:
-    """Registers a thread where a multiprocessor is divided among as many CTAs as `.minnctapersm` says."""
+    """Registers of a thread where `.minnctapersm` CTAs share a multiprocessor."""
     ctas = _single(directives, "minnctapersm")
     if not ctas or block is None:
         return None
@@ -93,5 +341,5 @@ def _share(directives: str, block: tuple[int, int, int] | None) -> int | None:
 
 
 def _single(directives: str, name: str) -> int | None:
-    found = re.search(rf"\.{name}\s+(\d+)", directives)
-    return int(found[1]) if found else None
+    directive = re.search(rf"\.{name}\s+(\d+)", directives)
+    return int(directive[1]) if directive else None

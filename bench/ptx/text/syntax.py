@@ -1,14 +1,24 @@
-"""What a PTX text says, as values: operands, instructions, declarations, kernels (PTX ISA 8.7, sections 4 to 7)."""
+"""The values that a PTX text is parsed into: operands, instructions, declarations, kernels (PTX ISA 8.7, 4 to 7)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+Triple = tuple[int, int, int]
+"""Sizes along x, y and z."""
+WIDTHS = {"pred": 1} | {f"{kind}{bits}": bits // 8 for kind in "busf" for bits in (8, 16, 32, 64, 128)}
+"""Bytes of a value by its type."""
+NO_RESULT = frozenset(
+    "st bra brx ret exit trap bar barrier fence membar red wgmma_wait cp prefetch prefetchu setmaxnreg nanosleep call"
+    " stmatrix discard applypriority tensormap griddepcontrol pmevent brkpt isspacep_none stackrestore".split()
+)
+"""Families of instructions that write no register."""
+
 
 class PtxError(ValueError):
-    """A PTX text that is wrong, or that says what the emulator does not know."""
+    """A PTX text that is wrong, or that has what the emulator does not know."""
 
 
 class Place(NamedTuple):
@@ -17,7 +27,7 @@ class Place(NamedTuple):
     file: str
     line: int
     caller: tuple[str, int] | None = None
-    """File and line of the outermost call, where the line is of a function inlined there."""
+    """File and line of the outermost call, where `line` is in a function that was inlined there."""
 
     def __str__(self) -> str:
         name = self.file.rsplit("/", 1)[-1]
@@ -49,7 +59,7 @@ class Special(NamedTuple):
 
 
 class Symbol(NamedTuple):
-    """The address of a variable or parameter, and so many bytes beyond it."""
+    """The address of a variable or parameter, plus `offset` bytes."""
 
     name: str
     offset: int = 0
@@ -61,7 +71,7 @@ class Address(NamedTuple):
     base: Register | Symbol | Immediate
     offset: int = 0
     coordinates: tuple[Operand, ...] = ()
-    """Of a tensor operand: `[map, {c0, c1}]`."""
+    """The coordinates of a tensor operand: `[map, {c0, c1}]`."""
 
 
 class Group(NamedTuple):
@@ -71,7 +81,7 @@ class Group(NamedTuple):
 
 
 class Sink(NamedTuple):
-    """`_`: a result that nobody wants."""
+    """`_`: a result that is not used."""
 
 
 class Label(NamedTuple):
@@ -90,7 +100,7 @@ Operand = Register | Immediate | Special | Symbol | Address | Group | Sink | Lab
 
 
 def registers_of(operand: Operand) -> Iterator[Register]:
-    """The registers that an operand names."""
+    """The registers that an operand contains."""
     if isinstance(operand, Register):
         yield operand
     elif isinstance(operand, Negated):
@@ -133,12 +143,12 @@ class Reference(NamedTuple):
     """An address among the bytes that a variable begins with."""
 
     at: int
-    """Place of its first byte there."""
+    """Index of its first byte there."""
     size: int
     symbol: str
     offset: int
     mask: int
-    """Of the address only these bits are taken, shifted down (`0xFF00(table)`)."""
+    """The bits of the address that are taken; they are shifted down (`0xFF00(table)`)."""
 
 
 @dataclass(frozen=True)
@@ -163,28 +173,27 @@ class Parameter:
     type: str
     size: int
     align: int
-    is_pointer: bool = False
 
 
 @dataclass
 class Kernel:
-    """An entry, with every function that it calls in place."""
+    """An entry, with every function that it calls inlined."""
 
     name: str
     parameters: list[Parameter]
     registers: list[Register]
     instructions: list[Instruction]
     labels: dict[str, int]
-    """By name, the number of the instruction that follows; past the last for one at the end."""
+    """By name, the number of the next instruction; past the last one for a label at the end."""
     tables: dict[str, tuple[str, ...]]
     """`.branchtargets`: the labels that a `brx.idx` may go to."""
     variables: dict[str, Variable]
     """Its own and its module's."""
-    block: tuple[int, int, int] | None = None
+    block: Triple | None = None
     """`.reqntid`: the threads of every CTA."""
     most_threads: int | None = None
-    """`.maxntid`, multiplied out, which is all that it promises."""
-    cluster: tuple[int, int, int] | None = None
+    """The product of `.maxntid`, which promises no more."""
+    cluster: Triple | None = None
     max_registers: int | None = None
 
 
@@ -193,10 +202,8 @@ class Module:
     """A PTX text."""
 
     version: str
-    target: str
     entries: dict[str, Callable[[], Kernel]] = field(default_factory=dict)
-    """What reads each kernel."""
-    files: Mapping[int, str] = field(default_factory=dict)
+    """By name, a function that reads the kernel."""
 
     def kernel(self, name: str) -> Kernel:
         """The entry called `name`.  Raises `PtxError` where there is none."""
@@ -205,5 +212,32 @@ class Module:
         return self.entries[name]()
 
 
-WIDTHS = {"pred": 1} | {f"{kind}{bits}": bits // 8 for kind in "busf" for bits in (8, 16, 32, 64, 128)}
-"""Bytes of a value by its type."""
+def definitions(instruction: Instruction) -> list[Register]:
+    """The registers that an instruction writes."""
+    return [register for operand in _results(instruction) for register in registers_of(operand)]
+
+
+def uses(instruction: Instruction) -> list[Register]:
+    """The registers that an instruction reads, its predicate included; a wgmma reads and writes its accumulators."""
+    registers = [] if instruction.predicate is None else [instruction.predicate]
+    # By place, because a register may be a result and an operand.
+    for operand in instruction.operands[1 if any(True for _ in _results(instruction)) else 0 :]:
+        registers += registers_of(operand)
+    if instruction.opcode.startswith("wgmma.mma_async"):
+        registers += registers_of(instruction.operands[0])
+    return registers
+
+
+def _results(instruction: Instruction) -> Iterator[Operand]:
+    name, operands = instruction.opcode.split(".", 1)[0], instruction.operands
+    if name in NO_RESULT or not operands:
+        return
+    if name == "wgmma" and not instruction.opcode.startswith("wgmma.mma_async"):
+        return
+    if name == "mbarrier" and isinstance(operands[0], Address):
+        return  # init, inval, expect_tx, complete_tx
+    first = operands[0]
+    if isinstance(first, Address):
+        return
+    if isinstance(first, Register | Group):
+        yield first

@@ -1,75 +1,93 @@
-"""Registers of wgmma in the text of a kernel: which hold accumulators, and which are touched without a fence after.
+"""Registers of wgmma in the text of a kernel: which hold accumulators, which accesses lack a fence or a wait.
 
 PTX ISA 8.7, `wgmma.fence`: it must stand before the first wgmma of a kernel, and between any other access of a register
-and the wgmma that takes it, as an accumulator or as A.  That is a matter of the text alone, so it is looked for there,
-on every way to each wgmma.
+and the wgmma that takes it, as an accumulator or as A.  `wgmma.mma_async`: accessing a register of a pending operation
+is undefined.  A wgmma reads A when its turn comes, a loop puts the next step's A into the same registers, and only
+`wgmma.wait_group` says that the last one has been read.  Both rules depend on the text alone, so they are checked
+there, on every path through the kernel.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 from rooflab.bench.ptx.text.flow import Flow
-from rooflab.bench.ptx.text.syntax import Group, Instruction, Kernel, registers_of
-from rooflab.bench.ptx.text.uses import definitions, uses
+from rooflab.bench.ptx.text.syntax import Group, Instruction, Kernel, definitions, registers_of, uses
+
+_Facts = TypeVar("_Facts", bound=dict[Any, Any])
+"""Facts that hold at a place of a kernel."""
+BEGINNING, WRITTEN, MULTIPLIED, READ, FENCED = range(5)
+"""Events of a register since the last fence; `BEGINNING` concerns all registers."""
+_State = dict[tuple[int, int], int]
+"""By kind and register, the last such instruction."""
+_Ages = dict[int, tuple[int, int]]
+"""By register: the number of groups committed since, its own included, and the wgmma that reads it."""
 
 
 def accumulators(kernel: Kernel) -> frozenset[int]:
     """Registers that a wgmma writes, and copies of them."""
-    found: set[int] = set()
+    registers: set[int] = set()
     copies: list[tuple[int, int]] = []
     for instruction in kernel.instructions:
         if instruction.opcode.startswith("wgmma.mma_async"):
-            found |= {register.index for register in definitions(instruction)}
+            registers |= {register.index for register in definitions(instruction)}
         elif instruction.opcode.startswith("mov") and len(instruction.operands) == 2:
             target, source = ([item.index for item in registers_of(operand)] for operand in instruction.operands)
             if len(target) == len(source) == 1:
                 copies.append((target[0], source[0]))
-    changed = bool(found)
+    changed = bool(registers)
     while changed:
-        more = {target for target, source in copies if source in found} - found
-        found |= more
+        more = {target for target, source in copies if source in registers} - registers
+        registers |= more
         changed = bool(more)
-    return frozenset(found)
+    return frozenset(registers)
 
 
 def unfenced(flow: Flow) -> list[tuple[Instruction, Instruction | None]]:
-    """Each wgmma that lacks a `wgmma.fence` on some way there, with what touches a register of its before it.
+    """Each wgmma that lacks a `wgmma.fence` on some path to it, with the earlier access of one of its registers.
 
-    That is a write, or a read behind a wgmma that had the register, with no fence since; a chain of wgmmas of one shape
-    needs no fence.  None stands for the kernel's beginning, after which the first one needs a fence whatever its
-    registers.
+    The access is a write, or a read after a wgmma that used the register, with no fence since; a chain of wgmmas of one
+    shape needs no fence.  None stands for the kernel's beginning: the first wgmma always needs a fence.
     """
     kernel = flow.kernel
     taken = {index for instruction in kernel.instructions for index in _registers(instruction)}
     if not taken:
         return []
+    facts = _follow(
+        flow,
+        {(BEGINNING, 0): -1},
+        lambda instruction, state: _step(instruction, state, taken),
+        lambda state, known: {key: number for key, number in state.items() if key not in known},
+    )
+    return [(wgmma, kernel.instructions[number] if number >= 0 else None) for wgmma, number in facts]
+
+
+def _follow(
+    flow: Flow, entry: _Facts, step: Callable[[Instruction, _Facts], set[int]], new: Callable[[_Facts, _Facts], _Facts]
+) -> list[tuple[Instruction, int]]:
+    """Carries facts along every path of a kernel, from those at its `entry`, until no block learns more.
+
+    `step` takes facts past an instruction, in place; what it returns is collected, beside the instruction.  `new` says
+    which of some facts a block does not know yet.
+    """
     blocks = {start: flow.block(start, 128) for start in sorted(flow.starts(128))}
-    entering: dict[int, _State] = {start: {} for start in blocks}
-    entering[0][BEGINNING, 0] = -1
-    found: dict[tuple[int, int], tuple[Instruction, Instruction | None]] = {}
-    work = [0]
-    seen: set[int] = set()
+    entering: dict[int, _Facts] = {start: type(entry)() for start in blocks}
+    entering[0].update(entry)
+    work, seen, found = [0], set[int](), dict[tuple[int, int], None]()
     while work:
         start = work.pop()
         seen.add(start)
-        state = dict(entering[start])
-        for instruction in kernel.instructions[blocks[start].start : blocks[start].end]:
-            for number in _step(instruction, state, taken):
-                other = kernel.instructions[number] if number >= 0 else None
-                found.setdefault((instruction.number, number), (instruction, other))
+        facts = type(entry)(entering[start])
+        for instruction in flow.kernel.instructions[blocks[start].start : blocks[start].end]:
+            found |= dict.fromkeys((instruction.number, number) for number in step(instruction, facts))
         for following in blocks[start].following:
-            if following not in blocks:
-                continue
-            known = entering[following]
-            if state.keys() - known.keys() or following not in seen:
-                known.update({key: number for key, number in state.items() if key not in known})
-                work.append(following)
-    return list(found.values())
-
-
-BEGINNING, WRITTEN, MULTIPLIED, READ, FENCED = range(5)
-"""What is known of a register since the last fence: the first of all registers alike."""
-_State = dict[tuple[int, int], int]
-"""By kind and register: the last instruction that did it."""
+            if following in blocks:
+                learnt = new(facts, entering[following])
+                if learnt or following not in seen:
+                    entering[following].update(learnt)
+                    work.append(following)
+    return [(flow.kernel.instructions[place], number) for place, number in found]
 
 
 def _registers(instruction: Instruction) -> list[int]:
@@ -81,17 +99,17 @@ def _registers(instruction: Instruction) -> list[int]:
 
 
 def _step(instruction: Instruction, state: _State, taken: set[int]) -> set[int]:
-    """Takes `state` past an instruction; what that instruction, if it is a wgmma, finds without a fence."""
-    found: set[int] = set()
+    """Takes `state` past an instruction; returns the accesses that lack a fence before it, if it is a wgmma."""
+    early: set[int] = set()
     if instruction.opcode.startswith("wgmma.fence"):
-        # A compiler moves reads behind it: they count again behind the wgmma that it is for.
+        # A compiler moves reads behind the fence: they count again behind the wgmma that follows it.
         had = {(FENCED, index): number for (kind, index), number in state.items() if kind in (MULTIPLIED, FENCED)}
         state.clear()
         state.update(had)
     elif instruction.opcode.startswith("wgmma.mma_async"):
         own = _registers(instruction)
         keys = [(BEGINNING, 0), *((kind, index) for kind in (WRITTEN, READ) for index in own)]
-        found = {state[key] for key in keys if key in state}
+        early = {state[key] for key in keys if key in state}
         for kind, index in [key for key in state if key[0] == FENCED]:
             state[MULTIPLIED, index] = state.pop((kind, index))
         for index in own:
@@ -107,4 +125,41 @@ def _step(instruction: Instruction, state: _State, taken: set[int]) -> set[int]:
         for register in definitions(instruction):
             if register.index in taken and not (moves and (MULTIPLIED, register.index) not in state):
                 state[WRITTEN, register.index] = instruction.number
-    return found
+    return early
+
+
+def rewritten(flow: Flow) -> list[tuple[Instruction, Instruction]]:
+    """Each write of a register that a wgmma before it may still have to read as A, with that wgmma."""
+    kernel = flow.kernel
+    if not any(_a_registers(instruction) for instruction in kernel.instructions):
+        return []
+
+    def younger(ages: _Ages, known: _Ages) -> _Ages:
+        # The youngest counts: on that path the most groups may be pending.
+        return {index: age for index, age in ages.items() if index not in known or age < known[index]}
+
+    facts = _follow(flow, _Ages(), _step_reads, younger)
+    return [(writer, kernel.instructions[number]) for writer, number in facts]
+
+
+def _a_registers(instruction: Instruction) -> list[int]:
+    if not instruction.opcode.startswith("wgmma.mma_async") or not isinstance(instruction.operands[1], Group):
+        return []
+    return [register.index for register in registers_of(instruction.operands[1])]
+
+
+def _step_reads(instruction: Instruction, ages: _Ages) -> set[int]:
+    """Takes `ages` past an instruction; returns the wgmmas whose A it writes too early."""
+    if instruction.opcode.startswith("wgmma.mma_async"):
+        ages.update(dict.fromkeys(_a_registers(instruction), (0, instruction.number)))
+        return set()
+    if instruction.opcode.startswith("wgmma.commit_group"):
+        ages.update({index: (age + 1, number) for index, (age, number) in ages.items()})
+        return set()
+    if instruction.opcode.startswith("wgmma.wait_group"):
+        pending = int(getattr(instruction.operands[0], "value", 0))
+        for index in [index for index, (age, _) in ages.items() if age > pending]:
+            del ages[index]
+        return set()
+    written = {register.index for register in definitions(instruction)} & ages.keys()
+    return {ages.pop(index)[1] for index in written}

@@ -1,27 +1,38 @@
-"""Tensor maps: what cuTensorMapEncodeTiled takes, checked as it checks, in 128 bytes of our own.
+"""Tensor maps and the tiles that TMA copies by them: the map's fields, the addresses of a box, what happens to values.
 
-The true layout is secret, so maps made on the host and maps made on the device by `tensormap.replace` both use the one
-here.  All zeros are an empty map, as on sm_90a, where a kernel may start from zeroed shared memory.
+The map holds what cuTensorMapEncodeTiled takes, checked as it checks, in 128 bytes of our own.  The true layout is
+secret, so maps made on the host and maps made on the device by `tensormap.replace` both use the one here.  All zeros
+are an empty map, as on sm_90a, where a kernel may start from zeroed shared memory.
+
+PTX ISA 8.7, "Tensors" and `cp.async.bulk.tensor`: a box is dense in shared memory, its first dimension fastest, and
+swizzled on the bits of the shared address itself; elements outside of the tensor are filled on loads and left alone on
+stores.  All that does not depend on the coordinates is cached, so a tile of a loop costs two additions.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import numpy as np
+
+from rooflab.bench.ptx.numbers.bits import COMBINE, UNSIGNED
+from rooflab.bench.ptx.numbers.formats import decode, encode
+from rooflab.bench.ptx.tiles.shared_layout import CHUNK_BYTES, PERIOD, swizzled
 
 BYTES = 128
 """Bytes of a tensor map."""
 ELEMENTS = ("u8", "u16", "u32", "s32", "u64", "s64", "f16", "f32", "f32.ftz", "f64", "bf16", "tf32", "tf32.ftz")
 """Element types in the order of the .elemtype values of PTX ISA 8.7, `tensormap.replace`."""
 DRIVER_ELEMENTS = ("u8", "u16", "u32", "s32", "u64", "s64", "f16", "f32", "f64", "bf16", "f32.ftz", "tf32", "tf32.ftz")
-"""The same in the order of the driver's CUtensorMapDataType, which differs from 8 on."""
+"""The same types in the order of the driver's CUtensorMapDataType, which differs from index 8 on."""
 ELEMENT_BYTES = {name: 8 if "64" in name else 4 if "32" in name else 1 if name == "u8" else 2 for name in ELEMENTS}
 SWIZZLES = (0, 32, 64, 128)
 """Bytes of the swizzle, in the order of PTX's .swizzle_mode and of the driver's CUtensorMapSwizzle."""
 FILLS = ("zero", "nan")
-"""What a load writes for elements out of bounds, in the order of .fill_mode."""
+"""Values that a load writes for elements out of bounds, in the order of .fill_mode."""
 
 _MAGIC = 0x70616D5F62616C66
 _FIELDS = np.dtype(
@@ -41,6 +52,17 @@ _FIELDS = np.dtype(
     ]
 )
 _CODES = {"elemtype": len(ELEMENTS), "interleave_layout": 3, "swizzle_mode": len(SWIZZLES), "fill_mode": len(FILLS)}
+BOX_ALIGNMENT = 128
+"""Bytes: a box starts at a multiple of it in shared memory."""
+_KINDS = {"u": "u", "s": "i"}
+_WHOLE = ("u32", "s32", "u64", "s64")
+REDUCIBLE = {
+    "add": ("u32", "s32", "u64", "f16", "f32", "f32.ftz", "f64", "bf16", "tf32", "tf32.ftz"),
+    **dict.fromkeys(("min", "max"), (*_WHOLE, "f16", "bf16")),
+    **dict.fromkeys(("inc", "dec"), ("u32",)),
+    **dict.fromkeys(("and", "or", "xor"), _WHOLE),
+}
+"""Elements by reduction: what ptxas takes for `cp.reduce.async.bulk`, and Triton for tensors."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +84,7 @@ class TensorMap:
     box: tuple[int, ...]
     """Elements that a box spans along each dimension, at most 256."""
     element_strides: tuple[int, ...] = ()
-    """Every how many elements one is taken along each dimension, 1 to 8; the first is ignored.  Empty: all 1."""
+    """Steps between the elements that are taken along each dimension, 1 to 8; the first is ignored.  Empty: all 1."""
     swizzle: int = 0
     """Bytes of the swizzle in shared memory: 0, 32, 64 or 128."""
     fill: str = "zero"
@@ -126,7 +148,7 @@ class TensorMap:
 
     @cached_property
     def steps(self) -> tuple[int, ...]:
-        """Every how many elements a copy takes one along each dimension."""
+        """Steps between the elements that a copy takes along each dimension."""
         return (1, *self.element_strides[1:])
 
     @cached_property
@@ -153,7 +175,7 @@ class TensorMap:
 
 @lru_cache(maxsize=1024)
 def unpack(raw: bytes) -> TensorMap:
-    """The map in 128 bytes.  Raises `ValueError` on bytes that are no map of ours, or hold one that is not valid."""
+    """The map in 128 bytes.  Raises `ValueError` on bytes that `pack` did not make, or that hold an invalid map."""
     record = _record(raw)
     if not int(record["magic"]):
         raise ValueError("tensor map: expected one that was filled in, got 128 zero bytes")
@@ -180,7 +202,7 @@ def replace(raw: bytes, field: str, ordinal: int, value: int, *, stride_unit: in
     element_stride, elemtype, interleave_layout, swizzle_mode or fill_mode; `ordinal` counts dimensions, 0 where the
     field has none; `value` is one less than the rank, the number of PTX's table for the modes, else the value itself.
     A global_stride is in bytes; code for PTX versions up to 8.5 has it in units of 16 (`stride_unit` 16), because
-    ptxas shifted it (Triton writes it so).  The other fields may still be missing.  Raises `ValueError` on an unknown
+    ptxas shifted it (Triton writes it so).  The other fields may still be unset.  Raises `ValueError` on an unknown
     field or a value that no map can hold.
     """
     record = _record(raw)
@@ -209,3 +231,121 @@ def _record(raw: bytes) -> np.ndarray:
     if int(record["magic"]) != _MAGIC and any(raw):
         raise ValueError(f"tensor map: expected bytes that a TensorMap packed, got {bytes(raw[:16]).hex()}...")
     return record
+
+
+@dataclass(frozen=True)
+class TileIndex:
+    """A box as `n` units of `unit_bytes` bytes, each whole inside or whole outside of the tensor."""
+
+    global_addresses: np.ndarray
+    """(n,) int64, multiples of `unit_bytes`; meaningless where a unit is outside."""
+    shared_addresses: np.ndarray
+    """(n,) int64, bytes, every one of the box once."""
+    inside: np.ndarray | None
+    """(n,) bool; None where all are inside."""
+    unit_bytes: int
+    """16, or less where the coordinates or the tensor's edge cut a 16-byte chunk; never less than an element."""
+
+
+def tile_index(tensor: TensorMap, coords: Sequence[int], shared_address: int) -> TileIndex:
+    """The box that starts at element `coords` (one signed number a dimension) and at `shared_address` (bytes).
+
+    Raises `ValueError` on another number of coordinates, on a shared address that is not a multiple of 128, and on rows
+    narrower than the swizzle, for which no layout is documented.
+    """
+    if len(coords) != tensor.rank:
+        raise ValueError(f"coords: expected {tensor.rank}, got {len(coords)}")
+    if shared_address % BOX_ALIGNMENT:
+        raise ValueError(f"shared_address: expected a multiple of {BOX_ALIGNMENT}, got {shared_address:#x}")
+    starts = [int(coord) for coord in coords]
+    size = tensor.element_bytes
+    whole = [
+        start >= 0 and start + (count - 1) * step < extent
+        for start, count, step, extent in zip(starts, tensor.counts, tensor.steps, tensor.dims, strict=True)
+    ]
+    unit = math.gcd(CHUNK_BYTES, starts[0] * size, 0 if whole[0] else tensor.dims[0] * size)
+    phase = shared_address % PERIOD
+    origin = tensor.address + starts[0] * size
+    origin += sum(start * stride for start, stride in zip(starts[1:], tensor.strides, strict=True))
+    global_offsets, shared_offsets = _offsets(tensor, unit, phase)
+    return TileIndex(
+        global_offsets + origin,
+        shared_offsets + (shared_address - phase),
+        None if all(whole) else _inside(tensor, starts, unit),
+        unit,
+    )
+
+
+@lru_cache(maxsize=1024)
+def _offsets(tensor: TensorMap, unit: int, phase: int) -> tuple[np.ndarray, np.ndarray]:
+    """Global addresses from that of the first element, and shared ones for a box that starts at `phase`."""
+    if 0 < tensor.row_bytes < tensor.swizzle:
+        raise ValueError(f"box: expected rows of the {tensor.swizzle} bytes of the swizzle, got {tensor.row_bytes}")
+    offsets = np.arange(0, tensor.row_bytes, unit, dtype=np.int64)
+    for count, step, stride in zip(tensor.counts[1:], tensor.steps[1:], tensor.strides, strict=True):
+        offsets = np.add.outer(np.arange(count, dtype=np.int64) * (step * stride), offsets)
+    shared = phase + np.arange(0, tensor.box_bytes, unit, dtype=np.int64)
+    return offsets.reshape(-1), swizzled(shared, tensor.swizzle)
+
+
+def _inside(tensor: TensorMap, starts: Sequence[int], unit: int) -> np.ndarray:
+    """(n,): whether each unit lies inside of the tensor."""
+    size = tensor.element_bytes
+    places = np.arange(0, tensor.row_bytes, unit, dtype=np.int64) + starts[0] * size
+    inside = (places >= 0) & (places < tensor.dims[0] * size)
+    rest = zip(starts[1:], tensor.counts[1:], tensor.steps[1:], tensor.dims[1:], strict=True)
+    for start, count, step, extent in rest:
+        places = start + np.arange(count, dtype=np.int64) * step
+        inside = np.logical_and.outer((places >= 0) & (places < extent), inside)
+    return inside.reshape(-1)
+
+
+def fill_unit(tensor: TensorMap, unit_bytes: int) -> np.ndarray:
+    """The bytes that a load writes for a unit out of bounds: (unit_bytes,) uint8.
+
+    Zeros, or one NaN per element: all bits but the sign, PTX's canonical NaN (the ISA calls it a special NaN and gives
+    no bits).
+    """
+    size = tensor.element_bytes
+    if tensor.fill == "zero":
+        return np.zeros(unit_bytes, np.uint8)
+    nan = np.array((1 << (8 * size - 1)) - 1, UNSIGNED[size])
+    return np.tile(nan.reshape(1).view(np.uint8), unit_bytes // size)
+
+
+def loaded(bits: np.ndarray, element: str) -> np.ndarray:
+    """Raw elements (unsigned, any shape) as a load through a map of type `element` writes them.
+
+    tf32 and tf32.ftz are rounded to 10 bits of mantissa, to nearest even; .ftz types lose subnormals, keeping the sign.
+    All others are copied.
+    """
+    if element.endswith(".ftz"):
+        bits = np.where(bits & np.uint32(0x7F800000), bits, bits & np.uint32(0x80000000))
+    if element.startswith("tf32"):
+        bits = np.asarray(encode(bits.view(np.float32), "tf32")).view(np.uint32)
+    return bits
+
+
+def reduce_values(op: str, old: np.ndarray, new: np.ndarray, element: str) -> np.ndarray:
+    """The result of `cp.reduce.async.bulk.tensor` in memory: `old` combined with `new`, raw elements of one shape.
+
+    PTX ISA 8.7, `red` and `cp.reduce.async.bulk.tensor`: `op` is add, min, max, inc, dec, and, or, xor; `element` is
+    one of `tensor_map.ELEMENTS`.  f16 and bf16 are added in float32 and rounded to nearest even, keeping subnormals;
+    of a number and a NaN, min and max take the number.  inc and dec are those of u32.  Raises `ValueError` on a
+    combination that PTX does not have.
+    """
+    if element not in REDUCIBLE[op]:
+        raise ValueError(f"op: expected a reduction that {element} has, got {op!r}")
+    word = UNSIGNED[ELEMENT_BYTES[element]]
+    whole = element[0] in _KINDS
+    old, new = old.view(word), new.view(word)
+    if op == "inc":
+        return np.where(old >= new, np.uint32(0), old + np.uint32(1))
+    if op == "dec":
+        return np.where((old == 0) | (old > new), new, old - np.uint32(1))
+    combine = COMBINE[op]
+    if element in ("f16", "bf16"):
+        return np.asarray(encode(combine(decode(old, element), decode(new, element)), element))
+    kind = f"{_KINDS[element[0]] if whole else 'f'}{word.itemsize}"
+    combined: np.ndarray = combine(old.view(kind), new.view(kind)).view(word)
+    return loaded(combined, element) if element.endswith(".ftz") else combined

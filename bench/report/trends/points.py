@@ -1,9 +1,13 @@
-"""From records to points: one row of a frame per timed kernel and run, and a count of what has no place in a trend."""
+"""From records to the points of trends, and the order of their commits.
+
+A frame has one row for each timed kernel and run; what has no place in a trend is counted with its reason.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+import subprocess
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,8 +17,8 @@ from typing import Any
 import pandas as pd
 
 from rooflab.bench.records import files as record_files
-from rooflab.bench.records.methods import method_of
-from rooflab.bench.records.record import Record
+from rooflab.bench.records.record import Record, method_of
+from rooflab.bench.report.sources import find_files
 
 KEY = ("op", "kernel", "case", "scheme", "machine", "setting", "timer")
 """What two points must share to be compared: the work, the hardware, the driver and the clocks, and the method."""
@@ -49,7 +53,7 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Points:
-    """A frame with `COLUMNS`, one row per point, and what is not in it."""
+    """A frame with `COLUMNS`, one row for each point, and what is not in it."""
 
     frame: pd.DataFrame
     left_out: Mapping[str, int]
@@ -63,25 +67,15 @@ def read_points(paths: Sequence[Path], chosen: Chosen | None = None) -> Points:
     Raises `ValueError` on a path that is not there, on a file that holds something else, and where nothing is chosen.
     """
     chosen = chosen or Chosen()
-    files = [file for path in paths for file in record_files_in(path)]
-    found = [(file, record) for file in dict.fromkeys(files) for record in record_files.read(file)]
+    files = find_files(paths)
+    found = [(file, record) for file in files for record in record_files.read(file)]
     taken = [(file, record) for file, record in found if chosen.takes(record)]
     if found and not taken:
         known = sorted({str(record.op) for _, record in found if record.op})
         raise ValueError(f"history: none of {len(found)} records is chosen; their ops are {', '.join(known)}")
     left_out = Counter(reason for _, record in taken if (reason := why_not(record)))
-    rows = [_row(record, file) for file, record in taken if not why_not(record)]
-    return Points(_one_per_run(rows), dict(left_out.most_common()), len(dict.fromkeys(files)))
-
-
-def record_files_in(path: Path) -> list[Path]:
-    """The files of records below a folder, or the file itself.  Raises `ValueError` where there is neither."""
-    path = Path(path)
-    if path.is_dir():
-        return sorted(path.rglob("*.jsonl"))
-    if not path.is_file():
-        raise ValueError(f"records: expected a file or folder of them, got {str(path)!r}")
-    return [path]
+    frame = frame_of((record, file.name) for file, record in taken if not why_not(record))
+    return Points(frame, dict(left_out.most_common()), len(files))
 
 
 def why_not(record: Record) -> str:
@@ -98,7 +92,7 @@ def why_not(record: Record) -> str:
     return "" if math.isfinite(latency) and latency > 0 else "its latency is no time"
 
 
-def _row(record: Record, file: Path) -> dict[str, Any]:
+def _row(record: Record, file: object) -> dict[str, Any]:
     environment = record.environment
     config = None if record.config is None else json.dumps(dict(record.config), sort_keys=True)
     return {
@@ -121,7 +115,7 @@ def _row(record: Record, file: Path) -> dict[str, Any]:
         "triton": environment.get("triton"),
         "schema": record.schema_version,
         "config": config,
-        "file": file.name,
+        "file": file,
     }
 
 
@@ -137,10 +131,13 @@ def setting(record: Record) -> str:
     return "" if threads is None else f"{threads} threads, {environment.get('matmul_precision')} precision"
 
 
-def _one_per_run(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
-    """A frame in which a run has one point per key, the median of what it measured: repeats within one process share
-    its luck.  Another tool's file may hold many runs, which only their times tell apart."""
-    frame = pd.DataFrame(list(rows), columns=list(COLUMNS))
+def frame_of(records: Iterable[tuple[Record, object]]) -> pd.DataFrame:
+    """A frame of records, each with the file that it is from: a run has one point per key, the median of what it
+    measured, because repeats within one process share its luck.
+
+    Another tool's file may hold many runs, which only their times tell apart.
+    """
+    frame = pd.DataFrame([_row(record, file) for record, file in records], columns=list(COLUMNS))
     if frame.empty:
         return frame
     frame["time"] = pd.to_datetime(frame["time"], utc=True, format="ISO8601")
@@ -150,3 +147,41 @@ def _one_per_run(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     taken |= {"latency_ms": "median", "samples": "sum", "time": "min"}
     merged = grouped.agg(taken).reset_index().drop(columns="own_time")
     return merged[list(COLUMNS)].astype({"commit": object, "config": object})
+
+
+ROOT = Path(__file__).resolve().parents[3]
+"""The checkout (or installation) of the running program."""
+TIMEOUT_S = 60.0
+
+
+def repository(folder: Path | None = None) -> Path | None:
+    """The checkout that `folder` lies in, else the running program's; None where neither is one."""
+    for place in (folder or Path.cwd(), ROOT):
+        found = _git(place, "rev-parse", "--show-toplevel")
+        if found is not None:
+            return Path(found.strip())
+    return None
+
+
+def commit_order(commits: Iterable[str], root: Path | None) -> dict[str, int]:
+    """The place of each commit that the repository at `root` knows, parents before children; others have none."""
+    wanted = sorted({commit for commit in commits if commit})
+    if root is None or not wanted:
+        return {}
+    listed = _git(root, "cat-file", "--batch-check", stdin="\n".join(f"{commit}^{{commit}}" for commit in wanted))
+    known = [line.split()[0] for line in (listed or "").splitlines() if line.split()[1:2] == ["commit"]]
+    if not known:
+        return {}
+    history = _git(root, "rev-list", "--topo-order", "--reverse", "--stdin", stdin="\n".join(known))
+    places = {commit: place for place, commit in enumerate((history or "").split())}
+    return {commit: places[commit] for commit in wanted if commit in places}
+
+
+def _git(root: Path, *arguments: str, stdin: str = "") -> str | None:
+    """What git prints, or None where it fails or is not there."""
+    command = ["git", "-C", str(root), *arguments]
+    try:
+        done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=TIMEOUT_S)
+    except (FileNotFoundError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None

@@ -10,15 +10,14 @@ import torch
 
 from rooflab.bench.calls.calls import Rotation, copies_of
 from rooflab.bench.ceilings.microkernels import floors
-from rooflab.bench.check.outcome import already_broken
+from rooflab.bench.check.check import already_broken
 from rooflab.bench.measure.timed import time_together
 from rooflab.bench.records.files import RunWriter
 from rooflab.bench.records.record import Record
-from rooflab.bench.suite import running
 from rooflab.bench.suite.bars import bar
 from rooflab.bench.suite.entries import Context, Outcome
 from rooflab.bench.suite.measures import KERNEL_S, answer, measure, unmeasured, usable
-from rooflab.bench.suite.running import ContextBroken, Running
+from rooflab.bench.suite.running import ContextBroken, Running, clear_running
 from rooflab.bench.timing.reading import reading_fields
 from rooflab.bench.timing.stopwatch import Function
 from rooflab.bench.timing.timing import Samples
@@ -99,7 +98,7 @@ def _beside(
     timed, failures, _ = time_together(ready | {FLOOR: floor}, device, KERNEL_S, context.seed, gpu)
     if broken := already_broken(device):
         raise ContextBroken(broken)
-    running.forget(context.out)
+    clear_running(context.out)
     faults = [f"{name}: {failed.reason}" for name, failed in failures.items()]
     for name in list(timed):
         fault = timed[name].fault or ("" if timed[name].resolved else "shorter than the timer can tell")

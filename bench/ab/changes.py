@@ -1,0 +1,116 @@
+"""What two revisions differ in: the files of `bench` that decide a reading, and the ops that a difference touches.
+
+Where the files that decide a reading are the same in both, each side is measured by its own `bench`, which fits its
+own kernels and specs.  Where they differ, the running program's `bench` measures both, or the change of the timer would
+pass for a change of the kernels.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+
+START = "rooflab.bench.ab.worker"
+TIMES_NOTHING = (
+    "rooflab.bench.ab",
+    "rooflab.bench.ab.compare",
+    "rooflab.bench.check.check",
+    "rooflab.bench.records.revisions",
+    "rooflab.bench.show",
+)
+"""What the process imports beside what times: `compare`, functions without a spec, the check, revisions, tables."""
+
+
+def harness(tree: Path) -> dict[str, str]:
+    """SHA-256 by path below `tree`; empty for a tree that has no A/B."""
+    found: dict[str, str] = {}
+    waiting = [START]
+    while waiting:
+        file = _file(tree, waiting.pop())
+        if file is None or str(file.relative_to(tree)) in found:
+            continue
+        text = file.read_bytes()
+        found[str(file.relative_to(tree))] = hashlib.sha256(text).hexdigest()
+        waiting.extend(name for name in _imported(ast.parse(text)) if name not in TIMES_NOTHING)
+    return found
+
+
+def _file(tree: Path, module: str) -> Path | None:
+    parts = module.split(".")[1:]
+    if not parts or parts[0] != "bench":
+        return None
+    places = (tree.joinpath(*parts).with_suffix(".py"), tree.joinpath(*parts, "__init__.py"))
+    return next((place for place in places if place.is_file()), None)
+
+
+def _imported(tree: ast.Module) -> Iterator[str]:
+    """Modules imported anywhere in a file: a function imports the stopwatch of its device."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+MEASURED = ("kernels", "reference", "roofline")
+SETTINGS = ("pyproject.toml", "constraints.txt")
+
+
+def touched_ops(
+    changed: Iterable[str],
+    ops: Sequence[str],
+    harness: Collection[str] = (),
+    users: Mapping[str, Collection[str]] | None = None,
+) -> list[str]:
+    """The ops among `ops` that the changed files (paths from the checkout's root) touch, in the order of `ops`.
+
+    A file of an op's folder, or its reference, touches the op and its `users`; any other file of `kernels`, `reference`
+    or `roofline`, the packages pinned, and the `harness` (files of `bench` that decide a reading) touch all; documents,
+    tests, results and the engine touch none.
+    """
+    found: set[str] = set()
+    for text in changed:
+        parts = PurePosixPath(text).parts
+        if parts[0] in MEASURED:
+            named = parts[1] if parts[0] == "kernels" and len(parts) > 2 else PurePosixPath(text).stem
+            if named in ops and parts[0] != "roofline":
+                found |= {named, *(users or {}).get(named, ())}
+            elif _is_code(parts):
+                return list(ops)
+        elif text in SETTINGS or text in harness:
+            return list(ops)
+    return [op for op in ops if op in found]
+
+
+def users(trees: Iterable[Path], ops: Collection[str]) -> dict[str, set[str]]:
+    """By op, those whose reference or kernels import its own in one of the trees, directly or through another op."""
+    found: dict[str, set[str]] = {op: set() for op in ops}
+    for tree in trees:
+        for op in ops:
+            for file in (tree / "reference" / f"{op}.py", *sorted((tree / "kernels" / op).glob("*.py"))):
+                for used in _ops_imported(file, found):
+                    found[used].add(op)
+    for through in ops:  # as Warshall closes a relation
+        for op in ops:
+            if through in found[op]:
+                found[op] |= found[through]
+    return found
+
+
+def _ops_imported(file: Path, ops: Collection[str]) -> Iterator[str]:
+    for node in ast.walk(ast.parse(file.read_text()) if file.is_file() else ast.Module([], [])):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+        if isinstance(node, ast.ImportFrom):
+            names = [str(node.module), *(f"{node.module}.{name}" for name in names)]
+        for parts in (name.split(".") for name in names):
+            if parts[0] == "rooflab" and parts[1:2] in (["reference"], ["kernels"]) and parts[2:3] and parts[2] in ops:
+                yield parts[2]
+
+
+def _is_code(parts: tuple[str, ...]) -> bool:
+    """A folder of an op that neither side has is no shared file, one of helpers is; a note is none."""
+    in_op_folder = parts[0] == "kernels" and len(parts) > 2 and not parts[1].startswith("_")
+    return not in_op_folder and not parts[-1].endswith((".md", ".txt")) and parts[-1] != "plot.py"

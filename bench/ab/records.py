@@ -1,0 +1,360 @@
+"""An A/B as records, and two record files or folders as its sides: what is missing, wrong or foreign never passes.
+
+A record is one process' reading.  Records of the two sides that alternate in time are pairs; those of one side made
+after all of the other's are not, and then an effect is shown and nothing is called, because the machine may have
+drifted.  Records of an A/B know which of them confirm; of others the first half calls, and the second half confirms.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from rooflab.bench.ab.pairs import fault_of
+from rooflab.bench.ab.run import Result, difference, one_activity, several_methods
+from rooflab.bench.ab.sides import SIDES, Reading, SideName
+from rooflab.bench.ab.verdict import (
+    BOUNDED_PAIRS,
+    EXIT_ORDER,
+    EXIT_STATUS,
+    Evidence,
+    Outcome,
+    Rules,
+    judge,
+    load_floors,
+    wants_confirmation,
+)
+from rooflab.bench.records.files import read, write
+from rooflab.bench.records.record import (
+    NOT_RUN,
+    DeviceType,
+    Record,
+    Status,
+    Verdict,
+    new_run_id,
+    now,
+    pack_samples,
+    paired_method_of,
+)
+from rooflab.kernels.registry import Backend, Role
+from rooflab.reference.spec import Case
+
+NO_MACHINE = ("unknown", "imported-unknown-")
+"""How the key of a machine begins that nobody knows."""
+APART = "the sides were not measured in turn, so that a drift of the machine may be all that they show"
+
+
+def compare_files(a: Path, b: Path, rules: Rules, kernels: Sequence[str] = ()) -> list[Outcome]:
+    """The outcomes of every kernel, case and scheme that side A has been measured on.
+
+    With two `kernels`, side A is the first of them and side B the second.  Raises `ValueError` on a file that cannot be
+    read: truncated, of a newer schema, or not there; and on sides that are not two: with a run in common, or of several
+    commits.
+    """
+    if len(kernels) not in (0, 2):
+        raise ValueError(f"kernel: expected two or none beside records, got {len(kernels)}")
+    named = kernels or (None, None)
+    sides = [_by_key(read(path), kernel) for path, kernel in zip((a, b), named, strict=True)]
+    labels = (str(a), str(b))
+    evidence = []
+    for key in sides[0]:
+        _check_apart(key, sides[0][key], sides[1].get(key, []), labels)
+        found = _evidence_of(key, sides[0][key], sides[1].get(key, []), labels, rules)
+        if found is not None:
+            evidence.append(found)
+    return judge(evidence, rules)
+
+
+def only_in(a: Path, b: Path) -> list[str]:
+    """What B has and A has not: new, with nothing to be compared with."""
+    known = _by_key(read(a))
+    return [key for key in _by_key(read(b)) if key not in known]
+
+
+def _by_key(records: Sequence[Record], kernel: str | None = None) -> dict[str, list[Record]]:
+    found: dict[str, list[Record]] = {}
+    for record in sorted(records, key=lambda record: record.timestamp):
+        if record.kind == "bench" and record.op and kernel in (None, record.kernel):
+            name = record.op if kernel else f"{record.op}/{record.kernel}"
+            key = f"{name} {record.case_id} {record.scheme}"
+            found.setdefault(key, []).append(record)
+    return found
+
+
+def _check_apart(key: str, first: Sequence[Record], second: Sequence[Record], labels: tuple[str, str]) -> None:
+    """Raises `ValueError` where a run is on both sides, or a side is of several commits."""
+    runs = [{(record.run_id, record.kernel) for record in records} for records in (first, second)]
+    common = sorted(run for run, _ in runs[0] & runs[1])
+    if common:
+        raise ValueError(f"records: expected two sides, got the run {common[0]} of {key} on both")
+    for records, label in ((first, labels[0]), (second, labels[1])):
+        found = {(str(record.commit)[:10], record.dirty) for record in records}
+        if len(found) > 1:
+            names = sorted(f"{commit} and changes" if dirty else commit for commit, dirty in found)
+            raise ValueError(f"records: expected one commit in {label}, got {', '.join(names)} of {key}")
+
+
+def _evidence_of(
+    key: str, first: Sequence[Record], second: Sequence[Record], labels: tuple[str, str], rules: Rules
+) -> Evidence | None:
+    if not second:
+        return Evidence(key, broken=("MISSING", f"{labels[0]} has it, {labels[1]} has not: removed or renamed"))
+    if all(record.status in NOT_RUN for record in (*first, *second)):
+        return None  # it can run on neither side
+    faults = [
+        fault
+        for records, label in ((first, labels[0]), (second, labels[1]))
+        for record in records
+        if (fault := _fault(record, label)) is not None
+    ]
+    # The worst: where one side broke, nothing was measured on the other.
+    broken = min(faults, key=lambda fault: EXIT_ORDER.index(EXIT_STATUS[fault[0]]), default=None)
+    broken = broken or _differ(first, second)
+    if broken is not None:
+        return Evidence(key, broken=broken)
+    a, b = _runs(first), _runs(second)
+    pairs, again = _batches(a, b, rules)
+    count = len(pairs) + len(again)
+    few = f"{count} runs of each side; at least {2 * BOUNDED_PAIRS} are needed, half of them to confirm"
+    return Evidence(
+        key=key,
+        first=pairs,
+        second=again,
+        drifting="" if _in_turn([run.timestamp for run in a], [run.timestamp for run in b]) else APART,
+        noise_floor=_floor_of_records(first[0], second[0]),
+        identical=one_activity(record.activity_hash for record in (*first, *second)),
+        unconfirmed=few if count < 2 * BOUNDED_PAIRS else "",
+    )
+
+
+class _Run(NamedTuple):
+    """One process of a side."""
+
+    timestamp: str
+    seconds: float
+    """Median over its records."""
+    confirms: float | None
+    """Of an A/B: whether its pair is of the second batch."""
+
+
+_Pairs = tuple[tuple[float, float], ...]
+
+
+def _batches(a: Sequence[_Run], b: Sequence[_Run], rules: Rules) -> tuple[_Pairs, _Pairs]:
+    """The pairs that call and those that confirm; all call where half of them do not."""
+    if all(run.confirms is not None for run in (*a, *b)):
+        first, second = (
+            _paired(*([run for run in side if run.confirms == confirms] for side in (a, b))) for confirms in (0, 1)
+        )
+        return first, second
+    pairs = _paired(a, b)
+    half = (len(pairs) + 1) // 2
+    if wants_confirmation(Evidence("", first=pairs[:half]), rules):
+        return pairs[:half], pairs[half:]
+    return pairs, ()
+
+
+def _paired(a: Sequence[_Run], b: Sequence[_Run]) -> _Pairs:
+    return tuple((one.seconds, other.seconds) for one, other in zip(a, b, strict=False))
+
+
+def _fault(record: Record, label: str) -> tuple[Verdict, str] | None:
+    """What keeps a record from being compared."""
+    reason = f"{label}: {record.reason}"
+    if record.status in ("INCORRECT", "INVALID"):
+        return ("INCORRECT" if record.status == "INCORRECT" else "INVALID"), reason
+    if record.status != "OK":
+        return "FAILED", f"{label}: {record.status}: {record.reason}"
+    machine = record.environment.get("machine_key")
+    if not machine or str(machine).startswith(NO_MACHINE):
+        return "INVALID", f"{label}: a record does not say of which machine it is"
+    if record.latency_median_ms is None or record.basis != "measured":
+        return "INVALID", f"{label}: no time was measured"
+    seconds = record.latency_median_ms * 1e-3
+    fault = fault_of(Reading("OK", seconds=tuple(record.samples_s), median_s=seconds))
+    return None if fault is None else ("INVALID", f"{label}: {fault.reason}")
+
+
+def _differ(first: Sequence[Record], second: Sequence[Record]) -> tuple[Verdict, str] | None:
+    for a in first:
+        for b in second:
+            reason = difference(a.environment, b.environment)
+            if reason:
+                return "INVALID", reason
+    return several_methods(paired_method_of(record.timer, record.l2_state) for record in (*first, *second))
+
+
+def _runs(records: Sequence[Record]) -> list[_Run]:
+    """The runs in order of time."""
+    runs: dict[str, list[Record]] = {}
+    for record in records:
+        runs.setdefault(record.run_id, []).append(record)
+    return [
+        _Run(
+            own[0].timestamp,
+            statistics.median(record.latency_median_ms or 0.0 for record in own) * 1e-3,
+            own[0].metrics.get(CONFIRMS),
+        )
+        for own in runs.values()
+    ]
+
+
+def _in_turn(a: Sequence[str], b: Sequence[str]) -> bool:
+    """Whether between any two pairs the sides alternate: each pair ends before the next but one begins."""
+    pairs = [sorted(times) for times in zip(a, b, strict=False)]
+    return all(one[1] <= later[0] for one, later in zip(pairs, pairs[1:], strict=False)) and len(pairs) > 1
+
+
+def _floor_of_records(first: Record, second: Record) -> float | None:
+    """The larger floor of the two kernels compared, on the machine of both."""
+    known = load_floors(str(second.environment.get("machine_key")))
+    names = {f"{record.op}/{record.kernel} {record.case_id} {record.scheme}" for record in (first, second)}
+    return max((known[name] for name in names if name in known), default=None)
+
+
+METRICS = (
+    "effect",
+    "effect_low",
+    "effect_high",
+    "smallest_visible_effect",
+    "pairs_for_1_percent",
+    "p_value",
+    "noise_floor",
+    "pairs",
+)
+CONFIRMS = "confirms"
+"""Among the metrics of a reading: 1 where its pair is of the second batch, 0 where of the first."""
+_STATUS: dict[str, Status] = {
+    "INCORRECT": "INCORRECT",
+    "FAILED": "RUNTIME_ERROR",
+    "INVALID": "INVALID",
+    "MISSING": "INVALID",
+}
+
+
+def save(result: Result, folder: Path) -> list[Path]:
+    """Writes `<run>.jsonl` with the verdicts, and `<run>-A.jsonl` and `<run>-B.jsonl` with every process' readings.
+
+    `rooflab ab --records <run>-A.jsonl --records <run>-B.jsonl` judges those again.
+    """
+    run_id = new_run_id()
+    paths = [folder / f"{run_id}{part}.jsonl" for part in ("", "-A", "-B")]
+    write(paths[0], *(_verdict(result, outcome, run_id) for outcome in result.outcomes))
+    for side, path in zip(SIDES, paths[1:], strict=True):
+        write(path, *_readings(result, side, run_id))
+    return [path for path in paths if path.is_file()]
+
+
+def _verdict(result: Result, outcome: Outcome, run_id: str) -> Record:
+    a, b = result.comparison.a, result.comparison.b
+    baseline = a.targets.get(outcome.key)
+    pairs = (*outcome.evidence.first, *outcome.evidence.second) if outcome.evidence else ()
+    read = [found for _, side, key, found in result.first.readings if key == outcome.key and side == "B"]
+    numbers = {name: getattr(outcome, name) for name in METRICS}
+    status = _STATUS.get(outcome.verdict, "OK")
+    return Record(
+        kind="ab",
+        run_id=run_id,
+        status=status,
+        reason=outcome.reason or ("" if status == "OK" else outcome.verdict),
+        environment=result.environments.get("B") or result.environments.get("A") or {},
+        commit=b.commit,
+        dirty=b.dirty,
+        **_names(result, "B", outcome.key),
+        seed=result.settings.seed,
+        basis="measured" if pairs and status == "OK" else "bound",
+        latency_median_ms=_ms(outcome.candidate_s) if status == "OK" else None,
+        samples=pack_samples([second for _, second in pairs]) if pairs else None,
+        sample_count=len(pairs) or None,
+        **(_observed(read[0]) if read else {}),
+        baseline={
+            "label": a.label,
+            "kernel": baseline.kernel if baseline else None,
+            "commit": a.commit,
+            "dirty": a.dirty,
+            "latency_median_ms": _ms(outcome.baseline_s),
+            "samples": pack_samples([first for first, _ in pairs]) if pairs else None,
+        },
+        verdict=outcome.verdict,
+        metrics={name: float(value) for name, value in numbers.items() if value is not None},
+    )
+
+
+def _readings(result: Result, side: SideName, run_id: str) -> Iterator[Record]:
+    """One bench record for each process and kernel; a process is a run.
+
+    What was not measured has one too, or who judges the files would not know of it.
+    """
+    own = result.comparison.side(side)
+    batches = (("first", result.first), ("second", result.second))
+    found = [
+        (f"{name}-{pair}", {"pair": float(pair), CONFIRMS: float(name == "second")}, key, reading)
+        for name, batch in batches
+        for pair, where, key, reading in batch.readings
+        if where == side
+    ]
+    measured = {key for _, _, key, _ in found}
+    unmeasured = [key for key in result.comparison.keys if key not in measured and key in own.targets]
+    found += [("check-", {}, key, _not_measured(result, side, key)) for key in unmeasured]
+    for name, metrics, key, reading in found:
+        timed = reading.status == "OK" and reading.median_s is not None
+        yield Record(
+            kind="bench",
+            run_id=f"{run_id}-{name}{side}",
+            status=reading.status,
+            reason=reading.reason,
+            timestamp=reading.timestamp or now(),
+            environment=result.environments.get(side, {}),
+            commit=own.commit,
+            dirty=own.dirty,
+            **_names(result, side, key),
+            seed=result.settings.seed,
+            basis="measured" if timed else "bound",
+            latency_median_ms=_ms(reading.median_s) if timed else None,
+            samples=pack_samples(reading.seconds) if timed else None,
+            sample_count=len(reading.seconds) or None,
+            metrics=metrics,
+            **_observed(reading),
+        )
+
+
+def _not_measured(result: Result, side: SideName, key: str) -> Reading:
+    """What stands for a kernel that no process has timed: its check, or why there was nothing to time."""
+    outcome = next((found for found in result.outcomes if found.key == key), None)
+    reason = outcome.reason if outcome else result.left_out.get(key, "")
+    return result.checks.get((side, key)) or Reading("INVALID", f"not measured: {reason}")
+
+
+def _names(result: Result, side: SideName, key: str) -> dict[str, Any]:
+    targets = result.comparison.side(side).targets
+    target = targets.get(key) or result.comparison.a.targets.get(key)
+    device = cast(DeviceType, result.settings.device.split(":")[0])
+    if target is None:
+        return {"op": key, "kernel": result.comparison.side(side).label, "device": device}
+    return {
+        "op": target.op,
+        "kernel": target.kernel,
+        "case_id": target.case_id,
+        "case": dict(Case.parse(target.case_id)) if target.case_id else {},
+        "scheme": target.scheme,
+        "device": device,
+    }
+
+
+def _observed(reading: Reading) -> dict[str, Any]:
+    return {
+        "role": cast(Role | None, reading.role),
+        "backend": cast(Backend | None, reading.backend),
+        "timer": reading.method or None,
+        "l2_state": reading.l2_state,
+        "flops": reading.flops,
+        "least_bytes": reading.least_bytes,
+        "device_kernels": reading.device_kernels,
+        "activity_hash": reading.activity_hash,
+    }
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1e3

@@ -1,0 +1,210 @@
+"""What importers share (a file's faults named, another tool's circumstances as ours), and what exporters share."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, cast
+
+import pandas as pd
+
+from rooflab.bench.records.files import write_whole
+from rooflab.bench.records.record import Record
+from rooflab.reference.spec import Case, Scalar
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """Something in a file that no record stands for."""
+
+    place: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What came of a file."""
+
+    records: tuple[Record, ...]
+    skipped: tuple[Skipped, ...] = ()
+
+
+def read_text(path: Path) -> str:
+    """The text of a file.  Raises `ValueError` where there is no file, or where it is not UTF-8."""
+    if not path.is_file():
+        raise ValueError(f"{path.name}: expected a file, got {str(path)!r}")
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path.name}, byte {error.start}: expected UTF-8 text") from error
+
+
+def parse_json(text: str, place: str) -> Any:
+    """The value of a JSON text.  Raises `ValueError` naming the place, line and column of a fault."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno} column {error.colno}" if error.lineno > 1 else f"column {error.colno}"
+        raise ValueError(f"{place}, {where}: not JSON: {error.msg}") from error
+
+
+def get(values: Mapping[str, Any], key: str, kind: type | tuple[type, ...], place: str) -> Any:
+    """`values[key]`.  Raises `ValueError` naming the place where it is absent or of another type."""
+    if not isinstance(values, Mapping):
+        raise ValueError(f"{place}: expected an object, got {type(values).__name__}")
+    if key not in values:
+        raise ValueError(f"{place}: expected {key!r}, got an object without it")
+    value = values[key]
+    # JSON's true is no number, though Python's is.
+    wrong_bool = isinstance(value, bool) and bool not in (kind if isinstance(kind, tuple) else (kind,))
+    if not isinstance(value, kind) or wrong_bool:
+        names = " or ".join(each.__name__ for each in (kind if isinstance(kind, tuple) else (kind,)))
+        raise ValueError(f"{place}: expected {key!r} as {names}, got {type(value).__name__}")
+    return value
+
+
+def get_object(values: Mapping[str, Any], key: str, place: str) -> Mapping[str, Any]:
+    """`values[key]`, which may be absent or null: then empty.  Raises `ValueError` where it is no object."""
+    return {} if values.get(key) is None else cast(Mapping[str, Any], get(values, key, dict, place))
+
+
+def positive(value: object, place: str) -> float:
+    """`value` as a time.  Raises `ValueError` where it is no finite number above 0."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
+        raise ValueError(f"{place}: expected a finite number above 0, got {value!r}")
+    return float(value)
+
+
+def environment(tool: str, hardware: str, gpu: str | None = None, **known: Any) -> dict[str, Any]:
+    """The circumstances as a record holds them: what another tool's file does not say is None.
+
+    `hardware` names the machine as far as the file does; `gpu` is its GPU's name where it has one.  The machine key
+    begins with `imported-`, so that no imported result is taken for one of a machine that was snapshot.
+    """
+    slug = re.sub(r"[^a-z0-9]+", "-", hardware.lower()).strip("-") or "unknown"
+    parts = (hardware, gpu, known.get("driver"))
+    fields = ("cpu", "cores", "memory_gib", "cache_bytes", "os", "python", "torch", "triton", "numpy", "threads")
+    details = {"name": gpu, "driver": known.pop("driver", None)} if gpu else None
+    return {
+        "machine_key": f"imported-{slug}-{hashlib.sha256(repr(parts).encode()).hexdigest()[:8]}",
+        **{name: known.pop(name, None) for name in fields},
+        "matmul_precision": None,
+        "gpu": details,
+        "commit": None,
+        "dirty": None,
+        "imported": {"tool": tool, **{name: value for name, value in known.items() if value is not None}},
+    }
+
+
+def when(value: object, place: str) -> str:
+    """A time as a record holds it: UTC, ISO 8601, to the second.  Raises `ValueError` on anything else."""
+    try:
+        found = datetime.fromisoformat(str(value).replace("Z", "+00:00"))
+    except ValueError as error:
+        raise ValueError(f"{place}: expected a time in ISO 8601, got {value!r}") from error
+    return (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC).isoformat(timespec="seconds")
+
+
+def file_time(path: Path) -> str:
+    """When a file was written, for a format that says nothing of when."""
+    return datetime.fromtimestamp(int(path.stat().st_mtime), UTC).isoformat(timespec="seconds")
+
+
+def run_id(timestamp: str, content: str) -> str:
+    """An id that follows from the file, so that importing it again gives the same file of records."""
+    moment = datetime.fromisoformat(timestamp)
+    return f"{moment:%Y%m%dT%H%M%SZ}-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
+
+
+def make_case(values: Mapping[str, Any]) -> Case:
+    """Another tool's parameters as a case whose text form can be parsed again: `=` and `,` become `:` and `;`."""
+    kept: dict[str, Scalar] = {}
+    for name, value in values.items():
+        key = re.sub(r"\W", "_", name) or "_"
+        key = key if key.isidentifier() else f"_{key}"
+        scalar = value if isinstance(value, Scalar) else str(value)
+        kept[key] = scalar.replace(",", ";").replace("=", ":") if isinstance(scalar, str) else scalar
+    return Case(**kept)
+
+
+def make_record(values: Mapping[str, Any], place: str) -> Record:
+    """A bench record.  Raises `ValueError` naming the place where a value does not fit its field."""
+    try:
+        return Record(kind="bench", **values)
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from error
+
+
+def write_records(records: Iterable[Record], folder: Path) -> list[Path]:
+    """One file `<run_id>.jsonl` for each run, whole or not at all; their paths.
+
+    Raises `ValueError` where one of them is there already: it was imported before.
+    """
+    runs: dict[str, list[Record]] = {}
+    for record in records:
+        runs.setdefault(record.run_id, []).append(record)
+    paths = [Path(folder) / f"{name}.jsonl" for name in runs]
+    for path in paths:
+        if path.exists():
+            raise ValueError(f"out: {path.name} is there already, so this was imported before")
+    for path, own in zip(paths, runs.values(), strict=True):
+        write_whole(path, "".join(f"{record.to_json()}\n" for record in own))
+    return paths
+
+
+def timed(records: Sequence[Record]) -> tuple[list[Record], list[Skipped]]:
+    """The records that are a time of something, and the others with their reason.
+
+    Raises `ValueError` where no record is a time.
+    """
+    chosen, skipped = [], []
+    for record in records:
+        if record.kind != "bench":
+            skipped.append(Skipped(benchmark_name(record), f"of kind {record.kind}, not bench"))
+        elif record.status != "OK" or record.latency_median_ms is None:
+            reason = record.reason or "it has no latency"
+            skipped.append(Skipped(benchmark_name(record), f"{record.status}: {reason}"))
+        elif "pair" in record.metrics:
+            skipped.append(Skipped(benchmark_name(record), "one process of an A/B, whose verdict is in its own record"))
+        else:
+            chosen.append(record)
+    if not chosen:
+        raise ValueError(f"records: expected a bench record with a latency, got none among {len(records)}")
+    return chosen, skipped
+
+
+def benchmark_name(record: Record) -> str:
+    """`gemm/packed M=64,N=48,K=32 fp32`."""
+    work = "/".join(part for part in (record.op, record.kernel) if part) or record.kind
+    return " ".join(part for part in (work, record.case_id, record.scheme) if part)
+
+
+def check_one_machine(records: Sequence[Record]) -> None:
+    """Raises `ValueError` where the records are of no machine or of several, for a format that has room for one."""
+    machines = dict.fromkeys(str(record.environment.get("machine_key")) for record in records)
+    if len(machines) != 1:
+        raise ValueError(
+            f"machine: expected records of one, got {', '.join(machines) or 'none'}; choose with --machine"
+        )
+
+
+def write_csv(records: Sequence[Record], path: Path) -> list[Skipped]:
+    """Every record, whatever its kind or status, a column for each field of the schema; nothing is left out.
+
+    Texts and numbers stand as they are, lists and objects as JSON.  Raises `ValueError` where there is no record.
+    """
+    if not records:
+        raise ValueError("records: expected at least one, got none")
+    rows = [json.loads(record.to_json()) for record in records]
+    cells = [
+        {key: json.dumps(value) if isinstance(value, list | dict) else value for key, value in row.items()}
+        for row in rows
+    ]
+    write_whole(path, pd.DataFrame(cells).to_csv(index=False))
+    return []

@@ -1,0 +1,255 @@
+"""pytest-benchmark's JSON, read and written.
+
+Ours says what each benchmark is; in anybody's, names and parameters are taken as they are.  What is written here
+pytest-benchmark's own `compare` reads.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import NoneType
+from typing import Any
+
+import numpy as np
+import pytest_benchmark
+from pytest_benchmark.stats import Stats
+
+from rooflab.bench.exchange.files import (
+    Imported,
+    Skipped,
+    benchmark_name,
+    check_one_machine,
+    environment,
+    get,
+    get_object,
+    make_case,
+    make_record,
+    parse_json,
+    positive,
+    read_text,
+    run_id,
+    timed,
+    when,
+)
+from rooflab.bench.records.files import write_whole
+from rooflab.bench.records.record import Record, pack_samples
+from rooflab.reference.spec import Case
+
+TOOL = "pytest-benchmark"
+OURS = "rooflab"
+"""Key of `extra_info` and of `machine_info` under which our own exporter and plugin say what pytest-benchmark lacks."""
+SUMMARY = ("min", "max", "mean", "stddev", "median", "iqr", "q1", "q3", "ld15iqr", "hd15iqr", "total")
+"""Statistics in seconds that are kept where there are no samples."""
+COUNTS = ("rounds", "iterations")
+_CASE = re.compile(r"[^\W\d]\w*=[^,=]+(,[^\W\d]\w*=[^,=]+)*")
+
+
+def read_pytest_benchmark(path: Path) -> Imported:
+    """One record per benchmark.  Raises `ValueError` naming file and place on what is no such file."""
+    text = read_text(path)
+    values = parse_json(text, path.name)
+    machine = get(values, "machine_info", dict, path.name)
+    benchmarks = get(values, "benchmarks", list, path.name)
+    timestamp = when(get(values, "datetime", str, path.name), f"{path.name}, datetime")
+    commit = get_object(values, "commit_info", path.name)
+    around = _environment(machine, commit, str(values.get("version")), path.name)
+    shared = {"run_id": run_id(timestamp, text), "timestamp": timestamp, "environment": around}
+    records, skipped = [], []
+    for number, benchmark in enumerate(benchmarks):
+        place = f"{path.name}, benchmarks[{number}]"
+        name = str(get(benchmark, "fullname", str, place))
+        stats = get_object(benchmark, "stats", place)
+        if not stats:
+            skipped.append(Skipped(name, "it has no statistics: it failed or was disabled"))
+            continue
+        records.append(make_record(shared | _what(benchmark, place) | _reading(benchmark, stats, place), place))
+    return Imported(tuple(records), tuple(skipped))
+
+
+def _environment(machine: Mapping[str, Any], commit: Mapping[str, Any], version: str, name: str) -> dict[str, Any]:
+    """The machine of the file.  Its host name is left out: records hold none."""
+    cpu = get_object(machine, "cpu", f"{name}, machine_info")
+    label = str(cpu.get("brand_raw") or machine.get("processor") or machine.get("machine") or "unknown")
+    ours = get_object(machine, OURS, f"{name}, machine_info")
+    found = environment(
+        TOOL,
+        label,
+        cpu=label,
+        cores=cpu.get("count"),
+        os=" ".join(str(machine[key]) for key in ("system", "machine") if machine.get(key)) or None,
+        python=machine.get("python_version"),
+        version=version,
+        commit=commit.get("id"),
+        commit_dirty=commit.get("dirty"),
+        project=commit.get("project"),
+        file=name,
+    )
+    found["imported"]["implementation"] = machine.get("python_implementation")
+    # Ours knows its machine better, key included, so that it is the same machine as in the records that it came from.
+    return found | {key: value for key, value in ours.items() if key in found and key not in ("imported", "commit")}
+
+
+def _what(benchmark: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """Op, kernel and case: as our exporter wrote them, as `bench_kernels.py` names them, or group, function and
+    parameters of a file that knows nothing of ops."""
+    extra = get_object(benchmark, "extra_info", place)
+    ours = get_object(extra, OURS, f"{place}.extra_info")
+    if ours:
+        names = ("op", "kernel", "role", "backend", "case_id", "scheme", "device", "l2_state")
+        found = {key: get(ours, key, (str, NoneType), f"{place}.extra_info.{OURS}") for key in names}
+        return found | {"case": get(ours, "case", dict, place), "seed": get(ours, "seed", (int, NoneType), place)}
+    name = str(get(benchmark, "name", str, place))
+    function, _, rest = name.partition("[")
+    around = {"l2_state": extra.get("l2_state"), "device": extra.get("device_type")} if "timer" in extra else {}
+    named = re.fullmatch(r"(\w+)/(\w+)-(\w+=.+)", rest.removesuffix("]"))
+    if named and _CASE.fullmatch(named[3]):
+        case = Case.parse(named[3])
+        return around | {"op": named[1], "kernel": named[2], "case": dict(case), "case_id": case.id}
+    params = benchmark.get("params") or {}
+    case = make_case(params) if isinstance(params, Mapping) else make_case({"param": params})
+    group = benchmark.get("group")
+    return around | {"op": str(group or function), "kernel": function, "case": dict(case), "case_id": case.id}
+
+
+def _reading(benchmark: Mapping[str, Any], stats: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """Status, times and samples."""
+    median_s = positive(get(stats, "median", (int, float), f"{place}.stats"), f"{place}.stats.median")
+    extra = get_object(benchmark, "extra_info", place)
+    ours = get_object(extra, OURS, f"{place}.extra_info")
+    options = get_object(benchmark, "options", place)
+    original = ours.get("timer") or extra.get("timer") or options.get("timer")
+    result: dict[str, Any] = {
+        "basis": "measured",
+        "timer": f"imported: {TOOL}, {original}" if original else f"imported: {TOOL}",
+        "latency_median_ms": _latency(ours, "latency_median_ms", median_s * 1e3, place),
+        "metrics": {f"{name}_s": float(stats[name]) for name in SUMMARY if _number(stats.get(name))}
+        | {name: float(stats[name]) for name in COUNTS if _number(stats.get(name))},
+    }
+    verdict, _, reason = str(extra.get("status")).partition(": ")
+    invalid = verdict == "INVALID" and reason  # as our plugin says it; anybody else's word may mean anything
+    result |= {"status": "INVALID", "reason": reason} if invalid else {"status": "OK"}
+    data = stats.get("data")
+    if not data:
+        names = ("latency_p20_ms", "latency_p80_ms")
+        return result | {name: _latency(ours, name, None, place) for name in names}
+    if not isinstance(data, list) or not all(_number(value) for value in data):
+        raise ValueError(f"{place}.stats.data: expected a list of numbers")
+    p20, p80 = (float(np.percentile(data, share)) * 1e3 for share in (20, 80))
+    return result | {
+        "samples": pack_samples(data),
+        "sample_count": len(data),
+        "latency_p20_ms": _latency(ours, "latency_p20_ms", p20, place),
+        "latency_p80_ms": _latency(ours, "latency_p80_ms", p80, place),
+    }
+
+
+def _latency(ours: Mapping[str, Any], name: str, default: float | None, place: str) -> float | None:
+    """What our exporter wrote, to the last bit, or what the statistics say."""
+    return default if ours.get(name) is None else positive(ours[name], f"{place}.extra_info.{OURS}.{name}")
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+STATISTICS = (*SUMMARY, "ops", *COUNTS, "iqr_outliers", "stddev_outliers", "outliers")
+NEEDED = ("min", "max", "mean", "stddev", "median", "iqr", "rounds", "iterations")
+"""What `pytest-benchmark compare` prints; a record without samples must have brought it along."""
+
+
+def write_pytest_benchmark(records: Sequence[Record], path: Path) -> list[Skipped]:
+    """Writes the timed records to `path` and returns what is not among them.
+
+    Raises `ValueError` where they are of several machines, which the format cannot say, or where no record is left.
+    """
+    chosen, skipped = timed(records)
+    benchmarks = []
+    used = []
+    for record in chosen:
+        stats = _stats(record)
+        if stats is None:
+            skipped.append(Skipped(benchmark_name(record), "it has no samples and no statistics"))
+        else:
+            benchmarks.append(_benchmark(record, stats))
+            used.append(record)
+    check_one_machine(used)
+    newest = max(used, key=lambda record: record.timestamp)
+    values = {
+        "machine_info": _machine(newest.environment),
+        "commit_info": {
+            "id": newest.commit or "unknown",
+            "time": newest.timestamp,
+            "author_time": newest.timestamp,
+            "dirty": bool(newest.dirty),
+            "project": OURS,
+            "branch": "(unknown)",
+        },
+        "benchmarks": benchmarks,
+        "datetime": newest.timestamp,
+        "version": pytest_benchmark.__version__,
+    }
+    write_whole(path, json.dumps(values, indent=1, allow_nan=False) + "\n")
+    return skipped
+
+
+def _machine(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """pytest-benchmark's keys, the machine key in place of a host name; then ours."""
+    system, _, machine = str(environment.get("os") or "").partition(" ")
+    return {
+        "node": environment.get("machine_key"),
+        "processor": environment.get("cpu") or "",
+        "machine": machine,
+        "system": system,
+        "release": "",
+        "python_compiler": "",
+        "python_implementation": "",
+        "python_implementation_version": "",
+        "python_version": environment.get("python") or "",
+        "python_build": ["", ""],
+        "cpu": {"brand_raw": environment.get("cpu"), "count": environment.get("cores")},
+        OURS: {key: value for key, value in environment.items() if key not in ("commit", "dirty")},
+    }
+
+
+def _stats(record: Record) -> dict[str, Any] | None:
+    """The statistics as pytest-benchmark computes them, in seconds, with the samples in time order."""
+    samples = record.samples_s
+    if samples:
+        stats = Stats()
+        for sample in samples:
+            stats.update(sample)
+        found = {name: getattr(stats, name) for name in STATISTICS if name != "iterations"}
+        return {**found, "iterations": 1, "data": samples}
+    kept = {name: record.metrics.get(f"{name}_s") for name in SUMMARY}
+    kept |= {name: int(record.metrics[name]) for name in COUNTS if name in record.metrics}
+    if any(kept.get(name) is None for name in NEEDED):
+        return None
+    mean = kept["mean"]
+    return {**kept, "ops": 1 / mean if mean else 0.0, "outliers": "0;0", "iqr_outliers": 0, "stddev_outliers": 0}
+
+
+def _benchmark(record: Record, stats: Mapping[str, Any]) -> dict[str, Any]:
+    name = f"test_kernel[{record.op}/{record.kernel}-{record.case_id}-{record.scheme}]"
+    ours = ("op", "kernel", "role", "backend", "case_id", "case", "scheme", "device", "l2_state", "seed", "timer")
+    extra = {key: getattr(record, key) for key in (*ours, "run_id", "timestamp", "commit", "dirty")}
+    extra |= {key: getattr(record, key) for key in ("latency_p20_ms", "latency_median_ms", "latency_p80_ms")}
+    return {
+        "group": f"{record.op} {record.case_id} {record.scheme}",
+        "name": name,
+        "fullname": f"rooflab::{name}",
+        "params": dict(record.case),
+        "param": f"{record.op}/{record.kernel}-{record.case_id}",
+        "extra_info": {"status": "OK", OURS: {**extra, "case": dict(record.case)}},
+        "options": {
+            "disable_gc": True,
+            "timer": record.timer or "unknown",
+            "min_rounds": stats["rounds"],
+            "max_time": 0.0,
+            "min_time": 0.0,
+            "warmup": True,
+        },
+        "stats": dict(stats),
+    }

@@ -1,1 +1,0 @@
-"""What generated code calls: instructions that are more than arithmetic on each lane."""

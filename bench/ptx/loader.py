@@ -1,0 +1,50 @@
+"""Loads a kernel of a PTX text: parses it, and binds its generator to the functions that generated code calls."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from rooflab.bench.ptx.emit import arithmetic, control, matrix, memory, moves
+from rooflab.bench.ptx.emit.generator import Generator
+from rooflab.bench.ptx.execute import atomics, bulk, copying, matrices, synchronising, tensor_maps, warps
+from rooflab.bench.ptx.machine import access
+from rooflab.bench.ptx.machine.waiting import waiting_of
+from rooflab.bench.ptx.numbers import approximate, bitfields, bits, floats, formats, half, integers
+from rooflab.bench.ptx.text.parse import parse
+from rooflab.bench.ptx.text.program import Program
+from rooflab.bench.ptx.text.syntax import PtxError
+
+EMITTERS = (arithmetic, control, matrix, memory, moves)
+"""Importing them registers what they emit."""
+
+
+def choose(predicate: Any, value: Any, otherwise: Any) -> Any:
+    """`value` where the predicate holds, and `otherwise` elsewhere."""
+    if predicate.__class__ is np.bool_:
+        return value if predicate else otherwise
+    return np.where(predicate, value, otherwise)
+
+
+def _names() -> dict[str, Any]:
+    """The names that generated code may use."""
+    modules = (
+        access, approximate, atomics, bitfields, bits, bulk, copying, floats, formats, half, integers, matrices,
+        synchronising, tensor_maps, warps,
+    )  # fmt: skip
+    names: dict[str, Any] = {module.__name__.rsplit(".", 1)[-1]: module for module in modules}
+    types = {f"{kind}{size}": np.dtype(f"{kind}{size}") for kind in "iu" for size in (1, 2, 4, 8)}
+    types |= {f"f{size}": np.dtype(f"f{size}") for size in (4, 8)}
+    return names | types | {"np": np, "bool_": np.bool_, "choose": choose, "waiting_of": waiting_of}
+
+
+@lru_cache(maxsize=64)
+def load(text: str, name: str | None = None) -> Program:
+    """The kernel `name` of a PTX text; the only one without a name.  Raises `PtxError`."""
+    module = parse(text)
+    if name is None and len(module.entries) != 1:
+        raise PtxError(f"kernel: expected a name, as the PTX has {', '.join(module.entries) or 'no kernel'}")
+    kernel = module.kernel(next(iter(module.entries)) if name is None else name)
+    return Program(module.version, kernel, lambda flow: Generator(flow, _names()).function)

@@ -1,0 +1,338 @@
+"""Float32 and float64 instructions of PTX: add, sub, mul, fma, div, rcp, sqrt; min, max, abs, neg, copysign, testp.
+
+PTX ISA 8.7, section "Floating Point Instructions".  Operands are of one float type, which is also the type of the
+result.  A NaN that an operation makes keeps the bits that NumPy gives it: PTX leaves them open.  `.ftz` applies to
+float32 alone.  Every function with a `rounding` raises `ValueError` on a mode that PTX lacks.
+
+The `exact_` functions use rational arithmetic, one lane after another.  A lane costs some 10 us, so they are only for
+the rare lanes and modes that vector arithmetic gets wrong.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from fractions import Fraction
+
+import numpy as np
+
+from rooflab.bench.ptx.numbers.bits import (
+    Value,
+    canonical,
+    check_rounding,
+    flush,
+    full,
+    narrow,
+    odd_sum,
+    pick,
+    saturate,
+    some,
+    unsigned,
+    with_sign,
+)
+
+_DIGITS = 53
+_LEAST = -1074  # exponent of the smallest denormal
+_LARGEST = (2**53 - 1) * 2**971
+_F32, _F64 = np.dtype(np.float32), np.dtype(np.float64)
+_BEYOND_F32 = np.uint64(0x1FFFFFFF)  # the bits of a float64 that a normal float32 lacks
+_TIE = np.uint64(0x10000000)
+_SIGN, _TWO = np.uint64(1), np.uint64(2)
+_NORMAL_F32 = np.uint64((0x381 << 53) - 2)  # 2**-126 without its sign, less two as compared below
+_SPLIT = np.float64(2**27 + 1)
+
+
+def round_fraction(value: Fraction, rounding: str) -> float:
+    """A nonzero rational number as a float64, rounded once; it overflows as IEEE 754 says for the mode."""
+    sign, size = (-1 if value < 0 else 1), abs(value)
+    exponent = size.numerator.bit_length() - size.denominator.bit_length()
+    if size < Fraction(2) ** exponent:
+        exponent -= 1
+    last = max(exponent - _DIGITS + 1, _LEAST)
+    scaled = size / Fraction(2) ** last
+    whole, rest = divmod(scaled.numerator, scaled.denominator)
+    if rest and _away(rounding, sign, whole, 2 * rest, scaled.denominator):
+        whole += 1
+    if whole * Fraction(2) ** last > _LARGEST:
+        return sign * math.inf if rounding == "rn" or _away(rounding, sign, 1, 1, 1) else sign * float(_LARGEST)
+    return sign * math.ldexp(whole, last)
+
+
+def _away(rounding: str, sign: int, whole: int, twice_rest: int, unit: int) -> bool:
+    """Whether a value that lies between two neighbours goes to the one farther from zero."""
+    if rounding == "rn":
+        return twice_rest > unit or (twice_rest == unit and whole % 2 == 1)
+    return (rounding == "rp" and sign > 0) or (rounding == "rm" and sign < 0)
+
+
+def exact_fma(a: float, b: float, c: float, rounding: str) -> float:
+    """a * b + c, rounded once."""
+    if not (math.isfinite(a) and math.isfinite(b)):
+        return a * b + c
+    if not math.isfinite(c):
+        return c
+    value = Fraction(a) * Fraction(b) + Fraction(c)
+    if value:
+        return round_fraction(value, rounding)
+    negative = math.copysign(1.0, a) * math.copysign(1.0, b) < 0
+    if negative == (math.copysign(1.0, c) < 0):
+        return c
+    return -0.0 if rounding == "rm" else 0.0
+
+
+def exact_multiply(a: float, b: float, rounding: str) -> float:
+    """a * b, rounded once."""
+    if not (math.isfinite(a) and math.isfinite(b)) or a == 0 or b == 0:
+        return a * b
+    return round_fraction(Fraction(a) * Fraction(b), rounding)
+
+
+def exact_divide(a: float, b: float, rounding: str) -> float:
+    """a / b, rounded once."""
+    if not (math.isfinite(a) and math.isfinite(b)) or a == 0 or b == 0:
+        return float(np.float64(a) / np.float64(b))
+    return round_fraction(Fraction(a) / Fraction(b), rounding)
+
+
+def exact_square_root(a: float, rounding: str) -> float:
+    """The square root of a, rounded once; NaN where a is negative."""
+    if not a > 0 or math.isinf(a):
+        return float(np.sqrt(np.float64(a)))
+    # Scaled so that the integer root has at least 64 bits; a last bit of one marks an inexact root.
+    numerator, denominator = a.as_integer_ratio()
+    shift = 64 + denominator.bit_length()
+    square = (numerator << (2 * shift)) // denominator
+    root = math.isqrt(square)
+    inexact = root * root != square or square * denominator != numerator << (2 * shift)
+    return round_fraction(Fraction(2 * root + inexact, 2 << shift), rounding)
+
+
+def exact_lanes(function: Callable[..., float], rounding: str, *operands: Value) -> Value:
+    """`function` of every lane's float64 operands and the rounding mode."""
+    spread = np.broadcast_arrays(*operands)
+    values = [function(*row, rounding) for row in zip(*(x.ravel().tolist() for x in spread), strict=True)]
+    return np.array(values, np.float64).reshape(spread[0].shape)[()]
+
+
+def add(a: Value, b: Value, rounding: str = "rn", ftz: bool = False, sat: bool = False) -> Value:
+    """a + b."""
+    if ftz:
+        a, b = flush(a), flush(b)
+    if rounding == "rn":
+        return _finished(a + b, ftz, sat)
+    check_rounding(rounding)
+    if a.itemsize == 8:
+        return _finished(exact_lanes(exact_fma, rounding, a, np.float64(1), b), ftz, sat)
+    total = odd_sum(a.astype(_F64), b.astype(_F64), rounding)
+    return _finished(narrow(total, _F32, rounding), ftz, sat)
+
+
+def sub(a: Value, b: Value, rounding: str = "rn", ftz: bool = False, sat: bool = False) -> Value:
+    """a - b."""
+    return add(a, -b, rounding, ftz, sat)
+
+
+def mul(a: Value, b: Value, rounding: str = "rn", ftz: bool = False, sat: bool = False) -> Value:
+    """a * b."""
+    if ftz:
+        a, b = flush(a), flush(b)
+    if rounding == "rn":
+        return _finished(a * b, ftz, sat)
+    check_rounding(rounding)
+    if a.itemsize == 8:
+        return _finished(exact_lanes(exact_multiply, rounding, a, b), ftz, sat)
+    return _finished(narrow(a.astype(_F64) * b.astype(_F64), _F32, rounding), ftz, sat)
+
+
+def fma(a: Value, b: Value, c: Value, rounding: str = "rn", ftz: bool = False, sat: bool = False) -> Value:
+    """a * b + c, rounded once; `mad` of floats is the same."""
+    if ftz:
+        a, b, c = flush(a), flush(b), flush(c)
+    if rounding == "rn":
+        return _finished((fma_rn_f64 if a.itemsize == 8 else fma_rn_f32)(a, b, c), ftz, sat)
+    check_rounding(rounding)
+    if a.itemsize == 8:
+        return _finished(exact_lanes(exact_fma, rounding, a, b, c), ftz, sat)
+    total = odd_sum(a.astype(_F64) * b.astype(_F64), c.astype(_F64), rounding)
+    return _finished(narrow(total, _F32, rounding), ftz, sat)
+
+
+def div(a: Value, b: Value, rounding: str = "rn", ftz: bool = False, sat: bool = False) -> Value:
+    """a / b, correctly rounded."""
+    if ftz:
+        a, b = flush(a), flush(b)
+    if rounding == "rn":
+        return _finished(a / b, ftz, sat)
+    check_rounding(rounding)
+    if a.itemsize == 8:
+        return _finished(exact_lanes(exact_divide, rounding, a, b), ftz, sat)
+    # A quotient of two 24-bit numbers is a float32 or a tie, or lies farther from any than a float64's last bit.
+    return _finished(narrow(a.astype(_F64) / b.astype(_F64), _F32, rounding), ftz, sat)
+
+
+def rcp(a: Value, rounding: str = "rn", ftz: bool = False) -> Value:
+    """1 / a, correctly rounded."""
+    return div(a.dtype.type(1), a, rounding, ftz)
+
+
+def sqrt(a: Value, rounding: str = "rn", ftz: bool = False) -> Value:
+    """The square root, correctly rounded; NaN where a is negative."""
+    if ftz:
+        a = flush(a)
+    if rounding == "rn":
+        return np.sqrt(a)
+    check_rounding(rounding)
+    if a.itemsize == 8:
+        return exact_lanes(exact_square_root, rounding, a)
+    return narrow(np.sqrt(a.astype(_F64)), _F32, rounding)
+
+
+def _finished(result: Value, ftz: bool, sat: bool) -> Value:
+    if ftz:
+        result = flush(result)
+    return saturate(result) if sat else result
+
+
+def fma_rn_f32(a: Value, b: Value, c: Value) -> Value:
+    """`fma.rn.f32`: correctly rounded.
+
+    The product is exact in float64.  The sum is first rounded to float64, which changes the result only where that is a
+    tie of float32; such sums are computed again, rounded to odd.
+    """
+    product, addend = a.astype(_F64) * b.astype(_F64), c.astype(_F64)
+    total = product + addend
+    bits = total.view(np.uint64)
+    # Ties of normal results end in a one and 28 zeros; a denormal's lie elsewhere, so all denormals count as ties.
+    # Doubling drops the sign, and zeros wrap to the largest number when two is taken off.
+    tie = ((bits & _BEYOND_F32) == _TIE) | ((bits << _SIGN) - _TWO < _NORMAL_F32)
+    if some(tie):
+        total = odd_sum(product, addend)
+    return total.astype(_F32)
+
+
+def fma_rn_f64(a: Value, b: Value, c: Value) -> Value:
+    """`fma.rn.f64`: correctly rounded.
+
+    Error-free transformations and one rounding to odd (Boldo and Melquiond 2008) where nothing can overflow or
+    underflow, rational arithmetic in the other lanes.
+    """
+    product, below = _product_and_error(a, b)
+    high, low = _sum_and_error(c, below)
+    total, rest = _sum_and_error(product, high)
+    result = total + odd_sum(low, rest)
+    size = np.abs(product)
+    safe = ((size > 2.0**-900) | (a == 0) | (b == 0)) & (size < 2.0**1000) & (np.abs(c) < 2.0**1000)
+    safe &= (np.abs(a) < 2.0**990) & (np.abs(b) < 2.0**990)
+    if full(safe):
+        # An exact zero takes the sign of the plain sum.
+        return pick(result == 0, product + c, result)
+    return _redone(exact_fma, ~safe, pick(result == 0, product + c, result), a, b, c)
+
+
+def _product_and_error(a: Value, b: Value) -> tuple[Value, Value]:
+    """The product and what its rounding left out (Dekker 1971)."""
+    product = a * b
+    a_high, b_high = _SPLIT * a, _SPLIT * b
+    a_high, b_high = a_high - (a_high - a), b_high - (b_high - b)
+    a_low, b_low = a - a_high, b - b_high
+    return product, a_low * b_low - (((product - a_high * b_high) - a_low * b_high) - a_high * b_low)
+
+
+def _sum_and_error(a: Value, b: Value) -> tuple[Value, Value]:
+    """The sum and what its rounding left out (Knuth's TwoSum)."""
+    total = a + b
+    other = total - a
+    return total, (a - (total - other)) + (b - other)
+
+
+def _redone(function: Callable[..., float], where: Value, result: Value, *operands: Value) -> Value:
+    """`result` with the lanes of `where` computed again by a function of single floats, rounded to nearest."""
+    if not np.ndim(result):
+        return exact_lanes(function, "rn", *operands)
+    rows = [np.broadcast_to(x, result.shape)[where] for x in operands]
+    again = result.copy()
+    again[where] = exact_lanes(function, "rn", *rows)
+    return again
+
+
+def fmin(
+    a: Value, b: Value, ftz: bool = False, nan: bool = False, xorsign_abs: bool = False, absolute: bool = False
+) -> Value:
+    """`min`: the operand that is a number where one is NaN, and -0 below +0.
+
+    `nan` makes the result the canonical NaN where either is NaN; `absolute` compares magnitudes; `xorsign_abs` does so
+    too and gives the result the exclusive or of the operands' signs.
+    """
+    return _extreme(np.fmin, np.minimum, np.bitwise_or, a, b, ftz, nan, xorsign_abs, absolute)
+
+
+def fmax(
+    a: Value, b: Value, ftz: bool = False, nan: bool = False, xorsign_abs: bool = False, absolute: bool = False
+) -> Value:
+    """`max`: as `fmin`, but the larger."""
+    return _extreme(np.fmax, np.maximum, np.bitwise_and, a, b, ftz, nan, xorsign_abs, absolute)
+
+
+def _extreme(
+    number: Callable[..., Value],
+    strict: Callable[..., Value],
+    zeros: Callable[..., Value],
+    a: Value,
+    b: Value,
+    ftz: bool,
+    nan: bool,
+    xorsign_abs: bool,
+    absolute: bool,
+) -> Value:
+    if ftz:
+        a, b = flush(a), flush(b)
+    sign = unsigned(a) ^ unsigned(b) if xorsign_abs else None
+    if xorsign_abs or absolute:
+        a, b = np.abs(a), np.abs(b)
+    result = canonical(strict(a, b)) if nan else number(a, b)
+    if not full(result):
+        # NumPy leaves open which of two zeros it takes; equal operands' bits tell.
+        same = zeros(unsigned(a), unsigned(b)).view(result.dtype)
+        result = pick((result == 0) & (a == b), same, result)
+    if sign is None:
+        return result
+    return pick(result != result, result, with_sign(result, sign))
+
+
+def fabs(a: Value, ftz: bool = False) -> Value:
+    """`abs`."""
+    return np.abs(flush(a) if ftz else a)
+
+
+def fneg(a: Value, ftz: bool = False) -> Value:
+    """`neg`."""
+    return -(flush(a) if ftz else a)
+
+
+def copysign(a: Value, b: Value) -> Value:
+    """`copysign`: b with the sign of a, in PTX's order of operands."""
+    return with_sign(b, unsigned(a))
+
+
+def testp(a: Value, property: str) -> Value:
+    """`testp`: bool_ whether a is `finite`, `infinite`, `number`, `notanumber`, `normal` or `subnormal`.
+
+    Zeros are normal.  Raises `ValueError` on another property.
+    """
+    if property not in _PROPERTIES:
+        raise ValueError(f"property: expected one of {', '.join(_PROPERTIES)}, got {property!r}")
+    return _PROPERTIES[property](a)
+
+
+def _subnormal(a: Value) -> Value:
+    return (np.abs(a) < np.finfo(a.dtype).tiny) & (a != 0)
+
+
+_PROPERTIES: dict[str, Callable[[Value], Value]] = {
+    "finite": np.isfinite,
+    "infinite": np.isinf,
+    "number": lambda a: a == a,
+    "notanumber": lambda a: a != a,
+    "normal": lambda a: np.isfinite(a) & ~_subnormal(a),
+    "subnormal": _subnormal,
+}

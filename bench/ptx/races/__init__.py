@@ -1,1 +1,0 @@
-"""Who knows what of whom, and which accesses nothing orders."""

@@ -1,1 +1,0 @@
-"""How matrices lie in registers and in shared memory: fragments, operands of wgmma, boxes of TMA."""

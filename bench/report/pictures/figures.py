@@ -1,0 +1,267 @@
+"""The pictures of the documentation: bytes at each level of memory, and schedules as Gantt charts.
+
+Colours are told apart by colour-blind readers, and a file changes only with what is drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from io import BytesIO
+from pathlib import Path
+from textwrap import wrap
+from typing import Any, NamedTuple
+
+from matplotlib import colormaps
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.cm import ScalarMappable
+from matplotlib.collections import LineCollection
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from rooflab.bench.records.environment import Environment
+from rooflab.bench.records.files import write_whole
+from rooflab.bench.records.record import Record
+from rooflab.bench.report.pictures.levels import PREFIX
+from rooflab.bench.report.pictures.schedule import Schedule
+from rooflab.reference.spec import Case, Scheme
+
+READ, WRITTEN, LOST, INK, PALE = "#0072b2", "#e69f00", "#d55e00", "#333333", "#8a8a8a"
+"""Of Okabe and Ito's colours, and two greys."""
+DPI = 130
+NOTE_CHARACTERS_PER_INCH = 17
+"""At the notes' size."""
+
+
+def new_figure(width_in: float, height_in: float) -> Figure:
+    """An empty figure on white."""
+    figure = Figure(figsize=(width_in, height_in), dpi=DPI, facecolor="white", layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def save(figure: Figure, path: Path) -> Path:
+    """Writes a PNG whole, with no date and no version in it."""
+    content = BytesIO()
+    figure.savefig(content, format="png", metadata={"Software": None})
+    return write_whole(path, content.getvalue())
+
+
+def where(made: Record | Environment) -> str:
+    """The commit at which something was made."""
+    changed = " with uncommitted changes" if made.dirty else ""
+    return f"Commit {(made.commit or 'unknown')[:10]}{changed}."
+
+
+def note(figure: Figure, texts: Sequence[str]) -> None:
+    """Texts below the panels, in lines as long as the figure is wide."""
+    lines = [line for text in texts for line in wrap(text, int(NOTE_CHARACTERS_PER_INCH * figure.get_figwidth()))]
+    figure.supxlabel("\n".join(lines), fontsize=8, color=INK, x=0.01, ha="left")
+
+
+MEGA, KILO = 1e6, 1e3
+ROOM = 1.5
+"""Of an axis over its longest bar, for the text behind the bar."""
+LEVEL_NOTES = (
+    "Compiled kernels: counted in the emulator, which ran all of the sm_90a code and compared its values. HBM: each "
+    "32-byte sector of a tensor once a launch, as if a launch found L2 empty and L2 kept all of it.",
+    "naive: from the operands of torch's calls, each from HBM and back; hatched: products by 128 x 128 tiles, a model "
+    "of torch's library. What torch's kernels do in shared memory is not seen. L2 to SM: asked for by loads, stores, "
+    "cp.async and TMA, hits in L1 not taken off; whole sectors are named where they are more. Turns of 128 bytes: "
+    "those of cp.async, TMA and wgmma are not among them.",
+)
+
+
+class Part(NamedTuple):
+    """A piece of a bar."""
+
+    value: float
+    colour: str
+    hatched: bool = False
+
+
+class Bar(NamedTuple):
+    """One kernel's bar in a panel."""
+
+    parts: tuple[Part, ...]
+    text: str
+
+
+class Panel(NamedTuple):
+    """One level."""
+
+    title: str
+    unit: str
+    bars: tuple[Bar, ...]
+
+
+def panels_of(records: Sequence[Record]) -> list[Panel]:
+    """The levels from far to near, each with a bar for every record; an empty bar where nothing is known."""
+    turns = [_turns(record) for record in records]
+    return [
+        Panel("HBM", "MB", tuple(_moved(record, "hbm") for record in records)),
+        Panel("L2 to SM", "MB", tuple(_moved(record, "l2") for record in records)),
+        Panel("shared memory, in and out", "MB", tuple(_moved(record, "shared") for record in records)),
+        *(
+            [Panel("shared memory, turns of loads and stores", "thousand", tuple(turns))]
+            if any(bar.parts for bar in turns)
+            else []
+        ),
+    ]
+
+
+def _moved(record: Record, level: str) -> Bar:
+    values = {name: record.metrics.get(f"{PREFIX}{level}_{name}_bytes") for name in ("read", "write", "modelled")}
+    if values["read"] is None or values["write"] is None:
+        return Bar((), "not seen, inside torch's kernels")
+    read, write, modelled = (float(values[name] or 0.0) / MEGA for name in ("read", "write", "modelled"))
+    parts = (Part(read - modelled, READ), Part(modelled, READ, hatched=True), Part(write, WRITTEN))
+    text = f"{number(read + write)} MB: {number(read)} read, {number(write)} written"
+    sectors = [record.metrics.get(f"{PREFIX}{level}_{name}_sector_bytes") for name in ("read", "write")]
+    in_sectors = sum(value or 0.0 for value in sectors) / MEGA
+    if in_sectors > read + write:
+        text += f"; in sectors {number(in_sectors)}"
+    return Bar(tuple(part for part in parts if part.value > 0), text)
+
+
+def _turns(record: Record) -> Bar:
+    taken, least = (record.metrics.get(f"{PREFIX}shared_wavefronts{end}") for end in ("", "_least"))
+    if taken is None or least is None:
+        return Bar((), "not seen, inside torch's kernels")
+    parts = (Part(least / KILO, PALE), Part((taken - least) / KILO, LOST))
+    lost = f"{number((taken - least) / KILO)} of them lost to bank conflicts" if taken > least else "no bank conflict"
+    return Bar(tuple(part for part in parts if part.value > 0), f"{number(taken / KILO)} thousand, {lost}")
+
+
+def number(value: float) -> str:
+    """Three digits, all of those before the point."""
+    if value == 0:
+        return "0"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def draw_levels(records: Sequence[Record], folder: Path) -> Path:
+    """Writes `bytes-<op>.png`; its path.  The records are of one op, case and scheme.
+
+    Raises `ValueError` where there are none, or where they are of several.
+    """
+    about = {(record.op, record.case_id, record.scheme) for record in records}
+    if len(about) != 1:
+        raise ValueError(f"records: expected those of one op, case and scheme, got {len(about)}")
+    panels = panels_of(records)
+    first = records[0]
+    figure = new_figure(9.6, 1.7 + len(panels) * (0.42 + 0.27 * len(records)))
+    figure.suptitle(
+        f"{first.op}: bytes moved at each level of memory, no kernel timed",
+        fontsize=13,
+        weight="bold",
+        x=0.01,
+        ha="left",
+    )
+    rows = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
+    for axes, panel in zip(rows, panels, strict=True):
+        _draw_panel(axes, panel, [str(record.kernel) for record in records])
+    least = (first.least_bytes or 0.0) / MEGA
+    rows[0].axvline(least, color=INK, linewidth=0.9, linestyle=(0, (3, 2)))
+    rows[0].set_title(
+        f"{first.case_id}, {first.scheme}; the op needs {number(least)} MB (dashed)",
+        fontsize=8.5,
+        loc="right",
+        color=INK,
+    )
+    patches = [Patch(color=READ, label="read"), Patch(color=WRITTEN, label="written")]
+    if any(part.hatched for panel in panels for bar in panel.bars for part in bar.parts):
+        patches.append(Patch(facecolor="white", edgecolor=READ, hatch="////", label="read, modelled"))
+    if any(part.colour == LOST for panel in panels for bar in panel.bars for part in bar.parts):
+        patches.append(Patch(color=LOST, label="lost to bank conflicts"))
+    rows[1].legend(handles=patches, fontsize=8.5, loc="lower right", frameon=False)
+    note(figure, [*LEVEL_NOTES, f"{where(first)} Numbers in {first.run_id}.jsonl."])
+    return save(figure, folder / f"bytes-{first.op}.png")
+
+
+def _draw_panel(axes: Any, panel: Panel, names: Sequence[str]) -> None:
+    for place, bar in enumerate(panel.bars):
+        left = 0.0
+        for part in bar.parts:
+            style = {"facecolor": "white", "hatch": "////"} if part.hatched else {"facecolor": part.colour}
+            axes.barh(place, part.value, left=left, height=0.66, edgecolor=part.colour, linewidth=0.6, **style)
+            left += part.value
+        axes.annotate(bar.text, (left, place), (4, 0), textcoords="offset points", va="center", fontsize=8.5, color=INK)
+    longest = max((sum(part.value for part in bar.parts) for bar in panel.bars), default=0.0)
+    axes.set_xlim(0, (longest or 1.0) * ROOM)
+    axes.set_yticks(range(len(names)), names, fontsize=9)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.set_title(f"{panel.title} ({panel.unit})", fontsize=10, loc="left", weight="bold")
+    axes.tick_params(axis="x", labelsize=7.5)
+    axes.xaxis.set_major_formatter("{x:,g}")
+    axes.locator_params(axis="x", nbins=6)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+SOURCES = {
+    "schedule": "from the schedule, no kernel timed",
+    "timestamps": "from timestamps that the kernel kept",
+}
+SCHEDULE_NOTES = {
+    "schedule": "A bar is as long as its tile has blocks of 128 x 128 scores, those that the mask hides in part "
+    "included; starting and ending a tile takes no time here. Of a grid, the SM that is free first takes the next CTA.",
+    "timestamps": "A bar is from a tile's first instruction to its last store, by its first warp and the device's "
+    "nanosecond timer, which some cards move in steps of a microsecond. Keeping them slows the launch.",
+}
+
+
+def draw_schedules(
+    schedules: Sequence[Schedule], case: Case, scheme: Scheme, environment: Environment, folder: Path
+) -> Path:
+    """Writes `schedule-flash_attention.png`; its path.  Raises `ValueError` where there is no schedule."""
+    if not schedules:
+        raise ValueError("schedules: expected at least one, got none")
+    figure = new_figure(9.6, 1.5 + 2.15 * len(schedules))
+    mask = "causal" if case["causal"] else "not causal"
+    title = f"Attention's tiles over {schedules[0].sms} SMs, {mask}: {SOURCES[schedules[0].basis]}"
+    figure.suptitle(title, fontsize=13, weight="bold", x=0.01, ha="left")
+    alike = len({schedule.unit for schedule in schedules}) == 1
+    rows = figure.subplots(len(schedules), 1, squeeze=False, sharex=alike)[:, 0]
+    longest = max(tile.work for schedule in schedules for tile in schedule.tiles)
+    colours = ScalarMappable(Normalize(0, longest), colormaps["cividis"])
+    for axes, schedule in zip(rows, schedules, strict=True):
+        _draw_schedule(axes, schedule, colours)
+        if not alike or axes is rows[-1]:
+            axes.set_xlabel(schedule.unit, fontsize=9)
+    rows[0].text(
+        1.0, 1.02, f"{case.id}, {scheme.name}", transform=rows[0].transAxes, fontsize=8.5, color=INK, ha="right"
+    )
+    bar = figure.colorbar(colours, ax=list(rows), fraction=0.025, pad=0.01, aspect=45)
+    bar.set_label("blocks of 128 x 128 scores of the tile", fontsize=8.5)
+    bar.ax.tick_params(labelsize=8)
+    notes = [SCHEDULE_NOTES[basis] for basis in dict.fromkeys(schedule.basis for schedule in schedules)]
+    notes.append(f"Dashed: the mean of all SMs, where perfect balance ends. {where(environment)}")
+    note(figure, notes)
+    return save(figure, folder / "schedule-flash_attention.png")
+
+
+def _draw_schedule(axes: Any, schedule: Schedule, colours: ScalarMappable) -> None:
+    height = 1 / schedule.ctas_per_sm
+    by_lane: dict[int, list[Any]] = {}
+    for tile in schedule.tiles:
+        by_lane.setdefault(tile.lane, []).append(tile)
+    for lane, tiles in by_lane.items():
+        axes.broken_barh(
+            [(tile.start, tile.end - tile.start) for tile in tiles],
+            (lane * height, height),
+            facecolors=[colours.to_rgba(tile.work) for tile in tiles],
+            linewidth=0,
+        )
+    # Only where a tile begins: edges all around would hide the colours of rows this thin.
+    begun = [[(tile.start, tile.lane * height), (tile.start, (tile.lane + 1) * height)] for tile in schedule.tiles]
+    axes.add_collection(LineCollection(begun, colors="white", linewidths=0.6))
+    axes.axvline(schedule.mean, color=LOST, linewidth=1.2, linestyle=(0, (4, 2)))
+    axes.set_ylim(schedule.sms, 0)
+    axes.set_xlim(0, None)
+    axes.set_ylabel("SM", fontsize=9)
+    axes.tick_params(labelsize=8)
+    source = "" if schedule.basis == "schedule" else f", {SOURCES[schedule.basis]}"
+    axes.set_title(
+        f"{schedule.kernel}: the last SM ends at {schedule.imbalance:.2f}x the mean{source}", fontsize=10, loc="left"
+    )
+    axes.spines[["top", "right"]].set_visible(False)

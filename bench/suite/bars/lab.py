@@ -1,0 +1,83 @@
+"""Bars of the lab's own tools: what the A/B calls wrongly on the card, and outputs that the emulator must reproduce."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import torch
+
+from rooflab.bench.records.files import write_whole
+from rooflab.bench.suite.entries import BarStatus, Context, Entry, Outcome
+from rooflab.bench.suite.tasks import run_command
+
+REPEATS = 20
+ROUND_S = 100.0
+"""An A/A round of the six kernels on a 2-core CPU; a machine with faster cores needs less, and ends a round early."""
+IS_LONG = "pairs of fresh processes take minutes; the tests of the A/B hold it on a CPU"
+
+
+def false_alarms(context: Context, arguments: Sequence[str], repeats: int, most: int) -> Outcome:
+    """Counts what a self-test called wrongly: FASTER or SLOWER on identical code, SAME on slowed code.
+
+    It has `repeats` rounds of identical code and one of slowed code, which share the entry's time.
+    """
+    needed = f"at most {most} FASTER or SLOWER of identical code, no SAME of slowed code"
+    if context.dry_run:
+        return Outcome("UNSUPPORTED", IS_LONG, "UNMEASURED", needed)
+    words = [word.replace("{out}", str(context.out)) for word in arguments]
+    words += ["--repeats", str(repeats), "--budget", str(max(1, int(context.seconds / (repeats + 1))))]
+    status, value, errors = run_command(words)
+    if not isinstance(value, dict) or "tables" not in value:
+        return Outcome("FAILED", f"exit status {status}: {errors[-300:]}", "UNMEASURED", needed)
+    write_whole(context.out / "bar-ab.json", json.dumps(value, indent=1) + "\n")
+    runs = [rows for title, rows in value["tables"].items() if "slowed" not in title]
+    slowed = [row for title, rows in value["tables"].items() if "slowed" in title for row in rows]
+    alarms = sum(row["verdict"] in ("FASTER", "SLOWER") for rows in runs for row in rows)
+    missed = sum(row["verdict"] == "SAME" for row in slowed)
+    unmeasured = sum(row["verdict"] in ("INVALID", "MISSING", "FAILED") for rows in [*runs, slowed] for row in rows)
+    figures = {"comparisons": sum(map(len, runs)), "false alarms": alarms, "slowed and called SAME": missed}
+    if unmeasured or not slowed:
+        return Outcome("DONE", f"{unmeasured} comparisons without a reading", "UNMEASURED", needed, figures)
+    return Outcome("DONE", "", "MET" if alarms <= most and not missed else "MISSED", needed, figures, ("bar-ab.json",))
+
+
+LEAST = 20
+
+
+def golden(context: Context) -> Outcome:
+    """Keeps the outputs of every kernel that may run on this card, and says of how many."""
+    from rooflab.bench.emulate import golden as files
+
+    needed = f"outputs of at least {LEAST} kernels and dtypes kept; the emulator is held to them afterwards"
+    if context.dry_run:
+        return Outcome("UNSUPPORTED", "outputs of a CPU say nothing of the emulator", "UNMEASURED", needed)
+    chosen = [target for target in files.targets() if f"{target.op}/{target.kernel}" not in context.excluded]
+    names = files.write(context.out / "golden", torch.device(context.device), chosen)
+    status: BarStatus = "MET" if len(names) >= LEAST else "MISSED"
+    return Outcome("DONE", "", status, needed, {"kept": len(names)}, ("golden/golden.json",))
+
+
+BARS = (
+    Entry(
+        "bar:ab.false_alarms",
+        "6 kernels x 20 A/A repeats: no more than 1 FASTER or SLOWER in all; an injected 5% slowdown is never SAME",
+        f"{__name__}:false_alarms",
+        {
+            "arguments": ["ab", "--self-test", "--inject", "0.05", "--out", "{out}", "--json"],
+            "repeats": REPEATS,
+            "most": 1,
+        },
+        cost_s=ROUND_S * (REPEATS + 1),
+        value=20.0,
+        needs=("environment", "first"),
+    ),
+    Entry(
+        "bar:emulator.golden",
+        "outputs of at least 20 kernels and dtypes, which the emulator must reproduce",
+        f"{__name__}:golden",
+        cost_s=60.0,
+        value=58.0,
+        needs=("environment", "first"),
+    ),
+)

@@ -1,0 +1,200 @@
+"""The stopwatch of a CPU, and torch's threads, each held on one processor while times are read.
+
+A thread that the system moves takes its cache's contents along by missing them.  Each stays where it is, so that two
+processes that measure beside each other do not choose the same processor; only threads that share one are spread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import torch
+
+from rooflab.bench.records.environment import last_level_cache_bytes
+from rooflab.bench.timing import tamper
+from rooflab.bench.timing.stopwatch import Call, Flush, FlushBy, Stopwatch
+
+_TASKS = Path("/proc/self/task")
+_CPUS = Path("/sys/devices/system/cpu")
+_PROCESSOR = 36
+"""Place of the processor last run on in a thread's `stat`, counted behind the name (proc(5), field 39)."""
+BUSY_SHARE = 0.1
+"""A thread that ran for this share of the calling one's time during a parallel product took part in it."""
+
+_known: dict[tuple[int, int], tuple[int, ...]] = {}
+"""Threads of torch by (calling thread, number of threads): finding them takes 10 ms or more."""
+
+
+@contextmanager
+def pinned_threads() -> Iterator[str]:
+    """Pins the threads of torch's products and yields what was done: `threads pinned`, or why they were not.
+
+    Afterwards they, and threads that were started meanwhile and inherited a processor, may run where they could before.
+    """
+    if not hasattr(os, "sched_setaffinity") or not _TASKS.is_dir():
+        yield "threads not pinned: this system does not offer it"
+        return
+    allowed = os.sched_getaffinity(0)
+    count = torch.get_num_threads()
+    if count > len(allowed):
+        yield f"threads not pinned: {count} on {len(allowed)} processors"
+        return
+    threads = _threads(count)
+    if len(threads) != count:
+        yield f"threads not pinned: {len(threads)} of {count} were found"
+        return
+    before = _affinities()
+    try:
+        places = assign([_processor(thread) for thread in threads], allowed, {cpu: _core(cpu) for cpu in allowed})
+        for thread, place in zip(threads, places, strict=True):
+            os.sched_setaffinity(thread, {place})
+    except OSError as error:
+        _release(before, allowed)
+        yield f"threads not pinned: {error.strerror}"
+        return
+    try:
+        yield "threads pinned"
+    finally:
+        _release(before, allowed)
+
+
+def assign(wanted: Sequence[int], allowed: Collection[int], core_of: Mapping[int, object]) -> list[int]:
+    """A processor for each thread: the one wanted where it is free, else one of a core that is, else any that is."""
+    free = sorted(allowed)
+    chosen: list[int | None] = [None] * len(wanted)
+    for index, cpu in enumerate(wanted):
+        idle_cores = {core_of[other] for other in free} - {core_of[taken] for taken in chosen if taken is not None}
+        if cpu in free and (core_of[cpu] in idle_cores or not idle_cores):
+            chosen[index] = cpu
+            free.remove(cpu)
+    for index in range(len(chosen)):
+        if chosen[index] is None:
+            used = {core_of[taken] for taken in chosen if taken is not None}
+            place = next((other for other in free if core_of[other] not in used), free[0])
+            chosen[index] = place
+            free.remove(place)
+    return [cpu for cpu in chosen if cpu is not None]
+
+
+def _threads(count: int) -> tuple[int, ...]:
+    """The calling thread and those that share its products, found by who was busy during one."""
+    own = threading.get_native_id()
+    key = (own, count)
+    if all((_TASKS / str(thread)).is_dir() for thread in _known.get(key, ())) and key in _known:
+        return _known[key]
+    if count == 1:
+        return _known.setdefault(key, (own,))
+    values = torch.ones(2**22)
+    values.add_(1.0)  # starts them
+    before = _run_times()
+    for _ in range(4):
+        values.add_(1.0)
+    spent = {thread: after - before.get(thread, 0) for thread, after in _run_times().items()}
+    least = BUSY_SHARE * spent.get(own, 0)
+    others = sorted((thread for thread in spent if thread != own and spent[thread] > least), key=lambda t: -spent[t])
+    found = (own, *others[: count - 1])
+    if len(found) == count:
+        _known[key] = found
+    return found
+
+
+def _run_times() -> dict[int, int]:
+    """Nanoseconds on a processor by thread; threads that have ended are left out."""
+    times = {}
+    for task in _TASKS.iterdir():
+        with contextlib.suppress(OSError):
+            times[int(task.name)] = int((task / "schedstat").read_text().split()[0])
+    return times
+
+
+def _processor(thread: int) -> int:
+    return int((_TASKS / str(thread) / "stat").read_text().rpartition(")")[2].split()[_PROCESSOR])
+
+
+def _core(cpu: int) -> object:
+    topology = _CPUS / f"cpu{cpu}" / "topology"
+    try:
+        return tuple((topology / name).read_text().strip() for name in ("physical_package_id", "core_id"))
+    except OSError:
+        return cpu
+
+
+def _affinities() -> dict[int, set[int]]:
+    """Where each thread of this process may run; threads that have ended are left out."""
+    found = {}
+    for task in _TASKS.iterdir():
+        with contextlib.suppress(OSError):
+            found[int(task.name)] = os.sched_getaffinity(int(task.name))
+    return found
+
+
+def _release(before: Mapping[int, set[int]], allowed: set[int]) -> None:
+    """Every thread as it was; one that was started meanwhile has inherited a processor, and may leave it."""
+    for thread, now in _affinities().items():
+        wanted = before.get(thread, allowed)
+        if now != wanted:
+            with contextlib.suppress(OSError):
+                os.sched_setaffinity(thread, wanted)
+
+
+class CpuStopwatch(Stopwatch):
+    """Reads `perf_counter` around synchronous calls, torch's threads each held on one processor."""
+
+    batches = True
+
+    def __init__(
+        self,
+        cold: bool = True,
+        observe: Callable[[], None] | None = None,
+        clock: Callable[[], float] = tamper.perf_counter,
+        flush: FlushBy = "read",
+        pinned: Callable[[], AbstractContextManager[str]] = pinned_threads,
+    ):
+        self._observe = observe
+        self._clock = clock
+        self._flush = Flush("cpu", last_level_cache_bytes() if cold else 0, flush)
+        self._step = min(_steps(clock, 1000))
+        self._pinned = pinned
+        self._threads = ""
+
+    def round(self, calls: Sequence[Call]) -> dict[str, float]:
+        """Reads every function once, in this order."""
+        read = {}
+        for name, function, count in calls:
+            self._flush()
+            began = self._clock()
+            for _ in range(count):
+                function()
+            read[name] = self._clock() - began
+        if observe := self.observer():
+            observe()
+        return read
+
+    @contextmanager
+    def sampling(self) -> Iterator[None]:
+        """Pins the threads: after the warm-up, in which libraries start theirs, and these must not start pinned."""
+        with super().sampling(), self._pinned() as note:
+            self._threads = f", {note}"
+            yield
+
+    def step_s(self, readings: Sequence[float]) -> float:
+        """The smallest difference that the clock was seen to make."""
+        return self._step
+
+    def method(self, name: str, calls: int) -> str:
+        """How `name` was timed."""
+        batch = f", {calls} calls per sample" if calls > 1 else ""
+        return f"cpu perf_counter{self._threads}{self._flush.note}{batch}"
+
+
+def _steps(clock: Callable[[], float], count: int) -> Iterator[float]:
+    for _ in range(count):
+        began = now = clock()
+        while now <= began:
+            now = clock()
+        yield now - began
