@@ -44,8 +44,8 @@ def kernel_rows(ops: Sequence[str] | None = None) -> list[dict[str, Any]]:
         for kernel in registry.kernels(op).values():
             reason = kernel.why_not_here(device)
             row: dict[str, Any] = {"op": op, "name": kernel.name, "role": kernel.role, "backend": kernel.backend}
-            interpreted = device.type == "cpu" and kernel.backend == "triton" and reason is None
-            rows.append(row | {"available": reason is None, "reason": reason or ("interpreted" if interpreted else "")})
+            here = "interpreted" if device.type == "cpu" and kernel.backend == "triton" else ""
+            rows.append(row | {"available": reason is None, "reason": str(reason) if reason else here})
         if spec.no_library:
             row = {"op": op, "name": "library", "role": "library", "backend": "torch", "available": False}
             rows.append(row | {"reason": f"none in torch: {spec.no_library}"})

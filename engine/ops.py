@@ -145,14 +145,14 @@ def _candidates(op: str, bucket: str, device: torch.device) -> list[tuple[Kernel
 def _why_not(kernel: Kernel, phase: Phase, rows: tuple[int, ...], limits: Limits, interpret: bool) -> str | None:
     if kernel.backend == "triton" and limits.device.type == "cpu" and not interpret:
         return "UNSUPPORTED: needs a CUDA device (--interpret runs it on the CPU, without times)"
-    reason = kernel.why_not_here(limits.device)
-    if reason:
-        return reason
+    refusal = kernel.why_not_here(limits.device)
+    if refusal:
+        return str(refusal)
     for M in rows:
         for inputs in probes(kernel.op, phase, M, limits):
-            reason = kernel.why_not_args(inputs)
-            if reason:
-                return reason
+            refusal = kernel.why_not_args(inputs)
+            if refusal:
+                return str(refusal)
     return None
 
 

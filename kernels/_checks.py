@@ -7,8 +7,8 @@ import os
 import torch
 
 CHECK_VALUES = os.environ.get("ROOFLAB_CHECK_VALUES") == "1"
-"""Whether launchers look at what page tables, slots, positions and offsets hold.  That waits for the device, so it is
-asked for, to find out what a kernel has read out of place; not while a CUDA graph is captured."""
+"""Whether launchers check the values in page tables, slots, positions and offsets.  That waits for the device, so that
+it is off unless a user looks for a read out of place; it does not work while a CUDA graph is captured."""
 
 
 def check_shape(name: str, tensor: torch.Tensor, *shape: int | None) -> None:
@@ -23,9 +23,9 @@ def check_shape(name: str, tensor: torch.Tensor, *shape: int | None) -> None:
 def check_values(name: str, tensor: torch.Tensor, least: int, most: int) -> None:
     """Raises `ValueError`, where `CHECK_VALUES` asks for it, unless all integers lie between `least` and `most`."""
     if CHECK_VALUES and tensor.numel() and not tensor.is_meta:
-        found = [int(value) for value in tensor.aminmax()]
-        if found[0] < least or found[1] > most:
-            raise ValueError(f"{name}: expected values from {least} to {most}, got {found[0]} to {found[1]}")
+        values = [int(value) for value in tensor.aminmax()]
+        if values[0] < least or values[1] > most:
+            raise ValueError(f"{name}: expected values from {least} to {most}, got {values[0]} to {values[1]}")
 
 
 def check_dtype(name: str, tensor: torch.Tensor, *dtypes: torch.dtype) -> None:

@@ -190,10 +190,10 @@ def load(source: str, name: str, *, options: tuple[str, ...] = ()) -> CudaKernel
 class CudaKernel:
     """A kernel that takes torch tensors: `kernel(grid, block, x, out, numpy.int32(n), shared_bytes=0)`.
 
-    A tensor becomes the address of its first element, without a copy, whatever its strides; None a null pointer; a
+    A tensor becomes the address of its first element, without a copy and with any strides; None a null pointer; a
     NumPy scalar is passed with its own width, and a NumPy array of one structured element by value. Python's own
-    numbers are refused, because nothing says which width the kernel takes. The launch is asynchronous, on the current
-    stream of the tensors' device; launch once before capturing into a CUDA graph, since the first one loads.
+    numbers are refused, because they do not say which width the kernel takes. The launch is asynchronous, on the
+    current stream of the tensors' device; launch once before capturing into a CUDA graph, since the first one loads.
     """
 
     def __init__(self, source: str, name: str, options: tuple[str, ...] = ()):

@@ -53,16 +53,16 @@ def why_not(tensors: Mapping[str, torch.Tensor], head_dims: tuple[int, ...] = HE
     return None
 
 
-def with_base_e(found: Traffic, q: torch.Tensor, return_lse: bool) -> Traffic:
-    """`found`, and what it takes to turn the base of a log-sum-exp for q (..., D), where one is asked for."""
+def with_base_e(traffic: Traffic, q: torch.Tensor, return_lse: bool) -> Traffic:
+    """`traffic`, and with `return_lse` the change of base of a log-sum-exp for q (..., D)."""
     if not return_lse:
-        return found
+        return traffic
     lse = 4 * math.prod(q.shape[:-1])
     return replace(
-        found,
-        read_bytes=found.read_bytes + lse,
-        write_bytes=found.write_bytes + lse,
-        launches=found.launches + 1,
+        traffic,
+        read_bytes=traffic.read_bytes + lse,
+        write_bytes=traffic.write_bytes + lse,
+        launches=traffic.launches + 1,
     )
 
 

@@ -1,4 +1,4 @@
-"""Guards of what a paged cache's tables hold, asked for by `_checks.CHECK_VALUES`."""
+"""Checks of the values in a paged cache's tables, made where `_checks.CHECK_VALUES` is on."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def check_pages(
     cu_seqlens_q: torch.Tensor | None = None,
     window: int | None = None,
 ) -> None:
-    """Raises `ValueError`, if it is asked for, on lengths that the table has no room for, bounds that fall, and entries
-    that name no page where a query sees one."""
+    """Raises `ValueError`, where `CHECK_VALUES` is on, on lengths that the table has no room for, bounds that fall, and
+    entries that name no page where a query sees one."""
     if not _checks.CHECK_VALUES or block_table.is_meta:
         return
     room, lengths = block_table.shape[1] * block_size, seq_lens.long()

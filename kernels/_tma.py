@@ -1,4 +1,4 @@
-"""What a tensor map wants of memory, whatever op it is for."""
+"""What a tensor map requires of memory, the same for every op."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Which kernel serves where, and in which config: `kernels/<op>/choices.json`, written by the bench from records.
 
 The file maps a device to a bucket to a kernel and the record that says so:
-`{"cpu": {"decode:1": {"kernel": "packed", "record": "<run id>"}}}`.  Nothing is chosen from anything else.  Where
+`{"cpu": {"decode:1": {"kernel": "packed", "record": "<run id>"}}}`.  A choice has no other source.  Where
 configs were tuned, `config` is the chosen kernel's, `tuned` maps the bucket's other kernels to theirs, and `scheme`
 says for which dtypes.
 """
@@ -47,7 +47,7 @@ def phases_of(op: str) -> tuple[Phase, ...]:
 
 
 def rows_of(case: Mapping[str, Any]) -> int | None:
-    """How many rows a step of this case has; None where no key says, as of an op from outside."""
+    """How many rows a step of this case has; None where no key says it, as for an op from outside."""
     return next((int(case[key]) for key in ROW_KEYS if key in case), None)
 
 
@@ -88,7 +88,7 @@ def _entry(op: str, device: str, bucket: str) -> dict[str, Any] | None:
 
 @cache
 def card(device: torch.device) -> str | None:
-    """What choices call a device: `cpu`, or the GPU's name; None for `meta`, which is no device."""
+    """What choices call a device: `cpu`, or the GPU's name; None for `meta`, which is not a device."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return device.type if device.type == "cpu" else None

@@ -16,13 +16,14 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, Literal, TypeVar, cast, get_args
 
 import torch
 
-from rooflab.kernels._config_contract import OWN, check_config, check_plan, check_prepare, check_signature
+from rooflab.kernels._contract import Refusal, check_config, check_plan, check_prepare, check_signature
 from rooflab.kernels._device import on_its_device
+from rooflab.kernels.tuning import Tuning
 from rooflab.reference import spec as spec_module
 from rooflab.reference.spec import OpSpec
 from rooflab.roofline.model import Traffic
@@ -32,6 +33,18 @@ Backend = Literal["torch", "triton", "gluon", "cuda"]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 ENTRY_POINT_GROUP = "rooflab.kernels"
+
+
+class Arguments(SimpleNamespace):
+    """An op's arguments as attributes, those that were left out with the reference's defaults.
+
+    Beside them `config` (None leaves the choice to the kernel) and `device` (`cpu` or `cuda`; `meta` tensors do not
+    say where they would be).
+    """
+
+    def but(self, **changes: Any) -> Arguments:
+        """The same arguments with some replaced."""
+        return Arguments(**{**vars(self), **changes})
 
 
 @dataclass(frozen=True)
@@ -51,28 +64,21 @@ class Kernel:
     """Packages that must be importable."""
     nondeterministic: str | None = None
     """Why two runs may differ, where they may."""
-    unsupported: Callable[..., str | None] | None = None
-    """`unsupported(**inputs)`: why these inputs are not for this kernel, or None."""
-    traffic: Callable[..., Traffic] | None = None
-    """`traffic(**inputs)`: what it moves; reads shapes and real int tensors only. Where that differs by device it takes
-    `device` too, keyword-only: `cpu` or `cuda`."""
+    unsupported: Callable[[Arguments], str | None] | None = None
+    """`unsupported(inputs)`: why these inputs are not for this kernel, or None."""
+    traffic: Callable[[Arguments], Traffic] | None = None
+    """`traffic(inputs)`: what it moves; reads shapes and real int tensors only."""
     prepare: Callable[..., Any] | None = None
     """Packs the op's weight once at load; the kernel then takes the packed form in its place.  Behind the weight it may
     name arguments of the op's `prepared_with`."""
-    plan: Callable[..., Any] | None = None
-    """`plan(**inputs)`: what an engine does once for all layers of a step, waiting for the device; the kernel takes the
+    plan: Callable[[Arguments], Any] | None = None
+    """`plan(inputs)`: what an engine does once for all layers of a step, waiting for the device; the kernel takes the
     result as `plan`, and with None plans in its call.  The bench plans outside of what it times, and shows values of
     integers alone: other tensors are on `meta`."""
-    config_type: type | None = None
-    """Of a tunable kernel: the flat frozen dataclass that its `config` is; `configs.py` uses this and the next four."""
-    configs: Callable[..., tuple[Any, ...]] | None = None
-    """`configs(case, scheme=bf16)`: those worth trying, the illegal included."""
-    is_legal: Callable[..., bool] | None = None
-    """`is_legal(config, case, scheme=bf16)`: the one statement of what can run."""
-    heuristic: Callable[..., Any] | None = None
-    """`heuristic(case, scheme=bf16)`: the config where nothing was tuned."""
-    footprint: Callable[..., Any] | None = None
-    """`footprint(config, case, scheme=bf16)`: the `configs.Footprint` of a launch, where arithmetic gives one."""
+    tuning: Tuning | None = None
+    """Of a tunable kernel: its configs."""
+    config: Any = None
+    """The config that the kernel is held to (`configs.with_config`)."""
     accepted: frozenset[str] = field(init=False, repr=False)
     """Names of the arguments that it takes, `out` and `config` included where it takes them."""
 
@@ -96,38 +102,39 @@ class Kernel:
 
     def __call__(self, **inputs: Any) -> Any:
         """Calls the kernel; an argument it has not got is left out when its value means off, and else `ValueError`."""
-        reason = self.why_not_args(inputs)
-        if reason:
-            raise ValueError(reason)
+        refusal = self.why_not_args(inputs)
+        if refusal:
+            raise ValueError(str(refusal))
         return self.fn(**{name: value for name, value in inputs.items() if name in self.accepted})
 
-    def why_not_here(self, device: torch.device) -> str | None:
+    def why_not_here(self, device: torch.device) -> Refusal | None:
         """Why this kernel cannot run on `device` in this process, or None."""
         for package in self.requires:
             if importlib.util.find_spec(package) is None:
-                return f"UNAVAILABLE: {package} is not installed"
-        if device.type == "cpu":
-            if os.environ.get("ROOFLAB_EMULATE") == "1" and self.backend != "torch" and self.role != "peer":
-                # Only in the processes of `bench/emulate/emulation.py`, which run compiled code for sm90.
-                return f"UNSUPPORTED: needs sm{self.min_sm}, sm90 is emulated" if (self.min_sm or 0) > 90 else None
-            if self.backend == "triton" and "cpu" in self.devices:
-                return (
-                    None if interpreting() else "UNSUPPORTED: needs a CUDA device, or Triton's interpreter on the CPU"
-                )
-            if self.backend != "torch" or "cpu" not in self.devices:
-                return "UNSUPPORTED: needs a CUDA device"
-            return None
+                return Refusal("UNAVAILABLE", f"{package} is not installed")
+        reason = self._why_not_on_cpu() if device.type == "cpu" else self._why_not_on_gpu(device)
+        return Refusal("UNSUPPORTED", reason) if reason else None
+
+    def _why_not_on_cpu(self) -> str | None:
+        if os.environ.get("ROOFLAB_EMULATE") == "1" and self.backend != "torch" and self.role != "peer":
+            # Only in the processes of `bench/emulate/emulation.py`, which run compiled code for sm90.
+            return f"needs sm{self.min_sm}, sm90 is emulated" if (self.min_sm or 0) > 90 else None
+        if self.backend == "triton" and "cpu" in self.devices:
+            return None if interpreting() else "needs a CUDA device, or Triton's interpreter on the CPU"
+        return "needs a CUDA device" if self.backend != "torch" or "cpu" not in self.devices else None
+
+    def _why_not_on_gpu(self, device: torch.device) -> str | None:
         if self.backend in ("triton", "gluon") and interpreting():
-            return "UNSUPPORTED: this process interprets Triton kernels (TRITON_INTERPRET=1), also those of a GPU"
+            return "this process interprets Triton kernels (TRITON_INTERPRET=1), also those of a GPU"
         if device.type not in self.devices:
-            return f"UNSUPPORTED: runs on {' and '.join(self.devices)}, found {device.type}"
+            return f"runs on {' and '.join(self.devices)}, found {device.type}"
         if self.min_sm is not None:
             major, minor = torch.cuda.get_device_capability(device)
             if 10 * major + minor < self.min_sm:
-                return f"UNSUPPORTED: needs sm{self.min_sm}, found sm{10 * major + minor}"
+                return f"needs sm{self.min_sm}, found sm{10 * major + minor}"
         return None
 
-    def why_not_args(self, inputs: Mapping[str, Any], spec: OpSpec | None = None) -> str | None:
+    def why_not_args(self, inputs: Mapping[str, Any], spec: OpSpec | None = None) -> Refusal | None:
         """Why the kernel cannot take these arguments, by their names and by its own `unsupported`.
 
         `spec` is that of an op that is not registered.
@@ -135,12 +142,22 @@ class Kernel:
         defaults = {parameter.name: parameter.default for parameter in (spec or get_op(self.op)).parameters}
         for name, value in inputs.items():
             if name not in self.accepted and not (name in defaults and value is defaults[name]):
-                return f"UNSUPPORTED: {self.id} has no {name!r}"
-        if self.unsupported is None:
-            return None
-        taken = self.accepted.difference(OWN)  # what it omits has its default here, and `unsupported` does not know it
-        reason = self.unsupported(**{name: value for name, value in inputs.items() if name in taken})
-        return f"UNSUPPORTED: {self.id}: {reason}" if reason else None
+                return Refusal("UNSUPPORTED", f"{self.id} has no {name!r}")
+        reason = self.unsupported(self._arguments(inputs, spec)) if self.unsupported is not None else None
+        return Refusal("UNSUPPORTED", f"{self.id}: {reason}") if reason else None
+
+    def traffic_of(self, inputs: Mapping[str, Any], device: str = "cuda", spec: OpSpec | None = None) -> Traffic | None:
+        """What the kernel says it moves on `device` (cpu or cuda) for these inputs, real or `meta`; None if nothing."""
+        return None if self.traffic is None else self.traffic(self._arguments(inputs, spec, device))
+
+    def plan_of(self, inputs: Mapping[str, Any]) -> Any:
+        """The plan of a step with these inputs; None where the kernel does not plan."""
+        return None if self.plan is None else self.plan(self._arguments(inputs))
+
+    def _arguments(self, inputs: Mapping[str, Any], spec: OpSpec | None = None, device: str = "cuda") -> Arguments:
+        parameters = (spec or get_op(self.op)).parameters
+        defaults = {each.name: each.default for each in parameters if each.default is not each.empty}
+        return Arguments(**{**defaults, "config": self.config, "device": device, **inputs})
 
 
 _ops: dict[str, OpSpec] = {}
@@ -191,7 +208,7 @@ def register(
 
     def decorate(fn: Function) -> Function:
         check_signature(spec, name, fn)
-        check_config(f"{op}/{name}", inspect.signature(fn).parameters.get("config"), options)
+        check_config(f"{op}/{name}", inspect.signature(fn).parameters.get("config"), options.get("tuning"))
         check_prepare(f"{op}/{name}", options.get("prepare"), spec.prepared_with)
         check_plan(f"{op}/{name}", inspect.signature(fn).parameters.get("plan"), options.get("plan"))
         if (name == "naive") != (role == "naive"):
@@ -216,20 +233,20 @@ def kernels(op: str) -> dict[str, Kernel]:
     get_op(op)
     load_all()
     roles = get_args(Role)
-    found = _kernels.get(op, {}).values()
-    return {kernel.name: kernel for kernel in sorted(found, key=lambda kernel: (roles.index(kernel.role), kernel.name))}
+    of_op = _kernels.get(op, {}).values()
+    return {kernel.name: kernel for kernel in sorted(of_op, key=lambda kernel: (roles.index(kernel.role), kernel.name))}
 
 
 def get_kernel(op: str, name: str) -> Kernel:
     """One kernel.  Raises `ValueError` naming those there are."""
-    found = kernels(op)
-    if name not in found:
-        raise ValueError(f"kernel: {op} has {', '.join(found)}, got {name!r}")
-    return found[name]
+    known = kernels(op)
+    if name not in known:
+        raise ValueError(f"kernel: {op} has {', '.join(known)}, got {name!r}")
+    return known[name]
 
 
 def registered(op: str, name: str) -> Kernel:
-    """A kernel whose module has been imported, nothing else being so; for a launcher that asks about itself."""
+    """A kernel whose own module is imported, when the others may not be; for a launcher that asks about itself."""
     return _kernels[op][name]
 
 
@@ -251,13 +268,13 @@ def load_all() -> None:
 def load_file(path: Path) -> list[Kernel]:
     """Imports a file that registers kernels (and ops, with `add_op`), and returns what it added.
 
-    Raises `ValueError` where there is no such Python file or it registers nothing.
+    Raises `ValueError` where there is no such Python file or it registers no kernel.
     """
     path = Path(path)
     if path.suffix != ".py" or not path.is_file():
         raise ValueError(f"kernel: expected a Python file, got {str(path)!r}")
     load_all()
-    before = {kernel.id for found in _kernels.values() for kernel in found.values()}
+    before = {kernel.id for named in _kernels.values() for kernel in named.values()}
     # A module name that no import can reach, and one per file, so that two users' `mine.py` do not collide.
     name = f"rooflab_file_{abs(hash(path.resolve()))}"
     found_spec = importlib.util.spec_from_file_location(name, path)
@@ -268,7 +285,7 @@ def load_file(path: Path) -> list[Kernel]:
         found_spec.loader.exec_module(module)
     except (SyntaxError, ImportError, NameError, AttributeError, TypeError) as error:
         raise ValueError(f"kernel: {path.name} cannot be imported: {type(error).__name__}: {error}") from error
-    added = [kernel for found in _kernels.values() for kernel in found.values() if kernel.id not in before]
+    added = [kernel for named in _kernels.values() for kernel in named.values() if kernel.id not in before]
     if not added:
         raise ValueError(
             f"kernel: {path.name} registers none; decorate a function with rooflab.kernels.registry.register"

@@ -56,7 +56,7 @@ def noisy(x, weight, eps=1e-6):
     name="picky",
     role="optimized",
     backend="torch",
-    unsupported=lambda x, **others: None if x.shape[0] == 9 else "takes 9 rows",
+    unsupported=lambda inputs: None if inputs.x.shape[0] == 9 else "takes 9 rows",
 )
 def picky(x, weight, eps=1e-6):
     return right(x, weight, eps)

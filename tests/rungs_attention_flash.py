@@ -17,7 +17,7 @@ LONG = Case(B=1, T=2048, S=2048, H=32, H_kv=8, D=128, causal=True)
 
 
 def _with_tile(name: str, case: Case = LONG) -> CompiledInfo:
-    config = get_kernel("flash_attention", name).config_type(*TILE)
+    config = get_kernel("flash_attention", name).tuning.config_type(*TILE)
     (found,) = compile_kernels([Request("flash_attention", name, case, SCHEMES["bf16"], config=config)])
     assert not isinstance(found, CompileFailure), found
     return found[0]

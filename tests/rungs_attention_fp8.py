@@ -19,7 +19,7 @@ PRODUCT = r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k(\d+)\.f32\.(\w+)\."
 
 def compiled(name: str, case: Case) -> CompiledInfo:
     scheme = "fp8_e4m3" if name == "fp8" else "bf16"
-    config = get_kernel("flash_attention", name).config_type(*TILE)
+    config = get_kernel("flash_attention", name).tuning.config_type(*TILE)
     (found,) = compile_kernels([Request("flash_attention", name, case, SCHEMES[scheme], config=config)])
     assert not isinstance(found, CompileFailure), found
     return found[0]

@@ -74,8 +74,8 @@ def gemm_warp_specialized() -> None:
     assert info.stack_bytes == 0
     kernel = get_kernel("gemm", "warp_specialized")
     case = Case(M=512, N=512, K=512, layout="NT", bias=False)
-    eight = replace(kernel.heuristic(case), num_warps=8)
-    assert not kernel.is_legal(eight, case)
+    eight = replace(kernel.tuning.heuristic(case), num_warps=8)
+    assert not kernel.tuning.is_legal(eight, case)
     (ignored,) = compile_kernels([Request("gemm", "warp_specialized", case, SCHEMES["bf16"], config=eight)])
     assert not isinstance(ignored, CompileFailure)
     assert ignored[0].threads == 256 and "setmaxnreg" not in ignored[0].ptx

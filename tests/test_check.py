@@ -136,7 +136,7 @@ def test_what_cannot_run_says_why():
         ({"devices": ("cuda",)}, "fp32", "UNSUPPORTED", "needs a CUDA device"),
         ({"backend": "cuda"}, "fp32", "UNSUPPORTED", "needs a CUDA device"),
         ({"backend": "triton"}, "bf16", "UNSUPPORTED", INTERPRETER_BF16),
-        ({"unsupported": lambda x, weight: f"K = {x.shape[1]}"}, "fp32", "UNSUPPORTED", "project/plain: K = 96"),
+        ({"unsupported": lambda inputs: f"K = {inputs.x.shape[1]}"}, "fp32", "UNSUPPORTED", "project/plain: K = 96"),
     ):
         result = check(spec, tiny.kernel(spec, plain, **options), scheme)
         assert (result.status, result.checked_by, result.errors) == (status, "none", ())

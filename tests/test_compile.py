@@ -130,7 +130,7 @@ def compiled() -> dict[Request, list[CompiledInfo] | CompileFailure]:
 
 
 def _config(item: Selected) -> Any:
-    return item.kernel.heuristic(item.case, item.scheme) if item.kernel.heuristic else None
+    return item.kernel.tuning.heuristic(item.case, item.scheme) if item.kernel.tuning else None
 
 
 def _compile(items: list[Selected]) -> dict[Request, list[CompiledInfo] | CompileFailure]:

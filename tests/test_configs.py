@@ -15,14 +15,8 @@ from rooflab.bench.compile.static import CompileFailure, Request, compile_kernel
 from rooflab.bench.emulate.calls import call
 from rooflab.bench.predict.cases import Target
 from rooflab.kernels import choices, registry
-from rooflab.kernels.configs import (
-    SHARED_BYTES_PER_CTA,
-    config_for,
-    default_config,
-    legal_configs,
-    make_config,
-    with_config,
-)
+from rooflab.kernels.configs import config_for, default_config, legal_configs, make_config, with_config
+from rooflab.kernels.tuning import SHARED_BYTES_PER_CTA, Tuning
 from rooflab.reference.spec import SCHEMES, Case
 
 CPU = torch.device("cpu")
@@ -67,10 +61,10 @@ def test_every_triton_rung_of_its_own_folder_is_tunable():
 def test_heuristics_are_legal_and_configs_are_data(kernel):
     for case in cases_of(kernel):
         for scheme in (SCHEMES[name] for name in registry.get_op(kernel.op).schemes):
-            config = kernel.heuristic(case, scheme)
-            assert kernel.is_legal(config, case, scheme), f"{case.id} {scheme.name}"
+            config = kernel.tuning.heuristic(case, scheme)
+            assert kernel.tuning.is_legal(config, case, scheme), f"{case.id} {scheme.name}"
     found = legal_configs(kernel, case, usual(kernel))
-    assert found[0] == kernel.heuristic(case, usual(kernel)) and len(found) > 3 and len(set(found)) == len(found)
+    assert found[0] == kernel.tuning.heuristic(case, usual(kernel)) and len(found) > 3 and len(set(found)) == len(found)
     for config in found:
         values = json.loads(json.dumps(dataclasses.asdict(config)))
         assert make_config(kernel, values) == config
@@ -131,7 +125,7 @@ def test_a_launch_takes_its_heuristic_or_the_config_it_is_given(kernel, launched
     for case in list(cases_of(kernel))[:6]:
         scheme = scheme_of(kernel, case)
         options = launched(kernel, case, scheme)
-        wanted = dataclasses.asdict(kernel.heuristic(case, scheme))
+        wanted = dataclasses.asdict(kernel.tuning.heuristic(case, scheme))
         assert options == {} or {key: options[key] for key in wanted if key in options} == {
             key: wanted[key] for key in wanted if key in options
         }, case.id
@@ -156,15 +150,15 @@ def tuned_file(monkeypatch):
 def test_a_launch_takes_what_a_record_found(tuned_file, launched):
     kernel = registry.get_kernel("gemm", "pipelined")
     case = Case(M=16, N=64, K=64, layout="NN", bias=False)
-    found = kernel.config_type(16, 128, 32, num_warps=8, num_stages=3, group_m=1)
+    found = kernel.tuning.config_type(16, 128, 32, num_warps=8, num_stages=3, group_m=1)
     entry = {"kernel": "pipelined", "record": "r", "scheme": "fp32", "config": dataclasses.asdict(found)}
     tuned_file({"decode:16": entry})
     assert config_for(kernel, case, FP32, CPU) == found and launched(kernel, case, FP32)["block_n"] == 128
-    assert config_for(kernel, case, BF16, CPU) == kernel.heuristic(case, BF16), "found in another dtype"
-    assert config_for(kernel, case.but(M=17), FP32, CPU) == kernel.heuristic(case, FP32), "another bucket's"
-    assert config_for(kernel, case, FP32, torch.device("meta")) == kernel.heuristic(case, FP32), "no card"
+    assert config_for(kernel, case, BF16, CPU) == kernel.tuning.heuristic(case, BF16), "found in another dtype"
+    assert config_for(kernel, case.but(M=17), FP32, CPU) == kernel.tuning.heuristic(case, FP32), "another bucket's"
+    assert config_for(kernel, case, FP32, torch.device("meta")) == kernel.tuning.heuristic(case, FP32), "no card"
     tuned_file({"decode:16": {**entry, "kernel": "library"}})
-    assert config_for(kernel, case, FP32, CPU) == kernel.heuristic(case, FP32), "the library's has none"
+    assert config_for(kernel, case, FP32, CPU) == kernel.tuning.heuristic(case, FP32), "the library's has none"
     tuned_file({"decode:16": {"kernel": "library", "record": "r", "scheme": "fp32",
                               "tuned": {"pipelined": dataclasses.asdict(found)}}})  # fmt: skip
     assert config_for(kernel, case, FP32, CPU) == found
@@ -172,12 +166,12 @@ def test_a_launch_takes_what_a_record_found(tuned_file, launched):
 
 def test_a_tuned_config_that_does_not_fit_the_case_is_not_taken(tuned_file):
     kernel = registry.get_kernel("flash_attention", "online")
-    config = kernel.config_type(128, 128, num_warps=8, num_stages=3)
+    config = kernel.tuning.config_type(128, 128, num_warps=8, num_stages=3)
     tuned_file({"prefill:512": {"kernel": "online", "record": "r", "scheme": "bf16",
                                 "config": dataclasses.asdict(config)}})  # fmt: skip
     case = Case(B=1, T=512, S=512, H=4, H_kv=4, D=128, causal=True)
     assert config_for(kernel, case, BF16, CPU) == config
-    assert config_for(kernel, case.but(D=256), BF16, CPU) == kernel.heuristic(case.but(D=256), BF16)
+    assert config_for(kernel, case.but(D=256), BF16, CPU) == kernel.tuning.heuristic(case.but(D=256), BF16)
 
 
 def test_a_tuned_config_of_other_fields_is_refused_by_name(tuned_file):
@@ -190,13 +184,12 @@ def test_with_config_pins_kernel_and_traffic():
     kernel = registry.get_kernel("gemm", "tensor_core")
     spec = registry.get_op("gemm")
     inputs = spec.make_inputs(Case(M=512, N=64, K=64, layout="NN", bias=False), BF16, torch.device("meta"), 0)
-    narrow = kernel.config_type(16, 64, 64, num_warps=4, group_m=1)
+    narrow = kernel.tuning.config_type(16, 64, 64, num_warps=4, group_m=1)
     pinned = with_config(kernel, narrow)
-    assert (
-        pinned.id == kernel.id and pinned.takes_out and pinned.traffic(**inputs).bytes > kernel.traffic(**inputs).bytes
-    )
+    assert pinned.id == kernel.id and pinned.takes_out
+    assert pinned.traffic_of(inputs).bytes > kernel.traffic_of(inputs).bytes
     with pytest.raises(ValueError, match="config: expected one of gemm/tensor_core"):
-        with_config(kernel, registry.get_kernel("rmsnorm", "fused").heuristic(Case(T=1, H=8)))
+        with_config(kernel, registry.get_kernel("rmsnorm", "fused").tuning.heuristic(Case(T=1, H=8)))
     with pytest.raises(ValueError, match="gemm/library, which takes no config"):
         legal_configs(registry.get_kernel("gemm", "library"), Case(M=1, N=1, K=1), BF16)
 
@@ -219,7 +212,7 @@ def compare_with_compiled(count):
     entries = []
     for op, name, case in BOUNDARY:
         kernel = registry.get_kernel(op, name)
-        sizes = {config: kernel.footprint(config, case, BF16) for config in kernel.configs(case, BF16)}
+        sizes = {config: kernel.tuning.footprint(config, case, BF16) for config in kernel.tuning.configs(case, BF16)}
         near = sorted(sizes, key=lambda config: abs(sizes[config].shared_bytes - SHARED_BYTES_PER_CTA))
         for fits in (True, False):
             own = [config for config in near if sizes[config].fits is fits]
@@ -229,7 +222,7 @@ def compare_with_compiled(count):
         op, name, case, config = request.op, request.kernel, request.case, request.config
         assert not isinstance(found, CompileFailure), f"{op}: {config}: {found}"
         (info,) = found
-        size = registry.get_kernel(op, name).footprint(config, case, BF16)
+        size = registry.get_kernel(op, name).tuning.footprint(config, case, BF16)
         legal.add(size.fits)
         assert 0.75 * info.shared_bytes <= size.shared_bytes <= info.shared_bytes, f"{op}: {config}"
         assert size.fits or info.shared_bytes > SHARED_BYTES_PER_CTA or info.stack_bytes, f"{op}: {config} would run"
@@ -274,18 +267,20 @@ def test_a_tunable_kernel_registers_every_part():
         "heuristic": lambda case, scheme=BF16: Chunk(1),
     }
 
-    def attempt(fn=norm, **changes):
-        options = {key: value for key, value in {**parts, **changes}.items() if value is not None}
+    def attempt(fn=norm, tunable=True, **changes):
+        options = {"tuning": Tuning(**{**parts, **changes})} if tunable else {}
         registry.register(op="rmsnorm", name="test_part", role="optimized", backend="torch", **options)(fn)
 
     for fn, changes, message in [
-        (norm, {"heuristic": None}, "takes a config, and heuristic was not given"),
+        (norm, {"tunable": False}, "takes a config, and tuning was not given"),
+        (norm, {"is_legal": None}, "expected is_legal, or a footprint"),
+        (norm, {"footprint": lambda config, case: None}, r"expected footprint\(config, case, scheme=...\)"),
         (norm, {"config_type": Thawed}, "expected Thawed to be frozen"),
         (norm, {"config_type": Nested}, "expected Nested.rows to be a JSON scalar"),
         (norm, {"config_type": dict}, "expected config_type to be a dataclass"),
         (norm, {"heuristic": lambda case: Chunk(1)}, r"expected heuristic\(case, scheme=...\)"),
         (norm, {"is_legal": lambda case, scheme=BF16: True}, r"expected is_legal\(config, case, scheme=...\)"),
-        (lambda x, weight, eps=1e-6: x, {}, "config_type was given, and the function takes no config"),
+        (lambda x, weight, eps=1e-6: x, {}, "tuning was given, and the function takes no config"),
         (lambda x, weight, eps=1e-6, config=None: x, {}, "expected config to be keyword-only"),
         (lambda x, weight, eps=1e-6, *, config=1: x, {}, "expected config to be keyword-only with the default None"),
     ]:

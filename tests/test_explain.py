@@ -268,7 +268,7 @@ def test_a_reading_that_does_not_speak_for_the_kernel_is_left_out(changes):
 
 def test_a_time_is_explained_in_the_config_in_which_it_was_measured():
     kernel = registry.get_kernel("rmsnorm", "fused")
-    config = kernel.configs(CASE)[-1]
+    config = kernel.tuning.configs(CASE)[-1]
     fused, library = target("fused"), target()
     tuned = record(kernel="fused", backend="triton", config=asdict(config))
     chosen, times = measured_in([tuned], [library, fused], H100)

@@ -5,7 +5,6 @@ from dataclasses import asdict
 import pytest
 import torch
 
-from rooflab.bench.calls.calls import kernel_traffic
 from rooflab.bench.measure.measure import measure_op
 from rooflab.bench.records.files import write
 from rooflab.bench.records.record import Record
@@ -86,10 +85,10 @@ def test_traffic_is_that_of_the_device_the_record_is_of():
         spec, kernel = registry.get_op(op), registry.get_kernel(op, "library")
         case = spec.cases["smollm2_135m"][0]
         inputs = spec.make_inputs(case, SCHEMES["fp32"], torch.device("meta"), 0)
-        on_cpu, on_cuda = (kernel_traffic(kernel, inputs, device) for device in ("cpu", "cuda"))
+        on_cpu, on_cuda = (kernel.traffic_of(inputs, device) for device in ("cpu", "cuda"))
         assert on_cpu.bytes < on_cuda.bytes
         assert on_cpu.bytes >= spec.cost(**inputs).bytes * 0.999
     flash = registry.get_op("flash_attention")
     inputs = flash.make_inputs(flash.cases["smollm2_135m"][0], SCHEMES["fp32"], torch.device("meta"), 0)
     library = registry.get_kernel("flash_attention", "library")
-    assert kernel_traffic(library, inputs, "cpu").bytes == flash.cost(**inputs).bytes
+    assert library.traffic_of(inputs, "cpu").bytes == flash.cost(**inputs).bytes

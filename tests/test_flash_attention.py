@@ -9,6 +9,7 @@ import torch
 from low_precision import attention
 
 from rooflab.kernels.flash_attention import library, naive, online
+from rooflab.kernels.registry import get_kernel
 from rooflab.reference.flash_attention import SPEC
 from rooflab.reference.spec import Case, get_scheme
 
@@ -137,7 +138,7 @@ def test_bad_input_is_refused_in_one_sentence(kernel, change, message):
 
 def test_online_refuses_a_head_dim_that_it_has_no_tile_for():
     inputs = _inputs(D=96)
-    assert online.unsupported(**inputs) == "needs a head_dim of 16, 32, 64, 128 or 256, got 96"
+    assert online.why_not_taken(inputs["q"]) == "needs a head_dim of 16, 32, 64, 128 or 256, got 96"
     with pytest.raises(ValueError, match="head_dim"):
         online.flash_attention(**inputs)
 
@@ -194,7 +195,10 @@ def test_a_case_too_big_to_allocate_is_priced_on_meta():
     case = Case(B=64, T=131072, S=131072, H=32, H_kv=8, D=128, causal=True)
     inputs = SPEC.make_inputs(case, get_scheme("bf16"), torch.device("meta"), 0)
     assert SPEC.cost(**inputs).sfu_ops == 64 * 32 * 131072 * 131073 / 2
-    fused, steps = online.traffic(**inputs), naive.traffic(**inputs)
+    fused, steps = (
+        get_kernel("flash_attention", "online").traffic_of(inputs),
+        get_kernel("flash_attention", "naive").traffic_of(inputs),
+    )
     assert steps.bytes > 100 * fused.bytes and steps.launches > fused.launches == 1
 
 

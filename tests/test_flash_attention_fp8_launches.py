@@ -11,9 +11,10 @@ from rooflab.bench.compile.static import CompileFailure, Request, compile_kernel
 from rooflab.bench.emulate.calls import call
 from rooflab.bench.predict.cases import Target
 from rooflab.kernels import configs
-from rooflab.kernels.configs import SHARED_BYTES_PER_CTA, legal_configs
+from rooflab.kernels.configs import legal_configs
 from rooflab.kernels.flash_attention import fp8
 from rooflab.kernels.registry import get_kernel
+from rooflab.kernels.tuning import SHARED_BYTES_PER_CTA
 from rooflab.reference.flash_attention import SPEC
 from rooflab.reference.spec import SCHEMES, Case, Inputs
 
@@ -81,7 +82,7 @@ def test_footprints_are_those_of_the_compiled_code_and_nothing_spills_in_a_loop(
     for D in (64, 128, 256):
         for columns in (False, True):
             case = Case(B=1, T=2048, S=2048, H=8, H_kv=2, D=D, causal=True, **({"v_columns": True} if columns else {}))
-            best = RUNG.heuristic(case, FP8)
+            best = RUNG.tuning.heuristic(case, FP8)
             others = [fp8.Config(128, 64, 4, 2)] if (D, columns) == (64, False) else []
             others = [fp8.Config(128, 128, 8, 3)] if (D, columns) == (128, True) else others
             assert best in legal_configs(RUNG, case, FP8)
@@ -89,7 +90,7 @@ def test_footprints_are_those_of_the_compiled_code_and_nothing_spills_in_a_loop(
     for request, found in zip(requests, compile_kernels(requests), strict=True):
         assert not isinstance(found, CompileFailure), f"{request}: {found}"
         (info,) = found
-        size = RUNG.footprint(request.config, request.case, FP8)
+        size = RUNG.tuning.footprint(request.config, request.case, FP8)
         assert info.threads == size.threads and size.registers <= info.registers and size.ctas == info.grid[0]
         assert size.shared_bytes <= info.shared_bytes <= size.shared_bytes + 1024 <= SHARED_BYTES_PER_CTA
         loops = [body for body in info.loops if body.innermost and body.counts["wgmma"]]

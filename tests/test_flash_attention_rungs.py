@@ -12,6 +12,7 @@ from test_ptx_mutants import asked
 from rooflab.bench.compile.static import CompileFailure, Request, compile_kernels
 from rooflab.kernels.configs import legal_configs
 from rooflab.kernels.flash_attention import masked_tiles, packed_gqa, persistent, tma
+from rooflab.kernels.flash_attention._maps import why_not_loaded
 from rooflab.kernels.registry import get_kernel
 from rooflab.reference.flash_attention import SPEC, reference
 from rooflab.reference.spec import SCHEMES, Case
@@ -143,15 +144,15 @@ def _wide(*shape: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
 )
 def test_what_tma_cannot_take_is_said(name, change, message):
     inputs = _inputs() | change
-    reason = get_kernel("flash_attention", name).why_not_args(inputs)
-    assert reason is not None and re.search(message, reason) and "\n" not in reason
+    reason = get_kernel("flash_attention", name).why_not_args(inputs).reason
+    assert re.search(message, reason) and "\n" not in reason
     with pytest.raises(ValueError, match=message):
         RUNGS[name].flash_attention(**inputs)
 
 
 def test_queries_by_pointers_may_lie_anywhere():
     odd = torch.randn(1, 5, 4, 17).half()[..., 1:]
-    assert "q: expected an address" in str(tma.unsupported(odd, _wide(1, 9, 2, 16), _wide(1, 9, 2, 16)))
+    assert "q: expected an address" in str(why_not_loaded(odd, _wide(1, 9, 2, 16), _wide(1, 9, 2, 16)))
     inputs = _inputs() | {"q": odd}
     for name in ("packed_gqa", "masked_tiles"):
         assert _passes(RUNGS[name].flash_attention(**inputs, config=SMALL[name]), inputs)
@@ -215,7 +216,7 @@ def test_nothing_spills_in_a_loop_over_keys_and_a_cta_needs_what_its_footprint_s
         assert not isinstance(found, CompileFailure), f"{request}: {found}"
         (info,) = found
         kernel = get_kernel("flash_attention", request.kernel)
-        size = kernel.footprint(kernel.heuristic(request.case, BF16), request.case, BF16)
+        size = kernel.tuning.footprint(kernel.tuning.heuristic(request.case, BF16), request.case, BF16)
         assert info.threads == size.threads and size.registers <= info.registers and size.ctas == info.grid[0]
         assert size.shared_bytes <= info.shared_bytes <= size.shared_bytes + 1024
         loops = [body for body in info.loops if body.innermost and body.counts["wgmma"]]
@@ -227,7 +228,7 @@ def test_nothing_spills_in_a_loop_over_keys_and_a_cta_needs_what_its_footprint_s
 @pytest.mark.parametrize("name", ["online", "masked_tiles", "packed_gqa", "tma", "persistent", "ping_pong"])
 def test_one_code_serves_every_length(name):
     """Lengths of 1, of whole 16s and odd ones are not compiled anew; the launcher's own choices may differ by them."""
-    config = get_kernel("flash_attention", name).heuristic(Case(B=1, T=64, S=64, H=3, H_kv=1, D=64), BF16)
+    config = get_kernel("flash_attention", name).tuning.heuristic(Case(B=1, T=64, S=64, H=3, H_kv=1, D=64), BF16)
     more = {} if name == "online" else {"lse": True}
     cases = [Case(B=B, T=T, S=S, H=3, H_kv=1, D=64, causal=True, **more) for B, T, S in ((1, 1, 33), (16, 2048, 2048))]
     found = compile_kernels([Request("flash_attention", name, case, BF16, config=config) for case in cases])
@@ -242,13 +243,19 @@ def test_the_heuristic_is_legal_for_every_head(name):
         for scheme in ("bf16", "fp32") if name == "masked_tiles" else ("bf16",):
             for T in (1, 4096):
                 case = Case(B=1, T=T, S=4096, H=32, H_kv=8, D=D, causal=True)
-                assert kernel.heuristic(case, SCHEMES[scheme]) in legal_configs(kernel, case, SCHEMES[scheme])
+                assert kernel.tuning.heuristic(case, SCHEMES[scheme]) in legal_configs(kernel, case, SCHEMES[scheme])
 
 
 def test_a_window_that_reaches_no_further_than_all_keys_moves_less():
     inputs = _inputs(T=10, S=100)
-    assert masked_tiles.traffic(**inputs, window=11).bytes < masked_tiles.traffic(**inputs).bytes
-    assert masked_tiles.traffic(**inputs, window=500).bytes == masked_tiles.traffic(**inputs).bytes
+    assert (
+        get_kernel("flash_attention", "masked_tiles").traffic_of({**inputs, "window": 11}).bytes
+        < get_kernel("flash_attention", "masked_tiles").traffic_of(inputs).bytes
+    )
+    assert (
+        get_kernel("flash_attention", "masked_tiles").traffic_of({**inputs, "window": 500}).bytes
+        == get_kernel("flash_attention", "masked_tiles").traffic_of(inputs).bytes
+    )
     assert torch.equal(reference(**inputs, window=500), reference(**inputs))
     found = masked_tiles.flash_attention(**inputs, window=2**40, config=SMALL["masked_tiles"])
     assert torch.equal(found, masked_tiles.flash_attention(**inputs, config=SMALL["masked_tiles"]))

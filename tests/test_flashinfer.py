@@ -57,9 +57,10 @@ def test_every_case_is_right_or_refused_by_name(op: str, scheme: str) -> None:
     cases = [*spec.cases["smoke"], *spec.cases["edge"], *map(Case.parse, SMALL.get(op, ()))]
     for case in cases:
         inputs = spec.make_inputs(case, SCHEMES[scheme], torch.device("cpu"), 0)
-        reason = kernel.why_not_args(inputs, spec)
-        if reason:
-            assert any(word in reason for word in ("head_dim", "latent_dim", "has no 'sinks'", "_scale")), reason
+        refusal = kernel.why_not_args(inputs, spec)
+        if refusal:
+            words = ("head_dim", "latent_dim", "has no 'sinks'", "_scale")
+            assert any(word in refusal.reason for word in words), refusal
             continue
         found = kernel(**inputs)
         found = found if isinstance(found, tuple) else (found,)
@@ -195,14 +196,14 @@ def test_it_is_refused_by_name_where_it_is_not_installed_or_cannot(op: str, monk
     monkeypatch.delitem(sys.modules, "flashinfer")
     kernel = get_kernel(op, "flashinfer")
     assert kernel.role == "peer" and kernel.backend == "cuda" and kernel.min_sm == 80
-    assert kernel.why_not_here(torch.device("cpu")) in (
+    assert str(kernel.why_not_here(torch.device("cpu"))) in (
         "UNAVAILABLE: flashinfer is not installed", "UNSUPPORTED: needs a CUDA device"
     )  # fmt: skip
     spec = get_op(op)
     case = spec.cases["llama3_8b"][0]
     inputs = spec.make_inputs(case, SCHEMES["bf16"], torch.device("meta"), 0)
     assert kernel.why_not_args(inputs) is None
-    once, turned = (kernel.traffic(**{**inputs, "return_lse": lse}) for lse in (False, True))
+    once, turned = (kernel.traffic_of({**inputs, "return_lse": lse}) for lse in (False, True))
     assert once.bytes >= 0.999 * spec.cost(**inputs).bytes
     # Written, read, and written in the other base.
     rows = inputs["q"].numel() // inputs["q"].shape[-1]
@@ -236,7 +237,7 @@ def test_what_is_timed_is_run_alone_and_new_data_are_planned_for(op: str, text: 
 
 def test_a_plan_sees_no_float() -> None:
     kernel, seen = on_cpu("paged_attention"), {}
-    watched = dataclasses.replace(kernel, plan=lambda **given: seen.update(given))
+    watched = dataclasses.replace(kernel, plan=lambda inputs: seen.update(vars(inputs)))
     planned(watched, inputs_of("paged_attention", PAGED))
     assert {name for name, value in seen.items() if isinstance(value, torch.Tensor) and not value.is_meta} == {
         "block_table", "seq_lens"

@@ -19,8 +19,8 @@ from rooflab.bench.ceilings.readings import with_stand_ins, without_stand_ins
 from rooflab.bench.compile.static import CompileFailure, Request, compile_kernels
 from rooflab.bench.emulate.calls import call
 from rooflab.bench.predict.cases import Target
-from rooflab.kernels.configs import SHARED_BYTES_PER_CTA
 from rooflab.kernels.registry import Kernel, get_kernel, get_op, kernels
+from rooflab.kernels.tuning import SHARED_BYTES_PER_CTA
 from rooflab.reference.gemm_fp8 import DEEPSEEK_V3, SPEC, dequantize_fp8, quantize_fp8
 from rooflab.reference.spec import SCHEMES, Case
 from rooflab.roofline.model import Ceilings
@@ -228,7 +228,7 @@ def test_a_short_sum_is_off_at_a_large_k_and_promoted_ones_are_not():
     ],
 )
 def test_persistent_ctas_of_every_size_are_right_and_race_free(config: tuple[int, ...], case: Case) -> None:
-    made_of = get_kernel("gemm_fp8", "promoted_ws").config_type(*config)
+    made_of = get_kernel("gemm_fp8", "promoted_ws").tuning.config_type(*config)
     answer = call(Target("gemm_fp8", "promoted_ws", case, FP8, None, made_of)).answer
     assert answer["status"] == "OK", answer["reason"]
     (launch,) = answer["launches"]
@@ -245,7 +245,7 @@ def test_offsets_of_the_output_are_64_bits_wide():
 @pytest.mark.parametrize("kernel", RUNGS, ids=by_name)
 def test_footprints_are_those_of_the_compiled_code(kernel: Kernel) -> None:
     case = Case(M=512, N=512, K=512, scales="tensor", bias=False, fast_accum=True)
-    sizes = {config: kernel.footprint(config, case, FP8) for config in kernel.configs(case, FP8)}
+    sizes = {config: kernel.tuning.footprint(config, case, FP8) for config in kernel.tuning.configs(case, FP8)}
     near = sorted(sizes, key=lambda config: abs(sizes[config].shared_bytes - SHARED_BYTES_PER_CTA))
     legal, illegal = ([config for config in near if sizes[config].fits is fits][:2] for fits in (True, False))
     configs = [*legal, *illegal, *random.Random(0).sample([config for config in sizes if sizes[config].fits], 1)]
@@ -267,7 +267,7 @@ def test_cost_and_traffic_count_bytes_of_fp8():
     scales = 4 * (4096 * 4 + 4 * 8)
     assert cost.read_bytes == 4096 * 512 + 512 * 1024 + scales + 2 * 1024 and cost.write_bytes == 2 * 4096 * 1024
     naive, library, promoted = (
-        get_kernel("gemm_fp8", name).traffic(**inputs) for name in ("naive", "library", "promoted")
+        get_kernel("gemm_fp8", name).traffic_of(inputs) for name in ("naive", "library", "promoted")
     )
     assert library.bytes == cost.bytes and naive.bytes > 17 * (4096 * 512 + 512 * 1024) and naive.launches == 10
     assert promoted.read_bytes - library.read_bytes == (4096 // (128 * 8) - 1) * 512 * 1024

@@ -89,7 +89,7 @@ def test_the_host_does_not_read_the_offsets(kernel: Kernel, monkeypatch: pytest.
     monkeypatch.setattr(__import__(kernel.fn.__module__, fromlist=["x"]), "_gemm", Launch())
     inputs = SPEC.make_inputs(Case(T=4096, top_k=2, E=8, N=512, K=256, skew=0.0), SCHEMES["bf16"], META, 0)
     kernel(**{**inputs, "offsets": inputs["offsets"].to("meta")})
-    config = kernel.heuristic(Case(T=4096, E=8, N=512, K=256))
+    config = kernel.tuning.heuristic(Case(T=4096, E=8, N=512, K=256))
     tiles = panels(4096, 8, config.block_m) * -(-512 // config.block_n)
     assert grids == [(min(tiles, 132) if kernel.name == "cooperative" else tiles,)]
 
@@ -170,10 +170,10 @@ def test_cooperative_says_what_it_wants_beyond_tma() -> None:
 
 def test_the_library_says_what_torch_does_not_take() -> None:
     kernel = get_kernel("gemm_grouped", "library")
-    reason = kernel.why_not_args({"a": torch.ones(3, 9), "b": weights(2, 9, 8), "offsets": bounds(1, 3)})
-    assert "UNSUPPORTED: gemm_grouped/library: a: torch wants stride 1" in str(reason)
+    reason = kernel.why_not_args({"a": torch.ones(3, 9), "b": weights(2, 9, 8), "offsets": bounds(1, 3)}).reason
+    assert "gemm_grouped/library: a: torch wants stride 1" in str(reason)
     apart = torch.ones(3 * (16 * 8 + 1)).as_strided((3, 8, 16), (16 * 8 + 1, 1, 8))
-    reason = kernel.why_not_args({"a": torch.ones(3, 8), "b": apart, "offsets": bounds(1, 2, 3)})
+    reason = kernel.why_not_args({"a": torch.ones(3, 8), "b": apart, "offsets": bounds(1, 2, 3)}).reason
     assert "b: torch wants stride 1 in one dimension and addresses and strides of whole 16 bytes" in str(reason)
 
 
@@ -226,7 +226,7 @@ def test_cost_reads_the_experts_that_have_rows() -> None:
     assert cost.read_bytes == 2 * (2 * 4096 + 2 * 28672 * 4096) + 4 * 9 and cost.write_bytes == 2 * 2 * 28672
     assert cost.tensor_flops == {"bf16": 2 * 2 * 28672 * 4096}
     for kernel in kernels("gemm_grouped").values():
-        found = kernel.traffic(**inputs)
+        found = kernel.traffic_of(inputs)
         assert found.bytes == cost.bytes and found.launches == (2 if kernel.name == "naive" else 1)
 
 

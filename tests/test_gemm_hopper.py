@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -72,8 +73,8 @@ def test_without_a_k_the_addends_remain() -> None:
 )
 def test_what_tma_cannot_take_names_the_rung_that_does(changes: dict[str, torch.Tensor], message: str) -> None:
     inputs = {"a": torch.ones(16, 16).half(), "b": torch.ones(16, 16).half(), "bias": None, **changes}
-    reason = get_kernel("gemm", "cooperative").why_not_args(inputs)
-    assert reason is not None and re.search(message, reason)
+    reason = get_kernel("gemm", "cooperative").why_not_args(inputs).reason
+    assert re.search(message, reason)
     with pytest.raises(ValueError, match="expected .* whole 16 bytes"):
         cooperative.gemm(**inputs)
 
@@ -87,10 +88,10 @@ def test_an_out_that_tma_cannot_store_to_is_refused() -> None:
 def test_fp32_is_rounded_to_tf32_by_name_alone() -> None:
     kernel = get_kernel("gemm", "cooperative")
     a, weight = torch.ones(16, 16), torch.ones(16, 16)
-    assert "precision: expected tf32" in (kernel.why_not_args({"a": a, "b": weight.mT}) or "")
+    assert "precision: expected tf32" in str(kernel.why_not_args({"a": a, "b": weight.mT}))
     assert kernel.why_not_args({"a": a, "b": weight.mT, "precision": "tf32"}) is None
-    reason = kernel.why_not_args({"a": a, "b": weight, "precision": "tf32"})
-    assert reason is not None and "b: expected stride 1 along K" in reason and "pipelined" in reason
+    reason = kernel.why_not_args({"a": a, "b": weight, "precision": "tf32"}).reason
+    assert "b: expected stride 1 along K" in reason and "pipelined" in reason
     assert get_kernel("gemm", "shared_tiles").why_not_args({"a": a, "b": weight}) is None
 
 
@@ -106,7 +107,7 @@ def test_the_heuristic_fills_the_sms() -> None:
 def test_a_lead_leaves_two_slots() -> None:
     case = Case(M=512, N=512, K=512, layout="NT", bias=False)
     config = cooperative.Config(128, 128, 64, stages=4, group_m=8, store_n=128)
-    leads = [cooperative.is_legal(cooperative.Config(**{**vars(config), "lead": lead}), case) for lead in range(5)]
+    leads = [cooperative.is_legal(cooperative.Config(**{**asdict(config), "lead": lead}), case) for lead in range(5)]
     assert leads == [True, True, True, False, False]
     assert {config.lead for config in legal_configs(get_kernel("gemm", "cooperative"), case, BF16)} == {0, 1, 2, 4}
 
@@ -149,8 +150,10 @@ def _compiled(name: str, requests: list[tuple[Case, str, Any]]) -> None:
         assert not isinstance(found, CompileFailure), f"{request}: {found}"
         (info,) = found
         assert info.stack_bytes == 0, f"{name} spills: {request.case.id} {request.scheme.name} {request.config}"
-        if kernel.footprint is not None:
-            size = kernel.footprint(request.config or kernel.heuristic(request.case), request.case, request.scheme)
+        if kernel.tuning.footprint is not None:
+            size = kernel.tuning.footprint(
+                request.config or kernel.tuning.heuristic(request.case), request.case, request.scheme
+            )
             assert info.threads == size.threads and size.registers <= info.registers
             assert size.shared_bytes <= info.shared_bytes <= size.shared_bytes + cooperative.OVERHEAD_BYTES // 2
 

@@ -12,9 +12,10 @@ from rooflab.bench.compile.flow import hot_loop
 from rooflab.bench.compile.static import CompiledInfo, CompileFailure, Request, compile_kernels
 from rooflab.bench.emulate.calls import call
 from rooflab.bench.predict.cases import Target
-from rooflab.kernels.configs import SHARED_BYTES_PER_CTA, default_config, legal_configs
+from rooflab.kernels.configs import default_config, legal_configs
 from rooflab.kernels.gemm._tma import stored
 from rooflab.kernels.registry import Kernel, get_kernel, interpreting
+from rooflab.kernels.tuning import SHARED_BYTES_PER_CTA
 from rooflab.reference.gemm import SPEC
 from rooflab.reference.spec import SCHEMES, Case
 
@@ -125,8 +126,8 @@ def test_what_tma_cannot_reach_names_the_rung_that_can(
     kernel: Kernel, operands: tuple[torch.Tensor, torch.Tensor], message: str
 ) -> None:
     inputs = dict(zip("ab", operands, strict=True))
-    reason = kernel.why_not_args(inputs)
-    assert reason is not None and reason.startswith(f"UNSUPPORTED: gemm/{kernel.name}: ") and message in reason
+    reason = kernel.why_not_args(inputs).reason
+    assert reason.startswith(f"gemm/{kernel.name}: ") and message in reason
     assert "; gemm/pipelined takes " in reason
     with pytest.raises(ValueError) as raised:
         kernel.fn(**inputs)
@@ -141,15 +142,15 @@ def test_tf32_needs_k_innermost(kernel: Kernel) -> None:
     a, b = whole(16, 16, seed=1).float(), whole(16, 16, seed=2).float()
     assert kernel(a=a, b=b.mT, precision="tf32").equal(a @ b.mT)
     for name, inputs in (("a", {"a": a.mT, "b": b.mT}), ("b", {"a": a, "b": b})):
-        reason = kernel.why_not_args({**inputs, "precision": "tf32"})
-        assert reason is not None and f"{name}: expected stride 1 along K for wgmma in tf32" in reason
+        reason = kernel.why_not_args({**inputs, "precision": "tf32"}).reason
+        assert f"{name}: expected stride 1 along K for wgmma in tf32" in reason
 
 
 @pytest.mark.parametrize("kernel", STORED_BY_TMA, ids=by_id)
 def test_a_result_that_tma_cannot_store_is_for_the_rung_below(kernel: Kernel) -> None:
     a, b = whole(16, 16), whole(12, 16).mT
-    reason = kernel.why_not_args({"a": a, "b": b})
-    assert reason is not None and "b: expected N of whole 16 bytes" in reason and "gemm/tma takes any" in reason
+    reason = kernel.why_not_args({"a": a, "b": b}).reason
+    assert "b: expected N of whole 16 bytes" in reason and "gemm/tma takes any" in reason
     assert get_kernel("gemm", "tma")(a=a, b=b).equal(expected(a, b))
     assert kernel(a=a[:1], b=b).equal(expected(a[:1], b)), "one row has no stride"
     with pytest.raises(ValueError, match="out: expected an address and row stride of whole 16 bytes"):
@@ -185,7 +186,7 @@ def test_the_tile_follows_the_waves() -> None:
         assert (tile(name, 8192, 8192).block_m, tile(name, 8192, 8192).block_n) == (128, 256)
         assert tile(name, 16, 4096).block_n == 32
         kernel, case = get_kernel("gemm", name), Case(M=8192, N=8192, K=4096, layout="NT", bias=False)
-        assert kernel.is_legal(tile(name, 8192, 8192, "tf32"), case, SCHEMES["tf32"])
+        assert kernel.tuning.is_legal(tile(name, 8192, 8192, "tf32"), case, SCHEMES["tf32"])
 
 
 def test_a_smaller_tile_for_a_few_fewer_waves_is_not_worth_its_loads() -> None:
@@ -198,14 +199,14 @@ def test_a_smaller_tile_for_a_few_fewer_waves_is_not_worth_its_loads() -> None:
 def sizes_of(kernel: Kernel, case: Case, scheme: str) -> list[tuple[int, CompiledInfo]]:
     """Shared bytes, said and compiled, of the heuristic and of the legal configs nearest to what an SM has."""
     said = {
-        config: kernel.footprint(config, case, SCHEMES[scheme]).shared_bytes
+        config: kernel.tuning.footprint(config, case, SCHEMES[scheme]).shared_bytes
         for config in legal_configs(kernel, case, SCHEMES[scheme])
         if getattr(config, "group_m", 8) == 8
     }
-    chosen = [kernel.heuristic(case, SCHEMES[scheme]), *sorted(said, key=lambda config: said[config])[-2:]]
+    chosen = [kernel.tuning.heuristic(case, SCHEMES[scheme]), *sorted(said, key=lambda config: said[config])[-2:]]
     requests = [Request("gemm", kernel.name, case, SCHEMES[scheme], config=config) for config in chosen]
     found = compile_kernels(requests)
-    sizes = [kernel.footprint(config, case, SCHEMES[scheme]).shared_bytes for config in chosen]
+    sizes = [kernel.tuning.footprint(config, case, SCHEMES[scheme]).shared_bytes for config in chosen]
     compiled = [result[0] for result in found if not isinstance(result, CompileFailure)]
     return list(zip(sizes, compiled, strict=True))
 
@@ -225,11 +226,13 @@ def test_what_is_legal_fits_with_both_addends(name: str, M: int, scheme: str) ->
 
 def test_a_tile_whose_rows_are_shared_is_divided_through_shared_memory() -> None:
     kernel, case, scheme = get_kernel("gemm", "persistent"), SPEC.cases["llama3_8b"][-1], SCHEMES["tf32"]
-    config = kernel.config_type(64, 256, 32, num_warps=8, num_stages=4, store_parts=2)
-    assert not kernel.is_legal(config, case, scheme) and kernel.is_legal(replace(config, num_warps=4), case, scheme)
+    config = kernel.tuning.config_type(64, 256, 32, num_warps=8, num_stages=4, store_parts=2)
+    assert not kernel.tuning.is_legal(config, case, scheme) and kernel.tuning.is_legal(
+        replace(config, num_warps=4), case, scheme
+    )
     (found,) = compile_kernels([Request("gemm", "persistent", case, scheme, config=config)])
     assert not isinstance(found, CompileFailure)
-    assert kernel.footprint(config, case, scheme).shared_bytes == found[0].shared_bytes > SHARED_BYTES_PER_CTA
+    assert kernel.tuning.footprint(config, case, scheme).shared_bytes == found[0].shared_bytes > SHARED_BYTES_PER_CTA
 
 
 @pytest.mark.parametrize("name", ["tma", "persistent", "warp_specialized"])
@@ -247,10 +250,10 @@ def test_what_spills_with_both_addends_spills_once_a_tile(name: str) -> None:
 
 def test_warp_specialization_that_triton_would_ignore_is_illegal() -> None:
     kernel, case = get_kernel("gemm", "warp_specialized"), SPEC.cases["llama3_8b"][-1]
-    config = kernel.heuristic(case)
-    assert kernel.is_legal(config, case)
-    assert not kernel.is_legal(replace(config, num_warps=8), case)
-    assert not kernel.is_legal(replace(config, block_m=64), case), "a consumer has 64 rows at least"
+    config = kernel.tuning.heuristic(case)
+    assert kernel.tuning.is_legal(config, case)
+    assert not kernel.tuning.is_legal(replace(config, num_warps=8), case)
+    assert not kernel.tuning.is_legal(replace(config, block_m=64), case), "a consumer has 64 rows at least"
 
 
 def test_the_caller_keeps_their_own_allocator() -> None:
@@ -273,7 +276,7 @@ LOOPED = {
 @pytest.mark.parametrize("name", LOOPED)
 def test_a_second_tile_is_right_and_races_with_nothing(name: str, schedule: int) -> None:
     case, values = LOOPED[name]
-    config = get_kernel("gemm", name).config_type(block_k=64, num_stages=2, group_m=8, **values)
+    config = get_kernel("gemm", name).tuning.config_type(block_k=64, num_stages=2, group_m=8, **values)
     found = call(Target("gemm", name, case, SCHEMES["bf16"], config=config), schedule=schedule)
     assert found.answer["status"] == "OK", found.answer
     assert [launch["ctas"] for launch in found.answer["launches"]] == [132]

@@ -81,10 +81,10 @@ def test_refusals(quack: Kernel, changes: dict[str, torch.Tensor], message: str)
 def test_it_is_refused_by_name_where_it_is_not_installed_or_cannot() -> None:
     kernel = get_kernel("gemm", "quack")
     assert kernel.role == "peer" and kernel.min_sm == 90
-    assert kernel.why_not_here(torch.device("cpu")) in (
+    assert str(kernel.why_not_here(torch.device("cpu"))) in (
         "UNAVAILABLE: quack is not installed", "UNSUPPORTED: needs a CUDA device"
     )  # fmt: skip
     assert kernel.why_not_args(inputs_of(device="meta")) is None
     assert "has no 'precision'" in str(kernel.why_not_args(inputs_of(CASE, "tf32")))
-    least = get_kernel("gemm", "library").traffic(**inputs_of(CASE, device="meta"))
-    assert kernel.traffic(**inputs_of(CASE, device="meta")) == least
+    least = get_kernel("gemm", "library").traffic_of(inputs_of(CASE, device="meta"))
+    assert kernel.traffic_of(inputs_of(CASE, device="meta")) == least

@@ -110,7 +110,7 @@ def test_tma_names_the_rung_that_takes_what_it_cannot(kernel: Kernel) -> None:
 
 def test_fp32_is_for_another_rung_than_cooperative() -> None:
     kernel = get_kernel("gemm_silu_and_mul", "cooperative")
-    reason = kernel.why_not_args({"a": torch.ones(16, 64), "b": weight(64, 32)})
+    reason = kernel.why_not_args({"a": torch.ones(16, 64), "b": weight(64, 32)}).reason
     assert "gemm_silu_and_mul/persistent takes it" in str(reason)
 
 
@@ -168,9 +168,9 @@ def test_cost_and_traffic() -> None:
     cost, outputs = SPEC.cost(**inputs), 2048 * 14336
     assert cost.tensor_flops == {"bf16": 4 * outputs * 4096} and cost.sfu_ops == 2 * outputs
     assert cost.read_bytes == 2 * 4096 * (2048 + 2 * 14336) and cost.write_bytes == 2 * outputs
-    library = get_kernel("gemm_silu_and_mul", "library").traffic(**inputs)
+    library = get_kernel("gemm_silu_and_mul", "library").traffic_of(inputs)
     assert library.launches == 3 and library.bytes - cost.bytes == 2 * (2 + 1 + 1 + 2) * outputs
-    assert get_kernel("gemm_silu_and_mul", "cooperative").traffic(**inputs).bytes == cost.bytes
+    assert get_kernel("gemm_silu_and_mul", "cooperative").traffic_of(inputs).bytes == cost.bytes
 
 
 def test_unknown_layout_is_refused() -> None:
@@ -188,6 +188,6 @@ def test_a_cta_walks_over_several_tiles(name: str) -> None:
 
 def test_a_consumer_ahead_of_the_other_is_right() -> None:
     kernel, case = get_kernel("gemm_silu_and_mul", "cooperative"), Case(M=256, I=8704, K=264, layout="NT")
-    config = kernel.config_type(block_m=128, block_i=64, block_k=64, stages=6, group_m=16, lead=2)
+    config = kernel.tuning.config_type(block_m=128, block_i=64, block_k=64, stages=6, group_m=16, lead=2)
     answer = call(Target("gemm_silu_and_mul", "cooperative", case, SCHEMES["fp16"], None, config), sample=0).answer
     assert answer["status"] == "OK", answer

@@ -65,7 +65,7 @@ def test_gemv_gives_every_sm_its_warps():
 def test_no_legal_config_leaves_a_share_of_k_empty(name):
     kernel, case = get_kernel("gemm", name), case_of(2, 256, 512)
     found = legal_configs(kernel, case, BF16)
-    assert found[0] == kernel.heuristic(case, BF16) and len(found) > 3
+    assert found[0] == kernel.tuning.heuristic(case, BF16) and len(found) > 3
     for config in found:
         piece = config.block_k if hasattr(config, "block_k") else 256 * config.warps_k
         assert config.split == 1 or config.split * piece <= 512
@@ -73,7 +73,8 @@ def test_no_legal_config_leaves_a_share_of_k_empty(name):
 
 def test_refusals_name_a_rung_that_takes_it():
     def reason(name, case, scheme="bf16"):
-        return get_kernel("gemm", name).why_not_args(get_op("gemm").make_inputs(case, SCHEMES[scheme], META, 0))
+        refusal = get_kernel("gemm", name).why_not_args(get_op("gemm").make_inputs(case, SCHEMES[scheme], META, 0))
+        return refusal and refusal.reason
 
     assert "takes up to 4 rows of a, got 5; gemm/swap_ab takes more" in reason("gemv", case_of(5, 64, 64))
     assert "transposed (N, K) weight" in reason("gemv", Case(M=1, N=64, K=64, layout="NN", bias=False))
@@ -115,14 +116,14 @@ def test_traffic_counts_the_partial_sums():
     spec, case = get_op("gemm"), case_of(16, 4096, 4096)
     inputs = {key: value for key, value in spec.make_inputs(case, BF16, META, 0).items() if value is not None}
     least = spec.cost(**inputs)
-    split = get_kernel("gemm", "split_k").traffic(**inputs)
+    split = get_kernel("gemm", "split_k").traffic_of(inputs)
     config = split_k.heuristic(case, BF16)
     assert split.launches == 2 and split.read_bytes - least.read_bytes == 4 * 16 * 4096 * config.split
     assert split.write_bytes - least.write_bytes == 4 * 16 * 4096 * config.split
-    stream = get_kernel("gemm", "stream_k").traffic(**inputs)
+    stream = get_kernel("gemm", "stream_k").traffic_of(inputs)
     tile = stream_k.heuristic(case, BF16)
     assert stream.read_bytes - least.read_bytes == 4 * 2 * HOPPER_SMS * tile.block_m * tile.block_n
-    assert get_kernel("gemm", "swap_ab").traffic(**inputs).bytes == least.bytes
+    assert get_kernel("gemm", "swap_ab").traffic_of(inputs).bytes == least.bytes
 
 
 @pytest.mark.parametrize("name", ["split_k", "stream_k"])
@@ -173,7 +174,7 @@ def test_rows_past_65535_are_in_the_only_dimension_of_a_grid_that_goes_on(grids)
 def test_stream_k_adds_up_only_where_a_tile_was_cut(grids, shape, launches):
     stream_k.gemm(*matrices(*shape))
     assert len(grids) == launches
-    traffic = get_kernel("gemm", "stream_k").traffic(*matrices(*shape))
+    traffic = get_kernel("gemm", "stream_k").traffic_of(dict(zip("ab", matrices(*shape), strict=True)))
     assert traffic.launches == launches and (launches == 2) == (traffic.write_bytes > 2 * shape[0] * shape[1])
 
 

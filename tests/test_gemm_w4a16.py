@@ -177,7 +177,7 @@ def test_gemv_says_which_rung_takes_more_rows() -> None:
     for scheme, most in (("w4a16_g128", 8), ("w4a16_g64", 8), ("w4a16_g32", 4)):
         gemv = get_kernel("gemm_w4a16", "gemv")
         assert gemv.why_not_args(inputs_of(SCHEMES[scheme], M=most)) is None
-        reason = gemv.why_not_args(inputs_of(SCHEMES[scheme], M=most + 1))
+        reason = gemv.why_not_args(inputs_of(SCHEMES[scheme], M=most + 1)).reason
         assert (
             f"a: expected up to {most} rows in groups of this size, got {most + 1}" in reason
             and "gemm_w4a16/dequant_dot" in reason
@@ -186,7 +186,7 @@ def test_gemv_says_which_rung_takes_more_rows() -> None:
 
 def test_traffic_falls_from_naive_to_the_stream() -> None:
     inputs = SPEC.make_inputs(Case(M=1, N=8192, K=8192, zeros=False, bias=False), SCHEMES["w4a16_g128"], META, 0)
-    naive, gemv = (get_kernel("gemm_w4a16", name).traffic(**inputs) for name in ("naive", "gemv"))
+    naive, gemv = (get_kernel("gemm_w4a16", name).traffic_of(inputs) for name in ("naive", "gemv"))
     assert gemv.bytes == SPEC.cost(**inputs).bytes and naive.bytes > 70 * gemv.bytes and naive.launches == 9
 
 
@@ -226,7 +226,8 @@ def test_what_marlin_is_given(monkeypatch) -> None:
     assert torch.equal(packed.tensor, unpack_int4(inputs["b"]).half() - 8)
     found = marlin.gemm_w4a16(**{**inputs, "b": packed})
     assert SPEC.judge((found,), SPEC.oracle(inputs), inputs, scheme)[0].passed
-    assert marlin.unsupported(**inputs_of(zeros=True)) == "Marlin has no zero points"
-    assert "groups of 128, got 8 scales for K=256" in marlin.unsupported(**inputs_of())
+    why_not = lambda **inputs: marlin.why_not_taken(*(inputs.get(name) for name in ("a", "b", "scale", "zero", "bias")))
+    assert why_not(**inputs_of(zeros=True)) == "Marlin has no zero points"
+    assert "groups of 128, got 8 scales for K=256" in why_not(**inputs_of())
     one = inputs_of(scheme, N=256, K=128)
-    assert marlin.unsupported(**one) == "Marlin reads the scales of a single group in the order of scales of channels"
+    assert why_not(**one) == "Marlin reads the scales of a single group in the order of scales of channels"

@@ -94,7 +94,7 @@ def test_each_kernel_is_checked_somewhere(kernel):
     """A kernel that refuses every smoke case, in every scheme that can be checked here, is checked by nothing."""
     reason = kernel.why_not_here(DEVICE)
     if reason:
-        pytest.skip(reason)
+        pytest.skip(str(reason))
     spec = ops()[kernel.op]
     interpreted = kernel.backend != "torch" and interpreting()
     schemes = [SCHEMES[scheme] for scheme in spec.schemes if not (interpreted and scheme == "bf16")]

@@ -17,6 +17,7 @@ from rooflab.bench.measure.measure import measure_op
 from rooflab.bench.records.environment import snapshot
 from rooflab.bench.timing.timing import Samples
 from rooflab.kernels.registry import Kernel
+from rooflab.kernels.tuning import Tuning
 from rooflab.reference.compare import ErrorStats
 from rooflab.reference.spec import SCHEMES, Case, OpSpec, nbytes, randn
 from rooflab.roofline.model import Ceilings, Cost, Traffic
@@ -258,7 +259,9 @@ def test_a_tunable_kernel_says_which_configuration_it_used(reading):
     def heuristic(case, scheme):
         return Config(BLOCK=16 * case["T"])
 
-    tunable = kernel(config_type=Config, heuristic=heuristic, is_legal=lambda config, case, scheme: True)
+    tunable = kernel(
+        tuning=Tuning(Config, lambda case, scheme: (), heuristic, is_legal=lambda config, case, scheme: True)
+    )
     (record,) = run(tunable)
     assert record.config == {"BLOCK": 64}
 
@@ -300,7 +303,7 @@ def test_planted_inputs_are_met_on_the_first_small_case_that_the_kernel_takes(mo
     monkeypatch.setattr("rooflab.bench.measure.measure.check_kernel", check)
     spec = replace(SPEC, cases={"smoke": (CASE, Case(T=6, H=8))})
     few = "takes more rows"  # said by its shapes, or, as of an address that TMA cannot take, by the check alone
-    rows = kernel(unsupported=lambda x, weight=None: few if by_shape and len(x) < least else None)
+    rows = kernel(unsupported=lambda inputs: few if by_shape and len(inputs.x) < least else None)
     cases = [Case(T=T, H=8) for T in (6, 8, 9)]
     found = list(measure_op(spec, [rows], cases, FP32, ceilings=CEILINGS, budget_s=1e-4))
     assert [record.status for record in found] == ["OK" if case["T"] >= least else "UNSUPPORTED" for case in cases]

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from rooflab.kernels.paged_attention import gqa_packed, library, naive
+from rooflab.kernels.registry import get_kernel
 from rooflab.reference.flash_attention import SPEC as DENSE
 from rooflab.reference.paged_attention import SPEC
 from rooflab.reference.pages import used_slots
@@ -249,7 +250,9 @@ def test_a_cache_too_big_to_allocate_is_priced_on_meta():
     inputs = SPEC.make_inputs(case, get_scheme("bf16"), torch.device("meta"), 0)
     assert inputs["k_cache"].is_meta and inputs["seq_lens"].device.type == "cpu"
     assert SPEC.cost(**inputs).read_bytes == pytest.approx(256 * 131072 * 8 * 128 * 2 * 2, rel=1e-3)
-    assert naive.traffic(**inputs).bytes > library.traffic(**inputs).bytes > gqa_packed.traffic(**inputs).bytes
+    ladder = (get_kernel("paged_attention", name) for name in ("naive", "library", "gqa_packed"))
+    naive, library, gqa_packed = (kernel.traffic_of(inputs).bytes for kernel in ladder)
+    assert naive > library > gqa_packed
 
 
 COMPILE = """

@@ -94,10 +94,15 @@ def test_lengths_change_the_bytes_and_not_the_shares():
     even = SPEC.make_inputs(LLAMA, BF16, META, 0)
     lengths = torch.exp(torch.randn(64, generator=torch.Generator().manual_seed(0)) + 7.8).clamp(16, 4096)
     ragged = even | {"seq_lens": (lengths / lengths.sum() * 64 * 2048).to(torch.int32)}
-    sizes = [split_kv.traffic(**inputs).bytes / int(inputs["seq_lens"].sum()) for inputs in (even, ragged)]
+    sizes = [
+        get_kernel("paged_attention", "split_kv").traffic_of(inputs).bytes / int(inputs["seq_lens"].sum())
+        for inputs in (even, ragged)
+    ]
     assert sizes[1] == pytest.approx(sizes[0], rel=0.03)
     least = SPEC.cost(**even)
-    assert split_kv.traffic(**even).bytes == pytest.approx(least.read_bytes + least.write_bytes, rel=0.02)
+    assert get_kernel("paged_attention", "split_kv").traffic_of(even).bytes == pytest.approx(
+        least.read_bytes + least.write_bytes, rel=0.02
+    )
 
 
 @pytest.mark.parametrize(
@@ -202,14 +207,15 @@ def test_pages_whose_offsets_pass_2_to_the_31():
 
 def test_refusals_name_a_rung_that_takes_it():
     def reason(case=LLAMA, scheme="bf16", **change):
-        return KERNEL.why_not_args(SPEC.make_inputs(case, SCHEMES[scheme], META, 0) | change)
+        refusal = KERNEL.why_not_args(SPEC.make_inputs(case, SCHEMES[scheme], META, 0) | change)
+        return refusal and refusal.reason
 
     assert reason() is None and reason(scheme="fp16") is None and reason(scheme="kv_fp8") is None
     assert "chunked and gqa_packed take it" in reason(scheme="fp32")
     assert "a multiple of 16 up to 256, got 72" in reason(LLAMA.but(D=72))
     assert "has no 'cu_seqlens_q'" in reason(LLAMA.but(queries=3))
     fp8 = SPEC.make_inputs(LLAMA, FP8, META, 0)
-    assert "k_scale and v_scale together" in KERNEL.why_not_args({**fp8, "v_scale": None})
+    assert "k_scale and v_scale together" in str(KERNEL.why_not_args({**fp8, "v_scale": None}))
     odd = torch.empty(9, 16, 8, 72, dtype=torch.bfloat16, device=META)[..., 4:68]
     assert unaligned(odd) and not unaligned(odd.contiguous())
     with pytest.raises(ValueError, match="multiples of 16 bytes; paged_attention/chunked takes any"):

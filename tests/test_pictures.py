@@ -185,7 +185,7 @@ def test_the_orders_that_were_made_for_a_causal_mask_balance_it():
 PROGRAM = """
 import json, sys, torch
 from rooflab.bench.emulate.emulation import Launches, emulating_launches
-from rooflab.kernels.flash_attention import persistent, ping_pong, tma
+from rooflab.kernels.flash_attention import _timeline, persistent, ping_pong, tma
 from rooflab.reference.spec import Case, get_scheme
 from rooflab.kernels.registry import get_op
 
@@ -193,12 +193,12 @@ case = get_op("flash_attention").check_case(Case.parse(sys.argv[1]))
 inputs = get_op("flash_attention").make_inputs(case, get_scheme("bf16"), torch.device("cpu"), 0)
 found = {}
 for module in (tma, persistent, ping_pong):
-    name = module.__name__.rpartition(".")[2]
-    launches = Launches()
+    name, launches = module.__name__.rpartition(".")[2], Launches()
     with emulating_launches(launches):
-        plain = module.launch(**inputs)
+        plain = module.flash_attention(**inputs)
         timeline = torch.full((2, 3), -1)
-        kept = module.launch(**inputs, timeline=timeline)
+        with _timeline.kept_in(timeline):
+            kept = module.flash_attention(**inputs)
     clocks = [sum(n for opcode, n in result.instructions.items() if opcode == "mov.u64") for result in launches.results]
     found[name] = {"same": torch.equal(plain, kept), "races": launches.races, "rows": timeline.tolist(),
                    "clocks": clocks}
@@ -228,9 +228,8 @@ def test_kernels_keep_when_and_where_their_tiles_ran():
 
 
 def shape_of_small():
-    k = torch.empty(1, 300, 1, 64, dtype=torch.bfloat16)
     config = config_for(get_kernel(OP, "tma"), case(SMALL), BF16, torch.device("meta"))
-    return schedule._shape("tma", case(SMALL), BF16, k, 4, config)
+    return schedule._shape("tma", case(SMALL), BF16, torch.empty(1, 300, 1, 64, dtype=torch.bfloat16), 4, config)
 
 
 def test_a_timeline_has_a_row_for_each_tile_of_the_config_that_this_card_takes(monkeypatch):
@@ -239,12 +238,13 @@ def test_a_timeline_has_a_row_for_each_tile_of_the_config_that_this_card_takes(m
     monkeypatch.setattr(configs, "tuned", lambda *where: tuned)
     kept = []
 
-    def launch(*, config, timeline, **inputs):
-        kept.append((config, len(timeline)))
-        for number, row in enumerate(timeline):
+    def launch(*, config, **inputs):
+        kept.append((config, len(_timeline.TIMELINE.get())))
+        for number, row in enumerate(_timeline.TIMELINE.get()):
             row.copy_(torch.tensor([number, 0, 1]))
 
-    monkeypatch.setattr(tma, "launch", launch)
+    launch.__wrapped__ = tma.flash_attention  # whose signature it has
+    monkeypatch.setattr(schedule, "get_kernel", lambda *name: dataclasses.replace(get_kernel(*name), fn=launch))
     found = schedule.timed("tma", case(SMALL), BF16, torch.device("cpu"))
     assert kept == [(tma.Config(**tuned), 10)] and {tile.row for tile in found.tiles} == set(range(5))
     with pytest.raises(ValueError, match="case: flash_attention/tma: "):
@@ -314,7 +314,7 @@ def test_the_traffic_of_naive_is_what_torchs_calls_move(more, scheme):
     spec, kernel = get_op(OP), get_kernel(OP, "naive")
     text = f"B=1,T=512,S=1024,H=8,H_kv=2,D=64,causal={more}"
     inputs = spec.make_inputs(case(text), get_scheme(scheme), torch.device("meta"), 0)
-    calls, traffic = calls_of(lambda: kernel.fn(**inputs)), kernel.traffic(**inputs)
+    calls, traffic = calls_of(lambda: kernel.fn(**inputs)), kernel.traffic_of(inputs)
     assert traffic.launches == len(calls)
     assert traffic.read_bytes == pytest.approx(sum(call.hbm_read for call in calls), rel=2e-3)
     assert traffic.write_bytes == pytest.approx(sum(call.hbm_write for call in calls), rel=2e-3)

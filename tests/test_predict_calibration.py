@@ -159,7 +159,7 @@ def test_records_that_say_nothing_of_the_prediction_are_left_out():
 def test_a_record_of_a_tuned_config_is_predicted_with_that_config():
     kernel = get_kernel("gemm", "tensor_core")
     case = get_op("gemm").cases["llama3_8b"][0]
-    config = kernel.heuristic(case, get_scheme("bf16"))
+    config = kernel.tuning.heuristic(case, get_scheme("bf16"))
     values = {name: getattr(config, name) for name in config.__dataclass_fields__}
     asked = []
 

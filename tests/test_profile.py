@@ -331,7 +331,7 @@ def test_a_profile_is_joined_to_the_tunable_kernel_that_was_timed(monkeypatch, c
         checked_by="gpu", traffic_basis="modelled", traffic_bytes=1.0,
     )  # fmt: skip
     assert joined(own, profile)
-    other = make_config(kernel, asdict(next(one for one in kernel.configs(target.case) if one != config)))
+    other = make_config(kernel, asdict(next(one for one in kernel.tuning.configs(target.case) if one != config)))
     assert not joined(replace(own, config=asdict(other)), profile)
     assert not joined(replace(own, dirty=True), profile)
     assert not joined(replace(own, environment={**own.environment, "kernel_file_sha256": "another"}), profile)

@@ -68,7 +68,7 @@ def test_cost_and_traffic_read_only_shapes(spec):
         assert isinstance(cost, Cost) and cost.bytes > 0 and cost.launches == 1
         for kernel in registry.kernels(spec.name).values():
             assert kernel.traffic is not None, f"{kernel.id} models no traffic"
-            traffic = kernel.traffic(**inputs)
+            traffic = kernel.traffic_of(inputs)
             assert isinstance(traffic, Traffic) and traffic.launches >= 1
             assert traffic.bytes >= cost.bytes * 0.999, f"{kernel.id} claims to move less than {case.id} needs"
 
@@ -96,8 +96,9 @@ def test_the_reference_changes_none_of_its_arguments(spec):
 
 @pytest.mark.parametrize("op, kernel", ALL, ids=lambda value: getattr(value, "id", None))
 def test_every_kernel_says_whether_it_can_run_here(op, kernel):
-    reason = kernel.why_not_here(torch.device("cpu"))
-    assert reason is None or reason.startswith(("UNSUPPORTED: ", "UNAVAILABLE: "))
+    refusal = kernel.why_not_here(torch.device("cpu"))
+    assert refusal is None or (refusal.status in ("UNSUPPORTED", "UNAVAILABLE") and refusal.reason)
+    assert refusal is None or str(refusal) == f"{refusal.status}: {refusal.reason}"
 
 
 def test_case_text_round_trips_and_refuses_nonsense():

@@ -6,7 +6,6 @@ from dataclasses import asdict
 
 import torch
 
-from rooflab.bench.calls.calls import kernel_traffic
 from rooflab.bench.records.files import read, write
 from rooflab.bench.records.record import Record, pack_samples
 from rooflab.kernels import registry
@@ -73,9 +72,7 @@ def make(kind, line, *, commit=NEW, status="OK", **fields):
 def timed(kernel, case, scheme, cost, rng, line, commit, share=1.0):
     """A bench record with a time somewhat above the bound."""
     limit = bound(cost, MEASURED)
-    traffic = kernel_traffic(
-        kernel, registry.get_op(kernel.op).make_inputs(case, scheme, torch.device("meta"), 0), "cuda"
-    )
+    traffic = kernel.traffic_of(registry.get_op(kernel.op).make_inputs(case, scheme, torch.device("meta"), 0), "cuda")
     moved = max(traffic.bytes if traffic else cost.bytes, cost.bytes)
     least = max(limit.seconds, moved / MEASURED.hbm_bytes_per_s)
     median = max(TIMES_OVER_BOUND[kernel.role] * least * share * rng.uniform(0.95, 1.2), 2e-6 * rng.uniform(1, 1.2))

@@ -22,6 +22,7 @@ KERNELS = """
 from dataclasses import dataclass
 import torch, triton, triton.language as tl
 from rooflab.kernels.registry import register
+from rooflab.kernels.tuning import Tuning
 
 @triton.jit
 def halve(x, y, n, BLOCK: tl.constexpr):
@@ -36,9 +37,13 @@ def legal(config, case, scheme=None):
     return config.block <= 2048
 
 @register(
-    op="silu_and_mul", name="test_halve", role="optimized", backend="triton", config_type=Config, is_legal=legal,
-    configs=lambda case, scheme=None: (Config(256), Config(1024), Config(4096)),
-    heuristic=lambda case, scheme=None: Config(512),
+    op="silu_and_mul", name="test_halve", role="optimized", backend="triton",
+    tuning=Tuning(
+        Config,
+        configs=lambda case, scheme=None: (Config(256), Config(1024), Config(4096)),
+        heuristic=lambda case, scheme=None: Config(512),
+        is_legal=legal,
+    ),
 )
 def by_block(x, *, config=None):
     y = torch.empty(*x.shape[:-1], x.shape[-1] // 2, dtype=x.dtype, device=x.device)

@@ -84,7 +84,7 @@ def breaks(x):
 def repaired(x):
     return launch(x, 256, True)
 
-@register(op="silu_and_mul", name="refuses", role="optimized", backend="triton", unsupported=lambda x: None)
+@register(op="silu_and_mul", name="refuses", role="optimized", backend="triton", unsupported=lambda inputs: None)
 def refuses(x):
     return launch(x, 128)
 
@@ -105,7 +105,10 @@ EDITS = (
         'return launch(x, 256, True)\n\n@register(op="silu_and_mul", name="refuses"',
         'return launch(x, 256)\n\n@register(op="silu_and_mul", name="refuses"',
     ),
-    ("unsupported=lambda x: None", 'unsupported=lambda x: "only short rows" if x.shape[0] > 16 else None'),
+    (
+        "unsupported=lambda inputs: None",
+        'unsupported=lambda inputs: "only short rows" if inputs.x.shape[0] > 16 else None',
+    ),
     ('name="dropped"', 'name="added"'),
 )
 QUERY = Query(suites=("smollm2_135m",), schemes=("bf16",))

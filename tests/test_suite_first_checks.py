@@ -10,6 +10,7 @@ from rooflab.bench.check.isolated import FirstRun
 from rooflab.bench.suite import measures, tasks
 from rooflab.bench.suite.entries import Context
 from rooflab.kernels import registry
+from rooflab.kernels._contract import Refusal
 from rooflab.kernels.registry import Kernel
 
 RISKY = [kernel for op in registry.ops() for kernel in registry.kernels(op).values() if kernel.backend != "torch"]
@@ -41,7 +42,7 @@ def test_what_is_right_is_verified_and_what_is_not_installed_takes_no_process(mo
         return FirstRun("WRONG", "off") if kernel == "swap_ab" else FirstRun("OK", "")
 
     def why_not_here(self, device):
-        return "UNAVAILABLE: it is not installed" if self.role == "peer" else None
+        return Refusal("UNAVAILABLE", "it is not installed") if self.role == "peer" else None
 
     monkeypatch.setattr("rooflab.bench.check.isolated.first_in_own_process", in_own_process)
     monkeypatch.setattr(Kernel, "why_not_here", why_not_here)

@@ -95,10 +95,10 @@ def test_every_case_is_right_or_refused_by_name(op: str, active: str | None, ins
     spec, kernel, taken = get_op(op), get_kernel(op, "torch_varlen"), 0
     for case in (*spec.cases["smoke"], *spec.cases["edge"], *([Case.parse(PAGED)] if op == "paged_attention" else [])):
         inputs = spec.make_inputs(case, SCHEMES["bf16"], torch.device("cpu"), 0)
-        reason = kernel.why_not_args(inputs, spec)
-        if reason:
+        refusal = kernel.why_not_args(inputs, spec)
+        if refusal:
             words = ("has no 'sinks'", "has no 'softcap'", *(() if active else ("pages of a multiple of 256",)))
-            assert any(word in reason for word in words), reason
+            assert any(word in refusal.reason for word in words), refusal
             continue
         found = kernel(**inputs)
         found = found if isinstance(found, tuple) else (found,)
@@ -165,7 +165,7 @@ def test_what_the_signature_lacks_is_refused_by_name(installed: Any) -> None:
     dense = inputs_of("flash_attention_varlen", "B=4,T=20,S=33,H=4,H_kv=2,D=64,causal=true")
     assert get_kernel("flash_attention_varlen", "torch_varlen").why_not_args(dense) is None
     paged, kernel = inputs_of("paged_attention", PAGED), get_kernel("paged_attention", "torch_varlen")
-    assert kernel.why_not_args(paged) == (
+    assert str(kernel.why_not_args(paged)) == (
         f"UNSUPPORTED: paged_attention/torch_varlen: torch {torch.__version__} has no varlen_attn with block_table"
     )
     with pytest.raises(ValueError, match="has no varlen_attn with block_table"):
@@ -205,7 +205,7 @@ def test_it_counts_as_torch_s_own_and_costs_no_command_an_import(op: str) -> Non
     kernel = get_kernel(op, "torch_varlen")
     # What `measures.ratios` takes for torch's best backend.
     assert (kernel.role, kernel.backend, kernel.devices) == ("peer", "torch", ("cuda",))
-    assert kernel.why_not_here(torch.device("cpu")) == "UNSUPPORTED: needs a CUDA device"
+    assert str(kernel.why_not_here(torch.device("cpu"))) == "UNSUPPORTED: needs a CUDA device"
     code = (
         "import sys; from rooflab.kernels import registry; registry.load_all(); "
         "sys.exit(sum(name in sys.modules for name in ('torch.nn.attention.varlen', 'torch._dynamo', 'flashinfer')))"

@@ -20,7 +20,8 @@ from rooflab.bench.tune import tune
 from rooflab.bench.tune.search import FINALISTS, GROUP, Found, least_s, search
 from rooflab.bench.tune.tune import tune_op
 from rooflab.kernels import registry
-from rooflab.kernels.configs import Footprint, config_for
+from rooflab.kernels.configs import config_for
+from rooflab.kernels.tuning import Footprint
 from rooflab.reference.spec import SCHEMES, Case
 from rooflab.roofline.device import get_device
 from rooflab.roofline.model import Cost, bound
@@ -122,7 +123,7 @@ def test_on_a_gpu_a_group_is_compiled_before_it_is_timed(monkeypatch):
     case = registry.get_op("gemm").get_cases("smoke")[0]
     times = tune_times.DeviceTimes(kernel, registry.get_op("gemm"), [case], SCHEMES["fp32"], torch.device("cpu"), 0)
     monkeypatch.setattr(tune_times, "compile_kernels", compile_kernels)
-    configs = [kernel.config_type(32, 32, 16, 4, stages, 1) for stages in (2, 5)]
+    configs = [kernel.tuning.config_type(32, 32, 16, 4, stages, 1) for stages in (2, 5)]
     assert times._compile(configs) == {} and not asked, "on a CPU nothing is compiled"
     times._device, times._compiled = torch.device("cuda"), set()
     assert times._compile(configs) == {configs[1]: "ptxas: too much shared data"}
@@ -142,9 +143,9 @@ def test_the_bound_of_a_config_counts_padding_and_the_busiest_sm():
 
     def of(M, **values):
         case = Case(M=M, N=4096, K=4096, layout="NT", bias=False)
-        config = kernel.config_type(**{**asdict(kernel.heuristic(case)), **values})
+        config = kernel.tuning.config_type(**{**asdict(kernel.tuning.heuristic(case)), **values})
         cost = spec.cost(**spec.make_inputs(case, SCHEMES["bf16"], torch.device("meta"), 0))
-        return least_s(cost, ceilings, kernel.footprint(config, case), card.sms), bound(cost, ceilings).seconds
+        return least_s(cost, ceilings, kernel.tuning.footprint(config, case), card.sms), bound(cost, ceilings).seconds
 
     padded, floor = of(4096 + 129, block_m=128, block_n=128)
     snug, _ = of(4096 + 129, block_m=64, block_n=64)
@@ -172,6 +173,7 @@ MINE = '''
 from dataclasses import dataclass
 import torch
 from rooflab.kernels.registry import register
+from rooflab.kernels.tuning import Tuning
 from rooflab.reference.spec import get_scheme
 
 @dataclass(frozen=True)
@@ -193,9 +195,13 @@ def rmsnorm(x, weight, eps=1e-6, out=None, *, config=None):
     return out
 
 register(
-    op="rmsnorm", name="test_chunked", role="optimized", backend="torch", config_type=Config, configs=configs,
-    is_legal=lambda config, case, scheme=None: config.rows <= 64 or config.rows <= case["T"] or config.wrong,
-    heuristic=lambda case, scheme=None: Config(1),
+    op="rmsnorm", name="test_chunked", role="optimized", backend="torch",
+    tuning=Tuning(
+        Config,
+        configs,
+        heuristic=lambda case, scheme=None: Config(1),
+        is_legal=lambda config, case, scheme=None: config.rows <= 64 or config.rows <= case["T"] or config.wrong,
+    ),
 )(rmsnorm)
 '''
 
@@ -273,7 +279,8 @@ def test_a_result_says_what_happened():
 def tuning(mine, tmp_path):
     """A tuning run of a kernel whose own choice is 1 row for up to 100 rows, and 8 for more."""
     kernel = registry.load_file(Path(mine))[0]
-    kernel = replace(kernel, heuristic=lambda case, scheme=None: kernel.config_type(1 if case["T"] <= 100 else 8))
+    choose = lambda case, scheme=None: kernel.tuning.config_type(1 if case["T"] <= 100 else 8)
+    kernel = replace(kernel, tuning=replace(kernel.tuning, heuristic=choose))
     spec = registry.get_op("rmsnorm")
     run = tune_bucket.Tuning(spec, [kernel], [], SCHEMES["fp32"], torch.device("cpu"), RunWriter(tmp_path))
     return run, kernel
@@ -292,7 +299,7 @@ def test_the_launchers_choice_may_differ_within_a_bucket(tuning):
     run, kernel = tuning
     counts = {"kernel": kernel.name, "bucket": "prefill:512"}
     counts |= dict.fromkeys(("cases", "configs", "illegal", "bounded", "dropped", "failed", "left"), 0)
-    own = kernel.config_type(8)
+    own = kernel.tuning.config_type(8)
     launched = [took(1, 80, 2.0), took(8, 400, 2.0)]
     result = run._result(kernel, own, Found(), counts, [*launched, took(64, 80, 1.0), took(64, 400, 1.0)])
     assert result.best == {"rows": 64, "wrong": False} and result.faster == pytest.approx(2.0)
@@ -309,8 +316,9 @@ def test_a_dry_run_whose_winner_is_wrong_ends_with_11(mine, tmp_path, monkeypatc
 
 def test_an_op_whose_cases_say_no_rows_takes_the_heuristic(tuning, tmp_path, monkeypatch):
     run, kernel = tuning
-    free = replace(kernel, heuristic=lambda case, scheme=None: kernel.config_type(2))
-    assert config_for(free, Case(length=3), SCHEMES["fp32"], torch.device("cpu")) == kernel.config_type(2)
+    two = kernel.tuning.config_type(2)
+    free = replace(kernel, tuning=replace(kernel.tuning, heuristic=lambda case, scheme=None: two))
+    assert config_for(free, Case(length=3), SCHEMES["fp32"], torch.device("cpu")) == two
     monkeypatch.setattr(tune, "rows_of", lambda case: None)
     with pytest.raises(ValueError, match="case: expected one of M, T, B to say its rows.*rmsnorm has T="):
         tune_op("rmsnorm", ["test_chunked"], out=tmp_path, device="cpu")

@@ -12,7 +12,8 @@ from rooflab.bench.emulate.calls import call
 from rooflab.bench.emulate.checks import emulators
 from rooflab.bench.predict.cases import Target
 from rooflab.kernels import registry
-from rooflab.kernels.configs import SHARED_BYTES_PER_CTA, legal_configs
+from rooflab.kernels.configs import legal_configs
+from rooflab.kernels.tuning import SHARED_BYTES_PER_CTA
 from rooflab.reference.spec import Case, get_scheme
 
 BOUNDARY = [
@@ -27,7 +28,7 @@ def infos(entries):
     for request, found in zip(entries, compile_kernels(entries), strict=True):
         assert not isinstance(found, CompileFailure), f"{request.config}: {found}"
         kernel = registry.get_kernel(request.op, request.kernel)
-        yield request.config, kernel.footprint(request.config, request.case, request.scheme), found[0]
+        yield request.config, kernel.tuning.footprint(request.config, request.case, request.scheme), found[0]
 
 
 def test_tiles_are_as_large_as_the_arithmetic_says():
@@ -35,7 +36,9 @@ def test_tiles_are_as_large_as_the_arithmetic_says():
     entries = []
     for op, scheme, case in BOUNDARY:
         kernel, of = registry.get_kernel(op, "dequant_dot"), get_scheme(scheme)
-        sizes = {config: kernel.footprint(config, case, of).shared_bytes for config in kernel.configs(case, of)}
+        sizes = {
+            config: kernel.tuning.footprint(config, case, of).shared_bytes for config in kernel.tuning.configs(case, of)
+        }
         near = sorted(sizes, key=lambda config: abs(sizes[config] - SHARED_BYTES_PER_CTA))
         entries += [Request(op, "dequant_dot", case, of, config=config) for config in near[:2]]
     for config, size, info in infos(entries):
@@ -48,7 +51,7 @@ def test_streams_are_as_large_as_the_arithmetic_says():
     entries = []
     for op, scheme, case in STREAMS:
         kernel, of = registry.get_kernel(op, "gemv"), get_scheme(scheme)
-        chosen = [kernel.heuristic(case, of), *random.Random(0).sample(legal_configs(kernel, case, of), 2)]
+        chosen = [kernel.tuning.heuristic(case, of), *random.Random(0).sample(legal_configs(kernel, case, of), 2)]
         entries += [Request(op, "gemv", case, of, config=config) for config in chosen]
     for config, size, info in infos(entries):
         assert info.shared_bytes == size.shared_bytes and info.threads == size.threads, config
@@ -70,11 +73,11 @@ def test_a_config_that_is_given_is_used_and_right(op, name, changes):
     kernel = registry.get_kernel(op, name)
     case = Case(M=3, N=70, K=4144, **({"zeros": True} if op == "gemm_w4a16" else {}), bias=True)
     scheme = get_scheme("w4a16_g32" if op == "gemm_w4a16" else "w8a16")
-    config = dataclasses.replace(kernel.heuristic(case, scheme), **changes)
-    assert kernel.is_legal(config, case, scheme)
+    config = dataclasses.replace(kernel.tuning.heuristic(case, scheme), **changes)
+    assert kernel.tuning.is_legal(config, case, scheme)
     answer = call(Target(op, name, case, scheme, config=config)).answer
     assert answer["status"] == "OK" and not answer["races"], answer
-    assert answer["of"] >= kernel.footprint(config, case, scheme).ctas
+    assert answer["of"] >= kernel.tuning.footprint(config, case, scheme).ctas
 
 
 WITH_ANOTHER_SCALE = """

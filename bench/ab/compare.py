@@ -148,9 +148,9 @@ def prepare_functions(
     def limits(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
         return tuple(tolerance(dtype, right).to(right.device) for dtype, right in zip(dtypes, oracle, strict=True))
 
-    def unsupported(**inputs: Any) -> str | None:
+    def unsupported(inputs: Any) -> str | None:
         for name, stride in strides.items():
-            value = inputs.get(name)
+            value = getattr(inputs, name, None)
             if isinstance(value, torch.Tensor) and value.stride() != stride and value.numel():
                 return f"{name} is not laid out as make_inputs lays it out"
         return None

@@ -18,7 +18,7 @@ import torch
 
 from rooflab.bench.ab.sides import Reading
 from rooflab.bench.calls.calls import COPIES, Rotation, free_bytes, input_bytes
-from rooflab.bench.check.trial import failure, known_errors
+from rooflab.bench.check.trial import failed_by, failure, known_errors
 from rooflab.bench.measure.timed import Observed, observe, time_together, wrong_calls
 from rooflab.bench.records.environment import snapshot
 from rooflab.bench.timing.reading import why_invalid
@@ -62,7 +62,8 @@ def listing(job: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
             spec = registry.get_op(op)
         except ValueError:
             continue  # the other side may have it; a comparison without it is MISSING there
-        kernels = {name: kernel.why_not_here(device) for name, kernel in registry.kernels(op).items()}
+        refusals = {name: kernel.why_not_here(device) for name, kernel in registry.kernels(op).items()}
+        kernels = {name: str(refusal) if refusal else None for name, refusal in refusals.items()}
         cases = spec.cases.get(job["suite"], ())
         found[op] = {
             "kernels": kernels,
@@ -91,10 +92,10 @@ def check(target: Mapping[str, str], job: Mapping[str, Any], device: torch.devic
 def measure(target: Mapping[str, str], job: Mapping[str, Any], device: torch.device) -> Reading:
     """One kernel's samples, and what its calls left judged afterwards."""
     spec, kernel, case, scheme = _resolve(target)
-    reason = kernel.why_not_here(device)
-    if reason:
-        status, _, text = reason.partition(": ")
-        return Reading("UNAVAILABLE" if status == "UNAVAILABLE" else "UNSUPPORTED", text)
+    refusal = kernel.why_not_here(device)
+    if refusal:
+        failed = failed_by(refusal)
+        return Reading(failed.status, failed.reason)
     return _timed(kernel, spec, case, scheme, job, device)
 
 

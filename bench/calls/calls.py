@@ -16,7 +16,6 @@ import torch
 
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, as_tuple, nbytes
-from rooflab.roofline.model import Traffic
 
 PER_INPUT_BYTE, PER_OUTPUT_BYTE = 12, 24
 """Bytes held at most per byte of input and output: guarded copies, and the oracle and its tolerance in fp64."""
@@ -88,16 +87,6 @@ def kernel_file_sha256(kernel: Kernel) -> str | None:
     return hashlib.sha256(Path(file).read_bytes()).hexdigest()
 
 
-def kernel_traffic(kernel: Kernel, inputs: Inputs, device: str) -> Traffic | None:
-    """What the kernel says it moves on `device` (cpu or cuda) for these inputs, real or `meta`; None if nothing."""
-    if kernel.traffic is None:
-        return None
-    arguments = {name: value for name, value in inputs.items() if name in kernel.accepted}
-    if "device" in inspect.signature(kernel.traffic).parameters:
-        arguments["device"] = device  # `meta` inputs do not say where they would be
-    return kernel.traffic(**arguments)
-
-
 def input_bytes(inputs: Inputs) -> int:
     """Bytes of all tensors of `inputs`, real or `meta`."""
     return nbytes(*(value for value in inputs.values() if isinstance(value, torch.Tensor)))
@@ -128,10 +117,6 @@ def copies_of(spec: OpSpec, case: Case, scheme: Scheme, device: torch.device, se
     return [spec.make_inputs(case, scheme, device, seed) for _ in range(max(1, min(COPIES, fit)))]
 
 
-NOT_PLANNED_FOR = ("out", "config", "plan")
-"""Arguments that only a kernel has, as `kernels` says too; the older side of an A/B has no such list to be imported."""
-
-
 def packed(prepare: Callable[..., Any], weight: str, inputs: Mapping[str, Any]) -> Any:
     """The argument `weight` of `inputs` as `prepare` packs it from it and the others that it names."""
     beside = list(inspect.signature(prepare).parameters)[1:]
@@ -140,11 +125,10 @@ def packed(prepare: Callable[..., Any], weight: str, inputs: Mapping[str, Any]) 
 
 def planned(kernel: Kernel, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """`arguments`, and a new plan for them where the kernel plans; of tensors of floats it sees the shape alone."""
-    plan = getattr(kernel, "plan", None)  # an A/B's older side has no kernel that plans
-    if plan is None:
+    plan_of = getattr(kernel, "plan_of", None)  # an A/B's older side may have none: its kernels plan in their calls
+    if plan_of is None or kernel.plan is None:
         return dict(arguments)
-    seen = {name: value for name, value in arguments.items() if name in kernel.accepted.difference(NOT_PLANNED_FOR)}
-    return {**arguments, "plan": plan(**{name: _shape_alone(value) for name, value in seen.items()})}
+    return {**arguments, "plan": plan_of({name: _shape_alone(value) for name, value in arguments.items()})}
 
 
 def _shape_alone(value: Any) -> Any:

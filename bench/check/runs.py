@@ -12,7 +12,7 @@ from rooflab.bench.calls.calls import output_dtypes, output_names
 from rooflab.bench.check.cheats import ALLOCATIONS, alike, changes_later, kept_answer, kept_names, never_written
 from rooflab.bench.check.emulating import emulating
 from rooflab.bench.check.poison import Guarded, bits, poisoned_allocations, wipe
-from rooflab.bench.check.trial import PLAIN, Data, Failed, Layout, Refused, Trial, prepare, run, several
+from rooflab.bench.check.trial import PLAIN, Data, Failed, Layout, Refused, Trial, failed_by, prepare, run, several
 from rooflab.bench.timing.tamper import tampered
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.compare import ErrorStats
@@ -57,9 +57,9 @@ class Check:
         if found:
             raise Failed("INVALID", f"{found}, before the check began")
         first_inputs = self._inputs(seed)
-        reason = self.kernel.why_not_args(first_inputs, self.spec)
-        if reason:
-            raise Failed("UNSUPPORTED", reason.removeprefix("UNSUPPORTED: "))
+        refusal = self.kernel.why_not_args(first_inputs, self.spec)
+        if refusal:
+            raise failed_by(refusal)
         with _threads_for(first_inputs):
             self._runs(first_inputs, seed, planted)
 
@@ -93,10 +93,9 @@ class Check:
         """Raises `Failed` where the kernel cannot be checked here at all."""
         if self.scheme.name not in self.spec.schemes:
             raise Failed("UNSUPPORTED", f"{self.spec.name} has the schemes {', '.join(self.spec.schemes)}")
-        reason = self.kernel.why_not_here(self.device)
-        if reason:
-            status, _, text = reason.partition(": ")
-            raise Failed("UNAVAILABLE" if status == "UNAVAILABLE" else "UNSUPPORTED", text)
+        refusal = self.kernel.why_not_here(self.device)
+        if refusal:
+            raise failed_by(refusal)
         in_bf16 = torch.bfloat16 in (self.scheme.activation, self.scheme.weight, self.scheme.output)
         if self.device.type == "cpu" and self.kernel.backend == "triton" and in_bf16 and not emulating():
             raise Failed("UNSUPPORTED", INTERPRETER_BF16)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -29,6 +29,9 @@ from rooflab.bench.timing import tamper
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import Inputs, OpSpec, Outputs, Scheme
 
+if TYPE_CHECKING:
+    from rooflab.kernels._contract import Refusal  # which an A/B's older side may not have
+
 OutLayout = Literal["plain", "padded"]
 
 
@@ -39,6 +42,15 @@ class Failed(Exception):
         super().__init__(reason)
         self.status: Status = status
         self.reason = reason
+
+
+def failed_by(refusal: Refusal | str) -> Failed:
+    """What a kernel's refusal ends a check with.  A kernel of an A/B's older side refuses by a text,
+    `UNSUPPORTED: ...`, and so does one that raises it."""
+    if isinstance(refusal, str):
+        status, _, reason = refusal.partition(": ")
+        return Failed("UNAVAILABLE" if status == "UNAVAILABLE" else "UNSUPPORTED", reason)
+    return Failed(refusal.status, refusal.reason)
 
 
 class Refused(Exception):
@@ -190,9 +202,10 @@ def _raise_tampered(device: torch.device) -> None:
 
 def _may_take(kernel: Kernel, spec: OpSpec, arguments: dict[str, Any], may_refuse: bool) -> None:
     checked = {name: value for name, value in arguments.items() if name != "out"}
-    reason = (kernel.why_not_args(checked, spec) or "").removeprefix("UNSUPPORTED: ")
-    if reason:
-        raise Refused(reason) if may_refuse else Failed("UNSUPPORTED", reason)
+    refusal = kernel.why_not_args(checked, spec)
+    if refusal:
+        failed = failed_by(refusal)
+        raise Refused(failed.reason) if may_refuse else failed
 
 
 @contextmanager
@@ -268,10 +281,8 @@ def failure(error: Exception, where: str) -> Failed:
     text = str(error).strip()
     if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError) or "can't allocate memory" in text:
         return Failed("OUT_OF_MEMORY", text)
-    if isinstance(error, ValueError):
-        status, separator, reason = text.partition(": ")
-        if separator and status in ("UNSUPPORTED", "UNAVAILABLE"):
-            return Failed("UNSUPPORTED" if status == "UNSUPPORTED" else "UNAVAILABLE", reason)
+    if isinstance(error, ValueError) and text.startswith(("UNSUPPORTED: ", "UNAVAILABLE: ")):
+        return failed_by(text)
     frame = traceback.extract_tb(error.__traceback__)[-1]
     place = f"{Path(frame.filename).name}:{frame.lineno}"
     reason = f"{where + ': ' if where else ''}{type(error).__name__}: {text} ({place})"

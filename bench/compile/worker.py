@@ -58,7 +58,8 @@ def launches_of(kernel: registry.Kernel, request: Mapping[str, Any]) -> list[Lau
     """
     spec, case, sm = registry.get_op(kernel.op), Case(**request["case"]), request["sm"]
     inputs = spec.make_inputs(case, get_scheme(request["scheme"]), torch.device("meta"), 0)
-    reason = kernel.why_not_args(inputs)
+    refusal = kernel.why_not_args(inputs)
+    reason = str(refusal) if refusal else ""
     if kernel.min_sm is not None and kernel.min_sm > sm:
         reason = f"UNSUPPORTED: needs sm{kernel.min_sm}, found sm{sm}"
     for package in kernel.requires:

@@ -68,9 +68,9 @@ def run(request: Mapping[str, Any]) -> Answer:
     case = spec.check_case(Case(**request["case"]))
     inputs = spec.make_inputs(case, scheme, torch.device("cpu"), request["seed"])
     with emulating_launches(Launches()):
-        reason = kernel.why_not_here(torch.device("cpu")) or kernel.why_not_args(inputs)
-    if reason:
-        return {"status": reason.partition(":")[0], "reason": reason.partition(": ")[2], "launches": []}
+        refusal = kernel.why_not_here(torch.device("cpu")) or kernel.why_not_args(inputs)
+    if refusal:
+        return {"status": refusal.status, "reason": refusal.reason, "launches": []}
     launches = Sampled(checks=Checks(races=request["races"]), seed=request["schedule"], sample=request["sample"])
     given = arguments_of(kernel, spec, inputs, request["config"])
     began = time.perf_counter()

@@ -170,8 +170,7 @@ class Judge:
         """What a kernel gives for each call, and what ran it.  Raises `Failed` where it cannot run or does wrong."""
         refusal = kernel.why_not_here(device)
         if refusal:
-            status, _, reason = refusal.partition(": ")
-            raise Failed("UNAVAILABLE" if status == "UNAVAILABLE" else "UNSUPPORTED", reason)
+            raise Failed(refusal.status, refusal.reason)
         if self.scheme.name not in self.spec.schemes:
             raise Failed("UNSUPPORTED", f"{self.spec.name} has the schemes {', '.join(self.spec.schemes)}")
         interpreted = kernel.backend in ("triton", "gluon") and interpreting()
@@ -181,7 +180,7 @@ class Judge:
         for inputs, oracle in zip(self.calls, self.oracles, strict=True):
             unfit = kernel.why_not_args(inputs, self.spec)
             if unfit:
-                raise Failed("UNSUPPORTED", unfit.removeprefix("UNSUPPORTED: "))
+                raise Failed(unfit.status, unfit.reason)
             data = Data(inputs, oracle) if kernel.prepare is None else prepare(kernel, self.spec, inputs)
             with poisoned_allocations():
                 found.append(run(kernel, self.spec, data, self.scheme, device).read)

@@ -9,7 +9,8 @@ from typing import Any, cast
 
 import torch
 
-from rooflab.bench.calls.calls import Rotation, copies_of, kernel_traffic, short_of_memory
+from rooflab.bench.calls.calls import COPIES as COPIES
+from rooflab.bench.calls.calls import Rotation, copies_of, short_of_memory
 from rooflab.bench.calls.selection import first_case
 from rooflab.bench.ceilings.ceilings import ceilings_for, limits_for, raise_cpu_ceilings, raise_cuda_ceilings
 from rooflab.bench.check.check import BROKEN, CheckResult, already_broken, check_kernel
@@ -122,14 +123,14 @@ class Measurement:
                 samples = None
             elif samples is not None:
                 fields |= self._judged(samples, cost, clocks) | {"clocks": clocks} | asdict(seen[kernel.name])
-            yield self._record(kernel, case, cost, kernel_traffic(kernel, priced, self.device.type), samples, fields)
+            traffic = kernel.traffic_of(priced, self.device.type, self.spec)
+            yield self._record(kernel, case, cost, traffic, samples, fields)
 
     def _checked(self, kernel: Kernel, case: Case, short: str) -> dict[str, Any]:
         """Status, reason and errors of the check."""
         refusal = kernel.why_not_here(self.device)
         if refusal:
-            status, _, reason = refusal.partition(": ")
-            return {"status": status, "reason": reason}
+            return {"status": refusal.status, "reason": refusal.reason}
         if self.device.type == "cpu" and kernel.backend != "torch":
             return {"status": "UNSUPPORTED", "reason": INTERPRETED}  # checking here would take minutes and time nothing
         if short:

@@ -161,9 +161,9 @@ def _target_of(record: Record) -> Target | None:
     kernel, case = registry.get_kernel(op, name), Case(**record.case)
     if set(case) != set(registry.get_op(op).cases["smoke"][0]):
         return None
-    if record.config is None or kernel.config_type is None:
+    if record.config is None or kernel.tuning is None:
         return Target(op, name, case, scheme)
-    if set(record.config) != {field.name for field in fields(kernel.config_type)}:
+    if set(record.config) != {field.name for field in fields(kernel.tuning.config_type)}:
         return None
     return Target(op, name, case, scheme, config=make_config(kernel, record.config))
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from rooflab.bench.calls.calls import kernel_traffic
 from rooflab.bench.compile.cases import COMPILED
 from rooflab.bench.compile.static import CompileFailure, Request, compile_kernels
 from rooflab.bench.predict.model import Prediction, predict
@@ -110,7 +109,8 @@ def _refusal(kernel: Kernel, target: Target) -> str | None:
     """Why the kernel cannot do this on Hopper, or None."""
     if "cuda" not in kernel.devices:
         return f"UNSUPPORTED: {kernel.id} runs on {' and '.join(kernel.devices)}"
-    return kernel.why_not_args(_inputs(target))
+    refusal = kernel.why_not_args(_inputs(target))
+    return str(refusal) if refusal else None
 
 
 def _inputs(target: Target) -> dict[str, object]:
@@ -125,11 +125,12 @@ def _price(target: Target) -> tuple[Cost, Traffic | None, float | None]:
     inputs = _inputs(target)
     cost = spec.cost(**inputs)
     refused = kernel.why_not_args(inputs) is not None
-    traffic = None if refused else kernel_traffic(kernel, inputs, "cuda")
-    if refused or kernel.footprint is None or kernel.heuristic is None:
+    traffic = None if refused else kernel.traffic_of(inputs, "cuda")
+    tuning = kernel.tuning
+    if refused or tuning is None or tuning.footprint is None:
         return cost, traffic, None
-    config = target.config if target.config is not None else kernel.heuristic(target.case, target.scheme)
-    footprint = kernel.footprint(config, target.case, target.scheme)
+    config = target.config if target.config is not None else tuning.heuristic(target.case, target.scheme)
+    footprint = tuning.footprint(config, target.case, target.scheme)
     done = footprint.tensor_flops * footprint.ctas
     return cost, traffic, max(done, sum(cost.tensor_flops.values())) if done else None
 
@@ -234,9 +235,9 @@ def measured_in(
         timed = record.status == "OK" and record.basis == "measured" and record.l2_state == "cold"
         if target and here and timed and record.latency_median_ms and record.stands_alone:
             kernel = registry.get_kernel(target.op, target.kernel)
-            if record.config is None or kernel.config_type is None:
+            if record.config is None or kernel.tuning is None:
                 found[target] = target, record.latency_median_ms
-            elif set(record.config) == {field.name for field in fields(kernel.config_type)}:
+            elif set(record.config) == {field.name for field in fields(kernel.tuning.config_type)}:
                 found[target] = replace(target, config=make_config(kernel, record.config)), record.latency_median_ms
     if not found:
         cases = ", ".join(dict.fromkeys(target.case.id for target in targets))

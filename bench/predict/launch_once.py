@@ -59,7 +59,7 @@ def prepare(op: str, name: str, case: Case, scheme: str, seed: int, device: str)
     inputs = spec.make_inputs(spec.check_case(case), get_scheme(scheme), place, seed)
     reason = kernel.why_not_args(inputs)
     if reason:
-        raise ValueError(reason)
+        raise ValueError(str(reason))
     return Rotation(kernel, spec, [inputs])
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from rooflab.bench.calls.calls import kernel_traffic
 from rooflab.bench.records.record import Record
 from rooflab.kernels.registry import get_op, kernels, ops
 from rooflab.reference.spec import Case, OpSpec, get_scheme
@@ -110,7 +109,7 @@ def bounds_on(
         for kernel in kernels(name).values():
             if "cuda" not in kernel.devices:
                 continue
-            traffic = kernel_traffic(kernel, inputs, "cuda")
+            traffic = kernel.traffic_of(inputs, "cuda")
             if moved := counted.get((name, kernel.name, case.id, scheme)):
                 traffic = Traffic(moved, 0.0, basis="counted")
             points.append(

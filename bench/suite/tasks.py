@@ -94,8 +94,7 @@ def first_checks(context: Context, ops: Sequence[str]) -> Outcome:
     def attempt(kernel: Kernel) -> tuple[str, str]:
         absent = kernel.why_not_here(device)
         if absent and not context.dry_run:  # a package that is missing needs no process to say so
-            status, _, why = absent.partition(": ")
-            return status, why
+            return absent.status, absent.reason
         if context.left_s < 0:
             return NO_TIME, "no time was left for its first check"
         taken = first_taken(kernel, default_scheme(device))

@@ -23,7 +23,7 @@ from rooflab.bench.records.files import RunWriter
 from rooflab.bench.records.record import Record, Status
 from rooflab.bench.timing.timing import stopwatch_for, time_functions
 from rooflab.bench.tune.search import Found, Seconds, least_s, search
-from rooflab.kernels.configs import config_for, legal_configs, with_config
+from rooflab.kernels.configs import config_for, legal_configs, tuning_of, with_config
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import Case, OpSpec, Scheme
 from rooflab.roofline.device import Device, identify
@@ -192,9 +192,9 @@ class Tuning:
 
     def _legal(self, kernel: Kernel, cases: Sequence[Case]) -> list[Any]:
         """The configs that can run on every one of the cases."""
-        assert kernel.is_legal is not None, "a tunable kernel has one"
+        is_legal = tuning_of(kernel).is_legal
         found = legal_configs(kernel, cases[-1], self.scheme)
-        return [config for config in found if all(kernel.is_legal(config, case, self.scheme) for case in cases)]
+        return [config for config in found if all(is_legal(config, case, self.scheme) for case in cases)]
 
     def _search(self, kernel: Kernel, cases: Sequence[Case], ends: float) -> tuple[Any, Found]:
         """The launcher's own choice for the largest case, and what a search on it and the smallest found."""
@@ -215,15 +215,17 @@ class Tuning:
         if card is None:
             return tuple(0.0 for _ in probes)
         ceilings = card.ceilings(card.max_clock_hz)
-        sizes = [kernel.footprint(config, case, self.scheme) if kernel.footprint else None for case in probes]
+        footprint = tuning_of(kernel).footprint
+        sizes = [footprint(config, case, self.scheme) if footprint else None for case in probes]
         return tuple(least_s(cost, ceilings, size, card.sms) for cost, size in zip(costs, sizes, strict=True))
 
     def _fullness(self, kernel: Kernel, config: Any, case: Case) -> float:
         """Share of an SM's warps that a config fills, where arithmetic says: the better of two with one bound."""
         card = _card(self.device)
-        if card is None or kernel.footprint is None:
+        footprint = tuning_of(kernel).footprint
+        if card is None or footprint is None:
             return 0.0
-        size = kernel.footprint(config, case, self.scheme)
+        size = footprint(config, case, self.scheme)
         return occupancy(card, size.threads, size.registers, size.shared_bytes).fraction
 
     def _measure(self, cases: Sequence[Case], finalists: Mapping[str, Sequence[Any]], seconds: float) -> list[Record]:
@@ -253,8 +255,7 @@ class Tuning:
         return found
 
     def _counts(self, kernel: Kernel, bucket: str, cases: Sequence[Case], found: Found) -> dict[str, Any]:
-        assert kernel.configs is not None, "a tunable kernel has them"
-        offered = set(kernel.configs(cases[-1], self.scheme)) | {
+        offered = set(tuning_of(kernel).configs(cases[-1], self.scheme)) | {
             config_for(kernel, cases[-1], self.scheme, self.device)
         }
         return {

@@ -121,9 +121,9 @@ def _best_by_kernel(records: Sequence[Record]) -> dict[str, _Contender]:
 def _configs(record: Record) -> list[str]:
     """What a record speaks for: its config, and the launcher's own choice where that is the heuristic's."""
     kernel = _kernel(record)
-    if record.config is None or kernel is None or kernel.heuristic is None:
+    if record.config is None or kernel is None or kernel.tuning is None:
         return [""]
-    own = kernel.heuristic(Case(**record.case), get_scheme(str(record.scheme)))
+    own = kernel.tuning.heuristic(Case(**record.case), get_scheme(str(record.scheme)))
     named = [json.dumps(dict(record.config))]
     return ["", *named] if asdict(own) == dict(record.config) else named
 

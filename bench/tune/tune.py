@@ -134,7 +134,7 @@ def _tunable(op: str, kernels: Sequence[Kernel], named: bool, exclude: Collectio
 
 
 def _check_timed_here(kernel: Kernel, device: torch.device) -> None:
-    reason = kernel.why_not_here(device)
+    reason = str(kernel.why_not_here(device) or "")
     if device.type == "cpu" and kernel.backend != "torch":
         reason = "UNSUPPORTED: needs a CUDA device; on a CPU it runs in an interpreter, whose time is not the kernel's"
     if reason:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from rooflab.kernels._checks import check_dtype, check_float, check_last_dim_contiguous, check_shape
+from rooflab.kernels.registry import Arguments
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 
@@ -20,8 +21,9 @@ def check_operands(token_ids: torch.Tensor, weight: torch.Tensor) -> tuple[int, 
     return token_ids.shape[0], *weight.shape
 
 
-def traffic(token_ids: torch.Tensor, weight: torch.Tensor, out: torch.Tensor | None = None) -> Traffic:
+def traffic(inputs: Arguments) -> Traffic:
     """Each distinct row once, a repeated one coming from L2, and each token's row out."""
+    token_ids, weight = inputs.token_ids, inputs.weight
     row_bytes = weight.shape[1] * weight.element_size()
     return Traffic(
         read_bytes=nbytes(token_ids) + len(set(token_ids.tolist())) * row_bytes,

@@ -38,14 +38,6 @@ def embedding(token_ids: torch.Tensor, weight: torch.Tensor, out: torch.Tensor |
     out = output(out, (T, H), weight)
     if out.numel():
         _embedding[(T,)](
-            token_ids,
-            weight,
-            out,
-            V,
-            H,
-            weight.stride(0),
-            out.stride(0),
-            BLOCK_H=BLOCK_H,
-            num_warps=NUM_WARPS,
+            token_ids, weight, out, V, H, weight.stride(0), out.stride(0), BLOCK_H=BLOCK_H, num_warps=NUM_WARPS
         )
     return out

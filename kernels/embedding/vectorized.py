@@ -18,16 +18,7 @@ MAX_BLOCK_H = 1024
 
 @triton.jit
 def _embedding(
-    token_ids_ptr,
-    weight_ptr,
-    out_ptr,
-    T,
-    V,
-    H,
-    stride_weight,
-    stride_out,
-    BLOCK_T: tl.constexpr,
-    BLOCK_H: tl.constexpr,
+    token_ids_ptr, weight_ptr, out_ptr, T, V, H, stride_weight, stride_out, BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr
 ):
     tokens = tl.program_id(0).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
     columns = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
@@ -53,16 +44,7 @@ def embedding(token_ids: torch.Tensor, weight: torch.Tensor, out: torch.Tensor |
     if out.numel():
         block_h = min(triton.next_power_of_2(H), MAX_BLOCK_H)
         _embedding[(triton.cdiv(T, BLOCK_T), triton.cdiv(H, block_h))](
-            token_ids,
-            weight,
-            out,
-            T,
-            V,
-            H,
-            weight.stride(0),
-            out.stride(0),
-            BLOCK_T=BLOCK_T,
-            BLOCK_H=block_h,
-            num_warps=NUM_WARPS,
-        )
+            token_ids, weight, out, T, V, H, weight.stride(0), out.stride(0),
+            BLOCK_T=BLOCK_T, BLOCK_H=block_h, num_warps=NUM_WARPS,
+        )  # fmt: skip
     return out

@@ -55,54 +55,18 @@ def _why_no_products(q: torch.Tensor) -> str | None:
     return None
 
 
-def unsupported(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    causal: bool = False,
-    softmax_scale: float | None = None,
-    *,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: torch.Tensor | None = None,
-    return_lse: bool = False,
-) -> str | None:
-    """`unsupported` of a rung that loads q, k and v by TMA."""
+def why_not_loaded(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str | None:
+    """Why a rung that loads q, k and v by TMA cannot take them, or None."""
     return _why_no_products(q) or why_not_mapped("q", q) or why_not_mapped("k", k) or why_not_mapped("v", v)
 
 
-def unsupported_keys(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    causal: bool = False,
-    softmax_scale: float | None = None,
-    *,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: torch.Tensor | None = None,
-    return_lse: bool = False,
-) -> str | None:
-    """`unsupported` of a rung that loads k and v by TMA, and q by pointers."""
+def why_keys_not_loaded(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str | None:
+    """Why a rung that loads k and v by TMA, and q by pointers, cannot take them, or None."""
     return _why_no_products(q) or why_not_mapped("k", k) or why_not_mapped("v", v)
 
 
-def unsupported_fp8(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    causal: bool = False,
-    softmax_scale: float | None = None,
-    *,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: torch.Tensor | None = None,
-    q_scale: torch.Tensor | None = None,
-    k_scale: torch.Tensor | None = None,
-    v_scale: torch.Tensor | None = None,
-    return_lse: bool = False,
-) -> str | None:
-    """`unsupported` of a rung that multiplies e4m3, with the keys or the heads of v contiguous."""
+def why_not_loaded_in_fp8(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str | None:
+    """Why a rung that multiplies e4m3 cannot take q, k and v, or None: the keys or the heads of v are contiguous."""
     if q.dtype != E4M3:
         return f"q: expected {E4M3}, got {q.dtype}; flash_attention/persistent takes 16 bits"
     if q.shape[-1] % 16 or not 32 <= q.shape[-1] <= 256:

@@ -57,7 +57,7 @@ def _produce(
     D: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
     slot = 0
-    phase = 1  # of a barrier that nobody has waited for yet, the phase before the first counts as over
+    phase = 1  # of a new barrier the phase before the first counts as over, so that the first wait returns
     v_slot = 0
     v_phase = 1
     q_phase = 1

@@ -6,21 +6,23 @@ import torch
 import torch.nn.functional as F
 
 from rooflab.kernels.flash_attention._args import check_args
+from rooflab.kernels.registry import Arguments
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 
 
-def traffic(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False, softmax_scale: float | None = None
-) -> Traffic:
+def traffic(inputs: Arguments) -> Traffic:
     """Each operand once: a fused kernel keeps the scores on the chip."""
-    return Traffic(nbytes(q, k, v), nbytes(q))
+    q = inputs.q
+    return Traffic(nbytes(q, inputs.k, inputs.v), nbytes(q))
 
 
-def unsupported(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False, softmax_scale: float | None = None
-) -> str | None:
-    """Why no fused backend is asked for these inputs, or None."""
+def unsupported(inputs: Arguments) -> str | None:
+    """Why no fused backend can take these inputs, or None."""
+    return _why_not(inputs.q, inputs.k, inputs.causal)
+
+
+def _why_not(q: torch.Tensor, k: torch.Tensor, causal: bool) -> str | None:
     if q.dtype == torch.float32:
         return "takes fp16 and bf16, got fp32"
     if causal and q.shape[1] != k.shape[1]:
@@ -39,7 +41,7 @@ def attend(
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     check_args(q, k, v)
-    reason = unsupported(q, k, v, causal)
+    reason = _why_not(q, k, causal)
     if reason:
         raise ValueError(f"q: {reason}")
     if q.numel() == 0 or k.shape[1] == 0:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 import triton
 
-from rooflab.kernels.configs import BF16, Footprint
+from rooflab.kernels.registry import Arguments
+from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig
 from rooflab.reference.spec import Case, Scheme, nbytes
 from rooflab.roofline.model import Traffic
 
@@ -24,7 +25,7 @@ SECTION_BYTES = 32 * 2**20
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(LaunchConfig):
     """One way to launch the kernel: query and key tile, warps, pipeline stages."""
 
     block_m: int
@@ -42,17 +43,17 @@ def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
     """Tiles that a warp's rows divide, with every depth of pipeline."""
     if scheme.activation == torch.float32:
         columns = padded(int(case["D"]))
-        found = itertools.starmap(Config, itertools.product((16, 32, 64), (16, 32, 64), (4, 8), (1, 2)))
-        return tuple(c for c in found if c.block_m * (columns + c.block_n) <= FMA_OUTPUTS * 32 * c.num_warps)
+        all_configs = itertools.starmap(Config, itertools.product((16, 32, 64), (16, 32, 64), (4, 8), (1, 2)))
+        return tuple(c for c in all_configs if c.block_m * (columns + c.block_n) <= FMA_OUTPUTS * 32 * c.num_warps)
     return tuple(itertools.starmap(Config, itertools.product((32, 64, 128), (32, 64, 128), (4, 8), (1, 2, 3, 4))))
 
 
 def tma_configs(case: Case) -> tuple[Config, ...]:
     """wgmma's rows, with every depth of pipeline; 128 of them on four warps only where a head is narrow, as those of a
     wider one spill (read in the compiled kernels)."""
-    found = itertools.starmap(Config, itertools.product((64, 128), (32, 64, 128), (4, 8), (2, 3, 4)))
+    all_configs = itertools.starmap(Config, itertools.product((64, 128), (32, 64, 128), (4, 8), (2, 3, 4)))
     narrow = padded(int(case["D"])) <= 64
-    return tuple(config for config in found if narrow or (config.block_m, config.num_warps) != (128, 4))
+    return tuple(config for config in all_configs if narrow or (config.block_m, config.num_warps) != (128, 4))
 
 
 def registers(config: Config, head_dim: int, itemsize: int) -> int:
@@ -65,7 +66,7 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
     """Accumulator, scores and weights in registers; the queries and the staged keys and values in shared
     memory, as flash_attention/online's.
 
-    Causal programs differ in their work, so none is said.
+    Causal programs differ in their work, so `tensor_flops` stays 0.
     """
     B, T, H, D = (int(case[key]) for key in ("B", "T", "H", "D"))
     # wgmma (64 rows and more) reads a stage while the others are filled; mma.sync gives it back at once.
@@ -101,24 +102,14 @@ def tma_footprint(config: Config, case: Case, ctas: int) -> Footprint:
     )
 
 
-def traffic(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    causal: bool = False,
-    softmax_scale: float | None = None,
-    *,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: torch.Tensor | None = None,
-    return_lse: bool = False,
-) -> Traffic:
+def traffic(inputs: Arguments) -> Traffic:
     """Each operand once, as L2 holds one sequence's keys while its tiles of queries read them; keys before every
     window are not read."""
+    q, k, window = inputs.q, inputs.k, inputs.window
     T, S = q.shape[1], k.shape[1]
     asked = S if window is None else min(S, T - 1 + window)
-    lse = 4 * q.numel() // max(1, q.shape[-1]) if return_lse else 0
-    return Traffic(nbytes(q) + nbytes(k, v) * asked / max(1, S) + nbytes(sinks), nbytes(q) + lse)
+    lse = 4 * q.numel() // max(1, q.shape[-1]) if inputs.return_lse else 0
+    return Traffic(nbytes(q) + nbytes(k, inputs.v) * asked / max(1, S) + nbytes(inputs.sinks), nbytes(q) + lse)
 
 
 def section_heads(k: torch.Tensor, group: int) -> int:

@@ -1,9 +1,13 @@
 """When and where each tile of a launch ran, kept by the kernel itself: for a picture of its schedule.
 
-A kernel that is given no timeline is compiled without a trace of this.
+Outside of `kept_in` a kernel is compiled without a trace of this.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
 import triton
@@ -16,8 +20,22 @@ NEVER = -1
 """In a row that no tile has filled in."""
 
 
+TIMELINE: ContextVar[torch.Tensor | None] = ContextVar("timeline", default=None)
+"""What launches fill in, or None: (tiles, 3) int64, a row for each tile, those of a head after each other."""
+
+
+@contextmanager
+def kept_in(timeline: torch.Tensor) -> Iterator[None]:
+    """Launches inside fill in `timeline`."""
+    token = TIMELINE.set(timeline)
+    try:
+        yield
+    finally:
+        TIMELINE.reset(token)
+
+
 def new_timeline(tiles: int, device: torch.device) -> torch.Tensor:
-    """The timeline of a launch of `tiles` tiles, none of which has run: (tiles, 3) int64."""
+    """The timeline of a launch of `tiles` tiles that have not run yet: (tiles, 3) int64."""
     return torch.full((tiles, len(COLUMNS)), NEVER, dtype=torch.int64, device=device)
 
 

@@ -9,47 +9,25 @@ import torch
 
 from rooflab.kernels._attention import Returned, check_options
 from rooflab.kernels.flash_attention._args import E4M3, check_args, check_scales
-from rooflab.kernels.registry import register
+from rooflab.kernels.registry import Arguments, register
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 
 PACKAGE = "flash_attn_interface"
 
 
-def traffic(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    causal: bool = False,
-    softmax_scale: float | None = None,
-    *,
-    window: int | None = None,
-    softcap: float | None = None,
-    q_scale: torch.Tensor | None = None,
-    k_scale: torch.Tensor | None = None,
-    v_scale: torch.Tensor | None = None,
-    return_lse: bool = False,
-) -> Traffic:
+def traffic(inputs: Arguments) -> Traffic:
     """Each operand once, as L2 holds one sequence's keys while its tiles of queries read them."""
-    lse = 4 * q.shape[0] * q.shape[1] * q.shape[2] if return_lse else 0
+    q = inputs.q
+    lse = 4 * q.shape[0] * q.shape[1] * q.shape[2] if inputs.return_lse else 0
     # fp8 gives bf16.
-    return Traffic(nbytes(q, k, v, q_scale, k_scale, v_scale), max(2, q.element_size()) * q.numel() + lse)
+    return Traffic(
+        nbytes(q, inputs.k, inputs.v, inputs.q_scale, inputs.k_scale, inputs.v_scale),
+        max(2, q.element_size()) * q.numel() + lse,
+    )
 
 
-def unsupported(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    causal: bool = False,
-    softmax_scale: float | None = None,
-    *,
-    window: int | None = None,
-    softcap: float | None = None,
-    q_scale: torch.Tensor | None = None,
-    k_scale: torch.Tensor | None = None,
-    v_scale: torch.Tensor | None = None,
-    return_lse: bool = False,
-) -> str | None:
+def why_not_taken(q: torch.Tensor, k: torch.Tensor, q_scale: torch.Tensor | None) -> str | None:
     """Why the package cannot take these inputs, or None."""
     if q.dtype == torch.float32:
         return "takes fp16, bf16 and e4m3, got fp32"
@@ -66,16 +44,9 @@ def unsupported(
 
 
 @register(
-    op="flash_attention",
-    name="flash_attention_3",
-    role="peer",
-    backend="cuda",
-    min_sm=90,
-    devices=("cuda",),
-    requires=(PACKAGE,),
-    unsupported=unsupported,
-    traffic=traffic,
-)
+    op="flash_attention", name="flash_attention_3", role="peer", backend="cuda", min_sm=90, devices=("cuda",),
+    requires=(PACKAGE,), unsupported=lambda inputs: why_not_taken(inputs.q, inputs.k, inputs.q_scale), traffic=traffic,
+)  # fmt: skip
 def flash_attention(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -99,11 +70,11 @@ def flash_attention(
     check_args(q, k, v, fp8=True)
     check_options(q, causal, window, softcap, None)
     check_scales(q, k, q_scale, k_scale, v_scale)
-    reason = unsupported(q, k, v, q_scale=q_scale)
+    reason = why_not_taken(q, k, q_scale)
     if reason:
         raise ValueError(reason)
     library: Any = import_module(PACKAGE)
-    found = library.flash_attn_func(
+    result = library.flash_attn_func(
         q,
         k,
         v,
@@ -114,11 +85,11 @@ def flash_attention(
         **_descales(q, k, q_scale, k_scale, v_scale),
         return_attn_probs=return_lse,
     )
-    return (found[0], found[1].transpose(1, 2)) if return_lse else found
+    return (result[0], result[1].transpose(1, 2)) if return_lse else result
 
 
 def _descales(q: torch.Tensor, k: torch.Tensor, *scales: torch.Tensor | None) -> dict[str, torch.Tensor | None]:
-    """The package's names for the scales, (B, H_kv) each; nothing for what is not quantised."""
+    """The package's names for the scales, (B, H_kv) each; empty where operands are not quantised."""
     if q.dtype != E4M3:
         return {}
     queries, *others = scales

@@ -19,36 +19,16 @@ from rooflab.kernels import _flashinfer as adapter
 from rooflab.kernels._attention import Returned, check_options
 from rooflab.kernels.flash_attention._args import check_args
 from rooflab.kernels.flash_attention.flash_attention_3 import traffic as in_one_launch
-from rooflab.kernels.registry import register
+from rooflab.kernels.registry import Arguments, register
 from rooflab.roofline.model import Traffic
 
 
-def traffic(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    causal: bool = False,
-    softmax_scale: float | None = None,
-    *,
-    window: int | None = None,
-    softcap: float | None = None,
-    return_lse: bool = False,
-) -> Traffic:
+def traffic(inputs: Arguments) -> Traffic:
     """Each operand once, as L2 holds one sequence's keys while its tiles of queries read them."""
-    return adapter.with_base_e(in_one_launch(q, k, v, return_lse=return_lse), q, return_lse)
+    return adapter.with_base_e(in_one_launch(inputs), inputs.q, inputs.return_lse)
 
 
-def unsupported(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    causal: bool = False,
-    softmax_scale: float | None = None,
-    *,
-    window: int | None = None,
-    softcap: float | None = None,
-    return_lse: bool = False,
-) -> str | None:
+def why_not_taken(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str | None:
     """Why FlashInfer cannot take these inputs, or None."""
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         B, length = tensor.shape[:2]
@@ -58,16 +38,10 @@ def unsupported(
 
 
 @register(
-    op="flash_attention",
-    name="flashinfer",
-    role="peer",
-    backend="cuda",
-    min_sm=80,
-    devices=("cuda",),
-    requires=(adapter.PACKAGE,),
-    unsupported=unsupported,
+    op="flash_attention", name="flashinfer", role="peer", backend="cuda", min_sm=80, devices=("cuda",),
+    requires=(adapter.PACKAGE,), unsupported=lambda inputs: why_not_taken(inputs.q, inputs.k, inputs.v),
     traffic=traffic,
-)
+)  # fmt: skip
 def flash_attention(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -86,7 +60,7 @@ def flash_attention(
     """
     check_args(q, k, v)
     check_options(q, causal, window, softcap, None)
-    reason = unsupported(q, k, v)
+    reason = why_not_taken(q, k, v)
     if reason:
         raise ValueError(reason)
     B, T, H, _ = q.shape

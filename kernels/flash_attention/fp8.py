@@ -24,13 +24,14 @@ import triton.language as tl
 
 from rooflab.kernels._attention import Returned, check_options, outputs
 from rooflab.kernels._attention_device import finish, softmax_numbers
-from rooflab.kernels.configs import BF16, Footprint, default_config, legal_by
+from rooflab.kernels.configs import default_config
 from rooflab.kernels.flash_attention import _tiles
 from rooflab.kernels.flash_attention._args import check_args, check_scales, keys_contiguous
 from rooflab.kernels.flash_attention._fp8_device import SMALLEST_FACTOR, UNIT, attend, scale_of
-from rooflab.kernels.flash_attention._maps import columns_map, nothing_seen, tensor_map, unsupported_fp8
+from rooflab.kernels.flash_attention._maps import columns_map, nothing_seen, tensor_map, why_not_loaded_in_fp8
 from rooflab.kernels.flash_attention._tiles import ADDRESS_REGISTERS, Config, padded
-from rooflab.kernels.registry import register
+from rooflab.kernels.registry import Arguments, register
+from rooflab.kernels.tuning import BF16, Footprint, Tuning
 from rooflab.reference.spec import Case, Scheme, nbytes
 from rooflab.roofline.model import Traffic
 
@@ -121,40 +122,17 @@ def _attention(
         tl.store(lse_ptr + lse_offsets, lse, mask=rows < T)
 
 
-def traffic(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    causal: bool = False,
-    softmax_scale: float | None = None,
-    *,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: torch.Tensor | None = None,
-    q_scale: torch.Tensor | None = None,
-    k_scale: torch.Tensor | None = None,
-    v_scale: torch.Tensor | None = None,
-    return_lse: bool = False,
-) -> Traffic:
+def traffic(inputs: Arguments) -> Traffic:
     """As of the other rungs, with a bf16 result and the scales."""
-    found = _tiles.traffic(q, k, v, causal, softmax_scale, window=window, sinks=sinks, return_lse=return_lse)
-    return Traffic(found.read_bytes + nbytes(q_scale, k_scale, v_scale), found.write_bytes + nbytes(q))
+    moved, scales = _tiles.traffic(inputs), nbytes(inputs.q_scale, inputs.k_scale, inputs.v_scale)
+    return Traffic(moved.read_bytes + scales, moved.write_bytes + nbytes(inputs.q))
 
 
 @register(
-    op="flash_attention",
-    name="fp8",
-    role="optimized",
-    backend="triton",
-    min_sm=90,
-    unsupported=unsupported_fp8,
-    traffic=traffic,
-    config_type=Config,
-    configs=configs,
-    is_legal=legal_by(footprint),
-    heuristic=heuristic,
-    footprint=footprint,
-)
+    op="flash_attention", name="fp8", role="optimized", backend="triton", min_sm=90,
+    unsupported=lambda inputs: why_not_loaded_in_fp8(inputs.q, inputs.k, inputs.v), traffic=traffic,
+    tuning=Tuning(Config, configs, heuristic, footprint),
+)  # fmt: skip
 def flash_attention(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -182,7 +160,7 @@ def flash_attention(
     check_args(q, k, v, fp8=True)
     check_options(q, causal, window, softcap, sinks)
     check_scales(q, k, q_scale, k_scale, v_scale)
-    reason = unsupported_fp8(q, k, v, causal, softmax_scale)
+    reason = why_not_loaded_in_fp8(q, k, v)
     if reason:
         raise ValueError(reason)
     out, lse = outputs(out, tuple(q.shape), q, return_lse, torch.bfloat16)
@@ -204,6 +182,6 @@ def flash_attention(
         *out.stride()[:3], *((0, 0, 0) if lse is None else lse.stride()), 0 if sinks is None else sinks.stride(0),
         CAUSAL=causal, WINDOW=windowed, CAP=softcap is not None, NEGATED=negated, SINKS=sinks is not None,
         LSE=return_lse, V_COLUMNS=columns, HEAD_DIM=D, V_FP8=values_in_fp8(columns, D), BLOCK_D=padded(D),
-        BLOCK_M=config.block_m, BLOCK_N=config.block_n, num_warps=config.num_warps, num_stages=config.num_stages,
+        **config.launch_arguments,
     )  # fmt: skip
     return out if lse is None else (out, lse)

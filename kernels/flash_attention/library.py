@@ -9,30 +9,20 @@ import torch
 import torch.nn.functional as F
 
 from rooflab.kernels.flash_attention._args import E4M3, check_args, check_scales
-from rooflab.kernels.registry import register
+from rooflab.kernels.registry import Arguments, register
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 
 
-def traffic(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    causal: bool = False,
-    softmax_scale: float | None = None,
-    *,
-    q_scale: torch.Tensor | None = None,
-    k_scale: torch.Tensor | None = None,
-    v_scale: torch.Tensor | None = None,
-    device: str = "cuda",
-) -> Traffic:
+def traffic(inputs: Arguments) -> Traffic:
     """Each operand once: a fused kernel keeps the scores on the chip, and L2 serves the queries' repeated key reads.
     On CUDA in fp32 grouped keys and values are expanded first, which writes them and reads them again.  In fp8 each
     operand is read, written in bf16, and with a scale read and written in it once more."""
+    q, k, v = inputs.q, inputs.k, inputs.v
     if q.dtype == E4M3:
-        return _traffic_fp8(q, k, v, q_scale, k_scale, v_scale)
+        return _traffic_fp8(q, k, v, inputs.q_scale, inputs.k_scale, inputs.v_scale)
     size = q.element_size()
-    expanded = (k.numel() + v.numel()) * size * (q.shape[2] // k.shape[2]) if _expands(q, k, device) else 0
+    expanded = (k.numel() + v.numel()) * size * (q.shape[2] // k.shape[2]) if _expands(q, k, inputs.device) else 0
     read = (q.numel() + k.numel() + v.numel()) * size + expanded
     return Traffic(read, q.numel() * size + expanded, launches=3 if expanded else 1)
 

@@ -14,10 +14,11 @@ import triton.language as tl
 
 from rooflab.kernels._attention import Returned, check_options, outputs
 from rooflab.kernels._attention_device import finish, key_tiles, softmax_numbers, step
-from rooflab.kernels.configs import BF16, default_config, legal_by
+from rooflab.kernels.configs import default_config
 from rooflab.kernels.flash_attention._args import check_args
 from rooflab.kernels.flash_attention._tiles import Config, configs, footprint, padded, traffic
 from rooflab.kernels.registry import register
+from rooflab.kernels.tuning import BF16, Tuning
 from rooflab.reference.spec import Case, Scheme
 
 
@@ -82,18 +83,7 @@ def _attention(
         tl.store(lse_ptr + lse_offsets, lse, mask=rows < T)
 
 
-def unsupported(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    causal: bool = False,
-    softmax_scale: float | None = None,
-    *,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: torch.Tensor | None = None,
-    return_lse: bool = False,
-) -> str | None:
+def why_not_taken(q: torch.Tensor) -> str | None:
     """Why the kernel cannot take these inputs, or None."""
     if not 16 <= q.shape[-1] <= 256:
         return f"q: expected a head_dim of 16 to 256, got {q.shape[-1]}; flash_attention/naive takes any"
@@ -101,18 +91,10 @@ def unsupported(
 
 
 @register(
-    op="flash_attention",
-    name="masked_tiles",
-    role="optimized",
-    backend="triton",
-    unsupported=unsupported,
-    traffic=traffic,
-    config_type=Config,
-    configs=configs,
-    is_legal=legal_by(footprint),
-    heuristic=heuristic,
-    footprint=footprint,
-)
+    op="flash_attention", name="masked_tiles", role="optimized", backend="triton",
+    unsupported=lambda inputs: why_not_taken(inputs.q), traffic=traffic,
+    tuning=Tuning(Config, configs, heuristic, footprint),
+)  # fmt: skip
 def flash_attention(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -134,7 +116,7 @@ def flash_attention(
     """
     check_args(q, k, v)
     check_options(q, causal, window, softcap, sinks)
-    reason = unsupported(q, k, v, causal, softmax_scale)
+    reason = why_not_taken(q)
     if reason:
         raise ValueError(reason)
     out, lse = outputs(out, tuple(q.shape), q, return_lse)
@@ -148,8 +130,7 @@ def flash_attention(
             q, k, v, sinks, out, lse, T, k.shape[1], H, H // k.shape[2], window if windowed else 0, scale, factor, cap,
             *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3],
             *((0, 0, 0) if lse is None else lse.stride()), 0 if sinks is None else sinks.stride(0),
-            CAUSAL=causal, WINDOW=windowed, CAP=softcap is not None, NEGATED=negated,
-            SINKS=sinks is not None, LSE=return_lse, HEAD_DIM=D, BLOCK_D=padded(D), BLOCK_M=config.block_m,
-            BLOCK_N=config.block_n, num_warps=config.num_warps, num_stages=config.num_stages,
+            CAUSAL=causal, WINDOW=windowed, CAP=softcap is not None, NEGATED=negated, SINKS=sinks is not None,
+            LSE=return_lse, HEAD_DIM=D, BLOCK_D=padded(D), **config.launch_arguments,
         )  # fmt: skip
     return out if lse is None else (out, lse)

@@ -8,45 +8,33 @@ import torch
 
 from rooflab.kernels._attention import Returned, check_options, get_scale, outputs
 from rooflab.kernels.flash_attention._args import E4M3, check_args, check_scales
-from rooflab.kernels.registry import register
+from rooflab.kernels.registry import Arguments, register
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 
 
-def traffic(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    causal: bool = False,
-    softmax_scale: float | None = None,
-    *,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: torch.Tensor | None = None,
-    q_scale: torch.Tensor | None = None,
-    k_scale: torch.Tensor | None = None,
-    v_scale: torch.Tensor | None = None,
-    return_lse: bool = False,
-) -> Traffic:
+def traffic(inputs: Arguments) -> Traffic:
     """Every torch call's operands from and to HBM: the (B, H, T, S) fp32 matrix is read 8 times, written 6 times, and
     once more for a mask and three times for a cap.  `logsumexp` alone is four kernels that read it.
 
     In fp8 each scale is a pass over its operand in fp32.
     """
+    q, k, causal = inputs.q, inputs.k, inputs.causal
     B, T, H, _ = q.shape
     S, group, size = k.shape[1], H // k.shape[2], q.element_size()
     result = max(size, 2)  # fp8 gives bf16
-    given = [(x, scale) for x, scale in ((q, q_scale), (k, k_scale), (v, v_scale)) if scale is not None]
+    scales = (q, inputs.q_scale), (k, inputs.k_scale), (inputs.v, inputs.v_scale)
+    given = [(x, scale) for x, scale in scales if scale is not None]
     scaled = sum(4 * x.numel() for x, _ in given)
     rows = 4 * B * H * T
     narrow = q.dtype != torch.float32
     casts = (q.numel() + 2 * k.numel()) if narrow else 0  # of q, k and v, and the output's way back
     expanded = 4 * 2 * k.numel() * group
-    capped, windowed, sinking = softcap is not None, window is not None, sinks is not None
+    capped, windowed, sinking = inputs.softcap is not None, inputs.window is not None, inputs.sinks is not None
     more = causal + 3 * capped
     mask = T * S * (causal + 2 * windowed)  # a byte each; a window's is joined to the diagonal's
     # In order: casts, scales, heads expanded, the scores, one number a row around logsumexp, the two products.
-    small = sinking + return_lse
+    small = sinking + inputs.return_lse
     read = casts * size + scaled + 4 * 2 * k.numel() + expanded + (8 + more) * rows * S + (10 + small) * rows + mask
     read += 4 * 2 * q.numel()
     write = 4 * casts + scaled + expanded + (6 + more) * rows * S + (7 + small) * rows + mask

@@ -11,10 +11,11 @@ import triton.language as tl
 
 from rooflab.kernels._attention import get_scale
 from rooflab.kernels._checks import output
-from rooflab.kernels.configs import BF16, Footprint, default_config, legal_by
+from rooflab.kernels.configs import default_config
 from rooflab.kernels.flash_attention._args import check_args
 from rooflab.kernels.flash_attention._tiles import Config, configs
-from rooflab.kernels.registry import register
+from rooflab.kernels.registry import Arguments, register
+from rooflab.kernels.tuning import BF16, Footprint, Tuning
 from rooflab.reference.spec import Case, Scheme
 from rooflab.roofline.model import Traffic
 
@@ -26,7 +27,7 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
     """The fp32 accumulator and a tile of scores in registers; the queries and the staged keys and values in shared
     memory, as Triton lays them out (read in the compiled kernels; tests/test_configs.py compares them).
 
-    Causal programs differ in their work, so none is said.
+    Causal programs differ in their work, so `tensor_flops` stays 0.
     """
     B, T, H, D = (int(case[key]) for key in ("B", "T", "H", "D"))
     threads = 32 * config.num_warps
@@ -130,36 +131,25 @@ def online_kernel(
     tl.store(out_ptr + out_offsets, result.to(out_ptr.dtype.element_ty), mask=row_mask[:, None])
 
 
-def unsupported(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False, softmax_scale: float | None = None
-) -> str | None:
+def why_not_taken(q: torch.Tensor) -> str | None:
     """Why the kernel cannot take these inputs, or None."""
     if q.shape[-1] not in (16, 32, 64, 128, 256):
         return f"needs a head_dim of 16, 32, 64, 128 or 256, got {q.shape[-1]}"
     return None
 
 
-def traffic(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False, softmax_scale: float | None = None
-) -> Traffic:
+def traffic(inputs: Arguments) -> Traffic:
     """Each operand once, as L2 holds one sequence's keys while its tiles of queries read them."""
+    q = inputs.q
     size = q.element_size()
-    return Traffic((q.numel() + k.numel() + v.numel()) * size, q.numel() * size)
+    return Traffic((q.numel() + inputs.k.numel() + inputs.v.numel()) * size, q.numel() * size)
 
 
 @register(
-    op="flash_attention",
-    name="online",
-    role="optimized",
-    backend="triton",
-    unsupported=unsupported,
-    traffic=traffic,
-    config_type=Config,
-    configs=configs,
-    is_legal=legal_by(footprint),
-    heuristic=heuristic,
-    footprint=footprint,
-)
+    op="flash_attention", name="online", role="optimized", backend="triton",
+    unsupported=lambda inputs: why_not_taken(inputs.q), traffic=traffic,
+    tuning=Tuning(Config, configs, heuristic, footprint),
+)  # fmt: skip
 def flash_attention(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -175,7 +165,7 @@ def flash_attention(
     Any strides with a contiguous head. Raises `ValueError` on shapes, dtypes or a head_dim that do not fit.
     """
     check_args(q, k, v)
-    reason = unsupported(q, k, v, causal, softmax_scale)
+    reason = why_not_taken(q)
     if reason:
         raise ValueError(f"q: {reason}")
     out = output(out, tuple(q.shape), q)
@@ -185,24 +175,8 @@ def flash_attention(
     config = config or default_config("flash_attention", "online", q.dtype, q.device, B=B, T=T, H=H, D=D)
     # One grid axis: only x goes past 65,535 programs.
     online_kernel[(triton.cdiv(T, config.block_m) * B * H,)](
-        q,
-        k,
-        v,
-        out,
-        T,
-        k.shape[1],
-        H,
-        H // k.shape[2],
-        get_scale(q, softmax_scale) * math.log2(math.e),  # exp2 is the hardware's exponential
-        *q.stride()[:3],
-        *k.stride()[:3],
-        *v.stride()[:3],
-        *out.stride()[:3],
-        CAUSAL=causal,
-        HEAD_DIM=D,
-        BLOCK_M=config.block_m,
-        BLOCK_N=config.block_n,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
-    )
+        q, k, v, out, T, k.shape[1], H, H // k.shape[2], get_scale(q, softmax_scale) * math.log2(math.e),
+        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3],
+        CAUSAL=causal, HEAD_DIM=D, **config.launch_arguments,
+    )  # fmt: skip
     return out

@@ -20,13 +20,13 @@ import triton.language as tl
 
 from rooflab.kernels._attention import Returned, check_options, outputs
 from rooflab.kernels._attention_device import finish, softmax_numbers
-from rooflab.kernels.configs import BF16, Footprint, default_config, legal_by
+from rooflab.kernels.configs import default_config
 from rooflab.kernels.flash_attention._args import check_args
-from rooflab.kernels.flash_attention._maps import nothing_seen, tensor_map
-from rooflab.kernels.flash_attention._maps import unsupported_keys as unsupported
+from rooflab.kernels.flash_attention._maps import nothing_seen, tensor_map, why_keys_not_loaded
 from rooflab.kernels.flash_attention._tiles import Config, padded, tma_choice, tma_configs, tma_footprint, traffic
 from rooflab.kernels.flash_attention._tma_device import attend
 from rooflab.kernels.registry import register
+from rooflab.kernels.tuning import BF16, Footprint, Tuning
 from rooflab.reference.spec import Case, Scheme
 
 
@@ -91,19 +91,10 @@ def _attention(
 
 
 @register(
-    op="flash_attention",
-    name="packed_gqa",
-    role="optimized",
-    backend="triton",
-    min_sm=90,
-    unsupported=unsupported,
-    traffic=traffic,
-    config_type=Config,
-    configs=configs,
-    is_legal=legal_by(footprint),
-    heuristic=heuristic,
-    footprint=footprint,
-)
+    op="flash_attention", name="packed_gqa", role="optimized", backend="triton", min_sm=90,
+    unsupported=lambda inputs: why_keys_not_loaded(inputs.q, inputs.k, inputs.v), traffic=traffic,
+    tuning=Tuning(Config, configs, heuristic, footprint),
+)  # fmt: skip
 def flash_attention(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -125,7 +116,7 @@ def flash_attention(
     """
     check_args(q, k, v)
     check_options(q, causal, window, softcap, sinks)
-    reason = unsupported(q, k, v, causal, softmax_scale)
+    reason = why_keys_not_loaded(q, k, v)
     if reason:
         raise ValueError(reason)
     out, lse = outputs(out, tuple(q.shape), q, return_lse)
@@ -138,11 +129,10 @@ def flash_attention(
     scale, factor, cap, negated = softmax_numbers(q, softmax_scale, softcap)
     # One grid axis: only x goes past 65,535 programs.
     _attention[(triton.cdiv(T * (H // H_kv), config.block_m) * B * H_kv,)](
-        q, tensor_map(k, config.block_n), tensor_map(v, config.block_n), sinks, out, lse,
-        T, S, H_kv, H // H_kv, window if windowed else 0, scale, factor, cap, *q.stride()[:3], *out.stride()[:3],
+        q, tensor_map(k, config.block_n), tensor_map(v, config.block_n), sinks, out, lse, T, S, H_kv, H // H_kv,
+        window if windowed else 0, scale, factor, cap, *q.stride()[:3], *out.stride()[:3],
         *((0, 0, 0) if lse is None else lse.stride()), 0 if sinks is None else sinks.stride(0),
-        CAUSAL=causal, WINDOW=windowed, CAP=softcap is not None, NEGATED=negated,
-        SINKS=sinks is not None, LSE=return_lse, HEAD_DIM=D, BLOCK_D=padded(D), BLOCK_M=config.block_m,
-        BLOCK_N=config.block_n, num_warps=config.num_warps, num_stages=config.num_stages,
+        CAUSAL=causal, WINDOW=windowed, CAP=softcap is not None, NEGATED=negated, SINKS=sinks is not None,
+        LSE=return_lse, HEAD_DIM=D, BLOCK_D=padded(D), **config.launch_arguments,
     )  # fmt: skip
     return out if lse is None else (out, lse)

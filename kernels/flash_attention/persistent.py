@@ -22,19 +22,20 @@ from triton.language.extra.cuda import globaltimer
 from rooflab.kernels._attention import Returned, check_options, outputs
 from rooflab.kernels._attention_device import finish, softmax_numbers
 from rooflab.kernels._device import HOPPER_SMS, sm_count
-from rooflab.kernels.configs import BF16, Footprint, default_config, legal_by
+from rooflab.kernels.configs import default_config
 from rooflab.kernels.flash_attention import _tiles
 from rooflab.kernels.flash_attention._args import check_args
-from rooflab.kernels.flash_attention._maps import nothing_seen, tensor_map, unsupported
+from rooflab.kernels.flash_attention._maps import nothing_seen, tensor_map, why_not_loaded
 from rooflab.kernels.flash_attention._tiles import padded, section_heads, tma_configs, tma_footprint, traffic
-from rooflab.kernels.flash_attention._timeline import keep
+from rooflab.kernels.flash_attention._timeline import TIMELINE, keep
 from rooflab.kernels.flash_attention._tma_device import attend
 from rooflab.kernels.registry import register
+from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
 from rooflab.reference.spec import Case, Scheme
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(LaunchConfig):
     """One way to launch the kernel: query and key tile, warps, pipeline stages, CTAs for each SM."""
 
     block_m: int
@@ -42,6 +43,7 @@ class Config:
     num_warps: int
     num_stages: int
     ctas_per_sm: int
+    host_only = ("ctas_per_sm",)
 
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
@@ -53,8 +55,8 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
     """As many CTAs as an SM is given, or as there are tiles."""
     tiles = triton.cdiv(int(case["T"]), config.block_m) * int(case["B"]) * int(case["H"])
     held = _tiles.Config(config.block_m, config.block_n, config.num_warps, config.num_stages)
-    found = tma_footprint(held, case, ctas=0)
-    return replace(found, ctas=min(tiles, HOPPER_SMS * config.ctas_per_sm))
+    needs = tma_footprint(held, case, ctas=0)
+    return replace(needs, ctas=min(tiles, HOPPER_SMS * config.ctas_per_sm))
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
@@ -126,19 +128,10 @@ def _attention(
 
 
 @register(
-    op="flash_attention",
-    name="persistent",
-    role="optimized",
-    backend="triton",
-    min_sm=90,
-    unsupported=unsupported,
-    traffic=traffic,
-    config_type=Config,
-    configs=configs,
-    is_legal=legal_by(footprint),
-    heuristic=heuristic,
-    footprint=footprint,
-)
+    op="flash_attention", name="persistent", role="optimized", backend="triton", min_sm=90,
+    unsupported=lambda inputs: why_not_loaded(inputs.q, inputs.k, inputs.v), traffic=traffic,
+    tuning=Tuning(Config, configs, heuristic, footprint),
+)  # fmt: skip
 def flash_attention(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -158,28 +151,9 @@ def flash_attention(
     Returns (B, T, H, D), and with `return_lse` the log-sum-exp (B, T, H) fp32.  Addresses and strides of q, k and v are
     whole 16 bytes, D is a multiple of 8.  Raises `ValueError` on shapes, dtypes, options or strides that do not fit.
     """
-    return launch(q, k, v, causal, softmax_scale, out, window, softcap, sinks, return_lse, config)
-
-
-def launch(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    causal: bool = False,
-    softmax_scale: float | None = None,
-    out: Returned | None = None,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: torch.Tensor | None = None,
-    return_lse: bool = False,
-    config: Config | None = None,
-    timeline: torch.Tensor | None = None,
-) -> Returned:
-    """The registered kernel, which fills in a `timeline` (`_timeline.py`) where it is given one: a row for each tile,
-    those of a head after each other.  Raises `ValueError` as the kernel does."""
     check_args(q, k, v)
     check_options(q, causal, window, softcap, sinks)
-    reason = unsupported(q, k, v, causal, softmax_scale)
+    reason = why_not_loaded(q, k, v)
     if reason:
         raise ValueError(reason)
     out, lse = outputs(out, tuple(q.shape), q, return_lse)
@@ -193,10 +167,10 @@ def launch(
     tiles = triton.cdiv(T, config.block_m) * B * H
     _attention[(min(tiles, sm_count(q.device) * config.ctas_per_sm),)](
         tensor_map(q, config.block_m), tensor_map(k, config.block_n), tensor_map(v, config.block_n), sinks, out, lse,
-        timeline, T, S, H, group, B * H, min(B * H, section_heads(k, group)), window if windowed else 0, scale, factor,
-        cap, *out.stride()[:3], *((0, 0, 0) if lse is None else lse.stride()), 0 if sinks is None else sinks.stride(0),
-        CAUSAL=causal, WINDOW=windowed, CAP=softcap is not None, NEGATED=negated,
-        SINKS=sinks is not None, LSE=return_lse, HEAD_DIM=D, BLOCK_D=padded(D), BLOCK_M=config.block_m,
-        BLOCK_N=config.block_n, num_warps=config.num_warps, num_stages=config.num_stages,
+        TIMELINE.get(), T, S, H, group, B * H, min(B * H, section_heads(k, group)), window if windowed else 0, scale,
+        factor, cap, *out.stride()[:3], *((0, 0, 0) if lse is None else lse.stride()),
+        0 if sinks is None else sinks.stride(0),
+        CAUSAL=causal, WINDOW=windowed, CAP=softcap is not None, NEGATED=negated, SINKS=sinks is not None,
+        LSE=return_lse, HEAD_DIM=D, BLOCK_D=padded(D), **config.launch_arguments,
     )  # fmt: skip
     return out if lse is None else (out, lse)

@@ -39,12 +39,14 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from rooflab.kernels._attention import LOG2E, Returned, check_options, get_scale, outputs
 from rooflab.kernels._device import HOPPER_SMS, sm_count
 from rooflab.kernels._tma import ALIGNMENT, BARRIER_BYTES
-from rooflab.kernels.configs import BF16, Footprint, default_config
+from rooflab.kernels.configs import default_config
 from rooflab.kernels.flash_attention._args import check_args
 from rooflab.kernels.flash_attention._maps import nothing_seen, why_not_mapped
 from rooflab.kernels.flash_attention._ping_pong_device import _attention
 from rooflab.kernels.flash_attention._tiles import section_heads
-from rooflab.kernels.registry import register
+from rooflab.kernels.flash_attention._timeline import TIMELINE
+from rooflab.kernels.registry import Arguments, register
+from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
 from rooflab.reference.spec import Case, Scheme
 from rooflab.roofline.model import Traffic
 
@@ -66,7 +68,7 @@ SMALLEST_SCALE = 2.0**-100
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(LaunchConfig):
     """Keys of a block, and slots of each ring."""
 
     block_n: int
@@ -96,7 +98,7 @@ def _consumer_registers(config: Config, head_dim: int) -> int:
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
     """Registers on the average of the CTA's threads; queries, both rings, barriers, and what is staged of a result.
 
-    Causal programs differ in their work, so none is said.
+    Causal programs differ in their work, so `tensor_flops` stays 0.
     """
     B, T, H, D = (int(case[key]) for key in ("B", "T", "H", "D"))
     rows = TILE_M * (1 if _stages_in_queries(D) else 2) + 2 * config.stages * config.block_n
@@ -120,18 +122,7 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
     return Config(128 if width <= 128 else 64, 4 if width == 64 else 2)
 
 
-def unsupported(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    causal: bool = False,
-    softmax_scale: float | None = None,
-    *,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: torch.Tensor | None = None,
-    return_lse: bool = False,
-) -> str | None:
+def why_not_taken(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, softmax_scale: float | None) -> str | None:
     """What TMA cannot load, and wgmma not take."""
     if q.dtype == torch.float32:
         return "q: expected torch.float16 or torch.bfloat16, as wgmma rounds torch.float32; online takes it"
@@ -142,23 +133,13 @@ def unsupported(
     return next((reason for name, x in (("q", q), ("k", k), ("v", v)) if (reason := why_not_mapped(name, x))), None)
 
 
-def traffic(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    causal: bool = False,
-    softmax_scale: float | None = None,
-    *,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: torch.Tensor | None = None,
-    return_lse: bool = False,
-) -> Traffic:
+def traffic(inputs: Arguments) -> Traffic:
     """Each operand once, as L2 holds a section's keys and values while its tiles of queries read them."""
+    q, k, window = inputs.q, inputs.k, inputs.window
     S, size = k.shape[1], q.element_size()
     asked = S if window is None else min(S, q.shape[1] - 1 + window)
-    lse = 4 * q.numel() // max(1, q.shape[-1]) if return_lse else 0
-    read = (q.numel() + (k.numel() + v.numel()) * asked / max(1, S)) * size
+    lse = 4 * q.numel() // max(1, q.shape[-1]) if inputs.return_lse else 0
+    read = (q.numel() + (k.numel() + inputs.v.numel()) * asked / max(1, S)) * size
     return Traffic(read, q.numel() * size + lse)
 
 
@@ -172,19 +153,10 @@ def _map(x: torch.Tensor, rows: int) -> TensorDescriptor:
 
 
 @register(
-    op="flash_attention",
-    name="ping_pong",
-    role="optimized",
-    backend="gluon",
-    min_sm=90,
-    unsupported=unsupported,
-    traffic=traffic,
-    config_type=Config,
-    configs=configs,
-    is_legal=is_legal,
-    heuristic=heuristic,
-    footprint=footprint,
-)
+    op="flash_attention", name="ping_pong", role="optimized", backend="gluon", min_sm=90,
+    unsupported=lambda inputs: why_not_taken(inputs.q, inputs.k, inputs.v, inputs.softmax_scale), traffic=traffic,
+    tuning=Tuning(Config, configs, heuristic, footprint, is_legal=is_legal),
+)  # fmt: skip
 def flash_attention(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -204,28 +176,9 @@ def flash_attention(
     Returns (B, T, H, D), and with `return_lse` the log-sum-exp (B, T, H) fp32.  Addresses and strides of q, k, v and
     out are whole 16 bytes, D is a multiple of 8.  Raises `ValueError` on shapes, dtypes or strides that do not fit.
     """
-    return launch(q, k, v, causal, softmax_scale, out, window, softcap, sinks, return_lse, config)
-
-
-def launch(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    causal: bool = False,
-    softmax_scale: float | None = None,
-    out: Returned | None = None,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: torch.Tensor | None = None,
-    return_lse: bool = False,
-    config: Config | None = None,
-    timeline: torch.Tensor | None = None,
-) -> Returned:
-    """The registered kernel, which fills in a `timeline` (`_timeline.py`) where it is given one: a row for each tile,
-    those of a head after each other.  Raises `ValueError` as the kernel does."""
     check_args(q, k, v)
     check_options(q, causal, window, softcap, sinks)
-    reason = unsupported(q, k, v, causal, softmax_scale)
+    reason = why_not_taken(q, k, v, softmax_scale)
     if reason:
         raise ValueError(reason)
     out, lse = outputs(out, tuple(q.shape), q, return_lse)
@@ -240,30 +193,11 @@ def launch(
     heads = B * H
     scale = max(get_scale(q, softmax_scale), SMALLEST_SCALE)
     _attention[(min(triton.cdiv(T, TILE_M) * heads, sm_count(q.device)),)](
-        _map(q, TILE_M // 2),
-        _map(k, config.block_n),
-        _map(v, config.block_n),
-        _map(out, TILE_M // 2),
-        lse,
-        *((0, 0, 0) if lse is None else lse.stride()),
-        sinks,
-        0 if sinks is None else sinks.stride(0),
-        T,
-        S,
-        H,
-        group,
-        heads,
-        min(heads, section_heads(k, group)),
-        window if window is not None and window < S else None,  # a wider one hides nothing
-        1.0 if softcap else scale * LOG2E,
-        2 * LOG2E * scale / softcap if softcap else None,
-        softcap * LOG2E if softcap else None,
-        timeline,
-        D=_padded(D),
-        BLOCK_N=config.block_n,
-        STAGES=config.stages,
-        CAUSAL=causal,
-        OUT_IN_Q=_stages_in_queries(D),
-        num_warps=4,
-    )
+        _map(q, TILE_M // 2), _map(k, config.block_n), _map(v, config.block_n), _map(out, TILE_M // 2), lse,
+        *((0, 0, 0) if lse is None else lse.stride()), sinks, 0 if sinks is None else sinks.stride(0), T, S, H, group,
+        heads, min(heads, section_heads(k, group)), window if window is not None and window < S else None,
+        1.0 if softcap else scale * LOG2E, 2 * LOG2E * scale / softcap if softcap else None,
+        softcap * LOG2E if softcap else None, TIMELINE.get(),
+        D=_padded(D), CAUSAL=causal, OUT_IN_Q=_stages_in_queries(D), num_warps=4, **config.launch_arguments,
+    )  # fmt: skip
     return out if lse is None else (out, lse)

@@ -1,4 +1,4 @@
-"""scaled_dot_product_attention by cuDNN's fused attention, whatever the library's own choice would be."""
+"""scaled_dot_product_attention by cuDNN's fused attention, even where the library would choose another."""
 
 from __future__ import annotations
 
@@ -9,15 +9,9 @@ from rooflab.kernels.registry import register
 
 
 @register(
-    op="flash_attention",
-    name="sdpa_cudnn",
-    role="peer",
-    backend="torch",
-    min_sm=80,
-    devices=("cuda",),
-    unsupported=unsupported,
-    traffic=traffic,
-)
+    op="flash_attention", name="sdpa_cudnn", role="peer", backend="torch", min_sm=80, devices=("cuda",),
+    unsupported=unsupported, traffic=traffic,
+)  # fmt: skip
 def flash_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False, softmax_scale: float | None = None
 ) -> torch.Tensor:

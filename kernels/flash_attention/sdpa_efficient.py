@@ -1,5 +1,5 @@
-"""scaled_dot_product_attention by torch's memory-efficient backend, from xFormers, whatever the library's own choice
-would be."""
+"""scaled_dot_product_attention by torch's memory-efficient backend, from xFormers, even where the library would
+choose another."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ import torch
 
 from rooflab.kernels.flash_attention import _sdpa
 from rooflab.kernels.flash_attention._args import check_args
-from rooflab.kernels.registry import register
+from rooflab.kernels.registry import Arguments, register
 
 
-def unsupported(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False, softmax_scale: float | None = None
-) -> str | None:
-    """Why this backend is not asked for these inputs, or None."""
-    return _why_grouped(q, k) or _sdpa.unsupported(q, k, v, causal, softmax_scale)
+def unsupported(inputs: Arguments) -> str | None:
+    """Why this backend cannot take these inputs, or None."""
+    return _why_grouped(inputs.q, inputs.k) or _sdpa.unsupported(inputs)
 
 
 def _why_grouped(q: torch.Tensor, k: torch.Tensor) -> str | None:
@@ -24,15 +22,9 @@ def _why_grouped(q: torch.Tensor, k: torch.Tensor) -> str | None:
 
 
 @register(
-    op="flash_attention",
-    name="sdpa_efficient",
-    role="peer",
-    backend="torch",
-    min_sm=80,
-    devices=("cuda",),
-    unsupported=unsupported,
-    traffic=_sdpa.traffic,
-)
+    op="flash_attention", name="sdpa_efficient", role="peer", backend="torch", min_sm=80, devices=("cuda",),
+    unsupported=unsupported, traffic=_sdpa.traffic,
+)  # fmt: skip
 def flash_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False, softmax_scale: float | None = None
 ) -> torch.Tensor:

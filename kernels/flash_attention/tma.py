@@ -16,13 +16,14 @@ from triton.language.extra.cuda import globaltimer
 
 from rooflab.kernels._attention import Returned, check_options, outputs
 from rooflab.kernels._attention_device import finish, softmax_numbers
-from rooflab.kernels.configs import BF16, Footprint, default_config, legal_by
+from rooflab.kernels.configs import default_config
 from rooflab.kernels.flash_attention._args import check_args
-from rooflab.kernels.flash_attention._maps import nothing_seen, tensor_map, unsupported
+from rooflab.kernels.flash_attention._maps import nothing_seen, tensor_map, why_not_loaded
 from rooflab.kernels.flash_attention._tiles import Config, padded, tma_choice, tma_configs, tma_footprint, traffic
-from rooflab.kernels.flash_attention._timeline import keep
+from rooflab.kernels.flash_attention._timeline import TIMELINE, keep
 from rooflab.kernels.flash_attention._tma_device import attend
 from rooflab.kernels.registry import register
+from rooflab.kernels.tuning import BF16, Footprint, Tuning
 from rooflab.reference.spec import Case, Scheme
 
 
@@ -77,19 +78,10 @@ def _attention(
 
 
 @register(
-    op="flash_attention",
-    name="tma",
-    role="optimized",
-    backend="triton",
-    min_sm=90,
-    unsupported=unsupported,
-    traffic=traffic,
-    config_type=Config,
-    configs=configs,
-    is_legal=legal_by(footprint),
-    heuristic=heuristic,
-    footprint=footprint,
-)
+    op="flash_attention", name="tma", role="optimized", backend="triton", min_sm=90,
+    unsupported=lambda inputs: why_not_loaded(inputs.q, inputs.k, inputs.v), traffic=traffic,
+    tuning=Tuning(Config, configs, heuristic, footprint),
+)  # fmt: skip
 def flash_attention(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -109,28 +101,9 @@ def flash_attention(
     Returns (B, T, H, D), and with `return_lse` the log-sum-exp (B, T, H) fp32.  Addresses and strides of q, k and v are
     whole 16 bytes, D is a multiple of 8.  Raises `ValueError` on shapes, dtypes, options or strides that do not fit.
     """
-    return launch(q, k, v, causal, softmax_scale, out, window, softcap, sinks, return_lse, config)
-
-
-def launch(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    causal: bool = False,
-    softmax_scale: float | None = None,
-    out: Returned | None = None,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: torch.Tensor | None = None,
-    return_lse: bool = False,
-    config: Config | None = None,
-    timeline: torch.Tensor | None = None,
-) -> Returned:
-    """The registered kernel, which fills in a `timeline` (`_timeline.py`) where it is given one: a row for each tile,
-    those of a head after each other.  Raises `ValueError` as the kernel does."""
     check_args(q, k, v)
     check_options(q, causal, window, softcap, sinks)
-    reason = unsupported(q, k, v, causal, softmax_scale)
+    reason = why_not_loaded(q, k, v)
     if reason:
         raise ValueError(reason)
     out, lse = outputs(out, tuple(q.shape), q, return_lse)
@@ -144,10 +117,9 @@ def launch(
     # One grid axis: only x goes past 65,535 programs.
     _attention[(triton.cdiv(T, config.block_m) * B * H,)](
         tensor_map(q, config.block_m), tensor_map(k, config.block_n), tensor_map(v, config.block_n), sinks, out, lse,
-        timeline, T, S, H, H // k.shape[2], window if windowed else 0, scale, factor, cap, *out.stride()[:3],
+        TIMELINE.get(), T, S, H, H // k.shape[2], window if windowed else 0, scale, factor, cap, *out.stride()[:3],
         *((0, 0, 0) if lse is None else lse.stride()), 0 if sinks is None else sinks.stride(0),
-        CAUSAL=causal, WINDOW=windowed, CAP=softcap is not None, NEGATED=negated,
-        SINKS=sinks is not None, LSE=return_lse, HEAD_DIM=D, BLOCK_D=padded(D), BLOCK_M=config.block_m,
-        BLOCK_N=config.block_n, num_warps=config.num_warps, num_stages=config.num_stages,
+        CAUSAL=causal, WINDOW=windowed, CAP=softcap is not None, NEGATED=negated, SINKS=sinks is not None,
+        LSE=return_lse, HEAD_DIM=D, BLOCK_D=padded(D), **config.launch_arguments,
     )  # fmt: skip
     return out if lse is None else (out, lse)

@@ -21,8 +21,8 @@ def check_args(
     int32, all on one device, and on a negative length.
 
     The offsets must begin at 0, never fall, end at T and S and be no further apart than the longest lengths. That is
-    looked at on the CPU, and on a GPU, which it waits for, if `_checks.CHECK_VALUES` asks for it. Not looked at, a row
-    that no sequence has is whatever a kernel leaves there, as in FlashAttention and in torch, which do not write it.
+    checked on the CPU, and on a GPU, which it waits for, where `_checks.CHECK_VALUES` is on. Without the check a row of
+    no sequence holds what the kernel leaves there, as in FlashAttention and in torch, which do not write it.
     """
     check_float("q", q)
     check_shape("q", q, None, None, None)

@@ -10,47 +10,21 @@ import torch
 from rooflab.kernels._attention import Returned, check_options
 from rooflab.kernels.flash_attention.flash_attention_3 import PACKAGE, window_sizes
 from rooflab.kernels.flash_attention_varlen._args import check_args
-from rooflab.kernels.registry import register
+from rooflab.kernels.registry import Arguments, register
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 
 
-def traffic(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cu_seqlens_q: torch.Tensor,
-    cu_seqlens_k: torch.Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    causal: bool = False,
-    softmax_scale: float | None = None,
-    *,
-    window: int | None = None,
-    softcap: float | None = None,
-    return_lse: bool = False,
-) -> Traffic:
+def traffic(inputs: Arguments) -> Traffic:
     """Each operand once, as L2 holds one sequence's keys while its tiles of queries read them."""
-    lse = 4 * q.shape[0] * q.shape[1] if return_lse else 0
-    return Traffic(nbytes(q, k, v, cu_seqlens_q, cu_seqlens_k), nbytes(q) + lse)
+    q = inputs.q
+    lse = 4 * q.shape[0] * q.shape[1] if inputs.return_lse else 0
+    return Traffic(nbytes(q, inputs.k, inputs.v, inputs.cu_seqlens_q, inputs.cu_seqlens_k), nbytes(q) + lse)
 
 
-def unsupported(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cu_seqlens_q: torch.Tensor,
-    cu_seqlens_k: torch.Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    causal: bool = False,
-    softmax_scale: float | None = None,
-    *,
-    window: int | None = None,
-    softcap: float | None = None,
-    return_lse: bool = False,
-) -> str | None:
+def unsupported(inputs: Arguments) -> str | None:
     """Why the package cannot take these inputs, or None."""
+    q = inputs.q
     if q.dtype == torch.float32:
         return "takes fp16 and bf16, got fp32"
     if q.shape[-1] > 256 or q.shape[-1] % 8:
@@ -59,16 +33,9 @@ def unsupported(
 
 
 @register(
-    op="flash_attention_varlen",
-    name="flash_attention_3",
-    role="peer",
-    backend="cuda",
-    min_sm=90,
-    devices=("cuda",),
-    requires=(PACKAGE,),
-    unsupported=unsupported,
-    traffic=traffic,
-)
+    op="flash_attention_varlen", name="flash_attention_3", role="peer", backend="cuda", min_sm=90, devices=("cuda",),
+    requires=(PACKAGE,), unsupported=unsupported, traffic=traffic,
+)  # fmt: skip
 def flash_attention_varlen(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -92,7 +59,7 @@ def flash_attention_varlen(
     check_args(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     check_options(q, causal, window, softcap, None)
     library: Any = import_module(PACKAGE)
-    found = library.flash_attn_varlen_func(
+    result = library.flash_attn_varlen_func(
         q,
         k,
         v,
@@ -106,4 +73,4 @@ def flash_attention_varlen(
         softcap=softcap or 0.0,
         return_attn_probs=return_lse,
     )
-    return (found[0], found[1].mT) if return_lse else found
+    return (result[0], result[1].mT) if return_lse else result

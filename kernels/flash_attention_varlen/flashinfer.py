@@ -14,47 +14,18 @@ from rooflab.kernels import _flashinfer as adapter
 from rooflab.kernels._attention import Returned, check_options
 from rooflab.kernels.flash_attention_varlen._args import check_args
 from rooflab.kernels.flash_attention_varlen.flash_attention_3 import traffic as in_one_launch
-from rooflab.kernels.registry import register
+from rooflab.kernels.registry import Arguments, register
 from rooflab.roofline.model import Traffic
 
 
-def traffic(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cu_seqlens_q: torch.Tensor,
-    cu_seqlens_k: torch.Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    causal: bool = False,
-    softmax_scale: float | None = None,
-    *,
-    window: int | None = None,
-    softcap: float | None = None,
-    return_lse: bool = False,
-) -> Traffic:
+def traffic(inputs: Arguments) -> Traffic:
     """Each operand once, as L2 holds one sequence's keys while its queries read them."""
-    where = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    return adapter.with_base_e(in_one_launch(q, k, v, *where, return_lse=return_lse), q, return_lse)
+    return adapter.with_base_e(in_one_launch(inputs), inputs.q, inputs.return_lse)
 
 
-def unsupported(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cu_seqlens_q: torch.Tensor,
-    cu_seqlens_k: torch.Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    causal: bool = False,
-    softmax_scale: float | None = None,
-    *,
-    window: int | None = None,
-    softcap: float | None = None,
-    return_lse: bool = False,
-) -> str | None:
+def unsupported(inputs: Arguments) -> str | None:
     """Why FlashInfer cannot take these inputs, or None."""
-    return adapter.why_not({"q": q, "k": k, "v": v})
+    return adapter.why_not({"q": inputs.q, "k": inputs.k, "v": inputs.v})
 
 
 def plan_of(
@@ -79,37 +50,17 @@ def plan_of(
     return adapter.plan_ragged(wrapper, (queries, keys), (H, k.shape[1], D), causal, device, options)
 
 
-def plan(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cu_seqlens_q: torch.Tensor,
-    cu_seqlens_k: torch.Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    causal: bool = False,
-    softmax_scale: float | None = None,
-    *,
-    window: int | None = None,
-    softcap: float | None = None,
-    return_lse: bool = False,
-) -> adapter.Plan:
+def plan(inputs: Arguments) -> adapter.Plan:
     """What an engine does once for all layers of a step; waits for the device."""
-    return plan_of(False, q, k, cu_seqlens_q, cu_seqlens_k, causal, softmax_scale, window, softcap)
+    offsets = inputs.cu_seqlens_q, inputs.cu_seqlens_k
+    options = inputs.causal, inputs.softmax_scale, inputs.window, inputs.softcap
+    return plan_of(False, inputs.q, inputs.k, *offsets, *options)
 
 
 @register(
-    op="flash_attention_varlen",
-    name="flashinfer",
-    role="peer",
-    backend="cuda",
-    min_sm=80,
-    devices=("cuda",),
-    requires=(adapter.PACKAGE,),
-    unsupported=unsupported,
-    traffic=traffic,
-    plan=plan,
-)
+    op="flash_attention_varlen", name="flashinfer", role="peer", backend="cuda", min_sm=80, devices=("cuda",),
+    requires=(adapter.PACKAGE,), unsupported=unsupported, traffic=traffic, plan=plan,
+)  # fmt: skip
 def flash_attention_varlen(
     q: torch.Tensor,
     k: torch.Tensor,

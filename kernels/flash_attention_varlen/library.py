@@ -11,41 +11,18 @@ from rooflab.kernels._attention import check_options, get_scale
 from rooflab.kernels.flash_attention.library import flash_attention as dense
 from rooflab.kernels.flash_attention_varlen._args import check_args, told_longest
 from rooflab.kernels.flash_attention_varlen.naive import spans
-from rooflab.kernels.registry import register
+from rooflab.kernels.registry import Arguments, register
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 
 
-def traffic(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cu_seqlens_q: torch.Tensor,
-    cu_seqlens_k: torch.Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    causal: bool = False,
-    softmax_scale: float | None = None,
-    *,
-    window: int | None = None,
-) -> Traffic:
+def traffic(inputs: Arguments) -> Traffic:
     """Each operand once, as L2 holds one sequence's keys while its queries read them."""
-    return Traffic(nbytes(q, k, v, cu_seqlens_q, cu_seqlens_k), nbytes(q))
+    q = inputs.q
+    return Traffic(nbytes(q, inputs.k, inputs.v, inputs.cu_seqlens_q, inputs.cu_seqlens_k), nbytes(q))
 
 
-def unsupported(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cu_seqlens_q: torch.Tensor,
-    cu_seqlens_k: torch.Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    causal: bool = False,
-    softmax_scale: float | None = None,
-    *,
-    window: int | None = None,
-) -> str | None:
+def why_not_taken(q: torch.Tensor, window: int | None) -> str | None:
     """Why the kernel cannot take these inputs, or None."""
     if window is not None and not _has_flash(q):
         return "has a window only on CUDA, in fp16 and bf16"
@@ -58,13 +35,9 @@ def _has_flash(q: torch.Tensor) -> bool:
 
 
 @register(
-    op="flash_attention_varlen",
-    name="library",
-    role="library",
-    backend="torch",
-    unsupported=unsupported,
-    traffic=traffic,
-)
+    op="flash_attention_varlen", name="library", role="library", backend="torch",
+    unsupported=lambda inputs: why_not_taken(inputs.q, inputs.window), traffic=traffic,
+)  # fmt: skip
 def flash_attention_varlen(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -85,20 +58,20 @@ def flash_attention_varlen(
     """
     check_args(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     check_options(q, causal, window, None, None)
-    reason = unsupported(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, window=window)
+    reason = why_not_taken(q, window)
     if reason:
         raise ValueError(f"window: {reason}")
     if len(q) == 0 or len(k) == 0:
         return torch.zeros_like(q)
     if _has_flash(q):
         longest = told_longest(q, cu_seqlens_q, max_seqlen_q)
-        found = torch.ops.aten._flash_attention_forward(
+        answer = torch.ops.aten._flash_attention_forward(
             q, k, v, cu_seqlens_q, cu_seqlens_k, longest, max_seqlen_k, 0.0, causal, False,
             scale=get_scale(q, softmax_scale),
             window_size_left=None if window is None else window - 1,
             window_size_right=None if window is None else 0,
         )  # fmt: skip
-        result: torch.Tensor = found[0]
+        result: torch.Tensor = answer[0]
         return result
     parts = [
         dense(q[None, rows], k[None, keys], v[None, keys], causal, softmax_scale)[0]

@@ -8,34 +8,18 @@ from rooflab.kernels._attention import Returned, check_options, outputs
 from rooflab.kernels.flash_attention.naive import flash_attention as dense
 from rooflab.kernels.flash_attention.naive import traffic as dense_traffic
 from rooflab.kernels.flash_attention_varlen._args import check_args
-from rooflab.kernels.registry import register
+from rooflab.kernels.registry import Arguments, register
 from rooflab.roofline.model import Traffic
 
 
-def traffic(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cu_seqlens_q: torch.Tensor,
-    cu_seqlens_k: torch.Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    causal: bool = False,
-    softmax_scale: float | None = None,
-    *,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: torch.Tensor | None = None,
-    return_lse: bool = False,
-) -> Traffic:
+def traffic(inputs: Arguments) -> Traffic:
     """Of each sequence what flash_attention/naive moves."""
+    q, k, v, cu_seqlens_q = inputs.q, inputs.k, inputs.v, inputs.cu_seqlens_q
+    unscaled = {"q_scale": None, "k_scale": None, "v_scale": None}  # arguments of the dense op alone
     parts = [
-        dense_traffic(
-            q[None, rows], k[None, keys], v[None, keys], causal, softmax_scale, window=window, softcap=softcap,
-            sinks=sinks, return_lse=return_lse,
-        )
-        for rows, keys in spans(cu_seqlens_q, cu_seqlens_k)
-    ]  # fmt: skip
+        dense_traffic(inputs.but(q=q[None, rows], k=k[None, keys], v=v[None, keys], **unscaled))
+        for rows, keys in spans(cu_seqlens_q, inputs.cu_seqlens_k)
+    ]
     return Traffic(
         sum(part.read_bytes for part in parts) + 8 * len(cu_seqlens_q),
         sum(part.write_bytes for part in parts),

@@ -13,10 +13,11 @@ import triton.language as tl
 
 from rooflab.kernels._attention import Returned, check_options, outputs
 from rooflab.kernels._attention_device import finish, key_tiles, softmax_numbers, step
-from rooflab.kernels.configs import BF16, Footprint, default_config, legal_by
+from rooflab.kernels.configs import default_config
 from rooflab.kernels.flash_attention._tiles import Config, configs
 from rooflab.kernels.flash_attention_varlen._args import check_args
-from rooflab.kernels.registry import register
+from rooflab.kernels.registry import Arguments, register
+from rooflab.kernels.tuning import BF16, Footprint, Tuning
 from rooflab.reference.spec import Case, Scheme, nbytes
 from rooflab.roofline.model import Traffic
 
@@ -26,7 +27,7 @@ ADDRESS_REGISTERS = 32
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
     """As flash_attention/online's: accumulator and scores in registers, queries and staged keys and values in shared
-    memory.  Programs differ in their work, so none is said."""
+    memory.  Programs differ in their work, so `tensor_flops` stays 0."""
     B, T, H = (int(case[key]) for key in ("B", "T", "H"))
     D = int(triton.next_power_of_2(int(case["D"])))
     threads = 32 * config.num_warps
@@ -108,62 +109,27 @@ def online_varlen_kernel(
         tl.store(lse_ptr + tokens * lse_stride_t + h * lse_stride_h, lse, mask=rows < T)
 
 
-def unsupported(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cu_seqlens_q: torch.Tensor,
-    cu_seqlens_k: torch.Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    causal: bool = False,
-    softmax_scale: float | None = None,
-    *,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: torch.Tensor | None = None,
-    return_lse: bool = False,
-) -> str | None:
+def why_not_taken(q: torch.Tensor) -> str | None:
     """Why the kernel cannot take these inputs, or None."""
     if not 16 <= q.shape[-1] <= 256:
         return f"needs a head_dim of 16 to 256, got {q.shape[-1]}"
     return None
 
 
-def traffic(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cu_seqlens_q: torch.Tensor,
-    cu_seqlens_k: torch.Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    causal: bool = False,
-    softmax_scale: float | None = None,
-    *,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: torch.Tensor | None = None,
-    return_lse: bool = False,
-) -> Traffic:
+def traffic(inputs: Arguments) -> Traffic:
     """Each operand once, as L2 holds one sequence's keys while its tiles of queries read them."""
-    lse = 4 * q.shape[0] * q.shape[1] if return_lse else 0
-    return Traffic(nbytes(q, k, v, cu_seqlens_q, cu_seqlens_k, sinks), nbytes(q) + lse)
+    q = inputs.q
+    lse = 4 * q.shape[0] * q.shape[1] if inputs.return_lse else 0
+    return Traffic(
+        nbytes(q, inputs.k, inputs.v, inputs.cu_seqlens_q, inputs.cu_seqlens_k, inputs.sinks), nbytes(q) + lse
+    )
 
 
 @register(
-    op="flash_attention_varlen",
-    name="online",
-    role="optimized",
-    backend="triton",
-    unsupported=unsupported,
-    traffic=traffic,
-    config_type=Config,
-    configs=configs,
-    is_legal=legal_by(footprint),
-    heuristic=heuristic,
-    footprint=footprint,
-)
+    op="flash_attention_varlen", name="online", role="optimized", backend="triton",
+    unsupported=lambda inputs: why_not_taken(inputs.q), traffic=traffic,
+    tuning=Tuning(Config, configs, heuristic, footprint),
+)  # fmt: skip
 def flash_attention_varlen(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -184,12 +150,13 @@ def flash_attention_varlen(
 ) -> Returned:
     """Attention of each sequence with an online softmax.  q: (T, H, D); k, v: (S, H_kv, D); returns (T, H, D).
 
-    Any strides with a contiguous head. A row past the last offset, which the op does not allow and on a GPU nobody
-    looks for unasked, is left as it was. Raises `ValueError` on shapes, dtypes, options or a head_dim that do not fit.
+    Any strides with a contiguous head. A row past the last offset is not allowed; the kernel leaves it as it was, and
+    on a GPU only `_checks.CHECK_VALUES` finds it. Raises `ValueError` on shapes, dtypes, options or a head_dim that do
+    not fit.
     """
     check_args(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     check_options(q, causal, window, softcap, sinks)
-    reason = unsupported(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    reason = why_not_taken(q)
     if reason:
         raise ValueError(f"q: {reason}")
     result, lse = outputs(out, tuple(q.shape), q, return_lse)
@@ -207,8 +174,7 @@ def flash_attention_varlen(
             q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, result, lse, tiles, B, H, H // k.shape[1],
             window if windowed else 0, scale, factor, cap, *q.stride()[:2], *k.stride()[:2], *v.stride()[:2],
             *result.stride()[:2], *((0, 0) if lse is None else lse.stride()), 0 if sinks is None else sinks.stride(0),
-            CAUSAL=causal, WINDOW=windowed, CAP=softcap is not None, NEGATED=negated,
-            SINKS=sinks is not None, LSE=return_lse, HEAD_DIM=D, BLOCK_D=triton.next_power_of_2(D),
-            BLOCK_M=config.block_m, BLOCK_N=config.block_n, num_warps=config.num_warps, num_stages=config.num_stages,
+            CAUSAL=causal, WINDOW=windowed, CAP=softcap is not None, NEGATED=negated, SINKS=sinks is not None,
+            LSE=return_lse, HEAD_DIM=D, BLOCK_D=triton.next_power_of_2(D), **config.launch_arguments,
         )  # fmt: skip
     return result if lse is None else (result, lse)

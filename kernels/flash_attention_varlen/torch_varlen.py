@@ -19,7 +19,7 @@ import torch
 from rooflab.kernels._attention import Returned, check_options, get_scale
 from rooflab.kernels.flash_attention.flash_attention_3 import window_sizes
 from rooflab.kernels.flash_attention_varlen._args import check_args, told_longest
-from rooflab.kernels.registry import register
+from rooflab.kernels.registry import Arguments, register
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 
@@ -62,56 +62,28 @@ def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *where: Any, return_
     return out, lse.masked_fill(lse == math.inf, -math.inf).mT
 
 
-def traffic(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cu_seqlens_q: torch.Tensor,
-    cu_seqlens_k: torch.Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    causal: bool = False,
-    softmax_scale: float | None = None,
-    *,
-    window: int | None = None,
-    return_lse: bool = False,
-) -> Traffic:
+def traffic(inputs: Arguments) -> Traffic:
     """Each operand once, as L2 holds one sequence's keys while its queries read them; it always writes a log-sum-exp,
     which two more launches clean where it is asked for."""
+    q, return_lse = inputs.q, inputs.return_lse
     lse = 4 * q.shape[0] * q.shape[1]
     cleaned = (2 * lse + lse // 4, lse + lse // 4) if return_lse else (0, 0)
-    read, write = nbytes(q, k, v, cu_seqlens_q, cu_seqlens_k) + cleaned[0], nbytes(q) + lse + cleaned[1]
+    read, write = (
+        nbytes(q, inputs.k, inputs.v, inputs.cu_seqlens_q, inputs.cu_seqlens_k) + cleaned[0],
+        nbytes(q) + lse + cleaned[1],
+    )
     return Traffic(read, write, launches=3 if return_lse else 1)
 
 
-def unsupported(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cu_seqlens_q: torch.Tensor,
-    cu_seqlens_k: torch.Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    causal: bool = False,
-    softmax_scale: float | None = None,
-    *,
-    window: int | None = None,
-    return_lse: bool = False,
-) -> str | None:
+def unsupported(inputs: Arguments) -> str | None:
     """Why torch's function cannot take these inputs, or None."""
-    return why_not(q, "window_size", "scale")
+    return why_not(inputs.q, "window_size", "scale")
 
 
 @register(
-    op="flash_attention_varlen",
-    name="torch_varlen",
-    role="peer",
-    backend="torch",
-    min_sm=80,
-    devices=("cuda",),
-    unsupported=unsupported,
-    traffic=traffic,
-)
+    op="flash_attention_varlen", name="torch_varlen", role="peer", backend="torch", min_sm=80, devices=("cuda",),
+    unsupported=unsupported, traffic=traffic,
+)  # fmt: skip
 def flash_attention_varlen(
     q: torch.Tensor,
     k: torch.Tensor,

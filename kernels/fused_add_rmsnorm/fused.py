@@ -8,9 +8,10 @@ import torch
 import triton
 import triton.language as tl
 
-from rooflab.kernels.configs import BF16, Footprint, default_config, legal_by
+from rooflab.kernels.configs import default_config
 from rooflab.kernels.fused_add_rmsnorm._operands import check_operands, outputs
-from rooflab.kernels.registry import register
+from rooflab.kernels.registry import Arguments, register
+from rooflab.kernels.tuning import BF16, Footprint, Tuning
 from rooflab.reference.spec import Case, Scheme, nbytes
 from rooflab.roofline.model import Traffic
 
@@ -76,36 +77,23 @@ def _fused_add_rmsnorm(
     tl.store(out_ptr + row * stride_out + columns, out.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-def unsupported(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> str | None:
+def why_not_taken(x: torch.Tensor) -> str | None:
     """Why these rows do not fit in registers, or None."""
     hidden = x.shape[-1]
     return f"holds a row in registers, at most {MAX_HIDDEN} wide, got {hidden}" if hidden > MAX_HIDDEN else None
 
 
-def traffic(
-    x: torch.Tensor,
-    residual: torch.Tensor,
-    weight: torch.Tensor,
-    eps: float = 1e-6,
-    out: tuple[torch.Tensor, torch.Tensor] | None = None,
-) -> Traffic:
+def traffic(inputs: Arguments) -> Traffic:
     """Two arrays in and two out; the weight comes from L2 after the first row."""
-    return Traffic(read_bytes=nbytes(x, residual, weight), write_bytes=2 * nbytes(x))
+    x = inputs.x
+    return Traffic(read_bytes=nbytes(x, inputs.residual, inputs.weight), write_bytes=2 * nbytes(x))
 
 
 @register(
-    op="fused_add_rmsnorm",
-    name="fused",
-    role="optimized",
-    backend="triton",
-    unsupported=unsupported,
-    traffic=traffic,
-    config_type=Config,
-    configs=configs,
-    is_legal=legal_by(footprint),
-    heuristic=heuristic,
-    footprint=footprint,
-)
+    op="fused_add_rmsnorm", name="fused", role="optimized", backend="triton",
+    unsupported=lambda inputs: why_not_taken(inputs.x), traffic=traffic,
+    tuning=Tuning(Config, configs, heuristic, footprint),
+)  # fmt: skip
 def fused_add_rmsnorm(
     x: torch.Tensor,
     residual: torch.Tensor,
@@ -121,25 +109,15 @@ def fused_add_rmsnorm(
     that do not fit.
     """
     T, H = check_operands(x, residual, weight)
-    reason = unsupported(x, residual, weight)
+    reason = why_not_taken(x)
     if reason:
         raise ValueError(f"x: {reason}")
     normed, new_residual = outputs(out, (T, H), x)
     if normed.numel():
         config = config or default_config("fused_add_rmsnorm", "fused", x.dtype, x.device, T=T, H=H)
         _fused_add_rmsnorm[(T,)](
-            x,
-            residual,
-            weight,
-            normed,
-            new_residual,
-            H,
-            x.stride(0),
-            residual.stride(0),
-            normed.stride(0),
-            new_residual.stride(0),
-            eps,
-            BLOCK_H=triton.next_power_of_2(H),
-            num_warps=config.num_warps,
-        )
+            x, residual, weight, normed, new_residual, H, x.stride(0), residual.stride(0), normed.stride(0),
+            new_residual.stride(0), eps,
+            BLOCK_H=triton.next_power_of_2(H), num_warps=config.num_warps,
+        )  # fmt: skip
     return normed, new_residual

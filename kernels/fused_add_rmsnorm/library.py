@@ -6,15 +6,15 @@ import torch
 
 from rooflab.kernels._traffic import steps
 from rooflab.kernels.fused_add_rmsnorm._operands import check_operands
-from rooflab.kernels.registry import register
+from rooflab.kernels.registry import Arguments, register
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 
 
-def traffic(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> Traffic:
+def traffic(inputs: Arguments) -> Traffic:
     """The sum is written by the add and read back by the norm."""
-    size = nbytes(x)
-    return steps((2 * size, size), (size + nbytes(weight), size))
+    size = nbytes(inputs.x)
+    return steps((2 * size, size), (size + nbytes(inputs.weight), size))
 
 
 @register(op="fused_add_rmsnorm", name="library", role="library", backend="torch", traffic=traffic)

@@ -6,18 +6,13 @@ import torch
 
 from rooflab.kernels._traffic import steps
 from rooflab.kernels.fused_add_rmsnorm._operands import check_operands, outputs
-from rooflab.kernels.registry import register
+from rooflab.kernels.registry import Arguments, register
 from rooflab.roofline.model import Traffic
 
 
-def traffic(
-    x: torch.Tensor,
-    residual: torch.Tensor,
-    weight: torch.Tensor,
-    eps: float = 1e-6,
-    out: tuple[torch.Tensor, torch.Tensor] | None = None,
-) -> Traffic:
+def traffic(inputs: Arguments) -> Traffic:
     """Every step reads its operands from HBM and writes its result there, in fp32 after the add."""
+    x = inputs.x
     T, H = x.shape
     full, rows, hidden = 4 * T * H, 4 * T, 4 * H
     narrow = x.element_size() * T * H

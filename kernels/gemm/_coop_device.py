@@ -39,7 +39,7 @@ def _produce(
     A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr,
 ):  # fmt: skip
     slot = 0
-    phase = 1  # of a barrier that nobody has waited for yet, the phase before the first counts as over
+    phase = 1  # of a new barrier the phase before the first counts as over, so that the first wait returns
     for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
         tile_m, tile_n = _place(tile, tiles_m, tiles_n, GROUP_M)
         column = tile_n * BLOCK_N

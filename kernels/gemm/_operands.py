@@ -1,10 +1,13 @@
-"""What every gemm launcher asks of its operands."""
+"""What every gemm launcher asks of its operands, and the traffic of those that read each operand once."""
 
 from __future__ import annotations
 
 import torch
 
 from rooflab.kernels._checks import check_dtype, check_float, check_last_dim_contiguous, check_shape
+from rooflab.kernels.registry import Arguments
+from rooflab.reference.spec import nbytes
+from rooflab.roofline.model import Traffic
 
 
 def check_operands(
@@ -39,3 +42,11 @@ def check_operands(
         if a.dtype != torch.float32:
             raise ValueError(f"precision: expected ieee with {a.dtype} operands, got tf32, which is for torch.float32")
     return M, N, K
+
+
+def traffic(inputs: Arguments) -> Traffic:
+    """Every operand once: the best tile order comes close to it, and a GEMV does it."""
+    a, b = inputs.a, inputs.b
+    return Traffic(
+        read_bytes=nbytes(a, b, inputs.bias, inputs.residual), write_bytes=a.shape[0] * b.shape[1] * a.element_size()
+    )

@@ -116,7 +116,7 @@ gemv(const T* a, const T* weight, const T* bias, const T* residual, T* out, int 
         if (residual) total += static_cast<float>(residual[m * stride_residual + row]);
         out[m * stride_out + row] = static_cast<T>(total);
     }
-    // Nobody leaves while its sums are being read.
+    // No CTA leaves while another one reads its sums.
     if (SPLIT > 1) cluster_barrier();
 }
 """

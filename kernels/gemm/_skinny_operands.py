@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from rooflab.kernels._tma import address_of
-from rooflab.kernels.configs import BF16
+from rooflab.kernels.tuning import BF16
 from rooflab.reference.spec import Scheme
 
 VECTOR_BYTES = 16

@@ -5,8 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from rooflab.kernels.configs import SHARED_BYTES_PER_CTA
 from rooflab.kernels.gemm._tiled import ADDRESS_REGISTERS, add_bias_and_residual, by_fma, uses_wgmma
+from rooflab.kernels.tuning import SHARED_BYTES_PER_CTA
 from rooflab.reference.spec import Scheme
 
 REDUCE_COLUMNS = 256
@@ -48,19 +48,9 @@ def shared_bytes(block_m: int, block_n: int, block_k: int, num_stages: int, sche
 
 @triton.jit
 def store_tile(
-    accumulator,
-    rows,
-    columns,
-    bias_ptr,
-    residual_ptr,
-    out_ptr,
-    M,
-    N,
-    stride_rm,
-    stride_om,
-    HAS_BIAS: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr,
-):
+    accumulator, rows, columns, bias_ptr, residual_ptr, out_ptr, M, N, stride_rm, stride_om,
+    HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+):  # fmt: skip
     """`accumulator` (rows, columns), fp32, with bias and residual, rounded once; `rows` and `columns` are int64."""
     accumulator = add_bias_and_residual(
         accumulator, bias_ptr, residual_ptr, stride_rm, rows, columns, M, N, HAS_BIAS, HAS_RESIDUAL

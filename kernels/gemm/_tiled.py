@@ -9,7 +9,9 @@ import torch
 import triton
 import triton.language as tl
 
-from rooflab.kernels.configs import Footprint, default_config
+from rooflab.kernels.configs import default_config
+from rooflab.kernels.registry import Arguments
+from rooflab.kernels.tuning import Footprint
 from rooflab.reference.spec import DTYPE_NAMES, Case, Scheme, nbytes
 from rooflab.roofline.model import Traffic
 
@@ -79,18 +81,10 @@ def grouped_traffic(
 def traffic_of(kernel: str) -> Callable[..., Traffic]:
     """The `traffic` of a rung whose config has a `block_m` and a `group_m`: a once, b for every group of row panels."""
 
-    def traffic(
-        a: torch.Tensor,
-        b: torch.Tensor,
-        bias: torch.Tensor | None = None,
-        out: torch.Tensor | None = None,
-        *,
-        residual: torch.Tensor | None = None,
-        precision: str = "ieee",
-        config: Any = None,
-    ) -> Traffic:
-        config = config or config_of(kernel, a, b, residual, precision)
-        return grouped_traffic(a, b, bias, residual, config.block_m * config.group_m)
+    def traffic(inputs: Arguments) -> Traffic:
+        a, b, residual = inputs.a, inputs.b, inputs.residual
+        config = inputs.config or config_of(kernel, a, b, residual, inputs.precision)
+        return grouped_traffic(a, b, inputs.bias, residual, config.block_m * config.group_m)
 
     return traffic
 
@@ -112,17 +106,9 @@ def grouped_tile(tile, tiles_m, tiles_n, GROUP_M: tl.constexpr):
 
 @triton.jit
 def add_bias_and_residual(
-    accumulator,
-    bias_ptr,
-    residual_ptr,
-    stride_rm,
-    rows,
-    columns,
-    M,
-    N,
-    HAS_BIAS: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr,
-):
+    accumulator, bias_ptr, residual_ptr, stride_rm, rows, columns, M, N,
+    HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+):  # fmt: skip
     """accumulator + bias + residual in fp32; `rows` are int64."""
     if HAS_BIAS:
         accumulator += tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
@@ -135,28 +121,11 @@ def add_bias_and_residual(
 
 @triton.jit
 def _gemm(
-    a_ptr,
-    b_ptr,
-    bias_ptr,
-    residual_ptr,
-    out_ptr,
-    M,
-    N,
-    K,
-    stride_am,
-    stride_ak,
-    stride_bk,
-    stride_bn,
-    stride_rm,
+    a_ptr, b_ptr, bias_ptr, residual_ptr, out_ptr, M, N, K, stride_am, stride_ak, stride_bk, stride_bn, stride_rm,
     stride_om,
-    HAS_BIAS: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    GROUP_M: tl.constexpr,
-):
+    HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+):  # fmt: skip
     tile_m, tile_n = grouped_tile(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP_M)
     # int64: a row times its stride passes 2**31 from M K = 2**31 on.
     rows = tile_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)

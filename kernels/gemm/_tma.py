@@ -12,6 +12,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels._tma import ALIGNMENT, STRIDE_LIMIT, address_of
+from rooflab.kernels.registry import Arguments
 from rooflab.reference.spec import Case, Scheme
 
 ROW_BYTES = 128
@@ -21,7 +22,7 @@ PRODUCT_BYTES_PER_CLOCK = 4096
 L2_BYTES_PER_CLOCK = 48
 """What a tile's loads are charged for each SM, in the choice between tiles alone; not measured.  It is what tiles of
 128 by 256 take at the full rate of products in 16 bits, of which a published kernel with such tiles and no multicast
-reaches 86% (ThunderKittens); that L2 gives more, as smaller tiles would need, nothing says."""
+reaches 86% (ThunderKittens).  Smaller tiles would need more; no measurement shows that L2 gives it."""
 GROUP_ROWS = 2048
 """Rows of a that a group's tiles share: a wave of 132 tiles of 128 by 256 then reads 2048 rows and 2112 columns, about
 the fewest that hold them, where 1024 rows take 4224 columns."""
@@ -51,7 +52,7 @@ def stored_as(matrix: torch.Tensor, transposed: bool) -> Stored | None:
     row_dim = 1 if transposed else 0
     rows, columns = matrix.shape[row_dim], matrix.shape[1 - row_dim]
     stride = matrix.stride(row_dim)
-    if rows == 1:  # a stride that nothing is ever multiplied by
+    if rows == 1:  # the stride of a single row is never used
         stride = triton.cdiv(columns * size, ALIGNMENT) * ALIGNMENT // size
     neighbours = columns == 1 or matrix.stride(1 - row_dim) == 1
     aligned = address_of(matrix) % ALIGNMENT == 0 and stride * size % ALIGNMENT == 0
@@ -61,7 +62,7 @@ def stored_as(matrix: torch.Tensor, transposed: bool) -> Stored | None:
 
 
 def stored(operand: torch.Tensor, k_dim: int) -> Stored | None:
-    """`operand` as a tensor map describes it, with K innermost where either way will do; None where neither does."""
+    """`operand` as a tensor map describes it, with K innermost where both ways will do; None where neither will."""
     k_innermost = k_dim == 0
     return stored_as(operand, k_innermost) or stored_as(operand, not k_innermost)
 
@@ -76,9 +77,10 @@ def _refusal(name: str, matrix: torch.Tensor, instead: str) -> str:
 
 
 def why_not_operands(a: torch.Tensor, b: torch.Tensor, precision: str, instead: str) -> str | None:
-    """Why operands cannot go from TMA to wgmma, or None; what is no matrix product at all is for the launcher to say.
+    """Why operands cannot go from TMA to wgmma, or None.
 
-    `instead` is a rung that takes any.
+    Operands that are not two matrices give None: the launcher's own checks refuse them.  `instead` is a rung that
+    takes any.
     """
     if a.ndim != 2 or b.ndim != 2 or not a.numel() or not b.numel():
         return None
@@ -86,11 +88,11 @@ def why_not_operands(a: torch.Tensor, b: torch.Tensor, precision: str, instead: 
     if wide and precision != "tf32":
         return f"precision: expected tf32 with torch.float32 operands, got {precision}; gemm/{instead} takes it"
     for name, operand, k_dim in (("a", a, 1), ("b", b, 0)):
-        found = stored(operand, k_dim)
-        if found is None:
+        matrix = stored(operand, k_dim)
+        if matrix is None:
             return _refusal(name, operand, instead)
         # wgmma reads 16-bit operands in either order, and wider ones with K innermost (PTX ISA, wgmma.mma_async).
-        if wide and found.transposed != (k_dim == 0):
+        if wide and matrix.transposed != (k_dim == 0):
             return f"{name}: expected stride 1 along K for wgmma in tf32, got strides {operand.stride()}; " + (
                 f"gemm/{instead} takes any"
             )
@@ -107,28 +109,15 @@ def why_not_output(a: torch.Tensor, b: torch.Tensor, instead: str) -> str | None
     )
 
 
-def why_not_loaded(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    *,
-    residual: torch.Tensor | None = None,
-    precision: str = "ieee",
-) -> str | None:
+def why_not_loaded(inputs: Arguments) -> str | None:
     """`unsupported` of a rung that loads by TMA: what that and wgmma cannot take."""
-    return why_not_operands(a, b, precision, "pipelined")
+    return why_not_operands(inputs.a, inputs.b, inputs.precision, "pipelined")
 
 
-def why_not_loaded_and_stored(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    *,
-    residual: torch.Tensor | None = None,
-    precision: str = "ieee",
-) -> str | None:
+def why_not_loaded_and_stored(inputs: Arguments) -> str | None:
     """`unsupported` of a rung that stores by TMA as well."""
-    return why_not_operands(a, b, precision, "pipelined") or why_not_output(a, b, "tma")
+    a, b = inputs.a, inputs.b
+    return why_not_operands(a, b, inputs.precision, "pipelined") or why_not_output(a, b, "tma")
 
 
 def stored_operands(a: torch.Tensor, b: torch.Tensor, precision: str, instead: str) -> tuple[Stored, Stored]:
@@ -136,17 +125,17 @@ def stored_operands(a: torch.Tensor, b: torch.Tensor, precision: str, instead: s
     reason = why_not_operands(a, b, precision, instead)
     if reason:
         raise ValueError(reason)
-    found = stored(a, 1), stored(b, 0)
-    assert found[0] is not None and found[1] is not None, "why_not_operands has looked"
-    return found[0], found[1]
+    both = stored(a, 1), stored(b, 0)
+    assert both[0] is not None and both[1] is not None, "why_not_operands gave no reason"
+    return both[0], both[1]
 
 
 def stored_output(out: torch.Tensor, instead: str) -> Stored:
     """`out` as a tensor map describes it.  Raises `ValueError` where none can."""
-    found = stored_as(out, False)
-    if found is None:
+    matrix = stored_as(out, False)
+    if matrix is None:
         raise ValueError(_refusal("out", out, instead))
-    return found
+    return matrix
 
 
 def epilogue_alone(

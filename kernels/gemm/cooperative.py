@@ -1,4 +1,4 @@
-"""Over warp_specialized, in Gluon: each consumer is on its own, and nobody waits for a store.
+"""Over warp_specialized, in Gluon: consumers work independently, and no warp waits for a store.
 
 One warp asks TMA for tiles and runs ahead through a ring of shared memory, into the next tile of the result while the
 last one is being stored.  Two warpgroups share a tile of B, each with half of the rows of A, an accumulator of its own,
@@ -29,7 +29,6 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from rooflab.kernels._checks import output
 from rooflab.kernels._device import HOPPER_SMS, sm_count
 from rooflab.kernels._tma import BARRIER_BYTES
-from rooflab.kernels.configs import BF16, SHARED_BYTES_PER_CTA, Footprint
 from rooflab.kernels.gemm._coop_device import _gemm
 from rooflab.kernels.gemm._operands import check_operands
 from rooflab.kernels.gemm._tiled import config_of, traffic_of
@@ -45,12 +44,13 @@ from rooflab.kernels.gemm._tma import (
     why_not_operands,
     why_not_output,
 )
-from rooflab.kernels.registry import register
+from rooflab.kernels.registry import Arguments, register
+from rooflab.kernels.tuning import BF16, SHARED_BYTES_PER_CTA, Footprint, LaunchConfig, Tuning
 from rooflab.reference.spec import Case, Scheme
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(LaunchConfig):
     """Tile sizes and the ring."""
 
     block_m: int
@@ -133,17 +133,11 @@ def _with_ring(block_m: int, block_n: int, case: Case, scheme: Scheme) -> Config
     return Config(block_m, block_n, ROW_BYTES // size, stages, GROUP_ROWS // block_m, store_n)
 
 
-def unsupported(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    *,
-    residual: torch.Tensor | None = None,
-    precision: str = "ieee",
-) -> str | None:
+def unsupported(inputs: Arguments) -> str | None:
     """What TMA cannot load or store, and wgmma not take."""
+    a, b, residual = inputs.a, inputs.b, inputs.residual
     return (
-        why_not_operands(a, b, precision, "pipelined")
+        why_not_operands(a, b, inputs.precision, "pipelined")
         or why_not_output(a, b, "pipelined")
         or (_why_not_residual(residual) if residual is not None else None)
     )
@@ -166,19 +160,9 @@ def _map(matrix: Stored, rows: int, columns: int) -> TensorDescriptor:
 
 
 @register(
-    op="gemm",
-    name="cooperative",
-    role="optimized",
-    backend="gluon",
-    min_sm=90,
-    unsupported=unsupported,
-    traffic=traffic_of("cooperative"),
-    config_type=Config,
-    configs=configs,
-    is_legal=is_legal,
-    heuristic=heuristic,
-    footprint=footprint,
-)
+    op="gemm", name="cooperative", role="optimized", backend="gluon", min_sm=90, unsupported=unsupported,
+    traffic=traffic_of("cooperative"), tuning=Tuning(Config, configs, heuristic, footprint, is_legal=is_legal),
+)  # fmt: skip
 def gemm(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -208,23 +192,8 @@ def gemm(
     half = config.block_m // 2
     tiles = triton.cdiv(M, config.block_m) * triton.cdiv(N, config.block_n)
     _gemm[(min(tiles, sm_count(a.device)),)](
-        _map(left, half, config.block_k),
-        _map(right, config.block_k, config.block_n),
-        bias,
-        None if added is None else _map(added, half, config.store_n),
-        _map(kept, half, config.store_n),
-        M,
-        N,
-        K,
-        BLOCK_M=config.block_m,
-        BLOCK_N=config.block_n,
-        BLOCK_K=config.block_k,
-        STAGES=config.stages,
-        GROUP_M=config.group_m,
-        STORE_N=config.store_n,
-        LEAD=config.lead,
-        A_TRANSPOSED=left.transposed,
-        B_TRANSPOSED=right.transposed,
-        num_warps=4,
-    )
+        _map(left, half, config.block_k), _map(right, config.block_k, config.block_n), bias,
+        None if added is None else _map(added, half, config.store_n), _map(kept, half, config.store_n), M, N, K,
+        A_TRANSPOSED=left.transposed, B_TRANSPOSED=right.transposed, num_warps=4, **config.launch_arguments,
+    )  # fmt: skip
     return out

@@ -19,8 +19,8 @@ import triton
 from rooflab.kernels import _cuda
 from rooflab.kernels._checks import output
 from rooflab.kernels._device import HOPPER_SMS
-from rooflab.kernels.configs import BF16, Footprint, default_config
-from rooflab.kernels.gemm._operands import check_operands
+from rooflab.kernels.configs import default_config
+from rooflab.kernels.gemm._operands import check_operands, traffic
 from rooflab.kernels.gemm._skinny_gemv import SOURCE
 from rooflab.kernels.gemm._skinny_operands import (
     VECTOR_BYTES,
@@ -30,8 +30,8 @@ from rooflab.kernels.gemm._skinny_operands import (
     row_stride,
 )
 from rooflab.kernels.registry import register
-from rooflab.reference.spec import Case, Scheme, nbytes
-from rooflab.roofline.model import Traffic
+from rooflab.kernels.tuning import BF16, Footprint, Tuning
+from rooflab.reference.spec import Case, Scheme
 
 MOST_ROWS = 4
 """Rows of a: each costs an FMA for each weight, and from here on tensor cores are cheaper."""
@@ -102,27 +102,7 @@ ELEMENTS = {torch.float32: 4, torch.bfloat16: 2, torch.float16: 1}
 """What the source calls each dtype."""
 
 
-def traffic(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    *,
-    residual: torch.Tensor | None = None,
-    precision: str = "ieee",
-    out: torch.Tensor | None = None,
-) -> Traffic:
-    """Every operand once: a stays in L1 and L2 between the warps that read it, and sums never leave an SM's cluster."""
-    return Traffic(read_bytes=nbytes(a, b, bias, residual), write_bytes=a.shape[0] * b.shape[1] * a.element_size())
-
-
-def unsupported(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    *,
-    residual: torch.Tensor | None = None,
-    precision: str = "ieee",
-) -> str | None:
+def why_not_taken(a: torch.Tensor, b: torch.Tensor) -> str | None:
     """Why these operands are for another rung."""
     if a.shape[0] > MOST_ROWS:
         return f"takes up to {MOST_ROWS} rows of a, got {a.shape[0]}; gemm/swap_ab takes more"
@@ -130,21 +110,10 @@ def unsupported(
 
 
 @register(
-    op="gemm",
-    name="gemv",
-    role="optimized",
-    backend="cuda",
-    min_sm=90,
-    devices=("cuda",),
-    requires=("cupy",),
-    traffic=traffic,
-    unsupported=unsupported,
-    config_type=Config,
-    configs=configs,
-    is_legal=is_legal,
-    heuristic=heuristic,
-    footprint=footprint,
-)
+    op="gemm", name="gemv", role="optimized", backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",),
+    traffic=traffic, unsupported=lambda inputs: why_not_taken(inputs.a, inputs.b),
+    tuning=Tuning(Config, configs, heuristic, footprint, is_legal=is_legal),
+)  # fmt: skip
 def gemm(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -162,7 +131,7 @@ def gemm(
     are no multiples of 16 bytes are read in narrower pieces.  Raises `ValueError` on anything else.
     """
     M, N, K = check_operands(a, b, bias, residual, precision)
-    reason = unsupported(a, b)
+    reason = why_not_taken(a, b)
     if reason:
         raise ValueError(f"{'a' if M > MOST_ROWS or reason.startswith('a ') else 'b'}: {reason}")
     out = output(out, (M, N), a)

@@ -5,37 +5,15 @@ from __future__ import annotations
 import torch
 
 from rooflab.kernels._checks import output
-from rooflab.kernels.gemm._operands import check_operands
-from rooflab.kernels.registry import register
-from rooflab.reference.spec import nbytes
-from rooflab.roofline.model import Traffic
+from rooflab.kernels.gemm._operands import check_operands, traffic
+from rooflab.kernels.registry import Arguments, register
 
 
-def traffic(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    *,
-    residual: torch.Tensor | None = None,
-    precision: str = "ieee",
-    out: torch.Tensor | None = None,
-) -> Traffic:
-    """Every operand once, as the best tile order comes close to."""
-    return Traffic(read_bytes=nbytes(a, b, bias, residual), write_bytes=a.shape[0] * b.shape[1] * a.element_size())
-
-
-def unsupported(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    *,
-    residual: torch.Tensor | None = None,
-    precision: str = "ieee",
-) -> str | None:
+def unsupported(inputs: Arguments) -> str | None:
     """torch has one call for one addend, and rounds between two calls."""
-    if bias is not None and residual is not None:
+    if inputs.bias is not None and inputs.residual is not None:
         return "torch has no call that adds both a bias and a residual before it rounds"
-    if precision == "tf32" and a.device.type == "cpu":
+    if inputs.precision == "tf32" and inputs.a.device.type == "cpu":
         return "torch has no TF32 on a CPU"
     return None
 

@@ -8,7 +8,7 @@ import triton.language as tl
 
 from rooflab.kernels._checks import output
 from rooflab.kernels.gemm._operands import check_operands
-from rooflab.kernels.registry import register
+from rooflab.kernels.registry import Arguments, register
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 
@@ -18,22 +18,9 @@ BLOCK_N = 64
 
 @triton.jit
 def _gemm(
-    a_ptr,
-    b_ptr,
-    bias_ptr,
-    out_ptr,
-    M,
-    N,
-    K,
-    stride_am,
-    stride_ak,
-    stride_bk,
-    stride_bn,
-    stride_om,
-    HAS_BIAS: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
+    a_ptr, b_ptr, bias_ptr, out_ptr, M, N, K, stride_am, stride_ak, stride_bk, stride_bn, stride_om,
+    HAS_BIAS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
     tiles_n = tl.cdiv(N, BLOCK_N)
     # int64: a row times its stride passes 2**31 from M K = 2**31 on.
     rows = (tl.program_id(0) // tiles_n).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -54,13 +41,12 @@ def _gemm(
     tl.store(out_ptrs, accumulator.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-def traffic(
-    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None, out: torch.Tensor | None = None
-) -> Traffic:
+def traffic(inputs: Arguments) -> Traffic:
     """a once; b again for every row of tiles, as if none of it were still in L2 by then."""
+    a, b = inputs.a, inputs.b
     M, N = a.shape[0], b.shape[1]
     return Traffic(
-        read_bytes=nbytes(a, bias) + triton.cdiv(M, BLOCK_M) * nbytes(b),
+        read_bytes=nbytes(a, inputs.bias) + triton.cdiv(M, BLOCK_M) * nbytes(b),
         write_bytes=M * N * a.element_size(),
     )
 
@@ -79,18 +65,7 @@ def gemm(
     grid = (triton.cdiv(M, BLOCK_M) * triton.cdiv(N, BLOCK_N),)
     if out.numel():
         _gemm[grid](
-            a,
-            b,
-            bias,
-            out,
-            M,
-            N,
-            K,
-            *a.stride(),
-            *b.stride(),
-            out.stride(0),
-            HAS_BIAS=bias is not None,
-            BLOCK_M=BLOCK_M,
-            BLOCK_N=BLOCK_N,
-        )
+            a, b, bias, out, M, N, K, *a.stride(), *b.stride(), out.stride(0),
+            HAS_BIAS=bias is not None, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N,
+        )  # fmt: skip
     return out

@@ -1,7 +1,7 @@
 """Beside naive, in CUDA C++: an output a thread, two loads for each product; the first kernel of any CUDA course.
 
 A warp's 32 outputs are neighbours in a row.  It reads one value of A and a row of B, or, where B is a transposed
-weight, one value from each of 32 of its rows: 32 sectors for 32 values.  Nothing is kept but what the caches keep.
+weight, one value from each of 32 of its rows: 32 sectors for 32 values.  Only the caches keep values.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import triton
 from rooflab.kernels._checks import output
 from rooflab.kernels._cuda import CudaKernel, load
 from rooflab.kernels.gemm._operands import check_operands
-from rooflab.kernels.registry import register
+from rooflab.kernels.registry import Arguments, register
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 
@@ -30,18 +30,12 @@ def _kernel(dtype: torch.dtype) -> CudaKernel:
     return load(SOURCE, "gemm_one_thread", options=(f"-DELEMENT={ELEMENTS[dtype]}",))
 
 
-def traffic(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-    *,
-    residual: torch.Tensor | None = None,
-) -> Traffic:
+def traffic(inputs: Arguments) -> Traffic:
     """a once; b again for every row of CTAs, as if none of it were still in L2 by then."""
+    a, b = inputs.a, inputs.b
     M, N = a.shape[0], b.shape[1]
     return Traffic(
-        read_bytes=nbytes(a, bias, residual) + triton.cdiv(M, ROWS) * nbytes(b),
+        read_bytes=nbytes(a, inputs.bias, inputs.residual) + triton.cdiv(M, ROWS) * nbytes(b),
         write_bytes=M * N * a.element_size(),
     )
 

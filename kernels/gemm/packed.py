@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from rooflab.kernels._checks import check_dtype, check_float, check_shape
-from rooflab.kernels.registry import register
+from rooflab.kernels.registry import Arguments, register
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 
@@ -54,27 +54,23 @@ def _why_not(b: torch.Tensor) -> str | None:
     return None
 
 
-def unsupported(a: torch.Tensor, b: torch.Tensor | PackedWeight, bias: torch.Tensor | None = None) -> str | None:
+def unsupported(inputs: Arguments) -> str | None:
     """Why these operands cannot be packed; b may be packed already."""
+    b = inputs.b
     return _why_not(b.tensor if isinstance(b, PackedWeight) else b)
 
 
-def traffic(a: torch.Tensor, b: torch.Tensor | PackedWeight, bias: torch.Tensor | None = None) -> Traffic:
+def traffic(inputs: Arguments) -> Traffic:
     """Every operand once; the weight was packed at load."""
+    a, b = inputs.a, inputs.b
     M, N = a.shape[0], b.shape[1]
-    return Traffic(read_bytes=nbytes(a, bias) + b.nbytes, write_bytes=M * N * a.element_size())
+    return Traffic(read_bytes=nbytes(a, inputs.bias) + b.nbytes, write_bytes=M * N * a.element_size())
 
 
 @register(
-    op="gemm",
-    name="packed",
-    role="optimized",
-    backend="torch",
-    devices=("cpu",),
-    prepare=pack,
-    unsupported=unsupported,
-    traffic=traffic,
-)
+    op="gemm", name="packed", role="optimized", backend="torch", devices=("cpu",), prepare=pack,
+    unsupported=unsupported, traffic=traffic,
+)  # fmt: skip
 def gemm(a: torch.Tensor, b: PackedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
     """a b + bias with a weight from `pack`.
 

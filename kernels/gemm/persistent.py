@@ -20,7 +20,6 @@ import triton.language as tl
 from rooflab.kernels._checks import output
 from rooflab.kernels._device import HOPPER_SMS, sm_count
 from rooflab.kernels._tma import BARRIER_BYTES
-from rooflab.kernels.configs import BF16, Footprint, legal_by
 from rooflab.kernels.gemm._operands import check_operands
 from rooflab.kernels.gemm._tiled import (
     add_bias_and_residual,
@@ -39,6 +38,7 @@ from rooflab.kernels.gemm._tma import (
     why_not_loaded_and_stored,
 )
 from rooflab.kernels.registry import register
+from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
 from rooflab.reference.spec import Case, Scheme
 
 LEAST_STORE_COLUMNS = 64
@@ -50,7 +50,7 @@ WARP_ROWS = 16
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(LaunchConfig):
     """Tile sizes and launch options."""
 
     block_m: int
@@ -102,16 +102,18 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
     if config.store_parts > 1 and config.block_m < WARP_ROWS * config.num_warps:
         exchanged = max(exchanged, outputs * scheme.output.itemsize)
     more = config.num_stages * BARRIER_BYTES + part + exchanged
-    found = tile_footprint(blocks, config.num_warps, config.num_stages, case, scheme, more_shared_bytes=more)
-    tiles, ctas = found.ctas, min(found.ctas, HOPPER_SMS)
-    return replace(found, ctas=ctas, tensor_flops=found.tensor_flops * tiles / max(1, ctas))
+    tiled = tile_footprint(blocks, config.num_warps, config.num_stages, case, scheme, more_shared_bytes=more)
+    tiles, ctas = tiled.ctas, min(tiled.ctas, HOPPER_SMS)
+    return replace(tiled, ctas=ctas, tensor_flops=tiled.tensor_flops * tiles / max(1, ctas))
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
     """The quickest of a few."""
     block_k = ROW_BYTES // scheme.activation.itemsize
-    found = [Config(m, n, block_k, warps, stages, parts, GROUP_ROWS // m) for m, n, warps, stages, parts in CANDIDATES]
-    return quickest([_deepest(config, case, scheme) for config in found], case, scheme)
+    candidates = [
+        Config(m, n, block_k, warps, stages, parts, GROUP_ROWS // m) for m, n, warps, stages, parts in CANDIDATES
+    ]
+    return quickest([_deepest(config, case, scheme) for config in candidates], case, scheme)
 
 
 def _deepest(config: Config, case: Case, scheme: Scheme) -> Config:
@@ -130,68 +132,26 @@ def _halves(tile):
 
 
 @triton.jit
-def _store(
-    out_map,
-    part,
-    row,
-    column,
-    bias_ptr,
-    residual_ptr,
-    stride_rm,
-    M,
-    N,
-    HAS_BIAS: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr,
-):
-    """Adds what is to be added and stores one part; TMA leaves out what lies past the edges."""
-    rows = row.to(tl.int64) + tl.arange(0, part.shape[0])  # int64: a row times its stride passes 2**31
-    columns = column + tl.arange(0, part.shape[1])
-    part = add_bias_and_residual(part, bias_ptr, residual_ptr, stride_rm, rows, columns, M, N, HAS_BIAS, HAS_RESIDUAL)
-    out_map.store([row, column], part.to(out_map.dtype))
-
-
-@triton.jit
-def _store_halves(
-    out_map,
-    tile,
-    row,
-    column,
-    bias_ptr,
-    residual_ptr,
-    stride_rm,
-    M,
-    N,
-    HAS_BIAS: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr,
-):
-    left, right = _halves(tile)
-    half: tl.constexpr = tile.shape[1] // 2
-    _store(out_map, left, row, column, bias_ptr, residual_ptr, stride_rm, M, N, HAS_BIAS, HAS_RESIDUAL)
-    _store(out_map, right, row, column + half, bias_ptr, residual_ptr, stride_rm, M, N, HAS_BIAS, HAS_RESIDUAL)
+def _parts(tile, COUNT: tl.constexpr):
+    """A tile's columns in COUNT equal parts, 1, 2 or 4, from left to right."""
+    if COUNT == 1:
+        return (tile,)
+    elif COUNT == 2:  # no early return: Triton would compile what follows it for a COUNT of 1 too
+        return _halves(tile)
+    else:
+        left, right = _halves(tile)
+        first, second = _halves(left)
+        third, fourth = _halves(right)
+        return first, second, third, fourth
 
 
 @triton.jit
 def _gemm(
-    a_map,
-    b_map,
-    out_map,
-    bias_ptr,
-    residual_ptr,
-    M,
-    N,
-    K,
-    stride_rm,
-    A_TRANSPOSED: tl.constexpr,
-    B_TRANSPOSED: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    STORE_PARTS: tl.constexpr,
-    GROUP_M: tl.constexpr,
-):
+    a_map, b_map, out_map, bias_ptr, residual_ptr, M, N, K, stride_rm,
+    A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    STORE_PARTS: tl.constexpr, GROUP_M: tl.constexpr,
+):  # fmt: skip
     tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
     steps = tl.cdiv(K, BLOCK_K)
     tl.assume(steps > 0)  # the loops are fused only where the inner one is known to run
@@ -204,44 +164,22 @@ def _gemm(
             a = a_map.load([k, row]).T if A_TRANSPOSED else a_map.load([row, k])
             b = b_map.load([column, k]).T if B_TRANSPOSED else b_map.load([k, column])
             accumulator = tl.dot(a, b, accumulator, input_precision=PRECISION)
-        if STORE_PARTS == 4:
-            left, right = _halves(accumulator)
-            _store_halves(out_map, left, row, column, bias_ptr, residual_ptr, stride_rm, M, N, HAS_BIAS, HAS_RESIDUAL)
-            _store_halves(
-                out_map,
-                right,
-                row,
-                column + BLOCK_N // 2,
-                bias_ptr,
-                residual_ptr,
-                stride_rm,
-                M,
-                N,
-                HAS_BIAS,
-                HAS_RESIDUAL,
+        rows = row.to(tl.int64) + tl.arange(0, BLOCK_M)  # int64: a row times its stride passes 2**31
+        parts = _parts(accumulator, STORE_PARTS)
+        # TMA leaves out what lies past the edges.
+        for index in tl.static_range(STORE_PARTS):
+            first = column + index * (BLOCK_N // STORE_PARTS)
+            columns = first + tl.arange(0, BLOCK_N // STORE_PARTS)
+            part = add_bias_and_residual(
+                parts[index], bias_ptr, residual_ptr, stride_rm, rows, columns, M, N, HAS_BIAS, HAS_RESIDUAL
             )
-        elif STORE_PARTS == 2:
-            _store_halves(
-                out_map, accumulator, row, column, bias_ptr, residual_ptr, stride_rm, M, N, HAS_BIAS, HAS_RESIDUAL
-            )
-        else:
-            _store(out_map, accumulator, row, column, bias_ptr, residual_ptr, stride_rm, M, N, HAS_BIAS, HAS_RESIDUAL)
+            out_map.store([row, first], part.to(out_map.dtype))
 
 
 @register(
-    op="gemm",
-    name="persistent",
-    role="optimized",
-    backend="triton",
-    min_sm=90,
-    unsupported=why_not_loaded_and_stored,
-    traffic=traffic_of("persistent"),
-    config_type=Config,
-    configs=configs,
-    is_legal=legal_by(footprint),
-    heuristic=heuristic,
-    footprint=footprint,
-)
+    op="gemm", name="persistent", role="optimized", backend="triton", min_sm=90, unsupported=why_not_loaded_and_stored,
+    traffic=traffic_of("persistent"), tuning=Tuning(Config, configs, heuristic, footprint),
+)  # fmt: skip
 def gemm(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -266,26 +204,10 @@ def gemm(
     a_stored, b_stored = stored_operands(a, b, precision, "pipelined")
     tiles = triton.cdiv(M, config.block_m) * triton.cdiv(N, config.block_n)
     _gemm[(min(tiles, sm_count(a.device)),)](
-        a_stored.descriptor(config.block_m, config.block_k),
-        b_stored.descriptor(config.block_k, config.block_n),
-        stored_output(out, "tma").descriptor(config.block_m, config.block_n // config.store_parts),
-        bias,
-        residual,
-        M,
-        N,
-        K,
-        residual.stride(0) if residual is not None else 0,
-        A_TRANSPOSED=a_stored.transposed,
-        B_TRANSPOSED=b_stored.transposed,
-        HAS_BIAS=bias is not None,
-        HAS_RESIDUAL=residual is not None,
-        PRECISION=precision,
-        BLOCK_M=config.block_m,
-        BLOCK_N=config.block_n,
-        BLOCK_K=config.block_k,
-        STORE_PARTS=config.store_parts,
-        GROUP_M=config.group_m,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
-    )
+        a_stored.descriptor(config.block_m, config.block_k), b_stored.descriptor(config.block_k, config.block_n),
+        stored_output(out, "tma").descriptor(config.block_m, config.block_n // config.store_parts), bias, residual, M,
+        N, K, residual.stride(0) if residual is not None else 0,
+        A_TRANSPOSED=a_stored.transposed, B_TRANSPOSED=b_stored.transposed, HAS_BIAS=bias is not None,
+        HAS_RESIDUAL=residual is not None, PRECISION=precision, **config.launch_arguments,
+    )  # fmt: skip
     return out

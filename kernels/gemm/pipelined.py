@@ -18,15 +18,15 @@ import torch
 import triton
 
 from rooflab.kernels._checks import output
-from rooflab.kernels.configs import BF16, Footprint, legal_by
 from rooflab.kernels.gemm._operands import check_operands
 from rooflab.kernels.gemm._tiled import _gemm, by_fma, config_of, tile_footprint, traffic_of, uses_wgmma
 from rooflab.kernels.registry import register
+from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
 from rooflab.reference.spec import Case, Scheme
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(LaunchConfig):
     """Tile sizes and launch options."""
 
     block_m: int
@@ -80,17 +80,9 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
 
 
 @register(
-    op="gemm",
-    name="pipelined",
-    role="optimized",
-    backend="triton",
-    traffic=traffic_of("pipelined"),
-    config_type=Config,
-    configs=configs,
-    is_legal=legal_by(footprint),
-    heuristic=heuristic,
-    footprint=footprint,
-)
+    op="gemm", name="pipelined", role="optimized", backend="triton", traffic=traffic_of("pipelined"),
+    tuning=Tuning(Config, configs, heuristic, footprint),
+)  # fmt: skip
 def gemm(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -113,26 +105,9 @@ def gemm(
     grid = (triton.cdiv(M, config.block_m) * triton.cdiv(N, config.block_n),)
     if out.numel():
         _gemm[grid](
-            a,
-            b,
-            bias,
-            residual,
-            out,
-            M,
-            N,
-            K,
-            *a.stride(),
-            *b.stride(),
-            residual.stride(0) if residual is not None else 0,
-            out.stride(0),
-            HAS_BIAS=bias is not None,
-            HAS_RESIDUAL=residual is not None,
-            PRECISION=precision,
-            BLOCK_M=config.block_m,
-            BLOCK_N=config.block_n,
-            BLOCK_K=config.block_k,
-            GROUP_M=config.group_m,
-            num_warps=config.num_warps,
-            num_stages=config.num_stages,
-        )
+            a, b, bias, residual, out, M, N, K, *a.stride(), *b.stride(),
+            residual.stride(0) if residual is not None else 0, out.stride(0),
+            HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None, PRECISION=precision,
+            **config.launch_arguments,
+        )  # fmt: skip
     return out

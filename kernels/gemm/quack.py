@@ -13,19 +13,12 @@ import torch
 
 from rooflab.kernels._checks import output
 from rooflab.kernels._tma import ALIGNMENT, address_of
-from rooflab.kernels.gemm._operands import check_operands
+from rooflab.kernels.gemm._operands import check_operands, traffic
 from rooflab.kernels.gemm._tma import epilogue_alone
-from rooflab.kernels.gemm.library import traffic
 from rooflab.kernels.registry import register
 
 
-def unsupported(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    *,
-    residual: torch.Tensor | None = None,
-) -> str | None:
+def why_not_taken(a: torch.Tensor, b: torch.Tensor, residual: torch.Tensor | None) -> str | None:
     """What the source of 0.6.4 says that it takes on Hopper: 16 bits, and rows a multiple of 16 bytes apart."""
     if a.dtype == torch.float32:
         return "a: expected torch.float16 or torch.bfloat16, got torch.float32; gemm/pipelined takes it"
@@ -50,16 +43,9 @@ def _why_not(name: str, matrix: torch.Tensor, inner_dims: tuple[int, ...]) -> st
 
 
 @register(
-    op="gemm",
-    name="quack",
-    role="peer",
-    backend="cuda",
-    min_sm=90,
-    devices=("cuda",),
-    requires=("quack",),
-    traffic=traffic,
-    unsupported=unsupported,
-)
+    op="gemm", name="quack", role="peer", backend="cuda", min_sm=90, devices=("cuda",), requires=("quack",),
+    traffic=traffic, unsupported=lambda inputs: why_not_taken(inputs.a, inputs.b, inputs.residual),
+)  # fmt: skip
 def gemm(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -75,7 +61,7 @@ def gemm(
     shapes, dtypes or strides that do not fit.
     """
     M, N, K = check_operands(a, b, bias, residual)
-    reason = unsupported(a, b, bias, residual=residual)
+    reason = why_not_taken(a, b, residual)
     out = output(out, (M, N), a)
     if reason is None and out.numel() and K:
         reason = _why_not("out", out, (1,))

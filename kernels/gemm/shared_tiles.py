@@ -18,7 +18,7 @@ from rooflab.kernels._checks import output
 from rooflab.kernels._cuda import CudaKernel, load
 from rooflab.kernels.gemm._operands import check_operands
 from rooflab.kernels.gemm.one_thread import ELEMENTS
-from rooflab.kernels.registry import register
+from rooflab.kernels.registry import Arguments, register
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 
@@ -47,18 +47,12 @@ def _kernel(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> CudaKernel:
     return load(SOURCE, "gemm_shared_tiles", options=options)
 
 
-def traffic(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-    *,
-    residual: torch.Tensor | None = None,
-) -> Traffic:
+def traffic(inputs: Arguments) -> Traffic:
     """a once; b again for every row of tiles, as if none of it were still in L2 by then."""
+    a, b = inputs.a, inputs.b
     M, N = a.shape[0], b.shape[1]
     return Traffic(
-        read_bytes=nbytes(a, bias, residual) + triton.cdiv(M, TILE) * nbytes(b),
+        read_bytes=nbytes(a, inputs.bias, inputs.residual) + triton.cdiv(M, TILE) * nbytes(b),
         write_bytes=M * N * a.element_size(),
     )
 

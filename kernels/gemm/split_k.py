@@ -2,8 +2,8 @@
 
 With one row of tiles a 4096-wide weight has 64 tiles, and half of the SMs read nothing.  Each CTA takes a share of K of
 a tile and leaves an fp32 partial sum; a second launch adds the shares up, the first one first, so that two runs agree
-bit for bit.  Atomic adds would not, and a counter by which the last CTA knows itself would have to be found at zero
-by every launch, on every stream and in every replay of a graph: it costs a launch too, or a buffer that lives on.
+bit for bit.  Atomic adds would not, and a counter that shows a CTA that it is the last would have to be zero before
+every launch, on every stream and in every replay of a graph: it costs a launch too, or a buffer that lives on.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import triton.language as tl
 
 from rooflab.kernels._checks import output
 from rooflab.kernels._device import HOPPER_SMS
-from rooflab.kernels.configs import BF16, Footprint
 from rooflab.kernels.gemm._operands import check_operands
 from rooflab.kernels.gemm._skinny_tiles import (
     REDUCE_COLUMNS,
@@ -28,7 +27,8 @@ from rooflab.kernels.gemm._skinny_tiles import (
     tile,
 )
 from rooflab.kernels.gemm._tiled import config_of
-from rooflab.kernels.registry import register
+from rooflab.kernels.registry import Arguments, register
+from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
 from rooflab.reference.spec import Case, Scheme, nbytes
 from rooflab.roofline.model import Traffic
 
@@ -39,7 +39,7 @@ LEAST_STEPS = 4
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(LaunchConfig):
     """A tile, and how many CTAs share its K."""
 
     block_m: int
@@ -99,30 +99,11 @@ def _steps(K: int, config: Config) -> int:
 
 @triton.jit
 def _gemm(
-    a_ptr,
-    b_ptr,
-    bias_ptr,
-    residual_ptr,
-    out_ptr,
-    partial_ptr,
-    M,
-    N,
-    K,
-    steps,
-    stride_am,
-    stride_ak,
-    stride_bk,
-    stride_bn,
-    stride_rm,
-    stride_om,
-    HAS_BIAS: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    SPLIT: tl.constexpr,
-):
+    a_ptr, b_ptr, bias_ptr, residual_ptr, out_ptr, partial_ptr, M, N, K, steps, stride_am, stride_ak, stride_bk,
+    stride_bn, stride_rm, stride_om,
+    HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr,
+):  # fmt: skip
     tiles_n = tl.cdiv(N, BLOCK_N)
     share = tl.program_id(1)
     # int64: a row times its stride passes 2**31 from M K = 2**31 on.
@@ -151,19 +132,9 @@ def _gemm(
 
 @triton.jit
 def _reduce(
-    partial_ptr,
-    bias_ptr,
-    residual_ptr,
-    out_ptr,
-    M,
-    N,
-    stride_rm,
-    stride_om,
-    HAS_BIAS: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr,
-    SPLIT: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+    partial_ptr, bias_ptr, residual_ptr, out_ptr, M, N, stride_rm, stride_om,
+    HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, SPLIT: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros((COLUMNS,), dtype=tl.float32)
@@ -176,40 +147,24 @@ def _reduce(
     tl.store(out_ptr + row * stride_om + columns, total.to(out_ptr.dtype.element_ty), mask=columns < N)
 
 
-def traffic(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-    *,
-    residual: torch.Tensor | None = None,
-    precision: str = "ieee",
-    config: Config | None = None,
-) -> Traffic:
+def traffic(inputs: Arguments) -> Traffic:
     """Every operand once, b for every row of tiles; with a split one fp32 sum for each output and share, there and
     back."""
+    a, b, residual = inputs.a, inputs.b, inputs.residual
     M, N = a.shape[0], b.shape[1]
-    config = config or config_of("split_k", a, b, residual, precision)
+    config = inputs.config or config_of("split_k", a, b, residual, inputs.precision)
     partial = 4 * M * N * config.split if config.split > 1 else 0
     return Traffic(
-        read_bytes=nbytes(a, bias, residual) + triton.cdiv(M, config.block_m) * nbytes(b) + partial,
+        read_bytes=nbytes(a, inputs.bias, residual) + triton.cdiv(M, config.block_m) * nbytes(b) + partial,
         write_bytes=M * N * a.element_size() + partial,
         launches=1 if config.split == 1 else 2,
     )
 
 
 @register(
-    op="gemm",
-    name="split_k",
-    role="optimized",
-    backend="triton",
-    traffic=traffic,
-    config_type=Config,
-    configs=configs,
-    is_legal=is_legal,
-    heuristic=heuristic,
-    footprint=footprint,
-)
+    op="gemm", name="split_k", role="optimized", backend="triton", traffic=traffic,
+    tuning=Tuning(Config, configs, heuristic, footprint, is_legal=is_legal),
+)  # fmt: skip
 def gemm(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -236,29 +191,10 @@ def gemm(
     stride_rm = residual.stride(0) if residual is not None else 0
     has = {"HAS_BIAS": bias is not None, "HAS_RESIDUAL": residual is not None}
     _gemm[(triton.cdiv(M, config.block_m) * triton.cdiv(N, config.block_n), split)](
-        a,
-        b,
-        bias,
-        residual,
-        out,
-        partial,
-        M,
-        N,
-        K,
-        _steps(K, config),
-        *a.stride(),
-        *b.stride(),
-        stride_rm,
+        a, b, bias, residual, out, partial, M, N, K, _steps(K, config), *a.stride(), *b.stride(), stride_rm,
         out.stride(0),
-        **has,
-        PRECISION=precision,
-        BLOCK_M=config.block_m,
-        BLOCK_N=config.block_n,
-        BLOCK_K=config.block_k,
-        SPLIT=split,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
-    )
+        **has, PRECISION=precision, **config.launch_arguments,
+    )  # fmt: skip
     if split > 1:
         grid = (M, triton.cdiv(N, REDUCE_COLUMNS))  # the second dimension ends at 65535
         _reduce[grid](partial, bias, residual, out, M, N, stride_rm, out.stride(0), **has, SPLIT=split,

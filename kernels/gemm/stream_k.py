@@ -4,8 +4,8 @@ A split gives every tile the same number of CTAs, which fits the SMs only by luc
 one row, and the row is cut into as many equal parts as there are SMs (Osama et al., "Stream-K: Work-centric Parallel
 Decomposition for Dense Matrix-Matrix Multiplication on the GPU", 2023).  A part begins and ends anywhere in a tile:
 what is not a whole tile is left as an fp32 partial sum, and a second launch adds those of a tile up, the first one
-first, so that two runs agree bit for bit.  The paper's CTAs wait for one another by flags; these would have to be found
-at zero by every launch, as split_k says of counters.
+first, so that two runs agree bit for bit.  The paper's CTAs wait for one another by flags; these would have to be
+zero before every launch, as split_k says of counters.
 
 One loop runs through tiles and steps alike, so that the next tile's loads are on their way while a tile is stored.
 """
@@ -21,17 +21,17 @@ import triton.language as tl
 
 from rooflab.kernels._checks import output
 from rooflab.kernels._device import HOPPER_SMS, sm_count
-from rooflab.kernels.configs import BF16, Footprint
 from rooflab.kernels.gemm._operands import check_operands
 from rooflab.kernels.gemm._skinny_tiles import registers, shared_bytes, store_tile, tile
 from rooflab.kernels.gemm._tiled import by_fma, config_of
-from rooflab.kernels.registry import register
+from rooflab.kernels.registry import Arguments, register
+from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
 from rooflab.reference.spec import Case, Scheme, nbytes
 from rooflab.roofline.model import Traffic
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(LaunchConfig):
     """A tile; the shares follow from the SMs."""
 
     block_m: int
@@ -98,28 +98,11 @@ def _steps(K: int, config: Config) -> int:
 
 @triton.jit
 def _gemm(
-    a_ptr,
-    b_ptr,
-    bias_ptr,
-    residual_ptr,
-    out_ptr,
-    partial_ptr,
-    M,
-    N,
-    K,
-    stride_am,
-    stride_ak,
-    stride_bk,
-    stride_bn,
-    stride_rm,
-    stride_om,
-    HAS_BIAS: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
+    a_ptr, b_ptr, bias_ptr, residual_ptr, out_ptr, partial_ptr, M, N, K, stride_am, stride_ak, stride_bk, stride_bn,
+    stride_rm, stride_om,
+    HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
     tiles_n = tl.cdiv(N, BLOCK_N)
     steps = max(tl.cdiv(K, BLOCK_K), 1)
     # int64: a step's number times the programs passes 2**31, and so do offsets.
@@ -147,7 +130,7 @@ def _gemm(
                 store_tile(accumulator, rows, columns, bias_ptr, residual_ptr, out_ptr, M, N, stride_rm, stride_om,
                            HAS_BIAS, HAS_RESIDUAL)  # fmt: skip
             else:
-                # Two places a program: of the tile that it found begun, and of the one that it begins and leaves.
+                # Two places a program: for the tile that another program began, and for the one that it begins itself.
                 place = 2 * program + (step - step % steps >= begin).to(tl.int64)
                 cells = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
                 tl.store(partial_ptr + place * (BLOCK_M * BLOCK_N) + cells, accumulator)
@@ -156,23 +139,10 @@ def _gemm(
 
 @triton.jit
 def _fix_up(
-    bias_ptr,
-    residual_ptr,
-    out_ptr,
-    partial_ptr,
-    M,
-    N,
-    K,
-    programs,
-    stride_rm,
-    stride_om,
-    HAS_BIAS: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    ROWS: tl.constexpr,
-):
+    bias_ptr, residual_ptr, out_ptr, partial_ptr, M, N, K, programs, stride_rm, stride_om,
+    HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
     tiles_n = tl.cdiv(N, BLOCK_N)
     steps = max(tl.cdiv(K, BLOCK_K), 1)
     total = tl.cast(tl.cdiv(M, BLOCK_M), tl.int64) * tiles_n * steps
@@ -193,24 +163,16 @@ def _fix_up(
                HAS_BIAS, HAS_RESIDUAL)  # fmt: skip
 
 
-def traffic(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-    *,
-    residual: torch.Tensor | None = None,
-    precision: str = "ieee",
-    config: Config | None = None,
-) -> Traffic:
+def traffic(inputs: Arguments) -> Traffic:
     """Every operand once, b for every row of tiles; where tiles are cut, two of partial sums for each SM, there and
     back."""
+    a, b, residual = inputs.a, inputs.b, inputs.residual
     (M, K), N = a.shape, b.shape[1]
-    config = config or config_of("stream_k", a, b, residual, precision)
+    config = inputs.config or config_of("stream_k", a, b, residual, inputs.precision)
     _, programs, cut = _shares(M, N, K, config, a.device)
     partial = 2 * programs * config.block_m * config.block_n * 4 if cut else 0
     return Traffic(
-        read_bytes=nbytes(a, bias, residual) + triton.cdiv(M, config.block_m) * nbytes(b) + partial,
+        read_bytes=nbytes(a, inputs.bias, residual) + triton.cdiv(M, config.block_m) * nbytes(b) + partial,
         write_bytes=M * N * a.element_size() + partial,
         launches=2 if cut else 1,
     )
@@ -225,17 +187,9 @@ def _shares(M: int, N: int, K: int, config: Config, device: torch.device) -> tup
 
 
 @register(
-    op="gemm",
-    name="stream_k",
-    role="optimized",
-    backend="triton",
-    traffic=traffic,
-    config_type=Config,
-    configs=configs,
-    is_legal=is_legal,
-    heuristic=heuristic,
-    footprint=footprint,
-)
+    op="gemm", name="stream_k", role="optimized", backend="triton", traffic=traffic,
+    tuning=Tuning(Config, configs, heuristic, footprint, is_legal=is_legal),
+)  # fmt: skip
 def gemm(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -261,30 +215,14 @@ def gemm(
     partial = torch.empty((2 * programs, config.block_m, config.block_n), dtype=torch.float32, device=a.device)
     stride_rm = residual.stride(0) if residual is not None else 0
     has = {"HAS_BIAS": bias is not None, "HAS_RESIDUAL": residual is not None}
-    sizes = {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k}
     _gemm[(programs,)](
-        a,
-        b,
-        bias,
-        residual,
-        out,
-        partial,
-        M,
-        N,
-        K,
-        *a.stride(),
-        *b.stride(),
-        stride_rm,
-        out.stride(0),
-        **has,
-        PRECISION=precision,
-        **sizes,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
-    )
+        a, b, bias, residual, out, partial, M, N, K, *a.stride(), *b.stride(), stride_rm, out.stride(0),
+        **has, PRECISION=precision, **config.launch_arguments,
+    )  # fmt: skip
     # Triton 3.6 cannot compile it for the single step of K = 1 either.
     if cut:
         rows = min(config.block_m, 16)
+        sizes = {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k}
         _fix_up[(tiles, config.block_m // rows)](
             bias, residual, out, partial, M, N, K, programs, stride_rm, out.stride(0), **has, **sizes, ROWS=rows
         )

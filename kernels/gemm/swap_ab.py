@@ -22,7 +22,6 @@ import triton
 from rooflab.kernels import _cuda
 from rooflab.kernels._checks import output
 from rooflab.kernels._device import HOPPER_SMS
-from rooflab.kernels.configs import BF16, Footprint
 from rooflab.kernels.gemm._operands import check_operands
 from rooflab.kernels.gemm._skinny_operands import (
     VECTOR_BYTES,
@@ -33,7 +32,8 @@ from rooflab.kernels.gemm._skinny_operands import (
 )
 from rooflab.kernels.gemm._skinny_swap import source
 from rooflab.kernels.gemm._tiled import config_of
-from rooflab.kernels.registry import register
+from rooflab.kernels.registry import Arguments, register
+from rooflab.kernels.tuning import BF16, Footprint, Tuning
 from rooflab.reference.spec import Case, Scheme, nbytes
 from rooflab.roofline.model import Traffic
 
@@ -95,11 +95,11 @@ def is_legal(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
 
     A thread's rows are 8 or 16 apart, so that the swizzle is the same in all of them: tiles are one or two pieces deep.
     """
-    found = footprint(config, case, scheme)
+    needs = footprint(config, case, scheme)
     if config.block_k * element_bytes(scheme) not in (PIECE_BYTES, 2 * PIECE_BYTES):
         return False
-    room = config.block_m * (config.block_n + 4) * 4 <= found.shared_bytes
-    return room and found.fits and (config.split == 1 or config.split * config.block_k <= int(case["K"]))
+    room = config.block_m * (config.block_n + 4) * 4 <= needs.shared_bytes
+    return room and needs.fits and (config.split == 1 or config.split * config.block_k <= int(case["K"]))
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
@@ -127,30 +127,17 @@ ELEMENTS = {torch.float32: 4, torch.bfloat16: 2, torch.float16: 1}
 KINDS = {torch.float32: "tf32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
-def traffic(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    *,
-    residual: torch.Tensor | None = None,
-    precision: str = "ieee",
-    out: torch.Tensor | None = None,
-    config: Config | None = None,
-) -> Traffic:
+def traffic(inputs: Arguments) -> Traffic:
     """Every operand once, the weight once for every 64 rows of a; sums never leave an SM's cluster."""
+    a, b, config = inputs.a, inputs.b, inputs.config
     M, N = a.shape[0], b.shape[1]
     tiles_m = max(triton.cdiv(M, config.block_m if config else MOST_COLUMNS), 1)
-    return Traffic(read_bytes=nbytes(a, bias, residual) + tiles_m * nbytes(b), write_bytes=M * N * a.element_size())
+    return Traffic(
+        read_bytes=nbytes(a, inputs.bias, inputs.residual) + tiles_m * nbytes(b), write_bytes=M * N * a.element_size()
+    )
 
 
-def unsupported(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    *,
-    residual: torch.Tensor | None = None,
-    precision: str = "ieee",
-) -> str | None:
+def why_not_taken(a: torch.Tensor, b: torch.Tensor, precision: str) -> str | None:
     """Why these operands are for another rung."""
     if a.dtype == torch.float32 and precision == "ieee":
         return "wgmma rounds fp32 to TF32, which precision='ieee' does not allow; gemm/split_k takes it"
@@ -161,21 +148,10 @@ def unsupported(
 
 
 @register(
-    op="gemm",
-    name="swap_ab",
-    role="optimized",
-    backend="cuda",
-    min_sm=90,
-    devices=("cuda",),
-    requires=("cupy",),
-    traffic=traffic,
-    unsupported=unsupported,
-    config_type=Config,
-    configs=configs,
-    is_legal=is_legal,
-    heuristic=heuristic,
-    footprint=footprint,
-)
+    op="gemm", name="swap_ab", role="optimized", backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",),
+    traffic=traffic, unsupported=lambda inputs: why_not_taken(inputs.a, inputs.b, inputs.precision),
+    tuning=Tuning(Config, configs, heuristic, footprint, is_legal=is_legal),
+)  # fmt: skip
 def gemm(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -193,7 +169,7 @@ def gemm(
     beyond it reads the weight again for every 64 rows.  Raises `ValueError` on anything else.
     """
     M, N, K = check_operands(a, b, bias, residual, precision)
-    reason = unsupported(a, b, precision=precision)
+    reason = why_not_taken(a, b, precision)
     if reason:
         raise ValueError(f"a, b: {reason}")
     out = output(out, (M, N), a)

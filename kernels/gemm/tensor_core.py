@@ -13,15 +13,15 @@ import torch
 import triton
 
 from rooflab.kernels._checks import output
-from rooflab.kernels.configs import BF16, Footprint, legal_by
 from rooflab.kernels.gemm._operands import check_operands
 from rooflab.kernels.gemm._tiled import _gemm, by_fma, config_of, tile_footprint, traffic_of
 from rooflab.kernels.registry import register
+from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
 from rooflab.reference.spec import Case, Scheme
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(LaunchConfig):
     """Tile sizes and launch options."""
 
     block_m: int
@@ -69,17 +69,9 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
 
 
 @register(
-    op="gemm",
-    name="tensor_core",
-    role="optimized",
-    backend="triton",
-    traffic=traffic_of("tensor_core"),
-    config_type=Config,
-    configs=configs,
-    is_legal=legal_by(footprint),
-    heuristic=heuristic,
-    footprint=footprint,
-)
+    op="gemm", name="tensor_core", role="optimized", backend="triton", traffic=traffic_of("tensor_core"),
+    tuning=Tuning(Config, configs, heuristic, footprint),
+)  # fmt: skip
 def gemm(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -102,26 +94,9 @@ def gemm(
     grid = (triton.cdiv(M, config.block_m) * triton.cdiv(N, config.block_n),)
     if out.numel():
         _gemm[grid](
-            a,
-            b,
-            bias,
-            residual,
-            out,
-            M,
-            N,
-            K,
-            *a.stride(),
-            *b.stride(),
-            residual.stride(0) if residual is not None else 0,
-            out.stride(0),
-            HAS_BIAS=bias is not None,
-            HAS_RESIDUAL=residual is not None,
-            PRECISION=precision,
-            BLOCK_M=config.block_m,
-            BLOCK_N=config.block_n,
-            BLOCK_K=config.block_k,
-            GROUP_M=config.group_m,
-            num_warps=config.num_warps,
-            num_stages=1,
-        )
+            a, b, bias, residual, out, M, N, K, *a.stride(), *b.stride(),
+            residual.stride(0) if residual is not None else 0, out.stride(0),
+            HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None, PRECISION=precision, num_stages=1,
+            **config.launch_arguments,
+        )  # fmt: skip
     return out

@@ -19,7 +19,6 @@ import triton.language as tl
 
 from rooflab.kernels._checks import output
 from rooflab.kernels._tma import BARRIER_BYTES
-from rooflab.kernels.configs import BF16, Footprint, legal_by
 from rooflab.kernels.gemm._operands import check_operands
 from rooflab.kernels.gemm._tiled import (
     add_bias_and_residual,
@@ -30,11 +29,12 @@ from rooflab.kernels.gemm._tiled import (
 )
 from rooflab.kernels.gemm._tma import GROUP_ROWS, ROW_BYTES, epilogue_alone, quickest, stored_operands, why_not_loaded
 from rooflab.kernels.registry import register
+from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
 from rooflab.reference.spec import Case, Scheme
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(LaunchConfig):
     """Tile sizes and launch options."""
 
     block_m: int
@@ -79,32 +79,16 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
 def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
     """The quickest of a few."""
     block_k = ROW_BYTES // scheme.activation.itemsize
-    found = [Config(m, n, block_k, warps, stages, GROUP_ROWS // m) for m, n, warps, stages in CANDIDATES]
-    return quickest(found, case, scheme)
+    candidates = [Config(m, n, block_k, warps, stages, GROUP_ROWS // m) for m, n, warps, stages in CANDIDATES]
+    return quickest(candidates, case, scheme)
 
 
 @triton.jit
 def _gemm(
-    a_map,
-    b_map,
-    bias_ptr,
-    residual_ptr,
-    out_ptr,
-    M,
-    N,
-    K,
-    stride_rm,
-    stride_om,
-    A_TRANSPOSED: tl.constexpr,
-    B_TRANSPOSED: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    GROUP_M: tl.constexpr,
-):
+    a_map, b_map, bias_ptr, residual_ptr, out_ptr, M, N, K, stride_rm, stride_om,
+    A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+):  # fmt: skip
     tile_m, tile_n = grouped_tile(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP_M)
     row, column = tile_m * BLOCK_M, tile_n * BLOCK_N
     accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
@@ -126,19 +110,9 @@ def _gemm(
 
 
 @register(
-    op="gemm",
-    name="tma",
-    role="optimized",
-    backend="triton",
-    min_sm=90,
-    unsupported=why_not_loaded,
-    traffic=traffic_of("tma"),
-    config_type=Config,
-    configs=configs,
-    is_legal=legal_by(footprint),
-    heuristic=heuristic,
-    footprint=footprint,
-)
+    op="gemm", name="tma", role="optimized", backend="triton", min_sm=90, unsupported=why_not_loaded,
+    traffic=traffic_of("tma"), tuning=Tuning(Config, configs, heuristic, footprint),
+)  # fmt: skip
 def gemm(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -162,26 +136,9 @@ def gemm(
     config = config or config_of("tma", a, b, residual, precision)
     a_stored, b_stored = stored_operands(a, b, precision, "pipelined")
     _gemm[(triton.cdiv(M, config.block_m) * triton.cdiv(N, config.block_n),)](
-        a_stored.descriptor(config.block_m, config.block_k),
-        b_stored.descriptor(config.block_k, config.block_n),
-        bias,
-        residual,
-        out,
-        M,
-        N,
-        K,
-        residual.stride(0) if residual is not None else 0,
-        out.stride(0),
-        A_TRANSPOSED=a_stored.transposed,
-        B_TRANSPOSED=b_stored.transposed,
-        HAS_BIAS=bias is not None,
-        HAS_RESIDUAL=residual is not None,
-        PRECISION=precision,
-        BLOCK_M=config.block_m,
-        BLOCK_N=config.block_n,
-        BLOCK_K=config.block_k,
-        GROUP_M=config.group_m,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
-    )
+        a_stored.descriptor(config.block_m, config.block_k), b_stored.descriptor(config.block_k, config.block_n), bias,
+        residual, out, M, N, K, residual.stride(0) if residual is not None else 0, out.stride(0),
+        A_TRANSPOSED=a_stored.transposed, B_TRANSPOSED=b_stored.transposed, HAS_BIAS=bias is not None,
+        HAS_RESIDUAL=residual is not None, PRECISION=precision, **config.launch_arguments,
+    )  # fmt: skip
     return out

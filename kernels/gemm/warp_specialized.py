@@ -3,7 +3,7 @@
 A CTA becomes 384 threads. The producer gives up its registers (`setmaxnreg`) and asks TMA for tiles as soon as their
 place in shared memory is free, through the epilogue too; each consumer multiplies one half of a tile's rows, so that
 two of them share b's tile and 128 by 256 outputs fit into registers. A consumer waits for its product before it frees
-the tiles, and leaves the tensor cores to the other meanwhile; both store at the same time, and then nobody multiplies.
+the tiles, and leaves the tensor cores to the other meanwhile; both store at the same time, and no product runs then.
 
 Triton does this only with `num_warps` of 4, the size of one part, and ignores the option with 8 (read in what 3.6 and
 3.7 compile), so that `is_legal` refuses 8. Its pass halves the loads of a along M, and the box of a map of the host
@@ -25,7 +25,6 @@ import triton.language as tl
 from rooflab.kernels._checks import output
 from rooflab.kernels._device import HOPPER_SMS, sm_count
 from rooflab.kernels._tma import BARRIER_BYTES
-from rooflab.kernels.configs import BF16, Footprint
 from rooflab.kernels.gemm._operands import check_operands
 from rooflab.kernels.gemm._tiled import (
     add_bias_and_residual,
@@ -44,6 +43,7 @@ from rooflab.kernels.gemm._tma import (
     why_not_loaded_and_stored,
 )
 from rooflab.kernels.registry import register
+from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
 from rooflab.reference.spec import Case, Scheme
 
 THREADS = 384
@@ -54,7 +54,7 @@ BARRIERS_A_STAGE = 6
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(LaunchConfig):
     """Tile sizes and launch options."""
 
     block_m: int
@@ -87,48 +87,30 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
     result = config.block_m * config.block_n * scheme.output.itemsize
     blocks = config.block_m, config.block_n, config.block_k
     more = config.num_stages * BARRIERS_A_STAGE * BARRIER_BYTES + result
-    found = tile_footprint(blocks, CONSUMER_WARPS, config.num_stages, case, scheme, more_shared_bytes=more)
-    tiles, ctas = found.ctas, min(found.ctas, HOPPER_SMS)
-    return replace(found, threads=THREADS, ctas=ctas, tensor_flops=found.tensor_flops * tiles / max(1, ctas))
+    tiled = tile_footprint(blocks, CONSUMER_WARPS, config.num_stages, case, scheme, more_shared_bytes=more)
+    tiles, ctas = tiled.ctas, min(tiled.ctas, HOPPER_SMS)
+    return replace(tiled, threads=THREADS, ctas=ctas, tensor_flops=tiled.tensor_flops * tiles / max(1, ctas))
 
 
 def is_legal(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
-    """Whether a CTA fits, and Triton does what is asked for: with other than 4 warps it ignores it."""
+    """Whether a CTA fits and has 4 warps: with another number Triton ignores `warp_specialize`."""
     return config.num_warps == 4 and config.block_m >= 128 and footprint(config, case, scheme).fits
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
     """The quickest of a few, those left out for whose results shared memory is too small in fp32."""
     block_k = ROW_BYTES // scheme.activation.itemsize
-    found = [Config(m, n, block_k, 4, stages, GROUP_ROWS // m) for m, n, stages in CANDIDATES]
-    return quickest([config for config in found if is_legal(config, case, scheme)], case, scheme)
+    candidates = [Config(m, n, block_k, 4, stages, GROUP_ROWS // m) for m, n, stages in CANDIDATES]
+    return quickest([config for config in candidates if is_legal(config, case, scheme)], case, scheme)
 
 
 # A K of 1 would become a constant, its loop would go, and Triton's pass fails on what is left.
 @triton.jit(do_not_specialize=["K"])
 def _gemm(
-    a_ptr,
-    b_ptr,
-    bias_ptr,
-    residual_ptr,
-    out_ptr,
-    M,
-    N,
-    K,
-    stride_a,
-    stride_b,
-    stride_rm,
-    stride_om,
-    A_TRANSPOSED: tl.constexpr,
-    B_TRANSPOSED: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    GROUP_M: tl.constexpr,
-):
+    a_ptr, b_ptr, bias_ptr, residual_ptr, out_ptr, M, N, K, stride_a, stride_b, stride_rm, stride_om,
+    A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+):  # fmt: skip
     if A_TRANSPOSED:
         a_map = tl.make_tensor_descriptor(a_ptr, [K, M], [stride_a, 1], [BLOCK_K, BLOCK_M])
     else:
@@ -161,19 +143,10 @@ def _scratch(size: int, alignment: int, stream: int | None) -> torch.Tensor:
 
 
 @register(
-    op="gemm",
-    name="warp_specialized",
-    role="optimized",
-    backend="triton",
-    min_sm=90,
-    unsupported=why_not_loaded_and_stored,
-    traffic=traffic_of("warp_specialized"),
-    config_type=Config,
-    configs=configs,
-    is_legal=is_legal,
-    heuristic=heuristic,
-    footprint=footprint,
-)
+    op="gemm", name="warp_specialized", role="optimized", backend="triton", min_sm=90,
+    unsupported=why_not_loaded_and_stored, traffic=traffic_of("warp_specialized"),
+    tuning=Tuning(Config, configs, heuristic, footprint, is_legal=is_legal),
+)  # fmt: skip
 def gemm(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -203,30 +176,11 @@ def gemm(
     def launch() -> None:
         triton.set_allocator(_scratch)
         _gemm[grid](
-            a,
-            b,
-            bias,
-            residual,
-            out,
-            M,
-            N,
-            K,
-            a_stored.stride,
-            b_stored.stride,
-            residual.stride(0) if residual is not None else 0,
-            out_stored.stride,
-            A_TRANSPOSED=a_stored.transposed,
-            B_TRANSPOSED=b_stored.transposed,
-            HAS_BIAS=bias is not None,
-            HAS_RESIDUAL=residual is not None,
-            PRECISION=precision,
-            BLOCK_M=config.block_m,
-            BLOCK_N=config.block_n,
-            BLOCK_K=config.block_k,
-            GROUP_M=config.group_m,
-            num_warps=config.num_warps,
-            num_stages=config.num_stages,
-        )
+            a, b, bias, residual, out, M, N, K, a_stored.stride, b_stored.stride,
+            residual.stride(0) if residual is not None else 0, out_stored.stride,
+            A_TRANSPOSED=a_stored.transposed, B_TRANSPOSED=b_stored.transposed, HAS_BIAS=bias is not None,
+            HAS_RESIDUAL=residual is not None, PRECISION=precision, **config.launch_arguments,
+        )  # fmt: skip
 
-    contextvars.copy_context().run(launch)  # the allocator that the caller may have set stays theirs
+    contextvars.copy_context().run(launch)  # outside of it the caller's own allocator stays in force
     return out

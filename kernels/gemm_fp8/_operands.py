@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 
 from rooflab.kernels._checks import check_dtype, check_last_dim_contiguous, check_shape
+from rooflab.kernels.registry import Arguments
+from rooflab.reference.spec import nbytes
+from rooflab.roofline.model import Traffic
 
 E4M3 = torch.float8_e4m3fn
 GROUP = 128
@@ -68,3 +71,11 @@ def why_no_tma(a: torch.Tensor, b: torch.Tensor) -> str | None:
         if not matrix.is_meta and matrix.data_ptr() % TMA_ALIGNMENT:
             return f"{name}: expected an address of a multiple of {TMA_ALIGNMENT}, which TMA wants; naive takes any"
     return None
+
+
+def traffic(inputs: Arguments) -> Traffic:
+    """Every operand once, as the best tile order comes close to."""
+    a, b = inputs.a, inputs.b
+    return Traffic(
+        read_bytes=nbytes(a, b, inputs.a_scale, inputs.b_scale, inputs.bias), write_bytes=2 * a.shape[0] * b.shape[1]
+    )

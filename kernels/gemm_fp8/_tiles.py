@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
 from rooflab.kernels._device import HOPPER_SMS
-from rooflab.kernels.configs import Footprint
+from rooflab.kernels.configs import default_config
 from rooflab.kernels.gemm_fp8._operands import check_operands, why_no_tma
+from rooflab.kernels.registry import Arguments
+from rooflab.kernels.tuning import Footprint, LaunchConfig
 from rooflab.reference.spec import Case, nbytes
 from rooflab.roofline.model import Traffic
 
@@ -23,7 +26,7 @@ ADDRESS_REGISTERS = 12
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(LaunchConfig):
     """Tile sizes and launch options; the tile's K is 128."""
 
     block_m: int
@@ -64,28 +67,36 @@ def footprint(config: Config, case: Case, accumulators: int) -> Footprint:
     )
 
 
-def traffic(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    a_scale: torch.Tensor,
-    b_scale: torch.Tensor,
-    bias: torch.Tensor | None,
-    panel: int,
-) -> Traffic:
-    """a once; b again for every `panel` rows of a, as if none of it were still in L2 by then."""
-    M, N = a.shape[0], b.shape[1]
-    return Traffic(
-        read_bytes=nbytes(a, a_scale, b_scale, bias) + max(1, triton.cdiv(M, panel)) * nbytes(b),
-        write_bytes=2 * M * N,
-    )
+def traffic_of(kernel: str) -> Callable[[Arguments], Traffic]:
+    """The `traffic` of a rung: a once; b again for every group of row panels, as if none of it were still in L2."""
+
+    def traffic(inputs: Arguments) -> Traffic:
+        a, b = inputs.a, inputs.b
+        M, N = a.shape[0], b.shape[1]
+        config = inputs.config or config_of(kernel, a, b)
+        panels = max(1, triton.cdiv(M, config.block_m * config.group_m))
+        return Traffic(nbytes(a, inputs.a_scale, inputs.b_scale, inputs.bias) + panels * nbytes(b), 2 * M * N)
+
+    return traffic
+
+
+def config_of(kernel: str, a: torch.Tensor, b: torch.Tensor) -> Any:
+    """The config of a launch that is given none: tuned for this card, or the heuristic's."""
+    return default_config("gemm_fp8", kernel, "fp8_e4m3", a.device, M=a.shape[0], N=b.shape[1], K=a.shape[1])
+
+
+def unsupported(inputs: Arguments) -> str | None:
+    """Why TMA cannot read these operands, or None."""
+    return why_not_read(inputs.a, inputs.b)
+
+
+def why_not_read(a: torch.Tensor, b: torch.Tensor) -> str | None:
+    """The same by the operands alone.  Empty operands give None, as the kernel does not read them."""
+    return why_no_tma(a, b) if a.numel() and b.numel() else None
 
 
 def check_for_tma(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    a_scale: torch.Tensor,
-    b_scale: torch.Tensor,
-    bias: torch.Tensor | None,
+    a: torch.Tensor, b: torch.Tensor, a_scale: torch.Tensor, b_scale: torch.Tensor, bias: torch.Tensor | None
 ) -> tuple[int, int, int]:
     """M, N and K; raises `ValueError` on operands that do not fit, or that TMA cannot read."""
     sizes = check_operands(a, b, a_scale, b_scale, bias)

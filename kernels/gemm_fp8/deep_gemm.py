@@ -8,61 +8,31 @@ from typing import Any
 import torch
 
 from rooflab.kernels._checks import output
-from rooflab.kernels.gemm_fp8._operands import block_scaled, check_operands, why_no_tma
-from rooflab.kernels.registry import register
-from rooflab.reference.spec import nbytes
-from rooflab.roofline.model import Traffic
+from rooflab.kernels.gemm_fp8._operands import block_scaled, check_operands, traffic, why_no_tma
+from rooflab.kernels.registry import Arguments, register
 
 MULTIPLE = 8
 """Of N, so that the rows of a bf16 output are a multiple of 16 bytes apart, which TMA wants."""
 
 
-def traffic(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    a_scale: torch.Tensor,
-    b_scale: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    *,
-    fast_accum: bool = False,
-    out: torch.Tensor | None = None,
-) -> Traffic:
-    """Every operand once, as the best tile order comes close to."""
-    return Traffic(read_bytes=nbytes(a, b, a_scale, b_scale, bias), write_bytes=2 * a.shape[0] * b.shape[1])
-
-
-def unsupported(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    a_scale: torch.Tensor,
-    b_scale: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    *,
-    fast_accum: bool = False,
-) -> str | None:
+def unsupported(inputs: Arguments) -> str | None:
     """What `fp8_gemm_nt` asserts on Hopper, as its source says it."""
-    if not block_scaled(a_scale):
+    b, b_scale = inputs.b, inputs.b_scale
+    if not block_scaled(inputs.a_scale):
         return "a_scale: DeepGEMM takes block scales"
-    if bias is not None:
+    if inputs.bias is not None:
         return "bias: DeepGEMM adds none to a bf16 result"
     if b.shape[1] % MULTIPLE:
         return f"b: expected columns in multiples of {MULTIPLE}, got {b.shape[1]}"
     if not b_scale.mT.is_contiguous():
         return f"b_scale: expected the strides (1, {b_scale.shape[0]}), got {b_scale.stride()}"
-    return why_no_tma(a, b)
+    return why_no_tma(inputs.a, b)
 
 
 @register(
-    op="gemm_fp8",
-    name="deep_gemm",
-    role="peer",
-    backend="cuda",
-    min_sm=90,
-    devices=("cuda",),
-    requires=("deep_gemm",),
-    traffic=traffic,
-    unsupported=unsupported,
-)
+    op="gemm_fp8", name="deep_gemm", role="peer", backend="cuda", min_sm=90, devices=("cuda",), requires=("deep_gemm",),
+    traffic=traffic, unsupported=unsupported,
+)  # fmt: skip
 def gemm_fp8(
     a: torch.Tensor,
     b: torch.Tensor,

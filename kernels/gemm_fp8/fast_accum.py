@@ -16,13 +16,12 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from rooflab.kernels._checks import output
-from rooflab.kernels.configs import BF16, Footprint, default_config, legal_by
 from rooflab.kernels.gemm_fp8 import _tiles
-from rooflab.kernels.gemm_fp8._operands import block_scaled, why_no_tma
-from rooflab.kernels.gemm_fp8._tiles import BLOCK_K, Config, check_for_tma, place
+from rooflab.kernels.gemm_fp8._operands import block_scaled
+from rooflab.kernels.gemm_fp8._tiles import BLOCK_K, Config, check_for_tma, config_of, place, traffic_of, why_not_read
 from rooflab.kernels.registry import register
+from rooflab.kernels.tuning import BF16, Footprint, Tuning
 from rooflab.reference.spec import Case, Scheme
-from rooflab.roofline.model import Traffic
 
 WIDEST = 256
 """Columns of a tile: the most of one wgmma."""
@@ -48,22 +47,9 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
 
 @triton.jit
 def _gemm(
-    a_map,
-    b_map,
-    a_scale_ptr,
-    b_scale_ptr,
-    bias_ptr,
-    out_ptr,
-    M,
-    N,
-    K,
-    stride_om,
-    HAS_BIAS: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    GROUP_M: tl.constexpr,
-):
+    a_map, b_map, a_scale_ptr, b_scale_ptr, bias_ptr, out_ptr, M, N, K, stride_om,
+    HAS_BIAS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+):  # fmt: skip
     tile_m, tile_n = place(tl.program_id(0), M, N, BLOCK_M, BLOCK_N, GROUP_M)
     # With a way around the loop, ptxas serialises the wgmma of 128 x 256 in Triton 3.6's code (its warning C7515).
     tl.assume(K > 0)
@@ -83,59 +69,20 @@ def _gemm(
     tl.store(out_ptrs, accumulator.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-def traffic(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    a_scale: torch.Tensor,
-    b_scale: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    *,
-    fast_accum: bool = False,
-    out: torch.Tensor | None = None,
-    config: Config | None = None,
-) -> Traffic:
-    """a once; b again for every group of row panels, as if none of it were still in L2 by then."""
-    config = config or _config(a, b)
-    return _tiles.traffic(a, b, a_scale, b_scale, bias, config.block_m * config.group_m)
-
-
-def _config(a: torch.Tensor, b: torch.Tensor) -> Config:
-    (M, K), N = a.shape, b.shape[1]
-    found: Config = default_config("gemm_fp8", "fast_accum", "fp8_e4m3", a.device, M=M, N=N, K=K)
-    return found
-
-
-def unsupported(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    a_scale: torch.Tensor,
-    b_scale: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    *,
-    fast_accum: bool = False,
-) -> str | None:
+def why_not_taken(a: torch.Tensor, b: torch.Tensor, a_scale: torch.Tensor, fast_accum: bool) -> str | None:
     """Block scales, sums that must not be short, and operands that TMA cannot read."""
     if block_scaled(a_scale):
         return "a_scale: a block scale ends a sum after 128 of K; promoted takes it"
     if not fast_accum:
         return "fast_accum: Hopper's fp8 accumulator keeps 14 bits; allow it by fast_accum=True, or take promoted"
-    return why_no_tma(a, b) if a.numel() and b.numel() else None
+    return why_not_read(a, b)
 
 
 @register(
-    op="gemm_fp8",
-    name="fast_accum",
-    role="optimized",
-    backend="triton",
-    min_sm=90,
-    traffic=traffic,
-    unsupported=unsupported,
-    config_type=Config,
-    configs=configs,
-    is_legal=legal_by(footprint),
-    heuristic=heuristic,
-    footprint=footprint,
-)
+    op="gemm_fp8", name="fast_accum", role="optimized", backend="triton", min_sm=90, traffic=traffic_of("fast_accum"),
+    unsupported=lambda inputs: why_not_taken(inputs.a, inputs.b, inputs.a_scale, inputs.fast_accum),
+    tuning=Tuning(Config, configs, heuristic, footprint),
+)  # fmt: skip
 def gemm_fp8(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -155,33 +102,20 @@ def gemm_fp8(
     """
     M, N, K = check_for_tma(a, b, a_scale, b_scale, bias)
     out = output(out, (M, N), a, torch.bfloat16)
-    reason = unsupported(a, b, a_scale, b_scale, bias, fast_accum=fast_accum)
+    reason = why_not_taken(a, b, a_scale, fast_accum)
     if reason:
         raise ValueError(reason)
     if not out.numel():
         return out
     if not K:
         return out.zero_() if bias is None else out.copy_(bias.expand(M, N))
-    config = config or _config(a, b)
+    config = config or config_of("fast_accum", a, b)
     weight = b.mT
     grid = (triton.cdiv(M, config.block_m) * triton.cdiv(N, config.block_n),)
     _gemm[grid](
         TensorDescriptor(a, [M, K], [a.stride(0), 1], [config.block_m, BLOCK_K]),
-        TensorDescriptor(weight, [N, K], [weight.stride(0), 1], [config.block_n, BLOCK_K]),
-        a_scale,
-        b_scale,
-        bias,
-        out,
-        M,
-        N,
-        K,
-        out.stride(0),
-        HAS_BIAS=bias is not None,
-        BLOCK_M=config.block_m,
-        BLOCK_N=config.block_n,
-        BLOCK_K=BLOCK_K,
-        GROUP_M=config.group_m,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
-    )
+        TensorDescriptor(weight, [N, K], [weight.stride(0), 1], [config.block_n, BLOCK_K]), a_scale, b_scale, bias, out,
+        M, N, K, out.stride(0),
+        HAS_BIAS=bias is not None, BLOCK_K=BLOCK_K, **config.launch_arguments,
+    )  # fmt: skip
     return out

@@ -5,10 +5,8 @@ from __future__ import annotations
 import torch
 
 from rooflab.kernels._checks import output
-from rooflab.kernels.gemm_fp8._operands import GROUP, block_scaled, check_operands, why_no_tma
-from rooflab.kernels.registry import register
-from rooflab.reference.spec import nbytes
-from rooflab.roofline.model import Traffic
+from rooflab.kernels.gemm_fp8._operands import GROUP, block_scaled, check_operands, traffic, why_no_tma
+from rooflab.kernels.registry import Arguments, register
 
 MULTIPLE = 16
 """Of which cuBLASLt wants N and K to be multiples."""
@@ -16,30 +14,9 @@ BLOCK_K = 4 * GROUP
 """cuBLASLt reads 128 x 128 scales in columns of a multiple of four, and torch passes them without padding."""
 
 
-def traffic(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    a_scale: torch.Tensor,
-    b_scale: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    *,
-    fast_accum: bool = False,
-    out: torch.Tensor | None = None,
-) -> Traffic:
-    """Every operand once, as the best tile order comes close to."""
-    return Traffic(read_bytes=nbytes(a, b, a_scale, b_scale, bias), write_bytes=2 * a.shape[0] * b.shape[1])
-
-
-def unsupported(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    a_scale: torch.Tensor,
-    b_scale: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    *,
-    fast_accum: bool = False,
-) -> str | None:
+def unsupported(inputs: Arguments) -> str | None:
     """What `torch._scaled_mm` (2.11 to 2.13) checks for, as its source and its meta function say it."""
+    a, b, a_scale = inputs.a, inputs.b, inputs.a_scale
     if a.device.type == "cpu":
         return "torch has no block scales on a CPU" if block_scaled(a_scale) else None
     K, N = b.shape
@@ -48,7 +25,7 @@ def unsupported(
     # cuBLASLt wants of fp8 operands what TMA does, and torch hands a view over as it lies.
     reason = why_no_tma(a, b)
     if reason is None and block_scaled(a_scale):
-        reason = _why_no_blocks(a, b, a_scale, b_scale, bias)
+        reason = _why_no_blocks(a, b, a_scale, inputs.b_scale, inputs.bias)
     return reason
 
 

@@ -7,25 +7,17 @@ import torch
 from rooflab.kernels._checks import output
 from rooflab.kernels._traffic import steps
 from rooflab.kernels.gemm_fp8._operands import GROUP, block_scaled, check_operands
-from rooflab.kernels.registry import register
+from rooflab.kernels.registry import Arguments, register
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 
 
-def traffic(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    a_scale: torch.Tensor,
-    b_scale: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    *,
-    fast_accum: bool = False,
-    out: torch.Tensor | None = None,
-) -> Traffic:
+def traffic(inputs: Arguments) -> Traffic:
     """Every step reads its operands from HBM and writes its result there; block scales are spread to full size."""
+    a, b, a_scale, bias = inputs.a, inputs.b, inputs.a_scale, inputs.bias
     M, N = a.shape[0], b.shape[1]
     wide_a, wide_b, product = 4 * a.numel(), 4 * b.numel(), 4 * M * N
-    a_scales, b_scales = nbytes(a_scale), nbytes(b_scale)
+    a_scales, b_scales = nbytes(a_scale), nbytes(inputs.b_scale)
     moves = [(nbytes(a), wide_a), (nbytes(b), wide_b)]  # to fp32
     if block_scaled(a_scale):
         tall = b_scales * GROUP

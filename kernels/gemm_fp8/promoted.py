@@ -14,13 +14,12 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from rooflab.kernels._checks import output
-from rooflab.kernels.configs import BF16, Footprint, default_config, legal_by
 from rooflab.kernels.gemm_fp8 import _tiles
-from rooflab.kernels.gemm_fp8._operands import block_scaled, why_no_tma
-from rooflab.kernels.gemm_fp8._tiles import BLOCK_K, Config, check_for_tma, place
+from rooflab.kernels.gemm_fp8._operands import block_scaled
+from rooflab.kernels.gemm_fp8._tiles import BLOCK_K, Config, check_for_tma, config_of, place, traffic_of, unsupported
 from rooflab.kernels.registry import register
+from rooflab.kernels.tuning import BF16, Footprint, Tuning
 from rooflab.reference.spec import Case, Scheme
-from rooflab.roofline.model import Traffic
 
 WIDEST = 128
 """Columns of a tile: those of one block scale, and the most of which two sets of accumulators fit."""
@@ -46,27 +45,11 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
 
 @triton.jit
 def _gemm(
-    a_map,
-    b_map,
-    a_scale_ptr,
-    b_scale_ptr,
-    bias_ptr,
-    out_ptr,
-    M,
-    N,
-    K,
-    stride_am,
-    stride_ak,
-    stride_bk,
-    stride_bn,
+    a_map, b_map, a_scale_ptr, b_scale_ptr, bias_ptr, out_ptr, M, N, K, stride_am, stride_ak, stride_bk, stride_bn,
     stride_om,
-    HAS_BIAS: tl.constexpr,
-    BLOCK_SCALES: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    GROUP_M: tl.constexpr,
-):
+    HAS_BIAS: tl.constexpr, BLOCK_SCALES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+):  # fmt: skip
     tile_m, tile_n = place(tl.program_id(0), M, N, BLOCK_M, BLOCK_N, GROUP_M)
     # int64: a row times its stride passes 2**31 from M N = 2**31 on.
     rows = tile_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -98,55 +81,10 @@ def _gemm(
     tl.store(out_ptrs, accumulator.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-def traffic(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    a_scale: torch.Tensor,
-    b_scale: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    *,
-    fast_accum: bool = False,
-    out: torch.Tensor | None = None,
-    config: Config | None = None,
-) -> Traffic:
-    """a once; b again for every group of row panels, as if none of it were still in L2 by then."""
-    config = config or _config(a, b)
-    return _tiles.traffic(a, b, a_scale, b_scale, bias, config.block_m * config.group_m)
-
-
-def _config(a: torch.Tensor, b: torch.Tensor) -> Config:
-    (M, K), N = a.shape, b.shape[1]
-    found: Config = default_config("gemm_fp8", "promoted", "fp8_e4m3", a.device, M=M, N=N, K=K)
-    return found
-
-
-def unsupported(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    a_scale: torch.Tensor,
-    b_scale: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    *,
-    fast_accum: bool = False,
-) -> str | None:
-    """Operands that TMA cannot read."""
-    return why_no_tma(a, b) if a.numel() and b.numel() else None
-
-
 @register(
-    op="gemm_fp8",
-    name="promoted",
-    role="optimized",
-    backend="triton",
-    min_sm=90,
-    traffic=traffic,
-    unsupported=unsupported,
-    config_type=Config,
-    configs=configs,
-    is_legal=legal_by(footprint),
-    heuristic=heuristic,
-    footprint=footprint,
-)
+    op="gemm_fp8", name="promoted", role="optimized", backend="triton", min_sm=90, traffic=traffic_of("promoted"),
+    unsupported=unsupported, tuning=Tuning(Config, configs, heuristic, footprint),
+)  # fmt: skip
 def gemm_fp8(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -170,30 +108,14 @@ def gemm_fp8(
         return out
     if not K:
         return out.zero_() if bias is None else out.copy_(bias.expand(M, N))
-    config = config or _config(a, b)
+    config = config or config_of("promoted", a, b)
     block = block_scaled(a_scale)
     weight = b.mT
     grid = (triton.cdiv(M, config.block_m) * triton.cdiv(N, config.block_n),)
     _gemm[grid](
         TensorDescriptor(a, [M, K], [a.stride(0), 1], [config.block_m, BLOCK_K]),
-        TensorDescriptor(weight, [N, K], [weight.stride(0), 1], [config.block_n, BLOCK_K]),
-        a_scale,
-        b_scale,
-        bias,
-        out,
-        M,
-        N,
-        K,
-        *(a_scale.stride() if block else (0, 0)),
-        *(b_scale.stride() if block else (0, 0)),
-        out.stride(0),
-        HAS_BIAS=bias is not None,
-        BLOCK_SCALES=block,
-        BLOCK_M=config.block_m,
-        BLOCK_N=config.block_n,
-        BLOCK_K=BLOCK_K,
-        GROUP_M=config.group_m,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
-    )
+        TensorDescriptor(weight, [N, K], [weight.stride(0), 1], [config.block_n, BLOCK_K]), a_scale, b_scale, bias, out,
+        M, N, K, *(a_scale.stride() if block else (0, 0)), *(b_scale.stride() if block else (0, 0)), out.stride(0),
+        HAS_BIAS=bias is not None, BLOCK_SCALES=block, BLOCK_K=BLOCK_K, **config.launch_arguments,
+    )  # fmt: skip
     return out

@@ -1,7 +1,7 @@
 """Over promoted: a warp that only loads, and warpgroups whose promotions and wgmma take turns.
 
 In promoted all warps wait for a product, then all add it up, and the tensor cores rest meanwhile.  Here every 64 rows
-of the tile are a consumer warpgroup's, which waits for nobody but the producer, so that one multiplies while another
+of the tile are a consumer warpgroup's, which waits for the producer alone, so that one multiplies while another
 promotes (DeepGEMM's scheme, with a third consumer where rows allow it).  CTAs are persistent: the producer loads the
 next tile, and TMA stores the last one, while consumers are at work.  Two pieces of 64 rows for each of two consumers
 would read less from L2 still, and spill 136 bytes a thread with block scales, because ptxas gives the products of the
@@ -22,14 +22,13 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from rooflab.kernels._checks import output
 from rooflab.kernels._device import HOPPER_SMS, sm_count
-from rooflab.kernels.configs import BF16, REGISTERS_PER_SM, Footprint, default_config, legal_by
 from rooflab.kernels.gemm_fp8 import _tiles
-from rooflab.kernels.gemm_fp8._operands import TMA_ALIGNMENT, block_scaled, why_no_tma
+from rooflab.kernels.gemm_fp8._operands import TMA_ALIGNMENT, block_scaled
 from rooflab.kernels.gemm_fp8._partitions import consume, produce
-from rooflab.kernels.gemm_fp8._tiles import BLOCK_K, check_for_tma
+from rooflab.kernels.gemm_fp8._tiles import BLOCK_K, check_for_tma, config_of, traffic_of, unsupported
 from rooflab.kernels.registry import register
+from rooflab.kernels.tuning import BF16, REGISTERS_PER_SM, Footprint, Tuning
 from rooflab.reference.spec import Case, Scheme
-from rooflab.roofline.model import Traffic
 
 PRODUCER_REGISTERS = 32
 CONSUMER_REGISTERS = {1: 216, 2: 232, 3: 160}
@@ -153,55 +152,10 @@ def _gemm(a_map, b_map, c_map, a_scale_ptr, b_scale_ptr, bias_ptr, out_ptr, M, N
         )  # fmt: skip
 
 
-def traffic(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    a_scale: torch.Tensor,
-    b_scale: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    *,
-    fast_accum: bool = False,
-    out: torch.Tensor | None = None,
-    config: Config | None = None,
-) -> Traffic:
-    """a once; b again for every group of row panels, as if none of it were still in L2 by then."""
-    config = config or _config(a, b)
-    return _tiles.traffic(a, b, a_scale, b_scale, bias, config.block_m * config.group_m)
-
-
-def _config(a: torch.Tensor, b: torch.Tensor) -> Config:
-    (M, K), N = a.shape, b.shape[1]
-    found: Config = default_config("gemm_fp8", "promoted_ws", "fp8_e4m3", a.device, M=M, N=N, K=K)
-    return found
-
-
-def unsupported(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    a_scale: torch.Tensor,
-    b_scale: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    *,
-    fast_accum: bool = False,
-) -> str | None:
-    """Operands that TMA cannot read."""
-    return why_no_tma(a, b) if a.numel() and b.numel() else None
-
-
 @register(
-    op="gemm_fp8",
-    name="promoted_ws",
-    role="optimized",
-    backend="gluon",
-    min_sm=90,
-    traffic=traffic,
-    unsupported=unsupported,
-    config_type=Config,
-    configs=configs,
-    is_legal=legal_by(footprint),
-    heuristic=heuristic,
-    footprint=footprint,
-)
+    op="gemm_fp8", name="promoted_ws", role="optimized", backend="gluon", min_sm=90, traffic=traffic_of("promoted_ws"),
+    unsupported=unsupported, tuning=Tuning(Config, configs, heuristic, footprint),
+)  # fmt: skip
 def gemm_fp8(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -225,7 +179,7 @@ def gemm_fp8(
         return out
     if not K:
         return out.zero_() if bias is None else out.copy_(bias.expand(M, N))
-    config = config or _config(a, b)
+    config = config or config_of("promoted_ws", a, b)
     block, weight = block_scaled(a_scale), b.mT
     by_tma = out.stride(0) * out.itemsize % TMA_ALIGNMENT == 0 and out.data_ptr() % TMA_ALIGNMENT == 0
     boxes = ([64, BLOCK_K], [config.block_n, BLOCK_K], [64, config.block_n])
@@ -237,27 +191,10 @@ def gemm_fp8(
     ]
     tiles = triton.cdiv(M, config.block_m) * triton.cdiv(N, config.block_n)
     _gemm[(min(tiles, sm_count(a.device)),)](
-        *maps,
-        a_scale,
-        b_scale,
-        bias,
-        out,
-        M,
-        N,
-        K,
-        *(a_scale.stride() if block else (0, 0)),
-        *(b_scale.stride() if block else (0, 0)),
-        out.stride(0),
-        HAS_BIAS=bias is not None,
-        BLOCK_SCALES=block,
-        BY_TMA=by_tma,
-        BLOCK_M=config.block_m,
-        BLOCK_N=config.block_n,
-        BLOCK_K=BLOCK_K,
-        GROUP_M=config.group_m,
-        STAGES=config.num_stages,
-        CONSUMER_REGISTERS=CONSUMER_REGISTERS[config.block_m // 64],
-        PRODUCER_REGISTERS=PRODUCER_REGISTERS,
-        num_warps=4,
-    )
+        *maps, a_scale, b_scale, bias, out, M, N, K, *(a_scale.stride() if block else (0, 0)),
+        *(b_scale.stride() if block else (0, 0)), out.stride(0),
+        HAS_BIAS=bias is not None, BLOCK_SCALES=block, BY_TMA=by_tma, BLOCK_M=config.block_m, BLOCK_N=config.block_n,
+        BLOCK_K=BLOCK_K, GROUP_M=config.group_m, STAGES=config.num_stages, num_warps=4,
+        CONSUMER_REGISTERS=CONSUMER_REGISTERS[config.block_m // 64], PRODUCER_REGISTERS=PRODUCER_REGISTERS,
+    )  # fmt: skip
     return out

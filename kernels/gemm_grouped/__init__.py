@@ -20,5 +20,5 @@ Losses to expect: with one expert (`llama3_8b` and the other dense suites) the l
 and CTAs without a tile are launched for nothing by grouped and tma: 15 of 16 for one token of Qwen3-30B-A3B.
 cooperative's tiles of 128 rows waste its second consumer in decode. tma and cooperative load rows of the next expert
 along with a group's last ones. Compiled by Triton 3.6.0, a loop that might not run makes wgmma wait for wgmma (ptxas
-C7515), wherefore tma's always runs.
+C7515), so that tma's loop always runs.
 """

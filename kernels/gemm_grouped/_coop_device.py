@@ -65,7 +65,7 @@ def _produce(
 ):  # fmt: skip
     panels = _panels(offsets, E, BLOCK_M, BLOCK_E, 1)
     slot = 0
-    phase = 1  # of a barrier that nobody has waited for yet, the phase before the first counts as over
+    phase = 1  # of a new barrier the phase before the first counts as over, so that the first wait returns
     for tile in range(gl.program_id(0), gl.max(panels, 0) * tiles_n, gl.num_programs(0)):
         expert, row, end, tile_n = _find(tile, panels, offsets, tiles_n, BLOCK_M, GROUP_M)
         both = row + BLOCK_M // 2 < end

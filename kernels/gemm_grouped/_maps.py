@@ -25,7 +25,7 @@ def stored_experts(b: torch.Tensor) -> StoredExperts | None:
     E, K, N = b.shape
     size = b.element_size()
     row = b.stride(2) if N > 1 else triton.cdiv(K * size, ALIGNMENT) * ALIGNMENT // size
-    matrix = b.stride(0) if E > 1 else N * row  # a stride that nothing is ever multiplied by
+    matrix = b.stride(0) if E > 1 else N * row  # the stride of a single expert is never used
     address = b.storage_offset() * size if b.device.type == "meta" else b.data_ptr()
     aligned = address % ALIGNMENT == row * size % ALIGNMENT == matrix * size % ALIGNMENT == 0
     neighbours = K == 1 or b.stride(1) == 1
@@ -35,11 +35,11 @@ def stored_experts(b: torch.Tensor) -> StoredExperts | None:
 
 
 def why_no_maps(a: torch.Tensor, b: torch.Tensor) -> str | None:
-    """Why TMA cannot load these operands, or None; what is no grouped product at all is for the launcher to say."""
+    """Why TMA cannot load these operands, or None; other shapes give None, as the launcher's own checks refuse them."""
     if a.ndim != 2 or b.ndim != 3 or not a.numel() or not b.numel():
         return None
-    for name, matrix, found in (("a", a, stored_as(a, False)), ("b", b, stored_experts(b))):
-        if found is None:
+    for name, matrix, as_stored in (("a", a, stored_as(a, False)), ("b", b, stored_experts(b))):
+        if as_stored is None:
             strides = ", ".join(str(stride * matrix.element_size()) for stride in matrix.stride())
             return (
                 f"{name}: expected stride 1 along K, and an address and other strides of whole {ALIGNMENT} bytes, for "
@@ -53,6 +53,6 @@ def stored(a: torch.Tensor, b: torch.Tensor) -> tuple[Stored, StoredExperts]:
     reason = why_no_maps(a, b)
     if reason:
         raise ValueError(reason)
-    found = stored_as(a, False), stored_experts(b)
-    assert found[0] is not None and found[1] is not None, "why_no_maps has looked"
-    return found[0], found[1]
+    both = stored_as(a, False), stored_experts(b)
+    assert both[0] is not None and both[1] is not None, "why_no_maps gave no reason"
+    return both[0], both[1]

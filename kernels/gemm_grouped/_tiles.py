@@ -7,18 +7,20 @@ the next expert, so that no two experts share a panel, and T / BLOCK_M + E panel
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 import triton
 import triton.language as tl
 
 from rooflab.kernels._device import HOPPER_SMS
-from rooflab.kernels.configs import SHARED_BYTES_PER_CTA, Footprint
+from rooflab.kernels.configs import default_config
 from rooflab.kernels.gemm._tiled import grouped_tile, tile_footprint
 from rooflab.kernels.gemm_grouped._operands import group_rows
+from rooflab.kernels.registry import Arguments
+from rooflab.kernels.tuning import SHARED_BYTES_PER_CTA, Footprint
 from rooflab.reference.spec import Case, Scheme, nbytes
 from rooflab.roofline.model import Traffic
 
@@ -46,19 +48,32 @@ def panel_footprint(
 ) -> Footprint:
     """gemm's, with a CTA for each tile that there may be.  `blocks` are a tile's M, N and K."""
     product = Case(M=case["T"], N=case["N"], K=case["K"])
-    found = tile_footprint(blocks, num_warps, staged_tiles, product, scheme, more_shared_bytes=more_shared_bytes)
+    needs = tile_footprint(blocks, num_warps, staged_tiles, product, scheme, more_shared_bytes=more_shared_bytes)
     ctas = panels(int(case["T"]), int(case["E"]), blocks[0]) * triton.cdiv(int(case["N"]), blocks[1])
-    return replace(found, ctas=ctas)
+    return replace(needs, ctas=ctas)
 
 
-def panel_traffic(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, rows: int) -> Traffic:
-    """a once; an expert's matrix once for every `rows` rows that it has, as if none of it were still in L2 by then."""
-    _, K, N = b.shape
-    reads = sum(triton.cdiv(own, rows) for own in group_rows(offsets))
-    return Traffic(
-        read_bytes=nbytes(a, offsets) + reads * K * N * b.element_size(),
-        write_bytes=a.shape[0] * N * a.element_size(),
-    )
+def traffic_of(kernel: str) -> Callable[[Arguments], Traffic]:
+    """The `traffic` of a rung: a once; an expert's matrix once for every group of its row panels, as if none of it were
+    still in L2 by then."""
+
+    def traffic(inputs: Arguments) -> Traffic:
+        a, b, offsets = inputs.a, inputs.b, inputs.offsets
+        _, K, N = b.shape
+        config = inputs.config or config_of(kernel, a, b)
+        reads = sum(triton.cdiv(own, config.block_m * config.group_m) for own in group_rows(offsets))
+        return Traffic(
+            read_bytes=nbytes(a, offsets) + reads * K * N * b.element_size(),
+            write_bytes=a.shape[0] * N * a.element_size(),
+        )
+
+    return traffic
+
+
+def config_of(kernel: str, a: torch.Tensor, b: torch.Tensor) -> Any:
+    """The config of a launch that is given none: tuned for this card, or the heuristic's."""
+    (T, K), (E, _, N) = a.shape, b.shape
+    return default_config("gemm_grouped", kernel, a.dtype, a.device, T=T, E=E, N=N, K=K)
 
 
 def stages_that_fit(stage_bytes: int, bytes_beside: int) -> int:

@@ -23,19 +23,24 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from rooflab.kernels._checks import output
 from rooflab.kernels._device import HOPPER_SMS, sm_count
 from rooflab.kernels._tma import ALIGNMENT
-from rooflab.kernels.configs import BF16, Footprint, default_config, legal_by
 from rooflab.kernels.gemm._tma import stored_as
 from rooflab.kernels.gemm_grouped._coop_device import _gemm
 from rooflab.kernels.gemm_grouped._maps import stored, stored_experts, why_no_maps
 from rooflab.kernels.gemm_grouped._operands import check_operands
-from rooflab.kernels.gemm_grouped._tiles import least_work, panel_traffic, panels, stages_that_fit
+from rooflab.kernels.gemm_grouped._tiles import (
+    config_of,
+    least_work,
+    panels,
+    stages_that_fit,
+    traffic_of,
+)
 from rooflab.kernels.registry import register
+from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
 from rooflab.reference.spec import Case, Scheme
-from rooflab.roofline.model import Traffic
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(LaunchConfig):
     """A tile and the ring."""
 
     block_m: int
@@ -103,7 +108,7 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
     return least_work([deepest(*candidate) for candidate in CANDIDATES], case)
 
 
-def unsupported(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> str | None:
+def why_not_taken(a: torch.Tensor, b: torch.Tensor) -> str | None:
     """What wgmma and TMA cannot take."""
     if a.dtype == torch.float32:
         return "a: expected 16 bits for wgmma, got torch.float32; gemm_grouped/tma takes it"
@@ -122,39 +127,16 @@ def unsupported(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> str 
     return None
 
 
-def traffic(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    offsets: torch.Tensor,
-    out: torch.Tensor | None = None,
-    *,
-    config: Config | None = None,
-) -> Traffic:
-    """a once; an expert's matrix once for every group of its row panels."""
-    (T, K), (E, _, N) = a.shape, b.shape
-    config = config or default_config("gemm_grouped", "cooperative", a.dtype, a.device, T=T, E=E, N=N, K=K)
-    return panel_traffic(a, b, offsets, config.block_m * config.group_m)
-
-
 def _map(base: torch.Tensor, shape: list[int], stride: int, box: list[int]) -> TensorDescriptor:
     layout = gl.NVMMASharedLayout.get_default_for(box, KINDS[base.dtype])
     return TensorDescriptor(base, shape, [stride, 1], box, layout)
 
 
 @register(
-    op="gemm_grouped",
-    name="cooperative",
-    role="optimized",
-    backend="gluon",
-    min_sm=90,
-    unsupported=unsupported,
-    traffic=traffic,
-    config_type=Config,
-    configs=configs,
-    is_legal=legal_by(footprint),
-    heuristic=heuristic,
-    footprint=footprint,
-)
+    op="gemm_grouped", name="cooperative", role="optimized", backend="gluon", min_sm=90,
+    unsupported=lambda inputs: why_not_taken(inputs.a, inputs.b), traffic=traffic_of("cooperative"),
+    tuning=Tuning(Config, configs, heuristic, footprint),
+)  # fmt: skip
 def gemm_grouped(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -174,7 +156,7 @@ def gemm_grouped(
     out = output(out, (T, N), a)
     if not out.numel() or not K:
         return out.zero_()
-    reason = unsupported(a, b, offsets)
+    reason = why_not_taken(a, b)
     out_stored = stored_as(out, False)
     if reason is None and out_stored is None:
         reason = (
@@ -183,27 +165,14 @@ def gemm_grouped(
         )
     if reason or out_stored is None:
         raise ValueError(reason)
-    config = config or default_config("gemm_grouped", "cooperative", a.dtype, a.device, T=T, E=E, N=N, K=K)
+    config = config or config_of("cooperative", a, b)
     a_stored, experts = stored(a, b)
     half = config.block_m // 2
     tiles = panels(T, E, config.block_m) * triton.cdiv(N, config.block_n)
     _gemm[(min(tiles, sm_count(a.device)),)](
         _map(a, [T, K], a_stored.stride, [half, config.block_k]),
-        _map(b, [E * N, K], experts.strides[1], [config.block_n, config.block_k]),
-        offsets,
-        _map(out, [T, N], out_stored.stride, [half, config.store_n]),
-        out,
-        out.stride(0),
-        E,
-        N,
-        K,
-        BLOCK_M=config.block_m,
-        BLOCK_N=config.block_n,
-        BLOCK_K=config.block_k,
-        STAGES=config.stages,
-        GROUP_M=config.group_m,
-        STORE_N=config.store_n,
-        BLOCK_E=max(LEAST_EXPERTS, triton.next_power_of_2(E)),
-        num_warps=4,
-    )
+        _map(b, [E * N, K], experts.strides[1], [config.block_n, config.block_k]), offsets,
+        _map(out, [T, N], out_stored.stride, [half, config.store_n]), out, out.stride(0), E, N, K,
+        BLOCK_E=max(LEAST_EXPERTS, triton.next_power_of_2(E)), num_warps=4, **config.launch_arguments,
+    )  # fmt: skip
     return out

@@ -16,17 +16,23 @@ import triton
 import triton.language as tl
 
 from rooflab.kernels._checks import output
-from rooflab.kernels.configs import BF16, Footprint, default_config, legal_by
 from rooflab.kernels.gemm._tiled import by_fma, uses_wgmma
 from rooflab.kernels.gemm_grouped._operands import check_operands
-from rooflab.kernels.gemm_grouped._tiles import least_work, panel_footprint, panel_traffic, panels, tile_of
+from rooflab.kernels.gemm_grouped._tiles import (
+    config_of,
+    least_work,
+    panel_footprint,
+    panels,
+    tile_of,
+    traffic_of,
+)
 from rooflab.kernels.registry import register
+from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
 from rooflab.reference.spec import Case, Scheme
-from rooflab.roofline.model import Traffic
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(LaunchConfig):
     """Tile sizes and launch options."""
 
     block_m: int
@@ -77,31 +83,15 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
     if by_fma(scheme):
         return FULL_PRECISION
     rows = int(case["T"]) / max(1, int(case["E"]))
-    found = DECODE if rows <= 12 else FEW_ROWS if rows <= 32 else least_work(TILES, case)
-    return replace(found, block_k=found.block_k * 2 // scheme.activation.itemsize)
+    config = DECODE if rows <= 12 else FEW_ROWS if rows <= 32 else least_work(TILES, case)
+    return replace(config, block_k=config.block_k * 2 // scheme.activation.itemsize)
 
 
 @triton.jit
 def _gemm(
-    a_ptr,
-    b_ptr,
-    offsets_ptr,
-    out_ptr,
-    E,
-    N,
-    K,
-    stride_at,
-    stride_ak,
-    stride_be,
-    stride_bk,
-    stride_bn,
-    stride_ot,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    GROUP_M: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-):
+    a_ptr, b_ptr, offsets_ptr, out_ptr, E, N, K, stride_at, stride_ak, stride_be, stride_bk, stride_bn, stride_ot,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, BLOCK_E: tl.constexpr,
+):  # fmt: skip
     expert, row, tile_n, end = tile_of(offsets_ptr, E, tl.cdiv(N, BLOCK_N), BLOCK_M, GROUP_M, BLOCK_E)
     if row >= end:
         return
@@ -126,32 +116,10 @@ def _gemm(
     tl.store(out_ptrs, accumulator.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-def traffic(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    offsets: torch.Tensor,
-    out: torch.Tensor | None = None,
-    *,
-    config: Config | None = None,
-) -> Traffic:
-    """a once; an expert's matrix once for every group of its row panels."""
-    (T, K), (E, _, N) = a.shape, b.shape
-    config = config or default_config("gemm_grouped", "grouped", a.dtype, a.device, T=T, E=E, N=N, K=K)
-    return panel_traffic(a, b, offsets, config.block_m * config.group_m)
-
-
 @register(
-    op="gemm_grouped",
-    name="grouped",
-    role="optimized",
-    backend="triton",
-    traffic=traffic,
-    config_type=Config,
-    configs=configs,
-    is_legal=legal_by(footprint),
-    heuristic=heuristic,
-    footprint=footprint,
-)
+    op="gemm_grouped", name="grouped", role="optimized", backend="triton", traffic=traffic_of("grouped"),
+    tuning=Tuning(Config, configs, heuristic, footprint),
+)  # fmt: skip
 def gemm_grouped(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -167,25 +135,10 @@ def gemm_grouped(
     """
     T, E, N, K = check_operands(a, b, offsets)
     out = output(out, (T, N), a)
-    config = config or default_config("gemm_grouped", "grouped", a.dtype, a.device, T=T, E=E, N=N, K=K)
+    config = config or config_of("grouped", a, b)
     if out.numel():
         _gemm[(panels(T, E, config.block_m) * triton.cdiv(N, config.block_n),)](
-            a,
-            b,
-            offsets,
-            out,
-            E,
-            N,
-            K,
-            *a.stride(),
-            *b.stride(),
-            out.stride(0),
-            BLOCK_M=config.block_m,
-            BLOCK_N=config.block_n,
-            BLOCK_K=config.block_k,
-            GROUP_M=config.group_m,
-            BLOCK_E=triton.next_power_of_2(E),
-            num_warps=config.num_warps,
-            num_stages=config.num_stages,
-        )
+            a, b, offsets, out, E, N, K, *a.stride(), *b.stride(), out.stride(0),
+            BLOCK_E=triton.next_power_of_2(E), **config.launch_arguments,
+        )  # fmt: skip
     return out

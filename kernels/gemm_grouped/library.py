@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from rooflab.kernels.gemm_grouped._operands import check_operands, group_rows
-from rooflab.kernels.registry import register
+from rooflab.kernels.registry import Arguments, register
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 
@@ -13,8 +13,9 @@ ALIGNMENT = 16
 """Bytes of which it wants addresses and strides to be multiples (its own messages, in torch 2.11 and 2.13)."""
 
 
-def traffic(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> Traffic:
+def traffic(inputs: Arguments) -> Traffic:
     """a once, and once the matrix of each expert that has rows, as the best tile order comes close to."""
+    a, b, offsets = inputs.a, inputs.b, inputs.offsets
     _, K, N = b.shape
     used = len(list(group_rows(offsets)))
     return Traffic(
@@ -23,8 +24,9 @@ def traffic(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> Traffic:
     )
 
 
-def unsupported(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> str | None:
+def unsupported(inputs: Arguments) -> str | None:
     """What torch's call refuses, and what it does by another way than its kernel."""
+    a, b = inputs.a, inputs.b
     if a.device.type == "cuda" and a.dtype != torch.bfloat16:
         return f"torch's grouped kernel for CUDA takes bf16, got {a.dtype}, for which it would loop on the host"
     if a.ndim != 2 or b.ndim != 3 or not a.numel() or not b.numel():

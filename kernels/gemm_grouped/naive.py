@@ -6,13 +6,14 @@ import torch
 
 from rooflab.kernels._checks import output
 from rooflab.kernels.gemm_grouped._operands import check_operands, group_rows
-from rooflab.kernels.registry import register
+from rooflab.kernels.registry import Arguments, register
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 
 
-def traffic(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, out: torch.Tensor | None = None) -> Traffic:
+def traffic(inputs: Arguments) -> Traffic:
     """a once, and once the matrix of each expert that has rows; a launch for each."""
+    a, b, offsets = inputs.a, inputs.b, inputs.offsets
     _, K, N = b.shape
     used = len(list(group_rows(offsets)))
     return Traffic(

@@ -20,19 +20,25 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from rooflab.kernels._checks import output
 from rooflab.kernels._tma import BARRIER_BYTES
-from rooflab.kernels.configs import BF16, Footprint, default_config, legal_by
 from rooflab.kernels.gemm._tiled import by_fma, uses_wgmma
 from rooflab.kernels.gemm._tma import ROW_BYTES
 from rooflab.kernels.gemm_grouped._maps import stored, why_no_maps
 from rooflab.kernels.gemm_grouped._operands import check_operands
-from rooflab.kernels.gemm_grouped._tiles import least_work, panel_footprint, panel_traffic, panels, tile_of
+from rooflab.kernels.gemm_grouped._tiles import (
+    config_of,
+    least_work,
+    panel_footprint,
+    panels,
+    tile_of,
+    traffic_of,
+)
 from rooflab.kernels.registry import register
+from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
 from rooflab.reference.spec import Case, Scheme
-from rooflab.roofline.model import Traffic
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(LaunchConfig):
     """Tile sizes and launch options."""
 
     block_m: int
@@ -80,27 +86,11 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
     return least_work([Config(m, n, block_k, warps, stages) for m, n, warps, stages in CANDIDATES], case)
 
 
-def unsupported(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> str | None:
-    """What TMA cannot take."""
-    return why_no_maps(a, b)
-
-
 @triton.jit
 def _gemm(
-    a_map,
-    b_map,
-    offsets_ptr,
-    out_ptr,
-    E,
-    N,
-    K,
-    stride_ot,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    GROUP_M: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-):
+    a_map, b_map, offsets_ptr, out_ptr, E, N, K, stride_ot,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, BLOCK_E: tl.constexpr,
+):  # fmt: skip
     expert, row, tile_n, end = tile_of(offsets_ptr, E, tl.cdiv(N, BLOCK_N), BLOCK_M, GROUP_M, BLOCK_E)
     if row >= end:
         return
@@ -120,34 +110,11 @@ def _gemm(
     tl.store(out_ptrs, accumulator.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-def traffic(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    offsets: torch.Tensor,
-    out: torch.Tensor | None = None,
-    *,
-    config: Config | None = None,
-) -> Traffic:
-    """a once; an expert's matrix once for every group of its row panels."""
-    (T, K), (E, _, N) = a.shape, b.shape
-    config = config or default_config("gemm_grouped", "tma", a.dtype, a.device, T=T, E=E, N=N, K=K)
-    return panel_traffic(a, b, offsets, config.block_m * config.group_m)
-
-
 @register(
-    op="gemm_grouped",
-    name="tma",
-    role="optimized",
-    backend="triton",
-    min_sm=90,
-    unsupported=unsupported,
-    traffic=traffic,
-    config_type=Config,
-    configs=configs,
-    is_legal=legal_by(footprint),
-    heuristic=heuristic,
-    footprint=footprint,
-)
+    op="gemm_grouped", name="tma", role="optimized", backend="triton", min_sm=90,
+    unsupported=lambda inputs: why_no_maps(inputs.a, inputs.b), traffic=traffic_of("tma"),
+    tuning=Tuning(Config, configs, heuristic, footprint),
+)  # fmt: skip
 def gemm_grouped(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -166,24 +133,11 @@ def gemm_grouped(
     out = output(out, (T, N), a)
     if not out.numel() or not K:
         return out.zero_()
-    config = config or default_config("gemm_grouped", "tma", a.dtype, a.device, T=T, E=E, N=N, K=K)
+    config = config or config_of("tma", a, b)
     a_stored, experts = stored(a, b)
     b_map = TensorDescriptor(b, [*experts.shape], [*experts.strides], [1, config.block_n, config.block_k])
     _gemm[(panels(T, E, config.block_m) * triton.cdiv(N, config.block_n),)](
-        a_stored.descriptor(config.block_m, config.block_k),
-        b_map,
-        offsets,
-        out,
-        E,
-        N,
-        K,
-        out.stride(0),
-        BLOCK_M=config.block_m,
-        BLOCK_N=config.block_n,
-        BLOCK_K=config.block_k,
-        GROUP_M=config.group_m,
-        BLOCK_E=triton.next_power_of_2(E),
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
-    )
+        a_stored.descriptor(config.block_m, config.block_k), b_map, offsets, out, E, N, K, out.stride(0),
+        BLOCK_E=triton.next_power_of_2(E), **config.launch_arguments,
+    )  # fmt: skip
     return out

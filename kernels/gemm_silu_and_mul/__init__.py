@@ -1,7 +1,7 @@
 """gemm_silu_and_mul: silu(A gate) * (A up), B = (gate | up) being (K, 2 I).
 
 naive        torch steps: a product for gate, one for up, and the activation in fp32, seven launches in 16 bits
-library      none in torch for both: `torch.mm` of gate|up, `silu` and `torch.mul`; the product goes to HBM and back
+library      torch has no single call: `torch.mm` of gate|up, `silu` and `torch.mul`; the product goes to HBM and back
 fused        over library: one Triton launch; gate's and up's columns are one tile of B, and they meet in registers in
              fp32, so that half the product's width is stored, once. Loads by cp.async. The rung for decode: its tiles
              go down to 16 rows, and it takes any strides
@@ -19,5 +19,5 @@ activation costs two special functions an output: 2048 clocks of an SM for a til
 Losses to expect: with few rows the weights' bytes are all that counts, and the gain is what launches cost. tma hides
 neither the fill of its pipeline nor its activation, one CTA of such tiles filling an SM. persistent and cooperative
 leave SMs without a tile where M I is small. Compiled by Triton 3.6.0, a loop that might not run makes wgmma wait for
-wgmma (ptxas C7515), wherefore tma's always runs.
+wgmma (ptxas C7515), so that tma's loop always runs.
 """

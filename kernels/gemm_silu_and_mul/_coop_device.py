@@ -39,7 +39,7 @@ def _produce(
     BLOCK_M: gl.constexpr, BLOCK_I: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
 ):  # fmt: skip
     slot = 0
-    phase = 1  # of a barrier that nobody has waited for yet, the phase before the first counts as over
+    phase = 1  # of a new barrier the phase before the first counts as over, so that the first wait returns
     for tile in range(gl.program_id(0), tiles_m * tiles_i, gl.num_programs(0)):
         tile_m, tile_i = _place(tile, tiles_m, tiles_i, GROUP_M)
         for step in range(steps):

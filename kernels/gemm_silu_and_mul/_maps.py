@@ -10,8 +10,8 @@ import triton
 
 from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels._tma import ALIGNMENT
-from rooflab.kernels.configs import SHARED_BYTES_PER_CTA
 from rooflab.kernels.gemm._tma import Stored, stored_as
+from rooflab.kernels.tuning import SHARED_BYTES_PER_CTA
 from rooflab.reference.spec import Case
 
 BARRIERS_BYTES = 1024
@@ -27,8 +27,9 @@ def _row_bytes(matrix: torch.Tensor) -> str:
 
 
 def why_no_maps(a: torch.Tensor, b: torch.Tensor) -> str | None:
-    """Why TMA cannot load these operands or store a new result of them, or None; what is no gated product at all is
-    for the launcher to say."""
+    """Why TMA cannot load these operands or store a new result of them, or None.
+
+    Other shapes give None: the launcher's own checks refuse them."""
     if a.ndim != 2 or b.ndim != 2 or not a.numel() or not b.numel() or b.shape[1] % 2:
         return None
     wanted = f"expected stride 1 along K, and an address and row stride of whole {ALIGNMENT} bytes, for TMA"
@@ -49,14 +50,14 @@ def stored(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> tuple[Stored,
     reason = why_no_maps(a, b)
     if reason:
         raise ValueError(reason)
-    found = stored_as(a, False), stored_as(b, True), stored_as(out, False)
-    if found[2] is None:
+    matrices = stored_as(a, False), stored_as(b, True), stored_as(out, False)
+    if matrices[2] is None:
         raise ValueError(
             f"out: expected an address and row stride of whole {ALIGNMENT} bytes for TMA, got strides of "
             f"{_row_bytes(out)} bytes; gemm_silu_and_mul/fused takes any"
         )
-    assert found[0] is not None and found[1] is not None, "why_no_maps has looked"
-    return found[0], found[1], found[2]
+    assert matrices[0] is not None and matrices[1] is not None, "why_no_maps gave no reason"
+    return matrices[0], matrices[1], matrices[2]
 
 
 def gated(weight: Stored) -> tuple[list[int], list[int]]:

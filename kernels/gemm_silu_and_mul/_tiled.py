@@ -7,12 +7,17 @@ of both halves at the same places, so that taking it apart moves nothing.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 
-from rooflab.kernels.configs import Footprint
+from rooflab.kernels.configs import default_config
 from rooflab.kernels.gemm._tiled import tile_footprint
+from rooflab.kernels.registry import Arguments
+from rooflab.kernels.tuning import Footprint
 from rooflab.reference.spec import Case, Scheme, nbytes
 from rooflab.roofline.model import Traffic
 
@@ -33,13 +38,25 @@ def gated_footprint(
     return tile_footprint(tile, num_warps, staged_tiles, product, scheme, more_shared_bytes=more_shared_bytes)
 
 
-def gated_traffic(a: torch.Tensor, b: torch.Tensor, group_rows: int) -> Traffic:
-    """a once; b again for every `group_rows` rows of a, as if none of it were still in L2 by then; the result."""
-    M = a.shape[0]
-    return Traffic(
-        read_bytes=nbytes(a) + triton.cdiv(M, group_rows) * nbytes(b),
-        write_bytes=M * (b.shape[1] // 2) * a.element_size(),
-    )
+def traffic_of(kernel: str) -> Callable[[Arguments], Traffic]:
+    """The `traffic` of a rung: a once; b again for every group of row panels, as if none of it were still in L2 by
+    then; the result."""
+
+    def traffic(inputs: Arguments) -> Traffic:
+        a, b = inputs.a, inputs.b
+        M, config = a.shape[0], inputs.config or config_of(kernel, a, b)
+        return Traffic(
+            read_bytes=nbytes(a) + triton.cdiv(M, config.block_m * config.group_m) * nbytes(b),
+            write_bytes=M * (b.shape[1] // 2) * a.element_size(),
+        )
+
+    return traffic
+
+
+def config_of(kernel: str, a: torch.Tensor, b: torch.Tensor) -> Any:
+    """The config of a launch that is given none: tuned for this card, or the heuristic's."""
+    (M, K), I = a.shape, b.shape[1] // 2
+    return default_config("gemm_silu_and_mul", kernel, a.dtype, a.device, M=M, I=I, K=K)
 
 
 @triton.jit

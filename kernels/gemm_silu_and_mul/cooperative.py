@@ -22,19 +22,18 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from rooflab.kernels._checks import output
 from rooflab.kernels._device import HOPPER_SMS, sm_count
-from rooflab.kernels.configs import BF16, Footprint, default_config
 from rooflab.kernels.gemm._tma import Stored
 from rooflab.kernels.gemm_silu_and_mul._coop_device import _gemm
 from rooflab.kernels.gemm_silu_and_mul._maps import least_work, stages_that_fit, stored, why_no_maps
 from rooflab.kernels.gemm_silu_and_mul._operands import check_operands
-from rooflab.kernels.gemm_silu_and_mul._tiled import gated_traffic
+from rooflab.kernels.gemm_silu_and_mul._tiled import config_of, traffic_of
 from rooflab.kernels.registry import register
+from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
 from rooflab.reference.spec import Case, Scheme
-from rooflab.roofline.model import Traffic
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(LaunchConfig):
     """A tile and the ring."""
 
     block_m: int
@@ -108,20 +107,11 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
     return least_work([deepest(*candidate) for candidate in CANDIDATES], case)
 
 
-def unsupported(a: torch.Tensor, b: torch.Tensor) -> str | None:
+def why_not_taken(a: torch.Tensor, b: torch.Tensor) -> str | None:
     """What wgmma and TMA cannot take."""
     if a.dtype == torch.float32:
         return "a: expected 16 bits for wgmma, got torch.float32; gemm_silu_and_mul/persistent takes it"
     return why_no_maps(a, b)
-
-
-def traffic(
-    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None, *, config: Config | None = None
-) -> Traffic:
-    """a once; b again for every group of row panels."""
-    (M, K), I = a.shape, b.shape[1] // 2
-    config = config or default_config("gemm_silu_and_mul", "cooperative", a.dtype, a.device, M=M, I=I, K=K)
-    return gated_traffic(a, b, config.block_m * config.group_m)
 
 
 def _map(matrix: Stored, rows: int, columns: int) -> TensorDescriptor:
@@ -131,19 +121,10 @@ def _map(matrix: Stored, rows: int, columns: int) -> TensorDescriptor:
 
 
 @register(
-    op="gemm_silu_and_mul",
-    name="cooperative",
-    role="optimized",
-    backend="gluon",
-    min_sm=90,
-    unsupported=unsupported,
-    traffic=traffic,
-    config_type=Config,
-    configs=configs,
-    is_legal=is_legal,
-    heuristic=heuristic,
-    footprint=footprint,
-)
+    op="gemm_silu_and_mul", name="cooperative", role="optimized", backend="gluon", min_sm=90,
+    unsupported=lambda inputs: why_not_taken(inputs.a, inputs.b), traffic=traffic_of("cooperative"),
+    tuning=Tuning(Config, configs, heuristic, footprint, is_legal=is_legal),
+)  # fmt: skip
 def gemm_silu_and_mul(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None, *, config: Config | None = None
 ) -> torch.Tensor:
@@ -157,25 +138,15 @@ def gemm_silu_and_mul(
     out = output(out, (M, I), a)
     if not out.numel() or not K:
         return out.zero_()
-    reason = unsupported(a, b)
+    reason = why_not_taken(a, b)
     if reason:
         raise ValueError(reason)
-    config = config or default_config("gemm_silu_and_mul", "cooperative", a.dtype, a.device, M=M, I=I, K=K)
+    config = config or config_of("cooperative", a, b)
     a_stored, weight, out_stored = stored(a, b, out)
     tiles = triton.cdiv(M, config.block_m) * triton.cdiv(I, config.block_i)
     _gemm[(min(tiles, sm_count(a.device)),)](
-        _map(a_stored, config.block_m // 2, config.block_k),
-        _map(weight, config.block_i, config.block_k),
-        _map(out_stored, config.block_m // 2, config.block_i),
-        M,
-        I,
-        K,
-        BLOCK_M=config.block_m,
-        BLOCK_I=config.block_i,
-        BLOCK_K=config.block_k,
-        STAGES=config.stages,
-        GROUP_M=config.group_m,
-        LEAD=config.lead,
-        num_warps=4,
-    )
+        _map(a_stored, config.block_m // 2, config.block_k), _map(weight, config.block_i, config.block_k),
+        _map(out_stored, config.block_m // 2, config.block_i), M, I, K,
+        num_warps=4, **config.launch_arguments,
+    )  # fmt: skip
     return out

@@ -15,17 +15,16 @@ import triton.language as tl
 
 from rooflab.kernels._checks import output
 from rooflab.kernels._device import HOPPER_SMS
-from rooflab.kernels.configs import BF16, Footprint, default_config, legal_by
 from rooflab.kernels.gemm._tiled import by_fma, grouped_tile, uses_wgmma
 from rooflab.kernels.gemm_silu_and_mul._operands import check_operands
-from rooflab.kernels.gemm_silu_and_mul._tiled import gated_footprint, gated_traffic, silu_product
+from rooflab.kernels.gemm_silu_and_mul._tiled import config_of, gated_footprint, silu_product, traffic_of
 from rooflab.kernels.registry import register
+from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
 from rooflab.reference.spec import Case, Scheme
-from rooflab.roofline.model import Traffic
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(LaunchConfig):
     """Tile sizes and launch options."""
 
     block_m: int
@@ -74,32 +73,19 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
     M, I = int(case["M"]), int(case["I"])
     if by_fma(scheme):
         return FULL_PRECISION
-    found = LARGE if M * I >= HOPPER_SMS * LARGE.block_m * LARGE.block_i else SMALL
+    config = LARGE if M * I >= HOPPER_SMS * LARGE.block_m * LARGE.block_i else SMALL
     if M <= 64:
-        found = DECODE if M <= 16 else FEW_ROWS if M <= 32 else SMALL
-        if I < HOPPER_SMS * found.block_i:
-            found = replace(found, block_i=found.block_i // 2)
-    return replace(found, block_k=found.block_k * 2 // scheme.activation.itemsize)
+        config = DECODE if M <= 16 else FEW_ROWS if M <= 32 else SMALL
+        if I < HOPPER_SMS * config.block_i:
+            config = replace(config, block_i=config.block_i // 2)
+    return replace(config, block_k=config.block_k * 2 // scheme.activation.itemsize)
 
 
 @triton.jit
 def _gemm(
-    a_ptr,
-    b_ptr,
-    out_ptr,
-    M,
-    I,
-    K,
-    stride_am,
-    stride_ak,
-    stride_bk,
-    stride_bn,
-    stride_om,
-    BLOCK_M: tl.constexpr,
-    BLOCK_I: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    GROUP_M: tl.constexpr,
-):
+    a_ptr, b_ptr, out_ptr, M, I, K, stride_am, stride_ak, stride_bk, stride_bn, stride_om,
+    BLOCK_M: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+):  # fmt: skip
     tile_m, tile_i = grouped_tile(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(I, BLOCK_I), GROUP_M)
     # int64: a row times its stride passes 2**31 from M K = 2**31 on.
     rows = tile_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -124,27 +110,10 @@ def _gemm(
     tl.store(out_ptr + rows[:, None] * stride_om + out_columns[None, :], out, mask=mask)
 
 
-def traffic(
-    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None, *, config: Config | None = None
-) -> Traffic:
-    """a once; b again for every group of row panels."""
-    (M, K), I = a.shape, b.shape[1] // 2
-    config = config or default_config("gemm_silu_and_mul", "fused", a.dtype, a.device, M=M, I=I, K=K)
-    return gated_traffic(a, b, config.block_m * config.group_m)
-
-
 @register(
-    op="gemm_silu_and_mul",
-    name="fused",
-    role="optimized",
-    backend="triton",
-    traffic=traffic,
-    config_type=Config,
-    configs=configs,
-    is_legal=legal_by(footprint),
-    heuristic=heuristic,
-    footprint=footprint,
-)
+    op="gemm_silu_and_mul", name="fused", role="optimized", backend="triton", traffic=traffic_of("fused"),
+    tuning=Tuning(Config, configs, heuristic, footprint),
+)  # fmt: skip
 def gemm_silu_and_mul(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None, *, config: Config | None = None
 ) -> torch.Tensor:
@@ -155,23 +124,9 @@ def gemm_silu_and_mul(
     """
     M, I, K = check_operands(a, b)
     out = output(out, (M, I), a)
-    config = config or default_config("gemm_silu_and_mul", "fused", a.dtype, a.device, M=M, I=I, K=K)
+    config = config or config_of("fused", a, b)
     if out.numel():
         _gemm[(triton.cdiv(M, config.block_m) * triton.cdiv(I, config.block_i),)](
-            a,
-            b,
-            out,
-            M,
-            I,
-            K,
-            *a.stride(),
-            *b.stride(),
-            out.stride(0),
-            BLOCK_M=config.block_m,
-            BLOCK_I=config.block_i,
-            BLOCK_K=config.block_k,
-            GROUP_M=config.group_m,
-            num_warps=config.num_warps,
-            num_stages=config.num_stages,
+            a, b, out, M, I, K, *a.stride(), *b.stride(), out.stride(0), **config.launch_arguments
         )
     return out

@@ -7,13 +7,14 @@ import torch
 from rooflab.kernels._checks import output
 from rooflab.kernels._traffic import steps
 from rooflab.kernels.gemm_silu_and_mul._operands import check_operands
-from rooflab.kernels.registry import register
+from rooflab.kernels.registry import Arguments, register
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 
 
-def traffic(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) -> Traffic:
+def traffic(inputs: Arguments) -> Traffic:
     """The product is written with both halves, which the activation reads back; silu(gate) goes out and in again."""
+    a, b = inputs.a, inputs.b
     half = a.shape[0] * (b.shape[1] // 2) * a.element_size()
     return steps((nbytes(a, b), 2 * half), (half, half), (2 * half, half))
 

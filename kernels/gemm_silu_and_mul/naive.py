@@ -7,13 +7,14 @@ import torch
 from rooflab.kernels._checks import output
 from rooflab.kernels._traffic import steps
 from rooflab.kernels.gemm_silu_and_mul._operands import check_operands
-from rooflab.kernels.registry import register
+from rooflab.kernels.registry import Arguments, register
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 
 
-def traffic(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) -> Traffic:
+def traffic(inputs: Arguments) -> Traffic:
     """Every step reads its operands from HBM and writes its result there; the activation's are fp32."""
+    a, b = inputs.a, inputs.b
     values = a.shape[0] * (b.shape[1] // 2)
     full, narrow = 4 * values, a.element_size() * values
     casts = [] if a.dtype == torch.float32 else [(narrow, full), (narrow, full)]  # gate, up to fp32

@@ -19,19 +19,18 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from rooflab.kernels._checks import output
 from rooflab.kernels._device import HOPPER_SMS, sm_count
 from rooflab.kernels._tma import BARRIER_BYTES
-from rooflab.kernels.configs import BF16, Footprint, default_config, legal_by
 from rooflab.kernels.gemm._tiled import by_fma, grouped_tile, uses_wgmma
 from rooflab.kernels.gemm._tma import ROW_BYTES
 from rooflab.kernels.gemm_silu_and_mul._maps import gated, least_work, stages_that_fit, stored, why_no_maps
 from rooflab.kernels.gemm_silu_and_mul._operands import check_operands
-from rooflab.kernels.gemm_silu_and_mul._tiled import gated_footprint, gated_traffic, silu_product
+from rooflab.kernels.gemm_silu_and_mul._tiled import config_of, gated_footprint, silu_product, traffic_of
 from rooflab.kernels.registry import register
+from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
 from rooflab.reference.spec import Case, Scheme
-from rooflab.roofline.model import Traffic
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(LaunchConfig):
     """Tile sizes and launch options."""
 
     block_m: int
@@ -68,9 +67,9 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
     stages = config.num_stages if uses_wgmma(config.block_m, scheme) else config.num_stages - 1
     blocks = config.block_m, config.block_i, config.block_k
     more = config.num_stages * BARRIER_BYTES + config.block_m * config.block_i * scheme.output.itemsize
-    found = gated_footprint(blocks, config.num_warps, stages, case, scheme, more_shared_bytes=more)
-    tiles, ctas = found.ctas, min(found.ctas, HOPPER_SMS)
-    return replace(found, ctas=ctas, tensor_flops=found.tensor_flops * tiles / max(1, ctas))
+    needs = gated_footprint(blocks, config.num_warps, stages, case, scheme, more_shared_bytes=more)
+    tiles, ctas = needs.ctas, min(needs.ctas, HOPPER_SMS)
+    return replace(needs, ctas=ctas, tensor_flops=needs.tensor_flops * tiles / max(1, ctas))
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
@@ -85,24 +84,11 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
     return least_work([deepest(*candidate) for candidate in CANDIDATES], case)
 
 
-def unsupported(a: torch.Tensor, b: torch.Tensor) -> str | None:
-    """What TMA cannot take."""
-    return why_no_maps(a, b)
-
-
 @triton.jit
 def _gemm(
-    a_map,
-    b_map,
-    out_map,
-    M,
-    I,
-    K,
-    BLOCK_M: tl.constexpr,
-    BLOCK_I: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    GROUP_M: tl.constexpr,
-):
+    a_map, b_map, out_map, M, I, K,
+    BLOCK_M: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+):  # fmt: skip
     tiles_m, tiles_i = tl.cdiv(M, BLOCK_M), tl.cdiv(I, BLOCK_I)
     steps = tl.cdiv(K, BLOCK_K)
     tl.assume(steps > 0)  # the loops are fused only where the inner one is known to run
@@ -118,29 +104,11 @@ def _gemm(
         out_map.store([row, column], silu_product(accumulator).to(out_map.dtype))
 
 
-def traffic(
-    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None, *, config: Config | None = None
-) -> Traffic:
-    """a once; b again for every group of row panels."""
-    (M, K), I = a.shape, b.shape[1] // 2
-    config = config or default_config("gemm_silu_and_mul", "persistent", a.dtype, a.device, M=M, I=I, K=K)
-    return gated_traffic(a, b, config.block_m * config.group_m)
-
-
 @register(
-    op="gemm_silu_and_mul",
-    name="persistent",
-    role="optimized",
-    backend="triton",
-    min_sm=90,
-    unsupported=unsupported,
-    traffic=traffic,
-    config_type=Config,
-    configs=configs,
-    is_legal=legal_by(footprint),
-    heuristic=heuristic,
-    footprint=footprint,
-)
+    op="gemm_silu_and_mul", name="persistent", role="optimized", backend="triton", min_sm=90,
+    unsupported=lambda inputs: why_no_maps(inputs.a, inputs.b), traffic=traffic_of("persistent"),
+    tuning=Tuning(Config, configs, heuristic, footprint),
+)  # fmt: skip
 def gemm_silu_and_mul(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None, *, config: Config | None = None
 ) -> torch.Tensor:
@@ -154,22 +122,14 @@ def gemm_silu_and_mul(
     out = output(out, (M, I), a)
     if not out.numel() or not K:
         return out.zero_()
-    config = config or default_config("gemm_silu_and_mul", "persistent", a.dtype, a.device, M=M, I=I, K=K)
+    config = config or config_of("persistent", a, b)
     a_stored, weight, out_stored = stored(a, b, out)
     shape, strides = gated(weight)
     tiles = triton.cdiv(M, config.block_m) * triton.cdiv(I, config.block_i)
     _gemm[(min(tiles, sm_count(a.device)),)](
         a_stored.descriptor(config.block_m, config.block_k),
         TensorDescriptor(b, shape, strides, [2, config.block_i, config.block_k]),
-        out_stored.descriptor(config.block_m, config.block_i),
-        M,
-        I,
-        K,
-        BLOCK_M=config.block_m,
-        BLOCK_I=config.block_i,
-        BLOCK_K=config.block_k,
-        GROUP_M=config.group_m,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
-    )
+        out_stored.descriptor(config.block_m, config.block_i), M, I, K,
+        **config.launch_arguments,
+    )  # fmt: skip
     return out

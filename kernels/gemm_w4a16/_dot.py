@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from rooflab.kernels._device import HOPPER_SMS
-from rooflab.kernels.configs import Footprint
+from rooflab.kernels.tuning import Footprint, LaunchConfig
 from rooflab.reference.spec import Case
 
 ROWS = 64
@@ -29,7 +29,7 @@ REDUCED = 1024
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(LaunchConfig):
     """Tile sizes and launch options; the tile's K is a group, or 128 with eight bits."""
 
     block_m: int
@@ -121,28 +121,10 @@ def _dequantize(words, zero, BITS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K:
 
 @triton.jit
 def _dot(
-    a_ptr,
-    words_ptr,
-    scale_ptr,
-    zero_ptr,
-    bias_ptr,
-    out_ptr,
-    M,
-    N,
-    K,
-    row_words,
-    stride_am,
-    stride_sn,
-    stride_om,
-    BITS: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    HAS_ZERO: tl.constexpr,
-    SPLIT: tl.constexpr,
-    WHOLE_K: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
+    a_ptr, words_ptr, scale_ptr, zero_ptr, bias_ptr, out_ptr, M, N, K, row_words, stride_am, stride_sn, stride_om,
+    BITS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_ZERO: tl.constexpr, SPLIT: tl.constexpr, WHOLE_K: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
     BLOCK_WORDS: tl.constexpr = BLOCK_K * BITS // 32
     tiles_n = tl.cdiv(N, BLOCK_N)
     share = tl.program_id(0) % SPLIT
@@ -225,30 +207,11 @@ def launch(
     target = out if config.split == 1 else out.new_empty((config.split, M, N), dtype=torch.float32)
     tiles = triton.cdiv(M, config.block_m) * triton.cdiv(N, config.block_n)
     _dot[(tiles * config.split,)](
-        a,
-        words,
-        scale,
-        zero,
-        bias,
-        target,
-        M,
-        N,
-        K,
-        words.shape[1],
-        a.stride(0) if M > 1 else 0,
-        scale.stride(0),
+        a, words, scale, zero, bias, target, M, N, K, words.shape[1], a.stride(0) if M > 1 else 0, scale.stride(0),
         out.stride(0),
-        BITS=bits,
-        HAS_BIAS=bias is not None and config.split == 1,
-        HAS_ZERO=zero is not None,
-        SPLIT=config.split,
-        WHOLE_K=K % block_k == 0,
-        BLOCK_M=config.block_m,
-        BLOCK_N=config.block_n,
-        BLOCK_K=block_k,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
-    )
+        BITS=bits, HAS_BIAS=bias is not None and config.split == 1, HAS_ZERO=zero is not None, WHOLE_K=K % block_k == 0,
+        BLOCK_K=block_k, **config.launch_arguments,
+    )  # fmt: skip
     if config.split > 1:
         _add_up[(triton.cdiv(M * N, REDUCED),)](
             target, bias, out, M, N, out.stride(0), HAS_BIAS=bias is not None, SPLIT=config.split, BLOCK=REDUCED

@@ -11,8 +11,8 @@ import triton
 
 from rooflab.kernels import _cuda
 from rooflab.kernels._device import HOPPER_SMS
-from rooflab.kernels.configs import REGISTERS_PER_THREAD, Footprint
 from rooflab.kernels.gemm_w4a16._stream_device import SOURCE
+from rooflab.kernels.tuning import REGISTERS_PER_THREAD, Footprint
 from rooflab.reference.spec import Case
 
 WARP = 32
@@ -87,11 +87,11 @@ def footprint(config: Config, case: Case, bits: int, subgroups: int) -> Footprin
 def is_legal(config: Config, case: Case, bits: int, subgroups: int) -> bool:
     """A chunk for every share of K at least, and what is on its way within a thread's registers."""
     shares = config.warps_k * config.split
-    found = footprint(config, case, bits, subgroups)
+    needs = footprint(config, case, bits, subgroups)
     return (
         (shares == 1 or shares <= chunks(int(case["K"]), bits))
-        and found.fits
-        and found.registers <= REGISTERS_PER_THREAD - OTHER_REGISTERS
+        and needs.fits
+        and needs.registers <= REGISTERS_PER_THREAD - OTHER_REGISTERS
     )
 
 

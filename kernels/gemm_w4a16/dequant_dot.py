@@ -10,12 +10,13 @@ from __future__ import annotations
 import torch
 
 from rooflab.kernels._checks import output
-from rooflab.kernels.configs import BF16, Footprint, default_config
+from rooflab.kernels.configs import default_config
 from rooflab.kernels.gemm_w4a16 import _dot
 from rooflab.kernels.gemm_w4a16._dot import Config
 from rooflab.kernels.gemm_w4a16._operands import group_of, rows_along_k
 from rooflab.kernels.gemm_w4a16._packed import check_packed, pack
-from rooflab.kernels.registry import register
+from rooflab.kernels.registry import Arguments, register
+from rooflab.kernels.tuning import BF16, Footprint, Tuning
 from rooflab.reference.spec import Case, Scheme, nbytes
 from rooflab.roofline.model import Traffic
 
@@ -46,24 +47,16 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
     return _dot.heuristic(case, BITS, _block_k(scheme))
 
 
-def traffic(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    scale: torch.Tensor,
-    zero: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-    *,
-    config: Config | None = None,
-) -> Traffic:
+def traffic(inputs: Arguments) -> Traffic:
     """a once; the weight again for every tile of its rows, as if none of it were still in L2 by then; sums of shares of
     K out and in."""
+    a, b, scale, zero = inputs.a, inputs.b, inputs.scale, inputs.zero
     M, N = a.shape[0], b.shape[0]
-    config = config or _config(a, scale, zero, N)
+    config = inputs.config or _config(a, scale, zero, N)
     tiles_m = -(-M // config.block_m)
     shared = 4 * config.split * M * N if config.split > 1 else 0
     return Traffic(
-        read_bytes=nbytes(a, bias) + max(tiles_m, 1) * nbytes(b, scale, zero) + shared,
+        read_bytes=nbytes(a, inputs.bias) + max(tiles_m, 1) * nbytes(b, scale, zero) + shared,
         write_bytes=shared + M * N * a.element_size(),
         launches=1 if config.split == 1 else 2,
     )
@@ -77,13 +70,7 @@ def _config(a: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None, N: 
     return found
 
 
-def unsupported(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    scale: torch.Tensor,
-    zero: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-) -> str | None:
+def why_not_taken(a: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None) -> str | None:
     """Layouts that the kernel does not read."""
     for name, tensor in (("scale", scale), ("zero", zero)):
         if tensor is not None and tensor.shape[1] > 1 and tensor.stride(1) != 1:
@@ -94,20 +81,10 @@ def unsupported(
 
 
 @register(
-    op="gemm_w4a16",
-    name="dequant_dot",
-    role="optimized",
-    backend="triton",
-    min_sm=90,
-    prepare=pack,
-    traffic=traffic,
-    unsupported=unsupported,
-    config_type=Config,
-    configs=configs,
-    is_legal=is_legal,
-    heuristic=heuristic,
-    footprint=footprint,
-)
+    op="gemm_w4a16", name="dequant_dot", role="optimized", backend="triton", min_sm=90, prepare=pack, traffic=traffic,
+    unsupported=lambda inputs: why_not_taken(inputs.a, inputs.scale, inputs.zero),
+    tuning=Tuning(Config, configs, heuristic, footprint, is_legal=is_legal),
+)  # fmt: skip
 def gemm_w4a16(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -124,7 +101,7 @@ def gemm_w4a16(
     same layout, or None for 8; bias: (N,) bf16; returns (M, N) bf16.  Raises `ValueError` on anything else.
     """
     M, N, K, group = check_packed(a, b, scale, zero, bias)
-    reason = unsupported(a, b, scale, zero)
+    reason = why_not_taken(a, scale, zero)
     if reason:
         raise ValueError(reason)
     out = output(out, (M, N), a)

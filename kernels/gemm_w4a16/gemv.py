@@ -12,12 +12,13 @@ from __future__ import annotations
 import torch
 
 from rooflab.kernels._checks import output
-from rooflab.kernels.configs import BF16, Footprint, default_config
+from rooflab.kernels.configs import default_config
 from rooflab.kernels.gemm_w4a16 import _stream
 from rooflab.kernels.gemm_w4a16._operands import group_of, rows_along_k
 from rooflab.kernels.gemm_w4a16._packed import check_packed, pack
 from rooflab.kernels.gemm_w4a16._stream import MOST_COLUMNS, MOST_M, Config
-from rooflab.kernels.registry import register
+from rooflab.kernels.registry import Arguments, register
+from rooflab.kernels.tuning import BF16, Footprint, Tuning
 from rooflab.reference.spec import Case, Scheme, nbytes
 from rooflab.roofline.model import Traffic
 
@@ -55,27 +56,16 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
     return _stream.heuristic(case, BITS, _subgroups(scheme))
 
 
-def traffic(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    scale: torch.Tensor,
-    zero: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-    *,
-    config: Config | None = None,
-) -> Traffic:
+def traffic(inputs: Arguments) -> Traffic:
     """Every operand once: a stays in L1 and L2 between the warps that read it, and sums never leave an SM's cluster."""
-    return Traffic(read_bytes=nbytes(a, b, scale, zero, bias), write_bytes=a.shape[0] * b.shape[0] * a.element_size())
+    a, b = inputs.a, inputs.b
+    return Traffic(
+        read_bytes=nbytes(a, b, inputs.scale, inputs.zero, inputs.bias),
+        write_bytes=a.shape[0] * b.shape[0] * a.element_size(),
+    )
 
 
-def unsupported(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    scale: torch.Tensor,
-    zero: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-) -> str | None:
+def why_not_taken(a: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None) -> str | None:
     """Why these operands are for another rung."""
     M, K = a.shape
     most = min(MOST_M, MOST_COLUMNS // subgroups(group_of(K, scale.shape[1]) if K else CHUNK_K))
@@ -90,22 +80,10 @@ def unsupported(
 
 
 @register(
-    op="gemm_w4a16",
-    name="gemv",
-    role="optimized",
-    backend="cuda",
-    min_sm=90,
-    devices=("cuda",),
-    requires=("cupy",),
-    prepare=pack,
-    traffic=traffic,
-    unsupported=unsupported,
-    config_type=Config,
-    configs=configs,
-    is_legal=is_legal,
-    heuristic=heuristic,
-    footprint=footprint,
-)
+    op="gemm_w4a16", name="gemv", role="optimized", backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",),
+    prepare=pack, traffic=traffic, unsupported=lambda inputs: why_not_taken(inputs.a, inputs.scale, inputs.zero),
+    tuning=Tuning(Config, configs, heuristic, footprint, is_legal=is_legal),
+)  # fmt: skip
 def gemm_w4a16(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -123,7 +101,7 @@ def gemm_w4a16(
     same layout, or None for 8; bias: (N,) bf16; returns (M, N) bf16.  Raises `ValueError` on anything else.
     """
     M, N, K, group = check_packed(a, b, scale, zero, bias)
-    reason = unsupported(a, b, scale, zero)
+    reason = why_not_taken(a, scale, zero)
     if reason:
         raise ValueError(reason)
     out = output(out, (M, N), a)

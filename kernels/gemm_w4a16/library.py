@@ -14,7 +14,7 @@ import torch
 
 from rooflab.kernels._checks import output
 from rooflab.kernels.gemm_w4a16._operands import SYMMETRIC_ZERO, check_operands
-from rooflab.kernels.registry import register
+from rooflab.kernels.registry import Arguments, register
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 
@@ -76,12 +76,8 @@ def _why_not(N: int, K: int, device: torch.device) -> str | None:
     return None
 
 
-def unsupported(
-    a: torch.Tensor,
-    b: torch.Tensor | PackedWeight,
-    scale: torch.Tensor,
-    zero: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
+def why_not_taken(
+    a: torch.Tensor, b: torch.Tensor | PackedWeight, scale: torch.Tensor, bias: torch.Tensor | None
 ) -> str | None:
     """What torch (2.11 to 2.13) checks for, as its source says it; b may be packed already."""
     if bias is not None:
@@ -96,27 +92,17 @@ def unsupported(
     return _why_not(b.shape[0], K, b.device)
 
 
-def traffic(
-    a: torch.Tensor,
-    b: torch.Tensor | PackedWeight,
-    scale: torch.Tensor,
-    zero: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-) -> Traffic:
+def traffic(inputs: Arguments) -> Traffic:
     """Every operand once, and an offset for each scale."""
-    packed = b.nbytes if isinstance(b, PackedWeight) else nbytes(b) + 2 * nbytes(scale)
-    return Traffic(read_bytes=nbytes(a, bias) + packed, write_bytes=a.shape[0] * b.shape[0] * a.element_size())
+    a, b = inputs.a, inputs.b
+    packed = b.nbytes if isinstance(b, PackedWeight) else nbytes(b) + 2 * nbytes(inputs.scale)
+    return Traffic(read_bytes=nbytes(a, inputs.bias) + packed, write_bytes=a.shape[0] * b.shape[0] * a.element_size())
 
 
 @register(
-    op="gemm_w4a16",
-    name="library",
-    role="library",
-    backend="torch",
-    prepare=pack,
-    unsupported=unsupported,
-    traffic=traffic,
-)
+    op="gemm_w4a16", name="library", role="library", backend="torch", prepare=pack,
+    unsupported=lambda inputs: why_not_taken(inputs.a, inputs.b, inputs.scale, inputs.bias), traffic=traffic,
+)  # fmt: skip
 def gemm_w4a16(
     a: torch.Tensor,
     b: PackedWeight,
@@ -132,7 +118,7 @@ def gemm_w4a16(
     if not isinstance(b, PackedWeight):
         raise ValueError(f"b: expected a weight packed by this kernel's prepare, got {type(b).__name__}")
     M, _, K, _ = check_operands(a, b.tensor.new_empty(b.shape, dtype=torch.uint8, device="meta"), scale, zero, bias)
-    reason = unsupported(a, b, scale, zero, bias)
+    reason = why_not_taken(a, b, scale, bias)
     if reason:
         raise ValueError(f"{'bias' if bias is not None else 'a'}: {reason}")
     if not M:

@@ -15,7 +15,7 @@ import torch
 from rooflab.kernels._checks import output
 from rooflab.kernels._traffic import steps
 from rooflab.kernels.gemm_w4a16._operands import SYMMETRIC_ZERO, check_all_but_b
-from rooflab.kernels.registry import register
+from rooflab.kernels.registry import Arguments, register
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 
@@ -69,12 +69,12 @@ def _why_not(N: int, K: int) -> str | None:
     return None
 
 
-def unsupported(
+def why_not_taken(
     a: torch.Tensor,
     b: torch.Tensor | MarlinWeight,
     scale: torch.Tensor,
-    zero: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
+    zero: torch.Tensor | None,
+    bias: torch.Tensor | None,
 ) -> str | None:
     """What Marlin's `Layer` and `mul` take; b may be packed already."""
     if zero is not None:
@@ -88,31 +88,21 @@ def unsupported(
     return _why_not(b.shape[0], a.shape[1])
 
 
-def traffic(
-    a: torch.Tensor,
-    b: torch.Tensor | MarlinWeight,
-    scale: torch.Tensor,
-    zero: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-) -> Traffic:
+def traffic(inputs: Arguments) -> Traffic:
     """Its product reads every operand once; conversions stand beside it."""
-    M, (N, half_K) = a.shape[0], b.shape
-    scales, result = 2 * scale.numel(), 2 * M * N
-    return steps((nbytes(a), nbytes(a)), (nbytes(a, zero, bias) + N * half_K + scales, result), (result, result))
+    a = inputs.a
+    M, (N, half_K) = a.shape[0], inputs.b.shape
+    scales, result = 2 * inputs.scale.numel(), 2 * M * N
+    return steps(
+        (nbytes(a), nbytes(a)), (nbytes(a, inputs.zero, inputs.bias) + N * half_K + scales, result), (result, result)
+    )
 
 
 @register(
-    op="gemm_w4a16",
-    name="marlin",
-    role="peer",
-    backend="cuda",
-    min_sm=80,
-    devices=("cuda",),
-    requires=("marlin",),
-    prepare=pack,
-    unsupported=unsupported,
+    op="gemm_w4a16", name="marlin", role="peer", backend="cuda", min_sm=80, devices=("cuda",), requires=("marlin",),
+    prepare=pack, unsupported=lambda inputs: why_not_taken(inputs.a, inputs.b, inputs.scale, inputs.zero, inputs.bias),
     traffic=traffic,
-)
+)  # fmt: skip
 def gemm_w4a16(
     a: torch.Tensor,
     b: MarlinWeight,
@@ -128,7 +118,7 @@ def gemm_w4a16(
     if not isinstance(b, MarlinWeight):
         raise ValueError(f"b: expected a weight packed by this kernel's prepare, got {type(b).__name__}")
     M, _, _ = check_all_but_b(a, b.N, scale, zero, bias)
-    reason = unsupported(a, b, scale, zero, bias)
+    reason = why_not_taken(a, b, scale, zero, bias)
     if reason:
         raise ValueError(f"{'zero' if zero is not None else 'bias' if bias is not None else 'a'}: {reason}")
     if not M:

@@ -7,29 +7,23 @@ import torch
 from rooflab.kernels._checks import output
 from rooflab.kernels._traffic import steps
 from rooflab.kernels.gemm_w4a16._operands import SYMMETRIC_ZERO, check_operands
-from rooflab.kernels.registry import register
+from rooflab.kernels.registry import Arguments, register
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 
 
-def traffic(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    scale: torch.Tensor,
-    zero: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-) -> Traffic:
+def traffic(inputs: Arguments) -> Traffic:
     """Every step reads its operands from HBM and writes its result there; scales and zero points are spread to full
     size in fp32."""
+    a, b, zero = inputs.a, inputs.b, inputs.zero
     codes = 2 * b.numel()
     wide = 4 * codes
     moves: list[tuple[float, float]] = [(nbytes(b), nbytes(b)), (nbytes(b), nbytes(b)), (codes, codes)]  # halves
-    moves += [(codes, wide), (nbytes(scale), wide)]
+    moves += [(codes, wide), (nbytes(inputs.scale), wide)]
     if zero is not None:
         moves += [(nbytes(zero), wide)]
     moves += [(wide * (1 if zero is None else 2), wide), (2 * wide, wide), (wide, 2 * codes)]
-    return steps(*moves, (nbytes(a, bias) + 2 * codes, a.shape[0] * b.shape[0] * a.element_size()))
+    return steps(*moves, (nbytes(a, inputs.bias) + 2 * codes, a.shape[0] * b.shape[0] * a.element_size()))
 
 
 @register(op="gemm_w4a16", name="naive", role="naive", backend="torch", traffic=traffic)

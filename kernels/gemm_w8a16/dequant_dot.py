@@ -10,12 +10,13 @@ from __future__ import annotations
 import torch
 
 from rooflab.kernels._checks import output
-from rooflab.kernels.configs import BF16, Footprint, default_config
+from rooflab.kernels.configs import default_config
 from rooflab.kernels.gemm_w4a16 import _dot
 from rooflab.kernels.gemm_w4a16._dot import BLOCK_K8, Config
 from rooflab.kernels.gemm_w8a16._operands import rows_along_k
 from rooflab.kernels.gemm_w8a16._packed import check_packed, pack
-from rooflab.kernels.registry import register
+from rooflab.kernels.registry import Arguments, register
+from rooflab.kernels.tuning import BF16, Footprint, Tuning
 from rooflab.reference.spec import Case, Scheme, nbytes
 from rooflab.roofline.model import Traffic
 
@@ -42,48 +43,31 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
     return _dot.heuristic(case, BITS, BLOCK_K8)
 
 
-def traffic(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    scale: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-    *,
-    config: Config | None = None,
-) -> Traffic:
+def traffic(inputs: Arguments) -> Traffic:
     """a once; the weight again for every tile of its rows, as if none of it were still in L2 by then; sums of shares of
     K out and in."""
+    a, scale = inputs.a, inputs.scale
     (M, K), N = a.shape, scale.shape[0]
-    config = config or default_config("gemm_w8a16", "dequant_dot", "w8a16", a.device, M=M, N=N, K=K)
+    config = inputs.config or default_config("gemm_w8a16", "dequant_dot", "w8a16", a.device, M=M, N=N, K=K)
     tiles_m = -(-M // config.block_m)
     shared = 4 * config.split * M * N if config.split > 1 else 0
     return Traffic(
-        read_bytes=nbytes(a, bias) + max(tiles_m, 1) * nbytes(b, scale) + shared,
+        read_bytes=nbytes(a, inputs.bias) + max(tiles_m, 1) * nbytes(inputs.b, scale) + shared,
         write_bytes=shared + M * N * a.element_size(),
         launches=1 if config.split == 1 else 2,
     )
 
 
-def unsupported(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None = None) -> str | None:
+def why_not_taken(a: torch.Tensor) -> str | None:
     """Layouts that the kernel does not read."""
     return rows_along_k(a)
 
 
 @register(
-    op="gemm_w8a16",
-    name="dequant_dot",
-    role="optimized",
-    backend="triton",
-    min_sm=90,
-    prepare=pack,
-    traffic=traffic,
-    unsupported=unsupported,
-    config_type=Config,
-    configs=configs,
-    is_legal=is_legal,
-    heuristic=heuristic,
-    footprint=footprint,
-)
+    op="gemm_w8a16", name="dequant_dot", role="optimized", backend="triton", min_sm=90, prepare=pack, traffic=traffic,
+    unsupported=lambda inputs: why_not_taken(inputs.a),
+    tuning=Tuning(Config, configs, heuristic, footprint, is_legal=is_legal),
+)  # fmt: skip
 def gemm_w8a16(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -99,7 +83,7 @@ def gemm_w8a16(
     bf16.  Raises `ValueError` on anything else.
     """
     M, N, K = check_packed(a, b, scale, bias)
-    reason = unsupported(a, b, scale)
+    reason = why_not_taken(a)
     if reason:
         raise ValueError(reason)
     out = output(out, (M, N), a)

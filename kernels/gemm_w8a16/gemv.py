@@ -12,12 +12,13 @@ from __future__ import annotations
 import torch
 
 from rooflab.kernels._checks import output
-from rooflab.kernels.configs import BF16, Footprint, default_config
+from rooflab.kernels.configs import default_config
 from rooflab.kernels.gemm_w4a16 import _stream
 from rooflab.kernels.gemm_w4a16._stream import MOST_M, Config
 from rooflab.kernels.gemm_w8a16._operands import rows_along_k
 from rooflab.kernels.gemm_w8a16._packed import check_packed, pack
-from rooflab.kernels.registry import register
+from rooflab.kernels.registry import Arguments, register
+from rooflab.kernels.tuning import BF16, Footprint, Tuning
 from rooflab.reference.spec import Case, Scheme, nbytes
 from rooflab.roofline.model import Traffic
 
@@ -46,20 +47,13 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
     return _stream.heuristic(case, BITS, SUBGROUPS)
 
 
-def traffic(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    scale: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-    *,
-    config: Config | None = None,
-) -> Traffic:
+def traffic(inputs: Arguments) -> Traffic:
     """Every operand once: a stays in L1 and L2 between the warps that read it, and sums never leave an SM's cluster."""
-    return Traffic(read_bytes=nbytes(a, b, scale, bias), write_bytes=2 * a.shape[0] * scale.shape[0])
+    a, scale = inputs.a, inputs.scale
+    return Traffic(read_bytes=nbytes(a, inputs.b, scale, inputs.bias), write_bytes=2 * a.shape[0] * scale.shape[0])
 
 
-def unsupported(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None = None) -> str | None:
+def why_not_taken(a: torch.Tensor) -> str | None:
     """Why these operands are for another rung."""
     if a.shape[0] > MOST_M:
         return f"a: expected up to {MOST_M} rows, got {a.shape[0]}; gemm_w8a16/dequant_dot takes more"
@@ -67,22 +61,10 @@ def unsupported(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, bias: tor
 
 
 @register(
-    op="gemm_w8a16",
-    name="gemv",
-    role="optimized",
-    backend="cuda",
-    min_sm=90,
-    devices=("cuda",),
-    requires=("cupy",),
-    prepare=pack,
-    traffic=traffic,
-    unsupported=unsupported,
-    config_type=Config,
-    configs=configs,
-    is_legal=is_legal,
-    heuristic=heuristic,
-    footprint=footprint,
-)
+    op="gemm_w8a16", name="gemv", role="optimized", backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",),
+    prepare=pack, traffic=traffic, unsupported=lambda inputs: why_not_taken(inputs.a),
+    tuning=Tuning(Config, configs, heuristic, footprint, is_legal=is_legal),
+)  # fmt: skip
 def gemm_w8a16(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -98,7 +80,7 @@ def gemm_w8a16(
     bf16.  Raises `ValueError` on anything else.
     """
     M, N, K = check_packed(a, b, scale, bias)
-    reason = unsupported(a, b, scale)
+    reason = why_not_taken(a)
     if reason:
         raise ValueError(reason)
     out = output(out, (M, N), a)

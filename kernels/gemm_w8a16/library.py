@@ -15,7 +15,7 @@ import torch
 from rooflab.kernels._checks import output
 from rooflab.kernels._traffic import steps
 from rooflab.kernels.gemm_w8a16._operands import check_operands
-from rooflab.kernels.registry import register
+from rooflab.kernels.registry import Arguments, register
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 
@@ -28,24 +28,18 @@ CUDA_LIMIT = 2**31
 """Elements of an operand, which the kernel on CUDA counts in 32 bits."""
 
 
-def traffic(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    scale: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    *,
-    device: str = "cuda",
-) -> Traffic:
+def traffic(inputs: Arguments) -> Traffic:
     """On a CPU the codes again for every four rows of a; on CUDA three steps, the activation and the result in fp32."""
+    a, b, scale = inputs.a, inputs.b, inputs.scale
     M, N = a.shape[0], b.shape[1]
-    if device == "cpu":
+    if inputs.device == "cpu":
         return Traffic(read_bytes=nbytes(a, scale) + -(-M // CPU_ROWS) * nbytes(b), write_bytes=2 * M * N)
     wide = 4 * a.numel()
     product = (wide + nbytes(b) + 4 * N, 4 * M * N)
     return steps((nbytes(a), wide), (nbytes(scale), 4 * N), product, (4 * M * N, 2 * M * N))
 
 
-def unsupported(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None = None) -> str | None:
+def why_not_taken(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> str | None:
     """What torch (2.11 to 2.13) takes; on a CPU it reads past rows of another length without a word."""
     if bias is not None:
         return "torch has no call that adds a bias before it rounds"
@@ -64,7 +58,10 @@ def unsupported(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, bias: tor
     return None
 
 
-@register(op="gemm_w8a16", name="library", role="library", backend="torch", traffic=traffic, unsupported=unsupported)
+@register(
+    op="gemm_w8a16", name="library", role="library", backend="torch", traffic=traffic,
+    unsupported=lambda inputs: why_not_taken(inputs.a, inputs.b, inputs.scale, inputs.bias),
+)  # fmt: skip
 def gemm_w8a16(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """a (scale b) with `torch._weight_int8pack_mm`, summed in fp32.
 
@@ -72,7 +69,7 @@ def gemm_w8a16(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, bias: torc
     takes no `out`.  Raises `ValueError` on anything else, a bias among it.
     """
     M, N, _ = check_operands(a, b, scale, bias)
-    reason = unsupported(a, b, scale, bias)
+    reason = why_not_taken(a, b, scale, bias)
     if reason:
         raise ValueError(f"{'bias' if bias is not None else 'a'}: {reason}")
     if not M or not N:

@@ -7,25 +7,20 @@ import torch
 from rooflab.kernels._checks import output
 from rooflab.kernels._traffic import steps
 from rooflab.kernels.gemm_w8a16._operands import check_operands
-from rooflab.kernels.registry import register
+from rooflab.kernels.registry import Arguments, register
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 
 
-def traffic(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    scale: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-) -> Traffic:
+def traffic(inputs: Arguments) -> Traffic:
     """Codes to fp32, scaled, to bf16, and read by the product: 21 bytes for each weight of one."""
+    a, b = inputs.a, inputs.b
     codes = b.numel()
     return steps(
         (codes, 4 * codes),
-        (4 * codes + nbytes(scale), 4 * codes),
+        (4 * codes + nbytes(inputs.scale), 4 * codes),
         (4 * codes, 2 * codes),
-        (nbytes(a, bias) + 2 * codes, a.shape[0] * b.shape[1] * a.element_size()),
+        (nbytes(a, inputs.bias) + 2 * codes, a.shape[0] * b.shape[1] * a.element_size()),
     )
 
 

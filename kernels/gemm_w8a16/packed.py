@@ -24,7 +24,7 @@ import torch
 from rooflab.kernels._checks import check_dtype, check_shape, output
 from rooflab.kernels.gemm_w8a16 import library
 from rooflab.kernels.gemm_w8a16._operands import check_operands
-from rooflab.kernels.registry import register
+from rooflab.kernels.registry import Arguments, register
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 
@@ -49,14 +49,15 @@ def pack(b: torch.Tensor) -> torch.Tensor:
     return rows.mT
 
 
-def traffic(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None = None) -> Traffic:
+def traffic(inputs: Arguments) -> Traffic:
     """With few rows what library moves; else every operand once, for blocks stay in cache."""
+    a, b, scale, bias = inputs.a, inputs.b, inputs.scale, inputs.bias
     if _few(a, b, scale, bias):
-        return library.traffic(a, b, scale, bias, device="cpu")
+        return library.traffic(inputs.but(device="cpu"))
     return Traffic(read_bytes=nbytes(a, b, scale, bias), write_bytes=2 * a.shape[0] * b.shape[1])
 
 
-def unsupported(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None = None) -> str | None:
+def unsupported(inputs: Arguments) -> str | None:
     """Where oneDNN has no product in bf16."""
     if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return "oneDNN multiplies no bf16 on this CPU"
@@ -65,19 +66,13 @@ def unsupported(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, bias: tor
 
 def _few(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> bool:
     """Whether torch's call for int8 takes these, and is the faster."""
-    return a.shape[0] <= FEW_ROWS and library.unsupported(a, b, scale, bias) is None
+    return a.shape[0] <= FEW_ROWS and library.why_not_taken(a, b, scale, bias) is None
 
 
 @register(
-    op="gemm_w8a16",
-    name="packed",
-    role="optimized",
-    backend="torch",
-    devices=("cpu",),
-    prepare=pack,
-    traffic=traffic,
+    op="gemm_w8a16", name="packed", role="optimized", backend="torch", devices=("cpu",), prepare=pack, traffic=traffic,
     unsupported=unsupported,
-)
+)  # fmt: skip
 def gemm_w8a16(
     a: torch.Tensor,
     b: torch.Tensor,

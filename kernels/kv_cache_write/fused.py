@@ -9,9 +9,10 @@ import torch
 import triton
 import triton.language as tl
 
-from rooflab.kernels.configs import BF16, Footprint, default_config, legal_by
+from rooflab.kernels.configs import default_config
 from rooflab.kernels.kv_cache_write._operands import check_operands
-from rooflab.kernels.registry import register
+from rooflab.kernels.registry import Arguments, register
+from rooflab.kernels.tuning import BF16, Footprint, Tuning
 from rooflab.reference.spec import Case, Scheme, nbytes
 from rooflab.roofline.model import Traffic
 
@@ -78,7 +79,7 @@ def _kv_cache_write(
     # whose heads lie apart.
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slot_mapping_ptr + token)
-    # A slot past the cache is skipped too: nothing is ever written outside it.
+    # A slot past the cache is skipped too: the kernel never writes outside the cache.
     if (slot >= 0) & (slot < num_slots):
         heads = (tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)[:, None]).to(tl.int64)
         columns = tl.arange(0, BLOCK_D)[None, :]
@@ -90,27 +91,18 @@ def _kv_cache_write(
         tl.store(v_cache_ptr + target, v, mask=mask)
 
 
-def traffic(
-    k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slot_mapping: torch.Tensor
-) -> Traffic:
+def traffic(inputs: Arguments) -> Traffic:
     """Every slot, and the rows of the tokens that have one."""
+    k, slot_mapping = inputs.k, inputs.slot_mapping
     written = int((slot_mapping >= 0).sum())
-    moved = written * k.shape[1] * k.shape[2] * (k.element_size() + v.element_size())
+    moved = written * k.shape[1] * k.shape[2] * (k.element_size() + inputs.v.element_size())
     return Traffic(read_bytes=nbytes(slot_mapping) + moved, write_bytes=moved)
 
 
 @register(
-    op="kv_cache_write",
-    name="fused",
-    role="optimized",
-    backend="triton",
-    traffic=traffic,
-    config_type=Config,
-    configs=configs,
-    is_legal=legal_by(footprint),
-    heuristic=heuristic,
-    footprint=footprint,
-)
+    op="kv_cache_write", name="fused", role="optimized", backend="triton", traffic=traffic,
+    tuning=Tuning(Config, configs, heuristic, footprint),
+)  # fmt: skip
 def kv_cache_write(
     k: torch.Tensor,
     v: torch.Tensor,
@@ -130,17 +122,7 @@ def kv_cache_write(
         config = config or default_config("kv_cache_write", "fused", k.dtype, k.device, T=T, H_kv=H_kv, D=D)
         block_d, block_heads = _blocks(config, H_kv, D)
         _kv_cache_write[(T, triton.cdiv(H_kv, block_heads))](
-            k,
-            v,
-            k_cache,
-            v_cache,
-            slot_mapping,
-            k_cache.shape[0] * k_cache.shape[1],
-            H_kv,
-            *k.stride()[:2],
+            k, v, k_cache, v_cache, slot_mapping, k_cache.shape[0] * k_cache.shape[1], H_kv, *k.stride()[:2],
             *v.stride()[:2],
-            D=D,
-            BLOCK_D=block_d,
-            BLOCK_HEADS=block_heads,
-            num_warps=config.num_warps,
-        )
+            D=D, BLOCK_D=block_d, BLOCK_HEADS=block_heads, num_warps=config.num_warps,
+        )  # fmt: skip

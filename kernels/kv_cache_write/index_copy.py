@@ -9,14 +9,13 @@ import torch
 
 from rooflab.kernels._traffic import steps
 from rooflab.kernels.kv_cache_write._operands import check_operands
-from rooflab.kernels.registry import register
+from rooflab.kernels.registry import Arguments, register
 from rooflab.roofline.model import Traffic
 
 
-def traffic(
-    k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slot_mapping: torch.Tensor
-) -> Traffic:
+def traffic(inputs: Arguments) -> Traffic:
     """The least slot, then one scatter per cache; a batch with skipped tokens is compacted first."""
+    k, slot_mapping = inputs.k, inputs.slot_mapping
     T, row_bytes = len(slot_mapping), k.shape[1] * k.shape[2] * k.element_size()
     kept = int((slot_mapping >= 0).sum())
     scatter = (kept * (8 + row_bytes), kept * row_bytes)

@@ -9,7 +9,7 @@ import triton.language as tl
 
 from rooflab.kernels._attention import LN2, LOG2E, Returned, outputs
 from rooflab.kernels.merge_attention_states._operands import check_operands
-from rooflab.kernels.registry import register
+from rooflab.kernels.registry import Arguments, register
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 
@@ -82,8 +82,9 @@ def fused_kernel(
     tl.store(lse_ptr + t * lse_stride_t + h * lse_stride_h, lse, mask=real)
 
 
-def traffic(outs: torch.Tensor, lses: torch.Tensor) -> Traffic:
+def traffic(inputs: Arguments) -> Traffic:
     """Every part once, and the result."""
+    outs, lses = inputs.outs, inputs.lses
     return Traffic(nbytes(outs, lses), nbytes(outs, lses) // outs.shape[0])
 
 
@@ -109,22 +110,7 @@ def merge(outs: torch.Tensor, lses: torch.Tensor, merged: torch.Tensor, lse: tor
     block_d = int(triton.next_power_of_2(D))
     rows = max(32 * WARPS * LOAD_BYTES // outs.element_size() // block_d, 1)
     fused_kernel[(triton.cdiv(T * H, rows),)](
-        outs,
-        lses,
-        merged,
-        lse,
-        parts,
-        T,
-        H,
-        D,
-        *outs.stride()[:3],
-        *lses.stride(),
-        *merged.stride()[:2],
+        outs, lses, merged, lse, parts, T, H, D, *outs.stride()[:3], *lses.stride(), *merged.stride()[:2],
         *lse.stride(),
-        TO_LOG2=LOG2E,
-        TO_LN=LN2,
-        BLOCK_D=block_d,
-        ROWS=rows,
-        AT_ONCE=PARTS_AT_ONCE,
-        num_warps=WARPS,
-    )
+        TO_LOG2=LOG2E, TO_LN=LN2, BLOCK_D=block_d, ROWS=rows, AT_ONCE=PARTS_AT_ONCE, num_warps=WARPS,
+    )  # fmt: skip

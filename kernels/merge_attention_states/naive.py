@@ -8,12 +8,13 @@ import torch
 
 from rooflab.kernels._attention import Returned, outputs
 from rooflab.kernels.merge_attention_states._operands import check_operands
-from rooflab.kernels.registry import register
+from rooflab.kernels.registry import Arguments, register
 from rooflab.roofline.model import Traffic
 
 
-def traffic(outs: torch.Tensor, lses: torch.Tensor) -> Traffic:
+def traffic(inputs: Arguments) -> Traffic:
     """Every step's operands from and to HBM, the weighted outputs in fp32."""
+    outs, lses = inputs.outs, inputs.lses
     parts, size = outs.numel(), outs.element_size()
     result = parts // outs.shape[0]
     # In order: log-sum-exp, its mask, weights, cast, mask, product, sum, output.

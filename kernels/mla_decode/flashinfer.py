@@ -14,7 +14,7 @@ import torch
 from rooflab.kernels import _flashinfer as adapter
 from rooflab.kernels._attention import Returned
 from rooflab.kernels.mla_decode._args import check_args
-from rooflab.kernels.registry import register
+from rooflab.kernels.registry import Arguments, register
 from rooflab.reference.pages import used_slots
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
@@ -23,34 +23,17 @@ LATENT, ROTARY = 512, 64
 """DeepSeek-V2's, and the only ones that its kernels are built for."""
 
 
-def traffic(
-    q: torch.Tensor,
-    kv_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    seq_lens: torch.Tensor,
-    latent_dim: int,
-    softmax_scale: float,
-    *,
-    return_lse: bool = False,
-) -> Traffic:
+def traffic(inputs: Arguments) -> Traffic:
     """Each latent once; what parts of split keys move is FlashInfer's to decide, and left out."""
+    q, kv_cache, seq_lens, return_lse = inputs.q, inputs.kv_cache, inputs.seq_lens, inputs.return_lse
     B, H, D = q.shape
-    slots, entries = used_slots(block_table, seq_lens, *kv_cache.shape[:2])
-    result = B * H * latent_dim * q.element_size() + 4 * return_lse * B * H
-    found = Traffic(nbytes(q, seq_lens) + slots * D * kv_cache.element_size() + 4 * entries, result)
-    return adapter.with_base_e(found, q, return_lse)
+    slots, entries = used_slots(inputs.block_table, seq_lens, *kv_cache.shape[:2])
+    result = B * H * inputs.latent_dim * q.element_size() + 4 * return_lse * B * H
+    moved = Traffic(nbytes(q, seq_lens) + slots * D * kv_cache.element_size() + 4 * entries, result)
+    return adapter.with_base_e(moved, q, return_lse)
 
 
-def unsupported(
-    q: torch.Tensor,
-    kv_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    seq_lens: torch.Tensor,
-    latent_dim: int,
-    softmax_scale: float,
-    *,
-    return_lse: bool = False,
-) -> str | None:
+def why_not_taken(q: torch.Tensor, kv_cache: torch.Tensor, latent_dim: int) -> str | None:
     """Why FlashInfer cannot take these inputs, or None; pages may have any size."""
     if (latent_dim, q.shape[-1] - latent_dim) != (LATENT, ROTARY):
         return f"latent_dim: expected {LATENT} of {LATENT + ROTARY} dimensions, got {latent_dim} of {q.shape[-1]}"
@@ -84,32 +67,16 @@ def plan_of(
     return adapter.Plan(wrapper, adapter.unseeing_rows(bounds, pages.lengths, True, block_table.device))
 
 
-def plan(
-    q: torch.Tensor,
-    kv_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    seq_lens: torch.Tensor,
-    latent_dim: int,
-    softmax_scale: float,
-    *,
-    return_lse: bool = False,
-) -> adapter.Plan:
+def plan(inputs: Arguments) -> adapter.Plan:
     """What an engine does once for all layers of a step; waits for the device."""
-    return plan_of(False, q, kv_cache, block_table, seq_lens, softmax_scale)
+    return plan_of(False, inputs.q, inputs.kv_cache, inputs.block_table, inputs.seq_lens, inputs.softmax_scale)
 
 
 @register(
-    op="mla_decode",
-    name="flashinfer",
-    role="peer",
-    backend="cuda",
-    min_sm=80,
-    devices=("cuda",),
-    requires=(adapter.PACKAGE,),
-    unsupported=unsupported,
-    traffic=traffic,
-    plan=plan,
-)
+    op="mla_decode", name="flashinfer", role="peer", backend="cuda", min_sm=80, devices=("cuda",),
+    requires=(adapter.PACKAGE,), unsupported=lambda inputs: why_not_taken(inputs.q, inputs.kv_cache, inputs.latent_dim),
+    traffic=traffic, plan=plan,
+)  # fmt: skip
 def mla_decode(
     q: torch.Tensor,
     kv_cache: torch.Tensor,
@@ -128,7 +95,7 @@ def mla_decode(
     not fit.
     """
     check_args(q, kv_cache, block_table, seq_lens, latent_dim)
-    reason = unsupported(q, kv_cache, block_table, seq_lens, latent_dim, softmax_scale)
+    reason = why_not_taken(q, kv_cache, latent_dim)
     if reason:
         raise ValueError(reason)
     plan = plan or plan_of(True, q, kv_cache, block_table, seq_lens, softmax_scale)

@@ -10,20 +10,14 @@ import torch
 import torch.nn.functional as F
 
 from rooflab.kernels.mla_decode._args import check_args
-from rooflab.kernels.registry import register
+from rooflab.kernels.registry import Arguments, register
 from rooflab.roofline.model import Traffic
 
 
-def traffic(
-    q: torch.Tensor,
-    kv_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    seq_lens: torch.Tensor,
-    latent_dim: int,
-    softmax_scale: float,
-) -> Traffic:
+def traffic(inputs: Arguments) -> Traffic:
     """Every table entry's page is gathered, cleaned of NaN past the sequence's end, and read as key and as value."""
-    copy = block_table.numel() * kv_cache.shape[1] * q.shape[2] * kv_cache.element_size()
+    q, kv_cache, latent_dim = inputs.q, inputs.kv_cache, inputs.latent_dim
+    copy = inputs.block_table.numel() * kv_cache.shape[1] * q.shape[2] * kv_cache.element_size()
     values = copy // q.shape[2] * latent_dim
     queries = q.numel() * q.element_size()
     return Traffic(3 * copy + values + queries, 2 * copy + queries // q.shape[2] * latent_dim, launches=8)
@@ -49,7 +43,7 @@ def mla_decode(
     unseen = torch.arange(slots, device=q.device) >= seq_lens[:, None]  # (B, slots)
     pages = block_table.clamp(0, len(kv_cache) - 1).reshape(-1)
     latents = kv_cache.index_select(0, pages).view(B, slots, D).masked_fill_(unseen[..., None], 0)[:, None]
-    found = F.scaled_dot_product_attention(
+    result = F.scaled_dot_product_attention(
         q[:, None], latents, latents[..., :latent_dim], attn_mask=~unseen[:, None, None], scale=softmax_scale
     )
-    return found[:, 0].masked_fill((seq_lens == 0)[:, None, None], 0)
+    return result[:, 0].masked_fill((seq_lens == 0)[:, None, None], 0)

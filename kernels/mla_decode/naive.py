@@ -8,23 +8,15 @@ import torch
 
 from rooflab.kernels._attention import Returned, outputs
 from rooflab.kernels.mla_decode._args import check_args
-from rooflab.kernels.registry import register
+from rooflab.kernels.registry import Arguments, register
 from rooflab.roofline.model import Traffic
 
 
-def traffic(
-    q: torch.Tensor,
-    kv_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    seq_lens: torch.Tensor,
-    latent_dim: int,
-    softmax_scale: float,
-    *,
-    return_lse: bool = False,
-) -> Traffic:
+def traffic(inputs: Arguments) -> Traffic:
     """Per sequence: a gather, a cast and the (H, length) fp32 scores, each written and read again."""
+    q, latent_dim = inputs.q, inputs.latent_dim
     _, H, D = q.shape
-    lengths = [length for length in seq_lens.tolist() if length]
+    lengths = [length for length in inputs.seq_lens.tolist() if length]
     tokens, size = sum(lengths), q.element_size()
     gathered, scores, rows = tokens * D, 4 * tokens * H, len(lengths) * H
     # In order: gather, cast, q k^T, scale, log-sum-exp, weights, p v, output.

@@ -18,10 +18,11 @@ import triton.language as tl
 
 from rooflab.kernels._attention import LN2, LOG2E, Returned, outputs
 from rooflab.kernels._device import sm_count
-from rooflab.kernels.configs import BF16, Footprint, default_config, legal_by
+from rooflab.kernels.configs import default_config
 from rooflab.kernels.merge_attention_states.fused import merge
 from rooflab.kernels.mla_decode._args import check_args
-from rooflab.kernels.registry import register
+from rooflab.kernels.registry import Arguments, register
+from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
 from rooflab.reference.pages import used_slots
 from rooflab.reference.spec import Case, Scheme
 from rooflab.roofline.model import Traffic
@@ -35,7 +36,7 @@ of 230 keys."""
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(LaunchConfig):
     """One way to launch the kernel: heads and keys of a tile, warps, pipeline stages."""
 
     block_h: int
@@ -163,56 +164,32 @@ def _splits(q: torch.Tensor, kv_cache: torch.Tensor, block_table: torch.Tensor, 
     return split_count(ctas, block_table.shape[1] * kv_cache.shape[1], sm_count(q.device))
 
 
-def unsupported(
-    q: torch.Tensor,
-    kv_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    seq_lens: torch.Tensor,
-    latent_dim: int,
-    softmax_scale: float,
-    *,
-    return_lse: bool = False,
-) -> str | None:
+def why_not_taken(q: torch.Tensor, latent_dim: int) -> str | None:
     """Why the kernel cannot take these inputs, or None."""
     if not 16 <= latent_dim <= 512 or not latent_dim < q.shape[-1] <= latent_dim + 64:
         return f"needs latents of 16 to 512 and 1 to 64 turned, got {latent_dim} and {q.shape[-1] - latent_dim}"
     return None
 
 
-def traffic(
-    q: torch.Tensor,
-    kv_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    seq_lens: torch.Tensor,
-    latent_dim: int,
-    softmax_scale: float,
-    *,
-    return_lse: bool = False,
-) -> Traffic:
+def traffic(inputs: Arguments) -> Traffic:
     """Each sequence's latents once, as L2 holds them for its tiles of heads; the parts written and read again."""
+    q, kv_cache, block_table, seq_lens = inputs.q, inputs.kv_cache, inputs.block_table, inputs.seq_lens
+    latent_dim = inputs.latent_dim
     B, H, D = q.shape
     _, entries = used_slots(block_table, seq_lens, *kv_cache.shape[:2])
     case = Case(B=B, H=H, latent=latent_dim, rotary=D - latent_dim)
     splits = _splits(q, kv_cache, block_table, heuristic(case))
-    result = B * H * latent_dim * q.element_size() + 4 * return_lse * B * H
+    result = B * H * latent_dim * q.element_size() + 4 * inputs.return_lse * B * H
     parts = splits * B * H * (4 * latent_dim + 4) if splits > 1 else 0
     read = int(seq_lens.sum()) * D * kv_cache.element_size() + 4 * (entries + B) + q.numel() * q.element_size()
     return Traffic(read + parts, parts + result, launches=2 if splits > 1 else 1)
 
 
 @register(
-    op="mla_decode",
-    name="split_kv",
-    role="optimized",
-    backend="triton",
-    unsupported=unsupported,
-    traffic=traffic,
-    config_type=Config,
-    configs=configs,
-    is_legal=legal_by(footprint),
-    heuristic=heuristic,
-    footprint=footprint,
-)
+    op="mla_decode", name="split_kv", role="optimized", backend="triton",
+    unsupported=lambda inputs: why_not_taken(inputs.q, inputs.latent_dim), traffic=traffic,
+    tuning=Tuning(Config, configs, heuristic, footprint),
+)  # fmt: skip
 def mla_decode(
     q: torch.Tensor,
     kv_cache: torch.Tensor,
@@ -231,7 +208,7 @@ def mla_decode(
     do not fit.
     """
     check_args(q, kv_cache, block_table, seq_lens, latent_dim)
-    reason = unsupported(q, kv_cache, block_table, seq_lens, latent_dim, softmax_scale)
+    reason = why_not_taken(q, latent_dim)
     if reason:
         raise ValueError(f"q: {reason}")
     result, lse = outputs(out, (*q.shape[:2], latent_dim), q, return_lse)
@@ -251,9 +228,8 @@ def mla_decode(
         *kv_cache.stride()[:2], block_table.stride(0), *parts.stride()[:3],
         *((0, 0, 0) if part_lse is None else part_lse.stride()),
         LATENT=latent_dim, ROTARY=rotary, BLOCK_LATENT=triton.next_power_of_2(latent_dim),
-        BLOCK_ROTARY=max(16, triton.next_power_of_2(rotary)), BLOCK_SIZE=kv_cache.shape[1], BLOCK_H=config.block_h,
-        BLOCK_N=config.block_n, LSE=part_lse is not None, LN2=LN2, num_warps=config.num_warps,
-        num_stages=config.num_stages,
+        BLOCK_ROTARY=max(16, triton.next_power_of_2(rotary)), BLOCK_SIZE=kv_cache.shape[1], LSE=part_lse is not None,
+        LN2=LN2, **config.launch_arguments,
     )  # fmt: skip
     if splits > 1 and part_lse is not None:
         merge(parts, part_lse, result, torch.empty_like(part_lse[0]) if lse is None else lse)

@@ -24,7 +24,7 @@ def check_args(
     block_table (B, max_blocks) int32, seq_lens (B,) int32 and cu_seqlens_q (B + 1,) int32 or, without, T = B, all on
     one device; with scales (H_kv,) fp32 the caches are e4m3.
 
-    Values are not checked unless that is asked for (`_paged_values`): on a GPU that waits for it.
+    Values are checked only where `CHECK_VALUES` is on (`_paged_values`), as that waits for a GPU.
     """
     check_float("q", q)
     check_shape("q", q, None, None, None)

@@ -36,32 +36,11 @@ def _pages(table_ptr, start, length, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.const
 
 @triton.jit
 def _steps(
-    acc,
-    peak,
-    total,
-    q,
-    first,
-    end,
-    positions,
-    length,
-    k_ptr,
-    v_ptr,
-    table_ptr,
-    scale,
-    window,
-    cap,
-    k_stride_block,
-    k_stride_slot,
-    v_stride_block,
-    v_stride_slot,
-    MASKED: tl.constexpr,
-    WINDOW: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    HEAD_PAD: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
+    acc, peak, total, q, first, end, positions, length, k_ptr, v_ptr, table_ptr, scale, window, cap, k_stride_block,
+    k_stride_slot, v_stride_block, v_stride_slot,
+    MASKED: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr,
+    HEAD_PAD: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
     """Keys from `first` up to `end` in steps of BLOCK_N; positions: (BLOCK_M,), a row's own place among the keys."""
     dims = tl.arange(0, HEAD_PAD)
     there = dims < HEAD_DIM
@@ -108,45 +87,12 @@ def _steps(
 # What changes from batch to batch: specialised, a new remainder by 16 would compile anew.
 @triton.jit(do_not_specialize=["B", "tiles", "window", "table_stride"])
 def chunked_kernel(
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    table_ptr,
-    lens_ptr,
-    cu_ptr,
-    sinks_ptr,
-    k_scale_ptr,
-    v_scale_ptr,
-    out_ptr,
-    lse_ptr,
-    B,
-    H_kv,
-    tiles,
-    scale,
-    window,
-    cap,
-    q_stride_t,
-    q_stride_h,
-    k_stride_block,
-    k_stride_slot,
-    k_stride_h,
-    v_stride_block,
-    v_stride_slot,
-    v_stride_h,
-    table_stride,
-    out_stride_t,
-    out_stride_h,
-    lse_stride_t,
-    lse_stride_h,
-    WINDOW: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    HEAD_PAD: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
+    q_ptr, k_ptr, v_ptr, table_ptr, lens_ptr, cu_ptr, sinks_ptr, k_scale_ptr, v_scale_ptr, out_ptr, lse_ptr, B, H_kv,
+    tiles, scale, window, cap, q_stride_t, q_stride_h, k_stride_block, k_stride_slot, k_stride_h, v_stride_block,
+    v_stride_slot, v_stride_h, table_stride, out_stride_t, out_stride_h, lse_stride_t, lse_stride_h,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, BLOCK_SIZE: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
+    HEAD_PAD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
     kv_head = (tl.program_id(0) % H_kv).to(tl.int64)
     tile = tiles - 1 - tl.program_id(0) // H_kv
     b = _sequence_of(tile, cu_ptr, B, GROUP, BLOCK_M)

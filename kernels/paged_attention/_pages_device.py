@@ -105,7 +105,7 @@ def _produce(
     STAGES: gl.constexpr, WINDOW: gl.constexpr,
 ):  # fmt: skip
     slot = 0
-    phase = 1  # of a barrier that nobody has waited for yet, the phase before the first counts as over
+    phase = 1  # of a new barrier the phase before the first counts as over, so that the first wait returns
     landed_phase = 0
     for turn in range(gl.cdiv(tiles * H_kv - gl.program_id(0), gl.num_programs(0))):
         kv_head, b, _, _, _, length, low, high, begin = _place(

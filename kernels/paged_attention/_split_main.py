@@ -11,7 +11,7 @@ struct Cursor {
         end = length;
         key = length - visible(length, window);
     }
-    // To the next unit; what follows the last one of all is never asked for.
+    // To the next unit; there is no unit after the last one.
     __device__ __forceinline__ bool advance(const int* lens, int B, int window) {
         key += UNIT;
         if (key < end) return false;
@@ -250,7 +250,7 @@ split_kv(const u16* q, const u8* k_cache, const u8* v_cache, const int* table, c
             v_factor = v_scale ? v_scale[kv_head] : 1.f;
         }
         asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
-        __syncwarp();  // everyone's copies are there, and nobody reads the stage that is filled now
+        __syncwarp();  // all copies have arrived, and no lane still reads the stage that is filled now
         load(unit + STAGES - 1);
         state.add(ring + unit % STAGES * STAGE_BYTES, now.end - now.key, factor, cap2);
 

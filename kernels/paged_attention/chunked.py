@@ -24,10 +24,11 @@ import torch
 import triton
 
 from rooflab.kernels._attention import LOG2E, Returned, get_scale, outputs
-from rooflab.kernels.configs import BF16, Footprint, default_config, legal_by
+from rooflab.kernels.configs import default_config
 from rooflab.kernels.paged_attention._args import check_args, check_paged_options
 from rooflab.kernels.paged_attention._chunked_device import chunked_kernel
-from rooflab.kernels.registry import register
+from rooflab.kernels.registry import Arguments, register
+from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
 from rooflab.reference.pages import used_slots
 from rooflab.reference.spec import Case, Scheme, nbytes
 from rooflab.roofline.model import Traffic
@@ -38,7 +39,7 @@ MOST_HEAD_DIM = 256
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(LaunchConfig):
     """One way to launch the kernel: rows of a tile, keys a step, warps, pipeline stages."""
 
     block_m: int
@@ -51,9 +52,9 @@ def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
     """Tiles of up to 16 rows a warp, with every depth of pipeline; 8 warps from 64 rows on.  In fp32 8 from 32 keys on,
     where a head is wide: on 4 they spill 0.5 to 1.2 KB a thread (read in the compiled kernels)."""
     if scheme.activation == torch.float32:
-        found = itertools.starmap(Config, itertools.product((16, 32), (16, 32), (4, 8), (1, 2)))
+        all_configs = itertools.starmap(Config, itertools.product((16, 32), (16, 32), (4, 8), (1, 2)))
         narrow = int(case["D"]) <= 64
-        return tuple(config for config in found if narrow or (config.block_n, config.num_warps) != (32, 4))
+        return tuple(config for config in all_configs if narrow or (config.block_n, config.num_warps) != (32, 4))
     sides = itertools.product(((16, 4), (32, 4), (64, 4), (64, 8), (128, 8)), (32, 64, 128), (1, 2, 3, 4))
     return tuple(Config(block_m, block_n, warps, stages) for (block_m, warps), block_n, stages in sides)
 
@@ -103,71 +104,35 @@ def seen_at_most(window: int | None, block_table: torch.Tensor, k_cache: torch.T
     return min(window or 0, block_table.shape[1] * k_cache.shape[1])
 
 
-def unsupported(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    seq_lens: torch.Tensor,
-    softmax_scale: float | None = None,
-    *,
-    cu_seqlens_q: torch.Tensor | None = None,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: torch.Tensor | None = None,
-    k_scale: torch.Tensor | None = None,
-    v_scale: torch.Tensor | None = None,
-    return_lse: bool = False,
-) -> str | None:
+def why_not_taken(q: torch.Tensor) -> str | None:
     """Why the kernel cannot take these inputs, or None."""
     if not 0 < q.shape[-1] <= MOST_HEAD_DIM:
         return f"needs a head_dim up to {MOST_HEAD_DIM}, got {q.shape[-1]}"
     return None
 
 
-def traffic(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    seq_lens: torch.Tensor,
-    softmax_scale: float | None = None,
-    *,
-    cu_seqlens_q: torch.Tensor | None = None,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: torch.Tensor | None = None,
-    k_scale: torch.Tensor | None = None,
-    v_scale: torch.Tensor | None = None,
-    return_lse: bool = False,
-) -> Traffic:
+def traffic(inputs: Arguments) -> Traffic:
     """The keys and values that a sequence's queries see once, as L2 holds them while its tiles read them, a page that
     several sequences share once for each; q, the output, and the table entries once."""
+    q, k_cache, seq_lens, cu_seqlens_q = inputs.q, inputs.k_cache, inputs.seq_lens, inputs.cu_seqlens_q
+    window = inputs.window
     T, H, D = q.shape
     lengths = seq_lens.long()
     counts = torch.ones_like(lengths) if cu_seqlens_q is None else cu_seqlens_q.long().diff()
     first = torch.zeros_like(lengths) if window is None else (lengths - counts + 1 - window).clamp(min=0)
     seen = torch.where(counts > 0, lengths, 0)
-    _, entries = used_slots(block_table, seen, k_cache.shape[0], k_cache.shape[1], first)
+    _, entries = used_slots(inputs.block_table, seen, k_cache.shape[0], k_cache.shape[1], first)
     keys = int((seen - first).clamp(min=0).sum())
     read = 2 * keys * k_cache.shape[2] * D * k_cache.element_size() + 4 * entries
-    read += nbytes(q, seq_lens, cu_seqlens_q, sinks, k_scale, v_scale)
-    return Traffic(read, nbytes(q) + (4 * T * H if return_lse else 0))
+    read += nbytes(q, seq_lens, cu_seqlens_q, inputs.sinks, inputs.k_scale, inputs.v_scale)
+    return Traffic(read, nbytes(q) + (4 * T * H if inputs.return_lse else 0))
 
 
 @register(
-    op="paged_attention",
-    name="chunked",
-    role="optimized",
-    backend="triton",
-    unsupported=unsupported,
-    traffic=traffic,
-    config_type=Config,
-    configs=configs,
-    is_legal=legal_by(footprint),
-    heuristic=heuristic,
-    footprint=footprint,
-)
+    op="paged_attention", name="chunked", role="optimized", backend="triton",
+    unsupported=lambda inputs: why_not_taken(inputs.q), traffic=traffic,
+    tuning=Tuning(Config, configs, heuristic, footprint),
+)  # fmt: skip
 def paged_attention(
     q: torch.Tensor,
     k_cache: torch.Tensor,
@@ -193,7 +158,7 @@ def paged_attention(
     """
     check_args(q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, k_scale, v_scale, window)
     check_paged_options(q, window, softcap, sinks)
-    reason = unsupported(q, k_cache, v_cache, block_table, seq_lens, softmax_scale)
+    reason = why_not_taken(q)
     if reason:
         raise ValueError(f"q: {reason}")
     out, lse = outputs(out, tuple(q.shape), q, return_lse)
@@ -207,38 +172,11 @@ def paged_attention(
         config = default_config("paged_attention", "chunked", scheme, q.device, **dims)
     tiles = tiles_at_most(T, B, H // H_kv, config.block_m)
     chunked_kernel[(tiles * H_kv,)](
-        q,
-        k_cache,
-        v_cache,
-        block_table,
-        seq_lens,
-        cu_seqlens_q,
-        sinks,
-        k_scale,
-        v_scale,
-        out,
-        lse,
-        B,
-        H_kv,
-        tiles,
-        get_scale(q, softmax_scale) * (1.0 if softcap else LOG2E),  # exp2 is the hardware's exponential
-        seen_at_most(window, block_table, k_cache),
-        softcap or 0.0,
-        *q.stride()[:2],
-        *k_cache.stride()[:3],
-        *v_cache.stride()[:3],
-        block_table.stride(0),
-        *out.stride()[:2],
-        *(lse.stride() if lse is not None else (0, 0)),
-        WINDOW=window is not None,
-        SOFTCAP=softcap is not None,
-        BLOCK_SIZE=k_cache.shape[1],
-        GROUP=H // H_kv,
-        HEAD_DIM=D,
-        HEAD_PAD=max(int(triton.next_power_of_2(D)), 16),
-        BLOCK_M=config.block_m,
-        BLOCK_N=config.block_n,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
-    )
+        q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, sinks, k_scale, v_scale, out, lse, B, H_kv, tiles,
+        get_scale(q, softmax_scale) * (1.0 if softcap else LOG2E), seen_at_most(window, block_table, k_cache),
+        softcap or 0.0, *q.stride()[:2], *k_cache.stride()[:3], *v_cache.stride()[:3], block_table.stride(0),
+        *out.stride()[:2], *(lse.stride() if lse is not None else (0, 0)),
+        WINDOW=window is not None, SOFTCAP=softcap is not None, BLOCK_SIZE=k_cache.shape[1], GROUP=H // H_kv,
+        HEAD_DIM=D, HEAD_PAD=max(int(triton.next_power_of_2(D)), 16), **config.launch_arguments,
+    )  # fmt: skip
     return out if lse is None else (out, lse)

@@ -16,7 +16,7 @@ from rooflab.kernels import _flashinfer as adapter
 from rooflab.kernels._attention import Returned, check_options
 from rooflab.kernels.paged_attention._args import check_args
 from rooflab.kernels.paged_attention.chunked import traffic as in_pages
-from rooflab.kernels.registry import register
+from rooflab.kernels.registry import Arguments, register
 from rooflab.roofline.model import Traffic
 
 TENSOR_CORE_GROUP = 4
@@ -24,40 +24,14 @@ TENSOR_CORE_GROUP = 4
 4, 6 and 8 alone."""
 
 
-def traffic(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    seq_lens: torch.Tensor,
-    softmax_scale: float | None = None,
-    *,
-    cu_seqlens_q: torch.Tensor | None = None,
-    window: int | None = None,
-    softcap: float | None = None,
-    return_lse: bool = False,
-) -> Traffic:
+def traffic(inputs: Arguments) -> Traffic:
     """The keys and values in sight once; what parts of split keys move is FlashInfer's to decide, and left out."""
-    where = (q, k_cache, v_cache, block_table, seq_lens, softmax_scale)
-    found = in_pages(*where, cu_seqlens_q=cu_seqlens_q, window=window, return_lse=return_lse)
-    return adapter.with_base_e(found, q, return_lse)
+    return adapter.with_base_e(in_pages(inputs), inputs.q, inputs.return_lse)
 
 
-def unsupported(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    seq_lens: torch.Tensor,
-    softmax_scale: float | None = None,
-    *,
-    cu_seqlens_q: torch.Tensor | None = None,
-    window: int | None = None,
-    softcap: float | None = None,
-    return_lse: bool = False,
-) -> str | None:
+def unsupported(inputs: Arguments) -> str | None:
     """Why FlashInfer cannot take these inputs, or None; pages may have any size."""
-    return adapter.why_not({"q": q, "k_cache": k_cache, "v_cache": v_cache})
+    return adapter.why_not({"q": inputs.q, "k_cache": inputs.k_cache, "v_cache": inputs.v_cache})
 
 
 def plan_of(
@@ -97,35 +71,16 @@ def plan_of(
     return adapter.Plan(wrapper, unseeing)
 
 
-def plan(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    seq_lens: torch.Tensor,
-    softmax_scale: float | None = None,
-    *,
-    cu_seqlens_q: torch.Tensor | None = None,
-    window: int | None = None,
-    softcap: float | None = None,
-    return_lse: bool = False,
-) -> adapter.Plan:
+def plan(inputs: Arguments) -> adapter.Plan:
     """What an engine does once for all layers of a step; waits for the device."""
-    return plan_of(False, q, k_cache, block_table, seq_lens, softmax_scale, cu_seqlens_q, window, softcap)
+    pages = inputs.k_cache, inputs.block_table, inputs.seq_lens
+    return plan_of(False, inputs.q, *pages, inputs.softmax_scale, inputs.cu_seqlens_q, inputs.window, inputs.softcap)
 
 
 @register(
-    op="paged_attention",
-    name="flashinfer",
-    role="peer",
-    backend="cuda",
-    min_sm=80,
-    devices=("cuda",),
-    requires=(adapter.PACKAGE,),
-    unsupported=unsupported,
-    traffic=traffic,
-    plan=plan,
-)
+    op="paged_attention", name="flashinfer", role="peer", backend="cuda", min_sm=80, devices=("cuda",),
+    requires=(adapter.PACKAGE,), unsupported=unsupported, traffic=traffic, plan=plan,
+)  # fmt: skip
 def paged_attention(
     q: torch.Tensor,
     k_cache: torch.Tensor,

@@ -23,7 +23,7 @@ import torch
 from rooflab.kernels._attention import Returned, check_options, get_scale
 from rooflab.kernels.paged_attention._args import check_args
 from rooflab.kernels.paged_attention.chunked import traffic as in_pages
-from rooflab.kernels.registry import register
+from rooflab.kernels.registry import Arguments, register
 from rooflab.roofline.model import Traffic
 
 LEAST_PAGE = 16
@@ -148,38 +148,16 @@ def _compiled() -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
     return found
 
 
-def traffic(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    seq_lens: torch.Tensor,
-    softmax_scale: float | None = None,
-    *,
-    window: int | None = None,
-    softcap: float | None = None,
-    return_lse: bool = False,
-) -> Traffic:
+def traffic(inputs: Arguments) -> Traffic:
     """All keys and values once, for a window masks what is read, and each sequence's table of places, written and read;
     a page's place is 4 bytes.  What parts of split keys move is torch's to decide, and left out."""
-    where = (q, k_cache, v_cache, block_table, seq_lens, softmax_scale)
-    keys = in_pages(*where, return_lse=return_lse)
+    k_cache, seq_lens = inputs.k_cache, inputs.seq_lens
+    keys = in_pages(inputs)
     places = 4 * len(seq_lens) * (k_cache.shape[0] + 1)
     return Traffic(keys.read_bytes + places, keys.write_bytes + places, launches=6)
 
 
-def unsupported(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    seq_lens: torch.Tensor,
-    softmax_scale: float | None = None,
-    *,
-    window: int | None = None,
-    softcap: float | None = None,
-    return_lse: bool = False,
-) -> str | None:
+def why_not_taken(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> str | None:
     """Why FlexAttention's kernel for decoding cannot take these inputs, or None."""
     _, block_size, H_kv, _ = k_cache.shape
     if q.dtype not in (torch.float16, torch.bfloat16):
@@ -196,15 +174,9 @@ def unsupported(
 
 
 @register(
-    op="paged_attention",
-    name="flex",
-    role="peer",
-    backend="torch",
-    min_sm=80,
-    devices=("cuda",),
-    unsupported=unsupported,
-    traffic=traffic,
-)
+    op="paged_attention", name="flex", role="peer", backend="torch", min_sm=80, devices=("cuda",),
+    unsupported=lambda inputs: why_not_taken(inputs.q, inputs.k_cache, inputs.v_cache), traffic=traffic,
+)  # fmt: skip
 def paged_attention(
     q: torch.Tensor,
     k_cache: torch.Tensor,
@@ -224,7 +196,7 @@ def paged_attention(
     """
     check_args(q, k_cache, v_cache, block_table, seq_lens)
     check_options(q, True, window, softcap, None)
-    reason = unsupported(q, k_cache, v_cache, block_table, seq_lens)
+    reason = why_not_taken(q, k_cache, v_cache)
     if reason is None and q.device.type != "cuda":
         reason = f"q: expected a tensor on a CUDA device, where it is compiled, got {q.device}"
     if reason:

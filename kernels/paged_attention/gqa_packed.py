@@ -14,9 +14,10 @@ import triton.language as tl
 
 from rooflab.kernels._attention import get_scale
 from rooflab.kernels._checks import output
-from rooflab.kernels.configs import BF16, Footprint, default_config, legal_by
+from rooflab.kernels.configs import default_config
 from rooflab.kernels.paged_attention._args import check_args
-from rooflab.kernels.registry import register
+from rooflab.kernels.registry import Arguments, register
+from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
 from rooflab.reference.pages import used_slots
 from rooflab.reference.spec import Case, Scheme
 from rooflab.roofline.model import Traffic
@@ -26,7 +27,7 @@ ADDRESS_REGISTERS = 24
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(LaunchConfig):
     """One way to launch the kernel: keys a step, warps, pipeline stages."""
 
     block_n: int
@@ -39,8 +40,8 @@ def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
     most, and in fp32, whose FMAs hold their operands in registers, of 8: others spill up to 15 KB a thread (read in
     the compiled kernels)."""
     most = 8 if scheme.activation == torch.float32 else 32
-    found = itertools.starmap(Config, itertools.product((16, 32, 64, 128), (1, 2, 4, 8), (1, 2, 3, 4, 5)))
-    return tuple(config for config in found if config.block_n <= most * config.num_warps)
+    all_configs = itertools.starmap(Config, itertools.product((16, 32, 64, 128), (1, 2, 4, 8), (1, 2, 3, 4, 5)))
+    return tuple(config for config in all_configs if config.block_n <= most * config.num_warps)
 
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
@@ -80,30 +81,10 @@ def packed_rows(H: int, H_kv: int) -> int:
 # A table's width may change with every batch: specialised, a new remainder by 16 would compile anew.
 @triton.jit(do_not_specialize=["table_stride"])
 def gqa_packed_kernel(
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    table_ptr,
-    lens_ptr,
-    out_ptr,
-    group,
-    scale_log2,
-    q_stride_t,
-    q_stride_h,
-    k_stride_block,
-    k_stride_slot,
-    k_stride_h,
-    v_stride_block,
-    v_stride_slot,
-    v_stride_h,
-    table_stride,
-    out_stride_t,
-    out_stride_h,
-    BLOCK_SIZE: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
+    q_ptr, k_ptr, v_ptr, table_ptr, lens_ptr, out_ptr, group, scale_log2, q_stride_t, q_stride_h, k_stride_block,
+    k_stride_slot, k_stride_h, v_stride_block, v_stride_slot, v_stride_h, table_stride, out_stride_t, out_stride_h,
+    BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
     b = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1).to(tl.int64)
     length = tl.load(lens_ptr + b)
@@ -142,31 +123,18 @@ def gqa_packed_kernel(
     tl.store(out_ptr + out_offsets, result.to(out_ptr.dtype.element_ty), mask=head_mask)
 
 
-def unsupported(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    seq_lens: torch.Tensor,
-    softmax_scale: float | None = None,
-) -> str | None:
+def why_not_taken(q: torch.Tensor) -> str | None:
     """Why the kernel cannot take these inputs, or None."""
     if q.shape[-1] not in (16, 32, 64, 128, 256):
         return f"needs a head_dim of 16, 32, 64, 128 or 256, got {q.shape[-1]}"
     return None
 
 
-def traffic(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    seq_lens: torch.Tensor,
-    softmax_scale: float | None = None,
-) -> Traffic:
+def traffic(inputs: Arguments) -> Traffic:
     """Each sequence's keys and values once, a page that several share once for each; all of q, and the table entries
     of each KV head once, as L2 holds them."""
-    _, entries = used_slots(block_table, seq_lens, k_cache.shape[0], k_cache.shape[1])
+    q, k_cache, seq_lens = inputs.q, inputs.k_cache, inputs.seq_lens
+    _, entries = used_slots(inputs.block_table, seq_lens, k_cache.shape[0], k_cache.shape[1])
     size = q.element_size()
     tokens = int(seq_lens.sum())
     read = 2 * tokens * k_cache.shape[2] * k_cache.shape[3] * size + 4 * (entries + seq_lens.numel())
@@ -174,18 +142,10 @@ def traffic(
 
 
 @register(
-    op="paged_attention",
-    name="gqa_packed",
-    role="optimized",
-    backend="triton",
-    unsupported=unsupported,
-    traffic=traffic,
-    config_type=Config,
-    configs=configs,
-    is_legal=legal_by(footprint),
-    heuristic=heuristic,
-    footprint=footprint,
-)
+    op="paged_attention", name="gqa_packed", role="optimized", backend="triton",
+    unsupported=lambda inputs: why_not_taken(inputs.q), traffic=traffic,
+    tuning=Tuning(Config, configs, heuristic, footprint),
+)  # fmt: skip
 def paged_attention(
     q: torch.Tensor,
     k_cache: torch.Tensor,
@@ -202,7 +162,7 @@ def paged_attention(
     Raises `ValueError` on shapes, dtypes or a head_dim that do not fit.
     """
     check_args(q, k_cache, v_cache, block_table, seq_lens)
-    reason = unsupported(q, k_cache, v_cache, block_table, seq_lens, softmax_scale)
+    reason = why_not_taken(q)
     if reason:
         raise ValueError(f"q: {reason}")
     out = output(out, tuple(q.shape), q)
@@ -212,24 +172,8 @@ def paged_attention(
     H_kv = k_cache.shape[2]
     config = config or default_config("paged_attention", "gqa_packed", q.dtype, q.device, B=B, H=H, H_kv=H_kv, D=D)
     gqa_packed_kernel[(B, H_kv)](
-        q,
-        k_cache,
-        v_cache,
-        block_table,
-        seq_lens,
-        out,
-        H // H_kv,
-        get_scale(q, softmax_scale) * math.log2(math.e),  # exp2 is the hardware's exponential
-        *q.stride()[:2],
-        *k_cache.stride()[:3],
-        *v_cache.stride()[:3],
-        block_table.stride(0),
-        *out.stride()[:2],
-        BLOCK_SIZE=k_cache.shape[1],
-        HEAD_DIM=D,
-        BLOCK_M=packed_rows(H, H_kv),
-        BLOCK_N=config.block_n,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
-    )
+        q, k_cache, v_cache, block_table, seq_lens, out, H // H_kv, get_scale(q, softmax_scale) * math.log2(math.e),
+        *q.stride()[:2], *k_cache.stride()[:3], *v_cache.stride()[:3], block_table.stride(0), *out.stride()[:2],
+        BLOCK_SIZE=k_cache.shape[1], HEAD_DIM=D, BLOCK_M=packed_rows(H, H_kv), **config.launch_arguments,
+    )  # fmt: skip
     return out

@@ -19,7 +19,7 @@ from rooflab.kernels._attention import check_options
 from rooflab.kernels._checks import output
 from rooflab.kernels.flash_attention import library as dense
 from rooflab.kernels.paged_attention._args import check_args
-from rooflab.kernels.registry import register
+from rooflab.kernels.registry import Arguments, register
 from rooflab.roofline.model import Traffic
 
 ONE_CALL = 48 * 1024
@@ -30,28 +30,18 @@ WORKSPACE_BYTES = 2**30
 """Gathered keys and values held at once on a GPU: the table is as wide as its longest sequence, for every row."""
 
 
-def traffic(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    seq_lens: torch.Tensor,
-    softmax_scale: float | None = None,
-    *,
-    cu_seqlens_q: torch.Tensor | None = None,
-    window: int | None = None,
-    device: str = "cuda",
-) -> Traffic:
+def traffic(inputs: Arguments) -> Traffic:
     """On a GPU, where a decode step's lengths stay unread: every table entry's page is gathered, cleaned of NaN past
     the sequence's end, and read by the attention.  On a CPU, and of chunks, the pages in use are gathered, and read."""
+    q, k_cache, seq_lens, cu_seqlens_q = inputs.q, inputs.k_cache, inputs.seq_lens, inputs.cu_seqlens_q
     block_size = k_cache.shape[1]
-    if device == "cpu" or cu_seqlens_q is not None:
+    if inputs.device == "cpu" or cu_seqlens_q is not None:
         slots = int((-(-seq_lens.long() // block_size)).sum()) * block_size
         copy = 2 * slots * k_cache.shape[2] * k_cache.shape[3] * k_cache.element_size()
         queries = q.numel() * q.element_size()
         calls = 4 if cu_seqlens_q is None else 4 * len(seq_lens)
         return Traffic(2 * copy + 2 * queries, copy + 2 * queries, launches=calls)
-    slots = block_table.numel() * block_size
+    slots = inputs.block_table.numel() * block_size
     copy = 2 * slots * k_cache.shape[2] * k_cache.shape[3] * k_cache.element_size()
     queries = q.numel() * q.element_size()
     return Traffic(3 * copy + 2 * queries, 2 * copy + 2 * queries, launches=12)

@@ -8,27 +8,13 @@ import torch
 
 from rooflab.kernels._attention import Returned, check_options, get_scale, outputs
 from rooflab.kernels.paged_attention._args import check_args
-from rooflab.kernels.registry import register
+from rooflab.kernels.registry import Arguments, register
 from rooflab.roofline.model import Traffic
 
 
-def traffic(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    seq_lens: torch.Tensor,
-    softmax_scale: float | None = None,
-    *,
-    cu_seqlens_q: torch.Tensor | None = None,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: torch.Tensor | None = None,
-    k_scale: torch.Tensor | None = None,
-    v_scale: torch.Tensor | None = None,
-    return_lse: bool = False,
-) -> Traffic:
+def traffic(inputs: Arguments) -> Traffic:
     """Per sequence: gathers, casts, expanded heads and the (H, queries, length) fp32 scores, each written and read."""
+    q, k_cache, seq_lens, cu_seqlens_q = inputs.q, inputs.k_cache, inputs.seq_lens, inputs.cu_seqlens_q
     _, H, D = q.shape
     size, cached, narrow = q.element_size(), k_cache.element_size(), k_cache.dtype != torch.float32
     bounds = range(len(seq_lens) + 1) if cu_seqlens_q is None else cu_seqlens_q.tolist()
@@ -36,7 +22,7 @@ def traffic(
     tokens, rows = sum(n for _, n in work), sum(count for count, _ in work)
     gathered = 2 * tokens * k_cache.shape[2] * D  # elements of the keys and values together
     expanded = 4 * 2 * tokens * H * D
-    passes = 4 + 3 * (softcap is not None)
+    passes = 4 + 3 * (inputs.softcap is not None)
     scores = 4 * H * sum(count * n for count, n in work)
     # In order: gather, cast, heads expanded, q k^T, scale, cap, mask, log-sum-exp, weights, p v, output.
     read = gathered * (cached + cached * narrow + 4) + expanded + passes * scores + rows * H * D * (8 + size)

@@ -28,7 +28,7 @@ import torch
 from rooflab.kernels import _cuda
 from rooflab.kernels._attention import Returned, get_scale, outputs
 from rooflab.kernels._device import HOPPER_SMS
-from rooflab.kernels.configs import BF16, SHARED_BYTES_PER_CTA, Footprint, default_config
+from rooflab.kernels.configs import default_config
 from rooflab.kernels.paged_attention import _split_combine, _split_device, _split_main
 from rooflab.kernels.paged_attention._args import check_args, check_paged_options
 from rooflab.kernels.paged_attention._split_work import (
@@ -41,7 +41,8 @@ from rooflab.kernels.paged_attention._split_work import (
     unaligned,
     virtual_heads,
 )
-from rooflab.kernels.registry import register
+from rooflab.kernels.registry import Arguments, register
+from rooflab.kernels.tuning import BF16, SHARED_BYTES_PER_CTA, Footprint, Tuning
 from rooflab.reference.pages import used_slots
 from rooflab.reference.spec import Case, Scheme, get_scheme, nbytes
 from rooflab.roofline.model import Traffic
@@ -101,11 +102,11 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
 
 def is_legal(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
     """Warps that divide the heads, and as many CTAs on an SM as are said to be."""
-    found = footprint(config, case.but(context=0), scheme)
-    shared = config.ctas_per_sm * (found.shared_bytes + CTA_RESERVE) <= SM_SHARED_BYTES
-    threads = config.ctas_per_sm * found.threads
-    held = found.registers * threads <= 65536 and threads <= 2048
-    return found.fits and heads_of(case) % config.warps == 0 and shared and held
+    needs = footprint(config, case.but(context=0), scheme)
+    shared = config.ctas_per_sm * (needs.shared_bytes + CTA_RESERVE) <= SM_SHARED_BYTES
+    threads = config.ctas_per_sm * needs.threads
+    held = needs.registers * threads <= 65536 and threads <= 2048
+    return needs.fits and heads_of(case) % config.warps == 0 and shared and held
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
@@ -124,20 +125,12 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
     return Config(warps, stages, ctas, least=4)
 
 
-def unsupported(
+def why_not_taken(
     q: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    seq_lens: torch.Tensor,
-    softmax_scale: float | None = None,
-    *,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: torch.Tensor | None = None,
-    k_scale: torch.Tensor | None = None,
-    v_scale: torch.Tensor | None = None,
-    return_lse: bool = False,
+    k_scale: torch.Tensor | None,
+    v_scale: torch.Tensor | None,
 ) -> str | None:
     """Why the kernel cannot take these inputs, or None."""
     D = q.shape[-1]
@@ -152,28 +145,15 @@ def unsupported(
     return None
 
 
-def traffic(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    seq_lens: torch.Tensor,
-    softmax_scale: float | None = None,
-    *,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: torch.Tensor | None = None,
-    k_scale: torch.Tensor | None = None,
-    v_scale: torch.Tensor | None = None,
-    return_lse: bool = False,
-    config: Config | None = None,
-) -> Traffic:
+def traffic(inputs: Arguments) -> Traffic:
     """Each sequence's visible keys and values once, a page that several share once for each; the parts that shares
     leave, written and read; q, the output, and the table as L2 holds it."""
+    q, k_cache, block_table, seq_lens = inputs.q, inputs.k_cache, inputs.block_table, inputs.seq_lens
+    window, k_scale = inputs.window, inputs.k_scale
     B, H, D = q.shape
     H_kv = k_cache.shape[2]
     case = Case(B=B, H=H, H_kv=H_kv, D=D, context=0)
-    config = config or heuristic(case, BF16 if k_scale is None else FP8_CACHE)
+    config = inputs.config or heuristic(case, BF16 if k_scale is None else FP8_CACHE)
     lengths = seq_lens.clamp(max=window or NO_WINDOW).long()
     _, entries = used_slots(block_table, seq_lens, k_cache.shape[0], k_cache.shape[1], seq_lens - lengths)
     row_tiles = rows_of_tile(H // H_kv)[1]
@@ -183,8 +163,8 @@ def traffic(
     ctas = grid(B, slots, window, sets, config.ctas_per_sm, config.least, q.device)
     left = parts(lengths.tolist(), sets, ctas, config.least)
     kept = left * config.warps * rows_of_tile(H // H_kv)[0] * (D + 1) * 4
-    read = keys + 4 * entries + nbytes(q, seq_lens, sinks, k_scale, v_scale)
-    return Traffic(read + kept, nbytes(q) + kept + (4 * B * H if return_lse else 0), launches=2)
+    read = keys + 4 * entries + nbytes(q, seq_lens, inputs.sinks, k_scale, inputs.v_scale)
+    return Traffic(read + kept, nbytes(q) + kept + (4 * B * H if inputs.return_lse else 0), launches=2)
 
 
 def _launch(
@@ -245,21 +225,11 @@ def _launch(
 
 
 @register(
-    op="paged_attention",
-    name="split_kv",
-    role="optimized",
-    backend="cuda",
-    min_sm=90,
-    devices=("cuda",),
+    op="paged_attention", name="split_kv", role="optimized", backend="cuda", min_sm=90, devices=("cuda",),
     requires=("cupy",),
-    unsupported=unsupported,
-    traffic=traffic,
-    config_type=Config,
-    configs=configs,
-    is_legal=is_legal,
-    heuristic=heuristic,
-    footprint=footprint,
-)
+    unsupported=lambda inputs: why_not_taken(inputs.q, inputs.k_cache, inputs.v_cache, inputs.k_scale, inputs.v_scale),
+    traffic=traffic, tuning=Tuning(Config, configs, heuristic, footprint, is_legal=is_legal),
+)  # fmt: skip
 def paged_attention(
     q: torch.Tensor,
     k_cache: torch.Tensor,
@@ -284,7 +254,7 @@ def paged_attention(
     """
     check_args(q, k_cache, v_cache, block_table, seq_lens, None, k_scale, v_scale, window)
     check_paged_options(q, window, softcap, sinks)
-    reason = unsupported(q, k_cache, v_cache, block_table, seq_lens, k_scale=k_scale, v_scale=v_scale)
+    reason = why_not_taken(q, k_cache, v_cache, k_scale, v_scale)
     if reason:
         raise ValueError(f"q, k_cache, v_cache: {reason}")
     out, lse = outputs(out, tuple(q.shape), q, return_lse)

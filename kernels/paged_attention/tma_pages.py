@@ -24,12 +24,13 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from rooflab.kernels._attention import LOG2E, Returned, get_scale, outputs
 from rooflab.kernels._device import HOPPER_SMS, sm_count
-from rooflab.kernels.configs import BF16, Footprint, default_config
+from rooflab.kernels.configs import default_config
 from rooflab.kernels.paged_attention import chunked
 from rooflab.kernels.paged_attention._args import check_args, check_paged_options
 from rooflab.kernels.paged_attention._pages_consume import pages_kernel
 from rooflab.kernels.paged_attention._split_work import MOST_HEAD_DIM, unaligned
-from rooflab.kernels.registry import register
+from rooflab.kernels.registry import Arguments, register
+from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
 from rooflab.reference.spec import Case, Scheme
 from rooflab.roofline.model import Traffic
 
@@ -50,7 +51,7 @@ BARRIER_BYTES = 8
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(LaunchConfig):
     """Keys of a block, and slots of each ring."""
 
     block_n: int
@@ -97,20 +98,7 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
     return Config(128 if width <= 128 else 64, 4 if width == 64 else 2)
 
 
-def unsupported(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    seq_lens: torch.Tensor,
-    softmax_scale: float | None = None,
-    *,
-    cu_seqlens_q: torch.Tensor | None = None,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: torch.Tensor | None = None,
-    return_lse: bool = False,
-) -> str | None:
+def why_not_taken(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> str | None:
     """What TMA cannot load, and wgmma not take."""
     D, block_size = q.shape[-1], k_cache.shape[1]
     if q.dtype == torch.float32:
@@ -127,32 +115,9 @@ def unsupported(
     return None
 
 
-def traffic(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    seq_lens: torch.Tensor,
-    softmax_scale: float | None = None,
-    *,
-    cu_seqlens_q: torch.Tensor | None = None,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: torch.Tensor | None = None,
-    return_lse: bool = False,
-) -> Traffic:
+def traffic(inputs: Arguments) -> Traffic:
     """What chunked moves, but that of a page all is read that a block covers; few bytes, and not counted here."""
-    return chunked.traffic(
-        q,
-        k_cache,
-        v_cache,
-        block_table,
-        seq_lens,
-        cu_seqlens_q=cu_seqlens_q,
-        window=window,
-        sinks=sinks,
-        return_lse=return_lse,
-    )
+    return chunked.traffic(inputs)
 
 
 def _map(cache: torch.Tensor, box: int) -> TensorDescriptor:
@@ -164,19 +129,10 @@ def _map(cache: torch.Tensor, box: int) -> TensorDescriptor:
 
 
 @register(
-    op="paged_attention",
-    name="tma_pages",
-    role="optimized",
-    backend="gluon",
-    min_sm=90,
-    unsupported=unsupported,
-    traffic=traffic,
-    config_type=Config,
-    configs=configs,
-    is_legal=is_legal,
-    heuristic=heuristic,
-    footprint=footprint,
-)
+    op="paged_attention", name="tma_pages", role="optimized", backend="gluon", min_sm=90,
+    unsupported=lambda inputs: why_not_taken(inputs.q, inputs.k_cache, inputs.v_cache), traffic=traffic,
+    tuning=Tuning(Config, configs, heuristic, footprint, is_legal=is_legal),
+)  # fmt: skip
 def paged_attention(
     q: torch.Tensor,
     k_cache: torch.Tensor,
@@ -200,7 +156,7 @@ def paged_attention(
     """
     check_args(q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, window=window)
     check_paged_options(q, window, softcap, sinks)
-    reason = unsupported(q, k_cache, v_cache, block_table, seq_lens, softmax_scale)
+    reason = why_not_taken(q, k_cache, v_cache)
     if reason:
         raise ValueError(f"q, k_cache, v_cache: {reason}")
     out, lse = outputs(out, tuple(q.shape), q, return_lse)
@@ -214,35 +170,11 @@ def paged_attention(
     tiles = chunked.tiles_at_most(T, B, H // H_kv, TILE_M)
     box = min(block_size, config.block_n)
     pages_kernel[(min(tiles * H_kv, sm_count(q.device)),)](
-        q,
-        _map(k_cache, box),
-        _map(v_cache, box),
-        out,
-        lse,
-        sinks,
-        block_table,
-        seq_lens,
-        cu_seqlens_q,
-        B,
-        H_kv,
-        tiles,
-        num_blocks,
-        get_scale(q, softmax_scale) * (1.0 if softcap else LOG2E),  # exp2 is the hardware's exponential
-        chunked.seen_at_most(window, block_table, k_cache),
-        softcap or 0.0,
-        *q.stride()[:2],
-        block_table.stride(0),
-        *out.stride()[:2],
-        *(lse.stride() if lse is not None else (0, 0)),
-        HEAD_DIM=D,
-        D=padded(D),
-        GROUP=H // H_kv,
-        BLOCK_SIZE=block_size,
-        BOX=box,
-        BLOCK_N=config.block_n,
-        STAGES=config.stages,
-        WINDOW=window is not None,
-        SOFTCAP=softcap is not None,
-        num_warps=4,
-    )
+        q, _map(k_cache, box), _map(v_cache, box), out, lse, sinks, block_table, seq_lens, cu_seqlens_q, B, H_kv, tiles,
+        num_blocks, get_scale(q, softmax_scale) * (1.0 if softcap else LOG2E),
+        chunked.seen_at_most(window, block_table, k_cache), softcap or 0.0, *q.stride()[:2], block_table.stride(0),
+        *out.stride()[:2], *(lse.stride() if lse is not None else (0, 0)),
+        HEAD_DIM=D, D=padded(D), GROUP=H // H_kv, BLOCK_SIZE=block_size, BOX=box, WINDOW=window is not None,
+        SOFTCAP=softcap is not None, num_warps=4, **config.launch_arguments,
+    )  # fmt: skip
     return out if lse is None else (out, lse)

@@ -23,7 +23,7 @@ from rooflab.kernels.flash_attention.flash_attention_3 import window_sizes
 from rooflab.kernels.flash_attention_varlen.torch_varlen import CAUSAL, call, why_not
 from rooflab.kernels.paged_attention._args import check_args
 from rooflab.kernels.paged_attention.chunked import traffic as in_pages
-from rooflab.kernels.registry import register
+from rooflab.kernels.registry import Arguments, register
 from rooflab.roofline.model import Traffic
 
 PAGE_MULTIPLE = 256
@@ -41,35 +41,12 @@ def _active() -> str | None:
     return current_flash_attention_impl()
 
 
-def traffic(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    seq_lens: torch.Tensor,
-    softmax_scale: float | None = None,
-    *,
-    cu_seqlens_q: torch.Tensor | None = None,
-    window: int | None = None,
-    return_lse: bool = False,
-) -> Traffic:
+def traffic(inputs: Arguments) -> Traffic:
     """The keys and values in sight once, and the log-sum-exp that it always writes."""
-    where = (q, k_cache, v_cache, block_table, seq_lens, softmax_scale)
-    return in_pages(*where, cu_seqlens_q=cu_seqlens_q, window=window, return_lse=True)
+    return in_pages(inputs.but(return_lse=True))
 
 
-def unsupported(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    seq_lens: torch.Tensor,
-    softmax_scale: float | None = None,
-    *,
-    cu_seqlens_q: torch.Tensor | None = None,
-    window: int | None = None,
-    return_lse: bool = False,
-) -> str | None:
+def why_not_taken(q: torch.Tensor, k_cache: torch.Tensor) -> str | None:
     """Why torch's function cannot take these inputs, or None."""
     reason = why_not(q, *NEEDED)
     if reason or _active() == ANY_PAGE:
@@ -85,15 +62,9 @@ def unsupported(
 
 
 @register(
-    op="paged_attention",
-    name="torch_varlen",
-    role="peer",
-    backend="torch",
-    min_sm=80,
-    devices=("cuda",),
-    unsupported=unsupported,
-    traffic=traffic,
-)
+    op="paged_attention", name="torch_varlen", role="peer", backend="torch", min_sm=80, devices=("cuda",),
+    unsupported=lambda inputs: why_not_taken(inputs.q, inputs.k_cache), traffic=traffic,
+)  # fmt: skip
 def paged_attention(
     q: torch.Tensor,
     k_cache: torch.Tensor,
@@ -113,7 +84,7 @@ def paged_attention(
     """
     check_args(q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q)
     check_options(q, True, window, None, None)
-    reason = unsupported(q, k_cache, v_cache, block_table, seq_lens)
+    reason = why_not_taken(q, k_cache)
     if reason:
         raise ValueError(reason)
     slots = block_table.shape[1] * k_cache.shape[1]

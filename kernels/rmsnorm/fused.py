@@ -9,9 +9,10 @@ import triton
 import triton.language as tl
 
 from rooflab.kernels._checks import output
-from rooflab.kernels.configs import BF16, Footprint, default_config, legal_by
-from rooflab.kernels.registry import register
+from rooflab.kernels.configs import default_config
+from rooflab.kernels.registry import Arguments, register
 from rooflab.kernels.rmsnorm._operands import check_operands
+from rooflab.kernels.tuning import BF16, Footprint, Tuning
 from rooflab.reference.spec import Case, Scheme, nbytes
 from rooflab.roofline.model import Traffic
 
@@ -59,30 +60,22 @@ def _rmsnorm(x_ptr, weight_ptr, out_ptr, H, stride_x, stride_out, eps, BLOCK_H: 
     tl.store(out_ptr + row * stride_out + columns, out.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-def unsupported(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> str | None:
+def why_not_taken(x: torch.Tensor) -> str | None:
     """Why these rows do not fit in registers, or None."""
     hidden = x.shape[-1]
     return f"holds a row in registers, at most {MAX_HIDDEN} wide, got {hidden}" if hidden > MAX_HIDDEN else None
 
 
-def traffic(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6, out: torch.Tensor | None = None) -> Traffic:
+def traffic(inputs: Arguments) -> Traffic:
     """x in and the result out; the weight comes from L2 after the first row."""
-    return Traffic(read_bytes=nbytes(x, weight), write_bytes=nbytes(x))
+    x = inputs.x
+    return Traffic(read_bytes=nbytes(x, inputs.weight), write_bytes=nbytes(x))
 
 
 @register(
-    op="rmsnorm",
-    name="fused",
-    role="optimized",
-    backend="triton",
-    unsupported=unsupported,
-    traffic=traffic,
-    config_type=Config,
-    configs=configs,
-    is_legal=legal_by(footprint),
-    heuristic=heuristic,
-    footprint=footprint,
-)
+    op="rmsnorm", name="fused", role="optimized", backend="triton", unsupported=lambda inputs: why_not_taken(inputs.x),
+    traffic=traffic, tuning=Tuning(Config, configs, heuristic, footprint),
+)  # fmt: skip
 def rmsnorm(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -96,21 +89,14 @@ def rmsnorm(
     x: (T, H), H at most 16384; weight: (H,); returns (T, H). Raises `ValueError` on shapes or dtypes that do not fit.
     """
     T, H = check_operands(x, weight)
-    reason = unsupported(x, weight)
+    reason = why_not_taken(x)
     if reason:
         raise ValueError(f"x: {reason}")
     out = output(out, (T, H), x)
     if out.numel():
         config = config or default_config("rmsnorm", "fused", x.dtype, x.device, T=T, H=H)
         _rmsnorm[(T,)](
-            x,
-            weight,
-            out,
-            H,
-            x.stride(0),
-            out.stride(0),
-            eps,
-            BLOCK_H=triton.next_power_of_2(H),
-            num_warps=config.num_warps,
-        )
+            x, weight, out, H, x.stride(0), out.stride(0), eps,
+            BLOCK_H=triton.next_power_of_2(H), num_warps=config.num_warps,
+        )  # fmt: skip
     return out

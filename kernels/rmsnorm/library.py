@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import torch
 
-from rooflab.kernels.registry import register
+from rooflab.kernels.registry import Arguments, register
 from rooflab.kernels.rmsnorm._operands import check_operands
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 
 
-def traffic(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> Traffic:
+def traffic(inputs: Arguments) -> Traffic:
     """x and weight in, the result out: fused on CUDA (on the CPU torch composes it)."""
-    return Traffic(read_bytes=nbytes(x, weight), write_bytes=nbytes(x))
+    x = inputs.x
+    return Traffic(read_bytes=nbytes(x, inputs.weight), write_bytes=nbytes(x))
 
 
 @register(op="rmsnorm", name="library", role="library", backend="torch", traffic=traffic)

@@ -9,9 +9,10 @@ import torch
 import triton
 import triton.language as tl
 
-from rooflab.kernels.configs import BF16, Footprint, default_config, legal_by
-from rooflab.kernels.registry import register
+from rooflab.kernels.configs import default_config
+from rooflab.kernels.registry import Arguments, register
 from rooflab.kernels.rope._operands import check_operands, outputs
+from rooflab.kernels.tuning import BF16, Footprint, Tuning
 from rooflab.reference.spec import Case, Scheme, nbytes
 from rooflab.roofline.model import Traffic
 
@@ -58,18 +59,9 @@ def _blocks(config: Config, H: int, H_kv: int, D: int) -> tuple[int, int]:
 
 @triton.jit
 def _rotate(
-    x_ptr,
-    out_ptr,
-    heads,
-    num_heads,
-    stride_x,
-    stride_out,
-    cos,
-    sin,
-    HALF: tl.constexpr,
-    BLOCK_HALF: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
-):
+    x_ptr, out_ptr, heads, num_heads, stride_x, stride_out, cos, sin,
+    HALF: tl.constexpr, BLOCK_HALF: tl.constexpr, INTERLEAVED: tl.constexpr,
+):  # fmt: skip
     pairs = tl.arange(0, BLOCK_HALF)
     mask = (heads < num_heads)[:, None] & (pairs < HALF)[None, :]
     if INTERLEAVED:
@@ -135,32 +127,17 @@ def _rope(
         _rotate(x_ptr, out_ptr, heads, num_kv_heads, stride_kh, stride_k_out_h, cos, sin, HALF, BLOCK_HALF, INTERLEAVED)
 
 
-def traffic(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    positions: torch.Tensor,
-    interleaved: bool = False,
-    out: tuple[torch.Tensor, torch.Tensor] | None = None,
-) -> Traffic:
+def traffic(inputs: Arguments) -> Traffic:
     """q and k in and out; a token's angles once per distinct position, the rest coming from L2."""
-    tables = len(set(positions.tolist())) * cos.shape[1] * (cos.element_size() + sin.element_size())
+    q, k, cos, positions = inputs.q, inputs.k, inputs.cos, inputs.positions
+    tables = len(set(positions.tolist())) * cos.shape[1] * (cos.element_size() + inputs.sin.element_size())
     return Traffic(read_bytes=nbytes(q, k, positions) + tables, write_bytes=nbytes(q, k))
 
 
 @register(
-    op="rope",
-    name="fused",
-    role="optimized",
-    backend="triton",
-    traffic=traffic,
-    config_type=Config,
-    configs=configs,
-    is_legal=legal_by(footprint),
-    heuristic=heuristic,
-    footprint=footprint,
-)
+    op="rope", name="fused", role="optimized", backend="triton", traffic=traffic,
+    tuning=Tuning(Config, configs, heuristic, footprint),
+)  # fmt: skip
 def rope(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -184,26 +161,9 @@ def rope(
         config = config or default_config("rope", "fused", q.dtype, q.device, T=T, H=H, H_kv=H_kv, D=D)
         block_half, block_heads = _blocks(config, H, H_kv, D)
         _rope[(T, triton.cdiv(H, block_heads) + triton.cdiv(H_kv, block_heads))](
-            q,
-            k,
-            cos,
-            sin,
-            positions,
-            q_out,
-            k_out,
-            H,
-            H_kv,
-            cos.shape[0],
-            *q.stride()[:2],
-            *k.stride()[:2],
-            cos.stride(0),
-            sin.stride(0),
-            *q_out.stride()[:2],
-            *k_out.stride()[:2],
-            HALF=D // 2,
-            BLOCK_HALF=block_half,
-            BLOCK_HEADS=block_heads,
-            INTERLEAVED=interleaved,
+            q, k, cos, sin, positions, q_out, k_out, H, H_kv, cos.shape[0], *q.stride()[:2], *k.stride()[:2],
+            cos.stride(0), sin.stride(0), *q_out.stride()[:2], *k_out.stride()[:2],
+            HALF=D // 2, BLOCK_HALF=block_half, BLOCK_HEADS=block_heads, INTERLEAVED=interleaved,
             num_warps=config.num_warps,
-        )
+        )  # fmt: skip
     return q_out, k_out

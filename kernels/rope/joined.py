@@ -8,22 +8,16 @@ from __future__ import annotations
 import torch
 
 from rooflab.kernels._traffic import steps
-from rooflab.kernels.registry import register
+from rooflab.kernels.registry import Arguments, register
 from rooflab.kernels.rope._operands import check_operands
 from rooflab.roofline.model import Traffic
 
 
-def traffic(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    positions: torch.Tensor,
-    interleaved: bool = False,
-) -> Traffic:
+def traffic(inputs: Arguments) -> Traffic:
     """Two gathers, the joining, two products, two fused multiply-adds, the putting together, and casts around them."""
-    angles = 4 * len(positions) * cos.shape[1]
-    values = q.numel() + k.numel()
+    q, positions = inputs.q, inputs.positions
+    angles = 4 * len(positions) * inputs.cos.shape[1]
+    values = q.numel() + inputs.k.numel()
     narrow, full, half = q.element_size() * values, 4 * values, 2 * values
     gather = (8 * len(positions) + angles, angles)
     casts = [] if q.dtype == torch.float32 else [(narrow, full), (full, narrow)]

@@ -5,24 +5,17 @@ from __future__ import annotations
 import torch
 
 from rooflab.kernels._traffic import steps
-from rooflab.kernels.registry import register
+from rooflab.kernels.registry import Arguments, register
 from rooflab.kernels.rope._operands import check_operands, outputs
 from rooflab.roofline.model import Traffic
 
 
-def traffic(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    positions: torch.Tensor,
-    interleaved: bool = False,
-    out: tuple[torch.Tensor, torch.Tensor] | None = None,
-) -> Traffic:
+def traffic(inputs: Arguments) -> Traffic:
     """Two gathers; then per tensor a cast, four products, a difference, a sum, and two strided copies into place."""
-    angles = 4 * len(positions) * cos.shape[1]
+    positions = inputs.positions
+    angles = 4 * len(positions) * inputs.cos.shape[1]
     moves: list[tuple[float, float]] = [(8 * len(positions) + angles, angles)] * 2
-    for x in (q, k):
+    for x in (inputs.q, inputs.k):
         half, narrow = 4 * x.numel() // 2, x.element_size() * x.numel() // 2
         if x.dtype != torch.float32:
             moves.append((2 * narrow, 2 * half))

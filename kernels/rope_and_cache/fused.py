@@ -10,9 +10,10 @@ import torch
 import triton
 import triton.language as tl
 
-from rooflab.kernels.configs import BF16, Footprint, default_config, legal_by
-from rooflab.kernels.registry import register
+from rooflab.kernels.configs import default_config
+from rooflab.kernels.registry import Arguments, register
 from rooflab.kernels.rope_and_cache._operands import Sizes, check_operands
+from rooflab.kernels.tuning import BF16, Footprint, Tuning
 from rooflab.reference.spec import Case, Scheme, nbytes
 from rooflab.roofline.model import Traffic
 
@@ -156,7 +157,8 @@ def _rope_and_cache(
     # int64, as the slots are: slot * H_kv * D passes 2**31 in a cache of 4 GiB, token * stride from T H D = 2**31 on.
     token = tl.program_id(0).to(tl.int64)
     position = tl.load(positions_ptr + token)
-    # Beside the position, in programs of q for nothing: asked for where k needs it, it comes a latency of memory later.
+    # Loaded beside the position, though programs of q do not use it: loaded where k needs it, it would come later, by a
+    # latency of memory.
     slot = tl.load(slot_mapping_ptr + token)
     pairs = tl.arange(0, BLOCK_HALF)
     known = (position >= 0) & (position < max_position) & (pairs < HALF)
@@ -174,7 +176,7 @@ def _rope_and_cache(
         if 2 * HALF < D:
             _copied(q_ptr, q_out_ptr, rows, out_rows, real, 1.0, 2 * HALF, D, BLOCK_TAIL, False)
     else:
-        # A slot past the cache is skipped too: nothing is ever written outside it.
+        # A slot past the cache is skipped too: the kernel never writes outside the cache.
         if (slot >= 0) & (slot < num_slots):
             heads = ((block - q_blocks) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS))[:, None]
             real = heads < num_kv_heads
@@ -193,41 +195,19 @@ def _rope_and_cache(
                 _copied(k_ptr, k_cache_ptr, k_rows, target, real, k_scale, 2 * HALF, D, BLOCK_TAIL, FP8)
 
 
-def traffic(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    positions: torch.Tensor,
-    q_out: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    slot_mapping: torch.Tensor,
-    interleaved: bool = False,
-    *,
-    k_scale: torch.Tensor | None = None,
-    v_scale: torch.Tensor | None = None,
-) -> Traffic:
+def traffic(inputs: Arguments) -> Traffic:
     """q in and out, the rows that have a slot in and out; a token's angles once per distinct position."""
+    q, k, cos, positions, slot_mapping = inputs.q, inputs.k, inputs.cos, inputs.positions, inputs.slot_mapping
     written = int((slot_mapping >= 0).sum()) * k.shape[1] * k.shape[2]
-    tables = len(set(positions.tolist())) * cos.shape[1] * (cos.element_size() + sin.element_size())
-    read = nbytes(q, positions, slot_mapping, k_scale, v_scale) + 2 * written * k.element_size() + tables
-    return Traffic(read, nbytes(q) + 2 * written * k_cache.element_size())
+    tables = len(set(positions.tolist())) * cos.shape[1] * (cos.element_size() + inputs.sin.element_size())
+    read = nbytes(q, positions, slot_mapping, inputs.k_scale, inputs.v_scale) + 2 * written * k.element_size() + tables
+    return Traffic(read, nbytes(q) + 2 * written * inputs.k_cache.element_size())
 
 
 @register(
-    op="rope_and_cache",
-    name="fused",
-    role="optimized",
-    backend="triton",
-    traffic=traffic,
-    config_type=Config,
-    configs=configs,
-    is_legal=legal_by(footprint),
-    heuristic=heuristic,
-    footprint=footprint,
-)
+    op="rope_and_cache", name="fused", role="optimized", backend="triton", traffic=traffic,
+    tuning=Tuning(Config, configs, heuristic, footprint),
+)  # fmt: skip
 def rope_and_cache(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -259,34 +239,10 @@ def rope_and_cache(
     config = config or default_config("rope_and_cache", "fused", q.dtype, q.device, T=T, H=H, H_kv=H_kv, D=D, rotary=R)
     block_half, block_heads = _blocks(config, sizes)
     _rope_and_cache[(T, triton.cdiv(H, block_heads) + triton.cdiv(H_kv, block_heads))](
-        q,
-        k,
-        v,
-        cos,
-        sin,
-        positions,
-        q_out,
-        k_cache,
-        v_cache,
-        slot_mapping,
-        k_scale,
-        v_scale,
-        H,
-        H_kv,
-        cos.shape[0],
-        k_cache.shape[0] * k_cache.shape[1],
-        *q.stride()[:2],
-        *q_out.stride()[:2],
-        *k.stride()[:2],
-        *v.stride()[:2],
-        cos.stride(0),
-        sin.stride(0),
-        D=D,
-        HALF=R // 2,
-        BLOCK_HALF=block_half,
-        BLOCK_HEADS=block_heads,
-        BLOCK_TAIL=triton.next_power_of_2(max(D - R, 1)),
-        INTERLEAVED=interleaved,
-        FP8=k_scale is not None,
+        q, k, v, cos, sin, positions, q_out, k_cache, v_cache, slot_mapping, k_scale, v_scale, H, H_kv, cos.shape[0],
+        k_cache.shape[0] * k_cache.shape[1], *q.stride()[:2], *q_out.stride()[:2], *k.stride()[:2], *v.stride()[:2],
+        cos.stride(0), sin.stride(0),
+        D=D, HALF=R // 2, BLOCK_HALF=block_half, BLOCK_HEADS=block_heads,
+        BLOCK_TAIL=triton.next_power_of_2(max(D - R, 1)), INTERLEAVED=interleaved, FP8=k_scale is not None,
         num_warps=config.num_warps,
-    )
+    )  # fmt: skip

@@ -5,28 +5,14 @@ from __future__ import annotations
 import torch
 
 from rooflab.kernels._traffic import steps
-from rooflab.kernels.registry import register
+from rooflab.kernels.registry import Arguments, register
 from rooflab.kernels.rope_and_cache._operands import check_operands
 from rooflab.roofline.model import Traffic
 
 
-def traffic(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    positions: torch.Tensor,
-    q_out: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    slot_mapping: torch.Tensor,
-    interleaved: bool = False,
-    *,
-    k_scale: torch.Tensor | None = None,
-    v_scale: torch.Tensor | None = None,
-) -> Traffic:
+def traffic(inputs: Arguments) -> Traffic:
     """Two gathers; per tensor a cast, products, sums and a copy; the rows that have a slot picked out and assigned."""
+    q, k, cos, positions = inputs.q, inputs.k, inputs.cos, inputs.positions
     angles = 4 * len(positions) * cos.shape[1]
     share = 2 * cos.shape[1] / max(q.shape[-1], 1)
     moves: list[tuple[float, float]] = [(8 * len(positions) + angles, angles)] * 2
@@ -35,9 +21,9 @@ def traffic(
         moves += [(narrow, 4 * x.numel()), (4 * x.numel(), 4 * x.numel())]
         moves += [(half + angles, half)] * 4 + [(2 * half, half)] * 2 + [(half, half)] * 2
         moves.append((4 * x.numel(), narrow))
-    written = int((slot_mapping >= 0).sum()) * k.shape[1] * k.shape[2]
-    for x, cache in ((k, k_cache), (v, v_cache)):
-        if k_scale is not None:
+    written = int((inputs.slot_mapping >= 0).sum()) * k.shape[1] * k.shape[2]
+    for x, cache in ((k, inputs.k_cache), (inputs.v, inputs.v_cache)):
+        if inputs.k_scale is not None:
             moves += [(4 * x.numel(), 4 * x.numel())] * 2
         moves += [(x.element_size() * written, x.element_size() * written)]
         moves += [(cache.element_size() * written, cache.element_size() * written)]

@@ -1,10 +1,12 @@
-"""Guards that every sample launcher shares."""
+"""Guards that every sample launcher shares, and the traffic of those that read the logits once."""
 
 from __future__ import annotations
 
 import torch
 
 from rooflab.kernels._checks import check_contiguous, check_dtype, check_float, check_last_dim_contiguous, check_shape
+from rooflab.kernels.registry import Arguments
+from rooflab.roofline.model import Traffic
 
 
 def check_args(
@@ -55,3 +57,10 @@ def check_settings(temperature: float, top_k: int, top_p: float, min_p: float) -
         raise ValueError(f"top_p: expected a value in (0, 1], got {top_p}")
     if not 0 <= min_p <= 1:
         raise ValueError(f"min_p: expected a value in [0, 1], got {min_p}")
+
+
+def traffic(inputs: Arguments) -> Traffic:
+    """The logits once, as rows in flight stay in L2 or in a core's cache; the settings, and a token id a row."""
+    logits = inputs.logits
+    B = logits.shape[0]
+    return Traffic(logits.numel() * logits.element_size() + 32 * B, 8 * B)

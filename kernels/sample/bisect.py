@@ -15,11 +15,11 @@ import triton
 import triton.language as tl
 
 from rooflab.kernels._checks import output
-from rooflab.kernels.configs import BF16, Footprint, default_config, legal_by
+from rooflab.kernels.configs import default_config
 from rooflab.kernels.registry import register
-from rooflab.kernels.sample._args import check_args
+from rooflab.kernels.sample._args import check_args, traffic
+from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
 from rooflab.reference.spec import Case, Scheme
-from rooflab.roofline.model import Traffic
 
 BLOCK = 1024
 SEARCH_BLOCK = 512
@@ -34,7 +34,7 @@ ADDRESS_REGISTERS = 32
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(LaunchConfig):
     """One way to launch the kernel."""
 
     block: int
@@ -146,19 +146,9 @@ def log_exponential(word):
 
 @triton.jit
 def bisect_kernel(
-    logits_ptr,
-    temperature_ptr,
-    top_k_ptr,
-    top_p_ptr,
-    min_p_ptr,
-    seed_ptr,
-    position_ptr,
-    out_ptr,
-    V,
-    row_stride,
-    BLOCK: tl.constexpr,
-    SEARCH_BLOCK: tl.constexpr,
-):
+    logits_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, seed_ptr, position_ptr, out_ptr, V, row_stride,
+    BLOCK: tl.constexpr, SEARCH_BLOCK: tl.constexpr,
+):  # fmt: skip
     b = tl.program_id(0).to(tl.int64)  # int64: row * stride passes 2**31 at 14,135 rows of 151,936
     row_ptr = logits_ptr + b * row_stride
     temperature = tl.load(temperature_ptr + b)
@@ -222,32 +212,10 @@ def bisect_kernel(
     tl.store(out_ptr + b, winner.to(tl.int64))
 
 
-def traffic(
-    logits: torch.Tensor,
-    temperature: torch.Tensor,
-    top_k: torch.Tensor,
-    top_p: torch.Tensor,
-    min_p: torch.Tensor,
-    seed: torch.Tensor,
-    position: torch.Tensor,
-) -> Traffic:
-    """The logits once from HBM while the rows in flight fit in L2, the settings, and a token id a row."""
-    B = logits.shape[0]
-    return Traffic(logits.numel() * logits.element_size() + 32 * B, 8 * B)
-
-
 @register(
-    op="sample",
-    name="bisect",
-    role="optimized",
-    backend="triton",
-    traffic=traffic,
-    config_type=Config,
-    configs=configs,
-    is_legal=legal_by(footprint),
-    heuristic=heuristic,
-    footprint=footprint,
-)
+    op="sample", name="bisect", role="optimized", backend="triton", traffic=traffic,
+    tuning=Tuning(Config, configs, heuristic, footprint),
+)  # fmt: skip
 def sample(
     logits: torch.Tensor,
     temperature: torch.Tensor,
@@ -272,18 +240,7 @@ def sample(
     if B:
         config = config or default_config("sample", "bisect", logits.dtype, logits.device, B=B, V=V)
         bisect_kernel[(B,)](
-            logits,
-            temperature,
-            top_k,
-            top_p,
-            min_p,
-            seed,
-            position,
-            out,
-            V,
-            logits.stride(0),
-            BLOCK=config.block,
-            SEARCH_BLOCK=config.search_block,
-            num_warps=config.num_warps,
-        )
+            logits, temperature, top_k, top_p, min_p, seed, position, out, V, logits.stride(0),
+            **config.launch_arguments,
+        )  # fmt: skip
     return out

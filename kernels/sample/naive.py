@@ -7,23 +7,16 @@ import math
 import torch
 
 from rooflab.kernels._checks import output
-from rooflab.kernels.registry import register
+from rooflab.kernels.registry import Arguments, register
 from rooflab.kernels.sample._args import check_args
 from rooflab.kernels.sample._philox import first_word, log_exponential
 from rooflab.roofline.model import Traffic
 
 
-def traffic(
-    logits: torch.Tensor,
-    temperature: torch.Tensor,
-    top_k: torch.Tensor,
-    top_p: torch.Tensor,
-    min_p: torch.Tensor,
-    seed: torch.Tensor,
-    position: torch.Tensor,
-) -> Traffic:
+def traffic(inputs: Arguments) -> Traffic:
     """Each step's (B, V) operands: a sort of fp32 keys and int64 indices by radix passes, masses, and the race's int64
     words, of which Philox's ten rounds dominate."""
+    logits = inputs.logits
     n = logits.numel()
     sort = 4 * 2 * (4 + 8)  # four 8-bit passes over keys and indices, each way
     filters = 60

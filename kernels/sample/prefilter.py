@@ -8,26 +8,11 @@ import torch
 
 from rooflab.kernels._checks import output
 from rooflab.kernels.registry import register
-from rooflab.kernels.sample._args import check_args
+from rooflab.kernels.sample._args import check_args, traffic
 from rooflab.kernels.sample._philox import first_word, first_word_of_row, log_exponential
-from rooflab.roofline.model import Traffic
 
 FIRST_GUESS = 256
 """Tokens tried for top_p before a bound that leaves more."""
-
-
-def traffic(
-    logits: torch.Tensor,
-    temperature: torch.Tensor,
-    top_k: torch.Tensor,
-    top_p: torch.Tensor,
-    min_p: torch.Tensor,
-    seed: torch.Tensor,
-    position: torch.Tensor,
-) -> Traffic:
-    """The logits once: a row stays in the cache of its core for the passes over it."""
-    B = logits.shape[0]
-    return Traffic(logits.numel() * logits.element_size() + 32 * B, 8 * B)
 
 
 @register(op="sample", name="prefilter", role="optimized", backend="torch", devices=("cpu",), traffic=traffic)

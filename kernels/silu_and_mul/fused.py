@@ -10,9 +10,10 @@ import triton
 import triton.language as tl
 
 from rooflab.kernels._checks import output
-from rooflab.kernels.configs import BF16, Footprint, default_config, legal_by
-from rooflab.kernels.registry import register
+from rooflab.kernels.configs import default_config
+from rooflab.kernels.registry import Arguments, register
 from rooflab.kernels.silu_and_mul._operands import check_operands
+from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
 from rooflab.reference.spec import Case, Scheme, nbytes
 from rooflab.roofline.model import Traffic
 
@@ -21,7 +22,7 @@ ADDRESS_REGISTERS = 16
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(LaunchConfig):
     """One way to launch the kernel."""
 
     block_i: int
@@ -65,23 +66,16 @@ def _silu_and_mul(x_ptr, out_ptr, I, stride_x, stride_out, BLOCK_I: tl.constexpr
     tl.store(out_ptr + row * stride_out + columns, out.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-def traffic(x: torch.Tensor, out: torch.Tensor | None = None) -> Traffic:
+def traffic(inputs: Arguments) -> Traffic:
     """gate and up in, the result out."""
+    x = inputs.x
     return Traffic(read_bytes=nbytes(x), write_bytes=nbytes(x) / 2)
 
 
 @register(
-    op="silu_and_mul",
-    name="fused",
-    role="optimized",
-    backend="triton",
-    traffic=traffic,
-    config_type=Config,
-    configs=configs,
-    is_legal=legal_by(footprint),
-    heuristic=heuristic,
-    footprint=footprint,
-)
+    op="silu_and_mul", name="fused", role="optimized", backend="triton", traffic=traffic,
+    tuning=Tuning(Config, configs, heuristic, footprint),
+)  # fmt: skip
 def silu_and_mul(x: torch.Tensor, out: torch.Tensor | None = None, *, config: Config | None = None) -> torch.Tensor:
     """silu(gate) * up in fp32 with one rounding.
 
@@ -92,6 +86,6 @@ def silu_and_mul(x: torch.Tensor, out: torch.Tensor | None = None, *, config: Co
     if out.numel():
         config = config or default_config("silu_and_mul", "fused", x.dtype, x.device, T=T, I=I)
         _silu_and_mul[(T, triton.cdiv(I, config.block_i))](
-            x, out, I, x.stride(0), out.stride(0), BLOCK_I=config.block_i, num_warps=config.num_warps
+            x, out, I, x.stride(0), out.stride(0), **config.launch_arguments
         )
     return out

@@ -6,15 +6,15 @@ import torch
 
 from rooflab.kernels._checks import output
 from rooflab.kernels._traffic import steps
-from rooflab.kernels.registry import register
+from rooflab.kernels.registry import Arguments, register
 from rooflab.kernels.silu_and_mul._operands import check_operands
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 
 
-def traffic(x: torch.Tensor, out: torch.Tensor | None = None) -> Traffic:
+def traffic(inputs: Arguments) -> Traffic:
     """silu(gate) is written by the first call and read back by the second."""
-    half = nbytes(x) / 2
+    half = nbytes(inputs.x) / 2
     return steps((half, half), (2 * half, half))
 
 

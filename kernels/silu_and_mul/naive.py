@@ -6,13 +6,14 @@ import torch
 
 from rooflab.kernels._checks import output
 from rooflab.kernels._traffic import steps
-from rooflab.kernels.registry import register
+from rooflab.kernels.registry import Arguments, register
 from rooflab.kernels.silu_and_mul._operands import check_operands
 from rooflab.roofline.model import Traffic
 
 
-def traffic(x: torch.Tensor, out: torch.Tensor | None = None) -> Traffic:
+def traffic(inputs: Arguments) -> Traffic:
     """Every step reads its operands from HBM and writes its result there, in fp32."""
+    x = inputs.x
     values = x.numel() // 2
     full, narrow = 4 * values, x.element_size() * values
     casts = [] if x.dtype == torch.float32 else [(narrow, full), (narrow, full)]  # gate, up to fp32

@@ -241,7 +241,7 @@ def _record(
     kernel: Kernel, case: Case, scheme: Scheme, run_id: str, environment: Environment, fields: dict[str, Any]
 ) -> Record:
     metrics = fields["metrics"]
-    config = kernel.heuristic(case, scheme) if kernel.heuristic is not None else None
+    config = kernel.tuning.heuristic(case, scheme) if kernel.tuning is not None else None
     return Record(
         kind="check",
         run_id=run_id,

@@ -4,7 +4,6 @@ GPU from timestamps that it keeps."""
 from __future__ import annotations
 
 import heapq
-import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,7 +14,7 @@ from rooflab.kernels._device import HOPPER_SMS, sm_count
 from rooflab.kernels.configs import config_for
 from rooflab.kernels.flash_attention import _ping_pong_softmax, persistent, ping_pong
 from rooflab.kernels.flash_attention._tiles import section_heads
-from rooflab.kernels.flash_attention._timeline import NEVER, new_timeline
+from rooflab.kernels.flash_attention._timeline import NEVER, kept_in, new_timeline
 from rooflab.kernels.registry import get_kernel, get_op
 from rooflab.reference.spec import Case, Inputs, Scheme
 from rooflab.roofline.device import get_device
@@ -127,8 +126,9 @@ def _shape(name: str, case: Case, scheme: Scheme, k: torch.Tensor, sms: int, con
     B, T, H, S = (int(case[key]) for key in ("B", "T", "H", "S"))
     block_m = getattr(config, "block_m", ping_pong.TILE_M)
     group = H // int(case["H_kv"])
-    assert kernel.footprint is not None  # all kernels of `_ORDERS` have one
-    needs = kernel.footprint(config, case, scheme)
+    tuning = kernel.tuning
+    assert tuning is not None and tuning.footprint is not None  # all kernels of `_ORDERS` have one
+    needs = tuning.footprint(config, case, scheme)
     held = occupancy(get_device("h100-sxm"), needs.threads, needs.registers, needs.shared_bytes).ctas_per_sm
     window = case.get("window")
     return _Shape(
@@ -193,13 +193,14 @@ def timed(name: str, case: Case, scheme: Scheme, device: torch.device, seed: int
     if name not in TIMED:
         raise ValueError(f"kernel: expected one that keeps timestamps ({', '.join(TIMED)}), got {name!r}")
     inputs = _inputs(name, case, scheme, device, seed)
-    launch = importlib.import_module(f"rooflab.kernels.{OP}.{name}").launch
     # The launch's own config, which a record may have chosen for this card: a timeline has a row for each of its tiles.
-    config = config_for(get_kernel(OP, name), case, scheme, device)
+    kernel = get_kernel(OP, name)
+    config = config_for(kernel, case, scheme, device)
     shape = _shape(name, case, scheme, inputs["k"], sm_count(device), config)
     for _ in range(2 if device.type == "cuda" else 1):
         timeline = new_timeline(shape.tiles_m * shape.heads, device)
-        launch(**inputs, config=config, timeline=timeline)
+        with kept_in(timeline):
+            kernel.fn(**inputs, config=config)
     return _read(name, shape, timeline.tolist())
 
 

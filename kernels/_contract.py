@@ -1,40 +1,51 @@
-"""What a kernel must be to be tunable, and what its `prepare` may ask for; `registry.register` holds it to that."""
+"""What `registry.register` holds a kernel to (its arguments, its tuning, its `prepare`, its `plan`), and a refusal."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from rooflab.kernels.tuning import Tuning
 from rooflab.reference.spec import OpSpec
 
 OWN = ("out", "config", "plan")
 """Arguments that a kernel may have and the reference has not."""
-OPTIONS = ("config_type", "configs", "is_legal", "heuristic")
 _SCALARS = (bool, int, float, str)
 
 
-def check_config(kernel_id: str, parameter: inspect.Parameter | None, options: Mapping[str, Any]) -> None:
-    """Raises `TypeError` unless a kernel has either all of a config's parts or none.
+@dataclass(frozen=True)
+class Refusal:
+    """Why a kernel cannot run; its text is `UNSUPPORTED: needs sm90, found sm80`."""
 
-    `parameter` is the function's `config`: keyword-only, None by default.  `options` are those given to `register`.
+    status: Literal["UNSUPPORTED", "UNAVAILABLE"]
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.status}: {self.reason}"
+
+
+def check_config(kernel_id: str, parameter: inspect.Parameter | None, tuning: Tuning | None) -> None:
+    """Raises `TypeError` unless a kernel has both a `tuning` and the argument `config`, or neither.
+
+    `parameter` is the function's `config`: keyword-only, None by default.
     """
-    given = [name for name in OPTIONS if options.get(name) is not None]
     if parameter is None:
-        if given or options.get("footprint") is not None:
-            raise TypeError(f"{kernel_id}: {(given or ['footprint'])[0]} was given, and the function takes no config")
+        if tuning is not None:
+            raise TypeError(f"{kernel_id}: tuning was given, and the function takes no config")
         return
     if parameter.kind is not inspect.Parameter.KEYWORD_ONLY or parameter.default is not None:
         raise TypeError(f"{kernel_id}: expected config to be keyword-only with the default None")
-    missing = [name for name in OPTIONS if name not in given]
-    if missing:
-        raise TypeError(f"{kernel_id}: takes a config, and {missing[0]} was not given to register")
-    _check_type(kernel_id, options["config_type"])
-    for name in ("configs", "heuristic"):
-        _check_call(kernel_id, name, options[name], 1)
-    for name in ("is_legal", *(["footprint"] if options.get("footprint") else [])):
-        _check_call(kernel_id, name, options[name], 2)
+    if tuning is None:
+        raise TypeError(f"{kernel_id}: takes a config, and tuning was not given to register")
+    _check_type(kernel_id, tuning.config_type)
+    _check_call(kernel_id, "configs", tuning.configs, 1)
+    _check_call(kernel_id, "heuristic", tuning.heuristic, 1)
+    _check_call(kernel_id, "is_legal", tuning.is_legal, 2)
+    if tuning.footprint is not None:
+        _check_call(kernel_id, "footprint", tuning.footprint, 2)
 
 
 def _check_type(kernel_id: str, config_type: Any) -> None:
