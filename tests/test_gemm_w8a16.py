@@ -9,6 +9,7 @@ import torch
 
 from rooflab.bench.emulate.calls import call
 from rooflab.bench.predict.cases import Target
+from rooflab.kernels._torch_cpu import why_not_padded_rows
 from rooflab.kernels.gemm_w8a16 import _packed, library, packed
 from rooflab.kernels.registry import Kernel, get_kernel, kernels
 from rooflab.reference.gemm_w8a16 import SPEC
@@ -138,7 +139,10 @@ def test_packed_takes_every_size_and_layout(M: int, K: int, bias: bool) -> None:
     for a in (inputs["a"], wide[:M, 1 : K + 1], inputs["a"].mT.contiguous().mT):
         for b in (PACKED.prepare(inputs["b"]), inputs["b"].contiguous()):
             for dtype in (torch.bfloat16, torch.float16, torch.float32):
-                found = PACKED(**{**inputs, "a": a, "b": b, "scale": inputs["scale"].to(dtype)})
+                given = {**inputs, "a": a, "b": b, "scale": inputs["scale"].to(dtype)}
+                if why_not_padded_rows(a) and PACKED.why_not_args(given):
+                    continue  # torch computes this layout wrongly on this CPU, and the kernel refuses it
+                found = PACKED(**given)
                 assert SPEC.judge((found,), oracle, inputs, SCHEME)[0].passed
 
 

@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import torch
 
-from rooflab.bench.calls.calls import COPIES as COPIES
 from rooflab.bench.calls.calls import Rotation, copies_of, short_of_memory
 from rooflab.bench.calls.selection import first_case
 from rooflab.bench.ceilings.ceilings import ceilings_for, limits_for, raise_cpu_ceilings, raise_cuda_ceilings

@@ -5,17 +5,18 @@ from __future__ import annotations
 import torch
 
 from rooflab.kernels._checks import output
+from rooflab.kernels._torch_cpu import check_rows, padded_rows_refused
 from rooflab.kernels.gemm._operands import check_operands, traffic
 from rooflab.kernels.registry import Arguments, register
 
 
 def unsupported(inputs: Arguments) -> str | None:
-    """torch has one call for one addend, and rounds between two calls."""
+    """torch has one call for one addend, and rounds between two calls; on some CPUs it reads padding of a."""
     if inputs.bias is not None and inputs.residual is not None:
         return "torch has no call that adds both a bias and a residual before it rounds"
     if inputs.precision == "tf32" and inputs.a.device.type == "cpu":
         return "torch has no TF32 on a CPU"
-    return None
+    return padded_rows_refused(inputs)
 
 
 @register(op="gemm", name="library", role="library", backend="torch", traffic=traffic, unsupported=unsupported)
@@ -36,6 +37,7 @@ def gemm(
     M, N, _ = check_operands(a, b, bias, residual, precision)
     if out is not None:
         output(out, (M, N), a)
+    check_rows(a)
     addend = residual if bias is None else bias
     if precision == "ieee":
         return torch.mm(a, b, out=out) if addend is None else torch.addmm(addend, a, b, out=out)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from rooflab.kernels._checks import output
+from rooflab.kernels._torch_cpu import scaled_mm_writes_between_rows
 from rooflab.kernels.gemm_fp8._operands import GROUP, block_scaled, check_operands, traffic, why_no_tma
 from rooflab.kernels.registry import Arguments, register
 
@@ -67,6 +70,9 @@ def gemm_fp8(
         out = output(out, (M, N), a, torch.bfloat16)
     if out is not None and not K:  # torch leaves the bias out there
         return out.zero_() if bias is None else out.copy_(bias.expand(M, N))
-    return torch._scaled_mm(
-        a, b, a_scale, b_scale, bias=bias, out_dtype=torch.bfloat16, use_fast_accum=fast_accum, out=out
+    product = partial(
+        torch._scaled_mm, a, b, a_scale, b_scale, bias=bias, out_dtype=torch.bfloat16, use_fast_accum=fast_accum
     )
+    if out is not None and out.stride(0) != N and a.device.type == "cpu" and scaled_mm_writes_between_rows():
+        return out.copy_(product())
+    return product(out=out)

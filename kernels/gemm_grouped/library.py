@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from rooflab.kernels._torch_cpu import check_rows, padded_rows_refused
 from rooflab.kernels.gemm_grouped._operands import check_operands, group_rows
 from rooflab.kernels.registry import Arguments, register
 from rooflab.reference.spec import nbytes
@@ -43,7 +44,7 @@ def unsupported(inputs: Arguments) -> str | None:
                 f"{name}: torch wants stride 1 in one dimension and addresses and strides of whole {ALIGNMENT} bytes, "
                 f"got strides {tuple(matrix.stride())} of {size} bytes"
             )
-    return None
+    return padded_rows_refused(inputs)
 
 
 @register(op="gemm_grouped", name="library", role="library", backend="torch", traffic=traffic, unsupported=unsupported)
@@ -56,4 +57,5 @@ def gemm_grouped(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> tor
     T, _, N, K = check_operands(a, b, offsets)
     if not T or not N or not K:
         return a.new_zeros((T, N))
+    check_rows(a)
     return torch._grouped_mm(a, b, offs=offsets[1:])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from rooflab.kernels._checks import output
+from rooflab.kernels._torch_cpu import check_rows, padded_rows_refused
 from rooflab.kernels.gemm_grouped._operands import check_operands, group_rows
 from rooflab.kernels.registry import Arguments, register
 from rooflab.reference.spec import nbytes
@@ -23,7 +24,10 @@ def traffic(inputs: Arguments) -> Traffic:
     )
 
 
-@register(op="gemm_grouped", name="naive", role="naive", backend="torch", traffic=traffic)
+@register(
+    op="gemm_grouped", name="naive", role="naive", backend="torch", traffic=traffic,
+    unsupported=padded_rows_refused,
+)  # fmt: skip
 def gemm_grouped(
     a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, out: torch.Tensor | None = None
 ) -> torch.Tensor:
@@ -33,6 +37,7 @@ def gemm_grouped(
     shape or dtype that does not fit.
     """
     T, _, N, _ = check_operands(a, b, offsets)
+    check_rows(a)
     out = output(out, (T, N), a)
     bounds = offsets.tolist()
     for expert, (start, end) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):

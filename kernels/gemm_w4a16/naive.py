@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from rooflab.kernels._checks import output
+from rooflab.kernels._torch_cpu import check_rows, padded_rows_refused
 from rooflab.kernels._traffic import steps
 from rooflab.kernels.gemm_w4a16._operands import SYMMETRIC_ZERO, check_operands
 from rooflab.kernels.registry import Arguments, register
@@ -26,7 +27,10 @@ def traffic(inputs: Arguments) -> Traffic:
     return steps(*moves, (nbytes(a, inputs.bias) + 2 * codes, a.shape[0] * b.shape[0] * a.element_size()))
 
 
-@register(op="gemm_w4a16", name="naive", role="naive", backend="torch", traffic=traffic)
+@register(
+    op="gemm_w4a16", name="naive", role="naive", backend="torch", traffic=traffic,
+    unsupported=padded_rows_refused,
+)  # fmt: skip
 def gemm_w4a16(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -42,6 +46,7 @@ def gemm_w4a16(
     that do not fit.
     """
     M, N, K, group = check_operands(a, b, scale, zero, bias)
+    check_rows(a)
     if out is not None:
         output(out, (M, N), a)
     codes = torch.stack((b & 15, b >> 4), dim=-1).flatten(1).float()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from rooflab.kernels._checks import output
+from rooflab.kernels._torch_cpu import check_rows, padded_rows_refused
 from rooflab.kernels._traffic import steps
 from rooflab.kernels.gemm_w8a16._operands import check_operands
 from rooflab.kernels.registry import Arguments, register
@@ -24,7 +25,10 @@ def traffic(inputs: Arguments) -> Traffic:
     )
 
 
-@register(op="gemm_w8a16", name="naive", role="naive", backend="torch", traffic=traffic)
+@register(
+    op="gemm_w8a16", name="naive", role="naive", backend="torch", traffic=traffic,
+    unsupported=padded_rows_refused,
+)  # fmt: skip
 def gemm_w8a16(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -38,6 +42,7 @@ def gemm_w8a16(
     bf16.  Raises `ValueError` on shapes or dtypes that do not fit.
     """
     M, N, _ = check_operands(a, b, scale, bias)
+    check_rows(a)
     if out is not None:
         output(out, (M, N), a)
     weight = (b.float() * scale.float()).bfloat16()

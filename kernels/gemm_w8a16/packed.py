@@ -22,6 +22,7 @@ from __future__ import annotations
 import torch
 
 from rooflab.kernels._checks import check_dtype, check_shape, output
+from rooflab.kernels._torch_cpu import check_rows, padded_rows_refused
 from rooflab.kernels.gemm_w8a16 import library
 from rooflab.kernels.gemm_w8a16._operands import check_operands
 from rooflab.kernels.registry import Arguments, register
@@ -58,10 +59,11 @@ def traffic(inputs: Arguments) -> Traffic:
 
 
 def unsupported(inputs: Arguments) -> str | None:
-    """Where oneDNN has no product in bf16."""
+    """Where oneDNN has no product in bf16, or reads padding of a."""
     if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return "oneDNN multiplies no bf16 on this CPU"
-    return None
+    few = _few(inputs.a, inputs.b, inputs.scale, inputs.bias)
+    return None if few else padded_rows_refused(inputs)
 
 
 def _few(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> bool:
@@ -94,6 +96,7 @@ def gemm_w8a16(
     out = output(out, (M, N), a)
     if not M or not N or not K:
         return out.zero_() if bias is None else out.copy_(bias.expand(M, N))
+    check_rows(a)
     exact = bias is None and scale.dtype == a.dtype
     wide = min(max(BLOCK_VALUES // K // CHANNELS, 1) * CHANNELS, N)
     buffer = torch.empty((wide, K), dtype=a.dtype)

@@ -1,0 +1,70 @@
+"""Defects of torch's CPU products on some processors, each found by a probe of one call, once per process.
+
+On Intel CPUs with AMX torch 2.13.0 (oneDNN) was seen to compute two layouts wrongly; on an AMD EPYC with AVX-512, and
+with `ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16` on the same Intel CPUs, it computes both right. A kernel that would meet a
+defect refuses the layout with the reason given here, or does not pass the layout on.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+
+from rooflab.kernels.registry import Arguments
+
+MOST_ROWS_READ_RIGHT = 16
+"""Of `a`: products of 17 rows and more go to the tiles of AMX."""
+TILE_K = 32
+"""Values of 16 bits in a row of a tile; a last tile that K does not fill is read whole."""
+
+
+def why_not_padded_rows(a: torch.Tensor) -> str | None:
+    """Why torch's CPU products compute `a` (M, K) wrongly, or None.
+
+    They read what lies behind the end of each row, up to the next multiple of 32, and multiply it by zero: NaN there is
+    NaN in the result. Rows that lie close together have only values of `a` behind them.
+    """
+    if a.device.type != "cpu" or a.dtype not in (torch.bfloat16, torch.float16) or a.ndim != 2:
+        return None
+    M, K = a.shape
+    if M <= MOST_ROWS_READ_RIGHT or K % TILE_K == 0 or a.stride(0) == K or not reads_behind_rows(a.dtype):
+        return None
+    return (
+        f"torch's products on this CPU read behind the end of its rows (a defect of their AMX kernels): expected rows "
+        f"that lie close together, got row stride {a.stride(0)} with K={K}"
+    )
+
+
+def padded_rows_refused(inputs: Arguments) -> str | None:
+    """`unsupported` of a kernel that passes its argument `a` to torch's products as it is."""
+    reason = why_not_padded_rows(inputs.a)
+    return f"a: {reason}" if reason else None
+
+
+def check_rows(a: torch.Tensor) -> None:
+    """Raises `ValueError` where torch's CPU products would compute `a` (M, K) wrongly."""
+    reason = why_not_padded_rows(a)
+    if reason:
+        raise ValueError(f"a: {reason}")
+
+
+@cache
+def reads_behind_rows(dtype: torch.dtype) -> bool:
+    """Whether `torch.mm` on this CPU reads the padding between rows of its first operand."""
+    M, N, K = 33, 65, 33
+    padded = torch.full((M, K + 7), torch.nan, dtype=dtype)
+    padded[:, :K] = 1
+    product = torch.mm(padded[:, :K], torch.ones((K, N), dtype=dtype))
+    return not bool((product == K).all())
+
+
+@cache
+def scaled_mm_writes_between_rows() -> bool:
+    """Whether `torch._scaled_mm` on this CPU takes the rows of a padded `out` for rows that lie close together."""
+    M, N, K, mark = 32, 48, 64, 7.0
+    a, b = (torch.ones(shape).to(torch.float8_e4m3fn) for shape in ((M, K), (N, K)))
+    one = torch.ones(())
+    wide = torch.full((M, 2 * N), mark, dtype=torch.bfloat16)
+    torch._scaled_mm(a, b.mT, one, one, out_dtype=torch.bfloat16, out=wide[:, :N])
+    return not bool((wide[:, :N] == K).all() and (wide[:, N:] == mark).all())
