@@ -1,6 +1,6 @@
 """What the claims about rungs are made with: compiled code at the most work of llama3_8b, and torch's calls counted.
 
-A file `tests/rungs_*.py` holds claims, each under the name of its rung; `tests/test_rungs.py` runs them all.
+A file `tests/rungs_*.py` holds claims, each under the name of its rung; `tests/test_compile.py` runs them all.
 """
 
 from __future__ import annotations
@@ -21,13 +21,17 @@ from rooflab.reference.spec import SCHEMES, Case
 
 Claim = Callable[[], None]
 CLAIMS: dict[str, Claim] = {}
+SLOW: set[str] = set()
 
 
-def rung(name: str) -> Callable[[Claim], Claim]:
-    """The decorated function holds the rung `name` to what its docstring says."""
+def rung(name: str, slow: bool = False) -> Callable[[Claim], Claim]:
+    """The decorated function holds the rung `name` to what its docstring says; a `slow` one, which compiles several
+    configs or cases of its own, does so in `make test-full` alone."""
 
     def add(claim: Claim) -> Claim:
         CLAIMS[name] = claim
+        if slow:
+            SLOW.add(name)
         return claim
 
     return add

@@ -132,6 +132,7 @@ def sample_bisect() -> None:
     info = launches_once("sample", "bisect", 10)
     assert info.opcodes["STG.E.64"] == info.counts["global_store"] == 1
     assert len(info.loops) > 1 and not any(found.counts["global_store"] for found in info.loops)
+    assert "div.rn.f32" in info.ptx and "lg2.approx" not in info.ptx, "exact division and logarithm"
 
 
 @rung("sample/prefilter")

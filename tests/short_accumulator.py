@@ -1,14 +1,21 @@
-"""Runs rungs of gemm_fp8 in the emulator with Hopper's short fp8 accumulator, and prints how far they are off.
+"""Runs gemm_fp8's rungs or flash_attention/fp8 in the emulator with Hopper's short fp8 accumulator, and prints how far
+they are off, as JSON.
 
-In a process of its own, without `TRITON_INTERPRET`: `python tests/short_accumulator.py CASE KERNEL...` prints, as JSON,
-for each kernel the largest error as a multiple of what is allowed where sums are promoted, and its errors over those of
-fp32 sums, as the suite's bar takes it.
+In a process of its own, without `TRITON_INTERPRET`.  `python tests/short_accumulator.py gemm CASE KERNEL...` prints for
+each kernel the largest error as a multiple of what is allowed where sums are promoted, and its errors over those of
+fp32 sums, as the suite's bar takes it.  `python tests/short_accumulator.py attention CASE` prints the largest error as
+a multiple of what is allowed, and the mean error over that of naive's fp32 sums: of values of one sign, where what is
+cut off adds up.  With `one-sum` behind it the rung leaves all keys in the tensor cores' sum.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
+import tempfile
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -16,8 +23,9 @@ import torch
 from rooflab.bench.emulate.emulation import QUICK, Launches, emulating_launches
 from rooflab.bench.ptx.launch import emulate
 from rooflab.bench.suite.bars.gemm import errors
+from rooflab.kernels.flash_attention import _fp8_device, fp8
 from rooflab.kernels.registry import get_kernel, get_op
-from rooflab.reference.spec import Case, get_scheme
+from rooflab.reference.spec import Case, Inputs, get_scheme
 
 
 class Short(Launches):
@@ -40,6 +48,52 @@ def error(name: str, case: Case) -> dict[str, float]:
     return own | {"over tolerance": stats.max_error_over_tolerance}
 
 
+OWN_SUM = "acc += tl.dot(weights.to(v.dtype), v)"
+ONE_SUM = "acc = tl.dot(weights.to(v.dtype), v, acc)"
+CONFIG = fp8.Config(64, 128, num_warps=4, num_stages=2)
+
+
+def with_one_sum(folder: str) -> ModuleType:
+    """The device code whose tensor cores keep all keys in one sum."""
+    text = Path(_fp8_device.__file__).read_text()
+    assert text.count(OWN_SUM) == 1
+    file = Path(folder) / "with_one_sum.py"
+    file.write_text(text.replace(OWN_SUM, ONE_SUM))
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def attention_errors(inputs: Inputs) -> dict[str, float]:
+    spec, scheme = get_op("flash_attention"), get_scheme("fp8_e4m3")
+    with emulating_launches(Short()):
+        found = fp8.flash_attention(**inputs, config=CONFIG)
+    oracle = spec.oracle(inputs)
+    (stats,) = spec.judge((found,), oracle, inputs, scheme)
+    off, fp32 = (
+        (out.double() - oracle[0]).abs().mean().item()
+        for out in (found, get_kernel("flash_attention", "naive")(**inputs))
+    )
+    return {"over tolerance": stats.max_error_over_tolerance, "over fp32": off / fp32}
+
+
+def attention(case: Case, one_sum: bool) -> dict[str, float]:
+    """The rung's errors on values of one sign."""
+    planted = get_op("flash_attention").planted
+    assert planted is not None
+    inputs = dict(planted(case, get_scheme("fp8_e4m3"), torch.device("cpu"), 0))["values of one sign"]
+    with tempfile.TemporaryDirectory() as folder:
+        if one_sum:
+            fp8.attend = with_one_sum(folder).attend
+        return attention_errors(inputs)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    print(json.dumps({name: error(name, Case.parse(sys.argv[1])) for name in sys.argv[2:]}))
+    what, text, *more = sys.argv[1:]
+    if what == "gemm":
+        print(json.dumps({name: error(name, Case.parse(text)) for name in more}))
+    else:
+        print(json.dumps(attention(Case.parse(text), more == ["one-sum"])))

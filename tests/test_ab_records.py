@@ -117,78 +117,48 @@ def test_one_run_of_each_resolves_nothing(tmp_path):
     assert found[0].verdict == "UNRESOLVED" and status == 12
 
 
+A = series(0, 2, 1e-3)
+UNKNOWN = {"environment": environment("csv", "unknown")}
+
+
+def b_side(**values):
+    return series(1, 2, 1e-3, **values)
+
+
+def unmeasured(status, reason):
+    return [reading(1, 1e-3, status=status, reason=reason, latency_median_ms=None, samples=None)]
+
+
 BROKEN = {
-    "baseline missing": ([], series(1, 2, 1e-3), None, 13),
-    "kernel renamed": (series(0, 2, 1e-3), series(1, 2, 1e-3, kernel="renamed"), "MISSING", 13),
-    "nothing measured": ([], [], None, 13),
-    "failing": (
-        series(0, 2, 1e-3),
-        [reading(1, 1e-3, status="RUNTIME_ERROR", reason="it broke off", latency_median_ms=None, samples=None)],
-        "FAILED",
-        11,
-    ),
-    "newly incorrect": (
-        series(0, 2, 1e-3),
-        [reading(1, 1e-3, status="INCORRECT", reason="error 3.0", latency_median_ms=None, samples=None)],
-        "INCORRECT",
-        11,
-    ),
-    "newly unsupported": (
-        series(0, 2, 1e-3),
-        [reading(1, 1e-3, status="UNSUPPORTED", reason="needs sm100", latency_median_ms=None, samples=None)],
-        "FAILED",
-        11,
-    ),
-    "different GPU": (
-        series(0, 2, 1e-3),
-        series(1, 2, 1e-3, environment={**ENVIRONMENT, "gpu": {**GPU, "name": "NVIDIA H100"}}),
-        "INVALID",
-        13,
-    ),
-    "different driver": (
-        series(0, 2, 1e-3),
-        series(1, 2, 1e-3, environment={**ENVIRONMENT, "gpu": {**GPU, "driver": "590.9"}}),
-        "INVALID",
-        13,
-    ),
-    "throttled, above the roof or below the floor": (
-        series(0, 2, 1e-3),
-        [reading(1, 1e-3, status="INVALID", reason="1.4 times the memory ceiling")],
-        "INVALID",
-        13,
-    ),
-    "timer of zero": (series(0, 2, 1e-3), series(1, 2, 0.0), "INVALID", 13),
-    "NaN samples": (
-        series(0, 2, 1e-3),
-        series(1, 2, 1e-3, samples=pack_samples([1e-3, math.nan])),
-        "INVALID",
-        13,
-    ),
-    "another timing method": (series(0, 2, 1e-3), series(1, 2, 1e-3, timer="cuda graph replay"), "INVALID", 13),
-    "warm against cold": (series(0, 2, 1e-3, l2_state="warm"), series(1, 2, 1e-3, l2_state="cold"), "INVALID", 13),
-    "no machine": (series(0, 2, 1e-3, environment={}), series(1, 2, 1e-3, environment={}), "INVALID", 13),
-    "a machine that nobody knows": (
-        series(0, 2, 1e-3, environment=environment("csv", "unknown")),
-        series(1, 2, 1e-3, environment=environment("csv", "unknown")),
-        "INVALID",
-        13,
-    ),
-    "predicted, not measured": (series(0, 2, 1e-3), series(1, 2, 1e-3, basis="predicted"), "INVALID", 13),
+    "baseline missing": ([], b_side(), None),
+    "kernel renamed": (A, b_side(kernel="renamed"), "MISSING"),
+    "nothing measured": ([], [], None),
+    "failing": (A, unmeasured("RUNTIME_ERROR", "it broke off"), "FAILED"),
+    "newly incorrect": (A, unmeasured("INCORRECT", "error 3.0"), "INCORRECT"),
+    "newly unsupported": (A, unmeasured("UNSUPPORTED", "needs sm100"), "FAILED"),
+    "different GPU": (A, b_side(environment={**ENVIRONMENT, "gpu": {**GPU, "name": "NVIDIA H100"}}), "INVALID"),
+    "different driver": (A, b_side(environment={**ENVIRONMENT, "gpu": {**GPU, "driver": "590.9"}}), "INVALID"),
+    "above the roof": (A, [reading(1, 1e-3, status="INVALID", reason="1.4 times the memory ceiling")], "INVALID"),
+    "timer of zero": (A, series(1, 2, 0.0), "INVALID"),
+    "NaN samples": (A, b_side(samples=pack_samples([1e-3, math.nan])), "INVALID"),
+    "another timing method": (A, b_side(timer="cuda graph replay"), "INVALID"),
+    "warm against cold": (series(0, 2, 1e-3, l2_state="warm"), b_side(l2_state="cold"), "INVALID"),
+    "no machine": (series(0, 2, 1e-3, environment={}), b_side(environment={}), "INVALID"),
+    "an unknown machine": (series(0, 2, 1e-3, **UNKNOWN), b_side(**UNKNOWN), "INVALID"),
+    "predicted, not measured": (A, b_side(basis="predicted"), "INVALID"),
 }
+STATUS = {None: 13, "MISSING": 13, "INVALID": 13, "FAILED": 11, "INCORRECT": 11}
 
 
-@pytest.mark.parametrize("name", BROKEN)
-def test_what_cannot_be_compared_never_passes(tmp_path, name):
-    a, b, verdict, status = BROKEN[name]
-    paths = []
-    for label, records in (("a", a), ("b", b)):
-        path = tmp_path / label / "run.jsonl"
-        path.parent.mkdir()
-        write(path, *records)
-        paths.append(path.parent)
-    outcomes = compare_files(*paths, RULES)
-    assert [outcome.verdict for outcome in outcomes] == ([verdict] if verdict else [])
-    assert exit_status(outcomes, strict=True) == exit_status(outcomes) == status
+def test_what_cannot_be_compared_never_passes(tmp_path):
+    for name, (a, b, verdict) in BROKEN.items():
+        folders = [tmp_path / name / label for label in "ab"]
+        for folder, records in zip(folders, (a, b), strict=True):
+            folder.mkdir(parents=True)
+            write(folder / "run.jsonl", *records)
+        outcomes = compare_files(*folders, RULES)
+        assert [outcome.verdict for outcome in outcomes] == ([verdict] if verdict else []), name
+        assert exit_status(outcomes, strict=True) == exit_status(outcomes) == STATUS[verdict], name
 
 
 def test_records_truncated_or_of_a_newer_schema_are_refused(tmp_path):

@@ -34,12 +34,11 @@ def case_of(key):
 @pytest.fixture(scope="module")
 def result():
     """Each kernel of the file against the library's, in one run of one pair."""
-    patch = pytest.MonkeyPatch()
-    patch.setattr(pairs, "CHECK_S", 8.0)
     a = Side("library", {name: target("library", case_of(name)) for name in (*NAMES, "renamed")}, files=(KERNELS,))
     b = Side("mine", {name: target(name, case_of(name)) for name in (*NAMES, "absent")}, files=(KERNELS,))
-    yield run(Comparison(a, b, (*NAMES, "renamed", "absent")), Settings(pairs=1, kernel_s=0.05))
-    patch.undo()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pairs, "CHECK_S", 8.0)
+        return run(Comparison(a, b, (*NAMES, "renamed", "absent")), Settings(pairs=1, kernel_s=0.05))
 
 
 def outcome(result, key):

@@ -1,8 +1,11 @@
-"""flash_attention: values worked out by hand, mask edges, strides, refusals, and what the tolerance must reject."""
+"""flash_attention: values worked out by hand, mask edges, strides, refusals, what the tolerance must reject, and what
+peers are given and refuse.
+"""
 
-import os
-import subprocess
+from __future__ import annotations
+
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +14,7 @@ from low_precision import attention
 from rooflab.kernels.flash_attention import library, naive, online
 from rooflab.kernels.registry import get_kernel
 from rooflab.reference.flash_attention import SPEC
-from rooflab.reference.spec import Case, get_scheme
+from rooflab.reference.spec import SCHEMES, Case, Inputs, get_scheme
 
 KERNELS = [
     pytest.param(module.flash_attention, id=module.__name__.split(".")[-1]) for module in (naive, library, online)
@@ -117,9 +120,8 @@ def test_out_is_written_where_it_lies(kernel):
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+def test_bad_input_is_refused_in_one_sentence(kernel):
+    for change, message in [
         ({"q": torch.zeros(5, 2, 64)}, "q: expected shape"),
         ({"q": torch.zeros(1, 5, 2, 64, dtype=torch.float64)}, "q: expected torch.float32 or"),
         ({"k": torch.zeros(2, 5, 1, 64)}, "k: expected shape"),
@@ -128,12 +130,10 @@ def test_out_is_written_where_it_lies(kernel):
         ({"v": torch.zeros(1, 5, 1, 64, dtype=torch.float16)}, "v: expected torch.float32"),
         ({"k": torch.zeros(1, 5, 64, 2).mT[:, :, :1]}, "k: expected stride 1"),
         ({"k": torch.zeros(1, 5, 3, 64), "v": torch.zeros(1, 5, 3, 64)}, "k: expected a number of heads that divides"),
-    ],
-)
-def test_bad_input_is_refused_in_one_sentence(kernel, change, message):
-    with pytest.raises(ValueError, match=message) as error:
-        kernel(**_inputs() | change)
-    assert "\n" not in str(error.value)
+    ]:
+        with pytest.raises(ValueError, match=message) as error:
+            kernel(**_inputs() | change)
+        assert "\n" not in str(error.value)
 
 
 def test_online_refuses_a_head_dim_that_it_has_no_tile_for():
@@ -202,30 +202,6 @@ def test_a_case_too_big_to_allocate_is_priced_on_meta():
     assert steps.bytes > 100 * fused.bytes and steps.launches > fused.launches == 1
 
 
-COMPILE = """
-import triton
-from triton.backends.compiler import GPUTarget
-from rooflab.kernels.flash_attention.online import choose, online_kernel as fn
-for dtype, size, head_dim in (("bf16", 2, 64), ("bf16", 2, 128), ("fp32", 4, 64)):
-    config = choose(head_dim, size)
-    const = dict(CAUSAL=True, HEAD_DIM=head_dim, BLOCK_M=config.block_m, BLOCK_N=config.block_n)
-    types = dict.fromkeys(fn.arg_names, "i32") | dict.fromkeys(fn.arg_names[:4], "*" + dtype) | {"scale_log2": "fp32"}
-    types |= dict.fromkeys(const, "constexpr")
-    keys = {(fn.arg_names.index(name),): value for name, value in const.items()}
-    source = triton.compiler.ASTSource(fn, types, keys)
-    options = dict(num_warps=config.num_warps, num_stages=config.num_stages)
-    ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
-    print(dtype, head_dim, "tf32" in ptx, "wgmma.mma_async" in ptx)
-"""
-
-
-def test_online_compiles_for_sm_90_on_tensor_cores_and_never_in_tf32():
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split("\n")[:3] == ["bf16 64 False True", "bf16 128 False True", "fp32 64 False False"]
-
-
 @pytest.mark.parametrize("rounded", ["scores", "accumulator", "denominator", None])
 @pytest.mark.parametrize("S", [512, 2048])
 def test_an_intermediate_in_16_bits_is_seen_by_the_planted_inputs(rounded, S):
@@ -238,3 +214,54 @@ def test_an_intermediate_in_16_bits_is_seen_by_the_planted_inputs(rounded, S):
             (stats,) = SPEC.judge((kernel(**inputs),), SPEC.oracle(inputs), inputs, bf16)
             wrong += [] if stats.passed else [label]
     assert bool(wrong) is (rounded is not None)
+
+
+FP8_CASE = Case(B=2, T=20, S=40, H=4, H_kv=2, D=64, causal=True)
+
+
+def _in_fp8(**changes) -> Inputs:
+    return SPEC.make_inputs(FP8_CASE.but(**changes), SCHEMES["fp8_e4m3"], CPU, 0)
+
+
+def test_flash_attention_3_is_given_descales(monkeypatch):
+    given: dict[str, object] = {}
+    package = SimpleNamespace(flash_attn_func=lambda *args, **named: given.update(named) or torch.zeros(1))
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", package)
+    peer = get_kernel("flash_attention", "flash_attention_3")
+    inputs = _in_fp8()
+    assert "q_scale: takes one scale for the 2 query heads of a group" in str(peer.why_not_args(inputs))
+    with pytest.raises(ValueError, match="q_scale: takes one scale"):
+        peer.fn(**inputs)
+    one = inputs | {"q_scale": torch.rand(2, 1).expand(2, 4)}
+    assert peer.why_not_args(one) is None
+    peer.fn(**one)
+    assert torch.equal(given["q_descale"], one["q_scale"][:, :2]) and given["v_descale"] is one["v_scale"]
+    each = _in_fp8(H=4, H_kv=4, v_columns=True)
+    assert peer.why_not_args(each) is None
+    peer.fn(**each)
+    assert torch.equal(given["q_descale"], each["q_scale"]) and given["k_descale"] is each["k_scale"]
+    given.clear()
+    peer.fn(**SPEC.make_inputs(FP8_CASE, SCHEMES["bf16"], CPU, 0))
+    assert "q_descale" not in given
+    assert "in multiples of 16, got 72" in str(peer.why_not_args(_in_fp8(D=72)))
+
+
+Q = torch.ones(1, 4, 2, 64).half()
+
+
+@pytest.mark.parametrize("name", ["sdpa_flash", "sdpa_cudnn", "sdpa_efficient"])
+def test_a_backend_of_torch_refuses_bad_input_by_name(name: str) -> None:
+    for q, k, causal, message in [
+        (Q.float(), Q.float(), False, "q: takes fp16 and bf16, got fp32"),
+        (Q[0], Q[0], False, r"q: expected .* got \(4, 2, 64\)"),
+        (Q, Q[0], False, r"k: expected .* got \(4, 2, 64\)"),
+        (Q, Q.bfloat16(), False, "k: expected torch.float16, got torch.bfloat16"),
+        (Q, Q[:, :3], True, "q: is causal at the upper left, got 4 queries and 3 keys"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            get_kernel("flash_attention", name).fn(q, k, k, causal)
+
+
+def test_the_efficient_backend_groups_no_heads() -> None:
+    with pytest.raises(ValueError, match="k: expected q's 2 heads, as this backend groups none, got 1"):
+        get_kernel("flash_attention", "sdpa_efficient").fn(Q, Q[:, :, :1], Q[:, :, :1])

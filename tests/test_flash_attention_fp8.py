@@ -1,5 +1,5 @@
-"""flash_attention in fp8: scales of heads, values in rows and in columns, refusals, and why sums are promoted.  How it
-is launched and compiled: `test_flash_attention_fp8_launches.py`.
+"""flash_attention in fp8: scales of heads, values in rows and in columns, refusals, why sums are promoted, which config
+a launch takes, the order of its programs, and what its compiled code needs.
 
 Triton's interpreter rounds to e4m3 wrongly in places: here it runs values in rows, whose weights are fp16, and the
 emulator those in columns.
@@ -18,9 +18,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from rooflab.bench.compile.static import CompileFailure, Request, compile_kernels
+from rooflab.bench.emulate.calls import call
 from rooflab.bench.emulate.checks import Asked, check_emulated
+from rooflab.bench.predict.cases import Target
+from rooflab.kernels import configs
+from rooflab.kernels.configs import legal_configs
 from rooflab.kernels.flash_attention import fp8, library, naive
 from rooflab.kernels.registry import get_kernel
+from rooflab.kernels.tuning import SHARED_BYTES_PER_CTA
 from rooflab.reference.flash_attention import SPEC, quantize_heads
 from rooflab.reference.spec import SCHEMES, Case, Inputs
 
@@ -145,7 +151,7 @@ def test_options_edges_and_heads(options):
 @pytest.mark.parametrize(
     "case",
     [
-        *(case for case in SPEC.cases["edge"] if case.get("v_columns")),
+        *(pytest.param(case, marks=pytest.mark.slow) for case in SPEC.cases["edge"] if case.get("v_columns")),
         _case(T=33, S=47, D=96, B=1, v_columns=True, lse=True),
         _case(T=20, S=70, H=3, H_kv=1, D=192, B=1, causal=False),
     ],
@@ -186,9 +192,8 @@ def test_outputs_are_bf16_and_written_where_they_lie():
         fp8.flash_attention(**_inputs(), out=torch.empty(2, 20, 4, 64).to(E4M3))
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+def test_bad_input_is_refused_in_one_sentence():
+    for change, message in [
         ({"q_scale": torch.ones(2, 3)}, r"q_scale: expected shape \(2, 4\), got \(2, 3\)"),
         ({"k_scale": torch.ones(2, 4)}, r"k_scale: expected shape \(2, 2\)"),
         ({"v_scale": torch.ones(2, 2, dtype=torch.float64)}, "v_scale: expected torch.float32"),
@@ -196,35 +201,30 @@ def test_outputs_are_bf16_and_written_where_they_lie():
         ({"v": torch.ones(2, 40, 2, 128).to(E4M3)[..., ::2]}, "v: expected stride 1 in the last dimension"),
         ({"k": torch.ones(2, 40, 64, 2).to(E4M3).mT}, "k: expected stride 1 in the last dimension"),
         ({x: torch.ones(2, 5, 2, 64).bfloat16() for x in "qkv"}, "q_scale: expected None, as q, k and v are torch.bf"),
-    ],
-)
-def test_bad_input_is_refused_in_one_sentence(change, message):
-    for kernel in (naive.flash_attention, library.flash_attention, fp8.flash_attention):
-        with pytest.raises(ValueError, match=message) as error:
-            kernel(**_inputs() | change)
-        assert "\n" not in str(error.value)
+    ]:
+        for kernel in (naive.flash_attention, library.flash_attention, fp8.flash_attention):
+            with pytest.raises(ValueError, match=message) as error:
+                kernel(**_inputs() | change)
+            assert "\n" not in str(error.value)
 
 
 def _ones(*shape: int, dtype: torch.dtype = E4M3) -> torch.Tensor:
     return torch.ones(shape).to(dtype)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+def test_what_the_rung_cannot_take_is_said():
+    for change, message in [
         ({x: _ones(2, 5, 2, 64, dtype=torch.half) for x in "qkv"}, "q: expected torch.float8_e4m3fn, .* takes 16 bits"),
         ({x: _ones(2, 5, 2, 72) for x in "qkv"}, "q: expected a head_dim of whole 16 bytes .* 72; .*naive takes any"),
         ({x: _ones(2, 5, 2, 16) for x in "qkv"}, "q: expected a head_dim .* from 32 to 256, got 16"),
         ({"k": _ones(2, 40, 2, 72)[..., :64]}, "k: expected an address and strides .*naive takes any"),
         ({"v": _ones(2, 2, 64, 40).permute(0, 3, 1, 2)}, "v: expected .* strides of 5120, 2560, 40 bytes"),
-    ],
-)
-def test_what_the_rung_cannot_take_is_said(change, message):
-    inputs = {name: value for name, value in _inputs().items() if "scale" not in name} | change
-    assert re.search(message, str(RUNG.why_not_args(inputs)))
-    if inputs["q"].dtype == E4M3:
-        with pytest.raises(ValueError, match=message):
-            fp8.flash_attention(**inputs)
+    ]:
+        inputs = {name: value for name, value in _inputs().items() if "scale" not in name} | change
+        assert re.search(message, str(RUNG.why_not_args(inputs)))
+        if inputs["q"].dtype == E4M3:
+            with pytest.raises(ValueError, match=message):
+                fp8.flash_attention(**inputs)
 
 
 def test_other_rungs_refuse_fp8_by_name():
@@ -244,11 +244,13 @@ def test_other_rungs_refuse_fp8_by_name():
 
 def test_a_tile_s_own_sums_keep_what_one_sum_over_all_keys_loses():
     """The compiled rung, with the emulator's model of Hopper's accumulator: 14 bits, cut towards zero."""
-    script = Path(__file__).with_name("short_attention.py")
+    script = Path(__file__).with_name("short_accumulator.py")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    case = "B=1,T=64,S=10240,H=1,H_kv=1,D=64,causal=false,v_columns=true"
+    case = "B=1,T=64,S=5120,H=1,H_kv=1,D=64,causal=false,v_columns=true"
     runs = [
-        subprocess.Popen([sys.executable, str(script), case, *more], stdout=subprocess.PIPE, text=True, env=environment)
+        subprocess.Popen(
+            [sys.executable, str(script), "attention", case, *more], stdout=subprocess.PIPE, text=True, env=environment
+        )
         for more in ((), ("one-sum",))
     ]
     promoted, in_one = (json.loads(run.communicate()[0]) for run in runs)
@@ -270,3 +272,78 @@ def test_cost_and_traffic_count_fp8():
         dequantised.launches == 7
         and get_kernel("flash_attention", "naive").traffic_of(inputs).bytes > 20 * dequantised.bytes
     )
+
+
+def _square(length: int, D: int, **more: bool) -> Inputs:
+    return _square(B=1, T=length, S=length, D=D, **more)
+
+
+class Launches:
+    """In the kernel's place: what launches were given, of which `grid` programs run, if any."""
+
+    def __init__(self, grid: int = 0):
+        self.options: list[dict] = []
+        self._grid, self._kernel = grid, fp8._attention
+
+    def __getitem__(self, grid):
+        def launch(*args, **options):
+            self.options.append(options)
+            if self._grid:
+                self._kernel[(self._grid,)](*args, **options)
+
+        return launch
+
+
+@pytest.mark.parametrize(("columns", "keys"), [(True, 256), (False, 128)])
+def test_a_card_s_choice_is_taken_where_the_stored_values_leave_it_room(columns, keys, monkeypatch):
+    """256 keys a step fit an SM of values in columns and not of values in rows, which fp16 makes twice as wide."""
+    launches = Launches()
+    monkeypatch.setattr(fp8, "_attention", launches)
+    monkeypatch.setattr(configs, "card", lambda device: "a card")
+    chosen = {"block_m": 64, "block_n": 256, "num_warps": 4, "num_stages": 3}
+    monkeypatch.setattr(configs, "tuned", lambda *key: chosen)
+    configs.default_config.cache_clear()
+    fp8.flash_attention(**_square(40, 128, v_columns=columns))
+    configs.default_config.cache_clear()
+    assert [options["BLOCK_N"] for options in launches.options] == [keys]
+
+
+def test_a_head_s_longest_tile_comes_first(monkeypatch):
+    monkeypatch.setattr(fp8, "_attention", Launches(grid=1))
+    out = torch.full((1, 130, 4, 64), math.nan, dtype=torch.bfloat16)
+    fp8.flash_attention(**_square(130, 64), out=out, config=fp8.Config(64, 64, num_warps=4, num_stages=2))
+    assert out[0, 128:, 0].isfinite().all() and out[0, :128].isnan().all() and out[0, :, 1:].isnan().all()
+
+
+def test_values_in_columns_meet_no_bank_conflict_and_those_in_rows_few():
+    """128 keys of a head of 128: in rows and in e4m3, stored a byte at a time, they would take 4224 turns."""
+    turns = {}
+    for columns in (False, True):
+        case = Case(B=1, T=64, S=256, H=1, H_kv=1, D=128, causal=False, **({"v_columns": True} if columns else {}))
+        answer = call(Target("flash_attention", "fp8", case, FP8, None, fp8.Config(64, 128, 4, 2))).answer
+        assert answer["status"] == "OK", answer["reason"]
+        (launch,) = answer["launches"]
+        turns[columns] = launch["shared_wavefronts"], launch["shared_wavefronts_least"]
+    assert turns[True][0] == turns[True][1]
+    assert turns[False][0] - turns[True][0] == 2 * 640
+
+
+@pytest.mark.parametrize("heads", [(128,), pytest.param((64, 256), marks=pytest.mark.slow)])
+def test_footprints_are_those_of_the_compiled_code_and_nothing_spills_in_a_loop(heads):
+    requests = []
+    for D in heads:
+        for columns in (False, True):
+            case = Case(B=1, T=2048, S=2048, H=8, H_kv=2, D=D, causal=True, **({"v_columns": True} if columns else {}))
+            best = RUNG.tuning.heuristic(case, FP8)
+            others = [fp8.Config(128, 64, 4, 2)] if (D, columns) == (64, False) else []
+            others = [fp8.Config(128, 128, 8, 3)] if (D, columns) == (128, True) else others
+            assert best in legal_configs(RUNG, case, FP8)
+            requests += [Request("flash_attention", "fp8", case, FP8, config=config) for config in (best, *others)]
+    for request, found in zip(requests, compile_kernels(requests), strict=True):
+        assert not isinstance(found, CompileFailure), f"{request}: {found}"
+        (info,) = found
+        size = RUNG.tuning.footprint(request.config, request.case, FP8)
+        assert info.threads == size.threads and size.registers <= info.registers and size.ctas == info.grid[0]
+        assert size.shared_bytes <= info.shared_bytes <= size.shared_bytes + 1024 <= SHARED_BYTES_PER_CTA
+        loops = [body for body in info.loops if body.innermost and body.counts["wgmma"]]
+        assert loops and not any(body.counts["spill_load"] + body.counts["spill_store"] for body in loops)

@@ -93,9 +93,8 @@ def test_a_packed_projection_is_taken_and_neighbours_are_not_heard(kernel: Any) 
 
 
 @ALL
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+def test_what_does_not_fit_is_refused_by_name(kernel: Any) -> None:
+    for change, message in [
         ({"cu_seqlens_q": torch.tensor([0, 9, 8], dtype=torch.int32)}, r"cu_seqlens_q: expected offsets from 0 to 8"),
         ({"cu_seqlens_k": torch.tensor([0, 5, 9], dtype=torch.int32)}, r"cu_seqlens_k: expected offsets from 0 to 8"),
         ({"cu_seqlens_k": torch.tensor([1, 5, 8], dtype=torch.int32)}, r"cu_seqlens_k: expected offsets from 0 to 8"),
@@ -108,11 +107,9 @@ def test_a_packed_projection_is_taken_and_neighbours_are_not_heard(kernel: Any) 
         ({"k": torch.zeros(8, 3, 16), "v": torch.zeros(8, 3, 16)}, "k: expected a number of heads that divides q's 4"),
         ({"q": torch.zeros(8, 4, 16, dtype=torch.int32)}, "q: expected torch.float32 or"),
         ({"window": 4}, "window: expected at least 1, and causal=True, got 4 and causal=False"),
-    ],
-)
-def test_what_does_not_fit_is_refused_by_name(kernel: Any, change: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        kernel(**(given([5, 3], [5, 3]) | change))
+    ]:
+        with pytest.raises(ValueError, match=message):
+            kernel(**(given([5, 3], [5, 3]) | change))
 
 
 @pytest.mark.parametrize(("name", "offsets"), [("q", [0, 5]), ("k", [0, 6, 7]), ("k", [1, 5, 8])])
@@ -123,20 +120,17 @@ def test_a_row_in_no_sequence_has_no_right_answer(name: str, offsets: list[int])
 
 
 @OURS
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+def test_options_that_do_not_fit_are_refused_by_name(kernel: Any) -> None:
+    for change, message in [
         ({"softcap": 0.0}, "softcap: expected more than 0, got 0.0"),
         ({"sinks": torch.zeros(3)}, r"sinks: expected shape \(4\), got \(3,\)"),
         ({"sinks": torch.zeros(4).half()}, "sinks: expected torch.float32, got torch.float16"),
         ({"window": 0, "causal": True}, "window: expected at least 1"),
         ({"out": (torch.zeros(8, 4, 16), torch.zeros(8, 4))}, "out: expected one tensor without return_lse"),
         ({"out": torch.zeros(8, 4, 16), "return_lse": True}, "out: expected a tuple of the output and the log-sum-exp"),
-    ],
-)
-def test_options_that_do_not_fit_are_refused_by_name(kernel: Any, change: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        kernel(**(given([5, 3], [5, 3]) | change))
+    ]:
+        with pytest.raises(ValueError, match=message):
+            kernel(**(given([5, 3], [5, 3]) | change))
 
 
 def test_one_code_serves_every_batch() -> None:

@@ -88,9 +88,8 @@ def test_offsets_past_2_31(kernel: Kernel) -> None:
 
 
 @every_rung
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+def test_refusals(kernel: Kernel) -> None:
+    for change, message in [
         ({"residual": whole(8, 16)}, r"residual: expected shape \(16, 16\), got \(8, 16\)"),
         ({"residual": whole(16, 16).float()}, "residual: expected torch.float16, got torch.float32"),
         ({"residual": whole(16, 16).mT}, "residual: expected stride 1 in the last dimension, got 16"),
@@ -99,11 +98,9 @@ def test_offsets_past_2_31(kernel: Kernel) -> None:
         ({"b": whole(8, 16)}, r"b: expected shape \(16, \*\), got \(8, 16\)"),
         ({"a": whole(16)}, r"a: expected shape \(\*, \*\), got \(16,\)"),
         ({"out": whole(16, 16).mT}, "out: expected stride 1 in the last dimension, got 16"),
-    ],
-)
-def test_refusals(kernel: Kernel, change: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        kernel(**{"a": whole(16, 16), "b": whole(16, 16), **change})
+    ]:
+        with pytest.raises(ValueError, match=message):
+            kernel(**{"a": whole(16, 16), "b": whole(16, 16), **change})
 
 
 WANTED = "an address and row stride of whole 16 bytes for TMA, stride 1 along rows that do not overlap"
@@ -213,9 +210,21 @@ def sizes_of(kernel: Kernel, case: Case, scheme: str) -> list[tuple[int, Compile
 
 @pytest.mark.parametrize(
     ("name", "M", "scheme"),
-    [("persistent", 4096, "bf16"), ("persistent", 4096, "tf32"), ("warp_specialized", 4096, "bf16"),
-     ("tma", 4096, "bf16"), ("stream_k", 32, "bf16"), ("stream_k", 64, "tf32"), ("split_k", 64, "bf16")],
-)  # fmt: skip
+    [
+        ("persistent", 4096, "bf16"),
+        ("stream_k", 32, "bf16"),
+        *(
+            pytest.param(*more, marks=pytest.mark.slow)
+            for more in (
+                ("persistent", 4096, "tf32"),
+                ("warp_specialized", 4096, "bf16"),
+                ("tma", 4096, "bf16"),
+                ("stream_k", 64, "tf32"),
+                ("split_k", 64, "bf16"),
+            )
+        ),
+    ],
+)
 def test_what_is_legal_fits_with_both_addends(name: str, M: int, scheme: str) -> None:
     """A residual, and a tile on its way to partial sums, pass through shared memory beside the stages."""
     case = Case(M=M, N=4096, K=4096, layout="NT", bias=True, residual=True)
@@ -235,7 +244,9 @@ def test_a_tile_whose_rows_are_shared_is_divided_through_shared_memory() -> None
     assert kernel.tuning.footprint(config, case, scheme).shared_bytes == found[0].shared_bytes > SHARED_BYTES_PER_CTA
 
 
-@pytest.mark.parametrize("name", ["tma", "persistent", "warp_specialized"])
+@pytest.mark.parametrize(
+    "name", ["persistent", *(pytest.param(name, marks=pytest.mark.slow) for name in ("tma", "warp_specialized"))]
+)
 def test_what_spills_with_both_addends_spills_once_a_tile(name: str) -> None:
     """128 by 256 outputs and a residual beside them are more than registers hold: 64 bytes a thread at most, which are
     0.1% of what a tile loads at K = 4096, and none in the loop over K."""

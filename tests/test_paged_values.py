@@ -20,9 +20,8 @@ def given(**changes):
     return inputs
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+def test_what_lies_out_of_place_is_named(monkeypatch):
+    for change, message in [
         ({"seq_lens": (1, 33)}, r"seq_lens: expected 0 to 32, which block_table has room for, got \[20, 33\]"),
         ({"seq_lens": (0, -1)}, "seq_lens: expected 0 to 32"),
         ({"block_table": ((1, 2), 9)}, "block_table: expected pages below 9 up to each length, got 9"),
@@ -31,12 +30,10 @@ def given(**changes):
         ({"cu_seqlens_q": (2, 5)}, "cu_seqlens_q: expected bounds that rise"),
         ({"cu_seqlens_q": (1, 7)}, "cu_seqlens_q: expected bounds that rise"),
         ({"cu_seqlens_q": (0, 1)}, "cu_seqlens_q: expected bounds that rise"),
-    ],
-)
-def test_what_lies_out_of_place_is_named(monkeypatch, change, message):
-    monkeypatch.setattr(_checks, "CHECK_VALUES", True)
-    with pytest.raises(ValueError, match=message):
-        chunked.paged_attention(**given(**change))
+    ]:
+        monkeypatch.setattr(_checks, "CHECK_VALUES", True)
+        with pytest.raises(ValueError, match=message):
+            chunked.paged_attention(**given(**change))
 
 
 def test_what_no_query_sees_may_be_anything(monkeypatch):
@@ -63,21 +60,20 @@ def test_latents_pages_too_and_nothing_unless_it_is_asked_for(monkeypatch):
         latents.mla_decode(**inputs)
 
 
-@pytest.mark.parametrize(
-    ("op", "name", "value", "message"),
-    [
+def test_slots_and_positions_out_of_place_are_named(monkeypatch):
+    for op, name, value, message in [
         ("kv_cache_write", "slot_mapping", 12, "slot_mapping: expected values from -1 to 11, got .* to 12"),
         ("rope_and_cache", "slot_mapping", -2, "slot_mapping: expected values from -1 to 11, got -2 to "),
         ("rope_and_cache", "positions", 50, "positions: expected values from 0 to 49, got .* to 50"),
         ("rope_and_cache", "positions", -1, "positions: expected values from 0 to 49, got -1 to "),
-    ],
-)
-def test_slots_and_positions_out_of_place_are_named(monkeypatch, op, name, value, message):
-    sizes = "T=6,H_kv=2,D=16,num_blocks=3,block_size=4,skipped=0"
-    if op == "rope_and_cache":
-        sizes = "T=6,H=4,H_kv=2,D=16,rotary=16,max_position=50,num_blocks=3,block_size=4,skipped=0,interleaved=false"
-    inputs = get_op(op).make_inputs(Case.parse(sizes), SCHEMES["fp32"], torch.device("cpu"), 0)
-    inputs[name][1] = value
-    monkeypatch.setattr(_checks, "CHECK_VALUES", True)
-    with pytest.raises(ValueError, match=message):
-        get_kernel(op, "naive").fn(**inputs)
+    ]:
+        sizes = "T=6,H_kv=2,D=16,num_blocks=3,block_size=4,skipped=0"
+        if op == "rope_and_cache":
+            sizes = (
+                "T=6,H=4,H_kv=2,D=16,rotary=16,max_position=50,num_blocks=3,block_size=4,skipped=0,interleaved=false"
+            )
+        inputs = get_op(op).make_inputs(Case.parse(sizes), SCHEMES["fp32"], torch.device("cpu"), 0)
+        inputs[name][1] = value
+        monkeypatch.setattr(_checks, "CHECK_VALUES", True)
+        with pytest.raises(ValueError, match=message):
+            get_kernel(op, "naive").fn(**inputs)

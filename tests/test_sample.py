@@ -1,16 +1,20 @@
-"""sample: supports worked out by hand, ties, rows on their own, refusals, wrong kernels; draws in their own file."""
+"""sample: supports worked out by hand, ties, rows on their own, refusals, wrong kernels, and the law of many draws.
+
+Triton's interpreter takes 10 to 150 ms for a row of bisect, so that gets the few rows that tell something.
+"""
 
 import math
-import os
-import subprocess
-import sys
 
+import numpy as np
 import pytest
 import torch
+import triton
+import triton.language as tl
 
 from rooflab.kernels.registry import get_kernel
-from rooflab.kernels.sample import bisect, naive, prefilter
-from rooflab.reference.sample import SPEC, settings, support
+from rooflab.kernels.sample import _philox, bisect, naive, prefilter
+from rooflab.reference.distribution import chi_square, smallest_effect
+from rooflab.reference.sample import SPEC, philox, race, settings, support
 from rooflab.reference.spec import Case, get_scheme
 
 CPU = torch.device("cpu")
@@ -54,13 +58,23 @@ SUPPORTS = [
 ]
 
 
-@pytest.mark.parametrize("kernel", [pytest.param(SPEC.reference, id="reference"), *KERNELS])
+def _telling(inputs):
+    """One row of each pair of the token drawn and the token that would be drawn without a cut: a support that is too
+    small misses one of the former, and one that is too large lets through one of the latter."""
+    free = {name: torch.full_like(inputs[name], value) for name, value in (("top_k", 0), ("top_p", 1), ("min_p", 0))}
+    pairs = zip(naive.sample(**inputs).tolist(), naive.sample(**inputs | free).tolist(), strict=True)
+    rows = {pair: row for row, pair in enumerate(pairs)}
+    return {name: value[list(rows.values())] for name, value in inputs.items()}
+
+
 @pytest.mark.parametrize(("logits", "row", "wanted"), SUPPORTS)
-def test_the_support_is_the_one_worked_out_by_hand(kernel, logits, row, wanted):
+def test_the_support_is_the_one_worked_out_by_hand(logits, row, wanted):
     inputs = _rows(logits, row, 24)
-    tokens = kernel(**inputs)
-    assert set(tokens.tolist()) == wanted
-    assert _passes(tokens, inputs)
+    for kernel in (SPEC.reference, naive.sample, prefilter.sample, bisect.sample):
+        rows = _telling(inputs) if kernel is bisect.sample else inputs
+        tokens = kernel(**rows)
+        assert set(tokens.tolist()) == wanted, kernel.__module__
+        assert _passes(tokens, rows), kernel.__module__
     as_fp32 = [float(torch.tensor(value)) for value in row]
     kept = support(inputs["logits"][0], as_fp32[0], row[1], *as_fp32[2:]).kept
     assert set(kept.nonzero().flatten().tolist()) == wanted
@@ -98,14 +112,14 @@ def test_seed_and_position_steer_the_draw(kernel):
     assert tokens[0] == tokens[1] and len(set(tokens)) == 5
 
 
-@pytest.mark.parametrize("row", [(1.0, 0, 1.0, 0.0), (0.7, 50, 0.95, 0.0), (0.8, 0, 0.95, 0.0), (1.0, 0, 1.0, 0.05)])
-def test_all_kernels_give_the_same_token_over_a_whole_vocabulary(row):
+def test_all_kernels_give_the_same_token_over_a_whole_vocabulary():
+    """bisect, of which a row takes seconds, with every cut in one row."""
     logits = torch.randn(2, 49152, generator=torch.Generator().manual_seed(4)) * 3
-    inputs = {"logits": logits} | settings([row] * 2, CPU, 2)
-    wanted = SPEC.reference(**inputs).tolist()
-    assert [module.sample(**inputs).tolist() for module in (naive, prefilter)] == [wanted] * 2
-    one = {name: value[:1] for name, value in inputs.items()}
-    assert bisect.sample(**one).tolist() == wanted[:1]
+    for row in [(1.0, 0, 1.0, 0.0), (0.8, 0, 0.95, 0.0), (1.0, 0, 1.0, 0.05), (0.7, 50, 0.95, 0.01)]:
+        inputs = {"logits": logits} | settings([row] * 2, CPU, 2)
+        wanted = SPEC.reference(**inputs).tolist()
+        assert [module.sample(**inputs).tolist() for module in (naive, prefilter)] == [wanted] * 2, row
+    assert bisect.sample(**{name: value[:1] for name, value in inputs.items()}).tolist() == wanted[:1]
 
 
 def test_top_p_past_the_first_guess_of_the_prefilter():
@@ -115,8 +129,7 @@ def test_top_p_past_the_first_guess_of_the_prefilter():
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("row", [(0.0, 0, 1.0, 0.0), (1.0, 0, 1.0, 0.0), (1.0, 3, 0.9, 0.0), (1.0, 0, 0.5, 0.1)])
-def test_rows_without_a_law_still_give_a_token_of_the_vocabulary(kernel, row):
+def test_rows_without_a_law_still_give_a_token_of_the_vocabulary(kernel):
     logits = torch.randn(6, 70)
     logits[0] = -INF
     logits[1] = torch.nan
@@ -124,8 +137,9 @@ def test_rows_without_a_law_still_give_a_token_of_the_vocabulary(kernel, row):
     logits[3, 6] = INF
     logits[4, ::2] = INF
     logits[5] = 3e38
-    tokens = kernel(logits, **settings([row] * 6, CPU, 0))
-    assert ((tokens >= 0) & (tokens < 70)).all()
+    for row in [(0.0, 0, 1.0, 0.0), (1.0, 0, 1.0, 0.0), (1.0, 3, 0.9, 0.0), (1.0, 0, 0.5, 0.1)]:
+        tokens = kernel(logits, **settings([row] * 6, CPU, 0))
+        assert ((tokens >= 0) & (tokens < 70)).all(), row
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -166,12 +180,12 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("wrong", WRONG)
-def test_a_wrong_kernel_is_rejected(wrong):
+def test_a_wrong_kernel_is_rejected():
     case = Case(B=4, V=300, temperature=0.8, top_k=40, top_p=0.9, min_p=0.02)
     runs = [SPEC.make_inputs(case, FP32, CPU, 0), *(inputs for _, inputs in SPEC.planted(case, FP32, CPU, 0))]
     assert all(_passes(naive.sample(**inputs), inputs) for inputs in runs)
-    assert not all(_passes(WRONG[wrong](**inputs), inputs) for inputs in runs)
+    passed = [name for name, wrong in WRONG.items() if all(_passes(wrong(**inputs), inputs) for inputs in runs)]
+    assert passed == []
 
 
 def test_a_token_at_the_edge_of_top_p_is_excused_and_one_beyond_is_not():
@@ -183,30 +197,30 @@ def test_a_token_at_the_edge_of_top_p_is_excused_and_one_beyond_is_not():
     assert exact.kept.tolist() == [True, True, False, False] and not bool(exact.doubtful.any())
 
 
+BAD = [
+    ({"logits": torch.zeros(8)}, "logits: expected shape"),
+    ({"logits": torch.zeros(2, 8, dtype=torch.float64)}, "logits: expected torch.float32 or"),
+    ({"logits": torch.zeros(2, 0)}, "logits: expected between 1 and"),
+    ({"logits": torch.zeros(8, 2).mT}, "logits: expected stride 1"),
+    ({"temperature": torch.tensor([1.0, -0.1])}, "temperature: expected a finite value >= 0, got -0.1"),
+    ({"temperature": torch.tensor([1.0, math.nan])}, "temperature: expected a finite value"),
+    ({"temperature": torch.ones(3)}, "temperature: expected shape"),
+    ({"top_k": torch.tensor([0, -1], dtype=torch.int32)}, "top_k: expected >= 0"),
+    ({"top_k": torch.tensor([0, 1])}, "top_k: expected torch.int32"),
+    ({"top_p": torch.tensor([1.0, 0.0])}, r"top_p: expected a value in \(0, 1\], got 0.0"),
+    ({"top_p": torch.tensor([1.0, 1.5])}, r"top_p: expected a value in \(0, 1\]"),
+    ({"min_p": torch.tensor([0.0, 1.1])}, r"min_p: expected a value in \[0, 1\]"),
+    ({"seed": torch.zeros(2, dtype=torch.int32)}, "seed: expected torch.int64"),
+    ({"position": torch.zeros(1, dtype=torch.int64)}, "position: expected shape"),
+]
+
+
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"logits": torch.zeros(8)}, "logits: expected shape"),
-        ({"logits": torch.zeros(2, 8, dtype=torch.float64)}, "logits: expected torch.float32 or"),
-        ({"logits": torch.zeros(2, 0)}, "logits: expected between 1 and"),
-        ({"logits": torch.zeros(8, 2).mT}, "logits: expected stride 1"),
-        ({"temperature": torch.tensor([1.0, -0.1])}, "temperature: expected a finite value >= 0, got -0.1"),
-        ({"temperature": torch.tensor([1.0, math.nan])}, "temperature: expected a finite value"),
-        ({"temperature": torch.ones(3)}, "temperature: expected shape"),
-        ({"top_k": torch.tensor([0, -1], dtype=torch.int32)}, "top_k: expected >= 0"),
-        ({"top_k": torch.tensor([0, 1])}, "top_k: expected torch.int32"),
-        ({"top_p": torch.tensor([1.0, 0.0])}, r"top_p: expected a value in \(0, 1\], got 0.0"),
-        ({"top_p": torch.tensor([1.0, 1.5])}, r"top_p: expected a value in \(0, 1\]"),
-        ({"min_p": torch.tensor([0.0, 1.1])}, r"min_p: expected a value in \[0, 1\]"),
-        ({"seed": torch.zeros(2, dtype=torch.int32)}, "seed: expected torch.int64"),
-        ({"position": torch.zeros(1, dtype=torch.int64)}, "position: expected shape"),
-    ],
-)
-def test_bad_input_is_refused_in_one_sentence(kernel, change, message):
-    with pytest.raises(ValueError, match=message) as error:
-        kernel(**_rows(torch.zeros(8), (1.0, 0, 1.0, 0.0), 2) | change)
-    assert "\n" not in str(error.value)
+def test_bad_input_is_refused_in_one_sentence(kernel):
+    for change, message in BAD:
+        with pytest.raises(ValueError, match=message) as error:
+            kernel(**_rows(torch.zeros(8), (1.0, 0, 1.0, 0.0), 2) | change)
+        assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -236,21 +250,122 @@ def test_cost_reads_the_logits_once_and_counts_what_must_be_drawn():
     )
 
 
-COMPILE = """
-import triton
-from triton.backends.compiler import GPUTarget
-from rooflab.kernels.sample.bisect import BLOCK, NUM_WARPS, SEARCH_BLOCK, bisect_kernel as fn
-const = dict(BLOCK=BLOCK, SEARCH_BLOCK=SEARCH_BLOCK)
-types = dict(zip(fn.arg_names, "*bf16 *fp32 *i32 *fp32 *fp32 *i64 *i64 *i64 i32 i32 constexpr constexpr".split()))
-keys = {(fn.arg_names.index(name),): value for name, value in const.items()}
-source = triton.compiler.ASTSource(fn, types, keys)
-ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=dict(num_warps=NUM_WARPS)).asm["ptx"]
-print("div.rn.f32" in ptx, "lg2.approx" in ptx)
-"""
+VECTORS = [
+    ([0] * 4, [0] * 2, [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]),
+    ([0xFFFFFFFF] * 4, [0xFFFFFFFF] * 2, [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]),
+    (
+        [0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344],
+        [0xA4093822, 0x299F31D0],
+        [0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1],
+    ),
+]
 
 
-def test_bisect_compiles_for_sm_90_with_exact_division_and_logarithm():
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["True", "False"]
+def test_philox_gives_the_known_answers_of_random123():
+    for counter, key, words in VECTORS:
+        assert philox(np.array(counter, np.uint64), np.array(key, np.uint64)).tolist() == words
+
+
+def test_the_torch_words_are_the_references():
+    token = torch.tensor([0, 1, 2, 151935, 2**31 - 2])
+    for seed, position in zip(
+        (0, 1, -1, 2**63 - 1, -(2**63), 0x299F31D0A4093822), (0, 7, 2**32 - 1, 2**32 + 7, 7, 2**32 - 1), strict=True
+    ):
+        counter = np.zeros((5, 4), np.uint64)
+        counter[:, 0], counter[:, 1] = position & 0xFFFFFFFF, token.numpy()
+        wanted = philox(counter, np.array([seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF], np.uint64))[:, 0].tolist()
+        assert _philox.first_word(torch.tensor(seed), torch.tensor(position), token).tolist() == wanted
+        assert _philox.first_word_of_row(seed, position, token).tolist() == wanted
+
+
+@triton.jit
+def _log_exponential_kernel(word_ptr, out_ptr, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(out_ptr + i, bisect.log_exponential(tl.load(word_ptr + i).to(tl.uint32)))
+
+
+def test_log_of_the_exponential_is_right_to_a_few_ulps_over_the_whole_range():
+    ends = [0, 1, 2, 3, 255, 2**30 - 1, 2**30, 2**30 + 1, 2**31, 2**32 - 257, 2**32 - 2, 2**32 - 1]
+    spread = (2.0 ** torch.linspace(0, 32, 500, dtype=torch.float64)[:-1]).long().tolist()
+    words = torch.tensor((ends + spread + [0] * 512)[:512])
+    u = np.minimum(
+        words.numpy().astype(np.float32) * np.float32(2.0**-32) + np.float32(2.0**-33), np.float32(1 - 2.0**-24)
+    )
+    wanted = torch.from_numpy(np.log(-np.log1p(-u.astype(np.float64))))
+    assert wanted.min() == pytest.approx(-33 * math.log(2)) and wanted.max() == pytest.approx(
+        math.log(24 * math.log(2))
+    )
+    compiled = torch.empty(512)
+    _log_exponential_kernel[(1,)](words, compiled, 512)
+    for found in (_philox.log_exponential(words), compiled):
+        assert ((found.double() - wanted).abs() <= 4 * 2.0**-24 * (wanted.abs() + 1)).all()
+
+
+def test_the_reference_race_is_keyed_by_seed_position_and_token():
+    first = race(5, 9, 300)
+    assert torch.equal(first[:100], race(5, 9, 100))
+    assert torch.equal(first, race(5, 9 + 2**32, 300))
+    for other in (race(6, 9, 300), race(5 + 2**32, 9, 300), race(5, 10, 300)):
+        assert not bool((first == other).any())
+
+
+LAW = (0.02, 0.4, 0.08, 0.2, 0.3)
+NO_CUT, CUT = (1.0, 0, 1.0, 0.0), (0.6, 4, 0.97, 0.0)
+
+
+def _draws(kernel, row, count):
+    return kernel(**_rows([math.log(p) for p in LAW], row, count, seed=11))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "row", "count", "effect"),
+    [
+        pytest.param(naive.sample, NO_CUT, 40000, 0.05, id="naive"),
+        pytest.param(naive.sample, CUT, 40000, 0.05, id="naive, cut"),
+        pytest.param(prefilter.sample, NO_CUT, 4000, 0.15, id="prefilter"),
+        pytest.param(prefilter.sample, CUT, 4000, 0.15, id="prefilter, cut"),
+        pytest.param(bisect.sample, NO_CUT, 400, 0.4, id="bisect", marks=pytest.mark.slow),
+        pytest.param(bisect.sample, CUT, 80, 0.9, id="bisect, cut", marks=pytest.mark.slow),
+    ],
+)
+def test_many_draws_follow_the_law(kernel, row, count, effect):
+    law = support(torch.tensor(LAW).log(), *row).probabilities
+    tokens = _draws(kernel, row, count)
+    found = chi_square(tokens, law)
+    assert found.passed, found
+    assert found.smallest_effect < effect
+    assert torch.equal(tokens[:80], _draws(naive.sample, row, count)[:80])
+
+
+@pytest.mark.parametrize(("row", "count"), [(NO_CUT, 40), (CUT, 12)])
+def test_bisect_draws_what_naive_draws(row, count):
+    assert torch.equal(_draws(bisect.sample, row, count), _draws(naive.sample, row, count))
+
+
+def test_draws_of_two_rows_and_of_two_positions_are_independent():
+    inputs = _rows([math.log(p) for p in LAW], (1.0, 0, 1.0, 0.0), 40000)
+    inputs["seed"] = torch.arange(2).repeat(20000)  # two requests side by side, position by position
+    inputs["position"] = torch.arange(20000).repeat_interleave(2)
+    pairs = naive.sample(**inputs).view(-1, 2)
+    law = torch.tensor(LAW, dtype=torch.float64)
+    joint = torch.outer(law, law).flatten()
+    assert chi_square(pairs[:, 0] * 5 + pairs[:, 1], joint).passed
+    assert chi_square(pairs[:-1, 0] * 5 + pairs[1:, 0], joint).passed
+
+
+def test_chi_square_finds_the_effect_that_it_states():
+    law = torch.tensor(LAW, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    effect = smallest_effect(20000, 4)
+    bent = law + torch.tensor([0, 1, 0, 0, -1]) * effect / math.sqrt(1 / 0.4 + 1 / 0.3)
+    assert float(((bent - law) ** 2 / law).sum()) == pytest.approx(effect**2)
+    missed = sum(chi_square(torch.multinomial(bent, 20000, True, generator=generator), law).passed for _ in range(100))
+    assert missed <= 6  # 1 expected at the stated power of 0.99
+    assert all(chi_square(torch.multinomial(law, 20000, True, generator=generator), law).passed for _ in range(100))
+
+
+def test_chi_square_rejects_one_draw_of_what_cannot_be_drawn_and_a_law_that_says_nothing():
+    law = torch.tensor([0.5, 0.5, 0.0])
+    assert not chi_square(torch.tensor([0, 1] * 100 + [2]), law).passed
+    with pytest.raises(ValueError, match="at least two cells"):
+        chi_square(torch.tensor([0] * 100), torch.tensor([1.0]))

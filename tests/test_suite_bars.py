@@ -99,7 +99,7 @@ def test_the_error_of_sums_is_held_against_that_of_fp32_ones(off, bar, monkeypat
     fine = dataclasses.replace(naive, name="fine", role="optimized")
     rung = dataclasses.replace(fine, name="rung", fn=lambda a, b, a_scale, b_scale, bias=None, *, fast_accum=False:
                                naive.fn(a, b, a_scale, b_scale, bias) * (1 + off))  # fmt: skip
-    monkeypatch.setattr(gemm, "usable", lambda context, op: [naive, fine, rung])
+    monkeypatch.setattr(measures, "usable", lambda context, op: [naive, fine, rung])
     case = "M=32,N=48,K=512,scales=tensor,bias=false"
     asked = {"op": "gemm_fp8", "case": case, "scheme": "fp8_e4m3", "most": 2.0}
     context = Context("bar:x", tmp_path, "cpu", False, 10.0)
@@ -107,7 +107,7 @@ def test_the_error_of_sums_is_held_against_that_of_fp32_ones(off, bar, monkeypat
     assert found.bar == bar and found.status == "DONE" and not (tmp_path / "running.json").exists()
     assert found.figures["fine: largest error over fp32's"] == 1.0
     assert gemm.accumulated(dataclasses.replace(context, dry_run=True), **asked).bar == "UNMEASURED"
-    monkeypatch.setattr(gemm, "usable", lambda context, op: [naive, get_kernel("gemm_fp8", "promoted_ws")])
+    monkeypatch.setattr(measures, "usable", lambda context, op: [naive, get_kernel("gemm_fp8", "promoted_ws")])
     found = gemm.accumulated(context, **asked)
     assert found.bar == "UNMEASURED" and "gemm_fp8/promoted_ws: UNSUPPORTED: needs a CUDA device" in found.reason
 

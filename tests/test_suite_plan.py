@@ -64,18 +64,18 @@ def test_the_most_valuable_comes_first_and_nothing_before_what_it_needs():
     assert [entry.id for entry in _ordered([middle, rich, poor])] == ["poor", "rich", "middle"]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_bars_of_a_family_are_measured_in_eight_minutes(family):
+def test_the_bars_of_a_family_are_measured_in_eight_minutes():
     """With what they need; the checks of every case, the ladders on models' shapes and the search come after them."""
-    plan = make_plan([family])
-    last = max((place for place, entry in enumerate(plan) if entry.is_bar), default=1)
-    measuring = plan[: last + 1]
-    assert sum(entry.cost_s for entry in measuring) <= EIGHT_MINUTES_S, [(e.id, e.cost_s) for e in measuring]
-    about = {op for op in registry.ops() if is_of(op, family)}
-    assert about <= {op for entry in plan for op in entry.ops}
-    assert all(about & set(entry.ops) for entry in plan if entry.ops), "a bar may take in an op of another family"
-    assert {entry.id for entry in plan} >= {"environment", "first"}
-    assert {entry.id for entry in BARS if entry.ops and set(entry.ops) <= about} <= {entry.id for entry in plan}
+    for family in FAMILIES:
+        plan = make_plan([family])
+        last = max((place for place, entry in enumerate(plan) if entry.is_bar), default=1)
+        measuring = plan[: last + 1]
+        assert sum(entry.cost_s for entry in measuring) <= EIGHT_MINUTES_S, [(e.id, e.cost_s) for e in measuring]
+        about, ids = {op for op in registry.ops() if is_of(op, family)}, {entry.id for entry in plan}
+        assert about <= {op for entry in plan for op in entry.ops}, family
+        assert all(about & set(entry.ops) for entry in plan if entry.ops), "a bar may take in an op of another family"
+        assert {"environment", "first"} <= ids
+        assert {entry.id for entry in BARS if entry.ops and set(entry.ops) <= about} <= ids, family
 
 
 def test_the_family_of_attention_holds_the_bars_of_what_feeds_it():
@@ -100,31 +100,30 @@ def test_only_takes_entries_too_and_names_what_there_is():
         make_plan(["gem"])
 
 
-@pytest.mark.parametrize("entry", PLAN, ids=lambda entry: entry.id)
-def test_every_entry_can_be_called(entry, tmp_path):
-    assert json.loads(json.dumps(dict(entry.arguments))) == dict(entry.arguments)
-    context = Context(entry.id, tmp_path, "cuda", False, 1.0)
-    inspect.signature(find(entry.call)).bind(context, **entry.arguments)
-    assert entry.cost_s > 0 and entry.limit_s > entry.cost_s and entry.title
-    for words in (entry.arguments.get("arguments"), entry.arguments.get("dry_arguments")):
-        if words:
-            # Parses the command line, and runs nothing.
-            command = typer.main.get_command(app).commands[words[0]]
-            command.make_context(words[0], [word.replace("{out}", str(tmp_path)) for word in words[1:]])
+def test_every_entry_can_be_called(tmp_path):
+    commands = typer.main.get_command(app).commands
+    for entry in PLAN:
+        assert json.loads(json.dumps(dict(entry.arguments))) == dict(entry.arguments), entry.id
+        context = Context(entry.id, tmp_path, "cuda", False, 1.0)
+        inspect.signature(find(entry.call)).bind(context, **entry.arguments)
+        assert entry.cost_s > 0 and entry.limit_s > entry.cost_s and entry.title, entry.id
+        for words in (entry.arguments.get("arguments"), entry.arguments.get("dry_arguments")):
+            if words:  # parses the command line, and runs nothing
+                shown = [word.replace("{out}", str(tmp_path)) for word in words[1:]]
+                commands[words[0]].make_context(words[0], shown)
 
 
-@pytest.mark.parametrize("entry", BARS, ids=lambda entry: entry.id)
-def test_a_bars_cases_are_ones_that_an_optimized_kernel_takes(entry):
-    for text in cases_of(entry):
+def test_a_bars_cases_are_ones_that_an_optimized_kernel_takes():
+    for entry, text in [(bar, text) for bar in BARS for text in cases_of(bar)]:
         spec = registry.get_op(entry.ops[0])
         case = spec.check_case(Case.parse(text))
         scheme = SCHEMES[entry.arguments.get("scheme", "bf16")]
         inputs = spec.make_inputs(case, scheme, torch.device("meta"), 0)
         rungs = [kernel for kernel in registry.kernels(spec.name).values() if kernel.role == "optimized"]
         takes = [kernel for kernel in rungs if kernel.backend != "torch" and kernel.why_not_args(inputs) is None]
-        assert takes, f"{text}: no kernel takes it"
-        assert set(entry.arguments.get("rungs", ())) <= {kernel.name for kernel in rungs}
-        assert spec.cost(**inputs).bytes > 0
+        assert takes, f"{entry.id} {text}: no kernel takes it"
+        assert set(entry.arguments.get("rungs", ())) <= {kernel.name for kernel in rungs}, entry.id
+        assert spec.cost(**inputs).bytes > 0, entry.id
 
 
 def test_the_hash_of_a_plan_is_that_of_what_it_does():

@@ -44,7 +44,7 @@ def streamed(tokenizer, ids):
     return pieces, stream.flush()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.text(max_size=40))
 def test_streamed_text_equals_decoded_text(tokenizer, text):
     ids = tokenizer._tokenizer(text)["input_ids"]
@@ -52,7 +52,7 @@ def test_streamed_text_equals_decoded_text(tokenizer, text):
     assert "".join(pieces) + rest == tokenizer.decode(ids)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, 49151), max_size=30))
 def test_any_ids_stream_to_what_they_decode_to(tokenizer, ids):
     pieces, rest = streamed(tokenizer, ids)

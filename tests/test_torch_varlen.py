@@ -175,20 +175,17 @@ def test_what_the_signature_lacks_is_refused_by_name(installed: Any) -> None:
     assert str(reason).endswith("has no varlen_attn with window_size")
 
 
-@pytest.mark.parametrize(
-    ("text", "scheme", "active", "message"),
-    [
+def test_refusals(installed: Any) -> None:
+    for text, scheme, active, message in [
         (PAGED, "fp32", None, "q: expected torch.float16 or torch.bfloat16, got torch.float32"),
         (PAGED.replace("D=64", "D=68"), "bf16", None, "q: expected a head_dim of at most 256 in multiples of 8, got 6"),
         (PAGED.replace("256", "64"), "bf16", None, "pages of a multiple of 256 tokens for FlashAttention-2, got 64"),
         (PAGED, "bf16", "FA4", "expected FlashAttention-2 or FA3, got FA4 activated"),
-    ],
-)  # fmt: skip
-def test_refusals(text: str, scheme: str, active: str | None, message: str, installed: Any) -> None:
-    installed(by_reference, active)
-    inputs = inputs_of("paged_attention", text, scheme)
-    with pytest.raises(ValueError, match=message):
-        get_kernel("paged_attention", "torch_varlen").fn(**inputs)
+    ]:
+        installed(by_reference, active)
+        inputs = inputs_of("paged_attention", text, scheme)
+        with pytest.raises(ValueError, match=message):
+            get_kernel("paged_attention", "torch_varlen").fn(**inputs)
 
 
 def test_without_keys_torch_is_not_called(installed: Any) -> None:

@@ -12,7 +12,6 @@ two revisions by itself.  A step answers what git asks for (0 good, 1 bad, 125 c
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -74,11 +73,11 @@ class Found:
     """How a bisection ended."""
 
     candidates: tuple[str, ...]
-    """The first bad commit; or all that it may be, oldest first, where some could not be told."""
+    """The first bad commit; where the A/B could not tell for some, all commits that may be it, oldest first."""
     tested: dict[str, str] = field(default_factory=dict)
     """What was said of each commit, in the order of testing."""
     reason: str = ""
-    """Why there is no one commit, where there is none."""
+    """Why the bisection ended with no commit or with several; empty where it ended with one."""
 
     @property
     def first_bad(self) -> str | None:
@@ -129,7 +128,7 @@ def bisect(
     refuse, and where `good` is no ancestor of `bad`.
     """
     good, bad = (_resolve(repo, name, revision) for name, revision in (("good", good), ("bad", bad)))
-    if good == bad or _git(repo, "merge-base", good, bad).strip() != good:
+    if good == bad or _git(repo, "merge-base", good, bad) != good:
         raise ValueError(f"good: expected an ancestor of {bad[:10]}, got {good[:10]}")
     tested: dict[str, str] = {}
 
@@ -146,7 +145,7 @@ def bisect(
     with _worktree(repo, bad) as tree:
         text = _git(tree, "bisect", "start", "--no-checkout", bad, good)
         while not _ended(text):
-            head = _git(tree, "rev-parse", "--verify", "BISECT_HEAD").strip()
+            head = _git(tree, "rev-parse", "--verify", "BISECT_HEAD")
             text = _git(tree, "bisect", WORDS[ask(head)], head, may_fail=True)
         left = _git(tree, "rev-list", "--reverse", "refs/bisect/bad", "--not", "--glob=refs/bisect/good-*").split()
     skipped = [commit for commit in left if tested.get(commit, "").startswith("skip")]
@@ -158,9 +157,9 @@ def _ended(text: str) -> bool:
     """Whether git says that there is nothing left to test.  Raises `ValueError` on anything that it does not know."""
     if "is the first bad commit" in text or "We cannot bisect more" in text:
         return True
-    if re.search(r"Bisecting: ", text):
+    if "Bisecting: " in text:
         return False
-    words = text.strip().splitlines() or ["nothing"]
+    words = text.splitlines() or ["nothing"]
     raise ValueError(f"git bisect: expected its progress, got {words[-1]!r}")
 
 
@@ -179,7 +178,7 @@ def _worktree(repo: Path, commit: str) -> Iterator[Path]:
 def current(repo: Path) -> str:
     """The commit that a running bisection asks about, or that is checked out."""
     for name in ("BISECT_HEAD", "HEAD"):
-        found = _git(repo, "rev-parse", "--verify", "--quiet", name, may_fail=True).strip()
+        found = _git(repo, "rev-parse", "--verify", "--quiet", name, may_fail=True)
         if found:
             return found
     raise ValueError(f"repo: expected a git checkout, got {str(repo)!r}")
@@ -187,14 +186,14 @@ def current(repo: Path) -> str:
 
 def subject(repo: Path, commit: str) -> str:
     """A commit in one line: short hash, date and subject."""
-    return _git(repo, "show", "--no-patch", "--format=%h %cs %s", commit).strip()
+    return _git(repo, "show", "--no-patch", "--format=%h %cs %s", commit)
 
 
 def _resolve(repo: Path, name: str, revision: str) -> str:
-    found = _git(repo, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}", may_fail=True).strip()
-    if not found:
+    commit = _git(repo, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}", may_fail=True)
+    if not commit:
         raise ValueError(f"{name}: expected a commit, branch or tag, got {revision!r}")
-    return found
+    return commit
 
 
 def _git(root: Path, *arguments: str, may_fail: bool = False) -> str:
@@ -208,4 +207,4 @@ def _git(root: Path, *arguments: str, may_fail: bool = False) -> str:
     if done.returncode and not may_fail:
         words = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
         raise ValueError(f"git {arguments[0]}: {words[-1]}")
-    return done.stdout + (done.stderr if may_fail and arguments[0] == "bisect" else "")
+    return (done.stdout + (done.stderr if may_fail and arguments[0] == "bisect" else "")).strip()

@@ -111,6 +111,6 @@ def _ops_imported(file: Path, ops: Collection[str]) -> Iterator[str]:
 
 
 def _is_code(parts: tuple[str, ...]) -> bool:
-    """A folder of an op that neither side has is no shared file, one of helpers is; a note is none."""
+    """Whether all ops may use a file: not where it lies in the folder of an op that neither side has, nor a text."""
     in_op_folder = parts[0] == "kernels" and len(parts) > 2 and not parts[1].startswith("_")
     return not in_op_folder and not parts[-1].endswith((".md", ".txt")) and parts[-1] != "plot.py"

@@ -81,7 +81,7 @@ def of_kernels(wanted: Wanted, settings: Settings, out: Path | None, say: Say) -
 def of_revisions(trees: Revisions, wanted: Wanted, settings: Settings, out: Path | None, say: Say) -> Report:
     """The kernels of one revision against those of another, or of the working tree.
 
-    Raises `ValueError` where a revision is none or its tree cannot be imported.
+    Raises `ValueError` where git knows no such revision, or its tree cannot be imported.
     """
     with ExitStack() as stack:
 
@@ -114,7 +114,7 @@ def of_revisions(trees: Revisions, wanted: Wanted, settings: Settings, out: Path
 
 
 def _changed(a: Tree, b: Tree, committed: bool) -> list[str]:
-    """Files that differ, from the checkout's root; those that git does not know yet too, in a working tree."""
+    """Files that differ, as paths from the checkout's root; in a working tree also those that git does not know yet."""
     ends = [str(a.commit), *([str(b.commit)] if committed else [])]
     # Without renames: of a renamed file the old name is gone from its op, and git would show the new one alone.
     names = git(ROOT, "diff", "--name-only", "--no-renames", "-z", *ends).split("\0")
@@ -123,7 +123,7 @@ def _changed(a: Tree, b: Tree, committed: bool) -> list[str]:
 
 
 def of_records(files: Sequence[Path], rules: Rules, wanted: Wanted) -> Report:
-    """Two files or folders of records, compared whole.  Raises `ValueError` on what would choose among them."""
+    """Two files or folders of records, all compared.  Raises `ValueError` on what would choose among them."""
     choices = {"op": wanted.ops, "--case": wanted.cases, "--scheme": wanted.schemes, "--suite": wanted.suite}
     given = [name for name, value in choices.items() if value]
     if given:

@@ -83,8 +83,8 @@ def compare(
     script whose own work stands under `if __name__ == "__main__":`; a lambda or a notebook's function travels by value.
 
     `threshold` is the ratio that matters, `floor_s` the absolute time; `budget_s` ends the run early with what it has,
-    `kernel_s` is the time of one process' readings.  Raises `ValueError` on an argument that cannot be used; whatever
-    the functions themselves do wrong becomes a verdict.
+    `kernel_s` is the time of one process' readings.  Raises `ValueError` on an argument that cannot be used; a fault
+    of the functions themselves becomes a verdict.
     """
     settings_rules = Rules(threshold, floor_s)
     first = named(make(make_inputs, seed))

@@ -94,5 +94,5 @@ def _distribution(pairs: int) -> np.ndarray:
 
 @cache
 def _skipped(pairs: int) -> int:
-    """The largest k such that the k-th least average is a lower bound at `ALPHA`; 0 where not even the least is."""
+    """The largest k such that the k-th smallest average is a lower bound at `ALPHA`; 0 where there is no such k."""
     return int(np.searchsorted(np.cumsum(_distribution(pairs)), ALPHA, side="right"))

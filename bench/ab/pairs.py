@@ -53,7 +53,8 @@ def run_pairs(
     clock: Callable[[], float] = time.monotonic,
     done: Callable[[str], None] = lambda text: None,
 ) -> Batch:
-    """Up to `pairs` pairs over `keys`; none is begun that would end after `deadline` (of `clock`), judged by the last.
+    """Up to `pairs` pairs over `keys`.  No pair begins that would end after `deadline` (of `clock`) if it took as long
+    as the longest so far.
 
     A comparison whose reading is not OK leaves the run; the others go on.
     """
@@ -93,7 +94,7 @@ def _keep(batch: Batch, number: int, key: str, first: Readings, second: Readings
 
 
 def fault_of(reading: Reading) -> Reading | None:
-    """The reading if it is none that can be compared: not OK, or without a time that a clock can have shown."""
+    """Why a reading cannot be compared: it is not OK, or no clock can show its time.  None where it can."""
     if reading.status != "OK":
         return reading
     if reading.median_s is None:

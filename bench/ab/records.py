@@ -42,7 +42,7 @@ from rooflab.kernels.registry import Backend, Role
 from rooflab.reference.spec import Case
 
 NO_MACHINE = ("unknown", "imported-unknown-")
-"""How the key of a machine begins that nobody knows."""
+"""How the keys of unknown machines begin."""
 APART = "the sides were not measured in turn, so that a drift of the machine may be all that they show"
 
 
@@ -143,7 +143,7 @@ _Pairs = tuple[tuple[float, float], ...]
 
 
 def _batches(a: Sequence[_Run], b: Sequence[_Run], rules: Rules) -> tuple[_Pairs, _Pairs]:
-    """The pairs that call and those that confirm; all call where half of them do not."""
+    """The pairs of the first batch and of the second; where the first half calls nothing, all are of the first."""
     if all(run.confirms is not None for run in (*a, *b)):
         first, second = (
             _paired(*([run for run in side if run.confirms == confirms] for side in (a, b))) for confirms in (0, 1)

@@ -178,12 +178,12 @@ class Wanted:
         return self.schemes or ("fp32" if self.device == "cpu" else "bf16",)
 
     def schemes_of(self, schemes: Sequence[str]) -> list[str]:
-        """Of the schemes that an op has, those wanted; where none is named and it has not the engine's, its first."""
+        """Of an op's schemes, those wanted; its first where no name was given and it lacks the engine's."""
         found = [name for name in self.scheme_names if name in schemes]
         return found if found or self.schemes else list(schemes[:1])
 
     def cases_of(self, cases: Sequence[str], largest: Sequence[str]) -> list[str]:
-        """The cases named, those of the suite named, or of the device's suite those with the most to do."""
+        """The cases named; else all of the suite named; else the largest of the device's suite."""
         return list(self.cases or (cases if self.suite else largest))
 
 
@@ -271,7 +271,7 @@ def two_trees(
 
 
 def _lack(wanted: Wanted, names: Sequence[str], cases: Sequence[str], schemes: Sequence[str]) -> str:
-    """What there is none of, so that an op has nothing to compare."""
+    """What an op lacks, so that there is nothing to compare; empty where it lacks nothing."""
     if not names:
         return f"no kernel {' or '.join(wanted.kernels)}"
     if not cases:

@@ -237,7 +237,7 @@ def _unless_noise(verdict: Verdict, item: Evidence, size: float) -> tuple[Verdic
 
 
 def floor_of(effects: Sequence[tuple[float, float]]) -> float | None:
-    """The noise floor that A/A comparisons show, given as (effect, furthest bound) without sign; None of none."""
+    """The noise floor of A/A comparisons, each (effect, furthest bound) without sign; None where there was no A/A."""
     if not effects:
         return None
     if len(effects) < ENOUGH:

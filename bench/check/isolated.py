@@ -108,7 +108,7 @@ def _remembered(path: Path) -> dict[str, str]:
 def _code_of(kernel: Kernel) -> str:
     """SHA-256 over the files that the kernel may import, or read: its config is in one."""
     own = Path(inspect.getfile(inspect.unwrap(kernel.fn))).parent
-    # A kernel from outside may lie among files that are none of its own.
+    # A kernel from outside may lie among files that are not its own.
     beside = own.glob("*" if own.parent == SHARED else "*.py")
     digest = hashlib.sha256()
     for file in (*sorted(beside), *sorted(SHARED.glob("*.py"))):

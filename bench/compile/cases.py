@@ -17,7 +17,7 @@ from rooflab.roofline.device import Device, get_device
 from rooflab.roofline.occupancy import MAX_THREADS_PER_CTA, SHARED_RESERVED, WARP, limits_of
 
 COMPILED = ("triton", "gluon", "cuda")
-"""Backends whose kernels have code to look at; torch's own have none of ours, and a peer's is another project's."""
+"""Backends whose kernels have code of ours to look at."""
 SUITES = ("llama3_8b",)
 
 
@@ -100,7 +100,7 @@ def select(
 
 
 def _cases_of(spec: OpSpec, suites: Sequence[str]) -> list[Case]:
-    """The suites' cases; of an op that has none of them, as one from outside, its smoke cases."""
+    """The suites' cases; where an op has no such suite, as one from outside, its smoke cases."""
     found = [case for suite in suites for case in spec.cases.get(suite, ())]
     return list(dict.fromkeys(found or spec.cases["smoke"]))
 

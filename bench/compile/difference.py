@@ -126,8 +126,8 @@ def _activity(summary: Summary) -> tuple[Any, ...]:
 
 
 def _aligned(before: list[Summary], now: list[Summary]) -> list[tuple[Summary, Summary]]:
-    """Launches side by side: those of the same names by name, others in their order.  None where their number differs;
-    then the best tensor-core path and the most spilled bytes of each side stand for it."""
+    """Launches side by side: by name where the names are the same, else in order.  Empty where their number differs;
+    then the best tensor-core path and the most spilled bytes stand for a side."""
     if len(before) != len(now):
         return []
     if sorted(s.name for s in before) == sorted(s.name for s in now):
@@ -248,7 +248,7 @@ def revision_side(root: Path, revision: str) -> Iterator[Side]:
     """The tree of `revision`, in a worktree that is gone afterwards.  Raises `ValueError` where git knows none."""
     from rooflab.bench.records.revisions import checked_out, git
 
-    # The same compilers for both sides, whatever the revision pins: what differs is then the kernels' doing.
+    # The same compilers for both sides, also where the revision pins others: only the kernels differ then.
     with checked_out(root, revision, keep_environment=True) as tree:
         path = tree.path / git(root, "rev-parse", "--show-prefix")
         if not (path / "kernels").is_dir() or not (path / "reference").is_dir():

@@ -90,7 +90,7 @@ class CompiledInfo:
     warnings: tuple[str, ...] = ()
     """What the assembler warned of, in a code with wgmma."""
     code_hash: str = ""
-    """sha256 of instructions and constants: the same code has the same, whatever the lines of its source."""
+    """sha256 of instructions and constants: the same for the same code, also where its source moved to other lines."""
 
     def count(self, *families: str) -> int:
         """Instructions of these families, the part before the first dot (`HGMMA`, `LDL`)."""
@@ -188,7 +188,7 @@ def compile_kernel(
 
 
 Found = list[CompiledInfo] | CompileFailure
-"""What a request gives: its launched kernels, or why there are none."""
+"""What a request gives: its launched kernels, or why it has no answer."""
 _done: dict[Request, list[CompiledInfo]] = {}
 """What this process has compiled of its own tree, whose sources do not change under it, and of no config asked for: of
 those there may be a thousand, each half a megabyte of text."""

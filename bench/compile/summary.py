@@ -26,9 +26,9 @@ class LoopSummary:
     """1 for a loop in no other."""
     instructions: int
     counts: Mapping[str, int]
-    """Instructions of each of `sass.FAMILIES` of which there are any."""
+    """Instructions of each family of `sass.FAMILIES` that occurs."""
     fed_by: Mapping[str, int]
-    """The same of the feeding loop; empty where there is none."""
+    """The same of the feeding loop; empty where no loop feeds it."""
     load_bytes_worst: int | None
     """Bytes a thread loads from global memory with the narrowest instruction; None where it loads none itself."""
     load_bytes_usual: int | None
@@ -63,9 +63,9 @@ class Summary:
     """CTAs of the last, partly filled wave."""
     wave_efficiency: float | None
     tensor_path: str
-    """`tcgen05`, `wgmma`, `mma` or `none`: the newest of which there is an instruction."""
+    """`tcgen05`, `wgmma`, `mma` or `none`: the newest that the code uses."""
     counts: Mapping[str, int]
-    """Instructions of each of `sass.FAMILIES` of which there are any, in the whole code."""
+    """The same of the whole code."""
     loop: LoopSummary | None
     """None where the code has no loop."""
     load_bytes_worst: int | None
@@ -85,7 +85,7 @@ class Summary:
 
     @property
     def in_loop(self) -> Mapping[str, int]:
-        """Instructions by family in the hot loop and the one that feeds it; in the whole code where there is none."""
+        """Instructions by family in the hot loop and the one that feeds it; in the whole code if there is no loop."""
         if self.loop is None:
             return self.counts
         return {key: self.loop.counts.get(key, 0) + self.loop.fed_by.get(key, 0) for key in self.counts}

@@ -39,11 +39,11 @@ class Entry:
     needs: tuple[str, ...] = ()
     """Entries that must have been done; one that was not blocks this one."""
     after: tuple[str, ...] = ()
-    """Entries that come before, whatever becomes of them."""
+    """Entries that come before this one, also where they fail."""
     ops: tuple[str, ...] = ()
     """Ops that it is about; none for what is about the card."""
     whole: bool = False
-    """Whether it is given more than its cost where the budget has that: what it leaves out, no later entry may run."""
+    """Whether it may take more than its cost where the budget allows: later entries cannot run what it leaves out."""
 
     @property
     def is_bar(self) -> bool:
@@ -90,7 +90,7 @@ class Context:
 
     @property
     def run_id(self) -> str | None:
-        """The run of records to go on with; None where there is none."""
+        """The run of records to go on with; None where this is the first."""
         return next((Path(name).stem for name in self.earlier if name.endswith(".jsonl")), None)
 
 

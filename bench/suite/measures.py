@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import geometric_mean
 from typing import Any
 
 import torch
@@ -46,6 +47,17 @@ def contenders(context: Context, op: str, rungs: Sequence[str] = ()) -> list[Ker
     """The library's kernel, the optimized ones and the peers'; of the optimized, only `rungs` where some are named."""
     found = [kernel for kernel in usable(context, op) if kernel.role != "naive"]
     return [kernel for kernel in found if not rungs or kernel.role != "optimized" or kernel.name in rungs]
+
+
+def optimized(context: Context, op: str) -> list[Kernel]:
+    """The optimized kernels of `op` that this run may launch."""
+    return [kernel for kernel in usable(context, op) if kernel.role == "optimized"]
+
+
+def cases_of(context: Context, op: str, texts: Sequence[str], dry: int = 1) -> list[Case]:
+    """The cases that `texts` name; in a dry run the first `dry` small cases of the op."""
+    spec = registry.get_op(op)
+    return list(spec.get_cases("smoke")[:dry]) if context.dry_run else [spec.check_case(Case.parse(t)) for t in texts]
 
 
 def measure(
@@ -108,10 +120,27 @@ class Ratio:
     """One kernel against the library's over a set of cases; above 1 the kernel is faster."""
 
     kernel: str
-    geomean: float
-    worst: float
-    worst_case: str
     by_case: Mapping[str, float]
+
+    @property
+    def geomean(self) -> float:
+        """Over the cases."""
+        return geometric_mean(self.by_case.values())
+
+    @property
+    def worst_case(self) -> str:
+        """Where the kernel is slowest beside the library's."""
+        return min(self.by_case, key=lambda case: self.by_case[case])
+
+    @property
+    def worst(self) -> float:
+        """The ratio there."""
+        return self.by_case[self.worst_case]
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """Those of an outcome."""
+        return {"kernel": self.kernel, "geomean": self.geomean, "worst": self.worst, "worst case": self.worst_case}
 
 
 def latencies(records: Sequence[Record]) -> dict[str, dict[str, float]]:
@@ -140,10 +169,7 @@ def ratios(records: Sequence[Record], cases: Sequence[str]) -> list[Ratio]:
     found = []
     for name in rungs & times.keys():
         if cases and all(case in base and case in times[name] for case in cases):
-            by_case = {case: base[case] / times[name][case] for case in cases}
-            worst = min(by_case, key=lambda case: by_case[case])
-            mean = math.exp(sum(math.log(value) for value in by_case.values()) / len(by_case))
-            found.append(Ratio(name, mean, by_case[worst], worst, by_case))
+            found.append(Ratio(name, {case: base[case] / times[name][case] for case in cases}))
     return sorted(found, key=lambda ratio: -ratio.geomean)
 
 
@@ -159,13 +185,10 @@ def dispatched(op: str, records: Sequence[Record], cases: Sequence[Case]) -> Rat
     found = [best for best in chosen.values() if best is not None]
     if len(found) < len(buckets) or not found:
         return None
-    by_case = {case: ratio for best in found for case, ratio in best.by_case.items()}
     names = {bucket: best.kernel for bucket, best in chosen.items() if best is not None}
     several = len(set(names.values())) > 1
     name = ", ".join(f"{kernel} in {bucket}" for bucket, kernel in names.items()) if several else found[0].kernel
-    mean = math.exp(sum(math.log(value) for value in by_case.values()) / len(by_case))
-    worst = min(by_case, key=lambda case: by_case[case])
-    return Ratio(name, mean, by_case[worst], worst, by_case)
+    return Ratio(name, {case: ratio for best in found for case, ratio in best.by_case.items()})
 
 
 def why_unmeasured(records: Sequence[Record]) -> str:
@@ -205,18 +228,14 @@ def against_library(
 
     `rungs` are those that are meant for the cases; without it, all.
     """
-    spec = registry.get_op(op)
-    wanted = [spec.check_case(Case.parse(text)) for text in cases]
-    if context.dry_run:
-        wanted = list(spec.get_cases("smoke")[:1])
+    wanted = cases_of(context, op, cases)
     needed = f"geomean >= {geomean:.2f}" + (f", worst >= {worst:.2f}" if worst is not None else "")
     records, run_id, cut = measure(context, op, contenders(context, op, rungs), wanted, scheme)
     best = dispatched(op, records, wanted)
     if best is None:
         return unmeasured(records, cut, needed, run_id)
     met = best.geomean >= geomean and (worst is None or best.worst >= worst)
-    figures = {"kernel": best.kernel, "geomean": best.geomean, "worst": best.worst, "worst case": best.worst_case}
-    return answer(context, met, needed, figures | peak_figures(records, best), run_id)
+    return answer(context, met, needed, best.figures | peak_figures(records, best), run_id)
 
 
 def peak_figures(records: Sequence[Record], ratio: Ratio) -> dict[str, Any]:
@@ -236,13 +255,10 @@ def of_bandwidth(context: Context, op: str, least: Mapping[str, float], scheme: 
 
     `least` maps cases to the share that is wanted there.
     """
-    spec = registry.get_op(op)
-    wanted = {spec.check_case(Case.parse(text)).id: share for text, share in least.items()}
-    if context.dry_run:
-        wanted = {spec.get_cases("smoke")[0].id: min(least.values())}
+    cases = cases_of(context, op, list(least))
+    wanted = {case.id: share for case, share in zip(cases, least.values(), strict=False)}
     needed = ", ".join(f"{share:.0%} at {case}" for case, share in wanted.items())
-    rungs = [kernel for kernel in contenders(context, op) if kernel.role == "optimized"]
-    records, run_id, cut = measure(context, op, rungs, [Case.parse(case) for case in wanted], scheme)
+    records, run_id, cut = measure(context, op, optimized(context, op), cases, scheme)
     shares = bandwidth_shares(records)
     complete = {name: found for name, found in shares.items() if found.keys() == wanted.keys()}
     if not complete:

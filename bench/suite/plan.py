@@ -18,7 +18,7 @@ SELF_TEST_ROUND_S = 60.0
 BESIDE = {"attention": ("kv_cache_write", "mla_decode", "rope_and_cache")}
 """Ops of a family whose names do not have its word."""
 START_S = 8.0
-"""Seconds in which a process starts and imports, where the last one's work does not hide it."""
+"""Seconds in which a process starts and imports, where it does not start while the last one still works."""
 
 
 def make_plan(only: Sequence[str] = (), ops: Iterable[str] | None = None) -> list[Entry]:

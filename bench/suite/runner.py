@@ -51,7 +51,7 @@ class Settings:
 def run_suite(
     plan: Sequence[Entry], settings: Settings, note: Say, advance: Say, clock: Callable[[], float] = time.monotonic
 ) -> Progress:
-    """Runs `plan` within the budget and returns the state that it leaves, of which `summary` makes a table.
+    """Runs `plan` within the budget and returns the state that it leaves.
 
     Raises `ValueError` on a folder that holds another run and no `resume`, or a budget that is not positive.
     """
@@ -245,7 +245,7 @@ class _Run:
         return self.current
 
     def _release(self, process: Child) -> None:
-        """On a GPU an entry's process ends with it; without one there is no context that it could have poisoned."""
+        """On a GPU an entry's process ends with it; on a CPU, where it has no CUDA context, it serves the next one."""
         if not self.settings.dry_run:
             self.current = None
             process.stop()

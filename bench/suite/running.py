@@ -23,7 +23,7 @@ class Running:
 
     entry: str = ""
     kernels: tuple[str, ...] = ()
-    """One, or those that were timed together; none where no kernel ran."""
+    """One kernel, or several that were timed together; empty where no kernel ran."""
     files: tuple[str, ...] = ()
     """Files that the entry writes, relative to the run's folder."""
 
@@ -35,7 +35,7 @@ class Running:
 
 
 def read_running(folder: Path, entry: str) -> Running:
-    """What `entry` noted last; nothing where it noted nothing."""
+    """What `entry` noted last; an empty `Running` where it noted nothing."""
     try:
         values = json.loads((folder / FILE).read_text())
         found = Running(values["entry"], tuple(values["kernels"]), tuple(values["files"]))
@@ -45,5 +45,5 @@ def read_running(folder: Path, entry: str) -> Running:
 
 
 def clear_running(folder: Path) -> None:
-    """Before an entry, or when none of its kernels runs any more."""
+    """Says that no kernel runs: before an entry, and after its last kernel."""
     (folder / FILE).unlink(missing_ok=True)

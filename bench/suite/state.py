@@ -62,7 +62,7 @@ class Progress:
         return {name: reason for outcome in self.outcomes.values() for name, reason in outcome.excluded.items()}
 
     def verified(self) -> tuple[str, ...] | None:
-        """Kernels that a first check found right; None where none was made."""
+        """Kernels that a first check found right; None where there was no first check."""
         found = [outcome.verified for outcome in self.outcomes.values() if outcome.verified is not None]
         return tuple(dict.fromkeys(name for names in found for name in names)) if found else None
 
@@ -73,7 +73,7 @@ class Progress:
 
 
 def load(folder: Path) -> Progress | None:
-    """The state in `folder`, or None where there is none.  Raises `ValueError` on a file that is not one."""
+    """The state in `folder`, or None where there is none.  Raises `ValueError` on a file that holds no state."""
     path = folder / FILE
     if not path.is_file():
         return None

@@ -131,7 +131,7 @@ class _Driver:
         return self.state
 
     def _start(self) -> tuple[Any, dict[str, Any]] | None:
-        """A worker and what it is; None, with the reason kept, where it cannot be used."""
+        """A worker and what it said of itself; None where it cannot be used, with the reason in `refused`."""
         resources: dict[str, Any] = {"num_cpus": 1} if self.dry_run else {"num_cpus": 1, "num_gpus": 1}
         actor = ray.remote(Worker).options(max_restarts=0, **resources).remote()
         try:
@@ -155,7 +155,7 @@ class _Driver:
         self.say(reason)
 
     def _serve(self, actor: Any, who: Mapping[str, Any]) -> None:
-        """Gives one worker shards until none is left of its kind; a lost worker is replaced."""
+        """Gives one worker shards until all of its kind of machine are finished; a lost worker is replaced."""
         key = str(who["machine_key"])
         while self.unfinished[key]:
             try:
@@ -175,7 +175,7 @@ class _Driver:
                 if who["machine_key"] != key:
                     break  # of another kind, whose shards have workers of their own
             except BaseException as error:
-                # This thread ends: the others must not wait for a shard that nobody has.
+                # This thread ends: the other threads must not wait for a shard that no worker has.
                 ray.kill(actor)
                 self._note(key, shard, {"status": "FAILED", "reason": _first_line(error)}, finished=True)
                 raise

@@ -34,7 +34,7 @@ NO_TIME = "NO_TIME"
 FIRST_CHECK_S = 60.0
 """A first check that takes this long hangs: it compiles one kernel and runs it on one small case."""
 AT_ONCE = 4
-"""First checks at the same time; each holds a CUDA context, and none is timed."""
+"""First checks at the same time; each holds a CUDA context; they are not timed."""
 PACKAGES = ("cupy", "pynvml", "plotly", "junitparser", "pytest_benchmark", "gguf", "transformers")
 """What some commands need beside torch and triton."""
 

@@ -56,7 +56,7 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
     """Of the first launch: a share of all steps is a CTA's.
 
     Where tensor cores have made it, a tile that is stored passes through shared memory of its own, a part of it at
-    once or all (read in the compiled kernels; tests/test_gemm_skinny.py compares them).
+    once or all (read in the compiled kernels; tests/test_gemm_hopper.py compares them).
     """
     sides = (config.block_m, config.block_n, config.block_k)
     steps = _tiles(case, config) * _steps(int(case["K"]), config)

@@ -12,14 +12,14 @@ from rooflab.bench.suite.entries import Context, Entry, Outcome
 from rooflab.bench.suite.measures import (
     answer,
     bandwidth_shares,
+    cases_of,
     contenders,
     latencies,
     measure,
+    optimized,
     unmeasured,
     why_unmeasured,
 )
-from rooflab.kernels import registry
-from rooflab.reference.spec import Case
 
 TOKENS = 16384
 """In all sequences of a case together, as FlashAttention's own benchmark has it."""
@@ -46,12 +46,9 @@ def _decode(B: int, context: int) -> str:
 
 def ragged_lengths(context: Context, even: str, ragged: str, least: float) -> Outcome:
     """The best bandwidth that a rung reaches with ragged lengths, over the best with even ones."""
-    spec = registry.get_op("paged_attention")
-    cases = [spec.check_case(Case.parse(text)) for text in (even, ragged)]
-    if context.dry_run:
-        cases = list(spec.get_cases("smoke")[:2])
-    rungs = [kernel for kernel in contenders(context, spec.name) if kernel.role == "optimized"]
-    records, run_id, cut = measure(context, spec.name, rungs, cases, "bf16")
+    op = "paged_attention"
+    cases = cases_of(context, op, (even, ragged), dry=2)
+    records, run_id, cut = measure(context, op, optimized(context, op), cases, "bf16")
     needed = f"ragged over even >= {least:.2f}"
     # Not a rung's own ratio: one that is slow on both would have the best.
     both = {kernel: shares for kernel, shares in bandwidth_shares(records).items() if len(shares) == len(cases)}
@@ -71,12 +68,8 @@ def paged_prefill(context: Context, pairs: Mapping[str, str], most: float) -> Ou
     records: list[Record] = []
     run_id, cut = "", False
     for op, cases in texts.items():
-        spec = registry.get_op(op)
-        wanted = [spec.check_case(Case.parse(text)) for text in cases]
-        if context.dry_run:
-            wanted = list(spec.get_cases("smoke")[: len(cases)])
-        rungs = [kernel for kernel in contenders(context, op) if kernel.role == "optimized"]
-        found, run_id, short = measure(context, op, rungs, wanted, "bf16")
+        wanted = cases_of(context, op, cases, dry=len(cases))
+        found, run_id, short = measure(context, op, optimized(context, op), wanted, "bf16")
         records, cut = [*records, *found], cut or short
         own = latencies(found)
         best[op] = {case.id: min((ms[case.id] for ms in own.values() if case.id in ms), default=0.0) for case in wanted}
@@ -89,11 +82,9 @@ def paged_prefill(context: Context, pairs: Mapping[str, str], most: float) -> Ou
 
 def fp8_prefill(context: Context, cases: Sequence[str]) -> Outcome:
     """How much faster than the library's, which dequantises to bf16 in the timed call, fp8 is: no bar is set on it."""
-    spec = registry.get_op("flash_attention")
-    wanted = [spec.check_case(Case.parse(text)) for text in cases]
-    if context.dry_run:
-        wanted = list(spec.get_cases("smoke")[:1])
-    records, run_id, cut = measure(context, spec.name, contenders(context, spec.name), wanted, "fp8_e4m3")
+    op = "flash_attention"
+    wanted = cases_of(context, op, cases)
+    records, run_id, cut = measure(context, op, contenders(context, op), wanted, "fp8_e4m3")
     times = latencies(records)
     base = times.pop("library", {})
     figures = {

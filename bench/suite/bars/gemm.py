@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
+from statistics import geometric_mean
 
 import torch
 
@@ -12,13 +12,14 @@ from rooflab.bench.suite.entries import Context, Outcome
 from rooflab.bench.suite.measures import (
     answer,
     bandwidth_shares,
+    cases_of,
     contenders,
     dispatched,
     latencies,
     measure,
+    optimized,
     peak_figures,
     unmeasured,
-    usable,
 )
 from rooflab.bench.suite.running import Running, clear_running
 from rooflab.kernels import registry
@@ -56,9 +57,7 @@ def skinny(context: Context, cases: Sequence[str], geomean: float, slow_geomean:
 
     Slow is under `slow_share` of the bandwidth measured on this card; there `slow_geomean` is wanted.
     """
-    wanted = [registry.get_op("gemm").check_case(Case.parse(text)) for text in cases]
-    if context.dry_run:
-        wanted = list(registry.get_op("gemm").get_cases("smoke")[:1])
+    wanted = cases_of(context, "gemm", cases)
     needed = f"geomean >= {geomean:.2f}, >= {slow_geomean:.2f} where the library is under {slow_share:.0%} of bandwidth"
     records, run_id, cut = measure(context, "gemm", contenders(context, "gemm", SKINNY_RUNGS), wanted, "bf16")
     best = dispatched("gemm", records, wanted)
@@ -68,9 +67,8 @@ def skinny(context: Context, cases: Sequence[str], geomean: float, slow_geomean:
     library = next((str(record.kernel) for record in records if record.role == "library"), "")
     shares = bandwidth_shares(records).get(library, {})
     slow = [case for case, share in shares.items() if share < slow_share]
-    slow_mean = math.exp(sum(math.log(best.by_case[case]) for case in slow) / len(slow)) if slow else None
-    figures = {"kernel": best.kernel, "geomean": best.geomean, "worst": best.worst, "worst case": best.worst_case}
-    figures |= {"cases where the library is slow": len(slow), "geomean there": slow_mean}
+    slow_mean = geometric_mean(best.by_case[case] for case in slow) if slow else None
+    figures = best.figures | {"cases where the library is slow": len(slow), "geomean there": slow_mean}
     figures |= peak_figures(records, best)
     kinds = {str((record.ceilings or {}).get("kind")) for record in records}
     if kinds != {"measured"} and not context.dry_run:
@@ -97,11 +95,9 @@ _LONGEST = "M=2048,N=4096,K=16384,scales=tensor,bias=false"
 
 def within(context: Context, op: str, case: str, scheme: str, limits_us: Mapping[str, float]) -> Outcome:
     """The best optimized kernel's time on one case, against the limit of the card whose name holds the key."""
-    spec = registry.get_op(op)
-    wanted = spec.get_cases("smoke")[0] if context.dry_run else spec.check_case(Case.parse(case))
+    (wanted,) = cases_of(context, op, [case])
     needed = ", ".join(f"at most {limit:g} us on {card}" for card, limit in limits_us.items())
-    rungs = [kernel for kernel in contenders(context, op) if kernel.role == "optimized"]
-    records, run_id, cut = measure(context, op, rungs, [wanted], scheme)
+    records, run_id, cut = measure(context, op, optimized(context, op), [wanted], scheme)
     own = {str(record.kernel) for record in records if record.role == "optimized"}
     found = {name: times[wanted.id] * 1e3 for name, times in latencies(records).items() if name in own}
     if not found:
@@ -145,7 +141,7 @@ def accumulated(context: Context, op: str, case: str, scheme: str, most: float) 
     fp32 = errors(registry.get_kernel(op, "naive")(**inputs), oracle)
     found: dict[str, float] = {}
     refused: list[str] = []
-    for kernel in (kernel for kernel in usable(context, op) if kernel.role == "optimized"):
+    for kernel in optimized(context, op):
         reason = kernel.why_not_here(device) or kernel.why_not_args(inputs)
         if reason:
             refused.append(f"{kernel.id}: {reason}")

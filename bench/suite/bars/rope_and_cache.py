@@ -16,7 +16,7 @@ from rooflab.bench.records.files import RunWriter
 from rooflab.bench.records.record import Record
 from rooflab.bench.suite.bars import bar
 from rooflab.bench.suite.entries import Context, Outcome
-from rooflab.bench.suite.measures import KERNEL_S, answer, measure, unmeasured, usable
+from rooflab.bench.suite.measures import KERNEL_S, answer, cases_of, measure, unmeasured, usable
 from rooflab.bench.suite.running import ContextBroken, Running, clear_running
 from rooflab.bench.timing.reading import reading_fields
 from rooflab.bench.timing.stopwatch import Function
@@ -36,8 +36,7 @@ def one_token(context: Context, case: str, depth: int, most: float) -> Outcome:
 
     In a dry run the naive kernel and an indexing of torch's stand in, as a CPU times neither of the two.
     """
-    spec = registry.get_op(OP)
-    wanted = spec.get_cases("smoke")[0] if context.dry_run else spec.check_case(Case.parse(case))
+    (wanted,) = cases_of(context, OP, [case])
     needed = f"at most {most:.2f} times one CTA of {depth} dependent loads and a store"
     role = "naive" if context.dry_run else "optimized"
     kernels = [kernel for kernel in usable(context, OP) if kernel.role == role]
@@ -66,7 +65,7 @@ def one_token(context: Context, case: str, depth: int, most: float) -> Outcome:
 
 
 def _floor(context: Context, depth: int) -> tuple[Function | None, str]:
-    """A launch of the floor, or why there is none."""
+    """A launch of the floor; without one, the reason."""
     device = torch.device(context.device)
     if context.dry_run:
         start = torch.arange(floors.CHAIN_THREADS)
