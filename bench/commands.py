@@ -13,7 +13,8 @@ import torch
 
 from rooflab.bench.calls.selection import Selection, default_scheme, pick_device
 from rooflab.bench.check.check import CheckResult, check_kernel, check_record
-from rooflab.bench.emulate.checks import Asked, Emulated, can_be_emulated, check_emulated
+from rooflab.bench.check.spread import Asked, check_spread
+from rooflab.bench.emulate.checks import Emulated, can_be_emulated, check_emulated
 from rooflab.bench.measure.engine_run import as_prompt, engine_record, kernel_names, stream_one, warm_up
 from rooflab.bench.measure.measure import measure_op
 from rooflab.bench.records import files as record_files
@@ -67,10 +68,18 @@ def count_checks(chosen: Selection) -> int:
     return len(_asked(chosen))
 
 
-def run_checks(chosen: Selection, out: Path | None, advance: Advance, *, emulate: bool = False) -> list[CheckResult]:
+def run_checks(
+    chosen: Selection,
+    out: Path | None,
+    advance: Advance,
+    *,
+    emulate: bool = False,
+    spread: Callable[[Asked], Asked] | None = None,
+) -> list[CheckResult]:
     """Checks everything chosen; with `out`, writes a record of each.
 
-    With `emulate`, kernels that have compiled code run in the emulator, in processes of their own.
+    With `emulate`, kernels that have compiled code run in the emulator, in processes of their own.  With `spread` all
+    checks go to child processes on all cores, each as `spread` changes it.
     """
     writer = RunWriter(out) if out else None
     environment = snapshot(chosen.device.index or 0)
@@ -79,6 +88,12 @@ def run_checks(chosen: Selection, out: Path | None, advance: Advance, *, emulate
     def done(item: Asked) -> None:
         advance(f"{item.kernel.id} {item.case.id} {item.scheme.name}")
 
+    if spread is not None:
+        results = check_spread([spread(item) for item in asked], done)
+        if writer:
+            for item, result in zip(asked, results, strict=True):
+                writer.write(check_record(result, item.kernel, writer.run_id, environment))
+        return results
     emulated = iter(check_emulated([item for item in asked if emulate and can_be_emulated(item.kernel)], done))
     results = []
     for item in asked:

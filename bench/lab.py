@@ -11,6 +11,7 @@ from typing import Any
 
 from rooflab.bench import show
 from rooflab.bench.calls.selection import Selection, default_scheme, pick_device
+from rooflab.bench.check.spread import Asked
 from rooflab.bench.commands import (
     count_benches,
     count_checks,
@@ -29,11 +30,19 @@ from rooflab.bench.measure.engine_run import (
 )
 from rooflab.bench.records.environment import snapshot
 from rooflab.bench.records.files import RunWriter, result_folder
-from rooflab.bench.records.record import Record, plain
-from rooflab.bench.report.figures import bench_row, draw_records
+from rooflab.bench.records.record import NOT_RUN, Record, plain
+from rooflab.bench.report.figures import bench_row, draw_records, largest_cases
 from rooflab.engine.llm import LLM, SamplingParams
 from rooflab.engine.metrics import LatencySummary
 from rooflab.engine.model_files import fetch
+from rooflab.kernels import registry
+
+BENCH_S = 0.15
+"""Seconds for each kernel and case: with it and the checks the lab takes minutes on two cores."""
+LEFT_OUT = (
+    "checked in {scheme}, in Triton's interpreter with planted inputs on the smoke cases alone; `rooflab check` runs every "
+    "dtype, and plants inputs on every case"
+)
 
 
 def run_lab(out: Path | None = None, smoke: bool = False) -> dict[str, Any]:
@@ -48,30 +57,37 @@ def run_lab(out: Path | None = None, smoke: bool = False) -> dict[str, Any]:
     environment = snapshot()
     show.line(f"rooflab on {environment.gpu.name if environment.gpu else environment.cpu}\n", "bold")
 
-    # One scheme: Triton's interpreter takes four minutes for all three, which `rooflab check` and the tests run.
-    scheme = default_scheme(pick_device(None))
+    device = pick_device(None)
+    scheme = default_scheme(device)
     checked = Selection.of(None, None, ["smoke"] if smoke else ["smoke", "edge"], None, [scheme], None)
-    with show.progress("1 check   ", count_checks(checked)) as advance:
-        results = run_checks(checked, folder, advance)
+    with show.progress("1 check", count_checks(checked)) as advance:
+        results = run_checks(checked, folder, advance, spread=_shortened if device.type == "cpu" else None)
     checks = summarize_checks(results)
     wrong = sum(int(row["failed"]) for row in checks)
-    show.table(checks, ("op", "kernel", "role", "ok", "failed", "not run", "checked_by", "worst"), "Checks")
-    show.line(f"{sum(int(row['ok']) for row in checks)} right, {wrong} wrong\n")
+    for result in results:
+        if result.status not in ("OK", *NOT_RUN):
+            show.line(result.describe(), "red")
+    show.line(f"{sum(int(row['ok']) for row in checks)} right, {wrong} wrong; {LEFT_OUT.format(scheme=scheme)}\n")
 
     benched = Selection.of(None, None, ["smoke" if smoke else "smollm2_135m"], None, None, None)
-    with show.progress("2 bench   ", count_benches(benched)) as advance:
-        records = run_benches(benched, folder, 0.1 if smoke else 0.4, advance)
-    show.bench_table([bench_row(record) for record in records], "Times")
-
-    figures = draw_records(records, folder)
-    show.line(f"\n3 roofline  {', '.join(path.name for path in figures)}\n")
-
+    with show.progress("2 bench", count_benches(benched)) as advance:
+        records = run_benches(benched, folder, 0.1 if smoke else BENCH_S, advance)
+    for record in records:
+        if record.status not in ("OK", *NOT_RUN):
+            show.failure(bench_row(record))
+    with show.waiting("3 roofline"):
+        figures = draw_records(records, folder)
     engine = _run_engine(folder, smoke)
+    best = best_of_each_op(records)
+    show.table(best, ("op", "case", "naive_ms", "library_ms", "best", "best_ms", "vs_library", "vs_naive"), "Kernels")
+    show.table(engine["runs"], ("run", "num_prompt_tokens", "num_output_tokens", *_latencies()), "Engine")
+    show.line(f"\nroofline: {', '.join(path.name for path in figures)}")
     summary = {
         "wrong": wrong,
         "statuses": sorted({result.status for result in results} | {record.status for record in records}),
         "seconds": round(time.monotonic() - started, 1),
         "folder": str(folder),
+        "best": best,
         "checks": checks,
         "benches": [bench_row(record) for record in records],
         "figures": [path.name for path in figures],
@@ -79,8 +95,40 @@ def run_lab(out: Path | None = None, smoke: bool = False) -> dict[str, Any]:
     }
     (folder / "summary.json").write_text(json.dumps(plain(summary), indent=2, allow_nan=False) + "\n")
     (folder / "summary.md").write_text(_markdown(summary, records))
-    show.line(f"\nall of it in {folder}, in {summary['seconds']:.0f} s; start with summary.md", "bold")
+    show.line(f"all of it in {folder}, in {summary['seconds']:.0f} s; start with summary.md", "bold")
     return summary
+
+
+def _shortened(item: Asked) -> Asked:
+    """The check without planted inputs where it is of an edge case in Triton's interpreter, which takes minutes."""
+    smoke = item.case in registry.get_op(item.kernel.op).get_cases("smoke")
+    return item._replace(planted=item.kernel.backend == "torch" or smoke)
+
+
+def best_of_each_op(records: Sequence[Record]) -> list[dict[str, Any]]:
+    """A row for each op, at its largest case: the naive, the library's and the fastest kernel, with how often as fast
+    the last is. Kernels that failed their check or have no time here are left out."""
+    rows = []
+    timed = [record for record in largest_cases(records) if record.status == "OK" and record.latency_median_ms]
+    for op in dict.fromkeys(record.op for record in timed):
+        own = {record.kernel: record for record in timed if record.op == op}
+        fastest = min(own.values(), key=lambda record: record.latency_median_ms or 0.0)
+        naive, library = (own[name].latency_median_ms if name in own else None for name in ("naive", "library"))
+        least = fastest.latency_median_ms
+        assert least is not None, "only records with a time are looked at"
+        rows.append(
+            {
+                "op": op,
+                "case": fastest.case_id,
+                "naive_ms": naive,
+                "library_ms": library,
+                "best": fastest.kernel,
+                "best_ms": least,
+                "vs_library": f"{library / least:.2f}x" if library else None,
+                "vs_naive": f"{naive / least:.2f}x" if naive else None,
+            }
+        )
+    return rows
 
 
 def _run_engine(folder: Path, smoke: bool) -> dict[str, Any]:
@@ -101,7 +149,6 @@ def _run_engine(folder: Path, smoke: bool) -> dict[str, Any]:
     for name, summary in (("one prompt", alone), (f"{len(prompts)} prompts at once", together)):
         writer.write(engine_record(llm, summary, name, {"max_tokens": params.max_tokens}, writer.run_id))
         rows.append({"run": name, **asdict(summary)})
-    show.table(rows, ("run", "num_prompt_tokens", "num_output_tokens", *_latencies()), "Engine")
     return {
         "model": llm.arch.name,
         "runs": rows,
@@ -124,26 +171,39 @@ def _markdown(summary: dict[str, Any], records: Sequence[Record]) -> str:
         "# The lab on this machine",
         "",
         f"{sum(int(row['ok']) for row in summary['checks'])} checks right, {summary['wrong']} wrong; "
-        f"{len(timed)} kernels timed; {summary['seconds']:.0f} s in all.",
+        f"{len(timed)} times read; {summary['seconds']:.0f} s in all.",
         "",
-        "## Engine",
+        "## Naive, library and best, at each op's largest case",
         "",
-        f"{summary['engine']['model']}:",
+        "| op | case | naive, ms | library, ms | best here | ms | library / best | naive / best |",
+        "|---|---|--:|--:|---|--:|--:|--:|",
+    ]
+    for row in summary["best"]:
+        names = ("op", "case", "naive_ms", "library_ms", "best", "best_ms", "vs_library", "vs_naive")
+        lines.append(_row(*(row[name] for name in names)))
+    lines += [
+        "",
+        f"## Engine: {summary['engine']['model']}",
         "",
         "| run | TTFT p50, ms | ITL p50, ms | ITL p99, ms | tokens/s |",
-        "|---|--:|--:|--:|--:|",
     ]
+    lines += ["|---|--:|--:|--:|--:|"]
     for row in summary["engine"]["runs"]:
-        cells = (row["ttft_p50_ms"], row["itl_p50_ms"], row["itl_p99_ms"], row["output_tokens_per_s"])
-        lines.append(f"| {row['run']} | " + " | ".join("" if cell is None else f"{cell:.1f}" for cell in cells) + " |")
+        names = ("run", "ttft_p50_ms", "itl_p50_ms", "itl_p99_ms", "output_tokens_per_s")
+        lines.append(_row(*(row[name] for name in names)))
+    lines += ["", "## Roofline", ""]
+    lines += [f"![roofline]({name})" for name in summary["figures"] if name.endswith(".png")]
     lines += ["", "## Answers", ""]
     for answer in summary["engine"]["answers"]:
         lines += [f"> {answer['prompt']}", "", answer["text"].strip(), ""]
-    lines += ["## Roofline", ""]
-    lines += [f"![roofline]({name})" for name in summary["figures"] if name.endswith(".png")]
-    lines += ["", "## Kernels", "", "| op | kernel | case | ms | of bound | limited by |", "|---|---|---|--:|--:|---|"]
+    lines += ["## Every time", "", "| op | kernel | case | ms | of bound | limited by |", "|---|---|---|--:|--:|---|"]
     for record in timed:
         fraction = "" if record.bound_fraction is None else f"{record.bound_fraction:.0%}"
-        texts = (record.op, record.kernel, record.case_id, f"{record.latency_median_ms:.4g}", fraction, record.limiter)
-        lines.append("| " + " | ".join(map(str, texts)) + " |")
+        latency = f"{record.latency_median_ms:.4g}"
+        lines.append(_row(record.op, record.kernel, record.case_id, latency, fraction, record.limiter))
     return "\n".join(lines) + "\n"
+
+
+def _row(*cells: Any) -> str:
+    texts = ("" if cell is None else show.number(cell) if isinstance(cell, float) else str(cell) for cell in cells)
+    return f"| {' | '.join(texts)} |"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,6 +19,8 @@ from rooflab.bench.records.record import plain
 # Into a pipe or a file, where Rich would fold at 80 columns, tables keep their width.
 out = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
 err = Console(stderr=True, highlight=False)
+BEAT_S = 10.0
+"""Into a pipe or a file, no step is silent for longer."""
 _GOOD, _BAD = ("OK",), ("INCORRECT", "INVALID", "COMPILE_ERROR", "RUNTIME_ERROR", "OUT_OF_MEMORY", "TIMEOUT")
 
 
@@ -100,22 +104,55 @@ def note(text: str) -> None:
 
 @contextmanager
 def progress(what: str, total: int) -> Iterator[Any]:
-    """A bar on standard error; yields `advance(text)`, called once an item."""
+    """A bar on standard error; yields `advance(text)`, called once an item.  A line with the time follows.
+
+    Where standard error is no terminal, a line says every `BEAT_S` seconds how far it is.
+    """
+    began, done = time.monotonic(), 0
+
+    def state() -> str:
+        return f"{what.strip()}: {done} of {total} in {time.monotonic() - began:.0f} s"
+
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, TextColumn("[dim]{task.fields[now]}"), console=err, transient=True) as bar:
+    shown = TextColumn("[dim]{task.fields[now]}")
+    with _beating(state), Progress(*columns, shown, console=err, transient=True, disable=not err.is_terminal) as bar:
         task = bar.add_task(what, total=total, now="")
 
         def advance(text: str) -> None:
+            nonlocal done
+            done += 1
             bar.update(task, advance=1, now=text[:60].replace("[", "\\["))
 
         yield advance
+    note(state())
 
 
 @contextmanager
 def waiting(what: str) -> Iterator[None]:
-    """A spinner on standard error while something takes long."""
-    with err.status(what):
+    """A spinner on standard error while something takes long; where that is no terminal, a line now and then."""
+    began = time.monotonic()
+    with _beating(lambda: f"{what.strip()}: {time.monotonic() - began:.0f} s"), err.status(what):
         yield
+
+
+@contextmanager
+def _beating(state: Callable[[], str]) -> Iterator[None]:
+    """Where standard error is no terminal, writes the state to it every `BEAT_S` seconds."""
+    ended = threading.Event()
+
+    def beat() -> None:
+        while not ended.wait(BEAT_S):
+            note(state())
+
+    thread = threading.Thread(target=beat, daemon=True)
+    if not err.is_terminal:
+        thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        if thread.ident is not None:
+            thread.join()
 
 
 def bench_table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> None:

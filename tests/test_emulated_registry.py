@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from rooflab.bench.calls.selection import first_case
+from rooflab.bench.check.spread import Asked
 from rooflab.bench.emulate.calls import call
-from rooflab.bench.emulate.checks import Asked, can_be_emulated, check_emulated
+from rooflab.bench.emulate.checks import can_be_emulated, check_emulated
 from rooflab.bench.predict.cases import Target
 from rooflab.kernels import registry
 from rooflab.reference.spec import get_scheme

@@ -18,9 +18,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from rooflab.bench.check.spread import Asked
 from rooflab.bench.compile.static import CompileFailure, Request, compile_kernels
 from rooflab.bench.emulate.calls import call
-from rooflab.bench.emulate.checks import Asked, check_emulated
+from rooflab.bench.emulate.checks import check_emulated
 from rooflab.bench.predict.cases import Target
 from rooflab.kernels import configs
 from rooflab.kernels.configs import legal_configs

@@ -17,9 +17,10 @@ import pytest
 import torch
 from test_ptx_mutants import asked
 
+from rooflab.bench.check.spread import Asked
 from rooflab.bench.compile.static import CompileFailure, Request, compile_kernels
 from rooflab.bench.emulate.calls import call
-from rooflab.bench.emulate.checks import Asked, check_emulated
+from rooflab.bench.emulate.checks import check_emulated
 from rooflab.bench.predict.cases import Target
 from rooflab.bench.ptx.cuda_kernels import emulating_cuda
 from rooflab.bench.ptx.launch import emulate

@@ -11,7 +11,8 @@ import sys
 import pytest
 import torch
 
-from rooflab.bench.emulate.checks import Asked, check_emulated
+from rooflab.bench.check.spread import Asked
+from rooflab.bench.emulate.checks import check_emulated
 from rooflab.kernels.configs import legal_configs
 from rooflab.kernels.paged_attention import tma_pages
 from rooflab.kernels.registry import get_kernel, get_op

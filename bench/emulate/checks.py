@@ -2,48 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rooflab.bench.check.check import CheckResult
+from rooflab.bench.check.spread import TIMEOUT_S, Asked, failed_check, result_of
 from rooflab.bench.compile.cases import COMPILED
 from rooflab.bench.processes.child import ChildFailed, Pool, command_for, environment_without
-from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel
-from rooflab.reference.compare import ErrorStats
-from rooflab.reference.spec import Case, Scheme
 
 WORKER = "rooflab.bench.emulate.worker"
-TIMEOUT_S = 1800.0
-"""Longest answer: a large case under all checks."""
-
-
-class Asked(NamedTuple):
-    """One check."""
-
-    kernel: Kernel
-    case: Case
-    scheme: Scheme
-    seed: int = 0
-    planted: bool = True
-
-    def to_json(self) -> dict[str, Any]:
-        """The message to an emulating process."""
-        file = file_of(self.kernel)
-        return {
-            "do": "check",
-            "op": self.kernel.op,
-            "kernel": self.kernel.name,
-            "case": dict(self.case),
-            "scheme": self.scheme.name,
-            "seed": self.seed,
-            "planted": self.planted,
-            "file": str(file) if file else None,
-        }
 
 
 @dataclass(frozen=True)
@@ -61,13 +31,6 @@ def can_be_emulated(kernel: Kernel) -> bool:
     return kernel.backend in COMPILED and kernel.role != "peer"
 
 
-def file_of(kernel: Kernel) -> Path | None:
-    """The file that registers a kernel, where it is not one of the tree's."""
-    path = Path(inspect.getfile(inspect.unwrap(kernel.fn))).resolve()
-    own = Path(registry.__file__).resolve().parent
-    return None if path.is_relative_to(own) else path
-
-
 @cache
 def emulators() -> Pool:
     """The emulating processes, of one thread each."""
@@ -80,38 +43,18 @@ def check_emulated(asked: Sequence[Asked], advance: Callable[[Asked], None] = la
 
     def one(item: Asked) -> Emulated:
         try:
-            found = _outcome(item, emulators().ask(item.to_json()))
+            found = _outcome(item, emulators().ask({"do": "check", **item.to_json()}))
         except ChildFailed as failed:
-            found = Emulated(_failed(item, str(failed)))
+            found = Emulated(failed_check(item, str(failed)))
         advance(item)
         return found
 
     return emulators().threads.map(one, asked)
 
 
-def _outcome(item: Asked, answer: Mapping[str, Any]) -> Emulated:
-    if "error" in answer:
-        return Emulated(_failed(item, answer["error"]))
-    values = dict(answer["result"])
-    values["case"] = item.case
-    values["errors"] = tuple(ErrorStats(**error) for error in values["errors"])
-    for name in ("labels", "weak"):
-        values[name] = tuple(values[name])
-    ran = values["checked_by"] == "emulator"
-    return Emulated(CheckResult(**values), tuple(answer["races"]), answer["bytes"] if ran else None)
-
-
-def _failed(item: Asked, text: str) -> CheckResult:
-    kernel = item.kernel
-    return CheckResult(
-        op=kernel.op,
-        kernel=kernel.name,
-        backend=kernel.backend,
-        case=item.case,
-        scheme=item.scheme.name,
-        device="cpu",
-        seed=item.seed,
-        status="RUNTIME_ERROR",
-        checked_by="none",
-        reason=f"the emulating process: {text}",
-    )
+def _outcome(item: Asked, answered: Mapping[str, Any]) -> Emulated:
+    if "error" in answered:
+        return Emulated(failed_check(item, answered["error"]))
+    result = result_of(item, answered["result"])
+    ran = result.checked_by == "emulator"
+    return Emulated(result, tuple(answered["races"]), answered["bytes"] if ran else None)

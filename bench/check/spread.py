@@ -1,0 +1,129 @@
+"""Checks spread over all cores of a machine without a GPU: child processes of one thread each.
+
+What a check is asked with, and its result, as JSON: the emulator's processes (`emulate/`) speak the same.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rooflab.bench.check.check import CheckResult, check_kernel
+from rooflab.bench.processes.child import ChildFailed, Pool, command_for
+from rooflab.kernels import registry
+from rooflab.kernels.registry import Kernel
+from rooflab.reference.compare import ErrorStats
+from rooflab.reference.spec import Case, Scheme, get_scheme
+
+TIMEOUT_S = 1800.0
+"""Longest answer: a large case under all checks."""
+
+
+class Asked(NamedTuple):
+    """One check."""
+
+    kernel: Kernel
+    case: Case
+    scheme: Scheme
+    seed: int = 0
+    planted: bool = True
+
+    def to_json(self) -> dict[str, Any]:
+        """The request to a child process."""
+        file = file_of(self.kernel)
+        return {
+            "op": self.kernel.op,
+            "kernel": self.kernel.name,
+            "case": dict(self.case),
+            "scheme": self.scheme.name,
+            "seed": self.seed,
+            "planted": self.planted,
+            "file": str(file) if file else None,
+        }
+
+
+def file_of(kernel: Kernel) -> Path | None:
+    """The file that registers a kernel; None for a kernel of the tree."""
+    path = Path(inspect.getfile(inspect.unwrap(kernel.fn))).resolve()
+    own = Path(registry.__file__).resolve().parent
+    return None if path.is_relative_to(own) else path
+
+
+def kernel_of(request: Mapping[str, Any]) -> Kernel:
+    """The kernel that a request names.  Raises `ValueError` where there is none."""
+    known = request["op"] in registry.ops() and request["kernel"] in registry.kernels(request["op"])
+    if request["file"] and not known:
+        registry.load_file(Path(request["file"]))
+    return registry.get_kernel(request["op"], request["kernel"])
+
+
+def check_as_asked(kernel: Kernel, request: Mapping[str, Any]) -> CheckResult:
+    """The check that a request asks for, of `kernel`, on the CPU."""
+    spec, case = registry.get_op(request["op"]), Case(**request["case"])
+    scheme = get_scheme(request["scheme"])
+    return check_kernel(kernel, spec, case, scheme, seed=request["seed"], planted=request["planted"])
+
+
+def answer(request: Mapping[str, Any]) -> dict[str, Any]:
+    """In the child process: a `CheckResult` as JSON values, or an `error`."""
+    try:
+        return asdict(check_as_asked(kernel_of(request), request)) | {"case": request["case"]}
+    except (ValueError, ImportError, OSError) as error:
+        return {"error": str(error)}
+
+
+def result_of(item: Asked, answered: Mapping[str, Any]) -> CheckResult:
+    """The result in a child's answer."""
+    if "error" in answered:
+        return failed_check(item, answered["error"])
+    values = dict(answered) | {"case": item.case}
+    values["errors"] = tuple(ErrorStats(**error) for error in values["errors"])
+    for name in ("labels", "weak"):
+        values[name] = tuple(values[name])
+    return CheckResult(**values)
+
+
+def failed_check(item: Asked, text: str) -> CheckResult:
+    """The result where the child process gave no answer, and says why in `text`."""
+    return CheckResult(
+        op=item.kernel.op,
+        kernel=item.kernel.name,
+        backend=item.kernel.backend,
+        case=item.case,
+        scheme=item.scheme.name,
+        device="cpu",
+        seed=item.seed,
+        status="RUNTIME_ERROR",
+        checked_by="none",
+        reason=f"the checking process: {text}",
+    )
+
+
+@cache
+def checkers() -> Pool:
+    """The checking processes, of one thread each; they interpret Triton's kernels where this process does."""
+    return Pool(command_for("rooflab.bench.check.spread"), {**os.environ, "OMP_NUM_THREADS": "1"}, TIMEOUT_S)
+
+
+def check_spread(asked: Sequence[Asked], advance: Callable[[Asked], None]) -> list[CheckResult]:
+    """The results in the order of `asked`, worked on by all cores.  `advance` is told of each that is done.
+
+    Interpreted kernels take the longest and begin first, so that no core waits for one at the end.
+    """
+    order = sorted(range(len(asked)), key=lambda place: asked[place].kernel.backend == "torch")
+
+    def one(item: Asked) -> CheckResult:
+        try:
+            result = result_of(item, checkers().ask(item.to_json()))
+        except ChildFailed as failed:
+            result = failed_check(item, str(failed))
+        advance(item)
+        return result
+
+    results = dict(zip(order, checkers().threads.map(one, [asked[place] for place in order]), strict=True))
+    return [results[place] for place in range(len(asked))]
