@@ -40,7 +40,7 @@ from rooflab.kernels import registry
 BENCH_S = 0.15
 """Seconds for each kernel and case: with it and the checks the lab takes minutes on two cores."""
 LEFT_OUT = (
-    "checked in {scheme}, in Triton's interpreter with planted inputs on the smoke cases alone; `rooflab check` runs every "
+    "checked in {scheme}, with planted inputs of Triton kernels on the smoke cases alone; `rooflab check` runs every "
     "dtype, and plants inputs on every case"
 )
 
@@ -189,8 +189,8 @@ def _markdown(summary: dict[str, Any], records: Sequence[Record]) -> str:
     ]
     lines += ["|---|--:|--:|--:|--:|"]
     for row in summary["engine"]["runs"]:
-        names = ("run", "ttft_p50_ms", "itl_p50_ms", "itl_p99_ms", "output_tokens_per_s")
-        lines.append(_row(*(row[name] for name in names)))
+        latencies = ("run", "ttft_p50_ms", "itl_p50_ms", "itl_p99_ms", "output_tokens_per_s")
+        lines.append(_row(*(row[name] for name in latencies)))
     lines += ["", "## Roofline", ""]
     lines += [f"![roofline]({name})" for name in summary["figures"] if name.endswith(".png")]
     lines += ["", "## Answers", ""]

@@ -102,9 +102,8 @@ def test_an_unknown_gpu_lists_the_known() -> None:
         get_device("h1000")
 
 
-@pytest.mark.parametrize(
-    ("reported", "name"),
-    [
+def test_identify_knows_the_names_that_drivers_print() -> None:
+    for reported, name in [
         ("NVIDIA H100 80GB HBM3", "h100-sxm"),
         ("NVIDIA H100 PCIe", "h100-pcie"),
         ("NVIDIA H100 NVL", "h100-nvl"),
@@ -116,11 +115,9 @@ def test_an_unknown_gpu_lists_the_known() -> None:
         ("NVIDIA L40S", "l40s"),
         ("NVIDIA GeForce RTX 4090", "rtx-4090"),
         ("nvidia  b200", "b200"),
-    ],
-)
-def test_identify_knows_the_names_that_drivers_print(reported: str, name: str) -> None:
-    device = identify(reported)
-    assert device is not None and device.name == name
+    ]:
+        device = identify(reported)
+        assert device is not None and device.name == name
 
 
 @pytest.mark.parametrize(
@@ -152,21 +149,18 @@ def test_adding_changes_neither_side() -> None:
     assert flops == {"bf16": 1.0}
 
 
-@pytest.mark.parametrize(
-    ("cost", "seconds", "limiter"),
-    [
+def test_bound_is_the_largest_part() -> None:
+    for cost, seconds, limiter in [
         (Cost(150, 50), 2.0, "memory"),
         (Cost(1, 1, {"bf16": 3000.0}), 3.0, "tensor"),
         (Cost(1, 1, {"bf16": 1000.0, "fp32": 100.0}), 3.0, "tensor"),
         (Cost(1, 1, vector_flops=200.0), 4.0, "vector"),
         (Cost(1, 1, sfu_ops=50.0), 5.0, "sfu"),
         (Cost(1, 1, launches=3), 1.5, "launch"),
-    ],
-)
-def test_bound_is_the_largest_part(cost: Cost, seconds: float, limiter: str) -> None:
-    least = bound(cost, CEILINGS)
-    assert (least.seconds, least.limiter) == (seconds, limiter)
-    assert least.fraction(2 * seconds) == 0.5
+    ]:
+        least = bound(cost, CEILINGS)
+        assert (least.seconds, least.limiter) == (seconds, limiter)
+        assert least.fraction(2 * seconds) == 0.5
 
 
 def test_an_unknown_special_function_rate_bounds_nothing() -> None:

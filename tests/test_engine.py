@@ -229,9 +229,8 @@ def test_bad_prompts_are_refused_and_leave_nothing_behind(tmp_path):
         llm.generate([[1], [2]], [GREEDY])
 
 
-@pytest.mark.parametrize(
-    "name, value",
-    [
+def test_sampling_params_out_of_range():
+    for name, value in [
         ("max_tokens", 0),
         ("temperature", -0.1),
         ("temperature", float("nan")),
@@ -241,11 +240,9 @@ def test_bad_prompts_are_refused_and_leave_nothing_behind(tmp_path):
         ("top_p", 1.1),
         ("min_p", -0.5),
         ("seed", -1),
-    ],
-)
-def test_sampling_params_out_of_range(name, value):
-    with pytest.raises(ValueError, match=f"{name}: expected"):
-        SamplingParams(**{name: value})
+    ]:
+        with pytest.raises(ValueError, match=f"{name}: expected"):
+            SamplingParams(**{name: value})
 
 
 def test_an_unknown_model_is_refused(tmp_path):

@@ -65,9 +65,8 @@ def test_without_a_k_the_addends_remain() -> None:
     assert found.tolist() == [[1.5] * 8] * 3
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
+def test_what_tma_cannot_take_names_the_rung_that_does() -> None:
+    for changes, message in [
         (
             {"a": torch.ones(16, 17).half()[:, :16]},
             "a: expected an address and row stride of whole 16 bytes .*pipelined",
@@ -76,14 +75,12 @@ def test_without_a_k_the_addends_remain() -> None:
         ({"b": torch.ones(16, 32).half()[:, ::2]}, "b: expected .*stride 1 along .*pipelined takes any"),
         ({"b": torch.ones(16, 12).half().mT.contiguous().mT}, "b: expected N of whole 16 bytes.*pipelined"),
         ({"residual": torch.ones(16, 20).half()[:, :16]}, "residual: expected an address and row stride.*pipelined"),
-    ],
-)
-def test_what_tma_cannot_take_names_the_rung_that_does(changes: dict[str, torch.Tensor], message: str) -> None:
-    inputs = {"a": torch.ones(16, 16).half(), "b": torch.ones(16, 16).half(), "bias": None, **changes}
-    reason = get_kernel("gemm", "cooperative").why_not_args(inputs).reason
-    assert re.search(message, reason)
-    with pytest.raises(ValueError, match="expected .* whole 16 bytes"):
-        cooperative.gemm(**inputs)
+    ]:
+        inputs = {"a": torch.ones(16, 16).half(), "b": torch.ones(16, 16).half(), "bias": None, **changes}
+        reason = get_kernel("gemm", "cooperative").why_not_args(inputs)
+        assert reason is not None and re.search(message, reason)
+        with pytest.raises(ValueError, match="expected .* whole 16 bytes"):
+            cooperative.gemm(**inputs)
 
 
 def test_an_out_that_tma_cannot_store_to_is_refused() -> None:
@@ -375,20 +372,18 @@ def test_rows_past_65535_are_in_the_only_dimension_of_a_grid_that_goes_on(grids)
     assert grids == [(1094 * 5, 2), (70_000, 2)]
 
 
-@pytest.mark.parametrize(
-    ("shape", "launches"),
-    [
+def test_stream_k_adds_up_only_where_a_tile_was_cut(grids):
+    for shape, launches in [
         ((16, 4096, 4096), 2),
         ((16, 128 * 2 * HOPPER_SMS, 4096), 1),  # two whole tiles for each
         ((16, 4096, 1), 1),  # of one step a tile cannot be cut, and Triton 3.6 fails to compile the second for K = 1
         ((16, 4096, 0), 1),
-    ],
-)
-def test_stream_k_adds_up_only_where_a_tile_was_cut(grids, shape, launches):
-    stream_k.gemm(*matrices(*shape))
-    assert len(grids) == launches
-    traffic = get_kernel("gemm", "stream_k").traffic(*matrices(*shape))
-    assert traffic.launches == launches and (launches == 2) == (traffic.write_bytes > 2 * shape[0] * shape[1])
+    ]:
+        grids.clear()
+        stream_k.gemm(*matrices(*shape))
+        assert len(grids) == launches
+        traffic = get_kernel("gemm", "stream_k").traffic_of(dict(zip("ab", matrices(*shape), strict=True)))
+        assert traffic.launches == launches and (launches == 2) == (traffic.write_bytes > 2 * shape[0] * shape[1])
 
 
 class Raw:

@@ -77,9 +77,8 @@ def test_agrees_with_nvidias_calculator(calculator):
     assert {calculator(*entry) for entry in figures} >= {0, 1, 2, 3, 32}  # it answers, and not the same for all
 
 
-@pytest.mark.parametrize(
-    "figures, ctas, limiter, fraction",
-    [
+def test_published_examples_on_hopper():
+    for figures, ctas, limiter, fraction in [
         # CUDA C++ Best Practices Guide, "Calculating Occupancy": 37 registers, blocks of 128 and of 320.
         ((128, 37, 0), 12, "registers", 0.75),
         ((320, 37, 0), 4, "registers", 0.625),
@@ -96,12 +95,10 @@ def test_agrees_with_nvidias_calculator(calculator):
         ((128, 32, 227 * 1024 + 1), 0, "shared memory", 0.0),
         # 65,536 registers hold no block of 1,024 threads with 65 each.
         ((1024, 65, 0), 0, "registers", 0.0),
-    ],
-)
-def test_published_examples_on_hopper(figures, ctas, limiter, fraction):
-    found = occupancy((9, 0), *figures)
-    assert (found.ctas_per_sm, found.limiter, found.fraction) == (ctas, limiter, fraction)
-    assert found.warps_per_sm == ctas * -(-figures[0] // 32)
+    ]:
+        found = occupancy((9, 0), *figures)
+        assert (found.ctas_per_sm, found.limiter, found.fraction) == (ctas, limiter, fraction)
+        assert found.warps_per_sm == ctas * -(-figures[0] // 32)
 
 
 @given(capability, threads, registers, shared)
@@ -147,22 +144,19 @@ def test_unknown_capability():
         occupancy((7, 0), 32, 32, 0)
 
 
-@pytest.mark.parametrize(
-    "grid, per_sm, full, tail, efficiency, busiest, balance",
-    [
+def test_waves_of_an_h100():
+    for grid, per_sm, full, tail, efficiency, busiest, balance in [
         (132, 1, 1, 0, 1.0, 1, 1.0),
         (133, 1, 1, 1, 133 / 264, 2, 133 / 264),  # one CTA more costs a whole wave
         (264, 2, 1, 0, 1.0, 2, 1.0),
         (132, 2, 0, 132, 0.5, 1, 1.0),  # half the places, and yet every SM has one
         (1, 8, 0, 1, 1 / 1056, 1, 1 / 132),
         (1000, 2, 3, 208, 1000 / 1056, 8, 1000 / 1056),
-    ],
-)
-def test_waves_of_an_h100(grid, per_sm, full, tail, efficiency, busiest, balance):
-    found = waves(grid, per_sm, get_device("h100").sms)
-    assert (found.full, found.tail_ctas, found.busiest_sm_ctas) == (full, tail, busiest)
-    assert found.efficiency == pytest.approx(efficiency) and found.balance == pytest.approx(balance)
-    assert found.waves == pytest.approx(grid / (per_sm * 132))
+    ]:
+        found = waves(grid, per_sm, get_device("h100").sms)
+        assert (found.full, found.tail_ctas, found.busiest_sm_ctas) == (full, tail, busiest)
+        assert found.efficiency == pytest.approx(efficiency) and found.balance == pytest.approx(balance)
+        assert found.waves == pytest.approx(grid / (per_sm * 132))
 
 
 @given(st.integers(1, 10**7), st.integers(1, 32), st.integers(1, 200))

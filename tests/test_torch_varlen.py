@@ -108,19 +108,16 @@ def test_every_case_is_right_or_refused_by_name(op: str, active: str | None, ins
     assert taken >= 2
 
 
-@pytest.mark.parametrize(
-    ("op", "text"),
-    [
+def test_it_passes_the_whole_check(installed: Any) -> None:
+    for op, text in [
         ("flash_attention_varlen", "B=4,T=20,S=33,H=4,H_kv=2,D=64,causal=true,lse=true"),
         ("paged_attention", PAGED + ",lse=true"),
-    ],
-)
-def test_it_passes_the_whole_check(op: str, text: str, installed: Any) -> None:
-    installed(by_reference)
-    kernel = dataclasses.replace(get_kernel(op, "torch_varlen"), devices=("cpu",), min_sm=None)
-    spec = get_op(op)
-    result = check_kernel(kernel, spec, spec.check_case(Case.parse(text)), SCHEMES["bf16"], "cpu", planted=False)
-    assert result.status == "OK", result.describe()
+    ]:
+        installed(by_reference)
+        kernel = dataclasses.replace(get_kernel(op, "torch_varlen"), devices=("cpu",), min_sm=None)
+        spec = get_op(op)
+        result = check_kernel(kernel, spec, spec.check_case(Case.parse(text)), SCHEMES["bf16"], "cpu", planted=False)
+        assert result.status == "OK", result.describe()
 
 
 ALL, CAUSAL = (-1, -1), (-1, 0)

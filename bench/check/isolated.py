@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from rooflab.bench.calls.selection import pick_device
 from rooflab.bench.check.check import check_kernel
-from rooflab.bench.processes.child import Child, Died, TimedOut, command_for
+from rooflab.bench.processes.child import Child, Died, Stuck, TimedOut, command_for
 from rooflab.bench.records.environment import snapshot
 from rooflab.bench.records.files import write_whole
 from rooflab.bench.records.record import Status
@@ -68,14 +68,15 @@ def first_in_own_process(
         "seed": seed,
         "planted": planted,
     }
-    with Child(command_for(__name__)) as child:
-        try:
-            status, reason = child.ask(task, timeout_s)
-        except TimedOut:
-            return FirstRun("TIMEOUT", f"no answer within {timeout_s:g} s: a loop or a barrier without an end")
-        except Died as died:
-            return FirstRun("RUNTIME_ERROR", _why_broken(died))
-    return FirstRun(status, reason)
+    try:
+        with Child(command_for(__name__)) as child:
+            return FirstRun(*child.ask(task, timeout_s))
+    except TimedOut:
+        return FirstRun("TIMEOUT", f"no answer within {timeout_s:g} s: a loop or a barrier without an end")
+    except Died as died:
+        return FirstRun("RUNTIME_ERROR", _why_broken(died))
+    except Stuck as stuck:
+        return FirstRun("TIMEOUT", str(stuck))
 
 
 def first_here(kernel: Kernel, case: Case, scheme: str, folder: Path | None = None, run: Any = None) -> FirstRun:

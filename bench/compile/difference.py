@@ -11,7 +11,14 @@ from typing import Any, Literal
 
 from rooflab.bench.compile.cases import Query, Selected, Target, select
 from rooflab.bench.compile.sass import TENSOR_CORES
-from rooflab.bench.compile.static import CompileFailure, compile_in, compilers, own_compilers, why_unanswered
+from rooflab.bench.compile.static import (
+    CompileFailure,
+    compile_in,
+    compile_message,
+    compilers,
+    own_compilers,
+    why_unanswered,
+)
 from rooflab.bench.compile.store import Sources, Store, can_keep, own_sources
 from rooflab.bench.compile.summary import Summary, summarize
 from rooflab.bench.processes.child import ChildFailed, Pool
@@ -309,18 +316,8 @@ Results = dict[tuple[str, str, str, str], list[Summary] | CompileFailure]
 
 
 def _compile(side: Side, items: Sequence[Item], target: Target, device: Device, store: Store | None) -> Results:
-    messages = [
-        {
-            "do": "compile",
-            **{name: item[name] for name in ("op", "kernel", "case", "scheme")},
-            "file": None,
-            "config": None,
-            "target": target.name,
-            "sm": target.sm,
-            "properties": target.properties(),
-        }
-        for item in items
-    ]
+    asked = [{name: item[name] for name in ("op", "kernel", "case", "scheme")} for item in items]
+    messages = [compile_message(one, target) for one in asked]
     modules = [item["module"] if can_keep(item["backend"]) else None for item in items]
     found = compile_in(side.workers, side.sources, messages, modules, store)
     return {

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rooflab.bench.compile import sass
-from rooflab.bench.compile.cases import DEFAULT, check_backend, get_target, module_of
+from rooflab.bench.compile.cases import DEFAULT, Target, check_backend, get_target, module_of
 from rooflab.bench.compile.flow import Loop, find_loops
 from rooflab.bench.compile.store import Sources, Store, can_keep, own_sources
 from rooflab.bench.processes.child import ChildFailed, Died, Pool, command_for, environment_without
@@ -158,19 +158,17 @@ class Request(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         """The message to a compiling process."""
-        target = get_target(self.target)
-        return {
-            "do": "compile",
-            "op": self.op,
-            "kernel": self.kernel,
-            "case": dict(self.case),
-            "scheme": self.scheme.name,
-            "file": str(self.file) if self.file else None,
-            "config": None if self.config is None else asdict(self.config),
-            "target": target.name,
-            "sm": target.sm,
-            "properties": target.properties(),
-        }
+        asked = {"op": self.op, "kernel": self.kernel, "case": dict(self.case), "scheme": self.scheme.name}
+        file, config = str(self.file) if self.file else None, None if self.config is None else asdict(self.config)
+        return compile_message(asked, get_target(self.target), file, config)
+
+
+def compile_message(
+    asked: Mapping[str, Any], target: Target, file: str | None = None, config: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The message to a compiling process; `asked` are the JSON values of op, kernel, case and scheme."""
+    made_for = {"target": target.name, "sm": target.sm, "properties": target.properties()}
+    return {"do": "compile", **asked, "file": file, "config": config, **made_for}
 
 
 def compile_kernel(
