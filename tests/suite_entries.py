@@ -6,9 +6,8 @@ import subprocess
 import sys
 import time
 
-from rooflab.bench.measure.measure import Running
 from rooflab.bench.suite.entries import Outcome
-from rooflab.bench.suite.running import ContextBroken
+from rooflab.bench.suite.running import ContextBroken, Running
 
 
 def identify(context):

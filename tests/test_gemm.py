@@ -256,7 +256,7 @@ def test_what_quack_refuses(quack: Kernel) -> None:
 def test_it_is_refused_by_name_where_it_is_not_installed_or_cannot() -> None:
     kernel = get_kernel("gemm", "quack")
     assert kernel.role == "peer" and kernel.min_sm == 90
-    assert kernel.why_not_here(torch.device("cpu")) in (
+    assert str(kernel.why_not_here(torch.device("cpu"))) in (
         "UNAVAILABLE: quack is not installed", "UNSUPPORTED: needs a CUDA device"
     )  # fmt: skip
     assert kernel.why_not_args(given_to_quack(device="meta")) is None

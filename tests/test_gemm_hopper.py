@@ -77,8 +77,8 @@ def test_what_tma_cannot_take_names_the_rung_that_does() -> None:
         ({"residual": torch.ones(16, 20).half()[:, :16]}, "residual: expected an address and row stride.*pipelined"),
     ]:
         inputs = {"a": torch.ones(16, 16).half(), "b": torch.ones(16, 16).half(), "bias": None, **changes}
-        reason = get_kernel("gemm", "cooperative").why_not_args(inputs)
-        assert reason is not None and re.search(message, reason)
+        reason = get_kernel("gemm", "cooperative").why_not_args(inputs).reason
+        assert re.search(message, reason)
         with pytest.raises(ValueError, match="expected .* whole 16 bytes"):
             cooperative.gemm(**inputs)
 
@@ -166,10 +166,9 @@ def _compiled(name: str, requests: list[tuple[Case, str, Any]]) -> None:
         assert not isinstance(found, CompileFailure), f"{request}: {found}"
         (info,) = found
         assert info.stack_bytes == 0, f"{name} spills: {request.case.id} {request.scheme.name} {request.config}"
-        if kernel.tuning.footprint is not None:
-            size = kernel.tuning.footprint(
-                request.config or kernel.tuning.heuristic(request.case), request.case, request.scheme
-            )
+        if kernel.tuning is not None and kernel.tuning.footprint is not None:
+            config = request.config or kernel.tuning.heuristic(request.case)
+            size = kernel.tuning.footprint(config, request.case, request.scheme)
             assert info.threads == size.threads and size.registers <= info.registers
             assert size.shared_bytes <= info.shared_bytes <= size.shared_bytes + cooperative.OVERHEAD_BYTES // 2
 
@@ -284,7 +283,8 @@ def test_no_legal_config_leaves_a_share_of_k_empty(name):
 
 def test_refusals_name_a_rung_that_takes_it():
     def reason(name, case, scheme="bf16"):
-        return get_kernel("gemm", name).why_not_args(get_op("gemm").make_inputs(case, SCHEMES[scheme], META, 0))
+        refusal = get_kernel("gemm", name).why_not_args(get_op("gemm").make_inputs(case, SCHEMES[scheme], META, 0))
+        return refusal and refusal.reason
 
     assert "takes up to 4 rows of a, got 5; gemm/swap_ab takes more" in reason("gemv", case_of(5, 64, 64))
     assert "transposed (N, K) weight" in reason("gemv", Case(M=1, N=64, K=64, layout="NN", bias=False))

@@ -91,7 +91,7 @@ def reading(monkeypatch):
 
 def test_a_record_holds_the_reading_its_work_and_its_bound(reading):
     traffic = Traffic(read_bytes=500.0, write_bytes=140.0)
-    (record,) = run(kernel(traffic=lambda x, weight: traffic), run_id="r", seed=7)
+    (record,) = run(kernel(traffic=lambda inputs: traffic), run_id="r", seed=7)
     assert (record.status, record.basis, record.checked_by, record.device) == ("OK", "measured", "torch", "cpu")
     assert (record.op, record.kernel, record.case_id, record.case) == ("scale", "naive", "T=4,H=8", {"T": 4, "H": 8})
     assert (record.run_id, record.seed, record.scheme, record.timer) == ("r", 7, "fp32", "script")

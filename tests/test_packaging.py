@@ -16,7 +16,7 @@ import pytest
 import typer
 import yaml
 
-from rooflab.bench.cli import app
+from rooflab.bench.cli.app import app
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("roofline", "reference", "kernels", "engine", "bench")

@@ -354,7 +354,7 @@ def test_flex_refuses_by_name() -> None:
 def test_it_is_refused_by_name_where_it_cannot() -> None:
     kernel = get_kernel("paged_attention", "flex")
     assert (kernel.role, kernel.backend, kernel.devices) == ("peer", "torch", ("cuda",))
-    assert kernel.why_not_here(torch.device("cpu")) == "UNSUPPORTED: needs a CUDA device"
+    assert str(kernel.why_not_here(torch.device("cpu"))) == "UNSUPPORTED: needs a CUDA device"
     case = SPEC.cases["llama3_8b"][0]
     inputs = SPEC.make_inputs(case, SCHEMES["bf16"], torch.device("meta"), 0)
     assert kernel.why_not_args(inputs) is None

@@ -6,9 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from rooflab.bench.ab.verdict import exit_status
-from rooflab.bench.compile.difference import changed, gone, markdown, new
-from rooflab.bench.compile.reports import summary_line
+from rooflab.bench.compile.difference import changed, exit_status, gone, markdown, new, summary_line
 from rooflab.bench.compile.static import CompileFailure
 from rooflab.bench.compile.summary import Option, Summary
 
