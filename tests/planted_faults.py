@@ -3,7 +3,7 @@
 The faults are drawn by a seed over kernels, references, checker, timer, verdicts, engine and emulator: a comparison
 turned, a sum made a difference, a number off by one, a condition negated, a minimum made a maximum. Each is planted
 alone. The short suite is asked first, the tests of the fault's place before the others; where it finds nothing the long
-suite is asked. `planted_faults.jsonl` beside this file is what came of it, a line a fault.
+suite is asked. A run appends a line for each fault to `planted_faults.jsonl` beside this file.
 """
 
 from __future__ import annotations
