@@ -23,12 +23,12 @@ def why_not_padded_rows(a: torch.Tensor) -> str | None:
     """Why torch's CPU products compute `a` (M, K) wrongly, or None.
 
     They read what lies behind the end of each row, up to the next multiple of 32, and multiply it by zero: NaN there is
-    NaN in the result. Rows that lie close together have only values of `a` behind them.
+    NaN in the result. Behind rows that lie close together are only values of `a`; columns may lie one behind the other.
     """
     if a.device.type != "cpu" or a.dtype not in (torch.bfloat16, torch.float16) or a.ndim != 2:
         return None
     M, K = a.shape
-    if M <= MOST_ROWS_READ_RIGHT or K % TILE_K == 0 or a.stride(0) == K or not reads_behind_rows(a.dtype):
+    if M <= MOST_ROWS_READ_RIGHT or K % TILE_K == 0 or a.stride(0) <= K or not reads_behind_rows(a.dtype):
         return None
     return (
         f"torch's products on this CPU read behind the end of its rows (a defect of their AMX kernels): expected rows "

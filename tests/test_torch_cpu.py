@@ -72,7 +72,8 @@ def test_the_probe_tells_a_torch_that_reads_behind_rows_from_one_that_does_not(m
 
 def test_only_layouts_that_meet_the_defect_are_refused(monkeypatch):
     monkeypatch.setattr(torch, "mm", mm_like_amx)
-    right = (padded(16, 33), padded(17, 64), padded(17, 33).contiguous(), padded(17, 33).float())
+    columns = torch.randn(33, 17).to(BF16).mT
+    right = (padded(16, 33), padded(17, 64), padded(17, 33).contiguous(), padded(17, 33).float(), columns)
     assert [why_not_padded_rows(a) for a in right] == [None] * len(right)
     for a in right:
         b = torch.randn(a.shape[1], 9).to(a.dtype)
@@ -82,10 +83,12 @@ def test_only_layouts_that_meet_the_defect_are_refused(monkeypatch):
 
 
 def test_the_probe_says_of_this_cpu_what_it_does():
+    right = []
     for rows, columns, wide in ((17, 33, 65), (64, 80, 48), (33, 17, 9)):
         a, b = padded(rows, columns), torch.randn(columns, wide).to(BF16)
-        right = bool(torch.mm(a, b).isfinite().all())
-        assert right == (why_not_padded_rows(a) is None)
+        right.append(bool(torch.mm(a, b).isfinite().all()))
+        assert right[-1] or why_not_padded_rows(a), "computed wrongly and not refused"
+    assert reads_behind_rows(BF16) != all(right)
 
 
 def inputs_of(op: str, a: torch.Tensor) -> Inputs:
