@@ -20,6 +20,7 @@ from rooflab.bench.check.check import check_kernel
 from rooflab.bench.check.gate import copied
 from rooflab.bench.check.isolated import first_here
 from rooflab.bench.check.runs import OTHER_SEED
+from rooflab.bench.check.trial import Data, expect
 from rooflab.bench.measure.timed import wrong_on_new_data, wrong_outputs
 from rooflab.bench.plugin.plugin import SKIPPED
 from rooflab.bench.records.record import NOT_RUN
@@ -64,11 +65,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @functools.lru_cache(maxsize=1)
-def inputs_and_oracle(op: str, case: Case) -> tuple[Inputs, Outputs]:
+def expected_of(op: str, case: Case) -> Data:
     """The inputs of a case and what must come of them; the kernels of a case follow one another and share both."""
     spec = ops()[op]
-    inputs = spec.make_inputs(case, get_scheme(scheme_here(spec)), pick_device(None), SEED)
-    return inputs, spec.oracle(inputs)
+    scheme = get_scheme(scheme_here(spec))
+    return expect(spec, spec.make_inputs(case, scheme, pick_device(None), SEED), scheme)
 
 
 def own(inputs: Inputs) -> Inputs:
@@ -97,20 +98,21 @@ def gate(op: str, name: str) -> tuple[str, str]:
 
 def test_kernel(kernel_benchmark: Callable[..., Any], spec: OpSpec, kernel: Kernel, case: Case) -> None:
     """Checked, judged against the oracle, timed, and judged again."""
-    inputs, oracle = inputs_and_oracle(spec.name, case)
+    expected = expected_of(spec.name, case)
+    inputs = expected.inputs
     refusal = kernel.why_not_args(inputs)
     if refusal:
         pytest.skip(str(refusal))
     status, reason = gate(spec.name, kernel.name)
     assert status in ("OK", "UNSUPPORTED"), f"{status}: {reason}"  # of another case than this one
     scheme = get_scheme(scheme_here(spec))
-    wrong = wrong_outputs(spec, outputs_of(kernel, spec, own(inputs)), oracle, inputs, scheme)
+    wrong = wrong_outputs(spec, outputs_of(kernel, spec, own(inputs)), expected, scheme)
     assert not wrong, wrong
     rotation = Rotation(kernel, spec, [own(inputs), own(inputs)])
 
     def afterwards() -> str | None:
         for _, outputs in rotation.outputs():
-            wrong = wrong_outputs(spec, outputs, oracle, inputs, scheme)
+            wrong = wrong_outputs(spec, outputs, expected, scheme)
             if wrong:
                 return wrong
         other = spec.make_inputs(case, scheme, pick_device(None), SEED + OTHER_SEED)

@@ -12,7 +12,19 @@ from rooflab.bench.calls.calls import output_dtypes, output_names
 from rooflab.bench.check.cheats import ALLOCATIONS, alike, changes_later, kept_answer, kept_names, never_written
 from rooflab.bench.check.emulating import emulating
 from rooflab.bench.check.poison import Guarded, bits, poisoned_allocations, wipe
-from rooflab.bench.check.trial import PLAIN, Data, Failed, Layout, Refused, Trial, failed_by, prepare, run, several
+from rooflab.bench.check.trial import (
+    PLAIN,
+    Data,
+    Failed,
+    Layout,
+    Refused,
+    Trial,
+    expect,
+    failed_by,
+    prepare,
+    run,
+    several,
+)
 from rooflab.bench.timing.tamper import tampered
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.compare import ErrorStats
@@ -64,13 +76,13 @@ class Check:
             self._runs(first_inputs, seed, planted)
 
     def _runs(self, first_inputs: Inputs, seed: int, planted: bool) -> None:
-        first = prepare(self.kernel, self.spec, first_inputs)
+        first = prepare(self.kernel, self.spec, first_inputs, self.scheme)
         self.weak.extend(passing_wrong_answers(self.spec, first, self.scheme))
         self._on_two_sets_of_data(first, seed, planted)
         if planted and self.spec.planted is not None:
             for label, inputs in self.spec.planted(self.case, self.scheme, self.device, seed):
                 with poisoned_allocations():
-                    self._judged(f"planted {label}", prepare(self.kernel, self.spec, inputs))
+                    self._judged(f"planted {label}", prepare(self.kernel, self.spec, inputs, self.scheme))
         self._settle()
         found = tampered()
         if found:
@@ -79,7 +91,7 @@ class Check:
     def _on_two_sets_of_data(self, first: Data, seed: int, planted: bool) -> None:
         with poisoned_allocations():
             unseen = [self._judged("first data", first)]
-            other = prepare(self.kernel, self.spec, self._inputs(seed + OTHER_SEED))
+            other = prepare(self.kernel, self.spec, self._inputs(seed + OTHER_SEED), self.scheme)
             unseen.append(self._other_data(other))
         memory: dict[str, Guarded] = {}
         seen = self._repeated(first, memory)
@@ -128,7 +140,7 @@ class Check:
         return trial
 
     def _stats(self, outputs: Outputs, data: Data) -> list[ErrorStats]:
-        return self.spec.judge(outputs, data.oracle, data.inputs, self.scheme)
+        return self.spec.judge(outputs, data.oracle, data.inputs, self.scheme, data.limits)
 
     def _settle(self) -> None:
         """Raises `Failed` where the last call's output has changed since; then overwrites that output."""
@@ -208,7 +220,7 @@ class Check:
         data = other
         if keep:
             inputs = {**other.inputs, **{name: first.inputs[name] for name in keep}}
-            data = Data(inputs, self.spec.oracle(inputs), first.packed)
+            data = expect(self.spec, inputs, self.scheme, first.packed)
         self._judged("other data in the same memory", data, Layout(memory=memory))
 
     def _remembers(self, first: Data, unseen: Sequence[Trial], seen: Sequence[Trial], seed: int, planted: bool) -> None:
@@ -229,7 +241,7 @@ class Check:
             inputs = self._inputs(seed + turn * OTHER_SEED)
             if alike(first.inputs, inputs):
                 inputs |= {name: value for name, value in first.inputs.items() if not _is_data(value)}
-            data = prepare(self.kernel, self.spec, inputs)
+            data = prepare(self.kernel, self.spec, inputs, self.scheme)
             new, again = (
                 run(self.kernel, self.spec, data, self.scheme, self.device, Layout(profiled=cuda)).work
                 for _ in range(2)
@@ -270,7 +282,7 @@ def passing_wrong_answers(spec: OpSpec, data: Data, scheme: Scheme) -> Iterator[
     for index, (name, oracle) in enumerate(zip(output_names(spec, data.oracle), data.oracle, strict=True)):
         for label, wrong in _wrong_answers(oracle, data.inputs[name] if spec.mutates else None):
             answer: Outputs = (*right[:index], wrong.to(right[index].dtype), *right[index + 1 :])
-            if all(stats.passed for stats in spec.judge(answer, data.oracle, data.inputs, scheme)):
+            if all(stats.passed for stats in spec.judge(answer, data.oracle, data.inputs, scheme, data.limits)):
                 yield f"{name}: {label}"
 
 

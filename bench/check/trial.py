@@ -67,6 +67,8 @@ class Data:
 
     inputs: Inputs
     oracle: Outputs
+    limits: Outputs | None = None
+    """How far from the oracle each element may be, where that is known already (`OpSpec.limits`)."""
     packed: Any = None
 
 
@@ -103,12 +105,18 @@ class Layout:
 PLAIN = Layout()
 
 
-def prepare(kernel: Kernel, spec: OpSpec, inputs: Inputs) -> Data:
-    """The inputs, their oracle and their packed weight.  Raises `Failed` where the kernel's `prepare` does wrong."""
+def expect(spec: OpSpec, inputs: Inputs, scheme: Scheme, packed: Any = None) -> Data:
+    """The inputs, their oracle and its limits."""
     oracle = spec.oracle(inputs)
+    return Data(inputs, oracle, spec.limits(inputs, oracle, scheme), packed)
+
+
+def prepare(kernel: Kernel, spec: OpSpec, inputs: Inputs, scheme: Scheme) -> Data:
+    """What is expected of the inputs, with their packed weight.  Raises `Failed` where the kernel's `prepare` does
+    wrong."""
     name = spec.prepared
     if kernel.prepare is None or name is None or inputs[name] is None:
-        return Data(inputs, oracle)
+        return expect(spec, inputs, scheme)
     weight = guard(inputs[name])
     try:
         with poisoned_allocations():
@@ -118,7 +126,7 @@ def prepare(kernel: Kernel, spec: OpSpec, inputs: Inputs) -> Data:
     damage = weight.damage(may_change=False)
     if damage:
         raise Failed("INCORRECT", f"prepare: {name} {damage}")
-    return Data(inputs, oracle, packed)
+    return expect(spec, inputs, scheme, packed)
 
 
 def run(

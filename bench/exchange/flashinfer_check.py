@@ -181,7 +181,7 @@ class Judge:
             unfit = kernel.why_not_args(inputs, self.spec)
             if unfit:
                 raise Failed(unfit.status, unfit.reason)
-            data = Data(inputs, oracle) if kernel.prepare is None else prepare(kernel, self.spec, inputs)
+            data = Data(inputs, oracle) if kernel.prepare is None else prepare(kernel, self.spec, inputs, self.scheme)
             with poisoned_allocations():
                 found.append(run(kernel, self.spec, data, self.scheme, device).read)
         return found, "interpreter" if interpreted else "gpu" if device.type == "cuda" else "torch"

@@ -13,7 +13,7 @@ import torch
 from rooflab.bench.calls.calls import Rotation
 from rooflab.bench.check.cheats import alike, kept_names, rewrite
 from rooflab.bench.check.runs import OTHER_SEED
-from rooflab.bench.check.trial import Failed, failure, known_errors
+from rooflab.bench.check.trial import Data, Failed, expect, failure, known_errors
 from rooflab.bench.timing.clocks import ClockWatch, ReadsClock
 from rooflab.bench.timing.stopwatch import FlushBy, Function
 from rooflab.bench.timing.timing import Samples, time_functions
@@ -124,18 +124,19 @@ def wrong_calls(
     return wrong | wrong_on_new_data(right, spec, scheme, spec.make_inputs(case, scheme, device, seed + OTHER_SEED))
 
 
-def wrong_outputs(spec: OpSpec, outputs: Outputs, oracle: Outputs, inputs: Inputs, scheme: Scheme) -> str:
+def wrong_outputs(spec: OpSpec, outputs: Outputs, expected: Data, scheme: Scheme) -> str:
     """What is wrong with `outputs`, or nothing."""
-    return "; ".join(stats.describe() for stats in spec.judge(outputs, oracle, inputs, scheme) if not stats.passed)
+    judged = spec.judge(outputs, expected.oracle, expected.inputs, scheme, expected.limits)
+    return "; ".join(stats.describe() for stats in judged if not stats.passed)
 
 
 def wrong_afterwards(timed: Mapping[str, Rotation], spec: OpSpec, scheme: Scheme, fresh: Inputs) -> dict[str, str]:
     """What is wrong, by kernel, with what the timed calls left; `fresh` are untouched inputs of the case."""
     wrong: dict[str, str] = {}
-    oracle = spec.oracle(fresh) if timed else ()
+    expected = expect(spec, fresh, scheme)
     for name, rotation in timed.items():
         for _, outputs in rotation.outputs():
-            if bad := wrong_outputs(spec, outputs, oracle, fresh, scheme):
+            if bad := wrong_outputs(spec, outputs, expected, scheme):
                 wrong[name] = bad
     return wrong
 
@@ -148,14 +149,14 @@ def wrong_on_new_data(timed: Mapping[str, Rotation], spec: OpSpec, scheme: Schem
     their inputs may be shared. Sets whose shapes depend on the seed are left out.
     """
     wrong: dict[str, str] = {}
-    oracle: Outputs | None = None
+    expected: Data | None = None
     for name, rotation in timed.items():
         sets = [inputs for inputs, _ in rotation.outputs()]
         if not sets or not all(alike(inputs, fresh) for inputs in sets):
             continue
         for inputs in sets:
             rewrite(inputs, fresh, keep=kept_names(spec, inputs))
-        oracle = oracle if oracle is not None else spec.oracle(sets[0])
+        expected = expected or expect(spec, sets[0], scheme)
         try:
             rotation.plan()
             for _ in sets:
@@ -163,7 +164,7 @@ def wrong_on_new_data(timed: Mapping[str, Rotation], spec: OpSpec, scheme: Schem
         except known_errors() as error:
             wrong[name] = failure(error, "on other data").reason
             continue
-        for inputs, outputs in rotation.outputs():
-            if bad := wrong_outputs(spec, outputs, oracle, inputs, scheme):
+        for _, outputs in rotation.outputs():
+            if bad := wrong_outputs(spec, outputs, expected, scheme):
                 wrong[name] = f"{bad}: a cached answer: other data at the same addresses, once it was timed"
     return wrong
