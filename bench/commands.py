@@ -89,11 +89,13 @@ def run_checks(
         advance(f"{item.kernel.id} {item.case.id} {item.scheme.name}")
 
     if spread is not None:
-        results = check_spread([spread(item) for item in asked], done)
-        if writer:
-            for item, result in zip(asked, results, strict=True):
-                writer.write(check_record(result, item.kernel, writer.run_id, environment))
-        return results
+        placed: dict[int, CheckResult] = {}
+        for place, result in check_spread([spread(item) for item in asked]):
+            placed[place] = result
+            if writer:
+                writer.write(check_record(result, asked[place].kernel, writer.run_id, environment))
+            done(asked[place])
+        return [placed[place] for place in range(len(asked))]
     emulated = iter(check_emulated([item for item in asked if emulate and can_be_emulated(item.kernel)], done))
     results = []
     for item in asked:

@@ -43,7 +43,7 @@ FP8_ACCUMULATION = 2.0**-13
 FLUSHED = 2.0**-126
 """Below which a number in fp32 may become 0."""
 BLOCK_QUERIES = 128
-"""Queries whose scores are held at once: those of 2048 over 2048 keys do not fit in a cache, and take 2.5 times as long."""
+"""Queries whose scores are held at once: those of 2048 leave the caches over 2048 keys, and take 2.5 times as long."""
 TILE_EDGES = (0, 15, 16, 31, 32, 63, 64, 127, 128)
 """Positions at which pages and tiles of the usual sizes begin and end."""
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import as_completed
 from dataclasses import asdict
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -104,26 +104,24 @@ def failed_check(item: Asked, text: str) -> CheckResult:
     )
 
 
-@cache
-def checkers() -> Pool:
-    """The checking processes, of one thread each; they interpret Triton's kernels where this process does."""
-    return Pool(command_for("rooflab.bench.check.spread"), {**os.environ, "OMP_NUM_THREADS": "1"}, TIMEOUT_S)
+def check_spread(asked: Sequence[Asked]) -> Iterator[tuple[int, CheckResult]]:
+    """Each result as it comes, with its place in `asked`; all cores work on them.
 
-
-def check_spread(asked: Sequence[Asked], advance: Callable[[Asked], None]) -> list[CheckResult]:
-    """The results in the order of `asked`, worked on by all cores.  `advance` is told of each that is done.
-
-    Interpreted kernels take the longest and begin first, so that no core waits for one at the end.
+    Interpreted kernels take the longest and begin first, so that no core waits for one at the end. The processes have
+    one thread each, and interpret Triton's kernels where this one does.
     """
+    pool = Pool(command_for("rooflab.bench.check.spread"), {**os.environ, "OMP_NUM_THREADS": "1"}, TIMEOUT_S)
     order = sorted(range(len(asked)), key=lambda place: asked[place].kernel.backend == "torch")
+    try:
+        places = {pool.threads.submit(_attempt, pool, asked[place]): place for place in order}
+        for future in as_completed(places):
+            yield places[future], future.result()
+    finally:
+        pool.stop()
 
-    def one(item: Asked) -> CheckResult:
-        try:
-            result = result_of(item, checkers().ask(item.to_json()))
-        except ChildFailed as failed:
-            result = failed_check(item, str(failed))
-        advance(item)
-        return result
 
-    results = dict(zip(order, checkers().threads.map(one, [asked[place] for place in order]), strict=True))
-    return [results[place] for place in range(len(asked))]
+def _attempt(pool: Pool, item: Asked) -> CheckResult:
+    try:
+        return result_of(item, pool.ask(item.to_json()))
+    except ChildFailed as failed:
+        return failed_check(item, str(failed))

@@ -215,8 +215,8 @@ class Pool:
             return failed
 
     def stop(self) -> None:
-        """Ends every idle child."""
-        self.threads.shutdown()
+        """Drops what is still to be asked, waits for the answers under way, and ends every child."""
+        self.threads.shutdown(cancel_futures=True)
         while not self.idle.empty():
             self.idle.get_nowait().stop()
 

@@ -1,0 +1,38 @@
+"""Checks on all cores: each result comes with its place, and a process that dies costs its own check alone."""
+
+from __future__ import annotations
+
+from rooflab.bench.check.spread import Asked, check_spread
+from rooflab.kernels import registry
+from rooflab.kernels.registry import get_op
+from rooflab.reference.spec import SCHEMES
+
+CASE = get_op("rmsnorm").get_cases("smoke")[0]
+KERNELS = """
+import os
+from rooflab.kernels.registry import register
+
+@register(op="rmsnorm", name="dies", role="optimized", backend="torch")
+def dies(x, weight, eps=1e-6):
+    os.kill(os.getpid(), 9)
+
+@register(op="rmsnorm", name="copies", role="optimized", backend="torch")
+def copies(x, weight, eps=1e-6):
+    return x.clone()
+"""
+
+
+def test_results_have_their_places_and_a_death_costs_one(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(KERNELS)
+    registry.load_file(file)
+    names = ("dies", "naive", "copies", "library")
+    try:
+        asked = [Asked(registry.get_kernel("rmsnorm", name), CASE, SCHEMES["fp32"], planted=False) for name in names]
+        results = dict(check_spread(asked))
+    finally:
+        for name in ("dies", "copies"):
+            registry._kernels["rmsnorm"].pop(name)
+    assert [results[place].kernel for place in range(4)] == list(names)
+    assert [results[place].status for place in range(4)] == ["RUNTIME_ERROR", "OK", "INCORRECT", "OK"]
+    assert results[0].reason.startswith("the checking process: ") and "SIGKILL" in results[0].reason
