@@ -181,19 +181,12 @@ class OpSpec:
         if (self.tolerance is None) == (self.compare is None):
             raise ValueError(f"{self.name}: expected exactly one of tolerance and compare")
 
-    def limits(self, inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs | None:
-        """The largest allowed error of each output's elements; None for an op that `compare` judges."""
-        return None if self.tolerance is None else self.tolerance(inputs, oracle, scheme)
-
-    def judge(
-        self, actual: Outputs, oracle: Outputs, inputs: Inputs, scheme: Scheme, limits: Outputs | None = None
-    ) -> list[ErrorStats]:
-        """One verdict per output.  `limits` are those of the inputs where they are known; of attention they take
-        longer than the oracle."""
+    def judge(self, actual: Outputs, oracle: Outputs, inputs: Inputs, scheme: Scheme) -> list[ErrorStats]:
+        """One verdict per output."""
         if self.compare is not None:
             return self.compare(actual, oracle, inputs, scheme)
-        limits = limits or self.limits(inputs, oracle, scheme)
-        assert limits is not None, "held by __post_init__"
+        assert self.tolerance is not None, "held by __post_init__"
+        limits = self.tolerance(inputs, oracle, scheme)
         names = zip(self.outputs[: len(oracle)], actual, oracle, limits, strict=True)
         return [elementwise(name, out, ref, limit) for name, out, ref, limit in names]
 

@@ -140,7 +140,7 @@ class Check:
         return trial
 
     def _stats(self, outputs: Outputs, data: Data) -> list[ErrorStats]:
-        return self.spec.judge(outputs, data.oracle, data.inputs, self.scheme, data.limits)
+        return data.judge(self.spec, outputs, self.scheme)
 
     def _settle(self) -> None:
         """Raises `Failed` where the last call's output has changed since; then overwrites that output."""
@@ -282,7 +282,7 @@ def passing_wrong_answers(spec: OpSpec, data: Data, scheme: Scheme) -> Iterator[
     for index, (name, oracle) in enumerate(zip(output_names(spec, data.oracle), data.oracle, strict=True)):
         for label, wrong in _wrong_answers(oracle, data.inputs[name] if spec.mutates else None):
             answer: Outputs = (*right[:index], wrong.to(right[index].dtype), *right[index + 1 :])
-            if all(stats.passed for stats in spec.judge(answer, data.oracle, data.inputs, scheme, data.limits)):
+            if all(stats.passed for stats in data.judge(spec, answer, scheme)):
                 yield f"{name}: {label}"
 
 

@@ -27,6 +27,7 @@ from rooflab.bench.check.poison import NAN_BYTE, Guarded, guard, guard_output, p
 from rooflab.bench.records.record import Status
 from rooflab.bench.timing import tamper
 from rooflab.kernels.registry import Kernel
+from rooflab.reference.compare import ErrorStats, elementwise
 from rooflab.reference.spec import Inputs, OpSpec, Outputs, Scheme
 
 if TYPE_CHECKING:
@@ -68,8 +69,15 @@ class Data:
     inputs: Inputs
     oracle: Outputs
     limits: Outputs | None = None
-    """How far from the oracle each element may be, where that is known already (`OpSpec.limits`)."""
+    """How far from the oracle each element may be; None where the spec compares otherwise."""
     packed: Any = None
+
+    def judge(self, spec: OpSpec, outputs: Outputs, scheme: Scheme) -> list[ErrorStats]:
+        """One verdict per output, as `spec.judge` gives it: of attention the limits take longer than the oracle."""
+        if self.limits is None:
+            return spec.judge(outputs, self.oracle, self.inputs, scheme)
+        named = zip(spec.outputs[: len(self.oracle)], outputs, self.oracle, self.limits, strict=True)
+        return [elementwise(name, output, oracle, limit) for name, output, oracle, limit in named]
 
 
 @dataclass(frozen=True)
@@ -108,7 +116,8 @@ PLAIN = Layout()
 def expect(spec: OpSpec, inputs: Inputs, scheme: Scheme, packed: Any = None) -> Data:
     """The inputs, their oracle and its limits."""
     oracle = spec.oracle(inputs)
-    return Data(inputs, oracle, spec.limits(inputs, oracle, scheme), packed)
+    limits = None if spec.tolerance is None else spec.tolerance(inputs, oracle, scheme)
+    return Data(inputs, oracle, limits, packed)
 
 
 def prepare(kernel: Kernel, spec: OpSpec, inputs: Inputs, scheme: Scheme) -> Data:

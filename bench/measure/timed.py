@@ -126,8 +126,7 @@ def wrong_calls(
 
 def wrong_outputs(spec: OpSpec, outputs: Outputs, expected: Data, scheme: Scheme) -> str:
     """What is wrong with `outputs`, or nothing."""
-    judged = spec.judge(outputs, expected.oracle, expected.inputs, scheme, expected.limits)
-    return "; ".join(stats.describe() for stats in judged if not stats.passed)
+    return "; ".join(stats.describe() for stats in expected.judge(spec, outputs, scheme) if not stats.passed)
 
 
 def wrong_afterwards(timed: Mapping[str, Rotation], spec: OpSpec, scheme: Scheme, fresh: Inputs) -> dict[str, str]:
