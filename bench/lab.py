@@ -143,7 +143,8 @@ def _run_engine(folder: Path, smoke: bool) -> dict[str, Any]:
     show.line(f"> {prompts[0]}", "dim")
     output, alone = stream_one(llm, as_prompt(llm, prompts[0]), params, lambda event: show.piece(event.text))
     show.line("\n")
-    outputs, together = run_batch(llm, [as_prompt(llm, prompt) for prompt in prompts], params)
+    with show.waiting(f"            {len(prompts)} prompts at once"):
+        outputs, together = run_batch(llm, [as_prompt(llm, prompt) for prompt in prompts], params)
     writer = RunWriter(folder)
     rows = []
     for name, summary in (("one prompt", alone), (f"{len(prompts)} prompts at once", together)):
