@@ -9,7 +9,6 @@ import typer
 
 from rooflab.bench import show
 from rooflab.bench.cli.app import (
-    DeviceOption,
     Json,
     OnlyCase,
     OnlyKernel,
@@ -17,11 +16,9 @@ from rooflab.bench.cli.app import (
     OnlyOp,
     OutOption,
     app,
-    exit_for,
 )
 
-CHECKED = ("definition", "axes", "op", "kernel", "scheme", "status", "checked_by", "worst", "reason")
-DEFINED = ("definition", "op_type", "op", "scheme", "workloads", "traces", "reason")
+DEFINED = ("definition", "op_type", "op", "scheme", "traces", "reason")
 
 
 @app.command("import")
@@ -31,36 +28,12 @@ def import_results(
     op: Annotated[
         list[str] | None, typer.Option("--op", help="tritonbench: the operator of a CSV. flashinfer: only this op.")
     ] = None,
-    kernel: Annotated[list[str] | None, typer.Option("--kernel", help="With --check: only this kernel.")] = None,
-    check: Annotated[bool, typer.Option("--check", help="flashinfer: check kernels by its definitions.")] = False,
-    run_references: Annotated[
-        bool, typer.Option("--run-references", help="Allow --check to run the Python text in the definitions.")
-    ] = False,
-    limit: Annotated[int, typer.Option(help="With --check: workloads of each definition; 0 for all.")] = 3,
-    timeout_s: Annotated[float, typer.Option("--timeout", help="With --check: seconds for one reference.")] = 300.0,
-    device: DeviceOption = None,
-    seed: int = 0,
     out: OutOption = None,
     json: Json = False,
 ) -> None:
     """Read another tool's results; --out keeps them as records.  Lists what cannot become a record."""
     from rooflab.bench.exchange import commands
-    from rooflab.bench.exchange.flashinfer_files import read_dataset
 
-    if check:
-        options = commands.check_options(tool, paths, run_references, op, kernel, device, seed, limit, timeout_s)
-        dataset = read_dataset(paths[0])
-        with show.progress("check", commands.count_workloads(dataset, options)) as advance:
-            results = commands.run_checks(dataset, options, out, advance)
-        rows = commands.check_rows(results)
-        if json:
-            show.as_json(rows)
-        else:
-            show.table(rows, CHECKED)
-            for text in commands.check_notes(dataset, options, results):
-                show.line(text)
-        exit_for({row["status"] for row in rows})
-        return
     found = commands.read(tool, paths, op)
     files = commands.keep(found.imported, out)
     if json:

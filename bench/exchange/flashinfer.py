@@ -1,0 +1,318 @@
+"""flashinfer-bench's results, read: a folder with definitions and traces.
+
+`definitions/<op_type>/*.json` say what a kernel computes, `traces/**/*.jsonl` hold one result a line.  A definition is
+known by its type and by what it takes, and never run: its Python text is only searched for a norm's epsilon.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from rooflab.bench.exchange.files import (
+    Imported,
+    Skipped,
+    environment,
+    get,
+    get_object,
+    make_case,
+    parse_json,
+    positive,
+    read_text,
+    run_id,
+    when,
+)
+from rooflab.bench.records.record import Record, Status
+from rooflab.reference.spec import DTYPE_NAMES, Case
+
+TOOL = "flashinfer-bench"
+STATUSES: Mapping[str, Status] = {
+    "PASSED": "OK",
+    "INCORRECT_SHAPE": "INCORRECT",
+    "INCORRECT_NUMERICAL": "INCORRECT",
+    "INCORRECT_DTYPE": "INCORRECT",
+    "RUNTIME_ERROR": "RUNTIME_ERROR",
+    "COMPILE_ERROR": "COMPILE_ERROR",
+    "TIMEOUT": "TIMEOUT",
+}
+"""Their status as ours.  `checked_by` stays `none`: their tolerance passes what ours would not."""
+OPS: Mapping[str, tuple[tuple[str, ...], frozenset[str]]] = {
+    "gemm": (("gemm",), frozenset({"A", "B"})),
+    "rmsnorm": (("rmsnorm", "norm"), frozenset({"hidden_states", "weight"})),
+    "fused_add_rmsnorm": (("rmsnorm", "norm", "fused_add"), frozenset({"hidden_states", "residual", "weight"})),
+    "silu_and_mul": (("activation", "silu_and_mul"), frozenset({"input"})),
+    "rope": (("rope",), frozenset({"q", "k", "cos_sin_cache", "positions"})),
+    "paged_attention": (("gqa_paged",), frozenset({"q", "k_cache", "v_cache", "kv_indptr", "kv_indices", "sm_scale"})),
+    "flash_attention": (("gqa_ragged",), frozenset({"q", "k", "v", "qo_indptr", "kv_indptr", "sm_scale"})),
+    "sample": (("sampling",), frozenset({"probs"})),
+}
+"""Our op of a definition: how its type begins, and the inputs that it has."""
+OPTIONAL = frozenset({"eps", "kv_last_page_len", "qo_indptr", "top_k", "top_p", "min_p"})
+"""Inputs that a definition may have besides."""
+ASIDE = frozenset({"lse", "cos_sin_cache", "top_p", "min_p", "eps"})
+"""Small fp32 companions that do not decide a definition's scheme."""
+
+
+class Tensor(NamedTuple):
+    """An input or output of a definition."""
+
+    shape: tuple[str, ...] | None
+    """Names of axes; None for a scalar of Python."""
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Definition:
+    """What a kernel is to compute."""
+
+    name: str
+    op_type: str
+    constants: Mapping[str, int]
+    """Axes of one size."""
+    variables: tuple[str, ...]
+    """Axes whose sizes a workload gives."""
+    inputs: Mapping[str, Tensor]
+    outputs: Mapping[str, Tensor]
+    eps: float | None
+    """The number that its text assigns to an epsilon; None where it assigns none, or several that differ."""
+
+    @property
+    def op(self) -> tuple[str | None, str]:
+        """Our op that computes it, or None and why there is none."""
+        of_type = {op: inputs for op, (types, inputs) in OPS.items() if self.op_type.startswith(types)}
+        names = {"hidden_states" if "norm" in self.op_type and name in ("input", "x") else name for name in self.inputs}
+        if not of_type:
+            return None, f"no op here computes {self.op_type!r}"
+        fitting = [op for op, inputs in of_type.items() if inputs <= names <= inputs | OPTIONAL]
+        if not fitting:
+            wanted = " or ".join(", ".join(sorted(inputs)) for inputs in of_type.values())
+            return None, f"its inputs are {', '.join(self.inputs)}, and an op here takes {wanted}"
+        reason = self._unlike(fitting[0])
+        return (None, reason) if reason else (fitting[0], "")
+
+    def _unlike(self, op: str) -> str:
+        """Why it is not `op`, whose inputs it has, or nothing."""
+        shapes = {name: tensor.shape or () for name, tensor in self.inputs.items()}
+        if op == "gemm" and not (len(shapes["A"]) == len(shapes["B"]) == 2 and shapes["A"][1] in shapes["B"]):
+            return f"A {list(shapes['A'])} and B {list(shapes['B'])} share no axis to sum over"
+        if "norm" in op and not any(len(shape) == 2 for shape in shapes.values()):
+            return "none of its inputs has two axes, rows and hidden size"
+        if "gemma" in self.name:
+            return "Gemma's norm adds one to the weight; rmsnorm here does not"
+        if op == "silu_and_mul" and not self.name.startswith(op):
+            return f"{self.name} is not silu_and_mul"
+        return "" if self.scheme else f"its dtypes are {', '.join(self._dtypes)}, which no scheme here has"
+
+    @property
+    def _dtypes(self) -> list[str]:
+        tensors = {**self.inputs, **self.outputs}.items()
+        counted = {tensor.dtype for name, tensor in tensors if tensor.shape is not None and name not in ASIDE}
+        return sorted(name for name in counted if not name.startswith(("int", "bool")))
+
+    @property
+    def scheme(self) -> str | None:
+        """The scheme with this one float dtype over all tensors."""
+        known = {str(dtype).removeprefix("torch."): name for dtype, name in DTYPE_NAMES.items()}
+        return known.get(self._dtypes[0]) if len(self._dtypes) == 1 else None
+
+    def case(self, axes: Mapping[str, int]) -> Case:
+        """The case of ours that these sizes are, where they are one; else the definition and its sizes by name."""
+        op, sizes = self.op[0], {**self.constants, **axes}
+        shapes = {name: tensor.shape or () for name, tensor in self.inputs.items()}
+        if op == "gemm":
+            (m, k), b = shapes["A"], shapes["B"]
+            layout, n = ("NT", b[0]) if k == b[1] else ("NN", b[1])
+            return Case(M=sizes[m], N=sizes[n], K=sizes[k], layout=layout, bias=False)
+        if op in ("rmsnorm", "fused_add_rmsnorm") and self.eps is not None and "eps" not in self.inputs:
+            rows, hidden = next(shape for shape in shapes.values() if len(shape) == 2)
+            return Case(T=sizes[rows], H=sizes[hidden], eps=self.eps)
+        return make_case({"definition": self.name, **axes})
+
+
+class Trace(NamedTuple):
+    """One result, and where it stands."""
+
+    definition: str
+    solution: str
+    uuid: str
+    axes: Mapping[str, int]
+    evaluation: Mapping[str, Any]
+    place: str
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """What lies below a folder."""
+
+    definitions: Mapping[str, Definition]
+    traces: tuple[Trace, ...]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row for each definition: what it is, the op of ours that computes it, or why none does."""
+        rows = []
+        for one in self.definitions.values():
+            op, reason = one.op
+            row = {"definition": one.name, "op_type": one.op_type, "op": op, "scheme": one.scheme}
+            traces = sum(trace.definition == one.name for trace in self.traces)
+            rows.append(row | {"traces": traces, "reason": reason})
+        return rows
+
+    def records(self) -> Imported:
+        """One record for each trace; one whose definition is not in the data set is listed with that reason.
+
+        Raises `ValueError` naming file and line of an evaluation that is malformed.
+        """
+        records, skipped = [], []
+        times = [when(get(trace.evaluation, "timestamp", str, trace.place), trace.place) for trace in self.traces]
+        content = json.dumps([(trace.uuid, trace.solution, trace.evaluation) for trace in self.traces])
+        run = run_id(max(times), content) if times else ""
+        for trace, timestamp in zip(self.traces, times, strict=True):
+            definition = self.definitions.get(trace.definition)
+            if definition is None:
+                skipped.append(Skipped(trace.place, f"no definition called {trace.definition!r} is there"))
+            else:
+                records.append(_record(trace, definition, run, timestamp))
+        return Imported(tuple(records), tuple(skipped))
+
+
+def read_dataset(root: Path) -> DataSet:
+    """The data set in a folder.  Raises `ValueError` naming file and place of what is malformed."""
+    root = Path(root)
+    if not (root / "definitions").is_dir():
+        raise ValueError(f"flashinfer: expected a folder with definitions/ in it, got {str(root)!r}")
+    definitions: dict[str, Definition] = {}
+    for path in sorted((root / "definitions").rglob("*.json")):
+        definition = _definition(parse_json(read_text(path), path.name), path.name)
+        if definition.name in definitions:
+            raise ValueError(f"{path.name}: a definition called {definition.name!r} was read before")
+        definitions[definition.name] = definition
+    traces = []
+    for path in sorted((root / "traces").rglob("*.jsonl")):
+        for number, line in enumerate(read_text(path).splitlines(), 1):
+            if line.strip():
+                place = f"{path.name}, line {number}"
+                traces.append(_trace(parse_json(line, place), definitions, place))
+    return DataSet(definitions, tuple(traces))
+
+
+def _definition(values: Any, place: str) -> Definition:
+    axes = get(values, "axes", dict, place)
+    constants = {}
+    for name, axis in axes.items():
+        kind = get(axis, "type", str, f"{place}, axes.{name}")
+        if kind == "const":
+            constants[name] = _size(axis, "value", f"{place}, axes.{name}")
+        elif kind != "var":
+            raise ValueError(f"{place}, axes.{name}: expected the type const or var, got {kind!r}")
+    reference = get(values, "reference", str, place)
+    try:
+        tree = ast.parse(reference)
+    except SyntaxError as error:
+        raise ValueError(f"{place}, reference, line {error.lineno}: not Python: {error.msg}") from error
+    inputs, outputs = (
+        {
+            name: _tensor(tensor, axes, f"{place}, {side}.{name}")
+            for name, tensor in get(values, side, dict, place).items()
+        }
+        for side in ("inputs", "outputs")
+    )
+    name, op_type = get(values, "name", str, place), get(values, "op_type", str, place)
+    variables = tuple(axis for axis in axes if axis not in constants)
+    return Definition(name, op_type, constants, variables, inputs, outputs, _epsilon(tree))
+
+
+def _size(values: Mapping[str, Any], key: str, place: str) -> int:
+    size: int = get(values, key, int, place)
+    if size < 0:
+        raise ValueError(f"{place}: expected {key!r} of at least 0, got {size}")
+    return size
+
+
+def _tensor(values: Any, axes: Mapping[str, Any], place: str) -> Tensor:
+    dtype = get(values, "dtype", str, place)
+    if values.get("shape") is None:
+        return Tensor(None, dtype)
+    shape = get(values, "shape", list, place)
+    unknown = [axis for axis in shape if not isinstance(axis, str) or axis not in axes]
+    if unknown:
+        raise ValueError(f"{place}.shape: expected names of axes, got {unknown[0]!r}")
+    return Tensor(tuple(shape), dtype)
+
+
+def _epsilon(tree: ast.Module) -> float | None:
+    found = {
+        float(node.value.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, int | float)
+        and {target.id.lower() for target in node.targets if isinstance(target, ast.Name)}
+        & {"eps", "epsilon", "variance_epsilon"}
+    }
+    return found.pop() if len(found) == 1 else None
+
+
+def _trace(values: Any, definitions: Mapping[str, Definition], place: str) -> Trace:
+    name, workload = get(values, "definition", str, place), get(values, "workload", dict, place)
+    axes = get(workload, "axes", dict, f"{place}, workload")
+    for axis in axes:
+        _size(axes, axis, f"{place}, workload.axes")
+    for axis in definitions[name].variables if name in definitions else ():
+        if axis not in axes:
+            raise ValueError(f"{place}, workload.axes: expected a size of the axis {axis!r}, got none")
+    uuid = get(workload, "uuid", str, f"{place}, workload")
+    evaluation = get(values, "evaluation", dict, place)
+    return Trace(name, get(values, "solution", str, place), uuid, axes, evaluation, place)
+
+
+def _record(trace: Trace, definition: Definition, run: str, timestamp: str) -> Record:
+    place, evaluation = f"{trace.place}, evaluation", trace.evaluation
+    theirs = get(evaluation, "status", str, place)
+    if theirs not in STATUSES:
+        raise ValueError(f"{place}.status: expected one of {', '.join(STATUSES)}, got {theirs!r}")
+    status, case = STATUSES[theirs], definition.case(trace.axes)
+    performance = get_object(evaluation, "performance", place)
+    latency = None
+    if status == "OK":
+        number = get(performance, "latency_ms", (int, float), f"{place}.performance")
+        latency = positive(number, f"{place}.performance.latency_ms")
+    log = str(evaluation.get("log") or "").strip() or "no log"
+    return Record(
+        kind="bench",
+        run_id=run,
+        timestamp=timestamp,
+        status=status,
+        reason="" if status == "OK" else f"{theirs}: {log.splitlines()[-1].strip()}",
+        environment=_environment(evaluation, place, trace.uuid),
+        op=definition.op[0] or definition.op_type,
+        kernel=trace.solution,
+        case=dict(case),
+        case_id=case.id,
+        scheme=definition.scheme,
+        basis="measured" if status == "OK" else "bound",
+        timer=f"imported: {TOOL}",
+        latency_median_ms=latency,
+        metrics=_metrics(performance, get_object(evaluation, "correctness", place)),
+    )
+
+
+def _environment(evaluation: Mapping[str, Any], place: str, workload: str) -> dict[str, Any]:
+    found = get(evaluation, "environment", dict, place)
+    hardware = get(found, "hardware", str, f"{place}.environment")
+    libs = get_object(found, "libs", f"{place}.environment")
+    known = {name: libs.get(name) for name in ("torch", "triton", "numpy")}
+    others = {name: version for name, version in libs.items() if name not in known}
+    return environment(TOOL, hardware, hardware.replace("_", " "), **known, libs=others or None, workload=workload)
+
+
+def _metrics(performance: Mapping[str, Any], correctness: Mapping[str, Any]) -> dict[str, float]:
+    """Their numbers beside the latency, as far as they are finite."""
+    names = ("reference_latency_ms", "speedup_factor", "max_relative_error", "max_absolute_error")
+    both = {**performance, **correctness}
+    numbers = {name: both[name] for name in names if isinstance(both.get(name), int | float)}
+    return {name: float(cast(float, value)) for name, value in numbers.items() if math.isfinite(value)}
