@@ -113,8 +113,8 @@ def test_the_page_shows_what_the_content_says(light):
         "none: an interpreter's time is not a kernel's",
         "no end after 60 s",
         "software power cap",
-        "163,840",
-        "warp_specialize: no effect",
+        "164 kB",
+        "warp_specialize was asked for and ignored",
     ):
         assert word in text
     assert text.index("failed, impossible or slower") < text.index("Optimized kernels against the library")
@@ -136,8 +136,8 @@ def test_the_figure_draws_each_point_at_its_rate_with_its_spread(records):
         x = point.intensity if point.flops else point.traffic_bytes
         y = (point.flops or point.traffic_bytes) / point.seconds
         above, below, symbol = spots[x, y]
-        assert y + above == pytest.approx(y * row.latency_ms / row.p20_ms)
-        assert y - below == pytest.approx(y * row.latency_ms / row.p80_ms)
+        assert y + above == pytest.approx(y * row.latency_ms / row.record.latency_p20_ms)
+        assert y - below == pytest.approx(y * row.latency_ms / row.record.latency_p80_ms)
         assert symbol.endswith("-open") == (point.traffic_basis == "modelled")
     arrows = [trace for trace in drawn.data if trace.meta == "arrow"]
     assert arrows and all((trace.x[1], trace.y[1]) in spots for trace in arrows)

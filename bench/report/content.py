@@ -13,13 +13,12 @@ from math import exp, log
 from typing import Any, get_args
 
 from rooflab.bench.records.environment import tree_hash
-from rooflab.bench.records.record import Kind, Record
+from rooflab.bench.records.record import NOT_RUN, Kind, Record
 from rooflab.bench.report.facts import Machine, machines_of
 from rooflab.bench.report.figures import largest_cases
-from rooflab.bench.report.ladders import Block, OpLadder, Row, op_ladders
+from rooflab.bench.report.ladders import OpLadder, Row, op_ladders
 from rooflab.bench.report.rooflines import CeilingTable, Roofline, ceiling_tables, rooflines
 from rooflab.bench.report.sources import (
-    NOT_RUN,
     FileInfo,
     Located,
     Source,
@@ -31,7 +30,6 @@ from rooflab.bench.report.sources import (
     newest,
 )
 from rooflab.bench.report.tables import (
-    BROKEN_VERDICTS,
     Comparison,
     CompiledTable,
     EngineTable,
@@ -41,7 +39,7 @@ from rooflab.bench.report.tables import (
 )
 from rooflab.bench.report.trends.points import frame_of, why_not
 from rooflab.bench.report.trends.trend import build_trends
-from rooflab.bench.report.words import commit_text, moment, percent
+from rooflab.bench.report.words import commit_text, moment
 from rooflab.kernels import registry
 
 KIND_NAMES = {
@@ -117,31 +115,18 @@ class Tally:
     statuses: tuple[tuple[str, int], ...]
 
 
-@dataclass(frozen=True)
-class CommitInfo:
-    """One state of the source that records were made from."""
-
-    text: str
-    dirty: bool
-    records: int
-
-
 def standings(ops: Iterable[OpLadder]) -> tuple[Standing, ...]:
     """One for each machine, op and scheme that has an optimized time; never of two machines together."""
     found = []
     for op in ops:
         for ladder in op.ladders:
-            for scheme in dict.fromkeys(block.scheme for block in ladder.blocks):
-                blocks = [block for block in ladder.blocks if block.scheme == scheme]
-                best = [row for block in blocks if (row := _fastest(block)) is not None]
-                if best:
-                    found.append(_standing(ladder.machine, op, scheme, best))
+            best: dict[str, list[Row]] = {}
+            for block in ladder.blocks:
+                timed = [row for row in block.rows if row.record.role == "optimized" and row.latency_ms is not None]
+                if timed:
+                    best.setdefault(block.scheme, []).append(min(timed, key=lambda row: row.latency_ms or 0.0))
+            found += [_standing(ladder.machine, op, scheme, rows) for scheme, rows in best.items()]
     return tuple(found)
-
-
-def _fastest(block: Block) -> Row | None:
-    timed = [(row.latency_ms, row) for row in block.rows if row.role == "optimized" and row.latency_ms is not None]
-    return min(timed, key=lambda pair: pair[0])[1] if timed else None
 
 
 def _standing(machine: str, op: OpLadder, scheme: str, best: Sequence[Row]) -> Standing:
@@ -153,7 +138,7 @@ def _standing(machine: str, op: OpLadder, scheme: str, best: Sequence[Row]) -> S
         scheme=scheme,
         over_library=span([ratio.value for ratio in over_library]),
         over_naive=span([ratio.value for ratio in over_naive]),
-        of_bound=span([row.bound_fraction for row in best if row.bound_fraction]),
+        of_bound=span([row.record.bound_fraction for row in best if row.record.bound_fraction]),
         slower_cases=sum(ratio.value < 1 for ratio in over_library),
         kernels=tuple(name for name, _ in Counter(row.kernel for row in best).most_common()),
         other_runs=sum(ratio.other_run for ratio in (*over_library, *over_naive)),
@@ -185,22 +170,12 @@ def problems(
         wrong = fault(item.record)
         if wrong:
             found.append(_problem(item, *wrong))
-    for comparison in comparisons:
-        if comparison.verdict in ("", *BROKEN_VERDICTS) or comparison.failed:
-            name = f"{comparison.name} against {comparison.baseline}"
-            where = f"{comparison.case_id} {comparison.scheme}"
-            status = comparison.verdict or (comparison.status if comparison.failed else "NO VERDICT")
-            found.append(Problem(comparison.machine, "ab", name, where, status, _slower(comparison), comparison.source))
+    for one in comparisons:
+        if one.stops:
+            where = f"{one.record.case_id} {one.record.scheme}"
+            name = f"{one.name} against {one.baseline}"
+            found.append(Problem(one.machine, "ab", name, where, one.verdict, one.why, one.source))
     return tuple(found)
-
-
-def _slower(comparison: Comparison) -> str:
-    """The reason that the record gives, or the effect, which is the reason of a verdict that has no other."""
-    if comparison.why or comparison.effect is None:
-        return comparison.why
-    bounds = [percent(bound, signed=True) for bound in (comparison.low, comparison.high) if bound is not None]
-    between = f", bounds {' to '.join(bounds)}" if bounds else ""
-    return f"its time is {percent(comparison.effect, signed=True)} against its baseline's{between}"
 
 
 def _problem(item: Located, status: str, reason: str) -> Problem:
@@ -212,31 +187,22 @@ def _problem(item: Located, status: str, reason: str) -> Problem:
 
 def unmeasured(current: Sequence[Located], located: Sequence[Located]) -> tuple[Gap, ...]:
     """Kernels without a time by machine and reason, kernels of the registry in no record, and kinds with none."""
-    groups: dict[tuple[str, str, str], list[Located]] = {}
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    timed: dict[str, set[str]] = {}
     for item in current:
-        record = item.record
+        record, machine, name = item.record, machine_of(item.record), f"{item.record.op}/{item.record.kernel}"
+        timed.setdefault(machine, set()).add(name)
         if record.status in NOT_RUN or (record.status == "OK" and record.latency_median_ms is None):
             status = record.status if record.status in NOT_RUN else "NOT TIMED"
-            key = (machine_of(record), status, record.reason or "the record holds no time")
-            groups.setdefault(key, []).append(item)
-    gaps = [
-        Gap(
-            machine, status, reason, tuple(dict.fromkeys(f"{i.record.op}/{i.record.kernel}" for i in items)), len(items)
-        )
-        for (machine, status, reason), items in groups.items()
-    ]
-    for machine in dict.fromkeys(machine_of(item.record) for item in current):
-        there = {(item.record.op, item.record.kernel) for item in current if machine_of(item.record) == machine}
-        absent = tuple(
-            kernel.id
-            for op in registry.ops()
-            for kernel in registry.kernels(op).values()
-            if (op, kernel.name) not in there
-        )
+            key = (machine, status, record.reason or "the record holds no time")
+            groups.setdefault(key, []).append(name)
+    gaps = [Gap(*key, tuple(dict.fromkeys(names)), len(names)) for key, names in groups.items()]
+    registered = [kernel.id for op in registry.ops() for kernel in registry.kernels(op).values()]
+    for machine, there in timed.items():
+        absent = tuple(name for name in registered if name not in there)
         if absent:
-            gaps.append(
-                Gap(machine, "NO RECORD", "registered, and in no bench record of this machine", absent, len(absent))
-            )
+            why = "registered, and in no bench record of this machine"
+            gaps.append(Gap(machine, "NO RECORD", why, absent, len(absent)))
     kinds = {item.record.kind for item in located}
     gone = tuple(KIND_NAMES[kind] for kind in get_args(Kind) if kind not in kinds)
     if gone:
@@ -266,12 +232,6 @@ def trends(located: Sequence[Located]) -> tuple[Mapping[str, Any], ...]:
     return tuple({**trend.row(), "source": trend.frame["file"].iloc[-1]} for trend in several)
 
 
-def commits(located: Sequence[Located]) -> tuple[CommitInfo, ...]:
-    """Every commit, oldest record first, a dirty tree apart from a clean one."""
-    counts = Counter((item.record.commit, bool(item.record.dirty)) for item in located)
-    return tuple(CommitInfo(commit_text(commit, dirty), dirty, count) for (commit, dirty), count in counts.items())
-
-
 @dataclass(frozen=True)
 class Content:
     """The report.  The same records give the same content: nothing in it is of the moment at which it was made."""
@@ -288,7 +248,8 @@ class Content:
     problems: tuple[Problem, ...]
     unmeasured: tuple[Gap, ...]
     tallies: tuple[Tally, ...]
-    commits: tuple[CommitInfo, ...]
+    commits: tuple[tuple[str, int], ...]
+    """Commits, oldest record first, a dirty tree apart from a clean one, and their records."""
     machines: tuple[Machine, ...]
     rooflines: tuple[Roofline, ...]
     ops: tuple[OpLadder, ...]
@@ -321,7 +282,7 @@ def gather(located: Sequence[Located], files: Sequence[FileInfo], title: str) ->
         problems=problems(located, current, comparisons),
         unmeasured=unmeasured(current, located),
         tallies=tallies(located),
-        commits=commits(located),
+        commits=tuple(Counter(commit_text(one.record.commit, one.record.dirty) for one in located).items()),
         machines=machines_of(located),
         rooflines=rooflines(located, chosen, ops),
         ops=ops,

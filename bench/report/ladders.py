@@ -10,8 +10,8 @@ from math import inf, isnan
 from pathlib import Path
 from typing import get_args
 
-from rooflab.bench.records.record import Record
-from rooflab.bench.report.facts import facts_of
+from rooflab.bench.records.record import NOT_RUN, Record
+from rooflab.bench.report.facts import Facts, facts_of
 from rooflab.bench.report.sources import (
     Chosen,
     Located,
@@ -23,7 +23,6 @@ from rooflab.bench.report.sources import (
     latency_ms,
     machine_of,
     newest,
-    shared_run,
 )
 from rooflab.bench.report.words import time_unit
 from rooflab.kernels import registry
@@ -50,28 +49,33 @@ class Ratio:
 class Row:
     """One kernel on one case."""
 
-    kernel: str
-    role: str
-    backend: str
+    record: Record
+    source: Source
     status: str
     reason: str
     """Why there is no time, or what is wrong with it."""
     failed: bool
     latency_ms: float | None
-    p20_ms: float | None
-    p80_ms: float | None
     over_library: Ratio | None
     over_naive: Ratio | None
-    bound_fraction: float | None
-    limiter: str | None
-    flops_per_s: float | None
-    bytes_per_s: float | None
-    traffic: str
-    above_roof: bool
-    """Whether its bytes per second are more than its ceilings' bandwidth: traffic is overstated, or was in cache."""
-    checked_by: str
-    facts: tuple[tuple[str, str], ...]
-    source: Source
+    facts: Facts
+
+    @property
+    def kernel(self) -> str:
+        """Its name."""
+        return self.record.kernel or "no kernel"
+
+    @property
+    def traffic(self) -> str:
+        """Whether the bytes behind bytes per second are counted, modelled, or the least that the op needs."""
+        record = self.record
+        return (record.traffic_basis or "least bytes") if record.least_bytes or record.traffic_bytes else "none"
+
+    @property
+    def above_roof(self) -> bool:
+        """Whether its bytes per second are more than its ceilings' bandwidth: overstated, or in cache."""
+        rate, ceilings = self.record.bytes_per_s, self.record.ceilings
+        return bool(rate and ceilings and rate > ABOVE_ROOF * ceilings["hbm_bytes_per_s"])
 
 
 @dataclass(frozen=True)
@@ -91,8 +95,6 @@ class Ladder:
     blocks: tuple[Block, ...]
     unit: str
     """Of the times in its table: `us` or `ms`."""
-    flops_unit: str
-    """Of its rates: `TFLOP/s` or `GFLOP/s`."""
 
 
 @dataclass(frozen=True)
@@ -139,46 +141,44 @@ def op_ladders(located: Sequence[Located]) -> tuple[OpLadder, ...]:
     benches = benches_of(located)
     checks = newest((item for item in located if item.record.kind == "check"), kernel_key)
     chosen = choose(benches)
-    names = sorted({item.record.op or "no op" for item in (*benches, *checks)})
+    history: dict[tuple[str, ...], list[Located]] = {}
+    for item in benches:
+        history.setdefault(_beside(item.record), []).append(item)
     found = []
-    for op in names:
-        order = ladder_order(op)
-        own = [item for item in chosen if (item.record.op or "no op") == op]
-        history = [item for item in benches if (item.record.op or "no op") == op]
-        own_checks = [item for item in checks if (item.record.op or "no op") == op]
+    for op in sorted({kernel_key(item.record)[1] for item in (*benches, *checks)}):
+        order, spec = ladder_order(op), registry.ops().get(op)
+        own = [item for item in chosen if kernel_key(item.record)[1] == op]
         machines = dict.fromkeys(machine_of(item.record) for item in own)
-        spec = registry.ops().get(op)
-        found.append(
-            OpLadder(
-                op=op,
-                order=order,
-                no_library=(spec.no_library or "") if spec else "",
-                ladders=tuple(_ladder(machine, own, history, own_checks, order) for machine in machines),
-                checks=_check_rows(own_checks, order),
-            )
-        )
+        ladders = tuple(_ladder(machine, own, history, order) for machine in machines)
+        own_checks = [item for item in checks if kernel_key(item.record)[1] == op]
+        no_library = (spec.no_library or "") if spec else ""
+        found.append(OpLadder(op, order, no_library, ladders, _check_rows(own_checks, order)))
     return tuple(found)
 
 
+def _beside(record: Record) -> tuple[str, ...]:
+    """What kernels share that can be compared: machine, op, case and scheme."""
+    machine, op, _, case_id, scheme = kernel_key(record)
+    return machine, op, case_id, scheme
+
+
 def _ladder(
-    machine: str, chosen: Sequence[Chosen], history: Sequence[Located], checks: Sequence[Located], order: Sequence[str]
+    machine: str,
+    chosen: Sequence[Chosen],
+    history: Mapping[tuple[str, ...], Sequence[Located]],
+    order: Sequence[str],
 ) -> Ladder:
-    own = [item for item in chosen if machine_of(item.record) == machine]
-    past = [item for item in history if machine_of(item.record) == machine]
-    interpreted = {
-        (item.record.kernel or "")
-        for item in checks
-        if machine_of(item.record) == machine and item.record.checked_by == "interpreter" and item.record.status == "OK"
-    }
-    groups: dict[tuple[str, str], list[Chosen]] = {}
-    for item in sorted(own, key=_size):
-        groups.setdefault(kernel_key(item.record)[3:], []).append(item)
-    blocks = tuple(
-        Block(case_id, scheme, _rows(group, past, interpreted, order)) for (case_id, scheme), group in groups.items()
-    )
+    groups: dict[tuple[str, ...], list[Chosen]] = {}
+    for item in sorted(chosen, key=_size):
+        if machine_of(item.record) == machine:
+            groups.setdefault(kernel_key(item.record)[3:], []).append(item)
+    blocks = []
+    for (case_id, scheme), group in groups.items():
+        group.sort(key=lambda item: _rank(item.record.kernel or "", item.record.role, order))
+        past = history[_beside(group[0].record)]
+        blocks.append(Block(case_id, scheme, tuple(_row(item, group, past) for item in group)))
     times = [row.latency_ms for block in blocks for row in block.rows if row.latency_ms is not None]
-    rates = [row.flops_per_s for block in blocks for row in block.rows if row.flops_per_s is not None]
-    return Ladder(machine, blocks, time_unit(times), "TFLOP/s" if max(rates, default=0.0) >= 1e12 else "GFLOP/s")
+    return Ladder(machine, tuple(blocks), time_unit(times))
 
 
 def _size(item: Chosen) -> tuple[str, float, float]:
@@ -191,102 +191,50 @@ def _rank(kernel: str, role: str | None, order: Sequence[str]) -> tuple[int, int
     return (_ROLES.index(role) if role in _ROLES else len(_ROLES)), place, kernel
 
 
-def _rows(
-    group: Sequence[Chosen], past: Sequence[Located], interpreted: set[str], order: Sequence[str]
-) -> tuple[Row, ...]:
-    block = kernel_key(group[0].record)[3:]
-    history = [item for item in past if kernel_key(item.record)[3:] == block]
-    ordered = sorted(group, key=lambda item: _rank(item.record.kernel or "", item.record.role, order))
-    return tuple(_row(item, group, history, interpreted) for item in ordered)
-
-
-def _row(item: Chosen, group: Sequence[Chosen], history: Sequence[Located], interpreted: set[str]) -> Row:
-    record = item.record
-    latency, wrong = latency_ms(record), fault(record)
+def _row(item: Chosen, group: Sequence[Chosen], past: Sequence[Located]) -> Row:
+    record, latency, wrong = item.record, latency_ms(item.record), fault(item.record)
     status, reason = wrong or (record.status, record.reason)
-    checked_by = record.checked_by
-    if checked_by == "none" and wrong is None and (record.kernel or "") in interpreted:
-        checked_by = "interpreter"
     if latency is None and wrong is None and not reason:
         reason = "the record holds no time"
-    timed = latency is not None
-    return Row(
-        kernel=record.kernel or "no kernel",
-        role=record.role or "none",
-        backend=record.backend or "none",
-        status=status,
-        reason=reason,
-        failed=wrong is not None,
-        latency_ms=latency,
-        p20_ms=record.latency_p20_ms if timed else None,
-        p80_ms=record.latency_p80_ms if timed else None,
-        over_library=_ratio(record, "library", group, history),
-        over_naive=_ratio(record, "naive", group, history),
-        bound_fraction=record.bound_fraction if timed else None,
-        limiter=record.limiter,
-        flops_per_s=record.flops_per_s if timed and record.flops else None,
-        bytes_per_s=record.bytes_per_s if timed else None,
-        traffic=(record.traffic_basis or "least bytes") if record.least_bytes or record.traffic_bytes else "none",
-        above_roof=timed and _above_roof(record),
-        checked_by=checked_by,
-        facts=facts_of(record, item.configs, item.counted),
-        source=item.source,
-    )
+    ratios = (_ratio(record, role, group, past) for role in ("library", "naive"))
+    facts = facts_of(record, item.configs, item.counted)
+    return Row(record, item.source, status, reason, wrong is not None, latency, *ratios, facts)
 
 
-def _above_roof(record: Record) -> bool:
-    if record.bytes_per_s is None or record.ceilings is None:
-        return False
-    return bool(record.bytes_per_s > ABOVE_ROOF * record.ceilings["hbm_bytes_per_s"])
-
-
-def _ratio(record: Record, role: str, group: Sequence[Chosen], history: Sequence[Located]) -> Ratio | None:
+def _ratio(record: Record, role: str, group: Sequence[Chosen], past: Sequence[Located]) -> Ratio | None:
+    """How many times as fast as the kernel of `role` in the same run, else in the newest of another run."""
     own = latency_ms(record)
     if own is None or record.role == role:
         return None
-    others = [item for item in group if item.record.role == role]
-    past = [item for item in history if item.record.role == role]
-    found = shared_run(others, past, record.run_id)
-    if found is None:
-        return None
-    other, other_run = found
-    base = latency_ms(other.record)
-    assert base is not None, "shared_run returns timed records"
-    return Ratio(base / own, other.source, other_run)
+    same_run = [item for item in past if (item.record.role, item.record.run_id) == (role, record.run_id)]
+    newest_run = [item.located for item in group if item.record.role == role]
+    for candidates, other_run in ((same_run, False), (newest_run, True)):
+        timed = [(time, item.source) for item in candidates if (time := latency_ms(item.record)) is not None]
+        if timed:
+            base, source = min(timed, key=lambda pair: pair[0])
+            return Ratio(base / own, source, other_run)
+    return None
 
 
 def _check_rows(checks: Sequence[Located], order: Sequence[str]) -> tuple[CheckRow, ...]:
     groups: dict[tuple[str, str], list[Located]] = {}
     for item in checks:
         groups.setdefault((machine_of(item.record), item.record.kernel or "no kernel"), []).append(item)
-    rows = [
-        (_rank(kernel, own[0].record.role, order), _check_row(machine, kernel, own))
-        for (machine, kernel), own in groups.items()
-    ]
-    return tuple(row for _, row in sorted(rows, key=lambda pair: (pair[1].machine, pair[0])))
+    ranked = sorted(groups, key=lambda key: (key[0], _rank(key[1], groups[key][0].record.role, order)))
+    return tuple(_check_row(*key, groups[key]) for key in ranked)
 
 
 def _check_row(machine: str, kernel: str, own: Sequence[Located]) -> CheckRow:
-    records = [item.record for item in own]
-    ran = [record for record in records if record.status not in ("UNSUPPORTED", "UNAVAILABLE")]
-    errors = [_worst(stats) for record in ran for stats in record.errors]
+    ran = [item.record for item in own if item.record.status not in NOT_RUN]
+    errors = [stats.get("max_error_over_tolerance") for record in ran for stats in record.errors]
     return CheckRow(
         kernel=kernel,
         machine=machine,
         checked_by=", ".join(dict.fromkeys(record.checked_by for record in ran)) or "none",
         right=sum(record.status == "OK" for record in ran),
         wrong=sum(record.status != "OK" for record in ran),
-        not_run=len(records) - len(ran),
-        worst=max((error for error in errors if error is not None), key=_nan_last, default=None),
+        not_run=len(own) - len(ran),
+        worst=max((e for e in errors if e is not None), key=lambda e: inf if isnan(e) else e, default=None),
         weak=sum(bool(record.weak) for record in ran),
         source=own[-1].source,
     )
-
-
-def _nan_last(error: float) -> float:
-    return inf if isnan(error) else error
-
-
-def _worst(stats: Mapping[str, object]) -> float | None:
-    error = stats.get("max_error_over_tolerance")
-    return float(error) if isinstance(error, int | float) else None

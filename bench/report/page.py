@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import re
-from base64 import b64encode
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import matplotlib
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 from plotly.io import to_html
@@ -22,21 +19,19 @@ from rooflab.bench.report.content import Content, gather
 from rooflab.bench.report.interactive import CONFIG, figure
 from rooflab.bench.report.rooflines import Roofline
 from rooflab.bench.report.sources import load
-from rooflab.roofline.plot import roofline_figure
-from rooflab.roofline.points import Point, si
+from rooflab.bench.report.tables import BAD
+from rooflab.roofline.points import si
 
 _TEMPLATES = Path(__file__).parent
 
 
 @dataclass(frozen=True)
 class Picture:
-    """One machine's roofline, twice: for a screen with scripts, and for paper and a browser without them."""
+    """One machine's roofline."""
 
     roofline: Roofline
     anchor: str
-    interactive: Markup
-    printed: str
-    """A `data:` address of an SVG."""
+    html: Markup
     alt: str
 
 
@@ -49,23 +44,15 @@ def render(content: Content, plots: bool = True) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {
-        "digits": words.digits,
-        "whole": words.whole,
-        "percent": words.percent,
-        "times": words.times,
-        "in_unit": words.in_unit,
-        "si": si,
-        "slug": words.slug,
-        "unit_name": lambda unit: "µs" if unit == "us" else unit,
-        "breakable": breakable,
-    }
+    named = ("digits", "whole", "percent", "times", "in_unit", "plain_value", "slug")
+    environment.filters |= {name: getattr(words, name) for name in named} | {"si": si, "breakable": breakable}
     drawn = [_picture(one, number) for number, one in enumerate(content.rooflines, 1)] if plots else []
     return environment.get_template("page.html").render(
         content=content,
         pictures=drawn,
         plots=plots,
         plotly=Markup(get_plotlyjs()) if drawn else "",
+        bad=BAD,
         op_anchors=anchors([op.op for op in content.ops], "op"),
         machines={machine.key: machine for machine in content.machines},
     )
@@ -91,22 +78,13 @@ def _picture(roofline: Roofline, number: int) -> Picture:
     anchor = f"roofline-{number}"
     # Its own id and no random one: the same records give the same file.
     drawn = to_html(figure(roofline), CONFIG, include_plotlyjs=False, full_html=False, div_id=f"{anchor}-figure")
-    points = [place.point for place in roofline.places if place.largest]
     timed = sum(place.point.seconds is not None for place in roofline.places)
     ops = ", ".join(dict.fromkeys(place.point.op for place in roofline.places))
     alt = (
         f"Roofline of {roofline.name}: {len(roofline.places)} kernels and cases of {ops}, {timed} of them timed. "
         "The tables below hold the same numbers."
     )
-    return Picture(roofline, anchor, Markup(drawn), _svg(roofline, points), alt)
-
-
-def _svg(roofline: Roofline, points: Sequence[Point]) -> str:
-    drawn = roofline_figure(points, roofline.ceilings, f"{roofline.name}: largest case of each op")
-    buffer = io.BytesIO()
-    with matplotlib.rc_context({"svg.hashsalt": "rooflab"}):
-        drawn.savefig(buffer, format="svg", metadata={"Date": None})
-    return f"data:image/svg+xml;base64,{b64encode(buffer.getvalue()).decode()}"
+    return Picture(roofline, anchor, Markup(drawn), alt)
 
 
 TITLE = "Rooflab report"

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 
-from rooflab.bench.ceilings.readings import rate_of
 from rooflab.bench.records.record import Record
 from rooflab.bench.report.figures import as_ceilings, largest_cases, points_of
 from rooflab.bench.report.ladders import OpLadder, Row
@@ -18,31 +17,26 @@ from rooflab.roofline.device import Device, identify
 from rooflab.roofline.model import CeilingKind, Ceilings
 from rooflab.roofline.points import Point, si
 
-KINDS: tuple[CeilingKind, ...] = ("measured", "datasheet", "at_clock")
-
-
-@dataclass(frozen=True)
-class Rate:
-    """One ceiling's value, and the record that says it; None where it is the table of GPUs' (`roofline/device.py`)."""
-
-    text: str
-    value: float
-    source: Source | None
-    is_time: bool = False
-    """Whether it is a floor in seconds and no rate."""
-
 
 @dataclass(frozen=True)
 class CeilingRow:
     """One quantity, by kind of ceiling."""
 
     name: str
-    rates: tuple[Rate | None, ...]
-    """In the order of `KINDS`."""
+    texts: Mapping[CeilingKind, str]
     share: float | None
     """Measured over the data sheet's."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What one microkernel reached, in its fastest launch shape."""
+
+    name: str
+    text: str
     how: str
-    """Timer and launch shape, of a reading."""
+    """Timer and launch shape."""
+    source: Source
 
 
 @dataclass(frozen=True)
@@ -52,11 +46,13 @@ class CeilingTable:
     machine: str
     device: str
     clock: str
-    """The clock behind the last column, where it was computed here."""
+    """The clock behind the column at clock, where it was computed here."""
     rows: tuple[CeilingRow, ...]
     """What bounds a kernel."""
-    readings: tuple[CeilingRow, ...]
-    """What that was put together from: one row for each microkernel, its fastest launch shape."""
+    sources: tuple[Source, ...]
+    """The records that say it; without one, the table of GPUs does (`roofline/device.py`)."""
+    readings: tuple[Reading, ...]
+    """What the measured ceilings were put together from."""
 
 
 def ceiling_tables(located: Sequence[Located]) -> tuple[CeilingTable, ...]:
@@ -111,96 +107,49 @@ def held_clock_mhz(items: Sequence[Located]) -> float | None:
 
 def _table(machine: str, items: Sequence[Located]) -> CeilingTable:
     found = ceilings_for(items)
-    quantities = {kind: (_quantities(ceilings), source) for kind, (ceilings, source) in found.items()}
-    names = dict.fromkeys(name for values, _ in quantities.values() for name in values)
-    rows = [_row(name, {kind: _rate(name, *quantities[kind]) for kind in quantities}) for name in names]
-    measured = [item for item in items if item.record.kind == "ceiling"]
+    limits = {kind: _limits(ceilings) for kind, (ceilings, _) in found.items()}
+    rows = []
+    for name in dict.fromkeys(name for values in limits.values() for name in values):
+        own = {kind: values[name] for kind, values in limits.items() if name in values}
+        both = "measured" in own and "datasheet" in own and not name.endswith("floor")
+        share = own["measured"][0] / own["datasheet"][0] if both else None
+        rows.append(CeilingRow(name, {kind: text for kind, (_, text) in own.items()}, share))
     clock = held_clock_mhz(items) if "at_clock" in found and found["at_clock"][1] is None else None
     device = next(iter(found.values()))[0].device if found else machine
-    readings = readings_of(measured, known_device(items))
-    return CeilingTable(machine, device, f"{whole(clock)} MHz" if clock else "", tuple(rows), tuple(readings))
+    sources = tuple(source for _, source in found.values() if source is not None)
+    held = f"{whole(clock)} MHz" if clock else ""
+    return CeilingTable(machine, device, held, tuple(rows), sources, tuple(readings_of(items)))
 
 
-def _quantities(ceilings: Ceilings) -> dict[str, tuple[float, str]]:
-    """Name to value and unit; what bounds nothing is left out."""
-    values = {"memory bandwidth": (ceilings.hbm_bytes_per_s, "B/s")}
-    values |= {f"matrix {dtype}": (rate, "FLOP/s") for dtype, rate in sorted(ceilings.tensor_flops_per_s.items())}
-    values["vector fp32"] = (ceilings.vector_flops_per_s, "FLOP/s")
-    if ceilings.sfu_ops_per_s:
-        values["special functions"] = (ceilings.sfu_ops_per_s, "op/s")
-    if ceilings.l2_bytes_per_s:
-        values["L2 bandwidth"] = (ceilings.l2_bytes_per_s, "B/s")
-    if ceilings.launch_floor_s:
-        values["launch floor"] = (ceilings.launch_floor_s, "s")
-    return values
+def _limits(ceilings: Ceilings) -> dict[str, tuple[float, str]]:
+    """Name to value and text; what bounds nothing is left out."""
+    rates = {"memory bandwidth": (ceilings.hbm_bytes_per_s, "B/s")}
+    rates |= {f"matrix {dtype}": (rate, "FLOP/s") for dtype, rate in sorted(ceilings.tensor_flops_per_s.items())}
+    rates |= {"vector fp32": (ceilings.vector_flops_per_s, "FLOP/s")}
+    rates |= {"special functions": (ceilings.sfu_ops_per_s or 0, "op/s"), "L2": (ceilings.l2_bytes_per_s or 0, "B/s")}
+    found = {name: (rate, f"{si(rate)}{unit}") for name, (rate, unit) in rates.items() if rate}
+    floor = ceilings.launch_floor_s
+    return found | ({"launch floor": (floor, f"{digits(floor * 1e6)} µs")} if floor else {})
 
 
-def _rate(name: str, values: Mapping[str, tuple[float, str]], source: Source | None) -> Rate | None:
-    return _as_rate(*values[name], source) if name in values else None
-
-
-def _as_rate(value: float, unit: str, source: Source | None) -> Rate:
-    is_time = unit == "s"
-    return Rate(f"{digits(value * 1e6)} µs" if is_time else f"{si(value)}{unit}", value, source, is_time)
-
-
-def _row(name: str, rates: Mapping[CeilingKind, Rate | None], how: str = "") -> CeilingRow:
-    measured, sheet = rates.get("measured"), rates.get("datasheet")
-    rates_of_both = measured and sheet and sheet.value > 0 and not measured.is_time
-    share = measured.value / sheet.value if rates_of_both and measured and sheet else None
-    return CeilingRow(name, tuple(rates.get(kind) for kind in KINDS), share, how)
-
-
-def readings_of(items: Sequence[Located], device: Device | None) -> list[CeilingRow]:
-    """One row for each microkernel of the newest run that timed it: its fastest launch shape, and what the data sheet
-    says of that limit, at the clock of that very reading too."""
-    best: dict[tuple[str, str], tuple[Located, Rate]] = {}
+def readings_of(items: Sequence[Located]) -> list[Reading]:
+    """One for each microkernel of the newest run that timed it: its fastest launch shape."""
+    groups: dict[tuple[str | None, str | None], list[tuple[float, str, Located]]] = {}
     for item in items:
-        record, rate = item.record, _measured(item)
-        if rate is None or record.status != "OK":
-            continue
-        key = (record.kernel or record.case_id or "limit", record.scheme or "")
-        known = best.get(key)
-        same_run = known is not None and known[0].record.run_id == record.run_id
-        floor = "launch_floor_s" in record.metrics
-        if known is None or not same_run or (rate.value < known[1].value if floor else rate.value > known[1].value):
-            best[key] = (item, rate)
-    rows = []
-    for (name, scheme), (item, rate) in best.items():
-        rates: dict[CeilingKind, Rate | None] = {"measured": rate}
-        if device is not None and item.record.device == "cuda":
-            rates |= _on_sheet(item, name, rate, device)
-        config = f", {plain_value(item.record.config)}" if item.record.config else ""
-        named = f"{name} {scheme}" if scheme and scheme not in name else name
-        rows.append(_row(named, rates, f"{item.record.timer or 'timed'}{config}"))
-    return rows
-
-
-def _measured(item: Located) -> Rate | None:
-    """The reading of a ceiling record, in the one field that holds it."""
-    record = item.record
-    values = (
-        (record.bytes_per_s, "B/s"),
-        (record.flops_per_s, "FLOP/s"),
-        (record.metrics.get("ops_per_s"), "op/s"),
-        (record.metrics.get("launch_floor_s"), "s"),
-    )
-    return next((_as_rate(value, unit, item.source) for value, unit in values if value and isfinite(value)), None)
-
-
-def _on_sheet(item: Located, limit: str, rate: Rate, device: Device) -> dict[CeilingKind, Rate | None]:
-    record = item.record
-    if "launch_floor_s" in record.metrics:
-        floor = device.launch_floor_s
-        return {"datasheet": _as_rate(floor, "s", None) if floor else None}
-    unit = "B/s" if record.bytes_per_s else "FLOP/s" if record.flops_per_s else "op/s"
-    clock = record.metrics.get("sm_clock_hz")
-    held = device.ceilings(min(clock, device.max_clock_hz)) if clock and clock > 0 else None
-    found: dict[CeilingKind, Rate | None] = {}
-    kinds: tuple[tuple[CeilingKind, Ceilings | None], ...] = (("datasheet", device.ceilings()), ("at_clock", held))
-    for kind, ceilings in kinds:
-        value = rate_of(ceilings, limit, record.scheme)
-        found[kind] = _as_rate(value, unit, None) if value else None
+        record = item.record
+        floor = record.metrics.get("launch_floor_s")
+        rates = ((record.bytes_per_s, "B/s"), (record.flops_per_s, "FLOP/s"), (record.metrics.get("ops_per_s"), "op/s"))
+        values = [(rate, f"{si(rate)}{unit}") for rate, unit in rates if rate and isfinite(rate)]
+        values += [(-floor, f"{digits(floor * 1e6)} µs")] if floor and isfinite(floor) else []
+        if record.kind == "ceiling" and record.status == "OK" and values:
+            groups.setdefault((record.kernel or record.case_id, record.scheme), []).append((*values[0], item))
+    found = []
+    for (kernel, scheme), own in groups.items():
+        last = own[-1][2].record.run_id
+        _, text, item = max((one for one in own if one[2].record.run_id == last), key=lambda one: one[0])
+        name = f"{kernel} {scheme}" if scheme and scheme not in str(kernel) else str(kernel)
+        how = ", ".join(filter(None, (item.record.timer, plain_value(item.record.config or ""))))
+        found.append(Reading(name, text, how, item.source))
     return found
 
 
@@ -215,8 +164,6 @@ class Place:
 
     point: Point
     row: Row
-    case_id: str
-    scheme: str
     largest: bool
     """Whether its case is the largest of its op and scheme on this machine."""
 
@@ -236,13 +183,7 @@ class Roofline:
 
 def rooflines(located: Sequence[Located], chosen: Sequence[Chosen], ops: Sequence[OpLadder]) -> tuple[Roofline, ...]:
     """One for each machine with a point, from the records that speak for now."""
-    rows = {
-        (ladder.machine, op.op, row.kernel, block.case_id, block.scheme): row
-        for op in ops
-        for ladder in op.ladders
-        for block in ladder.blocks
-        for row in block.rows
-    }
+    rows = {row.source: row for op in ops for ladder in op.ladders for block in ladder.blocks for row in block.rows}
     found = []
     for machine in dict.fromkeys(machine_of(item.record) for item in chosen):
         own = [item for item in chosen if machine_of(item.record) == machine]
@@ -261,8 +202,7 @@ def rooflines(located: Sequence[Located], chosen: Sequence[Chosen], ops: Sequenc
             if point is None:
                 unplaced += [f"{record.op}/{record.kernel}: {why}"] if why else []
                 continue
-            row = rows[machine, record.op or "", record.kernel or "", record.case_id or "", record.scheme or ""]
-            places.append(Place(point, row, record.case_id or "", record.scheme or "", id(record) in large))
+            places.append(Place(point, rows[item.source], id(record) in large))
         if places:
             found.append(Roofline(machine, name, tuple(places), tuple(roofs), tuple(dict.fromkeys(unplaced))))
     return tuple(found)

@@ -15,7 +15,7 @@ from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from rooflab.bench.records import files as record_files
-from rooflab.bench.records.record import Record
+from rooflab.bench.records.record import NOT_RUN, Record
 from rooflab.roofline.model import CeilingKind
 
 _NOT_FINITE = ("nan", "inf", "-inf")
@@ -127,7 +127,9 @@ def typed(record: Record) -> Record:
     page must not be made from half of a record.
     """
     values = {item.name: _value(item.name, _HINTS[item.name], getattr(record, item.name)) for item in fields(Record)}
-    _check_environment(values["environment"])
+    gpu = values["environment"].get("gpu")
+    if not isinstance(gpu, Mapping | None):
+        raise ValueError(f"environment.gpu: expected an object, got {gpu!r}")
     if values["ceilings"] is not None:
         _check_ceilings(values["ceilings"])
     return replace(record, **values)
@@ -161,14 +163,6 @@ def _number(name: str, value: Any) -> float:
     return value
 
 
-def _check_environment(environment: Mapping[str, Any]) -> None:
-    key, gpu = environment.get("machine_key"), environment.get("gpu")
-    if not isinstance(key, str | None):
-        raise ValueError(f"environment.machine_key: expected a text, got {key!r}")
-    if not isinstance(gpu, Mapping | None):
-        raise ValueError(f"environment.gpu: expected an object, got {gpu!r}")
-
-
 def _check_ceilings(ceilings: Mapping[str, Any]) -> None:
     rates = ceilings.get("tensor_flops_per_s")
     if not isinstance(rates, Mapping):
@@ -178,15 +172,12 @@ def _check_ceilings(ceilings: Mapping[str, Any]) -> None:
         if not _number(f"ceilings.{name}", rate) > 0:
             raise ValueError(f"ceilings.{name}: expected above 0, got {rate!r}")
     if ceilings.get("kind") not in get_args(CeilingKind):
-        raise ValueError(
-            f"ceilings.kind: expected one of {', '.join(get_args(CeilingKind))}, got {ceilings.get('kind')!r}"
-        )
+        raise ValueError(f"ceilings.kind: expected {', '.join(get_args(CeilingKind))}, got {ceilings.get('kind')!r}")
     if not isinstance(ceilings.get("device"), str):
         raise ValueError(f"ceilings.device: expected a text, got {ceilings.get('device')!r}")
 
 
-FINE = ("OK", "UNSUPPORTED", "UNAVAILABLE")
-NOT_RUN = ("UNSUPPORTED", "UNAVAILABLE")
+FINE = ("OK", *NOT_RUN)
 
 
 @dataclass(frozen=True)
@@ -313,13 +304,3 @@ def _with_counted(chosen: Chosen, group: Sequence[Located]) -> Chosen:
         bytes_per_s=moved / latency * 1e3,
     )
     return replace(chosen, located=replace(chosen.located, record=counted), counted=profiles[-1].source)
-
-
-def shared_run(candidates: Sequence[Chosen], history: Sequence[Located], run_id: str) -> tuple[Located, bool] | None:
-    """What a time of run `run_id` is compared with: that run's own record, else the newest, and whether it is another
-    run's.  `candidates` are what speaks for now, `history` every record of the same key."""
-    same = [(time, item) for item in history if item.record.run_id == run_id and (time := latency_ms(item.record))]
-    if same:
-        return min(same, key=lambda pair: pair[0])[1], False
-    timed = [(time, item.located) for item in candidates if (time := latency_ms(item.record)) is not None]
-    return (min(timed, key=lambda pair: pair[0])[1], True) if timed else None

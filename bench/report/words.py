@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from math import isfinite
 from typing import Any
 
-from rooflab.bench.timing.clocks import REASONS, reason_names
 from rooflab.roofline.points import si
 
 _SUFFIXES: tuple[tuple[str, str], ...] = (
@@ -19,6 +18,7 @@ _SUFFIXES: tuple[tuple[str, str], ...] = (
     ("_requests_per_s", "requests/s"),
     ("_per_s", "/s"),
     ("_bytes", "B"),
+    ("_gib", "GiB"),
     ("_mhz", "MHz"),
     ("_hz", "Hz"),
     ("_ms", "ms"),
@@ -29,7 +29,10 @@ _SUFFIXES: tuple[tuple[str, str], ...] = (
     ("_c", "C"),
 )
 _PREFIXED = ("B/s", "FLOP/s", "op/s", "B", "Hz")
-_INITIALS = {"ttft": "TTFT", "itl": "ITL", "tpot": "TPOT", "e2e": "end to end", "hbm": "HBM", "l2": "L2", "sfu": "SFU"}
+_INITIALS = {
+    name: name.upper() for name in ("cpu", "ecc", "hbm", "itl", "l2", "mig", "os", "sfu", "sm", "tpot", "ttft")
+}
+_INITIALS |= {"sms": "SMs", "e2e": "end to end"}
 
 
 def digits(value: float, count: int = 3) -> str:
@@ -114,12 +117,6 @@ def plain_value(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(plain_value(item) for item in value)
     return str(value)
-
-
-def throttling(bits: int) -> str:
-    """The names of NVML's throttle bits."""
-    rest = bits & ~sum(REASONS)
-    return ", ".join([*reason_names(bits), *([f"{rest:#x}"] if rest else [])]) or "none"
 
 
 def commit_text(commit: str | None, dirty: bool | None) -> str:
