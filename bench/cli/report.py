@@ -68,18 +68,19 @@ def history(
     threshold: Annotated[float, typer.Option(help="Smallest relative change that counts.")] = 0.02,
     repo: Annotated[Path | None, typer.Option(help="Checkout whose git history orders the commits.")] = None,
     csv: Annotated[Path | None, typer.Option("--csv", help="Write every point to this file.")] = None,
-    out: OutOption = None,
     json: Json = False,
 ) -> None:
-    """Trends of committed records: levels, steps, and whether the newest point is unusual; --out draws them."""
+    """Trends of committed records: levels, steps, and whether the newest point is unusual."""
+    from rooflab.bench.records.files import write_whole
     from rooflab.bench.report.trends import output
     from rooflab.bench.report.trends.points import Chosen, read_points
 
     points = read_points(paths or [Path("results")], Chosen(op or (), kernel or (), case or (), machine or ()))
     trends = output.find_trends(points, repo, last, threshold)
-    files = [str(path) for path in output.write(trends, csv, out)]
+    if csv is not None:
+        write_whole(csv, output.frame(trends).to_csv(index=False))
     if json:
-        show.as_json(output.summary(points, trends) | {"written": files})
+        show.as_json(output.summary(points, trends))
         return
     rows = [_shown(trend.row()) for trend in trends]
     for circumstances in dict.fromkeys(row["circumstances"] for row in rows):
@@ -88,8 +89,6 @@ def history(
         show.line()
     for text in output.notes(points, trends):
         show.line(text)
-    for path in files:
-        show.line(f"  {path}")
 
 
 def _shown(row: dict[str, Any]) -> dict[str, Any]:

@@ -24,6 +24,8 @@ from rooflab.kernels.precision import matmul_precision
 from rooflab.kernels.registry import Kernel
 
 _CPUS = Path("/sys/devices/system/cpu")
+ROOT = Path(__file__).resolve().parents[2]
+"""The checkout (or installation) of the running program."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ def snapshot(gpu_index: int = 0) -> Environment:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     memory_gib = round(psutil.virtual_memory().total / 2**30)
     gpu = _gpu(gpu_index)
-    commit, dirty = git_state(Path(__file__).resolve().parents[2])
+    commit, dirty = git_state(ROOT)
     return Environment(
         machine_key=machine_key(_cpu_model(), cores, memory_gib, gpu),
         cpu=_cpu_model(),
@@ -151,19 +153,21 @@ def _version(package: str) -> str | None:
 
 def git_state(root: Path) -> tuple[str | None, bool | None]:
     """Commit of the checkout at `root`, and whether anything but results has changed; twice None outside a checkout."""
-    top = _git(root, "rev-parse", "--show-toplevel")
+    top = git_says(root, "rev-parse", "--show-toplevel")
     # A package installed below another project's checkout must not report that checkout's commit.
     if top is None or Path(top).resolve() != root.resolve():
         return None, None
-    commit = _git(root, "rev-parse", "--verify", "HEAD")
+    commit = git_says(root, "rev-parse", "--verify", "HEAD")
     # Not results/: a run writes its own records there while it goes on, and runs nothing from there.
-    changes = _git(root, "status", "--porcelain", "--untracked-files=normal", "--", ".", ":!results")
+    changes = git_says(root, "status", "--porcelain", "--untracked-files=normal", "--", ".", ":!results")
     return commit, None if commit is None or changes is None else bool(changes)
 
 
-def _git(root: Path, *arguments: str) -> str | None:
+def git_says(root: Path, *arguments: str, stdin: str = "") -> str | None:
+    """What git prints, or None where it fails or is not there."""
+    command = ["git", "-C", str(root), *arguments]
     try:
-        result = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=30)
+        result = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60)
     except (FileNotFoundError, subprocess.TimeoutExpired):
         return None
     return result.stdout.strip() if result.returncode == 0 else None
@@ -241,7 +245,6 @@ def power(nvml: Any, handle: Any) -> tuple[int | None, str | None]:
     return power_mw, None if power_mw is None else "nvmlDeviceGetPowerUsage"
 
 
-ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("roofline", "reference", "kernels", "engine", "bench")
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -33,7 +33,7 @@ def penalty(points: int) -> float:
     Chosen on simulated series: without a step at most 1% of normal, Laplace or Student-t series of 5 to 100 points
     have one found, 2% where every tenth run is 8 deviations slow, 6% where neighbours correlate by 0.4; a step of 5
     deviations is found in over 75% of series once 3 points lie behind it, in 98% once 5 do (held by
-    `tests/test_history_steps.py`).
+    `tests/test_history.py`).
     """
     return 4.0 + 1.5 * math.log(max(points, 1))
 
@@ -187,7 +187,7 @@ def build_trends(
     for values, points in frame.groupby(list(KEY), sort=True):
         key = dict(zip(KEY, map(str, values if isinstance(values, tuple) else (values,)), strict=True))
         found.append(_trend(key, points, places, last, threshold))
-    return [_with_predecessor(trend, found) for trend in found]
+    return found
 
 
 def _trend(key: Mapping[str, str], points: pd.DataFrame, places: Mapping[str, int], last: int, limit: float) -> Trend:
@@ -268,28 +268,6 @@ def label(point: pd.Series, by_commit: bool) -> str:
         return f"{point['time']:%Y-%m-%d %H:%M}"
     name = commit[:10] + ("+" if point["dirty"] else "")
     return name if by_commit else f"{name} {point['time']:%Y-%m-%d}"
-
-
-def _with_predecessor(trend: Trend, others: Sequence[Trend]) -> Trend:
-    """`trend`, its first point marked where the same work was timed before by another method or driver."""
-    work = ("op", "kernel", "case", "scheme", "machine")
-    first = trend.frame["time"].min()
-    earlier = [
-        other
-        for other in others
-        if other is not trend
-        and all(other.key[name] == trend.key[name] for name in work)
-        and other.frame["time"].max() < first
-    ]
-    if not earlier:
-        return trend
-    before = max(earlier, key=lambda other: other.frame["time"].max())
-    text = ", ".join(
-        f"{name} {before.key[name]} -> {trend.key[name]}"
-        for name in ("setting", "timer")
-        if before.key[name] != trend.key[name]
-    )
-    return replace(trend, marks={0: text, **trend.marks})
 
 
 def sparkline(values: Sequence[float]) -> str:
