@@ -28,6 +28,11 @@ def test_buckets():
     assert bucket_of("prefill", 1) == "prefill:64" and bucket_of("prefill", 513) == "prefill:inf"
     assert [name for name, _, _ in all_buckets()] == [bucket_of(p, 10**6 if u == float("inf") else u)
                                                       for _, p, u in all_buckets()]  # fmt: skip
+    assert [choices.launch_bucket("gemm", rows) for rows in (1, 16, 64, 65, 513)] == [
+        "decode:1", "decode:16", "decode:64", "prefill:512", "prefill:inf",
+    ]  # fmt: skip
+    assert choices.launch_bucket("paged_attention", 100) == "decode:inf"
+    assert choices.launch_bucket("flash_attention", 20) == "prefill:64"
 
 
 def test_each_bucket_takes_its_fastest():
@@ -84,10 +89,12 @@ def test_every_committed_choice_is_a_kernel(tmp_path):
                     assert values is None or make_config(registry.get_kernel(op, name), values)
 
 
-def test_an_unknown_bucket_or_device_has_no_choice():
+def test_an_unknown_bucket_or_device_has_no_choice_and_a_changed_tree_makes_none(tmp_path):
     assert choices.chosen("gemm", "no such card", "decode:1") is None
     with pytest.raises(KeyError):
         bucket_of("train", 1)
+    with pytest.raises(ValueError, match="choose: expected records of a committed tree"):
+        write_choices([record("rmsnorm", "naive", 1, 1.0, dirty=True)], tmp_path)
 
 
 CARD = {"gpu": {"name": "NVIDIA H200"}}
@@ -136,16 +143,3 @@ def test_a_written_config_is_what_a_launch_then_takes(tmp_path, monkeypatch):
     assert choices.tuned("rmsnorm", "fused", "NVIDIA H200", 1, "bf16") == {"num_warps": 8}
     assert choices.tuned("rmsnorm", "fused", "NVIDIA H200", 1, "fp16") is None
     assert choices.tuned("rmsnorm", "fused", "NVIDIA H100", 1, "bf16") is None
-
-
-def test_records_of_a_changed_tree_choose_nothing(tmp_path):
-    with pytest.raises(ValueError, match="choose: expected records of a committed tree"):
-        write_choices([record("rmsnorm", "naive", 1, 1.0, dirty=True)], tmp_path)
-
-
-def test_a_launch_knows_its_bucket_without_its_phase():
-    assert [choices.launch_bucket("gemm", rows) for rows in (1, 16, 64, 65, 513)] == [
-        "decode:1", "decode:16", "decode:64", "prefill:512", "prefill:inf",
-    ]  # fmt: skip
-    assert choices.launch_bucket("paged_attention", 100) == "decode:inf"
-    assert choices.launch_bucket("flash_attention", 20) == "prefill:64"

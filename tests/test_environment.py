@@ -1,13 +1,14 @@
 import getpass
 import json
 import socket
-import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from test_bisect import git
 
 from rooflab.bench.records import environment as nvml_module
 from rooflab.bench.records.environment import Gpu, git_state, last_level_cache_bytes, machine_key, snapshot
@@ -17,32 +18,24 @@ from rooflab.kernels.precision import pin_matmul_precision
 GPU = Gpu("NVIDIA H200", "GPU-1", 141 * 10**9, 132, 60 * 2**20, power_limit_w=700.0)
 
 
-def test_a_snapshot_is_json_and_names_versions_and_threads():
-    found = json.loads(json.dumps(snapshot().to_dict()))
-    assert found["torch"] == torch.__version__
-    assert found["python"] == ".".join(map(str, sys.version_info[:3]))
-    assert found["threads"] == torch.get_num_threads()
-    assert found["triton"] and found["numpy"] and found["memory_gib"] >= 1
-
-
-def test_a_snapshot_says_nothing_about_persons_and_places():
+def test_a_snapshot_names_versions_and_threads_and_no_persons_and_places():
     text = json.dumps(snapshot().to_dict())
-    for private in (socket.gethostname(), str(Path.home()), str(Path.cwd())):
+    found = json.loads(text)
+    assert (found["torch"], found["threads"]) == (torch.__version__, torch.get_num_threads())
+    assert found["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert found["triton"] and found["numpy"] and found["memory_gib"] >= 1
+    user = [getpass.getuser()] if getpass.getuser() != "root" else []
+    for private in (socket.gethostname(), str(Path.home()), str(Path.cwd()), *user):
         assert private not in text
-    if getpass.getuser() != "root":
-        assert getpass.getuser() not in text
 
 
 def test_the_machine_key_is_stable_and_tells_machines_apart():
     key = machine_key("AMD EPYC 9B45", 2, 24, None)
-    assert key == machine_key("AMD EPYC 9B45", 2, 24, None)
-    assert key.startswith("amd-epyc-9b45-2c-")
+    assert key == machine_key("AMD EPYC 9B45", 2, 24, None) and key.startswith("amd-epyc-9b45-2c-")
     assert len({key, machine_key("AMD EPYC 9B45", 4, 24, None), machine_key("AMD EPYC 9B45", 2, 24, GPU)}) == 3
     assert machine_key("x", 2, 24, GPU).startswith("nvidia-h200-2c-")
-    other_card = Gpu("NVIDIA H200", "GPU-2", 141 * 10**9, 132, 60 * 2**20, driver="1.2", power_limit_w=700.0)
-    assert machine_key("x", 2, 24, GPU) == machine_key("x", 2, 24, other_card)
-    capped = Gpu("NVIDIA H200", "GPU-1", 141 * 10**9, 132, 60 * 2**20, power_limit_w=500.0)
-    assert machine_key("x", 2, 24, GPU) != machine_key("x", 2, 24, capped)
+    assert machine_key("x", 2, 24, GPU) == machine_key("x", 2, 24, replace(GPU, uuid="GPU-2", driver="1.2"))
+    assert machine_key("x", 2, 24, GPU) != machine_key("x", 2, 24, replace(GPU, power_limit_w=500.0))
 
 
 def write_cache(folder, cpu, index, level, kind, size, shared):
@@ -62,31 +55,19 @@ def test_last_level_caches_are_added_up_once_each(tmp_path):
     assert last_level_cache_bytes(tmp_path / "none") == 32 * 2**20
 
 
-def git(folder, *arguments):
-    subprocess.run(
-        ["git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@example.org", *arguments],
-        check=True,
-        capture_output=True,
-    )
-
-
 def test_commit_and_changes_of_a_checkout_are_found(tmp_path):
-    git(tmp_path, "init")
+    git(tmp_path, "init", "--quiet")
     assert git_state(tmp_path) == (None, None)
     (tmp_path / "a").write_text("1")
     git(tmp_path, "add", "a")
-    git(tmp_path, "commit", "-m", "a")
+    git(tmp_path, "commit", "--quiet", "-m", "a")
     commit, dirty = git_state(tmp_path)
     assert commit and len(commit) == 40 and dirty is False
-    (tmp_path / "a").write_text("2")
-    assert git_state(tmp_path) == (commit, True)
-
-
-def test_a_package_below_somebody_elses_checkout_reports_no_commit(tmp_path):
-    git(tmp_path, "init")
-    (tmp_path / "site-packages").mkdir()
-    git(tmp_path, "commit", "--allow-empty", "-m", "a")
-    assert git_state(tmp_path / "site-packages") == (None, None)
+    for folder, changed in (("results", False), ("site-packages", True)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a.py").write_text("")
+        assert git_state(tmp_path) == (commit, changed), "a run's own records do not make it dirty"
+    assert git_state(tmp_path / "site-packages") == (None, None), "a package below somebody else's checkout"
     assert git_state(tmp_path / "none") == (None, None)
 
 
@@ -146,13 +127,9 @@ def nvml(monkeypatch):
     return fake
 
 
-def test_a_gpu_is_described_and_a_refused_question_is_none(nvml):
-    gpu = snapshot().gpu
-    assert gpu == Gpu("NVIDIA H200", "GPU-1", 141, 132, 60, "580.1", 1980, 3201, 700.0, True, None)
+def test_a_gpu_is_described_as_far_as_it_is_known(nvml, monkeypatch):
+    assert snapshot().gpu == Gpu("NVIDIA H200", "GPU-1", 141, 132, 60, "580.1", 1980, 3201, 700.0, True, None)
     assert nvml.open == 0
-
-
-def test_a_gpu_without_nvml_is_described_by_torch(nvml, monkeypatch):
     monkeypatch.setattr(nvml_module.importlib.util, "find_spec", lambda name: None)
     assert snapshot().gpu == Gpu("NVIDIA H200", "GPU-1", 141, 132, 60)
 
@@ -191,13 +168,3 @@ def test_matmul_precision_is_pinned_and_recorded():
     assert snapshot().matmul_precision == "high+16-bit reductions"
     pin_matmul_precision()
     assert snapshot().matmul_precision == "highest"
-
-
-def test_a_runs_own_records_do_not_make_it_dirty(tmp_path):
-    git(tmp_path, "init", "--quiet")
-    git(tmp_path, "commit", "--quiet", "--allow-empty", "-m", "first")
-    (tmp_path / "results").mkdir()
-    (tmp_path / "results" / "run.jsonl").write_text("{}\n")
-    assert git_state(tmp_path)[1] is False
-    (tmp_path / "kernel.py").write_text("")
-    assert git_state(tmp_path)[1] is True

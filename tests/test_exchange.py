@@ -131,22 +131,16 @@ def test_a_stranger_s_benchmarks_without_samples(tmp_path):
     assert read_pytest_benchmark(tmp_path / "b.json").records[0].metrics == found.metrics
 
 
-def test_the_suite_of_kernels_is_known_by_its_names(tmp_path):
+def test_the_suite_of_kernels_is_known_by_its_names_and_a_failed_benchmark_is_listed(tmp_path):
     values = foreign()
     values["benchmarks"][0] |= {"name": "test_kernel[gemm/naive-M=2,layout=NT]", "params": {"kernel": "Kernel(...)"}}
     values["benchmarks"][0]["extra_info"] = {"timer": "cuda events", "l2_state": "cold", "status": "INVALID: too fast"}
-    (found,) = read_pytest_benchmark(written(tmp_path / "a.json", values)).records
+    values["benchmarks"].append({"name": "t", "fullname": "t.py::t", "stats": None})
+    read = read_pytest_benchmark(written(tmp_path / "a.json", values))
+    (found,), (skipped,) = read.records, read.skipped
     assert (found.op, found.kernel, dict(found.case)) == ("gemm", "naive", {"M": 2, "layout": "NT"})
     assert (found.status, found.reason, found.l2_state) == ("INVALID", "too fast", "cold")
-
-
-def test_a_benchmark_that_failed_is_listed(tmp_path):
-    values = foreign()
-    values["benchmarks"].append({"name": "t", "fullname": "t.py::t", "stats": None})
-    found = read_pytest_benchmark(written(tmp_path / "a.json", values))
-    assert (
-        len(found.records) == 1 and found.skipped[0].place == "t.py::t" and "no statistics" in found.skipped[0].reason
-    )
+    assert skipped.place == "t.py::t" and "no statistics" in skipped.reason
 
 
 def without(values, key):
@@ -188,12 +182,9 @@ def test_an_import_is_kept_once_and_makes_a_history(tmp_path):
     assert sorted(file.name for file in (tmp_path / "out").iterdir()) == [path.name]
 
 
-def test_a_case_from_anywhere_can_be_parsed():
+def test_a_case_from_anywhere_can_be_parsed_and_unknown_tools_and_forms_are_refused(tmp_path):
     case = make_case({"a b": 1, "1st": "x=1,2", "none": None, "flag": True})
     assert case.id == "a_b=1,_1st=x:1;2,none=None,flag=true" and Case.parse(case.id) == case
-
-
-def test_unknown_tools_and_forms_are_refused(tmp_path):
     with pytest.raises(ValueError, match="^tool: expected one of pytest-benchmark, .*got 'asv'"):
         read("asv", [tmp_path])
     with pytest.raises(ValueError, match="^form: expected one of pytest-benchmark, .*got 'asv'"):
@@ -237,7 +228,7 @@ def csv_file(tmp_path, text=CSV, name="op_gemm_a1b2c3.csv"):
     return path
 
 
-def test_rows_become_records_by_implementation(tmp_path):
+def test_rows_become_records_by_implementation_and_what_is_none_is_listed(tmp_path):
     path = csv_file(tmp_path)
     os.utime(path, (1.7e9, 1.7e9))
     found = read_tritonbench(path)
@@ -248,10 +239,6 @@ def test_rows_become_records_by_implementation(tmp_path):
     assert Case.parse(first.case_id) == Case(**first.case) and first.commit is None
     second = found.records[1]
     assert (second.kernel, second.latency_median_ms, second.metrics) == ("triton", 0.016, {"accuracy": 1.0})
-
-
-def test_failures_are_records_without_a_time(tmp_path):
-    found = read_tritonbench(csv_file(tmp_path))
     failed = {(each.status, each.case_id, each.reason) for each in found.records if each.status != "OK"}
     assert failed == {
         ("OUT_OF_MEMORY", "M=512,N=128,K=64", "CUDA out of memory."),
@@ -259,12 +246,7 @@ def test_failures_are_records_without_a_time(tmp_path):
         ("RUNTIME_ERROR", "M=64,N=64,K=64", "RuntimeError: no kernel"),
     }
     assert all(each.latency_median_ms is None for each in found.records if each.status != "OK")
-
-
-def test_what_is_no_result_is_listed(tmp_path):
-    found = read_tritonbench(csv_file(tmp_path))
-    listed = {each.place: each.reason for each in found.skipped}
-    assert listed == {
+    assert {each.place: each.reason for each in found.skipped} == {
         "op_gemm_a1b2c3.csv, line 6": "an average over inputs of different sizes",
         "op_gemm_a1b2c3.csv, line 5, aten": "it has no latency, only tflops",
     }
@@ -276,12 +258,6 @@ def test_the_operator_comes_from_the_name_or_the_caller(tmp_path):
     with pytest.raises(ValueError, match=r"^op: expected the operator of results\.csv"):
         read_tritonbench(path)
     assert {each.op for each in read("tritonbench", [path], ["rms_norm"]).imported.records} == {"rmsnorm"}
-
-
-def json_file(tmp_path, values):
-    path = tmp_path / "result.json"
-    path.write_text(json.dumps(values))
-    return path
 
 
 METRICS = {
@@ -297,7 +273,7 @@ METRICS = {
 
 
 def test_keys_of_the_json_become_records(tmp_path):
-    found = read_tritonbench(json_file(tmp_path, METRICS))
+    found = read_tritonbench(written(tmp_path / "result.json", METRICS))
     forward, backward = found.records
     assert (forward.op, forward.kernel, dict(forward.case)) == ("rmsnorm", "llama_rms", {"x0": 16, "x1": 4096})
     assert (forward.latency_median_ms, forward.bytes_per_s, forward.peak_memory_bytes) == (0.5, 1e12, 2e9)
@@ -314,35 +290,28 @@ def test_the_environment_beside_the_metrics(tmp_path):
         "cuda_version": "13.0",
     }
     environ |= {"conda_env": "unknown", "pytorch_commit": "unknown"}
-    found = read_tritonbench(json_file(tmp_path, {"name": "gemm", "environ": environ, "metrics": METRICS})).records[0]
+    found = read_tritonbench(
+        written(tmp_path / "result.json", {"name": "gemm", "environ": environ, "metrics": METRICS})
+    ).records[0]
     assert found.timestamp == "2025-08-15T10:30:00+00:00" and found.environment["gpu"]["name"] == "NVIDIA H100"
     assert found.environment["imported"]["revisions"] == {"triton_commit": "abc"}
     assert found.environment["machine_key"].startswith("imported-nvidia-h100-")
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def test_malformed_files_are_one_sentence_with_their_place(tmp_path):
+    for text, message in (
         ("", "^op_gemm_a.csv, line 1: expected columns separated by ';'"),
         ("(M, N),aten-latency\n(1, 2),0.5\n", "^op_gemm_a.csv, line 1: expected columns separated by ';'"),
         ("x;aten-latency\n1;2;3\n", "^op_gemm_a.csv, line 2: expected 2 cells, got 3"),
         ("x;aten-latency\n", "^op_gemm_a.csv: expected results of tritonbench, got none"),
-    ],
-)
-def test_a_malformed_csv_is_one_sentence_with_its_place(tmp_path, text, message):
-    with pytest.raises(ValueError, match=message):
-        read_tritonbench(csv_file(tmp_path, text, "op_gemm_a.csv"))
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
+    ):
+        with pytest.raises(ValueError, match=message):
+            read_tritonbench(csv_file(tmp_path, text, "op_gemm_a.csv"))
+    for values, message in (
         ({"latency": 1.0}, "^result.json, 'latency': expected tritonbench_<op>_<mode>"),
         ([], "^result.json: expected an object, got list"),
         ({"metrics": 3}, "^result.json: expected 'metrics' as dict, got int"),
         ({"metrics": METRICS, "environ": {"benchmark_date": "soon"}}, "^result.json, benchmark_date: expected a time"),
-    ],
-)
-def test_malformed_keys_are_one_sentence_with_their_place(tmp_path, values, message):
-    with pytest.raises(ValueError, match=message):
-        read_tritonbench(json_file(tmp_path, values))
+    ):
+        with pytest.raises(ValueError, match=message):
+            read_tritonbench(written(tmp_path / "result.json", values))

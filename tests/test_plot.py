@@ -64,17 +64,8 @@ def test_what_was_not_timed_is_a_grey_cross_on_the_roof_and_called_a_bound() -> 
     assert "not timed" in words(figure)
     assert not any("predict" in word.lower() for word in words(figure) | set(legend_of(axes)))
     assert plotted_flops_per_s(replace(UNTIMED, traffic_bytes=3000.0), SHEET) == 10.0  # under the diagonal
-
-
-def test_untimed_points_stand_under_the_measured_ceiling_where_there_is_one() -> None:
     (axes,) = roofline_figure([UNTIMED], [SHEET, MEASURED]).axes
-    assert (3.0, 40.0) in markers(axes)
-
-
-def test_the_legend_names_only_what_is_shown() -> None:
-    (axes,) = roofline_figure([NAIVE, FUSED], [SHEET]).axes
-    assert legend_of(axes) == ["naive", "optimized", "filled: traffic counted", "arrow: naive to optimized",
-                               "ceiling, datasheet"]  # fmt: skip
+    assert (3.0, 40.0) in markers(axes)  # under the measured ceiling where there is one
 
 
 def test_an_arrow_leads_from_naive_to_the_fastest_optimized_kernel() -> None:
@@ -85,6 +76,8 @@ def test_an_arrow_leads_from_naive_to_the_fastest_optimized_kernel() -> None:
     untimed = [replace(point, seconds=None) for point in (NAIVE, slow, FUSED)]
     assert arrows([untimed[0], replace(untimed[1], traffic_bytes=500.0), untimed[2]]) == [(untimed[0], untimed[2])]
     (axes,) = roofline_figure([NAIVE, FUSED], [SHEET]).axes
+    assert legend_of(axes) == ["naive", "optimized", "filled: traffic counted", "arrow: naive to optimized",
+                               "ceiling, datasheet"], "only what is shown"  # fmt: skip
     assert [(note.xyann, note.xy) for note in axes.texts if not note.get_text()] == [((1.0, 50.0), (10.0, 250.0))]
 
 
@@ -106,15 +99,13 @@ def test_every_roof_is_drawn_and_named() -> None:
     assert dashed == {"--", "-"}
 
 
-def test_the_list_gives_intensity_rate_and_fraction_of_the_bound() -> None:
+def test_the_list_gives_intensity_rate_and_fraction_of_the_bound_by_op_case_and_role() -> None:
     shown = words(roofline_figure([NAIVE, FUSED, MOVING], [SHEET], title="a title"))
     assert {"a title", "gemm", "M=8", "fused (optimized)", "250 FLOP/s", "50%", "40 B/s", "none"} <= shown
-
-
-def test_points_are_numbered_by_op_case_and_role() -> None:
     second = replace(NAIVE, case="M=9")
-    assert numbered([FUSED, UNTIMED, second, LIBRARY, NAIVE]) == [
-        (1, NAIVE), (2, LIBRARY), (3, FUSED), (4, second), (5, UNTIMED)]  # fmt: skip
+    assert [point for _, point in numbered([FUSED, UNTIMED, second, LIBRARY, NAIVE])] == [
+        *(NAIVE, LIBRARY, FUSED, second, UNTIMED)
+    ]
 
 
 def test_thirty_numbers_on_one_spot_do_not_cover_each_other() -> None:
@@ -125,11 +116,8 @@ def test_thirty_numbers_on_one_spot_do_not_cover_each_other() -> None:
     for (ax, ay), (bx, by) in combinations(centres, 2):
         assert abs(ax - bx) >= 10.0 - 1e-9 or abs(ay - by) >= 7.2 - 1e-9
     assert not any(305.0 < x < 335.0 and 276.4 < y < 323.6 for x, y in centres)
-
-
-def test_a_number_stays_inside_the_frame() -> None:
-    ((dx, dy),) = place_labels([(598.0, 2.0)], [(5.0, 3.6)], (0.0, 0.0, 600.0, 600.0), [])
-    assert 598 + dx + 5 < 600 and 2 + dy - 3.6 > 0
+    ((dx, dy),) = place_labels([(598.0, 2.0)], [(5.0, 3.6)], frame, [])
+    assert 598 + dx + 5 < 600 and 2 + dy - 3.6 > 0, "a number stays inside the frame"
 
 
 def test_both_files_are_written_and_the_same_points_give_the_same_svg(tmp_path: Path) -> None:
@@ -142,9 +130,8 @@ def test_both_files_are_written_and_the_same_points_give_the_same_svg(tmp_path: 
     assert b"<svg" in svg.read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("points", "ceilings", "message"),
-    [
+def test_bad_figures_and_points_are_refused() -> None:
+    for points, ceilings, message in (
         ([], [SHEET], "points: expected at least one, got none"),
         ([NAIVE], [], r"ceilings: expected one device's, got \[\]"),
         (
@@ -153,27 +140,16 @@ def test_both_files_are_written_and_the_same_points_give_the_same_svg(tmp_path: 
             r"ceilings: expected one device's, got \['toy', 'other'\]",
         ),
         ([replace(NAIVE, dtype="fp8_e4m3")], [SHEET], "toy has no datasheet matrix rate for 'fp8_e4m3'"),
-    ],
-)
-def test_bad_figures_are_refused(points: list[Point], ceilings: list[Ceilings], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        roofline_figure(points, ceilings)
-
-
-def test_bad_points_are_refused() -> None:
+    ):
+        with pytest.raises(ValueError, match=message):
+            roofline_figure(points, ceilings)
     with pytest.raises(ValueError, match=r"traffic_bytes: expected above 0 \(gemm/naive\), got 0"):
         replace(NAIVE, traffic_bytes=0.0)
     with pytest.raises(ValueError, match="seconds: expected above 0, or None"):
         replace(NAIVE, seconds=0.0)
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(989.4e12, "989 T"), (3.35e12, "3.35 T"), (999.7e9, "1 T"), (46e9, "46 G"), (1e15, "1 P"), (12.0, "12 ")],
-)
-def test_prefixes(value: float, text: str) -> None:
-    assert si(value) == text
-
-
-def test_large_intensities_are_written_out() -> None:
+def test_numbers_have_prefixes_or_are_written_out() -> None:
+    values = {989.4e12: "989 T", 3.35e12: "3.35 T", 999.7e9: "1 T", 46e9: "46 G", 1e15: "1 P", 12.0: "12 "}
+    assert [si(value) for value in values] == list(values.values())
     assert [three_digits(value) for value in (0.18751, 341.2, 999.6, 2275.6)] == ["0.188", "341", "1,000", "2,276"]
