@@ -46,7 +46,10 @@ def test_a_failed_or_invalid_kernel_is_no_point(records):
     assert points_of([Record(**wrong), Record(**failed)]) == []
 
 
-def test_one_figure_a_device(records, tmp_path):
+def test_one_figure_a_device_of_each_ops_largest_case(records, tmp_path):
+    small = [Record(**{**asdict(record), "case_id": "small", "flops": 1.0, "least_bytes": 1.0}) for record in records]
+    kept = largest_cases([*small, *records, Record(kind="check", run_id="c", status="OK", environment={}, op="gemm")])
+    assert kept == list(records)
     other = [
         Record(**{**asdict(record), "ceilings": {**record.ceilings, "device": "other"}})
         for record in records
@@ -71,12 +74,6 @@ def test_bounds_on_a_gpu_take_each_ops_largest_case():
     assert ceilings.kind == "datasheet" and {point.case for point in gemm} and len({point.case for point in gemm}) == 1
     assert "packed" not in {point.label for point in gemm}, "a CPU kernel has no bound on a GPU"
     assert all(point.seconds is None for point in points)
-
-
-def test_the_figure_shows_each_ops_largest_case(records):
-    small = [Record(**{**asdict(record), "case_id": "small", "flops": 1.0, "least_bytes": 1.0}) for record in records]
-    kept = largest_cases([*small, *records, Record(kind="check", run_id="c", status="OK", environment={}, op="gemm")])
-    assert kept == list(records)
 
 
 def test_traffic_is_that_of_the_device_the_record_is_of():

@@ -5,6 +5,7 @@ import json
 import math
 import random
 import re
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -78,23 +79,25 @@ def test_what_failed_never_enters_a_trend_and_is_counted(tmp_path):
     assert sum(points.left_out.values()) + 6 == len(records + wrong + other), "nothing is dropped silently"
 
 
-@pytest.mark.parametrize(
-    ("changes", "environment"),
-    [
-        ({"kernel": "library"}, {}),
-        ({"case_id": "M=65"}, {}),
-        ({"scheme": "fp16"}, {}),
-        ({"timer": "cuda graph"}, {}),
-        ({"l2_state": "warm"}, {}),
-        ({"clocks": {"locked_sm_clock_mhz": 1500}}, {}),
-        ({}, {"machine_key": "another"}),
-        ({}, {"gpu": GPU | {"driver": "570.2"}}),
-        ({"device": "cpu"}, {"threads": 4}),
-    ],
-)
-def test_what_cannot_be_compared_is_another_trend(tmp_path, changes, environment):
-    records = [record(i, 1.0) for i in range(3)] + [record(9, 1.0, environment, **changes)]
-    assert sorted(len(trend.frame) for trend in trends_of(tmp_path, records)) == [1, 3]
+def test_what_cannot_be_compared_is_another_trend(tmp_path):
+    for number, (changes, environment) in enumerate(
+        (
+            ({"kernel": "library"}, {}),
+            ({"case_id": "M=65"}, {}),
+            ({"scheme": "fp16"}, {}),
+            ({"timer": "cuda graph"}, {}),
+            ({"l2_state": "warm"}, {}),
+            ({"clocks": {"locked_sm_clock_mhz": 1500}}, {}),
+            ({}, {"machine_key": "another"}),
+            ({}, {"gpu": GPU | {"driver": "570.2"}}),
+            ({"device": "cpu"}, {"threads": 4}),
+        )
+    ):
+        records = [record(i, 1.0) for i in range(3)] + [record(9, 1.0, environment, **changes)]
+        trends = trends_of(tmp_path / str(number), records)
+        assert sorted(len(trend.frame) for trend in trends) == [1, 3], (changes, environment)
+    records = [record(i, 1.0, timer=f"cpu perf_counter, {i + 2} calls per sample") for i in range(4)]
+    assert len(trends_of(tmp_path / "same", records)) == 1, "calls per sample are no other method"
 
 
 def test_a_run_is_one_point_and_so_is_each_import(tmp_path):
@@ -102,11 +105,6 @@ def test_a_run_is_one_point_and_so_is_each_import(tmp_path):
     assert trends_of(tmp_path / "own", twice)[0].frame["latency_ms"].tolist() == [2.0]
     foreign = [record(1, each.latency_median_ms, timestamp=each.timestamp, timer="imported: x") for each in twice]
     assert trends_of(tmp_path / "imported", foreign)[0].frame["latency_ms"].tolist() == [1.0, 2.0, 3.0]
-
-
-def test_calls_per_sample_are_no_other_method(tmp_path):
-    records = [record(i, 1.0, timer=f"cpu perf_counter, {i + 2} calls per sample") for i in range(4)]
-    assert len(trends_of(tmp_path, records)) == 1
 
 
 @pytest.fixture(scope="module")
@@ -163,28 +161,27 @@ def test_a_regression_is_named_with_its_commits_and_the_way_to_find_it(tmp_path,
     wanted = f"rooflab bisect gemm packed --good {commits[1][:10]} --bad {commits[2][:10]} --case M=64 --scheme bf16"
     assert row["steps"][0]["next"] == wanted
     assert [round(level[2], 1) for level in row["levels_ms"]] == [1.0, 1.1]
+    record_files.write(
+        tmp_path / "dirty" / "a.jsonl",
+        *(replace(each, dirty=place > 1) for each, place in zip(records, places, strict=True)),
+    )
+    points = read_points([tmp_path / "dirty"])
+    (row,) = summary(points, find_trends(points, root, 20))["trends"]
+    assert row["steps"][0]["after"] == commits[2][:10] + "+" and row["steps"][0]["next"] == "", "no commit to bisect"
 
 
-@pytest.mark.parametrize(
-    ("tail", "state"),
-    [
-        ([1.3], "SUSPECT"),
-        ([1.3, 1.3], "SLOWER"),
-        ([0.7], "SUSPECT"),
-        ([0.7, 0.7], "FASTER"),
-        ([1.3, 1.0], "STEADY"),
-        ([1.0], "STEADY"),
-        ([1.015], "STEADY"),
-    ],
-)
-def test_one_slow_point_is_suspect_and_a_second_one_confirms(tmp_path, tail, state):
-    values = noisy(12, 0.002) + tail
-    assert trends_of(tmp_path, [record(i, value) for i, value in enumerate(values)])[0].state == state
-
-
-def test_a_short_history_says_nothing(tmp_path):
-    trend = trends_of(tmp_path, [record(i, value) for i, value in enumerate([1.0, 1.0, 1.0, 1.0, 5.0])])[0]
-    assert trend.state == "SHORT" and set(trend.z) == {None}
+def test_one_slow_point_is_suspect_and_a_second_one_confirms(tmp_path):
+    before = noisy(12, 0.002)
+    for number, (tail, state) in enumerate(
+        (
+            *(([1.3], "SUSPECT"), ([1.3, 1.3], "SLOWER"), ([0.7], "SUSPECT"), ([0.7, 0.7], "FASTER")),
+            *(([1.3, 1.0], "STEADY"), ([1.0], "STEADY"), ([1.015], "STEADY")),
+        )
+    ):
+        records = [record(i, value) for i, value in enumerate(before + tail)]
+        assert trends_of(tmp_path / str(number), records)[0].state == state, tail
+    short = trends_of(tmp_path / "short", [record(i, value) for i, value in enumerate([1.0, 1.0, 1.0, 1.0, 5.0])])[0]
+    assert short.state == "SHORT" and set(short.z) == {None}, "a short history says nothing"
 
 
 def test_levels_restart_at_marks_and_a_step_there_has_another_cause(tmp_path):
@@ -205,16 +202,6 @@ def test_false_suspects_are_rare(tmp_path):
     assert unusual_z(5) > unusual_z(20) > 3.5
 
 
-def test_a_dirty_tree_shows_and_is_not_bisected(tmp_path, repo):
-    root, commits = repo
-    values = [1.0] * 6 + [1.5] * 6
-    records = [record(i, value, commit=commits[i // 6], dirty=i >= 6) for i, value in enumerate(values)]
-    record_files.write(tmp_path / "a.jsonl", *records)
-    points = read_points([tmp_path])
-    (row,) = summary(points, find_trends(points, root, 20))["trends"]
-    assert row["steps"][0]["after"] == commits[1][:10] + "+" and row["steps"][0]["next"] == ""
-
-
 def test_a_choice_of_nothing_names_what_there_is(tmp_path):
     with pytest.raises(ValueError, match="none of 1 records is chosen; their ops are gemm"):
         trends_of(tmp_path, [record(0, 1.0)], ops=("rope",))
@@ -225,16 +212,12 @@ def test_a_choice_of_nothing_names_what_there_is(tmp_path):
         find_trends(read_points([tmp_path]), tmp_path, 1)
 
 
-def test_a_line_of_blocks_is_flat_for_noise():
-    assert len(set(sparkline(noisy(20, 0.002)))) <= 2
-    assert sparkline([1.0, 10.0]) == "▁█"
-
-
 def test_every_point_comes_back_from_the_table_file(tmp_path):
     records = [record(i, value) for i, value in enumerate(noisy(8) + noisy(4, seed=1, level=1.1))]
     made = frame(trends_of(tmp_path, records))
     assert made["latency_ms"].tolist() == [each.latency_median_ms for each in records]
     assert made["level"].tolist() == [0] * 8 + [1] * 4
+    assert len(set(sparkline(noisy(20, 0.002)))) <= 2 and sparkline([1.0, 10.0]) == "▁█", "flat for noise"
 
 
 def test_the_command_line_shows_and_writes(rooflab, tmp_path):
@@ -282,17 +265,16 @@ def test_costs_are_the_distances_to_each_piece_s_median():
         assert table[start, end] == pytest.approx(cost_of(values[start:end], []))
 
 
-@pytest.mark.parametrize("price", [0.5, 2.0, 6.0])
-def test_the_partition_is_the_cheapest_of_all(price):
+def test_the_partition_is_the_cheapest_of_all():
     rng = np.random.default_rng(1)
-    for _ in range(20):
-        values = rng.normal(size=9) + np.repeat(rng.normal(0, 4, 3), 3)
-        every = [
-            starts
-            for count in range(4)
-            for starts in itertools.combinations(range(2, 8), count)
-            if all(b - a >= 2 for a, b in itertools.pairwise([0, *starts, 9]))
-        ]
+    every = [
+        starts
+        for count in range(4)
+        for starts in itertools.combinations(range(2, 8), count)
+        if all(b - a >= 2 for a, b in itertools.pairwise([0, *starts, 9]))
+    ]
+    for number in range(60):
+        values, price = rng.normal(size=9) + np.repeat(rng.normal(0, 4, 3), 3), (0.5, 2.0, 6.0)[number % 3]
         cheapest = min(cost_of(values, starts) + price * len(starts) for starts in every)
         found = partition(values.tolist(), price)
         assert cost_of(values, found) + price * len(found) == pytest.approx(cheapest)
@@ -322,13 +304,10 @@ def test_a_step_of_five_percent_is_found_where_it_is(sigma, after, least):
     assert found >= least * SERIES
 
 
-def test_one_slow_run_is_no_step_and_does_not_move_a_level():
+def test_one_slow_run_is_no_step_and_two_steps_are_two():
     values = 0.005 * np.random.default_rng(4).normal(size=30)
     values[10] += 0.5
     assert find_steps(values.tolist()) == []
-
-
-def test_two_steps_are_two():
     values = 0.005 * np.random.default_rng(5).normal(size=36)
     values[12:24] += FIVE_PERCENT
     values[24:] -= FIVE_PERCENT
@@ -340,6 +319,9 @@ def test_few_points_and_equal_points_have_no_steps():
         assert find_steps(values) == []
     assert noise([1.0, 1.0, 1.0]) == LEAST_NOISE
     assert find_steps([0.0] * 6 + [FIVE_PERCENT] * 6) == [6], "a clock's grid makes runs equal; the step is no less one"
+    assert penalty(100) > penalty(10) > 0, "a step costs more in a longer series"
+    with pytest.raises(ValueError, match="^values: expected finite"):
+        partition([1.0, math.nan, 1.0, 1.0], 1.0)
 
 
 def test_noise_is_its_standard_deviation_and_a_step_hardly_raises_it():
@@ -347,12 +329,3 @@ def test_noise_is_its_standard_deviation_and_a_step_hardly_raises_it():
     assert noise(values.tolist()) == pytest.approx(0.01, rel=0.1)
     values[200:] += 0.1
     assert noise(values.tolist()) == pytest.approx(0.01, rel=0.15)
-
-
-def test_a_step_costs_more_in_a_longer_series():
-    assert penalty(100) > penalty(10) > 0
-
-
-def test_values_that_are_no_numbers_are_refused():
-    with pytest.raises(ValueError, match="^values: expected finite"):
-        partition([1.0, math.nan, 1.0, 1.0], 1.0)
