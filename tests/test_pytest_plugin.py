@@ -90,6 +90,7 @@ def test_with_the_option_only_benchmarks_run_and_wrong_kernels_fail(project, pyt
     found = json.loads((pytester.path / "out.json").read_text())
     assert sorted(bench["name"] for bench in found["benchmarks"]) == ["test_right", "test_theirs"]
     assert found["machine_info"]["rooflab"]["torch"] == torch.__version__
+    assert {"triton", "threads", "gpu"} <= set(found["machine_info"]["rooflab"])
     (right,) = (bench for bench in found["benchmarks"] if bench["name"] == "test_right")
     median, info = right["stats"]["median"], right["extra_info"]
     assert 1e-7 < median < 0.1 and right["stats"]["rounds"] == len(right["stats"]["data"]) >= 5

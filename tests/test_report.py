@@ -62,12 +62,8 @@ def test_the_newest_record_speaks_and_a_later_failure_takes_the_time_away(tmp_pa
     row = rows(again)[KEY, "n=1", "fused"]
     assert row.latency_ms is None and row.failed and row.reason == "off by one"
     assert [(problem.status, problem.name) for problem in again.problems] == [("INCORRECT", "my_op/fused")]
-
-
-def test_a_failure_that_a_newer_record_replaced_is_counted_and_no_problem(tmp_path):
-    failed = bench(1, None, status="TIMEOUT", reason="no end", **FUSED)
-    found = content(tmp_path, failed, bench(2, 2.0, run="r2-bbbbbbbb", **FUSED))
-    assert found.problems == () and found.replaced_failures == 1
+    right = content(tmp_path, bench(4, 2.0, run="r4-dddddddd", **FUSED))
+    assert right.problems == () and right.replaced_failures == 1, "a replaced failure is counted and no problem"
 
 
 def test_ratios_are_times_of_one_machine_and_of_one_run_where_there_is_one(tmp_path):
@@ -116,14 +112,14 @@ def test_a_profile_gives_the_traffic_and_never_takes_the_time_away(tmp_path):
     assert row.traffic == "modelled", "another commit's kernel may move something else"
 
 
-@pytest.mark.parametrize("latency", [math.nan, math.inf, 0.0, -1.0])
-def test_a_time_that_is_no_time_is_invalid_and_nothing_is_made_of_it(tmp_path, latency):
-    record = replace(bench(1, 2.0, **LIBRARY), latency_median_ms=latency)
-    found = content(tmp_path, record, bench(2, 1.0, **FUSED))
-    library = rows(found)[KEY, "n=1", "library"]
-    assert library.latency_ms is None and library.status == "INVALID"
-    assert rows(found)[KEY, "n=1", "fused"].over_library is None
-    assert [problem.status for problem in found.problems] == ["INVALID"]
+def test_a_time_that_is_no_time_is_invalid_and_nothing_is_made_of_it(tmp_path):
+    for latency in (math.nan, math.inf, 0.0, -1.0):
+        record = replace(bench(1, 2.0, **LIBRARY), latency_median_ms=latency)
+        found = content(tmp_path / str(latency), record, bench(2, 1.0, **FUSED))
+        library = rows(found)[KEY, "n=1", "library"]
+        assert library.latency_ms is None and library.status == "INVALID"
+        assert rows(found)[KEY, "n=1", "fused"].over_library is None
+        assert [problem.status for problem in found.problems] == ["INVALID"]
 
 
 def test_an_interpreted_kernel_has_no_time_and_says_who_checked_it(tmp_path):
@@ -184,7 +180,7 @@ def test_every_time_stands_in_the_line_that_it_names(whole):
     assert seen > 150
 
 
-def test_problems_come_with_their_reasons_and_the_verdicts_that_stop_a_merge(whole):
+def test_problems_come_with_their_reasons_and_the_verdicts_that_stop_a_merge(whole, tmp_path):
     found = {(problem.name, problem.status): problem.reason for problem in whole[1].problems}
     assert found["gemm/hangs", "TIMEOUT"] == "no end after 60 s"
     assert "in L2" in found["gemm/too_fast", "INVALID"]
@@ -193,11 +189,8 @@ def test_problems_come_with_their_reasons_and_the_verdicts_that_stop_a_merge(who
     slower = next(reason for (_, status), reason in found.items() if status == "SLOWER")
     assert slower == "its time is +5.1% against its baseline's, bounds +4.1% to +6.1%"
     assert whole[1].replaced_failures == 1
-
-
-def test_an_ab_record_without_a_verdict_is_a_problem(tmp_path):
-    found = content(tmp_path, make("ab", 1, op="my_op", case_id="n=1", scheme="bf16", **FUSED))
-    assert [problem.status for problem in found.problems] == ["NO VERDICT"]
+    none = content(tmp_path, make("ab", 1, op="my_op", case_id="n=1", scheme="bf16", **FUSED))
+    assert [problem.status for problem in none.problems] == ["NO VERDICT"]
 
 
 def test_what_nobody_measured_is_named(whole, tmp_path):
@@ -210,6 +203,7 @@ def test_what_nobody_measured_is_named(whole, tmp_path):
 
 
 def test_the_machines_say_their_versions_and_clocks_and_where_runs_differ(tmp_path, whole):
+    assert {text for text, _ in whole[1].commits} >= {f"{OLD[:8]} dirty", NEW[:8], "dd285b84"}
     machine = next(machine for machine in whole[1].machines if machine.key == KEY)
     facts = {fact.label: fact.values for fact in machine.facts}
     assert facts["driver"] == ("000.00-synthetic",) and facts["torch"] == ("2.11.0+cu130",)
@@ -218,10 +212,6 @@ def test_the_machines_say_their_versions_and_clocks_and_where_runs_differ(tmp_pa
     newer = {"environment": {**ENVIRONMENT, "torch": "2.99"}}
     (both,) = content(tmp_path, bench(1, 1.0, **FUSED), bench(2, 1.0, **LIBRARY, **newer)).machines
     assert {fact.label: fact.values for fact in both.facts}["torch"] == ("2.11.0+cu130", "2.99")
-
-
-def test_commits_and_dirty_trees_are_told_apart(whole):
-    assert {text for text, _ in whole[1].commits} >= {f"{OLD[:8]} dirty", NEW[:8], "dd285b84"}
 
 
 def test_a_point_needs_a_bound_and_a_known_op_and_a_failure_is_none(whole):
@@ -284,11 +274,8 @@ def test_compiled_code_shows_what_any_of_a_tables_rows_has(tmp_path):
     assert one == {"registers": "168", "occupancy": "0.250", "grid": "132×1"}
     assert other["loop_counts"] == "wgmma 4, tma 2" and other["findings"] == "warp_specialize is ignored"
     assert other["shared_bytes"] == "164 kB" and table.rows[0].predicted == "500.0 µs, uncalibrated"
-
-
-def test_a_kernel_that_did_not_compile_keeps_its_reason(tmp_path):
     failed = make("static", 1, status="COMPILE_ERROR", reason="ptxas: no", **GEMM)
-    (table,) = compiled_tables(located_in(tmp_path, failed))
+    (table,) = compiled_tables(located_in(tmp_path / "failed", failed))
     assert table.rows[0].failed and table.rows[0].record.reason == "ptxas: no"
 
 
@@ -301,13 +288,10 @@ def test_ceilings_of_three_kinds_stand_side_by_side(tmp_path):
     assert table.clock == "1,770 MHz", "the clock read on the device"
     assert matrix.share == pytest.approx(MEASURED.tensor_flops_per_s["bf16"] / sheet) and len(table.sources) == 1
     readings = {row.name: (row.text, row.how) for row in table.readings}
+    idle_first = make("ceiling", 1, kernel="hbm_read", clocks={"sm_clock_mhz": [345, 1700]})
+    (one,) = ceiling_tables(located_in(tmp_path / "nvml", idle_first))
+    assert one.clock == "1,700 MHz", "else the highest that NVML saw"
     assert readings["hbm_read"] == ("4.31 TB/s", "events, ctas 264") and readings["launch events"][0] == "1.90 µs"
-
-
-def test_without_a_clock_of_the_device_the_highest_that_nvml_saw_counts(tmp_path):
-    idle_first = {"sm_clock_mhz": [345, 1700]}
-    (table,) = ceiling_tables(located_in(tmp_path, make("ceiling", 1, kernel="hbm_read", clocks=idle_first)))
-    assert table.clock == "1,700 MHz"
 
 
 def test_a_microkernel_that_failed_is_a_problem_in_every_launch_shape(tmp_path):
@@ -326,19 +310,15 @@ def test_engine_runs_show_latencies_and_the_kernels_that_served(tmp_path):
     (row,) = table.rows
     assert row.texts[0] == "21.5" and row.kernels == "gemm=tensor_core, rmsnorm=fused"
     assert "llama-3.1-8b" in row.options and "tensor_core" not in row.options
-
-
-def test_engine_runs_of_other_batches_stand_in_one_table(tmp_path):
     served = {"ttft_p50_ms": 20.0, "output_tokens_per_s": 100.0}
     runs = [
         make("engine", 1, case_id="batch 1", metrics={**served, "itl_p50_ms": 5.0}),
         make("engine", 2, case_id="batch 8", metrics=served),  # one token a request: no ITL
         make("engine", 3, case_id="host", metrics={"host_ms_median": 0.1}),
     ]
-    first, second = engine_tables(located_in(tmp_path, *runs))
+    first, second = engine_tables(located_in(tmp_path / "batches", *runs))
     assert first.name == "Runs of requests" and [row.record.case_id for row in first.rows] == ["batch 1", "batch 8"]
-    assert first.rows[1].texts[first.columns.index("ITL p50 (ms)")] == ""
-    assert second.name == "host"
+    assert first.rows[1].texts[first.columns.index("ITL p50 (ms)")] == "" and second.name == "host"
 
 
 def test_history_takes_one_time_a_commit_and_needs_two(tmp_path):
@@ -355,9 +335,8 @@ def line_of(**changes):
     return json.dumps({**json.loads(benches(schemes=("bf16",), ops=("rmsnorm",))[0].to_json()), **changes})
 
 
-@pytest.mark.parametrize(
-    "text, message",
-    [
+def test_a_damaged_record_is_named_by_file_and_line(tmp_path):
+    for text, message in (
         ('{"kind": "bench"', "made.jsonl, line 2: "),
         (line_of(latency_median_ms="fast"), "made.jsonl, line 2: latency_median_ms: expected a number, got 'fast'"),
         (line_of(latency_median_ms=True), "line 2: latency_median_ms: expected a number, got True"),
@@ -369,17 +348,12 @@ def line_of(**changes):
         (line_of(ceilings={"device": "x"}), "line 2: ceilings.tensor_flops_per_s: expected an object, got None"),
         (line_of(compiled=[1]), "line 2: compiled: expected an object, got 1"),
         (line_of(kernel=7), "line 2: kernel: expected str, got 7"),
-    ],
-)
-def test_a_damaged_record_is_named_by_file_and_line(tmp_path, text, message):
-    (tmp_path / "made.jsonl").write_text(f"{line_of()}\n{text}\n")
-    with pytest.raises(ValueError, match=message):
-        load([tmp_path])
-
-
-def test_a_cut_off_file_is_refused(tmp_path):
-    (tmp_path / "cut.jsonl").write_text(line_of())
-    with pytest.raises(ValueError, match=r"cut\.jsonl, line 1: the last record is truncated"):
+    ):
+        (tmp_path / "made.jsonl").write_text(f"{line_of()}\n{text}\n")
+        with pytest.raises(ValueError, match=message):
+            load([tmp_path])
+    (tmp_path / "made.jsonl").write_text(line_of())
+    with pytest.raises(ValueError, match=r"made\.jsonl, line 1: the last record is truncated"):
         load([tmp_path])
 
 
@@ -402,11 +376,6 @@ def test_no_records_are_no_report(tmp_path):
     (tmp_path / "empty.jsonl").write_text("\n")
     with pytest.raises(ValueError, match="records: expected at least one"):
         load([tmp_path])
-
-
-def test_the_same_records_give_the_same_content(tmp_path):
-    folder = write_synthetic(tmp_path)
-    assert gather(*load([folder]), "t") == gather(*load([folder]), "t")
 
 
 def test_numbers_are_written_as_a_reader_wants_them():

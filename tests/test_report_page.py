@@ -18,6 +18,7 @@ from rooflab.bench.report.sources import load
 from rooflab.bench.report.words import times
 
 CPU_RECORDS = Path(__file__).parent.parent / "results" / "cpu"
+STYLE = (Path(write_report.__code__.co_filename).parent / "_style.html").read_text()
 VOID = {"meta", "link", "img", "br", "wbr"}
 
 
@@ -70,23 +71,19 @@ def test_a_name_that_is_a_script_is_only_text(light):
     assert f"A & B {SCRIPT}" in text
 
 
-def test_nothing_is_fetched(light):
+def test_nothing_is_fetched_every_link_lands_and_no_name_is_used_twice(light):
     _, page = light
     addresses = [value for _, attrs in page.tags for name, value in attrs.items() if name in ("src", "href", "action")]
     assert addresses and all(value.startswith(("#", "data:")) for value in addresses)
-    style = (Path(write_report.__code__.co_filename).parent / "_style.html").read_text()
-    assert not re.search(r"url\(|@import|@font-face", style)
+    assert not re.search(r"url\(|@import|@font-face", STYLE)
     (policy,) = [meta["content"] for meta in page.all("meta") if "http-equiv" in meta]
     assert policy.startswith("default-src 'none';") and "http" not in policy and "connect-src" not in policy
-
-
-def test_every_link_lands_and_no_name_is_used_twice(light):
-    _, page = light
     ids = [attrs["id"] for _, attrs in page.tags if "id" in attrs]
     assert len(ids) == len(set(ids))
     wanted = {attrs["href"][1:] for attrs in page.all("a")} | {attrs["popovertarget"] for attrs in page.all("button")}
     wanted |= {attrs["aria-labelledby"] for _, attrs in page.tags if "aria-labelledby" in attrs}
     assert wanted <= set(ids) and len(wanted) > 100
+    assert anchors(["my op", "my_op", "<>"], "op") == {"my op": "op-my-op", "my_op": "op-my-op-2", "<>": "op-unnamed"}
 
 
 def test_tables_and_headings_can_be_read_by_a_machine(light):
@@ -189,9 +186,8 @@ def contrast(one, other):
 
 
 def test_colours_can_be_told_from_a_white_and_from_a_dark_page():
-    style = (Path(write_report.__code__.co_filename).parent / "_style.html").read_text()
     themes = [
-        dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", block)) for block in re.findall(r":root \{(.*?)\}", style, re.S)
+        dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", block)) for block in re.findall(r":root \{(.*?)\}", STYLE, re.S)
     ]
     assert len(themes) == 3
     for theme in themes:
@@ -201,10 +197,6 @@ def test_colours_can_be_told_from_a_white_and_from_a_dark_page():
         assert contrast(theme["ink"], theme["bar"]) >= 4.5
     for colour in COLOURS:
         assert min(contrast(colour, themes[0]["page"]), contrast(colour, themes[1]["page"])) >= 3, colour
-
-
-def test_anchors_of_names_that_differ_only_in_signs_are_told_apart():
-    assert anchors(["my op", "my_op", "<>"], "op") == {"my op": "op-my-op", "my_op": "op-my-op-2", "<>": "op-unnamed"}
 
 
 def test_the_command_writes_a_file_and_says_the_same_as_json(rooflab, records, tmp_path):
@@ -229,18 +221,15 @@ def test_without_a_path_it_reads_results(rooflab, tmp_path):
     assert (tmp_path / "report.html").is_file()
 
 
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
+def test_bad_input_is_one_sentence_status_2_and_no_file(rooflab, tmp_path):
+    (tmp_path / "bad.jsonl").write_text('{"kind": "bench"\n')
+    for arguments, message in (
         (["nowhere"], "rooflab: records: expected a file or folder, got 'nowhere'"),
         (["bad.jsonl"], "rooflab: bad.jsonl, line 1: "),
         ([CPU_RECORDS, "--out", "."], "rooflab: out: expected a file, got the folder '.'"),
         ([CPU_RECORDS, "--title", " "], "rooflab: title: expected a text, got an empty one"),
-    ],
-)
-def test_bad_input_is_one_sentence_status_2_and_no_file(rooflab, tmp_path, arguments, message):
-    (tmp_path / "bad.jsonl").write_text('{"kind": "bench"\n')
-    status, out, err = rooflab("report", "--no-plots", *arguments)
-    assert status == 2 and out == "" and "Traceback" not in err
-    assert [line for line in err.splitlines() if line.startswith("rooflab: ")][0].startswith(message)
-    assert [path.name for path in tmp_path.iterdir()] == ["bad.jsonl"]
+    ):
+        status, out, err = rooflab("report", "--no-plots", *arguments)
+        assert status == 2 and out == "" and "Traceback" not in err
+        assert [line for line in err.splitlines() if line.startswith("rooflab: ")][0].startswith(message)
+        assert [path.name for path in tmp_path.iterdir()] == ["bad.jsonl"]
