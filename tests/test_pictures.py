@@ -143,40 +143,31 @@ def test_the_figure_of_levels_says_what_it_has(moved, tmp_path):
         draw_levels([], tmp_path)
 
 
-def test_a_library_kernel_is_refused():
-    with pytest.raises(ValueError, match="kernel: expected a naive one.* got flash_attention/library"):
-        move(OP, ["library"], SMALL)
-
-
-@pytest.mark.parametrize("causal", ["true", "false"])
 @pytest.mark.parametrize("name", ORDERS)
 @pytest.mark.parametrize("shape", ["B=2,T=1000,S=1000,H=6,H_kv=2,D=128", "B=1,T=200,S=900,H=4,H_kv=1,D=64"])
-def test_every_tile_is_planned_once_and_no_place_has_two_at_once(name, shape, causal):
-    text = f"{shape},causal={causal}"
-    found = planned(name, case(text), BF16, sms=7)
-    B, T, H = (int(case(text)[key]) for key in ("B", "T", "H"))
-    rows = -(-T // 128)
-    assert sorted((tile.row, tile.head) for tile in found.tiles) == [(m, h) for m in range(rows) for h in range(B * H)]
-    assert all(0 <= tile.lane < 7 * found.ctas_per_sm for tile in found.tiles)
-    for lane in {tile.lane for tile in found.tiles}:
-        own = sorted((tile for tile in found.tiles if tile.lane == lane), key=lambda tile: tile.start)
-        assert own[0].start == 0 and all(a.end == b.start for a, b in zip(own, own[1:], strict=False))
-    assert found.span >= found.mean and found.imbalance >= 1
-    assert sum(tile.work for tile in found.tiles) == pytest.approx(found.mean * 7 * found.ctas_per_sm)
+def test_every_tile_is_planned_once_and_no_place_has_two_at_once(name, shape):
+    for one in (case(f"{shape},causal={causal}") for causal in ("true", "false")):
+        found = planned(name, one, BF16, sms=7)
+        B, T, H = (int(one[key]) for key in ("B", "T", "H"))
+        every = [(m, h) for m in range(-(-T // 128)) for h in range(B * H)]
+        assert sorted((tile.row, tile.head) for tile in found.tiles) == every
+        assert all(0 <= tile.lane < 7 * found.ctas_per_sm for tile in found.tiles)
+        for lane in {tile.lane for tile in found.tiles}:
+            own = sorted((tile for tile in found.tiles if tile.lane == lane), key=lambda tile: tile.start)
+            assert own[0].start == 0 and all(a.end == b.start for a, b in zip(own, own[1:], strict=False))
+        assert found.span >= found.mean and found.imbalance >= 1
+        assert sum(tile.work for tile in found.tiles) == pytest.approx(found.mean * 7 * found.ctas_per_sm)
 
 
-@pytest.mark.parametrize(
-    "text, names", [(SMALL, ORDERS), (SMALL.replace("true", "false"), ORDERS[:1]), (SMALL + ",window=100", ORDERS[1:2])]
-)
-def test_planned_work_is_the_emulators(text, names):
+def test_planned_work_is_the_emulators_and_balanced_where_made_for_a_causal_mask():
     """Each block of scores is two products."""
-    for name in names:
-        launch = launch_of(name, text)
-        blocks = sum(tile.work for tile in planned(name, case(text), BF16).tiles)
-        assert launch["tensor_flops"] == {"bf16": 2 * 2 * 64 * schedule.BLOCK**2 * blocks}, name
-
-
-def test_the_orders_that_were_made_for_a_causal_mask_balance_it():
+    for text, names in (
+        *((SMALL, ORDERS), (SMALL.replace("true", "false"), ORDERS[:1]), (SMALL + ",window=100", ORDERS[1:2])),
+    ):
+        for name in names:
+            blocks = sum(tile.work for tile in planned(name, case(text), BF16).tiles)
+            flops = {"bf16": 2 * 2 * 64 * schedule.BLOCK**2 * blocks}
+            assert launch_of(name, text)["tensor_flops"] == flops, (name, text)
     text = "B=1,T=4096,S=4096,H=32,H_kv=8,D=128,causal=true"
     grid, persistent, ping_pong = (planned(name, case(text), BF16).imbalance for name in ORDERS)
     assert grid > 1.1 and persistent < 1.01 and ping_pong < 1.01
@@ -210,13 +201,8 @@ def test_kernels_keep_when_and_where_their_tiles_ran():
     """Emulated: the clock counts the emulator's steps, so that only the order means something."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     text = "B=1,T=200,S=200,H=1,H_kv=1,D=64,causal=true"
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, text],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
+    command = [sys.executable, "-c", PROGRAM, text]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr[-3000:]
     for name, found in json.loads(done.stdout).items():
         assert found["same"] and not found["races"], name
@@ -251,11 +237,6 @@ def test_a_timeline_has_a_row_for_each_tile_of_the_config_that_this_card_takes(m
         schedule.timed("tma", case(SMALL), get_scheme("fp8_e4m3"), torch.device("cpu"))
 
 
-def test_tiles_shorter_than_a_step_of_the_timer_are_no_second_place():
-    rows = [[0, 2000, 3000], [0, 2000, 2000], [0, 1000, 2000], [1, 1000, 2000], [2, 1000, 2000], [3, 1000, 2000]]
-    assert schedule._read("tma", shape_of_small(), rows).ctas_per_sm == 1
-
-
 def test_a_timeline_is_read_back_with_places_for_ctas_that_share_an_sm():
     shape = shape_of_small()
     rows = [[0, 1000, 3000], [0, 2000, 4000], [1, 1000, 2000], [0, 3000, 5000], [3, 1500, 2500], [1, 2000, 9000]]
@@ -268,6 +249,8 @@ def test_a_timeline_is_read_back_with_places_for_ctas_that_share_an_sm():
     never = [*rows[:-1], [_timeline.NEVER] * 3]
     with pytest.raises(ValueError, match="expected every tile to have run, got none of 1, first 5"):
         schedule._read("tma", shape, never)
+    rows = [[0, 2000, 3000], [0, 2000, 2000], [0, 1000, 2000], [1, 1000, 2000], [2, 1000, 2000], [3, 1000, 2000]]
+    assert schedule._read("tma", shape, rows).ctas_per_sm == 1, "shorter than a step of the timer is no second place"
 
 
 def test_schedules_of_both_kinds_are_drawn(tmp_path):
@@ -308,13 +291,13 @@ def test_the_commands_write_pictures_and_their_numbers(tmp_path):
         assert status == 2 and message in " ".join(errors.split()), errors
 
 
-@pytest.mark.parametrize("more", ["false", "true", "true,window=300,softcap=30.0,sinks=true,lse=true"])
 @pytest.mark.parametrize("scheme", ["bf16", "fp32", "fp8_e4m3"])
-def test_the_traffic_of_naive_is_what_torchs_calls_move(more, scheme):
+def test_the_traffic_of_naive_is_what_torchs_calls_move(scheme):
     spec, kernel = get_op(OP), get_kernel(OP, "naive")
-    text = f"B=1,T=512,S=1024,H=8,H_kv=2,D=64,causal={more}"
-    inputs = spec.make_inputs(case(text), get_scheme(scheme), torch.device("meta"), 0)
-    calls, traffic = calls_of(lambda: kernel.fn(**inputs)), kernel.traffic_of(inputs)
-    assert traffic.launches == len(calls)
-    assert traffic.read_bytes == pytest.approx(sum(call.hbm_read for call in calls), rel=2e-3)
-    assert traffic.write_bytes == pytest.approx(sum(call.hbm_write for call in calls), rel=2e-3)
+    for more in ("false", "true", "true,window=300,softcap=30.0,sinks=true,lse=true"):
+        text = f"B=1,T=512,S=1024,H=8,H_kv=2,D=64,causal={more}"
+        inputs = spec.make_inputs(case(text), get_scheme(scheme), torch.device("meta"), 0)
+        calls, traffic = calls_of(lambda inputs=inputs: kernel.fn(**inputs)), kernel.traffic_of(inputs)
+        assert traffic.launches == len(calls)
+        assert traffic.read_bytes == pytest.approx(sum(call.hbm_read for call in calls), rel=2e-3)
+        assert traffic.write_bytes == pytest.approx(sum(call.hbm_write for call in calls), rel=2e-3)

@@ -46,7 +46,7 @@ def project(pytester, monkeypatch, tmp_path):
     (pytester.path / "more" / "test_other.py").write_text(OTHER)
     project = Project(pytester)
     if not _baseline:  # saved by a run once, and laid down again for each test
-        assert project.run("--benchmark-save=base").ret == 0
+        project.run("--benchmark-save=base")
         file = project.baseline()
         _baseline.extend([str(file.relative_to(pytester.path)), file.read_text()])
     name, text = _baseline
@@ -59,9 +59,11 @@ class Project:
     def __init__(self, pytester):
         self.pytester = pytester
 
-    def run(self, *arguments, benchmark=True):
-        """One run, of pytest in this process."""
-        return self.pytester.runpytest_inprocess(*arguments, *(["--benchmark"] if benchmark else []), *QUICK)
+    def run(self, *arguments, benchmark=True, passes=True):
+        """One run, of pytest in this process, which passes or fails; its standard output."""
+        result = self.pytester.runpytest_inprocess(*arguments, *(["--benchmark"] if benchmark else []), *QUICK)
+        assert (result.ret == 0) is passes, arguments
+        return result.stdout
 
     def change(self, old, new):
         """Another text in the tests."""
@@ -82,14 +84,11 @@ class Project:
 
 
 def test_a_run_of_everything_in_the_baseline_passes_and_new_benchmarks_are_counted(project):
-    result = project.run("--benchmark-compare")
-    assert result.ret == 0
-    result.stdout.fnmatch_lines(["*rooflab: comparison with the baseline*", "compared 4 with 1 baseline"])
-    result.stdout.no_fnmatch_line("MISSING*")
+    out = project.run("--benchmark-compare")
+    out.fnmatch_lines(["*rooflab: comparison with the baseline*", "compared 4 with 1 baseline"])
+    out.no_fnmatch_line("MISSING*")
     project.change("def test_plain():\n    pass", "def test_new(benchmark):\n    benchmark.pedantic(len, args=([],))")
-    result = project.run("--benchmark-compare")
-    assert result.ret == 0
-    result.stdout.fnmatch_lines(["compared 4 with 1 baseline; 1 more are in none"])
+    project.run("--benchmark-compare").fnmatch_lines(["compared 4 with 1 baseline; 1 more are in none"])
 
 
 FATES = [
@@ -105,68 +104,46 @@ FATES = [
 def test_what_is_missing_fails_the_run_by_its_name(project, old, new, fate):
     project.change(old, new)
     option = "--benchmark-compare-fail=median:9999999%" if fate == "failed" else "--benchmark-compare"
-    result = project.run("--benchmark-compare", option)
-    assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.stdout.fnmatch_lines([f"MISSING test_mine.py::test_len: {fate}*"])
-    result.stdout.fnmatch_lines(["FAILED --benchmark-compare*: 1 of 4 in the baseline are missing from this run"])
-    result.stdout.no_fnmatch_line("MISSING*test_sum*")
+    out = project.run("--benchmark-compare", option, passes=False)
+    out.fnmatch_lines([f"MISSING test_mine.py::test_len: {fate}*"])
+    out.fnmatch_lines(["FAILED --benchmark-compare*: 1 of 4 in the baseline are missing from this run"])
+    out.no_fnmatch_line("MISSING*test_sum*")
 
 
-@pytest.mark.parametrize("there", [True, False], ids=["there", "removed"])
-def test_what_the_command_line_leaves_out_is_not_missing(project, there):
-    if not there:
-        project.change("def test_len(benchmark):", "def removed(benchmark):")
+def test_what_the_command_line_leaves_out_is_not_missing_and_what_it_asks_for_is(project):
     left_out = [["-k", "not len"], ["test_mine.py::test_sum[1]", "more"], ["more"], ["--ignore", "test_mine.py"]]
-    for arguments in [*left_out, ["--deselect", "test_mine.py::test_len"], *([["-m", "quick"]] if there else [])]:
-        result = project.run(*arguments, "--benchmark-compare")
-        assert result.ret == 0, arguments
-        result.stdout.no_fnmatch_line("MISSING*")
-
-
-def test_what_is_removed_is_missing_where_the_command_line_asks_for_its_file(project):
+    left_out.append(["--deselect", "test_mine.py::test_len"])
+    for arguments in [*left_out, ["-m", "quick"]]:
+        project.run(*arguments, "--benchmark-compare").no_fnmatch_line("MISSING*")
     project.change("def test_len(benchmark):", "def removed(benchmark):")
+    for arguments in left_out:
+        project.run(*arguments, "--benchmark-compare").no_fnmatch_line("MISSING*")
     for arguments in (["-m", "quick"], ["test_mine.py"], ["."]):
-        result = project.run(*arguments, "--benchmark-compare")
-        assert result.ret != 0, arguments
-        result.stdout.fnmatch_lines(["MISSING test_mine.py::test_len: not there: renamed or removed"])
+        out = project.run(*arguments, "--benchmark-compare", passes=False)
+        out.fnmatch_lines(["MISSING test_mine.py::test_len: not there: renamed or removed"])
+    project.run("--benchmark-compare", benchmark=False).no_fnmatch_line("*rooflab: comparison*")
 
 
 def test_a_comparison_of_nothing_fails(project):
-    result = project.run("--benchmark-compare", "-k", "nothing_is_called_so")
-    assert result.ret != 0
-    result.stdout.fnmatch_lines(["FAILED --benchmark-compare: nothing was compared: nothing was measured"])
+    def says(text, *arguments):
+        project.run("--benchmark-compare", *arguments, passes=False).fnmatch_lines([f"*nothing was compared: {text}"])
+
+    says("nothing was measured", "-k", "nothing_is_called_so")
     project.edit(lambda found: found["benchmarks"].clear())
-    result = project.run("--benchmark-compare")
-    assert result.ret != 0
-    result.stdout.fnmatch_lines(["*nothing was compared: nothing that was measured is in the baseline"])
-    result = project.run("--benchmark-compare", "--benchmark-disable")
-    assert result.ret != 0
-    result.stdout.fnmatch_lines(["rooflab: benchmarks are checked and not timed: --benchmark-disable"])
-    result.stdout.fnmatch_lines(["*nothing was compared: benchmarks are not timed in this run"])
+    says("nothing that was measured is in the baseline")
+    says("benchmarks are not timed in this run", "--benchmark-disable")
     project.baseline().unlink()
-    result = project.run("--benchmark-compare")
-    assert result.ret != 0
-    result.stdout.fnmatch_lines(["*nothing was compared: there is no baseline; save one with --benchmark-autosave"])
-    result = project.run("--benchmark-compare", "test_mine.py")
-    assert result.ret != 0
-    result.stdout.fnmatch_lines(["*nothing was compared: there is no baseline 'test_mine.py'; *"])
+    says("there is no baseline; save one with --benchmark-autosave")
+    says("there is no baseline 'test_mine.py'; *", "test_mine.py")
 
 
-def test_a_regression_fails_and_what_is_missing_is_named_all_the_same(project):
+def test_a_regression_fails_and_what_is_missing_is_named_all_the_same(project, capsys):
     def faster(found):
         for entry in found["benchmarks"]:
             entry["stats"]["median"] /= 1e6
 
     project.edit(faster)
     project.change("def test_len", "def test_length")
-    result = project.run("--benchmark-compare", "--benchmark-compare-fail=median:5%")
-    assert result.ret != 0
-    result.stdout.fnmatch_lines(["MISSING test_mine.py::test_len: not there: renamed or removed"])
-    assert "Performance has regressed" in result.stdout.str() + result.stderr.str()
-
-
-def test_without_our_option_the_plugin_leaves_pytest_benchmark_alone(project):
-    project.change("def test_len", "def test_length")
-    result = project.run("--benchmark-compare", benchmark=False)
-    assert result.ret == 0, "pytest-benchmark passes a renamed test"
-    result.stdout.no_fnmatch_line("*rooflab: comparison*")
+    out = project.run("--benchmark-compare", "--benchmark-compare-fail=median:5%", passes=False)
+    out.fnmatch_lines(["MISSING test_mine.py::test_len: not there: renamed or removed"])
+    assert "Performance has regressed" in out.str() + capsys.readouterr().err
