@@ -78,18 +78,15 @@ class Lazy(torch.Tensor):
     pass
 
 
-@pytest.mark.parametrize(
-    ("fn", "words"),
-    [
+def test_the_gate_names_what_shows_of_a_cheat():
+    for fn, words in (
         (_late, "a thread that finishes later"),
         (_patches, "INVALID: a patched timer: time.perf_counter was replaced (test_pytest_plugin_gate.py:"),
         (lambda x: x.clone().as_subclass(Lazy), "a lazy tensor: a Lazy"),
-    ],
-)
-def test_the_gate_names_what_shows_of_a_cheat(fn, words):
-    checked = fixture.check(fn, [torch.ones(4)], None)
-    assert checked.faults and words in checked.faults[0]
-    assert check_tools.tampered() is None
+    ):
+        checked = fixture.check(fn, [torch.ones(4)], None)
+        assert checked.faults and words in checked.faults[0]
+        assert check_tools.tampered() is None
 
 
 def _time(fn, x, reference):
@@ -135,14 +132,10 @@ def test_a_reading_has_its_roofs_its_clocks_its_samples_and_the_devices_kernels(
     assert found["fraction_of_datasheet_memory_roof"] == pytest.approx(0.768e-6 / 2e-6)
     assert found["intensity_flop_per_byte"] == pytest.approx(1024 / 768) and found["limiter"] == "tensor"
     assert unpack_samples(found["samples"]) == [2e-6] * 3
-    assert found["device_kernels"] == ["k1", "k2"] and found["activity_hash"] == "abc" and found["machine_key"]
-
-
-def test_a_reading_that_cannot_be_is_no_result(info):
-    """Every cause is in `test_reading.py`."""
-    assert info(1e-7)["status"].startswith("INVALID: 10.24 times the tensor ceiling")
+    assert info(1e-7)["status"].startswith("INVALID: 10.24 times the tensor ceiling"), "causes: test_reading.py"
     assert info(2e-6, launch_floor_s=5e-6)["status"].startswith("INVALID: 2.00 us is below the 5.00 us that an empty")
     assert info(2e-6, clocks={"throttled": ["hardware slowdown"]})["status"].startswith("INVALID: the card was thro")
+    assert found["device_kernels"] == ["k1", "k2"] and found["activity_hash"] == "abc" and found["machine_key"]
 
 
 def test_roofs_that_are_not_known_say_so(monkeypatch, info):

@@ -122,14 +122,19 @@ def test_a_time_that_is_no_time_is_invalid_and_nothing_is_made_of_it(tmp_path):
         assert [problem.status for problem in found.problems] == ["INVALID"]
 
 
-def test_an_interpreted_kernel_has_no_time_and_says_who_checked_it(tmp_path):
+def test_an_interpreted_kernel_has_no_time_and_its_check_says_who_made_it(tmp_path):
     unsupported = bench(1, None, status="UNSUPPORTED", reason="it runs in Triton's interpreter", device="cpu", **FUSED)
-    check = make("check", 2, op="my_op", case_id="n=2", scheme="fp32", checked_by="interpreter", device="cpu", **FUSED)
-    found = content(tmp_path, unsupported, check)
+    error = ({"output": "c", "max_abs_error": 1.0, "max_error_over_tolerance": 0.25},)
+    common = {"op": "my_op", "scheme": "fp32", "checked_by": "interpreter", "device": "cpu", **FUSED}
+    right = make("check", 2, case_id="n=2", errors=error, weak=("c: zeros",), **common)
+    wrong = make("check", 3, case_id="n=3", status="INCORRECT", reason="off", **common)
+    other = make("check", 4, case_id="n=4", status="UNAVAILABLE", reason="not here", **common)
+    found = content(tmp_path, unsupported, right, wrong, other)
     (row,) = rows(found).values()
     assert row.latency_ms is None and not row.failed
-    (checks,) = (op.checks for op in found.ops)
-    assert [(one.kernel, one.checked_by, one.right) for one in checks] == [("fused", "interpreter", 1)]
+    ((one,),) = (op.checks for op in found.ops)
+    assert (one.kernel, one.checked_by, one.right, one.wrong, one.not_run) == ("fused", "interpreter", 1, 1, 1)
+    assert (one.worst, one.weak, one.source.line) == (0.25, 1, 4)
     assert any(gap.names == ("my_op/fused",) and "interpreter" in gap.reason for gap in found.unmeasured)
 
 

@@ -276,6 +276,7 @@ def _ceilings(panel: Panel, ceilings: Sequence[Ceilings], in_legend: bool) -> li
     for ceiling in ceilings:
         bandwidth = ceiling.hbm_bytes_per_s
         name = f"{si(bandwidth)}B/s"
+        spots: list[tuple[float | None, float | None, str]] = [(left, bandwidth, name), (right, bandwidth, "")]
         if computing:
             heights = {dtype: roof_flops_per_s(ceiling, dtype) for dtype in dtypes}
             ridge = max(heights.values()) / bandwidth
@@ -284,8 +285,6 @@ def _ceilings(panel: Panel, ceilings: Sequence[Ceilings], in_legend: bool) -> li
                 names = "/".join(dtype or "fp32 vector" for dtype, own in heights.items() if own == height)
                 text = f"{names} {si(height)}FLOP/s"
                 spots += [(None, None, ""), (height / bandwidth, height, text), (right, height, "")]
-        else:
-            spots = [(left, bandwidth, name), (right, bandwidth, "")]
         x, y, texts = zip(*spots, strict=True)
         kind = ceiling.kind.replace("_", " ")
         found.append(

@@ -196,9 +196,9 @@ def _row(item: Chosen, group: Sequence[Chosen], past: Sequence[Located]) -> Row:
     status, reason = wrong or (record.status, record.reason)
     if latency is None and wrong is None and not reason:
         reason = "the record holds no time"
-    ratios = (_ratio(record, role, group, past) for role in ("library", "naive"))
+    library, naive = (_ratio(record, role, group, past) for role in ("library", "naive"))
     facts = facts_of(record, item.configs, item.counted)
-    return Row(record, item.source, status, reason, wrong is not None, latency, *ratios, facts)
+    return Row(record, item.source, status, reason, wrong is not None, latency, library, naive, facts)
 
 
 def _ratio(record: Record, role: str, group: Sequence[Chosen], past: Sequence[Located]) -> Ratio | None:
