@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from plotly.io import to_html
-from test_report_synthetic import KEY, SCRIPT, benches, write_synthetic
+from test_report_synthetic import KEY, MEASURED, SCRIPT, benches, write_synthetic
 
 from rooflab.bench.records.files import write
 from rooflab.bench.report.content import gather
@@ -138,6 +138,31 @@ def test_the_figure_draws_each_point_at_its_rate_with_its_spread(records):
         assert symbol.endswith("-open") == (point.traffic_basis == "modelled")
     arrows = [trace for trace in drawn.data if trace.meta == "arrow"]
     assert arrows and all((trace.x[1], trace.y[1]) in spots for trace in arrows)
+    plane, strip = (
+        [trace for trace in drawn.data if trace.meta == "ceiling" and trace.xaxis == axis] for axis in ("x", "x2")
+    )
+    assert [trace.mode for trace in plane] == ["lines+text", "lines", "lines"], "the kind that bounds stand on is named"
+    (x, y), bandwidth = (plane[0].x, plane[0].y), MEASURED.hbm_bytes_per_s
+    assert min(x[:3]) < min(spot[0] for spot in spots) and y[:3] == tuple(at * bandwidth for at in x[:3])
+    flat = {"fp32 vector": MEASURED.vector_flops_per_s, "bf16/fp16": MEASURED.tensor_flops_per_s["bf16"]}
+    assert [list(y[place : place + 2]) for place in (4, 7)] == [[rate] * 2 for rate in flat.values()]
+    assert [plane[0].text[place].rsplit(" ", 2)[0] for place in (4, 7)] == list(flat) and x[5] > x[4] > x[1]
+    assert set(strip[0].y) == {bandwidth} and [trace.showlegend for trace in (plane[0], strip[0])] == [True, False]
+
+
+def test_what_was_not_timed_is_a_cross_on_the_measured_roof(tmp_path):
+    record = next(one for one in benches(schemes=("bf16",), ops=("gemm",)) if one.role == "optimized")
+    sheet = replace(
+        record, kernel="naive", role="naive", ceilings={**record.ceilings, "kind": "datasheet", "hbm_bytes_per_s": 9e12}
+    )
+    untimed = {"status": "UNSUPPORTED", "reason": "no", "latency_median_ms": None, "basis": "bound"}
+    write(tmp_path / "made.jsonl", sheet, replace(record, **untimed))
+    (roofline,) = gather(*load([tmp_path]), "t").rooflines
+    (cross,) = [trace for trace in figure(roofline).data if trace.meta == "kernels" and trace.marker.symbol == "x-thin"]
+    assert (
+        cross.y[0] == pytest.approx(cross.x[0] * MEASURED.hbm_bytes_per_s)
+        and "not timed: UNSUPPORTED" in cross.hovertext[0]
+    )
 
 
 def test_names_are_only_text_in_the_figure_too(tmp_path):

@@ -185,15 +185,6 @@ def benchmark_name(record: Record) -> str:
     return " ".join(part for part in (work, record.case_id, record.scheme) if part)
 
 
-def check_one_machine(records: Sequence[Record]) -> None:
-    """Raises `ValueError` where the records are of no machine or of several, for a format that has room for one."""
-    machines = dict.fromkeys(str(record.environment.get("machine_key")) for record in records)
-    if len(machines) != 1:
-        raise ValueError(
-            f"machine: expected records of one, got {', '.join(machines) or 'none'}; choose with --machine"
-        )
-
-
 def write_csv(records: Sequence[Record], path: Path) -> list[Skipped]:
     """Every record, whatever its kind or status, a column for each field of the schema; nothing is left out.
 

@@ -21,7 +21,6 @@ from rooflab.bench.exchange.files import (
     Imported,
     Skipped,
     benchmark_name,
-    check_one_machine,
     environment,
     get,
     get_object,
@@ -155,9 +154,7 @@ def _number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-STATISTICS = (*SUMMARY, "ops", *COUNTS, "iqr_outliers", "stddev_outliers", "outliers")
-NEEDED = ("min", "max", "mean", "stddev", "median", "iqr", "rounds", "iterations")
-"""What `pytest-benchmark compare` prints; a record without samples must have brought it along."""
+STATISTICS = (*SUMMARY, "ops", "rounds", "iqr_outliers", "stddev_outliers", "outliers")
 
 
 def write_pytest_benchmark(records: Sequence[Record], path: Path) -> list[Skipped]:
@@ -166,16 +163,12 @@ def write_pytest_benchmark(records: Sequence[Record], path: Path) -> list[Skippe
     Raises `ValueError` where they are of several machines, which the format cannot say, or where no record is left.
     """
     chosen, skipped = timed(records)
-    benchmarks = []
-    used = []
-    for record in chosen:
-        stats = _stats(record)
-        if stats is None:
-            skipped.append(Skipped(benchmark_name(record), "it has no samples and no statistics"))
-        else:
-            benchmarks.append(_benchmark(record, stats))
-            used.append(record)
-    check_one_machine(used)
+    used = [record for record in chosen if record.samples]
+    skipped += [Skipped(benchmark_name(record), "it has no samples") for record in chosen if not record.samples]
+    machines = dict.fromkeys(str(record.environment.get("machine_key")) for record in used)
+    if len(machines) != 1:
+        found = ", ".join(machines) or "none"
+        raise ValueError(f"machine: expected records of one, with samples, got {found}; choose with --machine")
     newest = max(used, key=lambda record: record.timestamp)
     values = {
         "machine_info": _machine(newest.environment),
@@ -187,7 +180,7 @@ def write_pytest_benchmark(records: Sequence[Record], path: Path) -> list[Skippe
             "project": OURS,
             "branch": "(unknown)",
         },
-        "benchmarks": benchmarks,
+        "benchmarks": [_benchmark(record, _stats(record.samples_s)) for record in used],
         "datetime": newest.timestamp,
         "version": pytest_benchmark.__version__,
     }
@@ -214,21 +207,12 @@ def _machine(environment: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _stats(record: Record) -> dict[str, Any] | None:
+def _stats(samples: Sequence[float]) -> dict[str, Any]:
     """The statistics as pytest-benchmark computes them, in seconds, with the samples in time order."""
-    samples = record.samples_s
-    if samples:
-        stats = Stats()
-        for sample in samples:
-            stats.update(sample)
-        found = {name: getattr(stats, name) for name in STATISTICS if name != "iterations"}
-        return {**found, "iterations": 1, "data": samples}
-    kept = {name: record.metrics.get(f"{name}_s") for name in SUMMARY}
-    kept |= {name: int(record.metrics[name]) for name in COUNTS if name in record.metrics}
-    if any(kept.get(name) is None for name in NEEDED):
-        return None
-    mean = kept["mean"]
-    return {**kept, "ops": 1 / mean if mean else 0.0, "outliers": "0;0", "iqr_outliers": 0, "stddev_outliers": 0}
+    stats = Stats()
+    for sample in samples:
+        stats.update(sample)
+    return {**{name: getattr(stats, name) for name in STATISTICS}, "iterations": 1, "data": samples}
 
 
 def _benchmark(record: Record, stats: Mapping[str, Any]) -> dict[str, Any]:

@@ -123,21 +123,23 @@ def _layout(axes: Sequence[str]) -> dict[str, Any]:
         "modebar": {"orientation": "h", "bgcolor": _CLEAR, "color": INK, "activecolor": COLOURS[0]},
     }
     if "x" in axes:
-        found["xaxis"] = _axis("y", "FLOP per byte of traffic", exponentformat="none")
-        found["yaxis"] = _axis("x", "FLOP/s", domain=[0.35 if both else 0, 1])
+        found["xaxis"] = _axis("y", "FLOP per byte of traffic", None)
+        found["yaxis"] = _axis("x", "FLOP/s", "", domain=[0.35 if both else 0, 1])
     if "x2" in axes:
-        found["xaxis2"] = _axis("y2", "no FLOPs: bytes moved in a call", ticksuffix="B")
-        found["yaxis2"] = _axis("x2", "bytes/s", ticksuffix="B/s", domain=[0, 0.25 if both else 1])
+        found["xaxis2"] = _axis("y2", "no FLOPs: bytes moved in a call", "B")
+        found["yaxis2"] = _axis("x2", "bytes/s", "B/s", (1, 2, 5), domain=[0, 0.25 if both else 1])
     return found
 
 
-def _axis(anchor: str, title: str, **more: Any) -> dict[str, Any]:
-    """A logarithmic axis whose ticks have SI prefixes."""
+def _axis(anchor: str, title: str, unit: str | None, steps: Sequence[int] = (1,), **more: Any) -> dict[str, Any]:
+    """A logarithmic axis with ticks at `steps` of each power of ten, by SI prefixes where it has a unit."""
+    ticks = [step * 10.0**power for power in range(-6, 19) for step in steps]
     return {
         "type": "log",
         "anchor": anchor,
         "title": {"text": title, "standoff": 6, "font": {"size": 12}},
-        "exponentformat": "SI",
+        "tickvals": ticks,
+        "ticktext": [f"{tick:,g}" if unit is None else f"{si(tick)}{unit}" for tick in ticks],
         "gridcolor": _GRID,
         "linecolor": INK,
         "ticks": "outside",
@@ -296,6 +298,7 @@ def _ceilings(panel: Panel, ceilings: Sequence[Ceilings], in_legend: bool) -> li
                 text=[f"{escape(text)}\u2002" for text in texts],
                 textposition="middle left" if computing else "top right",
                 textfont={"size": 10.5, "color": INK},
+                cliponaxis=False,
                 line={"width": 1.4, "color": INK, "dash": DASHES[ceiling.kind]},
                 hovertext=[f"{escape(text)}<br>{kind}" for text in texts],
                 hoverinfo="text",
