@@ -1,6 +1,6 @@
 """With `--benchmark`, a comparison passes only where everything of the baseline was compared.
 
-The runs are inside this process; that the options work in a process of their own is in `test_pytest_plugin.py`.
+The runs are inside this process.
 """
 
 import json
