@@ -6,7 +6,6 @@ A machine without Chromium fails here; ROOFLAB_NO_BROWSER=1 says that there is n
 import os
 import re
 import shutil
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -76,16 +75,6 @@ def phone(visit):
     return visit(PHONE, has_touch=True, is_mobile=True)[0]
 
 
-def shown(page, figure=FIRST):
-    """The traces of kernels that can be seen and asked, by name, with their numbers of drawn markers."""
-    return page.evaluate(
-        """id => document.getElementById(id)._fullData
-            .filter(t => t.meta === 'kernels' && t.visible === true)
-            .map(t => t.name)""",
-        figure,
-    )
-
-
 def point_of(page, word, figure=FIRST):
     """Where on the screen the first shown point lies whose trace has `word` in its name."""
     page.locator(f"#{figure}").scroll_into_view_if_needed()
@@ -99,15 +88,6 @@ def point_of(page, word, figure=FIRST):
         }""",
         [figure, word],
     )
-
-
-def choose(page, label):
-    """Clicks an entry of the menu and waits for the redrawn figure."""
-    page.locator(f"#{FIRST} .updatemenu-header").click()
-    entry = page.locator(f"#{FIRST} .updatemenu-dropdown-button", has_text=re.compile(f"^{label}$"))
-    entry.click(force=True)  # it is fading in
-    header = page.locator(f"#{FIRST} .updatemenu-header")
-    header.locator("text", has_text=re.compile(f"^{label}$")).wait_for()
 
 
 def asked(page, x, y):
@@ -151,35 +131,6 @@ def test_hover_shows_the_facts_of_a_kernel_and_its_record(desktop):
     assert "sample / bisect" in text and "optimized, triton" in text
     for word in ("µs (p20", "naive (as fast)", "of the bound", "counted", "checked by gpu", "events, cold", "line "):
         assert word in text, text
-
-
-def test_a_touch_shows_it_too(phone):
-    x, y = point_of(phone, "sample optimized bf16")
-    phone.touchscreen.tap(x, y)
-    phone.wait_for_selector(f"#{FIRST} .hovertext")
-    box = phone.locator(f"#{FIRST} .hovertext").first.bounding_box()
-    assert box["x"] >= 0 and box["x"] + box["width"] <= PHONE["width"] + 1, "the label stays on the screen"
-    button = phone.locator("button.record").first
-    button.scroll_into_view_if_needed()
-    button.tap()
-    opened = phone.locator("[popover]:popover-open")
-    assert "line" in opened.text_content() and opened.bounding_box()["width"] <= PHONE["width"]
-
-
-def test_the_legend_hides_an_op_and_the_menu_chooses_cases(desktop):
-    x, y = point_of(desktop, "sample optimized bf16")
-    before = shown(desktop)
-    assert any("gemm" in name for name in before) and any("fp16" in name for name in before)
-    desktop.locator(f"#{FIRST} .legendtoggle").nth(0).click()
-    desktop.wait_for_timeout(700)  # plotly waits for a second click; the page's policy forbids waiting for a script
-    gone = set(before) - set(shown(desktop))
-    assert gone and len({name.split()[0] for name in gone}) == 1, "one op and no other"
-    choose(desktop, "fp16, all cases")
-    left = shown(desktop)
-    assert left and all(" fp16" in name for name in left) and gone & set(left), "a choice shows every op again"
-    assert not any("bf16" in text for text in asked(desktop, x, y)), "what the menu of schemes hides answers"
-    choose(desktop, "largest cases")
-    assert Counter(shown(desktop)) == Counter(before)
 
 
 def test_the_dark_page_is_dark_its_figures_can_be_read_and_paper_is_white(desktop):

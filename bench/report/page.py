@@ -36,7 +36,7 @@ class Picture:
 
 
 def render(content: Content, plots: bool = True) -> str:
-    """The page.  Without `plots` it has no figure and no script, and is smaller by plotly's 5 MB and the drawings."""
+    """The page.  Without `plots` it has no figure and no script, and is smaller by plotly's 5 MB."""
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATES),
         autoescape=True,

@@ -121,7 +121,7 @@ _HINTS = get_type_hints(Record)
 
 
 def typed(record: Record) -> Record:
-    """`record` with `nan` and `inf` as numbers again.
+    """`record` with `nan` and `inf` as numbers again, and without its samples, which no report shows.
 
     Raises `ValueError` on a field of another type than the schema's: the reader of a line does not look at all, and a
     page must not be made from half of a record.
@@ -132,7 +132,7 @@ def typed(record: Record) -> Record:
         raise ValueError(f"environment.gpu: expected an object, got {gpu!r}")
     if values["ceilings"] is not None:
         _check_ceilings(values["ceilings"])
-    return replace(record, **values)
+    return replace(record, **values | {"samples": None})
 
 
 def _value(name: str, hint: Any, value: Any) -> Any:
