@@ -242,8 +242,11 @@ def test_the_machines_say_their_versions_and_clocks_and_where_runs_differ(tmp_pa
     assert facts["SM clock range"] == ("1.75 GHz to 1.8 GHz",) and facts["power (W)"] == ("212 to 655",)
     assert facts["clock held back by"] == ("software power cap",)
     newer = {"environment": {**ENVIRONMENT, "torch": "2.99"}}
-    (both,) = content(tmp_path, bench(1, 1.0, **FUSED), bench(2, 1.0, **LIBRARY, **newer)).machines
-    assert {fact.label: fact.values for fact in both.facts}["torch"] == ("2.11.0+cu130", "2.99")
+    free = {"clocks": {"throttle_reasons": 0, "throttle_names": [], "power_w": None}}
+    (both,) = content(tmp_path, bench(1, 1.0, **FUSED, **free), bench(2, 1.0, **LIBRARY, **newer)).machines
+    facts = {fact.label: fact.values for fact in both.facts}
+    assert facts["torch"] == ("2.11.0+cu130", "2.99") and facts["clock held back by"] == ("none",)
+    assert "power (W)" not in facts
 
 
 def test_a_point_needs_a_bound_and_a_known_op_and_a_failure_is_none(whole):

@@ -135,12 +135,14 @@ def _clock_facts(items: Sequence[Located]) -> list[Fact]:
     """Least and largest of each reading over all records, and every throttle reason that was seen."""
     seen: dict[str, list[float]] = {}
     reasons: dict[str, None] = {}
+    asked = False
     for item in items:
         clocks: Mapping[str, Any] = item.record.clocks or {}
+        asked = asked or clocks.get("throttle_reasons") is not None
         reasons |= dict.fromkeys(clocks.get("throttle_names") or ())
         for name in ("sm_clock_range_hz", "sm_clock_mhz", "memory_clock_mhz", "power_w", "temperature_c"):
-            seen.setdefault(name, []).extend(clocks.get(name) or ())
-    facts = [
-        Fact(metric_label(name), (value_text(name, [min(all_), max(all_)]),)) for name, all_ in seen.items() if all_
-    ]
-    return [*facts, *([Fact("clock held back by", tuple(reasons))] if reasons else [])]
+            values = clocks.get(name) if isinstance(clocks.get(name), list | tuple) else [clocks.get(name)]
+            seen.setdefault(name, []).extend(value for value in values or () if isinstance(value, int | float))
+    ends = {name: [min(values), max(values)] for name, values in seen.items() if values}
+    facts = [Fact(metric_label(name), (value_text(name, both),)) for name, both in ends.items()]
+    return [*facts, *([Fact("clock held back by", (", ".join(reasons) or "none",))] if asked else [])]
