@@ -179,7 +179,7 @@ def test_pytest_benchmark_never_calibrates_on_device_time(project, pytester):
     assert len(asked) == 1 and asked[0] > 0, "for `benchmark` alone, whose timer is then the host's clock"
 
 
-def test_an_interpreted_triton_kernel_is_checked_and_not_timed(project, pytester):
+def test_interpreted_kernels_are_not_timed_and_what_is_wrong_after_the_timing_is_not_saved(project, pytester):
     pytester.makepyfile(
         test_mine="""
         import torch, triton
@@ -195,22 +195,10 @@ def test_an_interpreted_triton_kernel_is_checked_and_not_timed(project, pytester
             return x
 
         def test_double(kernel_benchmark):
-            x = torch.ones(16)
-            kernel_benchmark(run, x, reference=lambda x: x * 2)
+            kernel_benchmark(run, torch.ones(16), reference=lambda x: x * 2)
 
         def test_triple(kernel_benchmark):
             kernel_benchmark(run, torch.ones(16), reference=lambda x: x * 3)
-    """
-    )
-    result = project("--benchmark", "-rs")
-    result.assert_outcomes(skipped=1, failed=1)
-    result.stdout.fnmatch_lines(["SKIPPED*ran in Triton's interpreter*"])
-
-
-def test_what_is_wrong_after_the_timing_fails_and_is_not_saved(project, pytester):
-    pytester.makepyfile(
-        test_mine="""
-        import torch
 
         def test_named(kernel_benchmark):
             kernel_benchmark(torch.neg, torch.ones(4), afterwards=lambda: "c: 3 of 4 elements off")
@@ -223,10 +211,11 @@ def test_what_is_wrong_after_the_timing_fails_and_is_not_saved(project, pytester
             kernel_benchmark(tires, torch.ones(4), reference=lambda x: x * 2)
     """
     )
-    result = project("--benchmark", "--benchmark-json=out.json")
-    result.assert_outcomes(failed=2)
+    result = project("--benchmark", "-rs", "--benchmark-json=out.json")
+    result.assert_outcomes(skipped=1, failed=3)
     result.stdout.fnmatch_lines(["INCORRECT: after timing: c: 3 of 4 elements off"])
     result.stdout.fnmatch_lines(["INCORRECT: after timing: output 0: 4 of 4 elements off*"])
+    result.stdout.fnmatch_lines(["SKIPPED*ran in Triton's interpreter*"])
     assert json.loads((pytester.path / "out.json").read_text())["benchmarks"] == []
 
 

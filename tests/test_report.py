@@ -392,9 +392,15 @@ def test_a_damaged_record_is_named_by_file_and_line(tmp_path):
         load([tmp_path])
 
 
-def test_files_are_found_at_any_depth_each_once_and_blank_lines_count(tmp_path):
+def test_files_are_found_at_any_depth_each_once_and_no_records_are_no_report(tmp_path):
+    for path, message in ((tmp_path / "none", "a file or folder, got"), (tmp_path, r"\*.jsonl files, found none")):
+        with pytest.raises(ValueError, match=f"records: expected {message}"):
+            load([path])
     deep = tmp_path / "a" / "b"
     deep.mkdir(parents=True)
+    (deep / "made.jsonl").write_text("\n")
+    with pytest.raises(ValueError, match="records: expected at least one"):
+        load([tmp_path])
     (deep / "made.jsonl").write_text(f"\n{line_of()}\n")
     (tmp_path / "copy.jsonl").write_text(f"{line_of()}\n")
     (tmp_path / "notes.txt").write_text("no record\n")
@@ -402,15 +408,6 @@ def test_files_are_found_at_any_depth_each_once_and_blank_lines_count(tmp_path):
     found, files = load([deep, tmp_path])
     assert [(item.source.line, item.source.file) for item in found] == [(2, "b/made.jsonl")], "the copy counts once"
     assert [file.records for file in files] == [1, 0]
-
-
-def test_no_records_are_no_report(tmp_path):
-    for path, message in ((tmp_path / "none", "a file or folder, got"), (tmp_path, r"\*.jsonl files, found none")):
-        with pytest.raises(ValueError, match=f"records: expected {message}"):
-            load([path])
-    (tmp_path / "empty.jsonl").write_text("\n")
-    with pytest.raises(ValueError, match="records: expected at least one"):
-        load([tmp_path])
 
 
 def test_numbers_are_written_as_a_reader_wants_them():
