@@ -30,7 +30,8 @@ from rooflab.bench.measure.engine_run import (
 )
 from rooflab.bench.records.environment import snapshot
 from rooflab.bench.records.files import RunWriter, result_folder
-from rooflab.bench.records.record import NOT_RUN, Record, plain
+from rooflab.bench.records.plain import plain
+from rooflab.bench.records.record import NOT_RUN, Record
 from rooflab.bench.report.figures import bench_row, draw_records, largest_cases
 from rooflab.engine.llm import LLM, SamplingParams
 from rooflab.engine.metrics import LatencySummary

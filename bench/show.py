@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from rooflab.bench.records.record import plain
+from rooflab.bench.records.plain import plain
 
 # Into a pipe or a file, where Rich would fold at 80 columns, tables keep their width.
 out = Console(highlight=False, width=None if sys.stdout.isatty() else 200)

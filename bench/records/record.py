@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import base64
 import json
-import math
 import re
 import secrets
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from typing import Any, Literal, get_args
 
 import numpy as np
 
+from rooflab.bench.records.plain import plain
 from rooflab.kernels.registry import Backend, Role
 from rooflab.reference.spec import Scalar
 from rooflab.roofline.model import Basis as TrafficBasis
@@ -247,19 +247,6 @@ def _check_version(version: str) -> None:
     ours = SCHEMA_VERSION.partition(".")[0]
     if int(major) > int(ours):
         raise ValueError(f"schema_version: expected {ours}.x, got {version}, which a newer Rooflab wrote")
-
-
-def plain(value: Any) -> Any:
-    """`value` in JSON's own types; numbers that JSON lacks become texts."""
-    if is_dataclass(value) and not isinstance(value, type):
-        value = asdict(value)
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
 
 
 def pack_samples(seconds: Sequence[float]) -> str:

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rooflab.bench.records.record import plain
+from rooflab.bench.records.plain import plain
 from rooflab.bench.suite.entries import Context, Outcome
 from rooflab.bench.suite.running import ContextBroken
 
