@@ -195,7 +195,7 @@ def sweep(
     if json:
         show.as_json(asdict(state) | {"complete": state.complete, "excluded": state.excluded})
     else:
-        show.table(rows, ("part", "status", "attempts", "reason"))
+        show.table(rows, ("part", "status", "reason"))
         for kernel, reason in state.excluded.items():
             show.line(f"not run any more: {kernel}: {reason}", "red")
         show.line(f"{sum(row['status'] == 'DONE' for row in rows)} of {len(rows)} parts done; records: {out}")
