@@ -17,6 +17,7 @@ def right(x, weight, eps):
 
 @register(op="rmsnorm", name="honest", role="optimized", backend="torch")
 def honest(x, weight, eps=1e-6):
+    print("what a kernel prints must not end up among the answers")
     return right(x, weight, eps)
 
 
@@ -43,12 +44,6 @@ def dies_later(x, weight, eps=1e-6):
 @register(op="rmsnorm", name="hangs", role="optimized", backend="torch")
 def hangs(x, weight, eps=1e-6):
     time.sleep(3600)
-
-
-@register(op="rmsnorm", name="noisy", role="optimized", backend="torch")
-def noisy(x, weight, eps=1e-6):
-    print("what a kernel prints must not end up among the answers")
-    return right(x, weight, eps)
 
 
 @register(

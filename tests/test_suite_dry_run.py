@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 from commands_in_process import run_command
 
 from rooflab.bench.records import files as record_files
 from rooflab.bench.suite.plan import make_plan
-
-
-def rooflab(*words, **options):
-    return subprocess.run([sys.executable, "-m", "rooflab.bench", *words], capture_output=True, text=True, **options)
-
 
 SOME = ("bar:rope_and_cache.bandwidth", "check:rmsnorm", "self-test")
 """With what they need: the card, first checks, ceilings, a bar, checks, and what a CPU has no form of."""
@@ -26,9 +19,8 @@ SOME = ("bar:rope_and_cache.bandwidth", "check:rmsnorm", "self-test")
 def test_the_plan_runs_on_a_cpu(tmp_path, only):
     out = tmp_path / "run"
     words = [word for name in only for word in ("--only", name)]
-    done = rooflab("suite", "--dry-run", *words, "--out", str(out), "--json", timeout=540)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout)
+    status, found, errors = run_command(("suite", "--dry-run", *words, "--out", str(out), "--json"))
+    assert status == 0, errors[-3000:]
     rows = {row["entry"]: row for row in found["entries"]}
     assert list(rows) == [entry.id for entry in make_plan(only)]
     bad = {name: row["reason"] for name, row in rows.items() if row["status"] not in ("DONE", "UNSUPPORTED")}
@@ -74,9 +66,10 @@ def test_the_plan_is_printed_as_it_is():
 @pytest.mark.gpu
 @pytest.mark.timeout(900)
 def test_a_family_is_measured_on_a_card(tmp_path):
-    done = rooflab("suite", "--only", "rmsnorm", "--budget", "400", "--out", str(tmp_path), "--json", timeout=800)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout)
+    status, found, errors = run_command(
+        ("suite", "--only", "rmsnorm", "--budget", "400", "--out", str(tmp_path), "--json")
+    )
+    assert status == 0, errors[-3000:]
     assert not found["excluded"] and found["counts"].get("FAILED", 0) == 0
     timed = [record for record in record_files.read(tmp_path) if record.kind == "bench" and record.latency_median_ms]
     assert {record.kernel for record in timed} >= {"fused", "library"}

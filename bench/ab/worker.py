@@ -180,15 +180,12 @@ def _resolve(target: Mapping[str, str]) -> Any:
 
 def _kernel(op: str, name: str) -> registry.Kernel:
     """The kernel, with the module of its name alone imported where there is one: all take 1.5 s, for each process."""
-    module = f"rooflab.kernels.{op}.{name}"
-    folder = Path(str(registry.__file__)).parent / op
-    if (folder / f"{name}.py").is_file():
-        importlib.import_module(module)
-        try:
-            return registry.registered(op, name)
-        except KeyError:
-            pass  # a file may register a kernel of another name
-    return registry.get_kernel(op, name)
+    if (Path(str(registry.__file__)).parent / op / f"{name}.py").is_file():
+        importlib.import_module(f"rooflab.kernels.{op}.{name}")
+    try:
+        return registry.registered(op, name)
+    except KeyError:  # a file may register a kernel of another name
+        return registry.get_kernel(op, name)
 
 
 PROBES = 7
