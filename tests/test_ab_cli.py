@@ -1,6 +1,5 @@
 """`rooflab ab` as its user meets it, the self-test's own judgement, and `compare`."""
 
-import signal
 import sys
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from rooflab.bench.ab.run import Result, Settings
 from rooflab.bench.ab.self_test import SelfTest
 from rooflab.bench.ab.sides import Comparison, Side
 from rooflab.bench.ab.verdict import Evidence, Outcome, Rules, judge, load_floors, remember_floors
-from rooflab.bench.cli.ab import _terminable
 from rooflab.bench.cli.app import run as run_cli
 
 ROOT = Path(__file__).parent.parent
@@ -104,13 +102,6 @@ def test_a_self_test_fails_on_whatever_is_called_wrongly():
     assert "at a floor of 1.0%" in self_tested(right, unresolved).faults[0]
     assert self_tested(right, unresolved, floor=0.08).faults == []  # the machine is too noisy for it, and says so
     assert "FAILED: it broke" in self_tested([Outcome("k", "FAILED", "it broke")], slow).faults[0]
-
-
-def test_sigterm_ends_the_command_as_ctrl_c_does():
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(SystemExit) as ended, _terminable():
-        signal.raise_signal(signal.SIGTERM)
-    assert ended.value.code == 128 + signal.SIGTERM and signal.getsignal(signal.SIGTERM) == before
 
 
 def test_the_noise_floor_is_remembered_for_each_machine(tmp_path, monkeypatch):

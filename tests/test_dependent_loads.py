@@ -27,7 +27,8 @@ from rooflab.reference.spec import Case, get_scheme
 from rooflab.roofline.device import get_device
 
 (ENTRY,) = bars.BARS
-SPEC = get_op(bars.OP)
+OP = ENTRY.arguments["op"]
+SPEC = get_op(OP)
 DEVICE = get_device("h100-sxm")
 CHIP = chip_of(DEVICE, DEVICE.ceilings())
 LONG = 1e6
@@ -66,7 +67,7 @@ def waits_for_loads(code):
 
 def compiled(**changes):
     case = Case(**{**Case.parse(ENTRY.arguments["case"]), **changes})
-    (found,) = compile_kernels([Request(bars.OP, "fused", SPEC.check_case(case), get_scheme("bf16"))])
+    (found,) = compile_kernels([Request(OP, "fused", SPEC.check_case(case), get_scheme("bf16"))])
     return parse_code(found[0].sass)
 
 
@@ -121,9 +122,9 @@ def judged(monkeypatch, tmp_path):
 
     def run(kernel_us, floor_us, dry_run=False, faults=(), status="OK", floors_l2="cold"):
         one = (
-            record("fused", "T=1", 1.0, op=bars.OP, bound_ms=1e-3)
+            record("fused", "T=1", 1.0, op=OP, bound_ms=1e-3)
             if status == "OK"
-            else record("fused", "T=1", None, op=bars.OP, status=status, reason="wrong", basis="bound")
+            else record("fused", "T=1", None, op=OP, status=status, reason="wrong", basis="bound")
         )
         times = {"fused": kernel_us, bars.FLOOR: floor_us}
         samples = {
@@ -187,4 +188,4 @@ def test_the_dry_run_takes_the_whole_way(tmp_path):
     found = bars.one_token(Context("bar:x", tmp_path, "cpu", True, 10.0), **ENTRY.arguments)
     assert (found.status, found.bar, found.reason) == ("DONE", "UNMEASURED", "dry run")
     assert found.figures["kernel"] == "naive" and found.figures["floor_us"] > 0
-    assert get_kernel(bars.OP, "fused").role == "optimized" and not (tmp_path / "running.json").exists()
+    assert get_kernel(OP, "fused").role == "optimized" and not (tmp_path / "running.json").exists()

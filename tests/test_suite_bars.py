@@ -136,7 +136,7 @@ def test_the_library_is_torchs_best_backend_at_each_case_and_not_another_project
 
 def test_the_skinny_bar_wants_more_where_the_library_is_slow(answer):
     """4 MB in 1 ms are 0.1% of 4 TB/s; in 1 us all of it."""
-    options = {"cases": CASES, "geomean": 1.0, "slow_geomean": 1.05, "slow_share": 0.9}
+    options = {"op": "gemm", "cases": CASES, "geomean": 1.0, "slow_geomean": 1.05, "slow_share": 0.9}
     slow = times((1.0, 1e-3), good=(0.9, 1e-3))
     found = answer(gemm.skinny, slow, **options)
     assert found.bar == "MET" and found.figures["cases where the library is slow"] == 1
@@ -165,7 +165,7 @@ def test_a_share_of_bandwidth_is_of_the_measured_one(answer):
 def test_ragged_lengths_are_held_against_even_ones(answer):
     even, ragged = attention._decode(64, 4096), attention._decode(64, 4096) + ",lognormal=true"
     given = [record("good", even, 1.0e-3), record("good", ragged, 1.02e-3)]
-    options = {"even": even, "ragged": ragged, "least": 0.97}
+    options = {"op": "paged_attention", "even": even, "ragged": ragged, "least": 0.97}
     assert answer(attention.ragged_lengths, given, **options).bar == "MET"
     late = [given[0], record("good", ragged, 1.1e-3)]
     assert answer(attention.ragged_lengths, late, **options).bar == "MISSED"
@@ -213,7 +213,7 @@ def test_paged_prefill_is_held_against_the_contiguous_kernel(monkeypatch, tmp_pa
         return [*found, *(record("slow", case.id, 9.0, op=op) for case in cases[1:])], op, False
 
     monkeypatch.setattr(attention, "measure", measured)
-    found = attention.paged_prefill(Context("bar:x", tmp_path, "cuda", False, 10.0), pairs, 1.05)
+    found = attention.paged_prefill(Context("bar:x", tmp_path, "cuda", False, 10.0), "paged_attention", pairs, 1.05)
     assert found.bar == bar and found.needed == "paged over contiguous <= 1.05"
     if bar != "UNMEASURED":
         assert found.figures["paged over contiguous, worst"] == pytest.approx(max(paged[0], paged[1] / 2))

@@ -2,11 +2,11 @@
 
 git's own files and the half-checked-out state of a bisection lie in a temporary worktree, so that the user's checkout,
 and a bisection that they may have going, are not touched.  Nothing is checked out even there: an A/B makes trees of the
-two revisions by itself.  A step answers what git asks for (0 good, 1 bad, 125 cannot tell) from the exit status of
+two revisions by itself.  A step answers git (good, bad, or skip where it cannot tell) from the exit status of
 `rooflab ab --strict`:
 
-    0 not slower -> good     10 SLOWER -> bad     11 INCORRECT or FAILED -> bad if correctness is asked about, else 125
-    12 UNRESOLVED, 13 INVALID or MISSING -> once more with twice the pairs, then 125     2 usage -> the bisection ends
+    0 not slower -> good     10 SLOWER -> bad     11 INCORRECT or FAILED -> bad if correctness is asked about, else skip
+    12 UNRESOLVED, 13 INVALID or MISSING -> once more with twice the pairs, then skip     2 usage -> the bisection ends
 """
 
 from __future__ import annotations
@@ -21,17 +21,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-GOOD, BAD, CANNOT_TELL = 0, 1, 125
-"""What `git bisect run` takes for an answer."""
-ABORT = 255
-"""What ends a `git bisect run`: any status above 127."""
 FOUND, UNRESOLVED = 0, 12
 """Exit statuses of `rooflab bisect`."""
 TIMEOUT_S = 300.0
 Answer = Literal["good", "bad", "skip"]
-WORDS: dict[int, Answer] = {GOOD: "good", BAD: "bad", CANNOT_TELL: "skip"}
+"""git's words."""
 Run = Callable[[Sequence[str]], int]
-"""Runs a command and gives its exit status."""
+"""Runs `rooflab ab` with these arguments and gives its exit status."""
 
 
 @dataclass(frozen=True)
@@ -47,16 +43,14 @@ class Question:
     pairs: int = 12
     correctness: bool = False
     """Whether a kernel that fails or is incorrect is what is looked for."""
-    command: tuple[str, ...] = (sys.executable, "-m", "rooflab.bench", "ab")
-    """What to run in the place of `rooflab ab`, with the same arguments."""
 
     def __post_init__(self) -> None:
         if self.pairs < 1:
             raise ValueError(f"pairs: expected at least 1, got {self.pairs}")
 
     def arguments(self, base: str, head: str, pairs: int) -> list[str]:
-        """The whole command that compares `head` with `base`."""
-        found = [*self.command, self.op, "--base", base, "--head", head, "--pairs", str(pairs), "--strict"]
+        """Those of the `rooflab ab` that compares `head` with `base`."""
+        found = [self.op, "--base", base, "--head", head, "--pairs", str(pairs), "--strict"]
         named = (
             ("--kernel", (self.kernel,) if self.kernel else ()),
             ("--case", self.cases),
@@ -85,13 +79,14 @@ class Found:
         return self.candidates[0] if len(self.candidates) == 1 and not self.reason else None
 
 
-def execute(command: Sequence[str]) -> int:
-    """Runs a command here, what it prints going to standard error; its exit status."""
+def execute(arguments: Sequence[str]) -> int:
+    """Runs the A/B, what it prints going to standard error; its exit status."""
+    command = [sys.executable, "-m", "rooflab.bench", "ab", *arguments]
     return subprocess.run(command, stdout=sys.stderr.fileno(), check=False).returncode
 
 
-def step(question: Question, good: str, head: str, run: Run = execute) -> tuple[int, str]:
-    """Whether `head` is slower than `good`: 0, 1 or 125, and why.
+def step(question: Question, good: str, head: str, run: Run) -> tuple[Answer, str]:
+    """Whether `head` is slower than `good`, and why.
 
     Raises `ValueError` where the A/B refuses its arguments: then it would do so at every step.
     """
@@ -101,16 +96,15 @@ def step(question: Question, good: str, head: str, run: Run = execute) -> tuple[
         status = run(question.arguments(good, head, 2 * question.pairs))
         again = f" twice, at last with {2 * question.pairs} pairs"
     if status == 2:
-        refused = question.arguments(good, head, question.pairs)[len(question.command) :]
-        raise ValueError(f"ab: refused {' '.join(refused)}")
+        raise ValueError(f"ab: refused {' '.join(question.arguments(good, head, question.pairs))}")
     if status == 0:
-        return GOOD, "not slower"
+        return "good", "not slower"
     if status == 10:
-        return BAD, "SLOWER"
+        return "bad", "SLOWER"
     if status == 11 and question.correctness:
-        return BAD, "INCORRECT or FAILED"
+        return "bad", "INCORRECT or FAILED"
     names = {11: "INCORRECT or FAILED", 12: "UNRESOLVED", 13: "INVALID or MISSING"}
-    return CANNOT_TELL, names.get(status, f"ended with status {status}") + again
+    return "skip", names.get(status, f"ended with status {status}") + again
 
 
 def bisect(
@@ -119,7 +113,7 @@ def bisect(
     bad: str,
     repo: Path,
     *,
-    run: Run = execute,
+    run: Run | None = None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Found:
     """The first commit after `good`, up to `bad`, at which the answer turns.
@@ -132,21 +126,21 @@ def bisect(
         raise ValueError(f"good: expected an ancestor of {bad[:10]}, got {good[:10]}")
     tested: dict[str, str] = {}
 
-    def ask(commit: str) -> int:
-        answer, why = step(question, good, commit, run)
-        tested[commit] = f"{WORDS[answer]}: {why}"
+    def ask(commit: str) -> Answer:
+        answer, why = step(question, good, commit, run or execute)
+        tested[commit] = f"{answer}: {why}"
         tell(f"{commit[:10]} {tested[commit]}")
         return answer
 
     answer = ask(bad)
-    if answer != BAD:
-        said = "could not be told from" if answer == CANNOT_TELL else "is not slower than"
+    if answer != "bad":
+        said = "could not be told from" if answer == "skip" else "is not slower than"
         return Found((), tested, f"{bad[:10]} {said} {good[:10]}, so there is nothing to look for")
     with _worktree(repo, bad) as tree:
         text = _git(tree, "bisect", "start", "--no-checkout", bad, good)
         while not _ended(text):
             head = _git(tree, "rev-parse", "--verify", "BISECT_HEAD")
-            text = _git(tree, "bisect", WORDS[ask(head)], head, may_fail=True)
+            text = _git(tree, "bisect", ask(head), head, may_fail=True)
         left = _git(tree, "rev-list", "--reverse", "refs/bisect/bad", "--not", "--glob=refs/bisect/good-*").split()
     skipped = [commit for commit in left if tested.get(commit, "").startswith("skip")]
     reason = f"{len(skipped)} of {len(left)} candidates could not be told" if skipped else ""
@@ -173,15 +167,6 @@ def _worktree(repo: Path, commit: str) -> Iterator[Path]:
             yield tree
         finally:
             _git(repo, "worktree", "remove", "--force", str(tree))
-
-
-def current(repo: Path) -> str:
-    """The commit that a running bisection asks about, or that is checked out."""
-    for name in ("BISECT_HEAD", "HEAD"):
-        found = _git(repo, "rev-parse", "--verify", "--quiet", name, may_fail=True)
-        if found:
-            return found
-    raise ValueError(f"repo: expected a git checkout, got {str(repo)!r}")
 
 
 def subject(repo: Path, commit: str) -> str:

@@ -1,22 +1,13 @@
-"""`ab`, `bisect` and `bisect-step`: kernels, revisions or records compared, and the commit behind a slowdown."""
+"""`ab` and `bisect`: kernels, revisions or records compared, and the commit behind a slowdown."""
 
 from __future__ import annotations
 
-import shlex
-import signal
-import subprocess
-import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from rooflab.bench import show
-from rooflab.bench.ab.bisection import ABORT, FOUND, UNRESOLVED, Question, current, step, subject
-from rooflab.bench.ab.bisection import bisect as find
 from rooflab.bench.cli.app import CaseOption, DeviceOption, Json, OpName, OutOption, SchemeOption, app
 
 HELP = """Compare two kernels, two git revisions, or two record files, in pairs of fresh processes.
@@ -82,6 +73,7 @@ def ab(
     from rooflab.bench.ab.sides import Wanted
     from rooflab.bench.ab.verdict import Rules
     from rooflab.bench.calls.selection import pick_device
+    from rooflab.bench.processes.child import terminated_as_exception
     from rooflab.bench.timing.timing import check_timer
 
     place = str(pick_device(device))
@@ -93,7 +85,7 @@ def ab(
         raise ValueError(f"ab: expected one of --base, --records and --self-test, got {' and '.join(modes)}")
     if not base and (head or changed or keep_environment or own_bench):
         raise ValueError("head: expected --base with --head, --changed, --keep-environment and --own-bench")
-    with show.waiting("comparing"), _terminable():
+    with show.waiting("comparing"), terminated_as_exception():
         if records:
             report = commands.of_records(records, settings.rules, wanted)
         elif self_test:
@@ -112,19 +104,6 @@ def ab(
     raise typer.Exit(status)
 
 
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """Lets SIGTERM end the command as Ctrl-C does, so that worktrees are taken away and processes ended."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only there may a signal be handled
-        return
-    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 def _draw(report: Any, status: int) -> None:
     from rooflab.bench.ab import output
 
@@ -140,40 +119,28 @@ def _draw(report: Any, status: int) -> None:
     show.line(f"{output.summary(report.outcomes)}: exit status {status}")
 
 
-KernelName = Annotated[str | None, typer.Argument(help="A kernel of the op; without one, all.")]
-Good = Annotated[str, typer.Option("--good", help="A revision that is fast, and is compared with at each step.")]
-Threshold = Annotated[float | None, typer.Option(help="Smallest relative change that counts, as in an A/B.")]
-Pairs = Annotated[int, typer.Option(help="Pairs of processes in one A/B; doubled where it cannot tell.")]
-Correctness = Annotated[bool, typer.Option("--correctness", help="Count a kernel that fails or is incorrect as bad.")]
-Runner = Annotated[
-    str | None,
-    typer.Option(
-        "--runner",
-        help="Command in the place of `rooflab ab`, such as `rooflab ab --keep-environment`; gets the same arguments.",
-    ),
-]
-Repo = Annotated[Path, typer.Option("--repo", help="The checkout to bisect.")]
-
-
 @app.command()
 def bisect(
     op: OpName,
-    good: Good,
+    good: Annotated[str, typer.Option("--good", help="A revision that is fast, and is compared with at each step.")],
     bad: Annotated[str, typer.Option("--bad", help="A later revision that is slow.")],
-    kernel: KernelName = None,
+    kernel: Annotated[str | None, typer.Argument(help="A kernel of the op; without one, all.")] = None,
     case: CaseOption = None,
     scheme: SchemeOption = None,
-    threshold: Threshold = None,
-    pairs: Pairs = 12,
-    correctness: Correctness = False,
-    runner: Runner = None,
-    repo: Repo = Path("."),
+    threshold: Annotated[float | None, typer.Option(help="Smallest relative change that counts, as in an A/B.")] = None,
+    pairs: Annotated[int, typer.Option(help="Pairs of processes in one A/B; doubled where it cannot tell.")] = 12,
+    correctness: Annotated[
+        bool, typer.Option("--correctness", help="Count a kernel that fails or is incorrect as bad.")
+    ] = False,
+    repo: Annotated[Path, typer.Option("--repo", help="The checkout to bisect.")] = Path("."),
     json: Json = False,
 ) -> None:
     """Find the commit that made a kernel slower.  Exit status 0 where it is found, 12 where it cannot be told."""
-    question = _question(op, kernel, case, scheme, threshold, pairs, correctness, runner)
-    found = find(question, good, bad, repo, tell=show.note)
-    lines = [subject(repo, commit) for commit in found.candidates]
+    from rooflab.bench.ab import bisection
+
+    question = bisection.Question(op, kernel, tuple(case or ()), tuple(scheme or ()), threshold, pairs, correctness)
+    found = bisection.bisect(question, good, bad, repo, tell=show.note)
+    lines = [bisection.subject(repo, commit) for commit in found.candidates]
     if json:
         tested = dict(found.tested)
         show.as_json({"first_bad": found.first_bad, "candidates": lines, "reason": found.reason, "tested": tested})
@@ -183,48 +150,4 @@ def bisect(
         show.line(found.reason)
         for line in lines:
             show.line(f"  {line}")
-    raise typer.Exit(FOUND if found.first_bad else UNRESOLVED)
-
-
-@app.command("bisect-step")
-def bisect_step(
-    op: OpName,
-    good: Good,
-    kernel: KernelName = None,
-    case: CaseOption = None,
-    scheme: SchemeOption = None,
-    threshold: Threshold = None,
-    pairs: Pairs = 12,
-    correctness: Correctness = False,
-    runner: Runner = None,
-    repo: Repo = Path("."),
-) -> None:
-    """One step, for `git bisect run rooflab bisect-step OP --good REV`: exit status 0 good, 1 bad, 125 cannot tell, 255
-    end the bisection.
-
-    Where the installed Rooflab is the checkout that git moves, each step runs that commit's own; `rooflab bisect` does
-    not move anything.
-    """
-    try:
-        head = current(repo)
-        answer, why = step(_question(op, kernel, case, scheme, threshold, pairs, correctness, runner), good, head)
-    except (ValueError, OSError, subprocess.SubprocessError) as error:
-        # To git a status up to 127 would be a bad commit, and one above it ends the bisection.
-        show.error(f"rooflab: {error}")
-        raise typer.Exit(ABORT) from error
-    show.note(f"{head[:10]} {why}")
-    raise typer.Exit(answer)
-
-
-def _question(
-    op: str,
-    kernel: str | None,
-    case: list[str] | None,
-    scheme: list[str] | None,
-    threshold: float | None,
-    pairs: int,
-    correctness: bool,
-    runner: str | None,
-) -> Question:
-    command = {} if runner is None else {"command": tuple(shlex.split(runner))}
-    return Question(op, kernel, tuple(case or ()), tuple(scheme or ()), threshold, pairs, correctness, **command)
+    raise typer.Exit(bisection.FOUND if found.first_bad else bisection.UNRESOLVED)

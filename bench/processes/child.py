@@ -16,9 +16,10 @@ import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 import psutil
 
@@ -270,3 +271,26 @@ def run_whole(
             # A child that hangs in the driver would hold the pipes, and the card, after its parent was killed.
             kill_whole(process.pid)
     return subprocess.CompletedProcess(command, process.returncode, output, errors)
+
+
+@contextmanager
+def terminated_as_exception() -> Iterator[None]:
+    """Makes a termination signal, and that of a terminal that has gone, raise `SystemExit`, so that what is in
+    `finally` runs; elsewhere than on the main thread, which alone can, they are left alone."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, frame: FrameType | None) -> NoReturn:
+        sys.exit(128 + number)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    # One that is ignored, as under nohup, does not end the process; None is what no Python code has set.
+    caught = {n: handler for n, handler in before.items() if handler is not None and handler != signal.SIG_IGN}
+    for number in caught:
+        signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number, handler in caught.items():
+            signal.signal(number, handler)

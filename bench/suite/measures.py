@@ -208,11 +208,19 @@ def unmeasured(records: Sequence[Record], cut: bool, needed: str, run_id: str) -
     return Outcome("PARTIAL" if cut else "DONE", reason, "UNMEASURED", needed, files=(f"{run_id}.jsonl",))
 
 
-def answer(context: Context, met: bool, needed: str, figures: Mapping[str, Any], run_id: str) -> Outcome:
-    """A bar's outcome; a dry run answers none."""
-    bar: BarStatus = "UNMEASURED" if context.dry_run else "MET" if met else "MISSED"
-    reason = "dry run" if context.dry_run else ""
+def answer(
+    context: Context, met: bool, needed: str, figures: Mapping[str, Any], run_id: str, lacks: str = ""
+) -> Outcome:
+    """A bar's outcome; a dry run answers none, nor does a run that `lacks` what the bar is held against."""
+    reason = "dry run" if context.dry_run else lacks
+    bar: BarStatus = "UNMEASURED" if reason else "MET" if met else "MISSED"
     return Outcome("DONE", reason, bar, needed, figures, (f"{run_id}.jsonl",))
+
+
+def without_bandwidth(records: Sequence[Record]) -> str:
+    """Why shares of bandwidth say nothing: the records' ceilings were not measured on this card."""
+    kinds = {str((record.ceilings or {}).get("kind")) for record in records}
+    return "" if kinds == {"measured"} else "no bandwidth was measured on this card"
 
 
 def against_library(
@@ -265,12 +273,9 @@ def of_bandwidth(context: Context, op: str, least: Mapping[str, float], scheme: 
         return unmeasured(records, cut, needed, run_id)
     best = max(complete, key=lambda name: min(complete[name][case] / wanted[case] for case in wanted))
     figures: dict[str, Any] = {"kernel": best} | {f"share at {case}": share for case, share in complete[best].items()}
-    kinds = {str((record.ceilings or {}).get("kind")) for record in records if record.kernel == best}
-    if kinds != {"measured"} and not context.dry_run:
-        reason = f"no bandwidth was measured on this card; the shares are of the {' and '.join(sorted(kinds))} figure"
-        return Outcome("DONE", reason, "UNMEASURED", needed, figures, (f"{run_id}.jsonl",))
     met = all(complete[best][case] >= share for case, share in wanted.items())
-    return answer(context, met, needed, figures, run_id)
+    lacks = without_bandwidth([record for record in records if record.kernel == best])
+    return answer(context, met, needed, figures, run_id, lacks)
 
 
 def bandwidth_shares(records: Sequence[Record]) -> dict[str, dict[str, float]]:

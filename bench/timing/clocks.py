@@ -6,17 +6,15 @@ and the reasons for a lower clock.
 
 from __future__ import annotations
 
-import signal
 import statistics
-import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import reduce
 from operator import or_
-from types import FrameType, TracebackType
-from typing import Any, NoReturn, Protocol
+from types import TracebackType
+from typing import Any, Protocol
 
+from rooflab.bench.processes.child import terminated_as_exception
 from rooflab.bench.records.environment import ask, nvml_of, power
 
 REASONS = {
@@ -136,7 +134,7 @@ def locked_clocks(uuid: str, read_hz: Callable[[], float]) -> Iterator[float]:
             raise ValueError("lock-clocks: expected NVML with this GPU, got none; install nvidia-ml-py")
         nvml, handle = found
         wanted = nvml.NVML_CLOCK_LIMIT_ID_TDP
-        with _terminated_as_exception():
+        with terminated_as_exception():
             try:
                 nvml.nvmlDeviceSetGpuLockedClocks(handle, wanted, wanted)
             except nvml.NVMLError as error:
@@ -162,26 +160,3 @@ def _verified(first: float, second: float) -> float:
             f"{second / 1e6:.0f} MHz under load"
         )
     return second
-
-
-@contextmanager
-def _terminated_as_exception() -> Iterator[None]:
-    """Makes a termination signal, and that of a terminal that has gone, raise `SystemExit`, so that what is in
-    `finally` runs; elsewhere than on the main thread, which alone can, they are left alone."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def leave(number: int, frame: FrameType | None) -> NoReturn:
-        sys.exit(128 + number)
-
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    # One that is ignored, as under nohup, does not end the process; None is what no Python code has set.
-    caught = {n: handler for n, handler in before.items() if handler is not None and handler != signal.SIG_IGN}
-    for number in caught:
-        signal.signal(number, leave)
-    try:
-        yield
-    finally:
-        for number, handler in caught.items():
-            signal.signal(number, handler)

@@ -6,7 +6,6 @@ function of its own file, which takes a `Context` and the entry's arguments and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from rooflab.bench.suite.entries import Entry
@@ -15,8 +14,11 @@ AGAINST_LIBRARY = "rooflab.bench.suite.measures:against_library"
 OF_BANDWIDTH = "rooflab.bench.suite.measures:of_bandwidth"
 
 
-def bar(
-    id: str, text: str, ops: tuple[str, ...], call: str, arguments: Mapping[str, Any], cost_s: float, value: float
-) -> Entry:
-    """The entry of a bar about kernels: it waits for their first checks, and comes after the ceilings."""
-    return Entry(f"bar:{id}", text, call, arguments, cost_s, value, ("environment", "first"), ("ceilings",), ops)
+def bar(id: str, text: str, call: str, *more_ops: str, cost_s: float, value: float, **arguments: Any) -> Entry:
+    """The entry of a bar about kernels of the op that begins its id, and of `more_ops`: it waits for their first
+    checks, and comes after the ceilings.  `call` is given the op and the other arguments."""
+    op = id.partition(".")[0]
+    about = {"op": op, **arguments}
+    return Entry(
+        f"bar:{id}", text, call, about, cost_s, value, ("environment", "first"), ("ceilings",), (op, *more_ops)
+    )

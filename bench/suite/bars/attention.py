@@ -44,9 +44,8 @@ def _decode(B: int, context: int) -> str:
     return f"B={B},context={context},H=32,H_kv=8,D=128,block_size=16,ragged=false"
 
 
-def ragged_lengths(context: Context, even: str, ragged: str, least: float) -> Outcome:
+def ragged_lengths(context: Context, op: str, even: str, ragged: str, least: float) -> Outcome:
     """The best bandwidth that a rung reaches with ragged lengths, over the best with even ones."""
-    op = "paged_attention"
     cases = cases_of(context, op, (even, ragged), dry=2)
     records, run_id, cut = measure(context, op, optimized(context, op), cases, "bf16")
     needed = f"ragged over even >= {least:.2f}"
@@ -60,19 +59,21 @@ def ragged_lengths(context: Context, even: str, ragged: str, least: float) -> Ou
     return answer(context, ratio >= least, needed, figures, run_id)
 
 
-def paged_prefill(context: Context, pairs: Mapping[str, str], most: float) -> Outcome:
+def paged_prefill(context: Context, op: str, pairs: Mapping[str, str], most: float) -> Outcome:
     """The best paged rung's time over the best contiguous one's, at its worst; `pairs` are cases of equal work."""
-    texts = {"paged_attention": list(pairs), "flash_attention": list(pairs.values())}
+    texts = {op: list(pairs), "flash_attention": list(pairs.values())}
     needed = f"paged over contiguous <= {most:.2f}"
     best: dict[str, dict[str, float]] = {}
     records: list[Record] = []
     run_id, cut = "", False
-    for op, cases in texts.items():
-        wanted = cases_of(context, op, cases, dry=len(cases))
-        found, run_id, short = measure(context, op, optimized(context, op), wanted, "bf16")
+    for one, cases in texts.items():
+        wanted = cases_of(context, one, cases, dry=len(cases))
+        found, run_id, short = measure(context, one, optimized(context, one), wanted, "bf16")
         records, cut = [*records, *found], cut or short
         own = latencies(found)
-        best[op] = {case.id: min((ms[case.id] for ms in own.values() if case.id in ms), default=0.0) for case in wanted}
+        best[one] = {
+            case.id: min((ms[case.id] for ms in own.values() if case.id in ms), default=0.0) for case in wanted
+        }
     times = [list(own.values()) for own in best.values()]
     if not all(all(own) for own in times):
         return unmeasured(records, cut, needed, run_id)
@@ -80,9 +81,8 @@ def paged_prefill(context: Context, pairs: Mapping[str, str], most: float) -> Ou
     return answer(context, worst <= most, needed, {"paged over contiguous, worst": worst}, run_id)
 
 
-def fp8_prefill(context: Context, cases: Sequence[str]) -> Outcome:
+def fp8_prefill(context: Context, op: str, cases: Sequence[str]) -> Outcome:
     """How much faster than the library's, which dequantises to bf16 in the timed call, fp8 is: no bar is set on it."""
-    op = "flash_attention"
     wanted = cases_of(context, op, cases)
     records, run_id, cut = measure(context, op, contenders(context, op), wanted, "fp8_e4m3")
     times = latencies(records)
@@ -96,18 +96,14 @@ def fp8_prefill(context: Context, cases: Sequence[str]) -> Outcome:
     return Outcome("PARTIAL" if cut else "DONE", reason, figures=figures, files=(f"{run_id}.jsonl",))
 
 
-def _against(id: str, D: int, geomean: float, cost_s: float, value: float, rungs: Sequence[str] = ()) -> Entry:
-    named = {"rungs": list(rungs)} if rungs else {}
+def _against(id: str, D: int, geomean: float, cost_s: float, value: float, **rungs: list[str]) -> Entry:
     return bar(
         f"flash_attention.{id}",
         f"prefill d{D} bf16, 16k tokens in all, full and causal, seq 1k to 16k, MHA and GQA 8:1: geomean >= "
         f"{geomean:.2f}x the best SDPA backend",
-        ("flash_attention",),
         AGAINST_LIBRARY,
-        {"op": "flash_attention", "cases": _prefill(D), "geomean": geomean, **named},
-        cost_s,
-        value,
-    )
+        cost_s=cost_s, value=value, cases=_prefill(D), geomean=geomean, **rungs,
+    )  # fmt: skip
 
 
 BARS = (
@@ -116,66 +112,48 @@ BARS = (
         "paged_attention.decode",
         "paged decode GQA 32/8 d128 bf16, block 16: >= 90% of measured read bandwidth at batch 64 and context 4k and "
         "8k, >= 70% at 1k, >= 60% for one request at 64k",
-        ("paged_attention",),
         OF_BANDWIDTH,
-        {
-            "op": "paged_attention",
-            "least": {_decode(64, 4096): 0.9, _decode(64, 8192): 0.9, _decode(64, 1024): 0.7, _decode(1, 65536): 0.6},
-        },
-        cost_s=45.0,
-        value=81.0,
+        cost_s=45.0, value=81.0,
+        least={_decode(64, 4096): 0.9, _decode(64, 8192): 0.9, _decode(64, 1024): 0.7, _decode(1, 65536): 0.6},
     ),
     bar(
         "paged_attention.ragged",
         "paged decode with log-normal lengths, as many keys in all: within 3% of the bandwidth of even ones",
-        ("paged_attention",),
         f"{__name__}:ragged_lengths",
-        {"even": _decode(64, 4096), "ragged": _decode(64, 4096) + ",lognormal=true", "least": 0.97},
-        cost_s=30.0,
-        value=76.0,
+        cost_s=30.0, value=76.0, even=_decode(64, 4096), ragged=_decode(64, 4096) + ",lognormal=true", least=0.97,
     ),
     bar(
         "paged_attention.prefill",
         "paged prefill within 5% of the contiguous kernel at block 16",
-        ("paged_attention", "flash_attention"),
         f"{__name__}:paged_prefill",
-        {
-            "pairs": {
-                _decode(8, 2048) + ",queries=2048": "B=8,T=2048,S=2048,H=32,H_kv=8,D=128,causal=true",
-                _decode(8, 8192) + ",queries=512": "B=8,T=512,S=8192,H=32,H_kv=8,D=128,causal=true",
-            },
-            "most": 1.05,
+        "flash_attention",
+        cost_s=30.0, value=75.8, most=1.05,
+        pairs={
+            _decode(8, 2048) + ",queries=2048": "B=8,T=2048,S=2048,H=32,H_kv=8,D=128,causal=true",
+            _decode(8, 8192) + ",queries=512": "B=8,T=512,S=8192,H=32,H_kv=8,D=128,causal=true",
         },
-        cost_s=30.0,
-        value=75.8,
     ),
     bar(
         "rope_and_cache.bandwidth",
         "fused rope and cache write at 4096 tokens: >= 85% of measured bandwidth",
-        ("rope_and_cache",),
         OF_BANDWIDTH,
-        {
-            "op": "rope_and_cache",
-            "least": {
-                "T=4096,H=32,H_kv=8,D=128,rotary=128,max_position=131072,num_blocks=512,block_size=16,skipped=0,"
-                "interleaved=false": 0.85
-            },
+        cost_s=15.0, value=75.2,
+        least={
+            "T=4096,H=32,H_kv=8,D=128,rotary=128,max_position=131072,num_blocks=512,block_size=16,skipped=0,"
+            "interleaved=false": 0.85
         },
-        cost_s=15.0,
-        value=75.2,
     ),
     Entry(
         "measure:flash_attention.fp8",
         "prefill d128 in fp8, 16k tokens in all, full and causal, seq 1k to 16k, MHA, keys of v contiguous: over the "
         "library's, which dequantises to bf16 in the timed call",
         f"{__name__}:fp8_prefill",
-        {"cases": [f"{case},v_columns=true" for case in _prefill(128) if f"H_kv={HEADS // 128}," in case]},
-        40.0,
-        59.0,
-        ("environment", "first"),
-        ("ceilings",),
-        ("flash_attention",),
+        {
+            "op": "flash_attention",
+            "cases": [f"{case},v_columns=true" for case in _prefill(128) if f"H_kv={HEADS // 128}," in case],
+        },
+        40.0, 59.0, ("environment", "first"), ("ceilings",), ("flash_attention",),
     ),
-    _against("prefill_d64", 64, 0.95, 45.0, 75.5, UPPER_RUNGS),
-    _against("prefill_d256", 256, 0.95, 45.0, 75.0, UPPER_RUNGS),
-)
+    _against("prefill_d64", 64, 0.95, 45.0, 75.5, rungs=list(UPPER_RUNGS)),
+    _against("prefill_d256", 256, 0.95, 45.0, 75.0, rungs=list(UPPER_RUNGS)),
+)  # fmt: skip

@@ -20,6 +20,7 @@ from rooflab.bench.suite.measures import (
     optimized,
     peak_figures,
     unmeasured,
+    without_bandwidth,
 )
 from rooflab.bench.suite.running import Running, clear_running
 from rooflab.kernels import registry
@@ -52,16 +53,17 @@ LARGE = tuple(
 SKINNY = tuple(_case(M, N, K) for N, K in LAYERS_8B for M in SKINNY_ROWS)
 
 
-def skinny(context: Context, cases: Sequence[str], geomean: float, slow_geomean: float, slow_share: float) -> Outcome:
+def skinny(
+    context: Context, op: str, cases: Sequence[str], geomean: float, slow_geomean: float, slow_share: float
+) -> Outcome:
     """The best rung of each bucket of rows against the library: over all cases, and where the library is slow.
 
     Slow is under `slow_share` of the bandwidth measured on this card; there `slow_geomean` is wanted.
     """
-    wanted = cases_of(context, "gemm", cases)
+    wanted = cases_of(context, op, cases)
     needed = f"geomean >= {geomean:.2f}, >= {slow_geomean:.2f} where the library is under {slow_share:.0%} of bandwidth"
-    records, run_id, cut = measure(context, "gemm", contenders(context, "gemm", SKINNY_RUNGS), wanted, "bf16")
-    best = dispatched("gemm", records, wanted)
-    files = (f"{run_id}.jsonl",)
+    records, run_id, cut = measure(context, op, contenders(context, op, SKINNY_RUNGS), wanted, "bf16")
+    best = dispatched(op, records, wanted)
     if best is None:
         return unmeasured(records, cut, needed, run_id)
     library = next((str(record.kernel) for record in records if record.role == "library"), "")
@@ -69,12 +71,9 @@ def skinny(context: Context, cases: Sequence[str], geomean: float, slow_geomean:
     slow = [case for case, share in shares.items() if share < slow_share]
     slow_mean = geometric_mean(best.by_case[case] for case in slow) if slow else None
     figures = best.figures | {"cases where the library is slow": len(slow), "geomean there": slow_mean}
-    figures |= peak_figures(records, best)
-    kinds = {str((record.ceilings or {}).get("kind")) for record in records}
-    if kinds != {"measured"} and not context.dry_run:
-        return Outcome("DONE", "no bandwidth was measured on this card", "UNMEASURED", needed, figures, files)
     met = best.geomean >= geomean and (slow_mean is None or slow_mean >= slow_geomean)
-    return answer(context, met, needed, figures, run_id)
+    figures |= peak_figures(records, best)
+    return answer(context, met, needed, figures, run_id, without_bandwidth(records))
 
 
 _FP8_CASES = (
@@ -87,7 +86,6 @@ _FP8_CASES = (
     ),
 )
 _PER_TOKEN = "M=1,N=8192,K=8192"
-_W8A16_SHARE = 0.75
 NEAR_ZERO = 10
 """One of so many outputs is called near zero."""
 _LONGEST = "M=2048,N=4096,K=16384,scales=tensor,bias=false"
@@ -106,10 +104,8 @@ def within(context: Context, op: str, case: str, scheme: str, limits_us: Mapping
     figures = {"kernel": best, "time_us": found[best]}
     card = next((str((record.environment.get("gpu") or {}).get("name")) for record in records), "")
     limit = next((limit for name, limit in limits_us.items() if name in card), None)
-    if limit is None and not context.dry_run:
-        reason = f"the bar names no limit for {card or 'this device'}"
-        return Outcome("DONE", reason, "UNMEASURED", needed, figures, (f"{run_id}.jsonl",))
-    return answer(context, limit is not None and found[best] <= limit, needed, figures, run_id)
+    lacks = "" if limit is not None else f"the bar names no limit for {card or 'this device'}"
+    return answer(context, limit is not None and found[best] <= limit, needed, figures, run_id, lacks)
 
 
 def errors(found: torch.Tensor, oracle: torch.Tensor) -> dict[str, float]:
@@ -162,74 +158,45 @@ BARS = (
         "gemm.bf16_large",
         "bf16 large (4096^3, 8192^3, 8192x8192xK for K 512 to 16384, Llama-3-8B and 70B prefill shapes): geomean >= "
         "1.00x cuBLAS, worst >= 0.93x",
-        ("gemm",),
         AGAINST_LIBRARY,
-        {"op": "gemm", "cases": list(LARGE), "geomean": 1.0, "worst": 0.93, "rungs": list(LARGE_RUNGS)},
-        cost_s=60.0,
-        value=80.0,
+        cost_s=60.0, value=80.0, cases=list(LARGE), geomean=1.0, worst=0.93, rungs=list(LARGE_RUNGS),
     ),
     bar(
         "gemm.bf16_skinny",
         "skinny bf16 (Llama-3-8B's five layer shapes, M 1 to 64): geomean >= 1.00x cuBLAS, and >= 1.05x where cuBLAS "
         "is under 90% of measured read bandwidth",
-        ("gemm",),
         f"{__name__}:skinny",
-        {"cases": list(SKINNY), "geomean": 1.0, "slow_geomean": 1.05, "slow_share": 0.9},
-        cost_s=60.0,
-        value=78.0,
+        cost_s=60.0, value=78.0, cases=list(SKINNY), geomean=1.0, slow_geomean=1.05, slow_share=0.9,
     ),
     bar(
         "gemm_fp8.large",
         "fp8 large: geomean >= 1.00x torch._scaled_mm(use_fast_accum=False), promoted every 128 of K",
-        ("gemm_fp8",),
         AGAINST_LIBRARY,
-        {"op": "gemm_fp8", "cases": list(_FP8_CASES), "geomean": 1.0, "scheme": "fp8_e4m3"},
-        cost_s=40.0,
-        value=77.0,
+        cost_s=40.0, value=77.0, cases=list(_FP8_CASES), geomean=1.0, scheme="fp8_e4m3",
     ),
     bar(
         "gemm_fp8.error",
         "fp8 large: error at most twice fp32 accumulation's at K = 16384",
-        ("gemm_fp8",),
         f"{__name__}:accumulated",
-        {"op": "gemm_fp8", "case": _LONGEST, "scheme": "fp8_e4m3", "most": 2.0},
-        cost_s=20.0,
-        value=76.8,
+        cost_s=20.0, value=76.8, case=_LONGEST, scheme="fp8_e4m3", most=2.0,
     ),
     bar(
         "gemm_w4a16.gemv",
         "w4a16, 8192 x 8192, M = 1: at most 19 us on an H100 and 14 us on an H200",
-        ("gemm_w4a16",),
         f"{__name__}:within",
-        {
-            "op": "gemm_w4a16",
-            "case": f"{_PER_TOKEN},zeros=false,bias=false",
-            "scheme": "w4a16_g128",
-            "limits_us": {"H100": 19.0, "H200": 14.0},
-        },
-        cost_s=20.0,
-        value=76.5,
+        cost_s=20.0, value=76.5, case=f"{_PER_TOKEN},zeros=false,bias=false", scheme="w4a16_g128",
+        limits_us={"H100": 19.0, "H200": 14.0},
     ),
     bar(
         "gemm_w8a16.gemv",
         "w8a16, 8192 x 8192, M = 1: at least 75% of the measured bandwidth",
-        ("gemm_w8a16",),
         OF_BANDWIDTH,
-        {"op": "gemm_w8a16", "least": {f"{_PER_TOKEN},bias=false": _W8A16_SHARE}, "scheme": "w8a16"},
-        cost_s=20.0,
-        value=76.0,
+        cost_s=20.0, value=76.0, least={f"{_PER_TOKEN},bias=false": 0.75}, scheme="w8a16",
     ),
     bar(
         "gemm_silu_and_mul.fused",
         "fused gate-up: geomean >= 1.05x the two library calls, prefill of Llama-3-8B and decode",
-        ("gemm_silu_and_mul",),
         AGAINST_LIBRARY,
-        {
-            "op": "gemm_silu_and_mul",
-            "cases": [f"M={M},I=14336,K=4096,layout=NT" for M in (16, 64, 2048, 8192)],
-            "geomean": 1.05,
-        },
-        cost_s=35.0,
-        value=75.0,
+        cost_s=35.0, value=75.0, cases=[f"M={M},I=14336,K=4096,layout=NT" for M in (16, 64, 2048, 8192)], geomean=1.05,
     ),
-)
+)  # fmt: skip

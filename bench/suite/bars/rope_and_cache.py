@@ -25,29 +25,28 @@ from rooflab.kernels import _cuda, registry
 from rooflab.reference.spec import Case, get_scheme
 from rooflab.roofline.model import Cost
 
-OP = "rope_and_cache"
 FLOOR = "chain"
 DEPTH = 2
 """Loads of the fused rung that wait for one another, as a test reads in its compiled code: a position, its angles."""
 
 
-def one_token(context: Context, case: str, depth: int, most: float) -> Outcome:
+def one_token(context: Context, op: str, case: str, depth: int, most: float) -> Outcome:
     """The best optimized kernel's time over that of one CTA of `depth` dependent loads and a store, interleaved.
 
     In a dry run the naive kernel and an indexing of torch's stand in, as a CPU times neither of the two.
     """
-    (wanted,) = cases_of(context, OP, [case])
+    (wanted,) = cases_of(context, op, [case])
     needed = f"at most {most:.2f} times one CTA of {depth} dependent loads and a store"
     role = "naive" if context.dry_run else "optimized"
-    kernels = [kernel for kernel in usable(context, OP) if kernel.role == role]
-    records, run_id, cut = measure(context, OP, kernels, [wanted], "bf16")
+    kernels = [kernel for kernel in usable(context, op) if kernel.role == role]
+    records, run_id, cut = measure(context, op, kernels, [wanted], "bf16")
     good = [record for record in records if record.status == "OK" and record.latency_median_ms]
     if not good:
         return unmeasured(records, cut, needed, run_id)
     floor, wrong = _floor(context, depth)
     if floor is None:
         return Outcome("DONE", wrong, "UNMEASURED", needed, files=(f"{run_id}.jsonl",))
-    timed, faults = _beside(context, good, wanted, floor)
+    timed, faults = _beside(context, op, good, wanted, floor)
     RunWriter(context.out, run_id).write(*(_record(timed, record) for record in good if record.kernel in timed))
     if FLOOR not in timed or len(timed) == 1:
         return Outcome("DONE", "; ".join(faults), "UNMEASURED", needed, files=(f"{run_id}.jsonl",))
@@ -85,12 +84,12 @@ def _indexing(following: torch.Tensor, at: torch.Tensor, depth: int) -> torch.Te
 
 
 def _beside(
-    context: Context, good: Sequence[Record], case: Case, floor: Function
+    context: Context, op: str, good: Sequence[Record], case: Case, floor: Function
 ) -> tuple[dict[str, Samples], list[str]]:
     """Samples of the floor and of the kernels whose records are `good`, and what is wrong with those left out."""
-    spec, device = registry.get_op(OP), torch.device(context.device)
+    spec, device = registry.get_op(op), torch.device(context.device)
     copies = copies_of(spec, case, get_scheme(str(good[0].scheme)), device, context.seed)
-    kernels = {str(record.kernel): registry.get_kernel(OP, str(record.kernel)) for record in good}
+    kernels = {str(record.kernel): registry.get_kernel(op, str(record.kernel)) for record in good}
     ready: dict[str, Function] = {name: Rotation(kernel, spec, copies) for name, kernel in kernels.items()}
     Running(context.entry, files=(f"{good[0].run_id}.jsonl",)).note(context.out, [k.id for k in kernels.values()])
     gpu = (good[0].environment.get("gpu") or {}).get("uuid")
@@ -128,15 +127,9 @@ BARS = (
         "rope_and_cache.one_token",
         "fused rope and cache write at one token: at most 1.2x a one-CTA kernel of equal dependent-load depth under "
         "the same timer",
-        (OP,),
         f"{__name__}:one_token",
-        {
-            "case": "T=1,H=32,H_kv=8,D=128,rotary=128,max_position=131072,num_blocks=512,block_size=16,skipped=0,"
-            "interleaved=false",
-            "depth": DEPTH,
-            "most": 1.2,
-        },
-        cost_s=15.0,
-        value=75.1,
+        cost_s=15.0, value=75.1, depth=DEPTH, most=1.2,
+        case="T=1,H=32,H_kv=8,D=128,rotary=128,max_position=131072,num_blocks=512,block_size=16,skipped=0,"
+        "interleaved=false",
     ),
-)
+)  # fmt: skip
