@@ -161,16 +161,6 @@ def test_the_measured_rate_of_l2_bounds_what_no_data_sheet_does(monkeypatch):
     assert limits_for(device, l2).l2_bytes_per_s == pytest.approx(7.2192e12), "the data sheet has one"
 
 
-def test_a_file_from_before_writes_were_measured_is_measured_anew(tmp_path, measured):
-    cpu_ceilings(folder=tmp_path)
-    (file,) = (tmp_path / "ceilings").iterdir()
-    kept = json.loads(file.read_text())
-    del kept["ceilings"]["access_bytes_per_s"]
-    file.write_text(json.dumps(kept))
-    cpu_ceilings(folder=tmp_path)
-    assert len(measured) == 2
-
-
 def test_a_gpu_that_is_in_no_table_has_no_ceilings(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H20")
     device = torch.device("cuda")

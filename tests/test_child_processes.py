@@ -116,7 +116,7 @@ def test_a_pool_has_a_child_for_the_next_request_where_one_died(tmp_path):
 
 def test_a_program_that_holds_the_pipes_is_ended_too(tmp_path):
     text = START + PARTS.replace("say(left.pid)", "open(sys.argv[1], 'w').write(str(left.pid))") + "left.wait()"
-    for run in (lambda line: run_whole(line, 3.0, {}), lambda line: ncu.watch("x", line, 3.0, "")):
+    for run in (lambda line: run_whole(line, 1.5, {}), lambda line: ncu.watch("x", line, 1.5, "")):
         with pytest.raises((subprocess.TimeoutExpired, ValueError)):
             run([sys.executable, "-c", text, str(tmp_path / "pid")])
         assert_gone(int((tmp_path / "pid").read_text()))

@@ -196,8 +196,6 @@ def _load(path: Path, environment: Environment) -> Ceilings | None:
         then = found["environment"]
         if any(then[name] != getattr(environment, name) for name in ("threads", "torch", "cpu")):
             return None
-        if "access_bytes_per_s" not in found["ceilings"]:  # of a version that measured no writes
-            return None
         return None if found["busy"] and not _busy() else Ceilings(**found["ceilings"])
     except (ValueError, KeyError, TypeError):
         return None  # cut short or of another version: measured anew and overwritten

@@ -257,13 +257,6 @@ def command(
     return Outcome("FAILED" if status else "DONE", reason, figures={"exit status": status}, files=tuple(files))
 
 
-def engine(context: Context, model: str, batches: Sequence[int], contexts: Sequence[int]) -> Outcome:
-    """The engine on random weights: TTFT, ITL and throughput by batch and context, a record of each."""
-
-    figures, files, reason = run_engine(context, model, batches, contexts)
-    return Outcome("DONE", reason, figures=figures, files=files)
-
-
 NEW_TOKENS = 32
 """Tokens that each request is answered with."""
 DRY_NEW_TOKENS, DRY_CONTEXT = 4, 24
@@ -282,12 +275,10 @@ DRY_CONFIG = {
 """A model small enough for a CPU and a second."""
 
 
-def run_engine(
-    context: Context, model: str, batches: Sequence[int], contexts: Sequence[int]
-) -> tuple[dict[str, Any], tuple[str, ...], str]:
-    """TTFT, ITL and throughput of each batch at each context, all requests arriving at once, as far as the time goes.
+def engine(context: Context, model: str, batches: Sequence[int], contexts: Sequence[int]) -> Outcome:
+    """TTFT, ITL and throughput of a model of random weights, a record for each batch at each context.
 
-    Returns figures by run, the record file's name, and what was left out.
+    All requests of a batch arrive at once.
     """
     new_tokens = NEW_TOKENS
     if context.dry_run:
@@ -307,8 +298,7 @@ def run_engine(
     runs = [(batch, length) for length in contexts for batch in batches]
     for batch, length in runs:
         if context.left_s < 0:
-            left = len(runs) - len(figures)
-            return figures, (writer.path.name,), f"no time for {left} of {len(runs)} runs"
+            break
         prompts = [random_ids.choices(range(llm.arch.vocab_size), k=length - new_tokens) for _ in range(batch)]
         _, summary = run_batch(llm, prompts, SamplingParams(max_tokens=new_tokens, ignore_eos=True))
         case = {"batch": batch, "context": length, "new_tokens": new_tokens}
@@ -316,7 +306,9 @@ def run_engine(
         writer.write(engine_record(llm, summary, name, case, writer.run_id))
         itl = "" if summary.itl_p50_ms is None else f", ITL {summary.itl_p50_ms:.2f} ms"
         figures[name] = f"TTFT {summary.ttft_p50_ms:.1f} ms{itl}, {summary.output_tokens_per_s:.0f} tokens/s"
-    return figures, (writer.path.name,), ""
+    left = len(runs) - len(figures)
+    reason = f"no time for {left} of {len(runs)} runs" if left else ""
+    return Outcome("DONE", reason, figures=figures, files=(writer.path.name,))
 
 
 def _dry_model(context: Context) -> str:

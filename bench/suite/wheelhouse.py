@@ -6,7 +6,6 @@ there is left out.  A package with an exact pin in pyproject.toml is carried all
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import subprocess
@@ -120,25 +119,18 @@ def _pip(words: Sequence[str]) -> None:
 
 
 def main() -> None:
-    """Fills `wheelhouse/`, or with `--list` says with what."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=ROOT / "wheelhouse")
-    parser.add_argument("--list", action="store_true", help="say what is lacking, and download nothing")
-    arguments = parser.parse_args()
+    """Fills `wheelhouse/`."""
     present = json.loads((Path(__file__).parent / "present.json").read_text())
     # torch and its CUDA libraries are never carried, and resolving them asks for gigabytes of candidates.
     wanted = [text for text in requirements(ROOT / "pyproject.toml") if name_of(text) not in present["never"]]
     wanted += present["also"]
     try:
         packages = lacking(wanted, resolve(wanted, ROOT / "constraints.txt"), present)
-        if arguments.list:
-            print("\n".join(f"{name}=={version}" for name, version in packages.items()))
-            return
-        wheels = download(packages, arguments.out)
+        wheels = download(packages, ROOT / "wheelhouse")
     except ValueError as error:
         raise SystemExit(str(error)) from error
     total = sum(wheel.stat().st_size for wheel in wheels)
-    print(f"{len(wheels)} wheels, {total / 2**20:.1f} MiB, in {arguments.out}")
+    print(f"{len(wheels)} wheels, {total / 2**20:.1f} MiB, in {ROOT / 'wheelhouse'}")
 
 
 if __name__ == "__main__":
