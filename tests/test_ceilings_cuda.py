@@ -10,7 +10,7 @@ from rooflab.bench.ceilings import cuda as module
 from rooflab.bench.ceilings.cuda import measure_cuda
 from rooflab.bench.ceilings.microkernels.memory import TooLittleMemory
 from rooflab.bench.ceilings.microkernels.microkernel import Card, Group, Microkernel
-from rooflab.bench.ceilings.readings import Reading, assemble, best_of, larger
+from rooflab.bench.ceilings.readings import Reading, assemble, best_of
 from rooflab.bench.timing.timing import Samples
 from rooflab.kernels._cuda import CudaCompileError
 from rooflab.roofline.device import get_device
@@ -281,13 +281,3 @@ def test_ceilings_are_the_best_of_what_counts():
 def test_ceilings_with_a_gap_are_none(without, sm, message):
     found = assemble([r for r in whole_set() if not r.limit.startswith(without)], "x", sm)
     assert found == (None, message)
-
-
-def test_the_larger_of_two_measurements_counts():
-    first, _ = assemble(whole_set(), "h200", 90)
-    again, _ = assemble([replace(r, work=0.9 * r.work) for r in whole_set() if r.limit != "l2_read"], "h200", 90)
-    again = replace(again, tensor_flops_per_s={**again.tensor_flops_per_s, "fp8_e4m3": 1e15}, launch_floor_s=5e-7)
-    both = larger(first, again)
-    assert both.tensor_flops_per_s == {**first.tensor_flops_per_s, "fp8_e4m3": 1e15}
-    assert replace(both, tensor_flops_per_s=first.tensor_flops_per_s, launch_floor_s=1e-6) == first
-    assert both.launch_floor_s == 5e-7

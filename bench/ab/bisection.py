@@ -75,7 +75,6 @@ class Found:
 
     @property
     def first_bad(self) -> str | None:
-        """The commit, where it is known."""
         return self.candidates[0] if len(self.candidates) == 1 and not self.reason else None
 
 

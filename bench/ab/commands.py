@@ -40,7 +40,6 @@ class Report:
 
     @property
     def outcomes(self) -> list[Outcome]:
-        """Of all tables."""
         return [outcome for _, outcomes in self.tables for outcome in outcomes]
 
     def exit_status(self, strict: bool) -> int:
@@ -51,14 +50,12 @@ class Report:
         return 0 if self.nothing_to_do else exit_status(self.outcomes, strict)
 
     def write(self, junit: Path | None, markdown: Path | None, strict: bool) -> None:
-        """Writes what was asked for."""
         if junit is not None:
             output.write_junit(junit, self.outcomes, strict)
         if markdown is not None:
             output.write_markdown(markdown, self.title, self.outcomes, [*self.faults, *self.notes])
 
     def as_mapping(self) -> dict[str, Any]:
-        """All of it, for JSON."""
         tables = {title: [output.as_mapping(outcome) for outcome in outcomes] for title, outcomes in self.tables}
         return {"title": self.title, "tables": tables, "notes": self.notes, "faults": self.faults}
 

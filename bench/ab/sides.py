@@ -95,7 +95,6 @@ class Comparison:
     keys: tuple[str, ...]
 
     def side(self, name: SideName) -> Side:
-        """The side called A or B."""
         return self.a if name == "A" else self.b
 
     def missing(self, key: str) -> str | None:
@@ -169,7 +168,6 @@ class Wanted:
 
     @property
     def suite_name(self) -> str:
-        """The suite whose cases are compared."""
         return self.suite or ("smollm2_135m" if self.device == "cpu" else "llama3_8b")
 
     @property

@@ -123,7 +123,7 @@ def raise_cuda_ceilings(
 ) -> Ceilings:
     """Measures again after a reading above the measured ceilings `known`, and keeps the better reading of each limit.
 
-    No rate of what is returned is below `known`'s.  Where the measurement makes no ceilings, a note says why.
+    Where the measurement makes no ceilings, `known` is returned, and a note says why.
     """
     environment = _environment(device.index or 0)
     try:
@@ -140,7 +140,7 @@ def raise_cuda_ceilings(
         from rooflab.bench import show  # draws on the terminal
 
         show.note(f"ceilings: measuring again failed ({missing}); what was measured before still counts")
-    return larger(known, found) if found else known
+    return found or known
 
 
 def cpu_ceilings(refresh: bool = False, budget_s: float = 5.0, folder: Path | None = None) -> Ceilings:

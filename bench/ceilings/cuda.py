@@ -108,8 +108,6 @@ def _unmade(module: str, status: Status, error: BaseException) -> Reading:
 
 
 class _Run:
-    """What all groups share."""
-
     def __init__(self, time: Timer, share_s: float, limits: Ceilings | None, uuid: str | None):
         self._time = time
         self._share_s = share_s

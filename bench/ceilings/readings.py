@@ -48,7 +48,6 @@ class Reading:
 
     @property
     def median_s(self) -> float | None:
-        """Median time of the launch."""
         return float(np.median(self.seconds)) if self.seconds else None
 
     @property
@@ -153,28 +152,17 @@ def assemble(readings: Sequence[Reading], device: str, sm: int) -> tuple[Ceiling
 
 
 def larger(a: Ceilings, b: Ceilings) -> Ceilings:
-    """The larger of each rate and the lesser of each floor: a busy machine lowers no rate.  The rest is `a`'s."""
-
-    def most(one: float | None, other: float | None) -> float | None:
-        return max((rate for rate in (one, other) if rate is not None), default=None)
+    """Of a CPU, the larger of each rate: a busy machine lowers none.  The rest is `a`'s."""
 
     def each(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
         return {name: max(one.get(name, 0.0), other.get(name, 0.0)) for name in {**one, **other}}
 
-    floors = dict(a.launch_floors_s)
-    for name, floor in b.launch_floors_s.items():
-        floors[name] = min(floor, floors.get(name, floor))
-    return Ceilings(
-        device=a.device,
-        kind=a.kind,
+    return replace(
+        a,
         hbm_bytes_per_s=max(a.hbm_bytes_per_s, b.hbm_bytes_per_s),
         tensor_flops_per_s=each(a.tensor_flops_per_s, b.tensor_flops_per_s),
         vector_flops_per_s=max(a.vector_flops_per_s, b.vector_flops_per_s),
-        sfu_ops_per_s=most(a.sfu_ops_per_s, b.sfu_ops_per_s),
-        launch_floor_s=min((floor for floor in (a.launch_floor_s, b.launch_floor_s) if floor), default=0.0),
-        l2_bytes_per_s=most(a.l2_bytes_per_s, b.l2_bytes_per_s),
         access_bytes_per_s=each(a.access_bytes_per_s, b.access_bytes_per_s),
-        launch_floors_s=floors,
     )
 
 

@@ -35,7 +35,6 @@ class _NoModel:
         self._logits = torch.zeros(max_num_seqs, vocab_size)
 
     def forward(self, step: Any, cache: Any, ops: Any) -> torch.Tensor:
-        """Logits of the right shape."""
         rows = len(step.prompt_ends) if step.prompt_ends is not None else len(step.token_ids)
         return self._logits[:rows]
 
@@ -44,7 +43,6 @@ class _NoOps:
     """Stands in for the kernels: `sample` returns a constant."""
 
     def step(self, phase: str, rows: int) -> SimpleNamespace:
-        """The functions of a step."""
         return SimpleNamespace(sample=lambda logits, *rest: torch.ones(len(logits), dtype=torch.int64))
 
 

@@ -92,7 +92,6 @@ class Measurement:
         self.ceilings = self.ceilings or ceilings_for(self.device)
 
     def case(self, kernels: Sequence[Kernel], case: Case) -> Iterator[Record]:
-        """The records of one case."""
         priced = self.spec.make_inputs(case, self.scheme, torch.device("meta"), self.seed)
         cost = self.spec.cost(**priced)
         known: dict[str, dict[str, Any]] = {}
@@ -239,7 +238,6 @@ class Measurement:
         samples: Samples | None,
         fields: dict[str, Any],
     ) -> Record:
-        """The record of one kernel on one case."""
         limit = self._bound(cost, self.ceilings)
         config = config_for(kernel, case, self.scheme, self.device)
         moved = traffic.bytes if traffic else cost.bytes

@@ -47,7 +47,6 @@ class Entry:
 
     @property
     def is_bar(self) -> bool:
-        """Whether it answers a bar."""
         return self.id.startswith("bar:")
 
     @property

@@ -124,7 +124,6 @@ class Ratio:
 
     @property
     def geomean(self) -> float:
-        """Over the cases."""
         return geometric_mean(self.by_case.values())
 
     @property
@@ -134,12 +133,10 @@ class Ratio:
 
     @property
     def worst(self) -> float:
-        """The ratio there."""
         return self.by_case[self.worst_case]
 
     @property
     def figures(self) -> dict[str, Any]:
-        """Those of an outcome."""
         return {"kernel": self.kernel, "geomean": self.geomean, "worst": self.worst, "worst case": self.worst_case}
 
 

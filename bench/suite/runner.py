@@ -44,7 +44,6 @@ class Settings:
 
     @property
     def device(self) -> str:
-        """Where entries run."""
         return "cpu" if self.dry_run else "cuda"
 
 
@@ -70,8 +69,6 @@ def run_suite(
 
 
 class _Run:
-    """A run as it goes."""
-
     def __init__(self, plan: Sequence[Entry], settings: Settings, clock: Callable[[], float], note: Say, advance: Say):
         self.plan, self.settings, self.clock = plan, settings, clock
         self.note, self.advance = note, advance
@@ -82,7 +79,6 @@ class _Run:
         self.progress = self._begin()
 
     def _begin(self) -> Progress:
-        """The state to go on with, or a new one."""
         environment = dict(self._ask_first())
         settings = self.settings
         identity = Identity(
@@ -145,7 +141,6 @@ class _Run:
         )
 
     def all(self) -> None:
-        """Every entry of the plan, in order."""
         self.progress.save(self.settings.out)
         for entry in self.plan:
             if self.progress.done(entry.id):
@@ -266,7 +261,6 @@ class _Run:
             self.note(self.progress.stopped)
 
     def end(self) -> None:
-        """Ends the processes that are left."""
         for process in (self.current, self.spare):
             if process is not None:
                 try:

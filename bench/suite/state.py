@@ -54,11 +54,9 @@ class Progress:
     """Why the run ended before the plan did."""
 
     def done(self, entry_id: str) -> bool:
-        """Whether the entry has been dealt with."""
         return entry_id in self.outcomes and self.outcomes[entry_id].status in FINAL
 
     def excluded(self) -> dict[str, str]:
-        """Kernels that no entry may run any more."""
         return {name: reason for outcome in self.outcomes.values() for name, reason in outcome.excluded.items()}
 
     def verified(self) -> tuple[str, ...] | None:

@@ -74,7 +74,6 @@ class Worker:
     """An actor: one GPU, or without one (a dry run) one CPU."""
 
     def identify(self) -> dict[str, Any]:
-        """Machine key, source and process of this worker."""
         found = snapshot()
         name = found.gpu.name if found.gpu else found.cpu
         return {"machine_key": found.machine_key, "device": name, "tree": tree_hash(ROOT), "pid": os.getpid()}

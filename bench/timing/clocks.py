@@ -75,7 +75,6 @@ class ClockWatch:
         self._nvml = None
 
     def read(self) -> None:
-        """One reading."""
         if self._device_clock is not None:
             self._device_clock.enqueue()
         if self._nvml is None or self._nvml[1] is None:

@@ -163,7 +163,6 @@ class CpuStopwatch(Stopwatch):
         self._threads = ""
 
     def round(self, calls: Sequence[Call]) -> dict[str, float]:
-        """Reads every function once, in this order."""
         read = {}
         for name, function, count in calls:
             self._flush()
@@ -187,7 +186,6 @@ class CpuStopwatch(Stopwatch):
         return self._step
 
     def method(self, name: str, calls: int) -> str:
-        """How `name` was timed."""
         batch = f", {calls} calls per sample" if calls > 1 else ""
         return f"cpu perf_counter{self._threads}{self._flush.note}{batch}"
 

@@ -65,7 +65,6 @@ class CudaCalls:
         return context
 
     def l2_bytes(self) -> int:
-        """Size of the L2 cache."""
         return int(_cuda.get_device_properties(self._device).L2_cache_size)
 
     def event(self) -> Any:
@@ -87,7 +86,6 @@ class CudaCalls:
         _sleep(cycles)
 
     def synchronize(self) -> None:
-        """Waits for all of the device's work."""
         _synchronize(self._device)
 
     def capture(self, function: Callable[[], object], calls: int) -> Callable[[], None]:
@@ -152,7 +150,6 @@ class CudaCalls:
         return _sides[index]
 
     def warm_up(self, function: Callable[[], object]) -> None:
-        """Calls `function` on the stream of the captures."""
         side = self._side_stream()
         _synchronize(self._device)
         with _in_stream(side):
@@ -207,11 +204,9 @@ class Backlog:
         return max(rates[-3:])
 
     def wait(self, seconds: float) -> None:
-        """Makes the device wait."""
         self._cuda.sleep(int(seconds * self._cycles_per_s))
 
     def length_s(self, name: str) -> float:
-        """The next wait in front of `name`."""
         longest = max(self._host.get(name, (0.0,)))
         return min(max(SAFETY * longest, MIN_BACKLOG_S), MAX_BACKLOG_S)
 
@@ -337,7 +332,6 @@ class EventStopwatch(Stopwatch):
         return self._floors[calls]
 
     def method(self, name: str, calls: int) -> str:
-        """How `name` was timed."""
         gaps = "included" if name in self.backlog.waiting else "hidden"
         batch = f", {calls} calls per sample" if calls > 1 else ""
         return f"{self.title}, launch gaps {gaps}{self.flush.note}{batch}"

@@ -42,7 +42,6 @@ class CuptiStopwatch(EventStopwatch):
         return lambda: self.cuda.sleep(cycles)
 
     def round(self, calls: Sequence[Call]) -> dict[str, float]:
-        """Reads every function once, in this order."""
         return self.rounds([calls])[0]
 
     def rounds(self, orders: Sequence[Sequence[Call]]) -> list[dict[str, float]]:

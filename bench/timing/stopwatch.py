@@ -42,7 +42,6 @@ class Stopwatch(ABC):
         """Reads every function once, in this order; seconds of all calls of its sample together."""
 
     def rounds(self, orders: Sequence[Sequence[Call]]) -> list[dict[str, float]]:
-        """A round for each order."""
         return [self.round(calls) for calls in orders]
 
     @contextmanager
@@ -106,7 +105,6 @@ class Flush:
 
     @property
     def nbytes(self) -> int:
-        """Bytes read or written by one call."""
         return self._buffer.nbytes
 
     @property

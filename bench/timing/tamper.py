@@ -92,7 +92,6 @@ class Originals:
             yield from sorted((set(found) - self.own) & inherited)
 
     def restore(self) -> None:
-        """Puts back what was there."""
         for key in list(self.replaced()):
             if key in self.names:
                 setattr(self.place, key, self.values[self.names.index(key)])

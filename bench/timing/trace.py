@@ -69,7 +69,6 @@ class TracedCall:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The kernels' names."""
         return tuple(kernel.name for kernel in self.kernels)
 
     @property

@@ -140,7 +140,6 @@ class Result:
 
     @property
     def summary(self) -> str:
-        """One line."""
         if self.reason:
             return self.reason
         if self.best is None:

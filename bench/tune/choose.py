@@ -74,7 +74,6 @@ class _Contender:
 
     @property
     def mean(self) -> float:
-        """Mean log latency."""
         return sum(self.latencies.values()) / len(self.latencies)
 
 

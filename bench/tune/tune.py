@@ -46,7 +46,6 @@ class Report:
         return [asdict(result) | {"result": result.summary} for result in self.results]
 
     def as_mapping(self) -> dict[str, Any]:
-        """The report as JSON values."""
         return {"rows": self.rows, "files": list(self.files), "stopped": self.stopped}
 
 

@@ -131,7 +131,6 @@ class Sums:
     shared_bytes: int = 0
 
     def launch(self, repeats: int) -> None:
-        """Enqueues one launch."""
         arguments = (*self.inputs, self.sums, self.clocks.counts, *self.scalars(repeats))
         self.kernel((self.blocks,), (self.threads,), *arguments, shared_bytes=self.shared_bytes)
 
@@ -147,7 +146,6 @@ class Sums:
     def measuring(
         self, limit: str, unit: Unit, work: float, config: Mapping[str, Scalar], dtype: str | None = None
     ) -> Microkernel:
-        """The microkernel that these launches are."""
         return Microkernel(limit, config, unit, work, self.launch, self.wrong, self.clocks.hz, dtype)
 
 

@@ -44,7 +44,6 @@ class Shape:
         return 64 * self.warpgroups
 
     def shared_bytes(self, a_from: Source) -> int:
-        """Dynamic shared memory."""
         return STAGES * ROW_BYTES * (self.n + (self.m if a_from == "shared" else 0))
 
 
