@@ -15,9 +15,8 @@ ROOT = Path(__file__).parent.parent
 OPS = ["gemm", "rmsnorm", "rope"]
 
 
-@pytest.mark.parametrize(
-    ("changed", "touched"),
-    (
+def test_a_kernels_file_touches_its_op_and_a_shared_file_all():
+    for changed, touched in (
         (["kernels/gemm/tensor_core.py"], ["gemm"]),
         (["kernels/rope/_rotate.py", "kernels/gemm/choices.json"], ["gemm", "rope"]),
         (["reference/rmsnorm.py"], ["rmsnorm"]),
@@ -32,10 +31,8 @@ OPS = ["gemm", "rmsnorm", "rope"]
         (["kernels/gemm_fp8/naive.py"], []),
         (["kernels/_shared/tiles.py"], OPS),
         ([], []),
-    ),
-)
-def test_a_kernels_file_touches_its_op_and_a_shared_file_all(changed, touched):
-    assert touched_ops(changed, OPS, ("bench/timing/timing.py", "bench/ab/worker.py")) == touched
+    ):
+        assert touched_ops(changed, OPS, ("bench/timing/timing.py", "bench/ab/worker.py")) == touched
 
 
 def test_an_op_whose_code_another_one_uses_touches_that_too():
@@ -59,14 +56,8 @@ def test_what_is_used_through_another_op_is_used(tmp_path):
 
 def test_the_harness_is_the_measuring_process_and_what_it_imports():
     files = harness(ROOT)
-    assert {"bench/ab/worker.py", "bench/timing/timing.py", "bench/timing/stopwatch.py", "bench/calls/calls.py"} <= set(
-        files
-    )
-    assert {
-        "bench/timing/cuda.py",
-        "bench/timing/cupti.py",
-        "bench/timing/sm_clock.py",
-    } <= set(files)
+    timing = {f"bench/timing/{name}.py" for name in ("timing", "stopwatch", "cuda", "cupti", "sm_clock")}
+    assert timing | {"bench/ab/worker.py", "bench/calls/calls.py"} <= set(files)
     assert not {"bench/show.py", "bench/check/check.py", "kernels/registry.py", "bench/ab/verdict.py"} & set(files)
 
 
@@ -110,37 +101,31 @@ def test_an_op_or_a_case_that_is_gone_is_missing():
     assert "removed or renamed" in gone.missing(gone.keys[0])
 
 
-@pytest.mark.parametrize(
-    ("wanted", "sentence"),
-    (
+def test_a_name_that_neither_revision_has_is_refused():
+    for wanted, sentence in (
         (Wanted(ops=("rop",)), "op: expected one of rope, got 'rop'"),
         (Wanted(kernels=("naive", "fsued")), "kernel: expected one of library, naive, got 'fsued'"),
         (Wanted(schemes=("fp8",)), "scheme: expected one of bf16, fp32, got 'fp8'"),
         (Wanted(ops=("rope",), suite="lama"), "suite: expected one that rope has, got 'lama'"),
-    ),
-)
-def test_a_name_that_neither_revision_has_is_refused(wanted, sentence):
-    none = {"rope": {**listed(naive=None)["rope"], **({"cases": [], "largest": []} if wanted.suite else {})}}
-    other = {"rope": {**none["rope"], "kernels": {"library": None}}}
-    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
-        check_names((none, other), wanted)
-    check_names((listed(naive=None), {}), Wanted(("rope",), ("naive",), (), "smollm2_135m", ("fp32",)))
+    ):
+        none = {"rope": {**listed(naive=None)["rope"], **({"cases": [], "largest": []} if wanted.suite else {})}}
+        other = {"rope": {**none["rope"], "kernels": {"library": None}}}
+        with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+            check_names((none, other), wanted)
+        check_names((listed(naive=None), {}), Wanted(("rope",), ("naive",), (), "smollm2_135m", ("fp32",)))
 
 
-@pytest.mark.parametrize(
-    ("wanted", "lack"),
-    (
+def test_an_op_of_which_nothing_is_compared_is_noted():
+    for wanted, lack in (
         (Wanted(kernels=("fused",)), "no kernel fused"),
         (Wanted(device="cuda"), "no case in llama3_8b"),
         (Wanted(schemes=("fp16",)), "no fp16 form"),
-    ),
-)
-def test_an_op_of_which_nothing_is_compared_is_noted(wanted, lack):
-    one = listed(naive=None)
-    if wanted.device == "cuda":
-        one["rope"] |= {"cases": [], "largest": []}
-    comparison, notes = two_trees(*TREES, (one, one), wanted)
-    assert comparison.keys == () and notes == [f"rope has nothing to compare: base has {lack} of it"]
+    ):
+        one = listed(naive=None)
+        if wanted.device == "cuda":
+            one["rope"] |= {"cases": [], "largest": []}
+        comparison, notes = two_trees(*TREES, (one, one), wanted)
+        assert comparison.keys == () and notes == [f"rope has nothing to compare: base has {lack} of it"]
 
 
 def test_the_largest_cases_are_those_of_most_flops_and_of_most_bytes():
@@ -155,31 +140,24 @@ def test_the_largest_cases_are_those_of_most_flops_and_of_most_bytes():
     assert [target.case_id for target in comparison.a.targets.values()] == ids("gemm", "smollm2_135m")
 
 
-def test_both_sides_of_two_kernels_are_this_checkout():
-    comparison = two_kernels(Wanted(("rmsnorm",), ("naive", "library")))
-    assert (comparison.a.commit, comparison.a.dirty) == (comparison.b.commit, comparison.b.dirty) == git_state(ROOT)
-
-
-def test_two_kernels_of_one_op():
+def test_two_kernels_of_one_op_in_this_checkout():
     comparison = two_kernels(Wanted(("rmsnorm",), ("naive", "library"), schemes=("fp32", "bf16")))
     assert len(comparison.keys) == 2 and comparison.a.label == "naive"
     assert {target.kernel for target in comparison.b.targets.values()} == {"library"}
+    assert (comparison.a.commit, comparison.a.dirty) == (comparison.b.commit, comparison.b.dirty) == git_state(ROOT)
 
 
-@pytest.mark.parametrize(
-    ("wanted", "named"),
-    (
+def test_names_that_are_not_there_are_refused():
+    for wanted, named in (
         (Wanted(("rmsnorm",), ("naive",)), "kernel: expected one op and two kernels"),
         (Wanted((), ("naive", "library")), "kernel: expected one op and two kernels"),
         (Wanted(("rmsnorm",), ("naive", "nothing")), "kernel: rmsnorm has"),
         (Wanted(("rmsnorm",), ("naive", "library"), suite="none"), "suite: rmsnorm has"),
         (Wanted(("rmsnorm",), ("naive", "library"), schemes=("fp8",)), "scheme: rmsnorm has"),
         (Wanted(("rmsnorm",), ("naive", "library"), cases=("K=1",)), "case: rmsnorm takes"),
-    ),
-)
-def test_names_that_are_not_there_are_refused(wanted, named):
-    with pytest.raises(ValueError, match=named):
-        two_kernels(wanted)
+    ):
+        with pytest.raises(ValueError, match=named):
+            two_kernels(wanted)
 
 
 def test_an_op_without_the_engines_dtype_is_compared_in_its_own_unless_another_is_asked_for():

@@ -25,15 +25,13 @@ def verdict_of(item):
     return judge([item], RULES)[0]
 
 
-@pytest.mark.parametrize(
-    ("ratio", "verdict"), ((1.05, "SLOWER"), (0.94, "FASTER"), (1.0, "SAME"), (1.01, "SAME"), (1.023, "SLOWER"))
-)
-def test_verdict_by_the_ratio(ratio, verdict):
-    found = verdict_of(evidence(ratio))
-    assert found.verdict == verdict
-    assert found.effect == pytest.approx(ratio - 1, abs=2e-3)
-    assert found.effect_low <= found.effect <= found.effect_high
-    assert found.smallest_visible_effect >= RULES.threshold * (1 - 1e-9)
+def test_verdict_by_the_ratio():
+    for ratio, verdict in ((1.05, "SLOWER"), (0.94, "FASTER"), (1.0, "SAME"), (1.01, "SAME"), (1.023, "SLOWER")):
+        found = verdict_of(evidence(ratio))
+        assert found.verdict == verdict
+        assert found.effect == pytest.approx(ratio - 1, abs=2e-3)
+        assert found.effect_low <= found.effect <= found.effect_high
+        assert found.smallest_visible_effect >= RULES.threshold * (1 - 1e-9)
 
 
 def test_a_difference_below_half_a_microsecond_is_none():
@@ -42,9 +40,8 @@ def test_a_difference_below_half_a_microsecond_is_none():
     assert verdict_of(evidence(1.30, base=3e-6)).verdict == "SLOWER"
 
 
-@pytest.mark.parametrize(
-    ("item", "why"),
-    (
+def test_what_makes_a_verdict_unresolved():
+    for item, why in (
         (evidence(1.05, confirmed=False), "not confirmed"),
         (Evidence("k", first=pairs(1.05), second=pairs(1.0)), "did not confirm"),
         (evidence(1.05, identical=True), "same device code"),
@@ -59,12 +56,10 @@ def test_a_difference_below_half_a_microsecond_is_none():
         (Evidence("k", first=pairs(1.05, count=4)), "fewer than 5"),
         (Evidence("k", first=pairs(1.0, wobble=0.2)), "fit both"),
         (evidence(1.0, noise_floor=0.03), "identical code differs by 3.0%"),
-    ),
-)
-def test_what_makes_a_verdict_unresolved(item, why):
-    found = verdict_of(item)
-    assert found.verdict == "UNRESOLVED" and why in found.reason
-    assert exit_status([found]) == 0 and exit_status([found], strict=True) == 12
+    ):
+        found = verdict_of(item)
+        assert found.verdict == "UNRESOLVED" and why in found.reason
+        assert exit_status([found]) == 0 and exit_status([found], strict=True) == 12
 
 
 def test_a_noise_floor_below_the_effect_changes_nothing():
@@ -86,11 +81,11 @@ def test_a_weak_finding_among_many_comparisons_is_not_called():
     assert among.p_value > 0.05 >= alone.p_value
 
 
-@pytest.mark.parametrize(("verdict", "status"), (("INCORRECT", 11), ("FAILED", 11), ("INVALID", 13), ("MISSING", 13)))
-def test_what_was_not_compared_has_its_own_exit_status(verdict, status):
-    found = verdict_of(Evidence("k", broken=(verdict, "why")))
-    assert (found.verdict, found.reason) == (verdict, "why")
-    assert exit_status([found]) == exit_status([found], strict=True) == status
+def test_what_was_not_compared_has_its_own_exit_status():
+    for verdict, status in (("INCORRECT", 11), ("FAILED", 11), ("INVALID", 13), ("MISSING", 13)):
+        found = verdict_of(Evidence("k", broken=(verdict, "why")))
+        assert (found.verdict, found.reason) == (verdict, "why")
+        assert exit_status([found]) == exit_status([found], strict=True) == status
 
 
 def test_nothing_measured_is_invalid():
@@ -110,13 +105,14 @@ def test_the_first_exit_status_of_several_wins():
     assert exit_status([verdict_of(evidence(0.9)), verdict_of(evidence(1.0))], strict=True) == 0
 
 
-@pytest.mark.parametrize(
-    ("values", "named"),
-    (({"threshold": 0}, "threshold"), ({"threshold": math.nan}, "threshold"), ({"floor_s": -1}, "floor-us")),
-)
-def test_rules_that_make_no_sense_are_refused(values, named):
-    with pytest.raises(ValueError, match=f"^{named}: expected"):
-        Rules(**values)
+def test_rules_that_make_no_sense_are_refused():
+    for values, named in (
+        ({"threshold": 0}, "threshold"),
+        ({"threshold": math.nan}, "threshold"),
+        ({"floor_s": -1}, "floor-us"),
+    ):
+        with pytest.raises(ValueError, match=f"^{named}: expected"):
+            Rules(**values)
 
 
 class Machine:

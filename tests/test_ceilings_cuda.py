@@ -108,10 +108,8 @@ def test_hbm_has_its_passes_and_a_cold_cache(world, monkeypatch):
 def test_a_wrong_result_is_not_timed_and_has_no_rate(world, monkeypatch):
     wrong, right = world.kernel(rate=9e12, wrong="the words add up to 3"), world.kernel(rate=1e12)
     readings = measure(world, monkeypatch, Group("hbm_read", [wrong, right]))
-    assert [(reading.status, reading.reason) for reading in readings] == [
-        ("INCORRECT", "the words add up to 3"),
-        ("OK", ""),
-    ]
+    said = [(reading.status, reading.reason) for reading in readings]
+    assert said == [("INCORRECT", "the words add up to 3"), ("OK", "")]
     assert readings[0].rate_per_s is None and not readings[0].seconds
     assert best_of(readings)["hbm_read"].status == "OK"
     assert all(names in (["probe"], ["0 half", "0 whole"]) for names, _, _ in world.timed)
@@ -195,11 +193,8 @@ def test_a_module_short_of_memory_says_so_and_the_others_go_on(world, monkeypatc
     modules = tuple(SimpleNamespace(__name__=f"x.{f.__name__}", groups=f) for f in (short, broken))
     monkeypatch.setattr(module, "MODULES", modules)
     readings = measure_cuda(CARD.device, card=CARD, load=world.load, time=world.time, budget_s=1.0, timers=())
-    assert [(r.limit, r.status) for r in readings] == [
-        ("short", "OUT_OF_MEMORY"),
-        ("fma", "OK"),
-        ("broken", "RUNTIME_ERROR"),
-    ]
+    said = [(r.limit, r.status) for r in readings]
+    assert said == [("short", "OUT_OF_MEMORY"), ("fma", "OK"), ("broken", "RUNTIME_ERROR")]
     assert readings[2].reason == "CUDA error: an illegal memory access was encountered"
 
 
@@ -211,11 +206,8 @@ def test_without_cupy_there_is_one_sentence(world, monkeypatch):
 
 def test_every_timing_method_has_its_launch_floor(world, monkeypatch):
     readings = measure(world, monkeypatch, timers=("events", "graph", "cupti"))
-    assert {r.limit: r.floor_s for r in readings} == {
-        "launch events": 2e-6,
-        "launch graph": 1.5e-6,
-        "launch cupti": 1e-6,
-    }
+    floors = {"launch events": 2e-6, "launch graph": 1.5e-6, "launch cupti": 1e-6}
+    assert {r.limit: r.floor_s for r in readings} == floors
     assert all(r.rate_per_s is None and r.unit == "launch" for r in readings)
 
     def refuses(functions, **options):
@@ -269,15 +261,12 @@ def test_ceilings_are_the_best_of_what_counts():
     assert found.launch_floor_s == 1e-6 and found.launch_floors_s == {"events": 2e-6, "graph": 1e-6}
 
 
-@pytest.mark.parametrize(
-    "without, sm, message",
-    [
+def test_ceilings_with_a_gap_are_none():
+    for without, sm, message in [
         ("hbm", 90, "no measured ceilings without HBM"),
         ("fma", 90, "no measured ceilings without fma"),
         ("bf16", 90, "no measured ceilings without tensor cores"),
         ("nothing", 100, "no measured ceilings without a microkernel for this architecture's tensor cores"),
-    ],
-)
-def test_ceilings_with_a_gap_are_none(without, sm, message):
-    found = assemble([r for r in whole_set() if not r.limit.startswith(without)], "x", sm)
-    assert found == (None, message)
+    ]:
+        found = assemble([r for r in whole_set() if not r.limit.startswith(without)], "x", sm)
+        assert found == (None, message)

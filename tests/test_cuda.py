@@ -84,10 +84,10 @@ def test_warnings_are_kept(cache):
     assert _cuda.compiler_log(SCALE) == ""
 
 
-@pytest.mark.parametrize("arch", ["90a", "compute_90", "sm_90x", ""])
-def test_an_architecture_that_is_none_is_refused(arch):
-    with pytest.raises(ValueError, match="^arch: expected one like sm_90a"):
-        _cuda.compile_cubin(SCALE, arch=arch)
+def test_an_architecture_that_is_none_is_refused():
+    for arch in ["90a", "compute_90", "sm_90x", ""]:
+        with pytest.raises(ValueError, match="^arch: expected one like sm_90a"):
+            _cuda.compile_cubin(SCALE, arch=arch)
 
 
 def test_a_cubin_is_kept_by_all_that_goes_into_it(cache, compiles, monkeypatch):

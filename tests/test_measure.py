@@ -112,16 +112,8 @@ def test_traffic_that_nobody_states_is_left_open(reading):
 
 
 def test_the_real_timer_and_the_real_checker_fit():
-    checked = list(
-        measure_op(
-            SPEC,
-            [kernel(), kernel("zeros", fn=lambda x, weight=None: torch.zeros_like(x))],
-            [CASE],
-            FP32,
-            ceilings=CEILINGS,
-            budget_s=1e-4,
-        )
-    )
+    kernels = [kernel(), kernel("zeros", fn=lambda x, weight=None: torch.zeros_like(x))]
+    checked = list(measure_op(SPEC, kernels, [CASE], FP32, ceilings=CEILINGS, budget_s=1e-4))
     assert [record.status for record in checked] == ["OK", "INCORRECT"], [record.reason for record in checked]
     assert checked[0].latency_median_ms and checked[0].errors[0]["output"] == "y"
     assert checked[1].latency_median_ms is None and checked[1].errors[0]["mismatched"] == 32
@@ -243,12 +235,8 @@ def test_a_dtype_without_a_matrix_rate_has_no_bound(reading):
 def test_records_come_case_by_case_in_the_order_of_the_kernels(reading):
     cases = (CASE, CASE.but(T=2))
     found = measure_op(SPEC, [kernel("b"), kernel("a")], cases, FP32, check=passes, ceilings=CEILINGS)
-    assert [(record.case_id, record.kernel) for record in found] == [
-        ("T=4,H=8", "b"),
-        ("T=4,H=8", "a"),
-        ("T=2,H=8", "b"),
-        ("T=2,H=8", "a"),
-    ]
+    order = [(record.case_id, record.kernel) for record in found]
+    assert order == [("T=4,H=8", "b"), ("T=4,H=8", "a"), ("T=2,H=8", "b"), ("T=2,H=8", "a")]
 
 
 def test_a_tunable_kernel_says_which_configuration_it_used(reading):
@@ -256,13 +244,9 @@ def test_a_tunable_kernel_says_which_configuration_it_used(reading):
     class Config:
         BLOCK: int
 
-    def heuristic(case, scheme):
-        return Config(BLOCK=16 * case["T"])
-
-    tunable = kernel(
-        tuning=Tuning(Config, lambda case, scheme: (), heuristic, is_legal=lambda config, case, scheme: True)
-    )
-    (record,) = run(tunable)
+    heuristic = lambda case, scheme: Config(BLOCK=16 * case["T"])
+    tuning = Tuning(Config, lambda case, scheme: (), heuristic, is_legal=lambda config, case, scheme: True)
+    (record,) = run(kernel(tuning=tuning))
     assert record.config == {"BLOCK": 64}
 
 

@@ -168,9 +168,8 @@ def test_observe_is_called_once_a_round_of_samples():
     assert len(seen) == len(read["a"].seconds), "and not while warming up"
 
 
-@pytest.mark.parametrize(
-    ("changes", "text"),
-    [
+def test_bad_input_is_one_sentence():
+    for changes, text in [
         ({"functions": {}}, "functions: expected at least one"),
         ({"budget_s": 0}, "budget_s: expected a positive"),
         ({"budget_s": float("nan")}, "budget_s: expected a positive"),
@@ -179,11 +178,9 @@ def test_observe_is_called_once_a_round_of_samples():
         ({"timer": "events"}, "timer: expected one of perf_counter on cpu, got events, which needs a CUDA device"),
         ({"timer": "sundial"}, "timer: expected one of perf_counter on cpu, got sundial$"),
         ({"flush": "wish"}, "flush: expected one of read, write, got 'wish'"),
-    ],
-)
-def test_bad_input_is_one_sentence(changes, text):
-    with pytest.raises(ValueError, match=text):
-        time_functions(**({"functions": {"a": nothing}} | changes))
+    ]:
+        with pytest.raises(ValueError, match=text):
+            time_functions(**({"functions": {"a": nothing}} | changes))
 
 
 def test_every_device_has_a_default_timer():
@@ -230,79 +227,60 @@ def test_a_flush_reads_or_writes_twice_the_cache():
     assert float(read._sink) == pytest.approx(2000 * math.pi) and bool((read._buffer == math.pi).all())
     assert bool((write._buffer == 1.0).all())
     assert read.note == "" and write.note == ", flushed by writing"
-
-
-def test_without_a_cache_to_empty_nothing_is_done():
-    flush = Flush("cpu", 0, "write")
-    flush()
-    assert flush.nbytes == 0 and flush.note == ""
-
-
-details = {}
-"""What else the timer says of a read of so many bytes behind a flush by writing."""
+    nothing_to_empty = Flush("cpu", 0, "write")
+    nothing_to_empty()
+    assert nothing_to_empty.nbytes == 0 and nothing_to_empty.note == ""
 
 
 @pytest.fixture
 def card(monkeypatch):
-    """Replaces the timer: how long a read of `size` bytes takes behind each flush, and without one."""
-    seconds = {("read", True): 1.0, ("write", True): 1.0, ("read", False): 1.0}
-    asked = []
-    details.clear()
+    """Replaces the timer: seconds of a read behind each flush and without one, what else it says of a read of so many
+    bytes behind a flush by writing, and what it was asked."""
+    seconds, details, asked = {"read": 1.0, "write": 1.0}, {}, []
 
     def time_functions(functions, device, *, cold, flush, **options):
         asked.append((flush, cold, [function.sets for function in functions.values()]))
-        times = {size: (1e-9 * int(size) * seconds[flush, cold],) * 3 for size in functions}
+        factor = seconds[flush] if cold else 1.0
         return {
-            size: Samples(times[size], "script", "cold", **(details.get(int(size), {}) if flush == "write" else {}))
+            size: Samples((1e-9 * int(size) * factor,) * 3, "script", "cold",
+                          **(details.get(int(size), {}) if flush == "write" else {}))
             for size in functions
-        }
+        }  # fmt: skip
 
     monkeypatch.setattr(flush_comparison, "time_functions", time_functions)
-    return seconds, asked
+    return seconds, details, asked
 
 
-@pytest.mark.parametrize(("read", "write", "cleaner"), [(1.02, 1.3, "read"), (0.6, 1.1, "write"), (1.0, 1.0, "read")])
-def test_the_cleaner_flush_is_the_one_nearest_to_no_flush_at_all(card, read, write, cleaner):
-    seconds, asked = card
-    seconds["read", True], seconds["write", True] = read, write
-    found = compare_flushes("cpu", cache_bytes=2**16)
-    assert found["cleaner"] == cleaner and found["sizes_bytes"] == [2**13, 2**15, 2**17]
-    assert found["read_error"] == pytest.approx(abs(read - 1)) and found["write_error"] == pytest.approx(write - 1)
-    assert found["rotation_s"] == pytest.approx([size * 1e-9 for size in found["sizes_bytes"]])
-    assert [(flush, cold) for flush, cold, _ in asked] == [
-        ("read", True),
-        ("write", True),
-        ("read", False),
-        ("read", False),
-        ("write", True),
-        ("read", True),
-    ]
+def test_the_cleaner_flush_is_the_one_nearest_to_no_flush_at_all(card):
+    seconds, _, asked = card
+    for read, write, cleaner in [(1.02, 1.3, "read"), (0.6, 1.1, "write"), (1.0, 1.0, "read")]:
+        seconds |= {"read": read, "write": write}
+        found = compare_flushes("cpu", cache_bytes=2**16)
+        assert found["cleaner"] == cleaner and found["sizes_bytes"] == [2**13, 2**15, 2**17]
+        assert found["read_error"] == pytest.approx(abs(read - 1)) and found["write_error"] == pytest.approx(write - 1)
+        assert found["rotation_s"] == pytest.approx([size * 1e-9 for size in found["sizes_bytes"]])
+    orders = [("read", True), ("write", True), ("read", False), ("read", False), ("write", True), ("read", True)]
+    assert [(flush, cold) for flush, cold, _ in asked[:6]] == orders
     for _, cold, sets in asked:
-        assert (
-            sets == [1, 1, 1]
-            if cold
-            else all(
-                count * size > 4 * 2**16 and count >= 2 for count, size in zip(sets, found["sizes_bytes"], strict=True)
-            )
-        )
+        in_turn = zip(sets, found["sizes_bytes"], strict=True)
+        assert sets == [1, 1, 1] if cold else all(n * size > 4 * 2**16 and n >= 2 for n, size in in_turn)
 
 
-@pytest.mark.parametrize(
-    ("told", "why"),
-    [
+def test_a_size_with_a_reading_that_says_nothing_of_the_flush_is_left_out(card):
+    _, details, _ = card
+    for told, why in [
         ({"calls_per_sample": 20}, "20 calls per sample, of which the flush stands before the first"),
         ({"fault": "kernels changed"}, "kernels changed"),
         ({"resolved": False}, "the script timer is too coarse for it"),
-    ],
-)
-def test_a_size_with_a_reading_that_says_nothing_of_the_flush_is_left_out(card, told, why):
-    details[2**13] = told
-    found = compare_flushes("cpu", cache_bytes=2**16)
-    assert found["sizes_bytes"] == [2**15, 2**17] and found["left_out"] == {str(2**13): why}
-    assert all(len(found[name]) == 2 for name in ("read_s", "write_s", "rotation_s"))
-    details.update({2**15: told, 2**17: told})
-    with pytest.raises(ValueError, match="flush: expected a size of which every reading counts, got none"):
-        compare_flushes("cpu", cache_bytes=2**16)
+    ]:
+        details.clear()
+        details[2**13] = told
+        found = compare_flushes("cpu", cache_bytes=2**16)
+        assert found["sizes_bytes"] == [2**15, 2**17] and found["left_out"] == {str(2**13): why}
+        assert all(len(found[name]) == 2 for name in ("read_s", "write_s", "rotation_s"))
+        details.update({2**15: told, 2**17: told})
+        with pytest.raises(ValueError, match="flush: expected a size of which every reading counts, got none"):
+            compare_flushes("cpu", cache_bytes=2**16)
 
 
 def test_flushes_are_compared_by_the_real_timer_too():
@@ -314,19 +292,16 @@ X = torch.randn(256, 256, generator=torch.Generator().manual_seed(0))
 BYTES = X.nbytes
 
 
-@pytest.mark.parametrize(
-    ("call", "peak"),
-    [
+def test_peak_memory_is_what_a_call_holds_beyond_what_it_returns():
+    for call, peak in [
         (lambda: X + 1, 0),
         (lambda: (X + 1) * 2, BYTES),
         (lambda: ((X + 1) * 2).mul_(3).sum(), 2 * BYTES),
         (lambda: torch.add(X, 1, out=torch.empty_like(X)), 0),
         (lambda: (X + 1, X + 2), 0),
         (lambda: X.mul(1.0) is None, BYTES),
-    ],
-)
-def test_peak_memory_is_what_a_call_holds_beyond_what_it_returns(call, peak):
-    assert peak_memory_bytes(call, CPU) == pytest.approx(peak, abs=256)
+    ]:
+        assert peak_memory_bytes(call, CPU) == pytest.approx(peak, abs=256)
 
 
 def test_peak_memory_of_a_gpu_is_that_of_its_allocator(monkeypatch):
@@ -346,9 +321,8 @@ CORES = {0: "a", 1: "a", 2: "b", 3: "b"}
 """Two cores of two hardware threads each."""
 
 
-@pytest.mark.parametrize(
-    ("wanted", "allowed", "places"),
-    [
+def test_threads_stay_where_they_are_and_share_no_core_while_one_is_free():
+    for wanted, allowed, places in [
         ([2], {0, 1, 2, 3}, [2]),
         ([0, 2], {0, 1, 2, 3}, [0, 2]),
         ([0, 0], {0, 1, 2, 3}, [0, 2]),
@@ -356,10 +330,8 @@ CORES = {0: "a", 1: "a", 2: "b", 3: "b"}
         ([3, 3, 3, 3], {0, 1, 2, 3}, [3, 0, 1, 2]),
         ([0, 1], {0, 1}, [0, 1]),
         ([5, 0], {0, 2}, [2, 0]),
-    ],
-)
-def test_threads_stay_where_they_are_and_share_no_core_while_one_is_free(wanted, allowed, places):
-    assert assign(wanted, allowed, CORES | {5: "c"}) == places
+    ]:
+        assert assign(wanted, allowed, CORES | {5: "c"}) == places
 
 
 needs_affinity = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system has no affinity")

@@ -47,12 +47,14 @@ def test_what_tells_a_throttled_card_is_carried():
     assert "nvidia-ml-py" in map(name_of, present["also"])
 
 
-@pytest.mark.parametrize(
-    ("text", "name"),
-    [("Markdown_It.py>=3", "markdown-it-py"), ("a[b]==1", "a"), ("a ; python_version < '4'", "a"), ("a~=1", "a")],
-)
-def test_names_of_requirements(text, name):
-    assert name_of(text) == name
+def test_names_of_requirements():
+    for text, name in [
+        ("Markdown_It.py>=3", "markdown-it-py"),
+        ("a[b]==1", "a"),
+        ("a ; python_version < '4'", "a"),
+        ("a~=1", "a"),
+    ]:
+        assert name_of(text) == name
 
 
 def test_the_data_file_and_the_projects_needs_agree():
