@@ -133,27 +133,18 @@ def test_real_rates_are_within_reason_and_within_the_time(monkeypatch):
 
 
 def test_a_gpu_has_its_data_sheet_and_no_reading_passes_its_highest_clock(monkeypatch):
+    device, l2 = torch.device("cuda"), replace(SLOW, l2_bytes_per_s=6e12)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
-    found = ceilings_for(torch.device("cuda"))
+    found = ceilings_for(device)
     assert found == get_device("h200").ceilings() and found.kind == "datasheet"
-    limits = limits_for(torch.device("cuda"), found)
+    limits = limits_for(device, found)
     assert limits.matrix_rate("bf16") == pytest.approx(found.matrix_rate("bf16") * 1.98 / 1.83)
     assert limits_for(torch.device("cpu"), SLOW) is SLOW
-
-
-def test_what_a_method_reads_of_a_launch_is_no_limit_of_the_card(monkeypatch):
-    """The data sheet's floor is a graph's; CUPTI reads less of a kernel that does nothing."""
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
-    found = ceilings_for(torch.device("cuda"))
-    limits = limits_for(torch.device("cuda"), found)
+    # What a method reads of a launch is no limit of the card: the data sheet's floor is a graph's; CUPTI reads less.
     assert found.launch_floor_s == 1.3e-6 and limits.launch_floor_s == 0.0
     cost = Cost(4096, 4096, launches=1)
     assert implausible(0.9e-6, cost, limits, method="cuda cupti", launch_floor_s=0.8e-6) is None
-
-
-def test_the_measured_rate_of_l2_bounds_what_no_data_sheet_does(monkeypatch):
-    device, l2 = torch.device("cuda"), replace(SLOW, l2_bytes_per_s=6e12)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
+    # The measured rate of L2 bounds what no data sheet does.
     assert limits_for(device, l2).l2_bytes_per_s == 6e12 and limits_for(device, SLOW).l2_bytes_per_s is None
     reason = implausible(1e-6, Cost(6e6, 6e6), limits_for(device, l2), method="cuda events", l2_state="warm")
     assert reason.startswith("2.00 times the L2 ceiling")

@@ -11,7 +11,6 @@ from fake_cuda import FakeCuda
 from rooflab.bench.measure import timed
 from rooflab.bench.measure.timed import time_together
 from rooflab.bench.timing import cuda as cuda_calls
-from rooflab.bench.timing import cuda as cuda_events
 from rooflab.bench.timing.cuda import (
     MAX_BACKLOG_S,
     MIN_BACKLOG_S,
@@ -185,7 +184,7 @@ def test_nobody_looks_at_a_warm_up_or_at_empty_kernels(timer):
 
 def test_a_flush_by_writing_is_named():
     assert stopwatch(FakeCuda(), flush="write").method("a", 1).endswith("hidden, flushed by writing")
-    assert cuda_events.Flush("cpu", 0, "write").note == ""
+    assert cuda_calls.Flush("cpu", 0, "write").note == ""
 
 
 def graphs(cuda, **options):

@@ -15,7 +15,6 @@ from rooflab.bench.records import files as record_files
 from rooflab.bench.records.files import RunWriter
 from rooflab.bench.records.record import Record
 from rooflab.bench.tune import bucket as tune_bucket
-from rooflab.bench.tune import bucket as tune_times
 from rooflab.bench.tune import tune
 from rooflab.bench.tune.search import FINALISTS, GROUP, Found, least_s, search
 from rooflab.bench.tune.tune import tune_op
@@ -121,8 +120,8 @@ def test_on_a_gpu_a_group_is_compiled_before_it_is_timed(monkeypatch):
 
     kernel = registry.get_kernel("gemm", "pipelined")
     case = registry.get_op("gemm").get_cases("smoke")[0]
-    times = tune_times.DeviceTimes(kernel, registry.get_op("gemm"), [case], SCHEMES["fp32"], torch.device("cpu"), 0)
-    monkeypatch.setattr(tune_times, "compile_kernels", compile_kernels)
+    times = tune_bucket.DeviceTimes(kernel, registry.get_op("gemm"), [case], SCHEMES["fp32"], torch.device("cpu"), 0)
+    monkeypatch.setattr(tune_bucket, "compile_kernels", compile_kernels)
     configs = [kernel.tuning.config_type(32, 32, 16, 4, stages, 1) for stages in (2, 5)]
     assert times._compile(configs) == {} and not asked, "on a CPU nothing is compiled"
     times._device, times._compiled = torch.device("cuda"), set()
@@ -238,13 +237,11 @@ def test_a_kernel_is_tuned_for_real(mine, tmp_path):
 
 
 def test_a_dry_run_takes_every_step_and_publishes_nothing(tmp_path):
-    report = tune_op("rope", cases=["T=4,H=4,H_kv=2,D=64,max_position=32,interleaved=false"], budget_s=5.0,
-                     out=tmp_path, dry_run=True)  # fmt: skip
+    cases = ["T=4,H=4,H_kv=2,D=64,max_position=32,interleaved=false"]
+    report, again = (tune_op("rope", cases=cases, budget_s=5.0, out=tmp_path, dry_run=True) for _ in range(2))
     (result,) = report.results
     assert result.kernel == "fused" and result.best is not None and not result.reason
     assert not report.records and not list(tmp_path.iterdir()) and result.faster is None
-    again = tune_op("rope", cases=["T=4,H=4,H_kv=2,D=64,max_position=32,interleaved=false"], budget_s=5.0,
-                    out=tmp_path, dry_run=True)  # fmt: skip
     assert again.results[0].best == result.best, "made-up times are the same every time"
 
 

@@ -67,7 +67,6 @@ class Revisions(NamedTuple):
     head: str | None = None
     changed: bool = False
     keep_environment: bool = False
-    own_bench: bool = False
 
 
 def of_kernels(wanted: Wanted, settings: Settings, out: Path | None, say: Say) -> Report:
@@ -88,7 +87,7 @@ def of_revisions(trees: Revisions, wanted: Wanted, settings: Settings, out: Path
         a = tree(trees.base)
         b = tree(trees.head) if trees.head else working_tree(ROOT)
         files = harness(b.path)
-        own = trees.own_bench or harness(a.path) == files
+        own = harness(a.path) == files
         sides = [Side(one.label, {}, one.path, one.python, own_bench=own) for one in (a, b)]
         runner = Runner(Comparison(sides[0], sides[1], ()), settings.device, settings.seed)
         try:

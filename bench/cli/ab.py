@@ -61,7 +61,6 @@ def ab(
         bool,
         typer.Option("--keep-environment", help="Run both revisions in this environment, whatever versions they pin."),
     ] = False,
-    own_bench: Annotated[bool, typer.Option("--own-bench", help="Time each revision with its own bench/.")] = False,
     junit: Annotated[Path | None, typer.Option(help="Write JUnit XML here.")] = None,
     markdown: Annotated[Path | None, typer.Option(help="Write Markdown here, for a step summary or a comment.")] = None,
     out: OutOption = None,
@@ -83,15 +82,15 @@ def ab(
     modes = [name for name, given in (("--base", base), ("--records", records), ("--self-test", self_test)) if given]
     if len(modes) > 1:
         raise ValueError(f"ab: expected one of --base, --records and --self-test, got {' and '.join(modes)}")
-    if not base and (head or changed or keep_environment or own_bench):
-        raise ValueError("head: expected --base with --head, --changed, --keep-environment and --own-bench")
+    if not base and (head or changed or keep_environment):
+        raise ValueError("head: expected --base with --head, --changed and --keep-environment")
     with show.waiting("comparing"), terminated_as_exception():
         if records:
             report = commands.of_records(records, settings.rules, wanted)
         elif self_test:
             report = commands.of_self_test(wanted, settings, repeats, inject, out, show.note)
         elif base:
-            trees = commands.Revisions(base, head, changed, keep_environment, own_bench)
+            trees = commands.Revisions(base, head, changed, keep_environment)
             report = commands.of_revisions(trees, wanted, settings, out, show.note)
         else:
             report = commands.of_kernels(wanted, settings, out, show.note)
