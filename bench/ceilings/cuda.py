@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -39,19 +39,8 @@ GROUPS_OF_HOPPER = 25
 MODULES = (memory, arithmetic, wgmma, mma_sync)
 
 
-class Timer(Protocol):
-    """`timing.time_functions` on one device."""
-
-    def __call__(
-        self,
-        functions: Mapping[str, Callable[[], object]],
-        *,
-        budget_s: float,
-        cold: bool,
-        timer: str | None = None,
-        observe: Callable[[], None] | None = None,
-    ) -> Mapping[str, Samples]:
-        """Samples of each function, timed against each other."""
+Timer = Callable[..., Mapping[str, Samples]]
+"""`timing.time_functions` on one device."""
 
 
 def card_of(device: torch.device) -> Card:

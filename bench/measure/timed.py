@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,12 +14,15 @@ from rooflab.bench.calls.calls import Rotation
 from rooflab.bench.check.cheats import alike, kept_names, rewrite
 from rooflab.bench.check.runs import OTHER_SEED
 from rooflab.bench.check.trial import Data, Failed, expect, failure, known_errors
-from rooflab.bench.timing.clocks import ClockWatch, ReadsClock
+from rooflab.bench.timing.clocks import ClockWatch
 from rooflab.bench.timing.stopwatch import FlushBy, Function
 from rooflab.bench.timing.timing import Samples, time_functions
 from rooflab.bench.timing.trace import Activity, NotRecorded, device_activity, peak_memory_bytes
 from rooflab.kernels.registry import interpreting
 from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme
+
+if TYPE_CHECKING:  # it imports Triton
+    from rooflab.bench.timing.sm_clock import DeviceClock
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ def _together_or_alone(
     return alone, failures
 
 
-def open_clock(device: torch.device) -> tuple[ReadsClock | None, dict[str, str]]:
+def open_clock(device: torch.device) -> tuple[DeviceClock | None, dict[str, str]]:
     """What reads the SM clock on a CUDA device, or why nothing does, under the key that a record has for it."""
     if device.type != "cuda" or interpreting():
         return None, {}

@@ -12,10 +12,13 @@ from contextlib import ExitStack, contextmanager
 from functools import reduce
 from operator import or_
 from types import TracebackType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rooflab.bench.processes.child import terminated_as_exception
 from rooflab.bench.records.environment import ask, nvml_of, power
+
+if TYPE_CHECKING:  # it imports Triton
+    from rooflab.bench.timing.sm_clock import DeviceClock
 
 REASONS = {
     0x001: "idle",
@@ -38,16 +41,6 @@ TOLERANCE = 0.02
 """How far a second reading of a locked clock under load may lie from the first."""
 
 
-class ReadsClock(Protocol):
-    """What `sm_clock.DeviceClock` offers."""
-
-    def enqueue(self) -> None:
-        """Enqueues one reading behind the device's present work."""
-
-    def readings_hz(self) -> list[float]:
-        """All readings so far."""
-
-
 def reason_names(bits: int | None, among: int = 0x1FF) -> list[str]:
     """NVML's reasons in words, of those in `among`."""
     return [name for bit, name in REASONS.items() if (bits or 0) & bit & among]
@@ -56,7 +49,7 @@ def reason_names(bits: int | None, among: int = 0x1FF) -> list[str]:
 class ClockWatch:
     """Reads a GPU's clocks while it works, inside `with`; without NVML or with `uuid` None it asks NVML nothing."""
 
-    def __init__(self, uuid: str | None, device_clock: ReadsClock | None = None):
+    def __init__(self, uuid: str | None, device_clock: DeviceClock | None = None):
         self._uuid = uuid
         self._device_clock = device_clock
         self._open = ExitStack()

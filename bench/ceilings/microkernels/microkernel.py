@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -15,20 +15,10 @@ from rooflab.reference.spec import Scalar
 
 Unit = Literal["byte", "flop", "op", "launch"]
 HERE = Path(__file__).parent
-
-
-class Launchable(Protocol):
-    """A loaded kernel, as `rooflab.kernels._cuda.load` gives it."""
-
-    def __call__(self, grid: Sequence[int], block: Sequence[int], *arguments: Any, shared_bytes: int = 0) -> None:
-        """Launches on the current stream."""
-
-
-class Load(Protocol):
-    """How a source becomes a kernel."""
-
-    def __call__(self, source: str, name: str, *, options: tuple[str, ...] = ()) -> Launchable:
-        """The kernel `name` of `source`."""
+Launchable = Callable[..., None]
+"""A loaded kernel, as `rooflab.kernels._cuda.load` gives it: `kernel(grid, block, *arguments, shared_bytes=0)`."""
+Load = Callable[..., Launchable]
+"""How a source becomes a kernel: `load(source, name, options=())`."""
 
 
 @dataclass(frozen=True)
