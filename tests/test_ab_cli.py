@@ -1,8 +1,5 @@
 """`rooflab ab` as its user meets it, the self-test's own judgement, and `compare`."""
 
-import sys
-from pathlib import Path
-
 import pytest
 from junitparser import JUnitXml
 
@@ -12,17 +9,6 @@ from rooflab.bench.ab.run import Result, Settings
 from rooflab.bench.ab.self_test import SelfTest
 from rooflab.bench.ab.sides import Comparison, Side
 from rooflab.bench.ab.verdict import Evidence, Outcome, Rules, judge, load_floors, remember_floors
-from rooflab.bench.cli.app import run as run_cli
-
-ROOT = Path(__file__).parent.parent
-
-
-def ab(monkeypatch, capsys, *arguments):
-    monkeypatch.setattr(sys, "argv", ["rooflab", "ab", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        run_cli()
-    captured = capsys.readouterr()
-    return ended.value.code, captured.out, captured.err
 
 
 @pytest.mark.parametrize(
@@ -41,9 +27,8 @@ def ab(monkeypatch, capsys, *arguments):
         (("nothing", "--kernel", "naive", "--kernel", "library"), "op: expected one of"),
     ),
 )
-def test_bad_usage_is_one_sentence_and_status_2(monkeypatch, capsys, arguments, sentence):
-    monkeypatch.chdir(ROOT)
-    status, _, err = ab(monkeypatch, capsys, *arguments)
+def test_bad_usage_is_one_sentence_and_status_2(rooflab, arguments, sentence):
+    status, _, err = rooflab("ab", *arguments)
     assert status == 2 and err.startswith("rooflab: " + sentence), err
     assert len(err.strip().splitlines()) == 1
 

@@ -2,14 +2,16 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
+from test_suite_bars import record
 
 from rooflab.bench.ab.records import compare_files, only_in
 from rooflab.bench.ab.verdict import Rules, exit_status
 from rooflab.bench.exchange.files import environment
 from rooflab.bench.records.files import write
-from rooflab.bench.records.record import Record, pack_samples
+from rooflab.bench.records.record import pack_samples
 
 RULES = Rules()
 GPU = {"name": "NVIDIA H200", "driver": "580.1"}
@@ -17,26 +19,9 @@ ENVIRONMENT = {"machine_key": "unit-test-machine", "cpu": "none", "cores": 2, "t
 
 
 def reading(minute, seconds, **values):
-    given = {
-        "kind": "bench",
-        "run_id": f"run-{minute}",
-        "status": "OK",
-        "environment": ENVIRONMENT,
-        "timestamp": f"2026-01-01T00:{minute:02}:00+00:00",
-        "op": "gemm",
-        "kernel": "tiled",
-        "role": "optimized",
-        "backend": "triton",
-        "device": "cuda",
-        "case_id": "M=64",
-        "scheme": "bf16",
-        "checked_by": "gpu",
-        "basis": "measured",
-        "timer": "cuda events, launch gaps hidden",
-        "latency_median_ms": seconds * 1e3,
-        "samples": pack_samples([seconds] * 3),
-    }
-    return Record(**(given | values))
+    timestamp, samples = f"2026-01-01T00:{minute:02}:00+00:00", pack_samples([seconds] * 3)
+    made = record("tiled", "M=64", seconds * 1e3, run_id=f"run-{minute}", environment=ENVIRONMENT, samples=samples)
+    return replace(made, **{"timestamp": timestamp, "timer": "cuda events, launch gaps hidden"} | values)
 
 
 def side(tmp_path, name, records):

@@ -5,27 +5,22 @@ import sys
 from pathlib import Path
 
 import pytest
+from test_bisect import git
 
 from rooflab.bench.ab import commands
 from rooflab.bench.records import revisions
 from rooflab.bench.records.revisions import Tree, checked_out, pins, working_tree
 
 
-def git(root, *arguments):
-    settings = ["-c", "user.name=Test", "-c", "user.email=test@example.org", "-c", "init.defaultBranch=main"]
-    subprocess.run(["git", *settings, *arguments], cwd=root, check=True, capture_output=True)
-
-
 def worktrees(root):
-    listed = subprocess.run(["git", "worktree", "list"], cwd=root, capture_output=True, text=True).stdout
-    return listed.splitlines()
+    return git(root, "worktree", "list").splitlines()
 
 
 @pytest.fixture
 def repository(tmp_path):
     root = tmp_path / "repository"
     root.mkdir()
-    git(root, "init", "-q")
+    git(root, "init", "--quiet", "--initial-branch=main")
     for text in ("one", "two"):
         (root / "file.txt").write_text(text)
         git(root, "add", ".")

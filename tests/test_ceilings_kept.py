@@ -1,7 +1,6 @@
 """A GPU's measured ceilings: kept, used where they still hold, shown beside the data sheet."""
 
 import json
-import sys
 from dataclasses import asdict, replace
 
 import pytest
@@ -23,7 +22,6 @@ from rooflab.bench.ceilings.ceilings import (
 )
 from rooflab.bench.ceilings.microkernels.microkernel import Group
 from rooflab.bench.ceilings.readings import Reading, assemble, better, card_records, card_rows
-from rooflab.bench.cli.app import run
 from rooflab.bench.records import files as record_files
 from rooflab.bench.records.environment import Gpu, snapshot
 from rooflab.roofline.device import get_device
@@ -176,54 +174,45 @@ def test_every_reading_is_a_record(tmp_path, environment):
 
 
 @pytest.fixture
-def rooflab(monkeypatch, capfd, tmp_path):
-    monkeypatch.chdir(tmp_path)
+def command(rooflab, monkeypatch):
     monkeypatch.setattr(show.out, "width", 200)
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["rooflab", "ceilings", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stopped:
-            run()
-        captured = capfd.readouterr()
-        return stopped.value.code or 0, captured.out, captured.err
-
-    return call
+    return lambda *words: rooflab("ceilings", *words)
 
 
-def test_the_command_shows_a_gpu_and_writes_its_records(rooflab, card, tmp_path):
-    status, out, err = rooflab("--out", tmp_path / "out")
+def test_the_command_shows_a_gpu_and_writes_its_records(command, card, tmp_path):
+    status, out, err = command("--out", tmp_path / "out")
     assert status == 0 and "measuring: none were measured on this card" in err
     assert "bounds use the measured ceilings" in out and "driver 580.1" in out
     assert all(limit in out for limit in ("hbm_read", "bf16 wgmma shared", "launch graph"))
     (file,) = (tmp_path / "out").iterdir()
     assert len(record_files.read(file)) == len(READINGS) - 1
-    status, out, err = rooflab("--json", "--budget", "7")
+    status, out, err = command("--json", "--budget", "7")
     shown = json.loads(out)
     assert status == 0 and shown["used"] == "measured" and len(card) == 1 and "measuring" not in err
     assert shown["rows"] == json.loads(json.dumps(card_rows([r for r in READINGS if r.status == "OK"], H200)))
     assert len(shown["readings"]) == len(READINGS) - 1 and shown["environment"]["gpu"]["driver"] == "580.1"
-    rooflab("--refresh", "--budget", "7")
+    command("--refresh", "--budget", "7")
     assert len(card) == 2 and card[1]["budget_s"] == 7.0
 
 
 @pytest.mark.parametrize("bad, code", [("INCORRECT", 11), ("COMPILE_ERROR", 11), ("INVALID", 0)])
-def test_a_wrong_microkernel_is_no_success(rooflab, card, environment, bad, code):
+def test_a_wrong_microkernel_is_no_success(command, card, environment, bad, code):
     """INVALID in one launch shape is none of the limit's where another shape was read; else it is status 13."""
     failed = replace(READINGS[1], status=bad, reason="why")
     found, reason = assemble(READINGS, "h200", 90)
     keep(environment, [*READINGS[2:], READINGS[0], failed], found, reason)
-    assert rooflab()[0] == code
+    assert command()[0] == code
     found, reason = assemble([failed, *READINGS[2:]], "h200", 90)
     keep(environment, [failed, *READINGS[2:]], found, reason)
-    status, out, _ = rooflab()
+    status, out, _ = command()
     assert status == (code or 13) and "bounds use the datasheet ceilings: no measured ceilings without HBM" in out
 
 
-def test_the_command_on_a_cpu(rooflab, monkeypatch, tmp_path):
+def test_the_command_on_a_cpu(command, monkeypatch, tmp_path):
     monkeypatch.setenv("ROOFLAB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(cpu, "GEMM_SIZES", (64,))
     monkeypatch.setattr(cpu, "last_level_cache_bytes", lambda: 2**20)
-    status, out, _ = rooflab("--device", "cpu", "--budget", "0.2", "--json", "--out", tmp_path / "out")
+    status, out, _ = command("--device", "cpu", "--budget", "0.2", "--json", "--out", tmp_path / "out")
     shown = json.loads(out)
     assert status == 0 and shown["used"] == "measured" and shown["ceilings"]["kind"] == "measured"
     limits = ["memory read", "memory write", "memory copy", "memory triad", "fp32 matrix", "fp16 matrix", "bf16 matrix"]
@@ -231,10 +220,10 @@ def test_the_command_on_a_cpu(rooflab, monkeypatch, tmp_path):
     records = record_files.read(tmp_path / "out")
     assert [record.kernel for record in records] == [*limits, "fp32 vector"]
     assert all((record.bytes_per_s or record.flops_per_s) > 0 and record.device == "cpu" for record in records)
-    status, out, err = rooflab("--device", "cpu")
+    status, out, err = command("--device", "cpu")
     assert status == 0 and "memory triad" in out and "bounds use the measured ceilings" in out and "budget" not in err
-    assert "budget: not spent" in rooflab("--device", "cpu", "--budget", "9")[2]
-    assert rooflab("--budget", "0")[::2] == (2, "rooflab: budget: expected seconds above 0, got 0.0\n")
+    assert "budget: not spent" in command("--device", "cpu", "--budget", "9")[2]
+    assert command("--budget", "0")[::2] == (2, "rooflab: budget: expected seconds above 0, got 0.0\n")
 
 
 @pytest.mark.gpu
@@ -254,7 +243,7 @@ OK = [found for found in READINGS if found.status == "OK"]
 
 
 @pytest.fixture
-def again(card, monkeypatch):  # noqa: F811
+def again(card, monkeypatch):
     """Ceilings that are kept; what is set as `readings`, or raised as `error`, is measured from then on."""
 
     class Again:
@@ -306,17 +295,17 @@ def test_of_each_limit_the_better_measurement_stays_whole():
     assert better(first, [failed]) == first and better([], [failed]) == [failed]
 
 
-def test_a_budget_that_is_not_spent_is_said(again, rooflab):  # noqa: F811
-    status, _, err = rooflab("--budget", "7")
+def test_a_budget_that_is_not_spent_is_said(again, command):
+    status, _, err = command("--budget", "7")
     assert status == 0 and "budget: not spent, because what was measured before still counts" in err
-    assert "not spent" not in rooflab()[2] + rooflab("--budget", "7", "--refresh")[2]
+    assert "not spent" not in command()[2] + command("--budget", "7", "--refresh")[2]
 
 
-def test_clocks_that_were_set_while_measuring_are_said(again, rooflab, environment):  # noqa: F811
-    assert "clocks set by the user" not in rooflab()[1]
+def test_clocks_that_were_set_while_measuring_are_said(again, command, environment):
+    assert "clocks set by the user" not in command()[1]
     held = [replace(found, clocks={"throttle_reasons": 0x2 | 0x4}) for found in OK]
     keep(environment, held, *assemble(held, "h200", 90))
-    assert kept_ceilings(CUDA)[0].clocks_were_set and "clocks set by the user" in rooflab()[1]
+    assert kept_ceilings(CUDA)[0].clocks_were_set and "clocks set by the user" in command()[1]
 
 
 @pytest.mark.parametrize("where", ["probe", "clock"])

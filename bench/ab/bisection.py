@@ -11,7 +11,6 @@ two revisions by itself.  A step answers git (good, bad, or skip where it cannot
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tempfile
@@ -21,9 +20,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from rooflab.bench.records.revisions import git, resolve
+
 FOUND, UNRESOLVED = 0, 12
 """Exit statuses of `rooflab bisect`."""
-TIMEOUT_S = 300.0
 Answer = Literal["good", "bad", "skip"]
 """git's words."""
 Run = Callable[[Sequence[str]], int]
@@ -120,8 +120,8 @@ def bisect(
     `bad` is compared first: where it is not slower there is nothing to find.  Raises `ValueError` where git or the A/B
     refuse, and where `good` is no ancestor of `bad`.
     """
-    good, bad = (_resolve(repo, name, revision) for name, revision in (("good", good), ("bad", bad)))
-    if good == bad or _git(repo, "merge-base", good, bad) != good:
+    good, bad = (resolve(repo, revision, name) for name, revision in (("good", good), ("bad", bad)))
+    if good == bad or git(repo, "merge-base", good, bad) != good:
         raise ValueError(f"good: expected an ancestor of {bad[:10]}, got {good[:10]}")
     tested: dict[str, str] = {}
 
@@ -136,11 +136,11 @@ def bisect(
         said = "could not be told from" if answer == "skip" else "is not slower than"
         return Found((), tested, f"{bad[:10]} {said} {good[:10]}, so there is nothing to look for")
     with _worktree(repo, bad) as tree:
-        text = _git(tree, "bisect", "start", "--no-checkout", bad, good)
+        text = git(tree, "bisect", "start", "--no-checkout", bad, good)
         while not _ended(text):
-            head = _git(tree, "rev-parse", "--verify", "BISECT_HEAD")
-            text = _git(tree, "bisect", ask(head), head, may_fail=True)
-        left = _git(tree, "rev-list", "--reverse", "refs/bisect/bad", "--not", "--glob=refs/bisect/good-*").split()
+            head = git(tree, "rev-parse", "--verify", "BISECT_HEAD")
+            text = git(tree, "bisect", ask(head), head, may_fail=True)
+        left = git(tree, "rev-list", "--reverse", "refs/bisect/bad", "--not", "--glob=refs/bisect/good-*").split()
     skipped = [commit for commit in left if tested.get(commit, "").startswith("skip")]
     reason = f"{len(skipped)} of {len(left)} candidates could not be told" if skipped else ""
     return Found(tuple(left), tested, reason)
@@ -161,34 +161,13 @@ def _worktree(repo: Path, commit: str) -> Iterator[Path]:
     """A worktree without files, gone afterwards with the bisection in it."""
     with tempfile.TemporaryDirectory(prefix="rooflab-bisect-") as folder:
         tree = Path(folder) / "tree"
-        _git(repo, "worktree", "add", "--quiet", "--no-checkout", "--detach", str(tree), commit)
+        git(repo, "worktree", "add", "--quiet", "--no-checkout", "--detach", str(tree), commit)
         try:
             yield tree
         finally:
-            _git(repo, "worktree", "remove", "--force", str(tree))
+            git(repo, "worktree", "remove", "--force", str(tree))
 
 
 def subject(repo: Path, commit: str) -> str:
     """A commit in one line: short hash, date and subject."""
-    return _git(repo, "show", "--no-patch", "--format=%h %cs %s", commit)
-
-
-def _resolve(repo: Path, name: str, revision: str) -> str:
-    commit = _git(repo, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}", may_fail=True)
-    if not commit:
-        raise ValueError(f"{name}: expected a commit, branch or tag, got {revision!r}")
-    return commit
-
-
-def _git(root: Path, *arguments: str, may_fail: bool = False) -> str:
-    """What git prints, in English.  Raises `ValueError` with its words where it fails."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")} | {"LC_ALL": "C"}
-    command = ["git", "-C", str(root), *arguments]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment, check=False)
-    except subprocess.TimeoutExpired:
-        raise ValueError(f"git {arguments[0]}: took longer than {TIMEOUT_S:.0f} s") from None
-    if done.returncode and not may_fail:
-        words = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
-        raise ValueError(f"git {arguments[0]}: {words[-1]}")
-    return (done.stdout + (done.stderr if may_fail and arguments[0] == "bisect" else "")).strip()
+    return git(repo, "show", "--no-patch", "--format=%h %cs %s", commit)

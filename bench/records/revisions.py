@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import shutil
 import subprocess
@@ -39,24 +40,30 @@ class Tree:
     python: str = sys.executable
 
 
-def git(root: Path, *arguments: str) -> str:
-    """What git prints.  Raises `ValueError` with git's own words where it fails."""
+def git(root: Path, *arguments: str, may_fail: bool = False) -> str:
+    """What git prints, in English, whatever repository the environment names.
+
+    Raises `ValueError` with git's own words where it fails; where it `may_fail`, they are part of what is returned.
+    """
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")} | {"LC_ALL": "C"}
+    command = ["git", "-C", str(root), *arguments]
     try:
-        done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=GIT_S)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=GIT_S, env=environment)
     except subprocess.TimeoutExpired:
         raise ValueError(f"git {arguments[0]}: took longer than {GIT_S:.0f} s") from None
-    if done.returncode:
+    if done.returncode and not may_fail:
         words = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
         raise ValueError(f"git {arguments[0]}: {words[-1]}")
-    return done.stdout.strip()
+    return (done.stdout + (done.stderr if may_fail else "")).strip()
 
 
-def resolve(root: Path, revision: str) -> str:
-    """The commit that `revision` names.  Raises `ValueError` where there is no such commit."""
+def resolve(root: Path, revision: str, what: str = "revision") -> str:
+    """The commit that `revision`, which the user calls `what`, names.  Raises `ValueError` where there is none."""
     try:
         return git(root, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}")
     except ValueError:
-        raise ValueError(f"revision: expected a commit, branch or tag of {root.name}, got {revision!r}") from None
+        name = root.resolve().name
+        raise ValueError(f"{what}: expected a commit, branch or tag of {name}, got {revision!r}") from None
 
 
 def working_tree(root: Path) -> Tree:

@@ -24,6 +24,7 @@ from rooflab.bench.records.environment import ROOT, snapshot, tree_hash
 from rooflab.bench.records.files import write_whole
 from rooflab.bench.suite.plan import make_plan
 from rooflab.bench.suite.runner import Settings, run_suite
+from rooflab.bench.timing.cuda import first_line
 
 FILE = "sweep.json"
 START_S = 300.0
@@ -163,7 +164,7 @@ def _start(count: int, dry_run: bool, state: Sweep, say: Say) -> list[tuple[Any,
             other = who["tree"] != tree
             why = f"{who['machine_key']} has other source files ({who['tree']}, here {tree})" if other else ""
         except ray.exceptions.RayError as error:
-            why = f"a worker did not start: {_first_line(error)}"
+            why = f"a worker did not start: {first_line(error)}"
         if why:
             ray.kill(actor)
             state.refused.append(why)
@@ -204,9 +205,9 @@ def _end_of(answer: Any) -> tuple[str, str, dict[str, Any]]:
     try:
         end: dict[str, Any] = ray.get(answer)
     except ray.exceptions.RayTaskError as error:
-        return "FAILED", _first_line(error), {}
+        return "FAILED", first_line(error), {}
     except ray.exceptions.RayError as error:
-        return "LOST", _first_line(error), {}
+        return "LOST", first_line(error), {}
     return *_verdict(end), end
 
 
@@ -242,8 +243,3 @@ def _verdict(end: Mapping[str, Any]) -> tuple[str, str]:
     if reason or by_status.keys() & {"FAILED", "BLOCKED"}:
         return "FAILED", "; ".join(text for text in (reason, listed) if text)
     return ("PARTIAL", listed) if listed else ("DONE", "")
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0][:300] if lines else type(error).__name__
