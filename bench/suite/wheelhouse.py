@@ -13,7 +13,6 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,33 +42,13 @@ def name_of(requirement: str) -> str:
     return normalized(re.split(r"[=<>!~\[; ]", requirement, maxsplit=1)[0])
 
 
-@dataclass(frozen=True)
-class Package:
-    """A package that pip resolved."""
-
-    version: str
-    needs: tuple[str, ...] = ()
-    """Names of what it requires, extras left out."""
-
-
-def lacking(wanted: Sequence[str], resolved: Mapping[str, Package], present: Mapping[str, Any]) -> dict[str, str]:
-    """Names and versions of what is to be carried: what `wanted` names and is not there, and what that needs.
-
-    What is there is taken to have its own needs there.
-    """
+def lacking(wanted: Sequence[str], resolved: Mapping[str, str], present: Mapping[str, Any]) -> dict[str, str]:
+    """Names and versions of what is to be carried: of what `wanted` needs, what is not there."""
     exact = {name_of(text) for text in wanted if "==" in text}
     there = ({normalized(name) for name in present["present"]} - exact) | {*map(normalized, present["never"])}
     prefixes, also = tuple(present["never_prefix"]), {name_of(text) for text in present.get("also", ())}
-    found: dict[str, str] = {}
-    waiting = [name_of(text) for text in wanted]
-    while waiting:
-        name = waiting.pop()
-        never = name in there or (name.startswith(prefixes) and name not in also)
-        if name in found or never or name not in resolved:
-            continue
-        found[name] = resolved[name].version
-        waiting += resolved[name].needs
-    return dict(sorted(found.items()))
+    carried = {name for name in resolved if not name.startswith(prefixes) or name in also} - there
+    return {name: resolved[name] for name in sorted(carried)}
 
 
 def target_options() -> list[str]:
@@ -78,8 +57,8 @@ def target_options() -> list[str]:
     return [*words, *(word for platform in PLATFORMS for word in ("--platform", platform))]
 
 
-def resolve(wanted: Sequence[str], constraints: Path) -> dict[str, Package]:
-    """Every package that `wanted` needs on the GPU machine.  Downloads metadata alone.
+def resolve(wanted: Sequence[str], constraints: Path) -> dict[str, str]:
+    """The version of every package that `wanted` needs on the GPU machine.  Downloads metadata alone.
 
     Raises `ValueError` with pip's words where that cannot be resolved.
     """
@@ -87,12 +66,8 @@ def resolve(wanted: Sequence[str], constraints: Path) -> dict[str, Package]:
         report = Path(folder) / "report.json"
         words = ["install", "--dry-run", "--ignore-installed", "--report", str(report), "--target", folder]
         _pip([*words, *target_options(), "-c", str(constraints), *wanted])
-        found = json.loads(report.read_text())["install"]
-    packages = {}
-    for metadata in (item["metadata"] for item in found):
-        needs = [text for text in metadata.get("requires_dist", ()) if "extra ==" not in text]
-        packages[normalized(metadata["name"])] = Package(metadata["version"], tuple(map(name_of, needs)))
-    return packages
+        found = [package["metadata"] for package in json.loads(report.read_text())["install"]]
+    return {normalized(metadata["name"]): metadata["version"] for metadata in found}
 
 
 def download(packages: Mapping[str, str], folder: Path) -> list[Path]:
