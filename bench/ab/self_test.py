@@ -1,7 +1,7 @@
 """Whether the A/B itself can be trusted here: identical code must show no difference, an injected one must show.
 
-Every kernel is compared with itself, then with itself slowed down (`slow.py`).  The A/A outcomes become the machine's
-noise floor, which is what later runs hold their verdicts against.
+Every kernel is compared with itself, then with itself slowed down (`worker.Slowed`).  The A/A outcomes become the
+machine's noise floor, which is what later runs hold their verdicts against.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from rooflab.bench.suite.bars import bar
 from rooflab.bench.suite.entries import Context, Outcome
 from rooflab.bench.suite.measures import KERNEL_S, answer, cases_of, measure, unmeasured, usable
 from rooflab.bench.suite.running import ContextBroken, Running, clear_running
-from rooflab.bench.timing.reading import reading_fields
+from rooflab.bench.timing.reading import reading_fields, why_invalid
 from rooflab.bench.timing.stopwatch import Function
 from rooflab.bench.timing.timing import Samples
 from rooflab.kernels import _cuda, registry
@@ -98,16 +98,15 @@ def _beside(
         raise ContextBroken(broken)
     clear_running(context.out)
     faults = [f"{name}: {failed.reason}" for name, failed in failures.items()]
-    for name in list(timed):
-        fault = timed[name].fault or ("" if timed[name].resolved else "shorter than the timer can tell")
-        if fault:
-            faults.append(f"{name}: {fault}")
+    floor_l2 = timed[FLOOR].l2_state if FLOOR in timed else None
+    for name, samples in list(timed.items()):
+        reason = why_invalid(samples, None, None)
+        # Calls that share a sample find L2 warm: beside one that found it cold they would be another measure.
+        if not reason and floor_l2 not in (None, samples.l2_state):
+            reason = f"timed with L2 {samples.l2_state}, the floor with L2 {floor_l2}"
+        if reason:
+            faults.append(f"{name}: {reason}")
             del timed[name]
-    # Calls that share a sample find L2 warm: beside one that found it cold they would be another measure.
-    if FLOOR in timed:
-        state = timed[FLOOR].l2_state
-        for name in [name for name, samples in timed.items() if samples.l2_state != state]:
-            faults.append(f"{name}: timed with L2 {timed.pop(name).l2_state}, the floor with L2 {state}")
     return timed, faults
 
 
