@@ -164,7 +164,6 @@ class Wanted:
     suite: str | None = None
     schemes: Sequence[str] = ()
     device: str = "cpu"
-    files: tuple[Path, ...] = ()
 
     @property
     def suite_name(self) -> str:
@@ -207,7 +206,7 @@ def two_kernels(wanted: Wanted) -> Comparison:
     for name in wanted.kernels:
         registry.get_kernel(op, name)
         targets = {f"{op} {case} {scheme}": Target(op, name, case, scheme) for case in cases for scheme in schemes}
-        sides.append(Side(name, targets, commit=commit, dirty=dirty, files=wanted.files))
+        sides.append(Side(name, targets, commit=commit, dirty=dirty))
     return Comparison(sides[0], sides[1], tuple(sides[0].targets))
 
 

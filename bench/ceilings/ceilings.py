@@ -62,9 +62,9 @@ def limits_for(device: torch.device, ceilings: Ceilings) -> Ceilings | None:
     return replace(limits, launch_floor_s=0.0, l2_bytes_per_s=limits.l2_bytes_per_s or ceilings.l2_bytes_per_s)
 
 
-def kept_ceilings(device: torch.device, folder: Path | None = None) -> tuple[Kept | None, str]:
+def kept_ceilings(device: torch.device) -> tuple[Kept | None, str]:
     """What was measured on this GPU and still counts; else None and why."""
-    return find(_environment(device.index or 0), folder)
+    return find(_environment(device.index or 0))
 
 
 @cache
@@ -77,7 +77,6 @@ def cuda_ceilings(
     device: torch.device,
     refresh: bool = False,
     budget_s: float = CUDA_BUDGET_S,
-    folder: Path | None = None,
     advance: Callable[[str], None] = lambda limit: None,
 ) -> Kept:
     """What this GPU was measured to reach; kept, and measured anew with `refresh` or under other circumstances.
@@ -85,7 +84,7 @@ def cuda_ceilings(
     A measurement that makes no ceilings does not replace those that still count; what is returned then says so.  Raises
     `ValueError` where CuPy, which launches the microkernels, is not installed.
     """
-    kept, _ = kept_ceilings(device, folder)
+    kept, _ = kept_ceilings(device)
     if kept is not None and not refresh:
         return kept
     environment = _environment(device.index or 0)
@@ -93,7 +92,7 @@ def cuda_ceilings(
     found, reason = _assembled(readings, device)
     if found is None and kept is not None and kept.ceilings is not None:
         return made_now(environment, readings, None, f"{reason}; those of {kept.made} are kept")
-    return keep(environment, readings, found, reason, folder)
+    return keep(environment, readings, found, reason)
 
 
 def _measured(
@@ -118,9 +117,7 @@ def _assembled(readings: Sequence[Reading], device: torch.device) -> tuple[Ceili
     return assemble(readings, known.name if known else name, 10 * major + minor)
 
 
-def raise_cuda_ceilings(
-    known: Ceilings, device: torch.device, budget_s: float = CUDA_BUDGET_S, folder: Path | None = None
-) -> Ceilings:
+def raise_cuda_ceilings(known: Ceilings, device: torch.device, budget_s: float = CUDA_BUDGET_S) -> Ceilings:
     """Measures again after a reading above the measured ceilings `known`, and keeps the better reading of each limit.
 
     Where the measurement makes no ceilings, `known` is returned, and a note says why.
@@ -129,11 +126,11 @@ def raise_cuda_ceilings(
     try:
         again = _measured(device, environment, budget_s, lambda limit: None)
         _, missing = _assembled(again, device)
-        kept, _ = kept_ceilings(device, folder)
+        kept, _ = kept_ceilings(device)
         readings = better(kept.readings if kept else (), again)
         found, _ = _assembled(readings, device)
         if found is not None:
-            keep(environment, readings, found, "", folder)
+            keep(environment, readings, found, "")
     except ValueError as error:
         found, missing = None, str(error)
     if missing:
@@ -174,10 +171,10 @@ def _busy() -> bool:
     return float(psutil.cpu_percent(interval=0.25)) > 25.0
 
 
-def raise_cpu_ceilings(known: Ceilings, budget_s: float = 5.0, folder: Path | None = None) -> Ceilings:
+def raise_cpu_ceilings(known: Ceilings, folder: Path | None = None) -> Ceilings:
     """Measures again after a reading above `known`; keeps the larger of each rate: a busy machine lowers no rate."""
     measured = without_stand_ins(known)
-    raised = larger(measured, cpu_ceilings(refresh=True, budget_s=budget_s, folder=folder))
+    raised = larger(measured, cpu_ceilings(refresh=True, folder=folder))
     environment = snapshot()
     _save(_path(folder, environment), environment, raised)
     return raised if measured == known else with_stand_ins(raised)

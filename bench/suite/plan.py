@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rooflab.bench.suite import bars
@@ -21,15 +21,15 @@ START_S = 8.0
 """Seconds in which a process starts and imports, where it does not start while the last one still works."""
 
 
-def make_plan(only: Sequence[str] = (), ops: Iterable[str] | None = None) -> list[Entry]:
+def make_plan(only: Sequence[str] = ()) -> list[Entry]:
     """The entries in order, most valuable first, prerequisites before what needs them.
 
     `only` names ops, families (`attention` for every op with that word in its name, and those of `BESIDE`) or entries;
-    with it, what is about the card alone is left out, but for what the others need.  `ops` are all of the registry's by
-    default.  Raises `ValueError` where a name of `only` names nothing.
+    with it, what is about the card alone is left out, but for what the others need.  Raises `ValueError` where a name
+    of `only` names nothing.
     """
-    known = list(ops if ops is not None else registry.ops())
-    every = [*card_entries(known), *(entry for op in known for entry in op_entries(op)), *bar_entries(known)]
+    ops = list(registry.ops())
+    every = [*card_entries(ops), *(entry for op in ops for entry in op_entries(op)), *bar_entries()]
     by_id = {entry.id: entry for entry in every}
     wanted = {entry.id for entry in every}
     if only:
@@ -137,10 +137,10 @@ def op_entries(op: str) -> list[Entry]:
     return found
 
 
-def bar_entries(ops: Sequence[str]) -> list[Entry]:
-    """Every bar whose ops are all there."""
-    found = []
+def bar_entries() -> list[Entry]:
+    """Every bar."""
+    found: list[Entry] = []
     for file in sorted(Path(bars.__file__).parent.glob("*.py")):
         if not file.stem.startswith("_"):
             found += importlib.import_module(f"{bars.__name__}.{file.stem}").BARS
-    return [entry for entry in found if set(entry.ops) <= set(ops)]
+    return found

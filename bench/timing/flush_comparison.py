@@ -30,7 +30,7 @@ ORDER: tuple[FlushBy | None, ...] = ("read", "write", None, None, "write", "read
 
 
 def compare_flushes(
-    device: torch.device | str, *, budget_s: float = 3.0, timer: str | None = None, cache_bytes: int | None = None
+    device: torch.device | str, *, budget_s: float = 3.0, cache_bytes: int | None = None
 ) -> dict[str, Any]:
     """Times reads of several sizes behind each flush and without one, and says which flush is the cleaner.
 
@@ -47,9 +47,7 @@ def compare_flushes(
     for way in ORDER:
         probes = {str(size): _Reads(device, size, cache if way is None else 0) for size in sizes}
         found[way].append(
-            time_functions(
-                probes, device, budget_s=budget_s / len(ORDER), cold=way is not None, timer=timer, flush=way or "read"
-            )
+            time_functions(probes, device, budget_s=budget_s / len(ORDER), cold=way is not None, flush=way or "read")
         )
     problems = {size: [_problem(run[str(size)]) for runs in found.values() for run in runs] for size in sizes}
     left_out = {str(size): next(filter(None, seen)) for size, seen in problems.items() if any(seen)}
