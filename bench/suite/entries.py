@@ -46,10 +46,6 @@ class Entry:
     """Whether it may take more than its cost where the budget allows: later entries cannot run what it leaves out."""
 
     @property
-    def is_bar(self) -> bool:
-        return self.id.startswith("bar:")
-
-    @property
     def limit_s(self) -> float:
         """When its process is ended."""
         return LIMIT_FACTOR * self.cost_s + LIMIT_EXTRA_S + (LAST_S if self.whole else 0.0)
