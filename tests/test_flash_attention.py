@@ -4,136 +4,82 @@ peers are given and refuse.
 
 from __future__ import annotations
 
+import inspect
+import math
 import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
 from low_precision import attention
+from op_kernels import CPU, META, assert_right, each, here, refuses
 
-from rooflab.kernels.flash_attention import library, naive, online
-from rooflab.kernels.registry import get_kernel
+from rooflab.kernels.flash_attention import masked_tiles, naive, online, packed_gqa, persistent, tma
+from rooflab.kernels.registry import get_kernel, kernels
 from rooflab.reference.flash_attention import SPEC
 from rooflab.reference.spec import SCHEMES, Case, Inputs, get_scheme
 
-KERNELS = [
-    pytest.param(module.flash_attention, id=module.__name__.split(".")[-1]) for module in (naive, library, online)
-]
-WITH_OUT = [pytest.param(module.flash_attention, id=module.__name__.split(".")[-1]) for module in (naive, online)]
-CPU = torch.device("cpu")
+OWN = [kernel for kernel in kernels("flash_attention").values() if kernel.role != "peer" and kernel.name != "fp8"]
+SMALL = {
+    "online": online.Config(16, 16, 4, 1),
+    "masked_tiles": masked_tiles.Config(16, 16, 4, 1),
+    "tma": tma.Config(64, 32, 4, 2),
+    "packed_gqa": packed_gqa.Config(64, 32, 4, 2),
+    "persistent": persistent.Config(64, 32, 4, 2, 1),
+}
 FP32 = get_scheme("fp32")
+CASE = Case(B=1, T=5, S=5, H=2, H_kv=1, D=64, causal=True)
 
 
-def _inputs(B=1, T=5, S=5, H=2, H_kv=1, D=64, causal=True, seed=0):
-    case = Case(B=B, T=T, S=S, H=H, H_kv=H_kv, D=D, causal=causal)
-    return SPEC.make_inputs(case, FP32, CPU, seed)
+def _inputs(**changes):
+    return SPEC.make_inputs(CASE.but(**changes), FP32, CPU, 0)
 
 
 def _passes(out, inputs):
     return all(error.passed for error in SPEC.judge((out,), SPEC.oracle(inputs), inputs, FP32))
 
 
-@pytest.mark.parametrize("kernel", [pytest.param(SPEC.reference, id="reference"), *KERNELS])
-def test_equal_scores_average_the_keys_that_a_bottom_right_mask_leaves(kernel):
-    v = torch.zeros(1, 3, 1, 64)
-    v[0, :, 0, 0] = torch.tensor([3.0, 6.0, 30.0])
-    q, k = torch.zeros(1, 2, 1, 64), torch.ones(1, 3, 1, 64)
-    assert kernel(q, k, v, True)[0, :, 0, 0].tolist() == pytest.approx([4.5, 13.0])
-    assert kernel(q, k, v, False)[0, :, 0, 0].tolist() == pytest.approx([13.0, 13.0])
+@each([kernel for kernel in OWN if kernel in here("flash_attention")])
+def test_any_scale_is_taken(kernel):
+    small = {"config": SMALL[kernel.name]} if kernel.name in SMALL else {}
+    for change in ({"softmax_scale": 0.0}, {"softmax_scale": -0.4}, {"softmax_scale": 1.0, "softcap": 2.0}):
+        case = Case(B=1, T=7, S=40, H=4, H_kv=2, D=16, causal=True)
+        inputs = SPEC.make_inputs(case, SCHEMES["fp16"], CPU, 0) | change
+        if kernel.why_not_args(inputs) is None:
+            assert_right(SPEC, kernel(**inputs, **small), inputs, SCHEMES["fp16"])
 
 
-@pytest.mark.parametrize("kernel", [pytest.param(SPEC.reference, id="reference"), *KERNELS])
-def test_queries_that_see_no_key_give_zero(kernel):
-    inputs = _inputs(T=70, S=3)
-    out = kernel(**inputs)
-    assert torch.count_nonzero(out[:, :67]) == 0
-    assert torch.allclose(out[0, 67, :].float(), inputs["v"][0, 0].expand(2, 64), atol=1e-6)
-    assert out[:, 68:].abs().min() > 0
+@each(OWN)
+def test_nothing_to_see_is_zero_and_the_sinks_alone(kernel):
+    q, none, sinks = torch.randn(1, 5, 4, 64).half(), torch.randn(1, 0, 2, 64).half(), torch.arange(4.0)
+    keys = torch.randn(1, 9, 2, 64).half()
+    assert kernel.fn(q[:, :0], keys, keys).shape == (1, 0, 4, 64) and not kernel.fn(q, none, none).any()
+    if "sinks" in inspect.signature(kernel.fn).parameters:
+        out, lse = kernel.fn(q, none, none, return_lse=True)
+        assert not out.any() and (lse == -math.inf).all()
+        _, lse = kernel.fn(q, none, none, sinks=sinks, return_lse=True)
+        torch.testing.assert_close(lse, sinks.expand(1, 5, 4))
 
 
-@pytest.mark.parametrize("kernel", [pytest.param(SPEC.reference, id="reference"), *KERNELS])
-def test_no_keys_at_all_give_zero(kernel):
-    out = kernel(**_inputs(T=4, S=0, causal=False))
-    assert out.shape == (1, 4, 2, 64) and torch.count_nonzero(out) == 0
-
-
-@pytest.mark.parametrize("kernel", [pytest.param(SPEC.reference, id="reference"), *KERNELS])
-@pytest.mark.parametrize("group", [1, 3, 4, 8])
-def test_consecutive_query_heads_share_a_key_head(kernel, group):
-    q, k = torch.randn(1, 2, 2 * group, 64), torch.randn(1, 4, 2, 64)
-    v = torch.tensor([1.0, 2.0]).view(1, 1, 2, 1).expand(1, 4, 2, 64).contiguous()
-    assert kernel(q, k, v)[0, 0, :, 0].tolist() == pytest.approx([1.0] * group + [2.0] * group)
-
-
-@pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("scale", [0.0, -0.3, 1.0])
-def test_softmax_scale_is_taken_as_given(kernel, scale):
-    inputs = _inputs(T=7, S=20) | {"softmax_scale": scale}
-    assert _passes(kernel(**inputs), inputs)
-
-
-@pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize(("T", "S"), [(1, 63), (2, 64), (3, 65), (64, 64), (65, 129), (129, 65)])
-@pytest.mark.parametrize("causal", [True, False])
-def test_lengths_around_a_tile(kernel, T, S, causal):
-    inputs = _inputs(T=T, S=S, H=3, causal=causal)
-    assert _passes(kernel(**inputs), inputs)
-
-
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_views_of_one_packed_projection_are_read_in_place_and_left_alone(kernel):
-    packed = torch.randn(2, 9, 4 + 2 + 2, 64)
-    before = packed.clone()
-    q, k, v = packed.split((4, 2, 2), dim=2)
-    assert torch.equal(kernel(q, k, v, True), kernel(q.contiguous(), k.contiguous(), v.contiguous(), True))
-    assert torch.equal(packed, before)
-
-
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_what_lies_past_the_last_key_is_never_heard(kernel):
-    (inputs,) = [i for label, i in SPEC.planted(SPEC.cases["smoke"][0], FP32, CPU, 3) if label.startswith("poison")]
-    assert inputs["v"]._base is not None and inputs["v"]._base[:, inputs["v"].shape[1]].isnan().all()
-    assert _passes(kernel(**inputs), inputs)
-
-
-def test_online_reads_keys_whose_offsets_pass_2_to_the_31():
-    try:
-        storage = torch.empty(2**31 + 64, dtype=torch.float16)  # only the touched pages are ever backed by memory
-    except RuntimeError:
-        pytest.skip("needs 4 GiB of address space")
-    k = storage.as_strided((1, 3, 1, 64), (0, 2**30, 64, 1))
-    k.copy_(torch.randn(1, 3, 1, 64))
-    q = torch.randn(1, 1, 1, 64, dtype=torch.float16)
-    assert torch.equal(online.flash_attention(q, k, k), online.flash_attention(q, k.contiguous(), k.contiguous()))
-
-
-@pytest.mark.parametrize("kernel", WITH_OUT)
-def test_out_is_written_where_it_lies(kernel):
-    inputs = _inputs(T=6, S=6)
-    whole = torch.full((1, 6, 4, 64), torch.nan)
-    out = whole[:, :, 1:3]
-    assert kernel(**inputs, out=out) is out
-    assert _passes(out, inputs)
-    assert whole[:, :, 0].isnan().all() and whole[:, :, 3].isnan().all()
-    with pytest.raises(ValueError, match=r"out: expected shape \(1, 6, 2, 64\)"):
-        kernel(**inputs, out=whole)
-
-
-@pytest.mark.parametrize("kernel", KERNELS)
+@each(OWN)
 def test_bad_input_is_refused_in_one_sentence(kernel):
-    for change, message in [
-        ({"q": torch.zeros(5, 2, 64)}, "q: expected shape"),
-        ({"q": torch.zeros(1, 5, 2, 64, dtype=torch.float64)}, "q: expected torch.float32 or"),
-        ({"k": torch.zeros(2, 5, 1, 64)}, "k: expected shape"),
-        ({"k": torch.zeros(1, 5, 1, 32)}, "k: expected shape"),
-        ({"v": torch.zeros(1, 6, 1, 64)}, "v: expected shape"),
-        ({"v": torch.zeros(1, 5, 1, 64, dtype=torch.float16)}, "v: expected torch.float32"),
-        ({"k": torch.zeros(1, 5, 64, 2).mT[:, :, :1]}, "k: expected stride 1"),
-        ({"k": torch.zeros(1, 5, 3, 64), "v": torch.zeros(1, 5, 3, 64)}, "k: expected a number of heads that divides"),
-    ]:
-        with pytest.raises(ValueError, match=message) as error:
-            kernel(**_inputs() | change)
-        assert "\n" not in str(error.value)
+    half = lambda *shape: torch.zeros(shape).half()
+    changes = [
+        ({"q": half(5, 2, 64)}, "q: expected shape"),
+        ({"q": torch.zeros(1, 5, 2, 64, dtype=torch.float64)}, "q: expected torch.float(32|16) or"),
+        ({"k": half(2, 5, 1, 64)}, "k: expected shape"),
+        ({"k": half(1, 5, 1, 32)}, "k: expected shape"),
+        ({"v": half(1, 6, 1, 64)}, "v: expected shape"),
+        ({"v": torch.zeros(1, 5, 1, 64)}, "v: expected torch.float16"),
+        ({"k": half(1, 5, 64, 2).mT[:, :, :1]}, "k: expected (stride 1|an address)"),
+        ({"k": half(1, 5, 3, 64), "v": half(1, 5, 3, 64)}, "k: expected a number of heads that divides"),
+        ({"window": 3, "causal": False}, "window: expected at least 1, and causal=True"),
+        ({"softcap": 0.0}, "softcap: expected more than 0"),
+        ({"sinks": torch.ones(3)}, r"sinks: expected shape \(2\)"),
+        ({"out": half(1, 6, 2, 64)}, r"out: expected shape \(1, 5, 2, 64\)"),
+        ({"out": half(1, 5, 2, 64), "return_lse": True}, "out: expected a tuple"),
+    ]
+    refuses(kernel.fn, lambda: SPEC.make_inputs(CASE, SCHEMES["fp16"], CPU, 0), changes)
 
 
 def test_online_refuses_a_head_dim_that_it_has_no_tile_for():
@@ -193,7 +139,7 @@ def test_cost_counts_visible_pairs_only():
 
 def test_a_case_too_big_to_allocate_is_priced_on_meta():
     case = Case(B=64, T=131072, S=131072, H=32, H_kv=8, D=128, causal=True)
-    inputs = SPEC.make_inputs(case, get_scheme("bf16"), torch.device("meta"), 0)
+    inputs = SPEC.make_inputs(case, get_scheme("bf16"), META, 0)
     assert SPEC.cost(**inputs).sfu_ops == 64 * 32 * 131072 * 131073 / 2
     fused, steps = (
         get_kernel("flash_attention", "online").traffic_of(inputs),

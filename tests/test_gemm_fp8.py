@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import random
 import re
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from op_kernels import CPU, META, each, python_without_interpreter, refuses
 
 from rooflab.bench.calls.selection import Selection
 from rooflab.bench.ceilings.readings import with_stand_ins, without_stand_ins
@@ -25,12 +23,10 @@ from rooflab.reference.gemm_fp8 import DEEPSEEK_V3, SPEC, dequantize_fp8, quanti
 from rooflab.reference.spec import SCHEMES, Case
 from rooflab.roofline.model import Ceilings
 
-CPU, META = torch.device("cpu"), torch.device("meta")
 E4M3, FP8 = torch.float8_e4m3fn, SCHEMES["fp8_e4m3"]
 ALL = list(kernels("gemm_fp8").values())
 ON_CPU = [kernel for kernel in ALL if kernel.backend == "torch"]
 RUNGS = [kernel for kernel in ALL if kernel.role == "optimized"]
-by_name = lambda kernel: kernel.name
 BLOCK = Case(M=130, N=144, K=400, scales="block", bias=True)
 
 
@@ -66,7 +62,7 @@ def test_each_group_is_scaled_by_its_own_largest_value():
         quantize_fp8(torch.ones(3))
 
 
-@pytest.mark.parametrize("kernel", ON_CPU, ids=by_name)
+@each(ON_CPU)
 def test_values_by_hand(kernel: Kernel) -> None:
     a, b = fp8([1.0, 2.0], [3.0, 4.0]), fp8([1.0, -1.0], [10.0, 0.5]).mT.contiguous().mT
     scales = {"a_scale": torch.tensor(2.0), "b_scale": torch.tensor([0.5])}
@@ -87,7 +83,7 @@ def test_a_block_scale_is_that_of_its_group():
     assert found[:, [128, 129]].double().sub(wanted[:, 1:]).abs().max() <= wanted.max() * 2**-8
 
 
-@pytest.mark.parametrize("kernel", [*ON_CPU, *RUNGS], ids=by_name)
+@each([*ON_CPU, *RUNGS])
 def test_empty_sizes(kernel: Kernel) -> None:
     scales = {"a_scale": torch.tensor(2.0), "b_scale": torch.tensor(2.0), "fast_accum": True}
     empty = torch.empty(0, 16).to(E4M3)
@@ -100,9 +96,9 @@ def test_empty_sizes(kernel: Kernel) -> None:
     assert kernel.fn(a=nothing, b=nothing.mT, **scales, bias=bias).tolist() == [[1.0, 2.0, 3.0]] * 3
 
 
-@pytest.mark.parametrize("kernel", ALL, ids=by_name)
+@each(ALL)
 def test_refusals(kernel: Kernel) -> None:
-    for change, message in [
+    changes = [
         ({"a": torch.ones(4).to(E4M3)}, r"a: expected shape \(\*, \*\), got \(4,\)"),
         ({"b": torch.ones(5, 3).to(E4M3)}, r"b: expected shape \(16, \*\), got \(5, 3\)"),
         ({"b": torch.ones(16, 3)}, "b: expected torch.float8_e4m3fn, got torch.float32"),
@@ -115,13 +111,13 @@ def test_refusals(kernel: Kernel) -> None:
         ({"bias": torch.ones(3)}, "bias: expected torch.bfloat16, got torch.float32"),
         ({"out": torch.ones(2, 3)}, "out: expected torch.bfloat16, got torch.float32"),
         ({"out": torch.ones(3, 2, dtype=torch.bfloat16).mT}, "out: expected stride 1"),
-    ]:
-        good = {"a": torch.ones(2, 16).to(E4M3), "b": torch.ones(3, 16).to(E4M3).mT}
-        with pytest.raises(ValueError, match=message):
-            kernel.fn(**{**good, "a_scale": torch.ones(()), "b_scale": torch.ones(()), **change})
+    ]
+    scales = {"a_scale": torch.ones(()), "b_scale": torch.ones(())}
+    good = lambda: {"a": torch.ones(2, 16).to(E4M3), "b": torch.ones(3, 16).to(E4M3).mT, **scales}
+    refuses(kernel.fn, good, changes)
 
 
-@pytest.mark.parametrize("kernel", RUNGS, ids=by_name)
+@each(RUNGS)
 def test_what_tma_cannot_read_is_refused_by_name(kernel: Kernel) -> None:
     inputs = {**made(Case(M=4, N=8, K=32, scales="tensor", bias=False)), "fast_accum": True}
     assert kernel.why_not_args(inputs) is None
@@ -178,35 +174,18 @@ def test_deep_gemm_is_given_its_own_form(monkeypatch):
     assert {(case["N"], case["K"]) for case in SPEC.cases["deepseek_v3"]} == set(DEEPSEEK_V3)
 
 
-@pytest.mark.parametrize("scales", ["tensor", "block"])
-def test_a_dropped_k_or_a_neighbour_s_scale_is_rejected(scales: str) -> None:
-    case = Case(M=8, N=8, K=272, scales=scales, bias=False)
-    labels = []
-    for label, inputs in SPEC.planted(case, FP8, CPU, 0):
-        k = int(label.removeprefix("k="))
-        a = inputs["a"].clone()
-        a[:, k] = 0.0
-        (stats,) = SPEC.judge(SPEC.oracle({**inputs, "a": a}), SPEC.oracle(inputs), inputs, FP8)
-        assert not stats.passed
-        labels.append(k)
-    assert labels == [0, 15, 16, 31, 32, 63, 64, 127, 128, 271]
-    if scales == "block":
-        for name, dim in (("a_scale", 0), ("a_scale", 1), ("b_scale", 0)):
-            wrong = {**inputs, name: inputs[name].roll(1, dim)}
-            (stats,) = SPEC.judge(SPEC.oracle(wrong), SPEC.oracle(inputs), inputs, FP8)
-            assert not stats.passed, name
+def test_a_neighbour_s_scale_is_rejected() -> None:
+    inputs = dict(SPEC.planted(Case(M=8, N=8, K=272, scales="block", bias=False), FP8, CPU, 0))["k=271"]
+    for name, dim in (("a_scale", 0), ("a_scale", 1), ("b_scale", 0)):
+        wrong = {**inputs, name: inputs[name].roll(1, dim)}
+        assert not SPEC.judge(SPEC.oracle(wrong), SPEC.oracle(inputs), inputs, FP8)[0].passed, name
 
 
 def test_a_short_sum_is_off_at_a_large_k_and_promoted_ones_are_not():
     """The compiled kernels, with the emulator's model of Hopper's accumulator: 14 bits, cut towards zero."""
-    script = Path(__file__).with_name("short_accumulator.py")
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     case = "M=64,N=16,K=8192,scales=tensor,bias=false,fast_accum=true"
-    run = subprocess.run(
-        [sys.executable, str(script), "gemm", case, "fast_accum", "promoted", "promoted_ws"],
-        capture_output=True, text=True, env=environment, check=True,
-    )  # fmt: skip
-    off = json.loads(run.stdout)
+    script = str(Path(__file__).with_name("short_accumulator.py"))
+    off = json.loads(python_without_interpreter(script, "gemm", case, "fast_accum", "promoted", "promoted_ws"))
     wrong, right = off.pop("fast_accum"), off.values()
     assert wrong.pop("over tolerance") > 1 and all(found.pop("over tolerance") < 0.6 for found in right)
     # The bar of the suite: no more than twice the errors of fp32 sums.
@@ -229,22 +208,17 @@ def test_persistent_ctas_of_every_size_are_right_and_race_free(config: tuple[int
     assert launch["shared_wavefronts"] == launch["shared_wavefronts_least"], "no bank conflicts"
 
 
-def test_offsets_of_the_output_are_64_bits_wide():
-    case = Case(M=2048, N=6144, K=4096, scales="block", bias=False)
-    for info in compile_kernels([Request("gemm_fp8", name, case, FP8) for name in ("promoted", "promoted_ws")]):
-        assert not isinstance(info, CompileFailure), info
-        assert re.search(r"arith\.muli %\w+, %\w+ : tensor<\d+(x1)?xi64", info[0].ir), "rows times their stride"
-
-
 @pytest.mark.parametrize(
-    "kernel", [RUNGS[0], *(pytest.param(kernel, marks=pytest.mark.slow) for kernel in RUNGS[1:])], ids=by_name
+    "kernel",
+    [RUNGS[0], *(pytest.param(kernel, marks=pytest.mark.slow) for kernel in RUNGS[1:])],
+    ids=lambda kernel: kernel.name,
 )
 def test_footprints_are_those_of_the_compiled_code(kernel: Kernel) -> None:
     case = Case(M=512, N=512, K=512, scales="tensor", bias=False, fast_accum=True)
     sizes = {config: kernel.tuning.footprint(config, case, FP8) for config in kernel.tuning.configs(case, FP8)}
     near = sorted(sizes, key=lambda config: abs(sizes[config].shared_bytes - SHARED_BYTES_PER_CTA))
-    legal, illegal = ([config for config in near if sizes[config].fits is fits][:2] for fits in (True, False))
-    configs = [*legal, *illegal, *random.Random(0).sample([config for config in sizes if sizes[config].fits], 1)]
+    legal, illegal = ([config for config in near if sizes[config].fits is fits][:1] for fits in (True, False))
+    configs = [*legal, *illegal]
     requests = [Request("gemm_fp8", kernel.name, case, FP8, config=config) for config in configs]
     for config, found in zip(configs, compile_kernels(requests), strict=True):
         assert not isinstance(found, CompileFailure), found
@@ -253,6 +227,7 @@ def test_footprints_are_those_of_the_compiled_code(kernel: Kernel) -> None:
         assert size.fits or found[0].shared_bytes > SHARED_BYTES_PER_CTA or found[0].stack_bytes, config
         assert size.registers <= found[0].registers or found[0].stack_bytes, config
         assert found[0].threads == size.threads and found[0].grid[0] == size.ctas, config
+        assert re.search(r"arith\.muli %\w+, %\w+ : tensor<\d+(x1)?xi64", found[0].ir), "rows times their stride"
 
 
 def test_cost_and_traffic_count_bytes_of_fp8():

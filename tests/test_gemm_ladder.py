@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from op_kernels import CPU, each
 from triton.runtime import _allocation
 
 from rooflab.bench.compile.flow import hot_loop
@@ -22,9 +23,7 @@ from rooflab.reference.spec import SCHEMES, Case
 RUNGS = [get_kernel("gemm", name) for name in ("tensor_core", "pipelined", "tma", "persistent", "warp_specialized")]
 BY_TMA = RUNGS[2:]
 STORED_BY_TMA = RUNGS[3:]
-CPU = torch.device("cpu")
-by_id = lambda kernel: kernel.name
-every_rung = pytest.mark.parametrize("kernel", RUNGS, ids=by_id)
+every_rung = each(RUNGS)
 pytestmark = pytest.mark.skipif(not interpreting(), reason="runs Triton's interpreter")
 
 
@@ -41,73 +40,11 @@ def expected(a: torch.Tensor, b: torch.Tensor, *addends: torch.Tensor) -> torch.
     return total.half()
 
 
-@every_rung
-@pytest.mark.parametrize("layout", ["NN", "NT", "TN"])
-def test_bias_and_residual_are_added_in_every_layout(kernel: Kernel, layout: str) -> None:
-    a = whole(72, 40, seed=1).mT if layout == "TN" else whole(40, 72, seed=1)
-    b = whole(24, 72, seed=2).mT if layout == "NT" else whole(72, 24, seed=2)
-    bias, residual = whole(24, seed=3), whole(40, 32, seed=4)[:, :24]
-    assert kernel(a=a, b=b).equal(expected(a, b))
-    assert kernel(a=a, b=b, bias=bias).equal(expected(a, b, bias))
-    assert kernel(a=a, b=b, residual=residual).equal(expected(a, b, residual))
-    assert kernel(a=a, b=b, bias=bias, residual=residual).equal(expected(a, b, bias, residual))
-
-
-@every_rung
-def test_nothing_to_multiply(kernel: Kernel) -> None:
-    bias, residual = whole(8, seed=1), whole(16, 8, seed=2)
-    none = torch.ones(16, 0, dtype=torch.float16), torch.ones(0, 8, dtype=torch.float16)
-    assert kernel(a=none[0], b=none[1]).equal(torch.zeros(16, 8, dtype=torch.float16))
-    assert kernel(a=none[0], b=none[1], bias=bias, residual=residual).equal(residual + bias)
-    assert kernel(a=whole(0, 16), b=whole(16, 8)).shape == (0, 8)
-    assert kernel(a=whole(8, 16), b=whole(16, 0)).shape == (8, 0)
-
-
-@every_rung
-def test_views_read_nothing_and_write_nothing_beside_them(kernel: Kernel) -> None:
-    """Operands in the middle of NaN, 16 bytes into each row as TMA can take them, and the result likewise."""
-    wide_a, wide_b, wide_out = (torch.full((80, 96), torch.nan, dtype=torch.float16) for _ in range(3))
-    a, b, out = wide_a[3:70, 8:80], wide_b[1:73, 16:40], wide_out[2:69, 24:48]
-    a.copy_(whole(67, 72, seed=1))
-    b.copy_(whole(72, 24, seed=2))
-    result = kernel(a=a, b=b, out=out)
-    assert result.data_ptr() == out.data_ptr() and out.equal(expected(a, b))
-    assert int(wide_out.isnan().sum()) == 80 * 96 - 67 * 24
-
-
-@every_rung
-def test_offsets_past_2_31(kernel: Kernel) -> None:
-    """Rows 2**30 apart: the third starts at 2**31. The storage is only touched where the rows are."""
-    far = torch.empty(2**31 + 16, dtype=torch.float16).as_strided((3, 16), (2**30, 1))
-    far.copy_(whole(3, 16, seed=1))
-    near, b = far.clone(), whole(16, 16, seed=2)
-    assert kernel(a=far, b=b).equal(expected(near, b))
-    assert kernel(a=b, b=far.mT).equal(expected(b, near.mT)) if kernel not in STORED_BY_TMA else True
-    assert kernel(a=near, b=b, residual=far).equal(expected(near, b, near))
-    assert kernel(a=near, b=b, out=far).equal(expected(near, b)) and far.equal(expected(near, b))
-
-
-@every_rung
-def test_refusals(kernel: Kernel) -> None:
-    for change, message in [
-        ({"residual": whole(8, 16)}, r"residual: expected shape \(16, 16\), got \(8, 16\)"),
-        ({"residual": whole(16, 16).float()}, "residual: expected torch.float16, got torch.float32"),
-        ({"residual": whole(16, 16).mT}, "residual: expected stride 1 in the last dimension, got 16"),
-        ({"precision": "tf32"}, "precision: expected ieee with torch.float16 operands, got tf32"),
-        ({"precision": "half"}, "precision: expected ieee or tf32, got 'half'"),
-        ({"b": whole(8, 16)}, r"b: expected shape \(16, \*\), got \(8, 16\)"),
-        ({"a": whole(16)}, r"a: expected shape \(\*, \*\), got \(16,\)"),
-        ({"out": whole(16, 16).mT}, "out: expected stride 1 in the last dimension, got 16"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            kernel(**{"a": whole(16, 16), "b": whole(16, 16), **change})
-
-
 WANTED = "an address and row stride of whole 16 bytes for TMA, stride 1 along rows that do not overlap"
 SQUARE = whole(16, 16)
 
 
-@pytest.mark.parametrize("kernel", BY_TMA, ids=by_id)
+@each(BY_TMA)
 def test_what_tma_cannot_reach_names_the_rung_that_can(kernel: Kernel) -> None:
     for operands, message in [
         ((whole(16, 24)[:, 4:20], SQUARE), f"a: expected {WANTED}, got address % 16 = 8 and strides of 48 and 2"),
@@ -129,7 +66,7 @@ def test_what_tma_cannot_reach_names_the_rung_that_can(kernel: Kernel) -> None:
         )
 
 
-@pytest.mark.parametrize("kernel", BY_TMA, ids=by_id)
+@each(BY_TMA)
 def test_tf32_needs_k_innermost(kernel: Kernel) -> None:
     a, b = whole(16, 16, seed=1).float(), whole(16, 16, seed=2).float()
     assert kernel(a=a, b=b.mT, precision="tf32").equal(a @ b.mT)
@@ -138,7 +75,7 @@ def test_tf32_needs_k_innermost(kernel: Kernel) -> None:
         assert f"{name}: expected stride 1 along K for wgmma in tf32" in reason
 
 
-@pytest.mark.parametrize("kernel", STORED_BY_TMA, ids=by_id)
+@each(STORED_BY_TMA)
 def test_a_result_that_tma_cannot_store_is_for_the_rung_below(kernel: Kernel) -> None:
     a, b = whole(16, 16), whole(12, 16).mT
     reason = kernel.why_not_args({"a": a, "b": b}).reason

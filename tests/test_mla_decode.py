@@ -59,14 +59,6 @@ def test_garbage_behind_the_tables_pages_and_in_unused_slots_is_not_read(name: s
     assert torch.equal(run(name, inputs), plain) and plain.isfinite().all()
 
 
-@ALL
-def test_a_cache_with_room_between_slots_is_taken(name: str) -> None:
-    inputs = given()
-    wide = torch.full((*inputs["kv_cache"].shape[:2], 64), math.nan, dtype=torch.float16)
-    wide[..., :48] = inputs["kv_cache"]
-    torch.testing.assert_close(run(name, inputs | {"kv_cache": wide[..., :48]}), run(name, inputs))
-
-
 @OURS
 def test_strided_outputs_are_written(name: str) -> None:
     inputs = given(return_lse=True)

@@ -9,7 +9,6 @@ import torch
 
 from rooflab.bench.compile.static import CompileFailure, Request, compile_kernels
 from rooflab.kernels.registry import get_kernel
-from rooflab.kernels.rope.naive import rope
 from rooflab.kernels.rope_and_cache.fused import rope_and_cache as fused
 from rooflab.kernels.rope_and_cache.naive import rope_and_cache as naive
 from rooflab.reference.rope_and_cache import SPEC, reference
@@ -21,40 +20,6 @@ CASE = Case.parse("T=6,H=4,H_kv=2,D=16,rotary=16,max_position=50,num_blocks=3,bl
 
 def given(case: Case = CASE, scheme: str = "fp32") -> dict[str, Any]:
     return SPEC.make_inputs(case, SCHEMES[scheme], torch.device("cpu"), 0)
-
-
-@KERNELS
-@pytest.mark.parametrize("interleaved", [False, True])
-def test_it_is_rope_and_then_a_write_to_the_slots(kernel: Any, interleaved: bool) -> None:
-    inputs = given()
-    inputs["interleaved"] = interleaved
-    q, k = rope(*(inputs[name] for name in ("q", "k", "cos", "sin", "positions")), interleaved)
-    wanted = {name: inputs[name].clone() for name in ("k_cache", "v_cache")}
-    for token, slot in enumerate(inputs["slot_mapping"].tolist()):
-        if slot >= 0:
-            wanted["k_cache"][slot // 4, slot % 4] = k[token]
-            wanted["v_cache"][slot // 4, slot % 4] = inputs["v"][token]
-    before = inputs["k"].clone(), inputs["v"].clone()
-    assert kernel(**inputs) is None
-    torch.testing.assert_close(inputs["q_out"], q)
-    for name, cache in wanted.items():
-        torch.testing.assert_close(inputs[name], cache)
-    assert inputs["k"].equal(before[0]) and inputs["v"].equal(before[1])
-
-
-@KERNELS
-def test_heads_of_a_packed_projection_and_what_lies_between_them(kernel: Any) -> None:
-    inputs = given()
-    plain = {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in inputs.items()}
-    kernel(**plain)
-    packed = torch.full((6, 8, 24), 7.0)
-    for name, heads in (("q", slice(0, 4)), ("k", slice(4, 6)), ("v", slice(6, 8))):
-        packed[:, heads, :16] = inputs[name]
-        inputs[name] = packed[:, heads, :16]
-    kernel(**inputs)
-    torch.testing.assert_close(inputs["q_out"], plain["q_out"])
-    torch.testing.assert_close(inputs["k_cache"], plain["k_cache"])
-    assert (packed[..., 16:] == 7).all()
 
 
 @KERNELS

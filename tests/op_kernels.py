@@ -1,0 +1,57 @@
+"""What the tests of ops share: an op's kernels that run here, what they refuse and in which words, and the judge."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from rooflab.kernels.registry import Kernel, kernels
+from rooflab.reference.spec import Inputs, OpSpec, Scheme
+
+CPU, META = torch.device("cpu"), torch.device("meta")
+
+
+def here(op: str, backend: str | None = None) -> list[Kernel]:
+    """The op's kernels that run on this machine, of one backend or of all."""
+    found = [kernel for kernel in kernels(op).values() if kernel.why_not_here(CPU) is None]
+    return [kernel for kernel in found if backend in (None, kernel.backend)]
+
+
+def each(every: Iterable[Kernel]) -> pytest.MarkDecorator:
+    """A test for each of the kernels, by name."""
+    return pytest.mark.parametrize("kernel", list(every), ids=lambda kernel: kernel.name)
+
+
+def refuses(
+    call: Callable[..., Any], good: Callable[[], Mapping[str, Any]], changes: Sequence[tuple[dict[str, Any], str]]
+) -> None:
+    """Each change to the good arguments, which are made anew for it, is refused in these words, in one line; but for
+    changes of arguments that the function lacks."""
+    taken = inspect.signature(call).parameters.keys()
+    for change, message in changes:
+        if not change.keys() <= taken:
+            continue
+        with pytest.raises(ValueError, match=message) as error:
+            call(**{**good(), **change})
+        assert "\n" not in str(error.value)
+
+
+def assert_right(spec: OpSpec, found: Any, inputs: Inputs, scheme: Scheme) -> None:
+    """What a kernel returned is within the tolerance of the oracle."""
+    errors = spec.judge(found if isinstance(found, tuple) else (found,), spec.oracle(inputs), inputs, scheme)
+    assert all(error.passed for error in errors), [error.describe() for error in errors]
+
+
+def python_without_interpreter(*arguments: str) -> str:
+    """What a Python process prints in which Triton compiles.  It must end well."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
