@@ -7,34 +7,32 @@ emulator those in columns.
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from compiled_sizes import assert_is_its_footprint, compiled
+from op_kernels import python_without_interpreter, refuses
 
 from rooflab.bench.check.spread import Asked
-from rooflab.bench.compile.static import CompileFailure, Request, compile_kernels
+from rooflab.bench.compile.static import Request
 from rooflab.bench.emulate.calls import call
 from rooflab.bench.emulate.checks import check_emulated
 from rooflab.bench.predict.cases import Target
 from rooflab.kernels import configs
 from rooflab.kernels.configs import legal_configs
 from rooflab.kernels.flash_attention import fp8, library, naive
-from rooflab.kernels.registry import get_kernel
-from rooflab.kernels.tuning import SHARED_BYTES_PER_CTA
+from rooflab.kernels.registry import get_kernel, kernels
 from rooflab.reference.flash_attention import SPEC, quantize_heads
 from rooflab.reference.spec import SCHEMES, Case, Inputs
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 E4M3, FP8 = torch.float8_e4m3fn, SCHEMES["fp8_e4m3"]
 SMALL = fp8.Config(64, 64, num_warps=4, num_stages=2)
-ON_CPU = [pytest.param(module.flash_attention, id=module.__name__.split(".")[-1]) for module in (naive, library)]
 RUNG = get_kernel("flash_attention", "fp8")
 
 
@@ -62,32 +60,6 @@ def test_quantised_heads_times_scales_are_the_values():
     x[0, 0, 0, 0] = math.nan
     again, _ = quantize_heads(x, E4M3)
     assert again.float().isnan().sum() == 1 and torch.equal(again.float()[1], values.float()[1])
-
-
-@pytest.mark.parametrize("kernel", ON_CPU)
-def test_values_by_hand(kernel):
-    """Two keys with weights of 3/4 and 1/4 in head 0, whose score is ln 3 by the scales; equal ones in head 1."""
-    q, k, v = (torch.ones(1, n, 2, 64).to(E4M3) for n in (1, 2, 2))
-    k[:, 1] = 0.0
-    v[:, 1] = 2.0
-    scales = {
-        "q_scale": torch.tensor([[math.log(3) / 8, 1e-6]]),
-        "k_scale": torch.ones(1, 2),
-        "v_scale": torch.tensor([[4.0, 10.0]]),
-    }
-    found = kernel(q, k, v, **scales)
-    assert found.dtype == torch.bfloat16
-    assert found[0, 0, :, 0].tolist() == pytest.approx([5.0, 15.0], rel=2**-7)
-
-
-@pytest.mark.parametrize("columns", [False, True])
-@pytest.mark.parametrize("kernel", ON_CPU)
-def test_values_in_columns_and_scales_of_any_strides_are_taken(kernel, columns):
-    inputs = _inputs(v_columns=columns)
-    assert (inputs["v"].stride(1) == 1) is columns
-    assert _passes(kernel(**inputs), inputs)
-    one = {name: inputs[name][:1, :1].expand(inputs[name].shape) for name in ("q_scale", "k_scale", "v_scale")}
-    assert _passes(kernel(**inputs | one), inputs | one)
 
 
 def test_columns_end_in_whole_16_bytes_of_nan():
@@ -191,7 +163,7 @@ def test_outputs_are_bf16_and_written_where_they_lie():
 
 
 def test_bad_input_is_refused_in_one_sentence():
-    for change, message in [
+    changes = [
         ({"q_scale": torch.ones(2, 3)}, r"q_scale: expected shape \(2, 4\), got \(2, 3\)"),
         ({"k_scale": torch.ones(2, 4)}, r"k_scale: expected shape \(2, 2\)"),
         ({"v_scale": torch.ones(2, 2, dtype=torch.float64)}, "v_scale: expected torch.float32"),
@@ -199,11 +171,9 @@ def test_bad_input_is_refused_in_one_sentence():
         ({"v": torch.ones(2, 40, 2, 128).to(E4M3)[..., ::2]}, "v: expected stride 1 in the last dimension"),
         ({"k": torch.ones(2, 40, 64, 2).to(E4M3).mT}, "k: expected stride 1 in the last dimension"),
         ({x: torch.ones(2, 5, 2, 64).bfloat16() for x in "qkv"}, "q_scale: expected None, as q, k and v are torch.bf"),
-    ]:
-        for kernel in (naive.flash_attention, library.flash_attention, fp8.flash_attention):
-            with pytest.raises(ValueError, match=message) as error:
-                kernel(**_inputs() | change)
-            assert "\n" not in str(error.value)
+    ]
+    for kernel in (naive.flash_attention, library.flash_attention, fp8.flash_attention):
+        refuses(kernel, _inputs, changes)
 
 
 def _ones(*shape: int, dtype: torch.dtype = E4M3) -> torch.Tensor:
@@ -226,28 +196,16 @@ def test_what_the_rung_cannot_take_is_said():
 
 
 def test_other_rungs_refuse_fp8_by_name():
-    for name in (
-        "online",
-        "masked_tiles",
-        "tma",
-        "packed_gqa",
-        "persistent",
-        "ping_pong",
-        "sdpa_cudnn",
-        "sdpa_efficient",
-    ):
-        reason = get_kernel("flash_attention", name).why_not_args(_inputs()).reason
-        assert reason == f"flash_attention/{name} has no 'q_scale'"
+    for kernel in kernels("flash_attention").values():
+        if "q_scale" not in inspect.signature(kernel.fn).parameters:
+            assert kernel.why_not_args(_inputs()).reason == f"{kernel.id} has no 'q_scale'"
 
 
 def short_sums(keys: int, *more: str) -> dict[str, float]:
     """Errors of the compiled rung, with the emulator's model of Hopper's accumulator: 14 bits, cut towards zero."""
-    script = Path(__file__).with_name("short_accumulator.py")
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    script = str(Path(__file__).with_name("short_accumulator.py"))
     case = f"B=1,T=64,S={keys},H=1,H_kv=1,D=64,causal=false,v_columns=true"
-    command = [sys.executable, str(script), "attention", case, *more]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, check=True)
-    found: dict[str, float] = json.loads(done.stdout)
+    found: dict[str, float] = json.loads(python_without_interpreter(script, "attention", case, *more))
     return found
 
 
@@ -342,11 +300,5 @@ def test_footprints_are_those_of_the_compiled_code_and_nothing_spills_in_a_loop(
             others = [fp8.Config(128, 128, 8, 3)] if (D, columns) == (128, True) else others
             assert best in legal_configs(RUNG, case, FP8)
             requests += [Request("flash_attention", "fp8", case, FP8, config=config) for config in (best, *others)]
-    for request, found in zip(requests, compile_kernels(requests), strict=True):
-        assert not isinstance(found, CompileFailure), f"{request}: {found}"
-        (info,) = found
-        size = RUNG.tuning.footprint(request.config, request.case, FP8)
-        assert info.threads == size.threads and size.registers <= info.registers and size.ctas == info.grid[0]
-        assert size.shared_bytes <= info.shared_bytes <= size.shared_bytes + 1024 <= SHARED_BYTES_PER_CTA
-        loops = [body for body in info.loops if body.innermost and body.counts["wgmma"]]
-        assert loops and not any(body.counts["spill_load"] + body.counts["spill_store"] for body in loops)
+    for request, info in compiled(requests):
+        assert_is_its_footprint(request, info)

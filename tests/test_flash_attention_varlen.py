@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from rooflab.bench.compile.static import CompileFailure, Request, compile_kernels
 from rooflab.kernels.flash_attention.naive import flash_attention
 from rooflab.kernels.flash_attention_varlen import library, naive, online
 from rooflab.reference.flash_attention_varlen import SPEC, reference
@@ -124,14 +123,6 @@ def test_options_that_do_not_fit_are_refused_by_name(kernel: Any) -> None:
     ]:
         with pytest.raises(ValueError, match=message):
             kernel(**(given([5, 3], [5, 3]) | change))
-
-
-def test_one_code_serves_every_batch() -> None:
-    """Nothing is compiled anew for one sequence, one tile, or whole 16s of them."""
-    cases = [Case(B=B, T=T, S=T, H=4, H_kv=2, D=64, causal=True) for B, T in ((1, 48), (16, 2048))]
-    found = compile_kernels([Request("flash_attention_varlen", "online", case, SCHEMES["bf16"]) for case in cases])
-    assert not any(isinstance(item, CompileFailure) for item in found), found
-    assert len({info.code_hash for infos in found if not isinstance(infos, CompileFailure) for info in infos}) == 1
 
 
 def test_lengths_of_the_inputs_cover_what_can_go_wrong() -> None:

@@ -34,10 +34,6 @@ def made(case: Case, device: torch.device = CPU) -> dict[str, object]:
     return SPEC.make_inputs(case, FP8, device, 0)
 
 
-def fp8(*rows: list[float]) -> torch.Tensor:
-    return torch.tensor(rows).to(E4M3)
-
-
 @pytest.mark.parametrize("group", [None, (1, 128), (128, 128)])
 def test_quantised_values_times_scales_are_the_values(group):
     x = torch.randn(130, 300, generator=torch.Generator().manual_seed(0)) * 3
@@ -60,27 +56,6 @@ def test_each_group_is_scaled_by_its_own_largest_value():
     assert quantize_fp8(torch.empty(3, 0))[1].item() == 1.0
     with pytest.raises(ValueError, match=r"x: expected shape \(\*, \*\), got \(3,\)"):
         quantize_fp8(torch.ones(3))
-
-
-@each(ON_CPU)
-def test_values_by_hand(kernel: Kernel) -> None:
-    a, b = fp8([1.0, 2.0], [3.0, 4.0]), fp8([1.0, -1.0], [10.0, 0.5]).mT.contiguous().mT
-    scales = {"a_scale": torch.tensor(2.0), "b_scale": torch.tensor([0.5])}
-    assert kernel(a=a, b=b, **scales).tolist() == [[21.0, 0.0], [43.0, -1.0]]
-    bias = torch.tensor([0.25, -100.0], dtype=torch.bfloat16)
-    assert kernel(a=a, b=b, **scales, bias=bias).tolist() == [[21.25, -100.0], [43.25, -101.0]]
-
-
-def test_a_block_scale_is_that_of_its_group():
-    """One group of ones at a time, each with a scale of its own."""
-    M, N, K = 2, 130, 200
-    a_scale, b_scale = torch.tensor([[2.0, 3.0], [5.0, 7.0]]), torch.tensor([[11.0, 13.0], [17.0, 19.0]])
-    found = get_kernel("gemm_fp8", "naive")(
-        a=torch.ones(M, K).to(E4M3), b=torch.ones(N, K).to(E4M3).mT, a_scale=a_scale, b_scale=b_scale
-    )
-    wanted = a_scale.double() @ (b_scale.double() * torch.tensor([[128.0], [72.0]]))
-    assert found[:, [0, 127]].double().sub(wanted[:, :1]).abs().max() <= wanted.max() * 2**-8
-    assert found[:, [128, 129]].double().sub(wanted[:, 1:]).abs().max() <= wanted.max() * 2**-8
 
 
 @each([*ON_CPU, *RUNGS])

@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 import torch
-from op_kernels import META
+from compiled_sizes import assert_is_its_footprint, compiled
+from op_kernels import META, refuses
 from test_ptx_mutants import asked
 
 from rooflab.bench.check.spread import Asked
-from rooflab.bench.compile.static import CompileFailure, Request, compile_kernels
+from rooflab.bench.compile.static import Request
 from rooflab.bench.emulate.calls import call
 from rooflab.bench.emulate.checks import check_emulated
 from rooflab.bench.predict.cases import Target
@@ -34,32 +35,22 @@ from rooflab.kernels.registry import get_kernel, get_op
 from rooflab.reference.spec import SCHEMES, Case
 
 BF16 = SCHEMES["bf16"]
-MODULES = {"one_thread": one_thread, "shared_tiles": shared_tiles, "cooperative": cooperative}
-by_name = pytest.mark.parametrize("name", MODULES)
 
 
 def test_what_tma_cannot_take_names_the_rung_that_does() -> None:
-    for changes, message in [
-        (
-            {"a": torch.ones(16, 17).half()[:, :16]},
-            "a: expected an address and row stride of whole 16 bytes .*pipelined",
-        ),
-        ({"a": torch.ones(16, 24).half()[:, 4:20]}, "a: expected an address .*pipelined takes any"),
-        ({"b": torch.ones(16, 32).half()[:, ::2]}, "b: expected .*stride 1 along .*pipelined takes any"),
-        ({"b": torch.ones(16, 12).half().mT.contiguous().mT}, "b: expected N of whole 16 bytes.*pipelined"),
-        ({"residual": torch.ones(16, 20).half()[:, :16]}, "residual: expected an address and row stride.*pipelined"),
-    ]:
-        inputs = {"a": torch.ones(16, 16).half(), "b": torch.ones(16, 16).half(), "bias": None, **changes}
-        reason = get_kernel("gemm", "cooperative").why_not_args(inputs).reason
-        assert re.search(message, reason)
-        with pytest.raises(ValueError, match="expected .* whole 16 bytes"):
-            cooperative.gemm(**inputs)
-
-
-def test_an_out_that_tma_cannot_store_to_is_refused() -> None:
-    out = torch.ones(16, 20).half()[:, :16]
-    with pytest.raises(ValueError, match="out: expected an address and row stride of whole 16 bytes"):
-        cooperative.gemm(torch.ones(16, 16).half(), torch.ones(16, 16).half(), out=out)
+    half = lambda *shape: torch.ones(shape, dtype=torch.float16)
+    changes = [
+        ({"a": half(16, 17)[:, :16]}, "a: expected an address and row stride of whole 16 bytes .*pipelined"),
+        ({"a": half(16, 24)[:, 4:20]}, "a: expected an address .*pipelined takes any"),
+        ({"b": half(16, 32)[:, ::2]}, "b: expected .*stride 1 along .*pipelined takes any"),
+        ({"b": half(16, 12).mT.contiguous().mT}, "b: expected N of whole 16 bytes.*pipelined"),
+        ({"residual": half(16, 20)[:, :16]}, "residual: expected an address and row stride.*pipelined"),
+    ]
+    good = {"a": half(16, 16), "b": half(16, 16), "bias": None}
+    for change, message in changes:
+        assert re.search(message, get_kernel("gemm", "cooperative").why_not_args({**good, **change}).reason)
+    out = ({"out": half(16, 20)[:, :16]}, "out: expected an address and row stride of whole 16 bytes")
+    refuses(cooperative.gemm, lambda: good, [*((change, "expected .* whole 16 bytes") for change, _ in changes), out])
 
 
 def test_fp32_is_rounded_to_tf32_by_name_alone() -> None:
@@ -96,8 +87,8 @@ def _coop(m: int, n: int, k: int, stages: int, store_n: int, lead: int = 0) -> d
 @pytest.mark.parametrize(
     ("case", "scheme", "config"),
     [
-        ("M=136,N=72,K=200,layout=NN,bias=true,residual=true", "bf16", _coop(128, 64, 64, 3, 64)),
-        ("M=136,N=72,K=200,layout=TN,bias=true", "fp16", _coop(128, 64, 32, 6, 32, lead=4)),
+        ("M=136,N=72,K=136,layout=NN,bias=true,residual=true", "bf16", _coop(128, 64, 64, 3, 64)),
+        ("M=136,N=72,K=104,layout=TN,bias=true", "fp16", _coop(128, 64, 32, 6, 32, lead=4)),
         *(
             pytest.param(*more, marks=pytest.mark.slow)
             for more in (
@@ -111,20 +102,19 @@ def _coop(m: int, n: int, k: int, stages: int, store_n: int, lead: int = 0) -> d
 def test_a_cta_goes_from_tile_to_tile_without_a_race(case: str, scheme: str, config: dict[str, int]) -> None:
     """All tiles on one SM, the ring round several times, in the order of the program and in drawn ones."""
     request = {"op": "gemm", "kernel": "cooperative", "cases": [case], "scheme": scheme, "config": config, "sms": 1}
-    assert asked({**request, "seeds": [], "clean_seeds": [0, 1, 2], "only": []}) == {"clean": [], "mutants": []}
+    assert asked({**request, "seeds": [], "clean_seeds": [0, 1], "only": []}) == {"clean": [], "mutants": []}
 
 
 @pytest.mark.parametrize(
     ("layout", "scheme"),
     [
         ("NN", "bf16"),
-        ("TN", "fp32"),
         *(pytest.param(*more, marks=pytest.mark.slow) for more in (("NN", "fp32"), ("TN", "bf16"), ("NT", "bf16"))),
-        ("NT", "fp32"),
+        *(("TN", "fp32"), ("NT", "fp32")),
     ],
 )
 def test_shared_tiles_meet_no_bank_conflict(layout: str, scheme: str) -> None:
-    case = Case(M=136, N=136, K=40, layout=layout, bias=True, residual=True)
+    case = Case(M=128, N=128, K=24, layout=layout, bias=True, residual=True)
     found = call(Target("gemm", "shared_tiles", case, SCHEMES[scheme])).answer
     assert found["status"] == "OK", found["reason"]
     (launch,) = found["launches"]
@@ -133,24 +123,17 @@ def test_shared_tiles_meet_no_bank_conflict(layout: str, scheme: str) -> None:
 
 def _compiled(name: str, requests: list[tuple[Case, str, Any]]) -> None:
     """Nothing spills, and a CTA needs what its footprint says and a little more."""
-    kernel = get_kernel("gemm", name)
     entries = [Request("gemm", name, case, SCHEMES[scheme], config=config) for case, scheme, config in requests]
-    for request, found in zip(entries, compile_kernels(entries), strict=True):
-        assert not isinstance(found, CompileFailure), f"{request}: {found}"
-        (info,) = found
+    for request, info in compiled(entries):
         assert info.stack_bytes == 0, f"{name} spills: {request.case.id} {request.scheme.name} {request.config}"
-        if kernel.tuning is not None and kernel.tuning.footprint is not None:
-            config = request.config or kernel.tuning.heuristic(request.case)
-            size = kernel.tuning.footprint(config, request.case, request.scheme)
-            assert info.threads == size.threads and size.registers <= info.registers
-            assert size.shared_bytes <= info.shared_bytes <= size.shared_bytes + cooperative.OVERHEAD_BYTES // 2
+        if name == "cooperative":
+            assert_is_its_footprint(request, info)
 
 
 def test_nothing_spills() -> None:
-    case = Case(M=4096, N=4096, K=4096, layout="NN", bias=True, residual=True)
-    _compiled("shared_tiles", [(case.but(layout=layout), "fp32", None) for layout in ("NN", "NT", "TN")])
+    case = Case(M=4096, N=4096, K=4096, layout="TN", bias=True, residual=True)
+    _compiled("shared_tiles", [(case, "fp32", None)])
     _compiled("cooperative", [(case, "bf16", cooperative.Config(128, 256, 64, 3, 16, 256))])
-    _compiled("cooperative", [(case.but(layout="TN"), "bf16", cooperative.Config(256, 128, 64, 4, 8, 64))])
 
 
 @pytest.mark.slow
@@ -175,19 +158,18 @@ def emulated() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("name", ["one_thread", "shared_tiles"])
-def test_any_strides(name: str, emulated: None) -> None:
+@pytest.mark.parametrize("module", [one_thread, shared_tiles], ids=["one_thread", "shared_tiles"])
+def test_any_strides(module: Any, emulated: None) -> None:
     """Views whose every other element is NaN, and an out in a wider buffer."""
     a = torch.full((34, 66), torch.nan)[::2, ::2]
     b = torch.full((66, 38), torch.nan)[::2, ::2]
     a.copy_(torch.randn(17, 33))
     b.copy_(torch.randn(33, 19))
     buffer = torch.full((19, 24), 7.0)
-    out = MODULES[name].gemm(a, b, out=buffer[1:18, 3:22])
+    out = module.gemm(a, b, out=buffer[1:18, 3:22])
     torch.testing.assert_close(out, (a.double() @ b.double()).float())
     assert int((buffer == 7.0).sum()) == 19 * 24 - 17 * 19
-    bias, residual = torch.ones(8), torch.ones(2, 8)
-    found = MODULES[name].gemm(torch.ones(2, 0), torch.ones(0, 8), bias, residual=residual)
+    found = module.gemm(torch.ones(2, 0), torch.ones(0, 8), torch.ones(8), residual=torch.ones(2, 8))
     assert found.tolist() == [[2.0] * 8] * 2, "without a K the addends remain"
 
 
@@ -370,8 +352,8 @@ def test_a_stream_is_taken_without_a_warning():
 
 
 EMULATED = [
-    ("gemv", case_of(3, 21, 4104, residual=True), "bf16"),
-    ("swap_ab", case_of(5, 200, 520, residual=True), "bf16"),
+    ("gemv", case_of(3, 21, 2056, residual=True), "bf16"),
+    ("swap_ab", case_of(5, 136, 264, residual=True), "bf16"),
     ("swap_ab", Case(M=2, N=16, K=0, layout="NT", bias=True), "bf16"),
     ("split_k", case_of(5, 72, 1030, residual=True), "bf16"),
     ("stream_k", case_of(5, 72, 530, residual=True), "bf16"),

@@ -9,7 +9,6 @@ import pytest
 import torch
 from op_kernels import CPU, META, each
 
-from rooflab.bench.calls.calls import packed as packed_with
 from rooflab.bench.emulate.calls import call
 from rooflab.bench.predict.cases import Target
 from rooflab.kernels.gemm_w4a16 import _packed, library, marlin
@@ -19,32 +18,12 @@ from rooflab.reference.quantization import dequantize_int4, pack_int4, unpack_in
 from rooflab.reference.spec import SCHEMES, Case, Scheme
 
 G32 = SCHEMES["w4a16_g32"]
-HERE = [kernel for kernel in kernels("gemm_w4a16").values() if kernel.backend == "torch"]
 RUNGS = [kernel for kernel in kernels("gemm_w4a16").values() if kernel.role == "optimized"]
 
 
 def inputs_of(scheme: Scheme = G32, **changes: bool | int) -> dict[str, torch.Tensor | None]:
     case = Case(M=4, N=32, K=256, zeros=False, bias=False).but(**changes)
     return SPEC.make_inputs(case, scheme, CPU, 0)
-
-
-@each(HERE)
-def test_values_by_hand(kernel: Kernel) -> None:
-    """Row n has one code that is not zero: k = n, of value n - 8, in a group whose scale is 1 + n / 8."""
-    codes = torch.full((16, 64), 8)
-    codes[torch.arange(16), torch.arange(16)] = torch.arange(16)
-    b, scale = pack_int4(codes), (1 + torch.arange(16) / 8)[:, None].repeat(1, 2).bfloat16()
-    a = torch.arange(1.0, 65.0)[None, :].bfloat16()
-    wanted = [(n + 1) * (n - 8) * (1 + n / 8) for n in range(16)]
-    packed = packed_with(kernel.prepare, "b", {"b": b, "scale": scale, "zero": None}) if kernel.prepare else b
-    assert kernel(a=a, b=packed, scale=scale).tolist() == [torch.tensor(wanted).bfloat16().tolist()]
-    zero = torch.full((16, 2), 7, dtype=torch.uint8)
-    shifted = [
-        value + (1 + n / 8) * sum(range(1, 33)) + (1 + n / 8) * sum(range(33, 65)) for n, value in enumerate(wanted)
-    ]
-    packed = packed_with(kernel.prepare, "b", {"b": b, "scale": scale, "zero": zero}) if kernel.prepare else b
-    found = kernel(a=a, b=packed, scale=scale, zero=zero)[0].double()
-    torch.testing.assert_close(found, torch.tensor(shifted).double(), rtol=2**-8, atol=0)
 
 
 def test_the_reference_by_hand() -> None:

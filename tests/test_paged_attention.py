@@ -8,16 +8,18 @@ from typing import Any
 
 import pytest
 import torch
+from op_kernels import CPU, META, each, here, refuses
 
+from rooflab.bench.ptx.cuda_kernels import emulating_cuda
+from rooflab.bench.ptx.launch import emulate
 from rooflab.kernels._attention import get_scale
-from rooflab.kernels.paged_attention import flex, gqa_packed, library, naive
-from rooflab.kernels.registry import get_kernel
+from rooflab.kernels.paged_attention import flex, library, naive
+from rooflab.kernels.registry import get_kernel, kernels
 from rooflab.reference.flash_attention import SPEC as DENSE
 from rooflab.reference.paged_attention import SPEC
 from rooflab.reference.pages import used_slots
 from rooflab.reference.spec import SCHEMES, Case, Inputs, Scheme, get_scheme
 
-CPU = torch.device("cpu")
 FP32 = get_scheme("fp32")
 
 
@@ -27,88 +29,76 @@ def _library_on_a_gpu(q, k_cache, v_cache, block_table, seq_lens, softmax_scale=
     return out.reshape(q.shape)
 
 
-KERNELS = [
-    pytest.param(naive.paged_attention, id="naive"),
-    pytest.param(library.paged_attention, id="library"),
-    pytest.param(gqa_packed.paged_attention, id="gqa_packed"),
-]
-ALL = [
-    pytest.param(SPEC.reference, id="reference"),
-    *KERNELS,
-    pytest.param(_library_on_a_gpu, id="library's GPU path"),
-]
-
-
-def _inputs(B=2, context=40, H=4, H_kv=2, D=64, block_size=16, ragged=False, seed=0):
+def _inputs(B=2, context=40, H=4, H_kv=2, D=64, block_size=16, ragged=False, seed=0, scheme=FP32):
     case = Case(B=B, context=context, H=H, H_kv=H_kv, D=D, block_size=block_size, ragged=ragged)
-    return SPEC.make_inputs(case, FP32, CPU, seed)
+    return SPEC.make_inputs(case, scheme, CPU, seed)
 
 
 def _passes(out, inputs, scheme=FP32):
     return all(error.passed for error in SPEC.judge((out,), SPEC.oracle(inputs), inputs, scheme))
 
 
-def _by_hand(lengths, table, block_size=2):
-    """Queries of zero average the values; slot s of page p holds 100 p + s, and what no sequence owns is NaN."""
-    num_blocks = 6
-    slots = 100.0 * torch.arange(num_blocks)[:, None] + torch.arange(block_size)
-    v = torch.full((num_blocks, block_size, 1, 64), torch.nan)
-    k = v.clone()
-    for length, pages in zip(lengths, table, strict=True):
-        for token in range(length):
-            where = (pages[token // block_size], token % block_size)
-            v[where], k[where] = slots[where], 1.0
-    return {
-        "q": torch.zeros(len(lengths), 1, 64),
-        "k_cache": k,
-        "v_cache": v,
-        "block_table": torch.tensor(table, dtype=torch.int32),
-        "seq_lens": torch.tensor(lengths, dtype=torch.int32),
-    }
+OWN = [kernel for kernel in kernels("paged_attention").values() if kernel.role != "peer"]
+HERE = {
+    **{kernel.name: kernel.fn for kernel in here("paged_attention")},
+    "library's GPU path": _library_on_a_gpu,
+    "reference": SPEC.reference,
+}
 
 
-@pytest.mark.parametrize("kernel", ALL)
-def test_pages_are_found_through_the_table(kernel):
-    inputs = _by_hand([3, 1, 4], [[4, 1, -1], [0, -1, -1], [5, 2, -1]])
-    means = [(400 + 401 + 100) / 3, 0.0, (500 + 501 + 200 + 201) / 4]
-    assert kernel(**inputs)[:, 0, 7].tolist() == pytest.approx(means)
+@pytest.mark.parametrize("name", HERE)
+def test_padding_of_the_table_and_shared_pages(name):
+    """Entries past a sequence's end may be anything; sequences may share pages, and be empty, or all of them empty."""
+    inputs = _inputs(B=4, context=100, H=6, H_kv=2, ragged=True, seed=1)
+    for padding in (2**31 - 1, -(2**31)):
+        for b, count in enumerate((-(-inputs["seq_lens"] // 16)).tolist()):
+            inputs["block_table"][b, count:] = padding
+        assert _passes(HERE[name](**inputs), inputs)
+    shared = inputs | {"block_table": inputs["block_table"][:1].expand(4, -1).contiguous()}
+    assert (inputs["seq_lens"] == 0).any() and _passes(HERE[name](**shared), shared)
+    assert not HERE[name](**inputs | {"seq_lens": torch.zeros_like(inputs["seq_lens"])}).any()
 
 
-@pytest.mark.parametrize("kernel", ALL)
-@pytest.mark.parametrize("padding", [-1, 6, 2**31 - 1, -(2**31)])
-def test_table_entries_past_the_end_may_be_anything(kernel, padding):
-    inputs = _by_hand([2, 3], [[4, padding, padding], [1, 3, padding]])
-    assert kernel(**inputs)[:, 0, 0].tolist() == pytest.approx([400.5, (100 + 101 + 300) / 3])
+@pytest.mark.parametrize("name", ["gqa_packed", "chunked", "split_kv"])
+@pytest.mark.parametrize("strides", [(2**30, 64, 64, 1), (64, 2**30, 64, 1)], ids=["pages", "slots"])
+def test_pages_and_slots_past_2_31_are_read(name, strides):
+    """The third page, or slot, begins at 2**31. The storage is only touched where they are."""
+    kernel = get_kernel("paged_attention", name)
+    far = torch.empty(2**31 + 4 * 64, dtype=torch.float16)
+    far = far.as_strided((3, 2, 1, 64) if strides[0] > 64 else (1, 3, 1, 64), strides)
+    far.copy_(torch.randn(far.shape))
+    table = torch.tensor([[2, 0] if len(far) > 1 else [0]], dtype=torch.int32)
+    rest = {"q": torch.randn(1, 1, 64).half(), "block_table": table, "seq_lens": torch.tensor([3], dtype=torch.int32)}
+    with emulating_cuda(lambda *launch: emulate(*launch)):
+        found = [kernel.fn(**rest, k_cache=x, v_cache=x) for x in (far, far.contiguous())]
+    assert torch.equal(*found)
 
 
-@pytest.mark.parametrize("kernel", ALL)
-def test_sequences_may_share_pages(kernel):
-    inputs = _by_hand([4, 3], [[4, 1], [4, 2]])
-    assert kernel(**inputs)[:, 0, 0].tolist() == pytest.approx([(801 + 201) / 4, (801 + 200) / 3])
-
-
-@pytest.mark.parametrize("kernel", ALL)
-def test_an_empty_sequence_gives_zero_among_others_and_alone(kernel):
-    out = kernel(**_by_hand([0, 2, 0], [[-1, -1], [3, -1], [-1, -1]]))
-    assert out[:, 0, 0].tolist() == pytest.approx([0, 300.5, 0])
-    assert torch.count_nonzero(kernel(**_by_hand([0, 0], [[-1], [-1]]))) == 0
-
-
-@pytest.mark.parametrize("kernel", ALL)
-@pytest.mark.parametrize("group", [1, 3, 4, 8, 20])
-def test_consecutive_query_heads_share_a_key_head(kernel, group):
-    inputs = _inputs(H=2 * group, H_kv=2)
-    inputs["v_cache"][:, :, 0] = 1.0
-    inputs["v_cache"][:, :, 1] = 2.0
-    assert kernel(**inputs)[1, :, 5].tolist() == pytest.approx([1.0] * group + [2.0] * group)
-
-
-@pytest.mark.parametrize("kernel", ALL)
-@pytest.mark.parametrize("context", [15, 16, 17, 31, 32, 33, 63, 64, 65, 130])
-def test_lengths_around_pages_and_tiles(kernel, context):
-    inputs = _inputs(B=3, context=context, H=3, H_kv=1, ragged=True, seed=context)
-    assert inputs["k_cache"].isnan().any()
-    assert _passes(kernel(**inputs), inputs)
+@each(OWN)
+def test_bad_input_is_refused_in_one_sentence(kernel):
+    half, ints = (lambda *shape: torch.zeros(shape).half()), lambda *shape: torch.zeros(shape, dtype=torch.int32)
+    changes = [
+        ({"q": half(2, 1, 4, 64)}, "q: expected shape"),
+        ({"q": half(2, 3, 64)}, "k_cache: expected a number of heads that divides"),
+        ({"q": torch.zeros(2, 4, 64).bfloat16()}, "k_cache: expected torch.bfloat16"),
+        ({"v_cache": half(9, 16, 1, 64)}, "v_cache: expected shape"),
+        ({"block_table": ints(3, 4)}, "block_table: expected shape"),
+        ({"block_table": ints(2, 4).long()}, "block_table: expected torch.int32"),
+        ({"seq_lens": ints(2).long()}, "seq_lens: expected torch.int32"),
+        ({"seq_lens": ints(3)}, "seq_lens: expected shape"),
+        ({"sinks": torch.zeros(4, 2)[:, 0]}, "sinks: expected a contiguous tensor"),
+        ({"window": 0}, "window: expected at least 1"),
+        ({"cu_seqlens_q": ints(2)}, "cu_seqlens_q: expected shape"),
+    ]
+    if kernel.name in ("naive", "library"):  # these read any strides
+        changes = [change for change in changes if "sinks" not in change[0]]
+    refuses(kernel.fn, lambda: _inputs(scheme=SCHEMES["fp16"]), changes)
+    fp8 = {"k_scale": torch.ones(2, 2)[:, 0], "v_scale": torch.ones(2, 2)[:, 0]}
+    if kernel.name == "chunked":
+        refuses(kernel.fn, lambda: _inputs(scheme=SCHEMES["kv_fp8"]), [(fp8, "k_scale: expected a contiguous tensor")])
+    if kernel.name == "gqa_packed":
+        with pytest.raises(ValueError, match="q: needs a head_dim of 16, 32, 64, 128 or 256, got 80"):
+            kernel.fn(**_inputs(D=80))
 
 
 def test_long_sequences_on_a_cpu_go_one_by_one_and_short_ones_together(monkeypatch):
@@ -118,80 +108,12 @@ def test_long_sequences_on_a_cpu_go_one_by_one_and_short_ones_together(monkeypat
         assert _passes(library.paged_attention(**inputs), inputs)
 
 
-@pytest.mark.parametrize("kernel", ALL)
-def test_scale_is_taken_as_given_and_inputs_are_left_alone(kernel):
-    inputs = _inputs(ragged=True) | {"softmax_scale": 0.4}
-    before = {name: value.clone() for name, value in inputs.items() if isinstance(value, torch.Tensor)}
-    assert _passes(kernel(**inputs), inputs)
-    for name, value in before.items():
-        assert torch.equal(inputs[name].nan_to_num(7.0), value.nan_to_num(7.0)), name
-
-
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_a_row_does_not_depend_on_its_batch_mates(kernel):
-    inputs = _inputs(B=4, context=70, H=3, H_kv=1, ragged=True)
-    out = kernel(**inputs)
-    for b in range(4):
-        one = {name: inputs[name][b : b + 1] for name in ("q", "block_table", "seq_lens")}
-        assert torch.allclose(kernel(**inputs | one), out[b : b + 1], rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_strided_queries_caches_and_out(kernel):
-    inputs = _inputs(ragged=True)
-    q = torch.cat((inputs["q"], inputs["q"]), dim=1)[:, :4]
-    k_cache, v_cache = torch.stack((inputs["k_cache"], inputs["v_cache"]), dim=1).unbind(
-        1
-    )  # one page, keys then values
-    whole = torch.full((2, 6, 64), torch.nan)
-    out = whole[:, 1:5]
-    assert kernel(**inputs | {"q": q, "k_cache": k_cache, "v_cache": v_cache}, out=out) is out
-    assert _passes(out, inputs)
-    assert whole[:, 0].isnan().all() and whole[:, 5].isnan().all()
-
-
-def test_gqa_packed_reads_pages_whose_offsets_pass_2_to_the_31():
-    try:
-        storage = torch.empty(2**31 + 2 * 64, dtype=torch.float16)  # only the touched pages are ever backed by memory
-    except RuntimeError:
-        pytest.skip("needs 4 GiB of address space")
-    far = storage.as_strided((3, 2, 1, 64), (2**30, 64, 64, 1))
-    far.copy_(torch.randn(3, 2, 1, 64))
-    table, lens = torch.tensor([[2, 0]], dtype=torch.int32), torch.tensor([3], dtype=torch.int32)
-    q, near = torch.randn(1, 1, 64, dtype=torch.float16), far.contiguous()
-    assert torch.equal(
-        gqa_packed.paged_attention(q, far, far, table, lens), gqa_packed.paged_attention(q, near, near, table, lens)
-    )
-
-
 def test_the_reference_takes_several_queries_of_a_sequence():
     inputs = _inputs(B=2, context=20, H=4, H_kv=2)
     k, v = (inputs[name][inputs["block_table"][:, :2].long()].flatten(1, 2)[:, :20] for name in ("k_cache", "v_cache"))
     q = torch.randn(2, 3, 4, 64)
     out = SPEC.reference(**inputs | {"q": q.flatten(0, 1)}, cu_seqlens_q=torch.tensor([0, 3, 6], dtype=torch.int32))
     assert torch.allclose(out, DENSE.reference(q, k, v, causal=True).flatten(0, 1), rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_bad_input_is_refused_in_one_sentence(kernel):
-    for change, message in [
-        ({"q": torch.zeros(2, 1, 4, 64)}, "q: expected shape"),
-        ({"q": torch.zeros(2, 3, 64)}, "k_cache: expected a number of heads that divides"),
-        ({"q": torch.zeros(2, 4, 64, dtype=torch.float16)}, "k_cache: expected torch.float16"),
-        ({"v_cache": torch.zeros(9, 16, 1, 64)}, "v_cache: expected shape"),
-        ({"block_table": torch.zeros(3, 4, dtype=torch.int32)}, "block_table: expected shape"),
-        ({"block_table": torch.zeros(2, 4, dtype=torch.int64)}, "block_table: expected torch.int32"),
-        ({"seq_lens": torch.zeros(2, dtype=torch.int64)}, "seq_lens: expected torch.int32"),
-        ({"seq_lens": torch.zeros(3, dtype=torch.int32)}, "seq_lens: expected shape"),
-    ]:
-        with pytest.raises(ValueError, match=message) as error:
-            kernel(**_inputs() | change)
-        assert "\n" not in str(error.value)
-
-
-def test_gqa_packed_refuses_a_head_dim_that_it_has_no_tile_for():
-    with pytest.raises(ValueError, match="q: needs a head_dim of 16, 32, 64, 128 or 256, got 80"):
-        gqa_packed.paged_attention(**_inputs(D=80))
 
 
 def _lengths_plus(change):
@@ -237,9 +159,10 @@ def test_inputs_have_shuffled_pages_and_poison_wherever_no_token_lies():
 
 
 def test_cost_counts_ragged_lengths_and_shared_pages_once():
-    inputs = _by_hand([4, 3, 0], [[4, 1], [4, 2], [-1, -1]])
-    assert used_slots(inputs["block_table"], inputs["seq_lens"], 6, 2) == (5, 4)
-    cost = SPEC.cost(**inputs)
+    table = torch.tensor([[4, 1], [4, 2], [-1, -1]], dtype=torch.int32)
+    lengths = torch.tensor([4, 3, 0], dtype=torch.int32)
+    assert used_slots(table, lengths, 6, 2) == (5, 4)
+    cost = SPEC.cost(torch.zeros(3, 1, 64), *[torch.zeros(6, 2, 1, 64)] * 2, table, lengths)
     assert cost.sfu_ops == 7 and cost.tensor_flops == {"fp32": 4 * 64 * 7}
     assert cost.read_bytes == 2 * 64 * 4 + 5 * 2 * 64 * 4 + 4 * 4 + 3 * 4
     assert cost.write_bytes == 3 * 64 * 4
@@ -247,7 +170,7 @@ def test_cost_counts_ragged_lengths_and_shared_pages_once():
 
 def test_a_cache_too_big_to_allocate_is_priced_on_meta():
     case = Case(B=256, context=131072, H=32, H_kv=8, D=128, block_size=16, ragged=False)
-    inputs = SPEC.make_inputs(case, get_scheme("bf16"), torch.device("meta"), 0)
+    inputs = SPEC.make_inputs(case, get_scheme("bf16"), META, 0)
     assert inputs["k_cache"].is_meta and inputs["seq_lens"].device.type == "cpu"
     assert SPEC.cost(**inputs).read_bytes == pytest.approx(256 * 131072 * 8 * 128 * 2 * 2, rel=1e-3)
     ladder = (get_kernel("paged_attention", name) for name in ("naive", "library", "gqa_packed"))
@@ -281,10 +204,9 @@ def judge_all(found: tuple[torch.Tensor, ...], inputs: Inputs, scheme: Scheme) -
         assert stats.passed, stats.describe()
 
 
-@pytest.mark.parametrize("scheme", ["fp32", "bf16"])
 @pytest.mark.parametrize("case", DECODE, ids=lambda case: case.id)
-def test_the_formula(case: Case, scheme: str) -> None:
-    inputs = SPEC.make_inputs(case, SCHEMES[scheme], torch.device("cpu"), 0)
+def test_the_formula(case: Case, scheme: str = "fp32") -> None:
+    inputs = SPEC.make_inputs(case, SCHEMES[scheme], CPU, 0)
     judge_all(attended(clean(inputs)), inputs, SCHEMES[scheme])
 
 
@@ -293,7 +215,7 @@ def test_planted_keys() -> None:
         "B=3,context=50,H=4,H_kv=2,D=64,block_size=16,ragged=true",
         "B=2,context=70,H=4,H_kv=2,D=64,block_size=16,ragged=false,window=20",
     ]:
-        for label, inputs in SPEC.planted(Case.parse(text), SCHEMES["fp32"], torch.device("cpu"), 0):
+        for label, inputs in SPEC.planted(Case.parse(text), SCHEMES["fp32"], CPU, 0):
             oracle = SPEC.oracle(inputs)
             (stats,) = SPEC.judge(attended(clean(inputs))[:1], oracle, inputs, SCHEMES["fp32"])
             assert stats.passed, (label, stats.describe())
@@ -315,7 +237,7 @@ def test_it_is_one_graph_and_nothing_in_it_runs_beside() -> None:
     torch._dynamo.reset()
     compiled = torch.compile(flex.attend, fullgraph=True, dynamic=False, backend="aot_eager")
     case = Case.parse("B=3,context=50,H=4,H_kv=2,D=64,block_size=16,ragged=true")
-    inputs = SPEC.make_inputs(case, SCHEMES["fp32"], torch.device("cpu"), 0)
+    inputs = SPEC.make_inputs(case, SCHEMES["fp32"], CPU, 0)
     judge_all(attended(clean(inputs), compiled), inputs, SCHEMES["fp32"])
     torch._dynamo.reset()
 
@@ -325,39 +247,28 @@ def blank(*shape: int) -> torch.Tensor:
 
 
 def test_flex_refuses_by_name() -> None:
-    for changes, message in [
+    of = lambda *shape: {name: blank(*shape) for name in ("k_cache", "v_cache")}
+    changes = [
         ({}, "q: expected a tensor on a CUDA device, where it is compiled, got cpu"),
         ({"q": torch.zeros(2, 4, 64)}, "k_cache: expected torch.float32, got torch.bfloat16"),
         ({"q": blank(2, 6, 64)}, "q: expected a power of two of query heads for each of k_cache's, got 3"),
-        (
-            {"k_cache": blank(3, 8, 2, 64), "v_cache": blank(3, 8, 2, 64)},
-            "a power of two of at least 16 tokens, got 8",
-        ),
-        ({"k_cache": blank(3, 24, 2, 64), "v_cache": blank(3, 24, 2, 64)}, "of at least 16 tokens, got 24"),
-        (
-            {"v_cache": blank(3, 17, 2, 64)[:, :16]},
-            "v_cache: expected pages one after another in memory, got strides",
-        ),
+        (of(3, 8, 2, 64), "a power of two of at least 16 tokens, got 8"),
+        (of(3, 24, 2, 64), "of at least 16 tokens, got 24"),
+        ({"v_cache": blank(3, 17, 2, 64)[:, :16]}, "v_cache: expected pages one after another in memory, got strides"),
         ({"window": 0}, "window: expected at least 1"),
-    ]:
-        given = {
-            "q": blank(2, 4, 64),
-            "k_cache": blank(3, 16, 2, 64),
-            "v_cache": blank(3, 16, 2, 64),
-            "block_table": torch.zeros(2, 1, dtype=torch.int32),
-            "seq_lens": torch.ones(2, dtype=torch.int32),
-        }
-        with pytest.raises(ValueError, match=message):
-            flex.paged_attention(**{**given, **changes})
+    ]
+    table, lengths = torch.zeros(2, 1, dtype=torch.int32), torch.ones(2, dtype=torch.int32)
+    good = {"q": blank(2, 4, 64), **of(3, 16, 2, 64), "block_table": table, "seq_lens": lengths}
+    refuses(flex.paged_attention, lambda: good, changes)
 
 
 def test_it_is_refused_by_name_where_it_cannot() -> None:
     kernel = get_kernel("paged_attention", "flex")
     assert (kernel.role, kernel.backend, kernel.devices) == ("peer", "torch", ("cuda",))
-    assert str(kernel.why_not_here(torch.device("cpu"))) == "UNSUPPORTED: needs a CUDA device"
+    assert str(kernel.why_not_here(CPU)) == "UNSUPPORTED: needs a CUDA device"
     case = SPEC.cases["llama3_8b"][0]
-    inputs = SPEC.make_inputs(case, SCHEMES["bf16"], torch.device("meta"), 0)
+    inputs = SPEC.make_inputs(case, SCHEMES["bf16"], META, 0)
     assert kernel.why_not_args(inputs) is None
     assert "has no 'cu_seqlens_q'" in str(kernel.why_not_args({**inputs, "cu_seqlens_q": torch.arange(17)}))
-    whole = SPEC.make_inputs(case, SCHEMES["fp32"], torch.device("meta"), 0)
+    whole = SPEC.make_inputs(case, SCHEMES["fp32"], META, 0)
     assert "got torch.float32" in str(kernel.why_not_args(whole))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from op_kernels import CPU, META, assert_right
 
 from rooflab.kernels.paged_attention import chunked, library
 from rooflab.kernels.registry import get_kernel, get_op
 from rooflab.reference.attention import listen, shout
 from rooflab.reference.spec import SCHEMES, Case
 
-CPU, META = torch.device("cpu"), torch.device("meta")
 FP32 = SCHEMES["fp32"]
 SPEC = get_op("paged_attention")
 KERNEL = get_kernel("paged_attention", "chunked")
@@ -23,35 +23,29 @@ def inputs_of(B=3, context=50, H=4, H_kv=2, D=16, block_size=8, ragged=False, sc
 
 
 def passes(found, inputs, scheme=FP32):
-    found = found if isinstance(found, tuple) else (found,)
-    errors = SPEC.judge(found, SPEC.oracle(inputs), inputs, scheme)
-    assert all(error.passed for error in errors), [error.describe() for error in errors]
+    assert_right(SPEC, found, inputs, scheme)
 
 
 def bounds(*counts):
     return torch.nn.functional.pad(torch.tensor(counts).cumsum(0), (1, 0)).to(torch.int32)
 
 
-@pytest.mark.parametrize(("group", "queries"), [(1, 9), (2, 9), (3, 2), (4, 3), (7, 3), (8, 2), (16, 2), (20, 1)])
-def test_a_tile_holds_queries_and_heads_of_any_group(group, queries):
-    inputs = inputs_of(2, 20, 2 * group, 2, queries=queries)
-    passes(chunked.paged_attention(**inputs, config=SMALL), inputs)
-
-
-@pytest.mark.parametrize("D", [16, 24, 64, 80, 96, 192, 256])
-def test_heads_that_are_no_power_of_two_are_padded(D):
-    inputs = inputs_of(1, 20, 2, 1, D, queries=5)
-    passes(chunked.paged_attention(**inputs, config=SMALL), inputs)
-
-
-@pytest.mark.parametrize("block_size", [1, 8, 16, 24, 32, 64, 128, 256])
-def test_pages_of_every_size(block_size):
-    inputs = inputs_of(1, 40, 2, 1, block_size=block_size, queries=12)
+@pytest.mark.parametrize(
+    ("sizes", "queries"),
+    [
+        *(({"H": 2 * group}, queries) for group, queries in ((1, 9), (3, 2), (4, 3), (7, 3), (8, 2), (16, 2), (20, 1))),
+        *(({"H": 2, "H_kv": 1, "D": D}, 5) for D in (24, 96, 256)),  # heads are padded to powers of two
+        *(({"H": 2, "H_kv": 1, "context": 40, "block_size": size}, 12) for size in (1, 24, 32, 256)),
+    ],
+    ids=str,
+)
+def test_a_tile_holds_any_group_and_heads_and_pages_of_every_size(sizes, queries):
+    inputs = inputs_of(**{"B": 1, "context": 20, **sizes}, queries=queries)
     passes(chunked.paged_attention(**inputs, config=SMALL), inputs)
 
 
 @pytest.mark.parametrize("kernel", [chunked.paged_attention, library.paged_attention], ids=["chunked", "library"])
-@pytest.mark.parametrize("window", [None, 1, 16, 17, 1000])
+@pytest.mark.parametrize("window", [None, 1, 17])
 def test_decode_rows_chunks_whole_prompts_and_none_at_all_in_one_call(kernel, window):
     inputs = inputs_of(5, 50, ragged=False)
     inputs["seq_lens"][:] = torch.tensor([50, 17, 30, 0, 33])
@@ -98,31 +92,6 @@ def test_a_dominant_key_at_every_place_of_a_chunk(window):
         passes(chunked.paged_attention(**inputs, config=SMALL), inputs)
 
 
-@pytest.mark.parametrize("kernel", [chunked.paged_attention, library.paged_attention], ids=["chunked", "library"])
-@pytest.mark.parametrize("padding", [-1, 2**31 - 1, -(2**31)])
-def test_table_entries_past_the_end_may_be_anything(kernel, padding):
-    inputs = inputs_of(3, 50, ragged=True, queries=10)
-    for b, length in enumerate(inputs["seq_lens"].tolist()):
-        inputs["block_table"][b, -(-length // 8) :] = padding
-    passes(kernel(**inputs), inputs)
-
-
-def test_scales_that_lie_apart_are_refused():
-    inputs = inputs_of(2, 20, scheme=SCHEMES["kv_fp8"])
-    for name in ("k_scale", "v_scale"):
-        apart = torch.stack((inputs[name], inputs[name]), dim=1)[:, 0]
-        with pytest.raises(ValueError, match=f"{name}: expected a contiguous tensor"):
-            chunked.paged_attention(**inputs | {name: apart})
-
-
-def test_sinks_that_lie_apart_are_refused():
-    inputs = inputs_of(2, 20)
-    apart = torch.zeros(inputs["q"].shape[1], 2)[:, 0]
-    for name in ("chunked", "split_kv", "tma_pages"):
-        with pytest.raises(ValueError, match="sinks: expected a contiguous tensor"):
-            get_kernel("paged_attention", name).fn(**inputs, sinks=apart)
-
-
 @pytest.mark.parametrize("block_n", [16, 64])
 def test_what_lies_before_every_window_may_be_anything(block_n):
     """A page that no query sees any more is given back: another sequence writes it, and its entry may name none."""
@@ -145,37 +114,6 @@ def test_a_window_wider_than_32_bits_can_subtract_hides_nothing(window):
     assert torch.equal(chunked.paged_attention(**inputs, window=window, config=SMALL), plain)
 
 
-def test_strided_queries_caches_out_and_lse():
-    inputs = inputs_of(2, 30, queries=7, lse=True)
-    T = len(inputs["q"])
-    packed = torch.stack((inputs["k_cache"], inputs["v_cache"]), dim=1)
-    inputs["k_cache"], inputs["v_cache"] = packed.unbind(1)
-    inputs["q"] = torch.cat((inputs["q"], inputs["q"]), dim=1)[:, :4]
-    whole, lse = torch.full((T, 6, 16), torch.nan), torch.zeros(4, T).mT
-    found = chunked.paged_attention(**inputs, out=(whole[:, 1:5], lse), config=SMALL)
-    passes(found, inputs)
-    assert found[1] is lse and whole[:, 0].isnan().all() and whole[:, 5].isnan().all()
-
-
-@pytest.mark.parametrize("strides", [(2**30, 64, 64, 1), (64, 2**30, 64, 1)], ids=["pages", "slots"])
-def test_offsets_past_2_to_the_31(strides):
-    try:
-        storage = torch.empty(2**31 + 4 * 64, dtype=torch.float16)  # only the touched pages are backed by memory
-    except RuntimeError:
-        pytest.skip("needs 4 GiB of address space")
-    # The third page, or slot, begins at 2**31.
-    far = storage.as_strided((3, 2, 1, 64) if strides[0] > 64 else (1, 3, 1, 64), strides)
-    far.copy_(torch.randn(far.shape))
-    inputs = {
-        "q": torch.randn(2, 1, 64, dtype=torch.float16),
-        "block_table": torch.tensor([[2, 0] if len(far) > 1 else [0]], dtype=torch.int32),
-        "seq_lens": torch.tensor([3], dtype=torch.int32),
-        "cu_seqlens_q": bounds(2),
-    }
-    found = [chunked.paged_attention(**inputs, k_cache=x, v_cache=x) for x in (far, far.contiguous())]
-    assert torch.equal(*found)
-
-
 def test_no_batch_has_more_tiles_than_the_grid():
     generator = torch.Generator().manual_seed(0)
     for _ in range(200):
@@ -192,21 +130,15 @@ def test_traffic_is_cost_but_for_shared_pages_and_lengths_that_are_seen():
         case = Case(B=3, context=300, H=8, H_kv=2, D=64, block_size=16, ragged=True, **more)
         inputs = SPEC.make_inputs(case, SCHEMES["bf16"], META, 0)
         cost = SPEC.cost(**inputs)
-        unseen = get_kernel("paged_attention", "chunked").traffic_of(inputs).bytes - cost.read_bytes - cost.write_bytes
+        moved = {name: get_kernel("paged_attention", name).traffic_of(inputs).bytes for name in ("naive", "chunked")}
+        unseen = moved["chunked"] - cost.read_bytes - cost.write_bytes
         assert 0 <= unseen <= inputs["q"].numel() * 2, "queries of empty sequences are read all the same"
-        assert (
-            get_kernel("paged_attention", "naive").traffic_of(inputs).bytes
-            > get_kernel("paged_attention", "chunked").traffic_of(inputs).bytes
-        )
+        assert moved["naive"] > moved["chunked"]
 
 
 def test_refusals():
     inputs = SPEC.make_inputs(Case(B=1, context=9, H=1, H_kv=1, D=264, block_size=8, ragged=False), FP32, META, 0)
     assert "needs a head_dim up to 256, got 264" in str(KERNEL.why_not_args(inputs))
-    with pytest.raises(ValueError, match="cu_seqlens_q: expected shape"):
-        chunked.paged_attention(**inputs_of(3, 20) | {"cu_seqlens_q": bounds(1, 2)})
-    with pytest.raises(ValueError, match="window: expected at least 1"):
-        chunked.paged_attention(**inputs_of(3, 20) | {"window": 0})
     with pytest.raises(ValueError, match="seq_lens: expected a sequence for q's 3 queries, got none"):
         empty = {"block_table": torch.zeros(0, 2, dtype=torch.int32), "seq_lens": bounds()[1:]}
         chunked.paged_attention(**inputs_of(1, 20, queries=3) | empty | {"cu_seqlens_q": bounds()})

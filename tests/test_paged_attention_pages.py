@@ -4,12 +4,9 @@ which arguments of attention's Triton kernels they are compiled anew for.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
+from op_kernels import META, python_without_interpreter
 
 from rooflab.bench.check.spread import Asked
 from rooflab.bench.emulate.checks import check_emulated
@@ -18,7 +15,6 @@ from rooflab.kernels.paged_attention import tma_pages
 from rooflab.kernels.registry import get_kernel, get_op
 from rooflab.reference.spec import SCHEMES, Case
 
-META = torch.device("meta")
 BF16 = SCHEMES["bf16"]
 SPEC = get_op("paged_attention")
 KERNEL = get_kernel("paged_attention", "tma_pages")
@@ -29,24 +25,26 @@ def case_of(B=1, context=70, H=4, H_kv=2, D=64, block_size=16, ragged=False, **m
 
 
 EVERY = [
-    case_of(D=80, H=3, H_kv=1, block_size=8, queries=30, window=25),
+    case_of(D=80, H=3, H_kv=1, block_size=8, queries=12, window=25),
+    case_of(B=3, context=140, H=2, H_kv=1, ragged=True, mixed=True, queries=70, sinks=True, lse=True),
+]
+MORE = [
     case_of(D=192, H=2, H_kv=1, block_size=64, context=65, queries=64, lse=True),
     case_of(D=256, H=16, H_kv=1, block_size=128, context=130, queries=9, softcap=15.0),
-    case_of(B=4, context=150, ragged=True, mixed=True, queries=70, sinks=True, lse=True),
+    case_of(D=96, H=7, H_kv=1, block_size=32, queries=20),
 ]
 
 
-def test_heads_groups_pages_and_options():
-    """Values, races and planted keys; ragged lengths end anywhere in a page, whose rest is NaN."""
-    asked = [Asked(KERNEL, case, BF16, planted=False) for case in EVERY]
-    asked.append(Asked(KERNEL, case_of(D=96, H=7, H_kv=1, block_size=32, queries=20), SCHEMES["fp16"], planted=False))
-    found = list(check_emulated(asked))
+@pytest.mark.parametrize(("cases", "scheme"), [(EVERY, "bf16"), pytest.param(MORE, "fp16", marks=pytest.mark.slow)])
+def test_heads_groups_pages_and_options(cases, scheme):
+    """Values and races; ragged lengths end anywhere in a page, whose rest is NaN."""
+    found = list(check_emulated([Asked(KERNEL, case, SCHEMES[scheme], planted=False) for case in cases]))
     assert [item.result.describe() for item in found if item.result.status != "OK"] == []
     assert all(item.races == () and item.bytes["tma_load"] > 0 for item in found)
 
 
 def test_a_dominant_key_at_every_page_and_block_edge_is_heard():
-    (found,) = check_emulated([Asked(KERNEL, case_of(1, 140, 2, 1, queries=40), BF16)])
+    (found,) = check_emulated([Asked(KERNEL, case_of(1, 140, 1, 1, queries=3), BF16)])
     assert found.result.status == "OK", found.result.describe()
 
 
@@ -57,7 +55,7 @@ from rooflab.kernels.paged_attention import tma_pages
 from rooflab.kernels.registry import get_op
 from rooflab.reference.spec import SCHEMES, Case
 
-case = Case(B=2, context=70, H=2, H_kv=1, D=64, block_size=8, ragged=False, queries=3, lse=True)
+case = Case(B=2, context=70, H=1, H_kv=1, D=64, block_size=8, ragged=False, queries=3, lse=True)
 inputs = get_op("paged_attention").make_inputs(case, SCHEMES["bf16"], torch.device("cpu"), 0)
 inputs["seq_lens"][1] = 0
 
@@ -67,7 +65,7 @@ def same(found, wanted):
 with emulating_launches(Launches()):
     plain = tma_pages.paged_attention(**inputs)
     # No key and a sink of -inf: nothing, and not -inf - -inf.
-    sinks = torch.tensor([-torch.inf, -torch.inf])
+    sinks = torch.tensor([-torch.inf])
     assert same(tma_pages.paged_attention(**inputs, sinks=sinks), plain)
     # A window of more keys than 32 bits hold hides nothing.
     assert same(tma_pages.paged_attention(**inputs, window=2**40), plain)
@@ -81,9 +79,7 @@ with emulating_launches(Launches()):
 
 
 def test_empty_sequences_with_a_sink_wide_windows_and_pages_given_back():
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run([sys.executable, "-c", EDGES], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
+    python_without_interpreter("-c", EDGES)
 
 
 def test_a_consumer_s_registers_and_the_rings_fit():
@@ -125,10 +121,7 @@ for kernel in (gqa_packed_kernel, chunked_kernel, pages_kernel, split_kv_kernel,
 
 
 def test_what_changes_from_batch_to_batch_is_not_specialized():
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run([sys.executable, "-c", NOT_SPECIALIZED], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [
+    assert python_without_interpreter("-c", NOT_SPECIALIZED).splitlines() == [
         "gqa_packed_kernel table_stride",
         "chunked_kernel B tiles window table_stride",
         "pages_kernel B tiles window table_stride",

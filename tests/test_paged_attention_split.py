@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from op_kernels import CPU, META, assert_right
 
 from rooflab.bench.ptx.cuda_kernels import emulating_cuda
 from rooflab.bench.ptx.launch import emulate
@@ -15,7 +16,6 @@ from rooflab.kernels.registry import get_kernel, get_op
 from rooflab.reference.attention import listen, shout
 from rooflab.reference.spec import SCHEMES, Case
 
-CPU, META = torch.device("cpu"), torch.device("meta")
 BF16, FP8 = SCHEMES["bf16"], SCHEMES["kv_fp8"]
 SPEC = get_op("paged_attention")
 KERNEL = get_kernel("paged_attention", "split_kv")
@@ -41,9 +41,7 @@ def run(inputs, **more):
 
 
 def passes(found, inputs, scheme=BF16):
-    found = found if isinstance(found, tuple) else (found,)
-    errors = SPEC.judge(found, SPEC.oracle(inputs), inputs, scheme)
-    assert all(error.passed for error in errors), [error.describe() for error in errors]
+    assert_right(SPEC, found, inputs, scheme)
 
 
 def brute_parts(lengths, sets, ctas, least):
@@ -105,11 +103,19 @@ def test_lengths_change_the_bytes_and_not_the_shares():
     )
 
 
+HEADS = [(80, 7, 1, 16), (96, 4, 2, 24), (192, 16, 1, 8), (256, 9, 1, 1), (128, 1, 1, 128)]
+LONG_OF = {BF16: HEADS[1::2], FP8: HEADS[::2]}
+"""Which of them are emulated in `make test-full` alone: each is in the short suite in one scheme."""
+
+
 @pytest.mark.parametrize(
-    ("D", "H", "H_kv", "block_size"),
-    [(80, 7, 1, 16), (96, 4, 2, 24), (192, 16, 1, 8), (256, 9, 1, 1), (128, 1, 1, 128)],
+    ("D", "H", "H_kv", "block_size", "scheme"),
+    [
+        pytest.param(*heads, scheme, marks=[pytest.mark.slow] if heads in long else [])
+        for scheme, long in LONG_OF.items()
+        for heads in HEADS
+    ],
 )
-@pytest.mark.parametrize("scheme", [BF16, FP8], ids=["bf16", "kv_fp8"])
 def test_heads_groups_and_pages_of_every_size(D, H, H_kv, block_size, scheme):
     inputs = SPEC.make_inputs(case_of(1, 70, H, H_kv, D, block_size), scheme, CPU, 0)
     config = split_kv.heuristic(case_of(1, 70, H, H_kv, D), scheme)
@@ -140,7 +146,7 @@ def test_a_dominant_key_at_every_edge_of_a_share_is_heard():
 def test_padding_of_the_table_empty_sequences_and_shared_pages():
     inputs = SPEC.make_inputs(case_of(4, 100, 3, 1, 64, ragged=True, lse=True), BF16, CPU, 1)
     pages = -(-inputs["seq_lens"] // 16)
-    for padding in (2**31 - 1, -(2**31), 10**6):
+    for padding in (2**31 - 1, -(2**31)):
         for b, count in enumerate(pages.tolist()):
             inputs["block_table"][b, count:] = padding
         found, _ = run(inputs)
@@ -151,10 +157,9 @@ def test_padding_of_the_table_empty_sequences_and_shared_pages():
     passes(found, shared)
 
 
-@pytest.mark.parametrize("option", ["window", "softcap", "sinks", "lse"])
-def test_options_of_sequences_that_are_cut(option):
-    values = {"window": 70, "softcap": 20.0, "sinks": True, "lse": True}
-    inputs = SPEC.make_inputs(case_of(2, 130, 4, 2, 64, ragged=True, **{option: values[option]}), BF16, CPU, 0)
+@pytest.mark.parametrize("options", [{"window": 70, "lse": True}, {"softcap": 20.0, "sinks": True}], ids=str)
+def test_options_of_sequences_that_are_cut(options):
+    inputs = SPEC.make_inputs(case_of(2, 130, 4, 2, 64, ragged=True, **options), BF16, CPU, 0)
     found, grids = run(inputs, config=split_kv.Config(warps=1, num_stages=2, ctas_per_sm=1, least=2))
     passes(found, inputs)
     assert grids[0][0] > 2
@@ -174,14 +179,6 @@ def test_strided_queries_caches_out_and_lse_and_odd_places():
         assert whole[:, :start].isnan().all() and whole[:, start + 256 :].isnan().all()
 
 
-def test_two_runs_agree_bit_for_bit_and_inputs_are_left_alone():
-    inputs = SPEC.make_inputs(case_of(2, 130, 4, 2, 64), BF16, CPU, 0)
-    before = {name: value.clone() for name, value in inputs.items() if isinstance(value, torch.Tensor)}
-    first, second = run(inputs)[0], run(inputs)[0]
-    assert torch.equal(first, second)
-    assert all(torch.equal(inputs[name].nan_to_num(7.0), value.nan_to_num(7.0)) for name, value in before.items())
-
-
 def test_nothing_to_do_launches_nothing():
     inputs = SPEC.make_inputs(case_of(2, 20), BF16, CPU, 0)
     none = {name: inputs[name][:0] for name in ("q", "block_table", "seq_lens")}
@@ -189,20 +186,6 @@ def test_nothing_to_do_launches_nothing():
     assert found.shape == (0, 4, 64) and grids == []
     found, grids = run(SPEC.make_inputs(case_of(2, 0, lse=True), BF16, CPU, 0))
     assert torch.count_nonzero(found[0]) == 0 and (found[1] == -torch.inf).all() and len(grids) == 2
-
-
-def test_pages_whose_offsets_pass_2_to_the_31():
-    try:
-        storage = torch.empty(2**31 + 2 * 64, dtype=torch.bfloat16)  # only the touched pages are backed by memory
-    except RuntimeError:
-        pytest.skip("needs 4 GiB of address space")
-    far = storage.as_strided((3, 2, 1, 64), (2**30, 64, 64, 1))
-    far.copy_(torch.randn(3, 2, 1, 64))
-    table, lens = torch.tensor([[2, 0]], dtype=torch.int32), torch.tensor([3], dtype=torch.int32)
-    q, near = torch.randn(1, 1, 64).bfloat16(), far.contiguous()
-    inputs = {"q": q, "block_table": table, "seq_lens": lens}
-    found, _ = run(inputs | {"k_cache": far, "v_cache": far})
-    assert torch.equal(found, run(inputs | {"k_cache": near, "v_cache": near})[0])
 
 
 def test_refusals_name_a_rung_that_takes_it():

@@ -1,0 +1,28 @@
+"""What the tests of compiled kernels share: requests with their results, and footprints held against them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rooflab.bench.compile.static import CompiledInfo, CompileFailure, Request, compile_kernels
+from rooflab.kernels.registry import get_kernel
+from rooflab.kernels.tuning import SHARED_BYTES_PER_CTA
+
+
+def compiled(requests: Sequence[Request]) -> Iterator[tuple[Request, CompiledInfo]]:
+    """Each request with the one kernel that it launches."""
+    for request, found in zip(requests, compile_kernels(requests), strict=True):
+        assert not isinstance(found, CompileFailure), f"{request}: {found}"
+        (info,) = found
+        yield request, info
+
+
+def assert_is_its_footprint(request: Request, info: CompiledInfo) -> None:
+    """A CTA needs what its config's footprint says, and up to 1 KiB more; no loop with a product spills."""
+    tuning = get_kernel(request.op, request.kernel).tuning
+    config = request.config or tuning.heuristic(request.case, request.scheme)
+    size = tuning.footprint(config, request.case, request.scheme)
+    assert info.threads == size.threads and size.registers <= info.registers and size.ctas == info.ctas, config
+    assert size.shared_bytes <= info.shared_bytes <= size.shared_bytes + 1024 <= SHARED_BYTES_PER_CTA + 1024, config
+    loops = [body for body in info.loops if body.innermost and body.counts["wgmma"]]
+    assert loops and not any(body.counts["spill_load"] + body.counts["spill_store"] for body in loops), config
