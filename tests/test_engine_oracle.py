@@ -1,7 +1,8 @@
-"""The engine against transformers on the same weights: logits and tokens, alone and batched together.
+"""The engine against transformers on the same weights: logits and tokens, alone and batched together; of small models
+of random weights, and in `make test-full` of the default one.
 
 Teacher-forced on transformers' own greedy tokens, EOS ignored, so that one near-tie does not end the comparison.  A
-token counts where transformers' two best logits are more than 2e-3 apart.
+token counts where transformers' two best logits are clearly apart.
 """
 
 from __future__ import annotations
@@ -11,9 +12,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tiny_model import CONFIG, tiny_llm
 
+from rooflab.engine import llm as engine
 from rooflab.engine.llm import LLM, SamplingParams
 from rooflab.engine.model_files import fetch
+from rooflab.engine.weights import dummy_tensors
+from rooflab.roofline.architecture import Architecture
 
 ROOT = Path(__file__).parent.parent
 NEW_TOKENS = 64
@@ -89,8 +94,48 @@ def teacher_forced(llm: LLM, prompts, continuations):
     return [torch.stack([logits[i] for i in range(count)]) for logits in seen]
 
 
-LOGIT_TOLERANCE = 1e-3
-CLEAR_GAP = 2e-3
+def compare(prompts, expected, logits, tolerance=1e-3):
+    counted = total = 0
+    for prompt, (tokens, theirs), ours in zip(prompts, expected, logits, strict=True):
+        assert ours.shape == theirs.shape and len(ours) == len(tokens)
+        error = float((ours - theirs).abs().max())
+        assert error <= tolerance, f"prompt of {len(prompt)} tokens: logits differ by {error}"
+        best = theirs.topk(2).values
+        clear = best[:, 0] - best[:, 1] > 2 * tolerance
+        agree = ours.argmax(-1) == torch.tensor(tokens)
+        assert bool(agree[clear].all()), f"prompt of {len(prompt)} tokens: another token"
+        counted, total = counted + int(clear.sum()), total + len(clear)
+    assert counted >= 0.95 * total, f"only {counted} of {total} positions count"
+
+
+def with_norms(arch, seed=0):
+    """Random weights, of norms too."""
+    for name, tensor in dummy_tensors(arch, seed):
+        yield name, tensor * torch.rand(tensor.shape).add(0.5) if name.endswith("norm.weight") else tensor
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"tie_word_embeddings": False}, {"model_type": "qwen2"}, {"model_type": "qwen3", "head_dim": 64}],
+    ids=str,
+)
+def test_small_models(tmp_path, monkeypatch, changes):
+    """Prompts around the pages of 16, of which several end while they are answered."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    weights = dict(with_norms(Architecture.from_config({**CONFIG, **changes}, name="tiny")))
+    monkeypatch.setattr(engine, "dummy_tensors", lambda arch, seed: weights.items())
+    llm = tiny_llm(tmp_path, changes)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**{**CONFIG, **changes}), dtype=torch.float32).eval()
+    missing, unknown = model.load_state_dict(weights, strict=False)
+    assert not unknown and set(missing) <= {"lm_head.weight"} and (not missing or "tie_word_embeddings" not in changes)
+    model.tie_weights()
+    prompts = [[(7 * i + 13 * j) % 1024 for j in range(length)] for i, length in enumerate((1, 15, 16, 17, 31, 100))]
+    answers = continuations_and_logits(model, prompts, 6)
+    tokens = [tokens for tokens, _ in answers]
+    assert float(answers[0][1].std()) > 0.1
+    compare(prompts, answers, teacher_forced(llm, prompts, tokens), 1e-4)
+    compare(prompts[1:2], answers[1:2], teacher_forced(llm, prompts[1:2], tokens[1:2]), 1e-4)
 
 
 @pytest.fixture(scope="module")
@@ -98,42 +143,16 @@ def llm():
     return LLM(fetch(), dtype="float32", device="cpu", max_num_seqs=16)
 
 
-# 20 tokens reach the next page of every prompt; all 64 take minutes.
-@pytest.fixture(scope="module", params=[20, pytest.param(NEW_TOKENS, marks=pytest.mark.slow)])
-def expected(request, llm):
-    """Prompts, and what transformers answers and from which logits."""
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_default_model(llm):
     prompts = real_prompts(llm.tokenizer)
-    model = load_transformers(fetch())
-    return prompts, continuations_and_logits(model, prompts, request.param)
-
-
-def compare(prompts, expected, logits):
-    counted = total = 0
-    for prompt, (tokens, theirs), ours in zip(prompts, expected, logits, strict=True):
-        assert ours.shape == theirs.shape == (len(tokens), 49152)
-        error = float((ours - theirs).abs().max())
-        assert error <= LOGIT_TOLERANCE, f"prompt of {len(prompt)} tokens: logits differ by {error}"
-        best = theirs.topk(2).values
-        clear = best[:, 0] - best[:, 1] > CLEAR_GAP
-        agree = ours.argmax(-1) == torch.tensor(tokens)
-        assert bool(agree[clear].all()), f"prompt of {len(prompt)} tokens: another token"
-        counted, total = counted + int(clear.sum()), total + len(clear)
-    assert counted >= 0.95 * total, f"only {counted} of {total} positions count"
-
-
-@pytest.mark.timeout(900)
-def test_batched_together(llm, expected):
-    prompts, answers = expected
+    answers = continuations_and_logits(load_transformers(fetch()), prompts)
     assert len(prompts) >= 8 and {1, 15, 16, 17, 600} <= {len(prompt) for prompt in prompts}
-    logits = teacher_forced(llm, prompts, [tokens for tokens, _ in answers])
-    compare(prompts, answers, logits)
-
-
-@pytest.mark.timeout(900)
-def test_alone(llm, expected):
-    prompts, answers = expected
-    logits = [teacher_forced(llm, [prompt], [tokens])[0] for prompt, (tokens, _) in zip(prompts, answers, strict=True)]
-    compare(prompts, answers, logits)
+    tokens = [tokens for tokens, _ in answers]
+    compare(prompts, answers, teacher_forced(llm, prompts, tokens))
+    alone = [teacher_forced(llm, [prompt], [answer])[0] for prompt, answer in zip(prompts, tokens, strict=True)]
+    compare(prompts, answers, alone)
 
 
 def test_the_question(llm):
