@@ -64,40 +64,34 @@ def _content(x: Tensor, weight: Tensor) -> tuple[bytes, bytes]:
     return x.contiguous().numpy().tobytes(), weight.contiguous().numpy().tobytes()
 
 
-@cheat(
-    "other data, padded weight, x: y: 35 of 35 elements off",
-    "a cached answer: the output of the call before, on first data",
-)
-def first_answer_for_ever():
-    return _memo(lambda x, weight: None)
+KEPT = "a cached answer: the output of the call before"
+LEFT_OUT = "new data, twice each: a cached answer: on data that it has seen it leaves out"
+CACHED = {
+    "first_answer_for_ever": (lambda x, w: None, "other data, padded weight, x: y: 35 of 35", f"{KEPT}, on first data"),
+    "an_answer_for_each_shape": (lambda x, w: (x.shape, w.shape, x.dtype), KEPT),
+    "an_answer_for_each_address": (
+        lambda x, w: (x.data_ptr(), w.data_ptr()), "other data in the same memory: y: 35 of 35",
+        f"{KEPT}, on first data again",
+    ),
+    "an_answer_for_each_address_and_version": (
+        lambda x, w: (x.data_ptr(), x._version, w.data_ptr(), w._version), f"{KEPT}, on first data again"
+    ),
+    "an_answer_for_each_checksum": (lambda x, w: (x.sum().item(), w.sum().item()), LEFT_OUT),
+    "an_answer_for_each_content": (_content, LEFT_OUT),
+}  # fmt: skip
+"""What the answers are kept by, and the words that catch it."""
 
 
-@cheat("a cached answer: the output of the call before")
-def an_answer_for_each_shape():
-    return _memo(lambda x, weight: (x.shape, weight.shape, x.dtype))
+def _cached(name: str, key: Callable[[Tensor, Tensor], Any]) -> Callable[[], Callable[..., Tensor]]:
+    def make():
+        return _memo(key)
+
+    make.__name__ = name
+    return make
 
 
-@cheat(
-    "other data in the same memory: y: 35 of 35",
-    "a cached answer: the output of the call before, on first data again",
-)
-def an_answer_for_each_address():
-    return _memo(lambda x, weight: (x.data_ptr(), weight.data_ptr()))
-
-
-@cheat("a cached answer: the output of the call before, on first data again")
-def an_answer_for_each_address_and_version():
-    return _memo(lambda x, weight: (x.data_ptr(), x._version, weight.data_ptr(), weight._version))
-
-
-@cheat("new data, twice each: a cached answer: on data that it has seen it leaves out")
-def an_answer_for_each_checksum():
-    return _memo(lambda x, weight: (x.sum().item(), weight.sum().item()))
-
-
-@cheat("new data, twice each: a cached answer: on data that it has seen it leaves out")
-def an_answer_for_each_content():
-    return _memo(_content)
+for _name, (_key, *_words) in CACHED.items():
+    cheat(*_words)(_cached(_name, _key))
 
 
 @cheat("the previous output")

@@ -1,4 +1,4 @@
-"""The Triton rungs of flash_attention over online: mask edges, options, views, refusals, tiles, and what they need."""
+"""The rungs of flash_attention over online: mask edges, options, what TMA refuses, tiles, races, and what they need."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import re
 import pytest
 import torch
 from compiled_sizes import assert_is_its_footprint, compiled
+from op_kernels import CPU, refuses
 from test_ptx_mutants import asked
 
 from rooflab.bench.compile.static import Request
 from rooflab.kernels.configs import legal_configs
-from rooflab.kernels.flash_attention import masked_tiles, packed_gqa, persistent, tma
+from rooflab.kernels.flash_attention import _ping_pong_softmax, masked_tiles, packed_gqa, persistent, tma
 from rooflab.kernels.flash_attention._maps import why_not_loaded
 from rooflab.kernels.registry import get_kernel
 from rooflab.reference.flash_attention import SPEC, reference
@@ -26,7 +27,6 @@ SMALL = {
     "packed_gqa": packed_gqa.Config(64, 32, 4, 2),
     "persistent": persistent.Config(64, 32, 4, 2, 1),
 }
-CPU = torch.device("cpu")
 BF16 = SCHEMES["bf16"]
 
 
@@ -76,20 +76,25 @@ def _wide(*shape: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
     return torch.ones(shape, dtype=dtype)
 
 
-@pytest.mark.parametrize("name", BY_TMA)
+@pytest.mark.parametrize("name", [*BY_TMA, "ping_pong"])
 def test_what_tma_cannot_take_is_said(name):
-    for change, message in [
-        ({x: _wide(1, 5, 2, 64, dtype=torch.float32) for x in "qkv"}, "q: expected torch.float16 or .*masked_tiles"),
-        ({x: _wide(1, 5, 2, 60) for x in "qkv"}, "q: expected a head_dim of whole 16 bytes from 16 to 256, got 60"),
-        ({x: _wide(1, 5, 2, 264) for x in "qkv"}, "q: expected a head_dim of whole 16 bytes from 16 to 256, got 264"),
-        ({"k": _wide(1, 9, 2, 20)[..., :16]}, "k: expected an address and strides of whole 16 bytes .* 80, 40 bytes"),
-        ({"v": _wide(1, 9, 1, 16).expand(1, 9, 2, 16)}, "v: expected an address and strides .*masked_tiles takes any"),
-    ]:
-        inputs = _inputs() | change
-        reason = get_kernel("flash_attention", name).why_not_args(inputs).reason
-        assert re.search(message, reason) and "\n" not in reason
-        with pytest.raises(ValueError, match=message):
-            RUNGS[name].flash_attention(**inputs)
+    kernel, own = get_kernel("flash_attention", name), name == "ping_pong"
+    inputs = _inputs(D=64)
+    heads = "whole 16 bytes up to 256" if own else "whole 16 bytes from 16 to 256"
+    changes = [
+        ({x: _wide(1, 5, 2, 64, dtype=torch.float32) for x in "qkv"}, "q: expected torch.float16 or .*(masked|online)"),
+        ({x: _wide(1, 5, 2, 60) for x in "qkv"}, f"q: expected a head_dim of {heads}, got 60"),
+        ({x: _wide(1, 5, 2, 264) for x in "qkv"}, f"q: expected a head_dim of {heads}, got 264"),
+        ({"k": _wide(1, 9, 2, 68)[..., :64]}, "k: expected an address and strides of whole 16 bytes .* 272, 136 bytes"),
+        ({"v": _wide(1, 9, 1, 64).expand(1, 9, 2, 64)}, "v: expected an address and strides .*masked_tiles takes any"),
+    ]
+    if own:
+        changes.append(({"softmax_scale": -0.5}, "softmax_scale: expected 0 or more, got -0.5; .*online"))
+        changes.append(({"q": _wide(1, 5, 4, 68)[..., 4:]}, "q: expected an address .*masked_tiles takes any"))
+    for change, message in changes:
+        assert re.search(message, kernel.why_not_args(inputs | change).reason)
+    out = ({"out": _wide(1, 5, 4, 68)[..., :64]}, "out: expected an address and strides of whole 16 bytes")
+    refuses(kernel.fn, lambda: inputs, [*changes, *([out] if own else [])])
 
 
 def test_queries_by_pointers_may_lie_anywhere():
@@ -100,57 +105,65 @@ def test_queries_by_pointers_may_lie_anywhere():
         assert _passes(RUNGS[name].flash_attention(**inputs, config=SMALL[name]), inputs)
 
 
+@pytest.mark.parametrize("device", [persistent, _ping_pong_softmax], ids=["persistent", "ping_pong"])
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize(("tiles_m", "heads", "section", "ctas"), [(2, 1, 1, 132), (8, 5, 2, 7), (16, 96, 7, 132)])
-def test_every_tile_is_somebodys_once_and_work_is_shared(tiles_m, heads, section, ctas, causal):
-    turns = -(-tiles_m * heads // ctas)
-    found = [
-        [
-            persistent.place.fn(tile, tiles_m, heads, section, causal)
-            for turn in range(turns)
-            if (tile := persistent.nth_tile.fn(turn, cta, ctas)) < tiles_m * heads
-        ]
-        for cta in range(ctas)
-    ]
+@pytest.mark.parametrize(
+    ("tiles_m", "heads", "section", "ctas"), [(2, 1, 1, 132), (8, 5, 2, 7), (16, 96, 7, 132), (5, 144, 132, 132)]
+)
+def test_every_tile_is_somebodys_once_and_work_is_shared(device, tiles_m, heads, section, ctas, causal):
+    found = [[] for _ in range(ctas)]
+    for cta, tiles in enumerate(found):
+        turns = [device.nth_tile.fn(turn, cta, ctas) for turn in range(-(-tiles_m * heads // ctas))]
+        taken = [tile for tile in turns if tile < tiles_m * heads]
+        assert device is persistent or device.count_tiles.fn(tiles_m * heads, cta, ctas) == len(taken)
+        tiles += [device.place.fn(tile, tiles_m, heads, section, causal) for tile in taken]
     assert sorted(sum(found, [])) == [(m, h) for m in range(tiles_m) for h in range(heads)]
     work = [sum(m + 1 if causal else 1 for m, _ in tiles) for tiles in found]
     assert max(work) - min(work) <= 1.5 * tiles_m
 
 
+SHAPE = {"block_m": 64, "block_n": 32, "num_warps": 4}
+RACES = [
+    ("persistent", "B=1,T=130,S=200,H=1,H_kv=1,D=64,causal=true,window=100", "bf16",
+     {**SHAPE, "num_stages": 2, "ctas_per_sm": 1}),
+    ("ping_pong", "B=1,T=140,S=330,H=2,H_kv=1,D=64,causal=true,lse=true", "bf16", {"block_n": 64, "stages": 2}),
+]  # fmt: skip
+LONG_RACES = [
+    ("packed_gqa", "B=1,T=20,S=230,H=3,H_kv=1,D=64,causal=true", "bf16", {**SHAPE, "num_stages": 3}),
+    ("ping_pong", "B=2,T=60,S=200,H=2,H_kv=2,D=256,causal=false", "fp16", {"block_n": 64, "stages": 2}),
+    ("ping_pong", "B=1,T=200,S=300,H=1,H_kv=1,D=64,causal=true,window=90,softcap=20.0,sinks=true", "bf16",
+     {"block_n": 64, "stages": 3}),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("name", "case", "config", "sms"),
-    [
-        ("persistent", "B=1,T=130,S=200,H=1,H_kv=1,D=64,causal=true,window=100",
-         {"block_m": 64, "block_n": 32, "num_warps": 4, "num_stages": 2, "ctas_per_sm": 1}, 1),
-        pytest.param("packed_gqa", "B=1,T=20,S=230,H=3,H_kv=1,D=64,causal=true",
-                     {"block_m": 64, "block_n": 32, "num_warps": 4, "num_stages": 3}, 132, marks=pytest.mark.slow),
-    ],
-)  # fmt: skip
-def test_no_race_whatever_the_order_of_warps(name, case, config, sms):
-    """Round the pipeline several times; a CTA of the persistent rung goes on to its next tile."""
-    request = {"op": "flash_attention", "kernel": name, "cases": [case], "scheme": "bf16", "config": config}
-    assert asked({**request, "sms": sms, "seeds": [], "clean_seeds": [0, 1], "only": []}) == {
-        "clean": [],
-        "mutants": [],
-    }
+    ("name", "case", "scheme", "config"),
+    [*RACES, *(pytest.param(*race, marks=pytest.mark.slow) for race in LONG_RACES)],
+)
+def test_no_race_whatever_the_order_of_warps(name, case, scheme, config):
+    """All tiles on one SM, the rings round several times, in the order of the program and in a drawn one."""
+    request = {"op": "flash_attention", "kernel": name, "cases": [case], "scheme": scheme, "config": config}
+    sms = 132 if name == "packed_gqa" else 1
+    found = asked({**request, "sms": sms, "seeds": [], "clean_seeds": [0, 1], "only": []})
+    assert found == {"clean": [], "mutants": []}
 
 
 @pytest.mark.parametrize(
     "heads",
     [
-        [("persistent", 64)],
-        pytest.param([*((name, 128) for name in RUNGS), ("persistent", 256)], marks=pytest.mark.slow),
+        [("persistent", 64, True), ("ping_pong", 128, True), ("ping_pong", 256, False)],
+        pytest.param([*((name, 128, True) for name in RUNGS), ("persistent", 256, True)], marks=pytest.mark.slow),
     ],
 )
 def test_nothing_spills_in_a_loop_over_keys_and_a_cta_needs_what_its_footprint_says(heads):
     requests = [
-        Request("flash_attention", name, Case(B=1, T=2048, S=2048, H=8, H_kv=2, D=D, causal=True), BF16)
-        for name, D in heads
+        Request("flash_attention", name, Case(B=1, T=2048, S=2048, H=32, H_kv=8, D=D, causal=causal), BF16)
+        for name, D, causal in heads
     ]
     for request, info in compiled(requests):
         assert_is_its_footprint(request, info)
-        if request.case["D"] == 64:
-            assert info.registers <= 128, "two CTAs an SM"
+        assert request.case["D"] > 64 or info.registers <= 128, "two CTAs an SM"
+        assert request.kernel != "ping_pong" or info.registers == 168
 
 
 @pytest.mark.parametrize(

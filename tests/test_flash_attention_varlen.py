@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from op_kernels import META, refuses
 
-from rooflab.kernels.flash_attention.naive import flash_attention
 from rooflab.kernels.flash_attention_varlen import library, naive, online
 from rooflab.reference.flash_attention_varlen import SPEC, reference
 from rooflab.reference.spec import SCHEMES, Case
@@ -40,53 +40,31 @@ def run(kernel: Any, inputs: dict[str, Any]) -> Any:
     return kernel(**inputs, **(SMALL if kernel is EVERY[2] else {}))
 
 
-@ALL
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(
-    ("queries", "keys"),
-    [([5, 40, 1], [5, 40, 1]), ([3, 17, 0, 33], [20, 17, 4, 0]), ([40, 2], [7, 33]), ([0, 3], [0, 3])],
-)
-def test_each_sequence_is_dense_attention(kernel: Any, causal: bool, queries: list[int], keys: list[int]) -> None:
-    inputs = given(queries, keys, causal=causal)
-    found = run(kernel, inputs)
-    for b in range(len(queries)):
-        rows, own = (slice(*inputs[name][b : b + 2].tolist()) for name in ("cu_seqlens_q", "cu_seqlens_k"))
-        wanted = flash_attention(inputs["q"][None, rows], inputs["k"][None, own], inputs["v"][None, own], causal)
-        torch.testing.assert_close(found[rows], wanted[0], rtol=1e-4, atol=1e-5)
+SINKS = torch.tensor([-2.0, 0.0, 3.0, 30.0])
 
 
 @OURS
 @pytest.mark.parametrize(
-    "options",
-    [
-        {"window": 1}, {"window": 5}, {"window": 16}, {"window": 17}, {"window": 1000}, {"softcap": 3.0},
-        {"sinks": torch.tensor([-2.0, 0.0, 3.0, 30.0])}, {"window": 9, "softcap": 2.0, "sinks": torch.zeros(4)},
-    ],
-    ids=str,
-)  # fmt: skip
+    "options", [{"window": 1}, {"window": 16}, {"window": 1000}, {"window": 9, "softcap": 2.0, "sinks": SINKS}], ids=str
+)
 def test_options_and_the_log_sum_exp(kernel: Any, options: dict[str, Any]) -> None:
-    inputs = given([33, 5, 40, 3], [33, 21, 16, 0], causal=True, return_lse=True, **options)
+    inputs = given([18, 5, 20, 3], [18, 21, 7, 0], causal=True, return_lse=True, **options)
     found, wanted = run(kernel, inputs), reference(**inputs)
     for one, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-5)
 
 
 @ALL
-def test_a_packed_projection_is_taken_and_neighbours_are_not_heard(kernel: Any) -> None:
+def test_neighbours_are_not_heard(kernel: Any) -> None:
     inputs = given([20, 7], [20, 7], causal=True)
     plain = run(kernel, inputs)
-    packed = torch.full((27, 8, 24), math.nan)
-    for name, heads in (("q", slice(0, 4)), ("k", slice(4, 6)), ("v", slice(6, 8))):
-        packed[:, heads, :16] = inputs[name]
-        inputs[name] = packed[:, heads, :16]
-    torch.testing.assert_close(run(kernel, inputs), plain)
     inputs["v"][20:] = math.nan
     torch.testing.assert_close(run(kernel, inputs)[:20], plain[:20])
 
 
 @ALL
 def test_what_does_not_fit_is_refused_by_name(kernel: Any) -> None:
-    for change, message in [
+    changes = [
         ({"cu_seqlens_q": torch.tensor([0, 9, 8], dtype=torch.int32)}, r"cu_seqlens_q: expected offsets from 0 to 8"),
         ({"cu_seqlens_k": torch.tensor([0, 5, 9], dtype=torch.int32)}, r"cu_seqlens_k: expected offsets from 0 to 8"),
         ({"cu_seqlens_k": torch.tensor([1, 5, 8], dtype=torch.int32)}, r"cu_seqlens_k: expected offsets from 0 to 8"),
@@ -99,36 +77,34 @@ def test_what_does_not_fit_is_refused_by_name(kernel: Any) -> None:
         ({"k": torch.zeros(8, 3, 16), "v": torch.zeros(8, 3, 16)}, "k: expected a number of heads that divides q's 4"),
         ({"q": torch.zeros(8, 4, 16, dtype=torch.int32)}, "q: expected torch.float32 or"),
         ({"window": 4}, "window: expected at least 1, and causal=True, got 4 and causal=False"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            kernel(**(given([5, 3], [5, 3]) | change))
+    ]
+    refuses(kernel, lambda: given([5, 3], [5, 3]), changes)
 
 
-@pytest.mark.parametrize(("name", "offsets"), [("q", [0, 5]), ("k", [0, 6, 7]), ("k", [1, 5, 8])])
-def test_a_row_in_no_sequence_has_no_right_answer(name: str, offsets: list[int]) -> None:
-    inputs = given([5, 3], [5, 3]) | {f"cu_seqlens_{name}": torch.tensor(offsets, dtype=torch.int32)}
-    with pytest.raises(ValueError, match=f"cu_seqlens_{name}: expected offsets from 0 to 8"):
-        reference(**inputs)
+def test_a_row_in_no_sequence_has_no_right_answer() -> None:
+    for name, offsets in (("q", [0, 5]), ("k", [0, 6, 7]), ("k", [1, 5, 8])):
+        change = {f"cu_seqlens_{name}": torch.tensor(offsets, dtype=torch.int32)}
+        message = f"cu_seqlens_{name}: expected offsets from 0 to 8"
+        refuses(reference, lambda: given([5, 3], [5, 3]), [(change, message)])
 
 
 @OURS
 def test_options_that_do_not_fit_are_refused_by_name(kernel: Any) -> None:
-    for change, message in [
+    changes = [
         ({"softcap": 0.0}, "softcap: expected more than 0, got 0.0"),
         ({"sinks": torch.zeros(3)}, r"sinks: expected shape \(4\), got \(3,\)"),
         ({"sinks": torch.zeros(4).half()}, "sinks: expected torch.float32, got torch.float16"),
         ({"window": 0, "causal": True}, "window: expected at least 1"),
         ({"out": (torch.zeros(8, 4, 16), torch.zeros(8, 4))}, "out: expected one tensor without return_lse"),
         ({"out": torch.zeros(8, 4, 16), "return_lse": True}, "out: expected a tuple of the output and the log-sum-exp"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            kernel(**(given([5, 3], [5, 3]) | change))
+    ]
+    refuses(kernel, lambda: given([5, 3], [5, 3]), changes)
 
 
 def test_lengths_of_the_inputs_cover_what_can_go_wrong() -> None:
     case = Case.parse("B=5,T=65,S=70,H=3,H_kv=1,D=64,causal=true")
     for seed in range(4):
-        inputs = SPEC.make_inputs(case, SCHEMES["fp32"], torch.device("meta"), seed)
+        inputs = SPEC.make_inputs(case, SCHEMES["fp32"], META, seed)
         queries, keys = (inputs[name].diff() for name in ("cu_seqlens_q", "cu_seqlens_k"))
         assert (queries[0], queries[-1]) == (65, 0) and keys[2] == 0 and (queries[1:-1] >= 1).all()
         assert inputs["max_seqlen_q"] == queries.max() and inputs["max_seqlen_k"] == keys.max()

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from op_kernels import CPU
 
 from rooflab.kernels.merge_attention_states import fused, naive
 from rooflab.kernels.merge_attention_states.naive import merge_attention_states
@@ -63,14 +64,14 @@ def test_what_does_not_fit_is_refused_by_name(merge) -> None:
 @pytest.mark.parametrize(("scheme", "D"), [("fp32", 16), ("fp16", 80), ("fp32", 512), ("fp16", 2048)])
 def test_any_number_of_parts_and_of_rows_for_a_program(parts: int, scheme: str, D: int) -> None:
     case = Case.parse(f"P={parts},T=5,H=7,D={D},empty=true")
-    inputs = SPEC.make_inputs(case, SCHEMES[scheme], torch.device("cpu"), parts)
+    inputs = SPEC.make_inputs(case, SCHEMES[scheme], CPU, parts)
     found = SPEC.judge(fused.merge_attention_states(**inputs), SPEC.oracle(inputs), inputs, SCHEMES[scheme])
     assert all(error.passed for error in found), [error.describe() for error in found]
 
 
 def test_strided_parts_of_one_workspace_are_taken() -> None:
     case = Case.parse("P=3,T=4,H=2,D=16,empty=false")
-    inputs = SPEC.make_inputs(case, SCHEMES["fp32"], torch.device("cpu"), 0)
+    inputs = SPEC.make_inputs(case, SCHEMES["fp32"], CPU, 0)
     outs = torch.zeros(4, 2, 3, 24)[..., :16].permute(2, 0, 1, 3).copy_(inputs["outs"])
     lses = torch.zeros(2, 4, 3).permute(2, 1, 0).copy_(inputs["lses"])
     plain = merge_attention_states(**inputs)
@@ -80,7 +81,7 @@ def test_strided_parts_of_one_workspace_are_taken() -> None:
 
 def test_a_mistake_in_the_base_of_the_logarithm_is_seen() -> None:
     case = SPEC.cases["smoke"][0]
-    inputs = SPEC.make_inputs(case, SCHEMES["fp32"], torch.device("cpu"), 0)
+    inputs = SPEC.make_inputs(case, SCHEMES["fp32"], CPU, 0)
     out, lse = get_kernel("merge_attention_states", "naive")(**inputs)
     scaled = inputs | {"lses": inputs["lses"] / math.log(2)}
     wrong = get_kernel("merge_attention_states", "naive")(**scaled)

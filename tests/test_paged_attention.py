@@ -210,17 +210,6 @@ def test_the_formula(case: Case, scheme: str = "fp32") -> None:
     judge_all(attended(clean(inputs)), inputs, SCHEMES[scheme])
 
 
-def test_planted_keys() -> None:
-    for text in [
-        "B=3,context=50,H=4,H_kv=2,D=64,block_size=16,ragged=true",
-        "B=2,context=70,H=4,H_kv=2,D=64,block_size=16,ragged=false,window=20",
-    ]:
-        for label, inputs in SPEC.planted(Case.parse(text), SCHEMES["fp32"], CPU, 0):
-            oracle = SPEC.oracle(inputs)
-            (stats,) = SPEC.judge(attended(clean(inputs))[:1], oracle, inputs, SCHEMES["fp32"])
-            assert stats.passed, (label, stats.describe())
-
-
 def test_the_mask_lists_whole_pages_alone() -> None:
     table = torch.tensor([[4, 1, -1], [2, -1, -1], [-1, -1, -1], [3, 0, 5]], dtype=torch.int32)
     lengths = torch.tensor([37, 15, 0, 48], dtype=torch.int32)

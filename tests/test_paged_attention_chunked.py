@@ -64,13 +64,6 @@ def test_queries_before_the_first_key_see_nothing(kernel):
     assert torch.count_nonzero(found[:4]) == 0
 
 
-def test_every_option_at_once():
-    inputs = inputs_of(3, 60, 6, 2, queries=20, window=25, softcap=20.0, sinks=True, lse=True, mixed=True)
-    passes(chunked.paged_attention(**inputs, config=SMALL), inputs)
-    chosen = chunked.paged_attention(**inputs)
-    passes(chosen, inputs)
-
-
 def test_an_empty_sequence_with_a_sink_has_the_sink_s_log_sum_exp():
     inputs = inputs_of(3, 20, sinks=True, lse=True)
     inputs["seq_lens"][1] = 0
@@ -80,10 +73,9 @@ def test_an_empty_sequence_with_a_sink_has_the_sink_s_log_sum_exp():
     assert (lse[1] == -torch.inf).all()
 
 
-@pytest.mark.parametrize("window", [None, 20])
-def test_a_dominant_key_at_every_place_of_a_chunk(window):
+def test_a_dominant_key_at_every_place_of_a_chunk():
     """Around the pages of 8, the steps of 16 keys and each row's own end, where it must be heard by later rows only."""
-    plain = inputs_of(1, 48, 2, 1, queries=20) | {"window": window}
+    plain = inputs_of(1, 48, 2, 1, queries=20) | {"window": 20}
     for position in (0, 7, 8, 15, 16, 27, 28, 32, 47):
         inputs = plain | {name: plain[name].clone() for name in ("q", "k_cache", "v_cache")}
         listen(inputs["q"], inputs["k_cache"])
@@ -106,12 +98,12 @@ def test_what_lies_before_every_window_may_be_anything(block_n):
     assert torch.equal(chunked.paged_attention(**inputs, config=config), plain)
 
 
-@pytest.mark.parametrize("window", [2**31 - 1, 2**40])
-def test_a_window_wider_than_32_bits_can_subtract_hides_nothing(window):
+def test_a_window_wider_than_32_bits_can_subtract_hides_nothing():
     inputs = inputs_of(2, 20, queries=3)
     inputs["seq_lens"][1] = 0
     plain = chunked.paged_attention(**inputs, config=SMALL)
-    assert torch.equal(chunked.paged_attention(**inputs, window=window, config=SMALL), plain)
+    assert torch.equal(chunked.paged_attention(**inputs, window=2**40, config=SMALL), plain)
+    assert torch.equal(chunked.paged_attention(**inputs, window=2**31 - 1, config=SMALL), plain)
 
 
 def test_no_batch_has_more_tiles_than_the_grid():

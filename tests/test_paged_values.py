@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from op_kernels import CPU
 
 from rooflab.kernels import _checks
 from rooflab.kernels.mla_decode import naive as latents
@@ -14,7 +15,7 @@ from rooflab.reference.spec import SCHEMES, Case
 
 def given(**changes):
     case = Case(B=2, context=20, H=2, H_kv=1, D=16, block_size=8, ragged=False, queries=3)
-    inputs = get_op("paged_attention").make_inputs(case, SCHEMES["fp32"], torch.device("cpu"), 0)
+    inputs = get_op("paged_attention").make_inputs(case, SCHEMES["fp32"], CPU, 0)
     for name, (index, value) in changes.items():
         inputs[name][index] = value
     return inputs
@@ -50,7 +51,7 @@ def test_what_no_query_sees_may_be_anything(monkeypatch):
 
 def test_latents_pages_too_and_nothing_unless_it_is_asked_for(monkeypatch):
     case = Case.parse("B=2,context=20,H=2,latent=32,rotary=16,block_size=8,ragged=false")
-    inputs = get_op("mla_decode").make_inputs(case, SCHEMES["fp16"], torch.device("cpu"), 0)
+    inputs = get_op("mla_decode").make_inputs(case, SCHEMES["fp16"], CPU, 0)
     inputs["block_table"][0, 3] = 99
     found = latents.mla_decode(**inputs)
     monkeypatch.setattr(_checks, "CHECK_VALUES", True)
@@ -72,7 +73,7 @@ def test_slots_and_positions_out_of_place_are_named(monkeypatch):
             sizes = (
                 "T=6,H=4,H_kv=2,D=16,rotary=16,max_position=50,num_blocks=3,block_size=4,skipped=0,interleaved=false"
             )
-        inputs = get_op(op).make_inputs(Case.parse(sizes), SCHEMES["fp32"], torch.device("cpu"), 0)
+        inputs = get_op(op).make_inputs(Case.parse(sizes), SCHEMES["fp32"], CPU, 0)
         inputs[name][1] = value
         monkeypatch.setattr(_checks, "CHECK_VALUES", True)
         with pytest.raises(ValueError, match=message):

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from op_kernels import CPU
 
 from rooflab.bench.compile.static import CompileFailure, Request, compile_kernels
 from rooflab.kernels.registry import get_kernel
@@ -19,7 +20,7 @@ CASE = Case.parse("T=6,H=4,H_kv=2,D=16,rotary=16,max_position=50,num_blocks=3,bl
 
 
 def given(case: Case = CASE, scheme: str = "fp32") -> dict[str, Any]:
-    return SPEC.make_inputs(case, SCHEMES[scheme], torch.device("cpu"), 0)
+    return SPEC.make_inputs(case, SCHEMES[scheme], CPU, 0)
 
 
 @KERNELS
@@ -86,13 +87,13 @@ def test_slots_and_positions_outside_are_skipped_and_zeroed() -> None:
 def test_the_judge_refuses(wrong: str) -> None:
     scheme = SCHEMES["kv_fp8" if wrong == "scale multiplied" else "bf16"]
     case = CASE.but(rotary=8)
-    inputs = SPEC.make_inputs(case, scheme, torch.device("cpu"), 0)
+    inputs = SPEC.make_inputs(case, scheme, CPU, 0)
     oracle = SPEC.oracle(inputs)
     other = dict(inputs)
     if wrong == "other pairing":
         other["interleaved"] = True
     elif wrong == "tail rotated":
-        full = SPEC.make_inputs(CASE, scheme, torch.device("cpu"), 0)
+        full = SPEC.make_inputs(CASE, scheme, CPU, 0)
         other |= {"cos": full["cos"], "sin": full["sin"]}
     elif wrong == "scale multiplied":
         other |= {name: 1 / inputs[name] for name in ("k_scale", "v_scale")}

@@ -10,6 +10,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from op_kernels import CPU, META
 
 from rooflab.kernels.registry import get_kernel
 from rooflab.kernels.sample import _philox, bisect, naive, prefilter
@@ -17,7 +18,6 @@ from rooflab.reference.distribution import chi_square, smallest_effect
 from rooflab.reference.sample import SPEC, philox, race, settings, support
 from rooflab.reference.spec import Case, get_scheme
 
-CPU = torch.device("cpu")
 FP32 = get_scheme("fp32")
 KERNELS = [pytest.param(module.sample, id=module.__name__.split(".")[-1]) for module in (naive, prefilter, bisect)]
 INF = math.inf
@@ -242,7 +242,7 @@ def test_cost_reads_the_logits_once_and_counts_what_must_be_drawn():
     assert greedy.read_bytes == 4 * (4000 + 32) and greedy.write_bytes == 32 and greedy.sfu_ops == 0
     assert SPEC.cost(**_rows(torch.zeros(1000), (1.0, 0, 1.0, 0.0), 4)).sfu_ops == 4 * 2000
     assert SPEC.cost(**_rows(torch.zeros(1000), (1.0, 50, 0.9, 0.0), 4)).sfu_ops == 4 * (50 + 2)
-    meta = SPEC.make_inputs(SPEC.cases["llama3_8b"][-1], get_scheme("bf16"), torch.device("meta"), 0)
+    meta = SPEC.make_inputs(SPEC.cases["llama3_8b"][-1], get_scheme("bf16"), META, 0)
     assert SPEC.cost(**meta).read_bytes == 16 * (128256 * 2 + 32)
     assert (
         get_kernel("sample", "naive").traffic_of(meta).bytes

@@ -16,6 +16,15 @@ def _exact(x: Tensor, weight: Tensor) -> Tensor:
     return (x.double() @ weight.double()).to(x.dtype)
 
 
+def _empty(x: Tensor, weight: Tensor) -> Tensor:
+    return torch.empty(x.shape[0], weight.shape[1], dtype=x.dtype)
+
+
+def _as_contiguous(x: Tensor) -> Tensor:
+    """What lies there if rows follow one another."""
+    return x.as_strided(x.shape, (x.shape[1], 1), x.storage_offset())
+
+
 @right(PROJECT)
 def plain(x, weight):
     return x @ weight
@@ -23,8 +32,7 @@ def plain(x, weight):
 
 @right(PROJECT)
 def into_out(x, weight, out=None):
-    out = torch.empty(x.shape[0], weight.shape[1], dtype=x.dtype, device=x.device) if out is None else out
-    return out.copy_(_exact(x, weight))
+    return (_empty(x, weight) if out is None else out).copy_(_exact(x, weight))
 
 
 @right(PROJECT)
@@ -59,26 +67,11 @@ def one_nan(x, weight):
     return y
 
 
-@wrong(PROJECT, "first data: y: 35 of 35")
-def zeros(x, weight):
-    return torch.zeros(x.shape[0], weight.shape[1], dtype=x.dtype)
-
-
-@wrong(PROJECT, "first data: y: 35 of 35")
-def writes_nothing(x, weight):
-    return torch.empty(x.shape[0], weight.shape[1], dtype=x.dtype)
-
-
 @wrong(PROJECT, "first data: y: 7 of 35")
 def leaves_the_last_row(x, weight):
-    y = torch.empty(x.shape[0], weight.shape[1], dtype=x.dtype)
+    y = _empty(x, weight)
     y[:-1] = _exact(x, weight)[:-1]
     return y
-
-
-@wrong(PROJECT, "expected the tensor given as out")
-def ignores_out(x, weight, out=None):
-    return _exact(x, weight)
 
 
 @wrong(PROJECT, "into out")
@@ -92,11 +85,6 @@ def scales_its_input(x, weight):
     y = _exact(x, weight)
     x.mul_(1.0000001)
     return y
-
-
-@wrong(PROJECT, "first data: y:")
-def computes_in_bf16(x, weight):
-    return (x.bfloat16() @ weight.bfloat16()).to(x.dtype)
 
 
 @wrong(PROJECT, "first data: y:")
@@ -141,47 +129,52 @@ def writes_one_row_more(x, weight, out=None):
     return out
 
 
-@wrong(PROJECT, "expected shape (5, 7), got (7, 5)")
-def wrong_shape(x, weight):
-    return _exact(x, weight).mT
-
-
-@wrong(PROJECT, "expected dtype torch.float32, got torch.float64")
-def wrong_dtype(x, weight):
-    return x.double() @ weight.double()
-
-
-@wrong(PROJECT, "expected device cpu, got meta")
-def wrong_device(x, weight):
-    return _exact(x, weight).to("meta")
-
-
-@wrong(PROJECT, "returned NoneType")
-def returns_nothing(x, weight):
-    _exact(x, weight)
-
-
-@wrong(PROJECT, "returned 2 values")
-def returns_too_much(x, weight):
-    return _exact(x, weight), x
-
-
 @wrong(PROJECT, "two runs on the same inputs differ")
 def random_order(x, weight):
     order = torch.randperm(x.shape[1])
     return x[:, order] @ weight[order]
 
 
-@wrong(PROJECT, "other data, padded")
-def assumes_contiguous_inputs(x, weight):
-    return _exact(x.as_strided(x.shape, (x.shape[1], 1), x.storage_offset()), weight)
-
-
 @wrong(PROJECT, "other data, padded x:")
 def checks_one_argument_only(x, weight):
     if not weight.is_contiguous():
         raise ValueError("weight: expected a contiguous tensor, got another")
-    return _exact(x.as_strided(x.shape, (x.shape[1], 1), x.storage_offset()), weight)
+    return _exact(_as_contiguous(x), weight)
+
+
+TABLE = [
+    (PROJECT, "zeros", "first data: y: 35 of 35", lambda x, weight: _empty(x, weight).zero_()),
+    (PROJECT, "writes_nothing", "first data: y: 35 of 35", lambda x, weight: _empty(x, weight)),
+    (PROJECT, "ignores_out", "expected the tensor given as out", lambda x, weight, out=None: _exact(x, weight)),
+    (PROJECT, "computes_in_bf16", "first data: y:", lambda x, weight: (x.bfloat16() @ weight.bfloat16()).to(x.dtype)),
+    (PROJECT, "wrong_shape", "expected shape (5, 7), got (7, 5)", lambda x, weight: _exact(x, weight).mT),
+    (
+        PROJECT,
+        "wrong_dtype",
+        "expected dtype torch.float32, got torch.float64",
+        lambda x, weight: x.double() @ weight.double(),
+    ),
+    (PROJECT, "wrong_device", "expected device cpu, got meta", lambda x, weight: _exact(x, weight).to("meta")),
+    (PROJECT, "returns_nothing", "returned NoneType", lambda x, weight: None),
+    (PROJECT, "returns_too_much", "returned 2 values", lambda x, weight: (_exact(x, weight), x)),
+    (PROJECT, "assumes_contiguous_inputs", "other data, padded", lambda x, weight: _exact(_as_contiguous(x), weight)),
+    (
+        LENIENT,
+        "infinite",
+        "35 elements not finite where the oracle is",
+        lambda x, weight: _empty(x, weight).fill_(torch.inf),
+    ),
+    (OFFSETS, "in_int32", "first data: offset:", lambda blocks, row_bytes: (blocks.int() * row_bytes).long()),
+    (
+        OFFSETS,
+        "returns_int32",
+        "expected dtype torch.int64, got torch.int32",
+        lambda blocks, row_bytes: (blocks * row_bytes).int(),
+    ),
+]
+for _spec, _name, _words, _fn in TABLE:
+    _fn.__name__ = _name
+    wrong(_spec, _words)(_fn)
 
 
 @wrong(PROJECT, "prepare: weight was changed", prepare=lambda weight: weight.mul_(2).div(2))
@@ -194,24 +187,9 @@ def prepare_loses_bits(x, weight):
     return _exact(x, weight.to(x.dtype))
 
 
-@wrong(LENIENT, "35 elements not finite where the oracle is")
-def infinite(x, weight):
-    return torch.full((x.shape[0], weight.shape[1]), torch.inf)
-
-
 @right(OFFSETS)
 def in_int64(blocks, row_bytes):
     return blocks * row_bytes
-
-
-@wrong(OFFSETS, "first data: offset:")
-def in_int32(blocks, row_bytes):
-    return (blocks.int() * row_bytes).long()
-
-
-@wrong(OFFSETS, "expected dtype torch.int64, got torch.int32")
-def returns_int32(blocks, row_bytes):
-    return (blocks * row_bytes).int()
 
 
 def _attend(q, k, v, hidden, softmax_scale):
@@ -234,19 +212,17 @@ def attends(q, k, v, causal=False, softmax_scale=None):
     return _attend(q, k, v, _hidden(q, k, causal), softmax_scale).to(q.dtype).contiguous()
 
 
-@wrong(ATTEND, "first data: out:")
-def sees_one_key_too_many(q, k, v, causal=False, softmax_scale=None):
-    return _attend(q, k, v, _hidden(q, k, causal, 1), softmax_scale).to(q.dtype)
+def _shifted(name: str, shift: Callable[[Tensor, Tensor], int]) -> None:
+    def kernel(q, k, v, causal=False, softmax_scale=None):
+        return _attend(q, k, v, _hidden(q, k, causal, shift(q, k)), softmax_scale).to(q.dtype)
+
+    kernel.__name__ = name
+    wrong(ATTEND, "first data: out:")(kernel)
 
 
-@wrong(ATTEND, "first data: out:")
-def sees_one_key_too_few(q, k, v, causal=False, softmax_scale=None):
-    return _attend(q, k, v, _hidden(q, k, causal, -1), softmax_scale).to(q.dtype)
-
-
-@wrong(ATTEND, "first data: out:")
-def aligned_top_left(q, k, v, causal=False, softmax_scale=None):
-    return _attend(q, k, v, _hidden(q, k, causal, q.shape[1] - k.shape[1]), softmax_scale).to(q.dtype)
+_shifted("sees_one_key_too_many", lambda q, k: 1)
+_shifted("sees_one_key_too_few", lambda q, k: -1)
+_shifted("aligned_top_left", lambda q, k: q.shape[1] - k.shape[1])
 
 
 def drops_the_last_key(q, k, v, causal=False, softmax_scale=None):
