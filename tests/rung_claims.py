@@ -102,3 +102,26 @@ def bytes_in_flight(info: CompiledInfo) -> int:
             return total
         total += instruction.width_bytes if instruction.family == "global_load" else 0
     raise AssertionError(f"{info.name} stores nothing")
+
+
+def fetched_by_tma(below: CompiledInfo, info: CompiledInfo) -> None:
+    """Two instructions fetch what took every thread eight, and wgmma takes the tiles as they lie."""
+    before, counts = loop(below).counts, loop(info).counts
+    assert before["tma"] == 0 and before["cp_async"] >= 8
+    assert counts["tma"] == 2 and counts["wgmma"] == before["wgmma"] > 0 and counts["cp_async"] == 0
+    assert counts["shared_load"] == counts["shared_store"] == info.stack_bytes == 0
+
+
+def one_loop_on_all_sms(below: CompiledInfo, info: CompiledInfo, stores: int) -> None:
+    """As many CTAs as SMs; one loop holds loads, products and the stores of the result, which are TMA's as well."""
+    assert below.grid[0] > 132 == info.grid[0] and info.stack_bytes == 0
+    assert len([found for found in info.loops if not found.waits]) == 1, "both loops are one"
+    assert loop(info).counts["wgmma"] > 0 and loop(info).counts["tma"] == loop(below).counts["tma"] + stores
+
+
+def specialized(below: CompiledInfo, info: CompiledInfo) -> None:
+    """A warp or a warpgroup loads and two warpgroups multiply; registers move between them."""
+    assert not below.uses_warp_specialization and info.uses_warp_specialization
+    assert info.threads == 384 and "setmaxnreg" in info.ptx and info.stack_bytes == 0
+    counts = loop(info).counts
+    assert counts["wgmma"] > 0 and counts["tma"] == counts["shared_load"] == counts["shared_store"] == 0

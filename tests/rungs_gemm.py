@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from rung_claims import code, loop, rung
+from rung_claims import code, fetched_by_tma, loop, one_loop_on_all_sms, rung, specialized
 
 from rooflab.bench.compile.flow import Loop
 from rooflab.bench.compile.sass import parse
@@ -87,13 +87,10 @@ def gemm_pipelined() -> None:
 
 @rung("gemm/tma", slow=True)
 def gemm_tma() -> None:
-    """Two instructions fetch what took every thread eight, in each layout, and wgmma takes the tiles as they lie."""
-    below, info = loop(code("gemm", "pipelined")).counts, loop(code("gemm", "tma")).counts
-    assert below["tma"] == 0 and below["cp_async"] >= 8
-    assert info["tma"] == 2 and info["wgmma"] > 0 and info["cp_async"] == 0
+    """Two instructions fetch a tile in each layout, and wgmma takes it as it lies."""
+    fetched_by_tma(code("gemm", "pipelined"), code("gemm", "tma"))
     for layout in ("NN", "NT", "TN"):
-        found = code("gemm", "tma", case=f"M=512,N=512,K=512,layout={layout},bias=false")
-        counts = loop(found).counts
+        counts = loop(code("gemm", "tma", case=f"M=512,N=512,K=512,layout={layout},bias=false")).counts
         assert counts["tma"] == 2 and counts["wgmma"] > 0, layout
         assert counts["shared_load"] == counts["shared_store"] == 0, f"{layout}: transposed on the way"
     assert loop(code("gemm", "tma", "tf32")).counts["wgmma"] > 0
@@ -101,25 +98,16 @@ def gemm_tma() -> None:
 
 @rung("gemm/persistent")
 def gemm_persistent() -> None:
-    """As many CTAs as SMs; one loop holds loads, products and the stores of the result, which are TMA's as well."""
-    below, info = code("gemm", "tma"), code("gemm", "persistent")
-    assert below.grid[0] > 132 == info.grid[0]
-    assert len([found for found in info.loops if not found.waits]) == 1, "both loops are one"
-    counts = loop(info).counts
-    assert counts["wgmma"] > 0 and counts["tma"] == loop(below).counts["tma"] + 4, "four parts of a tile"
-    whole = parse(info.sass)[info.name].instructions
-    assert not [instruction for instruction in whole if instruction.family == "global_store"]
-    assert info.stack_bytes == 0
+    """As many CTAs as SMs, in one loop; a tile leaves in four parts."""
+    info = code("gemm", "persistent")
+    one_loop_on_all_sms(code("gemm", "tma"), info, stores=4)
+    assert not [item for item in parse(info.sass)[info.name].instructions if item.family == "global_store"]
 
 
 @rung("gemm/warp_specialized")
 def gemm_warp_specialized() -> None:
-    """One warpgroup loads, two multiply and registers move between them; with 8 warps Triton ignores what is asked."""
-    below, info = code("gemm", "persistent"), code("gemm", "warp_specialized")
-    assert not below.uses_warp_specialization and info.uses_warp_specialization
-    assert info.threads == 384 and "setmaxnreg" in info.ptx
-    assert loop(info).counts["wgmma"] > 0 and loop(info).counts["tma"] == 0, "the products' loop only waits"
-    assert info.stack_bytes == 0
+    """One warpgroup loads, two multiply; with 8 warps Triton ignores what is asked."""
+    specialized(code("gemm", "persistent"), code("gemm", "warp_specialized"))
     kernel = get_kernel("gemm", "warp_specialized")
     case = Case(M=512, N=512, K=512, layout="NT", bias=False)
     eight = replace(kernel.tuning.heuristic(case), num_warps=8)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from rung_claims import calls, code, loop, rung
+from rung_claims import calls, code, fetched_by_tma, loop, one_loop_on_all_sms, rung, specialized
 
 from rooflab.bench.compile.sass import parse
 from rooflab.bench.compile.static import CompiledInfo
@@ -94,32 +94,22 @@ def gemm_silu_and_mul_fused() -> None:
 @rung("gemm_silu_and_mul/tma")
 def gemm_silu_and_mul_tma() -> None:
     """Two instructions fetch a tile, both halves of B in one box, and the result leaves by TMA."""
-    below, info = loop(gated("fused")).counts, loop(gated("tma")).counts
-    assert below["tma"] == 0 and below["cp_async"] >= 8
-    assert info["tma"] == 2 and info["wgmma"] == below["wgmma"] and info["cp_async"] == 0
-    assert info["shared_load"] == info["shared_store"] == 0, "wgmma takes the box as it lies"
-    assert global_stores(gated("tma")) == 0 and gated("tma").stack_bytes == 0
+    fetched_by_tma(gated("fused"), gated("tma"))
+    assert global_stores(gated("tma")) == 0
 
 
 @rung("gemm_silu_and_mul/persistent")
 def gemm_silu_and_mul_persistent() -> None:
     """As many CTAs as SMs; one loop holds loads, products, the activation and the stores."""
-    below, info = gated("tma"), gated("persistent")
-    assert below.grid[0] > 132 == info.grid[0]
-    assert len([found for found in info.loops if not found.waits]) == 1, "both loops are one"
-    assert loop(info).counts["tma"] == loop(below).counts["tma"] + 1 and loop(info).counts["wgmma"] > 0
-    assert info.stack_bytes == 0
+    one_loop_on_all_sms(gated("tma"), gated("persistent"), stores=1)
 
 
 @rung("gemm_silu_and_mul/cooperative")
 def gemm_silu_and_mul_cooperative() -> None:
-    """A warp loads and two warpgroups multiply, each 64 rows by 256 columns; registers move between them."""
-    below, info = gated("persistent"), gated("cooperative")
-    assert not below.uses_warp_specialization and info.uses_warp_specialization
-    assert info.threads == 384 and "setmaxnreg" in info.ptx and "m64n256k16" in info.ptx
-    inner = loop(info).counts
-    assert inner["wgmma"] == 4 and inner["tma"] == inner["shared_load"] == inner["shared_store"] == 0
-    assert global_stores(info) == info.stack_bytes == 0
+    """A warp loads and two warpgroups multiply, each 64 rows by 256 columns."""
+    info = gated("cooperative")
+    specialized(gated("persistent"), info)
+    assert "m64n256k16" in info.ptx and loop(info).counts["wgmma"] == 4 and global_stores(info) == 0
 
 
 @rung("gemm_grouped/grouped")
@@ -137,24 +127,16 @@ def gemm_grouped_grouped() -> None:
 @rung("gemm_grouped/tma")
 def gemm_grouped_tma() -> None:
     """Two instructions fetch a tile, of whichever expert."""
-    below, info = loop(grouped("grouped")).counts, loop(grouped("tma")).counts
-    assert below["tma"] == 0 and below["cp_async"] >= 8
-    assert info["tma"] == 2 and info["wgmma"] == below["wgmma"] and info["cp_async"] == 0
-    assert info["shared_load"] == info["shared_store"] == 0, "wgmma takes the box as it lies"
-    assert grouped("tma").stack_bytes == 0
+    fetched_by_tma(grouped("grouped"), grouped("tma"))
 
 
 @rung("gemm_grouped/cooperative")
 def gemm_grouped_cooperative() -> None:
     """As many CTAs as SMs, one warp loading and two warpgroups multiplying; whole tiles leave by TMA, others do not."""
     below, info = grouped("tma"), grouped("cooperative")
-    assert below.grid[0] > 132 == info.grid[0]
-    assert not below.uses_warp_specialization and info.uses_warp_specialization
-    assert info.threads == 384 and "setmaxnreg" in info.ptx
-    inner = loop(info).counts
-    assert inner["wgmma"] == 4 and inner["tma"] == inner["shared_load"] == inner["shared_store"] == 0
+    assert below.grid[0] > 132 == info.grid[0] and loop(info).counts["wgmma"] == 4
+    specialized(below, info)
     assert "cp.async.bulk.tensor.2d.global.shared" in info.ptx and global_stores(info) > 0
-    assert info.stack_bytes == 0
 
 
 SQUARE8 = "M={},N=8192,K=8192,bias=false"

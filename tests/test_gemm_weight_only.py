@@ -1,0 +1,69 @@
+"""The rungs of both weight-only products: the packed form, and that no weight is rounded before it is multiplied."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from op_kernels import CPU, META
+
+from rooflab.bench.emulate.calls import call
+from rooflab.bench.predict.cases import Target
+from rooflab.kernels.gemm_w4a16 import _packed as packed_w4
+from rooflab.kernels.gemm_w8a16 import _packed as packed_w8
+from rooflab.kernels.registry import get_kernel, get_op
+from rooflab.reference.gemm_w4a16 import group_size
+from rooflab.reference.quantization import dequantize_int4, dequantize_int8, pack_int4
+from rooflab.reference.spec import SCHEMES, Case
+
+
+def test_packing_is_a_permutation_within_16_bytes() -> None:
+    """Each word by its own formula: in w4 four bits number 2 s + h + 4 e of word t are k = 16 s + 8 h + 2 t + e, in w8
+    byte h + 2 e is k = 8 h + 2 t + e."""
+    generator = torch.Generator().manual_seed(0)
+    nibbles = torch.randint(0, 16, (3, 70), generator=generator)
+    codes = torch.randint(-128, 128, (3, 37), generator=generator, dtype=torch.int8)
+    for words, values, bits in (
+        (packed_w4.pack(pack_int4(nibbles)).tolist(), nibbles.tolist(), 4),
+        (packed_w8.pack(codes.mT).tolist(), codes.tolist(), 8),
+    ):
+        count, K = 32 // bits, len(values[0])
+        for n, at, place in ((n, at, place) for n in range(3) for at in range(12) for place in range(count)):
+            e, s, h = place // (count // 2), place // 2 % (count // 4), place % 2
+            k = 4 * count * (at // 4) + 16 * s + 8 * h + 2 * (at % 4) + e
+            found = (words[n][at] >> bits * place) & 2**bits - 1
+            assert len(words[n]) == 12 and found == (values[n][k] & 2**bits - 1 if k < K else 0)
+
+
+@pytest.mark.parametrize(
+    ("op", "name", "case", "scheme"),
+    [
+        ("gemm_w4a16", "gemv", "M=3,N=48,K=256,zeros=true,bias=false", "w4a16_g64"),
+        ("gemm_w4a16", "dequant_dot", "M=3,N=48,K=256,zeros=false,bias=false", "w4a16_g64"),
+        ("gemm_w8a16", "gemv", "M=3,N=48,K=256,bias=false", "w8a16"),
+        ("gemm_w8a16", "dequant_dot", "M=3,N=48,K=256,bias=false", "w8a16"),
+    ],
+)
+def test_rungs_round_no_weight(op, name, case, scheme, tmp_path) -> None:
+    """In the emulator, within what fp32 sums and one rounding lose: naive, which rounds each weight, is beyond it."""
+    spec, scheme = get_op(op), SCHEMES[scheme]
+    call(Target(op, name, Case.parse(case), scheme), save=tmp_path / "out.pt")
+    inputs = spec.make_inputs(Case.parse(case), scheme, CPU, 0)
+    (oracle,), (found,) = spec.oracle(inputs), torch.load(tmp_path / "out.pt")
+    if op == "gemm_w4a16":
+        group = group_size(256, inputs["scale"].shape[1])
+        weight = dequantize_int4(inputs["b"], inputs["scale"], inputs["zero"], group=group)
+    else:
+        weight = dequantize_int8(inputs["b"].mT, inputs["scale"])
+    walk = inputs["a"].double().abs() @ weight.abs().mT
+    limit = 4 * 2.0**-24 * 256**0.5 * walk + 2.0**-8 * oracle.abs() + 1e-30
+    assert ((found.double() - oracle).abs() <= limit).all()
+    naive = get_kernel(op, "naive")(**inputs)
+    assert ((naive.double() - oracle).abs() > limit).any()
+
+
+@pytest.mark.parametrize(("op", "pack"), [("gemm_w4a16", packed_w4.pack), ("gemm_w8a16", packed_w8.pack)])
+def test_rungs_share_a_packed_form_of_the_same_size(op, pack) -> None:
+    assert get_kernel(op, "gemv").prepare is get_kernel(op, "dequant_dot").prepare
+    spec = get_op(op)
+    b = spec.make_inputs(spec.cases["smoke"][0], SCHEMES[spec.schemes[0]], CPU, 0)["b"]
+    assert pack(b).nbytes == b.nbytes and pack(b.to(META)).is_meta
