@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
 import torch
+from compiled_sizes import compiled
 from op_kernels import CPU, each
 from triton.runtime import _allocation
 
 from rooflab.bench.compile.flow import hot_loop
-from rooflab.bench.compile.static import CompiledInfo, CompileFailure, Request, compile_kernels
+from rooflab.bench.compile.static import Request
 from rooflab.bench.emulate.calls import call
 from rooflab.bench.predict.cases import Target
 from rooflab.kernels.configs import default_config, legal_configs
@@ -33,11 +35,8 @@ def whole(*shape: int, seed: int = 0) -> torch.Tensor:
     return values.to(torch.float16)
 
 
-def expected(a: torch.Tensor, b: torch.Tensor, *addends: torch.Tensor) -> torch.Tensor:
-    total = a.double() @ b.double()
-    for addend in addends:
-        total = total + addend.double()
-    return total.half()
+def expected(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return (a.double() @ b.double()).half()
 
 
 WANTED = "an address and row stride of whole 16 bytes for TMA, stride 1 along rows that do not overlap"
@@ -54,16 +53,12 @@ def test_what_tma_cannot_reach_names_the_rung_that_can(kernel: Kernel) -> None:
         ((whole(1, 16).expand(16, 16), SQUARE), f"a: expected {WANTED}, got address % 16 = 0 and strides of 0"),
         ((SQUARE.float(), SQUARE.float()), "precision: expected tf32 with torch.float32 operands, got ieee"),
     ]:
-        inputs = dict(zip("ab", operands, strict=True))
-        reason = kernel.why_not_args(inputs).reason
-        assert reason.startswith(f"gemm/{kernel.name}: ") and message in reason
-        assert "; gemm/pipelined takes " in reason
-        with pytest.raises(ValueError) as raised:
-            kernel.fn(**inputs)
-        assert message in str(raised.value)
-        assert get_kernel("gemm", "pipelined")(**inputs).equal(
-            (operands[0].double() @ operands[1].double()).to(operands[0].dtype)
-        )
+        a, b = operands
+        reason = kernel.why_not_args({"a": a, "b": b}).reason
+        assert reason.startswith(f"gemm/{kernel.name}: ") and message in reason and "; gemm/pipelined takes " in reason
+        with pytest.raises(ValueError, match=re.escape(message)):
+            kernel.fn(a, b)
+        assert get_kernel("gemm", "pipelined")(a=a, b=b).equal((a.double() @ b.double()).to(a.dtype))
 
 
 @each(BY_TMA)
@@ -122,21 +117,6 @@ def test_a_smaller_tile_for_a_few_fewer_waves_is_not_worth_its_loads() -> None:
         assert (config.block_m, config.block_n, config.group_m) == (128, 256, 16)
 
 
-def sizes_of(kernel: Kernel, case: Case, scheme: str) -> list[tuple[int, CompiledInfo]]:
-    """Shared bytes, said and compiled, of the heuristic and of the legal configs nearest to what an SM has."""
-    said = {
-        config: kernel.tuning.footprint(config, case, SCHEMES[scheme]).shared_bytes
-        for config in legal_configs(kernel, case, SCHEMES[scheme])
-        if getattr(config, "group_m", 8) == 8
-    }
-    chosen = [kernel.tuning.heuristic(case, SCHEMES[scheme]), *sorted(said, key=lambda config: said[config])[-2:]]
-    requests = [Request("gemm", kernel.name, case, SCHEMES[scheme], config=config) for config in chosen]
-    found = compile_kernels(requests)
-    sizes = [kernel.tuning.footprint(config, case, SCHEMES[scheme]).shared_bytes for config in chosen]
-    compiled = [result[0] for result in found if not isinstance(result, CompileFailure)]
-    return list(zip(sizes, compiled, strict=True))
-
-
 @pytest.mark.parametrize(
     ("name", "M", "scheme"),
     [
@@ -155,22 +135,25 @@ def sizes_of(kernel: Kernel, case: Case, scheme: str) -> list[tuple[int, Compile
     ],
 )
 def test_what_is_legal_fits_with_both_addends(name: str, M: int, scheme: str) -> None:
-    """A residual, and a tile on its way to partial sums, pass through shared memory beside the stages."""
+    """A residual, and a tile on its way to partial sums, pass through shared memory beside the stages: in the heuristic
+    and in the legal config nearest to what an SM has."""
+    kernel, of = get_kernel("gemm", name), SCHEMES[scheme]
     case = Case(M=M, N=4096, K=4096, layout="NT", bias=True, residual=True)
-    for said, info in sizes_of(get_kernel("gemm", name), case, scheme):
+    said = lambda config: kernel.tuning.footprint(config, case, of).shared_bytes
+    largest = max((c for c in legal_configs(kernel, case, of) if getattr(c, "group_m", 8) == 8), key=said)
+    configs = (kernel.tuning.heuristic(case, of), largest)
+    for request, info in compiled([Request("gemm", name, case, of, config=config) for config in configs]):
         assert info.shared_bytes <= SHARED_BYTES_PER_CTA, info.asked
-        assert name == "warp_specialized" or info.shared_bytes <= said
+        assert name == "warp_specialized" or info.shared_bytes <= said(request.config)
 
 
 def test_a_tile_whose_rows_are_shared_is_divided_through_shared_memory() -> None:
     kernel, case, scheme = get_kernel("gemm", "persistent"), SPEC.cases["llama3_8b"][-1], SCHEMES["tf32"]
     config = kernel.tuning.config_type(64, 256, 32, num_warps=8, num_stages=4, store_parts=2)
-    assert not kernel.tuning.is_legal(config, case, scheme) and kernel.tuning.is_legal(
-        replace(config, num_warps=4), case, scheme
-    )
-    (found,) = compile_kernels([Request("gemm", "persistent", case, scheme, config=config)])
-    assert not isinstance(found, CompileFailure)
-    assert kernel.tuning.footprint(config, case, scheme).shared_bytes == found[0].shared_bytes > SHARED_BYTES_PER_CTA
+    assert not kernel.tuning.is_legal(config, case, scheme)
+    assert kernel.tuning.is_legal(replace(config, num_warps=4), case, scheme)
+    ((_, info),) = compiled([Request("gemm", "persistent", case, scheme, config=config)])
+    assert kernel.tuning.footprint(config, case, scheme).shared_bytes == info.shared_bytes > SHARED_BYTES_PER_CTA
 
 
 @pytest.mark.parametrize(
@@ -180,20 +163,17 @@ def test_what_spills_with_both_addends_spills_once_a_tile(name: str) -> None:
     """128 by 256 outputs and a residual beside them are more than registers hold: 64 bytes a thread at most, which are
     0.1% of what a tile loads at K = 4096, and none in the loop over K."""
     case = Case(M=4096, N=4096, K=4096, layout="NT", bias=True, residual=True)
-    (found,) = compile_kernels([Request("gemm", name, case, SCHEMES["bf16"])])
-    assert not isinstance(found, CompileFailure)
-    loop = hot_loop(found[0].loops)
+    ((_, info),) = compiled([Request("gemm", name, case, SCHEMES["bf16"])])
+    loop = hot_loop(info.loops)
     assert loop is not None and loop.counts["wgmma"] > 0
     assert loop.counts["spill_load"] == loop.counts["spill_store"] == 0
-    assert found[0].stack_bytes <= (0 if name == "persistent" else 64)
+    assert info.stack_bytes <= (0 if name == "persistent" else 64)
 
 
-def test_warp_specialization_that_triton_would_ignore_is_illegal() -> None:
+def test_a_consumer_of_fewer_than_64_rows_is_illegal() -> None:
     kernel, case = get_kernel("gemm", "warp_specialized"), SPEC.cases["llama3_8b"][-1]
     config = kernel.tuning.heuristic(case)
-    assert kernel.tuning.is_legal(config, case)
-    assert not kernel.tuning.is_legal(replace(config, num_warps=8), case)
-    assert not kernel.tuning.is_legal(replace(config, block_m=64), case), "a consumer has 64 rows at least"
+    assert kernel.tuning.is_legal(config, case) and not kernel.tuning.is_legal(replace(config, block_m=64), case)
 
 
 def test_the_caller_keeps_their_own_allocator() -> None:
