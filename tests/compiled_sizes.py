@@ -10,11 +10,10 @@ from rooflab.kernels.tuning import SHARED_BYTES_PER_CTA
 
 
 def compiled(requests: Sequence[Request]) -> Iterator[tuple[Request, CompiledInfo]]:
-    """Each request with the one kernel that it launches."""
+    """Each request with the first kernel that it launches."""
     for request, found in zip(requests, compile_kernels(requests), strict=True):
         assert not isinstance(found, CompileFailure), f"{request}: {found}"
-        (info,) = found
-        yield request, info
+        yield request, found[0]
 
 
 def assert_is_its_footprint(request: Request, info: CompiledInfo) -> None:

@@ -34,10 +34,10 @@ def refuses(
 ) -> None:
     """Each change to the good arguments, which are made anew for it, is refused in these words, in one line; but for
     changes of arguments that the function lacks."""
-    taken = inspect.signature(call).parameters.keys()
-    for change, message in changes:
-        if not change.keys() <= taken:
-            continue
+    taken = inspect.signature(call.fn if isinstance(call, Kernel) else call).parameters.keys()
+    chosen = [(change, message) for change, message in changes if change.keys() <= taken]
+    assert chosen
+    for change, message in chosen:
         with pytest.raises(ValueError, match=message) as error:
             call(**{**good(), **change})
         assert "\n" not in str(error.value)

@@ -1,4 +1,4 @@
-"""embedding: rows by hand, repeated and outside ids, views, refusals."""
+"""embedding: ids outside the table, refusals, cost."""
 
 from __future__ import annotations
 

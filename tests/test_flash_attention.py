@@ -1,6 +1,4 @@
-"""flash_attention: values worked out by hand, mask edges, strides, refusals, what the tolerance must reject, and what
-peers are given and refuse.
-"""
+"""flash_attention: scales, nothing to see, refusals, what the tolerance must reject, and what peers are given."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""flash_attention_varlen: offsets, empty sequences, options, strides; each sequence is flash_attention's."""
+"""flash_attention_varlen: options, neighbours, refusals, the lengths of its inputs, and what torch is told."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""fused_add_rmsnorm: values by hand, the rounding of the sum, inputs left alone, refusals."""
+"""fused_add_rmsnorm: the rounding of the sum, refusals, what its tolerance rejects."""
 
 from __future__ import annotations
 

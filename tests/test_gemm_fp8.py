@@ -1,4 +1,4 @@
-"""gemm_fp8: quantisation, values by hand, refusals, what its tolerance rejects, and why sums are promoted."""
+"""gemm_fp8: quantisation, refusals, what its tolerance rejects, why sums are promoted, footprints, cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""gemm_grouped: values by hand, empty groups, who reads offsets, refusals, routing, and CTAs with several tiles."""
+"""gemm_grouped: groups of every kind, who reads offsets, refusals, routing, and CTAs with several tiles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Triton rungs of gemm: epilogue, layouts and views, what TMA refuses and by which words, offsets, tiles."""
+"""The Triton rungs of gemm: what TMA refuses and in which words, tiles, and what they need."""
 
 from __future__ import annotations
 

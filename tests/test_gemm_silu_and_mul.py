@@ -1,4 +1,4 @@
-"""gemm_silu_and_mul: values by hand, views, refusals, what its tolerance rejects, and CTAs with several tiles."""
+"""gemm_silu_and_mul: empty sizes, refusals, what its tolerance rejects, cost, and CTAs with several tiles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""gemm_w4a16: values by hand, groups, what its tolerance rejects, the packed form, and refusals."""
+"""gemm_w4a16: groups, what its tolerance rejects, refusals, traffic, and what Marlin is given."""
 
 from __future__ import annotations
 

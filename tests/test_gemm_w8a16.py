@@ -1,4 +1,4 @@
-"""gemm_w8a16: values by hand, what its tolerance rejects, packed forms, torch's alignment, a CPU's, and refusals."""
+"""gemm_w8a16: what its tolerance rejects, torch's limits, the rung of a CPU, refusals, traffic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""kv_cache_write: slots by hand, skipped tokens, nothing else touched, packed views, refusals."""
+"""kv_cache_write: slots past the cache, refusals, the slots that are made, cost."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""paged_attention: values worked out by hand, page edges, poison in unused slots, refusals, wrong kernels, and the
-formula of flex, run eagerly.
-"""
+"""paged_attention: padding of the table, far pages, refusals, wrong kernels, and the formula of flex, run eagerly."""
 
 from __future__ import annotations
 

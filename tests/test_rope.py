@@ -1,4 +1,4 @@
-"""rope: both pairings by hand, positions, packed views, what it preserves, refusals."""
+"""rope: head counts, precision, positions outside the tables, refusals, what its tolerance rejects, cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""rope_and_cache: what the launchers refuse and leave alone, layouts, fp8, and that it is rope and kv_cache_write."""
+"""rope_and_cache: fp8, what the launchers refuse and leave alone, and what the judge refuses."""
 
 from __future__ import annotations
 

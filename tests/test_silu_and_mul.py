@@ -1,4 +1,4 @@
-"""silu_and_mul: values by hand, the order of the halves, overflow of exp, views, refusals."""
+"""silu_and_mul: overflow of exp, refusals, what its tolerance rejects, cost."""
 
 from __future__ import annotations
 
