@@ -114,9 +114,18 @@ def with_norms(arch, seed=0):
         yield name, tensor * torch.rand(tensor.shape).add(0.5) if name.endswith("norm.weight") else tensor
 
 
+STRETCHED = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+STRETCHED["original_max_position_embeddings"] = 64
+
+
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"tie_word_embeddings": False}, {"model_type": "qwen2"}, {"model_type": "qwen3", "head_dim": 64}],
+    [
+        {"rope_scaling": STRETCHED},
+        {"tie_word_embeddings": False},
+        {"model_type": "qwen2"},
+        {"model_type": "qwen3", "head_dim": 64},
+    ],
     ids=str,
 )
 def test_small_models(tmp_path, monkeypatch, changes):
