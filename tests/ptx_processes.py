@@ -1,20 +1,18 @@
-"""Starts `ptx_worker.py`, asks it, and ends it."""
+"""The processes of `ptx_worker.py`."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-import tempfile
 from collections.abc import Mapping
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from ptx_kernels.cases import Case
 
-WORKER = Path(__file__).with_name("ptx_worker.py")
+from rooflab.bench.processes.child import Child, ChildFailed, Died, command_for, environment_without
+
+LIMIT_S = 280.0
 OLD_TRITON = tuple(map(int, version("triton").split(".")[:2])) < (3, 7)
 
 
@@ -26,38 +24,26 @@ def races(answer: Mapping[str, Any]) -> list[str]:
     return [race for race in answer["races"] if not (OLD_TRITON and race.endswith("no fence.proxy.async between"))]
 
 
-class KernelWorker:
-    """A process that runs cases, kept from one to the next."""
+@cache
+def _child(sms: int | None) -> Child:
+    """One for each number of SMs: kernels' modules read it when they are imported.  Ends with this process."""
+    given = {"PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
+    return Child(command_for("ptx_worker"), environment_without("TRITON_INTERPRET") | given, own_session=False)
 
-    def __init__(self) -> None:
-        self._log = tempfile.TemporaryFile()
-        self._start()
 
-    def _start(self) -> None:
-        environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-        self._process = subprocess.Popen(
-            [sys.executable, str(WORKER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log,
-            env=environment, text=True,
-        )  # fmt: skip
+def asked(request: Mapping[str, Any]) -> dict[str, Any]:
+    """The answer of `ptx_worker`; a process that gave none is not asked again."""
+    try:
+        found: dict[str, Any] = _child(request.get("sms")).ask(request, LIMIT_S)
+    except ChildFailed:
+        _child.cache_clear()
+        raise
+    return found
 
-    def ask(self, case: Case, seed: int) -> dict[str, Any]:
-        """The answer of `ptx_worker.run`; where the process ends, as `failed` with its last words."""
-        request = {**vars(case), "options": dict(case.options), "seed": seed}
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        if line:
-            found: dict[str, Any] = json.loads(line)
-            return found
-        status = self._process.wait()
-        self._log.seek(0)
-        tail = self._log.read().decode(errors="replace")[-2000:]
-        self._start()
-        return {"failed": f"the worker ended with status {status}: {tail}", "compiler": False}
 
-    def stop(self) -> None:
-        """Ends the process."""
-        self._process.kill()
-        self._process.communicate()
-        self._log.close()
+def emulated(case: Case, seed: int) -> dict[str, Any]:
+    """The answer about a case of `ptx_kernels`; where the process ends, as `failed` with its last words."""
+    try:
+        return asked({**vars(case), "seed": seed})
+    except Died as died:
+        return {"failed": died.words, "compiler": False}

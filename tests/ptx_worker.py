@@ -1,110 +1,215 @@
-"""The process in which the corpus runs: one request a line on standard input, one answer a line on the output.
+"""The process in which kernels that Triton compiles, and their mutants, are emulated: without TRITON_INTERPRET, with
+which no function can be compiled.
 
-Without `TRITON_INTERPRET`: an interpreted function cannot be compiled.  By hand: `python tests/ptx_worker.py
-NAME[:SEED] [FILE.ptx]...`, or `all`.
+A request with `maker` is a case of `ptx_kernels` and a `seed`; see `run`.  Any other is of the registry; see `judge`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
-import json
 import os
-import sys
+import re
+import signal
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ptx_kernels.cases import CASES
+import torch
+from ptx_mutants import mutants
 from triton.backends.nvidia.compiler import CUDABackend
 
+from rooflab.bench.check.emulating import emulation
+from rooflab.bench.check.poison import poisoned_allocations
 from rooflab.bench.compile.cases import DEFAULT
 from rooflab.bench.compile.worker import FAILURES
+from rooflab.bench.emulate.emulation import FreshMemory, tensors_in
+from rooflab.bench.ptx.arguments import Launch
+from rooflab.bench.ptx.cuda_kernels import emulating_cuda
 from rooflab.bench.ptx.launch import emulate
-from rooflab.bench.ptx.machine.run import Checks
+from rooflab.bench.ptx.machine.run import Checks, EmulationError
 from rooflab.bench.ptx.results import Result
-from rooflab.bench.ptx.triton_kernels import emulating_triton
+from rooflab.bench.ptx.triton_kernels import bound, emulating_triton, in_ctas
+from rooflab.kernels import _device, registry
+from rooflab.kernels.configs import make_config
+from rooflab.reference.spec import Case, get_scheme
+
+MOST_SECONDS = 60.0
+"""Of the processor, for the first run."""
+MOST_TIMES = 8
+"""As long as the longest run of the kernel as it is: a mutant that spins for ever is stopped."""
+LEAST_SECONDS = 2.0
+CHECKS = Checks(counts=False)
+INPUTS_SEED = 0
+
+# The emulator takes PTX: to assemble it would be a third of the compiler's time.  What has no code for the GPU must not
+# lie where others look for it.
+CUDABackend.make_cubin = lambda *args: b""
+os.environ["TRITON_CACHE_DIR"] = os.environ.get("TRITON_CACHE_DIR", str(Path.home() / ".triton" / "cache")) + "_of_ptx"
 
 
-class Emulated:
-    """Launches that are emulated as they come."""
-
-    def __init__(self) -> None:
-        self.seed, self.checks = 0, Checks()
-        self.results: list[Result] = []
-        self.ptx, self.seconds = "", 0.0
-
-    def handle(self, kernel: Any, grid: tuple[int, ...], args: list[Any]) -> None:
-        self.ptx = kernel.asm["ptx"]
-        start = time.perf_counter()
-        self.results.append(emulate(kernel, grid, args, checks=self.checks, seed=self.seed))
-        self.seconds += time.perf_counter() - start
+class TimedOut(Exception):
+    """A run took longer than it may."""
 
 
-def run(emulated: Emulated, request: Mapping[str, Any]) -> dict[str, Any]:
-    """Runs one case: `{"error", "allowed", "races", "launches", "compiled_s", "emulated_s", "opcodes"}`, or
-    `{"failed": text, "compiler": whether it raised}` where the compiler or the emulator raises."""
-    emulated.results, emulated.seconds, emulated.ptx = [], 0.0, ""
-    emulated.seed, emulated.checks = request["seed"], Checks(uninitialised=request["uninitialised"])
-    start = time.perf_counter()
+def run(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Runs a case: `{"error", "allowed", "races", "opcodes"}`, or `{"failed": text, "compiler": whether it raised}`
+    where the compiler or the emulator raises."""
+    checks = Checks(uninitialised=request["uninitialised"])
+    results: list[Result] = []
+
+    def handle(kernel: Any, grid: Sequence[int], args: Sequence[Any]) -> None:
+        results.append(emulate(kernel, grid, args, checks=checks, seed=request["seed"]))
+
     try:
         module = importlib.import_module(f"ptx_kernels.{request['module']}")
         trial = getattr(module, request["maker"])(request["seed"], **request["options"])
-        trial.launch()
+        with emulating_triton(DEFAULT.sm, DEFAULT.properties(), handle):
+            trial.launch()
     except FAILURES as error:
         # The test that asked wants to see it, and the next one wants a process.
         frames = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
         compiler = any("/triton/compiler/" in name.replace(os.sep, "/") for name in frames)
-        text = f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=-3)}"
-        return {"failed": text, "compiler": compiler}
-    spent = time.perf_counter() - start
-    assert len(emulated.results) == trial.launches, f"{len(emulated.results)} launches"
+        return {"failed": f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=-3)}", "compiler": compiler}
+    assert len(results) == trial.launches, f"{len(results)} launches"
     return {
         "error": trial.error(),
         "allowed": trial.relative,
-        "races": [race for result in emulated.results for race in result.races],
-        "compiled_s": spent - emulated.seconds,
-        "emulated_s": emulated.seconds,
-        "opcodes": sorted({opcode for result in emulated.results for opcode in result.instructions}),
+        "races": [race for result in results for race in result.races],
+        "opcodes": sorted({opcode for result in results for opcode in result.instructions}),
     }
 
 
-def serve(emulated: Emulated) -> None:
-    """Answers standard input, on a descriptor of its own: a compiler's prints must not mix with the answers."""
-    channel = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    for line in sys.stdin:
-        channel.write(json.dumps(run(emulated, json.loads(line))) + "\n")
-        channel.flush()
+class Registered:
+    """A kernel of the registry on one case."""
+
+    def __init__(self, request: Mapping[str, Any], case: str) -> None:
+        self.spec, self.kernel = registry.get_op(request["op"]), registry.get_kernel(request["op"], request["kernel"])
+        self.scheme, self.case = get_scheme(request.get("scheme", "bf16")), Case.parse(case)
+        config = request.get("config")
+        self.config = {} if config is None else {"config": make_config(self.kernel, config)}
+        inputs = self._inputs()
+        refused = self.kernel.why_not_here(torch.device("cpu")) or self.kernel.why_not_args(inputs)
+        assert refused is None, f"{case}: {refused}"
+        self.oracle = self.spec.oracle(inputs)
+
+    def _inputs(self) -> dict[str, Any]:
+        return self.spec.make_inputs(self.case, self.scheme, torch.device("cpu"), INPUTS_SEED)
+
+    def wrong(self) -> str | None:
+        """Launches it; what is wrong with its outputs."""
+        inputs = self._inputs()
+        given = {name: value for name, value in inputs.items() if name in self.kernel.accepted}
+        if self.kernel.prepare is not None and self.spec.prepared is not None:
+            given[self.spec.prepared] = self.kernel.prepare(given[self.spec.prepared])
+        out = self.kernel.fn(**given, **self.config)
+        if self.spec.mutates:
+            out = tuple(inputs[name] for name in self.spec.outputs)
+        outputs = out if isinstance(out, tuple) else (out,)
+        judged = self.spec.judge(outputs, self.oracle, self._inputs(), self.scheme)
+        return next((verdict.describe() for verdict in judged if not verdict.passed), None)
 
 
-def by_hand(emulated: Emulated, names: list[str]) -> None:
-    """Prints the answers of the cases named, `NAME` or `NAME:SEED`; `FILE.ptx` keeps the PTX of the one before."""
-    for text in names:
-        if text.endswith(".ptx"):
-            Path(text).write_text(emulated.ptx)
+class Emulation:
+    """Every launch of a request, with the text of one of them replaced."""
+
+    def __init__(self) -> None:
+        self.seed, self.mutated, self.text = 0, -1, ""
+        self.texts: list[str] = []
+        self.races: list[str] = []
+        self.fresh = FreshMemory()
+        self.longest = 0.0
+
+    def handle(self, kernel: Any, grid: Sequence[int], args: Sequence[Any]) -> None:
+        """What `emulating_triton` and `emulating_cuda` call."""
+        given = tensors_in(args)
+        unwritten = self.fresh.among(given)
+        self.fresh.forget(given)
+        launch, values, reached = kernel, args, []
+        if not isinstance(kernel, Launch):
+            grid = in_ctas(kernel, grid)
+            launch, values, reached = bound(kernel, grid, args)
+        self.texts.append(launch.ptx)
+        if len(self.texts) - 1 == self.mutated:
+            launch = dataclasses.replace(launch, ptx=self.text)
+        known = {"seed": self.seed, "memory": reached, "unwritten": unwritten}
+        self.races += emulate(launch, grid, values, checks=CHECKS, **known).races
+
+    def fault(self, wrong: Callable[[], str | None], seed: int, mutated: int = -1, text: str = "") -> str | None:
+        """What is wrong with a run whose launch `mutated` has the PTX `text`; None where nothing is."""
+        self.seed, self.mutated, self.text, self.texts, self.races = seed, mutated, text, [], []
+        # The processor's seconds, which are the same on a busy machine.
+        allowed = max(MOST_TIMES * self.longest, LEAST_SECONDS) if mutated >= 0 else MOST_SECONDS
+        signal.setitimer(signal.ITIMER_PROF, allowed)
+        began = time.process_time()
+        try:
+            # What nobody has written must not hold the right values of an earlier run.
+            with poisoned_allocations(), self.fresh:
+                found = wrong()
+        except EmulationError as error:
+            return f"error: {error}"
+        except TimedOut:
+            return "does not end"
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+        if mutated < 0:
+            self.longest = max(self.longest, time.process_time() - began)
+        return f"race: {self.races[0]}" if self.races else f"wrong: {found}" if found else None
+
+
+def judge(launches: Emulation, request: Mapping[str, Any]) -> dict[str, Any]:
+    """`{"clean": [what is wrong with the kernel as it is], "mutants": [{"name", "line", "source_line", "flagged"}]}`,
+    where `flagged` says what is wrong with a mutant, or is None.
+
+    A request has `op`, `kernel`, `config`, `scheme` and `cases` of the registry; the `seeds` of the mutants and
+    `clean_seeds` of the kernel as it is; `only`, the names of the mutants to run, or None for all; `without`, a pattern
+    of those to leave out; and `sms`, how many SMs a persistent kernel is laid over, for a CTA to have several tiles: the
+    same for all requests of a process.  The names of mutants begin with the number of their launch where a call
+    launches several kernels.
+    """
+    subjects = [Registered(request, case) for case in request["cases"]]
+    clean, texts = [], []
+    for subject in subjects:
+        for seed in request["clean_seeds"]:
+            clean += [fault for fault in [launches.fault(subject.wrong, seed)] if fault is not None]
+        texts.append(launches.texts)
+    assert all(own == texts[0] for own in texts), "the cases of one request have to be one kernel"
+    # Launches of one text are one kernel's: its mutants stand in for the first of them.
+    numbers: dict[str, int] = {}
+    for number, text in enumerate(texts[0]):
+        numbers.setdefault(text, number)
+    chosen = [
+        (number, f"{number}: {mutant.name}" if len(numbers) > 1 else mutant.name, mutant)
+        for text, number in numbers.items()
+        for mutant in mutants(text)
+    ]
+    found = []
+    for number, name, mutant in chosen:
+        if request.get("only") is not None and name not in request["only"]:
             continue
-        name, _, seed = text.partition(":")
-        case = CASES[name]
-        found = run(emulated, {**vars(case), "seed": int(seed or 0)})
-        found.pop("opcodes", None)
-        print(name, found if "failed" not in found else "FAILED " + found["failed"], flush=True)
+        if re.search(request.get("without", "$^"), name):
+            continue
+        runs = ((subject.wrong, seed) for seed in request["seeds"] for subject in subjects)
+        faults = (launches.fault(wrong, seed, number, mutant.text) for wrong, seed in runs)
+        flagged = next((fault for fault in faults if fault is not None), None)
+        found.append({"name": name, "line": mutant.line, "source_line": mutant.source_line, "flagged": flagged})
+    return {"clean": clean, "mutants": found}
 
 
-def main() -> None:
-    emulated = Emulated()
-    # The emulator takes PTX: to assemble it would be a third of the compiler's time.  What has no code for the GPU must
-    # not lie where others look for it.
-    CUDABackend.make_cubin = lambda *args: b""
-    cache = os.environ.get("TRITON_CACHE_DIR", str(Path.home() / ".triton" / "cache"))
-    os.environ["TRITON_CACHE_DIR"] = f"{cache}_of_ptx"
-    with emulating_triton(DEFAULT.sm, DEFAULT.properties(), emulated.handle):
-        if sys.argv[1:]:
-            by_hand(emulated, sys.argv[1:] if sys.argv[1:] != ["all"] else list(CASES))
-        else:
-            serve(emulated)
+def _stop(number: int, frame: object) -> None:
+    raise TimedOut
 
 
-if __name__ == "__main__":
-    main()
+def answer(request: Mapping[str, Any]) -> dict[str, Any]:
+    """What the module says."""
+    if "maker" in request:
+        return run(request)
+    # Before the first kernel is imported: modules take the number by its name.
+    _device.HOPPER_SMS = request.get("sms", _device.HOPPER_SMS)
+    signal.signal(signal.SIGPROF, _stop)
+    launches = Emulation()
+    triton = emulating_triton(DEFAULT.sm, DEFAULT.properties(), launches.handle)
+    with emulation(), triton, emulating_cuda(launches.handle):
+        return judge(launches, request)

@@ -8,21 +8,16 @@ each with the reason.
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import subprocess
-import sys
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from mutant_targets import REDUNDANT, TARGETS
 from mutant_targets.target import BARRIERS
-from ptx_kernels.cases import CASES
 from ptx_mutants import mutants
+from ptx_processes import asked
 
 from rooflab.bench.calls.calls import packed
 from rooflab.bench.compile.cases import Selected, select
@@ -31,7 +26,6 @@ from rooflab.bench.compile.store import Store
 from rooflab.bench.ptx.cuda_kernels import emulating_cuda
 from rooflab.kernels import registry
 
-TESTS = Path(__file__).parent
 SEEDS = (0, 1)
 """Warps together as far as they go, and an order drawn."""
 CLEAN_SEEDS = (0, 1, 2, 3)
@@ -39,26 +33,9 @@ LEAST_FLAGGED = 0.95
 MOST_REDUNDANT = 0.15
 """Of what the kernel's author asked for: of the barriers that Triton and Gluon place by themselves there are more than
 are needed.  Each of them has to be flagged or argued as well."""
-SECONDS = 280
 SCHEMES = {"bf16", "fp8_e4m3"}
 """One or the other is every op's main one."""
 QUICK = [name for name, target in TARGETS.items() if target.quick]
-
-
-def asked(request: dict[str, Any]) -> dict[str, Any]:
-    """The answer of a process of `ptx_mutant_runs`."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, str(TESTS / "ptx_mutant_runs.py")],
-        input=json.dumps(request),
-        capture_output=True,
-        text=True,
-        env=environment | {"OMP_NUM_THREADS": "1"},
-        timeout=SECONDS,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
 
 
 @cache
@@ -106,25 +83,8 @@ def test_mutants_are_flagged_or_argued_redundant(kernel: str) -> None:
     assert len(own) <= MOST_REDUNDANT * len(asked_for) or len(argued) <= MOST_REDUNDANT * len(names)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    ["tma_NT_bf16", "ws_64_persistent", "flash_tma", "gluon_specialised", "gluon_in_and_out", "gluon_multicast",
-     "split_k_last"],
-)  # fmt: skip
-def test_mutants_of_what_tma_and_specialised_warps_wait_for_are_flagged(name: str) -> None:
-    # Of its barriers of whole CTAs a compiler emits more than are needed; each of the others must count.
-    found = asked({"corpus": name, "seeds": SEEDS, "clean_seeds": CLEAN_SEEDS})
-    assert found["clean"] == []
-    asynchronous = [item for item in found["mutants"] if not re.search(BARRIERS, item["name"])]
-    missed = {item["name"] for item in asynchronous if not item["flagged"]}
-    assert len(asynchronous) > 10
-    assert missed == REDUNDANT.get(name, {}).keys()
-
-
 def test_every_redundant_mutant_is_of_a_target_and_has_a_reason() -> None:
-    assert TARGETS.keys().isdisjoint(CASES)
-    assert REDUNDANT.keys() <= TARGETS.keys() | CASES.keys()
+    assert REDUNDANT.keys() <= TARGETS.keys()
     assert all(reason.endswith(".") for reasons in REDUNDANT.values() for reason in reasons.values())
 
 
@@ -192,54 +152,35 @@ PTX = """
 """
 
 
-def test_mutants_say_what_was_done_and_where() -> None:
-    made = list(mutants(PTX))
-    lines, text = PTX.splitlines(), {mutant.name: mutant.text.splitlines() for mutant in made}
-    assert [(mutant.name, mutant.line, mutant.source_line) for mutant in made] == [
-        ("drop bar.sync 1", 3, 7),
-        ("arrive only at bar.sync 1", 3, 7),
-        ("drop wgmma.wait_group 1", 5, 9),
-        ("one more pending in wgmma.wait_group 1", 5, 9),
-        ("drop mbarrier.arrive.expect_tx 1", 7, 9),
-        ("fewer bytes in mbarrier.arrive.expect_tx 1", 7, 9),
-        ("drop mbarrier.arrive 1", 8, 9),
-        ("do not wait in mbarrier.try_wait 1", 9, 9),
-        ("other parity in mbarrier.try_wait 1", 9, 9),
-        ("drop fence.acq_rel 1", 10, 9),
-        ("for the CTA alone fence.acq_rel 1", 10, 9),
-        ("relax atom.global 1", 11, 9),
-        ("drop mbarrier.init 2", 14, 9),
-        ("drop bar.sync 2", 15, 9),
-        ("drop fence.proxy 1", 17, 9),
-        ("drop cp.async.bulk.commit_group 2", 20, 9),
-        ("drop barrier.cluster.arrive 1", 21, 9),
-        ("relax barrier.cluster.arrive 1", 21, 9),
-    ]
-    for mutant in made:
-        changed = [at for at, (old, new) in enumerate(zip(lines, text[mutant.name], strict=True), 1) if old != new]
+def test_mutants_say_what_was_done_and_where_and_are_still_ptx() -> None:
+    lines, found = PTX.splitlines(), []
+    for mutant in mutants(PTX):
+        text = mutant.text.splitlines()
+        changed = [at for at, (old, new) in enumerate(zip(lines, text, strict=True), 1) if old != new]
         assert changed == [mutant.line]
-
-
-@pytest.mark.parametrize(
-    ("name", "line"),
-    [
-        ("arrive only at bar.sync 1", "@%p1 bar.arrive 1, 128; // bar.sync 0;"),
-        ("one more pending in wgmma.wait_group 1", "wgmma.wait_group.sync.aligned 2;"),
-        (
-            "fewer bytes in mbarrier.arrive.expect_tx 1",
-            "{ .reg .u32 %mutated; sub.u32 %mutated, 24576, 16; "
-            "@!%p2 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r6+8], %mutated; }",
-        ),
-        ("drop mbarrier.arrive 1", "mov.u64 %rd1, 0;"),
-        (
-            "do not wait in mbarrier.try_wait 1",
-            "{ .reg .pred done; again: setp.eq.u32 done, 0, 0; @!done bra again; }",
-        ),
-        ("for the CTA alone fence.acq_rel 1", "fence.acq_rel.cta;"),
-        ("relax atom.global 1", "atom.global.gpu.relaxed.add.u32 %r1, [%rd2], 1;"),
-        ("relax barrier.cluster.arrive 1", "barrier.cluster.arrive.relaxed.aligned;"),
-    ],
-)
-def test_a_mutant_is_still_ptx(name: str, line: str) -> None:
-    (mutant,) = [mutant for mutant in mutants(PTX) if mutant.name == name]
-    assert mutant.text.splitlines()[mutant.line - 1].strip() == line
+        found.append((mutant.name, mutant.line, mutant.source_line, text[mutant.line - 1].strip()))
+    assert found == [
+        ("drop bar.sync 1", 3, 7, "// bar.sync 0;"),
+        ("arrive only at bar.sync 1", 3, 7, "@%p1 bar.arrive 1, 128; // bar.sync 0;"),
+        ("drop wgmma.wait_group 1", 5, 9, ""),
+        ("one more pending in wgmma.wait_group 1", 5, 9, "wgmma.wait_group.sync.aligned 2;"),
+        ("drop mbarrier.arrive.expect_tx 1", 7, 9, ""),
+        ("fewer bytes in mbarrier.arrive.expect_tx 1", 7, 9,
+         "{ .reg .u32 %mutated; sub.u32 %mutated, 24576, 16; "
+         "@!%p2 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r6+8], %mutated; }"),
+        ("drop mbarrier.arrive 1", 8, 9, "mov.u64 %rd1, 0;"),
+        ("do not wait in mbarrier.try_wait 1", 9, 9,
+         "{ .reg .pred done; again: setp.eq.u32 done, 0, 0; @!done bra again; }"),
+        ("other parity in mbarrier.try_wait 1", 9, 9,
+         "{ .reg .pred done; again: { .reg .b32 %mutated; xor.b32 %mutated, %r168, 1; "
+         "mbarrier.try_wait.parity.shared::cta.b64 done, [%r66], %mutated; } @!done bra again; }"),
+        ("drop fence.acq_rel 1", 10, 9, ""),
+        ("for the CTA alone fence.acq_rel 1", 10, 9, "fence.acq_rel.cta;"),
+        ("relax atom.global 1", 11, 9, "atom.global.gpu.relaxed.add.u32 %r1, [%rd2], 1;"),
+        ("drop mbarrier.init 2", 14, 9, ""),
+        ("drop bar.sync 2", 15, 9, ""),
+        ("drop fence.proxy 1", 17, 9, ""),
+        ("drop cp.async.bulk.commit_group 2", 20, 9, ""),
+        ("drop barrier.cluster.arrive 1", 21, 9, ""),
+        ("relax barrier.cluster.arrive 1", 21, 9, "barrier.cluster.arrive.relaxed.aligned;"),
+    ]  # fmt: skip

@@ -5,32 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from mutant_targets import (
-    attention_flash,
-    attention_fp8,
-    attention_other,
-    attention_paged,
-    attention_ping_pong,
-    gemm,
-    gemm_family,
-    other_ops,
-)
+from mutant_targets import attention, gemm, gemm_family, other_ops
 from mutant_targets.target import Target
 
-FILES = (
-    attention_flash,
-    attention_fp8,
-    attention_other,
-    attention_paged,
-    attention_ping_pong,
-    gemm,
-    gemm_family,
-    other_ops,
-)
+FILES = (attention, gemm, gemm_family, other_ops)
 TARGETS: dict[str, Target] = {name: target for file in FILES for name, target in file.TARGETS.items()}
 REDUNDANT: dict[str, dict[str, str]] = {
     name: reasons
     for file in sorted(Path(__file__).parent.glob("redundant_*.json"))
     for name, reasons in json.loads(file.read_text()).items()
 }
-"""Of a target, or of a case of `ptx_kernels`: the mutants that order nothing, each with the reason."""
+"""Of a target: the mutants that order nothing, each with the reason."""

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from mutant_targets.target import BARRIERS, Target
-
-
-def _gemm(m: int, n: int, warps: int, quick: Sequence[str] = ()) -> Target:
-    config = {"block_m": m, "block_n": n, "block_k": 64, "num_warps": warps, "num_stages": 3, "group_m": 8}
-    return Target("gemm", "pipelined", (f"M={m},N={n},K=320,layout=NN,bias=true",), config, tuple(quick))
 
 
 def _tiles(m: int, n: int, k: int, **more: int) -> dict[str, int]:
@@ -19,9 +12,9 @@ def _tiles(m: int, n: int, k: int, **more: int) -> dict[str, int]:
 TARGETS = {
     "gemm_cooperative": Target(
         "gemm", "cooperative", ("M=136,N=72,K=200,layout=NT,bias=true,residual=true",),
-        {"block_m": 128, "block_n": 64, "block_k": 64, "stages": 3, "group_m": 2, "store_n": 32, "lead": 1},
-        ("drop mbarrier.arrive 2", "one more pending in wgmma.wait_group 2", "drop fence.proxy.async 3",
-         "drop cp.async.bulk.wait_group 1"), (("sms", 1), ("without", BARRIERS)),
+        _tiles(128, 64, 64, stages=3, group_m=2, store_n=32, lead=1),
+        ("drop mbarrier.arrive 2", "drop fence.proxy.async 3", "drop cp.async.bulk.wait_group 1"),
+        (("sms", 1), ("without", BARRIERS)),
     ),
     "gemm_naive": Target("gemm", "naive", ("M=16,N=32,K=100,layout=NN,bias=true",)),
     "gemm_shared_tiles": Target("gemm", "shared_tiles", ("M=130,N=8,K=30,layout=NT,bias=true",)),
@@ -29,15 +22,12 @@ TARGETS = {
         "gemm", "tensor_core", ("M=136,N=72,K=200,layout=NT,bias=true,residual=true",),
         _tiles(128, 64, 64, num_warps=8, group_m=8),
     ),
-    "gemm_tensor_core_mma": Target(
-        "gemm", "tensor_core", ("M=16,N=40,K=400,layout=NT,bias=true",),
-        _tiles(16, 32, 128, num_warps=4, group_m=8),
+    "gemm_wgmma": Target(
+        "gemm", "pipelined", ("M=128,N=128,K=320,layout=NN,bias=true",),
+        _tiles(128, 128, 64, num_warps=8, num_stages=3, group_m=8),
+        ("drop wgmma.fence 1", "drop wgmma.commit_group 1", "one more pending in wgmma.wait_group 1",
+         "drop fence.proxy.async 1", "drop bar.sync 2"),
     ),
-    "gemm_wgmma": _gemm(128, 128, 8, [
-        "drop wgmma.fence 1", "drop wgmma.commit_group 1", "one more pending in wgmma.wait_group 1",
-        "drop fence.proxy.async 1", "drop bar.sync 2", "drop bar.sync 3",
-    ]),
-    "gemm_mma": _gemm(32, 64, 4),
     "gemm_tma": Target(
         "gemm", "tma", ("M=136,N=72,K=648,layout=NT,bias=true,residual=true",),
         _tiles(128, 64, 64, num_warps=8, num_stages=3, group_m=8),
@@ -47,10 +37,6 @@ TARGETS = {
         "gemm", "persistent", ("M=136,N=264,K=200,layout=NT,bias=true",),
         _tiles(128, 256, 64, num_warps=8, num_stages=3, store_parts=4, group_m=8), (), (("sms", 1),),
     ),
-    "gemm_persistent_small": Target(
-        "gemm", "persistent", ("M=72,N=72,K=200,layout=NT,bias=true",),
-        _tiles(64, 64, 64, num_warps=4, num_stages=3, store_parts=1, group_m=8), (), (("sms", 1),),
-    ),
     "gemm_warp_specialized": Target(
         "gemm", "warp_specialized", ("M=136,N=72,K=200,layout=NT,bias=true",),
         _tiles(128, 64, 64, num_warps=4, num_stages=3, group_m=8), (), (("sms", 1),),
@@ -59,35 +45,19 @@ TARGETS = {
         "gemm", "split_k", ("M=16,N=40,K=400,layout=NT,bias=true",),
         _tiles(16, 32, 32, split=2, num_warps=4, num_stages=3),
     ),
-    "gemm_split_k_wgmma": Target(
-        "gemm", "split_k", ("M=64,N=40,K=400,layout=NT,bias=true",),
-        _tiles(64, 32, 32, split=2, num_warps=8, num_stages=3),
-    ),
     # Two CTAs share three tiles of five steps: each has a whole one and a part of another.
     "gemm_stream_k": Target(
         "gemm", "stream_k", ("M=16,N=72,K=160,layout=NT,bias=true",),
         _tiles(16, 32, 32, num_warps=4, num_stages=3), (), (("sms", 2),),
-    ),
-    "gemm_stream_k_wgmma": Target(
-        "gemm", "stream_k", ("M=64,N=72,K=160,layout=NT,bias=true",),
-        _tiles(64, 32, 32, num_warps=8, num_stages=3), (), (("sms", 2),),
     ),
     "gemm_swap_ab": Target(
         "gemm", "swap_ab", ("M=9,N=136,K=840,layout=NT,bias=true,residual=true",),
         _tiles(16, 128, 64, num_stages=3, split=2),
         ("do not wait in mbarrier.try_wait 2", "relax barrier.cluster.arrive 1"),
     ),
-    "gemm_swap_ab_alone": Target(
-        "gemm", "swap_ab", ("M=9,N=136,K=840,layout=NT,bias=true,residual=true",),
-        _tiles(16, 128, 128, num_stages=2, split=1),
-    ),
     # Without the third way to add up (warps_k 1): its barrier is a warp's own, and the order of lanes is not watched.
     "gemm_gemv": Target(
         "gemm", "gemv", ("M=2,N=60,K=1600,layout=NT,bias=true",),
         {"rows": 2, "unroll": 2, "warps_k": 2, "split": 2},
-    ),
-    "gemm_gemv_cta": Target(
-        "gemm", "gemv", ("M=2,N=10,K=3000,layout=NT,bias=true",),
-        {"rows": 2, "unroll": 2, "warps_k": 2, "split": 1},
     ),
 }  # fmt: skip

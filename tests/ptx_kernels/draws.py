@@ -78,13 +78,13 @@ def attention(number: int) -> Case:
 def anything(number: int) -> Case:
     """One configuration of another kernel: its sizes, types and warps change how values are laid out and moved."""
     draw = random.Random(f"anything {number}")
-    return draw.choice([_vectors, _vectors, _dot, _ring, _ring, _narrow_pointers])(draw)
+    return draw.choice([_vectors, _vectors, _dot, _dot, _narrow_pointers])(draw)
 
 
 def _vectors(draw: random.Random) -> Case:
     power = lambda low, high: 2 ** draw.randint(low, high)
     warps = draw.choice([1, 2, 4, 8, 16])
-    maker = draw.choice(["sort", "scan", "reduce", "turn", "top"])
+    maker = draw.choice(["sort", "scan", "reduce", "turn"])
     options = {
         "sort": {
             "N": power(4, 9), "down": draw.random() < 0.5, "warps": warps,
@@ -93,36 +93,17 @@ def _vectors(draw: random.Random) -> Case:
         "scan": {"R": power(0, 5), "N": power(1, 8), "back": draw.random() < 0.5, "warps": warps},
         "reduce": {"R": power(0, 6), "N": power(1, 9), "programs": draw.randint(1, 3), "warps": warps},
         "turn": {"R": power(0, 6), "N": power(1, 7)},
-        "top": {"N": power(5, 9), "K": power(1, 4)},
     }  # fmt: skip
     return Case("triton_vectors", maker, options[maker])
 
 
 def _dot(draw: random.Random) -> Case:
     power = lambda low, high: 2 ** draw.randint(low, high)
-    if draw.random() < 0.2:
-        return Case("triton_copies", "batch", {"B": power(0, 3), "M": power(4, 6), "N": power(4, 6), "K": power(4, 6)})
     options = {
         "M": power(4, 7), "N": power(4, 7), "K": power(5, 7), "warps": draw.choice([1, 2, 4, 8, 16]),
         "dtype": draw.choice(["fp16", "bf16", "fp32", "e4m3", "e5m2"]),
     }  # fmt: skip
     return Case("triton_copies", "dot", options)
-
-
-def _ring(draw: random.Random) -> Case:
-    dtype, warps = draw.choice(["fp16", "bf16", "fp32", "e4m3", "e5m2"]), draw.choice([4, 8])
-    options = {
-        "dtype": dtype, "trans": draw.choice(["NT", "NN"]) if dtype in ("fp16", "bf16") else "NT", "warps": warps,
-        "BM": 16 * warps, "BN": draw.choice([16, 32, 64, 128]), "stages": draw.randint(2, 4),
-        "BK": draw.choice([8, 16, 32] if dtype == "fp32" else [32, 64, 128] if dtype[0] == "e" else [16, 32, 64, 128]),
-        "specialise": draw.random() < 0.5, "registers": 24,
-        "M": 8 * draw.randint(1, 32), "N": 8 * draw.randint(1, 16), "K": 16 * draw.randint(1, 24),
-    }  # fmt: skip
-    size = {"fp32": 4, "e4m3": 1, "e5m2": 1}.get(dtype, 2)
-    tiles = options["stages"] * options["BK"] * (options["BM"] + options["BN"]) * size
-    options["BN"] = options["BN"] if tiles + 4 * options["BM"] * options["BN"] <= SHARED_BYTES else 16
-    options["stages"] = options["stages"] if tiles <= SHARED_BYTES else 2
-    return Case("gluon_matmul", "tma_ring", options)
 
 
 def _narrow_pointers(draw: random.Random) -> Case:

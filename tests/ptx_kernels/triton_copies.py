@@ -1,4 +1,4 @@
-"""TMA of every rank in Triton, half in and half out of the tensor, and what a product may be asked for."""
+"""TMA of every rank in Triton, half out of the tensor; TMA that adds; what a product may be asked for."""
 
 from __future__ import annotations
 
@@ -46,6 +46,18 @@ PLACES = {
 
 
 @triton.jit
+def adds_by_tma(a, c, N, BM: tl.constexpr, BN: tl.constexpr, WHAT: tl.constexpr):
+    rows, columns = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, BN)
+    x = tl.load(a + rows[:, None] * N + columns[None])
+    if WHAT == "add":
+        c.atomic_add([0, 0], x)
+    elif WHAT == "min":
+        c.atomic_min([0, 0], x)
+    else:
+        c.atomic_xor([0, 0], x)
+
+
+@triton.jit
 def dots(a, b, c, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, PRECISION: tl.constexpr, IMPRECISE: tl.constexpr):
     rows, columns, depth = tl.arange(0, M), tl.arange(0, N), tl.arange(0, K)
     x, y = tl.load(a + rows[:, None] * K + depth[None]), tl.load(b + depth[:, None] * N + columns[None])
@@ -54,25 +66,6 @@ def dots(a, b, c, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, PRECISION: 
         acc = tl.dot(x, y, acc, input_precision=PRECISION, max_num_imprecise_acc=IMPRECISE, out_dtype=acc.dtype)
     else:
         acc = tl.dot(x, y, acc, input_precision=PRECISION, out_dtype=acc.dtype)
-    tl.store(c + rows[:, None] * N + columns[None], acc)
-
-
-@triton.jit
-def batched(a, b, c, B: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
-    every = tl.arange(0, B)[:, None, None]
-    rows, columns, depth = tl.arange(0, M), tl.arange(0, N), tl.arange(0, K)
-    x = tl.load(a + (every * M + rows[None, :, None]) * K + depth[None, None, :])
-    y = tl.load(b + (every * K + depth[None, :, None]) * N + columns[None, None, :])
-    tl.store(c + (every * M + rows[None, :, None]) * N + columns[None, None, :], tl.dot(x, y))
-
-
-@triton.jit
-def scaled(a, a_scale, b, b_scale, c, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
-    rows, columns, depth, group = tl.arange(0, M), tl.arange(0, N), tl.arange(0, K), tl.arange(0, K // 32)
-    x, y = tl.load(a + rows[:, None] * K + depth[None]), tl.load(b + depth[:, None] * N + columns[None])
-    xs = tl.load(a_scale + rows[:, None] * (K // 32) + group[None])
-    ys = tl.load(b_scale + columns[:, None] * (K // 32) + group[None])
-    acc = tl.dot_scaled(x, xs, "e4m3", y, ys, "e4m3")
     tl.store(c + rows[:, None] * N + columns[None], acc)
 
 
@@ -97,6 +90,16 @@ def move(seed: int, *, rank=2, dtype="fp32", padding="zero") -> Trial:
     return Trial(launch, [y], [wanted])
 
 
+def reduces(seed: int, *, what="add", dtype="float32", programs=3) -> Trial:
+    kind = getattr(torch, dtype)
+    a, c = whole((programs * 64, 64), seed, kind), whole((64, 64), seed + 1, kind)
+    wanted = c.clone()
+    for part in a.split(64):
+        wanted = {"add": torch.add, "min": torch.minimum, "xor": torch.bitwise_xor}[what](wanted, part)
+    to = TensorDescriptor.from_tensor(c, [64, 64])
+    return Trial(lambda: adds_by_tma[(programs,)](a, to, 64, 64, 64, what), [c], [wanted])
+
+
 def dot(
     seed: int, *, M=64, N=64, K=64, dtype="fp16", out="float32", precision="tf32", imprecise=0, relative=0.0, warps=4
 ) -> Trial:
@@ -108,19 +111,3 @@ def dot(
         lambda: dots[(1,)](a, b, c, M, N, K, precision, imprecise, num_warps=warps),
         [c], [product(a, b, "NN") + 3], relative,
     )  # fmt: skip
-
-
-def batch(seed: int, *, B=4, M=32, N=16, K=32) -> Trial:
-    a, b = whole((B, M, K), seed, torch.float16), whole((B, K, N), seed + 1, torch.float16)
-    c = blank(B, M, N)
-    return Trial(lambda: batched[(1,)](a, b, c, B, M, N, K), [c], [a.double() @ b.double()])
-
-
-def scale(seed: int, *, M=64, N=64, K=64) -> Trial:
-    a, b = operands(M, N, K, "NN", "e4m3", seed)
-    c = blank(M, N)
-    generator = torch.Generator().manual_seed(seed)
-    scales = [torch.randint(125, 130, (size, K // 32), generator=generator, dtype=torch.uint8) for size in (M, N)]
-    x, y = (2.0 ** (bytes_.double() - 127).repeat_interleave(32, 1) for bytes_ in scales)
-    wanted = (a.double() * x) @ (b.double() * y.T)
-    return Trial(lambda: scaled[(1,)](a, scales[0], b, scales[1], c, M, N, K), [c], [wanted])
