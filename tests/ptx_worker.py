@@ -165,8 +165,8 @@ def judge(launches: Emulation, request: Mapping[str, Any]) -> dict[str, Any]:
 
     A request has `op`, `kernel`, `config`, `scheme` and `cases` of the registry; the `seeds` of the mutants and
     `clean_seeds` of the kernel as it is; `only`, the names of the mutants to run, or None for all; `without`, a pattern
-    of those to leave out; and `sms`, how many SMs a persistent kernel is laid over, for a CTA to have several tiles: the
-    same for all requests of a process.  The names of mutants begin with the number of their launch where a call
+    of those to leave out; and `sms`, how many SMs a persistent kernel is laid over, so that a CTA has several tiles:
+    the same for all requests of a process.  The names of mutants begin with the number of their launch where a call
     launches several kernels.
     """
     subjects = [Registered(request, case) for case in request["cases"]]

@@ -1,47 +1,112 @@
-"""Races between CTAs on global memory, in both orders of running them."""
+"""Races between CTAs on global memory, in programs of a few moves, and what the warps of a CTA release and learn."""
+
+from __future__ import annotations
+
+import re
 
 import numpy as np
 import pytest
 
 from rooflab.bench.ptx.races.global_races import GlobalRaces
 from rooflab.bench.ptx.races.reports import describe
+from rooflab.bench.ptx.races.shared_races import SharedRaces
+from rooflab.bench.ptx.races.vector_clocks import MapOrder, VectorClocks
 
 BASE = 0x7F00_0000_1000
 OUT, PARTIAL, COUNTER = BASE, BASE + 0x10000, BASE + 0x20000
-STORE, READ, ATOMIC, SUM = 1, 2, 3, 4
+NAMES = ["", "write", "read", "atomic", "poll"]
+WRITE, READ, ATOMIC, POLL = range(1, 5)
+WARPS = 4
+ALL = np.arange(WARPS)
+
+
+def lanes(cta: int) -> np.ndarray:
+    return np.full(128, cta)
+
+
+def tile(base: int, number: int = 0) -> np.ndarray:
+    return base + 512 * number + np.arange(128) * 4
 
 
 @pytest.fixture
-def races():
+def races() -> GlobalRaces:
+    """Of eight CTAs, in three allocations."""
     found = GlobalRaces(8)
     for base, size in ((PARTIAL, 4096), (OUT, 4096), (COUNTER, 4)):
         found.add(base, size)
     return found
 
 
-def lanes(cta):
-    return np.full(128, cta)
+def kinds(races: GlobalRaces) -> list[str]:
+    return [f"{race.kind} {NAMES[race.first]} {NAMES[race.second]}" for race in races.found]
 
 
-def tile(base, number=0):
-    return base + 512 * number + np.arange(128) * 4
+def run(races: GlobalRaces, words: str) -> list[str]:
+    """Moves, each a word: `read@3/1` is done by CTA 3 to tile 1, `release@3/1` to flag 1; without a number to 0.
+
+    `add` is an atomic that neither releases nor acquires, `look` and `gets` are loads of a flag, `gets` with acquire.
+    """
+    orders = {
+        "release": {"release": True}, "acquire": {"acquire": True}, "both": {"release": True, "acquire": True},
+        "add": {}, "look": {"stores": False}, "gets": {"acquire": True, "stores": False},
+    }  # fmt: skip
+    for word in words.split():
+        name, cta, number = re.fullmatch(r"(\w+)@(\d)(?:/(\d))?", word).groups()
+        if name in orders:
+            races.synchronise(int(cta), COUNTER + 4 * int(number or 0), **orders[name])
+        elif name == "fence":
+            races.fence(int(cta))
+        else:
+            getattr(races, name)(lanes(int(cta)), tile(OUT, int(number or 0)), 4, NAMES.index(name))
+    return kinds(races)
 
 
-def kinds(races):
-    return [(race.kind, race.first, race.second) for race in races.found]
+ALL_READ = "read@0 read@1 read@2 read@3"
+WITH_FENCES = "write@0 fence@0 add@0 write@1/1 fence@1 add@1 fence@1 read@1/0 read@1/1"
+WITH_ORDER = "write@0 both@0 write@1/1 both@1 read@1/0 read@1/1"
 
 
-def test_ctas_that_write_their_own_tiles_do_not_race(races):
-    for cta in range(8):
-        races.write(lanes(cta), tile(OUT, cta), 4, STORE)
-        races.read(lanes(cta), tile(OUT, cta), 4, READ)
-        races.write(lanes(cta), tile(OUT, cta), 4, STORE)
-    assert races.found == []
+@pytest.mark.parametrize(
+    "words",
+    [
+        "write@0 read@0 write@0 write@1/1 read@1/1", ALL_READ, "atomic@0 atomic@1 atomic@2",
+        WITH_FENCES, WITH_ORDER, "write@0 release@0 both@1 release@1/1 acquire@2/1 read@2",
+        "write@0 read@0 release@0 fence@0 write@0 read@0", "write@0 release@0 acquire@1 write@1",
+        "read@0 poll@1 poll@0 read@1", "atomic@0 poll@1 poll@0 atomic@1", "poll@0 poll@1",
+    ],
+)  # fmt: skip
+def test_what_is_ordered_is_not_reported(races: GlobalRaces, words: str) -> None:
+    assert run(races, words) == []
 
 
-def test_two_ctas_that_write_one_tile_race(races):
-    races.write(lanes(2), tile(OUT), 4, STORE)
-    races.write(lanes(5), tile(OUT), 4, STORE)
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("read@0 write@1", "read-write read write"),
+        ("write@0 read@1", "write-read write read"),
+        ("atomic@0 atomic@1 read@1", "write-read atomic read"),
+        ("atomic@0 atomic@1 write@1", "write-write atomic write"),
+        ("read@0 atomic@1", "read-write read atomic"),
+        ("write@0 atomic@1", "write-write write atomic"),
+        ("poll@0 write@1", "read-write poll write"),
+        ("write@0 poll@1", "write-read write poll"),
+        (WITH_FENCES.replace("fence@0 ", ""), "write-read write read"),
+        (WITH_FENCES.replace("add@1 fence@1", "add@1"), "write-read write read"),
+        (WITH_ORDER.replace("both@0", "acquire@0"), "write-read write read"),
+        (WITH_ORDER.replace("both@1", "release@1"), "write-read write read"),
+        ("fence@0 write@0 add@0 acquire@1 read@1", "write-read write read"),  # a fence covers nothing after it
+        ("release@0 write@0 acquire@1 read@1", "write-read write read"),  # nor does a release
+        ("write@0 release@0 acquire@1/1 read@1", "write-read write read"),  # another flag
+        ("write@0 fence@0 look@0 gets@1 read@1", "write-read write read"),  # who loads a flag releases nothing to it
+    ],
+)
+def test_what_is_not_ordered_is_reported_once(races: GlobalRaces, words: str, found: str) -> None:
+    assert run(races, words) == [found]
+    assert (races.found[0].first_actor, races.found[0].count) == ("CTA 0", 128)
+
+
+def test_a_report_says_who_did_what_where(races: GlobalRaces) -> None:
+    run(races, "write@2 write@5")
     (race,) = races.found
     assert (race.kind, race.first_actor, race.second_actor, race.address, race.count) == (
         "write-write", "CTA 2", "CTA 5", OUT, 128,
@@ -52,182 +117,212 @@ def test_two_ctas_that_write_one_tile_race(races):
     )
 
 
-@pytest.mark.parametrize("first", ["read", "write"])
-def test_a_read_and_a_write_of_two_ctas_race_in_either_order(races, first):
-    second = "write" if first == "read" else "read"
-    getattr(races, first)(lanes(0), tile(OUT), 4, STORE)
-    getattr(races, second)(lanes(1), tile(OUT), 4, READ)
-    assert kinds(races) == [(f"{first}-{second}", STORE, READ)]
-
-
-def test_many_ctas_may_read_one_tile(races):
-    for cta in range(8):
-        races.read(lanes(cta), tile(OUT), 4, READ)
-    races.read(np.arange(128) % 8, np.full(128, OUT), 4, READ)
-    assert races.found == []
-
-
 @pytest.mark.parametrize("reader", range(4))
-def test_a_write_races_with_any_of_several_readers(races, reader):
-    for cta in range(4):
-        races.read(lanes(cta), tile(OUT), 4, READ)
-        if cta != reader:
-            races.synchronise(cta, COUNTER, release=True)
-    races.synchronise(7, COUNTER, acquire=True)
-    races.write(lanes(7), tile(OUT), 4, STORE)
+def test_a_write_races_with_any_of_several_readers(races: GlobalRaces, reader: int) -> None:
+    run(races, ALL_READ + "".join(f" release@{cta}" for cta in range(4) if cta != reader) + " acquire@7 write@7")
     assert [(race.kind, race.first_actor) for race in races.found] == [("read-write", f"CTA {reader}")]
 
 
-def test_readers_of_one_instruction_all_count(races):
+def test_readers_of_one_instruction_and_of_some_granules_all_count(races: GlobalRaces) -> None:
     races.read(np.repeat(np.arange(4), 32), OUT + np.arange(128) % 32 * 4, 4, READ)
-    for cta in (1, 2, 3):
-        races.synchronise(cta, COUNTER, release=True)
-    races.synchronise(7, COUNTER, acquire=True)
-    races.write(lanes(7)[:32], tile(OUT)[:32], 4, STORE)
-    assert [(race.kind, race.first_actor, race.count) for race in races.found] == [("read-write", "CTA 0", 32)]
+    races.read(lanes(5)[:64], tile(OUT, 1)[:64], 4, READ)
+    races.read(lanes(1), tile(OUT, 1), 4, READ)
+    run(races, "release@1 release@2 release@3 acquire@7 write@7 write@7/1")
+    assert kinds(races) == ["read-write read write"] and races.found[0].first_actor == "CTA 0"
+    assert races.found[0].count == 32 + 64
 
 
-def test_readers_whose_sets_differ_by_granule_are_told_apart(races):
-    races.read(lanes(0), tile(OUT), 4, READ)
-    races.read(lanes(1)[:64], tile(OUT)[:64], 4, READ)
-    races.read(lanes(2), tile(OUT), 4, READ)
-    races.synchronise(0, COUNTER, release=True)
-    races.synchronise(2, COUNTER, release=True)
-    races.synchronise(7, COUNTER, acquire=True)
-    races.write(lanes(7), tile(OUT), 4, STORE)
-    assert [(race.first_actor, race.count) for race in races.found] == [("CTA 1", 64)]
-
-
-def test_atomics_of_ctas_do_not_race_with_each_other(races):
-    for cta in range(8):
-        races.atomic(lanes(cta), tile(OUT), 4, ATOMIC)
+def test_ctas_of_one_instruction_race_and_equal_values_are_marked(races: GlobalRaces) -> None:
+    ctas = np.repeat(np.arange(2), 32)
+    values = np.where(np.arange(64) == 3, 77, np.arange(64) % 32).astype(np.float32)
+    races.read(np.arange(128) % 8, np.full(128, OUT + 2048), 4, READ)
     races.atomic(np.arange(128) % 8, np.full(128, COUNTER), 4, ATOMIC)
     assert races.found == []
+    races.write(ctas, OUT + np.arange(64) % 32 * 4, 4, WRITE, [values])
+    assert sorted((race.same_value, race.count) for race in races.found) == [(False, 1), (True, 31)]
+    races.write(np.repeat(np.arange(4), 32), PARTIAL + np.arange(128) % 64 * 4, 4, POLL)
+    assert [(race.kind, race.count, race.same_value) for race in races.found[2:]] == [("write-write", 64, False)]
 
 
-@pytest.mark.parametrize(("access", "kind"), [("read", "write-read"), ("write", "write-write")])
-def test_what_is_no_atomic_races_with_one(races, access, kind):
-    races.atomic(lanes(0), tile(OUT), 4, ATOMIC)
-    races.atomic(lanes(1), tile(OUT), 4, ATOMIC)
-    getattr(races, access)(lanes(1), tile(OUT), 4, STORE)
-    assert kinds(races) == [(kind, ATOMIC, STORE)]
-    assert races.found[0].first_actor == "CTA 0"
+def test_a_store_of_what_was_there_is_marked_and_looked_up_only_for_a_race(races: GlobalRaces) -> None:
+    for _ in range(2):
+        races.write(lanes(0), tile(OUT), 4, WRITE, [np.uint32(1)], lambda: pytest.fail("looked up"))
+    old = np.arange(128, dtype=np.uint32)
+    races.write(lanes(1), tile(OUT), 4, READ, [np.where(old == 3, 0, old).astype(np.uint32)], lambda: [old])
+    assert sorted((race.same_value, race.count) for race in races.found) == [(False, 1), (True, 127)]
 
 
-@pytest.mark.parametrize(("access", "kind"), [("read", "read-write"), ("write", "write-write")])
-def test_an_atomic_races_with_what_is_none(races, access, kind):
-    getattr(races, access)(lanes(0), tile(OUT), 4, STORE)
-    races.atomic(lanes(1), tile(OUT), 4, ATOMIC)
-    assert kinds(races) == [(kind, STORE, ATOMIC)]
+# Granules and allocations
 
 
-# Synchronisation: a split reduction in which the last CTA to arrive sums up
-
-
-def split_reduction(races, order, releases=True, acquires=True, fences=True):
-    for place, cta in enumerate(order):
-        races.write(lanes(cta), tile(PARTIAL, cta), 4, STORE)
-        if fences and releases:
-            races.fence(cta)
-        races.atomic(np.array([cta]), np.array([COUNTER]), 4, ATOMIC)
-        races.synchronise(cta, COUNTER, release=releases and not fences, acquire=acquires and not fences)
-        if place < len(order) - 1:
-            continue
-        if fences and acquires:
-            races.fence(cta)
-        for other in order:
-            races.read(lanes(cta), tile(PARTIAL, other), 4, READ)
-        races.write(lanes(cta), tile(OUT), 4, SUM)
-
-
-@pytest.mark.parametrize("fences", [True, False])
-def test_a_split_reduction_with_release_and_acquire_is_right(races, fences):
-    split_reduction(races, (3, 0, 2, 1), fences=fences)
+def test_wide_accesses_are_looked_at_granule_by_granule(races: GlobalRaces) -> None:
+    races.write(np.array([0]), np.array([OUT + 12]), 4, WRITE)
+    races.read(np.array([1]), np.array([OUT + 16]), 16, READ)
     assert races.found == []
+    races.read(np.array([1]), np.array([OUT]), 16, READ)
+    assert [(race.address, race.count) for race in races.found] == [(OUT + 12, 1)]
 
 
-@pytest.mark.parametrize("fences", [True, False])
-@pytest.mark.parametrize("missing", ["releases", "acquires"])
-def test_a_split_reduction_without_one_of_them_is_reported(races, missing, fences):
-    split_reduction(races, (3, 0, 2, 1), fences=fences, **{missing: False})
-    assert kinds(races) == [("write-read", STORE, READ)]
-    assert races.found[0].count == 3 * 128
-
-
-def test_one_cta_that_does_not_release_is_enough(races):
-    for cta in (0, 1, 2):
-        races.write(lanes(cta), tile(PARTIAL, cta), 4, STORE)
-        races.synchronise(cta, COUNTER, release=cta != 1)
-    races.synchronise(3, COUNTER, acquire=True)
-    for cta in (0, 1, 2):
-        races.read(lanes(3), tile(PARTIAL, cta), 4, READ)
-    assert [(race.first_actor, race.count) for race in races.found] == [("CTA 1", 128)]
-
-
-def test_a_fence_does_not_release_what_is_done_after_it(races):
-    races.fence(0)
-    races.write(lanes(0), tile(PARTIAL), 4, STORE)
-    races.synchronise(0, COUNTER)
-    races.synchronise(1, COUNTER, acquire=True)
-    races.read(lanes(1), tile(PARTIAL), 4, READ)
-    assert kinds(races) == [("write-read", STORE, READ)]
-
-
-def test_a_release_does_not_cover_what_is_done_after_it(races):
-    races.synchronise(0, COUNTER, release=True)
-    races.write(lanes(0), tile(PARTIAL), 4, STORE)
-    races.synchronise(1, COUNTER, acquire=True)
-    races.read(lanes(1), tile(PARTIAL), 4, READ)
-    assert kinds(races) == [("write-read", STORE, READ)]
-
-
-def test_another_address_orders_nothing(races):
-    races.write(lanes(0), tile(PARTIAL), 4, STORE)
-    races.synchronise(0, COUNTER, release=True)
-    races.synchronise(1, COUNTER + 4, acquire=True)
-    races.read(lanes(1), tile(PARTIAL), 4, READ)
-    assert kinds(races) == [("write-read", STORE, READ)]
-
-
-def test_what_a_cta_learnt_it_passes_on(races):
-    races.write(lanes(0), tile(PARTIAL), 4, STORE)
-    races.synchronise(0, COUNTER, release=True)
-    races.synchronise(1, COUNTER, release=True, acquire=True)
-    races.synchronise(1, OUT, release=True)
-    races.synchronise(2, OUT, acquire=True)
-    races.read(lanes(2), tile(PARTIAL), 4, READ)
+@pytest.mark.parametrize(("granule", "start"), [(1, BASE + 3), (16, BASE + 16)])
+def test_neighbours_of_the_granule_are_told_apart(granule: int, start: int) -> None:
+    races = GlobalRaces(2, granule_bytes=granule)
+    races.add(start, 64)
+    for cta in range(2):
+        races.write(np.array([cta]), np.array([start + granule * cta]), granule, WRITE)
     assert races.found == []
+    races.write(np.array([1]), np.array([start]), granule, READ)
+    assert [race.address for race in races.found] == [start]
 
 
-def test_a_cta_is_ordered_with_itself_across_its_releases(races):
-    races.write(lanes(0), tile(PARTIAL), 4, STORE)
-    races.read(lanes(0), tile(PARTIAL), 4, READ)
-    races.synchronise(0, COUNTER, release=True)
-    races.fence(0)
-    races.write(lanes(0), tile(PARTIAL), 4, STORE)
-    races.read(lanes(0), tile(PARTIAL), 4, READ)
+def test_an_odd_piece_of_a_copy_is_not_overlooked() -> None:
+    races = GlobalRaces(2)
+    races.add(4096, 64)
+    races.read(np.array([0, 0]), np.array([4096 + 8, 4096 + 9]), 1, READ)
+    races.write(np.array([1]), np.array([4096 + 8]), 4, WRITE)
+    assert [(race.kind, race.address) for race in races.found] == [("read-write", 4096 + 8)]
+
+
+def test_every_allocation_has_its_own_shadow(races: GlobalRaces) -> None:
+    last = np.array([PARTIAL + 4092, OUT, OUT + 4092, COUNTER])
+    races.write(np.zeros(4, np.int64), last, 4, WRITE)
+    for address in last:
+        races.write(np.array([1]), np.array([address]), 4, READ)
+    assert [(race.address, race.count) for race in races.found] == [(PARTIAL + 4092, 4)]
+
+
+def test_allocations_that_overlap_are_one() -> None:
+    races = GlobalRaces(2)
+    for base, size in ((BASE + 64, 64), (BASE + 512, 64), (BASE, 100), (BASE + 120, 4), (BASE + 86, 8)):
+        races.add(base, size)
+    for cta in range(2):
+        races.write(np.full(4, cta), BASE + np.array([0, 96, 124, 512]), 4, WRITE)
+    assert [(race.address, race.count) for race in races.found] == [(BASE, 4)]
+    races.write(np.array([0]), np.array([BASE + 80]), 16, WRITE)
+    races.read(np.array([1]), np.array([BASE + 88]), 4, READ)
+    assert [(race.kind, race.address) for race in races.found[1:]] == [("write-read", BASE + 88)]
+
+
+def test_a_new_grid_starts_with_nothing(races: GlobalRaces) -> None:
+    run(races, "write@0")
+    races.restart()
+    assert run(races, "write@1") == []
+
+
+def test_many_ctas_and_epochs_work() -> None:
+    races = GlobalRaces(3000)
+    races.add(BASE, 4096)
+    for cta in range(3000):
+        races.read(np.array([cta]), np.array([BASE]), 4, READ)
+        races.synchronise(cta, COUNTER, release=cta != 1234)
+    races.synchronise(7, COUNTER, acquire=True)
+    races.write(np.array([7]), np.array([BASE]), 4, WRITE)
+    assert [race.first_actor for race in races.found] == ["CTA 1234"]
+
+
+def test_what_cannot_be_is_refused(races: GlobalRaces) -> None:
+    for call, text in (
+        (lambda: GlobalRaces(1, 3), "granule_bytes: expected 1, 2, 4, 8 or 16, got 3"),
+        (lambda: GlobalRaces(0), "ctas: expected at least 1, got 0"),
+        (lambda: GlobalRaces(2, warps=0), "warps: expected at least 1, got 0"),
+        (lambda: races.add(BASE - 4096, 0), "size: expected at least 1 byte, got 0"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            call()
+
+
+# The warps of a CTA
+
+
+class Grid:
+    """Three CTAs of four warps; a word `read@1.2` is done by warp 2 of CTA 1, `read@1` by all of its warps."""
+
+    def __init__(self, words: str) -> None:
+        self.races = GlobalRaces(3, warps=WARPS)
+        for number in range(2):
+            self.races.add(tile(OUT, number)[0], 512)
+        self.clocks = SharedRaces(3, WARPS, 1024)
+        for cta in range(3):
+            self.races.attach(cta, self.clocks, cta)
+        for word in words.split():
+            name, cta, warp, number = re.fullmatch(r"(\w+)@(\d)(?:\.(\d))?(?:/(\d))?", word).groups()
+            warps = ALL if warp is None else np.array([int(warp)])
+            self.move(name, int(cta), warps, int(number or 0))
+
+    def move(self, name: str, cta: int, warps: np.ndarray, number: int) -> None:
+        actors, base = cta * WARPS + warps, OUT + 512 * number
+        if name == "write":
+            self.races.write(actors, base + 4 * warps, 4, WRITE)
+        elif name == "read":  # what another warp has written
+            self.races.read(actors, base + 4 * (WARPS - 1 - warps), 4, READ)
+        elif name == "barrier":
+            self.clocks.barrier(cta, ALL)
+        elif name == "fence":
+            for actor in actors:
+                self.races.fence(int(actor))
+        else:
+            order = {"release": name == "release", "acquire": name == "acquire"}
+            self.races.synchronise(int(actors[0]), COUNTER + 4 * number, **order)
+
+
+@pytest.mark.parametrize(
+    ("words", "readers"),
+    [
+        ("write@0 barrier@0 release@0 acquire@1 barrier@1 read@1", 0),
+        ("write@0 release@0 acquire@1 barrier@1 read@1", WARPS - 1),  # without a barrier it is of one warp
+        ("write@0 barrier@0 release@0 acquire@1 read@1", WARPS - 1),
+        ("write@0 barrier@0 write@0.2/1 release@0 acquire@1 barrier@1 read@1", 0),
+        ("write@0 barrier@0 write@0.2/1 release@0 acquire@1 barrier@1 read@1.1/1", 1),
+        ("write@0.0 release@0 acquire@1.0 barrier@1 release@1.3/1 acquire@2.0/1 read@2.3", 1),
+        ("write@0.0 release@0 acquire@1.0 barrier@1 release@1.3/1 acquire@2.3/1 read@2.3", 0),
+        ("write@0 fence@0 barrier@0 add@0 add@1 barrier@1 fence@1 read@1", 0),
+        ("write@0 barrier@0 add@0 add@1 barrier@1 fence@1 read@1", WARPS),
+        ("write@0 fence@0.0 barrier@0 add@0 acquire@1 barrier@1 read@1", WARPS - 1),
+        ("write@0 read@0", 0),  # warps of one CTA do not race here
+    ],
+)
+def test_what_one_warp_releases_and_acquires_is_of_those_that_a_barrier_joins(words: str, readers: int) -> None:
+    assert sum(race.count for race in Grid(words).races.found) == readers
+
+
+def test_warps_of_two_ctas_race_when_they_write_one_address_at_once() -> None:
+    races = Grid("").races
+    races.write(ALL, np.full(WARPS, OUT), 4, WRITE)
     assert races.found == []
+    races.write(np.arange(2 * WARPS), np.full(2 * WARPS, OUT + 512), 4, WRITE)
+    (race,) = races.found
+    assert (race.first_actor, race.second_actor) == ("CTA 0", "CTA 1")
 
 
-@pytest.mark.parametrize("other", ["read", "atomic", "poll"])
-def test_a_load_that_polls_races_with_no_read_and_no_atomic(races, other):
-    for first, second in ((other, "poll"), ("poll", other)):
-        getattr(races, first)(lanes(0), tile(OUT), 4, READ)
-        getattr(races, second)(lanes(1), tile(OUT), 4, ATOMIC)
-    assert races.found == []
+# Tensor maps that a kernel makes
 
 
-def test_a_load_that_polls_races_with_a_plain_write_in_either_order(races):
-    races.poll(lanes(0), tile(OUT), 4, READ)
-    races.write(lanes(1), tile(OUT), 4, STORE)
-    races.poll(lanes(2), tile(OUT), 4, READ)
-    assert kinds(races) == [("read-write", READ, STORE), ("write-read", STORE, READ)]
-
-
-def test_what_only_loads_a_flag_releases_nothing_to_it(races):
-    races.write(lanes(0), tile(OUT), 4, STORE)
-    races.fence(0)
-    races.synchronise(0, COUNTER, stores=False)
-    races.synchronise(1, COUNTER, acquire=True, stores=False)
-    races.read(lanes(1), tile(OUT), 4, READ)
-    assert kinds(races) == [("write-read", STORE, READ)]
+@pytest.mark.parametrize(
+    ("words", "ordered"),
+    [
+        ("use@1", True),  # a map of the host
+        ("make@1 use@1", False),
+        ("make@1 fence@1 use@1", True),
+        ("make@0 fence@0 use@2", False),
+        ("make@0 fence@0 barrier@0 use@2", True),
+        ("make@0 fence@2 barrier@0 use@2", False),
+        ("make@0 fence@2 barrier@0 fence@2 use@2", True),
+        ("make@1 fence@1 make@1 use@1", False),
+        ("make@1 other@1 use@1", False),
+    ],
+)
+def test_a_fence_stands_between_the_making_of_a_map_and_its_use(words: str, ordered: bool) -> None:
+    clocks, address, made = VectorClocks(2, 4), 0x7F00_0000_0000, 5
+    maps, found = MapOrder(clocks), None
+    for word in words.split():
+        name, warp = word.split("@")
+        if name == "make":
+            maps.write(0, int(warp), address, made)
+        elif name == "barrier":
+            clocks.barrier(0, range(4))
+        elif name == "use":
+            found = maps.use(0, int(warp), address)
+        else:  # `other`: of another address, and of this one in another CTA
+            maps.fence(0, int(warp), address + (128 if name == "other" else 0))
+            maps.fence(1, int(warp), address)
+    assert found == (None if ordered else made)
+    assert maps.use(1, 1, address) is None

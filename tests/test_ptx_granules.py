@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
-from rooflab.bench.ptx.races.global_races import GlobalRaces
 from rooflab.bench.ptx.text.parse import parse
 from rooflab.bench.ptx.text.program import granule
 
@@ -47,21 +45,3 @@ def widths(text: str) -> tuple[int, int]:
 )
 def test_the_narrowest_access_decides(text: str, shared: int, everywhere: int) -> None:
     assert widths(text) == (shared, everywhere)
-
-
-def test_an_odd_piece_of_a_copy_is_not_overlooked() -> None:
-    races = GlobalRaces(2)
-    races.add(4096, 64)
-    races.read(np.array([0, 0]), np.array([4096 + 8, 4096 + 9]), 1, 1)
-    races.write(np.array([1]), np.array([4096 + 8]), 4, 2)
-    assert [(race.kind, race.address) for race in races.found] == [("read-write", 4096 + 8)]
-
-
-def test_neighbours_in_wide_granules_do_not_race() -> None:
-    races = GlobalRaces(2, granule_bytes=16)
-    races.add(4096 + 16, 64)
-    for cta in range(2):
-        races.write(np.array([cta]), np.array([4096 + 16 + 16 * cta]), 16, 1)
-    assert races.found == []
-    races.write(np.array([1]), np.array([4096 + 16]), 16, 2)
-    assert [race.address for race in races.found] == [4096 + 16]

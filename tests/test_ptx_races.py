@@ -1,247 +1,394 @@
-"""Races on shared memory between warps: barriers, signals, slots, granules, and what is reported."""
+"""Races on shared memory between four warps, their copies, loads, products and stores, in programs of a few moves."""
+
+from __future__ import annotations
+
+import re
 
 import numpy as np
 import pytest
-from ptx_race_moves import (
-    ALL,
-    COPY,
-    EMPTY,
-    FULL,
-    LANE_WARPS,
-    LANES,
-    READ,
-    SIZE,
-    STORE,
-    USE,
-    kinds,
-    load,
-)
 
 from rooflab.bench.ptx.races.reports import describe
 from rooflab.bench.ptx.races.shared_races import SharedRaces
+from rooflab.bench.ptx.races.vector_clocks import BULK, LOAD, WGMMA
+
+SIZE = 16384
+ALL = np.arange(4)
+LANE_WARPS = np.arange(128) // 32
+LANES = np.arange(128) * 16
+STAGE = 2048
+TILE = np.arange(0, STAGE, 1024)
+"""The first 2 KiB in blocks: what the 128 lanes cover with 16 bytes each."""
+FULL, EMPTY = 8192, 8256
+"""The first addresses of two rings of mbarriers."""
+NAMES = ["", "store", "read", "copy", "load", "multiply", "save", "init", "use", "inval", "atomic"]
+STORE, READ, COPY, TMA, MMA, SAVE, INIT, USE, INVAL, ATOMIC = range(1, 11)
 
 
-@pytest.fixture
-def races():
-    return SharedRaces(1, 4, SIZE)
-
-
-def own(warp):
+def own(warp: int) -> np.ndarray:
     """Lanes of one warp."""
     return np.full(32, warp)
 
 
-def store(races, slot=0):
-    races.write(slot, LANE_WARPS, slot * SIZE + LANES, 16, STORE)
+PLACES = np.arange(32) * 4
 
 
-def read_reversed(races, slot=0):
-    """Every warp reads what another one stored."""
-    races.read(slot, LANE_WARPS, slot * SIZE + LANES[::-1], 16, READ)
+class Program:
+    """Moves, each a word: `read@12/1` is done by warps 1 and 2 to stage 1; without a number by all, to stage 0."""
+
+    def __init__(self, words: str = "") -> None:
+        self.races = SharedRaces(1, 4, SIZE)
+        self.transfers = []
+        self.run(words)
+
+    def run(self, words: str) -> Program:
+        for word in words.split():
+            name, warps, stage = re.fullmatch(r"([a-z_]+)(?:@(\d+))?(?:/(\d))?", word).groups()
+            getattr(self, name)(np.array([*map(int, warps)]) if warps else ALL, int(stage or 0))
+        return self
+
+    @property
+    def kinds(self) -> list[str]:
+        """What was found: `write-read store load`, with `proxy` where only a fence of the proxies lacks."""
+        return [
+            f"{race.kind} {NAMES[race.first]} {'' if race.kind == 'end' else NAMES[race.second]}"
+            f"{' proxy' if race.proxy else ''}".strip()
+            for race in self.races.found
+        ]
+
+    def _generic(self, function, warps, stage, instruction, order=1):
+        if warps is ALL:
+            function(0, LANE_WARPS, STAGE * stage + LANES[::order], 16, instruction)
+        else:
+            for warp in warps:
+                function(0, own(warp), STAGE * stage + PLACES, 4, instruction)
+
+    def store(self, warps, stage):
+        self._generic(self.races.write, warps, stage, STORE)
+
+    def read(self, warps, stage):  # of all warps: what another has stored
+        self._generic(self.races.read, warps, stage, READ, -1)
+
+    def read_own(self, warps, stage):
+        self._generic(self.races.read, warps, stage, READ)
+
+    def use(self, warps, stage):
+        self._generic(self.races.read, warps, stage, USE)
+
+    def atomic(self, warps, stage):
+        self._generic(self.races.atomic, warps, stage, ATOMIC)
+
+    def barrier(self, warps, stage):
+        self.races.barrier(0, warps)
+
+    def fence(self, warps, stage):
+        self.races.fence_proxy_async(0, warps)
+
+    def fence_init(self, warps, stage):
+        self.races.fence_mbarrier_init(0, warps[0])
+
+    def arrive(self, warps, stage):
+        self.races.signal(0, warps, FULL + 8 * stage)
+
+    def phase(self, warps, stage):
+        self.races.complete(0, FULL + 8 * stage)
+
+    def wait(self, warps, stage):
+        self.races.wait(0, warps, FULL + 8 * stage)
+
+    def free(self, warps, stage):
+        for warp in warps:
+            self.races.signal(0, int(warp), EMPTY + 8 * stage)
+
+    def freed(self, warps, stage):
+        self.races.complete(0, EMPTY + 8 * stage)
+
+    def wait_free(self, warps, stage):
+        self.races.wait(0, warps, EMPTY + 8 * stage)
+
+    def copy(self, warps, stage):
+        self.races.copy_async(0, LANE_WARPS, STAGE * stage + LANES, 16, COPY)
+
+    def commit(self, warps, stage):
+        self.races.commit_copies(0, warps)
+
+    def drain(self, warps, pending):
+        self.races.wait_copies(0, warps, pending)
+
+    def copies_arrive(self, warps, stage):
+        self.races.signal_copies(0, warps, FULL + 8 * stage)
+
+    def begin(self, warps, stage):  # a load, by warp 0
+        self.transfers.append(self.races.begin_async(0, 0, LOAD))
+
+    def bring(self, warps, stage):
+        self.races.async_write(self.transfers[-1], TILE + STAGE * stage, 1024, TMA)
+
+    def load(self, warps, stage):  # its phase of the mbarrier is over when it is done
+        self.arrive(0, stage)
+        self.begin(warps, stage)
+        self.bring(warps, stage)
+        self.races.signal_async(self.transfers[-1], FULL + 8 * stage)
+        self.phase(warps, stage)
+
+    def multiply(self, warps, stage):
+        self.transfers.append(self.races.begin_async(0, ALL, WGMMA))
+        self.races.async_read(self.transfers[-1], TILE + STAGE * stage, 1024, MMA)
+
+    def begin_save(self, warps, stage):
+        self.transfers.append(self.races.begin_async(0, 0, BULK))
+
+    def take(self, warps, stage):
+        self.races.async_read(self.transfers[-1], TILE, 1024, SAVE)
+
+    def save(self, warps, stage):
+        self.begin_save(warps, stage)
+        self.take(warps, stage)
+
+    def done(self, warps, number):  # a wait of all warps for an operation, by its number
+        self.races.acquire_async(0, warps, self.transfers[number])
+
+    def init(self, warps, stage):
+        self.races.mbarrier_init(0, 0 if warps is ALL else int(warps[0]), FULL, INIT)
+
+    def use_mbarrier(self, warps, stage):
+        for warp in warps:
+            self.races.mbarrier_use(0, np.array([warp]), FULL, USE)
+
+    def tell(self, warps, stage):  # the mbarrier of the last operation
+        self.races.mbarrier_use_async(self.transfers[-1], FULL, TMA)
+
+    def tell_unfenced(self, warps, stage):
+        self.races.mbarrier_use_async(self.transfers[-1], FULL, TMA, needs_fence=False)
+
+    def inval(self, warps, stage):
+        self.races.mbarrier_inval(0, 0, FULL, INVAL)
+
+    def end(self, warps, stage):
+        self.races.end(0)
+
+    def restart(self, warps, stage):
+        self.races.restart(0)
 
 
-# Warps and barriers
+THREE = "copy commit copy/1 commit copy/2 commit"
+RIGHT = [
+    # Warps and barriers.
+    "store barrier read", "store read_own store", "read barrier store", "store@0 barrier@01 read@1",
+    "store@0 barrier@01 barrier@12 read@2", "store@0 arrive@01 phase wait@1 read@1",
+    "atomic@0 atomic@1 atomic@2", "read@0 barrier atomic@1", "store@0 barrier atomic@1",
+    # cp.async.
+    "copy commit drain barrier read", f"{THREE} drain/1 read_own read_own/1", f"{THREE} drain/2 read_own",
+    "copy copies_arrive phase wait read", "copy commit drain fence barrier multiply",
+    # The proxies.
+    "store fence barrier multiply", "store barrier fence multiply", "store fence barrier save",
+    "store barrier fence save", "read barrier load", "store fence barrier load",
+    # Loads, products and stores in flight.
+    "load wait read", "load wait multiply", "multiply done barrier store", "save done@0 barrier store",
+    "multiply multiply/1 multiply/2 done/1 load load/1", "begin bring bring", "begin bring done multiply",
+    # mbarriers' words.
+    "init fence@0 barrier use_mbarrier load tell wait barrier inval", "init barrier load tell_unfenced",
+    "init store@0 fence@0 begin_save tell take", "init store@0 fence_init@0 begin_save tell",
+    # What was waited for when its CTA ended, and what the next CTA in its place finds.
+    "copy commit drain end", "load wait@3 end", "multiply multiply/1 done/1 end", "save save done@0/1 end",
+    "copy restart end", "store load/1 copy/2 restart read read/1 read/2",
+]  # fmt: skip
+WRONG = {
+    "store read": "write-read store read",
+    "read store": "read-write read store",
+    "read@1 use@2 arrive@2 phase wait@3 store@3": "read-write read store",
+    "store@0 barrier@01 use@2": "write-read store use",
+    "barrier store@0 read@1": "write-read store read",
+    "store@0 arrive@1 phase wait@1 read@1": "write-read store read",
+    "store@0 arrive@01 phase wait@0 read@1": "write-read store read",  # who arrives learns nothing
+    "arrive@0 phase store@0 arrive@0 wait@1 read@1": "write-read store read",  # nor of the next phase who waits
+    "atomic@0 atomic@1 read@1": "write-read atomic read",
+    "read@0 atomic@1": "read-write read atomic",
+    "store@0 atomic@1": "write-write store atomic",
+    "atomic@0 store@1": "write-write atomic store",
+    "copy commit drain read": "write-read copy read",
+    "copy commit barrier read": "write-read copy read",
+    "copy drain read_own": "write-read copy read",
+    f"{THREE} drain/1 read_own/2": "write-read copy read",
+    f"{THREE} drain/2 read_own/1": "write-read copy read",
+    "read copy": "read-write read copy",
+    "copy commit store": "write-write copy store",
+    "copy phase wait read": "write-read copy read",
+    "copy commit drain barrier multiply": "write-read copy multiply proxy",
+    "fence store barrier multiply": "write-read store multiply proxy",
+    "store barrier multiply": "write-read store multiply proxy",
+    "fence store barrier save": "write-read store save proxy",
+    "store barrier save": "write-read store save proxy",
+    "store fence@012 barrier multiply": "write-read store multiply proxy",
+    "store fence save": "write-read store save",
+    "store@0 fence@0 barrier@012 multiply": "write-read store multiply",
+    "read load": "read-write read load",
+    "store barrier load": "write-write store load proxy",
+    "load wait@01 read": "write-read load read",
+    "load multiply": "write-read load multiply",
+    "load read@0": "write-read load read",
+    "begin bring barrier read": "write-read load read",
+    "multiply barrier store": "read-write multiply store",
+    "save barrier store": "read-write save store",
+    "multiply multiply/1 multiply/2 done/1 load/2": "read-write multiply load",
+    "save multiply/1 done/1 barrier store": "read-write save store",
+    "begin store@0 fence@0 bring": "write-write store load",
+    "init use_mbarrier": "write-read init use",
+    "init barrier load tell": "write-read init load proxy",
+    "init@1 load tell_unfenced": "write-read init load",
+    "init barrier use_mbarrier inval": "read-write use inval",
+    "load inval": "read-write inval inval",
+    "init store@0 fence_init@0 begin_save tell take": "write-read store save proxy",
+    "copy drain end": "end copy",
+    "copy commit drain/1 end": "end copy",
+    "load end": "end load",
+    "multiply multiply/1 done end": "end multiply",
+    "save save done@0 end": "end save",
+}
 
 
-def test_a_barrier_orders_a_store_before_a_read(races):
-    store(races)
-    races.barrier(0, ALL)
-    read_reversed(races)
-    assert races.found == []
+@pytest.mark.parametrize("words", RIGHT)
+def test_what_is_ordered_is_not_reported(words: str) -> None:
+    assert Program(words).kinds == []
 
 
-def test_a_missing_barrier_is_a_write_read_race(races):
-    store(races)
-    read_reversed(races)
-    (race,) = races.found
-    assert (race.kind, race.first, race.second, race.proxy) == ("write-read", STORE, READ, False)
-    assert {race.first_actor, race.second_actor} <= {f"warp {warp}" for warp in range(4)}
-    assert race.first_actor != race.second_actor
-    assert race.count == 512
-
-
-def test_a_warp_is_ordered_with_itself(races):
-    store(races)
-    races.read(0, LANE_WARPS, LANES, 16, READ)
-    store(races)
-    assert races.found == []
-
-
-def test_a_read_races_with_a_later_store_unless_a_barrier_is_between(races):
-    read_reversed(races)
-    races.barrier(0, ALL)
-    store(races)
-    assert races.found == []
-    read_reversed(races)  # one more, and no barrier before the next store
-    found = len(races.found)
-    store(races)
-    assert kinds(races)[found:] == [("read-write", READ, STORE, False)]
-
-
-def test_every_reader_counts_and_not_only_the_last(races):
-    races.read(0, own(1), np.arange(32) * 4, 4, READ)
-    races.read(0, own(2), np.arange(32) * 4, 4, USE)
-    races.signal(0, 2, "a")
-    races.complete(0, "a")
-    races.wait(0, 3, "a")
-    races.write(0, own(3), np.arange(32) * 4, 4, STORE)
-    assert kinds(races) == [("read-write", READ, STORE, False)]
-
-
-def test_a_barrier_of_some_warps_orders_only_these(races):
-    races.write(0, own(0), np.arange(32) * 4, 4, STORE)
-    races.barrier(0, np.array([0, 1]))
-    races.read(0, own(1), np.arange(32) * 4, 4, READ)
-    assert races.found == []
-    races.read(0, own(2), np.arange(32) * 4, 4, USE)
-    assert kinds(races) == [("write-read", STORE, USE, False)]
-
-
-def test_a_barrier_orders_nothing_that_comes_after_it(races):
-    races.barrier(0, ALL)
-    races.write(0, own(0), np.arange(32) * 4, 4, STORE)
-    races.read(0, own(1), np.arange(32) * 4, 4, READ)
-    assert kinds(races) == [("write-read", STORE, READ, False)]
-
-
-def test_what_a_warp_learnt_it_passes_on(races):
-    races.write(0, own(0), np.arange(32) * 4, 4, STORE)
-    races.barrier(0, np.array([0, 1]))
-    races.barrier(0, np.array([1, 2]))
-    races.read(0, own(2), np.arange(32) * 4, 4, READ)
-    assert races.found == []
-
-
-def test_a_named_barrier_is_a_release_of_those_who_arrive_to_those_who_wait(races):
-    for arrives in (True, False):
-        races.write(0, own(0), np.arange(32) * 4, 4, STORE)
-        if arrives:
-            races.signal(0, 0, ("bar", 1))
-        races.signal(0, 1, ("bar", 1))
-        races.complete(0, ("bar", 1))
-        races.wait(0, 1, ("bar", 1))
-        races.read(0, own(1), np.arange(32) * 4, 4, READ)
-        assert bool(races.found) is not arrives
-        if arrives:
-            races.barrier(0, ALL)
-    assert kinds(races) == [("write-read", STORE, READ, False)]
-
-
-def test_who_arrives_learns_nothing(races):
-    races.write(0, own(0), np.arange(32) * 4, 4, STORE)
-    races.signal(0, np.array([0, 1]), ("bar", 1))
-    races.complete(0, ("bar", 1))
-    races.wait(0, 0, ("bar", 1))
-    races.read(0, own(1), np.arange(32) * 4, 4, READ)
-    assert kinds(races) == [("write-read", STORE, READ, False)]
-
-
-def test_a_wait_for_one_phase_learns_nothing_of_the_next(races):
-    races.signal(0, 0, FULL)
-    races.complete(0, FULL)
-    races.write(0, own(0), np.arange(32) * 4, 4, STORE)
-    races.signal(0, 0, FULL)
-    races.wait(0, 1, FULL)
-    races.read(0, own(1), np.arange(32) * 4, 4, READ)
-    assert kinds(races) == [("write-read", STORE, READ, False)]
-
-
-def test_partial_overlap_is_found_at_the_granule(races):
-    races.write(0, own(0), np.arange(32) * 4, 4, STORE)
-    races.read(0, own(1), 128 + np.arange(32) * 16, 16, READ)
-    assert races.found == []
-    races.read(0, own(1)[:1], np.array([112]), 16, READ)
-    assert [(race.kind, race.address, race.count) for race in races.found] == [("write-read", 112, 4)]
-
-
-# Slots, granules and limits
-
-
-def test_slots_know_nothing_of_each_other():
-    races = SharedRaces(3, 4, SIZE)
-    store(races, slot=1)
-    races.barrier(2, ALL)
-    read_reversed(races, slot=2)
-    assert races.found == []
-    read_reversed(races, slot=1)
-    assert [race.slot for race in races.found] == [1]
-
-
-def test_a_barrier_of_several_slots_works_in_each():
-    races = SharedRaces(3, 4, SIZE)
-    for slot in range(3):
-        store(races, slot=slot)
-    races.barrier(np.array([0, 2]), ALL)
-    for slot in (0, 2):
-        read_reversed(races, slot=slot)
-    assert races.found == []
-    read_reversed(races, slot=1)
-    assert [race.slot for race in races.found] == [1]
-
-
-def test_a_new_cta_in_a_slot_is_ordered_after_the_old_one(races):
-    store(races)
-    transfer = load(races, 1)
-    races.signal_async(transfer, EMPTY)
-    races.copy_async(0, LANE_WARPS, 4096 + LANES, 16, COPY)
-    races.restart(0)
-    read_reversed(races)
-    races.read(0, LANE_WARPS, 2048 + LANES, 16, READ)
-    races.read(0, LANE_WARPS, 4096 + LANES, 16, READ)
-    assert races.found == []
-    assert races.unwaited(0, 0, EMPTY) == []
-
-
-def test_reports_are_counted_and_capped():
-    races = SharedRaces(1, 2, SIZE, limit=2)
-    for instruction in range(10, 14):
-        races.write(0, np.array([0]), np.array([0]), 4, STORE)
-        races.read(0, np.array([1]), np.array([0]), 4, instruction)
-        races.barrier(0, np.arange(2))
-    assert len(races.found) == 2
-    assert races.findings.dropped == 2
-    races.write(0, np.array([0]), np.array([0]), 4, STORE)
-    races.read(0, np.array([1]), np.array([0]), 4, 10)
-    assert [race.count for race in races.found] == [2, 1]
+@pytest.mark.parametrize("words", WRONG)
+def test_what_is_not_ordered_is_reported_once(words: str) -> None:
+    assert Program(words).kinds == [WRONG[words]]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "text"),
+    ("skip", "expected"),
     [
-        ((1, 4, 1000), "size: expected a positive multiple of 1024"),
-        ((1, 4, 1024, 3), "granule_bytes: expected 1, 2, 4, 8 or 16, got 3"),
-        ((1, 1010, 1024), "4 \\* warps"),
-        ((0, 4, 1024), "at least 1"),
+        ("", []),
+        ("wait_free", ["write-write load load", "read-write read load"]),
+        ("wait", ["write-read load read", "write-write load load"]),
+        ("free", ["read-write read load"]),
     ],
 )
-def test_what_cannot_be_is_refused(arguments, text):
-    with pytest.raises(ValueError, match=text):
-        SharedRaces(*arguments)
+def test_a_ring_of_stages_without_one_part_is_reported(skip: str, expected: list[str]) -> None:
+    """Warp 0 loads, warps 1 to 3 read; `skip` leaves out a part of the synchronisation at step 3."""
+    program = Program()
+    for step in range(7):
+        stage, left_out = step % 2, skip if step == 3 else ""
+        words = [f"wait_free@0/{stage}" if step >= 2 else "", f"load/{stage}", f"wait@123/{stage}"]
+        words += [f"use_ring/{stage}", f"free@{12 if left_out == 'free' else 123}/{stage}", f"freed/{stage}"]
+        for word in words:
+            if word.startswith("use_ring"):
+                lanes = np.repeat([1, 2, 3], 32)
+                program.races.read(0, lanes, STAGE * stage + np.arange(96) * 16, 16, READ)
+            elif not left_out or left_out == "free" or re.split("[@/]", word)[0] != left_out:
+                program.run(word)
+    assert program.kinds == expected
 
 
-def test_an_operation_of_an_unknown_kind_is_refused(races):
-    with pytest.raises(ValueError, match="kind: expected 'load', 'wgmma' or 'bulk', got 'tma'"):
-        races.begin_async(0, 0, "tma")
+@pytest.fixture
+def races() -> SharedRaces:
+    return SharedRaces(1, 4, SIZE)
 
 
-def test_a_report_says_who_did_what_where(races):
-    store(races)
-    read_reversed(races)
-    text = describe(races.found[0], {STORE: "line 3 (st.shared)", READ: "line 9 (ld.shared)"}.get)
+def test_a_report_says_who_did_what_where_and_what_is_missing() -> None:
+    (race,) = Program("store read").races.found
+    assert race.count == 512 and race.first_actor != race.second_actor
+    assert {race.first_actor, race.second_actor} <= {f"warp {warp}" for warp in range(4)}
+    text = describe(race, {STORE: "line 3 (st.shared)", READ: "line 9 (ld.shared)"}.get)
     assert text.startswith("write-read race on shared memory at 0x")
-    assert "line 3 (st.shared) wrote it in warp" in text
-    assert "line 9 (ld.shared) read it in warp" in text
+    assert "line 3 (st.shared) wrote it in warp" in text and "line 9 (ld.shared) read it in warp" in text
     assert text.endswith("with nothing that orders them between")
+    (race,) = Program("copy commit read_own").races.found
+    assert describe(race, str).endswith("with no wait for cp.async of warp 0 between")
+    (race,) = Program("store fence@012 barrier multiply").races.found
+    assert race.first_actor == "warp 3" and describe(race, str).endswith("with no fence.proxy.async between")
+    (race,) = Program("load inval").races.found
+    assert (race.first_actor, race.address) == ("a TMA load", FULL)
+    (race,) = Program("copy end").races.found[:1]
+    assert describe(race, {COPY: "line 3 (cp.async)"}.get) == (
+        "the CTA ended, and nothing had waited for cp.async of warp 0: "
+        "line 3 (cp.async) may still use its shared memory"
+    )
 
 
-def test_the_parts_are_named(races):
+def test_the_parts_are_named(races: SharedRaces) -> None:
     assert [races.name_of(actor) for actor in (3, 4, 9, 14, 16, 79)] == [
         "warp 3", "wgmma of warp 0", "a bulk store of warp 1", "cp.async of warp 2", "a TMA load", "a TMA load",
     ]  # fmt: skip
 
 
+def test_numbers_of_loads_are_used_again() -> None:
+    program = Program()
+    program.races = SharedRaces(1, 4, SIZE, async_slots=3)
+    for turn in range(10):
+        stage = turn % 2
+        program.run(f"load/{stage} wait/{stage} multiply/{stage}")
+        load, multiply = program.transfers[-2:]
+        assert load.actor == 16 + turn % 3
+        program.races.acquire_async(0, ALL, multiply)
+        program.run("barrier")
+    assert program.kinds == []
+    assert program.run("load read").kinds == ["write-read load read"]  # with a number that was waited for before
+
+
+# Slots, granules and limits
+
+
+def test_slots_know_nothing_of_each_other() -> None:
+    races = SharedRaces(3, 4, SIZE)
+    for slot in range(3):
+        races.write(slot, LANE_WARPS, slot * SIZE + LANES, 16, STORE)
+    races.barrier(np.array([0, 2]), ALL)
+    for slot in (0, 2):
+        races.read(slot, LANE_WARPS, slot * SIZE + LANES[::-1], 16, READ)
+    races.end(0)
+    assert races.found == []
+    races.read(1, LANE_WARPS, SIZE + LANES[::-1], 16, READ)
+    assert [race.slot for race in races.found] == [1] and "(CTA 1)" in describe(races.found[0], str)
+
+
+def test_one_address_and_lanes_of_several_slots_work() -> None:
+    races = SharedRaces(2, 2, SIZE)
+    slots, warps = np.array([0, 0, 1, 1]), np.array([0, 1, 0, 1])
+    races.read(0, np.array([0, 1]), np.array(16), 4, READ)
+    races.write(slots, warps, slots * SIZE + np.array([64, 128, 64, 128]), 4, STORE)
+    assert races.found == []
+    races.write(np.array([1]), np.array([0]), np.array([SIZE + 128]), 4, SAVE)
+    assert [(race.slot, race.address) for race in races.found] == [(1, 128)]
+
+
+def test_a_new_cta_waits_for_nothing_of_the_old_one() -> None:
+    program = Program("load/1")
+    program.races.signal_async(program.transfers[-1], EMPTY)
+    program.restart(ALL, 0)
+    assert program.races.unwaited(0, 0, EMPTY) == []
+
+
+def test_reports_are_counted_and_capped_and_equal_values_do_not_keep_out_a_race() -> None:
+    races = SharedRaces(1, 2, SIZE, limit=2)
+    warps, places = np.repeat([0, 1], 32), np.tile(PLACES, 2)
+    for instruction in range(5):
+        races.write(0, warps, places, 4, instruction, np.zeros(64, np.uint32))
+        races.barrier(0, np.arange(2))
+    for instruction in (*range(10, 14), 10):
+        races.write(0, np.array([0]), np.array([0]), 4, STORE)
+        races.read(0, np.array([1]), np.array([0]), 4, instruction)
+        races.barrier(0, np.arange(2))
+    assert sum(race.harmless for race in races.found) == 5 and races.findings.dropped == 2
+    assert [(race.second, race.count) for race in races.found if not race.harmless] == [(10, 2), (11, 1)]
+
+
+def test_what_cannot_be_is_refused(races: SharedRaces) -> None:
+    for arguments, text in (
+        ((1, 4, 1000), "size: expected a positive multiple of 1024"),
+        ((1, 4, 1024, 3), "granule_bytes: expected 1, 2, 4, 8 or 16, got 3"),
+        ((1, 1010, 1024), "4 \\* warps"),
+        ((0, 4, 1024), "at least 1"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            SharedRaces(*arguments)
+    with pytest.raises(ValueError, match="kind: expected 'load', 'wgmma' or 'bulk', got 'tma'"):
+        races.begin_async(0, 0, "tma")
+
+
 @pytest.mark.parametrize("granule", [1, 2, 4])
-def test_neighbours_of_the_granule_are_told_apart(granule):
+def test_neighbours_of_the_granule_are_told_apart(granule: int) -> None:
     races = SharedRaces(1, 2, SIZE, granule)
     for warp in range(2):
         races.write(0, np.array([warp]), np.array([warp * granule]), granule, STORE)
@@ -250,13 +397,53 @@ def test_neighbours_of_the_granule_are_told_apart(granule):
     assert [(race.address, race.count) for race in races.found] == [(0, 1)]
 
 
-def test_stores_of_one_value_by_several_warps_do_not_keep_out_a_race():
-    races = SharedRaces(1, 2, SIZE, limit=2)
-    warps, places = np.repeat([0, 1], 32), np.tile(np.arange(32) * 4, 2)
-    for instruction in range(5):
-        races.write(0, warps, places, 4, instruction, np.zeros(64, np.uint32))
-        races.barrier(0, np.arange(2))
-    races.read(0, warps[:32], places[:32], 4, 5)
-    races.write(0, warps[32:], places[:32], 4, 6)
-    assert sum(race.harmless for race in races.found) == 5
-    assert [(race.kind, race.first, race.second) for race in races.found if not race.harmless] == [("read-write", 5, 6)]
+def test_partial_overlap_is_found_at_the_granule(races: SharedRaces) -> None:
+    races.write(0, own(0), PLACES, 4, STORE)
+    races.read(0, own(1), 128 + np.arange(32) * 16, 16, READ)
+    assert races.found == []
+    races.read(0, own(1)[:1], np.array([112]), 16, READ)
+    assert [(race.kind, race.address, race.count) for race in races.found] == [("write-read", 112, 4)]
+
+
+# Lanes and values
+
+
+def test_warps_that_write_one_place_in_one_instruction_race(races: SharedRaces) -> None:
+    races.copy_async(0, LANE_WARPS, LANES % 1024, 16, COPY)
+    races.write(0, LANE_WARPS, 4096 + np.arange(128) % 64 * 4, 4, STORE)
+    same = [(np.arange(128) % 64).astype(np.float32), np.float32("nan")]
+    races.write(0, LANE_WARPS, 8192 + np.arange(128) % 64 * 4, 4, SAVE, same)
+    assert [(race.kind, race.same_value) for race in races.found] == [("write-write", equal) for equal in (0, 0, 1)]
+    assert [race.count for race in races.found[:2]] == [64, 64]
+    assert describe(races.found[2], str).endswith("; both leave the same value")
+
+
+def test_lanes_of_one_warp_race_only_with_different_values(races: SharedRaces) -> None:
+    same = np.zeros(32, np.int64)
+    for values in (None, [np.uint32(7)], [np.full(32, 7, np.uint32)]):
+        races.write(0, own(0), same, 4, STORE, values)
+    assert races.found == []
+    races.write(0, own(0), same, 4, STORE, [np.arange(32, dtype=np.uint32)])
+    assert [(race.kind, race.count) for race in races.found] == [("lanes", 31)]
+    assert "lanes of one warp write different values" in describe(races.found[0], str)
+
+
+def test_a_store_of_what_was_there_is_marked_and_looked_up_only_for_a_race(races: SharedRaces) -> None:
+    races.write(0, own(0), PLACES, 4, STORE, [np.uint32(1)], lambda: pytest.fail("looked up"))
+    old = np.arange(32, dtype=np.uint32)
+    new = np.where(old == 5, 99, old).astype(np.uint32)
+    races.write(0, own(1), PLACES, 4, SAVE, [new], lambda: [old])
+    assert sorted((race.same_value, race.count) for race in races.found) == [(False, 1), (True, 31)]
+
+
+@pytest.mark.parametrize("dtype", ["?", "u1", "f2", "f4", "u8", "c16"])
+def test_values_of_every_width_are_compared_bit_by_bit(dtype: str) -> None:
+    values = np.array([0, 1, 1, 1]).astype(dtype)
+    size, one = values.itemsize, np.zeros(4, np.int64)
+    races = SharedRaces(1, 4, SIZE, granule_bytes=min(size, 4))
+    races.write(0, one, one, size, STORE, values)
+    assert [(race.kind, race.count) for race in races.found] == [("lanes", 1)]
+    races.write(0, one, one, size, STORE, values[2])
+    assert len(races.found) == 1
+    races.write(0, one, one, 16, SAVE, np.array([1j, 2j, 2j, 2j]))
+    assert [race.count for race in races.found] == [1, 1]
