@@ -51,6 +51,37 @@ def rounded(value: Fraction, form: Shape, rounding: str) -> float:
     return math.copysign(float(result), value)
 
 
+def expected(name: str, rounding: str, form, row: tuple[float, ...]) -> float:
+    """IEEE 754's result: the rational number rounded, and NumPy's float64 where there is none."""
+    name, row = ("div", (1.0, *row)) if name == "rcp" else (name, row)
+    a, b, c = (*row, 0.0, 0.0)[:3]
+    finite = all(map(math.isfinite, row))
+    if finite and name == "sqrt" and a > 0:
+        return rounded_root(a, form, rounding)
+    if finite and name != "sqrt" and not (name == "div" and b == 0):
+        x, y, z = map(Fraction, (a, b, c))
+        exact = {"add": x + y, "sub": x - y, "mul": x * y, "fma": x * y + z}.get(name, x / y if y else Fraction(0))
+        if exact:
+            return rounded(exact, form, rounding)
+        if name in ("add", "sub", "fma"):
+            first = math.copysign(1, a) * (math.copysign(1, b) if name == "fma" else 1)
+            second = math.copysign(1, {"add": b, "sub": -b, "fma": c}[name])
+            return math.copysign(0.0, first + second or (-1 if rounding == "rm" else 1))
+    if name == "fma":
+        return c if math.isfinite(a) and math.isfinite(b) else a * b + c
+    one, two = np.float64(a), np.float64(b)
+    plain = {"add": one + two, "sub": one - two, "mul": one * two, "div": one / two, "sqrt": np.sqrt(one)}
+    return float(plain[name])
+
+
+def rounded_root(value: float, form, rounding: str) -> float:
+    """The root of a positive number: 1200 bits of it, and a one after them where they are not all."""
+    numerator, denominator = value.as_integer_ratio()
+    square = (numerator << 2400) // denominator
+    root = math.isqrt(square)
+    return rounded(Fraction(2 * root + (root * root != square), 2 << 1200), form, rounding)
+
+
 def same(got, expected) -> np.ndarray:
     """Which floats are the same number with the same sign, or both NaN."""
     got, expected = np.asarray(got, np.float64), np.asarray(expected, np.float64)

@@ -12,14 +12,9 @@ from ptx_reference import SHAPES, assert_same, edges, random_floats, rounded
 from rooflab.bench.ptx.numbers.bits import high_half, low_half, pack_pair, parts, whole
 from rooflab.bench.ptx.numbers.formats import FORMATS, decode, encode
 
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 TORCH = {"f16": torch.float16, "bf16": torch.bfloat16, "e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 CODES = {"f16": np.uint16, "bf16": np.uint16, "e4m3": np.uint8, "e5m2": np.uint8}
-
-
-@pytest.fixture(autouse=True)
-def quiet():
-    with np.errstate(all="ignore"):
-        yield
 
 
 def all_codes(name: str) -> np.ndarray:
@@ -49,18 +44,11 @@ def trials(name: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", TORCH)
-def test_every_code_is_decoded_as_torch_does_it(name):
-    codes = all_codes(name)
-    assert_same(decode(codes, name), by_torch(name, codes), codes)
-
-
-@pytest.mark.parametrize("name", TORCH)
-def test_every_number_of_a_format_is_encoded_as_itself(name):
+def test_every_code_is_decoded_as_torch_does_it_and_encoded_as_itself(name):
     codes = all_codes(name)
     values = decode(codes, name)
-    number = values == values
-    assert (encode(values, name)[number] == codes[number]).all()
-    assert (encode(values, name)[~number] == FORMATS[name].nan).all()
+    assert_same(values, by_torch(name, codes), codes)
+    assert (encode(values, name) == np.where(np.isnan(values), FORMATS[name].nan, codes)).all()
     assert np.isnan(values).sum() == {"f16": 2046, "bf16": 254, "e4m3": 2, "e5m2": 6}[name]
 
 
@@ -79,7 +67,7 @@ def test_float32_is_encoded_to_nearest_as_torch_does_it(name):
 @pytest.mark.parametrize("rounding", ["rn", "rz", "rm", "rp"])
 @pytest.mark.parametrize("name", ["f16", "bf16"])
 def test_every_rounding_of_16_bits_is_that_of_the_rational_number(name, rounding, dtype):
-    values = trials(name)[:4000].astype(dtype)
+    values = trials(name)[:1200].astype(dtype)
     if dtype is np.float64:
         # Next to a float32 and between two of them, where rounding to float32 first would show.
         values = np.concatenate([values, np.nextafter(values, np.inf), np.nextafter(values, -np.inf), [1e300, -1e-300]])
@@ -90,7 +78,7 @@ def test_every_rounding_of_16_bits_is_that_of_the_rational_number(name, rounding
 @pytest.mark.parametrize("rounding", ["rn", "rz", "rna"])
 def test_tf32_keeps_ten_bits_of_mantissa(rounding):
     rng = np.random.default_rng(3)
-    values = np.concatenate([random_floats(rng, np.float32, 4000), edges(np.float32)])
+    values = np.concatenate([random_floats(rng, np.float32, 1500), edges(np.float32)])
     # Ties: a last bit of the eleven that tf32 lacks.
     values = np.concatenate([values, ((values.view(np.uint32) & 0xFFFFE000) | 0x1000).view(np.float32)])
     expected = [rounded(Fraction(x), SHAPES["tf32"], rounding) if np.isfinite(x) and x else x for x in values.tolist()]
@@ -101,15 +89,11 @@ def test_tf32_keeps_ten_bits_of_mantissa(rounding):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_saturation_stops_at_the_largest_number_and_leaves_nan(name):
+def test_saturation_stops_at_the_largest_number_relu_at_zero_and_both_leave_nan(name):
     largest = FORMATS[name].largest
     values = np.array([largest, largest * np.float32(1.5), np.inf, -largest, -np.inf, np.nan, 1], np.float32)
     made = decode(encode(values, name, "rn", saturate=True), name)
     assert_same(made, [largest, largest, largest, -largest, -largest, np.nan, 1])
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_relu_makes_the_negative_positive_zero_and_leaves_nan(name):
     values = np.array([-1, -0.0, -1e-45, -np.inf, 1, np.nan, -np.nan], np.float32)
     assert_same(decode(encode(values, name, "rn", relu=True), name), [0, 0, 0, 0, 1, np.nan, np.nan])
 

@@ -7,23 +7,18 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from ptx_reference import SHAPES, assert_same, edges, random_floats, rounded
+from ptx_reference import SHAPES, assert_same, edges, expected, random_floats, rounded
 
 from rooflab.bench.ptx.numbers import approximate, half
 from rooflab.bench.ptx.numbers.bits import flush, high_half, low_half, pack_pair
 from rooflab.bench.ptx.numbers.formats import decode
 
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 KINDS = ["f16", "bf16"]
 OPERANDS = {"add": 2, "sub": 2, "mul": 2, "fma": 3}
 
 
-@pytest.fixture(autouse=True)
-def quiet():
-    with np.errstate(all="ignore"):
-        yield
-
-
-def codes(kind: str, number: int, seed: int = 1, count: int = 6000) -> list[np.ndarray]:
+def codes(kind: str, number: int, seed: int = 1, count: int = 2500) -> list[np.ndarray]:
     """Random codes, half of them of moderate size, and some whose results cancel."""
     rng = np.random.default_rng(seed)
     bias = {"f16": 15 << 10, "bf16": 127 << 7}[kind]
@@ -31,16 +26,6 @@ def codes(kind: str, number: int, seed: int = 1, count: int = 6000) -> list[np.n
     tame = (bias + rng.integers(-spread, spread, (number, count)) + (rng.integers(0, 2, (number, count)) << 15)) % 65536
     wild = rng.integers(0, 65536, (number, count))
     return list(np.where(rng.random((number, count)) < 0.6, tame, wild).astype(np.uint16))
-
-
-def rational(name: str, kind: str, row: tuple[float, ...]) -> float:
-    a, b, c = (*row, 0.0)[:3]
-    if all(map(math.isfinite, row)):
-        x, y, z = map(Fraction, (a, b, c))
-        exact = {"add": x + y, "sub": x - y, "mul": x * y, "fma": x * y + z}[name]
-        if exact:
-            return rounded(exact, SHAPES[kind], "rn")
-    return {"add": a + b, "sub": a - b, "mul": a * b, "fma": a * b + c}[name]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -51,7 +36,7 @@ def test_arithmetic_of_16_bits_is_rounded_once(name, kind):
     got = getattr(half, name)(*values, kind)
     assert got.dtype == np.uint16
     floats = [decode(x, kind) for x in values]
-    assert_same(decode(got, kind), [rational(name, kind, row) for row in rows], *floats)
+    assert_same(decode(got, kind), [expected(name, "rn", SHAPES[kind], row) for row in rows], *floats)
 
 
 def test_fma_of_bf16_is_right_where_float64_rounds_to_a_tie():
@@ -64,9 +49,9 @@ def test_fma_of_bf16_is_right_where_float64_rounds_to_a_tie():
 def test_products_of_bf16_are_rounded_once_where_float32_is_denormal():
     rng = np.random.default_rng(11)
     # Significands of every kind; exponents that add up to between 2**-138 and 2**-124.
-    size = rng.integers(-138, -124, 20000)
-    first = rng.integers(-80, -50, 20000)
-    a, b = (((127 + e) << 7 | rng.integers(0, 128, 20000)).astype(np.uint16) for e in (first, size - first))
+    size = rng.integers(-138, -124, 4000)
+    first = rng.integers(-80, -50, 4000)
+    a, b = (((127 + e) << 7 | rng.integers(0, 128, 4000)).astype(np.uint16) for e in (first, size - first))
     x, y = decode(a, "bf16").tolist(), decode(b, "bf16").tolist()
     wanted = [rounded(Fraction(p) * Fraction(q), SHAPES["bf16"], "rn") for p, q in zip(x, y, strict=True)]
     assert_same(decode(half.mul(a, b, "bf16"), "bf16"), wanted, x, y)

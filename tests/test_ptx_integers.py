@@ -1,147 +1,68 @@
-"""Integer instructions of PTX against Python's integers, at every width and beyond the width."""
+"""Integer instructions and bit fields of PTX against Python's integers, at every width and beyond the width."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import product
 
 import numpy as np
 import pytest
 
-from rooflab.bench.ptx.numbers import integers
+from rooflab.bench.ptx.numbers import bitfields, integers
 
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 TYPES = {f"{sign}{bits}": np.dtype(f"{code}{bits // 8}") for sign, code in ("si", "uu") for bits in (16, 32, 64)}
+WIDE = ("s32", "u32", "s64", "u64")
 COUNTS = np.array([0, 1, 5, 15, 16, 17, 31, 32, 33, 63, 64, 65, 255, 2**31 - 1, 2**31, 2**32 - 1], np.uint32)
+PLACES = np.array([0, 1, 7, 8, 30, 31, 32, 33, 62, 63, 64, 65, 100, 255, 256, 260, 2**32 - 1], np.uint32)
 
 
-@pytest.fixture(autouse=True)
-def quiet():
-    with np.errstate(all="ignore"):
-        yield
-
-
-def values(dtype: np.dtype, seed: int, count: int = 400) -> np.ndarray:
+def values(dtype: np.dtype, seed: int, count: int = 300) -> np.ndarray:
     """Random integers of all sizes and the ends."""
     rng, info = np.random.default_rng(seed), np.iinfo(dtype)
     wild = rng.integers(info.min, info.max, count, dtype=dtype, endpoint=True)
     small = wild >> rng.integers(0, info.bits, count).astype(dtype)
     ends = np.array([info.min, info.min + 1, info.max, info.max - 1, 0, 1, info.max // 2 + 1], dtype)
-    if info.min:
-        ends = np.append(ends, np.array(-1, dtype))
-    mixed = np.concatenate([wild, small, ends, np.repeat(ends, ends.size), np.tile(ends, ends.size)])
+    ends = np.append(ends, ~np.zeros(1, dtype))
+    mixed = np.concatenate([ends, wild, small, np.repeat(ends, ends.size), np.tile(ends, ends.size)])
     return np.concatenate([mixed, rng.permutation(mixed)])
 
 
-def wrapped(x: int, dtype: np.dtype) -> int:
-    info = np.iinfo(dtype)
-    return (x - info.min) % (1 << info.bits) + info.min
+def plain(dtype: np.dtype) -> list[np.ndarray]:
+    return [values(dtype, seed) for seed in (1, 2, 3)]
+
+
+def counted(dtype: np.dtype) -> list[np.ndarray]:
+    """Words, and how far they are shifted."""
+    low, high, _ = plain(dtype)
+    return [low, high, np.resize(COUNTS, low.size)]
+
+
+def fields(dtype: np.dtype) -> list[np.ndarray]:
+    """Words with every choice of a position and a length."""
+    word, place, length = (x.ravel() for x in np.meshgrid(values(dtype, 1)[:30], PLACES, PLACES))
+    return [word, np.roll(word, 7), place, length]
+
+
+def bits_of(x: int, width: int) -> list[int]:
+    return [x >> i & 1 for i in range(width)]
+
+
+def number(bits: list[int]) -> int:
+    return sum(bit << i for i, bit in enumerate(bits))
+
+
+def low24(name: str, x: int) -> int:
+    x %= 1 << 24
+    return x - (1 << 24) if name[0] == "s" and x >> 23 else x
 
 
 def clamped(x: int) -> int:
     return min(max(x, -(2**31)), 2**31 - 1)
 
 
-def check(function, reference, operands, dtype, *more) -> None:
-    """Vectors against Python's integers; scalars against vectors; a scalar beside vectors."""
-    made = function(*operands, *more)
-    assert made.dtype == dtype and made.shape == operands[0].shape
-    rows = list(zip(*(x.tolist() for x in operands), strict=True))
-    wanted = [wrapped(reference(*row), dtype) for row in rows]
-    wrong = [(row, got, want) for row, got, want in zip(rows, made.tolist(), wanted, strict=True) if got != want]
-    assert not wrong, wrong[:3]
-    for lane in range(0, made.size, max(1, made.size // 25)):
-        single = function(*(x[lane] for x in operands), *more)
-        assert type(single) is dtype.type and single == made[lane]
-    if len(operands) > 1:
-        mixed = function(operands[0][3], *operands[1:], *more)
-        assert mixed.tolist() == function(np.full_like(operands[0], operands[0][3]), *operands[1:], *more).tolist()
-        assert mixed.dtype == dtype
-
-
-def three(dtype: np.dtype) -> list[np.ndarray]:
-    return [values(dtype, seed) for seed in (1, 2, 3)]
-
-
-@pytest.mark.parametrize("name", TYPES)
-def test_products_keep_the_upper_half(name):
-    dtype = TYPES[name]
-    bits = 8 * dtype.itemsize
-    a, b, c = three(dtype)
-    check(integers.mul_hi, lambda x, y: (x * y) >> bits, [a, b], dtype)
-    check(integers.mad_hi, lambda x, y, z: ((x * y) >> bits) + z, [a, b, c], dtype)
-    if bits < 64:
-        wide = np.dtype(f"{dtype.kind}{2 * dtype.itemsize}")
-        check(integers.mul_wide, lambda x, y: x * y, [a, b], wide)
-
-
-@pytest.mark.parametrize("name", ["s32", "u32"])
-def test_products_of_24_bits_take_the_low_bits_of_their_operands(name):
-    dtype = TYPES[name]
-    a, b, c = three(dtype)
-
-    def low24(x: int) -> int:
-        return (x + 2**23) % 2**24 - 2**23 if name == "s32" else x % 2**24
-
-    check(integers.mul24, lambda x, y: low24(x) * low24(y), [a, b], dtype)
-    check(integers.mul24, lambda x, y: (low24(x) * low24(y)) >> 16, [a, b], dtype, True)
-    check(integers.mad24, lambda x, y, z: low24(x) * low24(y) + z, [a, b, c], dtype)
-    check(integers.mad24, lambda x, y, z: ((low24(x) * low24(y)) >> 16) + z, [a, b, c], dtype, True)
-
-
-def test_saturating_sums_stop_at_the_ends():
-    a, b, c = three(TYPES["s32"])
-    check(integers.add_sat_s32, lambda x, y: clamped(x + y), [a, b], TYPES["s32"])
-    check(integers.sub_sat_s32, lambda x, y: clamped(x - y), [a, b], TYPES["s32"])
-    check(integers.mad_hi, lambda x, y, z: clamped(((x * y) >> 32) + z), [a, b, c], TYPES["s32"], True)
-    top = integers.mad24(np.int32(2**23 - 1), np.int32(2**23 - 1), np.int32(2**31 - 1), True, True)
-    assert top == 2**31 - 1
-
-
-@pytest.mark.parametrize("name", TYPES)
-def test_quotients_are_truncated_and_zero_divides_into_all_ones(name):
-    dtype = TYPES[name]
-    a, b, c = three(dtype)
-
-    def quotient(x: int, y: int) -> int:
-        return -1 if y == 0 else abs(x) // abs(y) * (1 if (x < 0) == (y < 0) else -1)
-
-    check(integers.div, quotient, [a, b], dtype)
-    check(integers.rem, lambda x, y: -1 if y == 0 else x - quotient(x, y) * y, [a, b], dtype)
-    check(integers.sad, lambda x, y, z: z + abs(x - y), [a, b, c], dtype)
-
-
-@pytest.mark.parametrize("name", TYPES)
-def test_extremes(name):
-    dtype = TYPES[name]
-    a, b, _ = three(dtype)
-    check(integers.imin, min, [a, b], dtype)
-    check(integers.imax, max, [a, b], dtype)
-    if dtype.kind == "i":
-        check(integers.imin, lambda x, y: max(min(x, y), 0), [a, b], dtype, True)
-        check(integers.imax, lambda x, y: max(x, y, 0), [a, b], dtype, True)
-
-
-@pytest.mark.parametrize("name", TYPES)
-def test_shifts_by_the_width_and_more_leave_zeros_or_the_sign(name):
-    dtype = TYPES[name]
-    a = values(dtype, 5)
-    a = np.repeat(a[: a.size // 4], COUNTS.size)
-    count = np.tile(COUNTS, a.size // COUNTS.size)
-    check(integers.shl, lambda x, n: x << min(n, 70), [a, count], dtype)
-    check(integers.shr, lambda x, n: x >> min(n, 70), [a, count], dtype)
-    for n in COUNTS:
-        assert integers.shr(a, n).tolist() == [x >> min(int(n), 70) for x in a.tolist()]
-        assert integers.shl(a, n).dtype == dtype
-
-
-@pytest.mark.parametrize("clamp", [False, True])
-@pytest.mark.parametrize("left", [False, True])
-def test_funnel_shifts_take_bits_of_two_words(left, clamp):
-    low, high, _ = three(TYPES["u32"])
-    count = np.resize(COUNTS, low.size)
-
-    def shifted(x: int, y: int, n: int) -> int:
-        n = min(n, 32) if clamp else n % 32
-        return ((y << 32 | x) << n) >> 32 if left else (y << 32 | x) >> n
-
-    check(integers.shf, shifted, [low, high, count], TYPES["u32"], left, clamp)
+def quotient(x: int, y: int) -> int:
+    return -1 if y == 0 else abs(x) // abs(y) * (1 if (x < 0) == (y < 0) else -1)
 
 
 def split(x: int, size: int, signed: bool) -> list[int]:
@@ -149,58 +70,225 @@ def split(x: int, size: int, signed: bool) -> list[int]:
     return [w - (1 << size) if signed and w >> (size - 1) else w for w in words]
 
 
-@pytest.mark.parametrize("b_signed", [False, True])
-@pytest.mark.parametrize("a_signed", [False, True])
-def test_dot_products_of_bytes_and_halves(a_signed, b_signed):
-    operands = three(TYPES["u32"])
-
-    def bytes_of(x: int, y: int, z: int) -> int:
-        return z + sum(p * q for p, q in zip(split(x, 8, a_signed), split(y, 8, b_signed), strict=True))
-
-    check(integers.dp4a, bytes_of, operands, TYPES["u32"], a_signed, b_signed)
-    for high in (False, True):
-
-        def halves_of(x: int, y: int, z: int, start: int = 2 * high) -> int:
-            chosen = split(y, 8, b_signed)[start : start + 2]
-            return z + sum(p * q for p, q in zip(split(x, 16, a_signed), chosen, strict=True))
-
-        check(integers.dp2a, halves_of, operands, TYPES["u32"], a_signed, b_signed, high)
+def dot(x: int, y: int, z: int, size: int, a_signed: bool, b_signed: bool, start: int = 0) -> int:
+    """Of four bytes with four, or of two halves with two bytes."""
+    chosen = split(y, 8, b_signed)[start : start + 32 // size]
+    return z + sum(p * q for p, q in zip(split(x, size, a_signed), chosen, strict=True))
 
 
-@pytest.mark.parametrize("name", ["s32", "u32", "s64", "u64"])
-def test_sums_and_differences_carry(name):
+def highest(x: int) -> int:
+    return ((~x if x < 0 else x).bit_length() - 1) % 2**32
+
+
+def extracted(width: int, signed: bool, a: int, position: int, length: int) -> int:
+    bits, position, length = bits_of(a, width), position & 255, length & 255
+    sign = bits[min(position + length - 1, width - 1)] if signed and length else 0
+    return number([bits[position + i] if i < length and position + i < width else sign for i in range(width)])
+
+
+def inserted(width: int, a: int, b: int, position: int, length: int) -> int:
+    bits, position, length = bits_of(b, width), position & 255, length & 255
+    for i in range(min(length, width - position)):
+        bits[position + i] = a >> i & 1
+    return number(bits)
+
+
+def mask(clamp: bool, at: int, count: int) -> int:
+    at, count = (at, count) if clamp else (at % 32, count % 32)
+    return ((1 << min(count, 64)) - 1 << at) % 2**32 if at < 32 else 0
+
+
+def extended(clamp: bool, signed: bool, x: int, n: int) -> int:
+    n = min(n, 32) if clamp else n % 32
+    low = x % (1 << n)
+    return low - (1 << n) if signed and n and low >> (n - 1) else low
+
+
+def funnel(left: bool, clamp: bool, x: int, y: int, n: int) -> int:
+    n = min(n, 32) if clamp else n % 32
+    return ((y << 32 | x) << n) >> 32 if left else (y << 32 | x) >> n
+
+
+def _rows(name: str) -> Iterator[tuple[str, Callable[..., int], list[np.ndarray], tuple[object, ...]]]:
+    """Every instruction of a type: its function, the same in Python, operands, and what else it is given."""
+    dtype, signed = TYPES[name], name[0] == "s"
+    n = 8 * dtype.itemsize
+    a, b, c = plain(dtype)
+    count = counted(dtype)[2]
+    yield "mul_hi", lambda x, y: x * y >> n, [a, b], ()
+    yield "mad_hi", lambda x, y, z: (x * y >> n) + z, [a, b, c], ()
+    yield "div", quotient, [a, b], ()
+    yield "rem", lambda x, y: -1 if y == 0 else x - quotient(x, y) * y, [a, b], ()
+    yield "sad", lambda x, y, z: z + abs(x - y), [a, b, c], ()
+    yield "imin", min, [a, b], ()
+    yield "imax", max, [a, b], ()
+    if signed:
+        yield "imin", lambda x, y: max(min(x, y), 0), [a, b], (True,)
+        yield "imax", lambda x, y: max(x, y, 0), [a, b], (True,)
+    yield "shl", lambda x, k: x << min(k, 70), [a, count], ()
+    yield "shr", lambda x, k: x >> min(k, 70), [a, count], ()
+    if n < 64:
+        yield "mul_wide", lambda x, y: x * y, [a, b], ()
+    if n > 16:
+        word, shifted, place, length = fields(dtype)
+        yield "bfe", lambda x, p, k: extracted(n, signed, x, p, k), [word, place, length], ()
+        yield "bfi", lambda x, y, p, k: inserted(n, x, y, p, k), [word.view(f"u{n // 8}"), shifted.view(f"u{n // 8}"),
+                                                                 place, length], ()  # fmt: skip
+        yield "bfind", highest, [a], ()
+        yield "bfind", lambda x: n - 1 - highest(x) if highest(x) < 64 else 2**32 - 1, [a], (True,)
+        powers = np.array([(1 << i) - j for i in range(1, n) for j in (0, 1)], f"u{n // 8}").view(dtype)
+        yield "clz", lambda x: n - (x % 2**n).bit_length(), [np.concatenate([a, powers])], ()
+        yield "popc", lambda x: (x % 2**n).bit_count(), [a], ()
+        yield "brev", lambda x: number(bits_of(x, n)[::-1]), [a], ()
+    if n == 32:
+        low = lambda x: low24(name, x)
+        yield "mul24", lambda x, y: low(x) * low(y), [a, b], ()
+        yield "mul24", lambda x, y: low(x) * low(y) >> 16, [a, b], (True,)
+        yield "mad24", lambda x, y, z: low(x) * low(y) + z, [a, b, c], ()
+        yield "mad24", lambda x, y, z: (low(x) * low(y) >> 16) + z, [a, b, c], (True,)
+        for clamp in (False, True):
+            yield "szext", lambda x, k, own=clamp: extended(own, signed, x, k), [a, count], (clamp,)
+    if name == "s32":
+        yield "add_sat_s32", lambda x, y: clamped(x + y), [a, b], ()
+        yield "sub_sat_s32", lambda x, y: clamped(x - y), [a, b], ()
+        yield "mad_hi", lambda x, y, z: clamped((x * y >> 32) + z), [a, b, c], (True,)
+    if name == "u32":
+        for one, other in product((False, True), repeat=2):
+            yield "shf", lambda x, y, k, *, o=(one, other): funnel(*o, x, y, k), [a, b, count], (one, other)
+            yield "dp4a", lambda x, y, z, *, o=(one, other): dot(x, y, z, 8, *o), [a, b, c], (one, other)
+            for high in (False, True):
+                halves = lambda x, y, z, *, o=(one, other, 2 * high): dot(x, y, z, 16, *o)
+                yield "dp2a", halves, [a, b, c], (one, other, high)
+        place, width = (x.ravel() for x in np.meshgrid(PLACES, PLACES))
+        for clamp in (False, True):
+            yield "bmsk", lambda p, k, own=clamp: mask(own, p, k), [place, width], (clamp,)
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_instructions_are_those_of_pythons_integers(name: str) -> None:
+    """Vectors against Python's integers; scalars against vectors; a scalar beside vectors."""
     dtype = TYPES[name]
-    a, b, c = three(dtype)
-    bits = 8 * dtype.itemsize
-    word = np.dtype(f"u{dtype.itemsize}")
+    other = {"mul_wide": f"{dtype.kind}{min(8, 2 * dtype.itemsize)}", "bfi": f"u{dtype.itemsize}"}
+    other |= dict.fromkeys(("bfind", "clz", "popc"), "u4")
+    for instruction, reference, operands, more in _rows(name):
+        function = getattr(integers, instruction, None) or getattr(bitfields, instruction)
+        made = function(*operands, *more)
+        assert made.shape == operands[0].shape, instruction
+        assert made.dtype == other.get(instruction, dtype) or instruction == "brev", instruction
+        modulus = 1 << 8 * made.itemsize
+        rows = zip(*(x.tolist() for x in operands), strict=True)
+        wrong = [(row, got) for row, got in zip(rows, made.tolist(), strict=True) if (got - reference(*row)) % modulus]
+        assert not wrong, f"{instruction}{more}: {wrong[:3]}"
+        for lane in range(0, made.size, max(1, made.size // 20)):
+            single = function(*(x[lane] for x in operands), *more)
+            assert type(single) is made.dtype.type and single == made[lane], instruction
+        if len(operands) > 1:
+            mixed = function(operands[0][3], *operands[1:], *more)
+            same = function(np.full_like(operands[0], operands[0][3]), *operands[1:], *more)
+            assert mixed.dtype == made.dtype and mixed.tolist() == same.tolist(), instruction
+
+
+def test_a_shift_of_a_vector_by_one_count_is_that_of_each_lane() -> None:
+    a = values(np.dtype(np.int64), 5)
+    for n in COUNTS:
+        assert integers.shr(a, n).tolist() == [x >> min(int(n), 70) for x in a.tolist()]
+
+
+def test_a_saturated_sum_of_24_bits_stops_at_the_end() -> None:
+    most = np.int32(2**23 - 1)
+    assert integers.mad24(most, most, np.int32(2**31 - 1), True, True) == 2**31 - 1
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_sums_and_differences_carry(name: str) -> None:
+    dtype = TYPES[name]
+    a, b, c = plain(dtype)
+    bits, word = 8 * dtype.itemsize, np.dtype(f"u{dtype.itemsize}")
     unsigned = [x.view(word).tolist() for x in (a, b, c)]
     for carry_in in (np.bool_(False), np.bool_(True), np.arange(a.size) % 2 == 0):
         ins = np.broadcast_to(carry_in, a.shape).tolist()
-        total, out = integers.add_carry(a, b, carry_in)
-        exact = [x + y + n for x, y, n in zip(*unsigned[:2], ins, strict=True)]
-        assert total.dtype == word and out.dtype == np.bool_
-        assert total.tolist() == [x % 2**bits for x in exact] and out.tolist() == [x >= 2**bits for x in exact]
-        rest, out = integers.sub_borrow(a, b, carry_in)
-        exact = [x - y - n for x, y, n in zip(*unsigned[:2], ins, strict=True)]
-        assert rest.tolist() == [x % 2**bits for x in exact] and out.tolist() == [x < 0 for x in exact]
+        sums = [x + y + n for x, y, n in zip(*unsigned[:2], ins, strict=True)]
+        rests = [x - y - n for x, y, n in zip(*unsigned[:2], ins, strict=True)]
+        made = [(integers.add_carry(a, b, carry_in), sums), (integers.sub_borrow(a, b, carry_in), rests)]
         for high in (False, True):
-            total, out = integers.mad_carry(a, b, c, high, carry_in)
             products = [x * y >> (bits if high else 0) for x, y in zip(a.tolist(), b.tolist(), strict=True)]
             exact = [p % 2**bits + z + n for p, z, n in zip(products, unsigned[2], ins, strict=True)]
-            assert total.tolist() == [x % 2**bits for x in exact] and out.tolist() == [x >= 2**bits for x in exact]
+            made.append((integers.mad_carry(a, b, c, high, carry_in), exact))
+        for (total, out), exact in made:
+            assert total.dtype == word and out.dtype == np.bool_
+            assert total.tolist() == [x % 2**bits for x in exact]
+            assert out.tolist() == [not 0 <= x < 2**bits for x in exact]
     total, out = integers.add_carry(a[0], b[0])
     assert isinstance(total, word.type) and isinstance(out, np.bool_)
 
 
-def test_a_chain_of_carries_multiplies_128_bits():
-    rng = np.random.default_rng(6)
-    a, b = (rng.integers(0, 2**64, 50, dtype=np.uint64) for _ in range(2))
-    low = [np.uint32(0xFFFFFFFF) & x.astype(np.uint32) for x in (a, b)]
-    high = [(x >> np.uint64(32)).astype(np.uint32) for x in (a, b)]
-    r0 = low[0] * low[1]
-    r1, c1 = integers.mad_carry(low[0], low[1], low[0] * high[1], True)
-    r2, _ = integers.mad_carry(low[0], high[1], high[0] * high[1], True, c1)
-    r1, c1 = integers.mad_carry(high[0], low[1], r1, False)
-    r2, c2 = integers.mad_carry(high[0], low[1], r2, True, c1)
-    made = [x | y << 32 | z << 64 for x, y, z in zip(r0.tolist(), r1.tolist(), r2.tolist(), strict=True)]
-    assert made == [x * y % 2**96 for x, y in zip(a.tolist(), b.tolist(), strict=True)] and c2.any()
+def test_the_nth_set_bit_is_found_from_a_base() -> None:
+    rng = np.random.default_rng(2)
+    masks = np.concatenate([rng.integers(0, 2**32, 500, dtype=np.uint32), np.uint32([0xAAAAAAAA] * 100)])
+    bases, offsets = rng.integers(0, 32, 600, dtype=np.uint32), rng.integers(-20, 21, 600).astype(np.int32)
+
+    def reference(m: int, start: int, n: int) -> int:
+        if n == 0:
+            return start if m >> start & 1 else 2**32 - 1
+        places = range(start, 32) if n > 0 else range(start, -1, -1)
+        found = [place for place in places if m >> place & 1]
+        return found[abs(n) - 1] if abs(n) <= len(found) else 2**32 - 1
+
+    rows = zip(masks.tolist(), bases.tolist(), offsets.tolist(), strict=True)
+    assert bitfields.fns(masks, bases, offsets).tolist() == [reference(*row) for row in rows]
+    single = [bitfields.fns(np.uint32(0xAAAAAAAA), np.uint32(at), np.int32(n)) for at, n in ((3, 1), (3, -1), (2, -1))]
+    assert single == [3, 3, 1] and type(single[0]) is np.uint32
+
+
+def test_every_table_of_lop3() -> None:
+    a, b, c = np.random.default_rng(3).integers(0, 2**32, (3, 20), dtype=np.uint32)
+    for table in range(256):
+        wanted = [
+            number([table >> (4 * (x >> i & 1) + 2 * (y >> i & 1) + (z >> i & 1)) & 1 for i in range(32)])
+            for x, y, z in zip(a.tolist(), b.tolist(), c.tolist(), strict=True)
+        ]
+        made = np.broadcast_to(bitfields.lop3(a, b, c, table), a.shape)
+        assert made.tolist() == wanted and made.dtype == np.uint32, table
+        single = bitfields.lop3(a[0], b[0], c[0], table)
+        assert isinstance(single, np.uint32) and single == wanted[0]
+    with pytest.raises(ValueError, match="table: expected 0 to 255, got 256"):
+        bitfields.lop3(a, b, c, 256)
+
+
+def chosen(a: int, b: int, selector: int) -> int:
+    pair, made = a | b << 32, 0
+    for place in range(4):
+        nibble = selector >> (4 * place) & 15
+        byte = pair >> (8 * (nibble & 7)) & 255
+        made |= (255 * (byte >> 7) if nibble & 8 else byte) << (8 * place)
+    return made
+
+
+def test_bytes_are_permuted_by_any_selector() -> None:
+    rng = np.random.default_rng(4)
+    a, b, selectors = rng.integers(0, 2**32, (3, 2000), dtype=np.uint32)
+    wanted = [chosen(x, y, s) for x, y, s in zip(a.tolist(), b.tolist(), selectors.tolist(), strict=True)]
+    assert bitfields.prmt(a, b, selectors).tolist() == wanted
+    for selector in [0x5410, 0x7632, 0x3210, 0x0123, 0x8888, 0xFFFF, 0x4321, 0x1111, *selectors[:100].tolist()]:
+        made = bitfields.prmt(a[:9], b[:9], np.uint32(selector))
+        assert made.dtype == np.uint32
+        assert made.tolist() == [chosen(x, y, selector) for x, y in zip(a[:9].tolist(), b[:9].tolist(), strict=True)]
+        single = bitfields.prmt(a[0], b[0], np.uint32(selector))
+        assert isinstance(single, np.uint32) and single == made[0]
+
+
+def test_the_modes_of_prmt_are_those_of_the_table_in_the_isa() -> None:
+    a, b = np.uint32(0x03020100), np.uint32(0x07060504)  # each byte is its own number
+    wanted = {
+        "f4e": [0x03020100, 0x04030201, 0x05040302, 0x06050403],
+        "b4e": [0x05060700, 0x06070001, 0x07000102, 0x00010203],
+        "rc8": [0x00000000, 0x01010101, 0x02020202, 0x03030303],
+        "ecl": [0x03020100, 0x03020101, 0x03020202, 0x03030303],
+        "ecr": [0x00000000, 0x01010100, 0x02020100, 0x03020100],
+        "rc16": [0x01000100, 0x03020302, 0x01000100, 0x03020302],
+    }
+    for mode, words in wanted.items():
+        assert [int(bitfields.prmt(a, b, np.uint32(choice), mode)) for choice in range(4)] == words, mode
+        assert bitfields.prmt(a, b, np.arange(8, dtype=np.uint32), mode).tolist() == words * 2
+    with pytest.raises(ValueError, match="mode: expected one of f4e"):
+        bitfields.prmt(a, b, np.uint32(0), "f5e")
