@@ -10,8 +10,6 @@ from ptx_cuda import BOTH_ORDERS, run
 from rooflab.bench.ptx.machine.run import EmulationError
 from rooflab.bench.ptx.tiles.tensor_map import TensorMap
 
-RNG = np.random.default_rng(21)
-
 
 def found(name: str, args: list[object], racy: int, **options: object) -> str:
     """What is said of a kernel from which a step was left out: its races, or the error that it ends with."""
@@ -19,30 +17,6 @@ def found(name: str, args: list[object], racy: int, **options: object) -> str:
         return "\n".join(run("copies", name, args, options=(f"-DRACY={racy}",), **options).races)  # type: ignore[arg-type]
     except EmulationError as error:
         return str(error)
-
-
-@pytest.mark.parametrize("seed", BOTH_ORDERS)
-@pytest.mark.parametrize("tiles", [1, 2, 5])
-def test_a_ring_of_copies_brings_each_tile_in_time(tiles: int, seed: int) -> None:
-    x, y = RNG.integers(-9, 9, (6, 512)).astype(np.float32), np.zeros(128, np.float32)
-    assert run("copies", "ring_of_copies", [x, y, tiles], seed=seed).races == ()
-    i = np.arange(128)
-    want = sum(x[:tiles, (4 * i + k * 129) % 512].sum(axis=0) for k in range(4))
-    assert (y == want).all()
-
-
-@pytest.mark.parametrize("racy", [1, 2])
-def test_a_copy_that_is_not_waited_for_is_a_race(racy: int) -> None:
-    x, y = np.ones((6, 512), np.float32), np.zeros(128, np.float32)
-    text = found("ring_of_copies", [x, y, 5], racy)
-    assert "kernel.cu" in text and "cp.async" in text
-
-
-def test_ldmatrix_and_mma_multiply() -> None:
-    a, b = RNG.standard_normal((16, 16)).astype(np.float16), RNG.standard_normal((16, 8)).astype(np.float16)
-    d = np.zeros((16, 8), np.float32)
-    assert run("copies", "matrix_product", [a, b, d], block=32).races == ()
-    assert np.abs(d - (a.astype(np.float64) @ b.astype(np.float64) + 0.5)).max() < 1e-5
 
 
 @pytest.mark.parametrize("seed", BOTH_ORDERS)
@@ -68,45 +42,6 @@ def _tiles(x: torch.Tensor) -> TensorMap:
 
 
 @pytest.mark.parametrize("seed", BOTH_ORDERS)
-def test_tma_moves_tiles_that_reach_over_the_edge(seed: int) -> None:
-    x, y = torch.randn(40, 68), torch.full((68, 40), 7.0)
-    args = [_tiles(x), _tiles(y)]
-    result = run("copies", "transposed_tiles", args, grid=(3, 2), memory=[x, y], seed=seed)
-    assert result.races == () and torch.equal(y, x.T + 1)
-
-
-def test_a_tma_store_without_a_proxy_fence_is_a_race() -> None:
-    x, y = torch.randn(40, 68), torch.zeros(68, 40)
-    text = found("transposed_tiles", [_tiles(x), _tiles(y)], 4, grid=(3, 2), memory=[x, y])
-    assert "no fence.proxy.async" in text and "cp.async.bulk.tensor" in text
-
-
-def _products(tiles: int) -> tuple[list[object], list[torch.Tensor], torch.Tensor]:
-    a, b, c = torch.randn(128, 64 * tiles).bfloat16(), torch.randn(64, 64 * tiles).bfloat16(), torch.zeros(128, 64)
-    maps = [
-        TensorMap(t.data_ptr(), "bf16", (64 * tiles, t.shape[0]), (128 * tiles,), (64, 64), swizzle=128) for t in (a, b)
-    ]
-    return [*maps, c, 64, tiles], [a, b], a.double() @ b.double().T
-
-
-@pytest.mark.parametrize("seed", BOTH_ORDERS)
-def test_wgmma_multiplies_what_tma_brings(seed: int) -> None:
-    args, memory, want = _products(5)
-    result = run("copies", "products", args, grid=(1, 2), block=256, shared=65536, memory=memory, seed=seed)
-    assert result.races == ()
-    assert (args[2] - want).abs().max() < 1e-3  # type: ignore[operator]
-    assert result.tensor_flops == {"bf16": 2 * 128 * 64 * 320}
-
-
-@pytest.mark.parametrize("racy", [7, 8, 9])
-def test_a_ring_of_wgmma_that_is_not_in_step_is_reported(racy: int) -> None:
-    args, memory, _ = _products(5)
-    text = found("products", args, racy, grid=(1, 2), block=256, shared=65536, memory=memory)
-    assert "race" in text or "may still be running" in text or "arrivals" in text
-    assert "kernel.cu" in text
-
-
-@pytest.mark.parametrize("seed", BOTH_ORDERS)
 def test_blocks_of_a_cluster_read_and_write_each_others_shared_memory(seed: int) -> None:
     x, y = np.arange(512, dtype=np.int32), np.zeros(512, np.int32)
     assert run("copies", "neighbours", [x, y], grid=(8,), block=64, seed=seed).races == ()
@@ -125,13 +60,6 @@ def test_atomics_reach_another_blocks_shared_memory(seed: int) -> None:
     y = np.zeros(128, np.int32)
     assert run("copies", "shared_counter", [y], grid=(4,), block=32, seed=seed).races == ()
     assert (y == 32 * 3).all()
-
-
-@pytest.mark.parametrize("seed", BOTH_ORDERS)
-def test_a_histogram_is_spread_over_a_cluster(seed: int) -> None:
-    x, y = RNG.integers(0, 99, 500).astype(np.int32), np.zeros(32, np.int32)
-    assert run("copies", "spread_histogram", [x, y, 500], grid=(4,), block=64, seed=seed).races == ()
-    assert (y == np.bincount(x & 31, minlength=32)).all()
 
 
 @pytest.mark.parametrize("seed", BOTH_ORDERS)

@@ -21,16 +21,7 @@ def test_the_last_block_to_arrive_sees_what_the_others_left(seed: int) -> None:
     assert abs(y[0] - x.sum()) < 1e-3 and count[0] == 0
 
 
-@pytest.mark.parametrize("name", ["last_arriver_without_fence", "last_arriver_with_a_fence_of_its_block"])
-def test_the_last_block_without_a_fence_is_a_race(name: str) -> None:
-    x, y = RNG.standard_normal(5).astype(np.float32), np.zeros(1, np.float32)
-    partial, count = np.zeros(5, np.float32), np.zeros(1, np.int32)
-    (race,) = run("memory", name, [x, partial, count, y], grid=(5,), block=32).races
-    assert "kernel.cu" in race
-
-
-@pytest.mark.parametrize("seed", BOTH_ORDERS)
-@pytest.mark.parametrize("giver", [0, 3])
+@pytest.mark.parametrize(("giver", "seed"), [(0, 3), (3, 0)])
 @pytest.mark.parametrize("name", ["spin_on_a_flag", "acquire_and_release"])
 def test_blocks_wait_for_a_flag_whoever_comes_first(name: str, giver: int, seed: int) -> None:
     box, flag, y = np.zeros(64, np.int32), np.zeros(1, np.int32), np.zeros((4, 64), np.int32)
@@ -40,8 +31,8 @@ def test_blocks_wait_for_a_flag_whoever_comes_first(name: str, giver: int, seed:
     assert (y == want).all()
 
 
-@pytest.mark.parametrize("giver", [0, 69])
-def test_blocks_wait_for_one_that_does_not_run_with_them(giver: int) -> None:
+def test_blocks_wait_for_one_that_does_not_run_with_them() -> None:
+    giver = 69
     box, flag, y = np.zeros(64, np.int32), np.zeros(1, np.int32), np.zeros((70, 64), np.int32)
     assert run("memory", "acquire_and_release", [giver, box, flag, y], grid=(70,), block=64).races == ()
     assert (np.delete(y, giver, axis=0) == np.delete(7 * np.arange(64) + np.arange(70)[:, None], giver, axis=0)).all()
@@ -53,26 +44,13 @@ def test_a_flag_without_fences_is_a_race(giver: int) -> None:
     assert run("memory", "relaxed_flag", [giver, box, flag, y], grid=(4,), block=64).races
 
 
-@pytest.mark.parametrize("seed", BOTH_ORDERS)
-@pytest.mark.parametrize("blocks", [2, 9])
+@pytest.mark.parametrize(("blocks", "seed"), [(2, 3), (9, 0)])
 def test_all_blocks_of_a_grid_meet(blocks: int, seed: int) -> None:
     count, box = np.zeros(1, np.int32), np.zeros((2, blocks, 64), np.int32)
     y = np.zeros((2, blocks, 64), np.int32)
     assert run("memory", "grid_barrier", [count, box, y], grid=(blocks,), block=64, seed=seed).races == ()
     want = (np.arange(64) + np.arange(2)[:, None, None]) * (np.arange(blocks)[:, None] + 1)
     assert (y == want).all()
-
-
-def test_blocks_that_write_one_place_race() -> None:
-    x, y = np.arange(4, dtype=np.int32), np.zeros(1, np.int32)
-    (race,) = run("memory", "two_blocks_one_place", [x, y], grid=(4,), block=32).races
-    assert "kernel.cu" in race
-
-
-def test_blocks_whose_tiles_overlap_race() -> None:
-    x, y = np.arange(32, dtype=np.int32), np.zeros(100, np.int32)
-    (race,) = run("memory", "blocks_that_overlap", [x, y], grid=(3,), block=32).races
-    assert "kernel.cu" in race
 
 
 def test_a_block_that_reads_what_its_neighbour_writes_races() -> None:

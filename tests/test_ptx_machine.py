@@ -113,6 +113,22 @@ def test_a_barrier_of_two_warps_does_not_order_four() -> None:
     assert "write-read race" in kinds(body.format(64), declared=SHARED, block=128)
 
 
+ARRIVE = """mov.u32 %r2, s; shl.b32 %r3, %r0, 2; add.u32 %r3, %r2, %r3; mov.u32 %r1, 0; setp.lt.u32 %p1, %r0, 32;
+    setp.ge.u32 %p2, %r0, 64; @!%p1 bra WAITS; {} bra END; WAITS: {} END:"""
+READ = "sub.u32 %r4, %r3, {}; ld.shared.u32 %r1, [%r4];"
+
+
+@pytest.mark.parametrize("seed", [0, 1, 3])
+def test_a_named_barrier_orders_what_came_before_the_arrival_for_those_who_wait_there(seed: int) -> None:
+    store, arrive, wait = "st.shared.u32 [%r3], %r0;", "bar.arrive 1, 64;", "bar.sync 1, 64;"
+    given: dict[str, Any] = {"declared": SHARED, "seed": seed, "checks": Checks(uninitialised=False)}
+    assert kinds(ARRIVE.format(store + arrive, wait + READ.format(128)), block=64, **given) == []
+    assert len(kinds(ARRIVE.format(arrive + store, wait + READ.format(128)), block=64, **given)) == 1
+    other = f"@!%p2 bra SECOND; bar.arrive 2, 64; {wait} {READ.format(256)} bra END; SECOND: bar.sync 2, 64;"
+    found = launch(ARRIVE.format(store + arrive, other + READ.format(128)), block=96, **given)[1].races
+    assert any("wrote it in warp 0" in race and "read it in warp 1" in race for race in found)
+
+
 # Clusters
 
 

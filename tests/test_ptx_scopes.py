@@ -6,53 +6,52 @@ from typing import Any
 
 import pytest
 import torch
-from ptx_cuda import BOTH_ORDERS, run
+from ptx_lines import SHARED, launch
 
-ORDERS = pytest.mark.parametrize("seed", BOTH_ORDERS)
-FENCE = '-DFENCE="fence.proxy.async;"'
-
-
-def integers(count: int) -> torch.Tensor:
-    """0, 1, 2 and so on."""
-    return torch.arange(count, dtype=torch.int32)
+ORDERS = pytest.mark.parametrize("seed", [0, 3])
+FIRST = "setp.eq.u32 %p1, %r31, 0; add.u64 %d3, %d0, 256; mul.wide.u32 %d4, %r0, 4; add.u64 %d4, %d3, %d4; "
+"""%p1 in the first CTA; %d3 is what follows the results of two CTAs, %d4 the thread's own word of it."""
 
 
-def races(name: str, args: list[Any], *options: str, **more: Any) -> tuple[str, ...]:
-    """What is reported of a kernel of the file."""
-    return run("scopes", name, args, block=32, options=(FENCE, *(options or ("-DOWN=0",))), **more).races
+def races(body: str, **more: Any) -> list[str]:
+    """Those of two CTAs of 32 threads."""
+    to = torch.zeros(96, dtype=torch.int32)
+    return [str(race) for race in launch(FIRST + "mov.u32 %r1, 0;" + body, to=to, grid=2, **more)[1].races]
 
 
 @ORDERS
 def test_two_loads_do_not_race_however_strong_one_of_them_is(seed: int) -> None:
-    assert races("plain_and_strong_load", [integers(32), integers(64)], grid=(2,), seed=seed) == ()
+    assert races("@%p1 ld.global.u32 %r1, [%d4]; @!%p1 ld.volatile.global.u32 %r1, [%d4];", seed=seed) == []
 
 
 @ORDERS
 def test_a_load_of_a_flag_releases_nothing(seed: int) -> None:
-    found = races("load_as_release", [integers(1), integers(1), integers(2)], grid=(2,), seed=seed)
-    assert len(found) == 1 and "byte 0 of load_as_release_param_0" in found[0]
+    body = """@!%p0 bra END; @!%p1 bra READ;
+        st.global.u32 [%d3+64], 5; fence.acq_rel.gpu; ld.relaxed.gpu.global.u32 %r1, [%d3]; bra END;
+        READ: ld.acquire.gpu.global.u32 %r1, [%d3]; ld.global.u32 %r2, [%d3+64]; END: bar.sync 0;"""
+    (found,) = races(body, seed=seed)
+    assert "byte 320 of to" in found
 
 
 @ORDERS
-def test_atomics_of_the_scope_of_a_cta_race_with_those_of_another(seed: int) -> None:
-    found = races("counts_within_a_cta", [integers(2)], "-DOWN=0", grid=(2,), seed=seed)
-    assert len(found) == 1 and "write-write race on global memory" in found[0]
-    assert races("counts_within_a_cta", [integers(2)], "-DOWN=1", grid=(2,), seed=seed) == ()
-
-
-@ORDERS
-def test_loads_and_stores_of_the_scope_of_a_cta_race_with_those_of_another(seed: int) -> None:
-    found = races("reads_within_a_cta", [integers(1), integers(2)], grid=(2,), seed=seed)
-    assert len(found) == 1 and "race on global memory, byte 0 of reads_within_a_cta_param_0" in found[0]
+def test_what_has_the_scope_of_a_cta_races_with_another(seed: int) -> None:
+    count = "mov.u32 %r2, 1; red.relaxed.cta.global.add.u32 [{}], %r2;"
+    (found,) = races(count.format("%d3"), seed=seed)
+    assert "write-write race on global memory" in found
+    assert races(count.format("%d2"), seed=seed) == []
+    pair = "@!%p0 bra END; @%p1 st.relaxed.cta.global.u32 [%d3], 1; @!%p1 ld.relaxed.cta.global.u32 %r1, [%d3]; END:"
+    (found,) = races(pair, seed=seed)
+    assert "race on global memory, byte 256 of to" in found
 
 
 def test_atomics_move_what_they_change() -> None:
-    bins = torch.zeros(32, dtype=torch.int32)
-    found = run("scopes", "histogram", [integers(32), bins], block=32, grid=(3,), options=(FENCE, "-DOWN=0"))
-    assert torch.equal(bins, torch.full((32,), 3, dtype=torch.int32))
-    moved = found.bytes
-    assert moved.atomic == 3 * 32 * 4
-    assert moved.hbm_read == 2 * 128 and moved.hbm_write == 128, "each sector once"
+    body = """mov.u32 %r2, s; shl.b32 %r3, %r0, 2; add.u32 %r4, %r2, %r3; mov.u32 %r5, 1; mul.wide.u32 %d4, %r0, 4;
+        add.u64 %d4, %d0, %d4; st.shared.u32 [%r4], 0; bar.sync 0; red.shared.add.u32 [%r4], %r5; bar.sync 0;
+        ld.shared.u32 %r6, [%r4]; red.global.add.u32 [%d4+384], %r6; mov.u32 %r1, 0;"""
+    to = torch.zeros(128, dtype=torch.int32)
+    moved = launch(body, declared=SHARED, to=to, grid=3)[1].bytes
+    assert to[96:].tolist() == [3] * 32 and moved.atomic == 3 * 32 * 4
+    assert moved.hbm_read == 128 and moved.hbm_write == 128 + 3 * 128, "each sector once"
     assert moved.shared_read == 3 * 2 * 128 and moved.shared_write == 3 * 2 * 128
 
 
@@ -62,7 +61,9 @@ def test_atomics_move_what_they_change() -> None:
      ("fence.mbarrier_init.release.cluster;", True), ("fence.proxy.async.global;", True)],
 )  # fmt: skip
 def test_only_a_proxy_fence_orders_stores_before_a_bulk_copy(fence: str, misses: bool) -> None:
-    options = (f'-DFENCE="{fence}"', "-DOWN=0")
-    found = run("scopes", "stores_behind_a_fence", [integers(32)], block=32, options=options).races
-    assert any("with no fence.proxy.async between" in race for race in found) == misses
+    body = f"""mov.u32 %r2, s; shl.b32 %r3, %r0, 2; add.u32 %r4, %r2, %r3; st.shared.u32 [%r4], %r0; {fence} bar.sync 0;
+        @!%p0 bra END; cp.async.bulk.global.shared::cta.bulk_group [%d0+128], [%r2], 128;
+        cp.async.bulk.commit_group; cp.async.bulk.wait_group 0; END: mov.u32 %r1, 0;"""
+    found = launch(body, declared=SHARED, to=torch.zeros(64, dtype=torch.int32))[1].races
     assert bool(found) == misses
+    assert all("with no fence.proxy.async between" in race for race in found)

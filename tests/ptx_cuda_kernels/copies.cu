@@ -17,16 +17,6 @@ struct alignas(64) TensorMap {
 
 __device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
-__device__ __forceinline__ void copy16(void* to, const void* from, int bytes = 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes)
-                 : "memory");
-}
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int NEWEST>
-__device__ __forceinline__ void wait_copies() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(NEWEST) : "memory");
-}
-
 __device__ __forceinline__ void init(u64* bar, u32 count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(bar)), "r"(count) : "memory");
 }
@@ -66,60 +56,10 @@ __device__ __forceinline__ void load_tile(void* to, const TensorMap* map, int x,
         "l"(map), "r"(x), "r"(y), "r"(shared_address(bar))
         : "memory");
 }
-__device__ __forceinline__ void store_tile(const TensorMap* map, int x, int y, const void* from) {
-    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
-                 "r"(shared_address(from)), "r"(x), "r"(y)
-                 : "memory");
-}
 __device__ __forceinline__ void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 template <int NEWEST>
 __device__ __forceinline__ void wait_stores() {
     asm volatile("cp.async.bulk.wait_group %0;" ::"n"(NEWEST) : "memory");
-}
-
-// Sums of the columns of x (tiles, 128, 4), a ring of three buffers. RACY 1: waits for one copy too few. RACY 2: no
-// barrier after the wait, so that a thread reads what others' copies bring.
-extern "C" __global__ void ring_of_copies(const float* x, float* y, int tiles) {
-    __shared__ __align__(16) float ring[3][512];
-    const int i = threadIdx.x;
-    for (int t = 0; t < 2; ++t) {
-        copy16(&ring[t][4 * i], x + 512 * t + 4 * i, t < tiles ? 16 : 0);
-        commit_copies();
-    }
-    float sum = 0;
-    for (int t = 0; t < tiles; ++t) {
-        wait_copies<(RACY == 1 ? 2 : 1)>();
-        if (RACY != 2) __syncthreads();
-        const int next = t + 2;
-        if (next < tiles) copy16(&ring[next % 3][4 * i], x + 512 * next + 4 * i);
-        commit_copies();
-        for (int k = 0; k < 4; ++k) sum += ring[t % 3][(4 * i + k * 129) % 512];
-    }
-    wait_copies<0>();
-    y[i] = sum;
-}
-
-// d (16, 8) = a (16, 16) b (16, 8) by one warp, a row-major, b row-major, halves in and floats out.
-extern "C" __global__ void matrix_product(const __half* a, const __half* b, float* d) {
-    __shared__ __align__(16) __half sa[256], sb[128];
-    const int lane = threadIdx.x;
-    for (int i = lane; i < 256; i += 32) sa[i] = a[i];
-    for (int i = lane; i < 128; i += 32) sb[i] = b[i];
-    __syncwarp();
-    u32 fa[4], fb[2];
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(fa[0]), "=r"(fa[1]), "=r"(fa[2]), "=r"(fa[3])
-                 : "r"(shared_address(&sa[lane % 16 * 16 + lane / 16 * 8])));
-    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
-                 : "=r"(fb[0]), "=r"(fb[1])
-                 : "r"(shared_address(&sb[lane % 16 * 8])));
-    float c[4] = {0.5f, 0.5f, 0.5f, 0.5f};
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
-        "%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(fa[0]), "r"(fa[1]), "r"(fa[2]), "r"(fa[3]), "r"(fb[0]), "r"(fb[1]));
-    for (int i = 0; i < 4; ++i) d[(lane / 4 + i / 2 * 8) * 8 + lane % 4 * 2 + i % 2] = c[i];
 }
 
 // y = 2 x, 256 floats a block, there and back by bulk copies. RACY 3: reads before it waits. RACY 4: no proxy fence
@@ -156,103 +96,7 @@ extern "C" __global__ void bulk_there_and_back(const float* x, float* y, int pol
     }
 }
 
-// The tile (32, 32) of blockIdx, transposed, by TMA: what lies outside is zero, and not written.
-extern "C" __global__ void transposed_tiles(const __grid_constant__ TensorMap from, const __grid_constant__ TensorMap to) {
-    __shared__ __align__(128) float in[32][32], out[32][32];
-    __shared__ u64 bar;
-    const int i = threadIdx.x;
-    if (i == 0) {
-        init(&bar, 1);
-        fence_init();
-        expect(&bar, sizeof in);
-        load_tile(in, &from, blockIdx.x * 32, blockIdx.y * 32, &bar);
-    }
-    __syncthreads();
-    wait(&bar, 0);
-    for (int k = i; k < 1024; k += blockDim.x) out[k % 32][k / 32] = in[k / 32][k % 32] + 1;
-    if (RACY != 4) fence_async();
-    __syncthreads();
-    if (i == 0) {
-        store_tile(&to, blockIdx.y * 32, blockIdx.x * 32, out);
-        commit_stores();
-        wait_stores<0>();
-    }
-}
-
-__device__ __forceinline__ u64 descriptor(const void* tile) {
-    return (u64)(shared_address(tile) >> 4 & 0x3fff) | (u64)1 << 16 | (u64)(1024 >> 4) << 32 | (u64)1 << 62;
-}
-
-#define D8(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
-
-__device__ __forceinline__ void multiply(float* d, u64 a, u64 b) {
-    asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, %32, %33, 1, 1, 1, 0, 0;"
-        : D8(0), D8(8), D8(16), D8(24)
-        : "l"(a), "l"(b));
-}
-
 constexpr int STAGES = 3;
-struct Ring {
-    u16 a[STAGES][64 * 64], b[STAGES][64 * 64];
-    u64 full[STAGES], empty[STAGES];
-};
-
-// c (M, N) float = a (M, K) b (N, K)^T, bf16: one warpgroup loads, one multiplies, 64 by 64 a block. RACY 7: the
-// loader does not wait for a buffer to be free. RACY 8: the tensor cores' reads are not waited for before it is given
-// back. RACY 9: accumulators are read before their wgmmas are done.
-extern "C" __global__ void __launch_bounds__(256, 2)
-products(const __grid_constant__ TensorMap map_a, const __grid_constant__ TensorMap map_b, float* c, int n, int tiles) {
-    extern __shared__ __align__(1024) unsigned char raw[];
-    Ring& ring = *(Ring*)raw;
-    if (threadIdx.x == 0) {
-        for (int s = 0; s < STAGES; ++s) {
-            init(&ring.full[s], 1);
-            init(&ring.empty[s], 128);
-        }
-        fence_init();
-    }
-    __syncthreads();
-    if (threadIdx.x < 128) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-        if (threadIdx.x == 0) {
-            for (int t = 0; t < tiles; ++t) {
-                const int s = t % STAGES;
-                if (RACY != 7 && t >= STAGES) wait(&ring.empty[s], (t / STAGES - 1) & 1);
-                expect(&ring.full[s], 2 * 64 * 64 * 2);
-                load_tile(ring.a[s], &map_a, 64 * t, 64 * blockIdx.y, &ring.full[s]);
-                load_tile(ring.b[s], &map_b, 64 * t, 64 * blockIdx.x, &ring.full[s]);
-            }
-        }
-        return;
-    }
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
-    float d[32];
-    for (int i = 0; i < 32; ++i) d[i] = 0;
-    for (int t = 0; t < tiles; ++t) {
-        const int s = t % STAGES;
-        wait(&ring.full[s], t / STAGES & 1);
-        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-        for (int k = 0; k < 4; ++k) multiply(d, descriptor(ring.a[s]) + 2 * k, descriptor(ring.b[s]) + 2 * k);
-        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-        if (RACY == 8) {
-            arrive(&ring.empty[s]);
-        } else {
-            asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(RACY == 9 ? 1 : 0) : "memory");
-            if (RACY != 9) arrive(&ring.empty[s]);
-            if (RACY == 9 && t) arrive(&ring.empty[(t - 1) % STAGES]);
-        }
-    }
-    if (RACY == 8) asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 4;
-    for (int i = 0; i < 32; ++i) {
-        const int row = 64 * blockIdx.y + 16 * warp + lane / 4 + (i / 2 & 1) * 8;
-        c[row * n + 64 * blockIdx.x + i / 4 * 8 + lane % 4 * 2 + (i & 1)] = d[i];
-    }
-}
-
 __device__ __forceinline__ u32 rank_in_cluster() {
     u32 rank;
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
@@ -386,22 +230,6 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) copied_across(const int* x,
     wait(&bar, 0);
     y[blockIdx.x * 64 + i] = theirs[63 - i];
     cluster_barrier();
-}
-
-// Histogram spread over the shared memory of a cluster, by atomics of it.
-extern "C" __global__ void __cluster_dims__(4, 1, 1) spread_histogram(const int* x, int* y, int n) {
-    __shared__ int counts[8];
-    const int i = threadIdx.x;
-    if (i < 8) counts[i] = 0;
-    cluster_barrier();
-    for (int k = blockIdx.x % 4 * 64 + i; k < n; k += 256) {
-        const u32 bin = x[k] & 31;
-        asm volatile("red.relaxed.cluster.shared::cluster.add.s32 [%0], 1;" ::"r"(
-                         of_rank(shared_address(&counts[bin & 7]), bin >> 3))
-                     : "memory");
-    }
-    cluster_barrier();
-    if (i < 8) y[rank_in_cluster() * 8 + i] = counts[i];
 }
 
 // Blocks of a cluster give each other rows of global memory. RACY 14: nothing between.

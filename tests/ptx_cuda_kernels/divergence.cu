@@ -18,18 +18,6 @@ extern "C" __global__ void if_else(const int* x, int* y) {
     y[i] = v;
 }
 
-// Collatz steps: as many turns as each lane needs.
-extern "C" __global__ void trip_counts(const int* x, int* y) {
-    const int i = threadIdx.x;
-    int v = x[i], steps = 0;
-    while (v != 1) {
-        v = v & 1 ? 3 * v + 1 : v / 2;
-        ++steps;
-        if (steps > 60) break;
-    }
-    y[i] = steps;
-}
-
 // Lanes that leave early must not be waited for by what comes after.
 extern "C" __global__ void early_return(const int* x, int* y, int n) {
     __shared__ int sums[4];
@@ -166,29 +154,6 @@ extern "C" __global__ void many_ways(const int* x, int* y) {
     y[i] = v;
 }
 
-// One round of a warp's tree per warp, warps by themselves, then one warp over the four sums.
-extern "C" __global__ void block_sum(const float* x, float* y, int n) {
-    __shared__ float partial[32];
-    float v = 0;
-    for (int i = threadIdx.x; i < n; i += blockDim.x) v += x[i];
-    for (int step = 16; step; step /= 2) v += __shfl_xor_sync(ALL, v, step);
-    if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = v;
-    __syncthreads();
-    if (threadIdx.x < 32) {
-        v = threadIdx.x < blockDim.x / 32 ? partial[threadIdx.x] : 0.0f;
-        for (int step = 16; step; step /= 2) v += __shfl_xor_sync(ALL, v, step);
-        if (threadIdx.x == 0) *y = v;
-    }
-}
-
-// __syncthreads_count, _and, _or.
-extern "C" __global__ void counting_barriers(const int* x, int* y) {
-    const int i = threadIdx.x;
-    y[3 * i] = __syncthreads_count(x[i] & 1);
-    y[3 * i + 1] = __syncthreads_and(x[i] < 1000);
-    y[3 * i + 2] = __syncthreads_or(x[i] == 17);
-}
-
 // Warps 0 and 1 fill for warps 2 and 3, which wait at a barrier of their own name; and the way back.
 extern "C" __global__ void named_barriers(const int* x, int* y, int rounds) {
     __shared__ int box[64];
@@ -225,16 +190,4 @@ extern "C" __global__ void no_barrier(const int* x, int* y) {
     __shared__ int box[128];
     box[threadIdx.x] = x[threadIdx.x];
     y[threadIdx.x] = box[(threadIdx.x + 32) % 128];
-}
-
-// The barrier that is missing is the one at the loop's end.
-extern "C" __global__ void one_barrier_too_few(const int* x, int* y) {
-    __shared__ int box[128];
-    int v = x[threadIdx.x];
-    for (int step = 1; step < 128; step *= 2) {
-        box[threadIdx.x] = v;
-        __syncthreads();
-        v += box[(threadIdx.x + step) % 128];
-    }
-    y[threadIdx.x] = v;
 }

@@ -30,17 +30,6 @@ extern "C" __global__ void atomics_on_floats(const float* x, float* sum, double*
     atomicAdd(big, 1ull << 33);
 }
 
-extern "C" __global__ void histogram(const int* x, int* y, int n) {
-    __shared__ int counts[16];
-    if (threadIdx.x < 16) counts[threadIdx.x] = 0;
-    __syncthreads();
-    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) {
-        atomicAdd(&counts[x[i] & 15], 1);
-    }
-    __syncthreads();
-    if (threadIdx.x < 16) atomicAdd(&y[threadIdx.x], counts[threadIdx.x]);
-}
-
 // atomicMax for floats by compare and swap.
 extern "C" __global__ void maximum_by_cas(const float* x, float* y) {
     const float v = x[blockIdx.x * blockDim.x + threadIdx.x];
@@ -69,14 +58,6 @@ extern "C" __global__ void guarded_by_a_lock(int* mutex, int* y) {
         y[0] += blockIdx.x + 1;
         y[1] += 1;
         unlock(mutex);
-    }
-}
-
-extern "C" __global__ void lock_without_fences(int* mutex, int* y) {
-    if (threadIdx.x == 0) {
-        while (atomicCAS(mutex, 0, 1) != 0) {}
-        y[0] += blockIdx.x + 1;
-        atomicExch(mutex, 0);
     }
 }
 
@@ -196,30 +177,6 @@ extern "C" __global__ void last_arriver(const float* x, volatile float* partial,
     }
 }
 
-extern "C" __global__ void last_arriver_without_fence(const float* x, float* partial, u32* count, float* y) {
-    if (threadIdx.x == 0) {
-        partial[blockIdx.x] = x[blockIdx.x];
-        if (atomicInc(count, gridDim.x - 1) == gridDim.x - 1) {
-            float total = 0;
-            for (int b = 0; b < gridDim.x; ++b) total += partial[b];
-            *y = total;
-        }
-    }
-}
-
-extern "C" __global__ void last_arriver_with_a_fence_of_its_block(const float* x, float* partial, u32* count, float* y) {
-    if (threadIdx.x == 0) {
-        partial[blockIdx.x] = x[blockIdx.x];
-        __threadfence_block();
-        if (atomicInc(count, gridDim.x - 1) == gridDim.x - 1) {
-            __threadfence_block();
-            float total = 0;
-            for (int b = 0; b < gridDim.x; ++b) total += partial[b];
-            *y = total;
-        }
-    }
-}
-
 // Block `giver` tells the others; they wait for it.
 extern "C" __global__ void spin_on_a_flag(int giver, int* box, int* flag, int* y) {
     if (blockIdx.x == giver) {
@@ -283,21 +240,6 @@ extern "C" __global__ void grid_barrier(u32* count, int* box, int* y) {
         const int v = box[round * gridDim.x * blockDim.x + next * blockDim.x + threadIdx.x];
         y[(round * gridDim.x + blockIdx.x) * blockDim.x + threadIdx.x] = v * (blockIdx.x + 1);
     }
-}
-
-extern "C" __global__ void grid_stride(const float* x, float* y, long long n) {
-    const long long stride = (long long)gridDim.x * blockDim.x;
-    for (long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += stride) y[i] = 2 * x[i] - 1;
-}
-
-// Every block writes y[0].
-extern "C" __global__ void two_blocks_one_place(const int* x, int* y) {
-    if (threadIdx.x == 0) y[0] = x[blockIdx.x];
-}
-
-// Each block's last element is the next block's first.
-extern "C" __global__ void blocks_that_overlap(const int* x, int* y) {
-    y[blockIdx.x * (blockDim.x - 1) + threadIdx.x] = x[threadIdx.x] + blockIdx.x;
 }
 
 // A block reads what its neighbour writes.
