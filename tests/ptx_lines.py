@@ -15,9 +15,10 @@ from rooflab.bench.ptx.results import Result
 TEXT = """.version 8.7
 .target sm_90a
 .address_size 64
+{outer}
 .visible .entry k(.param .u64 to)
 {{
-    .reg .pred %p<8>; .reg .b32 %r<32>; .reg .b64 %d<8>; .reg .f32 %f<8>;
+    .reg .pred %p<8>; .reg .b32 %r<32>; .reg .b64 %d<8>; .reg .b16 %h<8>; .reg .f32 %f<8>; .reg .f64 %e<8>;
     {declared}
     ld.param.u64 %d0, [to];
     mov.u32 %r0, %tid.x;
@@ -38,6 +39,7 @@ def launch(
     body: str,
     *,
     declared: str = "",
+    outer: str = "",
     block: int = 32,
     grid: int = 1,
     cluster: tuple[int, int, int] = (1, 1, 1),
@@ -46,7 +48,7 @@ def launch(
 ) -> tuple[list[int], Result]:
     """What each thread leaves in %r1, and the result."""
     to = torch.zeros(block * grid, dtype=torch.int32) if to is None else to
-    text = TEXT.format(declared=declared, block=block, body=body)
+    text = TEXT.format(outer=outer, declared=declared, block=block, body=body)
     result = emulate(Launch(text, "k", (block, 1, 1), 0, cluster), (grid,), [to], **more)
     return to.tolist(), result
 

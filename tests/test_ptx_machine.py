@@ -99,7 +99,9 @@ def test_a_barrier_that_is_none_is_refused(body: str, words: str) -> None:
 
 
 def test_a_barrier_may_be_a_kernels_last_instruction() -> None:
-    text = TEXT.format(declared="", block=64, body="setp.lt.u32 %p1, %r0, 32; @%p1 bra E; mov.u32 %r1, 1; E: ")
+    text = TEXT.format(
+        outer="", declared="", block=64, body="setp.lt.u32 %p1, %r0, 32; @%p1 bra E; mov.u32 %r1, 1; E: "
+    )
     text = text.replace("    ret;\n", "    bar.sync 0;\n").replace("st.global", "@!%p1 st.global")
     to = torch.zeros(64, dtype=torch.int32)
     emulate(Launch(text, "k", (64, 1, 1)), (1,), [to], seed=2)
