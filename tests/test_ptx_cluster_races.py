@@ -9,7 +9,7 @@ import torch
 from ptx_lines import SHARED, launch
 
 BARRIER = "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"
-SEEDS = pytest.mark.parametrize("seed", range(6))
+SEEDS = pytest.mark.parametrize("seed", range(3))
 PLACES = f"""
     mov.u32 %r2, s; shl.b32 %r3, %r0, 2; add.u32 %r4, %r2, %r3; add.u32 %r20, %r2, 896; add.u32 %r21, %r2, 904;
     mov.u32 %r6, %cluster_ctarank; xor.b32 %r7, %r6, 1; setp.eq.u32 %p1, %r6, 0; mov.u32 %r1, 0;
@@ -116,7 +116,7 @@ def handed_over(reader: int, cluster: int, **given: str) -> list[str]:
     }  # fmt: skip
     body = HANDED_OVER.format(reader=reader, **said)
     runs = [launch(body, cluster=(cluster, 1, 1), grid=4, to=torch.zeros(512, dtype=torch.int32), seed=seed)
-            for seed in range(4)]  # fmt: skip
+            for seed in range(2)]  # fmt: skip
     found = [set(map(str, result.races)) for _, result in runs]
     assert all(bool(other) == bool(found[0]) for other in found)
     return sorted(found[0])
