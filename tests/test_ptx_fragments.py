@@ -16,30 +16,16 @@ def place_of_a(shape, size, i, group, thread):
         return group, thread
     if shape == "m8n8k16":
         return group, thread * 4 + i
-    k = int(shape.split("k")[1])
-    if (size, k) == (2, 16):
-        row = group if 0 <= i < 2 or 4 <= i < 6 else group + 8
-        return row, thread * 2 + (i & 1) + (8 if i >= 4 else 0)
-    if (size, k) == (2, 8):
-        return (group if i < 2 else group + 8), thread * 2 + (i & 1)
-    if (size, k) == (1, 32):
-        row = group if 0 <= i < 4 or 8 <= i < 12 else group + 8
-        return row, thread * 4 + (i & 3) + (16 if i >= 8 else 0)
-    if (size, k) == (1, 16):
-        return (group if i < 4 else group + 8), thread * 4 + (i & 3)
-    if (size, k) == (8, 16):
-        return (group if i % 2 == 0 else group + 8), (i * 2 if i % 2 == 0 else i * 2 - 2) + thread
-    return (group if i in (0, 2) else group + 8), (thread if i in (0, 1) else thread + 4)
+    if (size, shape) == (8, "m16n8k16"):
+        return group + 8 * (i % 2), i // 2 * 4 + thread
+    per = max(1, 4 // size)  # elements of a register
+    register = i // per
+    return group + 8 * (register % 2), per * thread + i % per + 4 * per * (register // 2)
 
 
 def place_of_b(shape, size, i, group, thread):
-    k = int(shape.split("k")[1])
-    if size == 2:
-        return thread * 2 + (i & 1) + (8 if i >= 2 else 0), group
-    if size == 1:
-        return thread * 4 + (i & 3) + (16 if i >= 4 else 0), group
-    assert k in (4, 8, 16)
-    return thread + i * 4, group
+    per = max(1, 4 // size)
+    return per * thread + i % per + 4 * per * (i // per), group
 
 
 def place_of_c(i, group, thread):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from rooflab.bench.ptx.races.reports import describe
 from rooflab.bench.ptx.races.shared_races import SharedRaces
-from rooflab.bench.ptx.races.vector_clocks import BULK, LOAD, WGMMA
+from rooflab.bench.ptx.races.vector_clocks import BULK, LOAD, WGMMA, Transfer
 
 SIZE = 16384
 ALL = np.arange(4)
@@ -37,13 +38,13 @@ class Program:
 
     def __init__(self, words: str = "") -> None:
         self.races = SharedRaces(1, 4, SIZE)
-        self.transfers = []
+        self.transfers: list[Transfer] = []
         self.run(words)
 
     def run(self, words: str) -> Program:
         for word in words.split():
             name, warps, stage = re.fullmatch(r"([a-z_]+)(?:@(\d+))?(?:/(\d))?", word).groups()
-            getattr(self, name)(np.array([*map(int, warps)]) if warps else ALL, int(stage or 0))
+            MOVES[name](self, np.array([*map(int, warps)]) if warps else ALL, int(stage or 0))
         return self
 
     @property
@@ -55,121 +56,66 @@ class Program:
             for race in self.races.found
         ]
 
-    def _generic(self, function, warps, stage, instruction, order=1):
+    def lanes(self, access: str, warps: np.ndarray, stage: int, instruction: int, order: int = 1) -> None:
+        """An access of all lanes, or of the first 128 bytes by each of the warps."""
+        function = getattr(self.races, access)
         if warps is ALL:
             function(0, LANE_WARPS, STAGE * stage + LANES[::order], 16, instruction)
         else:
             for warp in warps:
                 function(0, own(warp), STAGE * stage + PLACES, 4, instruction)
 
-    def store(self, warps, stage):
-        self._generic(self.races.write, warps, stage, STORE)
+    def begin(self, kind: str) -> Transfer:
+        self.transfers.append(self.races.begin_async(0, ALL if kind == WGMMA else 0, kind))
+        return self.transfers[-1]
 
-    def read(self, warps, stage):  # of all warps: what another has stored
-        self._generic(self.races.read, warps, stage, READ, -1)
-
-    def read_own(self, warps, stage):
-        self._generic(self.races.read, warps, stage, READ)
-
-    def use(self, warps, stage):
-        self._generic(self.races.read, warps, stage, USE)
-
-    def atomic(self, warps, stage):
-        self._generic(self.races.atomic, warps, stage, ATOMIC)
-
-    def barrier(self, warps, stage):
-        self.races.barrier(0, warps)
-
-    def fence(self, warps, stage):
-        self.races.fence_proxy_async(0, warps)
-
-    def fence_init(self, warps, stage):
-        self.races.fence_mbarrier_init(0, warps[0])
-
-    def arrive(self, warps, stage):
-        self.races.signal(0, warps, FULL + 8 * stage)
-
-    def phase(self, warps, stage):
+    def load(self, stage: int) -> None:
+        """A load whose phase of the mbarrier is over when it is done."""
+        self.races.signal(0, 0, FULL + 8 * stage)
+        transfer = self.begin(LOAD)
+        self.races.async_write(transfer, TILE + STAGE * stage, 1024, TMA)
+        self.races.signal_async(transfer, FULL + 8 * stage)
         self.races.complete(0, FULL + 8 * stage)
 
-    def wait(self, warps, stage):
-        self.races.wait(0, warps, FULL + 8 * stage)
 
-    def free(self, warps, stage):
-        for warp in warps:
-            self.races.signal(0, int(warp), EMPTY + 8 * stage)
-
-    def freed(self, warps, stage):
-        self.races.complete(0, EMPTY + 8 * stage)
-
-    def wait_free(self, warps, stage):
-        self.races.wait(0, warps, EMPTY + 8 * stage)
-
-    def copy(self, warps, stage):
-        self.races.copy_async(0, LANE_WARPS, STAGE * stage + LANES, 16, COPY)
-
-    def commit(self, warps, stage):
-        self.races.commit_copies(0, warps)
-
-    def drain(self, warps, pending):
-        self.races.wait_copies(0, warps, pending)
-
-    def copies_arrive(self, warps, stage):
-        self.races.signal_copies(0, warps, FULL + 8 * stage)
-
-    def begin(self, warps, stage):  # a load, by warp 0
-        self.transfers.append(self.races.begin_async(0, 0, LOAD))
-
-    def bring(self, warps, stage):
-        self.races.async_write(self.transfers[-1], TILE + STAGE * stage, 1024, TMA)
-
-    def load(self, warps, stage):  # its phase of the mbarrier is over when it is done
-        self.arrive(0, stage)
-        self.begin(warps, stage)
-        self.bring(warps, stage)
-        self.races.signal_async(self.transfers[-1], FULL + 8 * stage)
-        self.phase(warps, stage)
-
-    def multiply(self, warps, stage):
-        self.transfers.append(self.races.begin_async(0, ALL, WGMMA))
-        self.races.async_read(self.transfers[-1], TILE + STAGE * stage, 1024, MMA)
-
-    def begin_save(self, warps, stage):
-        self.transfers.append(self.races.begin_async(0, 0, BULK))
-
-    def take(self, warps, stage):
-        self.races.async_read(self.transfers[-1], TILE, 1024, SAVE)
-
-    def save(self, warps, stage):
-        self.begin_save(warps, stage)
-        self.take(warps, stage)
-
-    def done(self, warps, number):  # a wait of all warps for an operation, by its number
-        self.races.acquire_async(0, warps, self.transfers[number])
-
-    def init(self, warps, stage):
-        self.races.mbarrier_init(0, 0 if warps is ALL else int(warps[0]), FULL, INIT)
-
-    def use_mbarrier(self, warps, stage):
-        for warp in warps:
-            self.races.mbarrier_use(0, np.array([warp]), FULL, USE)
-
-    def tell(self, warps, stage):  # the mbarrier of the last operation
-        self.races.mbarrier_use_async(self.transfers[-1], FULL, TMA)
-
-    def tell_unfenced(self, warps, stage):
-        self.races.mbarrier_use_async(self.transfers[-1], FULL, TMA, needs_fence=False)
-
-    def inval(self, warps, stage):
-        self.races.mbarrier_inval(0, 0, FULL, INVAL)
-
-    def end(self, warps, stage):
-        self.races.end(0)
-
-    def restart(self, warps, stage):
-        self.races.restart(0)
-
-
+MOVES: dict[str, Callable[[Program, np.ndarray, int], object]] = {
+    "store": lambda p, warps, stage: p.lanes("write", warps, stage, STORE),
+    "read": lambda p, warps, stage: p.lanes("read", warps, stage, READ, -1),  # of all warps: what another has stored
+    "read_own": lambda p, warps, stage: p.lanes("read", warps, stage, READ),
+    "use": lambda p, warps, stage: p.lanes("read", warps, stage, USE),
+    "atomic": lambda p, warps, stage: p.lanes("atomic", warps, stage, ATOMIC),
+    "barrier": lambda p, warps, _: p.races.barrier(0, warps),
+    "fence": lambda p, warps, _: p.races.fence_proxy_async(0, warps),
+    "fence_init": lambda p, warps, _: p.races.fence_mbarrier_init(0, warps[0]),
+    "arrive": lambda p, warps, stage: p.races.signal(0, warps, FULL + 8 * stage),
+    "phase": lambda p, _, stage: p.races.complete(0, FULL + 8 * stage),
+    "wait": lambda p, warps, stage: p.races.wait(0, warps, FULL + 8 * stage),
+    "free": lambda p, warps, stage: p.races.signal(0, warps, EMPTY + 8 * stage),
+    "freed": lambda p, _, stage: p.races.complete(0, EMPTY + 8 * stage),
+    "wait_free": lambda p, warps, stage: p.races.wait(0, warps, EMPTY + 8 * stage),
+    "read_ring": lambda p, warps, stage: p.races.read(
+        0, np.repeat(warps, 32), STAGE * stage + np.arange(96) * 16, 16, READ
+    ),
+    "copy": lambda p, _, stage: p.races.copy_async(0, LANE_WARPS, STAGE * stage + LANES, 16, COPY),
+    "commit": lambda p, warps, _: p.races.commit_copies(0, warps),
+    "drain": lambda p, warps, pending: p.races.wait_copies(0, warps, pending),
+    "copies_arrive": lambda p, warps, stage: p.races.signal_copies(0, warps, FULL + 8 * stage),
+    "load": lambda p, _, stage: p.load(stage),
+    "begin": lambda p, *_: p.begin(LOAD),
+    "bring": lambda p, _, stage: p.races.async_write(p.transfers[-1], TILE + STAGE * stage, 1024, TMA),
+    "multiply": lambda p, _, stage: p.races.async_read(p.begin(WGMMA), TILE + STAGE * stage, 1024, MMA),
+    "begin_save": lambda p, *_: p.begin(BULK),
+    "take": lambda p, *_: p.races.async_read(p.transfers[-1], TILE, 1024, SAVE),
+    "save": lambda p, *_: p.races.async_read(p.begin(BULK), TILE, 1024, SAVE),
+    "done": lambda p, warps, number: p.races.acquire_async(0, warps, p.transfers[number]),
+    "init": lambda p, warps, _: p.races.mbarrier_init(0, int(warps[0]), FULL, INIT),
+    "use_mbarrier": lambda p, warps, _: p.races.mbarrier_use(0, warps, FULL, USE),
+    "tell": lambda p, *_: p.races.mbarrier_use_async(p.transfers[-1], FULL, TMA),
+    "tell_unfenced": lambda p, *_: p.races.mbarrier_use_async(p.transfers[-1], FULL, TMA, needs_fence=False),
+    "inval": lambda p, *_: p.races.mbarrier_inval(0, 0, FULL, INVAL),
+    "end": lambda p, *_: p.races.end(0),
+    "restart": lambda p, *_: p.races.restart(0),
+}
 THREE = "copy commit copy/1 commit copy/2 commit"
 RIGHT = [
     # Warps and barriers.
@@ -270,14 +216,13 @@ def test_a_ring_of_stages_without_one_part_is_reported(skip: str, expected: list
     program = Program()
     for step in range(7):
         stage, left_out = step % 2, skip if step == 3 else ""
-        words = [f"wait_free@0/{stage}" if step >= 2 else "", f"load/{stage}", f"wait@123/{stage}"]
-        words += [f"use_ring/{stage}", f"free@{12 if left_out == 'free' else 123}/{stage}", f"freed/{stage}"]
-        for word in words:
-            if word.startswith("use_ring"):
-                lanes = np.repeat([1, 2, 3], 32)
-                program.races.read(0, lanes, STAGE * stage + np.arange(96) * 16, 16, READ)
-            elif not left_out or left_out == "free" or re.split("[@/]", word)[0] != left_out:
-                program.run(word)
+        words = [f"wait_free@0/{stage}"] * (step >= 2) + [
+            f"load/{stage}",
+            f"wait@123/{stage}",
+            f"read_ring@123/{stage}",
+        ]
+        words += [f"free@{12 if left_out == 'free' else 123}/{stage}", f"freed/{stage}"]
+        program.run(" ".join(word for word in words if left_out == "free" or word.split("@")[0] != left_out))
     assert program.kinds == expected
 
 
@@ -356,7 +301,7 @@ def test_one_address_and_lanes_of_several_slots_work() -> None:
 def test_a_new_cta_waits_for_nothing_of_the_old_one() -> None:
     program = Program("load/1")
     program.races.signal_async(program.transfers[-1], EMPTY)
-    program.restart(ALL, 0)
+    program.run("restart")
     assert program.races.unwaited(0, 0, EMPTY) == []
 
 

@@ -60,4 +60,8 @@ TARGETS = {
         "gemm", "gemv", ("M=2,N=60,K=1600,layout=NT,bias=true",),
         {"rows": 2, "unroll": 2, "warps_k": 2, "split": 2},
     ),
+    "gemm_gemv_cta": Target(
+        "gemm", "gemv", ("M=2,N=10,K=3000,layout=NT,bias=true",),
+        {"rows": 2, "unroll": 2, "warps_k": 2, "split": 1},
+    ),
 }  # fmt: skip

@@ -23,33 +23,21 @@ def tile_product(
 
 
 @triton.jit
-def host_maps(
+def by_tma(
     a, b, c, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, A_T: tl.constexpr, B_T: tl.constexpr,
-    WS: tl.constexpr, OUTER_WS: tl.constexpr, FLATTEN: tl.constexpr,
+    WS: tl.constexpr, OUTER_WS: tl.constexpr, FLATTEN: tl.constexpr, ON_DEVICE: tl.constexpr,
 ):  # fmt: skip
-    across = tl.cdiv(N, BN)
-    for tile in tl.range(
-        tl.program_id(0), tl.cdiv(M, BM) * across, tl.num_programs(0), flatten=FLATTEN, warp_specialize=OUTER_WS
-    ):
-        pm, pn = tile // across * BM, tile % across * BN
-        acc = tile_product(a, b, pm, pn, K, BM, BN, BK, A_T, B_T, WS)
-        c.store([pm, pn], acc)
-
-
-@triton.jit
-def device_maps(
-    a, b, c, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, A_T: tl.constexpr, B_T: tl.constexpr,
-    WS: tl.constexpr, OUTER_WS: tl.constexpr, FLATTEN: tl.constexpr,
-):  # fmt: skip
-    if A_T:
-        am = tl.make_tensor_descriptor(a, [K, M], [M, 1], [BK, BM])
-    else:
-        am = tl.make_tensor_descriptor(a, [M, K], [K, 1], [BM, BK])
-    if B_T:
-        bm = tl.make_tensor_descriptor(b, [N, K], [K, 1], [BN, BK])
-    else:
-        bm = tl.make_tensor_descriptor(b, [K, N], [N, 1], [BK, BN])
-    cm = tl.make_tensor_descriptor(c, [M, N], [N, 1], [BM, BN])
+    am, bm, cm = a, b, c
+    if ON_DEVICE:
+        if A_T:
+            am = tl.make_tensor_descriptor(a, [K, M], [M, 1], [BK, BM])
+        else:
+            am = tl.make_tensor_descriptor(a, [M, K], [K, 1], [BM, BK])
+        if B_T:
+            bm = tl.make_tensor_descriptor(b, [N, K], [K, 1], [BN, BK])
+        else:
+            bm = tl.make_tensor_descriptor(b, [K, N], [N, 1], [BK, BN])
+        cm = tl.make_tensor_descriptor(c, [M, N], [N, 1], [BM, BN])
     across = tl.cdiv(N, BN)
     for tile in tl.range(
         tl.program_id(0), tl.cdiv(M, BM) * across, tl.num_programs(0), flatten=FLATTEN, warp_specialize=OUTER_WS
@@ -87,10 +75,9 @@ def tma(
         y = TensorDescriptor.from_tensor(b, [BN, BK] if trans[1] == "T" else [BK, BN])
         z = TensorDescriptor.from_tensor(c, [BM, BN])
     tiles = -(-M // BM) * -(-N // BN)
-    kernel = device_maps if on_device else host_maps
     return Trial(
-        lambda: kernel[(min(tiles, programs) if programs else tiles,)](
-            x, y, z, M, N, K, BM, BN, BK, trans[0] == "T", trans[1] == "T", ws, outer_ws, flatten,
+        lambda: by_tma[(min(tiles, programs) if programs else tiles,)](
+            x, y, z, M, N, K, BM, BN, BK, trans[0] == "T", trans[1] == "T", ws, outer_ws, flatten, on_device,
             num_warps=warps, num_stages=stages, num_ctas=ctas,
         ),
         [c],
