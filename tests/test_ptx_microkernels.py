@@ -48,29 +48,18 @@ def checked(kernel: Microkernel, repeats: int, **options: Any) -> Result:
     return result
 
 
-def test_wgmma_is_right_in_every_dtype_from_shared_memory_and_from_registers() -> None:
-    found = list(kernels(wgmma))
-    assert len(found) == 8
-    for kernel in found:
-        result = checked(kernel, 9)
-        assert result.races == () and sum(result.tensor_flops.values()) == 9 * kernel.work
+@pytest.mark.parametrize(("module", "repeats", "seed"), [(wgmma, 9, 0), (mma_sync, 2, 0), (arithmetic, 7, 3)])
+def test_every_kernel_and_its_reference_agree(module: Any, repeats: int, seed: int) -> None:
+    for kernel in kernels(module):
+        result = checked(kernel, repeats, seed=seed)
+        assert result.races == ()
+        assert module is arithmetic or sum(result.tensor_flops.values()) == repeats * kernel.work
+    assert module is not wgmma or len(list(kernels(wgmma))) == 8, "every dtype from shared memory and from registers"
 
 
 def test_an_accumulator_of_few_bits_passes_the_check_that_was_made_for_it() -> None:
     kernel = next(kernel for kernel in kernels(wgmma) if kernel.dtype == "fp8_e4m3")
     checked(kernel, 8, short_accumulator=True)
-
-
-def test_mma_sync_is_right_in_every_dtype() -> None:
-    for kernel in kernels(mma_sync):
-        result = checked(kernel, 2)
-        assert result.races == () and sum(result.tensor_flops.values()) == 2 * kernel.work
-
-
-@pytest.mark.parametrize("seed", [0, 3])
-def test_arithmetic_and_its_reference_agree(seed: int) -> None:
-    for kernel in kernels(arithmetic):
-        assert checked(kernel, 7, seed=seed).races == ()
 
 
 def test_streams_move_the_bytes_that_they_are_counted_with() -> None:

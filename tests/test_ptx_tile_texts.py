@@ -76,24 +76,6 @@ def test_a_copy_of_what_another_cta_wrote_is_a_race() -> None:
     assert any("wrote it in CTA 0" in race and "cp.async" in race for race in races)
 
 
-def test_a_copy_from_nowhere_names_its_thread() -> None:
-    null = "setp.eq.u32 %p2, %r1, 7; setp.eq.and.u32 %p2, %r2, 2, %p2; selp.b64 %rd4, 0, %rd4, %p2;"
-    refused("CTA 2, thread 7: 16 bytes at 0x0", ROUND_TRIP.replace("{mul}", null), grid=4)
-
-
-@pytest.mark.parametrize(
-    ("body", "said"),
-    [
-        ("cp.async.ca.shared.global [%r4], [%rd4], 12;", "copies 4, 8 or 16 bytes, got 12"),
-        ("mad.lo.u32 %r6, %r1, 4, 8; cp.async.cg.shared.global [%r4], [%rd4], 16, %r6;", "at most its 16 bytes"),
-        ("add.s64 %rd4, %rd4, 4; mov.u32 %r6, 8; cp.async.cg.shared.global [%r4], [%rd4], 16, %r6;",
-         "is not a multiple of 16 bytes"),
-    ],
-)  # fmt: skip
-def test_a_copy_that_no_gpu_does_is_refused(body: str, said: str) -> None:
-    refused(said, PLACES + body)
-
-
 def test_the_rest_of_a_copy_is_zero() -> None:
     source, result = words(128), np.zeros(128, np.uint32)
     body = "and.b32 %r6, %r1, 15; cp.async.cg.shared.global [%r4], [%rd4], 16, %r6; cp.async.wait_all;"
@@ -136,11 +118,6 @@ CLUSTER = f"""{BARRIER} barrier.cluster.arrive; barrier.cluster.wait;
 @%p1 mbarrier.arrive.expect_tx.shared.b64 %rd9, [%r21], 128;"""
 
 
-def test_a_multicast_reaches_only_ctas_that_there_are() -> None:
-    body = f"{CLUSTER} mov.u16 %h1, 7; @%p1 {BULK}.multicast::cluster [%r20], [%rd1], 128, [%r21], %h1; {WAIT}"
-    refused("a multicast to 0x7, and the cluster has 2 CTAs", body, grid=2, cluster=2)
-
-
 def test_a_multicast_reads_global_memory_once() -> None:
     result = np.zeros(64, np.uint32)
     body = f"""{CLUSTER} setp.eq.and.u32 %p2, %r2, 0, %p1; mov.u16 %h1, 3;
@@ -151,19 +128,6 @@ def test_a_multicast_reads_global_memory_once() -> None:
     found = run(body, words(), result, grid=2, cluster=2)
     assert (result == np.tile(np.arange(32), 2)).all() and found.races == ()
     assert (found.bytes.copy_read, found.bytes.tma_load) == (128, 256)
-
-
-def test_a_copy_tells_an_mbarrier_where_it_writes() -> None:
-    body = f"{CLUSTER} mapa.shared::cluster.u32 %r22, %r20, 1; @%p1 {BULK} [%r22], [%rd1], 128, [%r21]; {WAIT}"
-    refused("lie in different CTAs", body, grid=2, cluster=2)
-
-
-TENSOR = f"{BARRIER} mov.u32 %r9, 0; @%p1 mbarrier.arrive.expect_tx.shared.b64 %rd9, [%r21], 1024;"
-
-
-def test_a_tensor_map_lies_at_a_multiple_of_64_bytes() -> None:
-    load = BULK.replace("bulk.", "bulk.tensor.2d.")
-    refused("not a multiple of 64 bytes", f"{TENSOR} @%p1 {load} [%r20], [%rd1+16, {{%r9, %r9}}], [%r21];")
 
 
 def test_a_reduction_into_a_tensor_that_overlaps_is_refused() -> None:
@@ -180,10 +144,33 @@ def test_a_reduction_into_a_tensor_that_overlaps_is_refused() -> None:
         run(body, holder, words(), memory=[torch.from_numpy(target)])
 
 
-@pytest.mark.parametrize("reduction", ["min.f32", "add.s64", "inc.s32", "xor.f16"])
-def test_a_reduction_that_there_is_not_is_refused(reduction: str) -> None:
-    body = f"@%p1 cp.reduce.async.bulk.global.shared::cta.bulk_group.{reduction} [%rd1], [%r20], 64;"
-    refused("a reduction that there is not", body)
+NULL = "setp.eq.u32 %p2, %r1, 7; setp.eq.and.u32 %p2, %r2, 2, %p2; selp.b64 %rd4, 0, %rd4, %p2;"
+PAIR = {"grid": 2, "cluster": 2}
+
+
+@pytest.mark.parametrize(
+    ("said", "body", "more"),
+    [
+        ("CTA 2, thread 7: 16 bytes at 0x0", ROUND_TRIP.replace("{mul}", NULL), {"grid": 4}),
+        ("copies 4, 8 or 16 bytes, got 12", f"{PLACES} cp.async.ca.shared.global [%r4], [%rd4], 12;", {}),
+        ("at most its 16 bytes",
+         f"{PLACES} mad.lo.u32 %r6, %r1, 4, 8; cp.async.cg.shared.global [%r4], [%rd4], 16, %r6;", {}),
+        ("is not a multiple of 16 bytes",
+         f"{PLACES} add.s64 %rd4, %rd4, 4; mov.u32 %r6, 8; cp.async.cg.shared.global [%r4], [%rd4], 16, %r6;", {}),
+        ("a multicast to 0x7, and the cluster has 2 CTAs",
+         f"{CLUSTER} mov.u16 %h1, 7; @%p1 {BULK}.multicast::cluster [%r20], [%rd1], 128, [%r21], %h1; {WAIT}", PAIR),
+        ("lie in different CTAs",
+         f"{CLUSTER} mapa.shared::cluster.u32 %r22, %r20, 1; @%p1 {BULK} [%r22], [%rd1], 128, [%r21]; {WAIT}", PAIR),
+        ("not a multiple of 64 bytes",
+         f"{BARRIER} mov.u32 %r9, 0; @%p1 mbarrier.arrive.expect_tx.shared.b64 %rd9, [%r21], 1024;"
+         f"@%p1 {BULK.replace('bulk.', 'bulk.tensor.2d.')} [%r20], [%rd1+16, {{%r9, %r9}}], [%r21];", {}),
+        *[("a reduction that there is not",
+           f"@%p1 cp.reduce.async.bulk.global.shared::cta.bulk_group.{reduction} [%rd1], [%r20], 64;", {})
+          for reduction in ("min.f32", "add.s64", "inc.s32", "xor.f16")],
+    ],
+)  # fmt: skip
+def test_a_copy_that_no_gpu_does_is_refused(said: str, body: str, more: dict[str, Any]) -> None:
+    refused(said, body, **more)
 
 
 def test_each_warp_copies_its_own_map() -> None:

@@ -68,21 +68,6 @@ extern "C" __global__ void functions(const float* x, float* y) {
 }
 
 // y: (n, 8)
-extern "C" __global__ void fast_functions(const float* x, float* y) {
-    const int i = threadIdx.x;
-    const float v = x[i], p = fabsf(v) + 1e-3f;
-    float* to = y + 8 * i;
-    to[0] = __sinf(v);
-    to[1] = __expf(v);
-    to[2] = __logf(p);
-    to[3] = __fdividef(v, p);
-    to[4] = __powf(p, 1.7f);
-    to[5] = __saturatef(v);
-    to[6] = __frcp_rn(p);
-    to[7] = __fsqrt_rd(p);
-}
-
-// y: (n, 8)
 extern "C" __global__ void double_functions(const double* x, double* y) {
     const int i = threadIdx.x;
     const double v = x[i], p = fabs(v) + 1e-9;

@@ -68,7 +68,6 @@ CASES: dict[str, Case] = {
                                reported="reads an accumulator of a wgmma that may still be running"),
     "dot_small": _dot(M=16, N=16, K=16, warps=1),
     "dot_8_warps": _dot(M=128, N=32, K=32, warps=8),
-    "flow": _language("flows"),
     "printing": _language("printing"),
     "arguments": _language("argument"),
     "tuned": _language("tune"),

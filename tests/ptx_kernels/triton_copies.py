@@ -10,31 +10,10 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 
 @triton.jit
-def moves_1(x, y, s0, t0):
-    y.store([t0], x.load([s0]))
+def moves(x, y, source, target):
+    y.store(target, x.load(source))
 
 
-@triton.jit
-def moves_2(x, y, s0, s1, t0, t1):
-    y.store([t0, t1], x.load([s0, s1]))
-
-
-@triton.jit
-def moves_3(x, y, s0, s1, s2, t0, t1, t2):
-    y.store([t0, t1, t2], x.load([s0, s1, s2]))
-
-
-@triton.jit
-def moves_4(x, y, s0, s1, s2, s3, t0, t1, t2, t3):
-    y.store([t0, t1, t2, t3], x.load([s0, s1, s2, s3]))
-
-
-@triton.jit
-def moves_5(x, y, s0, s1, s2, s3, s4, t0, t1, t2, t3, t4):
-    y.store([t0, t1, t2, t3, t4], x.load([s0, s1, s2, s3, s4]))
-
-
-MOVES = {1: moves_1, 2: moves_2, 3: moves_3, 4: moves_4, 5: moves_5}
 PLACES = {
     1: ([100], [64], [-8], [60]),
     2: ([20, 48], [8, 32], [-3, 32], [14, 24]),
@@ -84,7 +63,7 @@ def move(seed: int, *, rank=2, dtype="fp32", padding="zero") -> Trial:
     maps = [TensorDescriptor.from_tensor(t, box, own) for t, own in ((x, padding), (y, "zero"))]
 
     def launch() -> None:
-        MOVES[rank][(1,)](*maps, *source, *target)
+        moves[(1,)](*maps, tuple(source), tuple(target))
         y.nan_to_num_(nan=99.0)
 
     return Trial(launch, [y], [wanted])

@@ -1,4 +1,4 @@
-"""What else Triton compiles: control flow, calls, assertions, and arguments of every kind."""
+"""What else Triton compiles: assertions, prints, and arguments of every kind."""
 
 from __future__ import annotations
 
@@ -6,32 +6,6 @@ import torch
 import triton
 import triton.language as tl
 from ptx_kernels.trial import Trial, blank, whole
-
-
-@triton.jit(noinline=True)
-def collatz(value):
-    steps = 0
-    while value != 1:
-        if value % 2 == 0:
-            value = value // 2
-        else:
-            value = 3 * value + 1
-        steps += 1
-    return steps
-
-
-@triton.jit
-def flow(out, N):
-    own = tl.program_id(0) + 1
-    steps = collatz(own)
-    total = 0
-    for i in range(own):
-        if i % 3 == 1:
-            total += i * steps
-    if own > N // 2:
-        tl.store(out + own - 1, total)
-    else:
-        tl.store(out + own - 1, -steps)
 
 
 @triton.jit
@@ -69,16 +43,6 @@ def tuned(x, out, count, N: tl.constexpr, EVEN: tl.constexpr):
 
 def _launch(kernel, args, warps=4, grid=1, **options):
     return lambda: kernel[(grid,)](*args, num_warps=warps, **options)
-
-
-def flows(seed: int, *, programs=12) -> Trial:
-    out, wanted = blank(programs, dtype=torch.int32), []
-    for own in range(1, programs + 1):
-        value, steps = own, 0
-        while value != 1:
-            value, steps = value // 2 if value % 2 == 0 else 3 * value + 1, steps + 1
-        wanted.append(sum(i for i in range(own) if i % 3 == 1) * steps if own > programs // 2 else -steps)
-    return Trial(_launch(flow, (out, programs), grid=programs), [out], [torch.tensor(wanted)])
 
 
 def printing(seed: int, *, N=128) -> Trial:
