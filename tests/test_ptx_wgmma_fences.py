@@ -72,6 +72,9 @@ def found(check: Callable[[Flow], Any], words: str) -> list[tuple[int, int]]:
         ("fence mul commit wait fence read_d mul", []),
         ("fence mul commit wait read_other mul", []),
         ("fence again: mul commit wait read_d repeat", [(1, 4)]),
+        ("again: write_d mul commit wait repeat", [(1, -1), (1, 0)]),
+        ("fence write_d mul", []),  # LLVM ties operands to registers by moves, also behind a fence
+        ("fence write_a mul_a", [(2, 1)]),
     ],
 )
 def test_a_use_of_a_wgmmas_registers_wants_a_fence_before_the_next(words: str, wanted: list[tuple[int, int]]) -> None:

@@ -5,8 +5,6 @@
 #define RACY 0
 #endif
 
-#include <cuda_fp16.h>
-
 using u16 = unsigned short;
 using u32 = unsigned int;
 using u64 = unsigned long long;
@@ -49,13 +47,6 @@ __device__ __forceinline__ void poll(u64* bar, u32 parity) {
 __device__ __forceinline__ void fence_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 __device__ __forceinline__ void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-__device__ __forceinline__ void load_tile(void* to, const TensorMap* map, int x, int y, u64* bar) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
-            shared_address(to)),
-        "l"(map), "r"(x), "r"(y), "r"(shared_address(bar))
-        : "memory");
-}
 __device__ __forceinline__ void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 template <int NEWEST>
 __device__ __forceinline__ void wait_stores() {
