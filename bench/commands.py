@@ -14,7 +14,8 @@ import torch
 from rooflab.bench.calls.selection import Selection, default_scheme, pick_device
 from rooflab.bench.check.check import CheckResult, check_kernel, check_record
 from rooflab.bench.check.spread import Asked, check_spread
-from rooflab.bench.emulate.checks import Emulated, can_be_emulated, check_emulated
+from rooflab.bench.compile.cases import has_code
+from rooflab.bench.emulate.checks import Emulated, check_emulated
 from rooflab.bench.measure.engine_run import as_prompt, engine_record, kernel_names, stream_one, warm_up
 from rooflab.bench.measure.measure import measure_op
 from rooflab.bench.records import files as record_files
@@ -96,10 +97,10 @@ def run_checks(
                 writer.write(check_record(result, asked[place].kernel, writer.run_id, environment))
             done(asked[place])
         return [placed[place] for place in range(len(asked))]
-    emulated = iter(check_emulated([item for item in asked if emulate and can_be_emulated(item.kernel)], done))
+    emulated = iter(check_emulated([item for item in asked if emulate and has_code(item.kernel)], done))
     results = []
     for item in asked:
-        if emulate and can_be_emulated(item.kernel):
+        if emulate and has_code(item.kernel):
             found = next(emulated)
         else:
             spec = registry.get_op(item.kernel.op)

@@ -53,38 +53,37 @@ def test_nested_loops():
     assert hot_loop([outer, inner]) is inner
 
 
-def test_the_trap_after_the_end_is_no_loop():
-    assert loops_of("EXIT\n.L_x:\nBRA `(.L_x)") == []
-
-
-def test_targets_may_be_addresses():
-    (loop,) = loops_of("MOV R1, R2\nFADD R1, R1, R1\n@!P0 BRA 0x10\nEXIT")
-    assert (loop.start, len(loop.instructions)) == (0x10, 2)
+STEP, NEXT = ".L_x:\nFADD R1, R1, R1\n", ".L_y:\nFMUL R1, R1, R1\n@P1 BRA `(.L_y)\nEXIT"
 
 
 @pytest.mark.parametrize(
-    "branch", ["@P0 BRA `(.L_x)", "BRA P0, `(.L_x)", "BRA.U !UP0, `(.L_x)", "BRA.DIV UR4, `(.L_x)"]
+    ("code", "wanted"),
+    [
+        pytest.param("EXIT\n.L_x:\nBRA `(.L_x)", [], id="the trap after the end"),
+        pytest.param("MOV R1, R2\nFADD R1, R1, R1\n@!P0 BRA 0x10\nEXIT", [(0x10, 2)], id="a target as an address"),
+        # The second loop is reached only if what ends the first may go on.
+        *(
+            pytest.param(f"{STEP}{branch}\n{NEXT}", [(0, 2), (0x20, 2)], id=branch)
+            for branch in ("@P0 BRA `(.L_x)", "BRA P0, `(.L_x)", "BRA.U !UP0, `(.L_x)", "BRA.DIV UR4, `(.L_x)")
+        ),
+        pytest.param(f"{STEP}BRA `(.L_x)\n{NEXT}", [(0, 2)], id="an unconditional branch"),
+        pytest.param(
+            f"{STEP}@P0 BRA `(.L_x)\nFMUL R1, R1, R1\n@P1 BRA `(.L_x)\nEXIT", [(0, 4)], id="two edges to one head"
+        ),
+        pytest.param(
+            "@P0 BRA `(.L_mid)\n.L_top:\nFADD R1, R1, R1\n.L_mid:\nFMUL R1, R1, R1\n@P1 BRA `(.L_top)\nEXIT",
+            [],
+            id="a jump into the middle",
+        ),
+        pytest.param(
+            "CALL.REL.NOINC `(.L_f)\nEXIT\n.L_f:\nFADD R1, R1, R1\n@P0 BRA `(.L_f)\nRET.REL.NODEC R4 `(.L_f)",
+            [(0x20, 2)],
+            id="a called function",
+        ),
+    ],
 )
-def test_a_conditional_branch_falls_through(branch):
-    """The second loop is reached only if what ends the first may go on."""
-    first, second = loops_of(f".L_x:\nFADD R1, R1, R1\n{branch}\n.L_y:\nFMUL R1, R1, R1\n@P1 BRA `(.L_y)\nEXIT")
-    assert (first.start, second.start) == (0, 0x20)
-
-
-def test_an_unconditional_branch_does_not_fall_through():
-    (only,) = loops_of(".L_x:\nFADD R1, R1, R1\nBRA `(.L_x)\n.L_y:\nFMUL R1, R1, R1\n@P1 BRA `(.L_y)\nEXIT")
-    assert only.start == 0
-
-
-def test_two_back_edges_to_one_head_are_one_loop():
-    (loop,) = loops_of(".L_x:\nFADD R1, R1, R1\n@P0 BRA `(.L_x)\nFMUL R1, R1, R1\n@P1 BRA `(.L_x)\nEXIT")
-    assert len(loop.instructions) == 4
-
-
-def test_a_jump_into_the_middle_makes_no_natural_loop():
-    assert (
-        loops_of("@P0 BRA `(.L_mid)\n.L_top:\nFADD R1, R1, R1\n.L_mid:\nFMUL R1, R1, R1\n@P1 BRA `(.L_top)\nEXIT") == []
-    )
+def test_loops_by_their_head_and_length(code, wanted):
+    assert [(loop.start, len(loop.instructions)) for loop in loops_of(code)] == wanted
 
 
 def test_waiting_is_not_work():
@@ -159,10 +158,3 @@ def test_an_indirect_branch_reaches_its_targets(branch):
         EXIT
     """)
     assert [loop.start for loop in loops] == [0x30, 0x70]
-
-
-def test_a_loop_in_a_called_function_is_found():
-    (loop,) = loops_of(
-        "CALL.REL.NOINC `(.L_f)\nEXIT\n.L_f:\nFADD R1, R1, R1\n@P0 BRA `(.L_f)\nRET.REL.NODEC R4 `(.L_f)"
-    )
-    assert loop.start == 0x20

@@ -100,29 +100,23 @@ def straight(x):
 GEMM = Case(M=128, N=256, K=256, layout="NT", bias=False)
 SILU = Case(T=64, I=1024)
 WANTED = [
-    *(("gemm", name, GEMM, "bf16", "sm_90a") for name in ("specialized", "ignored", "two_warps")),
-    *(("gemm", name, GEMM, "fp32", "sm_90a") for name in ("default", "ieee", "three_products")),
-    ("gemm", "specialized", GEMM, "bf16", "sm_80"),
-    ("gemm", "specialized", GEMM, "bf16", "sm_100a"),
-    *(("silu_and_mul", name, SILU, "bf16", "sm_90a") for name in ("staged", "straight")),
+    *(("gemm", name, GEMM, "bf16") for name in ("specialized", "ignored", "two_warps")),
+    *(("gemm", name, GEMM, "fp32") for name in ("default", "ieee", "three_products")),
+    *(("silu_and_mul", name, SILU, "bf16") for name in ("staged", "straight")),
 ]
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], list[CompiledInfo] | CompileFailure]:
-    """Everything that the tests below look at, by kernel and target, compiled once."""
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[CompiledInfo] | CompileFailure]:
+    """Everything that the tests below look at, by kernel, compiled once."""
     file: Path = tmp_path_factory.mktemp("kernels") / "mine.py"
     file.write_text(KERNELS)
-    requests = [
-        Request(op, f"test_{name}", case, SCHEMES[scheme], file, None, target)
-        for op, name, case, scheme, target in WANTED
-    ]
-    results = compile_kernels(requests)
-    return {(name, target): result for (_, name, _, _, target), result in zip(WANTED, results, strict=True)}
+    requests = [Request(op, f"test_{name}", case, SCHEMES[scheme], file) for op, name, case, scheme in WANTED]
+    return dict(zip([name for _, name, _, _ in WANTED], compile_kernels(requests), strict=True))
 
 
-def only(found, name: str, target: str = "sm_90a") -> CompiledInfo:
-    result = found[name, target]
+def only(found, name: str) -> CompiledInfo:
+    result = found[name]
     assert not isinstance(result, CompileFailure), result
     (info,) = result
     return info
@@ -132,16 +126,45 @@ def told(info: CompiledInfo, scheme: str = "bf16") -> dict[str, tuple[bool, str]
     return {option.name: (option.took_effect, option.sentence) for option in options(info, scheme)}
 
 
-def test_warp_specialization_that_took_effect(found):
+RESULTS = (
+    ("specialized", "bf16", "warp specialization", True, "384 threads at num_warps=4, and registers move"),
+    ("ignored", "bf16", "warp specialization", False, "256 threads at num_warps=8, no more"),
+    ("specialized", "bf16", "wgmma", True, "64 rows in bf16"),
+    ("two_warps", "bf16", "wgmma", False, "no wgmma instruction; num_warps=2 is less than a warpgroup's 4"),
+    ("specialized", "bf16", "TMA", True, "tt.descriptor_load"),
+    ("specialized", "bf16", "pipelining", True, "num_stages=3 was asked for: 4 asynchronous copies (TMA)"),
+    ("staged", "bf16", "pipelining", False, "num_stages=4 was asked for, and the code has no asynchronous"),
+    ("straight", "bf16", "pipelining", False, "num_stages=2 was asked for, and the code has no loop to"),
+    ("default", "fp32", "precision fp32", False, "rounded to TF32 by tl.dot's default"),
+    ("ieee", "fp32", "precision ieee", True, "no TF32"),
+    ("three_products", "fp32", "precision tf32x3", True, "input_precision tf32x3 was asked for"),
+    ("ieee", "fp32", "maxnreg", True, "maxnreg=64 was asked for"),
+)
+"""Kernel, scheme, option, whether it took effect, and words of the sentence."""
+
+
+def test_what_became_of_what_was_asked_for(found):
+    for name, scheme, option, effect, words in RESULTS:
+        took_effect, sentence = told(only(found, name), scheme)[option]
+        assert took_effect is effect and words in sentence, f"{name}: {sentence}"
+    ordinary = replace(only(found, "two_warps"), opcodes={"LDG.E.128": 8})
+    assert told(ordinary)["TMA"][0] is False and "has none, but 8 ordinary loads" in told(ordinary)["TMA"][1]
+    assert "precision fp32" not in told(only(found, "default"), "bf16"), "where fp32 was not meant"
+    assert "precision fp32" not in told(only(found, "three_products"), "fp32"), "a split is no rounding"
+    assert "asynchronous wgmma" not in told(only(found, "specialized"))
+
+
+def test_what_the_code_is(found):
     info = only(found, "specialized")
-    effect, sentence = told(info)["warp specialization"]
-    assert effect and (info.num_warps, info.threads) == (4, 384)
-    assert "384 threads at num_warps=4" in sentence and "registers move" in sentence
-
-
-def test_warp_specialization_that_is_silently_ignored(found):
-    effect, sentence = told(only(found, "ignored"))["warp specialization"]
-    assert not effect and "256 threads at num_warps=8, no more" in sentence
+    assert (info.num_warps, info.threads) == (4, 384)
+    assert {name: only(found, name).uses_tf32 for name in ("default", "ieee", "three_products")} == {
+        "default": True,
+        "ieee": False,
+        "three_products": True,
+    }
+    limited = only(found, "ieee")
+    assert limited.counts["fma"] > 0 and limited.registers <= 64
+    assert not told(replace(limited, registers=65), "fp32")["maxnreg"][0]
 
 
 def test_specialised_warps_feed_the_hot_loop(found):
@@ -152,75 +175,13 @@ def test_specialised_warps_feed_the_hot_loop(found):
     assert plain.loop.counts["tma"] == 2 and not plain.loop.fed_by, "one loop does both"
 
 
-def test_wgmma_expected_and_absent(found):
-    there, sentence = told(only(found, "specialized"))["wgmma"]
-    assert there and "64 rows in bf16" in sentence
-    effect, sentence = told(only(found, "two_warps"))["wgmma"]
-    assert not effect and "no wgmma instruction; num_warps=2 is less than a warpgroup's 4" in sentence
-    assert "wgmma" not in told(only(found, "specialized", "sm_80")), "an A100 has none to expect"
-
-
-def test_tma_asked_for_and_absent(found):
-    effect, sentence = told(only(found, "specialized"))["TMA"]
-    assert effect and "tt.descriptor_load" in sentence
-    info = only(found, "specialized", "sm_80")
-    effect, sentence = told(info)["TMA"]
-    assert not effect and "has none" in sentence and info.target == "sm_80"
-
-
-def test_a_depth_of_pipeline_without_asynchronous_copies(found):
-    effect, sentence = told(only(found, "specialized"))["pipelining"]
-    assert effect and "num_stages=3 was asked for" in sentence and "(TMA)" in sentence
-    effect, sentence = told(only(found, "staged"))["pipelining"]
-    assert not effect and "num_stages=4 was asked for, and the code has no asynchronous copy" in sentence
-    effect, sentence = told(only(found, "straight"))["pipelining"]
-    assert not effect and sentence == "num_stages=2 was asked for, and the code has no loop to pipeline"
-
-
-def test_tf32_where_fp32_was_meant(found):
-    info = only(found, "default")
-    effect, sentence = told(info, "fp32")["precision fp32"]
-    assert not effect and info.uses_tf32 and "rounded to TF32 by tl.dot's default" in sentence
-    assert "precision fp32" not in told(info, "bf16"), "where fp32 was not meant"
-
-
-def test_ieee_precision_is_held_to(found):
-    info = only(found, "ieee")
-    effect, sentence = told(info, "fp32")["precision ieee"]
-    assert effect and not info.uses_tf32 and "no TF32" in sentence and info.counts["fma"] > 0
-
-
-def test_a_split_precision_is_no_rounding(found):
-    info = only(found, "three_products")
-    effect, _ = told(info, "fp32")["precision tf32x3"]
-    assert effect and info.uses_tf32 and "precision fp32" not in told(info, "fp32")
-
-
-def test_a_register_limit(found):
-    info = only(found, "ieee")
-    effect, sentence = told(info, "fp32")["maxnreg"]
-    assert effect and info.registers <= 64 and "maxnreg=64 was asked for" in sentence
-    assert not told(replace(info, registers=65), "fp32")["maxnreg"][0]
-
-
-def test_wgmma_that_the_assembler_serialized(found):
-    info = only(found, "specialized")
-    assert "asynchronous wgmma" not in told(info)
+def test_what_only_the_assembler_or_the_ptx_says(found):
     said = "(C7515) Potential Performance Loss: wgmma.mma_async instructions are serialized due to ..."
-    effect, sentence = told(replace(info, warnings=(said,)))["asynchronous wgmma"]
+    effect, sentence = told(replace(only(found, "specialized"), warnings=(said,)))["asynchronous wgmma"]
     assert not effect and said in sentence
-
-
-def test_a_cluster(found):
     info = replace(only(found, "straight"), asked={"num_ctas": 2}, ptx=".reqnctapercluster 2, 1, 1")
     assert told(info)["cluster"] == (True, "num_ctas=2 was asked for: the PTX has clusters of 2")
     assert told(replace(info, ptx=""))["cluster"] == (False, "num_ctas=2 was asked for: the PTX has no cluster")
-
-
-def test_blackwell_has_tensor_cores_of_its_own(found):
-    info = only(found, "specialized", "sm_100a")
-    assert info.target == "sm_100a" and info.uses_tensor_cores and not info.uses_wgmma
-    assert told(info)["tcgen05"][0] and summarize(info, "bf16", get_device("b200")).tensor_path == "tcgen05"
 
 
 def test_dots_are_read_in_all_their_forms():

@@ -19,7 +19,7 @@ import pytest
 import torch
 from rung_claims import CLAIMS, SLOW
 
-from rooflab.bench.compile.cases import COMPILED, Selected, select
+from rooflab.bench.compile.cases import Selected, has_code, select
 from rooflab.bench.compile.static import (
     CompiledInfo,
     CompileFailure,
@@ -112,7 +112,7 @@ def bad(a, b, bias=None):
 
 def _kernels() -> Iterator[Kernel]:
     for op in ops():
-        yield from (kernel for kernel in kernels(op).values() if kernel.backend in COMPILED and kernel.role != "peer")
+        yield from filter(has_code, kernels(op).values())
 
 
 @cache

@@ -40,17 +40,8 @@ def test_a_product_and_a_small_kernel_take_plausible_times(product, small, timer
     for name, samples in read.items():
         assert samples.fault == "" and samples.resolved, (name, samples)
         assert samples.method.startswith("cuda ") and "launch gaps hidden" in samples.method
-        assert (
-            implausible(
-                samples.median_s,
-                Cost(0, 0),
-                None,
-                method=samples.method,
-                launch_floor_s=samples.launch_floor_s,
-                samples=samples.seconds,
-            )
-            is None
-        )
+        read_of = {"method": samples.method, "launch_floor_s": samples.launch_floor_s, "samples": samples.seconds}
+        assert implausible(samples.median_s, Cost(0, 0), None, **read_of) is None
     assert 2 * SIZE**3 / read["mm"].median_s < 2.5e15
     assert read["small"].median_s < read["mm"].median_s and read["mm"].l2_state == "cold"
     assert 2e-7 < read["mm"].launch_floor_s < 2e-5

@@ -5,13 +5,14 @@ import torch
 
 from rooflab.bench.calls.selection import first_case
 from rooflab.bench.check.spread import Asked
+from rooflab.bench.compile.cases import has_code
 from rooflab.bench.emulate.calls import call
-from rooflab.bench.emulate.checks import can_be_emulated, check_emulated
+from rooflab.bench.emulate.checks import check_emulated
 from rooflab.bench.predict.cases import Target
 from rooflab.kernels import registry
 from rooflab.reference.spec import get_scheme
 
-KERNELS = [kernel for op in registry.ops() for kernel in registry.kernels(op).values() if can_be_emulated(kernel)]
+KERNELS = [kernel for op in registry.ops() for kernel in registry.kernels(op).values() if has_code(kernel)]
 
 
 def asked(suite):

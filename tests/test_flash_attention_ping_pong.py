@@ -61,7 +61,7 @@ def test_the_longest_tiles_come_first_and_a_section_stays_together():
 
 ON_VIEWS = """
 import torch
-from rooflab.bench.compile.cases import DEFAULT
+from rooflab.bench.compile.cases import SM, properties
 from rooflab.bench.check.emulating import emulation
 from rooflab.bench.ptx.launch import emulate
 from rooflab.bench.ptx.triton_kernels import bound, in_ctas
@@ -107,7 +107,7 @@ def wide():
     plain = ping_pong.flash_attention(q, k, v, True)
     assert torch.equal(ping_pong.flash_attention(q, k, v, True, window=2**40), plain)
 
-with emulation(), emulating_triton(DEFAULT.sm, DEFAULT.properties(), handle):
+with emulation(), emulating_triton(SM, properties(), handle):
     torch.manual_seed(0)
     for check in (alike, far, still, wide):
         check()

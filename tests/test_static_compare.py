@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -14,7 +15,7 @@ from typer.testing import CliRunner
 import rooflab.kernels.registry
 from rooflab.bench.cli.app import app
 from rooflab.bench.compile import difference
-from rooflab.bench.compile.cases import DEFAULT
+from rooflab.bench.compile.cases import device_for
 from rooflab.bench.compile.difference import (
     Change,
     Query,
@@ -26,7 +27,7 @@ from rooflab.bench.compile.difference import (
     summary_line,
 )
 from rooflab.bench.compile.static import compilers
-from rooflab.bench.compile.store import Sources, Store
+from rooflab.bench.compile.store import Store, tree_hash
 
 ROOT = Path(rooflab.kernels.registry.__file__).parent.parent
 GEMM = '''"""A gemm."""
@@ -59,69 +60,50 @@ def halve(x, y, BLOCK: tl.constexpr, BROKEN: tl.constexpr):
         v = v + tl.load(no_such_name)
     tl.store(y + i, (v * tl.sum(tl.exp(v), 0)).to(tl.bfloat16))
 
-def launch(x, block, broken=False, **options):
-    y = torch.empty(*x.shape[:-1], x.shape[-1] // 2, dtype=x.dtype, device=x.device)
-    halve[(4,)](x, y, block, broken, **options)
-    return y
+def add(name, block, broken=False, short=False, requires=(), **options):
+    def kernel(x):
+        y = torch.empty(*x.shape[:-1], x.shape[-1] // 2, dtype=x.dtype, device=x.device)
+        halve[(4,)](x, y, block, broken, **options)
+        return y
+    refused = lambda inputs: "only short rows" if short and inputs.x.shape[0] > 16 else None
+    register(op="silu_and_mul", name=name, role="optimized", backend="triton", unsupported=refused,
+             requires=requires)(kernel)
 
-@register(op="silu_and_mul", name="kept", role="optimized", backend="triton")
-def kept(x):
-    return launch(x, 1024)
-
-@register(op="silu_and_mul", name="grows", role="optimized", backend="triton")
-def grows(x):
-    return launch(x, 512)
-
-@register(op="silu_and_mul", name="spills", role="optimized", backend="triton")
-def spills(x):
-    return launch(x, 16384)
-
-@register(op="silu_and_mul", name="breaks", role="optimized", backend="triton")
-def breaks(x):
-    return launch(x, 256)
-
-@register(op="silu_and_mul", name="repaired", role="optimized", backend="triton")
-def repaired(x):
-    return launch(x, 256, True)
-
-@register(op="silu_and_mul", name="refuses", role="optimized", backend="triton", unsupported=lambda inputs: None)
-def refuses(x):
-    return launch(x, 128)
-
-@register(op="silu_and_mul", name="unavailable", role="optimized", backend="triton", requires=("no_such_package",))
-def unavailable(x):
-    return launch(x, 128)
-
-@register(op="silu_and_mul", name="dropped", role="optimized", backend="triton")
-def dropped(x):
-    return launch(x, 2048)
+for name, options in KERNELS.items():
+    add(name, **options)
 '''
-EDITS = (
-    ('"""Kernels that halve."""', '"""Kernels that halve."""\n# One line more: every line below is elsewhere now.'),
-    ("return launch(x, 512)", "return launch(x, 4096)"),
-    ("return launch(x, 16384)", "return launch(x, 16384, maxnreg=32)"),
-    ("def breaks(x):\n    return launch(x, 256)", "def breaks(x):\n    return launch(x, 256, True)"),
-    (
-        'return launch(x, 256, True)\n\n@register(op="silu_and_mul", name="refuses"',
-        'return launch(x, 256)\n\n@register(op="silu_and_mul", name="refuses"',
-    ),
-    (
-        "unsupported=lambda inputs: None",
-        'unsupported=lambda inputs: "only short rows" if inputs.x.shape[0] > 16 else None',
-    ),
-    ('name="dropped"', 'name="added"'),
-)
+BASE = {
+    "kept": {"block": 1024},
+    "grows": {"block": 512},
+    "spills": {"block": 2048, "num_warps": 1},
+    "breaks": {"block": 256},
+    "repaired": {"block": 256, "broken": True},
+    "refuses": {"block": 128},
+    "unavailable": {"block": 128, "requires": ("no_such_package",)},
+    "dropped": {"block": 2048},
+}
+HEAD = {
+    **{name: options for name, options in BASE.items() if name != "dropped"},
+    "grows": {"block": 4096},
+    "spills": {"block": 2048, "num_warps": 1, "maxnreg": 32},
+    "breaks": {"block": 256, "broken": True},
+    "repaired": {"block": 256},
+    "refuses": {"block": 128, "short": True},
+    "added": {"block": 2048},
+}
 QUERY = Query(suites=("smollm2_135m",), schemes=("bf16",))
 
 
-def make_tree(folder: Path, gemm: str, silu: str) -> Path:
+def make_tree(folder: Path, gemm: str, silu: dict[str, dict[str, Any]]) -> Path:
     """A tree of two ops, with this tree's registry and specs."""
+    # In the two trees the code of the kernels stands on other lines.
+    halving = SILU.replace("KERNELS", repr(silu)).replace("@triton", "\n" * len(silu) + "@triton")
     for layer in ("roofline", "reference", "kernels"):
         (folder / layer).mkdir(parents=True)
         for file in (ROOT / layer).glob("*.py"):
             if layer != "reference" or file.stem in ("spec", "compare", "gemm", "silu_and_mul"):
                 shutil.copy(file, folder / layer)
-    for op, text in (("gemm", gemm), ("silu_and_mul", silu)):
+    for op, text in (("gemm", gemm), ("silu_and_mul", halving)):
         (folder / "kernels" / op).mkdir()
         (folder / "kernels" / op / "__init__.py").write_text('"""An op."""\n')
         (folder / "kernels" / op / "ours.py").write_text(text)
@@ -132,7 +114,7 @@ def make_tree(folder: Path, gemm: str, silu: str) -> Path:
 def side(tree: Path) -> Iterator[Side]:
     workers = compilers(tree)
     try:
-        yield Side(tree.name, workers, Sources.at(tree))
+        yield Side(tree.name, workers, tree_hash(tree))
     finally:
         workers.stop()
 
@@ -140,20 +122,20 @@ def side(tree: Path) -> Iterator[Side]:
 @pytest.fixture(scope="module")
 def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Side, Side]]:
     folder = tmp_path_factory.mktemp("trees")
-    silu = SILU
-    for before, after in EDITS:
-        assert silu.count(before) == 1, before
-        silu = silu.replace(before, after)
-    base = make_tree(folder / "base", GEMM, SILU)
-    head = make_tree(folder / "head", GEMM.replace("num_warps=4", "num_warps=2"), silu)
+    base = make_tree(folder / "base", GEMM, BASE)
+    head = make_tree(folder / "head", GEMM.replace("num_warps=4", "num_warps=2"), HEAD)
     with side(base) as first, side(head) as second:
         yield first, second
 
 
 @pytest.fixture(scope="module")
-def changes(sides, tmp_path_factory) -> dict[str, Change]:
-    store = Store(tmp_path_factory.mktemp("store"))
-    found = compare_sides(*sides, QUERY, DEFAULT, DEFAULT.device, store)
+def cache(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def changes(sides, cache) -> dict[str, Change]:
+    found = compare_sides(*sides, QUERY, device_for(), Store(cache / "static"))
     return {change.kernel: change for change in found}
 
 
@@ -186,9 +168,8 @@ def test_the_evidence(changes):
     assert told["kept"] == "", "another line of the source is no other code"
 
 
-@pytest.mark.parametrize(
-    ("names", "status"),
-    [
+def test_exit_status(changes):
+    for names, status in (
         (["product"], 11),
         (["spills"], 11),
         (["breaks"], 11),
@@ -197,13 +178,11 @@ def test_the_evidence(changes):
         (["dropped", "spills"], 11),
         (["kept", "grows", "repaired", "added", "unavailable"], 0),
         (["unavailable"], 13),
-    ],
-)
-def test_exit_status(changes, names, status):
-    chosen = [changes[name] for name in names]
-    assert exit_status(chosen) == status
-    line = summary_line(chosen, "main")
-    assert f"{'passes' if status == 0 else 'FAILS'} ({status}); {len(names)} compared" in line
+    ):
+        chosen = [changes[name] for name in names]
+        assert exit_status(chosen) == status, names
+        line = summary_line(chosen, "main")
+        assert f"{'passes' if status == 0 else 'FAILS'} ({status}); {len(names)} compared" in line
 
 
 def test_markdown_tells_what_is_not_the_same_the_worst_first(changes):
@@ -215,35 +194,31 @@ def test_markdown_tells_what_is_not_the_same_the_worst_first(changes):
     assert text.startswith("### Compiled code\n\ncompiled code against main (1a2b3c4): FAILS (11)")
 
 
-def test_a_kernel_alone(sides, tmp_path):
-    query = Query(op="silu_and_mul", kernels=("kept",), suites=("smollm2_135m",), schemes=("bf16",))
-    (change,) = compare_sides(*sides, query, DEFAULT, DEFAULT.device)
-    assert (change.kernel, change.verdict) == ("kept", "SAME")
+def test_what_is_asked_for_and_is_not_there(sides, changes, cache):
+    store = Store(cache / "static")
+
+    def compared(base: Side, head: Side, name: str) -> list[Change]:
+        query = Query(op="silu_and_mul", kernels=(name,), suites=("smollm2_135m",), schemes=("bf16",))
+        return compare_sides(base, head, query, device_for(), store)
+
+    base, head = sides
+    assert [(change.kernel, change.verdict) for change in compared(base, head, "kept")] == [("kept", "SAME")]
     with pytest.raises(ValueError, match="expected kernels with code of their own, got none in base and head"):
-        compare_sides(*sides, Query(kernels=("absent",), suites=("smollm2_135m",)), DEFAULT, DEFAULT.device)
+        compared(base, head, "absent")
+    with pytest.raises(ValueError, match="nothing of head compiles here"):
+        compared(head, base, "breaks")
 
 
 def test_a_tree_that_cannot_be_read_is_no_new_tree(sides, tmp_path):
-    """Else every kernel of a pull request would be new, and would pass."""
-    with side(make_tree(tmp_path / "broken", "import rooflab.no_such_module\n", SILU)) as broken:
-        with pytest.raises(ValueError, match=r"compare: broken: (?s:.*)no_such_module"):
-            compare_sides(broken, sides[1], QUERY, DEFAULT, DEFAULT.device)
+    """Else every kernel of a pull request would be new, and would pass.
 
-
-def test_a_tree_of_which_nothing_compiles_is_an_error(sides, tmp_path):
-    silu = SILU.replace("if BROKEN:", "if True:")
-    with side(make_tree(tmp_path / "wrong", "", silu)) as wrong:
-        query = Query(op="silu_and_mul", kernels=("kept",), suites=("smollm2_135m",), schemes=("bf16",))
-        with pytest.raises(ValueError, match="nothing of wrong compiles here"):
-            compare_sides(wrong, sides[1], query, DEFAULT, DEFAULT.device)
-
-
-def test_no_module_of_the_installed_tree_stands_in(tmp_path):
-    """`rooflab.kernels.precision` is in this tree and not in the other."""
-    tree = make_tree(tmp_path / "lacks", GEMM + "\nimport rooflab.kernels.precision\n", SILU)
+    `rooflab.kernels.precision` is in this tree and not in the other: no installed module stands in for it.
+    """
+    tree = make_tree(tmp_path / "lacks", GEMM + "\nimport rooflab.kernels.precision\n", BASE)
     (tree / "kernels" / "precision.py").unlink()
-    with side(tree) as lacking, pytest.raises(ValueError, match=r"No module named 'rooflab\.kernels\.precision'"):
-        lacking.select(QUERY)
+    with side(tree) as lacking:
+        with pytest.raises(ValueError, match=r"compare: lacks: (?s:.*)No module named 'rooflab\.kernels\.precision'"):
+            compare_sides(lacking, sides[1], QUERY, device_for())
 
 
 def git(folder: Path, *arguments: str) -> None:
@@ -254,7 +229,7 @@ def git(folder: Path, *arguments: str) -> None:
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
     """A repository whose revision `v1` has GEMM, and whose checkout has nothing any more."""
-    folder = make_tree(tmp_path / "repository", GEMM, "")
+    folder = make_tree(tmp_path / "repository", GEMM, {})
     git(folder, "init", "-q")
     git(folder, "add", ".")
     git(folder, "commit", "-q", "-m", "one")
@@ -272,18 +247,18 @@ def test_a_git_revision_is_a_side_and_leaves_nothing_behind(repository):
     assert len(listed.stdout.splitlines()) == 1 and not (repository / "kernels").exists()
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [("absent", "revision: expected a commit, branch or tag"), ("HEAD", "folders kernels and reference")],
-)
-def test_a_revision_that_cannot_be_compared(repository, name, words):
-    with pytest.raises(ValueError, match=words), revision_side(repository, name):
-        pass
+def test_a_revision_that_cannot_be_compared(repository):
+    for name, words in (
+        ("absent", "revision: expected a commit, branch or tag"),
+        ("HEAD", "folders kernels and reference"),
+    ):
+        with pytest.raises(ValueError, match=words), revision_side(repository, name):
+            pass
 
 
-def test_the_command(sides, tmp_path, monkeypatch):
+def test_the_command(sides, changes, cache, tmp_path, monkeypatch):
     base, head = sides
-    monkeypatch.setenv("ROOFLAB_CACHE", str(tmp_path))
+    monkeypatch.setenv("ROOFLAB_CACHE", str(cache))
     monkeypatch.setattr(difference, "revision_side", lambda root, name: contextmanager(lambda: (yield base))())
     monkeypatch.setattr(difference, "own_side", lambda: head)
     arguments = ["static", "gemm", "--suite", "smollm2_135m", "--scheme", "bf16", "--compare", "main"]

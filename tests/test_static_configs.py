@@ -1,7 +1,6 @@
 """Legal configs of every tunable kernel compile for Hopper, and spill no more than is said here.
 
-All of a kernel's configs, or a sample of them where they are many.  `python tests/test_static_configs.py` prints what
-those of each kernel spill.
+All of a kernel's configs, or a sample of them where they are many.
 """
 
 from __future__ import annotations
@@ -120,9 +119,3 @@ def test_legal_configs_compile_and_spill_no_more_than_is_known(kernel, scheme):
 def test_what_is_known_is_of_kernels_that_are_there():
     assert set(MOST_STACK_BYTES) <= {param.id for param in TRIED}
     assert all(size > 0 and reason for size, reason in MOST_STACK_BYTES.values())
-
-
-if __name__ == "__main__":
-    for param in TRIED:
-        spilled = {config: size for config, size in stack_bytes(sampled(*param.values)).items() if size}
-        print(param.id, dict(sorted(spilled.items(), key=lambda item: -item[1])), flush=True)

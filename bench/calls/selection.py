@@ -43,7 +43,9 @@ class Selection:
             raise ValueError("case: expected an op with it, got a case for all ops")
         for scheme in schemes or ():
             get_scheme(scheme)
-        chosen = _kernels(op, kernels or ())
+        chosen: dict[str, tuple[Kernel, ...]] = {}
+        for kernel, _ in choose_kernels(op, kernels or ()):
+            chosen[kernel.op] = (*chosen.get(kernel.op, ()), kernel)
         for suite in suites:
             if not cases and not any(suite in registry.get_op(name).cases for name in chosen):
                 known = dict.fromkeys(suite for name in chosen for suite in registry.get_op(name).cases)
@@ -68,23 +70,27 @@ class Selection:
         return [get_scheme(name) for name in names if name in spec.schemes]
 
 
-def _kernels(op: str | None, wanted: Sequence[str]) -> dict[str, tuple[Kernel, ...]]:
-    """Kernels by op: all, or those named, where a file counts as what it registers."""
-    if not wanted:
-        return {name: tuple(registry.kernels(name).values()) for name in ([op] if op else registry.ops())}
-    chosen: dict[str, tuple[Kernel, ...]] = {}
-    for text in wanted:
+def choose_kernels(op: str | None, names: Sequence[str]) -> list[tuple[Kernel, Path | None]]:
+    """The kernels named, a `.py` file standing for what it registers; without names all of the op, or of every op.
+
+    Each with its file, None for one of the tree.  Raises `ValueError` on a text that names nothing.
+    """
+    if not names:
+        ops = [op] if op else list(registry.ops())
+        return [(kernel, None) for name in ops for kernel in registry.kernels(name).values()]
+    found: list[tuple[Kernel, Path | None]] = []
+    for text in names:
         if text.endswith(".py"):
-            found = [kernel for kernel in registry.load_file(Path(text)) if op in (None, kernel.op)]
-            if not found:
+            file = Path(text).resolve()
+            own = [kernel for kernel in registry.load_file(file) if op in (None, kernel.op)]
+            if not own:
                 raise ValueError(f"kernel: {text} registers none for {op}")
+            found += [(kernel, file) for kernel in own]
         elif op is None:
             raise ValueError(f"kernel: expected an op with the name {text!r}, got none")
         else:
-            found = [registry.get_kernel(op, text)]
-        for kernel in found:
-            chosen[kernel.op] = (*chosen.get(kernel.op, ()), kernel)
-    return chosen
+            found.append((registry.get_kernel(op, text), None))
+    return found
 
 
 def pick_device(name: str | None) -> torch.device:

@@ -67,7 +67,8 @@ def explain(
 
 
 def _targets(op: str, named: list[str], texts: list[str], schemes: list[str]) -> list[Target]:
-    from rooflab.bench.predict.cases import choose_kernels, choose_targets
+    from rooflab.bench.calls.selection import choose_kernels
+    from rooflab.bench.predict.cases import choose_targets
     from rooflab.kernels.registry import get_op
 
     return choose_targets(get_op(op), choose_kernels(op, named), texts, schemes)
@@ -163,9 +164,8 @@ def _sanitize(target: Target, tool: str, seed: int, timeout_s: float, command: b
     if json:
         show.as_json({**asdict(report), "clean": report.clean})
     else:
-        rows = [{"finding": f.what, "kernel": f.kernel, "where": f.where} for f in report.findings]
-        if rows:
-            show.table(rows, ("finding", "kernel", "where"))
+        for line in report.lines:
+            show.line(line)
         name = f"{target.op}/{target.kernel} {target.case.id} {target.scheme.name}"
         show.line(f"{name}: {checked} found {report.count or 'nothing'}", "red" if report.count else None)
     if not report.clean:

@@ -21,7 +21,7 @@ from rooflab.bench.cli.app import (
 )
 
 if TYPE_CHECKING:
-    from rooflab.bench.compile.cases import Query, Target
+    from rooflab.bench.compile.cases import Query
     from rooflab.bench.compile.reports import Result
     from rooflab.bench.compile.store import Store
     from rooflab.roofline.device import Device
@@ -39,7 +39,6 @@ def static(
     ] = False,
     config: Annotated[list[str] | None, typer.Option(help="A config, as block_m=64,...; repeatable.")] = None,
     all_configs: Annotated[bool, typer.Option("--all-configs", help="Every legal config of tunable kernels.")] = False,
-    target: Annotated[str, typer.Option(help="What to compile for: sm_80, sm_89, sm_90a or sm_100a.")] = "sm_90a",
     gpu: Annotated[str | None, typer.Option(help="The GPU whose number of SMs decides waves and tail.")] = None,
     compare: Annotated[
         str | None, typer.Option(metavar="REV", help="Compare with the kernels of a git revision.")
@@ -55,52 +54,46 @@ def static(
     Exit status 11 where a kernel does not compile, and with --compare on new spills or lost tensor cores; 13 where a
     kernel is gone.
     """
-    from rooflab.bench.compile.cases import SUITES, Query, device_for, get_target
+    from rooflab.bench.compile.cases import SUITES, Query, device_for
     from rooflab.bench.compile.store import Store
 
-    architecture = get_target(target)
-    device = device_for(architecture, gpu)
+    device = device_for(gpu)
     store = None if no_cache else Store()
     query = Query(op, tuple(kernel or ()), tuple(suite or SUITES), tuple(case or ()), tuple(scheme or ()), every_case)
     if compare is None:
         if markdown:
             raise ValueError("markdown: expected --compare with it, for it holds a difference")
-        results = _compile(query, tuple(config or ()), all_configs, architecture, device, store)
-        _report(results, architecture, store, details, out, json)
+        results = _compile(query, tuple(config or ()), all_configs, device, store)
+        _report(results, store, details, out, json)
         exit_for({result.status for result in results})
         return
     if config or all_configs or out or any(name.endswith(".py") for name in query.kernels):
         raise ValueError("compare: expected kernels of the tree in their own configs and no --out")
-    status = _compare(query, compare, architecture, device, store, markdown, details, json)
+    status = _compare(query, compare, device, store, markdown, details, json)
     raise typer.Exit(status)
 
 
-def _compile(
-    query: Query, texts: tuple[str, ...], every: bool, target: Target, device: Device, store: Store | None
-) -> list[Result]:
+def _compile(query: Query, texts: tuple[str, ...], every: bool, device: Device, store: Store | None) -> list[Result]:
     from rooflab.bench.compile.reports import compile_selected, configs_of
-    from rooflab.bench.compile.store import select_kept
 
-    selected = select_kept(query, store)
-    chosen = configs_of(selected, texts, every)
+    chosen = configs_of(query.select(), texts, every)
     with show.waiting(f"compiling {len(chosen)} times"):
-        results = compile_selected(chosen, target, device, store)
+        results = compile_selected(chosen, device, store)
     if store:
         store.prune()
     return results
 
 
-def _report(
-    results: list[Result], target: Target, store: Store | None, details: bool, out: Path | None, json: bool
-) -> None:
+def _report(results: list[Result], store: Store | None, details: bool, out: Path | None, json: bool) -> None:
     from rooflab.bench.compile import reports
+    from rooflab.bench.compile.cases import ARCHITECTURE
 
     path = reports.write_records(results, out) if out else None
     if json:
         rows = [result.to_json() for result in results]
-        line = reports.summary_line(results, target, store)
+        line = reports.summary_line(results, store)
         kept = str(path) if path else None
-        show.as_json({"target": target.name, "summary": line, "records": kept, "results": rows})
+        show.as_json({"target": ARCHITECTURE, "summary": line, "records": kept, "results": rows})
         return
     found = reports.rows(results)
     show.table(found, [column for column in reports.COLUMNS if any(row[column] not in (None, "") for row in found)])
@@ -114,7 +107,7 @@ def _report(
             else:
                 for sentence in launch.findings:
                     show.line(f"{name}: {launch.name}: {sentence}", "yellow")
-    show.line(reports.summary_line(results, target, store))
+    show.line(reports.summary_line(results, store))
     if path:
         show.line(f"records: {path}")
 
@@ -122,21 +115,19 @@ def _report(
 def _compare(
     query: Query,
     revision: str,
-    target: Target,
     device: Device,
     store: Store | None,
     markdown: Path | None,
     details: bool,
     json: bool,
 ) -> int:
-    import rooflab.kernels.registry
     from rooflab.bench.compile import difference
     from rooflab.bench.compile.difference import compare_sides, own_side, revision_side
+    from rooflab.bench.compile.static import OWN_TREE
     from rooflab.bench.records.files import write_whole
 
-    root = Path(rooflab.kernels.registry.__file__).resolve().parent.parent
-    with show.waiting(f"compiling this tree and {revision}"), revision_side(root, revision) as base:
-        changes = compare_sides(base, own_side(), query, target, device, store)
+    with show.waiting(f"compiling this tree and {revision}"), revision_side(OWN_TREE, revision) as base:
+        changes = compare_sides(base, own_side(), query, device, store)
         label = base.label
     status = difference.exit_status(changes)
     line = difference.summary_line(changes, label)

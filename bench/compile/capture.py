@@ -7,14 +7,15 @@ very specialisation that a GPU run would: a meta tensor's address is 0, as align
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -61,39 +62,17 @@ class Launch:
         return self.name, self.source_hash, self.grid, self.threads, self.shared_bytes
 
 
-class FakeUtils:
-    """What Triton's driver offers beside launching."""
-
-    def __init__(self, properties: Mapping[str, int]):
-        self.properties = dict(properties)
-
-    def get_device_properties(self, device: int) -> dict[str, int]:
-        """The properties of the GPU that the fake stands for."""
-        return self.properties
-
-
 class FakeDriver:
     """A driver that has one GPU to compile for and nothing to run on."""
 
     def __init__(self, sm: int, properties: Mapping[str, int]):
         self.target = GPUTarget("cuda", sm, 32)
-        self.utils = FakeUtils(properties)
-
-    def get_current_target(self) -> GPUTarget:
-        """The GPU to compile for."""
-        return self.target
-
-    def get_current_device(self) -> int:
-        """The device's number: one for each target, because Triton keeps what it compiled by device."""
-        return int(self.target.arch)
-
-    def get_current_stream(self, device: int) -> int:
-        """The default stream."""
-        return 0
-
-    def get_active_torch_device(self) -> torch.device:
-        """Where the launcher's tensors are."""
-        return torch.device("meta")
+        self.utils = SimpleNamespace(get_device_properties=lambda device: dict(properties))
+        self.get_current_target = lambda: self.target
+        # A number for each target, because Triton keeps what it compiled by device.
+        self.get_current_device = lambda: sm
+        self.get_current_stream = lambda device: 0
+        self.get_active_torch_device = lambda: torch.device("meta")
 
 
 def check_internals() -> None:
@@ -147,9 +126,6 @@ def recording_triton(sm: int, properties: Mapping[str, int], launches: list[Laun
 
 def _launch(function: Any, kernel: Any, grid: tuple[int, ...], asked: Mapping[str, Any]) -> Launch:
     gluon = callable(getattr(function, "is_gluon", None)) and bool(function.is_gluon())
-    ctas = int(kernel.metadata.num_ctas)
-    for size in grid:
-        ctas *= size
     scalars = {name: value for name, value in asked.items() if isinstance(value, bool | int | float | str)}
     return Launch(
         name=kernel.metadata.name,
@@ -162,7 +138,7 @@ def _launch(function: Any, kernel: Any, grid: tuple[int, ...], asked: Mapping[st
         ptx=kernel.asm["ptx"],
         shared_bytes=int(kernel.metadata.shared),
         threads=None,
-        ctas=ctas,
+        ctas=int(kernel.metadata.num_ctas) * math.prod(grid),
         # Before any pass: the one for sm_80 already puts pointers in the place of tensor descriptors.
         ir=str(kernel.asm["source"]),
         asked=scalars,
@@ -198,16 +174,10 @@ _IGNORED_OPTION = re.compile(r"^-{1,2}(I|include-path|std)")
 def recording_cuda(arch: str, launches: list[Launch]) -> Iterator[None]:
     """Makes every launch of a `CudaKernel` a compilation for `arch`, and appends it to `launches`.
 
-    Does nothing where the tree has no `kernels/_cuda.py`, as those before it.  The class itself is changed, so that it
-    does not matter how a kernel's module imported `load`.
+    The class itself is changed, so that it does not matter how a kernel's module imported `load`.
     """
-    try:
-        _cuda = import_module("rooflab.kernels._cuda")
-    except ModuleNotFoundError as error:
-        if error.name != "rooflab.kernels._cuda":
-            raise
-        yield
-        return
+    from rooflab.kernels import _cuda
+
     call = _cuda.CudaKernel.__call__
 
     def compile_only(
@@ -227,11 +197,7 @@ def recording_cuda(arch: str, launches: list[Launch]) -> Iterator[None]:
 def _cuda_launch(
     cuda: Any, kernel: Any, arch: str, grid: tuple[int, ...], block: tuple[int, ...], shared_bytes: int
 ) -> Launch:
-    threads, ctas = 1, 1
-    for size in block:
-        threads *= int(size)
-    for size in grid:
-        ctas *= int(size)
+    threads = math.prod(map(int, block))
     source = repr((kernel.source, kernel.options))
     return Launch(
         name=kernel.name,
@@ -244,7 +210,7 @@ def _cuda_launch(
         ptx="",
         shared_bytes=int(shared_bytes),
         threads=threads,
-        ctas=ctas,
+        ctas=math.prod(map(int, grid)),
         asked={"options": " ".join(option for option in kernel.options if not _IGNORED_OPTION.match(option))},
         source_hash=hashlib.sha256(source.encode()).hexdigest(),
         log=lambda: cuda.compiler_log(kernel.source, arch=arch, options=kernel.options),

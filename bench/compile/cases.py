@@ -1,15 +1,16 @@
-"""What `rooflab static` compiles, and for what: for each dtype the most work of a suite, and the targets."""
+"""What `rooflab static` compiles: for each dtype the most work of a suite, for Hopper with the limits of an H100."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from rooflab.bench.calls.selection import choose_kernels
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import Case, OpSpec, Scheme, get_scheme
@@ -44,13 +45,13 @@ class Selected:
             "backend": self.kernel.backend,
             "case": dict(self.case),
             "scheme": self.scheme.name,
-            "module": module_of(self.kernel),
+            "kept": can_keep(self.kernel),
         }
 
 
 @dataclass(frozen=True)
 class Query:
-    """What to compare: the arguments of `cases.select`, files left out."""
+    """The arguments of `select`."""
 
     op: str | None = None
     kernels: tuple[str, ...] = ()
@@ -59,10 +60,17 @@ class Query:
     schemes: tuple[str, ...] = ()
     every_case: bool = False
 
+    def select(self) -> list[Selected]:
+        """What it picks of the kernels of this process."""
+        return select(self.op, self.kernels, self.suites, self.cases, self.schemes, every_case=self.every_case)
 
-def module_of(kernel: Kernel) -> str:
-    """Name of the module that holds the kernel's launcher."""
-    return str(inspect.unwrap(kernel.fn).__module__)
+
+def can_keep(kernel: Kernel) -> bool:
+    """Whether the sources of the tree and the versions of packages say all that a kernel's code depends on.
+
+    CUDA C++ may come from a toolkit outside the packages, which can change under the same name.
+    """
+    return kernel.backend != "cuda" and inspect.unwrap(kernel.fn).__module__.startswith("rooflab.kernels.")
 
 
 def select(
@@ -118,25 +126,19 @@ def _taken(kernel: Kernel, spec: OpSpec, cases: Sequence[Case], scheme: Scheme) 
 
 def _kernels(op: str | None, wanted: Sequence[str]) -> list[tuple[Kernel, Path | None]]:
     """Kernels with compiled code, each with its file where it came from one."""
-    chosen: list[tuple[Kernel, Path | None]] = []
-    if not wanted:
-        ops = [op] if op else list(registry.ops())
-        chosen = [(kernel, None) for name in ops for kernel in registry.kernels(name).values()]
-        return [(kernel, file) for kernel, file in chosen if kernel.backend in COMPILED and kernel.role != "peer"]
-    for text in wanted:
-        if text.endswith(".py"):
-            file = Path(text).resolve()
-            found = [k for k in registry.load_file(file) if op in (None, k.op) and k.backend in COMPILED]
-            if not found:
-                raise ValueError(f"kernel: {text} registers none with compiled code{f' for {op}' if op else ''}")
-            chosen += [(kernel, file) for kernel in found]
-        elif op is None:
-            raise ValueError(f"kernel: expected an op with the name {text!r}, got none")
-        else:
-            kernel = registry.get_kernel(op, text)
+    chosen = choose_kernels(op, wanted)
+    for kernel, file in chosen if wanted else ():
+        if file is None:
             check_backend(kernel)
-            chosen.append((kernel, None))
-    return chosen
+    found = [(kernel, file) for kernel, file in chosen if has_code(kernel) or (wanted and kernel.backend in COMPILED)]
+    if wanted and not found:
+        raise ValueError(f"kernel: {', '.join(wanted)} registers none with compiled code")
+    return found
+
+
+def has_code(kernel: Kernel) -> bool:
+    """Whether a kernel has compiled code of our own."""
+    return kernel.backend in COMPILED and kernel.role != "peer"
 
 
 def check_backend(kernel: Kernel) -> None:
@@ -146,64 +148,28 @@ def check_backend(kernel: Kernel) -> None:
         raise ValueError(f"kernel: expected one in {wanted}, got {kernel.id}, whose backend is {kernel.backend}")
 
 
-@dataclass(frozen=True)
-class Target:
-    """One architecture, as the compilers name it."""
-
-    name: str
-    """`sm_90a`; the `a` is the architecture's own instructions, wgmma for one, which no later GPU runs."""
-    sm: int
-    gpu: str
-    """The GPU that stands for it: its SMs, registers and shared memory."""
-
-    @property
-    def device(self) -> Device:
-        """The GPU's data."""
-        return get_device(self.gpu)
-
-    def properties(self) -> dict[str, int]:
-        """What a launcher may ask Triton's driver for, of the GPU that stands for the target."""
-        limits = limits_of(self.device)
-        return {
-            "multiprocessor_count": self.device.sms,
-            "max_shared_mem": limits.shared_bytes - SHARED_RESERVED,
-            "max_num_regs": limits.registers,
-            "warpSize": WARP,
-            "max_threads_per_block": MAX_THREADS_PER_CTA,
-            "max_threads_per_sm": limits.warps * WARP,
-        }
+ARCHITECTURE, SM = "sm_90a", 90
+"""As the compilers name it: the `a` is Hopper's own instructions, wgmma for one, which no later GPU runs."""
 
 
-# From the GPUs of roofline/device.py, one an architecture. Triton takes the `a` by itself from sm_90 on.
-TARGETS: Mapping[str, Target] = {
-    target.name: target
-    for target in (
-        Target("sm_80", 80, "a100-80gb"),
-        Target("sm_89", 89, "l40s"),
-        Target("sm_90a", 90, "h100-sxm"),
-        Target("sm_100a", 100, "b200"),
-    )
-}
-"""Every target by name."""
-DEFAULT = TARGETS["sm_90a"]
-
-
-def get_target(name: str) -> Target:
-    """The target called `name`.  Raises `ValueError` naming those there are."""
-    if name not in TARGETS:
-        raise ValueError(f"target: expected one of {', '.join(TARGETS)}, got {name!r}")
-    return TARGETS[name]
-
-
-def device_for(target: Target, gpu: str | None) -> Device:
-    """The GPU called `gpu`, or the one that stands for the target.
-
-    Raises `ValueError` on an unknown one, and on one of another compute capability, which does not run the code.
-    """
-    device = get_device(gpu) if gpu else target.device
+def device_for(gpu: str | None = None) -> Device:
+    """The GPU called `gpu`, or an H100.  Raises `ValueError` on an unknown one, and on one that is not Hopper."""
+    device = get_device(gpu or "h100-sxm")
     major, minor = device.compute_capability
-    if 10 * major + minor != target.sm:
-        raise ValueError(
-            f"gpu: expected one that runs {target.name}, got {device.name}, which is sm_{10 * major + minor}"
-        )
+    if 10 * major + minor != SM:
+        raise ValueError(f"gpu: expected one that runs {ARCHITECTURE}, got {device.name}, which is sm_{major}{minor}")
     return device
+
+
+def properties() -> dict[str, int]:
+    """What a launcher may ask Triton's driver for, of an H100."""
+    device = device_for()
+    limits = limits_of(device)
+    return {
+        "multiprocessor_count": device.sms,
+        "max_shared_mem": limits.shared_bytes - SHARED_RESERVED,
+        "max_num_regs": limits.registers,
+        "warpSize": WARP,
+        "max_threads_per_block": MAX_THREADS_PER_CTA,
+        "max_threads_per_sm": limits.warps * WARP,
+    }

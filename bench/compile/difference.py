@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from rooflab.bench.compile.cases import Query, Selected, Target, select
+from rooflab.bench.compile.cases import Query
 from rooflab.bench.compile.sass import TENSOR_CORES
 from rooflab.bench.compile.static import (
     CompileFailure,
     compile_in,
-    compile_message,
     compilers,
     own_compilers,
+    own_hash,
     why_unanswered,
 )
-from rooflab.bench.compile.store import Sources, Store, can_keep, own_sources
+from rooflab.bench.compile.store import Store, tree_hash
 from rooflab.bench.compile.summary import Summary, summarize
 from rooflab.bench.processes.child import ChildFailed, Pool
 from rooflab.reference.spec import Case
@@ -220,34 +220,18 @@ class Side:
 
     label: str
     workers: Pool
-    sources: Sources
-    own: bool = False
-    """Whether it is the tree that this process runs, whose kernels it knows."""
+    tree: str
+    """The hash of its sources."""
 
     def select(self, query: Query) -> list[Item]:
         """What the query picks in this tree.  Raises `ValueError` where the tree cannot be asked."""
-        if self.own:
-            found = select(query.op, (), query.suites, query.cases, query.schemes, every_case=query.every_case)
-            return _named(query, map(Selected.to_json, found))
-        message = {
-            "do": "select",
-            "op": query.op,
-            "suites": list(query.suites),
-            "cases": list(query.cases),
-            "schemes": list(query.schemes),
-            "every_case": query.every_case,
-        }
         try:
-            answer = self.workers.ask(message)
+            answer = self.workers.ask({"do": "select", **asdict(query)})
         except ChildFailed as failed:
             raise ValueError(f"compare: {self.label}: {why_unanswered(failed)}") from failed
         if "error" in answer:
             raise ValueError(f"compare: {self.label}: {answer['error']}")
-        return _named(query, answer["selected"])
-
-
-def _named(query: Query, items: Iterable[Item]) -> list[Item]:
-    return [item for item in items if not query.kernels or item["kernel"] in query.kernels]
+        return [item for item in answer["selected"] if not query.kernels or item["kernel"] in query.kernels]
 
 
 @contextmanager
@@ -262,19 +246,17 @@ def revision_side(root: Path, revision: str) -> Iterator[Side]:
             raise ValueError(f"compare: expected a revision with the folders kernels and reference, got {revision!r}")
         workers = compilers(path)
         try:
-            yield Side(tree.label, workers, Sources.at(path))
+            yield Side(tree.label, workers, tree_hash(path))
         finally:
             workers.stop()
 
 
 def own_side() -> Side:
     """The tree that this process runs, uncommitted changes included."""
-    return Side("the working tree", own_compilers(), own_sources(), own=True)
+    return Side("the working tree", own_compilers(), own_hash())
 
 
-def compare_sides(
-    base: Side, head: Side, query: Query, target: Target, device: Device, store: Store | None = None
-) -> list[Change]:
+def compare_sides(base: Side, head: Side, query: Query, device: Device, store: Store | None = None) -> list[Change]:
     """Everything that the query picks in either tree, `head` against `base`, in order of op, kernel and dtype.
 
     Raises `ValueError` where it picks nothing, or a tree cannot be asked.
@@ -287,12 +269,12 @@ def compare_sides(
     pairs += [(None, item) for item in after if _key(item) not in known]
     if not pairs:
         raise ValueError(f"compare: expected kernels with code of their own, got none in {base.label} and {head.label}")
-    old = _compile(base, [item for item, _ in pairs if item is not None], target, device, store)
+    old = _compile(base, [item for item, _ in pairs if item is not None], device, store)
     broken = [result for result in old.values() if isinstance(result, CompileFailure) and not result.refused]
     if broken and not any(isinstance(result, list) for result in old.values()):
         # One kernel that did not compile was broken; all of them is a tree that this bench cannot read.
         raise ValueError(f"compare: nothing of {base.label} compiles here: {broken[0]}")
-    now = _compile(head, [item for _, item in pairs if item is not None], target, device, store)
+    now = _compile(head, [item for _, item in pairs if item is not None], device, store)
     changes = [_change(pair, old, now) for pair in pairs]
     return sorted(changes, key=lambda change: (change.op, change.kernel, change.scheme, change.case_id))
 
@@ -315,11 +297,10 @@ def _id(item: Item) -> tuple[str, str, str, str]:
 Results = dict[tuple[str, str, str, str], list[Summary] | CompileFailure]
 
 
-def _compile(side: Side, items: Sequence[Item], target: Target, device: Device, store: Store | None) -> Results:
+def _compile(side: Side, items: Sequence[Item], device: Device, store: Store | None) -> Results:
     asked = [{name: item[name] for name in ("op", "kernel", "case", "scheme")} for item in items]
-    messages = [compile_message(one, target) for one in asked]
-    modules = [item["module"] if can_keep(item["backend"]) else None for item in items]
-    found = compile_in(side.workers, side.sources, messages, modules, store)
+    messages = [{"do": "compile", **one, "file": None, "config": None} for one in asked]
+    found = compile_in(side.workers, messages, [item["kept"] for item in items], side.tree, store)
     return {
         _id(item): result
         if isinstance(result, CompileFailure)

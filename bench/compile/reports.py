@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from rooflab.bench.compile.cases import Selected, Target
+from rooflab.bench.compile.cases import ARCHITECTURE, Selected
 from rooflab.bench.compile.static import CompileFailure, Request, compile_kernels
 from rooflab.bench.compile.store import Store
 from rooflab.bench.compile.summary import COPIES, Summary, summarize
@@ -100,15 +100,13 @@ def configs_of(selected: Sequence[Selected], texts: Sequence[str], every: bool) 
     return [(item, config) for item in tunable for config in legal_configs(item.kernel, item.case, item.scheme)]
 
 
-def compile_selected(
-    chosen: Sequence[tuple[Selected, Any]], target: Target, device: Device, store: Store | None
-) -> list[Result]:
-    """Everything compiled for `target` and laid over the SMs of `device`."""
+def compile_selected(chosen: Sequence[tuple[Selected, Any]], device: Device, store: Store | None) -> list[Result]:
+    """Everything compiled, and laid over the SMs of `device`."""
     results = []
     for start in range(0, len(chosen), AT_ONCE):
         part = chosen[start : start + AT_ONCE]
         requests = [
-            Request(item.kernel.op, item.kernel.name, item.case, item.scheme, item.file, config, target.name)
+            Request(item.kernel.op, item.kernel.name, item.case, item.scheme, item.file, config)
             for item, config in part
         ]
         for (item, config), found in zip(part, compile_kernels(requests, store), strict=True):
@@ -155,53 +153,15 @@ def _range(worst: int | None, usual: int | None) -> str:
 
 
 def details(launch: Summary) -> list[tuple[str, str]]:
-    """Labels and texts that say all of one launched kernel."""
-    grid = "x".join(map(str, launch.grid))
-    spills = f"{launch.stack_bytes} bytes of stack, {launch.spill_loads} LDL, {launch.spill_stores} STL"
-    held = f"{launch.ctas_per_sm} CTAs" if launch.ctas_per_sm != 1 else "1 CTA"
-    found = [
-        ("grid", f"{grid} = {launch.ctas} CTAs of {launch.threads} threads, launched {launch.launches} times"),
-        ("registers", f"{launch.registers} a thread; {spills}"),
-        ("shared memory", f"{launch.shared_bytes} bytes a CTA"),
-        (
-            f"on {launch.device}",
-            f"{held} an SM, {launch.occupancy:.0%} of its warps; {launch.occupancy_limiter} limit it",
-        ),
-        ("waves", _waves(launch)),
-        ("whole code", _counts(launch.counts)),
-        ("loads, stores", _widths(launch)),
-    ]
-    if launch.loop is None:
-        found.append(("hot loop", "none: the code has no loop"))
-    else:
-        loop = launch.loop
-        where = f"at {loop.address:#06x}, depth {loop.depth}, {loop.instructions} instructions"
-        found.append(("hot loop", f"{where}: {_counts(loop.counts)}"))
-        if loop.fed_by:
-            found.append(("fed by", _counts(loop.fed_by)))
-    return found + [
-        (option.name, ("" if option.took_effect else "NO: ") + option.sentence) for option in launch.options
-    ]
+    """Everything that is known of one launched kernel: labels and texts."""
+    found = launch.to_json()
+    loop, asked = found.pop("loop") or {}, found.pop("options")
+    said = {**found, **{f"hot loop: {name}": value for name, value in loop.items()}}
+    said |= {option["name"]: ("" if option["took_effect"] else "NO: ") + option["sentence"] for option in asked}
+    return [(name.replace("_", " "), str(value)) for name, value in said.items() if value not in (None, {}, [])]
 
 
-def _waves(launch: Summary) -> str:
-    if launch.waves is None:
-        return "none: the grid is empty, or not one CTA fits an SM"
-    tail = f"{launch.full_waves} full and {launch.tail_ctas} CTAs in the last" if launch.tail_ctas else "all full"
-    return f"{launch.waves:.2f}: {tail}; {launch.wave_efficiency:.0%} of the places used"
-
-
-def _widths(launch: Summary) -> str:
-    loads = _range(launch.load_bytes_worst, launch.load_bytes_usual) or "no"
-    stores = _range(launch.store_bytes_worst, launch.store_bytes_usual) or "no"
-    return f"{loads} and {stores} bytes a thread at once, the narrowest and (in brackets) the usual"
-
-
-def _counts(counts: Any) -> str:
-    return ", ".join(f"{name.replace('_', ' ')} {number}" for name, number in counts.items()) or "nothing counted"
-
-
-def summary_line(results: Sequence[Result], target: Target, store: Store | None) -> str:
+def summary_line(results: Sequence[Result], store: Store | None) -> str:
     """All of it in one line."""
     kernels = {result.selected.kernel.id for result in results}
     failed = sum(result.status == "COMPILE_ERROR" for result in results)
@@ -209,7 +169,7 @@ def summary_line(results: Sequence[Result], target: Target, store: Store | None)
     findings = sum(len(launch.findings) for result in results for launch in result.launches)
     kept = f", {store.hits} of them from before" if store and store.hits else ""
     return (
-        f"kernels: {len(kernels)}; compilations for {target.name}: {len(results)}{kept}; failed: {failed}; "
+        f"kernels: {len(kernels)}; compilations for {ARCHITECTURE}: {len(results)}{kept}; failed: {failed}; "
         f"with spilled registers: {spilling}; options without effect: {findings}"
     )
 

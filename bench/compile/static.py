@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rooflab.bench.compile import sass
-from rooflab.bench.compile.cases import DEFAULT, Target, check_backend, get_target, module_of
+from rooflab.bench.compile.cases import can_keep, check_backend
 from rooflab.bench.compile.flow import Loop, find_loops
-from rooflab.bench.compile.store import Sources, Store, can_keep, own_sources
+from rooflab.bench.compile.store import Store, tree_hash
 from rooflab.bench.processes.child import ChildFailed, Died, Pool, command_for, environment_without
+from rooflab.kernels import registry
 from rooflab.kernels.registry import get_kernel
 from rooflab.reference.spec import Case, Scheme
 
@@ -43,6 +44,16 @@ def compilers(tree: Path | None = None) -> Pool:
 def own_compilers() -> Pool:
     """Those of this tree's kernels."""
     return compilers()
+
+
+OWN_TREE = Path(registry.__file__).resolve().parent.parent
+"""The tree that this process runs."""
+
+
+@cache
+def own_hash() -> str:
+    """Of the sources of this tree, which do not change under a process."""
+    return tree_hash(OWN_TREE)
 
 
 def why_unanswered(failed: ChildFailed) -> str:
@@ -154,21 +165,12 @@ class Request(NamedTuple):
     """The file that registers the kernel, where it is not in the tree."""
     config: Any = None
     """The config to hold a tunable kernel to, one of its `config_type`; None leaves the choice to its launcher."""
-    target: str = DEFAULT.name
 
     def to_json(self) -> dict[str, Any]:
         """The message to a compiling process."""
-        asked = {"op": self.op, "kernel": self.kernel, "case": dict(self.case), "scheme": self.scheme.name}
         file, config = str(self.file) if self.file else None, None if self.config is None else asdict(self.config)
-        return compile_message(asked, get_target(self.target), file, config)
-
-
-def compile_message(
-    asked: Mapping[str, Any], target: Target, file: str | None = None, config: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
-    """The message to a compiling process; `asked` are the JSON values of op, kernel, case and scheme."""
-    made_for = {"target": target.name, "sm": target.sm, "properties": target.properties()}
-    return {"do": "compile", **asked, "file": file, "config": config, **made_for}
+        asked = {"op": self.op, "kernel": self.kernel, "case": dict(self.case), "scheme": self.scheme.name}
+        return {"do": "compile", **asked, "file": file, "config": config}
 
 
 def compile_kernel(
@@ -202,36 +204,26 @@ def compile_kernels(requests: Sequence[Request], store: Store | None = None) -> 
         if request.file is None:
             check_backend(get_kernel(request.op, request.kernel))
     new = [request for request in dict.fromkeys(requests) if request not in _done]
-    modules = [_module(request) for request in new]
-    found = compile_in(own_compilers(), own_sources(), [r.to_json() for r in new], modules, store)
+    kept = [request.file is None and can_keep(get_kernel(request.op, request.kernel)) for request in new]
+    found = compile_in(own_compilers(), [r.to_json() for r in new], kept, own_hash() if store else "", store)
     results = dict(zip(new, found, strict=True))
-    kept = {r: result for r, result in results.items() if r.file is None and r.config is None}
-    _done.update({r: result for r, result in kept.items() if isinstance(result, list)})
+    own = {r: result for r, result in results.items() if r.file is None and r.config is None}
+    _done.update({r: result for r, result in own.items() if isinstance(result, list)})
     return [results[request] if request in results else _done[request] for request in requests]
-
-
-def _module(request: Request) -> str | None:
-    if request.file is not None:
-        return None
-    kernel = get_kernel(request.op, request.kernel)
-    return module_of(kernel) if can_keep(kernel.backend) else None
 
 
 def compile_in(
     workers: Pool,
-    sources: Sources,
     messages: Sequence[Mapping[str, Any]],
-    modules: Sequence[str | None],
+    kept: Sequence[bool],
+    tree: str,
     store: Store | None = None,
 ) -> list[Found]:
-    """Every message (`Request.to_json`) compiled by `workers`, whose tree `sources` reads.
+    """Every message (`Request.to_json`) compiled by `workers`, whose tree has the hash `tree`.
 
-    `modules` are those of the kernels; None where nothing may be kept, because not all that it depends on is known.
+    The `store` takes those answers of which `kept` is true.
     """
-    keys = [
-        store.key(message, sources.of(module, message["op"])) if store and module else None
-        for message, module in zip(messages, modules, strict=True)
-    ]
+    keys = [store.key(message, tree) if store and keep else None for message, keep in zip(messages, kept, strict=True)]
     answers = [store.read(key) if store and key else None for key in keys]
     missing = [index for index, answer in enumerate(answers) if answer is None]
     for index, answer in zip(missing, workers.ask_all(messages[index] for index in missing), strict=True):

@@ -95,6 +95,12 @@ class Summary:
         return {**asdict(self), "grid": list(self.grid), "findings": self.findings}
 
 
+_AS_COMPILED = (
+    *("name", "backend", "target", "grid", "launches", "ctas", "threads", "registers", "stack_bytes"),
+    *("spill_loads", "spill_stores", "shared_bytes", "code_hash"),
+)
+
+
 def summarize(info: CompiledInfo, scheme: str, device: Device) -> Summary:
     """The summary of one compiled kernel on a GPU that runs its code."""
     held = occupancy(device, info.threads, info.registers, info.shared_bytes)
@@ -102,19 +108,8 @@ def summarize(info: CompiledInfo, scheme: str, device: Device) -> Summary:
     hot = hot_loop(info.loops)
     loads, stores = widths(info.opcodes.items(), *LOADS), widths(info.opcodes.items(), *STORES)
     return Summary(
-        name=info.name,
-        backend=info.backend,
-        target=info.target,
+        **{name: getattr(info, name) for name in _AS_COMPILED},
         device=device.name,
-        grid=info.grid,
-        launches=info.launches,
-        ctas=info.ctas,
-        threads=info.threads,
-        registers=info.registers,
-        stack_bytes=info.stack_bytes,
-        spill_loads=info.spill_loads,
-        spill_stores=info.spill_stores,
-        shared_bytes=info.shared_bytes,
         ctas_per_sm=held.ctas_per_sm,
         occupancy=held.fraction,
         occupancy_limiter=held.limiter,
@@ -131,7 +126,6 @@ def summarize(info: CompiledInfo, scheme: str, device: Device) -> Summary:
         store_bytes_usual=stores.usual,
         options=tuple(options(info, scheme)),
         asked=dict(info.asked),
-        code_hash=info.code_hash,
     )
 
 
@@ -242,18 +236,17 @@ def _precision(info: CompiledInfo, scheme: str) -> Iterator[Option]:
 
 def _wgmma(info: CompiledInfo, scheme: str) -> Iterator[Option]:
     """A product of narrow operands with 64 rows or more should take the newest tensor-core instruction."""
-    newest = {"sm_90a": "wgmma", "sm_100a": "tcgen05"}.get(info.target)
     tall = [dot for dot in dots(info.ir) if dot.rows >= WGMMA_ROWS and _NARROW.match(dot.dtype)]
-    if newest is None or not tall:
+    if not tall:
         return
-    there = info.counts[newest]
+    there = info.counts["wgmma"]
     largest = max(tall, key=lambda dot: dot.rows)
-    wanted = f"a product of {largest.rows} rows in {largest.dtype} can be {newest}'s"
+    wanted = f"a product of {largest.rows} rows in {largest.dtype} can be wgmma's"
     if there:
-        yield Option(newest, True, f"{wanted}: {there} {newest} instructions")
+        yield Option("wgmma", True, f"{wanted}: {there} wgmma instructions")
         return
     why = f"; num_warps={info.num_warps} is less than a warpgroup's {WARPGROUP}" if info.num_warps < WARPGROUP else ""
-    yield Option(newest, False, f"{wanted}, and the code has {info.counts['mma']} mma and no {newest} instruction{why}")
+    yield Option("wgmma", False, f"{wanted}, and the code has {info.counts['mma']} mma and no wgmma instruction{why}")
 
 
 def _serialized(info: CompiledInfo, scheme: str) -> Iterator[Option]:
@@ -330,4 +323,4 @@ def _register_limit(info: CompiledInfo, scheme: str) -> Iterator[Option]:
 
 
 def _products(info: CompiledInfo) -> int:
-    return sum(info.counts[family] for family in ("tcgen05", "wgmma", "mma"))
+    return sum(info.counts[family] for family in TENSOR_CORES)

@@ -6,10 +6,8 @@ the kernels of an older revision, so that it imports nothing at its head that an
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import re
-import struct
 import subprocess
 import tempfile
 import traceback
@@ -26,7 +24,8 @@ from triton.errors import TritonError
 from rooflab.bench.calls.calls import packed
 from rooflab.bench.compile import sass
 from rooflab.bench.compile.capture import Launch, recording_cuda, recording_triton
-from rooflab.bench.compile.cases import select
+from rooflab.bench.compile.cases import ARCHITECTURE, SM, properties, select
+from rooflab.bench.timing.trace import code_hash
 from rooflab.kernels import registry
 from rooflab.reference.spec import Case, get_scheme
 
@@ -56,12 +55,12 @@ def launches_of(kernel: registry.Kernel, request: Mapping[str, Any]) -> list[Lau
 
     Raises `Refused` where the kernel does not take the case, and what its launcher or the compiler raises.
     """
-    spec, case, sm = registry.get_op(kernel.op), Case(**request["case"]), request["sm"]
+    spec, case = registry.get_op(kernel.op), Case(**request["case"])
     inputs = spec.make_inputs(case, get_scheme(request["scheme"]), torch.device("meta"), 0)
     refusal = kernel.why_not_args(inputs)
     reason = str(refusal) if refusal else ""
-    if kernel.min_sm is not None and kernel.min_sm > sm:
-        reason = f"UNSUPPORTED: needs sm{kernel.min_sm}, found sm{sm}"
+    if kernel.min_sm is not None and kernel.min_sm > SM:
+        reason = f"UNSUPPORTED: needs sm{kernel.min_sm}, found sm{SM}"
     for package in kernel.requires:
         if importlib.util.find_spec(package) is None:
             reason = f"UNAVAILABLE: {package} is not installed"
@@ -76,7 +75,7 @@ def launches_of(kernel: registry.Kernel, request: Mapping[str, Any]) -> list[Lau
 
         arguments["config"] = make_config(kernel, request["config"])
     found: list[Launch] = []
-    with recording_triton(sm, request["properties"], found), recording_cuda(request["target"], found):
+    with recording_triton(SM, properties(), found), recording_cuda(ARCHITECTURE, found):
         kernel.fn(**arguments)
     return found
 
@@ -85,29 +84,23 @@ def _to_meta(value: Any) -> Any:
     return value.to("meta") if isinstance(value, torch.Tensor) else value
 
 
+_AS_LAUNCHED = ("name", "target", "grid", "num_warps", "num_stages", "ptx", "backend", "ctas", "ir")
+
+
 def describe(launch: Launch, launches: int) -> Answer:
     """The fields of `static.CompiledInfo` of one compiled kernel."""
     code = read_cubin(launch.cubin, launch.name)
     opcodes = _opcodes(code.sass, launch.name)
     wgmma = any(opcode.startswith(("HGMMA", "IGMMA", "QGMMA")) for opcode in opcodes)
-    return {
-        "name": launch.name,
-        "target": launch.target,
-        "grid": launch.grid,
+    return {name: getattr(launch, name) for name in _AS_LAUNCHED} | {
         "launches": launches,
-        "num_warps": launch.num_warps,
-        "num_stages": launch.num_stages,
         "threads": launch.threads or _threads(launch),
         "registers": code.registers,
         "stack_bytes": code.stack_bytes,
         # Triton's figure is all there is; a CUDA launch adds to what its code declares.
         "shared_bytes": launch.shared_bytes + (code.static_shared_bytes if launch.backend == "cuda" else 0),
         "opcodes": opcodes,
-        "ptx": launch.ptx,
         "sass": code.sass,
-        "backend": launch.backend,
-        "ctas": launch.ctas,
-        "ir": launch.ir,
         "asked": dict(launch.asked),
         "indirect": [[address, list(targets)] for address, targets in code.indirect.items()],
         "warnings": _warnings(launch.log()) if wgmma else [],
@@ -170,21 +163,10 @@ def answer(request: Mapping[str, Any]) -> Answer:
 
 _loaded: set[str] = set()
 
-
 TOOL_TIMEOUT_S = 120.0
 _RESERVED = 1024
 """Bytes of a block's shared memory that the driver keeps for itself."""
 _RESOURCES = re.compile(r"^\s*Function (\S+):\s*\n\s*(.*)$", re.MULTILINE)
-_PROGRAM_HEADERS = struct.Struct("<32xQ14xHH")
-"""Where they begin, the size of one and their number, in a 64-bit ELF header."""
-_SECTION_HEADERS = struct.Struct("<40xQ10xHHH")
-"""Where they begin, the size of one, their number, and which of them holds the names."""
-_SECTION = struct.Struct("<II16xQQ")
-"""A section's name, kind, place in the file and size."""
-_NO_BYTES = 8
-"""The kind of a section that has a size and nothing in the file."""
-_CODE = (".text", ".nv.constant", ".nv.global", ".rodata")
-"""Sections that decide what runs; others hold line numbers and the names of files."""
 
 
 @dataclass(frozen=True)
@@ -209,7 +191,7 @@ def read_cubin(cubin: bytes, name: str) -> Cubin:
     """The kernel called `name`.  Raises `RuntimeError` where the tools fail, `ValueError` where it is not there."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
-        path.write_bytes(_whole(cubin))
+        path.write_bytes(cubin)
         text = _run_tool("cuobjdump", "-res-usage", "-sass", str(path))
         usage, code = _function(text, name)
         indirect: dict[int, tuple[int, ...]] = {}
@@ -226,28 +208,6 @@ def read_cubin(cubin: bytes, name: str) -> Cubin:
         # From sm_90 on the figure counts what the driver keeps for itself, which ptxas -v leaves out (12.8, 13.5).
         shared -= _RESERVED
     return Cubin(target[1], figures["REG"], figures["STACK"], shared, code, indirect)
-
-
-def _whole(cubin: bytes) -> bytes:
-    """`cubin` with the last bytes that its header counts: CuPy 14 returns a cubin of NVRTC without its last byte, which
-    is zero, as if it ended a text, and the tools take what is left for no ELF file."""
-    offset, size, number = _PROGRAM_HEADERS.unpack_from(cubin)
-    missing = offset + size * number - len(cubin)
-    return cubin + b"\0" * missing if missing in (1, 2) else cubin
-
-
-def code_hash(cubin: bytes) -> str:
-    """sha256 of the instructions and constants: the same for code whose source only moved to other lines."""
-    offset, size, number, names = _SECTION_HEADERS.unpack_from(cubin)
-    sections = [_SECTION.unpack_from(cubin, offset + size * index) for index in range(number)]
-    texts = sections[names][2]
-    parts = []
-    for name, kind, start, length in sections:
-        place = texts + name
-        label = cubin[place : cubin.index(b"\0", place)].decode()
-        if label.startswith(_CODE):
-            parts.append((label, length, b"" if kind == _NO_BYTES else cubin[start : start + length]))
-    return hashlib.sha256(repr(sorted(parts)).encode()).hexdigest()
 
 
 def _function(text: str, name: str) -> tuple[str, str]:

@@ -7,15 +7,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from rooflab.bench.emulate.checks import can_be_emulated, emulators
-from rooflab.bench.predict.cases import (
-    DEFAULT_GPU,
-    Target,
-    choose_kernels,
-    choose_targets,
-    identity,
-    predict_all,
-)
+from rooflab.bench.calls.selection import choose_kernels
+from rooflab.bench.compile.cases import has_code
+from rooflab.bench.emulate.checks import emulators
+from rooflab.bench.predict.cases import DEFAULT_GPU, Target, choose_targets, identity, predict_all
 from rooflab.bench.processes.child import ChildFailed
 from rooflab.bench.records.environment import snapshot
 from rooflab.bench.records.files import RunWriter
@@ -54,19 +49,14 @@ def choose(
 
     Raises `ValueError` on a text that names nothing, and where no kernel has compiled code.
     """
-    if op is None:
-        files = [Path(name).resolve() for name in names if name.endswith(".py")]
-        found = [(kernel, file) for file in files for kernel in registry.load_file(file)]
-        ops = list(dict.fromkeys(kernel.op for kernel, _ in found))
-        if len(ops) != 1 or len(names) != len(files):
-            raise ValueError("op: expected an op, or a file that registers kernels of one with --kernel")
-        op, picked = ops[0], found
-    else:
-        picked = choose_kernels(op, names)  # type: ignore[assignment]
-    spec = registry.get_op(op)
-    picked = [(kernel, file) for kernel, file in picked if can_be_emulated(kernel)]
+    chosen = choose_kernels(op, names)
+    ops = {kernel.op for kernel, _ in chosen}
+    if op is None and (len(ops) != 1 or not names):
+        raise ValueError("op: expected an op, or a file that registers kernels of one with --kernel")
+    picked = [(kernel, file) for kernel, file in chosen if has_code(kernel)]
     if not picked:
         raise ValueError(f"kernel: expected one with compiled code (triton, gluon, cuda), got {', '.join(names) or op}")
+    spec = registry.get_op(op or ops.pop())
     return choose_targets(spec, picked, cases, schemes, config, default=spec.get_cases("smoke")[0])
 
 

@@ -9,9 +9,7 @@ from typing import Any
 
 from rooflab.bench.check.check import CheckResult
 from rooflab.bench.check.spread import TIMEOUT_S, Asked, failed_check, result_of
-from rooflab.bench.compile.cases import COMPILED
 from rooflab.bench.processes.child import ChildFailed, Pool, command_for, environment_without
-from rooflab.kernels.registry import Kernel
 
 WORKER = "rooflab.bench.emulate.worker"
 
@@ -24,11 +22,6 @@ class Emulated:
     races: tuple[str, ...] = ()
     bytes: Mapping[str, int] | None = None
     """Of one call, by the names of `ptx.results.Bytes`; None where nothing ran."""
-
-
-def can_be_emulated(kernel: Kernel) -> bool:
-    """Whether a kernel has compiled code of its own."""
-    return kernel.backend in COMPILED and kernel.role != "peer"
 
 
 @cache

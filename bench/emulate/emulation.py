@@ -5,6 +5,7 @@ Nothing here may run in a process that interprets Triton's kernels; `checks.py` 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rooflab.bench.check.emulating import emulation
-from rooflab.bench.compile.cases import DEFAULT, get_target
+from rooflab.bench.compile.cases import SM, properties
 from rooflab.bench.ptx.launch import emulate
 from rooflab.bench.ptx.machine.run import Checks
 from rooflab.bench.ptx.results import Bytes, Result
@@ -102,7 +103,7 @@ class Launches:
 
     def run(self, compiled: Any, grid: tuple[int, ...], args: list[Any]) -> None:
         """Emulates one launch."""
-        chosen = None if self.ctas is None else [cta for cta in self.ctas if cta < _size(grid)]
+        chosen = None if self.ctas is None else [cta for cta in self.ctas if cta < math.prod(grid)]
         found = self.emulated(compiled, grid, args, chosen)
         if self.checks.counts or self.checks.races:
             self.results.append(found)
@@ -128,13 +129,6 @@ class Launches:
         return Bytes(**{name: sum(getattr(result.bytes, name) for result in self.results) for name in names})
 
 
-def _size(grid: tuple[int, ...]) -> int:
-    count = 1
-    for size in grid:
-        count *= size
-    return count
-
-
 @contextmanager
 def emulating_launches(launches: Launches) -> Iterator[None]:
     """Every launch goes to `launches`.  Raises `RuntimeError` in a process that interprets Triton's kernels."""
@@ -144,6 +138,5 @@ def emulating_launches(launches: Launches) -> Iterator[None]:
     from rooflab.bench.ptx.cuda_kernels import emulating_cuda
     from rooflab.bench.ptx.triton_kernels import emulating_triton
 
-    target = get_target(DEFAULT.name)
-    with emulation(), emulating_triton(target.sm, target.properties(), launches.run), emulating_cuda(launches.run):
+    with emulation(), emulating_triton(SM, properties(), launches.run), emulating_cuda(launches.run):
         yield

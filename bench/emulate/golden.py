@@ -15,11 +15,11 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
+from rooflab.bench.calls.selection import first_case
+from rooflab.bench.compile.cases import has_code
 from rooflab.bench.emulate.calls import call
-from rooflab.bench.emulate.checks import can_be_emulated
 from rooflab.bench.emulate.run import arguments_of
 from rooflab.bench.predict.cases import Target
 from rooflab.bench.records.environment import snapshot
@@ -48,15 +48,12 @@ class Difference:
 def targets() -> list[Target]:
     """The first smoke case that each kernel with compiled code takes, in every dtype."""
     found = []
-    for op in registry.ops():
-        spec = registry.get_op(op)
-        for kernel in registry.kernels(op).values():
-            for name in spec.schemes if can_be_emulated(kernel) else ():
-                for case in spec.get_cases("smoke"):
-                    inputs = spec.make_inputs(case, get_scheme(name), torch.device("cpu"), SEED)
-                    if kernel.why_not_args(inputs) is None:
-                        found.append(Target(op, kernel.name, case, get_scheme(name)))
-                        break
+    for kernel in (kernel for op in registry.ops() for kernel in registry.kernels(op).values() if has_code(kernel)):
+        spec = registry.get_op(kernel.op)
+        for scheme in map(get_scheme, spec.schemes):
+            case = first_case(kernel, spec, scheme, ["smoke"])
+            if case is not None:
+                found.append(Target(kernel.op, kernel.name, case, scheme))
     return found
 
 
@@ -75,7 +72,7 @@ def outputs_of(target: Target, device: torch.device) -> Outputs:
 
 
 def write(folder: Path, device: torch.device, chosen: Sequence[Target] | None = None) -> list[str]:
-    """Runs `targets` on `device` and keeps their outputs, one `.npz` each, with the circumstances in `golden.json`.
+    """Runs `targets` on `device` and keeps their outputs, a `.pt` each, with the circumstances in `golden.json`.
 
     What is kept already is not run again, and keeps the circumstances that it was made in.  Returns the names of all.
     """
@@ -87,11 +84,10 @@ def write(folder: Path, device: torch.device, chosen: Sequence[Target] | None = 
     wanted = targets() if chosen is None else list(chosen)
     for target in wanted:
         name = _name(target)
-        if name not in kept or not (folder / f"{name}.npz").is_file():
-            arrays = {f"output_{index}": _raw(output) for index, output in enumerate(outputs_of(target, device))}
+        if name not in kept or not (folder / f"{name}.pt").is_file():
             content = BytesIO()
-            np.savez_compressed(content, **arrays)
-            write_whole(folder / f"{name}.npz", content.getvalue())
+            torch.save(outputs_of(target, device), content)
+            write_whole(folder / f"{name}.pt", content.getvalue())
             kept[name] = _described(target) | made
             # After each: a later kernel may end the process.
             write_whole(index, json.dumps({"seed": SEED, "kernels": kept}, indent=1, sort_keys=True) + "\n")
@@ -107,12 +103,11 @@ def compare(folder: Path) -> list[Difference]:
     found = []
     for name, about in sorted(json.loads(index.read_text())["kernels"].items()):
         target = Target(about["op"], about["kernel"], Case(**about["case"]), get_scheme(about["scheme"]))
-        with np.load(folder / f"{name}.npz") as golden:
-            found.append(_difference(target, [golden[key] for key in sorted(golden.files)]))
+        found.append(_difference(target, torch.load(folder / f"{name}.pt")))
     return found
 
 
-def _difference(target: Target, golden: Sequence[Any]) -> Difference:
+def _difference(target: Target, wanted: Outputs) -> Difference:
     spec = registry.get_op(target.op)
     label = f"{target.op}/{target.kernel} {target.case.id} {target.scheme.name}"
     with tempfile.TemporaryDirectory() as folder:
@@ -120,10 +115,6 @@ def _difference(target: Target, golden: Sequence[Any]) -> Difference:
         if answer["status"] != "OK":
             return Difference(label, 0, 0, False, answer["reason"])
         outputs: Outputs = torch.load(Path(folder) / "outputs.pt")
-    wanted = tuple(
-        torch.from_numpy(raw.reshape(output.shape)).view(output.dtype)
-        for raw, output in zip(golden, outputs, strict=True)
-    )
     equal = sum(int((_bits(a) == _bits(b)).sum()) for a, b in zip(outputs, wanted, strict=True))
     elements = sum(output.numel() for output in outputs)
     wrong = _wrong(spec, target, outputs, wanted)
@@ -138,10 +129,6 @@ def _wrong(spec: OpSpec, target: Target, outputs: Outputs, wanted: Outputs) -> l
 
 def _bits(value: torch.Tensor) -> torch.Tensor:
     return value.contiguous().view(_BITS[value.element_size()])
-
-
-def _raw(value: torch.Tensor) -> Any:
-    return _bits(value).numpy()
 
 
 def _name(target: Target) -> str:

@@ -11,21 +11,20 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
-from rooflab.bench.predict.cases import Predicted, Target, predict_all
+from rooflab.bench.predict.cases import Predicted, Target, in_config, predict_all, timed_on
 from rooflab.bench.predict.model import Prediction
 from rooflab.bench.records import files as record_files
 from rooflab.bench.records.files import write_whole
 from rooflab.bench.records.record import Record
 from rooflab.engine.model_files import cache_folder
 from rooflab.kernels import registry
-from rooflab.kernels.configs import make_config
 from rooflab.reference.spec import SCHEMES, Case
-from rooflab.roofline.device import Device, identify
+from rooflab.roofline.device import Device
 from rooflab.roofline.model import Cost
 
 Family = Literal["matrix", "streaming"]
@@ -146,11 +145,7 @@ def observations(
 
 
 def _device_of(record: Record) -> Device | None:
-    measured = record.kind == "bench" and record.status == "OK" and record.basis == "measured"
-    gpu = record.environment.get("gpu")
-    if not measured or record.device != "cuda" or record.l2_state != "cold" or not gpu:
-        return None
-    device = identify(str(gpu["name"]))
+    device = timed_on(record) if record.kind == "bench" else None
     return device if device and device.compute_capability == (9, 0) else None
 
 
@@ -158,14 +153,10 @@ def _target_of(record: Record) -> Target | None:
     op, name, scheme = record.op, record.kernel, SCHEMES.get(record.scheme or "")
     if op not in registry.ops() or scheme is None or name not in registry.kernels(op):
         return None
-    kernel, case = registry.get_kernel(op, name), Case(**record.case)
+    case = Case(**record.case)
     if set(case) != set(registry.get_op(op).cases["smoke"][0]):
         return None
-    if record.config is None or kernel.tuning is None:
-        return Target(op, name, case, scheme)
-    if set(record.config) != {field.name for field in fields(kernel.tuning.config_type)}:
-        return None
-    return Target(op, name, case, scheme, config=make_config(kernel, record.config))
+    return in_config(Target(op, name, case, scheme), record)
 
 
 def load(folder: Path = RESULTS) -> Calibration:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from rooflab.bench.compile.cases import COMPILED
+from rooflab.bench.compile.cases import has_code
 from rooflab.bench.compile.static import CompileFailure, Request, compile_kernels
 from rooflab.bench.predict.model import Prediction, predict
 from rooflab.bench.records.environment import Environment
@@ -50,9 +50,7 @@ class Predicted:
 def identity(kernel: Kernel, case: Case, scheme: str, environment: Environment) -> dict[str, Any]:
     """The fields of a record that say which kernel ran on what, and in which circumstances."""
     return {
-        "environment": environment.to_dict(),
-        "commit": environment.commit,
-        "dirty": environment.dirty,
+        **environment.record_fields(),
         "op": kernel.op,
         "kernel": kernel.name,
         "role": kernel.role,
@@ -81,7 +79,7 @@ def predict_all(
             reasons[target] = f"UNSUPPORTED: {target.op} has no scheme {target.scheme.name}"
         else:
             reasons[target] = _refusal(kernel, target) or ""
-    wanted = [target for target in targets if _compiles(target) and not reasons[target]]
+    wanted = [target for target in targets if has_code(get_kernel(target.op, target.kernel)) and not reasons[target]]
     requests = [Request(t.op, t.kernel, t.case, t.scheme, t.file, t.config) for t in wanted]
     compiled = dict(zip(wanted, compile_kernels(requests), strict=True)) if wanted else {}
     found = []
@@ -97,12 +95,6 @@ def predict_all(
             prediction = predict(cost, traffic, code, device, ceilings, matrix_flops=flops)
             found.append(Predicted(target, cost, traffic, prediction))
     return found
-
-
-def _compiles(target: Target) -> bool:
-    """Whether its code is compiled with no GPU; others are predicted from their traffic alone."""
-    kernel = get_kernel(target.op, target.kernel)
-    return kernel.backend in COMPILED and kernel.role != "peer"
 
 
 def _refusal(kernel: Kernel, target: Target) -> str | None:
@@ -136,25 +128,6 @@ def _price(target: Target) -> tuple[Cost, Traffic | None, float | None]:
 
 
 DEFAULT_GPU, DEFAULT_SUITE = "h100", "llama3_8b"
-
-
-def choose_kernels(op: str, names: Sequence[str]) -> list[tuple[Kernel, Path | None]]:
-    """The kernels named, a `.py` file standing for what it registers, or all of the op; each with its file.
-
-    Raises `ValueError` on an unknown name.
-    """
-    if not names:
-        return [(kernel, None) for kernel in registry.kernels(op).values()]
-    found: list[tuple[Kernel, Path | None]] = []
-    for text in names:
-        if text.endswith(".py"):
-            own = [kernel for kernel in registry.load_file(Path(text)) if kernel.op == op]
-            if not own:
-                raise ValueError(f"kernel: {text} registers none for {op}")
-            found += [(kernel, Path(text).resolve()) for kernel in own]
-        else:
-            found.append((registry.get_kernel(op, text), None))
-    return found
 
 
 def choose_cases(spec: OpSpec, texts: Sequence[str], scheme: Scheme) -> list[Case]:
@@ -218,6 +191,23 @@ def choose_gpu(name: str | None, records: Sequence[Record] = ()) -> tuple[Device
     return device, None
 
 
+def timed_on(record: Record) -> Device | None:
+    """The GPU on which a record's kernel was timed with a cold L2, or None."""
+    gpu = record.environment.get("gpu")
+    timed = record.status == "OK" and record.basis == "measured" and record.l2_state == "cold"
+    return identify(str(gpu["name"])) if timed and gpu and record.device == "cuda" else None
+
+
+def in_config(target: Target, record: Record) -> Target | None:
+    """The target in the config that a record was made in; None for a config that the kernel has no more."""
+    kernel = registry.get_kernel(target.op, target.kernel)
+    if record.config is None or kernel.tuning is None:
+        return target
+    if set(record.config) != {field.name for field in fields(kernel.tuning.config_type)}:
+        return None
+    return replace(target, config=make_config(kernel, record.config))
+
+
 def measured_in(
     records: Iterable[Record], targets: Sequence[Target], device: Device
 ) -> tuple[list[Target], dict[Target, float]]:
@@ -230,15 +220,9 @@ def measured_in(
     found: dict[Target, tuple[Target, float]] = {}
     for record in sorted(records, key=lambda entry: entry.timestamp):
         target = wanted.get((record.op or "", record.kernel or "", record.case_id or "", record.scheme or ""))
-        gpu = record.environment.get("gpu")
-        here = record.device == "cuda" and gpu and identify(str(gpu["name"])) == device
-        timed = record.status == "OK" and record.basis == "measured" and record.l2_state == "cold"
-        if target and here and timed and record.latency_median_ms and record.stands_alone:
-            kernel = registry.get_kernel(target.op, target.kernel)
-            if record.config is None or kernel.tuning is None:
-                found[target] = target, record.latency_median_ms
-            elif set(record.config) == {field.name for field in fields(kernel.tuning.config_type)}:
-                found[target] = replace(target, config=make_config(kernel, record.config)), record.latency_median_ms
+        if target and record.stands_alone and record.latency_median_ms and timed_on(record) == device:
+            if held := in_config(target, record):
+                found[target] = held, record.latency_median_ms
     if not found:
         cases = ", ".join(dict.fromkeys(target.case.id for target in targets))
         raise ValueError(f"records: expected a measured time on {device.name} at {cases}, got none")

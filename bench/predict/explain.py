@@ -92,28 +92,16 @@ class Explanation:
     def to_dict(self) -> dict[str, Any]:
         """Everything, in JSON's types."""
         target = self.target
-        return {
+        own = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in ("target", "flops")}
+        return own | {
             "op": target.op,
             "kernel": target.kernel,
-            "role": self.role,
             "case": target.case.id,
             "scheme": target.scheme.name,
-            "gpu": self.gpu,
-            "bound_ms": self.bound_ms,
-            "limiter": self.limiter,
-            "predicted_ms": self.predicted_ms,
-            "prediction_error": self.prediction_error,
-            "calibration": self.calibration,
-            "measured_ms": self.measured_ms,
-            "launches": self.launches,
-            "bytes": self.bytes,
-            "least_bytes": self.least_bytes,
-            "traffic_basis": self.traffic_basis,
             "intensity": self.intensity,
             "parts": [{"part": part.name, "ms": part.ms, "why": part.why} for part in self.parts],
             "compiled": [dict(entry) for entry in self.compiled],
             "sentence": self.sentence(),
-            "reason": self.reason,
         }
 
 

@@ -272,8 +272,9 @@ def _number(cell: str, unit: str) -> float | None:
     return value * _UNITS.get(unit.lower(), 1.0) if math.isfinite(value) else None
 
 
-NO_PIPE = ("sm", "hbm", "occupancy", "issue")
+NO_PIPE = ("hbm", "sm", "occupancy", "issue")
 """Counted as pipes are, and none of them."""
+_SHOWN = (("read_mbytes", READ, 1e-6), ("write_mbytes", WRITE, 1e-6), ("us", DURATION, 1e6))
 NOT_A_TIME = "counted by Nsight Compute, which runs each launch alone: its duration is no time by the protocol"
 
 
@@ -281,8 +282,6 @@ def launch_rows(profile: Profile) -> list[dict[str, Any]]:
     """One row a launch: its bytes, its time, the pipe most used, and why warps waited most."""
     rows = []
     for entry in profile.launches:
-        read, written = (entry.values.get(f"dram__bytes_{way}.sum") for way in ("read", "write"))
-        seconds = entry.values.get("gpu__time_duration.sum")
         pipes = {name: share for name, share in entry.pipes.items() if name not in NO_PIPE}
         pipe = max(pipes, key=lambda name: pipes[name], default=None)
         stalls = [f"{reason} {warps:.2f}" for reason, warps in list(entry.stalls.items())[:3]]
@@ -290,13 +289,11 @@ def launch_rows(profile: Profile) -> list[dict[str, Any]]:
             {
                 "launch": entry.kernel,
                 "grid": entry.grid,
-                "read_mbytes": None if read is None else read / 1e6,
-                "write_mbytes": None if written is None else written / 1e6,
-                "us": None if seconds is None else seconds * 1e6,
-                "hbm_percent": entry.pipes.get("hbm"),
-                "sm_percent": entry.pipes.get("sm"),
-                "occupancy_percent": entry.pipes.get("occupancy"),
-                "issue_percent": entry.pipes.get("issue"),
+                **{
+                    name: scale * entry.values[metric] if metric in entry.values else None
+                    for name, metric, scale in _SHOWN
+                },
+                **{f"{name}_percent": entry.pipes.get(name) for name in NO_PIPE},
                 "busiest_pipe": None if pipe is None else f"{pipe} {pipes[pipe]:.0f}%",
                 "stalls": ", ".join(stalls),
             }
@@ -353,7 +350,7 @@ def counted_record(explained: Explanation, profile: Profile, seed: int) -> Recor
         metrics["ncu_duration_ms"] = profile.duration_s * 1e3
     if (through_l2 := profile.total(L2)) is not None:
         metrics["l2_bytes"] = through_l2
-    longest = max(profile.launches, key=lambda entry: entry.values.get("gpu__time_duration.sum", 0.0))
+    longest = max(profile.launches, key=lambda entry: entry.values.get(DURATION, 0.0))
     metrics |= {f"{name.replace('/', '_')}_percent": value for name, value in longest.pipes.items()}
     metrics |= {f"stall_{name}_warps_per_issue": value for name, value in longest.stalls.items()}
     return Record(

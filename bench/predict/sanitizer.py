@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -21,30 +20,7 @@ FOUND_STATUS = 86
 """The exit status asked for where something was found, so that the program's own does not hide it."""
 PRINTED = 100
 """Findings printed at most; the summary counts all."""
-_PREFIX = "========= "
-_HEADLINE = re.compile(
-    r"^(?:Error: |Warning: )?(?:Invalid |Misaligned |Uninitialized |Race reported|Potential |Barrier error|Program hit|"
-    r"Fatal UVM|Leaked |Unused |Out-of-|Device[- ]|Stack overflow|Illegal )"
-)
-_SUMMARY = re.compile(
-    r"(ERROR|RACECHECK|INITCHECK|SYNCCHECK) SUMMARY: (\d+) (?:errors?|hazards?)\b(?! were not printed)"
-)
-_KERNEL = re.compile(r"\bat (?:0x[0-9a-f]+ in )?(?:[^\s:]+:\d+:)?(?:void )?([A-Za-z_][\w:<>~]*)")
-_THREAD = re.compile(r"by thread (\(\d+,\d+,\d+\)) in block (\(\d+,\d+,\d+\))")
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing that the tool reported."""
-
-    what: str
-    """Its headline: `Invalid __global__ write of size 4 bytes`."""
-    kernel: str
-    """The function it happened in; empty where the tool names none."""
-    where: str
-    """Thread and block of the first access; empty for a race, which is between several."""
-    text: str
-    """All that the tool printed of it."""
+_SUMMARY = re.compile(r"SUMMARY: (\d+) (?:errors?|hazards?)\b(?! were not printed)")
 
 
 @dataclass(frozen=True)
@@ -54,8 +30,8 @@ class Report:
     tool: Tool
     count: int
     """Errors or hazards, those not printed included."""
-    findings: tuple[Finding, ...]
-    """Those that were printed."""
+    lines: tuple[str, ...]
+    """What the tool printed."""
 
     @property
     def clean(self) -> bool:
@@ -102,35 +78,11 @@ def run(target: Target, tool: Tool, seed: int = 0, timeout_s: float = 600.0) -> 
 
 def read(output: str, tool: Tool, status: int) -> Report:
     """The report in what the tool printed.  Raises `ValueError` where its run was cut short and found nothing."""
-    summaries = [int(number) for _, number in _SUMMARY.findall(output)]
-    findings = tuple(_findings(output))
-    count = max([*summaries, len(findings)])  # a summary of several processes' runs: the worst of them
-    if count:
-        return Report(tool, count, findings)
+    summaries = [int(number) for number in _SUMMARY.findall(output)]
+    if any(summaries):  # of several processes' runs, the worst
+        return Report(tool, max(summaries), tuple(line for line in output.splitlines() if line.startswith("=====")))
     if status == FOUND_STATUS:
-        raise ValueError(f"sanitizer: {tool} ended with the status for findings and printed none: {last_words(output)}")
+        raise ValueError(f"sanitizer: {tool} ended with the status for findings and counted none: {last_words(output)}")
     if not summaries or MARK not in output or status != 0:
         raise ValueError(f"sanitizer: {tool} did not come to its end (status {status}): {last_words(output)}")
     return Report(tool, 0, ())
-
-
-def _findings(output: str) -> list[Finding]:
-    lines = [line.removeprefix(_PREFIX) for line in output.splitlines() if line.startswith(_PREFIX)]
-    found: list[list[str]] = []
-    for line in lines:
-        if _HEADLINE.match(line):
-            found.append([line])
-        elif found and line.startswith("  "):
-            found[-1].append(line)
-    return [_finding(block) for block in found]
-
-
-def _finding(block: Sequence[str]) -> Finding:
-    text = "\n".join(line.rstrip() for line in block)
-    kernel, thread = _KERNEL.search(text), _THREAD.search(text)
-    return Finding(
-        what=block[0].strip().split(" access at ")[0] if "Race reported" in block[0] else block[0].strip(),
-        kernel=kernel[1] if kernel else "",
-        where=f"thread {thread[1]}, block {thread[2]}" if thread else "",
-        text=text,
-    )

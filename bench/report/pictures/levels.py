@@ -18,9 +18,10 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from rooflab.bench.calls.selection import choose_kernels
+from rooflab.bench.compile.cases import has_code
 from rooflab.bench.emulate import calls as emulated_calls
-from rooflab.bench.emulate.checks import can_be_emulated
-from rooflab.bench.predict.cases import Target, choose_cases, choose_kernels, choose_scheme, identity
+from rooflab.bench.predict.cases import Target, choose_cases, choose_scheme, identity
 from rooflab.bench.ptx.machine.counting import SECTOR
 from rooflab.bench.records.environment import Environment, snapshot
 from rooflab.bench.records.record import Record, new_run_id
@@ -172,7 +173,7 @@ def move(op: str, kernels: Sequence[str], case: str, scheme: str | None = None, 
         refusal = kernel.why_not_args(inputs)
         if refusal:
             raise ValueError(f"kernel: {kernel.id}: {refusal}")
-        fields = _emulated(kernel, wanted, dtypes, seed) if can_be_emulated(kernel) else _torch(kernel, inputs)
+        fields = _emulated(kernel, wanted, dtypes, seed) if has_code(kernel) else _torch(kernel, inputs)
         fields |= {"least_bytes": spec.cost(**inputs).bytes, "seed": seed}
         found.append(_record(kernel, wanted, dtypes, run_id, environment, fields))
     return found
