@@ -382,19 +382,16 @@ FOUR_WAYS = [
     ("dequant_dot", {"block_m": 16, "block_n": 64, "num_warps": 4, "num_stages": 3, "split": 4}),
     ("dequant_dot", {"block_m": 32, "block_n": 128, "num_warps": 8, "num_stages": 2, "split": 1}),
 ]
+SHORT = {"gemm_w4a16": (0, 3), "gemm_w8a16": (1, 2)}
+"""Those of each op that the short suite runs."""
 
 
 @pytest.mark.parametrize(
     ("op", "name", "changes"),
     [
-        ("gemm_w4a16", *FOUR_WAYS[0]),
-        ("gemm_w8a16", *FOUR_WAYS[1]),
-        ("gemm_w8a16", *FOUR_WAYS[2]),
-        ("gemm_w4a16", *FOUR_WAYS[3]),
-        pytest.param("gemm_w8a16", *FOUR_WAYS[0], marks=pytest.mark.slow),
-        pytest.param("gemm_w4a16", *FOUR_WAYS[1], marks=pytest.mark.slow),
-        pytest.param("gemm_w4a16", *FOUR_WAYS[2], marks=pytest.mark.slow),
-        pytest.param("gemm_w8a16", *FOUR_WAYS[3], marks=pytest.mark.slow),
+        pytest.param(op, *way, marks=() if at in short else pytest.mark.slow)
+        for op, short in SHORT.items()
+        for at, way in enumerate(FOUR_WAYS)
     ],
 )
 def test_a_config_that_is_given_is_used_and_right(op, name, changes):
@@ -409,7 +406,7 @@ def test_a_config_that_is_given_is_used_and_right(op, name, changes):
     assert answer["of"] >= kernel.tuning.footprint(config, case, scheme).ctas
 
 
-WITH_ANOTHER_SCALE = """
+SCALED = """
 import torch
 from rooflab.kernels.registry import get_kernel, register
 
@@ -417,8 +414,8 @@ kernel = get_kernel("{op}", "{name}")
 
 @register(op="{op}", name="{name}_{dtype}", role="optimized", backend=kernel.backend, min_sm=90, devices=kernel.devices,
           prepare=kernel.prepare)
-def with_another_scale({arguments}, bias=None):
-    return kernel.fn({arguments_given}, scale=scale.to(torch.{dtype}), bias=bias)
+def scaled(a, b, scale, {zero}bias=None):
+    return kernel.fn(a=a, b=b, scale=scale.to(torch.{dtype}), {given}bias=bias)
 """
 
 
@@ -435,17 +432,10 @@ def test_scales_of_a_checkpoint_are_taken_as_they_are(op, name, dtype, tmp_path)
     """fp16, as checkpoints have them, and fp32: both hold these bf16 scales exactly."""
     four = op == "gemm_w4a16"
     file = tmp_path / "mine.py"
-    file.write_text(
-        WITH_ANOTHER_SCALE.format(
-            op=op,
-            name=name,
-            dtype=dtype,
-            arguments="a, b, scale, zero=None" if four else "a, b, scale",
-            arguments_given="a=a, b=b, zero=zero" if four else "a=a, b=b",
-        )
-    )
+    zero, given = ("zero=None, ", "zero=zero, ") if four else ("", "")
+    file.write_text(SCALED.format(op=op, name=name, dtype=dtype, zero=zero, given=given))
     case = Case(M=3, N=24, K=256, **({"zeros": True} if four else {}), bias=True)
-    asked = {"do": "run", "op": op, "kernel": f"{name}_{dtype}", "case": dict(case), "file": str(file), "races": True}
-    asked["scheme"] = "w4a16_g64" if four else "w8a16"
-    answer = emulators().ask({**asked, "config": None, "seed": 0, "schedule": 0, "sample": None, "save": None})
+    target = Target(op, f"{name}_{dtype}", case, SCHEMES["w4a16_g64" if four else "w8a16"], file)
+    asked = {"do": "run", "races": True, "seed": 0, "schedule": 0, "sample": None, "save": None}
+    answer = emulators().ask({**target.to_json(), **asked})
     assert answer.get("status") == "OK" and answer["launches"], answer

@@ -12,6 +12,7 @@ from rooflab.kernels import registry
 from rooflab.reference.spec import get_scheme
 
 RMSNORM = "T=8,H=256,eps=1e-06"
+CASE = ("--case", RMSNORM, "--scheme", "bf16")
 MINE = """
 import torch, triton
 import triton.language as tl
@@ -47,7 +48,7 @@ def mine(tmp_path, name, rows="1", factor="1.0", shift="0"):
 
 
 def test_the_bytes_of_a_norm_are_those_counted_by_hand(rooflab):
-    status, out, _ = rooflab("emulate", "rmsnorm", "fused", "--case", RMSNORM, "--scheme", "bf16", "--json")
+    status, out, _ = rooflab("emulate", "rmsnorm", "fused", *CASE, "--json")
     (found,) = json.loads(out)
     moved = found["launches"][0]["bytes"]
     assert status == 0 and found["status"] == "OK" and found["races"] == []
@@ -56,7 +57,7 @@ def test_the_bytes_of_a_norm_are_those_counted_by_hand(rooflab):
 
 
 def test_lines_of_the_source_stand_beside_their_counts(rooflab):
-    status, out, _ = rooflab("emulate", "rmsnorm", "fused", "--case", RMSNORM, "--scheme", "bf16", "--lines")
+    status, out, _ = rooflab("emulate", "rmsnorm", "fused", *CASE, "--lines")
     assert status == 0 and "tl.load(" in out and "tl.store(" in out and "us are predicted" in out
 
 
@@ -71,30 +72,22 @@ def test_a_few_ctas_of_a_large_problem_run_alone(rooflab):
 @pytest.mark.parametrize("factor", ["1.5", "float('nan')"])
 def test_what_a_few_ctas_wrote_is_judged_nan_included(rooflab, tmp_path, factor):
     file = mine(tmp_path, f"mine_sampled_{len(factor)}", factor=factor)
-    status, out, _ = rooflab(
-        "emulate", "--kernel", file, "--case", RMSNORM, "--scheme", "bf16", "--ctas", "1", "--json"
-    )
+    status, out, _ = rooflab("emulate", "--kernel", file, *CASE, "--ctas", "1", "--json")
     (found,) = json.loads(out)
     assert status == 11 and found["status"] == "INCORRECT"
     assert found["ran"] == 3 and found["checked_elements"] == 3 * 256
 
 
-def test_a_few_ctas_that_wrote_nothing_of_the_outputs_are_not_right(rooflab, tmp_path):
-    file = mine(tmp_path, "mine_elsewhere")
-    file.write_text(file.read_text().replace("return out", "return torch.zeros_like(x)"))
-    status, out, _ = rooflab("emulate", "--kernel", file, "--case", RMSNORM, "--scheme", "bf16", "--ctas", "1")
-    assert status == 11 and "the CTAs that ran wrote nothing of the outputs" in " ".join(out.split())
-
-
-def test_a_few_ctas_of_two_launches_are_refused(rooflab, tmp_path):
-    file = mine(tmp_path, "mine_twice")
-    file.write_text(
-        file.read_text().replace(
-            "    return out", "    scaled[(8,)](out, weight, out, H=256, FACTOR=1., SHIFT=0)\n    return out"
-        )
-    )
-    status, _, err = rooflab("emulate", "--kernel", file, "--case", RMSNORM, "--scheme", "bf16", "--ctas", "1")
-    assert status == 2 and "ctas: expected a kernel of one launch" in " ".join(err.split())
+def test_a_few_ctas_that_cannot_be_judged_are_not_right(rooflab, tmp_path):
+    again = "scaled[(8,)](out, weight, out, H=256, FACTOR=1., SHIFT=0)\n    return out"
+    for name, ending, wanted, words in (
+        ("elsewhere", "return torch.zeros_like(x)", 11, "the CTAs that ran wrote nothing of the outputs"),
+        ("twice", again, 2, "ctas: expected a kernel of one launch"),
+    ):
+        file = mine(tmp_path, f"mine_{name}")
+        file.write_text(file.read_text().replace("return out", ending))
+        status, out, err = rooflab("emulate", "--kernel", file, *CASE, "--ctas", "1")
+        assert status == wanted and words in " ".join(f"{out} {err}".split())
 
 
 def test_a_users_kernel_is_right_or_what_is_wrong_is_named(rooflab, tmp_path):
@@ -105,7 +98,7 @@ def test_a_users_kernel_is_right_or_what_is_wrong_is_named(rooflab, tmp_path):
         ("reaching", {"shift": "2048"}, 11, ("RUNTIME_ERROR", "mine_reaching.py:9 (ld.global", "into x of 4096")),
     ):
         file = mine(tmp_path, f"mine_{name}", **change)
-        found, out, _ = rooflab("emulate", "--kernel", file, "--case", RMSNORM, "--scheme", "bf16")
+        found, out, _ = rooflab("emulate", "--kernel", file, *CASE)
         assert found == status and all(word in " ".join(out.split()) for word in words), out
 
 
@@ -143,8 +136,7 @@ def test_the_interpreter_still_checks_where_it_is_asked_for(rooflab):
 
 
 def test_counted_bytes_stand_filled_on_the_roofline_of_a_gpu_that_is_not_here(rooflab, tmp_path):
-    case = ["--case", RMSNORM, "--scheme", "bf16"]
-    assert rooflab("emulate", "rmsnorm", "fused", *case, "--out", tmp_path / "records")[0] == 0
+    assert rooflab("emulate", "rmsnorm", "fused", *CASE, "--out", tmp_path / "records")[0] == 0
     status, out, _ = rooflab(
         "roofline", tmp_path / "records", "--gpu", "h100", "--op", "rmsnorm", "--out", "f", "--json"
     )
@@ -195,7 +187,6 @@ def add_to(x, out, H: tl.constexpr, factor: tl.float16, other: tl.bfloat16, whol
     return out.to(x.dtype)
 """
 )
-CASE = ["--case", RMSNORM, "--scheme", "bf16"]
 
 
 @pytest.mark.parametrize("by", ["check", "emulate"])
@@ -262,13 +253,10 @@ def kept_outputs(tmp_path):
     return tmp_path
 
 
-def test_what_was_kept_is_reproduced(kept_outputs):
+def test_what_was_kept_is_reproduced_and_an_output_that_differs_is_named(kept_outputs):
     found = golden.compare(kept_outputs)
     assert [item.passed for item in found] == [True, True]
     assert all(0 < item.equal <= item.elements for item in found)
-
-
-def test_an_output_that_differs_is_named(kept_outputs):
     file = kept_outputs / "silu_and_mul-fused-fp32.pt"
     kept = torch.load(file)
     kept[0].view(torch.int32).view(-1)[3] ^= 1 << 30
@@ -278,18 +266,16 @@ def test_an_output_that_differs_is_named(kept_outputs):
     assert found["rope/fused"].passed
 
 
-def test_what_has_a_file_is_not_run_again(kept_outputs, monkeypatch):
-    monkeypatch.setattr(golden, "outputs_of", lambda *arguments: pytest.fail("it was run again"))
-    assert golden.write(kept_outputs, torch.device("cpu"), CHOSEN) == ["silu_and_mul-fused-fp32", "rope-fused-fp32"]
-
-
-def test_what_is_kept_keeps_the_commit_that_it_was_made_from(kept_outputs):
+def test_what_has_a_file_is_not_run_again_and_keeps_its_commit(kept_outputs, monkeypatch):
     index = kept_outputs / "golden.json"
     kept = json.loads(index.read_text())
     kept["kernels"]["rope-fused-fp32"]["commit"] = "an older one"
     index.write_text(json.dumps(kept))
     (kept_outputs / "silu_and_mul-fused-fp32.pt").unlink()
-    golden.write(kept_outputs, torch.device("cpu"), CHOSEN)
+    ran, outputs_of = [], golden.outputs_of
+    monkeypatch.setattr(golden, "outputs_of", lambda target, device: ran.append(target) or outputs_of(target, device))
+    names = golden.write(kept_outputs, torch.device("cpu"), CHOSEN)
+    assert names == ["silu_and_mul-fused-fp32", "rope-fused-fp32"] and ran == CHOSEN[:1]
     after = json.loads(index.read_text())["kernels"]
     assert after["rope-fused-fp32"]["commit"] == "an older one" != after["silu_and_mul-fused-fp32"]["commit"]
 

@@ -38,24 +38,10 @@ def target(kernel: str = "library", op: str = "rmsnorm", case: Case = CASE) -> T
 
 
 def record(**changes) -> Record:
-    fields = {
-        "kind": "bench",
-        "run_id": "run",
-        "status": "OK",
-        "environment": GPU,
-        "op": "rmsnorm",
-        "kernel": "library",
-        "backend": "torch",
-        "case_id": CASE.id,
-        "case": dict(CASE),
-        "scheme": "bf16",
-        "device": "cuda",
-        "checked_by": "gpu",
-        "basis": "measured",
-        "l2_state": "cold",
-        "latency_median_ms": 0.025,
-    }
-    return Record(**{**fields, **changes})
+    what = {"op": "rmsnorm", "kernel": "library", "backend": "torch", "case_id": CASE.id, "case": dict(CASE)}
+    read = {"checked_by": "gpu", "basis": "measured", "l2_state": "cold", "latency_median_ms": 0.025}
+    run = {"kind": "bench", "run_id": "run", "status": "OK", "environment": GPU, "scheme": "bf16", "device": "cuda"}
+    return Record(**{**run, **what, **read, **changes})
 
 
 @pytest.mark.parametrize("measured_ms", [None, 0.025, 0.001])
@@ -132,7 +118,7 @@ def test_the_command_shows_a_table_that_sums(rooflab):
     assert any(line.startswith("Of rmsnorm/fused's predicted") for line in lines)
 
 
-def test_json_has_the_same_content(rooflab):
+def test_json_has_the_same_content_and_without_a_kernel_all_stand_side_by_side(rooflab):
     status, out, err = rooflab("explain", "rmsnorm", "fused", "--kernel", "naive", "--gpu", "h100", "--json")
     found = json.loads(out)
     assert status == 0 and [entry["kernel"] for entry in found] == ["fused", "naive"]
@@ -141,9 +127,6 @@ def test_json_has_the_same_content(rooflab):
         assert entry["predicted_ms"] >= entry["bound_ms"] and entry["calibration"] == "uncalibrated"
     assert found[0]["compiled"][0]["ctas_per_sm"] >= 1 and found[1]["compiled"] == []
     assert "h100 is taken as h100-sxm" in err
-
-
-def test_without_a_kernel_all_stand_side_by_side(rooflab):
     status, out, _ = rooflab("explain", "rmsnorm", "--gpu", "h200")
     assert status == 0 and "over_least" in out and "most of what it saves is bytes over the minimum" in out
     assert [line.split()[0] for line in out.splitlines()[2:5]] == ["naive", "library", "fused"]

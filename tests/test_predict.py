@@ -47,22 +47,9 @@ def one(line: str) -> Instruction:
 
 def compiled(*lines: str, **changes) -> CompiledInfo:
     """A kernel of these instructions, 128 threads, one CTA an SM of an H100."""
-    fields = {
-        "name": "kernel",
-        "target": "sm_90a",
-        "grid": (132,),
-        "launches": 1,
-        "num_warps": 4,
-        "num_stages": 3,
-        "threads": 128,
-        "registers": 32,
-        "stack_bytes": 0,
-        "shared_bytes": 0,
-        "opcodes": {},
-        "ptx": "",
-        "sass": sass(*lines),
-    }
-    return CompiledInfo(**{**fields, **changes})
+    launch = {"target": "sm_90a", "grid": (132,), "launches": 1, "num_warps": 4, "num_stages": 3, "threads": 128}
+    code = {"registers": 32, "stack_bytes": 0, "shared_bytes": 0, "opcodes": {}, "ptx": "", "sass": sass(*lines)}
+    return CompiledInfo(**{"name": "kernel", **launch, **code, **changes})
 
 
 LOOP = ("LDG.E.128 R4, desc[UR4][R2.64]", "FFMA R8, R4, R5, R8", "@P0 BRA 0x0", "STG.E desc[UR4][R2.64], R8", "EXIT")
@@ -413,8 +400,5 @@ def test_of_two_launches_the_first_reads_the_operands_and_the_second_what_the_fi
     rest = predict(Cost(2e6, 1e6), Traffic(2e6, 1e6), [], H100)
     apart = sum(entry.seconds - entry.launch_s for entry in (alone, rest))
     assert found.seconds - found.launch_s == pytest.approx(apart, rel=0.25)
-
-
-def test_with_nothing_between_them_two_launches_share_the_bytes_by_their_threads():
-    found, _ = two_launches(scratch=0)
-    assert found.seconds >= found.bound.seconds and len(found.works) == 2
+    shared, _ = two_launches(scratch=0)
+    assert shared.seconds >= shared.bound.seconds and len(shared.works) == 2, "by their threads"

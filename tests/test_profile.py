@@ -109,8 +109,8 @@ def test_the_command_profiles_the_one_call_only():
     assert line.index("--csv") < line.index(sys.executable) and "raw" in line and "base" in line
     assert "dram__bytes_read.sum,dram__bytes_write.sum,gpu__time_duration.sum" in line[line.index("--metrics") + 1]
     rest = line[line.index(sys.executable) + 1 :]
-    assert rest[:4] == ["-m", "rooflab.bench.predict.launch_once", "rmsnorm", "library"]
-    assert rest[4:] == ["--case", CASE.id, "--scheme", "bf16", "--seed", "7", "--warm-up", "3"]
+    assert rest[:2] == ["-m", "rooflab.bench.predict.launch_once"]
+    assert json.loads(rest[2]) == {**TARGET.to_json(), "seed": 7, "warm_up": 3}
 
 
 def test_profile_joins_the_counters_and_the_prediction(rooflab, tool, tmp_path):
@@ -135,7 +135,7 @@ def test_profile_joins_the_counters_and_the_prediction(rooflab, tool, tmp_path):
     )
     assert record.device_kernels == ("_rmsnorm(bf16*, bf16*)",) and "no time by the protocol" in record.reason
     arguments, environment = json.loads(calls.read_text().splitlines()[0])
-    assert "TRITON_INTERPRET" not in environment and environment["LC_ALL"] == "C" and "library" in arguments
+    assert "TRITON_INTERPRET" not in environment and environment["LC_ALL"] == "C" and '"library"' in arguments[-1]
     status, out, _ = rooflab(*COMMAND)
     assert status == 0 and "modelled and counted" in out and "long_scoreboard 7.50" in out and "measured" not in out
 
@@ -226,8 +226,7 @@ def test_only_the_last_call_is_watched(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda.profiler, "start", lambda: seen.append("start"))
     monkeypatch.setattr(torch.cuda.profiler, "stop", lambda: seen.append("stop"))
     monkeypatch.setattr(_launch_once, "prepare", lambda *arguments: lambda: seen.append("call"))
-    line = _launch_once.arguments("rmsnorm", "library", CASE, "bf16", 0, 2, None)
-    _launch_once.main(line[2:])
+    _launch_once.main(_launch_once.arguments(TARGET, 0, 2)[2])
     assert seen == ["call", "call", "wait", "start", "call", "wait", "stop"]
     assert capsys.readouterr().out.strip() == _launch_once.MARK
 
@@ -240,20 +239,19 @@ def test_the_launcher_runs_a_kernel_and_refuses_one_that_cannot_run(capsys, tmp_
         "def mine(x, weight, eps=1e-6):\n    print('ran', tuple(x.shape), x.dtype)\n    return x\n"
     )
     try:
-        line = _launch_once.arguments("rmsnorm", "test_counts", CASE, "fp32", 0, 2, file)
-        _launch_once.main(line[2:], device="cpu")
+        target = Target("rmsnorm", "test_counts", CASE, get_scheme("fp32"), file)
+        _launch_once.main(_launch_once.arguments(target, 0, 2)[2], device="cpu")
     finally:
         registry._kernels["rmsnorm"].pop("test_counts", None)
     assert capsys.readouterr().out.splitlines() == ["ran (16, 4096) torch.float32"] * 3 + [_launch_once.MARK]
-    cpu_only = _launch_once.arguments("gemm", "packed", registry.get_op("gemm").cases["smoke"][0], "fp32", 0, 0, None)
+    cpu_only = Target("gemm", "packed", registry.get_op("gemm").cases["smoke"][0], get_scheme("fp32"))
     with pytest.raises(ValueError, match="UNSUPPORTED: runs on cpu, found meta"):
-        _launch_once.main(cpu_only[2:], device="meta")
+        _launch_once.main(_launch_once.arguments(cpu_only, 0, 0)[2], device="meta")
 
 
 @pytest.mark.gpu
 def test_on_a_gpu_the_launcher_reaches_its_mark(capsys):
-    line = _launch_once.arguments("rmsnorm", "fused", CASE, "bf16", 0, 1, None)
-    _launch_once.main(line[2:])
+    _launch_once.main(_launch_once.arguments(replace(TARGET, kernel="fused"), 0, 1)[2])
     assert _launch_once.MARK in capsys.readouterr().out
 
 

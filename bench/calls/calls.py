@@ -108,7 +108,7 @@ def short_of_memory(spec: OpSpec, priced: Inputs, device: torch.device) -> str:
 
 
 def copies_of(spec: OpSpec, case: Case, scheme: Scheme, device: torch.device, seed: int) -> list[Inputs]:
-    """As many sets of a case's inputs as a `Rotation` wants and memory holds; one at least.
+    """As many sets of a case's inputs as a `Rotation` takes and as fit in memory, at least one.
 
     Made anew and not cloned, so that strides, views and lengths are those of the case.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -176,7 +177,7 @@ def golden(
         show.line(f"{len(names)} outputs in {folder}")
         return
     found = files.compare(folder)
-    rows = files.rows(found)
+    rows = [asdict(item) for item in found]
     if json:
         show.as_json(rows)
     else:

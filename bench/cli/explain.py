@@ -166,8 +166,7 @@ def _sanitize(target: Target, tool: str, seed: int, timeout_s: float, command: b
     else:
         for line in report.lines:
             show.line(line)
-        name = f"{target.op}/{target.kernel} {target.case.id} {target.scheme.name}"
-        show.line(f"{name}: {checked} found {report.count or 'nothing'}", "red" if report.count else None)
+        show.line(f"{target.label}: {checked} found {report.count or 'nothing'}", "red" if report.count else None)
     if not report.clean:
         raise typer.Exit(EXIT_INCORRECT)
 

@@ -12,8 +12,9 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -54,7 +55,7 @@ class Launch:
     """Options that the launcher named."""
     source_hash: str = ""
     log: Callable[[], str] = str
-    """What the assembler says of the code; asked only where it matters, for it compiles once more."""
+    """What the assembler says of the code; asked only where it matters, for it may compile once more."""
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -96,11 +97,13 @@ def recording_triton(sm: int, properties: Mapping[str, int], launches: list[Laun
 
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         asked = {name: value for name, value in kwargs.items() if name not in self.arg_names and name not in unsaid}
-        kernel = run(self, *args, grid=grid, warmup=True, **kwargs)
+        with redirect_stdout(StringIO()) as said, triton.knobs.nvidia.scope():
+            triton.knobs.nvidia.dump_ptxas_log = True
+            kernel = run(self, *args, grid=grid, warmup=True, **kwargs)
         if callable(grid):
             grid = grid({**dict(zip(self.arg_names, args, strict=False)), **kwargs})
         if 0 not in grid:  # Triton's launcher leaves such a launch out
-            launches.append(_launch(self, kernel, tuple(int(size) for size in grid), asked))
+            launches.append(_launch(self, kernel, tuple(int(size) for size in grid), asked, said.getvalue()))
         return kernel
 
     def every_config(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -124,7 +127,7 @@ def recording_triton(sm: int, properties: Mapping[str, int], launches: list[Laun
         JITFunction.run, Autotuner.run = run, tune
 
 
-def _launch(function: Any, kernel: Any, grid: tuple[int, ...], asked: Mapping[str, Any]) -> Launch:
+def _launch(function: Any, kernel: Any, grid: tuple[int, ...], asked: Mapping[str, Any], said: str) -> Launch:
     gluon = callable(getattr(function, "is_gluon", None)) and bool(function.is_gluon())
     scalars = {name: value for name, value in asked.items() if isinstance(value, bool | int | float | str)}
     return Launch(
@@ -143,7 +146,7 @@ def _launch(function: Any, kernel: Any, grid: tuple[int, ...], asked: Mapping[st
         ir=str(kernel.asm["source"]),
         asked=scalars,
         source_hash=kernel.hash,
-        log=lambda: _ptxas_log(kernel),
+        log=lambda: said or _ptxas_log(kernel),  # nothing was said of what Triton had kept
     )
 
 
@@ -158,7 +161,7 @@ def _target(kernel: Any) -> str:
 
 
 def _ptxas_log(kernel: Any) -> str:
-    """What ptxas says of the PTX when asked to talk; Triton throws it away."""
+    """What ptxas says of the PTX, assembled once more."""
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "kernel.ptx"
         source.write_text(kernel.asm["ptx"])
@@ -178,7 +181,8 @@ def recording_cuda(arch: str, launches: list[Launch]) -> Iterator[None]:
     """
     from rooflab.kernels import _cuda
 
-    call = _cuda.CudaKernel.__call__
+    owner: Any = _cuda.CudaKernel
+    call = owner.__call__
 
     def compile_only(
         self: Any, grid: Sequence[int], block: Sequence[int], *arguments: Any, shared_bytes: int = 0
@@ -187,11 +191,11 @@ def recording_cuda(arch: str, launches: list[Launch]) -> Iterator[None]:
             _cuda._value(index, argument)  # what a launch would refuse
         launches.append(_cuda_launch(_cuda, self, arch, tuple(grid), tuple(block), shared_bytes))
 
-    _cuda.CudaKernel.__call__ = compile_only
+    owner.__call__ = compile_only
     try:
         yield
     finally:
-        _cuda.CudaKernel.__call__ = call
+        owner.__call__ = call
 
 
 def _cuda_launch(

@@ -66,37 +66,40 @@ def exit_status(changes: Sequence[Change]) -> int:
     return EXIT_GONE if "GONE" in verdicts or verdicts <= {"NOT COMPARED"} else 0
 
 
+_COUNTED: dict[Verdict, str] = {
+    "SAME": "with the same code",
+    "CHANGED": "changed",
+    "NEW": "new",
+    "FIXED": "that did not compile before",
+    "SPILLS": "with new spills",
+    "LOST TENSOR CORES": "without the tensor cores they had",
+    "DOES NOT COMPILE": "not compiling",
+    "GONE": "gone",
+    "NOT COMPARED": "not compared",
+}
+
+
 def summary_line(changes: Sequence[Change], base: str) -> str:
     """All of it in one line."""
     counts = Counter(change.verdict for change in changes)
-    found = [
-        f"{counts['SAME']} with the same code",
-        f"{counts['CHANGED']} changed",
-        f"{counts['NEW']} new",
-        f"{counts['FIXED']} that did not compile before",
-        f"{counts['SPILLS']} with new spills",
-        f"{counts['LOST TENSOR CORES']} without the tensor cores they had",
-        f"{counts['DOES NOT COMPILE']} not compiling",
-        f"{counts['GONE']} gone",
-        f"{counts['NOT COMPARED']} not compared",
-    ]
+    found = [f"{counts[verdict]} {words}" for verdict, words in _COUNTED.items()]
     status = exit_status(changes)
-    words = {0: "passes", EXIT_FAILED: "FAILS", EXIT_GONE: "FAILS"}[status]
+    words = "FAILS" if status else "passes"
     return f"compiled code against {base}: {words} ({status}); {len(changes)} compared: {', '.join(found)}"
 
 
 def gone(identity: Identity, reason: str) -> Change:
-    """A kernel that was there."""
+    """The verdict on a kernel that only the base has."""
     return Change(*identity, "GONE", (reason,))
 
 
 def not_compared(identity: Identity, reason: str) -> Change:
-    """A kernel that neither tree can compile here."""
+    """The verdict on a kernel that neither tree can compile here."""
     return Change(*identity, "NOT COMPARED", (reason,))
 
 
 def new(identity: Identity, now: list[Summary] | CompileFailure) -> Change:
-    """A kernel that was not there."""
+    """The verdict on a kernel that only the head has."""
     if isinstance(now, CompileFailure):
         return Change(*identity, "NOT COMPARED" if now.refused else "DOES NOT COMPILE", (str(now),))
     spills = [f"{s.name} spills {s.stack_bytes} bytes a thread" for s in now if s.stack_bytes]
@@ -106,7 +109,7 @@ def new(identity: Identity, now: list[Summary] | CompileFailure) -> Change:
 def changed(
     identity: Identity, before: list[Summary] | CompileFailure, now: list[Summary] | CompileFailure, note: str = ""
 ) -> Change:
-    """A kernel that is in both; `note` is what else is to be known."""
+    """The verdict on a kernel that both trees have; `note` is one more sentence for it."""
     if isinstance(now, CompileFailure):
         also = ("it did not compile before either",) if isinstance(before, CompileFailure) else ()
         return Change(*identity, "DOES NOT COMPILE", (str(now), *also))
@@ -181,7 +184,7 @@ def _sentences(was: Summary, is_: Summary) -> list[str]:
 
 
 def _findings(before: Sequence[Summary], now: Sequence[Summary]) -> list[str]:
-    """What took effect before, or was not asked for, and does not now; and what does again."""
+    """Options without effect that had one before or were not asked for; then options that take effect again."""
     failed = {option.name for summary in before for option in summary.options if not option.took_effect}
     fails = {option.name: option for summary in now for option in summary.options if not option.took_effect}
     worse = [option.sentence for name, option in fails.items() if name not in failed]

@@ -21,23 +21,8 @@ from rooflab.reference.spec import Case
 from rooflab.roofline.device import Device
 
 COLUMNS = (
-    "kernel",
-    "scheme",
-    "case",
-    "config",
-    "launch",
-    "regs",
-    "spill",
-    "smem",
-    "threads",
-    "cta/sm",
-    "by",
-    "waves",
-    "tail",
-    "tensor",
-    *COPIES,
-    "load",
-    "options",
+    *("kernel", "scheme", "case", "config", "launch", "regs", "spill", "smem", "threads", "cta/sm", "by", "waves"),
+    *("tail", "tensor", *COPIES, "load", "options"),
 )
 """`spill`: bytes of stack a thread; `smem`: bytes a block; `by`: what limits the CTAs on an SM; `tensor` to `ldmatrix`:
 instructions in the hot loop; `load`: bytes a thread loads at once in it, narrowest and usual; `options`: how many of

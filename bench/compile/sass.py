@@ -36,6 +36,8 @@ a matrix product where no tensor core is used.
 """
 TENSOR_CORES = ("tcgen05", "wgmma", "mma")
 """Families of tensor-core instructions, the newest first."""
+TMA_STORES = ("UTMASTG", "UTMAREDG")
+"""Copies that send a tile of shared memory to global memory."""
 _FAMILY_OF = {opcode: family for family, opcodes in FAMILIES.items() for opcode in opcodes}
 _WIDTHS = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16, "256": 32}
 _DEFAULT_WIDTH = 4
@@ -122,16 +124,6 @@ class Instruction:
     def stores_global(self) -> bool:
         """Whether registers are stored to global memory, or added to what is there."""
         return self.family == "global_store" or self.name in ("RED", "REDG", "ATOM", "ATOMG")
-
-    @property
-    def stores_tile(self) -> bool:
-        """Whether a TMA copy sends a tile of shared memory to global memory."""
-        return self.name in ("UTMASTG", "UTMAREDG")
-
-    @property
-    def stores_shared(self) -> bool:
-        """Whether registers are stored to shared memory."""
-        return self.family == "shared_store"
 
     @property
     def commits(self) -> bool:

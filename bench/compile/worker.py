@@ -166,6 +166,7 @@ _loaded: set[str] = set()
 TOOL_TIMEOUT_S = 120.0
 _RESERVED = 1024
 """Bytes of a block's shared memory that the driver keeps for itself."""
+_LABEL = re.compile(r"`\(([^)]+)\)")
 _RESOURCES = re.compile(r"^\s*Function (\S+):\s*\n\s*(.*)$", re.MULTILINE)
 
 
@@ -192,34 +193,34 @@ def read_cubin(cubin: bytes, name: str) -> Cubin:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(cubin)
-        text = _run_tool("cuobjdump", "-res-usage", "-sass", str(path))
-        usage, code = _function(text, name)
-        indirect: dict[int, tuple[int, ...]] = {}
-        if re.search(r"\b(?:BRXU?|JMXU?) ", code):
-            indirect = dict(sass.parse(_run_tool("nvdisasm", "-c", str(path)))[name].indirect)
-    target = re.search(r"^\s*code for (\w+)$", text, re.MULTILINE)
-    if target is None:
-        raise RuntimeError(f"cuobjdump: expected the target of {name}, got {text[:200]!r}")
-    figures = {key: int(value) for key, value in re.findall(r"\b(REG|STACK|SHARED):(\d+)", usage)}
-    if set(figures) != {"REG", "STACK", "SHARED"}:
-        raise RuntimeError(f"cuobjdump: expected registers, stack and shared memory of {name}, got {usage!r}")
+        listing, usage = (_run_tool("cuobjdump", option, str(path)) for option in ("-lelf", "-res-usage"))
+        functions = sass.parse(_run_tool("nvdisasm", "-c", str(path)))
+    resources = dict(_RESOURCES.findall(usage))
+    if name not in resources or name not in functions:
+        raise ValueError(f"kernel: expected one of {', '.join(resources) or 'none'} in the code, got {name!r}")
+    target = re.search(r"\.(sm_\w+)\.cubin", listing)
+    figures = {key: int(value) for key, value in re.findall(r"\b(REG|STACK|SHARED):(\d+)", resources[name])}
+    if target is None or set(figures) != {"REG", "STACK", "SHARED"}:
+        raise RuntimeError(f"cuobjdump: expected the target and resources of {name}, got {listing!r} and {usage!r}")
     shared = figures["SHARED"]
     if int(re.sub(r"\D", "", target[1])) >= 90 and shared >= _RESERVED:
         # From sm_90 on the figure counts what the driver keeps for itself, which ptxas -v leaves out (12.8, 13.5).
         shared -= _RESERVED
-    return Cubin(target[1], figures["REG"], figures["STACK"], shared, code, indirect)
+    code = functions[name]
+    return Cubin(target[1], figures["REG"], figures["STACK"], shared, _text(code), dict(code.indirect))
 
 
-def _function(text: str, name: str) -> tuple[str, str]:
-    """The line of resources and the code of one function, in what cuobjdump prints of a whole cubin."""
-    found = {match[1]: match[2] for match in _RESOURCES.finditer(text)}
-    if name not in found:
-        raise ValueError(f"kernel: expected one of {', '.join(found) or 'none'} in the compiled code, got {name!r}")
-    pieces = re.split(r"(?m)^(?=\s+Function : )", text)
-    code = next((piece for piece in pieces if re.match(rf"\s+Function : {re.escape(name)}\s", piece)), "")
-    if not code:
-        raise RuntimeError(f"cuobjdump: expected the code of {name}, got none")
-    return found[name], code
+def _text(code: sass.Function) -> str:
+    """The code with addresses in the place of labels, as cuobjdump prints it."""
+
+    def address(label: re.Match[str]) -> str:
+        return hex(code.labels[label[1]]) if label[1] in code.labels else label[0]
+
+    lines = [
+        f"        /*{entry.address:04x}*/ {entry.guard:>8} {entry.opcode} {_LABEL.sub(address, entry.operands)} ;"
+        for entry in code.instructions
+    ]
+    return "\n".join([f"\t\tFunction : {code.name}", *lines])
 
 
 def _run_tool(tool: str, *options: str) -> str:

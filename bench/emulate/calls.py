@@ -33,13 +33,14 @@ class Call:
     def to_dict(self) -> dict[str, Any]:
         """As JSON values, without the text of the sources."""
         launches = [{key: value for key, value in item.items() if key != "sources"} for item in self.answer["launches"]]
-        named = {
-            "op": self.target.op,
-            "kernel": self.target.kernel,
+        named = {name: self.target.to_json()[name] for name in ("op", "kernel", "scheme")}
+        return {
+            **named,
             "case": self.target.case.id,
-            "scheme": self.target.scheme.name,
+            **self.answer,
+            "launches": launches,
+            "prediction": self.prediction,
         }
-        return {**named, **self.answer, "launches": launches, "prediction": self.prediction}
 
 
 def choose(
@@ -75,12 +76,7 @@ def call(
         raise ValueError(f"ctas: expected 0 or more, got {sample}")
     request = {
         "do": "run",
-        "op": target.op,
-        "kernel": target.kernel,
-        "case": dict(target.case),
-        "scheme": target.scheme.name,
-        "file": str(target.file) if target.file else None,
-        "config": None if target.config is None else asdict(target.config),
+        **target.to_json(),
         "seed": seed,
         "schedule": schedule,
         "sample": sample,

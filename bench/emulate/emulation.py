@@ -27,9 +27,9 @@ _EMPTY = (_ATEN.empty, _ATEN.empty_like, _ATEN.empty_strided, _ATEN.empty_permut
 
 
 class FreshMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While it is held, notes what `torch.empty` and its like make, until any other function of torch takes it.
+    """While it is active, it records what `torch.empty` and its like return, until another function of torch uses it.
 
-    Views of it are the same memory, and no use of it.
+    A view shares the memory and is no use of it.
     """
 
     def __init__(self) -> None:

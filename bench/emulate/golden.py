@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -88,7 +88,7 @@ def write(folder: Path, device: torch.device, chosen: Sequence[Target] | None = 
             content = BytesIO()
             torch.save(outputs_of(target, device), content)
             write_whole(folder / f"{name}.pt", content.getvalue())
-            kept[name] = _described(target) | made
+            kept[name] = target.to_json() | made
             # After each: a later kernel may end the process.
             write_whole(index, json.dumps({"seed": SEED, "kernels": kept}, indent=1, sort_keys=True) + "\n")
         names.append(name)
@@ -109,16 +109,15 @@ def compare(folder: Path) -> list[Difference]:
 
 def _difference(target: Target, wanted: Outputs) -> Difference:
     spec = registry.get_op(target.op)
-    label = f"{target.op}/{target.kernel} {target.case.id} {target.scheme.name}"
     with tempfile.TemporaryDirectory() as folder:
         answer = call(target, save=Path(folder) / "outputs.pt").answer
         if answer["status"] != "OK":
-            return Difference(label, 0, 0, False, answer["reason"])
+            return Difference(target.label, 0, 0, False, answer["reason"])
         outputs: Outputs = torch.load(Path(folder) / "outputs.pt")
     equal = sum(int((_bits(a) == _bits(b)).sum()) for a, b in zip(outputs, wanted, strict=True))
     elements = sum(output.numel() for output in outputs)
     wrong = _wrong(spec, target, outputs, wanted)
-    return Difference(label, elements, equal, not wrong, "; ".join(wrong))
+    return Difference(target.label, elements, equal, not wrong, "; ".join(wrong))
 
 
 def _wrong(spec: OpSpec, target: Target, outputs: Outputs, wanted: Outputs) -> list[str]:
@@ -133,17 +132,3 @@ def _bits(value: torch.Tensor) -> torch.Tensor:
 
 def _name(target: Target) -> str:
     return f"{target.op}-{target.kernel}-{target.scheme.name}"
-
-
-def _described(target: Target) -> dict[str, Any]:
-    return {
-        "op": target.op,
-        "kernel": target.kernel,
-        "case": dict(target.case),
-        "scheme": target.scheme.name,
-    }
-
-
-def rows(found: Sequence[Difference]) -> list[dict[str, Any]]:
-    """As JSON values."""
-    return [asdict(item) for item in found]

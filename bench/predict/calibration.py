@@ -1,8 +1,7 @@
 """Fits the predictor to measured records, one factor a family, and says how wrong it is on kernels it has not seen.
 
 Everything but the launches is scaled.  The error is held out: each kernel's records are predicted with the factor that
-the other kernels of its family give, so that a kernel never vouches for itself.  A family with too few kernels stays
-uncalibrated, and a prediction then says so.
+the other kernels of its family give.  A family with too few kernels stays uncalibrated, and a prediction then says so.
 """
 
 from __future__ import annotations

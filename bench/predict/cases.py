@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 
 from rooflab.bench.compile.cases import has_code
 from rooflab.bench.compile.static import CompileFailure, Request, compile_kernels
+from rooflab.bench.compile.store import Store
 from rooflab.bench.predict.model import Prediction, predict
 from rooflab.bench.records.environment import Environment
 from rooflab.bench.records.record import Record
@@ -34,6 +35,17 @@ class Target:
     """The file that registers the kernel, where it is not in the tree."""
     config: Any = None
     """The config to hold a tunable kernel to; None leaves the choice to its launcher."""
+
+    @property
+    def label(self) -> str:
+        """`gemm/tensor_core M=...,N=... bf16`."""
+        return f"{self.op}/{self.kernel} {self.case.id} {self.scheme.name}"
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values, for another process."""
+        named = {"op": self.op, "kernel": self.kernel, "case": dict(self.case), "scheme": self.scheme.name}
+        file, config = str(self.file) if self.file else None, None if self.config is None else asdict(self.config)
+        return {**named, "file": file, "config": config}
 
 
 @dataclass(frozen=True)
@@ -81,7 +93,7 @@ def predict_all(
             reasons[target] = _refusal(kernel, target) or ""
     wanted = [target for target in targets if has_code(get_kernel(target.op, target.kernel)) and not reasons[target]]
     requests = [Request(t.op, t.kernel, t.case, t.scheme, t.file, t.config) for t in wanted]
-    compiled = dict(zip(wanted, compile_kernels(requests), strict=True)) if wanted else {}
+    compiled = dict(zip(wanted, compile_kernels(requests, Store()), strict=True)) if wanted else {}
     found = []
     for target in targets:
         cost, traffic, flops = _price(target)

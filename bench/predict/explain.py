@@ -15,7 +15,7 @@ from rooflab.roofline.device import Device
 from rooflab.roofline.model import Limiter, Traffic
 
 UNEXPLAINED = "not explained"
-"""What a measurement has over the prediction, or lacks."""
+"""The measured time less the predicted one."""
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,15 @@ Compiling, packing and warming up come first.  The one call that counts runs bet
 
 from __future__ import annotations
 
-import argparse
+import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from rooflab.bench.calls.calls import Rotation
+from rooflab.bench.predict.cases import Target
 from rooflab.kernels import registry
 from rooflab.reference.spec import Case, get_scheme
 
@@ -23,27 +23,18 @@ MARK = "rooflab: the call that counts"
 """Printed once the call has returned, so that a tool that never got there is not taken for one that found nothing."""
 
 
-def arguments(op: str, kernel: str, case: Case, scheme: str, seed: int, warm_up: int, file: Path | None) -> list[str]:
+def arguments(target: Target, seed: int, warm_up: int) -> list[str]:
     """The command line of this module, after the interpreter."""
-    command = ["-m", MODULE, op, kernel, "--case", case.id, "--scheme", scheme, "--seed", str(seed)]
-    return [*command, "--warm-up", str(warm_up), *(["--file", str(file)] if file else [])]
+    return ["-m", MODULE, json.dumps({**target.to_json(), "seed": seed, "warm_up": warm_up})]
 
 
-def main(texts: Sequence[str] | None = None, device: str = "cuda") -> None:
-    """Runs the call that `texts` describe.  Raises `ValueError` where the kernel cannot run here."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("op")
-    parser.add_argument("kernel")
-    parser.add_argument("--case", required=True)
-    parser.add_argument("--scheme", required=True)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--warm-up", type=int, default=3)
-    parser.add_argument("--file", type=Path)
-    options = parser.parse_args(texts)
-    if options.file:
-        registry.load_file(options.file)
-    call = prepare(options.op, options.kernel, Case.parse(options.case), options.scheme, options.seed, device)
-    for _ in range(options.warm_up):
+def main(text: str, device: str = "cuda") -> None:
+    """Runs the call that `text`, which `arguments` made, describes.  Raises `ValueError` where it cannot run here."""
+    asked = json.loads(text)
+    if asked["file"]:
+        registry.load_file(Path(asked["file"]))
+    call = prepare(asked["op"], asked["kernel"], Case(**asked["case"]), asked["scheme"], asked["seed"], device)
+    for _ in range(asked["warm_up"]):
         call()
     watched(call, device)
     print(MARK, flush=True)
@@ -78,7 +69,7 @@ def watched(call: Rotation, device: str) -> None:
 
 if __name__ == "__main__":
     try:
-        main()
+        main(sys.argv[1])
     except ValueError as error:
         print(f"rooflab: {error}", file=sys.stderr)
         raise SystemExit(2) from error

@@ -144,7 +144,7 @@ def command(
         *(ncu, *mode, "--cache-control", "all", "--clock-control", "none"),
         *("--csv", "--page", "raw", "--print-units", "base", "--metrics", ",".join(metrics), "--log-file", str(log)),
         sys.executable,
-        *arguments(target.op, target.kernel, target.case, target.scheme.name, seed, WARM_UP, target.file),
+        *arguments(target, seed, WARM_UP),
     ]
 
 

@@ -46,7 +46,7 @@ def command(target: Target, tool: Tool, seed: int, sanitizer: str = "compute-san
     return [
         *(sanitizer, "--tool", tool, "--error-exitcode", str(FOUND_STATUS), "--print-limit", str(PRINTED), *quiet),
         sys.executable,
-        *arguments(target.op, target.kernel, target.case, target.scheme.name, seed, 0, target.file),
+        *arguments(target, seed, 0),
     ]
 
 

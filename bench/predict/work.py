@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from rooflab.bench.compile.flow import Loop, find_loops
-from rooflab.bench.compile.sass import WARPGROUP, Function, Instruction, parse_code
+from rooflab.bench.compile.sass import TMA_STORES, WARPGROUP, Function, Instruction, parse_code
 from rooflab.bench.compile.static import CompiledInfo
 from rooflab.bench.predict.chip import Chip, Pipe, bytes_in_flight, span_cycles, steady_cycles
 from rooflab.roofline.device import Device
@@ -310,8 +310,8 @@ def _rounds(roles: Sequence[Role], write_bytes: float) -> float:
     """Rounds that store `write_bytes`; a tile that TMA stores is what was put in shared memory for it."""
     stored = 0.0
     for role in roles:
-        by_tma = any(entry.stores_tile for entry in role.rounds)
-        entries = [e for e in role.rounds if (e.stores_shared if by_tma else e.stores_global)]
+        by_tma = any(entry.name in TMA_STORES for entry in role.rounds)
+        entries = [e for e in role.rounds if (e.family == "shared_store" if by_tma else e.stores_global)]
         stored += sum(float(e.bytes_per_thread * WARP * role.warps) for e in entries)
     return max(1.0, write_bytes / stored) if stored else 1.0
 
