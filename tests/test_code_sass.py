@@ -59,26 +59,23 @@ def test_what_nvdisasm_prints():
     assert [i.opcode for i in code.instructions] == ["LDC", "BRX", "HGMMA.64x128x16.F32.BF16", "EXIT"]
 
 
-@pytest.mark.parametrize("text", ["", "no code at all", "\t\tFunction : empty\n"])
-def test_what_is_no_code_is_refused(text):
-    with pytest.raises(ValueError, match="sass: expected what cuobjdump or nvdisasm print"):
-        parse(text)
+def test_what_is_no_code_is_refused():
+    for text in ("", "no code at all", "\t\tFunction : empty\n"):
+        with pytest.raises(ValueError, match="sass: expected what cuobjdump or nvdisasm print"):
+            parse(text)
 
 
-@pytest.mark.parametrize(
-    ("opcode", "bytes_a_thread"),
-    [
-        ("LDG.E", 4),
-        ("LDG.E.U8", 1),
-        ("LDG.E.U16.CONSTANT", 2),
-        ("STG.E.64", 8),
-        ("LDGSTS.E.BYPASS.LTC128B.128", 16),
-        ("LDG.E.LTC128B", 4),
-        ("LDG.E.ENL2.256", 32),
-    ],
-)
-def test_widths_are_whole_modifiers(opcode, bytes_a_thread):
-    assert width_bytes(opcode) == bytes_a_thread
+def test_widths_are_whole_modifiers():
+    for opcode, bytes_a_thread in {
+        "LDG.E": 4,
+        "LDG.E.U8": 1,
+        "LDG.E.U16.CONSTANT": 2,
+        "STG.E.64": 8,
+        "LDGSTS.E.BYPASS.LTC128B.128": 16,
+        "LDG.E.LTC128B": 4,
+        "LDG.E.ENL2.256": 32,
+    }.items():
+        assert width_bytes(opcode) == bytes_a_thread, opcode
 
 
 def test_worst_and_usual_width():

@@ -183,15 +183,9 @@ def test_exit_status(changes):
         assert exit_status(chosen) == status, names
         line = summary_line(chosen, "main")
         assert f"{'passes' if status == 0 else 'FAILS'} ({status}); {len(names)} compared" in line
-
-
-def test_markdown_tells_what_is_not_the_same_the_worst_first(changes):
-    text = markdown(list(changes.values()), "main (1a2b3c4)")
-    rows = [line for line in text.splitlines() if line.startswith("| ") and "---" not in line][1:]
-    assert [row.split(" | ")[0].strip("| ") for row in rows][:2] == ["SPILLS", "LOST TENSOR CORES"]
-    assert len(rows) == 9 and "silu_and_mul/kept" not in text
-    assert all(row.count(" | ") == 4 and "\n" not in row for row in rows)
-    assert text.startswith("### Compiled code\n\ncompiled code against main (1a2b3c4): FAILS (11)")
+    rows = [line for line in markdown(list(changes.values()), "main").splitlines() if line.startswith("| ")][2:]
+    assert [row.split(" | ")[0].strip("| ") for row in rows][:2] == ["SPILLS", "LOST TENSOR CORES"], "the worst first"
+    assert len(rows) == 9 and all(row.count(" | ") == 4 for row in rows), "all that is not the same"
 
 
 def test_what_is_asked_for_and_is_not_there(sides, changes, cache):

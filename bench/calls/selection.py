@@ -81,11 +81,10 @@ def choose_kernels(op: str | None, names: Sequence[str]) -> list[tuple[Kernel, P
     found: list[tuple[Kernel, Path | None]] = []
     for text in names:
         if text.endswith(".py"):
-            file = Path(text).resolve()
-            own = [kernel for kernel in registry.load_file(file) if op in (None, kernel.op)]
+            own = [kernel for kernel in registry.load_file(Path(text)) if op in (None, kernel.op)]
             if not own:
                 raise ValueError(f"kernel: {text} registers none for {op}")
-            found += [(kernel, file) for kernel in own]
+            found += [(kernel, Path(text).resolve()) for kernel in own]
         elif op is None:
             raise ValueError(f"kernel: expected an op with the name {text!r}, got none")
         else:

@@ -115,8 +115,7 @@ class CompiledInfo:
     @cached_property
     def loops(self) -> list[Loop]:
         """Every loop of the code."""
-        code = sass.parse(self.sass)[self.name]
-        return find_loops(sass.Function(self.name, code.instructions, code.labels, self.indirect))
+        return find_loops(sass.Function(self.name, sass.parse_code(self.sass), indirect=self.indirect))
 
     @property
     def spill_loads(self) -> int:

@@ -195,7 +195,7 @@ class Dot:
 
 def options(info: CompiledInfo, scheme: str) -> list[Option]:
     """What was asked of `info`, by its author or by the dtypes of `scheme`, and what became of it."""
-    checks = (_precision, _wgmma, _serialized, _pipelining, _tma, _warp_specialization, _cluster, _register_limit)
+    checks = (_precision, _wgmma, _serialized, _pipelining, _tma, _warp_specialization)
     return [option for check in checks for option in check(info, scheme)]
 
 
@@ -298,28 +298,7 @@ def _warp_specialization(info: CompiledInfo, scheme: str) -> Iterator[Option]:
         moves = "registers move between warps" if info.uses_warp_specialization else "no register moves between warps"
         yield Option("warp specialization", True, f"warp specialization was asked for: {block}, and {moves}")
     else:
-        yield Option(
-            "warp specialization",
-            False,
-            f"warp specialization was asked for and ignored: {block}, no more",
-        )
-
-
-def _cluster(info: CompiledInfo, scheme: str) -> Iterator[Option]:
-    asked = info.asked.get("num_ctas", 1)
-    if isinstance(asked, int) and asked > 1:
-        found = re.search(r"\.reqnctapercluster (\d+)", info.ptx)
-        there = f"the PTX has clusters of {found[1]}" if found else "the PTX has no cluster"
-        yield Option(
-            "cluster", found is not None and int(found[1]) == asked, f"num_ctas={asked} was asked for: {there}"
-        )
-
-
-def _register_limit(info: CompiledInfo, scheme: str) -> Iterator[Option]:
-    asked = info.asked.get("maxnreg")
-    if isinstance(asked, int):
-        used = f"the code uses {info.registers} registers and {info.stack_bytes} bytes of stack"
-        yield Option("maxnreg", info.registers <= asked, f"maxnreg={asked} was asked for: {used}")
+        yield Option("warp specialization", False, f"warp specialization was asked for and ignored: {block}, no more")
 
 
 def _products(info: CompiledInfo) -> int:

@@ -31,18 +31,9 @@ from rooflab.reference.spec import Case, get_scheme
 
 # What a launcher that is given meta tensors, or a compiler that is given a wrong kernel, is known to raise.
 FAILURES = (
-    TritonError,
-    RuntimeError,
-    ValueError,
-    TypeError,
-    KeyError,
-    IndexError,
-    AttributeError,
-    AssertionError,
-    ArithmeticError,
-    ImportError,
-    OSError,
-)
+    TritonError, RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError, ArithmeticError,
+    ImportError, OSError,
+)  # fmt: skip
 Answer = dict[str, Any]
 
 
