@@ -23,7 +23,7 @@ from triton.backends.nvidia.compiler import CUDABackend
 
 from rooflab.bench.check.emulating import emulation
 from rooflab.bench.check.poison import poisoned_allocations
-from rooflab.bench.compile.cases import DEFAULT
+from rooflab.bench.compile.cases import SM, properties
 from rooflab.bench.compile.worker import FAILURES
 from rooflab.bench.emulate.emulation import FreshMemory, tensors_in
 from rooflab.bench.ptx.arguments import Launch
@@ -66,7 +66,7 @@ def run(request: Mapping[str, Any]) -> dict[str, Any]:
     try:
         module = importlib.import_module(f"ptx_kernels.{request['module']}")
         trial = getattr(module, request["maker"])(request["seed"], **request["options"])
-        with emulating_triton(DEFAULT.sm, DEFAULT.properties(), handle):
+        with emulating_triton(SM, properties(), handle):
             trial.launch()
     except FAILURES as error:
         # The test that asked wants to see it, and the next one wants a process.
@@ -210,6 +210,6 @@ def answer(request: Mapping[str, Any]) -> dict[str, Any]:
     _device.HOPPER_SMS = request.get("sms", _device.HOPPER_SMS)
     signal.signal(signal.SIGPROF, _stop)
     launches = Emulation()
-    triton = emulating_triton(DEFAULT.sm, DEFAULT.properties(), launches.handle)
+    triton = emulating_triton(SM, properties(), launches.handle)
     with emulation(), triton, emulating_cuda(launches.handle):
         return judge(launches, request)
