@@ -1,4 +1,4 @@
-"""`rooflab profile`: Nsight Compute's and the sanitizer's commands, their output read, and how nothing is found."""
+"""`rooflab profile`: Nsight Compute's command, its output read, and how nothing is found."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from rooflab.bench.predict import launch_once as _launch_once
-from rooflab.bench.predict import ncu, sanitizer
+from rooflab.bench.predict import ncu
 from rooflab.bench.predict.cases import Target
 from rooflab.bench.predict.explain import Explanation
 from rooflab.bench.predict.model import LAUNCH
@@ -190,9 +190,8 @@ def test_a_missing_tool_is_one_sentence(rooflab, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CUDA_HOME", raising=False)
     monkeypatch.setattr(ncu, "FOLDERS", ())
-    for more, words in (((), "ncu: expected Nsight Compute"), (("--sanitizer", "memcheck"), "compute-sanitizer")):
-        status, _, err = rooflab(*COMMAND, *more)
-        assert status == 2 and words in err and "on the PATH or in /usr/local/cuda, found none; i" in err
+    status, _, err = rooflab(*COMMAND)
+    assert status == 2 and "ncu: expected Nsight Compute on the PATH or in /usr/local/cuda, found none; i" in err
 
 
 def test_a_tool_off_the_path_is_found_the_newest_first(tool, monkeypatch, tmp_path):
@@ -338,88 +337,3 @@ def test_a_profile_is_joined_to_the_tunable_kernel_that_was_timed(monkeypatch, c
         assert not joined(replace(own, environment={**own.environment, "tree": "another"}), profile)
         bare = {name: value for name, value in own.environment.items() if name != "tree"}
         assert not joined(replace(own, environment=bare), replace(profile, environment=bare)), "no name for the code"
-
-
-MEMCHECK = """========= COMPUTE-SANITIZER
-========= Invalid __global__ write of size 4 bytes
-=========     at _gemm+0x1a0 in tensor_core.py:96
-=========     by thread (3,0,0) in block (4,0,0)
-=========     Access to 0x7f7a4e000000 is out of bounds
-========= Invalid __shared__ read of size 2 bytes
-=========     at 0x2d0 in second(float *)
-=========     by thread (0,1,0) in block (0,0,2)
-========= ERROR SUMMARY: 257 errors
-========= ERROR SUMMARY: 157 errors were not printed. Use --print-limit option to adjust the number of printed errors
-"""
-RACECHECK = """========= COMPUTE-SANITIZER
-========= Error: Race reported between Write access at sum_kernel(int *, int *)+0x90 in block_error.cu:41
-=========     and Read access at sum_kernel(int *, int *)+0x100 in block_error.cu:51 [508 hazards]
-=========
-========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)
-"""
-SYNCCHECK = """========= COMPUTE-SANITIZER
-========= Barrier error detected. Divergent thread(s) in block.
-=========     at producer+0x15520
-=========     by thread (128,0,0) in block (0,0,0)
-========= ERROR SUMMARY: 2 errors
-"""
-CLEAN = "========= COMPUTE-SANITIZER\n{}\n========= ERROR SUMMARY: 0 errors\n"
-NO_RACE = "========= COMPUTE-SANITIZER\n{}\n========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)\n"
-
-
-def test_findings_of_the_sanitizer():
-    for tool, text, count in (
-        ("memcheck", MEMCHECK, 257),
-        ("racecheck", RACECHECK, 1),
-        ("synccheck", SYNCCHECK, 2),
-    ):
-        report = sanitizer.read(text + _launch_once.MARK, tool, sanitizer.FOUND_STATUS)
-        assert report.count == count and not report.clean and list(report.lines) == text.splitlines()
-    for text in (CLEAN, NO_RACE):
-        assert sanitizer.read(text.format(_launch_once.MARK), "memcheck", 0).clean
-
-
-@pytest.mark.parametrize(
-    "text, status, message",
-    [
-        ("", 0, "memcheck did not come to its end (status 0): it printed nothing"),
-        ("========= ERROR SUMMARY: 0 errors", 0, "did not come to its end"),  # the call never ran
-        (f"{_launch_once.MARK}\n", 0, "did not come to its end"),  # the tool died before its summary
-        (CLEAN.format(_launch_once.MARK), 1, "did not come to its end (status 1)"),
-        (
-            CLEAN.format(_launch_once.MARK),
-            sanitizer.FOUND_STATUS,
-            "ended with the status for findings and counted none",
-        ),
-        ("rooflab: rmsnorm/x: UNSUPPORTED: needs a CUDA device\n", 2, "status 2): rooflab: rmsnorm/x: UNSUPPORTED"),
-    ],
-)
-def test_a_run_that_was_cut_short_is_not_clean(text, status, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        sanitizer.read(text, "memcheck", status)
-
-
-@pytest.mark.parametrize("name, text", [("memcheck", MEMCHECK), ("racecheck", RACECHECK)])
-def test_findings_end_the_command_with_11(rooflab, tool, name, text):
-    calls = tool("compute-sanitizer", f"print({text!r})\nsys.exit(86)")
-    status, out, _ = rooflab(*COMMAND, "--sanitizer", name)
-    assert status == 11 and f"{name} found " in out and text.splitlines()[1] in out
-    status, out, _ = rooflab(*COMMAND, "--sanitizer", name, "--json")
-    assert status == 11 and json.loads(out)["clean"] is False and json.loads(out)["lines"]
-    arguments, environment = json.loads(calls.read_text().splitlines()[0])
-    assert arguments[:4] == ["--tool", name, "--error-exitcode", "86"]
-    assert environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] == "1" and "TRITON_INTERPRET" not in environment
-    assert ("--report-api-errors" in arguments) == (name == "memcheck")
-
-
-def test_a_clean_command_ends_with_0_and_a_cut_one_with_2(rooflab, tool):
-    tool("compute-sanitizer", f"print({CLEAN.format(_launch_once.MARK)!r})")
-    status, out, _ = rooflab(*COMMAND, "--sanitizer", "initcheck")
-    assert status == 0 and "initcheck found nothing" in out
-    tool("compute-sanitizer", "print('Segmentation fault', file=sys.stderr); sys.exit(139)")
-    status, _, err = rooflab(*COMMAND, "--sanitizer", "initcheck")
-    assert status == 2 and "sanitizer: initcheck did not come to its end (status 139): Segmentation fault" in err
-    status, out, _ = rooflab(*COMMAND, "--sanitizer", "racecheck", "--command")
-    assert status == 0 and shlex.split(out)[:3] == ["compute-sanitizer", "--tool", "racecheck"]
-    status, _, err = rooflab(*COMMAND, "--sanitizer", "valgrind")
-    assert status == 2 and "sanitizer: expected one of memcheck, racecheck, initcheck, synccheck, got 'valgrind'" in err

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rooflab.bench import show
-from rooflab.bench.cli.app import EXIT_INCORRECT, CaseOption, Json, KernelOption, OpName, OutOption, SchemeOption, app
+from rooflab.bench.cli.app import CaseOption, Json, KernelOption, OpName, OutOption, SchemeOption, app
 
 if TYPE_CHECKING:
     from rooflab.bench.predict.cases import Target
@@ -124,9 +124,6 @@ def profile(
     kernel: Annotated[str, typer.Argument(help="A kernel's name, or a file that registers one.")],
     case: Annotated[str | None, typer.Option("--case", help="One case, as M=64,N=48,...; else the largest.")] = None,
     scheme: Annotated[str | None, typer.Option("--scheme", help="fp32, fp16 or bf16.")] = None,
-    sanitizer: Annotated[
-        str | None, typer.Option("--sanitizer", help="Run memcheck, racecheck, initcheck or synccheck instead of ncu.")
-    ] = None,
     gpu: Gpu = None,
     seed: int = 0,
     timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds for the tool.")] = 600.0,
@@ -135,58 +132,21 @@ def profile(
     out: OutOption = None,
     json: Json = False,
 ) -> None:
-    """Count one call's bytes, pipe use and stalls with Nsight Compute, or watch it with Compute Sanitizer.
+    """Count one call's bytes, pipe use and stalls with Nsight Compute.
 
-    Exit status 11 where the sanitizer found something.  --out writes a record with the counted traffic.
+    --out writes a record with the counted traffic.
     """
-    found = _targets(op, [kernel], [case] if case else [], [scheme] if scheme else [])
-    if len(found) != 1:
-        names = ", ".join(entry.kernel for entry in found)
-        raise ValueError(f"kernel: expected a file that registers one kernel of {op}, got {names}")
-    if sanitizer:
-        _sanitize(found[0], sanitizer, seed, timeout_s, command, json)
-    else:
-        _count(found[0], gpu, seed, timeout_s, command, log, out, json)
-
-
-def _sanitize(target: Target, tool: str, seed: int, timeout_s: float, command: bool, json: bool) -> None:
-    import shlex
-    from dataclasses import asdict
-
-    from rooflab.bench.predict import sanitizer
-
-    checked = sanitizer.check_tool(tool)
-    if command:
-        show.line(shlex.join(sanitizer.command(target, checked, seed)))
-        return
-    with show.waiting(f"compute-sanitizer {checked}"):
-        report = sanitizer.run(target, checked, seed, timeout_s)
-    if json:
-        show.as_json({**asdict(report), "clean": report.clean})
-    else:
-        for line in report.lines:
-            show.line(line)
-        show.line(f"{target.label}: {checked} found {report.count or 'nothing'}", "red" if report.count else None)
-    if not report.clean:
-        raise typer.Exit(EXIT_INCORRECT)
-
-
-def _count(
-    target: Target,
-    gpu: str | None,
-    seed: int,
-    timeout_s: float,
-    command: bool,
-    log: Path | None,
-    out: Path | None,
-    json: bool,
-) -> None:
     import shlex
 
     from rooflab.bench.predict import calibration, cases, ncu
     from rooflab.bench.predict.explain import explain as explain_all
     from rooflab.bench.records.files import RunWriter
 
+    found = _targets(op, [kernel], [case] if case else [], [scheme] if scheme else [])
+    if len(found) != 1:
+        names = ", ".join(entry.kernel for entry in found)
+        raise ValueError(f"kernel: expected a file that registers one kernel of {op}, got {names}")
+    target = found[0]
     if command:
         show.line(shlex.join(ncu.command(target, seed, ncu.METRICS, Path("ncu.csv"))))
         return

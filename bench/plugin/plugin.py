@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
-from rooflab.bench.plugin.compare import Comparison, asked_for
-
 if TYPE_CHECKING:
     from rooflab.roofline.model import Cost
 
@@ -38,15 +36,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Refuses `--benchmark` where pytest-benchmark is not loaded, and watches a comparison that was asked for."""
-    if not config.getoption("rooflab_benchmark"):
-        return
-    if not hasattr(config.option, "benchmark_disable"):
+    """Refuses `--benchmark` where pytest-benchmark is not loaded."""
+    if config.getoption("rooflab_benchmark") and not hasattr(config.option, "benchmark_disable"):
         raise pytest.UsageError("--benchmark: needs the plugin pytest-benchmark, which is not loaded")
-    asked = asked_for(config)
-    if asked and not hasattr(config, "workerinput"):  # a worker of xdist compares nothing; its controller does
-        config.stash[_COMPARISON] = Comparison(config, asked)
-        config.pluginmanager.register(config.stash[_COMPARISON], "rooflab-comparison")
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
@@ -70,8 +62,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     others = [item for item in items if not {FIXTURE, "benchmark"} & set(_fixtures(item))]
     if others:
-        if _COMPARISON in config.stash:
-            config.stash[_COMPARISON].ours |= {item.nodeid for item in others}
         config.hook.pytest_deselected(items=others)
         items[:] = [item for item in items if item not in set(others)]
 
@@ -116,7 +106,6 @@ class Replay:
 
 
 _REPLAY = pytest.StashKey[Replay]()
-_COMPARISON = pytest.StashKey[Comparison]()
 
 
 @pytest.hookimpl(tryfirst=True)

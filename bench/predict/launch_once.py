@@ -1,4 +1,4 @@
-"""Calls one kernel on one case, for a tool that watches the process: Nsight Compute or Compute Sanitizer.
+"""Calls one kernel on one case, for a tool that watches the process, as Nsight Compute does.
 
 Compiling, packing and warming up come first.  The one call that counts runs between `cudaProfilerStart` and
 `cudaProfilerStop`, so that `ncu --profile-from-start off` sees its launches and nothing else.
