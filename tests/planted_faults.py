@@ -3,7 +3,7 @@
 The faults are drawn by a seed over kernels, references, checker, timer, verdicts, engine and emulator: a comparison
 turned, a sum made a difference, a number off by one, a condition negated, a minimum made a maximum. Each is planted
 alone. The short suite is asked first, the tests of the fault's place before the others; where it finds nothing the long
-suite is asked. A run appends a line for each fault to `planted_faults.jsonl` beside this file.
+suite is asked. A run keeps a line for each fault in `planted_faults.jsonl` beside this file.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 TABLE = Path(__file__).with_suffix(".jsonl")
@@ -131,22 +132,37 @@ def draw(count: int, seed: int) -> list[Fault]:
     return drawn
 
 
+def op_of(fault: Fault) -> str:
+    """The op that a fault of a kernel or a reference belongs to."""
+    return Path(fault.file).stem if fault.area == "references" else Path(fault.file).parts[1]
+
+
 def own_tests(fault: Fault) -> list[str]:
     """The test files and the cases of `test_kernels` that are about the place of a fault."""
     names = sorted(path.name for path in (ROOT / "tests").glob("test_*.py"))
     if fault.area in TESTS:
         begins = tuple(f"test_{word}" for word in TESTS[fault.area])
         return [f"tests/{name}" for name in names if name.startswith(begins)]
-    op = Path(fault.file).stem if fault.area == "references" else Path(fault.file).parts[1]
-    own = [f"tests/{name}" for name in names if name.startswith(f"test_{op}")]
-    return [*own, "tests/test_kernels.py", "tests/test_compare.py", "tests/test_configs.py", "tests/test_registry.py"]
+    own = [f"tests/{name}" for name in names if name.startswith(f"test_{op_of(fault)}")]
+    return [
+        *own,
+        "tests/test_kernels.py",
+        "tests/test_emulated_registry.py",
+        "tests/test_compare.py",
+        "tests/test_configs.py",
+        "tests/test_registry.py",
+    ]
 
 
-def first_failure(tree: Path, tests: Sequence[str], long: bool) -> str:
-    """The first test that fails in `tree`, or that cannot be collected; empty where all pass."""
+def first_failure(tree: Path, tests: Sequence[str], long: bool, chosen: str = "") -> str:
+    """The first test that fails in `tree`, or that cannot be collected; empty where all pass.
+
+    `chosen` is pytest's `-k`.
+    """
     path = tree / ".ns"
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "2", "-p", "no:cacheprovider", "--tb=no", "-rfE"]
     command += [] if long else ["-m", "not slow"]
+    command += ["-k", chosen] if chosen else []
     environment = {**os.environ, "PYTHONPATH": str(path), "OMP_NUM_THREADS": "1", "ROOFLAB_NO_BROWSER": "1"}
     done = subprocess.run([*command, *tests], cwd=tree, env=environment, capture_output=True, text=True)
     failed = [line.split(" - ")[0] for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
@@ -155,7 +171,7 @@ def first_failure(tree: Path, tests: Sequence[str], long: bool) -> str:
     return failed[0] if failed else ""
 
 
-def find(fault: Fault, tree: Path, long: bool) -> Found:
+def find(fault: Fault, tree: Path, own_alone: bool, long: bool) -> Found:
     """Plants a fault in `tree`, asks the tests, and takes it out again."""
     file = tree / fault.file
     text = file.read_text()
@@ -163,9 +179,15 @@ def find(fault: Fault, tree: Path, long: bool) -> Found:
     assert lines[fault.line - 1].rstrip("\n") == fault.right, f"{fault.file} has changed"
     file.write_text("".join([*lines[: fault.line - 1], fault.wrong + "\n", *lines[fault.line :]]))
     try:
-        own = own_tests(fault)
-        short = first_failure(tree, own, long=False) or first_failure(tree, ["tests"], long=False)
-        return Found(short, "" if short or not long else first_failure(tree, ["tests"], long=True))
+        tests = own_tests(fault)
+        chosen = "" if fault.area in TESTS else f"not test_kernel[ or {op_of(fault)}/"
+        short = first_failure(tree, tests, False, chosen)
+        if not short and not own_alone:
+            short = first_failure(tree, ["tests"], False)
+        if short or not long:
+            return Found(short, "")
+        by_own = first_failure(tree, tests, True, chosen)
+        return Found("", by_own if by_own or own_alone else first_failure(tree, ["tests"], True))
     finally:
         file.write_text(text)
 
@@ -180,12 +202,21 @@ def copy_of_the_tree(folder: Path) -> Path:
     return tree
 
 
+def keep(line: dict[str, Any]) -> None:
+    """Puts a line into the table, in place of the one of the same number."""
+    lines = [json.loads(text) for text in TABLE.read_text().splitlines()] if TABLE.exists() else []
+    others = [other for other in lines if other["number"] != line["number"]]
+    kept = sorted([*others, line], key=lambda each: each["number"])
+    TABLE.write_text("".join(json.dumps(each) + "\n" for each in kept))
+
+
 def main() -> None:
-    """Draws the faults, asks for each, and appends a line to the table."""
+    """Draws the faults, asks for each, and keeps a line for each in the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=42)
     parser.add_argument("--seed", type=int, default=14)
     parser.add_argument("--only", type=int, nargs="*", help="numbers of the faults to ask for; all without it")
+    parser.add_argument("--own", action="store_true", help="ask the tests of a fault's place alone: a first pass")
     parser.add_argument("--long", action="store_true", help="ask the long suite for what the short one does not find")
     parser.add_argument("--list", action="store_true", help="print the faults and plant none")
     options = parser.parse_args()
@@ -195,12 +226,11 @@ def main() -> None:
         for number, fault in enumerate(faults):
             if options.only is not None and number not in options.only:
                 continue
-            found = find(fault, tree, options.long) if tree is not None else None
+            found = find(fault, tree, options.own, options.long) if tree is not None else None
             line = {"number": number, **asdict(fault), **(asdict(found) if found else {})}
             print(json.dumps(line), flush=True)
             if found is not None:
-                with TABLE.open("a") as table:
-                    table.write(json.dumps(line) + "\n")
+                keep(line)
 
 
 if __name__ == "__main__":
