@@ -36,7 +36,7 @@ AREAS = {
 }
 """Where faults are drawn, and from which folders."""
 TESTS = {
-    "checker": ("check", "cheats", "tamper"),
+    "checker": ("check", "cheats", "tamper", "spread", "isolated"),
     "timer": ("timing", "timed", "cuda", "clocks", "flush", "pinning", "plausible", "reading", "activity", "measure"),
     "verdicts": ("ab_",),
     "engine": ("engine", "llm", "scheduler", "model", "weights", "tokenizer", "metrics", "quantization"),

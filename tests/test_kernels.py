@@ -17,7 +17,7 @@ from rooflab.reference.spec import SCHEMES, Case, OpSpec
 DEVICE = torch.device("cpu" if interpreting() else "cuda")
 META = torch.device("meta")
 MANY_ROWS = ("sample/bisect",)
-"""Kernels whose planted inputs are hundreds of rows, at 40 ms a row in the interpreter: they run in `make test-full`."""
+"""Kernels whose planted inputs are hundreds of rows, 40 ms each in the interpreter: they run in `make test-full`."""
 
 
 def _kernels() -> Iterator[tuple[Kernel, OpSpec]]:

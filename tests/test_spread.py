@@ -26,13 +26,19 @@ def test_results_have_their_places_and_a_death_costs_one(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(KERNELS)
     registry.load_file(file)
-    names = ("dies", "naive", "copies", "library")
+    names = ("dies", "copies", "naive", "copies", "copies")
     try:
         asked = [Asked(registry.get_kernel("rmsnorm", name), CASE, SCHEMES["fp32"], planted=False) for name in names]
         results = dict(check_spread(asked))
     finally:
         for name in ("dies", "copies"):
             registry._kernels["rmsnorm"].pop(name)
-    assert [results[place].kernel for place in range(4)] == list(names)
-    assert [results[place].status for place in range(4)] == ["RUNTIME_ERROR", "OK", "INCORRECT", "OK"]
+    assert [results[place].kernel for place in range(5)] == list(names)
+    assert [results[place].status for place in range(5)] == [
+        "RUNTIME_ERROR",
+        "INCORRECT",
+        "OK",
+        "INCORRECT",
+        "INCORRECT",
+    ]
     assert results[0].reason.startswith("the checking process: ") and "SIGKILL" in results[0].reason
