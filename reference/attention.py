@@ -1,28 +1,30 @@
 """The maths that every attention op shares: which keys a query sees, softmax(scores) V, and how far a kernel may err.
 
-A score is q . k * softmax_scale, after a soft cap c (Gemma 2, arXiv 2408.00118) c * tanh(score / c).  Query i of T sees
-keys j <= i + S - T when causal (bottom-right aligned), and of those the newest `window` (Mistral 7B, arXiv 2310.06825).
-A head's sink (gpt-oss, arXiv 2508.10925) is a score of its own in the denominator, with no value.  The log-sum-exp is
-natural and of that denominator.  A row that sees nothing gives 0 and, without a sink, -inf.
+A score is q . k * softmax_scale; a soft cap c (Gemma 2, arXiv 2408.00118) makes it c * tanh(score / c).  With `causal`,
+query i of T sees the keys j <= i + S - T (bottom-right aligned); with a window (Mistral 7B, arXiv 2310.06825) only the
+newest `window` of them.  A head's sink (gpt-oss, arXiv 2508.10925) adds one score to the denominator, without a value.
+The log-sum-exp is the natural logarithm of the denominator.  A query that sees no key gives the output 0, and without a
+sink the log-sum-exp -inf.
 
-The tolerance, per element, with P the exact softmax weights, u_acc = 2**-24 for fp32 accumulation, u_P the unit
-roundoff of the dtype in which P enters the second product and u_out that of the output:
+The tolerance of each element, with the exact softmax weights P, u_acc = 2**-24 for fp32 accumulation, the unit roundoff
+u_P of the dtype in which P enters the second product, and the unit roundoff u_out of the output:
 
     (u_P + expm1(2 * delta) + c * u_acc * (sqrt(S) + 1)) * (P @ |V|)  +  (eta / Z + 2**-126) * sum_j |V_j|
         +  u_out * |ref|  +  eta_out
     delta = c * u_acc * (sqrt(D) * scale * max_j (|Q| |K|^T) + 2 soft cap + |sink|)
 
-A score is a sum of D products, so its error is about u_acc * sqrt(D) times the sum of their magnitudes: that is delta.
-A soft cap's slope is at most 1, and its tanh is good to a few u_acc of the cap; a sink is rounded once more where it is
-taken to base 2.  delta moves a numerator exp(s) and the denominator sum exp(s) by a factor of at most e^delta each,
-hence e^(2 delta) - 1.  Rounding P costs u_P of each term, or eta, half the smallest subnormal, where P underflows; P is
-then relative to the row's largest score, and Z is the denominator over that score's exponential, at least 1 (but for
-what a larger sink takes).  A weight below fp32's normal numbers may become 0, and an output below those of its dtype is
-rounded to whole smallest subnormals, of which eta_out is half.  The second product sums S terms, and the exponential
-itself is good to a few u_acc.  sqrt rather than the length: errors of signed sums add as a random walk; c = 4 covers
-its tail.  The log-sum-exp errs by delta and by the denominator's sum.
+delta is the error of a score: a score sums D products, and errs by about u_acc * sqrt(D) times the sum of their
+magnitudes.  A soft cap has a slope of at most 1, and its tanh errs by a few u_acc of the cap.  A conversion to base 2
+rounds a sink once more.  delta moves a numerator exp(s) and the denominator sum exp(s) by a factor of at most e^delta
+each, hence e^(2 delta) - 1.  Rounding P costs u_P of each term.  Where P underflows, it costs eta, half the smallest
+subnormal; P is then relative to the row's largest score, and Z is the denominator over that score's exponential: at
+least 1, unless a sink is larger.  A weight below fp32's normal numbers may become 0.  An output below the normal
+numbers of its dtype is rounded to a multiple of the smallest subnormal, and eta_out is half of that.  The second
+product sums S terms, and the exponential itself errs by a few u_acc.  The terms have sqrt(D) and sqrt(S), because
+errors of signed sums add up as a random walk; c = 4 covers its tail.  The log-sum-exp errs by delta and by the
+denominator's sum.
 
-Products of fp8 go through an accumulator of 14 bits on Hopper (`gemm_fp8`): there u_acc is 2**-13 in both products.
+Hopper's accumulator for fp8 products has 14 bits (`gemm_fp8`): u_acc is then 2**-13 in both products.
 """
 
 from __future__ import annotations
@@ -37,20 +39,21 @@ from rooflab.reference.spec import DTYPE_NAMES, FP32_ROUNDOFF, Inputs, Scheme
 from rooflab.roofline.model import Cost
 
 WALK = 4.0
-"""c of the tolerance: standard deviations of rounding's random walk that are allowed."""
+"""c of the tolerance: how many standard deviations of the rounding errors' random walk are allowed."""
 FP8_ACCUMULATION = 2.0**-13
 """u_acc where both factors are fp8: 13 bits behind the leading one, cut off instead of rounded."""
 FLUSHED = 2.0**-126
-"""Below which a number in fp32 may become 0."""
+"""An fp32 number smaller than this may become 0."""
 BLOCK_QUERIES = 128
-"""Queries whose scores are held at once: those of 2048 leave the caches over 2048 keys, and take 2.5 times as long."""
+"""Queries whose scores are held at once. The scores of 2048 queries over 2048 keys take 2.5 times as long: they do not
+fit the CPU's caches."""
 TILE_EDGES = (0, 15, 16, 31, 32, 63, 64, 127, 128)
 """Positions at which pages and tiles of the usual sizes begin and end."""
 
 
 @dataclass(frozen=True)
 class Scores:
-    """How scores are made of products."""
+    """How a product q . k becomes a score."""
 
     scale: float
     softcap: float | None = None
@@ -65,11 +68,11 @@ class Seen:
 
     @property
     def counts(self) -> torch.Tensor:
-        """(T,): how many."""
+        """(T,): the number of keys that each query sees."""
         return self.end - self.first
 
     def blocks(self) -> Iterator[tuple[slice, Seen]]:
-        """`BLOCK_QUERIES` queries at a time, and what they see; one block, of none, where there are none."""
+        """The queries in blocks of `BLOCK_QUERIES`, with the keys that they see; one empty block if T is 0."""
         for start in range(0, max(len(self.end), 1), BLOCK_QUERIES):
             rows = slice(start, start + BLOCK_QUERIES)
             yield rows, Seen(self.first[rows], self.end[rows])
@@ -81,7 +84,7 @@ class Seen:
 
 
 def seen_keys(T: int, S: int, causal: bool, window: int | None = None) -> Seen:
-    """What T queries see of S keys.  Raises `ValueError` on a window that is not causal, or below 1."""
+    """Which of S keys each of T queries sees.  Raises `ValueError` on a window without `causal`, or below 1."""
     if window is not None and (window < 1 or not causal):
         raise ValueError(f"window: expected at least 1, and causal=True, got {window} and causal={causal}")
     end = (torch.arange(T) + S - T + 1).clamp(0, S) if causal else torch.full((T,), S)
@@ -106,8 +109,8 @@ def attend(
 
     q: (T, H, D); k: (S, H_kv, D); v: (S, H_kv, Dv); sinks: (H,); returns (T, H, Dv) and (T, H).
     """
-    found = [_attend(q[rows], k, v, part, scores, sinks) for rows, part in seen.blocks()]
-    out, lse = (torch.cat(parts) for parts in zip(*found, strict=True))
+    results = [_attend(q[rows], k, v, part, scores, sinks) for rows, part in seen.blocks()]
+    out, lse = (torch.cat(parts) for parts in zip(*results, strict=True))
     return out, lse
 
 
@@ -133,12 +136,12 @@ def error_bounds(
     scheme: Scheme,
     sinks: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the module derives for one sequence: (T, H, Dv) without u_out * |ref|, and (T, H) of the log-sum-exp.
+    """The module's tolerance for one sequence: (T, H, Dv) without u_out * |ref|, and (T, H) for the log-sum-exp.
 
-    q, k and v as in `attend`, scaled back if they were quantised.
+    q, k and v as in `attend`; quantised ones are multiplied by their scales before.
     """
-    found = [_error_bounds(q[rows], k, v, part, scores, scheme, sinks) for rows, part in seen.blocks()]
-    out, lse = (torch.cat(parts) for parts in zip(*found, strict=True))
+    bounds = [_error_bounds(q[rows], k, v, part, scores, scheme, sinks) for rows, part in seen.blocks()]
+    out, lse = (torch.cat(parts) for parts in zip(*bounds, strict=True))
     return out, lse
 
 
@@ -180,15 +183,15 @@ def _error_bounds(
 
 
 def _scores(q: torch.Tensor, k: torch.Tensor, seen: Seen, scores: Scores) -> torch.Tensor:
-    """Of one head, (T, S) fp64; -inf where a query does not see a key."""
-    found = q.double() @ k.double().mT * scores.scale
+    """The scores of one head, (T, S) fp64; -inf where a query does not see a key."""
+    logits = q.double() @ k.double().mT * scores.scale
     if scores.softcap is not None:
-        found = scores.softcap * torch.tanh(found / scores.softcap)
-    return found.masked_fill(~seen.mask(k.shape[0], q.device), -math.inf)
+        logits = scores.softcap * torch.tanh(logits / scores.softcap)
+    return logits.masked_fill(~seen.mask(k.shape[0], q.device), -math.inf)
 
 
 def _softmax(scores: torch.Tensor, sink: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weights (T, S), and the log of their denominator (T,); a row that sees no key is all 0."""
+    """The weights (T, S), and the log of their denominator (T,); the weights of a query that sees no key are 0."""
     if sink is not None:
         scores = torch.cat([scores, sink.double().to(scores.device).expand(len(scores), 1)], dim=1)
     if scores.shape[1] == 0:
@@ -199,8 +202,8 @@ def _softmax(scores: torch.Tensor, sink: torch.Tensor | None) -> tuple[torch.Ten
 
 
 def low_precision(inputs: Inputs, q: str, k: str, v: str) -> Iterator[tuple[str, Inputs]]:
-    """Inputs on which 16-bit intermediates show: sums that do not cancel, and a large score that all keys share; and
-    scores in the thousands, whose exponentials overflow by themselves.
+    """Inputs that reveal 16-bit intermediates: sums that do not cancel, and a large score that all keys share. Then
+    scores in the thousands, whose exponentials overflow unless the largest score is subtracted.
 
     `q`, `k` and `v` name the arguments. On random data the rounding of the weights to 16 bits hides the first two.
     """
@@ -213,13 +216,13 @@ def low_precision(inputs: Inputs, q: str, k: str, v: str) -> Iterator[tuple[str,
 
 
 def listen(q: torch.Tensor, k: torch.Tensor) -> None:
-    """Gives every query one direction in which no key has anything yet."""
+    """Makes every query large in column 0, and every key zero there."""
     q[..., 0] = 8.0
     k[..., 0] = 0.0
 
 
 def shout(k: torch.Tensor, v: torch.Tensor, where: tuple[slice | int, ...]) -> None:
-    """Makes the key at `where` outweigh all others: a score of 24 above theirs, and a value that none of them has."""
+    """Makes the key at `where` outweigh all others: its score is 24 above theirs, and its value is unlike theirs."""
     k[(*where, slice(None), 0)] = 3.0 * math.sqrt(k.shape[-1])
     v[where] = (8.0 * torch.linspace(-1, 1, v.shape[-1])).to(v)
 
@@ -227,9 +230,9 @@ def shout(k: torch.Tensor, v: torch.Tensor, where: tuple[slice | int, ...]) -> N
 def attention_cost(
     pairs: int, head_dim: int, q: torch.Tensor, read_bytes: float, *, value_dim: int | None = None, lse_rows: int = 0
 ) -> Cost:
-    """Cost of attention over `pairs` visible (query, key) pairs, heads counted; the output has the shape of q.
+    """Cost of attention over `pairs` visible (query, key) pairs, summed over heads; the output has the shape of q.
 
-    `value_dim` where it is not the head's own; `lse_rows` log-sum-exps are written too.
+    `value_dim`: the width of a value, if it is not `head_dim`. `lse_rows`: how many log-sum-exps are written too.
     """
     wide = head_dim if value_dim is None else value_dim
     name = DTYPE_NAMES.get(q.dtype, "fp8_e4m3")

@@ -23,10 +23,10 @@ class ErrorStats:
     worst_index: tuple[int, ...] = ()
     """Where the worst element is."""
     note: str = ""
-    """What a person should know beyond the numbers."""
+    """What a reader should know beyond the numbers."""
 
     def describe(self) -> str:
-        """One line for a person."""
+        """One line of text."""
         if self.passed:
             return f"{self.output}: error at most {self.max_error_over_tolerance:.2g} of what is allowed"
         if self.note:
@@ -40,8 +40,8 @@ class ErrorStats:
 def elementwise(name: str, actual: torch.Tensor, oracle: torch.Tensor, tolerance: torch.Tensor) -> ErrorStats:
     """Compares `actual` with `oracle` element by element; `tolerance` is absolute and broadcasts.
 
-    An element passes when its error is finite and `<=` its tolerance, or when both are the same infinity. Written so
-    that NaN on either side fails.
+    An element passes if its error is finite and `<=` its tolerance, or if both are the same infinity. NaN on either
+    side fails.
     """
     if actual.shape != oracle.shape:
         note = f"expected shape {tuple(oracle.shape)}, got {tuple(actual.shape)}"
@@ -53,7 +53,7 @@ def elementwise(name: str, actual: torch.Tensor, oracle: torch.Tensor, tolerance
     tolerance = tolerance.detach().to("cpu", torch.float64).expand(oracle.shape)
     error = (actual - oracle).abs()
     same = actual == oracle  # equal infinities have a NaN difference
-    passed = same | (error.isfinite() & (error <= tolerance))  # a tolerance that scales with an infinity allows nothing
+    passed = same | (error.isfinite() & (error <= tolerance))  # an infinite tolerance must not pass an infinite error
     ratio = torch.where(same, 0.0, error / tolerance)
     ratio = torch.where(ratio.isnan() | ~error.isfinite() & ~same, torch.inf, ratio)
     worst = int(ratio.argmax())
@@ -64,5 +64,5 @@ def elementwise(name: str, actual: torch.Tensor, oracle: torch.Tensor, tolerance
 
 
 def exact(oracle: torch.Tensor) -> torch.Tensor:
-    """The tolerance of an op that only moves data: none."""
+    """The tolerance of an op that only moves data: zero."""
     return torch.zeros((), dtype=torch.float64).expand(oracle.shape)

@@ -1,4 +1,4 @@
-"""Does a sampler draw from the law it should?  Pearson's chi-square with the power stated beforehand."""
+"""Does a sampler draw from the right distribution?  Pearson's chi-square test, with its power stated."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ FALSE_ALARM = 1e-6
 
 @dataclass(frozen=True)
 class ChiSquare:
-    """What the test found, and what it could have found."""
+    """The result of the test, and the smallest effect that the test can see."""
 
     passed: bool
     p_value: float
     smallest_effect: float
-    """Cohen's w, sqrt(sum (q - p)^2 / p), of the least departure q from the law p found with probability 0.99."""
+    """The smallest departure from the law p that the test finds with probability 0.99, as Cohen's w =
+    sqrt(sum (q - p)^2 / p) of the other law q."""
     outside: int
     """Draws of tokens whose probability is 0; one is enough to fail."""
 
 
 def chi_square(tokens: torch.Tensor, law: torch.Tensor) -> ChiSquare:
-    """Whether `tokens` (N,) int64 look drawn from `law` (V,), whose values sum to 1.
+    """Tests whether `tokens` (N,) int64 were drawn from `law` (V,), whose probabilities sum to 1.
 
     Tokens expected fewer than 5 times are pooled (Cochran's rule). A correct sampler fails once in 1 / `FALSE_ALARM`
-    runs. Raises `ValueError` where the law leaves nothing to test.
+    runs. Raises `ValueError` if fewer than two cells of 5 expected draws are left.
     """
-    from scipy import stats  # 0.6 s of every command
+    from scipy import stats  # this import takes 0.6 s
 
     law = law.double().cpu()
     draws = tokens.numel()
@@ -50,7 +51,7 @@ def chi_square(tokens: torch.Tensor, law: torch.Tensor) -> ChiSquare:
 
 
 def smallest_effect(draws: int, freedom: int, power: float = 0.99) -> float:
-    """The w at which the noncentral chi-square of noncentrality draws * w**2 is found with probability `power`."""
+    """The w for which the test finds a noncentral chi-square of noncentrality draws * w**2 with probability `power`."""
     from scipy import stats
 
     critical = stats.chi2.isf(FALSE_ALARM, freedom)

@@ -25,7 +25,7 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 
 def cost(token_ids: torch.Tensor, weight: torch.Tensor) -> Cost:
-    """Each distinct row is read once and each token's row written."""
+    """Each distinct row is read once, and a row is written for each token."""
     T, row_bytes = len(token_ids), weight.shape[1] * weight.element_size()
     return Cost(
         read_bytes=nbytes(token_ids) + len(set(token_ids.tolist())) * row_bytes,
@@ -34,12 +34,12 @@ def cost(token_ids: torch.Tensor, weight: torch.Tensor) -> Cost:
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """None: rows are moved, not computed."""
+    """Zero: the op moves rows and computes nothing."""
     return (exact(oracle[0]),)
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """The first and the last row of the table, and one row for every token."""
+    """The first and the last row of the table; then the same row for every token."""
     V = int(case["V"])
     for label, token_id in (("first row", 0), ("last row", V - 1)):
         inputs = make_inputs(case, scheme, device, seed)

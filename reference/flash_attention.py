@@ -1,7 +1,7 @@
 """Attention over dense keys and values: softmax(Q K^T * scale) V per head.  Options and tolerance: `attention.py`.
 
-In fp8 the queries, keys and values are e4m3, each head of each sequence with a positive scale of its own, as
-FlashAttention-3 (Shah et al., arXiv 2407.08608) takes them, but for the queries' too; the output is bf16.
+In fp8 the queries, keys and values are e4m3, and each head of each sequence has a positive scale for q, k and v
+(FlashAttention-3, Shah et al., arXiv 2407.08608, has one scale for all queries of a KV head). The output is bf16.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, nbytes
 from rooflab.roofline.model import Cost
 
 OPERANDS = ("q", "k", "v")
-"""The arguments that have a scale each, named after them."""
+"""The arguments that have a scale; its name is `<argument>_scale`."""
 
 
 def reference(
@@ -46,18 +46,18 @@ def reference(
     v_scale: torch.Tensor | None = None,
     return_lse: bool = False,
 ) -> torch.Tensor | Outputs:
-    """softmax(q k^T * softmax_scale) v in fp64, head h of q reading head h // (H / H_kv) of k and v.
+    """softmax(q k^T * softmax_scale) v in fp64; head h of q reads head h // (H / H_kv) of k and v.
 
     q: (B, T, H, D); k, v: (B, S, H_kv, D); returns (B, T, H, D), and with `return_lse` the log-sum-exp (B, T, H) too.
-    `causal` is bottom-right aligned: query i sees keys j <= i + S - T, with `window` the newest of them only; a query
-    that sees none gives 0. `softmax_scale` None is D**-0.5; `softcap` caps the scaled scores; sinks: (H,) fp32.
-    q_scale: (B, H) fp32, k_scale, v_scale: (B, H_kv) fp32, positive, by which the heads of q, k and v are multiplied.
+    `causal` is bottom-right aligned: query i sees keys j <= i + S - T, with `window` only the newest of them; a query
+    that sees no key gives 0. `softmax_scale` None means D**-0.5; `softcap` caps the scaled scores; sinks: (H,) fp32.
+    q_scale: (B, H) fp32; k_scale, v_scale: (B, H_kv) fp32; positive factors of the heads of q, k and v.
     """
     seen = seen_keys(q.shape[1], k.shape[1], causal, window)
     scores = Scores(get_scale(q, softmax_scale), softcap)
     q, k, v = _scaled(q, q_scale), _scaled(k, k_scale), _scaled(v, v_scale)
-    found = [attend(*batch, seen, scores, sinks) for batch in zip(q, k, v, strict=True)]
-    out, lse = (torch.stack(part) for part in zip(*found, strict=True))
+    results = [attend(*sequence, seen, scores, sinks) for sequence in zip(q, k, v, strict=True)]
+    out, lse = (torch.stack(part) for part in zip(*results, strict=True))
     return (out, lse) if return_lse else out
 
 
@@ -67,28 +67,28 @@ def _scaled(x: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """The bounds that `attention` derives, fp64: (B, T, H, D), and (B, T, H) where the log-sum-exp is asked for."""
+    """The tolerance of `attention.py` in fp64: (B, T, H, D), and (B, T, H) for the log-sum-exp if it is returned."""
     q, k, v = (_scaled(inputs[name], inputs.get(f"{name}_scale")) for name in OPERANDS)
     seen = seen_keys(q.shape[1], k.shape[1], inputs.get("causal", False), inputs.get("window"))
     scores = Scores(get_scale(q, inputs.get("softmax_scale")), inputs.get("softcap"))
     sinks = inputs.get("sinks")
-    found = [error_bounds(*batch, seen, scores, scheme, sinks) for batch in zip(q, k, v, strict=True)]
-    out, lse = (torch.stack(part) for part in zip(*found, strict=True))
+    bounds = [error_bounds(*sequence, seen, scores, scheme, sinks) for sequence in zip(q, k, v, strict=True)]
+    out, lse = (torch.stack(part) for part in zip(*bounds, strict=True))
     return (out + scheme.unit_roundoff * oracle[0].abs(), lse)[: len(oracle)]
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
     """Normal q (B, T, H, D) and k, v (B, S, H_kv, D), and the options that the case asks for.
 
-    In fp8, quantised with a scale of each head: its largest magnitude becomes 448, e4m3's largest.  With `v_columns`
-    the keys of a column of v then lie beside each other, in rows of whole 16 bytes whose ends are NaN; Hopper's fp8
-    products want them so, and in other dtypes the option changes nothing.
+    In fp8 each head is quantised with its own scale: its largest magnitude becomes 448, e4m3's largest value.  With
+    `v_columns` v is stored with S as the last axis, as Hopper's fp8 products want it; rows are padded with NaN to a
+    multiple of 16 bytes.  In other dtypes this option changes nothing.
     """
     return _quantised(_drawn(case, scheme, device, seed), scheme, case)
 
 
 def _drawn(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """As `make_inputs`, but for fp8 in fp32: values are planted before they are quantised."""
+    """The inputs before quantisation: for fp8 they are fp32, because values are planted first and then quantised."""
     B, T, S, H, H_kv, D = (int(case[key]) for key in ("B", "T", "S", "H", "H_kv", "D"))
     dtype = torch.float32 if _is_fp8(scheme) else scheme.activation
     return {
@@ -105,19 +105,19 @@ def _is_fp8(scheme: Scheme) -> bool:
 
 
 def _quantised(inputs: Inputs, scheme: Scheme, case: Case) -> Inputs:
-    """`inputs` with q, k and v in the scheme's dtype and their scales beside them, where that is fp8."""
+    """If the scheme is fp8: `inputs` with q, k and v quantised, and their scales; otherwise `inputs`."""
     if not _is_fp8(scheme):
         return inputs
-    found = dict(inputs)
+    quantised = dict(inputs)
     for name in OPERANDS:
-        found[name], found[f"{name}_scale"] = quantize_heads(inputs[name], scheme.activation)
+        quantised[name], quantised[f"{name}_scale"] = quantize_heads(inputs[name], scheme.activation)
     if case.get("v_columns"):
-        found["v"] = _in_columns(found["v"])
-    return found
+        quantised["v"] = _in_columns(quantised["v"])
+    return quantised
 
 
 def _in_columns(v: torch.Tensor) -> torch.Tensor:
-    """v (B, S, H_kv, D) stored as (B, H_kv, D, S), with NaN up to whole 16 bytes."""
+    """v (B, S, H_kv, D), stored as (B, H_kv, D, S) with rows that NaN pads to a multiple of 16 bytes."""
     S = v.shape[1]
     columns = v.permute(0, 2, 3, 1).float().contiguous()
     filled = torch.nn.functional.pad(columns, (0, -S % (16 // v.element_size())), value=math.nan)
@@ -125,9 +125,9 @@ def _in_columns(v: torch.Tensor) -> torch.Tensor:
 
 
 def quantize_heads(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """x (B, T, H, D) as fp8 `dtype`, and the scales (B, H) fp32 that give it back; a head of zeros has the scale 1.
+    """x (B, T, H, D) as fp8 `dtype`, and the scales (B, H) fp32 that give x back; a head of zeros has the scale 1.
 
-    A NaN stays one, and has no part in its head's scale.
+    A NaN stays NaN and does not change its head's scale.
     """
     B, T, H, D = x.shape
     if x.device.type == "meta" or not T:
@@ -140,22 +140,22 @@ def quantize_heads(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, t
 
 
 def options(case: Case, H: int, device: torch.device, seed: int) -> dict[str, Any]:
-    """The options of attention that a case sets; nothing of those that it leaves out."""
-    found: dict[str, Any] = {}
+    """The options of attention that a case sets; an option that it leaves out is absent."""
+    chosen: dict[str, Any] = {}
     if case.get("window"):
-        found["window"] = int(case["window"])
+        chosen["window"] = int(case["window"])
     if case.get("softcap"):
-        found["softcap"] = float(case["softcap"])
+        chosen["softcap"] = float(case["softcap"])
     if case.get("sinks"):
-        found["sinks"] = randn(H, dtype=torch.float32, device=device, seed=seed)
+        chosen["sinks"] = randn(H, dtype=torch.float32, device=device, seed=seed)
     if case.get("lse"):
-        found["return_lse"] = True
-    return found
+        chosen["return_lse"] = True
+    return chosen
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """One dominant key at each tile edge, at the ends, on the causal diagonal and at the window's far end; one past
-    the end, which is poison; and in fp8 queries near zero, and heads whose magnitudes differ by 1000."""
+    """One dominant key at each tile edge, at the ends, on the causal diagonal and at the window's far end; NaN one past
+    the last key; in fp8 also queries near zero, and heads whose magnitudes differ by a factor of 1000."""
     T, S, window = int(case["T"]), int(case["S"]), int(case.get("window", 0))
     places = {j: f"key {j}" for j in (*TILE_EDGES, S // 2, S - 1) if 0 <= j < S}
     middle = S - T + T // 2
@@ -178,7 +178,7 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
     for label, inputs in low_precision(_drawn(case, scheme, device, seed), "q", "k", "v"):
         yield label, _quantised(inputs, scheme, case)
     if S and _is_fp8(scheme):
-        # Scores of nothing and values that do not cancel leave the rounding of weights: a wrong factor shows.
+        # Scores near zero and values of one sign leave only the rounding of the weights, so that a wrong factor shows.
         inputs = _drawn(case, scheme, device, seed)
         inputs |= {"q": inputs["q"] / 1024, "v": inputs["v"].abs()}
         yield "queries near zero, values of one sign", _quantised(inputs, scheme, case)
@@ -193,9 +193,9 @@ def _with_a_shout(case: Case, scheme: Scheme, device: torch.device, seed: int, k
 
 
 def _magnitudes(inputs: Inputs) -> Iterator[tuple[str, Inputs]]:
-    """Every second head of q, or of k, 1000 times smaller than its neighbours and than the same of the next sequence.
+    """Every second head of q, or of k, is 1000 times smaller than its neighbours and than itself in the next sequence.
 
-    The large ones hear a dominant key and the small ones do not, so that a scale is wrong for either kind's other.
+    A dominant key decides the result of the large heads and not that of the small ones, so that a wrong scale shows.
     """
     q_scale, k_scale, v_scale = (inputs[f"{name}_scale"] for name in OPERANDS)
     values = {"v_scale": v_scale * _alternating(v_scale)}
@@ -204,7 +204,7 @@ def _magnitudes(inputs: Inputs) -> Iterator[tuple[str, Inputs]]:
 
 
 def _alternating(scale: torch.Tensor) -> torch.Tensor:
-    """1 and 1/1000 in turn over heads, and over sequences: (B, H)."""
+    """(B, H): 1 and 1/1000, alternating over heads and over sequences."""
     B, H = scale.shape
     places = torch.arange(B, device=scale.device)[:, None] + torch.arange(H, device=scale.device)
     return torch.where(places % 2 == 0, 1.0, 1e-3)
@@ -225,7 +225,7 @@ def cost(
     v_scale: torch.Tensor | None = None,
     return_lse: bool = False,
 ) -> Cost:
-    """Two products over the visible pairs, one exponential each; what nobody sees or asks for is not read."""
+    """Two products and one exponential for each visible pair; only visible keys and queries that see a key are read."""
     B, T, H, D = q.shape
     seen = seen_keys(T, k.shape[1], causal, window)
     counts = seen.counts

@@ -1,7 +1,7 @@
-"""Attention over sequences of different lengths that lie one after another, with no padding between them.
+"""Attention over sequences of different lengths that lie one after another, without padding between them.
 
-Each sequence is `flash_attention`'s, and so is its tolerance; `attention.py` has the options.  The layout and the names
-are FlashAttention's (Dao, "FlashAttention-2", 2023).
+The formula and the tolerance of each sequence are those of `flash_attention`; `attention.py` has the options.  The
+layout and the names are FlashAttention's (Dao, "FlashAttention-2", 2023).
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ def reference(
 ) -> torch.Tensor | Outputs:
     """softmax(q k^T * softmax_scale) v of each sequence in fp64.
 
-    q: (T, H, D); k, v: (S, H_kv, D); cu_seqlens_q, cu_seqlens_k: (B + 1,) int32, which begin at 0, never fall and end
-    at T and S: sequence b has the queries cu_seqlens_q[b] to cu_seqlens_q[b + 1] and the keys likewise, either of which
-    may be none. max_seqlen_q, max_seqlen_k: at least the longest. Returns (T, H, D), and with `return_lse` the
-    log-sum-exp (T, H) too. Options as in `flash_attention`. Raises `ValueError` where a row is in no sequence, because
-    nothing says what is to be there.
+    q: (T, H, D); k, v: (S, H_kv, D); cu_seqlens_q, cu_seqlens_k: (B + 1,) int32 offsets that begin at 0, never fall and
+    end at T and S: sequence b has the queries cu_seqlens_q[b] to cu_seqlens_q[b + 1], and its keys likewise; it may
+    have no queries or no keys. max_seqlen_q, max_seqlen_k: at least the largest length. Returns (T, H, D), and with
+    `return_lse` the log-sum-exp (T, H) too. Options as in `flash_attention`. Raises `ValueError` if a row belongs to no
+    sequence, because its result is undefined.
     """
     for name, offsets, end in (("cu_seqlens_q", cu_seqlens_q, len(q)), ("cu_seqlens_k", cu_seqlens_k, len(k))):
         if offsets[0] != 0 or offsets[-1] != end:
@@ -64,7 +64,7 @@ def reference(
 
 
 def _spans(cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor) -> Iterator[tuple[slice, slice]]:
-    """Of each sequence, its queries and its keys."""
+    """The queries and the keys of each sequence."""
     bounds = [cu.tolist() for cu in (cu_seqlens_q, cu_seqlens_k)]
     pairs = [[slice(*pair) for pair in zip(own, own[1:], strict=False)] for own in bounds]
     return zip(*pairs, strict=True)
@@ -75,25 +75,24 @@ def _length(span: slice) -> int:
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """The bounds that `attention` derives, (T, H, D) fp64, and (T, H) where the log-sum-exp is asked for."""
+    """The tolerance of `attention.py` in fp64: (T, H, D), and (T, H) for the log-sum-exp if it is returned."""
     q, k, v = inputs["q"], inputs["k"], inputs["v"]
     scores = Scores(get_scale(q, inputs.get("softmax_scale")), inputs.get("softcap"))
     bound = scheme.unit_roundoff * oracle[0].abs()
     lse = torch.zeros(q.shape[:2], dtype=torch.float64, device=q.device)
     for queries, keys in _spans(inputs["cu_seqlens_q"], inputs["cu_seqlens_k"]):
         seen = seen_keys(_length(queries), _length(keys), bool(inputs.get("causal")), inputs.get("window"))
-        found = error_bounds(q[queries], k[keys], v[keys], seen, scores, scheme, inputs.get("sinks"))
-        bound[queries] += found[0]
-        lse[queries] = found[1]
+        out, lse[queries] = error_bounds(q[queries], k[keys], v[keys], seen, scores, scheme, inputs.get("sinks"))
+        bound[queries] += out
     return (bound, lse)[: len(oracle)]
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
     """Normal q, k and v of `B` sequences, and the options that the case asks for.
 
-    Lengths are drawn from the seed, log-normally about half of `T` queries: the first sequence has `T` queries and `S`
-    keys, of three or more the middle one has no keys, and of four or more the last one has no queries. Elsewhere a
-    sequence has as many keys as queries, or `S` - `T` more.  On `meta` the offsets are real and on the CPU.
+    The seed draws log-normal lengths with a median of `T` / 2 queries; a sequence has `S` - `T` more keys than queries.
+    The first sequence has `T` queries and `S` keys. Of three or more sequences the middle one has no keys; of four or
+    more the last one has no queries.  On `meta` the offsets are real and on the CPU.
     """
     B, T, S, H, H_kv, D = (int(case[key]) for key in ("B", "T", "S", "H", "H_kv", "D"))
     device = torch.device(device)
@@ -122,7 +121,7 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """One dominant key at each tile edge of every sequence and at its ends; the first and last of the next one's."""
+    """One dominant key at each tile edge and at the ends of every sequence; then every second sequence is loud."""
     S = int(case["S"])
     for j in sorted({j for j in (*TILE_EDGES, S // 2, S - 1) if 0 <= j < S}):
         inputs = make_inputs(case, scheme, device, seed)
@@ -132,7 +131,7 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
                 shout(inputs["k"], inputs["v"], (keys.start + min(j, _length(keys) - 1),))
         yield f"key {j} or the last of each sequence", inputs
     for what in ("even", "odd"):
-        # Every second sequence shouts, which the others must not hear; no NaN, whose own rows nothing could judge.
+        # The large keys and values must not reach the other sequences. NaN would make the rows of their own useless.
         inputs = make_inputs(case, scheme, device, seed)
         for number, (_, keys) in enumerate(_spans(inputs["cu_seqlens_q"], inputs["cu_seqlens_k"])):
             if number % 2 == (what == "odd"):
@@ -158,7 +157,7 @@ def cost(
     sinks: torch.Tensor | None = None,
     return_lse: bool = False,
 ) -> Cost:
-    """Two products over the visible pairs; what nobody sees or asks for is not read."""
+    """Two products and one exponential for each visible pair; only visible keys and queries that see a key are read."""
     T, H, D = q.shape
     pairs, rows, keys_read = 0, 0, 0
     for queries, keys in _spans(cu_seqlens_q, cu_seqlens_k):

@@ -1,4 +1,4 @@
-"""fused_add_rmsnorm: the residual add and the norm that follows it, at every layer's two seams."""
+"""fused_add_rmsnorm: the residual add and the norm after it, which a decoder layer has twice."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def fused_add_rmsnorm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(rmsnorm(s) * weight, s) with s = x + residual rounded to the dtype of x.
 
-    x, residual: (T, H); weight: (H,); returns out (T, H) in fp64 and s (T, H), rounded and held in fp64. The norm is of
-    the rounded sum, so that it and the stream that goes on agree.
+    x, residual: (T, H); weight: (H,); returns out (T, H) and s (T, H), both in fp64. The norm takes the rounded sum,
+    which is also the residual of the next layer.
     """
     new_residual = (x.double() + residual.double()).to(x.dtype).double()
     mean_square = (new_residual * new_residual).mean(dim=-1, keepdim=True)  # (T, 1)
@@ -29,7 +29,7 @@ def fused_add_rmsnorm(
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Normal x and residual, the latter larger as in a model; weights normal around one, never all ones."""
+    """Normal x, a normal residual that is larger, as in a model, and weights that are normal around one."""
     T, H = int(case["T"]), int(case["H"])
     x = randn(T, H, dtype=scheme.activation, device=device, seed=seed)
     residual = randn(T, H, dtype=scheme.activation, device=device, seed=seed + 1, scale=3.0)
@@ -49,12 +49,11 @@ def cost(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: flo
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """None for the sum; for the norm (c/2 sqrt(H) + 4) u_32 |ref| + 2 u_out |ref| + a subnormal of the output.
+    """Zero for the sum; for the norm (c/2 sqrt(H) + 4) u_32 |ref| + 2 u_out |ref| + a subnormal of the output.
 
-    The sum has one right value: with at least 2p + 2 bits inside (24 for fp16's p = 11 and bf16's 8, 53 for fp32's 24)
-    rounding twice gives what rounding once does. The norm then sees the same numbers as the oracle's. Its sum of H
-    squares errs by about sqrt(H) u_32 (c = 4 for an unlucky walk), halved by the root; the other steps add one to two
-    u_32 each. Two roundings to the dtype are allowed, before the weight and after, as in `rmsnorm`.
+    The sum has one right value: if it is computed in at least 2p + 2 bits (24 for p = 11 of fp16 and 8 of bf16, 53 for
+    24 of fp32), two roundings give the same value as one. So the norm has the same input as the oracle's, and its error
+    is that of `rmsnorm`.
     """
     hidden = inputs["x"].shape[-1]
     relative = (ACCUMULATION_FACTOR / 2 * hidden**0.5 + 4.0) * FP32_ROUNDOFF + 2.0 * scheme.unit_roundoff
@@ -64,7 +63,7 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """One column that makes up most of the mean square, in x or in the residual; then a row that eps rules."""
+    """One column that makes up most of the mean square, in x or in the residual; then a mean square near eps."""
     H = int(case["H"])
     for column in sorted({column for column in (*PLANTED_COLUMNS, H - 1) if 0 <= column < H}):
         for name in ("x", "residual"):

@@ -1,7 +1,7 @@
 """gemm: C = A B + bias + residual.
 
-Cases name the operands' storage as BLAS does: `NN` both row-major, `NT` B as a transposed view of an (N, K) weight,
-`TN` A as a transposed view of a (K, M) matrix.
+Cases name the operands' storage as BLAS does: `NN`: both are row-major; `NT`: B is a transposed view of an (N, K)
+weight; `TN`: A is a transposed view of a (K, M) matrix.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rooflab.roofline.model import Cost
 PLANTED_K = (0, 15, 16, 63, 64, 127, 128)
 ACCUMULATION_FACTOR = 4.0
 TF32_ROUNDOFF = 2.0**-10
-"""Largest relative error of an fp32 value of which a tensor core drops all but ten bits of mantissa."""
+"""Largest relative error of an fp32 value whose mantissa a tensor core cuts to ten bits."""
 TF32_FACTOR = 2.5
 
 
@@ -31,7 +31,7 @@ def gemm(
 ) -> torch.Tensor:
     """a b + bias + residual in fp64.  a: (M, K); b: (K, N); bias: (N,); residual: (M, N); returns (M, N).
 
-    `precision` is what a kernel may make of fp32 operands: `ieee`, or `tf32` by name.  Here it changes nothing.
+    `precision`: how a kernel may round fp32 operands: `ieee` (not at all) or `tf32`.  It changes nothing here.
     """
     product = a.double() @ b.double()
     for addend in (bias, residual):
@@ -67,7 +67,7 @@ def cost(
     residual: torch.Tensor | None = None,
     precision: str = "ieee",
 ) -> Cost:
-    """2 M N K tensor-core FLOPs, one add per output for each of bias and residual; every operand moves once."""
+    """2 M N K tensor-core FLOPs; one add per output for a bias and one for a residual; every operand moves once."""
     (M, K), N = a.shape, b.shape[1]
     added = sum(addend is not None for addend in (bias, residual))
     return Cost(
@@ -82,12 +82,13 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     """c u_acc sqrt(K) (size of the partial sums + |bias| + |residual|) + u_out |ref| + half a subnormal of the output.
 
     u_acc = 2**-24 is fp32's unit roundoff, because every scheme here accumulates in fp32. K rounding errors of random
-    sign add up as sqrt(K), each relative to a partial sum; c = 4 leaves room for an unlucky walk. In 16 bits partial
-    sums are taken at their worst, |A| |B|, because tensor cores truncate, and truncation has a sign. In fp32, where
-    TF32 must not pass, they are a random walk's: |ref| + sqrt((A*A) (B*B)).
+    sign, each relative to a partial sum, add up as sqrt(K); c = 4 leaves room for an unlucky walk. In 16 bits the size
+    is the largest possible one, |A| |B|, because tensor cores truncate: these errors all have one sign. In fp32, where
+    TF32 must fail, the size is that of a random walk: |ref| + sqrt((A*A) (B*B)).
 
-    In tf32 the operands' own rounding rules: relative errors of a product lie in [0, 2 u], u = 2**-10, with a mean
-    under u and a deviation of 0.3 u, of which 2.5 u is eight; operands rounded to bf16 deviate by 2.4 u and are caught.
+    In tf32 the rounding of the operands dominates: the relative error of a product lies in [0, 2 u], u = 2**-10, with a
+    mean below u and a standard deviation of 0.3 u. The factor 2.5 u is eight deviations. Operands rounded to bf16 have
+    a deviation of 2.4 u and fail.
     """
     a, b = inputs["a"].double(), inputs["b"].double()
     walk = (a.square() @ b.square()).sqrt() if scheme.activation == torch.float32 else None
@@ -135,12 +136,12 @@ SPEC = OpSpec(
             Case(M=17, N=65, K=33, layout="NN", bias=True),
             Case(M=65, N=31, K=130, layout="TN", bias=False),
             Case(M=129, N=1, K=16, layout="NT", bias=False),
-            # Strides of whole 16 bytes, which TMA needs; the rest is as odd as that leaves it.
+            # TMA needs strides that are multiples of 16 bytes; otherwise the dimensions fit no whole tiles.
             Case(M=127, N=136, K=200, layout="NT", bias=True, residual=True),
             Case(M=65, N=24, K=72, layout="NN", bias=False),
             Case(M=136, N=264, K=63, layout="TN", bias=True),
         ),
-        # Per layer: q|k|v in one, o, gate|up in one, down; then the vocabulary, for the last position only.
+        # One layer: q|k|v in one product, o, gate|up in one product, down; then the vocabulary, for few rows only.
         "smollm2_135m": (
             *_cases(((960, 576), (576, 576), (3072, 576), (576, 1536)), 1, 16, 512),
             *_cases(((49152, 576),), 1, 16),

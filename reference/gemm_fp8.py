@@ -1,9 +1,9 @@
 """gemm_fp8: C = (a_scale A) (b_scale B) + bias, with operands in e4m3 and a bf16 result.
 
-A scale multiplies what it scales (DeepSeek-V3's and `torch._scaled_mm`'s convention): one for a whole operand, or one
-for each 1 x 128 of A and 128 x 128 of B (DeepSeek-V3, arXiv 2412.19437, section 3.3.2), the last ones ragged. B is
-(K, N) and stored (N, K), which is the only layout that Hopper's fp8 wgmma multiplies: `b = weight.mT`. Its scales are
-(K/128, N/128); DeepGEMM's (N/128, K/128) are the same tensor transposed.
+A value is its e4m3 code times its scale (the convention of DeepSeek-V3 and `torch._scaled_mm`). An operand has one
+scale, or a scale for each 1 x 128 of A and 128 x 128 of B (DeepSeek-V3, arXiv 2412.19437, section 3.3.2); blocks at the
+edges may be smaller. B is (K, N), stored as (N, K): `b = weight.mT`. Hopper's fp8 wgmma multiplies only this layout.
+The scales of B are (K/128, N/128); DeepGEMM takes the same tensor transposed, (N/128, K/128).
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ E4M3 = torch.float8_e4m3fn
 E4M3_MAX = 448.0
 GROUP = 128
 """Values along K, and along N of b, that share a block scale."""
-# A kernel that drops, repeats or misplaces one k shows at the edges of wgmma's 32 and of the 128 of a scale.
+# A kernel that drops, repeats or misplaces one k fails at the edges of wgmma's 32 of K and of a scale's 128.
 PLANTED_K = (0, 15, 16, 31, 32, 63, 64, 127, 128)
 PLANT = 16.0
 ACCUMULATION_FACTOR = 4.0
 CUT = 2.0**-13
-"""Largest part of the largest addend that Hopper's fp8 accumulation loses of each (MMA-Sim, arXiv 2511.10909)."""
+"""Hopper's fp8 accumulation cuts each addend by up to this part of the largest addend (MMA-Sim, arXiv 2511.10909)."""
 CUTS_PER_INSTRUCTION = 3.0
 INSTRUCTION_K = 32
 PROMOTED_K = 128
 
 
 def quantize_fp8(x: torch.Tensor, group: tuple[int, int] | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """x as e4m3 with a scale for each `group` of (rows, columns), ragged at the edges, or one scale for all of it.
+    """x in e4m3 with one scale for all of x, or a scale for each `group` of (rows, columns), smaller at the edges.
 
     x: (R, C) of any float dtype. Returns e4m3 (R, C) and fp32 scales, () or (ceil(R / rows), ceil(C / columns)), such
-    that values times scales are x: the largest magnitude of each group becomes 448, e4m3's largest. A group of zeros
-    has the scale 1. Raises `ValueError` where x is no matrix.
+    that values times scales are about x: the largest magnitude of each group becomes 448, the largest value of e4m3. A
+    group of zeros has the scale 1. Raises `ValueError` if x is not a matrix.
     """
     if x.ndim != 2:
         raise ValueError(f"x: expected shape (*, *), got {tuple(x.shape)}")
@@ -71,18 +71,18 @@ def gemm_fp8(
 ) -> torch.Tensor:
     """(a_scale a) (b_scale b) + bias in fp64.  a: (M, K) e4m3; b: (K, N) e4m3; bias: (N,) bf16; returns (M, N).
 
-    Scales are fp32: () or (1,) both, or a_scale (M, ceil(K / 128)) and b_scale (ceil(K / 128), ceil(N / 128)).
-    `fast_accum` lets a kernel sum all of K in Hopper's short fp8 accumulator, as `use_fast_accum` of
-    `torch._scaled_mm`; here it changes nothing.
+    Scales are fp32: both () or (1,), or a_scale (M, ceil(K / 128)) and b_scale (ceil(K / 128), ceil(N / 128)).
+    `fast_accum` lets a kernel sum all of K in Hopper's short fp8 accumulator, like `use_fast_accum` of
+    `torch._scaled_mm`; it changes nothing here.
     """
     product = dequantize_fp8(a, a_scale, (1, GROUP)) @ dequantize_fp8(b, b_scale, (GROUP, GROUP))
     return product if bias is None else product + bias.double()
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Normal operands, quantised; b is scaled by 1/sqrt(K) first, so that the product is of order one at every K.
+    """Normal operands, quantised; b is first scaled by 1/sqrt(K), so that the product is of order one at every K.
 
-    The operands are e4m3 in any scheme. Block scales of a are stored (K/128, M), which cuBLAS and DeepGEMM read.
+    The operands are e4m3 in any scheme. Block scales of a are stored as (K/128, M), as cuBLAS and DeepGEMM want them.
     """
     return _inputs(case, scheme, device, seed)
 
@@ -130,7 +130,7 @@ def cost(
 ) -> Cost:
     """2 M N K tensor-core FLOPs in e4m3, one add per output for a bias; every operand and scale moves once.
 
-    The scales' products are not counted: they need no pass over the outputs of their own, however long K is.
+    Multiplications by scales are not counted: they need no separate pass over the outputs at any K.
     """
     (M, K), N = a.shape, b.shape[1]
     return Cost(
@@ -142,15 +142,15 @@ def cost(
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """What fp32 sums may lose, as in `gemm`'s 16-bit form, what fp8's accumulator may, and the output's rounding.
+    """The error of fp32 sums as in `gemm` for 16 bits, the error of the fp8 accumulator, and the output's rounding.
 
-    The quantisation is no error, because the operands are given in e4m3. fp32: c u sqrt(K) (|A| |B| + |bias|), u =
-    2**-24, c = 4. Hopper multiplies e4m3 only with an accumulator that keeps 13 bits behind the leading one: an
-    instruction, 32 of K, cuts its accumulator on the way in and the sum on the way out, each by up to 2**-13 of it
-    and always towards zero, and the products' cuts, of random signs, add about as much as one: 3 x 2**-13 of a
-    partial sum, which is |A B| or a random walk's sqrt((A*A) (B*B)). A promoted sum has four instructions behind it
-    and the walk of all of K is that of its sums, so 12 x 2**-13; with `fast_accum` it is 3 K / 32. (The model of the
-    accumulator leaves up to 7 x 2**-13 of the sum of both in 128 of K with a planted k, 2.6 without.)
+    The quantisation is no error, because the operands are given in e4m3. fp32 sums: c u sqrt(K) (|A| |B| + |bias|),
+    u = 2**-24, c = 4. For e4m3, Hopper's accumulator keeps only 13 bits behind the leading one. An instruction covers
+    32 of K; it cuts the accumulator before the sum and the result after the sum, each by up to 2**-13 and always
+    towards zero. Its cuts of the products have random signs and together cost about as much as one more cut. This gives
+    3 x 2**-13 of a partial sum, which is taken as |A B| + sqrt((A*A) (B*B)), a random walk's size. A promotion to fp32
+    follows each four instructions: 12 x 2**-13. With `fast_accum` it is 3 K / 32 x 2**-13. (A model of the accumulator
+    loses up to 7 x 2**-13 in 128 of K with a planted k, and 2.6 x 2**-13 without.)
     """
     a = dequantize_fp8(inputs["a"], inputs["a_scale"], (1, GROUP))
     b = dequantize_fp8(inputs["b"], inputs["b_scale"], (GROUP, GROUP))
@@ -169,7 +169,7 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """One k that outweighs all others together, at every edge that K reaches; quantised with the rest."""
+    """One k that outweighs all others together, at every edge that K reaches; planted before the quantisation."""
     K = int(case["K"])
     for k in sorted({k for k in (*PLANTED_K, K - 1) if 0 <= k < K}):
         yield f"k={k}", _inputs(case, scheme, device, seed, planted_k=k)
@@ -183,7 +183,7 @@ SMOLLM2_135M = ((960, 576), (576, 576), (3072, 576), (576, 1536))
 QWEN3_0_6B = ((4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072))
 LLAMA3_8B = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
 DEEPSEEK_V3 = ((2112, 7168), (24576, 1536), (32768, 512), (7168, 16384), (4096, 7168), (7168, 2048))
-"""(N, K) of DeepGEMM's published figures for dense products."""
+"""(N, K) of the dense products for which DeepGEMM publishes figures."""
 
 SPEC = OpSpec(
     name="gemm_fp8",
@@ -193,7 +193,7 @@ SPEC = OpSpec(
     outputs=("c",),
     cases={
         "smoke": (
-            # First one that every kernel takes.
+            # The first case is one that every kernel accepts.
             Case(M=48, N=80, K=160, scales="tensor", bias=True, fast_accum=True),
             Case(M=32, N=96, K=256, scales="tensor", bias=False),
             Case(M=64, N=144, K=208, scales="block", bias=True),
@@ -201,7 +201,7 @@ SPEC = OpSpec(
         "edge": (
             Case(M=1, N=1, K=1, scales="tensor", bias=False),
             Case(M=17, N=65, K=33, scales="block", bias=True),
-            # Rows of whole 16 bytes, which TMA needs; the rest is as odd as that leaves it.
+            # TMA needs rows that are multiples of 16 bytes; otherwise the dimensions fit no whole tiles.
             Case(M=1, N=131, K=128, scales="block", bias=True),
             Case(M=65, N=31, K=144, scales="tensor", bias=False),
             Case(M=129, N=1, K=16, scales="block", bias=False),
@@ -209,7 +209,7 @@ SPEC = OpSpec(
             Case(M=127, N=133, K=272, scales="tensor", bias=True, fast_accum=True),
             Case(M=257, N=136, K=272, scales="tensor", bias=True),
         ),
-        # Per layer: q|k|v in one, o, gate|up in one, down.
+        # One layer: q|k|v in one product, o, gate|up in one product, down.
         "smollm2_135m": _cases(SMOLLM2_135M, 16),
         "qwen3_0_6b": _cases(QWEN3_0_6B, 16, 512),
         "llama3_8b": (
@@ -218,7 +218,7 @@ SPEC = OpSpec(
             *_cases(((28672, 4096),), 2048, scales="tensor", fast_accum=True),
         ),
         "deepseek_v3": _cases(DEEPSEEK_V3, 64, 128, 4096),
-        # The largest K is where the short accumulator loses most.
+        # The short accumulator loses most at the largest K.
         "fast_accum": _cases((*LLAMA3_8B, (4096, 16384)), 2048, scales="tensor", fast_accum=True),
     },
     tolerance=tolerance,

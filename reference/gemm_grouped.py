@@ -1,7 +1,7 @@
 """gemm_grouped: for each expert of a mixture, its own rows of A times its own matrix of B.
 
-Rows are sorted by expert (Gale et al., "MegaBlocks: Efficient Sparse Training with Mixture-of-Experts", 2022), and
-`offsets` says where each expert's begin, as `cu_seqlens` does for sequences. An expert may have no rows.
+Rows are sorted by expert (Gale et al., "MegaBlocks: Efficient Sparse Training with Mixture-of-Experts", 2022).
+`offsets` says where each expert's rows begin, as `cu_seqlens` does for sequences. An expert may have no rows.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import torch
 from rooflab.reference.spec import DTYPE_NAMES, FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
-# A kernel that drops, repeats or misplaces one k shows at the edges of 16-, 64- and 128-wide tiles.
+# A kernel that drops, repeats or misplaces one k fails at the edges of 16-, 64- and 128-wide tiles.
 PLANTED_K = (0, 15, 16, 63, 64, 127, 128)
 PLANT = 16.0
 ACCUMULATION_FACTOR = 4.0
 
 
 def _groups(offsets: torch.Tensor) -> Iterator[tuple[int, slice]]:
-    """Each expert that has rows, and which."""
+    """Each expert that has rows, and its rows."""
     bounds = offsets.tolist()
     for expert, (start, end) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
         if end > start:
@@ -41,25 +41,25 @@ def gemm_grouped(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> tor
 def route(T: int, top_k: int, E: int, skew: float, seed: int) -> torch.Tensor:
     """Offsets of T rows over E experts: (E + 1,) int32 on the CPU.
 
-    Each of T / top_k tokens draws top_k different experts, of which the r-th most wanted has a weight of r**-skew: 0 is
-    a uniform router, 1 is Zipf's law, and with 100 all tokens agree. Which expert is wanted is drawn too. Raises
-    `ValueError` where the rows are no whole number of tokens or a token has not enough experts.
+    Each of T / top_k tokens draws top_k different experts. The r-th most popular expert has the weight r**-skew: skew 0
+    is a uniform router, 1 is Zipf's law, and with 100 all tokens agree. The order of popularity is drawn too. Raises
+    `ValueError` if T is not a multiple of top_k, or if top_k is not in 1 to E.
     """
     if top_k < 1 or top_k > E or T % top_k:
         raise ValueError(f"top_k: expected a divisor of T={T} from 1 to E={E}, got {top_k}")
     generator = torch.Generator().manual_seed(seed)
-    wanted = torch.randperm(E, generator=generator)
+    popularity_rank = torch.randperm(E, generator=generator)
     noise = -torch.empty(T // top_k, E, dtype=torch.float64).exponential_(generator=generator).log()
-    scores = noise - skew * torch.log(wanted + 1.0)
+    scores = noise - skew * torch.log(popularity_rank + 1.0)
     chosen = scores.topk(top_k, dim=1).indices
     sizes = torch.bincount(chosen.flatten(), minlength=E)
     return torch.cat((torch.zeros(1, dtype=torch.int64), sizes.cumsum(0))).to(torch.int32)
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Random operands, b a transposed view of (E, N, K) weights scaled by 1/sqrt(K); routing by seed.
+    """Random operands and offsets; b is a transposed view of (E, N, K) weights scaled by 1/sqrt(K).
 
-    Matrices of experts without rows hold NaN: nothing has a reason to read them.
+    Matrices of experts without rows hold NaN, because no kernel needs to read them.
     """
     T, top_k, E, N, K = (int(case[key]) for key in ("T", "top_k", "E", "N", "K"))
     device = torch.device(device)
@@ -73,7 +73,7 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 
 def cost(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> Cost:
-    """2 T N K tensor-core FLOPs; a once, and of b the experts that have rows."""
+    """2 T N K tensor-core FLOPs; a is read once, and the matrices of the experts that have rows."""
     (T, K), N = a.shape, b.shape[2]
     used = len(list(_groups(offsets)))
     return Cost(
@@ -84,10 +84,9 @@ def cost(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> Cost:
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """gemm's, expert by expert: c u_acc sqrt(K) (size of the partial sums) + u_out |ref| + half a subnormal.
+    """As in `gemm`, for each expert: c u_acc sqrt(K) (size of the partial sums) + u_out |ref| + half a subnormal.
 
-    In 16 bits partial sums are taken at their worst, |A| |B|, because tensor cores truncate; in fp32, where TF32 must
-    not pass, they are a random walk's: |ref| + sqrt((A*A) (B*B)).
+    The size is |A| |B| in 16 bits, and |ref| + sqrt((A*A) (B*B)) in fp32.
     """
     a, b = inputs["a"], inputs["b"]
     partial_sums = torch.zeros_like(oracle[0])
@@ -103,8 +102,8 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """One k that outweighs all others together, at every tile edge that K reaches; then the first and the last row of
-    every group far larger than the rest, so that a row given to a neighbour's expert or stored twice shows."""
+    """One k that outweighs all others together, at every tile edge that K reaches; then a first and a last row of every
+    group that are far larger than the rest, to reveal a row that goes to the next expert or is stored twice."""
     K = int(case["K"])
     for k in sorted({k for k in (*PLANTED_K, K - 1) if 0 <= k < K}):
         inputs = make_inputs(case, scheme, device, seed)
@@ -123,7 +122,7 @@ def _cases(E: int, top_k: int, pairs: tuple[tuple[int, int], ...], *tokens: int,
 
 MIXTRAL = ((28672, 4096), (4096, 14336))
 QWEN3_30B = ((1536, 2048), (2048, 768))
-"""gate|up in one, and down."""
+"""(N, K) of gate|up in one product, and of down."""
 
 SPEC = OpSpec(
     name="gemm_grouped",
@@ -141,14 +140,14 @@ SPEC = OpSpec(
             Case(T=3, top_k=1, E=9, N=33, K=17, skew=0.0),  # most groups are empty, and the others have one row
             Case(T=70, top_k=1, E=5, N=24, K=40, skew=100.0),  # one group has every row
             Case(T=150, top_k=2, E=3, N=65, K=130, skew=1.0),
-            # Strides of whole 16 bytes, which TMA needs; the rest is as odd as that leaves it.
+            # TMA needs strides that are multiples of 16 bytes; otherwise the dimensions fit no whole tiles.
             Case(T=261, top_k=3, E=5, N=136, K=72, skew=1.0),
             Case(T=129, top_k=1, E=4, N=24, K=200, skew=100.0),
             Case(T=64, top_k=4, E=40, N=40, K=8, skew=0.5),
         ),
         "mixtral_8x7b": (*_cases(8, 2, MIXTRAL, 1, 16, 64, 2048), *_cases(8, 2, MIXTRAL, 2048, skew=1.0)),
         "qwen3_30b_a3b": (*_cases(128, 8, QWEN3_30B, 1, 16, 64, 2048), *_cases(128, 8, QWEN3_30B, 2048, skew=1.0)),
-        # One group is a plain product: what a launch that has to look for its expert costs over gemm's.
+        # One group is a plain product: beside `gemm` it shows the price of looking for the expert.
         "smollm2_135m": _cases(1, 1, ((3072, 576), (576, 1536)), 1, 16, 512),
         "qwen3_0_6b": _cases(1, 1, ((6144, 1024), (1024, 3072)), 1, 16, 512),
         "llama3_8b": _cases(1, 1, ((28672, 4096), (4096, 14336)), 1, 16, 2048),

@@ -1,7 +1,7 @@
 """gemm_silu_and_mul: silu(A gate) * (A up), the gated product of a feed-forward layer with its activation.
 
-Shazeer, "GLU Variants Improve Transformer", 2020. B is (K, 2 I), gate's I columns first, as `silu_and_mul` takes its
-rows. Cases name its storage as gemm's do: `NT` a transposed view of a (2 I, K) weight, `NN` row-major.
+Shazeer, "GLU Variants Improve Transformer", 2020. B is (K, 2 I), gate's I columns first, as in `silu_and_mul`. Cases
+name the storage of B as in `gemm`: `NT` is a transposed view of a (2 I, K) weight, `NN` is row-major.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import torch
 from rooflab.reference.spec import DTYPE_NAMES, FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
-# A kernel that drops, repeats or misplaces one k shows at the edges of 16-, 64- and 128-wide tiles.
+# A kernel that drops, repeats or misplaces one k fails at the edges of 16-, 64- and 128-wide tiles.
 PLANTED_K = (0, 15, 16, 63, 64, 127, 128)
 PLANT = 8.0
-"""Deviation of what a planted k adds to gate and to up, where everything else together has one of SPREAD."""
+"""Standard deviation of what a planted k adds to gate and to up; all other k together have SPREAD."""
 PLANTED_GATES = (-100.0, -20.0, 20.0, 100.0)
 """exp overflows fp32 above 88.7; sigmoid rounds to 1 above about 17."""
 SPREAD = 2.0
-"""Deviation of gate and up, so that silu is met on both sides of its bend."""
+"""Standard deviation of gate and up, so that inputs lie on both sides of silu's bend."""
 ACCUMULATION_FACTOR = 4.0
 SILU_SLOPE = 1.1
-"""More than silu's steepest slope, 1.0998 where gate is 2.4."""
+"""A bound on silu's slope, which is at most 1.0998 (at gate = 2.4)."""
 
 
 def _gate_and_up(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -39,7 +39,7 @@ def gemm_silu_and_mul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Random operands; b is scaled by 2/sqrt(K), so that gate and up deviate by two at every K."""
+    """Random operands; b is scaled by 2/sqrt(K), so that gate and up have a standard deviation of 2 at every K."""
     M, I, K, layout = int(case["M"]), int(case["I"]), int(case["K"]), case["layout"]
     if layout not in ("NN", "NT"):
         raise ValueError(f"layout: expected NN or NT, got {layout!r}")
@@ -63,12 +63,12 @@ def cost(a: torch.Tensor, b: torch.Tensor) -> Cost:
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """The product's error, as gemm allows it, through the activation, and the activation's own.
+    """The error of the product as in `gemm`, carried through the activation, and the error of the activation.
 
     Gate and up each err by e = c u_acc sqrt(K) (size of the partial sums) + u_out |x| + half a subnormal: the sum's
-    error as in gemm, and one rounding to the dtype, because a composition of library calls rounds them. Since
-    |silu'| <= 1.1, silu(gate) up then errs by 1.1 e_gate (|up| + e_up) + |silu(gate)| e_up. The activation adds what
-    `silu_and_mul` allows: (8 + 2 |gate|) u_32 |ref| + 2 u_out |ref| + 2**-126 |gate up| + subnormals of the output.
+    error as in `gemm`, and one rounding to the dtype, because library calls round between them. Because |silu'| <= 1.1,
+    silu(gate) up then errs by 1.1 e_gate (|up| + e_up) + |silu(gate)| e_up. The activation adds what `silu_and_mul`
+    allows: (8 + 2 |gate|) u_32 |ref| + 2 u_out |ref| + 2**-126 |gate up| + subnormals of the output.
     """
     gate, up = _gate_and_up(inputs["a"], inputs["b"])
     error = _product_error(inputs["a"].double(), inputs["b"].double(), torch.cat((gate, up), 1), scheme)
@@ -82,7 +82,7 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 
 
 def _product_error(a: torch.Tensor, b: torch.Tensor, product: torch.Tensor, scheme: Scheme) -> torch.Tensor:
-    """What gemm allows: in 16 bits partial sums at their worst, |A| |B|; in fp32, where TF32 must fail, a walk's."""
+    """What `gemm` allows: partial sums of |A| |B| in 16 bits, and those of a random walk in fp32."""
     if scheme.activation == torch.float32:
         partial_sums = product.abs() + (a.square() @ b.square()).sqrt()
     else:
@@ -93,8 +93,8 @@ def _product_error(a: torch.Tensor, b: torch.Tensor, product: torch.Tensor, sche
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """One k that outweighs all others together, at every tile edge that K reaches; then gates so large that a careless
-    exp overflows, in the first and the last column."""
+    """One k that outweighs all others together, at every tile edge that K reaches; then gates in the first and the last
+    column that are so large that a careless exp overflows."""
     I, K = int(case["I"]), int(case["K"])
     for k in sorted({k for k in (*PLANTED_K, K - 1) if 0 <= k < K}):
         inputs = make_inputs(case, scheme, device, seed)
@@ -128,7 +128,7 @@ SPEC = OpSpec(
             Case(M=1, I=131, K=129, layout="NT"),
             Case(M=17, I=65, K=33, layout="NN"),
             Case(M=129, I=1, K=16, layout="NT"),
-            # Strides of whole 16 bytes, which TMA needs; the rest is as odd as that leaves it.
+            # TMA needs strides that are multiples of 16 bytes; otherwise the dimensions fit no whole tiles.
             Case(M=67, I=72, K=200, layout="NT"),
             Case(M=136, I=136, K=72, layout="NT"),
             Case(M=65, I=24, K=72, layout="NN"),

@@ -1,10 +1,10 @@
 """gemm_w4a16: C = A W + bias, W = ((code - zero) scale) transposed, activations in bf16 and weights in four bits.
 
-The weight's canonical form, which checkpoints are read into (`quantized_checkpoints.py`): codes two a byte along K, the
-even k in the low half, of a linear layer's (N, K) weight; a scale, and where `zero` is given an integer zero point, for
-each `group` values along K; without zero points a code of 8 is zero.  The group is 32, 64 or 128, K even, and the last
-group may be short.  The scale is in bf16 here and is rounded before codes are chosen with it, so that it costs no
-accuracy (`quantization.py`); most checkpoints have fp16, which kernels take as it is where they say so.
+`quantized_checkpoints.py` reads checkpoints into this canonical form of a linear layer's (N, K) weight: a byte holds
+two codes along K, the even k in the low half; each `group` values along K have a scale and, if `zero` is given, an
+integer zero point; without zero points a code of 8 is zero.  The group is 32, 64 or 128, K is even, and the last group
+may be short.  The scales here are bf16; they are rounded before the codes are chosen, so that the rounding costs no
+accuracy (`quantization.py`).  Most checkpoints have fp16 scales; a kernel says whether it takes them.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from rooflab.roofline.model import Cost
 
 GROUPS = (32, 64, 128)
 DEFAULT_GROUP = 128
-# Edges of groups, of vectors of 32 codes and of tiles; 1 is the high half of the first byte.
+# The edges of groups, of vectors of 32 codes and of tiles; k = 1 is the high half of the first byte.
 PLANTED_K = (0, 1, 7, 31, 32, 63, 64, 127, 128, 255, 256)
 PLANT = 32.0
 
 
 def group_size(K: int, groups: int) -> int:
-    """Values along K that share a scale: the one of 32, 64 and 128 that makes `groups` of K, the largest if several.
+    """The largest of 32, 64 and 128 that divides K into `groups` groups: how many values along K share a scale.
 
-    Where one group holds all of K, any size that is at least K says the same.  Raises `ValueError` if there is none.
+    If one group holds all of K, each size of at least K means the same.  Raises `ValueError` if no size fits.
     """
     for group in reversed(GROUPS):
         if -(-K // group) == groups:
@@ -54,11 +54,11 @@ def gemm_w4a16(
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Normal operands, the weight quantised; its groups differ in size by up to 4, so that a neighbour's scale shows,
-    and all are scaled by 1/sqrt(K), so that the product is of order one at every K.  With zero points the weight's
-    mean is off zero, by as much as one deviation of its group.
+    """Normal operands, the weight quantised and scaled by 1/sqrt(K), so that the product is of order one at every K.
 
-    The activation is bf16 and the weight of four bits in any scheme, in groups of 128 where the scheme has none.
+    The magnitudes of its groups differ by up to a factor of 4, so that a wrong group's scale shows.  With zero points
+    the mean of a group is up to one standard deviation away from 0.  The activation is bf16 and the weight has four
+    bits in any scheme; the group is 128 if the scheme names no group.
     """
     M, N, K, group = int(case["M"]), int(case["N"]), int(case["K"]), scheme.group or DEFAULT_GROUP
     if K % 2:
@@ -93,7 +93,7 @@ def cost(
 ) -> Cost:
     """2 M N K tensor-core FLOPs in bf16 and an add of the bias per output; every operand moves once.
 
-    The scales' products are not counted: weights can be scaled at load, and what is least for the maths has none.
+    Multiplications by scales are not counted, because weights can be scaled at load.
     """
     (M, K), N = a.shape, b.shape[0]
     return Cost(
@@ -105,10 +105,10 @@ def cost(
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """As of `gemm_w8a16`: sums in fp32, one rounding of each dequantised weight to bf16, and the output's.
+    """As in `gemm_w8a16`: sums in fp32, one rounding of each dequantised weight to bf16, and the output's rounding.
 
-    code - zero is an integer of five bits and a sign, which bf16 holds exactly: a kernel that multiplies it and scales
-    fp32 sums of a group rounds no weight.
+    code - zero is an integer of five bits and a sign, and bf16 holds it exactly.  So a kernel that multiplies this
+    integer and scales each group's fp32 sum rounds no weight.
     """
     group = group_size(inputs["a"].shape[1], inputs["scale"].shape[1])
     weight = dequantize_int4(inputs["b"], inputs["scale"], inputs["zero"], group=group).mT
@@ -116,7 +116,7 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """One k that outweighs all others together, at every edge that K reaches: the largest codes and the least."""
+    """One k that outweighs all others together, at every edge that K reaches, with the largest and least codes."""
     K, group = int(case["K"]), scheme.group or DEFAULT_GROUP
     last = (K - 1) // group * group
     for k in sorted({k for k in (*PLANTED_K, last - 1, last, K - 1) if 0 <= k < K}):
@@ -157,7 +157,7 @@ SPEC = OpSpec(
             Case(M=65, N=31, K=160, zeros=False, bias=False),
             Case(M=129, N=136, K=272, zeros=True, bias=False),
         ),
-        # Per layer: q|k|v in one, o, gate|up in one, down; then squares of the sizes that others publish.
+        # One layer: q|k|v in one product, o, gate|up in one product, down; then squares of published sizes.
         "smollm2_135m": _cases(((960, 576), (576, 576), (3072, 576), (576, 1536)), 1, 16, 512),
         "qwen3_0_6b": _cases(((4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072)), 1, 16, 512),
         "llama3_8b": (*_cases(LLAMA3_8B, 1, 4, 16, 64), *_cases(LLAMA3_8B, 1, zeros=True)),

@@ -1,8 +1,8 @@
 """gemm_w8a16: C = A (scale B) + bias, with activations in bf16 and a weight of int8 codes, a scale for each column.
 
-B is (K, N) and stored (N, K), as a linear layer's weight: `b = weight.mT`.  The scale is in bf16 here, the activation's
-dtype, which is what torch's own call takes; it is rounded before codes are chosen with it, so that it costs no accuracy
-(`quantization.py`).  Kernels say whether they take another dtype.
+B is (K, N), stored as a linear layer's (N, K) weight: `b = weight.mT`.  The scales have the activation's dtype, bf16,
+as torch's own call wants them; they are rounded before the codes are chosen, so that the rounding costs no accuracy
+(`quantization.py`).  A kernel says whether it takes another dtype.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from rooflab.reference.quantization import INT8_MAX, dequantize_int8, quantize_i
 from rooflab.reference.spec import FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
-# A kernel that drops, repeats or misplaces one k shows at the edges of vectors of 16 codes, of tiles, and of K.
+# A kernel that drops, repeats or misplaces one k fails at the edges of vectors of 16 codes, of tiles, or of K.
 PLANTED_K = (0, 15, 16, 31, 32, 63, 64, 127, 128, 255, 256)
 PLANT = 16.0
 ACCUMULATION_FACTOR = 4.0
 ROUNDED_WEIGHT_FACTOR = 3.5
-"""Deviations of a random walk of weights that were each rounded once, and a planted one that errs its worst."""
+"""c of the walk of rounded weights: eight standard deviations, or the largest error of one planted weight."""
 
 
 def gemm_w8a16(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -30,10 +30,9 @@ def gemm_w8a16(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, bias: torc
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Normal operands, the weight quantised; its channels differ in size by up to 4, and all are scaled by 1/sqrt(K),
-    so that the product is of order one at every K.
+    """Normal operands, the weight quantised and scaled by 1/sqrt(K), so that the product is of order one at every K.
 
-    The activation is bf16 and the weight int8 in any scheme.
+    Its channels differ in magnitude by up to a factor of 4. The activation is bf16 and the weight int8 in any scheme.
     """
     M, N, K = int(case["M"]), int(case["N"]), int(case["K"])
     a = randn(M, K, dtype=torch.bfloat16, device=device, seed=seed)
@@ -49,7 +48,7 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 
 def cost(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None = None) -> Cost:
-    """2 M N K tensor-core FLOPs in bf16, a product with the scale and an add of the bias per output; every operand
+    """2 M N K tensor-core FLOPs in bf16; per output a product with the scale and an add of the bias; every operand
     moves once."""
     (M, K), N = a.shape, b.shape[1]
     return Cost(
@@ -61,14 +60,14 @@ def cost(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, bias: torch.Tens
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """What sums in fp32 may lose, a rounding of each weight to bf16, and the output's rounding.
+    """The error of fp32 sums, one rounding of each weight to bf16, and the output's rounding.
 
-    The quantisation is no error, because the codes are given.  W stands for scale times b.  fp32 sums as in `gemm`'s
-    16-bit form: c u sqrt(K) (|A| |W| + |bias|), u = 2**-24, c = 4.  A kernel that multiplies codes, which bf16 holds
-    exactly, and scales the sum stays within that.  One that rounds W to bf16 first errs in each weight by up to v =
-    2**-8 of it, 0.41 to 0.43 v at the root of the mean square (an error that is even within an ulp, over significands
-    that are even between 1 and 2, or their logarithms).  Where signs are random that adds up as a walk, of which 3.5 v
-    sqrt((A*A) (W*W)) is eight deviations; the error of a single planted k, up to v of it, is within it.
+    The quantisation is no error, because the codes are given.  W is scale times b.  fp32 sums err as in `gemm` for 16
+    bits: c u sqrt(K) (|A| |W| + |bias|), u = 2**-24, c = 4.  This holds for a kernel that multiplies codes, which bf16
+    holds exactly, and scales the sum.  A kernel that first rounds W to bf16 errs by up to v = 2**-8 of each weight; the
+    root mean square of that error is 0.41 to 0.43 v (errors uniform within an ulp; significands, or their logarithms,
+    uniform between 1 and 2).  With random signs these errors add up as a walk, and 3.5 v sqrt((A*A) (W*W)) is eight
+    standard deviations of it.  That also covers a single planted k, which errs by up to v.
     """
     a, bias = inputs["a"].double(), inputs["bias"]
     weight = dequantize_int8(inputs["b"].mT, inputs["scale"]).mT
@@ -78,7 +77,7 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 def within(
     a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, product: torch.Tensor, scheme: Scheme
 ) -> torch.Tensor:
-    """The tolerance above for a (M, K) times the dequantised weight (K, N), both fp64."""
+    """The tolerance of `tolerance` for a (M, K) times the dequantised weight (K, N), both fp64."""
     magnitude = a.abs() @ weight.abs()
     if bias is not None:
         magnitude = magnitude + bias.double().abs()
@@ -91,7 +90,7 @@ def within(
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """One k that outweighs all others together, at every edge that K reaches: the largest codes, of both signs."""
+    """One k that outweighs all others together, at every edge that K reaches, with the largest codes of both signs."""
     K = int(case["K"])
     for k in sorted({k for k in (*PLANTED_K, K - 1) if 0 <= k < K}):
         inputs = make_inputs(case, scheme, device, seed)
@@ -126,7 +125,7 @@ SPEC = OpSpec(
             Case(M=65, N=31, K=144, bias=False),
             Case(M=129, N=136, K=272, bias=True),
         ),
-        # Per layer: q|k|v in one, o, gate|up in one, down; then a square of the size that others publish.
+        # One layer: q|k|v in one product, o, gate|up in one product, down; then a square of a size that others publish.
         "smollm2_135m": _cases(((960, 576), (576, 576), (3072, 576), (576, 1536)), 1, 16, 512),
         "qwen3_0_6b": _cases(((4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072)), 1, 16, 512),
         "llama3_8b": _cases(((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)), 1, 4, 16, 64),

@@ -17,10 +17,10 @@ from rooflab.roofline.model import Cost
 def kv_cache_write(
     k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slot_mapping: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the caches must hold after token t has gone to slot_mapping[t] = block * block_size + offset; -1 is skipped.
+    """The new k_cache and v_cache: token t is written to slot_mapping[t] = block * block_size + offset; -1 is skipped.
 
     k, v: (T, H_kv, D); k_cache, v_cache: (num_blocks, block_size, H_kv, D); slot_mapping: (T,) int64, each slot at most
-    once. Returns new k_cache, v_cache.
+    once.
     """
     block_size = k_cache.shape[1]
     new_k, new_v = k_cache.clone(), v_cache.clone()
@@ -32,16 +32,16 @@ def kv_cache_write(
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Random k and v, caches full of other random values, distinct random slots, the first `skipped` tokens at -1.
+    """Random k and v, caches of other random values, and distinct random slots; `skipped` tokens have slot -1.
 
-    On `meta` the slots are real and on the CPU. Raises `ValueError` where the cache has too few slots.
+    On `meta` the slots are real and on the CPU. Raises `ValueError` if the cache has too few slots.
     """
     T, H_kv, D = int(case["T"]), int(case["H_kv"]), int(case["D"])
     num_blocks, block_size, skipped = int(case["num_blocks"]), int(case["block_size"]), int(case["skipped"])
     if T > num_blocks * block_size or skipped > T:
         raise ValueError(f"case: expected skipped <= T <= num_blocks * block_size, got {case.id}")
     slots = torch.randperm(num_blocks * block_size, generator=torch.Generator().manual_seed(seed))[:T].clone()
-    # Spread over the batch, so that a kernel that stops at the first -1 shows.
+    # Skipped tokens are spread over the batch, so that a kernel that stops at the first -1 fails.
     slots[torch.arange(skipped) * max(T // max(skipped, 1), 1)] = -1
     cache = (num_blocks, block_size, H_kv, D)
     k = randn(T, H_kv, D, dtype=scheme.activation, device=device, seed=seed + 1)
@@ -57,19 +57,19 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 def cost(
     k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slot_mapping: torch.Tensor
 ) -> Cost:
-    """The rows of tokens that have a slot are read and written; skipped tokens cost their slot alone."""
+    """The rows of tokens that have a slot are read and written; a skipped token costs only its entry of -1."""
     written = int((slot_mapping >= 0).sum())
     row_bytes = k.shape[1] * k.shape[2] * (k.element_size() + v.element_size())
     return Cost(read_bytes=nbytes(slot_mapping) + written * row_bytes, write_bytes=written * row_bytes)
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """None: rows are moved, not computed, and every other slot stays as it was."""
+    """Zero: the op moves rows and computes nothing, and every other slot keeps its values."""
     return exact(oracle[0]), exact(oracle[1])
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """The first and last slot of the first and last block, for the first and for the last token; then all skipped."""
+    """The first and last slot of the first and last block, for the first and the last token; then no token at all."""
     num_blocks, block_size = int(case["num_blocks"]), int(case["block_size"])
     last_block = (num_blocks - 1) * block_size
     for slot in sorted({0, block_size - 1, last_block, last_block + block_size - 1}):

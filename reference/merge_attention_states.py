@@ -1,7 +1,7 @@
 """merge_attention_states: attention over all keys, from attention over parts of them.
 
 A part's output and the natural log-sum-exp of its scores are enough (Ye et al., "FlashInfer", arXiv 2501.01005, section
-2.2): the parts of a split KV, or a shared prefix and each request's own suffix.
+2.2). Parts are the splits of a KV cache, or a shared prefix and each request's own suffix.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from rooflab.reference.spec import FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs,
 from rooflab.roofline.model import Cost
 
 OPERATIONS = 4.0
-"""Roundings that an exponential, its sum and a product may add, for each part once more."""
+"""Roundings of each part: an exponential, its sum and a product."""
 
 
 def reference(outs: torch.Tensor, lses: torch.Tensor) -> Outputs:
     """The merged output and log-sum-exp in fp64.
 
-    outs: (P, T, H, D) fp32, fp16 or bf16; lses: (P, T, H) fp32, -inf where a part saw no key, whose output then counts
-    for nothing, whatever it holds. Returns (T, H, D) and (T, H); a row that no part saw a key of gives 0 and -inf.
+    outs: (P, T, H, D) fp32, fp16 or bf16; lses: (P, T, H) fp32, -inf where a part saw no key; the output of such a part
+    is ignored, even if it is NaN. Returns (T, H, D) and (T, H); a row for which no part saw a key gives 0 and -inf.
     """
     weights, lse = _weights(lses)
     kept = outs.double().masked_fill((lses == -math.inf)[..., None], 0.0)
@@ -30,16 +30,16 @@ def reference(outs: torch.Tensor, lses: torch.Tensor) -> Outputs:
 
 
 def _weights(lses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each part's share (P, T, H), and the log-sum-exp of all (T, H)."""
+    """The weight of each part (P, T, H), and the log-sum-exp over all parts (T, H)."""
     lse = torch.logsumexp(lses.double(), dim=0)
     return torch.exp(lses.double() - lse).masked_fill((lse == -math.inf).expand(lses.shape), 0.0), lse
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """c u (P + max |lse - peak|) sum_p w_p |out_p| + u_out |ref|, and of the log-sum-exp c u (P + |lse|).
+    """c u (P + max |lse - peak|) sum_p w_p |out_p| + u_out |ref|, and for the log-sum-exp c u (P + |lse|).
 
-    u = 2**-24, c = 4: a share errs by a few u and by the rounding of its exponent, a difference of two log-sum-exps
-    that is scaled to base 2; P shares are summed. Half a subnormal of the output follows.
+    u = 2**-24, c = 4: a weight errs by a few u, and by the rounding of its exponent, the difference of two log-sum-exps
+    in base 2; P weights are summed. Half a subnormal of the output is added.
     """
     weights, _ = _weights(inputs["lses"])
     lses = inputs["lses"].double()
@@ -56,7 +56,7 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Normal outputs, log-sum-exps about 3 apart; with `empty` a quarter of the parts saw no key and hold NaN."""
+    """Normal outputs; log-sum-exps of deviation 3; with `empty` a quarter of the parts saw no key and hold NaN."""
     P, T, H, D = (int(case[key]) for key in ("P", "T", "H", "D"))
     outs = randn(P, T, H, D, dtype=scheme.activation, device=device, seed=seed)
     lses = randn(P, T, H, dtype=torch.float32, device=device, seed=seed + 1, scale=3.0)
@@ -70,7 +70,7 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Each part in turn, of the first and last, outweighs the others; then log-sum-exps far from 0."""
+    """The first part outweighs the others, then the last part does; then log-sum-exps far from 0."""
     for part in sorted({0, int(case["P"]) - 1}):
         inputs = make_inputs(case, scheme, device, seed)
         inputs["lses"][part] = 40.0
@@ -83,7 +83,7 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
 
 
 def cost(outs: torch.Tensor, lses: torch.Tensor) -> Cost:
-    """Every part is read once, the result written; an exponential for each part and row."""
+    """Every part is read once, the result is written once; one exponential for each part and row."""
     _, T, H, D = outs.shape
     return Cost(
         read_bytes=nbytes(outs, lses),

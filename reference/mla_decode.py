@@ -1,7 +1,7 @@
-"""Decode attention over a paged cache of latents, as multi-head latent attention has it once its up-projections are
-absorbed (DeepSeek-AI, "DeepSeek-V2", arXiv 2405.04434, section 2.1): one key for all heads, its first part the value.
+"""Decode attention over a paged cache of latents: multi-head latent attention after its up-projections are absorbed
+(DeepSeek-AI, "DeepSeek-V2", arXiv 2405.04434, section 2.1). All heads share one key, whose first part is the value.
 
-The tolerance is `attention`'s, sequence by sequence.
+The tolerance of each sequence is that of `attention.py`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, nbytes
 from rooflab.roofline.model import Cost
 
 SCALE = 192.0**-0.5
-"""DeepSeek-V2's: of the 128 + 64 dimensions that a head's query has before absorption."""
+"""DeepSeek-V2's softmax scale: a head's query has 128 + 64 dimensions before absorption."""
 
 
 def reference(
@@ -42,36 +42,36 @@ def reference(
 ) -> torch.Tensor | Outputs:
     """Attention of one query per sequence and head over its cached latents, in fp64.
 
-    q: (B, H, D) with D = latent_dim + rotary part; kv_cache: (num_blocks, block_size, D), whose first latent_dim are
-    the values too; block_table: (B, max_blocks) int32, entries past a sequence's pages being padding of any value;
-    seq_lens: (B,) int32; returns (B, H, latent_dim), and with `return_lse` the log-sum-exp (B, H). An empty sequence
-    gives 0 and -inf.
+    q: (B, H, D) with D = latent_dim + rotary part; kv_cache: (num_blocks, block_size, D), whose first latent_dim
+    columns are also the values; block_table: (B, max_blocks) int32, whose entries past a sequence's pages are padding
+    of any value; seq_lens: (B,) int32; returns (B, H, latent_dim), and with `return_lse` the log-sum-exp (B, H). An
+    empty sequence gives 0 and -inf.
     """
-    found = []
+    results = []
     for b, length in enumerate(seq_lens.tolist()):
         kv = gathered(kv_cache, block_table[b], length)[:, None]
         seen = seen_keys(1, length, True)
-        found.append(attend(q[b : b + 1], kv, kv[..., :latent_dim], seen, Scores(softmax_scale)))
-    out, lse = (torch.cat(part) for part in zip(*found, strict=True))
+        results.append(attend(q[b : b + 1], kv, kv[..., :latent_dim], seen, Scores(softmax_scale)))
+    out, lse = (torch.cat(part) for part in zip(*results, strict=True))
     return (out, lse) if return_lse else out
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """The bounds that `attention` derives: (B, H, latent_dim), and (B, H) where the log-sum-exp is asked for."""
-    found = []
+    """The tolerance of `attention.py`: (B, H, latent_dim), and (B, H) for the log-sum-exp if it is returned."""
+    bounds = []
     for b, length in enumerate(inputs["seq_lens"].tolist()):
         kv = gathered(inputs["kv_cache"], inputs["block_table"][b], length)[:, None]
         values, seen = kv[..., : inputs["latent_dim"]], seen_keys(1, length, True)
         scores = Scores(inputs["softmax_scale"])
-        found.append(error_bounds(inputs["q"][b : b + 1], kv, values, seen, scores, scheme))
-    out, lse = (torch.cat(part) for part in zip(*found, strict=True))
+        bounds.append(error_bounds(inputs["q"][b : b + 1], kv, values, seen, scores, scheme))
+    out, lse = (torch.cat(part) for part in zip(*bounds, strict=True))
     return (out + scheme.unit_roundoff * oracle[0].abs(), lse)[: len(oracle)]
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
     """Pages in shuffled order; NaN fills unused pages and the tail of each last page.
 
-    With `ragged` the lengths vary by seed: one sequence has `context` tokens, and of three or more one is empty.
+    `pages.drawn_lengths` draws the lengths.
     """
     B, H, latent, rotary, block_size = (int(case[key]) for key in ("B", "H", "latent", "rotary", "block_size"))
     device = torch.device(device)
@@ -82,7 +82,7 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
     if device.type != "meta":
         cache[unused.to(device)] = math.nan
     place = torch.device("cpu") if device.type == "meta" else device
-    found = {
+    inputs = {
         "q": randn(B, H, latent + rotary, dtype=scheme.activation, device=device, seed=seed),
         "kv_cache": cache,
         "block_table": table.to(place),
@@ -90,11 +90,11 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
         "latent_dim": latent,
         "softmax_scale": SCALE,
     }
-    return found | ({"return_lse": True} if case.get("lse") else {})
+    return inputs | ({"return_lse": True} if case.get("lse") else {})
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """One dominant key at each page and tile edge and at the ends; one past the end, which must stay unseen."""
+    """One dominant key at each page and tile edge and at the ends; one past the end, which no query may see."""
     context, block_size = int(case["context"]), int(case["block_size"])
     edges = {*TILE_EDGES, block_size - 1, block_size, context // 2, context - 2, context - 1, context}
     for position in sorted(edge for edge in edges if 0 <= edge <= context and context):
@@ -103,7 +103,7 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
         listen(inputs["q"], cache)
         reached = False
         for b, length in enumerate(inputs["seq_lens"].tolist()):
-            # Where a sequence is shorter, the same slot past its end shouts, and must not be heard.
+            # In a sequence that ends just before `position`, this slot is past the end, and no query may see it.
             page = int(inputs["block_table"][b, position // block_size])
             if page >= 0 and position <= length:
                 values = torch.empty_like(cache)
@@ -128,7 +128,7 @@ def cost(
     *,
     return_lse: bool = False,
 ) -> Cost:
-    """Two products over all pairs; each latent that any sequence uses is read once, for key and value together."""
+    """Two products and one exponential for each pair; a latent that sequences use is read once, as key and value."""
     B, H, D = q.shape
     slots, entries = used_slots(block_table, seq_lens, *kv_cache.shape[:2])
     queries = int((seq_lens > 0).sum())
@@ -145,7 +145,7 @@ def _case(B: int, context: int, H: int, block_size: int = 64, ragged: bool = Fal
 
 
 DEEPSEEK = (_case(1, 4096, 128), _case(64, 4096, 128), _case(64, 4096, 128, ragged=True), _case(32, 4096, 16))
-"""All heads on one GPU, and a share of them where eight divide the work."""
+"""All 128 heads on one GPU; then the 16 heads of one GPU out of eight."""
 
 SPEC = OpSpec(
     name="mla_decode",
@@ -169,7 +169,7 @@ SPEC = OpSpec(
             _case(3, 130, 64, ragged=True, latent=256, rotary=32),
             _case(1, 129, 128),
         ),
-        # No model of these suites has latents; the op is priced on DeepSeek-V2's shapes in all of them.
+        # No model of these suites has latents, so all of them use DeepSeek-V2's shapes.
         "smollm2_135m": (_case(1, 512, 16),),
         "qwen3_0_6b": (_case(8, 1024, 16),),
         "llama3_8b": DEEPSEEK,

@@ -1,7 +1,7 @@
 """Attention over keys and values that lie in pages, found through a block table (Kwon et al., "Efficient memory
 management for large language model serving with PagedAttention", SOSP 2023).
 
-The tolerance is `flash_attention`'s, sequence by sequence, with S the sequence's length.
+The tolerance of each sequence is that of `flash_attention`, with S the sequence's length.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ def reference(
 ) -> torch.Tensor | Outputs:
     """Attention of each sequence's last queries over its cached keys and values, in fp64.
 
-    q: (T, H, D); k_cache, v_cache: (num_blocks, block_size, H_kv, D); block_table: (B, max_blocks) int32, entries
-    past a sequence's pages being padding of any value; seq_lens: (B,) int32; returns (T, H, D), and with `return_lse`
-    the log-sum-exp (T, H) too. Token i of a sequence lies at offset i % block_size of page block_table[b, i //
-    block_size]. `cu_seqlens_q` (B + 1,) int32, from 0 to T, bounds each sequence's queries in q, causal and
-    bottom-right aligned; None is one query per sequence. An empty sequence gives 0. `softmax_scale` None is D**-0.5.
-    k_scale, v_scale: (H_kv,) fp32, by which a head's cached keys and values are multiplied. Other options as in
-    `flash_attention`. Raises `ValueError` where a row is in no sequence, because nothing says what is to be there.
+    q: (T, H, D); k_cache, v_cache: (num_blocks, block_size, H_kv, D); block_table: (B, max_blocks) int32, whose entries
+    past a sequence's pages are padding of any value; seq_lens: (B,) int32; returns (T, H, D), and with `return_lse` the
+    log-sum-exp (T, H) too. Token i of a sequence lies at offset i % block_size of page block_table[b, i // block_size].
+    `cu_seqlens_q` (B + 1,) int32, from 0 to T, bounds each sequence's queries in q, causal and bottom-right aligned;
+    None means one query per sequence. An empty sequence gives 0. `softmax_scale` None means D**-0.5. k_scale, v_scale:
+    (H_kv,) fp32, factors of a head's cached keys and values. Other options as in `flash_attention`. Raises `ValueError`
+    if a row of q belongs to no sequence, because its result is undefined.
     """
     if cu_seqlens_q is not None and (cu_seqlens_q[0] != 0 or cu_seqlens_q[-1] != len(q)):
         raise ValueError(f"cu_seqlens_q: expected bounds from 0 to {len(q)}, got {cu_seqlens_q.tolist()}")
@@ -70,22 +70,22 @@ def reference(
 def _spans(
     q: torch.Tensor, seq_lens: torch.Tensor, cu_seqlens_q: torch.Tensor | None
 ) -> Iterator[tuple[int, int, int]]:
-    """First query, one past the last, and length of each sequence."""
+    """For each sequence: its first query, one past its last query, and its length."""
     lengths = seq_lens.tolist()
     bounds = list(range(len(lengths) + 1)) if cu_seqlens_q is None else cu_seqlens_q.tolist()
     return zip(bounds[:-1], bounds[1:], lengths, strict=True)
 
 
 def _scaled(cache: torch.Tensor, pages: torch.Tensor, length: int, scale: torch.Tensor | None) -> torch.Tensor:
-    """A sequence's tokens in order, (length, H_kv, D), times its heads' scales."""
-    found = gathered(cache, pages, length)
-    return found if scale is None else found.double() * scale.double()[:, None]
+    """A sequence's tokens in order, (length, H_kv, D), times the scales of the heads."""
+    tokens = gathered(cache, pages, length)
+    return tokens if scale is None else tokens.double() * scale.double()[:, None]
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """The bounds that `attention` derives, (T, H, D) fp64, and (T, H) where the log-sum-exp is asked for.
+    """The tolerance of `attention.py` in fp64: (T, H, D), and (T, H) for the log-sum-exp if it is returned.
 
-    A cache in fp8 costs nothing more: it is given, and what is read of it is exact in the queries' dtype.
+    An fp8 cache adds no error: its values are given, and the queries' dtype holds them exactly.
     """
     q, sinks = inputs["q"], inputs.get("sinks")
     scores = Scores(get_scale(q, inputs.get("softmax_scale")), inputs.get("softcap"))
@@ -96,18 +96,17 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
         k = _scaled(inputs["k_cache"], table, length, inputs.get("k_scale"))
         v = _scaled(inputs["v_cache"], table, length, inputs.get("v_scale"))
         seen = seen_keys(end - start, length, True, inputs.get("window"))
-        found, lse[start:end] = error_bounds(q[start:end], k, v, seen, scores, scheme, sinks)
-        bound[start:end] += found
+        out, lse[start:end] = error_bounds(q[start:end], k, v, seen, scores, scheme, sinks)
+        bound[start:end] += out
     return (bound, lse)[: len(oracle)]
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
     """Pages in shuffled order; NaN fills unused pages and the tail of each last page.
 
-    With `ragged` the lengths vary by seed: one sequence has `context` tokens, and of three or more one is empty. With
-    `lognormal` they are log-normal, and as many tokens in all as without. With
-    `queries` above 1 each sequence has that many, or its whole length if that is less; with `mixed` every second one
-    has one query. In a scheme whose weights are fp8, the cache is, with a scale of each head.
+    `pages.drawn_lengths` draws the lengths. With `queries` above 1 each sequence has that many queries, or its whole
+    length if that is less; with `mixed` every second sequence has one query. If the scheme's weights are fp8, the cache
+    is fp8 with a scale for each head.
     """
     B, H, H_kv, D, block_size = (int(case[key]) for key in ("B", "H", "H_kv", "D", "block_size"))
     dtype = scheme.activation
@@ -126,15 +125,14 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
     inputs |= {"block_table": table.to(place), "seq_lens": lengths.to(place)}
     if bounds is not None:
         inputs["cu_seqlens_q"] = bounds.to(place)
-    found = options(case, H, device, seed + 3)
     if scheme.weight.itemsize == 1:
         for name, part in (("k_scale", seed + 4), ("v_scale", seed + 5)):
             inputs[name] = 0.5 + torch.rand(H_kv, generator=torch.Generator().manual_seed(part)).to(device)
-    return inputs | found
+    return inputs | options(case, H, device, seed + 3)
 
 
 def _query_bounds(lengths: torch.Tensor, queries: int, mixed: bool) -> torch.Tensor | None:
-    """Where each sequence's queries begin and end in q, (B + 1,) int32; None for one query each."""
+    """The bounds of each sequence's queries in q, (B + 1,) int32; None if each sequence has one query."""
     if queries == 1 and not mixed:
         return None
     counts = lengths.clamp(max=queries)
@@ -144,7 +142,7 @@ def _query_bounds(lengths: torch.Tensor, queries: int, mixed: bool) -> torch.Ten
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """One dominant key at each page and tile edge and at the ends; one past the end, which must stay unseen."""
+    """One dominant key at each page and tile edge and at the ends; one past the end, which no query may see."""
     context, block_size = int(case["context"]), int(case["block_size"])
     edges = {*TILE_EDGES, block_size - 1, block_size, context - block_size, context - 2, context - 1}
     for position in sorted(edges | {context}):
@@ -155,7 +153,7 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
         label = f"key {position}" if position < context else "one past the last key"
         reached = False
         for b, length in enumerate(inputs["seq_lens"].tolist()):
-            # Where a sequence is shorter, the same slot past its end shouts, and must not be heard.
+            # In a sequence that ends just before `position`, this slot is past the end, and no query may see it.
             page = int(inputs["block_table"][b, position // block_size])
             if page >= 0 and (position < length or position == length):
                 shout(inputs["k_cache"], inputs["v_cache"], (page, position % block_size))
@@ -181,7 +179,7 @@ def cost(
     v_scale: torch.Tensor | None = None,
     return_lse: bool = False,
 ) -> Cost:
-    """Two products over the visible pairs; each slot that any sequence sees is read once, shared pages once."""
+    """Two products and one exponential for each visible pair; each visible slot is read once, even if shared."""
     T, H, D = q.shape
     spans = [
         (end - start, seen_keys(end - start, length, True, window))

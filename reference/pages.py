@@ -1,4 +1,4 @@
-"""What ops over a paged cache share: how long its sequences are, which pages they have, and what of them is read."""
+"""What ops over a paged cache share: the lengths of sequences, their pages, and how many slots are read."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ SPARE_BLOCKS = 3
 
 
 def drawn_lengths(case: Case, generator: torch.Generator) -> torch.Tensor:
-    """(B,) int32: `context` tokens each.
+    """The lengths of the sequences, (B,) int32: `context` tokens each.
 
-    With `ragged` they vary: one sequence has `context` tokens, and of three or more one is empty. With `lognormal` they
-    are log-normal, and as many tokens in all as without.
+    With `ragged` the lengths vary: one sequence has `context` tokens, and if there are three or more, one is empty.
+    With `lognormal` they follow a log-normal law, and their sum is about B * context.
     """
     B, context = int(case["B"]), int(case["context"])
     if case.get("lognormal"):
@@ -29,8 +29,8 @@ def drawn_lengths(case: Case, generator: torch.Generator) -> torch.Tensor:
 
 
 def _lognormal(B: int, context: int, generator: torch.Generator) -> torch.Tensor:
-    """(B,) int32 lengths, the exponentials of normal numbers, scaled to a mean of `context`."""
-    drawn = torch.randn(B, generator=generator, dtype=torch.float64).exp()  # fp32 counts tokens up to 2**24
+    """Lengths (B,) int32: exponentials of normal numbers, scaled to a mean of `context`."""
+    drawn = torch.randn(B, generator=generator, dtype=torch.float64).exp()  # fp32 is exact only up to 2**24 tokens
     ends = (drawn.cumsum(0) * (B * context / drawn.sum())).round()
     return torch.diff(ends, prepend=torch.zeros(1, dtype=torch.float64)).to(torch.int32)
 
@@ -38,8 +38,10 @@ def _lognormal(B: int, context: int, generator: torch.Generator) -> torch.Tensor
 def dealt_pages(
     lengths: torch.Tensor, block_size: int, generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The block table, (B, max_blocks) int32, of pages in shuffled order and one entry of padding at least, and which
-    slots hold no token, (num_blocks, block_size) bool."""
+    """The block table, (B, max_blocks) int32, and the slots that hold no token, (num_blocks, block_size) bool.
+
+    The pages are in shuffled order, and each row of the table ends with at least one entry of padding, -1.
+    """
     pages = -(-lengths // block_size)
     num_blocks = int(pages.sum()) + SPARE_BLOCKS
     order = torch.randperm(num_blocks, generator=generator, dtype=torch.int32)
@@ -53,8 +55,7 @@ def dealt_pages(
 
 
 def gathered(cache: torch.Tensor, pages: torch.Tensor, length: int) -> torch.Tensor:
-    """A sequence's tokens in order, (length, ...), of a cache (num_blocks, block_size, ...); reads no slot past its
-    end."""
+    """A sequence's tokens in order, (length, ...), from a cache (num_blocks, block_size, ...); reads no other slot."""
     token = torch.arange(length, device=cache.device)
     block_size = cache.shape[1]
     return cache[pages.to(cache.device).long()[token // block_size], token % block_size]
@@ -67,9 +68,9 @@ def used_slots(
     block_size: int,
     first: torch.Tensor | None = None,
 ) -> tuple[int, int]:
-    """How many cache slots hold a token that some sequence sees, each once, and how many table entries name a page.
+    """The number of cache slots that some sequence sees, each counted once, and of table entries that are needed.
 
-    first: (B,), the first token that each sequence sees; None is 0.
+    first: (B,), the first token that each sequence sees; None means 0.
     """
     lengths = seq_lens.cpu().long()[:, None]
     starts = torch.zeros_like(lengths) if first is None else first.long()[:, None]

@@ -1,12 +1,12 @@
-"""Weights in eight and four bits: quantisers, exact dequantisation, and what they lose.
+"""Weights in eight and four bits: quantisers, exact dequantisation, and the quantisation error.
 
 Eight bits: a scale for each output channel, codes -127..127.  Four bits: a scale for each `group` values along K of an
-output channel, codes 0..15, of which 8 stands for zero, or an integer zero point where `zeros` asks for one.  A weight
-is (N, K), row n being output channel n; codes of four bits lie two a byte along K, the even k in the low half.
+output channel, codes 0..15; code 8 stands for zero, or with `zeros` an integer zero point of each group does.  A weight
+is (N, K), and row n is output channel n.  A byte holds two codes of four bits along K, the even k in the low half.
 
-A quantiser rounds to the nearest step (Gersho and Gray, Vector Quantization and Signal Compression, 1992, chapter 5):
-with the step s of a uniform quantiser whose range holds every value, the mean squared error is s**2 / 12 (Bennett,
-Spectra of Quantized Signals, 1948), as long as the steps are narrower than what the values look like.
+A quantiser rounds to the nearest step (Gersho and Gray, Vector Quantization and Signal Compression, 1992, chapter 5).
+A uniform quantiser of step s whose range holds every value has a mean squared error of s**2 / 12 (Bennett, Spectra of
+Quantized Signals, 1948), if the steps are narrow beside the spread of the values.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ import torch
 INT8_MAX = 127
 INT4_MAX = 15
 INT4_ZERO = 8
-"""What a symmetric four-bit code of zero is stored as."""
+"""The stored four-bit code of the value zero, where there are no zero points."""
 SYMMETRIC_INT4_MAX = 7
 
 
 @dataclass(frozen=True)
 class QuantizationError:
-    """How far dequantised values lie from the weight that they stand for."""
+    """How far dequantised values are from the original weight."""
 
     relative: float
-    """Frobenius norm of the difference over that of the weight."""
+    """Frobenius norm of the difference over the Frobenius norm of the weight."""
     mean_squared: float
     sqnr_db: float
-    """Signal over quantisation noise, 10 log10(mean(w**2) / mean_squared); infinite where nothing was lost."""
+    """Signal over quantisation noise in dB, 10 log10(mean(w**2) / mean_squared); infinite if there is no error."""
 
 
 def quantize_int8(weight: torch.Tensor, dtype: torch.dtype = torch.bfloat16) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes (N, K) int8 and scales (N,) of `dtype`, such that codes times scales are about `weight`.
 
     weight: (N, K), any float dtype.  The largest magnitude of a channel becomes 127; a channel of zeros has the scale
-    1.  A scale is rounded up to `dtype` before codes are chosen with it, so that rounding it clips nothing and costs no
-    accuracy beside a step wider by its last bit.  Raises `ValueError` where weight is no matrix.
+    1.  A scale is rounded up to `dtype` first, and the codes are chosen with the rounded scale: no value is clipped,
+    and a step is wider by at most the scale's last bit.  Raises `ValueError` if weight is not a matrix.
     """
     _check_matrix(weight)
     values = weight.float()
@@ -57,12 +57,12 @@ def dequantize_int8(codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 def quantize_int4(
     weight: torch.Tensor, group: int, *, zeros: bool = False, dtype: torch.dtype = torch.bfloat16
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Packed codes (N, K/2) uint8, scales (N, ceil(K / group)) of `dtype`, and zero points uint8 of their shape.
+    """Packed codes (N, K/2) uint8, scales (N, ceil(K / group)) of `dtype`, and zero points uint8 of the scales' shape.
 
     weight: (N, K), any float dtype, K even; the last group may be short.  Without `zeros` there are no zero points: the
-    largest magnitude of a group becomes 7 steps either way, codes 1..15.  With them the range from the least (or 0) to
-    the largest (or 0) becomes 15 steps, and 0 is a code, which is the zero point.  Scales are rounded up to `dtype`
-    first, as those of `quantize_int8`.  Raises `ValueError` on another shape, or a group that is not positive.
+    largest magnitude of a group becomes 7 steps, codes 1..15.  With `zeros` the range from min(least value, 0) to
+    max(largest value, 0) becomes 15 steps, and the code of 0 is the zero point.  Scales are rounded up to `dtype`
+    first, as in `quantize_int8`.  Raises `ValueError` on another shape, or a group that is not positive.
     """
     _check_matrix(weight)
     N, K = weight.shape
@@ -71,7 +71,7 @@ def quantize_int4(
     if group <= 0:
         raise ValueError(f"group: expected a positive number, got {group}")
     groups = -(-K // group)
-    # A short group is filled up with zeros, which every range holds.
+    # A short group is padded with zeros, because every range contains 0.
     values = torch.nn.functional.pad(weight.float(), (0, groups * group - K)).view(N, groups, group)
     if zeros:
         low, high = values.amin(dim=2).clamp(max=0), values.amax(dim=2).clamp(min=0)
@@ -103,7 +103,7 @@ def unpack_int4(packed: torch.Tensor) -> torch.Tensor:
 def dequantize_int4(
     packed: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None = None, *, group: int
 ) -> torch.Tensor:
-    """(code - zero) scale in fp64, exactly; zero is 8 where there is none.
+    """(code - zero) scale in fp64, exactly; `zero` None means 8.
 
     packed: (N, K/2) uint8; scale, zero: (N, ceil(K / group)); returns (N, K).
     """
@@ -115,12 +115,12 @@ def dequantize_int4(
 
 
 def spread(of_groups: torch.Tensor, group: int, K: int) -> torch.Tensor:
-    """(N, groups) as (N, K), each value `group` times."""
+    """Expands (N, groups) to (N, K): each value is repeated `group` times."""
     return of_groups.repeat_interleave(group, dim=1)[:, :K]
 
 
 def quantization_error(weight: torch.Tensor, dequantized: torch.Tensor) -> QuantizationError:
-    """What was lost, over all values.  Both: (N, K).  A weight of zeros that came back as such lost nothing."""
+    """The quantisation error over all values.  Both arguments: (N, K).  If all of both are zeros, the error is 0."""
     signal = weight.double().square().mean().item() if weight.numel() else 0.0
     noise = (weight.double() - dequantized.double()).square().mean().item() if weight.numel() else 0.0
     if noise == 0:
@@ -134,12 +134,12 @@ def quantization_error(weight: torch.Tensor, dequantized: torch.Tensor) -> Quant
 
 
 def expected_mean_squared(scale: torch.Tensor) -> float:
-    """Bennett's mean squared error of uniform quantisers with these steps: mean(scale**2) / 12."""
+    """Bennett's mean squared error of uniform quantisers whose steps are `scale`: mean(scale**2) / 12."""
     return scale.double().square().mean().item() / 12
 
 
 def _scale(wanted: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The least value of `dtype` that is no smaller; 1 in place of 0."""
+    """The least value of `dtype` that is at least `wanted`; 1 where `wanted` is 0."""
     wanted = torch.where(wanted > 0, wanted, 1.0)
     rounded = wanted.to(dtype)
     above = torch.nextafter(rounded.cpu(), torch.tensor(math.inf, dtype=dtype)).to(rounded.device)

@@ -1,15 +1,15 @@
 """Four-bit checkpoints of GPTQ and AWQ, read into the canonical form of `gemm_w4a16` without losing a bit.
 
-GPTQ (Frantar et al., arXiv 2210.17323) as AutoGPTQ's and GPTQModel's QuantLinear store it: `qweight` int32 (K/8, N),
-eight codes along K a word, the first in the lowest bits; `qzeros` int32 (groups, N/8), eight zero points along N a
-word, in the same order, each less one modulo 16 in the format `gptq` and as it is in `gptq_v2`; `scales` (groups, N);
-`g_idx` int32 (K,), the group of each k.
+GPTQ (Frantar et al., arXiv 2210.17323), as QuantLinear of AutoGPTQ and GPTQModel stores it: `qweight` int32 (K/8, N), a
+word holds eight codes along K, the first in the lowest bits; `qzeros` int32 (groups, N/8), a word holds eight zero
+points along N in the same order, each stored minus 1 modulo 16 in the format `gptq` and unchanged in `gptq_v2`;
+`scales` (groups, N); `g_idx` int32 (K,), the group of each k.
 
-AWQ (Lin et al., arXiv 2306.00978) as AutoAWQ's WQLinear_GEMM stores it: `qweight` int32 (K, N/8), eight codes along N a
-word, and `qzeros` int32 (groups, N/8) alike; in both, four bits number i of word j belong to n = 8 j + (0, 2, 4, 6, 1,
-3, 5, 7)[i]; zero points are as they are; `scales` (groups, N).
+AWQ (Lin et al., arXiv 2306.00978), as WQLinear_GEMM of AutoAWQ stores it: `qweight` int32 (K, N/8), a word holds eight
+codes along N; `qzeros` int32 (groups, N/8), packed in the same way and unchanged; `scales` (groups, N).  In both, the
+i-th four bits of word j belong to n = 8 j + (0, 2, 4, 6, 1, 3, 5, 7)[i].
 
-In both a weight is (code - zero) scale.  Scales keep their dtype, mostly fp16: bf16 would round them.
+In both formats a weight is (code - zero) scale.  Scales keep their dtype, mostly fp16: bf16 would round them.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ CODES_PER_WORD = 8
 GROUPS = (32, 64, 128)
 WIDEST_GROUP = max(GROUPS)
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-"""Which of eight output channels each four bits of a word belong to, the lowest bits first."""
+"""The output channel, out of eight, of each four bits of a word, the lowest bits first."""
 GPTQ_FORMATS = {"gptq": 1, "gptq_v2": 0}
-"""What is added to a stored zero point, by the `checkpoint_format` of a checkpoint's configuration."""
+"""What to add to a stored zero point, for each `checkpoint_format` of a checkpoint's configuration."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class Int4Weight:
     group: int
     """Values along K that share a scale: 32, 64 or 128."""
     order: torch.Tensor | None = None
-    """With act-order: the input channels, int64 (K,), in the order in which b has them, so that the product takes
-    `a[:, order]`; None where they are in their own."""
+    """With act-order: the input channels, int64 (K,), in the order of b's columns, so that the product takes
+    `a[:, order]`. None if the columns are in the original order."""
 
 
 def read_gptq(
@@ -57,10 +57,10 @@ def read_gptq(
 ) -> Int4Weight:
     """A GPTQ layer's tensors in the canonical form.
 
-    `group` is the configuration's `group_size`; -1 means all of K, and of it and of multiples of 128 the scales come
-    back repeated, for groups of 128.  A checkpoint with act-order (`desc_act`), whose
-    g_idx is not 0, 0, ..., 1, 1, ..., comes back with its columns sorted by group, and with their `order`.  Raises
-    `ValueError` on shapes or dtypes that do not fit, an unknown format, or groups of other sizes than `group`.
+    `group` is the configuration's `group_size`; -1 means all of K.  For -1 and for multiples of 128 the scales are
+    repeated, one for each 128 of K.  With act-order (`desc_act`) g_idx is not 0, 0, ..., 1, 1, ...: the result then has
+    its columns sorted by group, and their `order`.  Raises `ValueError` on shapes or dtypes that do not fit, an unknown
+    format, or groups whose size is not `group`.
     """
     _check_words("qweight", qweight)
     words, N = qweight.shape
@@ -69,7 +69,7 @@ def read_gptq(
     if checkpoint_format not in GPTQ_FORMATS:
         raise ValueError(
             f"checkpoint_format: expected {' or '.join(GPTQ_FORMATS)}, got {checkpoint_format!r}; "
-            "Marlin's and other packed formats are of one kernel each"
+            "Marlin's and other packed formats each belong to one kernel"
         )
     _check_parameters(qzeros, scales, N, K, group)
     codes = _unpack(qweight.mT)  # (N, K): the words of a channel are one after another along K
@@ -81,7 +81,7 @@ def read_gptq(
 def read_awq(qweight: torch.Tensor, qzeros: torch.Tensor, scales: torch.Tensor, *, group: int) -> Int4Weight:
     """An AWQ layer's tensors (the `gemm` version) in the canonical form.
 
-    `group` is the configuration's `group_size` (`q_group_size`), as of `read_gptq`.  Raises `ValueError` on shapes or
+    `group` is the configuration's `group_size` (`q_group_size`), as in `read_gptq`.  Raises `ValueError` on shapes or
     dtypes that do not fit.
     """
     _check_words("qweight", qweight)
@@ -92,14 +92,14 @@ def read_awq(qweight: torch.Tensor, qzeros: torch.Tensor, scales: torch.Tensor, 
 
 
 def _unpack(words: torch.Tensor) -> torch.Tensor:
-    """int32 (R, C) as the eight values of each word, lowest bits first: uint8 (R, 8 C)."""
+    """Unpacks int32 (R, C) to uint8 (R, 8 C): the eight values of each word, lowest bits first."""
     shifts = torch.arange(0, 4 * CODES_PER_WORD, 4, dtype=torch.int32, device=words.device)
-    # The shift keeps the sign, and the mask takes it away.
+    # The shift extends the sign, and the mask removes it.
     return (words[:, :, None] >> shifts & 15).flatten(1).to(torch.uint8)
 
 
 def _in_awq_order(words: torch.Tensor) -> torch.Tensor:
-    """int32 (R, N/8) as uint8 (R, N), each value at its own channel."""
+    """Unpacks AWQ's int32 (R, N/8) to uint8 (R, N), each value at its own channel."""
     stored = _unpack(words).view(words.shape[0], -1, CODES_PER_WORD)
     values = torch.empty_like(stored)
     values[:, :, list(AWQ_ORDER)] = stored

@@ -25,7 +25,7 @@ def rmsnorm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.T
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Normal x; weights normal around one, because all ones would hide a kernel that ignores them."""
+    """Normal x; weights are normal around one, because a kernel that ignores them must fail."""
     T, H = int(case["T"]), int(case["H"])
     x = randn(T, H, dtype=scheme.activation, device=device, seed=seed)
     weight = randn(H, dtype=scheme.weight, device=device, seed=seed + 1, scale=0.5) + 1.0
@@ -33,7 +33,7 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 
 def cost(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> Cost:
-    """x and weight are read once, the result written once; four FLOPs an element and one rsqrt a row."""
+    """x and weight are read once, the result is written once; four FLOPs an element and one rsqrt a row."""
     T, H = x.shape
     return Cost(
         read_bytes=nbytes(x, weight),
@@ -46,10 +46,10 @@ def cost(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> Cost:
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     """(c/2 sqrt(H) + 4) u_32 |ref| + 2 u_out |ref| + a subnormal of the output.
 
-    The sum of H squares has a relative error of about sqrt(H) u_32 (c = 4 for an unlucky walk), halved by the root;
-    the squares, the division by H, the rsqrt and the two products add one to two u_32 each, the first halved too. Two
-    roundings to the dtype are allowed: models round x / rms before the weight, as Llama's own code does, and then the
-    product. The first of them is scaled by the weight, so its subnormal error is too.
+    The sum of H squares has a relative error of about sqrt(H) u_32 (c = 4 for an unlucky walk), and the root halves it.
+    The squares, the division by H, the rsqrt and the two products add one to two u_32 each. Two roundings to the dtype
+    are allowed: Llama's own code rounds x / rms before the product with the weight, and then the product. The weight
+    scales the subnormal error of the first rounding.
     """
     hidden = inputs["x"].shape[-1]
     relative = (ACCUMULATION_FACTOR / 2 * hidden**0.5 + 4.0) * FP32_ROUNDOFF + 2.0 * scheme.unit_roundoff
@@ -58,11 +58,11 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """One column that makes up most of the mean square, at every edge that H reaches; then a row that eps rules."""
+    """One column that makes up most of the mean square, at every edge that H reaches; then a mean square near eps."""
     H = int(case["H"])
     for column in sorted({column for column in (*PLANTED_COLUMNS, H - 1) if 0 <= column < H}):
         inputs = make_inputs(case, scheme, device, seed)
-        # Ten times the norm of the other columns together, and within fp16's range up to H = 16384.
+        # Ten times the norm of all other columns, and within fp16's range up to H = 16384.
         inputs["x"][:, column] = 10.0 * max(H, 1) ** 0.5
         yield f"column={column}", inputs
     inputs = make_inputs(case, scheme, device, seed)

@@ -1,8 +1,8 @@
 """rope: rotary position embedding of queries and keys.
 
 Su et al., "RoFormer", 2021. Two pairings are in use: half-split (i with i + D/2: GPT-NeoX, Hugging Face) and
-interleaved (2i with 2i + 1: RoFormer, Meta's Llama). Tables of cosines and sines are given, so that scalings of the
-frequencies are the caller's.
+interleaved (2i with 2i + 1: RoFormer, Meta's Llama). The caller passes tables of cosines and sines, and so decides how
+the frequencies are scaled.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def rope(
     positions: torch.Tensor,
     interleaved: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """q and k with each pair of a head turned by its position's angle, in fp64.
+    """q and k in fp64, with each pair of a head rotated by the angle of its position.
 
     q: (T, H, D); k: (T, H_kv, D); cos, sin: (max_position, D/2) fp32; positions: (T,) int64; returns q, k.
     """
@@ -46,9 +46,8 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
     max_position = int(case["max_position"])
     positions = torch.randint(max_position, (T,), generator=torch.Generator().manual_seed(seed))
     frequencies = THETA ** (-torch.arange(D // 2, dtype=torch.float64, device=device) * 2 / D)
-    angles = (
-        torch.arange(max_position, dtype=torch.float64, device=device)[:, None] * frequencies
-    )  # (max_position, D/2)
+    # (max_position, D/2)
+    angles = torch.arange(max_position, dtype=torch.float64, device=device)[:, None] * frequencies
     q = randn(T, H, D, dtype=scheme.activation, device=device, seed=seed + 1)
     return {
         "q": q,
@@ -68,7 +67,7 @@ def cost(
     positions: torch.Tensor,
     interleaved: bool = False,
 ) -> Cost:
-    """q and k in and out, one row of each table per distinct position; three FLOPs a value."""
+    """q and k are read and written, one row of each table is read per distinct position; three FLOPs a value."""
     table_rows = len(set(positions.tolist()))
     table_bytes = table_rows * cos.shape[1] * (cos.element_size() + sin.element_size())
     return Cost(
@@ -79,10 +78,9 @@ def cost(
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """4 u_32 (|first cos| + |second sin|) + u_out |ref| + half a subnormal of the output, per value.
+    """4 u_32 (|first| + |second|) + u_out |ref| + half a subnormal of the output, for each value.
 
-    Two products and a sum in fp32 err by at most 3 u_32 of the sum of magnitudes; one rounding to the dtype follows.
-    The magnitudes are bounded by the pair's own: |first| + |second|.
+    Two products and a sum in fp32 err by at most 3 u_32 (|first cos| + |second sin|), then the dtype rounds once.
     """
     subnormal = torch.finfo(scheme.output).smallest_normal * scheme.unit_roundoff
     limits = []
@@ -98,7 +96,7 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """The first and the last row of the tables; then one large value at each end of a head and of its halves."""
+    """The first and the last row of the tables; then one large value at each end of a head and of each half."""
     D, last = int(case["D"]), int(case["max_position"]) - 1
     for position in sorted({0, last}):
         inputs = make_inputs(case, scheme, device, seed)

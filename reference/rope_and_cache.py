@@ -1,7 +1,7 @@
-"""rope_and_cache: queries and keys of new tokens are rotated, keys and values go to their slots of the paged cache.
+"""rope_and_cache: rotates queries and keys of new tokens, and writes keys and values to slots of the paged cache.
 
-`rope` and `kv_cache_write` in one pass over the new tokens, which are small: what counts is launches and round trips.
-A cache in e4m3 holds a value over its head's scale, rounded to nearest even and cut off at the largest, 448.
+It is `rope` and `kv_cache_write` in one pass over the new tokens; this saves launches and round trips through memory.
+A cache in e4m3 holds a value divided by its head's scale, rounded to nearest even and clamped to +-448.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rooflab.reference.spec import FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs,
 from rooflab.roofline.model import Cost
 
 FP8_MAX = 448.0
-"""The largest e4m3."""
+"""The largest value of e4m3."""
 
 
 def reference(
@@ -35,12 +35,12 @@ def reference(
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
 ) -> Outputs:
-    """What q_out and the caches must hold afterwards, in fp64.
+    """The values that q_out and the caches must have afterwards, in fp64.
 
-    q: (T, H, D), rotated into q_out, of its shape; k, v: (T, H_kv, D); cos, sin: (max_position, R/2) fp32, where the
-    first R <= D values of a head are rotated and the rest stay; positions: (T,) int64; k_cache, v_cache: (num_blocks,
+    q: (T, H, D), rotated into q_out of the same shape; k, v: (T, H_kv, D); cos, sin: (max_position, R/2) fp32: the
+    first R <= D values of a head are rotated, and the rest stay; positions: (T,) int64; k_cache, v_cache: (num_blocks,
     block_size, H_kv, D), of q's dtype, or e4m3 with k_scale, v_scale: (H_kv,) fp32; slot_mapping: (T,) int64, block *
-    block_size + offset, each at most once, -1 skipped (its q is rotated all the same).
+    block_size + offset, each slot at most once; -1 skips the cache, but not the rotation of q.
     """
     turned_q, turned_k = (_turned(x.double(), cos, sin, positions, interleaved) for x in (q, k))
     caches = []
@@ -57,7 +57,7 @@ def reference(
 def _turned(
     x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor, interleaved: bool
 ) -> torch.Tensor:
-    """x, (T, heads, D) fp64, with the first R values of each head turned."""
+    """x, (T, heads, D) fp64, with the first R values of each head rotated."""
     R = 2 * cos.shape[1]
     c, s = cos.double()[positions].unsqueeze(1), sin.double()[positions].unsqueeze(1)
     first, second = _pairs(x[..., :R], interleaved)
@@ -72,11 +72,11 @@ def _pairs(x: torch.Tensor, interleaved: bool) -> tuple[torch.Tensor, torch.Tens
 
 
 def compare(actual: Outputs, oracle: Outputs, inputs: Inputs, scheme: Scheme) -> list[ErrorStats]:
-    """q and the written keys within what rotating in fp32 and one rounding may lose; all else bit for bit.
+    """q and the written keys must be within the error of a rotation in fp32 and one rounding; all else must be equal.
 
     4 u_32 (|first| + |second|) + u_out |ref| + half a subnormal, as in `rope`, with the cache's own dtype and scale.
-    Values that are not rotated are rounded only where the cache is in e4m3, and there a division may move one that
-    lies between two neighbours: 2 u_32 more.
+    Values that are not rotated are rounded only in an e4m3 cache. There the division by the scale errs too, and may
+    move a value across a tie: 2 u_32 more.
     """
     R = 2 * inputs["cos"].shape[1]
     slots = inputs["slot_mapping"]
@@ -88,23 +88,23 @@ def compare(actual: Outputs, oracle: Outputs, inputs: Inputs, scheme: Scheme) ->
         rows = out.flatten(0, 1)
         limit = torch.zeros_like(rows)
         rotated = R if name == "k" else 0
-        found = _limit(size[kept], rows[slots[kept]], rotated, inputs["interleaved"], dtype)
+        written = _limit(size[kept], rows[slots[kept]], rotated, inputs["interleaved"], dtype)
         if scale is None:
-            found[..., rotated:] = 0.0
-        limit[slots[kept]] = found
+            written[..., rotated:] = 0.0
+        limit[slots[kept]] = written
         limits.append(limit.view(out.shape))
-    found_and_wanted = zip(("q_out", "k_cache", "v_cache"), actual, oracle, limits, strict=True)
-    return [elementwise(name, out.double(), ref, limit) for name, out, ref, limit in found_and_wanted]
+    outputs = zip(("q_out", "k_cache", "v_cache"), actual, oracle, limits, strict=True)
+    return [elementwise(name, out.double(), ref, limit) for name, out, ref, limit in outputs]
 
 
 def _limit(x: torch.Tensor, out: torch.Tensor, R: int, interleaved: bool, dtype: torch.dtype) -> torch.Tensor:
-    """Of rows (n, heads, D), the first R of a head turned and all rounded to `dtype`."""
+    """The limits of rows (n, heads, D) whose first R values of a head are rotated and that are rounded to `dtype`."""
     info = torch.finfo(dtype)
     first, second = _pairs(x[..., :R].abs(), interleaved)
     size = first + second
     magnitude = size.repeat_interleave(2, dim=-1) if interleaved else size.repeat(1, 1, 2)
     error = torch.cat((4.0 * magnitude, 2.0 * x[..., R:].abs()), dim=-1) * FP32_ROUNDOFF
-    # An error just below a tie may go to the other neighbour: a unit roundoff of the error as well.
+    # The error may move a value across a tie, to the other neighbour: a unit roundoff of the error as well.
     rounding = info.eps / 2 * (out.abs() + error) + info.smallest_normal * info.eps / 2
     unrotated = torch.arange(out.shape[-1]) >= R
     if dtype.itemsize > 1:
@@ -114,10 +114,10 @@ def _limit(x: torch.Tensor, out: torch.Tensor, R: int, interleaved: bool, dtype:
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Normal q, k and v, the usual angles, random positions, caches full of other values, distinct random slots.
+    """Normal q, k and v, the usual angles, random positions, caches of other values, and distinct random slots.
 
-    The first `skipped` tokens, spread over the batch, have slot -1. On `meta` positions and slots are real and on the
-    CPU. Raises `ValueError` where the cache has too few slots, or where `rotary` is odd or more than D.
+    `skipped` tokens have slot -1. On `meta` positions and slots are real and on the CPU. Raises `ValueError` if the
+    cache has too few slots, or if `rotary` is odd or more than D.
     """
     T, H, H_kv, D, R = (int(case[key]) for key in ("T", "H", "H_kv", "D", "rotary"))
     num_blocks, block_size, skipped = (int(case[key]) for key in ("num_blocks", "block_size", "skipped"))
@@ -129,13 +129,13 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
     generator = torch.Generator().manual_seed(seed)
     positions = torch.randint(max_position, (T,), generator=generator)
     slots = torch.randperm(num_blocks * block_size, generator=generator)[:T].clone()
-    # Spread over the batch, so that a kernel that stops at the first -1 shows.
+    # Skipped tokens are spread over the batch, so that a kernel that stops at the first -1 fails.
     slots[torch.arange(skipped) * max(T // max(skipped, 1), 1)] = -1
     frequencies = THETA ** (-torch.arange(R // 2, dtype=torch.float64, device=device) * 2 / max(R, 1))
     angles = torch.arange(max_position, dtype=torch.float64, device=device)[:, None] * frequencies
     dtype, cache = scheme.activation, (num_blocks, block_size, H_kv, D)
     q = randn(T, H, D, dtype=dtype, device=device, seed=seed + 1)
-    found = {
+    inputs = {
         "q": q,
         "k": randn(T, H_kv, D, dtype=dtype, device=device, seed=seed + 2),
         "v": randn(T, H_kv, D, dtype=dtype, device=device, seed=seed + 3),
@@ -150,12 +150,12 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
     }
     if scheme.weight.itemsize == 1:
         for name in ("k_scale", "v_scale"):
-            found[name] = (0.01 + torch.rand(H_kv, generator=generator)).to(device)
-    return found
+            inputs[name] = (0.01 + torch.rand(H_kv, generator=generator)).to(device)
+    return inputs
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """The first and last slot of the cache for the first and last token; the ends of the tables; all skipped."""
+    """The first and last slot of the cache for the first and last token; the ends of the tables; only slots of -1."""
     last = int(case["num_blocks"]) * int(case["block_size"]) - 1
     for slot in sorted({0, last}):
         for token in sorted({0, int(case["T"]) - 1}):
@@ -194,7 +194,7 @@ def cost(
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
 ) -> Cost:
-    """q in and out, the rows of the tokens that have a slot in and out, a row of each table per distinct position."""
+    """Reads and writes q and the rows of tokens that have a slot; reads a row of each table per distinct position."""
     written = int((slot_mapping >= 0).sum())
     row = k.shape[1] * k.shape[2]
     tables = len(set(positions.tolist())) * cos.shape[1] * (cos.element_size() + sin.element_size())

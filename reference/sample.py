@@ -1,9 +1,9 @@
 """Drawing one token per row of logits: temperature, top-k, top-p, min-p, and a reproducible Gumbel-max draw.
 
-The draw is an exponential race (argmax of log p - log E with E exponential is a draw from p), its randomness
-Philox-4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) at key = seed and counter =
-(position, token id, 0, 0). So a row's token depends on its own logits, seed and position, never on its batch mates, and
-every correct kernel gives the same one.
+The draw is an exponential race: argmax of log p - log E, with E exponential, is a draw from p. The random numbers are
+Philox-4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) with key = seed and counter =
+(position, token id, 0, 0). So a row's token depends only on its own logits, seed and position, and not on the other
+rows; every correct kernel draws the same token.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from rooflab.reference.spec import FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs,
 from rooflab.roofline.model import Cost
 
 MASS_TOLERANCE = 4e-6
-"""Cumulative probability that fp32 may get wrong: tokens this close to top_p may be in or out of the support."""
+"""fp32's error of a cumulative probability: a token this close to top_p may be in the support or not."""
 SCORE_ULPS = 16.0
-"""Roundoffs of each term that an fp32 score may be off: a subtraction, a division and two logarithms."""
+"""fp32's error of a score, in roundoffs of each term: a subtraction, a division and two logarithms."""
 
 
 def philox(counter: np.ndarray, key: np.ndarray) -> np.ndarray:
@@ -41,7 +41,7 @@ def philox(counter: np.ndarray, key: np.ndarray) -> np.ndarray:
 def race(seed: int, position: int, vocab_size: int) -> torch.Tensor:
     """log E of every token, (V,) fp64: E = -log1p(-u), u = min(fp32(x) * 2**-32 + 2**-33, 1 - 2**-24).
 
-    x is Philox's first word and u exactly what fp32 arithmetic gives.
+    x is Philox's first word; u has exactly the value that fp32 arithmetic gives.
     """
     counter = np.zeros((vocab_size, 4), dtype=np.uint64)
     counter[:, 0] = position & 0xFFFFFFFF
@@ -54,24 +54,24 @@ def race(seed: int, position: int, vocab_size: int) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Support:
-    """The tokens that one row may draw, and what is known of each.  All tensors (V,)."""
+    """The tokens that one row may draw, with their probabilities.  All tensors are (V,)."""
 
     probabilities: torch.Tensor
-    """fp64 law of the draw: renormalised over `kept`, 0 elsewhere."""
+    """Probabilities of the draw in fp64, renormalised over `kept`; 0 elsewhere."""
     kept: torch.Tensor
-    """In the support by fp64 arithmetic."""
+    """Whether a token is in the support, by fp64 arithmetic."""
     doubtful: torch.Tensor
-    """So near to top_p or min_p that fp32 may put it on either side."""
+    """Whether a token is so near to top_p or min_p that fp32 may put it on either side."""
     scores: torch.Tensor
     """logits / temperature in fp64."""
 
 
 def support(logits: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float) -> Support:
-    """The law of one row's draw, temperature > 0.  logits: (V,).
+    """The support of one row's draw; temperature > 0.  logits: (V,).
 
-    Tokens are ordered by probability descending, index ascending. top_k keeps the first k; top_p, over what top_k
-    left, renormalised, keeps a token if the mass before it is below top_p, so the one that crosses stays; min_p keeps
-    those of at least min_p times the largest probability. A logit of -inf is never drawn.
+    Tokens are ordered by probability descending, then index ascending. top_k keeps the first k tokens and renormalises.
+    Of these, top_p keeps a token if the cumulative probability before it is below top_p, so the token that crosses
+    top_p stays. min_p keeps tokens of at least min_p times the largest probability. A logit of -inf is never drawn.
     """
     scores = logits.detach().cpu().double() / temperature
     ordered, order = torch.sort(scores, descending=True, stable=True)
@@ -113,9 +113,9 @@ def reference(
     """One token id per row, (B,) int64: the argmax over the support of logits / temperature - log E.
 
     logits: (B, V) of any float dtype, finite or -inf; temperature: (B,) fp32, 0 = the highest logit; top_k: (B,)
-    int32, 0 = off; top_p: (B,) fp32 in (0, 1], 1 = off; min_p: (B,) fp32, 0 = off; seed, position: (B,) int64, of
-    which a position's low 32 bits count. Ties go to the lowest index. A row with NaN, +inf or nothing but -inf gives
-    some id in [0, V).
+    int32, 0 = off; top_p: (B,) fp32 in (0, 1], 1 = off; min_p: (B,) fp32, 0 = off; seed, position: (B,) int64; only
+    the low 32 bits of a position count. Ties go to the lowest index. A row with a NaN, a +inf or only -inf gives some
+    id in [0, V).
     """
     rows = zip(*(t.tolist() for t in (temperature, top_k, top_p, min_p, seed, position)), strict=True)
     tokens = []
@@ -130,11 +130,11 @@ def reference(
 
 
 def compare(actual: Outputs, oracle: Outputs, inputs: Inputs, scheme: Scheme) -> list[ErrorStats]:
-    """A greedy row must equal the oracle's; a drawn token must be in the support and win the race.
+    """A greedy token must equal the oracle's; a drawn token must be in the support and win the race.
 
     In the support: by fp64 arithmetic, or within `MASS_TOLERANCE` of its edge unless the row's arithmetic is exact.
-    Wins: its fp64 score lies within what fp32 may err of the best certain one. With g = (best logit - logit) / T, an
-    fp32 score is off by at most `SCORE_ULPS` * 2**-24 * (|score| + g + |log E| + 1): each term rounds a few times.
+    Wins: its fp64 score is below the best score of a certain token by at most fp32's error of both scores. With g =
+    (best logit - logit) / T, an fp32 score errs by at most `SCORE_ULPS` * 2**-24 * (|score| + g + |log E| + 1).
     """
     got, wanted = actual[0], oracle[0].cpu()
     if got.shape != wanted.shape or got.dtype != torch.int64:
@@ -152,7 +152,7 @@ def compare(actual: Outputs, oracle: Outputs, inputs: Inputs, scheme: Scheme) ->
 
 
 def _judge_row(token: int, best: int, inputs: Inputs, b: int) -> tuple[float, float]:
-    """How much worse than the oracle's `best` a token scores, and that as a multiple of what is allowed."""
+    """The difference between the scores of `best` and `token`, and that difference over the allowed one."""
     row = inputs["logits"][b]
     settings = [inputs[name][b].item() for name in ("temperature", "top_k", "top_p", "min_p", "seed", "position")]
     if not 0 <= token < len(row) or settings[0] == 0:
@@ -176,7 +176,7 @@ def _judge_row(token: int, best: int, inputs: Inputs, b: int) -> tuple[float, fl
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Normal logits of standard deviation 3, near a language model's; every row with the case's settings."""
+    """Normal logits of standard deviation 3, about a language model's; every row has the case's settings."""
     B, V = int(case["B"]), int(case["V"])
     logits = randn(B, V, dtype=scheme.activation, device=device, seed=seed, scale=3.0)
     return {"logits": logits} | settings(
@@ -185,7 +185,7 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 
 def settings(rows: list[tuple[float, int, float, float]], device: torch.device, seed: int) -> Inputs:
-    """The per-row tensors for `(temperature, top_k, top_p, min_p)` rows, with seeds and positions that all differ."""
+    """The per-row tensors for `(temperature, top_k, top_p, min_p)` rows, with random seeds and positions."""
     place = torch.device("cpu") if torch.device(device).type == "meta" else device
     generator = torch.Generator().manual_seed(seed)
     B = len(rows)
@@ -201,7 +201,7 @@ def settings(rows: list[tuple[float, int, float, float]], device: torch.device, 
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Rows whose arithmetic is exact: 2**n equal logits over -inf, where one token more or less shows."""
+    """Rows whose arithmetic is exact: 2**n equal logits and -inf, so that one wrong token in the support shows."""
     V = int(case["V"])
     rows = 16
     for label, count, setting in (
@@ -236,8 +236,8 @@ def cost(
     seed: torch.Tensor,
     position: torch.Tensor,
 ) -> Cost:
-    """Each logit read once.  A row with top_p needs an exponential per token that top_k left, a drawn token two
-    logarithms; how many tokens top_p and min_p leave is in the logits, so only one is counted there."""
+    """Each logit is read once.  top_p needs an exponential for each token that top_k left; each token in the race needs
+    two logarithms.  After top_p or min_p only one token is counted, because the number depends on the logits."""
     B, V = logits.shape
     sfu = 0
     for t, k, p, m in zip(temperature.tolist(), top_k.tolist(), top_p.tolist(), min_p.tolist(), strict=True):

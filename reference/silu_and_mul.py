@@ -24,7 +24,7 @@ def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Normal values of deviation two, so that silu is met on both sides of its bend."""
+    """Normal values of standard deviation 2, so that gates lie on both sides of silu's bend."""
     T, I = int(case["T"]), int(case["I"])
     return {"x": randn(T, 2 * I, dtype=scheme.activation, device=device, seed=seed, scale=2.0)}
 
@@ -44,10 +44,10 @@ def cost(x: torch.Tensor) -> Cost:
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     """(8 + 2 |gate|) u_32 |ref| + 2 u_out |ref| + 2**-126 |gate up| + a subnormal of the output.
 
-    exp2(gate log2(e)) in fp32 rounds its argument, which costs |gate| u_32, relative (twice that is allowed, for a
-    rounded log2(e)); the exp, the sum, the reciprocal and two products add one to two u_32 each. A sigmoid below
-    2**-126 may be flushed to 0. Two roundings to the dtype are allowed, because a composition of library calls rounds
-    silu(gate) before the product, and its subnormal error is then scaled by up.
+    exp2(gate log2(e)) in fp32 rounds its argument, which costs a relative |gate| u_32; twice that is allowed, because
+    log2(e) is rounded too. The exp, the sum, the reciprocal and the two products add one to two u_32 each. A sigmoid
+    below 2**-126 may be flushed to 0. Two roundings to the dtype are allowed, because library calls round silu(gate)
+    before the product; up then scales its subnormal error.
     """
     x = inputs["x"].double()
     half = x.shape[-1] // 2
@@ -58,7 +58,7 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Gates so large that a careless exp overflows, in the first and the last column."""
+    """Gates in the first and the last column that are so large that a careless exp overflows."""
     half = int(case["I"])
     for gate in PLANTED_GATES:
         inputs = make_inputs(case, scheme, device, seed)

@@ -1,4 +1,4 @@
-"""What an op is: its arguments, its formula, its least work, its cases, and how a result is judged."""
+"""The definition of an op: its arguments, its formula, its least work, its cases, and how a result is judged."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Case(Mapping[str, Scalar]):
 
     @property
     def id(self) -> str:
-        """The stable text form, keys in the order in which the op declares them."""
+        """The stable text form; the keys have the order in which the op declares them."""
         return ",".join(f"{key}={_text(value)}" for key, value in self._values.items())
 
     @classmethod
     def parse(cls, text: str) -> Case:
-        """The case that `text` (`M=64,N=48`) names.  Raises `ValueError` on anything else."""
+        """The case that `text` (`M=64,N=48`) describes.  Raises `ValueError` on any other form."""
         values: dict[str, Scalar] = {}
         for part in text.split(","):
             key, separator, value = part.partition("=")
@@ -85,14 +85,14 @@ def _scalar(text: str) -> Scalar:
 
 @dataclass(frozen=True)
 class Scheme:
-    """An op's dtypes by one name: what an activation, a weight and an output are made of."""
+    """One name for an op's dtypes: those of an activation, a weight and an output."""
 
     name: str
     activation: torch.dtype
     weight: torch.dtype
     output: torch.dtype
     group: int = 0
-    """Values along K that share a scale, where a weight is quantised in groups."""
+    """How many values along K share a scale; 0 if a weight is not quantised in groups."""
 
     @property
     def unit_roundoff(self) -> float:
@@ -104,25 +104,25 @@ SCHEMES = {
     "fp32": Scheme("fp32", torch.float32, torch.float32, torch.float32),
     "fp16": Scheme("fp16", torch.float16, torch.float16, torch.float16),
     "bf16": Scheme("bf16", torch.bfloat16, torch.bfloat16, torch.bfloat16),
-    # fp32 in memory, rounded to ten bits of mantissa on the way into a tensor core; never unless asked for by name.
+    # fp32 in memory; the tensor core keeps ten bits of the mantissa. A caller must ask for it by name.
     "tf32": Scheme("tf32", torch.float32, torch.float32, torch.float32),
     "fp8_e4m3": Scheme("fp8_e4m3", torch.float8_e4m3fn, torch.float8_e4m3fn, torch.bfloat16),
     "w8a16": Scheme("w8a16", torch.bfloat16, torch.int8, torch.bfloat16),
-    # 16-bit queries over a KV cache of e4m3, with a scale of each head.
+    # 16-bit queries over a KV cache in e4m3, with a scale for each head.
     "kv_fp8": Scheme("kv_fp8", torch.bfloat16, torch.float8_e4m3fn, torch.bfloat16),
-    # Two values of four bits a byte.
+    # A byte holds two values of four bits.
     **{
         f"w4a16_g{group}": Scheme(f"w4a16_g{group}", torch.bfloat16, torch.uint8, torch.bfloat16, group)
         for group in (32, 64, 128)
     },
 }
 DTYPE_NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
-"""The scheme in which every tensor has one dtype, by that dtype."""
+"""For each dtype, the scheme in which every tensor has that dtype."""
 FP32_ROUNDOFF = 2.0**-24
 
 
 def get_scheme(name: str) -> Scheme:
-    """The scheme called `name`.  Raises `ValueError` naming those there are."""
+    """The scheme called `name`.  Raises `ValueError` with the known names."""
     if name not in SCHEMES:
         raise ValueError(f"scheme: expected one of {', '.join(SCHEMES)}, got {name!r}")
     return SCHEMES[name]
@@ -137,38 +137,38 @@ class OpSpec:
 
     name: str
     reference: Callable[..., torch.Tensor | Outputs]
-    """The formula in fp64.  Takes the same arguments as every kernel and changes none of them; for a mutating op it
-    returns what the mutated arguments must hold afterwards."""
+    """The formula in fp64.  It takes the same arguments as every kernel and changes none of them; for a mutating op it
+    returns the values that the mutated arguments must have afterwards."""
     make_inputs: MakeInputs
-    """`(case, scheme, device, seed)` to keyword arguments.  With `device="meta"` large tensors are meta and lengths,
-    tables and offsets are real int tensors on the CPU."""
+    """`(case, scheme, device, seed)` to keyword arguments.  With `device="meta"` large tensors are meta tensors, but
+    lengths, tables and offsets are real int tensors on the CPU."""
     cost: Callable[..., Cost]
-    """The least work for these inputs; reads shapes and the real int tensors only."""
+    """The least work for these inputs; it reads only shapes and the real int tensors."""
     outputs: tuple[str, ...]
-    """Names of what the op returns, in order; for a mutating op, of the arguments that it changes.  The last may be
-    asked for by an option (a log-sum-exp); a call without it returns fewer."""
+    """Names of the results, in order; for a mutating op, of the arguments that it changes.  The last result may be
+    optional (a log-sum-exp): a call without that option returns fewer results."""
     cases: Mapping[str, tuple[Case, ...]]
     """Cases by suite: `smoke`, `edge`, and one per model."""
     tolerance: Callable[[Inputs, Outputs, Scheme], Outputs] | None = None
-    """Largest allowed error per output element, derived from the arithmetic.  None where `compare` judges otherwise."""
+    """Largest allowed error of each output element, derived from the arithmetic.  None if `compare` judges instead."""
     compare: Callable[[Outputs, Outputs, Inputs, Scheme], list[ErrorStats]] | None = None
-    """Judges outputs against the oracle's; None for element by element within `tolerance`."""
+    """Judges outputs against the oracle's.  None if each element must be within `tolerance`."""
     planted: Callable[[Case, Scheme, torch.device, int], Iterator[tuple[str, Inputs]]] | None = None
-    """Labelled inputs with one dominant key, row or column at an edge, where a miss changes everything."""
+    """Labelled inputs with one dominant key, row or column at an edge; a kernel that misses it is far off."""
     output_dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)
-    """Of outputs that have a dtype of their own, whatever the scheme."""
+    """The dtypes of outputs whose dtype does not depend on the scheme."""
     mutates: tuple[str, ...] = ()
     """Arguments that the op changes.  Empty for a functional op."""
     schemes: tuple[str, ...] = ("fp32", "fp16", "bf16")
     optional: Mapping[str, Scalar] = field(default_factory=dict)
-    """Keys that a case may leave out, with the value that means off, so that a case's id stays what it was when an op
-    gains an option."""
+    """Keys that a case may leave out, with the value that means off.  So a case keeps its id when an op gains an
+    option."""
     prepared: str | None = None
-    """The argument that a kernel's `prepare` packs once at load, where the op has a weight."""
+    """The argument that a kernel's `prepare` packs once at load; None if the op has no weight."""
     prepared_with: tuple[str, ...] = ()
-    """Arguments that lie beside the weight in a checkpoint, scales say, which `prepare` may ask for by their names."""
+    """Arguments beside the weight in a checkpoint, such as scales; `prepare` may take them by name."""
     no_library: str | None = None
-    """Why torch has no call for this op, where it has none."""
+    """Why torch has no call for this op; None if torch has one."""
     parameters: tuple[inspect.Parameter, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -195,15 +195,15 @@ class OpSpec:
         return as_tuple(self.reference(**inputs))
 
     def get_cases(self, suite: str) -> tuple[Case, ...]:
-        """The cases of a suite.  Raises `ValueError` naming those there are."""
+        """The cases of a suite.  Raises `ValueError` with the known suites."""
         if suite not in self.cases:
             raise ValueError(f"suite: {self.name} has {', '.join(self.cases)}, got {suite!r}")
         return self.cases[suite]
 
     def check_case(self, case: Case) -> Case:
-        """`case` if it has the keys that the op's own cases have, in their order; else `ValueError`.
+        """`case` with its keys in the order of the op's own cases, and then the optional keys that are not off.
 
-        An optional key follows them, unless its value means off.
+        Raises `ValueError` if a key is missing or unknown, or if a value has the wrong type.
         """
         template = {**self.cases["smoke"][0], **self.optional}
         needed = [key for key in template if key not in self.optional]
@@ -229,10 +229,10 @@ def as_tuple(result: torch.Tensor | Outputs) -> Outputs:
 
 
 def randn(*shape: int, dtype: torch.dtype, device: torch.device, seed: int, scale: float = 1.0) -> torch.Tensor:
-    """Normal values of standard deviation `scale`; on `meta`, the shape alone.
+    """Normal values of standard deviation `scale`; on `meta` only the shape.
 
-    Drawn in fp32 on the CPU and rounded, so that every device and dtype sees the same numbers up to rounding; above
-    2**24 elements drawn on the device itself, where the CPU would take seconds.
+    They are drawn in fp32 on the CPU and then rounded, so that every device and dtype gets the same numbers up to
+    rounding. More than 2**24 elements are drawn on the device itself, because the CPU would take seconds.
     """
     device = torch.device(device)
     if device.type == "meta":
@@ -247,5 +247,5 @@ def randn(*shape: int, dtype: torch.dtype, device: torch.device, seed: int, scal
 
 
 def nbytes(*tensors: torch.Tensor | None) -> int:
-    """Bytes of all elements together; None counts nothing."""
+    """Bytes of all elements together; None counts as 0."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor is not None)
