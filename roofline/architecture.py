@@ -1,4 +1,4 @@
-"""The one description of a model: a dense decoder of the Llama family, as its `config.json` gives it."""
+"""The description of a model that all of Rooflab uses: a dense decoder of the Llama family, from its `config.json`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 @dataclass(frozen=True)
 class ParameterCount:
-    """How many parameters each part has; a tied output head has none of its own."""
+    """The number of parameters of each part; 0 for a tied output head."""
 
     embedding: int
     attention: int
@@ -41,7 +41,7 @@ class ParameterCount:
 
     @property
     def total(self) -> int:
-        """All of them, each once."""
+        """All parameters."""
         return self.embedding + self.attention + self.mlp + self.norms + self.lm_head
 
 
@@ -60,7 +60,7 @@ class Architecture:
     tie_word_embeddings: bool
     """Whether the output head is the embedding."""
     max_position: int
-    """Positions that the model was made for."""
+    """The largest number of positions."""
     rope_theta: float
     rope_scaling: Mapping[str, Any] | None = None
     """As `config.json` gives it, `rope_type` included; None for plain rotary positions."""
@@ -68,9 +68,9 @@ class Architecture:
     qk_norm: bool = False
     """RMSNorm over each head of q and k before the rotation (Qwen3)."""
     attention_bias: bool = False
-    """A bias on q, k and v, and none on the output projection (Qwen2)."""
+    """A bias on q, k and v, but not on the output projection (Qwen2)."""
     dtype: str = "bf16"
-    """What the checkpoint is stored in."""
+    """The dtype of the checkpoint."""
 
     def __post_init__(self) -> None:
         for field in ("hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim"):
@@ -81,7 +81,7 @@ class Architecture:
             raise ValueError(f"num_kv_heads: expected a divisor of {self.num_heads} heads, got {self.num_kv_heads}")
 
     def parameters(self) -> ParameterCount:
-        """How many parameters each part has."""
+        """The number of parameters of each part."""
         H, q, kv = self.hidden_size, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         bias = q + 2 * kv if self.attention_bias else 0
         qk_norm = 2 * self.head_dim if self.qk_norm else 0
@@ -95,9 +95,9 @@ class Architecture:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any] | str | Path, name: str | None = None) -> Architecture:
-        """From a Hugging Face `config.json`: its content, its path, or the folder it lies in.
+        """The model of a Hugging Face `config.json`: its content, its path, or its folder.
 
-        Raises `ValueError`, naming what it is, on anything but a dense decoder of a known model type.
+        Raises `ValueError` unless it is a dense decoder of a known model type; the message names the difference.
         """
         if isinstance(config, str | Path):
             path = Path(config)
@@ -167,7 +167,7 @@ def _refuse_unmodelled(model_type: str, config: Mapping[str, Any]) -> None:
 
 
 def _feature(config: Mapping[str, Any]) -> str | None:
-    """What a config of an unknown or extended type has that no dense decoder has."""
+    """A feature of the config that no dense decoder has, or None."""
     if any((config.get(key) or 0) > 1 for key in _EXPERT_KEYS):
         return _MOE
     if config.get("kv_lora_rank"):
@@ -177,7 +177,7 @@ def _feature(config: Mapping[str, Any]) -> str | None:
     layers = set(config.get("layer_types") or ()) - {"full_attention"}
     if layers - {"sliding_attention", "chunked_attention"}:
         return _HYBRID
-    # A Qwen2 config carries a sliding_window that use_sliding_window leaves off; Mistral's has no such switch.
+    # Qwen2 has a sliding_window and switches it off by use_sliding_window; Mistral has no such switch.
     window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
     if layers or (window and window < config.get("max_position_embeddings", window + 1)):
         return _WINDOW
@@ -185,7 +185,7 @@ def _feature(config: Mapping[str, Any]) -> str | None:
 
 
 def _rope(config: Mapping[str, Any]) -> tuple[float, Mapping[str, Any] | None]:
-    # transformers 5 writes one rope_parameters in place of rope_theta and rope_scaling.
+    # transformers 5 writes rope_parameters instead of rope_theta and rope_scaling.
     scaling = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     theta = float(scaling.pop("rope_theta", None) or config.get("rope_theta") or 10_000.0)
     scaling["rope_type"] = scaling.pop("rope_type", None) or scaling.pop("type", "default")
@@ -227,7 +227,7 @@ ALIASES: Mapping[str, str] = {"llama-3-70b": "llama-3.1-70b"}
 
 
 def get_architecture(name: str) -> Architecture:
-    """A preset by name in any case, or the model of a `config.json` or its folder.  Raises `ValueError` naming both."""
+    """A preset by name in any case, or the model of a `config.json` or its folder.  Otherwise raises `ValueError`."""
     key = name.lower()
     preset = PRESETS.get(ALIASES.get(key, key))
     if preset is not None:

@@ -1,8 +1,8 @@
-"""GPUs by name: what their data sheets promise.
+"""GPUs by name, with the figures of their data sheets.
 
-Matrix rates are **dense**. Data sheets print the rate with 2:4 sparsity in larger type (an H100 SXM's 1,979 bf16
-TFLOP/s), which no ordinary matrix product can reach. Memory sizes are the data sheet's gigabytes as 1e9 bytes; cards
-report a few per cent more. Links are per direction, half of what a data sheet prints.
+Matrix rates are **dense**. Data sheets print the rate with 2:4 sparsity in larger type (1,979 bf16 TFLOP/s for an H100
+SXM), but no ordinary matrix product can reach it. Memory sizes are the data sheet's GB, 1e9 bytes; cards report a few
+per cent more. Link rates are for one direction, half of the data sheet's figure.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import NamedTuple
 from rooflab.roofline.model import Ceilings
 
 SFU_OPS_PER_CLOCK_PER_SM = 16
-"""exp2, log2, rsqrt, reciprocal: the same from compute capability 8.0 to 10.0 (CUDA C++ Programming Guide,
-"Throughput of Native Arithmetic Instructions")."""
+"""exp2, log2, rsqrt, reciprocal on compute capability 8.0 to 10.0 (CUDA C++ Programming Guide, "Throughput of Native
+Arithmetic Instructions")."""
 REGISTERS_PER_SM = 65_536
-"""32-bit registers, the same on every card here (CUDA C++ Programming Guide, "Compute Capabilities")."""
+"""32-bit registers on every card here (CUDA C++ Programming Guide, "Compute Capabilities")."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,10 @@ class Device:
     architecture: str
     compute_capability: tuple[int, int]
     matrix_flops_per_s: Mapping[str, float]
-    """Dense matrix rate by operand dtype, with fp32 accumulation (int32 for int8). No fp32 here: tensor cores have no
-    fp32 product, and `tf32` is another dtype, to be asked for by name."""
+    """Dense matrix rate by operand dtype, with fp32 accumulation (int32 for int8). `fp32` is missing, because tensor
+    cores have no fp32 product; `tf32` is another dtype."""
     vector_flops_per_s: float
-    """fp32 outside the tensor cores, a fused multiply-add counted as two."""
+    """fp32 outside the tensor cores; a fused multiply-add counts as two."""
     hbm_bytes_per_s: float
     hbm_bytes: float
     hbm_kind: str
@@ -40,28 +40,28 @@ class Device:
     smem_bytes_per_sm: int
     sms: int
     boost_clock_hz: float
-    """The clock at which the matrix rates are stated."""
+    """The clock of the stated matrix rates."""
     max_clock_hz: float
-    """The highest clock the card runs at; Hopper's vector rate is stated at this one."""
+    """The highest clock of the card; Hopper's vector rate is stated at this clock."""
     pcie_bytes_per_s: float
     """One direction."""
     source: Mapping[str, str]
-    """Title of the document behind each group of figures."""
+    """The title of the source of each group of figures."""
     nvlink_bytes_per_s: float = 0.0
-    """One direction, all links of one GPU together; 0 where there is none."""
+    """One direction, all links of one GPU together; 0 without NVLink."""
     nvlink_gpus: int = 1
-    """How many GPUs NVLink joins at that rate: a bridge joins 2, a board with switches 8."""
+    """How many GPUs NVLink joins at that rate: 2 with a bridge, 8 on a board with switches."""
     registers_per_sm: int = REGISTERS_PER_SM
     launch_floor_s: float = 0.0
-    """Least time of one empty launch; 0 where none is published, and then it bounds nothing."""
+    """Least time of one empty launch; 0 if no figure is published, and then it sets no bound."""
 
     @property
     def sfu_ops_per_s(self) -> float:
-        """Special functions per second: 16 per clock and SM, at the boost clock."""
+        """Special functions per second at the boost clock."""
         return SFU_OPS_PER_CLOCK_PER_SM * self.sms * self.boost_clock_hz
 
     def matrix_flops_per_clock_per_sm(self, dtype: str) -> float:
-        """FLOPs one SM's tensor cores do in a clock.  Raises `ValueError` where they have no such product."""
+        """FLOPs of one SM's tensor cores in a clock.  Raises `ValueError` if they have no product of `dtype`."""
         if dtype not in self.matrix_flops_per_s:
             raise ValueError(
                 f"dtype: expected one of {', '.join(self.matrix_flops_per_s)} ({self.name}), got {dtype!r}"
@@ -69,9 +69,9 @@ class Device:
         return self.matrix_flops_per_s[dtype] / (self.sms * self.boost_clock_hz)
 
     def ceilings(self, clock_hz: float | None = None) -> Ceilings:
-        """The data sheet's ceilings, or those at `clock_hz` (memory is clocked apart and keeps its rate).
+        """The data sheet's ceilings, or the ceilings at `clock_hz` (memory has its own clock and keeps its rate).
 
-        `fp32` (IEEE) matrix products run at the vector rate.  Raises `ValueError` on a clock that the card cannot hold.
+        `fp32` (IEEE) matrix products run at the vector rate.  Raises `ValueError` on a clock above `max_clock_hz`.
         """
         matrix = 1.0
         vector_flops_per_s = self.vector_flops_per_s
@@ -135,7 +135,7 @@ _CHIPS = {
     "a100-80gb":   _Chip( 80, 108,  156.0,  312.0,   None,  624.0, 19.5, 1.410, 1.410),
     "l4":          _Chip( 89,  58,   60.0,  121.0,  242.5,  242.5, 30.3, 2.040, 2.040),
     "l40s":        _Chip( 89, 142,  183.0,  362.05, 733.0,  733.0, 91.6, 2.490, 2.520),
-    # With fp32 accumulation, which a GeForce card does at half its rate with fp16 accumulation (330.3 and 660.6).
+    # With fp32 accumulation: on a GeForce card half of the rate with fp16 accumulation (330.3 and 660.6).
     "rtx-4090":    _Chip( 89, 128,   82.6,  165.2,  330.3,  660.6, 82.6, 2.520, 3.105),
     "b200":        _Chip(100, 148, 1125.0, 2250.0, 4500.0, 4500.0, 75.0, 1.856, 1.980),
 }
@@ -205,8 +205,8 @@ _SOURCES = {  # peak rates; memory and links; clocks; L2
 }
 _FAMILIES = {80: "Ampere", 89: "Ada Lovelace", 90: "Hopper", 100: "Blackwell"}
 _SMEM_KIB_PER_SM = {80: 164, 89: 100, 90: 228, 100: 228}
-_LAUNCH_FLOOR_S = {90: 1.3e-6}  # every Hopper: in a CUDA graph on an H100 ("Look Ma, No Bubbles!", Hazy Research, 2025)
-_L2_READ_BYTES_PER_CLOCK = {(8, 0): 5120.0}  # the A100 whitepaper; for Ada, Hopper and Blackwell none is published
+_LAUNCH_FLOOR_S = {90: 1.3e-6}  # a CUDA graph on an H100 ("Look Ma, No Bubbles!", Hazy Research, 2025)
+_L2_READ_BYTES_PER_CLOCK = {(8, 0): 5120.0}  # the A100 whitepaper; no figure is published for Ada, Hopper and Blackwell
 
 
 def _tera(value: float) -> float:
@@ -251,8 +251,8 @@ DEVICES: Mapping[str, Device] = {name: _device(name) for name in _CHIPS}
 """Every device by name."""
 
 _ALIASES = {"h100": "h100-sxm", "h200-sxm": "h200", "gh200-96gb": "gh200", "a100": "a100-80gb", "rtx4090": "rtx-4090"}
-# Names as torch.cuda and NVML print them. Whole names only: a MIG slice, a laptop part, an H20 or an "H100 64GB" differ
-# from the card whose name theirs begins with.
+# Names as torch.cuda and NVML print them. A name must match as a whole: a MIG slice, a laptop part, an H20 or an
+# "H100 64GB" is another card, although its name begins with a name here.
 _REPORTED_NAMES = {
     "nvidia h100 80gb hbm3": "h100-sxm",
     "nvidia h100 pcie": "h100-pcie",
@@ -270,9 +270,9 @@ _REPORTED_NAMES = {
 
 
 def resolve(name: str) -> tuple[Device, str | None]:
-    """The device called `name` in any case, and a note to print where the name left something open.
+    """The device called `name` in any case, and a note to print if `name` fits several devices.
 
-    Raises `ValueError` naming the known devices.
+    Raises `ValueError` with the known devices.
     """
     key = "-".join(name.lower().replace("_", "-").split())
     known = _ALIASES.get(key, key)
@@ -286,11 +286,11 @@ def resolve(name: str) -> tuple[Device, str | None]:
 
 
 def get_device(name: str) -> Device:
-    """The device called `name` in any case; `h100` is `h100-sxm`.  Raises `ValueError` naming the known devices."""
+    """The device called `name` in any case; `h100` is `h100-sxm`.  Raises `ValueError` with the known devices."""
     return resolve(name)[0]
 
 
 def identify(reported_name: str) -> Device | None:
-    """The device that torch.cuda or NVML prints as `reported_name`, or None: it never guesses."""
+    """The device that torch.cuda or NVML prints as `reported_name`; None if the name is not known exactly."""
     name = _REPORTED_NAMES.get(" ".join(reported_name.lower().split()))
     return None if name is None else DEVICES[name]

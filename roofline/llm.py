@@ -1,6 +1,6 @@
-"""Whether a model fits on a GPU, how many sequences with it, and its least TTFT and ITL there.
+"""Whether a model fits on a GPU, how many sequences fit beside it, and its least TTFT and ITL there.
 
-Everything here is arithmetic on published figures: a bound to measure against, never a measurement.
+Everything here is arithmetic on published figures: a bound, never a measurement.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from rooflab.roofline.steps import (
 )
 
 PREFILL_CHUNK_TOKENS = 8192
-"""Longest piece of a prompt that the activation allowance holds; a longer prompt is prefilled in such pieces."""
+"""The activation allowance holds this many tokens of a prompt; a longer prompt is prefilled in chunks of this size."""
 
 
 def weight_bytes(arch: Architecture, dtype: str = "bf16", gpus: int = 1) -> int:
-    """Bytes of the parameters on each of `gpus` GPUs; norms are on every GPU, all else is split.
+    """Bytes of the parameters on each of `gpus` GPUs; each GPU holds all norms and a share of the rest.
 
-    Of an 8-bit model only the projections are 8-bit.
+    In an 8-bit model only the projections are 8-bit.
     """
     parts, item, act_item = arch.parameters(), ITEM_BYTES[dtype], ITEM_BYTES[activation_dtype(dtype)]
     attention = parts.attention
@@ -41,15 +41,15 @@ def weight_bytes(arch: Architecture, dtype: str = "bf16", gpus: int = 1) -> int:
 
 
 def kv_bytes_per_token(arch: Architecture, dtype: str = "bf16", gpus: int = 1) -> int:
-    """Bytes of keys and values that one token keeps on each of `gpus` GPUs, all layers together."""
+    """Bytes of one token's keys and values on each of `gpus` GPUs, in all layers together."""
     return 2 * arch.num_layers * max(1, arch.num_kv_heads // gpus) * arch.head_dim * ITEM_BYTES[dtype]
 
 
 def activation_bytes(arch: Architecture, tokens: int, sequences: int, dtype: str = "bf16", gpus: int = 1) -> int:
-    """An allowance for what lives beside weights and cache on each of `gpus` GPUs.
+    """Bytes allowed for activations, beside weights and cache, on each of `gpus` GPUs.
 
-    For `tokens` tokens of one layer: the residual, the normed input, and the wider of (q, k, v, attention's output)
-    and (gate, up, their product); and fp32 logits of `sequences` rows.
+    For `tokens` tokens in one layer: the residual, the normed input, and the larger of (q, k, v, attention's output)
+    and (gate, up, their product); then fp32 logits of `sequences` rows.
     """
     q, kv = arch.num_heads // gpus * arch.head_dim, max(1, arch.num_kv_heads // gpus) * arch.head_dim
     width = 2 * arch.hidden_size + max(2 * q + 2 * kv, 3 * ceil(arch.intermediate_size / gpus))
@@ -57,7 +57,7 @@ def activation_bytes(arch: Architecture, tokens: int, sequences: int, dtype: str
 
 
 def link(device: Device, gpus: int) -> tuple[str, float]:
-    """The link that joins `gpus` of these, and its bytes/s one way: NVLink as far as it reaches, else PCIe."""
+    """The link between `gpus` such devices, and its bytes/s one way: NVLink if it joins that many, else PCIe."""
     if gpus <= device.nvlink_gpus and device.nvlink_bytes_per_s:
         return "NVLink", device.nvlink_bytes_per_s
     return "PCIe", device.pcie_bytes_per_s
@@ -75,7 +75,7 @@ class Estimate:
     batch: int
     context: int
     prompt: int
-    """Tokens of the prompt that `prefill` is for."""
+    """Tokens of the prompt of `prefill`."""
     parameters: int
     weight_bytes: int
     """Of the whole model."""
@@ -85,17 +85,17 @@ class Estimate:
     memory_fraction: float
     usable_bytes_per_gpu: float
     gpus_for_weights: int | None
-    """Least GPUs of one node that hold the weights and the activations; None where none do."""
+    """Least number of GPUs of one node that hold the weights and the activations; None if a whole node is too small."""
     gpus_needed: int | None
-    """Least GPUs of one node that also hold the whole batch's cache; None where none do."""
+    """Least number of GPUs of one node that also hold the whole batch's cache; None if a whole node is too small."""
     tensor_parallel: int
-    """GPUs that everything below is for: those asked for, or those needed, or else the most there are in a node."""
+    """Number of GPUs for all fields below: the caller's number, or `gpus_needed`, or else all GPUs of a node."""
     weight_bytes_per_gpu: int
     kv_bytes_per_gpu: int
     activation_bytes_per_gpu: int
     fits: bool
     max_sequences: int
-    """How many sequences of this context fit, 0 where not even one does."""
+    """How many sequences of this context fit; 0 if not even one fits."""
     link: str | None
     link_bytes_per_s: float | None
     """One direction."""
@@ -106,7 +106,7 @@ class Estimate:
     least_ttft_ms: float
     least_itl_ms: float
     most_tokens_per_s: float
-    """`batch` tokens every least ITL."""
+    """`batch` tokens over the least ITL."""
 
     def rows(self) -> list[tuple[str, str]]:
         """Label and value of each line of a printed table; GB = 1e9 bytes."""
@@ -155,13 +155,13 @@ def estimate(
 ) -> Estimate:
     """Memory, and the least TTFT and ITL, of `batch` sequences of `context` tokens on one node of `device`.
 
-    `prompt` (else `context`) tokens are prefilled for TTFT, one sequence alone; ITL is a decode step at `context`.
-    Without `tensor_parallel` it is for the least GPUs that hold the batch. Raises `ValueError` on a length out of the
-    model's range, an unknown dtype, one that the device has no matrix rate for, or a group that cannot be.
+    TTFT is the prefill of one sequence of `prompt` (default: `context`) tokens; ITL is a decode step at `context`.
+    Without `tensor_parallel` the least number of GPUs that holds the batch is taken. Raises `ValueError` on a length
+    out of the model's range, a dtype that is unknown or has no matrix rate, or an impossible number of GPUs.
     """
     prompt = context if prompt is None else prompt
-    asked = 1 if tensor_parallel is None else tensor_parallel
-    check_arguments(architecture, weight_dtype, kv_dtype, asked, batch=batch, context=context, prompt=prompt)
+    requested = 1 if tensor_parallel is None else tensor_parallel
+    check_arguments(architecture, weight_dtype, kv_dtype, requested, batch=batch, context=context, prompt=prompt)
     if not 0 < memory_fraction <= 1:
         raise ValueError(f"memory_fraction: expected above 0 and at most 1, got {memory_fraction:g}")
     usable = device.hbm_bytes * memory_fraction

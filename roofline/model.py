@@ -16,7 +16,7 @@ CeilingKind = Literal["datasheet", "measured", "at_clock"]
 
 @dataclass(frozen=True)
 class Cost:
-    """The least work the maths of an op needs for given inputs, whatever the kernel.
+    """The least work that the maths of an op needs for given inputs, with any kernel.
 
     Every input byte is read once and every output byte written once; nothing is recomputed.
     """
@@ -26,13 +26,13 @@ class Cost:
     write_bytes: float
     """Bytes that must go to HBM."""
     tensor_flops: Mapping[str, float] = field(default_factory=dict)
-    """FLOPs a tensor core can do, by operand dtype (`bf16`, `fp16`, `fp32`, `fp8_e4m3`); a multiply-add is two."""
+    """FLOPs that a tensor core can do, by operand dtype (`bf16`, `fp16`, `fp32`, `fp8_e4m3`); a multiply-add is two."""
     vector_flops: float = 0.0
     """FLOPs outside the tensor cores, in fp32."""
     sfu_ops: float = 0.0
     """Special-function operations: exp, log, rsqrt, reciprocal."""
     launches: int = 1
-    """Kernel launches the op needs at least."""
+    """The least number of kernel launches."""
 
     @property
     def bytes(self) -> float:
@@ -41,7 +41,7 @@ class Cost:
 
     @property
     def flops(self) -> float:
-        """All FLOPs: tensor-core and vector; special functions are counted apart."""
+        """All FLOPs, of tensor cores and vector units; `sfu_ops` are not FLOPs."""
         return sum(self.tensor_flops.values()) + self.vector_flops
 
     @property
@@ -65,13 +65,13 @@ class Cost:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What one kernel really moves through HBM, and in how many launches."""
+    """The bytes that one kernel really moves through HBM, and its number of launches."""
 
     read_bytes: float
     write_bytes: float
     launches: int = 1
     basis: Basis = "modelled"
-    """`modelled` by the kernel's author, or `counted` by the hardware or an emulator."""
+    """`modelled`: stated by the kernel's author. `counted`: by the hardware or an emulator."""
 
     @property
     def bytes(self) -> float:
@@ -81,7 +81,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Ceilings:
-    """The rates one device can reach, all of one kind, so that two kinds are never mixed in one bound."""
+    """The rates that one device can reach, all of one kind: no bound mixes two kinds."""
 
     device: str
     kind: CeilingKind
@@ -89,21 +89,20 @@ class Ceilings:
     tensor_flops_per_s: Mapping[str, float]
     """Dense matrix rate by operand dtype."""
     vector_flops_per_s: float
-    """fp32 FLOP/s outside the tensor cores, a fused multiply-add counted as two."""
+    """fp32 FLOP/s outside the tensor cores; a fused multiply-add counts as two."""
     sfu_ops_per_s: float | None = None
-    """Special functions per second; None where it is not known, and then it bounds nothing."""
+    """Special functions per second; None if it is not known, and then it sets no bound."""
     launch_floor_s: float = 0.0
     """Least time of one empty launch."""
     l2_bytes_per_s: float | None = None
-    """Bytes between the SMs and L2 per second; None where it is not known."""
+    """Bytes per second between the SMs and L2; None if it is not known."""
     access_bytes_per_s: Mapping[str, float] = field(default_factory=dict)
-    """The HBM rate by access, `read`, `write`, `copy`, `triad`, where these were measured; the best of them is
-    `hbm_bytes_per_s`."""
+    """Measured HBM rates by kind of access: `read`, `write`, `copy`, `triad`; the best is `hbm_bytes_per_s`."""
     launch_floors_s: Mapping[str, float] = field(default_factory=dict)
-    """What each timing method reads of an empty launch, where that was measured; the least is `launch_floor_s`."""
+    """Measured time of an empty launch by timing method; the least is `launch_floor_s`."""
 
     def matrix_rate(self, dtype: str) -> float:
-        """FLOP/s for matrix products of `dtype`.  Raises `ValueError` where the device has no such rate."""
+        """FLOP/s for matrix products of `dtype`.  Raises `ValueError` if the device has no such rate."""
         if dtype not in self.tensor_flops_per_s:
             raise ValueError(
                 f"dtype: {self.device} has no {self.kind} matrix rate for {dtype!r}; "
@@ -125,15 +124,15 @@ Limiter = Literal["memory", "tensor", "vector", "sfu", "launch"]
 
 @dataclass(frozen=True)
 class Bound:
-    """The least time a device needs for a cost, and which of its parts sets it."""
+    """The least time that a device needs for a cost, and the part of the cost that sets it."""
 
     seconds: float
     limiter: Limiter
     parts: Mapping[Limiter, float]
-    """Seconds of each part alone; the parts overlap perfectly in this model, so the bound is the largest."""
+    """Seconds of each part alone; in this model the parts overlap perfectly, so the largest is the bound."""
 
     def fraction(self, measured_s: float) -> float:
-        """Bound over measured time: 1.0 is at the roof, and above 1.0 something was measured or priced wrongly."""
+        """Bound over measured time: 1.0 is at the roof; above 1.0 the time or the cost is wrong."""
         return self.seconds / measured_s
 
 

@@ -1,9 +1,9 @@
 """How many CTAs an SM holds at once, what limits them, and how a grid fills the GPU: waves and tail.
 
 Limits: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability" and the shared-memory sections of
-each capability.  Allocation rules (registers by the warp, in each of four sub-partitions; 1 KiB of shared memory kept
-by the driver for each CTA): those of NVIDIA's occupancy calculator, which `tests/test_occupancy.py` compiles and runs
-beside this file.
+each capability.  The allocation rules are those of NVIDIA's occupancy calculator: registers are allocated by warp, in
+four sub-partitions, and the driver keeps 1 KiB of shared memory of each CTA.  `tests/test_occupancy.py` compiles that
+calculator and compares.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ WARP = 32
 MAX_THREADS_PER_CTA = 1024
 MAX_REGISTERS_PER_THREAD = 255
 REGISTER_UNIT = 256
-"""Registers are handed to a warp in units of this many, 8 a thread."""
+"""A warp gets registers in units of this many, 8 a thread."""
 SUB_PARTITIONS = 4
-"""An SM's warps live in quarters, each with a quarter of the registers."""
+"""An SM's warps are divided over so many sub-partitions, each with an equal share of the registers."""
 SHARED_UNIT = 128
-"""Bytes of shared memory are handed to a CTA in units of this many."""
+"""A CTA gets shared memory in units of this many bytes."""
 SHARED_RESERVED = 1024
 """Bytes of each CTA's shared memory that the CUDA driver keeps for itself, from compute capability 8.0."""
 _KIB = 1024
@@ -40,22 +40,22 @@ class SmLimits:
     warps: int
     ctas: int
     carveouts_kib: tuple[int, ...]
-    """Sizes to which shared memory can be set, KiB, the rest of the SM's L1 data cache being cache."""
+    """The possible sizes of shared memory, in KiB; the rest of the SM's L1 data cache serves as cache."""
     registers: int = REGISTERS_PER_SM
 
     @property
     def shared_bytes(self) -> int:
-        """Most shared memory that the SM's CTAs have together, the driver's part included."""
+        """Most shared memory of all CTAs on the SM, the driver's part included."""
         return self.carveouts_kib[-1] * _KIB
 
     def carveout(self, wanted_bytes: int) -> int | None:
-        """The least setting of shared memory that holds `wanted_bytes`, or None where none does."""
+        """The least size of shared memory that holds `wanted_bytes`; None if even the largest is too small."""
         return next((kib * _KIB for kib in self.carveouts_kib if kib * _KIB >= wanted_bytes), None)
 
 
 # fmt: off
 SM_LIMITS: Mapping[tuple[int, int], SmLimits] = {
-    # warps, CTAs, settings of shared memory
+    # warps, CTAs, sizes of shared memory
     ( 8, 0): SmLimits(64, 32, _A100),
     ( 8, 6): SmLimits(48, 16, _SMALL),
     ( 8, 9): SmLimits(48, 24, _SMALL),
@@ -68,23 +68,23 @@ SM_LIMITS: Mapping[tuple[int, int], SmLimits] = {
 
 @dataclass(frozen=True)
 class Occupancy:
-    """How full one SM is of CTAs of one kernel."""
+    """How many CTAs of one kernel an SM holds."""
 
     ctas_per_sm: int
-    """0 where not even one fits."""
+    """0 if not even one CTA fits."""
     limiter: Resource
-    """What sets `ctas_per_sm`; where several do, the one that a kernel can change least."""
+    """The resource that limits `ctas_per_sm`; of several, the resource that a kernel can change least."""
     warps_per_sm: int
     fraction: float
-    """`warps_per_sm` over the most that the SM holds."""
+    """`warps_per_sm` over the largest number of warps of the SM."""
     ctas_by_resource: Mapping[Resource, int]
-    """CTAs that each resource alone would allow."""
+    """How many CTAs each resource alone would allow."""
     carveout_bytes: int
-    """The least setting of shared memory under which these CTAs fit; what is left of 256 KiB on sm_90 is L1 cache."""
+    """The least size of shared memory that holds these CTAs; the rest of sm_90's 256 KiB is L1 cache."""
 
 
 def limits_of(device: Device | tuple[int, int]) -> SmLimits:
-    """What an SM of a GPU, or of a compute capability such as `(9, 0)`, holds.  Raises `ValueError` where unknown."""
+    """The limits of an SM of a GPU, or of a compute capability such as `(9, 0)`.  Raises `ValueError` if unknown."""
     capability = device.compute_capability if isinstance(device, Device) else device
     if capability not in SM_LIMITS:
         known = ", ".join(f"{major}.{minor}" for major, minor in SM_LIMITS)
@@ -93,10 +93,10 @@ def limits_of(device: Device | tuple[int, int]) -> SmLimits:
 
 
 def occupancy(device: Device | tuple[int, int], threads: int, registers: int, shared_bytes: int) -> Occupancy:
-    """CTAs of `threads` threads, `registers` a thread and `shared_bytes` (static and dynamic together) on one SM.
+    """How many CTAs of `threads` threads, `registers` a thread and `shared_bytes` (static plus dynamic) one SM holds.
 
-    Shared memory is taken at its largest setting, as the driver chooses it by default.  `ctas_per_sm` is 0 where a CTA
-    needs more registers or shared memory than there are.  Raises `ValueError` on figures that no CTA can have.
+    Shared memory has its largest size, which is the driver's default.  `ctas_per_sm` is 0 if a CTA needs more registers
+    or shared memory than an SM has.  Raises `ValueError` on figures that no CTA can have.
     """
     for name, value, most in (
         ("threads", threads, MAX_THREADS_PER_CTA),
@@ -124,7 +124,7 @@ def occupancy(device: Device | tuple[int, int], threads: int, registers: int, sh
 
 def _by_registers(limits: SmLimits, warps: int, registers: int) -> int:
     per_warp = _round_up(registers * WARP, REGISTER_UNIT)
-    # The launch is checked as if every sub-partition held as many of the CTA's warps as the fullest one.
+    # The launch check assumes that every sub-partition holds as many of the CTA's warps as the fullest one.
     if _round_up(warps, SUB_PARTITIONS) * per_warp > limits.registers:
         return 0
     return limits.registers // SUB_PARTITIONS // per_warp * SUB_PARTITIONS // warps
@@ -132,20 +132,20 @@ def _by_registers(limits: SmLimits, warps: int, registers: int) -> int:
 
 @dataclass(frozen=True)
 class Waves:
-    """How a grid fills a GPU, were all its CTAs alike."""
+    """How a grid fills a GPU, if all CTAs take the same time."""
 
     waves: float
-    """Grid over the CTAs that run at once."""
+    """CTAs of the grid over the CTAs that run at once."""
     full: int
-    """Waves with every place taken."""
+    """Waves that fill the GPU."""
     tail_ctas: int
-    """CTAs of the last, partly filled wave; 0 where there is none."""
+    """CTAs of the last, partly filled wave; 0 if the last wave is full."""
     efficiency: float
-    """Places used over places held until the last wave ends: `waves` over `waves` rounded up."""
+    """Share of the GPU's CTA slots that the grid uses until the last wave ends: `waves` over `waves` rounded up."""
     busiest_sm_ctas: int
-    """CTAs that the busiest SM runs in all.  They are dealt breadth first, one an SM before any SM has two."""
+    """All CTAs that the busiest SM runs.  Each SM gets one CTA before any SM gets two."""
     balance: float
-    """Mean CTAs an SM over those of the busiest: what the grid leaves of a rate that an SM's CTAs share."""
+    """Mean CTAs of an SM over those of the busiest SM: the share that the grid can use of a rate per SM."""
 
 
 def waves(ctas: int, ctas_per_sm: int, sms: int) -> Waves:

@@ -1,9 +1,9 @@
-"""Roofline figures: FLOP/s over intensity, and for pure data movement the fraction of the bandwidth reached.
+"""Roofline figures: FLOP/s over intensity, and for pure data movement the fraction of the bandwidth.
 
-The first panel is the roofline of Williams, Waterman and Patterson (CACM 2009), log-log. A kernel stands at the
-intensity of its *traffic*, so that fusion is seen to move it right as well as up. Kernels are numbered, and the numbers
-are named in a list beside the panel: thirty names inside it cannot be read. A kernel without FLOPs (`embedding`,
-`kv_cache_write`) has no place on that plane; a second panel shows its traffic per second over the bandwidth roof. What
+The first panel is the log-log roofline of Williams, Waterman and Patterson (CACM 2009). The intensity of a kernel is
+that of its *traffic*, so that fusion moves a kernel to the right as well as up. The panel shows numbers, and a list
+beside it names the kernels, because nobody could read thirty names in the panel. A kernel without FLOPs (`embedding`,
+`kv_cache_write`) has no intensity; a second panel shows its traffic per second over the bandwidth roof. A kernel that
 was not timed is a grey cross on the roof: a bound, not a reading.
 """
 
@@ -45,16 +45,16 @@ _HALO = [withStroke(linewidth=2.0, foreground="white")]
 _LEFT, _SPAN = 0.055, 0.575
 # Left or right edge of each column of the list, as a fraction of the figure's width.
 _COLUMNS = (0.662, 0.668, 0.86, 0.925, 0.985)
-_CASE_CHARACTERS = 46  # of a case that fits to the right of its op's name
+_CASE_CHARACTERS = 46  # a longer case does not fit to the right of its op's name
 
 Numbered = Sequence[tuple[int, Point]]
 
 
 def roofline_figure(points: Sequence[Point], ceilings: Sequence[Ceilings], title: str | None = None) -> Figure:
-    """One device's figure of `points` under `ceilings` of one or more kinds.
+    """The figure of `points` on one device, under its `ceilings` of one or more kinds.
 
-    Untimed points stand under measured ceilings where there are some, else under the first. Raises `ValueError` where
-    there is no point, no ceilings, ceilings of two devices, or a point whose dtype has no rate.
+    Untimed points lie on the measured roof if there is one, else on the roof of the first ceilings. Raises `ValueError`
+    without points or ceilings, on ceilings of two devices, or on a point whose dtype has no rate.
     """
     if not points:
         raise ValueError("points: expected at least one, got none")
@@ -93,7 +93,7 @@ def save_roofline(
     """Writes `stem`.svg and `stem`.png and returns their paths.  Raises `ValueError` as `roofline_figure` does."""
     figure = roofline_figure(points, ceilings, title)
     svg, png = Path(f"{stem}.svg"), Path(f"{stem}.png")
-    # A fixed salt and no date: the same points give the same file, so that a committed figure changes only with them.
+    # A fixed salt and no date: the same points give the same file, so a committed figure changes only with its points.
     with matplotlib.rc_context({"svg.hashsalt": "rooflab"}):
         figure.savefig(svg, metadata={"Date": None})
     figure.savefig(png)
@@ -116,7 +116,7 @@ def _draw_plane(
     axes.set_ylabel("FLOP/s")
     axes.yaxis.set_major_formatter(lambda value, _: si(value))
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
-    axes.tick_params(which="minor", labelleft=False, labelbottom=False)  # named within a decade, wider than the margin
+    axes.tick_params(which="minor", labelleft=False, labelbottom=False)  # labels within a decade overflow the margin
     axes.grid(which="major", color="#e4e4e4", linewidth=0.7)
     axes.set_axisbelow(True)
     texts, slanted = _draw_roofs(axes, ceilings, dtypes)
@@ -132,14 +132,14 @@ def _draw_plane(
     for (_, point), (x, y) in zip(points, places, strict=True):
         _draw_marker(axes, point, x, y, colours[point.op])
     legend = axes.legend(handles=_legend_handles(points, ceilings), loc="upper left", fontsize=7.5, framealpha=1.0)
-    axes.figure.canvas.draw()  # sets the sizes of the texts and of the legend, which the numbers keep clear of
+    axes.figure.canvas.draw()  # fixes the sizes of the texts and the legend, because no number may cover them
     _draw_numbers(axes, points, places, [*map(_box, (*texts, legend)), *slanted], colours)
 
 
 def _draw_roofs(axes: Axes, ceilings: Sequence[Ceilings], dtypes: Sequence[str | None]) -> tuple[list[Any], list[Box]]:
-    """Bandwidth diagonals and flat roofs, named over the diagonal, where no kernel can be.
+    """Draws bandwidth diagonals and flat roofs, with their names above the diagonal, where no kernel can be.
 
-    Returns the flat roofs' names, and boxes along the slanted one, whose own box would cover the kernels beside it.
+    Returns the texts of the flat roofs, and small boxes along the slanted text: its own box would cover kernels.
     """
     (left, right), (bottom, _) = axes.get_xlim(), axes.get_ylim()
     ordered = sorted(ceilings, key=lambda ceiling: -ceiling.hbm_bytes_per_s)
@@ -159,7 +159,7 @@ def _draw_roofs(axes: Axes, ceilings: Sequence[Ceilings], dtypes: Sequence[str |
     for height, name in sorted(names):
         corner = (height / steepest, height)
         y = float(axes.transData.transform(corner)[1]) * 72 / _DPI
-        lowest = max(lowest + 9.5, y)  # one line of text: roofs of two kinds can lie closer than that
+        lowest = max(lowest + 9.5, y)  # at least one line of text between two names
         texts.append(axes.annotate(name, corner, (-7, lowest - y), ha="right", va="center", **text))
     foot = max(left, bottom / steepest)
     (x0, y0), (x1, y1) = axes.transData.transform([(foot, foot * steepest), (10 * foot, 10 * foot * steepest)])
@@ -183,7 +183,7 @@ def _draw_marker(axes: Axes, point: Point, x: float, y: float, colour: str) -> N
 
 
 def _box(artist: Any) -> Box:
-    """In points, as `place_labels` wants it."""
+    """The box of `artist` in points, for `place_labels`."""
     x0, y0, x1, y1 = (float(pixels) * 72 / _DPI for pixels in artist.get_window_extent().extents)
     return x0, y0, x1, y1
 
@@ -217,7 +217,7 @@ def _draw_numbers(
 
 
 def _legend_handles(points: Numbered, ceilings: Sequence[Ceilings]) -> list[Line2D]:
-    """Only what the panel shows."""
+    """Handles only for what the panel shows."""
     shown = [point for _, point in points]
     timed = [point for point in shown if point.seconds is not None]
     dot: dict[str, Any] = {"linestyle": "none", "color": _INK, "markersize": 6}
@@ -284,7 +284,7 @@ def _draw_list(figure: Figure, rows: Numbered, colours: Mapping[str, str]) -> No
             y -= _ROW_IN * 0.15
             at_left: dict[str, Any] = {"ha": "left", "va": "center"}
             figure.text(_COLUMNS[1], y / height, point.op, size=7.5, weight="bold", color=colours[point.op], **at_left)
-            beside = len(point.case) <= _CASE_CHARACTERS  # a longer one takes a line of its own
+            beside = len(point.case) <= _CASE_CHARACTERS
             y -= 0.0 if beside else _ROW_IN * 0.9
             size = 6.5 if beside else min(6.5, 6.5 * 78 / len(point.case))
             x = _COLUMNS[1] + (0.105 if beside else 0.0)

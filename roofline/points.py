@@ -1,4 +1,4 @@
-"""What a roofline figure shows, before anything is drawn: points, their order, arrows, and room for their numbers."""
+"""The content of a roofline figure, before drawing: points, their order, arrows, and places for their numbers."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ class Point:
     case: str
     role: Role
     dtype: str | None
-    """Operand dtype of its matrix products, which chooses the roof over it; None: the fp32 vector roof."""
+    """Operand dtype of its matrix products, which chooses its roof; None: the fp32 vector roof."""
     flops: float
-    """Of the op's cost, however many the kernel does."""
+    """FLOPs of the op's cost, even if the kernel does more."""
     traffic_bytes: float
-    """What the kernel moves through HBM."""
+    """Bytes that the kernel moves through HBM."""
     traffic_basis: Basis
     bound_s: float
     """The least time that the op's cost allows."""
     seconds: float | None
-    """Time measured, or None where it was not timed."""
+    """The measured time; None if the kernel was not timed."""
 
     def __post_init__(self) -> None:
         if not self.traffic_bytes > 0:
@@ -51,19 +51,19 @@ class Point:
 
 
 def roof_flops_per_s(ceiling: Ceilings, dtype: str | None) -> float:
-    """The flat roof over matrix products of `dtype`, or over vector arithmetic where it is None."""
+    """The flat roof of matrix products of `dtype`, or of vector arithmetic if `dtype` is None."""
     return ceiling.vector_flops_per_s if dtype is None else ceiling.matrix_rate(dtype)
 
 
 def plotted_flops_per_s(point: Point, roof: Ceilings) -> float:
-    """FLOP/s reached, or the roof's at the point's intensity where it was not timed."""
+    """The measured FLOP/s; if the point was not timed, the roof's FLOP/s at its intensity."""
     if point.seconds is not None:
         return point.flops / point.seconds
     return min(roof_flops_per_s(roof, point.dtype), point.intensity * roof.hbm_bytes_per_s)
 
 
 def numbered(points: Sequence[Point]) -> list[tuple[int, Point]]:
-    """Points from 1 on: by op and case as they first come, then by role, then by name."""
+    """Points numbered from 1: ops and cases in their order of appearance, then by role, then by name."""
     ops = list(dict.fromkeys(point.op for point in points))
     cases = list(dict.fromkeys((point.op, point.case) for point in points))
     roles = get_args(Role)
@@ -75,16 +75,16 @@ def numbered(points: Sequence[Point]) -> list[tuple[int, Point]]:
 
 
 def arrows(points: Sequence[Point]) -> list[tuple[Point, Point]]:
-    """From each case's naive kernel to its fastest optimized one, or the one of least traffic where none was timed."""
-    found = []
+    """From each case's naive kernel to its fastest optimized one; if none was timed, to the one of least traffic."""
+    pairs = []
     for op, case in dict.fromkeys((point.op, point.case) for point in points):
         kernels = [point for point in points if (point.op, point.case) == (op, case)]
         naive = [point for point in kernels if point.role == "naive"]
         optimized = [point for point in kernels if point.role == "optimized"]
         if naive and optimized:
             end = min(optimized, key=lambda p: (p.seconds is None, p.seconds or p.traffic_bytes))
-            found.append((naive[0], end))
-    return found
+            pairs.append((naive[0], end))
+    return pairs
 
 
 def place_labels(
@@ -92,8 +92,8 @@ def place_labels(
 ) -> list[tuple[float, float]]:
     """An offset from each spot to its label's centre, so that labels cover neither markers, `occupied`, nor each other.
 
-    Nearest first, and down and to the right first, because the roof is above. Where all places within 60 are
-    taken, the label lies at the nearest one. All lengths are in one unit, a point being the one it is tuned for.
+    The nearest free place wins; at equal distance the place down and to the right, because the roof is above. If no
+    place within 60 is free, the label takes the nearest one. All lengths have one unit; the constants suit points.
     """
     marker = 4.0
     taken = [*occupied, *((x - marker, y - marker, x + marker, y + marker) for x, y in spots)]
@@ -123,11 +123,11 @@ def _overlap(a: Box, b: Box) -> bool:
 def si(value: float) -> str:
     """Three digits and a decimal prefix: `989 T`, `3.35 T`, `46 G`."""
     for prefix, scale in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if value >= scale * 0.9995:  # what rounds up to the next prefix takes it
+        if value >= scale * 0.9995:  # 999.5 and more would print as 1e+03 with the smaller prefix
             return f"{value / scale:.3g} {prefix}"
     return f"{value:.3g} "
 
 
 def three_digits(value: float) -> str:
-    """Three digits, and all of them before the point: `0.188`, `2,276`."""
+    """At least three digits, without an exponent: `0.188`, `2,276`."""
     return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"

@@ -1,14 +1,14 @@
-"""What one prefill or decode step of a model costs, op by op, and its least time.
+"""The cost of one prefill or decode step of a model, op by op, and its least time.
 
-A step is priced as an engine of separate kernels runs it: each op starts after the one before, moves its inputs and
-outputs through HBM once, and takes the largest of its own memory, arithmetic and launch times; the step takes their
-sum. Kernels that fuse two of these ops can go below it, and nothing that runs them one by one can. Each op's cost is
-the one that its spec gives for the same shapes.
+The model is an engine of separate kernels: each op starts after the op before it, moves its inputs and outputs through
+HBM once, and takes the largest of its memory, arithmetic and launch times. The step takes the sum of these times.
+Kernels that fuse two of these ops can be faster than this bound; separate kernels cannot. The cost of an op is that of
+its spec for the same shapes.
 
-Tensor parallelism splits heads, the MLP's width and the vocabulary. It costs two all-reduces a layer of (tokens,
-hidden) in the activations' dtype, each 2 (n - 1) / n of those bytes over the link one way (Patarasuk and Yuan,
-"Bandwidth optimal all-reduce algorithms", 2009), without latency and without overlap, because the next op needs the
-sum. The collectives of the embedding and the logits, about one part in 2 x layers of that, are left out.
+Tensor parallelism splits heads, the MLP's width and the vocabulary. Each layer then has two all-reduces of (tokens,
+hidden) in the activations' dtype; each sends 2 (n - 1) / n of those bytes over the link one way (Patarasuk and Yuan,
+"Bandwidth optimal all-reduce algorithms", 2009). Their latency is not counted, and they overlap with nothing, because
+the next op needs the sum. The collectives of embedding and logits, about 1 / (2 x layers) of that, are left out.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from rooflab.roofline.model import Ceilings, Cost, bound
 
 ITEM_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8_e4m3": 1, "int8": 1}
 MAX_GPUS = 8
-"""One node; beyond it the link is another."""
+"""GPUs of one node; between nodes the link is slower."""
 _BLOCK_TOKENS = 16
 _INDEX_BYTES, _LENGTH_BYTES = 8, 4
 
 
 class OpCost(NamedTuple):
-    """One op of a step: `calls` of `op`, each of `cost`, at one place in the model."""
+    """One op of a step, at one place in the model: `calls` calls of `op`, each of `cost`."""
 
     op: str
     calls: int
@@ -38,8 +38,7 @@ class OpCost(NamedTuple):
 
 
 def activation_dtype(weight_dtype: str) -> str:
-    """The dtype of activations, embedding, norms and output head beside weights of `weight_dtype`."""
-    # Quantized checkpoints keep embedding, norms, output head and activations in bf16.
+    """The dtype of activations, embedding, norms and output head: bf16 beside 8-bit weights."""
     return weight_dtype if ITEM_BYTES[weight_dtype] > 1 else "bf16"
 
 
@@ -96,7 +95,7 @@ def prefill_cost(
 ) -> list[OpCost]:
     """Ops of the prefill of one prompt of `prompt` tokens on each of `gpus` GPUs.
 
-    Causal attention counts the pairs it sees, about half; the output head runs on the last token alone. Raises
+    Causal attention counts only visible pairs, about half; the output head runs only on the last token. Raises
     `ValueError` on an unknown dtype, a length below 1, or a number of GPUs that does not divide the heads.
     """
     check_arguments(arch, weight_dtype, kv_dtype, gpus, prompt=prompt)
@@ -112,7 +111,7 @@ def prefill_cost(
 def decode_cost(
     arch: Architecture, batch: int, context: int, weight_dtype: str = "bf16", kv_dtype: str = "bf16", gpus: int = 1
 ) -> list[OpCost]:
-    """Ops of one decode step of `batch` sequences, each seeing `context` tokens, its own included, on each of `gpus`.
+    """Ops of one decode step on each of `gpus` GPUs: `batch` sequences of `context` tokens, the new token included.
 
     Raises `ValueError` as `prefill_cost` does.
     """
@@ -140,7 +139,7 @@ def all_reduce_s(bytes_per_gpu: float, gpus: int, link_bytes_per_s: float) -> fl
 
 @dataclass(frozen=True)
 class OpBound:
-    """The least time of one op in a step, its calls together."""
+    """The least time of all calls of one op in a step."""
 
     op: str
     site: str
@@ -155,13 +154,13 @@ class StepBound:
 
     least_ms: float
     limiter: str
-    """What most of the time goes to: memory, tensor, vector, sfu, launch, or link (the all-reduces)."""
+    """The part with most of the time: memory, tensor, vector, sfu, launch, or link (the all-reduces)."""
     all_reduce_ms: float
     ops: tuple[OpBound, ...]
 
 
 def step_bound(ops: Sequence[OpCost], ceilings: Ceilings, all_reduce_total_s: float = 0.0) -> StepBound:
-    """The least time of `ops` one after another.  Raises `ValueError` on a dtype that the device has no rate for."""
+    """The least time of `ops` one after another.  Raises `ValueError` on a dtype without a matrix rate."""
     bounds = [(op, bound(op.cost, ceilings)) for op in ops]
     by_limiter = {"link": all_reduce_total_s}
     for op, least in bounds:
@@ -175,7 +174,7 @@ def step_bound(ops: Sequence[OpCost], ceilings: Ceilings, all_reduce_total_s: fl
 
 
 def check_arguments(arch: Architecture, weight_dtype: str, kv_dtype: str, gpus: int, **lengths: int) -> None:
-    """Raises `ValueError` on an unknown dtype, a group of GPUs that cannot be, or a length out of range."""
+    """Raises `ValueError` on an unknown dtype, an impossible number of GPUs, or a length out of range."""
     for name, dtype in (("weight_dtype", weight_dtype), ("kv_dtype", kv_dtype)):
         if dtype not in ITEM_BYTES:
             raise ValueError(f"{name}: expected one of {', '.join(ITEM_BYTES)}, got {dtype!r}")
