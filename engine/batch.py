@@ -1,7 +1,7 @@
 """The tensors of a decode step, kept from step to step and changed in place.
 
-Rebuilding block tables for every step costs milliseconds of Python at 256 sequences; here a step touches what changed:
-one addition for all positions, and one row where a sequence came, went or got a page.
+Rebuilding block tables for every step costs milliseconds of Python at 256 sequences. Here a step changes only what is
+new: one addition for all positions, and one row for each sequence that joins, leaves or gets a page.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class DecodeBatch:
         self.positions = np.zeros(max_num_seqs, np.int64)
         """Position of the token that the step computes."""
         self.seq_lens = np.zeros(max_num_seqs, np.int32)
-        """Tokens to attend to, that one included."""
+        """Tokens to attend to, including that token."""
         self.slot_mapping = np.zeros(max_num_seqs, np.int64)
         self.block_table = np.full((max_num_seqs, max_blocks), -1, np.int32)
         self.num_blocks = np.zeros(max_num_seqs, np.int64)
@@ -31,7 +31,7 @@ class DecodeBatch:
         return len(self.rows)
 
     def add(self, sequence: Sequence) -> None:
-        """Appends a sequence whose last token is to be computed next."""
+        """Appends a sequence; the next step computes its last token."""
         row = len(self.rows)
         self.rows.append(sequence)
         sequence.row = row
@@ -47,7 +47,7 @@ class DecodeBatch:
         self.num_blocks[row] = len(blocks)
 
     def remove(self, sequence: Sequence) -> None:
-        """Takes a sequence out; the last row fills its place."""
+        """Removes a sequence; the last row moves to its place."""
         row, last = sequence.row, len(self.rows) - 1
         if row != last:
             moved = self.rows[last]
@@ -59,7 +59,7 @@ class DecodeBatch:
         sequence.row = -1
 
     def prepare(self) -> None:
-        """Fills what follows from the positions: new pages, lengths and the slots that the step writes."""
+        """Computes from the positions the pages, the lengths and the slots that the step writes."""
         n = len(self.rows)
         positions = self.positions[:n]
         block = positions // self.block_size
@@ -70,7 +70,7 @@ class DecodeBatch:
         self.slot_mapping[:n] = pages * self.block_size + positions % self.block_size
 
     def advance(self, token_ids: np.ndarray) -> None:
-        """Moves every row on by the token just drawn."""
+        """Appends to every row the token just drawn."""
         n = len(self.rows)
         self.token_ids[:n] = token_ids
         self.positions[:n] += 1

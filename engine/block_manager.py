@@ -1,4 +1,4 @@
-"""Which pages of the KV cache belong to whom."""
+"""Which sequence holds which pages of the KV cache."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from rooflab.engine.sequence import Sequence
 
 
 class BlockManager:
-    """Hands out the pages of a paged KV cache (Kwon et al., "PagedAttention", SOSP 2023).
+    """Allocates the pages of a paged KV cache (Kwon et al., "PagedAttention", SOSP 2023).
 
     Every page is either free or in exactly one sequence's `block_ids`.
     """
@@ -18,15 +18,15 @@ class BlockManager:
 
     @property
     def num_free(self) -> int:
-        """Pages that belong to nobody."""
+        """How many pages no sequence holds."""
         return len(self._free)
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Pages that `num_tokens` tokens fill."""
+        """How many pages hold `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
 
     def grow(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Gives `sequence` the pages it misses to hold `num_tokens`; False, with nothing given, if too few are free."""
+        """Gives `sequence` enough pages for `num_tokens` tokens; if too few are free, gives none and returns False."""
         missing = -(-num_tokens // self.block_size) - len(sequence.block_ids)
         if missing > len(self._free):
             return False
@@ -35,6 +35,6 @@ class BlockManager:
         return True
 
     def release(self, sequence: Sequence) -> None:
-        """Takes back all pages of `sequence`."""
+        """Frees all pages of `sequence`."""
         self._free.extend(reversed(sequence.block_ids))
         sequence.block_ids = []

@@ -1,7 +1,7 @@
-"""Reading a model from disk: its architecture and its tensors by their Hugging Face names, one at a time.
+"""Reading a model from disk: its architecture, and its tensors by their Hugging Face names, one at a time.
 
-GGUF stores the q and k rows of `llama` models permuted for interleaved rotation; they are put back into half-split
-order here, so that everything behind this file knows one layout.
+GGUF stores the q and k rows of `llama` models permuted for interleaved rotation. This file puts them back into
+half-split order, so that the other files know only one layout.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ class Checkpoint(Protocol):
     path: Path
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every tensor by its Hugging Face name, in fp32 or the checkpoint's own float dtype."""
+        """Every tensor with its Hugging Face name, in fp32 or the checkpoint's float dtype."""
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
     """The checkpoint at `path`: a GGUF file or a Hugging Face folder with safetensors.
 
-    Raises `ValueError` where it is neither, is damaged, or holds an architecture that is not known.
+    Raises `ValueError` if it is neither, or is damaged, or has an unknown architecture.
     """
     path = Path(path)
     if path.is_file() and path.suffix == ".gguf":
@@ -67,7 +67,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 
 class GGUFCheckpoint:
-    """One GGUF file, dequantised tensor by tensor with the `gguf` package."""
+    """One GGUF file; the `gguf` package dequantises each tensor."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -142,7 +142,7 @@ def _gguf_name(name: str) -> str:
 
 
 def _half_split(rows: np.ndarray, num_heads: int) -> np.ndarray:
-    """Undoes GGUF's order: row (pair, half) of each head goes back to row (half, pair)."""
+    """Undoes GGUF's order: row (pair, half) of each head becomes row (half, pair)."""
     pairs = rows.shape[0] // num_heads // 2
     return rows.reshape(num_heads, pairs, 2, -1).swapaxes(1, 2).reshape(rows.shape)
 
@@ -153,13 +153,13 @@ class SafetensorsCheckpoint:
     def __init__(self, path: Path):
         self.path = path
         self.architecture = Architecture.from_config(path, name=path.absolute().name)
-        # Sharded or single under their standard names; other files (`consolidated.safetensors`) are the same again.
+        # Standard names, sharded or single; other files (`consolidated.safetensors`) hold the same tensors again.
         self._files = sorted(path.glob("model*.safetensors")) or sorted(path.glob("*.safetensors"))
         if not self._files:
             raise ValueError(f"model: {path} has a config.json but no *.safetensors")
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every tensor in the dtype it is stored in."""
+        """Every tensor in its stored dtype."""
         for file in self._files:
             try:
                 with safe_open(file, framework="pt") as handle:

@@ -1,4 +1,4 @@
-"""The engine's front door: prompts in, text and its timeline out."""
+"""The engine's interface: it takes prompts and returns text with its timeline."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class LLM:
     """A language model that generates with Rooflab's kernels.
 
-    `model` is a GGUF file, a Hugging Face folder with safetensors, `smollm2-135m` (fetched once), or with `dummy=True`
-    the name of any preset, whose weights are then random and whose prompts are token ids.  `dtype` is float32,
-    bfloat16 or float16; None takes float32 on a CPU and bfloat16 on CUDA.  `swap` maps an op to the kernel it must
-    use; `interpret` allows Triton kernels on the CPU.  Sets torch's matmul precision to the exact one for the whole
-    process.  Raises `ValueError` on anything that cannot be had.
+    `model` is a GGUF file, a Hugging Face folder with safetensors, or `smollm2-135m` (downloaded once).  With
+    `dummy=True` it may be any preset; weights are then random, and prompts are token ids.  `dtype` is float32, bfloat16
+    or float16; None means float32 on a CPU and bfloat16 on CUDA.  `swap` maps an op to the kernel it must use;
+    `interpret` allows Triton kernels on the CPU.  Sets torch's fp32 matmul precision to IEEE for the whole process.
+    Raises `ValueError` on options that are not supported here.
     """
 
     def __init__(
@@ -86,10 +86,10 @@ class LLM:
             self.dtype,
             block_size,
             self.max_model_len,
-            # A prompt beyond the budget of a step runs alone, whole.
+            # A prompt that is longer than a step's budget runs alone, in one step.
             {"prefill": max(max_num_batched_tokens, self.max_model_len), "decode": max_num_seqs},
         )
-        # Resolved before the weights are read: a kernel that cannot serve is known in a second, not after a minute.
+        # Before the weights are read: an error about a kernel comes after a second, not after a minute.
         self.ops = engine_ops.resolve(limits, swap, interpret)
         check_weights_fit(limits)
         weights = load_weights(self.arch, tensors, self.dtype, self.device)
@@ -102,7 +102,7 @@ class LLM:
         self._next_id = 0
 
     def add_request(self, prompt: Prompt, params: SamplingParams | None = None, arrival_s: float | None = None) -> int:
-        """Queues a prompt and returns its request id.  Raises `ValueError` where it cannot be served."""
+        """Queues a prompt and returns its request id.  Raises `ValueError` if the engine cannot serve it."""
         sequence = self._sequence(prompt, params or SamplingParams(), arrival_s)
         self.scheduler.submit(sequence)
         return sequence.request_id
@@ -139,13 +139,13 @@ class LLM:
 
     @torch.inference_mode()
     def step(self) -> list[EngineSequence]:
-        """Runs one step and returns the sequences that got a token; none where nothing is queued."""
+        """Runs one step and returns the sequences that got a token; an empty list if no request is queued."""
         if not self.scheduler.has_work:
             return []
         try:
             return self._step()
         except BaseException:
-            # An error or an interrupt may have left pages and rows half written: everyone is prefilled anew.
+            # An error or an interrupt may leave pages and rows half written, so every sequence is prefilled again.
             for sequence in self.scheduler.running:
                 self.runner.leave(sequence)
             self.scheduler.requeue()
@@ -167,13 +167,13 @@ class LLM:
         return sequences
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[TokenEvent]:
-        """The tokens of one prompt as they are delivered, with the text that each completes."""
+        """Yields the tokens of one prompt as they come, each with the text that it completes."""
         sequence = self._sequence(prompt, params or SamplingParams())
         self.scheduler.submit(sequence)
         text = self.tokenizer.stream() if self.tokenizer else None
         times: list[float] = []
         try:
-            # A step that another stream drove may have made tokens for this one: each is delivered once all the same.
+            # A step of another stream may have made tokens for this request too; each token is delivered once.
             while sequence.finish_reason is None or len(times) < len(sequence.output_ids):
                 if len(times) == len(sequence.output_ids):
                     self.step()
@@ -192,7 +192,7 @@ class LLM:
     def generate(
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> list[RequestOutput]:
-        """One result a prompt, in order.  `prompts` is one prompt or a list of them; `params` one for all, or one each.
+        """One result per prompt, in order.  `prompts`: one prompt or a list; `params`: one for all prompts, or a list.
 
         A prompt is a string, a list of chat messages (`{"role": ..., "content": ...}`) or a list of token ids.
         """
@@ -200,7 +200,7 @@ class LLM:
         each = list(params) if isinstance(params, Sequence) else [params or SamplingParams()] * len(many)
         if len(each) != len(many):
             raise ValueError(f"params: expected one or {len(many)}, got {len(each)}")
-        # All are made before any is queued, so that a bad one leaves nothing behind.
+        # All sequences are made before any is queued, so that a bad prompt queues nothing.
         sequences = [self._sequence(prompt, one) for prompt, one in zip(many, each, strict=True)]
         for sequence in sequences:
             self.scheduler.submit(sequence)
@@ -217,7 +217,7 @@ class LLM:
         return [self._output(sequence, times[sequence.request_id]) for sequence in sequences]
 
     def _abort(self, sequences: list[EngineSequence]) -> None:
-        """Takes out those that have not ended: an interrupted caller leaves no request behind."""
+        """Removes the sequences that have not ended, so that an interrupted caller leaves no request behind."""
         for sequence in sequences:
             if sequence.finish_reason is None:
                 self.runner.leave(sequence)

@@ -1,4 +1,4 @@
-"""How many pages the KV cache gets."""
+"""How many pages the KV cache has."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from rooflab.engine.ops import Limits
 from rooflab.reference.spec import DTYPE_NAMES
 from rooflab.roofline.llm import kv_bytes_per_token
 
-# Of what is free once the weights are loaded. The rest is for activations and for whoever else uses the machine.
+# The cache's share of the memory that is free after loading the weights. Activations and other programs need the rest.
 CPU_FRACTION = 0.25
 CUDA_FRACTION = 0.9
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that nobody uses."""
+    """Free memory of the device, in bytes."""
     return int(psutil.virtual_memory().available if device.type == "cpu" else torch.cuda.mem_get_info(device)[0])
 
 
 def check_weights_fit(limits: Limits) -> None:
-    """Raises `ValueError` where the weights are larger than the free memory, before the system ends the process."""
+    """Raises `ValueError` if the weights are larger than the free memory, before the system kills the process."""
     needed = limits.arch.parameters().total * limits.dtype.itemsize
     free = free_bytes(limits.device)
     if needed > free:
@@ -30,9 +30,9 @@ def check_weights_fit(limits: Limits) -> None:
 
 
 def kv_cache_blocks(limits: Limits, wanted: int | None = None) -> int:
-    """Pages that fit the free memory, at most what the largest batch of the longest sequences can use; or `wanted`.
+    """`wanted` pages, or as many as fit the free memory and the largest batch of the longest sequences can use.
 
-    Raises `ValueError` where not even one sequence of `max_model_len` tokens fits, or not as many as wanted.
+    Raises `ValueError` if `wanted` pages do not fit, or not even one sequence of `max_model_len` tokens.
     """
     per_sequence = -(-limits.max_model_len // limits.block_size)
     block_bytes = limits.block_size * kv_bytes_per_token(limits.arch, DTYPE_NAMES[limits.dtype])
@@ -54,7 +54,7 @@ def kv_cache_blocks(limits: Limits, wanted: int | None = None) -> int:
 
 
 def activation_bytes(limits: Limits) -> int:
-    """The most a step holds at once: the MLP's tensors of a full prefill, and the logits with their fp32 copies."""
+    """The most bytes of activations in a step: the MLP's tensors of a full prefill, and logits with fp32 copies."""
     arch, itemsize = limits.arch, limits.dtype.itemsize
     mlp = limits.max_rows["prefill"] * (3 * arch.intermediate_size + 4 * arch.hidden_size) * itemsize
     return mlp + limits.max_rows["decode"] * arch.vocab_size * (itemsize + 3 * 4)

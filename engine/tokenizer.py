@@ -1,4 +1,4 @@
-"""Text to token ids and back, with the model's own tokenizer and chat template (transformers, tokenizers)."""
+"""Converts text to token ids and back with the model's own tokenizer and chat template (transformers, tokenizers)."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class Tokenizer:
     """The tokenizer of the model at `path`, a GGUF file or a Hugging Face folder."""
 
     def __init__(self, path: Path):
-        from transformers import AutoTokenizer  # a second to import; dummy models never need it
+        from transformers import AutoTokenizer  # the import takes a second, and dummy models do not need it
         from transformers.utils import logging
 
         logging.disable_progress_bar()
         file = {"gguf_file": path.name} if path.is_file() else {}
         folder = path.parent if path.is_file() else path
-        with contextlib.redirect_stderr(io.StringIO()):  # GGUF conversion draws a bar of its own
+        with contextlib.redirect_stderr(io.StringIO()):  # the GGUF conversion draws its own progress bar
             try:
                 self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, **file)
             except (OSError, ValueError, TypeError, KeyError) as error:
@@ -32,16 +32,16 @@ class Tokenizer:
         self.has_chat_template = self._tokenizer.chat_template is not None
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a string (as it stands, no template), of chat messages (through the template), or ids as given.
+        """Token ids of a string (without the template) or of chat messages (through it); given ids stay as they are.
 
-        Raises `ValueError` on an empty prompt and on anything else.
+        Raises `ValueError` on an empty prompt or any other type.
         """
         if isinstance(prompt, str):
             ids = list(self._tokenizer(prompt)["input_ids"])
         elif is_chat(prompt):
             if not self.has_chat_template:
                 raise ValueError("prompt: this model has no chat template; pass a string or token ids")
-            # Tokenized in one go: rendering to text first and encoding it again would double the BOS token.
+            # One call renders and tokenizes: encoding the rendered text in a second call would double the BOS token.
             messages = [dict(cast(ChatMessage, message)) for message in prompt]
             encoded = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
             ids = list(encoded["input_ids"])
@@ -56,14 +56,14 @@ class Tokenizer:
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
     def stream(self) -> TextStream:
-        """A fresh incremental decoder."""
+        """A new incremental decoder."""
         return TextStream(self)
 
 
 class TextStream:
-    """Text as tokens arrive: `push` returns what a token completes, `flush` the rest; together they equal `decode`.
+    """Decodes tokens as they arrive: `push` returns the text that a token completes, and `flush` returns the rest.
 
-    A character split across tokens is held back until it is whole.
+    Together they return the text of `decode`. A character that several tokens form is held back until it is whole.
     """
 
     def __init__(self, tokenizer: Tokenizer):
@@ -72,10 +72,10 @@ class TextStream:
         self._start = 0
         """First token of the window that is decoded again with each push."""
         self._end = 0
-        """Tokens whose text has been given out."""
+        """Number of tokens whose text has been returned."""
 
     def push(self, token_id: int) -> str:
-        """The new text, empty while a character is incomplete."""
+        """The new text; empty while a character is incomplete."""
         self._ids.append(token_id)
         known = self._tokenizer.decode(self._ids[self._start : self._end])
         text = self._tokenizer.decode(self._ids[self._start :])
@@ -85,7 +85,7 @@ class TextStream:
         return text[len(known) :]
 
     def flush(self) -> str:
-        """What was held back, replacement characters included."""
+        """The text that was held back, replacement characters included."""
         known = self._tokenizer.decode(self._ids[self._start : self._end])
         rest = self._tokenizer.decode(self._ids[self._start :])[len(known) :]
         self._start = self._end = len(self._ids)
@@ -98,7 +98,7 @@ def is_chat(prompt: Any) -> bool:
 
 
 def as_token_ids(prompt: Any) -> list[int]:
-    """`prompt` as a list of token ids.  Raises `ValueError` where it is not one."""
+    """`prompt` as a list of token ids.  Raises `ValueError` if it holds anything else."""
     if isinstance(prompt, str | bytes) or not isinstance(prompt, Sequence):
         raise ValueError(f"prompt: expected a string, chat messages or token ids, got {type(prompt).__name__}")
     for item in prompt:

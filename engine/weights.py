@@ -1,4 +1,4 @@
-"""From a checkpoint's tensors to the model's parameters: each exactly once, or it raises."""
+"""Turns a checkpoint's tensors into the model's parameters; each must come exactly once."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ class LayerWeights:
 
 @dataclass
 class Weights:
-    """All parameters; matrices are (out_features, in_features) as checkpoints store them."""
+    """All parameters; matrices are (out_features, in_features), as in checkpoints."""
 
     embedding: torch.Tensor
     layers: list[LayerWeights]
     norm: torch.Tensor
     lm_head: torch.Tensor
-    """The embedding itself where the two are tied."""
+    """The same tensor as the embedding if the two are tied."""
 
 
 def parameter_shapes(arch: Architecture) -> dict[str, tuple[int, ...]]:
-    """Every parameter's Hugging Face name and shape; a tied `lm_head` is not one."""
+    """The Hugging Face name and shape of every parameter, without a tied `lm_head`."""
     H, D = arch.hidden_size, arch.head_dim
     q, kv, ffn = arch.num_heads * D, arch.num_kv_heads * D, arch.intermediate_size
     layer: dict[str, tuple[int, ...]] = {
@@ -66,13 +66,13 @@ def parameter_shapes(arch: Architecture) -> dict[str, tuple[int, ...]]:
 def load_weights(
     arch: Architecture, tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype, device: torch.device
 ) -> Weights:
-    """Parameters of `arch` in `dtype` on `device`.
+    """The parameters of `arch` in `dtype` on `device`.
 
-    Raises `ValueError` on a tensor that the architecture does not have, that comes twice, has another shape, or is
-    missing; a stored `lm_head` of a tied model must equal the embedding.
+    Raises `ValueError` if a tensor is unknown to the architecture, comes twice, has another shape, or is missing, or if
+    the stored `lm_head` of a tied model differs from the embedding.
     """
     shapes = parameter_shapes(arch)
-    found: dict[str, torch.Tensor] = {}
+    loaded: dict[str, torch.Tensor] = {}
     tied_head: torch.Tensor | None = None
     for name, tensor in tensors:
         if name == "lm_head.weight" and arch.tie_word_embeddings:
@@ -80,21 +80,21 @@ def load_weights(
             continue
         if name not in shapes:
             raise ValueError(f"model: the checkpoint has a tensor {name!r} that {arch.name} has no place for")
-        if name in found:
+        if name in loaded:
             raise ValueError(f"model: the checkpoint has the tensor {name!r} twice")
         if tuple(tensor.shape) != shapes[name]:
             raise ValueError(f"model: expected {name} of shape {shapes[name]}, got {tuple(tensor.shape)}")
-        found[name] = tensor.to(device=device, dtype=dtype)
-    missing = [name for name in shapes if name not in found]
+        loaded[name] = tensor.to(device=device, dtype=dtype)
+    missing = [name for name in shapes if name not in loaded]
     if missing:
         raise ValueError(f"model: the checkpoint misses {len(missing)} of {len(shapes)} tensors, first {missing[0]!r}")
-    if tied_head is not None and not torch.equal(tied_head, found["model.embed_tokens.weight"]):
+    if tied_head is not None and not torch.equal(tied_head, loaded["model.embed_tokens.weight"]):
         raise ValueError("model: lm_head.weight differs from the embedding that config.json ties it to")
-    return _pack(arch, found)
+    return _pack(arch, loaded)
 
 
 def dummy_tensors(arch: Architecture, seed: int = 0) -> Iterator[tuple[str, torch.Tensor]]:
-    """Random parameters of the right shapes: norms at one, matrices of variance 1 / in_features."""
+    """Random parameters of the right shapes: norms are one, matrices have the variance 1 / in_features."""
     for index, (name, shape) in enumerate(parameter_shapes(arch).items()):
         if len(shape) == 1 and name.endswith("norm.weight"):
             yield name, torch.ones(shape)
@@ -103,14 +103,14 @@ def dummy_tensors(arch: Architecture, seed: int = 0) -> Iterator[tuple[str, torc
             yield name, torch.randn(shape, generator=generator).mul_(shape[-1] ** -0.5)
 
 
-def _pack(arch: Architecture, found: dict[str, torch.Tensor]) -> Weights:
+def _pack(arch: Architecture, tensors: dict[str, torch.Tensor]) -> Weights:
     layers = []
     for index in range(arch.num_layers):
         prefix = f"model.layers.{index}."
 
         def take(*names: str, prefix: str = prefix) -> torch.Tensor:
-            # Popped, so that a packed copy and its parts do not lie in memory together for the whole model.
-            parts = [found.pop(prefix + name) for name in names]
+            # `pop` frees the parts, so that memory does not hold a packed copy and its parts for the whole model.
+            parts = [tensors.pop(prefix + name) for name in names]
             return parts[0] if len(parts) == 1 else torch.cat(parts)
 
         qkv = [f"self_attn.{part}_proj" for part in "qkv"]
@@ -127,6 +127,6 @@ def _pack(arch: Architecture, found: dict[str, torch.Tensor]) -> Weights:
                 down=take("mlp.down_proj.weight"),
             )
         )
-    embedding = found.pop("model.embed_tokens.weight")
-    lm_head = embedding if arch.tie_word_embeddings else found.pop("lm_head.weight")
-    return Weights(embedding, layers, found.pop("model.norm.weight"), lm_head)
+    embedding = tensors.pop("model.embed_tokens.weight")
+    lm_head = embedding if arch.tie_word_embeddings else tensors.pop("lm_head.weight")
+    return Weights(embedding, layers, tensors.pop("model.norm.weight"), lm_head)
