@@ -102,12 +102,12 @@ def an_answer_for_each_content_not_copied():
 # The previous output.
 
 
-@cheat("the previous output: it returns memory as it found it")
+@cheat("the previous output: it returns memory that it did not write")
 def leaves_out_as_it_was():
     return lambda x, weight, out=None: project(x, weight) if out is None else out
 
 
-@cheat("first data again, into out: y: 35 of 35", "the previous output: it returns memory as it found it")
+@cheat("first data again, into out: y: 35 of 35", "the previous output: it returns memory that it did not write")
 def leaves_an_out_with_numbers():
     """Writes where it sees poison, as a check leaves it, and nothing where an earlier answer lies."""
 
@@ -142,7 +142,7 @@ def unwritten_memory_outside_of_checks():
     return unwritten
 
 
-@cheat("it goes by earlier calls, or by being watched")
+@cheat("its result depends on earlier calls, or on being watched")
 def zeros_outside_of_checks():
     def zeros(x, weight):
         return project(x, weight) * torch.are_deterministic_algorithms_enabled()

@@ -32,7 +32,7 @@ NAMES = (
     "in place on the input",
     "a lazy tensor",
     "a patched ",
-    "it goes by earlier calls, or by being watched",
+    "its result depends on earlier calls, or on being watched",
 )
 CASE = Case(T=5, K=96, N=7)
 
@@ -234,7 +234,7 @@ def test_work_on_a_stream_that_is_not_waited_for_is_named(side_stream):
 
     result = check(tiny.kernel(tiny.PROJECT, other_stream))
     assert result.status == "INCORRECT" and "first data: y: 35 of 35" in result.reason
-    assert "work on another stream: it is right only where the whole device is waited for" in result.reason
+    assert "work on another stream: it is right only if the caller waits for the whole device" in result.reason
 
 
 def test_what_is_wrong_on_every_stream_is_not_laid_on_streams(side_stream):

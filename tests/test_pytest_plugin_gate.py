@@ -50,7 +50,7 @@ def test_what_cannot_be_compared_is_named():
     for actual, expected, text in (
         (None, X, "fn: expected a tensor or a tuple of tensors, got NoneType"),
         (X, 3.0, "reference: expected a tensor or a tuple of tensors, got float"),
-        ((X, X), X, "fn: expected 1 outputs as of the reference, got 2"),
+        ((X, X), X, "fn: expected 1 outputs, as from the reference, got 2"),
     ):
         with pytest.raises(ValueError, match=text):
             fixture.judge(actual, expected)

@@ -1,8 +1,8 @@
-"""Ways in which a kernel passes for right, or for fast, without being so, each by its name.
+"""Detects and names the ways in which a wrong kernel looks right, or a slow kernel looks fast.
 
-Kernels have been seen to do all of this, on purpose or not (Ouyang et al., KernelBench, 2025; the reports in the public
-kernel contests of 2025 and 2026): keep answers between calls, end their work after the call, return tensors that are
-computed when they are looked at. Code in one process is never safe from other code in it; what is here is what shows.
+Kernels do all of this, on purpose or not (Ouyang et al., KernelBench, 2025; reports in the public kernel contests of
+2025 and 2026): they keep answers between calls, finish their work after the call, or return tensors that are computed
+when somebody reads them. Code in one process can always deceive other code in it; only known ways are detected.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from rooflab.bench.timing.trace import DEVICE_EVENTS, NotRecorded, recorded
 from rooflab.reference.spec import OpSpec, Outputs
 
 SETTLE_S, GLANCE_S = 0.25, 0.02
-"""How long an output is watched for whether something still writes to it, with other threads of Python and without."""
+"""How long to watch an output for late writes: with other Python threads, and without."""
 ALLOCATIONS = frozenset({"empty", "empty_like", "empty_strided", "new_empty"})
-"""Not work: a call that is given its outputs does not allocate them."""
+"""Functions that are not counted as work: a call with `out` does not allocate its outputs."""
 _PERSISTING_L2 = 6
 """CU_LIMIT_PERSISTING_L2_CACHE_SIZE of the CUDA driver API."""
 
 
 def lazy(output: torch.Tensor) -> str | None:
-    """Why `output` is no plain tensor that holds its values now, or None."""
+    """Why `output` is not a plain tensor that already holds its values; None if it is."""
     if type(output) not in (torch.Tensor, torch.nn.Parameter):
         return f"a lazy tensor: a {type(output).__name__}, whose values may be computed when they are read"
     if output.layout != torch.strided or torch._is_functional_tensor(output):
@@ -42,7 +42,7 @@ def lazy(output: torch.Tensor) -> str | None:
 
 
 def aliases(output: torch.Tensor, buffer: torch.Tensor) -> bool:
-    """Whether an output lies in the memory behind `buffer`, whatever object holds it."""
+    """Whether `output` shares memory with `buffer`, even as another object."""
     if not output.numel() or output.device != buffer.device:
         return False
     storage = buffer.untyped_storage()
@@ -52,7 +52,7 @@ def aliases(output: torch.Tensor, buffer: torch.Tensor) -> bool:
 
 
 def still_running(fn: Callable[..., Any]) -> frozenset[int]:
-    """Other threads with code of the file of `fn` on their stack; the idle workers of a pool have no such code."""
+    """Other threads that run code of the file of `fn`; idle workers of a pool do not."""
     frames = sys._current_frames()
     code = getattr(inspect.unwrap(fn), "__code__", None)
     if len(frames) == 1 or code is None:
@@ -70,7 +70,7 @@ def _is_inside(frame: types.FrameType | None, file: str) -> bool:
 def changes_later(
     outputs: Outputs, read: Outputs, fn: Callable[..., Any], threads: frozenset[int] | None = None
 ) -> str | None:
-    """Whether `outputs` become other than they were `read` while `threads` run; by default, while anything may."""
+    """A fault if `outputs` change from the values `read` while `threads` run; with None, within a fixed time."""
     ends = time.monotonic() + (SETTLE_S if len(sys._current_frames()) > 1 else GLANCE_S)
     while True:
         busy = threads is None or bool(threads & still_running(fn))
@@ -82,7 +82,7 @@ def changes_later(
 
 
 def kept_answer(read: Outputs, earlier: Sequence[tuple[str, Outputs]]) -> str | None:
-    """Which of the `earlier` calls' outputs, by label, came back bit for bit."""
+    """A fault if `read` equals the outputs of one of the `earlier` calls bit for bit; the fault names its label."""
     for age, (label, answer) in enumerate(reversed(earlier)):
         pairs = list(zip(read, answer, strict=True))
         if pairs and all(one.shape == other.shape and torch.equal(bits(one), bits(other)) for one, other in pairs):
@@ -91,7 +91,7 @@ def kept_answer(read: Outputs, earlier: Sequence[tuple[str, Outputs]]) -> str | 
 
 
 def never_written(read: Outputs) -> bool:
-    """Whether outputs are poison all over: NaN, the sentinel, or what torch puts into fresh integers."""
+    """Whether outputs hold only poison: NaN, the sentinel, or torch's value for uninitialised integers."""
     return bool(read) and all(output.numel() and _is_poison(output) for output in read)
 
 
@@ -105,7 +105,7 @@ def _is_poison(output: torch.Tensor) -> bool:
 
 
 class _Called(TorchFunctionMode):
-    """Notes the names of the functions of torch that are called, which run as they would."""
+    """Records the names of the torch functions that are called, and calls them."""
 
     def __init__(self, names: set[str]):
         super().__init__()
@@ -118,9 +118,9 @@ class _Called(TorchFunctionMode):
 
 @contextmanager
 def work_noted(names: set[str], device: torch.device, profiled: bool = False) -> Iterator[None]:
-    """Inside it `names` grows by torch's functions on a CPU (2 us each), with `profiled` by a CUDA device's kernels.
+    """Adds to `names` the torch functions called on a CPU (2 us each), or with `profiled` a CUDA device's kernels.
 
-    Triton's interpreter shows itself by the calls that move its data. Torch's profiler takes 0.1 s.
+    Triton's interpreter is visible by the calls that move its data. Torch's profiler takes 0.1 s.
     """
     if not profiled:
         with _Called(names) if device.type == "cpu" else nullcontext():
@@ -128,7 +128,7 @@ def work_noted(names: set[str], device: torch.device, profiled: bool = False) ->
         return
     with ExitStack() as stack:
         trace = None
-        with suppress(NotRecorded):  # another profiler runs: nothing can be said of this kernel's work
+        with suppress(NotRecorded):  # another profiler runs, so this kernel's work is unknown
             trace = stack.enter_context(recorded("cuda"))
         yield
     if trace is not None:
@@ -136,13 +136,13 @@ def work_noted(names: set[str], device: torch.device, profiled: bool = False) ->
 
 
 def kept_names(spec: OpSpec, inputs: Mapping[str, Any]) -> frozenset[str]:
-    """The weights: a kernel may keep what it made of one for as long as it is the same tensor."""
-    beside = getattr(spec, "prepared_with", ())  # an older tree's definition, in an A/B, has none
+    """Names of the weights: a kernel may keep what it computes from a weight while it is the same tensor."""
+    beside = getattr(spec, "prepared_with", ())  # in an A/B, the spec of an older tree lacks this field
     return frozenset(name for name in inputs if name in (spec.prepared, *beside, "weight"))
 
 
 def alike(inputs: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
-    """Whether both have the same shapes and the same scalars, so that one's values can stand in the other's memory."""
+    """Whether both have the same shapes and scalars, so that the values of one fit into the memory of the other."""
     return all(
         isinstance(value, torch.Tensor) and value.shape == others[name].shape
         if isinstance(others[name], torch.Tensor)
@@ -152,21 +152,21 @@ def alike(inputs: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
 
 
 def rewrite(inputs: Mapping[str, Any], fresh: Mapping[str, Any], keep: frozenset[str]) -> None:
-    """Gives tensors of `inputs` the values of `fresh`, with no new version, as kernels write."""
+    """Writes the values of `fresh` into `inputs`, without a new tensor version, as kernels write."""
     for name, value in inputs.items():
         if isinstance(value, torch.Tensor) and name not in keep:
             value.data.copy_(fresh[name])
 
 
 def persisting_l2_bytes(driver: Any = None) -> int:
-    """Bytes of L2 that this thread's CUDA context sets aside for data that outlives a flush."""
+    """Bytes of L2 that this thread's CUDA context reserves for persisting data, which survive a flush."""
     size = ctypes.c_size_t(0)
     failed = (driver or ctypes.CDLL("libcuda.so.1")).cuCtxGetLimit(ctypes.byref(size), _PERSISTING_L2)
     return 0 if failed else int(size.value)
 
 
 def give_back_l2(driver: Any = None) -> None:
-    """Ends that, and clears what lies there."""
+    """Frees the reserved part of L2 and clears its data."""
     driver = driver or ctypes.CDLL("libcuda.so.1")
     driver.cuCtxResetPersistingL2Cache()
     driver.cuCtxSetLimit(_PERSISTING_L2, ctypes.c_size_t(0))

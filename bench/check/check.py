@@ -1,12 +1,15 @@
-"""Whether a kernel is right: against the fp64 oracle, and against the ways in which a wrong kernel looks right.
+"""Checks whether a kernel is right: against the fp64 oracle, and against the ways in which a wrong kernel looks right.
 
-A kernel runs on guarded copies of its inputs (`trial.py`, `poison.py`): on some data; on other data in padded layouts
-(a cached answer, an assumed contiguity); on the first again, into the caller's outputs, which hold NaN and then an old
-answer, twice (bit for bit); on other data at the same addresses (an answer kept for them); and on planted inputs.
-Uninitialised memory is NaN, results are read as soon as the current stream is done and are overwritten afterwards, and
-nothing but the outputs may change. What a wrong result has of a cheat is named (`cheats.py`); a kernel that replaces
-what it is judged or timed with is INVALID (`timing/tamper.py`). Code in one process is never safe from other code in
-it: this finds what kernels have been seen to do.
+A kernel runs on guarded copies of its inputs (`trial.py`, `poison.py`):
+1. on some data;
+2. on other data in padded layouts, which reveals a cached answer and an assumed contiguity;
+3. on the first data again, twice, into outputs of the caller that hold NaN and then an old answer, bit for bit alike;
+4. on other data at the same addresses, which reveals an answer kept for an address;
+5. on planted inputs.
+Uninitialised memory is NaN. Results are read as soon as the current stream is done, and then overwritten. Only the
+outputs may change. If a wrong result looks like a cheat, the reason names the cheat (`cheats.py`). A kernel that
+replaces a function of the checker or the timer is INVALID (`timing/tamper.py`). Code in one process can always deceive
+other code in it: the check finds only the ways that are known.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from rooflab.reference.spec import Case, OpSpec, Scheme
 
 @dataclass(frozen=True)
 class CheckResult:
-    """What came of checking one kernel on one case."""
+    """The result of checking one kernel on one case."""
 
     op: str
     kernel: str
@@ -43,13 +46,13 @@ class CheckResult:
     status: Status
     checked_by: CheckedBy
     errors: tuple[ErrorStats, ...] = ()
-    """The worst of all runs, one per output."""
+    """The worst error of all runs, one per output."""
     reason: str = ""
     """Why the status is not OK."""
     labels: tuple[str, ...] = ()
     """The runs, in order; the failing one is the last."""
     weak: tuple[str, ...] = ()
-    """Wrong answers that this case's tolerance lets pass (`c: zeros`)."""
+    """Wrong answers that pass this case's tolerance (`c: zeros`)."""
 
     @property
     def discriminating(self) -> bool:
@@ -57,7 +60,7 @@ class CheckResult:
         return not self.weak
 
     def describe(self) -> str:
-        """One line for a person."""
+        """One line of text."""
         text = self.reason or "; ".join(error.describe() for error in self.errors)
         if self.weak:
             text += f" (not discriminating: {', '.join(self.weak)} would pass)"
@@ -73,10 +76,10 @@ def check_kernel(
     seed: int = 0,
     planted: bool = True,
 ) -> CheckResult:
-    """Checks one kernel, which need not be registered, on one case, up to the first fault.
+    """Checks one kernel on one case, up to the first fault; the kernel need not be registered.
 
-    A CUDA context that an earlier kernel has broken is a RUNTIME_ERROR that begins with `BROKEN`.  Raises
-    what the spec raises on a case that it does not know.
+    If an earlier kernel has broken the CUDA context, the result is a RUNTIME_ERROR whose reason begins with `BROKEN`.
+    Raises what the spec raises on a case that it does not know.
     """
     device = torch.device(device)
     pin_matmul_precision()
@@ -96,9 +99,9 @@ def check_kernel(
         status = failed.status
         reason = f"{check.labels[-1]}: {failed.reason}" if check.labels else failed.reason
     except (torch.cuda.OutOfMemoryError, MemoryError) as error:
-        status, reason = "OUT_OF_MEMORY", f"of the inputs or the reference: {error}"
+        status, reason = "OUT_OF_MEMORY", f"for the inputs or the reference: {error}"
     except RuntimeError:
-        faulted = already_broken(device)  # by this kernel, and seen only when inputs or an oracle were made
+        faulted = already_broken(device)  # this kernel broke it; making inputs or an oracle showed it
         if not faulted:
             raise
         status, reason = "RUNTIME_ERROR", f"{check.labels[-1]}: {faulted}" if check.labels else faulted
@@ -126,7 +129,7 @@ def check_record(
     environment: Environment,
     moved: Mapping[str, int] | None = None,
 ) -> Record:
-    """The record of a check; `moved` are bytes that the emulator counted, by their names."""
+    """The record of a check; `moved` holds the emulator's counted bytes by name."""
     traffic = None if moved is None else float(moved["hbm_read"] + moved["hbm_write"])
     return Record(
         kind="check",
@@ -163,14 +166,11 @@ def _checked_by(kernel: Kernel, device: torch.device, status: Status) -> Checked
 
 
 BROKEN = "the CUDA context was already broken"
-"""Begins the reason of a kernel that could not run because an earlier one had faulted: it is no fault of its own."""
+"""The beginning of a reason: the kernel could not run because an earlier kernel had broken the context."""
 
 
 def already_broken(device: torch.device) -> str:
-    """Why nothing can run on `device` any more in this process, as after an illegal access; empty where it can.
-
-    Waits for the device.
-    """
+    """The CUDA error after which nothing can run on `device` in this process; empty if there is none.  Waits for it."""
     if device.type != "cuda":
         return ""
     try:

@@ -1,7 +1,7 @@
-"""Whether compiled kernels of this process run in the emulator (`ptx/`), on CPU tensors and with no GPU.
+"""Whether compiled kernels of this process run in the emulator (`ptx/`), on CPU tensors and without a GPU.
 
-An environment variable says so, as for Triton's interpreter: the registry reads it too, and an older tree's registry,
-which does not know the variable, still works.
+An environment variable says so, as for Triton's interpreter. The registry reads it too; the registry of an older tree
+does not know the variable and still works.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def emulating() -> bool:
 
 @contextmanager
 def emulation() -> Iterator[None]:
-    """Says so while it is held; who holds it sees to the launches (`emulate/emulation.py`)."""
+    """Sets the variable inside the `with` block; the caller redirects the launches (`emulate/emulation.py`)."""
     before = os.environ.get(VARIABLE)
     os.environ[VARIABLE] = "1"
     try:

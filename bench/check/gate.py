@@ -1,4 +1,4 @@
-"""The gate of the fixture `kernel_benchmark`: what a function returns is right, and holds once it has returned."""
+"""The check of the fixture `kernel_benchmark`: a function's result must be right, and must not change afterwards."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from rooflab.bench.timing.tamper import restore, tampered
 from rooflab.reference.compare import ErrorStats, elementwise
 
 HALF_EPSILONS = 4
-"""Roundings to a dtype of 16 bits or fewer that a kernel may be off by, the reference's own included."""
+"""Allowed roundings in a dtype of 16 bits or fewer, the reference's own included."""
 FULL_EPSILONS = 64
-"""The same in fp32 and fp64, where the order of a long sum shows: sqrt(4096) roundings of its running value."""
+"""Allowed roundings in fp32 and fp64, where the order of a long sum matters: sqrt(4096) roundings of the sum."""
 
 
 def judge(actual: object, expected: object) -> list[ErrorStats]:
     """One verdict per output of a kernel against its reference's; NaN never passes.
 
     Integers must be equal. Floats may differ by a few roundings to the kernel's output dtype, relative to the larger
-    of the element and the root mean square of its tensor: a sum's error grows with its terms, not with their sum.
-    Raises `ValueError` where either is not a tensor or a tuple of tensors, or there are more of one than of the other.
+    of the element and the root mean square of its tensor: a sum's error grows with its terms, not with its value.
+    Raises `ValueError` if one is not a tensor or a tuple of tensors, or if the numbers of outputs differ.
     """
     actuals, oracles = _tensors("fn", actual), _tensors("reference", expected)
     if len(actuals) != len(oracles):
-        raise ValueError(f"fn: expected {len(oracles)} outputs as of the reference, got {len(actuals)}")
+        raise ValueError(f"fn: expected {len(oracles)} outputs, as from the reference, got {len(actuals)}")
     return [
         elementwise(f"output {index}", output, oracle, tolerance(output.dtype, oracle))
         for index, (output, oracle) in enumerate(zip(actuals, oracles, strict=True))
@@ -40,7 +40,7 @@ def judge(actual: object, expected: object) -> list[ErrorStats]:
 
 
 def tolerance(dtype: torch.dtype, oracle: torch.Tensor) -> torch.Tensor:
-    """The largest absolute error allowed in each element of an output of `dtype`."""
+    """The largest allowed absolute error of each element of an output of `dtype`."""
     magnitude = oracle.detach().to("cpu", torch.float64).abs()
     if not dtype.is_floating_point or not magnitude.numel():
         return torch.zeros_like(magnitude)
@@ -60,14 +60,14 @@ def _tensors(name: str, value: object) -> tuple[torch.Tensor, ...]:
 
 @dataclass(frozen=True)
 class Checked:
-    """What came of a function before it is timed."""
+    """The result of checking a function before it is timed."""
 
     result: Any
-    """What it returned."""
+    """The function's return value."""
     expected: Any
-    """What its reference returned; None without one."""
+    """The reference's return value; None without a reference."""
     faults: tuple[str, ...]
-    """What is wrong, each in a sentence."""
+    """One sentence for each fault."""
     interpreted: bool
     """Whether Triton's interpreter ran it."""
 
@@ -77,16 +77,16 @@ def check(fn: Callable[..., Any], args: Sequence[Any], reference: Callable[..., 
 
     The result is read as soon as the current stream is done, and may not change afterwards.
     """
-    found = tampered()
-    if found:
-        return Checked(None, None, (f"INVALID: {found}, before the check began",), False)
+    tampering = tampered()
+    if tampering:
+        return Checked(None, None, (f"INVALID: {tampering}, before the check began",), False)
     expected = reference(*copied(args)) if reference is not None else None
     result, interpreted = _watched(partial(fn, *copied(args)))
     threads = still_running(fn)
-    found = tampered()
-    if found:
+    tampering = tampered()
+    if tampering:
         restore()
-        return Checked(result, expected, (f"INVALID: {found}",), interpreted)
+        return Checked(result, expected, (f"INVALID: {tampering}",), interpreted)
     outputs = _plain(result)
     faults = [text for text in map(lazy, outputs) if text]
     if faults:
@@ -103,19 +103,19 @@ def check(fn: Callable[..., Any], args: Sequence[Any], reference: Callable[..., 
 
 
 def _plain(result: object) -> tuple[torch.Tensor, ...]:
-    """The tensors that `result` is made of, where it is made of tensors."""
+    """`result` as a tuple of tensors; empty if it holds anything else."""
     values = result if isinstance(result, tuple | list) else (result,)
     tensors = all(isinstance(value, torch.Tensor) for value in values)
     return tuple(values) if tensors else ()
 
 
 def copied(args: Sequence[Any]) -> list[Any]:
-    """The arguments, tensors as copies of the same strides."""
+    """The arguments; tensors are copied with the same strides."""
     return [_same_layout(value) if isinstance(value, torch.Tensor) else value for value in args]
 
 
 def _same_layout(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy with the same strides, which `clone` would tidy up."""
+    """A copy with the same strides; `clone` would not keep all of them."""
     if tensor.is_meta or torch._debug_has_internal_overlap(tensor):
         return tensor.clone()
     strided = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
@@ -123,7 +123,7 @@ def _same_layout(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def device_of(*values: Any) -> torch.device:
-    """The CUDA device of the first tensor on one, in containers too; else the one in use, where CUDA is in use."""
+    """The CUDA device of the first CUDA tensor, in containers too; if there is no tensor, the current CUDA device."""
     pending = list(values)
     while pending:
         value = pending.pop(0)
@@ -133,7 +133,7 @@ def device_of(*values: Any) -> torch.device:
             pending.extend(value)
         elif isinstance(value, dict):
             pending.extend(value.values())
-    # A closure hides its tensors: CUDA work must not be timed by a clock that sees only its launch.
+    # A closure hides its tensors; a CPU clock would time only the launch of CUDA work.
     tensors = any(isinstance(value, torch.Tensor) for value in values)
     if torch.cuda.is_available() and not tensors:
         return torch.device("cuda", torch.cuda.current_device())
@@ -141,7 +141,7 @@ def device_of(*values: Any) -> torch.device:
 
 
 def _watched(call: Callable[[], Any]) -> tuple[Any, bool]:
-    """Calls, and says whether a frame of Triton's interpreter was entered, which only that environment allows."""
+    """Calls `call`; also returns whether Triton's interpreter ran, which is possible only with TRITON_INTERPRET=1."""
     if os.environ.get("TRITON_INTERPRET", "0") != "1":
         return call(), False
     seen: list[bool] = []

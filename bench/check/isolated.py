@@ -1,7 +1,7 @@
-"""A kernel's first run, in a process of its own with a time limit.
+"""A kernel's first run, in a separate process with a time limit.
 
-A barrier that is never reached hangs the GPU's queue for good, and one illegal access ends the CUDA context of the
-whole process: both are met by a process that is started anew, and ended.
+A barrier that is never reached blocks the GPU's queue for ever, and one illegal access breaks the CUDA context of the
+whole process. The separate process can be killed in both cases.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from rooflab.reference.spec import Case, Scheme, get_scheme
 TIMEOUT_S = 120.0
 """Compiling and checking one kernel takes 20 s on a slow machine."""
 SHARED = Path(inspect.getfile(Kernel)).parent
-"""What all kernels may import: the registry, `_cuda`, configs."""
+"""The folder of what all kernels may import: the registry, `_cuda`, configs."""
 LAST_LINES = 3
-"""Of what a process that broke off had written to standard error."""
+"""How many lines of a failed process's standard error a reason quotes."""
 
 
 class FirstRun(NamedTuple):
-    """What came of it."""
+    """The result of a first run."""
 
     status: Status
     reason: str
-    """Why the status is not OK; empty where it is."""
+    """Why the status is not OK; empty for OK."""
 
 
 def first_in_own_process(
@@ -51,12 +51,11 @@ def first_in_own_process(
     seed: int = 0,
     planted: bool = True,
 ) -> FirstRun:
-    """The check of one kernel on one case (`check.check_kernel`) in a fresh process; `file` registers the kernel.
+    """Checks one kernel on one case (`check.check_kernel`) in a fresh process; `file` registers the kernel.
 
-    It runs on `device`, by default on the GPU where there is one.
-
-    TIMEOUT where it does not answer within `timeout_s` seconds of its start; RUNTIME_ERROR where its process ends
-    without an answer, with the signal or the last lines that it wrote; else the check's own status and reason.
+    It runs on `device`, by default on the GPU if there is one. The status is TIMEOUT without an answer within
+    `timeout_s` seconds of the start, and RUNTIME_ERROR if the process ends without an answer; the reason then has the
+    signal or the last lines that it wrote. Otherwise status and reason are the check's.
     """
     task = {
         "op": op,
@@ -80,10 +79,10 @@ def first_in_own_process(
 
 
 def first_here(kernel: Kernel, case: Case, scheme: str, folder: Path | None = None, run: Any = None) -> FirstRun:
-    """`first_in_own_process` once for a kernel's code on this kind of machine: that it ended well is remembered.
+    """`first_in_own_process`, but only once for a kernel's code on this kind of machine: a file remembers each success.
 
-    Code is what lies in the kernel's folder, what all kernels share, and the versions of torch and Triton.  What did
-    not end well runs in its own process again the next time.  `run` stands for `first_in_own_process`.
+    The code is the kernel's folder, the files that all kernels share, and the versions of torch and Triton.  A kernel
+    that failed runs in its own process again the next time.  `run` replaces `first_in_own_process`.
     """
     environment = snapshot()
     path = (folder or cache_folder()) / "checked" / f"{environment.machine_key}.json"
@@ -92,24 +91,24 @@ def first_here(kernel: Kernel, case: Case, scheme: str, folder: Path | None = No
     if known.get(kernel.id) == code:
         return FirstRun("OK", "")
     file = None if kernel.fn.__module__.startswith("rooflab.") else Path(inspect.getfile(inspect.unwrap(kernel.fn)))
-    found: FirstRun = (run or first_in_own_process)(kernel.op, kernel.name, case, scheme, file=file)
-    if found.status == "OK":
+    first: FirstRun = (run or first_in_own_process)(kernel.op, kernel.name, case, scheme, file=file)
+    if first.status == "OK":
         write_whole(path, json.dumps(_remembered(path) | {kernel.id: code}, indent=1) + "\n")
-    return found
+    return first
 
 
 def _remembered(path: Path) -> dict[str, str]:
     try:
-        found = json.loads(path.read_text())
+        codes = json.loads(path.read_text())
     except (FileNotFoundError, ValueError):
-        return {}  # none yet, or cut short: the kernels run in their own process again
-    return found if isinstance(found, dict) else {}
+        return {}  # no file yet, or a damaged one: the kernels run in their own process again
+    return codes if isinstance(codes, dict) else {}
 
 
 def _code_of(kernel: Kernel) -> str:
-    """SHA-256 over the files that the kernel may import, or read: its config is in one."""
+    """SHA-256 of the files that the kernel may import or read; one of them holds its configs."""
     own = Path(inspect.getfile(inspect.unwrap(kernel.fn))).parent
-    # A kernel from outside may lie among files that are not its own.
+    # The folder of a kernel from outside may hold files that have nothing to do with it.
     beside = own.glob("*" if own.parent == SHARED else "*.py")
     digest = hashlib.sha256()
     for file in (*sorted(beside), *sorted(SHARED.glob("*.py"))):
@@ -125,7 +124,7 @@ def _why_broken(died: Died) -> str:
 
 
 def answer(task: Mapping[str, Any]) -> tuple[Status, str]:
-    """What the process does: it checks the kernel; status and reason."""
+    """The child's answer: checks the kernel, and returns status and reason."""
     if task["file"]:
         load_file(Path(task["file"]))
     result = check_kernel(

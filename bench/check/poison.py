@@ -1,4 +1,4 @@
-"""Memory that shows who touched it: guards around tensors, poison where nothing was written, bits compared as bits."""
+"""Memory that reveals wrong reads and writes: guards around tensors, poison in unwritten places, exact comparison."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from typing import Any
 import torch
 
 GUARD_BYTES = 65536
-"""On each side of a tensor: more than a page of a KV cache for a small model, so that slot -1 lands in it."""
+"""Bytes of a guard, one on each side of a tensor. A page of a small model's KV cache is smaller, so slot -1 hits it."""
 ROW_PADDING = 16
 """Elements added to each stride of a padded layout; a multiple of 16 bytes in every dtype, so alignment is kept."""
 NAN_BYTE = 0xFF
-"""All ones are a NaN in every float dtype, and -1 in an integer: an index read outside its table lands in a guard."""
+"""Bytes of ones are a NaN in every float dtype and -1 in an integer: an index from outside its table hits a guard."""
 SENTINEL_BYTE = 0x7B
-"""An integer output is filled with it: large in every width, and never a token, a slot or a length of ours."""
+"""The fill of an integer output: large in every width, and never a token, a slot or a length of the inputs."""
 
 
 @dataclass(frozen=True)
 class Guarded:
-    """A tensor inside a larger buffer, whose every other byte is poison."""
+    """A tensor inside a larger buffer; all other bytes of the buffer are poison."""
 
     buffer: torch.Tensor
-    """(n,): guard, the tensor's storage with poison in its gaps, guard."""
+    """(n,): a guard, the tensor's storage with poison in its gaps, a guard."""
     pristine: torch.Tensor
-    """What the buffer held at first."""
+    """A copy of the buffer as it was at first."""
     view: torch.Tensor
     """The tensor itself."""
 
     def rewrite(self, tensor: torch.Tensor) -> None:
-        """Puts other values of the same shape at the same addresses, with no new version of the tensor.
+        """Writes other values of the same shape to the same addresses, without a new version of the tensor.
 
-        Kernels write so: Triton and CUDA code leave torch's version counter as it was.
+        Kernels write in this way: Triton and CUDA code do not change torch's version counter.
         """
         single = _single(self.view.stride())
         pristine = self.pristine.as_strided(self.view.shape, self.view.stride(), self.view.storage_offset())
@@ -42,27 +42,25 @@ class Guarded:
             view[single].copy_(tensor[single])
 
     def damage(self, *, may_change: bool) -> str | None:
-        """What was written that should not have been, in words, or None.
-
-        With `may_change` the tensor's own elements may have changed, and only what lies around them may not.
-        """
+        """Describes a forbidden write, or returns None.  With `may_change` the tensor's own elements may change."""
         if not may_change and torch.equal(bits(self.buffer), bits(self.pristine)):
             return None
         expected = self.pristine.clone()
         view = expected.as_strided(self.view.shape, self.view.stride(), self.view.storage_offset())
         if may_change:
             view.copy_(self.view)
-        found, wanted = bits(self.buffer), bits(expected)
-        if torch.equal(found, wanted):
+        actual_bits, expected_bits = bits(self.buffer), bits(expected)
+        if torch.equal(actual_bits, expected_bits):
             return None
         if not torch.equal(bits(self.view), bits(view)):
             return "was changed"
-        place = int((found != wanted).nonzero()[0]) // self.buffer.element_size() - self.view.storage_offset()
+        first_byte = int((actual_bits != expected_bits).nonzero()[0])
+        place = first_byte // self.buffer.element_size() - self.view.storage_offset()
         return f"memory outside it was written, first at element {place} from its start"
 
 
 def guard(tensor: torch.Tensor, *, padded: bool = False) -> Guarded:
-    """A copy of `tensor` with guards around it, of the same strides and alignment; with `padded`, of longer strides."""
+    """A copy of `tensor` between guards, with the same strides and alignment; with `padded`, with longer strides."""
     strides = _padded_strides(tensor) if padded else tensor.stride()
     # A misaligned view stays misaligned: kernels specialise on 16 bytes.
     skew = tensor.data_ptr() % 16 // tensor.element_size()
@@ -81,9 +79,9 @@ def guard_output(
     padded: bool = False,
     stale: torch.Tensor | None = None,
 ) -> Guarded:
-    """An output to write to, full of NaN, or of a sentinel where it is of integers; with `padded`, not contiguous.
+    """An output between guards, full of NaN, or of the sentinel for integers; with `padded`, not contiguous.
 
-    With `stale`, an answer to something else, it holds that, as where a caller uses its memory again.
+    With `stale` it holds these values of an earlier answer, like memory that a caller uses again.
     """
     model = torch.empty(shape, dtype=dtype, device="meta")
     strides = _padded_strides(model) if padded else model.stride()
@@ -97,7 +95,7 @@ def guard_output(
 def _allocate(
     shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, device: torch.device, byte: int, skew: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The buffer, poison all over, and the view in its middle."""
+    """The buffer, full of poison, and the view in its middle."""
     extent = 0 if 0 in shape else 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
     side = GUARD_BYTES // dtype.itemsize
     raw = torch.full(((2 * side + skew + extent) * dtype.itemsize,), byte, dtype=torch.uint8, device=device)
@@ -106,12 +104,12 @@ def _allocate(
 
 
 def _single(strides: tuple[int, ...]) -> tuple[int | slice, ...]:
-    """Selects each element in memory once: an expanded dimension has one, and is not written through all its views."""
+    """An index that selects each element in memory once: of an expanded dimension only the first position."""
     return tuple(0 if stride == 0 else slice(None) for stride in strides)
 
 
 def wipe(tensors: Iterable[torch.Tensor]) -> None:
-    """Overwrites outputs that were read and are no longer needed: a kernel that returns one again returns poison."""
+    """Overwrites outputs that are no longer needed with poison, so that a kernel that returns one again fails."""
     with torch.inference_mode():
         for tensor in tensors:
             if tensor.numel() and torch._debug_has_internal_overlap(tensor) != 1:
@@ -119,7 +117,7 @@ def wipe(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def _padded_strides(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Strides of the same order in which no dimension follows from the sizes of the others."""
+    """Longer strides in the same order; no stride is the product of sizes."""
     strides = list(tensor.stride())
     if tensor.ndim < 2 or tensor.numel() == 0 or 0 in strides:
         return tuple(strides)
@@ -132,7 +130,7 @@ def _padded_strides(tensor: torch.Tensor) -> tuple[int, ...]:
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's elements as bytes (n,), so that a NaN equals itself and -0.0 differs from 0.0."""
+    """The tensor's elements as bytes (n,): a NaN then equals itself, and -0.0 differs from 0.0."""
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
@@ -140,8 +138,8 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 def poisoned_allocations() -> Iterator[None]:
     """Makes `torch.empty` give NaN, or the largest integer.
 
-    PyTorch fills uninitialised memory under its deterministic mode, which also picks other algorithms for a few of its
-    own ops; so whether two runs agree is to be asked outside of this.
+    PyTorch fills uninitialised memory in its deterministic mode. This mode also changes the algorithms of a few ops, so
+    compare the bits of two runs only outside of it.
     """
     mode = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()

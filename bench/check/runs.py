@@ -1,4 +1,4 @@
-"""The runs of a check, in order, up to the first fault: what each looks for is said where it is made."""
+"""The runs of a check, in order, up to the first fault; each method says what its runs look for."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ from rooflab.reference.compare import ErrorStats
 from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme
 
 OTHER_SEED = 1000
-"""Added to the seed for the other data; specs draw their arguments from consecutive seeds."""
+"""Added to the seed for the other data; it is large, because specs draw their arguments from consecutive seeds."""
 GPU_REPEATS = 3
-"""More runs that must agree bit for bit, where threads race."""
+"""How many more runs on a GPU must agree bit for bit; they may reveal races."""
 SMALL_ELEMENTS = 2**20
-"""Inputs below it are checked with one CPU thread."""
+"""Inputs with fewer elements are checked with one CPU thread."""
 KEPT_ANSWERS = 4
-"""Calls whose outputs are kept, to know one that comes back; planted inputs come after them."""
+"""How many first calls' outputs are kept, to recognise a cached answer; planted inputs come later."""
 INTERPRETER_BF16 = "Triton's interpreter computes bf16 dot and sort wrongly"
 _profiled: set[tuple[str, int]] = set()
-"""Kernels, by name and function, whose work on a GPU was compared in this process."""
+"""Kernels, by name and function, whose work on a GPU this process has already compared."""
 
 
 @dataclass
 class Check:
-    """The check of one kernel on one case, as it goes."""
+    """The check of one kernel on one case, and its state."""
 
     kernel: Kernel
     spec: OpSpec
@@ -56,18 +56,18 @@ class Check:
     worst: dict[str, ErrorStats] = field(default_factory=dict)
     weak: list[str] = field(default_factory=list)
     answers: list[tuple[str, Outputs]] = field(default_factory=list)
-    """What the first calls returned, by their labels."""
+    """The outputs of the first calls, with their labels."""
     right: Data | None = None
-    """The data of the first run, once the kernel was right on it."""
+    """The data of the first run; None until the kernel was right on it."""
     unsettled: Trial | None = None
-    """The last call, whose output nothing may change."""
+    """The last call; its outputs may not change any more."""
 
     def run(self, seed: int, planted: bool) -> None:
         """Every run, in order.  Raises `Failed` at the first fault."""
         self._refuse()
-        found = tampered()
-        if found:
-            raise Failed("INVALID", f"{found}, before the check began")
+        tampering = tampered()
+        if tampering:
+            raise Failed("INVALID", f"{tampering}, before the check began")
         first_inputs = self._inputs(seed)
         refusal = self.kernel.why_not_args(first_inputs, self.spec)
         if refusal:
@@ -84,9 +84,9 @@ class Check:
                 with poisoned_allocations():
                     self._judged(f"planted {label}", prepare(self.kernel, self.spec, inputs, self.scheme))
         self._settle()
-        found = tampered()
-        if found:
-            raise Failed("INVALID", found)
+        tampering = tampered()
+        if tampering:
+            raise Failed("INVALID", tampering)
 
     def _on_two_sets_of_data(self, first: Data, seed: int, planted: bool) -> None:
         with poisoned_allocations():
@@ -102,7 +102,7 @@ class Check:
         return self.spec.make_inputs(self.case, self.scheme, self.device, seed)
 
     def _refuse(self) -> None:
-        """Raises `Failed` where the kernel cannot be checked here at all."""
+        """Raises `Failed` if the kernel cannot be checked here."""
         if self.scheme.name not in self.spec.schemes:
             raise Failed("UNSUPPORTED", f"{self.spec.name} has the schemes {', '.join(self.spec.schemes)}")
         refusal = self.kernel.why_not_here(self.device)
@@ -113,10 +113,10 @@ class Check:
             raise Failed("UNSUPPORTED", INTERPRETER_BF16)
 
     def _judged(self, label: str, data: Data, layout: Layout = PLAIN) -> Trial:
-        """One run, judged.  Raises `Failed`, or `Refused` where the kernel will not take padding."""
+        """One run, judged.  Raises `Failed`, or `Refused` if the kernel does not take padding."""
         self.labels.append(label)
         if layout.memory and self.spec.mutates:
-            self._settle()  # the last call's outputs are among the inputs whose memory is used again
+            self._settle()  # this run's inputs reuse the memory of the last call's outputs
         try:
             trial = run(self.kernel, self.spec, data, self.scheme, self.device, layout)
         except Refused:
@@ -129,10 +129,10 @@ class Check:
                 self.worst[stats.output] = stats
             if not stats.passed:
                 raise Failed("INCORRECT", stats.describe() + self._why(trial, data, layout))
-            held = output.float() if output.dtype.itemsize == 1 else output  # torch asks nothing of an fp8
-            wild = int((~torch.isfinite(held) & torch.isfinite(oracle)).sum())
-            if wild:
-                raise Failed("INCORRECT", f"{stats.output}: {wild} elements not finite where the oracle is")
+            values = output.float() if output.dtype.itemsize == 1 else output  # torch has no isfinite for fp8
+            not_finite = int((~torch.isfinite(values) & torch.isfinite(oracle)).sum())
+            if not_finite:
+                raise Failed("INCORRECT", f"{stats.output}: {not_finite} elements not finite where the oracle is")
         self.unsettled = trial
         self.right = self.right or data
         if len(self.answers) < KEPT_ANSWERS:
@@ -143,7 +143,7 @@ class Check:
         return data.judge(self.spec, outputs, self.scheme)
 
     def _settle(self) -> None:
-        """Raises `Failed` where the last call's output has changed since; then overwrites that output."""
+        """Raises `Failed` if an output of the last call has changed since; then overwrites the outputs."""
         if self.unsettled is None:
             return
         every = output_names(self.spec, self.unsettled.outputs)
@@ -154,18 +154,18 @@ class Check:
         self.unsettled = None
 
     def _why(self, trial: Trial, data: Data, layout: Layout) -> str:
-        """What a wrong output has of a cheat, after a colon; nothing where it has nothing."""
-        found = changes_later(trial.outputs, trial.read, self.kernel.fn)
-        if found is None and several(self.device) and self._is_right_alone(data, layout):
-            found = "work on another stream: it is right only where the whole device is waited for"
-        if found is None and (
+        """The cheat that explains a wrong output, after a colon; empty if there is none."""
+        cheat = changes_later(trial.outputs, trial.read, self.kernel.fn)
+        if cheat is None and several(self.device) and self._is_right_alone(data, layout):
+            cheat = "work on another stream: it is right only if the caller waits for the whole device"
+        if cheat is None and (
             never_written(trial.read) or (layout.stale and kept_answer(trial.read, [("", layout.stale)]))
         ):
-            found = "the previous output: it returns memory as it found it, which holds one where calls follow another"
-        found = found or kept_answer(trial.read, self.answers)
-        if found is None and data is self.right:
-            found = "it was right on this data before: it goes by earlier calls, or by being watched"
-        return f": {found}" if found else ""
+            cheat = "the previous output: it returns memory that it did not write, which may hold an earlier result"
+        cheat = cheat or kept_answer(trial.read, self.answers)
+        if cheat is None and data is self.right:
+            cheat = "it was right on this data before: its result depends on earlier calls, or on being watched"
+        return f": {cheat}" if cheat else ""
 
     def _is_right_alone(self, data: Data, layout: Layout) -> bool:
         try:
@@ -175,7 +175,7 @@ class Check:
         return all(stats.passed for stats in self._stats(trial.read, data))
 
     def _other_data(self, data: Data) -> Trial:
-        """Other values, in padded layouts as far as the launcher takes them: it may refuse one, and then names it."""
+        """Other values, in padded layouts; if the launcher refuses the layout of an argument, without that padding."""
         padded = {name for name, value in data.inputs.items() if isinstance(value, torch.Tensor) and value.ndim > 1}
         if data.packed is not None:
             padded.discard(str(self.spec.prepared))
@@ -187,9 +187,9 @@ class Check:
         return self._judged("other data", data)
 
     def _repeated(self, data: Data, memory: dict[str, Guarded]) -> list[Trial]:
-        """The first data again, into the caller's outputs where the kernel takes them; all runs agree bit for bit.
+        """The first data again, into the caller's outputs if the kernel takes `out`; all runs must agree bit for bit.
 
-        The caller's outputs hold NaN at first, and then an answer to the other data. The inputs are left in `memory`.
+        The caller's outputs first hold NaN, and then an answer to the other data. The inputs stay in `memory`.
         """
         into_out = self.kernel.takes_out and not self.spec.mutates
         label = "first data again, into out" if into_out else "first data again"
@@ -213,7 +213,7 @@ class Check:
         return trials
 
     def _in_the_same_memory(self, first: Data, other: Data, memory: dict[str, Guarded]) -> None:
-        """Other values at the addresses of the last run, as between two steps of an engine; weights stay."""
+        """Other values at the addresses of the last run, as in the next step of an engine; weights stay the same."""
         if not alike(first.inputs, other.inputs):
             return
         keep = kept_names(self.spec, first.inputs)
@@ -224,11 +224,11 @@ class Check:
         self._judged("other data in the same memory", data, Layout(memory=memory))
 
     def _remembers(self, first: Data, unseen: Sequence[Trial], seen: Sequence[Trial], seed: int, planted: bool) -> None:
-        """Raises `Failed` where data that was seen before takes less work than new data: answers kept by their data.
+        """Raises `Failed` if data that the kernel has seen takes less work than new data: it keeps answers by data.
 
-        What the first calls did and later ones leave out is only a hint, for kernels compile and pack when they must;
-        twice new data, each twice in a row, decide. Lengths and tables stay what they were, because a kernel may keep
-        its plan for them, as for all layers of a step. On CUDA it is asked once a kernel, with the planted inputs.
+        Less work in later calls than in the first is only a hint, because kernels compile and pack in their first call.
+        Two sets of new data, each passed twice in a row, decide. Lengths and tables stay the same, because a kernel may
+        keep its plan for them, as for all layers of a step. On CUDA this runs once per kernel, with planted inputs.
         """
         cuda, key = self.device.type == "cuda", (self.kernel.id, id(self.kernel.fn))
         hint = frozenset.intersection(*(trial.work for trial in unseen)).difference(*(trial.work for trial in seen))
@@ -259,7 +259,7 @@ def _is_data(value: object) -> bool:
 
 @contextmanager
 def _threads_for(inputs: Inputs) -> Iterator[None]:
-    """One CPU thread for small inputs: handing them to a team costs more than the work, 10 times on a busy machine."""
+    """One CPU thread for small inputs: starting several costs more than the work, 10 times more on a busy machine."""
     threads = torch.get_num_threads()
     elements = sum(value.numel() for value in inputs.values() if isinstance(value, torch.Tensor))
     if elements < SMALL_ELEMENTS:
@@ -271,9 +271,9 @@ def _threads_for(inputs: Inputs) -> Iterator[None]:
 
 
 def passing_wrong_answers(spec: OpSpec, data: Data, scheme: Scheme) -> Iterator[str]:
-    """Wrong answers that would pass for right, one output at a time: `c: zeros`, the mean, shifted, unchanged.
+    """Wrong answers that would pass, one output at a time: `c: zeros`, the mean, shifted by one, unchanged.
 
-    An output of one element has no mean or shift of its own, an empty one nothing to judge.
+    The mean and the shift of an output need two elements; an empty output has no wrong answer.
     """
     right = tuple(
         oracle if spec.mutates else oracle.to(dtype)

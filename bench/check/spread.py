@@ -1,6 +1,6 @@
-"""Checks spread over all cores of a machine without a GPU: child processes of one thread each.
+"""Checks spread over all cores of a machine without a GPU, in child processes of one thread each.
 
-What a check is asked with, and its result, as JSON: the emulator's processes (`emulate/`) speak the same.
+Requests and results are JSON; the emulator's processes (`emulate/`) use the same form.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from rooflab.reference.compare import ErrorStats
 from rooflab.reference.spec import Case, Scheme, get_scheme
 
 TIMEOUT_S = 1800.0
-"""Longest answer: a large case under all checks."""
+"""Longest time of an answer: a large case with all checks."""
 
 
 class Asked(NamedTuple):
-    """One check."""
+    """One check to make."""
 
     kernel: Kernel
     case: Case
@@ -55,7 +55,7 @@ def file_of(kernel: Kernel) -> Path | None:
 
 
 def kernel_of(request: Mapping[str, Any]) -> Kernel:
-    """The kernel that a request names.  Raises `ValueError` where there is none."""
+    """The kernel that a request names.  Raises `ValueError` if there is none."""
     known = request["op"] in registry.ops() and request["kernel"] in registry.kernels(request["op"])
     if request["file"] and not known:
         registry.load_file(Path(request["file"]))
@@ -63,14 +63,14 @@ def kernel_of(request: Mapping[str, Any]) -> Kernel:
 
 
 def check_as_asked(kernel: Kernel, request: Mapping[str, Any]) -> CheckResult:
-    """The check that a request asks for, of `kernel`, on the CPU."""
+    """Checks `kernel` on the CPU as the request says."""
     spec, case = registry.get_op(request["op"]), Case(**request["case"])
     scheme = get_scheme(request["scheme"])
     return check_kernel(kernel, spec, case, scheme, seed=request["seed"], planted=request["planted"])
 
 
 def answer(request: Mapping[str, Any]) -> dict[str, Any]:
-    """In the child process: a `CheckResult` as JSON values, or an `error`."""
+    """The child's answer: a `CheckResult` as JSON values, or an `error`."""
     try:
         return asdict(check_as_asked(kernel_of(request), request)) | {"case": request["case"]}
     except (ValueError, ImportError, OSError) as error:
@@ -89,7 +89,7 @@ def result_of(item: Asked, answered: Mapping[str, Any]) -> CheckResult:
 
 
 def failed_check(item: Asked, text: str) -> CheckResult:
-    """The result where the child process gave no answer, and says why in `text`."""
+    """The result of a check without an answer from the child process; `text` says why."""
     return CheckResult(
         op=item.kernel.op,
         kernel=item.kernel.name,
@@ -105,10 +105,10 @@ def failed_check(item: Asked, text: str) -> CheckResult:
 
 
 def check_spread(asked: Sequence[Asked]) -> Iterator[tuple[int, CheckResult]]:
-    """Each result as it comes, with its place in `asked`; all cores work on them.
+    """Yields each result as it comes, with its index in `asked`; all cores work on the checks.
 
-    Interpreted kernels take the longest and begin first, so that no core waits for one at the end. The processes have
-    one thread each, and interpret Triton's kernels where this one does.
+    Interpreted kernels take longest and begin first, so that no core waits for them at the end. A child has one thread,
+    and interprets Triton's kernels if this process does.
     """
     pool = Pool(command_for("rooflab.bench.check.spread"), {**os.environ, "OMP_NUM_THREADS": "1"}, TIMEOUT_S)
     order = sorted(range(len(asked)), key=lambda place: asked[place].kernel.backend == "torch")

@@ -1,4 +1,4 @@
-"""One run of a kernel under watch: guarded inputs and outputs, its return value read at once, every fault in words."""
+"""One watched run of a kernel: inputs and outputs are guarded, the result is read at once, every fault has a text."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from rooflab.reference.compare import ErrorStats, elementwise
 from rooflab.reference.spec import Inputs, OpSpec, Outputs, Scheme
 
 if TYPE_CHECKING:
-    from rooflab.kernels._contract import Refusal  # which an A/B's older side may not have
+    from rooflab.kernels._contract import Refusal  # the older side of an A/B may not have it
 
 OutLayout = Literal["plain", "padded"]
 
@@ -46,8 +46,8 @@ class Failed(Exception):
 
 
 def failed_by(refusal: Refusal | str) -> Failed:
-    """What a kernel's refusal ends a check with.  A kernel of an A/B's older side refuses by a text,
-    `UNSUPPORTED: ...`, and so does one that raises it."""
+    """The `Failed` of a refusal, which is a text such as `UNSUPPORTED: ...` if the kernel raised it or an A/B's older
+    side gave it."""
     if isinstance(refusal, str):
         status, _, reason = refusal.partition(": ")
         return Failed("UNAVAILABLE" if status == "UNAVAILABLE" else "UNSUPPORTED", reason)
@@ -55,7 +55,7 @@ def failed_by(refusal: Refusal | str) -> Failed:
 
 
 class Refused(Exception):
-    """The launcher refused a padded layout with a `ValueError`, which it may; `argument` is what it named."""
+    """The launcher refused a padded layout with a `ValueError`, as it may; `argument` is the argument that it names."""
 
     def __init__(self, text: str):
         super().__init__(text)
@@ -64,16 +64,17 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Data:
-    """One set of inputs, what must come of it, and the weight as the kernel packed it, where it does."""
+    """One set of inputs, the expected outputs, and the packed weight if the kernel packs one."""
 
     inputs: Inputs
     oracle: Outputs
     limits: Outputs | None = None
-    """How far from the oracle each element may be; None where the spec compares otherwise."""
+    """The allowed error of each element; None for an op that `compare` judges."""
     packed: Any = None
 
     def judge(self, spec: OpSpec, outputs: Outputs, scheme: Scheme) -> list[ErrorStats]:
-        """One verdict per output, as `spec.judge` gives it: of attention the limits take longer than the oracle."""
+        """One verdict per output, as from `spec.judge`, but with the known limits: attention's take longer than its
+        oracle."""
         if self.limits is None:
             return spec.judge(outputs, self.oracle, self.inputs, scheme)
         named = zip(spec.outputs[: len(self.oracle)], outputs, self.oracle, self.limits, strict=True)
@@ -82,32 +83,32 @@ class Data:
 
 @dataclass(frozen=True)
 class Trial:
-    """What one run gave."""
+    """The result of one run."""
 
     outputs: Outputs
-    """The very tensors that the kernel wrote."""
+    """The tensors that the kernel wrote."""
     read: Outputs
     """Their values as soon as the current stream was done."""
     work: frozenset[str]
-    """Names of what ran: torch's functions on a CPU, and on CUDA the device's kernels where the run was profiled."""
+    """Names of what ran: torch's functions on a CPU; on CUDA the device's kernels if the run was profiled."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where a run's inputs and outputs lie."""
+    """The memory layout of a run's inputs and outputs."""
 
     padded: frozenset[str] = frozenset()
     """Inputs with longer strides."""
     out: OutLayout | None = None
-    """Outputs are the caller's, in this layout."""
+    """The caller passes outputs in this layout; None: the kernel allocates them."""
     stale: Outputs = ()
-    """What the caller's outputs hold at first: an earlier answer, in place of NaN."""
+    """An earlier answer that the caller's outputs hold at first, instead of NaN."""
     memory: dict[str, Guarded] | None = None
-    """Inputs lie where those of an earlier run lay, as far as it is in here; this run's are put here."""
+    """Memory of an earlier run's inputs, to be used again; this run adds its own."""
     alone: bool = False
-    """The whole device waits before the call and after it; without it a run waits for its own stream alone."""
+    """Waits for the whole device before and after the call; otherwise only for the current stream."""
     profiled: bool = False
-    """Notes the device's kernels."""
+    """Records the device's kernels."""
 
 
 PLAIN = Layout()
@@ -121,8 +122,7 @@ def expect(spec: OpSpec, inputs: Inputs, scheme: Scheme, packed: Any = None) -> 
 
 
 def prepare(kernel: Kernel, spec: OpSpec, inputs: Inputs, scheme: Scheme) -> Data:
-    """What is expected of the inputs, with their packed weight.  Raises `Failed` where the kernel's `prepare` does
-    wrong."""
+    """The inputs with the expected outputs and the packed weight.  Raises `Failed` if the kernel's `prepare` fails."""
     name = spec.prepared
     if kernel.prepare is None or name is None or inputs[name] is None:
         return expect(spec, inputs, scheme)
@@ -143,8 +143,8 @@ def run(
 ) -> Trial:
     """Runs `kernel` once on guarded copies of its inputs.
 
-    Raises `Refused` where it will not take padding, `Failed` INVALID where it replaced a tool of the bench, and else
-    `Failed`.
+    Raises `Refused` if the kernel does not take padding, `Failed` INVALID if it replaced a function of the bench, and
+    `Failed` on any other fault.
     """
     guarded = _guarded(data.inputs, layout)
     outs = [
@@ -173,7 +173,7 @@ def run(
         with _errors_of_the_kernel(refuses):
             if layout.alone:
                 wait_for_all(device)
-            # Read behind the call on its own stream, before what another one or a thread still writes can arrive.
+            # Read on the call's own stream, before late writes of another stream or thread can arrive.
             read = tuple(output.clone() for output in outputs)
             wait_for_own(device)
     if threads:
@@ -188,7 +188,7 @@ def run(
 
 
 def _guarded(inputs: Inputs, layout: Layout) -> dict[str, Guarded]:
-    """Guarded copies of all tensors, at the places that `layout.memory` knows already."""
+    """Guarded copies of all tensors, in the memory of `layout.memory` where it has a fitting one."""
     known = layout.memory if layout.memory is not None else {}
     for name, value in inputs.items():
         if not isinstance(value, torch.Tensor):
@@ -206,11 +206,11 @@ def _raise(name: str, fault: str | None) -> None:
 
 
 def _raise_tampered(device: torch.device) -> None:
-    """Raises `Failed` where a tool of the bench is no longer the original, or L2 was set aside; undoes either."""
-    found = tamper.tampered(timers=False)
-    if found:
+    """Raises `Failed` if a function of the bench was replaced, or a part of L2 was reserved; undoes both."""
+    tampering = tamper.tampered(timers=False)
+    if tampering:
         tamper.restore()
-        raise Failed("INVALID", found)
+        raise Failed("INVALID", tampering)
     set_aside = persisting_l2_bytes() if device.type == "cuda" else 0
     if set_aside:
         give_back_l2()
@@ -227,7 +227,7 @@ def _may_take(kernel: Kernel, spec: OpSpec, arguments: dict[str, Any], may_refus
 
 @contextmanager
 def _errors_of_the_kernel(may_refuse: bool) -> Iterator[None]:
-    """What a kernel raises, at once or on the device, as `Failed`, or as `Refused` of padding."""
+    """Turns an exception of the kernel, also from the device, into `Failed`, or into `Refused` of padding."""
     try:
         yield
     except known_errors() as error:
@@ -239,28 +239,28 @@ def _errors_of_the_kernel(may_refuse: bool) -> Iterator[None]:
 def _collect(
     returned: Any, spec: OpSpec, data: Data, scheme: Scheme, guarded: Mapping[str, Guarded], outs: list[Guarded]
 ) -> Outputs:
-    """The output tensors, or `Failed` where they are not what the op returns."""
+    """The output tensors.  Raises `Failed` if they are not what the op returns."""
     if spec.mutates:
         if returned is not None:
-            raise Failed("INCORRECT", f"expected None, as of every op that changes its arguments, got {type(returned)}")
+            raise Failed("INCORRECT", f"expected None from an op that changes its arguments, got {type(returned)}")
         return tuple(guarded[name].view for name in spec.outputs)
     if not isinstance(returned, torch.Tensor | tuple | list):
         raise Failed("INCORRECT", f"returned {type(returned).__name__}, expected {', '.join(spec.outputs)}")
     outputs = (returned,) if isinstance(returned, torch.Tensor) else tuple(returned)
-    wanted_names = output_names(spec, data.oracle)
-    if len(outputs) != len(wanted_names) or not all(isinstance(output, torch.Tensor) for output in outputs):
-        raise Failed("INCORRECT", f"returned {len(outputs)} values, expected tensors {', '.join(wanted_names)}")
+    names = output_names(spec, data.oracle)
+    if len(outputs) != len(names) or not all(isinstance(output, torch.Tensor) for output in outputs):
+        raise Failed("INCORRECT", f"returned {len(outputs)} values, expected tensors {', '.join(names)}")
     memory = {name: tensor.buffer for name, tensor in guarded.items()}
     if isinstance(data.packed, torch.Tensor) and data.packed.layout == torch.strided and spec.prepared is not None:
         memory[spec.prepared] = data.packed
-    every = zip(wanted_names, outputs, data.oracle, output_dtypes(spec, data.oracle, scheme), strict=True)
+    every = zip(names, outputs, data.oracle, output_dtypes(spec, data.oracle, scheme), strict=True)
     for index, (name, output, oracle, dtype) in enumerate(every):
         _raise(name, lazy(output))
-        wanted = (tuple(oracle.shape), dtype, oracle.device.type)
-        found = (tuple(output.shape), output.dtype, output.device.type)
-        for what, want, got in zip(("shape", "dtype", "device"), wanted, found, strict=True):
-            if want != got:
-                raise Failed("INCORRECT", f"{name}: expected {what} {want}, got {got}")
+        expected = (tuple(oracle.shape), dtype, oracle.device.type)
+        actual = (tuple(output.shape), output.dtype, output.device.type)
+        for what, right, value in zip(("shape", "dtype", "device"), expected, actual, strict=True):
+            if right != value:
+                raise Failed("INCORRECT", f"{name}: expected {what} {right}, got {value}")
         if outs and (output.data_ptr(), output.stride()) != (outs[index].view.data_ptr(), outs[index].view.stride()):
             raise Failed("INCORRECT", f"{name}: expected the tensor given as out, got another")
         aliased = [key for key, buffer in memory.items() if aliases(output, buffer)]
@@ -270,8 +270,8 @@ def _collect(
 
 
 def known_errors() -> tuple[type[Exception], ...]:
-    """What a kernel may raise; any other exception is a fault of the checker."""
-    from triton.errors import TritonError  # only here: whoever imports Triton first decides on its interpreter
+    """Exceptions that a kernel may raise; any other is a fault of the checker."""
+    from triton.errors import TritonError  # not at the top: the first import of Triton fixes its interpreter mode
 
     return (
         TritonError,
@@ -289,7 +289,7 @@ def known_errors() -> tuple[type[Exception], ...]:
 
 
 def failure(error: Exception, where: str) -> Failed:
-    """The status and the text that stand for what a kernel raised."""
+    """The `Failed` with status and text for an exception of a kernel."""
     from triton.compiler.errors import CompilationError
     from triton.runtime.errors import OutOfResources, PTXASError
 
@@ -308,7 +308,7 @@ def failure(error: Exception, where: str) -> Failed:
 
 
 PAUSE_CYCLES = 2_000_000
-"""About 1 ms: longer than the host needs to queue one call and the reading of its output."""
+"""About 1 ms: longer than the host needs to queue one call and the copy of its output."""
 
 _cuda: Any = torch.cuda
 """Untyped, because torch leaves `_sleep` without annotations."""
@@ -316,14 +316,14 @@ _cuda: Any = torch.cuda
 
 @contextmanager
 def queued(device: torch.device, inputs: Iterable[Guarded], alone: bool) -> Iterator[None]:
-    """Inside it a kernel is called; `alone`, on an idle device, and else behind a pause and then its inputs' values."""
+    """Encloses a call: `alone` on an idle device, otherwise on a stream that first pauses and then writes the inputs."""
     if device.type != "cuda":
         yield
         return
     with _cuda.device(device):
         _cuda.synchronize(device)
         if not alone:
-            # Not the integers: an index of -1 would read outside its table, and end the process with the kernel.
+            # Not the integers: with an index of -1 a kernel would read outside its table and break the context.
             floats = [tensor for tensor in inputs if tensor.buffer.dtype.is_floating_point]
             for tensor in floats:
                 tensor.buffer.view(torch.uint8).fill_(NAN_BYTE)
@@ -334,7 +334,7 @@ def queued(device: torch.device, inputs: Iterable[Guarded], alone: bool) -> Iter
 
 
 def wait_for_own(device: torch.device) -> None:
-    """Waits for the current stream, and for no other."""
+    """Waits only for the current stream."""
     if device.type == "cuda":
         _cuda.current_stream(device).synchronize()
 
@@ -346,5 +346,5 @@ def wait_for_all(device: torch.device) -> None:
 
 
 def several(device: torch.device) -> bool:
-    """Whether `device` has streams, that one may be waited for and another not."""
+    """Whether `device` has several streams."""
     return device.type == "cuda"
