@@ -1,4 +1,4 @@
-"""`rooflab` and `python -m rooflab.bench`: settles Triton's mode, then runs the command line."""
+"""`rooflab` and `python -m rooflab.bench`: sets Triton's mode, then runs the command line."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from importlib.metadata import version
 
 
 def cuda_device_present() -> bool:
-    """Whether torch can have a CUDA device here; asks the driver, because importing torch takes over a second."""
+    """Whether torch can use a CUDA device here; asks the driver, because importing torch takes more than a second."""
     if "+cpu" in version("torch"):
         return False
     try:
@@ -21,9 +21,9 @@ def cuda_device_present() -> bool:
 
 
 def main() -> None:
-    """The command line.  With no CUDA device it re-executes itself once in Triton's interpreter mode.
+    """The command line.  Without a CUDA device it re-executes itself once in Triton's interpreter mode.
 
-    The mode belongs to the process and is read when triton is first imported, so it must be in the environment before.
+    Triton reads the mode from the environment at its first import, so the variable must be set before.
     """
     if "TRITON_INTERPRET" not in os.environ and not cuda_device_present():
         os.environ["TRITON_INTERPRET"] = "1"

@@ -1,9 +1,9 @@
 """The pytest-benchmark suite: every kernel of every op that can be timed here, on small cases and on SmolLM2's.
 
-`pytest bench --benchmark`, `pytest bench --benchmark -k gemm`.  Each reading stands on the whole check of its kernel on
-the op's first small case, on the spec's own verdict on the very inputs before and after they are timed, and on other
-data at the same addresses after that.  On a GPU a kernel that was not yet checked on this kind of machine runs in a
-process of its own first.  Kernels of one case form one group of the table.
+`pytest bench --benchmark`, `pytest bench --benchmark -k gemm`.  A kernel is timed only if it passes the whole check on
+the op's first small case.  The outputs for the timed inputs are judged before and after the timing, and then the
+outputs for other data at the same addresses.  On a GPU, a kernel that was not yet checked on this kind of machine first
+runs in a separate process.  The kernels of one case form one group of the table.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ SUITES = ("smoke", "smollm2_135m")
 BUDGET_S = 0.1
 """Seconds of timing for one kernel on one case."""
 MIN_SAMPLES = 3
-"""Taken however long they last: a naive kernel may need seconds for each."""
+"""The least number of samples, at any duration: a naive kernel may need seconds for each."""
 SEED = 0
 
 
 def scheme_here(spec: OpSpec) -> str:
-    """The engine's default dtype on this device, where the op has it."""
-    wanted = default_scheme(pick_device(None))
-    return wanted if wanted in spec.schemes else spec.schemes[0]
+    """The engine's default dtype on this device, or the op's first scheme if it lacks that dtype."""
+    default = default_scheme(pick_device(None))
+    return default if default in spec.schemes else spec.schemes[0]
 
 
 def timeable() -> Iterator[Any]:
@@ -56,36 +56,36 @@ def timeable() -> Iterator[Any]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Lists the kernels with `--benchmark` alone: plain test runs must not import every kernel to skip it."""
+    """Lists the kernels only with `--benchmark`: a plain test run must not import every kernel just to skip it."""
     if metafunc.config.getoption("rooflab_benchmark"):
-        found = list(timeable())
+        parameters = list(timeable())
     else:
-        found = [pytest.param(None, None, None, id="all", marks=pytest.mark.skip(reason=SKIPPED))]
-    metafunc.parametrize(("spec", "kernel", "case"), found)
+        parameters = [pytest.param(None, None, None, id="all", marks=pytest.mark.skip(reason=SKIPPED))]
+    metafunc.parametrize(("spec", "kernel", "case"), parameters)
 
 
 @functools.lru_cache(maxsize=1)
 def expected_of(op: str, case: Case) -> Data:
-    """The inputs of a case and what must come of them; the kernels of a case follow one another and share both."""
+    """The inputs and the expected outputs of a case; the kernels of a case run one after another and share both."""
     spec = ops()[op]
     scheme = get_scheme(scheme_here(spec))
     return expect(spec, spec.make_inputs(case, scheme, pick_device(None), SEED), scheme)
 
 
 def own(inputs: Inputs) -> Inputs:
-    """Copies of the inputs, of the same strides: a kernel may change some, and the check writes to the others."""
+    """Copies of the inputs with the same strides: a kernel may change some inputs, and the check writes to others."""
     return dict(zip(inputs, copied(list(inputs.values())), strict=True))
 
 
 def outputs_of(kernel: Kernel, spec: OpSpec, inputs: Inputs) -> Outputs:
-    """What the kernel gives for `inputs`, a weight packed where it packs one."""
+    """The kernel's outputs for `inputs`; if the kernel packs its weight, the weight is packed first."""
     result = Rotation(kernel, spec, [inputs])()
     return tuple(inputs[name] for name in spec.outputs) if spec.mutates else as_tuple(result)
 
 
 @functools.cache
 def gate(op: str, name: str) -> tuple[str, str]:
-    """Status and reason of the check on the op's first small case, planted inputs included; once a kernel."""
+    """Status and reason of the check on the op's first small case, planted inputs included; runs once per kernel."""
     spec, kernel = get_op(op), get_kernel(op, name)
     case, scheme = spec.get_cases("smoke")[0], get_scheme(scheme_here(spec))
     if pick_device(None).type == "cuda" and kernel.backend != "torch":
@@ -97,14 +97,14 @@ def gate(op: str, name: str) -> tuple[str, str]:
 
 
 def test_kernel(kernel_benchmark: Callable[..., Any], spec: OpSpec, kernel: Kernel, case: Case) -> None:
-    """Checked, judged against the oracle, timed, and judged again."""
+    """Checks the kernel, judges its outputs, times it, and judges the outputs again."""
     expected = expected_of(spec.name, case)
     inputs = expected.inputs
     refusal = kernel.why_not_args(inputs)
     if refusal:
         pytest.skip(str(refusal))
     status, reason = gate(spec.name, kernel.name)
-    assert status in ("OK", "UNSUPPORTED"), f"{status}: {reason}"  # of another case than this one
+    assert status in ("OK", "UNSUPPORTED"), f"{status}: {reason}"  # UNSUPPORTED holds for the small case only
     scheme = get_scheme(scheme_here(spec))
     wrong = wrong_outputs(spec, outputs_of(kernel, spec, own(inputs)), expected, scheme)
     assert not wrong, wrong

@@ -1,4 +1,4 @@
-"""What the commands do, apart from drawing: selections in, rows and records out."""
+"""The work of the commands, without drawing: they take selections, and return rows and records."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Advance = Callable[[str], None]
 
 
 def kernel_rows(ops: Sequence[str] | None = None) -> list[dict[str, Any]]:
-    """One row per kernel: op, name, role, backend, available, reason; a missing library twin has a row too."""
+    """One row per kernel: op, name, role, backend, available, reason; a missing library kernel has a row too."""
     device = pick_device(None)
     rows: list[dict[str, Any]] = []
     for op in ops or registry.ops():
@@ -65,7 +65,7 @@ def _asked(chosen: Selection) -> list[Asked]:
 
 
 def count_checks(chosen: Selection) -> int:
-    """How many checks `run_checks` makes."""
+    """The number of checks of `run_checks`."""
     return len(_asked(chosen))
 
 
@@ -77,10 +77,10 @@ def run_checks(
     emulate: bool = False,
     spread: Callable[[Asked], Asked] | None = None,
 ) -> list[CheckResult]:
-    """Checks everything chosen; with `out`, writes a record of each.
+    """Makes all checks of a selection; with `out`, writes a record of each.
 
-    With `emulate`, kernels that have compiled code run in the emulator, in processes of their own.  With `spread` all
-    checks go to child processes on all cores, each as `spread` changes it.
+    With `emulate`, kernels that have compiled code run in the emulator, in child processes.  With `spread`, child
+    processes on all cores make the checks, each changed by `spread`.
     """
     writer = RunWriter(out) if out else None
     environment = snapshot(chosen.device.index or 0)
@@ -101,14 +101,14 @@ def run_checks(
     results = []
     for item in asked:
         if emulate and has_code(item.kernel):
-            found = next(emulated)
+            check = next(emulated)
         else:
             spec = registry.get_op(item.kernel.op)
-            found = Emulated(check_kernel(item.kernel, spec, item.case, item.scheme, chosen.device, chosen.seed))
+            check = Emulated(check_kernel(item.kernel, spec, item.case, item.scheme, chosen.device, chosen.seed))
             done(item)
-        results.append(found.result)
+        results.append(check.result)
         if writer:
-            writer.write(check_record(found.result, item.kernel, writer.run_id, environment, found.bytes))
+            writer.write(check_record(check.result, item.kernel, writer.run_id, environment, check.bytes))
     return results
 
 
@@ -132,7 +132,7 @@ def check_rows(results: Iterable[CheckResult]) -> list[dict[str, Any]]:
 
 
 def summarize_checks(results: Sequence[CheckResult]) -> list[dict[str, Any]]:
-    """One row per kernel: how many cases were right, how many were not, and the worst error of all."""
+    """One row per kernel: the numbers of right and wrong cases, and the worst error of all cases."""
     rows = []
     for op, name in dict.fromkeys((result.op, result.kernel) for result in results):
         own = [result for result in results if (result.op, result.kernel) == (op, name)]
@@ -157,7 +157,7 @@ def summarize_checks(results: Sequence[CheckResult]) -> list[dict[str, Any]]:
 
 
 def count_benches(chosen: Selection) -> int:
-    """How many records `run_benches` makes."""
+    """The number of records of `run_benches`."""
     default = default_scheme(chosen.device)
     specs = ((registry.get_op(op), kernels) for op, kernels in _with_baselines(chosen).items())
     return sum(
@@ -166,12 +166,12 @@ def count_benches(chosen: Selection) -> int:
 
 
 def _with_baselines(chosen: Selection) -> dict[str, tuple[Kernel, ...]]:
-    """The kernels chosen, and each op's library kernel, so that every time has something to stand beside."""
-    found = {}
+    """The kernels of the selection, and the library kernel of each op, for comparison."""
+    by_op = {}
     for op, kernels in chosen.kernels.items():
         library = [kernel for kernel in registry.kernels(op).values() if kernel.role == "library"]
-        found[op] = tuple(dict.fromkeys((*kernels, *library)))
-    return found
+        by_op[op] = tuple(dict.fromkeys((*kernels, *library)))
+    return by_op
 
 
 def run_benches(
@@ -184,10 +184,10 @@ def run_benches(
     flush: FlushBy = "read",
     lock_clocks: bool = False,
 ) -> list[Record]:
-    """Checks and times everything chosen, writing each record to `folder` as it comes.
+    """Checks and times all kernels of a selection, and writes each record to `folder` at once.
 
-    `timer` and `flush` are `time_functions`'; with `lock_clocks` the GPU's SM clock is held meanwhile.  Raises
-    `ValueError` on a timer that the device has not got, and where clocks cannot be locked.
+    `timer` and `flush` are those of `time_functions`; `lock_clocks` holds the GPU's SM clock meanwhile.  Raises
+    `ValueError` on a timer that the device does not have, or if its clocks cannot be locked.
     """
     if not budget_s > 0:
         raise ValueError(f"budget: expected seconds above 0, got {budget_s}")
@@ -212,7 +212,7 @@ def _run_benches(
     chosen: Selection, folder: Path, budget_s: float, advance: Advance, timing: Mapping[str, Any]
 ) -> list[Record]:
     writer = RunWriter(folder)
-    found = []
+    records = []
     for op, kernels in _with_baselines(chosen).items():
         spec = registry.get_op(op)
         for scheme in chosen.schemes_of(spec, default_scheme(chosen.device)):
@@ -229,13 +229,13 @@ def _run_benches(
                 **timing,
             ):
                 writer.write(record)
-                found.append(record)
+                records.append(record)
                 advance(f"{op}/{record.kernel} {record.case_id}")
-    return found
+    return records
 
 
 def newest_records(path: Path | None) -> tuple[list[Record], Path]:
-    """The records at `path`, or of the newest local run, and the folder for their figures."""
+    """The records at `path` or, without one, of the newest local run; and the folder for their figures."""
     if path is None:
         files = sorted(LOCAL_RESULTS.glob("*/*.jsonl"), key=lambda file: file.stat().st_mtime)
         runs = [file.parent for file in files if any(record.kind == "bench" for record in record_files.read(file))]
@@ -248,13 +248,13 @@ def newest_records(path: Path | None) -> tuple[list[Record], Path]:
 def gpu_bounds(
     gpu: str, suite: str, scheme: str, ops: Sequence[str], emulated: Path | None = None
 ) -> tuple[list[Point], list[Ceilings], str | None]:
-    """Every kernel's bound on a GPU that is not here, and what its short name was taken for.
+    """Every kernel's bound on a GPU that is not here, the ceilings, and a note if the GPU's name fits several.
 
-    `emulated` are records of the emulator, whose bytes are the kernels' traffic.  `ValueError` where there are none.
+    `emulated`: records of the emulator, with the kernels' counted bytes.  Raises `ValueError` if there are none.
     """
     counted = counted_in(read(emulated)) if emulated is not None else {}
     if emulated is not None and not counted:
-        raise ValueError(f"records: expected some of the emulator with --gpu, got none in {emulated}")
+        raise ValueError(f"records: expected records of the emulator with --gpu, got none in {emulated}")
     for op in ops:
         registry.get_op(op).get_cases(suite)
     device, note = resolve(gpu)
@@ -263,7 +263,7 @@ def gpu_bounds(
 
 
 def parse_swaps(texts: Sequence[str]) -> dict[str, str]:
-    """`OP=KERNEL` texts as a mapping.  Raises `ValueError` on another form or an op named twice."""
+    """`OP=KERNEL` texts as a mapping.  Raises `ValueError` on another form, or if an op comes twice."""
     swaps: dict[str, str] = {}
     for text in texts:
         op, separator, kernel = text.partition("=")
@@ -281,9 +281,9 @@ def generate_one(
     show: Callable[[str], None],
     out: Path | None,
 ) -> dict[str, Any]:
-    """Answers one prompt, showing its text as it comes; with `out`, writes the record.
+    """Answers one prompt and shows its text as it comes; with `out`, writes the record.
 
-    Times are left out where Triton's interpreter runs kernels: they would be the interpreter's.
+    If Triton's interpreter runs kernels, the result has no times: they would be the interpreter's.
     """
     timed = llm.device.type != "cpu" or all(choice.kernel.backend == "torch" for choice in llm.ops.choices)
     if timed:

@@ -1,4 +1,4 @@
-"""The main job: everything the lab does, once, on the machine at hand, and a summary of it."""
+"""The main job: runs everything that the lab does once on this machine, and writes a summary."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ from rooflab.engine.model_files import fetch
 from rooflab.kernels import registry
 
 BENCH_S = 0.15
-"""Seconds for each kernel and case: with it and the checks the lab takes minutes on two cores."""
+"""Seconds for each kernel and case; with this budget and the checks the lab takes minutes on two cores."""
 LEFT_OUT = (
-    "checked in {scheme}, with planted inputs of Triton kernels on the smoke cases alone; `rooflab check` runs every "
-    "dtype, and plants inputs on every case"
+    "checked in {scheme}, with planted inputs for Triton kernels only on the smoke cases; `rooflab check` checks every "
+    "dtype, with planted inputs on every case"
 )
 
 
 def run_lab(out: Path | None = None, smoke: bool = False) -> dict[str, Any]:
-    """Checks, times and draws every kernel, then answers real prompts; all in one folder.
+    """Checks, times and draws every kernel, then answers real prompts; all results go to one folder.
 
-    `smoke` does the same with fewer cases and prompts.  Returns what `summary.json` holds.
+    `smoke` takes fewer cases and prompts.  Returns the content of `summary.json`.
     """
     with show.waiting("fetching the model"):
-        fetch()  # first: with no network there would be no engine run and no summary after minutes of work
+        fetch()  # first, because without the model minutes of work would end without a summary
     folder = out or result_folder()
     started = time.monotonic()
     environment = snapshot()
@@ -96,19 +96,19 @@ def run_lab(out: Path | None = None, smoke: bool = False) -> dict[str, Any]:
     }
     (folder / "summary.json").write_text(json.dumps(plain(summary), indent=2, allow_nan=False) + "\n")
     (folder / "summary.md").write_text(_markdown(summary, records))
-    show.line(f"all of it in {folder}, in {summary['seconds']:.0f} s; start with summary.md", "bold")
+    show.line(f"all results are in {folder}, after {summary['seconds']:.0f} s; start with summary.md", "bold")
     return summary
 
 
 def _shortened(item: Asked) -> Asked:
-    """The check without planted inputs where it is of an edge case in Triton's interpreter, which takes minutes."""
+    """The check; without planted inputs if Triton's interpreter would run an edge case, which takes minutes."""
     smoke = item.case in registry.get_op(item.kernel.op).get_cases("smoke")
     return item._replace(planted=item.kernel.backend == "torch" or smoke)
 
 
 def best_of_each_op(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """A row for each op, at its largest case: the naive, the library's and the fastest kernel, with how often as fast
-    the last is. Kernels that failed their check or have no time here are left out."""
+    """A row for each op, at its largest case: the times of the naive, the library and the fastest kernel, and the
+    fastest kernel's speed-ups. Kernels that failed their check or were not timed do not count."""
     rows = []
     timed = [record for record in largest_cases(records) if record.status == "OK" and record.latency_median_ms]
     for op in dict.fromkeys(record.op for record in timed):
@@ -133,7 +133,7 @@ def best_of_each_op(records: Sequence[Record]) -> list[dict[str, Any]]:
 
 
 def _run_engine(folder: Path, smoke: bool) -> dict[str, Any]:
-    """Answers the prompt set one by one and then all at once."""
+    """Answers the first prompt alone, and then all prompts at once."""
     prompts = PROMPT_SET[:2] if smoke else PROMPT_SET
     params = SamplingParams(max_tokens=16 if smoke else 64)
     with show.waiting("4 engine    loading the model"):
@@ -167,13 +167,13 @@ def _latencies() -> Sequence[str]:
 
 
 def _markdown(summary: dict[str, Any], records: Sequence[Record]) -> str:
-    """The summary as a page: what a person wants to know first."""
+    """The summary as a page, with the most important results first."""
     timed = [record for record in records if record.latency_median_ms is not None and record.status == "OK"]
     lines = [
         "# The lab on this machine",
         "",
         f"{sum(int(row['ok']) for row in summary['checks'])} checks right, {summary['wrong']} wrong; "
-        f"{len(timed)} times read; {summary['seconds']:.0f} s in all.",
+        f"{len(timed)} times measured; {summary['seconds']:.0f} s in all.",
         "",
         "## Naive, library and best, at each op's largest case",
         "",

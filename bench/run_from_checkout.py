@@ -1,8 +1,8 @@
 """`python bench/run_from_checkout.py suite --only gemm`: any command of Rooflab from a bare source checkout.
 
-Nothing of Rooflab need be installed, and there need be no network: the five folders are put together as `rooflab` in
-`build/checkout` (links, on the path of this process and of all that it starts), and the wheels that lie in
-`wheelhouse/` (`make wheelhouse`) are unpacked into `build/`.  torch and triton must be there.  Standard library only.
+Rooflab need not be installed, and no network is needed: `build/checkout/rooflab` links to the five folders and is on
+the path of the command and its child processes, and the wheels in `wheelhouse/` (`make wheelhouse`) are unpacked into
+`build/`.  torch and triton must be installed.  This file uses only the standard library.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FOLDERS = ("roofline", "reference", "kernels", "engine", "bench")
 
 
 def build_folder(root: Path) -> Path:
-    """`build/`, which git ignores, or a temporary folder where the checkout cannot be written to."""
+    """`build/`, which git ignores, or a temporary folder if the checkout is read-only."""
     folder = root / "build"
     try:
         folder.mkdir(exist_ok=True)
@@ -29,28 +29,28 @@ def build_folder(root: Path) -> Path:
 
 
 def namespace(root: Path, build: Path) -> Path:
-    """A folder in which `rooflab` holds links to the five folders of `root`."""
-    found = build / "checkout"
-    (found / "rooflab").mkdir(parents=True, exist_ok=True)
+    """A folder with a package `rooflab` of links to the five folders of `root`."""
+    checkout = build / "checkout"
+    (checkout / "rooflab").mkdir(parents=True, exist_ok=True)
     for name in FOLDERS:
-        link = found / "rooflab" / name
+        link = checkout / "rooflab" / name
         if link.is_symlink() and link.resolve() == root / name:
             continue
         fresh = link.with_name(f".{name}.{os.getpid()}")
         fresh.symlink_to(os.path.relpath(root / name, link.parent.resolve()), target_is_directory=True)
-        fresh.replace(link)  # at once, so that two commands may start together
-    return found
+        fresh.replace(link)  # in one step, so that two commands may start at the same time
+    return checkout
 
 
 def carried(wheelhouse: Path, build: Path) -> Path | None:
-    """A folder with what the wheels of `wheelhouse` hold, unpacked once; None where there is no wheel."""
+    """The folder of the unpacked wheels of `wheelhouse`, which are unpacked once; None if there is no wheel."""
     wheels = sorted(wheelhouse.glob("*.whl"))
     if not wheels:
         return None
     names = "\n".join(f"{wheel.name} {wheel.stat().st_size}" for wheel in wheels)
-    found = build / f"wheels-{hashlib.sha256(names.encode()).hexdigest()[:12]}"
-    if found.is_dir():
-        return found
+    unpacked = build / f"wheels-{hashlib.sha256(names.encode()).hexdigest()[:12]}"
+    if unpacked.is_dir():
+        return unpacked
     with tempfile.TemporaryDirectory(dir=build) as folder:
         part = Path(folder) / "site"
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile"]
@@ -58,18 +58,18 @@ def carried(wheelhouse: Path, build: Path) -> Path | None:
         done = subprocess.run([*pip, *map(str, wheels)], capture_output=True, text=True)
         if done.returncode:
             raise SystemExit(f"wheelhouse: pip cannot unpack it: {done.stderr.strip()[-500:]}")
-        if not found.is_dir():
-            part.replace(found)
-    return found
+        if not unpacked.is_dir():
+            part.replace(unpacked)
+    return unpacked
 
 
 def main() -> None:
-    """Replaces this process by the command, with `rooflab` and the carried packages on its path."""
+    """Replaces this process by the command, with `rooflab` and the unpacked packages on its path."""
     build = build_folder(ROOT)
     paths = [namespace(ROOT, build), carried(ROOT / "wheelhouse", build)]
     known = os.environ.get("PYTHONPATH")
     path = os.pathsep.join([*(str(folder) for folder in paths if folder), *([known] if known else [])])
-    # A new process: this one's path begins with bench/, whose files would hide packages of their names.
+    # A new process, because this one's path begins with bench/, whose folders would hide packages of the same name.
     os.execve(
         sys.executable, [sys.executable, "-m", "rooflab.bench", *sys.argv[1:]], {**os.environ, "PYTHONPATH": path}
     )

@@ -1,4 +1,4 @@
-"""What the terminal shows: tables, progress and plain lines, drawn by Rich."""
+"""Writes to the terminal with Rich: tables, progress and plain lines."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from rich.table import Table
 
 from rooflab.bench.records.plain import plain
 
-# Into a pipe or a file, where Rich would fold at 80 columns, tables keep their width.
+# In a pipe or a file Rich would fold tables at 80 columns.
 out = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
 err = Console(stderr=True, highlight=False)
 BEAT_S = 10.0
-"""Into a pipe or a file, no step is silent for longer."""
+"""Longest silence of a step in a pipe or a file."""
 _GOOD, _BAD = ("OK",), ("INCORRECT", "INVALID", "COMPILE_ERROR", "RUNTIME_ERROR", "OUT_OF_MEMORY", "TIMEOUT")
 
 
 def only_json() -> None:
-    """Sends what is shown along the way to standard error, so that standard output holds JSON and nothing else."""
+    """Sends tables and lines to standard error, so that standard output holds only JSON."""
     global out
     out = err
 
 
 def as_json(value: Any) -> None:
-    """Prints `value` as JSON, and nothing else, to standard output."""
+    """Prints `value` as JSON to standard output."""
     print(json.dumps(plain(value), indent=2, allow_nan=False))
 
 
 def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], title: str | None = None) -> None:
-    """A table of `rows` with the columns named; numbers to the right, three digits."""
+    """A table of the `columns` of `rows`; numbers are right-aligned and have three digits."""
     drawn = Table(title=title, title_justify="left", header_style="bold", box=None, pad_edge=False, title_style="bold")
     for column in columns:
         numeric = all(isinstance(row.get(column), int | float | None) for row in rows)
@@ -64,7 +64,7 @@ def _cell(column: str, value: Any) -> str:
 
 
 def number(value: float) -> str:
-    """Three significant digits without an exponent where a person would write none."""
+    """Three significant digits; an exponent only below 0.001 and from a million on."""
     if value == 0 or 1e-3 <= abs(value) < 1e6:
         digits = max(0, 2 - int(f"{abs(value):.2e}".split("e")[1])) if value else 0
         return f"{value:,.{digits}f}"
@@ -72,7 +72,7 @@ def number(value: float) -> str:
 
 
 def pairs(rows: Iterable[tuple[str, str]], title: str | None = None) -> None:
-    """Labels and values, one pair a line."""
+    """Labels and values, one pair per line."""
     drawn = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False, title_style="bold")
     drawn.add_column(style="dim", no_wrap=True)
     drawn.add_column(overflow="fold")
@@ -88,7 +88,7 @@ def line(text: str = "", style: str | None = None) -> None:
 
 def piece(text: str) -> None:
     """Text without a line end, shown at once."""
-    out.file.write(text)  # as it is: Rich would turn `:smile:` into a picture and tabs into blanks
+    out.file.write(text)  # without Rich, which would turn `:smile:` into a picture and tabs into blanks
     out.file.flush()
 
 
@@ -98,15 +98,15 @@ def error(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """A line for a person on standard error, so that standard output holds results only."""
+    """A line on standard error, so that standard output holds only results."""
     err.print(text, style="dim", markup=False, soft_wrap=True)
 
 
 @contextmanager
 def progress(what: str, total: int) -> Iterator[Any]:
-    """A bar on standard error; yields `advance(text)`, called once an item.  A line with the time follows.
+    """A bar on standard error; yields `advance(text)`, to be called once per item.  A line with the time follows.
 
-    Where standard error is no terminal, a line says every `BEAT_S` seconds how far it is.
+    If standard error is not a terminal, a line every `BEAT_S` seconds says how many items are done.
     """
     began, done = time.monotonic(), 0
 
@@ -129,7 +129,7 @@ def progress(what: str, total: int) -> Iterator[Any]:
 
 @contextmanager
 def waiting(what: str) -> Iterator[None]:
-    """A spinner on standard error while something takes long; where that is no terminal, a line now and then."""
+    """A spinner on standard error during long work; if that is not a terminal, a line every `BEAT_S` seconds."""
     began = time.monotonic()
     with _beating(lambda: f"{what.strip()}: {time.monotonic() - began:.0f} s"), err.status(what):
         yield
@@ -137,7 +137,7 @@ def waiting(what: str) -> Iterator[None]:
 
 @contextmanager
 def _beating(state: Callable[[], str]) -> Iterator[None]:
-    """Where standard error is no terminal, writes the state to it every `BEAT_S` seconds."""
+    """If standard error is not a terminal, writes the state to it every `BEAT_S` seconds."""
     ended = threading.Event()
 
     def beat() -> None:
@@ -156,7 +156,7 @@ def _beating(state: Callable[[], str]) -> Iterator[None]:
 
 
 def bench_table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> None:
-    """Times by op and case; what was not timed is counted below with its reason, and failures are spelled out."""
+    """Times by op and case; below them the kernels that were not timed, with the reason, and a line per failure."""
     timed = [row for row in rows if row["latency_ms"] is not None and row["status"] == "OK"]
     columns = ("op", "case", "scheme", "kernel", "role", "latency_ms", "p20_ms", "p80_ms", "bound_ms", "of_bound")
     table(timed, (*columns, "limiter", "gflops_per_s", "gbytes_per_s"), title)
@@ -189,5 +189,5 @@ def engine_summary(result: Mapping[str, Any]) -> None:
             rows.append(("ITL p50 / p90 / p99", f"{gaps} ms"))
         rows.append(("throughput", f"{result['output_tokens_per_s']:.1f} tokens/s, prompt included"))
     else:
-        rows.append(("times", "none: Triton's interpreter ran kernels, and its times are not theirs"))
+        rows.append(("times", "none: Triton's interpreter ran kernels, and its times say nothing about them"))
     pairs(rows)

@@ -316,7 +316,7 @@ _cuda: Any = torch.cuda
 
 @contextmanager
 def queued(device: torch.device, inputs: Iterable[Guarded], alone: bool) -> Iterator[None]:
-    """Encloses a call: `alone` on an idle device, otherwise on a stream that first pauses and then writes the inputs."""
+    """Encloses a call: `alone` on an idle device, otherwise on a stream that first pauses and writes the inputs."""
     if device.type != "cuda":
         yield
         return

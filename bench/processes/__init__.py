@@ -1,1 +1,1 @@
-"""Child processes: how one is asked, limited and ended."""
+"""Child processes: starts, asks, limits and ends them."""

@@ -1,10 +1,10 @@
-"""The child's end of `child.py`, run by its path: `python -P boot.py [--tree TREE HARNESS] MODULE...`.
+"""The program of a child process (`child.py`), run by its path: `python -P boot.py [--tree TREE HARNESS] MODULE...`.
 
-It imports every MODULE and then answers requests with the function `answer` of the last one: a line of JSON on standard
-input asks, a line of JSON on standard output answers.  Where `answer` gives an iterator, each of its values is a line,
-and `null` ends them.
+It imports every MODULE. Then the function `answer` of the last one answers each request: a request is a line of JSON on
+standard input, an answer is a line of JSON on standard output.  If `answer` returns an iterator, each of its values is
+a line, and `null` is the last line.
 
-With `--tree` the process works with another tree: its kernels are those of TREE and its `bench` is that of HARNESS.
+With `--tree` the process takes the kernels from TREE and `bench` from HARNESS.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from pathlib import Path
 from typing import IO, Any
 
 READY = "ready\n"
-"""The first line: the modules are imported."""
+"""The first line of output: all modules are imported."""
 HARNESS = ("bench", "engine")
 MEASURED = ("kernels", "reference", "roofline")
 
 
 class OnlyHere:
-    """Finds modules of `rooflab` in the folders of `make_namespace` and nowhere else.
+    """Finds modules of `rooflab` only in the folders of `make_namespace`.
 
-    Without it the finder of an editable installation would find modules that one of the trees lacks.
+    Otherwise the finder of an editable installation would find modules that one of the trees lacks.
     """
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: object = None) -> ModuleSpec | None:
-        """The module's spec; None for what is not Rooflab's.  Raises `ModuleNotFoundError` on what is not here."""
+        """The module's spec; None for other packages.  Raises `ModuleNotFoundError` if the folders lack it."""
         if not name.startswith("rooflab."):
             return None
         spec = PathFinder.find_spec(name, path)
@@ -47,10 +47,9 @@ class OnlyHere:
 
 
 def make_namespace(tree: Path, harness: Path) -> None:
-    """`rooflab`: `kernels`, `reference` and `roofline` of `tree`, `bench` and `engine` of `harness`.
+    """Makes `rooflab` of `kernels`, `reference` and `roofline` of `tree`, and `bench` and `engine` of `harness`.
 
-    It must run before anything of `rooflab` is imported, so that no file of an installed Rooflab or of the other side
-    can be.
+    It must run before any import of `rooflab`; otherwise files of an installed Rooflab or of the other side come in.
     """
     package = types.ModuleType("rooflab")
     package.__path__ = []
@@ -64,8 +63,8 @@ def make_namespace(tree: Path, harness: Path) -> None:
 
 
 def serve(answer: Callable[[Any], Any], lines: IO[str], answers: IO[str]) -> None:
-    """Answers the requests in `lines` until they end; where they end under a request, the parent is gone, and this
-    process ends itself and everything that it started."""
+    """Answers the requests in `lines` until they end.  If they end during an answer, the parent is dead: this process
+    then kills itself and all processes that it started."""
     requests: queue.Queue[str | None] = queue.Queue()
     idle = threading.Event()
     idle.set()
@@ -82,8 +81,8 @@ def serve(answer: Callable[[Any], Any], lines: IO[str], answers: IO[str]) -> Non
     answers.write(READY)
     answers.flush()
     while (line := requests.get()) is not None:
-        found = answer(json.loads(line))
-        values = chain(found, [None]) if isinstance(found, Iterator) else [found]
+        result = answer(json.loads(line))
+        values = chain(result, [None]) if isinstance(result, Iterator) else [result]
         for value in values:
             answers.write(json.dumps(value) + "\n")
             answers.flush()
@@ -101,7 +100,7 @@ def _end_everything() -> None:
 
 def main(words: Sequence[str]) -> None:
     """Imports the modules and answers until standard input ends."""
-    # Answers get a descriptor of their own: what an import, a kernel or a compiler prints must not mix with them.
+    # Answers have a separate descriptor, because imports, kernels and compilers may print to standard output.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     if words[0] == "--tree":

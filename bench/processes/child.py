@@ -1,7 +1,7 @@
-"""Child processes: how one is started, asked, limited and ended with everything that it started.
+"""Child processes: starts one, asks it, limits its time, and ends it with all processes that it started.
 
-`Child` is the one protocol: a line of JSON asks, lines of JSON answer (`boot.py` is the child's end).  Where a child
-does not answer, `TimedOut` or `Died` is raised.
+`Child` has one protocol: a request is a line of JSON, and the answer is lines of JSON (`boot.py` is the child's
+program).  If a child does not answer, `TimedOut` or `Died` is raised.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ ROOT = Path(__file__).resolve().parents[2]
 """The tree of the running program."""
 BOOT = Path(__file__).with_name("boot.py")
 START_S = 180.0
-"""Longest that a child may take to import torch and the kernels, on a machine that does other things."""
+"""Longest time for a child to import torch and the kernels, on a busy machine."""
 END_S = 10.0
-"""A process that is still there this long after SIGKILL waits in the driver."""
+"""A process that still exists this long after SIGKILL hangs in the driver."""
 
 
 class ChildFailed(RuntimeError):
@@ -37,7 +37,7 @@ class ChildFailed(RuntimeError):
 
 
 class TimedOut(ChildFailed):
-    """It took longer than it may, and was ended."""
+    """The child took longer than its limit, and was ended."""
 
     def __init__(self, limit_s: float):
         super().__init__(f"took longer than {limit_s:.0f} s, and was ended")
@@ -45,13 +45,13 @@ class TimedOut(ChildFailed):
 
 
 class Died(ChildFailed):
-    """It ended before it answered."""
+    """The child ended before it answered."""
 
     def __init__(self, status: int, words: str):
         self.status = status
-        """As of `subprocess`: below 0 the signal that ended it."""
+        """As in `subprocess`: a number below 0 is minus the signal that ended it."""
         self.words = words
-        """The end of what it wrote to standard error."""
+        """The end of its standard error."""
         self.signal = signal.Signals(-status).name if status < 0 else ""
         self.how = f"signal {self.signal}" if self.signal else f"status {status}"
         lines = [line.strip() for line in words.splitlines() if line.strip()]
@@ -59,7 +59,7 @@ class Died(ChildFailed):
 
 
 class Stuck(ChildFailed):
-    """It does not end."""
+    """The child does not end, even after SIGKILL."""
 
     def __init__(self) -> None:
         super().__init__("its process does not end, and holds the device")
@@ -68,11 +68,11 @@ class Stuck(ChildFailed):
 def command_for(
     *modules: str, tree: Path | None = None, harness: Path = ROOT, python: str = sys.executable
 ) -> list[str]:
-    """The command of a child that imports `modules` and answers with the last one's `answer(request)`.
+    """The command of a child that imports `modules` and answers with `answer(request)` of the last one.
 
-    With `tree` it works with that tree's kernels and with the `bench` of `harness`.
+    With `tree` it takes the kernels from `tree` and `bench` from `harness`.
     """
-    # -P: the folder of a script must not be where imports look first.
+    # -P: imports must not look into the script's folder first.
     return [python, "-P", str(BOOT), *(("--tree", str(tree), str(harness)) if tree else ()), *modules]
 
 
@@ -84,8 +84,8 @@ def environment_without(*names: str) -> dict[str, str]:
 class Child:
     """One process that answers requests.
 
-    It leads a session, so that it can be ended with everything that it starts; without `own_session` Ctrl-C reaches it
-    too.  Its standard error goes to the file `log`, or is kept for `Died`.
+    It leads its own session, so that all processes that it starts end with it; without `own_session` Ctrl-C also ends
+    it.  Its standard error goes to the file `log`, or is kept for `Died`.
     """
 
     def __init__(
@@ -130,14 +130,14 @@ class Child:
     def ask(self, request: Any, limit_s: float) -> Any:
         """The answer to a request.
 
-        Raises `TimedOut` where none comes within `limit_s` seconds, before the first one `START_S` for the start, and
-        `Died` where the child ends.  The child is then ended with everything that it started.
+        Raises `TimedOut` without an answer within `limit_s` seconds (the start may take `START_S` more), and `Died` if
+        the child ends.  In both cases the child and all processes that it started are then ended.
         """
         self._send(request)
         return json.loads(self._line(limit_s))
 
     def stream(self, request: Any, limit_s: float) -> Iterator[Any]:
-        """The answers of a child that gives several, each within `limit_s` seconds of the last.  Raises as `ask`."""
+        """The answers to a request with several, each within `limit_s` seconds of the one before.  Raises as `ask`."""
         self._send(request)
         while (answer := json.loads(self._line(limit_s))) is not None:
             yield answer
@@ -147,7 +147,7 @@ class Child:
             self._line(START_S)
             self._ready = True
         assert self._popen.stdin is not None, "Popen was given PIPE"
-        with suppress(BrokenPipeError):  # it is dead, which reading its answer finds out
+        with suppress(BrokenPipeError):  # the child is dead; reading its answer reports it
             self._popen.stdin.write(json.dumps(request) + "\n")
             self._popen.stdin.flush()
 
@@ -158,17 +158,17 @@ class Child:
             if self._popen.poll() is None:
                 self.stop()
                 raise TimedOut(limit_s) from None
-            line = ""  # it is dead, and what it has started holds its output open
+            line = ""  # the child is dead, and a process that it started holds its output open
         if line.endswith("\n"):
             return line
         with suppress(subprocess.TimeoutExpired):
-            self._popen.wait(END_S)  # before it is ended, which would give it another status
+            self._popen.wait(END_S)  # before `stop`, because a kill would change the status
         self._log.seek(self._log_start)
         words = self._log.read().decode(errors="replace").strip()
         raise Died(self.stop(), words[-2000:])
 
     def stop(self) -> int:
-        """Ends the process with everything that it started; returns its status.  Raises `Stuck` where it stays."""
+        """Ends the process and all that it started; returns its status.  Raises `Stuck` if it does not end."""
         if self._status is None:
             kill_whole(self._popen.pid)
             try:
@@ -177,15 +177,15 @@ class Child:
                 raise Stuck from None
             self._log.close()
             assert self._popen.stdin is not None, "Popen was given PIPE"
-            with suppress(BrokenPipeError):  # a request that it did not live to read
+            with suppress(BrokenPipeError):  # the child ended before it read a request
                 self._popen.stdin.close()
         return self._status
 
 
 class Pool:
-    """As many children as there are cores, each started when it is needed and kept for the next request.
+    """One child per core, at most 8, each started when it is needed and kept for the next request.
 
-    Ctrl-C ends them with this process, or its threads would wait for their answers.
+    Ctrl-C ends the children too; otherwise this process's threads would wait for their answers.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], limit_s: float):
@@ -195,18 +195,17 @@ class Pool:
         self.threads = ThreadPoolExecutor(min(8, cores), thread_name_prefix="child")
 
     def ask(self, request: Any) -> Any:
-        """One answer, from an idle child or a new one.  Raises `ChildFailed` where the child gives none."""
+        """The answer of an idle or a new child.  Raises `ChildFailed` if the child does not answer."""
         try:
             child = self.idle.get_nowait()
         except queue.Empty:
             child = Child(self.command, self.environment, own_session=False)
-        found = child.ask(request, self.limit_s)
+        result = child.ask(request, self.limit_s)
         self.idle.put(child)
-        return found
+        return result
 
     def ask_all(self, requests: Iterable[Any]) -> list[Any]:
-        """The answers in the order of the requests, worked on by all children; a `ChildFailed` in the place of one that
-        did not come."""
+        """The answers of all children, in the order of the requests; a missing answer is a `ChildFailed`."""
         return list(self.threads.map(self._attempt, requests))
 
     def _attempt(self, request: Any) -> Any:
@@ -216,7 +215,7 @@ class Pool:
             return failed
 
     def stop(self) -> None:
-        """Drops what is still to be asked, waits for the answers under way, and ends every child."""
+        """Drops the requests that are not yet sent, waits for the other answers, and ends every child."""
         self.threads.shutdown(cancel_futures=True)
         while not self.idle.empty():
             self.idle.get_nowait().stop()
@@ -225,16 +224,16 @@ class Pool:
 def kill_whole(pid: int) -> None:
     """Kills a process, the process group that it leads, and every process that it and its children started.
 
-    A group alone is not enough: what runs a kernel for the first time leads a session of its own.
+    To kill the group is not enough: the process of a kernel's first run leads its own session.
     """
-    found = family(pid)  # first: the children of a dead process cannot be found
+    processes = family(pid)  # before the kill: the children of a dead process cannot be found
     with suppress(ProcessLookupError):  # it leads no group, or the group is gone
         os.killpg(pid, signal.SIGKILL)
-    kill_all(found)
+    kill_all(processes)
 
 
 def family(pid: int) -> list[psutil.Process]:
-    """The process `pid`, its children, and theirs; empty where it is gone."""
+    """The process `pid` and all its descendants; empty if it has ended."""
     try:
         process = psutil.Process(pid)
         return [process, *process.children(recursive=True)]
@@ -243,7 +242,7 @@ def family(pid: int) -> list[psutil.Process]:
 
 
 def kill_all(processes: Sequence[psutil.Process]) -> None:
-    """Kills each that is still there; psutil does not take a new process of the same number for it."""
+    """Kills each process that still exists; psutil does not confuse it with a new process of the same pid."""
     for process in processes:
         with suppress(psutil.NoSuchProcess):  # it ended in the meantime
             process.kill()
@@ -252,9 +251,9 @@ def kill_all(processes: Sequence[psutil.Process]) -> None:
 def run_whole(
     command: Sequence[str], timeout_s: float, environment: Mapping[str, str]
 ) -> subprocess.CompletedProcess[str]:
-    """What `command` printed and its status; what it started ends with it.
+    """Runs `command`; returns its output and status, and ends all processes that it started.
 
-    Raises `subprocess.TimeoutExpired` where it does not end in time; it is then ended.
+    Raises `subprocess.TimeoutExpired` if it takes longer than `timeout_s`; it is then ended.
     """
     with subprocess.Popen(
         command,
@@ -268,7 +267,7 @@ def run_whole(
         try:
             output, errors = process.communicate(timeout=timeout_s)
         finally:
-            # A child that hangs in the driver would hold the pipes, and the card, after its parent was killed.
+            # Otherwise a child that hangs in the driver would keep the pipes and the card after its parent's death.
             kill_whole(process.pid)
     return subprocess.CompletedProcess(command, process.returncode, output, errors)
 
