@@ -54,7 +54,7 @@ def kernel_rows(ops: Sequence[str] | None = None) -> list[dict[str, Any]]:
     return rows
 
 
-def _asked(chosen: Selection) -> list[Asked]:
+def _checks(chosen: Selection) -> list[Asked]:
     return [
         Asked(kernel, case, scheme, chosen.seed)
         for op, kernels in chosen.kernels.items()
@@ -66,7 +66,7 @@ def _asked(chosen: Selection) -> list[Asked]:
 
 def count_checks(chosen: Selection) -> int:
     """The number of checks of `run_checks`."""
-    return len(_asked(chosen))
+    return len(_checks(chosen))
 
 
 def run_checks(
@@ -84,22 +84,22 @@ def run_checks(
     """
     writer = RunWriter(out) if out else None
     environment = snapshot(chosen.device.index or 0)
-    asked = _asked(chosen)
+    checks = _checks(chosen)
 
     def done(item: Asked) -> None:
         advance(f"{item.kernel.id} {item.case.id} {item.scheme.name}")
 
     if spread is not None:
         placed: dict[int, CheckResult] = {}
-        for place, result in check_spread([spread(item) for item in asked]):
+        for place, result in check_spread([spread(item) for item in checks]):
             placed[place] = result
             if writer:
-                writer.write(check_record(result, asked[place].kernel, writer.run_id, environment))
-            done(asked[place])
-        return [placed[place] for place in range(len(asked))]
-    emulated = iter(check_emulated([item for item in asked if emulate and has_code(item.kernel)], done))
+                writer.write(check_record(result, checks[place].kernel, writer.run_id, environment))
+            done(checks[place])
+        return [placed[place] for place in range(len(checks))]
+    emulated = iter(check_emulated([item for item in checks if emulate and has_code(item.kernel)], done))
     results = []
-    for item in asked:
+    for item in checks:
         if emulate and has_code(item.kernel):
             check = next(emulated)
         else:

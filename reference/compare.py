@@ -16,12 +16,12 @@ class ErrorStats:
     max_abs_error: float
     """Largest absolute error; NaN where the output has a NaN or a wrong infinity."""
     max_error_over_tolerance: float
-    """Largest error as a multiple of what is allowed there; at most 1 passes."""
+    """Largest error as a multiple of its tolerance; at most 1 passes."""
     mismatched: int
     """Elements outside the tolerance."""
     total: int
     worst_index: tuple[int, ...] = ()
-    """Where the worst element is."""
+    """Index of the worst element."""
     note: str = ""
     """What a reader should know beyond the numbers."""
 

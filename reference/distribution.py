@@ -17,8 +17,7 @@ class ChiSquare:
     passed: bool
     p_value: float
     smallest_effect: float
-    """The smallest departure from the law p that the test finds with probability 0.99, as Cohen's w =
-    sqrt(sum (q - p)^2 / p) of the other law q."""
+    """Cohen's w, sqrt(sum (q - p)^2 / p), of the law q nearest to p that the test finds with probability 0.99."""
     outside: int
     """Draws of tokens whose probability is 0; one is enough to fail."""
 

@@ -121,7 +121,7 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """One dominant key at each tile edge and at the ends of every sequence; then every second sequence is loud."""
+    """One dominant key at each tile edge and end of every sequence; then every second sequence has large keys."""
     S = int(case["S"])
     for j in sorted({j for j in (*TILE_EDGES, S // 2, S - 1) if 0 <= j < S}):
         inputs = make_inputs(case, scheme, device, seed)
@@ -131,7 +131,7 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
                 shout(inputs["k"], inputs["v"], (keys.start + min(j, _length(keys) - 1),))
         yield f"key {j} or the last of each sequence", inputs
     for what in ("even", "odd"):
-        # The large keys and values must not reach the other sequences. NaN would make the rows of their own useless.
+        # Large keys and values must not reach the other sequences. With NaN the large sequences could not be judged.
         inputs = make_inputs(case, scheme, device, seed)
         for number, (_, keys) in enumerate(_spans(inputs["cu_seqlens_q"], inputs["cu_seqlens_k"])):
             if number % 2 == (what == "odd"):

@@ -21,7 +21,7 @@ def fused_add_rmsnorm(
     """(rmsnorm(s) * weight, s) with s = x + residual rounded to the dtype of x.
 
     x, residual: (T, H); weight: (H,); returns out (T, H) and s (T, H), both in fp64. The norm takes the rounded sum,
-    which is also the residual of the next layer.
+    which is also the new residual.
     """
     new_residual = (x.double() + residual.double()).to(x.dtype).double()
     mean_square = (new_residual * new_residual).mean(dim=-1, keepdim=True)  # (T, 1)

@@ -133,8 +133,8 @@ def compare(actual: Outputs, oracle: Outputs, inputs: Inputs, scheme: Scheme) ->
     """A greedy token must equal the oracle's; a drawn token must be in the support and win the race.
 
     In the support: by fp64 arithmetic, or within `MASS_TOLERANCE` of its edge unless the row's arithmetic is exact.
-    Wins: its fp64 score is below the best score of a certain token by at most fp32's error of both scores. With g =
-    (best logit - logit) / T, an fp32 score errs by at most `SCORE_ULPS` * 2**-24 * (|score| + g + |log E| + 1).
+    Wins: its fp64 score is below the best score, among tokens certainly in the support, by at most fp32's error of both.
+    With g = (best logit - logit) / T an fp32 score errs by at most `SCORE_ULPS` * 2**-24 * (|score| + g + |log E| + 1).
     """
     got, wanted = actual[0], oracle[0].cpu()
     if got.shape != wanted.shape or got.dtype != torch.int64:

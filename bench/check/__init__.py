@@ -1,1 +1,1 @@
-"""What makes a kernel right.  `check.py` says what is looked for, `runs.py` makes the runs, `trial.py` is one run."""
+"""Whether a kernel is right.  `check.py` describes the check, `runs.py` makes its runs, `trial.py` is one run."""

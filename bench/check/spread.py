@@ -104,16 +104,16 @@ def failed_check(item: Asked, text: str) -> CheckResult:
     )
 
 
-def check_spread(asked: Sequence[Asked]) -> Iterator[tuple[int, CheckResult]]:
-    """Yields each result as it comes, with its index in `asked`; all cores work on the checks.
+def check_spread(checks: Sequence[Asked]) -> Iterator[tuple[int, CheckResult]]:
+    """Yields each result as it comes, with its index in `checks`; all cores work on the checks.
 
     Interpreted kernels take longest and begin first, so that no core waits for them at the end. A child has one thread,
     and interprets Triton's kernels if this process does.
     """
     pool = Pool(command_for("rooflab.bench.check.spread"), {**os.environ, "OMP_NUM_THREADS": "1"}, TIMEOUT_S)
-    order = sorted(range(len(asked)), key=lambda place: asked[place].kernel.backend == "torch")
+    order = sorted(range(len(checks)), key=lambda place: checks[place].kernel.backend == "torch")
     try:
-        places = {pool.threads.submit(_attempt, pool, asked[place]): place for place in order}
+        places = {pool.threads.submit(_attempt, pool, checks[place]): place for place in order}
         for future in as_completed(places):
             yield places[future], future.result()
     finally:

@@ -46,8 +46,7 @@ class Failed(Exception):
 
 
 def failed_by(refusal: Refusal | str) -> Failed:
-    """The `Failed` of a refusal, which is a text such as `UNSUPPORTED: ...` if the kernel raised it or an A/B's older
-    side gave it."""
+    """The `Failed` of a refusal, which is a text (`UNSUPPORTED: ...`) if a kernel raised it or is an A/B's older one."""
     if isinstance(refusal, str):
         status, _, reason = refusal.partition(": ")
         return Failed("UNAVAILABLE" if status == "UNAVAILABLE" else "UNSUPPORTED", reason)
