@@ -40,11 +40,11 @@ def chi_square(tokens: torch.Tensor, law: torch.Tensor) -> ChiSquare:
     cells = [(observed[common], expected[common])]
     if bool(rare.any()):
         cells.append((observed[rare].sum()[None], expected[rare].sum()[None]))
-    seen, wanted = (torch.cat([cell[i] for cell in cells]) for i in range(2))
-    freedom = len(wanted) - 1
+    observed, expected = (torch.cat([cell[i] for cell in cells]) for i in range(2))
+    freedom = len(expected) - 1
     if freedom < 1:
         raise ValueError(f"law: expected at least two cells of 5 expected draws, got {freedom + 1} from {draws} draws")
-    statistic = float(((seen - wanted) ** 2 / wanted).sum())
+    statistic = float(((observed - expected) ** 2 / expected).sum())
     p_value = float(stats.chi2.sf(statistic, freedom))
     return ChiSquare(p_value >= FALSE_ALARM and outside == 0, p_value, smallest_effect(draws, freedom), outside)
 

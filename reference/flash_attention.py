@@ -229,8 +229,8 @@ def cost(
     B, T, H, D = q.shape
     seen = seen_keys(T, k.shape[1], causal, window)
     counts = seen.counts
-    asked = int(seen.end.max() - seen.first.min()) if int(counts.sum()) else 0
-    read = nbytes(q) * int((counts > 0).sum()) / max(T, 1) + nbytes(k, v) * asked / max(k.shape[1], 1)
+    keys_read = int(seen.end.max() - seen.first.min()) if int(counts.sum()) else 0
+    read = nbytes(q) * int((counts > 0).sum()) / max(T, 1) + nbytes(k, v) * keys_read / max(k.shape[1], 1)
     return attention_cost(
         B * H * int(counts.sum()), D, q, read + nbytes(sinks, q_scale, k_scale, v_scale),
         lse_rows=B * T * H if return_lse else 0,

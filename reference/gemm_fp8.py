@@ -150,7 +150,7 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     towards zero. Its cuts of the products have random signs and together cost about as much as one more cut. This gives
     3 x 2**-13 of a partial sum, which is taken as |A B| + sqrt((A*A) (B*B)), a random walk's size. A promotion to fp32
     follows each four instructions: 12 x 2**-13. With `fast_accum` it is 3 K / 32 x 2**-13. (A model of the accumulator
-    loses up to 7 x 2**-13 in 128 of K with a planted k, and 2.6 x 2**-13 without.)
+    loses up to 7 x 2**-13 of it in 128 of K with a planted k, and 2.6 x 2**-13 without.)
     """
     a = dequantize_fp8(inputs["a"], inputs["a_scale"], (1, GROUP))
     b = dequantize_fp8(inputs["b"], inputs["b_scale"], (GROUP, GROUP))

@@ -6,7 +6,7 @@ points along N in the same order, each stored minus 1 modulo 16 in the format `g
 `scales` (groups, N); `g_idx` int32 (K,), the group of each k.
 
 AWQ (Lin et al., arXiv 2306.00978), as WQLinear_GEMM of AutoAWQ stores it: `qweight` int32 (K, N/8), a word holds eight
-codes along N; `qzeros` int32 (groups, N/8), packed in the same way and unchanged; `scales` (groups, N).  In both, the
+codes along N; `qzeros` int32 (groups, N/8), packed alike and unchanged; `scales` (groups, N).  In both tensors, the
 i-th four bits of word j belong to n = 8 j + (0, 2, 4, 6, 1, 3, 5, 7)[i].
 
 In both formats a weight is (code - zero) scale.  Scales keep their dtype, mostly fp16: bf16 would round them.
@@ -126,11 +126,11 @@ def _canonical(
 def _order(g_idx: torch.Tensor, K: int, group: int) -> torch.Tensor | None:
     if g_idx.shape != (K,):
         raise ValueError(f"g_idx: expected shape ({K},), got {tuple(g_idx.shape)}")
-    wanted = torch.arange(K, device=g_idx.device) // group
-    if torch.equal(g_idx.long(), wanted):
+    in_order = torch.arange(K, device=g_idx.device) // group
+    if torch.equal(g_idx.long(), in_order):
         return None
     order = torch.argsort(g_idx, stable=True)
-    if not torch.equal(g_idx[order].long(), wanted):
+    if not torch.equal(g_idx[order].long(), in_order):
         raise ValueError(f"g_idx: expected each of the groups {group} times, got other counts")
     return order
 
@@ -139,9 +139,9 @@ def _group(group: int, K: int) -> int:
     if group == -1 or group >= K > 0:
         return max(K, WIDEST_GROUP)
     if group not in GROUPS and (group <= 0 or group % WIDEST_GROUP):
-        wanted = ", ".join(map(str, GROUPS))
+        sizes = ", ".join(map(str, GROUPS))
         raise ValueError(
-            f"group: expected one of {wanted}, a multiple of {WIDEST_GROUP}, or -1 for all of K, got {group}"
+            f"group: expected one of {sizes}, a multiple of {WIDEST_GROUP}, or -1 for all of K, got {group}"
         )
     return group
 

@@ -133,22 +133,22 @@ def compare(actual: Outputs, oracle: Outputs, inputs: Inputs, scheme: Scheme) ->
     """A greedy token must equal the oracle's; a drawn token must be in the support and win the race.
 
     In the support: by fp64 arithmetic, or within `MASS_TOLERANCE` of its edge unless the row's arithmetic is exact.
-    Wins: its fp64 score is below the best score, among tokens certainly in the support, by at most fp32's error of both.
+    Wins: its fp64 score is below the best score of a token certainly in the support by at most fp32's error of both.
     With g = (best logit - logit) / T an fp32 score errs by at most `SCORE_ULPS` * 2**-24 * (|score| + g + |log E| + 1).
     """
-    got, wanted = actual[0], oracle[0].cpu()
-    if got.shape != wanted.shape or got.dtype != torch.int64:
-        note = f"expected {tuple(wanted.shape)} int64, got {tuple(got.shape)} {got.dtype}"
-        return [ErrorStats("tokens", False, math.nan, math.inf, wanted.numel(), wanted.numel(), note=note)]
+    drawn, expected = actual[0], oracle[0].cpu()
+    if drawn.shape != expected.shape or drawn.dtype != torch.int64:
+        note = f"expected {tuple(expected.shape)} int64, got {tuple(drawn.shape)} {drawn.dtype}"
+        return [ErrorStats("tokens", False, math.nan, math.inf, expected.numel(), expected.numel(), note=note)]
     worst, worst_row, wrong, largest = 0.0, 0, 0, 0.0
-    for b, (token, best) in enumerate(zip(got.tolist(), wanted.tolist(), strict=True)):
+    for b, (token, best) in enumerate(zip(drawn.tolist(), expected.tolist(), strict=True)):
         if token == best:
             continue
         error, ratio = _judge_row(token, best, inputs, b)
         wrong += not ratio <= 1
         if not ratio <= worst:
             worst, worst_row, largest = ratio, b, error
-    return [ErrorStats("tokens", wrong == 0, largest, worst, wrong, wanted.numel(), (worst_row,) if wrong else ())]
+    return [ErrorStats("tokens", wrong == 0, largest, worst, wrong, expected.numel(), (worst_row,) if wrong else ())]
 
 
 def _judge_row(token: int, best: int, inputs: Inputs, b: int) -> tuple[float, float]:

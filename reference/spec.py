@@ -214,10 +214,10 @@ class OpSpec:
         on = [key for key in self.optional if key in case and case[key] != self.optional[key]]
         ordered = {key: case[key] for key in (*needed, *on)}
         for key, value in ordered.items():
-            wanted = template[key]
-            numeric = isinstance(wanted, float) and type(value) is int
-            if type(value) is not type(wanted) and not numeric:
-                raise ValueError(f"case: expected {key} like {_text(wanted)!r}, got {_text(value)!r}")
+            sample = template[key]
+            numeric = isinstance(sample, float) and type(value) is int
+            if type(value) is not type(sample) and not numeric:
+                raise ValueError(f"case: expected {key} like {_text(sample)!r}, got {_text(value)!r}")
             if type(value) is int and value < 0:
                 raise ValueError(f"case: expected {key} >= 0, got {value}")
         return Case(**ordered)

@@ -46,7 +46,7 @@ class Failed(Exception):
 
 
 def failed_by(refusal: Refusal | str) -> Failed:
-    """The `Failed` of a refusal, which is a text (`UNSUPPORTED: ...`) if a kernel raised it or is an A/B's older one."""
+    """The `Failed` of a refusal; a kernel that raises it, or that an A/B's older side has, gives it as a text."""
     if isinstance(refusal, str):
         status, _, reason = refusal.partition(": ")
         return Failed("UNAVAILABLE" if status == "UNAVAILABLE" else "UNSUPPORTED", reason)
