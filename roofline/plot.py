@@ -217,7 +217,6 @@ def _draw_numbers(
 
 
 def _legend_handles(points: Numbered, ceilings: Sequence[Ceilings]) -> list[Line2D]:
-    """Handles only for what the panel shows."""
     shown = [point for _, point in points]
     timed = [point for point in shown if point.seconds is not None]
     dot: dict[str, Any] = {"linestyle": "none", "color": _INK, "markersize": 6}

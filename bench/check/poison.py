@@ -117,7 +117,7 @@ def wipe(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def _padded_strides(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Longer strides in the same order; no stride is the product of sizes."""
+    """Longer strides in the same order; no stride follows from the sizes alone."""
     strides = list(tensor.stride())
     if tensor.ndim < 2 or tensor.numel() == 0 or 0 in strides:
         return tuple(strides)

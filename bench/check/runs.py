@@ -102,7 +102,6 @@ class Check:
         return self.spec.make_inputs(self.case, self.scheme, self.device, seed)
 
     def _refuse(self) -> None:
-        """Raises `Failed` if the kernel cannot be checked here."""
         if self.scheme.name not in self.spec.schemes:
             raise Failed("UNSUPPORTED", f"{self.spec.name} has the schemes {', '.join(self.spec.schemes)}")
         refusal = self.kernel.why_not_here(self.device)

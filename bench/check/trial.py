@@ -238,7 +238,6 @@ def _errors_of_the_kernel(may_refuse: bool) -> Iterator[None]:
 def _collect(
     returned: Any, spec: OpSpec, data: Data, scheme: Scheme, guarded: Mapping[str, Guarded], outs: list[Guarded]
 ) -> Outputs:
-    """The output tensors.  Raises `Failed` if they are not what the op returns."""
     if spec.mutates:
         if returned is not None:
             raise Failed("INCORRECT", f"expected None from an op that changes its arguments, got {type(returned)}")
