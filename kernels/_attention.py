@@ -1,4 +1,4 @@
-"""What the launchers of every attention op share: guards of options, outputs, the scale, and the device's soft cap."""
+"""What all attention launchers share: checks of options, outputs, the softmax scale, and the soft cap on the GPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import triton.language as tl
 from rooflab.kernels._checks import check_dtype, check_shape, output
 
 Returned = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
-"""What attention returns: its output, or with the log-sum-exp if that is asked for."""
+"""The result of attention: the output, or with `return_lse` the output and the log-sum-exp (LSE)."""
 LOG2E = math.log2(math.e)
 LN2 = math.log(2)
 
@@ -19,8 +19,10 @@ LN2 = math.log(2)
 def check_options(
     q: torch.Tensor, causal: bool, window: int | None, softcap: float | None, sinks: torch.Tensor | None
 ) -> None:
-    """Raises `ValueError` on a window that is not causal or below 1, a soft cap that is not positive, sinks not (H,)
-    fp32; q: (..., H, D)."""
+    """Raises `ValueError` unless a window is causal and at least 1, a soft cap is positive, and sinks are (H,) fp32.
+
+    q: (..., H, D).
+    """
     if window is not None and (window < 1 or not causal):
         raise ValueError(f"window: expected at least 1, and causal=True, got {window} and causal={causal}")
     if softcap is not None and not softcap > 0:
@@ -39,10 +41,9 @@ def outputs(
     return_lse: bool,
     dtype: torch.dtype | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The output of `shape` and, if asked for, the log-sum-exp (shape[:-1]) fp32: the given ones, or new.
+    """The output of `shape`, and with `return_lse` the log-sum-exp of `shape[:-1]` in fp32: from `out`, or new tensors.
 
-    dtype: the output's; None is that of q.
-    Raises `ValueError` on an `out` that is not what will be returned.
+    dtype: the output's dtype; None means the dtype of q.  Raises `ValueError` where `out` does not fit.
     """
     if not return_lse:
         if isinstance(out, tuple):
@@ -60,11 +61,11 @@ def outputs(
 
 
 def get_scale(q: torch.Tensor, softmax_scale: float | None) -> float:
-    """`softmax_scale`, or head_dim**-0.5 for None."""
+    """`softmax_scale`, or head_dim**-0.5 if that is None."""
     return float(q.shape[-1] ** -0.5) if softmax_scale is None else float(softmax_scale)
 
 
 @triton.jit
 def capped(scores, cap):
-    """cap * tanh(scores / cap), by the hardware's exponential: good to 4 units of 2**-24 of the cap."""
+    """cap * tanh(scores / cap) with the hardware's exponential; the error is at most 4 * 2**-24 of the cap."""
     return cap * (1 - 2 / (1 + tl.exp2(scores * (2.8853900817779268 / cap))))  # 2 log2(e)

@@ -1,8 +1,8 @@
-"""Device code that attention's Triton rungs share: which tiles of keys some query sees and which all see, one tile's
-step of the online softmax (Milakov and Gimelshein, 2018; Dao, "FlashAttention-2", 2023), and its end.
+"""Device code that attention's Triton kernels share: the range of key tiles, one step of the online softmax, its end.
 
-The running peak is kept in the exponent's own unit, base 2 and scaled, so that a score enters by one multiply-add, and
-a peak that did not move shrinks the sums by exactly 1.
+Online softmax: Milakov and Gimelshein, 2018; Dao, "FlashAttention-2", 2023.  The running peak is the maximum score
+in the unit of the exponent (base 2, scaled).  So one multiply-add turns a score into an exponent, and the sums are
+rescaled by exactly 1 while the peak does not change.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from rooflab.kernels._attention import capped
 LN2: tl.constexpr = tl.constexpr(shared.LN2)
 LOG2E: tl.constexpr = tl.constexpr(shared.LOG2E)
 SMALLEST_FACTOR = 2.0**-100
-"""In place of a scale of 0, which would make NaN of a masked score: every weight is 1 all the same."""
+"""Replaces a scale of 0, with which a masked score would become NaN; every weight is still 1."""
 
 
 def softmax_numbers(
     q: torch.Tensor, softmax_scale: float | None, softcap: float | None
 ) -> tuple[float, float, float, bool]:
-    """`scale`, `factor`, `cap` and `NEGATED` of the device's `weigh`: the factor is never negative."""
+    """`scale`, `factor`, `cap` and `NEGATED` for `weigh`; the factor is never negative."""
     scale = shared.get_scale(q, softmax_scale)
     if softcap is not None:
         return scale, shared.LOG2E, float(softcap), False
@@ -32,10 +32,10 @@ def softmax_numbers(
 
 @triton.jit
 def key_tiles(first, last, T, S, window, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Of queries `first` to `last`: keys from `begin` to `end` are seen by some, those from `full` to `whole` by all.
+    """For queries `first` to `last`: some query sees keys `begin` to `end`, every query sees keys `full` to `whole`.
 
-    `full` and `whole` are whole tiles from `begin`.  That is the first key of `first` itself, no multiple of a tile: a
-    key before every window is never loaded, so its value may be anything.
+    `begin` is the first key that query `first` sees; it is not rounded to a tile, so no key before all windows is
+    loaded and its value does not matter.  `full` and `whole` lie whole tiles behind `begin`.
     """
     begin = 0
     full = 0
@@ -58,10 +58,10 @@ def weigh(
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, NEGATED: tl.constexpr, MASKED: tl.constexpr,
     BLOCK_N: tl.constexpr, RANGE: tl.constexpr = 0,
 ):  # fmt: skip
-    """Weights of the tile of keys from `start` on, by how much the past shrinks, and the new peak and sum.
+    """The weights of the key tile at `start`, the factor that rescales earlier sums, the new peak and the new sum.
 
-    scores: (rows, BLOCK_N) products; rows: positions of the queries; a score times `factor`, not negative, is the
-    exponent.  With `MASKED` the tile may reach past what a row sees.  The peak weighs 2**RANGE, the sum's unit.
+    scores: (rows, BLOCK_N) products; rows: positions of the queries.  A score times `factor` is its exponent.  With
+    `MASKED` the tile may contain keys that a row does not see.  The weight at the peak is 2**RANGE, the sum's unit.
     """
     if CAP:
         scores = capped(scores * scale, cap)
@@ -80,7 +80,7 @@ def weigh(
     new_peak = tl.maximum(peak, tl.max(scores, 1) * factor)
     shift = new_peak
     if MASKED:
-        # A row that has seen no key yet has a peak of -inf; -inf - -inf would be NaN.
+        # The peak of a row that has seen no key is -inf, and -inf - -inf would be NaN.
         shift = tl.where(new_peak == float("-inf"), 0.0, new_peak)
     weights = tl.exp2(scores * factor - (shift - RANGE if RANGE else shift)[:, None])
     rescale = tl.exp2(peak - shift)
@@ -93,7 +93,7 @@ def step(
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, NEGATED: tl.constexpr, MASKED: tl.constexpr,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """One tile of keys, by pointers to the rows of a head."""
+    """One step over a key tile, loaded by pointers."""
     keys = start + tl.arange(0, BLOCK_N)
     dims = tl.arange(0, BLOCK_D)
     keys64 = keys.to(tl.int64)  # a key times its stride passes 2**31 elements in a long context
@@ -112,7 +112,7 @@ def step(
         BLOCK_N,
     )  # fmt: skip
     if MASKED:
-        # Masked as well as the scores: what lies past the end may be NaN, and 0 * NaN is NaN.
+        # V is masked too: memory past the end may hold NaN, and 0 * NaN is NaN.
         v = tl.load(v_ptrs, mask=(keys < S)[:, None] & real[None, :], other=0.0)
     elif BLOCK_D > HEAD_DIM:
         v = tl.load(v_ptrs, mask=real[None, :], other=0.0)
@@ -124,7 +124,7 @@ def step(
 
 @triton.jit
 def finish(acc, peak, total, sinks_ptr, sinks_offset, SINKS: tl.constexpr):
-    """The output, and the natural log-sum-exp; sinks_offset: of the head of all rows, or of each row's."""
+    """The output and the natural log-sum-exp; sinks_offset: one head for all rows, or one head per row."""
     if SINKS:
         sink = tl.load(sinks_ptr + sinks_offset) * LOG2E
         new_peak = tl.maximum(peak, sink)

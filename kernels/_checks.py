@@ -1,4 +1,4 @@
-"""Argument guards that every launcher shares: one sentence naming the argument, what was wanted, and what came."""
+"""Checks of arguments that all launchers share; the error names the argument, what was expected and what came."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import os
 import torch
 
 CHECK_VALUES = os.environ.get("ROOFLAB_CHECK_VALUES") == "1"
-"""Whether launchers check the values in page tables, slots, positions and offsets.  That waits for the device, so that
-it is off unless a user looks for a read out of place; it does not work while a CUDA graph is captured."""
+"""Whether launchers check the values in page tables, slots, positions and offsets.  A check waits for the device, so it
+is off by default; it does not work while a CUDA graph is captured."""
 
 
 def check_shape(name: str, tensor: torch.Tensor, *shape: int | None) -> None:
     """Raises `ValueError` unless `tensor` has `shape`; None stands for any size."""
-    if tuple(tensor.shape) == shape:  # the usual case, in a tenth of the time: a launcher asks this several times
+    if tuple(tensor.shape) == shape:  # the usual case, ten times faster than the full check
         return
     if tensor.ndim != len(shape) or any(w is not None and w != s for w, s in zip(shape, tensor.shape, strict=False)):
         wanted = ", ".join("*" if size is None else str(size) for size in shape)
@@ -21,7 +21,7 @@ def check_shape(name: str, tensor: torch.Tensor, *shape: int | None) -> None:
 
 
 def check_values(name: str, tensor: torch.Tensor, least: int, most: int) -> None:
-    """Raises `ValueError`, where `CHECK_VALUES` asks for it, unless all integers lie between `least` and `most`."""
+    """With `CHECK_VALUES`: raises `ValueError` unless all integers lie between `least` and `most`."""
     if CHECK_VALUES and tensor.numel() and not tensor.is_meta:
         values = [int(value) for value in tensor.aminmax()]
         if values[0] < least or values[1] > most:
@@ -40,7 +40,7 @@ def check_float(name: str, tensor: torch.Tensor) -> None:
 
 
 def check_last_dim_contiguous(name: str, tensor: torch.Tensor) -> None:
-    """Raises `ValueError` unless the last dimension has stride 1; a launcher never copies silently."""
+    """Raises `ValueError` unless the last dimension has stride 1; a launcher never makes a silent copy."""
     if tensor.shape[-1] > 1 and tensor.stride(-1) != 1 and tensor.numel():
         raise ValueError(f"{name}: expected stride 1 in the last dimension, got {tensor.stride(-1)}")
 
@@ -54,7 +54,7 @@ def check_contiguous(name: str, tensor: torch.Tensor) -> None:
 def output(
     out: torch.Tensor | None, shape: tuple[int, ...], like: torch.Tensor, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """`out` if it fits, or a new tensor on the device of `like`.  Raises `ValueError` where `out` does not fit."""
+    """`out`, or a new tensor on the device of `like` if it is None.  Raises `ValueError` where `out` does not fit."""
     dtype = dtype or like.dtype
     if out is None:
         return torch.empty(shape, dtype=dtype, device=like.device)

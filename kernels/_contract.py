@@ -1,4 +1,4 @@
-"""What `registry.register` holds a kernel to (its arguments, its tuning, its `prepare`, its `plan`), and a refusal."""
+"""What `registry.register` requires of a kernel: its arguments, `tuning`, `prepare` and `plan`; and `Refusal`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from rooflab.kernels.tuning import Tuning
 from rooflab.reference.spec import OpSpec
 
 OWN = ("out", "config", "plan")
-"""Arguments that a kernel may have and the reference has not."""
+"""Arguments that a kernel may have in addition to those of the reference."""
 _SCALARS = (bool, int, float, str)
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a kernel cannot run; its text is `UNSUPPORTED: needs sm90, found sm80`."""
+    """Why a kernel cannot run; as text `UNSUPPORTED: needs sm90, found sm80`."""
 
     status: Literal["UNSUPPORTED", "UNAVAILABLE"]
     reason: str
@@ -28,9 +28,9 @@ class Refusal:
 
 
 def check_config(kernel_id: str, parameter: inspect.Parameter | None, tuning: Tuning | None) -> None:
-    """Raises `TypeError` unless a kernel has both a `tuning` and the argument `config`, or neither.
+    """Raises `TypeError` unless a kernel has both `tuning` and a keyword-only `config` with default None, or neither.
 
-    `parameter` is the function's `config`: keyword-only, None by default.
+    `parameter` is the function's `config`.
     """
     if parameter is None:
         if tuning is not None:
@@ -64,7 +64,7 @@ def _check_type(kernel_id: str, config_type: Any) -> None:
 
 
 def _check_call(kernel_id: str, name: str, function: Callable[..., Any], own: int) -> None:
-    """`function` takes `own` arguments before the scheme, which has a default."""
+    """Raises `TypeError` unless `function` takes `own` arguments and then a scheme with a default."""
     parameters = list(inspect.signature(function).parameters.values())
     fits = len(parameters) == own + 1 and parameters[own].default is not inspect.Parameter.empty
     if not fits:
@@ -73,14 +73,14 @@ def _check_call(kernel_id: str, name: str, function: Callable[..., Any], own: in
 
 
 def check_prepare(kernel: str, prepare: Callable[..., Any] | None, allowed: Sequence[str]) -> None:
-    """Raises `TypeError` where the `prepare` of `kernel` names anything but `allowed` behind the weight."""
+    """Raises `TypeError` where `prepare` has an argument behind the weight that is not in `allowed`."""
     for name in [] if prepare is None else list(inspect.signature(prepare).parameters)[1:]:
         if name not in allowed:
             raise TypeError(f"{kernel}: prepare asks for {name!r}, expected one of {', '.join(allowed) or 'nothing'}")
 
 
 def check_plan(kernel: str, parameter: inspect.Parameter | None, plan: Callable[..., Any] | None) -> None:
-    """Raises `TypeError` unless a kernel has both a `plan` and an argument for what it gives, or neither."""
+    """Raises `TypeError` unless a kernel has both a `plan` and a keyword-only argument for its result, or neither."""
     if (parameter is None) != (plan is None):
         raise TypeError(f"{kernel}: expected both a plan and an argument of that name, or neither")
     keyword = inspect.Parameter.KEYWORD_ONLY
@@ -89,7 +89,7 @@ def check_plan(kernel: str, parameter: inspect.Parameter | None, plan: Callable[
 
 
 def check_signature(spec: OpSpec, name: str, fn: Callable[..., Any]) -> None:
-    """Raises `TypeError` unless `fn` takes the reference's arguments, in their order, and perhaps some of `OWN`."""
+    """Raises `TypeError` unless `fn` takes the reference's arguments in their order; those in `OWN` are optional."""
     parameters = dict(inspect.signature(fn).parameters)
     for own in OWN:
         parameters.pop(own, None)

@@ -1,8 +1,8 @@
-"""CUDA C++ kernels: compiled by NVRTC to a cubin, with no GPU, and launched through CuPy on torch's tensors and stream.
+"""CUDA C++ kernels: NVRTC compiles them to a cubin without a GPU; CuPy launches them on torch's tensors and stream.
 
-CuPy brings NVRTC and the launch; its arrays are not used. A cubin is kept in the cache folder under a hash of all that
-goes into it. NVRTC has no host headers: `cuda.h` does not compile, and a tensor map is a 64-byte aligned struct of 128
-bytes. Types from `cuda_bf16.h`, `cuda_fp8.h` and `cuda/barrier` are found in NVIDIA's wheels or a CUDA toolkit.
+A cubin is kept in the cache folder; its name is a hash of everything that it depends on.  NVRTC has no host headers:
+it cannot compile `cuda.h`, so a kernel declares a tensor map as a struct of 128 bytes, aligned to 64.  `cuda_bf16.h`,
+`cuda_fp8.h` and `cuda/barrier` come from NVIDIA's wheels or a CUDA toolkit.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ import torch
 
 STANDARD = "--std=c++17"
 STATIC_SHARED_BYTES = 48 * 2**10
-"""Shared memory, static and dynamic, that a launch gets without asking first (CUDA C++ Programming Guide, "Shared
+"""Static and dynamic shared memory that a launch may use without a request (CUDA C++ Programming Guide, "Shared
 Memory")."""
 ARCHITECTURE = re.compile(r"sm_\d{2,3}[af]?")
-# From one toolkit to the next the same names stand for other files, so the first folder that has one must win.
+# The same header differs between toolkits, so the first folder in this order that has a header must win.
 HEADER_PACKAGES = ("cccl", "cudart", "nvcc")
 
 
 class CudaCompileError(RuntimeError):
-    """NVRTC refused a source; `log` is what it printed."""
+    """NVRTC rejected a source; `log` is NVRTC's text."""
 
     def __init__(self, log: str):
         super().__init__(f"NVRTC: {log}")
@@ -41,19 +41,19 @@ class CudaCompileError(RuntimeError):
 
 
 def compile_cubin(source: str, *, arch: str = "sm_90a", options: tuple[str, ...] = ()) -> bytes:
-    """The cubin of CUDA C++ `source` for `arch`; needs no GPU.
+    """Compiles CUDA C++ `source` for `arch` to a cubin, without a GPU.
 
-    `options` are NVRTC's (`-DTILE=64`, `--maxrregcount=128`).  Raises `CudaCompileError` with the compiler's log, and
-    `ValueError` on an `arch` that is none, or where CuPy or NVRTC is not installed.
+    `options` go to NVRTC (`-DTILE=64`, `--maxrregcount=128`).  Raises `CudaCompileError` with the compiler's log, and
+    `ValueError` on an invalid `arch`, or if CuPy or NVRTC is not installed.
     """
     return cubin_file(source, arch=arch, options=options).read_bytes()
 
 
 def cubin_file(source: str, *, arch: str = "sm_90a", options: tuple[str, ...] = (), folder: Path | None = None) -> Path:
-    """The cubin's file in `folder` (`cubin_folder()` by default), compiled where it is not there yet.
+    """The cubin's file in `folder` (default: `cubin_folder()`); compiles it if it is not there.
 
-    Its name is a hash of source, options, architecture, NVRTC's version and the folders that headers come from.  With
-    a folder named in `options` it is compiled each time, because what its headers say is in no hash.
+    Its name is a hash of source, options, architecture, NVRTC's version and the header folders.  If `options` name an
+    include folder, each call compiles, because the hash does not cover the headers' text.
     """
     if not ARCHITECTURE.fullmatch(arch):
         raise ValueError(f"arch: expected one like sm_90a, got {arch!r}")
@@ -86,12 +86,12 @@ def cubin_folder() -> Path:
 
 
 def compiler_log(source: str, *, arch: str = "sm_90a", options: tuple[str, ...] = ()) -> str:
-    """What NVRTC and ptxas say of a source that compiles: warnings, such as that wgmma was serialized."""
+    """The log of NVRTC and ptxas for a source that compiles: warnings, for example that wgmma was serialized."""
     return cubin_file(source, arch=arch, options=options).with_suffix(".log").read_text()
 
 
 def _key(source: str, arch: str, options: Sequence[str], headers: Sequence[str]) -> str:
-    # A folder's time, because another version of a package makes its folder anew.
+    # The folder's time of change: a new version of a package creates its folder again.
     stamps = [(header, os.stat(header).st_mtime_ns) for header in headers]
     parts = (source, arch, tuple(options), nvrtc_version(), stamps)
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
@@ -115,9 +115,9 @@ def _log(nvrtc: Any, program: int) -> str:
 
 
 def _whole(cubin: bytes) -> bytes:
-    """The cubin with the last byte that CuPy 14 takes for the end of a text: drivers bear its loss, cuobjdump does not.
+    """The cubin with the zero bytes that CuPy 14 cuts from its end as if it were text; cuobjdump needs them.
 
-    The program headers stand at an ELF file's end here, and their last byte is the top one of an alignment: zero.
+    The program headers are at the end of this ELF file, so their offset, size and count give the file's size.
     """
     (start,) = struct.unpack_from("<Q", cubin, 32)
     size, count = struct.unpack_from("<HH", cubin, 54)
@@ -125,7 +125,7 @@ def _whole(cubin: bytes) -> bytes:
 
 
 def nvrtc_version() -> tuple[int, int]:
-    """NVRTC's version, (13, 0) for CUDA 13.0.  Raises `ValueError` where there is none."""
+    """NVRTC's version, (13, 0) for CUDA 13.0.  Raises `ValueError` if NVRTC is not installed."""
     return _version(_nvrtc())
 
 
@@ -162,38 +162,38 @@ def _nvrtc() -> Any:
 
 @cache
 def include_folders() -> tuple[str, ...]:
-    """Folders of CUDA's headers, in the order in which they are searched; none where none is installed.
+    """Folders of CUDA's headers in search order; empty if no headers are installed.
 
-    NVIDIA's pathfinder, which CuPy finds NVRTC with, looks in wheels, conda, the system and `CUDA_PATH`.
+    NVIDIA's pathfinder, with which CuPy finds NVRTC too, searches wheels, conda, the system and `CUDA_PATH`.
     """
     pathfinder: Any = import_module("cuda.pathfinder")
     known = [name for name in HEADER_PACKAGES if name in pathfinder.SUPPORTED_HEADERS_CTK]
-    found = [pathfinder.find_nvidia_header_directory(name) for name in known]
-    # A toolkit's own CCCL lies below its headers, where pathfinder finds it only beside a toolkit that it knows.
-    below = [os.path.join(folder, "cccl") for folder in found if folder]
-    present = [folder for folder in (*found, *below) if folder and os.path.isdir(folder)]
+    folders = [pathfinder.find_nvidia_header_directory(name) for name in known]
+    # In some toolkits CCCL is a subfolder of the other headers, which pathfinder does not search.
+    below = [os.path.join(folder, "cccl") for folder in folders if folder]
+    present = [folder for folder in (*folders, *below) if folder and os.path.isdir(folder)]
     return tuple(dict.fromkeys(present))
 
 
 def architecture(device: torch.device | int | None = None) -> str:
-    """The `arch` of a GPU: `sm_90a` on a Hopper, whose wgmma and TMA only the `a` target has.  Needs a GPU."""
+    """The `arch` of a GPU: `sm_90a` on Hopper, because wgmma and TMA need the `a`.  Needs a GPU."""
     major, minor = torch.cuda.get_device_capability(device)
     return f"sm_{10 * major + minor}" + ("a" if major >= 9 else "")
 
 
 @cache
 def load(source: str, name: str, *, options: tuple[str, ...] = ()) -> CudaKernel:
-    """The kernel `name` of `source`, which must be `extern "C"`.  Compiled and loaded at its first launch on a GPU."""
+    """The kernel `name` of `source`, declared `extern "C"`; its first launch on a GPU compiles and loads it."""
     return CudaKernel(source, name, options)
 
 
 class CudaKernel:
     """A kernel that takes torch tensors: `kernel(grid, block, x, out, numpy.int32(n), shared_bytes=0)`.
 
-    A tensor becomes the address of its first element, without a copy and with any strides; None a null pointer; a
-    NumPy scalar is passed with its own width, and a NumPy array of one structured element by value. Python's own
-    numbers are refused, because they do not say which width the kernel takes. The launch is asynchronous, on the
-    current stream of the tensors' device; launch once before capturing into a CUDA graph, since the first one loads.
+    The kernel gets a tensor as the address of its first element (no copy, any strides), None as a null pointer, a
+    NumPy scalar in its own width, and a NumPy array of one structured element by value.  A Python number raises,
+    because it has no width.  The launch is asynchronous, on the current stream of the tensors' device.  Launch once
+    before the capture of a CUDA graph, because the first launch loads the kernel.
     """
 
     def __init__(self, source: str, name: str, options: tuple[str, ...] = ()):
@@ -201,13 +201,13 @@ class CudaKernel:
         self.name = name
         self.options = options
         self.log = ""
-        """What the compiler said of the source, once it is loaded."""
+        """The compiler's log, once the kernel is loaded."""
         self._raw: dict[int, Any] = {}
         self._shared_bytes: dict[int, int] = {}
-        """Dynamic shared memory that a launch may have on each device by now."""
+        """Dynamic shared memory per launch that was requested so far, by device."""
 
     def __call__(self, grid: Sequence[int], block: Sequence[int], *arguments: Any, shared_bytes: int = 0) -> None:
-        """Launches.  Raises `ValueError` on an argument that it cannot pass, or tensors on more than one GPU."""
+        """Launches.  Raises `ValueError` on an argument of another type, or on tensors on more than one GPU."""
         device = _device(arguments)
         values = tuple(_value(index, argument) for index, argument in enumerate(arguments))
         with torch.cuda.device(device):
@@ -219,13 +219,13 @@ class CudaKernel:
             raw(tuple(grid), tuple(block), values, shared_mem=shared_bytes, stream=stream)
 
     def raw(self, device: int) -> Any:
-        """CuPy's kernel for GPU number `device`, whose `attributes` hold registers and spilled bytes."""
+        """CuPy's kernel for GPU number `device`; its `attributes` hold registers and spilled bytes."""
         if device not in self._raw:
             with torch.cuda.device(device):
                 file = cubin_file(self.source, arch=architecture(device), options=self.options)
                 self.log = file.with_suffix(".log").read_text()
                 raw = _cupy().RawModule(path=str(file)).get_function(self.name)
-                # Beside static shared memory, padded to what the dynamic part is aligned to, less comes unasked.
+                # Static shared memory and its padding take part of the 48 KB that need no request.
                 self._shared_bytes[device] = 0 if raw.shared_size_bytes else STATIC_SHARED_BYTES
                 self._raw[device] = raw
         return self._raw[device]
@@ -233,7 +233,7 @@ class CudaKernel:
 
 @dataclass(frozen=True)
 class _TorchStream:
-    """A stream by its address, as CuPy 14 takes one from outside."""
+    """A stream by its address, in the form that CuPy 14 accepts."""
 
     address: int
 

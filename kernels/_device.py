@@ -1,4 +1,4 @@
-"""What a launcher asks of the GPU that it launches on."""
+"""What launchers need to know of the GPU that they launch on."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any
 import torch
 
 HOPPER_SMS = 132
-"""SMs of an H100 or H200 SXM: what a kernel is compiled and emulated for where there is no GPU."""
+"""SMs of an H100 or H200 SXM: the assumed GPU for compilation and emulation without a GPU."""
 
 
 @cache
 def sm_count(device: torch.device) -> int:
-    """Streaming multiprocessors of a GPU; of an H100 SXM for the CPU and `meta`, where kernels run as on one."""
+    """Streaming multiprocessors (SMs) of a GPU; for the CPU and `meta` those of an H100 SXM, which they stand for."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).multi_processor_count)
     return HOPPER_SMS
 
 
 def on_its_device(launcher: Callable[..., Any]) -> Callable[..., Any]:
-    """`launcher` with its first tensor's GPU as the current one, which is where Triton launches, wherever tensors are.
+    """`launcher`, called with the GPU of its first tensor as the current GPU, because Triton launches on that one.
 
-    Costs the host 0.4 to 0.7 us for tensors on a CPU; with a GPU, which asks for the current one too, unmeasured.
+    Host time: 0.4 to 0.7 us for tensors on a CPU; not measured with a GPU, where the current GPU is also looked up.
     """
 
     @wraps(launcher)

@@ -1,12 +1,12 @@
-"""What the adapters to FlashInfer share (Ye et al., arXiv 2501.01005; the package `flashinfer-python`).
+"""Code that the adapters to FlashInfer share (Ye et al., arXiv 2501.01005; the package `flashinfer-python`).
 
-It compiles its code for each dtype, head_dim and set of options on their first use, with nvcc, where no package of
-compiled ones is beside it: seconds that no time taken after a warm-up has.
+FlashInfer compiles its code with nvcc at the first use of a dtype, head_dim and set of options, unless its package of
+compiled kernels is installed.  This takes seconds; a time measured after a warm-up does not contain it.
 
-FlashInfer divides a batch on the host: `plan` reads the lengths, `run` launches.  An engine plans once for all layers
-of a step, and so does the bench, by the kernel's `plan`: what it times is `run`.  A call that is given no plan makes
-one: it waits for the device and cannot be captured in a graph.  It keeps none for the next call, because what changes
-lengths in place, as a kernel does, leaves no trace that a call could see without waiting.
+FlashInfer divides a batch on the host: `plan` reads the lengths, `run` launches.  An engine plans once per step for
+all layers; the bench does the same with the kernel's `plan`, so it times `run` alone.  A call without a plan makes
+one: it waits for the device, and a CUDA graph cannot capture it.  No plan is kept for the next call, because a kernel
+may change the lengths in place, which the host cannot see without a wait.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from rooflab.roofline.model import Traffic
 
 PACKAGE = "flashinfer"
 HEAD_DIMS = (64, 128, 256)
-"""Of its kernels for Hopper and of those for CUDA cores (`utils.cuh`, 0.6.18 and 0.7.2)."""
+"""Head dims of its kernels for Hopper and of those for CUDA cores (`utils.cuh`, 0.6.18 and 0.7.2)."""
 WORKSPACE_BYTES = 512 * 2**20
-"""For parts of a result where keys are split: it recommends a quarter of this, and raises where that is too little."""
+"""For partial results where it splits keys: FlashInfer recommends a quarter of this, and raises if it is too small."""
 
 
 def why_not(tensors: Mapping[str, torch.Tensor], head_dims: tuple[int, ...] = HEAD_DIMS) -> str | None:
-    """Why FlashInfer cannot take `tensors`, q first, then keys and values: dtype, head_dim, strides, addresses."""
+    """Why FlashInfer cannot take `tensors` (q, then k and v): dtype, head_dim, strides or addresses; or None."""
     name, q = next(iter(tensors.items()))
     if q.dtype not in (torch.float16, torch.bfloat16):
         return f"{name}: expected torch.float16 or torch.bfloat16, got {q.dtype}"
@@ -54,7 +54,7 @@ def why_not(tensors: Mapping[str, torch.Tensor], head_dims: tuple[int, ...] = HE
 
 
 def with_base_e(traffic: Traffic, q: torch.Tensor, return_lse: bool) -> Traffic:
-    """`traffic`, and with `return_lse` the change of base of a log-sum-exp for q (..., D)."""
+    """`traffic`; with `return_lse` plus one launch that changes the base of the log-sum-exp of q (..., D)."""
     if not return_lse:
         return traffic
     lse = 4 * math.prod(q.shape[:-1])
@@ -67,8 +67,8 @@ def with_base_e(traffic: Traffic, q: torch.Tensor, return_lse: bool) -> Traffic:
 
 
 def make_wrapper(name: str, device: torch.device, *layout: str, **options: Any) -> Any:
-    """A new wrapper of this class, with a workspace of its own; `layout` is NHD where the class takes one."""
-    # Zeros, because the first launch takes counters in it for such.
+    """A new wrapper of the class `name` with its own workspace; `layout` is NHD for classes that take a layout."""
+    # Zeros, because the first launch reads counters there.
     workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
     return getattr(import_module(PACKAGE), name)(workspace, *layout, **options)
 
@@ -77,28 +77,28 @@ def make_wrapper(name: str, device: torch.device, *layout: str, **options: Any) 
 def kept_wrapper(
     name: str, device: torch.device, dtype: torch.dtype, head_dim: int, *layout: str, **options: Any
 ) -> Any:
-    """One wrapper for all calls without a plan, which each plans anew, as an engine does in each step.
+    """The one wrapper of all calls without a plan; each call plans again, as an engine does in each step.
 
-    By dtype and head_dim too: a wrapper's first plan settles its backend. The host's reading of the lengths waits for
-    the copies that the last plan has queued, so that a plan never overwrites what is still being copied.
+    There is one per dtype and head_dim, because the first plan fixes a wrapper's backend.  Reading the lengths waits
+    for the copies of the plan before, so a plan never overwrites data that is still being copied.
     """
     return make_wrapper(name, device, *layout, **options)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a call runs."""
+    """What a call runs, made by `plan`."""
 
     wrapper: Any
-    """Planned; None where no query sees a key."""
+    """It has a plan; None if no query sees a key."""
     unseeing: torch.Tensor | None
-    """The queries that see none."""
+    """Indices of the queries that see no key."""
 
 
 def wrapper_for(
     kept: bool, name: str, device: torch.device, dtype: torch.dtype, head_dim: int, *layout: str, **options: Any
 ) -> Any:
-    """The wrapper of calls without a plan, or a new one for a plan that lives as long as its owner wants."""
+    """The shared wrapper of calls without a plan (`kept`), or a new one for a plan that its owner keeps."""
     if kept:
         return kept_wrapper(name, device, dtype, head_dim, *layout, **options)
     return make_wrapper(name, device, *layout, **options)
@@ -107,7 +107,7 @@ def wrapper_for(
 def plan_options(
     q: torch.Tensor, softmax_scale: float | None, window: int | None, softcap: float | None
 ) -> dict[str, Any]:
-    """What every `plan` is told of the maths; FlashInfer's window counts the keys to the left of a query's own."""
+    """The options of every `plan`; FlashInfer's window counts the keys to the left of the query's own position."""
     return {
         "sm_scale": get_scale(q, softmax_scale),
         "window_left": -1 if window is None else window - 1,
@@ -119,7 +119,7 @@ def plan_options(
 
 @dataclass(frozen=True)
 class Pages:
-    """A block table in FlashInfer's form: the pages in use, one sequence's after another's."""
+    """A block table in FlashInfer's form: the pages in use, sequence after sequence."""
 
     indptr: torch.Tensor
     """(B + 1,) int32 on the CPU: where each sequence's pages begin and end in `indices`."""
@@ -144,9 +144,9 @@ def read_pages(block_table: torch.Tensor, seq_lens: torch.Tensor, block_size: in
 def unseeing_rows(
     bounds: torch.Tensor, lengths: torch.Tensor, causal: bool, device: torch.device
 ) -> torch.Tensor | None:
-    """The queries (n,) that see no key, or None where all see one.
+    """The indices (n,) of the queries that see no key, or None if every query sees one.
 
-    bounds: (B + 1,), each sequence's queries; lengths: (B,), its keys; both on the CPU.
+    bounds: (B + 1,), where each sequence's queries begin and end; lengths: (B,), its keys; both on the CPU.
     """
     counts = bounds.diff()
     hidden = (counts - lengths).clamp(min=0) if causal else torch.where(lengths == 0, counts, 0)
@@ -155,19 +155,18 @@ def unseeing_rows(
 
 
 def seeing_apart(bounds: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """`bounds` with two sequences for each, the first of the queries that see no key under a causal mask.
+    """`bounds` with each sequence as two: first its queries that see no key under a causal mask, then the others.
 
-    Where there are more queries than keys, FlashInfer's kernels for Ampere refuse a single sequence, and leave out the
-    mask of a batch's tile that begins with such a query.  So each sequence becomes two, of which one has no keys.
+    With more queries than keys, FlashInfer's kernels for Ampere reject a single sequence, and they do not mask a tile
+    of a batch that begins with a query that sees no key.  The first sequence of each pair has no keys.
     """
-    counts = bounds.diff()
     hidden = (counts - lengths).clamp(min=0)
     parts = torch.stack((hidden, counts - hidden), dim=1).flatten()
     return torch.nn.functional.pad(parts.cumsum(0), (1, 0)).int()
 
 
 def without_keys(offsets: torch.Tensor) -> torch.Tensor:
-    """Offsets of keys or pages (B + 1,) for the sequences of `seeing_apart`."""
+    """Offsets of keys or pages (B + 1,) for the sequences that `seeing_apart` makes."""
     return offsets.repeat_interleave(2)[:-1]
 
 
@@ -179,8 +178,10 @@ def plan_ragged(
     device: torch.device,
     options: Mapping[str, Any],
 ) -> Plan:
-    """A plan of `wrapper` for sequences one after another; bounds: of queries and keys, int32 on the CPU; heads: H,
-    H_kv and D."""
+    """Plans `wrapper` for sequences one after another.
+
+    bounds: of queries and of keys, int32 on the CPU; heads: H, H_kv and D.
+    """
     queries, keys = bounds
     unseeing = unseeing_rows(queries, keys.diff(), causal, device)
     if causal and unseeing is not None:
@@ -189,10 +190,12 @@ def plan_ragged(
     return Plan(wrapper, unseeing)
 
 
-def finished(found: Returned, unseeing: torch.Tensor | None) -> Returned:
-    """What `run` returned, with the log-sum-exp natural, where FlashInfer's is of base 2, and 0 and -inf in rows that
-    see no key, for which it has a large finite number; found[0]: (T, H, D), found[1]: (T, H)."""
-    out, lse = found if isinstance(found, tuple) else (found, None)
+def finished(result: Returned, unseeing: torch.Tensor | None) -> Returned:
+    """The result of `run` with a natural log-sum-exp (FlashInfer's has base 2), and 0 and -inf in the rows `unseeing`.
+
+    FlashInfer gives rows that see no key a large finite log-sum-exp.  result[0]: (T, H, D), result[1]: (T, H).
+    """
+    out, lse = result if isinstance(result, tuple) else (result, None)
     if lse is not None:
         lse.mul_(LN2)
     if unseeing is not None:

@@ -1,4 +1,4 @@
-"""Checks of the values in a paged cache's tables, made where `_checks.CHECK_VALUES` is on."""
+"""Checks of the values in the tables of a paged cache, with `_checks.CHECK_VALUES`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ def check_pages(
     cu_seqlens_q: torch.Tensor | None = None,
     window: int | None = None,
 ) -> None:
-    """Raises `ValueError`, where `CHECK_VALUES` is on, on lengths that the table has no room for, bounds that fall, and
-    entries that name no page where a query sees one."""
+    """With `CHECK_VALUES`: raises `ValueError` on lengths beyond the table, falling bounds, and wrong page numbers.
+
+    Only pages that a query sees are checked.
+    """
     if not _checks.CHECK_VALUES or block_table.is_meta:
         return
     room, lengths = block_table.shape[1] * block_size, seq_lens.long()
@@ -27,8 +29,8 @@ def check_pages(
     if cu_seqlens_q is not None:
         counts = cu_seqlens_q.long().diff()
         if cu_seqlens_q[0] != 0 or cu_seqlens_q[-1] != queries or (counts < 0).any():
-            found = cu_seqlens_q.tolist()
-            raise ValueError(f"cu_seqlens_q: expected bounds that rise from 0 to q's {queries}, got {found}")
+            bounds = cu_seqlens_q.tolist()
+            raise ValueError(f"cu_seqlens_q: expected bounds that rise from 0 to q's {queries}, got {bounds}")
     first = torch.zeros_like(lengths) if window is None else lengths - counts + 1 - window
     starts = torch.arange(block_table.shape[1], device=block_table.device) * block_size
     seen = (counts > 0)[:, None] & (starts < lengths[:, None]) & (starts + block_size > first[:, None])

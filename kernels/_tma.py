@@ -1,19 +1,20 @@
-"""What a tensor map requires of memory, the same for every op."""
+"""What a TMA tensor map requires of memory."""
 
 from __future__ import annotations
 
 import torch
 
 ALIGNMENT = 16
-"""Bytes of which a tensor map's address and strides are multiples (CUDA driver API, cuTensorMapEncodeTiled)."""
+"""The address and the strides of a tensor map are multiples of this many bytes (CUDA driver API,
+cuTensorMapEncodeTiled)."""
 STRIDE_LIMIT = 2**40
-"""Bytes that a stride stays below (the same)."""
+"""Strides are smaller than this many bytes (same source)."""
 BARRIER_BYTES = 8
-"""An mbarrier's, of which every stage of a ring that TMA fills has one at least."""
+"""Size of an mbarrier; each stage of a ring buffer that TMA fills has at least one."""
 
 
 def address_of(tensor: torch.Tensor) -> int:
-    """The address of the first element; of a meta tensor, in storage that starts at 0."""
+    """The address of the first element; for a meta tensor the offset in its storage."""
     if tensor.device.type == "meta":
         return int(tensor.storage_offset()) * tensor.element_size()
     return int(tensor.data_ptr())

@@ -1,8 +1,8 @@
-"""Defects of torch's CPU products on some processors, each found by a probe of one call, once per process.
+"""Defects of torch's CPU products on some processors; one probing call per process finds each.
 
-On Intel CPUs with AMX torch 2.13.0 (oneDNN) was seen to compute two layouts wrongly; on an AMD EPYC with AVX-512, and
-with `ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16` on the same Intel CPUs, it computes both right. A kernel that would meet a
-defect refuses the layout with the reason given here, or does not pass the layout on.
+torch 2.13.0 (oneDNN) computes two layouts wrongly on Intel CPUs with AMX.  Both are right on an AMD EPYC with
+AVX-512, and on the same Intel CPUs with `ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16`.  A kernel that would meet a defect
+refuses the layout with the reason given here, or does not pass the layout to torch.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import torch
 from rooflab.kernels.registry import Arguments
 
 MOST_ROWS_READ_RIGHT = 16
-"""Of `a`: products of 17 rows and more go to the tiles of AMX."""
+"""Rows of `a`: products with 17 or more rows use AMX tiles."""
 TILE_K = 32
-"""Values of 16 bits in a row of a tile; a last tile that K does not fill is read whole."""
+"""16-bit values per tile row; the last tile is read in full even if K does not fill it."""
 
 
 def why_not_padded_rows(a: torch.Tensor) -> str | None:
     """Why torch's CPU products compute `a` (M, K) wrongly, or None.
 
-    They read what lies behind the end of each row, up to the next multiple of 32, and multiply it by zero: NaN there is
-    NaN in the result. Behind rows that lie close together are only values of `a`; columns may lie one behind the other.
+    They read behind the end of each row, up to the next multiple of 32, and multiply these values by 0; a NaN there
+    makes the result NaN.  Rows without padding are safe, because only values of `a` follow.  Column strides are free.
     """
     if a.device.type != "cpu" or a.dtype not in (torch.bfloat16, torch.float16) or a.ndim != 2:
         return None
@@ -37,7 +37,7 @@ def why_not_padded_rows(a: torch.Tensor) -> str | None:
 
 
 def padded_rows_refused(inputs: Arguments) -> str | None:
-    """`unsupported` of a kernel that passes its argument `a` to torch's products as it is."""
+    """`unsupported` for a kernel that passes its argument `a` unchanged to torch's products."""
     reason = why_not_padded_rows(inputs.a)
     return f"a: {reason}" if reason else None
 
@@ -61,7 +61,7 @@ def reads_behind_rows(dtype: torch.dtype) -> bool:
 
 @cache
 def scaled_mm_writes_between_rows() -> bool:
-    """Whether `torch._scaled_mm` on this CPU takes the rows of a padded `out` for rows that lie close together."""
+    """Whether `torch._scaled_mm` on this CPU writes to a padded `out` as if its rows had no padding."""
     M, N, K, mark = 32, 48, 64, 7.0
     a, b = (torch.ones(shape).to(torch.float8_e4m3fn) for shape in ((M, K), (N, K)))
     one = torch.ones(())

@@ -1,9 +1,8 @@
-"""Which kernel serves where, and in which config: `kernels/<op>/choices.json`, written by the bench from records.
+"""The kernel and config chosen for each device and bucket: `kernels/<op>/choices.json`, which the bench writes.
 
-The file maps a device to a bucket to a kernel and the record that says so:
-`{"cpu": {"decode:1": {"kernel": "packed", "record": "<run id>"}}}`.  A choice has no other source.  Where
-configs were tuned, `config` is the chosen kernel's, `tuned` maps the bucket's other kernels to theirs, and `scheme`
-says for which dtypes.
+The file maps device to bucket to kernel and the record that proves the choice:
+`{"cpu": {"decode:1": {"kernel": "packed", "record": "<run id>"}}}`.  Where configs were tuned, `config` belongs to the
+chosen kernel, `tuned` maps the bucket's other kernels to their configs, and `scheme` names the dtypes.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ import torch
 
 Phase = Literal["prefill", "decode"]
 
-# Upper ends of the buckets of M, the rows of a step. Decode: a GEMV, tensor-core rows in one MMA tile, one wgmma tile,
-# compute bound. Prefill: a short prompt, a chunk, a long one.
+# Upper ends of the buckets of M, the rows of a step. Decode: GEMV, one MMA tile of rows, one wgmma tile, compute
+# bound. Prefill: a short prompt, a chunk, a long prompt.
 BUCKETS: dict[Phase, tuple[float, ...]] = {
     "decode": (1, 16, 64, float("inf")),
     "prefill": (64, 512, float("inf")),
 }
 ROW_KEYS = ("M", "T", "B")
-"""Case keys that say how many rows a step has, the first that a case has."""
+"""Case keys that give the rows of a step; the first that a case has counts."""
 PHASES: Mapping[str, tuple[Phase, ...]] = {"flash_attention": ("prefill",), "paged_attention": ("decode",)}
-"""Ops that only one phase has."""
+"""Ops that serve one phase only."""
 
 
 def bucket_of(phase: Phase, M: int) -> str:
@@ -47,13 +46,15 @@ def phases_of(op: str) -> tuple[Phase, ...]:
 
 
 def rows_of(case: Mapping[str, Any]) -> int | None:
-    """How many rows a step of this case has; None where no key says it, as for an op from outside."""
+    """Rows of a step of this case; None if it has none of `ROW_KEYS` (for example for an op from another package)."""
     return next((int(case[key]) for key in ROW_KEYS if key in case), None)
 
 
 def launch_bucket(op: str, rows: int) -> str:
-    """The bucket whose config a launch of `rows` rows takes: a launcher is not told its phase, so that up to 64 rows
-    are decode and more are prefill, for an op that has both."""
+    """The bucket whose config a launch with `rows` rows takes.
+
+    A launcher does not know its phase: for an op with both phases, up to 64 rows count as decode, more as prefill.
+    """
     phases = phases_of(op)
     phase: Phase = phases[0] if len(phases) == 1 else "decode" if rows <= 64 else "prefill"
     return bucket_of(phase, rows)
@@ -68,13 +69,13 @@ def _load(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def chosen(op: str, device: str, bucket: str) -> str | None:
-    """The kernel that a committed record chose for `op` on `device` in `bucket`, or None where there is none."""
+    """The kernel that a committed record chose for `op` on `device` in `bucket`, or None."""
     entry = _entry(op, device, bucket)
     return None if entry is None else str(entry["kernel"])
 
 
 def tuned(op: str, kernel: str, device: str, rows: int, scheme: str) -> Mapping[str, Any] | None:
-    """The config that a committed record found for `kernel` on `device` at this many rows, or None."""
+    """The best config of `kernel` on `device` at `rows` rows by a committed record, or None."""
     entry = _entry(op, device, launch_bucket(op, rows))
     if entry is None or entry.get("scheme") != scheme:
         return None
@@ -88,7 +89,7 @@ def _entry(op: str, device: str, bucket: str) -> dict[str, Any] | None:
 
 @cache
 def card(device: torch.device) -> str | None:
-    """What choices call a device: `cpu`, or the GPU's name; None for `meta`, which is not a device."""
+    """The name of a device in `choices.json`: `cpu` or the GPU's name; None for `meta`, which is no real device."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return device.type if device.type == "cpu" else None

@@ -1,4 +1,4 @@
-"""torch's matmuls as exact as their dtypes say, in every process that checks, times or serves."""
+"""Exact torch matmuls in every process that checks, times or serves."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import torch
 
 
 def pin_matmul_precision() -> None:
-    """fp32 products in IEEE arithmetic, and 16-bit ones summed in fp32 throughout.
+    """Computes fp32 products in IEEE arithmetic and sums 16-bit products in fp32 throughout.
 
-    torch's defaults on CUDA allow cuBLAS to reduce split-K partials in 16 bits, and an environment variable that some
-    images set allows TF32: a library kernel would then be faster for being less exact than the op.
+    By default torch lets cuBLAS reduce split-K partials in 16 bits, and some container images set a variable that
+    allows TF32: a library kernel would then be fast because it is less exact than the op.
     """
     torch.set_float32_matmul_precision("highest")
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
@@ -17,7 +17,7 @@ def pin_matmul_precision() -> None:
 
 
 def matmul_precision() -> str:
-    """What is in force, for a record: `highest`, and `+16-bit reductions` where they are allowed."""
+    """The precision in force, for a record: `highest`, plus `+16-bit reductions` where they are allowed."""
     allowed = (
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
         or torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction

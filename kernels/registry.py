@@ -1,7 +1,7 @@
-"""The one registry: every op and every kernel, ours and from outside.
+"""The one registry of every op and kernel, of this package and of others.
 
-Modules are found by listing folders, so that a new op or rung edits no list. From outside the tree a kernel or an op
-comes as a file (`load_file`) or as an entry point of the group `rooflab.kernels`, and registers itself in the same way.
+It finds modules by listing folders, so a new op or kernel needs no entry in a list.  Code from elsewhere comes as a
+file (`load_file`) or as an entry point of the group `rooflab.kernels`, and registers itself in the same way.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ ENTRY_POINT_GROUP = "rooflab.kernels"
 
 
 class Arguments(SimpleNamespace):
-    """An op's arguments as attributes, those that were left out with the reference's defaults.
+    """An op's arguments as attributes; an argument that was left out has the reference's default.
 
-    Beside them `config` (None leaves the choice to the kernel) and `device` (`cpu` or `cuda`; `meta` tensors do not
-    say where they would be).
+    `config` (None: the kernel chooses) and `device` (`cpu` or `cuda`, because `meta` tensors do not tell) come with
+    them.
     """
 
     def but(self, **changes: Any) -> Arguments:
-        """The same arguments with some replaced."""
+        """The same arguments, some of them replaced."""
         return Arguments(**{**vars(self), **changes})
 
 
@@ -57,30 +57,30 @@ class Kernel:
     backend: Backend
     fn: Callable[..., Any]
     min_sm: int | None = None
-    """Least compute capability, 90 for Hopper; None where any will do."""
+    """Least compute capability, 90 for Hopper; None: any."""
     devices: tuple[str, ...] = ("cpu", "cuda")
-    """Device types that it runs on; a Triton kernel reaches the CPU only through the interpreter."""
+    """Device types that it runs on; on the CPU a Triton kernel needs the interpreter."""
     requires: tuple[str, ...] = ()
     """Packages that must be importable."""
     nondeterministic: str | None = None
-    """Why two runs may differ, where they may."""
+    """Why two runs may differ; None: they give the same result."""
     unsupported: Callable[[Arguments], str | None] | None = None
-    """`unsupported(inputs)`: why these inputs are not for this kernel, or None."""
+    """`unsupported(inputs)`: why the kernel cannot take these inputs, or None."""
     traffic: Callable[[Arguments], Traffic] | None = None
-    """`traffic(inputs)`: what it moves; reads shapes and real int tensors only."""
+    """`traffic(inputs)`: the bytes and FLOPs of a call; reads only shapes and real integer tensors."""
     prepare: Callable[..., Any] | None = None
-    """Packs the op's weight once at load; the kernel then takes the packed form in its place.  Behind the weight it may
-    name arguments of the op's `prepared_with`."""
+    """Packs the op's weight once at load; the kernel then takes the packed form instead.  After the weight it may take
+    arguments that the op's `prepared_with` names."""
     plan: Callable[[Arguments], Any] | None = None
-    """`plan(inputs)`: what an engine does once for all layers of a step, waiting for the device; the kernel takes the
-    result as `plan`, and with None plans in its call.  The bench plans outside of what it times, and shows values of
-    integers alone: other tensors are on `meta`."""
+    """`plan(inputs)`: work that an engine does once per step for all layers, and that waits for the device.  The kernel
+    takes the result as `plan`; with None it plans in the call.  The bench does not time the plan, and gives it real
+    integer tensors but other tensors on `meta`."""
     tuning: Tuning | None = None
-    """Of a tunable kernel: its configs."""
+    """The configs of a tunable kernel."""
     config: Any = None
-    """The config that the kernel is held to (`configs.with_config`)."""
+    """The fixed config of the kernel (`configs.with_config`)."""
     accepted: frozenset[str] = field(init=False, repr=False)
-    """Names of the arguments that it takes, `out` and `config` included where it takes them."""
+    """Names of the arguments that it takes, `out` and `config` included."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "accepted", frozenset(inspect.signature(self.fn).parameters))
@@ -92,16 +92,16 @@ class Kernel:
 
     @property
     def takes_out(self) -> bool:
-        """Whether outputs can be written to tensors that the caller allocated."""
+        """Whether the caller may pass tensors for the outputs."""
         return "out" in self.accepted
 
     @property
     def takes_config(self) -> bool:
-        """Whether it is tunable: its `config` is keyword-only, and None leaves the choice to the launcher."""
+        """Whether it is tunable: it has a keyword-only `config`, and with None the launcher chooses."""
         return "config" in self.accepted
 
     def __call__(self, **inputs: Any) -> Any:
-        """Calls the kernel; an argument it has not got is left out when its value means off, and else `ValueError`."""
+        """Calls the kernel.  An argument that the kernel lacks raises `ValueError`, unless it has its default value."""
         refusal = self.why_not_args(inputs)
         if refusal:
             raise ValueError(str(refusal))
@@ -117,7 +117,7 @@ class Kernel:
 
     def _why_not_on_cpu(self) -> str | None:
         if os.environ.get("ROOFLAB_EMULATE") == "1" and self.backend != "torch" and self.role != "peer":
-            # Only in the processes of `bench/emulate/emulation.py`, which run compiled code for sm90.
+            # Only in the processes of `bench/emulate/emulation.py`, which run code compiled for sm90.
             return f"needs sm{self.min_sm}, sm90 is emulated" if (self.min_sm or 0) > 90 else None
         if self.backend == "triton" and "cpu" in self.devices:
             return None if interpreting() else "needs a CUDA device, or Triton's interpreter on the CPU"
@@ -135,9 +135,9 @@ class Kernel:
         return None
 
     def why_not_args(self, inputs: Mapping[str, Any], spec: OpSpec | None = None) -> Refusal | None:
-        """Why the kernel cannot take these arguments, by their names and by its own `unsupported`.
+        """Why the kernel cannot take these arguments (their names, or its own `unsupported`), or None.
 
-        `spec` is that of an op that is not registered.
+        `spec` is needed for an op that is not registered.
         """
         defaults = {parameter.name: parameter.default for parameter in (spec or get_op(self.op)).parameters}
         for name, value in inputs.items():
@@ -147,11 +147,11 @@ class Kernel:
         return Refusal("UNSUPPORTED", f"{self.id}: {reason}") if reason else None
 
     def traffic_of(self, inputs: Mapping[str, Any], device: str = "cuda", spec: OpSpec | None = None) -> Traffic | None:
-        """What the kernel says it moves on `device` (cpu or cuda) for these inputs, real or `meta`; None if nothing."""
+        """The kernel's traffic on `device` (cpu or cuda) for real or `meta` inputs; None if it does not tell."""
         return None if self.traffic is None else self.traffic(self._arguments(inputs, spec, device))
 
     def plan_of(self, inputs: Mapping[str, Any]) -> Any:
-        """The plan of a step with these inputs; None where the kernel does not plan."""
+        """The plan for a step with these inputs; None if the kernel has no `plan`."""
         return None if self.plan is None else self.plan(self._arguments(inputs))
 
     def _arguments(self, inputs: Mapping[str, Any], spec: OpSpec | None = None, device: str = "cuda") -> Arguments:
@@ -165,12 +165,12 @@ _kernels: dict[str, dict[str, Kernel]] = {}
 
 
 def interpreting() -> bool:
-    """Whether Triton kernels run in its interpreter, which is a property of the whole process."""
+    """Whether this process runs Triton kernels in the interpreter."""
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
 def add_op(op: OpSpec) -> OpSpec:
-    """Registers an op.  Raises `ValueError` on a second op of that name."""
+    """Registers an op.  Raises `ValueError` on a second op of the same name."""
     known = _ops.get(op.name)
     if known is not None and known is not op:
         raise ValueError(f"op: {op.name!r} is registered already")
@@ -179,7 +179,7 @@ def add_op(op: OpSpec) -> OpSpec:
 
 
 def get_op(name: str) -> OpSpec:
-    """The op called `name`.  Raises `ValueError` naming those there are."""
+    """The op called `name`.  Raises `ValueError` that lists the known ops."""
     if name not in _ops and name.isidentifier() and (_folder_of(spec_module) / f"{name}.py").is_file():
         module = importlib.import_module(f"rooflab.reference.{name}")
         if hasattr(module, "SPEC"):
@@ -194,11 +194,11 @@ def get_op(name: str) -> OpSpec:
 def register(
     *, op: str, name: str, role: Role, backend: Backend, min_sm: int | None = None, **options: Any
 ) -> Callable[[Function], Function]:
-    """Registers the decorated function as a kernel of `op`, and returns it; one of Triton runs on its tensors' GPU.
+    """Registers the decorated function as a kernel of `op` and returns it; a Triton kernel runs on its tensors' GPU.
 
-    `options` are the other fields of `Kernel`.  Raises `TypeError` where the function's arguments are not the
-    reference's (plus an optional `out` and `config`) or a tunable kernel lacks a part, `ValueError` on a second kernel
-    of that name, a role or backend that is not one, or an op that is not there.
+    `options` are the other fields of `Kernel`.  Raises `TypeError` if the function's arguments are not the reference's
+    (plus those in `OWN`) or a tunable kernel lacks a part; `ValueError` on a name that is taken, or an unknown role,
+    backend or op.
     """
     if role not in get_args(Role):
         raise ValueError(f"role: expected one of {', '.join(get_args(Role))}, got {role!r}")
@@ -229,7 +229,7 @@ def ops() -> dict[str, OpSpec]:
 
 
 def kernels(op: str) -> dict[str, Kernel]:
-    """Every kernel of `op` by name: naive, library, then the ladder by name.  Raises `ValueError` on an unknown op."""
+    """The kernels of `op` by name: naive, library, optimized, peer.  Raises `ValueError` on an unknown op."""
     get_op(op)
     load_all()
     roles = get_args(Role)
@@ -238,7 +238,7 @@ def kernels(op: str) -> dict[str, Kernel]:
 
 
 def get_kernel(op: str, name: str) -> Kernel:
-    """One kernel.  Raises `ValueError` naming those there are."""
+    """One kernel.  Raises `ValueError` that lists the known kernels."""
     known = kernels(op)
     if name not in known:
         raise ValueError(f"kernel: {op} has {', '.join(known)}, got {name!r}")
@@ -246,7 +246,7 @@ def get_kernel(op: str, name: str) -> Kernel:
 
 
 def registered(op: str, name: str) -> Kernel:
-    """A kernel whose own module is imported, when the others may not be; for a launcher that asks about itself."""
+    """A kernel of a module that is imported already; imports no other module.  For a launcher that looks up itself."""
     return _kernels[op][name]
 
 
@@ -266,23 +266,23 @@ def load_all() -> None:
 
 
 def load_file(path: Path) -> list[Kernel]:
-    """Imports a file that registers kernels (and ops, with `add_op`), and returns what it added.
+    """Imports a file that registers kernels (and ops, with `add_op`), and returns the new kernels.
 
-    Raises `ValueError` where there is no such Python file or it registers no kernel.
+    Raises `ValueError` if there is no such Python file or it registers no kernel.
     """
     path = Path(path)
     if path.suffix != ".py" or not path.is_file():
         raise ValueError(f"kernel: expected a Python file, got {str(path)!r}")
     load_all()
     before = {kernel.id for named in _kernels.values() for kernel in named.values()}
-    # A module name that no import can reach, and one per file, so that two users' `mine.py` do not collide.
+    # One module name per file, so two users' `mine.py` do not collide; no import statement can spell it.
     name = f"rooflab_file_{abs(hash(path.resolve()))}"
-    found_spec = importlib.util.spec_from_file_location(name, path)
-    assert found_spec is not None and found_spec.loader is not None, "a .py file always has a loader"
-    module = importlib.util.module_from_spec(found_spec)
+    module_spec = importlib.util.spec_from_file_location(name, path)
+    assert module_spec is not None and module_spec.loader is not None, "a .py file always has a loader"
+    module = importlib.util.module_from_spec(module_spec)
     sys.modules[name] = module  # Triton reads a kernel's source through its module
     try:
-        found_spec.loader.exec_module(module)
+        module_spec.loader.exec_module(module)
     except (SyntaxError, ImportError, NameError, AttributeError, TypeError) as error:
         raise ValueError(f"kernel: {path.name} cannot be imported: {type(error).__name__}: {error}") from error
     added = [kernel for named in _kernels.values() for kernel in named.values() if kernel.id not in before]

@@ -1,4 +1,4 @@
-"""What a tunable kernel says of its configs: the type, those worth trying, which can run, which to take untuned.
+"""What a tunable kernel declares: the type of its configs, configs worth a try, legal configs, and the default.
 
 A config is data: a flat frozen dataclass of JSON scalars.
 """
@@ -14,25 +14,25 @@ from typing import Any, ClassVar
 from rooflab.reference.spec import Case, Scheme, get_scheme
 
 BF16 = get_scheme("bf16")
-"""What a GPU computes in unless told otherwise: the scheme that a config is asked for by default."""
+"""The default scheme of a GPU."""
 SHARED_BYTES_PER_CTA = 227 * 1024
 """Most shared memory of a CTA on compute capability 9.0 (CUDA C++ Programming Guide, technical specifications)."""
 REGISTERS_PER_THREAD = 255
-"""The most that an instruction can name; beyond it the compiler spills to memory."""
+"""The most that an instruction can address; the compiler spills more to memory."""
 REGISTERS_PER_SM = 65536
 LAUNCH_OPTIONS = ("num_warps", "num_stages")
-"""Fields of a config that Triton takes as options of the launch, by these names."""
+"""Fields of a config that are Triton's launch options under these names."""
 
 
 class LaunchConfig:
-    """A config that knows its launch arguments.  Configs of Triton and Gluon kernels derive from it."""
+    """A config that makes its launch arguments; base class for Triton and Gluon kernels."""
 
     host_only: ClassVar[tuple[str, ...]] = ()
     """Fields that the device code does not take."""
 
     @cached_property
     def launch_arguments(self) -> Mapping[str, Any]:
-        """The fields as keyword arguments of a launch: `block_m` as the constexpr `BLOCK_M`, `num_warps` as it is."""
+        """The fields as keyword arguments of a launch: `block_m` as constexpr `BLOCK_M`, `num_warps` unchanged."""
         names = (field.name for field in dataclasses.fields(self))  # type: ignore[arg-type]  # of a derived dataclass
         return {
             name if name in LAUNCH_OPTIONS else name.upper(): getattr(self, name)
@@ -43,16 +43,16 @@ class LaunchConfig:
 
 @dataclass(frozen=True)
 class Footprint:
-    """What one CTA of a launch needs at least, and how many there are: arithmetic over a config, nothing compiled."""
+    """What one CTA needs at least, and the number of CTAs; computed from a config without compilation."""
 
     threads: int
     registers: int
-    """A thread's, at least: accumulators and operands that live at once."""
+    """Per thread, at least: accumulators and operands that live at the same time."""
     shared_bytes: int
-    """Tiles that are staged at once."""
+    """Tiles that are in shared memory at the same time."""
     ctas: int
     tensor_flops: float = 0.0
-    """A CTA's, its padding included; 0 where the footprint does not know them."""
+    """Per CTA, with padding; 0 if the footprint does not give them."""
 
     @property
     def fits(self) -> bool:
@@ -70,15 +70,15 @@ class Tuning:
     """What tunes a kernel.  Each function takes a scheme last, bf16 by default."""
 
     config_type: type
-    """The flat frozen dataclass that the kernel's `config` is."""
+    """The flat frozen dataclass of the kernel's `config`."""
     configs: Callable[..., tuple[Any, ...]]
-    """`configs(case, scheme=BF16)`: those worth trying, the illegal included."""
+    """`configs(case, scheme=BF16)`: configs worth a try; some may be illegal."""
     heuristic: Callable[..., Any]
-    """`heuristic(case, scheme=BF16)`: the config where nothing was tuned."""
+    """`heuristic(case, scheme=BF16)`: the config without tuning."""
     footprint: Callable[..., Footprint] | None = None
-    """`footprint(config, case, scheme=BF16)`: what a launch needs, where arithmetic gives it."""
+    """`footprint(config, case, scheme=BF16)`: what a launch needs, if arithmetic can tell."""
     is_legal: Callable[..., bool] = None  # type: ignore[assignment]  # `__post_init__` fills it in
-    """`is_legal(config, case, scheme=BF16)`: the one statement of what can run; by default what fits by `footprint`."""
+    """`is_legal(config, case, scheme=BF16)`: whether a config can run; by default whether its `footprint` fits."""
 
     def __post_init__(self) -> None:
         if self.is_legal is None:
@@ -88,7 +88,7 @@ class Tuning:
 
 
 def legal_by(footprint: Callable[..., Footprint]) -> Callable[..., bool]:
-    """An `is_legal` for a kernel whose only limits are those of a CTA."""
+    """`is_legal` for a kernel that only the limits of a CTA restrict."""
 
     def is_legal(config: Any, case: Case, scheme: Scheme = BF16) -> bool:
         return footprint(config, case, scheme).fits

@@ -2,6 +2,6 @@
 
 naive       one Triton program per token; each thread moves one element at a time
 library     torch.nn.functional.embedding
-vectorized  over naive: 16 bytes a thread at a time and four rows in flight in a program, because a gather is bound by
-            the bytes that are under way
+vectorized  over naive: 16 bytes per thread at a time and four rows in flight per program, because the bytes in flight
+            limit a gather
 """

@@ -1,4 +1,4 @@
-"""What every embedding launcher asks of its operands, and what they all move."""
+"""Checks of the operands of all embedding kernels, and their traffic."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def check_operands(token_ids: torch.Tensor, weight: torch.Tensor) -> tuple[int, 
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Each distinct row once, a repeated one coming from L2, and each token's row out."""
+    """Each distinct row is read once (L2 serves repeats), and each token's row is written."""
     token_ids, weight = inputs.token_ids, inputs.weight
     row_bytes = weight.shape[1] * weight.element_size()
     return Traffic(

@@ -1,4 +1,4 @@
-"""One Triton program per token, whose threads walk the row one element each at a time."""
+"""One Triton program per token; each thread moves one element at a time."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from rooflab.kernels.embedding._operands import check_operands, traffic
 from rooflab.kernels.registry import register
 
 NUM_WARPS = 4
-# One element a thread: loads of 2 or 4 bytes, never the 16 that a thread could take.
+# One element per thread: loads of 2 or 4 bytes instead of the 16 that a thread could load.
 BLOCK_H = 32 * NUM_WARPS
 
 
 @triton.jit
 def _embedding(token_ids_ptr, weight_ptr, out_ptr, V, H, stride_weight, stride_out, BLOCK_H: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
-    # int64, as the ids are: a row of the table times its stride passes 2**31 from V H = 2**31 on.
+    # token_id is int64, because token_id * stride passes 2**31 from V * H = 2**31 on.
     token_id = tl.load(token_ids_ptr + token)
     known = (token_id >= 0) & (token_id < V)
     for start in range(0, H, BLOCK_H):
@@ -31,8 +31,8 @@ def _embedding(token_ids_ptr, weight_ptr, out_ptr, V, H, stride_weight, stride_o
 def embedding(token_ids: torch.Tensor, weight: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
     """weight[token_ids], a row per program.
 
-    token_ids: (T,) int64 contiguous; weight: (V, H); returns (T, H); an id outside the table gives a row of zeros,
-    because a kernel cannot raise. Raises `ValueError` on shapes or dtypes that do not fit.
+    token_ids: (T,) int64 contiguous; weight: (V, H); returns (T, H).  An id outside the table gives a row of zeros,
+    because a kernel cannot raise.  Raises `ValueError` on wrong shapes or dtypes.
     """
     T, V, H = check_operands(token_ids, weight)
     out = output(out, (T, H), weight)

@@ -1,4 +1,4 @@
-"""Over naive: 16 bytes a thread at a time, and several rows in flight in one program."""
+"""Over naive: 16 bytes per thread at a time, and several rows in flight per program."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _embedding(
 ):
     tokens = tl.program_id(0).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
     columns = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
-    # int64, as the ids are: a row of the table times its stride passes 2**31 from V H = 2**31 on.
+    # token_ids are int64, because token_id * stride passes 2**31 from V * H = 2**31 on.
     token_ids = tl.load(token_ids_ptr + tokens, mask=tokens < T, other=-1)
     known = (token_ids >= 0) & (token_ids < V)
     inside = (columns < H)[None, :]
@@ -36,8 +36,8 @@ def _embedding(
 def embedding(token_ids: torch.Tensor, weight: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
     """weight[token_ids], a tile of rows and columns per program.
 
-    token_ids: (T,) int64 contiguous; weight: (V, H); returns (T, H); an id outside the table gives a row of zeros,
-    because a kernel cannot raise. Raises `ValueError` on shapes or dtypes that do not fit.
+    token_ids: (T,) int64 contiguous; weight: (V, H); returns (T, H).  An id outside the table gives a row of zeros,
+    because a kernel cannot raise.  Raises `ValueError` on wrong shapes or dtypes.
     """
     T, V, H = check_operands(token_ids, weight)
     out = output(out, (T, H), weight)

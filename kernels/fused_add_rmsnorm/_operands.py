@@ -1,4 +1,4 @@
-"""What every fused_add_rmsnorm launcher asks of its operands."""
+"""Checks of the operands of all fused_add_rmsnorm kernels, and their outputs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rooflab.kernels._checks import check_dtype, check_float, check_last_dim_con
 
 
 def check_operands(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> tuple[int, int]:
-    """T and H.  Raises `ValueError` unless x, residual are (T, H) with contiguous rows, weight (H,), of one dtype."""
+    """T and H.  Raises `ValueError` unless x and residual are (T, H), weight (H,), one dtype, rows contiguous."""
     check_shape("x", x, None, None)
     check_float("x", x)
     check_last_dim_contiguous("x", x)
@@ -25,6 +25,6 @@ def check_operands(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor
 def outputs(
     out: tuple[torch.Tensor, torch.Tensor] | None, shape: tuple[int, int], like: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The normed rows and the new residual, given or new.  Raises `ValueError` where `out` does not fit."""
+    """The normed rows and the new residual, from `out` or new.  Raises `ValueError` where `out` does not fit."""
     normed, new_residual = out or (None, None)
     return output(normed, shape, like), output(new_residual, shape, like)

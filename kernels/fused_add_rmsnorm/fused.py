@@ -1,4 +1,4 @@
-"""Over naive: one pass; the sum is rounded, written, and normed from registers."""
+"""Over naive: one pass that rounds the sum, writes it, and norms it in registers."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from rooflab.kernels.tuning import BF16, Footprint, Tuning
 from rooflab.reference.spec import Case, Scheme, nbytes
 from rooflab.roofline.model import Traffic
 
-# 32 fp32 values in each of 512 threads; at twice that width ptxas spills in fp32.
+# 32 fp32 values per thread of 512; with twice as many ptxas spills in fp32.
 MAX_HIDDEN = 16384
 ADDRESS_REGISTERS = 16
-"""Pointers, masks and the scale, beside the row."""
+"""For pointers, masks and the scale, in addition to the row."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """Eight elements a thread, which is one 16-byte load in bf16, within 1 to 16 warps."""
+    """Eight elements per thread (one 16-byte load in bf16), within 1 to 16 warps."""
     return Config(min(max(int(triton.next_power_of_2(int(case["H"]))) // (8 * 32), 1), 16))
 
 
@@ -60,18 +60,18 @@ def _fused_add_rmsnorm(
     eps,
     BLOCK_H: tl.constexpr,
 ):
-    # int64: row * stride passes 2**31 from T H = 2**31 on.
+    # row is int64, because row * stride passes 2**31 from T * H = 2**31 on.
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK_H)
     inside = columns < H
     x = tl.load(x_ptr + row * stride_x + columns, mask=inside, other=0.0).to(tl.float32)
     residual = tl.load(residual_ptr + row * stride_residual + columns, mask=inside, other=0.0).to(tl.float32)
-    # Rounded before the norm, so that the norm and the stream that goes on see the same numbers.
+    # The sum is rounded before the norm, so the norm and the next layer see the same numbers.
     rounded = (x + residual).to(new_residual_ptr.dtype.element_ty)
     tl.store(new_residual_ptr + row * stride_new_residual + columns, rounded, mask=inside)
     total = rounded.to(tl.float32)
     weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
-    # The masked lanes are 0, so the sum is the row's own; it is divided by H, never by BLOCK_H.
+    # The masked lanes are 0, so they do not change the sum, and the divisor is H, not BLOCK_H.
     scale = tl.rsqrt(tl.sum(total * total, axis=0) / H + eps)
     out = total * scale * weight
     tl.store(out_ptr + row * stride_out + columns, out.to(out_ptr.dtype.element_ty), mask=inside)
@@ -84,7 +84,7 @@ def why_not_taken(x: torch.Tensor) -> str | None:
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Two arrays in and two out; the weight comes from L2 after the first row."""
+    """Two arrays are read and two written; the weight comes from L2 after the first row."""
     x = inputs.x
     return Traffic(read_bytes=nbytes(x, inputs.residual, inputs.weight), write_bytes=2 * nbytes(x))
 
@@ -103,10 +103,9 @@ def fused_add_rmsnorm(
     *,
     config: Config | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(rmsnorm(x + residual), x + residual), a row per program; the norm in fp32 with one rounding.
+    """(rmsnorm(x + residual), x + residual), one row per program; the norm in fp32, rounded once.
 
-    x, residual: (T, H), H at most 16384; weight: (H,); returns two (T, H). Raises `ValueError` on shapes or dtypes
-    that do not fit.
+    x, residual: (T, H), H <= 16384; weight: (H,); returns two (T, H).  Raises `ValueError` on wrong shapes or dtypes.
     """
     T, H = check_operands(x, residual, weight)
     reason = why_not_taken(x)

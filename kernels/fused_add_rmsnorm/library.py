@@ -1,4 +1,4 @@
-"""The two torch calls that a user would otherwise make: add, then rms_norm."""
+"""The two torch calls that a user would make without this op: add, then rms_norm."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rooflab.roofline.model import Traffic
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """The sum is written by the add and read back by the norm."""
+    """The add writes the sum and the norm reads it back."""
     size = nbytes(inputs.x)
     return steps((2 * size, size), (size + nbytes(inputs.weight), size))
 
@@ -21,9 +21,9 @@ def traffic(inputs: Arguments) -> Traffic:
 def fused_add_rmsnorm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(rmsnorm(x + residual), x + residual) with `torch.add` and `rms_norm`, of which the latter takes no `out`.
+    """(rmsnorm(x + residual), x + residual) with `torch.add` and `rms_norm`; rms_norm takes no `out`.
 
-    x, residual: (T, H); weight: (H,); returns two (T, H). Raises `ValueError` on shapes or dtypes that do not fit.
+    x, residual: (T, H); weight: (H,); returns two (T, H).  Raises `ValueError` on wrong shapes or dtypes.
     """
     check_operands(x, residual, weight)
     new_residual = torch.add(x, residual)

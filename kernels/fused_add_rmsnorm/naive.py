@@ -1,4 +1,4 @@
-"""The residual add and the norm as a model's source code spells them: one torch call per step, the norm in fp32."""
+"""The residual add and the norm as a model's source code writes them: one torch call per step, the norm in fp32."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rooflab.roofline.model import Traffic
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Every step reads its operands from HBM and writes its result there, in fp32 after the add."""
+    """Every step reads its operands from HBM and writes its result to HBM, in fp32 after the add."""
     x = inputs.x
     T, H = x.shape
     full, rows, hidden = 4 * T * H, 4 * T, 4 * H
@@ -39,7 +39,7 @@ def fused_add_rmsnorm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(rmsnorm(x + residual), x + residual), step by step.
 
-    x, residual: (T, H); weight: (H,); returns two (T, H). Raises `ValueError` on shapes or dtypes that do not fit.
+    x, residual: (T, H); weight: (H,); returns two (T, H).  Raises `ValueError` on wrong shapes or dtypes.
     """
     shape = check_operands(x, residual, weight)
     normed, new_residual = outputs(out, shape, x)

@@ -1,7 +1,7 @@
 """rmsnorm: y = x / sqrt(mean(x^2) + eps) * weight.
 
-naive    torch steps in fp32: six to eight launches, each through HBM
-library  torch.nn.functional.rms_norm: one kernel on CUDA, a composition on the CPU
-fused    over naive: one Triton program per row, which stays in registers between its sum of squares and its scaling, so
-         that x is read once; rows of at most 16384
+naive    torch steps in fp32: six to eight launches, each reads and writes HBM
+library  torch.nn.functional.rms_norm: one kernel on CUDA, several on the CPU
+fused    over naive: one Triton program per row keeps it in registers between its sum of squares and its scaling, so x
+         is read once; H <= 16384
 """

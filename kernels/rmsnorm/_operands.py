@@ -1,4 +1,4 @@
-"""What every rmsnorm launcher asks of its operands."""
+"""Checks of the operands of all rmsnorm kernels."""
 
 from __future__ import annotations
 
