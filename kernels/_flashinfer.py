@@ -160,6 +160,7 @@ def seeing_apart(bounds: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     With more queries than keys, FlashInfer's kernels for Ampere reject a single sequence, and they do not mask a tile
     of a batch that begins with a query that sees no key.  The first sequence of each pair has no keys.
     """
+    counts = bounds.diff()
     hidden = (counts - lengths).clamp(min=0)
     parts = torch.stack((hidden, counts - hidden), dim=1).flatten()
     return torch.nn.functional.pad(parts.cumsum(0), (1, 0)).int()

@@ -1,9 +1,9 @@
-"""kv_cache_write: new keys and values go to their slots of the paged cache.
+"""kv_cache_write: writes new keys and values to their slots of the paged cache.
 
 naive       a mask of the tokens that have a slot, then index assignment to each cache; on CUDA the mask waits for the
             device
 library     torch has no call for it
-index_copy  over naive, on the CPU: no mask and no selection where every token has a slot, which is every decode step
-fused       over naive: k and v in one Triton launch, which skips tokens itself, so that nothing is compacted and the
-            host never waits
+index_copy  over naive, on the CPU: no mask and no selection if every token has a slot, as in each decode step
+fused       over naive: k and v in one Triton launch that skips tokens without a slot itself, so no step compacts the
+            tokens and the host never waits
 """

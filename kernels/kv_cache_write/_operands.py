@@ -1,4 +1,4 @@
-"""What every kv_cache_write launcher asks of its operands."""
+"""Checks of the operands of all kv_cache_write kernels."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ def check_operands(
     """T, H_kv and D.
 
     Raises `ValueError` unless k and v are (T, H_kv, D), the caches contiguous (num_blocks, block_size, H_kv, D), all of
-    one float dtype, and slot_mapping (T,) int64, all on one device. k and v may be strided views of a packed
-    projection.
+    one float dtype, slot_mapping (T,) int64, all on one device.  k and v may be strided views of a packed projection.
     """
     check_shape("k", k, None, None, None)
     T, H_kv, D = k.shape

@@ -1,4 +1,4 @@
-"""Over naive: k and v of a token go to their slot in one launch, the skipping done in the kernel."""
+"""Over naive: one launch writes k and v of each token to its slot; the kernel skips tokens without a slot."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rooflab.reference.spec import Case, Scheme, nbytes
 from rooflab.roofline.model import Traffic
 
 ADDRESS_REGISTERS = 24
-"""Pointers and masks, beside the values."""
+"""For pointers and masks, in addition to the values."""
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,12 @@ class Config:
     """One way to launch the kernel."""
 
     tile: int
-    """Values of k, and as many of v, in a program."""
+    """Values of k per program, and as many of v."""
     num_warps: int
 
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Tiles of 2 to 32 values a thread."""
+    """Tiles of 2 to 32 values per thread."""
     return tuple(
         Config(tile, num_warps)
         for tile, num_warps in itertools.product((256, 512, 1024, 2048, 4096), (1, 2, 4, 8))
@@ -39,7 +39,7 @@ def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
 
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """A tile of k and one of v in registers, as they are stored."""
+    """A tile of k and one of v in registers, in the dtype of the cache."""
     threads = 32 * config.num_warps
     block_d, block_heads = _blocks(config, int(case["H_kv"]), int(case["D"]))
     registers = triton.cdiv(2 * block_d * block_heads * scheme.activation.itemsize, 4 * threads)
@@ -48,38 +48,26 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """Eight values of each for each of 128 threads."""
+    """Eight values of k and eight of v for each of 128 threads."""
     return Config(tile=1024, num_warps=4)
 
 
 def _blocks(config: Config, H_kv: int, D: int) -> tuple[int, int]:
-    """A program's tile: a head, and how many heads."""
+    """The tile of a program: a head, and the number of heads."""
     block_d = int(triton.next_power_of_2(D))
     return block_d, min(int(triton.next_power_of_2(H_kv)), max(config.tile // block_d, 1))
 
 
 @triton.jit
 def _kv_cache_write(
-    k_ptr,
-    v_ptr,
-    k_cache_ptr,
-    v_cache_ptr,
-    slot_mapping_ptr,
-    num_slots,
-    num_kv_heads,
-    stride_kt,
-    stride_kh,
-    stride_vt,
-    stride_vh,
-    D: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_HEADS: tl.constexpr,
-):
-    # int64, as the slots are: slot * H_kv * D passes 2**31 in a cache of 4 GiB in bf16, head * stride in a long prefill
-    # whose heads lie apart.
+    k_ptr, v_ptr, k_cache_ptr, v_cache_ptr, slot_mapping_ptr, num_slots, num_kv_heads,
+    stride_kt, stride_kh, stride_vt, stride_vh, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_HEADS: tl.constexpr,
+):  # fmt: skip
+    # Offsets are int64: slot * H_kv * D passes 2**31 in a bf16 cache of 4 GiB, and head * stride in a long prefill
+    # whose heads are far apart.
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slot_mapping_ptr + token)
-    # A slot past the cache is skipped too: the kernel never writes outside the cache.
+    # A slot past the cache is skipped too, so the kernel never writes outside the cache.
     if (slot >= 0) & (slot < num_slots):
         heads = (tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)[:, None]).to(tl.int64)
         columns = tl.arange(0, BLOCK_D)[None, :]
@@ -92,7 +80,7 @@ def _kv_cache_write(
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Every slot, and the rows of the tokens that have one."""
+    """All slots are read; the rows of tokens with a slot are read and written."""
     k, slot_mapping = inputs.k, inputs.slot_mapping
     written = int((slot_mapping >= 0).sum())
     moved = written * k.shape[1] * k.shape[2] * (k.element_size() + inputs.v.element_size())
@@ -112,10 +100,10 @@ def kv_cache_write(
     *,
     config: Config | None = None,
 ) -> None:
-    """Writes k[t] and v[t] to slot_mapping[t] of the caches; a slot that is negative or past the cache is skipped.
+    """Writes k[t] and v[t] to slot_mapping[t] of the caches; skips a slot that is negative or past the cache.
 
     k, v: (T, H_kv, D); k_cache, v_cache: (num_blocks, block_size, H_kv, D), changed; slot_mapping: (T,) int64
-    contiguous. Raises `ValueError` on shapes or dtypes that do not fit.
+    contiguous.  Raises `ValueError` on wrong shapes or dtypes.
     """
     T, H_kv, D = check_operands(k, v, k_cache, v_cache, slot_mapping)
     if k.numel():

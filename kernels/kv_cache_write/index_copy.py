@@ -1,6 +1,6 @@
-"""Over naive: no mask, no selection: where every token has a slot, one `index_copy_` per cache.
+"""Over naive: without mask and selection; if every token has a slot, one `index_copy_` per cache.
 
-For the CPU, where a decode step's time is in the calls, and where looking at the slots costs no synchronisation.
+For the CPU, where the calls take the time of a decode step, and where reading the slots needs no synchronization.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rooflab.roofline.model import Traffic
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """The least slot, then one scatter per cache; a batch with skipped tokens is compacted first."""
+    """The minimum of the slots, then one scatter per cache; a batch with skipped tokens is compacted first."""
     k, slot_mapping = inputs.k, inputs.slot_mapping
     T, row_bytes = len(slot_mapping), k.shape[1] * k.shape[2] * k.element_size()
     kept = int((slot_mapping >= 0).sum())
@@ -28,13 +28,13 @@ def traffic(inputs: Arguments) -> Traffic:
 def kv_cache_write(
     k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slot_mapping: torch.Tensor
 ) -> None:
-    """Writes k[t] and v[t] to slot_mapping[t] of the caches; a negative slot is skipped.
+    """Writes k[t] and v[t] to slot_mapping[t] of the caches; skips a negative slot.
 
-    k, v: (T, H_kv, D); k_cache, v_cache: (num_blocks, block_size, H_kv, D), changed; slot_mapping: (T,) int64. Raises
-    `ValueError` on shapes or dtypes that do not fit; a slot past the cache is torch's `IndexError`.
+    k, v: (T, H_kv, D); k_cache, v_cache: (num_blocks, block_size, H_kv, D), changed; slot_mapping: (T,) int64.  Raises
+    `ValueError` on wrong shapes or dtypes, and torch's `IndexError` on a slot past the cache.
     """
     T, _, _ = check_operands(k, v, k_cache, v_cache, slot_mapping)
-    # 1 us for the least slot, against 2 us for (slot_mapping >= 0).all().
+    # min() takes 1 us, (slot_mapping >= 0).all() takes 2 us.
     if T and int(slot_mapping.min()) < 0:
         kept = (slot_mapping >= 0).nonzero().flatten()
         k, v, slot_mapping = k.index_select(0, kept), v.index_select(0, kept), slot_mapping.index_select(0, kept)

@@ -11,7 +11,7 @@ from rooflab.roofline.model import Traffic
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """The mask, then three selections by it (each compacted to indices first), then two scatters."""
+    """The mask, then three selections by it (each first compacts the mask to indices), then two scatters."""
     k, slot_mapping = inputs.k, inputs.slot_mapping
     T, row_bytes = len(slot_mapping), k.shape[1] * k.shape[2] * k.element_size()
     kept = int((slot_mapping >= 0).sum())
@@ -34,10 +34,10 @@ def traffic(inputs: Arguments) -> Traffic:
 def kv_cache_write(
     k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slot_mapping: torch.Tensor
 ) -> None:
-    """Writes k[t] and v[t] to slot_mapping[t] of the caches; a negative slot is skipped.
+    """Writes k[t] and v[t] to slot_mapping[t] of the caches; skips a negative slot.
 
-    k, v: (T, H_kv, D); k_cache, v_cache: (num_blocks, block_size, H_kv, D), changed; slot_mapping: (T,) int64. Raises
-    `ValueError` on shapes or dtypes that do not fit; a slot past the cache is torch's own error.
+    k, v: (T, H_kv, D); k_cache, v_cache: (num_blocks, block_size, H_kv, D), changed; slot_mapping: (T,) int64.  Raises
+    `ValueError` on wrong shapes or dtypes, and torch's error on a slot past the cache.
     """
     check_operands(k, v, k_cache, v_cache, slot_mapping)
     keep = slot_mapping >= 0

@@ -1,7 +1,7 @@
-"""Attention over all keys, from attention over parts of them.
+"""merge_attention_states: attention over all keys from the attention over parts of the keys.
 
 naive       torch steps: a softmax over the parts' log-sum-exps, and their weighted sum
 library     torch has no call for it
-fused       over naive: one Triton launch, one pass over the parts with a running maximum, so that every output is
-            read once and nothing but the result is written; four parts' outputs are under way at once
+fused       over naive: one Triton launch makes one pass over the parts with a running maximum: it reads each output
+            once and writes only the result; it loads the outputs of four parts at once
 """

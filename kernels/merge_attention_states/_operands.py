@@ -1,4 +1,4 @@
-"""Guards that every merge_attention_states launcher shares."""
+"""Check of the operands of all merge_attention_states kernels."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from rooflab.kernels._checks import check_dtype, check_float, check_last_dim_con
 
 
 def check_operands(outs: torch.Tensor, lses: torch.Tensor) -> None:
-    """Raises `ValueError` on tensors that are not outs (P, T, H, D) and lses (P, T, H) fp32, P at least 1, on one
-    device."""
+    """Raises `ValueError` unless outs is (P, T, H, D), lses (P, T, H) fp32, P >= 1, both on one device."""
     check_float("outs", outs)
     check_shape("outs", outs, None, None, None, None)
     check_last_dim_contiguous("outs", outs)

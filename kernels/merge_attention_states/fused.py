@@ -1,5 +1,4 @@
-"""All parts in one pass, with a running maximum of their log-sum-exps (Milakov and Gimelshein, "Online normalizer
-calculation for softmax", 2018)."""
+"""Over naive: all parts in one pass, with a running maximum of their log-sum-exps (Milakov and Gimelshein, 2018)."""
 
 from __future__ import annotations
 
@@ -15,39 +14,19 @@ from rooflab.roofline.model import Traffic
 
 WARPS = 4
 LOAD_BYTES = 16
-"""What a lane loads at once: a program has as many rows (tokens and heads) as its lanes so load in one go."""
+"""Bytes that a lane loads at once; the lanes of a program load its rows (tokens and heads) in one such load each."""
 PARTS_AT_ONCE = 4
-"""Parts that a step loads: one by one, each would wait for its log-sum-exp, and the next one for both."""
+"""Parts that a step loads together; one by one, each load would wait for the one before."""
 
 
-# What changes from batch to batch: specialised, a new remainder by 16 would compile anew.
+# These arguments change with the batch; if Triton specialized them, a new remainder modulo 16 would compile again.
 @triton.jit(do_not_specialize=["parts", "T", "lses_stride_p"])
 def fused_kernel(
-    outs_ptr,
-    lses_ptr,
-    out_ptr,
-    lse_ptr,
-    parts,
-    T,
-    H,
-    D,
-    outs_stride_p,
-    outs_stride_t,
-    outs_stride_h,
-    lses_stride_p,
-    lses_stride_t,
-    lses_stride_h,
-    out_stride_t,
-    out_stride_h,
-    lse_stride_t,
-    lse_stride_h,
-    TO_LOG2: tl.constexpr,
-    TO_LN: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    ROWS: tl.constexpr,
-    AT_ONCE: tl.constexpr,
-):
-    # int64: parts times rows pass 2**31 elements.
+    outs_ptr, lses_ptr, out_ptr, lse_ptr, parts, T, H, D, outs_stride_p, outs_stride_t, outs_stride_h,
+    lses_stride_p, lses_stride_t, lses_stride_h, out_stride_t, out_stride_h, lse_stride_t, lse_stride_h,
+    TO_LOG2: tl.constexpr, TO_LN: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, AT_ONCE: tl.constexpr,
+):  # fmt: skip
+    # row is int64, because parts * rows * D passes 2**31 elements.
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     real = row < T * H
     t = row // H
@@ -65,7 +44,7 @@ def fused_kernel(
         own = real[:, None] & (part < parts)[None, :]
         lse = tl.load(lses[:, None] + place[None, :] * lses_stride_p, mask=own, other=float("-inf"))
         seen = lse > float("-inf")
-        # Not read where the part saw no key: it may hold anything there, and 0 * NaN is NaN.
+        # No load where the part saw no key: its output is undefined there, and 0 * NaN is NaN.
         places = outs[:, None, :] + (place * outs_stride_p)[None, :, None]
         value = tl.load(places, mask=mask[:, None, :] & seen[:, :, None], other=0.0).to(tl.float32)
         new_peak = tl.maximum(peak, tl.max(lse, 1))
@@ -83,7 +62,7 @@ def fused_kernel(
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Every part once, and the result."""
+    """Every part is read once, and the result written."""
     outs, lses = inputs.outs, inputs.lses
     return Traffic(nbytes(outs, lses), nbytes(outs, lses) // outs.shape[0])
 
@@ -92,7 +71,7 @@ def traffic(inputs: Arguments) -> Traffic:
 def merge_attention_states(outs: torch.Tensor, lses: torch.Tensor, out: Returned | None = None) -> Returned:
     """The merged output and log-sum-exp.  outs: (P, T, H, D); lses: (P, T, H) fp32; returns (T, H, D), (T, H) fp32.
 
-    Raises `ValueError` on shapes or dtypes that do not fit.
+    Raises `ValueError` on wrong shapes or dtypes.
     """
     check_operands(outs, lses)
     merged, lse = outputs(out, tuple(outs.shape[1:]), outs, return_lse=True)
@@ -102,10 +81,10 @@ def merge_attention_states(outs: torch.Tensor, lses: torch.Tensor, out: Returned
 
 
 def merge(outs: torch.Tensor, lses: torch.Tensor, merged: torch.Tensor, lse: torch.Tensor) -> None:
-    """Merges parts, (P, T, H, D) with (P, T, H) fp32, into tensors that fit; `merged` of any float dtype."""
+    """Merges parts (P, T, H, D) and (P, T, H) fp32 into tensors of the right shape; `merged`: any float dtype."""
     parts, T, H, D = outs.shape
     if merged.numel() == 0:
-        lse.copy_(torch.logsumexp(lses, dim=0))  # of heads without values, too
+        lse.copy_(torch.logsumexp(lses, dim=0))  # for D = 0
         return
     block_d = int(triton.next_power_of_2(D))
     rows = max(32 * WARPS * LOAD_BYTES // outs.element_size() // block_d, 1)

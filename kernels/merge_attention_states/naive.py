@@ -13,11 +13,11 @@ from rooflab.roofline.model import Traffic
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Every step's operands from and to HBM, the weighted outputs in fp32."""
+    """Every step reads its operands from HBM and writes its result to HBM; the weighted outputs are fp32."""
     outs, lses = inputs.outs, inputs.lses
     parts, size = outs.numel(), outs.element_size()
     result = parts // outs.shape[0]
-    # In order: log-sum-exp, its mask, weights, cast, mask, product, sum, output.
+    # In this order: log-sum-exp, its mask, weights, cast, mask, product, sum, output.
     read = (3 * lses.numel()) * 4 + parts * size + 3 * 4 * parts + 4 * result
     write = (2 * lses.numel()) * 4 + 3 * 4 * parts + (4 + size) * result + 4 * lses[0].numel()
     return Traffic(read, write, launches=10)
@@ -27,13 +27,13 @@ def traffic(inputs: Arguments) -> Traffic:
 def merge_attention_states(outs: torch.Tensor, lses: torch.Tensor, out: Returned | None = None) -> Returned:
     """The merged output and log-sum-exp.  outs: (P, T, H, D); lses: (P, T, H) fp32; returns (T, H, D), (T, H) fp32.
 
-    Raises `ValueError` on shapes or dtypes that do not fit.
+    Raises `ValueError` on wrong shapes or dtypes.
     """
     check_operands(outs, lses)
     merged, lse = outputs(out, tuple(outs.shape[1:]), outs, return_lse=True)
     assert lse is not None
     total = torch.logsumexp(lses, dim=0)
-    # Where no part saw a key, -inf - -inf would be NaN; where one did not, its output may hold anything.
+    # If no part saw a key, -inf - -inf would be NaN; if one part saw none, its output is undefined.
     weights = torch.exp(lses - total.masked_fill(total == -math.inf, 0.0))
     kept = outs.float().masked_fill((lses == -math.inf)[..., None], 0.0)
     merged.copy_((weights[..., None] * kept).sum(0))

@@ -1,4 +1,4 @@
-"""Over naive: one pass, the row held in registers between its sum of squares and its scaling."""
+"""Over naive: one pass that keeps the row in registers between its sum of squares and its scaling."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from rooflab.kernels.tuning import BF16, Footprint, Tuning
 from rooflab.reference.spec import Case, Scheme, nbytes
 from rooflab.roofline.model import Traffic
 
-# 32 fp32 values in each of 512 threads; at twice that width ptxas spills in fp32.
+# 32 fp32 values per thread of 512; with twice as many ptxas spills in fp32.
 MAX_HIDDEN = 16384
 ADDRESS_REGISTERS = 16
-"""Pointers, masks and the scale, beside the row."""
+"""For pointers, masks and the scale, in addition to the row."""
 
 
 @dataclass(frozen=True)
@@ -42,19 +42,19 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """Eight elements a thread, which is one 16-byte load in bf16, within 1 to 16 warps."""
+    """Eight elements per thread (one 16-byte load in bf16), within 1 to 16 warps."""
     return Config(min(max(int(triton.next_power_of_2(int(case["H"]))) // (8 * 32), 1), 16))
 
 
 @triton.jit
 def _rmsnorm(x_ptr, weight_ptr, out_ptr, H, stride_x, stride_out, eps, BLOCK_H: tl.constexpr):
-    # int64: row * stride passes 2**31 from T H = 2**31 on.
+    # row is int64, because row * stride passes 2**31 from T * H = 2**31 on.
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK_H)
     inside = columns < H
     x = tl.load(x_ptr + row * stride_x + columns, mask=inside, other=0.0).to(tl.float32)
     weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
-    # The masked lanes are 0, so the sum is the row's own; it is divided by H, never by BLOCK_H.
+    # The masked lanes are 0, so they do not change the sum, and the divisor is H, not BLOCK_H.
     scale = tl.rsqrt(tl.sum(x * x, axis=0) / H + eps)
     out = x * scale * weight
     tl.store(out_ptr + row * stride_out + columns, out.to(out_ptr.dtype.element_ty), mask=inside)
@@ -67,7 +67,7 @@ def why_not_taken(x: torch.Tensor) -> str | None:
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """x in and the result out; the weight comes from L2 after the first row."""
+    """x is read and the result written; the weight comes from L2 after the first row."""
     x = inputs.x
     return Traffic(read_bytes=nbytes(x, inputs.weight), write_bytes=nbytes(x))
 
@@ -84,9 +84,9 @@ def rmsnorm(
     *,
     config: Config | None = None,
 ) -> torch.Tensor:
-    """x / rms(x) * weight, a row per program, in fp32 with one rounding.
+    """x / rms(x) * weight, one row per program, in fp32, rounded once.
 
-    x: (T, H), H at most 16384; weight: (H,); returns (T, H). Raises `ValueError` on shapes or dtypes that do not fit.
+    x: (T, H), H <= 16384; weight: (H,); returns (T, H).  Raises `ValueError` on wrong shapes or dtypes.
     """
     T, H = check_operands(x, weight)
     reason = why_not_taken(x)

@@ -1,4 +1,4 @@
-"""torch's own rms_norm."""
+"""torch's rms_norm."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rooflab.roofline.model import Traffic
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """x and weight in, the result out: fused on CUDA (on the CPU torch composes it)."""
+    """One fused kernel, as on CUDA; on the CPU torch runs several steps."""
     x = inputs.x
     return Traffic(read_bytes=nbytes(x, inputs.weight), write_bytes=nbytes(x))
 
@@ -20,7 +20,7 @@ def traffic(inputs: Arguments) -> Traffic:
 def rmsnorm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
     """x / rms(x) * weight with `torch.nn.functional.rms_norm`, which takes no `out`.
 
-    x: (T, H); weight: (H,); returns (T, H). Raises `ValueError` on shapes or dtypes that do not fit.
+    x: (T, H); weight: (H,); returns (T, H).  Raises `ValueError` on wrong shapes or dtypes.
     """
     check_operands(x, weight)
     return torch.nn.functional.rms_norm(x, weight.shape, weight, eps)

@@ -1,4 +1,4 @@
-"""RMSNorm as a model's source code spells it: one torch call per step, in fp32."""
+"""RMSNorm as a model's source code writes it: one torch call per step, in fp32."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rooflab.roofline.model import Traffic
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Every step reads its operands from HBM and writes its result there, in fp32."""
+    """Every step reads its operands from HBM and writes its result to HBM, in fp32."""
     x = inputs.x
     T, H = x.shape
     full, rows, hidden = 4 * T * H, 4 * T, 4 * H
@@ -33,7 +33,7 @@ def traffic(inputs: Arguments) -> Traffic:
 def rmsnorm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6, out: torch.Tensor | None = None) -> torch.Tensor:
     """x / rms(x) * weight, step by step.
 
-    x: (T, H); weight: (H,); returns (T, H). Raises `ValueError` on shapes or dtypes that do not fit.
+    x: (T, H); weight: (H,); returns (T, H).  Raises `ValueError` on wrong shapes or dtypes.
     """
     T, H = check_operands(x, weight)
     out = output(out, (T, H), x)

@@ -1,9 +1,9 @@
-"""rope: q and k turned by their positions' angles.
+"""rope: rotates q and k by the angles of their positions.
 
-naive    torch steps in fp32, q and then k: some twenty launches, each through HBM
+naive    torch steps in fp32, for q and then for k: some twenty launches, each reads and writes HBM
 library  torch has no call for it
-joined   over naive: q and k joined along the heads, so that each step is one call for both; for the CPU, where a decode
-         step pays for the calls, and no less traffic
-fused    over naive: q and k in one Triton launch, each value read once and written once; interleaved pairs are loaded
-         one value at a time, half-split ones as vectors
+joined   over naive: q and k joined along the heads, so each step is one call for both; the traffic is the same.  For
+         the CPU, where the calls take the time of a decode step
+fused    over naive: q and k in one Triton launch; each value is read once and written once; it loads interleaved pairs
+         one value at a time, half-split pairs as vectors
 """

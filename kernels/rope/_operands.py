@@ -1,4 +1,4 @@
-"""What every rope launcher asks of its operands."""
+"""Checks of the operands of all rope kernels, and their outputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def check_operands(
     """T, H, H_kv and D.
 
     Raises `ValueError` unless q is (T, H, D) and k (T, H_kv, D) of one float dtype with an even D, cos and sin
-    (max_position, D/2) fp32 and positions (T,) int64. q and k may be strided views of a packed projection.
+    (max_position, D/2) fp32 and positions (T,) int64.  q and k may be strided views of a packed projection.
     """
     check_shape("q", q, None, None, None)
     T, H, D = q.shape
@@ -39,6 +39,6 @@ def check_operands(
 def outputs(
     out: tuple[torch.Tensor, torch.Tensor] | None, q: torch.Tensor, k: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The rotated q and k, given or new.  Raises `ValueError` where `out` does not fit."""
+    """The rotated q and k, from `out` or new tensors.  Raises `ValueError` where `out` does not fit."""
     q_out, k_out = out or (None, None)
     return output(q_out, tuple(q.shape), q), output(k_out, tuple(k.shape), k)

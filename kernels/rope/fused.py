@@ -1,4 +1,4 @@
-"""Over naive: q and k rotated in one launch, read once and written once."""
+"""Over naive: one launch rotates q and k; each value is read once and written once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rooflab.reference.spec import Case, Scheme, nbytes
 from rooflab.roofline.model import Traffic
 
 ADDRESS_REGISTERS = 24
-"""Pointers and masks, beside the values and the angles."""
+"""For pointers and masks, in addition to the values and the angles."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Config:
 
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Tiles of 2 to 32 values a thread."""
+    """Tiles of 2 to 32 values per thread."""
     return tuple(
         Config(tile, num_warps)
         for tile, num_warps in itertools.product((256, 512, 1024, 2048, 4096), (1, 2, 4, 8))
@@ -52,7 +52,7 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
 
 
 def _blocks(config: Config, H: int, H_kv: int, D: int) -> tuple[int, int]:
-    """A program's tile: half of a head, and how many heads."""
+    """The tile of a program: half of a head, and the number of heads."""
     block_half = int(triton.next_power_of_2(D // 2))
     return block_half, min(int(triton.next_power_of_2(max(H, H_kv))), max(config.tile // block_half, 1))
 
@@ -80,32 +80,12 @@ def _rotate(
 
 @triton.jit
 def _rope(
-    q_ptr,
-    k_ptr,
-    cos_ptr,
-    sin_ptr,
-    positions_ptr,
-    q_out_ptr,
-    k_out_ptr,
-    num_heads,
-    num_kv_heads,
-    max_position,
-    stride_qt,
-    stride_qh,
-    stride_kt,
-    stride_kh,
-    stride_cos,
-    stride_sin,
-    stride_q_out_t,
-    stride_q_out_h,
-    stride_k_out_t,
-    stride_k_out_h,
-    HALF: tl.constexpr,
-    BLOCK_HALF: tl.constexpr,
-    BLOCK_HEADS: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
-):
-    # int64: token * stride passes 2**31 from T H D = 2**31 on.
+    q_ptr, k_ptr, cos_ptr, sin_ptr, positions_ptr, q_out_ptr, k_out_ptr, num_heads, num_kv_heads, max_position,
+    stride_qt, stride_qh, stride_kt, stride_kh, stride_cos, stride_sin,
+    stride_q_out_t, stride_q_out_h, stride_k_out_t, stride_k_out_h,
+    HALF: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_HEADS: tl.constexpr, INTERLEAVED: tl.constexpr,
+):  # fmt: skip
+    # token is int64, because token * stride passes 2**31 from T * H * D = 2**31 on.
     token = tl.program_id(0).to(tl.int64)
     position = tl.load(positions_ptr + token)
     pairs = tl.arange(0, BLOCK_HALF)
@@ -128,7 +108,7 @@ def _rope(
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """q and k in and out; a token's angles once per distinct position, the rest coming from L2."""
+    """q and k are read and written; the angles are read once per distinct position (L2 serves repeats)."""
     q, k, cos, positions = inputs.q, inputs.k, inputs.cos, inputs.positions
     tables = len(set(positions.tolist())) * cos.shape[1] * (cos.element_size() + inputs.sin.element_size())
     return Traffic(read_bytes=nbytes(q, k, positions) + tables, write_bytes=nbytes(q, k))
@@ -149,11 +129,11 @@ def rope(
     *,
     config: Config | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """q and k rotated by their positions' angles in fp32 with one rounding.
+    """q and k rotated by the angles of their positions in fp32, rounded once.
 
     q: (T, H, D); k: (T, H_kv, D); cos, sin: (max_position, D/2) fp32; positions: (T,) int64 contiguous; returns q, k.
-    A token whose position is outside the tables comes out as zeros, because a kernel cannot raise. Raises `ValueError`
-    on shapes or dtypes that do not fit.
+    A position outside the tables gives zeros, because a kernel cannot raise.  Raises `ValueError` on wrong shapes or
+    dtypes.
     """
     T, H, H_kv, D = check_operands(q, k, cos, sin, positions)
     q_out, k_out = outputs(out, q, k)

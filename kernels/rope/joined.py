@@ -1,6 +1,6 @@
-"""Over naive: q and k are joined along the heads, so that each step is one torch call for both.
+"""Over naive: joins q and k along the heads, so each step is one torch call for both.
 
-For the CPU, where a decode step's time is in the calls and not in the arithmetic.
+For the CPU, where the calls take the time of a decode step, not the arithmetic.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rooflab.roofline.model import Traffic
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Two gathers, the joining, two products, two fused multiply-adds, the putting together, and casts around them."""
+    """Two gathers, the join, two products, two fused multiply-adds, the join of the halves, and casts around them."""
     q, positions = inputs.q, inputs.positions
     angles = 4 * len(positions) * inputs.cos.shape[1]
     values = q.numel() + inputs.k.numel()
@@ -31,7 +31,7 @@ def traffic(inputs: Arguments) -> Traffic:
         multiply_add,
         product,
         multiply_add,
-        (full, full),  # the halves put together
+        (full, full),  # the join of the halves
     )
 
 
@@ -44,10 +44,10 @@ def rope(
     positions: torch.Tensor,
     interleaved: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """q and k rotated by their positions' angles in fp32, together; the results are views of one tensor.
+    """q and k rotated by the angles of their positions in fp32; the two results are views of one tensor.
 
-    q: (T, H, D); k: (T, H_kv, D); cos, sin: (max_position, D/2) fp32; positions: (T,) int64; returns q, k. Raises
-    `ValueError` on shapes or dtypes that do not fit; a position outside the tables is torch's own error.
+    q: (T, H, D); k: (T, H_kv, D); cos, sin: (max_position, D/2) fp32; positions: (T,) int64; returns q, k.  Raises
+    `ValueError` on wrong shapes or dtypes; a position outside the tables raises torch's error.
     """
     H = check_operands(q, k, cos, sin, positions)[1]
     c = cos[positions].unsqueeze(1)  # (T, 1, D/2)
@@ -58,6 +58,6 @@ def rope(
     else:
         x1, x2 = x.chunk(2, dim=-1)
     pair = (torch.addcmul(x1 * c, x2, s, value=-1), torch.addcmul(x2 * c, x1, s))
-    turned = torch.stack(pair, dim=-1).flatten(-2) if interleaved else torch.cat(pair, dim=-1)
-    turned = turned.to(q.dtype)
-    return turned[:, :H], turned[:, H:]
+    rotated = torch.stack(pair, dim=-1).flatten(-2) if interleaved else torch.cat(pair, dim=-1)
+    rotated = rotated.to(q.dtype)
+    return rotated[:, :H], rotated[:, H:]

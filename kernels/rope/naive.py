@@ -1,4 +1,4 @@
-"""Rotary embedding as a model's source code spells it: gather the angles, then rotate q and k, one call per step."""
+"""Rotary embedding as a model's source code writes it: gather the angles, then rotate q and k, one call per step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rooflab.roofline.model import Traffic
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Two gathers; then per tensor a cast, four products, a difference, a sum, and two strided copies into place."""
+    """Two gathers; then per tensor a cast, four products, a difference, a sum, and two strided copies."""
     positions = inputs.positions
     angles = 4 * len(positions) * inputs.cos.shape[1]
     moves: list[tuple[float, float]] = [(8 * len(positions) + angles, angles)] * 2
@@ -33,10 +33,10 @@ def rope(
     interleaved: bool = False,
     out: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """q and k rotated by their positions' angles in fp32, step by step.
+    """q and k rotated by the angles of their positions in fp32, step by step.
 
-    q: (T, H, D); k: (T, H_kv, D); cos, sin: (max_position, D/2) fp32; positions: (T,) int64; returns q, k. Raises
-    `ValueError` on shapes or dtypes that do not fit; a position outside the tables is torch's own error.
+    q: (T, H, D); k: (T, H_kv, D); cos, sin: (max_position, D/2) fp32; positions: (T,) int64; returns q, k.  Raises
+    `ValueError` on wrong shapes or dtypes; a position outside the tables raises torch's error.
     """
     D = check_operands(q, k, cos, sin, positions)[3]
     results = outputs(out, q, k)

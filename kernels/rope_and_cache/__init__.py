@@ -1,8 +1,8 @@
-"""New tokens' queries and keys are rotated, keys and values written to their slots of the paged cache.
+"""rope_and_cache: rotates new queries and keys, and writes keys and values to their slots of the paged cache.
 
 naive       torch steps: rotate q and k, divide by the scales of an fp8 cache, then an index assignment to each cache;
             on CUDA the mask of the tokens that have a slot waits for the device
 library     torch has no call for it
-fused       over naive: one Triton launch; the rotated k never goes through HBM on its way to the
-            cache, and interleaved pairs are loaded side by side and parted in registers
+fused       over naive: one Triton launch; the rotated k goes to the cache without a trip through HBM, and interleaved
+            pairs are loaded as vectors and separated in registers
 """

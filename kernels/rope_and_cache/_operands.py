@@ -1,4 +1,4 @@
-"""What every rope_and_cache launcher asks of its operands."""
+"""Checks of the operands of all rope_and_cache kernels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rooflab.kernels._checks import (
 
 
 class Sizes(NamedTuple):
-    """Of one call."""
+    """Sizes of one call; `rotary` is R, the number of rotated columns."""
 
     T: int
     H: int
@@ -43,9 +43,9 @@ def check_operands(
     """The sizes.
 
     Raises `ValueError` unless q and q_out are (T, H, D), k and v (T, H_kv, D) of one float dtype, cos and sin
-    (max_position, R/2) fp32 with R at most D, positions and slot_mapping (T,) int64, the caches contiguous (num_blocks,
-    block_size, H_kv, D) of the same dtype, or e4m3 where both scales, (H_kv,) fp32, are given, all on one device. q, k,
-    v and q_out may be strided views.
+    (max_position, R/2) fp32 with R <= D, positions and slot_mapping (T,) int64, the caches contiguous (num_blocks,
+    block_size, H_kv, D) of the same dtype (e4m3 if both scales, (H_kv,) fp32, are given), all on one device.  q, k, v
+    and q_out may be strided views.
     """
     check_shape("q", q, None, None, None)
     T, H, D = q.shape

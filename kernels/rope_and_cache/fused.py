@@ -1,5 +1,5 @@
-"""Over naive: one launch, in which a program rotates some heads of a token's q, or rotates those of its k and
-writes them and v to the token's slot."""
+"""Over naive: one launch; a program rotates some heads of a token's q, or rotates some of its k and writes them and v
+to the token's slot."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from rooflab.reference.spec import Case, Scheme, nbytes
 from rooflab.roofline.model import Traffic
 
 ADDRESS_REGISTERS = 28
-"""Pointers and masks, beside the values and the angles."""
+"""For pointers and masks, in addition to the values and the angles."""
 FEW_TOKENS = 64
-"""Below, the programs of a tile of 1024 would not fill the SMs twice."""
+"""With fewer tokens, programs with a tile of 1024 would not fill the SMs twice."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Config:
 
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Tiles of 2 to 16 values of each half a thread."""
+    """Tiles of 2 to 16 values of each half per thread."""
     return tuple(
         Config(tile, num_warps)
         for tile, num_warps in itertools.product((128, 256, 512, 1024, 2048), (1, 2, 4, 8))
@@ -42,7 +42,7 @@ def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
 
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Both halves of a program's heads, and the values that go with them, in fp32 registers."""
+    """Both halves of a program's heads, and one more half (cos and sin, or v), in fp32 registers."""
     threads = 32 * config.num_warps
     sizes = Sizes(*(int(case[key]) for key in ("T", "H", "H_kv", "D", "rotary")))
     half, heads = _blocks(config, sizes)
@@ -51,12 +51,12 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """Of few tokens as many programs as their heads allow; of many, 16 bytes of each half a thread."""
+    """For few tokens smaller tiles, so more programs; for many tokens 16 bytes of each half per thread."""
     return Config(tile=512 if int(case["T"]) < FEW_TOKENS else 1024, num_warps=4)
 
 
 def _blocks(config: Config, sizes: Sizes) -> tuple[int, int]:
-    """A program's tile: half of what is rotated of a head, at least half of a head, and how many heads."""
+    """The tile of a program: at least half of a head, and the number of heads."""
     half = int(triton.next_power_of_2(triton.cdiv(sizes.D, 2)))
     most = int(triton.next_power_of_2(max(sizes.H, sizes.H_kv, 1)))
     return half, min(most, max(config.tile // half, 1))
@@ -64,7 +64,7 @@ def _blocks(config: Config, sizes: Sizes) -> tuple[int, int]:
 
 @triton.jit
 def _turned(x_ptr, rows, real, cos, sin, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr, INTERLEAVED: tl.constexpr):
-    """The values of some heads, turned, as they are stored: both halves, or pairs side by side; and their columns."""
+    """Loads and rotates some heads; returns the first and the second values of their pairs in fp32."""
     pairs = tl.arange(0, BLOCK_HALF)
     if INTERLEAVED:
         columns = tl.arange(0, 2 * BLOCK_HALF)
@@ -98,9 +98,9 @@ def _stored(
 
 @triton.jit
 def _as_stored(x, scale, FP8: tl.constexpr):
-    """x in fp32 as an e4m3 cache holds it, short of the rounding; unchanged for another cache."""
+    """x in fp32 before the rounding to e4m3: scaled and clamped; unchanged for a cache of another dtype."""
     if FP8:
-        # NaN stays NaN: a value that went wrong upstream must not look like a large one.
+        # NaN stays NaN: an error in an earlier kernel must not look like a large value.
         quotient = tl.math.div_rn(x, tl.broadcast_to(scale, x.shape))
         x = tl.clamp(quotient, -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
     return x
@@ -109,7 +109,7 @@ def _as_stored(x, scale, FP8: tl.constexpr):
 @triton.jit
 def _copied(x_ptr, out_ptr, rows, out_rows, real, scale, FROM: tl.constexpr, TO: tl.constexpr, BLOCK: tl.constexpr,
             FP8: tl.constexpr):  # fmt: skip
-    """Columns that are not rotated."""
+    """Copies the columns that are not rotated."""
     columns = FROM + tl.arange(0, BLOCK)[None, :]
     mask = real & (columns < TO)
     x = tl.load(x_ptr + rows + columns, mask=mask, other=0.0)
@@ -120,45 +120,16 @@ def _copied(x_ptr, out_ptr, rows, out_rows, real, scale, FROM: tl.constexpr, TO:
 
 @triton.jit
 def _rope_and_cache(
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    cos_ptr,
-    sin_ptr,
-    positions_ptr,
-    q_out_ptr,
-    k_cache_ptr,
-    v_cache_ptr,
-    slot_mapping_ptr,
-    k_scale_ptr,
-    v_scale_ptr,
-    num_heads,
-    num_kv_heads,
-    max_position,
-    num_slots,
-    stride_qt,
-    stride_qh,
-    stride_q_out_t,
-    stride_q_out_h,
-    stride_kt,
-    stride_kh,
-    stride_vt,
-    stride_vh,
-    stride_cos,
-    stride_sin,
-    D: tl.constexpr,
-    HALF: tl.constexpr,
-    BLOCK_HALF: tl.constexpr,
-    BLOCK_HEADS: tl.constexpr,
-    BLOCK_TAIL: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
-    FP8: tl.constexpr,
-):
-    # int64, as the slots are: slot * H_kv * D passes 2**31 in a cache of 4 GiB, token * stride from T H D = 2**31 on.
+    q_ptr, k_ptr, v_ptr, cos_ptr, sin_ptr, positions_ptr, q_out_ptr, k_cache_ptr, v_cache_ptr, slot_mapping_ptr,
+    k_scale_ptr, v_scale_ptr, num_heads, num_kv_heads, max_position, num_slots, stride_qt, stride_qh,
+    stride_q_out_t, stride_q_out_h, stride_kt, stride_kh, stride_vt, stride_vh, stride_cos, stride_sin,
+    D: tl.constexpr, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_HEADS: tl.constexpr,
+    BLOCK_TAIL: tl.constexpr, INTERLEAVED: tl.constexpr, FP8: tl.constexpr,
+):  # fmt: skip
+    # Offsets are int64: slot * H_kv * D passes 2**31 in a cache of 4 GiB, token * stride from T * H * D = 2**31 on.
     token = tl.program_id(0).to(tl.int64)
     position = tl.load(positions_ptr + token)
-    # Loaded beside the position, though programs of q do not use it: loaded where k needs it, it would come later, by a
-    # latency of memory.
+    # Only programs of k use the slot, but a load here overlaps the load of the position; a load there would not.
     slot = tl.load(slot_mapping_ptr + token)
     pairs = tl.arange(0, BLOCK_HALF)
     known = (position >= 0) & (position < max_position) & (pairs < HALF)
@@ -176,7 +147,7 @@ def _rope_and_cache(
         if 2 * HALF < D:
             _copied(q_ptr, q_out_ptr, rows, out_rows, real, 1.0, 2 * HALF, D, BLOCK_TAIL, False)
     else:
-        # A slot past the cache is skipped too: the kernel never writes outside the cache.
+        # A slot past the cache is skipped too, so the kernel never writes outside the cache.
         if (slot >= 0) & (slot < num_slots):
             heads = ((block - q_blocks) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS))[:, None]
             real = heads < num_kv_heads
@@ -196,7 +167,7 @@ def _rope_and_cache(
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """q in and out, the rows that have a slot in and out; a token's angles once per distinct position."""
+    """q is read and written, and the rows with a slot; the angles are read once per distinct position."""
     q, k, cos, positions, slot_mapping = inputs.q, inputs.k, inputs.cos, inputs.positions, inputs.slot_mapping
     written = int((slot_mapping >= 0).sum()) * k.shape[1] * k.shape[2]
     tables = len(set(positions.tolist())) * cos.shape[1] * (cos.element_size() + inputs.sin.element_size())
@@ -225,12 +196,11 @@ def rope_and_cache(
     v_scale: torch.Tensor | None = None,
     config: Config | None = None,
 ) -> None:
-    """Rotates q into q_out and writes the rotated k, and v, to their slots; a slot outside the cache is skipped.
+    """Rotates q into q_out and writes the rotated k, and v, to their slots; skips a slot outside the cache.
 
     q: (T, H, D); k, v: (T, H_kv, D); cos, sin: (max_position, R/2) fp32, R <= D; positions, slot_mapping: (T,) int64;
-    k_cache, v_cache: (num_blocks, block_size, H_kv, D); k_scale, v_scale: (H_kv,) fp32 of an e4m3 cache. A token whose
-    position is outside the tables is rotated to zeros, because a kernel cannot raise. Raises `ValueError` on shapes or
-    dtypes that do not fit.
+    k_cache, v_cache: (num_blocks, block_size, H_kv, D); k_scale, v_scale: (H_kv,) fp32 of an e4m3 cache.  A position
+    outside the tables rotates to zeros, because a kernel cannot raise.  Raises `ValueError` on wrong shapes or dtypes.
     """
     sizes = check_operands(q, k, v, cos, sin, positions, q_out, k_cache, v_cache, slot_mapping, k_scale, v_scale)
     T, H, H_kv, D, R = sizes

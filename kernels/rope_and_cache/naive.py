@@ -1,4 +1,4 @@
-"""Rotation as a model's source code spells it, then an index assignment to each cache."""
+"""The rotation as a model's source code writes it, then an index assignment to each cache."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rooflab.roofline.model import Traffic
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Two gathers; per tensor a cast, products, sums and a copy; the rows that have a slot picked out and assigned."""
+    """Two gathers; per tensor a cast, products, sums and a copy; selection and assignment of rows with a slot."""
     q, k, cos, positions = inputs.q, inputs.k, inputs.cos, inputs.positions
     angles = 4 * len(positions) * cos.shape[1]
     share = 2 * cos.shape[1] / max(q.shape[-1], 1)
@@ -47,27 +47,27 @@ def rope_and_cache(
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
 ) -> None:
-    """Rotates q into q_out and writes the rotated k, and v, to their slots; a negative slot is skipped.
+    """Rotates q into q_out and writes the rotated k, and v, to their slots; skips a negative slot.
 
     q: (T, H, D); k, v: (T, H_kv, D); cos, sin: (max_position, R/2) fp32, R <= D; positions, slot_mapping: (T,) int64;
-    k_cache, v_cache: (num_blocks, block_size, H_kv, D); k_scale, v_scale: (H_kv,) fp32 of an e4m3 cache. Raises
-    `ValueError` on shapes or dtypes that do not fit; a position outside the tables is torch's own error.
+    k_cache, v_cache: (num_blocks, block_size, H_kv, D); k_scale, v_scale: (H_kv,) fp32 of an e4m3 cache.  Raises
+    `ValueError` on wrong shapes or dtypes; a position outside the tables raises torch's error.
     """
     R = check_operands(q, k, v, cos, sin, positions, q_out, k_cache, v_cache, slot_mapping, k_scale, v_scale).rotary
     firsts = slice(0, R, 2) if interleaved else slice(0, R // 2)
     seconds = slice(1, R, 2) if interleaved else slice(R // 2, R)
     c, s = cos[positions].unsqueeze(1), sin[positions].unsqueeze(1)  # (T, 1, R/2)
-    turned = []
+    rotated = []
     for x in (q, k):
         x32 = x.float()
         result = x32.clone()
         result[..., firsts] = x32[..., firsts] * c - x32[..., seconds] * s
         result[..., seconds] = x32[..., seconds] * c + x32[..., firsts] * s
-        turned.append(result)
-    q_out.copy_(turned[0])
+        rotated.append(result)
+    q_out.copy_(rotated[0])
     kept = slot_mapping >= 0
     slots = slot_mapping[kept]
-    for cache, new, scale in ((k_cache, turned[1], k_scale), (v_cache, v.float(), v_scale)):
+    for cache, new, scale in ((k_cache, rotated[1], k_scale), (v_cache, v.float(), v_scale)):
         if scale is not None:
             largest = torch.finfo(cache.dtype).max
             new = (new / scale[:, None]).clamp(-largest, largest)

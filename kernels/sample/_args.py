@@ -1,4 +1,4 @@
-"""Guards that every sample launcher shares, and the traffic of those that read the logits once."""
+"""Checks of the arguments of all sample kernels, and the traffic of those that read the logits once."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def check_args(
     seed: torch.Tensor,
     position: torch.Tensor,
 ) -> None:
-    """Raises `ValueError` on tensors that are not logits (B, V) and six (B,) settings of their dtypes on its device.
+    """Raises `ValueError` unless logits are (B, V) float and the six settings (B,) of their dtypes on the same device.
 
-    Values out of range are refused where the settings are on the CPU; on a GPU that would wait for it.
+    Values are checked only on the CPU; on a GPU the check would wait for the device.
     """
     check_float("logits", logits)
     check_shape("logits", logits, None, None)
@@ -48,7 +48,7 @@ def check_args(
 
 
 def check_settings(temperature: float, top_k: int, top_p: float, min_p: float) -> None:
-    """Raises `ValueError` on one row's settings out of range, NaN included."""
+    """Raises `ValueError` if a setting of one row is out of range or NaN."""
     if not 0 <= temperature < float("inf"):
         raise ValueError(f"temperature: expected a finite value >= 0, got {temperature}")
     if top_k < 0:
@@ -60,7 +60,7 @@ def check_settings(temperature: float, top_k: int, top_p: float, min_p: float) -
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """The logits once, as rows in flight stay in L2 or in a core's cache; the settings, and a token id a row."""
+    """The logits once, because L2 or a core's cache keeps the rows in work; the settings, and a token id per row."""
     logits = inputs.logits
     B = logits.shape[0]
     return Traffic(logits.numel() * logits.element_size() + 32 * B, 8 * B)

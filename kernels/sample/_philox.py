@@ -1,7 +1,7 @@
 """Philox-4x32-10 and the exponential race in torch steps.
 
-torch has no unsigned multiply: 32-bit words are held in int64, whose products wrap modulo 2**64 with the right bits,
-and an arithmetic shift is masked back to 32 bits.
+torch has no unsigned multiply, so int64 holds the 32-bit words: products wrap modulo 2**64 with the right bits, and a
+mask cuts the result of an arithmetic shift to 32 bits.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ W0, W1 = 0x9E3779B9, 0xBB67AE85
 
 
 def first_word(seed: torch.Tensor, position: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
-    """Philox's first word at key = seed and counter = (position, token, 0, 0), int64 in [0, 2**32).
+    """Philox's first word for key = seed and counter = (position, token, 0, 0), int64 in [0, 2**32).
 
-    The three int64 tensors broadcast against one another.
+    The three int64 tensors broadcast.
     """
     k0, k1 = seed & LOW, (seed >> 32) & LOW
     c0, c1 = position & LOW, token
@@ -30,16 +30,16 @@ def first_word(seed: torch.Tensor, position: torch.Tensor, token: torch.Tensor) 
 
 
 def log_exponential(word: torch.Tensor) -> torch.Tensor:
-    """log E of each first word, fp32: E = -log1p(-u), u = min(fp32(x) * 2**-32 + 2**-33, 1 - 2**-24)."""
+    """log E for each first word, fp32: E = -log1p(-u), u = min(fp32(x) * 2**-32 + 2**-33, 1 - 2**-24)."""
     u = word.float().mul_(2.0**-32).add_(2.0**-33).clamp_(max=1 - 2.0**-24)
     return u.neg_().log1p_().neg_().log_()
 
 
 def first_word_of_row(seed: int, position: int, token: torch.Tensor) -> torch.Tensor:
-    """`first_word` for one row, in place and with what is a scalar kept out of the tensors.
+    """`first_word` for one row, in place; scalar words stay Python integers.
 
-    Only the token varies: it reaches one word after a round, two after two, all four after four. The last round is
-    wanted for one word alone, and the words that are never multiplied keep their upper halves until they are masked.
+    Only the token varies: after one round one word depends on it, after two rounds two, after four rounds all four.
+    The last round computes only one word.  Words that are not multiplied keep their upper halves until the mask.
     """
     keys = [((seed + i * W0) & LOW, ((seed >> 32) + i * W1) & LOW) for i in range(10)]
     first_scalar = (position & LOW) * M0

@@ -1,8 +1,8 @@
-"""One program per row and no sort: a bisection over the row's values finds the cut of top-k and top-p.
+"""One program per row, without a sort: a bisection over the row's values finds the cut of top-k and top-p.
 
-Floats order like their bits once negative ones are turned over, so a threshold is a uint32 key. A pass over the row
-compares with 16 thresholds, four halvings at once, so that eight passes end at the exact value at which a count or a
-mass crosses. Ties at that value go by index, in a last pass that also runs the race.
+A float becomes a uint32 key with the same order (the bits of a negative float are inverted).  A pass over the row
+compares with 16 thresholds, which is four halvings, so eight passes find the exact value where a count or a mass
+crosses its limit.  Ties at that value are taken in index order by a last pass, which also runs the race.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from rooflab.reference.spec import Case, Scheme
 
 BLOCK = 1024
 SEARCH_BLOCK = 512
-"""Tokens a step of the search: with 16 thresholds, an accumulator of 32 registers a thread."""
+"""Tokens per step of the search; with 16 thresholds the accumulator takes 32 registers per thread."""
 NUM_WARPS = 8
 MAX_VOCABULARY = 2**24
-"""Tokens are counted in fp32, exactly so far."""
+"""fp32 counts tokens exactly up to this number."""
 THRESHOLDS = 16
-"""Keys that a step of the search compares with at once."""
+"""Keys that a step of the search compares at once."""
 ADDRESS_REGISTERS = 32
-"""Settings of the row, pointers and masks, beside the search's accumulator."""
+"""For the row's settings, pointers and masks, in addition to the accumulator of the search."""
 
 
 @dataclass(frozen=True)
@@ -38,14 +38,14 @@ class Config(LaunchConfig):
     """One way to launch the kernel."""
 
     block: int
-    """Tokens a step of the other passes."""
+    """Tokens per step of the other passes."""
     search_block: int
-    """Tokens a step of the search."""
+    """Tokens per step of the search."""
     num_warps: int
 
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Blocks of 2 to 16 tokens a thread, and for the search of 1 to 8."""
+    """Blocks of 2 to 16 tokens per thread; for the search 1 to 8."""
     return tuple(
         Config(block, search_block, num_warps)
         for block, search_block, num_warps in itertools.product((512, 1024, 2048, 4096), (256, 512, 1024), (4, 8, 16))
@@ -54,21 +54,21 @@ def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
 
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """The search's accumulator, a sum for each token and threshold, or the other passes' best value and its token."""
+    """The accumulator of the search (a sum per token and threshold), or the other passes' best values."""
     threads = 32 * config.num_warps
     held = max(THRESHOLDS * config.search_block, 2 * config.block)
     return Footprint(threads, triton.cdiv(held, threads) + ADDRESS_REGISTERS, 0, int(case["B"]))
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """The same for every case."""
+    """One config for every case."""
     return Config(BLOCK, SEARCH_BLOCK, NUM_WARPS)
 
 
 @triton.jit
 def load_row(row_ptr, start, V, BLOCK: tl.constexpr):
-    """A block of fp32 logits, -inf past the end. NaN counts as -inf, +inf as the largest float: neither may lead out
-    of the vocabulary."""
+    """A block of fp32 logits, -inf past the end; NaN becomes -inf and +inf the largest float, so the drawn token is in
+    the vocabulary."""
     tokens = start + tl.arange(0, BLOCK)
     x = tl.load(row_ptr + tokens, mask=tokens < V, other=float("-inf")).to(tl.float32)
     x = tl.where(x == x, x, float("-inf"))
@@ -77,26 +77,26 @@ def load_row(row_ptr, start, V, BLOCK: tl.constexpr):
 
 @triton.jit
 def to_key(x):
-    """A uint32 that orders as x does; both zeros are one."""
+    """A uint32 with the order of x; -0.0 and 0.0 have the same key."""
     bits = tl.where(x == 0.0, 0.0, x).to(tl.uint32, bitcast=True)
     return tl.where((bits >> 31) == 1, bits ^ 0xFFFFFFFF, bits | 0x80000000)
 
 
 @triton.jit
 def from_key(key):
-    """The float whose key it is."""
+    """The float of a key."""
     return tl.where((key >> 31) == 1, key & 0x7FFFFFFF, key ^ 0xFFFFFFFF).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def weigh(x, best, temperature):
-    """exp((x - best) / temperature): the maximum comes off first, so that the error is relative to the gap."""
+    """exp((x - best) / temperature); the subtraction comes first, so the error is relative to the gap."""
     return tl.exp(tl.div_rn(x - best, temperature))
 
 
 @triton.jit
 def find_cut(row_ptr, limit, best, temperature, V, BY_MASS: tl.constexpr, BLOCK: tl.constexpr):
-    """The smallest key above which there is less than `limit`, > 0, of the row's tokens or of its mass."""
+    """The smallest key with less than `limit` (> 0) above it, in tokens or in mass."""
     digits = tl.arange(0, 16)
     prefix = tl.full((), 0, tl.uint32)
     for step in range(8):
@@ -109,7 +109,7 @@ def find_cut(row_ptr, limit, best, temperature, V, BY_MASS: tl.constexpr, BLOCK:
             if BY_MASS:
                 weight = weigh(x, best, temperature)
             above += tl.where(to_key(x)[:, None] > thresholds[None, :], weight[:, None], 0.0)
-        # What is above falls as the digit rises, and above the last there is too little by the step before.
+        # `above` falls as the digit rises, and the step before made it less than `limit` at the last digit.
         digit = tl.min(tl.where(tl.sum(above, 0) < limit, digits, 15), 0)
         prefix = prefix | (digit << shift).to(tl.uint32, bitcast=True)
     return prefix
@@ -117,7 +117,7 @@ def find_cut(row_ptr, limit, best, temperature, V, BY_MASS: tl.constexpr, BLOCK:
 
 @triton.jit
 def tail_of(row_ptr, cut, best, temperature, V, BLOCK: tl.constexpr):
-    """Tokens above a key: how many, and their mass."""
+    """The number and the mass of the tokens above a key."""
     count = tl.zeros((BLOCK,), tl.int32)
     mass = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, V, BLOCK):
@@ -130,9 +130,9 @@ def tail_of(row_ptr, cut, best, temperature, V, BLOCK: tl.constexpr):
 
 @triton.jit
 def log_exponential(word):
-    """log E with E = -log1p(-u).  Winners have small u, whose digits 1 - u has lost whatever the logarithm: below 1/4,
-    E = 2 atanh(u / (2 - u)) by its series, whose next term is below 2**-29 of it. tl.log itself is good to an ulp on
-    sm_90, where it is libdevice's polynomial and not lg2.approx (read in the PTX)."""
+    """log E with E = -log1p(-u).  Winners have a small u, and 1 - u loses its digits: below 1/4,
+    E = 2 atanh(u / (2 - u)) by its series; the next term is below 2**-29 of E.  tl.log is exact to an ulp on sm_90: it
+    is libdevice's polynomial, not lg2.approx (read in the PTX)."""
     u = tl.minimum(word.to(tl.float32) * 2.3283064365386963e-10 + 1.1641532182693481e-10, 0.999999940395355224609375)
     z = u / (2.0 - u)
     z2 = z * z
@@ -158,7 +158,7 @@ def bisect_kernel(
     seed = tl.load(seed_ptr + b)
     position = (tl.load(position_ptr + b) & 0xFFFFFFFF).to(tl.uint32)
 
-    # Lane by lane, the first of equal values stays, so that the lowest index wins.
+    # Each lane keeps the first of equal values, so the lowest index wins.
     lane_best = tl.full((BLOCK,), float("-inf"), tl.float32)
     lane_token = tl.full((BLOCK,), 0, tl.int32)
     for start in range(0, V, BLOCK):
@@ -228,9 +228,9 @@ def sample(
     *,
     config: Config | None = None,
 ) -> torch.Tensor:
-    """Token ids (B,) int64 without a sort; settings are (B,) tensors, and rows of temperature 0 are greedy.
+    """Token ids (B,) int64 without a sort; settings are (B,) tensors; a row with temperature 0 is greedy.
 
-    Raises `ValueError` on shapes or dtypes that do not fit, and, on the CPU, on settings out of range.
+    Raises `ValueError` on wrong shapes or dtypes, and on the CPU on settings out of range.
     """
     check_args(logits, temperature, top_k, top_p, min_p, seed, position)
     B, V = logits.shape

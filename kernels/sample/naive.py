@@ -1,4 +1,4 @@
-"""The definition in torch steps: sort each row, cut by rank, by cumulative mass and by ratio, then race."""
+"""The definition in torch steps: sort each row, cut by rank, cumulative mass and ratio, then race."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from rooflab.roofline.model import Traffic
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Each step's (B, V) operands: a sort of fp32 keys and int64 indices by radix passes, masses, and the race's int64
-    words, of which Philox's ten rounds dominate."""
+    """Each step's (B, V) operands: radix passes over fp32 keys and int64 indices, masses, and the race's int64 words,
+    most of them in Philox's ten rounds."""
     logits = inputs.logits
     n = logits.numel()
     sort = 4 * 2 * (4 + 8)  # four 8-bit passes over keys and indices, each way
@@ -35,9 +35,9 @@ def sample(
     position: torch.Tensor,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Token ids (B,) int64 by sorting every row; settings are (B,) tensors, and rows of temperature 0 are greedy.
+    """Token ids (B,) int64 by sorting every row; settings are (B,) tensors; a row with temperature 0 is greedy.
 
-    Raises `ValueError` on shapes or dtypes that do not fit, and, on the CPU, on settings out of range.
+    Raises `ValueError` on wrong shapes or dtypes, and on the CPU on settings out of range.
     """
     check_args(logits, temperature, top_k, top_p, min_p, seed, position)
     B, V = logits.shape
@@ -45,7 +45,7 @@ def sample(
     ordered, order = torch.sort(logits.float(), dim=-1, descending=True, stable=True)
     rank = torch.arange(V, device=logits.device)
     divisor = torch.where(temperature > 0, temperature, 1.0)[:, None]
-    # The maximum is taken off before the division, so that a probability's error is relative to the gap to the best.
+    # The maximum is subtracted before the division, so the error of a probability is relative to the gap to the best.
     scores = (ordered - ordered[:, :1]) / divisor
     kept = (rank < torch.where(top_k > 0, top_k, V)[:, None]) & (ordered > -math.inf)
     mass = torch.where(kept, scores.exp(), 0.0).double()
@@ -54,5 +54,5 @@ def sample(
     kept &= mass >= min_p.double()[:, None]
     words = first_word(seed[:, None], position[:, None], rank[None])
     race = torch.full_like(scores, -math.inf).scatter_(1, order, scores.masked_fill(~kept, -math.inf))
-    drawn = (race - log_exponential(words)).argmax(-1)  # in vocabulary order, so that ties go to the lowest index
+    drawn = (race - log_exponential(words)).argmax(-1)  # in vocabulary order: ties go to the lowest index
     return out.copy_(torch.where(temperature > 0, drawn, order[:, 0]))

@@ -1,4 +1,4 @@
-"""On a CPU, a threshold leaves few tokens to sort and to race, and greedy rows are one argmax."""
+"""For the CPU: a threshold leaves few tokens to sort and to race, and a greedy row is one argmax."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rooflab.kernels.sample._args import check_args, traffic
 from rooflab.kernels.sample._philox import first_word, first_word_of_row, log_exponential
 
 FIRST_GUESS = 256
-"""Tokens tried for top_p before a bound that leaves more."""
+"""Tokens tried for top_p before a bound that leaves more tokens."""
 
 
 @register(op="sample", name="prefilter", role="optimized", backend="torch", devices=("cpu",), traffic=traffic)
@@ -26,10 +26,10 @@ def sample(
     position: torch.Tensor,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Token ids (B,) int64; settings are (B,) tensors, and rows of temperature 0 are greedy.
+    """Token ids (B,) int64; settings are (B,) tensors; a row with temperature 0 is greedy.
 
-    For the CPU: how many tokens are left decides the shapes, which a GPU would have to be waited for. Raises
-    `ValueError` on shapes, dtypes or settings that do not fit.
+    For the CPU only: the number of remaining tokens decides the shapes; on a GPU the host would wait for that number.
+    Raises `ValueError` on wrong shapes, dtypes or settings.
     """
     check_args(logits, temperature, top_k, top_p, min_p, seed, position)
     out = output(out, (logits.shape[0],), logits, torch.int64)
@@ -54,7 +54,7 @@ def sample(
 def _survivors(
     row: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The support of one fp32 row, ids ascending, and the scores less the best one."""
+    """The tokens that one fp32 row may draw: ids in ascending order, and scores relative to the best."""
     best = row.max()
     total = None
     if 0 < top_k < len(row):
@@ -63,10 +63,10 @@ def _survivors(
         total = ((row - best) / temperature).exp_().sum().double()
         threshold = _top_p_threshold(row, best, total, top_p, temperature)
     elif min_p:
-        threshold = best + temperature * (math.log(min_p) - 1e-3)  # a little low: the ratio below decides
+        threshold = best + temperature * (math.log(min_p) - 1e-3)  # a little too low: the ratio below decides
     else:
         threshold = row.min()
-    # With the ties at the threshold, in index order, which a stable sort keeps.
+    # Ties at the threshold stay; the stable sort keeps them in index order.
     ids = ((row >= threshold) & (row > -math.inf)).nonzero().squeeze(1)
     values, order = torch.sort(row[ids], descending=True, stable=True)
     ids = ids[order]
@@ -84,22 +84,22 @@ def _survivors(
 def _top_p_threshold(
     row: torch.Tensor, best: torch.Tensor, total: torch.Tensor, top_p: float, temperature: float
 ) -> torch.Tensor:
-    """A value such that the tokens of at least it hold top_p of the unnormalised mass `total`."""
+    """A value such that the tokens with at least this value hold top_p of the unnormalized mass `total`."""
     if len(row) > FIRST_GUESS:
         values = row.topk(FIRST_GUESS).values
         if ((values - best) / temperature).exp_().double().sum() >= top_p * total:
             return values[-1]
-    # V tokens of less than (1 - top_p) * total / V each hold less than what may be cut; half that, for rounding.
+    # V tokens with less than (1 - top_p) * total / V each may all be cut; half of that leaves room for rounding.
     return best + temperature * torch.log((1 - top_p) * total / (2 * len(row))).float()
 
 
 def _race(
     few: list[tuple[int, torch.Tensor, torch.Tensor]], seed: torch.Tensor, position: torch.Tensor, out: torch.Tensor
 ) -> None:
-    """Draws for all rows at once: Philox on a few tokens costs its hundred calls, not its arithmetic."""
+    """Draws for all rows at once, because Philox on few tokens costs its hundred calls, not its arithmetic."""
     sizes = [len(ids) for _, ids, _ in few]
     rows = torch.tensor([b for b, _, _ in few]).repeat_interleave(torch.tensor(sizes))
     words = first_word(seed[rows], position[rows], torch.cat([ids for _, ids, _ in few]))
     finals = torch.cat([scores for _, _, scores in few]) - log_exponential(words)
     for (b, ids, _), final in zip(few, torch.split(finals, sizes), strict=True):
-        out[b] = ids[final.argmax()] if len(ids) else 0  # a row of nothing but -inf or NaN leaves no token
+        out[b] = ids[final.argmax()] if len(ids) else 0  # no token is left if all logits are -inf or NaN

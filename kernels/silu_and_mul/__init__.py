@@ -1,6 +1,6 @@
 """silu_and_mul: silu(gate) * up of x = [gate | up].
 
-naive    torch steps in fp32: three to five launches, each through HBM
+naive    torch steps in fp32: three to five launches, each reads and writes HBM
 library  torch.nn.functional.silu and torch.mul; silu(gate) goes to HBM and back, rounded to the dtype
-fused    over naive: one pass in one Triton launch; silu(gate) never leaves the registers and is never rounded
+fused    over naive: one pass in one Triton launch; silu(gate) stays in registers and is not rounded
 """

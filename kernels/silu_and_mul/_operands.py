@@ -1,4 +1,4 @@
-"""What every silu_and_mul launcher asks of its operand."""
+"""Check of the operand of all silu_and_mul kernels."""
 
 from __future__ import annotations
 

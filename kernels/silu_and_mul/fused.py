@@ -1,4 +1,4 @@
-"""Over naive: one pass; gate and up are read, combined in registers and written once."""
+"""Over naive: one pass reads gate and up, combines them in registers and writes the result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rooflab.reference.spec import Case, Scheme, nbytes
 from rooflab.roofline.model import Traffic
 
 ADDRESS_REGISTERS = 16
-"""Pointers and masks, beside gate and up."""
+"""For pointers and masks, in addition to gate and up."""
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,12 @@ class Config(LaunchConfig):
     """One way to launch the kernel."""
 
     block_i: int
-    """Columns of a program."""
+    """Columns per program."""
     num_warps: int
 
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Blocks of 1 to 32 columns a thread."""
+    """Blocks of 1 to 32 columns per thread."""
     return tuple(
         Config(block_i, num_warps)
         for block_i, num_warps in itertools.product((256, 512, 1024, 2048, 4096), (1, 2, 4, 8, 16))
@@ -53,13 +53,13 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
 
 @triton.jit
 def _silu_and_mul(x_ptr, out_ptr, I, stride_x, stride_out, BLOCK_I: tl.constexpr):
-    # int64: row * stride passes 2**31 from T * 2 I = 2**31 on.
+    # row is int64, because row * stride passes 2**31 from T * 2 I = 2**31 on.
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK_I + tl.arange(0, BLOCK_I)
     inside = columns < I
     gate = tl.load(x_ptr + row * stride_x + columns, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(x_ptr + row * stride_x + I + columns, mask=inside, other=0.0).to(tl.float32)
-    # exp of -|gate| cannot overflow, and keeps a small sigmoid's relative precision.
+    # exp(-|gate|) cannot overflow, and a small sigmoid keeps its relative precision.
     decay = tl.exp(-tl.abs(gate))
     sigmoid = tl.where(gate >= 0.0, 1.0, decay) / (1.0 + decay)
     out = gate * sigmoid * up
@@ -67,7 +67,7 @@ def _silu_and_mul(x_ptr, out_ptr, I, stride_x, stride_out, BLOCK_I: tl.constexpr
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """gate and up in, the result out."""
+    """gate and up are read, the result is written."""
     x = inputs.x
     return Traffic(read_bytes=nbytes(x), write_bytes=nbytes(x) / 2)
 
@@ -77,9 +77,9 @@ def traffic(inputs: Arguments) -> Traffic:
     tuning=Tuning(Config, configs, heuristic, footprint),
 )  # fmt: skip
 def silu_and_mul(x: torch.Tensor, out: torch.Tensor | None = None, *, config: Config | None = None) -> torch.Tensor:
-    """silu(gate) * up in fp32 with one rounding.
+    """silu(gate) * up in fp32, rounded once.
 
-    x: (T, 2 I); returns (T, I). Raises `ValueError` on a shape or dtype that does not fit.
+    x: (T, 2 I); returns (T, I).  Raises `ValueError` on a wrong shape or dtype.
     """
     T, I = check_operands(x)
     out = output(out, (T, I), x)

@@ -1,4 +1,4 @@
-"""The two torch calls that a user would otherwise make: silu, then the product."""
+"""The two torch calls that a user would make without this op: silu, then the product."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rooflab.roofline.model import Traffic
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """silu(gate) is written by the first call and read back by the second."""
+    """The first call writes silu(gate) and the second reads it back."""
     half = nbytes(inputs.x) / 2
     return steps((half, half), (2 * half, half))
 
@@ -22,7 +22,7 @@ def traffic(inputs: Arguments) -> Traffic:
 def silu_and_mul(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
     """silu(gate) * up with `silu` and `mul`; silu(gate) is rounded to the dtype in between.
 
-    x: (T, 2 I); returns (T, I). Raises `ValueError` on a shape or dtype that does not fit.
+    x: (T, 2 I); returns (T, I).  Raises `ValueError` on a wrong shape or dtype.
     """
     T, I = check_operands(x)
     if out is not None:

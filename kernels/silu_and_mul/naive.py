@@ -1,4 +1,4 @@
-"""SwiGLU's activation as its formula reads: one torch call per step, in fp32."""
+"""The activation of SwiGLU, written as its formula: one torch call per step, in fp32."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rooflab.roofline.model import Traffic
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Every step reads its operands from HBM and writes its result there, in fp32."""
+    """Every step reads its operands from HBM and writes its result to HBM, in fp32."""
     x = inputs.x
     values = x.numel() // 2
     full, narrow = 4 * values, x.element_size() * values
@@ -29,7 +29,7 @@ def traffic(inputs: Arguments) -> Traffic:
 def silu_and_mul(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
     """gate * sigmoid(gate) * up, step by step.
 
-    x: (T, 2 I); returns (T, I). Raises `ValueError` on a shape or dtype that does not fit.
+    x: (T, 2 I); returns (T, I).  Raises `ValueError` on a wrong shape or dtype.
     """
     T, I = check_operands(x)
     out = output(out, (T, I), x)
