@@ -1,8 +1,8 @@
-"""Device code of the cooperative rung: one producer warp, two consumer warpgroups, and what they tell each other.
+"""Device code of `cooperative`: one producer warp, two consumer warpgroups, and the barriers between them.
 
-A slot of the ring is `full` when its bytes have landed, and `empty` for each consumer apart when that one's products
-of it are done; the producer refills it when both are.  So one consumer may be ahead of the other, and the first one's
-`empty` tells the second how far it is.
+A slot of the ring is `full` when its bytes have arrived.  It has one `empty` barrier per consumer, complete when that
+consumer's products of the slot are done; the producer refills the slot when both are.  So one consumer may be ahead
+of the other, and the second reads the first one's `empty` to see how far the first is.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _produce(
     A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr,
 ):  # fmt: skip
     slot = 0
-    phase = 1  # of a new barrier the phase before the first counts as over, so that the first wait returns
+    phase = 1  # a new barrier counts the phase before its first as complete, so the first wait returns at once
     for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
         tile_m, tile_n = _place(tile, tiles_m, tiles_n, GROUP_M)
         column = tile_n * BLOCK_N
@@ -70,7 +70,7 @@ def _load_bias(bias, N, column, layout: gl.constexpr, BLOCK_N: gl.constexpr):
 
 @gluon.jit
 def _fetch(residual, staged, landed, row, column):
-    tma.store_wait(pendings=0)  # the tile that was staged here before has been read
+    tma.store_wait(pendings=0)  # TMA has read the tile staged here before
     mbarrier.expect(landed, residual.block_type.nbytes)
     tma.async_copy_global_to_shared(residual, [row, column], landed, staged)
 
@@ -98,7 +98,7 @@ def _consume(
     layout: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 256 // a_ring.dtype.primitive_bitwidth]
     )
-    # Zeroed once: the first product of a tile does not add to what the last one left.
+    # Zeros only for the type: the first product of each tile replaces the accumulator.
     accumulator = gl.zeros((ROWS, BLOCK_N), gl.float32, layout)
     slot = 0
     phase = 0
@@ -111,8 +111,8 @@ def _consume(
         tile_m, tile_n = _place(tile, tiles_m, tiles_n, GROUP_M)
         row = tile_m * BLOCK_M + HALF * ROWS
         column = tile_n * BLOCK_N
-        # Asked for before the products, so that nothing is waited for after them; but with a residual to come the bias
-        # has no registers to stay in.
+        # The loads start before the products, so the epilogue does not wait for them.  With a residual, the bias would
+        # need registers that are not free, so it is loaded later.
         if HAS_RESIDUAL:
             _fetch(residual, staged, landed, row, column)
         elif bias is not None:
@@ -126,7 +126,7 @@ def _consume(
             if B_TRANSPOSED:
                 right = right.permute((1, 0))
             accumulator = warpgroup_mma(left, right, accumulator, use_acc=step > 0, is_async=True)
-            # One product stays in flight; the one before it is done, and its slot free.
+            # One product stays in flight; the product before it is done and its slot is free.
             accumulator = warpgroup_mma_wait(num_outstanding=1, deps=(accumulator,))
             mbarrier.arrive(empty.index(2 * before + HALF), pred=step > 0)
             before = slot
@@ -147,7 +147,7 @@ def _consume(
             if HAS_RESIDUAL:
                 _fetch(residual, staged, landed, row, column + STORE_N)
             _store(out, second, staged, landed, 1, row, column + STORE_N, HAS_RESIDUAL)
-    tma.store_wait(pendings=0)  # shared memory goes with the CTA
+    tma.store_wait(pendings=0)  # the CTA's shared memory must live until TMA has read it
 
 
 @gluon.jit

@@ -1,4 +1,4 @@
-"""What every gemm launcher asks of its operands, and the traffic of those that read each operand once."""
+"""Checks of the operands of all gemm kernels, and the traffic of those that read each operand once."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def check_operands(
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Every operand once: the best tile order comes close to it, and a GEMV does it."""
+    """Every operand once: true of a GEMV, and nearly true of the best tile order."""
     a, b = inputs.a, inputs.b
     return Traffic(
         read_bytes=nbytes(a, b, inputs.bias, inputs.residual), write_bytes=a.shape[0] * b.shape[1] * a.element_size()

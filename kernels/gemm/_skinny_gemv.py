@@ -1,5 +1,7 @@
-"""Device code of `gemv`: rows of the weight from memory to registers, and sums that meet in a warp, a CTA and a
-cluster.  CUDA C++, compiled for one config by macros."""
+"""Device code of `gemv`: loads rows of the weight to registers and adds sums in a warp, a CTA and a cluster.
+
+CUDA C++, compiled per config by macros.
+"""
 
 from __future__ import annotations
 
@@ -24,18 +26,18 @@ struct alignas(BYTES) Vector {
     T value[VECTOR];
 };
 
-// The weight is used once: it passes L1 by, and leaves L2 first.
+// The weight is used once: the load bypasses L1, and L2 evicts it first.
 __device__ __forceinline__ Vector load_weight(const T* from, u64 policy) {
-    Vector found;
+    Vector vector;
 #if BYTES == 16
-    uint4& raw = reinterpret_cast<uint4&>(found);
+    uint4& raw = reinterpret_cast<uint4&>(vector);
     asm volatile("ld.global.nc.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
                  : "=r"(raw.x), "=r"(raw.y), "=r"(raw.z), "=r"(raw.w)
                  : "l"(from), "l"(policy));
 #else
-    found = *reinterpret_cast<const Vector*>(from);
+    vector = *reinterpret_cast<const Vector*>(from);
 #endif
-    return found;
+    return vector;
 }
 
 __device__ __forceinline__ void multiply(const Vector (&w)[ROWS], const T* a, i64 stride_a, float (&sum)[ROWS][M]) {
@@ -81,7 +83,7 @@ gemv(const T* a, const T* weight, const T* bias, const T* residual, T* out, int 
         rows[r] = weight + (i64)min(first + r, N - 1) * stride_weight + (share * 32 + lane) * VECTOR;
     a += (share * 32 + lane) * VECTOR;
     float sum[ROWS][M] = {};
-    // A warp's next piece is STEP values on; `k` is its lane's place in the first of UNROLL pieces.
+    // The next piece of a warp is STEP values further; `k` is the lane's place in the first of UNROLL pieces.
     constexpr int STEP = SPLIT * WARPS_K * 32 * VECTOR;
     int k = (share * 32 + lane) * VECTOR;
     for (; k - lane * VECTOR + (UNROLL - 1) * STEP + 32 * VECTOR <= K; k += UNROLL * STEP) {
@@ -116,7 +118,7 @@ gemv(const T* a, const T* weight, const T* bias, const T* residual, T* out, int 
         if (residual) total += static_cast<float>(residual[m * stride_residual + row]);
         out[m * stride_out + row] = static_cast<T>(total);
     }
-    // No CTA leaves while another one reads its sums.
+    // No CTA exits while another CTA reads its sums.
     if (SPLIT > 1) cluster_barrier();
 }
 """

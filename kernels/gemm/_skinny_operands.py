@@ -1,4 +1,4 @@
-"""What the rungs for few rows ask of their operands beside `_operands.py`: how they lie, how wide they can be read."""
+"""More checks for the kernels for few rows: which dimension is contiguous, and how wide a load can be."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from rooflab.kernels.tuning import BF16
 from rooflab.reference.spec import Scheme
 
 VECTOR_BYTES = 16
-"""The widest load of a thread, and what cp.async and TMA copy at least."""
+"""The widest load of a thread, and the least that cp.async (cg) and TMA copy."""
 
 
 def k_is_contiguous(operand: torch.Tensor, k_dim: int) -> bool:
-    """Whether neighbours along K are neighbours in memory: a in `NT`, and b as a transposed (N, K) weight."""
+    """Whether the operand is contiguous along K: a as (M, K), b as a transposed (N, K) weight."""
     return operand.shape[k_dim] <= 1 or operand.stride(k_dim) == 1
 
 
 def row_stride(operand: torch.Tensor, row_dim: int) -> int:
-    """Elements between rows; 0 where there is one row, whose stride says nothing."""
+    """Elements from row to row; 0 for a single row, whose stride has no meaning."""
     return operand.stride(row_dim) if operand.shape[row_dim] > 1 else 0
 
 
 def alignment_bytes(a: torch.Tensor, b: torch.Tensor, whole_k: bool) -> int:
-    """The largest power of two, 16 at most, that divides the address of every row of a and of b.mT.
+    """The largest power of two, at most 16, that divides the address of every row of a and of b.mT.
 
-    With `whole_k` it divides the bytes of K as well, so that a row is a whole number of loads.  Without K nothing is
-    read, and empty tensors have strides of their own.
+    With `whole_k` it also divides the bytes of K, so a row is a whole number of loads.  For K = 0 it is 16, because
+    nothing is read.
     """
     K = a.shape[1]
     if not K:
@@ -40,7 +40,7 @@ def alignment_bytes(a: torch.Tensor, b: torch.Tensor, whole_k: bool) -> int:
 
 
 def not_transposed(a: torch.Tensor, b: torch.Tensor, instead: str) -> str | None:
-    """Why operands whose rows do not run along K are refused; `instead` is a rung that takes them."""
+    """Why a kernel refuses operands that are not contiguous along K, or None; `instead` is a kernel for them."""
     if not k_is_contiguous(a, 1):
         return f"a must have stride 1 along K, got strides {a.stride()}; gemm/{instead} takes any"
     if not k_is_contiguous(b, 0):

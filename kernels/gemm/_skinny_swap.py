@@ -1,8 +1,8 @@
-"""Device code of `swap_ab`: one warpgroup fills a ring of swizzled tiles by cp.async, others multiply by wgmma, and the
-sums of a cluster meet in shared memory.  CUDA C++, compiled for one config by macros.
+"""Device code of `swap_ab`: one warpgroup fills a ring of swizzled tiles by cp.async, others multiply by wgmma, and a
+cluster adds its sums in shared memory.  CUDA C++, compiled per config by macros.
 
-Those that multiply are not those that load, because wgmma wants a proxy fence between cp.async and its read of shared
-memory, which waits for what its own thread has in flight.
+The loading threads do not multiply: wgmma needs a proxy fence between cp.async and its read of shared memory, and this
+fence would wait for the copies that the same thread has in flight.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ WGMMA = {
     "fp16": ("f16.f16", 16, ", 1, 1, 0, 0"),
     "tf32": ("tf32.tf32", 8, ", 1, 1"),
 }
-"""Of each kind of operands: its types in the opcode, K of an instruction, and the immediates: no sign is changed, and
-both operands run along K (PTX ISA 8.7, `wgmma.mma_async`)."""
+"""By kind of operands: the types in the opcode, K of an instruction, and the immediates (signs unchanged, both operands
+contiguous along K; PTX ISA 8.7, `wgmma.mma_async`)."""
 
 
 def source(kind: str, n: int) -> str:
-    """The source for operands of `kind` and products of 64 rows of the weight by `n` of a."""
+    """The source for operands of `kind` and products of 64 rows of the weight with `n` rows of a."""
     types, k, immediates = WGMMA[kind]
     count = n // 2
     registers = ", ".join(f"%{index}" for index in range(count))
@@ -45,12 +45,12 @@ using T = __nv_bfloat16;
 using T = __half;
 #endif
 
-// A tile's row is cut into pieces of 128 bytes, the widest that the swizzle knows; a piece of all rows is one block.
+// A tile's rows are cut into pieces of 128 bytes, the widest swizzle; one piece of all rows is a block.
 constexpr int PIECE = 128 / (int)sizeof(T), VECTOR = 16 / (int)sizeof(T);
 constexpr int BLOCK_N = 64 * WARPGROUPS, BLOCK_K = PIECE * PIECES, LOADERS = 128, THREADS = LOADERS + 128 * WARPGROUPS;
 constexpr int W_BYTES = BLOCK_N * 128, X_BYTES = BLOCK_M * 128, STAGE_BYTES = (W_BYTES + X_BYTES) * PIECES;
-constexpr int PITCH = BLOCK_N + 4;  // of the sums: two columns of a fragment are 8 banks apart, its rows one
-static_assert(BLOCK_M * PITCH * 4 <= STAGES * STAGE_BYTES, "the sums take the ring's place");
+constexpr int PITCH = BLOCK_N + 4;  // of the sums: columns of a fragment are 8 banks apart, its rows 1 bank
+static_assert(BLOCK_M * PITCH * 4 <= STAGES * STAGE_BYTES, "the sums reuse the ring's memory");
 static_assert(PIECES <= 2, "a thread's rows are whole periods of the swizzle apart");
 
 __device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
@@ -62,7 +62,7 @@ __device__ __forceinline__ u64 descriptor(u32 address) {
     return (u64)(address >> 4 & 0x3fff) | (u64)1 << 16 | (u64)(1024 >> 4) << 32 | (u64)1 << 62;
 }
 
-// 16 bytes if `wanted`, as one instruction with a predicate; zero from `bytes` on.
+// Copies 16 bytes if `wanted`, as one predicated instruction.
 __device__ __forceinline__ void copy(u32 to, const T* from, int wanted, u64 policy) {
     asm volatile(
         "{\n\t.reg .pred p;\n\tsetp.ne.s32 p, %2, 0;\n\t"
@@ -110,13 +110,14 @@ __device__ __forceinline__ void meet() {
 #endif
 }
 
-// One operand's tile: each thread copies the same 16 bytes of every DOWN-th row, DOWN a multiple of the swizzle's 8.
+// The tile of one operand: each thread copies the same 16 bytes of every DOWN-th row; DOWN is a multiple of 8, the
+// period of the swizzle.
 template <int ROWS>
 struct Copies {
     static constexpr int ACROSS = 8 * PIECES, DOWN = LOADERS / ACROSS, COUNT = (ROWS + DOWN - 1) / DOWN;
     const T* from;
     i64 down;
-    u32 to, there = 0;  // a bit for each row that this thread copies
+    u32 to, there = 0;  // one bit per row that this thread copies
 
     __device__ Copies(const T* operand, i64 stride, int first, int size, int k) {
         const int row = threadIdx.x / ACROSS, column = threadIdx.x % ACROSS;
@@ -126,7 +127,7 @@ struct Copies {
         for (int i = 0; i < COUNT; ++i) there |= (u32)(row + i * DOWN < min(ROWS, size - first)) << i;
     }
 
-    // Rows past the last one stay zero: nothing is ever copied to them.
+    // Rows past the last one stay zero, because no copy writes them.
     __device__ void clear(u32 tile) const {
         for (int i = 0; i < COUNT; ++i)
             if (!(there >> i & 1) && threadIdx.x / ACROSS + i * DOWN < ROWS)
@@ -134,7 +135,7 @@ struct Copies {
                              : "memory");
     }
 
-    // A tile, and then the next; of the last one, what lies `left` bytes on is zero.
+    // Copies a tile and moves to the next one; in the LAST tile the bytes from `left` on become zero.
     template <bool LAST>
     __device__ __forceinline__ void run(u32 tile, int left, u64 policy) {
         const T* row = from;
@@ -220,7 +221,7 @@ swap_ab(const T* a, const T* weight, const T* bias, const T* residual, T* out, i
             stage = stage + 1 == STAGES ? 0 : stage + 1;
         }
     }
-    __syncthreads();  // the last tiles have been read: the sums take their place
+    __syncthreads();  // all tiles have been read, so the sums may overwrite them
 
     float* sums = reinterpret_cast<float*>(raw);
     if (threadIdx.x >= LOADERS) {
@@ -231,7 +232,7 @@ swap_ab(const T* a, const T* weight, const T* bias, const T* residual, T* out, i
     }
     meet();
 
-    // Each CTA of the cluster adds up its part of the tile, always from the first share of K to the last.
+    // Each CTA of the cluster adds its part of the tile, in the order of the shares of K.
     const int rows = min(BLOCK_M, M - first_m);
     for (int i = rank * THREADS + threadIdx.x; i < rows * BLOCK_N; i += SPLIT * THREADS) {
         const int m = i / BLOCK_N, n = first_n + i % BLOCK_N;
@@ -248,7 +249,7 @@ swap_ab(const T* a, const T* weight, const T* bias, const T* residual, T* out, i
         }
     }
 #if SPLIT > 1
-    meet();  // nobody leaves while its sums are being read
+    meet();  // no CTA exits while another CTA reads its sums
 #endif
 }
 """

@@ -1,4 +1,4 @@
-"""What `split_k` and `stream_k` share: tiles for few rows of a, what a tile needs, and how one is stored."""
+"""What `split_k` and `stream_k` share: tiles for few rows of a, what a tile needs, and its store."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from rooflab.kernels.tuning import SHARED_BYTES_PER_CTA
 from rooflab.reference.spec import Scheme
 
 REDUCE_COLUMNS = 256
-"""Outputs that one CTA of a second launch adds up."""
+"""Outputs per CTA of the second launch."""
 BYTES_IN_FLIGHT = 64 * 1024
-"""Of a CTA: three times what HBM's latency needs of an SM (3.35 TB/s and 0.7 us are 18 KB for each of 132)."""
+"""Per CTA: three times what HBM's latency needs per SM (3.35 TB/s times 0.7 us are 18 KB for each of 132 SMs)."""
 
 
 def tile(M: int, scheme: Scheme) -> tuple[int, int, int]:
-    """block_m, block_n, block_k: the least rows that a product takes, and 256 bytes of each row of the weight, or 128
-    where a's tile is as large as the weight's."""
+    """block_m, block_n, block_k: the least rows of a product, and 256 bytes of each row of the weight (128 bytes if the
+    tile of a is as large as the weight's)."""
     if by_fma(scheme):
         return (16 if M <= 16 else 32), 32, 32
     block_m = min(max(triton.next_power_of_2(M), 16), 64)
@@ -25,7 +25,7 @@ def tile(M: int, scheme: Scheme) -> tuple[int, int, int]:
 
 
 def stages(block_m: int, block_n: int, block_k: int, scheme: Scheme) -> int:
-    """How many tiles Triton has to stage for `BYTES_IN_FLIGHT` of the weight, as long as two CTAs fit on an SM."""
+    """Stages that keep `BYTES_IN_FLIGHT` of the weight in flight, or fewer, so that two CTAs fit on an SM."""
     if by_fma(scheme):
         return 3
     wanted = 1 + BYTES_IN_FLIGHT // (block_n * block_k * scheme.activation.itemsize)
@@ -35,13 +35,13 @@ def stages(block_m: int, block_n: int, block_k: int, scheme: Scheme) -> int:
 
 
 def registers(block_m: int, block_n: int, block_k: int, num_warps: int, scheme: Scheme) -> int:
-    """Accumulators, and without tensor cores both tiles."""
+    """Registers of a thread: accumulators, and without tensor cores both tiles."""
     values = block_m * block_n + (block_k * (block_m + block_n) if by_fma(scheme) else 0)
     return int(triton.cdiv(values, 32 * num_warps)) + ADDRESS_REGISTERS
 
 
 def shared_bytes(block_m: int, block_n: int, block_k: int, num_stages: int, scheme: Scheme) -> int:
-    """Staged tiles: all while wgmma reads one of them; one fewer where mma.sync or FMAs have copied it to registers."""
+    """Bytes of the staged tiles: every stage if wgmma reads one; one fewer if mma.sync or FMAs read registers."""
     staged = num_stages if uses_wgmma(block_m, scheme) else num_stages - 1
     return staged * (block_m + block_n) * block_k * scheme.activation.itemsize
 
@@ -51,7 +51,7 @@ def store_tile(
     accumulator, rows, columns, bias_ptr, residual_ptr, out_ptr, M, N, stride_rm, stride_om,
     HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
 ):  # fmt: skip
-    """`accumulator` (rows, columns), fp32, with bias and residual, rounded once; `rows` and `columns` are int64."""
+    """Stores `accumulator` (rows, columns) fp32 + bias + residual, rounded once; `rows` and `columns` are int64."""
     accumulator = add_bias_and_residual(
         accumulator, bias_ptr, residual_ptr, stride_rm, rows, columns, M, N, HAS_BIAS, HAS_RESIDUAL
     )

@@ -16,23 +16,23 @@ from rooflab.reference.spec import DTYPE_NAMES, Case, Scheme, nbytes
 from rooflab.roofline.model import Traffic
 
 ADDRESS_REGISTERS = 24
-"""Pointers, masks and the loop's counter, beside the accumulators."""
+"""For pointers, masks and the loop counter, in addition to the accumulators."""
 WGMMA_ROWS = 64
-"""Rows of a warpgroup's product; smaller tiles are multiplied by warps, of 16 rows."""
+"""Rows of a wgmma product; in smaller tiles warps multiply 16 rows by mma.sync."""
 
 
 def scheme_name(a: torch.Tensor, precision: str) -> str:
-    """The scheme of a launch, whose config is looked up by it."""
+    """The name of a launch's scheme, under which its config is looked up."""
     return "tf32" if precision == "tf32" else DTYPE_NAMES[a.dtype]
 
 
 def by_fma(scheme: Scheme) -> bool:
-    """Whether products are a thread's: fp32 that may not be rounded has no tensor core."""
+    """Whether threads multiply by FMAs: the tensor cores have no exact fp32."""
     return scheme.activation == torch.float32 and scheme.name != "tf32"
 
 
 def uses_wgmma(block_m: int, scheme: Scheme) -> bool:
-    """Whether a product is a warpgroup's; those of fewer rows are a warp's, and those of fp32 a thread's."""
+    """Whether warpgroups multiply (wgmma)."""
     return block_m >= WGMMA_ROWS and not by_fma(scheme)
 
 
@@ -45,9 +45,9 @@ def tile_footprint(
     *,
     more_shared_bytes: int = 0,
 ) -> Footprint:
-    """Accumulators in fp32 and, without tensor cores, both tiles beside them in registers; `staged_tiles` of a and b.
+    """Needs of a tile: fp32 accumulators, without tensor cores both tiles in registers, and `staged_tiles` of a and b.
 
-    `blocks` are a tile's M, N and K.
+    `blocks`: M, N and K of a tile.
     """
     block_m, block_n, block_k = blocks
     threads = 32 * num_warps
@@ -70,7 +70,7 @@ def grouped_traffic(
     residual: torch.Tensor | None,
     group_rows: int,
 ) -> Traffic:
-    """a once; b again for every `group_rows` rows of a, as if none of it were still in L2 by then."""
+    """a is read once, b once per `group_rows` rows of a, as if L2 kept none of it from one group to the next."""
     M, N = a.shape[0], b.shape[1]
     return Traffic(
         read_bytes=nbytes(a, bias, residual) + triton.cdiv(M, group_rows) * nbytes(b),
@@ -79,7 +79,7 @@ def grouped_traffic(
 
 
 def traffic_of(kernel: str) -> Callable[..., Traffic]:
-    """The `traffic` of a rung whose config has a `block_m` and a `group_m`: a once, b for every group of row panels."""
+    """The `traffic` of a kernel whose config has `block_m` and `group_m`: a once, b once per group of row panels."""
 
     def traffic(inputs: Arguments) -> Traffic:
         a, b, residual = inputs.a, inputs.b, inputs.residual
@@ -90,14 +90,14 @@ def traffic_of(kernel: str) -> Callable[..., Traffic]:
 
 
 def config_of(kernel: str, a: torch.Tensor, b: torch.Tensor, residual: torch.Tensor | None, precision: str) -> Any:
-    """The config of a launch that is given none: tuned for this card, or the heuristic's."""
+    """The config of a launch without one: tuned for this GPU, or the heuristic's."""
     dims = {"M": a.shape[0], "N": b.shape[1], "K": a.shape[1], "residual": residual is not None}
     return default_config("gemm", kernel, scheme_name(a, precision), a.device, **dims)
 
 
 @triton.jit
 def grouped_tile(tile, tiles_m, tiles_n, GROUP_M: tl.constexpr):
-    """Row and column of tiles of the `tile`-th: column by column within groups of GROUP_M row panels."""
+    """Row and column of the `tile`-th tile: columns are the outer order within a group of GROUP_M row panels."""
     group_tiles = GROUP_M * tiles_n
     first_m = tile // group_tiles * GROUP_M
     group_m = min(tiles_m - first_m, GROUP_M)
@@ -127,7 +127,7 @@ def _gemm(
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
 ):  # fmt: skip
     tile_m, tile_n = grouped_tile(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP_M)
-    # int64: a row times its stride passes 2**31 from M K = 2**31 on.
+    # int64, because row * stride passes 2**31 from M * K = 2**31 on.
     rows = tile_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tile_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     inner = tl.arange(0, BLOCK_K)

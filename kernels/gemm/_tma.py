@@ -1,4 +1,4 @@
-"""How the TMA rungs of gemm see a matrix in memory, which they refuse, and the tile that they take by themselves."""
+"""How the TMA kernels of gemm describe a matrix, which matrices they refuse, and their default tile."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from rooflab.kernels.registry import Arguments
 from rooflab.reference.spec import Case, Scheme
 
 ROW_BYTES = 128
-"""Of a tile along K: the widest swizzle, in which wgmma reads shared memory without conflicts."""
+"""Bytes of a tile along K: the widest swizzle, with which wgmma reads shared memory without bank conflicts."""
 PRODUCT_BYTES_PER_CLOCK = 4096
-"""Of an SM, multiply-adds times bytes of an operand: 989 TFLOP/s in bf16 are 132 SMs at 1.83 GHz and 2048 of them."""
+"""Per SM, multiply-adds times operand bytes: 989 TFLOP/s in bf16 are 132 SMs at 1.83 GHz with 2048 multiply-adds."""
 L2_BYTES_PER_CLOCK = 48
-"""What a tile's loads are charged for each SM, in the choice between tiles alone; not measured.  It is what tiles of
-128 by 256 take at the full rate of products in 16 bits, of which a published kernel with such tiles and no multicast
-reaches 86% (ThunderKittens).  Smaller tiles would need more; no measurement shows that L2 gives it."""
+"""Assumed L2 bandwidth per SM, only for the choice between tiles; not measured.  Tiles of 128 x 256 need this much at
+the full rate of 16-bit products; a published kernel with such tiles and no multicast reaches 86% (ThunderKittens).
+Smaller tiles need more; no measurement shows that L2 delivers it."""
 GROUP_ROWS = 2048
-"""Rows of a that a group's tiles share: a wave of 132 tiles of 128 by 256 then reads 2048 rows and 2112 columns, about
-the fewest that hold them, where 1024 rows take 4224 columns."""
+"""Rows of a per group of tiles: a wave of 132 tiles of 128 x 256 then reads 2048 rows and 2112 columns, near the
+minimum; with 1024 rows it would read 4224 columns."""
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A matrix as it lies in memory: rows whose elements are neighbours."""
+    """A matrix in memory as rows of contiguous elements."""
 
     base: torch.Tensor
     rows: int
@@ -38,21 +38,21 @@ class Stored:
     stride: int
     """Elements from one row to the next."""
     transposed: bool
-    """Whether its rows are the operand's columns."""
+    """Whether these rows are the operand's columns."""
 
     def descriptor(self, rows: int, columns: int) -> TensorDescriptor:
-        """The tensor map whose boxes are tiles of the operand, `rows` by `columns`."""
+        """The tensor map for tiles of the operand, `rows` by `columns`."""
         block = [columns, rows] if self.transposed else [rows, columns]
         return TensorDescriptor(self.base, [self.rows, self.columns], [self.stride, 1], block)
 
 
 def stored_as(matrix: torch.Tensor, transposed: bool) -> Stored | None:
-    """`matrix` as rows, or with `transposed` as columns, that a tensor map can describe; None where it cannot."""
+    """`matrix` as rows (with `transposed` as columns) that a tensor map can describe, or None."""
     size = matrix.element_size()
     row_dim = 1 if transposed else 0
     rows, columns = matrix.shape[row_dim], matrix.shape[1 - row_dim]
     stride = matrix.stride(row_dim)
-    if rows == 1:  # the stride of a single row is never used
+    if rows == 1:  # the stride of a single row has no meaning
         stride = triton.cdiv(columns * size, ALIGNMENT) * ALIGNMENT // size
     neighbours = columns == 1 or matrix.stride(1 - row_dim) == 1
     aligned = address_of(matrix) % ALIGNMENT == 0 and stride * size % ALIGNMENT == 0
@@ -62,7 +62,7 @@ def stored_as(matrix: torch.Tensor, transposed: bool) -> Stored | None:
 
 
 def stored(operand: torch.Tensor, k_dim: int) -> Stored | None:
-    """`operand` as a tensor map describes it, with K innermost where both ways will do; None where neither will."""
+    """`operand` for a tensor map, with K innermost if both orders are possible; None if neither is."""
     k_innermost = k_dim == 0
     return stored_as(operand, k_innermost) or stored_as(operand, not k_innermost)
 
@@ -77,10 +77,9 @@ def _refusal(name: str, matrix: torch.Tensor, instead: str) -> str:
 
 
 def why_not_operands(a: torch.Tensor, b: torch.Tensor, precision: str, instead: str) -> str | None:
-    """Why operands cannot go from TMA to wgmma, or None.
+    """Why TMA and wgmma cannot take the operands, or None; `instead` is a kernel that takes any.
 
-    Operands that are not two matrices give None: the launcher's own checks refuse them.  `instead` is a rung that
-    takes any.
+    None also for operands that are not two matrices: the launcher's own checks refuse them.
     """
     if a.ndim != 2 or b.ndim != 2 or not a.numel() or not b.numel():
         return None
@@ -91,7 +90,7 @@ def why_not_operands(a: torch.Tensor, b: torch.Tensor, precision: str, instead: 
         matrix = stored(operand, k_dim)
         if matrix is None:
             return _refusal(name, operand, instead)
-        # wgmma reads 16-bit operands in either order, and wider ones with K innermost (PTX ISA, wgmma.mma_async).
+        # wgmma reads 16-bit operands in both orders, wider operands only with K innermost (PTX ISA, wgmma.mma_async).
         if wide and matrix.transposed != (k_dim == 0):
             return f"{name}: expected stride 1 along K for wgmma in tf32, got strides {operand.stride()}; " + (
                 f"gemm/{instead} takes any"
@@ -100,7 +99,7 @@ def why_not_operands(a: torch.Tensor, b: torch.Tensor, precision: str, instead: 
 
 
 def why_not_output(a: torch.Tensor, b: torch.Tensor, instead: str) -> str | None:
-    """Why TMA cannot store a new tensor for the product of a and b, or None."""
+    """Why TMA cannot store a new tensor for a b, or None."""
     if a.ndim != 2 or b.ndim != 2 or a.shape[0] == 1 or b.shape[1] * a.element_size() % ALIGNMENT == 0:
         return None
     return (
@@ -110,18 +109,18 @@ def why_not_output(a: torch.Tensor, b: torch.Tensor, instead: str) -> str | None
 
 
 def why_not_loaded(inputs: Arguments) -> str | None:
-    """`unsupported` of a rung that loads by TMA: what that and wgmma cannot take."""
+    """`unsupported` for a kernel that loads by TMA."""
     return why_not_operands(inputs.a, inputs.b, inputs.precision, "pipelined")
 
 
 def why_not_loaded_and_stored(inputs: Arguments) -> str | None:
-    """`unsupported` of a rung that stores by TMA as well."""
+    """`unsupported` for a kernel that also stores by TMA."""
     a, b = inputs.a, inputs.b
     return why_not_operands(a, b, inputs.precision, "pipelined") or why_not_output(a, b, "tma")
 
 
 def stored_operands(a: torch.Tensor, b: torch.Tensor, precision: str, instead: str) -> tuple[Stored, Stored]:
-    """Both as tensor maps describe them.  Raises `ValueError` where `why_not_operands` has a reason."""
+    """Both operands for tensor maps.  Raises `ValueError` with the reason of `why_not_operands`."""
     reason = why_not_operands(a, b, precision, instead)
     if reason:
         raise ValueError(reason)
@@ -131,7 +130,7 @@ def stored_operands(a: torch.Tensor, b: torch.Tensor, precision: str, instead: s
 
 
 def stored_output(out: torch.Tensor, instead: str) -> Stored:
-    """`out` as a tensor map describes it.  Raises `ValueError` where none can."""
+    """`out` for a tensor map.  Raises `ValueError` if TMA cannot store it."""
     matrix = stored_as(out, False)
     if matrix is None:
         raise ValueError(_refusal("out", out, instead))
@@ -141,7 +140,7 @@ def stored_output(out: torch.Tensor, instead: str) -> Stored:
 def epilogue_alone(
     out: torch.Tensor, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """`out` where there is nothing to multiply and no tensor map of nothing: K = 0, or an empty result."""
+    """Writes bias + residual to `out`, for K = 0 or an empty result, for which no tensor map exists."""
     total = torch.zeros(out.shape, dtype=torch.float32, device=out.device)
     for addend in (bias, residual):
         if addend is not None:
@@ -150,25 +149,25 @@ def epilogue_alone(
 
 
 class Tiled(Protocol):
-    """A config of tiles."""
+    """A config with tile sizes."""
 
     @property
     def block_m(self) -> int:
-        """Rows of a tile."""
+        """Rows per tile."""
 
     @property
     def block_n(self) -> int:
-        """Columns of a tile."""
+        """Columns per tile."""
 
 
 Config = TypeVar("Config", bound=Tiled)
 
 
 def quickest(candidates: Sequence[Config], case: Case, scheme: Scheme) -> Config:
-    """The config whose tiles should take the fewest clocks, the first of equals: a prediction, unmeasured.
+    """The config whose tiles should take the fewest clocks, the first of equals: a prediction, not measured.
 
-    A tile costs its products on the tensor cores or its loads from L2, whichever is more, and a wave of tiles, one on
-    each SM, lasts as long as one tile.
+    A tile costs its products on the tensor cores or its loads from L2, whichever takes longer; a wave has one tile per
+    SM and takes as long as one tile.
     """
     M, N = int(case["M"]), int(case["N"])
     size = scheme.activation.itemsize

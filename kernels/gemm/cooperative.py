@@ -1,19 +1,18 @@
 """Over warp_specialized, in Gluon: consumers work independently, and no warp waits for a store.
 
-One warp asks TMA for tiles and runs ahead through a ring of shared memory, into the next tile of the result while the
-last one is being stored.  Two warpgroups share a tile of B, each with half of the rows of A, an accumulator of its own,
-and one product always in flight: a slot is given back when the product after it has been started, so that neither
-leaves the tensor cores to wait.  Each half of a finished tile is staged in shared memory and stored by TMA, which is
-waited for only where that memory is needed again; a residual comes the other way, by TMA into the same memory, while
-the tile is multiplied.  Most registers are the consumers' (setmaxnreg).  The design is that of CUTLASS's cooperative
-warp-specialised GEMM (NVIDIA, CUTLASS 3.x, example 48) and of ThunderKittens (Spector et al., 2024); CUTLASS also
-multicasts between the CTAs of a cluster, which Gluon 3.6 cannot.
+One warp issues the TMA loads through a ring in shared memory and runs ahead into the next tile while the last one is
+stored.  Two warpgroups share a tile of B; each has half of the rows of A, its own accumulator, and always one product
+in flight: it frees a slot after the next product has started, so the tensor cores never wait.  Each half of a finished
+tile is staged in shared memory and stored by TMA; a wait for the store comes only when that memory is needed again.
+TMA loads a residual into the same memory during the products.  Consumers hold most registers (setmaxnreg).  Design:
+CUTLASS's cooperative warp-specialized GEMM (NVIDIA, CUTLASS 3.x, example 48) and ThunderKittens (Spector et al.,
+2024); CUTLASS also multicasts within a cluster, which Gluon 3.6 cannot.
 
-`lead` starts one consumer some steps of K ahead of the other, so that their epilogues come one after the other and the
-tensor cores have work throughout; predicted to matter at small K, where the epilogue is more of a tile's time.
+`lead` starts one consumer some steps of K ahead of the other, so that their epilogues do not coincide and the tensor
+cores always have work; predicted to matter at small K, where the epilogue takes more of a tile's time.
 
-In Gluon a consumer is a partition of four warps.  It synchronises them before each wait and arrival at an mbarrier,
-twice a step of K, which the product in flight hides.
+In Gluon a consumer is a partition of four warps, which synchronizes before each wait on and arrival at an mbarrier,
+twice per step of K; the product in flight hides this.
 """
 
 from __future__ import annotations
@@ -54,38 +53,38 @@ class Config(LaunchConfig):
     """Tile sizes and the ring."""
 
     block_m: int
-    """Half of it is a consumer's."""
+    """Each consumer takes half."""
     block_n: int
     block_k: int
     stages: int
     """Slots of the ring."""
     group_m: int
-    """Row panels of tiles that share their columns of B."""
+    """Row panels of tiles that share their columns of B in L2."""
     store_n: int
-    """Columns of a finished tile that are staged at once: all, or half where the ring needs the memory."""
+    """Columns of a finished tile that are staged at once: all, or half if the ring needs the memory."""
     lead: int = 0
-    """Steps of K that the first consumer starts ahead of the second, so that one stores while the other multiplies;
-    each costs a slot of the ring, that both hold."""
+    """Steps of K that the first consumer is ahead of the second, so that one stores while the other multiplies; each
+    step costs a slot of the ring, which both hold."""
 
 
 THREADS = 384
-"""Two consumers and the group of warps that the producer is one of, because registers are moved between groups."""
+"""Two consumers and the warpgroup of the producer warp, because setmaxnreg moves registers between warpgroups."""
 CONSUMER_REGISTERS = 24
-"""Addresses, descriptors and the loop's counters, beside the accumulator."""
+"""For addresses, descriptors and loop counters, in addition to the accumulator."""
 BARRIERS_A_STAGE = 3
-"""Full, and empty for each consumer."""
+"""One `full`, and one `empty` per consumer."""
 OVERHEAD_BYTES = 1024
-"""Of shared memory, for barriers and what Gluon keeps for its partitions: under 0.5 KB in the compiled kernels."""
+"""Shared memory for barriers and Gluon's partitions: under 0.5 KB in the compiled kernels."""
 MOST_STAGES = 8
 DEEP_K = 2048
-"""From here on a fourth slot is predicted to be worth more than staging a whole tile; unmeasured."""
+"""From this K on a fourth slot is predicted to gain more than staging a whole tile; unmeasured."""
 CANDIDATES = ((128, 256), (256, 128), (128, 128), (128, 64))
-"""block_m and block_n; 128 x 256 outputs are what two consumers hold."""
+"""block_m and block_n; two consumers can hold at most 128 x 256 outputs."""
 KINDS = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float32: gl.float32}
 
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Tiles that two consumers hold in registers, with every ring that fits beside them."""
+    """Tiles that two consumers can hold in registers, with rings of several depths."""
     depth = ROW_BYTES // scheme.activation.itemsize
     tiles = itertools.product((128, 256), (64, 128, 256), (depth // 2, depth), (8, 16), (1, 2))
     return tuple(
@@ -96,7 +95,7 @@ def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
 
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """An accumulator in fp32 for each consumer; the ring and its barriers, and what is staged of a tile."""
+    """One fp32 accumulator per consumer; the ring with its barriers, and the staged part of a tile."""
     M, N, K = int(case["M"]), int(case["N"]), int(case["K"])
     tiles = triton.cdiv(M, config.block_m) * triton.cdiv(N, config.block_n)
     outputs = config.block_m * config.block_n
@@ -113,17 +112,17 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
 
 
 def is_legal(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
-    """What a CTA can hold, with two slots at least beside those that the lead takes."""
+    """Whether a CTA fits, and the ring has at least two slots more than the lead."""
     return footprint(config, case, scheme).fits and (config.lead == 0 or config.lead + 2 <= config.stages)
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """The quickest of a few, each with as many slots as fit."""
+    """The quickest of `CANDIDATES`, each with as many slots as fit."""
     return quickest([_with_ring(m, n, case, scheme) for m, n in CANDIDATES], case, scheme)
 
 
 def _with_ring(block_m: int, block_n: int, case: Case, scheme: Scheme) -> Config:
-    """A tile is staged in halves where that makes room for a slot, but not with a residual, which it would wait for."""
+    """Stages half a tile if this makes room for a slot; not with a residual, which would make the consumer wait."""
     size = scheme.activation.itemsize
     large = block_m * block_n == 128 * 256
     halved = large and (size > 2 or (int(case["K"]) >= DEEP_K and not case.get("residual")))
@@ -134,7 +133,7 @@ def _with_ring(block_m: int, block_n: int, case: Case, scheme: Scheme) -> Config
 
 
 def unsupported(inputs: Arguments) -> str | None:
-    """What TMA cannot load or store, and wgmma not take."""
+    """Why TMA cannot load or store these operands, or wgmma cannot multiply them."""
     a, b, residual = inputs.a, inputs.b, inputs.residual
     return (
         why_not_operands(a, b, inputs.precision, "pipelined")
@@ -153,7 +152,7 @@ def _why_not_residual(residual: torch.Tensor) -> str | None:
 
 
 def _map(matrix: Stored, rows: int, columns: int) -> TensorDescriptor:
-    """The tensor map whose boxes are tiles of an operand, `rows` by `columns`, swizzled as wgmma reads them."""
+    """The tensor map for tiles of an operand, `rows` by `columns`, with the swizzle that wgmma reads."""
     box = [columns, rows] if matrix.transposed else [rows, columns]
     layout = gl.NVMMASharedLayout.get_default_for(box, KINDS[matrix.base.dtype])
     return TensorDescriptor(matrix.base, [matrix.rows, matrix.columns], [matrix.stride, 1], box, layout)
@@ -173,11 +172,11 @@ def gemm(
     precision: str = "ieee",
     config: Config | None = None,
 ) -> torch.Tensor:
-    """a b + bias + residual on the tensor cores of a Hopper, accumulated in fp32 and rounded once.
+    """a b + bias + residual on Hopper's tensor cores, accumulated in fp32 and rounded once.
 
     a: (M, K); b: (K, N); bias: (N,) contiguous; residual: (M, N); fp16 or bf16, or fp32 with `precision="tf32"` and
     stride 1 along K; returns (M, N).  Addresses, and the other strides of a, b, residual and out, are whole 16 bytes.
-    Raises `ValueError` on shapes, dtypes or strides that do not fit.
+    Raises `ValueError` on other operands.
     """
     M, N, K = check_operands(a, b, bias, residual, precision)
     out = output(out, (M, N), a)

@@ -1,10 +1,9 @@
-"""Over naive, for one to four rows of a: the weight's rows are read once, 16 bytes a thread at a time, and reduced in
-a warp.
+"""Over naive, for one to four rows of a: reads the weight once, 16 bytes per thread at a time, and reduces in a warp.
 
-A product with so few rows is a stream of weights: no tile, no tensor core and no shared memory are in its way.  A warp
-takes `rows` rows of the weight and asks for `rows * unroll` vectors before it uses the first.  Where that leaves too
-few warps, K is split over the warps of a CTA, and then over a cluster of CTAs, whose partial sums meet in distributed
-shared memory: in a fixed order, with no second launch and no workspace.
+With so few rows the product is a stream of weights, so there is no tile, no tensor core and no staging in shared
+memory.  A warp takes `rows` rows of the weight and issues `rows * unroll` loads before it uses the first.  If that
+leaves too few warps, K is split over the warps of a CTA, then over a cluster of CTAs; their partial sums meet in
+distributed shared memory in a fixed order, without a second launch or a workspace.
 """
 
 from __future__ import annotations
@@ -34,39 +33,39 @@ from rooflab.kernels.tuning import BF16, Footprint, Tuning
 from rooflab.reference.spec import Case, Scheme
 
 MOST_ROWS = 4
-"""Rows of a: each costs an FMA for each weight, and from here on tensor cores are cheaper."""
+"""Rows of a: each costs one FMA per weight; with more rows tensor cores are cheaper."""
 WARPS = 8
 WARPS_PER_SM = 24
-"""Warps that the heuristic wants on each SM: with 8 vectors of 512 bytes each, 96 KB are on their way."""
+"""Warps per SM that the heuristic aims at: with 8 vectors of 512 bytes each, 96 KB are in flight."""
 WARP = 32
 
 
 @dataclass(frozen=True)
 class Config:
-    """How the weight is shared out."""
+    """How warps and CTAs divide the weight."""
 
     rows: int
-    """Rows of the weight that a warp reduces side by side: what it reads of a serves them all."""
+    """Rows of the weight per warp; they share the loads of a."""
     unroll: int
-    """Vectors of each row that are asked for at once."""
+    """Vectors of each row that are loaded at once."""
     warps_k: int
-    """Warps of a CTA that share a row, each with every `warps_k * split`-th piece of 32 vectors."""
+    """Warps of a CTA that share a row; each takes every `warps_k * split`-th piece of 32 vectors."""
     split: int
-    """CTAs, a cluster, that share a row."""
+    """CTAs of a cluster that share a row."""
 
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Up to 16 vectors in flight a thread, and every way to split K."""
+    """Many ways to divide N and K; `is_legal` keeps those with at most 16 vectors in flight per thread."""
     return tuple(Config(*values) for values in itertools.product((1, 2, 4), (1, 2, 4, 8), (1, 2, 4, 8), (1, 2, 4, 8)))
 
 
 def pieces(K: int, scheme: Scheme) -> int:
-    """Loads of a whole warp in a row, at the widest."""
+    """Loads of a whole warp per row of K, with the widest vector."""
     return int(triton.cdiv(K * element_bytes(scheme), WARP * VECTOR_BYTES))
 
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Vectors in flight and one sum for each of a's rows in registers; one sum of each warp in shared memory."""
+    """Registers for the vectors in flight and the sums; shared memory for one sum per warp, row and row of a."""
     M, N = int(case["M"]), int(case["N"])
     sums = config.rows * min(M, MOST_ROWS)
     return Footprint(
@@ -78,7 +77,7 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
 
 
 def is_legal(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
-    """No more than 16 vectors in flight a thread, and for each share of K at least one piece."""
+    """At most 16 vectors in flight per thread, and at least one piece per share of K."""
     shares = config.warps_k * config.split
     return (
         config.rows * config.unroll <= 16
@@ -88,7 +87,7 @@ def is_legal(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """As few shares of K as give every SM its warps, and no more than K has pieces."""
+    """The fewest shares of K that give every SM its warps, but no more than K has pieces."""
     N, most = int(case["N"]), pieces(int(case["K"]), scheme)
     rows = 2 if int(case["M"]) <= 2 else 4
     wanted = HOPPER_SMS * WARPS_PER_SM * rows
@@ -99,11 +98,11 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
 
 
 ELEMENTS = {torch.float32: 4, torch.bfloat16: 2, torch.float16: 1}
-"""What the source calls each dtype."""
+"""The number that the source uses for each dtype."""
 
 
 def why_not_taken(a: torch.Tensor, b: torch.Tensor) -> str | None:
-    """Why these operands are for another rung."""
+    """Why this kernel cannot take the operands, or None."""
     if a.shape[0] > MOST_ROWS:
         return f"takes up to {MOST_ROWS} rows of a, got {a.shape[0]}; gemm/swap_ab takes more"
     return not_transposed(a, b, "split_k")
@@ -127,8 +126,8 @@ def gemm(
     """a b + bias + residual in fp32 FMAs, for at most four rows of a; two runs agree bit for bit.
 
     a: (M, K), M <= 4, stride 1 along K; b: (K, N), a transposed row-major (N, K) weight; bias: (N,); residual: (M, N);
-    returns (M, N).  fp32, fp16 or bf16; fp32 stays fp32 also where `precision` would allow TF32.  Rows whose addresses
-    are no multiples of 16 bytes are read in narrower pieces.  Raises `ValueError` on anything else.
+    returns (M, N).  fp32, fp16 or bf16; fp32 stays exact even if `precision` allows TF32.  Rows at addresses that are
+    not multiples of 16 bytes are read in narrower loads.  Raises `ValueError` on other operands.
     """
     M, N, K = check_operands(a, b, bias, residual, precision)
     reason = why_not_taken(a, b)

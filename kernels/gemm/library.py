@@ -1,4 +1,4 @@
-"""torch's own matmul: cuBLAS on CUDA, oneDNN or MKL on the CPU."""
+"""torch's matmul: cuBLAS on CUDA, oneDNN or MKL on the CPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rooflab.kernels.registry import Arguments, register
 
 
 def unsupported(inputs: Arguments) -> str | None:
-    """torch has one call for one addend, and rounds between two calls; on some CPUs it reads padding of a."""
+    """torch adds one addend per call and rounds between calls; on some CPUs it reads the padding of a."""
     if inputs.bias is not None and inputs.residual is not None:
         return "torch has no call that adds both a bias and a residual before it rounds"
     if inputs.precision == "tf32" and inputs.a.device.type == "cpu":
@@ -31,8 +31,8 @@ def gemm(
 ) -> torch.Tensor:
     """a b + bias or + residual with `torch.mm` or `torch.addmm`.
 
-    a: (M, K); b: (K, N); bias: (N,) or residual: (M, N); any strides; returns (M, N). `precision="tf32"` allows TF32
-    for this call alone. Raises `ValueError` on shapes or dtypes that do not fit.
+    a: (M, K); b: (K, N); bias: (N,) or residual: (M, N); any strides; returns (M, N).  `precision="tf32"` allows TF32
+    for this call alone.  Raises `ValueError` on wrong shapes or dtypes.
     """
     M, N, _ = check_operands(a, b, bias, residual, precision)
     if out is not None:

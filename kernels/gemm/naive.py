@@ -1,4 +1,4 @@
-"""One Triton program per tile of the result, one k at a time, without tensor cores."""
+"""One Triton program per tile of the result; one k at a time, without tensor cores."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _gemm(
     HAS_BIAS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     tiles_n = tl.cdiv(N, BLOCK_N)
-    # int64: a row times its stride passes 2**31 from M K = 2**31 on.
+    # int64, because row * stride passes 2**31 from M * K = 2**31 on.
     rows = (tl.program_id(0) // tiles_n).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = (tl.program_id(0) % tiles_n).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     a_ptrs = a_ptr + rows * stride_am
@@ -42,7 +42,7 @@ def _gemm(
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """a once; b again for every row of tiles, as if none of it were still in L2 by then."""
+    """a is read once, b once per row of tiles, as if L2 kept none of it from one row to the next."""
     a, b = inputs.a, inputs.b
     M, N = a.shape[0], b.shape[1]
     return Traffic(
@@ -57,8 +57,8 @@ def gemm(
 ) -> torch.Tensor:
     """a b + bias by outer products, accumulated in fp32.
 
-    a: (M, K); b: (K, N); bias: (N,) contiguous; any strides of a and b; returns (M, N). Raises `ValueError` on shapes
-    or dtypes that do not fit.
+    a: (M, K); b: (K, N); bias: (N,) contiguous; any strides of a and b; returns (M, N).  Raises `ValueError` on wrong
+    shapes or dtypes.
     """
     M, N, K = check_operands(a, b, bias)
     out = output(out, (M, N), a)

@@ -1,7 +1,7 @@
-"""Beside naive, in CUDA C++: an output a thread, two loads for each product; the first kernel of any CUDA course.
+"""Next to naive, in CUDA C++: one output per thread, two loads per product, as in the first lesson of CUDA courses.
 
-A warp's 32 outputs are neighbours in a row.  It reads one value of A and a row of B, or, where B is a transposed
-weight, one value from each of 32 of its rows: 32 sectors for 32 values.  Only the caches keep values.
+A warp's 32 outputs are neighbours in a row.  The warp reads one value of A and a row of B; if B is a transposed
+weight, it reads one value from each of 32 rows: 32 sectors for 32 values.  Only caches keep values for reuse.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 
 ROWS, COLUMNS = 8, 32
-"""A CTA's outputs, as in the source."""
+"""Outputs of a CTA, as in the source."""
 SOURCE = Path(__file__).with_suffix(".cu").read_text()
 ELEMENTS = {torch.float32: "float", torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
-"""Dtypes by CUDA's names for them."""
+"""CUDA's names of the dtypes."""
 
 
 def _kernel(dtype: torch.dtype) -> CudaKernel:
@@ -31,7 +31,7 @@ def _kernel(dtype: torch.dtype) -> CudaKernel:
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """a once; b again for every row of CTAs, as if none of it were still in L2 by then."""
+    """a is read once, b once per row of CTAs, as if L2 kept none of it from one row to the next."""
     a, b = inputs.a, inputs.b
     M, N = a.shape[0], b.shape[1]
     return Traffic(
@@ -49,10 +49,10 @@ def gemm(
     *,
     residual: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """a b + bias + residual in fp32 FMAs, one k after the other.
+    """a b + bias + residual in fp32 FMAs, in the order of k.
 
-    a: (M, K); b: (K, N); fp32, fp16 or bf16 of any strides; bias: (N,) contiguous; residual: (M, N), stride 1 in its
-    rows; returns (M, N).  Raises `ValueError` on shapes or dtypes that do not fit.
+    a: (M, K); b: (K, N); fp32, fp16 or bf16, any strides; bias: (N,) contiguous; residual: (M, N), stride 1 along its
+    rows; returns (M, N).  Raises `ValueError` on wrong shapes or dtypes.
     """
     M, N, K = check_operands(a, b, bias, residual)
     out = output(out, (M, N), a)

@@ -11,32 +11,33 @@ from rooflab.kernels.registry import Arguments, register
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 
-# The M for which oneDNN picks the layout; every M runs with it. 16, 64 and 512 measured alike at M = 1, 8 and 512; 1 is
-# slower in fp32 at each of them, up to 2.3 times. Medians on two cores of an AMD EPYC with AVX-512, torch 2.13.0, cold
-# weights, the four products of a SmolLM2-135M layer (in brackets torch.nn.functional.linear): fp32 M=1 258 us (831),
-# M=512 7.5 ms (18.2); bf16 M=1 205 us (302), M=512 3.7 ms (3.9). A call costs 10 us beside its work, torch.mm's 1 us.
+# The M for which oneDNN chooses the layout; the result serves every M. 16, 64 and 512 were equally fast at M = 1, 8 and
+# 512; 1 was slower in fp32 at each of them, up to 2.3 times. Medians on two cores of an AMD EPYC with AVX-512, torch
+# 2.13.0, cold weights, the four products of a SmolLM2-135M layer (in brackets torch.nn.functional.linear): fp32 M=1
+# 258 us (831), M=512 7.5 ms (18.2); bf16 M=1 205 us (302), M=512 3.7 ms (3.9). A call costs 10 us more than its work,
+# torch.mm's 1 us.
 LAYOUT_M = 64
 
 
 @dataclass(frozen=True)
 class PackedWeight:
-    """A (K, N) weight in oneDNN's own layout, which no other kernel can read."""
+    """A (K, N) weight in oneDNN's own layout, which other kernels cannot read."""
 
     tensor: torch.Tensor
-    """The opaque tensor, (N, K)."""
+    """(N, K), in a layout known only to oneDNN."""
     K: int
     N: int
     nbytes: int
-    """Bytes of its elements; oneDNN may pad its blocks beyond."""
+    """Bytes of its elements; oneDNN may add padding."""
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(K, N), as of the weight that was packed."""
+        """(K, N), the shape of the original weight."""
         return self.K, self.N
 
 
 def pack(b: torch.Tensor) -> PackedWeight:
-    """`b` reordered for oneDNN.  b: (K, N), fp32 or bf16, on the CPU; raises `ValueError` on anything else."""
+    """`b` reordered for oneDNN.  b: (K, N), fp32 or bf16, on the CPU; raises `ValueError` on other tensors."""
     reason = _why_not(b)
     if reason:
         raise ValueError(f"b: {reason}")
@@ -55,7 +56,7 @@ def _why_not(b: torch.Tensor) -> str | None:
 
 
 def unsupported(inputs: Arguments) -> str | None:
-    """Why these operands cannot be packed; b may be packed already."""
+    """Why these operands cannot be packed, or None; b may be packed already."""
     b = inputs.b
     return _why_not(b.tensor if isinstance(b, PackedWeight) else b)
 
@@ -74,8 +75,8 @@ def traffic(inputs: Arguments) -> Traffic:
 def gemm(a: torch.Tensor, b: PackedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
     """a b + bias with a weight from `pack`.
 
-    a: (M, K) fp32 or bf16; b: packed from (K, N); bias: (N,); returns (M, N); oneDNN's call takes no `out`. Raises
-    `ValueError` on a weight that is not packed, or shapes or dtypes that do not fit.
+    a: (M, K) fp32 or bf16; b: packed from (K, N); bias: (N,); returns (M, N); oneDNN's call takes no `out`.  Raises
+    `ValueError` on a weight that is not packed, or on wrong shapes or dtypes.
     """
     if not isinstance(b, PackedWeight):
         raise ValueError(f"b: expected a weight packed by this kernel's prepare, got {type(b).__name__}")

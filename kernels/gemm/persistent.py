@@ -1,11 +1,10 @@
-"""Over tma: one CTA for each SM walks over tiles, and its loads of the next tile start before it has stored the last.
+"""Over tma: one CTA per SM walks over tiles, and its loads of the next tile start before it has stored the last tile.
 
-A grid of tiles pays for the fill of the pipeline and for the epilogue once a tile, with only other CTAs of the SM to
-cover them, and the largest tiles leave room for none. Here both loops are fused into one (`flatten`), so that the
-pipeline of loads runs on across tiles. The result goes through shared memory and out by TMA, in parts (`store_parts`),
-for which less shared memory is kept from the pipeline.
-
-The last wave of tiles is as long as before: M and N that leave most SMs without a tile are for split_k and stream_k.
+With one CTA per tile, each tile pays for filling the pipeline and for the epilogue; only other CTAs of the SM can hide
+this, and the largest tiles leave no room for others.  Here both loops are fused into one (`flatten`), so the pipeline
+of loads runs on across tiles.  TMA stores the result from shared memory in parts (`store_parts`), so the pipeline keeps
+more of that memory.  The last wave takes as long as before: if M and N leave most SMs without a tile, use split_k or
+stream_k.
 """
 
 from __future__ import annotations
@@ -42,11 +41,11 @@ from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
 from rooflab.reference.spec import Case, Scheme
 
 LEAST_STORE_COLUMNS = 64
-"""Of a part, where there are several: 128 bytes a row in 16 bits."""
+"""Least columns of a part, if there are several: 128 bytes per row in 16 bits."""
 MOST_EXCHANGED = 128 * 128
 """Values that Triton exchanges at once (read in the compiled kernels; tests/test_gemm_ladder.py compares them)."""
 WARP_ROWS = 16
-"""A warp's share of wgmma's 64."""
+"""Rows of a warp, of the 64 of a wgmma."""
 
 
 @dataclass(frozen=True)
@@ -59,12 +58,12 @@ class Config(LaunchConfig):
     num_warps: int
     num_stages: int
     store_parts: int
-    """Parts of a tile's columns that are stored one after another, 1, 2 or 4."""
+    """Parts of a tile's columns that are stored one after another: 1, 2 or 4."""
     group_m: int = 8
-    """Row panels of tiles that share their columns of B."""
+    """Row panels of tiles that share their columns of B in L2."""
 
 
-# As deep as shared memory allows beside a part of the result.
+# Each has as many stages as fit with a part of the result.
 CANDIDATES = (
     (128, 256, 8, 4, 4),
     (128, 128, 8, 6, 2),
@@ -77,7 +76,7 @@ CANDIDATES = (
 
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """wgmma's tiles up to what two warpgroups hold in registers, with every depth of pipeline."""
+    """Tiles for wgmma, up to what two warpgroups hold in registers, with pipelines of several depths."""
     sides = itertools.product((64, 128, 256), (32, 64, 128, 256), (ROW_BYTES, 2 * ROW_BYTES))
     return tuple(
         Config(block_m, block_n, row_bytes // scheme.activation.itemsize, num_warps, num_stages, store_parts, group_m)
@@ -90,10 +89,10 @@ def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
 
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Tiles of a and b and a barrier for every stage, and a part of the result; as many CTAs as there are SMs.
+    """Tiles of a and b and a barrier per stage, and a part of the result; at most one CTA per SM.
 
-    A part of a residual changes hands between threads in shared memory of its own, all of it at once or less, and so
-    does a whole tile that is to be divided where warps share its rows.
+    Threads exchange a part of the residual through more shared memory, at most `MOST_EXCHANGED` values at once.  They
+    also exchange a whole tile that is divided into parts if several warps share its rows.
     """
     outputs = config.block_m * config.block_n
     part = outputs // config.store_parts * scheme.output.itemsize
@@ -108,7 +107,7 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """The quickest of a few."""
+    """The quickest of `CANDIDATES`."""
     block_k = ROW_BYTES // scheme.activation.itemsize
     candidates = [
         Config(m, n, block_k, warps, stages, parts, GROUP_ROWS // m) for m, n, warps, stages, parts in CANDIDATES
@@ -117,7 +116,7 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
 
 
 def _deepest(config: Config, case: Case, scheme: Scheme) -> Config:
-    """With fewer stages where a residual takes their memory."""
+    """The config with fewer stages if a residual takes their memory."""
     while not footprint(config, case, scheme).fits:
         config = replace(config, num_stages=config.num_stages - 1)
     return config
@@ -125,7 +124,7 @@ def _deepest(config: Config, case: Case, scheme: Scheme) -> Config:
 
 @triton.jit
 def _halves(tile):
-    """The left and the right half of a tile's columns; each thread keeps its own values, 16 rows being one warp's."""
+    """The left and the right half of a tile's columns; each thread keeps its own values, since a warp owns 16 rows."""
     rows: tl.constexpr = tile.shape[0]
     columns: tl.constexpr = tile.shape[1]
     return tl.split(tl.permute(tl.reshape(tile, (rows, 2, columns // 2)), (0, 2, 1)))
@@ -133,10 +132,10 @@ def _halves(tile):
 
 @triton.jit
 def _parts(tile, COUNT: tl.constexpr):
-    """A tile's columns in COUNT equal parts, 1, 2 or 4, from left to right."""
+    """A tile's columns in COUNT equal parts (1, 2 or 4), from left to right."""
     if COUNT == 1:
         return (tile,)
-    elif COUNT == 2:  # no early return: Triton would compile what follows it for a COUNT of 1 too
+    elif COUNT == 2:  # no early return: Triton would compile the code after it for COUNT == 1 too
         return _halves(tile)
     else:
         left, right = _halves(tile)
@@ -154,7 +153,7 @@ def _gemm(
 ):  # fmt: skip
     tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
     steps = tl.cdiv(K, BLOCK_K)
-    tl.assume(steps > 0)  # the loops are fused only where the inner one is known to run
+    tl.assume(steps > 0)  # the compiler fuses the loops only if the inner loop always runs
     for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, tl.num_programs(0), flatten=True):
         tile_m, tile_n = grouped_tile(tile, tiles_m, tiles_n, GROUP_M)
         row, column = tile_m * BLOCK_M, tile_n * BLOCK_N
@@ -164,9 +163,9 @@ def _gemm(
             a = a_map.load([k, row]).T if A_TRANSPOSED else a_map.load([row, k])
             b = b_map.load([column, k]).T if B_TRANSPOSED else b_map.load([k, column])
             accumulator = tl.dot(a, b, accumulator, input_precision=PRECISION)
-        rows = row.to(tl.int64) + tl.arange(0, BLOCK_M)  # int64: a row times its stride passes 2**31
+        rows = row.to(tl.int64) + tl.arange(0, BLOCK_M)  # int64, because row * stride passes 2**31
         parts = _parts(accumulator, STORE_PARTS)
-        # TMA leaves out what lies past the edges.
+        # TMA does not store values past the edges.
         for index in tl.static_range(STORE_PARTS):
             first = column + index * (BLOCK_N // STORE_PARTS)
             columns = first + tl.arange(0, BLOCK_N // STORE_PARTS)
@@ -190,11 +189,11 @@ def gemm(
     precision: str = "ieee",
     config: Config | None = None,
 ) -> torch.Tensor:
-    """a b + bias + residual on the tensor cores, accumulated in fp32, its operands fetched by TMA.
+    """a b + bias + residual on the tensor cores, accumulated in fp32; TMA loads the operands.
 
-    a: (M, K); b: (K, N); bias: (N,) contiguous; residual: (M, N), rows contiguous; returns (M, N). a and b are fp16,
-    bf16, or fp32 that may be rounded to TF32, at addresses and row strides of whole 16 bytes, either dimension
-    contiguous (in fp32 that along K). Raises `ValueError` on other operands, and on shapes that do not fit.
+    a: (M, K); b: (K, N); bias: (N,) contiguous; residual: (M, N), rows contiguous; returns (M, N).  a and b are fp16,
+    bf16, or fp32 with `precision="tf32"`, at addresses and row strides of whole 16 bytes, one dimension contiguous (in
+    fp32 the one along K).  Raises `ValueError` on other operands.
     """
     M, N, K = check_operands(a, b, bias, residual, precision)
     out = output(out, (M, N), a)

@@ -1,12 +1,11 @@
-"""Over tensor_core: the tiles of the next products are on their way to shared memory while one is computed.
+"""Over tensor_core: the tiles of the next products travel to shared memory during a product.
 
-The device code is the same. Triton's software pipelining (`num_stages` of 2 or more) turns its loads into cp.async,
-which writes to shared memory past the registers, that many stages ahead. Where neighbours along a row are not
-neighbours in memory, or rows not a multiple of 16 elements apart, a load is narrower than cp.async's least of 4 bytes,
-and stays a plain one.
+The device code is the same.  Triton's software pipelining (`num_stages` of 2 or more) turns its loads into cp.async,
+which copies to shared memory, that many stages ahead, without registers.  A load stays a plain load if it is narrower
+than 4 bytes, the least of cp.async: rows that are not contiguous, or not a multiple of 16 elements apart.
 
-Between cp.async and a wgmma that reads what it wrote, the PTX ISA wants a proxy fence. Triton 3.7 puts one into the
-loop, Triton 3.6 none (read in the PTX; the emulator calls it a race), here and in split_k and stream_k from 64 rows on.
+The PTX ISA requires a proxy fence between cp.async and a wgmma that reads its data.  Triton 3.7 puts one into the loop,
+Triton 3.6 does not (read in the PTX; the emulator reports a race), here and in split_k and stream_k from 64 rows on.
 """
 
 from __future__ import annotations
@@ -35,20 +34,20 @@ class Config(LaunchConfig):
     num_warps: int
     num_stages: int
     group_m: int = 8
-    """Row panels of tiles that share their columns of B."""
+    """Row panels of tiles that share their columns of B in L2."""
 
 
-# A decode batch fits one 16-row tile, the least that mma.sync takes; then the bytes in flight are all that matters.
+# A decode batch fits one tile of 16 rows, the least of mma.sync; then only the bytes in flight matter.
 DECODE = Config(block_m=16, block_n=64, block_k=128, num_warps=4, num_stages=4)
-# 64 rows are the least that wgmma takes.
+# 64 rows are the least of wgmma.
 SMALL = Config(block_m=64, block_n=128, block_k=64, num_warps=4, num_stages=3)
 LARGE = Config(block_m=128, block_n=128, block_k=64, num_warps=8, num_stages=3)
-# fp32 without TF32 has no tensor core: FMAs hold both tiles in registers, and larger ones spill.
+# Exact fp32 has no tensor core: FMAs hold both tiles in registers, and larger tiles spill.
 FULL_PRECISION = Config(block_m=32, block_n=64, block_k=16, num_warps=4, num_stages=2)
 
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Tiles up to what two warpgroups hold in registers, with every depth of pipeline."""
+    """Tiles up to what two warpgroups hold in registers, with pipelines of several depths."""
     if by_fma(scheme):
         sides = itertools.product((16, 32, 64), (32, 64, 128), (16, 32))
     else:
@@ -61,10 +60,10 @@ def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
 
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Tiles of a and b for every stage that is allocated.
+    """Tiles of a and b for every allocated stage.
 
-    wgmma reads a stage while the others are filled; mma.sync has copied it to registers and gives it back at once, so
-    that Triton allocates one stage fewer (read in the compiled kernels; tests/test_configs.py compares them).
+    wgmma reads a stage while others are filled.  mma.sync copies a stage to registers and frees it at once, so Triton
+    allocates one stage fewer (read in the compiled kernels; tests/test_configs.py compares them).
     """
     stages = config.num_stages if uses_wgmma(config.block_m, scheme) else config.num_stages - 1
     blocks = config.block_m, config.block_n, config.block_k
@@ -72,7 +71,7 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """By the rows of a, as above."""
+    """One of the configs above, by the rows of a."""
     M = int(case["M"])
     if by_fma(scheme):
         return FULL_PRECISION
@@ -93,11 +92,10 @@ def gemm(
     precision: str = "ieee",
     config: Config | None = None,
 ) -> torch.Tensor:
-    """a b + bias + residual on the tensor cores, accumulated in fp32; fp32 operands take the FMA units unless rounding
-    them to TF32 is allowed by `precision`.
+    """a b + bias + residual on the tensor cores, accumulated in fp32; fp32 uses FMAs unless `precision` is `tf32`.
 
     a: (M, K); b: (K, N); bias: (N,) contiguous; residual: (M, N), rows contiguous; any strides of a and b; returns
-    (M, N). Raises `ValueError` on shapes, dtypes or a precision that do not fit.
+    (M, N).  Raises `ValueError` on a wrong shape, dtype or precision.
     """
     M, N, K = check_operands(a, b, bias, residual, precision)
     out = output(out, (M, N), a)

@@ -1,7 +1,7 @@
-"""QuACK's product for Hopper, in CuTe DSL (https://github.com/Dao-AILab/quack, `quack-kernels`), where it is installed.
+"""QuACK's GEMM for Hopper, in CuTe DSL (https://github.com/Dao-AILab/quack, `quack-kernels`), if it is installed.
 
-Its `gemm` tunes itself as it is called: the first call of each shape and dtype compiles and times 44 configs on Hopper
-(0.6.4), which is what its user gets, and no part of a time taken after a warm-up.
+Its `gemm` tunes itself: the first call of each shape and dtype compiles and times 44 configs on Hopper (0.6.4).  Its
+users get that config too; a time measured after a warm-up does not contain the tuning.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rooflab.kernels.registry import register
 
 
 def why_not_taken(a: torch.Tensor, b: torch.Tensor, residual: torch.Tensor | None) -> str | None:
-    """What the source of 0.6.4 says that it takes on Hopper: 16 bits, and rows a multiple of 16 bytes apart."""
+    """Why QuACK cannot take the operands: on Hopper 0.6.4 takes 16 bits, and rows a multiple of 16 bytes apart."""
     if a.dtype == torch.float32:
         return "a: expected torch.float16 or torch.bfloat16, got torch.float32; gemm/pipelined takes it"
     if a.ndim != 2 or b.ndim != 2 or not a.numel() or not b.numel():
@@ -31,7 +31,7 @@ def why_not_taken(a: torch.Tensor, b: torch.Tensor, residual: torch.Tensor | Non
 
 
 def _why_not(name: str, matrix: torch.Tensor, inner_dims: tuple[int, ...]) -> str | None:
-    """Why a matrix is refused, or None; one of `inner_dims` has its neighbours."""
+    """Why QuACK cannot take a matrix, or None; one of `inner_dims` must be contiguous."""
     address = address_of(matrix) % ALIGNMENT
     for dim in inner_dims:
         if matrix.stride(dim) == 1 and matrix.stride(1 - dim) * matrix.element_size() % ALIGNMENT == 0 == address:
@@ -54,11 +54,11 @@ def gemm(
     *,
     residual: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """a b + bias + residual with `quack.gemm_interface.gemm`, or `gemm_add` where there is a residual.
+    """a b + bias + residual with `quack.gemm_interface.gemm`, or `gemm_add` with a residual.
 
-    a: (M, K); b: (K, N); fp16 or bf16, either dimension of both contiguous; bias: (N,); residual: (M, N); addresses and
-    row strides are whole 16 bytes; returns (M, N).  A bias beside a residual needs 0.6.2.  Raises `ValueError` on
-    shapes, dtypes or strides that do not fit.
+    a: (M, K); b: (K, N); fp16 or bf16, one dimension of each contiguous; bias: (N,); residual: (M, N); addresses and
+    row strides are whole 16 bytes; returns (M, N).  Bias together with residual needs 0.6.2.  Raises `ValueError` on
+    wrong shapes, dtypes or strides.
     """
     M, N, K = check_operands(a, b, bias, residual)
     reason = why_not_taken(a, b, residual)

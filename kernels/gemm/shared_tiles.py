@@ -1,9 +1,9 @@
 """Over one_thread: tiles of A and B pass through shared memory, and a thread has 8 x 8 outputs in registers.
 
-What a CTA of 256 threads reads from memory it uses 128 times, and what a thread reads from shared memory eight times.
-The next tile is on its way to registers while one is multiplied, and goes to the other of two buffers, so that a step
-of 8 k has one barrier.  Four elements move at once where strides and addresses allow; tiles are fp32 and laid out so
-that no access meets a bank conflict.  Products stay fp32 FMAs, which is what `precision="ieee"` means for fp32.
+A CTA of 256 threads uses each value that it reads from memory 128 times; a thread uses each value that it reads from
+shared memory eight times.  The next tile is loaded to registers during a product and written to the other of two
+buffers, so a step of 8 k has one barrier.  Four elements move at once if strides and addresses allow.  Tiles are fp32,
+in a layout without bank conflicts.  Products are fp32 FMAs: the meaning of `precision="ieee"` for fp32.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 
 TILE, THREADS, GROUP = 128, 256, 4
-"""Outputs of a CTA each way, its threads, and the elements that move at once, as in the source."""
+"""Outputs of a CTA in each dimension, its threads, and the elements that move at once, as in the source."""
 SOURCE = Path(__file__).with_suffix(".cu").read_text()
 
 
 def _is_vector(matrix: torch.Tensor, contiguous: int) -> bool:
-    """Whether each four neighbours in dimension `contiguous` can be moved at once."""
+    """Whether four neighbours along dimension `contiguous` can move at once."""
     size = GROUP * matrix.element_size()
     aligned = matrix.data_ptr() % size == 0 and matrix.stride(1 - contiguous) % GROUP == 0
     return matrix.stride(contiguous) == 1 and aligned
@@ -48,7 +48,7 @@ def _kernel(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> CudaKernel:
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """a once; b again for every row of tiles, as if none of it were still in L2 by then."""
+    """a is read once, b once per row of tiles, as if L2 kept none of it from one row to the next."""
     a, b = inputs.a, inputs.b
     M, N = a.shape[0], b.shape[1]
     return Traffic(
@@ -68,8 +68,8 @@ def gemm(
 ) -> torch.Tensor:
     """a b + bias + residual in fp32 FMAs, from tiles in shared memory.
 
-    a: (M, K); b: (K, N); fp32, fp16 or bf16 of any strides; bias: (N,) contiguous; residual: (M, N), stride 1 in its
-    rows; returns (M, N).  Raises `ValueError` on shapes or dtypes that do not fit.
+    a: (M, K); b: (K, N); fp32, fp16 or bf16, any strides; bias: (N,) contiguous; residual: (M, N), stride 1 along its
+    rows; returns (M, N).  Raises `ValueError` on wrong shapes or dtypes.
     """
     M, N, K = check_operands(a, b, bias, residual)
     out = output(out, (M, N), a)

@@ -1,9 +1,9 @@
-"""Over pipelined, for few rows of a: K is split over CTAs, so that one wave of them fills the SMs.
+"""Over pipelined, for few rows of a: K is split over CTAs until one wave of CTAs fills the SMs.
 
-With one row of tiles a 4096-wide weight has 64 tiles, and half of the SMs read nothing.  Each CTA takes a share of K of
-a tile and leaves an fp32 partial sum; a second launch adds the shares up, the first one first, so that two runs agree
-bit for bit.  Atomic adds would not, and a counter that shows a CTA that it is the last would have to be zero before
-every launch, on every stream and in every replay of a graph: it costs a launch too, or a buffer that lives on.
+With one row of tiles, a weight with N = 4096 has 64 tiles, and half of the SMs read nothing.  Here each CTA takes a
+share of a tile's K and writes an fp32 partial sum; a second launch adds the shares in order, so two runs agree bit for
+bit.  Atomic adds would not agree.  A counter that tells a CTA that it is the last would have to be zero before every
+launch, on every stream and in every replay of a graph, which costs a launch or a persistent buffer.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from rooflab.reference.spec import Case, Scheme, nbytes
 from rooflab.roofline.model import Traffic
 
 LEAST_CTAS = 3 * HOPPER_SMS // 4
-"""With fewer a share of the SMs is idle for a wave; with this many those that work take what the others leave."""
+"""With fewer CTAs too many SMs are idle; with this many the busy SMs use the bandwidth of the idle ones."""
 LEAST_STEPS = 4
-"""Tiles of K in a share: with fewer a CTA ends before its loads overlap anything."""
+"""Tiles of K per share: with fewer, a CTA ends before its loads overlap."""
 
 
 @dataclass(frozen=True)
 class Config(LaunchConfig):
-    """A tile, and how many CTAs share its K."""
+    """A tile, and the number of CTAs that share its K."""
 
     block_m: int
     block_n: int
@@ -51,7 +51,7 @@ class Config(LaunchConfig):
 
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Tiles around the heuristic's, with every split and depth of pipeline."""
+    """Tiles near the heuristic's, with several splits and depths of the pipeline."""
     block_m, block_n, block_k = tile(int(case["M"]), scheme)
     sides = itertools.product((block_m,), (block_n // 2, block_n, 2 * block_n), (block_k // 2, block_k))
     return tuple(
@@ -62,7 +62,7 @@ def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
 
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Of the first launch: a share of a tile's K is a CTA's."""
+    """Needs of the first launch, where each CTA takes a share of a tile's K."""
     sides = (config.block_m, config.block_n, config.block_k)
     M, N, K = int(case["M"]), int(case["N"]), int(case["K"])
     depth = _steps(K, config) * config.block_k
@@ -76,7 +76,7 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
 
 
 def is_legal(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
-    """What fits an SM, with a tile of K for every share of it."""
+    """Whether a CTA fits and every share of K has a tile of K."""
     split = config.split == 1 or config.split * config.block_k <= int(case["K"])
     return split and footprint(config, case, scheme).fits
 
@@ -93,7 +93,7 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
 
 
 def _steps(K: int, config: Config) -> int:
-    """Tiles of K in a share; the last may have fewer."""
+    """Tiles of K per share; the last share may have fewer."""
     return int(triton.cdiv(triton.cdiv(K, config.block_k), config.split))
 
 
@@ -106,7 +106,7 @@ def _gemm(
 ):  # fmt: skip
     tiles_n = tl.cdiv(N, BLOCK_N)
     share = tl.program_id(1)
-    # int64: a row times its stride passes 2**31 from M K = 2**31 on.
+    # int64, because row * stride passes 2**31 from M * K = 2**31 on.
     rows = (tl.program_id(0) // tiles_n).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = (tl.program_id(0) % tiles_n).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     inner = tl.arange(0, BLOCK_K)
@@ -148,8 +148,7 @@ def _reduce(
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Every operand once, b for every row of tiles; with a split one fp32 sum for each output and share, there and
-    back."""
+    """Every operand once, b once per row of tiles; with a split an fp32 sum per output and share, written and read."""
     a, b, residual = inputs.a, inputs.b, inputs.residual
     M, N = a.shape[0], b.shape[1]
     config = inputs.config or config_of("split_k", a, b, residual, inputs.precision)
@@ -177,9 +176,9 @@ def gemm(
 ) -> torch.Tensor:
     """a b + bias + residual, accumulated in fp32, with K split over CTAs; two runs agree bit for bit.
 
-    a: (M, K); b: (K, N); bias: (N,); residual: (M, N); any strides of a and b; returns (M, N).  fp32 stays fp32 and
-    takes the FMA units unless `precision` is `tf32`.  A split allocates split M N fp32 sums.  Raises `ValueError` on
-    shapes or dtypes that do not fit.
+    a: (M, K); b: (K, N); bias: (N,); residual: (M, N); any strides of a and b; returns (M, N).  fp32 uses exact FMAs
+    unless `precision` is `tf32`.  A split allocates split * M * N fp32 sums.  Raises `ValueError` on wrong shapes or
+    dtypes.
     """
     M, N, K = check_operands(a, b, bias, residual, precision)
     out = output(out, (M, N), a)
@@ -196,7 +195,7 @@ def gemm(
         **has, PRECISION=precision, **config.launch_arguments,
     )  # fmt: skip
     if split > 1:
-        grid = (M, triton.cdiv(N, REDUCE_COLUMNS))  # the second dimension ends at 65535
+        grid = (M, triton.cdiv(N, REDUCE_COLUMNS))  # M first, because the second dimension is at most 65535
         _reduce[grid](partial, bias, residual, out, M, N, stride_rm, out.stride(0), **has, SPLIT=split,
                       COLUMNS=REDUCE_COLUMNS, num_warps=4)  # fmt: skip
     return out

@@ -1,13 +1,12 @@
-"""Over split_k: each SM gets the same share of all tiles and steps of K, whatever their number.
+"""Over split_k: each SM gets the same share of the steps of all tiles, for any number of tiles.
 
-A split gives every tile the same number of CTAs, which fits the SMs only by luck.  Here the steps of all tiles stand in
-one row, and the row is cut into as many equal parts as there are SMs (Osama et al., "Stream-K: Work-centric Parallel
-Decomposition for Dense Matrix-Matrix Multiplication on the GPU", 2023).  A part begins and ends anywhere in a tile:
-what is not a whole tile is left as an fp32 partial sum, and a second launch adds those of a tile up, the first one
-first, so that two runs agree bit for bit.  The paper's CTAs wait for one another by flags; these would have to be
-zero before every launch, as split_k says of counters.
+With a split every tile has the same number of CTAs, which rarely fits the SMs.  Here the steps of all tiles form one
+sequence, which is cut into one equal part per SM (Osama et al., "Stream-K: Work-centric Parallel Decomposition for
+Dense Matrix-Matrix Multiplication on the GPU", 2023).  A part may begin and end inside a tile; it writes a tile that
+is not whole as an fp32 partial sum, and a second launch adds a tile's sums in order, so two runs agree bit for bit.
+The paper's CTAs wait for one another by flags, which would have to be zero before every launch (see split_k).
 
-One loop runs through tiles and steps alike, so that the next tile's loads are on their way while a tile is stored.
+One loop runs over tiles and steps, so the next tile's loads are in flight while a tile is stored.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from rooflab.roofline.model import Traffic
 
 @dataclass(frozen=True)
 class Config(LaunchConfig):
-    """A tile; the shares follow from the SMs."""
+    """A tile; the number of SMs gives the shares."""
 
     block_m: int
     block_n: int
@@ -42,7 +41,7 @@ class Config(LaunchConfig):
 
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Tiles around the heuristic's, with every depth of pipeline."""
+    """Tiles near the heuristic's, with pipelines of several depths."""
     block_m, block_n, block_k = tile(int(case["M"]), scheme)
     sides = itertools.product((block_m,), (block_n // 2, block_n, 2 * block_n), (block_k // 2, block_k))
     return tuple(
@@ -53,10 +52,10 @@ def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
 
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Of the first launch: a share of all steps is a CTA's.
+    """Needs of the first launch, where each CTA takes a share of all steps.
 
-    Where tensor cores have made it, a tile that is stored passes through shared memory of its own, a part of it at
-    once or all (read in the compiled kernels; tests/test_gemm_hopper.py compares them).
+    A tile from tensor cores passes through more shared memory when it is stored, in parts or whole (read in the
+    compiled kernels; tests/test_gemm_hopper.py compares them).
     """
     sides = (config.block_m, config.block_n, config.block_k)
     steps = _tiles(case, config) * _steps(int(case["K"]), config)
@@ -72,14 +71,14 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
 
 
 def is_legal(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
-    """What fits an SM; any share of a tile may be a CTA's, down to one step."""
+    """Whether a CTA fits; a share may be as small as one step."""
     return footprint(config, case, scheme).fits
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """split_k's tile, with all of an SM's memory for its only CTA."""
+    """split_k's tile, twice as wide, with the memory of a whole SM, because each SM has one CTA."""
     block_m, block_n, block_k = tile(int(case["M"]), scheme)
-    # Their number need not fit the SMs, so that tiles are wide: a step's place in its tile is worked out less often.
+    # The number of tiles need not fit the SMs, so tiles are wide: the loop then finds the place of fewer steps.
     sides = (block_m, block_n if by_fma(scheme) else 2 * block_n, block_k)
     config = Config(*sides, 4, 3)
     while config.num_stages < 8 and is_legal(deeper := replace(config, num_stages=config.num_stages + 1), case, scheme):
@@ -92,7 +91,7 @@ def _tiles(case: Case, config: Config) -> int:
 
 
 def _steps(K: int, config: Config) -> int:
-    """Tiles of K, of which one without K is empty."""
+    """Tiles of K; one empty tile if K is 0."""
     return max(int(triton.cdiv(K, config.block_k)), 1)
 
 
@@ -105,7 +104,7 @@ def _gemm(
 ):  # fmt: skip
     tiles_n = tl.cdiv(N, BLOCK_N)
     steps = max(tl.cdiv(K, BLOCK_K), 1)
-    # int64: a step's number times the programs passes 2**31, and so do offsets.
+    # int64, because step * programs passes 2**31, and so do offsets.
     total = tl.cast(tl.cdiv(M, BLOCK_M), tl.int64) * tiles_n * steps
     program = tl.program_id(0).to(tl.int64)
     begin = (program * total // tl.num_programs(0)).to(tl.int32)
@@ -125,12 +124,12 @@ def _gemm(
         accumulator = tl.dot(a, b, accumulator, input_precision=PRECISION)
         last = step % steps == steps - 1
         if last or step == end - 1:
-            # A tile is whole where it began no earlier than this share.
+            # A tile is whole if its first step is in this share.
             if last and step - (steps - 1) >= begin:
                 store_tile(accumulator, rows, columns, bias_ptr, residual_ptr, out_ptr, M, N, stride_rm, stride_om,
                            HAS_BIAS, HAS_RESIDUAL)  # fmt: skip
             else:
-                # Two places a program: for the tile that another program began, and for the one that it begins itself.
+                # Each program has two places: for a tile that another program began, and for the tile that it begins.
                 place = 2 * program + (step - step % steps >= begin).to(tl.int64)
                 cells = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
                 tl.store(partial_ptr + place * (BLOCK_M * BLOCK_N) + cells, accumulator)
@@ -147,7 +146,7 @@ def _fix_up(
     steps = max(tl.cdiv(K, BLOCK_K), 1)
     total = tl.cast(tl.cdiv(M, BLOCK_M), tl.int64) * tiles_n * steps
     this = tl.program_id(0)
-    # The share that holds a step is the last that begins no later.
+    # A step belongs to the last share that begins at or before it.
     first = ((this.to(tl.int64) * steps + 1) * programs - 1) // total
     last = ((this.to(tl.int64) * steps + steps) * programs - 1) // total
     if first == last:
@@ -164,8 +163,7 @@ def _fix_up(
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Every operand once, b for every row of tiles; where tiles are cut, two of partial sums for each SM, there and
-    back."""
+    """Every operand once, b once per row of tiles; if tiles are cut, two fp32 tiles per SM, written and read."""
     a, b, residual = inputs.a, inputs.b, inputs.residual
     (M, K), N = a.shape, b.shape[1]
     config = inputs.config or config_of("stream_k", a, b, residual, inputs.precision)
@@ -179,7 +177,7 @@ def traffic(inputs: Arguments) -> Traffic:
 
 
 def _shares(M: int, N: int, K: int, config: Config, device: torch.device) -> tuple[int, int, bool]:
-    """Tiles, programs that share them, and whether any tile is cut, so that a second launch has something to add."""
+    """Tiles, programs, and whether a tile is cut, so that a second launch is needed."""
     tiles = int(triton.cdiv(M, config.block_m) * triton.cdiv(N, config.block_n))
     steps = _steps(K, config)
     programs = min(sm_count(device), tiles * steps)
@@ -202,9 +200,8 @@ def gemm(
 ) -> torch.Tensor:
     """a b + bias + residual, accumulated in fp32, with the same work for every SM; two runs agree bit for bit.
 
-    a: (M, K); b: (K, N); bias: (N,); residual: (M, N); any strides of a and b; returns (M, N).  fp32 stays fp32 and
-    takes the FMA units unless `precision` is `tf32`.  Allocates two fp32 tiles for each SM.  Raises `ValueError` on
-    shapes or dtypes that do not fit.
+    a: (M, K); b: (K, N); bias: (N,); residual: (M, N); any strides of a and b; returns (M, N).  fp32 uses exact FMAs
+    unless `precision` is `tf32`.  Allocates two fp32 tiles per SM.  Raises `ValueError` on wrong shapes or dtypes.
     """
     M, N, K = check_operands(a, b, bias, residual, precision)
     out = output(out, (M, N), a)
@@ -219,7 +216,7 @@ def gemm(
         a, b, bias, residual, out, partial, M, N, K, *a.stride(), *b.stride(), stride_rm, out.stride(0),
         **has, PRECISION=precision, **config.launch_arguments,
     )  # fmt: skip
-    # Triton 3.6 cannot compile it for the single step of K = 1 either.
+    # For K = 1 no tile is cut; Triton 3.6 could not compile the second launch for it.
     if cut:
         rows = min(config.block_m, 16)
         sizes = {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k}

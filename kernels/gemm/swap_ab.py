@@ -1,13 +1,12 @@
-"""Over split_k: the operands change places, so that the weight's rows are wgmma's 64 and the batch its 8 to 64.
+"""Over split_k: exchanges the operands (C^T = W A^T), so the weight's rows are wgmma's M = 64 and the batch its N.
 
-C^T = W A^T.  wgmma computes 64 rows by n columns, n any multiple of 8: with the batch in the rows' place a batch of 1
-would be padded to 64, here it is padded to 8 (CUTLASS issue 1176 and DeepGEMM say the same).  Where the tiles of 64 or
-128 rows of the weight are too few for the SMs, K is split over a cluster of CTAs, whose partial sums meet in
-distributed shared memory: in a fixed order, with no workspace, no second launch, and no counter that a next launch
-would have to find at zero.
+wgmma computes 64 rows by n columns, n a multiple of 8: a batch of 1 is padded to 8 as columns, but to 64 as rows
+(CUTLASS issue 1176 and DeepGEMM say the same).  If there are too few tiles of 64 or 128 rows of the weight for the SMs,
+K is split over a cluster of CTAs.  Their partial sums meet in distributed shared memory in a fixed order, without a
+workspace, a second launch, or a counter that must be zero before the next launch.
 
-The tiles come by cp.async into the layout that wgmma reads, not by TMA: a tensor map needs the driver and a place in
-`_cuda.py`, cp.async takes an edge anywhere in a row, and at HBM's rate it takes a seventh of what an SM can issue.
+Tiles come by cp.async, not TMA, into the layout that wgmma reads: a tensor map needs the driver and code in `_cuda.py`,
+cp.async allows an edge anywhere in a row, and at HBM's rate it takes a seventh of an SM's issue slots.
 """
 
 from __future__ import annotations
@@ -38,32 +37,32 @@ from rooflab.reference.spec import Case, Scheme, nbytes
 from rooflab.roofline.model import Traffic
 
 LOADERS = 128
-"""Threads that fill the ring; each 64 rows of the weight have 128 more that multiply."""
+"""Threads that fill the ring; for each 64 rows of the weight 128 more threads multiply."""
 PIECE_BYTES = 128
-"""Of a row, along K: the widest swizzle."""
+"""Bytes of a row along K: the widest swizzle."""
 MOST_COLUMNS = 64
-"""Rows of a in one tile; more are tiles of their own, and read the weight again."""
+"""Rows of a per tile; each further tile of rows reads the weight again."""
 RING_BYTES = 112 * 1024
-"""Half of what an SM has for its CTAs: two fit, and where there is one it has over 80 KB on its way."""
+"""Half of an SM's shared memory: two CTAs fit, and a single one keeps over 80 KB in flight."""
 LEAST_CTAS = 9 * HOPPER_SMS // 10
 
 
 @dataclass(frozen=True)
 class Config:
-    """A tile, how deep its ring is, and how K is shared out."""
+    """A tile, the depth of its ring, and the split of K."""
 
     block_m: int
-    """Rows of a: wgmma's n."""
+    """Rows of a: the N of wgmma."""
     block_n: int
-    """Rows of the weight: 64 for each warpgroup."""
+    """Rows of the weight: 64 per warpgroup."""
     block_k: int
     num_stages: int
     split: int
-    """CTAs of a cluster that share a tile's K."""
+    """CTAs of a cluster, which share a tile's K."""
 
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Tiles of one to four warpgroups, one or two pieces of 128 bytes deep, rings up to an SM's memory."""
+    """Tiles of one to four warpgroups, one or two pieces of 128 bytes deep, with rings up to an SM's memory."""
     piece = PIECE_BYTES // element_bytes(scheme)
     sides = itertools.product((_columns(case),), (64, 128, 256), (piece, 2 * piece))
     return tuple(
@@ -78,7 +77,7 @@ def _columns(case: Case) -> int:
 
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """A ring of tiles in shared memory, in whose place the sums stand at the end; accumulators in registers."""
+    """A ring of tiles in shared memory, reused for the sums; accumulators in registers."""
     M, N, K = int(case["M"]), int(case["N"]), int(case["K"])
     depth = triton.cdiv(triton.cdiv(K, config.block_k), config.split) * config.block_k
     return Footprint(
@@ -91,9 +90,9 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
 
 
 def is_legal(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
-    """What fits an SM, with at least one tile of K for every share of it, and room for the sums.
+    """Whether a CTA fits, every share of K has a tile of K, and the ring has room for the sums.
 
-    A thread's rows are 8 or 16 apart, so that the swizzle is the same in all of them: tiles are one or two pieces deep.
+    A thread's rows must be 8 or 16 apart, so that their swizzle is the same: tiles are one or two pieces deep.
     """
     needs = footprint(config, case, scheme)
     if config.block_k * element_bytes(scheme) not in (PIECE_BYTES, 2 * PIECE_BYTES):
@@ -103,16 +102,16 @@ def is_legal(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """Tiles of 128 rows where a's tile is worth sharing, then the least split that gives every SM a CTA.
+    """Tiles of 128 rows if the tile of a is worth sharing, then the least split that gives every SM a CTA.
 
-    All CTAs fit at once where they can, two on an SM: bandwidth is shared among those that ask for it, so that a CTA
-    more on some SMs costs nothing, and a second wave would.
+    If possible all CTAs run at once, two per SM: they share the bandwidth, so one more CTA on some SMs costs nothing,
+    but a second wave would.
     """
     M, N, K = int(case["M"]), int(case["N"]), int(case["K"])
     block_m = _columns(case)
     block_n = 128 if block_m > 16 or N >= 128 * HOPPER_SMS else 64
     piece = PIECE_BYTES // element_bytes(scheme)
-    # Longer runs of a row where that still leaves four stages or more.
+    # Longer runs of a row, if four stages or more still fit.
     block_k = 2 * piece if block_m + block_n <= 96 else piece
     tiles = triton.cdiv(M, block_m) * triton.cdiv(N, block_n)
     split = 1
@@ -123,12 +122,12 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
 
 
 ELEMENTS = {torch.float32: 4, torch.bfloat16: 2, torch.float16: 1}
-"""What the source calls each dtype."""
+"""The number that the source uses for each dtype."""
 KINDS = {torch.float32: "tf32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Every operand once, the weight once for every 64 rows of a; sums never leave an SM's cluster."""
+    """Every operand once, the weight once per 64 rows of a; sums stay in the cluster."""
     a, b, config = inputs.a, inputs.b, inputs.config
     M, N = a.shape[0], b.shape[1]
     tiles_m = max(triton.cdiv(M, config.block_m if config else MOST_COLUMNS), 1)
@@ -138,7 +137,7 @@ def traffic(inputs: Arguments) -> Traffic:
 
 
 def why_not_taken(a: torch.Tensor, b: torch.Tensor, precision: str) -> str | None:
-    """Why these operands are for another rung."""
+    """Why this kernel cannot take the operands, or None."""
     if a.dtype == torch.float32 and precision == "ieee":
         return "wgmma rounds fp32 to TF32, which precision='ieee' does not allow; gemm/split_k takes it"
     reason = not_transposed(a, b, "split_k")
@@ -165,8 +164,8 @@ def gemm(
     """a b + bias + residual on wgmma, accumulated in fp32, for few rows of a; two runs agree bit for bit.
 
     a: (M, K), stride 1 along K; b: (K, N), a transposed row-major (N, K) weight; rows of both at multiples of 16 bytes;
-    bias: (N,); residual: (M, N); returns (M, N).  fp16, bf16, or fp32 with `precision="tf32"`.  Written for M up to 64;
-    beyond it reads the weight again for every 64 rows.  Raises `ValueError` on anything else.
+    bias: (N,); residual: (M, N); returns (M, N).  fp16, bf16, or fp32 with `precision="tf32"`.  Written for M <= 64;
+    reads the weight again for every 64 rows more.  Raises `ValueError` on other operands.
     """
     M, N, K = check_operands(a, b, bias, residual, precision)
     reason = why_not_taken(a, b, precision)

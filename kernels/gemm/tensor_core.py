@@ -1,7 +1,7 @@
-"""Over naive: a tile of K at a time goes through the tensor cores.
+"""Over naive: the tensor cores multiply one tile of K at a time.
 
-Tiles are visited in groups of row panels, so that a group's columns of B are read while its panels of A are in L2
-(the tile order of Triton's matmul tutorial). Each tile of K is loaded when the product before it is done.
+Tiles are visited in groups of row panels, so a group's panels of A stay in L2 while it reads its columns of B (the tile
+order of Triton's matmul tutorial).  Each tile of K is loaded when the product before it is done.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ class Config(LaunchConfig):
     block_k: int
     num_warps: int
     group_m: int = 8
-    """Row panels of tiles that share their columns of B."""
+    """Row panels of tiles that share their columns of B in L2."""
 
 
-# A decode batch fits one 16-row tile, the least that mma.sync takes.
+# A decode batch fits one tile of 16 rows, the least of mma.sync.
 DECODE = Config(block_m=16, block_n=64, block_k=128, num_warps=4)
-# 64 rows are the least that wgmma takes.
+# 64 rows are the least of wgmma.
 SMALL = Config(block_m=64, block_n=128, block_k=64, num_warps=4)
 LARGE = Config(block_m=128, block_n=128, block_k=64, num_warps=8)
-# fp32 without TF32 has no tensor core: FMAs hold both tiles in registers, and larger ones spill.
+# Exact fp32 has no tensor core: FMAs hold both tiles in registers, and larger tiles spill.
 FULL_PRECISION = Config(block_m=32, block_n=64, block_k=16, num_warps=4)
 
 
@@ -61,7 +61,7 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """By the rows of a, as above."""
+    """One of the configs above, by the rows of a."""
     M = int(case["M"])
     if by_fma(scheme):
         return FULL_PRECISION
@@ -82,11 +82,10 @@ def gemm(
     precision: str = "ieee",
     config: Config | None = None,
 ) -> torch.Tensor:
-    """a b + bias + residual on the tensor cores, accumulated in fp32; fp32 operands take the FMA units unless rounding
-    them to TF32 is allowed by `precision`.
+    """a b + bias + residual on the tensor cores, accumulated in fp32; fp32 uses FMAs unless `precision` is `tf32`.
 
     a: (M, K); b: (K, N); bias: (N,) contiguous; residual: (M, N), rows contiguous; any strides of a and b; returns
-    (M, N). Raises `ValueError` on shapes, dtypes or a precision that do not fit.
+    (M, N).  Raises `ValueError` on a wrong shape, dtype or precision.
     """
     M, N, K = check_operands(a, b, bias, residual, precision)
     out = output(out, (M, N), a)

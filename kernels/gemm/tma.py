@@ -1,11 +1,9 @@
-"""Over pipelined: the tensor memory accelerator (TMA) fetches whole tiles, described once by the host.
+"""Over pipelined: the tensor memory accelerator (TMA) loads whole tiles, which the host describes once by tensor maps.
 
-One thread asks for a tile of a tensor map and a barrier counts its bytes in, where cp.async took an address, a mask and
-an instruction from every thread for each 16 bytes. TMA writes zeros past the edges, in the order that wgmma reads.
-NN, NT and TN differ in the map alone: it describes the matrix as it lies in memory, and wgmma reads either order of
-16-bit operands.
-
-A map costs the host a call of the driver at each launch, and it takes only addresses and row strides of whole 16 bytes.
+One thread issues the load of a tile, and a barrier counts its bytes; with cp.async every thread needs an address, a
+mask and an instruction for each 16 bytes.  TMA writes zeros past the edges, in the layout that wgmma reads.  NN, NT and
+TN differ only in the map, which describes the matrix in memory; wgmma reads 16-bit operands in both orders.  A map
+costs the host a driver call per launch, and needs addresses and row strides of whole 16 bytes.
 """
 
 from __future__ import annotations
@@ -43,10 +41,10 @@ class Config(LaunchConfig):
     num_warps: int
     num_stages: int
     group_m: int = 8
-    """Row panels of tiles that share their columns of B."""
+    """Row panels of tiles that share their columns of B in L2."""
 
 
-# As deep as half of an SM's shared memory allows, so that a second CTA hides the first one's epilogue; tiles of 256
+# As deep as half of an SM's shared memory allows, so that a second CTA hides the epilogue of the first; tiles of 256
 # columns take all of it.
 CANDIDATES = (
     (128, 256, 8, 4),
@@ -60,7 +58,7 @@ CANDIDATES = (
 
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """wgmma's tiles up to what two warpgroups hold in registers, with every depth of pipeline."""
+    """Tiles for wgmma, up to what two warpgroups hold in registers, with pipelines of several depths."""
     sides = itertools.product((64, 128, 256), (32, 64, 128, 256), (ROW_BYTES, 2 * ROW_BYTES))
     return tuple(
         Config(block_m, block_n, row_bytes // scheme.activation.itemsize, num_warps, num_stages, group_m)
@@ -70,14 +68,14 @@ def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
 
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Tiles of a and b for every stage, and the barrier of each."""
+    """Tiles of a and b and a barrier per stage."""
     blocks = config.block_m, config.block_n, config.block_k
     barriers = config.num_stages * BARRIER_BYTES
     return tile_footprint(blocks, config.num_warps, config.num_stages, case, scheme, more_shared_bytes=barriers)
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """The quickest of a few."""
+    """The quickest of `CANDIDATES`."""
     block_k = ROW_BYTES // scheme.activation.itemsize
     candidates = [Config(m, n, block_k, warps, stages, GROUP_ROWS // m) for m, n, warps, stages in CANDIDATES]
     return quickest(candidates, case, scheme)
@@ -92,13 +90,13 @@ def _gemm(
     tile_m, tile_n = grouped_tile(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP_M)
     row, column = tile_m * BLOCK_M, tile_n * BLOCK_N
     accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    # At least one turn (K = 0 never comes here): where there may be none, Triton 3.6 zeroes the accumulators beside the
-    # loop, and ptxas then waits for each wgmma (C7515).
+    # At least one step (K = 0 does not come here): for a loop that may not run, Triton 3.6 zeroes the accumulators next
+    # to the loop, and ptxas then waits for each wgmma (C7515).
     for k in range(0, max(K, 1), BLOCK_K):
         a = a_map.load([k, row]).T if A_TRANSPOSED else a_map.load([row, k])
         b = b_map.load([column, k]).T if B_TRANSPOSED else b_map.load([k, column])
         accumulator = tl.dot(a, b, accumulator, input_precision=PRECISION)
-    # int64: a row times its stride passes 2**31 from M N = 2**31 on; the maps count in 64 bits by themselves.
+    # int64, because row * stride passes 2**31 from M * N = 2**31 on; the maps use 64 bits anyway.
     rows = row.to(tl.int64) + tl.arange(0, BLOCK_M)
     columns = column + tl.arange(0, BLOCK_N)
     accumulator = add_bias_and_residual(
@@ -123,11 +121,9 @@ def gemm(
     precision: str = "ieee",
     config: Config | None = None,
 ) -> torch.Tensor:
-    """a b + bias + residual on the tensor cores, accumulated in fp32, its operands fetched by TMA.
+    """a b + bias + residual on the tensor cores, accumulated in fp32; TMA loads the operands.
 
-    a: (M, K); b: (K, N); bias: (N,) contiguous; residual: (M, N), rows contiguous; returns (M, N). a and b are fp16,
-    bf16, or fp32 that may be rounded to TF32, at addresses and row strides of whole 16 bytes, either dimension
-    contiguous (in fp32 that along K). Raises `ValueError` on other operands, and on shapes that do not fit.
+    Operands and errors are those of `persistent`; `out` may have any row stride.
     """
     M, N, K = check_operands(a, b, bias, residual, precision)
     out = output(out, (M, N), a)

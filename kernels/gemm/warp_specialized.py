@@ -1,15 +1,15 @@
 """Over persistent: one warpgroup only loads, and two only multiply (`warp_specialize`).
 
-A CTA becomes 384 threads. The producer gives up its registers (`setmaxnreg`) and asks TMA for tiles as soon as their
-place in shared memory is free, through the epilogue too; each consumer multiplies one half of a tile's rows, so that
-two of them share b's tile and 128 by 256 outputs fit into registers. A consumer waits for its product before it frees
-the tiles, and leaves the tensor cores to the other meanwhile; both store at the same time, and no product runs then.
+A CTA has 384 threads.  The producer gives up registers (`setmaxnreg`) and issues TMA loads as soon as a slot in shared
+memory is free, also during the epilogue.  Each consumer multiplies half of a tile's rows, so both share b's tile, and
+128 x 256 outputs fit into registers.  A consumer waits for its product before it frees the slot; meanwhile the other
+one uses the tensor cores.  Both store at the same time, and no product runs then.
 
-Triton does this only with `num_warps` of 4, the size of one part, and ignores the option with 8 (read in what 3.6 and
-3.7 compile), so that `is_legal` refuses 8. Its pass halves the loads of a along M, and the box of a map of the host
-stays whole: 3.7 refuses to compile that, and 3.6 copies 128 rows to the place of 64, on a barrier that expects 64. The
-maps are therefore made by every CTA as it starts, in scratch memory that the launcher gives Triton. The pass cannot
-divide the epilogue into parts either, so that a whole tile of the result waits in shared memory.
+Triton does this only with `num_warps` of 4, the size of one part, and ignores the option with 8 (read in the code of
+3.6 and 3.7), so `is_legal` refuses 8.  Its pass halves the loads of a along M, but not the box of a map from the host:
+3.7 refuses to compile that, and 3.6 copies 128 rows into the place of 64, on a barrier that expects 64.  Therefore
+every CTA makes the maps when it starts, in scratch memory that the launcher gives to Triton.  The pass cannot divide
+the epilogue into parts, so a whole tile of the result waits in shared memory.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ THREADS = 384
 """Three warpgroups: a producer and two consumers."""
 CONSUMER_WARPS = 8
 BARRIERS_A_STAGE = 6
-"""Full and empty, for a's halves and for b (read in the compiled kernels)."""
+"""Full and empty, for both halves of a and for b (read in the compiled kernels)."""
 
 
 @dataclass(frozen=True)
@@ -61,19 +61,19 @@ class Config(LaunchConfig):
     block_n: int
     block_k: int
     num_warps: int
-    """Of the producer and of each consumer."""
+    """Warps of the producer, and of each consumer."""
     num_stages: int
     group_m: int = 8
-    """Row panels of tiles that share their columns of B."""
+    """Row panels of tiles that share their columns of B in L2."""
 
 
-# As deep as shared memory allows beside the result.
+# Each has as many stages as fit with the result.
 CANDIDATES = ((128, 256, 3), (128, 128, 6), (128, 128, 4), (128, 64, 8), (128, 32, 8))
 """block_m, block_n and num_stages."""
 
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Tiles of which each consumer has 64 or 128 rows, with every depth of pipeline."""
+    """Tiles with 64 or 128 rows per consumer, with pipelines of several depths."""
     sides = itertools.product((128, 256), (32, 64, 128, 256), (ROW_BYTES, 2 * ROW_BYTES))
     return tuple(
         Config(block_m, block_n, row_bytes // scheme.activation.itemsize, 4, num_stages, group_m)
@@ -83,7 +83,7 @@ def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
 
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Accumulators of the consumers; tiles of a and b, their barriers, and the result; as many CTAs as SMs."""
+    """Accumulators of the consumers; tiles of a and b, their barriers, and the result; at most one CTA per SM."""
     result = config.block_m * config.block_n * scheme.output.itemsize
     blocks = config.block_m, config.block_n, config.block_k
     more = config.num_stages * BARRIERS_A_STAGE * BARRIER_BYTES + result
@@ -98,13 +98,13 @@ def is_legal(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """The quickest of a few, those left out for whose results shared memory is too small in fp32."""
+    """The quickest of the legal `CANDIDATES`: in fp32 some results are too large for shared memory."""
     block_k = ROW_BYTES // scheme.activation.itemsize
     candidates = [Config(m, n, block_k, 4, stages, GROUP_ROWS // m) for m, n, stages in CANDIDATES]
     return quickest([config for config in candidates if is_legal(config, case, scheme)], case, scheme)
 
 
-# A K of 1 would become a constant, its loop would go, and Triton's pass fails on what is left.
+# Triton would make K = 1 a constant and remove the loop; its pass fails on the rest.
 @triton.jit(do_not_specialize=["K"])
 def _gemm(
     a_ptr, b_ptr, bias_ptr, residual_ptr, out_ptr, M, N, K, stride_a, stride_b, stride_rm, stride_om,
@@ -129,7 +129,7 @@ def _gemm(
             a = a_map.load([k, row]).T if A_TRANSPOSED else a_map.load([row, k])
             b = b_map.load([column, k]).T if B_TRANSPOSED else b_map.load([k, column])
             accumulator = tl.dot(a, b, accumulator, input_precision=PRECISION)
-        rows = row.to(tl.int64) + tl.arange(0, BLOCK_M)  # int64: a row times its stride passes 2**31
+        rows = row.to(tl.int64) + tl.arange(0, BLOCK_M)  # int64, because row * stride passes 2**31
         columns = column + tl.arange(0, BLOCK_N)
         accumulator = add_bias_and_residual(
             accumulator, bias_ptr, residual_ptr, stride_rm, rows, columns, M, N, HAS_BIAS, HAS_RESIDUAL
@@ -138,7 +138,7 @@ def _gemm(
 
 
 def _scratch(size: int, alignment: int, stream: int | None) -> torch.Tensor:
-    """Memory for the maps: torch's own allocations are aligned, and reused in the order of the stream."""
+    """Memory for the maps; torch's allocations are aligned, and reused in the order of the stream."""
     return torch.empty(size, dtype=torch.int8, device="cuda")
 
 
@@ -157,11 +157,9 @@ def gemm(
     precision: str = "ieee",
     config: Config | None = None,
 ) -> torch.Tensor:
-    """a b + bias + residual on the tensor cores, accumulated in fp32, its operands fetched by TMA.
+    """a b + bias + residual on the tensor cores, accumulated in fp32; TMA loads the operands.
 
-    a: (M, K); b: (K, N); bias: (N,) contiguous; residual: (M, N), rows contiguous; returns (M, N). a and b are fp16,
-    bf16, or fp32 that may be rounded to TF32, at addresses and row strides of whole 16 bytes, either dimension
-    contiguous (in fp32 that along K). Raises `ValueError` on other operands, and on shapes that do not fit.
+    Operands and errors are those of `persistent`.
     """
     M, N, K = check_operands(a, b, bias, residual, precision)
     out = output(out, (M, N), a)
@@ -182,5 +180,5 @@ def gemm(
             HAS_RESIDUAL=residual is not None, PRECISION=precision, **config.launch_arguments,
         )  # fmt: skip
 
-    contextvars.copy_context().run(launch)  # outside of it the caller's own allocator stays in force
+    contextvars.copy_context().run(launch)  # the caller's own allocator stays in force outside
     return out

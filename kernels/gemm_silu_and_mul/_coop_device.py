@@ -1,9 +1,7 @@
-"""Device code of the cooperative rung: one producer warp, two consumer warpgroups, and what they tell each other.
+"""Device code of `cooperative`: one producer warp, two consumer warpgroups, and the barriers between them.
 
-A slot of the ring holds two halves of a tile of A and, one after the other, the boxes of gate and of up, which a
-consumer reads as one operand. It is `full` when its bytes have landed, and `empty` for each consumer apart when that
-one's products of it are done; the producer refills it when both are. So one consumer may be ahead of the other, and the
-first one's `empty` tells the second how far it is.
+As in gemm/_coop_device.py, but a slot of the ring also holds the boxes of gate and of up, one after the other, which a
+consumer reads as one operand.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ def _produce(
     BLOCK_M: gl.constexpr, BLOCK_I: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
 ):  # fmt: skip
     slot = 0
-    phase = 1  # of a new barrier the phase before the first counts as over, so that the first wait returns
+    phase = 1  # a new barrier counts the phase before its first as complete, so the first wait returns at once
     for tile in range(gl.program_id(0), tiles_m * tiles_i, gl.num_programs(0)):
         tile_m, tile_i = _place(tile, tiles_m, tiles_i, GROUP_M)
         for step in range(steps):
@@ -49,7 +47,7 @@ def _produce(
             mbarrier.expect(bar, 2 * a.block_type.nbytes + 2 * b.block_type.nbytes)
             for half in gl.static_range(2):
                 row = tile_m * BLOCK_M + half * (BLOCK_M // 2)
-                column = tile_i * BLOCK_I + half * I  # gate's, then the same of up
+                column = tile_i * BLOCK_I + half * I  # columns of gate, then the same of up
                 tma.async_copy_global_to_shared(a, [row, step * BLOCK_K], bar, a_ring.index(2 * slot + half))
                 tma.async_copy_global_to_shared(b, [column, step * BLOCK_K], bar, b_ring.index(2 * slot + half))
             slot, phase = _next(slot, phase, STAGES)
@@ -57,16 +55,16 @@ def _produce(
 
 @gluon.jit
 def _silu_product(accumulator, kind: gl.constexpr):
-    """silu of the left half times the right half; a thread has both at the same places."""
+    """silu of the left half times the right half; a thread has both values of each place."""
     rows: gl.constexpr = accumulator.shape[0]
     half: gl.constexpr = accumulator.shape[1] // 2
     gate, up = accumulator.reshape((rows, 2, half)).permute((0, 2, 1)).split()
-    decay = gl.exp(-gl.abs(gate))  # exp of -|gate| cannot overflow
-    found = (gl.where(gate >= 0.0, gate, gate * decay) / (1.0 + decay) * up).to(kind)
+    decay = gl.exp(-gl.abs(gate))  # exp(-|gate|) cannot overflow
+    result = (gl.where(gate >= 0.0, gate, gate * decay) / (1.0 + decay) * up).to(kind)
     layout: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, half, 256 // kind.primitive_bitwidth]
     )
-    return gl.convert_layout(found, layout)
+    return gl.convert_layout(result, layout)
 
 
 @gluon.jit
@@ -80,7 +78,7 @@ def _consume(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 2 * BLOCK_I, 256 // a_ring.dtype.primitive_bitwidth]
     )
     both = b_ring._reinterpret(b_ring.dtype, [STAGES, 2 * BLOCK_I, BLOCK_K], b_ring.layout)
-    # Zeroed once: a tile's first product does not add to what the last tile left.
+    # Zeros only for the type: the first product of each tile replaces the accumulator.
     accumulator = gl.zeros((ROWS, 2 * BLOCK_I), gl.float32, layout)
     slot = 0
     phase = 0
@@ -95,7 +93,7 @@ def _consume(
             left = a_ring.index(2 * slot + HALF)
             right = both.index(slot).permute((1, 0))
             accumulator = warpgroup_mma(left, right, accumulator, use_acc=step > 0, is_async=True)
-            # One product stays in flight; the one before it is done, and its slot free.
+            # One product stays in flight; the product before it is done and its slot is free.
             accumulator = warpgroup_mma_wait(num_outstanding=1, deps=(accumulator,))
             mbarrier.arrive(empty.index(2 * before + HALF), pred=step > 0)
             before = slot
@@ -103,11 +101,11 @@ def _consume(
         accumulator = warpgroup_mma_wait(num_outstanding=0, deps=(accumulator,))
         mbarrier.arrive(empty.index(2 * before + HALF))
         result = _silu_product(accumulator, out.dtype)
-        tma.store_wait(pendings=0)  # the tile that was staged here before has been read
+        tma.store_wait(pendings=0)  # TMA has read the tile staged here before
         staged.store(result)
         fence_async_shared()
         tma.async_copy_shared_to_global(out, [tile_m * BLOCK_M + HALF * ROWS, tile_i * BLOCK_I], staged)
-    tma.store_wait(pendings=0)  # shared memory goes with the CTA
+    tma.store_wait(pendings=0)  # the CTA's shared memory must live until TMA has read it
 
 
 @gluon.jit

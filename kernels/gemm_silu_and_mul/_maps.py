@@ -1,4 +1,4 @@
-"""How the TMA rungs of gemm_silu_and_mul see their operands in memory, and which they refuse."""
+"""How the TMA kernels of gemm_silu_and_mul describe their operands in memory, and which they refuse."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from rooflab.kernels.tuning import SHARED_BYTES_PER_CTA
 from rooflab.reference.spec import Case
 
 BARRIERS_BYTES = 1024
-"""Kept for mbarriers and their alignment."""
+"""Reserved for mbarriers and their alignment."""
 MOST_STAGES = 8
 OPERAND_WEIGHT = 64
-"""What an operand that a tile reads for a k counts, in products, where tiles are weighed against each other: a guess
-that puts 128 x 128 tiles at 8/7 of the time of 128 x 256 ones for the same work; unmeasured."""
+"""Cost of each operand value that a tile reads per k, in products, for the choice between tiles: a guess by which
+128 x 128 tiles take 8/7 of the time of 128 x 256 tiles for the same work; unmeasured."""
 
 
 def _row_bytes(matrix: torch.Tensor) -> str:
@@ -29,7 +29,8 @@ def _row_bytes(matrix: torch.Tensor) -> str:
 def why_no_maps(a: torch.Tensor, b: torch.Tensor) -> str | None:
     """Why TMA cannot load these operands or store a new result of them, or None.
 
-    Other shapes give None: the launcher's own checks refuse them."""
+    None also for wrong shapes: the launcher's own checks refuse them.
+    """
     if a.ndim != 2 or b.ndim != 2 or not a.numel() or not b.numel() or b.shape[1] % 2:
         return None
     wanted = f"expected stride 1 along K, and an address and row stride of whole {ALIGNMENT} bytes, for TMA"
@@ -46,7 +47,7 @@ def why_no_maps(a: torch.Tensor, b: torch.Tensor) -> str | None:
 
 
 def stored(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> tuple[Stored, Stored, Stored]:
-    """a, the (2 I, K) weight and out as rows in memory.  Raises `ValueError` on those that TMA cannot take."""
+    """a, the (2 I, K) weight and out as rows in memory.  Raises `ValueError` if TMA cannot take them."""
     reason = why_no_maps(a, b)
     if reason:
         raise ValueError(reason)
@@ -67,27 +68,27 @@ def gated(weight: Stored) -> tuple[list[int], list[int]]:
 
 
 def stages_that_fit(stage_bytes: int, bytes_beside: int) -> int:
-    """Stages of the deepest ring, eight at most, that an SM's shared memory has room for beside other bytes."""
+    """Stages of the deepest ring, at most eight, that an SM's shared memory holds in addition to `bytes_beside`."""
     return min((SHARED_BYTES_PER_CTA - BARRIERS_BYTES - bytes_beside) // stage_bytes, MOST_STAGES)
 
 
 class Tiled(Protocol):
-    """A config of tiles."""
+    """A config with tile sizes."""
 
     @property
     def block_m(self) -> int:
-        """Rows of a tile."""
+        """Rows per tile."""
 
     @property
     def block_i(self) -> int:
-        """Columns of a tile's gate, and of its up."""
+        """Columns of gate per tile, and as many of up."""
 
 
 Config = TypeVar("Config", bound=Tiled)
 
 
 def least_work(candidates: Sequence[Config], case: Case) -> Config:
-    """The config by which the busiest SM has least to do, its operands counted too, the first of equals: a prediction,
+    """The config that gives the busiest SM the least work, operands included, the first of equals: a prediction,
     unmeasured."""
     M, I = int(case["M"]), int(case["I"])
 

@@ -1,4 +1,4 @@
-"""What every gemm_silu_and_mul launcher asks of its operands."""
+"""Checks of the operands of all gemm_silu_and_mul kernels."""
 
 from __future__ import annotations
 

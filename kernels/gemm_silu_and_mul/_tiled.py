@@ -1,8 +1,8 @@
-"""What the tiled kernels of gemm_silu_and_mul share: the activation, a tile's footprint, and what a launch moves.
+"""What the tiled kernels of gemm_silu_and_mul share: the activation, a tile's footprint, and the traffic of a launch.
 
-A tile's columns of B are those of gate and, beside them, the same columns of up, so that one product gives both: a
-warpgroup's instruction reads its rows of A once for 256 columns. A thread of a tensor core's accumulator holds values
-of both halves at the same places, so that taking it apart moves nothing.
+A tile of B has columns of gate and the same columns of up, so one product gives both: a warpgroup's instruction reads
+its rows of A once for 256 columns.  In a tensor core's accumulator a thread holds both values of each place, so
+separating the halves moves no data.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def gated_footprint(
     *,
     more_shared_bytes: int = 0,
 ) -> Footprint:
-    """That of gemm, to 2 I columns.  `blocks` are a tile's rows, columns of gate (as many are of up) and K."""
+    """gemm's footprint for 2 I columns.  `blocks`: rows, columns of gate (as many of up), and K of a tile."""
     block_m, block_i, block_k = blocks
     product = Case(M=case["M"], N=2 * int(case["I"]), K=case["K"])
     tile = block_m, 2 * block_i, block_k
@@ -39,8 +39,7 @@ def gated_footprint(
 
 
 def traffic_of(kernel: str) -> Callable[[Arguments], Traffic]:
-    """The `traffic` of a rung: a once; b again for every group of row panels, as if none of it were still in L2 by
-    then; the result."""
+    """The `traffic` of a kernel: a once, b once per group of row panels as if L2 kept none of it, and the result."""
 
     def traffic(inputs: Arguments) -> Traffic:
         a, b = inputs.a, inputs.b
@@ -54,7 +53,7 @@ def traffic_of(kernel: str) -> Callable[[Arguments], Traffic]:
 
 
 def config_of(kernel: str, a: torch.Tensor, b: torch.Tensor) -> Any:
-    """The config of a launch that is given none: tuned for this card, or the heuristic's."""
+    """The config of a launch without one: tuned for this GPU, or the heuristic's."""
     (M, K), I = a.shape, b.shape[1] // 2
     return default_config("gemm_silu_and_mul", kernel, a.dtype, a.device, M=M, I=I, K=K)
 
@@ -65,5 +64,5 @@ def silu_product(tile):
     rows: tl.constexpr = tile.shape[0]
     half: tl.constexpr = tile.shape[1] // 2
     gate, up = tl.split(tl.permute(tl.reshape(tile, (rows, 2, half)), (0, 2, 1)))
-    decay = tl.exp(-tl.abs(gate))  # exp of -|gate| cannot overflow
+    decay = tl.exp(-tl.abs(gate))  # exp(-|gate|) cannot overflow
     return tl.where(gate >= 0.0, gate, gate * decay) / (1.0 + decay) * up

@@ -1,13 +1,8 @@
 """Over persistent: one warp only loads, and two warpgroups only multiply and activate.
 
-The loads no longer wait for the warps that compute: the producer runs ahead through a ring of shared memory, into the
-next tile while the last one is being activated and stored. The consumers share the tile of gate and up, each with half
-of the rows of A and an accumulator of its own, and the loading warps give most of their registers to them (setmaxnreg).
-The design is gemm's rung cooperative, after CUTLASS's warp-specialised cooperative GEMM (NVIDIA, "CUTLASS 3.x" examples
-48 and 49) and ThunderKittens (Spector et al., 2024).
-
-In Gluon each consumer is a partition of four warps.  Before a wait or an arrival at an mbarrier it synchronises the
-partition, twice a step of K, which one product in flight hides.
+The producer runs ahead through a ring in shared memory into the next tile, while the last tile is activated and
+stored.  The consumers share the tile of gate and up; each has half of the rows of A and its own accumulator.  Design
+and sources are those of gemm's cooperative.
 """
 
 from __future__ import annotations
@@ -37,33 +32,33 @@ class Config(LaunchConfig):
     """A tile and the ring."""
 
     block_m: int
-    """Half of it is a consumer's."""
+    """Each consumer takes half."""
     block_i: int
     """Columns of gate, and as many of up."""
     block_k: int
     stages: int
     """Slots of the ring."""
     group_m: int = 16
-    """Row panels of tiles that share their columns of B."""
+    """Row panels of tiles that share their columns of B in L2."""
     lead: int = 0
-    """Steps of K that the first consumer starts ahead of the second, so that one activates while the other multiplies;
-    each costs a slot of the ring, that both hold."""
+    """Steps of K that the first consumer is ahead of the second, so that one activates while the other multiplies; each
+    step costs a slot of the ring, which both hold."""
 
 
 THREADS = 384
-"""Two consumers and the group of warps that the producer is one of, because registers are moved between groups."""
+"""Two consumers and the warpgroup of the producer warp, because setmaxnreg moves registers between warpgroups."""
 CONSUMER_REGISTERS = 24
-"""Addresses, descriptors and the loop's counters, beside the accumulator."""
+"""For addresses, descriptors and loop counters, in addition to the accumulator."""
 MBARRIER_BYTES = 8
 SWIZZLE_BYTES = 128
-"""Rows that shared memory is swizzled by, so that no operand of wgmma meets a bank conflict."""
+"""Bytes of a row in swizzled shared memory, so that wgmma's operands have no bank conflicts."""
 KINDS = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 CANDIDATES = ((128, 128), (256, 64), (128, 64), (128, 32))
 """block_m and block_i."""
 
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Tiles that two consumers hold in registers, with every ring that fits beside them."""
+    """Tiles that two consumers can hold in registers, with rings of several depths."""
     depth = SWIZZLE_BYTES // scheme.activation.itemsize
     tiles = itertools.product((128, 256), (32, 64, 128), (depth // 2, depth), (4, 8, 16))
     return tuple(
@@ -74,7 +69,7 @@ def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
 
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """An accumulator in fp32 for each consumer; the ring, the result that is staged, and the mbarriers."""
+    """One fp32 accumulator per consumer; the ring, the staged result, and the mbarriers."""
     tiles = triton.cdiv(int(case["M"]), config.block_m) * triton.cdiv(int(case["I"]), config.block_i)
     outputs = config.block_m * 2 * config.block_i
     ctas = min(tiles, HOPPER_SMS)
@@ -91,12 +86,12 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
 
 
 def is_legal(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
-    """What a CTA can hold, with two slots at least beyond the first consumer's lead."""
+    """Whether a CTA fits, and the ring has at least two slots more than the lead."""
     return footprint(config, case, scheme).fits and (config.lead == 0 or config.lead + 2 <= config.stages)
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """Of a few, the one with least for the busiest SM to do, with as many slots as fit beside the staged result."""
+    """The one of `CANDIDATES` with the least work for the busiest SM, with as many slots as fit with the result."""
 
     def deepest(block_m: int, block_i: int) -> Config:
         stages = stages_that_fit(
@@ -108,7 +103,7 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
 
 
 def why_not_taken(a: torch.Tensor, b: torch.Tensor) -> str | None:
-    """What wgmma and TMA cannot take."""
+    """Why wgmma or TMA cannot take the operands, or None."""
     if a.dtype == torch.float32:
         return "a: expected 16 bits for wgmma, got torch.float32; gemm_silu_and_mul/persistent takes it"
     return why_no_maps(a, b)
@@ -128,11 +123,11 @@ def _map(matrix: Stored, rows: int, columns: int) -> TensorDescriptor:
 def gemm_silu_and_mul(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None, *, config: Config | None = None
 ) -> torch.Tensor:
-    """silu(a gate) * (a up) on the tensor cores of a Hopper, summed in fp32 and rounded once.
+    """silu(a gate) * (a up) on Hopper's tensor cores, summed in fp32 and rounded once.
 
-    a: (M, K); b: (K, 2 I), a transposed view of a weight whose rows are gate's before up's; fp16 or bf16; returns
-    (M, I). K is contiguous in both; addresses and row strides, also of out, are whole 16 bytes. Raises `ValueError` on
-    other operands, and on shapes or dtypes that do not fit.
+    a: (M, K); b: (K, 2 I), a transposed view of a weight with gate's rows before up's; fp16 or bf16; returns (M, I).
+    K is contiguous in both; addresses and row strides, also of out, are whole 16 bytes.  Raises `ValueError` on other
+    operands.
     """
     M, I, K = check_operands(a, b)
     out = output(out, (M, I), a)

@@ -1,7 +1,7 @@
-"""Over library: one launch; gate and up meet in registers, in fp32, and only their result is rounded and stored.
+"""Over library: one launch; gate and up meet in registers in fp32, and only their result is rounded and stored.
 
-The product's 2 I columns, written and read back by the activation, are saved, and so are two launches. Triton's
-software pipelining brings the next tiles by cp.async while one is multiplied, as in gemm's rung pipelined.
+This saves the write and the read of the product's 2 I columns, and two launches.  Triton's software pipelining loads
+the next tiles by cp.async during a product, as in gemm's pipelined.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ class Config(LaunchConfig):
     num_warps: int
     num_stages: int
     group_m: int = 8
-    """Row panels of tiles that share their columns of B."""
+    """Row panels of tiles that share their columns of B in L2."""
 
 
-# A decode batch fits one 16-row tile, the least that mma.sync takes; then the bytes in flight are all that matters, and
-# two CTAs of an SM have 200 KB of them.
+# A decode batch fits one tile of 16 rows, the least of mma.sync; then only the bytes in flight matter: 200 KB for two
+# CTAs on an SM.
 DECODE = Config(block_m=16, block_i=32, block_k=128, num_warps=4, num_stages=5)
 FEW_ROWS = Config(block_m=32, block_i=32, block_k=128, num_warps=4, num_stages=5)
-# 64 rows are the least that wgmma takes.
+# 64 rows are the least of wgmma.
 SMALL = Config(block_m=64, block_i=64, block_k=64, num_warps=4, num_stages=4)
 LARGE = Config(block_m=128, block_i=128, block_k=64, num_warps=8, num_stages=4, group_m=16)
-# fp32 without TF32 has no tensor core: FMAs hold both tiles in registers, and larger ones spill.
+# Exact fp32 has no tensor core: FMAs hold both tiles in registers, and larger tiles spill.
 FULL_PRECISION = Config(block_m=32, block_i=32, block_k=16, num_warps=4, num_stages=2)
 
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Tiles up to what two warpgroups hold in registers, with every depth of pipeline."""
+    """Tiles up to what two warpgroups hold in registers, with pipelines of several depths."""
     if by_fma(scheme):
         sides = itertools.product((16, 32, 64), (16, 32, 64), (16, 32))
     else:
@@ -62,14 +62,14 @@ def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
 
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Tiles of a and b for every stage that is allocated: mma.sync gives one back at once (gemm's rung pipelined)."""
+    """Tiles of a and b for every allocated stage; mma.sync frees a stage at once (see gemm's pipelined)."""
     stages = config.num_stages if uses_wgmma(config.block_m, scheme) else config.num_stages - 1
     blocks = config.block_m, config.block_i, config.block_k
     return gated_footprint(blocks, config.num_warps, stages, case, scheme)
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """By the rows of a, as above; tiles of half the size where large ones would leave SMs without one."""
+    """One of the configs above, by the rows of a; tiles of half the size if large ones leave SMs without a tile."""
     M, I = int(case["M"]), int(case["I"])
     if by_fma(scheme):
         return FULL_PRECISION
@@ -87,11 +87,11 @@ def _gemm(
     BLOCK_M: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
 ):  # fmt: skip
     tile_m, tile_i = grouped_tile(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(I, BLOCK_I), GROUP_M)
-    # int64: a row times its stride passes 2**31 from M K = 2**31 on.
+    # int64, because row * stride passes 2**31 from M * K = 2**31 on.
     rows = tile_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     pairs = tl.arange(0, 2 * BLOCK_I)
     columns = tile_i.to(tl.int64) * BLOCK_I + pairs % BLOCK_I
-    both = columns + pairs // BLOCK_I * tl.cast(I, tl.int64)  # gate's columns, then the same of up
+    both = columns + pairs // BLOCK_I * tl.cast(I, tl.int64)  # columns of gate, then the same of up
     inner = tl.arange(0, BLOCK_K)
     a_ptrs = a_ptr + rows[:, None] * stride_am + inner.to(tl.int64)[None, :] * stride_ak
     b_ptrs = b_ptr + inner.to(tl.int64)[:, None] * stride_bk + both[None, :] * stride_bn
@@ -119,8 +119,8 @@ def gemm_silu_and_mul(
 ) -> torch.Tensor:
     """silu(a gate) * (a up), summed on the tensor cores in fp32 (fp32 operands on the FMA units) and rounded once.
 
-    a: (M, K); b: (K, 2 I), gate's columns before up's; any strides; returns (M, I). Raises `ValueError` on a shape or
-    dtype that does not fit.
+    a: (M, K); b: (K, 2 I), gate's columns before up's; any strides; returns (M, I).  Raises `ValueError` on a wrong
+    shape or dtype.
     """
     M, I, K = check_operands(a, b)
     out = output(out, (M, I), a)

@@ -1,4 +1,4 @@
-"""The calls that a user of torch would make, which has none for both: one product of gate|up, then `silu` and `mul`."""
+"""The three torch calls that a user would make without this op: one product of gate|up, then `silu` and `mul`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rooflab.roofline.model import Traffic
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """The product is written with both halves, which the activation reads back; silu(gate) goes out and in again."""
+    """The product writes both halves, which the activation reads back; silu(gate) is written and read too."""
     a, b = inputs.a, inputs.b
     half = a.shape[0] * (b.shape[1] // 2) * a.element_size()
     return steps((nbytes(a, b), 2 * half), (half, half), (2 * half, half))
@@ -27,7 +27,7 @@ def traffic(inputs: Arguments) -> Traffic:
 def gemm_silu_and_mul(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
     """silu(a gate) * (a up) with `torch.mm`, `silu` and `torch.mul`; gate, up and silu(gate) are rounded to the dtype.
 
-    a: (M, K); b: (K, 2 I); returns (M, I). Raises `ValueError` on a shape or dtype that does not fit.
+    a: (M, K); b: (K, 2 I); returns (M, I).  Raises `ValueError` on a wrong shape or dtype.
     """
     M, I, _ = check_operands(a, b)
     check_rows(a)

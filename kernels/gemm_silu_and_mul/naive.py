@@ -1,4 +1,4 @@
-"""The gated product as a model's code reads: a product for gate, one for up, and the activation step by step."""
+"""The gated product as a model's code writes it: a product for gate, one for up, then the activation step by step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rooflab.roofline.model import Traffic
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Every step reads its operands from HBM and writes its result there; the activation's are fp32."""
+    """Every step reads its operands from HBM and writes its result to HBM; the activation's steps are fp32."""
     a, b = inputs.a, inputs.b
     values = a.shape[0] * (b.shape[1] // 2)
     full, narrow = 4 * values, a.element_size() * values
@@ -37,7 +37,7 @@ def traffic(inputs: Arguments) -> Traffic:
 def gemm_silu_and_mul(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
     """silu(a gate) * (a up) with `torch.mm` twice and the activation in fp32, step by step.
 
-    a: (M, K); b: (K, 2 I); returns (M, I). Raises `ValueError` on a shape or dtype that does not fit.
+    a: (M, K); b: (K, 2 I); returns (M, I).  Raises `ValueError` on a wrong shape or dtype.
     """
     M, I, _ = check_operands(a, b)
     check_rows(a)
