@@ -1,18 +1,18 @@
 """gemm_fp8: C = (a_scale A) (b_scale B) + bias in e4m3, with a bf16 result.
 
-Nothing here has run on a GPU: what follows was read in the code compiled for sm_90a, and times are predictions.
+No kernel here has run on a GPU: facts come from the code compiled for sm_90a, and times are predictions.
 
-naive        both operands dequantised to fp32 in memory, one fp32 product: 17 bytes of traffic a byte of operand, and
+naive        both operands dequantized to fp32 in memory, one fp32 product: 17 bytes of traffic per byte of operand,
              more with block scales
-library      torch._scaled_mm: cuBLASLt on CUDA, with one scale an operand or, where K is a multiple of 512, block
-             scales; promotes its sums unless the caller allows `fast_accum`; on the CPU one scale an operand
+library      torch._scaled_mm: cuBLASLt on CUDA, with one scale per operand or, if K is a multiple of 512, block scales;
+             it promotes its sums unless `fast_accum` is True; on the CPU one scale per operand
 fast_accum   over naive: e4m3 by TMA to the fp8 tensor cores, one launch, tiles up to 128 x 256; all of K in Hopper's
-             accumulator of 14 bits, so only where `fast_accum=True` allows it, and never with block scales
-promoted     over fast_accum: each 128 of K is added up in fp32 on CUDA cores, with its block scales; two sets of
-             accumulators, so tiles of 128 x 128 at most, and in a CTA the tensor cores rest while it adds: a loss
-             against fast_accum, predicted and unmeasured
-promoted_ws  over promoted: a warp loads, and up to three warpgroups of 64 rows each take turns between wgmma and
-             adding; persistent CTAs, results stored by TMA under the next tile; predicted the fastest at large M,
+             accumulator of 14 bits, so only with `fast_accum=True`, and never with block scales
+promoted     over fast_accum: CUDA cores add each 128 of K in fp32, with its block scales; two sets of accumulators, so
+             tiles are at most 128 x 128, and a CTA's tensor cores wait while it adds: predicted slower than fast_accum,
              unmeasured
-deep_gemm    DeepGEMM's fp8_gemm_nt, where it is installed; block scales only
+promoted_ws  over promoted: one warp loads, and up to three warpgroups of 64 rows each take turns between wgmma and
+             adding; persistent CTAs, TMA stores results during the next tile; predicted the fastest at large M,
+             unmeasured
+deep_gemm    DeepGEMM's fp8_gemm_nt, if it is installed; block scales only
 """

@@ -1,4 +1,4 @@
-"""What every gemm_fp8 launcher asks of its operands."""
+"""Checks of the operands of all gemm_fp8 kernels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ E4M3 = torch.float8_e4m3fn
 GROUP = 128
 """Values along K, and along N of b, that share a block scale."""
 TMA_ALIGNMENT = 16
-"""Bytes of which a tensor map wants addresses and strides to be multiples."""
+"""A tensor map's addresses and strides are multiples of this many bytes."""
 
 
 def check_operands(
@@ -52,12 +52,12 @@ def check_operands(
 
 
 def block_scaled(a_scale: torch.Tensor) -> bool:
-    """Whether the scales are those of blocks; else there is one for each operand."""
+    """Whether the scales are block scales; otherwise each operand has one scale."""
     return a_scale.ndim == 2
 
 
 def why_no_tma(a: torch.Tensor, b: torch.Tensor) -> str | None:
-    """Why the operands cannot be read by TMA into what wgmma multiplies, or None."""
+    """Why TMA and wgmma cannot read the operands, or None."""
     for name, tensor, matrix in (("a", a, a), ("b", b, b.mT)):
         if matrix.stride(1) != 1:
             return f"{name}: expected K-major storage for fp8 wgmma, got strides {tensor.stride()}; naive takes any"
@@ -74,7 +74,7 @@ def why_no_tma(a: torch.Tensor, b: torch.Tensor) -> str | None:
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Every operand once, as the best tile order comes close to."""
+    """Every operand once; the best tile order comes close to this."""
     a, b = inputs.a, inputs.b
     return Traffic(
         read_bytes=nbytes(a, b, inputs.a_scale, inputs.b_scale, inputs.bias), write_bytes=2 * a.shape[0] * b.shape[1]

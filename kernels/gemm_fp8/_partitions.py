@@ -1,4 +1,4 @@
-"""What the specialised warps of promoted_ws do: one loads, and each warpgroup multiplies and adds up its 64 rows."""
+"""The partitions of promoted_ws: one warp loads, and each warpgroup multiplies and adds its 64 rows."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def consume(shared, c_map, pointers, M, N, K, strides, WHICH: gl.constexpr, CONS
     for tile in range(gl.program_id(0), gl.cdiv(M, BLOCK_M) * gl.cdiv(N, BLOCK_N), gl.num_programs(0)):
         row, column = place(tile, M, N, BLOCK_M, BLOCK_N, GROUP_M)
         row += 64 * WHICH
-        # int64: a row times its stride passes 2**31 from M N = 2**31 on.
+        # int64, because row * stride passes 2**31 from M * N = 2**31 on.
         rows = row.to(gl.int64) + gl.arange(0, 64, gl.SliceLayout(1, layout))
         if BLOCK_SCALES:
             a_scales = a_scale_ptr + rows * stride_am
@@ -65,7 +65,7 @@ def consume(shared, c_map, pointers, M, N, K, strides, WHICH: gl.constexpr, CONS
         for _ in range(0, K, BLOCK_K):
             slot = step % STAGES
             if BLOCK_SCALES:
-                # Asked for before the tile is waited for, so that they are there when its product is.
+                # Loaded before the wait for the tile, so the scales arrive before the product is done.
                 b_scale = gl.load(b_scales)
                 a_scale = gl.load(a_scales, mask=rows < M, other=0.0)
                 a_scales += stride_ak

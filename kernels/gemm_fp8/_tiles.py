@@ -1,4 +1,4 @@
-"""What the rungs fed by TMA share: tensor maps of the operands, tile sizes, and the order of tiles."""
+"""What the TMA kernels share: tile sizes, their costs, checks, and the order of tiles."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from rooflab.reference.spec import Case, nbytes
 from rooflab.roofline.model import Traffic
 
 BLOCK_K = 128
-"""K of one stage: 128 bytes are the widest swizzle of TMA and wgmma, and the K of a block scale."""
+"""K of a stage: 128 bytes are the widest swizzle of TMA and wgmma, and 128 values share a block scale."""
 ADDRESS_REGISTERS = 12
-"""Addresses, barriers and the loop's counter, beside the accumulators, at least."""
+"""Least registers for addresses, barriers and the loop counter, in addition to the accumulators."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ class Config(LaunchConfig):
     num_warps: int
     num_stages: int
     group_m: int = 8
-    """Row panels of tiles that share their columns of b."""
+    """Row panels of tiles that share their columns of b in L2."""
 
 
 def configs(widest: int) -> Iterator[Config]:
-    """Tiles of one or two warpgroups up to `widest` columns, with every depth of pipeline."""
+    """Tiles of one or two warpgroups with up to `widest` columns, with pipelines of several depths."""
     for block_m, block_n in itertools.product((64, 128), (16, 32, 64, 128, 256)):
         for num_warps, num_stages, group_m in itertools.product((4, 8), (3, 4, 5, 6, 8), (1, 8)):
             if block_n <= widest and (num_warps == 4 or block_m == 128):
@@ -46,7 +46,7 @@ def configs(widest: int) -> Iterator[Config]:
 
 
 def columns(M: int, N: int, block_m: int, widest: int) -> int:
-    """The widest tile that still gives every SM of a Hopper one, and 16 where none does."""
+    """Columns of the widest tile with which every SM of a Hopper has a tile, or 16."""
     for block_n in (256, 128, 64, 32):
         if block_n <= widest and triton.cdiv(M, block_m) * triton.cdiv(N, block_n) >= HOPPER_SMS:
             return block_n
@@ -54,7 +54,7 @@ def columns(M: int, N: int, block_m: int, widest: int) -> int:
 
 
 def footprint(config: Config, case: Case, accumulators: int) -> Footprint:
-    """`accumulators` fp32 values an output in registers; staged tiles of a and b, a byte a value."""
+    """`accumulators` fp32 registers per output; staged tiles of a and b, one byte per value."""
     threads = 32 * config.num_warps
     outputs = config.block_m * config.block_n
     M, N, K = int(case["M"]), int(case["N"]), int(case["K"])
@@ -68,7 +68,7 @@ def footprint(config: Config, case: Case, accumulators: int) -> Footprint:
 
 
 def traffic_of(kernel: str) -> Callable[[Arguments], Traffic]:
-    """The `traffic` of a rung: a once; b again for every group of row panels, as if none of it were still in L2."""
+    """The `traffic` of a kernel: a once, b once per group of row panels, as if L2 kept none of it."""
 
     def traffic(inputs: Arguments) -> Traffic:
         a, b = inputs.a, inputs.b
@@ -81,7 +81,7 @@ def traffic_of(kernel: str) -> Callable[[Arguments], Traffic]:
 
 
 def config_of(kernel: str, a: torch.Tensor, b: torch.Tensor) -> Any:
-    """The config of a launch that is given none: tuned for this card, or the heuristic's."""
+    """The config of a launch without one: tuned for this GPU, or the heuristic's."""
     return default_config("gemm_fp8", kernel, "fp8_e4m3", a.device, M=a.shape[0], N=b.shape[1], K=a.shape[1])
 
 
@@ -91,14 +91,14 @@ def unsupported(inputs: Arguments) -> str | None:
 
 
 def why_not_read(a: torch.Tensor, b: torch.Tensor) -> str | None:
-    """The same by the operands alone.  Empty operands give None, as the kernel does not read them."""
+    """Why TMA cannot read the operands, or None; None for empty operands, which no kernel reads."""
     return why_no_tma(a, b) if a.numel() and b.numel() else None
 
 
 def check_for_tma(
     a: torch.Tensor, b: torch.Tensor, a_scale: torch.Tensor, b_scale: torch.Tensor, bias: torch.Tensor | None
 ) -> tuple[int, int, int]:
-    """M, N and K; raises `ValueError` on operands that do not fit, or that TMA cannot read."""
+    """M, N and K.  Raises `ValueError` on wrong operands, and on operands that TMA cannot read."""
     sizes = check_operands(a, b, a_scale, b_scale, bias)
     reason = why_no_tma(a, b)
     if reason and all(sizes):

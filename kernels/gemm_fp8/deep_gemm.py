@@ -1,4 +1,4 @@
-"""DeepGEMM's fp8 product with block scales (https://github.com/deepseek-ai/DeepGEMM), where it is installed."""
+"""DeepGEMM's fp8 product with block scales (https://github.com/deepseek-ai/DeepGEMM), if it is installed."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rooflab.kernels.gemm_fp8._operands import block_scaled, check_operands, tra
 from rooflab.kernels.registry import Arguments, register
 
 MULTIPLE = 8
-"""Of N, so that the rows of a bf16 output are a multiple of 16 bytes apart, which TMA wants."""
+"""N is a multiple of this, so that rows of a bf16 output are a multiple of 16 bytes apart, as TMA needs."""
 
 
 def unsupported(inputs: Arguments) -> str | None:
-    """What `fp8_gemm_nt` asserts on Hopper, as its source says it."""
+    """Why `fp8_gemm_nt` cannot take the operands on Hopper (its source asserts this), or None."""
     b, b_scale = inputs.b, inputs.b_scale
     if not block_scaled(inputs.a_scale):
         return "a_scale: DeepGEMM takes block scales"
@@ -43,11 +43,11 @@ def gemm_fp8(
     fast_accum: bool = False,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """(a_scale a) (b_scale b) with `deep_gemm.fp8_gemm_nt`, whose weight and scales are `b.mT` and `b_scale.mT`.
+    """(a_scale a) (b_scale b) with `deep_gemm.fp8_gemm_nt`, which takes `b.mT` and `b_scale.mT`.
 
     a: (M, K) e4m3 row-major; b: (K, N) e4m3 column-major; block scales, those of b contiguous along K; returns (M, N)
-    bf16. Scales of a that do not lie (K / 128, M) with M a multiple of four it lays out anew, by a launch of its own.
-    Raises `ValueError` on shapes or dtypes that do not fit.
+    bf16.  Unless a_scale is stored as (K / 128, M) with M a multiple of four, DeepGEMM copies it in one more launch.
+    Raises `ValueError` on wrong shapes or dtypes.
     """
     M, N, K = check_operands(a, b, a_scale, b_scale, bias)
     out = output(out, (M, N), a, torch.bfloat16)

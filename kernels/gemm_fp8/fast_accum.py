@@ -1,11 +1,11 @@
 """Over naive: e4m3 tiles go by TMA to the fp8 tensor cores, whose own accumulator sums all of K.
 
-Hopper's fp8 accumulator keeps 13 bits behind the leading one and cuts towards zero (DeepSeek-V3, arXiv 2412.19437,
-section 3.3.2; MMA-Sim, arXiv 2511.10909), so its error grows with K and not with the square root of K.  So it runs only
-where the caller says `fast_accum=True`, as with `torch._scaled_mm`, and the reference's tolerance is then the one of
-that accumulator: 3 K / 32 x 2**-13 of a partial sum.  By that model, which no GPU has confirmed here, normal data err
-by at most 70 x 2**-13 of it at K = 16384, and with `promoted` by 2.6 x 2**-13.  Triton does this with every fp8
-`tl.dot` into an accumulator unless told otherwise.
+Hopper's fp8 accumulator keeps 13 bits after the leading one and truncates (DeepSeek-V3, arXiv 2412.19437, section
+3.3.2; MMA-Sim, arXiv 2511.10909), so its error grows with K, not with the square root of K.  The kernel therefore needs
+`fast_accum=True`, as `torch._scaled_mm` does, and the reference then allows that accumulator's tolerance: 3 K / 32 x
+2**-13 of a partial sum.  In a model that no GPU has confirmed here, normal data have an error of at most 70 x 2**-13 of
+the sum at K = 16384, and 2.6 x 2**-13 with `promoted`.  Triton does this by default in every fp8 `tl.dot` with an
+accumulator.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ WIDEST = 256
 
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Tiles up to what one set of accumulators leaves registers for."""
+    """Tiles that fit with one set of accumulators."""
     return tuple(_tiles.configs(WIDEST))
 
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """One accumulator an output."""
+    """One accumulator per output."""
     return _tiles.footprint(config, case, accumulators=1)
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """Two warpgroups of 64 rows, or one where there are no more rows; as many columns as leave every SM a tile."""
+    """One warpgroup up to 64 rows, else two; the most columns with which every SM has a tile."""
     M, N = int(case["M"]), int(case["N"])
     if M <= 64:
         return Config(64, _tiles.columns(M, N, 64, 128), num_warps=4, num_stages=6)
@@ -51,7 +51,7 @@ def _gemm(
     HAS_BIAS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
 ):  # fmt: skip
     tile_m, tile_n = place(tl.program_id(0), M, N, BLOCK_M, BLOCK_N, GROUP_M)
-    # With a way around the loop, ptxas serialises the wgmma of 128 x 256 in Triton 3.6's code (its warning C7515).
+    # If the loop might not run, ptxas serializes the wgmma of 128 x 256 in Triton 3.6's code (its warning C7515).
     tl.assume(K > 0)
     accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     for k in range(0, K, BLOCK_K):
@@ -59,7 +59,7 @@ def _gemm(
         b = b_map.load([tile_n * BLOCK_N, k])
         accumulator = tl.dot(a, b.T, accumulator)
     accumulator *= tl.load(a_scale_ptr) * tl.load(b_scale_ptr)
-    # int64: a row times its stride passes 2**31 from M N = 2**31 on.
+    # int64, because row * stride passes 2**31 from M * N = 2**31 on.
     rows = tile_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tile_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     if HAS_BIAS:
@@ -70,7 +70,7 @@ def _gemm(
 
 
 def why_not_taken(a: torch.Tensor, b: torch.Tensor, a_scale: torch.Tensor, fast_accum: bool) -> str | None:
-    """Block scales, sums that must not be short, and operands that TMA cannot read."""
+    """Why this kernel cannot take the inputs: block scales, `fast_accum` off, or TMA; or None."""
     if block_scaled(a_scale):
         return "a_scale: a block scale ends a sum after 128 of K; promoted takes it"
     if not fast_accum:
@@ -97,8 +97,8 @@ def gemm_fp8(
     """(a_scale a) (b_scale b) + bias, all of K summed in Hopper's fp8 accumulator.
 
     a: (M, K) e4m3 row-major; b: (K, N) e4m3 column-major, rows of K a multiple of 16 bytes apart; bias: (N,) bf16;
-    scales of one element; returns (M, N) bf16. Raises `ValueError` on shapes, dtypes or strides that do not fit, on
-    block scales, and without `fast_accum=True`.
+    scales of one element; returns (M, N) bf16.  Raises `ValueError` on wrong shapes, dtypes or strides, on block
+    scales, and without `fast_accum=True`.
     """
     M, N, K = check_for_tma(a, b, a_scale, b_scale, bias)
     out = output(out, (M, N), a, torch.bfloat16)

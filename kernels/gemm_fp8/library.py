@@ -1,4 +1,4 @@
-"""torch's own scaled product: cuBLASLt on CUDA, oneDNN or a plain loop on the CPU."""
+"""torch's scaled product: cuBLASLt on CUDA, oneDNN or a plain loop on the CPU."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from rooflab.kernels.gemm_fp8._operands import GROUP, block_scaled, check_operan
 from rooflab.kernels.registry import Arguments, register
 
 MULTIPLE = 16
-"""Of which cuBLASLt wants N and K to be multiples."""
+"""cuBLASLt needs N and K in multiples of this."""
 BLOCK_K = 4 * GROUP
 """cuBLASLt reads 128 x 128 scales in columns of a multiple of four, and torch passes them without padding."""
 
 
 def unsupported(inputs: Arguments) -> str | None:
-    """What `torch._scaled_mm` (2.11 to 2.13) checks for, as its source and its meta function say it."""
+    """Why `torch._scaled_mm` (2.11 to 2.13) cannot take the inputs (as its source and meta function say), or None."""
     a, b, a_scale = inputs.a, inputs.b, inputs.a_scale
     if a.device.type == "cpu":
         return "torch has no block scales on a CPU" if block_scaled(a_scale) else None
     K, N = b.shape
     if K % MULTIPLE or N % MULTIPLE:
         return f"cuBLASLt takes N and K in multiples of {MULTIPLE}, got {N} and {K}"
-    # cuBLASLt wants of fp8 operands what TMA does, and torch hands a view over as it lies.
+    # cuBLASLt needs of fp8 operands what TMA needs, and torch passes a view without a copy.
     reason = why_no_tma(a, b)
     if reason is None and block_scaled(a_scale):
         reason = _why_no_blocks(a, b, a_scale, inputs.b_scale, inputs.bias)
@@ -59,16 +59,16 @@ def gemm_fp8(
     fast_accum: bool = False,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """(a_scale a) (b_scale b) + bias with `torch._scaled_mm`, which promotes its sums where `fast_accum` is False.
+    """(a_scale a) (b_scale b) + bias with `torch._scaled_mm`, which promotes its sums unless `fast_accum` is True.
 
-    a: (M, K) e4m3 row-major; b: (K, N) e4m3 column-major; bias: (N,) bf16; scales as of `naive`, those of blocks with
-    the rows of a and the K of b contiguous; returns (M, N) bf16. Raises `ValueError` on shapes or dtypes that do not
-    fit.
+    a: (M, K) e4m3 row-major; b: (K, N) e4m3 column-major; bias: (N,) bf16; scales as for `naive`, block scales
+    contiguous along the rows of a and along the K of b; returns (M, N) bf16.  Raises `ValueError` on wrong shapes or
+    dtypes.
     """
     M, N, K = check_operands(a, b, a_scale, b_scale, bias)
     if out is not None or not K:
         out = output(out, (M, N), a, torch.bfloat16)
-    if out is not None and not K:  # torch leaves the bias out there
+    if out is not None and not K:  # torch would leave out the bias
         return out.zero_() if bias is None else out.copy_(bias.expand(M, N))
     product = partial(
         torch._scaled_mm, a, b, a_scale, b_scale, bias=bias, out_dtype=torch.bfloat16, use_fast_accum=fast_accum

@@ -1,4 +1,4 @@
-"""The first thing an engineer would write: both operands dequantised to fp32 in memory, and one fp32 product."""
+"""What an engineer would write first: both operands dequantized to fp32 in memory, and one fp32 product."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rooflab.roofline.model import Traffic
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Every step reads its operands from HBM and writes its result there; block scales are spread to full size."""
+    """Every step reads its operands from HBM and writes its result to HBM; block scales are expanded to full size."""
     a, b, a_scale, bias = inputs.a, inputs.b, inputs.a_scale, inputs.bias
     M, N = a.shape[0], b.shape[1]
     wide_a, wide_b, product = 4 * a.numel(), 4 * b.numel(), 4 * M * N
@@ -21,7 +21,7 @@ def traffic(inputs: Arguments) -> Traffic:
     moves = [(nbytes(a), wide_a), (nbytes(b), wide_b)]  # to fp32
     if block_scaled(a_scale):
         tall = b_scales * GROUP
-        moves += [(a_scales, wide_a), (b_scales, tall), (tall, wide_b)]  # spread
+        moves += [(a_scales, wide_a), (b_scales, tall), (tall, wide_b)]  # expanded
         a_scales, b_scales = wide_a, wide_b
     moves += [(wide_a + a_scales, wide_a), (wide_b + b_scales, wide_b)]  # scaled
     moves += [(wide_a + wide_b, product)]
@@ -44,8 +44,8 @@ def gemm_fp8(
     """(a_scale a) (b_scale b) + bias in fp32, rounded to bf16 once.
 
     a: (M, K) e4m3; b: (K, N) e4m3, any strides of both; bias: (N,) bf16; fp32 scales of one element, or of blocks:
-    a_scale (M, ceil(K / 128)), b_scale (ceil(K / 128), ceil(N / 128)); returns (M, N) bf16. Raises `ValueError` on
-    shapes or dtypes that do not fit.
+    a_scale (M, ceil(K / 128)), b_scale (ceil(K / 128), ceil(N / 128)); returns (M, N) bf16.  Raises `ValueError` on
+    wrong shapes or dtypes.
     """
     M, N, K = check_operands(a, b, a_scale, b_scale, bias)
     out = output(out, (M, N), a, torch.bfloat16)

@@ -1,9 +1,9 @@
-"""Over fast_accum: the sum of each 128 of K leaves the fp8 accumulator for an fp32 one, with its scales.
+"""Over fast_accum: every 128 of K the sum moves from the fp8 accumulator to an fp32 one, with its scales.
 
-Hopper's fp8 accumulator keeps 13 bits behind the leading one (DeepSeek-V3, arXiv 2412.19437, section 3.3.2), so every
-128 of K begin a new one, and CUDA cores add it up in fp32: an add an output for one scale an operand, a multiply-add
-with 1 x 128 and 128 x 128 block scales.  By hand: `max_num_imprecise_acc=128` in a pipelined loop gives PTX that adds
-the registers before it waits for the wgmma that writes them (read in Triton 3.7.1's).
+Hopper's fp8 accumulator keeps 13 bits (see fast_accum.py), so each 128 of K begin a new one, and CUDA cores add it in
+fp32: one add per output with one scale per operand, one multiply-add with 1 x 128 and 128 x 128 block scales.  The code
+does this explicitly, because `max_num_imprecise_acc=128` in a pipelined loop gives PTX that adds the registers before
+it waits for the wgmma that writes them (read in Triton 3.7.1's PTX).
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from rooflab.kernels.tuning import BF16, Footprint, Tuning
 from rooflab.reference.spec import Case, Scheme
 
 WIDEST = 128
-"""Columns of a tile: those of one block scale, and the most of which two sets of accumulators fit."""
+"""Columns of a tile: those of one block scale, and the most for which two sets of accumulators fit."""
 
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Tiles up to what two sets of accumulators leave registers for."""
+    """Tiles that fit with two sets of accumulators."""
     return tuple(_tiles.configs(WIDEST))
 
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Two accumulators an output: fp8's of this 128 of K, and the fp32 one."""
+    """Two accumulators per output: fp8's for this 128 of K, and the fp32 one."""
     return _tiles.footprint(config, case, accumulators=2)
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """Two warpgroups of 64 rows, or one where there are no more rows; as many columns as leave every SM a tile."""
+    """One warpgroup up to 64 rows, else two; the most columns with which every SM has a tile."""
     M, N = int(case["M"]), int(case["N"])
     if M <= 64:
         return Config(64, _tiles.columns(M, N, 64, WIDEST), num_warps=4, num_stages=6)
@@ -51,7 +51,7 @@ def _gemm(
     BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
 ):  # fmt: skip
     tile_m, tile_n = place(tl.program_id(0), M, N, BLOCK_M, BLOCK_N, GROUP_M)
-    # int64: a row times its stride passes 2**31 from M N = 2**31 on.
+    # int64, because row * stride passes 2**31 from M * N = 2**31 on.
     rows = tile_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tile_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
@@ -63,7 +63,7 @@ def _gemm(
         a = a_map.load([tile_m * BLOCK_M, k])
         b = b_map.load([tile_n * BLOCK_N, k])
         if BLOCK_SCALES:
-            # A step ahead of their use: nothing else hides the loads of scales.
+            # Loaded one step before their use, because nothing else hides the loads of scales.
             a_scales += stride_ak
             b_scales += stride_bk
             more = k + BLOCK_K < K
@@ -99,8 +99,7 @@ def gemm_fp8(
     """(a_scale a) (b_scale b) + bias, each 128 of K on the fp8 tensor cores and their sums in fp32.
 
     a: (M, K) e4m3 row-major; b: (K, N) e4m3 column-major, rows of K a multiple of 16 bytes apart; bias: (N,) bf16;
-    scales as of `naive`, any strides; returns (M, N) bf16. Raises `ValueError` on shapes, dtypes or strides that do
-    not fit.
+    scales as for `naive`, any strides; returns (M, N) bf16.  Raises `ValueError` on wrong shapes, dtypes or strides.
     """
     M, N, K = check_for_tma(a, b, a_scale, b_scale, bias)
     out = output(out, (M, N), a, torch.bfloat16)

@@ -1,11 +1,10 @@
-"""Over promoted: a warp that only loads, and warpgroups whose promotions and wgmma take turns.
+"""Over promoted: one warp only loads, and the promotions of one warpgroup overlap the wgmma of another.
 
-In promoted all warps wait for a product, then all add it up, and the tensor cores rest meanwhile.  Here every 64 rows
-of the tile are a consumer warpgroup's, which waits for the producer alone, so that one multiplies while another
-promotes (DeepGEMM's scheme, with a third consumer where rows allow it).  CTAs are persistent: the producer loads the
-next tile, and TMA stores the last one, while consumers are at work.  Two pieces of 64 rows for each of two consumers
-would read less from L2 still, and spill 136 bytes a thread with block scales, because ptxas gives the products of the
-two pieces registers of their own.
+In promoted all warps wait for a product, then all add it, and meanwhile the tensor cores are idle.  Here each 64 rows
+of the tile belong to a consumer warpgroup that waits only for the producer, so one multiplies while another promotes
+(DeepGEMM's scheme, with a third consumer if there are enough rows).  CTAs are persistent: the producer loads the next
+tile and TMA stores the last one while consumers work.  Two pieces of 64 rows per consumer would read less from L2, but
+spill 136 bytes per thread with block scales, because ptxas gives the products of the pieces separate registers.
 """
 
 from __future__ import annotations
@@ -32,34 +31,34 @@ from rooflab.reference.spec import Case, Scheme
 
 PRODUCER_REGISTERS = 32
 CONSUMER_REGISTERS = {1: 216, 2: 232, 3: 160}
-"""By consumers: the 65536 of an SM, less the producer's, over their threads, in steps of eight and at most 255."""
+"""By number of consumers: the 65536 of an SM less the producer's, per thread, in steps of eight and at most 255."""
 KINDS = (gl.float8e4nv, gl.float8e4nv, gl.bfloat16)
-"""Of a, b and the output, as Gluon names them."""
+"""Gluon's dtypes of a, b and the output."""
 SUM_REGISTERS = 16
-"""Addresses, barriers and scales of a consumer, beside its accumulators, at least."""
+"""Least registers of a consumer for addresses, barriers and scales, in addition to its accumulators."""
 
 
 @dataclass(frozen=True)
 class Config:
-    """Tile sizes and depth of the ring; the tile's K is 128, and every 64 of its rows are a consumer's."""
+    """Tile sizes and depth of the ring; the tile's K is 128, and each 64 rows belong to a consumer."""
 
     block_m: int
     block_n: int
     num_stages: int
     group_m: int = 8
-    """Row panels of tiles that share their columns of b."""
+    """Row panels of tiles that share their columns of b in L2."""
 
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """One to three consumers, up to the columns of one block scale."""
+    """One to three consumers, with tiles up to the columns of one block scale."""
     sides = itertools.product((64, 128, 192), (16, 32, 64, 128), (3, 4, 5, 6, 8), (1, 4, 8))
     return tuple(Config(*side) for side in sides)
 
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """The registers of the launch, which the kernel deals out anew; the ring, and the tile on its way out.
+    """Registers at launch, which the kernel redistributes; the ring, and the tile that is stored.
 
-    The producer is one warp, and takes the place of four, to which registers are dealt.
+    The producer is one warp, but counts as four, because registers are given to warpgroups.
     """
     consumers = config.block_m // 64
     threads = 128 * (consumers + 1)
@@ -77,8 +76,8 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """As many rows as a has, up to three consumers', where they fill the last wave best; as many columns as leave every
-    SM a tile."""
+    """Rows: two or three consumers, whichever fills the last wave better, or one for M <= 64; columns: the most with
+    which every SM has a tile."""
     M, N = int(case["M"]), int(case["N"])
     if M <= 64:
         return Config(64, _tiles.columns(M, N, 64, 128), num_stages=8)
@@ -89,7 +88,7 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
         tiles = triton.cdiv(M, block_m) * triton.cdiv(N, block_n)
         return int(block_m * triton.cdiv(tiles, HOPPER_SMS))
 
-    # The larger tile reads a sixth less from L2 a FLOP, and is the better one where both take as long.
+    # The larger tile reads a sixth less from L2 per FLOP, so it is better if both take equally long.
     if turns(192) <= turns(128):
         return Config(192, block_n, num_stages=4)
     return Config(128, block_n, num_stages=5)
@@ -167,11 +166,11 @@ def gemm_fp8(
     out: torch.Tensor | None = None,
     config: Config | None = None,
 ) -> torch.Tensor:
-    """(a_scale a) (b_scale b) + bias as `promoted` has it, by specialised warps in persistent CTAs.
+    """(a_scale a) (b_scale b) + bias with the sums of `promoted`, by specialized warps in persistent CTAs.
 
     a: (M, K) e4m3 row-major; b: (K, N) e4m3 column-major, rows of K a multiple of 16 bytes apart; bias: (N,) bf16;
-    scales as of `naive`, any strides; returns (M, N) bf16, by TMA where its rows are a multiple of 16 bytes apart.
-    Raises `ValueError` on shapes, dtypes or strides that do not fit.
+    scales as for `naive`, any strides; returns (M, N) bf16, by TMA if its rows are a multiple of 16 bytes apart.
+    Raises `ValueError` on wrong shapes, dtypes or strides.
     """
     M, N, K = check_for_tma(a, b, a_scale, b_scale, bias)
     out = output(out, (M, N), a, torch.bfloat16)

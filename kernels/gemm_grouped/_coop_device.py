@@ -1,10 +1,8 @@
-"""Device code of the cooperative rung: one producer warp, two consumer warpgroups, and how each finds its tiles.
+"""Device code of `cooperative`: one producer warp, two consumer warpgroups, and how each finds its tiles.
 
-A slot of the ring is `full` when its bytes have landed, and `empty` for each consumer apart when that one's products of
-it are done; the producer refills it when both are.
-
-Every partition holds the running sum of the experts' row panels in registers, an expert a thread or a few, and so finds
-the expert of a tile by two reductions. A consumer looks up its next tile while its last product is still on its way.
+The ring and its barriers are those of gemm/_coop_device.py.  Every partition holds the running sum of the experts' row
+panels in registers, one or a few experts per thread, so it finds a tile's expert by two reductions.  A consumer finds
+its next tile while its last product is in flight.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ def _add(left, right):
 
 @gluon.jit
 def _panels(offsets, E, BLOCK_M: gl.constexpr, BLOCK_E: gl.constexpr, WARPS: gl.constexpr):
-    """For each expert, the row panels of all experts up to it."""
+    """For each expert, the row panels of all experts up to and including it."""
     each: gl.constexpr = BLOCK_E // (32 * WARPS) if BLOCK_E > 32 * WARPS else 1
     layout: gl.constexpr = gl.BlockedLayout([each], [32], [WARPS], [0])
     experts = gl.arange(0, BLOCK_E, layout)
@@ -44,7 +42,7 @@ def _panels(offsets, E, BLOCK_M: gl.constexpr, BLOCK_E: gl.constexpr, WARPS: gl.
 
 @gluon.jit
 def _find(tile, panels, offsets, tiles_n, BLOCK_M: gl.constexpr, GROUP_M: gl.constexpr):
-    """Expert, first row, end of the expert's rows, and column of tiles, of the `tile`-th."""
+    """Of the `tile`-th tile: expert, first row, end of the expert's rows, and column of tiles."""
     earlier = panels * tiles_n <= tile
     expert = gl.sum(earlier.to(gl.int32), 0)
     inside = tile - gl.max(gl.where(earlier, panels, 0), 0) * tiles_n
@@ -65,7 +63,7 @@ def _produce(
 ):  # fmt: skip
     panels = _panels(offsets, E, BLOCK_M, BLOCK_E, 1)
     slot = 0
-    phase = 1  # of a new barrier the phase before the first counts as over, so that the first wait returns
+    phase = 1  # a new barrier counts the phase before its first as complete, so the first wait returns at once
     for tile in range(gl.program_id(0), gl.max(panels, 0) * tiles_n, gl.num_programs(0)):
         expert, row, end, tile_n = _find(tile, panels, offsets, tiles_n, BLOCK_M, GROUP_M)
         both = row + BLOCK_M // 2 < end
@@ -87,19 +85,19 @@ def _produce(
 
 @gluon.jit
 def _store(out_map, out_ptr, stride_ot, part, staged, row, end, column, N):
-    """Columns of a tile: by TMA where all of its rows are the expert's, and else row by row through pointers."""
+    """Stores columns of a tile: by TMA if all rows are the expert's, else by rows through pointers."""
     ROWS: gl.constexpr = part.shape[0]
     COLUMNS: gl.constexpr = part.shape[1]
     size: gl.constexpr = part.dtype.primitive_bitwidth // 8
     wide: gl.constexpr = COLUMNS * size // 16
     layout: gl.constexpr = gl.BlockedLayout([1, 16 // size], [32 // wide, wide], [4, 1], [1, 0])
-    tma.store_wait(pendings=0)  # what was staged here before has been read
+    tma.store_wait(pendings=0)  # TMA has read the data staged here before
     staged.store(part)
     if row + ROWS <= end:
         fence_async_shared()
         tma.async_copy_shared_to_global(out_map, [row, column], staged)
     else:
-        # int64: a row times its stride passes 2**31 from T N = 2**31 on.
+        # int64, because row * stride passes 2**31 from T * N = 2**31 on.
         rows = row + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
         columns = column + gl.arange(0, COLUMNS, gl.SliceLayout(0, layout))
         pointers = out_ptr + rows.to(gl.int64)[:, None] * stride_ot + columns[None, :]
@@ -116,7 +114,7 @@ def _consume(
     layout: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 256 // a_ring.dtype.primitive_bitwidth]
     )
-    # Zeroed once: a tile's first product does not add to what the last tile left.
+    # Zeros only for the type: the first product of each tile replaces the accumulator.
     accumulator = gl.zeros((ROWS, BLOCK_N), gl.float32, layout)
     panels = _panels(offsets, E, BLOCK_M, BLOCK_E, 4)
     tiles = gl.max(panels, 0) * tiles_n
@@ -125,14 +123,14 @@ def _consume(
     before = 0
     _, row, end, tile_n = _find(min(gl.program_id(0), tiles - 1), panels, offsets, tiles_n, BLOCK_M, GROUP_M)
     for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
-        # Where this half of the tile has no rows of the expert, nothing was loaded for it.
+        # Nothing is loaded for a half of the tile without rows of the expert.
         mine = gl.where(row + HALF * ROWS < end, steps, 0)
         for step in range(mine):
             mbarrier.wait(full.index(slot), phase)
             left = a_ring.index(2 * slot + HALF)
             right = b_ring.index(slot).permute((1, 0))
             accumulator = warpgroup_mma(left, right, accumulator, use_acc=step > 0, is_async=True)
-            # One product stays in flight; the one before it is done, and its slot free.
+            # One product stays in flight; the product before it is done and its slot is free.
             accumulator = warpgroup_mma_wait(num_outstanding=1, deps=(accumulator,))
             mbarrier.arrive(empty.index(2 * before + HALF), pred=step > 0)
             before = slot
@@ -156,7 +154,7 @@ def _consume(
                 _store(out_map, out_ptr, stride_ot, left_part, staged, first, end, column, N)
                 _store(out_map, out_ptr, stride_ot, right_part, staged, first, end, column + STORE_N, N)
         row, end, tile_n = row_after, end_after, tile_after
-    tma.store_wait(pendings=0)  # shared memory goes with the CTA
+    tma.store_wait(pendings=0)  # the CTA's shared memory must live until TMA has read it
 
 
 @gluon.jit
@@ -187,5 +185,5 @@ def _gemm(
                         STAGES, GROUP_M, BLOCK_E)),
         ],
         [4, 1],
-        [232, 40],  # the producer holds the experts' panels, four a thread for 128 of them
+        [232, 40],  # the producer holds the experts' panels: four per thread for 128 experts
     )  # fmt: skip

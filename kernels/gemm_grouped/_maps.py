@@ -1,4 +1,4 @@
-"""How the TMA rungs of gemm_grouped see their operands in memory, and which they refuse."""
+"""How the TMA kernels of gemm_grouped describe their operands in memory, and which they refuse."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ class StoredExperts:
 
     shape: tuple[int, int, int]
     strides: tuple[int, int, int]
-    """Elements from one expert, one column of b and one k to the next."""
+    """Elements from expert to expert, from column to column of b, and from k to k."""
 
 
 def stored_experts(b: torch.Tensor) -> StoredExperts | None:
-    """b, (E, K, N), as a tensor map of three dimensions describes it; None where none can."""
+    """b, (E, K, N), for a tensor map of three dimensions, or None."""
     E, K, N = b.shape
     size = b.element_size()
     row = b.stride(2) if N > 1 else triton.cdiv(K * size, ALIGNMENT) * ALIGNMENT // size
-    matrix = b.stride(0) if E > 1 else N * row  # the stride of a single expert is never used
+    matrix = b.stride(0) if E > 1 else N * row  # the stride of a single expert has no meaning
     address = b.storage_offset() * size if b.device.type == "meta" else b.data_ptr()
     aligned = address % ALIGNMENT == row * size % ALIGNMENT == matrix * size % ALIGNMENT == 0
     neighbours = K == 1 or b.stride(1) == 1
@@ -35,7 +35,7 @@ def stored_experts(b: torch.Tensor) -> StoredExperts | None:
 
 
 def why_no_maps(a: torch.Tensor, b: torch.Tensor) -> str | None:
-    """Why TMA cannot load these operands, or None; other shapes give None, as the launcher's own checks refuse them."""
+    """Why TMA cannot load these operands, or None; None also for wrong shapes, which the launcher refuses."""
     if a.ndim != 2 or b.ndim != 3 or not a.numel() or not b.numel():
         return None
     for name, matrix, as_stored in (("a", a, stored_as(a, False)), ("b", b, stored_experts(b))):
@@ -49,7 +49,7 @@ def why_no_maps(a: torch.Tensor, b: torch.Tensor) -> str | None:
 
 
 def stored(a: torch.Tensor, b: torch.Tensor) -> tuple[Stored, StoredExperts]:
-    """Both as tensor maps describe them.  Raises `ValueError` on those that TMA cannot take."""
+    """Both operands for tensor maps.  Raises `ValueError` if TMA cannot take them."""
     reason = why_no_maps(a, b)
     if reason:
         raise ValueError(reason)

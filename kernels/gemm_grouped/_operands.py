@@ -1,4 +1,4 @@
-"""What every gemm_grouped launcher asks of its operands; none reads the offsets, which lie on the device."""
+"""Checks of the operands of all gemm_grouped kernels; none reads the offsets, which are on the device."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from rooflab.kernels._checks import check_contiguous, check_dtype, check_float, 
 def check_operands(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> tuple[int, int, int, int]:
     """T, E, N and K.
 
-    Raises `ValueError` unless a is (T, K) and b (E, K, N) of one float dtype, with an expert where a has rows, and
-    offsets (E + 1,) int32, contiguous and on a's device.
+    Raises `ValueError` unless a is (T, K) and b (E, K, N) of one float dtype, E > 0 if T > 0, and offsets (E + 1,)
+    int32, contiguous and on a's device.
     """
     check_shape("a", a, None, None)
     T, K = a.shape
@@ -32,6 +32,6 @@ def check_operands(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> t
 
 
 def group_rows(offsets: torch.Tensor) -> Iterator[int]:
-    """Rows of each expert that has any: for models of what moves, never for a launch."""
+    """Rows of each expert that has rows; waits for the device, so only traffic models use it, never a launch."""
     bounds = offsets.tolist()
     return (end - start for start, end in zip(bounds[:-1], bounds[1:], strict=True) if end > start)

@@ -1,8 +1,8 @@
-"""How a CTA finds its tile of its expert from the offsets on the device, and what tiles of groups cost.
+"""How a CTA finds its expert and tile from the offsets on the device, and the cost of tiles of groups.
 
-The host does not know how many rows an expert has, and so not how many row panels of tiles. Expert e may use the
-panels from floor(offsets[e] / BLOCK_M) + e on: groups that begin in one place end at most one panel later than that of
-the next expert, so that no two experts share a panel, and T / BLOCK_M + E panels are enough. Some stay empty.
+The host knows neither the rows of an expert nor its row panels.  Expert e may use the panels from
+floor(offsets[e] / BLOCK_M) + e on.  It needs at most floor(offsets[e + 1] / BLOCK_M) - floor(offsets[e] / BLOCK_M) + 1
+panels, so no two experts share a panel, and T / BLOCK_M + E panels are enough; some stay empty.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from rooflab.reference.spec import Case, Scheme, nbytes
 from rooflab.roofline.model import Traffic
 
 OPERAND_WEIGHT = 64
-"""What an operand that a tile reads for a k counts, in products, where tiles are weighed against each other: a guess
-that puts 128 x 128 tiles at 8/7 of the time of 128 x 256 ones for the same work; unmeasured."""
+"""Cost of each operand value that a tile reads per k, in products, for the choice between tiles: a guess by which
+128 x 128 tiles take 8/7 of the time of 128 x 256 tiles for the same work; unmeasured."""
 BARRIERS_BYTES = 1024
-"""Kept for mbarriers and their alignment."""
+"""Reserved for mbarriers and their alignment."""
 MOST_STAGES = 8
 
 
 def panels(T: int, E: int, block_m: int) -> int:
-    """Row panels that are enough for any T rows of E groups."""
+    """Row panels that are enough for any T rows in E groups."""
     return T // block_m + E
 
 
@@ -46,7 +46,7 @@ def panel_footprint(
     *,
     more_shared_bytes: int = 0,
 ) -> Footprint:
-    """gemm's, with a CTA for each tile that there may be.  `blocks` are a tile's M, N and K."""
+    """gemm's footprint, with a CTA for each possible tile.  `blocks`: M, N and K of a tile."""
     product = Case(M=case["T"], N=case["N"], K=case["K"])
     needs = tile_footprint(blocks, num_warps, staged_tiles, product, scheme, more_shared_bytes=more_shared_bytes)
     ctas = panels(int(case["T"]), int(case["E"]), blocks[0]) * triton.cdiv(int(case["N"]), blocks[1])
@@ -54,8 +54,7 @@ def panel_footprint(
 
 
 def traffic_of(kernel: str) -> Callable[[Arguments], Traffic]:
-    """The `traffic` of a rung: a once; an expert's matrix once for every group of its row panels, as if none of it were
-    still in L2 by then."""
+    """The `traffic` of a kernel: a once, an expert's matrix once per group of its row panels, as if L2 kept none."""
 
     def traffic(inputs: Arguments) -> Traffic:
         a, b, offsets = inputs.a, inputs.b, inputs.offsets
@@ -71,36 +70,34 @@ def traffic_of(kernel: str) -> Callable[[Arguments], Traffic]:
 
 
 def config_of(kernel: str, a: torch.Tensor, b: torch.Tensor) -> Any:
-    """The config of a launch that is given none: tuned for this card, or the heuristic's."""
+    """The config of a launch without one: tuned for this GPU, or the heuristic's."""
     (T, K), (E, _, N) = a.shape, b.shape
     return default_config("gemm_grouped", kernel, a.dtype, a.device, T=T, E=E, N=N, K=K)
 
 
 def stages_that_fit(stage_bytes: int, bytes_beside: int) -> int:
-    """Stages of the deepest ring, eight at most, that an SM's shared memory has room for beside other bytes."""
+    """Stages of the deepest ring, at most eight, that an SM's shared memory holds in addition to `bytes_beside`."""
     return min((SHARED_BYTES_PER_CTA - BARRIERS_BYTES - bytes_beside) // stage_bytes, MOST_STAGES)
 
 
 class Tiled(Protocol):
-    """A config of tiles."""
+    """A config with tile sizes."""
 
     @property
     def block_m(self) -> int:
-        """Rows of a tile."""
+        """Rows per tile."""
 
     @property
     def block_n(self) -> int:
-        """Columns of a tile."""
+        """Columns per tile."""
 
 
 Config = TypeVar("Config", bound=Tiled)
 
 
 def least_work(candidates: Sequence[Config], case: Case) -> Config:
-    """The config by which the busiest SM has least to do, its operands counted too, the first of equals: a prediction,
-    unmeasured.
-
-    Of T rows over E experts, each that has rows is taken to leave half a tile of them empty.
+    """The config that gives the busiest SM the least work, operands included, the first of equals: a prediction,
+    unmeasured.  It assumes that each expert with rows leaves half a tile empty.
     """
     T, E, N = int(case["T"]), int(case["E"]), int(case["N"])
     used = min(T, E)
@@ -115,12 +112,12 @@ def least_work(candidates: Sequence[Config], case: Case) -> Config:
 
 @triton.jit
 def tile_of(offsets_ptr, E, tiles_n, BLOCK_M: tl.constexpr, GROUP_M: tl.constexpr, BLOCK_E: tl.constexpr):
-    """The program's expert, the first row and the column of its tile, and where the group ends, which is no later than
-    the first row where the program has no tile."""
+    """The program's expert, first row and column of tiles, and the end of the group (at most the first row if the
+    program has no tile)."""
     experts = tl.arange(0, BLOCK_E)
     starts = tl.load(offsets_ptr + experts, mask=experts < E, other=2**31 - 1)
     panel = tl.program_id(0) // tiles_n
-    # The last expert whose panels do not begin after this one; the others that begin here too have none.
+    # The last expert whose panels begin at or before this one; others that begin here have no rows.
     expert = tl.sum((starts // BLOCK_M + experts <= panel).to(tl.int32)) - 1
     start, end = tl.load(offsets_ptr + expert), tl.load(offsets_ptr + expert + 1)
     tile = tl.program_id(0) - (start // BLOCK_M + expert) * tiles_n

@@ -1,13 +1,11 @@
-"""Over tma: CTAs that stay and walk over the tiles of all experts, one warp only loading, two warpgroups multiplying.
+"""Over tma: persistent CTAs walk over the tiles of all experts; one warp only loads, two warpgroups only multiply.
 
-The producer runs ahead through a ring of shared memory, into the next tile, of whichever expert, while the last one is
-being stored; the consumers share a tile of B, each with half of the tile's rows. A half in which the expert has no rows
-is neither loaded nor multiplied, so that a group's last tile costs by 64 rows, not 128. Tiles are counted through the
-experts that have rows, and so shared out evenly, where a grid that the host bounds leaves that to chance. A tile that
-is all the expert's is stored by TMA.
-
-The design is gemm's rung cooperative, after CUTLASS's warp-specialised cooperative GEMM (NVIDIA, "CUTLASS 3.x" examples
-48 and 49; 57 is its grouped one) and DeepGEMM's grouped layouts (DeepSeek, 2025), which pad each group to whole tiles.
+The producer runs ahead through a ring in shared memory into the next tile, of any expert, while the last tile is
+stored; the consumers share a tile of B, each with half of the tile's rows.  A half without rows of the expert is
+neither loaded nor multiplied, so a group's last tile is padded to 64 rows, not 128.  Only existing tiles are counted,
+so CTAs share them evenly; a grid that the host bounds cannot do that.  TMA stores a tile if all its rows are the
+expert's.  Design: gemm's cooperative; CUTLASS's grouped GEMM (NVIDIA, "CUTLASS 3.x", example 57) and DeepGEMM's grouped
+layouts (DeepSeek, 2025), which pad each group to whole tiles.
 """
 
 from __future__ import annotations
@@ -44,33 +42,33 @@ class Config(LaunchConfig):
     """A tile and the ring."""
 
     block_m: int
-    """Half of it is a consumer's."""
+    """Each consumer takes half."""
     block_n: int
     block_k: int
     stages: int
     """Slots of the ring."""
     store_n: int
-    """Columns of a finished tile that are staged at once: all, or half where the ring needs the memory."""
+    """Columns of a finished tile that are staged at once: all, or half if the ring needs the memory."""
     group_m: int = 8
-    """Row panels of an expert that share its columns of B."""
+    """Row panels of an expert that share its columns of B in L2."""
 
 
 THREADS = 384
-"""Two consumers and the group of warps that the producer is one of, because registers are moved between groups."""
+"""Two consumers and the warpgroup of the producer warp, because setmaxnreg moves registers between warpgroups."""
 CONSUMER_REGISTERS = 24
-"""Addresses, descriptors and the loop's counters, beside the accumulator."""
+"""For addresses, descriptors and loop counters, in addition to the accumulator."""
 MBARRIER_BYTES = 8
 SWIZZLE_BYTES = 128
-"""Rows that shared memory is swizzled by, so that no operand of wgmma meets a bank conflict."""
+"""Bytes of a row in swizzled shared memory, so that wgmma's operands have no bank conflicts."""
 LEAST_EXPERTS = 32
-"""Of the experts that are looked up together: a warp's threads."""
+"""Least experts that are looked up together: one per thread of a warp."""
 KINDS = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 CANDIDATES = ((128, 256, 128), (128, 128, 128), (128, 64, 64))
 """block_m, block_n and store_n."""
 
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Tiles that two consumers hold in registers, with every ring that fits beside them."""
+    """Tiles that two consumers can hold in registers, with rings of several depths."""
     depth = SWIZZLE_BYTES // scheme.activation.itemsize
     tiles = itertools.product((128, 256), (32, 64, 128, 256), (depth // 2, depth), (3, 4, 6, 8), (1, 2), (4, 8, 16))
     return tuple(
@@ -81,7 +79,7 @@ def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
 
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """An accumulator in fp32 for each consumer; the ring, the result that is staged, and the mbarriers."""
+    """One fp32 accumulator per consumer; the ring, the staged result, and the mbarriers."""
     tiles = panels(int(case["T"]), int(case["E"]), config.block_m) * triton.cdiv(int(case["N"]), config.block_n)
     outputs = config.block_m * config.block_n
     slot = (config.block_m + config.block_n) * config.block_k
@@ -98,7 +96,7 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """Of a few, the one with least for the busiest SM to do, with as many slots as fit beside what is staged."""
+    """The one of `CANDIDATES` with the least work for the busiest SM, with as many slots as fit."""
 
     def deepest(block_m: int, block_n: int, store_n: int) -> Config:
         beside = block_m * store_n * scheme.activation.itemsize
@@ -109,7 +107,7 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
 
 
 def why_not_taken(a: torch.Tensor, b: torch.Tensor) -> str | None:
-    """What wgmma and TMA cannot take."""
+    """Why wgmma or TMA cannot take the operands, or None."""
     if a.dtype == torch.float32:
         return "a: expected 16 bits for wgmma, got torch.float32; gemm_grouped/tma takes it"
     reason = why_no_maps(a, b)
@@ -145,12 +143,11 @@ def gemm_grouped(
     *,
     config: Config | None = None,
 ) -> torch.Tensor:
-    """Each expert's rows times its matrix on the tensor cores of a Hopper, summed in fp32 and rounded once.
+    """Each expert's rows times its matrix on Hopper's tensor cores, summed in fp32 and rounded once.
 
-    a: (T, K), rows sorted by expert; b: (E, K, N), a transposed view of (E, N, K) weights one after another; fp16 or
-    bf16; offsets: (E + 1,) int32 from 0 to T, never read by the host; returns (T, N). K is contiguous in a and b;
-    addresses and row strides, also of out, are whole 16 bytes. Raises `ValueError` on other operands, and on a shape or
-    dtype that does not fit.
+    a: (T, K), rows sorted by expert; b: (E, K, N), a transposed view of contiguous (E, N, K) weights; fp16 or bf16;
+    offsets: (E + 1,) int32 from 0 to T, never read by the host; returns (T, N).  K is contiguous in a and b; addresses
+    and row strides, also of out, are whole 16 bytes.  Raises `ValueError` on other operands.
     """
     T, E, N, K = check_operands(a, b, offsets)
     out = output(out, (T, N), a)

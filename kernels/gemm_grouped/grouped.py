@@ -1,9 +1,9 @@
-"""Over naive: one launch for all experts, in which each CTA finds its own tile from the offsets on the device.
+"""Over naive: one launch for all experts; each CTA finds its own tile from the offsets on the device.
 
-The host neither waits for the offsets nor knows them: it launches as many CTAs as any T rows of E groups could need,
-and those without a tile leave at once (the grid of the fused mixture-of-experts kernel in vLLM is bounded likewise, by
-padding the rows, which are not padded here). Tiles go through the tensor cores, the next ones brought by cp.async while
-one is multiplied. An expert's row panels are visited together, so that its columns of B are read from HBM once.
+The host does not read the offsets: it launches as many CTAs as T rows in E groups can need, and CTAs without a tile
+exit at once.  (vLLM's fused mixture-of-experts kernel also bounds its grid, but pads the rows; here rows are not
+padded.)  The tensor cores multiply tiles, and cp.async loads the next tiles meanwhile.  An expert's row panels are
+visited together, so its columns of B are read from HBM once.
 """
 
 from __future__ import annotations
@@ -41,25 +41,25 @@ class Config(LaunchConfig):
     num_warps: int
     num_stages: int
     group_m: int = 8
-    """Row panels of an expert that share its columns of B."""
+    """Row panels of an expert that share its columns of B in L2."""
 
 
-# An expert's few rows fit one 16-row tile, the least that mma.sync takes; then all that matters is bytes in flight.
+# An expert's few rows fit one tile of 16 rows, the least of mma.sync; then only the bytes in flight matter.
 DECODE = Config(block_m=16, block_n=64, block_k=128, num_warps=4, num_stages=5)
 FEW_ROWS = Config(block_m=32, block_n=64, block_k=128, num_warps=4, num_stages=5)
-# 64 rows are the least that wgmma takes.
+# 64 rows are the least of wgmma.
 TILES = (
     Config(block_m=128, block_n=256, block_k=64, num_warps=8, num_stages=4),
     Config(block_m=128, block_n=128, block_k=64, num_warps=8, num_stages=3),
     Config(block_m=64, block_n=256, block_k=64, num_warps=4, num_stages=2),
     Config(block_m=64, block_n=128, block_k=64, num_warps=4, num_stages=4),
 )
-# fp32 without TF32 has no tensor core: FMAs hold both tiles in registers, and larger ones spill.
+# Exact fp32 has no tensor core: FMAs hold both tiles in registers, and larger tiles spill.
 FULL_PRECISION = Config(block_m=32, block_n=64, block_k=16, num_warps=4, num_stages=2)
 
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Tiles up to what two warpgroups hold in registers, with every depth of pipeline."""
+    """Tiles up to what two warpgroups hold in registers, with pipelines of several depths."""
     if by_fma(scheme):
         sides = itertools.product((16, 32, 64), (32, 64, 128), (16, 32))
     else:
@@ -72,14 +72,14 @@ def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
 
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Tiles of a and b for every stage that is allocated: mma.sync gives one back at once (gemm's rung pipelined)."""
+    """Tiles of a and b for every allocated stage; mma.sync frees a stage at once (see gemm's pipelined)."""
     stages = config.num_stages if uses_wgmma(config.block_m, scheme) else config.num_stages - 1
     blocks = config.block_m, config.block_n, config.block_k
     return panel_footprint(blocks, config.num_warps, stages, case, scheme)
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """By the rows that an expert has on average; of wgmma's tiles, the one with least for the busiest SM to do."""
+    """By the average rows of an expert; of wgmma's tiles the one with the least work for the busiest SM."""
     if by_fma(scheme):
         return FULL_PRECISION
     rows = int(case["T"]) / max(1, int(case["E"]))
@@ -95,7 +95,7 @@ def _gemm(
     expert, row, tile_n, end = tile_of(offsets_ptr, E, tl.cdiv(N, BLOCK_N), BLOCK_M, GROUP_M, BLOCK_E)
     if row >= end:
         return
-    # int64: a row times its stride passes 2**31 from T K = 2**31 on, and the experts' matrices sooner.
+    # int64, because row * stride passes 2**31 from T * K = 2**31 on, and expert * stride sooner.
     rows = row.to(tl.int64) + tl.arange(0, BLOCK_M)
     columns = tile_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     inner = tl.arange(0, BLOCK_K)
@@ -131,7 +131,7 @@ def gemm_grouped(
     """Each expert's rows times its matrix, summed on the tensor cores in fp32 (fp32 operands on the FMA units).
 
     a: (T, K), rows sorted by expert; b: (E, K, N); any strides of both; offsets: (E + 1,) int32 from 0 to T, never read
-    by the host; returns (T, N). Raises `ValueError` on a shape or dtype that does not fit.
+    by the host; returns (T, N).  Raises `ValueError` on a wrong shape or dtype.
     """
     T, E, N, K = check_operands(a, b, offsets)
     out = output(out, (T, N), a)

@@ -1,4 +1,4 @@
-"""torch's own grouped product, `torch._grouped_mm`: on a Hopper one CUTLASS launch in bf16, else a loop on the host."""
+"""torch's grouped product, `torch._grouped_mm`: one CUTLASS launch on Hopper in bf16, else a loop on the host."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 
 ALIGNMENT = 16
-"""Bytes of which it wants addresses and strides to be multiples (its own messages, in torch 2.11 and 2.13)."""
+"""Addresses and strides must be multiples of this many bytes (messages of torch 2.11 and 2.13)."""
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """a once, and once the matrix of each expert that has rows, as the best tile order comes close to."""
+    """a is read once, and once the matrix of each expert with rows; the best tile order comes close to this."""
     a, b, offsets = inputs.a, inputs.b, inputs.offsets
     _, K, N = b.shape
     used = len(list(group_rows(offsets)))
@@ -26,7 +26,7 @@ def traffic(inputs: Arguments) -> Traffic:
 
 
 def unsupported(inputs: Arguments) -> str | None:
-    """What torch's call refuses, and what it does by another way than its kernel."""
+    """Why torch refuses the operands, or would not use its grouped kernel, or None."""
     a, b = inputs.a, inputs.b
     if a.device.type == "cuda" and a.dtype != torch.bfloat16:
         return f"torch's grouped kernel for CUDA takes bf16, got {a.dtype}, for which it would loop on the host"
@@ -35,7 +35,7 @@ def unsupported(inputs: Arguments) -> str | None:
     for name, matrix in (("a", a), ("b", b)):
         size = matrix.element_size()
         rows, columns = matrix.stride()[-2:]
-        # torch does not ask for the distance between experts, and its kernel's TMA wants that too.
+        # torch does not check the distance between experts, but its kernel's TMA needs it aligned too.
         apart = matrix.stride(0) * size if matrix.ndim == 3 and matrix.shape[0] > 1 else 0
         wide = max(rows, columns) * size
         address = 0 if matrix.device.type == "meta" else matrix.data_ptr()
@@ -51,8 +51,8 @@ def unsupported(inputs: Arguments) -> str | None:
 def gemm_grouped(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
     """Each expert's rows times its matrix with `torch._grouped_mm`, which takes the ends of the groups.
 
-    a: (T, K), rows sorted by expert; b: (E, K, N); offsets: (E + 1,) int32; returns (T, N), whose rows torch may pad.
-    Raises `ValueError` on a shape or dtype that does not fit.
+    a: (T, K), rows sorted by expert; b: (E, K, N); offsets: (E + 1,) int32; returns (T, N), with rows that torch may
+    pad.  Raises `ValueError` on a wrong shape or dtype.
     """
     T, _, N, K = check_operands(a, b, offsets)
     if not T or not N or not K:

@@ -1,4 +1,4 @@
-"""A loop over the experts: the host reads where each one's rows begin, and calls a product for those that have any."""
+"""A loop over the experts: the host reads the offsets and calls one product per expert with rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rooflab.roofline.model import Traffic
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """a once, and once the matrix of each expert that has rows; a launch for each."""
+    """a is read once, and once the matrix of each expert with rows; one launch per such expert."""
     a, b, offsets = inputs.a, inputs.b, inputs.offsets
     _, K, N = b.shape
     used = len(list(group_rows(offsets)))
@@ -33,8 +33,8 @@ def gemm_grouped(
 ) -> torch.Tensor:
     """Each expert's rows times its matrix with `torch.mm`, expert by expert.
 
-    a: (T, K), rows sorted by expert; b: (E, K, N); offsets: (E + 1,) int32; returns (T, N). Raises `ValueError` on a
-    shape or dtype that does not fit.
+    a: (T, K), rows sorted by expert; b: (E, K, N); offsets: (E + 1,) int32; returns (T, N).  Raises `ValueError` on a
+    wrong shape or dtype.
     """
     T, _, N, _ = check_operands(a, b, offsets)
     check_rows(a)

@@ -1,11 +1,7 @@
-"""Over grouped: the tensor memory accelerator (TMA) fetches whole tiles, through one map for all of A and one of three
-dimensions for all experts of B.
+"""Over grouped: TMA loads whole tiles, through one map for all of A and one of three dimensions for all experts of B.
 
-One thread asks for a tile and a barrier counts its bytes in, where cp.async took an address, a mask and an instruction
-from every thread for each 16 bytes. A tile of A runs on into the rows of the next expert, which are multiplied for
-nothing; the result is stored through pointers, because a map knows the edges of the whole and none of a group.
-
-A map costs the host a call of the driver at each launch, and it takes only addresses and row strides of whole 16 bytes.
+A tile of A runs on into the rows of the next expert, and these products are not used.  The result is stored through
+pointers, because a map knows the edges of the whole result, not of a group.  What TMA saves and costs: see gemm/tma.py.
 """
 
 from __future__ import annotations
@@ -47,18 +43,18 @@ class Config(LaunchConfig):
     num_warps: int
     num_stages: int
     group_m: int = 8
-    """Row panels of an expert that share its columns of B."""
+    """Row panels of an expert that share its columns of B in L2."""
 
 
-# As deep as shared memory allows for as many CTAs of an SM as their registers do.
+# Each has as many stages as fit with as many CTAs per SM as registers allow.
 CANDIDATES = ((128, 256, 8, 4), (128, 128, 8, 3), (64, 256, 4, 2), (64, 128, 4, 4), (64, 64, 4, 6), (64, 32, 4, 8))
 """block_m, block_n, num_warps and num_stages."""
-# fp32 without TF32 has no tensor core: FMAs hold both tiles in registers, and larger ones spill.
+# Exact fp32 has no tensor core: FMAs hold both tiles in registers, and larger tiles spill.
 FULL_PRECISION = Config(block_m=32, block_n=64, block_k=16, num_warps=4, num_stages=2)
 
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """wgmma's tiles up to what two warpgroups hold in registers, with every depth of pipeline."""
+    """Tiles for wgmma, up to what two warpgroups hold in registers, with pipelines of several depths."""
     if by_fma(scheme):
         sides = itertools.product((32, 64), (32, 64, 128), (64, 128))
     else:
@@ -71,7 +67,7 @@ def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
 
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Tiles of a and b for every stage, and the barrier of each; FMAs give one stage back at once."""
+    """Tiles of a and b and a barrier per stage; FMAs free a stage at once, so one less is allocated."""
     stages = config.num_stages if uses_wgmma(config.block_m, scheme) else config.num_stages - 1
     blocks = config.block_m, config.block_n, config.block_k
     more = config.num_stages * BARRIER_BYTES
@@ -79,7 +75,7 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """Of a few, the one with least for the busiest SM to do."""
+    """The one of `CANDIDATES` with the least work for the busiest SM."""
     if by_fma(scheme):
         return FULL_PRECISION
     block_k = ROW_BYTES // scheme.activation.itemsize
@@ -96,13 +92,13 @@ def _gemm(
         return
     column = tile_n * BLOCK_N
     accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    # At least one step, as the launcher knows: where a loop may be left out, Triton 3.6.0 zeroes the accumulators
-    # beside it, and ptxas then makes each wgmma wait for the one before it (read in the compiled code).
+    # At least one step (K = 0 does not come here): for a loop that may not run, Triton 3.6.0 zeroes the accumulators
+    # next to the loop, and ptxas then waits for each wgmma (read in the compiled code).
     for k in range(0, max(K, 1), BLOCK_K):
         a = a_map.load([row, k])
         b = b_map.load([expert, column, k]).reshape(BLOCK_N, BLOCK_K).T
         accumulator = tl.dot(a, b, accumulator, input_precision="ieee")
-    # int64: a row times its stride passes 2**31 from T N = 2**31 on; the maps count in 64 bits by themselves.
+    # int64, because row * stride passes 2**31 from T * N = 2**31 on; the maps use 64 bits anyway.
     rows = row.to(tl.int64) + tl.arange(0, BLOCK_M)
     columns = column + tl.arange(0, BLOCK_N)
     mask = (rows < end)[:, None] & (columns < N)[None, :]
@@ -123,11 +119,11 @@ def gemm_grouped(
     *,
     config: Config | None = None,
 ) -> torch.Tensor:
-    """Each expert's rows times its matrix, summed in fp32, the operands fetched by TMA.
+    """Each expert's rows times its matrix, summed in fp32; TMA loads the operands.
 
     a: (T, K), rows sorted by expert; b: (E, K, N), a transposed view of (E, N, K) weights; offsets: (E + 1,) int32 from
-    0 to T, never read by the host; returns (T, N). K is contiguous in a and b; their addresses and other strides are
-    whole 16 bytes. Raises `ValueError` on other operands, and on a shape or dtype that does not fit.
+    0 to T, never read by the host; returns (T, N).  K is contiguous in a and b; their addresses and other strides are
+    whole 16 bytes.  Raises `ValueError` on other operands.
     """
     T, E, N, K = check_operands(a, b, offsets)
     out = output(out, (T, N), a)

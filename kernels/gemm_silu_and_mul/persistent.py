@@ -1,9 +1,8 @@
-"""Over tma: one CTA for each SM walks over tiles, and its loads of the next tile start before it has stored the last.
+"""Over tma: one CTA per SM walks over tiles, and its loads of the next tile start before it has stored the last tile.
 
-A tile of 128 rows and 256 columns of gate and up takes the registers of an SM, so that no other CTA hides the fill of
-its pipeline or its activation. Here both loops are fused into one (`flatten`): the loads run on across tiles.
-
-The last wave of tiles is as long as before.
+A tile with 128 rows and 256 columns of gate and up takes the registers of an SM, so no other CTA hides the fill of its
+pipeline or its activation.  Here both loops are fused into one (`flatten`), and the loads run on across tiles.  The
+last wave of tiles takes as long as before.
 """
 
 from __future__ import annotations
@@ -40,17 +39,17 @@ class Config(LaunchConfig):
     num_warps: int
     num_stages: int
     group_m: int = 16
-    """Row panels of tiles that share their columns of B."""
+    """Row panels of tiles that share their columns of B in L2."""
 
 
 CANDIDATES = ((128, 128, 8), (128, 64, 8), (64, 128, 4), (64, 64, 4), (64, 32, 4), (64, 16, 4))
 """block_m, block_i and num_warps."""
-# fp32 without TF32 has no tensor core: FMAs hold both tiles in registers, and larger ones spill.
+# Exact fp32 has no tensor core: FMAs hold both tiles in registers, and larger tiles spill.
 FULL_PRECISION = Config(block_m=32, block_i=32, block_k=16, num_warps=4, num_stages=2)
 
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """wgmma's tiles up to what two warpgroups hold in registers, with every depth of pipeline."""
+    """Tiles for wgmma, up to what two warpgroups hold in registers, with pipelines of several depths."""
     if by_fma(scheme):
         sides = itertools.product((32, 64), (16, 32, 64), (64, 128))
     else:
@@ -63,7 +62,7 @@ def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
 
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Tiles of a and b and a barrier for every stage, and a tile of the result; as many CTAs as there are SMs."""
+    """Tiles of a and b and a barrier per stage, and a tile of the result; at most one CTA per SM."""
     stages = config.num_stages if uses_wgmma(config.block_m, scheme) else config.num_stages - 1
     blocks = config.block_m, config.block_i, config.block_k
     more = config.num_stages * BARRIER_BYTES + config.block_m * config.block_i * scheme.output.itemsize
@@ -73,7 +72,7 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """Of a few, the one with least for the busiest SM to do, its pipeline as deep as fits beside the result's tile."""
+    """The one of `CANDIDATES` with the least work for the busiest SM, with as many stages as fit with the result."""
     if by_fma(scheme):
         return FULL_PRECISION
 
@@ -91,7 +90,7 @@ def _gemm(
 ):  # fmt: skip
     tiles_m, tiles_i = tl.cdiv(M, BLOCK_M), tl.cdiv(I, BLOCK_I)
     steps = tl.cdiv(K, BLOCK_K)
-    tl.assume(steps > 0)  # the loops are fused only where the inner one is known to run
+    tl.assume(steps > 0)  # the compiler fuses the loops only if the inner loop always runs
     for tile in tl.range(tl.program_id(0), tiles_m * tiles_i, tl.num_programs(0), flatten=True):
         tile_m, tile_i = grouped_tile(tile, tiles_m, tiles_i, GROUP_M)
         row, column = tile_m * BLOCK_M, tile_i * BLOCK_I
@@ -112,11 +111,10 @@ def _gemm(
 def gemm_silu_and_mul(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None, *, config: Config | None = None
 ) -> torch.Tensor:
-    """silu(a gate) * (a up), summed in fp32 and rounded once, its operands fetched and its result stored by TMA.
+    """silu(a gate) * (a up), summed in fp32 and rounded once; TMA loads the operands and stores the result.
 
-    a: (M, K); b: (K, 2 I), a transposed view of a weight whose rows are gate's before up's; returns (M, I). K is
-    contiguous in both; addresses and row strides, also of out, are whole 16 bytes. Raises `ValueError` on other
-    operands, and on shapes or dtypes that do not fit.
+    a: (M, K); b: (K, 2 I), a transposed view of a weight with gate's rows before up's; returns (M, I).  K is contiguous
+    in both; addresses and row strides, also of out, are whole 16 bytes.  Raises `ValueError` on other operands.
     """
     M, I, K = check_operands(a, b)
     out = output(out, (M, I), a)

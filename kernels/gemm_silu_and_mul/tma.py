@@ -1,10 +1,7 @@
-"""Over fused: the tensor memory accelerator (TMA) fetches whole tiles, both halves of B in one box of three dimensions.
+"""Over fused: TMA loads whole tiles, both halves of B in one box of three dimensions.
 
-One thread asks for a tile and a barrier counts its bytes in, where cp.async took an address, a mask and an instruction
-from every thread for each 16 bytes. The map describes the (2 I, K) weight as (2, I, K), and a box of (2, columns, K) of
-it lies in shared memory as the one operand that wgmma reads.
-
-A map costs the host a call of the driver at each launch, and it takes only addresses and row strides of whole 16 bytes.
+The map describes the (2 I, K) weight as (2, I, K); a box of (2, columns, K) lies in shared memory as the one operand
+that wgmma reads.  What TMA saves and costs: see gemm/tma.py.
 """
 
 from __future__ import annotations
@@ -40,18 +37,18 @@ class Config(LaunchConfig):
     num_warps: int
     num_stages: int
     group_m: int = 8
-    """Row panels of tiles that share their columns of B."""
+    """Row panels of tiles that share their columns of B in L2."""
 
 
-# As deep as shared memory allows for as many CTAs of an SM as their registers do.
+# Each has as many stages as fit with as many CTAs per SM as registers allow.
 CANDIDATES = ((128, 128, 8, 4), (128, 64, 8, 3), (64, 128, 4, 2), (64, 64, 4, 4), (64, 32, 4, 6), (64, 16, 4, 8))
 """block_m, block_i, num_warps and num_stages."""
-# fp32 without TF32 has no tensor core: FMAs hold both tiles in registers, and larger ones spill.
+# Exact fp32 has no tensor core: FMAs hold both tiles in registers, and larger tiles spill.
 FULL_PRECISION = Config(block_m=32, block_i=32, block_k=16, num_warps=4, num_stages=2)
 
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """wgmma's tiles up to what two warpgroups hold in registers, with every depth of pipeline."""
+    """Tiles for wgmma, up to what two warpgroups hold in registers, with pipelines of several depths."""
     if by_fma(scheme):
         sides = itertools.product((32, 64), (16, 32, 64), (64, 128))
     else:
@@ -64,7 +61,7 @@ def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
 
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Tiles of a and b for every stage, and the barrier of each; FMAs give one stage back at once."""
+    """Tiles of a and b and a barrier per stage; FMAs free a stage at once, so one less is allocated."""
     stages = config.num_stages if uses_wgmma(config.block_m, scheme) else config.num_stages - 1
     blocks = config.block_m, config.block_i, config.block_k
     return gated_footprint(
@@ -73,7 +70,7 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """Of a few, the one with least for the busiest SM to do."""
+    """The one of `CANDIDATES` with the least work for the busiest SM."""
     if by_fma(scheme):
         return FULL_PRECISION
     block_k = ROW_BYTES // scheme.activation.itemsize
@@ -88,8 +85,8 @@ def _gemm(
     tile_m, tile_i = grouped_tile(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(I, BLOCK_I), GROUP_M)
     row, column = tile_m * BLOCK_M, tile_i * BLOCK_I
     accumulator = tl.zeros((BLOCK_M, 2 * BLOCK_I), dtype=tl.float32)
-    # At least one step, as the launcher knows: where a loop may be left out, Triton 3.6.0 zeroes the accumulators
-    # beside it, and ptxas then makes each wgmma wait for the one before it (read in the compiled code).
+    # At least one step (K = 0 does not come here): for a loop that may not run, Triton 3.6.0 zeroes the accumulators
+    # next to the loop, and ptxas then waits for each wgmma (read in the compiled code).
     for k in range(0, max(K, 1), BLOCK_K):
         a = a_map.load([row, k])
         b = b_map.load([0, column, k]).reshape(2 * BLOCK_I, BLOCK_K).T
@@ -105,11 +102,9 @@ def _gemm(
 def gemm_silu_and_mul(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None, *, config: Config | None = None
 ) -> torch.Tensor:
-    """silu(a gate) * (a up), summed in fp32 and rounded once, its operands fetched and its result stored by TMA.
+    """silu(a gate) * (a up), summed in fp32 and rounded once; TMA loads the operands and stores the result.
 
-    a: (M, K); b: (K, 2 I), a transposed view of a weight whose rows are gate's before up's; returns (M, I). K is
-    contiguous in both; addresses and row strides, also of out, are whole 16 bytes. Raises `ValueError` on other
-    operands, and on shapes or dtypes that do not fit.
+    Operands and errors are those of `persistent`.
     """
     M, I, K = check_operands(a, b)
     out = output(out, (M, I), a)

@@ -1,9 +1,8 @@
-"""What the two `dequant_dot` rungs share: the kernel, its configs, and the launch.
+"""What both `dequant_dot` kernels share: the device code, its configs, and the launch.
 
-The product is computed transposed, W (N, K) times a.mT: then codes are the left operand of wgmma, which may come from
-registers, and the 64 rows that it has at least are filled with output channels, of which there are many.  `_packed.py`
-lays codes out so that the words that a thread reads hold just what its fragment of the operand wants: masks and one
-subtraction make bf16 of them, and neither a shuffle nor a second trip through shared memory lies between.
+The product is transposed, W (N, K) times a.mT: then codes are the left operand of wgmma, which may come from registers,
+and the many output channels fill its 64 rows.  `_packed.py` orders codes so that a thread's words hold its fragment of
+the operand: masks and one subtraction turn them into bf16, without a shuffle or a second trip through shared memory.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from rooflab.kernels.tuning import Footprint, LaunchConfig
 from rooflab.reference.spec import Case
 
 ROWS = 64
-"""Of the weight, that a warpgroup multiplies at least."""
+"""Least rows of the weight that a warpgroup multiplies."""
 BLOCK_K8 = 128
-"""Of a tile of eight-bit codes; a tile of four-bit codes is one group."""
+"""K of a tile of eight-bit codes; for four-bit codes it is one group."""
 ADDRESS_REGISTERS = 24
 REDUCED = 1024
-"""Sums that a CTA adds up where K is split."""
+"""Sums that a CTA adds if K is split."""
 
 
 @dataclass(frozen=True)
@@ -39,18 +38,18 @@ class Config(LaunchConfig):
     num_warps: int
     num_stages: int
     split: int = 1
-    """CTAs that share a tile's K; their sums go through memory in fp32 and are added up by a second launch."""
+    """CTAs that share a tile's K; their sums go through memory in fp32, and a second launch adds them."""
 
 
 def all_configs() -> tuple[Config, ...]:
-    """Tiles up to what one or two warpgroups hold in registers, to eight stages, and K split in up to eight."""
+    """Tiles up to what one or two warpgroups hold in registers, up to eight stages, and K split by up to eight."""
     sizes = itertools.product((16, 32, 64, 128), (64, 128), (4, 8), (2, 3, 4, 6, 8), (1, 2, 4, 8))
     return tuple(Config(*values) for values in sizes if values[1] * 4 >= values[2] * ROWS)
 
 
 def footprint(config: Config, case: Case, bits: int, block_k: int) -> Footprint:
-    """Sums of a group and of all in registers, and the operand of codes; stages of codes and of a in shared memory,
-    where wgmma reads a while the next tile of it arrives."""
+    """Registers: sums of a group and of all, the codes as operand; shared memory: stages of codes and of a (one more
+    of a, because wgmma reads one while the next tile arrives)."""
     M, N, K = int(case["M"]), int(case["N"]), int(case["K"])
     threads = 32 * config.num_warps
     outputs = config.block_m * config.block_n
@@ -66,13 +65,13 @@ def footprint(config: Config, case: Case, bits: int, block_k: int) -> Footprint:
 
 
 def is_legal(config: Config, case: Case, bits: int, block_k: int) -> bool:
-    """A tile of K for each share, and what a CTA holds."""
+    """Whether each share has a tile of K and a CTA fits."""
     steps = triton.cdiv(int(case["K"]), block_k)
     return (config.split == 1 or config.split <= steps) and footprint(config, case, bits, block_k).fits
 
 
 def heuristic(case: Case, bits: int, block_k: int) -> Config:
-    """All rows of a in one tile up to 128, and K split until each SM has as many CTAs as its shared memory holds."""
+    """All rows of a in one tile up to 128; K split until the SMs have as many CTAs as their shared memory holds."""
     M, N, steps = int(case["M"]), int(case["N"]), triton.cdiv(int(case["K"]), block_k)
     block_m = next((size for size in (16, 32, 64) if M <= size), 128)
     block_n = 64 if block_m <= 64 else 128
@@ -87,7 +86,7 @@ def heuristic(case: Case, bits: int, block_k: int) -> Config:
 
 @triton.jit
 def _two_of_four_bits(words, zero, SHIFT: tl.constexpr):
-    # Bits below 128 in bf16, whose last bit is worth 1; the difference is an integer of at most five bits: exact.
+    # The bits go below 128 in bf16, whose last bit is worth 1; the difference is an integer of at most 5 bits: exact.
     pair = ((words >> SHIFT) & 0x000F000F) | 0x43004300
     low = pair.to(tl.int16).to(tl.bfloat16, bitcast=True)
     high = (pair >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
@@ -96,7 +95,7 @@ def _two_of_four_bits(words, zero, SHIFT: tl.constexpr):
 
 @triton.jit
 def _two_of_eight_bits(words, SHIFT: tl.constexpr):
-    # The sign is worth -128, and lies above the seven bits that bf16 holds below 128.
+    # The sign bit is worth -128; bf16 holds only the seven other bits below 128.
     value = ((words >> SHIFT) & 0x007F007F) | 0x43004300
     sign = ((words >> SHIFT) & 0x00800080) | 0x43004300
     low = value.to(tl.int16).to(tl.bfloat16, bitcast=True) - sign.to(tl.int16).to(tl.bfloat16, bitcast=True)
@@ -108,7 +107,7 @@ def _two_of_eight_bits(words, SHIFT: tl.constexpr):
 
 @triton.jit
 def _dequantize(words, zero, BITS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Words (BLOCK_N, BLOCK_K * BITS / 32) as codes less zero in bf16 (BLOCK_N, BLOCK_K), in the order of k."""
+    """Words (BLOCK_N, BLOCK_K * BITS / 32) as codes minus zero in bf16 (BLOCK_N, BLOCK_K), in the order of k."""
     if BITS == 4:
         first = tl.join(_two_of_four_bits(words, zero, 0), _two_of_four_bits(words, zero, 4))
         second = tl.join(_two_of_four_bits(words, zero, 8), _two_of_four_bits(words, zero, 12))
@@ -129,7 +128,7 @@ def _dot(
     tiles_n = tl.cdiv(N, BLOCK_N)
     share = tl.program_id(0) % SPLIT
     tile = tl.program_id(0) // SPLIT
-    # int64: a row times its stride passes 2**31 from N K = 2**31 words on.  Rows behind the last one read that one.
+    # int64, because row * stride passes 2**31 from N * K = 2**31 words on.  Rows behind the last one read the last one.
     rows = (tile % tiles_n).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     columns = (tile // tiles_n).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     row, column = tl.minimum(rows, N - 1), tl.minimum(columns, M - 1)
@@ -151,8 +150,8 @@ def _dot(
             words = tl.load(word_ptrs, mask=(inner_words < row_words - step * BLOCK_WORDS)[None, :], other=0)
             a = tl.load(a_ptrs, mask=(inner < K - step * BLOCK_K)[None, :], other=0.0)
         if BITS == 8:
-            # Not added up in the product: Triton would leave it running while the next step's weights are put into the
-            # registers that it reads (3.7.1, WGMMAPipeline).
+            # The dot has no accumulator, or Triton would let it run while the next step writes the registers that it
+            # reads (3.7.1, WGMMAPipeline).
             sums += tl.dot(_dequantize(words, 0, BITS, BLOCK_N, BLOCK_K), a.T) * channel_scale
         else:
             scale = tl.load(scale_ptr + group_offsets).to(tl.float32)
@@ -202,7 +201,7 @@ def launch(
     bits: int,
     block_k: int,
 ) -> None:
-    """One launch, or two where K is split.  words: packed; scale and zero of one layout, rows contiguous."""
+    """One launch, or two if K is split.  words: packed; scale and zero have the same layout, rows contiguous."""
     (M, K), N = a.shape, words.shape[0]
     target = out if config.split == 1 else out.new_empty((config.split, M, N), dtype=torch.float32)
     tiles = triton.cdiv(M, config.block_m) * triton.cdiv(N, config.block_n)

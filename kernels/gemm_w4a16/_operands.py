@@ -1,4 +1,4 @@
-"""What every gemm_w4a16 launcher asks of its operands."""
+"""Checks of the operands of all gemm_w4a16 kernels."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from rooflab.kernels._checks import check_dtype, check_float, check_last_dim_con
 GROUPS = (128, 64, 32)
 """Values along K that may share a scale."""
 SYMMETRIC_ZERO = 8
-"""The code of zero where there are no zero points."""
+"""The code of zero without zero points."""
 
 
 def group_of(K: int, groups: int) -> int:
-    """The group of which `groups` make up K, the last one perhaps short; 128 where one holds all of K.
+    """The group size with which K has `groups` groups, the last one perhaps short; 128 if one group holds all of K.
 
-    From two groups on no two sizes fit.  Raises `ValueError` naming `scale` where none does.
+    From two groups on only one size fits.  Raises `ValueError` naming `scale` if none fits.
     """
     for group in GROUPS:
         if -(-K // group) == groups:
@@ -45,7 +45,7 @@ def check_operands(
 def check_all_but_b(
     a: torch.Tensor, N: int, scale: torch.Tensor, zero: torch.Tensor | None, bias: torch.Tensor | None
 ) -> tuple[int, int, int]:
-    """M, K and the group; raises as `check_operands` does."""
+    """M, K and the group.  Raises as `check_operands` does."""
     check_shape("a", a, None, None)
     M, K = a.shape
     check_dtype("a", a, torch.bfloat16)
@@ -65,7 +65,7 @@ def check_all_but_b(
 
 
 def rows_along_k(a: torch.Tensor) -> str | None:
-    """Why an activation whose rows do not run along K is refused, or None."""
+    """Why the kernel refuses an `a` that is not contiguous along K, or None."""
     if a.shape[1] > 1 and a.stride(1) != 1:
         return f"a: expected stride 1 along K, got strides {a.stride()}; gemm_w4a16/naive takes any"
     return None

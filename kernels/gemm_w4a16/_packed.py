@@ -1,8 +1,8 @@
-"""The form in which the rungs want codes: as large as the canonical one, and made of it once, at load.
+"""The packed form of the codes: as large as the original, made once, at load.
 
-Each 32 codes along K, 16 bytes, are four words of eight.  Word t holds what lane t of a quad feeds to two steps of an
-mma of 16 along K, k = 16 s + 8 h + 2 t + e: four bits number 2 s + h + 4 e.  So a word masked with 0x000f000f, and
-shifted by 4, 8 and 12 before, gives two neighbours at a time where a register of bf16x2 has them; and Triton, which
+Each 32 codes along K (16 bytes) are four words of eight codes.  Word t holds what lane t of a quad gives to two steps
+of an mma of 16 along K, k = 16 s + 8 h + 2 t + e, in its four bits number 2 s + h + 4 e.  So the mask 0x000f000f,
+applied to a word shifted by 0, 4, 8 and 12, gives two neighbours in the order of a bf16x2 register; and Triton, which
 multiplies from registers in the same layout (`dequant_dot`), moves no code between lanes.  Codes behind K are 0.
 """
 
@@ -15,7 +15,7 @@ from rooflab.kernels.gemm_w4a16._operands import check_all_but_b
 
 BLOCK_K = 32
 WORDS = 4
-"""Of a block."""
+"""Words per block."""
 
 
 def pack(b: torch.Tensor) -> torch.Tensor:
@@ -37,7 +37,7 @@ def check_packed(
     zero: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
 ) -> tuple[int, int, int, int]:
-    """M, N, K and the group.  Raises as `check_operands` does, and unless b is from `pack`."""
+    """M, N, K and the group.  Raises as `check_operands` does, and if b is not from `pack`."""
     if b.dtype != torch.int32:
         raise ValueError(f"b: expected a weight packed by this kernel's prepare, which is int32, got {b.dtype}")
     N = b.shape[0]

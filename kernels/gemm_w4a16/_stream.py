@@ -1,4 +1,4 @@
-"""What the two `gemv` rungs share on the host: configs, which rows they take, and the launch."""
+"""What both `gemv` kernels share on the host: configs, the rows that they take, and the launch."""
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ from rooflab.reference.spec import Case
 
 WARP = 32
 ROWS = 16
-"""Rows of the weight that a warp multiplies: the m of mma.m16n8k16."""
+"""Rows of the weight per warp: the M of mma.m16n8k16."""
 COLUMNS = 8
-"""Its n."""
+"""The N of mma.m16n8k16."""
 MOST_COLUMNS = 16
-"""Two mma for each 16 x 16 codes; from there on activations fill the registers that the stream needs."""
+"""Two mma per 16 x 16 codes; with more, activations would fill the registers that the stream needs."""
 MOST_M = 8
 VECTOR_BYTES = 16
 QUAD_BYTES = 64
-"""Of a row that a warp loads at once."""
+"""Bytes of a row that a warp loads at once."""
 OTHER_REGISTERS = 32
-"""Addresses, scales and dequantised codes, at least."""
+"""Least registers for addresses, scales and dequantized codes."""
 MAGIC = 0x43004300
 """128 in bf16, twice."""
 SCALES = {torch.float32: 4, torch.bfloat16: 2, torch.float16: 1}
-"""What the source calls each dtype of a scale."""
+"""The number that the source uses for each dtype of a scale."""
 
 
 @dataclass(frozen=True)
 class Config:
-    """How the weight is shared out."""
+    """How warps and CTAs divide the weight."""
 
     warps: int
     """Warps of a CTA."""
     warps_k: int
-    """Those that share 16 rows, each with every `warps_k * split`-th chunk of K."""
+    """Warps that share 16 rows; each takes every `warps_k * split`-th chunk of K."""
     split: int
-    """CTAs, a cluster, that share 16 rows."""
+    """CTAs of a cluster that share 16 rows."""
     depth: int
-    """Chunks that a warp has asked for ahead of the one that it multiplies."""
+    """Chunks that a warp has in flight ahead of the one that it multiplies."""
 
 
 def all_configs() -> tuple[Config, ...]:
-    """Every way to split K over three warps or more, and two to eight chunks on their way."""
+    """Every way to split K over three warps or more, with two to eight chunks in flight."""
     shared = [(4, 1), (4, 2), *((warps, warps) for warps in (3, 4, 5, 6, 8))]
     sizes = itertools.product(shared, (1, 2, 4, 8), (2, 4, 6, 8))
     return tuple(Config(*warps, split, depth) for warps, split, depth in sizes)
@@ -61,19 +61,18 @@ def chunks(K: int, bits: int) -> int:
 
 
 def column_tiles(M: int, subgroups: int) -> int:
-    """Tiles of eight columns that M rows of a take, with a column for each group that a quad holds at once."""
+    """Tiles of eight columns for M rows of a, with one column per group that a quad holds at once."""
     return -(-M * subgroups // COLUMNS)
 
 
 def warps_per_sm(tiles: int, zeros: bool) -> int:
-    """Warps that the registers of an SM hold: 128 each, 168 with a second tile of activations or with zero points, and
-    255 with both."""
+    """Warps that an SM's registers hold: 128 per thread, 168 with a second tile of activations or with zero points, 255
+    with both."""
     return {0: 16, 1: 12, 2: 8}[(tiles > 1) + zeros]
 
 
 def footprint(config: Config, case: Case, bits: int, subgroups: int) -> Footprint:
-    """Codes on their way, and activations of this chunk and the next, in registers; sums of each warp in shared
-    memory."""
+    """Registers: codes in flight, and activations of this chunk and the next; shared memory: the sums of each warp."""
     M, N = min(int(case["M"]), MOST_M, MOST_COLUMNS // subgroups), int(case["N"])
     tiles = column_tiles(M, subgroups)
     return Footprint(
@@ -85,7 +84,7 @@ def footprint(config: Config, case: Case, bits: int, subgroups: int) -> Footprin
 
 
 def is_legal(config: Config, case: Case, bits: int, subgroups: int) -> bool:
-    """A chunk for every share of K at least, and what is on its way within a thread's registers."""
+    """Whether each share of K has a chunk, and the data in flight fit in a thread's registers."""
     shares = config.warps_k * config.split
     needs = footprint(config, case, bits, subgroups)
     return (
@@ -96,7 +95,7 @@ def is_legal(config: Config, case: Case, bits: int, subgroups: int) -> bool:
 
 
 def heuristic(case: Case, bits: int, subgroups: int) -> Config:
-    """One wave: as many shares of K as fill every SM's warps once, and no more than K has chunks."""
+    """One wave: as many shares of K as fill every SM's warps once, but no more than K has chunks."""
     rows, most = max(triton.cdiv(int(case["N"]), ROWS), 1), chunks(int(case["K"]), bits)
     tiles = column_tiles(min(int(case["M"]), MOST_M, MOST_COLUMNS // subgroups), subgroups)
     warps = warps_per_sm(tiles, bool(case.get("zeros")))
@@ -127,7 +126,7 @@ def launch(
     bits: int,
     subgroups: int,
 ) -> None:
-    """One launch.  codes: packed, int32 (N, words); scale and zero of groups, of one layout, rows contiguous."""
+    """One launch.  codes: packed, int32 (N, words); scale and zero per group, of the same layout, rows contiguous."""
     (M, K), N = a.shape, codes.shape[0]
     tiles = column_tiles(M, subgroups)
     sizes = {

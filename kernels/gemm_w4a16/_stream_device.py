@@ -1,13 +1,12 @@
-"""Device code of the two `gemv` rungs: a stream of packed codes, multiplied by mma.m16n8k16.
+"""Device code of both `gemv` kernels: a stream of packed codes, multiplied by mma.m16n8k16.
 
-A warp takes 16 rows of the weight; in a chunk the four lanes of a quad hold 64 bytes of a row, 16 each, and of the row
-8 below.  The k of an mma are whatever a quad has at hand, for the sum does not ask for their order: codes and
-activations go from where they are stored to the tensor core without a shuffle, because `_packed.py` has put neighbours
-among k where an mma wants neighbours.
+A warp takes 16 rows of the weight.  In a chunk the four lanes of a quad hold 64 bytes of a row, 16 each, and 64 bytes
+of the row 8 below.  An mma takes whatever k a quad holds, because the order of a sum does not matter.  So codes and
+activations go from memory to the tensor core without a shuffle: `_packed.py` puts neighbours in k where mma needs them.
 
-With n = 8 columns an mma has room for more than M rows of a.  In groups of 64 or 32 the lanes of a quad hold SUB = 2 or
-4 groups of a row at once, and column m SUB + g is fed by lanes of group g alone: sums of one group are never mixed, and
-each is scaled in fp32 once it is whole.
+An mma has 8 columns, room for more than M rows of a.  In groups of 64 or 32 the lanes of a quad hold SUB = 2 or 4
+groups of a row at once, and only lanes of group g feed column m SUB + g: sums of two groups are never mixed, and each
+is scaled in fp32 when it is complete.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ struct Chunk {
 #endif
 };
 
-// Where a lane's next codes, scales, zero points and activations lie; what a warp reads later lies at fixed distances.
+// A lane's next codes, scales, zero points and activations; later ones of its warp are at fixed distances.
 struct Place {
     const u8* codes[2];
     const Scale* scales[2];
@@ -63,32 +62,32 @@ __device__ __forceinline__ float load_scale(const Scale* from) {
 #endif
 }
 
-// 16 bytes of codes, of which `left` are in the row, all or none.  Behind its end the last ones stay: they meet
-// activations of 0, and no code is infinite.  The weight is used once: it passes L1 by, and leaves L2 first.
+// Loads 16 bytes of codes if `left` > 0, the bytes left in the row.  Behind the end the old codes stay: their
+// activations are 0, and no code is infinite.  The weight is used once: the load bypasses L1, and L2 evicts it first.
 template <bool GUARDED>
-__device__ __forceinline__ void load_codes(uint4& found, const u8* from, int left, u64 policy) {
+__device__ __forceinline__ void load_codes(uint4& codes, const u8* from, int left, u64 policy) {
     if (!GUARDED || left > 0)
         asm volatile("ld.global.nc.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
-                     : "=r"(found.x), "=r"(found.y), "=r"(found.z), "=r"(found.w)
+                     : "=r"(codes.x), "=r"(codes.y), "=r"(codes.z), "=r"(codes.w)
                      : "l"(from), "l"(policy));
 }
 
-// LANE_K activations, of which `left` are in the row, and 0 for the rest; what belongs to another lane's group stays as
-// it is, which is 0.
+// Loads LANE_K activations, of which `left` are in the row, and 0 for the others; another lane's group keeps its old
+// value, which is 0.
 template <bool GUARDED>
-__device__ __forceinline__ void load_a(u32 (&found)[A_WORDS], const u16* from, int left, bool mine) {
+__device__ __forceinline__ void load_a(u32 (&words)[A_WORDS], const u16* from, int left, bool mine) {
 #if A_VECTORS
     for (int word = 0; word < A_WORDS; word += 4) {
         const bool within = !GUARDED || left > 2 * word;
-        if (GUARDED) found[word] = found[word + 1] = found[word + 2] = found[word + 3] = 0;
+        if (GUARDED) words[word] = words[word + 1] = words[word + 2] = words[word + 3] = 0;
         asm volatile("{.reg .pred mine; setp.ne.u32 mine, %4, 0; @mine ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%5];}"
-                     : "+r"(found[word]), "+r"(found[word + 1]), "+r"(found[word + 2]), "+r"(found[word + 3])
+                     : "+r"(words[word]), "+r"(words[word + 1]), "+r"(words[word + 2]), "+r"(words[word + 3])
                      : "r"((u32)(mine && within)), "l"(from + 2 * word));
     }
 #else
     for (int word = 0; word < A_WORDS; ++word) {
-        found[word] = mine && left > 2 * word ? from[2 * word] : 0;
-        if (mine && left > 2 * word + 1) found[word] |= (u32)from[2 * word + 1] << 16;
+        words[word] = mine && left > 2 * word ? from[2 * word] : 0;
+        if (mine && left > 2 * word + 1) words[word] |= (u32)from[2 * word + 1] << 16;
     }
 #endif
 }
@@ -99,8 +98,8 @@ __device__ __forceinline__ u32 subtract(u32 x, u32 y) {
     return difference;
 }
 
-// Two codes to bf16, exactly: bits below a power of two (`magic` is 128, whose last bit is worth 1), less what is to be
-// 0.  Were magic a constant, ptxas would make one of the two that an instruction cannot hold anew for each.
+// Two codes to bf16, exactly: puts the bits below a power of two (`magic` is 128, whose last bit is worth 1) and
+// subtracts the zero.  `magic` is an argument: an instruction holds one constant, so ptxas would load the other again.
 __device__ __forceinline__ u32 dequantize(u32 codes, u32 zero, u32 magic) {
 #if BITS == 4
     return subtract(codes & 0x000f000f | magic, zero);
@@ -116,7 +115,7 @@ __device__ __forceinline__ void mma(float (&c)[4], const u32 (&w)[4], u32 low, u
         : "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]), "r"(low), "r"(high));
 }
 
-// The chunk that lies `ahead` of the warp's shares on from `place`; `chunk` is its number.
+// Loads the chunk `ahead` shares further than `place`; `chunk` is its number.
 template <bool GUARDED>
 __device__ __forceinline__ void load_chunk(Chunk& into, const Place& place, int ahead, int chunk, int groups,
                                            int row_bytes, int quad, u64 policy, u32 magic) {
@@ -139,7 +138,7 @@ __device__ __forceinline__ void multiply(const Chunk& chunk, const u32 (&a)[N_TI
                                          float (&total)[N_TILES][4], u32 magic) {
     float sum[N_TILES][4] = {};
     const u32* words[2] = {&chunk.codes[0].x, &chunk.codes[1].x};
-    // Two words at a time, whose activations are neighbours, as the registers of an operand must be.
+    // Two words at a time: their activations are neighbours, as the registers of an operand must be.
     for (int i = 0; i < 16 / BITS; ++i)
         for (int word = 0; word < 4; word += 2) {
             u32 w[4];
@@ -199,7 +198,7 @@ gemv(const u16* a, const u8* codes, const Scale* scale, const u8* zero, const u1
         place.scales[r] = scale + row * stride_scale + share * SUB + 2 * quad % SUB;
         place.zeros[r] = zero + row * stride_scale + share * SUB + quad * SUB / 4;
     }
-    // Column n = octet of each tile of a: row n / SUB, for lanes whose codes are of group n % SUB.
+    // Column n = octet of each tile of a holds row n / SUB, for lanes whose codes are of group n % SUB.
     for (int t = 0; t < N_TILES; ++t) {
         const int n = 8 * t + octet;
         place.mine[t] = n / SUB < M && n % SUB == quad * SUB / 4;
@@ -208,7 +207,7 @@ gemv(const u16* a, const u8* codes, const Scale* scale, const u8* zero, const u1
     float total[N_TILES][4] = {};
     Chunk ring[DEPTH] = {};
     u32 x[2][N_TILES][A_WORDS] = {};
-    const int own_k = K - quad * LANE_K;  // what is left of a row from the lane's first activation on
+    const int own_k = K - quad * LANE_K;  // activations of a row from the lane's first one on
     for (int d = 0; d < DEPTH; ++d)
         if (share + d * SHARES < chunks)
             load_chunk<true>(ring[d], place, d, share + d * SHARES, groups, row_bytes, quad, policy, magic);
@@ -253,7 +252,7 @@ gemv(const u16* a, const u8* codes, const Scale* scale, const u8* zero, const u1
             }
     if (SPLIT > 1) cluster_barrier(); else if (WARPS_K > 1) __syncthreads(); else __syncwarp();
 
-    // A warp of each tile adds up its shares, always in one order.
+    // One warp of each tile adds the shares, always in the same order.
     if (rank == 0 && warp % WARPS_K == 0)
         for (int i = lane; i < 16 * M; i += 32) {
             const int m = i / 16, row = first + i % 16;
@@ -270,7 +269,7 @@ gemv(const u16* a, const u8* codes, const Scale* scale, const u8* zero, const u1
             if (bias) value += bf16_to_float(bias[row]);
             asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(out[m * stride_out + row]) : "f"(value));
         }
-    // Nobody leaves while its sums are being read.
+    // No CTA exits while another CTA reads its sums.
     if (SPLIT > 1) cluster_barrier();
 }
 """

@@ -1,8 +1,8 @@
 """Over naive, for many rows of a: codes become bf16 in registers, between their load and the tensor core.
 
-One launch in place of nine, and the weight crosses HBM once, at half a byte a value.  Codes are copied to shared memory
-by cp.async, several groups ahead; wgmma multiplies them from registers, with up to 128 rows of a from shared memory.
-Sums of a group are in fp32 and are scaled in fp32: no weight is rounded.  Where there are too few tiles K is split.
+One launch instead of nine, and the weight crosses HBM once, at half a byte per value.  cp.async copies codes to shared
+memory several groups ahead; wgmma multiplies them from registers, with up to 128 rows of a from shared memory.  The
+sums of each group are fp32 and scaled in fp32, so no weight is rounded.  K is split if there are too few tiles.
 """
 
 from __future__ import annotations
@@ -38,18 +38,17 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
 
 
 def is_legal(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
-    """As `_dot` says."""
+    """See `_dot.is_legal`."""
     return _dot.is_legal(config, case, BITS, _block_k(scheme))
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """By the rows of a, and as many shares of K as fill the GPU."""
+    """By the rows of a, with as many shares of K as fill the GPU."""
     return _dot.heuristic(case, BITS, _block_k(scheme))
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """a once; the weight again for every tile of its rows, as if none of it were still in L2 by then; sums of shares of
-    K out and in."""
+    """a once; the weight once per tile of rows, as if L2 kept none of it; sums of shares of K, written and read."""
     a, b, scale, zero = inputs.a, inputs.b, inputs.scale, inputs.zero
     M, N = a.shape[0], b.shape[0]
     config = inputs.config or _config(a, scale, zero, N)
@@ -66,12 +65,12 @@ def _config(a: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None, N: 
     M, K = a.shape
     dims = {"M": M, "N": N, "K": K, "zeros": zero is not None}
     scheme = f"w4a16_g{group_of(K, scale.shape[1])}"
-    found: Config = default_config("gemm_w4a16", "dequant_dot", scheme, a.device, **dims)
-    return found
+    config: Config = default_config("gemm_w4a16", "dequant_dot", scheme, a.device, **dims)
+    return config
 
 
 def why_not_taken(a: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None) -> str | None:
-    """Layouts that the kernel does not read."""
+    """Why the kernel does not read these layouts, or None."""
     for name, tensor in (("scale", scale), ("zero", zero)):
         if tensor is not None and tensor.shape[1] > 1 and tensor.stride(1) != 1:
             return f"{name}: expected stride 1 along groups, got strides {tensor.stride()}; gemm_w4a16/naive takes any"
@@ -98,7 +97,7 @@ def gemm_w4a16(
     """a W + bias, W = (code - zero) scale, on the tensor cores; two runs agree bit for bit.
 
     a: (M, K) bf16, stride 1 along K; b: from `pack`; scale: (N, ceil(K / group)) fp32, fp16 or bf16; zero: uint8 of the
-    same layout, or None for 8; bias: (N,) bf16; returns (M, N) bf16.  Raises `ValueError` on anything else.
+    same layout, or None for 8; bias: (N,) bf16; returns (M, N) bf16.  Raises `ValueError` on other operands.
     """
     M, N, K, group = check_packed(a, b, scale, zero, bias)
     reason = why_not_taken(a, scale, zero)

@@ -1,10 +1,10 @@
-"""Over naive, for few rows of a: codes go from memory to the tensor core through registers alone, each read once.
+"""Over naive, for few rows of a: codes go from memory through registers to the tensor core; each is read once.
 
-The product is a stream of packed codes.  A warp keeps four chunks of 1 KB on their way, 16 bytes a lane; a code becomes
-bf16 by putting its bits below a power of two, two at a time, and one subtraction (Kim et al., arXiv 2211.10017, section
-3), exactly; mma.m16n8k16 multiplies 16 rows of the weight with up to 16 columns, so that a second row of a costs
-nothing.  Sums of a group are in fp32 and are scaled in fp32: no weight is rounded.  K is split over the warps of a CTA,
-and then over a cluster, for one full wave; partial sums meet in distributed shared memory in a fixed order.
+The product is a stream of packed codes.  A warp keeps four chunks of 1 KB in flight, 16 bytes per lane.  A code becomes
+bf16 exactly: its bits are put below a power of two, two codes at a time, and one subtraction follows (Kim et al., arXiv
+2211.10017, section 3).  mma.m16n8k16 multiplies 16 rows of the weight with up to 16 columns, so a second row of a costs
+nothing.  The sums of each group are fp32 and scaled in fp32, so no weight is rounded.  K is split over the warps of a
+CTA, then over a cluster, for one full wave; partial sums meet in distributed shared memory in a fixed order.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _subgroups(scheme: Scheme) -> int:
 
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Every way to share out the weight."""
+    """Every way to divide the weight."""
     return _stream.all_configs()
 
 
@@ -47,17 +47,17 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
 
 
 def is_legal(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
-    """As `_stream` says."""
+    """See `_stream.is_legal`."""
     return _stream.is_legal(config, case, BITS, _subgroups(scheme))
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """One wave."""
+    """One wave of warps."""
     return _stream.heuristic(case, BITS, _subgroups(scheme))
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Every operand once: a stays in L1 and L2 between the warps that read it, and sums never leave an SM's cluster."""
+    """Every operand once: L1 and L2 keep a between the warps that read it, and sums stay in the cluster."""
     a, b = inputs.a, inputs.b
     return Traffic(
         read_bytes=nbytes(a, b, inputs.scale, inputs.zero, inputs.bias),
@@ -66,7 +66,7 @@ def traffic(inputs: Arguments) -> Traffic:
 
 
 def why_not_taken(a: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None) -> str | None:
-    """Why these operands are for another rung."""
+    """Why this kernel cannot take the operands, or None."""
     M, K = a.shape
     most = min(MOST_M, MOST_COLUMNS // subgroups(group_of(K, scale.shape[1]) if K else CHUNK_K))
     if M > most:
@@ -94,11 +94,10 @@ def gemm_w4a16(
     *,
     config: Config | None = None,
 ) -> torch.Tensor:
-    """a W + bias, W = (code - zero) scale, for at most eight rows of a (four in groups of 32); two runs agree bit for
-    bit.
+    """a W + bias, W = (code - zero) scale, for at most eight rows of a (four in groups of 32); bit-for-bit repeatable.
 
     a: (M, K) bf16, stride 1 along K; b: from `pack`; scale: (N, ceil(K / group)) fp32, fp16 or bf16; zero: uint8 of the
-    same layout, or None for 8; bias: (N,) bf16; returns (M, N) bf16.  Raises `ValueError` on anything else.
+    same layout, or None for 8; bias: (N,) bf16; returns (M, N) bf16.  Raises `ValueError` on other operands.
     """
     M, N, K, group = check_packed(a, b, scale, zero, bias)
     reason = why_not_taken(a, scale, zero)

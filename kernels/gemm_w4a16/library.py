@@ -1,9 +1,9 @@
-"""torch's own product with a weight of four bits: `_weight_int4pack_mm`, whose layout differs by device.
+"""torch's product with a four-bit weight: `_weight_int4pack_mm`, whose layout differs between devices.
 
-On CUDA (tinygemm) `_convert_weight_to_int4pack` takes bytes (N, K/2) with the even k in the *high* half and lays them
-out for mma.m16n8k16; on a CPU `_convert_weight_to_int4pack_for_cpu` takes a code an int32.  Both products take scales
-and offsets interleaved, (K/group, N, 2) in bf16, where a weight is (code - 8) scale + offset: a zero point becomes
-(8 - zero) scale, rounded to bf16.  `prepare` interleaves them with the codes, once.
+On CUDA (tinygemm) `_convert_weight_to_int4pack` takes bytes (N, K/2) with the even k in the *high* half and orders them
+for mma.m16n8k16; on a CPU `_convert_weight_to_int4pack_for_cpu` takes one code per int32.  Both products take scales
+and offsets interleaved, (K/group, N, 2) in bf16, and a weight is (code - 8) scale + offset: a zero point becomes
+(8 - zero) scale, rounded to bf16.  `prepare` packs and interleaves, once.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 
 INNER_K_TILES = 8
-"""Tiles of 16 along K that lie together on CUDA: with eight a thread loads 16 bytes at a time."""
+"""Tiles of 16 along K that are stored together on CUDA: with eight a thread loads 16 bytes at a time."""
 CUDA_MULTIPLES = {"N": 8, "K": 16 * INNER_K_TILES}
 CPU_MULTIPLES = {"N": 16, "K": 2}
 
 
 @dataclass(frozen=True)
 class PackedWeight:
-    """Codes in torch's own layout of one device."""
+    """Codes in torch's layout for one device."""
 
     tensor: torch.Tensor
-    """The opaque tensor."""
+    """In a layout known only to torch."""
     pairs: torch.Tensor
     """Scales and offsets, (K / group, N, 2) bf16."""
     N: int
@@ -38,19 +38,19 @@ class PackedWeight:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(N, K/2), as of the codes that were packed."""
+        """(N, K/2), the shape of the original codes."""
         return self.N, self.K // 2
 
     @property
     def device(self) -> torch.device:
-        """Where it lies."""
+        """The device of the packed tensor."""
         return self.tensor.device
 
 
 def pack(b: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None) -> PackedWeight:
-    """b, (N, K/2) uint8, with scale and zero as of the op, in torch's layouts for its device.
+    """b, (N, K/2) uint8, with the op's scale and zero, in torch's layouts for its device.
 
-    Raises `ValueError` where torch has none.
+    Raises `ValueError` if torch cannot pack them.
     """
     N, K = b.shape[0], 2 * b.shape[1]
     reason = _why_not(N, K, b.device)
@@ -79,7 +79,7 @@ def _why_not(N: int, K: int, device: torch.device) -> str | None:
 def why_not_taken(
     a: torch.Tensor, b: torch.Tensor | PackedWeight, scale: torch.Tensor, bias: torch.Tensor | None
 ) -> str | None:
-    """What torch (2.11 to 2.13) checks for, as its source says it; b may be packed already."""
+    """Why torch (2.11 to 2.13) cannot take the operands (its source checks this), or None; b may be packed already."""
     if bias is not None:
         return "torch has no call that adds a bias before it rounds"
     if not a.is_contiguous():
@@ -93,7 +93,7 @@ def why_not_taken(
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Every operand once, and an offset for each scale."""
+    """Every operand once, and one offset per scale."""
     a, b = inputs.a, inputs.b
     packed = b.nbytes if isinstance(b, PackedWeight) else nbytes(b) + 2 * nbytes(inputs.scale)
     return Traffic(read_bytes=nbytes(a, inputs.bias) + packed, write_bytes=a.shape[0] * b.shape[0] * a.element_size())
@@ -112,8 +112,8 @@ def gemm_w4a16(
 ) -> torch.Tensor:
     """a W with `_weight_int4pack_mm`, or `_weight_int4pack_mm_for_cpu`.
 
-    a: (M, K) bf16; b: from `pack`, with what scale, (N, K / group) bf16, and zero, uint8 of that shape or None for 8,
-    held then; returns (M, N) bf16; torch's call takes no `out`.  Raises `ValueError` on anything else, a bias among it.
+    a: (M, K) bf16; b: from `pack`, which contains scale, (N, K / group) bf16, and zero, uint8 of that shape or None for
+    8; returns (M, N) bf16; torch's call takes no `out`.  Raises `ValueError` on other operands, and on a bias.
     """
     if not isinstance(b, PackedWeight):
         raise ValueError(f"b: expected a weight packed by this kernel's prepare, got {type(b).__name__}")

@@ -1,7 +1,7 @@
 """Peer: Marlin (Frantar et al., arXiv 2408.11743), the package `marlin` of its authors: symmetric, groups of 128, fp16.
 
-Marlin multiplies fp16 alone.  The activation is converted to fp16 and the result to bf16 in the call: two small
-launches, which its time includes and a model in fp16 would not pay.
+Marlin multiplies only fp16.  The call converts the activation to fp16 and the result to bf16: its time includes two
+small launches that a model in fp16 would not need.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SCALE_TILE = 8
 
 @dataclass(frozen=True)
 class MarlinWeight:
-    """Codes as `marlin.Layer.pack` lays them out, and the workspace that a call leaves as it found it: zero."""
+    """Codes in the layout of `marlin.Layer.pack`, and a workspace of zeros, which a call leaves zero."""
 
     tensor: torch.Tensor
     scales: torch.Tensor
@@ -38,14 +38,14 @@ class MarlinWeight:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(N, K/2), as of the codes that were packed."""
+        """(N, K/2), the shape of the original codes."""
         return self.N, self.K // 2
 
 
 def pack(b: torch.Tensor, scale: torch.Tensor) -> MarlinWeight:
-    """b, (N, K/2) uint8, packed by Marlin's own code, with scales of 1, and the real ones in its order.
+    """b, (N, K/2) uint8, packed by Marlin's own code with scales of 1; the real scales follow in Marlin's order.
 
-    Raises `ValueError` on sizes it has not.
+    Raises `ValueError` on sizes that Marlin does not take.
     """
     N, K = b.shape[0], 2 * b.shape[1]
     reason = _why_not(N, K)
@@ -76,7 +76,7 @@ def why_not_taken(
     zero: torch.Tensor | None,
     bias: torch.Tensor | None,
 ) -> str | None:
-    """What Marlin's `Layer` and `mul` take; b may be packed already."""
+    """Why Marlin's `Layer` and `mul` cannot take the operands, or None; b may be packed already."""
     if zero is not None:
         return "Marlin has no zero points"
     if bias is not None:
@@ -89,7 +89,7 @@ def why_not_taken(
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Its product reads every operand once; conversions stand beside it."""
+    """Marlin's product reads every operand once; the conversions come in addition."""
     a = inputs.a
     M, (N, half_K) = a.shape[0], inputs.b.shape
     scales, result = 2 * inputs.scale.numel(), 2 * M * N
@@ -113,7 +113,7 @@ def gemm_w4a16(
     """a W with `marlin.mul`.
 
     a: (M, K) bf16, within fp16's range; b: from `pack`; scale: (N, K / 128); returns (M, N) bf16.  Raises `ValueError`
-    on anything else, zero points and a bias among it.
+    on other operands, zero points or a bias.
     """
     if not isinstance(b, MarlinWeight):
         raise ValueError(f"b: expected a weight packed by this kernel's prepare, got {type(b).__name__}")

@@ -1,4 +1,4 @@
-"""The first thing an engineer would write: the weight unpacked and dequantised to bf16 in memory, torch's product."""
+"""What an engineer would write first: the weight unpacked and dequantized to bf16 in memory, and torch's product."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from rooflab.roofline.model import Traffic
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Every step reads its operands from HBM and writes its result there; scales and zero points are spread to full
-    size in fp32."""
+    """Every step reads its operands from HBM and writes its result to HBM; scales and zeros are expanded to fp32."""
     a, b, zero = inputs.a, inputs.b, inputs.zero
     codes = 2 * b.numel()
     wide = 4 * codes
@@ -42,8 +41,8 @@ def gemm_w4a16(
     """a W + bias, with W = (code - zero) scale rounded to bf16.
 
     a: (M, K) bf16; b: (N, K/2) uint8; scale: (N, ceil(K / group)) fp32, fp16 or bf16; zero: uint8 of that shape, or
-    None for 8; any strides of these; bias: (N,) bf16; returns (M, N) bf16.  Raises `ValueError` on shapes or dtypes
-    that do not fit.
+    None for 8; any strides of these; bias: (N,) bf16; returns (M, N) bf16.  Raises `ValueError` on wrong shapes or
+    dtypes.
     """
     M, N, K, group = check_operands(a, b, scale, zero, bias)
     check_rows(a)

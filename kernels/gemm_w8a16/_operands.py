@@ -1,4 +1,4 @@
-"""What every gemm_w8a16 launcher asks of its operands."""
+"""Checks of the operands of all gemm_w8a16 kernels."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def check_operands(
 
 
 def check_all_but_b(a: torch.Tensor, N: int, scale: torch.Tensor, bias: torch.Tensor | None) -> tuple[int, int]:
-    """M and K; raises as `check_operands` does."""
+    """M and K.  Raises as `check_operands` does."""
     check_shape("a", a, None, None)
     check_dtype("a", a, torch.bfloat16)
     check_shape("scale", scale, N)
@@ -37,7 +37,7 @@ def check_all_but_b(a: torch.Tensor, N: int, scale: torch.Tensor, bias: torch.Te
 
 
 def rows_along_k(a: torch.Tensor) -> str | None:
-    """Why an activation whose rows do not run along K is refused, or None."""
+    """Why the kernel refuses an `a` that is not contiguous along K, or None."""
     if a.shape[1] > 1 and a.stride(1) != 1:
         return f"a: expected stride 1 along K, got strides {a.stride()}; gemm_w8a16/naive takes any"
     return None

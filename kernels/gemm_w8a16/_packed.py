@@ -1,8 +1,8 @@
-"""The form in which the rungs want codes: as large as the canonical one, and made of it once, at load.
+"""The packed form of the codes: as large as the original, made once, at load.
 
-Each 16 codes along K, 16 bytes, are four words.  Word t holds what lane t of a quad feeds to an mma of 16 along K,
-k = 8 h + 2 t + e: byte h + 2 e.  So a word masked with 0x00ff00ff, as it is and shifted by 8, gives two neighbours at a
-time where a register of bf16x2 has them; and Triton, which multiplies from registers in the same layout
+Each 16 codes along K (16 bytes) are four words.  Word t holds what lane t of a quad gives to an mma of 16 along K,
+k = 8 h + 2 t + e, in byte h + 2 e.  So the mask 0x00ff00ff, applied to a word as it is and shifted by 8, gives two
+neighbours in the order of a bf16x2 register; and Triton, which multiplies from registers in the same layout
 (`dequant_dot`), moves no code between lanes.  Codes behind K are 0.
 """
 
@@ -15,7 +15,7 @@ from rooflab.kernels.gemm_w8a16._operands import check_all_but_b
 
 BLOCK_K = 16
 WORDS = 4
-"""Of a block."""
+"""Words per block."""
 
 
 def pack(b: torch.Tensor) -> torch.Tensor:
@@ -32,7 +32,7 @@ def pack(b: torch.Tensor) -> torch.Tensor:
 def check_packed(
     a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None = None
 ) -> tuple[int, int, int]:
-    """M, N and K.  Raises as `check_operands` does, and unless b is from `pack`."""
+    """M, N and K.  Raises as `check_operands` does, and if b is not from `pack`."""
     if b.dtype != torch.int32:
         raise ValueError(f"b: expected a weight packed by this kernel's prepare, which is int32, got {b.dtype}")
     N = b.shape[0]

@@ -1,8 +1,8 @@
 """Over naive, for many rows of a: codes become bf16 in registers, between their load and the tensor core.
 
-One launch in place of four, and the weight crosses HBM once, at a byte a value.  Codes are copied to shared memory by
-cp.async, several tiles ahead; wgmma multiplies them from registers, with up to 128 rows of a from shared memory.  Sums
-are in fp32 and are scaled once, at the end: no weight is rounded.  Where there are too few tiles K is split.
+One launch instead of four, and the weight crosses HBM once, at one byte per value.  cp.async copies codes to shared
+memory several tiles ahead; wgmma multiplies them from registers, with up to 128 rows of a from shared memory.  Sums are
+fp32 and scaled once at the end, so no weight is rounded.  K is split if there are too few tiles.
 """
 
 from __future__ import annotations
@@ -34,18 +34,17 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
 
 
 def is_legal(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
-    """As `_dot` says."""
+    """See `_dot.is_legal`."""
     return _dot.is_legal(config, case, BITS, BLOCK_K8)
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """By the rows of a, and as many shares of K as fill the GPU."""
+    """By the rows of a, with as many shares of K as fill the GPU."""
     return _dot.heuristic(case, BITS, BLOCK_K8)
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """a once; the weight again for every tile of its rows, as if none of it were still in L2 by then; sums of shares of
-    K out and in."""
+    """a once; the weight once per tile of rows, as if L2 kept none of it; sums of shares of K, written and read."""
     a, scale = inputs.a, inputs.scale
     (M, K), N = a.shape, scale.shape[0]
     config = inputs.config or default_config("gemm_w8a16", "dequant_dot", "w8a16", a.device, M=M, N=N, K=K)
@@ -59,7 +58,7 @@ def traffic(inputs: Arguments) -> Traffic:
 
 
 def why_not_taken(a: torch.Tensor) -> str | None:
-    """Layouts that the kernel does not read."""
+    """Why the kernel does not read this layout, or None."""
     return rows_along_k(a)
 
 
@@ -80,7 +79,7 @@ def gemm_w8a16(
     """a (scale b) + bias on the tensor cores; two runs agree bit for bit.
 
     a: (M, K) bf16, stride 1 along K; b: from `pack`; scale: (N,) fp32, fp16 or bf16; bias: (N,) bf16; returns (M, N)
-    bf16.  Raises `ValueError` on anything else.
+    bf16.  Raises `ValueError` on other operands.
     """
     M, N, K = check_packed(a, b, scale, bias)
     reason = why_not_taken(a)

@@ -1,10 +1,8 @@
-"""Over naive, for few rows of a: codes go from memory to the tensor core through registers alone, each read once.
+"""Over naive, for few rows of a: codes go from memory through registers to the tensor core; each is read once.
 
-The stream of `gemm_w4a16/gemv` with codes of eight bits: a warp keeps four chunks of 1 KB on their way, 16 bytes a
-lane; the seven low bits of a code are put below 128 in bf16 and what its sign is worth is taken away, two codes at a
-time and exactly; mma.m16n8k16 multiplies 16 rows of the weight with up to eight of a.  Sums are in fp32 and are scaled
-once, at the end: no weight is rounded.  K is split over the warps of a CTA, and then over a cluster, for one full wave;
-partial sums meet in distributed shared memory in a fixed order.
+The stream of gemm_w4a16/gemv.py with eight-bit codes: the seven low bits of a code are put below 128 in bf16 and the
+value of its sign is subtracted, two codes at a time and exactly.  Up to eight rows of a are multiplied at once.  Sums
+are fp32 and scaled once at the end, so no weight is rounded.
 """
 
 from __future__ import annotations
@@ -24,11 +22,11 @@ from rooflab.roofline.model import Traffic
 
 BITS = 8
 SUBGROUPS = 1
-"""All of a row shares a scale."""
+"""A whole row shares a scale."""
 
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Every way to share out the weight."""
+    """Every way to divide the weight."""
     return _stream.all_configs()
 
 
@@ -38,23 +36,23 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
 
 
 def is_legal(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
-    """As `_stream` says."""
+    """See `_stream.is_legal`."""
     return _stream.is_legal(config, case, BITS, SUBGROUPS)
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """One wave."""
+    """One wave of warps."""
     return _stream.heuristic(case, BITS, SUBGROUPS)
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Every operand once: a stays in L1 and L2 between the warps that read it, and sums never leave an SM's cluster."""
+    """Every operand once: L1 and L2 keep a between the warps that read it, and sums stay in the cluster."""
     a, scale = inputs.a, inputs.scale
     return Traffic(read_bytes=nbytes(a, inputs.b, scale, inputs.bias), write_bytes=2 * a.shape[0] * scale.shape[0])
 
 
 def why_not_taken(a: torch.Tensor) -> str | None:
-    """Why these operands are for another rung."""
+    """Why this kernel cannot take the operands, or None."""
     if a.shape[0] > MOST_M:
         return f"a: expected up to {MOST_M} rows, got {a.shape[0]}; gemm_w8a16/dequant_dot takes more"
     return rows_along_k(a)
@@ -77,7 +75,7 @@ def gemm_w8a16(
     """a (scale b) + bias for at most eight rows of a; two runs agree bit for bit.
 
     a: (M, K) bf16, stride 1 along K; b: from `pack`; scale: (N,) fp32, fp16 or bf16; bias: (N,) bf16; returns (M, N)
-    bf16.  Raises `ValueError` on anything else.
+    bf16.  Raises `ValueError` on other operands.
     """
     M, N, K = check_packed(a, b, scale, bias)
     reason = why_not_taken(a)

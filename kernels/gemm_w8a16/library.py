@@ -1,11 +1,10 @@
-"""torch's own product with a weight of int8: `torch._weight_int8pack_mm`.
+"""torch's product with an int8 weight: `torch._weight_int8pack_mm`.
 
-On a CPU with AVX-512 or AVX2 the codes become fp32 in registers, and only they are read from memory; four rows of a
-share what was read.  Preliminary, least of 60 interleaved calls on one busy core of an AMD EPYC with AVX-512, torch
-2.13.0, M=1, N=K=4096, three weights in turn: 1.6 ms, beside 3.6 ms of torch.nn.functional.linear in bf16 and 2.7 ms of
-one packed for oneDNN; the codes alone take 0.7 ms at the rate of a sum over fp32.  On CUDA (torch 2.9 on) it is one
-thread an output, over an activation converted to fp32 first: right at every shape, and no rival to a product of tensor
-cores.
+On a CPU with AVX-512 or AVX2, the codes become fp32 in registers, so only codes are read from memory, once per four
+rows of a.  Preliminary, least of 60 interleaved calls on one busy core of an AMD EPYC with AVX-512, torch 2.13.0, M=1,
+N=K=4096, three weights in turn: 1.6 ms; torch.nn.functional.linear in bf16 takes 3.6 ms, with a weight packed for
+oneDNN 2.7 ms; the codes alone take 0.7 ms at the rate of a sum over fp32.  On CUDA (torch 2.9 on) it uses one thread
+per output, after a conversion of the activation to fp32: correct at every shape, but no rival to tensor cores.
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 
 CPU_STEP = 16
-"""Values along K that the CPU's kernel reads at once, with no mask at the end of a row."""
+"""Values along K that the CPU's kernel reads at once, without a mask at the end of a row."""
 CPU_ROWS = 4
 CPU_ALIGNMENT = {"a": 32, "b": 16}
-"""Bytes of which its aligned loads want every row's address to be a multiple."""
+"""On a CPU the address of every row must be a multiple of this many bytes, for aligned loads."""
 CUDA_LIMIT = 2**31
-"""Elements of an operand, which the kernel on CUDA counts in 32 bits."""
+"""Least number of elements of an operand that the CUDA kernel cannot take, because it counts in 32 bits."""
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """On a CPU the codes again for every four rows of a; on CUDA three steps, the activation and the result in fp32."""
+    """On a CPU the codes once per four rows of a; on CUDA three steps, the activation and the result in fp32."""
     a, b, scale = inputs.a, inputs.b, inputs.scale
     M, N = a.shape[0], b.shape[1]
     if inputs.device == "cpu":
@@ -40,7 +39,7 @@ def traffic(inputs: Arguments) -> Traffic:
 
 
 def why_not_taken(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> str | None:
-    """What torch (2.11 to 2.13) takes; on a CPU it reads past rows of another length without a word."""
+    """Why torch (2.11 to 2.13) cannot take the operands, or None; on a CPU it does not check K and reads past rows."""
     if bias is not None:
         return "torch has no call that adds a bias before it rounds"
     if not a.is_contiguous() or not b.mT.is_contiguous():
@@ -66,7 +65,7 @@ def gemm_w8a16(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, bias: torc
     """a (scale b) with `torch._weight_int8pack_mm`, summed in fp32.
 
     a: (M, K) bf16; b: (K, N) int8, a transposed contiguous weight; scale: (N,) bf16; returns (M, N) bf16; torch's call
-    takes no `out`.  Raises `ValueError` on anything else, a bias among it.
+    takes no `out`.  Raises `ValueError` on other operands, and on a bias.
     """
     M, N, _ = check_operands(a, b, scale, bias)
     reason = why_not_taken(a, b, scale, bias)

@@ -1,4 +1,4 @@
-"""The first thing an engineer would write: the weight dequantised to bf16 in memory, and torch's product."""
+"""What an engineer would write first: the weight dequantized to bf16 in memory, and torch's product."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rooflab.roofline.model import Traffic
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Codes to fp32, scaled, to bf16, and read by the product: 21 bytes for each weight of one."""
+    """Codes to fp32, scaled, to bf16, and read by the product: 21 bytes per weight of one byte."""
     a, b = inputs.a, inputs.b
     codes = b.numel()
     return steps(
@@ -39,7 +39,7 @@ def gemm_w8a16(
     """a (scale b) + bias, with scale b rounded to bf16.
 
     a: (M, K) bf16; b: (K, N) int8; any strides of both; scale: (N,) fp32, fp16 or bf16; bias: (N,) bf16; returns (M, N)
-    bf16.  Raises `ValueError` on shapes or dtypes that do not fit.
+    bf16.  Raises `ValueError` on wrong shapes or dtypes.
     """
     M, N, _ = check_operands(a, b, scale, bias)
     check_rows(a)

@@ -1,20 +1,20 @@
-"""Over library, on a CPU: many rows of a find the codes as bf16 in cache, a block of output channels at a time.
+"""Over library, on a CPU: for many rows of a, codes become bf16 in cache, a block of output channels at a time.
 
-torch's own call reads the codes again for every four rows of a, and multiplies in fp32.  For few rows that is the best
-there is, and this rung calls it; for many it takes three times as long as a product in bf16.  Here a block of codes
-becomes bf16, which holds them exactly, in a buffer as large as a core's L2, and oneDNN multiplies it and scales its
-fp32 sums in one call: no weight is rounded, and from memory come codes alone.  With a bias, or a scale of another
-dtype, the block is scaled instead, which rounds each weight once.
+torch's own call reads the codes again for every four rows of a, and multiplies in fp32.  It is the fastest for few
+rows, and this kernel calls it for them; for many rows it takes three times as long as a bf16 product.  Here a block of
+codes becomes bf16, which is exact, in a buffer as large as a core's L2, and one oneDNN call multiplies it and scales
+its fp32 sums: no weight is rounded, and only codes come from memory.  With a bias, or a scale of another dtype, the
+block is scaled instead, which rounds each weight once.
 
-`prepare` puts the codes in rows of output channels at an aligned address, which the call for few rows wants; it copies
-none that lie so already. Medians on one core of an AMD EPYC with AVX-512, torch 2.13.0, N=K=4096, in ms (in brackets
-library, interleaved, and from a run minutes later, so that a moving clock is in the ratio, gemm in bf16 by
-torch.nn.functional.linear and by its packed rung; records in results/cpu): M=1 1.6 (1.6, 3.5, 2.5), M=4 2.4 (2.4, 3.2,
-2.0), M=16 8.5 (8.4, 5.0, 3.5), M=24 8.8 (13, 6.4, 5.0), M=64 15 (32, 12, 11), M=512 87 (259, 90, 85). So it wins over
-bf16 where bytes are all that counts, costs up to 2.4 times as much in between, and as much at many rows, for half the
-memory; the bound at M=1, codes at the rate of a sum over fp32, was 0.6. Integer products (VNNI) of activations split
-exactly into digits of seven bits were no faster than library at M=1, where both wait for memory, and slower than bf16
-at M=16.
+`prepare` stores the codes as rows of output channels at an aligned address, as the call for few rows needs; it copies
+nothing if they are stored so already.  Medians on one core of an AMD EPYC with AVX-512, torch 2.13.0, N=K=4096, in ms
+(in brackets library, interleaved; and, from a run minutes later with another clock, gemm in bf16 by
+torch.nn.functional.linear and by gemm/packed; records in results/cpu): M=1 1.6 (1.6, 3.5, 2.5), M=4 2.4 (2.4, 3.2,
+2.0), M=16 8.5 (8.4, 5.0, 3.5), M=24 8.8 (13, 6.4, 5.0), M=64 15 (32, 12, 11), M=512 87 (259, 90, 85).  So it is faster
+than bf16 where only bytes count, takes up to 2.4 times as long in between, and as long at many rows, with half the
+memory; the bound at M=1 (codes at the rate of a sum over fp32) was 0.6.  Integer products (VNNI) of activations split
+exactly into digits of seven bits were no faster than library at M=1 (both wait for memory), and slower than bf16 at
+M=16.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 
 FEW_ROWS = 16
-"""Rows up to which torch's call for int8 is no slower."""
+"""Up to this many rows torch's int8 call is not slower."""
 BLOCK_VALUES = 2**19
-"""Weights of a block: 1 MiB in bf16, the L2 of a core."""
+"""Weights per block: 1 MiB in bf16, the L2 of a core."""
 CHANNELS = 16
-"""Of which a block is a multiple."""
+"""The channels of a block are a multiple of this."""
 
 
 def pack(b: torch.Tensor) -> torch.Tensor:
-    """b, (K, N) int8, stored (N, K) at an address that torch's call takes; itself where it is so already.
+    """b, (K, N) int8, stored as (N, K) at an address that torch's call takes; b itself if it is stored so already.
 
     Raises `ValueError` on another dtype or shape.
     """
@@ -51,7 +51,7 @@ def pack(b: torch.Tensor) -> torch.Tensor:
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """With few rows what library moves; else every operand once, for blocks stay in cache."""
+    """For few rows library's traffic; for many every operand once, because blocks stay in cache."""
     a, b, scale, bias = inputs.a, inputs.b, inputs.scale, inputs.bias
     if _few(a, b, scale, bias):
         return library.traffic(inputs.but(device="cpu"))
@@ -59,7 +59,7 @@ def traffic(inputs: Arguments) -> Traffic:
 
 
 def unsupported(inputs: Arguments) -> str | None:
-    """Where oneDNN has no product in bf16, or reads padding of a."""
+    """Why oneDNN cannot multiply bf16 here or would read the padding of a, or None."""
     if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return "oneDNN multiplies no bf16 on this CPU"
     few = _few(inputs.a, inputs.b, inputs.scale, inputs.bias)
@@ -67,7 +67,7 @@ def unsupported(inputs: Arguments) -> str | None:
 
 
 def _few(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> bool:
-    """Whether torch's call for int8 takes these, and is the faster."""
+    """Whether torch's int8 call takes these operands and is faster."""
     return a.shape[0] <= FEW_ROWS and library.why_not_taken(a, b, scale, bias) is None
 
 
@@ -85,7 +85,7 @@ def gemm_w8a16(
     """a (scale b) + bias; for many rows of a by blocks of output channels.
 
     a: (M, K) bf16; b: (K, N) int8, best from `pack`; any strides of both; scale: (N,) fp32, fp16 or bf16; bias: (N,)
-    bf16; returns (M, N) bf16.  Raises `ValueError` on shapes or dtypes that do not fit.
+    bf16; returns (M, N) bf16.  Raises `ValueError` on wrong shapes or dtypes.
     """
     M, N, K = check_operands(a, b, scale, bias)
     if out is not None:
