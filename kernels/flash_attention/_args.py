@@ -1,4 +1,4 @@
-"""Guards and sizes that every flash_attention launcher shares."""
+"""Checks of the arguments of all flash_attention kernels."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ E4M3 = torch.float8_e4m3fn
 
 
 def check_args(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, fp8: bool = False) -> None:
-    """Raises `ValueError` on tensors that are not q (B, T, H, D) and k, v (B, S, H_kv, D) of one dtype and device.
+    """Raises `ValueError` unless q is (B, T, H, D) and k, v (B, S, H_kv, D), of one dtype and device.
 
-    With `fp8`, e4m3 is a dtype too, and then the keys of v may be contiguous in place of its heads' dimensions.
+    With `fp8` they may be e4m3, and then v may be contiguous along its keys instead of its head_dim.
     """
     quantised = fp8 and q.dtype == E4M3
     if not quantised:
@@ -34,7 +34,7 @@ def check_args(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, fp8: bool =
 
 
 def keys_contiguous(v: torch.Tensor) -> bool:
-    """Whether v (B, S, H_kv, D) is stored with the keys of one column beside each other, as (B, H_kv, D, S) say."""
+    """Whether v (B, S, H_kv, D) is contiguous along its keys, as a view of (B, H_kv, D, S) is."""
     return v.stride(1) == 1 and v.stride(3) != 1
 
 
@@ -45,7 +45,7 @@ def check_scales(
     k_scale: torch.Tensor | None,
     v_scale: torch.Tensor | None,
 ) -> None:
-    """Raises `ValueError` on scales that are not q_scale (B, H), k_scale and v_scale (B, H_kv) fp32 beside e4m3."""
+    """Raises `ValueError` unless scales are None, or fp32 with e4m3: q_scale (B, H), k_scale and v_scale (B, H_kv)."""
     for name, scale, heads in (("q_scale", q_scale, q), ("k_scale", k_scale, k), ("v_scale", v_scale, k)):
         if scale is None:
             continue

@@ -1,4 +1,4 @@
-"""Device code of flash_attention/fp8: a step over a tile of keys in e4m3, and all steps of a tile of queries."""
+"""Device code of flash_attention/fp8: one step over a tile of keys in e4m3, and all steps of a tile of queries."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from rooflab.kernels._attention_device import SMALLEST_FACTOR as _SMALLEST_FACTO
 from rooflab.kernels._attention_device import key_tiles, weigh
 
 RANGE: tl.constexpr = tl.constexpr(8)
-"""The largest weight is 2**8: e4m3, up to 448, then holds 2**-17 of it where a largest of 1 ends at 2**-9."""
+"""The largest weight is 2**8: e4m3 (up to 448) then reaches down to 2**-17 of it; with a largest of 1, to 2**-9."""
 UNIT: tl.constexpr = tl.constexpr(2.0**-8)
 SMALLEST_FACTOR: tl.constexpr = tl.constexpr(_SMALLEST_FACTOR)
 
 
 @triton.jit
 def scale_of(scale_ptr, b, h, stride_b, stride_h):
-    """A head's scale, 1 where there are none; `scale_ptr` is then None."""
-    found = 1.0
+    """A head's scale; 1 if `scale_ptr` is None."""
+    scale = 1.0
     if scale_ptr is not None:
-        found = tl.load(scale_ptr + b.to(tl.int64) * stride_b + h.to(tl.int64) * stride_h)
-    return found
+        scale = tl.load(scale_ptr + b.to(tl.int64) * stride_b + h.to(tl.int64) * stride_h)
+    return scale
 
 
 @triton.jit
@@ -29,7 +29,7 @@ def _step(
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, NEGATED: tl.constexpr, MASKED: tl.constexpr,
     V_COLUMNS: tl.constexpr, V_FP8: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """One tile of keys of head `h`; past the keys' end TMA gives zeros, so that values need no mask."""
+    """One tile of keys of head `h`; past the keys' end TMA gives zeros, so values need no mask."""
     k = k_map.load([b, h, start, 0]).reshape(BLOCK_N, BLOCK_D)
     scores = tl.dot(q, k.T)
     weights, rescale, peak, total = weigh(
@@ -42,7 +42,7 @@ def _step(
         v = v_map.load([b, h, start, 0]).reshape(BLOCK_N, BLOCK_D)
     acc *= rescale[:, None]
     if V_FP8:
-        # A sum of its own for each tile: the tensor cores' keeps 14 bits, and over all keys it would lose some at each.
+        # A new sum per tile: the tensor cores' accumulator keeps 14 bits, and a sum over all keys would lose more.
         acc += tl.dot(weights.to(v.dtype), v)
     else:
         acc = tl.dot(weights.to(tl.float16), v.to(tl.float16), acc)
@@ -55,7 +55,7 @@ def attend(
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, NEGATED: tl.constexpr, V_COLUMNS: tl.constexpr,
     V_FP8: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """The running sums of a tile of queries at the positions `rows`, from `first` to `last`, over all they see.
+    """The running sums of a tile of queries at positions `rows` (`first` to `last`) over all keys that they see.
 
     The sums of weights and of values are in units of 2**-RANGE.
     """

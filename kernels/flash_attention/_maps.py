@@ -1,4 +1,4 @@
-"""Tensor maps of q, k and v for the Triton rungs that load by TMA, and what those refuse."""
+"""Tensor maps of q, k and v for the Triton kernels that load by TMA, and the tensors that these refuse."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from rooflab.kernels.flash_attention._tiles import padded
 
 
 def tensor_map(x: torch.Tensor, rows: int) -> TensorDescriptor:
-    """x (B, T, H, D) as (B, H, T, D) whose boxes are `rows` of a head; past the end of a sequence it gives zeros."""
+    """x (B, T, H, D) as (B, H, T, D), in boxes of `rows` rows of a head; zeros past the end of a sequence."""
     B, T, H, D = x.shape
     strides = [x.stride(dim) if x.shape[dim] > 1 else ALIGNMENT for dim in (0, 2, 1)]
     return TensorDescriptor(x, [B, H, T, D], [*strides, 1], [1, 1, rows, padded(D)])
 
 
 def columns_map(x: torch.Tensor, keys: int) -> TensorDescriptor:
-    """x (B, S, H, D) whose keys are contiguous as (B, H, D, S), in boxes of `keys` of a head; zeros past the end."""
+    """x (B, S, H, D), contiguous along keys, as (B, H, D, S), in boxes of `keys` keys of a head; zeros past the end."""
     B, S, H, D = x.shape
     strides = [x.stride(dim) if x.shape[dim] > 1 else ALIGNMENT for dim in (0, 2, 3)]
     return TensorDescriptor(x, [B, H, D, S], [*strides, 1], [1, 1, padded(D), keys])
@@ -27,7 +27,7 @@ def columns_map(x: torch.Tensor, keys: int) -> TensorDescriptor:
 def why_not_mapped(name: str, x: torch.Tensor, inner: int = 3, other: str = "masked_tiles") -> str | None:
     """Why a tensor map cannot describe x (B, T, H, D), or None.
 
-    inner: the contiguous dimension; other: the rung that takes it all the same.
+    inner: the contiguous dimension; other: a kernel that takes x anyway.
     """
     size = x.element_size()
     sides = [
@@ -56,17 +56,17 @@ def _why_no_products(q: torch.Tensor) -> str | None:
 
 
 def why_not_loaded(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str | None:
-    """Why a rung that loads q, k and v by TMA cannot take them, or None."""
+    """Why a kernel that loads q, k and v by TMA cannot take them, or None."""
     return _why_no_products(q) or why_not_mapped("q", q) or why_not_mapped("k", k) or why_not_mapped("v", v)
 
 
 def why_keys_not_loaded(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str | None:
-    """Why a rung that loads k and v by TMA, and q by pointers, cannot take them, or None."""
+    """Why a kernel that loads k and v by TMA, and q by pointers, cannot take them, or None."""
     return _why_no_products(q) or why_not_mapped("k", k) or why_not_mapped("v", v)
 
 
 def why_not_loaded_in_fp8(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str | None:
-    """Why a rung that multiplies e4m3 cannot take q, k and v, or None: the keys or the heads of v are contiguous."""
+    """Why a kernel that multiplies e4m3 cannot take q, k and v, or None; v is contiguous along its keys or head_dim."""
     if q.dtype != E4M3:
         return f"q: expected {E4M3}, got {q.dtype}; flash_attention/persistent takes 16 bits"
     if q.shape[-1] % 16 or not 32 <= q.shape[-1] <= 256:
@@ -79,7 +79,7 @@ def why_not_loaded_in_fp8(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> 
 def nothing_seen(
     out: torch.Tensor, lse: torch.Tensor | None, sinks: torch.Tensor | None
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """The result where there is no key, and no tensor map of nothing: 0, and the log-sum-exp of the sinks alone."""
+    """The result without keys, for which no tensor map exists: 0, and the log-sum-exp of the sinks alone."""
     out.zero_()
     if lse is None:
         return out

@@ -1,8 +1,8 @@
-"""Device code of the ping-pong rung: a producer warp, two consumer warpgroups, and what they tell each other.
+"""Device code of `ping_pong`: a producer warp, two consumer warpgroups, and the barriers between them.
 
-Keys and values have a ring of slots each.  A slot is `full` when its bytes have landed and `empty` when both consumers'
-products of it are done.  `turn` is what the consumers hand to each other: who holds it asks the tensor cores for its
-two products of a step, and then gives it away and takes its exponentials.
+Keys and values have a ring of slots each.  A slot is `full` when its bytes have arrived, and `empty` when both
+consumers' products of it are done.  The consumers pass `turn` to each other: its holder starts its two products of a
+step, then passes it on and computes its exponentials.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _produce(
     D: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
     slot = 0
-    phase = 1  # of a new barrier the phase before the first counts as over, so that the first wait returns
+    phase = 1  # a new barrier counts the phase before its first as complete, so the first wait returns at once
     v_slot = 0
     v_phase = 1
     q_phase = 1
@@ -94,8 +94,8 @@ def _step(
     BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, HALF: gl.constexpr, MASKED: gl.constexpr,
     layout: gl.constexpr,
 ):  # fmt: skip
-    """Asks for the scores of the block from `first` on and for the sum of the last block's values, whose exponentials
-    are known, and takes this block's under that.  The next step's keys and turn are waited for here."""
+    """Starts the scores of the block at `first` and the value product of the last block, whose weights are known, and
+    computes the softmax of this block meanwhile.  Also waits for the next step's keys and turn."""
     factor: gl.constexpr = gl.DotOperandLayout(0, accumulator.type.layout, 2)
     nothing = gl.zeros((ROWS, BLOCK_N), gl.float32, layout)
     scores = warpgroup_mma(q_tile, keys.index(slot).permute((1, 0)), nothing, use_acc=False, is_async=True)
@@ -115,8 +115,8 @@ def _step(
     used = v_slot
     slot, phase = _next(slot, phase, STAGES)
     v_slot, v_phase = _next(v_slot, v_phase, STAGES)
-    # These waits loop, and the assembler moves no wait for products across a loop: with none of them here it put that
-    # before the exponentials, which then ran under nothing of this warpgroup's.
+    # These waits are loops, and the assembler moves no wait for products across a loop.  Without a loop here it moved
+    # that wait before the exponentials, which then overlapped no product of this warpgroup.
     mbarrier.wait(k_full.index(slot), phase, pred=first > begin)
     mbarrier.wait(turn.index(HALF), turn_phase ^ 1, pred=first > begin)
     accumulator = warpgroup_mma_wait(num_outstanding=0, deps=(accumulator,))
@@ -129,7 +129,7 @@ def _finish(
     out, lse, lse_stride_b, lse_stride_t, lse_stride_h, sinks, sinks_stride, T, b, h, row, staged, accumulator, peak,
     total, D: gl.constexpr,
 ):  # fmt: skip
-    """Divides by the sum, with the head's sink in it, and stores."""
+    """Divides by the sum, including the head's sink, and stores."""
     layout: gl.constexpr = accumulator.type.layout
     shift = peak
     share = gl.full((ROWS,), 1.0, gl.float32, peak.type.layout)
@@ -220,7 +220,7 @@ def _consume(
         v_slot, v_phase = _next(v_slot, v_phase, STAGES)
         q_phase ^= 1
         if not OUT_IN_Q:
-            tma.store_wait(pendings=0)  # what was staged before has been read
+            tma.store_wait(pendings=0)  # TMA has read the data staged here before
         _finish(
             out, lse, lse_stride_b, lse_stride_t, lse_stride_h, sinks, sinks_stride, T, head // H, head % H, row,
             staged.index(HALF), accumulator, peak, total, D,
@@ -234,10 +234,10 @@ def _consume(
             gl.store(kept + 1, began)
             gl.store(kept + 2, globaltimer())
     if not OUT_IN_Q:
-        tma.store_wait(pendings=0)  # shared memory goes with the CTA
+        tma.store_wait(pendings=0)  # the CTA's shared memory must live until TMA has read it
 
 
-# What changes from call to call is no part of the code: a length of 1, or of whole 16s, would be compiled anew.
+# Arguments that change from call to call are not specialized: a 1 or a multiple of 16 would compile again.
 @gluon.jit(do_not_specialize=["T", "S", "heads", "section", "window", "lse_stride_b"])
 def _attention(
     q, k, v, out, lse, lse_stride_b, lse_stride_t, lse_stride_h, sinks, sinks_stride, T, S, H, group, heads, section,

@@ -1,4 +1,4 @@
-"""What the ping-pong rung computes beside its products: which tile is whose, which keys it sees, and the softmax."""
+"""What ping_pong computes in addition to its products: the order of tiles, which keys a tile sees, and the softmax."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 ROWS: gl.constexpr = gl.constexpr(64)
-"""Queries of a consumer: what one wgmma has."""
+"""Queries of a consumer: the rows of one wgmma."""
 
 
 @gluon.jit
 def nth_tile(turn, cta, ctas):
-    """The tile of a CTA's round `turn`: rounds go to and fro over the CTAs, so that who has the longest tile of one has
-    the shortest of the next."""
+    """The tile of a CTA's round `turn`.  Every second round runs over the CTAs backwards, so the CTA with the longest
+    tile of one round has the shortest of the next."""
     return turn * ctas + (cta if turn % 2 == 0 else ctas - 1 - cta)
 
 
 @gluon.jit
 def count_tiles(tiles, cta, ctas):
-    """How many tiles a CTA has."""
+    """The number of tiles of a CTA."""
     rounds = tiles // ctas
     position = cta if rounds % 2 == 0 else ctas - 1 - cta
     return rounds + (1 if position < tiles % ctas else 0)
@@ -26,8 +26,8 @@ def count_tiles(tiles, cta, ctas):
 
 @gluon.jit
 def place(tile, tiles_m, heads, section, CAUSAL: gl.constexpr):
-    """Rows of a tile, counted in tiles, and its head.  The heads of a section come before the next section's; in the
-    last section long tiles come first, in the one before it short ones, so that lengths change slowly throughout."""
+    """Row of a tile (in tiles) and its head.  All heads of a section come before the next section.  In the last section
+    long tiles come first, in the one before it short ones, and so on, so lengths change slowly."""
     index = tile // (section * tiles_m)
     first = index * section
     size = min(heads - first, section)
@@ -41,8 +41,8 @@ def place(tile, tiles_m, heads, section, CAUSAL: gl.constexpr):
 
 @gluon.jit
 def visible(row, T, S, window, BLOCK_N: gl.constexpr, CAUSAL: gl.constexpr):
-    """The blocks of keys that a tile from `row` on sees: the first, and the one past the last.  There is one at least,
-    so that rows that see none pass like others."""
+    """The first block of keys that a tile at `row` sees, and one past the last; at least one block, so rows that see no
+    key need no special case."""
     begin = 0
     end = S
     if CAUSAL:
@@ -54,8 +54,8 @@ def visible(row, T, S, window, BLOCK_N: gl.constexpr, CAUSAL: gl.constexpr):
 
 @gluon.jit
 def kinds(row, T, S, window, begin, end, BLOCK_N: gl.constexpr, CAUSAL: gl.constexpr):
-    """Of the blocks after the last one, which comes first: those that the diagonal crosses, and those that every row
-    sees whole.  What remains is crossed by the window's far end."""
+    """Of the blocks before the last one: the number that the diagonal crosses, and the number that every row sees in
+    full.  The far end of the window crosses the others."""
     steps = end - 1 - begin
     if CAUSAL:
         whole = min(end - 1, max(row + S - T + 1, 0) // BLOCK_N)
@@ -69,7 +69,7 @@ def kinds(row, T, S, window, begin, end, BLOCK_N: gl.constexpr, CAUSAL: gl.const
 
 @gluon.jit
 def capped(scores, stretch, cap):
-    """cap * tanh(scores * stretch / 2 log2 e), by the hardware's exponential."""
+    """cap * tanh(scores * stretch / (2 log2 e)) with the hardware's exponential."""
     return cap * (1 - 2 / (1 + gl.exp2(scores * stretch)))
 
 
@@ -89,14 +89,14 @@ def masked(scores, first, row, T, S, window, BLOCK_N: gl.constexpr, CAUSAL: gl.c
 
 @gluon.jit
 def softmax(scores, peak, total, scale, MASKED: gl.constexpr):
-    """Weights, what becomes of the running peak and sum, and by how much the past shrinks.
+    """Weights, new running peak and sum, and the factor that rescales earlier sums.
 
-    The peak is kept times `scale`: scaled anew at each step, a product that a compiler joins with the subtraction is
-    not what was subtracted, and sums whose peak stands still drift by the rounding (3e-4 in 127 steps, a score of 66).
+    The peak is kept multiplied by `scale`.  If each step multiplied again, the compiler would fuse that product with
+    the subtraction and round differently, so sums with a constant peak would drift (3e-4 in 127 steps, a score of 66).
     """
     highest = gl.maximum(peak, gl.max(scores, 1) * scale)
     shift = highest
-    if MASKED:  # a row that has seen no key yet has a peak of -inf, and -inf - -inf would be NaN
+    if MASKED:  # the peak of a row that has seen no key is -inf, and -inf - -inf would be NaN
         shift = gl.where(highest == float("-inf"), 0.0, highest)
     weights = gl.exp2(scores * scale - shift[:, None])
     shrink = gl.exp2(peak - shift)
@@ -105,8 +105,8 @@ def softmax(scores, peak, total, scale, MASKED: gl.constexpr):
 
 @gluon.jit
 def packed(weights, dtype: gl.constexpr):
-    """Pairs of neighbours in 16 bits, as one register holds them: values of 16 bits would be taken apart and put
-    together again where loops meet."""
+    """Pairs of neighbours in 16 bits, two per register; the compiler would separate and join single 16-bit values again
+    between loops."""
     rounding: gl.constexpr = "cvt.rn.bf16x2.f32 $0, $2, $1;" if dtype == gl.bfloat16 else "cvt.rn.f16x2.f32 $0, $2, $1;"
     even, odd = weights.reshape((weights.shape[0], weights.shape[1] // 2, 2)).split()
     return gl.inline_asm_elementwise(rounding, "=r,f,f", [even, odd], dtype=gl.int32, is_pure=True, pack=1)

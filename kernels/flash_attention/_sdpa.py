@@ -1,4 +1,4 @@
-"""torch's scaled_dot_product_attention with one of its CUDA backends, for the kernels that name one."""
+"""torch's scaled_dot_product_attention with one named CUDA backend."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rooflab.roofline.model import Traffic
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Each operand once: a fused kernel keeps the scores on the chip."""
+    """Each operand once, because a fused kernel keeps the scores on the chip."""
     q = inputs.q
     return Traffic(nbytes(q, inputs.k, inputs.v), nbytes(q))
 
@@ -33,11 +33,11 @@ def _why_not(q: torch.Tensor, k: torch.Tensor, causal: bool) -> str | None:
 def attend(
     backend: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, softmax_scale: float | None
 ) -> torch.Tensor:
-    """Attention by the backend of this name in `SDPBackend`, which raises `RuntimeError` where it will not take it.
+    """Attention by the backend with this name in `SDPBackend`, which raises `RuntimeError` if it refuses.
 
-    Raises `ValueError` on shapes or dtypes that do not fit.
+    Raises `ValueError` on wrong shapes or dtypes.
     """
-    # Imported late: with it comes torch._dynamo, 1.4 s of every command.
+    # Imported here, because it imports torch._dynamo, which would cost every command 1.4 s.
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     check_args(q, k, v)

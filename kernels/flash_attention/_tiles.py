@@ -1,4 +1,4 @@
-"""What the tiled rungs of flash_attention share on the host: configs, what a CTA of them needs, what they move."""
+"""What the tiled kernels of flash_attention share on the host: configs, the needs of a CTA, and traffic."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from rooflab.reference.spec import Case, Scheme, nbytes
 from rooflab.roofline.model import Traffic
 
 ADDRESS_REGISTERS = 24
-"""Pointers, masks and the running peak and sum, beside accumulator and scores."""
+"""For pointers, masks and the running peak and sum, in addition to accumulator and scores."""
 TMA_OPERAND_BYTES = 2
-"""Of the dtypes that the rungs from tma on take."""
+"""Bytes of a value in the kernels from tma on."""
 FMA_OUTPUTS = 38
-"""Accumulator and scores of a thread in fp32, whose FMAs hold their operands in registers too: with more, at
-a head of 128, nearly all tiles spill 0.5 to 13 KB a thread (read in the compiled kernels)."""
+"""fp32 values of accumulator and scores per thread; FMAs hold their operands in registers too: with more, at a head_dim
+of 128, nearly all tiles spill 0.5 to 13 KB per thread (read in the compiled kernels)."""
 SECTION_BYTES = 32 * 2**20
-"""Keys and values that L2 is counted on to keep of its 50 MB, for the order of tiles; unmeasured."""
+"""Keys and values that L2 is assumed to keep, of its 50 MB, for the order of tiles; unmeasured."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,12 @@ class Config(LaunchConfig):
 
 
 def padded(head_dim: int) -> int:
-    """Columns of a tile: those past the head are zeros, whose products are computed."""
+    """Columns of a tile: those past head_dim are zeros and are multiplied too."""
     return int(triton.next_power_of_2(head_dim))
 
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Tiles that a warp's rows divide, with every depth of pipeline."""
+    """Tiles that the warps divide evenly, with pipelines of several depths."""
     if scheme.activation == torch.float32:
         columns = padded(int(case["D"]))
         all_configs = itertools.starmap(Config, itertools.product((16, 32, 64), (16, 32, 64), (4, 8), (1, 2)))
@@ -49,27 +49,26 @@ def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
 
 
 def tma_configs(case: Case) -> tuple[Config, ...]:
-    """wgmma's rows, with every depth of pipeline; 128 of them on four warps only where a head is narrow, as those of a
-    wider one spill (read in the compiled kernels)."""
+    """Tiles for wgmma, with pipelines of several depths; 128 rows on four warps only for a head_dim up to 64, because
+    wider ones spill (read in the compiled kernels)."""
     all_configs = itertools.starmap(Config, itertools.product((64, 128), (32, 64, 128), (4, 8), (2, 3, 4)))
     narrow = padded(int(case["D"])) <= 64
     return tuple(config for config in all_configs if narrow or (config.block_m, config.num_warps) != (128, 4))
 
 
 def registers(config: Config, head_dim: int, itemsize: int) -> int:
-    """A thread's: the fp32 accumulator and a tile of scores, and of weights where they are rounded to 16 bits."""
+    """Per thread: the fp32 accumulator, a tile of scores, and its weights if they are rounded to 16 bits."""
     columns = padded(head_dim) + config.block_n + (config.block_n // 2 if itemsize == 2 else 0)
     return int(triton.cdiv(config.block_m * columns, 32 * config.num_warps)) + ADDRESS_REGISTERS
 
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Accumulator, scores and weights in registers; the queries and the staged keys and values in shared
-    memory, as flash_attention/online's.
+    """Registers: accumulator, scores and weights; shared memory: queries and staged keys and values, as in online.
 
-    Causal programs differ in their work, so `tensor_flops` stays 0.
+    Causal programs differ in their work, so `tensor_flops` is 0.
     """
     B, T, H, D = (int(case[key]) for key in ("B", "T", "H", "D"))
-    # wgmma (64 rows and more) reads a stage while the others are filled; mma.sync gives it back at once.
+    # wgmma (64 rows and more) reads a stage while others are filled; mma.sync frees a stage at once.
     warpgroup = config.block_m >= 64 and scheme.activation != torch.float32
     held = config.num_stages if warpgroup else config.num_stages - 1
     tiles = 2 * held if config.num_stages > 1 else 1
@@ -82,8 +81,8 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
 
 
 def tma_choice(head_dim: int) -> Config:
-    """128 rows, with as many keys and stages as shared memory and registers hold; two CTAs an SM where a head is
-    narrow, whose products and exponentials then take turns by themselves."""
+    """128 rows, with as many keys and stages as shared memory and registers hold; for a narrow head two CTAs fit on an
+    SM, and their products and exponentials overlap."""
     width = padded(head_dim)
     if width <= 64:
         return Config(128, 64, num_warps=8, num_stages=3)
@@ -91,7 +90,7 @@ def tma_choice(head_dim: int) -> Config:
 
 
 def tma_footprint(config: Config, case: Case, ctas: int) -> Footprint:
-    """As `footprint`, with every stage of keys and values held, and `ctas` of each sequence."""
+    """Like `footprint`, with every stage of keys and values in memory, and `ctas` CTAs per sequence."""
     D = padded(int(case["D"]))
     rows = config.block_m + 2 * config.num_stages * config.block_n
     return Footprint(
@@ -103,8 +102,8 @@ def tma_footprint(config: Config, case: Case, ctas: int) -> Footprint:
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Each operand once, as L2 holds one sequence's keys while its tiles of queries read them; keys before every
-    window are not read."""
+    """Each operand once, because L2 keeps a sequence's keys for its tiles of queries; keys before every window are not
+    read."""
     q, k, window = inputs.q, inputs.k, inputs.window
     T, S = q.shape[1], k.shape[1]
     asked = S if window is None else min(S, T - 1 + window)
@@ -113,7 +112,6 @@ def traffic(inputs: Arguments) -> Traffic:
 
 
 def section_heads(k: torch.Tensor, group: int) -> int:
-    """Heads of queries whose tiles come before all others': those of as many heads of keys and values (B, S, H_kv, D)
-    as L2 keeps."""
+    """Query heads of a section: those of as many heads of keys and values (B, S, H_kv, D) as L2 keeps."""
     head_bytes = 2 * k.shape[1] * k.shape[3] * k.element_size()
     return max(1, SECTION_BYTES // head_bytes) * group

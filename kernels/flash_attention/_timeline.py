@@ -1,6 +1,6 @@
-"""When and where each tile of a launch ran, kept by the kernel itself: for a picture of its schedule.
+"""When and where each tile of a launch ran, recorded by the kernel itself, for a picture of its schedule.
 
-Outside of `kept_in` a kernel is compiled without a trace of this.
+Outside of `kept_in` a kernel is compiled without this code.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import triton.language as tl
 from triton.language.extra.cuda import globaltimer, smid
 
 COLUMNS = ("sm", "began_ns", "ended_ns")
-"""Of a timeline, a row for each tile: the number of its SM, and the device's nanosecond timer at its first warp."""
+"""Columns of a timeline, which has a row per tile: its SM, and the device's nanosecond timer at start and end."""
 NEVER = -1
-"""In a row that no tile has filled in."""
+"""The value in rows that no tile has filled."""
 
 
 TIMELINE: ContextVar[torch.Tensor | None] = ContextVar("timeline", default=None)
-"""What launches fill in, or None: (tiles, 3) int64, a row for each tile, those of a head after each other."""
+"""The tensor that launches fill, or None: (tiles, 3) int64, one row per tile, head after head."""
 
 
 @contextmanager
 def kept_in(timeline: torch.Tensor) -> Iterator[None]:
-    """Launches inside fill in `timeline`."""
+    """Launches inside this context fill `timeline`."""
     token = TIMELINE.set(timeline)
     try:
         yield
@@ -35,13 +35,13 @@ def kept_in(timeline: torch.Tensor) -> Iterator[None]:
 
 
 def new_timeline(tiles: int, device: torch.device) -> torch.Tensor:
-    """The timeline of a launch of `tiles` tiles that have not run yet: (tiles, 3) int64."""
+    """An empty timeline for a launch of `tiles` tiles: (tiles, 3) int64."""
     return torch.full((tiles, len(COLUMNS)), NEVER, dtype=torch.int64, device=device)
 
 
 @triton.jit
 def keep(timeline_ptr, tile, began):
-    """Fills in the row of a tile that began at `began` and ends now.  Its stores may still be on their way."""
+    """Fills the row of a tile that started at `began` and ends now; its stores may still be in flight."""
     row = timeline_ptr + tile.to(tl.int64) * 3
     tl.store(row, smid().to(tl.int64))
     tl.store(row + 1, began)

@@ -1,5 +1,4 @@
-"""Device code of the rungs whose keys and values come by TMA: a step over a tile of them, and all steps of a tile of
-queries."""
+"""Device code of the kernels that load k and v by TMA: one step over a tile of keys, and all of a tile of queries."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ def _step(
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, NEGATED: tl.constexpr, MASKED: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """One tile of keys of head `h`; past the keys' end TMA gives zeros, so that values need no mask."""
+    """One tile of keys of head `h`; past the keys' end TMA gives zeros, so values need no mask."""
     k = k_map.load([b, h, start, 0]).reshape(BLOCK_N, BLOCK_D)
     scores = tl.dot(q, k.T)
     weights, rescale, peak, total = weigh(
@@ -32,7 +31,7 @@ def attend(
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, NEGATED: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """The running sums of a tile of queries at the positions `rows`, from `first` to `last`, over all they see."""
+    """The running sums of a tile of queries at positions `rows` (`first` to `last`) over all keys that they see."""
     peak = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)

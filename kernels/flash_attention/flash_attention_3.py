@@ -1,4 +1,4 @@
-"""FlashAttention-3 (Shah et al., arXiv 2407.08608), its authors' package, where it is installed."""
+"""FlashAttention-3 (Shah et al., arXiv 2407.08608), its authors' package, if it is installed."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ PACKAGE = "flash_attn_interface"
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Each operand once, as L2 holds one sequence's keys while its tiles of queries read them."""
+    """Each operand once, because L2 keeps a sequence's keys for its tiles of queries."""
     q = inputs.q
     lse = 4 * q.shape[0] * q.shape[1] * q.shape[2] if inputs.return_lse else 0
-    # fp8 gives bf16.
+    # The result of fp8 is bf16.
     return Traffic(
         nbytes(q, inputs.k, inputs.v, inputs.q_scale, inputs.k_scale, inputs.v_scale),
         max(2, q.element_size()) * q.numel() + lse,
@@ -63,9 +63,9 @@ def flash_attention(
 ) -> Returned:
     """`flash_attn_func`.  q: (B, T, H, D); k, v: (B, S, H_kv, D); returns (B, T, H, D).
 
-    In e4m3 the scales (B, H) and (B, H_kv) are its descales, of which it has one for a group of query heads, and the
-    result is bf16.  Takes no `out`: the package's call allocates; its log-sum-exp is (B, H, T), given back as the view
-    (B, T, H).  Raises `ValueError` on shapes, dtypes or options that do not fit.
+    In e4m3 the scales (B, H) and (B, H_kv) are its descales, one per group of query heads, and the result is bf16.
+    The package allocates the result, so there is no `out`; its log-sum-exp (B, H, T) is returned as a view (B, T, H).
+    Raises `ValueError` on wrong shapes, dtypes or options.
     """
     check_args(q, k, v, fp8=True)
     check_options(q, causal, window, softcap, None)
@@ -89,7 +89,7 @@ def flash_attention(
 
 
 def _descales(q: torch.Tensor, k: torch.Tensor, *scales: torch.Tensor | None) -> dict[str, torch.Tensor | None]:
-    """The package's names for the scales, (B, H_kv) each; empty where operands are not quantised."""
+    """The package's names for the scales, (B, H_kv) each; empty without fp8."""
     if q.dtype != E4M3:
         return {}
     queries, *others = scales
@@ -98,5 +98,5 @@ def _descales(q: torch.Tensor, k: torch.Tensor, *scales: torch.Tensor | None) ->
 
 
 def window_sizes(window: int | None) -> tuple[int, int]:
-    """Keys to the left and to the right of a query's own; -1 is all."""
+    """Keys to the left and to the right of a query's own position; -1 means all."""
     return (-1, -1) if window is None else (window - 1, 0)

@@ -1,9 +1,9 @@
-"""FlashInfer's prefill (Ye et al., arXiv 2501.01005), the package `flashinfer-python`, where it is installed.
+"""FlashInfer's prefill (Ye et al., arXiv 2501.01005), the package `flashinfer-python`, if it is installed.
 
-One sequence goes to `single_prefill_with_kv_cache`, several to `BatchPrefillWithRaggedKVCacheWrapper`, and so does one
-of more causal queries than keys, both with the backend that FlashInfer picks.  The plan of a dense batch follows from
-its shape alone: it is made once for a shape, and no part of a time taken after a warm-up.  A log-sum-exp takes one more
-launch, which turns its base 2 into e.
+One sequence goes to `single_prefill_with_kv_cache`; several, or one with more causal queries than keys, go to
+`BatchPrefillWithRaggedKVCacheWrapper`; both with the backend that FlashInfer chooses.  A dense batch's plan depends on
+its shape alone: it is made once per shape, and a time measured after a warm-up does not contain it.  A log-sum-exp
+takes one more launch, which changes its base from 2 to e.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rooflab.roofline.model import Traffic
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Each operand once, as L2 holds one sequence's keys while its tiles of queries read them."""
+    """Each operand once, because L2 keeps a sequence's keys for its tiles of queries."""
     return adapter.with_base_e(in_one_launch(inputs), inputs.q, inputs.return_lse)
 
 
@@ -55,8 +55,8 @@ def flash_attention(
 ) -> Returned:
     """FlashInfer's prefill.  q: (B, T, H, D); k, v: (B, S, H_kv, D); returns (B, T, H, D).
 
-    Takes no `out`: FlashInfer writes rows that follow each other without a gap. Raises `ValueError` on shapes, dtypes,
-    strides or options that do not fit.
+    There is no `out`, because FlashInfer writes rows without gaps.  Raises `ValueError` on wrong shapes, dtypes,
+    strides or options.
     """
     check_args(q, k, v)
     check_options(q, causal, window, softcap, None)
@@ -73,12 +73,12 @@ def flash_attention(
     if B == 1 and not (causal and T > S):
         del options["q_data_type"], options["kv_data_type"]
         single = import_module(adapter.PACKAGE).single_prefill_with_kv_cache
-        found = single(q[0], k[0], v[0], causal=causal, return_lse=return_lse, **options)
+        result = single(q[0], k[0], v[0], causal=causal, return_lse=return_lse, **options)
     else:
         plan = _planned(q.device, (B, T, S), (H, k.shape[2], q.shape[-1]), causal, tuple(options.items()))
-        found = plan.wrapper.run(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), return_lse=return_lse)
+        result = plan.wrapper.run(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), return_lse=return_lse)
         unseeing = plan.unseeing
-    done = adapter.finished(found, unseeing)
+    done = adapter.finished(result, unseeing)
     return (done[0].view(q.shape), done[1].view(B, T, H)) if isinstance(done, tuple) else done.view(q.shape)
 
 
@@ -90,7 +90,7 @@ def _planned(
     causal: bool,
     options: tuple[tuple[str, Any], ...],
 ) -> adapter.Plan:
-    """In a wrapper of its own, for sequences of one length; `lengths` are B, T and S, `heads` H, H_kv and D."""
+    """A plan with its own wrapper, for sequences of equal length; `lengths`: B, T and S; `heads`: H, H_kv and D."""
     B, T, S = lengths
     wrapper = adapter.make_wrapper("BatchPrefillWithRaggedKVCacheWrapper", device, "NHD")
     bounds = (torch.arange(B + 1) * T).int(), (torch.arange(B + 1) * S).int()

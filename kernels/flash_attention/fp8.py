@@ -1,17 +1,16 @@
-"""Over tma: queries, keys and values in e4m3, with a scale of each head, on the fp8 tensor cores.
+"""Over tma: queries, keys and values in e4m3 with one scale per head, on the fp8 tensor cores.
 
-The scales of q and k go into the factor of the exponent, once for a tile, and that of v into the result.  Weights are
-e4m3 between 2**-9 and 2**8, their exponents shifted by 8, which the sum that divides them takes back; and each tile's
-product with the values is added up in fp32 registers, as the fp8 accumulator keeps 14 bits (`gemm_fp8/promoted`).
+The scales of q and k go into the factor of the exponent, once per tile; the scale of v goes into the result.  Weights
+are e4m3 between 2**-9 and 2**8: their exponents are shifted by 8, and the sum that divides them is too.  fp32 registers
+add each tile's product with the values, because the fp8 accumulator keeps 14 bits (see gemm_fp8/promoted.py).
 
-wgmma takes e4m3 only where the summed index is contiguous, which of the values is the key.  Values stored so
-(FlashAttention-3's V_colmajor) come by TMA as they are wanted.  Values in rows Triton would turn round in registers and
-store a byte at a time: 4,224 turns of shared memory for 128 keys of a head of 128, counted in the emulator, beside the
-1,024 clocks of 128 rows' products.  They are converted to fp16 instead (exactly; 640 turns) and multiplied at half the
-rate, with weights in fp16 and sums in fp32.  So are those of heads wider than 128, where a tile's products beside the
-sums spill.
+wgmma takes e4m3 only if the summed index is contiguous, which for the values is the key.  TMA loads values that are
+stored so (FlashAttention-3's V_colmajor) directly.  Values in rows Triton would transpose in registers and store byte
+by byte: 4,224 shared-memory cycles for 128 keys with a head_dim of 128, counted in the emulator, while the products of
+128 rows take 1,024 clocks.  Instead they are converted to fp16 (exactly; 640 cycles) and multiplied at half the rate,
+with weights in fp16 and sums in fp32.  So are heads wider than 128, where a tile's products and the sums would spill.
 
-Triton's interpreter rounds to e4m3 wrongly where a carry goes into the exponent (31.5 becomes 16).
+Triton's interpreter rounds to e4m3 wrongly if a carry reaches the exponent (31.5 becomes 16).
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ from rooflab.reference.spec import Case, Scheme, nbytes
 from rooflab.roofline.model import Traffic
 
 WIDEST = 128
-"""Head for which a tile's products have registers of their own beside the sums: wider ones spill (read in the SASS)."""
+"""Widest head_dim for which a tile's products and the sums fit in registers together (read in the SASS)."""
 
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """A warpgroup for each 64 rows, or for 128 of a narrow head, with every depth of pipeline; of a wide head 64 keys,
-    as more spill (read in the SASS)."""
+    """One warpgroup per 64 rows, or per 128 of a narrow head, pipelines of several depths; for a wide head 64 keys,
+    because more keys spill (read in the SASS)."""
     width = padded(int(case["D"]))
     tiles = [(64, 4), (128, 8), *([(128, 4)] if width <= 64 else [])]
     keys = (64, 128, 256) if width <= WIDEST else (64,)
@@ -49,15 +48,14 @@ def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
 
 
 def values_in_fp8(columns: bool, head_dim: int) -> bool:
-    """Whether the weights multiply the values in e4m3, and not in fp16."""
+    """Whether weights and values are multiplied in e4m3, not in fp16."""
     return columns and padded(head_dim) <= WIDEST
 
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """In registers the sums, and beside them a tile's products or scores, or scores and their weights in fp16.
+    """Registers: the sums, and a tile's products or scores, or scores and their weights in fp16.
 
-    In shared memory the queries and every stage of keys and values, of which fp16 takes the place of one, twice as
-    wide.
+    Shared memory: the queries and every stage of keys and values; fp16 values need one more tile, twice as wide.
     """
     D = padded(int(case["D"]))
     in_fp8 = values_in_fp8(bool(case.get("v_columns")), D)
@@ -72,14 +70,14 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """A warpgroup of 64 rows: two or three CTAs fit an SM, and the exponentials of one run under another's products.
-
-    128 rows in two warpgroups ask L2 for half the bytes, but leave room for one CTA, whose steps wait for each other.
+    """One warpgroup of 64 rows: two or three CTAs fit on an SM, and the exponentials of one run under the products of
+    another.  128 rows in two warpgroups would read half the bytes from L2, but only one CTA would fit, whose steps wait
+    for each other.
     """
     return Config(64, 128 if padded(int(case["D"])) <= WIDEST else 64, num_warps=4, num_stages=2)
 
 
-# What changes from call to call is no part of the code: a length of 1, or of whole 16s, would be compiled anew.
+# Arguments that change from call to call are not specialized: a 1 or a multiple of 16 would compile again.
 @triton.jit(do_not_specialize=["T", "S", "window", "lse_stride_b"])
 def _attention(
     q_map, k_map, v_map, sinks_ptr, q_scale_ptr, k_scale_ptr, v_scale_ptr, out_ptr, lse_ptr, T, S, H, group, window,
@@ -92,7 +90,7 @@ def _attention(
     tiles = tl.cdiv(T, BLOCK_M)
     b = tl.program_id(0) // tiles // H
     h = tl.program_id(0) // tiles % H
-    # A head's last rows first: a causal mask makes them the longest, and the grid should end on short ones.
+    # A head's last rows first: under a causal mask they take longest, and the grid should end with short tiles.
     first_row = (tiles - 1 - tl.program_id(0) % tiles) * BLOCK_M
     rows = first_row + tl.arange(0, BLOCK_M)
     products = scale_of(q_scale_ptr, b, h, q_scale_stride_b, q_scale_stride_h) * scale_of(
@@ -108,7 +106,7 @@ def _attention(
         factor, cap, CAUSAL, WINDOW, CAP, NEGATED, V_COLUMNS, V_FP8, BLOCK_D, BLOCK_M, BLOCK_N,
     )  # fmt: skip
     v_scale = scale_of(v_scale_ptr, b, h // group, v_scale_stride_b, v_scale_stride_h)
-    # int64: batch, row and head offsets pass 2**31 elements in a long context; the maps count in 64 bits by themselves.
+    # int64, because offsets of batch, row and head pass 2**31 elements in a long context; the maps use 64 bits anyway.
     b = b.to(tl.int64)
     h = h.to(tl.int64)
     result, lse = finish(acc * (v_scale * UNIT), peak, total * UNIT, sinks_ptr, h * sinks_stride, SINKS)
@@ -123,7 +121,7 @@ def _attention(
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """As of the other rungs, with a bf16 result and the scales."""
+    """As in the other kernels, with a bf16 result and the scales."""
     moved, scales = _tiles.traffic(inputs), nbytes(inputs.q_scale, inputs.k_scale, inputs.v_scale)
     return Traffic(moved.read_bytes + scales, moved.write_bytes + nbytes(inputs.q))
 
@@ -154,8 +152,8 @@ def flash_attention(
     positive, any strides, None for 1.
 
     Returns (B, T, H, D) bf16, and with `return_lse` the log-sum-exp (B, T, H) fp32.  Addresses and strides of q, k and
-    v are whole 16 bytes, D is a multiple of 16; v has contiguous heads or, faster, contiguous keys.  Raises
-    `ValueError` on shapes, dtypes, options or strides that do not fit.
+    v are whole 16 bytes, D is a multiple of 16; v is contiguous along head_dim or, faster, along its keys.  Raises
+    `ValueError` on wrong shapes, dtypes, options or strides.
     """
     check_args(q, k, v, fp8=True)
     check_options(q, causal, window, softcap, sinks)
@@ -171,10 +169,10 @@ def flash_attention(
     columns = keys_contiguous(v)
     dims = {"B": B, "T": T, "H": H, "D": D, "v_columns": columns}
     config = config or default_config("flash_attention", "fp8", "fp8_e4m3", q.device, **dims)
-    windowed = window is not None and window < S  # a wider one hides nothing
+    windowed = window is not None and window < S  # a wider window hides nothing
     scale, factor, cap, negated = softmax_numbers(q, softmax_scale, softcap)
     v_map = (columns_map if columns else tensor_map)(v, config.block_n)
-    # One grid axis: only x goes past 65,535 programs.
+    # One grid axis, because only x may exceed 65,535 programs.
     _attention[(triton.cdiv(T, config.block_m) * B * H,)](
         tensor_map(q, config.block_m), tensor_map(k, config.block_n), v_map, sinks, q_scale, k_scale, v_scale, out, lse,
         T, S, H, H // k.shape[2], window if windowed else 0, scale, factor, cap,

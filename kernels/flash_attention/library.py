@@ -1,6 +1,6 @@
-"""torch's scaled_dot_product_attention, which picks FlashAttention-2, cuDNN or its CPU kernel.
+"""torch's scaled_dot_product_attention, which chooses FlashAttention-2, cuDNN or its CPU kernel.
 
-torch has no attention in fp8: q, k and v in e4m3 are dequantised to bf16 in memory first, in the timed call.
+torch has no attention in fp8: the timed call first dequantizes q, k and v from e4m3 to bf16 in memory.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from rooflab.roofline.model import Traffic
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Each operand once: a fused kernel keeps the scores on the chip, and L2 serves the queries' repeated key reads.
-    On CUDA in fp32 grouped keys and values are expanded first, which writes them and reads them again.  In fp8 each
-    operand is read, written in bf16, and with a scale read and written in it once more."""
+    """Each operand once: a fused kernel keeps the scores on the chip, and L2 serves repeated reads of keys.
+
+    On CUDA in fp32 grouped keys and values are expanded first: written and read once more.  In fp8 each operand is read
+    and written in bf16, and with a scale read and written once more.
+    """
     q, k, v = inputs.q, inputs.k, inputs.v
     if q.dtype == E4M3:
         return _traffic_fp8(q, k, v, inputs.q_scale, inputs.k_scale, inputs.v_scale)
@@ -37,14 +39,14 @@ def _traffic_fp8(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *scales: tor
 
 
 def _dequantised(x: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
-    """x (B, T, H, D) times its heads' scales (B, H), in bf16, which holds every value of e4m3."""
-    found = x.to(torch.bfloat16, memory_format=torch.contiguous_format)
-    return found if scale is None else found.mul_(scale[:, None, :, None])
+    """x (B, T, H, D) times its heads' scales (B, H), in bf16, which represents every e4m3 value."""
+    wide = x.to(torch.bfloat16, memory_format=torch.contiguous_format)
+    return wide if scale is None else wide.mul_(scale[:, None, :, None])
 
 
 def _expands(q: torch.Tensor, k: torch.Tensor, device: str) -> bool:
-    """Whether heads are expanded: on CUDA no fused backend takes both fp32 and grouped heads, and torch would
-    materialise the scores."""
+    """Whether heads are expanded: on CUDA no fused backend takes fp32 with grouped heads, and torch would write the
+    scores to memory."""
     return q.dtype == torch.float32 and q.shape[2] != k.shape[2] and device == "cuda"
 
 
@@ -68,8 +70,8 @@ def flash_attention(
 ) -> torch.Tensor:
     """scaled_dot_product_attention with a bottom-right causal mask.  q: (B, T, H, D); k, v: (B, S, H_kv, D).
 
-    Takes no `out`: torch's call allocates, and a copy would be charged to it.  In e4m3, q_scale: (B, H) and k_scale,
-    v_scale: (B, H_kv) fp32, and the result is bf16.  Raises `ValueError` on shapes or dtypes that do not fit.
+    torch allocates the result, and a copy to an `out` would be timed with it, so there is none.  In e4m3, q_scale:
+    (B, H) and k_scale, v_scale: (B, H_kv) fp32; the result is bf16.  Raises `ValueError` on wrong shapes or dtypes.
     """
     check_args(q, k, v, fp8=True)
     check_scales(q, k, q_scale, k_scale, v_scale)
@@ -79,7 +81,7 @@ def flash_attention(
     if S == 0 or T == 0:
         return torch.zeros_like(q)
     if causal and T > S:
-        # The first T - S queries see no key, for which torch's lower-right bias gives NaN; the rest are square.
+        # The first T - S queries see no key, and torch's lower-right bias gives NaN for them; the rest is square.
         tail = flash_attention(q[:, T - S :], k, v, True, softmax_scale)
         return torch.cat((torch.zeros_like(q[:, : T - S]), tail), dim=1)
     if _expands(q, k, q.device.type):
@@ -90,7 +92,7 @@ def flash_attention(
         k.transpose(1, 2),
         v.transpose(1, 2),
         attn_mask=bias,
-        is_causal=causal and T == S,  # top-left and bottom-right are one where T == S
+        is_causal=causal and T == S,  # for T == S top-left and bottom-right masks are equal
         scale=softmax_scale,
         enable_gqa=q.shape[2] != k.shape[2],
     )

@@ -1,9 +1,9 @@
-"""Over online: masks only where something is cut off.
+"""Over online: masks only in the tiles that need one.
 
-Of the tiles of keys that a tile of queries sees, the diagonal, a window's far end and the end of the keys cut a few.
-Those have loops of their own; the loop over all others compares no position, selects no score and loads without a
-predicate, and in it a score costs a multiply-add and an exponential.  The options are here because each of them would
-be paid in every tile otherwise.
+The diagonal, the far end of a window and the end of the keys cut a few of the key tiles that a tile of queries sees.
+Those have their own loops.  The loop over the other tiles compares no position, selects no score and loads without a
+predicate; a score costs one multiply-add and one exponential.  The options start here, because in online every tile
+would pay for each of them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rooflab.reference.spec import Case, Scheme
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """By the head and the size of a value: what an SM's registers and shared memory hold."""
+    """By head_dim and bytes of a value: what an SM's registers and shared memory hold."""
     width = padded(int(case["D"]))
     if scheme.activation == torch.float32:
         # fp32 products are FMAs, whose operands fill the registers: a wider tile spills (read in the SASS).
@@ -31,7 +31,7 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
     return Config(128 if width <= 128 else 64, 64, num_warps=8 if width >= 128 else 4, num_stages=2)
 
 
-# What changes from call to call is no part of the code: a length of 1, or of whole 16s, would be compiled anew.
+# Arguments that change from call to call are not specialized: a 1 or a multiple of 16 would compile again.
 @triton.jit(do_not_specialize=["T", "S", "window", "lse_stride_b"])
 def _attention(
     q_ptr, k_ptr, v_ptr, sinks_ptr, out_ptr, lse_ptr, T, S, H, group, window, scale, factor, cap,
@@ -40,7 +40,7 @@ def _attention(
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, NEGATED: tl.constexpr, SINKS: tl.constexpr,
     LSE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    # int64: batch, row and head offsets pass 2**31 elements in a long context.
+    # int64, because offsets of batch, row and head pass 2**31 elements in a long context.
     tiles = tl.cdiv(T, BLOCK_M)
     b = (tl.program_id(0) // tiles // H).to(tl.int64)
     h = (tl.program_id(0) // tiles % H).to(tl.int64)
@@ -109,10 +109,10 @@ def flash_attention(
     return_lse: bool = False,
     config: Config | None = None,
 ) -> Returned:
-    """Attention with masks in the tiles that are cut.  q: (B, T, H, D); k, v: (B, S, H_kv, D), fp32, fp16 or bf16.
+    """Attention with masks only where needed.  q: (B, T, H, D); k, v: (B, S, H_kv, D); fp32, fp16 or bf16.
 
-    Returns (B, T, H, D), and with `return_lse` the log-sum-exp (B, T, H) fp32.  Any strides with a contiguous head.
-    Raises `ValueError` on shapes, dtypes, options or a head_dim that do not fit.
+    Returns (B, T, H, D), and with `return_lse` the log-sum-exp (B, T, H) fp32.  Any strides with contiguous heads.
+    Raises `ValueError` on wrong shapes, dtypes, options or head_dim.
     """
     check_args(q, k, v)
     check_options(q, causal, window, softcap, sinks)
@@ -123,9 +123,9 @@ def flash_attention(
     B, T, H, D = q.shape
     if out.numel():
         config = config or default_config("flash_attention", "masked_tiles", q.dtype, q.device, B=B, T=T, H=H, D=D)
-        windowed = window is not None and window < k.shape[1]  # a wider one hides nothing
+        windowed = window is not None and window < k.shape[1]  # a wider window hides nothing
         scale, factor, cap, negated = softmax_numbers(q, softmax_scale, softcap)
-        # One grid axis: only x goes past 65,535 programs.
+        # One grid axis, because only x may exceed 65,535 programs.
         _attention[(triton.cdiv(T, config.block_m) * B * H,)](
             q, k, v, sinks, out, lse, T, k.shape[1], H, H // k.shape[2], window if windowed else 0, scale, factor, cap,
             *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3],

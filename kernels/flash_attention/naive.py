@@ -1,4 +1,4 @@
-"""Attention as its formula reads: expanded heads, materialised fp32 scores, softmax, second product."""
+"""Attention written as its formula: expanded heads, fp32 scores in memory, softmax, second product."""
 
 from __future__ import annotations
 
@@ -14,26 +14,25 @@ from rooflab.roofline.model import Traffic
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Every torch call's operands from and to HBM: the (B, H, T, S) fp32 matrix is read 8 times, written 6 times, and
-    once more for a mask and three times for a cap.  `logsumexp` alone is four kernels that read it.
-
-    In fp8 each scale is a pass over its operand in fp32.
+    """Every torch call reads its operands from HBM and writes its result to HBM: the (B, H, T, S) fp32 matrix is read 8
+    times and written 6 times, plus once for a mask and three times for a cap.  `logsumexp` alone is four kernels that
+    read it.  In fp8 each scale is a pass over its operand in fp32.
     """
     q, k, causal = inputs.q, inputs.k, inputs.causal
     B, T, H, _ = q.shape
     S, group, size = k.shape[1], H // k.shape[2], q.element_size()
-    result = max(size, 2)  # fp8 gives bf16
+    result = max(size, 2)  # the result of fp8 is bf16
     scales = (q, inputs.q_scale), (k, inputs.k_scale), (inputs.v, inputs.v_scale)
     given = [(x, scale) for x, scale in scales if scale is not None]
     scaled = sum(4 * x.numel() for x, _ in given)
     rows = 4 * B * H * T
     narrow = q.dtype != torch.float32
-    casts = (q.numel() + 2 * k.numel()) if narrow else 0  # of q, k and v, and the output's way back
+    casts = (q.numel() + 2 * k.numel()) if narrow else 0  # of q, k and v; the output's cast is below
     expanded = 4 * 2 * k.numel() * group
     capped, windowed, sinking = inputs.softcap is not None, inputs.window is not None, inputs.sinks is not None
     more = causal + 3 * capped
-    mask = T * S * (causal + 2 * windowed)  # a byte each; a window's is joined to the diagonal's
-    # In order: casts, scales, heads expanded, the scores, one number a row around logsumexp, the two products.
+    mask = T * S * (causal + 2 * windowed)  # one byte each; the window's mask is combined with the diagonal's
+    # In this order: casts, scales, expanded heads, the scores, one number per row around logsumexp, the two products.
     small = sinking + inputs.return_lse
     read = casts * size + scaled + 4 * 2 * k.numel() + expanded + (8 + more) * rows * S + (10 + small) * rows + mask
     read += 4 * 2 * q.numel()
@@ -64,7 +63,7 @@ def flash_attention(
     """softmax(q k^T * scale) v with the scores in memory.  q: (B, T, H, D); k, v: (B, S, H_kv, D); (B, T, H, D).
 
     In e4m3, q_scale: (B, H) and k_scale, v_scale: (B, H_kv) fp32 multiply the heads first; the result is bf16.
-    Raises `ValueError` on shapes, dtypes or options that do not fit.
+    Raises `ValueError` on wrong shapes, dtypes or options.
     """
     check_args(q, k, v, fp8=True)
     check_options(q, causal, window, softcap, sinks)
@@ -87,7 +86,7 @@ def flash_attention(
     denominator = torch.logsumexp(scores, dim=-1)  # (B, H, T)
     if sinks is not None:
         denominator = torch.logaddexp(denominator, sinks[:, None])
-    # A row that sees no key has -inf there, and -inf - -inf would be NaN.
+    # The denominator of a row that sees no key is -inf, and -inf - -inf would be NaN.
     weights = torch.exp(scores - denominator.masked_fill(denominator == -math.inf, 0.0)[..., None])
     out.copy_((weights @ values).transpose(1, 2))
     if lse is None:
@@ -97,5 +96,5 @@ def flash_attention(
 
 def _scaled(x: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
     """x (B, T, H, D) as (B, H, T, D) fp32, times its heads' scales (B, H)."""
-    found = x.transpose(1, 2).float()
-    return found if scale is None else found * scale[:, :, None, None]
+    x32 = x.transpose(1, 2).float()
+    return x32 if scale is None else x32 * scale[:, :, None, None]

@@ -1,5 +1,5 @@
-"""FlashAttention: the softmax is taken online, tile by tile, so that no score leaves the chip (Dao, "FlashAttention-2",
-2023; the running rescale is from Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018)."""
+"""Over naive: an online softmax, tile by tile, so scores stay on the chip (Dao, "FlashAttention-2", 2023; Milakov and
+Gimelshein, "Online normalizer calculation for softmax", 2018)."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from rooflab.reference.spec import Case, Scheme
 from rooflab.roofline.model import Traffic
 
 ADDRESS_REGISTERS = 24
-"""Pointers, masks and the running peak and sum, beside accumulator and scores."""
+"""For pointers, masks and the running peak and sum, in addition to accumulator and scores."""
 
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """The fp32 accumulator and a tile of scores in registers; the queries and the staged keys and values in shared
-    memory, as Triton lays them out (read in the compiled kernels; tests/test_configs.py compares them).
+    """Registers: the fp32 accumulator and a tile of scores; shared memory: queries and staged keys and values, as
+    Triton allocates them (read in the compiled kernels; tests/test_configs.py compares them).
 
-    Causal programs differ in their work, so `tensor_flops` stays 0.
+    Causal programs differ in their work, so `tensor_flops` is 0.
     """
     B, T, H, D = (int(case[key]) for key in ("B", "T", "H", "D"))
     threads = 32 * config.num_warps
-    # wgmma (64 rows and more) reads a stage while the others are filled; mma.sync gives it back at once.
+    # wgmma (64 rows and more) reads a stage while others are filled; mma.sync frees a stage at once.
     warpgroup = config.block_m >= 64 and scheme.activation != torch.float32
     held = config.num_stages if warpgroup else config.num_stages - 1
     tiles = 2 * held if config.num_stages > 1 else 1
@@ -44,7 +44,7 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
 
 
 def choose(head_dim: int, itemsize: int) -> Config:
-    """A tile whose fp32 accumulator and staged keys fit an SM's registers and shared memory."""
+    """A tile whose fp32 accumulator and staged keys fit in an SM's registers and shared memory."""
     if itemsize == 4:
         # fp32 products are FMAs, whose operands fill the registers: a wider tile spills (read in the SASS).
         return Config(32, 32, num_warps=4 if head_dim <= 64 else 8, num_stages=1)
@@ -52,40 +52,18 @@ def choose(head_dim: int, itemsize: int) -> Config:
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """By the head and the size of a value."""
+    """By head_dim and bytes of a value."""
     return choose(int(case["D"]), scheme.activation.itemsize)
 
 
-# What changes from call to call is no part of the code: a length of 1, or of whole 16s, would be compiled anew.
+# Arguments that change from call to call are not specialized: a 1 or a multiple of 16 would compile again.
 @triton.jit(do_not_specialize=["T", "S"])
 def online_kernel(
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    out_ptr,
-    T,
-    S,
-    H,
-    group,
-    scale_log2,
-    q_stride_b,
-    q_stride_t,
-    q_stride_h,
-    k_stride_b,
-    k_stride_s,
-    k_stride_h,
-    v_stride_b,
-    v_stride_s,
-    v_stride_h,
-    out_stride_b,
-    out_stride_t,
-    out_stride_h,
-    CAUSAL: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
-    # int64: batch, row and head offsets pass 2**31 elements in a long context.
+    q_ptr, k_ptr, v_ptr, out_ptr, T, S, H, group, scale_log2, q_stride_b, q_stride_t, q_stride_h,
+    k_stride_b, k_stride_s, k_stride_h, v_stride_b, v_stride_s, v_stride_h, out_stride_b, out_stride_t, out_stride_h,
+    CAUSAL: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    # int64, because offsets of batch, row and head pass 2**31 elements in a long context.
     tiles = tl.cdiv(T, BLOCK_M)
     b = (tl.program_id(0) // tiles // H).to(tl.int64)
     h = (tl.program_id(0) // tiles % H).to(tl.int64)
@@ -116,12 +94,12 @@ def online_kernel(
             seen = seen & (keys[None, :] <= rows[:, None] + S - T)
         scores = tl.where(seen, scores, float("-inf"))
         new_peak = tl.maximum(peak, tl.max(scores, 1))
-        # A row that has seen no key yet has a peak of -inf; -inf - -inf would be NaN.
+        # The peak of a row that has seen no key is -inf, and -inf - -inf would be NaN.
         shift = tl.where(new_peak == float("-inf"), 0.0, new_peak)
         weights = tl.exp2(scores - shift[:, None])
         rescale = tl.exp2(peak - shift)
         total = total * rescale + tl.sum(weights, 1)
-        # Masked as well as the scores: what lies past the end may be NaN, and 0 * NaN is NaN.
+        # V is masked too: memory past the end may hold NaN, and 0 * NaN is NaN.
         v = tl.load(v_base + keys64[:, None] * v_stride_s + dims[None, :], mask=key_mask[:, None], other=0.0)
         acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision="ieee")
         peak = new_peak
@@ -139,7 +117,7 @@ def why_not_taken(q: torch.Tensor) -> str | None:
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Each operand once, as L2 holds one sequence's keys while its tiles of queries read them."""
+    """Each operand once, because L2 keeps a sequence's keys for its tiles of queries."""
     q = inputs.q
     size = q.element_size()
     return Traffic((q.numel() + inputs.k.numel() + inputs.v.numel()) * size, q.numel() * size)
@@ -162,7 +140,7 @@ def flash_attention(
 ) -> torch.Tensor:
     """Attention with an online softmax.  q: (B, T, H, D); k, v: (B, S, H_kv, D); returns (B, T, H, D).
 
-    Any strides with a contiguous head. Raises `ValueError` on shapes, dtypes or a head_dim that do not fit.
+    Any strides with contiguous heads.  Raises `ValueError` on wrong shapes, dtypes or head_dim.
     """
     check_args(q, k, v)
     reason = why_not_taken(q)
@@ -173,7 +151,7 @@ def flash_attention(
     if out.numel() == 0:
         return out
     config = config or default_config("flash_attention", "online", q.dtype, q.device, B=B, T=T, H=H, D=D)
-    # One grid axis: only x goes past 65,535 programs.
+    # One grid axis, because only x may exceed 65,535 programs.
     online_kernel[(triton.cdiv(T, config.block_m) * B * H,)](
         q, k, v, out, T, k.shape[1], H, H // k.shape[2], get_scale(q, softmax_scale) * math.log2(math.e),
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3],

@@ -1,13 +1,10 @@
 """Over tma: the query heads that share a head of keys share a tile's rows.
 
-A tile of tma is rows of one head, so that a short query, a chunk of a prefill or a few guessed tokens, leaves most of
-its rows empty, and each head of a group loads the same keys again.  Here row r is position r // group and head r %
-group: T = 16 queries of a group of 4 fill 64 rows, and a tile of keys is loaded once for the group.  A tile's rows also
-are fewer positions, so that under a causal mask less of it is cut.
-
-q is read, and the result stored, by pointers, a head's row at a time: a group is no box of a tensor map.  There are
-fewer tiles: where all heads' tiles would not have filled the SMs, those of the groups fill fewer still, and nothing is
-split over the keys.
+A tile of tma has rows of one head, so a short query (a chunk of a prefill, or a few guessed tokens) leaves most rows
+empty, and each head of a group loads the same keys again.  Here row r is position r // group and head r % group: T = 16
+queries of a group of 4 fill 64 rows, and the group loads a tile of keys once.  A tile also covers fewer positions, so a
+causal mask cuts less of it.  Pointers load q and store the result, by rows of a head, because a group is no box of a
+tensor map.  There are fewer tiles than in tma, and keys are not split, so fewer SMs may be busy.
 """
 
 from __future__ import annotations
@@ -31,30 +28,30 @@ from rooflab.reference.spec import Case, Scheme
 
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """wgmma's rows, with every depth of pipeline."""
+    """Tiles for wgmma, with pipelines of several depths."""
     return tma_configs(case)
 
 
 def _rows(case: Case) -> tuple[int, int]:
-    """Rows of a head of keys, and how many such heads there are; where a case does not say, no heads share one."""
+    """Rows per head of keys, and the number of such heads; without `H_kv` no heads share keys."""
     H = int(case["H"])
     H_kv = int(case.get("H_kv", H))
     return int(case["T"]) * (H // H_kv), H_kv
 
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """A CTA for each tile of each head of keys."""
+    """One CTA per tile and head of keys."""
     rows, H_kv = _rows(case)
     return tma_footprint(config, case, ctas=triton.cdiv(rows, config.block_m) * H_kv)
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """As many rows as there are, up to what an SM's registers and shared memory hold."""
+    """64 rows if they are enough, else what an SM's registers and shared memory hold."""
     chosen = tma_choice(int(case["D"]))
     return replace(chosen, block_m=64, num_warps=4) if _rows(case)[0] <= 64 else chosen
 
 
-# What changes from call to call is no part of the code: a length of 1, or of whole 16s, would be compiled anew.
+# Arguments that change from call to call are not specialized: a 1 or a multiple of 16 would compile again.
 @triton.jit(do_not_specialize=["T", "S", "window", "lse_stride_b"])
 def _attention(
     q_ptr, k_map, v_map, sinks_ptr, out_ptr, lse_ptr, T, S, H_kv, group, window, scale, factor, cap,
@@ -71,7 +68,7 @@ def _attention(
     packed = first_row + tl.arange(0, BLOCK_M)
     rows = packed // group
     dims = tl.arange(0, BLOCK_D)
-    # int64: batch, row and head offsets pass 2**31 elements in a long context; the maps count in 64 bits by themselves.
+    # int64, because offsets of batch, row and head pass 2**31 elements in a long context; the maps use 64 bits anyway.
     b64 = b.to(tl.int64)
     rows64 = rows.to(tl.int64)
     heads = (h_kv * group + packed % group).to(tl.int64)
@@ -112,7 +109,7 @@ def flash_attention(
     """Attention of a group's heads in one tile.  q: (B, T, H, D); k, v: (B, S, H_kv, D), fp16 or bf16.
 
     Returns (B, T, H, D), and with `return_lse` the log-sum-exp (B, T, H) fp32.  Addresses and strides of k and v are
-    whole 16 bytes, D is a multiple of 8.  Raises `ValueError` on shapes, dtypes, options or strides that do not fit.
+    whole 16 bytes, D is a multiple of 8.  Raises `ValueError` on wrong shapes, dtypes, options or strides.
     """
     check_args(q, k, v)
     check_options(q, causal, window, softcap, sinks)
@@ -125,9 +122,9 @@ def flash_attention(
     if not out.numel() or S == 0:
         return nothing_seen(out, lse, sinks)
     config = config or default_config("flash_attention", "packed_gqa", q.dtype, q.device, B=B, T=T, H=H, H_kv=H_kv, D=D)
-    windowed = window is not None and window < S  # a wider one hides nothing
+    windowed = window is not None and window < S  # a wider window hides nothing
     scale, factor, cap, negated = softmax_numbers(q, softmax_scale, softcap)
-    # One grid axis: only x goes past 65,535 programs.
+    # One grid axis, because only x may exceed 65,535 programs.
     _attention[(triton.cdiv(T * (H // H_kv), config.block_m) * B * H_kv,)](
         q, tensor_map(k, config.block_n), tensor_map(v, config.block_n), sinks, out, lse, T, S, H_kv, H // H_kv,
         window if windowed else 0, scale, factor, cap, *q.stride()[:3], *out.stride()[:3],

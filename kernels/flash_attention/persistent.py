@@ -1,13 +1,12 @@
-"""Over tma: as many CTAs as the SMs hold stay and take one tile of queries after another.
+"""Over tma: as many CTAs as fit on the SMs are persistent and take one tile of queries after another.
 
-A grid of tiles in the order of rows leaves the longest tiles of a causal mask, each head's last rows, for anywhere, at
-the end too, when most SMs have nothing left; and it walks through one head after another, with as many heads' keys in
-L2 as there are SMs for their tiles.  Here the longest tiles come first (Graham, 1969), rounds go to and fro over the
-CTAs, so that who has the longest of one has the shortest of the next, and the heads of a section, whose keys and values
-fit L2 together, come before the next section's.
+In tma's grid the longest tiles of a causal mask (each head's last rows) may come at the end, when most SMs have no work
+left, and L2 holds the keys of as many heads as there are SMs for their tiles.  Here the longest tiles come first
+(Graham, 1969).  Every second round runs over the CTAs backwards, so the CTA with the longest tile of one round has the
+shortest of the next.  All heads of a section, whose keys and values fit in L2 together, come before the next section.
 
-The loads of a tile start when the one before is stored: Triton fuses no loop that has several within it, so that
-nothing runs on across tiles as it does in gemm/persistent.
+The loads of a tile start after the store of the tile before: Triton fuses no loop that contains several loops, so loads
+do not run on across tiles as in gemm/persistent.py.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from rooflab.reference.spec import Case, Scheme
 
 @dataclass(frozen=True)
 class Config(LaunchConfig):
-    """One way to launch the kernel: query and key tile, warps, pipeline stages, CTAs for each SM."""
+    """One way to launch the kernel: query and key tile, warps, pipeline stages, CTAs per SM."""
 
     block_m: int
     block_n: int
@@ -47,12 +46,12 @@ class Config(LaunchConfig):
 
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Those of tma, with one CTA or two for each SM."""
+    """The configs of tma, with one or two CTAs per SM."""
     return tuple(Config(**asdict(config), ctas_per_sm=ctas) for config in tma_configs(case) for ctas in (1, 2))
 
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """As many CTAs as an SM is given, or as there are tiles."""
+    """As many CTAs as the SMs take, or as there are tiles."""
     tiles = triton.cdiv(int(case["T"]), config.block_m) * int(case["B"]) * int(case["H"])
     held = _tiles.Config(config.block_m, config.block_n, config.num_warps, config.num_stages)
     needs = tma_footprint(held, case, ctas=0)
@@ -60,7 +59,7 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """By the head, as tma, with the CTAs that fit an SM."""
+    """By head_dim, as in tma, with the CTAs that fit on an SM."""
     chosen = _tiles.tma_choice(int(case["D"]))
     ctas = 2 if padded(int(case["D"])) <= 64 else 1
     return Config(**asdict(chosen), ctas_per_sm=ctas)
@@ -68,14 +67,14 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
 
 @triton.jit
 def nth_tile(turn, cta, ctas):
-    """The tile of a CTA's round `turn`: rounds go to and fro."""
+    """The tile of a CTA's round `turn`; every second round runs over the CTAs backwards."""
     return turn * ctas + (cta if turn % 2 == 0 else ctas - 1 - cta)
 
 
 @triton.jit
 def place(tile, tiles_m, heads, section, CAUSAL: tl.constexpr):
-    """Rows of a tile, counted in tiles, and its head.  In the last section long tiles come first, in the one before it
-    short ones, so that lengths change slowly throughout."""
+    """Row of a tile (in tiles) and its head.  In the last section long tiles come first, in the one before it short
+    ones, and so on, so lengths change slowly."""
     index = tile // (section * tiles_m)
     first = index * section
     size = min(heads - first, section)
@@ -111,7 +110,7 @@ def _attention(
                 q, k_map, v_map, b, h // group, rows, first_row, tl.minimum(first_row + BLOCK_M, T) - 1, S, T, window,
                 scale, factor, cap, CAUSAL, WINDOW, CAP, NEGATED, BLOCK_D, BLOCK_M, BLOCK_N,
             )  # fmt: skip
-            # int64: batch, row and head offsets pass 2**31 elements; the maps count in 64 bits by themselves.
+            # int64, because offsets of batch, row and head pass 2**31 elements; the maps use 64 bits anyway.
             b64 = b.to(tl.int64)
             h64 = h.to(tl.int64)
             rows64 = rows.to(tl.int64)
@@ -146,10 +145,10 @@ def flash_attention(
     return_lse: bool = False,
     config: Config | None = None,
 ) -> Returned:
-    """Attention by CTAs that go from tile to tile.  q: (B, T, H, D); k, v: (B, S, H_kv, D), fp16 or bf16.
+    """Attention by persistent CTAs.  q: (B, T, H, D); k, v: (B, S, H_kv, D), fp16 or bf16.
 
     Returns (B, T, H, D), and with `return_lse` the log-sum-exp (B, T, H) fp32.  Addresses and strides of q, k and v are
-    whole 16 bytes, D is a multiple of 8.  Raises `ValueError` on shapes, dtypes, options or strides that do not fit.
+    whole 16 bytes, D is a multiple of 8.  Raises `ValueError` on wrong shapes, dtypes, options or strides.
     """
     check_args(q, k, v)
     check_options(q, causal, window, softcap, sinks)
@@ -162,7 +161,7 @@ def flash_attention(
     if not out.numel() or S == 0:
         return nothing_seen(out, lse, sinks)
     config = config or default_config("flash_attention", "persistent", q.dtype, q.device, B=B, T=T, H=H, D=D)
-    windowed = window is not None and window < S  # a wider one hides nothing
+    windowed = window is not None and window < S  # a wider window hides nothing
     scale, factor, cap, negated = softmax_numbers(q, softmax_scale, softcap)
     tiles = triton.cdiv(T, config.block_m) * B * H
     _attention[(min(tiles, sm_count(q.device) * config.ctas_per_sm),)](

@@ -1,29 +1,28 @@
 """Over online, in Gluon: FlashAttention-3 (Shah et al., arXiv 2407.08608), which hides the exponentials.
 
-One warp asks TMA for queries, keys and values and runs ahead through rings of shared memory, into the next tile of
-queries too.  Two warpgroups have 64 rows of queries each and an accumulator of their own.  They hand a turn to each
-other, so that one takes its exponentials while the tensor cores work for the other; and each asks for the next block's
-scores before it waits for this block's values, so that its own products run under its exponentials as well.  Gluon has
-no named barriers: the turn is an mbarrier for each, and costs a barrier of four warps, of which a step has five.
+One warp loads queries, keys and values by TMA and runs ahead through rings in shared memory, also into the next tile of
+queries.  Two warpgroups have 64 rows of queries and an accumulator each.  They take turns: one computes exponentials
+while the tensor cores work for the other.  Each also starts the next block's scores before it waits for this block's
+values, so its own products overlap its exponentials too.  Gluon has no named barriers: the turn is one mbarrier each,
+and costs a barrier of four warps; a step has five.
 
-Masks are only in the blocks that the diagonal, the window's far end or the end of the keys crosses: the last block of
-a tile, and loops of their own.  A CTA stays and takes one tile after another.  The heads of a section, whose keys and
-values fit L2 together, come before the next section's; a section's tiles go from long to short or from short to long
-in turns, the last from long to short, and rounds go to and fro over the CTAs.  With that the busiest of 132 CTAs has at
-most 3.2% more blocks than the mean in the causal shapes of tests/test_flash_attention_ping_pong.py (computed).
+Masks are only in the blocks that the diagonal, the window's far end or the end of the keys crosses: the last block of a
+tile, and separate loops.  CTAs are persistent, and tiles have the order of persistent (see `place`).  With it the
+busiest of 132 CTAs has at most 3.2% more blocks than the mean in the causal shapes of
+tests/test_flash_attention_ping_pong.py (computed).
 
-A step of 128 keys and a head of 128 is 2048 clocks of the tensor cores for both consumers, and about 510 instructions a
-warp, two warps on a scheduler, 66 of them exponentials at 8 clocks each (read in the SASS): a prediction is that the
-tensor cores bound it.  With a head of 64 it is 1024 clocks against 1056 of exponentials, which then bound it.
-No loop spills; causal with a head of 128, four scalars of a tile are kept in local memory beside its loops.
+For 128 keys and a head_dim of 128, a step takes 2048 tensor-core clocks for both consumers, and about 510 instructions
+per warp, with two warps per scheduler; 66 are exponentials at 8 clocks each (read in the SASS): the tensor cores are
+the predicted bound.  For a head_dim of 64 it takes 1024 clocks, and 1056 of exponentials, which are then the bound.
+No loop spills; causal with a head_dim of 128, four scalars of a tile are in local memory outside its loops.
 
-Tried, and seen in the compiled code alone: the wait for the values' product with no loop before it, which the assembler
-moved before the exponentials, though it was said to depend on their sum; weights carried from step to step as 16-bit
-tensors, which took 64 permutations a step to take apart and put together, and in fp32, which rounds them between the
-two products; rescaling the accumulator after the wait and not between the two products, where the next scores hide it;
-all sections from long to short, which left the busiest CTA up to 30% more blocks.  Not done: FlashAttention-3's 176
-keys a block (Gluon's tiles are powers of two, so that heads of 80, 96 and 192 are padded to 128 and 256 as well), three
-consumers for a head of 64, heads of one group packed into a tile.
+Tried, with results seen only in the compiled code: the wait for the value product without a loop before it, which the
+assembler moved before the exponentials although it was declared to depend on their sum; weights kept between steps as
+16-bit tensors, which took 64 permutations per step, or in fp32, which rounds them between the two products; rescaling
+the accumulator after the wait, instead of between the two products where the next scores hide it; all sections from
+long to short, which gave the busiest CTA up to 30% more blocks.  Not done: FlashAttention-3's 176 keys per block
+(Gluon's tiles are powers of two, so head_dims of 80, 96 and 192 are padded to 128 and 256 too), three consumers for a
+head_dim of 64, and heads of a group packed into one tile.
 """
 
 from __future__ import annotations
@@ -51,54 +50,54 @@ from rooflab.reference.spec import Case, Scheme
 from rooflab.roofline.model import Traffic
 
 THREADS = 384
-"""Two consumers and the group of warps that the producer is one of, because registers are moved between groups."""
+"""Two consumers and the warpgroup of the producer warp, because setmaxnreg moves registers between warpgroups."""
 CONSUMER_REGISTERS = 240
 PRODUCER_REGISTERS = 24
-"""What setmaxnreg leaves a thread."""
+"""Registers per thread after setmaxnreg."""
 ADDRESS_REGISTERS = 24
-"""Peak, sum, descriptors and the loop's counters, beside accumulator, scores and weights."""
+"""For peak, sum, descriptors and loop counters, in addition to accumulator, scores and weights."""
 OPERAND_BYTES = 2
-"""Of the dtypes that the kernel takes."""
+"""Bytes of a value in the dtypes that the kernel takes."""
 TILE_M = 128
-"""Rows of queries of a CTA, half of them a consumer's."""
+"""Rows of queries per CTA; each consumer takes half."""
 BARRIERS = 6
-"""Of the queries and the turns; four more for every stage."""
+"""Barriers of the queries and the turns; each stage has four more."""
 SMALLEST_SCALE = 2.0**-100
-"""In place of a scale of 0, which would make NaN of a masked score: every weight is 1 all the same."""
+"""Replaces a scale of 0, with which a masked score would become NaN; every weight is still 1."""
 
 
 @dataclass(frozen=True)
 class Config(LaunchConfig):
-    """Keys of a block, and slots of each ring."""
+    """Keys per block, and slots of each ring."""
 
     block_n: int
     stages: int
 
 
 def _padded(head_dim: int) -> int:
-    """Columns of a tile: TMA fills those past the head with zeros, and stores none of them."""
+    """Columns of a tile: TMA fills those past head_dim with zeros, and does not store them."""
     return max(64, int(triton.next_power_of_2(head_dim)))
 
 
 def _stages_in_queries(head_dim: int) -> bool:
-    """Whether the result is staged where the queries were, because the rings need the rest of shared memory."""
+    """Whether the result is staged in the memory of the queries, because the rings need the rest."""
     return _padded(head_dim) > 128
 
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Blocks that a consumer can hold the scores of, with every depth of ring."""
+    """Blocks whose scores a consumer can hold, with rings of several depths."""
     return tuple(itertools.starmap(Config, itertools.product((64, 128), (2, 3, 4, 5))))
 
 
 def _consumer_registers(config: Config, head_dim: int) -> int:
-    """An accumulator and scores in fp32, and weights in 16 bits, of 64 rows on 128 threads."""
+    """fp32 accumulator and scores and 16-bit weights, for 64 rows on 128 threads."""
     return _padded(head_dim) // 2 + config.block_n // 2 + config.block_n // 4 + ADDRESS_REGISTERS
 
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Registers on the average of the CTA's threads; queries, both rings, barriers, and what is staged of a result.
+    """Average registers of the CTA's threads; queries, both rings, barriers, and the staged result.
 
-    Causal programs differ in their work, so `tensor_flops` stays 0.
+    Causal programs differ in their work, so `tensor_flops` is 0.
     """
     B, T, H, D = (int(case[key]) for key in ("B", "T", "H", "D"))
     rows = TILE_M * (1 if _stages_in_queries(D) else 2) + 2 * config.stages * config.block_n
@@ -112,18 +111,18 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
 
 
 def is_legal(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
-    """What a CTA can hold, and each of its consumers."""
+    """Whether a CTA fits, and each of its consumers."""
     return footprint(config, case, scheme).fits and _consumer_registers(config, int(case["D"])) <= CONSUMER_REGISTERS
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """The widest block that consumers and two slots can hold; more slots where they are small."""
+    """The widest block that consumers and two slots can hold; more slots if they are small."""
     width = _padded(int(case["D"]))
     return Config(128 if width <= 128 else 64, 4 if width == 64 else 2)
 
 
 def why_not_taken(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, softmax_scale: float | None) -> str | None:
-    """What TMA cannot load, and wgmma not take."""
+    """Why TMA cannot load these tensors or wgmma cannot multiply them, or None."""
     if q.dtype == torch.float32:
         return "q: expected torch.float16 or torch.bfloat16, as wgmma rounds torch.float32; online takes it"
     if q.shape[-1] % 8 or not 8 <= q.shape[-1] <= 256:
@@ -134,7 +133,7 @@ def why_not_taken(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, softmax_sca
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Each operand once, as L2 holds a section's keys and values while its tiles of queries read them."""
+    """Each operand once, because L2 keeps a section's keys and values for its tiles of queries."""
     q, k, window = inputs.q, inputs.k, inputs.window
     S, size = k.shape[1], q.element_size()
     asked = S if window is None else min(S, q.shape[1] - 1 + window)
@@ -144,7 +143,7 @@ def traffic(inputs: Arguments) -> Traffic:
 
 
 def _map(x: torch.Tensor, rows: int) -> TensorDescriptor:
-    """The tensor map of x (B, T, H, D) as (B, H, T, D) whose boxes are `rows` of a head; it ends with each sequence."""
+    """The tensor map of x (B, T, H, D) as (B, H, T, D), in boxes of `rows` rows of a head; ends with each sequence."""
     B, T, H, D = x.shape
     tile = [1, 1, rows, _padded(D)]
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
@@ -171,10 +170,10 @@ def flash_attention(
     return_lse: bool = False,
     config: Config | None = None,
 ) -> Returned:
-    """Attention whose exponentials run under its products.  q: (B, T, H, D); k, v: (B, S, H_kv, D), fp16 or bf16.
+    """Attention whose exponentials overlap its products.  q: (B, T, H, D); k, v: (B, S, H_kv, D), fp16 or bf16.
 
     Returns (B, T, H, D), and with `return_lse` the log-sum-exp (B, T, H) fp32.  Addresses and strides of q, k, v and
-    out are whole 16 bytes, D is a multiple of 8.  Raises `ValueError` on shapes, dtypes or strides that do not fit.
+    out are whole 16 bytes, D is a multiple of 8.  Raises `ValueError` on wrong shapes, dtypes or strides.
     """
     check_args(q, k, v)
     check_options(q, causal, window, softcap, sinks)

@@ -1,4 +1,4 @@
-"""scaled_dot_product_attention by cuDNN's fused attention, even where the library would choose another."""
+"""scaled_dot_product_attention with cuDNN's fused attention, even if torch would choose another backend."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def flash_attention(
 ) -> torch.Tensor:
     """Attention by cuDNN's fused attention.  q: (B, T, H, D); k, v: (B, S, H_kv, D); returns (B, T, H, D).
 
-    Takes no `out`: torch's call allocates. Raises `ValueError` on shapes or dtypes that do not fit, `RuntimeError`
-    where the backend will not take them.
+    torch allocates the result, so there is no `out`.  Raises `ValueError` on wrong shapes or dtypes, and
+    `RuntimeError` if the backend refuses.
     """
     return attend("CUDNN_ATTENTION", q, k, v, causal, softmax_scale)

@@ -1,5 +1,4 @@
-"""scaled_dot_product_attention by torch's memory-efficient backend, from xFormers, even where the library would
-choose another."""
+"""scaled_dot_product_attention with torch's memory-efficient backend (xFormers), even if torch would choose another."""
 
 from __future__ import annotations
 
@@ -30,8 +29,8 @@ def flash_attention(
 ) -> torch.Tensor:
     """Attention by torch's memory-efficient backend.  q: (B, T, H, D); k, v: (B, S, H, D); returns (B, T, H, D).
 
-    Takes no `out`: torch's call allocates. Raises `ValueError` on shapes or dtypes that do not fit, `RuntimeError`
-    where the backend will not take them.
+    torch allocates the result, so there is no `out`.  Raises `ValueError` on wrong shapes or dtypes, and
+    `RuntimeError` if the backend refuses.
     """
     check_args(q, k, v)
     reason = _why_grouped(q, k)

@@ -1,4 +1,4 @@
-"""scaled_dot_product_attention by torch's build of FlashAttention-2, even where the library would choose another."""
+"""scaled_dot_product_attention with torch's build of FlashAttention-2, even if torch would choose another backend."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def flash_attention(
 ) -> torch.Tensor:
     """Attention by torch's build of FlashAttention-2.  q: (B, T, H, D); k, v: (B, S, H_kv, D); returns (B, T, H, D).
 
-    Takes no `out`: torch's call allocates. Raises `ValueError` on shapes or dtypes that do not fit, `RuntimeError`
-    where the backend will not take them.
+    torch allocates the result, so there is no `out`.  Raises `ValueError` on wrong shapes or dtypes, and
+    `RuntimeError` if the backend refuses.
     """
     return attend("FLASH_ATTENTION", q, k, v, causal, softmax_scale)

@@ -1,10 +1,9 @@
-"""Over masked_tiles: the tensor memory accelerator (TMA) fetches the tiles of q, k and v.
+"""Over masked_tiles: the tensor memory accelerator (TMA) loads the tiles of q, k and v.
 
-One thread asks for a tile of a tensor map, where cp.async took an address, a mask and an instruction from every thread
-for each 16 bytes: registers and issue slots that the exponentials need.  A map ends with its sequence and its head, and
-TMA gives zeros beyond, so that neither a short last tile nor a padded head needs a mask on a load.
-
-A map costs the host a call of the driver at each launch, and it takes only addresses and strides of whole 16 bytes.
+One thread issues the load of a tile; with cp.async every thread needs an address, a mask and an instruction for each 16
+bytes, that is registers and issue slots that the exponentials need.  A map ends with its sequence and its head, and TMA
+gives zeros beyond, so neither a short last tile nor a padded head needs a mask.  A map costs the host a driver call per
+launch, and needs addresses and strides of whole 16 bytes.
 """
 
 from __future__ import annotations
@@ -28,17 +27,17 @@ from rooflab.reference.spec import Case, Scheme
 
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """wgmma's rows, with every depth of pipeline."""
+    """Tiles for wgmma, with pipelines of several depths."""
     return tma_configs(case)
 
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """A CTA for each tile of each head of queries."""
+    """One CTA per tile and head of queries."""
     return tma_footprint(config, case, ctas=triton.cdiv(int(case["T"]), config.block_m) * int(case["H"]))
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """By the head: what an SM's registers and shared memory hold."""
+    """By head_dim: what an SM's registers and shared memory hold."""
     return tma_choice(int(case["D"]))
 
 
@@ -61,7 +60,7 @@ def _attention(
         q, k_map, v_map, b, h // group, rows, first_row, tl.minimum(first_row + BLOCK_M, T) - 1, S, T, window, scale,
         factor, cap, CAUSAL, WINDOW, CAP, NEGATED, BLOCK_D, BLOCK_M, BLOCK_N,
     )  # fmt: skip
-    # int64: batch, row and head offsets pass 2**31 elements in a long context; the maps count in 64 bits by themselves.
+    # int64, because offsets of batch, row and head pass 2**31 elements in a long context; the maps use 64 bits anyway.
     b = b.to(tl.int64)
     h = h.to(tl.int64)
     result, lse = finish(acc, peak, total, sinks_ptr, h * sinks_stride, SINKS)
@@ -96,10 +95,10 @@ def flash_attention(
     return_lse: bool = False,
     config: Config | None = None,
 ) -> Returned:
-    """Attention on tiles that TMA fetches.  q: (B, T, H, D); k, v: (B, S, H_kv, D), fp16 or bf16.
+    """Attention on tiles that TMA loads.  q: (B, T, H, D); k, v: (B, S, H_kv, D), fp16 or bf16.
 
     Returns (B, T, H, D), and with `return_lse` the log-sum-exp (B, T, H) fp32.  Addresses and strides of q, k and v are
-    whole 16 bytes, D is a multiple of 8.  Raises `ValueError` on shapes, dtypes, options or strides that do not fit.
+    whole 16 bytes, D is a multiple of 8.  Raises `ValueError` on wrong shapes, dtypes, options or strides.
     """
     check_args(q, k, v)
     check_options(q, causal, window, softcap, sinks)
@@ -112,9 +111,9 @@ def flash_attention(
     if not out.numel() or S == 0:
         return nothing_seen(out, lse, sinks)
     config = config or default_config("flash_attention", "tma", q.dtype, q.device, B=B, T=T, H=H, D=D)
-    windowed = window is not None and window < S  # a wider one hides nothing
+    windowed = window is not None and window < S  # a wider window hides nothing
     scale, factor, cap, negated = softmax_numbers(q, softmax_scale, softcap)
-    # One grid axis: only x goes past 65,535 programs.
+    # One grid axis, because only x may exceed 65,535 programs.
     _attention[(triton.cdiv(T, config.block_m) * B * H,)](
         tensor_map(q, config.block_m), tensor_map(k, config.block_n), tensor_map(v, config.block_n), sinks, out, lse,
         TIMELINE.get(), T, S, H, H // k.shape[2], window if windowed else 0, scale, factor, cap, *out.stride()[:3],

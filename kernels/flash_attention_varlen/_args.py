@@ -1,4 +1,4 @@
-"""Guards that every flash_attention_varlen launcher shares."""
+"""Checks of the arguments of all flash_attention_varlen kernels."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def check_args(
     max_seqlen_q: int,
     max_seqlen_k: int,
 ) -> None:
-    """Raises `ValueError` on tensors that are not q (T, H, D), k and v (S, H_kv, D) of one dtype, offsets (B + 1,)
-    int32, all on one device, and on a negative length.
+    """Raises `ValueError` unless q is (T, H, D), k and v (S, H_kv, D) of one dtype, offsets (B + 1,) int32, all on one
+    device, and the lengths at least 0.
 
-    The offsets must begin at 0, never fall, end at T and S and be no further apart than the longest lengths. That is
-    checked on the CPU, and on a GPU, which it waits for, where `_checks.CHECK_VALUES` is on. Without the check a row of
-    no sequence holds what the kernel leaves there, as in FlashAttention and in torch, which do not write it.
+    Offsets must begin at 0, never fall, end at T and S, and differ by at most the longest lengths.  This is checked on
+    the CPU; on a GPU only with `_checks.CHECK_VALUES`, because it waits for the GPU.  Without the check, kernels leave
+    a row of no sequence undefined, as FlashAttention and torch do.
     """
     check_float("q", q)
     check_shape("q", q, None, None, None)
@@ -63,6 +63,6 @@ def _check_offsets(name: str, offsets: list[int], end: int, longest: int) -> Non
 
 
 def told_longest(q: torch.Tensor, cu_seqlens_q: torch.Tensor, max_seqlen_q: int) -> int:
-    """The most queries of a sequence, as torch's FlashAttention-2 is told: of 1 it concludes that none is idle, and
-    views q by the number of sequences."""
+    """The most queries of a sequence, for torch's FlashAttention-2: from 1 it would conclude that no sequence is empty,
+    and view q by the number of sequences."""
     return max_seqlen_q if len(q) == len(cu_seqlens_q) - 1 else max(max_seqlen_q, 2)

@@ -1,4 +1,4 @@
-"""FlashAttention-3 with offsets (Shah et al., arXiv 2407.08608), the package of its authors, where it is installed."""
+"""FlashAttention-3 with offsets (Shah et al., arXiv 2407.08608), the package of its authors, if it is installed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rooflab.roofline.model import Traffic
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Each operand once, as L2 holds one sequence's keys while its tiles of queries read them."""
+    """Each operand once, because L2 keeps a sequence's keys for its tiles of queries."""
     q = inputs.q
     lse = 4 * q.shape[0] * q.shape[1] if inputs.return_lse else 0
     return Traffic(nbytes(q, inputs.k, inputs.v, inputs.cu_seqlens_q, inputs.cu_seqlens_k), nbytes(q) + lse)
@@ -53,8 +53,8 @@ def flash_attention_varlen(
 ) -> Returned:
     """`flash_attn_varlen_func`.  q: (T, H, D); k, v: (S, H_kv, D); returns (T, H, D).
 
-    Takes no `out`: the package's call allocates; its log-sum-exp is (H, T), given back as the view (T, H). Raises
-    `ValueError` on shapes, dtypes or options that do not fit.
+    The package allocates the result, so there is no `out`; its log-sum-exp (H, T) is returned as a view (T, H).  Raises
+    `ValueError` on wrong shapes, dtypes or options.
     """
     check_args(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     check_options(q, causal, window, softcap, None)

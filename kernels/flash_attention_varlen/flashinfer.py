@@ -1,6 +1,6 @@
-"""FlashInfer's prefill of ragged sequences (Ye et al., arXiv 2501.01005), `flashinfer-python`, where it is installed.
+"""FlashInfer's prefill of ragged sequences (Ye et al., arXiv 2501.01005), `flashinfer-python`, if it is installed.
 
-`plan` reads the offsets, once for all layers of a step, and is outside of what the bench times: see `_flashinfer`.  A
+`plan` reads the offsets once per step for all layers, and the bench does not time it: see `_flashinfer`.  A
 log-sum-exp takes one more launch.
 """
 
@@ -19,7 +19,7 @@ from rooflab.roofline.model import Traffic
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Each operand once, as L2 holds one sequence's keys while its queries read them."""
+    """Each operand once, because L2 keeps a sequence's keys for its queries."""
     return adapter.with_base_e(in_one_launch(inputs), inputs.q, inputs.return_lse)
 
 
@@ -39,7 +39,7 @@ def plan_of(
     window: int | None,
     softcap: float | None,
 ) -> adapter.Plan:
-    """A plan for `run`, in the wrapper of all calls or in one of its own; q and k may be on `meta`."""
+    """A plan for `run`, in the wrapper of all calls (`kept`) or in a new one; q and k may be on `meta`."""
     T, H, D = q.shape
     if not T * len(k):
         return adapter.Plan(None, None)
@@ -51,7 +51,7 @@ def plan_of(
 
 
 def plan(inputs: Arguments) -> adapter.Plan:
-    """What an engine does once for all layers of a step; waits for the device."""
+    """Work that an engine does once per step for all layers; waits for the device."""
     offsets = inputs.cu_seqlens_q, inputs.cu_seqlens_k
     options = inputs.causal, inputs.softmax_scale, inputs.window, inputs.softcap
     return plan_of(False, inputs.q, inputs.k, *offsets, *options)
@@ -79,8 +79,8 @@ def flash_attention_varlen(
 ) -> Returned:
     """`BatchPrefillWithRaggedKVCacheWrapper`.  q: (T, H, D); k, v: (S, H_kv, D); returns (T, H, D).
 
-    Without a plan it makes one, and waits for the device to read the offsets. Takes no `out`: FlashInfer writes rows
-    that follow each other without a gap. Raises `ValueError` on shapes, dtypes, strides or options that do not fit.
+    Without a plan it makes one, and waits for the device to read the offsets.  There is no `out`, because FlashInfer
+    writes rows without gaps.  Raises `ValueError` on wrong shapes, dtypes, strides or options.
     """
     check_args(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     check_options(q, causal, window, softcap, None)

@@ -1,6 +1,6 @@
-"""torch's FlashAttention-2 with offsets where it runs, and else scaled_dot_product_attention, a sequence at a time.
+"""torch's FlashAttention-2 with offsets if it takes the inputs, else scaled_dot_product_attention per sequence.
 
-The operator, and not `torch.nn.attention.varlen`, whose signature changed with each release that has it (2.10 to 2.12).
+It calls the operator, not `torch.nn.attention.varlen`, whose signature changed in each release (2.10 to 2.12).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rooflab.roofline.model import Traffic
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Each operand once, as L2 holds one sequence's keys while its queries read them."""
+    """Each operand once, because L2 keeps a sequence's keys for its queries."""
     q = inputs.q
     return Traffic(nbytes(q, inputs.k, inputs.v, inputs.cu_seqlens_q, inputs.cu_seqlens_k), nbytes(q))
 
@@ -30,7 +30,7 @@ def why_not_taken(q: torch.Tensor, window: int | None) -> str | None:
 
 
 def _has_flash(q: torch.Tensor) -> bool:
-    """Whether FlashAttention-2 takes these; it has 16 bits only, and heads of up to 256."""
+    """Whether FlashAttention-2 takes these queries: 16 bits, on CUDA, head_dim up to 256 in multiples of 8."""
     return q.device.type == "cuda" and q.dtype != torch.float32 and q.shape[-1] <= 256 and q.shape[-1] % 8 == 0
 
 
@@ -53,8 +53,8 @@ def flash_attention_varlen(
 ) -> torch.Tensor:
     """Attention of each sequence.  q: (T, H, D); k, v: (S, H_kv, D); returns (T, H, D).
 
-    Takes no `out`: torch's calls allocate. Off CUDA, and in fp32, it reads the offsets. Raises `ValueError` on shapes
-    or dtypes that do not fit.
+    torch allocates the result, so there is no `out`.  On the CPU, and in fp32, it reads the offsets.  Raises
+    `ValueError` on wrong shapes or dtypes.
     """
     check_args(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     check_options(q, causal, window, None, None)

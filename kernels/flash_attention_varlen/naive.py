@@ -1,4 +1,4 @@
-"""One sequence at a time, as the formula of attention reads."""
+"""flash_attention's naive kernel for one sequence at a time."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from rooflab.roofline.model import Traffic
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Of each sequence what flash_attention/naive moves."""
+    """The traffic of flash_attention/naive, for each sequence."""
     q, k, v, cu_seqlens_q = inputs.q, inputs.k, inputs.v, inputs.cu_seqlens_q
-    unscaled = {"q_scale": None, "k_scale": None, "v_scale": None}  # arguments of the dense op alone
+    unscaled = {"q_scale": None, "k_scale": None, "v_scale": None}  # only the dense op has these arguments
     parts = [
         dense_traffic(inputs.but(q=q[None, rows], k=k[None, keys], v=v[None, keys], **unscaled))
         for rows, keys in spans(cu_seqlens_q, inputs.cu_seqlens_k)
@@ -28,7 +28,7 @@ def traffic(inputs: Arguments) -> Traffic:
 
 
 def spans(cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor) -> list[tuple[slice, slice]]:
-    """Of each sequence, its queries and its keys; waits for the device."""
+    """The queries and the keys of each sequence; waits for the device."""
     rows, keys = ([slice(*pair) for pair in zip(cu, cu[1:], strict=False)] for cu in _lists(cu_seqlens_q, cu_seqlens_k))
     return list(zip(rows, keys, strict=True))
 
@@ -57,7 +57,7 @@ def flash_attention_varlen(
 ) -> Returned:
     """flash_attention/naive of each sequence.  q: (T, H, D); k, v: (S, H_kv, D); returns (T, H, D).
 
-    Waits for the device to read the offsets. Raises `ValueError` on shapes, dtypes or options that do not fit.
+    Waits for the device to read the offsets.  Raises `ValueError` on wrong shapes, dtypes or options.
     """
     check_args(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     check_options(q, causal, window, softcap, sinks)

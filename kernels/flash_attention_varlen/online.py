@@ -1,8 +1,8 @@
-"""One launch for all sequences, softmax taken online (Dao, "FlashAttention-2", 2023): a program is a tile of queries of
-one sequence and head, and one whose tile lies past its sequence's end leaves at once.
+"""Over naive: one launch for all sequences, with an online softmax (Dao, "FlashAttention-2", 2023).
 
-The tiles with the most keys come first: a causal sequence's last rows see all keys, its first rows a few, and what is
-long must not be left for the end (longest processing time first, Graham, 1969).
+A program is a tile of queries of one sequence and head; if its tile is past the sequence's end, it exits at once.  The
+tiles with the most keys come first: a causal sequence's last rows see all keys, and long tiles must not come at the end
+(longest processing time first, Graham, 1969).
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from rooflab.reference.spec import Case, Scheme, nbytes
 from rooflab.roofline.model import Traffic
 
 ADDRESS_REGISTERS = 32
-"""Pointers, masks and the running peak and sum, beside accumulator and scores."""
+"""For pointers, masks and the running peak and sum, in addition to accumulator and scores."""
 
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """As flash_attention/online's: accumulator and scores in registers, queries and staged keys and values in shared
-    memory.  Programs differ in their work, so `tensor_flops` stays 0."""
+    """As flash_attention/online's: registers hold accumulator and scores, shared memory queries and staged keys and
+    values.  Programs differ in their work, so `tensor_flops` is 0."""
     B, T, H = (int(case[key]) for key in ("B", "T", "H"))
     D = int(triton.next_power_of_2(int(case["D"])))
     threads = 32 * config.num_warps
@@ -43,7 +43,7 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """By the head and the size of a value: what an SM's registers and shared memory hold."""
+    """By head_dim and bytes of a value: what an SM's registers and shared memory hold."""
     D = int(triton.next_power_of_2(int(case["D"])))
     if scheme.activation == torch.float32:
         # fp32 products are FMAs, whose operands fill the registers: a wider tile spills.
@@ -51,7 +51,7 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
     return Config(128 if D <= 128 else 64, 64, num_warps=8 if D >= 128 else 4, num_stages=2)
 
 
-# What changes from call to call is no part of the code: one sequence or tile, or whole 16s, would be compiled anew.
+# Arguments that change from batch to batch are not specialized: a 1 or a multiple of 16 would compile again.
 @triton.jit(do_not_specialize=["tiles", "sequences", "window"])
 def online_varlen_kernel(
     q_ptr, k_ptr, v_ptr, cu_q_ptr, cu_k_ptr, sinks_ptr, out_ptr, lse_ptr, tiles, sequences, H, group, window, scale,
@@ -61,7 +61,7 @@ def online_varlen_kernel(
     LSE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     place = tl.program_id(0)
-    # Tiles of one number of all sequences and heads side by side, the last rows first.
+    # Tiles of the same number of all sequences and heads are neighbours; the last rows come first.
     tile = tiles - 1 - place // (sequences * H)
     b = place // H % sequences
     h = (place % H).to(tl.int64)
@@ -74,7 +74,7 @@ def online_varlen_kernel(
     S = tl.load(cu_k_ptr + b + 1) - first_k
     rows = first_row + tl.arange(0, BLOCK_M)
     dims = tl.arange(0, BLOCK_D)
-    # int64: token and head offsets pass 2**31 elements in a long batch.
+    # int64, because offsets of token and head pass 2**31 elements in a long batch.
     tokens = (first_q + rows).to(tl.int64)
     mask = (rows < T)[:, None] & (dims < HEAD_DIM)[None, :]
     q = tl.load(q_ptr + tokens[:, None] * q_stride_t + h * q_stride_h + dims[None, :], mask=mask, other=0.0)
@@ -117,7 +117,7 @@ def why_not_taken(q: torch.Tensor) -> str | None:
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Each operand once, as L2 holds one sequence's keys while its tiles of queries read them."""
+    """Each operand once, because L2 keeps a sequence's keys for its tiles of queries."""
     q = inputs.q
     lse = 4 * q.shape[0] * q.shape[1] if inputs.return_lse else 0
     return Traffic(
@@ -150,9 +150,8 @@ def flash_attention_varlen(
 ) -> Returned:
     """Attention of each sequence with an online softmax.  q: (T, H, D); k, v: (S, H_kv, D); returns (T, H, D).
 
-    Any strides with a contiguous head. A row past the last offset is not allowed; the kernel leaves it as it was, and
-    on a GPU only `_checks.CHECK_VALUES` finds it. Raises `ValueError` on shapes, dtypes, options or a head_dim that do
-    not fit.
+    Any strides with contiguous heads.  Rows past the last offset are not allowed: the kernel does not write them, and
+    on a GPU only `_checks.CHECK_VALUES` finds them.  Raises `ValueError` on wrong shapes, dtypes, options or head_dim.
     """
     check_args(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     check_options(q, causal, window, softcap, sinks)
@@ -167,9 +166,9 @@ def flash_attention_varlen(
             "flash_attention_varlen", "online", q.dtype, q.device, B=B, T=max_seqlen_q, S=max_seqlen_k, H=H, D=D
         )
         tiles = triton.cdiv(max_seqlen_q, config.block_m)
-        windowed = window is not None and window < max_seqlen_k  # a wider one hides nothing
+        windowed = window is not None and window < max_seqlen_k  # a wider window hides nothing
         scale, factor, cap, negated = softmax_numbers(q, softmax_scale, softcap)
-        # One grid axis: only x goes past 65,535 programs.
+        # One grid axis, because only x may exceed 65,535 programs.
         online_varlen_kernel[(tiles * B * H,)](
             q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, result, lse, tiles, B, H, H // k.shape[1],
             window if windowed else 0, scale, factor, cap, *q.stride()[:2], *k.stride()[:2], *v.stride()[:2],

@@ -1,8 +1,8 @@
-"""`torch.nn.attention.varlen.varlen_attn`: torch's FlashAttention-2, or what `activate_flash_attention_impl` has put in
-its place for the process, which is the caller's to do.
+"""`torch.nn.attention.varlen.varlen_attn`: torch's FlashAttention-2, or the kernel that the caller has activated for
+the process with `activate_flash_attention_impl`.
 
-Its arguments differ from release to release: 2.11 has windows, 2.12 `block_table` too. What is missing is found in its
-signature and refused by name.
+Its arguments differ between releases: 2.11 has windows, 2.12 also `block_table`.  An argument that its signature lacks
+is refused by name.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from rooflab.roofline.model import Traffic
 
 MODULE = "torch.nn.attention.varlen"
 CAUSAL = (-1, 0)
-"""The window that torch takes for causal, bottom-right aligned."""
+"""The window that torch takes for a causal mask aligned at the bottom right."""
 
 
 @cache
 def parameters() -> frozenset[str]:
-    """Names of what `varlen_attn` takes in this torch; none where it has no such function."""
+    """Names of the arguments of `varlen_attn` in this torch; empty if it has no such function."""
     if importlib.util.find_spec(MODULE) is None:
         return frozenset()
-    # Imported late: with it comes torch._dynamo, 1.4 s of every command.
+    # Imported here, because it imports torch._dynamo, which would cost every command 1.4 s.
     return frozenset(inspect.signature(import_module(MODULE).varlen_attn).parameters)
 
 
 def why_not(q: torch.Tensor, *needed: str) -> str | None:
-    """Why torch's kernel cannot take these queries, or its `varlen_attn` has not got the arguments `needed`."""
+    """Why torch's kernel cannot take these queries, or its `varlen_attn` lacks one of `needed`; or None."""
     if q.dtype not in (torch.float16, torch.bfloat16):
         return f"q: expected torch.float16 or torch.bfloat16, got {q.dtype}"
     if q.shape[-1] > 256 or q.shape[-1] % 8:
@@ -48,23 +48,23 @@ def why_not(q: torch.Tensor, *needed: str) -> str | None:
 
 
 def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *where: Any, return_lse: bool, **options: Any) -> Returned:
-    """`varlen_attn`, with its log-sum-exp, (H, T) and inf where a query sees no key, as (T, H) and -inf."""
+    """`varlen_attn`; its log-sum-exp, (H, T) with inf where a query sees no key, is returned as (T, H) with -inf."""
     module: Any = import_module(MODULE)
-    if "enable_gqa" in parameters():  # before, grouped heads were taken without being asked for
+    if "enable_gqa" in parameters():  # older releases take grouped heads without this option
         options["enable_gqa"] = q.shape[1] != k.shape[-2]
     if return_lse:
         options["return_aux"] = module.AuxRequest(lse=True)
-    found = module.varlen_attn(q, k, v, *where, **options)
+    result = module.varlen_attn(q, k, v, *where, **options)
     if not return_lse:
-        result: torch.Tensor = found
-        return result
-    out, lse = found
+        out: torch.Tensor = result
+        return out
+    out, lse = result
     return out, lse.masked_fill(lse == math.inf, -math.inf).mT
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Each operand once, as L2 holds one sequence's keys while its queries read them; it always writes a log-sum-exp,
-    which two more launches clean where it is asked for."""
+    """Each operand once, because L2 keeps a sequence's keys for its queries; torch always writes a log-sum-exp, which
+    two more launches clean with `return_lse`."""
     q, return_lse = inputs.q, inputs.return_lse
     lse = 4 * q.shape[0] * q.shape[1]
     cleaned = (2 * lse + lse // 4, lse + lse // 4) if return_lse else (0, 0)
@@ -100,7 +100,7 @@ def flash_attention_varlen(
 ) -> Returned:
     """`varlen_attn`.  q: (T, H, D); k, v: (S, H_kv, D); returns (T, H, D).
 
-    Takes no `out`: torch's call allocates. Raises `ValueError` on shapes, dtypes or options that do not fit.
+    torch allocates the result, so there is no `out`.  Raises `ValueError` on wrong shapes, dtypes or options.
     """
     check_args(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     check_options(q, causal, window, None, None)

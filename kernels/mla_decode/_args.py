@@ -1,4 +1,4 @@
-"""Guards that every mla_decode launcher shares."""
+"""Checks of the arguments of all mla_decode kernels."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from rooflab.kernels._paged_values import check_pages
 def check_args(
     q: torch.Tensor, kv_cache: torch.Tensor, block_table: torch.Tensor, seq_lens: torch.Tensor, latent_dim: int
 ) -> None:
-    """Raises `ValueError` on tensors that are not q (B, H, D) in fp16 or bf16, kv_cache (num_blocks, block_size, D) of
-    its dtype, block_table (B, max_blocks) int32 and seq_lens (B,) int32, all on one device, or where latent_dim is not
-    from 1 to D."""
+    """Raises `ValueError` unless q is (B, H, D) in fp16 or bf16, kv_cache (num_blocks, block_size, D) of its dtype,
+    block_table (B, max_blocks) int32 and seq_lens (B,) int32, all on one device, and 1 <= latent_dim <= D."""
     check_dtype("q", q, torch.float16, torch.bfloat16)
     check_shape("q", q, None, None, None)
     B, _, D = q.shape

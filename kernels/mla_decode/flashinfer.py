@@ -1,8 +1,8 @@
-"""FlashInfer's attention over latents (Ye et al., arXiv 2501.01005), `flashinfer-python`, where it is installed.
+"""FlashInfer's attention over latents (Ye et al., arXiv 2501.01005), `flashinfer-python`, if it is installed.
 
-`BatchMLAPagedAttentionWrapper` takes the latent and the rotary part apart, which are views here.  `plan` reads the
-lengths and the table, once for all layers of a step, and is outside of what the bench times: see `_flashinfer`.  A
-log-sum-exp takes one more launch.
+`BatchMLAPagedAttentionWrapper` takes the latent and the rotary part separately; here they are views.  `plan` reads the
+lengths and the table once per step for all layers, and the bench does not time it: see `_flashinfer`.  A log-sum-exp
+takes one more launch.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 
 LATENT, ROTARY = 512, 64
-"""DeepSeek-V2's, and the only ones that its kernels are built for."""
+"""The sizes of DeepSeek-V2, the only ones that FlashInfer's kernels are built for."""
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Each latent once; what parts of split keys move is FlashInfer's to decide, and left out."""
+    """Each latent once; FlashInfer decides how to split keys, so partial results are not counted."""
     q, kv_cache, seq_lens, return_lse = inputs.q, inputs.kv_cache, inputs.seq_lens, inputs.return_lse
     B, H, D = q.shape
     slots, entries = used_slots(inputs.block_table, seq_lens, *kv_cache.shape[:2])
@@ -43,7 +43,7 @@ def why_not_taken(q: torch.Tensor, kv_cache: torch.Tensor, latent_dim: int) -> s
 def plan_of(
     kept: bool, q: torch.Tensor, kv_cache: torch.Tensor, block_table: torch.Tensor, seq_lens: torch.Tensor, scale: float
 ) -> adapter.Plan:
-    """A plan for `run`, in the wrapper of all calls or in one of its own; q and kv_cache may be on `meta`."""
+    """A plan for `run`, in the wrapper of all calls (`kept`) or in a new one; q and kv_cache may be on `meta`."""
     B, H, _ = q.shape
     pages = adapter.read_pages(block_table, seq_lens, kv_cache.shape[1])
     if not B or not len(pages.indices):
@@ -59,7 +59,7 @@ def plan_of(
         head_dim_ckv=LATENT,
         head_dim_kpe=ROTARY,
         page_size=kv_cache.shape[1],
-        causal=False,  # one query, which sees its whole sequence
+        causal=False,  # the one query sees its whole sequence
         sm_scale=scale,
         q_data_type=q.dtype,
         kv_data_type=kv_cache.dtype,
@@ -68,7 +68,7 @@ def plan_of(
 
 
 def plan(inputs: Arguments) -> adapter.Plan:
-    """What an engine does once for all layers of a step; waits for the device."""
+    """Work that an engine does once per step for all layers; waits for the device."""
     return plan_of(False, inputs.q, inputs.kv_cache, inputs.block_table, inputs.seq_lens, inputs.softmax_scale)
 
 
@@ -90,9 +90,8 @@ def mla_decode(
 ) -> Returned:
     """FlashInfer's attention over latents.  q: (B, H, D); returns (B, H, latent_dim).
 
-    Without a plan it makes one, and waits for the device to read the lengths and the table. Takes no `out`: FlashInfer
-    writes rows that follow each other without a gap. Raises `ValueError` on shapes, dtypes, strides or sizes that do
-    not fit.
+    Without a plan it makes one, and waits for the device to read the lengths and the table.  There is no `out`, because
+    FlashInfer writes rows without gaps.  Raises `ValueError` on wrong shapes, dtypes, strides or sizes.
     """
     check_args(q, kv_cache, block_table, seq_lens, latent_dim)
     reason = why_not_taken(q, kv_cache, latent_dim)
@@ -102,11 +101,11 @@ def mla_decode(
     if plan.wrapper is None:
         out = q.new_zeros(*q.shape[:2], latent_dim)
         return (out, torch.full(q.shape[:2], -math.inf, device=q.device)) if return_lse else out
-    found = plan.wrapper.run(
+    result = plan.wrapper.run(
         q_nope=q[..., :LATENT],
         q_pe=q[..., LATENT:],
         ckv_cache=kv_cache[..., :LATENT],
         kpe_cache=kv_cache[..., LATENT:],
         return_lse=return_lse,
     )
-    return adapter.finished(found, plan.unseeing)
+    return adapter.finished(result, plan.unseeing)

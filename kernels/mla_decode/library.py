@@ -1,7 +1,7 @@
-"""Gather the pages, then torch's scaled_dot_product_attention: what torch has that takes a block table takes no head
-of more than 256 dimensions.
+"""Gathers the pages, then calls torch's scaled_dot_product_attention; torch's functions with a block table take at most
+256 dimensions per head.
 
-All heads share a key, so that they stand in the queries' place: (B, 1, H, D) against (B, 1, S, D).
+All heads share a key, so they take the place of the queries: (B, 1, H, D) with (B, 1, S, D).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rooflab.roofline.model import Traffic
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Every table entry's page is gathered, cleaned of NaN past the sequence's end, and read as key and as value."""
+    """The page of every table entry is gathered, cleared of NaN past the sequence's end, and read as key and value."""
     q, kv_cache, latent_dim = inputs.q, inputs.kv_cache, inputs.latent_dim
     copy = inputs.block_table.numel() * kv_cache.shape[1] * q.shape[2] * kv_cache.element_size()
     values = copy // q.shape[2] * latent_dim
@@ -34,8 +34,8 @@ def mla_decode(
 ) -> torch.Tensor:
     """Attention over latents by gather and SDPA.  q: (B, H, D); returns (B, H, latent_dim).
 
-    The lengths stay unread: the whole table is gathered and masked. Takes no `out`: torch's call allocates. Raises
-    `ValueError` on shapes or dtypes that do not fit.
+    Does not read the lengths: it gathers and masks the whole table.  torch allocates the result, so there is no `out`.
+    Raises `ValueError` on wrong shapes or dtypes.
     """
     check_args(q, kv_cache, block_table, seq_lens, latent_dim)
     B, _, D = q.shape

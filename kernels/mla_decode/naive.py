@@ -1,4 +1,4 @@
-"""One sequence at a time: gather its latents, materialise its scores, softmax, second product."""
+"""One sequence at a time: gather its latents, scores in memory, softmax, second product."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from rooflab.roofline.model import Traffic
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Per sequence: a gather, a cast and the (H, length) fp32 scores, each written and read again."""
+    """Per sequence: a gather, a cast and the (H, length) fp32 scores, each written and read."""
     q, latent_dim = inputs.q, inputs.latent_dim
     _, H, D = q.shape
     lengths = [length for length in inputs.seq_lens.tolist() if length]
     tokens, size = sum(lengths), q.element_size()
     gathered, scores, rows = tokens * D, 4 * tokens * H, len(lengths) * H
-    # In order: gather, cast, q k^T, scale, log-sum-exp, weights, p v, output.
+    # In this order: gather, cast, q k^T, scale, log-sum-exp, weights, p v, output.
     read = gathered * (2 * size + 4) + 4 * tokens * latent_dim + 4 * scores + rows * (D * size + 4 * latent_dim)
     write = gathered * (size + 4) + 3 * scores + rows * latent_dim * (4 + size)
     return Traffic(read, write, launches=max(1, 14 * len(lengths)))
@@ -39,7 +39,7 @@ def mla_decode(
 ) -> Returned:
     """Attention over latents, a Python loop over sequences.  q: (B, H, D); returns (B, H, latent_dim).
 
-    Waits for the device to read the lengths. Raises `ValueError` on shapes or dtypes that do not fit.
+    Waits for the device to read the lengths.  Raises `ValueError` on wrong shapes or dtypes.
     """
     check_args(q, kv_cache, block_table, seq_lens, latent_dim)
     result, lse = outputs(out, (*q.shape[:2], latent_dim), q, return_lse)
@@ -49,7 +49,7 @@ def mla_decode(
         latents = kv_cache[block_table[b].long()[token // block_size], token % block_size].float()  # (length, D)
         scores = q[b].float() @ latents.mT * softmax_scale  # (H, length)
         denominator = torch.logsumexp(scores, dim=-1)
-        # An empty sequence has -inf there, and -inf - -inf would be NaN.
+        # The denominator of an empty sequence is -inf, and -inf - -inf would be NaN.
         weights = torch.exp(scores - denominator.masked_fill(denominator == -math.inf, 0.0)[:, None])
         result[b] = weights @ latents[:, :latent_dim]
         if lse is not None:

@@ -1,9 +1,9 @@
-"""Heads in the rows of the tensor cores' tiles, a latent loaded once for key and value, a sequence's keys split over
-programs (flash-decoding: Dao et al., 2023), whose parts are merged by their log-sum-exps.  A step's pages are looked up
-a step ahead, so that all stages of the pipeline are for latents.
+"""Over naive: heads are the rows of the tensor cores' tiles, and a latent is loaded once as key and value.
 
-One program reads a tile of latents for BLOCK_H heads: with 128 heads and tiles of 64 the cache is read twice, from L2
-the second time.  An accumulator of 64 x 512 in fp32 is 128 registers for each of 256 threads.
+A sequence's keys are split over programs (flash-decoding: Dao et al., 2023), whose parts are merged by their
+log-sum-exps.  A step's pages are looked up one step ahead, so all pipeline stages are for latents.  One program reads a
+tile of latents for BLOCK_H heads: with 128 heads and tiles of 64 the cache is read twice, the second time from L2.  An
+fp32 accumulator of 64 x 512 takes 128 registers in each of 256 threads.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from rooflab.reference.spec import Case, Scheme
 from rooflab.roofline.model import Traffic
 
 ADDRESS_REGISTERS = 40
-"""Pointers, masks and the running peak and sum, beside accumulator and scores."""
+"""For pointers, masks and the running peak and sum, in addition to accumulator and scores."""
 MOST_SPLITS = 64
 LEAST_KEYS = 256
-"""Of a split: with fewer, merging costs more than what is gained.  A part of 64 heads, written and read, is the bytes
-of 230 keys."""
+"""Least keys per split: with fewer the merge costs more than the split gains.  Writing and reading a part of 64 heads
+moves the bytes of 230 keys."""
 
 
 @dataclass(frozen=True)
 class Config(LaunchConfig):
-    """One way to launch the kernel: heads and keys of a tile, warps, pipeline stages."""
+    """One way to launch the kernel: heads and keys per tile, warps, pipeline stages."""
 
     block_h: int
     block_n: int
@@ -46,12 +46,12 @@ class Config(LaunchConfig):
 
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Tiles of 16 to 64 heads, with every depth of pipeline."""
+    """Tiles of 16 to 64 heads, with pipelines of several depths."""
     return tuple(itertools.starmap(Config, itertools.product((16, 32, 64), (16, 32, 64), (4, 8), (1, 2, 3))))
 
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Accumulator and scores in registers; queries and staged latents in shared memory."""
+    """Registers: accumulator and scores; shared memory: queries and staged latents."""
     latent, rotary = int(triton.next_power_of_2(int(case["latent"]))), int(triton.next_power_of_2(int(case["rotary"])))
     threads = 32 * config.num_warps
     tiles = max(1, config.num_stages - 1 if config.block_h < 64 else config.num_stages)
@@ -65,9 +65,9 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """By the heads there are: a tile of 64 is wgmma's, one of 16 or 32 mma.sync's.  64 heads by 64 keys spill.
+    """By the number of heads: wgmma for tiles of 64 heads, mma.sync for 16 or 32.  64 heads by 64 keys would spill.
 
-    Three stages: with two a step's latents are asked for when its predecessor's products end, and nothing hides them.
+    Three stages: with two, a step's latents are loaded when the products before it end, and nothing hides the loads.
     """
     H = int(case["H"])
     if H > 32:
@@ -82,7 +82,7 @@ def _pages(row, start, end, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
     return tl.load(row + keys // BLOCK_SIZE, mask=keys < end, other=0)
 
 
-# What changes from batch to batch: specialised, a new remainder by 16 would compile anew.
+# Arguments that change from batch to batch are not specialized: a 1 or a multiple of 16 would compile again.
 @triton.jit(do_not_specialize=["splits", "table_stride", "lse_stride_p"])
 def split_kv_kernel(
     q_ptr, cache_ptr, table_ptr, lens_ptr, out_ptr, lse_ptr, H, scale_log2, splits, q_stride_b, q_stride_h,
@@ -91,7 +91,7 @@ def split_kv_kernel(
     LATENT: tl.constexpr, ROTARY: tl.constexpr, BLOCK_LATENT: tl.constexpr, BLOCK_ROTARY: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr, LSE: tl.constexpr, LN2: tl.constexpr,
 ):  # fmt: skip
-    # A sequence's splits side by side, and its tiles of heads around them, so that L2 has what both read.
+    # A sequence's splits and its tiles of heads are neighbours, so that L2 has what both read.
     head_tiles = tl.cdiv(H, BLOCK_H)
     place = tl.program_id(0)
     tile = place % head_tiles
@@ -103,32 +103,32 @@ def split_kv_kernel(
     end = tl.minimum(begin + share, length)
     heads = tile * BLOCK_H + tl.arange(0, BLOCK_H)
     columns = tl.arange(0, BLOCK_LATENT)
-    turned = tl.arange(0, BLOCK_ROTARY)
+    rotary = tl.arange(0, BLOCK_ROTARY)
     real = (heads < H)[:, None]
     rows = q_ptr + b * q_stride_b + heads.to(tl.int64)[:, None] * q_stride_h
     q = tl.load(rows + columns[None, :], mask=real & (columns < LATENT)[None, :], other=0.0)
-    q_turned = tl.load(rows + LATENT + turned[None, :], mask=real & (turned < ROTARY)[None, :], other=0.0)
+    q_rotary = tl.load(rows + LATENT + rotary[None, :], mask=real & (rotary < ROTARY)[None, :], other=0.0)
 
     peak = tl.full((BLOCK_H,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_H,), tl.float32)
     acc = tl.zeros((BLOCK_H, BLOCK_LATENT), tl.float32)
     row = table_ptr + b * table_stride
-    # A step's pages are looked up a step ahead: read after one another, table and latents would share the stages.
+    # A step's pages are looked up one step ahead; otherwise table and latents would share the stages.
     page = _pages(row, begin, end, BLOCK_SIZE, BLOCK_N)
     for start in range(begin, end, BLOCK_N):
         keys = start + tl.arange(0, BLOCK_N)
         seen = keys < end
-        block = page.to(tl.int64)  # page * stride passes 2**31 elements in a large cache
+        block = page.to(tl.int64)  # int64, because page * stride passes 2**31 elements in a large cache
         page = _pages(row, start + BLOCK_N, end, BLOCK_SIZE, BLOCK_N)
         slots = cache_ptr + block * cache_stride_block + (keys % BLOCK_SIZE).to(tl.int64) * cache_stride_slot
-        # Zero where unseen: what lies there may be NaN, and is multiplied by a weight of 0 below.
+        # Zero for unseen keys: memory there may hold NaN, and 0 * NaN is NaN.
         latents = tl.load(
             slots[:, None] + columns[None, :], mask=seen[:, None] & (columns < LATENT)[None, :], other=0.0
         )
-        k_turned = tl.load(
-            slots[:, None] + LATENT + turned[None, :], mask=seen[:, None] & (turned < ROTARY)[None, :], other=0.0
+        k_rotary = tl.load(
+            slots[:, None] + LATENT + rotary[None, :], mask=seen[:, None] & (rotary < ROTARY)[None, :], other=0.0
         )
-        scores = tl.dot(q_turned, k_turned.T)
+        scores = tl.dot(q_rotary, k_rotary.T)
         scores = tl.dot(q, latents.T, scores) * scale_log2
         scores = tl.where(seen[None, :], scores, float("-inf"))
         new_peak = tl.maximum(peak, tl.max(scores, 1))
@@ -150,8 +150,8 @@ def split_kv_kernel(
 
 @lru_cache
 def split_count(ctas: int, most_keys: int, sms: int) -> int:
-    """Splits with which the waves of CTAs take least, in keys, of which a part costs `LEAST_KEYS`; of the longest
-    sequence that a table can hold none is shorter than that."""
+    """The number of splits with which the waves of CTAs take least time, counted in keys (a part costs `LEAST_KEYS`);
+    splits of the longest sequence that a table can hold have at least `LEAST_KEYS` keys."""
 
     def keys(splits: int) -> int:
         return -(-ctas * splits // sms) * (-(-most_keys // splits) + (LEAST_KEYS if splits > 1 else 0))
@@ -172,7 +172,7 @@ def why_not_taken(q: torch.Tensor, latent_dim: int) -> str | None:
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Each sequence's latents once, as L2 holds them for its tiles of heads; the parts written and read again."""
+    """Each sequence's latents once, because L2 keeps them for its tiles of heads; the parts are written and read."""
     q, kv_cache, block_table, seq_lens = inputs.q, inputs.kv_cache, inputs.block_table, inputs.seq_lens
     latent_dim = inputs.latent_dim
     B, H, D = q.shape
@@ -204,8 +204,7 @@ def mla_decode(
 ) -> Returned:
     """Attention over latents, keys split over programs.  q: (B, H, D); returns (B, H, latent_dim).
 
-    The lengths are read on the device alone; two runs agree bit for bit. Raises `ValueError` on shapes or dtypes that
-    do not fit.
+    Only the device reads the lengths; two runs agree bit for bit.  Raises `ValueError` on wrong shapes or dtypes.
     """
     check_args(q, kv_cache, block_table, seq_lens, latent_dim)
     reason = why_not_taken(q, latent_dim)

@@ -1,4 +1,4 @@
-"""Guards that every paged_attention launcher shares."""
+"""Checks of the arguments of all paged_attention kernels."""
 
 from __future__ import annotations
 
@@ -20,11 +20,9 @@ def check_args(
     v_scale: torch.Tensor | None = None,
     window: int | None = None,
 ) -> None:
-    """Raises `ValueError` on tensors that are not q (T, H, D), caches (num_blocks, block_size, H_kv, D) of its dtype,
-    block_table (B, max_blocks) int32, seq_lens (B,) int32 and cu_seqlens_q (B + 1,) int32 or, without, T = B, all on
-    one device; with scales (H_kv,) fp32 the caches are e4m3.
-
-    Values are checked only where `CHECK_VALUES` is on (`_paged_values`), as that waits for a GPU.
+    """Raises `ValueError` unless q is (T, H, D), the caches (num_blocks, block_size, H_kv, D) of its dtype, block_table
+    (B, max_blocks) int32, seq_lens (B,) int32 and cu_seqlens_q (B + 1,) int32 (without it T = B), all on one device;
+    with scales (H_kv,) fp32 the caches are e4m3.  Values are checked only with `CHECK_VALUES` (`_paged_values`).
     """
     check_float("q", q)
     check_shape("q", q, None, None, None)
@@ -64,7 +62,7 @@ def check_args(
 
 
 def check_paged_options(q: torch.Tensor, window: int | None, softcap: float | None, sinks: torch.Tensor | None) -> None:
-    """Raises `ValueError` as `check_options` does, and on sinks that do not lie together."""
+    """Raises `ValueError` as `check_options` does, and on sinks that are not contiguous."""
     check_options(q, True, window, softcap, sinks)
     if sinks is not None:
         check_contiguous("sinks", sinks)

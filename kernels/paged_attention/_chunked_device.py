@@ -1,4 +1,4 @@
-"""Device code of `chunked`: a tile's sequence, and its steps over keys with and without a mask."""
+"""Device code of `chunked`: the sequence of a tile, and steps over keys with and without a mask."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from rooflab.kernels._attention import capped
 
 @triton.jit
 def _first_query(cu_ptr, b):
-    """Of sequence b; without bounds each has one."""
+    """First query of sequence b; without bounds each sequence has one query."""
     return tl.load(cu_ptr + b) if cu_ptr is not None else b
 
 
 @triton.jit
 def _sequence_of(tile, cu_ptr, B, GROUP: tl.constexpr, BLOCK_M: tl.constexpr):
-    """The last sequence whose first tile is not behind `tile`; sequence b may have those from rows / BLOCK_M + b on."""
+    """The last sequence whose first tile is at or before `tile`; tiles of sequence b begin at rows / BLOCK_M + b."""
     low = 0
     high = B
     while high - low > 1:
@@ -41,19 +41,19 @@ def _steps(
     MASKED: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr,
     HEAD_PAD: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Keys from `first` up to `end` in steps of BLOCK_N; positions: (BLOCK_M,), a row's own place among the keys."""
+    """Keys `first` to `end` in steps of BLOCK_N; positions: (BLOCK_M,), the position of each row among the keys."""
     dims = tl.arange(0, HEAD_PAD)
     there = dims < HEAD_DIM
     page = _pages(table_ptr, first, length, BLOCK_SIZE, BLOCK_N)
     for start in range(first, end, BLOCK_N):
         keys = start + tl.arange(0, BLOCK_N)
-        # int64: page, or slot, * stride passes 2**31 elements in a cache of 4 GiB.
+        # int64, because page * stride and slot * stride pass 2**31 elements in a cache of 4 GiB.
         block = page.to(tl.int64)
         page = _pages(table_ptr, start + BLOCK_N, length, BLOCK_SIZE, BLOCK_N)
         slot = (keys % BLOCK_SIZE).to(tl.int64)
         k_offsets = (block * k_stride_block + slot * k_stride_slot)[None, :] + dims[:, None]
         v_offsets = (block * v_stride_block + slot * v_stride_slot)[:, None] + dims[None, :]
-        # Masked as well as the scores: a page's unused slots may hold NaN, and 0 * NaN is NaN.
+        # Keys and values are masked too: a page's unused slots may hold NaN, and 0 * NaN is NaN.
         if MASKED:
             k_mask = (keys < length)[None, :] & there[:, None]
             v_mask = (keys < length)[:, None] & there[None, :]
@@ -74,7 +74,7 @@ def _steps(
                 seen = seen & (keys[None, :] > positions[:, None] - window)
             scores = tl.where(seen, scores, float("-inf"))
         new_peak = tl.maximum(peak, tl.max(scores, 1))
-        # A row that has seen no key yet has a peak of -inf; -inf - -inf would be NaN.
+        # The peak of a row that has seen no key is -inf, and -inf - -inf would be NaN.
         shift = tl.where(new_peak == float("-inf"), 0.0, new_peak) if MASKED else new_peak
         weights = tl.exp2(scores - shift[:, None])
         rescale = tl.exp2(peak - shift)
@@ -84,7 +84,7 @@ def _steps(
     return acc, peak, total
 
 
-# What changes from batch to batch: specialised, a new remainder by 16 would compile anew.
+# Arguments that change from batch to batch are not specialized: a 1 or a multiple of 16 would compile again.
 @triton.jit(do_not_specialize=["B", "tiles", "window", "table_stride"])
 def chunked_kernel(
     q_ptr, k_ptr, v_ptr, table_ptr, lens_ptr, cu_ptr, sinks_ptr, k_scale_ptr, v_scale_ptr, out_ptr, lse_ptr, B, H_kv,
@@ -114,10 +114,10 @@ def chunked_kernel(
     if k_scale_ptr is not None:
         scale = scale * tl.load(k_scale_ptr + kv_head)
 
-    # All rows see the keys up to `plain`, but for a window those before `near`; some see `first` and some `end - 1`.
+    # All rows see the keys before `plain` (with a window not those before `near`); some rows see `first` and `end - 1`.
     last_query = tl.minimum((first_row + BLOCK_M - 1) // GROUP, queries - 1)
     end = length - queries + last_query + 1
-    # Steps begin at the first key that is seen, wherever in a page: those before it may have been given back.
+    # Steps begin at the first visible key, anywhere in a page: earlier pages may have been freed.
     first = 0
     near = 0
     if WINDOW:

@@ -1,4 +1,4 @@
-"""Device code of `tma_pages`, continued: a consumer's tiles, and the kernel."""
+"""Device code of `tma_pages`, second part: a consumer's tiles, and the kernel."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def _consume(
         token = (first_query + numbers // GROUP).to(gl.int64)
         head = kv_head * GROUP + numbers % GROUP
         there = (numbers < queries * GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
-        found = gl.load(q + (token * q_stride_t + head * q_stride_h)[:, None] + dims[None, :], mask=there, other=0.0)
-        q_tile.store(found)
+        rows = gl.load(q + (token * q_stride_t + head * q_stride_h)[:, None] + dims[None, :], mask=there, other=0.0)
+        q_tile.store(rows)
         fence_async_shared()
 
         mine = row + gl.arange(0, ROWS, rows_layout)
@@ -63,7 +63,7 @@ def _consume(
                 scores, peak, total, scale, window, cap, (high - 1) * BLOCK_N, positions, True, WINDOW, SOFTCAP, BLOCK_N
             )
             slot, phase = _next(slot, phase, STAGES)
-            # All of this half's rows see the blocks below `plain`, but for a window those below `near`.
+            # All rows of this half see the blocks below `plain` (with a window not those below `near`).
             plain = gl.maximum(length - queries + row // GROUP + 1, 0) // BLOCK_N
             plain = gl.minimum(gl.maximum(plain, low), high - 1)
             near = low
@@ -99,7 +99,7 @@ def _consume(
         if sinks is not None:
             sink = gl.load(sinks + own_head, mask=mine < queries * GROUP, other=0.0) * LOG2E
             most = gl.maximum(peak, sink)
-            # No key and a sink of -inf: -inf - -inf would be NaN.
+            # Without keys and with a sink of -inf, -inf - -inf would be NaN.
             shift = gl.where(most == float("-inf"), 0.0, most)
             shrink = gl.exp2(peak - shift)
             total = total * shrink + gl.exp2(sink - shift)
@@ -111,12 +111,12 @@ def _consume(
             own_token = (first_query + mine // GROUP).to(gl.int64)
             gl.store(lse + own_token * lse_stride_t + own_head * lse_stride_h, natural, mask=mine < queries * GROUP)
         result = accumulator * gl.convert_layout(1.0 / some, gl.SliceLayout(1, layout))[:, None]
-        q_tile.store(result.to(out.dtype.element_ty))  # the queries' place, for rows to be stored whole
+        q_tile.store(result.to(out.dtype.element_ty))  # through the queries' memory, so that rows are stored whole
         result = q_tile.load(loaded)
         gl.store(out + (token * out_stride_t + head * out_stride_h)[:, None] + dims[None, :], result, mask=there)
 
 
-# What changes from batch to batch: specialised, a new remainder by 16 would compile anew.
+# Arguments that change from batch to batch are not specialized: a 1 or a multiple of 16 would compile again.
 @gluon.jit(do_not_specialize=["B", "tiles", "window", "table_stride"])
 def pages_kernel(
     q, k, v, out, lse, sinks, table, lens, cu, B, H_kv, tiles, nowhere, scale, window, cap,

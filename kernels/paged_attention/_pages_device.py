@@ -1,8 +1,8 @@
-"""Device code of `tma_pages`: a producer warp that asks for pages, two consumer warpgroups of 64 rows each.
+"""Device code of `tma_pages`: a producer warp that loads pages, and two consumer warpgroups of 64 rows each.
 
-Keys and values have a ring of slots each.  A slot is `full` when its bytes have landed and `empty` when both consumers'
-products of it are done.  A slot is a block of keys, made of boxes: the rows of one page, 64 numbers wide, which is how
-wgmma's swizzled tile lies in shared memory.
+Keys and values have a ring of slots each.  A slot is `full` when its bytes have arrived, and `empty` when both
+consumers' products of it are done.  A slot is a block of keys made of boxes, each with rows of one page and 64 columns,
+which is how wgmma's swizzled tile is stored in shared memory.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def _bound(cu, b):
 
 @gluon.jit
 def _place(turn, cu, lens, B, H_kv, tiles, window, GROUP: gl.constexpr, BLOCK_N: gl.constexpr, WINDOW: gl.constexpr):
-    """The tile of this CTA's round `turn`: KV head, sequence, first query, number of queries, first row, length, and
-    the blocks of keys from `low` up to `high` that some row of it sees, from key `begin` on.  The tiles that see the
-    most come first."""
+    """The tile of this CTA's round `turn`: KV head, sequence, first query, number of queries, first row, length, the
+    blocks of keys from `low` to `high` that some row sees, and the first key that some row sees.  The tiles that see
+    the most keys come first."""
     number = turn * gl.num_programs(0) + gl.program_id(0)
     tile = tiles - 1 - number // H_kv
     low = 0
@@ -67,10 +67,10 @@ def _place(turn, cu, lens, B, H_kv, tiles, window, GROUP: gl.constexpr, BLOCK_N:
 
 
 @gluon.jit
-def _ask(x, bar, slot, table, kv_head, start, begin, length, nowhere, BLOCK_SIZE: gl.constexpr, BOX: gl.constexpr,
-         BLOCK_N: gl.constexpr, D: gl.constexpr):  # fmt: skip
-    """A block's pages, zeros for those past the end and those before all windows, which may have been given back:
-    `nowhere` is no page, and TMA fills what lies outside."""
+def _load(x, bar, slot, table, kv_head, start, begin, length, nowhere, BLOCK_SIZE: gl.constexpr, BOX: gl.constexpr,
+          BLOCK_N: gl.constexpr, D: gl.constexpr):  # fmt: skip
+    """Loads a block's pages; zeros for pages past the end and for pages before all windows, which may have been freed:
+    their page number is `nowhere`, outside the map, where TMA gives zeros."""
     mbarrier.expect(bar, BLOCK_N * D * (x.dtype.primitive_bitwidth // 8))
     boxes = slot._reinterpret(x.dtype, [BLOCK_N // BOX * (D // 64), 1, 1, BOX, 64], x.layout)
     for part in gl.static_range(BLOCK_N // BOX):
@@ -83,15 +83,15 @@ def _ask(x, bar, slot, table, kv_head, start, begin, length, nowhere, BLOCK_SIZE
 
 @gluon.jit
 def _clear(slot, left, BLOCK_N: gl.constexpr, D: gl.constexpr):
-    """Zeros in place of the values from `left` on, eight rows at a time: what lies there in a page may be NaN."""
+    """Writes zeros over the values from `left` on, eight rows at a time, because a page may hold NaN there."""
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [1, 1], [1, 0])
     parts = slot._reinterpret(slot.dtype, [BLOCK_N // 8 * (D // 64), 8, 64], gl.NVMMASharedLayout(128, 16, 2))
     rows = gl.arange(0, 8, gl.SliceLayout(1, layout))
     part = left // 8
     for column in range(D // 64):
         view = parts.index(column * (BLOCK_N // 8) + part)
-        found = view.load(layout)
-        view.store(gl.where((rows < left % 8)[:, None], found, 0.0))
+        rows_before = view.load(layout)
+        view.store(gl.where((rows < left % 8)[:, None], rows_before, 0.0))
         for behind in range(part + 1, BLOCK_N // 8):
             parts.index(column * (BLOCK_N // 8) + behind).store(gl.zeros([8, 64], slot.dtype, layout))
     fence_async_shared()
@@ -105,7 +105,7 @@ def _produce(
     STAGES: gl.constexpr, WINDOW: gl.constexpr,
 ):  # fmt: skip
     slot = 0
-    phase = 1  # of a new barrier the phase before the first counts as over, so that the first wait returns
+    phase = 1  # a new barrier counts the phase before its first as complete, so the first wait returns at once
     landed_phase = 0
     for turn in range(gl.cdiv(tiles * H_kv - gl.program_id(0), gl.num_programs(0))):
         kv_head, b, _, _, _, length, low, high, begin = _place(
@@ -115,19 +115,19 @@ def _produce(
         for step in range(high - low):
             start = (high - 1 - step) * BLOCK_N
             mbarrier.wait(k_empty.index(slot), phase)
-            _ask(k, k_full.index(slot), keys.index(slot), own, kv_head, start, begin, length, nowhere,
-                 BLOCK_SIZE, BOX, BLOCK_N, D)  # fmt: skip
+            _load(k, k_full.index(slot), keys.index(slot), own, kv_head, start, begin, length, nowhere,
+                  BLOCK_SIZE, BOX, BLOCK_N, D)  # fmt: skip
             mbarrier.wait(v_empty.index(slot), phase)
             if start + BLOCK_N > length:
-                _ask(v, landed, values.index(slot), own, kv_head, start, begin, length, nowhere,
-                     BLOCK_SIZE, BOX, BLOCK_N, D)  # fmt: skip
+                _load(v, landed, values.index(slot), own, kv_head, start, begin, length, nowhere,
+                      BLOCK_SIZE, BOX, BLOCK_N, D)  # fmt: skip
                 mbarrier.wait(landed, landed_phase)
                 landed_phase ^= 1
                 _clear(values.index(slot), length - start, BLOCK_N, D)
                 mbarrier.arrive(v_full.index(slot))
             else:
-                _ask(v, v_full.index(slot), values.index(slot), own, kv_head, start, begin, length, nowhere,
-                     BLOCK_SIZE, BOX, BLOCK_N, D)  # fmt: skip
+                _load(v, v_full.index(slot), values.index(slot), own, kv_head, start, begin, length, nowhere,
+                      BLOCK_SIZE, BOX, BLOCK_N, D)  # fmt: skip
             slot, phase = _next(slot, phase, STAGES)
 
 
@@ -136,7 +136,7 @@ def _softmax(
     scores, peak, total, scale, window, cap, first, positions, MASKED: gl.constexpr, WINDOW: gl.constexpr,
     SOFTCAP: gl.constexpr, BLOCK_N: gl.constexpr,
 ):  # fmt: skip
-    """Weights, the running peak and sum, and by how much the past shrinks, base 2; positions: each row's own key."""
+    """Weights, new running peak and sum, and the factor that rescales earlier sums, base 2; positions: of the rows."""
     layout: gl.constexpr = scores.type.layout
     if SOFTCAP:
         scores = capped(scores * scale, cap) * LOG2E
@@ -149,7 +149,7 @@ def _softmax(
             seen = seen & (keys[None, :] > (positions - window - first)[:, None])
         scores = gl.where(seen, scores, float("-inf"))
     highest = gl.maximum(peak, gl.max(scores, 1))
-    # A row that has seen no key yet has a peak of -inf, and -inf - -inf would be NaN.
+    # The peak of a row that has seen no key is -inf, and -inf - -inf would be NaN.
     shift = gl.where(highest == float("-inf"), 0.0, highest)
     weights = gl.exp2(scores - shift[:, None])
     shrink = gl.exp2(peak - shift)
@@ -162,8 +162,7 @@ def _steps(
     v_slot, v_phase, from_block, to_block, positions, scale, window, cap,
     BLOCK_N: gl.constexpr, STAGES: gl.constexpr, MASKED: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr,
 ):  # fmt: skip
-    """Blocks from `from_block` down to `to_block`, and the values of the block before each: a block's exponentials are
-    taken while the values of the one before are summed up."""
+    """Blocks `from_block` down to `to_block`: a block's exponentials overlap the value product of the block before."""
     layout: gl.constexpr = weights.type.layout
     factor: gl.constexpr = gl.DotOperandLayout(0, accumulator.type.layout, 2)
     for step in range(from_block - to_block):

@@ -1,11 +1,11 @@
-"""Device code of `split_kv`: the second launch, which adds up what shares have left of a head."""
+"""Device code of `split_kv`: the second launch, which adds the parts that the shares leave of a head."""
 
 from __future__ import annotations
 
 SOURCE = r"""
-constexpr int COMBINERS = 4, NUMBERS = (D + 31) / 32;  // warps that share the parts of a head, and d for each lane
+constexpr int COMBINERS = 4, NUMBERS = (D + 31) / 32;  // warps that share a head's parts, and values d per lane
 
-// One query head: the parts that its CTAs left, weighted by their log-sum-exps and added up in their order.
+// One query head: its parts, weighted by their log-sum-exps and added in order.
 extern "C" __global__ void __launch_bounds__(32 * COMBINERS)
 combine(const float* partial, const float* partial_lse, const int* lens, const float* sinks, u16* out, float* lse,
         int B, int window, int ctas, i64 out_t, i64 out_h, i64 lse_t, i64 lse_h) {
@@ -41,7 +41,7 @@ combine(const float* partial, const float* partial_lse, const int* lens, const f
     const int shares = shares_of(units, ctas);
     const i64 segment = before + (i64)(virtual_head / WARPS) * mine;
     const int first = owner_of(segment, units, shares), last = owner_of(segment + mine - 1, units, shares);
-    if (first == last) return;  // one CTA had all of it
+    if (first == last) return;  // one CTA had the whole segment
 
     auto place = [&](int g) {
         const int slot = slot_of(segment, share_start(g, units, shares));

@@ -1,18 +1,18 @@
-"""Device code of `split_kv`: every warp streams its own 16 keys at a time through its own ring, and multiplies them by
-mma.m16n8k16.  CUDA C++, compiled for one config by macros.
+"""Device code of `split_kv`: every warp streams 16 keys at a time through its own ring, and multiplies by mma.m16n8k16.
+CUDA C++, compiled per config by macros.
 
 A warp has one virtual head: a KV head, or for groups above 16 query heads a KV head with 16 of them.  The warps of a
-CTA have neighbouring virtual heads and the same keys, so that together they read whole runs of a page.  No warp waits
-for another: there is no barrier but the warp's own.
+CTA have neighbouring virtual heads and the same keys, so together they read whole runs of a page.  No warp waits for
+another one.
 
-The units of 16 keys of all sequences stand in one row: sequence by sequence, in it one set of a CTA's heads after the
-other, in that from the first visible key to the last.  CTA g takes units g W / G to (g + 1) W / G of all W.
+All units (16 keys each) form one sequence: by sequence of the batch, then by set of a CTA's heads, then from the first
+visible key to the last.  CTA g takes units g W / G to (g + 1) W / G of all W.
 """
 
 from __future__ import annotations
 
 SOURCE = r"""
-#pragma nv_diag_suppress 177  // each of the two kernels uses a part of what is declared here
+#pragma nv_diag_suppress 177  // each of the two kernels uses only some of these declarations
 
 using i64 = long long;
 using u64 = unsigned long long;
@@ -22,9 +22,9 @@ using u8 = unsigned char;
 
 constexpr int UNIT = 16, TILES = D / 16;
 constexpr int KEY_BYTES = D * (FP8 ? 1 : 2), CHUNKS = KEY_BYTES / 16;
-// An odd number of 16-byte chunks from key to key: the eight that ldmatrix reads at once lie in different banks.
+// An odd number of 16-byte chunks from key to key: the eight that ldmatrix reads at once are in different banks.
 constexpr int PITCH = KEY_BYTES + (CHUNKS % 2 ? 0 : 16);
-constexpr int ACROSS = CHUNKS > 4 ? 8 : 4, DOWN = 32 / ACROSS;  // lanes side by side on a key, and keys at once
+constexpr int ACROSS = CHUNKS > 4 ? 8 : 4, DOWN = 32 / ACROSS;  // lanes along a key, and keys at once
 constexpr int STAGE_BYTES = 2 * UNIT * PITCH;
 constexpr int ROWS = GROUP < 16 ? GROUP : 16, ROW_TILES = (GROUP + 15) / 16, HALVES = ROWS > 8 ? 2 : 1;
 #define Q_SHARED (D > 128 && GROUP > 8)
@@ -43,7 +43,7 @@ __device__ __forceinline__ float log2_of(float x) {
     return y;
 }
 
-// Two values as one word of the queries' dtype, the first one low.
+// Two values as one word of the queries' dtype, the first one in the low half.
 __device__ __forceinline__ u32 pack(float low, float high) {
     u32 word;
 #if BF16
@@ -54,7 +54,7 @@ __device__ __forceinline__ u32 pack(float low, float high) {
     return word;
 }
 
-// Two e4m3 in the low half of `bytes`, exactly.
+// Converts the two e4m3 values in the low half of `bytes`, exactly.
 __device__ __forceinline__ u32 widen(u32 bytes) {
     u32 word;
     asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(word) : "h"((u16)bytes));
@@ -79,8 +79,8 @@ __device__ __forceinline__ void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u3
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// The operands of 16 numbers d for 16 keys, b[tile][half]; an fp8 matrix holds pairs, so that a lane's d are the four
-// from 4 (lane % 4) on, and the queries' and the output's are chosen to match (`column`).
+// Loads the operands of 16 values d for 16 keys, b[tile][half].  An fp8 matrix holds pairs, so a lane's d are the four
+// from 4 (lane % 4) on; queries and output use the same order (`column`).
 template <bool TRANSPOSED>
 __device__ __forceinline__ void load_tile(u32 (&b)[2][2], u32 from) {
 #if FP8
@@ -91,7 +91,7 @@ __device__ __forceinline__ void load_tile(u32 (&b)[2][2], u32 from) {
     else
         asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
                      : "=r"(low), "=r"(high) : "r"(from) : "memory");
-    if (TRANSPOSED) {  // a word holds d and d + 1 of one key, then of the next
+    if (TRANSPOSED) {  // a word holds d and d + 1 of one key, then of the next key
         b[0][0] = widen(__byte_perm(low, 0, 0x4420)), b[0][1] = widen(__byte_perm(high, 0, 0x4420));
         b[1][0] = widen(__byte_perm(low, 0, 0x4431)), b[1][1] = widen(__byte_perm(high, 0, 0x4431));
     } else {
@@ -107,25 +107,25 @@ __device__ __forceinline__ void load_tile(u32 (&b)[2][2], u32 from) {
 #endif
 }
 
-// Of 16 numbers d, the first of the pair `p` (0, 1) that a lane holds.
+// Of 16 values d, the first of the pair `p` (0, 1) that a lane holds.
 __device__ __forceinline__ int column(int p) {
     return FP8 ? 4 * (threadIdx.x % 4) + 2 * p : 8 * p + 2 * (threadIdx.x % 4);
 }
 
-// How many of a sequence's keys its one query sees: the newest.
+// The number of keys that a sequence's query sees: the newest ones.
 __device__ __forceinline__ int visible(int length, int window) { return max(min(length, window), 0); }
 __device__ __forceinline__ int units_of(int length, int window) { return (visible(length, window) + UNIT - 1) / UNIT; }
 
-// Cutting W units into shares for at most `ctas` CTAs, none of fewer than LEAST units but a lone one.
+// Cuts W units into shares for at most `ctas` CTAs, each with at least LEAST units unless there is only one.
 __device__ __forceinline__ int shares_of(i64 units, int ctas) { return (int)max(min((i64)ctas, units / LEAST), 1ll); }
 __device__ __forceinline__ i64 share_start(int g, i64 units, int shares) { return g * units / shares; }
 __device__ __forceinline__ int owner_of(i64 unit, i64 units, int shares) {
     return (int)(((unit + 1) * shares - 1) / units);
 }
-// A CTA leaves up to two segments unfinished: one that began before its share, and its last.
+// A CTA leaves at most two unfinished segments: one that began before its share, and its last one.
 __device__ __forceinline__ int slot_of(i64 segment_start, i64 start) { return segment_start <= start ? 0 : 1; }
 
-// With a sink: what the output is multiplied by, and the log-sum-exp, base 2, after it.
+// Adds a sink to lse2 (log-sum-exp, base 2) and returns the factor for the output.
 __device__ __forceinline__ float sink_in(float& lse2, const float* sinks, int head) {
     if (!sinks) return 1.f;
     const float sink2 = sinks[head] * LOG2E, most = fmaxf(lse2, sink2);

@@ -1,9 +1,9 @@
-"""Device code of `split_kv`, continued: the first launch."""
+"""Device code of `split_kv`, second part: the first launch."""
 
 from __future__ import annotations
 
 SOURCE = r"""
-// A place in the row of units: what a warp loads next, or multiplies next.
+// A place in the sequence of units: the unit that a warp loads next, or multiplies next.
 struct Cursor {
     int b, set, key, end;  // sequence, set of heads, first key of the unit, one past the last key
 
@@ -11,7 +11,7 @@ struct Cursor {
         end = length;
         key = length - visible(length, window);
     }
-    // To the next unit; there is no unit after the last one.
+    // Moves to the next unit; there is none after the last one.
     __device__ __forceinline__ bool advance(const int* lens, int B, int window) {
         key += UNIT;
         if (key < end) return false;
@@ -28,10 +28,10 @@ struct Cursor {
 struct Keys {
     const u8 *k, *v;
     const int* table;
-    i64 k_page, k_slot, k_head, v_page, v_slot, v_head, table_row;  // bytes; of the table, entries
+    i64 k_page, k_slot, k_head, v_page, v_slot, v_head, table_row;  // in bytes; table_row in entries
 };
 
-// The page of key `key + lane % UNIT`; one past the end has none.
+// The page of key `key + lane % UNIT`, 0 for a key past the end.
 __device__ __forceinline__ int page_at(const Keys& keys, const Cursor& at) {
     const int key = at.key + threadIdx.x % UNIT;
     return key < at.end ? __ldg(keys.table + at.b * keys.table_row + (u32)key / BLOCK_SIZE) : 0;
@@ -43,7 +43,7 @@ __device__ __forceinline__ void copy(u32 to, const u8* from, int bytes, u64 poli
                  : "memory");
 }
 
-// Keys and values of a unit to a stage, 0 for those past the end: what lies there in a page may be NaN.
+// Loads a unit's keys and values to a stage, and 0 for keys past the end, where a page may hold NaN.
 __device__ __forceinline__ void load_unit(const Keys& keys, const Cursor& at, int page, int kv_head, u32 stage,
                                           u64 policy) {
     const int lane = threadIdx.x % 32, row = lane / ACROSS, chunk = lane % ACROSS;
@@ -52,7 +52,7 @@ __device__ __forceinline__ void load_unit(const Keys& keys, const Cursor& at, in
         const int r = row + i * DOWN;
         const int bytes = at.key + r < at.end ? 16 : 0;
         const u64 slot = (u32)(at.key + r) % BLOCK_SIZE;
-        const u64 block = (u32)__shfl_sync(~0u, page, r);  // int64: page * stride passes 2**31 in a cache of 2 GiB
+        const u64 block = (u32)__shfl_sync(~0u, page, r);  // 64 bits: page * stride passes 2**31 in a cache of 2 GiB
         const u8* k = keys.k + block * keys.k_page + slot * keys.k_slot + kv_head * keys.k_head + chunk * 16;
         const u8* v = keys.v + block * keys.v_page + slot * keys.v_slot + kv_head * keys.v_head + chunk * 16;
         const u32 to = stage + r * PITCH + chunk * 16;
@@ -65,7 +65,7 @@ __device__ __forceinline__ void load_unit(const Keys& keys, const Cursor& at, in
     }
 }
 
-// Queries: in registers, or where those are full in shared memory, each lane's own.
+// The queries are in registers, or, where registers are full, in shared memory at each lane's own place.
 struct State {
 #if Q_SHARED
     uint4* shared;
@@ -74,7 +74,7 @@ struct State {
 #endif
     float acc[2 * TILES][4], peak[2], total[2];
 
-    // The queries of one virtual head; rows past the group's last are 0.
+    // Loads the queries of one virtual head; rows past the group's last one are 0.
     __device__ __forceinline__ void open(const u16* queries, i64 stride_h, int rows) {
         const int row = threadIdx.x % 32 / 4;
 #pragma unroll
@@ -99,7 +99,7 @@ struct State {
         for (int h = 0; h < 2; ++h) peak[h] = -INFINITE, total[h] = 0;
     }
 
-    // `left` keys of the stage are there; factor and cap as in `split_kv`.
+    // Adds a stage, of which `left` keys exist; factor and cap as in `split_kv`.
     __device__ __forceinline__ void add(u32 stage, int left, float factor, float cap2) {
         const int lane = threadIdx.x % 32, row = lane % 8, low = lane / 8 % 2, high = lane / 16;
         const u32 down = (8 * low + row) * PITCH + (FP8 ? 0 : 16 * high);
@@ -110,8 +110,8 @@ struct State {
             u32 k[2][2];
             load_tile<false>(k, stage + across + j * (FP8 ? 16 : 32));
 #if Q_SHARED
-            const uint4 found = shared[j * 32];
-            const u32 a[4] = {found.x, found.y, found.z, found.w};
+            const uint4 words = shared[j * 32];
+            const u32 a[4] = {words.x, words.y, words.z, words.w};
 #else
             const u32 (&a)[4] = q[j];
 #endif
@@ -139,7 +139,7 @@ struct State {
 #pragma unroll
             for (int h = 0; h < HALVES; ++h) {
                 const float higher = fmaxf(peak[h], most[h]);
-                // Nothing was seen before, or nothing but scores of -inf: -inf - -inf would be NaN.
+                // Without a score above -inf so far, -inf - -inf would be NaN.
                 const float rescale = peak[h] == -INFINITE ? 0.f : exp2_of(peak[h] - higher);
                 peak[h] = higher;
                 total[h] *= rescale;
@@ -192,7 +192,7 @@ split_kv(const u16* q, const u8* k_cache, const u8* v_cache, const int* table, c
     const i64 start = share_start(g, units, shares), stop = g < shares ? share_start(g + 1, units, shares) : start;
     if (start >= stop) return;
 
-    // The sequence that has unit `start`, found 32 at a time.
+    // Finds the sequence that has unit `start`, 32 sequences at a time.
     Cursor first{0, 0, 0, 0};
     i64 passed = 0;
     for (int base = 0;; base += 32) {
@@ -215,7 +215,7 @@ split_kv(const u16* q, const u8* k_cache, const u8* v_cache, const int* table, c
     first.set = within / mine;
     first.open(length, window);
     first.key += within % mine * UNIT;
-    i64 segment = passed + (i64)first.set * mine;  // its first unit
+    i64 segment = passed + (i64)first.set * mine;  // the segment's first unit
 
     const int count = (int)(stop - start);
     Cursor ahead = first, now = first;
@@ -225,7 +225,7 @@ split_kv(const u16* q, const u8* k_cache, const u8* v_cache, const int* table, c
             const int asked = page;
             const Cursor at = ahead;
             ahead.advance(lens, B, window);
-            page = page_at(keys, ahead);  // looked up a unit early, so that no copy waits for it
+            page = page_at(keys, ahead);  // looked up one unit early, so no copy waits for it
             load_unit(keys, at, asked, (at.set * WARPS + warp) / ROW_TILES, ring + unit % STAGES * STAGE_BYTES, policy);
         }
         asm volatile("cp.async.commit_group;" ::: "memory");
@@ -250,14 +250,14 @@ split_kv(const u16* q, const u8* k_cache, const u8* v_cache, const int* table, c
             v_factor = v_scale ? v_scale[kv_head] : 1.f;
         }
         asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
-        __syncwarp();  // all copies have arrived, and no lane still reads the stage that is filled now
+        __syncwarp();  // all copies have arrived, and no lane reads the stage that is filled next
         load(unit + STAGES - 1);
         state.add(ring + unit % STAGES * STAGE_BYTES, now.end - now.key, factor, cap2);
 
         const Cursor done = now;
         fresh = now.advance(lens, B, window);
         if (!fresh && unit + 1 < count) continue;
-        // A segment that began here and ends here is finished; of another its part is kept.
+        // The segment is finished if it began in this share and ends here; otherwise a part is kept.
         const bool whole = fresh && segment >= start;
         const i64 place = ((g * 2 + slot_of(segment, start)) * WARPS + warp) * ROWS;
 #pragma unroll

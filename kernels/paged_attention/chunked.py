@@ -1,18 +1,18 @@
-"""Over gqa_packed: chunks of queries, which `cu_seqlens_q` bounds, beside sequences with one query, in one launch.
+"""Over gqa_packed: chunks of queries, bounded by `cu_seqlens_q`, and sequences with one query, in one launch.
 
-A tile is BLOCK_M rows of one sequence and one KV head, where a row is a query with one of the group's heads: a key that
-is loaded serves all the heads, and a chunk of few queries fills a tensor core's rows nonetheless (the packing of
-gqa_packed, over queries too; prefill in chunks is that of Agrawal et al., "SARATHI", 2023).  The grid is an upper bound
-that T, B and the tile give; which sequence a tile is of, a program finds in cu_seqlens_q by bisection, so that nothing
-waits for the device.  The last tiles of all, which see the most keys, come first.
+A tile is BLOCK_M rows of one sequence and KV head; a row is a query with one of the group's heads.  So a loaded key
+serves all heads, and even a chunk of few queries fills a tensor core's rows (gqa_packed packs only heads; prefill in
+chunks: Agrawal et al., "SARATHI", 2023).  The grid is an upper bound from T, B and the tile; a program finds its
+sequence in cu_seqlens_q by bisection, so the host does not wait for the device.  The last tiles, which see the most
+keys, come first.
 
-Keys that all rows of a tile see are not masked: of a causal tile's steps only those on the diagonal are, and with a
-window those at its far edge.  The page of a step's keys is looked up a step ahead, which leaves the pipeline its stages
-for keys and values: read after one another, table and keys would share them.
+Keys that all rows of a tile see need no mask: only the steps on the causal diagonal, and with a window at its far edge,
+are masked.  The pages of a step's keys are looked up one step ahead; otherwise table and keys would share the stages of
+the pipeline.
 
-Predictions, unmeasured on a GPU: the gather costs a pointer for each 16 bytes where a dense tile has one for all, which
-shows at small pages and not in bytes; the decode rows of a mixed batch are not split, so that one long sequence among
-short chunks is the launch's tail, at about 20 us for 1,000 keys (`split_kv` has no such tail, and takes no chunks).
+Predictions, unmeasured on a GPU: the gather costs one pointer per 16 bytes, a dense tile one in all, which shows with
+small pages but not in bytes.  The decode rows of a mixed batch are not split, so one long sequence among short chunks
+is the launch's tail, about 20 us per 1,000 keys (`split_kv` has no such tail, but takes no chunks).
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from rooflab.reference.spec import Case, Scheme, nbytes
 from rooflab.roofline.model import Traffic
 
 ADDRESS_REGISTERS = 24
-"""Pointers, masks and the running peak and sum, beside accumulator and scores."""
+"""For pointers, masks and the running peak and sum, in addition to accumulator and scores."""
 MOST_HEAD_DIM = 256
 
 
 @dataclass(frozen=True)
 class Config(LaunchConfig):
-    """One way to launch the kernel: rows of a tile, keys a step, warps, pipeline stages."""
+    """One way to launch the kernel: rows per tile, keys per step, warps, pipeline stages."""
 
     block_m: int
     block_n: int
@@ -49,8 +49,8 @@ class Config(LaunchConfig):
 
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Tiles of up to 16 rows a warp, with every depth of pipeline; 8 warps from 64 rows on.  In fp32 8 from 32 keys on,
-    where a head is wide: on 4 they spill 0.5 to 1.2 KB a thread (read in the compiled kernels)."""
+    """Tiles of up to 16 rows per warp, with pipelines of several depths; 8 warps from 64 rows on.  In fp32 8 warps from
+    32 keys on for a wide head: 4 warps spill 0.5 to 1.2 KB per thread (read in the compiled kernels)."""
     if scheme.activation == torch.float32:
         all_configs = itertools.starmap(Config, itertools.product((16, 32), (16, 32), (4, 8), (1, 2)))
         narrow = int(case["D"]) <= 64
@@ -60,11 +60,11 @@ def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
 
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """The fp32 accumulator and a tile of scores in registers; the queries and the staged keys and values in shared
-    memory, as Triton lays them out.  A head that is no power of two is padded to one."""
+    """Registers: fp32 accumulator and a tile of scores; shared memory: queries and staged keys and values, as Triton
+    allocates them.  head_dim is padded to a power of two."""
     B, H, H_kv = (int(case[key]) for key in ("B", "H", "H_kv"))
     head, threads = int(triton.next_power_of_2(int(case["D"]))), 32 * config.num_warps
-    # wgmma (64 rows and more) reads a stage while the others are filled; mma.sync gives it back at once.
+    # wgmma (64 rows and more) reads a stage while others are filled; mma.sync frees a stage at once.
     warpgroup = config.block_m >= 64 and scheme.activation != torch.float32
     held = config.num_stages if warpgroup else config.num_stages - 1
     tiles = 2 * held if config.num_stages > 1 else 1
@@ -78,7 +78,7 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
 
 
 def choose(head_dim: int, itemsize: int, rows: int) -> Config:
-    """A tile whose fp32 accumulator and staged keys fit an SM; as few rows as a sequence has, on average."""
+    """A tile whose fp32 accumulator and staged keys fit on an SM, with few rows if sequences have few on average."""
     if itemsize == 4:
         # fp32 products are FMAs, whose operands fill the registers: a wider tile spills (read in the SASS).
         return Config(32 if rows > 16 else 16, 32 if head_dim <= 64 else 16, 4 if head_dim <= 64 else 8, num_stages=1)
@@ -89,18 +89,18 @@ def choose(head_dim: int, itemsize: int, rows: int) -> Config:
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """By the head, the size of a value and the rows of a sequence."""
+    """By head_dim, bytes of a value and rows of a sequence."""
     rows = int(case.get("queries", 1)) * int(case["H"]) // int(case["H_kv"])
     return choose(int(case["D"]), scheme.activation.itemsize, rows)
 
 
 def tiles_at_most(T: int, B: int, group: int, block_m: int) -> int:
-    """Tiles of T queries however they lie in B sequences: each sequence can begin one that is not full."""
+    """The most tiles of T queries in B sequences: each sequence may have one tile that is not full."""
     return T * group // block_m + B
 
 
 def seen_at_most(window: int | None, block_table: torch.Tensor, k_cache: torch.Tensor) -> int:
-    """The window, or all keys that a table has room for: the device's arithmetic is of 32 bits."""
+    """The window, or the number of keys that a table has room for if that is smaller: the device uses 32 bits."""
     return min(window or 0, block_table.shape[1] * k_cache.shape[1])
 
 
@@ -112,8 +112,8 @@ def why_not_taken(q: torch.Tensor) -> str | None:
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """The keys and values that a sequence's queries see once, as L2 holds them while its tiles read them, a page that
-    several sequences share once for each; q, the output, and the table entries once."""
+    """The keys and values that a sequence's queries see once, because L2 keeps them for its tiles; a page that several
+    sequences share once for each; q, the output, and the table entries once."""
     q, k_cache, seq_lens, cu_seqlens_q = inputs.q, inputs.k_cache, inputs.seq_lens, inputs.cu_seqlens_q
     window = inputs.window
     T, H, D = q.shape
@@ -153,8 +153,8 @@ def paged_attention(
 ) -> Returned:
     """Attention of chunks of queries through a block table.  q: (T, H, D); returns (T, H, D).
 
-    Any head_dim up to 256, any block_size, either cache in e4m3. Does not wait for the device. Raises `ValueError` on
-    shapes, dtypes, options or a head_dim that do not fit.
+    Any head_dim up to 256, any block_size; each cache may be e4m3.  Does not wait for the device.  Raises `ValueError`
+    on wrong shapes, dtypes, options or head_dim.
     """
     check_args(q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, k_scale, v_scale, window)
     check_paged_options(q, window, softcap, sinks)
@@ -166,7 +166,7 @@ def paged_attention(
     if not out.numel():
         return out if lse is None else (out, lse)
     if config is None:
-        # Queries in fp32 are multiplied in fp32, whatever the cache is kept in.
+        # fp32 queries are multiplied in fp32, with any dtype of the cache.
         scheme = "kv_fp8" if q.element_size() == 2 and k_cache.dtype != q.dtype else q.dtype
         dims = {"B": B, "H": H, "H_kv": H_kv, "D": D, "queries": triton.cdiv(T, B)}
         config = default_config("paged_attention", "chunked", scheme, q.device, **dims)

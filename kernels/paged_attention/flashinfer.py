@@ -1,8 +1,8 @@
-"""FlashInfer's paged attention (Ye et al., arXiv 2501.01005), the package `flashinfer-python`, where it is installed.
+"""FlashInfer's paged attention (Ye et al., arXiv 2501.01005), the package `flashinfer-python`, if it is installed.
 
 Decode steps go to `BatchDecodeWithPagedKVCacheWrapper`, chunks of queries to `BatchPrefillWithPagedKVCacheWrapper`,
-both with the backend that FlashInfer picks.  `plan` reads the lengths and the table, once for all layers of a step, and
-is outside of what the bench times: see `_flashinfer`.  A log-sum-exp takes one more launch.
+both with the backend that FlashInfer chooses.  `plan` reads the lengths and the table once per step for all layers, and
+the bench does not time it: see `_flashinfer`.  A log-sum-exp takes one more launch.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from rooflab.kernels.registry import Arguments, register
 from rooflab.roofline.model import Traffic
 
 TENSOR_CORE_GROUP = 4
-"""Query heads of a KV head from which decoding uses tensor cores, as SGLang sets it; CUDA cores have groups of 1, 2, 3,
-4, 6 and 8 alone."""
+"""Query heads per KV head from which decoding uses tensor cores, as in SGLang; CUDA cores take only groups of 1, 2, 3,
+4, 6 and 8."""
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """The keys and values in sight once; what parts of split keys move is FlashInfer's to decide, and left out."""
+    """The visible keys and values once; FlashInfer decides how to split keys, so partial results are not counted."""
     return adapter.with_base_e(in_pages(inputs), inputs.q, inputs.return_lse)
 
 
@@ -45,7 +45,7 @@ def plan_of(
     window: int | None,
     softcap: float | None,
 ) -> adapter.Plan:
-    """A plan for `run`, in the wrapper of all calls or in one of its own; q and k_cache may be on `meta`."""
+    """A plan for `run`, in the wrapper of all calls (`kept`) or in a new one; q and k_cache may be on `meta`."""
     T, H, D = q.shape
     _, block_size, H_kv, _ = k_cache.shape
     device = block_table.device
@@ -72,7 +72,7 @@ def plan_of(
 
 
 def plan(inputs: Arguments) -> adapter.Plan:
-    """What an engine does once for all layers of a step; waits for the device."""
+    """Work that an engine does once per step for all layers; waits for the device."""
     pages = inputs.k_cache, inputs.block_table, inputs.seq_lens
     return plan_of(False, inputs.q, *pages, inputs.softmax_scale, inputs.cu_seqlens_q, inputs.window, inputs.softcap)
 
@@ -97,9 +97,8 @@ def paged_attention(
 ) -> Returned:
     """FlashInfer's batch decode or batch prefill.  q: (T, H, D); returns (T, H, D).
 
-    Without a plan it makes one, and waits for the device to read the lengths and the table. Takes no `out`: FlashInfer
-    writes rows that follow each other without a gap. Raises `ValueError` on shapes, dtypes, strides or options that do
-    not fit.
+    Without a plan it makes one, and waits for the device to read the lengths and the table.  There is no `out`, because
+    FlashInfer writes rows without gaps.  Raises `ValueError` on wrong shapes, dtypes, strides or options.
     """
     check_args(q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q)
     check_options(q, True, window, softcap, None)

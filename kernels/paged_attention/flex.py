@@ -1,14 +1,14 @@
-"""torch's FlexAttention (Dong et al., arXiv 2412.05496) over a paged cache, compiled by `torch.compile`; decode alone.
+"""torch's FlexAttention (Dong et al., arXiv 2412.05496) over a paged cache, compiled by `torch.compile`; decode only.
 
-The cache is one long sequence of keys, of which a `BlockMask` made from the block table lists each query's pages, and
-`mask_mod` turns a place in the cache into one in the sequence, as the paper's section on paged attention has it.  A
-masked value is multiplied by a weight of 0, so that NaN in a page's unwritten tail would come through: the list has
-whole pages alone, and the last page, where it is begun, is gathered, cleaned, attended by torch steps and merged by its
-log-sum-exp.  Mask, list and merge are made in the call, in one compiled graph, and its time includes them; an engine
-would make mask and list once for all layers of a step.
+The cache is one long sequence of keys.  A `BlockMask` from the block table lists each query's pages, and `mask_mod`
+turns a place in the cache into a place in the sequence, as in the paper's section on paged attention.  A masked value
+is multiplied by a weight of 0, so NaN in the unwritten part of a page would reach the result: the list has only full
+pages.  torch steps gather, clean and attend a last page that is not full, and merge it by its log-sum-exp.  Mask, list
+and merge are made in the call, in one compiled graph, and are timed with it; an engine would make mask and list once
+per step for all layers.
 
-Compiled for each shape on its first call, which takes seconds.  No fp32: whether its products are TF32 then is a
-setting of the process.
+The first call of each shape compiles, which takes seconds.  No fp32, because a setting of the process decides whether
+its products are TF32.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from rooflab.kernels.registry import Arguments, register
 from rooflab.roofline.model import Traffic
 
 LEAST_PAGE = 16
-"""Keys of the smallest matrix product; a page is a step of its loop, and so a power of two."""
+"""Keys of the smallest matrix product; a page is a step of its loop, so it must be a power of two."""
 SHAPES = 512
-"""Shapes for which it may be compiled in one process; at torch's own limit of 8 a call raises."""
+"""Shapes that may be compiled in one process; at torch's default limit of 8 a call raises."""
 QUERY_BLOCK = 128
-"""Queries that share a row of the block mask; one here."""
+"""Queries that share a row of the block mask; here only one of them exists."""
 
 
 def attend(
@@ -44,8 +44,8 @@ def attend(
     window: int | None,
     softcap: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(B, H, D) fp32 and the log-sum-exp (B, H).  What `torch.compile` compiles; run eagerly, torch multiplies every
-    slot of the cache by a weight, and the result is right only where none holds NaN or inf."""
+    """(B, H, D) fp32 and the log-sum-exp (B, H), for `torch.compile`.  Run without compilation, torch multiplies every
+    slot of the cache by a weight, and the result is right only if no slot holds NaN or inf."""
     from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
     group = q.shape[1] // k_cache.shape[2]
@@ -70,7 +70,7 @@ def _capped(softcap: float) -> Callable[..., torch.Tensor]:
 
 
 def _whole_pages(block_table: torch.Tensor, seq_lens: torch.Tensor, k_cache: torch.Tensor, window: int | None) -> Any:
-    """The mask of each sequence's full pages."""
+    """The mask for each sequence's full pages."""
     from torch.nn.attention.flex_attention import BlockMask
 
     num_blocks, block_size = k_cache.shape[:2]
@@ -78,7 +78,7 @@ def _whole_pages(block_table: torch.Tensor, seq_lens: torch.Tensor, k_cache: tor
     whole = seq_lens // block_size
     place = torch.arange(width, dtype=torch.int32, device=block_table.device).expand(B, width)
     listed = place < whole[:, None]
-    # One column more, for table entries that name no full page of the sequence.
+    # One more column, for table entries that are not full pages of the sequence.
     places = torch.full((B, num_blocks + 1), -1, dtype=torch.int32, device=block_table.device)
     places = places.scatter(1, torch.where(listed, block_table, num_blocks).long(), torch.where(listed, place, -1))
 
@@ -94,7 +94,7 @@ def _whole_pages(block_table: torch.Tensor, seq_lens: torch.Tensor, k_cache: tor
         BLOCK_SIZE=(QUERY_BLOCK, block_size),
         mask_mod=seen,
         seq_lengths=(1, num_blocks * block_size),
-        compute_q_blocks=False,  # for a backward pass; it takes the list's width for the cache's
+        compute_q_blocks=False,  # only a backward pass needs them; torch would take the list's width for the cache's
     )
 
 
@@ -108,7 +108,7 @@ def _begun_page(
     window: int | None,
     softcap: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention over the tokens behind the last full page: (B, H, D) fp32, and the log-sum-exp (B, H)."""
+    """Attention over the tokens after the last full page: (B, H, D) fp32, and the log-sum-exp (B, H)."""
     B, H, D = q.shape
     _, block_size, H_kv, _ = k_cache.shape
     filled = (seq_lens % block_size)[:, None]
@@ -134,7 +134,7 @@ def _begun_page(
 def _merged(
     one: torch.Tensor, one_lse: torch.Tensor, other: torch.Tensor, other_lse: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two parts of a row's keys as one; a part that saw none is 0 and -inf."""
+    """Merges two parts of a row's keys; a part that saw no key is 0 and -inf."""
     lse = torch.logaddexp(one_lse, other_lse)
     reached = lse.masked_fill(lse == -math.inf, 0.0)
     shares = [torch.exp(part - reached)[..., None] for part in (one_lse, other_lse)]
@@ -143,14 +143,14 @@ def _merged(
 
 @cache
 def _compiled() -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
-    # fullgraph, so that nothing ever runs eagerly in its place; not dynamic, which the kernel for decoding is not.
-    found: Callable[..., tuple[torch.Tensor, torch.Tensor]] = torch.compile(attend, fullgraph=True, dynamic=False)
-    return found
+    # fullgraph, so that nothing runs uncompiled; not dynamic, because the kernel for decoding is not.
+    compiled: Callable[..., tuple[torch.Tensor, torch.Tensor]] = torch.compile(attend, fullgraph=True, dynamic=False)
+    return compiled
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """All keys and values once, for a window masks what is read, and each sequence's table of places, written and read;
-    a page's place is 4 bytes.  What parts of split keys move is torch's to decide, and left out."""
+    """All keys and values once, because a window only masks what is read, and each sequence's table of places (4 bytes
+    per page), written and read.  torch decides how to split keys, so partial results are not counted."""
     k_cache, seq_lens = inputs.k_cache, inputs.seq_lens
     keys = in_pages(inputs)
     places = 4 * len(seq_lens) * (k_cache.shape[0] + 1)
@@ -189,10 +189,10 @@ def paged_attention(
     softcap: float | None = None,
     return_lse: bool = False,
 ) -> Returned:
-    """FlexAttention over a paged cache, on CUDA alone.  q: (B, H, D), one query per sequence; returns (B, H, D).
+    """FlexAttention over a paged cache, on CUDA only.  q: (B, H, D), one query per sequence; returns (B, H, D).
 
-    Reads no length. Takes no `out`: compiled code allocates. Raises `ValueError` on shapes, dtypes, strides or options
-    that do not fit.
+    Does not read the lengths.  Compiled code allocates the result, so there is no `out`.  Raises `ValueError` on wrong
+    shapes, dtypes, strides or options.
     """
     check_args(q, k_cache, v_cache, block_table, seq_lens)
     check_options(q, True, window, softcap, None)

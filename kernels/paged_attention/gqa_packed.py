@@ -1,6 +1,8 @@
-"""Decode attention that walks the block table: one program per sequence and KV head, its group's query heads packed
-into the rows of one matrix product (Kwon et al., "PagedAttention", SOSP 2023, for the pages; the packing makes a
-tensor core's 16 rows of use where a decode query has one)."""
+"""Over naive: decode attention that walks the block table (pages: Kwon et al., "PagedAttention", SOSP 2023).
+
+A program takes a sequence and a KV head.  Its group's query heads are the rows of one matrix product, because a decode
+query alone would use one of a tensor core's 16 rows.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,12 @@ from rooflab.reference.spec import Case, Scheme
 from rooflab.roofline.model import Traffic
 
 ADDRESS_REGISTERS = 24
-"""Pointers, masks and the running peak and sum, beside accumulator and scores."""
+"""For pointers, masks and the running peak and sum, in addition to accumulator and scores."""
 
 
 @dataclass(frozen=True)
 class Config(LaunchConfig):
-    """One way to launch the kernel: keys a step, warps, pipeline stages."""
+    """One way to launch the kernel: keys per step, warps, pipeline stages."""
 
     block_n: int
     num_warps: int
@@ -36,21 +38,21 @@ class Config(LaunchConfig):
 
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Steps of keys with every depth of pipeline: bytes in flight are what a decode step wants.  Of 32 keys a warp at
-    most, and in fp32, whose FMAs hold their operands in registers, of 8: others spill up to 15 KB a thread (read in
-    the compiled kernels)."""
+    """Steps of keys with pipelines of several depths, because a decode step needs bytes in flight.  At most 32 keys per
+    warp, and 8 in fp32, whose FMAs hold their operands in registers: more spill up to 15 KB per thread (read in the
+    compiled kernels)."""
     most = 8 if scheme.activation == torch.float32 else 32
     all_configs = itertools.starmap(Config, itertools.product((16, 32, 64, 128), (1, 2, 4, 8), (1, 2, 3, 4, 5)))
     return tuple(config for config in all_configs if config.block_n <= most * config.num_warps)
 
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """The group's accumulator and scores in registers; the queries and the staged keys and values in shared memory, as
-    Triton lays them out (read in the compiled kernels; tests/test_configs.py compares them)."""
+    """Registers: the group's accumulator and scores; shared memory: queries and staged keys and values, as Triton
+    allocates them (read in the compiled kernels; tests/test_configs.py compares them)."""
     B, H, H_kv, D = (int(case[key]) for key in ("B", "H", "H_kv", "D"))
     threads = 32 * config.num_warps
     rows = packed_rows(H, H_kv)
-    # A key's load waits for its table entry's, and the stages are shared out over both.
+    # The load of a key waits for the load of its table entry, so both divide the stages.
     tiles = 2 * max(1, (config.num_stages - 1) // 2) if config.num_stages > 1 else 1
     return Footprint(
         threads=threads,
@@ -61,7 +63,7 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
 
 
 def choose(head_dim: int, itemsize: int) -> Config:
-    """A step whose staged keys and values fit an SM's shared memory."""
+    """A step whose staged keys and values fit in an SM's shared memory."""
     if itemsize == 4:
         # fp32 products are FMAs, whose operands fill the registers: a wider tile spills (read in the SASS).
         return Config(32 if head_dim <= 128 else 16, num_warps=4 if head_dim <= 64 else 8, num_stages=1)
@@ -69,16 +71,16 @@ def choose(head_dim: int, itemsize: int) -> Config:
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """By the head and the size of a value."""
+    """By head_dim and bytes of a value."""
     return choose(int(case["D"]), scheme.activation.itemsize)
 
 
 def packed_rows(H: int, H_kv: int) -> int:
-    """Rows of a program's product: its group's query heads, and no fewer than a matrix instruction has."""
+    """Rows of a program's product: its group's query heads, at least the 16 of a matrix instruction."""
     return max(16, int(triton.next_power_of_2(H // H_kv)))
 
 
-# A table's width may change with every batch: specialised, a new remainder by 16 would compile anew.
+# A table's width may change with every batch; if Triton specialized it, a multiple of 16 would compile again.
 @triton.jit(do_not_specialize=["table_stride"])
 def gqa_packed_kernel(
     q_ptr, k_ptr, v_ptr, table_ptr, lens_ptr, out_ptr, group, scale_log2, q_stride_t, q_stride_h, k_stride_block,
@@ -101,7 +103,7 @@ def gqa_packed_kernel(
     for start in range(0, length, BLOCK_N):
         keys = start + tl.arange(0, BLOCK_N)
         seen = keys < length
-        # int64: page, or slot, * stride passes 2**31 in a cache of 4 GiB. Table entries past the end are not read.
+        # int64, because page * stride and slot * stride pass 2**31 in a cache of 4 GiB. No entry past the end is read.
         page = tl.load(table_ptr + b * table_stride + keys // BLOCK_SIZE, mask=seen, other=0).to(tl.int64)
         slot = (keys % BLOCK_SIZE).to(tl.int64)
         k_offsets = page * k_stride_block + slot * k_stride_slot + kv_head * k_stride_h
@@ -112,7 +114,7 @@ def gqa_packed_kernel(
         weights = tl.exp2(scores - new_peak[:, None])
         rescale = tl.exp2(peak - new_peak)
         total = total * rescale + tl.sum(weights, 1)
-        # Masked as well as the scores: a page's unused slots may hold NaN, and 0 * NaN is NaN.
+        # Values are masked too: a page's unused slots may hold NaN, and 0 * NaN is NaN.
         v_offsets = page * v_stride_block + slot * v_stride_slot + kv_head * v_stride_h
         v = tl.load(v_ptr + v_offsets[:, None] + dims[None, :], mask=seen[:, None], other=0.0)
         acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision="ieee")
@@ -131,8 +133,8 @@ def why_not_taken(q: torch.Tensor) -> str | None:
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Each sequence's keys and values once, a page that several share once for each; all of q, and the table entries
-    of each KV head once, as L2 holds them."""
+    """Each sequence's keys and values once, a page that several sequences share once for each; q once; and the table
+    entries once, because L2 keeps them for all KV heads."""
     q, k_cache, seq_lens = inputs.q, inputs.k_cache, inputs.seq_lens
     _, entries = used_slots(inputs.block_table, seq_lens, k_cache.shape[0], k_cache.shape[1])
     size = q.element_size()
@@ -157,9 +159,9 @@ def paged_attention(
     *,
     config: Config | None = None,
 ) -> torch.Tensor:
-    """Decode attention through a block table, keys read once per group of query heads.  q: (B, H, D); (B, H, D).
+    """Decode attention through a block table; a group of query heads reads keys once.  q: (B, H, D); (B, H, D).
 
-    Raises `ValueError` on shapes, dtypes or a head_dim that do not fit.
+    Raises `ValueError` on wrong shapes, dtypes or head_dim.
     """
     check_args(q, k_cache, v_cache, block_table, seq_lens)
     reason = why_not_taken(q)

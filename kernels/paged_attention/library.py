@@ -1,13 +1,13 @@
-"""Gather the pages, then torch's scaled_dot_product_attention, which takes no block table.
+"""Gathers the pages, then calls torch's scaled_dot_product_attention, which takes no block table.
 
-What torch has that takes one is beside this: `torch_varlen` (from 2.12 on, in pages of 256 tokens unless
-FlashAttention-3 is activated) and `flex`, both in 16 bits on CUDA alone.
+torch's functions that take one have their own kernels: `torch_varlen` (from 2.12 on, with pages of 256 tokens unless
+FlashAttention-3 is activated) and `flex`, both in 16 bits and on CUDA only.
 
-Chunks of queries go one sequence after another, each as torch takes a dense one: their bounds and the lengths are read
-first, which on a GPU waits for it, as a program that has nothing but torch would have to.  A window is a mask.
+Chunks of queries go one sequence after another as dense attention.  Their bounds and lengths are read first; on a GPU
+this waits for the device, which a program of torch calls alone cannot avoid.  A window is a mask.
 
-A decode query is one row, so a group's query heads stand in for the query length: (B, H_kv, group, D) against
-(B, H_kv, S, D) needs no head to be expanded, which on a CPU is up to 15 times faster in bf16 than `enable_gqa`.
+A decode query is one row, so a group's query heads take the place of the query length: (B, H_kv, group, D) with
+(B, H_kv, S, D) needs no expanded heads, and on a CPU is up to 15 times faster in bf16 than `enable_gqa`.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from rooflab.kernels.registry import Arguments, register
 from rooflab.roofline.model import Traffic
 
 ONE_CALL = 48 * 1024
-"""Key elements of the longest sequence up to which one call for all is faster on a CPU than one per sequence, whose
-gathered keys and values are still in its cache when they are used."""
+"""Key elements of the longest sequence up to which one call for all sequences is faster on a CPU than one call each; a
+call per sequence finds its gathered keys and values in cache."""
 
 WORKSPACE_BYTES = 2**30
-"""Gathered keys and values held at once on a GPU: the table is as wide as its longest sequence, for every row."""
+"""Gathered keys and values at a time on a GPU: each row's table is as wide as the longest sequence's."""
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """On a GPU, where a decode step's lengths stay unread: every table entry's page is gathered, cleaned of NaN past
-    the sequence's end, and read by the attention.  On a CPU, and of chunks, the pages in use are gathered, and read."""
+    """On a GPU a decode step does not read the lengths: it gathers the page of every table entry, clears NaN past the
+    sequence's end, and attends.  On a CPU, and for chunks, it gathers the pages in use, and attends."""
     q, k_cache, seq_lens, cu_seqlens_q = inputs.q, inputs.k_cache, inputs.seq_lens, inputs.cu_seqlens_q
     block_size = k_cache.shape[1]
     if inputs.device == "cpu" or cu_seqlens_q is not None:
@@ -62,8 +62,8 @@ def paged_attention(
 ) -> torch.Tensor:
     """Attention through a block table by gather and SDPA.  q: (T, H, D); returns (T, H, D).
 
-    On the CPU it reads the lengths and gathers only what they need; on a GPU that would wait for the device, so there
-    a decode step gathers the whole table and masks. Raises `ValueError` on shapes or dtypes that do not fit.
+    On the CPU it reads the lengths and gathers only the needed pages.  On a GPU that would wait for the device, so a
+    decode step gathers the whole table and masks.  Raises `ValueError` on wrong shapes or dtypes.
     """
     check_args(q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q)
     check_options(q, True, window, None, None)
@@ -91,8 +91,8 @@ def paged_attention(
     if longest == 0:
         return out.zero_()
     if longest * H_kv * D <= ONE_CALL:
-        found = _padded(queries, k_cache, v_cache, block_table, lengths, softmax_scale, window)
-        return out.copy_(found.view(B, H, D))
+        attended = _padded(queries, k_cache, v_cache, block_table, lengths, softmax_scale, window)
+        return out.copy_(attended.view(B, H, D))
     for b, length in enumerate(lengths):
         if length == 0:
             out[b] = 0
@@ -108,26 +108,26 @@ def paged_attention(
 def _chunk(
     q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, softmax_scale: float | None, window: int | None
 ) -> torch.Tensor:
-    """One sequence's queries (T, H, D) over its gathered keys and values (1, S, H_kv, D); (T, H, D)."""
+    """One sequence's queries (T, H, D) over its gathered keys and values (1, S, H_kv, D); returns (T, H, D)."""
     T, S = len(q), keys.shape[1]
     if window is None or T == 0 or S == 0:
         return dense.flash_attention(q[None], keys, values, True, softmax_scale)[0]
     last = torch.arange(T, device=q.device)[:, None] + S - T
     key = torch.arange(S, device=q.device)
     seen = (key <= last) & (key > last - window)
-    # In fp32 no fused backend takes grouped heads, and it makes no difference to the others.
+    # In fp32 no fused backend takes grouped heads; for the other dtypes expanded heads cost nothing more.
     keys, values = (x.transpose(1, 2).repeat_interleave(q.shape[1] // x.shape[2], dim=1) for x in (keys, values))
-    found = F.scaled_dot_product_attention(q.transpose(0, 1)[None], keys, values, attn_mask=seen, scale=softmax_scale)
-    return found[0].transpose(0, 1).masked_fill(~seen.any(1)[:, None, None], 0)
+    result = F.scaled_dot_product_attention(q.transpose(0, 1)[None], keys, values, attn_mask=seen, scale=softmax_scale)
+    return result[0].transpose(0, 1).masked_fill(~seen.any(1)[:, None, None], 0)
 
 
 def _gather(cache: torch.Tensor, block_table: torch.Tensor, length: int) -> torch.Tensor:
-    """The first `length` slots of each row of `block_table`, (B, H_kv, length, D); index_select is up to 3 times
-    as fast as indexing on a CPU."""
+    """The first `length` slots of each row of `block_table`, (B, H_kv, length, D); on a CPU index_select is up to 3
+    times as fast as indexing."""
     block_size = cache.shape[1]
     pages = -(-length // block_size)
-    found = cache.index_select(0, block_table[:, :pages].reshape(-1))
-    return found.view(len(block_table), pages * block_size, *cache.shape[2:])[:, :length].transpose(1, 2)
+    slots = cache.index_select(0, block_table[:, :pages].reshape(-1))
+    return slots.view(len(block_table), pages * block_size, *cache.shape[2:])[:, :length].transpose(1, 2)
 
 
 def _padded(
@@ -139,7 +139,7 @@ def _padded(
     softmax_scale: float | None,
     window: int | None = None,
 ) -> torch.Tensor:
-    """All sequences in one call, the shorter ones masked; (B, H_kv, group, D)."""
+    """All sequences in one call, with a mask for the shorter ones; (B, H_kv, group, D)."""
     longest = max(lengths)
     if min(lengths) == longest:
         first = 0 if window is None else max(0, longest - window)
@@ -147,7 +147,7 @@ def _padded(
         return F.scaled_dot_product_attention(queries, keys, values, scale=softmax_scale)
     keys, values = (_gather(cache, block_table.clamp(0, len(cache) - 1), longest) for cache in (k_cache, v_cache))
     for b, length in enumerate(lengths):
-        # A NaN past the end would pass the mask: as a score plus -inf, and as a value times 0.
+        # A mask does not stop a NaN past the end: NaN + -inf and NaN * 0 are NaN.
         keys[b, :, length:] = 0
         values[b, :, length:] = 0
     token, ends = torch.arange(longest), torch.tensor(lengths)[:, None]
@@ -168,7 +168,7 @@ def _whole_table(
     softmax_scale: float | None,
     window: int | None = None,
 ) -> torch.Tensor:
-    """Every page that the table names, padding clamped to a real page and masked; (B, H_kv, group, D)."""
+    """All pages of the table, with padding entries clamped to a real page and masked; (B, H_kv, group, D)."""
     slots = block_table.shape[1] * k_cache.shape[1]
     table = block_table.clamp(0, len(k_cache) - 1)
     unseen = torch.arange(slots, device=queries.device) >= seq_lens[:, None]  # (B, slots)

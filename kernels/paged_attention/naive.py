@@ -1,4 +1,4 @@
-"""One sequence at a time: gather its keys and values, materialise its scores, softmax, second product."""
+"""One sequence at a time: gather its keys and values, scores in memory, softmax, second product."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def traffic(inputs: Arguments) -> Traffic:
     expanded = 4 * 2 * tokens * H * D
     passes = 4 + 3 * (inputs.softcap is not None)
     scores = 4 * H * sum(count * n for count, n in work)
-    # In order: gather, cast, heads expanded, q k^T, scale, cap, mask, log-sum-exp, weights, p v, output.
+    # In this order: gather, cast, expanded heads, q k^T, scale, cap, mask, log-sum-exp, weights, p v, output.
     read = gathered * (cached + cached * narrow + 4) + expanded + passes * scores + rows * H * D * (8 + size)
     write = gathered * (cached + 4 * narrow) + expanded + (passes - 1) * scores + rows * H * D * (8 + size)
     return Traffic(read, write, launches=(20 + 3 * narrow) * len(work))
@@ -50,7 +50,7 @@ def paged_attention(
 ) -> Returned:
     """Attention through a block table, a Python loop over sequences.  q: (T, H, D); returns (T, H, D).
 
-    Waits for the device to read the lengths. Raises `ValueError` on shapes, dtypes or options that do not fit.
+    Waits for the device to read the lengths.  Raises `ValueError` on wrong shapes, dtypes or options.
     """
     check_args(q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, k_scale, v_scale)
     check_options(q, True, window, softcap, sinks)
@@ -73,7 +73,7 @@ def paged_attention(
         denominator = torch.logsumexp(scores, dim=-1)  # (H, queries)
         if sinks is not None:
             denominator = torch.logaddexp(denominator, sinks[:, None])
-        # A row that sees no key has -inf there, and -inf - -inf would be NaN.
+        # The denominator of a row that sees no key is -inf, and -inf - -inf would be NaN.
         weights = torch.exp(scores - denominator.masked_fill(denominator == -math.inf, 0.0)[..., None])
         out[rows] = (weights @ values).transpose(0, 1)
         if lse is not None:
@@ -86,7 +86,7 @@ def _gathered(
 ) -> torch.Tensor:
     """A sequence's tokens, (H, length, D) fp32, times their heads' scales."""
     token = torch.arange(length, device=cache.device)
-    found = cache[table.long()[token // cache.shape[1]], token % cache.shape[1]].float()
+    tokens = cache[table.long()[token // cache.shape[1]], token % cache.shape[1]].float()
     if factor is not None:
-        found = found * factor[:, None]
-    return found.repeat_interleave(heads // cache.shape[2], dim=1).transpose(0, 1)
+        tokens = tokens * factor[:, None]
+    return tokens.repeat_interleave(heads // cache.shape[2], dim=1).transpose(0, 1)

@@ -1,20 +1,19 @@
-"""Over gqa_packed: the keys of all sequences are cut into equal shares, one for every CTA that the card holds at once.
+"""Over gqa_packed: cuts the keys of all sequences into equal shares, one for every CTA that fits on the GPU.
 
-gqa_packed has a program for each sequence and KV head: 8 for one request of Llama-3-8B on 132 SMs, and as many rounds
-as the longest sequence needs where they are ragged.  Here the units of 16 keys of all sequences stand in one row, and
-a CTA's share of it begins and ends anywhere (flash-decoding, Dao et al. 2023, splits each sequence; equal shares are
-those of Stream-K, Osama et al. 2023).  A share is worked out on the device from seq_lens, so that nothing waits for
-them.  What is not a whole sequence is left as an fp32 output and its log-sum-exp, and a second launch adds those up in
-their order: two runs agree bit for bit.
+gqa_packed has one program per sequence and KV head: 8 for one request of Llama-3-8B on 132 SMs, and as many steps as
+the longest sequence needs if lengths differ.  Here the units of 16 keys of all sequences form one sequence, and a CTA's
+share begins and ends anywhere in it (flash-decoding, Dao et al. 2023, splits each sequence; equal shares come from
+Stream-K, Osama et al. 2023).  The device computes the shares from seq_lens, so the host does not wait.  A part of a
+sequence is kept as an fp32 output and its log-sum-exp, and a second launch adds the parts in order: two runs agree bit
+for bit.
 
-A warp streams 16 keys at a time through its own ring by cp.async, with the page looked up a unit ahead, and its loop
-has no barrier but its own: a decode step is a stream, and what counts is bytes on their way.  Predictions, unmeasured
-on a GPU: HBM at 4.8 TB/s (H200) and about 1 us a round trip wants 36 KB on their way for each SM (25 KB on an H100);
-at head_dim 128 in bf16 8 warps with two units of 8 KB each ahead have 128 KB.  16 keys take 32 mma, 16 ldmatrix and in
-all about 450 instructions of a warp (read in the SASS), in the 440 cycles that an SM's share of 4.3 TB/s gives them: a
-quarter of what it can issue.  All CTAs are resident, so that there is one wave and no tail; what a launch costs beside
-the stream is the look at seq_lens (about 1.5 us), the ramp (1 us) and the second launch (3 us): 2% of 250 us at 64
-sequences of 4,096 keys, 9% of 62 us at 1,024.
+A warp streams 16 keys at a time through its own ring by cp.async, looks up pages one unit ahead, and waits for no other
+warp, because in a decode step only the bytes in flight count.  Predictions, unmeasured on a GPU: HBM at 4.8 TB/s (H200)
+and about 1 us per round trip needs 36 KB in flight per SM (25 KB on an H100); at head_dim 128 in bf16, 8 warps with two
+units of 8 KB each ahead have 128 KB.  16 keys take 32 mma, 16 ldmatrix and about 450 instructions per warp in all (read
+in the SASS), in the 440 cycles of an SM's share of 4.3 TB/s: a quarter of what the SM can issue.  All CTAs are
+resident, so there is one wave without a tail.  In addition to the stream, a launch reads seq_lens (about 1.5 us), ramps
+up (1 us) and needs the second launch (3 us): 2% of 250 us at 64 sequences of 4,096 keys, 9% of 62 us at 1,024.
 """
 
 from __future__ import annotations
@@ -49,9 +48,9 @@ from rooflab.roofline.model import Traffic
 
 SM_SHARED_BYTES = 228 * 1024
 CTA_RESERVE = 1024
-"""Shared memory of an SM, and what each of its CTAs takes of it unasked (CUDA C++ Programming Guide)."""
+"""Shared memory of an SM, and what each CTA takes of it by itself (CUDA C++ Programming Guide)."""
 OTHER_REGISTERS = 40
-"""Cursors, addresses, scores and weights, at least."""
+"""Least registers for cursors, addresses, scores and weights."""
 COMBINERS = 128
 """Threads of a CTA of the second launch."""
 NO_WINDOW = 2**31 - 1
@@ -64,31 +63,31 @@ SOURCES = {
 
 @dataclass(frozen=True)
 class Config:
-    """How the keys are shared out, and how many of them are on their way."""
+    """How the keys are divided, and how many are in flight."""
 
     warps: int
-    """Of a CTA, each with a head of its own; they divide the heads."""
+    """Warps per CTA, each with its own head; their number divides the heads."""
     num_stages: int
     """Units of a warp's ring."""
     ctas_per_sm: int
     least: int
-    """Units of the smallest share: what a part costs to write and add up should not show."""
+    """Units of the smallest share; large enough to hide the cost of writing and adding a part."""
 
 
 def heads_of(case: Case) -> int:
-    """Warps that a key's heads take."""
+    """Warps for all heads of a key."""
     return virtual_heads(int(case["H"]), int(case["H_kv"]))
 
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Every number of warps up to 8 that divides the heads, with rings and CTAs for four warps on an SM and more."""
+    """Every number of warps up to 8 that divides the heads, with rings and CTAs for at least four warps per SM."""
     divisors = [warps for warps in range(1, 9) if heads_of(case) % warps == 0]
     sizes = itertools.starmap(Config, itertools.product(divisors, (2, 3, 4, 6), (1, 2, 4, 8), (2, 4, 16)))
     return tuple(config for config in sizes if config.warps * config.ctas_per_sm >= 4)
 
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Of the first launch: accumulators and queries in registers, the warps' rings in shared memory."""
+    """Needs of the first launch: registers for accumulators and queries, shared memory for the warps' rings."""
     D, context, group = int(case["D"]), int(case["context"]), int(case["H"]) // int(case["H_kv"])
     keys = min(context, int(case.get("window", 0)) or context)
     units = int(case["B"]) * (heads_of(case) // config.warps) * -(-keys // UNIT)
@@ -101,7 +100,7 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
 
 
 def is_legal(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
-    """Warps that divide the heads, and as many CTAs on an SM as are said to be."""
+    """Whether the warps divide the heads, and `ctas_per_sm` CTAs fit on an SM."""
     needs = footprint(config, case.but(context=0), scheme)
     shared = config.ctas_per_sm * (needs.shared_bytes + CTA_RESERVE) <= SM_SHARED_BYTES
     threads = config.ctas_per_sm * needs.threads
@@ -110,9 +109,9 @@ def is_legal(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """Neighbouring heads in a CTA, whose keys are neighbours in a page; then the deepest ring that an SM has room for.
+    """Neighbouring heads in a CTA, because their keys are neighbours in a page; then the deepest ring that fits.
 
-    8 warps on an SM hide one another's softmax, 16 where a head is short; fewer where a ring would have under 3 units.
+    8 warps per SM hide one another's softmax, 16 if the head is short; fewer if a ring would have less than 3 units.
     """
     D, heads, group = int(case["D"]), heads_of(case), int(case["H"]) // int(case["H_kv"])
     for wanted in (16, 8, 4, 2, 1) if D <= 64 else (8, 4, 2, 1):
@@ -146,8 +145,8 @@ def why_not_taken(
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Each sequence's visible keys and values once, a page that several share once for each; the parts that shares
-    leave, written and read; q, the output, and the table as L2 holds it."""
+    """Each sequence's visible keys and values once, a page that several sequences share once for each; the shares'
+    parts, written and read; q, the output, and the table once, because L2 keeps it."""
     q, k_cache, block_table, seq_lens = inputs.q, inputs.k_cache, inputs.block_table, inputs.seq_lens
     window, k_scale = inputs.window, inputs.k_scale
     B, H, D = q.shape
@@ -170,7 +169,7 @@ def traffic(inputs: Arguments) -> Traffic:
 def _launch(
     tensors: tuple[torch.Tensor | None, ...], scale: float, window: int | None, softcap: float | None, config: Config
 ) -> None:
-    """Both launches; `tensors` are those of the kernel's signature, in its order, as far as its log-sum-exp."""
+    """Both launches; `tensors` are the kernel's tensor arguments in order, up to the log-sum-exp."""
     q, k_cache, v_cache, table, seq_lens, sinks, k_scale, v_scale, out, lse = tensors
     assert q is not None and k_cache is not None and v_cache is not None and table is not None
     assert seq_lens is not None and out is not None
@@ -183,7 +182,7 @@ def _launch(
     partial = torch.empty(kept, D, dtype=torch.float32, device=q.device)
     partial_lse = torch.empty(kept, dtype=torch.float32, device=q.device)
     scheme = BF16 if k_scale is None else FP8_CACHE
-    # A query's and an output's numbers go in pairs where all of them lie at multiples of 4 bytes.
+    # Values of queries and output move in pairs if all pairs are at multiples of 4 bytes.
     even = all(x.data_ptr() % 4 == 0 and x.stride(0) % 2 == x.stride(1) % 2 == 0 for x in (q, out))
     sizes = {
         "D": D,
@@ -247,10 +246,10 @@ def paged_attention(
     return_lse: bool = False,
     config: Config | None = None,
 ) -> Returned:
-    """Decode attention through a block table, all keys shared out evenly.  q: (B, H, D); returns (B, H, D).
+    """Decode attention through a block table; equal shares of all keys.  q: (B, H, D); returns (B, H, D).
 
-    fp16 or bf16; caches of q's dtype, or e4m3 with scales; head_dim a multiple of 16 up to 256; any block_size. Does
-    not wait for the device. Raises `ValueError` on shapes, dtypes or options that do not fit.
+    fp16 or bf16; caches of q's dtype, or e4m3 with scales; head_dim a multiple of 16 up to 256; any block_size.  Does
+    not wait for the device.  Raises `ValueError` on wrong shapes, dtypes or options.
     """
     check_args(q, k_cache, v_cache, block_table, seq_lens, None, k_scale, v_scale, window)
     check_paged_options(q, window, softcap, sinks)

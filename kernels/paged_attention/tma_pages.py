@@ -1,15 +1,14 @@
-"""Over chunked, in Gluon: a page is a TMA copy, asked for by a warp that does nothing else.
+"""Over chunked, in Gluon: TMA copies pages, and a separate warp issues the copies.
 
-chunked works out an address for each 16 bytes in the warps that multiply.  Here one thread asks for a page's keys of a
-head by their place in the cache, 8 tokens and more at a time, and two warpgroups of 64 rows each sum up one block's
-values under the next one's exponentials, as in flash_attention's ping_pong, but without its turns (Shah et al.,
-"FlashAttention-3", arXiv 2407.08608).  The rows are queries with their group's heads, as in chunked; a CTA stays, and
-takes one tile after another.  A page's part past the end of its sequence may be NaN: the producer puts zeros there
-before it gives the last block's values away.
+In chunked the warps that multiply compute an address for each 16 bytes.  Here one thread issues the copy of a page's
+keys of a head, at least 8 tokens at a time.  Two warpgroups of 64 rows overlap one block's value product with the next
+block's exponentials, as in flash_attention's ping_pong but without turns (Shah et al., "FlashAttention-3", arXiv
+2407.08608).  Rows are queries with their group's heads, as in chunked; CTAs are persistent.  A page may hold NaN past
+the end of its sequence, so the producer writes zeros there before consumers get the last block's values.
 
 Predictions, unmeasured on a GPU: a block of 128 keys at block_size 16 and head_dim 128 is 32 copies of 2 KB instead of
-two of 32 KB; at about 30 cycles each the producer needs 1,000 of the 2,000 that the products of 128 rows take, so that
-pages should cost nothing beside them, and at block_size 8, where they are 64, most of it.
+two of 32 KB.  At about 30 cycles each the producer needs 1,000 of the 2,000 cycles that the products of 128 rows take,
+so pages should cost nothing; at block_size 8 (64 copies) it needs nearly all of them.
 """
 
 from __future__ import annotations
@@ -35,46 +34,46 @@ from rooflab.reference.spec import Case, Scheme
 from rooflab.roofline.model import Traffic
 
 THREADS = 384
-"""Two consumers and the group of warps that the producer is one of, because registers are moved between groups."""
+"""Two consumers and the warpgroup of the producer warp, because setmaxnreg moves registers between warpgroups."""
 CONSUMER_REGISTERS = 240
 PRODUCER_REGISTERS = 24
-"""What setmaxnreg leaves a thread."""
+"""Registers per thread after setmaxnreg."""
 ADDRESS_REGISTERS = 24
-"""Peak, sum, positions and the loop's counters, beside accumulator, scores and weights."""
+"""For peak, sum, positions and loop counters, in addition to accumulator, scores and weights."""
 TILE_M = 128
-"""Rows of a CTA, half of them a consumer's."""
+"""Rows per CTA; each consumer takes half."""
 LEAST_PAGE = 8
-"""Rows after which the swizzle repeats: a box begins at one of these."""
+"""Rows after which the swizzle repeats; a box begins at a multiple of them."""
 ELEMENT_BYTES = 2
-"""The only width that it takes."""
+"""Bytes of a value; the kernel takes only 16-bit dtypes."""
 BARRIER_BYTES = 8
 
 
 @dataclass(frozen=True)
 class Config(LaunchConfig):
-    """Keys of a block, and slots of each ring."""
+    """Keys per block, and slots of each ring."""
 
     block_n: int
     stages: int
 
 
 def padded(head_dim: int) -> int:
-    """Columns of a tile: TMA fills those past the head with zeros."""
+    """Columns of a tile: TMA fills those past head_dim with zeros."""
     return max(64, int(triton.next_power_of_2(head_dim)))
 
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Blocks that a consumer can hold the scores of, with every depth of ring."""
+    """Blocks whose scores a consumer can hold, with rings of several depths."""
     return tuple(itertools.starmap(Config, itertools.product((64, 128, 256), (2, 3, 4, 5))))
 
 
 def _consumer_registers(config: Config, head_dim: int) -> int:
-    """An accumulator and scores in fp32, and weights in 16 bits, of 64 rows on 128 threads."""
+    """fp32 accumulator and scores and 16-bit weights, for 64 rows on 128 threads."""
     return padded(head_dim) // 2 + config.block_n // 2 + config.block_n // 4 + ADDRESS_REGISTERS
 
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Registers on the average of the CTA's threads; queries, both rings and barriers in shared memory."""
+    """Average registers of the CTA's threads; queries, both rings and barriers in shared memory."""
     B, H, H_kv, D = (int(case[key]) for key in ("B", "H", "H_kv", "D"))
     tiles = chunked.tiles_at_most(B * int(case.get("queries", 1)), B, H // H_kv, TILE_M)
     rows = TILE_M + 2 * config.stages * config.block_n
@@ -87,19 +86,19 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
 
 
 def is_legal(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
-    """What a CTA can hold, and each of its consumers."""
+    """Whether a CTA fits, and each of its consumers."""
     held = _consumer_registers(config, int(case["D"])) <= CONSUMER_REGISTERS
     return footprint(config, case, scheme).fits and held
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """The widest block that consumers and two slots can hold; more slots where they are small."""
+    """The widest block that consumers and two slots can hold; more slots if they are small."""
     width = padded(int(case["D"]))
     return Config(128 if width <= 128 else 64, 4 if width == 64 else 2)
 
 
 def why_not_taken(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> str | None:
-    """What TMA cannot load, and wgmma not take."""
+    """Why TMA cannot load the cache or wgmma cannot multiply, or None."""
     D, block_size = q.shape[-1], k_cache.shape[1]
     if q.dtype == torch.float32:
         return "wgmma rounds fp32 to TF32; paged_attention/chunked takes it"
@@ -116,12 +115,12 @@ def why_not_taken(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor)
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """What chunked moves, but that of a page all is read that a block covers; few bytes, and not counted here."""
+    """The traffic of chunked; the kernel also reads the rest of the pages in a block: few bytes, not counted."""
     return chunked.traffic(inputs)
 
 
 def _map(cache: torch.Tensor, box: int) -> TensorDescriptor:
-    """The tensor map of a cache as (num_blocks, H_kv, block_size, D), whose boxes are `box` keys of a head, 64 wide."""
+    """The tensor map of a cache as (num_blocks, H_kv, block_size, D), in boxes of `box` keys and 64 columns."""
     num_blocks, block_size, H_kv, D = cache.shape
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
     strides = [cache.stride(dim) if cache.shape[dim] > 1 else 8 for dim in (0, 2, 1)]
@@ -151,8 +150,8 @@ def paged_attention(
 ) -> Returned:
     """Attention of chunks of queries through a block table, pages by TMA.  q: (T, H, D), fp16 or bf16; (T, H, D).
 
-    A block_size that is a power of two from 8 on; keys and values at multiples of 16 bytes. Does not wait for the
-    device. Raises `ValueError` on shapes, dtypes, strides or options that do not fit.
+    block_size: a power of two, at least 8; keys and values at multiples of 16 bytes.  Does not wait for the device.
+    Raises `ValueError` on wrong shapes, dtypes, strides or options.
     """
     check_args(q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, window=window)
     check_paged_options(q, window, softcap, sinks)

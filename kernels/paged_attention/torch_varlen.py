@@ -1,15 +1,14 @@
-"""`torch.nn.attention.varlen.varlen_attn` through a block table, which it takes from torch 2.12 on.
+"""`torch.nn.attention.varlen.varlen_attn` with a block table, which it takes from torch 2.12 on.
 
-With torch's FlashAttention-2, the default, a page must hold a multiple of 256 tokens.  It takes the query heads of a
-group as rows of one tile, and splits keys as it chooses, in a decode step that asks for no window on either side: one
-query sees all its keys, so that none is needed for the mask.  Elsewhere, and where heads are not grouped, rows after
-the first sequence are not written where keys are split (pytorch/pytorch#194167, and Dao-AILab/flash-attention#2550 for
-where they are), so `num_splits` is 1, and few sequences leave most SMs empty.  With FlashAttention-3 (arXiv 2407.08608)
-in its place, which the caller activates by `torch.nn.attention.activate_flash_attention_impl("FA3")`, pages have any
-size and keys are split as it chooses.
+With torch's default, FlashAttention-2, a page must hold a multiple of 256 tokens.  A decode step needs no mask (its one
+query sees all its keys), so it passes no window; then FlashAttention-2 packs a group's query heads into the rows of a
+tile, and splits keys as it chooses.  In other cases, also without grouped heads, split keys leave rows after the first
+sequence unwritten (pytorch/pytorch#194167; Dao-AILab/flash-attention#2550), so `num_splits` is 1, and with few
+sequences most SMs are idle.  With FlashAttention-3 (arXiv 2407.08608), which the caller activates by
+`torch.nn.attention.activate_flash_attention_impl("FA3")`, pages have any size and keys are always split as it chooses.
 
-Offsets of the queries of a decode step, and those of the keys that FlashAttention-2 wants, are made in the call: small
-launches, which its time includes and an engine would pay once for all layers of a step.
+The call makes the query offsets of a decode step and FlashAttention-2's key offsets: small launches, which its time
+includes and an engine would pay once per step for all layers.
 """
 
 from __future__ import annotations
@@ -27,22 +26,22 @@ from rooflab.kernels.registry import Arguments, register
 from rooflab.roofline.model import Traffic
 
 PAGE_MULTIPLE = 256
-"""Of FlashAttention-2's pages."""
+"""FlashAttention-2's pages hold a multiple of this many tokens."""
 ANY_PAGE = "FA3"
-"""What torch calls FlashAttention-3."""
+"""torch's name for FlashAttention-3."""
 NEEDED = ("window_size", "scale", "block_table", "seqused_k", "num_splits")
 
 
 def _active() -> str | None:
-    """What stands in for torch's own FlashAttention-2 in this process, if anything."""
-    # Imported late: with it comes torch._dynamo, 1.4 s of every command.
+    """The kernel that replaces torch's FlashAttention-2 in this process, or None."""
+    # Imported here, because it imports torch._dynamo, which would cost every command 1.4 s.
     from torch.nn.attention import current_flash_attention_impl
 
     return current_flash_attention_impl()
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """The keys and values in sight once, and the log-sum-exp that it always writes."""
+    """The visible keys and values once, and the log-sum-exp, which torch always writes."""
     return in_pages(inputs.but(return_lse=True))
 
 
@@ -79,8 +78,8 @@ def paged_attention(
 ) -> Returned:
     """`varlen_attn` with a block table.  q: (T, H, D); returns (T, H, D).
 
-    Reads no length: the longest queries and keys that it is told are the most that q and the table can hold. Takes no
-    `out`: torch's call allocates. Raises `ValueError` on shapes, dtypes or options that do not fit.
+    Does not read the lengths: the longest lengths that it passes are the most that q and the table can hold.  torch
+    allocates the result, so there is no `out`.  Raises `ValueError` on wrong shapes, dtypes or options.
     """
     check_args(q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q)
     check_options(q, True, window, None, None)
@@ -97,7 +96,7 @@ def paged_attention(
     any_page = _active() == ANY_PAGE
     unmasked = cu_seqlens_q is None and window is None
     split = any_page or (unmasked and q.shape[1] > k_cache.shape[2])
-    # FlashAttention-3 refuses offsets of keys beside a table; FlashAttention-2 asks for them, and goes by `seqused_k`.
+    # FlashAttention-3 refuses key offsets together with a table; FlashAttention-2 needs them, but uses `seqused_k`.
     keys = None if any_page else torch.nn.functional.pad(seq_lens.cumsum(0, dtype=torch.int32), (1, 0))
     return call(
         q, k_cache, v_cache, queries, keys, longest, slots,
