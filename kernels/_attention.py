@@ -35,11 +35,7 @@ def check_options(
 
 
 def outputs(
-    out: Returned | None,
-    shape: tuple[int, ...],
-    q: torch.Tensor,
-    return_lse: bool,
-    dtype: torch.dtype | None = None,
+    out: Returned | None, shape: tuple[int, ...], q: torch.Tensor, return_lse: bool, dtype: torch.dtype | None = None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The output of `shape`, and with `return_lse` the log-sum-exp of `shape[:-1]` in fp32: from `out`, or new tensors.
 

@@ -26,6 +26,5 @@ def traffic(inputs: Arguments) -> Traffic:
     token_ids, weight = inputs.token_ids, inputs.weight
     row_bytes = weight.shape[1] * weight.element_size()
     return Traffic(
-        read_bytes=nbytes(token_ids) + len(set(token_ids.tolist())) * row_bytes,
-        write_bytes=len(token_ids) * row_bytes,
+        read_bytes=nbytes(token_ids) + len(set(token_ids.tolist())) * row_bytes, write_bytes=len(token_ids) * row_bytes
     )

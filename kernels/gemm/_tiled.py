@@ -64,11 +64,7 @@ def tile_footprint(
 
 
 def grouped_traffic(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None,
-    residual: torch.Tensor | None,
-    group_rows: int,
+    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None, group_rows: int
 ) -> Traffic:
     """a is read once, b once per `group_rows` rows of a, as if L2 kept none of it from one group to the next."""
     M, N = a.shape[0], b.shape[1]

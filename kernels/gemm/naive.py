@@ -46,8 +46,7 @@ def traffic(inputs: Arguments) -> Traffic:
     a, b = inputs.a, inputs.b
     M, N = a.shape[0], b.shape[1]
     return Traffic(
-        read_bytes=nbytes(a, inputs.bias) + triton.cdiv(M, BLOCK_M) * nbytes(b),
-        write_bytes=M * N * a.element_size(),
+        read_bytes=nbytes(a, inputs.bias) + triton.cdiv(M, BLOCK_M) * nbytes(b), write_bytes=M * N * a.element_size()
     )
 
 

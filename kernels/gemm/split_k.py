@@ -18,14 +18,7 @@ import triton.language as tl
 from rooflab.kernels._checks import output
 from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels.gemm._operands import check_operands
-from rooflab.kernels.gemm._skinny_tiles import (
-    REDUCE_COLUMNS,
-    registers,
-    shared_bytes,
-    stages,
-    store_tile,
-    tile,
-)
+from rooflab.kernels.gemm._skinny_tiles import REDUCE_COLUMNS, registers, shared_bytes, stages, store_tile, tile
 from rooflab.kernels.gemm._tiled import config_of
 from rooflab.kernels.registry import Arguments, register
 from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning

@@ -18,13 +18,7 @@ import triton.language as tl
 from rooflab.kernels._checks import output
 from rooflab.kernels._tma import BARRIER_BYTES
 from rooflab.kernels.gemm._operands import check_operands
-from rooflab.kernels.gemm._tiled import (
-    add_bias_and_residual,
-    config_of,
-    grouped_tile,
-    tile_footprint,
-    traffic_of,
-)
+from rooflab.kernels.gemm._tiled import add_bias_and_residual, config_of, grouped_tile, tile_footprint, traffic_of
 from rooflab.kernels.gemm._tma import GROUP_ROWS, ROW_BYTES, epilogue_alone, quickest, stored_operands, why_not_loaded
 from rooflab.kernels.registry import register
 from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
@@ -46,14 +40,7 @@ class Config(LaunchConfig):
 
 # As deep as half of an SM's shared memory allows, so that a second CTA hides the epilogue of the first; tiles of 256
 # columns take all of it.
-CANDIDATES = (
-    (128, 256, 8, 4),
-    (128, 128, 8, 3),
-    (64, 256, 4, 5),
-    (64, 128, 4, 4),
-    (64, 64, 4, 6),
-    (64, 32, 4, 8),
-)
+CANDIDATES = ((128, 256, 8, 4), (128, 128, 8, 3), (64, 256, 4, 5), (64, 128, 4, 4), (64, 64, 4, 6), (64, 32, 4, 8))
 """block_m, block_n, num_warps and num_stages."""
 
 

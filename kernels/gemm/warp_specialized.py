@@ -26,13 +26,7 @@ from rooflab.kernels._checks import output
 from rooflab.kernels._device import HOPPER_SMS, sm_count
 from rooflab.kernels._tma import BARRIER_BYTES
 from rooflab.kernels.gemm._operands import check_operands
-from rooflab.kernels.gemm._tiled import (
-    add_bias_and_residual,
-    config_of,
-    grouped_tile,
-    tile_footprint,
-    traffic_of,
-)
+from rooflab.kernels.gemm._tiled import add_bias_and_residual, config_of, grouped_tile, tile_footprint, traffic_of
 from rooflab.kernels.gemm._tma import (
     GROUP_ROWS,
     ROW_BYTES,

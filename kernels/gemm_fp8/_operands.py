@@ -17,11 +17,7 @@ TMA_ALIGNMENT = 16
 
 
 def check_operands(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    a_scale: torch.Tensor,
-    b_scale: torch.Tensor,
-    bias: torch.Tensor | None = None,
+    a: torch.Tensor, b: torch.Tensor, a_scale: torch.Tensor, b_scale: torch.Tensor, bias: torch.Tensor | None = None
 ) -> tuple[int, int, int]:
     """M, N and K.
 

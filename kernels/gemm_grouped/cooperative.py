@@ -25,13 +25,7 @@ from rooflab.kernels.gemm._tma import stored_as
 from rooflab.kernels.gemm_grouped._coop_device import _gemm
 from rooflab.kernels.gemm_grouped._maps import stored, stored_experts, why_no_maps
 from rooflab.kernels.gemm_grouped._operands import check_operands
-from rooflab.kernels.gemm_grouped._tiles import (
-    config_of,
-    least_work,
-    panels,
-    stages_that_fit,
-    traffic_of,
-)
+from rooflab.kernels.gemm_grouped._tiles import config_of, least_work, panels, stages_that_fit, traffic_of
 from rooflab.kernels.registry import register
 from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
 from rooflab.reference.spec import Case, Scheme

@@ -18,14 +18,7 @@ import triton.language as tl
 from rooflab.kernels._checks import output
 from rooflab.kernels.gemm._tiled import by_fma, uses_wgmma
 from rooflab.kernels.gemm_grouped._operands import check_operands
-from rooflab.kernels.gemm_grouped._tiles import (
-    config_of,
-    least_work,
-    panel_footprint,
-    panels,
-    tile_of,
-    traffic_of,
-)
+from rooflab.kernels.gemm_grouped._tiles import config_of, least_work, panel_footprint, panels, tile_of, traffic_of
 from rooflab.kernels.registry import register
 from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
 from rooflab.reference.spec import Case, Scheme

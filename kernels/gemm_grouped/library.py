@@ -20,8 +20,7 @@ def traffic(inputs: Arguments) -> Traffic:
     _, K, N = b.shape
     used = len(list(group_rows(offsets)))
     return Traffic(
-        read_bytes=nbytes(a, offsets) + used * K * N * b.element_size(),
-        write_bytes=a.shape[0] * N * a.element_size(),
+        read_bytes=nbytes(a, offsets) + used * K * N * b.element_size(), write_bytes=a.shape[0] * N * a.element_size()
     )
 
 

@@ -20,14 +20,7 @@ from rooflab.kernels.gemm._tiled import by_fma, uses_wgmma
 from rooflab.kernels.gemm._tma import ROW_BYTES
 from rooflab.kernels.gemm_grouped._maps import stored, why_no_maps
 from rooflab.kernels.gemm_grouped._operands import check_operands
-from rooflab.kernels.gemm_grouped._tiles import (
-    config_of,
-    least_work,
-    panel_footprint,
-    panels,
-    tile_of,
-    traffic_of,
-)
+from rooflab.kernels.gemm_grouped._tiles import config_of, least_work, panel_footprint, panels, tile_of, traffic_of
 from rooflab.kernels.registry import register
 from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
 from rooflab.reference.spec import Case, Scheme
