@@ -35,7 +35,7 @@ def key_tiles(first, last, T, S, window, CAUSAL: tl.constexpr, WINDOW: tl.conste
     """For queries `first` to `last`: some query sees keys `begin` to `end`, every query sees keys `full` to `whole`.
 
     `begin` is the first key that query `first` sees; it is not rounded to a tile, so no key before all windows is
-    loaded and its value does not matter.  `full` and `whole` lie whole tiles behind `begin`.
+    loaded and its value does not matter.  `full` and `whole` are whole tiles after `begin`.
     """
     begin = 0
     full = 0

@@ -14,7 +14,7 @@ HOPPER_SMS = 132
 
 @cache
 def sm_count(device: torch.device) -> int:
-    """Streaming multiprocessors (SMs) of a GPU; for the CPU and `meta` those of an H100 SXM, which they stand for."""
+    """Streaming multiprocessors (SMs) of a GPU; 132 (an H100 SXM) for the CPU and `meta`."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).multi_processor_count)
     return HOPPER_SMS

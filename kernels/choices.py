@@ -46,7 +46,7 @@ def phases_of(op: str) -> tuple[Phase, ...]:
 
 
 def rows_of(case: Mapping[str, Any]) -> int | None:
-    """Rows of a step of this case; None if it has none of `ROW_KEYS` (for example for an op from another package)."""
+    """Rows of a step of this case; None without any of `ROW_KEYS` (for example for an op from another package)."""
     return next((int(case[key]) for key in ROW_KEYS if key in case), None)
 
 

@@ -30,7 +30,7 @@ def tuning_of(kernel: Kernel) -> Tuning:
 
 
 def legal_configs(kernel: Kernel, case: Case, scheme: Scheme) -> list[Any]:
-    """The legal configs for `case`, each once, the heuristic first.  Raises `ValueError` if `kernel` takes none."""
+    """The legal configs for `case`, each once, the heuristic first.  Raises `ValueError` without a `tuning`."""
     tuning = tuning_of(kernel)
     offered = dict.fromkeys((tuning.heuristic(case, scheme), *tuning.configs(case, scheme)))
     return [config for config in offered if tuning.is_legal(config, case, scheme)]
@@ -39,7 +39,7 @@ def legal_configs(kernel: Kernel, case: Case, scheme: Scheme) -> list[Any]:
 def make_config(kernel: Kernel, values: Mapping[str, Any]) -> Any:
     """The config with these `values` (from a record or `choices.json`).  Raises `ValueError` on wrong fields."""
     if kernel.tuning is None:
-        raise ValueError(f"config: {kernel.id} takes none, got {dict(values)}")
+        raise ValueError(f"config: {kernel.id} takes no config, got {dict(values)}")
     names = [field.name for field in dataclasses.fields(kernel.tuning.config_type)]
     if set(values) != set(names):
         raise ValueError(f"config: {kernel.id} has {', '.join(names)}, got {', '.join(values)}")
@@ -47,7 +47,7 @@ def make_config(kernel: Kernel, values: Mapping[str, Any]) -> Any:
 
 
 def config_for(kernel: Kernel, case: Mapping[str, Any], scheme: Scheme, device: torch.device) -> Any:
-    """The config for a launch on `device` without one; None if the kernel takes none.
+    """The config for a launch on `device` that is given no config; None if the kernel takes no config.
 
     It is the device's own choice if that is legal for this case, or else the heuristic's.  A case without a number of
     rows has no choice.

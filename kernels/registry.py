@@ -288,7 +288,7 @@ def load_file(path: Path) -> list[Kernel]:
     added = [kernel for named in _kernels.values() for kernel in named.values() if kernel.id not in before]
     if not added:
         raise ValueError(
-            f"kernel: {path.name} registers none; decorate a function with rooflab.kernels.registry.register"
+            f"kernel: {path.name} registers no kernel; decorate a function with rooflab.kernels.registry.register"
         )
     return added
 

@@ -200,12 +200,12 @@ def test_a_backend_of_torch_refuses_bad_input_by_name(name: str) -> None:
         (Q[0], Q[0], False, r"q: expected .* got \(4, 2, 64\)"),
         (Q, Q[0], False, r"k: expected .* got \(4, 2, 64\)"),
         (Q, Q.bfloat16(), False, "k: expected torch.float16, got torch.bfloat16"),
-        (Q, Q[:, :3], True, "q: is causal at the upper left, got 4 queries and 3 keys"),
+        (Q, Q[:, :3], True, "q: has an upper-left causal mask, got 4 queries and 3 keys"),
     ]:
         with pytest.raises(ValueError, match=message):
             get_kernel("flash_attention", name).fn(q, k, k, causal)
 
 
 def test_the_efficient_backend_groups_no_heads() -> None:
-    with pytest.raises(ValueError, match="k: expected q's 2 heads, as this backend groups none, got 1"):
+    with pytest.raises(ValueError, match="k: expected q's 2 heads, as this backend takes no groups, got 1"):
         get_kernel("flash_attention", "sdpa_efficient").fn(Q, Q[:, :, :1], Q[:, :, :1])

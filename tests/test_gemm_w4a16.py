@@ -66,7 +66,7 @@ def test_torchs_layout_is_undone_by_its_own_unpacking() -> None:
     inputs = inputs_of()
     weight = library.pack(inputs["b"], inputs["scale"], None)
     assert weight.shape == (32, 128) and weight.nbytes == 32 * 128 + 2 * inputs["scale"].nbytes
-    with pytest.raises(ValueError, match="b: torch packs N in multiples of 16 there, got 31"):
+    with pytest.raises(ValueError, match="b: torch packs N in multiples of 16 on this device, got 31"):
         library.pack(torch.zeros((31, 64), dtype=torch.uint8), torch.ones(31, 4), None)
 
 

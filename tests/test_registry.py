@@ -242,7 +242,7 @@ def test_an_op_and_a_kernel_from_a_file_work_like_ours(tmp_path):
 
 def test_a_file_that_is_not_one_or_registers_nothing_is_refused(tmp_path):
     (tmp_path / "empty.py").write_text("x = 1\n")
-    with pytest.raises(ValueError, match="empty.py registers none"):
+    with pytest.raises(ValueError, match="empty.py registers no kernel"):
         registry.load_file(tmp_path / "empty.py")
     with pytest.raises(ValueError, match="expected a Python file, got"):
         registry.load_file(tmp_path / "missing.py")

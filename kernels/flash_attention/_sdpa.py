@@ -26,7 +26,7 @@ def _why_not(q: torch.Tensor, k: torch.Tensor, causal: bool) -> str | None:
     if q.dtype == torch.float32:
         return "takes fp16 and bf16, got fp32"
     if causal and q.shape[1] != k.shape[1]:
-        return f"is causal at the upper left, got {q.shape[1]} queries and {k.shape[1]} keys; library turns that round"
+        return f"has an upper-left causal mask, got {q.shape[1]} queries and {k.shape[1]} keys; library takes them"
     return None
 
 

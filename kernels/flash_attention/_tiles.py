@@ -106,9 +106,9 @@ def traffic(inputs: Arguments) -> Traffic:
     read."""
     q, k, window = inputs.q, inputs.k, inputs.window
     T, S = q.shape[1], k.shape[1]
-    asked = S if window is None else min(S, T - 1 + window)
+    keys_read = S if window is None else min(S, T - 1 + window)
     lse = 4 * q.numel() // max(1, q.shape[-1]) if inputs.return_lse else 0
-    return Traffic(nbytes(q) + nbytes(k, inputs.v) * asked / max(1, S) + nbytes(inputs.sinks), nbytes(q) + lse)
+    return Traffic(nbytes(q) + nbytes(k, inputs.v) * keys_read / max(1, S) + nbytes(inputs.sinks), nbytes(q) + lse)
 
 
 def section_heads(k: torch.Tensor, group: int) -> int:

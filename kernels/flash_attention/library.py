@@ -70,7 +70,7 @@ def flash_attention(
 ) -> torch.Tensor:
     """scaled_dot_product_attention with a bottom-right causal mask.  q: (B, T, H, D); k, v: (B, S, H_kv, D).
 
-    torch allocates the result, and a copy to an `out` would be timed with it, so there is none.  In e4m3, q_scale:
+    There is no `out`: torch allocates the result, and a copy would be timed with it.  In e4m3, q_scale:
     (B, H) and k_scale, v_scale: (B, H_kv) fp32; the result is bf16.  Raises `ValueError` on wrong shapes or dtypes.
     """
     check_args(q, k, v, fp8=True)

@@ -136,9 +136,9 @@ def traffic(inputs: Arguments) -> Traffic:
     """Each operand once, because L2 keeps a section's keys and values for its tiles of queries."""
     q, k, window = inputs.q, inputs.k, inputs.window
     S, size = k.shape[1], q.element_size()
-    asked = S if window is None else min(S, q.shape[1] - 1 + window)
+    keys_read = S if window is None else min(S, q.shape[1] - 1 + window)
     lse = 4 * q.numel() // max(1, q.shape[-1]) if inputs.return_lse else 0
-    read = (q.numel() + (k.numel() + inputs.v.numel()) * asked / max(1, S)) * size
+    read = (q.numel() + (k.numel() + inputs.v.numel()) * keys_read / max(1, S)) * size
     return Traffic(read, q.numel() * size + lse)
 
 

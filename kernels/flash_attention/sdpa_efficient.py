@@ -17,7 +17,7 @@ def unsupported(inputs: Arguments) -> str | None:
 def _why_grouped(q: torch.Tensor, k: torch.Tensor) -> str | None:
     if q.shape[2] == k.shape[2]:
         return None
-    return f"k: expected q's {q.shape[2]} heads, as this backend groups none, got {k.shape[2]}"
+    return f"k: expected q's {q.shape[2]} heads, as this backend takes no groups, got {k.shape[2]}"
 
 
 @register(

@@ -66,7 +66,7 @@ def tile_footprint(
 def grouped_traffic(
     a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None, group_rows: int
 ) -> Traffic:
-    """a is read once, b once per `group_rows` rows of a, as if L2 kept none of it from one group to the next."""
+    """a is read once, b once per `group_rows` rows of a, without reuse from L2."""
     M, N = a.shape[0], b.shape[1]
     return Traffic(
         read_bytes=nbytes(a, bias, residual) + triton.cdiv(M, group_rows) * nbytes(b),

@@ -31,7 +31,7 @@ def _kernel(dtype: torch.dtype) -> CudaKernel:
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """a is read once, b once per row of CTAs, as if L2 kept none of it from one row to the next."""
+    """a is read once, b once per row of CTAs, without reuse from L2."""
     a, b = inputs.a, inputs.b
     M, N = a.shape[0], b.shape[1]
     return Traffic(

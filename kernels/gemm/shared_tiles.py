@@ -48,7 +48,7 @@ def _kernel(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> CudaKernel:
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """a is read once, b once per row of tiles, as if L2 kept none of it from one row to the next."""
+    """a is read once, b once per row of tiles, without reuse from L2."""
     a, b = inputs.a, inputs.b
     M, N = a.shape[0], b.shape[1]
     return Traffic(

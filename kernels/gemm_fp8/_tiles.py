@@ -68,7 +68,7 @@ def footprint(config: Config, case: Case, accumulators: int) -> Footprint:
 
 
 def traffic_of(kernel: str) -> Callable[[Arguments], Traffic]:
-    """The `traffic` of a kernel: a once, b once per group of row panels, as if L2 kept none of it."""
+    """The `traffic` of a kernel: a once, b once per group of row panels without reuse from L2."""
 
     def traffic(inputs: Arguments) -> Traffic:
         a, b = inputs.a, inputs.b

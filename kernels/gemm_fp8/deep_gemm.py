@@ -21,7 +21,7 @@ def unsupported(inputs: Arguments) -> str | None:
     if not block_scaled(inputs.a_scale):
         return "a_scale: DeepGEMM takes block scales"
     if inputs.bias is not None:
-        return "bias: DeepGEMM adds none to a bf16 result"
+        return "bias: DeepGEMM adds no bias to a bf16 result"
     if b.shape[1] % MULTIPLE:
         return f"b: expected columns in multiples of {MULTIPLE}, got {b.shape[1]}"
     if not b_scale.mT.is_contiguous():

@@ -72,9 +72,9 @@ def _gemm(
 def why_not_taken(a: torch.Tensor, b: torch.Tensor, a_scale: torch.Tensor, fast_accum: bool) -> str | None:
     """Why this kernel cannot take the inputs: block scales, `fast_accum` off, or TMA; or None."""
     if block_scaled(a_scale):
-        return "a_scale: a block scale ends a sum after 128 of K; promoted takes it"
+        return "a_scale: expected one element, because the sum runs over all of K; promoted takes block scales"
     if not fast_accum:
-        return "fast_accum: Hopper's fp8 accumulator keeps 14 bits; allow it by fast_accum=True, or take promoted"
+        return "fast_accum: Hopper's fp8 accumulator keeps 14 bits; allow it by fast_accum=True, or use promoted"
     return why_not_read(a, b)
 
 

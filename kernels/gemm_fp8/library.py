@@ -39,7 +39,7 @@ def _why_no_blocks(
     if K % BLOCK_K:
         return f"cuBLASLt takes block scales with K in multiples of {BLOCK_K}, got {K}"
     if bias is not None:
-        return "torch documents no bias beside block scales"
+        return "torch documents no bias with block scales"
     groups = K // GROUP
     if (a_scale.stride(0) != 1 and M > 1) or a_scale.stride(1) != M:
         return f"a_scale: expected the strides (1, {M}), got {a_scale.stride()}"

@@ -1,4 +1,4 @@
-"""Checks of the operands of all gemm_grouped kernels; none reads the offsets, which are on the device."""
+"""Checks of the operands of all gemm_grouped kernels; they do not read the offsets, which are on the device."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def panel_footprint(
 
 
 def traffic_of(kernel: str) -> Callable[[Arguments], Traffic]:
-    """The `traffic` of a kernel: a once, an expert's matrix once per group of its row panels, as if L2 kept none."""
+    """The `traffic` of a kernel: a once, an expert's matrix once per group of its row panels, without reuse from L2."""
 
     def traffic(inputs: Arguments) -> Traffic:
         a, b, offsets = inputs.a, inputs.b, inputs.offsets

@@ -39,7 +39,7 @@ def gated_footprint(
 
 
 def traffic_of(kernel: str) -> Callable[[Arguments], Traffic]:
-    """The `traffic` of a kernel: a once, b once per group of row panels as if L2 kept none of it, and the result."""
+    """The `traffic` of a kernel: a once, b once per group of row panels without reuse from L2, and the result."""
 
     def traffic(inputs: Arguments) -> Traffic:
         a, b = inputs.a, inputs.b

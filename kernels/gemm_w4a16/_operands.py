@@ -15,7 +15,7 @@ SYMMETRIC_ZERO = 8
 def group_of(K: int, groups: int) -> int:
     """The group size with which K has `groups` groups, the last one perhaps short; 128 if one group holds all of K.
 
-    From two groups on only one size fits.  Raises `ValueError` naming `scale` if none fits.
+    From two groups on only one size fits.  Raises `ValueError` naming `scale` if no size fits.
     """
     for group in GROUPS:
         if -(-K // group) == groups:

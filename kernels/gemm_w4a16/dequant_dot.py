@@ -48,7 +48,7 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """a once; the weight once per tile of rows, as if L2 kept none of it; sums of shares of K, written and read."""
+    """a once; the weight once per tile of rows without reuse from L2; sums of shares of K, written and read."""
     a, b, scale, zero = inputs.a, inputs.b, inputs.scale, inputs.zero
     M, N = a.shape[0], b.shape[0]
     config = inputs.config or _config(a, scale, zero, N)

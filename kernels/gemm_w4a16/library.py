@@ -72,7 +72,7 @@ def _why_not(N: int, K: int, device: torch.device) -> str | None:
         (CUDA_MULTIPLES if device.type == "cuda" else CPU_MULTIPLES).items(), (N, K), strict=True
     ):
         if size % multiple or not size:
-            return f"torch packs {name} in multiples of {multiple} there, got {size}"
+            return f"torch packs {name} in multiples of {multiple} on this device, got {size}"
     return None
 
 

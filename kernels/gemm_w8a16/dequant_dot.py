@@ -44,7 +44,7 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """a once; the weight once per tile of rows, as if L2 kept none of it; sums of shares of K, written and read."""
+    """a once; the weight once per tile of rows without reuse from L2; sums of shares of K, written and read."""
     a, scale = inputs.a, inputs.scale
     (M, K), N = a.shape, scale.shape[0]
     config = inputs.config or default_config("gemm_w8a16", "dequant_dot", "w8a16", a.device, M=M, N=N, K=K)

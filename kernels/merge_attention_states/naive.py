@@ -33,7 +33,7 @@ def merge_attention_states(outs: torch.Tensor, lses: torch.Tensor, out: Returned
     merged, lse = outputs(out, tuple(outs.shape[1:]), outs, return_lse=True)
     assert lse is not None
     total = torch.logsumexp(lses, dim=0)
-    # If no part saw a key, -inf - -inf would be NaN; if one part saw none, its output is undefined.
+    # If no part saw a key, -inf - -inf would be NaN; if one part saw no key, its output is undefined.
     weights = torch.exp(lses - total.masked_fill(total == -math.inf, 0.0))
     kept = outs.float().masked_fill((lses == -math.inf)[..., None], 0.0)
     merged.copy_((weights[..., None] * kept).sum(0))

@@ -167,7 +167,7 @@ def _splits(q: torch.Tensor, kv_cache: torch.Tensor, block_table: torch.Tensor, 
 def why_not_taken(q: torch.Tensor, latent_dim: int) -> str | None:
     """Why the kernel cannot take these inputs, or None."""
     if not 16 <= latent_dim <= 512 or not latent_dim < q.shape[-1] <= latent_dim + 64:
-        return f"needs latents of 16 to 512 and 1 to 64 turned, got {latent_dim} and {q.shape[-1] - latent_dim}"
+        return f"needs a latent_dim of 16 to 512 and 1 to 64 rotary, got {latent_dim} and {q.shape[-1] - latent_dim}"
     return None
 
 

@@ -11,7 +11,7 @@ struct Cursor {
         end = length;
         key = length - visible(length, window);
     }
-    // Moves to the next unit; there is none after the last one.
+    // Moves to the next unit; the last unit has no next one.
     __device__ __forceinline__ bool advance(const int* lens, int B, int window) {
         key += UNIT;
         if (key < end) return false;
@@ -222,11 +222,11 @@ split_kv(const u16* q, const u8* k_cache, const u8* v_cache, const int* table, c
     int page = page_at(keys, ahead);
     auto load = [&](int unit) {
         if (unit < count) {
-            const int asked = page;
+            const int block = page;
             const Cursor at = ahead;
             ahead.advance(lens, B, window);
             page = page_at(keys, ahead);  // looked up one unit early, so no copy waits for it
-            load_unit(keys, at, asked, (at.set * WARPS + warp) / ROW_TILES, ring + unit % STAGES * STAGE_BYTES, policy);
+            load_unit(keys, at, block, (at.set * WARPS + warp) / ROW_TILES, ring + unit % STAGES * STAGE_BYTES, policy);
         }
         asm volatile("cp.async.commit_group;" ::: "memory");
     };

@@ -61,7 +61,7 @@ def attend(
         return_aux=AuxRequest(lse=True),
     )
     tail, tail_lse = _begun_page(q, k_cache, v_cache, block_table, seq_lens, scale, window, softcap)
-    assert aux.lse is not None, "it was asked for"
+    assert aux.lse is not None, "return_aux requests it"
     return _merged(out[:, :, 0].float(), aux.lse[:, :, 0], tail, tail_lse)
 
 

@@ -63,7 +63,7 @@ def _blocks(config: Config, sizes: Sizes) -> tuple[int, int]:
 
 
 @triton.jit
-def _turned(x_ptr, rows, real, cos, sin, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr, INTERLEAVED: tl.constexpr):
+def _load_rotated(x_ptr, rows, real, cos, sin, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr, INTERLEAVED: tl.constexpr):
     """Loads and rotates some heads; returns the first and the second values of their pairs in fp32."""
     pairs = tl.arange(0, BLOCK_HALF)
     if INTERLEAVED:
@@ -78,12 +78,12 @@ def _turned(x_ptr, rows, real, cos, sin, HALF: tl.constexpr, BLOCK_HALF: tl.cons
 
 
 @triton.jit
-def _stored(
+def _store(
     out_ptr, rows, real, y1, y2, scale, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr, INTERLEAVED: tl.constexpr,
     FP8: tl.constexpr,
 ):  # fmt: skip
-    y1 = _as_stored(y1, scale, FP8)
-    y2 = _as_stored(y2, scale, FP8)
+    y1 = _scaled(y1, scale, FP8)
+    y2 = _scaled(y2, scale, FP8)
     kind: tl.constexpr = out_ptr.dtype.element_ty
     pairs = tl.arange(0, BLOCK_HALF)
     if INTERLEAVED:
@@ -97,7 +97,7 @@ def _stored(
 
 
 @triton.jit
-def _as_stored(x, scale, FP8: tl.constexpr):
+def _scaled(x, scale, FP8: tl.constexpr):
     """x in fp32 before the rounding to e4m3: scaled and clamped; unchanged for a cache of another dtype."""
     if FP8:
         # NaN stays NaN: an error in an earlier kernel must not look like a large value.
@@ -107,14 +107,14 @@ def _as_stored(x, scale, FP8: tl.constexpr):
 
 
 @triton.jit
-def _copied(x_ptr, out_ptr, rows, out_rows, real, scale, FROM: tl.constexpr, TO: tl.constexpr, BLOCK: tl.constexpr,
-            FP8: tl.constexpr):  # fmt: skip
+def _copy(x_ptr, out_ptr, rows, out_rows, real, scale, FROM: tl.constexpr, TO: tl.constexpr, BLOCK: tl.constexpr,
+          FP8: tl.constexpr):  # fmt: skip
     """Copies the columns that are not rotated."""
     columns = FROM + tl.arange(0, BLOCK)[None, :]
     mask = real & (columns < TO)
     x = tl.load(x_ptr + rows + columns, mask=mask, other=0.0)
     if FP8:
-        x = _as_stored(x.to(tl.float32), scale, FP8)
+        x = _scaled(x.to(tl.float32), scale, FP8)
     tl.store(out_ptr + out_rows + columns, x.to(out_ptr.dtype.element_ty), mask=mask)
 
 
@@ -141,11 +141,11 @@ def _rope_and_cache(
         heads = (block * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS))[:, None]
         real = heads < num_heads
         rows = token * stride_qt + heads.to(tl.int64) * stride_qh
-        y1, y2 = _turned(q_ptr, rows, real, cos, sin, HALF, BLOCK_HALF, INTERLEAVED)
+        y1, y2 = _load_rotated(q_ptr, rows, real, cos, sin, HALF, BLOCK_HALF, INTERLEAVED)
         out_rows = token * stride_q_out_t + heads.to(tl.int64) * stride_q_out_h
-        _stored(q_out_ptr, out_rows, real, y1, y2, 1.0, HALF, BLOCK_HALF, INTERLEAVED, False)
+        _store(q_out_ptr, out_rows, real, y1, y2, 1.0, HALF, BLOCK_HALF, INTERLEAVED, False)
         if 2 * HALF < D:
-            _copied(q_ptr, q_out_ptr, rows, out_rows, real, 1.0, 2 * HALF, D, BLOCK_TAIL, False)
+            _copy(q_ptr, q_out_ptr, rows, out_rows, real, 1.0, 2 * HALF, D, BLOCK_TAIL, False)
     else:
         # A slot past the cache is skipped too, so the kernel never writes outside the cache.
         if (slot >= 0) & (slot < num_slots):
@@ -159,11 +159,11 @@ def _rope_and_cache(
                 v_scale = tl.load(v_scale_ptr + heads, mask=real, other=1.0)
             k_rows = token * stride_kt + heads.to(tl.int64) * stride_kh
             v_rows = token * stride_vt + heads.to(tl.int64) * stride_vh
-            y1, y2 = _turned(k_ptr, k_rows, real, cos, sin, HALF, BLOCK_HALF, INTERLEAVED)
-            _copied(v_ptr, v_cache_ptr, v_rows, target, real, v_scale, 0, D, 2 * BLOCK_HALF, FP8)
-            _stored(k_cache_ptr, target, real, y1, y2, k_scale, HALF, BLOCK_HALF, INTERLEAVED, FP8)
+            y1, y2 = _load_rotated(k_ptr, k_rows, real, cos, sin, HALF, BLOCK_HALF, INTERLEAVED)
+            _copy(v_ptr, v_cache_ptr, v_rows, target, real, v_scale, 0, D, 2 * BLOCK_HALF, FP8)
+            _store(k_cache_ptr, target, real, y1, y2, k_scale, HALF, BLOCK_HALF, INTERLEAVED, FP8)
             if 2 * HALF < D:
-                _copied(k_ptr, k_cache_ptr, k_rows, target, real, k_scale, 2 * HALF, D, BLOCK_TAIL, FP8)
+                _copy(k_ptr, k_cache_ptr, k_rows, target, real, k_scale, 2 * HALF, D, BLOCK_TAIL, FP8)
 
 
 def traffic(inputs: Arguments) -> Traffic:

@@ -52,7 +52,7 @@ def check_settings(temperature: float, top_k: int, top_p: float, min_p: float) -
     if not 0 <= temperature < float("inf"):
         raise ValueError(f"temperature: expected a finite value >= 0, got {temperature}")
     if top_k < 0:
-        raise ValueError(f"top_k: expected >= 0, 0 being off, got {top_k}")
+        raise ValueError(f"top_k: expected >= 0 (0 is off), got {top_k}")
     if not 0 < top_p <= 1:
         raise ValueError(f"top_p: expected a value in (0, 1], got {top_p}")
     if not 0 <= min_p <= 1:
