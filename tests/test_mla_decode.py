@@ -89,5 +89,5 @@ def test_what_does_not_fit_is_refused_by_name(name: str) -> None:
 def test_split_kv_names_the_sizes_that_it_takes(dims: int, latent: int) -> None:
     q, cache = torch.zeros(1, 1, dims).half(), torch.zeros(1, 1, dims).half()
     table, lens = torch.zeros(1, 1, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
-    with pytest.raises(ValueError, match="needs latents of 16 to 512 and 1 to 64 turned, got"):
+    with pytest.raises(ValueError, match="needs a latent_dim of 16 to 512 and 1 to 64 rotary, got"):
         split_kv.mla_decode(q, cache, table, lens, latent, 1.0)

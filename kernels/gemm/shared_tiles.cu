@@ -1,23 +1,23 @@
-// Tiles of A and B in shared memory, 8 x 8 outputs a thread. ELEMENT is the dtype of every matrix; strides are in
-// elements. A_ALONG_K and B_ALONG_K say in which direction an operand's elements are neighbours, A_VECTOR, B_VECTOR and
-// OUT_VECTOR whether four of them can be moved at once.
+// Tiles of A and B in shared memory, 8 x 8 outputs per thread. ELEMENT is the dtype of every matrix; strides are in
+// elements. A_ALONG_K and B_ALONG_K tell whether an operand is contiguous along K; A_VECTOR, B_VECTOR and OUT_VECTOR
+// tell whether four elements can move at once.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 constexpr int TILE = 128;  // rows of A, columns of B
 constexpr int DEPTH = 8;
 constexpr int THREADS = 256;
-constexpr int GROUP = 4;             // elements of each operand that a thread brings for a tile, at once where it can
-constexpr int PITCH = TILE + GROUP;  // so that a warp's two k, four apart, have 16 banks each
-constexpr int SPAN = TILE / 2;       // a thread's outputs are four neighbours here and four half a tile on
+constexpr int GROUP = 4;             // elements of each operand that a thread loads per tile, at once if possible
+constexpr int PITCH = TILE + GROUP;  // so a warp's two k, four apart, use 16 banks each
+constexpr int SPAN = TILE / 2;       // a thread has four neighbouring outputs, and four half a tile further
 static_assert(TILE * DEPTH == THREADS * GROUP);
 
 struct alignas(GROUP * sizeof(ELEMENT)) Group {
     ELEMENT values[GROUP];
 };
 
-// Brings a tile of TILE x DEPTH: from memory to registers ahead of time, then to shared memory, as fp32 with TILE
-// innermost. Neighbours in memory are brought by neighbouring threads.
+// Loads a tile of TILE x DEPTH early from memory to registers, then writes it to shared memory as fp32 with TILE
+// innermost. Neighbouring threads load neighbours in memory.
 template <bool ALONG_K, bool VECTOR>
 struct Operand {
     const ELEMENT* base;
@@ -82,7 +82,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) gemm_shared_tiles(
     Operand<A_ALONG_K, A_VECTOR> left{a, stride_am, stride_ak, first_row, M, K, {}};
     Operand<B_ALONG_K, B_VECTOR> right{b, stride_bn, stride_bk, first_column, N, K, {}};
 
-    // A warp is 4 x 8 threads: a step of K costs it 64 bytes of A and 128 of B twice, the least for 8 x 8 outputs each.
+    // A warp is 4 x 8 threads: per k it reads 64 bytes of A and 128 of B, twice: the least for 8 x 8 outputs each.
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int own_row = (warp / 2 * 4 + lane / 8) * GROUP, own_column = (warp % 2 * 8 + lane % 8) * GROUP;
     float total[8][8] = {};
@@ -114,7 +114,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) gemm_shared_tiles(
             left.keep(a_tiles[(step + 1) % 2]);
             right.keep(b_tiles[(step + 1) % 2]);
         }
-        // One a step: the tile that is written next is the one that all have read before this.
+        // One barrier per step: the next step writes the tile that all threads have read before this.
         __syncthreads();
     }
 
