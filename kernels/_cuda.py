@@ -115,7 +115,7 @@ def _log(nvrtc: Any, program: int) -> str:
 
 
 def _whole(cubin: bytes) -> bytes:
-    """The cubin with the zero bytes that CuPy 14 cuts from its end as if it were text; cuobjdump needs them.
+    """The cubin with its last byte, a zero that CuPy 14 cuts off as the end of a text; cuobjdump needs it.
 
     The program headers are at the end of this ELF file, so their offset, size and count give the file's size.
     """

@@ -67,7 +67,7 @@ class Kernel:
     unsupported: Callable[[Arguments], str | None] | None = None
     """`unsupported(inputs)`: why the kernel cannot take these inputs, or None."""
     traffic: Callable[[Arguments], Traffic] | None = None
-    """`traffic(inputs)`: the bytes and FLOPs of a call; reads only shapes and real integer tensors."""
+    """`traffic(inputs)`: the bytes that a call moves; reads only shapes and real integer tensors."""
     prepare: Callable[..., Any] | None = None
     """Packs the op's weight once at load; the kernel then takes the packed form instead.  After the weight it may take
     arguments that the op's `prepared_with` names."""
@@ -229,7 +229,7 @@ def ops() -> dict[str, OpSpec]:
 
 
 def kernels(op: str) -> dict[str, Kernel]:
-    """The kernels of `op` by name: naive, library, optimized, peer.  Raises `ValueError` on an unknown op."""
+    """The kernels of `op` by name, in the order of `Role`.  Raises `ValueError` on an unknown op."""
     get_op(op)
     load_all()
     roles = get_args(Role)

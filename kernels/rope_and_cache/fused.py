@@ -42,7 +42,7 @@ def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
 
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Both halves of a program's heads, and one more half (cos and sin, or v), in fp32 registers."""
+    """fp32 registers for both halves of a program's heads, and for other values as many as for one half."""
     threads = 32 * config.num_warps
     sizes = Sizes(*(int(case[key]) for key in ("T", "H", "H_kv", "D", "rotary")))
     half, heads = _blocks(config, sizes)
