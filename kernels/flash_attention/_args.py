@@ -14,8 +14,8 @@ def check_args(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, fp8: bool =
 
     With `fp8` they may be e4m3, and then v may be contiguous along its keys instead of its head_dim.
     """
-    quantised = fp8 and q.dtype == E4M3
-    if not quantised:
+    quantized = fp8 and q.dtype == E4M3
+    if not quantized:
         check_float("q", q)
     check_shape("q", q, None, None, None, None)
     B, _, H, D = q.shape
@@ -27,7 +27,7 @@ def check_args(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, fp8: bool =
             raise ValueError(f"{name}: expected a tensor on {q.device}, got {tensor.device}")
     for name, tensor in (("q", q), ("k", k)):
         check_last_dim_contiguous(name, tensor)
-    if not (quantised and keys_contiguous(v)):
+    if not (quantized and keys_contiguous(v)):
         check_last_dim_contiguous("v", v)
     if k.shape[2] == 0 or H % k.shape[2]:
         raise ValueError(f"k: expected a number of heads that divides q's {H}, got {k.shape[2]}")

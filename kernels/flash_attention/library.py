@@ -38,7 +38,7 @@ def _traffic_fp8(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *scales: tor
     return Traffic(read, wide + again + 2 * q.numel(), launches=4 + len(scaled))
 
 
-def _dequantised(x: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+def _dequantized(x: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
     """x (B, T, H, D) times its heads' scales (B, H), in bf16, which represents every e4m3 value."""
     wide = x.to(torch.bfloat16, memory_format=torch.contiguous_format)
     return wide if scale is None else wide.mul_(scale[:, None, :, None])
@@ -76,7 +76,7 @@ def flash_attention(
     check_args(q, k, v, fp8=True)
     check_scales(q, k, q_scale, k_scale, v_scale)
     if q.dtype == E4M3:
-        q, k, v = (_dequantised(*x) for x in ((q, q_scale), (k, k_scale), (v, v_scale)))
+        q, k, v = (_dequantized(*x) for x in ((q, q_scale), (k, k_scale), (v, v_scale)))
     T, S = q.shape[1], k.shape[1]
     if S == 0 or T == 0:
         return torch.zeros_like(q)
