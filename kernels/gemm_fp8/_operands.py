@@ -59,13 +59,13 @@ def why_no_tma(a: torch.Tensor, b: torch.Tensor) -> str | None:
             return f"{name}: expected K-major storage for fp8 wgmma, got strides {tensor.stride()}; naive takes any"
         if matrix.stride(0) % TMA_ALIGNMENT:
             return (
-                f"{name}: expected a multiple of {TMA_ALIGNMENT} bytes between rows of K, which TMA wants, "
+                f"{name}: expected a multiple of {TMA_ALIGNMENT} bytes between rows of K for TMA, "
                 f"got {matrix.stride(0)}; naive takes any"
             )
         if matrix.shape[0] > 1 and matrix.stride(0) < matrix.shape[1]:
             return f"{name}: expected rows of K that do not overlap, got strides {tensor.stride()}; naive takes any"
         if not matrix.is_meta and matrix.data_ptr() % TMA_ALIGNMENT:
-            return f"{name}: expected an address of a multiple of {TMA_ALIGNMENT}, which TMA wants; naive takes any"
+            return f"{name}: expected an address of a multiple of {TMA_ALIGNMENT} for TMA; naive takes any"
     return None
 
 

@@ -19,7 +19,7 @@ def unsupported(inputs: Arguments) -> str | None:
     """Why `fp8_gemm_nt` cannot take the operands on Hopper (its source asserts this), or None."""
     b, b_scale = inputs.b, inputs.b_scale
     if not block_scaled(inputs.a_scale):
-        return "a_scale: DeepGEMM takes block scales"
+        return "a_scale: DeepGEMM takes only block scales"
     if inputs.bias is not None:
         return "bias: DeepGEMM adds no bias to a bf16 result"
     if b.shape[1] % MULTIPLE:

@@ -61,7 +61,7 @@ def traffic(inputs: Arguments) -> Traffic:
 def unsupported(inputs: Arguments) -> str | None:
     """Why oneDNN cannot multiply bf16 here or would read the padding of a, or None."""
     if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        return "oneDNN multiplies no bf16 on this CPU"
+        return "oneDNN does not multiply bf16 on this CPU"
     few = _few(inputs.a, inputs.b, inputs.scale, inputs.bias)
     return None if few else padded_rows_refused(inputs)
 
