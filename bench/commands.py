@@ -274,12 +274,7 @@ def parse_swaps(texts: Sequence[str]) -> dict[str, str]:
 
 
 def generate_one(
-    llm: LLM,
-    prompt: str,
-    params: SamplingParams,
-    raw: bool,
-    show: Callable[[str], None],
-    out: Path | None,
+    llm: LLM, prompt: str, params: SamplingParams, raw: bool, show: Callable[[str], None], out: Path | None
 ) -> dict[str, Any]:
     """Answers one prompt and shows its text as it comes; with `out`, writes the record.
 

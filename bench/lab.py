@@ -12,13 +12,7 @@ from typing import Any
 from rooflab.bench import show
 from rooflab.bench.calls.selection import Selection, default_scheme, pick_device
 from rooflab.bench.check.spread import Asked
-from rooflab.bench.commands import (
-    count_benches,
-    count_checks,
-    run_benches,
-    run_checks,
-    summarize_checks,
-)
+from rooflab.bench.commands import count_benches, count_checks, run_benches, run_checks, summarize_checks
 from rooflab.bench.measure.engine_run import (
     PROMPT_SET,
     as_prompt,

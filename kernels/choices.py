@@ -19,10 +19,7 @@ Phase = Literal["prefill", "decode"]
 
 # Upper ends of the buckets of M, the rows of a step. Decode: GEMV, one MMA tile of rows, one wgmma tile, compute
 # bound. Prefill: a short prompt, a chunk, a long prompt.
-BUCKETS: dict[Phase, tuple[float, ...]] = {
-    "decode": (1, 16, 64, float("inf")),
-    "prefill": (64, 512, float("inf")),
-}
+BUCKETS: dict[Phase, tuple[float, ...]] = {"decode": (1, 16, 64, float("inf")), "prefill": (64, 512, float("inf"))}
 ROW_KEYS = ("M", "T", "B")
 """Case keys that give the rows of a step; the first that a case has counts."""
 PHASES: Mapping[str, tuple[Phase, ...]] = {"flash_attention": ("prefill",), "paged_attention": ("decode",)}

@@ -98,12 +98,7 @@ def get_scale(q: torch.Tensor, softmax_scale: float | None) -> float:
 
 
 def attend(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    seen: Seen,
-    scores: Scores,
-    sinks: torch.Tensor | None = None,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: Seen, scores: Scores, sinks: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One sequence's attention in fp64: the output and the log-sum-exp.
 

@@ -27,10 +27,7 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 def cost(token_ids: torch.Tensor, weight: torch.Tensor) -> Cost:
     """Each distinct row is read once, and a row is written for each token."""
     T, row_bytes = len(token_ids), weight.shape[1] * weight.element_size()
-    return Cost(
-        read_bytes=nbytes(token_ids) + len(set(token_ids.tolist())) * row_bytes,
-        write_bytes=T * row_bytes,
-    )
+    return Cost(read_bytes=nbytes(token_ids) + len(set(token_ids.tolist())) * row_bytes, write_bytes=T * row_bytes)
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:

@@ -253,11 +253,7 @@ SPEC = OpSpec(
     tolerance=tolerance,
     planted=planted,
     cases={
-        "smoke": (
-            _case(48, 48, 4, 2, 64, True),
-            _case(33, 80, 3, 1, 64, False, B=2),
-            _case(20, 70, 4, 4, 128, True),
-        ),
+        "smoke": (_case(48, 48, 4, 2, 64, True), _case(33, 80, 3, 1, 64, False, B=2), _case(20, 70, 4, 4, 128, True)),
         "edge": (
             _case(1, 1, 1, 1, 64, True),
             _case(1, 129, 8, 1, 64, True),

@@ -41,10 +41,7 @@ def cost(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: flo
     """Two arrays in, two out; five FLOPs an element and one rsqrt a row."""
     T, H = x.shape
     return Cost(
-        read_bytes=nbytes(x, residual, weight),
-        write_bytes=2 * nbytes(x),
-        vector_flops=5.0 * T * H,
-        sfu_ops=float(T),
+        read_bytes=nbytes(x, residual, weight), write_bytes=2 * nbytes(x), vector_flops=5.0 * T * H, sfu_ops=float(T)
     )
 
 

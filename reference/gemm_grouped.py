@@ -131,10 +131,7 @@ SPEC = OpSpec(
     cost=cost,
     outputs=("out",),
     cases={
-        "smoke": (
-            Case(T=40, top_k=2, E=4, N=48, K=64, skew=0.0),
-            Case(T=24, top_k=1, E=8, N=64, K=80, skew=1.0),
-        ),
+        "smoke": (Case(T=40, top_k=2, E=4, N=48, K=64, skew=0.0), Case(T=24, top_k=1, E=8, N=64, K=80, skew=1.0)),
         "edge": (
             Case(T=1, top_k=1, E=1, N=1, K=1, skew=0.0),
             Case(T=3, top_k=1, E=9, N=33, K=17, skew=0.0),  # most groups are empty, and the others have one row

@@ -119,10 +119,7 @@ SPEC = OpSpec(
     cost=cost,
     outputs=("out",),
     cases={
-        "smoke": (
-            Case(M=32, I=48, K=64, layout="NT"),
-            Case(M=64, I=24, K=80, layout="NN"),
-        ),
+        "smoke": (Case(M=32, I=48, K=64, layout="NT"), Case(M=64, I=24, K=80, layout="NN")),
         "edge": (
             Case(M=1, I=1, K=1, layout="NN"),
             Case(M=1, I=131, K=129, layout="NT"),

@@ -143,10 +143,7 @@ SPEC = OpSpec(
     cost=cost,
     outputs=("c",),
     cases={
-        "smoke": (
-            Case(M=1, N=96, K=256, zeros=False, bias=False),
-            Case(M=20, N=80, K=384, zeros=True, bias=True),
-        ),
+        "smoke": (Case(M=1, N=96, K=256, zeros=False, bias=False), Case(M=20, N=80, K=384, zeros=True, bias=True)),
         "edge": (
             Case(M=1, N=1, K=2, zeros=False, bias=False),
             Case(M=1, N=131, K=130, zeros=True, bias=True),

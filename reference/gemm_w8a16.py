@@ -111,10 +111,7 @@ SPEC = OpSpec(
     cost=cost,
     outputs=("c",),
     cases={
-        "smoke": (
-            Case(M=1, N=96, K=256, bias=False),
-            Case(M=20, N=72, K=208, bias=True),
-        ),
+        "smoke": (Case(M=1, N=96, K=256, bias=False), Case(M=20, N=72, K=208, bias=True)),
         "edge": (
             Case(M=1, N=1, K=1, bias=False),
             Case(M=1, N=131, K=129, bias=True),

@@ -226,11 +226,7 @@ SPEC = OpSpec(
     tolerance=tolerance,
     planted=planted,
     cases={
-        "smoke": (
-            _case(2, 40, 4, 2, 64),
-            _case(4, 100, 9, 3, 64, ragged=True),
-            _case(1, 33, 8, 1, 128),
-        ),
+        "smoke": (_case(2, 40, 4, 2, 64), _case(4, 100, 9, 3, 64, ragged=True), _case(1, 33, 8, 1, 128)),
         "edge": (
             *(_case(1, context, 3, 1, 64) for context in (0, 1, 15, 16, 17)),
             *(_case(1, context, 4, 1, 128) for context in (31, 32, 33, 63, 64, 65)),

@@ -35,12 +35,7 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 def cost(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> Cost:
     """x and weight are read once, the result is written once; four FLOPs an element and one rsqrt a row."""
     T, H = x.shape
-    return Cost(
-        read_bytes=nbytes(x, weight),
-        write_bytes=nbytes(x),
-        vector_flops=4.0 * T * H,
-        sfu_ops=float(T),
-    )
+    return Cost(read_bytes=nbytes(x, weight), write_bytes=nbytes(x), vector_flops=4.0 * T * H, sfu_ops=float(T))
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:

@@ -201,9 +201,7 @@ def cost(
     read = nbytes(q, positions, slot_mapping, k_scale, v_scale) + 2 * written * row * k.element_size() + tables
     turned = q.numel() + written * row
     return Cost(
-        read_bytes=read,
-        write_bytes=nbytes(q) + 2 * written * row * k_cache.element_size(),
-        vector_flops=3.0 * turned,
+        read_bytes=read, write_bytes=nbytes(q) + 2 * written * row * k_cache.element_size(), vector_flops=3.0 * turned
     )
 
 

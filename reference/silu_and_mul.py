@@ -34,10 +34,7 @@ def cost(x: torch.Tensor) -> Cost:
     T, width = x.shape
     outputs = T * width // 2
     return Cost(
-        read_bytes=nbytes(x),
-        write_bytes=outputs * x.element_size(),
-        vector_flops=4.0 * outputs,
-        sfu_ops=2.0 * outputs,
+        read_bytes=nbytes(x), write_bytes=outputs * x.element_size(), vector_flops=4.0 * outputs, sfu_ops=2.0 * outputs
     )
 
 

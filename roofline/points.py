@@ -67,10 +67,7 @@ def numbered(points: Sequence[Point]) -> list[tuple[int, Point]]:
     ops = list(dict.fromkeys(point.op for point in points))
     cases = list(dict.fromkeys((point.op, point.case) for point in points))
     roles = get_args(Role)
-    ordered = sorted(
-        points,
-        key=lambda p: (ops.index(p.op), cases.index((p.op, p.case)), roles.index(p.role), p.label),
-    )
+    ordered = sorted(points, key=lambda p: (ops.index(p.op), cases.index((p.op, p.case)), roles.index(p.role), p.label))
     return list(enumerate(ordered, start=1))
 
 

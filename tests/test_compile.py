@@ -53,7 +53,7 @@ SPILLS = {
 IN_FP32 = ("gemm/pipelined", "paged_attention/gqa_packed")
 """Kernels that the short suite compiles in fp32 as well: of one a claim speaks, the other may spill."""
 NOT_COMPARED = {
-    "gemm/packed": "the weight's layout is oneDNN's own, which nothing shows; `rooflab bench gemm` shows what it saves",
+    "gemm/packed": "the weight's layout is oneDNN's own, which nothing shows; `rooflab bench gemm` shows what it saves"
 }
 """Rungs whose difference neither code nor calls show, and why."""
 

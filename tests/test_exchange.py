@@ -84,11 +84,7 @@ def test_pytest_benchmark_compare_reads_the_json(tmp_path):
 def test_what_a_form_has_no_place_for_is_listed(tmp_path):
     skipped = write_pytest_benchmark([*every_kind(), record(5, 1.0)], tmp_path / "a.json")
     reasons = [each.reason for each in skipped]
-    assert reasons == [
-        "INCORRECT: wrong,\nin two lines",
-        "of kind engine, not bench",
-        "it has no samples",
-    ]
+    assert reasons == ["INCORRECT: wrong,\nin two lines", "of kind engine, not bench", "it has no samples"]
     assert counted(skipped + skipped[:1])[0] == (reasons[0], 2)
     with pytest.raises(ValueError, match="^records: expected a bench record with a latency, got none among 1"):
         write_pytest_benchmark(every_kind()[2:3], tmp_path / "none")

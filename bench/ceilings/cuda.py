@@ -209,10 +209,5 @@ def _reading(kernel: Microkernel, status: Status, reason: str) -> Reading:
 
 def _with_samples(read: Reading, samples: Samples, work: float, clock_hz: float | None) -> Reading:
     return replace(
-        read,
-        work=work,
-        seconds=samples.seconds,
-        timer=samples.method,
-        l2_state=samples.l2_state,
-        clock_hz=clock_hz,
+        read, work=work, seconds=samples.seconds, timer=samples.method, l2_state=samples.l2_state, clock_hz=clock_hz
     )

@@ -123,11 +123,7 @@ def check_kernel(
 
 
 def check_record(
-    result: CheckResult,
-    kernel: Kernel,
-    run_id: str,
-    environment: Environment,
-    moved: Mapping[str, int] | None = None,
+    result: CheckResult, kernel: Kernel, run_id: str, environment: Environment, moved: Mapping[str, int] | None = None
 ) -> Record:
     """The record of a check; `moved` holds the emulator's counted bytes by name."""
     traffic = None if moved is None else float(moved["hbm_read"] + moved["hbm_write"])

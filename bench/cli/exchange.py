@@ -8,15 +8,7 @@ from typing import Annotated
 import typer
 
 from rooflab.bench import show
-from rooflab.bench.cli.app import (
-    Json,
-    OnlyCase,
-    OnlyKernel,
-    OnlyMachine,
-    OnlyOp,
-    OutOption,
-    app,
-)
+from rooflab.bench.cli.app import Json, OnlyCase, OnlyKernel, OnlyMachine, OnlyOp, OutOption, app
 
 DEFINED = ("definition", "op_type", "op", "scheme", "traces", "reason")
 

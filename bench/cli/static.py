@@ -113,13 +113,7 @@ def _report(results: list[Result], store: Store | None, details: bool, out: Path
 
 
 def _compare(
-    query: Query,
-    revision: str,
-    device: Device,
-    store: Store | None,
-    markdown: Path | None,
-    details: bool,
-    json: bool,
+    query: Query, revision: str, device: Device, store: Store | None, markdown: Path | None, details: bool, json: bool
 ) -> int:
     from rooflab.bench.compile import difference
     from rooflab.bench.compile.difference import compare_sides, own_side, revision_side

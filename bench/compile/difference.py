@@ -11,14 +11,7 @@ from typing import Any, Literal
 
 from rooflab.bench.compile.cases import Query
 from rooflab.bench.compile.sass import TENSOR_CORES
-from rooflab.bench.compile.static import (
-    CompileFailure,
-    compile_in,
-    compilers,
-    own_compilers,
-    own_hash,
-    why_unanswered,
-)
+from rooflab.bench.compile.static import CompileFailure, compile_in, compilers, own_compilers, own_hash, why_unanswered
 from rooflab.bench.compile.store import Store, tree_hash
 from rooflab.bench.compile.summary import Summary, summarize
 from rooflab.bench.processes.child import ChildFailed, Pool

@@ -84,9 +84,7 @@ def hot_loop(loops: Sequence[Loop]) -> Loop | None:
     loads; else the largest.  None where there is no loop."""
     inner = [loop for loop in loops if loop.innermost]
     return max(
-        inner,
-        key=lambda loop: (loop.tensor_core_instructions, loop.global_loads, len(loop.instructions)),
-        default=None,
+        inner, key=lambda loop: (loop.tensor_core_instructions, loop.global_loads, len(loop.instructions)), default=None
     )
 
 

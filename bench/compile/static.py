@@ -212,11 +212,7 @@ def compile_kernels(requests: Sequence[Request], store: Store | None = None) -> 
 
 
 def compile_in(
-    workers: Pool,
-    messages: Sequence[Mapping[str, Any]],
-    kept: Sequence[bool],
-    tree: str,
-    store: Store | None = None,
+    workers: Pool, messages: Sequence[Mapping[str, Any]], kept: Sequence[bool], tree: str, store: Store | None = None
 ) -> list[Found]:
     """Every message (`Request.to_json`) compiled by `workers`, whose tree has the hash `tree`.
 

@@ -118,8 +118,7 @@ def calibrated(prediction: Prediction, cost: Cost, calibration: Calibration) -> 
 
 
 def observations(
-    records: Iterable[Record],
-    predicted: Callable[[Sequence[Target], Device], list[Predicted]] = predict_all,
+    records: Iterable[Record], predicted: Callable[[Sequence[Target], Device], list[Predicted]] = predict_all
 ) -> list[Observation]:
     """The measured records of Hopper GPUs among `records`, each beside the prediction for its own card.
 

@@ -163,10 +163,7 @@ def _beside(record: Record) -> tuple[str, ...]:
 
 
 def _ladder(
-    machine: str,
-    chosen: Sequence[Chosen],
-    history: Mapping[tuple[str, ...], Sequence[Located]],
-    order: Sequence[str],
+    machine: str, chosen: Sequence[Chosen], history: Mapping[tuple[str, ...], Sequence[Located]], order: Sequence[str]
 ) -> Ladder:
     groups: dict[tuple[str, ...], list[Chosen]] = {}
     for item in sorted(chosen, key=_size):

@@ -211,10 +211,7 @@ class Backlog:
         return min(max(SAFETY * longest, MIN_BACKLOG_S), MAX_BACKLOG_S)
 
     def enqueue(
-        self,
-        name: str,
-        sample: Callable[[], None],
-        ours: Callable[[], AbstractContextManager[None]] = nullcontext,
+        self, name: str, sample: Callable[[], None], ours: Callable[[], AbstractContextManager[None]] = nullcontext
     ) -> bool:
         """Enqueues `sample` behind a wait; whether the wait outlasted it, which for a waiting function is not asked.
 

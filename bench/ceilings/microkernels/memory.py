@@ -100,10 +100,7 @@ def _kernel(
     """`passes` where the launch's repeats are fixed, which they are in HBM."""
     level = "hbm" if passes else "l2"
     options = defines(
-        THREADS=shape.threads,
-        BLOCKS_PER_SM=shape.blocks_per_sm,
-        UNROLL=shape.unroll,
-        LEVEL_L2=int(level == "l2"),
+        THREADS=shape.threads, BLOCKS_PER_SM=shape.blocks_per_sm, UNROLL=shape.unroll, LEVEL_L2=int(level == "l2")
     )
     kernel = load(source("memory"), f"stream_{access}", options=options)
     if access == "triad":  # as its launch bounds say

@@ -198,10 +198,7 @@ def _draw_panel(axes: Any, panel: Panel, names: Sequence[str]) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-SOURCES = {
-    "schedule": "from the schedule, no kernel timed",
-    "timestamps": "from timestamps that the kernel kept",
-}
+SOURCES = {"schedule": "from the schedule, no kernel timed", "timestamps": "from timestamps that the kernel kept"}
 SCHEDULE_NOTES = {
     "schedule": "A bar is as long as its tile has blocks of 128 x 128 scores, those that the mask hides in part "
     "included; starting and ending a tile takes no time here. Of a grid, the SM that is free first takes the next CTA.",
