@@ -36,9 +36,9 @@ AREAS = {
 }
 """Where faults are drawn, and from which folders."""
 TESTS = {
-    "checker": ("check", "cheats", "tamper", "spread", "isolated"),
+    "checker": ("check", "cheats", "tamper", "spread", "isolated", "emulate.", "pytest_plugin"),
     "timer": ("timing", "timed", "cuda", "clocks", "flush", "pinning", "plausible", "reading", "activity", "measure"),
-    "verdicts": ("ab_",),
+    "verdicts": ("ab_", "bisect", "compare"),
     "engine": ("engine", "llm", "scheduler", "model", "weights", "tokenizer", "metrics", "quantization"),
     "emulator": ("ptx", "emulate"),
 }

@@ -106,6 +106,12 @@ def test_what_could_never_fit_is_refused():
         scheduler.check(make(0, 10, 7))
 
 
+def test_a_prompt_may_take_the_last_page():
+    scheduler = Scheduler(BlockManager(4, 4), 2, 1000)
+    scheduler.submit(make(0, 15, 1))
+    assert len(scheduler.schedule().sequences) == 1 and scheduler.blocks.num_free == 0
+
+
 def test_first_come_first_served():
     scheduler = Scheduler(BlockManager(100, 4), 2, 1000)
     sequences = [make(i, 4, 4) for i in range(4)]
