@@ -171,14 +171,20 @@ def why_not_taken(q: torch.Tensor, latent_dim: int) -> str | None:
     return None
 
 
+def config_of(q: torch.Tensor, latent_dim: int) -> Config:
+    """The config that a call takes unless it is given one."""
+    B, H, D = q.shape
+    sizes = {"B": B, "H": H, "latent": latent_dim, "rotary": D - latent_dim}
+    return default_config("mla_decode", "split_kv", q.dtype, q.device, **sizes)
+
+
 def traffic(inputs: Arguments) -> Traffic:
     """Each sequence's latents once, because L2 keeps them for its tiles of heads; the parts are written and read."""
     q, kv_cache, block_table, seq_lens = inputs.q, inputs.kv_cache, inputs.block_table, inputs.seq_lens
     latent_dim = inputs.latent_dim
     B, H, D = q.shape
     _, entries = used_slots(block_table, seq_lens, *kv_cache.shape[:2])
-    case = Case(B=B, H=H, latent=latent_dim, rotary=D - latent_dim)
-    splits = _splits(q, kv_cache, block_table, heuristic(case))
+    splits = _splits(q, kv_cache, block_table, inputs.config or config_of(q, latent_dim))
     result = B * H * latent_dim * q.element_size() + 4 * inputs.return_lse * B * H
     parts = splits * B * H * (4 * latent_dim + 4) if splits > 1 else 0
     read = int(seq_lens.sum()) * D * kv_cache.element_size() + 4 * (entries + B) + q.numel() * q.element_size()
@@ -215,8 +221,7 @@ def mla_decode(
     if result.numel() == 0:
         return result if lse is None else (result, lse)
     rotary = D - latent_dim
-    config = config or default_config("mla_decode", "split_kv", q.dtype, q.device, B=B, H=H, latent=latent_dim,
-                                      rotary=rotary)  # fmt: skip
+    config = config or config_of(q, latent_dim)
     splits = _splits(q, kv_cache, block_table, config)
     parts, part_lse = result[None], None if lse is None else lse[None]
     if splits > 1:

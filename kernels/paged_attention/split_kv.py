@@ -144,6 +144,13 @@ def why_not_taken(
     return None
 
 
+def config_of(q: torch.Tensor, k_cache: torch.Tensor, k_scale: torch.Tensor | None) -> Config:
+    """The config that a call takes unless it is given one."""
+    (B, H, D), H_kv = q.shape, k_cache.shape[2]
+    scheme = q.dtype if k_scale is None else "kv_fp8"
+    return default_config("paged_attention", "split_kv", scheme, q.device, B=B, H=H, H_kv=H_kv, D=D)
+
+
 def traffic(inputs: Arguments) -> Traffic:
     """Each sequence's visible keys and values once, a page that several sequences share once for each; the shares'
     parts, written and read; q, the output, and the table once, because L2 keeps it."""
@@ -152,7 +159,7 @@ def traffic(inputs: Arguments) -> Traffic:
     B, H, D = q.shape
     H_kv = k_cache.shape[2]
     case = Case(B=B, H=H, H_kv=H_kv, D=D, context=0)
-    config = inputs.config or heuristic(case, BF16 if k_scale is None else FP8_CACHE)
+    config = inputs.config or config_of(q, k_cache, k_scale)
     lengths = seq_lens.clamp(max=window or NO_WINDOW).long()
     _, entries = used_slots(block_table, seq_lens, k_cache.shape[0], k_cache.shape[1], seq_lens - lengths)
     row_tiles = rows_of_tile(H // H_kv)[1]
@@ -258,9 +265,7 @@ def paged_attention(
         raise ValueError(f"q, k_cache, v_cache: {reason}")
     out, lse = outputs(out, tuple(q.shape), q, return_lse)
     if out.numel():
-        scheme = q.dtype if k_scale is None else "kv_fp8"
-        (B, H, D), H_kv = q.shape, k_cache.shape[2]
-        config = config or default_config("paged_attention", "split_kv", scheme, q.device, B=B, H=H, H_kv=H_kv, D=D)
+        config = config or config_of(q, k_cache, k_scale)
         tensors = (q, k_cache, v_cache, block_table, seq_lens, sinks, k_scale, v_scale, out, lse)
         _launch(tensors, get_scale(q, softmax_scale), window, softcap, config)
     return out if lse is None else (out, lse)
