@@ -58,15 +58,6 @@ def test_junit_and_markdown_say_what_the_table_says(tmp_path):
     assert not list(tmp_path.rglob("*.part"))
 
 
-def test_what_could_have_been_seen_is_printed():
-    text = output.power(outcomes(a=1.0, b=1.05))
-    assert text.startswith("Smallest effect seen with a chance of 80%: +2.0%")
-    assert "To tell 1% from no effect: 5 pairs" in text
-    assert output.power([Outcome("k", "FAILED", "it broke")]) == output.power([]) == "Nothing was measured."
-    assert "at least 5 pairs" in output.power(judge([Evidence("k", first=((1e-3, 1e-3),) * 3)], Rules()))
-    assert output.percent(23.0) == "24x" and output.percent(None) == "" and output.percent(-0.031) == "-3.1%"
-
-
 def result(found):
     side = Side("A", {})
     return Result(Comparison(side, side, ()), Settings(), tuple(found), {}, Batch(), Batch(), 0.0)

@@ -2,6 +2,7 @@
 
 import importlib
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -192,24 +193,14 @@ def test_a_self_test_that_could_see_nothing_says_so(fake, monkeypatch):
     assert "none slowed by 20% was called SLOWER: these pairs could see nothing" in report.notes
 
 
-class Slept:
-    """In the place of `torch.cuda`."""
-
-    def __init__(self):
-        self.cycles = []
-
-    def _sleep(self, cycles):
-        self.cycles.append(cycles)
-
-
 def test_what_is_observed_of_a_slowed_kernel_is_what_is_timed(monkeypatch):
-    cuda = Slept()
-    monkeypatch.setattr(worker, "_cuda", cuda)
+    cycles = []
+    monkeypatch.setattr(worker, "_cuda", SimpleNamespace(_sleep=cycles.append))
     monkeypatch.setattr(worker, "_cycles", lambda rotation: 1000.0)
     rotation = object.__new__(worker.Rotation)
     rotation._calls = [lambda: "result"]
     slowed = worker.Slowed(rotation, 0.05, torch.device("cuda"))
-    assert slowed.first() == "result" and cuda.cycles == [50]
+    assert slowed.first() == "result" and cycles == [50]
 
 
 def gather(table, index):

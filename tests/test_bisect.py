@@ -85,14 +85,6 @@ def test_the_checkout_and_its_worktrees_are_as_before(repo):
     assert git(root, "rev-parse", "HEAD") == commits[-1] and not (root / ".git" / "BISECT_LOG").exists()
 
 
-def test_a_bisection_of_the_users_own_goes_on(repo):
-    root, commits = repo
-    git(root, "bisect", "start", commits[-1], commits[0])
-    log, head = git(root, "bisect", "log"), git(root, "rev-parse", "HEAD")
-    assert search(repo)[0].first_bad == commits[7]
-    assert (git(root, "bisect", "log"), git(root, "rev-parse", "HEAD")) == (log, head)
-
-
 def test_a_flaky_commit_is_asked_once_more_with_twice_the_pairs(repo):
     found, ab = search(repo, {6: [12, 0], 7: [13, 10]}, pairs=10)
     assert found.first_bad == repo[1][7]

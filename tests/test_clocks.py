@@ -10,7 +10,7 @@ from test_environment import FakeNvml
 from rooflab.bench.measure import timed
 from rooflab.bench.measure.timed import open_clock
 from rooflab.bench.records import environment as nvml_module
-from rooflab.bench.timing.clocks import ClockWatch, locked_clocks, reason_names
+from rooflab.bench.timing.clocks import ClockWatch, locked_clocks
 
 
 class LockableNvml(FakeNvml):
@@ -121,11 +121,6 @@ def test_without_nvml_there_is_nothing_to_lock(nvml, monkeypatch):
     with pytest.raises(ValueError, match="install nvidia-ml-py"):
         with locked_clocks("GPU-1", lambda: 1e9):
             pytest.fail("ran")
-
-
-def test_reasons_are_words():
-    assert reason_names(None) == reason_names(0) == []
-    assert reason_names(0x4 | 0x40) == ["software power cap", "hardware thermal slowdown"]
 
 
 @pytest.mark.parametrize(

@@ -11,34 +11,11 @@ MATRIX_FLOPS_PER_CLOCK_PER_SM = {"a100": 2048, "h100": 4096, "h200": 4096, "gh20
                                  "l40s": 1024, "rtx": 512}  # fmt: skip
 
 
-def test_every_card_of_the_list_is_there() -> None:
-    wanted = "h100-sxm h100-pcie h100-nvl h200 gh200 a100-40gb a100-80gb l4 l40s rtx-4090 b200".split()
-    assert set(wanted) <= set(DEVICES)
-    assert all(name == device.name for name, device in DEVICES.items())
-
-
-def test_h100_bf16_is_the_dense_rate_not_the_sparse_1979() -> None:
-    assert get_device("h100-sxm").matrix_flops_per_s["bf16"] == pytest.approx(989.4e12)
-    assert get_device("h100-sxm").matrix_flops_per_s["fp8_e4m3"] == pytest.approx(1978.9e12)
-    assert get_device("h100-pcie").matrix_flops_per_s["bf16"] == pytest.approx(756e12, rel=1e-3)
-    assert get_device("h100-nvl").matrix_flops_per_s["bf16"] == pytest.approx(1671e12 / 2, rel=1e-3)
-
-
-def test_memory_kinds_of_the_three_h100() -> None:
-    kinds = {name: get_device(name).hbm_kind for name in ("h100-sxm", "h100-nvl", "h100-pcie")}
-    assert kinds == {"h100-sxm": "HBM3", "h100-nvl": "HBM3", "h100-pcie": "HBM2e"}
-
-
 def test_the_two_a100_are_not_the_same_speed() -> None:
     small, large = get_device("a100-40gb"), get_device("a100-80gb")
     assert (small.hbm_bytes_per_s, large.hbm_bytes_per_s) == (1.555e12, 2.039e12)
     assert small.matrix_flops_per_s == large.matrix_flops_per_s
     assert "fp8_e4m3" not in large.matrix_flops_per_s
-
-
-def test_a_geforce_card_has_its_rate_with_fp32_accumulation() -> None:
-    rates = get_device("rtx-4090").matrix_flops_per_s
-    assert rates["bf16"] == rates["fp16"] == pytest.approx(165.2e12)
 
 
 @pytest.mark.parametrize("device", DEVICES.values(), ids=lambda device: device.name)
@@ -53,11 +30,11 @@ def test_figures_of_a_card_agree_with_each_other(device: Device) -> None:
     assert device.boost_clock_hz <= device.max_clock_hz
     assert (device.nvlink_gpus > 1) == (device.nvlink_bytes_per_s > 0)
     assert device.registers_per_sm == 65_536
+    rates = device.matrix_flops_per_s  # dense, and with fp32 accumulation
+    assert rates["fp16"] == rates["bf16"]
+    assert rates.get("fp8_e4m3", 2 * rates["bf16"]) == pytest.approx(2 * rates["bf16"], rel=3e-2)
+    assert device.sfu_ops_per_s == 16 * device.sms * device.boost_clock_hz
     assert all(device.source.values())
-
-
-def test_special_functions_are_sixteen_per_clock_and_sm() -> None:
-    assert get_device("h100-sxm").sfu_ops_per_s == 16 * 132 * 1.83e9
 
 
 def test_ceilings_price_ieee_fp32_at_the_vector_rate_and_tf32_apart() -> None:
@@ -95,11 +72,6 @@ def test_h100_means_sxm_and_says_so() -> None:
 def test_a_full_name_needs_no_note() -> None:
     for name in ["H100_PCIe", "h100 pcie", "h100-pcie"]:
         assert resolve(name) == (DEVICES["h100-pcie"], None)
-
-
-def test_an_unknown_gpu_lists_the_known() -> None:
-    with pytest.raises(ValueError, match="gpu: expected one of h100-sxm, .*b200, got 'h1000'"):
-        get_device("h1000")
 
 
 def test_identify_knows_the_names_that_drivers_print() -> None:

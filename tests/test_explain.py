@@ -18,7 +18,6 @@ from rooflab.kernels import registry
 from rooflab.kernels.registry import get_op, kernels
 from rooflab.reference.spec import Case, get_scheme
 from rooflab.roofline.device import get_device
-from rooflab.roofline.model import Traffic
 
 H100, H200 = get_device("h100"), get_device("h200")
 CASE = Case(T=2048, H=4096, eps=1e-5)
@@ -76,15 +75,6 @@ def test_a_calibrated_prediction_prints_its_held_out_error():
     assert sum(part.ms for part in fitted.parts) == pytest.approx(fitted.predicted_ms)
 
 
-def test_counted_traffic_takes_the_place_of_the_modelled():
-    chosen = target()
-    plain = explain([chosen], H100)[0]
-    counted = explain([chosen], H100, counted={chosen: Traffic(3 * plain.bytes, 0, 1, "counted")})[0]
-    assert counted.traffic_basis == "counted" and counted.bytes == 3 * plain.bytes
-    extra = {part.name: part for part in counted.parts}[model.BYTES]
-    assert extra.ms == pytest.approx(2 * plain.bytes / (0.9 * 3.35e12) * 1e3) and "3.00 times the least" in extra.why
-
-
 def test_naive_and_optimized_side_by_side():
     chosen = [target(name) for name in kernels("rmsnorm")]
     found = explain(chosen, H200)
@@ -107,15 +97,6 @@ def test_a_kernel_that_cannot_do_the_case_says_why():
     assert found[0].predicted_ms is None and "at most 16384 wide, got 32768" in found[0].reason
     assert found[1].reason == "UNSUPPORTED: gemm/packed runs on cpu" and found[1].reason in found[1].sentence()
     assert why_rows(found)[0]["reason"] == found[0].reason and why_rows(found)[0]["predicted_us"] is None
-
-
-def test_the_command_shows_a_table_that_sums(rooflab):
-    status, out, _ = rooflab("explain", "rmsnorm", "fused", "--gpu", "h200", "--case", CASE.id)
-    lines = out.splitlines()
-    assert status == 0 and f"rmsnorm/fused  {CASE.id}  bf16  h200" in lines[0]
-    rows = [line for line in lines if line.startswith((model.LEAST, model.LAUNCH, model.BYTES, model.LATENCY, "sum"))]
-    assert len(rows) == 5 and "uncalibrated" in rows[-1]
-    assert any(line.startswith("Of rmsnorm/fused's predicted") for line in lines)
 
 
 def test_json_has_the_same_content_and_without_a_kernel_all_stand_side_by_side(rooflab):

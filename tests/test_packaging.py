@@ -1,6 +1,4 @@
-"""The wheel holds the tree, installing or running us breaks nobody's `import kernels`, and the command lines in the
-workflows and in the README are ones that we take.
-"""
+"""The wheel holds the tree, and the command lines in the workflows and in the README are ones that we take."""
 
 from __future__ import annotations
 
@@ -44,23 +42,6 @@ def test_wheel_equals_tree(tmp_path):
         if name.split("/")[0] in FOLDERS and Path(name).suffix in (".py", ".cu", ".json", ".html", ".typed")
     }
     assert packed == wanted
-
-
-def test_import_kernels_from_the_root_is_not_ours():
-    code = """
-import importlib.util
-spec = importlib.util.find_spec("kernels")
-print(spec is not None and spec.origin is not None and "rooflab" in open(spec.origin).read())
-"""
-    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    # A folder without __init__.py is only a namespace portion: any real package of that name wins over it.
-    assert result.stdout.strip() == "False"
-
-
-def test_every_folder_imports_as_rooflab_from_elsewhere(tmp_path):
-    code = "import rooflab.roofline.model, rooflab.reference.spec, rooflab.kernels.registry; print('ok')"
-    result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert result.stdout.strip() == "ok"
 
 
 FILES = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -118,28 +99,9 @@ def test_the_gate_passes_only_what_was_measured(measured, passes):
     assert (done.returncode == 0) is passes
 
 
-def test_what_the_gpu_job_writes_leaves_the_working_tree_clean():
-    ignored = [line for line in (ROOT / ".gitignore").read_text().splitlines() if "/" in line.rstrip("/")]
-    written = [
-        value
-        for script in scripts({"jobs": {"measured": GPU["jobs"]["measured"]}})
-        for words in commands(script)
-        for option, value in zip(words, words[1:], strict=False)
-        if option in ("--out", "--junit", "--markdown")
-    ]
-    assert len(written) == 5
-    for path in written:
-        assert path.startswith(tuple(ignored)), f"git would see {path}"
-
-
 def test_the_gpu_workflow_does_what_it_promises():
-    every = "\n".join(scripts(GPU))
-    used = {words[0]: words for script in scripts(GPU) for words in commands(script)}
-    assert {"static", "suite", "check", "ab"} == set(used)
-    assert {"--base", "--changed", "--strict", "--junit", "--markdown"} <= set(used["ab"]) and "--compare" in used[
-        "static"
-    ]
-    assert "git merge-base" in every and "$GITHUB_STEP_SUMMARY" in every
+    used = {words[0] for script in scripts(GPU) for words in commands(script)}
+    assert {"static", "suite", "check", "ab"} == used
     assert "|| true" not in "".join(script for script in scripts(GPU) if "bin/rooflab" in script), "the status decides"
     measured = GPU["jobs"]["measured"]
     assert measured["concurrency"] == {"group": "gpu", "cancel-in-progress": False}

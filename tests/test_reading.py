@@ -19,7 +19,6 @@ from rooflab.bench.timing.reading import CAUSES, above_limits, implausible
 from rooflab.bench.timing.timing import Samples
 from rooflab.bench.timing.trace import NotRecorded
 from rooflab.kernels import registry
-from rooflab.roofline.device import get_device
 from rooflab.roofline.model import Ceilings, Cost
 
 CARD = Ceilings("a card", "at_clock", 1e12, {"bf16": 1e15}, 1e13, sfu_ops_per_s=1e12, launch_floor_s=1e-6)
@@ -50,13 +49,6 @@ def test_above_a_rate_of_the_card_is_named_with_its_cause():
     ]:
         reason = judge(1e-3, cost, CARD)
         assert reason == f"{times} times the {part} ceiling; likely cause: {CAUSES[part]}"
-
-
-def test_the_physical_roof_of_a_real_card_is_at_its_highest_clock():
-    h200 = get_device("h200")
-    cost = Cost(0, 0, {"bf16": 989.4e12})
-    assert judge(1.0 / 1.08, cost, h200.ceilings(h200.max_clock_hz)) is None, "1980 MHz, not the stated 1830"
-    assert "tensor ceiling" in judge(1.0 / 1.14, cost, h200.ceilings(h200.max_clock_hz))
 
 
 def test_bytes_below_the_rate_of_l2_were_never_moved():
@@ -92,16 +84,6 @@ def test_a_timer_of_zero_stands_still():
     for seconds in [0.0, -1e-6]:
         assert "likely cause: the clock stands still, or nothing was launched" in judge(seconds, samples=[seconds] * 3)
         assert "timer read" in judge(1e-3, samples=[1e-3, -1e-3])
-
-
-def test_samples_that_are_no_numbers_are_counted():
-    assert judge(1e-3, samples=[1e-3, math.nan, math.inf]).startswith("2 readings are not finite")
-    assert judge(math.nan).startswith("1 readings are not finite")
-
-
-def test_a_throttled_card_is_named_with_its_reason():
-    clocks = {"throttled": ["power brake", "hardware thermal slowdown"]}
-    assert judge(1e-3, clocks=clocks).startswith("the card was throttled (power brake, hardware thermal slowdown)")
 
 
 def test_the_part_furthest_above_is_the_one_reported():
@@ -224,15 +206,12 @@ def test_what_the_profiler_does_not_show_is_left_open(monkeypatch):
 
 
 def test_a_users_file_is_hashed_into_its_record(tmp_path, samples):
-    text = """
-from rooflab.kernels.registry import register
-
-@register(op="silu_and_mul", name="mine_hashed", role="optimized", backend="torch")
-def mine(x, gate_up=None):
-    return x
-"""
     file = tmp_path / "mine.py"
-    file.write_text(text.replace("x, gate_up=None", ", ".join(_parameters("silu_and_mul"))))
+    file.write_text(
+        "from rooflab.kernels.registry import register\n"
+        '@register(op="silu_and_mul", name="mine_hashed", role="optimized", backend="torch")\n'
+        "def mine(x):\n    return x\n"
+    )
     (mine,) = registry.load_file(file)
     try:
         digest = hashlib.sha256(file.read_bytes()).hexdigest()
@@ -243,10 +222,6 @@ def mine(x, gate_up=None):
         del registry._kernels["silu_and_mul"]["mine_hashed"]
     (record,) = run(kernel(fn=mine.fn), check=passes)
     assert record.environment["kernel_file_sha256"] == digest
-
-
-def _parameters(op):
-    return [parameter.name for parameter in registry.get_op(op).parameters]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -262,14 +261,6 @@ def test_bad_input_is_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr(tune, "snapshot", Changed)
     with pytest.raises(ValueError, match="choose: expected a committed tree"):
         tune_op("rmsnorm", out=tmp_path, device="cpu", clean=True)
-
-
-def test_a_result_says_what_happened():
-    counts = dict.fromkeys(("cases", "configs", "illegal", "bounded", "dropped", "failed", "left"), 1)
-    made = tune_bucket.Result(kernel="k", bucket="b", **counts, best={"rows": 4}, faster=1.25)
-    assert made.summary == "rows=4, 1.250x"
-    assert "own choice" in tune_bucket.Result(kernel="k", bucket="b", **counts).summary
-    assert json.loads(json.dumps(asdict(made)))["best"] == {"rows": 4}
 
 
 @pytest.fixture

@@ -22,28 +22,14 @@ def test_what_is_lacking_is_carried_and_what_is_there_where_another_version_woul
     found = lacking(["plotly>=6", "numpy>=2", "pytest-benchmark>=5", "torch==2.13.0"], RESOLVED, PRESENT)
     assert found == {"narwhals": "2.0", "plotly": "7.1.0", "py-cpuinfo": "9.0"}, "torch and CUDA are never carried"
     assert lacking(["pytest-benchmark==5.3.1"], RESOLVED, PRESENT)["pytest-benchmark"] == "5.3.1"
-
-
-def test_what_tells_a_throttled_card_is_carried():
     also = PRESENT | {"also": ["nvidia-ml-py>=13"]}
-    assert lacking([], RESOLVED, also)["nvidia-ml-py"] == "13"
-    present = json.loads((ROOT / "bench" / "suite" / "present.json").read_text())
-    assert "nvidia-ml-py" in map(name_of, present["also"])
-
-
-def test_names_of_requirements():
-    for text, name in [
-        ("Markdown_It.py>=3", "markdown-it-py"),
-        ("a[b]==1", "a"),
-        ("a ; python_version < '4'", "a"),
-        ("a~=1", "a"),
-    ]:
-        assert name_of(text) == name
+    assert lacking([], RESOLVED, also)["nvidia-ml-py"] == "13", "it tells a throttled card"
 
 
 def test_the_data_file_and_the_projects_needs_agree():
     present = json.loads((ROOT / "bench" / "suite" / "present.json").read_text())
     assert {"never", "never_prefix", "also", "present"} < set(present)
+    assert "nvidia-ml-py" in map(name_of, present["also"])
     names = {name_of(text) for text in requirements(ROOT / "pyproject.toml")}
     assert {"torch", "triton"} <= names and {"torch", "triton"} <= set(present["never"])
     assert {"plotly", "junitparser", "gguf"} <= names - set(present["present"]), "carried"
