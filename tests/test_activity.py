@@ -5,6 +5,7 @@ import struct
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -145,52 +146,39 @@ def test_launches_of_cuda_are_noted_by_the_cubin_that_was_loaded(monkeypatch, tm
     assert launched == [("copy", code_hash(file.read_bytes()))] and _cuda.CudaKernel.__call__ is before
 
 
-KERNEL = """
-import triton
-import triton.language as tl
-
-@triton.jit
-def add(x, y, n, B: tl.constexpr):
-    i = tl.program_id(0) * B + tl.arange(0, B)
-    tl.store(y + i, tl.load(x + i, mask=i < n) + CONSTANT, mask=i < n)
-"""
 COMPILE = """
 import importlib, json, sys
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 from rooflab.bench.timing.trace import code_hash
-from rooflab.bench.timing.sm_clock import _count_cycles
 
-def cubin(fn, signature, constants):
-    source = ASTSource(fn, signature, constants)
-    return compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 1})
-
-found = {}
+found = []
 for place in sys.argv[1:]:
     sys.path.insert(0, place)
-    sys.modules.pop("kernel", None)
-    compiled = cubin(importlib.import_module("kernel").add, {"x": "*fp32", "y": "*fp32", "n": "i32", "B": "constexpr"},
-                     {(3,): 128})
-    found[place] = [compiled.asm["cubin"].hex(), code_hash(compiled.asm["cubin"])]
-found["clock"] = cubin(_count_cycles, {"out": "*i64", "SPAN": "constexpr"}, {(1,): 100000}).asm["ptx"]
+    sys.modules.pop("clock", None)
+    function = importlib.import_module("clock")._count_cycles
+    source = ASTSource(function, {"out": "*i64", "SPAN": "constexpr"}, {(1,): 100000})
+    asm = compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 1}).asm
+    found.append([asm["cubin"].hex(), code_hash(asm["cubin"]), asm["ptx"]])
 print(json.dumps(found))
 """
 
 
 def test_compiled_triton_code_hashes_alike_in_two_checkouts(tmp_path):
-    """And the device clock compiles: counters are read inside its loops, the last cycle count after the last time."""
+    """Of the device clock, which reads counters inside its loops, the last cycle count after the last time."""
+    text = Path(trace.__file__).with_name("sm_clock.py").read_text()
+    changed = text.replace("sub.u64 $0, last, first", "sub.u64 $0, first, last")
     places = [tmp_path / name for name in ("one", "two", "three")]
-    for place, text in zip(places, (KERNEL, "# moved\n\n" + KERNEL, KERNEL.replace("CONSTANT", "2.0")), strict=True):
+    for place, source in zip(places, (text, "# moved\n\n" + text, changed), strict=True):
         place.mkdir()
-        (place / "kernel.py").write_text(text.replace("CONSTANT", "1.0"))
+        (place / "clock.py").write_text(source)
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(tmp_path / "cache")
     done = subprocess.run(
         [sys.executable, "-c", COMPILE, *map(str, places)], capture_output=True, text=True, env=environment, check=True
     )
-    found = json.loads(done.stdout)
-    (one, code), (two, same), (_, other) = (found[str(place)] for place in places)
+    (one, code, ptx), (two, same, _), (_, other, _) = json.loads(done.stdout)
     assert one != two and code == same, "line numbers and paths differ, instructions do not"
     assert other != code and len(code) == len(hashlib.sha256().hexdigest())
-    span = found["clock"].split("span:")[1].split("bra span")[0]
+    span = ptx.split("span:")[1].split("bra span")[0]
     assert span.index("%globaltimer") < span.index("%clock64")

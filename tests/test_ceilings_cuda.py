@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -145,24 +146,11 @@ def test_a_rate_that_the_card_cannot_have_is_found_out(world, monkeypatch):
 
 
 def test_a_throttled_card_and_a_replaced_clock_spoil_the_reading(world, monkeypatch):
-    class Throttled:
-        def __init__(self, uuid):
-            assert uuid == "GPU-7"
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *exception):
-            pass
-
-        def read(self):
-            pass
-
-        def summary(self):
-            return {"throttled": ["power brake"]}
-
-    monkeypatch.setattr(module, "ClockWatch", Throttled)
+    watch = MagicMock()
+    watch.return_value.__enter__.return_value.summary.return_value = {"throttled": ["power brake"]}
+    monkeypatch.setattr(module, "ClockWatch", watch)
     (reading,) = measure(world, monkeypatch, Group("hbm_read", [world.kernel()]), uuid="GPU-7")
+    watch.assert_called_once_with("GPU-7")
     assert reading.status == "INVALID" and reading.reason == "the card was throttled (power brake)"
     monkeypatch.undo()
     world.fault = "time.perf_counter was replaced"

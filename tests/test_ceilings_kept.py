@@ -189,9 +189,10 @@ def test_the_command_shows_a_gpu_and_writes_its_records(command, card, tmp_path)
     status, out, err = command("--json", "--budget", "7")
     shown = json.loads(out)
     assert status == 0 and shown["used"] == "measured" and len(card) == 1 and "measuring" not in err
+    assert "budget: not spent, because what was measured before still counts" in err
     assert shown["rows"] == json.loads(json.dumps(card_rows([r for r in READINGS if r.status == "OK"], H200)))
     assert len(shown["readings"]) == len(READINGS) - 1 and shown["environment"]["gpu"]["driver"] == "580.1"
-    command("--refresh", "--budget", "7")
+    assert "not spent" not in command("--refresh", "--budget", "7")[2]
     assert len(card) == 2 and card[1]["budget_s"] == 7.0
 
 
@@ -215,6 +216,9 @@ def test_the_command_on_a_cpu(command, monkeypatch, tmp_path):
     status, out, _ = command("--device", "cpu", "--budget", "0.2", "--json", "--out", tmp_path / "out")
     shown = json.loads(out)
     assert status == 0 and shown["used"] == "measured" and shown["ceilings"]["kind"] == "measured"
+    found = shown["ceilings"]
+    assert found["hbm_bytes_per_s"] == max(found["access_bytes_per_s"].values())
+    assert found["vector_flops_per_s"] == found["tensor_flops_per_s"]["fp32"] and found["sfu_ops_per_s"] is None
     limits = ["memory read", "memory write", "memory copy", "memory triad", "fp32 matrix", "fp16 matrix", "bf16 matrix"]
     assert [row["limit"] for row in shown["rows"]] == [*limits, "fp32 vector"]
     records = record_files.read(tmp_path / "out")
@@ -224,19 +228,6 @@ def test_the_command_on_a_cpu(command, monkeypatch, tmp_path):
     assert status == 0 and "memory triad" in out and "bounds use the measured ceilings" in out and "budget" not in err
     assert "budget: not spent" in command("--device", "cpu", "--budget", "9")[2]
     assert command("--budget", "0")[::2] == (2, "rooflab: budget: expected seconds above 0, got 0.0\n")
-
-
-@pytest.mark.gpu
-def test_on_a_gpu_every_microkernel_is_right_and_below_the_data_sheet(monkeypatch, tmp_path):
-    monkeypatch.setenv("ROOFLAB_CACHE", str(tmp_path))
-    kept = cuda_ceilings(CUDA, refresh=True, budget_s=20.0)
-    assert {r.status for r in kept.readings} == {"OK"}, [(r.limit, r.reason) for r in kept.readings if r.reason]
-    assert kept.ceilings is not None and 0 < kept.ceilings.launch_floor_s < 1e-4
-    rows = {row["limit"]: row for row in card_rows(kept.readings, H200)}
-    if torch.cuda.get_device_name() == GPU.name:
-        for limit in ("hbm_read", "hbm_copy", "fma", "ex2", "bf16 wgmma shared", "bf16 wgmma registers"):
-            assert int(rows[limit]["reached"].rstrip("%")) >= 80, rows[limit]
-        assert rows["l2_read"]["measured"] > rows["hbm_read"]["measured"]
 
 
 OK = [found for found in READINGS if found.status == "OK"]
@@ -293,12 +284,6 @@ def test_of_each_limit_the_better_measurement_stays_whole():
     assert better(first, second) == [*first[:2], second[1]] == better(second, first)
     failed = replace(second[0], status="INVALID")
     assert better(first, [failed]) == first and better([], [failed]) == [failed]
-
-
-def test_a_budget_that_is_not_spent_is_said(again, command):
-    status, _, err = command("--budget", "7")
-    assert status == 0 and "budget: not spent, because what was measured before still counts" in err
-    assert "not spent" not in command()[2] + command("--budget", "7", "--refresh")[2]
 
 
 def test_clocks_that_were_set_while_measuring_are_said(again, command, environment):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
+from test_code_options import SILU, Found, compiled, only
 
-from rooflab.bench.compile.static import CompiledInfo, CompileFailure, Request, compile_kernels
+from rooflab.bench.compile.static import CompileFailure
 from rooflab.bench.compile.summary import options, summarize
-from rooflab.reference.spec import SCHEMES, Case
 from rooflab.roofline.device import get_device
 
 KERNELS = '''
@@ -81,25 +79,13 @@ def by_cuda(x):
 def bad_argument(x):
     _cuda.load(SOURCE, "cuda_halve")((1,), (32,), x, x, 3)
 '''
-SILU = Case(T=64, I=1024)
-Found = dict[str, list[CompiledInfo] | CompileFailure]
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """Everything that the tests below look at, by kernel, compiled once."""
-    file: Path = tmp_path_factory.mktemp("kernels") / "mine.py"
-    file.write_text(KERNELS)
-    names = ("tuned", "empty", "gluon", "cuda", "cuda_number")
-    requests = [Request("silu_and_mul", f"test_{name}", SILU, SCHEMES["bf16"], file) for name in names]
-    return dict(zip(names, compile_kernels(requests), strict=True))
-
-
-def only(found: Found, name: str) -> CompiledInfo:
-    result = found[name]
-    assert not isinstance(result, CompileFailure), result
-    (info,) = result
-    return info
+    """Everything that the tests below look at, compiled once."""
+    wanted = [("silu_and_mul", name, SILU, "bf16") for name in ("tuned", "empty", "gluon", "cuda", "cuda_number")]
+    return compiled(tmp_path_factory.mktemp("kernels"), KERNELS, wanted)
 
 
 def test_every_config_of_an_autotuned_kernel_is_compiled(found):

@@ -33,18 +33,6 @@ def launch_tma(a, b, num_warps, specialize):
         *maps, a.shape[1], 64, 128, 64, specialize, num_warps=num_warps)
     return c
 
-@register(op="gemm", name="test_specialized", role="optimized", backend="triton")
-def specialized(a, b, bias=None):
-    return launch_tma(a, b, 4, True)
-
-@register(op="gemm", name="test_ignored", role="optimized", backend="triton")
-def ignored(a, b, bias=None):
-    return launch_tma(a, b, 8, True)
-
-@register(op="gemm", name="test_two_warps", role="optimized", backend="triton")
-def two_warps(a, b, bias=None):
-    return launch_tma(a, b, 2, False)
-
 @triton.jit
 def product(a, b, c, K, N, PRECISION: tl.constexpr):
     i = tl.arange(0, 64)
@@ -59,17 +47,15 @@ def launch_product(a, b, **options):
     product[(1,)](a, b, c, a.shape[1], b.shape[1], **options)
     return c
 
-@register(op="gemm", name="test_default", role="optimized", backend="triton")
-def default(a, b, bias=None):
-    return launch_product(a, b, PRECISION=None)
-
-@register(op="gemm", name="test_ieee", role="optimized", backend="triton")
-def ieee(a, b, bias=None):
-    return launch_product(a, b, PRECISION="ieee", num_stages=1, maxnreg=64)
-
-@register(op="gemm", name="test_three_products", role="optimized", backend="triton")
-def three(a, b, bias=None):
-    return launch_product(a, b, PRECISION="tf32x3")
+for name, call in {
+    "specialized": lambda a, b, bias=None: launch_tma(a, b, 4, True),
+    "ignored": lambda a, b, bias=None: launch_tma(a, b, 8, True),
+    "two_warps": lambda a, b, bias=None: launch_tma(a, b, 2, False),
+    "default": lambda a, b, bias=None: launch_product(a, b, PRECISION=None),
+    "ieee": lambda a, b, bias=None: launch_product(a, b, PRECISION="ieee", num_stages=1, maxnreg=64),
+    "three_products": lambda a, b, bias=None: launch_product(a, b, PRECISION="tf32x3"),
+}.items():
+    register(op="gemm", name=f"test_{name}", role="optimized", backend="triton")(call)
 
 @triton.jit
 def halve(x, y, n, BLOCK: tl.constexpr):
@@ -106,16 +92,24 @@ WANTED = [
 ]
 
 
+Found = dict[str, list[CompiledInfo] | CompileFailure]
+
+
+def compiled(folder: Path, text: str, wanted: list[tuple[str, str, Case, str]]) -> Found:
+    """The kernels of a file, by name: (op, name without its `test_`, case, scheme) of each that is wanted."""
+    file = folder / "mine.py"
+    file.write_text(text)
+    requests = [Request(op, f"test_{name}", case, SCHEMES[scheme], file) for op, name, case, scheme in wanted]
+    return dict(zip([name for _, name, _, _ in wanted], compile_kernels(requests), strict=True))
+
+
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[CompiledInfo] | CompileFailure]:
-    """Everything that the tests below look at, by kernel, compiled once."""
-    file: Path = tmp_path_factory.mktemp("kernels") / "mine.py"
-    file.write_text(KERNELS)
-    requests = [Request(op, f"test_{name}", case, SCHEMES[scheme], file) for op, name, case, scheme in WANTED]
-    return dict(zip([name for _, name, _, _ in WANTED], compile_kernels(requests), strict=True))
+def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """Everything that the tests below look at, compiled once."""
+    return compiled(tmp_path_factory.mktemp("kernels"), KERNELS, WANTED)
 
 
-def only(found, name: str) -> CompiledInfo:
+def only(found: Found, name: str) -> CompiledInfo:
     result = found[name]
     assert not isinstance(result, CompileFailure), result
     (info,) = result

@@ -2,6 +2,7 @@
 
 import struct
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,12 +17,6 @@ SCALE = """
 extern "C" __global__ void scale(const float* x, float* out, float by, int n) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) out[i] = by * x[i];
-}
-extern "C" __global__ void __launch_bounds__(64) spread(int* out) {
-    extern __shared__ int pad[];
-    pad[20000 + threadIdx.x] = threadIdx.x;
-    __syncthreads();
-    out[threadIdx.x] = pad[20000 + 63 - threadIdx.x];
 }
 """
 
@@ -184,17 +179,12 @@ def launched(monkeypatch):
     """A kernel on a GPU made of Python."""
     raw, used = FakeRaw(), []
 
-    class Device:
-        def __init__(self, device):
-            self.device = device
+    @contextmanager
+    def on_device(device):
+        used.append(device)
+        yield
 
-        def __enter__(self):
-            used.append(self.device)
-
-        def __exit__(self, *exception):
-            pass
-
-    monkeypatch.setattr(torch.cuda, "device", Device)
+    monkeypatch.setattr(torch.cuda, "device", on_device)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=7000 + device))
     monkeypatch.setattr(_cuda, "_stream", lambda address: ("stream", address))
@@ -267,10 +257,3 @@ def test_on_a_gpu_it_writes_what_it_should_on_the_current_stream(cache):
     torch.cuda.synchronize()
     assert torch.equal(out, 5 * x)
     assert kernel.raw(torch.cuda.current_device()).attributes["local_size_bytes"] == 0
-
-
-@pytest.mark.gpu
-def test_on_a_gpu_it_gets_more_shared_memory_than_48_kib(cache):
-    out = torch.zeros(64, dtype=torch.int32, device="cuda")
-    _cuda.load(SCALE, "spread")((1,), (64,), out, shared_bytes=4 * 20064)
-    assert out.tolist() == list(range(63, -1, -1))

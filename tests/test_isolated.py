@@ -1,7 +1,7 @@
 """A kernel's first run in a process of its own: it may hang, end its process or be wrong."""
 
-import importlib.util
 import json
+import runpy
 from types import SimpleNamespace
 
 import pytest
@@ -71,16 +71,18 @@ def test_one_that_ends_its_process_is_no_success(monkeypatch, died, reason):
     assert first_in_own_process("rmsnorm", "mine", CASE, "fp32") == ("RUNTIME_ERROR", reason)
 
 
+def launcher_in(file):
+    """A launcher in a file that is written for it."""
+    file.parent.mkdir()
+    file.write_text("def launcher(x, weight, eps=1e-6):\n    return x\n")
+    return runpy.run_path(str(file))["launcher"]
+
+
 @pytest.fixture
 def first(tmp_path):
     """`first_here` of a kernel in a folder of its own, and the runs in a process of its own that it asked for."""
     file = tmp_path / "mine" / "mine.py"
-    file.parent.mkdir()
-    file.write_text("def launcher(x, weight, eps=1e-6):\n    return x\n")
-    found = importlib.util.spec_from_file_location("mine_of_a_test", file)
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
-    kernel = Kernel("rmsnorm", "mine", "optimized", "triton", module.launcher)
+    kernel = Kernel("rmsnorm", "mine", "optimized", "triton", launcher_in(file))
     asked = []
 
     def run(status="OK"):
@@ -107,13 +109,7 @@ def test_a_change_beside_it_makes_it_a_new_kernel(first):
 
 def test_code_is_all_that_a_kernel_of_the_tree_may_read(tmp_path, monkeypatch):
     monkeypatch.setattr(isolated, "SHARED", tmp_path)
-    file = tmp_path / "mine" / "mine.py"
-    file.parent.mkdir()
-    file.write_text("def launcher(x):\n    return x\n")
-    spec = importlib.util.spec_from_file_location("mine_in_a_tree", file)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    kernel = SimpleNamespace(fn=module.launcher)
+    kernel = SimpleNamespace(fn=launcher_in(tmp_path / "mine" / "mine.py"))
     seen = {isolated._code_of(kernel)}
     for name in ("mine/choices.json", "mine/tile.cu", "_cuda.py", "configs.py"):
         (tmp_path / name).write_text(name)

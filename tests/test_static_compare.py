@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from test_bisect import git
 from typer.testing import CliRunner
 
 import rooflab.kernels.registry
@@ -21,10 +21,8 @@ from rooflab.bench.compile.difference import (
     Query,
     Side,
     compare_sides,
-    exit_status,
     markdown,
     revision_side,
-    summary_line,
 )
 from rooflab.bench.compile.static import compilers
 from rooflab.bench.compile.store import Store, tree_hash
@@ -166,23 +164,6 @@ def test_the_evidence(changes):
     assert "silu_and_mul/dropped has no code of its own for bf16 any more" in told["dropped"]
     assert "registers" in told["grows"] and "usual bytes a load" in told["grows"]
     assert told["kept"] == "", "another line of the source is no other code"
-
-
-def test_exit_status(changes):
-    for names, status in (
-        (["product"], 11),
-        (["spills"], 11),
-        (["breaks"], 11),
-        (["dropped"], 13),
-        (["refuses"], 13),
-        (["dropped", "spills"], 11),
-        (["kept", "grows", "repaired", "added", "unavailable"], 0),
-        (["unavailable"], 13),
-    ):
-        chosen = [changes[name] for name in names]
-        assert exit_status(chosen) == status, names
-        line = summary_line(chosen, "main")
-        assert f"{'passes' if status == 0 else 'FAILS'} ({status}); {len(names)} compared" in line
     rows = [line for line in markdown(list(changes.values()), "main").splitlines() if line.startswith("| ")][2:]
     assert [row.split(" | ")[0].strip("| ") for row in rows][:2] == ["SPILLS", "LOST TENSOR CORES"], "the worst first"
     assert len(rows) == 9 and all(row.count(" | ") == 4 for row in rows), "all that is not the same"
@@ -215,11 +196,6 @@ def test_a_tree_that_cannot_be_read_is_no_new_tree(sides, tmp_path):
             compare_sides(lacking, sides[1], QUERY, device_for())
 
 
-def git(folder: Path, *arguments: str) -> None:
-    identity = ("-c", "user.name=test", "-c", "user.email=test@example.invalid", "-c", "commit.gpgsign=false")
-    subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True)
-
-
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
     """A repository whose revision `v1` has GEMM, and whose checkout has nothing any more."""
@@ -237,8 +213,7 @@ def test_a_git_revision_is_a_side_and_leaves_nothing_behind(repository):
     with revision_side(repository, "v1") as found:
         (item,) = found.select(QUERY)
         assert (item["op"], item["kernel"]) == ("gemm", "product") and found.label.startswith("v1 (")
-    listed = subprocess.run(["git", "worktree", "list"], cwd=repository, capture_output=True, text=True, check=True)
-    assert len(listed.stdout.splitlines()) == 1 and not (repository / "kernels").exists()
+    assert len(git(repository, "worktree", "list").splitlines()) == 1 and not (repository / "kernels").exists()
 
 
 def test_a_revision_that_cannot_be_compared(repository):

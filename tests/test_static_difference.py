@@ -70,8 +70,16 @@ def test_failures():
     assert verdict(broken, [PLAIN]) == "FIXED"
     assert new(IDENTITY, [SPILLING]).verdict == "NEW" and "spills 8 bytes" in new(IDENTITY, [SPILLING]).sentences[0]
     assert new(IDENTITY, broken).verdict == "DOES NOT COMPILE" and new(IDENTITY, refused).verdict == "NOT COMPARED"
-    assert exit_status([new(IDENTITY, broken)]) == 11 and exit_status([gone(IDENTITY, "it went")]) == 13
-    assert exit_status([]) == 13, "nothing compared is no pass"
+
+
+def test_exit_status():
+    went, unknown = gone(IDENTITY, "it went"), new(IDENTITY, CompileFailure("not for this", refused=True))
+    fine = [changed(IDENTITY, before, [PLAIN]) for before in ([PLAIN], [OTHER], CompileFailure("it broke"))]
+    fine.append(new(IDENTITY, [PLAIN]))
+    for before, now in (([PLAIN], [SPILLING]), ([WGMMA], [MMA]), ([PLAIN], CompileFailure("it broke"))):
+        assert exit_status([changed(IDENTITY, before, now), went, *fine]) == 11
+    assert exit_status([went, *fine]) == exit_status([unknown]) == 13 == exit_status([]), "nothing compared is no pass"
+    assert exit_status([unknown, *fine]) == 0
 
 
 def test_an_option_that_lost_or_found_its_effect_is_told():
