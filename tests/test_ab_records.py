@@ -79,6 +79,8 @@ def test_sides_that_are_not_two_are_refused(tmp_path):
     a, b = side(tmp_path, "a", series(0, 2, 1e-3)), side(tmp_path, "b", [*series(0, 2, 1e-3), *series(1, 2, 1e-3)])
     with pytest.raises(ValueError, match="^records: expected two sides, got the run run-0 of gemm/tiled .* on both$"):
         compare_files(a, b, RULES)
+    with pytest.raises(ValueError, match="kernel: expected two or none"):
+        compare_files(a, b, RULES, kernels=("tiled",))
     commits = series(30, 1, 1e-3, commit="a" * 40, dirty=False), series(45, 1, 1e-3, commit="a" * 40, dirty=True)
     both = side(tmp_path, "both", [*commits[0], *commits[1]])
     with pytest.raises(ValueError, match="^records: expected one commit in .*both.jsonl, got a{10}, a{10} and changes"):
@@ -127,15 +129,6 @@ def test_what_cannot_be_compared_never_passes(tmp_path):
         outcomes = compare_files(*folders, RULES)
         assert [outcome.verdict for outcome in outcomes] == ([verdict] if verdict else []), name
         assert exit_status(outcomes, strict=True) == exit_status(outcomes) == STATUS[verdict], name
-
-
-def test_two_kernels_of_the_same_files_are_compared_by_name(tmp_path):
-    both = series(0, 2, 1e-3, kernel="old") + series(1, 2, 1.2e-3, kernel="new")
-    path = side(tmp_path, "both", both)
-    found = compare_files(path, path, RULES, kernels=("old", "new"))
-    assert [(outcome.key, outcome.verdict) for outcome in found] == [("gemm M=64 bf16", "SLOWER")]
-    with pytest.raises(ValueError, match="kernel: expected two or none"):
-        compare_files(path, path, RULES, kernels=("old",))
 
 
 def test_the_same_device_code_on_both_sides_is_not_slower(tmp_path):

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from rooflab.bench.ab import bisection
-from rooflab.bench.ab.bisection import Question, bisect, step
+from rooflab.bench.ab.bisection import Question, bisect
 
 COMMITS = 12
 
@@ -134,15 +134,6 @@ def test_ends_that_make_no_sense_are_refused(repo):
             bisect(Question("gemm"), good, bad, repo[0], run=lambda command: 10)
     with pytest.raises(ValueError, match="^pairs: expected at least 1, got 0"):
         Question("gemm", pairs=0)
-
-
-def test_what_a_status_answers():
-    for status, correctness, answer in [
-        (0, False, "good"), (10, False, "bad"), (11, False, "skip"), (11, True, "bad"), (12, False, "skip"),
-        (13, False, "skip"), (1, False, "skip"), (-9, False, "skip"),
-    ]:  # fmt: skip
-        question = Question("gemm", correctness=correctness)
-        assert step(question, "a", "b", lambda command, status=status: status)[0] == answer
 
 
 def test_the_arguments_of_the_ab():

@@ -1,11 +1,10 @@
 import os
 import signal
-import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
-from test_environment import FakeNvml
+from test_environment import FakeNvml, install
 
 from rooflab.bench.measure import timed
 from rooflab.bench.measure.timed import open_clock
@@ -40,11 +39,7 @@ class LockableNvml(FakeNvml):
 
 @pytest.fixture
 def nvml(monkeypatch):
-    fake = LockableNvml()
-    fake.__spec__ = SimpleNamespace(name="pynvml")
-    monkeypatch.setitem(sys.modules, "pynvml", fake)
-    monkeypatch.setattr(nvml_module.importlib.util, "find_spec", lambda name: fake.__spec__)
-    return fake
+    return install(monkeypatch, LockableNvml())
 
 
 def test_clocks_are_locked_verified_under_load_and_set_free(nvml):
@@ -62,21 +57,17 @@ def test_clocks_are_set_free_after_an_exception_and_a_termination(nvml, number):
 
     was = signal.signal(number, before)
     try:
-        ends_by(nvml, number)
+        with pytest.raises(ZeroDivisionError), locked_clocks("GPU-1", lambda: 1e9):
+            raise ZeroDivisionError
+        assert nvml.log[-1] == ("reset",)
+        nvml.log.clear()
+        with pytest.raises(SystemExit) as stopped, locked_clocks("GPU-1", lambda: 1e9):
+            os.kill(os.getpid(), number)
+            signal.pause()
+        assert stopped.value.code == 128 + number and nvml.log[-1] == ("reset",)
         assert signal.getsignal(number) is before
     finally:
         signal.signal(number, was)
-
-
-def ends_by(nvml, number):
-    with pytest.raises(ZeroDivisionError), locked_clocks("GPU-1", lambda: 1e9):
-        raise ZeroDivisionError
-    assert nvml.log[-1] == ("reset",)
-    nvml.log.clear()
-    with pytest.raises(SystemExit) as stopped, locked_clocks("GPU-1", lambda: 1e9):
-        os.kill(os.getpid(), number)
-        signal.pause()
-    assert stopped.value.code == 128 + number and nvml.log[-1] == ("reset",)
 
 
 def test_a_signal_that_is_ignored_stays_so(nvml):

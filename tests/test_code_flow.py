@@ -6,7 +6,7 @@ import textwrap
 
 import pytest
 
-from rooflab.bench.compile.flow import feeding_loop, find_loops, hot_loop
+from rooflab.bench.compile.flow import find_loops, hot_loop
 from rooflab.bench.compile.sass import parse
 
 
@@ -122,16 +122,6 @@ def test_the_hot_loop_is_the_tensor_cores_then_the_loads_then_the_largest():
         code += "EXIT"
         assert hot_loop(loops_of(code)).start == function(code).labels[wanted]
     assert hot_loop(loops_of("EXIT")) is None
-
-
-def test_the_loop_that_feeds_specialised_warps():
-    consumer = ".L_c:\nHGMMA.64x64x16.F32 R4, gdesc[UR8], R4\n@P0 BRA `(.L_c)\n"
-    producer = ".L_p:\nUTMALDG.2D [UR8], [UR12]\n@P0 BRA `(.L_p)\n"
-    loops = loops_of(f"{consumer}{producer}EXIT")
-    hot = hot_loop(loops)
-    assert hot.counts["wgmma"] == 1 and feeding_loop(loops, hot).counts["tma"] == 1
-    alone = loops_of(".L_c:\nUTMALDG.2D [UR8], [UR12]\nHGMMA.64x64x16.F32 R4, gdesc[UR8], R4\n@P0 BRA `(.L_c)\nEXIT")
-    assert feeding_loop(alone, hot_loop(alone)) is None, "it feeds itself"
 
 
 @pytest.mark.parametrize(

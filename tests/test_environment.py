@@ -113,18 +113,22 @@ class FakeNvml:
         return self.answers[question]
 
 
-@pytest.fixture
-def nvml(monkeypatch):
-    fake = FakeNvml()
+def install(monkeypatch, fake):
+    """Puts it in the place of pynvml."""
     fake.__spec__ = SimpleNamespace(name="pynvml")
     monkeypatch.setitem(sys.modules, "pynvml", fake)
     monkeypatch.setattr(nvml_module.importlib.util, "find_spec", lambda name: fake.__spec__)
+    return fake
+
+
+@pytest.fixture
+def nvml(monkeypatch):
     properties = SimpleNamespace(
         name="NVIDIA H200", uuid="1", total_memory=141, multi_processor_count=132, L2_cache_size=60
     )
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
-    return fake
+    return install(monkeypatch, FakeNvml())
 
 
 def test_a_gpu_is_described_as_far_as_it_is_known(nvml, monkeypatch):

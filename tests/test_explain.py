@@ -23,13 +23,6 @@ H100, H200 = get_device("h100"), get_device("h200")
 CASE = Case(T=2048, H=4096, eps=1e-5)
 BF16 = get_scheme("bf16")
 GPU = {"gpu": {"name": "NVIDIA H100 80GB HBM3"}}
-EXTERNAL = """
-from rooflab.kernels.registry import register
-
-@register(op="rmsnorm", name="test_explained", role="optimized", backend="torch")
-def mine(x, weight, eps=1e-6):
-    return x
-"""
 
 
 def target(kernel: str = "library", op: str = "rmsnorm", case: Case = CASE) -> Target:
@@ -114,7 +107,11 @@ def test_json_has_the_same_content_and_without_a_kernel_all_stand_side_by_side(r
 
 
 def test_a_users_file_is_explained(rooflab, tmp_path):
-    (tmp_path / "mine.py").write_text(EXTERNAL)
+    (tmp_path / "mine.py").write_text(
+        "from rooflab.kernels.registry import register\n"
+        '@register(op="rmsnorm", name="test_explained", role="optimized", backend="torch")\n'
+        "def mine(x, weight, eps=1e-6):\n    return x\n"
+    )
     try:
         status, out, _ = rooflab("explain", "rmsnorm", "mine.py", "--json")
     finally:

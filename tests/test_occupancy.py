@@ -111,23 +111,6 @@ def test_every_device_has_limits_that_agree_with_its_own_figures():
         assert occupancy(device, 256, 64, 0) == occupancy(device.compute_capability, 256, 64, 0)
 
 
-def test_figures_that_no_cta_can_have():
-    for figures, message in [
-        ((0, 32, 0), "threads: expected 1 to 1024, got 0"),
-        ((1025, 32, 0), "threads: expected 1 to 1024, got 1025"),
-        ((32, 0, 0), "registers: expected 1 to 255, got 0"),
-        ((32, 256, 0), "registers: expected 1 to 255, got 256"),
-        ((32, 32, -1), "shared_bytes: expected at least 0, got -1"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            occupancy((9, 0), *figures)
-
-
-def test_unknown_capability():
-    with pytest.raises(ValueError, match=r"device: expected one of compute capability 8.0, .*, got 7.0"):
-        occupancy((7, 0), 32, 32, 0)
-
-
 def test_waves_of_an_h100():
     for grid, per_sm, full, tail, efficiency, busiest, balance in [
         (132, 1, 1, 0, 1.0, 1, 1.0),
@@ -151,7 +134,20 @@ def test_waves_account_for_every_cta(grid, per_sm, sms):
     assert found.busiest_sm_ctas * sms >= grid > (found.busiest_sm_ctas - 1) * sms
 
 
-def test_waves_of_nothing():
-    for figures, name in [((0, 1, 1), "ctas"), ((1, 0, 1), "ctas_per_sm"), ((1, 1, 0), "sms")]:
-        with pytest.raises(ValueError, match=f"{name}: expected at least 1, got 0"):
-            waves(*figures)
+@pytest.mark.parametrize(
+    ("function", "figures", "message"),
+    [
+        (occupancy, ((9, 0), 0, 32, 0), "threads: expected 1 to 1024, got 0"),
+        (occupancy, ((9, 0), 1025, 32, 0), "threads: expected 1 to 1024, got 1025"),
+        (occupancy, ((9, 0), 32, 0, 0), "registers: expected 1 to 255, got 0"),
+        (occupancy, ((9, 0), 32, 256, 0), "registers: expected 1 to 255, got 256"),
+        (occupancy, ((9, 0), 32, 32, -1), "shared_bytes: expected at least 0, got -1"),
+        (occupancy, ((7, 0), 32, 32, 0), "device: expected one of compute capability 8.0, .*, got 7.0"),
+        (waves, (0, 1, 1), "ctas: expected at least 1, got 0"),
+        (waves, (1, 0, 1), "ctas_per_sm: expected at least 1, got 0"),
+        (waves, (1, 1, 0), "sms: expected at least 1, got 0"),
+    ],
+)
+def test_figures_that_make_no_sense_are_refused(function, figures, message):
+    with pytest.raises(ValueError, match=message):
+        function(*figures)

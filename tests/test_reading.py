@@ -63,11 +63,6 @@ def test_a_cold_cache_holds_what_is_written_and_nothing_that_is_read():
     assert "2.00 times the memory ceiling" in judge(1e-3, Cost(2e9, 0), CARD, l2_state="cold")
 
 
-def test_on_a_cpu_every_byte_counts():
-    slow = Ceilings("this", "measured", 1e9, {"fp32": 1e9}, 1e9)
-    assert "2.00 times the memory ceiling" in judge(1.0, Cost(1e9, 1e9), slow, method="cpu perf_counter")
-
-
 def test_a_dtype_without_a_rate_bounds_nothing_and_the_rest_still_does():
     assert judge(1e-3, Cost(1e6, 0, {"fp8_e4m3": 1e15}), CARD) is None
     assert "memory" in judge(1e-3, Cost(1e10, 0, {"fp8_e4m3": 1e15}), CARD)

@@ -93,15 +93,6 @@ def test_an_option_that_lost_or_found_its_effect_is_told():
     assert still.sentences == ("the code differs in nothing counted",)
 
 
-def test_figures_that_moved_are_told_as_before_and_now():
-    now = replace(OTHER, registers=64, ctas_per_sm=8, load_bytes_usual=2)
-    assert changed(IDENTITY, [PLAIN], [now]).sentences == (
-        "registers 40 -> 64",
-        "CTAs per SM 12 -> 8",
-        "usual bytes a load 16 -> 2",
-    )
-
-
 def test_markdown_is_one_table():
     changes = [changed(IDENTITY, [PLAIN], [OTHER]), gone(IDENTITY, "a | b\nc"), changed(IDENTITY, [PLAIN], [PLAIN])]
     text = markdown(changes, "main")

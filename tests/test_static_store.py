@@ -64,15 +64,6 @@ def test_another_request_or_toolchain_is_another_entry(tmp_path, monkeypatch):
     assert store.key(MESSAGE, "a") != before
 
 
-def test_an_entry_comes_back(tmp_path):
-    store = Store(tmp_path / "new" / "folder")
-    key = store.key(MESSAGE, "a")
-    assert store.read(key) is None and (store.hits, store.misses) == (0, 1)
-    store.write(key, ANSWER)
-    assert store.read(key) == ANSWER and (store.hits, store.misses) == (1, 1)
-    assert [file.suffix for file in store.folder.iterdir()] == [".gz"], "nothing unfinished is left"
-
-
 def test_a_damaged_entry_is_none_and_is_replaced(tmp_path):
     store = Store(tmp_path)
     key = store.key(MESSAGE, "a")
