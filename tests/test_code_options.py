@@ -131,6 +131,9 @@ def test_what_became_of_what_was_asked_for(found):
     assert "precision fp32" not in told(only(found, "default"), "bf16"), "where fp32 was not meant"
     assert "precision fp32" not in told(only(found, "three_products"), "fp32"), "a split is no rounding"
     assert "asynchronous wgmma" not in told(only(found, "specialized"))
+    said = "(C7515) Potential Performance Loss: wgmma.mma_async instructions are serialized due to ..."
+    effect, sentence = told(replace(only(found, "specialized"), warnings=(said,)))["asynchronous wgmma"]
+    assert not effect and said in sentence
 
 
 def test_what_the_code_is(found):
@@ -151,12 +154,6 @@ def test_specialised_warps_feed_the_hot_loop(found):
     assert summary.loop.fed_by["tma"] == 2 and summary.in_loop["tma"] == 2
     plain = summarize(only(found, "ignored"), "bf16", get_device("h100"))
     assert plain.loop.counts["tma"] == 2 and not plain.loop.fed_by, "one loop does both"
-
-
-def test_what_only_the_assembler_says(found):
-    said = "(C7515) Potential Performance Loss: wgmma.mma_async instructions are serialized due to ..."
-    effect, sentence = told(replace(only(found, "specialized"), warnings=(said,)))["asynchronous wgmma"]
-    assert not effect and said in sentence
 
 
 def test_dots_are_read_in_all_their_forms():
