@@ -91,6 +91,7 @@ def test_an_option_that_lost_or_found_its_effect_is_told():
     assert "warp specialization takes effect now" in found.sentences
     still = changed(IDENTITY, [replace(PLAIN, options=(ignored,))], [replace(OTHER, options=(ignored,))])
     assert still.sentences == ("the code differs in nothing counted",)
+    assert changed(IDENTITY, [PLAIN], [replace(OTHER, registers=64)]).sentences == ("registers 40 -> 64",)
 
 
 def test_markdown_is_one_table():
