@@ -13,6 +13,7 @@ import ast
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -43,6 +44,9 @@ TESTS = {
     "emulator": ("ptx", "emulate"),
 }
 """What the names of an area's own tests begin with; those of an op's kernels and reference have its name."""
+OF_EVERY_OP = tuple(
+    f"tests/test_{name}.py" for name in ("kernels", "emulated_registry", "compare", "configs", "registry", "compile")
+)
 TURNED = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
@@ -138,20 +142,13 @@ def op_of(fault: Fault) -> str:
 
 
 def own_tests(fault: Fault) -> list[str]:
-    """The test files and the cases of `test_kernels` that are about the place of a fault."""
-    names = sorted(path.name for path in (ROOT / "tests").glob("test_*.py"))
-    if fault.area in TESTS:
-        begins = tuple(f"test_{word}" for word in TESTS[fault.area])
-        return [f"tests/{name}" for name in names if name.startswith(begins)]
-    own = [f"tests/{name}" for name in names if name.startswith(f"test_{op_of(fault)}")]
-    return [
-        *own,
-        "tests/test_kernels.py",
-        "tests/test_emulated_registry.py",
-        "tests/test_compare.py",
-        "tests/test_configs.py",
-        "tests/test_registry.py",
-    ]
+    """The test files about the place of a fault: by their names, or because they name the faulty module."""
+    files = sorted((ROOT / "tests").glob("test_*.py"))
+    module = Path(fault.file).stem
+    begins = tuple(f"test_{word}" for word in TESTS.get(fault.area) or (op_of(fault),))
+    chosen = [path for path in files if path.name.startswith(begins) or re.search(rf"\b{module}\b", path.read_text())]
+    own = [f"tests/{path.name}" for path in chosen]
+    return own if fault.area in TESTS else list(dict.fromkeys((*own, *OF_EVERY_OP)))
 
 
 def first_failure(tree: Path, tests: Sequence[str], long: bool, chosen: str = "") -> str:

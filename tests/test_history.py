@@ -16,14 +16,7 @@ from test_suite_bars import record as record_of
 from rooflab.bench.records import files as record_files
 from rooflab.bench.report.trends.output import find_trends, summary
 from rooflab.bench.report.trends.points import Chosen, commit_order, read_points, repository
-from rooflab.bench.report.trends.trend import (
-    LEAST_NOISE,
-    find_steps,
-    noise,
-    partition,
-    penalty,
-    unusual_z,
-)
+from rooflab.bench.report.trends.trend import LEAST_NOISE, find_steps, noise, partition, penalty, unusual_z
 
 GPU = {"name": "NVIDIA H200", "driver": "580.1"}
 ENVIRONMENT = {"machine_key": "nvidia-h200-16c-1a2b3c4d", "gpu": GPU, "torch": "2.13.0", "triton": "3.7.1"}

@@ -16,14 +16,7 @@ import rooflab.kernels.registry
 from rooflab.bench.cli.app import app
 from rooflab.bench.compile import difference
 from rooflab.bench.compile.cases import device_for
-from rooflab.bench.compile.difference import (
-    Change,
-    Query,
-    Side,
-    compare_sides,
-    markdown,
-    revision_side,
-)
+from rooflab.bench.compile.difference import Change, Query, Side, compare_sides, markdown, revision_side
 from rooflab.bench.compile.static import compilers
 from rooflab.bench.compile.store import Store, tree_hash
 
