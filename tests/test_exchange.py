@@ -26,6 +26,7 @@ SAMPLES = [3.3e-6, 1.1e-6, 2.0000000000000004e-6, 5e-6, 2.2e-6]
 def sampled(number=0, **changes):
     """A time with samples; its median is one that `median(samples) * 1e3` would miss by a bit."""
     samples = {"samples": pack_samples(SAMPLES), "sample_count": len(SAMPLES)}
+    samples |= {"latency_p20_ms": 2.1e-3, "latency_p80_ms": 2.3e-3}
     return record(number, math.nextafter(2.2e-3, 1), **(samples | changes))
 
 
