@@ -1,11 +1,11 @@
-"""Finds the commit that made a kernel slower: drives `git bisect`, each step an A/B against the good revision.
+"""Finds the commit that made a kernel slower: drives `git bisect`, where each step is an A/B against the good revision.
 
-git's own files and the half-checked-out state of a bisection lie in a temporary worktree, so that the user's checkout,
-and a bisection that they may have going, are not touched.  Nothing is checked out even there: an A/B makes trees of the
-two revisions by itself.  A step answers git (good, bad, or skip where it cannot tell) from the exit status of
-`rooflab ab --strict`:
+The bisection runs in a temporary worktree, which holds git's own files.  So it changes neither the user's checkout nor
+a bisection that the user has already started.  The worktree checks out no files: the A/B builds the trees of both
+revisions itself.  A step converts the exit status of `rooflab ab --strict` to an answer for git (good, bad, or skip
+when the A/B cannot decide):
 
-    0 not slower -> good     10 SLOWER -> bad     11 INCORRECT or FAILED -> bad if correctness is asked about, else skip
+    0 not slower -> good     10 SLOWER -> bad     11 INCORRECT or FAILED -> bad if `correctness` is set, else skip
     12 UNRESOLVED, 13 INVALID or MISSING -> once more with twice the pairs, then skip     2 usage -> the bisection ends
 """
 
@@ -25,9 +25,9 @@ from rooflab.bench.records.revisions import git, resolve
 FOUND, UNRESOLVED = 0, 12
 """Exit statuses of `rooflab bisect`."""
 Answer = Literal["good", "bad", "skip"]
-"""git's words."""
+"""The words that git understands."""
 Run = Callable[[Sequence[str]], int]
-"""Runs `rooflab ab` with these arguments and gives its exit status."""
+"""Runs `rooflab ab` with these arguments and returns its exit status."""
 
 
 @dataclass(frozen=True)
@@ -39,17 +39,17 @@ class Question:
     cases: tuple[str, ...] = ()
     schemes: tuple[str, ...] = ()
     threshold: float | None = None
-    """Of the A/B; its own default where None."""
+    """The threshold of the A/B; None means the default of `rooflab ab`."""
     pairs: int = 12
     correctness: bool = False
-    """Whether a kernel that fails or is incorrect is what is looked for."""
+    """Whether the bisection looks for a kernel that fails or is incorrect."""
 
     def __post_init__(self) -> None:
         if self.pairs < 1:
             raise ValueError(f"pairs: expected at least 1, got {self.pairs}")
 
     def arguments(self, base: str, head: str, pairs: int) -> list[str]:
-        """Those of the `rooflab ab` that compares `head` with `base`."""
+        """The arguments of the `rooflab ab` that compares `head` with `base`."""
         found = [self.op, "--base", base, "--head", head, "--pairs", str(pairs), "--strict"]
         named = (
             ("--kernel", (self.kernel,) if self.kernel else ()),
@@ -67,11 +67,11 @@ class Found:
     """How a bisection ended."""
 
     candidates: tuple[str, ...]
-    """The first bad commit; where the A/B could not tell for some, all commits that may be it, oldest first."""
+    """The first bad commit; if the A/B could not decide on some, all commits that may be the first, oldest first."""
     tested: dict[str, str] = field(default_factory=dict)
-    """What was said of each commit, in the order of testing."""
+    """What each step said of its commit, in the order of testing."""
     reason: str = ""
-    """Why the bisection ended with no commit or with several; empty where it ended with one."""
+    """Why the bisection ended with no commit or with several; empty if it ended with one commit."""
 
     @property
     def first_bad(self) -> str | None:
@@ -79,7 +79,7 @@ class Found:
 
 
 def execute(arguments: Sequence[str]) -> int:
-    """Runs the A/B, what it prints going to standard error; its exit status."""
+    """Runs the A/B, sends its output to standard error, and returns its exit status."""
     command = [sys.executable, "-m", "rooflab.bench", "ab", *arguments]
     return subprocess.run(command, stdout=sys.stderr.fileno(), check=False).returncode
 
@@ -87,7 +87,7 @@ def execute(arguments: Sequence[str]) -> int:
 def step(question: Question, good: str, head: str, run: Run) -> tuple[Answer, str]:
     """Whether `head` is slower than `good`, and why.
 
-    Raises `ValueError` where the A/B refuses its arguments: then it would do so at every step.
+    Raises `ValueError` if the A/B refuses its arguments: it would refuse them at every step.
     """
     status = run(question.arguments(good, head, question.pairs))
     again = ""
@@ -115,10 +115,10 @@ def bisect(
     run: Run | None = None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Found:
-    """The first commit after `good`, up to `bad`, at which the answer turns.
+    """The first commit after `good`, up to `bad`, at which the answer changes.
 
-    `bad` is compared first: where it is not slower there is nothing to find.  Raises `ValueError` where git or the A/B
-    refuse, and where `good` is no ancestor of `bad`.
+    Compares `bad` first: if `bad` is not slower, there is nothing to find.  Raises `ValueError` if git or the A/B
+    refuses, and if `good` is not an ancestor of `bad`.
     """
     good, bad = (resolve(repo, revision, name) for name, revision in (("good", good), ("bad", bad)))
     if good == bad or git(repo, "merge-base", good, bad) != good:
@@ -147,7 +147,7 @@ def bisect(
 
 
 def _ended(text: str) -> bool:
-    """Whether git says that there is nothing left to test.  Raises `ValueError` on anything that it does not know."""
+    """Whether git says that there is nothing left to test.  Raises `ValueError` on an unknown answer of git."""
     if "is the first bad commit" in text or "We cannot bisect more" in text:
         return True
     if "Bisecting: " in text:
@@ -158,7 +158,7 @@ def _ended(text: str) -> bool:
 
 @contextmanager
 def _worktree(repo: Path, commit: str) -> Iterator[Path]:
-    """A worktree without files, gone afterwards with the bisection in it."""
+    """A worktree without files; removed afterwards together with its bisection."""
     with tempfile.TemporaryDirectory(prefix="rooflab-bisect-") as folder:
         tree = Path(folder) / "tree"
         git(repo, "worktree", "add", "--quiet", "--no-checkout", "--detach", str(tree), commit)

@@ -1,8 +1,8 @@
-"""What two revisions differ in: the files of `bench` that decide a reading, and the ops that a difference touches.
+"""The differences between two revisions: the files of `bench` that decide a reading, and the ops that a change touches.
 
-Where the files that decide a reading are the same in both, each side is measured by its own `bench`, which fits its
-own kernels and specs.  Where they differ, the running program's `bench` measures both, or the change of the timer would
-pass for a change of the kernels.
+If the files that decide a reading are the same in both revisions, each side is measured by its own `bench`, which fits
+its own kernels and specs.  If they differ, the `bench` of the running program measures both sides; otherwise a change
+of the timer would look like a change of the kernels.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ TIMES_NOTHING = (
     "rooflab.bench.records.revisions",
     "rooflab.bench.show",
 )
-"""What the process imports beside what times: `compare`, functions without a spec, the check, revisions, tables."""
+"""Modules that the process imports and that time nothing: `compare`, spec-less functions, check, revisions, tables."""
 
 
 def harness(tree: Path) -> dict[str, str]:
-    """SHA-256 by path below `tree`; empty for a tree that has no A/B."""
+    """SHA-256 of the deciding files by path below `tree`; empty for a tree without an A/B."""
     found: dict[str, str] = {}
     waiting = [START]
     while waiting:
@@ -46,7 +46,7 @@ def _file(tree: Path, module: str) -> Path | None:
 
 
 def _imported(tree: ast.Module) -> Iterator[str]:
-    """Modules imported anywhere in a file: a function imports the stopwatch of its device."""
+    """Modules imported anywhere in a file, also inside functions: a function imports the stopwatch of its device."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -67,9 +67,9 @@ def touched_ops(
 ) -> list[str]:
     """The ops among `ops` that the changed files (paths from the checkout's root) touch, in the order of `ops`.
 
-    A file of an op's folder, or its reference, touches the op and its `users`; any other file of `kernels`, `reference`
-    or `roofline`, the packages pinned, and the `harness` (files of `bench` that decide a reading) touch all; documents,
-    tests, results and the engine touch none.
+    A file of an op's folder, or its reference, touches the op and its `users`.  Any other file of `kernels`,
+    `reference` or `roofline`, the pinned packages, and the `harness` (files of `bench` that decide a reading) touch all
+    ops.  Documents, tests, results and the engine touch no op.
     """
     found: set[str] = set()
     for text in changed:
@@ -86,14 +86,14 @@ def touched_ops(
 
 
 def users(trees: Iterable[Path], ops: Collection[str]) -> dict[str, set[str]]:
-    """By op, those whose reference or kernels import its own in one of the trees, directly or through another op."""
+    """For each op, the ops whose reference or kernels import its own in one tree, directly or through others."""
     found: dict[str, set[str]] = {op: set() for op in ops}
     for tree in trees:
         for op in ops:
             for file in (tree / "reference" / f"{op}.py", *sorted((tree / "kernels" / op).glob("*.py"))):
                 for used in _ops_imported(file, found):
                     found[used].add(op)
-    for through in ops:  # as Warshall closes a relation
+    for through in ops:  # Warshall's algorithm for a transitive closure
         for op in ops:
             if through in found[op]:
                 found[op] |= found[through]
@@ -111,6 +111,6 @@ def _ops_imported(file: Path, ops: Collection[str]) -> Iterator[str]:
 
 
 def _is_code(parts: tuple[str, ...]) -> bool:
-    """Whether all ops may use a file: not where it lies in the folder of an op that neither side has, nor a text."""
+    """Whether all ops may use a file: false for a text, and for a file in the folder of an op that neither side has."""
     in_op_folder = parts[0] == "kernels" and len(parts) > 2 and not parts[1].startswith("_")
     return not in_op_folder and not parts[-1].endswith((".md", ".txt")) and parts[-1] != "plot.py"

@@ -1,4 +1,4 @@
-"""What `rooflab ab` does in each of its modes, apart from drawing."""
+"""What `rooflab ab` does in each of its modes, except drawing."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ from rooflab.bench.records.revisions import Tree, checked_out, git, working_tree
 
 Say = Callable[[str], None]
 EXIT_FAULT = 11
-"""Of a self-test that failed."""
+"""Exit status of a self-test that failed."""
 
 
 @dataclass
 class Report:
-    """What a command shows."""
+    """What a command shows to the user."""
 
     title: str
     tables: list[tuple[str, Sequence[Outcome]]]
     notes: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
-    """What a self-test found to be called wrongly; then the verdicts themselves decide nothing."""
+    """What a self-test found to be called wrongly; if not empty, the verdicts themselves decide nothing."""
     is_self_test: bool = False
     saw_nothing: bool = False
-    """Whether a self-test was blind to what it had slowed itself."""
+    """Whether a self-test did not see the slowdown that it injected itself."""
     nothing_to_do: bool = False
-    """Whether the difference touches no kernel, which is no failure."""
+    """Whether the difference touches no kernel; this is not a failure."""
 
     @property
     def outcomes(self) -> list[Outcome]:
         return [outcome for _, outcomes in self.tables for outcome in outcomes]
 
     def exit_status(self, strict: bool) -> int:
-        """As in `verdict.EXIT_STATUS`; a self-test ends with 11 where anything was called wrongly, and where `strict`
-        with 12 if it could see nothing."""
+        """The status as in `verdict.EXIT_STATUS`.  A self-test returns 11 if it called anything wrongly; with `strict`
+        it returns 12 if it saw nothing."""
         if self.is_self_test:
             return EXIT_FAULT if self.faults else EXIT_UNRESOLVED if strict and self.saw_nothing else 0
         return 0 if self.nothing_to_do else exit_status(self.outcomes, strict)
@@ -61,7 +61,7 @@ class Report:
 
 
 class Revisions(NamedTuple):
-    """Which trees, and how."""
+    """Which trees to compare, and how."""
 
     base: str
     head: str | None = None
@@ -75,9 +75,9 @@ def of_kernels(wanted: Wanted, settings: Settings, out: Path | None, say: Say) -
 
 
 def of_revisions(trees: Revisions, wanted: Wanted, settings: Settings, out: Path | None, say: Say) -> Report:
-    """The kernels of one revision against those of another, or of the working tree.
+    """The kernels of one revision against those of another revision, or of the working tree.
 
-    Raises `ValueError` where git knows no such revision, or its tree cannot be imported.
+    Raises `ValueError` if git does not know a revision, or if its tree cannot be imported.
     """
     with ExitStack() as stack:
 
@@ -110,16 +110,16 @@ def of_revisions(trees: Revisions, wanted: Wanted, settings: Settings, out: Path
 
 
 def _changed(a: Tree, b: Tree, committed: bool) -> list[str]:
-    """Files that differ, as paths from the checkout's root; in a working tree also those that git does not know yet."""
+    """Files that differ, as paths from the checkout's root; in a working tree also files unknown to git."""
     ends = [str(a.commit), *([str(b.commit)] if committed else [])]
-    # Without renames: of a renamed file the old name is gone from its op, and git would show the new one alone.
+    # Without renames: a renamed file is missing from its old op, and git would show only its new name.
     names = git(ROOT, "diff", "--name-only", "--no-renames", "-z", *ends).split("\0")
     untracked = [] if committed else git(ROOT, "ls-files", "-z", "--others", "--exclude-standard").split("\0")
     return [name for name in (*names, *untracked) if name]
 
 
 def of_records(files: Sequence[Path], rules: Rules, wanted: Wanted) -> Report:
-    """Two files or folders of records, all compared.  Raises `ValueError` on what would choose among them."""
+    """Two files or folders of records, all compared.  Raises `ValueError` on an argument that selects some of them."""
     choices = {"op": wanted.ops, "--case": wanted.cases, "--scheme": wanted.schemes, "--suite": wanted.suite}
     given = [name for name, value in choices.items() if value]
     if given:
@@ -136,7 +136,7 @@ def of_records(files: Sequence[Path], rules: Rules, wanted: Wanted) -> Report:
 def of_self_test(
     wanted: Wanted, settings: Settings, repeats: int, inject: float | None, out: Path | None, say: Say
 ) -> Report:
-    """Identical code and slowed code against the A/B itself."""
+    """Tests the A/B itself with identical code and with slowed code."""
     if repeats < 1:
         raise ValueError(f"repeats: expected at least 1, got {repeats}")
     names = wanted.kernels or ("library",)
@@ -144,7 +144,7 @@ def of_self_test(
     scheme = wanted.schemes[0] if wanted.schemes else ("fp32" if settings.device == "cpu" else "bf16")
     found = self_test(pairs, settings, wanted.suite_name, scheme, repeats=repeats, slow_down=inject, done=say)
     if out is not None:
-        for result in found.repeats:  # what was slowed on purpose is no reading of a kernel
+        for result in found.repeats:  # A reading of a kernel that was slowed on purpose is not kept.
             records.save(result, out)
     tables: list[tuple[str, Sequence[Outcome]]] = [
         (f"A against A, run {number + 1}", result.outcomes) for number, result in enumerate(found.repeats)

@@ -1,8 +1,8 @@
-"""`compare(my_fn, ref_fn, make_inputs)`: an A/B of any two functions, with no spec.
+"""`compare(my_fn, ref_fn, make_inputs)`: an A/B of any two functions, without a spec.
 
-The functions become an op of their own, so that they meet the same checker and the same timer.  A function of an
-importable module travels to a fresh process by its name, one at the top of a script by the script's path, so that a
-Triton kernel finds its source; any other (a lambda, a notebook's) travels by value, through cloudpickle.
+The functions become an op of their own, so the same checker and the same timer apply to them.  A fresh process finds a
+function of an importable module by its name, and a function at the top of a script by the script's path, so that a
+Triton kernel finds its source.  Any other function (a lambda, a notebook's) travels by value, through cloudpickle.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ KEY = "function"
 
 @dataclass(frozen=True)
 class Compared:
-    """What came of `compare`."""
+    """The result of `compare`."""
 
     outcome: Outcome
     result: Result
@@ -48,7 +48,7 @@ class Compared:
 
     @property
     def exit_status(self) -> int:
-        """What `rooflab ab --strict` would end with: 0 for FASTER and SAME."""
+        """The exit status of `rooflab ab --strict`: 0 for FASTER and SAME."""
         return exit_status([self.outcome], strict=True)
 
     def __str__(self) -> str:
@@ -77,14 +77,13 @@ def compare(
 ) -> Compared:
     """Checks `my_fn` against `ref_fn` and says whether it is slower or faster, from pairs of fresh processes.
 
-    `make_inputs(seed)` (or without arguments) gives a tuple, a mapping or one tensor, on the device that decides where
-    both run; either function is called with the mapping's items as keywords or with the tuple in order, and returns a
-    tensor or a tuple of them.  The functions must be importable by a fresh process: at the top of a module, or of a
-    script whose own work stands under `if __name__ == "__main__":`; a lambda or a notebook's function travels by value.
-
-    `threshold` is the ratio that matters, `floor_s` the absolute time; `budget_s` ends the run early with what it has,
-    `kernel_s` is the time of one process' readings.  Raises `ValueError` on an argument that cannot be used; a fault
-    of the functions themselves becomes a verdict.
+    `make_inputs(seed)` (or without arguments) gives a tuple, a mapping or one tensor; the device of these inputs is the
+    device on which both run.  Each function is called with the mapping's items as keywords, or with the tuple in order.
+    It returns a tensor or a tuple of tensors.  A fresh process must be able to import the functions: they stand at the
+    top of a module, or of a script that guards its own work by `if __name__ == "__main__":`.  A lambda or a notebook's
+    function travels by value.  `threshold` is the ratio that matters, `floor_s` the absolute time that matters;
+    `budget_s` ends the run early with the pairs that it has; `kernel_s` is the time for the readings of one process.
+    Raises `ValueError` on an argument that cannot be used; a fault of the functions themselves becomes a verdict.
     """
     settings_rules = Rules(threshold, floor_s)
     first = named(make(make_inputs, seed))
@@ -123,8 +122,8 @@ def prepare_functions(
     """Kernel, op, case, scheme and device of packed functions (`fn`, `reference`, `make_inputs`).
 
     The reference runs in its own precision and is the oracle; the tolerance is the fixture's, a few roundings of the
-    output's dtype.  Inputs keep the layout that `make_inputs` gives them.  With `cast`, floating-point outputs of
-    several dtypes are made one, which is for checking and not for timing.
+    output's dtype.  Inputs keep the layout that `make_inputs` gives them.  `cast` converts floating-point outputs of
+    several dtypes to one dtype; use it for checking and not for timing.
     """
     fn, reference, make_inputs = (unpack(functions[name]) for name in ("fn", "reference", "make_inputs"))
     made = make(make_inputs, seed)
@@ -142,7 +141,7 @@ def prepare_functions(
         return {name: _to_meta(value) for name, value in fresh.items()} if place.type == "meta" else fresh
 
     def cost(**inputs: Any) -> Cost:
-        # Nothing says what the function must read: one that gathers leaves most of its inputs alone.
+        # Nothing says what the function must read: a gather does not read most of its inputs.
         return Cost(read_bytes=0.0, write_bytes=0.0)
 
     def limits(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
@@ -171,7 +170,7 @@ def prepare_functions(
 
 
 def check_functions(functions: Mapping[str, Any], seed: int) -> Reading:
-    """The same check as a kernel's, planted inputs apart: poisoned memory, other data, repeated calls, aliases."""
+    """A kernel's check without planted inputs: poisoned memory, other data, repeated calls, aliases."""
     from rooflab.bench.check.check import check_kernel
 
     kernel, spec, case, scheme, device = prepare_functions(functions, seed, cast=True)
@@ -180,7 +179,7 @@ def check_functions(functions: Mapping[str, Any], seed: int) -> Reading:
 
 
 def _in_dtype(function: Callable[..., Any], dtype: torch.dtype) -> Callable[..., Any]:
-    """`function` with all its floating-point outputs in `dtype`: a scheme has one output dtype."""
+    """`function` with all floating-point outputs converted to `dtype`: a scheme has one output dtype."""
 
     def call(**inputs: Any) -> Any:
         returned = function(**inputs)
@@ -205,12 +204,12 @@ def _to_meta(value: Any) -> Any:
 
 
 SCRIPT = "__rooflab_script__"
-"""What a script is called in the fresh process: not `__main__`, so that what it guards by that name does not run."""
+"""Name of a script's module in the fresh process: not `__main__`, so the code that the script guards does not run."""
 Function = Callable[..., Any]
 
 
 def pack(function: Function) -> dict[str, str]:
-    """What a fresh process needs to have the same function.  Raises `ValueError` where it cannot travel."""
+    """What a fresh process needs to rebuild the function.  Raises `ValueError` if the function cannot travel."""
     name = getattr(function, "__qualname__", "")
     module = sys.modules.get(getattr(function, "__module__", "") or "")
     if module is not None and "<" not in name and _find(module, name) is function:
@@ -229,7 +228,7 @@ def pack(function: Function) -> dict[str, str]:
 
 
 def unpack(packed: Mapping[str, str]) -> Function:
-    """The inverse of `pack`, in another process."""
+    """Rebuilds in another process the function that `pack` packed."""
     if "pickle" in packed:
         function: Function = pickle.loads(base64.b64decode(packed["pickle"]))
         return function
@@ -242,7 +241,7 @@ def unpack(packed: Mapping[str, str]) -> Function:
 
 
 def _load_script(path: Path) -> Any:
-    sys.path.insert(0, str(path.parent))  # as Python does for a script
+    sys.path.insert(0, str(path.parent))  # Python does this for a script.
     spec = importlib.util.spec_from_file_location(SCRIPT, path)
     assert spec is not None and spec.loader is not None, "a script that ran is a file of Python"
     module = importlib.util.module_from_spec(spec)
@@ -258,13 +257,13 @@ def _find(module: Any, name: str) -> Any:
 
 
 def make(make_inputs: Function, seed: int) -> Any:
-    """Inputs for a seed; a `make_inputs` without arguments is called with torch's own generators seeded."""
+    """Inputs for a seed; if `make_inputs` takes no arguments, torch's own generators are seeded before the call."""
     torch.manual_seed(seed)
     return make_inputs(seed) if inspect.signature(make_inputs).parameters else make_inputs()
 
 
 def named(inputs: Any) -> dict[str, Any]:
-    """Inputs by name: a mapping's own, `arg0`, `arg1`... for a sequence or for the one argument."""
+    """Inputs by name: a mapping keeps its names; a sequence, or a single argument, gets `arg0`, `arg1`..."""
     if isinstance(inputs, Mapping):
         return dict(inputs)
     values = inputs if isinstance(inputs, tuple | list) else (inputs,)
@@ -272,7 +271,7 @@ def named(inputs: Any) -> dict[str, Any]:
 
 
 def by_name(function: Function, made: Any) -> Function:
-    """`function` as one of keyword arguments, called with a mapping's items as they are, and else in order."""
+    """`function` with keyword arguments: items of a mapping are passed by keyword, all other inputs in order."""
     keywords = isinstance(made, Mapping)
 
     def call(**inputs: Any) -> Any:

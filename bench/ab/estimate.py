@@ -1,9 +1,9 @@
-"""What paired readings say: an estimate, its bounds, and how small an effect they could have shown.
+"""What paired readings say: an estimate, its bounds, and the smallest effect that they could have shown.
 
 One effect is the log ratio of one pair of fresh processes, side B over side A.  Launches inside one process are not
-independent (with 1% of noise between processes, tests that pool launches call 40% of identical pairs slower), so
-nothing here looks at them.  The estimate is Hodges and Lehmann's (1963): the median of the Walsh averages, all means
-of two effects.  Bounds and p-values are those of Wilcoxon's signed-rank test, exact, read off the same averages.
+independent: with 1% of noise between processes, tests that pool launches call 40% of identical pairs slower.  So this
+module does not look at launches.  The estimate is Hodges and Lehmann's (1963): the median of the Walsh averages, which
+are all means of two effects.  Bounds and p-values are exact, from Wilcoxon's signed-rank test on the same averages.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 ALPHA = 0.05
 """One-sided level of every bound."""
 POWER_FACTOR = 1.0 + 0.8416 / 1.6449
-"""Half-widths of a 95% bound that an effect must lie beyond the margin to be seen with a chance of 80%."""
+"""Half-widths of a 95% bound by which an effect must exceed the margin to be seen with a chance of 80%."""
 
 
 @dataclass(frozen=True)
@@ -29,27 +29,27 @@ class Estimate:
     effect: float
     """Hodges-Lehmann estimate."""
     low: float
-    """One-sided 95% lower bound; minus infinity with fewer than five pairs, which have none."""
+    """One-sided 95% lower bound; minus infinity with fewer than five pairs, which have no bound."""
     high: float
     """One-sided 95% upper bound."""
 
     @property
     def half_width(self) -> float:
-        """The larger distance from the estimate to a bound."""
+        """The larger of the distances from the estimate to its two bounds."""
         return max(self.effect - self.low, self.high - self.effect)
 
     def smallest_visible(self, margin: float) -> float:
-        """The effect that these pairs would have shown to lie beyond `margin` with a chance of 80%."""
+        """The smallest effect that these pairs would have shown to exceed `margin` with a chance of 80%."""
         return margin + POWER_FACTOR * self.half_width
 
     def pairs_for(self, effect: float) -> float:
-        """Pairs with which `effect` would differ from none with a chance of 80%; infinite where nothing says."""
+        """Pairs needed to tell `effect` from zero with a chance of 80%; infinite if these pairs give no answer."""
         needed = self.pairs * (POWER_FACTOR * self.half_width / effect) ** 2
         return max(5.0, math.ceil(needed)) if math.isfinite(needed) else math.inf
 
 
 def estimate(effects: Sequence[float]) -> Estimate:
-    """The estimate of at least one effect.  Raises `ValueError` on none, or on one that is not finite."""
+    """The estimate of at least one effect.  Raises `ValueError` without effects, or on an effect that is not finite."""
     averages = walsh_averages(effects)
     skipped = _skipped(len(effects))
     low = float(averages[skipped - 1]) if skipped else -math.inf
@@ -58,13 +58,13 @@ def estimate(effects: Sequence[float]) -> Estimate:
 
 
 def p_above(effects: Sequence[float], margin: float = 0.0) -> float:
-    """One-sided p-value against "the effect is at most `margin`"; an average equal to it counts against."""
+    """One-sided p-value of the hypothesis "the effect is at most `margin`"; an average equal to it supports it."""
     above = int((walsh_averages(effects) > margin).sum())
     return float(_distribution(len(effects))[above:].sum())
 
 
 def walsh_averages(effects: Sequence[float]) -> np.ndarray:
-    """All means of two effects, each with itself too, ascending."""
+    """All means of two effects, including each effect with itself, in ascending order."""
     values = np.asarray(effects, dtype=float)
     if not values.size or not np.isfinite(values).all():
         raise ValueError(f"effects: expected finite numbers, at least one, got {list(effects)}")
@@ -74,15 +74,15 @@ def walsh_averages(effects: Sequence[float]) -> np.ndarray:
 
 
 def adjusted(p_values: Sequence[float]) -> list[float]:
-    """Benjamini and Hochberg's (1995): the least false-discovery rate at which each would still be a discovery."""
-    from scipy.stats import false_discovery_control  # 0.6 s, which no measuring process should spend
+    """Benjamini and Hochberg's (1995): for each p-value, the least false-discovery rate at which it is a discovery."""
+    from scipy.stats import false_discovery_control  # The import takes 0.6 s, which no measuring process should spend.
 
     return [float(value) for value in false_discovery_control(p_values)] if p_values else []
 
 
 @cache
 def _distribution(pairs: int) -> np.ndarray:
-    """Probability of each signed-rank sum where signs are fair coins: the subset sums of 1 to `pairs`."""
+    """Probability of each signed-rank sum if signs are fair coins: the subset sums of 1 to `pairs`."""
     counts = np.ones(1)
     for rank in range(1, pairs + 1):
         longer = np.zeros(counts.size + rank)
@@ -94,5 +94,5 @@ def _distribution(pairs: int) -> np.ndarray:
 
 @cache
 def _skipped(pairs: int) -> int:
-    """The largest k such that the k-th smallest average is a lower bound at `ALPHA`; 0 where there is no such k."""
+    """The largest k for which the k-th smallest average is a lower bound at `ALPHA`; 0 if there is no such k."""
     return int(np.searchsorted(np.cumsum(_distribution(pairs)), ALPHA, side="right"))

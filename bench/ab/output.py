@@ -18,7 +18,7 @@ COLUMNS = ("comparison", "verdict", "A_ms", "B_ms", "effect", "from", "to", "vis
 
 
 def percent(ratio: float | None) -> str:
-    """`+3.1%`, `24x` from ten times on; nothing for None or what no pairs can bound."""
+    """`+3.1%`, or `24x` from a factor of ten on; empty for None and for a ratio that no pairs can bound."""
     if ratio is None or not math.isfinite(ratio):
         return ""
     return f"{ratio:+.1%}" if ratio < 9 else f"{1 + ratio:.0f}x"
@@ -45,19 +45,19 @@ def row(outcome: Outcome) -> dict[str, Any]:
 
 
 def as_mapping(outcome: Outcome) -> dict[str, Any]:
-    """Everything of an outcome but its raw readings, which are in the records."""
+    """All fields of an outcome except its raw readings, which are in the records."""
     return {name: value for name, value in vars(outcome).items() if name != "evidence"}
 
 
 def summary(outcomes: Sequence[Outcome]) -> str:
-    """`2 SAME, 1 SLOWER`, the worst first."""
+    """`2 SAME, 1 SLOWER`: counts by verdict, the worst verdict first."""
     counts = Counter(str(outcome.verdict) for outcome in outcomes)
     order = ("INCORRECT", "FAILED", "INVALID", "MISSING", "SLOWER", "UNRESOLVED", "SAME", "FASTER")
     return ", ".join(f"{counts[verdict]} {verdict}" for verdict in order if counts[verdict]) or "nothing was compared"
 
 
 def power(outcomes: Sequence[Outcome]) -> str:
-    """What the run could have seen."""
+    """The smallest effect that the run could have seen."""
     if not any(outcome.pairs for outcome in outcomes):
         return "Nothing was measured."
     seen = [found for outcome in outcomes if (found := outcome.smallest_visible_effect) is not None]
@@ -74,7 +74,7 @@ def _worst(text: str, values: Sequence[float]) -> str:
 
 
 def write_junit(path: Path, outcomes: Sequence[Outcome], strict: bool) -> None:
-    """One test case a comparison: failed where the exit status is not 0, skipped where it is UNRESOLVED and may be."""
+    """One test case for each comparison: failed if the exit status is not 0, skipped if an UNRESOLVED is allowed."""
     suite = TestSuite("rooflab ab")
     for outcome in outcomes:
         case = TestCase(

@@ -1,6 +1,6 @@
-"""Fresh processes of an A/B: how one is started and read, and their pairs in seeded ABBA order, within a budget.
+"""Fresh processes of an A/B: starts them and reads them, in pairs of seeded ABBA order, within a budget of time.
 
-A process that dies or hangs costs one kernel.
+A process that dies or hangs loses only the kernel that it ran.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from rooflab.bench.processes.child import Child, ChildFailed, TimedOut, command_
 from rooflab.bench.records.record import Status, now
 
 Measure = Callable[[SideName, Collection[str]], Readings]
-"""Starts one process of a side, which measures these comparisons, and returns what it read by key."""
+"""Starts one process of a side, which measures these comparisons, and returns its readings by key."""
 
 
 @dataclass
 class Batch:
-    """What a run of pairs gave, by comparison."""
+    """The result of a run of pairs, by comparison."""
 
     pairs: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     """Medians (A, B) of each pair, in time order."""
     readings: list[tuple[int, SideName, str, Reading]] = field(default_factory=list)
-    """Every reading with its pair, side and key, in time order."""
+    """Every reading with the number of its pair, its side and its key, in time order."""
     broken: dict[str, tuple[SideName, Reading]] = field(default_factory=dict)
-    """The first reading of each comparison that was not OK; it is not measured again."""
+    """The first reading of each comparison that was not OK; this comparison is not measured again."""
     stopped: str = ""
-    """Why there are fewer pairs than were asked for."""
+    """Why the run has fewer pairs than the caller asked for."""
 
 
 def orders(seed: int) -> Iterator[tuple[SideName, SideName]]:
-    """The order of each pair: blocks of ABBA and BAAB, drawn from `seed`, so that a steady drift cancels in each."""
+    """The order of each pair: blocks of ABBA and BAAB, drawn from `seed`; a steady drift cancels within each block."""
     coin = random.Random(seed)
     while True:
         first: tuple[SideName, SideName] = ("A", "B") if coin.random() < 0.5 else ("B", "A")
@@ -53,10 +53,10 @@ def run_pairs(
     clock: Callable[[], float] = time.monotonic,
     done: Callable[[str], None] = lambda text: None,
 ) -> Batch:
-    """Up to `pairs` pairs over `keys`.  No pair begins that would end after `deadline` (of `clock`) if it took as long
-    as the longest so far.
+    """Up to `pairs` pairs over `keys`.  A pair does not start if it would end after `deadline` (of `clock`), assuming
+    that it takes as long as the longest pair so far.
 
-    A comparison whose reading is not OK leaves the run; the others go on.
+    A comparison whose reading is not OK leaves the run; the remaining comparisons continue.
     """
     batch = Batch(pairs={key: [] for key in keys})
     order = orders(seed)
@@ -94,7 +94,7 @@ def _keep(batch: Batch, number: int, key: str, first: Readings, second: Readings
 
 
 def fault_of(reading: Reading) -> Reading | None:
-    """Why a reading cannot be compared: it is not OK, or no clock can show its time.  None where it can."""
+    """Why a reading cannot be compared: it is not OK, or no clock can show its time.  None if it can be compared."""
     if reading.status != "OK":
         return reading
     if reading.median_s is None:
@@ -108,9 +108,9 @@ def fault_of(reading: Reading) -> Reading | None:
 
 WORKER = "rooflab.bench.ab.worker"
 CHECK_S = 300.0
-"""Longest check of one kernel."""
+"""Time limit for the check of one kernel, in seconds."""
 MEASURE_S = 60.0
-"""Longest reading of one kernel beside its budget: compilation, inputs and the judging of its outputs."""
+"""Time limit for one kernel's reading on top of its budget: compilation, inputs and judging the outputs; in seconds."""
 
 
 @dataclass
@@ -126,20 +126,20 @@ class Runner:
     judged: set[SideName] = field(default_factory=set)
     """Sides whose outputs after timing have been judged."""
     environments: dict[SideName, dict[str, Any]] = field(default_factory=dict)
-    """What each side's first process said of the machine."""
+    """What the first process of each side said of the machine."""
 
     def measure(self, name: SideName, keys: Collection[str]) -> Readings:
-        """`Measure`: one process measures these kernels; where a kernel ends it, another one measures the rest."""
+        """`Measure`: one process measures these kernels; if a kernel ends it, another process measures the rest."""
         readings = self._run_all(name, "measure", keys, MEASURE_S + 10 * self.budget_s)
         self.judged.add(name)
         return readings
 
     def check(self, name: SideName, keys: Collection[str]) -> Readings:
-        """One process checks these kernels; where a kernel ends it, another one checks the rest."""
+        """One process checks these kernels; if a kernel ends the process, another process checks the rest."""
         return self._run_all(name, "check", keys, CHECK_S)
 
     def list(self, name: SideName, ops: Collection[str], suite: str) -> dict[str, Any]:
-        """Ops, kernels and cases of one side's tree.  Raises `ChildFailed` where it cannot be imported."""
+        """Ops, kernels and cases of one side's tree.  Raises `ChildFailed` if the tree cannot be imported."""
         side = self.comparison.side(name)
         job = Job("list", self.device, self.seed, 0.0, files=_texts(side), ops=tuple(ops), suite=suite)
         answers = list(_answers(side, job, CHECK_S))
@@ -158,7 +158,7 @@ class Runner:
         return readings
 
     def _run(self, name: SideName, mode: Mode, keys: Collection[str], limit_s: float) -> dict[str, Reading]:
-        """The readings of one process, as far as it came; the kernel that ended it has a failure in its place."""
+        """The readings that one process finished; the kernel that ended the process gets a failure as its reading."""
         side = self.comparison.side(name)
         job = Job(
             mode=mode,
@@ -199,8 +199,8 @@ def _reading(values: Mapping[str, Any]) -> Reading:
 
 
 def _answers(side: Side, job: Job, limit_s: float) -> Iterator[dict[str, Any]]:
-    """The answers of one fresh process.  Raises `ChildFailed` where it ends early, or is silent for `limit_s`."""
+    """The answers of one fresh process.  Raises `ChildFailed` if it ends early, or is silent for `limit_s`."""
     command = command_for(WORKER, tree=side.tree, harness=side.tree if side.own_bench else ROOT, python=side.python)
-    # Not the interpreter's mode: a kernel that it runs has no time.  Hash seeds differ between processes on purpose.
+    # Not in the interpreter's mode: an interpreted kernel has no time.  Hash seeds differ between processes on purpose
     with Child(command, environment_without("TRITON_INTERPRET", "PYTHONHASHSEED")) as child:
         yield from child.stream(asdict(job), limit_s)

@@ -1,8 +1,8 @@
-"""An A/B as records, and two record files or folders as its sides: what is missing, wrong or foreign never passes.
+"""An A/B as records, and two record files or folders as its sides: missing, wrong or foreign records never pass.
 
-A record is one process' reading.  Records of the two sides that alternate in time are pairs; those of one side made
-after all of the other's are not, and then an effect is shown and nothing is called, because the machine may have
-drifted.  Records of an A/B know which of them confirm; of others the first half calls, and the second half confirms.
+A record is the reading of one process.  Records of two sides that alternate in time are pairs.  If one side was
+measured only after the other, the effect has no verdict, because the machine may have drifted.  Records of an A/B say
+whether they confirm; of other records, the first half calls a difference and the second half confirms it.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from rooflab.kernels.registry import Backend, Role
 from rooflab.reference.spec import Case
 
 NO_MACHINE = ("unknown", "imported-unknown-")
-"""How the keys of unknown machines begin."""
+"""Prefixes of the keys of unknown machines."""
 APART = "the sides were not measured in turn, so that a drift of the machine may be all that they show"
 
 
 def compare_files(a: Path, b: Path, rules: Rules, kernels: Sequence[str] = ()) -> list[Outcome]:
-    """The outcomes of every kernel, case and scheme that side A has been measured on.
+    """The outcomes of every kernel, case and scheme that has a record on side A.
 
-    With two `kernels`, side A is the first of them and side B the second.  Raises `ValueError` on a file that cannot be
-    read: truncated, of a newer schema, or not there; and on sides that are not two: with a run in common, or of several
-    commits.
+    With two `kernels`, side A is the first kernel and side B the second.  Raises `ValueError` on a file that cannot be
+    read: truncated, of a newer schema, or missing.  Raises it also if the sides are not two: they share a run, or one
+    side has several commits.
     """
     if len(kernels) not in (0, 2):
         raise ValueError(f"kernel: expected two or none beside records, got {len(kernels)}")
@@ -68,7 +68,7 @@ def compare_files(a: Path, b: Path, rules: Rules, kernels: Sequence[str] = ()) -
 
 
 def only_in(a: Path, b: Path) -> list[str]:
-    """What B has and A has not: new, with nothing to be compared with."""
+    """Comparisons that B has and A lacks: they are new, and there is nothing to compare them with."""
     known = _by_key(read(a))
     return [key for key in _by_key(read(b)) if key not in known]
 
@@ -84,7 +84,7 @@ def _by_key(records: Sequence[Record], kernel: str | None = None) -> dict[str, l
 
 
 def _check_apart(key: str, first: Sequence[Record], second: Sequence[Record], labels: tuple[str, str]) -> None:
-    """Raises `ValueError` where a run is on both sides, or a side is of several commits."""
+    """Raises `ValueError` if a run is on both sides, or if a side has several commits."""
     runs = [{(record.run_id, record.kernel) for record in records} for records in (first, second)]
     common = sorted(run for run, _ in runs[0] & runs[1])
     if common:
@@ -102,14 +102,14 @@ def _evidence_of(
     if not second:
         return Evidence(key, broken=("MISSING", f"{labels[0]} has it, {labels[1]} has not: removed or renamed"))
     if all(record.status in NOT_RUN for record in (*first, *second)):
-        return None  # it can run on neither side
+        return None  # the kernel can run on neither side
     faults = [
         fault
         for records, label in ((first, labels[0]), (second, labels[1]))
         for record in records
         if (fault := _fault(record, label)) is not None
     ]
-    # The worst: where one side broke, nothing was measured on the other.
+    # The worst fault: if one side broke, the other side was not measured.
     broken = min(faults, key=lambda fault: EXIT_ORDER.index(EXIT_STATUS[fault[0]]), default=None)
     broken = broken or _differ(first, second)
     if broken is not None:
@@ -134,16 +134,16 @@ class _Run(NamedTuple):
 
     timestamp: str
     seconds: float
-    """Median over its records."""
+    """Median over the records of the run."""
     confirms: float | None
-    """Of an A/B: whether its pair is of the second batch."""
+    """For an A/B: whether its pair is in the second batch."""
 
 
 _Pairs = tuple[tuple[float, float], ...]
 
 
 def _batches(a: Sequence[_Run], b: Sequence[_Run], rules: Rules) -> tuple[_Pairs, _Pairs]:
-    """The pairs of the first batch and of the second; where the first half calls nothing, all are of the first."""
+    """The pairs of the first batch and of the second; if the first half calls no difference, all are in the first."""
     if all(run.confirms is not None for run in (*a, *b)):
         first, second = (
             _paired(*([run for run in side if run.confirms == confirms] for side in (a, b))) for confirms in (0, 1)
@@ -161,7 +161,7 @@ def _paired(a: Sequence[_Run], b: Sequence[_Run]) -> _Pairs:
 
 
 def _fault(record: Record, label: str) -> tuple[Verdict, str] | None:
-    """What keeps a record from being compared."""
+    """Why a record cannot be compared."""
     reason = f"{label}: {record.reason}"
     if record.status in ("INCORRECT", "INVALID"):
         return ("INCORRECT" if record.status == "INCORRECT" else "INVALID"), reason
@@ -202,13 +202,13 @@ def _runs(records: Sequence[Record]) -> list[_Run]:
 
 
 def _in_turn(a: Sequence[str], b: Sequence[str]) -> bool:
-    """Whether between any two pairs the sides alternate: each pair ends before the next but one begins."""
+    """Whether the sides alternate between any two pairs: each pair ends before the pair after the next one begins."""
     pairs = [sorted(times) for times in zip(a, b, strict=False)]
     return all(one[1] <= later[0] for one, later in zip(pairs, pairs[1:], strict=False)) and len(pairs) > 1
 
 
 def _floor_of_records(first: Record, second: Record) -> float | None:
-    """The larger floor of the two kernels compared, on the machine of both."""
+    """The larger noise floor of the two compared kernels, on the machine of both."""
     known = load_floors(str(second.environment.get("machine_key")))
     names = {f"{record.op}/{record.kernel} {record.case_id} {record.scheme}" for record in (first, second)}
     return max((known[name] for name in names if name in known), default=None)
@@ -225,7 +225,7 @@ METRICS = (
     "pairs",
 )
 CONFIRMS = "confirms"
-"""Among the metrics of a reading: 1 where its pair is of the second batch, 0 where of the first."""
+"""Name of a metric of a reading: 1 if its pair is in the second batch, 0 if in the first."""
 _STATUS: dict[str, Status] = {
     "INCORRECT": "INCORRECT",
     "FAILED": "RUNTIME_ERROR",
@@ -237,7 +237,7 @@ _STATUS: dict[str, Status] = {
 def save(result: Result, folder: Path) -> list[Path]:
     """Writes `<run>.jsonl` with the verdicts, and `<run>-A.jsonl` and `<run>-B.jsonl` with every process' readings.
 
-    `rooflab ab --records <run>-A.jsonl --records <run>-B.jsonl` judges those again.
+    `rooflab ab --records <run>-A.jsonl --records <run>-B.jsonl` judges these readings again.
     """
     run_id = new_run_id()
     paths = [folder / f"{run_id}{part}.jsonl" for part in ("", "-A", "-B")]
@@ -285,7 +285,7 @@ def _verdict(result: Result, outcome: Outcome, run_id: str) -> Record:
 def _readings(result: Result, side: SideName, run_id: str) -> Iterator[Record]:
     """One bench record for each process and kernel; a process is a run.
 
-    What was not measured has one too, or who judges the files would not know of it.
+    A kernel that was not measured has a record too; otherwise a later judge of the files would not know of it.
     """
     own = result.comparison.side(side)
     batches = (("first", result.first), ("second", result.second))
@@ -321,7 +321,7 @@ def _readings(result: Result, side: SideName, run_id: str) -> Iterator[Record]:
 
 
 def _not_measured(result: Result, side: SideName, key: str) -> Reading:
-    """What stands for a kernel that no process has timed: its check, or why there was nothing to time."""
+    """The reading of a kernel that no process has timed: its check, or the reason why there was nothing to time."""
     outcome = next((found for found in result.outcomes if found.key == key), None)
     reason = outcome.reason if outcome else result.left_out.get(key, "")
     return result.checks.get((side, key)) or Reading("INVALID", f"not measured: {reason}")

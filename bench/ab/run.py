@@ -1,4 +1,4 @@
-"""One A/B from beginning to end: check both sides, pair fresh processes, confirm what was called, judge."""
+"""One A/B from start to end: check both sides, measure pairs of fresh processes, confirm the differences, judge."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from rooflab.bench.ab.verdict import Evidence, Outcome, Rules, judge, load_floor
 from rooflab.bench.records.record import NOT_RUN, Verdict, paired_method_of
 
 CONFIRMATION_SHARE = 0.4
-"""Share of a budget kept for the confirmation and not given to the first batch."""
+"""Share of a budget that is kept for the confirmation and that the first batch does not get."""
 SAME_HARDWARE = ("machine_key", "cpu", "cores", "threads")
 """Statuses of a kernel that cannot run here; where it is so on both sides there is nothing to compare."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How much is measured, and how it is judged."""
+    """How long to measure, and how to judge."""
 
     rules: Rules = field(default_factory=Rules)
     pairs: int = 12
     budget_s: float | None = None
-    """Seconds for the whole run; it ends early with what it has.  None sets no limit."""
+    """Seconds for the whole run, which ends early with the pairs that it has.  None sets no limit."""
     kernel_s: float = 0.3
     """Seconds for one kernel in one process."""
     seed: int = 0
@@ -44,22 +44,22 @@ class Settings:
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a run."""
+    """The result of a run."""
 
     comparison: Comparison
     settings: Settings
     outcomes: tuple[Outcome, ...]
     environments: Mapping[str, Mapping[str, Any]]
-    """By side."""
+    """The environment of each side."""
     first: Batch
     second: Batch
     seconds: float
     stopped: str = ""
-    """Why less was measured than asked for."""
+    """Why the run measured less than the caller asked for."""
     checks: Mapping[tuple[SideName, str], Reading] = field(default_factory=dict)
-    """Checks that did not end well, by side and comparison."""
+    """Checks that did not end with OK, by side and comparison."""
     left_out: Mapping[str, str] = field(default_factory=dict)
-    """Comparisons that neither side can run here, and why: they have no outcome."""
+    """Comparisons that neither side can run here, with the reason: they have no outcome."""
 
 
 def run(
@@ -71,11 +71,11 @@ def run(
     checked: bool = False,
     by_activity: bool = True,
 ) -> Result:
-    """Runs and judges `comparison`.  Raises nothing that a kernel did: that becomes a verdict.
+    """Runs and judges `comparison`.  A fault of a kernel raises no exception: it becomes a verdict.
 
-    `floors` are noise floors by comparison; without them those remembered of this machine.  `checked` says that an
-    earlier run has checked this very code and judged its timed outputs, so that this one only measures.  Without
-    `by_activity` the times alone are judged, also where both sides ran the same device code.
+    `floors` are noise floors by comparison; without them, the run uses this machine's remembered floors.  `checked`
+    says that an earlier run has checked this very code and judged its timed outputs, so that this run only measures.
+    Without `by_activity`, only the times are judged, even if both sides ran the same device code.
     """
     runner = Runner(comparison, settings.device, settings.seed, settings.kernel_s, settings.timer)
     runner.judged |= set(SIDES) if checked else set()
@@ -90,7 +90,7 @@ def run(
     broken |= _other_machine(runner.environments, [key for key in keys if key not in broken])
 
     def measured(called: Sequence[str], seed: int, share: float) -> Batch:
-        """Pairs of these comparisons, in a share of the time that is left."""
+        """Pairs of these comparisons, measured in a share of the time that is left."""
         until = math.inf
         if settings.budget_s is not None:
             ends = began + settings.budget_s
@@ -125,7 +125,7 @@ def _failed_checks(
     """The checks that did not end with OK, by side and comparison; a check without an answer is one of them."""
     failed: dict[tuple[SideName, str], Reading] = {}
     for name in SIDES:
-        # What is wrong on side A need not be checked again; what cannot run there may be so on both.
+        # A kernel that is wrong on side A is not checked on B; one that cannot run on A is, as it may run on neither.
         left = [key for key in keys if ("A", key) not in failed or failed["A", key].status in NOT_RUN]
         readings = runner.check(name, left) if left else {}
         for key in left:
@@ -137,13 +137,13 @@ def _failed_checks(
 
 
 def _runs_nowhere(checks: Mapping[tuple[SideName, str], Reading]) -> dict[str, str]:
-    """Comparisons whose kernel can run on neither side, and why it cannot run on side B."""
+    """Comparisons whose kernel can run on neither side, with the reason from side B."""
     cannot = {where: reading.reason for where, reading in checks.items() if reading.status in NOT_RUN}
     return {key: reason for (name, key), reason in cannot.items() if name == "B" and ("A", key) in cannot}
 
 
 def _verdict_of(comparison: Comparison, name: SideName, reading: Reading) -> tuple[Verdict, str]:
-    """What a reading that is not OK makes of its comparison."""
+    """The verdict on a comparison that has a reading other than OK."""
     label = comparison.side(name).label
     reason = reading.reason.removeprefix(f"{label}: ")
     if reading.status in ("INCORRECT", "INVALID"):
@@ -160,7 +160,7 @@ def _other_machine(
 
 
 def difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
-    """How two environments differ in what decides a time and is no part of a change; empty where they do not."""
+    """How two environments differ in what decides a time and is not part of a change; empty if they do not differ."""
     gpus = a.get("gpu") or {}, b.get("gpu") or {}
     for name in ("name", "driver", "max_sm_clock_mhz", "power_limit_w", "mig"):
         if gpus[0].get(name) != gpus[1].get(name):
@@ -194,7 +194,7 @@ def _evidence(
 
 
 def several_methods(methods: Iterable[str]) -> tuple[Verdict, str] | None:
-    """INVALID where a comparison was timed by several methods: warm and cold L2 are two, whatever the kernel."""
+    """INVALID if several methods timed one comparison: warm and cold L2 are two methods, whatever the kernel."""
     names = list(dict.fromkeys(methods))
     return ("INVALID", f"it was timed by different methods: {' and '.join(names)}") if len(names) > 1 else None
 
@@ -206,6 +206,6 @@ def one_activity(hashes: Iterable[str | None]) -> bool:
 
 
 def _floor(comparison: Comparison, key: str, known: Mapping[str, float]) -> float | None:
-    """The larger floor of the two kernels compared: an A/A is remembered by its kernel, also where two are compared."""
+    """The larger noise floor of the two compared kernels: an A/A stores its floor by kernel, also for two kernels."""
     names = {side.targets[key].id for side in (comparison.a, comparison.b) if key in side.targets}
     return max((known[name] for name in names if name in known), default=None)

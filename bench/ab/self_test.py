@@ -1,7 +1,7 @@
-"""Whether the A/B itself can be trusted here: identical code must show no difference, an injected one must show.
+"""Whether the A/B itself can be trusted here: it must show no difference for identical code, and an injected slowdown.
 
-Every kernel is compared with itself, then with itself slowed down (`worker.Slowed`).  The A/A outcomes become the
-machine's noise floor, which is what later runs hold their verdicts against.
+Compares every kernel with itself, then with itself slowed down (`worker.Slowed`).  The A/A outcomes become the noise
+floor of the machine, against which later runs check their verdicts.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ KERNELS = (
     ("rope", "naive"),
     ("sample", "naive"),
 )
-"""What is compared where nothing else is asked for: bound by compute, by memory, and short ones."""
+"""The default kernels of the self-test: bound by compute, bound by memory, and short ones."""
 INJECTED = {"cpu": 0.20, "cuda": 0.05}
-"""Slowdown injected where nothing else is asked for: on a CPU processes differ by more than 5% of themselves."""
+"""The default injected slowdown: on a CPU, the times of processes differ by more than 5%."""
 QUIET = 0.25
-"""Share of the injected slowdown that the noise floor must stay under for SLOWER to be required."""
+"""SLOWER is required only if the noise floor stays below this share of the injected slowdown."""
 
 
 @dataclass(frozen=True)
 class SelfTest:
-    """What the self-test showed."""
+    """The result of the self-test."""
 
     repeats: tuple[Result, ...]
     """The A/A runs."""
     injected: Result
     slow_down: float
     floors: Mapping[str, float | None]
-    """By comparison, from these A/A runs alone."""
+    """Noise floors by comparison, from these A/A runs alone."""
 
     @property
     def false_alarms(self) -> list[Outcome]:
@@ -48,12 +48,12 @@ class SelfTest:
 
     @property
     def saw_nothing(self) -> bool:
-        """Whether no slowed kernel was called SLOWER: then that no identical code was either says nothing."""
+        """Whether no slowed kernel was called SLOWER: then identical code that was not called SLOWER proves nothing."""
         return not any(outcome.verdict == "SLOWER" for outcome in self.injected.outcomes)
 
     @property
     def faults(self) -> list[str]:
-        """What was called wrongly, in one sentence each."""
+        """What was called wrongly, one sentence each."""
         found = [f"{outcome.key}: A against A is called {outcome.verdict}" for outcome in self.false_alarms]
         for outcome in (*(found for result in self.repeats for found in result.outcomes), *self.injected.outcomes):
             if outcome.verdict in ("INCORRECT", "FAILED", "MISSING", "INVALID"):
@@ -82,8 +82,8 @@ def self_test(
 ) -> SelfTest:
     """Compares each (op, kernel) with itself `repeats` times, then with itself slowed, on the last case of the suite.
 
-    `settings.budget_s` is for one run, of which there are `repeats` + 1.  The floors are remembered for this machine.
-    Raises `ValueError` on a name that is not there.
+    `settings.budget_s` is for one run; there are `repeats` + 1 runs.  The floors are remembered for this machine.
+    Raises `ValueError` on an unknown name.
     """
     slow_down = INJECTED[settings.device.split(":")[0]] if slow_down is None else slow_down
     targets = {}
@@ -95,9 +95,9 @@ def self_test(
     commit, dirty = git_state(ROOT)
     plain = Side("A", targets, commit=commit, dirty=dirty)
     same = Comparison(plain, replace(plain, label="A again"), keys)
-    # A floor of an earlier run must not decide what this run finds the floor to be, nor that both sides are one code
-    # what their times say: it is the times that are tested.
-    # One check will do: all rounds run this one tree, and fp64 oracles took 75 s of a first round's 174.
+    # A floor from an earlier run must not change the floors that this run finds.  Nor must the equal device code
+    # of both sides replace their times: this run tests the times.
+    # One check is enough: all rounds run the same tree, and fp64 oracles took 75 s of a first round's 174 s.
     rounds = [
         run(same, replace(settings, seed=settings.seed + 2 * turn), done, {}, checked=turn > 0, by_activity=False)
         for turn in range(repeats)

@@ -1,4 +1,4 @@
-"""What is compared: the two sides of an A/B, what a process of one says, and what the command line's names mean."""
+"""What is compared: the two sides of an A/B, the readings of a side's process, and the names on the command line."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Reading:
     role: str | None = None
     backend: str | None = None
     timestamp: str = ""
-    """When it was read, UTC."""
+    """Time of the reading, UTC."""
 
 
 Readings = Mapping[str, Reading]
@@ -65,12 +65,12 @@ class Target:
 
 @dataclass(frozen=True)
 class Side:
-    """Where one side's processes run, and what they measure."""
+    """Where the processes of one side run, and what they measure."""
 
     label: str
-    """What a person calls it: a kernel's name, a revision, `working tree`."""
+    """The side's name for a reader: a kernel's name, a revision, `working tree`."""
     targets: Mapping[str, Target]
-    """By comparison.  A comparison without a target on this side is MISSING."""
+    """Target by comparison.  A comparison without a target on this side is MISSING."""
     tree: Path = ROOT
     """Folder that holds this side's `kernels`, `reference` and `roofline`."""
     python: str = sys.executable
@@ -79,11 +79,11 @@ class Side:
     files: tuple[Path, ...] = ()
     """Files that register kernels from outside the tree."""
     slow_down: float = 0.0
-    """Time added to every call, as a share of its own: the injected regression of a self-test."""
+    """Time added to every call, as a share of the call's time: the injected slowdown of a self-test."""
     functions: Mapping[str, Any] = field(default_factory=dict)
-    """For `compare`: what to call, in the form of `compare.pack`; then there are no targets."""
+    """For `compare`: the functions to call, in the form of `compare.pack`; then there are no targets."""
     own_bench: bool = False
-    """Whether the tree's own `bench` and `engine` measure it too, and not those of the running program."""
+    """Whether the tree's own `bench` and `engine` measure this side, instead of those of the running program."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Comparison:
         return self.a if name == "A" else self.b
 
     def missing(self, key: str) -> str | None:
-        """Why `key` cannot be compared: one side has no such kernel."""
+        """Why `key` cannot be compared: one side lacks the kernel."""
         if self.a.functions:
             return None
         have_a, have_b = key in self.a.targets, key in self.b.targets
@@ -114,7 +114,7 @@ Mode = Literal["check", "measure", "list"]
 
 @dataclass(frozen=True)
 class Job:
-    """What one fresh process is to do; travels as JSON."""
+    """The work of one fresh process; travels as JSON."""
 
     mode: Mode
     device: str
@@ -128,16 +128,16 @@ class Job:
     ops: Sequence[str] = ()
     suite: str | None = None
     judge: bool = True
-    """Whether what the timed calls left is judged: once a side, because an fp64 oracle can take 8 s."""
+    """Whether the outputs of the timed calls are judged: once for each side, because an fp64 oracle can take 8 s."""
 
 
 def largest(spec: OpSpec, cases: Sequence[Case]) -> list[Case]:
-    """The case of most FLOPs and that of most bytes, in the order of `cases`; the last of several that are alike.
+    """The case with the most FLOPs and the case with the most bytes, in the order of `cases`; the last one of a tie.
 
-    Two, because the largest matrix product of a model is bound by compute and its longest weight by memory; often they
-    are one.
+    There are two, because the largest matrix product of a model is bound by compute and its longest weight by memory;
+    often one case is both.
     """
-    scheme = get_scheme(spec.schemes[0])  # dtypes change the bytes of all cases alike
+    scheme = get_scheme(spec.schemes[0])  # dtypes change the bytes of all cases in the same way
     costs: dict[Case, Cost] = {}
     for case in reversed(cases):
         costs[case] = spec.cost(**spec.make_inputs(case, scheme, torch.device("meta"), 0))
@@ -151,12 +151,12 @@ def largest(spec: OpSpec, cases: Sequence[Case]) -> list[Case]:
 
 
 Listed = tuple[Mapping[str, Any], Mapping[str, Any]]
-"""What `Runner.list` says of two trees: kernels, cases and schemes by op."""
+"""What `Runner.list` returns for two trees: kernels, cases and schemes by op."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is to be compared: ops, kernels, cases and schemes; empty means the default of each."""
+    """What to compare: ops, kernels, cases and schemes; an empty field means its default."""
 
     ops: Sequence[str] = ()
     kernels: Sequence[str] = ()
@@ -171,23 +171,23 @@ class Wanted:
 
     @property
     def scheme_names(self) -> Sequence[str]:
-        """The schemes wanted, or the one that the engine uses on this device."""
+        """The schemes that the caller wants, or the scheme that the engine uses on this device."""
         return self.schemes or ("fp32" if self.device == "cpu" else "bf16",)
 
     def schemes_of(self, schemes: Sequence[str]) -> list[str]:
-        """Of an op's schemes, those wanted; its first where no name was given and it lacks the engine's."""
+        """The wanted schemes of an op; its first scheme if the caller named no scheme and the op lacks the engine's."""
         found = [name for name in self.scheme_names if name in schemes]
         return found if found or self.schemes else list(schemes[:1])
 
     def cases_of(self, cases: Sequence[str], largest: Sequence[str]) -> list[str]:
-        """The cases named; else all of the suite named; else the largest of the device's suite."""
+        """The named cases; else all cases of the named suite; else the largest cases of the device's suite."""
         return list(self.cases or (cases if self.suite else largest))
 
 
 def two_kernels(wanted: Wanted) -> Comparison:
-    """Side A with the first kernel named, side B with the second.
+    """Side A with the first named kernel, side B with the second.
 
-    Raises `ValueError` on other than one op and two kernels, or on a name, case or scheme that is not there.
+    Raises `ValueError` unless there are one op and two kernels, and on an unknown name, case or scheme.
     """
     if len(wanted.ops) != 1 or len(wanted.kernels) != 2:
         raise ValueError(f"kernel: expected one op and two kernels (--kernel twice), got {len(wanted.kernels)}")
@@ -211,7 +211,7 @@ def two_kernels(wanted: Wanted) -> Comparison:
 
 
 def check_names(listed: Listed, wanted: Wanted) -> None:
-    """Raises `ValueError` on an op, kernel, scheme or suite that was asked for and that neither revision has."""
+    """Raises `ValueError` on an op, kernel, scheme or suite that the caller asked for and that neither revision has."""
     found = [side[op] for side in listed for op in side]
     for what, names, known in (
         ("op", wanted.ops, {op for side in listed for op in side}),
@@ -230,16 +230,16 @@ def two_trees(
 ) -> tuple[Comparison, list[str]]:
     """The kernels of two revisions, and why some are left out.
 
-    `listed` is what `Runner.list` says of each.  What A has decides: a kernel, case or op that B has no more is
-    MISSING.  A kernel that only B has is new and has nothing to be compared with; one that can run on neither side is
-    left out by name, and so is an op of which nothing is left.
+    `listed` is what `Runner.list` returns for each revision.  Side A decides: a kernel, case or op that B no longer has
+    is MISSING.  A kernel that only B has is new, and there is nothing to compare it with.  A kernel that can run on
+    neither side is left out with its name, and so is an op without any comparison.
     """
     targets: tuple[dict[str, Target], dict[str, Target]] = ({}, {})
     notes = []
     for op in wanted.ops or sorted({*listed[0], *listed[1]}):
         sides = [found.get(op, {"kernels": {}, "cases": [], "schemes": []}) for found in listed]
         names = [name for name in {**sides[0]["kernels"], **sides[1]["kernels"]} if _is_wanted(name, wanted)]
-        # A bench of its own that is older does not say which are the largest.
+        # An older `bench` of a tree itself does not say which cases are the largest.
         cases = wanted.cases_of(sides[0]["cases"], sides[0].get("largest", sides[0]["cases"][-1:]))
         schemes = wanted.schemes_of(sides[0]["schemes"])
         lack = "" if op not in listed[0] else _lack(wanted, names, cases, schemes)
@@ -268,7 +268,7 @@ def two_trees(
 
 
 def _lack(wanted: Wanted, names: Sequence[str], cases: Sequence[str], schemes: Sequence[str]) -> str:
-    """What an op lacks, so that there is nothing to compare; empty where it lacks nothing."""
+    """What an op lacks, so that there is nothing to compare; empty if it lacks nothing."""
     if not names:
         return f"no kernel {' or '.join(wanted.kernels)}"
     if not cases:

@@ -1,14 +1,14 @@
 """What decides SLOWER: from evidence to a verdict, from verdicts to an exit status.  Nothing here runs anything.
 
-SLOWER needs all of: the one-sided 95% bound beyond the threshold and beyond 0.5 us; a second, independent batch of at
-least five pairs, whose own estimate lies beyond them too, and which leaves the bound of both batches there; a
-false-discovery rate of at most 5% over all the kernels in question; another device activity than the other side's; an
-effect beyond what identical code shows on this machine.  (To ask the second batch for a bound of its own would square
-the power: 36% for 60% at 3%.)  FASTER likewise.  SAME is a finding too: both bounds inside the threshold, of pairs that
-were taken in turn.  Everything else is UNRESOLVED, and what could not be compared never passes.
+SLOWER needs all of these: a one-sided 95% bound beyond both the threshold and 0.5 us; a second, independent batch of at
+least five pairs, whose own estimate lies beyond both too, and with which the bound of both batches stays beyond them; a
+false-discovery rate of at most 5% over all the kernels in question; a device activity that differs from the other
+side's; an effect larger than identical code shows on this machine.  (A bound for the second batch alone would square
+the power: 36% instead of 60% at 3%.)  FASTER needs the same.  SAME is also a finding: both bounds lie inside the
+threshold, and the pairs were measured in turn.  Everything else is UNRESOLVED; an impossible comparison never passes.
 
-The noise floor of a machine is the effect that its A/A comparisons showed, where there was none.  It is kept in the
-cache folder, and only ever turns a verdict into UNRESOLVED.
+The noise floor of a machine is the effect that its A/A comparisons showed although there was none.  The cache folder
+keeps the floor, which can only turn a verdict into UNRESOLVED.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from rooflab.bench.records.record import Verdict
 from rooflab.engine.model_files import cache_folder
 
 KEPT = 50
-"""A/A comparisons remembered of each kernel, the newest."""
+"""Number of A/A comparisons that are kept for each kernel, the newest."""
 ENOUGH = 5
-"""A/A comparisons from which a noise floor is a percentile of what was seen; of fewer, it is the widest bound."""
+"""From this many A/A comparisons on, a noise floor is a percentile of them; with fewer, it is the widest bound."""
 SUITE_PAIRS = 12
-"""Least pairs where several kernels are judged at once: with fewer, no p-value is small enough for 100 of them."""
+"""Least pairs if several kernels are judged at once: with fewer, no p-value is small enough for 100 kernels."""
 BOUNDED_PAIRS = 5
-"""Least pairs that have a one-sided 95% bound: 2**-5 is the first power below 5%."""
+"""Least pairs that have a one-sided 95% bound: 2**-5 is the first power of 1/2 below 5%."""
 EXIT_STATUS: dict[Verdict, int] = {
     "INCORRECT": 11,
     "FAILED": 11,
@@ -46,9 +46,9 @@ EXIT_STATUS: dict[Verdict, int] = {
     "FASTER": 0,
 }
 EXIT_UNRESOLVED = 12
-"""Of an UNRESOLVED under `--strict`."""
+"""Exit status of an UNRESOLVED under `--strict`."""
 EXIT_ORDER = (11, 13, 10, 12)
-"""Which one is returned where several apply: the first."""
+"""If several statuses apply, the first in this order is returned."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Rules:
     threshold: float = 0.02
     """Relative change of the time that matters; 0.02 is 2%."""
     floor_s: float = 0.5e-6
-    """Absolute change that matters: percents of a 3 us kernel are grains of the timer."""
+    """Absolute change that matters: a few percent of a 3 us kernel are within the timer's resolution."""
 
     def __post_init__(self) -> None:
         if not 0 < self.threshold < 1:
@@ -73,28 +73,28 @@ class Rules:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known of one comparison: medians of fresh processes, pair by pair, and what broke it off."""
+    """What is known of one comparison: medians of fresh processes by pair, and what made the comparison stop."""
 
     key: str
     first: tuple[tuple[float, float], ...] = ()
     """Seconds (side A, side B) of each pair of the first batch, in time order."""
     second: tuple[tuple[float, float], ...] = ()
-    """The same of the confirmation."""
+    """Seconds (side A, side B) of each pair of the confirmation, in time order."""
     broken: tuple[Verdict, str] | None = None
-    """INCORRECT, FAILED, MISSING or INVALID, and why."""
+    """INCORRECT, FAILED, MISSING or INVALID, with the reason."""
     identical: bool = False
     """Whether both sides showed the same device activity."""
     noise_floor: float | None = None
-    """Relative effect that identical code was seen to show here; None where it was not measured."""
+    """Relative effect that identical code showed on this machine; None if it was not measured."""
     unconfirmed: str = ""
-    """Why there is no second batch, or too short a one, although the first called for one."""
+    """Why the second batch is missing or too short, although the first batch called for one."""
     drifting: str = ""
-    """Why the pairs are not pairs in time, so that a drift of the machine may be all that they show."""
+    """Why the pairs are not pairs in time; then they may show only a drift of the machine."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A verdict and what it rests on.  Effects are ratios minus one: 0.03 means that B takes 3% longer."""
+    """A verdict and its evidence.  Effects are ratios minus one: 0.03 means that B takes 3% longer."""
 
     key: str
     verdict: Verdict
@@ -105,10 +105,10 @@ class Outcome:
     effect_low: float | None = None
     effect_high: float | None = None
     smallest_visible_effect: float | None = None
-    """What these pairs would have called a difference with a chance of 80%."""
+    """The smallest effect that these pairs would have called a difference with a chance of 80%."""
     pairs_for_1_percent: float | None = None
     p_value: float | None = None
-    """Adjusted for all the comparisons of the run."""
+    """The p-value, adjusted for all comparisons of the run."""
     noise_floor: float | None = None
     pairs: int = 0
     evidence: Evidence | None = field(default=None, repr=False)
@@ -120,7 +120,7 @@ def wants_confirmation(evidence: Evidence, rules: Rules) -> bool:
 
 
 def judge(evidence: Sequence[Evidence], rules: Rules) -> list[Outcome]:
-    """One outcome for each, in order."""
+    """One outcome for each item of evidence, in order."""
     measured = [item for item in evidence if item.broken is None and item.first]
     slower = adjusted([_p_value(item, rules, "SLOWER") for item in measured])
     faster = adjusted([_p_value(item, rules, "FASTER") for item in measured])
@@ -130,7 +130,7 @@ def judge(evidence: Sequence[Evidence], rules: Rules) -> list[Outcome]:
 
 
 def exit_status(outcomes: Sequence[Outcome], strict: bool = False) -> int:
-    """The exit status of a run; one with nothing in it is INVALID's."""
+    """The exit status of a run; a run without outcomes has the status of INVALID."""
     found = {EXIT_STATUS[outcome.verdict] for outcome in outcomes} if outcomes else {EXIT_STATUS["INVALID"]}
     if strict and any(outcome.verdict == "UNRESOLVED" for outcome in outcomes):
         found.add(EXIT_UNRESOLVED)
@@ -138,7 +138,7 @@ def exit_status(outcomes: Sequence[Outcome], strict: bool = False) -> int:
 
 
 def _called(pairs: Sequence[tuple[float, float]], rules: Rules) -> Verdict | None:
-    """SLOWER or FASTER where the bound of these pairs lies beyond the margin."""
+    """SLOWER or FASTER if the bound of these pairs lies beyond the margin."""
     if not pairs:
         return None
     effect, margin = _estimate(pairs, rules)
@@ -157,9 +157,9 @@ def _effects(pairs: Sequence[tuple[float, float]]) -> list[float]:
 
 
 def _p_value(item: Evidence, rules: Rules, verdict: Verdict) -> float:
-    """Of "B is slower (or faster) by no more than the margin"; 1 where the first batch does not call `verdict`.
+    """The p-value of "B is slower (or faster) by no more than the margin"; 1 if the first batch calls no `verdict`.
 
-    Over both batches: the second is only run where the first called, which makes this larger than it need be.
+    Over both batches.  The second batch runs only if the first calls a difference, so this value is larger than needed.
     """
     if _called(item.first, rules) != verdict:
         return 1.0
@@ -169,7 +169,7 @@ def _p_value(item: Evidence, rules: Rules, verdict: Verdict) -> float:
 
 
 def _outcome(item: Evidence, rules: Rules, p_values: Sequence[float], several: bool) -> Outcome:
-    """`p_values` are of SLOWER and of FASTER; `several` says whether other kernels are judged at once."""
+    """`p_values` belong to SLOWER and to FASTER; `several` says whether other kernels are judged at the same time."""
     if item.broken is not None:
         return Outcome(item.key, *item.broken, evidence=item)
     if not item.first:
@@ -199,14 +199,14 @@ def _outcome(item: Evidence, rules: Rules, p_values: Sequence[float], several: b
 
 
 def _ratio(log: float) -> float | None:
-    """The ratio minus one of a log ratio; None of one that no pairs can bound."""
+    """The ratio minus one of a log ratio; None for a ratio that no pairs can bound."""
     return math.expm1(log) if abs(log) < 700 else None
 
 
 def _verdict(
     item: Evidence, rules: Rules, effect: Estimate, margin: float, p_values: Sequence[float]
 ) -> tuple[Verdict, str]:
-    """The verdict on pairs that were measured, and why it is UNRESOLVED where it is."""
+    """The verdict on measured pairs, and the reason if it is UNRESOLVED."""
     called = _called(item.first, rules)
     if effect.pairs < BOUNDED_PAIRS:
         return "UNRESOLVED", f"{effect.pairs} pairs: fewer than {BOUNDED_PAIRS} bound nothing"
@@ -230,14 +230,14 @@ def _verdict(
 
 
 def _unless_noise(verdict: Verdict, item: Evidence, size: float) -> tuple[Verdict, str]:
-    """`verdict`, or UNRESOLVED where identical code was seen to differ by more than `size` on this machine."""
+    """`verdict`, or UNRESOLVED if identical code differed by more than `size` on this machine."""
     if item.noise_floor is not None and item.noise_floor > size:
         return "UNRESOLVED", f"identical code differs by {item.noise_floor:.1%} on this machine"
     return verdict, ""
 
 
 def floor_of(effects: Sequence[tuple[float, float]]) -> float | None:
-    """The noise floor of A/A comparisons, each (effect, furthest bound) without sign; None where there was no A/A."""
+    """The noise floor of A/A comparisons, each an unsigned (effect, furthest bound); None without an A/A comparison."""
     if not effects:
         return None
     if len(effects) < ENOUGH:
@@ -246,19 +246,19 @@ def floor_of(effects: Sequence[tuple[float, float]]) -> float | None:
 
 
 def effects_of(outcome: Outcome) -> tuple[float, float] | None:
-    """(effect, furthest bound) of an A/A outcome without sign, as `floor_of` takes them; None if it has none."""
+    """The unsigned (effect, furthest bound) of an A/A outcome, as `floor_of` takes it; None if the outcome has none."""
     effects = [abs(value) for value in (outcome.effect, outcome.effect_low, outcome.effect_high) if value is not None]
     return (effects[0], max(effects)) if len(effects) == 3 and math.isfinite(max(effects)) else None
 
 
 def load_floors(machine_key: str) -> dict[str, float]:
-    """Noise floors of a machine by comparison; empty where no A/A was run on it."""
+    """Noise floors of a machine by comparison; empty if no A/A ran on it."""
     known = {key: floor_of(effects) for key, effects in _known_effects(machine_key).items()}
     return {key: floor for key, floor in known.items() if floor is not None}
 
 
 def remember_floors(machine_key: str, outcomes: Sequence[Outcome]) -> None:
-    """Adds the outcomes of an A/A run to what is kept of the machine; what was not measured adds nothing."""
+    """Adds the outcomes of an A/A run to the kept outcomes of the machine; an unmeasured comparison adds nothing."""
     known = _known_effects(machine_key)
     for outcome in outcomes:
         effects = effects_of(outcome)

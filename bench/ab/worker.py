@@ -1,6 +1,6 @@
-"""What a fresh process of an A/B does: it checks or times the kernels of one job, and may slow their calls on purpose.
+"""What a fresh process of an A/B does: it checks or times the kernels of one job, and can slow their calls on purpose.
 
-It answers as soon as a kernel is done, so that the parent knows at which kernel a process dies or hangs.
+It answers as soon as a kernel is done; so the parent knows at which kernel a process dies or hangs.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from rooflab.roofline.model import Ceilings
 
 Line = dict[str, Any]
 FUNCTION = "function"
-"""The key of the one comparison of `compare`."""
+"""The key of the only comparison of `compare`."""
 
 
 def answer(job: Mapping[str, Any]) -> Iterator[Line]:
-    """The answers to a job (`sides.Job` as a mapping): one about the process, and for each kernel its start and its
-    reading."""
+    """The answers to a job (`sides.Job` as a mapping): one about the process, and for each kernel one at its start and
+    one with its reading."""
     device = torch.device(job["device"])
     pin_matmul_precision()
     yield {"environment": snapshot(device.index or 0).to_dict()}
@@ -53,7 +53,7 @@ def answer(job: Mapping[str, Any]) -> Iterator[Line]:
 
 
 def listing(job: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-    """What this tree has: kernels by op with the reason why one cannot run here, and the cases of a suite."""
+    """What this tree has: the cases of a suite, and kernels by op, each with the reason if it cannot run here."""
     from rooflab.bench.ab.sides import largest
 
     found = {}
@@ -61,7 +61,7 @@ def listing(job: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
         try:
             spec = registry.get_op(op)
         except ValueError:
-            continue  # the other side may have it; a comparison without it is MISSING there
+            continue  # the other side may have this op; its comparison is then MISSING here
         refusals = {name: kernel.why_not_here(device) for name, kernel in registry.kernels(op).items()}
         kernels = {name: str(refusal) if refusal else None for name, refusal in refusals.items()}
         cases = spec.cases.get(job["suite"], ())
@@ -75,22 +75,22 @@ def listing(job: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
 
 
 def check(target: Mapping[str, str], job: Mapping[str, Any], device: torch.device) -> Reading:
-    """The kernel's check: with the planted inputs on the op's first small case, and without them on this one.
+    """The kernel's check: with the planted inputs on the op's first small case, and without them on this case.
 
-    One that does not take the small case meets them on this one.
+    A kernel that does not take the small case gets the planted inputs on this case.
     """
     from rooflab.bench.check.check import check_kernel
 
     spec, kernel, case, scheme = _resolve(target)
     result = check_kernel(kernel, spec, spec.get_cases("smoke")[0], scheme, device, job["seed"])
-    if result.status in ("OK", "UNSUPPORTED"):  # it may take this case and not the small one
+    if result.status in ("OK", "UNSUPPORTED"):  # a kernel may take this case and not the small one
         planted = result.status == "UNSUPPORTED"
         result = check_kernel(kernel, spec, case, scheme, device, job["seed"], planted=planted)
     return Reading(result.status, result.reason, checked_by=result.checked_by)
 
 
 def measure(target: Mapping[str, str], job: Mapping[str, Any], device: torch.device) -> Reading:
-    """One kernel's samples, and what its calls left judged afterwards."""
+    """The samples of one kernel; the outputs of its timed calls are judged afterwards."""
     spec, kernel, case, scheme = _resolve(target)
     refusal = kernel.why_not_here(device)
     if refusal:
@@ -100,7 +100,7 @@ def measure(target: Mapping[str, str], job: Mapping[str, Any], device: torch.dev
 
 
 def _function(job: Mapping[str, Any]) -> Reading:
-    """The job's function, checked or timed."""
+    """Checks or times the job's function."""
     from rooflab.bench.ab.compare import check_functions, prepare_functions
 
     sys.path[:0] = [entry for entry in job["functions"]["path"] if entry not in sys.path]
@@ -117,7 +117,7 @@ def _function(job: Mapping[str, Any]) -> Reading:
 def _timed(
     kernel: registry.Kernel, spec: OpSpec, case: Case, scheme: Scheme, job: Mapping[str, Any], device: torch.device
 ) -> Reading:
-    # Priced on the inputs themselves: the first sum of meta tensors imports torch._dynamo, 1 s in each process.
+    # The cost comes from the real inputs: the first sum of meta tensors imports torch._dynamo, 1 s in each process.
     copies = [spec.make_inputs(case, scheme, device, job["seed"])]
     fit = max(1, min(COPIES, int(free_bytes(device) / 4 / max(1, input_bytes(copies[0])))))
     copies += [spec.make_inputs(case, scheme, device, job["seed"]) for _ in range(fit - 1)]
@@ -137,7 +137,7 @@ def _timed(
         return Reading("INCORRECT", f"after timing: {wrong['fn']}")
     samples, cost = timed["fn"], spec.cost(**copies[0])
     invalid = why_invalid(samples, cost, _limits(device), clocks)
-    # Peak memory is not asked for: its profiler would cost every process of a CPU run 0.1 s a kernel.
+    # Peak memory is not measured: its profiler would cost every process of a CPU run 0.1 s for each kernel.
     seen = observe({"fn": function}, device)[0].get("fn", Observed()) if device.type == "cuda" else Observed()
     return Reading(
         status="INVALID" if invalid else "OK",
@@ -163,7 +163,7 @@ def _gpu_uuid(device: torch.device) -> str | None:
 
 
 def _limits(device: torch.device) -> Ceilings | None:
-    """What no reading can pass: a GPU's data sheet at its highest clock; a CPU has none but what is measured."""
+    """What no reading can exceed: for a GPU, its data sheet at the highest clock; a CPU has only measured limits."""
     if device.type != "cuda":
         return None
     from rooflab.bench.ceilings.ceilings import ceilings_for, limits_for
@@ -179,12 +179,12 @@ def _resolve(target: Mapping[str, str]) -> Any:
 
 
 def _kernel(op: str, name: str) -> registry.Kernel:
-    """The kernel, with the module of its name alone imported where there is one: all take 1.5 s, for each process."""
+    """The kernel; imports only the module of its name if there is one: all modules take 1.5 s in each process."""
     if (Path(str(registry.__file__)).parent / op / f"{name}.py").is_file():
         importlib.import_module(f"rooflab.kernels.{op}.{name}")
     try:
         return registry.registered(op, name)
-    except KeyError:  # a file may register a kernel of another name
+    except KeyError:  # a file may register a kernel under another name
         return registry.get_kernel(op, name)
 
 
@@ -193,8 +193,8 @@ PROBE_CYCLES = 10_000_000
 
 
 class Slowed(Rotation):
-    """A rotation each of whose calls is followed by a wait of `share` of its time: spinning on a CPU, on the device
-    with CUDA."""
+    """A rotation that waits after each call for `share` of the call's time: a CPU spins, a CUDA device waits on the
+    device."""
 
     def __init__(self, rotation: Rotation, share: float, device: torch.device):
         self.__dict__ |= vars(rotation)
@@ -203,11 +203,11 @@ class Slowed(Rotation):
 
     @property
     def first(self) -> Callable[[], Any]:
-        """The call on the first set, with its wait: what is observed must be what was timed."""
+        """The call on the first set, with its wait: the observed call must be the timed call."""
         return partial(self._later, super().first)
 
     def __call__(self) -> Any:
-        """The next call's result, later."""
+        """The result of the next call, after the wait."""
         return self._later(super().__call__)
 
     def _later(self, call: Callable[[], Any]) -> Any:
@@ -215,7 +215,7 @@ class Slowed(Rotation):
             result = call()
             _cuda._sleep(int(self._cycles))
             return result
-        # Of this very call, so that a call that finds its data in a cache is not slowed like one that does not.
+        # The wait follows this very call: a call that finds its data in a cache waits less than one that does not.
         began = time.perf_counter()
         result = call()
         ended = time.perf_counter()
@@ -226,18 +226,18 @@ class Slowed(Rotation):
 
 
 _cuda: Any = torch.cuda
-"""Untyped, because torch leaves events and `_sleep` without annotations."""
+"""Untyped, because torch has no annotations for events and `_sleep`."""
 
 
 def _cycles(function: Callable[[], object]) -> float:
-    """The device's cycles that a call takes, of the clock that `torch.cuda._sleep` counts."""
+    """The device cycles that a call takes, on the clock that `torch.cuda._sleep` counts."""
     times = sorted(_elapsed_ms(function) for _ in range(PROBES))
     return times[PROBES // 2] * PROBE_CYCLES / _elapsed_ms(lambda: _cuda._sleep(PROBE_CYCLES))
 
 
 def _elapsed_ms(function: Callable[[], object]) -> float:
     start, end = _cuda.Event(enable_timing=True), _cuda.Event(enable_timing=True)
-    _cuda._sleep(1_000_000)  # the launch hides behind it
+    _cuda._sleep(1_000_000)  # this wait hides the launch
     start.record()
     function()
     end.record()
