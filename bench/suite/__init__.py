@@ -1,6 +1,6 @@
-"""`rooflab suite`: everything worth measuring on the card at hand, most valuable first, in a box of time.
+"""`rooflab suite`: everything worth measuring on the present card, most valuable first, within a time budget.
 
-`entries.py` says what an entry of the plan is, `plan.py` orders them, `bars/` holds one small file for each family of
-bars, `tasks.py` and `measures.py` do the work, `worker.py` is the process in which they do it, `runner.py` the loop
-over the plan, `running.py` which kernels run right now, and `state.py` what a run leaves in its folder.
+`entries.py` defines an entry of the plan, `plan.py` orders the entries, `bars/` holds one small file for each family of
+bars, `tasks.py` and `measures.py` do the work, `worker.py` is the process of an entry, `runner.py` is the loop over the
+plan, `running.py` notes the kernels that run now, and `state.py` writes the files of a run's folder.
 """

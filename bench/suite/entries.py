@@ -1,4 +1,4 @@
-"""What an entry of the plan is, what it is told when it runs, and what it says afterwards.  Data only."""
+"""What an entry of the plan is, what it gets when it runs, and what it returns afterwards.  Data only."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Any, Literal
 EntryStatus = Literal["DONE", "PARTIAL", "FAILED", "UNSUPPORTED", "BLOCKED", "NOT_REACHED", "RUNNING"]
 BarStatus = Literal["MET", "MISSED", "UNMEASURED"]
 FINAL: tuple[EntryStatus, ...] = ("DONE", "FAILED", "UNSUPPORTED")
-"""What a resumed run does not do again; PARTIAL, cut for time, it goes on with."""
+"""A resumed run does not repeat entries with these statuses; it continues a PARTIAL entry, which lacked time."""
 LIMIT_FACTOR, LIMIT_EXTRA_S = 3.0, 30.0
-"""An entry's process is ended after this many times its cost, and these seconds: it hangs."""
+"""An entry that runs longer than the factor times its cost plus these seconds hangs; its process is ended."""
 LAST_S = 90.0
-"""What an entry that is given all that time may still have in hand when it is over."""
+"""Seconds that an entry that gets all of that time may still need for its last step when the time is over."""
 
 
 @dataclass(frozen=True)
@@ -27,32 +27,32 @@ class Entry:
     id: str
     """`check:gemm`, `bar:gemm.bf16_large`."""
     title: str
-    """What it does, in a line; of a bar, its text."""
+    """What the entry does, in one line; for a bar, its text."""
     call: str
     """`module:function`, called with a `Context` and the arguments; returns an `Outcome`."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    """JSON values."""
+    """Arguments as JSON values."""
     cost_s: float = 30.0
-    """Estimated seconds on a GPU, the start of its process included."""
+    """Estimated seconds on a GPU, including the start of its process."""
     value: float = 50.0
-    """What it is worth; the plan takes the most valuable first."""
+    """The value of the entry; the plan runs the most valuable entries first."""
     needs: tuple[str, ...] = ()
-    """Entries that must have been done; one that was not blocks this one."""
+    """Entries that must be done before; one that is not done blocks this entry."""
     after: tuple[str, ...] = ()
-    """Entries that come before this one, also where they fail."""
+    """Entries that run before this one, even if they fail."""
     ops: tuple[str, ...] = ()
-    """Ops that it is about; none for what is about the card."""
+    """Ops that the entry is about; empty for an entry about the card."""
     whole: bool = False
-    """Whether it may take more than its cost where the budget allows: later entries cannot run what it leaves out."""
+    """Whether it may exceed its cost if the budget allows: later entries cannot run what it leaves out."""
 
     @property
     def limit_s(self) -> float:
-        """When its process is ended."""
+        """Seconds after which the process of the entry is ended."""
         return LIMIT_FACTOR * self.cost_s + LIMIT_EXTRA_S + (LAST_S if self.whole else 0.0)
 
     @property
     def most_s(self) -> float:
-        """Seconds that it is given where the budget has them."""
+        """Seconds that the entry gets if the budget has them."""
         return LIMIT_FACTOR * self.cost_s + LIMIT_EXTRA_S if self.whole else self.cost_s
 
 
@@ -64,18 +64,18 @@ class Context:
     out: Path
     """Folder for records."""
     device: str
-    """`cuda`, or in a dry run `cpu`."""
+    """`cuda`; in a dry run, `cpu`."""
     dry_run: bool
-    """On a CPU, with small shapes: every path is taken, and no figure of it counts."""
+    """Runs on a CPU with small shapes: the run takes every path, and its figures do not count."""
     seconds: float
-    """Time that the entry may take; it must do with that, and says what it left out."""
+    """Time that the entry may take; it stays within this time and reports what it left out."""
     seed: int = 0
     excluded: Mapping[str, str] = field(default_factory=dict)
-    """Kernels that must not run, with the reason: their first check on this card failed."""
+    """Kernels that must not run, with the reason: they failed their first check on this card."""
     verified: tuple[str, ...] | None = None
-    """Kernels that a check in a process of its own found right; None where nothing was verified in this run."""
+    """Kernels that a check in a separate process found correct; None if this run verified nothing."""
     earlier: tuple[str, ...] = ()
-    """Files in `out` that this entry wrote before a fault or the end of its time; it goes on with them."""
+    """Files in `out` that this entry wrote before a fault or the end of its time; the entry continues them."""
     began: float = field(default_factory=time.monotonic, compare=False)
 
     @property
@@ -85,25 +85,25 @@ class Context:
 
     @property
     def run_id(self) -> str | None:
-        """The run of records to go on with; None where this is the first."""
+        """The run id of the records to continue; None for the first process of the entry."""
         return next((Path(name).stem for name in self.earlier if name.endswith(".jsonl")), None)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an entry says when it ends."""
+    """What an entry returns when it ends."""
 
     status: EntryStatus = "DONE"
     reason: str = ""
-    """Why the status is not DONE, or what was left out."""
+    """Why the status is not DONE, or what the entry left out."""
     bar: BarStatus | None = None
     """For a bar: its answer."""
     needed: str = ""
-    """For a bar: the condition, as `geomean >= 1.00`."""
+    """For a bar: the condition, such as `geomean >= 1.00`."""
     figures: Mapping[str, Any] = field(default_factory=dict)
-    """Numbers and texts by name, units in names."""
+    """Numbers and texts by name; the name contains the unit."""
     files: tuple[str, ...] = ()
-    """Files that it wrote, relative to the run's folder."""
+    """Files that the entry wrote, relative to the run's folder."""
     excluded: Mapping[str, str] = field(default_factory=dict)
     """Kernels that no later entry may run, with the reason."""
     verified: tuple[str, ...] | None = None
@@ -111,11 +111,11 @@ class Outcome:
     seconds: float = 0.0
     """Wall time, set by the runner."""
     again: bool = False
-    """Whether the process broke on the kernel that it has noted (`running.py`), and another can do the rest."""
+    """Whether the process broke on the kernel noted in its file (`running.py`), and a new process can do the rest."""
 
 
 def plan_hash(entries: Sequence[Entry], **options: Any) -> str:
-    """A hash of what the plan does and in which order; costs and titles are not part of it."""
+    """A hash of the plan's entries and their order; costs and titles are not part of it."""
     parts = [
         {key: value for key, value in asdict(entry).items() if key not in ("title", "cost_s", "value")}
         for entry in entries

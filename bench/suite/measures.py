@@ -1,4 +1,4 @@
-"""What bars have in common: kernels timed beside each other on given cases, and what the times say."""
+"""What the bars share: they time kernels beside each other on given cases, and compare the times."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ KERNEL_S = 0.3
 LEAST_KERNEL_S, DRY_KERNEL_S = 0.05, 0.02
 _DTYPES = (*DTYPE_NAMES.values(), "tf32", "fp8_e4m3")
 NO_LIMITS = Ceilings("none, a dry run", "datasheet", 1e18, dict.fromkeys(_DTYPES, 1e18), 1e18)
-"""Ceilings of a dry run, of which no figure counts: measuring the CPU's would take as long as all the rest."""
+"""Ceilings of a dry run, whose figures do not count: measuring the CPU's ceilings would take as long as the rest."""
 TIMING_SHARE = 0.3
-"""Share of an entry's time that goes to samples; the rest to inputs, checks and compilation."""
+"""Share of an entry's time that goes to samples; the rest goes to inputs, checks and compilation."""
 
 
 def usable(context: Context, op: str) -> list[Kernel]:
-    """The kernels of `op` that this run may launch: those that no first check has excluded or failed to reach."""
+    """The kernels of `op` that this run may launch: no first check has excluded them or failed to reach them."""
     return [
         kernel
         for kernel in registry.kernels(op).values()
@@ -44,7 +44,7 @@ def usable(context: Context, op: str) -> list[Kernel]:
 
 
 def contenders(context: Context, op: str, rungs: Sequence[str] = ()) -> list[Kernel]:
-    """The library's kernel, the optimized ones and the peers'; of the optimized, only `rungs` where some are named."""
+    """The library's kernel, the optimized kernels and the peers; of the optimized, only `rungs` if any are named."""
     found = [kernel for kernel in usable(context, op) if kernel.role != "naive"]
     return [kernel for kernel in found if not rungs or kernel.role != "optimized" or kernel.name in rungs]
 
@@ -63,11 +63,11 @@ def cases_of(context: Context, op: str, texts: Sequence[str], dry: int = 1) -> l
 def measure(
     context: Context, op: str, kernels: Sequence[Kernel], cases: Sequence[Case], scheme: str | None = None
 ) -> tuple[list[Record], str, bool]:
-    """Checks and times `kernels` against each other on each case, as far as the time goes.
+    """Checks and times `kernels` against each other on each case, as far as the time allows.
 
-    Returns the records, written as they came, the id of their run, and whether cases were left out; the records and the
-    run of an earlier process of the entry are gone on with.  Raises `ContextBroken` where one of the kernels ends all
-    work in this process.
+    Returns the records, written as they came, the id of their run, and whether cases were left out.  Continues the
+    records and the run of an earlier process of this entry.  Raises `ContextBroken` if a kernel makes all further work in this
+    process impossible.
     """
     device = torch.device(context.device)
     writer = RunWriter(context.out, context.run_id)
@@ -93,7 +93,7 @@ def measure(
         budget_s=budget_s, run_id=writer.run_id, seed=context.seed,
         running=lambda ids: now.note(context.out, ids), **options,
     ):  # fmt: skip
-        if not record.reason.startswith(BROKEN):  # else it says nothing of its kernel
+        if not record.reason.startswith(BROKEN):  # a record with that reason says nothing of its kernel
             writer.write(record)
             found.append(record)
         new += 1
@@ -117,7 +117,7 @@ def _kernels_at(records: Sequence[Record], case: Case) -> set[str]:
 
 @dataclass(frozen=True)
 class Ratio:
-    """One kernel against the library's over a set of cases; above 1 the kernel is faster."""
+    """The speed of one kernel relative to the library's over a set of cases; above 1 the kernel is faster."""
 
     kernel: str
     by_case: Mapping[str, float]
@@ -128,7 +128,7 @@ class Ratio:
 
     @property
     def worst_case(self) -> str:
-        """Where the kernel is slowest beside the library's."""
+        """The case in which the kernel is slowest relative to the library's."""
         return min(self.by_case, key=lambda case: self.by_case[case])
 
     @property
@@ -141,7 +141,7 @@ class Ratio:
 
 
 def latencies(records: Sequence[Record]) -> dict[str, dict[str, float]]:
-    """Median latency in ms by kernel and case, of what was checked and timed."""
+    """Median latency in ms by kernel and case, of the kernels that were checked and timed."""
     found: dict[str, dict[str, float]] = {}
     for record in records:
         if record.status == "OK" and record.latency_median_ms is not None and record.basis == "measured":
@@ -150,9 +150,9 @@ def latencies(records: Sequence[Record]) -> dict[str, dict[str, float]]:
 
 
 def ratios(records: Sequence[Record], cases: Sequence[str]) -> list[Ratio]:
-    """Every optimized kernel that was timed on all `cases` where the library's was too, best geomean first.
+    """One ratio for each optimized kernel timed on all `cases`, where the library's was timed too, best geomean first.
 
-    The library is torch's best at each case: its own choice, and the backends that peers name.
+    The library is torch's best at each case: its own choice, or a backend that a peer names.
     """
     times = latencies(records)
     libraries = {str(record.kernel) for record in records if record.role == "library"}
@@ -171,9 +171,9 @@ def ratios(records: Sequence[Record], cases: Sequence[str]) -> list[Ratio]:
 
 
 def dispatched(op: str, records: Sequence[Record], cases: Sequence[Case]) -> Ratio | None:
-    """The ladder as an engine uses it: in each bucket of rows the rung that is best there; None where one has none.
+    """The ladder as an engine uses it: the best rung in each bucket of rows; None if a bucket has no rung.
 
-    Its name is the rung's, or says which rung serves which bucket.
+    Its name is the name of the rung, or says which rung serves which bucket.
     """
     buckets: dict[str, list[str]] = {}
     for case in cases:
@@ -189,7 +189,7 @@ def dispatched(op: str, records: Sequence[Record], cases: Sequence[Case]) -> Rat
 
 
 def why_unmeasured(records: Sequence[Record]) -> str:
-    """Why there is no figure: each fault once."""
+    """Why there is no figure; each fault is named once."""
     faults = dict.fromkeys(
         f"{record.op}/{record.kernel}: {record.status}: {record.reason}"
         for record in records
@@ -199,7 +199,7 @@ def why_unmeasured(records: Sequence[Record]) -> str:
 
 
 def unmeasured(records: Sequence[Record], cut: bool, needed: str, run_id: str) -> Outcome:
-    """A bar without a figure: for a fault, or for want of time, which a run that is resumed may have."""
+    """The outcome of a bar without a figure, because of a fault or for lack of time; a resumed run may have it."""
     why = why_unmeasured(records)
     reason = f"no time for every case; {why}" if cut else why
     return Outcome("PARTIAL" if cut else "DONE", reason, "UNMEASURED", needed, files=(f"{run_id}.jsonl",))
@@ -208,14 +208,14 @@ def unmeasured(records: Sequence[Record], cut: bool, needed: str, run_id: str) -
 def answer(
     context: Context, met: bool, needed: str, figures: Mapping[str, Any], run_id: str, lacks: str = ""
 ) -> Outcome:
-    """A bar's outcome; a dry run answers none, nor does a run that `lacks` what the bar is held against."""
+    """A bar's outcome; a dry run gives no answer, and neither does a run that `lacks` what the bar is compared with."""
     reason = "dry run" if context.dry_run else lacks
     bar: BarStatus = "UNMEASURED" if reason else "MET" if met else "MISSED"
     return Outcome("DONE", reason, bar, needed, figures, (f"{run_id}.jsonl",))
 
 
 def without_bandwidth(records: Sequence[Record]) -> str:
-    """Why shares of bandwidth say nothing: the records' ceilings were not measured on this card."""
+    """Why shares of bandwidth mean nothing here: the ceilings of the records were not measured on this card."""
     kinds = {str((record.ceilings or {}).get("kind")) for record in records}
     return "" if kinds == {"measured"} else "no bandwidth was measured on this card"
 
@@ -231,7 +231,7 @@ def against_library(
 ) -> Outcome:
     """The best optimized kernel of each bucket against the library's: geometric mean over the cases, and the worst.
 
-    `rungs` are those that are meant for the cases; without it, all.
+    `rungs` are the kernels that are meant for these cases; without `rungs`, all are.
     """
     wanted = cases_of(context, op, cases)
     needed = f"geomean >= {geomean:.2f}" + (f", worst >= {worst:.2f}" if worst is not None else "")
@@ -258,7 +258,7 @@ def peak_figures(records: Sequence[Record], ratio: Ratio) -> dict[str, Any]:
 def of_bandwidth(context: Context, op: str, least: Mapping[str, float], scheme: str = "bf16") -> Outcome:
     """The best optimized kernel's least bytes over its time, as a share of the bandwidth measured on this card.
 
-    `least` maps cases to the share that is wanted there.
+    `least` maps each case to the share that the bar requires there.
     """
     cases = cases_of(context, op, list(least))
     wanted = {case.id: share for case, share in zip(cases, least.values(), strict=False)}
@@ -276,7 +276,7 @@ def of_bandwidth(context: Context, op: str, least: Mapping[str, float], scheme: 
 
 
 def bandwidth_shares(records: Sequence[Record]) -> dict[str, dict[str, float]]:
-    """Least bytes over time over the ceilings' bandwidth, by kernel and case."""
+    """Least bytes over time, divided by the bandwidth of the ceilings, by kernel and case."""
     found: dict[str, dict[str, float]] = {}
     for record in records:
         rate = (record.ceilings or {}).get("hbm_bytes_per_s")

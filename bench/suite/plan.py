@@ -1,4 +1,4 @@
-"""The plan: every entry, in the order in which it is worth doing.  Data; nothing here runs anything."""
+"""The plan: every entry, in order of value.  Data only; this module runs nothing."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ TASKS = "rooflab.bench.suite.tasks"
 MODEL_SUITES = ("llama3_8b", "qwen3_0_6b", "smollm2_135m")
 AB_IS_LONG = "pairs of fresh processes take minutes; the tests of the A/B hold it on a CPU"
 SELF_TEST_ROUND_S = 60.0
-"""For each of the two rounds of the A/B's self-test: identical code, and slowed code."""
+"""Seconds for each of the two rounds of the A/B's self-test: identical code, and slowed code."""
 BESIDE = {"attention": ("kv_cache_write", "mla_decode", "rope_and_cache")}
-"""Ops of a family whose names do not have its word."""
+"""Ops of a family whose names do not contain the family's word."""
 START_S = 8.0
-"""Seconds in which a process starts and imports, where it does not start while the last one still works."""
+"""Seconds that a process needs to start and import, unless it starts while the previous process still works."""
 
 
 def make_plan(only: Sequence[str] = ()) -> list[Entry]:
-    """The entries in order, most valuable first, prerequisites before what needs them.
+    """The entries in order, most valuable first; prerequisites come before the entries that need them.
 
-    `only` names ops, families (`attention` for every op with that word in its name, and those of `BESIDE`) or entries;
-    with it, what is about the card alone is left out, but for what the others need.  Raises `ValueError` where a name
-    of `only` names nothing.
+    `only` names ops, families (`attention` for every op with that word in its name, and those of `BESIDE`) or entries.
+    With `only`, entries about the card alone are left out unless a chosen entry needs them.  Raises `ValueError` if a
+    name of `only` matches nothing.
     """
     ops = list(registry.ops())
     every = [*card_entries(ops), *(entry for op in ops for entry in op_entries(op)), *bar_entries()]
@@ -35,7 +35,7 @@ def make_plan(only: Sequence[str] = ()) -> list[Entry]:
     if only:
         named = {entry_id for name in only for entry_id in _named(name, every)}
         wanted = named | {before for entry_id in named for before in _before(entry_id, by_id)}
-        if "first" not in named:  # of the ops in question alone
+        if "first" not in named:  # only of the chosen ops
             about = sorted({op for entry_id in named for op in by_id[entry_id].ops})
             by_id |= {entry.id: entry for entry in card_entries(about)}
     return _ordered([by_id[entry.id] for entry in every if entry.id in wanted])
@@ -55,12 +55,12 @@ def _named(name: str, entries: Sequence[Entry]) -> set[str]:
 
 
 def is_of(op: str, family: str) -> bool:
-    """Whether `family` is the op's own name or one of the families that it belongs to."""
+    """Whether `family` is the op's own name or a family of the op."""
     return family == op or family in op.split("_") or op in BESIDE.get(family, ())
 
 
 def _before(entry_id: str, by_id: dict[str, Entry]) -> set[str]:
-    """Everything that must come before an entry, and what comes before that."""
+    """Everything that must run before an entry, with the prerequisites of each."""
     found: set[str] = set()
     for name in (*by_id[entry_id].needs, *by_id[entry_id].after):
         found |= {name} | _before(name, by_id)
@@ -68,7 +68,7 @@ def _before(entry_id: str, by_id: dict[str, Entry]) -> set[str]:
 
 
 def _ordered(entries: Sequence[Entry]) -> list[Entry]:
-    """By value, where what an entry waits for is worth as much as the entry."""
+    """Orders by value; the prerequisites of an entry have at least the entry's value."""
     by_id = {entry.id: entry for entry in entries}
     worth = {entry.id: entry.value for entry in entries}
     for entry in entries:
@@ -88,8 +88,8 @@ def _ordered(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def card_entries(ops: Sequence[str]) -> list[Entry]:
-    """What is about the card, and the first checks of the kernels of `ops`."""
-    # torch's own calls neither hang nor write out of bounds.
+    """The entries about the card, and the first checks of the kernels of `ops`."""
+    # The calls of torch itself neither hang nor write out of bounds.
     risky = [kernel for op in ops for kernel in registry.kernels(op).values() if kernel.backend != "torch"]
     return [
         Entry("environment", "the machine, its software, and whether the device answers", f"{TASKS}:environment",

@@ -1,4 +1,4 @@
-"""The loop over the plan: each entry in a process of its own, as long as the budget lasts, its outcome kept at once."""
+"""The loop over the plan: runs each entry in its own process while the budget lasts, and keeps its outcome at once."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from rooflab.bench.suite.running import Running, clear_running, read_running
 from rooflab.bench.suite.state import Identity, Progress, outcome_of
 
 LEAST_SHARE = 0.4
-"""Share of its cost that must be left for an entry to be begun: those that measure do with less time."""
+"""An entry starts only if this share of its cost is left: entries that measure can use less time."""
 ATTEMPTS = 4
-"""How often an entry is begun, each time without the kernel that broke its process."""
+"""How often an entry is started; each new attempt excludes the kernel that broke the previous process."""
 IMPORTS = ("rooflab.bench.suite.tasks",)
-"""What every process imports before it is asked: torch and Triton take seconds."""
+"""What every process imports before the first request: torch and Triton take seconds."""
 PROBE = "rooflab.bench.suite.tasks:probe"
 IDENTIFY = "rooflab.bench.suite.tasks:identify"
 WORKER = "rooflab.bench.suite.worker"
 PROBE_S = 60.0
 DRY_ENTRY_S, DRY_LIMIT_S = 20.0, 180.0
-"""An entry of a dry run takes a second or a few; on a busy machine many times that, but this long, it hangs."""
+"""An entry of a dry run takes a few seconds; on a busy machine many times that; beyond the limit, it hangs."""
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How a run was asked for."""
+    """The options of a run."""
 
     out: Path
     budget_s: float
@@ -50,9 +50,9 @@ class Settings:
 def run_suite(
     plan: Sequence[Entry], settings: Settings, note: Say, advance: Say, clock: Callable[[], float] = time.monotonic
 ) -> Progress:
-    """Runs `plan` within the budget and returns the state that it leaves.
+    """Runs `plan` within the budget and returns the final state.
 
-    Raises `ValueError` on a folder that holds another run and no `resume`, or a budget that is not positive.
+    Raises `ValueError` if the folder holds another run without `resume`, or if the budget is not positive.
     """
     if not settings.budget_s > 0:
         raise ValueError(f"budget: expected seconds above 0, got {settings.budget_s}")
@@ -101,7 +101,7 @@ class _Run:
         return Progress(identity, options, titles=titles, environment=environment)
 
     def _ask_first(self) -> Mapping[str, Any]:
-        """The machine, asked in the process that will run the first entry: the runner itself touches no device."""
+        """The machine; the process of the first entry answers, because the runner itself uses no device."""
         self.settings.out.mkdir(parents=True, exist_ok=True)
         self.current = self._process()
         try:
@@ -117,7 +117,7 @@ class _Run:
     def _process(self) -> Child:
         environment = dict(os.environ)
         if self.settings.dry_run:
-            # Its own cache: what half a second measured must not be taken for this machine's ceilings.
+            # A separate cache: ceilings measured for half a second must not be stored as this machine's ceilings.
             environment |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
             environment |= {"ROOFLAB_CACHE": str(self.settings.out.resolve() / "cache")}
         else:
@@ -182,7 +182,7 @@ class _Run:
         return None
 
     def _one(self, entry: Entry) -> Outcome:
-        """Runs one entry; what breaks its process excludes the kernel that ran, and a fresh process does the rest."""
+        """Runs one entry.  If a kernel breaks the process, the kernel is excluded and a fresh process does the rest."""
         began = self.clock()
         known = self.progress.outcomes.get(entry.id, Outcome())
         files, lost = known.files, dict(known.excluded)
@@ -203,8 +203,8 @@ class _Run:
         return replace(outcome, again=False, excluded=lost | dict(outcome.excluded), seconds=seconds)
 
     def _attempt(self, entry: Entry, earlier: tuple[str, ...]) -> tuple[Outcome, Running]:
-        """What one process says of an entry, and what it was at when it broke off; asks then whether the device still
-        answers."""
+        """The outcome that one process gives for an entry, and what it ran when it broke off; then asks whether the
+        device still answers."""
         left = self.ends - self.clock()
         own_limit = DRY_LIMIT_S if self.settings.dry_run else entry.limit_s
         seconds = DRY_ENTRY_S if self.settings.dry_run else min(entry.most_s, left)
@@ -224,7 +224,7 @@ class _Run:
         at = read_running(self.settings.out, entry.id)
         try:
             self._release(process)
-        except Stuck as stuck:  # what it answered counts; but it holds the device
+        except Stuck as stuck:  # the answer counts, but the process holds the device
             self.note(f"{entry.id}: {_why(stuck)}")
             self._probe()
         if outcome.again:
@@ -232,7 +232,7 @@ class _Run:
         return outcome, at
 
     def _next(self) -> Child:
-        """A process for the next entry; on a GPU a fresh one, while the one after it is started."""
+        """A process for the next entry; on a GPU a fresh one, and the process after it starts in the meantime."""
         if self.current is None:
             self.current, self.spare = self.spare or self._process(), None
         if not self.settings.dry_run and self.spare is None:
@@ -240,13 +240,13 @@ class _Run:
         return self.current
 
     def _release(self, process: Child) -> None:
-        """On a GPU an entry's process ends with it; on a CPU, where it has no CUDA context, it serves the next one."""
+        """On a GPU an entry's process ends with the entry; on a CPU, without CUDA context, it serves the next one."""
         if not self.settings.dry_run:
             self.current = None
             process.stop()
 
     def _probe(self) -> None:
-        """Stops the run where the device no longer answers: every entry after would wait for its limit."""
+        """Stops the run if the device no longer answers: each later entry would wait until its limit."""
         if self.settings.dry_run:
             return
         probe = self._process()
@@ -276,7 +276,7 @@ def _during(at: Running, why: str) -> str:
 
 
 def _ask(child: Child, call: str, arguments: Mapping[str, Any], context: Context, limit_s: float) -> Outcome:
-    """What `call` says.  Raises `ChildFailed` where the process dies, or is ended after `limit_s`."""
+    """The outcome of `call`.  Raises `ChildFailed` if the process dies, or is ended after `limit_s`."""
     told = {name: value for name, value in asdict(context).items() if name != "began"} | {"out": str(context.out)}
     return outcome_of(child.ask({"call": call, "arguments": dict(arguments), "context": told}, limit_s))
 

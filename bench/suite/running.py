@@ -1,6 +1,6 @@
-"""Which kernels an entry runs right now, kept in a file: the parent blames them where the process is gone.
+"""A file that names the kernels that an entry runs now; if its process dies, the parent blames these kernels.
 
-It imports no torch, so that a process that needs none starts at once.
+It imports no torch, so that a process that does not need torch starts at once.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ FILE = "running.json"
 
 
 class ContextBroken(RuntimeError):
-    """A kernel has broken the CUDA context: nothing more runs in this process, and the rest is for a fresh one."""
+    """A kernel has broken the CUDA context: this process can run nothing more, and a fresh process must do the rest."""
 
 
 @dataclass(frozen=True)
 class Running:
-    """What an entry was at."""
+    """What an entry runs now."""
 
     entry: str = ""
     kernels: tuple[str, ...] = ()
-    """One kernel, or several that were timed together; empty where no kernel ran."""
+    """One kernel, or several that are timed together; empty if no kernel runs."""
     files: tuple[str, ...] = ()
     """Files that the entry writes, relative to the run's folder."""
 
     def note(self, folder: Path, kernels: Sequence[str]) -> None:
-        """Says which kernels run next."""
+        """Writes which kernels run next."""
         part = folder / f"{FILE}.part"  # `records.files.write_whole` would import torch
         part.write_text(json.dumps(asdict(self) | {"kernels": list(kernels)}))
         part.replace(folder / FILE)
 
 
 def read_running(folder: Path, entry: str) -> Running:
-    """What `entry` noted last; an empty `Running` where it noted nothing."""
+    """The last note of `entry`; an empty `Running` if it noted nothing."""
     try:
         values = json.loads((folder / FILE).read_text())
         found = Running(values["entry"], tuple(values["kernels"]), tuple(values["files"]))
@@ -45,5 +45,5 @@ def read_running(folder: Path, entry: str) -> Running:
 
 
 def clear_running(folder: Path) -> None:
-    """Says that no kernel runs: before an entry, and after its last kernel."""
+    """Writes that no kernel runs: before an entry, and after its last kernel."""
     (folder / FILE).unlink(missing_ok=True)

@@ -1,6 +1,6 @@
-"""What a run leaves in its folder: `progress.json`, from which a killed run goes on where it stopped, and the summary.
+"""The files in a run's folder: the summary and `progress.json`, from which a killed run continues where it stopped.
 
-`summary.json` and `summary.md` say what came of every entry and bar.
+`summary.json` and `summary.md` give the outcome of every entry and bar.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Identity:
-    """What must be the same for a run to go on: the plan, the code and the machine."""
+    """What must be equal for a run to continue: the plan, the code and the machine."""
 
     plan: str
     commit: str | None
     tree: str
-    """Hash over the source files: a checkout without git, or with changes, has no commit that names it."""
+    """Hash over the source files: without git, or with uncommitted changes, no commit names the checkout."""
     machine_key: str
 
     def difference(self, now: Identity) -> str | None:
-        """What is different now, in one sentence; None where nothing is."""
+        """The present difference, in one sentence; None if there is none."""
         words = {"plan": "the plan", "commit": "the commit", "tree": "the source", "machine_key": "the machine"}
         for item in fields(self):
             ours, theirs = getattr(self, item.name), getattr(now, item.name)
@@ -41,17 +41,17 @@ class Identity:
 
 @dataclass
 class Progress:
-    """The state of a run: who it is, and what came of each entry so far."""
+    """The state of a run: its identity, and the outcome of each entry so far."""
 
     identity: Identity
     options: Mapping[str, Any]
     started: str = field(default_factory=now)
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     titles: Mapping[str, str] = field(default_factory=dict)
-    """What each entry does; of a bar, its text."""
+    """Title by entry; for a bar, its text."""
     environment: Mapping[str, Any] = field(default_factory=dict)
     stopped: str = ""
-    """Why the run ended before the plan did."""
+    """Why the run ended before the end of the plan."""
 
     def done(self, entry_id: str) -> bool:
         return entry_id in self.outcomes and self.outcomes[entry_id].status in FINAL
@@ -60,18 +60,18 @@ class Progress:
         return {name: reason for outcome in self.outcomes.values() for name, reason in outcome.excluded.items()}
 
     def verified(self) -> tuple[str, ...] | None:
-        """Kernels that a first check found right; None where there was no first check."""
+        """Kernels that a first check found correct; None if no first check ran."""
         found = [outcome.verified for outcome in self.outcomes.values() if outcome.verified is not None]
         return tuple(dict.fromkeys(name for names in found for name in names)) if found else None
 
     def save(self, folder: Path) -> None:
-        """Writes the state at once or not at all."""
+        """Writes the whole state atomically."""
         text = json.dumps({"version": VERSION, **asdict(self)}, indent=1, allow_nan=False)
         write_whole(folder / FILE, text + "\n")
 
 
 def load(folder: Path) -> Progress | None:
-    """The state in `folder`, or None where there is none.  Raises `ValueError` on a file that holds no state."""
+    """The state in `folder`, or None if there is none.  Raises `ValueError` on a file that holds no state."""
     path = folder / FILE
     if not path.is_file():
         return None
@@ -94,7 +94,7 @@ def outcome_of(values: Mapping[str, Any]) -> Outcome:
 
 
 def set_aside(folder: Path) -> Path | None:
-    """Renames the state of an earlier run, so that a new one starts; returns where it is now."""
+    """Renames the state of an earlier run, so that a new run can start; returns its new path."""
     path = folder / FILE
     if not path.is_file():
         return None
@@ -105,14 +105,14 @@ def set_aside(folder: Path) -> Path | None:
 
 
 def write_summary(folder: Path, progress: Progress) -> None:
-    """Writes both files of a run."""
+    """Writes both summary files of a run."""
     found = summarize(progress)
     write_whole(folder / "summary.json", json.dumps(found, indent=1, allow_nan=False) + "\n")
     write_whole(folder / "summary.md", as_markdown(found))
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
-    """The summary of the run in `folder`, also of one that was killed.  Raises `ValueError` where there is none."""
+    """The summary of the run in `folder`, also of a killed run.  Raises `ValueError` if there is none."""
     progress = load(folder)
     if progress is None:
         raise ValueError(f"summary: expected a folder with a suite run, got {str(folder)!r}")
@@ -183,7 +183,7 @@ def _bar(name: str, outcome: Outcome, title: str) -> dict[str, Any]:
 
 
 def figures_text(figures: dict[str, Any]) -> str:
-    """Figures in a line: three digits, texts as they are."""
+    """Figures in one line: numbers with three digits, texts unchanged."""
     parts = []
     for name, value in figures.items():
         text = f"{value:.3g}" if isinstance(value, float) else str(value)
@@ -193,7 +193,7 @@ def figures_text(figures: dict[str, Any]) -> str:
 
 
 def what(row: dict[str, Any]) -> str:
-    """What a row came to: why not, and its figures."""
+    """The result of a row: the reason why it is not done, and its figures."""
     parts = [part for part in (" ".join(row["reason"].split()), figures_text(row["figures"])) if part]
     return "; ".join(parts)
 

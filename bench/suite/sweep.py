@@ -1,8 +1,8 @@
-"""The suite over the GPUs of a Ray cluster: shards handed to workers, a lost worker's shard begun again by Ray.
+"""The suite over the GPUs of a Ray cluster: workers run shards, and Ray starts the shard of a lost worker again.
 
-The folder of a sweep holds one folder a machine key, in it one a shard, which is an ordinary suite run; GPUs of one
-kind share the shards, and each kind runs all of them, since times of different machines are never merged into one.
-`sweep.json` says what became of each, so that an interrupted sweep goes on where it stopped.
+A sweep's folder holds one folder for each machine key, and in it one for each shard, which is an ordinary suite run.
+GPUs of one kind share the shards; each kind runs all shards, because times of different machines are never merged.
+`sweep.json` keeps the result of each shard, so that an interrupted sweep continues where it stopped.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from rooflab.bench.timing.cuda import first_line
 
 FILE = "sweep.json"
 START_S = 300.0
-"""Longest that a worker may take to start and to say what it is."""
+"""Time limit in seconds for a worker to start and to identify its machine."""
 AGAIN = 2
-"""How often a shard whose worker was lost is begun again: it may be what kills its workers."""
+"""How often a shard whose worker was lost is started again: the shard itself may kill its workers."""
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Shard:
-    """A part of the plan, which one worker runs."""
+    """A part of the plan that one worker runs."""
 
     name: str
-    """An op, a family or an entry, as `rooflab suite --only` takes it."""
+    """An op, a family or an entry, in the form of `rooflab suite --only`."""
     budget_s: float
     dry_run: bool = False
     seed: int = 0
@@ -51,10 +51,10 @@ class Sweep:
 
     id: str = field(default_factory=lambda: secrets.token_hex(8))
     shards: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """By `machine key/shard`: status (RUNNING, DONE, PARTIAL, FAILED, LOST), reason, and what the suite said."""
+    """By `machine key/shard`: status (RUNNING, DONE, PARTIAL, FAILED, LOST), reason, and what the suite reported."""
     workers: list[dict[str, Any]] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
-    """Workers that were not used, and why."""
+    """Workers that the sweep did not use, with the reason."""
 
     @property
     def complete(self) -> bool:
@@ -63,7 +63,7 @@ class Sweep:
 
     @property
     def excluded(self) -> dict[str, str]:
-        """Kernels that were not run any more, by `machine key: kernel`, with the reason."""
+        """Kernels that the sweep stopped running, by `machine key: kernel`, with the reason."""
         found = {}
         for name, shard in self.shards.items():
             for kernel, reason in shard.get("excluded", {}).items():
@@ -72,7 +72,7 @@ class Sweep:
 
 
 class Worker:
-    """An actor: one GPU, or without one (a dry run) one CPU."""
+    """A Ray actor: one GPU, or in a dry run one CPU."""
 
     def identify(self) -> dict[str, Any]:
         found = snapshot()
@@ -80,10 +80,10 @@ class Worker:
         return {"machine_key": found.machine_key, "device": name, "tree": tree_hash(ROOT), "pid": os.getpid()}
 
     def run(self, shard: Shard, key: str, files: Mapping[str, bytes], place: str) -> dict[str, Any]:
-        """Runs `shard`, going on from `files` (relative path to content), or from what a worker before this one, which
-        was lost, left in the temporary folder `place` of this machine.
+        """Runs `shard`.  Continues from `files` (relative path to content), or from the files that an earlier, lost
+        worker left in the temporary folder `place` of this machine.
 
-        Returns what the suite says of its `entries`, or the `error` that kept it from running, and all `files`.
+        Returns what the suite reports of its `entries`, or the `error` that prevented the run, and all `files`.
         """
         folder = Path(tempfile.gettempdir()) / place
         if not folder.exists():
@@ -91,7 +91,7 @@ class Worker:
         settings = Settings(folder, shard.budget_s, shard.dry_run, resume=True, seed=shard.seed, only=(shard.name,))
         end: dict[str, Any]
         try:
-            if (here := snapshot().machine_key) != key:  # Ray may begin a lost worker again on another node
+            if (here := snapshot().machine_key) != key:  # Ray may start a lost worker again on another node
                 raise ValueError(f"worker: expected a machine {key}, got {here}")
             progress = run_suite(make_plan(settings.only), settings, lambda text: None, lambda text: None)
             entries = {name: outcome.status for name, outcome in progress.outcomes.items()}
@@ -106,10 +106,10 @@ class Worker:
 def sweep(
     address: str | None, shards: Sequence[Shard], out: Path, workers: int | None, resume: bool, say: Say
 ) -> Sweep:
-    """Runs `shards` on the cluster at `address` (None starts one on this machine) and returns what became of them.
+    """Runs `shards` on the cluster at `address` (None starts one on this machine) and returns the state of the sweep.
 
-    `workers` is one for each GPU of the cluster without it.  Raises `ValueError` on a folder that holds another sweep
-    and no `resume`, on a cluster that cannot be reached, or where no worker can be used.
+    Without `workers`, there is one for each GPU of the cluster.  Raises `ValueError` if the folder holds another sweep
+    without `resume`, if the cluster cannot be reached, or if no worker can be used.
     """
     state = _load(out)
     if state.shards and not resume:
@@ -153,7 +153,7 @@ def _load(out: Path) -> Sweep:
 
 
 def _start(count: int, dry_run: bool, state: Sweep, say: Say) -> list[tuple[Any, str]]:
-    """Workers with the keys of their machines; those that cannot be used are in `state.refused`."""
+    """Workers with the keys of their machines; unusable workers are in `state.refused`."""
     resources: dict[str, Any] = {"num_cpus": 1} if dry_run else {"num_cpus": 1, "num_gpus": 1}
     options = {"max_restarts": -1, "max_task_retries": AGAIN, **resources}
     actors = [ray.remote(Worker).options(**options).remote() for _ in range(count)]
@@ -176,7 +176,7 @@ def _start(count: int, dry_run: bool, state: Sweep, say: Say) -> list[tuple[Any,
 
 
 def _hand_out(shards: Sequence[Shard], idle: list[tuple[Any, str]], out: Path, state: Sweep, say: Say) -> None:
-    """Gives each worker that is idle the next shard that its kind of machine has not done, until all are back."""
+    """Gives each idle worker the next shard that its kind of machine has not done, until all workers are finished."""
     actors = [actor for actor, _ in idle]
     waiting = {key: [one for one in shards if not _is_done(state, f"{key}/{one.name}")] for _, key in idle}
     running: dict[Any, tuple[Any, str, Shard]] = {}
@@ -201,7 +201,7 @@ def _hand_out(shards: Sequence[Shard], idle: list[tuple[Any, str]], out: Path, s
 
 
 def _end_of(answer: Any) -> tuple[str, str, dict[str, Any]]:
-    """Status and reason of a shard, and what its worker said."""
+    """Status and reason of a shard, and what its worker reported."""
     try:
         end: dict[str, Any] = ray.get(answer)
     except ray.exceptions.RayTaskError as error:
@@ -221,7 +221,7 @@ def _note(state: Sweep, out: Path, name: str, status: str, reason: str = "", **e
 
 
 def _read(folder: Path) -> dict[str, bytes]:
-    """The files of a folder by relative path, but those that are being written."""
+    """The files of a folder by relative path, except files that are still being written."""
     paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.suffix != ".part"]
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
@@ -232,7 +232,7 @@ def _write(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 def _verdict(end: Mapping[str, Any]) -> tuple[str, str]:
-    """Status and reason of a shard by what its suite said of its entries."""
+    """Status and reason of a shard, from what its suite reported of its entries."""
     by_status: dict[str, list[str]] = {}
     for name, status in end.get("entries", {}).items():
         by_status.setdefault(str(status), []).append(name)

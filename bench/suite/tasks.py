@@ -1,4 +1,4 @@
-"""The work of the entries that are not bars: the card, its kernels' first checks, all checks, and all times."""
+"""The work of the entries that are not bars: the card, the first checks of kernels, all checks, and all times."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel
 
 NO_FAULT: tuple[Status, ...] = ("INVALID", "OUT_OF_MEMORY")
-"""At a model's shapes: a kernel whose reading cannot be true, or whose case does not fit, may be right elsewhere."""
+"""Not faults at a model's shapes: a kernel with an impossible reading, or too large a case, may be right elsewhere."""
 NO_TIME = "NO_TIME"
 FIRST_CHECK_S = 60.0
-"""A first check that takes this long hangs: it compiles one kernel and runs it on one small case."""
+"""Seconds after which a first check hangs: it compiles one kernel and runs it on one small case."""
 AT_ONCE = 4
-"""First checks at the same time; each holds a CUDA context; they are not timed."""
+"""Number of first checks at the same time; each holds a CUDA context, and none is timed."""
 PACKAGES = ("cupy", "pynvml", "plotly", "junitparser", "pytest_benchmark", "gguf", "transformers")
-"""What some commands need beside torch and triton."""
+"""Packages that some commands need in addition to torch and triton."""
 
 
 def environment(context: Context) -> Outcome:
-    """The machine and its software, kept in `environment.json`, and whether the device answers at all."""
+    """The machine and its software, written to `environment.json`, and whether the device answers at all."""
     found = snapshot()
     if context.device == "cuda" and found.gpu is None:
         return Outcome("FAILED", "torch finds no CUDA device")
@@ -60,12 +60,12 @@ def environment(context: Context) -> Outcome:
 
 
 def identify(context: Context) -> Outcome:
-    """What a run must share with the one that it goes on with; the runner asks before the first entry."""
+    """What a run must share with the run that it continues; the runner asks before the first entry."""
     return Outcome(figures={"environment": snapshot().to_dict()})
 
 
 def probe(context: Context) -> Outcome:
-    """Whether the device still answers, asked after an entry that was ended."""
+    """Whether the device still answers; asked after an entry was ended by force."""
     reason = _answers(torch.device(context.device))
     return Outcome("FAILED" if reason else "DONE", reason)
 
@@ -77,10 +77,10 @@ def _answers(device: torch.device) -> str:
 
 
 def first_checks(context: Context, ops: Sequence[str]) -> Outcome:
-    """Each kernel on one small case that it takes, in a process of its own with a time limit, before an entry runs it.
+    """Runs each kernel on one small case that it takes, in its own process with a time limit, before any entry runs it.
 
-    A wrong barrier hangs and an illegal access poisons a process; neither must reach an entry.  Kernels that are calls
-    of torch alone are taken as safe.
+    A wrong barrier hangs, and an illegal access poisons a process; neither may reach an entry.  Kernels that only call
+    torch count as safe.
     """
     from rooflab.bench.check.isolated import first_in_own_process
 
@@ -88,12 +88,12 @@ def first_checks(context: Context, ops: Sequence[str]) -> Outcome:
     safe = [kernel.id for kernel in kernels if kernel.backend == "torch"]
     risky = [kernel for kernel in kernels if kernel.backend != "torch"]
     if context.dry_run:
-        risky = risky[:1]  # a process each takes seconds, and the path is the same for all
+        risky = risky[:1]  # each process takes seconds, and the path is the same for all kernels
     device = torch.device(context.device)
 
     def attempt(kernel: Kernel) -> tuple[str, str]:
         absent = kernel.why_not_here(device)
-        if absent and not context.dry_run:  # a package that is missing needs no process to say so
+        if absent and not context.dry_run:  # a missing package can be reported without a process
             return absent.status, absent.reason
         if context.left_s < 0:
             return NO_TIME, "no time was left for its first check"
@@ -129,7 +129,7 @@ def check(context: Context, op: str) -> Outcome:
     cases = spec.get_cases("smoke")[:1] if context.dry_run else ()
     schemes = ("fp32",) if context.dry_run else ()
     if context.dry_run:
-        # One of each backend: in Triton's interpreter some rungs take seconds a case.
+        # One kernel of each backend: in Triton's interpreter some rungs take seconds for a case.
         kernels = list({kernel.backend: kernel for kernel in kernels}.values())
     chosen = Selection({op: tuple(kernels)}, ("smoke", "edge"), cases, schemes, device, context.seed)
     writer = RunWriter(context.out, context.run_id)
@@ -163,7 +163,7 @@ def check(context: Context, op: str) -> Outcome:
 
 
 def _wrong(records: Sequence[Record], but: Sequence[Status] = ()) -> dict[str, str]:
-    """Kernels with a check that failed, and how; those that failed as `but` says are left out."""
+    """Kernels with a failed check, and the failure; without failures whose status is in `but`."""
     return {
         f"{record.op}/{record.kernel}": f"{record.op}/{record.kernel} {record.case_id} {record.scheme}: "
         f"{record.status}: {record.reason}"
@@ -194,7 +194,7 @@ def bench(context: Context, op: str, suites: Sequence[str]) -> Outcome:
 
 
 def tune(context: Context, op: str) -> Outcome:
-    """The configs of every tunable kernel of `op`, searched in the time that is there; chooses nothing."""
+    """Searches configs of every tunable kernel of `op` in the available time; does not choose a config."""
     from rooflab.bench.tune.tune import tune_op
 
     here = {kernel.id: kernel for kernel in usable(context, op)}
@@ -205,7 +205,7 @@ def tune(context: Context, op: str) -> Outcome:
         op,
         kernels,
         cases=[registry.get_op(op).get_cases("smoke")[0].id] if context.dry_run else [],
-        # What is left over pays for a last measurement that takes longer than its share.
+        # The remaining 20% pays for a last measurement that takes longer than its share.
         budget_s=1.0 if context.dry_run else 0.8 * context.seconds,
         device=context.device,
         out=context.out,
@@ -218,7 +218,7 @@ def tune(context: Context, op: str) -> Outcome:
 
 
 def flush(context: Context) -> Outcome:
-    """Both ways of emptying the last-level cache, compared."""
+    """Compares both ways of emptying the last-level cache."""
     from rooflab.bench.timing.flush_comparison import compare_flushes
 
     found = compare_flushes(context.device, budget_s=0.3 if context.dry_run else 6.0)
@@ -228,7 +228,7 @@ def flush(context: Context) -> Outcome:
 
 
 def run_command(words: Sequence[str]) -> tuple[int, Any, str]:
-    """Exit status, the JSON that the command printed (None where it printed none), and its standard error."""
+    """Exit status, the JSON that the command printed (None if it printed none), and its standard error."""
     done = subprocess.run([sys.executable, "-m", "rooflab.bench", *words], capture_output=True, text=True)
     try:
         value = json.loads(done.stdout) if done.stdout.strip() else None
@@ -240,10 +240,10 @@ def run_command(words: Sequence[str]) -> tuple[int, Any, str]:
 def command(
     context: Context, arguments: Sequence[str], dry_arguments: Sequence[str] = (), dry_reason: str = ""
 ) -> Outcome:
-    """A command of `rooflab`, in this process; its JSON is kept as the entry's file, its exit status judged.
+    """Runs a command of `rooflab` in this process; keeps its JSON as the entry's file and judges its exit status.
 
-    `{out}` in an argument stands for the run's folder.  In a dry run `dry_arguments` take the place of `arguments`, or
-    `dry_reason` says why the command has no form that is short enough.
+    `{out}` in an argument stands for the run's folder.  A dry run uses `dry_arguments` instead of `arguments`, or
+    `dry_reason` says why no form of the command is short enough.
     """
     if context.dry_run and dry_reason:
         return Outcome("UNSUPPORTED", dry_reason)
@@ -258,7 +258,7 @@ def command(
 
 
 NEW_TOKENS = 32
-"""Tokens that each request is answered with."""
+"""Tokens generated for each request."""
 DRY_NEW_TOKENS, DRY_CONTEXT = 4, 24
 DRY_CONFIG = {
     "model_type": "llama",
@@ -272,13 +272,13 @@ DRY_CONFIG = {
     "rms_norm_eps": 1e-5,
     "tie_word_embeddings": True,
 }
-"""A model small enough for a CPU and a second."""
+"""A model small enough to run on a CPU in one second."""
 
 
 def engine(context: Context, model: str, batches: Sequence[int], contexts: Sequence[int]) -> Outcome:
-    """TTFT, ITL and throughput of a model of random weights, a record for each batch at each context.
+    """TTFT, ITL and throughput of a model with random weights, one record for each batch at each context.
 
-    All requests of a batch arrive at once.
+    All requests of a batch arrive at the same time.
     """
     new_tokens = NEW_TOKENS
     if context.dry_run:

@@ -1,7 +1,7 @@
-"""`make wheelhouse`: wheels of what a GPU machine without a network lacks, in `wheelhouse/`.
+"""`make wheelhouse`: puts the wheels that a GPU machine without a network lacks into `wheelhouse/`.
 
-pip resolves what Rooflab needs for that machine's Python, by the pins of `constraints.txt`; what `present.json` says is
-there is left out.  A package with an exact pin in pyproject.toml is carried all the same: another version may be there.
+pip resolves what Rooflab needs for that machine's Python, with the pins of `constraints.txt`.  Packages that
+`present.json` lists are left out, except those with an exact pin in pyproject.toml: another version may be there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_BYTES = 64 * 2**20
-"""What a machine may be sent at once, all wheels together."""
+"""The most bytes that a machine may receive at once, all wheels together."""
 PYTHON = "3.12"
 PLATFORMS = tuple(f"manylinux_2_{minor}_x86_64" for minor in (34, 28, 27, 24, 17)) + (
     "manylinux2014_x86_64",
@@ -27,7 +27,7 @@ PLATFORMS = tuple(f"manylinux_2_{minor}_x86_64" for minor in (34, 28, 27, 24, 17
 
 
 def normalized(name: str) -> str:
-    """A package's name as the index has it: `markdown_it.py` is `markdown-it-py`."""
+    """A package's name in the form of the index: `markdown_it.py` is `markdown-it-py`."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -38,12 +38,12 @@ def requirements(pyproject: Path) -> list[str]:
 
 
 def name_of(requirement: str) -> str:
-    """The package that a requirement is about."""
+    """The package that a requirement names."""
     return normalized(re.split(r"[=<>!~\[; ]", requirement, maxsplit=1)[0])
 
 
 def lacking(wanted: Sequence[str], resolved: Mapping[str, str], present: Mapping[str, Any]) -> dict[str, str]:
-    """Names and versions of what is to be carried: of what `wanted` needs, what is not there."""
+    """Names and versions of the packages to carry: those that `wanted` needs and that the machine lacks."""
     exact = {name_of(text) for text in wanted if "==" in text}
     there = ({normalized(name) for name in present["present"]} - exact) | {*map(normalized, present["never"])}
     prefixes, also = tuple(present["never_prefix"]), {name_of(text) for text in present.get("also", ())}
@@ -52,15 +52,15 @@ def lacking(wanted: Sequence[str], resolved: Mapping[str, str], present: Mapping
 
 
 def target_options() -> list[str]:
-    """pip's words for the GPU machine."""
+    """pip's options for the GPU machine."""
     words = ["--only-binary=:all:", "--implementation", "cp", "--python-version", PYTHON]
     return [*words, *(word for platform in PLATFORMS for word in ("--platform", platform))]
 
 
 def resolve(wanted: Sequence[str], constraints: Path) -> dict[str, str]:
-    """The version of every package that `wanted` needs on the GPU machine.  Downloads metadata alone.
+    """The version of every package that `wanted` needs on the GPU machine.  Downloads only metadata.
 
-    Raises `ValueError` with pip's words where that cannot be resolved.
+    Raises `ValueError` with pip's message if pip cannot resolve them.
     """
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
@@ -71,7 +71,7 @@ def resolve(wanted: Sequence[str], constraints: Path) -> dict[str, str]:
 
 
 def download(packages: Mapping[str, str], folder: Path) -> list[Path]:
-    """Wheels of `packages` in `folder`, which then holds these and no other.  Raises `ValueError` above the limit."""
+    """Puts wheels of `packages` into `folder` and removes all others.  Raises `ValueError` above the limit."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as part:
         words = [f"{name}=={version}" for name, version in packages.items()]
@@ -96,7 +96,7 @@ def _pip(words: Sequence[str]) -> None:
 def main() -> None:
     """Fills `wheelhouse/`."""
     present = json.loads((Path(__file__).parent / "present.json").read_text())
-    # torch and its CUDA libraries are never carried, and resolving them asks for gigabytes of candidates.
+    # torch and its CUDA libraries are never carried, and to resolve them pip requests gigabytes of candidates.
     wanted = [text for text in requirements(ROOT / "pyproject.toml") if name_of(text) not in present["never"]]
     wanted += present["also"]
     try:

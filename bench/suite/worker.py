@@ -1,7 +1,7 @@
-"""The process in which entries run: it is asked for one outcome at a time.
+"""The process in which entries run: the runner asks it for one outcome at a time.
 
-On a GPU it serves one entry and ends, so that a poisoned context ends with it.  It imports neither torch nor a kernel
-before an entry does: the runner names what is imported at the start, and tests name nothing.
+On a GPU it serves one entry and ends, so that a poisoned context ends with it.  Before the entry, it imports no torch
+and no kernel of its own accord: the runner names the imports at the start, and tests name no imports.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rooflab.bench.suite.running import ContextBroken
 
 
 def answer(request: Mapping[str, Any]) -> Any:
-    """The `Outcome` of a request, as JSON values.  What the entry raises is its failure."""
+    """The `Outcome` of a request, as JSON values.  An exception of the entry becomes its failure."""
     values = request["context"]
     verified = values["verified"]
     typed = {"out": Path(values["out"]), "earlier": tuple(values["earlier"])}
@@ -37,7 +37,7 @@ def answer(request: Mapping[str, Any]) -> Any:
 
 
 def find(call: str) -> Callable[..., Any]:
-    """The function that `module:function` names.  Raises `ValueError` where there is none."""
+    """The function that `module:function` names.  Raises `ValueError` if there is none."""
     module, _, name = call.partition(":")
     function: Callable[..., Any] | None = getattr(importlib.import_module(module), name, None)
     if function is None:
@@ -46,7 +46,7 @@ def find(call: str) -> Callable[..., Any]:
 
 
 def known_errors() -> tuple[type[Exception], ...]:
-    """What an entry is known to raise: what kernels do, and a process or a file that is not there."""
+    """The exceptions that an entry may raise: those of kernels, and those of a missing process or file."""
     from rooflab.bench.check import trial
 
     return trial.known_errors()

@@ -1,6 +1,6 @@
-"""The bars of the project that need a GPU.  A file here holds `BARS`, a tuple of entries; no list of them is edited.
+"""The bars of the project that need a GPU.  Each file here holds `BARS`, a tuple of entries; there is no common list.
 
-A bar whose measure is common (`measures.against_library`, `measures.of_bandwidth`) is data alone; another names a
+A bar with a common measure (`measures.against_library`, `measures.of_bandwidth`) is data alone.  Any other bar names a
 function of its own file, which takes a `Context` and the entry's arguments and returns an `Outcome`.
 """
 
@@ -15,8 +15,8 @@ OF_BANDWIDTH = "rooflab.bench.suite.measures:of_bandwidth"
 
 
 def bar(id: str, text: str, call: str, *more_ops: str, cost_s: float, value: float, **arguments: Any) -> Entry:
-    """The entry of a bar about kernels of the op that begins its id, and of `more_ops`: it waits for their first
-    checks, and comes after the ceilings.  `call` is given the op and the other arguments."""
+    """The entry of a bar about kernels of `more_ops` and of the op that begins its id.  The entry waits for the first
+    checks of these kernels and runs after the ceilings.  `call` gets the op and the other arguments."""
     op = id.partition(".")[0]
     about = {"op": op, **arguments}
     return Entry(

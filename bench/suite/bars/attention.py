@@ -1,5 +1,5 @@
-"""Bars of attention: prefill against the library's best backend, paged prefill against contiguous, paged decode and the
-cache's writes against the card's bandwidth."""
+"""Bars of attention: prefill against the library's best backend, paged prefill against contiguous, paged decode and
+cache writes against the card's bandwidth."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from rooflab.bench.suite.measures import (
 )
 
 TOKENS = 16384
-"""In all sequences of a case together, as FlashAttention's own benchmark has it."""
+"""Tokens in all sequences of a case together, as in FlashAttention's own benchmark."""
 LENGTHS = (1024, 2048, 4096, 8192, 16384)
 HEADS = 2048
-"""Query heads times head_dim, likewise."""
-# At head dims 64 and 256 the rungs below TMA are timed on the models' shapes alone.
+"""Query heads times head_dim, as in FlashAttention's own benchmark."""
+# At head dims 64 and 256, the rungs below TMA are timed only on the models' shapes.
 UPPER_RUNGS = ("tma", "persistent", "ping_pong")
 
 
@@ -49,7 +49,7 @@ def ragged_lengths(context: Context, op: str, even: str, ragged: str, least: flo
     cases = cases_of(context, op, (even, ragged), dry=2)
     records, run_id, cut = measure(context, op, optimized(context, op), cases, "bf16")
     needed = f"ragged over even >= {least:.2f}"
-    # Not a rung's own ratio: one that is slow on both would have the best.
+    # Not the ratio of each rung: a rung that is slow on both cases could have the best ratio.
     both = {kernel: shares for kernel, shares in bandwidth_shares(records).items() if len(shares) == len(cases)}
     if not both:
         return unmeasured(records, cut, needed, run_id)
@@ -60,7 +60,7 @@ def ragged_lengths(context: Context, op: str, even: str, ragged: str, least: flo
 
 
 def paged_prefill(context: Context, op: str, pairs: Mapping[str, str], most: float) -> Outcome:
-    """The best paged rung's time over the best contiguous one's, at its worst; `pairs` are cases of equal work."""
+    """The best paged rung's time over the best contiguous rung's, at the worst pair; `pairs` have equal work."""
     texts = {op: list(pairs), "flash_attention": list(pairs.values())}
     needed = f"paged over contiguous <= {most:.2f}"
     best: dict[str, dict[str, float]] = {}
@@ -82,7 +82,7 @@ def paged_prefill(context: Context, op: str, pairs: Mapping[str, str], most: flo
 
 
 def fp8_prefill(context: Context, op: str, cases: Sequence[str]) -> Outcome:
-    """How much faster than the library's, which dequantises to bf16 in the timed call, fp8 is: no bar is set on it."""
+    """Speedup of fp8 over the library's kernel, which dequantises to bf16 in the timed call; no bar is set on it."""
     wanted = cases_of(context, op, cases)
     records, run_id, cut = measure(context, op, contenders(context, op), wanted, "fp8_e4m3")
     times = latencies(records)

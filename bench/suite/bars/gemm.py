@@ -29,10 +29,10 @@ from rooflab.reference.spec import Case, get_scheme
 LAYERS_8B = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (128256, 4096))
 """N and K of Llama-3-8B: q|k|v, o, gate|up, down, vocabulary."""
 LAYERS_70B = ((10240, 8192), (8192, 8192), (57344, 8192), (8192, 28672))
-"""The same of Llama-3-70B, without the vocabulary."""
+"""N and K of Llama-3-70B, without the vocabulary."""
 PREFILL_ROWS = 2048
 SKINNY_ROWS = (1, 2, 4, 8, 16, 32, 64)
-# The lower rungs of the ladder take seconds for a case here, and are timed on the models' shapes.
+# The lower rungs of the ladder take seconds for each of these cases; they are timed on the models' shapes.
 LARGE_RUNGS = ("pipelined", "tma", "persistent", "warp_specialized", "cooperative")
 SKINNY_RUNGS = ("pipelined", "split_k", "stream_k", "gemv", "swap_ab")
 
@@ -56,9 +56,9 @@ SKINNY = tuple(_case(M, N, K) for N, K in LAYERS_8B for M in SKINNY_ROWS)
 def skinny(
     context: Context, op: str, cases: Sequence[str], geomean: float, slow_geomean: float, slow_share: float
 ) -> Outcome:
-    """The best rung of each bucket of rows against the library: over all cases, and where the library is slow.
+    """The best rung of each bucket of rows against the library: over all cases, and over those with a slow library.
 
-    Slow is under `slow_share` of the bandwidth measured on this card; there `slow_geomean` is wanted.
+    Slow means below `slow_share` of the bandwidth measured on this card; there the bar requires `slow_geomean`.
     """
     wanted = cases_of(context, op, cases)
     needed = f"geomean >= {geomean:.2f}, >= {slow_geomean:.2f} where the library is under {slow_share:.0%} of bandwidth"
@@ -87,7 +87,7 @@ _FP8_CASES = (
 )
 _PER_TOKEN = "M=1,N=8192,K=8192"
 NEAR_ZERO = 10
-"""One of so many outputs is called near zero."""
+"""One output in this many counts as near zero."""
 _LONGEST = "M=2048,N=4096,K=16384,scales=tensor,bias=false"
 
 
@@ -109,11 +109,11 @@ def within(context: Context, op: str, case: str, scheme: str, limits_us: Mapping
 
 
 def errors(found: torch.Tensor, oracle: torch.Tensor) -> dict[str, float]:
-    """Root of the mean square of the error, over all and over the tenth nearest zero, and the largest.
+    """Root of the mean square of the error, over all outputs and over the tenth nearest zero, and the largest error.
 
-    Large outputs are off by their own rounding most, which hides sums that are off by less: in the emulator, whose fp8
-    accumulator is as short as Hopper's, K = 16384 in one sum errs by 1.9 to 2.1 times as much as in fp32 over all
-    outputs and by 12 times near zero, and promoted every 128 of K by 1.0 and 1.5 times.
+    Large outputs differ most by their own rounding, which hides sums that differ by less.  The emulator has an fp8
+    accumulator as short as Hopper's.  There, one sum over K = 16384 errs by 1.9 to 2.1 times as much as in fp32 over
+    all outputs and by 12 times near zero; with promotion every 128 of K the factors are 1.0 and 1.5.
     """
     off, size = (found.double() - oracle).abs().flatten(), oracle.abs().flatten()
     near_zero = size <= size.kthvalue(-(-size.numel() // NEAR_ZERO)).values
@@ -125,10 +125,10 @@ def errors(found: torch.Tensor, oracle: torch.Tensor) -> dict[str, float]:
 
 
 def accumulated(context: Context, op: str, case: str, scheme: str, most: float) -> Outcome:
-    """What sums lose: each of an optimized kernel's `errors` over that of fp32 sums, which are naive's.
+    """The accuracy that sums lose: each of an optimized kernel's `errors` over that of fp32 sums, the naive kernel's.
 
-    Both are off the fp64 oracle by the rounding of their output too.  Every kernel that takes the case must be within
-    `most`, because an engine may choose any.
+    Both also differ from the fp64 oracle by the rounding of their output.  Every kernel that takes the case must stay
+    within `most`, because an engine may choose any of them.
     """
     device, spec = torch.device(context.device), registry.get_op(op)
     wanted = spec.get_cases("smoke")[1] if context.dry_run else spec.check_case(Case.parse(case))

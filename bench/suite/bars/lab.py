@@ -1,4 +1,4 @@
-"""Bars of the lab's own tools: what the A/B calls wrongly on the card, and outputs that the emulator must reproduce."""
+"""Bars of the lab's own tools: wrong verdicts of the A/B on the card, and outputs that the emulator must reproduce."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from rooflab.bench.suite.tasks import run_command
 
 REPEATS = 20
 ROUND_S = 100.0
-"""An A/A round of the six kernels on a 2-core CPU; a machine with faster cores needs less, and ends a round early."""
+"""Seconds for an A/A round of the six kernels on a 2-core CPU; faster cores need less and end a round early."""
 IS_LONG = "pairs of fresh processes take minutes; the tests of the A/B hold it on a CPU"
 
 
 def false_alarms(context: Context, arguments: Sequence[str], repeats: int, most: int) -> Outcome:
-    """Counts what a self-test called wrongly: FASTER or SLOWER on identical code, SAME on slowed code.
+    """Counts the wrong verdicts of a self-test: FASTER or SLOWER on identical code, SAME on slowed code.
 
-    It has `repeats` rounds of identical code and one of slowed code, which share the entry's time.
+    It has `repeats` rounds of identical code and one round of slowed code, which share the entry's time.
     """
     needed = f"at most {most} FASTER or SLOWER of identical code, no SAME of slowed code"
     if context.dry_run:
@@ -46,7 +46,7 @@ LEAST = 20
 
 
 def golden(context: Context) -> Outcome:
-    """Keeps the outputs of every kernel that may run on this card, and says of how many."""
+    """Keeps the outputs of every kernel that may run on this card, and reports their number."""
     from rooflab.bench.emulate import golden as files
 
     needed = f"outputs of at least {LEAST} kernels and dtypes kept; the emulator is held to them afterwards"

@@ -1,4 +1,4 @@
-"""Bar of the rotation and cache write of one token, whose time is that of loads that wait for one another."""
+"""Bar of the rotation and cache write of one token: the time is that of loads that depend on one another."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from rooflab.roofline.model import Cost
 
 FLOOR = "chain"
 DEPTH = 2
-"""Loads of the fused rung that wait for one another, as a test reads in its compiled code: a position, its angles."""
+"""Dependent loads of the fused rung: a position, then its angles.  A test reads them in the compiled code."""
 
 
 def one_token(context: Context, op: str, case: str, depth: int, most: float) -> Outcome:
-    """The best optimized kernel's time over that of one CTA of `depth` dependent loads and a store, interleaved.
+    """The best optimized kernel's time over the time of one CTA of `depth` dependent loads and a store, interleaved.
 
-    In a dry run the naive kernel and an indexing of torch's stand in, as a CPU times neither of the two.
+    In a dry run, the naive kernel and a torch indexing replace both, because a CPU can time neither of them.
     """
     (wanted,) = cases_of(context, op, [case])
     needed = f"at most {most:.2f} times one CTA of {depth} dependent loads and a store"
@@ -64,7 +64,7 @@ def one_token(context: Context, op: str, case: str, depth: int, most: float) -> 
 
 
 def _floor(context: Context, depth: int) -> tuple[Function | None, str]:
-    """A launch of the floor; without one, the reason."""
+    """A launch of the floor; or None and the reason."""
     device = torch.device(context.device)
     if context.dry_run:
         start = torch.arange(floors.CHAIN_THREADS)
@@ -72,7 +72,7 @@ def _floor(context: Context, depth: int) -> tuple[Function | None, str]:
     try:
         chain = floors.chain(_cuda.load, device, depth)
         wrong = chain.wrong(1)
-    except (ValueError, RuntimeError) as error:  # no CuPy, a source that does not compile, a launch that fails
+    except (ValueError, RuntimeError) as error:  # no CuPy, a source that does not compile, or a launch that fails
         return None, f"the floor: {error}"
     return (None, f"the floor: {wrong}") if wrong else (partial(chain.launch, 1), "")
 
@@ -86,7 +86,7 @@ def _indexing(following: torch.Tensor, at: torch.Tensor, depth: int) -> torch.Te
 def _beside(
     context: Context, op: str, good: Sequence[Record], case: Case, floor: Function
 ) -> tuple[dict[str, Samples], list[str]]:
-    """Samples of the floor and of the kernels whose records are `good`, and what is wrong with those left out."""
+    """Samples of the floor and of the kernels whose records are `good`, and the faults of the kernels left out."""
     spec, device = registry.get_op(op), torch.device(context.device)
     copies = copies_of(spec, case, get_scheme(str(good[0].scheme)), device, context.seed)
     kernels = {str(record.kernel): registry.get_kernel(op, str(record.kernel)) for record in good}
@@ -101,7 +101,7 @@ def _beside(
     floor_l2 = timed[FLOOR].l2_state if FLOOR in timed else None
     for name, samples in list(timed.items()):
         reason = why_invalid(samples, None, None)
-        # Calls that share a sample find L2 warm: beside one that found it cold they would be another measure.
+        # Calls that share a sample find L2 warm; a kernel that found L2 cold would not be comparable with them.
         if not reason and floor_l2 not in (None, samples.l2_state):
             reason = f"timed with L2 {samples.l2_state}, the floor with L2 {floor_l2}"
         if reason:
@@ -111,7 +111,7 @@ def _beside(
 
 
 def _record(timed: dict[str, Samples], record: Record) -> Record:
-    """A kernel's record with the samples that were taken beside the floor's, whose median is a metric."""
+    """A kernel's record with the samples that were taken beside the floor's; the median of the floor is a metric."""
     cost = Cost(read_bytes=record.least_bytes or 0.0, write_bytes=0.0, vector_flops=record.flops or 0.0)
     fields = reading_fields(timed[str(record.kernel)], cost, record.traffic_bytes or cost.bytes, None)
     if FLOOR in timed:
