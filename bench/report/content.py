@@ -1,6 +1,6 @@
-"""All that a report says, as plain data: the page is drawn from it, and `--json` prints it.
+"""All contents of a report as plain data: the page is drawn from them, and `--json` prints them.
 
-The summary comes first: how the optimized kernels stand against the library, what failed, and what is not measured.
+The summary comes first: the optimized kernels against the library, the failures, and what is not measured.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ KIND_NAMES = {
 
 @dataclass(frozen=True)
 class Span:
-    """A ratio over cases: geometric mean, least and largest."""
+    """A ratio over cases: geometric mean, smallest and largest."""
 
     mean: float
     low: float
@@ -64,7 +64,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Standing:
-    """The fastest optimized kernel of each case of an op, against the library and against naive."""
+    """The fastest optimized kernel of each case of an op, relative to the library and to naive."""
 
     machine: str
     op: str
@@ -75,7 +75,7 @@ class Standing:
     slower_cases: int
     """Cases in which the library is faster than every optimized kernel."""
     kernels: tuple[str, ...]
-    """The optimized kernels that were the fastest of some case, the most frequent first."""
+    """The optimized kernels that were the fastest in some case, the most frequent first."""
     other_runs: int
     """Ratios whose two times come from different runs."""
     no_library: str
@@ -83,7 +83,7 @@ class Standing:
 
 @dataclass(frozen=True)
 class Problem:
-    """A result that must not be overlooked."""
+    """A result that the reader must not overlook."""
 
     machine: str
     kind: str
@@ -97,7 +97,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Gap:
-    """What was not measured, and why."""
+    """What was not measured, with the reason."""
 
     machine: str
     status: str
@@ -116,7 +116,7 @@ class Tally:
 
 
 def standings(ops: Iterable[OpLadder]) -> tuple[Standing, ...]:
-    """One for each machine, op and scheme that has an optimized time; never of two machines together."""
+    """One for each machine, op and scheme that has an optimized time; machines are never combined."""
     found = []
     for op in ops:
         for ladder in op.ladders:
@@ -147,7 +147,7 @@ def _standing(machine: str, op: OpLadder, scheme: str, best: Sequence[Row]) -> S
 
 
 def span(values: Sequence[float]) -> Span | None:
-    """Geometric mean, least and largest of positive ratios; None without values."""
+    """Geometric mean, smallest and largest of positive ratios; None without values."""
     if not values:
         return None
     return Span(exp(sum(log(value) for value in values) / len(values)), min(values), max(values), len(values))
@@ -158,7 +158,7 @@ def problems(
 ) -> tuple[Problem, ...]:
     """Failed and impossible results that no newer record of the same key has replaced, and verdicts that stop a merge.
 
-    `current` are the bench records that speak for now.
+    `current` are the newest bench records of their keys.
     """
     found = []
     checks = newest((item for item in located if item.record.kind == "check"), kernel_key)
@@ -186,7 +186,7 @@ def _problem(item: Located, status: str, reason: str) -> Problem:
 
 
 def unmeasured(current: Sequence[Located], located: Sequence[Located]) -> tuple[Gap, ...]:
-    """Kernels without a time by machine and reason, kernels of the registry in no record, and kinds with none."""
+    """Kernels without a time by machine and reason, registered kernels without record, and kinds without record."""
     groups: dict[tuple[str, str, str], list[str]] = {}
     timed: dict[str, set[str]] = {}
     for item in current:
@@ -234,7 +234,7 @@ def trends(located: Sequence[Located]) -> tuple[Mapping[str, Any], ...]:
 
 @dataclass(frozen=True)
 class Content:
-    """The report.  The same records give the same content: nothing in it is of the moment at which it was made."""
+    """The report.  The same records give the same content: nothing in it depends on the time when it is made."""
 
     title: str
     version: str
@@ -249,7 +249,7 @@ class Content:
     unmeasured: tuple[Gap, ...]
     tallies: tuple[Tally, ...]
     commits: tuple[tuple[str, int], ...]
-    """Commits, oldest record first, a dirty tree apart from a clean one, and their records."""
+    """Commits with the number of their records, oldest record first; dirty and clean trees are separate."""
     machines: tuple[Machine, ...]
     rooflines: tuple[Roofline, ...]
     ops: tuple[OpLadder, ...]
@@ -258,8 +258,8 @@ class Content:
     ceilings: tuple[CeilingTable, ...]
     engine: tuple[EngineTable, ...]
     trends: tuple[Mapping[str, Any], ...]
-    """Rows of the trends that two commits or more have, as `rooflab history` shows them, with `source`: the newest
-    point's."""
+    """Rows of the trends with at least two commits, as `rooflab history` shows them, with `source`: the source of the
+    newest point."""
     files: tuple[FileInfo, ...]
 
 
@@ -296,7 +296,7 @@ def gather(located: Sequence[Located], files: Sequence[FileInfo], title: str) ->
 
 
 def _version() -> str:
-    """The installed version; of a bare checkout, which has none, the hash of its files."""
+    """The installed version; for a bare checkout, which has no version, the hash of its files."""
     try:
         return version("rooflab")
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""What records say of their circumstances: one record beside its main numbers, and a machine over all of its own."""
+"""The circumstances in the records: of one record beside its main numbers, and of a machine over all its records."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Facts = tuple[tuple[str, str], ...]
 
 
 def facts_of(record: Record, configs: int = 1, counted: Source | None = None) -> Facts:
-    """Label and value of the circumstances that the record gives; what it does not give is left out."""
+    """Label and value of each circumstance that the record gives; missing ones are left out."""
     by = f" in {counted.file}, line {counted.line}" if counted else ""
     errors = {stats.get("output", "output"): stats.get("max_error_over_tolerance") for stats in record.errors}
     rows: dict[str, Any] = {
@@ -65,7 +65,7 @@ def predicted(record: Record) -> str:
 
 
 def value_text(name: str, value: Any) -> str:
-    """A value in the unit that ends its name; a range where it is a list of two numbers; nothing for None."""
+    """A value in the unit that ends its name; a range for a list of two numbers; empty for None."""
     if isinstance(value, list | tuple):
         return (" to " if name.endswith(("_mhz", "_hz", "_w", "_c")) else ", ").join(
             value_text(name, one) for one in value
@@ -77,7 +77,7 @@ def value_text(name: str, value: Any) -> str:
 
 @dataclass(frozen=True)
 class Fact:
-    """One property; more than one value where runs differ, which is what a comparison between them must know."""
+    """One property; several values if runs differ, which a reader must know to compare these runs."""
 
     label: str
     values: tuple[str, ...]
@@ -132,7 +132,7 @@ def _machine(key: str, items: Sequence[Located], number: int) -> Machine:
 
 
 def _clock_facts(items: Sequence[Located]) -> list[Fact]:
-    """Least and largest of each reading over all records, and every throttle reason that was seen."""
+    """Smallest and largest value of each reading over all records, and every throttle reason seen."""
     seen: dict[str, list[float]] = {}
     reasons: dict[str, None] = {}
     asked = False

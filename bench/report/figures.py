@@ -1,4 +1,4 @@
-"""From records to roofline figures and ladder rows: nothing here is typed in by hand."""
+"""From records to roofline figures and ladder rows; no number is typed in by hand."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ META = torch.device("meta")
 
 
 def roof_dtype(spec: OpSpec, case: Case, scheme: str) -> str | None:
-    """The dtype of the op's matrix products, which chooses the roof over it; None where it has none."""
+    """The dtype of the op's matrix products, which selects its roof; None if the op has no matrix product."""
     cost = spec.cost(**spec.make_inputs(case, get_scheme(scheme), META, 0))
     return next(iter(cost.tensor_flops), None)
 
 
 def points_of(records: Iterable[Record]) -> list[Point]:
-    """A point for every bench record that has a bound and moves bytes: timed where it passed, else a bound alone.
+    """A point for every bench record that has a bound and moves bytes: timed if it passed, otherwise only a bound.
 
-    A kernel that failed its check, or whose reading was invalid, is no point.
+    A kernel that failed its check, or whose reading was invalid, gets no point.
     """
     points = []
     for record in records:
@@ -59,7 +59,7 @@ def points_of(records: Iterable[Record]) -> list[Point]:
 
 
 def as_ceilings(values: Mapping[str, Any]) -> Ceilings:
-    """A record's ceilings; keys that a newer minor version may have are left out."""
+    """A record's ceilings, without unknown keys, which a newer minor version may have."""
     known = {field.name for field in fields(Ceilings)}
     return Ceilings(**{name: value for name, value in values.items() if name in known})
 
@@ -79,7 +79,7 @@ Counted = Mapping[tuple[str, str, str, str], float]
 
 
 def counted_in(records: Iterable[Record]) -> dict[tuple[str, str, str, str], float]:
-    """The traffic in records of emulated checks and calls, the newest of each."""
+    """The traffic in records of emulated checks and calls; the newest record of each key."""
     return {
         (str(record.op), str(record.kernel), str(record.case_id), str(record.scheme)): record.traffic_bytes
         for record in sorted(records, key=lambda record: record.timestamp)
@@ -90,10 +90,10 @@ def counted_in(records: Iterable[Record]) -> dict[tuple[str, str, str, str], flo
 def bounds_on(
     device: Device, suite: str, scheme: str, only: Sequence[str] = (), counted: Counted | None = None
 ) -> tuple[list[Point], list[Ceilings]]:
-    """Every kernel of one case of each op on a device that is not here: points with a bound and no time.
+    """Every kernel of one case of each op on a device that is not present: points with a bound and without a time.
 
-    The case is the largest by FLOPs and bytes, which is what a device is bought for: of those that were `counted`, and
-    of the suite's where none of the op was.
+    The case is the largest by FLOPs and bytes, the usual reason to buy a device.  It comes from the `counted` cases, or
+    from the suite's cases if no case of the op was counted.
     """
     counted = counted or {}
     ceilings = device.ceilings()
@@ -130,14 +130,14 @@ def bounds_on(
 
 
 def draw(points: Sequence[Point], ceilings: Sequence[Ceilings], folder: Path, title: str | None = None) -> list[Path]:
-    """The figure of one device as SVG and PNG in `folder`; their paths."""
+    """Draws the figure of one device as SVG and PNG in `folder`; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     name = "".join(letter if letter.isalnum() else "-" for letter in ceilings[0].device.lower()).strip("-")
     return list(save_roofline(points, ceilings, folder / f"roofline-{name}", title))
 
 
 def largest_cases(records: Sequence[Record]) -> list[Record]:
-    """Of each op and scheme the records of one case, that of most FLOPs, then bytes: what a figure has room for."""
+    """For each op and scheme, the records of the case with most FLOPs, then bytes: a figure has no room for more."""
     records = [record for record in records if record.kind == "bench"]
     largest: dict[tuple[Any, Any], tuple[float, float, str]] = {}
     for record in records:
@@ -148,7 +148,7 @@ def largest_cases(records: Sequence[Record]) -> list[Record]:
 
 
 def draw_records(records: Sequence[Record], folder: Path, all_cases: bool = False) -> list[Path]:
-    """One figure for each device that the records were made on, of each op's largest case or of all; their paths."""
+    """Draws one figure for each device of the records, with each op's largest case or all; returns their paths."""
     paths: list[Path] = []
     records = records if all_cases else largest_cases(records)
     for device in dict.fromkeys(ceilings.device for ceilings in ceilings_of(records)):

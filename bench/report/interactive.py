@@ -1,7 +1,7 @@
 """The interactive roofline of the page, drawn by plotly alone: FLOP/s over intensity, and bytes/s over bytes.
 
-Kernels without FLOPs stand in the second panel.  The legend hides an op, as in any figure of plotly's, and the menu
-chooses schemes and cases; a choice there shows every op again.
+The second panel holds kernels without FLOPs.  The legend hides an op, as in any plotly figure.  The menu chooses
+schemes and cases; each choice shows all ops again.
 """
 
 from __future__ import annotations
@@ -23,40 +23,40 @@ CONFIG: dict[str, Any] = {
     "displaylogo": False,
     "displayModeBar": True,
     "responsive": True,
-    # Named one by one: left to itself plotly has a button that sends the figure's data to a server of its own.
+    # An explicit list: by default plotly has a button that sends the figure's data to its own server.
     "modeBarButtons": [["toImage", "zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]],
     "showSendToCloud": False,
     "toImageButtonOptions": {"format": "svg", "filename": "roofline"},
 }
 COLOURS = "#1f83c4 #d1601f #1a9564 #c4569c #a7694f #8f7a12 #8d6fd1 #d6494c #148f96 #b0607a #6f9420 #b5771a".split()
-"""Each reads on a white and on a dark page: at least 3 to 1 against both, which a test holds."""
+"""Each colour is readable on a white and on a dark page: contrast of at least 3 to 1 to both, which a test checks."""
 SYMBOLS: Mapping[Role, str] = {"naive": "triangle-down", "library": "square", "optimized": "circle", "peer": "diamond"}
 DASHES: Mapping[CeilingKind, str] = {"measured": "solid", "datasheet": "dash", "at_clock": "dot"}
 INK, _GRID, _CLEAR = "#7b828b", "rgba(128,136,146,0.22)", "rgba(0,0,0,0)"
 _LINE = 42
-"""Characters of a line that a phone has room for."""
+"""Characters per line that fit on a phone."""
 
 
 class Drawn(NamedTuple):
-    """One trace, and what the menu asks of it."""
+    """One trace, and the properties by which the menu selects it."""
 
     trace: go.Scatter
     scheme: str | None = None
-    """None for what is no kernel's and always shown."""
+    """None for a trace that belongs to no kernel and is always shown."""
     largest: bool = True
 
 
 class Panel(NamedTuple):
-    """The kernels with FLOPs, or those without, over their axes."""
+    """The kernels with FLOPs, or those without FLOPs, and their axes."""
 
     places: Sequence[Place]
     axes: Mapping[str, str]
     roof: Ceilings
-    """What an untimed point stands on: the measured one where there is one, as in a figure file."""
+    """The roof on which an untimed point lies: the measured roof if there is one, as in a figure file."""
     colours: Mapping[str, str]
 
     def spot(self, place: Place) -> tuple[float, float]:
-        """Intensity and FLOP/s; bytes of a call and bytes/s for a kernel without FLOPs.  On the roof if not timed."""
+        """Intensity and FLOP/s; bytes of a call and bytes/s without FLOPs.  Untimed points lie on the roof."""
         point = place.point
         if point.flops > 0:
             return point.intensity, plotted_flops_per_s(point, self.roof)
@@ -86,7 +86,7 @@ def figure(roofline: Roofline) -> go.Figure:
 
 
 def _menu(drawn: Sequence[Drawn]) -> dict[str, Any]:
-    """Largest cases or all, of every scheme or of one; the first entry is what the figure opens with."""
+    """Largest cases or all cases, of every scheme or of one; the figure opens with the first entry."""
     schemes = list(dict.fromkeys(one.scheme for one in drawn if one.scheme is not None))
     entries: list[tuple[str, Callable[[Drawn], bool]]] = []
     for scheme in (None, *(schemes if len(schemes) > 1 else ())):
@@ -107,7 +107,7 @@ def _shows(scheme: str | None, largest: bool) -> Callable[[Drawn], bool]:
 
 
 def _layout(axes: Sequence[str]) -> dict[str, Any]:
-    """Axes, height and legend.  The page gives background and text their colours, by the reader's light or dark."""
+    """Axes, height and legend.  The page sets the colours of background and text, by its light or dark mode."""
     both = len(axes) > 1
     found: dict[str, Any] = {
         "height": {"x": 580, "x2": 300}[axes[0]] + 250 * both,
@@ -132,7 +132,7 @@ def _layout(axes: Sequence[str]) -> dict[str, Any]:
 
 
 def _axis(anchor: str, title: str, unit: str | None, steps: Sequence[int] = (1,), **more: Any) -> dict[str, Any]:
-    """A logarithmic axis with ticks at `steps` of each power of ten, by SI prefixes where it has a unit."""
+    """A logarithmic axis with ticks at `steps` of each power of ten, with SI prefixes if it has a unit."""
     ticks = [step * 10.0**power for power in range(-6, 19) for step in steps]
     return {
         "type": "log",
@@ -149,7 +149,7 @@ def _axis(anchor: str, title: str, unit: str | None, steps: Sequence[int] = (1,)
 
 
 def _points(panel: Panel) -> list[Drawn]:
-    """One trace for each op, role, scheme, and largest case or not."""
+    """One trace for each combination of op, role, scheme, and largest or other case."""
     groups: dict[tuple[str, Role, str, bool, bool], list[Place]] = {}
     for place in panel.places:
         point = place.point
@@ -177,7 +177,7 @@ def _points(panel: Panel) -> list[Drawn]:
 
 
 def _marker(group: Sequence[Place], role: Role, timed: bool, colour: str) -> dict[str, Any]:
-    """Hollow where the traffic is modelled, filled where it is counted; a grey cross where only a bound is known."""
+    """Hollow if the traffic is modelled, filled if it is counted; a grey cross if only a bound is known."""
     if not timed:
         return {"size": 7, "color": INK, "symbol": "x-thin", "line": {"width": 1.8, "color": INK}}
     forms = ["" if place.point.traffic_basis == "counted" else "-open" for place in group]
@@ -186,7 +186,7 @@ def _marker(group: Sequence[Place], role: Role, timed: bool, colour: str) -> dic
 
 
 def _error_bars(group: Sequence[Place], spots: Sequence[tuple[float, float]], colour: str) -> dict[str, Any]:
-    """From p80, the slow end and so the lower one, to p20."""
+    """From p80, the slow and therefore lower end, to p20."""
     ends: dict[str, list[float]] = {"array": [], "arrayminus": []}
     for place, (_, y) in zip(group, spots, strict=True):
         record, median = place.row.record, place.row.latency_ms or 0.0
@@ -225,7 +225,7 @@ def _us(ms: float) -> str:
 
 
 def _arrows(panel: Panel) -> list[Drawn]:
-    """From each case's naive kernel to its best optimized one, as in a figure file."""
+    """Arrows from each case's naive kernel to its best optimized kernel, as in a figure file."""
     by_point = {id(place.point): place for place in panel.places}
     found = []
     for naive, end in arrows([place.point for place in panel.places]):
@@ -253,7 +253,7 @@ def _arrows(panel: Panel) -> list[Drawn]:
 
 
 def _legend(op: str, panels: Sequence[Panel]) -> go.Scatter:
-    """What stands in the legend for an op: no point, so that no choice of the menu takes the entry away."""
+    """The legend's entry for an op: it has no point, so that no choice of the menu removes it."""
     panel = next(one for one in panels if any(place.point.op == op for place in one.places))
     marker = {"size": 10, "color": panel.colours[op], "symbol": "circle"}
     name = {"legendgroup": escape(op), "name": escape(op), "meta": "legend"}
@@ -261,9 +261,9 @@ def _legend(op: str, panels: Sequence[Panel]) -> go.Scatter:
 
 
 def _ceilings(panel: Panel, ceilings: Sequence[Ceilings], in_legend: bool) -> list[go.Scatter]:
-    """Of each kind one line with gaps: the bandwidth diagonal, and a flat roof for each rate of the dtypes there.
+    """One line with gaps for each kind: the bandwidth diagonal, and a flat roof for each rate of the panel's dtypes.
 
-    Those that a bound stands on are named, to the left of the ridge: above the diagonal no kernel can be.
+    Ceilings that a bound uses have a name, to the left of the ridge: no kernel can lie above the diagonal.
     """
     dtypes = dict.fromkeys(place.point.dtype for place in panel.places)
     computing = panel.places[0].point.flops > 0

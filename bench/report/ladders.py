@@ -1,4 +1,4 @@
-"""Each op's kernels as a ladder: naive, library, then the rungs in the order that the op's folder tells."""
+"""Each op's kernels as a ladder: naive, library, then the rungs in the order of the docstring of the op's folder."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ from rooflab.kernels.registry import Role
 
 _ROLES: tuple[str, ...] = get_args(Role)
 ABOVE_ROOF = 1.05
-"""Bytes per second over the bandwidth ceiling that the spread of a measured ceiling no longer explains."""
+"""Ratio of bytes per second to the bandwidth ceiling above which the ceiling's measured spread is no explanation."""
 _ENTRY = re.compile(r"^([A-Za-z]\w*)\s{2,}\S", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times as fast as another kernel of the same case on the same machine: 2 is half the time."""
+    """Speed relative to another kernel of the same case on the same machine: 2 means half the time."""
 
     value: float
     source: Source
-    """Of the other kernel's record."""
+    """Source of the other kernel's record."""
     other_run: bool
-    """Whether that one was timed in another run, and so perhaps under other versions or clocks."""
+    """Whether the other kernel was timed in another run, and so perhaps under other versions or clocks."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Row:
     source: Source
     status: str
     reason: str
-    """Why there is no time, or what is wrong with it."""
+    """Why the row has no time, or its fault."""
     failed: bool
     latency_ms: float | None
     over_library: Ratio | None
@@ -62,7 +62,7 @@ class Row:
 
     @property
     def kernel(self) -> str:
-        """Its name."""
+        """The kernel's name."""
         return self.record.kernel or "no kernel"
 
     @property
@@ -73,7 +73,7 @@ class Row:
 
     @property
     def above_roof(self) -> bool:
-        """Whether its bytes per second are more than its ceilings' bandwidth: overstated, or in cache."""
+        """Whether its bytes per second exceed the bandwidth of its ceilings: the bytes are overstated, or in cache."""
         rate, ceilings = self.record.bytes_per_s, self.record.ceilings
         return bool(rate and ceilings and rate > ABOVE_ROOF * ceilings["hbm_bytes_per_s"])
 
@@ -94,7 +94,7 @@ class Ladder:
     machine: str
     blocks: tuple[Block, ...]
     unit: str
-    """Of the times in its table: `us` or `ms`."""
+    """Unit of the times in its table: `us` or `ms`."""
 
 
 @dataclass(frozen=True)
@@ -121,13 +121,13 @@ class OpLadder:
     op: str
     order: tuple[str, ...]
     no_library: str
-    """Why torch has no call for it, where it has none."""
+    """Why torch has no call for the op; empty if torch has one."""
     ladders: tuple[Ladder, ...]
     checks: tuple[CheckRow, ...]
 
 
 def ladder_order(op: str) -> tuple[str, ...]:
-    """The kernels of `op` in the order in which its folder's docstring names them; empty for an op of elsewhere."""
+    """The kernels of `op` in the order of its folder's docstring; empty for an op from outside."""
     folder = Path(registry.__file__).parent / op
     if not op.isidentifier() or not (folder / "__init__.py").is_file():
         return ()
@@ -137,7 +137,7 @@ def ladder_order(op: str) -> tuple[str, ...]:
 
 
 def op_ladders(located: Sequence[Located]) -> tuple[OpLadder, ...]:
-    """One entry for each op that was timed or checked, by name."""
+    """One entry for each op that was timed or checked, sorted by name."""
     benches = benches_of(located)
     checks = newest((item for item in located if item.record.kind == "check"), kernel_key)
     chosen = choose(benches)
@@ -157,7 +157,7 @@ def op_ladders(located: Sequence[Located]) -> tuple[OpLadder, ...]:
 
 
 def _beside(record: Record) -> tuple[str, ...]:
-    """What kernels share that can be compared: machine, op, case and scheme."""
+    """What kernels must share to be compared: machine, op, case and scheme."""
     machine, op, _, case_id, scheme = kernel_key(record)
     return machine, op, case_id, scheme
 
@@ -179,7 +179,7 @@ def _ladder(
 
 
 def _size(item: Chosen) -> tuple[str, float, float]:
-    """Small cases first within a scheme; what has one size keeps its order."""
+    """Small cases first within a scheme; cases of equal size keep their order."""
     return item.record.scheme or "", item.record.flops or 0.0, item.record.least_bytes or 0.0
 
 
@@ -199,7 +199,7 @@ def _row(item: Chosen, group: Sequence[Chosen], past: Sequence[Located]) -> Row:
 
 
 def _ratio(record: Record, role: str, group: Sequence[Chosen], past: Sequence[Located]) -> Ratio | None:
-    """How many times as fast as the kernel of `role` in the same run, else in the newest of another run."""
+    """Speed relative to the kernel of `role` in the same run, else in the newest other run."""
     own = latency_ms(record)
     if own is None or record.role == role:
         return None

@@ -36,7 +36,7 @@ class Picture:
 
 
 def render(content: Content, plots: bool = True) -> str:
-    """The page.  Without `plots` it has no figure and no script, and is smaller by plotly's 5 MB."""
+    """The page.  Without `plots` it has no figure and no script, and is smaller by the 5 MB of plotly."""
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATES),
         autoescape=True,
@@ -59,7 +59,7 @@ def render(content: Content, plots: bool = True) -> str:
 
 
 def anchors(names: Sequence[str], prefix: str) -> dict[str, str]:
-    """An anchor for each name; a number tells those apart that differ only in what an anchor cannot hold."""
+    """An anchor for each name; a number separates names that differ only in characters that an anchor cannot hold."""
     seen: Counter[str] = Counter()
     found = {}
     for name in names:
@@ -70,13 +70,13 @@ def anchors(names: Sequence[str], prefix: str) -> dict[str, str]:
 
 
 def breakable(text: str) -> Markup:
-    """`text`, escaped, that may be broken after a comma or a slash: a case without blanks is a long word."""
+    """`text`, escaped, with possible line breaks after a comma or a slash: a case without blanks is a long word."""
     return Markup(re.sub(r"([,/])", r"\1<wbr>", str(escape(text))))
 
 
 def _picture(roofline: Roofline, number: int) -> Picture:
     anchor = f"roofline-{number}"
-    # Its own id and no random one: the same records give the same file.
+    # A fixed id instead of a random id: the same records give the same file.
     drawn = to_html(figure(roofline), CONFIG, include_plotlyjs=False, full_html=False, div_id=f"{anchor}-figure")
     timed = sum(place.point.seconds is not None for place in roofline.places)
     ops = ", ".join(dict.fromkeys(place.point.op for place in roofline.places))
@@ -92,7 +92,7 @@ TITLE = "Rooflab report"
 
 @dataclass(frozen=True)
 class Report:
-    """A report that was written."""
+    """A report that has been written."""
 
     file: str
     bytes: int
@@ -101,9 +101,9 @@ class Report:
 
 
 def write_report(paths: Sequence[Path], out: Path, title: str = TITLE, plots: bool = True) -> Report:
-    """Reads the records of `paths` (files, or folders at any depth) and writes the page to `out`, whole or not at all.
+    """Reads the records of `paths` (files, or folders at any depth) and writes the page to `out` atomically.
 
-    Raises `ValueError` on a damaged record, naming file and line, where no record is found, or where `out` is a folder.
+    Raises `ValueError` on a damaged record, with file and line, if there is no record, or if `out` is a folder.
     """
     out = Path(out)
     if out.is_dir():

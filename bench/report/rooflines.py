@@ -1,4 +1,4 @@
-"""What each machine allows, by kind of ceiling, and where each kernel stands below its ceilings."""
+"""The ceilings of each machine, by kind, and the place of each kernel below its ceilings."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class CeilingRow:
     name: str
     texts: Mapping[CeilingKind, str]
     share: float | None
-    """Measured over the data sheet's."""
+    """Measured value over the data sheet's."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What one microkernel reached, in its fastest launch shape."""
+    """The best result of one microkernel, in its fastest launch shape."""
 
     name: str
     text: str
@@ -46,13 +46,13 @@ class CeilingTable:
     machine: str
     device: str
     clock: str
-    """The clock behind the column at clock, where it was computed here."""
+    """The clock behind the column at clock, if it was computed here."""
     rows: tuple[CeilingRow, ...]
-    """What bounds a kernel."""
+    """The quantities that bound a kernel."""
     sources: tuple[Source, ...]
-    """The records that say it; without one, the table of GPUs does (`roofline/device.py`)."""
+    """The records with these ceilings; if empty, they come from the table of GPUs (`roofline/device.py`)."""
     readings: tuple[Reading, ...]
-    """What the measured ceilings were put together from."""
+    """The readings from which the measured ceilings were computed."""
 
 
 def ceiling_tables(located: Sequence[Located]) -> tuple[CeilingTable, ...]:
@@ -65,8 +65,8 @@ def ceiling_tables(located: Sequence[Located]) -> tuple[CeilingTable, ...]:
 
 
 def ceilings_for(items: Sequence[Located]) -> dict[CeilingKind, tuple[Ceilings, Source | None]]:
-    """The newest ceilings of each kind that the records of one machine were bounded by; the data sheet's, and those at
-    the lowest clock seen, from the table of GPUs where no record has them."""
+    """The newest ceilings of each kind behind the bounds of one machine's records.  Without a record, the table of GPUs
+    gives the data sheet's ceilings and those at the lowest clock seen."""
     found: dict[CeilingKind, tuple[Ceilings, Source | None]] = {}
     for item in items:
         if item.record.ceilings:
@@ -83,16 +83,16 @@ def ceilings_for(items: Sequence[Located]) -> dict[CeilingKind, tuple[Ceilings, 
 
 
 def known_device(items: Sequence[Located]) -> Device | None:
-    """The GPU that the records were made on, where the table of GPUs has it."""
+    """The GPU on which the records were made, if the table of GPUs has it."""
     gpus = [item.record.environment.get("gpu") for item in items]
     names = [str(gpu.get("name", "")) for gpu in gpus if gpu]
     return identify(names[-1]) if names else None
 
 
 def held_clock_mhz(items: Sequence[Located]) -> float | None:
-    """The lowest SM clock that a record was made at; None where none was read.
+    """The lowest SM clock at which a record was made; None if no clock was read.
 
-    Of each record the clock that the device read itself, else the highest that NVML saw: its lowest may be idle.
+    For each record: the clock that the device itself read, else the highest that NVML saw; NVML's lowest may be idle.
     """
     found = []
     for item in items:
@@ -122,7 +122,7 @@ def _table(machine: str, items: Sequence[Located]) -> CeilingTable:
 
 
 def _limits(ceilings: Ceilings) -> dict[str, tuple[float, str]]:
-    """Name to value and text; what bounds nothing is left out."""
+    """Value and text by name; quantities that bound nothing are left out."""
     rates = {"memory bandwidth": (ceilings.hbm_bytes_per_s, "B/s")}
     rates |= {f"matrix {dtype}": (rate, "FLOP/s") for dtype, rate in sorted(ceilings.tensor_flops_per_s.items())}
     rates |= {"vector fp32": (ceilings.vector_flops_per_s, "FLOP/s")}
@@ -133,7 +133,7 @@ def _limits(ceilings: Ceilings) -> dict[str, tuple[float, str]]:
 
 
 def readings_of(items: Sequence[Located]) -> list[Reading]:
-    """One for each microkernel of the newest run that timed it: its fastest launch shape."""
+    """One reading for each microkernel of the newest run that timed it: its fastest launch shape."""
     groups: dict[tuple[str | None, str | None], list[tuple[float, str, Located]]] = {}
     for item in items:
         record = item.record
@@ -154,13 +154,13 @@ def readings_of(items: Sequence[Located]) -> list[Reading]:
 
 
 def under_one_name(ceilings: Sequence[Ceilings], name: str) -> list[Ceilings]:
-    """The same with one device's name: a card's own name and its data sheet's short one are one device in a figure."""
+    """The ceilings under one device name: a card's own name and its data sheet's short name are one device."""
     return [replace(one, device=name) for one in ceilings]
 
 
 @dataclass(frozen=True)
 class Place:
-    """One point and the row that it is drawn from."""
+    """One point and the row from which it is drawn."""
 
     point: Point
     row: Row
@@ -174,15 +174,15 @@ class Roofline:
 
     machine: str
     name: str
-    """The device's, as its driver calls it."""
+    """The device's name, from its driver."""
     places: tuple[Place, ...]
     ceilings: tuple[Ceilings, ...]
     unplaced: tuple[str, ...]
-    """Kernels that have no place, each with the reason."""
+    """Kernels without a place, each with the reason."""
 
 
 def rooflines(located: Sequence[Located], chosen: Sequence[Chosen], ops: Sequence[OpLadder]) -> tuple[Roofline, ...]:
-    """One for each machine with a point, from the records that speak for now."""
+    """One roofline for each machine with a point, from the current records."""
     rows = {row.source: row for op in ops for ladder in op.ladders for block in ladder.blocks for row in block.rows}
     found = []
     for machine in dict.fromkeys(machine_of(item.record) for item in chosen):
@@ -209,7 +209,7 @@ def rooflines(located: Sequence[Located], chosen: Sequence[Chosen], ops: Sequenc
 
 
 def _point(record: Record, roofs: Sequence[Ceilings]) -> tuple[Point | None, str]:
-    """The record's point, or None and why; no reason for a failed one, which is among the problems."""
+    """The record's point, or None and the reason; no reason for a failed record, which is among the problems."""
     if record.status not in ("OK", "UNSUPPORTED"):
         return None, ""
     if record.op not in registry.ops():

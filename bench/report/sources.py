@@ -1,7 +1,7 @@
-"""Records with the file and line that each came from, and which of them speak for now.
+"""Records, each with its file and line, and the choice of the current record of each key.
 
-Every number of a report can be traced by its `Source`.  The newest record of each machine, op, kernel, case and scheme
-speaks for now, and what its time means is said here.
+Its `Source` traces every number of a report.  The newest record of each machine, op, kernel, case and scheme is
+current; this module also says what its time means.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rooflab.bench.records.record import NOT_RUN, Record
 from rooflab.roofline.model import CeilingKind
 
 _NOT_FINITE = ("nan", "inf", "-inf")
-"""How a record writes the numbers that JSON lacks."""
+"""How a record writes numbers that JSON does not have."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Source:
     """Where a number comes from."""
 
     file: str
-    """As it was named, or the last two parts of an absolute path."""
+    """The path as the caller gave it, or the last two parts of an absolute path."""
     file_number: int
     line: int
     run_id: str
@@ -40,7 +40,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Located:
-    """One record, where it stands, and when it was made."""
+    """One record, its source, and the time when it was made."""
 
     record: Record
     source: Source
@@ -58,9 +58,9 @@ class FileInfo:
 
 
 def find_files(paths: Sequence[Path]) -> list[Path]:
-    """The files named, and every `*.jsonl` at any depth below the folders named, each once.
+    """The given files, and every `*.jsonl` at any depth below the given folders, each once.
 
-    Raises `ValueError` on a path that is neither, and where there is no file at all.
+    Raises `ValueError` on a path that is neither a file nor a folder, and if there is no file at all.
     """
     found: dict[Path, Path] = {}
     for path in paths:
@@ -74,9 +74,9 @@ def find_files(paths: Sequence[Path]) -> list[Path]:
 
 
 def load(paths: Sequence[Path]) -> tuple[list[Located], list[FileInfo]]:
-    """Every record of the files and folders, oldest first, and the files.  A line that is there twice counts once.
+    """Every record of the files and folders, oldest first, and the files.  A repeated line counts once.
 
-    Raises `ValueError` with file and line where one is damaged, and where there is no record at all.
+    Raises `ValueError` with file and line if a line is damaged, and if there is no record at all.
     """
     located: list[Located] = []
     files: list[FileInfo] = []
@@ -96,12 +96,12 @@ def load(paths: Sequence[Path]) -> tuple[list[Located], list[FileInfo]]:
 
 
 def display_name(path: Path) -> str:
-    """`path` as it was given; of an absolute one the last two parts, because the rest is the machine's."""
+    """`path` as given; for an absolute path the last two parts, because the rest depends on the machine."""
     return "/".join(path.parts[-2:]) if path.is_absolute() else path.as_posix()
 
 
 def _lines(path: Path) -> list[tuple[int, str, Record]]:
-    records = record_files.read(path)  # judges the whole file, the cut-off last line included
+    records = record_files.read(path)  # judges the whole file, including an incomplete last line
     with path.open(encoding="utf-8", errors="replace") as lines:
         texts = [(number, line.strip()) for number, line in enumerate(lines, 1) if line.strip()]
     return [(number, text, record) for (number, text), record in zip(texts, records, strict=True)]
@@ -123,7 +123,7 @@ _HINTS = get_type_hints(Record)
 def typed(record: Record) -> Record:
     """`record` with `nan` and `inf` as numbers again, and without its samples, which no report shows.
 
-    Raises `ValueError` on a field of another type than the schema's: the reader of a line does not look at all, and a
+    Raises `ValueError` if a field's type differs from the schema's: the reader of a line does not check types, and a
     page must not be made from half of a record.
     """
     values = {item.name: _value(item.name, _HINTS[item.name], getattr(record, item.name)) for item in fields(Record)}
@@ -182,12 +182,12 @@ FINE = ("OK", *NOT_RUN)
 
 @dataclass(frozen=True)
 class Chosen:
-    """The record that speaks for its key, and how many configurations of the same run it was the fastest of."""
+    """The current record of its key, and the number of its run's configurations among which it was the fastest."""
 
     located: Located
     configs: int = 1
     counted: Source | None = None
-    """The profile that its traffic is from, where that is another record."""
+    """The profile that gives its traffic, if that is another record."""
 
     @property
     def record(self) -> Record:
@@ -201,7 +201,7 @@ class Chosen:
 
 
 def machine_of(record: Record) -> str:
-    """The machine's key, and the device where it is not the one that the key is named for."""
+    """The machine's key, and the device if the key does not name this device."""
     key = str(record.environment.get("machine_key") or "unnamed machine")
     usual = "cuda" if record.environment.get("gpu") else "cpu"
     return key if record.device in (None, usual) else f"{key} ({record.device})"
@@ -219,7 +219,7 @@ def kernel_key(record: Record) -> tuple[str, str, str, str, str]:
 
 
 def latency_ms(record: Record) -> float | None:
-    """The median that may be published: of a record that is OK, and a time that a clock can show."""
+    """The median that may be published: the record is OK, and a clock can show the time."""
     latency = record.latency_median_ms
     if record.status != "OK" or latency is None or not isfinite(latency) or latency <= 0:
         return None
@@ -227,7 +227,7 @@ def latency_ms(record: Record) -> float | None:
 
 
 def fault(record: Record) -> tuple[str, str] | None:
-    """Status and reason of what must not be overlooked: a failed status, or a time that is no time; else None."""
+    """Status and reason of a failed record, or of one whose time is impossible; otherwise None."""
     if record.status not in FINE:
         return record.status, record.reason
     if record.status == "OK" and record.latency_median_ms is not None and latency_ms(record) is None:
@@ -236,7 +236,7 @@ def fault(record: Record) -> tuple[str, str] | None:
 
 
 def newest(items: Iterable[Located], key: Callable[[Record], Hashable]) -> list[Located]:
-    """The last of each key, in the order in which the keys first come; `items` are oldest first."""
+    """The last item of each key, in the order in which the keys first occur; `items` are oldest first."""
     found: dict[Hashable, Located] = {}
     for item in items:
         found[key(item.record)] = item
@@ -244,19 +244,19 @@ def newest(items: Iterable[Located], key: Callable[[Record], Hashable]) -> list[
 
 
 def benches_of(located: Iterable[Located]) -> list[Located]:
-    """The bench records that may stand in a ladder: of an A/B's readings half are of another revision, or slowed."""
+    """The bench records that may stand in a ladder; not A/B readings: half are of another revision, or slowed."""
     return [item for item in located if item.record.stands_alone]
 
 
 def _is_profile(record: Record) -> bool:
-    """Whether it says what a kernel moves and nothing of its time: Nsight Compute counts under a clock of its own."""
+    """Whether the record gives a kernel's traffic and not its time: Nsight Compute counts under its own clock."""
     return record.status == "OK" and record.latency_median_ms is None
 
 
 def choose(benches: Sequence[Located]) -> list[Chosen]:
-    """The newest bench record of each machine, op, kernel, case and scheme; a profile only where there is no other.
+    """The newest bench record of each machine, op, kernel, case and scheme; a profile only if there is no other record.
 
-    Where its run timed several configurations, as a search does, the fastest of them that is right.
+    If its run timed several configurations, as a search does, the fastest correct configuration.
     """
     groups: dict[Hashable, list[Located]] = {}
     for item in benches:
@@ -275,12 +275,12 @@ def choose(benches: Sequence[Located]) -> list[Chosen]:
 
 
 def _code_of(record: Record) -> tuple[object, ...]:
-    """What names the code that ran: the commit, or without one the tree's hash, and the hash of a file from outside."""
+    """What names the code that ran: the commit, or else the tree's hash, and the hash of an outside file."""
     return record.commit, *(record.environment.get(name) for name in ("tree", "kernel_file_sha256"))
 
 
 def _with_counted(chosen: Chosen, group: Sequence[Located]) -> Chosen:
-    """The same with its traffic as the hardware counted it for this very code and config, where a profile did."""
+    """`chosen`, with the traffic that a hardware profile counted for this very code and config, if there is one."""
     own = chosen.record
     profiles = [
         item

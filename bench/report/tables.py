@@ -13,20 +13,20 @@ from rooflab.bench.report.words import commit_text, metric_label, metric_text, p
 from rooflab.kernels import registry
 
 BROKEN_VERDICTS = ("INCORRECT", "FAILED", "INVALID", "MISSING", "SLOWER")
-"""What stops a merge; UNRESOLVED does so only under --strict."""
+"""Verdicts that stop a merge; UNRESOLVED stops it only under --strict."""
 _ORDER = ("NO VERDICT", *BROKEN_VERDICTS, "UNRESOLVED", "FASTER", "SAME")
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Side B, which the record is of, against side A, its baseline.  Effects are ratios minus one: 0.03 is 3% more."""
+    """Side B, the side of the record, against side A, its baseline.  Effects are ratios minus one: 0.03 is 3% more."""
 
     machine: str
     name: str
     baseline: str
     verdict: str
     why: str
-    """The reason that the record gives, or the effect, which is the reason of a verdict that has no other."""
+    """The record's reason, or the effect if the verdict has no other reason."""
     stops: bool
     """Whether it stops a merge."""
     record: Record
@@ -35,7 +35,7 @@ class Comparison:
 
 
 def comparisons_of(located: Sequence[Located]) -> tuple[Comparison, ...]:
-    """The newest of each machine, kernel, case, scheme and baseline: what stops a merge first."""
+    """The newest comparison of each machine, kernel, case, scheme and baseline; those that stop a merge come first."""
     items = newest(
         (item for item in located if item.record.kind == "ab"),
         lambda one: (machine_of(one), one.op, one.kernel, one.case_id, one.scheme, _baseline(one)),
@@ -83,9 +83,9 @@ COMPILED = (
     *("ctas_per_sm", "occupancy", "occupancy_limiter", "grid", "launches", "ctas", "waves", "tail_ctas"),
     *("wave_efficiency", "tensor_path", "loop_counts"),
 )
-"""What is shown of a launched kernel, in the columns' order."""
+"""The columns for a launched kernel, in order."""
 BAD = ("findings", "spill_loads", "spill_stores", "stack_bytes")
-"""What is marked where it is there: registers that spill to memory, options that took no effect."""
+"""Values that are marked if present: registers that spill to memory, options that took no effect."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class CompiledRow:
 
 @dataclass(frozen=True)
 class CompiledTable:
-    """The rows of one op, with the columns that any of them has."""
+    """The rows of one op, and every column that has a value in one of the rows."""
 
     op: str
     columns: tuple[str, ...]
@@ -109,7 +109,7 @@ class CompiledTable:
 
 
 def compiled_tables(located: Sequence[Located]) -> tuple[CompiledTable, ...]:
-    """One table an op, from the newest record with compiled code of each kernel, case, scheme, config and target."""
+    """One table per op, from the newest record with compiled code of each kernel, case, scheme, config and target."""
     current = newest(
         (item for item in located if item.record.compiled or item.record.kind == "static"),
         lambda one: (
@@ -142,14 +142,14 @@ def _shown(launch: Mapping[str, Any]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class EngineRow:
-    """One run."""
+    """One run of the engine."""
 
     machine: str
     record: Record
     options: str
-    """What was asked of it: model, dtype, prompts."""
+    """Options of the run: model, dtype, prompts."""
     kernels: str
-    """Op and kernel, where the record says them."""
+    """Op and kernel, if the record names them."""
     texts: tuple[str, ...]
     failed: bool
     facts: Facts
@@ -158,7 +158,7 @@ class EngineRow:
 
 @dataclass(frozen=True)
 class EngineTable:
-    """Runs of one kind, with the metrics that any of them has."""
+    """Runs of one kind, and every metric that has a value in one of the runs."""
 
     name: str
     columns: tuple[str, ...]
@@ -166,9 +166,9 @@ class EngineTable:
 
 
 def engine_tables(located: Sequence[Located]) -> tuple[EngineTable, ...]:
-    """One table for each set of metrics; of each machine, run, options and kernels the newest.
+    """One table for each set of metrics; the newest record of each machine, run, options and kernels.
 
-    A run of one token a request has no ITL, and stands beside the others all the same.
+    A run with one token per request has no ITL; it is still in the same table as the other runs.
     """
     items = newest(
         (item for item in located if item.record.kind == "engine"),

@@ -1,4 +1,4 @@
-"""Numbers as a reader wants them: few digits, one unit a column, and the unit said once."""
+"""Numbers for a reader: few digits, one unit in a column, and the unit named once."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _INITIALS |= {"sms": "SMs", "e2e": "end to end"}
 
 
 def digits(value: float, count: int = 3) -> str:
-    """`count` significant digits, all of those before the point, and no exponent from 1e-4 to 1e7."""
+    """`count` significant digits, but all digits before the point, and no exponent from 1e-4 to 1e7."""
     if not isfinite(value):
         return {"inf": "infinite", "-inf": "-infinite"}.get(str(value), "not a number")
     if value == 0:
@@ -48,12 +48,12 @@ def digits(value: float, count: int = 3) -> str:
 
 
 def whole(value: float) -> str:
-    """A number that is whole without a point, another with four digits."""
+    """A whole number without a point; any other number with four digits."""
     return f"{value:,.0f}" if isfinite(value) and value == int(value) and abs(value) < 1e7 else digits(value, 4)
 
 
 def percent(value: float, signed: bool = False) -> str:
-    """`0.031` as `3.1%`; three digits below ten per cent, else one after the point at most."""
+    """`0.031` as `3.1%`; three digits below ten percent, otherwise at most one digit after the point."""
     if not isfinite(value):
         return digits(value)
     sign = "+" if signed and value > 0 else ""
@@ -67,13 +67,13 @@ def times(value: float) -> str:
 
 
 def time_unit(latencies_ms: list[float]) -> str:
-    """`us` where the middle one of a table's times is below a millisecond, else `ms`; one unit for one table."""
+    """`us` if the median of a table's times is below a millisecond, otherwise `ms`; one unit for one table."""
     ordered = sorted(latencies_ms)
     return "us" if ordered and ordered[len(ordered) // 2] < 1.0 else "ms"
 
 
 def in_unit(ms: float, unit: str) -> str:
-    """Four digits of a time: two kernels that differ by a part in a thousand are still told apart."""
+    """A time with four digits: the reader can still tell two kernels apart that differ by one part in a thousand."""
     return digits(ms * 1e3 if unit == "us" else ms, 4)
 
 
@@ -93,7 +93,7 @@ def metric_label(name: str) -> str:
 
 
 def metric_text(name: str, value: float) -> str:
-    """A metric's value; with its unit where that has a prefix (`3.91 TB/s`), else the unit is the label's."""
+    """A metric's value; with its unit if the unit has a prefix (`3.91 TB/s`), otherwise the label has the unit."""
     unit = metric_unit(name)[1]
     if unit in _PREFIXED and isfinite(value) and value > 0:
         return f"{si(value)}{unit}"

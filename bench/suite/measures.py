@@ -66,8 +66,8 @@ def measure(
     """Checks and times `kernels` against each other on each case, as far as the time allows.
 
     Returns the records, written as they came, the id of their run, and whether cases were left out.  Continues the
-    records and the run of an earlier process of this entry.  Raises `ContextBroken` if a kernel makes all further work in this
-    process impossible.
+    records and the run of an earlier process of this entry.  Raises `ContextBroken` if a kernel makes all further
+    work in this process impossible.
     """
     device = torch.device(context.device)
     writer = RunWriter(context.out, context.run_id)

@@ -1,1 +1,1 @@
-"""Pictures for the documentation, each with the numbers that it is drawn from and where they come from."""
+"""Pictures for the documentation, each with the numbers behind it and the source of these numbers."""

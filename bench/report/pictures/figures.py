@@ -1,6 +1,6 @@
 """The pictures of the documentation: bytes at each level of memory, and schedules as Gantt charts.
 
-Colours are told apart by colour-blind readers, and a file changes only with what is drawn.
+Colour-blind readers can tell the colours apart.  A file changes only if its content changes.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from rooflab.bench.report.pictures.schedule import Schedule
 from rooflab.reference.spec import Case, Scheme
 
 READ, WRITTEN, LOST, INK, PALE = "#0072b2", "#e69f00", "#d55e00", "#333333", "#8a8a8a"
-"""Of Okabe and Ito's colours, and two greys."""
+"""Colours of Okabe and Ito, and two greys."""
 DPI = 130
 NOTE_CHARACTERS_PER_INCH = 17
-"""At the notes' size."""
+"""At the font size of the notes."""
 
 
 def new_figure(width_in: float, height_in: float) -> Figure:
@@ -41,7 +41,7 @@ def new_figure(width_in: float, height_in: float) -> Figure:
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Writes a PNG whole, with no date and no version in it."""
+    """Writes a PNG atomically, without date and version."""
     content = BytesIO()
     figure.savefig(content, format="png", metadata={"Software": None})
     return write_whole(path, content.getvalue())
@@ -54,14 +54,14 @@ def where(made: Record | Environment) -> str:
 
 
 def note(figure: Figure, texts: Sequence[str]) -> None:
-    """Texts below the panels, in lines as long as the figure is wide."""
+    """Adds texts below the panels, in lines as long as the figure is wide."""
     lines = [line for text in texts for line in wrap(text, int(NOTE_CHARACTERS_PER_INCH * figure.get_figwidth()))]
     figure.supxlabel("\n".join(lines), fontsize=8, color=INK, x=0.01, ha="left")
 
 
 MEGA, KILO = 1e6, 1e3
 ROOM = 1.5
-"""Of an axis over its longest bar, for the text behind the bar."""
+"""Length of an axis over its longest bar, to leave room for the text behind the bar."""
 LEVEL_NOTES = (
     "Compiled kernels: counted in the emulator, which ran all of the sm_90a code and compared its values. HBM: each "
     "32-byte sector of a tensor once a launch, as if a launch found L2 empty and L2 kept all of it.",
@@ -88,7 +88,7 @@ class Bar(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """One level."""
+    """The bars of one level of memory."""
 
     title: str
     unit: str
@@ -96,7 +96,7 @@ class Panel(NamedTuple):
 
 
 def panels_of(records: Sequence[Record]) -> list[Panel]:
-    """The levels from far to near, each with a bar for every record; an empty bar where nothing is known."""
+    """The levels from far to near, each with a bar for every record; a bar without data is empty."""
     turns = [_turns(record) for record in records]
     return [
         Panel("HBM", "MB", tuple(_moved(record, "hbm") for record in records)),
@@ -134,16 +134,16 @@ def _turns(record: Record) -> Bar:
 
 
 def number(value: float) -> str:
-    """Three digits, all of those before the point."""
+    """Three significant digits, but all digits before the point."""
     if value == 0:
         return "0"
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def draw_levels(records: Sequence[Record], folder: Path) -> Path:
-    """Writes `bytes-<op>.png`; its path.  The records are of one op, case and scheme.
+    """Writes `bytes-<op>.png` and returns its path.  The records have one op, case and scheme.
 
-    Raises `ValueError` where there are none, or where they are of several.
+    Raises `ValueError` without records, or if they have several ops, cases or schemes.
     """
     about = {(record.op, record.case_id, record.scheme) for record in records}
     if len(about) != 1:
@@ -210,7 +210,7 @@ SCHEDULE_NOTES = {
 def draw_schedules(
     schedules: Sequence[Schedule], case: Case, scheme: Scheme, environment: Environment, folder: Path
 ) -> Path:
-    """Writes `schedule-flash_attention.png`; its path.  Raises `ValueError` where there is no schedule."""
+    """Writes `schedule-flash_attention.png` and returns its path.  Raises `ValueError` if there is no schedule."""
     if not schedules:
         raise ValueError("schedules: expected at least one, got none")
     figure = new_figure(9.6, 1.5 + 2.15 * len(schedules))
@@ -249,7 +249,7 @@ def _draw_schedule(axes: Any, schedule: Schedule, colours: ScalarMappable) -> No
             facecolors=[colours.to_rgba(tile.work) for tile in tiles],
             linewidth=0,
         )
-    # Only where a tile begins: edges all around would hide the colours of rows this thin.
+    # Only at the start of a tile: edges on all sides would hide the colours of such thin rows.
     begun = [[(tile.start, tile.lane * height), (tile.start, (tile.lane + 1) * height)] for tile in schedule.tiles]
     axes.add_collection(LineCollection(begun, colors="white", linewidths=0.6))
     axes.axvline(schedule.mean, color=LOST, linewidth=1.2, linestyle=(0, (4, 2)))

@@ -1,11 +1,11 @@
-"""What kernels move at each level of memory on one case, as records: `figures.py` draws them.
+"""The bytes that kernels move at each level of memory on one case, as records: `figures.py` draws them.
 
-Compiled kernels are counted in the emulator.  A naive kernel's bytes come from the operands of its torch calls, which
-run on `meta` tensors, so that nothing is computed.  Each call reads its operands from HBM once and writes its result
-there, as if it found L2 empty: what torch's kernels do where tensors are larger than L2, and what the emulator counts
-of a launch.  An elementwise call asks L2 for an operand as often as it has results, for broadcast ones again each time;
-a product asks for a tile's rows and columns once a tile, and its tiles of 128 by 128 results are a model, because
-torch's library chooses them.
+The emulator counts compiled kernels.  The bytes of a naive kernel come from the operands of its torch calls, which run
+on `meta` tensors, so that nothing is computed.  Each call reads its operands from HBM once and writes its result to
+HBM, as if L2 were empty at its start: torch's kernels do this for tensors larger than L2, and the emulator counts a
+launch in this way.  An elementwise call requests an operand from L2 once per result, a broadcast operand again each
+time.  A product requests the rows and columns of a tile once per tile; its tiles of 128 by 128 results are a model,
+because torch's library chooses the real tiles.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ from rooflab.reference.spec import Case, Scheme
 PRODUCT_TILE = 128
 PRODUCTS = ("mm", "bmm", "addmm", "baddbmm")
 OVERWRITES = ("copy_", "fill_", "zero_")
-"""Calls that do not read what they change."""
+"""Calls that overwrite their target without reading it."""
 ELEMENTWISE = ("masked_fill", "masked_fill_", "where", "copy_")
-"""Beside those that torch tags so."""
+"""Elementwise calls in addition to those that torch tags as pointwise."""
 ALLOCATES = ("empty", "new_empty", "empty_like", "empty_strided")
 aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call of torch that moves something, in bytes."""
+    """One call of torch that moves data, in bytes."""
 
     name: str
     hbm_read: int
     hbm_write: int
     asked_read: int
-    """Of L2."""
+    """Bytes that the call requests from L2."""
     asked_write: int
     modelled: bool
-    """Whether `asked_read` is a model's."""
+    """Whether `asked_read` comes from a model."""
 
 
 def _logsumexp(x: torch.Tensor, dim: list[int], keepdim: bool = False) -> torch.Tensor:
-    """The calls within torch's own `logsumexp` (ATen/native/ReduceOps.cpp), which are kernels each."""
+    """The calls inside torch's own `logsumexp` (ATen/native/ReduceOps.cpp); each call is one kernel."""
     peaks = aten.amax(x, dim, True)
     squeezed = peaks if keepdim else aten.squeeze(peaks, dim)
     squeezed.masked_fill_(squeezed.abs() == math.inf, 0)
@@ -66,14 +66,14 @@ COMPOSED: Mapping[Any, Callable[..., torch.Tensor]] = {aten.logsumexp.default: _
 
 
 class TorchCalls(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Lists what the calls move while it is entered."""
+    """Lists the bytes that calls move while the mode is active."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[Call] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs a call and lists it."""
+        """Runs a call and adds it to the list."""
         kwargs = kwargs or {}
         if func in COMPOSED:
             with self:
@@ -86,7 +86,7 @@ class TorchCalls(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def calls_of(run: Callable[[], object]) -> list[Call]:
-    """The calls of torch in `run` that move something, in order."""
+    """The torch calls in `run` that move data, in order."""
     seen = TorchCalls()
     with seen:
         run()
@@ -94,7 +94,7 @@ def calls_of(run: Callable[[], object]) -> list[Call]:
 
 
 def _call(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> Call | None:
-    """None of a view or an allocation."""
+    """The call; None for a view or an allocation."""
     name = func._schema.name.removeprefix("aten::")
     changed, given = _operands(func, args, kwargs)
     made = [item for item in (result if isinstance(result, (tuple, list)) else [result]) if torch.is_tensor(item)]
@@ -147,21 +147,21 @@ def _bytes(x: torch.Tensor) -> int:
 
 
 def _held(x: torch.Tensor) -> int:
-    """Bytes of the elements that differ in their place, in whole sectors."""
+    """Bytes of the distinct elements in memory, in whole sectors."""
     own = math.prod(size for size, stride in zip(x.shape, x.stride(), strict=True) if stride) * x.itemsize
     return -(-own // SECTOR) * SECTOR
 
 
 PREFIX = "moved_"
-"""Of the metrics: `moved_hbm_read_bytes` and so on."""
+"""Prefix of the metrics: `moved_hbm_read_bytes` and so on."""
 META = torch.device("meta")
 
 
 def move(op: str, kernels: Sequence[str], case: str, scheme: str | None = None, seed: int = 0) -> list[Record]:
-    """A record of what each kernel moves on one case, in the order of `kernels`.
+    """One record of the bytes that each kernel moves on one case, in the order of `kernels`.
 
-    Raises `ValueError` on a name that names nothing, a kernel that does not take the case or is wrong on it, and on one
-    that neither is naive nor has compiled code.
+    Raises `ValueError` on an unknown name, on a kernel that does not take the case or is wrong on it, and on a kernel
+    that is not naive and has no compiled code.
     """
     spec = registry.get_op(op)
     dtypes = choose_scheme(spec, scheme)
@@ -196,10 +196,10 @@ def _emulated(kernel: Kernel, case: Case, scheme: Scheme, seed: int) -> dict[str
 
 
 def levels(moved: Sequence[dict[str, int]]) -> dict[str, float]:
-    """Bytes by level of launches, each as `ptx.results.Bytes` names them, added up.
+    """Bytes by level, summed over launches; each launch names its bytes as in `ptx.results.Bytes`.
 
-    What passes between L2 and the SMs is asked for by lanes, by copies and by atomics, which read what they change;
-    into shared memory go stores, `cp.async` and TMA, out of it loads, TMA and the operands of wgmma.
+    Lanes, copies and atomics request the bytes between L2 and the SMs; atomics read what they change.  Stores,
+    `cp.async` and TMA write to shared memory; loads, TMA and the operands of wgmma read from it.
     """
 
     def total(*names: str) -> float:

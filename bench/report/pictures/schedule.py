@@ -1,5 +1,5 @@
-"""Which SM has which tile of attention's queries, and when: from the order in which a kernel deals its tiles, or on a
-GPU from timestamps that it keeps."""
+"""Which SM has which tile of attention's queries, and when: computed from the order in which a kernel deals its tiles,
+or on a GPU from timestamps that the kernel writes."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from rooflab.roofline.occupancy import occupancy
 
 OP = "flash_attention"
 BLOCK = 128
-"""Rows and keys of a unit of work."""
+"""Rows and keys of one unit of work."""
 TIMED = ("tma", "persistent", "ping_pong")
-"""Kernels that keep timestamps."""
+"""Kernels that write timestamps."""
 META = torch.device("meta")
 Basis = Literal["schedule", "timestamps"]
 
 
 @dataclass(frozen=True)
 class Tile:
-    """One tile of queries of one head, on a place of an SM."""
+    """One tile of queries of one head, on one place of an SM."""
 
     lane: int
-    """The SM times the CTAs that it holds, and which of them."""
+    """Index of the place: the SM times the CTAs that it holds, plus the index of the CTA on the SM."""
     start: float
     end: float
     row: int
-    """Rows of the tile, counted in tiles."""
+    """Index of the tile along the query rows."""
     head: int
     work: float
     """Blocks of 128 by 128 scores."""
@@ -56,7 +56,7 @@ class Schedule:
 
     @property
     def unit(self) -> str:
-        """Of the starts and ends."""
+        """Unit of the starts and ends."""
         return "blocks of 128 x 128 scores" if self.basis == "schedule" else "us"
 
     @property
@@ -66,18 +66,18 @@ class Schedule:
 
     @property
     def mean(self) -> float:
-        """What each place has on average, of those that the SMs have."""
+        """Average busy time of a place, over all places of the SMs."""
         return sum(tile.end - tile.start for tile in self.tiles) / (self.sms * self.ctas_per_sm)
 
     @property
     def imbalance(self) -> float:
-        """The last end over the mean: 1 where all SMs end together and none ever waits."""
+        """The last end over the mean: 1 if all SMs end together and no SM ever waits."""
         return self.span / self.mean if self.tiles else 1.0
 
 
 @dataclass(frozen=True)
 class _Shape:
-    """A launch in numbers."""
+    """The parameters of a launch as numbers."""
 
     tiles_m: int
     heads: int
@@ -92,7 +92,7 @@ class _Shape:
     ctas_per_sm: int
 
     def work(self, row: int) -> float:
-        """Of a tile, with the keys of its last block that no query sees."""
+        """Work of a tile, including the keys of its last block that no query sees."""
         first, last = row * self.block_m, min((row + 1) * self.block_m, self.T) - 1
         end = max(0, min(self.S, last + 1 + self.S - self.T)) if self.causal else self.S
         begin = 0 if self.window is None else max(0, first + self.S - self.T + 1 - self.window)
@@ -101,9 +101,9 @@ class _Shape:
 
 
 def planned(name: str, case: Case, scheme: Scheme, sms: int = HOPPER_SMS) -> Schedule:
-    """The order in which a kernel deals its tiles, none timed: a block of scores takes 1, all else nothing.
+    """The order in which a kernel deals its tiles, without timing: a block of scores takes 1, everything else takes 0.
 
-    Raises `ValueError` on a kernel whose order is not known here, and on a case that it does not take.
+    Raises `ValueError` on a kernel whose order this module does not know, and on a case that the kernel does not take.
     """
     if name not in _ORDERS:
         raise ValueError(f"kernel: expected one of {', '.join(_ORDERS)}, got {name!r}")
@@ -127,7 +127,7 @@ def _shape(name: str, case: Case, scheme: Scheme, k: torch.Tensor, sms: int, con
     block_m = getattr(config, "block_m", ping_pong.TILE_M)
     group = H // int(case["H_kv"])
     tuning = kernel.tuning
-    assert tuning is not None and tuning.footprint is not None  # all kernels of `_ORDERS` have one
+    assert tuning is not None and tuning.footprint is not None  # all kernels of `_ORDERS` have both
     needs = tuning.footprint(config, case, scheme)
     held = occupancy(get_device("h100-sxm"), needs.threads, needs.registers, needs.shared_bytes).ctas_per_sm
     window = case.get("window")
@@ -147,7 +147,7 @@ def _shape(name: str, case: Case, scheme: Scheme, k: torch.Tensor, sms: int, con
 
 
 def _by_rows(shape: _Shape) -> Iterable[Tile]:
-    """A CTA for each tile, a head's rows after one another: whichever place is free first takes the next."""
+    """One CTA for each tile, the rows of a head in sequence: the first free place takes the next tile."""
     free = [(0.0, _lane(cta, shape)) for cta in range(shape.sms * shape.ctas_per_sm)]
     heapq.heapify(free)
     for tile in range(shape.tiles_m * shape.heads):
@@ -159,7 +159,7 @@ def _by_rows(shape: _Shape) -> Iterable[Tile]:
 
 
 def _dealt(shape: _Shape, device: Any) -> Iterable[Tile]:
-    """CTAs that stay, by the kernel's own arithmetic, which runs on Python's integers as well."""
+    """Persistent CTAs, dealt by the kernel's own arithmetic, which also runs on Python's integers."""
     count = shape.tiles_m * shape.heads
     ctas = min(count, shape.sms * shape.ctas_per_sm)
     for cta in range(ctas):
@@ -174,7 +174,7 @@ def _dealt(shape: _Shape, device: Any) -> Iterable[Tile]:
 
 
 def _lane(cta: int, shape: _Shape) -> int:
-    """Of CTA `cta` of those that run at once: one for each SM, before any has a second."""
+    """The place of CTA `cta` among the CTAs that run at once: each SM gets one before any SM gets a second."""
     return cta % shape.sms * shape.ctas_per_sm + cta // shape.sms
 
 
@@ -188,12 +188,12 @@ _ORDERS: Mapping[str, Callable[[_Shape], Iterable[Tile]]] = {
 def timed(name: str, case: Case, scheme: Scheme, device: torch.device, seed: int = 0) -> Schedule:
     """When and on which SM each tile ran, in the second of two launches; microseconds from the first tile's start.
 
-    Raises `ValueError` on a kernel that keeps no timestamps, or a case that it does not take.
+    Raises `ValueError` on a kernel that writes no timestamps, or on a case that it does not take.
     """
     if name not in TIMED:
         raise ValueError(f"kernel: expected one that keeps timestamps ({', '.join(TIMED)}), got {name!r}")
     inputs = _inputs(name, case, scheme, device, seed)
-    # The launch's own config, which a record may have chosen for this card: a timeline has a row for each of its tiles.
+    # The launch's own config, which a record may have chosen for this card: a timeline has one row per tile of it.
     kernel = get_kernel(OP, name)
     config = config_for(kernel, case, scheme, device)
     shape = _shape(name, case, scheme, inputs["k"], sm_count(device), config)
@@ -205,18 +205,18 @@ def timed(name: str, case: Case, scheme: Scheme, device: torch.device, seed: int
 
 
 def _read(name: str, shape: _Shape, rows: Sequence[Sequence[int]]) -> Schedule:
-    """A timeline's rows as tiles.  Raises `ValueError` where a tile never ran."""
+    """Converts the rows of a timeline to tiles.  Raises `ValueError` if a tile never ran."""
     missing = [number for number, row in enumerate(rows) if NEVER in row]
     if missing:
         raise ValueError(f"timeline: expected every tile to have run, got none of {len(missing)}, first {missing[0]}")
     began = min(row[1] for row in rows)
     lanes: dict[int, list[int]] = {}
     tiles = []
-    # By the end too: a tile shorter than a step of the timer ends where the next one begins.
+    # Sorted by the end too: a tile shorter than one timer step ends when the next tile begins.
     for number in sorted(range(len(rows)), key=lambda number: tuple(rows[number][1:])):
         sm, start, end = rows[number]
         busy = lanes.setdefault(sm, [])
-        # CTAs that share an SM are told apart by their times alone.
+        # CTAs that share an SM differ only in their times.
         place = next((place for place, until in enumerate(busy) if until <= start), len(busy))
         busy[place : place + 1] = [end]
         head, row = divmod(number, shape.tiles_m)

@@ -14,9 +14,9 @@ from rooflab.bench.report.trends.trend import THRESHOLD, Step, Trend, build_tren
 
 
 def find_trends(points: Points, repo: Path | None, last: int, threshold: float = THRESHOLD) -> list[Trend]:
-    """The trends, their commits ordered by the history of the checkout that `repo` (or the caller) is in.
+    """The trends; the git history of the checkout that `repo` (or the caller) is in orders their commits.
 
-    Raises `ValueError` on a threshold below 0 or too few points to compare with.
+    Raises `ValueError` on a threshold below 0, or on too few points for a comparison.
     """
     if not threshold >= 0:
         raise ValueError(f"threshold: expected a share of at least 0, got {threshold}")
@@ -26,7 +26,7 @@ def find_trends(points: Points, repo: Path | None, last: int, threshold: float =
 
 
 def summary(points: Points, trends: Sequence[Trend]) -> dict[str, Any]:
-    """Everything as JSON values."""
+    """The whole result as JSON values."""
     return {
         "files": points.files,
         "points": len(points.frame),
@@ -50,7 +50,7 @@ def _step(trend: Trend, step: Step) -> dict[str, Any]:
 
 
 def _next(trend: Trend, step: Step) -> str:
-    """The command that finds the commit behind a regression, where one can."""
+    """The command that finds the commit behind a regression, if a command can find it."""
     committed = trend.by_commit and "+" not in step.before + step.after and step.before != step.after
     if step.effect < 0 or step.cause or not committed:
         return ""
@@ -60,7 +60,7 @@ def _next(trend: Trend, step: Step) -> str:
 
 
 def notes(points: Points, trends: Sequence[Trend]) -> list[str]:
-    """Sentences below the table: steps, suspects, the order of points, and what is not in it."""
+    """Sentences below the table: steps, suspects, the order of points, and records left out."""
     lines = []
     for trend in trends:
         name = f"{trend.key['op']}/{trend.key['kernel']} {trend.key['case']} {trend.key['scheme']}".rstrip()

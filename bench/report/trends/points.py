@@ -1,6 +1,6 @@
 """From records to the points of trends, and the order of their commits.
 
-A frame has one row for each timed kernel and run; what has no place in a trend is counted with its reason.
+A frame has one row for each timed kernel and run; records without a place in a trend are counted by reason.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ KEY = ("op", "kernel", "case", "scheme", "machine", "setting", "timer")
 """What two points must share to be compared: the work, the hardware, the driver and the clocks, and the method."""
 VALUES = ("latency_ms", "p20_ms", "p80_ms", "samples")
 CIRCUMSTANCES = ("torch", "triton", "schema", "config")
-"""What may change within a trend; a change is shown as a mark."""
+"""What may change within a trend; the trend shows a change as a mark."""
 COLUMNS = (*KEY, "commit", "dirty", "time", "run_id", *VALUES, *CIRCUMSTANCES, "file")
 IMPORTED = "imported: "
-"""How the timer of a record from another tool's file begins."""
+"""Prefix of the timer in a record from another tool's file."""
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """Which records a history is of; empty means all."""
+    """Which records a history contains; an empty field selects all."""
 
     ops: Sequence[str] = ()
     kernels: Sequence[str] = ()
@@ -41,7 +41,7 @@ class Chosen:
     """Parts of machine keys."""
 
     def takes(self, record: Record) -> bool:
-        """Whether the record is one of them."""
+        """Whether the record is selected."""
         machine = str(record.environment.get("machine_key"))
         return (
             (not self.ops or record.op in self.ops)
@@ -53,18 +53,18 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Points:
-    """A frame with `COLUMNS`, one row for each point, and what is not in it."""
+    """A frame with `COLUMNS`, one row for each point, and the number of records left out."""
 
     frame: pd.DataFrame
     left_out: Mapping[str, int]
-    """How many records have no place in a trend, by why."""
+    """Number of records without a place in a trend, by reason."""
     files: int
 
 
 def read_points(paths: Sequence[Path], chosen: Chosen | None = None) -> Points:
     """The points of every record in `paths`: files, or folders with all below them.
 
-    Raises `ValueError` on a path that is not there, on a file that holds something else, and where nothing is chosen.
+    Raises `ValueError` on a missing path, on a file with other content, and if no record is selected.
     """
     chosen = chosen or Chosen()
     files = find_files(paths)
@@ -79,7 +79,7 @@ def read_points(paths: Sequence[Path], chosen: Chosen | None = None) -> Points:
 
 
 def why_not(record: Record) -> str:
-    """Why a record is no point of a trend, or nothing."""
+    """Why a record is not a point of a trend; empty if it is a point."""
     if record.kind != "bench":
         return f"of kind {record.kind}"
     if record.status != "OK":
@@ -120,7 +120,7 @@ def _row(record: Record, file: object) -> dict[str, Any]:
 
 
 def setting(record: Record) -> str:
-    """What of the machine can be set and decides speed: driver and clocks on a GPU, threads on a CPU."""
+    """The settings of the machine that decide speed: driver and clocks on a GPU, threads on a CPU."""
     environment = record.environment
     gpu = environment.get("gpu") or {}
     if record.device == "cuda" or (record.device is None and gpu):
@@ -132,10 +132,10 @@ def setting(record: Record) -> str:
 
 
 def frame_of(records: Iterable[tuple[Record, object]]) -> pd.DataFrame:
-    """A frame of records, each with the file that it is from: a run has one point per key, the median of what it
-    measured, because repeats within one process share its luck.
+    """A frame of records, each with its file.  A run has one point per key, the median of its measurements, because
+    repeats within one process are not independent.
 
-    Another tool's file may hold many runs, which only their times tell apart.
+    Another tool's file may hold many runs, which differ only in their times.
     """
     frame = pd.DataFrame([_row(record, file) for record, file in records], columns=list(COLUMNS))
     if frame.empty:
@@ -150,7 +150,7 @@ def frame_of(records: Iterable[tuple[Record, object]]) -> pd.DataFrame:
 
 
 def repository(folder: Path | None = None) -> Path | None:
-    """The checkout that `folder` lies in, else the running program's; None where neither is one."""
+    """The checkout that contains `folder`, else the running program's checkout; None if neither is a checkout."""
     for place in (folder or Path.cwd(), ROOT):
         found = git_says(place, "rev-parse", "--show-toplevel")
         if found is not None:

@@ -1,9 +1,9 @@
 """Trends: the points of one key in order, their levels, the steps between them, and what the last point means.
 
-Steps come from an exact optimal partition of the series into pieces of constant level, with L1 cost and a price for
-each step.  It minimises, over every way to cut the series, the sum of |x - median of its piece| in units of the noise,
-plus `penalty` for each cut: Jackson et al., "An algorithm for optimal partitioning of data on an interval", IEEE Signal
-Processing Letters 12 (2005).  L1, because one slow run must not drag a level along as it drags a mean.
+An exact optimal partition cuts the series into pieces of constant level, with L1 cost and a price for each step.  It
+minimises, over every way to cut the series, the sum of |x - median of its piece| in units of the noise, plus `penalty`
+for each cut: Jackson et al., "An algorithm for optimal partitioning of data on an interval", IEEE Signal Processing
+Letters 12 (2005).  The cost is L1 because one slow run must not shift a level as it shifts a mean.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ import pandas as pd
 from rooflab.bench.report.trends.points import CIRCUMSTANCES, KEY
 
 MIN_PIECE = 2
-"""Points that a level must have: one slow run is no step."""
+"""Least points of a level: one slow run is not a step."""
 LEAST_NOISE = 1e-3
-"""Noise below this, in log units (0.1%), is taken as this: a clock's grid can make several runs exactly equal."""
+"""Lower limit of the noise, in log units (0.1%): a clock's resolution can make several runs exactly equal."""
 _MEAN_TO_SIGMA = 2 / math.sqrt(math.pi)
-"""Mean |x - y| of two independent normal values, in their standard deviation."""
+"""Converts the mean |x - y| of two independent normal values to their standard deviation."""
 
 
 def penalty(points: int) -> float:
     """The price of a step, in standard deviations of the noise: 4 + 1.5 ln n.
 
-    Chosen on simulated series: without a step at most 1% of normal, Laplace or Student-t series of 5 to 100 points
-    have one found, 2% where every tenth run is 8 deviations slow, 6% where neighbours correlate by 0.4; a step of 5
-    deviations is found in over 75% of series once 3 points lie behind it, in 98% once 5 do (held by
+    Chosen on simulated series.  Without a step, the rate of false steps is at most 1% for normal, Laplace or Student-t
+    series of 5 to 100 points, 2% if every tenth run is 8 deviations slow, and 6% if neighbours correlate by 0.4.  A
+    step of 5 deviations is found in over 75% of series with 3 points after it, and in 98% with 5 (checked by
     `tests/test_history.py`).
     """
     return 4.0 + 1.5 * math.log(max(points, 1))
 
 
 def noise(values: Sequence[float]) -> float:
-    """Standard deviation of the noise by the mean difference of neighbours, which a few steps hardly raise."""
+    """Standard deviation of the noise from the mean difference of neighbours, which a few steps hardly raise."""
     differences = np.abs(np.diff(np.asarray(values, float)))
     return max(LEAST_NOISE, float(differences.mean()) / _MEAN_TO_SIGMA) if len(differences) else LEAST_NOISE
 
 
 def costs(values: Sequence[float]) -> np.ndarray:
-    """L1 cost of every piece `values[i:j]` at [i, j], (n, n + 1); infinite where j <= i.
+    """L1 cost of every piece `values[i:j]` at [i, j], (n, n + 1); infinite if j <= i.
 
-    Each row takes its values in turn: a further one costs its distance to the interval of medians of those before.
+    Each row adds its values in order: a new value costs its distance to the interval of medians of earlier values.
     """
     count = len(values)
     table = np.full((count, count + 1), np.inf)
@@ -64,7 +64,7 @@ def costs(values: Sequence[float]) -> np.ndarray:
 
 
 def partition(values: Sequence[float], price: float, min_piece: int = MIN_PIECE) -> list[int]:
-    """Where pieces after the first begin in the cheapest partition; empty where one level is cheapest.
+    """First indices of all pieces after the first in the cheapest partition; empty if one level is cheapest.
 
     Quadratic in time: 90 ms for 500 points. Raises `ValueError` on values that are not finite.
     """
@@ -90,28 +90,28 @@ def partition(values: Sequence[float], price: float, min_piece: int = MIN_PIECE)
 
 
 def find_steps(logs: Sequence[float]) -> list[int]:
-    """Where the level of `logs`, natural logarithms of times in order, changes: indices of first points after."""
+    """Indices of the first points after a change of level in `logs`, natural logarithms of times in order."""
     scaled = np.asarray(logs, float) / noise(logs)
     return partition(scaled.tolist(), penalty(len(logs)))
 
 
 State = Literal["SHORT", "STEADY", "SLOWER", "FASTER", "SUSPECT"]
 LAST = 20
-"""Points of the same level that a new one is compared with."""
+"""Number of points of the same level with which a new point is compared."""
 THRESHOLD = 0.02
-"""A smaller relative change does not count, as in an A/B."""
+"""Least relative change that counts, as in an A/B."""
 LEAST_HISTORY = 5
-"""Points that a comparison needs."""
+"""Least number of points for a comparison."""
 _MAD_TO_SIGMA = 1.4826
 _BLOCKS = "▁▂▃▄▅▆▇█"
 SPARK_POINTS = 24
 
 
 def unusual_z(points: int) -> float:
-    """The robust z beyond which a point is unusual, against a spread estimated from so many points.
+    """The robust z beyond which a point is unusual, if the spread was estimated from this number of points.
 
     3.5 (Iglewicz and Hoaglin, "How to detect and handle outliers", 1993), widened for a short history, whose spread is
-    itself uncertain: about 0.5% of normal points lie beyond it at any length.
+    uncertain: about 0.5% of normal points lie beyond it at any length.
     """
     return 3.5 * (1 + 6 / points)
 
@@ -121,15 +121,15 @@ class Step:
     """A change of level."""
 
     index: int
-    """The first point after it."""
+    """Index of the first point after the step."""
     effect: float
     """Ratio of the levels minus one: 0.05 is 5% slower."""
     before: str
-    """The commit of the last point before it, or its time."""
+    """The commit, or else the time, of the last point before the step."""
     after: str
-    """The commit of the first point after it, or its time."""
+    """The commit, or else the time, of the first point after the step."""
     cause: str
-    """What else changed there, such as `triton 3.6.0 -> 3.7.1`; else nothing, and it is the code's."""
+    """What else changed at the step, such as `triton 3.6.0 -> 3.7.1`; empty if only the code changed."""
 
 
 @dataclass(frozen=True)
@@ -139,23 +139,23 @@ class Trend:
     key: Mapping[str, str]
     frame: pd.DataFrame
     by_commit: bool
-    """Whether they are in the order of the git history; else in the order of their times."""
+    """Whether the points follow the git history; otherwise they follow their times."""
     marks: Mapping[int, str]
-    """By point, what changed there that is no code of ours."""
+    """By point, what changed there outside our own code."""
     steps: tuple[Step, ...]
     z: tuple[float | None, ...]
-    """Of each point, against the level before it; None where that is too short."""
+    """The robust z of each point against the level before it; None if that level is too short."""
     state: State
-    """Of the last point."""
+    """State of the last point."""
 
     @property
     def restarts(self) -> list[int]:
-        """Where levels begin: at the first point, at every step and at every mark."""
+        """Indices at which levels begin: the first point, every step and every mark."""
         return sorted({0, *self.marks, *(step.index for step in self.steps)})
 
     @property
     def levels(self) -> list[tuple[int, int, float]]:
-        """First point, one past the last, and median in ms of each level."""
+        """First point, one past the last point, and median in ms of each level."""
         edges = [*self.restarts, len(self.frame)]
         latency = self.frame["latency_ms"].to_numpy()
         return [(a, b, float(np.median(latency[a:b]))) for a, b in zip(edges[:-1], edges[1:], strict=True)]
@@ -198,7 +198,7 @@ def _trend(key: Mapping[str, str], points: pd.DataFrame, places: Mapping[str, in
     marks = _marks(ordered)
     starts = find_steps(logs.tolist())
     judged = _judge(logs, sorted({0, *marks, *starts}), marks, last, limit)
-    # Two in a row on the same side are a step, however short the level that they begin.
+    # Two unusual points in sequence on the same side are a step, even if the new level is short.
     sides = [side for _, side in judged]
     if len(sides) > 1 and sides[-1] and sides[-1] == sides[-2] and len(logs) - 2 not in starts:
         starts = [*starts, len(logs) - 2]
@@ -221,8 +221,8 @@ def _marks(ordered: pd.DataFrame) -> dict[int, str]:
 def _judge(
     logs: np.ndarray, restarts: Sequence[int], marks: Mapping[int, str], last: int, limit: float
 ) -> list[tuple[float | None, int]]:
-    """Of each point its robust z against the level of the point before it, and 1 where it is unusually slow, -1 where
-    unusually fast, else 0."""
+    """For each point, its robust z against the level of the previous point, and its side: 1 if unusually slow, -1 if
+    unusually fast, otherwise 0."""
     found: list[tuple[float | None, int]] = []
     for index, value in enumerate(logs.tolist()):
         begin = max((start for start in restarts if start < index), default=0)
@@ -262,7 +262,7 @@ def _state(z: float | None, side: int, steps: Sequence[Step], count: int, last: 
 
 
 def label(point: pd.Series, by_commit: bool) -> str:
-    """What to call a point: its commit, a + where the checkout had changes, or its time."""
+    """The name of a point: its commit, with a + if the checkout had changes, or its time."""
     commit = point["commit"]
     if not isinstance(commit, str) or not commit:
         return f"{point['time']:%Y-%m-%d %H:%M}"
@@ -271,7 +271,7 @@ def label(point: pd.Series, by_commit: bool) -> str:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """The last values as blocks by their logarithm; full height is at least a factor of 1.1, so that noise is flat."""
+    """The last values as blocks on a log scale; the full height is at least a factor of 1.1, so noise looks flat."""
     logs = [math.log(value) for value in values[-SPARK_POINTS:]]
     low, high = min(logs), max(logs)
     middle, height = (low + high) / 2, max(high - low, math.log(1.1))
