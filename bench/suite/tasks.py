@@ -32,7 +32,7 @@ NO_FAULT: tuple[Status, ...] = ("INVALID", "OUT_OF_MEMORY")
 """Not faults at a model's shapes: a kernel with an impossible reading, or too large a case, may be right elsewhere."""
 NO_TIME = "NO_TIME"
 FIRST_CHECK_S = 60.0
-"""Seconds after which a first check hangs: it compiles one kernel and runs it on one small case."""
+"""Seconds after which a first check counts as hung: it compiles one kernel and runs it on one small case."""
 AT_ONCE = 4
 """Number of first checks at the same time; each holds a CUDA context, and none is timed."""
 PACKAGES = ("cupy", "pynvml", "plotly", "junitparser", "pytest_benchmark", "gguf", "transformers")

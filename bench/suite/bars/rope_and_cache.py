@@ -1,4 +1,4 @@
-"""Bar of the rotation and cache write of one token: the time is that of loads that depend on one another."""
+"""Bar of the rotation and cache write of one token; a chain of dependent loads decides the time."""
 
 from __future__ import annotations
 
