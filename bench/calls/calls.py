@@ -18,16 +18,16 @@ from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, as_tuple, nbytes
 
 PER_INPUT_BYTE, PER_OUTPUT_BYTE = 12, 24
-"""Bytes held at most per byte of input and output: guarded copies, and the oracle and its tolerance in fp64."""
+"""Most bytes in memory per byte of input and of output: guarded copies, and the oracle and its tolerance in fp64."""
 COPIES = 3
-"""Sets of inputs that a kernel cycles through, so that no call finds the last one's memory."""
+"""Sets of inputs that a kernel's calls take in turn, so that no call uses the memory of the call before."""
 
 
 class Rotation:
     """A function of no arguments that calls a kernel on each of several sets of inputs in turn.
 
-    The sets are of one case and seed. Weights are packed, steps planned, and outputs allocated where the kernel takes
-    them, at the start, so that no call does any of it.  What the last call on each set returned is kept, to be judged
+    All sets have the same case and seed.  The constructor packs weights, plans steps, and allocates outputs where the
+    kernel takes them, so that no call does this work.  The result of the last call on each set is kept and checked
     after timing: a kernel may be right when it is called once and wrong when calls follow one another.
     """
 
@@ -51,16 +51,16 @@ class Rotation:
 
     @property
     def sets(self) -> int:
-        """How many sets of inputs the calls take in turn."""
+        """Number of sets of inputs that the calls take in turn."""
         return len(self._calls)
 
     @property
     def first(self) -> Callable[[], Any]:
-        """The call on the first set, of which nothing is kept."""
+        """The call on the first set; its result is not kept."""
         return self._calls[0]
 
     def plan(self) -> None:
-        """Plans anew for what the inputs hold now, as an engine does in each step."""
+        """Makes a new plan for the current values of the inputs, as an engine does in each step."""
         self._calls = [partial(call.func, **planned(self._kernel, call.keywords)) for call in self._calls]
 
     def __call__(self) -> Any:
@@ -70,7 +70,7 @@ class Rotation:
         return result
 
     def outputs(self) -> Iterator[tuple[Inputs, Outputs]]:
-        """Every set that was used, and what its last call left: for a mutating op, the arguments that it changes."""
+        """Every used set with the outputs of its last call: for a mutating op, the arguments that it changes."""
         for inputs, result in zip(self._copies, self._last, strict=True):
             if self._spec.mutates:
                 yield inputs, tuple(inputs[name] for name in self._spec.outputs)
@@ -79,7 +79,7 @@ class Rotation:
 
 
 def kernel_file_sha256(kernel: Kernel) -> str | None:
-    """SHA-256 of the file that registered `kernel`; None for one of the tree's, whose commit is known."""
+    """SHA-256 of the file that registered `kernel`; None for a kernel of the tree, whose commit is known."""
     module = sys.modules.get(kernel.fn.__module__)
     file = getattr(module, "__file__", None)
     if file is None or kernel.fn.__module__.startswith("rooflab."):
@@ -93,7 +93,7 @@ def input_bytes(inputs: Inputs) -> int:
 
 
 def free_bytes(device: torch.device) -> float:
-    """Bytes of memory that are free on `device`, among them what torch holds and has not given to a tensor."""
+    """Bytes of free memory on `device`, including memory that torch reserves and that no tensor uses."""
     if device.type == "cuda":
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return float(torch.cuda.mem_get_info(device)[0] + cached)
@@ -101,16 +101,16 @@ def free_bytes(device: torch.device) -> float:
 
 
 def short_of_memory(spec: OpSpec, priced: Inputs, device: torch.device) -> str:
-    """Why there is too little memory to check `priced` (meta inputs), or nothing."""
+    """Why there is too little memory to check `priced` (meta inputs); empty where there is enough."""
     needed = PER_INPUT_BYTE * input_bytes(priced) + PER_OUTPUT_BYTE * spec.cost(**priced).write_bytes
     free = free_bytes(device)
     return f"needs about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free" if needed > free else ""
 
 
 def copies_of(spec: OpSpec, case: Case, scheme: Scheme, device: torch.device, seed: int) -> list[Inputs]:
-    """As many sets of a case's inputs as a `Rotation` takes and as fit in memory, at least one.
+    """At least one set of a case's inputs, and as many as a `Rotation` takes and memory holds.
 
-    Made anew and not cloned, so that strides, views and lengths are those of the case.
+    Each set is generated, not cloned, so that strides, views and lengths are those of the case.
     """
     priced = spec.make_inputs(case, scheme, torch.device("meta"), seed)
     fit = int(free_bytes(device) / 4 / max(1, input_bytes(priced)))
@@ -118,34 +118,34 @@ def copies_of(spec: OpSpec, case: Case, scheme: Scheme, device: torch.device, se
 
 
 def packed(prepare: Callable[..., Any], weight: str, inputs: Mapping[str, Any]) -> Any:
-    """The argument `weight` of `inputs` as `prepare` packs it from it and the others that it names."""
+    """The packed argument `weight`: the result of `prepare` on `weight` and on other inputs that `prepare` names."""
     beside = list(inspect.signature(prepare).parameters)[1:]
     return prepare(inputs[weight], **{name: inputs[name] for name in beside})
 
 
 def planned(kernel: Kernel, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """`arguments`, and a new plan for them where the kernel plans; of tensors of floats it sees the shape alone."""
-    plan_of = getattr(kernel, "plan_of", None)  # an A/B's older side may have none: its kernels plan in their calls
+    """`arguments`, with a new plan where the kernel plans; of float tensors the planner sees only the shape."""
+    plan_of = getattr(kernel, "plan_of", None)  # missing on an A/B's older side, whose kernels plan in their calls
     if plan_of is None or kernel.plan is None:
         return dict(arguments)
     return {**arguments, "plan": plan_of({name: _shape_alone(value) for name, value in arguments.items()})}
 
 
 def _shape_alone(value: Any) -> Any:
-    """A tensor of floats with its memory left out; any other value as it is."""
+    """A float tensor without its memory; any other value unchanged."""
     if not isinstance(value, torch.Tensor) or not value.is_floating_point():
         return value
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
 
 
 def output_names(spec: OpSpec, oracle: Outputs) -> tuple[str, ...]:
-    """The names of the outputs of one call, of which the oracle has as many: the last may have to be asked for."""
+    """The names of one call's outputs, as many as the oracle has: the last output may be optional."""
     return spec.outputs[: len(oracle)]
 
 
 def output_dtypes(spec: OpSpec, oracle: Outputs, scheme: Scheme) -> list[torch.dtype]:
-    """An oracle of floats stands for the scheme's output, unless the op says otherwise; one of integers is what it
-    is."""
+    """The dtype of each output: for a float oracle the scheme's output dtype unless the op says otherwise, for an
+    integer oracle the oracle's own dtype."""
     own = getattr(spec, "output_dtypes", {})
     named = zip(output_names(spec, oracle), oracle, strict=True)
     return [own.get(name, scheme.output) if out.dtype.is_floating_point else out.dtype for name, out in named]

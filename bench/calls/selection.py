@@ -1,4 +1,4 @@
-"""Which kernels, cases and schemes a command is about, from the command line's texts."""
+"""Turns the command line's texts into the kernels, cases and schemes of a command."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from rooflab.reference.spec import Case, OpSpec, Scheme, get_scheme
 
 @dataclass(frozen=True)
 class Selection:
-    """Which kernels, on which cases, in which schemes."""
+    """The chosen kernels, cases and schemes."""
 
     kernels: Mapping[str, tuple[Kernel, ...]]
-    """By op."""
+    """The kernels of each op."""
     suites: tuple[str, ...]
     cases: tuple[Case, ...]
-    """In place of the suites, where there are any."""
+    """Cases that replace the suites; empty where the suites are used."""
     schemes: tuple[str, ...]
-    """All of the op's, where this is empty."""
+    """The chosen schemes; empty means all schemes of the op."""
     device: torch.device
     seed: int = 0
 
@@ -38,7 +38,7 @@ class Selection:
         device: str | None,
         seed: int = 0,
     ) -> Selection:
-        """From the command line's texts.  Raises `ValueError` on one that names nothing."""
+        """The selection that the command line's texts name.  Raises `ValueError` on an unknown name."""
         if cases and not op:
             raise ValueError("case: expected an op with it, got a case for all ops")
         for scheme in schemes or ():
@@ -60,9 +60,9 @@ class Selection:
         return list(dict.fromkeys(case for suite in self.suites for case in spec.cases.get(suite, ())))
 
     def schemes_of(self, spec: OpSpec, default: str | None = None) -> list[Scheme]:
-        """The schemes of one op: those asked for that it has, or the default, or all.
+        """The schemes of one op: the requested ones that the op has, or the default, or all.
 
-        An op that is alone and does not have the default, such as one of fp8 operands, gets its own first scheme.
+        A lone op without the default scheme, such as an op with fp8 operands, gets its own first scheme.
         """
         names = self.schemes or ((default,) if default else spec.schemes)
         if not self.schemes and len(self.kernels) == 1 and not {*names} & {*spec.schemes}:
@@ -71,9 +71,9 @@ class Selection:
 
 
 def choose_kernels(op: str | None, names: Sequence[str]) -> list[tuple[Kernel, Path | None]]:
-    """The kernels named, a `.py` file standing for what it registers; without names all of the op, or of every op.
+    """Named kernels; a `.py` file names the kernels that it registers.  Without names, all of `op` or of every op.
 
-    Each with its file, None for one of the tree.  Raises `ValueError` on a text that names nothing.
+    Each kernel comes with its file, None for a kernel of the tree.  Raises `ValueError` on an unknown name.
     """
     if not names:
         ops = [op] if op else list(registry.ops())
@@ -93,7 +93,7 @@ def choose_kernels(op: str | None, names: Sequence[str]) -> list[tuple[Kernel, P
 
 
 def pick_device(name: str | None) -> torch.device:
-    """cuda where there is one, or what was asked for.  Raises `ValueError` where that is not there."""
+    """The device called `name`; without a name, cuda where there is one.  Raises `ValueError` on a missing device."""
     if name not in (None, "cpu", "cuda"):
         raise ValueError(f"device: expected cpu or cuda, got {name!r}")
     if name == "cuda" and not torch.cuda.is_available():
@@ -102,7 +102,7 @@ def pick_device(name: str | None) -> torch.device:
 
 
 def first_case(kernel: Kernel, spec: OpSpec, scheme: Scheme, suites: Sequence[str] = ("smoke", "edge")) -> Case | None:
-    """The first case of `suites` that a kernel takes in `scheme`, by its shapes, or None."""
+    """The first case of `suites` whose shapes a kernel takes in `scheme`; None where there is no such case."""
     if scheme.name not in spec.schemes:
         return None
     for case in dict.fromkeys(case for suite in suites for case in spec.cases.get(suite, ())):
@@ -113,8 +113,8 @@ def first_case(kernel: Kernel, spec: OpSpec, scheme: Scheme, suites: Sequence[st
 
 
 def first_taken(kernel: Kernel, default: str) -> tuple[Case, Scheme] | None:
-    """The first case that a kernel takes, smoke and edge cases before models', and the scheme: `default` where that can
-    be.  None where it takes no case."""
+    """The first case that a kernel takes, smoke and edge cases before model cases, and its scheme: `default` where the
+    kernel takes it.  None where the kernel takes no case."""
     spec = registry.get_op(kernel.op)
     for scheme in map(get_scheme, dict.fromkeys((default, *spec.schemes))):
         case = first_case(kernel, spec, scheme, ("smoke", "edge", *spec.cases))
@@ -124,5 +124,5 @@ def first_taken(kernel: Kernel, default: str) -> tuple[Case, Scheme] | None:
 
 
 def default_scheme(device: torch.device) -> str:
-    """The dtype that a device is measured in unless another is asked for."""
+    """The default dtype of measurements on a device."""
     return "fp32" if device.type == "cpu" else "bf16"

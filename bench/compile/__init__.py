@@ -1,4 +1,4 @@
-"""What compiled code says with no GPU: loops, instruction counts, widths, occupancy, options that took no effect.
+"""Facts read from compiled code with no GPU: loops, instruction counts, widths, occupancy, options without effect.
 
-`bench/compile/static.py` compiles; the files here read what came out, keep it, and compare it with another revision's.
+`bench/compile/static.py` compiles.  The other files read the compiled code, store it, and compare two revisions.
 """

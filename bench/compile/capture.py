@@ -1,7 +1,7 @@
-"""Turns every launch into a compilation, with no GPU: of Triton, Gluon and CUDA C++, in the compiling process.
+"""Turns every launch of Triton, Gluon and CUDA C++ into a compilation, in the compiling process and with no GPU.
 
-A fake driver stands for the GPU, and the kernel's own launcher is called with meta tensors, so that Triton sees the
-very specialisation that a GPU run would: a meta tensor's address is 0, as aligned as an allocation on a device.
+A fake driver stands for the GPU.  The kernel's own launcher is called with meta tensors, so that Triton specialises the
+kernel as in a GPU run: a meta tensor's address is 0, which is as aligned as a device allocation.
 """
 
 from __future__ import annotations
@@ -26,58 +26,58 @@ from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction
 
 DEFAULT_STAGES = 3
-"""`num_stages` of a launch or a `triton.Config` that names none."""
+"""Triton's `num_stages` where a launch or a `triton.Config` does not set it."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel as it was launched."""
+    """One launched kernel, compiled."""
 
     name: str
     backend: str
     """`triton`, `gluon` or `cuda`."""
     target: str
-    """`sm_90a`, as the assembler was told; the cubin has it too, and an older disassembler drops the `a`."""
+    """The architecture given to the assembler, such as `sm_90a`; an older disassembler prints it without the `a`."""
     grid: tuple[int, ...]
     num_warps: int
     num_stages: int
     cubin: bytes
     ptx: str
     shared_bytes: int
-    """Per block; of CUDA C++, what the launch adds to what the code declares itself."""
+    """Bytes per block; for CUDA C++ only the dynamic part, which the launch adds to what the code declares."""
     threads: int | None
-    """Per block; None where only the code says."""
+    """Threads per block; None where only the compiled code says it."""
     ctas: int
-    """Blocks of the whole grid, those of a cluster counted one by one."""
+    """Blocks of the whole grid; each block of a cluster counts."""
     ir: str = ""
-    """Triton's or Gluon's own form of the kernel, in which what was asked for can still be read."""
+    """Triton's or Gluon's IR of the kernel, which still shows the requested options."""
     asked: Mapping[str, Any] = field(default_factory=dict)
-    """Options that the launcher named."""
+    """Options that the launcher set."""
     source_hash: str = ""
     log: Callable[[], str] = str
-    """What the assembler says of the code; asked only where it matters, for it may compile once more."""
+    """Returns the assembler's log; called only where the log matters, because the call may compile once more."""
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Launches with the same key are one kernel, launched again."""
+        """Two launches with the same key launch the same kernel."""
         return self.name, self.source_hash, self.grid, self.threads, self.shared_bytes
 
 
 class FakeDriver:
-    """A driver that has one GPU to compile for and nothing to run on."""
+    """A driver with one GPU that Triton can compile for and cannot run on."""
 
     def __init__(self, sm: int, properties: Mapping[str, int]):
         self.target = GPUTarget("cuda", sm, 32)
         self.utils = SimpleNamespace(get_device_properties=lambda device: dict(properties))
         self.get_current_target = lambda: self.target
-        # A number for each target, because Triton keeps what it compiled by device.
+        # Each target has its own device number, because Triton caches compiled kernels by device.
         self.get_current_device = lambda: sm
         self.get_current_stream = lambda device: 0
         self.get_active_torch_device = lambda: torch.device("meta")
 
 
 def check_internals() -> None:
-    """Raises `RuntimeError` where Triton has moved what this file replaces."""
+    """Raises `RuntimeError` where this Triton lacks an internal that this file replaces."""
     code = getattr(JITFunction.run, "__code__", None)
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount] if code else ()
     tuner = hasattr(Autotuner, "run") and hasattr(Autotuner, "prune_configs")
@@ -102,17 +102,17 @@ def recording_triton(sm: int, properties: Mapping[str, int], launches: list[Laun
             kernel = run(self, *args, grid=grid, warmup=True, **kwargs)
         if callable(grid):
             grid = grid({**dict(zip(self.arg_names, args, strict=False)), **kwargs})
-        if 0 not in grid:  # Triton's launcher leaves such a launch out
+        if 0 not in grid:  # Triton's launcher skips an empty grid
             launches.append(_launch(self, kernel, tuple(int(size) for size in grid), asked, said.getvalue()))
         return kernel
 
     def every_config(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """What an autotuner would try, without the trying: one compilation a config."""
+        """Compiles each config that the autotuner would try, and times none of them."""
         self.nargs = dict(zip(self.arg_names, args, strict=False))
         for config in self.prune_configs(kwargs) if len(self.configs) > 1 else self.configs:
             if config.pre_hook is not None:
                 config.pre_hook({**self.nargs, **kwargs, **config.all_kwargs()})
-            # `triton.Config` always has a depth; the one that it has by itself was not asked for.
+            # `triton.Config` always has a `num_stages`; its default value was not requested.
             unsaid.update({"num_stages"} if config.num_stages == DEFAULT_STAGES else ())
             kernel = self.fn.run(*args, **kwargs, **config.all_kwargs())
             unsaid.clear()
@@ -142,16 +142,16 @@ def _launch(function: Any, kernel: Any, grid: tuple[int, ...], asked: Mapping[st
         shared_bytes=int(kernel.metadata.shared),
         threads=None,
         ctas=int(kernel.metadata.num_ctas) * math.prod(grid),
-        # Before any pass: the one for sm_80 already puts pointers in the place of tensor descriptors.
+        # The IR before any pass: the pass for sm_80 already replaces tensor descriptors with pointers.
         ir=str(kernel.asm["source"]),
         asked=scalars,
         source_hash=kernel.hash,
-        log=lambda: said or _ptxas_log(kernel),  # nothing was said of what Triton had kept
+        log=lambda: said or _ptxas_log(kernel),  # a kernel from Triton's cache has no log
     )
 
 
 def _num_warps(kernel: Any) -> int:
-    """As it was asked for: in the metadata, specialised warps are counted too."""
+    """The requested number of warps; the number in the metadata includes specialised warps."""
     found = re.search(r'"ttg\.num-warps" = (\d+)', str(kernel.asm["ttgir"]))
     return int(found[1]) if found else int(kernel.metadata.num_warps)
 
@@ -161,7 +161,7 @@ def _target(kernel: Any) -> str:
 
 
 def _ptxas_log(kernel: Any) -> str:
-    """What ptxas says of the PTX, assembled once more."""
+    """Assembles the PTX once more and returns ptxas's log."""
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "kernel.ptx"
         source.write_text(kernel.asm["ptx"])
@@ -177,7 +177,7 @@ _IGNORED_OPTION = re.compile(r"^-{1,2}(I|include-path|std)")
 def recording_cuda(arch: str, launches: list[Launch]) -> Iterator[None]:
     """Makes every launch of a `CudaKernel` a compilation for `arch`, and appends it to `launches`.
 
-    The class itself is changed, so that it does not matter how a kernel's module imported `load`.
+    It changes the class itself, so that the way in which a kernel's module imported `load` does not matter.
     """
     from rooflab.kernels import _cuda
 
@@ -188,7 +188,7 @@ def recording_cuda(arch: str, launches: list[Launch]) -> Iterator[None]:
         self: Any, grid: Sequence[int], block: Sequence[int], *arguments: Any, shared_bytes: int = 0
     ) -> None:
         for index, argument in enumerate(arguments):
-            _cuda._value(index, argument)  # what a launch would refuse
+            _cuda._value(index, argument)  # raises where a launch would refuse it
         launches.append(_cuda_launch(_cuda, self, arch, tuple(grid), tuple(block), shared_bytes))
 
     owner.__call__ = compile_only

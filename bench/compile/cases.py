@@ -1,4 +1,4 @@
-"""What `rooflab static` compiles: for each dtype the most work of a suite, for Hopper with the limits of an H100."""
+"""Chooses what `rooflab static` compiles: per dtype a suite's case with the most work, for Hopper with H100 limits."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from rooflab.roofline.device import Device, get_device
 from rooflab.roofline.occupancy import MAX_THREADS_PER_CTA, SHARED_RESERVED, WARP, limits_of
 
 COMPILED = ("triton", "gluon", "cuda")
-"""Backends whose kernels have code of ours to look at."""
+"""Backends whose kernels have compiled code of our own."""
 SUITES = ("llama3_8b",)
 
 
 @dataclass(frozen=True)
 class Selected:
-    """One thing to compile."""
+    """One kernel, case and scheme to compile."""
 
     kernel: Kernel
     case: Case
@@ -34,11 +34,11 @@ class Selected:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What two revisions are compared by: op, kernel and scheme."""
+        """Op, kernel and scheme: entries of two revisions with the same key are compared."""
         return self.kernel.op, self.kernel.name, self.scheme.name
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values, for another process."""
+        """The fields as JSON values, for another process."""
         return {
             "op": self.kernel.op,
             "kernel": self.kernel.name,
@@ -61,14 +61,14 @@ class Query:
     every_case: bool = False
 
     def select(self) -> list[Selected]:
-        """What it picks of the kernels of this process."""
+        """The kernels, cases and schemes that this query picks in this process."""
         return select(self.op, self.kernels, self.suites, self.cases, self.schemes, every_case=self.every_case)
 
 
 def can_keep(kernel: Kernel) -> bool:
-    """Whether the sources of the tree and the versions of packages say all that a kernel's code depends on.
+    """Whether a kernel's compiled code depends only on the tree's sources and on package versions.
 
-    CUDA C++ may come from a toolkit outside the packages, which can change under the same name.
+    A CUDA C++ compiler may come from a toolkit outside the packages, and such a toolkit can change under the same name.
     """
     return kernel.backend != "cuda" and inspect.unwrap(kernel.fn).__module__.startswith("rooflab.kernels.")
 
@@ -82,10 +82,10 @@ def select(
     *,
     every_case: bool = False,
 ) -> list[Selected]:
-    """For each kernel and dtype, the case of `suites` with the most work that it takes; all of them with
-    `every_case`, or the `cases` given.
+    """For each kernel and dtype, the case of `suites` with the most work that the kernel takes; every case with
+    `every_case`; or the given `cases`.
 
-    `kernels` are names, or files that register some; without them, all.  Raises `ValueError` on what names nothing.
+    `kernels` are names, or files that register kernels; empty means all.  Raises `ValueError` on an unknown name.
     """
     chosen = _kernels(op, kernels)
     if cases and op is None:
@@ -108,13 +108,13 @@ def select(
 
 
 def _cases_of(spec: OpSpec, suites: Sequence[str]) -> list[Case]:
-    """The suites' cases; where an op has no such suite, as one from outside, its smoke cases."""
+    """The suites' cases; the smoke cases of an op that has none of these suites, such as an op from outside."""
     found = [case for suite in suites for case in spec.cases.get(suite, ())]
     return list(dict.fromkeys(found or spec.cases["smoke"]))
 
 
 def _taken(kernel: Kernel, spec: OpSpec, cases: Sequence[Case], scheme: Scheme) -> list[Case]:
-    """Those that the kernel takes, the least work first."""
+    """The cases that the kernel takes, the case with the least work first."""
     found = []
     for case in cases:
         inputs = spec.make_inputs(case, scheme, torch.device("meta"), 0)
@@ -125,7 +125,7 @@ def _taken(kernel: Kernel, spec: OpSpec, cases: Sequence[Case], scheme: Scheme) 
 
 
 def _kernels(op: str | None, wanted: Sequence[str]) -> list[tuple[Kernel, Path | None]]:
-    """Kernels with compiled code, each with its file where it came from one."""
+    """Kernels with compiled code, each with the file that registers it, or None for a kernel of the tree."""
     chosen = choose_kernels(op, wanted)
     for kernel, file in chosen if wanted else ():
         if file is None:
@@ -142,18 +142,18 @@ def has_code(kernel: Kernel) -> bool:
 
 
 def check_backend(kernel: Kernel) -> None:
-    """Raises `ValueError` unless the kernel has code of its own."""
+    """Raises `ValueError` unless the kernel has compiled code of our own."""
     if kernel.backend not in COMPILED:
         wanted = " or ".join(COMPILED)
         raise ValueError(f"kernel: expected one in {wanted}, got {kernel.id}, whose backend is {kernel.backend}")
 
 
 ARCHITECTURE, SM = "sm_90a", 90
-"""As the compilers name it: the `a` is Hopper's own instructions, wgmma for one, which no later GPU runs."""
+"""The compilers' name of Hopper; the `a` adds Hopper's own instructions, such as wgmma, which no later GPU runs."""
 
 
 def device_for(gpu: str | None = None) -> Device:
-    """The GPU called `gpu`, or an H100.  Raises `ValueError` on an unknown one, and on one that is not Hopper."""
+    """The GPU called `gpu`, or an H100.  Raises `ValueError` on an unknown GPU, and on a GPU that is not Hopper."""
     device = get_device(gpu or "h100-sxm")
     major, minor = device.compute_capability
     if 10 * major + minor != SM:
@@ -162,7 +162,7 @@ def device_for(gpu: str | None = None) -> Device:
 
 
 def properties() -> dict[str, int]:
-    """What a launcher may ask Triton's driver for, of an H100."""
+    """An H100's properties for which a launcher may ask Triton's driver."""
     device = device_for()
     limits = limits_of(device)
     return {

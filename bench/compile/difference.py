@@ -1,4 +1,4 @@
-"""How the compiled code of one kernel differs between two trees, and what of that fails a pull request."""
+"""How the compiled code of one kernel differs between two trees, and which differences fail a pull request."""
 
 from __future__ import annotations
 
@@ -30,29 +30,29 @@ _PATHS = (*TENSOR_CORES, "none")
 
 @dataclass(frozen=True)
 class Change:
-    """One kernel on one case in one dtype, this tree against another."""
+    """One kernel on one case in one dtype, this tree compared with another."""
 
     op: str
     kernel: str
     scheme: str
     case_id: str
     verdict: Verdict
-    """SAME: the same machine code on the same grids.  CHANGED: other code, and nothing that fails.  NOT COMPARED: not
-    to be compiled here on either side, for a package that is not installed."""
+    """SAME: the same machine code on the same grids.  CHANGED: other code, without a difference that fails.  NOT
+    COMPARED: neither side can be compiled here, because a package is not installed."""
     sentences: tuple[str, ...]
-    """What differs, `before -> now`, the reason for the verdict first."""
+    """The differences, as `before -> now`; the reason for the verdict comes first."""
     before: tuple[Summary, ...] = ()
     now: tuple[Summary, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
+        """The fields as JSON values."""
         sides = {"before": [s.to_json() for s in self.before], "now": [s.to_json() for s in self.now]}
         return {**{k: v for k, v in asdict(self).items() if k not in sides}, "sentences": list(self.sentences), **sides}
 
 
 def exit_status(changes: Sequence[Change]) -> int:
-    """11 where a kernel spills anew, lost its tensor cores or does not compile; else 13 where one is gone or nothing
-    was compared; else 0."""
+    """11 where a kernel has new spills, lost its tensor cores or does not compile; else 13 where a kernel is gone or
+    nothing was compared; else 0."""
     verdicts = {change.verdict for change in changes}
     if verdicts & set(FAILED):
         return EXIT_FAILED
@@ -73,7 +73,7 @@ _COUNTED: dict[Verdict, str] = {
 
 
 def summary_line(changes: Sequence[Change], base: str) -> str:
-    """All of it in one line."""
+    """All verdicts in one line."""
     counts = Counter(change.verdict for change in changes)
     found = [f"{counts[verdict]} {words}" for verdict, words in _COUNTED.items()]
     status = exit_status(changes)
@@ -102,7 +102,7 @@ def new(identity: Identity, now: list[Summary] | CompileFailure) -> Change:
 def changed(
     identity: Identity, before: list[Summary] | CompileFailure, now: list[Summary] | CompileFailure, note: str = ""
 ) -> Change:
-    """The verdict on a kernel that both trees have; `note` is one more sentence for it."""
+    """The verdict on a kernel that both trees have; `note` is one more sentence for the verdict."""
     if isinstance(now, CompileFailure):
         also = ("it did not compile before either",) if isinstance(before, CompileFailure) else ()
         return Change(*identity, "DOES NOT COMPILE", (str(now), *also))
@@ -129,8 +129,8 @@ def _activity(summary: Summary) -> tuple[Any, ...]:
 
 
 def _aligned(before: list[Summary], now: list[Summary]) -> list[tuple[Summary, Summary]]:
-    """Launches side by side: by name where the names are the same, else in order.  Empty where their number differs;
-    then the best tensor-core path and the most spilled bytes stand for a side."""
+    """Pairs of launches: by name where the names are the same, else in order.  Empty where the numbers of launches
+    differ; then the best tensor-core path and the most spilled bytes represent each side."""
     if len(before) != len(now):
         return []
     if sorted(s.name for s in before) == sorted(s.name for s in now):
@@ -177,7 +177,7 @@ def _sentences(was: Summary, is_: Summary) -> list[str]:
 
 
 def _findings(before: Sequence[Summary], now: Sequence[Summary]) -> list[str]:
-    """Options without effect that had one before or were not asked for; then options that take effect again."""
+    """Options without effect that had an effect before or were not requested; then options that take effect again."""
     failed = {option.name for summary in before for option in summary.options if not option.took_effect}
     fails = {option.name: option for summary in now for option in summary.options if not option.took_effect}
     worse = [option.sentence for name, option in fails.items() if name not in failed]
@@ -189,7 +189,7 @@ def _takes_effect(now: Sequence[Summary], name: str) -> bool:
 
 
 def markdown(changes: Sequence[Change], base: str) -> str:
-    """The difference for a pull request: the verdict, and a table of what is not the same."""
+    """The difference for a pull request: the verdict, and a table of the kernels that are not SAME."""
     told = [change for change in changes if change.verdict != "SAME"]
     order = {
         verdict: index for index, verdict in enumerate((*FAILED, "GONE", "CHANGED", "FIXED", "NEW", "NOT COMPARED"))
@@ -207,7 +207,7 @@ def markdown(changes: Sequence[Change], base: str) -> str:
 Item = dict[str, Any]
 """A kernel, a case and a scheme, as `Selected.to_json` gives them."""
 Pair = tuple[Item | None, Item | None]
-"""What the base has and what the head has in its place."""
+"""The base's item and the head's matching item; None where a tree has no such item."""
 
 
 @dataclass(frozen=True)
@@ -220,7 +220,7 @@ class Side:
     """The hash of its sources."""
 
     def select(self, query: Query) -> list[Item]:
-        """What the query picks in this tree.  Raises `ValueError` where the tree cannot be asked."""
+        """The items that the query picks in this tree.  Raises `ValueError` where the tree's process fails."""
         try:
             answer = self.workers.ask({"do": "select", **asdict(query)})
         except ChildFailed as failed:
@@ -232,10 +232,10 @@ class Side:
 
 @contextmanager
 def revision_side(root: Path, revision: str) -> Iterator[Side]:
-    """The tree of `revision`, in a worktree that is gone afterwards.  Raises `ValueError` where git knows none."""
+    """The tree of `revision`, in a temporary git worktree.  Raises `ValueError` where git does not know `revision`."""
     from rooflab.bench.records.revisions import checked_out, git
 
-    # The same compilers for both sides, also where the revision pins others: only the kernels differ then.
+    # Both sides use the same compilers, even where the revision pins others, so that only the kernels differ.
     with checked_out(root, revision, keep_environment=True) as tree:
         path = tree.path / git(root, "rev-parse", "--show-prefix")
         if not (path / "kernels").is_dir() or not (path / "reference").is_dir():
@@ -248,19 +248,19 @@ def revision_side(root: Path, revision: str) -> Iterator[Side]:
 
 
 def own_side() -> Side:
-    """The tree that this process runs, uncommitted changes included."""
+    """The tree that this process runs, including uncommitted changes."""
     return Side("the working tree", own_compilers(), own_hash())
 
 
 def compare_sides(base: Side, head: Side, query: Query, device: Device, store: Store | None = None) -> list[Change]:
-    """Everything that the query picks in either tree, `head` against `base`, in order of op, kernel and dtype.
+    """Compares everything that the query picks in either tree, in order of op, kernel and dtype.
 
-    Raises `ValueError` where it picks nothing, or a tree cannot be asked.
+    Raises `ValueError` where the query picks nothing, or where a tree's process fails.
     """
     before, after = base.select(query), head.select(query)
     theirs = {_key(item): item for item in after}
     known = {_key(item) for item in before}
-    # At the base's cases, so that both sides do the same work.
+    # Both sides compile the base's cases, so that they do the same work.
     pairs: list[Pair] = [(item, _at(item, theirs.get(_key(item)))) for item in before]
     pairs += [(None, item) for item in after if _key(item) not in known]
     if not pairs:
@@ -268,7 +268,7 @@ def compare_sides(base: Side, head: Side, query: Query, device: Device, store: S
     old = _compile(base, [item for item, _ in pairs if item is not None], device, store)
     broken = [result for result in old.values() if isinstance(result, CompileFailure) and not result.refused]
     if broken and not any(isinstance(result, list) for result in old.values()):
-        # One kernel that did not compile was broken; all of them is a tree that this bench cannot read.
+        # One failure means a broken kernel; if every kernel fails, this bench cannot read the tree.
         raise ValueError(f"compare: nothing of {base.label} compiles here: {broken[0]}")
     now = _compile(head, [item for _, item in pairs if item is not None], device, store)
     changes = [_change(pair, old, now) for pair in pairs]
@@ -276,7 +276,7 @@ def compare_sides(base: Side, head: Side, query: Query, device: Device, store: S
 
 
 def _at(item: Item, other: Item | None) -> Item | None:
-    """The other tree's kernel at this item's case; at its own where the op's cases have other keys there."""
+    """The other tree's kernel at this item's case; at its own case where the op's cases have other keys there."""
     if other is None or set(other["case"]) != set(item["case"]):
         return other
     return {**other, "case": item["case"]}

@@ -1,7 +1,7 @@
 """Control flow of SASS: basic blocks, natural loops, and the loop in which a kernel spends its time.
 
-A loop is found as in any compiler (Aho, Lam, Sethi, Ullman, "Compilers", 2nd edition, 9.6): a back edge goes to a block
-that dominates it, and the loop is everything that reaches the edge without passing that block.
+Loops are found as in any compiler (Aho, Lam, Sethi, Ullman, "Compilers", 2nd edition, 9.6): a back edge goes to a block
+that dominates its source, and the loop is every block that reaches the back edge without passing that block.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _INDIRECT = ("BRX", "BRXU", "JMX", "JMXU")
 _WAITS = ("SYNCS", "USETMAXREG", "NANOSLEEP", "CCTL", "UCGABAR_WAIT")
 _WORK = ("tcgen05", "wgmma", "mma", "tma", "cp_async", "ldmatrix", "global_store", "shared_store", "atomic")
 _LONGEST_WAIT = 24
-"""Instructions of the longest loop that is taken for waiting: a poll is a handful, on sm_90a four to nine."""
+"""Most instructions of a loop that counts as waiting: on sm_90a a polling loop has four to nine instructions."""
 _TARGET = re.compile(r"`\(([^)]+)\)|\b(0x[0-9a-f]+)\b")
 _CONDITION = re.compile(r"^!?U?P\d\b")
 
@@ -31,34 +31,34 @@ class Loop:
     """One natural loop."""
 
     start: int
-    """Address of its head."""
+    """Address of the loop's head."""
     depth: int
-    """1 for a loop in no other."""
+    """Nesting depth: 1 for an outermost loop."""
     innermost: bool
-    """Whether no other loop is in it, loops that only wait left out."""
+    """Whether the loop contains no other loop; loops that only wait are ignored."""
     waits: bool
-    """Whether it only polls a barrier, a register budget or a flag."""
+    """Whether the loop only polls a barrier, a register budget or a flag."""
     instructions: tuple[Instruction, ...]
-    """In order of address, what is in its inner loops included."""
+    """In order of address, including the instructions of inner loops."""
 
     @cached_property
     def opcodes(self) -> Mapping[str, int]:
-        """How often each opcode occurs in its code."""
+        """How often each opcode occurs in the loop."""
         return Counter(instruction.opcode for instruction in self.instructions)
 
     @cached_property
     def counts(self) -> Mapping[str, int]:
-        """Instructions of each of `sass.FAMILIES`."""
+        """Number of instructions of each family of `sass.FAMILIES`."""
         return count_families(self.opcodes.items())
 
     @property
     def tensor_core_instructions(self) -> int:
-        """Matrix instructions of every kind."""
+        """Number of tensor-core instructions of every kind."""
         return sum(self.counts[family] for family in TENSOR_CORES)
 
     @property
     def global_loads(self) -> int:
-        """Instructions that bring data from global memory, by whichever way."""
+        """Number of instructions that load data from global memory, by any path."""
         return self.counts["global_load"] + self.counts["cp_async"] + self.counts["tma"]
 
 
@@ -80,8 +80,8 @@ def find_loops(function: Function) -> list[Loop]:
 
 
 def hot_loop(loops: Sequence[Loop]) -> Loop | None:
-    """The innermost loop with the most tensor-core instructions; where none has any, the one with the most global
-    loads; else the largest.  None where there is no loop."""
+    """The innermost loop with the most tensor-core instructions; without such instructions, the loop with the most
+    global loads; without global loads, the largest loop.  None where there is no loop."""
     inner = [loop for loop in loops if loop.innermost]
     return max(
         inner, key=lambda loop: (loop.tensor_core_instructions, loop.global_loads, len(loop.instructions)), default=None
@@ -89,7 +89,7 @@ def hot_loop(loops: Sequence[Loop]) -> Loop | None:
 
 
 def feeding_loop(loops: Sequence[Loop], hot: Loop | None) -> Loop | None:
-    """The innermost loop of other warps that brings the data in for `hot`, where warps are specialised, or None."""
+    """In warp-specialised code, the innermost loop of other warps that loads the data for `hot`; else None."""
     if hot is None or hot.counts["tma"] or hot.counts["cp_async"]:
         return None
     others = [loop for loop in loops if loop.innermost and loop is not hot]
@@ -104,12 +104,12 @@ class _Block:
 
 
 def _blocks(function: Function) -> tuple[dict[int, _Block], set[int]]:
-    """Basic blocks by the address of their first instruction, those that cannot be reached left out, and the addresses
-    at which code is entered: the kernel's own start and what it calls."""
+    """Reachable basic blocks by the address of their first instruction, and the entry addresses: the kernel's start
+    and the functions that it calls."""
     code = function.instructions
     targets = {i.address: _targets(i, function) for i in code if i.name in (*_BRANCHES, "CALL")}
     referred = {target for found in targets.values() for target in found}
-    # Where an indirect branch may go is in none of the instructions, so every other label is taken for such a place.
+    # No instruction shows the targets of an indirect branch, so every label that nothing refers to counts as one.
     elsewhere = {a for label, a in function.labels.items() if label.startswith(".L") and a not in referred}
     starts = {code[0].address, *function.labels.values(), *referred}
     step = min((after.address - before.address for before, after in pairwise(code)), default=0)
@@ -118,7 +118,7 @@ def _blocks(function: Function) -> tuple[dict[int, _Block], set[int]]:
         if instruction.address in starts:
             current = blocks[instruction.address] = _Block([], set())
         current.instructions.append(instruction)
-        # An older disassembler leaves out an indirect branch that it cannot follow, and its address is missing.
+        # An older disassembler omits an indirect branch that it cannot follow: then an address is missing.
         missing = following is not None and following.address - instruction.address > step
         if missing or (instruction.name in _INDIRECT and not targets[instruction.address]):
             current.successors = set(elsewhere)
@@ -149,7 +149,7 @@ def _targets(instruction: Instruction, function: Function) -> list[int]:
 
 
 def _successors(last: Instruction, following: Instruction | None, targets: Mapping[int, list[int]]) -> set[int]:
-    # `BRA.DIV` branches only where threads have parted, `BRA P0, L` and `BRA.U !UP0, L` on an operand.
+    # `BRA.DIV` branches only where threads have diverged; `BRA P0, L` and `BRA.U !UP0, L` branch on an operand.
     conditional = bool(last.guard) or ".DIV" in last.opcode or _CONDITION.match(last.operands)
     jumps = set(targets[last.address]) if last.name in _BRANCHES else set()
     if following is None or (_ends_block(last) and not conditional):
@@ -170,7 +170,7 @@ def _reachable(blocks: Mapping[int, _Block], entries: set[int]) -> dict[int, _Bl
 
 
 def _natural_loops(blocks: Mapping[int, _Block], entries: set[int]) -> dict[int, frozenset[int]]:
-    """Addresses of the blocks of each loop, by its head; back edges to one head make one loop."""
+    """Addresses of the blocks of each loop, by the loop's head; back edges to the same head form one loop."""
     before = _predecessors(blocks)
     dominators = _dominators(before, entries)
     loops: dict[int, set[int]] = {}
@@ -195,7 +195,7 @@ def _predecessors(blocks: Mapping[int, _Block]) -> dict[int, list[int]]:
 
 
 def _dominators(before: Mapping[int, list[int]], entries: set[int]) -> dict[int, set[int]]:
-    """The blocks that every way to a block passes, itself included."""
+    """For each block its dominators: the blocks that every path to it passes, including the block itself."""
     found = {head: {head} if head in entries else set(before) for head in before}
     changed = True
     while changed:

@@ -24,20 +24,20 @@ COLUMNS = (
     *("kernel", "scheme", "case", "config", "launch", "regs", "spill", "smem", "threads", "cta/sm", "by", "waves"),
     *("tail", "tensor", *COPIES, "load", "options"),
 )
-"""`spill`: bytes of stack a thread; `smem`: bytes a block; `by`: what limits the CTAs on an SM; `tensor` to `ldmatrix`:
-instructions in the hot loop; `load`: bytes a thread loads at once in it, narrowest and usual; `options`: how many of
-those asked for took no effect."""
+"""`spill`: stack bytes per thread; `smem`: bytes per block; `by`: what limits the CTAs per SM; `tensor` to `ldmatrix`:
+instructions in the hot loop; `load`: bytes per thread of the hot loop's narrowest and usual load; `options`: number of
+requested options that took no effect."""
 AT_ONCE = 64
-"""Compilations whose text is held at once, half a megabyte each."""
+"""Compilations whose text is in memory at the same time, half a megabyte each."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """One thing that was compiled."""
+    """The outcome of one compilation."""
 
     selected: Selected
     config: Any
-    """The config it was held to; None where the launcher chose."""
+    """The config that was compiled; None where the launcher chose it."""
     launches: tuple[Summary, ...] = ()
     failure: CompileFailure | None = None
 
@@ -50,7 +50,7 @@ class Result:
 
     @property
     def config_values(self) -> dict[str, Any] | None:
-        """The config's values: those asked for, or what the launcher takes where nothing was tuned."""
+        """The config's values: the requested ones, or the launcher's choice where nothing was tuned."""
         kernel = self.selected.kernel
         config = self.config
         if config is None and kernel.takes_config:
@@ -58,7 +58,7 @@ class Result:
         return None if config is None else asdict(config)
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
+        """The fields as JSON values."""
         return {
             **self.selected.to_json(),
             "case_id": self.selected.case.id,
@@ -70,8 +70,8 @@ class Result:
 
 
 def configs_of(selected: Sequence[Selected], texts: Sequence[str], every: bool) -> list[tuple[Selected, Any]]:
-    """What to compile with which config: the launcher's choice (None), those that `texts` (`block_m=64,...`) say, or
-    every legal one; with either, of the kernels that take any.  Raises `ValueError` where one has no such config."""
+    """Pairs of item and config to compile: the launcher's choice (None), the configs in `texts` (`block_m=64,...`), or
+    every legal config; the last two only for tunable kernels.  Raises `ValueError` on a config that a kernel lacks."""
     if texts and every:
         raise ValueError("config: expected --config or --all-configs, got both")
     if not texts and not every:
@@ -86,7 +86,7 @@ def configs_of(selected: Sequence[Selected], texts: Sequence[str], every: bool) 
 
 
 def compile_selected(chosen: Sequence[tuple[Selected, Any]], device: Device, store: Store | None) -> list[Result]:
-    """Everything compiled, and laid over the SMs of `device`."""
+    """Compiles every item and computes its occupancy and waves on `device`."""
     results = []
     for start in range(0, len(chosen), AT_ONCE):
         part = chosen[start : start + AT_ONCE]
@@ -138,7 +138,7 @@ def _range(worst: int | None, usual: int | None) -> str:
 
 
 def details(launch: Summary) -> list[tuple[str, str]]:
-    """Everything that is known of one launched kernel: labels and texts."""
+    """All facts about one launched kernel, as pairs of label and text."""
     found = launch.to_json()
     loop, asked = found.pop("loop") or {}, found.pop("options")
     said = {**found, **{f"hot loop: {name}": value for name, value in loop.items()}}
@@ -147,7 +147,7 @@ def details(launch: Summary) -> list[tuple[str, str]]:
 
 
 def summary_line(results: Sequence[Result], store: Store | None) -> str:
-    """All of it in one line."""
+    """All results in one line."""
     kernels = {result.selected.kernel.id for result in results}
     failed = sum(result.status == "COMPILE_ERROR" for result in results)
     spilling = sum(any(launch.stack_bytes for launch in result.launches) for result in results)

@@ -1,7 +1,7 @@
 """SASS as `cuobjdump -sass` and `nvdisasm -c` print it: functions, and what instructions move, read and write.
 
-The first prints a branch's target as an address, the second as a label.  An instruction that is not understood is one
-like any other: it takes an issue slot.
+`cuobjdump` prints a branch's target as an address, `nvdisasm` as a label.  An unknown instruction only counts as one
+issue slot.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
     "special_function": ("MUFU",),
     "barrier": ("BAR", "SYNCS", "WARPGROUP", "DEPBAR", "LDGDEPBAR", "WARPSYNC", "UCGABAR_WAIT"),
 }
-"""Families of instructions by their opcode's part before the first dot.
+"""Families of instructions, by the part of the opcode before the first dot.
 
-`tma` is what the tensor memory accelerator moves, `cp_async` Ampere's copies past the registers, `fma` what stands for
-a matrix product where no tensor core is used.
+`tma`: copies by the tensor memory accelerator; `cp_async`: Ampere's copies that bypass the registers; `fma`:
+multiply-adds that compute a matrix product where no tensor core is used.
 """
 TENSOR_CORES = ("tcgen05", "wgmma", "mma")
 """Families of tensor-core instructions, the newest first."""
@@ -65,9 +65,9 @@ class Instruction:
 
     address: int
     guard: str
-    """`@!P0`; empty where it always executes."""
+    """The predicate, such as `@!P0`; empty where the instruction always executes."""
     opcode: str
-    """`LDG.E.128`, modifiers included."""
+    """The opcode with its modifiers, such as `LDG.E.128`."""
     operands: str
 
     @cached_property
@@ -92,12 +92,12 @@ class Instruction:
 
     @property
     def width_bytes(self) -> int:
-        """Bytes a thread moves with it, for a load or a store: 4 unless a modifier says otherwise."""
+        """Bytes that a load or a store moves per thread: 4 unless a modifier says otherwise."""
         return width_bytes(self.opcode)
 
     @property
     def bytes_per_thread(self) -> int:
-        """Bytes that a load or store moves for each thread; 0 for all else, and for a TMA copy, which names a tile."""
+        """Bytes that a load or store moves per thread; 0 for a TMA copy, which moves a tile, and for all else."""
         if not self.name.startswith(("LD", "ST", "ATOM", "RED")) or self.name in ("LDC", "LDGDEPBAR"):
             return 0
         if self.name in ("LDSM", "STSM"):
@@ -106,45 +106,45 @@ class Instruction:
 
     @property
     def target(self) -> int | None:
-        """Where a branch goes; None for all else."""
+        """The address to which a branch goes; None for other instructions."""
         found = _ADDRESS.search(self.operands) if self.name == "BRA" else None
         return int(found[1], 16) if found else None
 
     @property
     def loads_global(self) -> bool:
-        """Whether registers are loaded from global memory."""
+        """Whether this instruction loads registers from global memory."""
         return self.family == "global_load"
 
     @property
     def loads_async(self) -> bool:
-        """Whether shared memory is filled without registers: cp.async or a TMA copy."""
+        """Whether this instruction fills shared memory without registers: cp.async or a TMA copy."""
         return self.family == "cp_async" or self.name == "UTMALDG"
 
     @property
     def stores_global(self) -> bool:
-        """Whether registers are stored to global memory, or added to what is there."""
+        """Whether this instruction stores registers to global memory, or adds them to the values there."""
         return self.family == "global_store" or self.name in ("RED", "REDG", "ATOM", "ATOMG")
 
     @property
     def commits(self) -> bool:
-        """Whether it ends a group of wgmma that can be waited for."""
+        """Whether this instruction ends a group of wgmma for which code can wait."""
         return self.is_wgmma and bool(_COMMIT.search(self.operands))
 
     @property
     def groups_left(self) -> int | None:
-        """Of a wait for wgmma, how many groups may be on their way after it; None for all else."""
+        """For a wait for wgmma, the number of groups that may still run after the wait; None for all else."""
         if self.name != "WARPGROUP" or "DEPBAR" not in self.modifiers:
             return None
         return int(self.arguments[-1], 16)
 
     @property
     def is_wgmma(self) -> bool:
-        """Whether four warps execute it together."""
+        """Whether four warps execute this instruction together."""
         return self.family == "wgmma"
 
     @cached_property
     def mma_shape(self) -> tuple[int, int, int] | None:
-        """M, N, K of a matrix product, or None."""
+        """M, N, K of a matrix product; None for all else."""
         if self.is_wgmma:
             sizes = next((found for part in self.modifiers if (found := _SHAPE.fullmatch(part))), None)
             return (int(sizes[1]), int(sizes[2]), int(sizes[3])) if sizes else None
@@ -154,7 +154,7 @@ class Instruction:
 
     @property
     def mma_flops(self) -> int:
-        """FLOPs of a matrix product, of the warp or the warpgroup; 0 for all else."""
+        """FLOPs of a matrix product, per warp (mma) or per warpgroup (wgmma); 0 for all else."""
         shape = self.mma_shape
         return 2 * shape[0] * shape[1] * shape[2] if shape else 0
 
@@ -169,19 +169,19 @@ class Instruction:
 
     @property
     def writes(self) -> frozenset[str]:
-        """Registers and predicates that it writes."""
+        """Registers and predicates that the instruction writes."""
         return self._registers[0]
 
     @property
     def reads(self) -> frozenset[str]:
-        """Registers and predicates that it reads, its guard included; of a wide operand, the first two."""
+        """Registers and predicates that the instruction reads, also its guard; of a wide operand, the first two."""
         return self._registers[1]
 
     @cached_property
     def _registers(self) -> tuple[frozenset[str], frozenset[str]]:
         count = 0
         if self.name not in _CONTROL and _RESULT.match(self.operands):
-            # A carry or a second predicate comes beside the result: `IADD3 R4, P0, ...`, `SHFL.BFLY PT, R4, ...`.
+            # A carry or a second predicate stands beside the result: `IADD3 R4, P0, ...`, `SHFL.BFLY PT, R4, ...`.
             beside = any(_PREDICATE.fullmatch(operand) for operand in self.arguments[:2])
             count = 2 if beside and len(self.arguments) > 1 else 1
         written = (name for operand in self.arguments[:count] for name in _names(operand, self._width))
@@ -190,7 +190,7 @@ class Instruction:
 
     @property
     def _width(self) -> int:
-        """Registers of 32 bits in a result."""
+        """Number of 32-bit registers in a result."""
         shape = self.mma_shape
         if shape:
             return shape[0] * shape[1] // (32 * (WARPGROUP if self.is_wgmma else 1))
@@ -216,13 +216,13 @@ class Function:
     labels: Mapping[str, int] = field(default_factory=dict)
     """Address by label; empty where the text has none."""
     indirect: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    """Where each indirect branch may go, by its address; only `nvdisasm` says so."""
+    """Possible targets of each indirect branch, by the branch's address; only `nvdisasm` prints them."""
 
 
 def width_bytes(opcode: str) -> int:
     """Bytes a thread moves with a load or store of this opcode.
 
-    Only whole modifiers count: `LDG.E.LTC128B` has a hint for the L2 cache and loads 4 bytes.
+    Only whole modifiers count: in `LDG.E.LTC128B` the modifier is a hint for the L2 cache, and the load has 4 bytes.
     """
     return next((_WIDTHS[part] for part in opcode.split(".")[1:] if part in _WIDTHS), _DEFAULT_WIDTH)
 
@@ -243,7 +243,7 @@ def parse(text: str) -> dict[str, Function]:
 
 
 def parse_code(text: str) -> tuple[Instruction, ...]:
-    """The instructions of one kernel's text, its heading or not.  Raises `ValueError` where there is none."""
+    """The instructions of one kernel's text, with or without its heading.  Raises `ValueError` where there is none."""
     reading = _Reading()
     for line in text.splitlines():
         reading.read(line)
@@ -253,7 +253,7 @@ def parse_code(text: str) -> tuple[Instruction, ...]:
 
 
 class _Reading:
-    """A function as far as it has been read."""
+    """The part of a function that has been read so far."""
 
     def __init__(self) -> None:
         self.instructions: list[Instruction] = []
@@ -287,7 +287,7 @@ class _Reading:
 
 
 def count_families(opcodes: Iterable[tuple[str, int]]) -> dict[str, int]:
-    """Instructions of every family of `FAMILIES`, from opcodes and how often each occurs."""
+    """Number of instructions of every family of `FAMILIES`, from pairs of opcode and number of occurrences."""
     counts = dict.fromkeys(FAMILIES, 0)
     for opcode, number in opcodes:
         family = _FAMILY_OF.get(opcode.partition(".")[0])
@@ -298,16 +298,16 @@ def count_families(opcodes: Iterable[tuple[str, int]]) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Widths:
-    """Bytes a thread moves in one instruction."""
+    """Bytes per thread and instruction."""
 
     worst: int | None
-    """The narrowest; None where there is no such instruction."""
+    """Bytes of the narrowest instruction; None where there is no such instruction."""
     usual: int | None
-    """The most frequent; the narrower of two that are as frequent."""
+    """Bytes of the most frequent width; of two equally frequent widths, the narrower."""
 
 
 def widths(opcodes: Iterable[tuple[str, int]], *names: str) -> Widths:
-    """The widths of the instructions called `names`, from opcodes and how often each occurs."""
+    """The widths of the instructions called `names`, from pairs of opcode and number of occurrences."""
     counts: dict[int, int] = {}
     for opcode, number in opcodes:
         if opcode.partition(".")[0] in names:

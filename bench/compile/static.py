@@ -1,7 +1,7 @@
-"""Compiles Triton, Gluon and CUDA C++ kernels with no GPU, and reads what came out: registers, spills, wgmma, TMA.
+"""Compiles Triton, Gluon and CUDA C++ kernels with no GPU, and reads the result: registers, spills, wgmma, TMA.
 
-The bundled `ptxas` and NVRTC need no device, and Triton's bundled `cuobjdump` reads the cubin.  The work is done in
-processes of their own (`worker.py`), because a process under Triton's interpreter cannot compile.
+The bundled `ptxas` and NVRTC need no device, and Triton's bundled `cuobjdump` reads the cubin.  Separate processes
+(`worker.py`) do the work, because a process under Triton's interpreter cannot compile.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from rooflab.reference.spec import Case, Scheme
 
 WORKER = "rooflab.bench.compile.worker"
 TIMEOUT_S = 300.0
-"""A compile takes about half a second; one that takes this long will not end."""
+"""Time limit of one compilation, which normally takes about half a second."""
 
 
 class CompileFailure(RuntimeError):
-    """A kernel did not compile; the text is the compiler's or the launcher's."""
+    """A kernel did not compile; the message comes from the compiler or the launcher."""
 
     def __init__(self, text: str, refused: bool = False):
         super().__init__(text)
         self.refused = refused
-        """Whether there is no such kernel, or it says that it does not take the case."""
+        """Whether the kernel does not exist, or says that it does not take the case."""
 
 
 def compilers(tree: Path | None = None) -> Pool:
@@ -42,7 +42,7 @@ def compilers(tree: Path | None = None) -> Pool:
 
 @cache
 def own_compilers() -> Pool:
-    """Those of this tree's kernels."""
+    """The processes that compile this tree's kernels."""
     return compilers()
 
 
@@ -52,12 +52,12 @@ OWN_TREE = Path(registry.__file__).resolve().parent.parent
 
 @cache
 def own_hash() -> str:
-    """Of the sources of this tree, which do not change under a process."""
+    """The hash of this tree's sources, which do not change while the process runs."""
     return tree_hash(OWN_TREE)
 
 
 def why_unanswered(failed: ChildFailed) -> str:
-    """Why a compiling process gave no answer, with what it wrote last."""
+    """Why a compiling process gave no answer, with the last lines that it wrote."""
     return f"the process ended with {failed.how}: {failed.words}" if isinstance(failed, Died) else str(failed)
 
 
@@ -67,49 +67,49 @@ class CompiledInfo:
 
     name: str
     target: str
-    """`sm_90a`."""
+    """The architecture, such as `sm_90a`."""
     grid: tuple[int, ...]
     launches: int
     """How often the launcher launched this kernel on this grid."""
     num_warps: int
-    """As the launcher asked, those that warp specialisation adds left out."""
+    """The number that the launcher requested, without the warps that warp specialisation adds."""
     num_stages: int
     threads: int
-    """Per block; more than 32 * num_warps where warps are specialised."""
+    """Threads per block; more than 32 * num_warps where warps are specialised."""
     registers: int
-    """Per thread."""
+    """Registers per thread."""
     stack_bytes: int
-    """Per thread, spilled registers included."""
+    """Stack bytes per thread, including spilled registers."""
     shared_bytes: int
-    """Per block."""
+    """Shared-memory bytes per block."""
     opcodes: Mapping[str, int]
-    """How often each SASS instruction occurs, modifiers included (`HGMMA.64x128x16.F32.BF16`)."""
+    """How often each SASS opcode occurs, with its modifiers (`HGMMA.64x128x16.F32.BF16`)."""
     ptx: str
-    """Triton's; empty for CUDA C++, which NVRTC compiles to machine code at once."""
+    """Triton's PTX; empty for CUDA C++, which NVRTC compiles directly to machine code."""
     sass: str
     """As `cuobjdump -sass` prints it."""
     backend: str = "triton"
     """`triton`, `gluon` or `cuda`."""
     ctas: int = 0
-    """Blocks of one launch, those of a cluster counted one by one."""
+    """Blocks of one launch; each block of a cluster counts."""
     ir: str = ""
-    """Triton's or Gluon's own form of the kernel, in which what was asked for can be read."""
+    """Triton's or Gluon's IR of the kernel, which shows the requested options."""
     asked: Mapping[str, Any] = field(default_factory=dict)
-    """Options that the launcher named: `num_warps`, `num_stages`."""
+    """Options that the launcher set: `num_warps`, `num_stages`."""
     indirect: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    """Where indirect branches may go, by their address."""
+    """Possible targets of each indirect branch, by the branch's address."""
     warnings: tuple[str, ...] = ()
-    """What the assembler warned of, in a code with wgmma."""
+    """The assembler's warnings about code with wgmma."""
     code_hash: str = ""
-    """sha256 of instructions and constants: the same for the same code, also where its source moved to other lines."""
+    """sha256 of instructions and constants: it stays the same when the source only moves to other lines."""
 
     def count(self, *families: str) -> int:
-        """Instructions of these families, the part before the first dot (`HGMMA`, `LDL`)."""
+        """Number of instructions with these names, the opcode's part before the first dot (`HGMMA`, `LDL`)."""
         return sum(number for opcode, number in self.opcodes.items() if opcode.split(".")[0] in families)
 
     @cached_property
     def counts(self) -> Mapping[str, int]:
-        """Instructions of each of `sass.FAMILIES` in the whole code."""
+        """Number of instructions of each family of `sass.FAMILIES` in the whole code."""
         return sass.count_families(self.opcodes.items())
 
     @cached_property
@@ -129,12 +129,12 @@ class CompiledInfo:
 
     @property
     def uses_wgmma(self) -> bool:
-        """Whether warpgroup tensor-core instructions are there, Hopper's only way to its full matrix rate."""
+        """Whether the code has wgmma instructions, Hopper's only way to its full matrix rate."""
         return self.counts["wgmma"] > 0
 
     @property
     def uses_tensor_cores(self) -> bool:
-        """Whether any tensor-core instruction is there, wgmma, Blackwell's, or the older mma."""
+        """Whether the code has any tensor-core instruction: wgmma, Blackwell's tcgen05, or the older mma."""
         return any(self.counts[family] for family in sass.TENSOR_CORES)
 
     @property
@@ -144,17 +144,17 @@ class CompiledInfo:
 
     @property
     def uses_tma(self) -> bool:
-        """Whether tiles come or go by the tensor memory accelerator."""
+        """Whether the tensor memory accelerator loads or stores tiles."""
         return self.counts["tma"] > 0
 
     @property
     def uses_warp_specialization(self) -> bool:
-        """Whether registers move between warps, which only specialised warps do."""
+        """Whether registers move between warps, which happens only between specialised warps."""
         return self.count("USETMAXREG") > 0 or "setmaxnreg" in self.ptx
 
 
 class Request(NamedTuple):
-    """What to compile."""
+    """One kernel, case, scheme and config to compile."""
 
     op: str
     kernel: str
@@ -163,7 +163,7 @@ class Request(NamedTuple):
     file: Path | None = None
     """The file that registers the kernel, where it is not in the tree."""
     config: Any = None
-    """The config to hold a tunable kernel to, one of its `config_type`; None leaves the choice to its launcher."""
+    """The config of a tunable kernel, of its `config_type`; None leaves the choice to its launcher."""
 
     def to_json(self) -> dict[str, Any]:
         """The message to a compiling process."""
@@ -175,10 +175,10 @@ class Request(NamedTuple):
 def compile_kernel(
     op: str, kernel_name: str, case: Case, scheme: Scheme, *, file: Path | None = None, config: Any = None
 ) -> list[CompiledInfo]:
-    """Every kernel of ours that `op`/`kernel_name` launches for `case`, compiled for sm_90a with no GPU.
+    """Compiles for sm_90a, with no GPU, every kernel of ours that `op`/`kernel_name` launches for `case`.
 
-    Raises `ValueError` on a kernel that has no code of its own, and `CompileFailure` where it does not compile, refuses
-    the case, or reads the values of its tensors, which are meta here.
+    Raises `ValueError` on a kernel that has no code of its own, and `CompileFailure` where the kernel does not compile,
+    refuses the case, or reads the values of its tensors, which are meta tensors here.
     """
     found = compile_kernels([Request(op, kernel_name, case, scheme, file, config)])[0]
     if isinstance(found, CompileFailure):
@@ -187,17 +187,17 @@ def compile_kernel(
 
 
 Found = list[CompiledInfo] | CompileFailure
-"""What a request gives: its launched kernels, or why it has no answer."""
+"""The answer to a request: its launched kernels, or the failure."""
 _done: dict[Request, list[CompiledInfo]] = {}
-"""What this process has compiled of its own tree, whose sources do not change under it, and of no config asked for: of
-those there may be a thousand, each half a megabyte of text."""
+"""Compiled kernels of this process's own tree, whose sources do not change while it runs.  Kernels with a requested
+config are not kept: there may be a thousand of these configs, each with half a megabyte of text."""
 
 
 def compile_kernels(requests: Sequence[Request], store: Store | None = None) -> list[Found]:
-    """`compile_kernel` of every request, in their order, on all cores; a failure stands in the place of its result.
+    """Calls `compile_kernel` for every request, on all cores; returns results in order, a failure in place of a result.
 
-    With a `store`, what it holds of the very same sources is not compiled again.  Raises `ValueError` on a kernel that
-    has no code of its own.
+    With a `store`, code that the store holds for identical sources is not compiled again.  Raises `ValueError` on a
+    kernel that has no code of its own.
     """
     for request in requests:
         if request.file is None:
@@ -214,9 +214,9 @@ def compile_kernels(requests: Sequence[Request], store: Store | None = None) -> 
 def compile_in(
     workers: Pool, messages: Sequence[Mapping[str, Any]], kept: Sequence[bool], tree: str, store: Store | None = None
 ) -> list[Found]:
-    """Every message (`Request.to_json`) compiled by `workers`, whose tree has the hash `tree`.
+    """Compiles every message (`Request.to_json`) in `workers`, whose tree has the hash `tree`.
 
-    The `store` takes those answers of which `kept` is true.
+    The `store` keeps the answers for which `kept` is true.
     """
     keys = [store.key(message, tree) if store and keep else None for message, keep in zip(messages, kept, strict=True)]
     answers = [store.read(key) if store and key else None for key in keys]

@@ -1,6 +1,6 @@
 """Compiled code on disk, so that `rooflab static` compiles nothing twice.
 
-An entry is named by a hash of everything that it depends on, and is never changed; it appears whole or not at all.
+An entry's name is a hash of everything on which the entry depends.  Entries never change and are written atomically.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from rooflab.bench.records.files import write_whole
 from rooflab.engine.model_files import cache_folder
 
 PREFIXES = ("TRITON_", "PTXAS", "NVCC_", "NVRTC_", "CUDA_", "CUPY_", "LLVM_", "MLIR_", "DISABLE_", "ENABLE_", "USE_")
-"""Environment variables that compilers read begin so."""
+"""Prefixes of the environment variables that compilers read."""
 PLACES = ("TRITON_INTERPRET", "TRITON_CACHE_DIR", "TRITON_HOME", "CUDA_VISIBLE_DEVICES", "CUPY_CACHE_DIR")
-"""Of these, those that say where files are or which GPU is seen, and change no code."""
+"""Variables with such a prefix that only name folders, the visible GPU or the mode, and change no compiled code."""
 UNUSED_S = 30 * 24 * 3600.0
-"""An entry that nothing has read for this long is deleted."""
+"""Seconds without a read after which an entry is deleted."""
 LAYERS = ("kernels", "reference", "roofline")
-"""What a kernel may import of ours (the house rule of one-way imports)."""
+"""Packages of this tree that a kernel may import (the house rule of one-way imports)."""
 _READERS = ("worker.py", "capture.py", "sass.py", "cases.py")
 
 
 class Store:
-    """A folder of answers of the compiling processes."""
+    """A folder with answers of the compiling processes."""
 
     def __init__(self, folder: Path | None = None):
         self.folder = folder or cache_folder() / "static"
@@ -48,7 +48,7 @@ class Store:
         return hashlib.sha256(parts.encode()).hexdigest()
 
     def read(self, key: str) -> dict[str, Any] | None:
-        """The entry, or None where there is none or it is damaged."""
+        """The entry; None where it is missing or damaged."""
         path = self._path(key)
         try:
             entry: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
@@ -73,13 +73,13 @@ class Store:
             ) from error
 
     def prune(self) -> None:
-        """Deletes what nothing has read for a month, and what was never finished."""
+        """Deletes entries without a read for a month, and files that were never finished."""
         limit = time.time() - UNUSED_S
         for file in self.folder.glob("*"):
             try:
                 if file.stat().st_mtime < limit:
                     file.unlink()
-            except FileNotFoundError:  # another process was quicker
+            except FileNotFoundError:  # another process deleted the file first
                 continue
 
     def _path(self, key: str) -> Path:
@@ -97,7 +97,7 @@ def _variables() -> list[tuple[str, str]]:
 
 
 def tree_hash(tree: Path) -> str:
-    """The hash of every file of a tree that a kernel may depend on: sources of CUDA C++ and tuned choices too."""
+    """The hash of every file in a tree on which a kernel may depend, including CUDA C++ sources and tuned configs."""
     files = (file for layer in LAYERS for file in (tree / layer).rglob("*") if file.is_file())
     named = [
         (file.relative_to(tree).as_posix(), hashlib.sha256(file.read_bytes()).hexdigest())

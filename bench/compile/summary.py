@@ -1,4 +1,4 @@
-"""What is worth knowing of one compiled kernel: resources, how it fills the GPU, its hot loop, options that failed."""
+"""A summary of one compiled kernel: resources, how it fills the GPU, its hot loop, options without effect."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class LoopSummary:
 
     address: int
     depth: int
-    """1 for a loop in no other."""
+    """Nesting depth: 1 for an outermost loop."""
     instructions: int
     counts: Mapping[str, int]
-    """Instructions of each family of `sass.FAMILIES` that occurs."""
+    """Number of instructions of each family of `sass.FAMILIES` that occurs."""
     fed_by: Mapping[str, int]
-    """The same of the feeding loop; empty where no loop feeds it."""
+    """Number of instructions by family in the feeding loop; empty where no loop feeds this loop."""
     load_bytes_worst: int | None
-    """Bytes a thread loads from global memory with the narrowest instruction; None where it loads none itself."""
+    """Bytes per thread of the narrowest load from global memory; None where no instruction loads from there."""
     load_bytes_usual: int | None
 
 
@@ -42,7 +42,7 @@ class Summary:
     backend: str
     target: str
     device: str
-    """The GPU whose SMs the grid is laid over."""
+    """The GPU for which occupancy and waves are computed."""
     grid: tuple[int, ...]
     launches: int
     ctas: int
@@ -54,24 +54,24 @@ class Summary:
     shared_bytes: int
     ctas_per_sm: int
     occupancy: float
-    """Warps on an SM over the most that it holds."""
+    """Warps on an SM divided by the most warps that an SM holds."""
     occupancy_limiter: str
     waves: float | None
-    """None where not one CTA fits, or the grid is empty."""
+    """Number of waves; None where not one CTA fits on an SM, or the grid is empty."""
     full_waves: int | None
     tail_ctas: int | None
-    """CTAs of the last, partly filled wave."""
+    """CTAs in the last, partly filled wave."""
     wave_efficiency: float | None
     tensor_path: str
-    """`tcgen05`, `wgmma`, `mma` or `none`: the newest that the code uses."""
+    """The newest tensor-core instruction that the code uses: `tcgen05`, `wgmma`, `mma` or `none`."""
     counts: Mapping[str, int]
-    """The same of the whole code."""
+    """Number of instructions by family in the whole code."""
     loop: LoopSummary | None
     """None where the code has no loop."""
     load_bytes_worst: int | None
-    """Bytes a thread loads from global memory with the narrowest instruction of the whole code."""
+    """Bytes per thread of the narrowest load from global memory in the whole code."""
     load_bytes_usual: int | None
-    """The same of the most frequent one."""
+    """Bytes per thread of the most frequent load from global memory in the whole code."""
     store_bytes_worst: int | None
     store_bytes_usual: int | None
     options: tuple[Option, ...]
@@ -80,18 +80,18 @@ class Summary:
 
     @property
     def findings(self) -> list[str]:
-        """What was asked for and took no effect, one sentence each."""
+        """One sentence for each requested option that took no effect."""
         return [option.sentence for option in self.options if not option.took_effect]
 
     @property
     def in_loop(self) -> Mapping[str, int]:
-        """Instructions by family in the hot loop and the one that feeds it; in the whole code if there is no loop."""
+        """Number of instructions by family in the hot loop and its feeding loop; in the whole code without a loop."""
         if self.loop is None:
             return self.counts
         return {key: self.loop.counts.get(key, 0) + self.loop.fed_by.get(key, 0) for key in self.counts}
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values; what `compiled` of a record holds."""
+        """The fields as JSON values: the value of `compiled` in a record."""
         return {**asdict(self), "grid": list(self.grid), "findings": self.findings}
 
 
@@ -137,7 +137,7 @@ def tensor_path(info: CompiledInfo) -> str:
 def _loop(hot: Loop | None, feeding: Loop | None) -> LoopSummary | None:
     if hot is None:
         return None
-    # The loads of both, for in specialised warps one loop brings the data of the other.
+    # The loads of both loops, because with specialised warps one loop loads the data of the other.
     both = [*hot.opcodes.items(), *(feeding.opcodes.items() if feeding else ())]
     loads: Widths = widths(both, *LOADS)
     return LoopSummary(
@@ -156,14 +156,14 @@ def _present(counts: Mapping[str, int]) -> dict[str, int]:
 
 
 WGMMA_ROWS = 64
-"""Rows of the matrix that one wgmma multiplies; a tile of fewer takes the older mma (PTX ISA, "wgmma.mma_async")."""
+"""Rows (M) of one wgmma; a tile with fewer rows takes the older mma (PTX ISA, "wgmma.mma_async")."""
 WARPGROUP = 4
 """Warps that issue one wgmma together."""
-# Triton's operands are `tensor<128x64xbf16>`; Gluon's may be in shared memory, `!ttg.memdesc<128x64xbf16, ...>`.
+# Triton prints operands as `tensor<128x64xbf16>`, Gluon those in shared memory as `!ttg.memdesc<128x64xbf16, ...>`.
 _DOT = re.compile(r"(?:tt\.dot|warp_group_dot)\b.*? : !?(?:ttg\.)?(?:tensor|memdesc)<(\d+(?:x\d+)*)x(\w+)")
 _DOT_PRECISION = re.compile(r"inputPrecision = (\w+)")
 _PRECISIONS = {"0": "tf32", "1": "tf32x3", "2": "ieee", "3": "bf16x3", "4": "bf16x6"}
-"""As Gluon's products print theirs."""
+"""Names of the precisions by the number that Gluon's matrix products print."""
 _LOOP_STAGES = re.compile(r"tt\.num_stages = (\d+)")
 _TENSOR_MAPS = re.compile(
     r"tt\.(?:descriptor_\w+|make_tensor_descriptor|experimental_descriptor_\w+)|async_tma_copy\w*|"
@@ -174,46 +174,46 @@ _NARROW = re.compile(r"(?:b?f16|f8\w*|i8)$")
 
 @dataclass(frozen=True)
 class Option:
-    """One thing that was asked for."""
+    """One requested option."""
 
     name: str
     took_effect: bool
     sentence: str
-    """What was asked for and what is in the code, with the evidence."""
+    """The request and what the code has, with the evidence."""
 
 
 @dataclass(frozen=True)
 class Dot:
-    """One matrix product of the kernel's own form."""
+    """One matrix product in the kernel's IR."""
 
     rows: int
     dtype: str
-    """Of its first operand: `bf16`, `f32`."""
+    """Dtype of the first operand: `bf16`, `f32`."""
     precision: str
-    """`ieee`, or `tf32`, which is tl.dot's default; it means nothing for narrower operands."""
+    """`ieee`, or `tf32`, which is tl.dot's default; without meaning for operands narrower than fp32."""
 
 
 def options(info: CompiledInfo, scheme: str) -> list[Option]:
-    """What was asked of `info`, by its author or by the dtypes of `scheme`, and what became of it."""
+    """The options that the kernel's author or the dtypes of `scheme` request, and whether each took effect."""
     checks = (_precision, _wgmma, _serialized, _pipelining, _tma, _warp_specialization)
     return [option for check in checks for option in check(info, scheme)]
 
 
 def dots(ir: str) -> list[Dot]:
-    """The matrix products in Triton's or Gluon's form of a kernel."""
+    """The matrix products in Triton's or Gluon's IR of a kernel."""
     found = []
     for line in ir.splitlines():
         match = _DOT.search(line)
         if match:
             precision = _DOT_PRECISION.search(line)
-            # What is not printed is the form's own default, and tl.dot's is printed.
+            # The IR prints every precision but its own default, ieee; it prints tl.dot's default, tf32.
             name = precision[1] if precision else "ieee"
             found.append(Dot(int(match[1].split("x")[-2]), match[2], _PRECISIONS.get(name, name)))
     return found
 
 
 def _precision(info: CompiledInfo, scheme: str) -> Iterator[Option]:
-    """fp32 is IEEE's unless a kernel says that it splits its operands."""
+    """fp32 products follow IEEE unless a kernel says that it splits its operands."""
     if scheme != "fp32":
         return
     wide = [dot.precision for dot in dots(info.ir) if dot.dtype == "f32"]
@@ -235,7 +235,7 @@ def _precision(info: CompiledInfo, scheme: str) -> Iterator[Option]:
 
 
 def _wgmma(info: CompiledInfo, scheme: str) -> Iterator[Option]:
-    """A product of narrow operands with 64 rows or more should take the newest tensor-core instruction."""
+    """A product of narrow operands with 64 rows or more should use wgmma."""
     tall = [dot for dot in dots(info.ir) if dot.rows >= WGMMA_ROWS and _NARROW.match(dot.dtype)]
     if not tall:
         return
@@ -250,14 +250,14 @@ def _wgmma(info: CompiledInfo, scheme: str) -> Iterator[Option]:
 
 
 def _serialized(info: CompiledInfo, scheme: str) -> Iterator[Option]:
-    """wgmma runs beside the code after it, unless the assembler could not prove that it may."""
+    """wgmma overlaps with the code after it, unless the assembler cannot prove that this is safe."""
     said = [warning for warning in info.warnings if "serializ" in warning]
     if said:
         yield Option("asynchronous wgmma", False, f"wgmma instructions wait for one another: {said[0]}")
 
 
 def _pipelining(info: CompiledInfo, scheme: str) -> Iterator[Option]:
-    """A depth of pipeline that the launch or a loop names."""
+    """The pipeline depth that the launch or a loop requests."""
     depths = [int(depth) for depth in _LOOP_STAGES.findall(info.ir)]
     if isinstance(info.asked.get("num_stages"), int) and info.backend == "triton":
         depths.append(int(info.asked["num_stages"]))
@@ -276,7 +276,7 @@ def _pipelining(info: CompiledInfo, scheme: str) -> Iterator[Option]:
 
 
 def _tma(info: CompiledInfo, scheme: str) -> Iterator[Option]:
-    """Tensor descriptors are the tensor memory accelerator's, from sm_90 on."""
+    """Tensor descriptors use the tensor memory accelerator, from sm_90 on."""
     used = sorted(set(_TENSOR_MAPS.findall(info.ir)))
     if not used:
         return
@@ -289,7 +289,7 @@ def _tma(info: CompiledInfo, scheme: str) -> Iterator[Option]:
 
 
 def _warp_specialization(info: CompiledInfo, scheme: str) -> Iterator[Option]:
-    """Warps with tasks of their own make the block larger and move registers between them."""
+    """Warp specialisation makes the block larger and moves registers between its warps."""
     if "tt.warp_specialize" not in info.ir and "ttg.warp_specialize" not in info.ir:
         return
     own = 32 * info.num_warps

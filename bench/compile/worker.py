@@ -1,7 +1,7 @@
-"""The process in which `static.py` compiles kernels and reads what came out, with the tools that Triton bundles.
+"""The process in which `static.py` compiles kernels and reads the result, with the tools that Triton bundles.
 
-It is started without `TRITON_INTERPRET`, because an interpreted function cannot be compiled.  It may be started with
-the kernels of an older revision, so that it imports nothing at its head that an older tree may lack.
+`static.py` starts it without `TRITON_INTERPRET`, because an interpreted function cannot be compiled.  The process may
+run the kernels of an older revision, so this file imports at its head nothing that an older tree may lack.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rooflab.bench.timing.trace import code_hash
 from rooflab.kernels import registry
 from rooflab.reference.spec import Case, get_scheme
 
-# What a launcher that is given meta tensors, or a compiler that is given a wrong kernel, is known to raise.
+# Known exceptions of a launcher that gets meta tensors, or of a compiler that gets a wrong kernel.
 FAILURES = (
     TritonError, RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError, ArithmeticError,
     ImportError, OSError,
@@ -38,13 +38,13 @@ Answer = dict[str, Any]
 
 
 class Refused(ValueError):
-    """There is no such kernel, or it says itself that it does not take the case."""
+    """The kernel does not exist, or says itself that it does not take the case."""
 
 
 def launches_of(kernel: registry.Kernel, request: Mapping[str, Any]) -> list[Launch]:
     """Compiles everything that `kernel` launches for the request's case.
 
-    Raises `Refused` where the kernel does not take the case, and what its launcher or the compiler raises.
+    Raises `Refused` where the kernel does not take the case, and every exception of its launcher or the compiler.
     """
     spec, case = registry.get_op(kernel.op), Case(**request["case"])
     inputs = spec.make_inputs(case, get_scheme(request["scheme"]), torch.device("meta"), 0)
@@ -57,7 +57,7 @@ def launches_of(kernel: registry.Kernel, request: Mapping[str, Any]) -> list[Lau
             reason = f"UNAVAILABLE: {package} is not installed"
     if reason:
         raise Refused(reason)
-    # Lengths and tables too: on a GPU a launcher finds them there, and reading one would wait for the device.
+    # Also lengths and tables: in a GPU run they lie on the GPU, where a launcher's read would wait for the device.
     arguments = {name: _to_meta(value) for name, value in inputs.items() if name in kernel.accepted}
     if kernel.prepare is not None and spec.prepared is not None:
         arguments[spec.prepared] = packed(kernel.prepare, spec.prepared, arguments)
@@ -88,7 +88,7 @@ def describe(launch: Launch, launches: int) -> Answer:
         "threads": launch.threads or _threads(launch),
         "registers": code.registers,
         "stack_bytes": code.stack_bytes,
-        # Triton's figure is all there is; a CUDA launch adds to what its code declares.
+        # Triton's figure is the total; a CUDA launch's figure adds to what its code declares.
         "shared_bytes": launch.shared_bytes + (code.static_shared_bytes if launch.backend == "cuda" else 0),
         "opcodes": opcodes,
         "sass": code.sass,
@@ -104,18 +104,18 @@ def _opcodes(code: str, name: str) -> dict[str, int]:
 
 
 def _warnings(log: str) -> list[str]:
-    """What the assembler warns of in a code with wgmma: that its products wait for one another, for one."""
+    """The assembler's warnings about code with wgmma, for example that its products wait for one another."""
     return [line.strip() for line in log.splitlines() if re.search(r"warning|Potential Performance Loss", line)]
 
 
 def _threads(launch: Launch) -> int:
-    """Threads per block, which warp specialisation makes more than 32 * num_warps."""
+    """Threads per block; with warp specialisation, more than 32 * num_warps."""
     found = re.findall(r"^\.(?:reqntid|maxntid) (\d+)", launch.ptx, re.MULTILINE)
     return int(found[0]) if found else 32 * launch.num_warps
 
 
 def compile_request(request: Mapping[str, Any]) -> Answer:
-    """`{"kernels": [...]}`: one entry for each kernel that is launched, on each of its grids."""
+    """`{"kernels": [...]}`: one entry for each launched kernel and grid."""
     if request["file"] and request["file"] not in _loaded:
         registry.load_file(Path(request["file"]))
         _loaded.add(request["file"])
@@ -131,7 +131,7 @@ def compile_request(request: Mapping[str, Any]) -> Answer:
 
 
 def select_request(request: Mapping[str, Any]) -> Answer:
-    """`{"selected": [...]}`: what `cases.select` picks in this process's tree."""
+    """`{"selected": [...]}`: the items that `cases.select` picks in this process's tree."""
     if request["op"] is not None and request["op"] not in registry.ops():
         return {"selected": []}
     chosen = select(
@@ -141,7 +141,7 @@ def select_request(request: Mapping[str, Any]) -> Answer:
 
 
 def answer(request: Mapping[str, Any]) -> Answer:
-    """What a request of `static.py` asks for, or `{"error": text, "where": place, "refused": whether by rule}`."""
+    """The answer to a request of `static.py`, or `{"error": text, "where": place, "refused": whether by rule}`."""
     try:
         return select_request(request) if request["do"] == "select" else compile_request(request)
     except FAILURES as error:
@@ -166,21 +166,21 @@ class Cubin:
     """One kernel of a cubin."""
 
     target: str
-    """`sm_90a`."""
+    """The architecture, such as `sm_90a`."""
     registers: int
-    """Per thread."""
+    """Registers per thread."""
     stack_bytes: int
-    """Per thread, spilled registers and local arrays."""
+    """Stack bytes per thread: spilled registers and local arrays."""
     static_shared_bytes: int
-    """Per block, what the code declares itself."""
+    """Bytes per block that the code itself declares."""
     sass: str
     """As `cuobjdump -sass` prints it."""
     indirect: dict[int, tuple[int, ...]]
-    """Where its indirect branches may go, by their address."""
+    """Possible targets of each indirect branch, by the branch's address."""
 
 
 def read_cubin(cubin: bytes, name: str) -> Cubin:
-    """The kernel called `name`.  Raises `RuntimeError` where the tools fail, `ValueError` where it is not there."""
+    """The kernel called `name`.  Raises `RuntimeError` where the tools fail, `ValueError` where it is missing."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(cubin)
@@ -195,14 +195,14 @@ def read_cubin(cubin: bytes, name: str) -> Cubin:
         raise RuntimeError(f"cuobjdump: expected the target and resources of {name}, got {listing!r} and {usage!r}")
     shared = figures["SHARED"]
     if int(re.sub(r"\D", "", target[1])) >= 90 and shared >= _RESERVED:
-        # From sm_90 on the figure counts what the driver keeps for itself, which ptxas -v leaves out (12.8, 13.5).
+        # From sm_90 on this figure includes the driver's own bytes, which ptxas -v leaves out (12.8, 13.5).
         shared -= _RESERVED
     code = functions[name]
     return Cubin(target[1], figures["REG"], figures["STACK"], shared, _text(code), dict(code.indirect))
 
 
 def _text(code: sass.Function) -> str:
-    """The code with addresses in the place of labels, as cuobjdump prints it."""
+    """The code as cuobjdump prints it, with addresses in place of labels."""
 
     def address(label: re.Match[str]) -> str:
         return hex(code.labels[label[1]]) if label[1] in code.labels else label[0]
