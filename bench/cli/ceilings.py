@@ -40,7 +40,7 @@ def ceilings(
         show.line(f"bounds use the {kind}")
         if found["file"]:
             show.line(f"records: {found['file']}")
-    # A launch shape whose reading cannot be true costs nothing where another's can; a wrong result always does.
+    # A launch shape with an impossible reading is harmless where another shape's is possible; a wrong result never is.
     statuses = {row["status"] for row in found["rows"]}
     exit_for(statuses | {reading["status"] for reading in found["readings"] if reading["status"] != "INVALID"})
 

@@ -133,7 +133,7 @@ def _show_lines(launch: Mapping[str, Any]) -> None:
 
 
 def _annotated(source: Sequence[str], counted: Mapping[int, Mapping[str, int]]) -> list[dict[str, Any]]:
-    """The lines from the first counted to the last."""
+    """The source lines from the first counted line to the last."""
     rows = []
     for line in range(min(counted), max(counted) + 1):
         counts = counted.get(line, {})

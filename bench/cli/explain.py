@@ -83,7 +83,7 @@ def _is_here(device: Device) -> bool:
 
 
 def _measured(found: list[Record], chosen: list[Target], device: Device) -> tuple[list[Target], dict[Target, float]]:
-    """The times just taken; what failed its check is said, and stays a prediction."""
+    """The times just measured; a target that failed its check is named, and keeps its prediction."""
     from rooflab.bench.predict import cases
 
     for entry in found:

@@ -92,7 +92,7 @@ def history(
 
 
 def _shown(row: dict[str, Any]) -> dict[str, Any]:
-    """A row of the table: changes in percent, and what all kernels of a machine share as one text."""
+    """A row of the table: changes in percent, and facts that all kernels of a machine share as one text."""
     step = row["last_step"]
     where = ", ".join(part for part in (row["machine"], row["setting"], row["timer"]) if part)
     return row | {"circumstances": where, "last_step": "" if step is None else f"{step:+.1%} at {row['step_at']}"}
@@ -135,7 +135,7 @@ def bytes_(
 
 
 def _megabytes(row: dict[str, Any]) -> dict[str, Any]:
-    """What a terminal has room for: read and written together."""
+    """A row that fits into a terminal: the sum of read and written megabytes."""
     found: dict[str, Any] = {"kernel": row["kernel"]}
     for level in ("hbm", "l2", "shared"):
         both = [row[name] for way in ("read", "write") if (name := f"moved_{level}_{way}_bytes") in row]

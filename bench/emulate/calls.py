@@ -1,4 +1,4 @@
-"""What `rooflab emulate` asks of an emulating process, what it predicts from the answer, and its records."""
+"""The requests of `rooflab emulate` to an emulating process, its predictions from the answers, and its records."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Call:
 
     target: Target
     answer: Mapping[str, Any]
-    """As `run.run` gives it."""
+    """The answer of `run.run`."""
     prediction: str
-    """A sentence on the time that its counted bytes predict; empty without a prediction."""
+    """A sentence on the time predicted from the counted bytes; empty without a prediction."""
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values, without the text of the sources."""
@@ -94,7 +94,7 @@ def call(
 
 
 def traffic_of(answer: Mapping[str, Any]) -> Traffic:
-    """The HBM bytes of a call as they were counted: each sector once for every launch."""
+    """The counted HBM bytes of a call: each launch counts each sector once."""
     moved = [item["bytes"] for item in answer["launches"]]
     read, wrote = (float(sum(item[name] for item in moved)) for name in ("hbm_read", "hbm_write"))
     return Traffic(read, wrote, len(moved), basis="counted")
@@ -111,7 +111,7 @@ def _predicted(target: Target, answer: Mapping[str, Any], gpu: str) -> str:
 
 
 def write(calls: Sequence[Call], folder: Path, seed: int) -> Path:
-    """A record of each call that ran whole; the file."""
+    """Writes a record of each call that ran all CTAs; returns the file."""
     writer, environment = RunWriter(folder), snapshot()
     for item in calls:
         kernel, target = registry.get_kernel(item.target.op, item.target.kernel), item.target

@@ -16,12 +16,12 @@ WORKER = "rooflab.bench.emulate.worker"
 
 @dataclass(frozen=True)
 class Emulated:
-    """What came of one."""
+    """The outcome of one check."""
 
     result: CheckResult
     races: tuple[str, ...] = ()
     bytes: Mapping[str, int] | None = None
-    """Of one call, by the names of `ptx.results.Bytes`; None where nothing ran."""
+    """Bytes of one call, by the names of `ptx.results.Bytes`; None where nothing ran."""
 
 
 @cache
@@ -32,7 +32,7 @@ def emulators() -> Pool:
 
 
 def check_emulated(asked: Sequence[Asked], advance: Callable[[Asked], None] = lambda item: None) -> Iterable[Emulated]:
-    """The checks' outcomes in their order, worked on by all cores.  `advance` is told of each that is done."""
+    """Runs the checks on all cores; gives their outcomes in order.  Calls `advance` after each finished check."""
 
     def one(item: Asked) -> Emulated:
         try:

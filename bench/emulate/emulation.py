@@ -1,6 +1,6 @@
 """Runs kernels in the emulator: every launch of Triton, Gluon and CUDA C++ of this process, on CPU tensors.
 
-Nothing here may run in a process that interprets Triton's kernels; `checks.py` asks one that does not.
+This code must not run in a process that interprets Triton's kernels; `checks.py` uses a process that does not.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _EMPTY = (_ATEN.empty, _ATEN.empty_like, _ATEN.empty_strided, _ATEN.empty_permut
 
 
 class FreshMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While it is active, it records what `torch.empty` and its like return, until another function of torch uses it.
+    """While active, records tensors from `torch.empty` and similar functions until another torch function uses them.
 
-    A view shares the memory and is no use of it.
+    A view shares the memory and does not count as a use.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._tensors: dict[int, torch.Tensor] = {}
-        """By address of the storage; held, so that no other tensor can get its memory."""
+        """Tensors by address of their storage; held so that no other tensor can get the same memory."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -52,11 +52,11 @@ class FreshMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._tensors.clear()
 
     def among(self, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-        """Those of `tensors` that have not been written."""
+        """The tensors of `tensors` that have not been written."""
         return [tensor for tensor in tensors if _address(tensor) in self._tensors]
 
     def forget(self, tensors: Iterable[torch.Tensor]) -> None:
-        """From now on `tensors` may have been written."""
+        """Marks `tensors` as possibly written from now on."""
         for tensor in tensors:
             self._tensors.pop(_address(tensor), None)
 
@@ -78,28 +78,28 @@ def _address(tensor: torch.Tensor) -> int:
 
 
 def _is_view(func: Any) -> bool:
-    """Whether a function gives its argument's memory and writes nothing."""
+    """Whether a function returns its argument's memory and writes nothing."""
     returns = [item.alias_info for item in func._schema.returns]
     return bool(returns) and all(info is not None and not info.is_write for info in returns)
 
 
 QUICK = Checks(races=False, counts=False)
-"""What later runs of a check look for: values, under another order of warps and copies."""
+"""Checks of a later run: only values, under another order of warps and copies."""
 
 
 @dataclass
 class Launches:
-    """What the emulated launches of one call, or several, did."""
+    """The emulated launches of one or several calls, and their results."""
 
     results: list[Result] = field(default_factory=list)
-    """Of the launches that were watched in full."""
+    """Results of the launches with all checks."""
     checks: Checks = field(default_factory=Checks)
     seed: int = 0
     ctas: tuple[int, ...] | None = None
     """Numbers of the CTAs that run; None for all."""
     launched: int = 0
     fresh: FreshMemory = field(default_factory=FreshMemory)
-    """Held while a kernel's function runs, it tells which memory has not been written."""
+    """Active while a kernel's function runs; knows which memory has not been written."""
 
     def run(self, compiled: Any, grid: tuple[int, ...], args: list[Any]) -> None:
         """Emulates one launch."""
@@ -109,10 +109,10 @@ class Launches:
             self.results.append(found)
 
     def emulated(self, compiled: Any, grid: tuple[int, ...], args: list[Any], ctas: list[int] | None) -> Result:
-        """What some CTAs of one launch do, all with None."""
+        """Emulates the CTAs `ctas` of one launch; None means all CTAs."""
         self.launched += 1
         given = tensors_in(args)
-        # Later calls look at values alone, and the poison in fresh memory is one.
+        # Later calls check only values, and the poison in fresh memory is such a value.
         unwritten = self.fresh.among(given) if self.checks.races else []
         self.fresh.forget(given)
         return emulate(compiled, grid, args, checks=self.checks, seed=self.seed, ctas=ctas, unwritten=unwritten)
@@ -131,10 +131,10 @@ class Launches:
 
 @contextmanager
 def emulating_launches(launches: Launches) -> Iterator[None]:
-    """Every launch goes to `launches`.  Raises `RuntimeError` in a process that interprets Triton's kernels."""
+    """Sends every launch to `launches`.  Raises `RuntimeError` in a process that interprets Triton's kernels."""
     if interpreting():
         raise RuntimeError("the emulator runs compiled kernels, and this process interprets them (TRITON_INTERPRET=1)")
-    # Only here: the first import of Triton fixes its mode for the process.
+    # Imported only here, because the first import of Triton fixes its mode for the process.
     from rooflab.bench.ptx.cuda_kernels import emulating_cuda
     from rooflab.bench.ptx.triton_kernels import emulating_triton
 

@@ -1,8 +1,8 @@
-"""Golden outputs: what kernels gave on a GPU, kept as small files that the emulator must reproduce.
+"""Golden outputs: outputs of kernels on a GPU, stored as small files that the emulator must reproduce.
 
-Integer outputs and copies must be equal bit for bit.  Where the card sums in an order of its own, or an instruction is
-approximate, the outputs must agree within the op's tolerance; how many elements are equal in their bits is told either
-way.
+Integer outputs and copies must be equal bit for bit.  Where the GPU sums in its own order, or an instruction
+is approximate, the outputs must agree within the op's tolerance.  The number of bitwise equal elements is always
+reported.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass(frozen=True)
 class Difference:
-    """One kernel's outputs, emulated, beside the golden ones."""
+    """One kernel's emulated outputs compared with its golden outputs."""
 
     target: str
     """`gemm/tensor_core M=...,N=... bf16`."""
@@ -58,7 +58,7 @@ def targets() -> list[Target]:
 
 
 def outputs_of(target: Target, device: torch.device) -> Outputs:
-    """What the kernel gives on `device` for inputs that were drawn on the CPU; on the CPU again."""
+    """The kernel's outputs on `device` for inputs generated on the CPU; returned as CPU tensors."""
     spec, kernel = registry.get_op(target.op), registry.get_kernel(target.op, target.kernel)
     inputs = {
         name: value.to(device) if isinstance(value, torch.Tensor) else value
@@ -72,9 +72,9 @@ def outputs_of(target: Target, device: torch.device) -> Outputs:
 
 
 def write(folder: Path, device: torch.device, chosen: Sequence[Target] | None = None) -> list[str]:
-    """Runs `targets` on `device` and keeps their outputs, a `.pt` each, with the circumstances in `golden.json`.
+    """Runs `targets` on `device` and writes each one's outputs to a `.pt` file, the circumstances to `golden.json`.
 
-    What is kept already is not run again, and keeps the circumstances that it was made in.  Returns the names of all.
+    Kernels with a stored output do not run again, and their circumstances stay unchanged.  Returns all names.
     """
     names = []
     index = folder / "golden.json"
@@ -89,7 +89,7 @@ def write(folder: Path, device: torch.device, chosen: Sequence[Target] | None = 
             torch.save(outputs_of(target, device), content)
             write_whole(folder / f"{name}.pt", content.getvalue())
             kept[name] = target.to_json() | made
-            # After each: a later kernel may end the process.
+            # Written after each kernel, because a later kernel may end the process.
             write_whole(index, json.dumps({"seed": SEED, "kernels": kept}, indent=1, sort_keys=True) + "\n")
         names.append(name)
     return names

@@ -1,6 +1,6 @@
 """One emulated call of a kernel, in the emulating process: values, bytes by level, counts by line, races.
 
-Of a large problem a few CTAs are enough: the outputs are poisoned before, and what the chosen CTAs wrote is compared.
+A large problem needs only a few CTAs: outputs are poisoned first, and only the elements that they wrote are compared.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, get_sc
 
 Answer = dict[str, Any]
 ORACLE_FLOPS = 2e11
-"""Largest problem whose oracle is computed: fp64 takes ten seconds for it on two cores."""
+"""FLOPs of the largest problem whose fp64 oracle is computed, which takes ten seconds on two cores."""
 
 
 class NotSampled(ValueError):
@@ -102,7 +102,7 @@ def run(request: Mapping[str, Any]) -> Answer:
 
 
 def arguments_of(kernel: Kernel, spec: OpSpec, inputs: Inputs, config: Any = None) -> dict[str, Any]:
-    """What the kernel takes of the inputs, its weight packed where it packs one, and its config where one is held."""
+    """The inputs that the kernel takes, its weight packed where it packs one, and `config` where it is given."""
     given = {name: value for name, value in inputs.items() if name in kernel.accepted}
     if kernel.prepare is not None and spec.prepared is not None:
         given[spec.prepared] = packed(kernel.prepare, spec.prepared, given)
@@ -121,7 +121,7 @@ def _judged(spec: OpSpec, case: Case, scheme: Scheme, outputs: Any, launches: Sa
     if flops <= ORACLE_FLOPS and (launches.ran == launches.of or not spec.mutates):
         oracle = spec.oracle(fresh)
         if launches.ran < launches.of:
-            # What these CTAs did not write is poison: there the oracle itself stands in.
+            # Elements that these CTAs did not write are poison: the oracle's values replace them.
             written = [_written(output, launches.results) for output in found]
             checked = sum(int(mask.sum()) for mask in written)
             found = tuple(
@@ -147,7 +147,7 @@ def _judged(spec: OpSpec, case: Case, scheme: Scheme, outputs: Any, launches: Sa
 
 
 def _written(output: torch.Tensor, results: Sequence[Result]) -> torch.Tensor:
-    """Which elements of an output the launches stored to, by address: whatever was stored there, NaN included."""
+    """A mask of the elements to which the launches stored, by address, whatever the stored value, including NaN."""
     storage = output.untyped_storage()
     bytes_ = torch.zeros(storage.nbytes(), dtype=torch.bool)
     for addresses, size in (item for result in results for item in result.stored):

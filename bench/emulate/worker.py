@@ -21,7 +21,7 @@ Answer = dict[str, Any]
 
 @dataclass
 class _Watching(Launches):
-    """Looks at everything in the first launches, and later at values under other orders of warps and copies."""
+    """Applies all checks to the first launches; later checks only values, under other orders of warps and copies."""
 
     calls: int = 0
 
@@ -33,7 +33,7 @@ class _Watching(Launches):
 
 
 def answer(request: Mapping[str, Any]) -> Answer:
-    """What a request asks for, a check or one run, or an `error`."""
+    """The answer to a request: a check, one run, or an `error`."""
     try:
         kernel_of(request)
         return check(request) if request["do"] == "check" else emulated_run.run(request)
@@ -59,7 +59,7 @@ def check(request: Mapping[str, Any]) -> Answer:
         result = check_as_asked(watched, request)
     answer = asdict(result) | {"case": request["case"]}
     if not launches.launched and result.checked_by == "emulator":
-        answer["checked_by"] = "torch"  # which is all that has computed
+        answer["checked_by"] = "torch"  # torch alone computed the outputs
     if result.status == "OK" and launches.races:
         answer |= {"status": "INCORRECT", "reason": f"race: {launches.races[0]}"}
     return {"result": answer, "races": launches.races, "bytes": asdict(launches.bytes)}

@@ -33,7 +33,7 @@ LEAST_KERNELS = 3
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 """The committed records, in a checkout."""
 _LEAST_SHARE = 0.05
-"""Of a measured time that is never the launches': a launch floor above the reading must not turn a factor negative."""
+"""Least share of a measured time that is not launches: a launch floor above the reading must not give a factor < 0."""
 
 
 def family_of(cost: Cost) -> Family:
@@ -55,7 +55,7 @@ class Observation:
 
     @property
     def factor(self) -> float:
-        """What the rest would have to be multiplied with."""
+        """The factor that makes the predicted rest equal to the measured one."""
         return max(self.measured_s - self.launch_s, _LEAST_SHARE * self.measured_s) / self.rest_s
 
     def error(self, factor: float) -> float:
@@ -71,7 +71,7 @@ class Fit:
     error: float
     """Median over kernels of the median relative error, each kernel held out."""
     worst_error: float
-    """Of the kernel predicted worst."""
+    """Median relative error of the kernel with the worst prediction."""
     kernels: int
     records: int
 

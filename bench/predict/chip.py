@@ -60,7 +60,7 @@ class Chip:
     """One SM's rates in warp instructions, and latencies, in clocks."""
 
     tensor_flops_per_clock: Mapping[str, float]
-    """Of one SM, by operand dtype, dense."""
+    """Dense FLOPs per clock of one SM, by operand dtype."""
     clock_hz: float
     sms: int
     tensor_share: float = 1.0
@@ -75,9 +75,9 @@ class Chip:
     shuffle_latency: float = 24
     shared_bytes_per_clock: float = 128
     sm_bytes_per_clock: float = 64
-    """What one SM can take from L2."""
+    """Bytes per clock that one SM can take from L2."""
     l2_bytes_per_clock: float = 6400
-    """What L2 gives to all SMs together."""
+    """Bytes per clock that L2 gives to all SMs together."""
 
     @property
     def hbm_latency_s(self) -> float:
@@ -219,13 +219,13 @@ class Walk:
         return self.now
 
     def _land(self, names: frozenset[str]) -> None:
-        """Loads come back in order: touching one's register means that it and all before it are there."""
+        """Removes finished loads: loads return in order, so using a load's register means it and earlier ones are done."""
         last = max((at for at, (_, written) in enumerate(self._flying) if written & names), default=-1)
         del self._flying[: last + 1]
 
 
 def steady_cycles(body: Sequence[Instruction], chip: Chip, warps: int, load_latency: float) -> float:
-    """Clocks of one turn of a loop, once earlier turns are under way."""
+    """Clocks of one turn of a loop in the steady state, after earlier turns."""
     walk = Walk(chip, warps, load_latency)
     walk.run(body)
     walk.run(body)
@@ -240,7 +240,7 @@ def span_cycles(code: Sequence[Instruction], chip: Chip, warps: int, load_latenc
 
 
 def bytes_in_flight(code: Sequence[Instruction], chip: Chip) -> int:
-    """Most bytes that a thread's plain loads have on their way at once, in this code run twice over."""
+    """Most bytes of a thread's plain loads in flight at the same time, when this code runs twice."""
     walk = Walk(chip, 1, chip.hbm_latency)
     walk.run(code)
     walk.run(code)

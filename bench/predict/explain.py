@@ -116,7 +116,7 @@ def explain(
     calibration: Calibration | None = None,
     counted: Mapping[Target, Traffic] | None = None,
 ) -> list[Explanation]:
-    """Every target on `device` explained, in their order; with a measured time, the parts sum to that."""
+    """Explains every target on `device`, in order; with a measured time, the parts sum to the measured time."""
     answers = predict_all(targets, device, counted=counted)
     measured_ms = measured_ms or {}
     return [_explain(answer, device, measured_ms.get(answer.target), calibration or {}) for answer in answers]
@@ -214,7 +214,7 @@ def why_rows(explanations: Iterable[Explanation]) -> list[dict[str, Any]]:
 def why_sentence(explanations: Sequence[Explanation]) -> str:
     """What the fastest optimized kernel gains over the naive one, and the part in which it gains most.
 
-    Measured times where the naive kernel and another have one, else predicted ones: never one against the other.
+    Compares measured times where naive and an optimized kernel have them, else predicted times; never mixes both.
     """
     naive = next((entry for entry in explanations if entry.role == "naive"), None)
     others = [entry for entry in explanations if entry.role == "optimized"]

@@ -17,9 +17,9 @@ Every step makes one assumption less ideal, and adds what that costs:
 
 The time is 2 + 8 * (first latency + the largest of memory, pipes and dependent steps), and the steps sum to it exactly.
 
-Of several compiled kernels, those that multiply matrices share the matrix FLOPs.  What two launches write beyond the
-op's least is what the first leaves for the second: the one reads the op's operands and writes that, the other reads it
-and writes the op's result.  Where that cannot be told, each has a share of the bytes by its threads.
+Of several compiled kernels, the kernels that multiply matrices share the matrix FLOPs.  Bytes that two launches write
+beyond the op's least bytes are intermediates: the first launch reads the op's operands and writes the intermediates,
+the second reads them and writes the op's result.  Where this is unknown, kernels share the bytes by their threads.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Prediction:
         return next(step.seconds for step in self.steps if step.name == LAUNCH)
 
     def scaled(self, factor: float, why: str) -> Prediction:
-        """The same with everything but the launches scaled, as one more step."""
+        """This prediction with everything except the launches scaled, as one more step."""
         extra = (factor - 1) * (self.seconds - self.launch_s)
         steps = (*self.steps, Step(CALIBRATION, extra, why))
         return Prediction(self.bound, steps, self.launches, self.traffic_bytes, self.least_bytes, self.works)
@@ -129,7 +129,7 @@ def predict(
 
 
 def _arithmetic(limit: Bound, cost: Cost, ceilings: Ceilings, chip: Chip) -> tuple[float, float]:
-    """Seconds of arithmetic at the ceilings, and with the matrix rate that is held."""
+    """Seconds of arithmetic at the ceilings, and at the sustained matrix rate."""
     held = sum(
         flops / ceilings.matrix_rate(dtype) / (chip.tensor_share if dtype in chip.tensor_flops_per_clock else 1.0)
         for dtype, flops in cost.tensor_flops.items()
@@ -165,7 +165,7 @@ def _bytes_why(cost: Cost, traffic: Traffic | None) -> str:
 def _shares(
     compiled: Sequence[CompiledInfo], cost: Cost, traffic: Traffic | None, matrix_flops: float | None
 ) -> list[Share]:
-    """What each compiled kernel has of the op's work."""
+    """Each compiled kernel's share of the op's work."""
     flops = sum(cost.tensor_flops.values()) if matrix_flops is None else matrix_flops
     read, write = (traffic.read_bytes, traffic.write_bytes) if traffic else (cost.read_bytes, cost.write_bytes)
     threads = [float(info.launches * info.threads * (info.ctas or math.prod(info.grid))) for info in compiled]

@@ -62,7 +62,7 @@ RENAMED = {READ: "dram__bytes_op_read.sum", WRITE: "dram__bytes_op_write.sum"}
 """Spellings from Nsight Compute 2025 on."""
 WARM_UP = 3
 FOLDERS = ("/usr/local/cuda/bin", "/usr/local/cuda-*/bin", "/opt/nvidia/nsight-compute/*")
-"""Where installers put the tools without a word to the PATH; the newest first."""
+"""Folders where installers put the tools without adding them to the PATH; the newest first."""
 _STALL = re.compile(r"issue_stalled_(\w+?)_per_issue_active")
 _UNKNOWN = re.compile(r"Failed to find metric (?:regex:\^?)?([A-Za-z0-9_.]+)")
 _UNITS = {"byte": 1.0, "kbyte": 1e3, "mbyte": 1e6, "gbyte": 1e9, "tbyte": 1e12}
@@ -98,7 +98,7 @@ class Profile:
 
     launches: tuple[Counters, ...]
     whole: Counters | None = None
-    """The bytes of a call of several launches as they follow one another; None where they were counted apart alone."""
+    """The bytes of a call whose launches run back to back; None where each launch was counted only separately."""
 
     @property
     def apart(self) -> bool:
@@ -273,7 +273,7 @@ def _number(cell: str, unit: str) -> float | None:
 
 
 NO_PIPE = ("hbm", "sm", "occupancy", "issue")
-"""Counted as pipes are, and none of them."""
+"""Entries in the table of pipes that are not pipes."""
 _SHOWN = (("read_mbytes", READ, 1e-6), ("write_mbytes", WRITE, 1e-6), ("us", DURATION, 1e6))
 NOT_A_TIME = "counted by Nsight Compute, which runs each launch alone: its duration is no time by the protocol"
 
@@ -302,7 +302,7 @@ def launch_rows(profile: Profile) -> list[dict[str, Any]]:
 
 
 def settled(target: Target, profile: Profile) -> tuple[Traffic | None, str]:
-    """The HBM bytes of a call, and in words what of them ncu could not count; nothing where it could count all.
+    """The HBM bytes of a call, and a text that says which bytes ncu could not count; empty where it counted all.
 
     What L2 holds of the writes when the call ends goes to HBM afterwards, so that at least the cost's writes are taken.
     """
@@ -321,7 +321,7 @@ def settled(target: Target, profile: Profile) -> tuple[Traffic | None, str]:
 
 
 def compared(modelled: Explanation, profile: Profile) -> list[dict[str, Any]]:
-    """What was modelled beside what was counted, over the whole call; ncu's duration has no launch in it."""
+    """Modelled and counted figures of the whole call; ncu's duration contains no launch time."""
     traffic, seconds = settled(modelled.target, profile)[0], profile.duration_s
     predicted_ms = modelled.predicted_ms or 0.0
     launch_ms = sum(part.ms for part in modelled.parts if part.name == LAUNCH)
@@ -342,7 +342,7 @@ def counted_record(explained: Explanation, profile: Profile, seed: int) -> Recor
     traffic, note = settled(target, profile)
     environment = snapshot()
     kernel = registry.get_kernel(target.op, target.kernel)
-    # Where a log from elsewhere is read, no card is here whose choices could be asked.
+    # A log may come from another machine: then there is no GPU here that chooses a config.
     device = torch.device("cuda" if torch.cuda.is_available() else "meta")
     config = target.config or config_for(kernel, target.case, target.scheme, device)
     metrics: dict[str, float] = {}

@@ -1,25 +1,25 @@
-"""What one launch does, from its compiled code and the work that the op hands it: roles, rounds, turns, pipes, waiting.
+"""The work of one launch, from its compiled code and its share of the op's work: roles, rounds, turns, pipes, waiting.
 
-A *turn* is one pass through an innermost loop that does the work: multiplies matrices, or loads.  A *round* is what a
-CTA does once for each of its tiles: the loops around those loops, and what the loops themselves mostly step over (the
-epilogue under a branch in a flattened loop).  All else runs once.
+A *turn* is one pass through an innermost loop that multiplies matrices or loads.  A *round* is the code that a CTA runs
+once for each of its tiles: the loops around the innermost loops, and code that most turns skip (the epilogue under a
+branch in a flattened loop).  All other code runs once.
 
-Specialised warps run side by side, each group a *role*.  A role's code begins where it sets its register budget
-(setmaxnreg), and it has the warps that its named barriers count; without one, a warpgroup where it multiplies and a
-warp where it only loads.  In code without register budgets, a loop that multiplies and copies nothing is fed by a loop
-of other warps, which are taken for one warpgroup.  The loop in which waiting warps are told their role, and loops that
-only poll, are no loops here.
+Specialised warps run side by side; each group of them is a *role*.  A role's code begins where it sets its register
+budget (setmaxnreg).  Its named barriers count its warps; a role without such a barrier counts as one warpgroup where it
+multiplies and as one warp where it only loads.  In code without register budgets, another loop feeds a loop that
+multiplies and copies nothing; the feeding warps count as one warpgroup.  The loop that gives waiting warps their role,
+and loops that only poll, do not count as loops.
 
-Compiled code does not say how often its loops turn.  They turn at least as often as it takes to do the launch's share
-of the matrix FLOPs and to load its share of the traffic; the larger of both is taken, the same for every innermost loop
-that loads or multiplies.  That is too few where lanes are masked off (a tile of 16 rows for one row) or load the same
-bytes.  A round stores what it stores, and there are as many as it takes to store the launch's share of what is written.
-Rounds are dealt whole, so that the busiest CTA sets the time, but for a launch that may cut its tiles.  All else counts
-once, both sides of a branch included.
+Compiled code does not say how often its loops turn.  The launch needs enough turns to do its share of the matrix FLOPs
+and enough to load its share of the traffic; the model takes the larger number, for every innermost loop that loads or
+multiplies.  This number is too low where lanes are masked off (a tile of 16 rows for one row) or load the same bytes.
+The number of rounds is the launch's share of the written bytes divided by the bytes that one round stores.  A CTA does
+whole rounds, so the busiest CTA sets the time, except in a launch that may cut its tiles.  All other code counts once,
+both sides of a branch included.
 
-A CTA takes as long as its slowest role, and at least as long as its roles together keep one pipe busy; where several
-roles take turns at the tensor cores, one round at the end hides behind no other.  That they take turns at all, so that
-one multiplies through the other's epilogue, is an assumption: with too few stages both wait for the same one.
+A CTA takes as long as its slowest role, and at least as long as its roles together keep one pipe busy.  Where several
+roles take turns at the tensor cores, the last round overlaps with no other.  The model assumes that roles take turns,
+one multiplying during the other's epilogue; with too few stages both wait for the same stage.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ Body = tuple[Instruction, ...]
 
 @dataclass(frozen=True)
 class Role:
-    """What one group of warps does."""
+    """The work of one group of warps."""
 
     warps: int
     once: Body
     rounds: Body
-    """What it does once for each tile; empty where a CTA has one tile."""
+    """The code that runs once for each tile; empty where a CTA has one tile."""
     loops: tuple[Body, ...]
-    """A turn of each loop that does the work."""
+    """One turn of each loop that multiplies or loads."""
 
     @property
     def turn(self) -> Body:
-        """A turn of all of its loops."""
+        """One turn of all its loops together."""
         return tuple(entry for body in self.loops for entry in body)
 
     @property
@@ -65,7 +65,7 @@ class Role:
 def roles_of(code: Sequence[Instruction], threads: int, indirect: Mapping[int, tuple[int, ...]]) -> list[Role]:
     """The roles of a kernel of `threads` a CTA, whose indirect branches go where `indirect` says.
 
-    What all warps run comes last, as a role without loops, where some are specialised.
+    Where warps are specialised, the code that all warps run comes last, as a role without loops.
     """
     warps = max(1, threads // WARP)
     cuts = [entry.address for entry in code if entry.name == "USETMAXREG"]
@@ -96,7 +96,7 @@ def _inside(code: Sequence[Instruction], loop: Loop) -> Body:
 
 
 def _working(code: Sequence[Instruction], loops: Sequence[Loop]) -> list[Loop]:
-    """Innermost loops that do the work: where any multiplies, those that do, and loops that copy for them alone."""
+    """Innermost loops that do the work: multiplying loops, where there are any, and loops that only copy for them."""
     inner = [(loop, _inside(code, loop)) for loop in loops if loop.innermost]
     multiplying = [body for _, body in inner if any(entry.mma_flops for entry in body)]
     if not multiplying:
@@ -110,7 +110,7 @@ def _working(code: Sequence[Instruction], loops: Sequence[Loop]) -> list[Loop]:
 
 
 def _turn(code: Sequence[Instruction], loop: Loop) -> Body:
-    """What every turn passes: not what a branch steps over, unless matrices are multiplied or copies begin there."""
+    """The code of every turn, without code that a branch skips unless it multiplies matrices or starts copies."""
     body = _inside(code, loop)
     last = max((entry.address for entry in body if entry.target == loop.start), default=body[-1].address)
     copies = any(entry.loads_async for entry in body)
@@ -125,7 +125,7 @@ def _turn(code: Sequence[Instruction], loop: Loop) -> Body:
 
 
 def _specialised(whole: Role, turns: Mapping[int, Body], cuts: Sequence[int]) -> list[Role]:
-    """A role for each stretch of code between register budgets that has a working loop; the rest is all warps'."""
+    """One role for each part of the code between register budgets with a working loop; all warps run the rest."""
     roles, rest = [], list(whole.once)
     last = max(entry.address for entry in (*whole.once, *whole.rounds, *whole.turn)) + 1
     for start, end in pairwise((*cuts, last)):
@@ -144,7 +144,7 @@ def _specialised(whole: Role, turns: Mapping[int, Body], cuts: Sequence[int]) ->
 
 
 def _counted(code: Sequence[Instruction]) -> Iterator[int]:
-    """Warps that a barrier waits for, where it says how many: `BAR.SYNC 0x2, 0x80`."""
+    """Number of warps of each barrier that names a thread count: `BAR.SYNC 0x2, 0x80`."""
     for entry in code:
         if entry.name == "BAR" and len(entry.arguments) == 2 and entry.arguments[1].startswith("0x"):
             yield int(entry.arguments[1], 16) // WARP
@@ -164,7 +164,7 @@ def _fed(whole: Role) -> list[Role]:
 
 @dataclass(frozen=True)
 class Share:
-    """What a launch has of its op's work."""
+    """A launch's share of its op's work."""
 
     matrix_flops: float
     read_bytes: float
@@ -285,7 +285,7 @@ class _Loads:
 
 
 def _told(code: Sequence[Instruction], arrival: Instruction) -> int:
-    """Bytes for which an arrival at an mbarrier makes it wait; 0 for all else, and where they are no constant."""
+    """Bytes that an arrival at an mbarrier announces; 0 where they are not constant, and for other instructions."""
     if arrival.opcode != "SYNCS.ARRIVE.TRANS64":
         return 0
     register = arrival.arguments[-1]
@@ -307,7 +307,7 @@ def _fma_flops(body: Iterable[Instruction], warps: int) -> float:
 
 
 def _rounds(roles: Sequence[Role], write_bytes: float) -> float:
-    """Rounds that store `write_bytes`; a tile that TMA stores is what was put in shared memory for it."""
+    """Rounds that store `write_bytes`; a TMA store has the bytes that the round wrote to shared memory for it."""
     stored = 0.0
     for role in roles:
         by_tma = any(entry.name in TMA_STORES for entry in role.rounds)
