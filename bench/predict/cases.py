@@ -1,4 +1,4 @@
-"""Predictions for registered kernels: what a command names by texts, measured times beside it, and all of it priced."""
+"""Predictions for registered kernels: the targets that a command names, their measured times, and their costs."""
 
 from __future__ import annotations
 
@@ -225,8 +225,8 @@ def measured_in(
 ) -> tuple[list[Target], dict[Target, float]]:
     """The targets, each in the config that was measured, and the newest measured times on `device`, in ms.
 
-    Readings of an A/B are left out, for they may be of another revision or slowed on purpose, and so are those of a
-    warm L2 or of a config that the kernel has no more.  Raises `ValueError` where no record has any.
+    Readings of an A/B are left out, because they may be of another revision or slowed on purpose.  Readings with a
+    warm L2 or of a config that no longer exists are left out too.  Raises `ValueError` where no time is left.
     """
     wanted = {(target.op, target.kernel, target.case.id, target.scheme.name): target for target in targets}
     found: dict[Target, tuple[Target, float]] = {}

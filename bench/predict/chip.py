@@ -4,18 +4,18 @@ Throughputs: CUDA C++ Programming Guide, "Throughput of Native Arithmetic Instru
 clock and SM: 128 fp32 and packed 16-bit multiply-adds, 64 integer, logic, compare and conversion operations, 16 special
 functions, 32 lanes of shuffles and of loads and stores; four schedulers issue one instruction a clock each.  Shared
 memory and L1 move 128 bytes a clock (same guide).  What L2 gives to all SMs together is not published for Hopper: the
-A100's 5,120 bytes a clock for 40 MB (NVIDIA A100 whitepaper) are taken in proportion to 50 MB, because they are too
-few: ThunderKittens' 855 TFLOP/s on an H100, in tiles of 128 x 256 that no other SM shares, take 5,470 at the boost
+A100's 5,120 bytes a clock for 40 MB (NVIDIA A100 whitepaper) are scaled in proportion to 50 MB.  Unscaled they are too
+few: ThunderKittens' 855 TFLOP/s on an H100, in tiles of 128 x 256 that no other SM shares, need 5,470 at the boost
 clock.
 
-An H100 under full tensor load draws its power limit and lowers its clock; by how much depends on the card, its cooling
-and the data.  No code says that; `TENSOR_CLOCK_HZ` is one published reading, of one card.
+An H100 under full tensor load reaches its power limit and lowers its clock.  The new clock depends on the card, its
+cooling and the data, and not on code alone; `TENSOR_CLOCK_HZ` is one published reading, of one card.
 
 Latencies of memory in clocks, by pointer chasing: 30 for shared memory, 21 for constants, 834 for HBM at random
 addresses (an H100 80GB HBM3, a report of mt4g, TU Munich); 281 for L2 over both of its partitions (a GH200,
 github.com/markdewing/AI_kernels, which reads 690 for its HBM).  Arithmetic 4 (Jia et al., "Dissecting the NVIDIA Volta
 GPU Architecture via Microbenchmarking", 2018), mma.sync m16n8k16 33 (Sun et al., "Dissecting Tensor Cores via
-Microbenchmarks", 2022, A100).  Special functions and shuffles are taken as 20 and 24, after no publication.
+Microbenchmarks", 2022, A100).  Special functions (20) and shuffles (24) are assumptions without a published source.
 
 On a walk all warps of a role run in step and alone on their SM.  Instructions issue in order, each waiting for the
 registers that it reads and for its pipe, as an SM's scoreboards make them wait, and `WARPGROUP.DEPBAR` for the groups
@@ -219,7 +219,7 @@ class Walk:
         return self.now
 
     def _land(self, names: frozenset[str]) -> None:
-        """Removes finished loads: loads return in order, so using a load's register means it and earlier ones are done."""
+        """Removes finished loads.  Loads return in order: using a load's register ends it and all earlier loads."""
         last = max((at for at, (_, written) in enumerate(self._flying) if written & names), default=-1)
         del self._flying[: last + 1]
 

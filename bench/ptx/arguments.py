@@ -1,4 +1,4 @@
-"""A launch: its kernel, the memory that its arguments bring, and their bytes as the kernel finds them."""
+"""A launch: its kernel, the memory that its arguments bring, and the arguments' bytes as the kernel reads them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Launch:
 
 
 def whole_numbers(name: str, values: Iterable[int]) -> list[int]:
-    """`values` as a list.  Raises `ValueError` where they are no list of integers."""
+    """`values` as a list.  Raises `ValueError` where `values` is not a list of integers."""
     try:
         return [index(value) for value in values]
     except TypeError:
@@ -43,7 +43,7 @@ def whole_numbers(name: str, values: Iterable[int]) -> list[int]:
 
 
 def checked_tensors(name: str, values: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """`values` as a list.  Raises `ValueError` where they are no list of tensors."""
+    """`values` as a list.  Raises `ValueError` where `values` is not a list of tensors."""
     tensors = [values] if isinstance(values, torch.Tensor | str) else list(values)
     if any(not isinstance(value, torch.Tensor) for value in tensors) or isinstance(values, torch.Tensor):
         raise ValueError(f"{name}: expected a list of tensors, got {_shown(values)}")

@@ -58,7 +58,7 @@ class Result:
     shared_wavefronts: int
     """Turns that shared memory took for loads and stores; wgmma and TMA are not among them."""
     shared_wavefronts_least: int
-    """The same without bank conflicts."""
+    """Turns that shared memory would take without bank conflicts."""
     races: tuple[str, ...]
     """One sentence for each pair of instructions."""
     ctas: int
@@ -183,7 +183,7 @@ def _races(run: Run) -> list[str]:
 
 
 def _unlike(races: Iterable[Race], name: Callable[[int], str]) -> list[Race]:
-    """One race of those that differ only in place and actors: turns of an unrolled loop."""
+    """Keeps one of the races that differ only in place and actors, such as turns of an unrolled loop."""
     first: dict[tuple[object, ...], Race] = {}
     for race in races:
         first.setdefault((race.kind, name(race.first), name(race.second), race.proxy, race.same_value), race)

@@ -22,8 +22,8 @@ Handle = Callable[[Any, tuple[int, ...], list[Any]], None]
 def bound(compiled: Any, grid: Sequence[int], args: Sequence[Any]) -> tuple[Launch, list[Any], list[torch.Tensor]]:
     """A `Launch` of a `CompiledKernel`, the values of its PTX's parameters, and tensors reached by maps.
 
-    `grid` is one of CTAs.  `args` are those of the kernel's signature without its constexprs.  Raises `ValueError`
-    where they are not as many.
+    `grid` counts CTAs.  `args` are the arguments of the kernel's signature without its constexprs.  Raises `ValueError`
+    where their number differs from the signature's.
     """
     metadata = compiled.metadata
     ptx = compiled.asm["ptx"]
@@ -126,7 +126,7 @@ def _descriptor(value: Any, meta: Any) -> list[Any]:
 @contextmanager
 def emulating_triton(sm: int, properties: Mapping[str, int], handle: Handle) -> Iterator[None]:
     """Compiles each launch for `sm` and gives it to `handle`; an autotuned kernel runs by its first config."""
-    # Here, because Triton reads its environment when it is imported, and `emulate` needs none of it.
+    # Imported here, because Triton reads its environment at import, and `emulate` does not need Triton.
     import triton
     from triton.runtime.autotuner import Autotuner
     from triton.runtime.jit import JITFunction
