@@ -219,7 +219,7 @@ class Walk:
         return self.now
 
     def _land(self, names: frozenset[str]) -> None:
-        """Removes finished loads.  Loads return in order: using a load's register ends it and all earlier loads."""
+        """Removes finished loads: loads return in order, so a touched register ends its load and all earlier loads."""
         last = max((at for at, (_, written) in enumerate(self._flying) if written & names), default=-1)
         del self._flying[: last + 1]
 

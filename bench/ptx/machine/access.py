@@ -26,7 +26,7 @@ from rooflab.bench.ptx.machine.memory import (
 from rooflab.bench.ptx.machine.run import Fault
 
 WRITTEN = {size: np.ones(size, np.bool_).view(WIDE[size])[0] for size in WIDE}
-"""By size of a unit: the flags that say that all its bytes are written."""
+"""By size of a unit: the flags of a unit whose bytes are all written."""
 INSIDE = (1 << 60) - 1
 """The bits of a generic address within its window."""
 Values = tuple[Any, ...]
@@ -36,7 +36,7 @@ _WINDOWS = {SHARED_WINDOW >> 60: "shared", LOCAL_WINDOW >> 60: "local", PARAM_WI
 
 
 def load(c: Context, space: str, addresses: Any, mask: Any, width: int, count: int, instruction: int) -> Values:
-    """`count` values of `width` bytes for each lane that `mask` lets through (None: all); 0 for the others."""
+    """`count` values of `width` bytes for each lane in `mask` (None: all lanes); 0 for lanes outside `mask`."""
     active = _active(mask)
     if active is not None:
         if not len(active):
@@ -52,7 +52,7 @@ def load(c: Context, space: str, addresses: Any, mask: Any, width: int, count: i
 
 
 def store(c: Context, space: str, addresses: Any, values: Values, mask: Any, width: int, instruction: int) -> None:
-    """Stores values of `width` bytes side by side, from each lane that `mask` lets through."""
+    """Stores values of `width` bytes side by side, from each lane in `mask`."""
     active = _active(mask)
     if active is not None:
         if not len(active):
@@ -68,7 +68,7 @@ def store(c: Context, space: str, addresses: Any, values: Values, mask: Any, wid
 
 
 def _active(mask: Any) -> npt.NDArray[np.int64] | None:
-    """The lanes that a mask lets through; None for all."""
+    """The lanes in a mask; None for all lanes."""
     if mask is None:
         return None
     if isinstance(mask, np.bool_):
@@ -173,7 +173,7 @@ def load_shared(c: Context, addresses: Any, size: int, active: Any, instruction:
 
 
 def check_written(c: Context, offsets: Any, size: int, instruction: int) -> None:
-    """Raises `Fault` where shared memory is read that was never written."""
+    """Raises `Fault` on a read of shared memory that was never written."""
     written = c.group.written
     assert written is not None
     known = np.take(written.view(WIDE[size]), np.atleast_1d(offsets) >> SHIFT[size]).view(np.bool_)
@@ -266,8 +266,8 @@ def store_param(c: Context, addresses: Any, value: Any, size: int, active: Any, 
 def load_located(
     c: Context, addresses: Any, size: int, active: Any, instruction: int, *, copy: bool = False, reduces: bool = False
 ) -> Any:
-    """Units of `size` bytes of global memory; `copy` says that a copy reads them and not the lanes themselves,
-    `reduces` that what it makes of them is stored in the same step."""
+    """Units of `size` bytes of global memory; `copy` says that a copy reads them instead of the lanes; `reduces` says
+    that their combined value is stored in the same step."""
     located = _located(c, addresses, size, active, instruction)
     if located is None:
         return _each(c, addresses, size, active, instruction, copy, reduces)
@@ -291,7 +291,7 @@ def store_located(
     copy: bool = False,
     reduces: bool = False,
 ) -> None:
-    """Stores units of `size` bytes; `reduces` says that they were combined with what was there, in one step."""
+    """Stores units of `size` bytes; `reduces` says that they were combined with the old values in the same step."""
     located = _located(c, addresses, size, active, instruction)
     if located is None:
         for place, address in enumerate(addresses):
@@ -323,7 +323,7 @@ def _located(c: Context, addresses: Any, size: int, active: Any, instruction: in
 def _each(
     c: Context, addresses: npt.NDArray[np.uint64], size: int, active: Any, instruction: int, copy: bool, reduces: bool
 ) -> npt.NDArray[Any]:
-    """Loads that lie in several allocations, one by one."""
+    """Loads units from several allocations, one unit at a time."""
     units = np.empty(len(addresses), WIDE[size])
     for place, address in enumerate(addresses):
         lane = np.array([place if active is None else active[place]])

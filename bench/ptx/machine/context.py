@@ -1,4 +1,4 @@
-"""Lanes that run in one piece: where they are in the program, and their registers.
+"""Lanes that run together: their place in the program, and their registers.
 
 A lane is a thread; its number counts through the CTAs that run at once, each padded to whole warps.
 """
@@ -16,10 +16,10 @@ from rooflab.bench.ptx.machine.run import Fault, Group, Lanes
 PARKED = -1
 """A block returns this where its lanes wait."""
 SPLIT = -2
-"""A block returns this where its lanes took several ways."""
+"""A block returns this where its lanes took several branches."""
 
 MOST_SEEN = 1024
-"""Turns that `Context.repeats` remembers before it starts anew."""
+"""Turns that `Context.repeats` remembers before it clears its memory."""
 
 
 class Context:
@@ -56,7 +56,7 @@ class Context:
         """Hashes of its state after earlier turns; see `repeats`."""
         self._changes = 0
         self.spins = False
-        """Whether its state after the last turn is one that it had before."""
+        """Whether its state after the last turn equals an earlier state."""
         self._pattern: bytes | None = None
 
     def _grain(self) -> int:
@@ -122,7 +122,7 @@ class Context:
         self._polled = asked
 
     def repeats(self) -> bool:
-        """After a turn: whether its state is one that it had before, so that only a store can end its loop."""
+        """After a turn: whether its state equals an earlier state, so that only a store can end its loop."""
         changes = self.group.run.changes
         if changes != self._changes or len(self._seen) > MOST_SEEN:
             self._seen.clear()
@@ -178,11 +178,11 @@ def _joined(values: list[Any], contexts: Sequence[Context], order: Any) -> Any:
     known = next((value for value in values if value is not None), None)
     if known is None:
         return None
-    # A register that is not written on every path is poison, which a compiler may copy and select away.
+    # A register that some path does not write is poison; a compiler may copy poison and discard it by a select.
     values = [np.array(-1).astype(known.dtype)[()] if value is None else value for value in values]
     if all(isinstance(value, np.generic) for value in values):
         head = values[0]
-        # By their bits, because NaN is equal to nothing.
+        # Compares bits, because NaN is not equal to itself.
         if all(value.tobytes() == head.tobytes() for value in values[1:]):
             return head
     joined = np.concatenate(

@@ -22,7 +22,7 @@ Ints = npt.NDArray[np.integer]
 
 
 class Acting(Protocol):
-    """Lanes that act together, as far as they are watched: a context."""
+    """The part of a context (lanes that act together) that the counter uses."""
 
     size: int
     lanes: npt.NDArray[np.int64]
@@ -74,7 +74,7 @@ class Counter:
         self.add(f"global_{kind}_sector_bytes", SECTOR * sectors, instruction)
 
     def atomic(self, memory: GlobalMemory, addresses: Any, size: int, instruction: int) -> None:
-        """Atomic operations on global memory: each reads what it changes."""
+        """Atomic operations on global memory: each reads the value that it changes."""
         self.add("atomic_bytes", size * len(addresses), instruction)
         one = memory.locate(addresses, size)
         lots = [(one[0], addresses)] if one is not None else [(memory.find(int(at)), at[None]) for at in addresses]

@@ -21,7 +21,7 @@ MOST_BLOCK = 1024
 
 
 class Ctas(Protocol):
-    """The CTAs of a group, as far as they are watched."""
+    """The part of a group of CTAs that the observer uses."""
 
     ctas: list[int]
     memory: GlobalMemory
@@ -33,7 +33,7 @@ class Ctas(Protocol):
 
 
 class Watched(Acting, Protocol):
-    """Lanes that act together, with the CTAs that they are of."""
+    """Lanes that act together, with their CTAs."""
 
     slot: int | None
     slots: Lanes

@@ -1,4 +1,4 @@
-"""The order between the CTAs of a grid, kept as sets of epochs, because few CTAs ever learn of another.
+"""The order between the CTAs of a grid, kept as sets of epochs, because few CTAs ever synchronise with another CTA.
 
 An epoch is what a CTA did between two of its releases or, where its warps are distinguished, what a warp did between
 two steps of its clock.  Epochs are numbered over the grid as they begin; 0 is no epoch.  A set of epochs is the bits of
@@ -72,7 +72,7 @@ class CtaOrder:
         self.restart()
 
     def restart(self) -> None:
-        """Forgets everything: another grid begins."""
+        """Clears the whole state before another grid begins."""
         count = self.ctas * self.warps
         self.current: npt.NDArray[np.int32] = np.zeros(count, np.int32)
         """By actor: its epoch; 0 before it first did something."""

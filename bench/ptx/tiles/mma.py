@@ -102,7 +102,7 @@ def stacked(registers: Sequence[Value], lanes: int, dtype: type[np.generic]) -> 
 
 
 def lanes_of(*groups: Sequence[Value]) -> int:
-    """Lanes of the first register that is an array; 0 where none is."""
+    """Lanes of the first register that is an array; 0 where no register is an array."""
     return next((register.size for group in groups for register in group if register.shape), 0)
 
 
@@ -186,7 +186,7 @@ def mma(
 
 
 def combines(a_type: str, b_type: str, d_type: str) -> bool:
-    """Whether PTX multiplies these types into that one; wgmma has the same combinations, but not f64."""
+    """Whether PTX has a matrix product with these types of operands and result; wgmma has the same combinations, but not f64."""
     return b_type in _PARTNERS.get(a_type, ()) and d_type in _RESULTS[a_type]
 
 

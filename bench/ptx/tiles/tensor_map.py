@@ -224,7 +224,7 @@ def replace(raw: bytes, field: str, ordinal: int, value: int, *, stride_unit: in
 
 
 def _record(raw: bytes) -> np.ndarray:
-    """A writable copy of the fields, where the bytes are ours or all zero."""
+    """A writable copy of the fields; the bytes must come from `pack` or be all zero."""
     if len(raw) != BYTES:
         raise ValueError(f"tensor map: expected {BYTES} bytes, got {len(raw)}")
     record = np.frombuffer(raw, _FIELDS).copy().reshape(())
@@ -240,7 +240,7 @@ class TileIndex:
     global_addresses: np.ndarray
     """(n,) int64, multiples of `unit_bytes`; meaningless where a unit is outside."""
     shared_addresses: np.ndarray
-    """(n,) int64, bytes, every one of the box once."""
+    """(n,) int64, in bytes; each unit of the box has one address."""
     inside: np.ndarray | None
     """(n,) bool; None where all are inside."""
     unit_bytes: int
