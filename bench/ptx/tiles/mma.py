@@ -186,7 +186,7 @@ def mma(
 
 
 def combines(a_type: str, b_type: str, d_type: str) -> bool:
-    """Whether PTX has a matrix product with these types of operands and result; wgmma has the same combinations, but not f64."""
+    """Whether PTX multiplies operands of these types into this result type; wgmma has the same ones, but not f64."""
     return b_type in _PARTNERS.get(a_type, ()) and d_type in _RESULTS[a_type]
 
 
