@@ -1,7 +1,7 @@
-"""A GPU's clocks: watched while it works, told whether it was throttled, and locked where that is permitted.
+"""Watches a GPU's clocks while it works, reports throttling, and locks the clocks where that is permitted.
 
-The clock that counts is the one that the device itself reads (`sm_clock.DeviceClock`); NVML adds power, temperature
-and the reasons for a lower clock.
+The device itself reads the SM clock that the bench uses (`sm_clock.DeviceClock`).  NVML adds power, temperature and
+the reasons for a lower clock.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ REASONS = {
 }
 """NVML's reasons for a clock below the highest (nvml.h, `nvmlClocksEventReason...`)."""
 SET_BY_USER = 0x002
-"""`nvidia-smi -ac`, and on the cards that say so `-lgc`."""
+"""The user set the clocks by `nvidia-smi -ac`; some cards report `-lgc` here too."""
 THROTTLED = 0x008 | 0x020 | 0x040 | 0x080
-"""Those that spoil a reading: heat and the power brake.  A software power cap is how a card meets its power limit under
-a large matrix product, and belongs to what it can do; it is named and spoils nothing."""
+"""The reasons that make a reading invalid: heat and the power brake.  A software power cap keeps a card within its
+power limit under a large matrix product.  That is normal operation: the summary names it, the reading stays valid."""
 TOLERANCE = 0.02
-"""How far a second reading of a locked clock under load may lie from the first."""
+"""Allowed relative difference between two readings of a locked clock under load."""
 
 
 def reason_names(bits: int | None, among: int = 0x1FF) -> list[str]:
-    """NVML's reasons in words, of those in `among`."""
+    """The names of the reasons in `bits` that are also in `among`."""
     return [name for bit, name in REASONS.items() if (bits or 0) & bit & among]
 
 
 class ClockWatch:
-    """Reads a GPU's clocks while it works, inside `with`; without NVML or with `uuid` None it asks NVML nothing."""
+    """Reads a GPU's clocks while it works, inside `with`; without NVML, or with `uuid` None, no NVML call is made."""
 
     def __init__(self, uuid: str | None, device_clock: DeviceClock | None = None):
         self._uuid = uuid
@@ -86,11 +86,11 @@ class ClockWatch:
         )
 
     def summary(self) -> dict[str, Any] | None:
-        """What was seen, as JSON values; None where nothing was read.
+        """The readings as JSON values; None where nothing was read.
 
-        Least and largest of NVML's readings; every throttle bit, in words too, and those that spoil a reading
-        (`throttled`, None with the reason in `throttle_unread` where NVML did not answer); what power was read by; the
-        median, the least and the largest SM clock that the device read itself.
+        It holds the minimum and maximum of NVML's readings; every throttle bit and its name; the reasons that make a
+        reading invalid (`throttled`; None, with the cause in `throttle_unread`, where NVML did not answer); the source
+        of the power reading; and the median, minimum and maximum of the SM clock that the device itself read.
         """
         held = self._device_clock.readings_hz() if self._device_clock is not None else []
         if not self._readings and not held:
@@ -115,11 +115,11 @@ class ClockWatch:
 
 @contextmanager
 def locked_clocks(uuid: str, read_hz: Callable[[], float]) -> Iterator[float]:
-    """Locks a GPU's SM clock inside `with` to the one that it holds at its power limit, NVML's base.
+    """Locks a GPU's SM clock inside `with` to NVML's base clock, which the GPU holds at its power limit.
 
-    Yields the clock in MHz, by NVML where it says, after `read_hz` has read it on the device under load.  However the
-    block is left, by an exception, an interrupt, a termination signal or the end of its terminal, the clocks are set
-    free.  Raises `ValueError` where NVML is not there or does not permit it, and where the clock read does not hold.
+    `read_hz` reads the clock twice under load.  Yields the clock in MHz from NVML, else from the device.  Leaving the
+    block always unlocks the clocks: after an exception, an interrupt, a termination signal or the end of its terminal.
+    Raises `ValueError` where NVML is missing or does not permit locking, and where the two readings differ.
     """
     with nvml_of(uuid) as found:
         if found is None or found[1] is None:

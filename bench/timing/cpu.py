@@ -1,7 +1,7 @@
-"""The stopwatch of a CPU, and torch's threads, each held on one processor while times are read.
+"""The stopwatch of a CPU; it pins each of torch's threads to one processor during timing.
 
-A thread that the system moves takes its cache's contents along by missing them.  Each stays where it is, so that two
-processes that measure beside each other do not choose the same processor; only threads that share one are spread.
+A thread that the system moves to another core has cache misses there.  Each thread is pinned where it runs already, so
+that two concurrent measuring processes do not choose the same processor.  Only threads that share a core are moved.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from rooflab.bench.timing.stopwatch import Call, Flush, FlushBy, Stopwatch
 _TASKS = Path("/proc/self/task")
 _CPUS = Path("/sys/devices/system/cpu")
 _PROCESSOR = 36
-"""Place of the processor last run on in a thread's `stat`, counted behind the name (proc(5), field 39)."""
+"""Index, in a thread's `stat` after the name, of the processor that last ran the thread (proc(5), field 39)."""
 BUSY_SHARE = 0.1
-"""A thread that ran for this share of the calling one's time during a parallel product took part in it."""
+"""A thread took part in a parallel op if it ran for more than this share of the calling thread's time."""
 
 _known: dict[tuple[int, int], tuple[int, ...]] = {}
-"""Threads of torch by (calling thread, number of threads): finding them takes 10 ms or more."""
+"""Cached threads of torch by (calling thread, number of threads): a search for them takes 10 ms or more."""
 
 
 @contextmanager
 def pinned_threads() -> Iterator[str]:
-    """Pins the threads of torch's products and yields what was done: `threads pinned`, or why they were not.
+    """Pins torch's threads and yields `threads pinned`, or the reason why they were not pinned.
 
-    Afterwards they, and threads that were started meanwhile and inherited a processor, may run where they could before.
+    At the end each thread may again run where it could before.  This includes threads that were started meanwhile.
     """
     if not hasattr(os, "sched_setaffinity") or not _TASKS.is_dir():
         yield "threads not pinned: this system does not offer it"
@@ -64,7 +64,7 @@ def pinned_threads() -> Iterator[str]:
 
 
 def assign(wanted: Sequence[int], allowed: Collection[int], core_of: Mapping[int, object]) -> list[int]:
-    """A processor for each thread: the one wanted where it is free, else one of a core that is, else any that is."""
+    """A processor for each thread: the wanted one if free, else one on an idle core, else any free processor."""
     free = sorted(allowed)
     chosen: list[int | None] = [None] * len(wanted)
     for index, cpu in enumerate(wanted):
@@ -82,7 +82,7 @@ def assign(wanted: Sequence[int], allowed: Collection[int], core_of: Mapping[int
 
 
 def _threads(count: int) -> tuple[int, ...]:
-    """The calling thread and those that share its products, found by who was busy during one."""
+    """The calling thread and the threads that were busy during its parallel op."""
     own = threading.get_native_id()
     key = (own, count)
     if all((_TASKS / str(thread)).is_dir() for thread in _known.get(key, ())) and key in _known:
@@ -90,7 +90,7 @@ def _threads(count: int) -> tuple[int, ...]:
     if count == 1:
         return _known.setdefault(key, (own,))
     values = torch.ones(2**22)
-    values.add_(1.0)  # starts them
+    values.add_(1.0)  # starts the threads
     before = _run_times()
     for _ in range(4):
         values.add_(1.0)
@@ -134,7 +134,7 @@ def _affinities() -> dict[int, set[int]]:
 
 
 def _release(before: Mapping[int, set[int]], allowed: set[int]) -> None:
-    """Every thread as it was; one that was started meanwhile has inherited a processor, and may leave it."""
+    """Restores each thread's affinity; a thread started meanwhile inherited one processor, and gets `allowed`."""
     for thread, now in _affinities().items():
         wanted = before.get(thread, allowed)
         if now != wanted:
@@ -143,7 +143,7 @@ def _release(before: Mapping[int, set[int]], allowed: set[int]) -> None:
 
 
 class CpuStopwatch(Stopwatch):
-    """Reads `perf_counter` around synchronous calls, torch's threads each held on one processor."""
+    """Reads `perf_counter` around synchronous calls, with each of torch's threads pinned to one processor."""
 
     batches = True
 

@@ -1,11 +1,11 @@
 """CUDA events behind a backlog, the default timer of a GPU, and CUDA graphs' replay.
 
-A kernel of a few microseconds is over before the host has launched the next, and a pair of events around it then reads
-the host.  So each sample is enqueued behind a wait on the device (a thread that counts cycles) that outlasts the
-host's work: the flush, the events and the launches are all there when it ends, and run back to back.
+A kernel of a few microseconds ends before the host has launched the next one, so a pair of events would time the host.
+Therefore each sample is enqueued behind a wait on the device (a thread that counts cycles) that outlasts the host's
+work.  When the wait ends, the flush, the events and the launches are all enqueued, and they run back to back.
 
-The stopwatches see nothing of CUDA but `CudaCalls`, so that their tests run them on a device made of Python.  It calls
-the functions that torch had when the bench was imported.
+The stopwatches use CUDA only through `CudaCalls`, so that tests can replace the device by Python code.  `CudaCalls`
+calls the functions that torch had when the bench was imported.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ _capture_begin, _capture_end, _replay = _Graph.capture_begin, _Graph.capture_end
 # Of `torch.cuda.memory`, which has them from 2.8 on, and a build without CUDA stand-ins for them.
 _end_allocations, _release_pool = _cuda.memory._cuda_endAllocateToPool, _cuda.memory._cuda_releasePool
 _sides: dict[int, Any] = {}
-"""By device the one stream of warm-ups and captures: libraries keep a workspace for each stream that they meet."""
+"""One stream per device for warm-ups and captures: libraries keep one workspace for each stream they use."""
 _broken: list[Any] = []
-"""Graphs whose capture failed.  torch's allocator of pinned memory goes on asking them whether it allocates for them,
-and nothing that Python can call ends that; they must not be freed."""
+"""Graphs whose capture failed.  torch's pinned-memory allocator keeps querying these graphs, and no Python call stops
+it; so they must not be freed."""
 WARM_UPS = 3
 """Calls on the capturing stream before a capture, in which libraries make their handles and workspaces."""
 EMPTY = "CUDA Graph is empty"
-"""How torch warns of a capture that caught nothing (`CUDAGraph.capture_end`)."""
+"""Torch's warning for an empty capture (`CUDAGraph.capture_end`)."""
 
 
 class NotCaptured(Exception):
@@ -89,16 +89,16 @@ class CudaCalls:
         _synchronize(self._device)
 
     def capture(self, function: Callable[[], object], calls: int) -> Callable[[], None]:
-        """Replays `calls` calls of `function`, captured now.  Raises `NotCaptured` where they cannot be.
+        """Captures `calls` calls of `function` and returns their replay.  Raises `NotCaptured` where capture fails.
 
-        The stream is left as it was also after a failure, which torch's own context manager does not do.
+        After a failure the stream is restored, which torch's own context manager does not do.
         """
         graph, side, pool = _Graph(), self._side_stream(), _new_pool()
         _synchronize(self._device)
         problem: RuntimeError | None = None
         with _in_stream(side), warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
-            # Of this thread alone: what others do meanwhile is theirs.
+            # Captures this thread only; other threads may use CUDA meanwhile.
             _capture_begin(graph, pool=pool, capture_error_mode="thread_local")
             try:
                 for _ in range(calls):
@@ -123,10 +123,10 @@ class CudaCalls:
         return lambda: _replay(graph)
 
     def _mend(self, graph: Any, pool: Any) -> None:
-        """Does what torch leaves undone where a capture cannot be ended, which would break whatever comes next.
+        """Cleans up after a capture that torch could not end; without this, later work would fail.
 
-        Memory would go on being taken from the graph's pool, and before torch 2.13 the default generator would refuse
-        every draw as one `outside graph capture`, until a later capture ends well: so one of an empty kernel does.
+        Allocations would still come from the graph's pool.  Before torch 2.13 the default generator would also refuse
+        every draw as `outside graph capture` until a later capture succeeds, so this captures an empty kernel.
         """
         _broken.append(graph)
         with contextlib.suppress(RuntimeError):
@@ -159,17 +159,17 @@ class CudaCalls:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text that is not blank; CUDA's go on with advice."""
+    """The first non-blank line of an error's text; CUDA's errors continue with advice."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
 
 
 MIN_BACKLOG_S, MAX_BACKLOG_S = 1e-4, 0.02
-"""Shortest and longest wait put in front of a sample; a function whose host work takes longer waits for the device."""
+"""Shortest and longest wait before a sample; a function with longer host work is taken to wait for the device."""
 SAFETY = 2.0
-"""The wait over the longest host time of the last samples."""
+"""Ratio of the wait to the longest host time of the last samples."""
 REMEMBERED = 8
-"""Samples of a function whose host time sets its wait: one hiccup is forgotten after as many."""
+"""Number of last samples whose host time sets the wait; an outlier has no effect after this many samples."""
 CALIBRATION_CYCLES = 2_000_000
 WAKE_UP_S = 0.05
 """Work after which an idle card's clock has risen."""
@@ -179,7 +179,7 @@ GRID_READINGS, GRID_CYCLES = 64, 40
 
 
 class Backlog:
-    """Waits on the device, one in front of each sample, each as long as its function needs."""
+    """Waits on the device before each sample; each wait is as long as its function needs."""
 
     def __init__(self, cuda: CudaCalls, clock: Callable[[], float]):
         self._cuda = cuda
@@ -190,7 +190,7 @@ class Backlog:
         self._cycles_per_s = self._calibrate()
 
     def _calibrate(self) -> float:
-        """Cycles per second of the clock that the wait counts, of a card that is awake: an idle one is slow."""
+        """Cycles per second of the clock that the wait counts, read after work, because an idle card's clock is low."""
         rates: list[float] = []
         worked_s = 0.0
         while len(rates) < 3 or worked_s < WAKE_UP_S:
@@ -213,7 +213,7 @@ class Backlog:
     def enqueue(
         self, name: str, sample: Callable[[], None], ours: Callable[[], AbstractContextManager[None]] = nullcontext
     ) -> bool:
-        """Enqueues `sample` behind a wait; whether the wait outlasted it, which for a waiting function is not asked.
+        """Enqueues `sample` behind a wait; returns whether the wait was long enough, and True for a waiting function.
 
         The wait itself is enqueued inside `ours()`.
         """
@@ -261,7 +261,7 @@ class EventStopwatch(Stopwatch):
             self._grid = self._read_grid()
 
     def _read_grid(self) -> float | None:
-        """The step of event times, from waits of which each is a little longer than the one before."""
+        """The step of event times, read from waits of slowly increasing length."""
         pairs = []
         self.backlog.wait(MAX_BACKLOG_S)
         for turn in range(GRID_READINGS):
@@ -294,7 +294,7 @@ class EventStopwatch(Stopwatch):
         return {name: read[name] for name, _, _ in calls}
 
     def first_call(self, name: str, function: Function) -> None:
-        """Calls a function that was not called before: it compiles then, which no wait outlasts."""
+        """Calls a function for the first time: it may compile, which takes longer than any wait."""
         if name not in self._compiled:
             function()
             self.cuda.synchronize()
@@ -315,12 +315,12 @@ class EventStopwatch(Stopwatch):
         return in_time, (events[0], events[1])
 
     def step_s(self, readings: Sequence[float]) -> float:
-        """The least difference seen between two readings, here or when the grid was read: it differs between cards."""
+        """The smallest difference between two readings, now or when the step was read; it differs between cards."""
         found = [step for step in (grid_of(readings), self._grid) if step is not None]
         return min(found, default=COARSE_STEP_S)
 
     def launch_floor_s(self, calls: int) -> float | None:
-        """The least of several readings of an empty kernel, per call, with `calls` to a sample."""
+        """The minimum of several readings of an empty kernel, per call, with `calls` per sample."""
         if calls not in self._floors:
             name = f"an empty kernel, {calls} to a sample"
             empty = (name, lambda: self.cuda.sleep(0), calls)
@@ -337,10 +337,10 @@ class EventStopwatch(Stopwatch):
 class GraphStopwatch(EventStopwatch):
     """Reads pairs of events around replays of captured graphs, enqueued behind a wait on the device.
 
-    This is the time of what an engine replays as a graph, without the host between its launches.  One graph is captured
+    It times the work that an engine replays as a graph, without host time between launches.  One graph is captured
     for each set of inputs that a function takes in turn (`calls.Rotation.sets`), and samples replay them in turn; L2 is
-    made cold in front of each replay, outside the pair of events.  Several calls in one sample are one graph of as many
-    calls.  What a graph launch costs is its launch floor, read from a graph of one empty kernel.
+    made cold in front of each replay, outside the pair of events.  Several calls in one sample are one graph of
+    these calls.  The cost of a graph launch is the launch floor, read from a graph of one empty kernel.
     """
 
     title = "cuda graph replay"

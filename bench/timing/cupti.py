@@ -1,10 +1,10 @@
-"""CUPTI's own times of the device's kernels: the timer that knows what ran.
+"""The timer that reads kernel times from CUPTI, and therefore knows which kernels ran.
 
-A call takes from its first kernel's start to its last one's end.  Not the sum of its kernels' times: the gaps between
-them are part of what several launches cost, and a sum would count kernels that overlap twice.  The sum is kept beside
-it (`busy_s`), because CUPTI itself may widen the gaps.  Where the kernels of a sample are not those of the others, by
-name and order, the reading is invalid and says which: profilers have silently dropped kernels, and the time of what is
-left looks like progress.  Samples are enqueued behind a wait, as for events; several rounds share one recording.
+A call's time runs from its first kernel's start to its last kernel's end.  It is not the sum of the kernels' times: the
+gaps belong to the cost of several launches, and a sum would count overlapping kernels twice.  The sum is kept too
+(`busy_s`), because CUPTI itself may widen the gaps.  Where a sample's kernels differ by name or order from the other
+samples' kernels, the reading is invalid and names them: profilers have silently dropped kernels, and then the remaining
+time looks like a speedup.  Samples are enqueued behind a wait, as for events; several rounds share one recording.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rooflab.bench.timing.stopwatch import Call, grid_of
 from rooflab.bench.timing.trace import CALL, Trace, TracedCall, record_calls, recorded
 
 SHOWN = 3
-"""Names of kernels in a sentence."""
+"""Kernel names, joined for a sentence."""
 
 
 class CuptiStopwatch(EventStopwatch):
@@ -31,7 +31,7 @@ class CuptiStopwatch(EventStopwatch):
     title = "cuda cupti, first kernel's start to last kernel's end"
 
     def __init__(self, *arguments: Any, **named: Any):
-        self._traced: dict[str, list[TracedCall]] = {}  # before the grid is read
+        self._traced: dict[str, list[TracedCall]] = {}  # set before the clock's step is read
         super().__init__(*arguments, **named)
 
     def _read_grid(self) -> float | None:
@@ -65,7 +65,7 @@ class CuptiStopwatch(EventStopwatch):
     def _record(
         self, pending: Sequence[tuple[int, Call]], look: Callable[[], None] | None
     ) -> tuple[list[TracedCall], list[tuple[int, Call]]]:
-        """One recording of these samples: what ran, and the samples whose wait ran out."""
+        """One recording of these samples: the kernels that ran, and the samples whose wait ran out."""
         late = []
         with recorded("cuda") as trace:
             for place, (turn, call) in enumerate(pending):
@@ -94,7 +94,7 @@ class CuptiStopwatch(EventStopwatch):
         return self.backlog.enqueue(name, sample, trace.ours)
 
     def details(self, name: str, samples: int) -> dict[str, Any]:
-        """The kernels of a call, their times added up, and what was wrong with them."""
+        """The kernels of a call, the sum of their times, and their fault."""
         last = self._traced.get(name, [])[-samples:]
         if not last:
             return {}
@@ -107,7 +107,7 @@ class CuptiStopwatch(EventStopwatch):
 
 
 def fault(usual: tuple[str, ...], samples: Sequence[tuple[str, ...]]) -> str:
-    """What is wrong with the kernels recorded for a function's samples, or nothing."""
+    """The fault of the kernels recorded for a function's samples, or an empty text."""
     if not usual:
         return "no kernel of it was recorded in most samples; likely cause: another device, or the profiler dropped it"
     others = [names for names in samples if names != usual]

@@ -1,4 +1,4 @@
-"""A reading as a record has it: its fields, and why it must not be published."""
+"""Decides whether a reading is valid, and converts it to a record's fields."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rooflab.bench.timing.timing import Samples
 from rooflab.roofline.model import Bound, Ceilings, Cost, Limiter, bound
 
 ABOVE = 1.05
-"""A reading this far beyond a limit is not noise."""
+"""A reading beyond a limit by more than this factor is not noise."""
 CAUSES: dict[Limiter, str] = {
     "memory": "a cache held the data, or the cost counts bytes that the op need not touch",
     "tensor": "the cost counts work that these inputs do not need, or it was done in a lower precision",
@@ -26,7 +26,7 @@ FLOOR_CAUSE = "nothing was launched, as by a cached answer, or another stream di
 
 
 class Above(NamedTuple):
-    """A limit, and how many times a reading lies above it."""
+    """A limit, and the factor by which a reading exceeds it."""
 
     part: Limiter | Literal["L2"]
     times: float
@@ -48,11 +48,11 @@ def implausible(
     clocks: Mapping[str, Any] | None = None,
     l2_state: L2State | None = None,
 ) -> str | None:
-    """Why a reading of `seconds` per call cannot be true, in one sentence with its likely cause, or None.
+    """Why a reading of `seconds` per call is impossible, in one sentence with its likely cause, or None.
 
-    `limits` are the rates that the device cannot pass, at its highest clock; that of L2 bounds data which L2 held.
-    `launch_floor_s` is what `method` reads of an empty kernel, `samples` are all readings, and `clocks` is
-    `ClockWatch.summary()`.  What is None is not looked at.
+    `limits` are the rates that the device cannot exceed, at its highest clock; the L2 rate bounds data held in L2.
+    `launch_floor_s` is the time of an empty kernel by `method`, `samples` are all readings, and `clocks` is
+    `ClockWatch.summary()`.  An argument that is None is not checked.
     """
     broken = sum(not math.isfinite(sample) for sample in (*samples, seconds))
     if broken:
@@ -74,11 +74,10 @@ def implausible(
 def above_limits(
     seconds: float, cost: Cost, limits: Ceilings, *, method: str, l2_state: L2State | None = None
 ) -> Above | None:
-    """The limit that `seconds` lies furthest above, or None where it breaks no limit.
+    """The limit that a reading of `seconds` exceeds most, or None where it exceeds no limit.
 
-    On a GPU what is written may still lie in L2 when the clock stops, so that HBM bounds the bytes read alone, and
-    these only where L2 was cold; all bytes are bounded by L2's own rate.  A product of a dtype without a rate bounds
-    nothing.
+    On a GPU, written data may still be in L2 when the clock stops.  So HBM's rate bounds only the bytes read, and only
+    where L2 was cold; L2's rate bounds all bytes.  A matrix product of a dtype without a rate sets no limit.
     """
     known = {dtype: flops for dtype, flops in cost.tensor_flops.items() if dtype in limits.tensor_flops_per_s}
     bounded = replace(cost, tensor_flops=known)
@@ -98,8 +97,8 @@ def why_invalid(
 ) -> str | None:
     """Why a reading is INVALID, in one sentence, or None.
 
-    In this order: a fault that the timer found, a timer that stood still, a throttled card or a time below the launch
-    floor, a clock too coarse (`UNRESOLVED: ...`), and a reading above what the device can do (`limits`).
+    Checked in this order: a fault that the timer found, a timer that did not advance, a throttled card or a time below
+    the launch floor, a clock too coarse (`UNRESOLVED: ...`), and a reading above the device's rates (`limits`).
     """
     check = partial(
         implausible,
@@ -117,7 +116,7 @@ def why_invalid(
 def reading_fields(samples: Samples, cost: Cost, moved: float, limit: Bound | None) -> dict[str, Any]:
     """The fields of a record that hold a reading; `moved` are the bytes that its rate counts.
 
-    A timer of zero gives no rates, and samples that are no numbers no latency either; the samples are kept.
+    A latency of zero gives no rates, and non-finite samples give no latency either; the samples are kept.
     """
     more = {
         "calls_per_sample": float(samples.calls_per_sample),

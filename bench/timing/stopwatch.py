@@ -1,9 +1,9 @@
-"""What every stopwatch offers, and the flush of the last-level cache in front of a sample.
+"""The base class of the stopwatches, and the flush of the last-level cache before a sample.
 
 `timing.time_functions` decides what is read and in which order.  A flush by reading leaves clean lines, which the next
 kernel's data displaces at no cost.  A flush by writing leaves dirty lines, which are written back inside the timed
-kernel; on the other hand no card promises that reading displaces everything.  So both are here, and
-`flush_comparison.compare_flushes` says which of the two is the cleaner on a card.
+kernel; but no card guarantees that reading displaces everything.  So both flushes are implemented, and
+`flush_comparison.compare_flushes` measures which flush is cleaner on a card.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ Call = tuple[str, Function, int]
 """Name, function, and how often it is called within one sample."""
 
 COARSE_STEP_S = 1.024e-6
-"""Grid of event times taken where no two readings differ: the coarsest that is published for these cards."""
+"""Step of event times, assumed where no two readings differ: the coarsest published for these cards."""
 ROUNDING_S = 1e-9
 """Differences below it are the rounding of event times, which come as fp32 milliseconds."""
 
 
 class Stopwatch(ABC):
-    """How one kind of device reads times; unless it says otherwise one round at a time, and nothing beside."""
+    """How one kind of device reads times; by default one round at a time, without extra fields."""
 
     batches: bool
     """Whether several calls may share a sample where one is too short for the clock."""
@@ -46,9 +46,9 @@ class Stopwatch(ABC):
 
     @contextmanager
     def sampling(self) -> Iterator[None]:
-        """Held while samples are taken, after the warm-up; only in it does the observer look.
+        """The context in which samples are taken, after the warm-up; only inside it is the observer called.
 
-        The clock of a warm-up, or of empty kernels, is not the one of the samples.
+        The clock during the warm-up or during empty kernels may differ from the clock during the samples.
         """
         self._sampling = True
         try:
@@ -57,7 +57,7 @@ class Stopwatch(ABC):
             self._sampling = False
 
     def observer(self) -> Callable[[], None] | None:
-        """What looks at the device now; None outside `sampling`."""
+        """The observer to call now; None outside `sampling`."""
         return self._observe if self._sampling else None
 
     @abstractmethod
@@ -65,7 +65,7 @@ class Stopwatch(ABC):
         """The timer's resolution in seconds."""
 
     def launch_floor_s(self, calls: int) -> float | None:
-        """What this method reads per call of a kernel that does nothing, `calls` to a sample; None on a CPU."""
+        """Time per call of an empty kernel by this method, with `calls` per sample; None on a CPU."""
         return None
 
     @abstractmethod
@@ -78,7 +78,7 @@ class Stopwatch(ABC):
 
 
 def grid_of(readings: Sequence[float]) -> float | None:
-    """The least difference between readings that is no rounding; None where all are one."""
+    """The smallest difference between readings above rounding; None where all are equal."""
     distinct = sorted(set(readings))
     differences = (b - a for a, b in zip(distinct, distinct[1:], strict=False))
     return min((difference for difference in differences if difference > ROUNDING_S), default=None)
@@ -86,7 +86,7 @@ def grid_of(readings: Sequence[float]) -> float | None:
 
 FlushBy = Literal["read", "write"]
 TIMES_THE_CACHE = 2
-"""Size of the buffer over that of the cache."""
+"""Ratio of the buffer's size to the cache's size."""
 
 
 class Flush:
@@ -99,7 +99,7 @@ class Flush:
         if by not in get_args(FlushBy):
             raise ValueError(f"flush: expected one of {', '.join(get_args(FlushBy))}, got {by!r}")
         self.by = by
-        # Ones, because on a CPU pages of zeros that nothing has written to are all one page.
+        # Ones, because on a CPU all unwritten pages of zeros map to one physical page.
         self._buffer = torch.ones(TIMES_THE_CACHE * cache_bytes // 4, device=device)
         self._sink = torch.empty((), device=device)
 
@@ -109,7 +109,7 @@ class Flush:
 
     @property
     def note(self) -> str:
-        """What a timing method's name says of it: nothing of the default."""
+        """The flush's part of a timing method's name: empty for the default."""
         return ", flushed by writing" if self.by == "write" and self._buffer.numel() else ""
 
     def __call__(self) -> None:

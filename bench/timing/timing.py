@@ -20,26 +20,26 @@ from rooflab.bench.timing.cupti import CuptiStopwatch
 from rooflab.bench.timing.stopwatch import FlushBy, Function, Stopwatch
 
 STEPS_PER_SAMPLE = 10
-"""A sample of fewer timer steps than this says more about the timer than about the function."""
+"""Fewest timer steps per sample; a shorter sample measures the timer's resolution, not the function."""
 MAX_CALLS_PER_SAMPLE = 1000
 MAX_SAMPLES = 1000
 WARM_UP_SHARE = 0.3
-"""Share of the budget after which warming up ends, steady or not."""
+"""The warm-up ends at the latest after this share of the budget."""
 STEADY = 0.95
-"""A round that brings a function's fastest time below this share of what it was shows that it is still warming up."""
+"""The warm-up goes on while a round lowers a function's fastest time below this share of its value before."""
 
 
 TIMERS: Mapping[str, tuple[str, ...]] = {"cpu": ("perf_counter",), "cuda": ("events", "graph", "cupti")}
 """Timing methods by device type, the default first.
 
-`events` is CUDA's default: it needs no capture, so that every function can be timed, and adds nothing of its own to
-what the device does, as a profiler may.  `cuda.GraphStopwatch` and `cupti.py` say what the others are for.
+`events` is CUDA's default: it needs no capture, so that it can time every function, and unlike a profiler it adds no
+work to the device.  For the methods `graph` and `cupti` see `cuda.GraphStopwatch` and `cupti.py`.
 """
 
 
 @dataclass(frozen=True)
 class Samples:
-    """What was read for one function."""
+    """The samples of one function."""
 
     seconds: tuple[float, ...]
     """Seconds per call of every sample, in time order; no sample is dropped."""
@@ -51,13 +51,13 @@ class Samples:
     resolved: bool = True
     """Whether the median sample is at least `STEPS_PER_SAMPLE` steps of the timer; else the reading is UNRESOLVED."""
     fault: str = ""
-    """Why the reading must not be published: a clock was replaced, kernels were dropped; nothing where it may be."""
+    """Why the reading must not be published (a replaced clock, dropped kernels); empty where it may be."""
     launch_floor_s: float | None = None
-    """What this method reads per call of a kernel that does nothing, at as many calls per sample; None on a CPU."""
+    """Time per call of an empty kernel by this method, with the same calls per sample; None on a CPU."""
     kernels: tuple[str, ...] = ()
-    """Names of the device's kernels of a call, where the method sees them."""
+    """Names of the kernels that a call runs, where the method records them."""
     busy_s: float | None = None
-    """Median of the kernels' own times of a call added up, where the method sees them."""
+    """Median over the calls of the sum of the kernels' times, where the method records them."""
 
     @property
     def p20_s(self) -> float:
@@ -78,7 +78,7 @@ class Samples:
 def check_timer(timer: str | None, device_type: str) -> str:
     """The timing method for a device type: `timer`, or the default of `TIMERS`.
 
-    Raises `ValueError` on one that the device does not have, and on a device that is neither cpu nor cuda.
+    Raises `ValueError` on a method that the device does not have, and on a device that is neither cpu nor cuda.
     """
     if device_type not in TIMERS:
         raise ValueError(f"device: expected cpu or cuda, got {device_type}")
@@ -122,28 +122,28 @@ def time_functions(
 
     1. Warm up, one call of each in turn, until a round makes no function 5% faster than its fastest so far (at least
        three rounds, or 30% of the budget), so that compilation, autotuning and clocks have settled.
-    2. Then rounds.  Each times every function once, so that drift falls on all alike; the order is drawn from `seed`,
-       rotated by one from round to round and reversed in every second one, so that each takes every place.
-    3. Before each sample the last-level cache is emptied by *reading* a buffer of twice its size as the machine states
-       it.  Reading, because what a flush has written is written back inside the next sample; `flush="write"` does that
-       for cards on which it is the cleaner (`flush_comparison`).  `cold=False` leaves this out.  Cycling through
-       several copies of the inputs is the functions' own affair, and so is random data.
-    4. On a CPU (`timer="perf_counter"`) a sample is the difference of two `perf_counter` readings, torch's threads
-       pinned, or the method says why they are not.
+    2. Sample in rounds.  Each round times every function once, so that drift affects all functions equally.  The order
+       is drawn from `seed`, rotated by one each round and reversed every second round: each function gets each place.
+    3. Before each sample the last-level cache is emptied by *reading* a buffer of twice the cache's reported size.
+       The flush reads, because dirty lines of a flush would be written back inside the next sample.  `flush="write"`
+       writes, for cards on which that is cleaner (`flush_comparison`).  `cold=False` skips the flush.  The caller's
+       functions must cycle through several copies of the inputs and use random data.
+    4. On a CPU (`timer="perf_counter"`) a sample is the difference of two `perf_counter` readings.  torch's
+       threads are pinned, or the method's name says why they are not.
     5. On CUDA every sample is enqueued behind a wait on the device that outlasts the host's work, so that the flush
-       and the launches run back to back; a sample whose wait ran out is taken again with a longer one, and a function
-       that waits for the device itself is named so in its method.  A sample is a pair of events on the current stream
+       and the launches run back to back; a sample whose wait ran out is taken again with a longer wait.  The method's
+       name says so where a function itself waits.  A sample is a pair of events on the current stream
        (`events`, the default: no function is refused, and nothing is added to what the device does), a pair of events
        around the replay of a captured graph (`graph`), or the device's kernels by CUPTI (`cupti`).
-    6. Calls share one sample where the warm-up shows a call to be shorter than ten steps of the clock, and the method
-       permits it.  Only the first of them then finds the cache cold: the L2 state of such a reading is `warm`.  What is
-       still shorter than ten steps is not `resolved`.
+    6. Several calls share one sample where the warm-up shows a call shorter than ten steps of the clock, and the method
+       permits it.  Only the first call then finds the cache cold: the L2 state of such a reading is `warm`.  A sample
+       that is still shorter than ten steps is not `resolved`.
     7. Samples are taken for `budget_s` seconds in all, warming up included, and until there are `min_samples`, however
        long that takes.  They are kept raw, in time order; no sample is dropped.  Python's garbage collector is off
        meanwhile.
-    8. Afterwards the clocks are looked at: one that was replaced meanwhile is named as the fault of every reading.
+    8. Afterwards the clock functions are checked: a replaced one is named as the fault of every reading.
 
-    `observe` is called once per round of samples, between them, and not while warming up; on CUDA while the device
+    `observe` is called once per round of samples, between samples, and never in the warm-up; on CUDA while the device
     works.  Raises `ValueError` on no functions, a budget that is not positive, fewer than one sample, or a timer that
     the device does not have.
     """
@@ -217,7 +217,7 @@ def _calls_per_sample(watch: Stopwatch, seconds: float) -> int:
     wanted = STEPS_PER_SAMPLE * watch.step_s([seconds])
     if not watch.batches or seconds >= wanted:
         return 1
-    # A call that the clock cannot see at all gets the most calls that a sample may have.
+    # A call of zero measured time gets the most calls that a sample may have.
     return min(MAX_CALLS_PER_SAMPLE, math.ceil(2 * wanted / seconds)) if seconds > 0 else MAX_CALLS_PER_SAMPLE
 
 

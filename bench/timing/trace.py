@@ -1,13 +1,13 @@
-"""What a call made the device do, from CUPTI: its kernels by name, with times, grids and blocks; and its memory.
+"""Records by CUPTI which kernels a call ran, with names, times, grids and blocks; also records a call's peak memory.
 
-Kineto, the recorder behind `torch.profiler`, writes a trace; here it is run, read and cut into calls.  It is entered
-through `torch.autograd.profiler`, because `torch.profiler` imports torch's compiler, and with it Triton, which would
-fix Triton's mode for the process (and takes a second).
+Kineto, the recorder behind `torch.profiler`, writes a trace.  This module runs Kineto, reads the trace and splits it
+into calls.  It uses `torch.autograd.profiler`, because `torch.profiler` imports torch's compiler and thereby Triton:
+that import would fix Triton's mode for the process, and takes 1 s.
 
-Whose kernel is whose: our own flushes and waits are enqueued inside annotated stretches of host time, and CUPTI says
-which kernels each stretch has enqueued, as an interval of device time on our stream.  Every other kernel is the timed
-function's, and belongs to the call between whose stretches it started.  Names do not enter into it: a function may
-well call the very kernels that a flush does.
+How kernels are assigned to calls: the bench enqueues its own flushes and waits inside annotated stretches of host time.
+CUPTI reports the kernels of each stretch as an interval of device time on our stream.  Every other kernel belongs to
+the timed function, and to the call after whose stretch it started.  Kernel names are not used, because a function may
+call the same kernels as a flush.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from rooflab.bench.timing.cuda import CudaCalls
 from rooflab.kernels.registry import interpreting
 
 DEVICE_EVENTS = ("kernel", "gpu_memcpy", "gpu_memset")
-"""Kineto's categories of what a device does in order."""
+"""Kineto's categories of device work."""
 OURS = "rooflab: "
-"""Beginning of our annotations' names; a number and one of the following end them."""
+"""Prefix of our annotations' names; a number and then `CALL` or `REST` follow."""
 CALL, REST = " call follows", " rest"
 _profile, _record_function = profiler.profile, profiler.record_function
 _profiler_enabled: Callable[[], bool] = torch._C._autograd._profiler_enabled
 
 
 class NotRecorded(ValueError):
-    """The profiler did not record what the device did, so that nothing can be said of it."""
+    """The profiler did not record the device's work."""
 
 
 @dataclass(frozen=True)
@@ -56,14 +56,14 @@ class DeviceKernel:
     grid: tuple[int, ...] = ()
     block: tuple[int, ...] = ()
     shared_bytes: int = 0
-    """Per block, static and dynamic."""
+    """Shared memory per block, static and dynamic, in bytes."""
     nbytes: int = 0
-    """Of a copy or fill."""
+    """Bytes of a copy or fill."""
 
 
 @dataclass(frozen=True)
 class TracedCall:
-    """What the device did for one call, in order of time."""
+    """The device's work for one call, in time order."""
 
     kernels: tuple[DeviceKernel, ...] = ()
 
@@ -73,27 +73,27 @@ class TracedCall:
 
     @property
     def span_s(self) -> float:
-        """From the first kernel's start to the last one's end; 0 without a kernel."""
+        """Seconds from the first kernel's start to the last kernel's end; 0 without a kernel."""
         if not self.kernels:
             return 0.0
         return (max(kernel.end_ns for kernel in self.kernels) - min(kernel.start_ns for kernel in self.kernels)) * 1e-9
 
     @property
     def busy_s(self) -> float:
-        """The kernels' own times added up, without the gaps between them."""
+        """Sum of the kernels' times in seconds, without the gaps between kernels."""
         return sum(kernel.end_ns - kernel.start_ns for kernel in self.kernels) * 1e-9
 
 
 @dataclass
 class Trace:
-    """A recording; its events are there once the recording has ended."""
+    """A recording; `events` is filled when the recording ends."""
 
     events: list[dict[str, Any]] = field(default_factory=list)
     _stretches: int = 0
 
     @contextmanager
     def ours(self, kind: str = REST) -> Iterator[None]:
-        """Annotates host time in which the device is given work of ours, a kernel at least."""
+        """Annotates host time in which the bench enqueues its own work: at least one kernel."""
         self._stretches += 1
         with _record_function(f"{OURS}{self._stretches}{kind}"):
             yield
@@ -105,11 +105,11 @@ class Trace:
 
 @contextmanager
 def recorded(device_type: str, memory: bool = False) -> Iterator[Trace]:
-    """Records what is done inside `with`: on a `cuda` device its kernels too, with `memory` every allocation on a CPU.
+    """Records the work inside `with`: kernels on a `cuda` device, and with `memory` every allocation on a CPU.
 
-    Leaving it waits for the device.  Raises `NotRecorded` where torch's profiler runs already.
+    Leaving the block waits for the device.  Raises `NotRecorded` where torch's profiler runs already.
     """
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it writes two lines to standard error for every recording
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else Kineto writes two lines to standard error per recording
     trace = Trace()
     use_device = "cuda" if device_type == "cuda" else None
     if _profiler_enabled():
@@ -119,14 +119,14 @@ def recorded(device_type: str, memory: bool = False) -> Iterator[Trace]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         recording.export_chrome_trace(str(path))
-        # As decimals: microseconds since 1970 or a late epoch have more digits than a float holds.
+        # Parsed as decimals: timestamps in microseconds have more digits than a float holds.
         trace.events = json.loads(path.read_text(errors="replace"), parse_float=Decimal)["traceEvents"]
 
 
 def record_calls(
     calls: Sequence[Callable[[], object]], cuda: CudaCalls, before: Callable[[], None] = lambda: None
 ) -> list[TracedCall]:
-    """What the device does for each of `calls`, one after another; `before` runs in front of each, as ours."""
+    """The device's work for each of `calls`, in order; `before` runs before each call and counts as our work."""
     with recorded("cuda") as trace:
         for call in calls:
             with trace.ours(CALL):
@@ -142,7 +142,7 @@ def record_calls(
 def cut(events: Iterable[Mapping[str, Any]]) -> list[TracedCall]:
     """The calls of a trace in Chrome's format.
 
-    Raises `NotRecorded` where a stretch of ours left no kernel in the trace: then nothing can be told apart.
+    Raises `NotRecorded` where an annotated stretch of ours has no kernel in the trace: calls cannot be separated then.
     """
     complete = [event for event in events if event.get("ph") == "X"]
     wanted = {str(event["name"]) for event in complete if _is_ours(event, "user_annotation")}
@@ -168,7 +168,7 @@ def _is_ours(event: Mapping[str, Any], category: str) -> bool:
 
 
 def _inside(event: Mapping[str, Any], stretch: Mapping[str, Any]) -> bool:
-    """Whether a kernel is of a stretch: on its stream, where a stream's kernels run one after another, and in it."""
+    """Whether a kernel belongs to a stretch: it ran on the stretch's stream and within its interval."""
     same = (event["pid"], event["tid"]) == (stretch["pid"], stretch["tid"])
     return same and _start(stretch) <= _start(event) and _end(event) <= _end(stretch)
 
@@ -200,7 +200,7 @@ def _end(event: Mapping[str, Any]) -> int:
 
 
 CODE_SECTIONS = (".text.", ".nv.constant", ".nv.global.init", ".rodata")
-"""Beginnings of the names of a cubin's sections that hold instructions and constants."""
+"""Name prefixes of the cubin sections that hold instructions and constants."""
 
 
 @dataclass(frozen=True)
@@ -208,13 +208,13 @@ class Activity:
     """The device's kernels of one call, in order."""
 
     kernels: tuple[str, ...]
-    """Their names."""
+    """The kernels' names."""
     hash: str | None
     """SHA-256 over names, code, grids, blocks and shared memory in order; None where nothing was recorded."""
 
 
 def device_activity(function: Callable[[], object], device: torch.device, cuda: CudaCalls | None = None) -> Activity:
-    """What one call of `function` makes a CUDA device do; a first call, which may compile and tune, goes before.
+    """The work of a CUDA device for one call of `function`, after a first call, which may compile and tune.
 
     Raises `NotRecorded` where CUPTI records nothing, and whatever `function` raises.
     """
@@ -228,9 +228,9 @@ def device_activity(function: Callable[[], object], device: torch.device, cuda: 
 
 
 def activity_hash(kernels: Sequence[DeviceKernel], launched: Sequence[tuple[str, str]] = ()) -> str | None:
-    """The hash over `kernels`; `launched` holds name and code hash of launches whose code is known, in order.
+    """The hash over `kernels`; `launched` holds, in order, name and code hash of the launches whose code is known.
 
-    A kernel's code counts where every launch of its name was seen; the other kernels are known by their names.
+    A kernel's code enters the hash if every launch of its name was seen; else only the kernel's name does.
     """
     if not kernels:
         return None
@@ -258,7 +258,7 @@ def launched_code() -> Iterator[list[tuple[str, str]]]:
         triton = sys.modules.get("triton.runtime.jit")
         if triton is not None and not interpreting():
             stack.enter_context(_noting(triton.JITFunction, "run", _of_triton, launched))
-        cuda = sys.modules.get("rooflab.kernels._cuda")  # only where a kernel has imported it: it needs CuPy
+        cuda = sys.modules.get("rooflab.kernels._cuda")  # present only where a kernel has imported it: needs CuPy
         if cuda is not None:
             stack.enter_context(_noting(cuda.CudaKernel, "__call__", _of_cuda, launched))
         yield launched
@@ -268,7 +268,7 @@ def launched_code() -> Iterator[list[tuple[str, str]]]:
 def _noting(
     owner: Any, method: str, note: Callable[..., tuple[str, str] | None], launched: list[tuple[str, str]]
 ) -> Iterator[None]:
-    """Makes `owner`'s method append what `note` says of itself, its result and its keyword arguments."""
+    """Wraps `owner`'s method: each call appends what `note` returns for self, the result and the keywords."""
     original = getattr(owner, method)
 
     def noting(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -294,12 +294,12 @@ def _of_triton(function: Any, kernel: Any, options: Mapping[str, Any]) -> tuple[
 def _of_cuda(kernel: Any, result: None, options: Mapping[str, Any]) -> tuple[str, str]:
     from rooflab.kernels._cuda import architecture, cubin_file
 
-    file = cubin_file(kernel.source, arch=architecture(), options=kernel.options)  # compiled before, and kept
+    file = cubin_file(kernel.source, arch=architecture(), options=kernel.options)  # already compiled and cached
     return kernel.name, code_hash(file.read_bytes())
 
 
 def code_hash(cubin: bytes) -> str:
-    """SHA-256 over a cubin's instructions and constants.  Raises `ValueError` on what is no 64-bit ELF file."""
+    """SHA-256 over a cubin's instructions and constants.  Raises `ValueError` unless it is a 64-bit ELF file."""
     sections = elf_sections(cubin)
     digest = hashlib.sha256()
     for name in sorted(sections):
@@ -320,7 +320,7 @@ def elf_sections(binary: bytes) -> Mapping[str, bytes]:
     found = {}
     for name_at, kind, _, _, offset, size in headers:
         name = names[name_at : names.index(b"\0", name_at)].decode()
-        found[name] = b"" if kind == 8 else binary[offset : offset + size]  # 8: takes no space in the file
+        found[name] = b"" if kind == 8 else binary[offset : offset + size]  # 8 (NOBITS): no bytes in the file
     return found
 
 
@@ -328,7 +328,7 @@ _cuda: Any = torch.cuda
 
 
 def peak_memory_bytes(call: Callable[[], object], device: torch.device) -> float:
-    """Most bytes that one `call` held at once, less those of what it returned, which is held until they are read."""
+    """Peak bytes that one `call` held, minus the bytes of its result, which is alive until the peak is read."""
     return _on_cuda(call, device) if device.type == "cuda" else _on_cpu(call)
 
 
