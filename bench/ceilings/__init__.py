@@ -1,1 +1,1 @@
-"""What this machine reaches, beside the data sheet: `ceilings.py` says which ceilings count, and keeps them."""
+"""The measured ceilings of this machine: `ceilings.py` chooses between them and the data sheet, and caches them."""

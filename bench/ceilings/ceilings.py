@@ -1,4 +1,4 @@
-"""The ceilings behind a bound: measured on a CPU, and on a GPU measured where they were, else from the data sheet."""
+"""The ceilings behind a bound: measured on a CPU; on a GPU measured if available, else the data sheet's."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ CUDA_BUDGET_S = 60.0
 
 
 def ceilings_for(device: torch.device) -> Ceilings | None:
-    """The ceilings that bound a kernel on `device`; their `kind` says which they are.
+    """The ceilings that bound a kernel on `device`; their `kind` says whether they were measured.
 
-    On CUDA those measured on this card (`rooflab ceilings`), where they were under the present driver and limits; else
-    the data sheet's, and None for a GPU that is in no table.  A CPU has no unit for products of fp8 or tf32, and their
-    rate is then the best of those that were measured, which no widened product can pass.
+    On CUDA: the ceilings measured on this card (`rooflab ceilings`) under the present driver and limits, else the data
+    sheet's, None for a GPU that is in no table.  A CPU has no unit for fp8 or tf32 products: their rate is the best
+    measured rate of the other dtypes, which no product of widened operands can exceed.
     """
     if device.type == "cpu":
         return with_stand_ins(cpu_ceilings())
@@ -45,10 +45,10 @@ def ceilings_for(device: torch.device) -> Ceilings | None:
 
 
 def limits_for(device: torch.device, ceilings: Ceilings) -> Ceilings | None:
-    """What no reading on `device` can pass: on a CPU `ceilings`, on CUDA the data sheet's rates at the highest clock.
+    """The limits of any reading on `device`: on a CPU `ceilings`, on CUDA the data sheet's rates at the highest clock.
 
-    L2's rate is that of `ceilings` where the data sheet has none, as a Hopper's; for a GPU that is in no table it is
-    the only one, and without it there is None.  No launch floor is among them: that is the timing method's (`Samples`).
+    Where the data sheet has no L2 rate, as for a Hopper, the L2 rate of `ceilings` is used.  For a GPU that is in no
+    table the L2 rate is the only limit; without it the result is None.  The launch floor is 0: it comes from `Samples`.
     """
     if device.type == "cpu":
         return ceilings
@@ -63,13 +63,13 @@ def limits_for(device: torch.device, ceilings: Ceilings) -> Ceilings | None:
 
 
 def kept_ceilings(device: torch.device) -> tuple[Kept | None, str]:
-    """What was measured on this GPU and still counts; else None and why."""
+    """The ceilings measured on this GPU that are still valid; else None and the reason."""
     return find(_environment(device.index or 0))
 
 
 @cache
 def _environment(gpu_index: int) -> Environment:
-    # Once a process: it asks git and NVML, and a driver or a clock limit does not change under a running process.
+    # Once per process: it calls git and NVML, and driver and clock limits do not change during a process.
     return snapshot(gpu_index)
 
 
@@ -79,10 +79,10 @@ def cuda_ceilings(
     budget_s: float = CUDA_BUDGET_S,
     advance: Callable[[str], None] = lambda limit: None,
 ) -> Kept:
-    """What this GPU was measured to reach; kept, and measured anew with `refresh` or under other circumstances.
+    """The measured ceilings of this GPU, cached; measured again with `refresh` or where the environment changed.
 
-    A measurement that makes no ceilings does not replace those that still count; what is returned then says so.  Raises
-    `ValueError` where CuPy, which launches the microkernels, is not installed.
+    A measurement that yields no ceilings does not replace valid cached ones; `reason` of the result then says so.
+    Raises `ValueError` where CuPy, which launches the microkernels, is not installed.
     """
     kept, _ = kept_ceilings(device)
     if kept is not None and not refresh:
@@ -120,7 +120,7 @@ def _assembled(readings: Sequence[Reading], device: torch.device) -> tuple[Ceili
 def raise_cuda_ceilings(known: Ceilings, device: torch.device, budget_s: float = CUDA_BUDGET_S) -> Ceilings:
     """Measures again after a reading above the measured ceilings `known`, and keeps the better reading of each limit.
 
-    Where the measurement makes no ceilings, `known` is returned, and a note says why.
+    Where the measurement yields no ceilings, `known` is returned, and a note says why.
     """
     environment = _environment(device.index or 0)
     try:
@@ -141,14 +141,14 @@ def raise_cuda_ceilings(known: Ceilings, device: torch.device, budget_s: float =
 
 
 def cpu_ceilings(refresh: bool = False, budget_s: float = 5.0, folder: Path | None = None) -> Ceilings:
-    """What this CPU was measured to reach with torch's present threads; read from the cache unless `refresh`.
+    """The measured ceilings of this CPU with torch's present threads; read from the cache unless `refresh`.
 
-    Bandwidth: STREAM's copy and triad (McCalpin, 1995; write-allocate not counted, as there), a plain read and a plain
-    write, over arrays of at least four times the last-level cache; the best.  No cache has a rate: that of a virtual
-    machine is its neighbours' as well.  Matrix rates: the best `torch.mm` or packed oneDNN
+    Bandwidth: STREAM's copy and triad (McCalpin, 1995; write-allocate not counted, as in STREAM), a plain read and a
+    plain write, over arrays of at least four times the last-level cache; the best counts.  Caches get no rate, because
+    a virtual machine shares its cache with its neighbours.  Matrix rates: the best `torch.mm` or packed oneDNN
     product per dtype.  Vector rate: the fp32 matrix rate, because a CPU computes fp32 products on its vector units, and
-    no other torch call keeps them as busy.  Special functions are not measured and bound nothing.  What was measured
-    while other processes ran is too low (a tenth was seen), and is measured anew once they are gone.
+    no other torch call keeps them as busy.  Special functions are not measured and set no bound.  Rates measured while
+    other processes ran are too low (a tenth was seen), and are measured again when those processes have ended.
     """
     known = None if refresh else kept_cpu_ceilings(folder)
     if known is not None:
@@ -161,7 +161,7 @@ def cpu_ceilings(refresh: bool = False, budget_s: float = 5.0, folder: Path | No
 
 
 def kept_cpu_ceilings(folder: Path | None = None) -> Ceilings | None:
-    """What was measured on this CPU and still counts."""
+    """The cached ceilings of this CPU; None where they are not valid."""
     environment = snapshot()
     return _load(_path(folder, environment), environment)
 
@@ -172,7 +172,7 @@ def _busy() -> bool:
 
 
 def raise_cpu_ceilings(known: Ceilings, folder: Path | None = None) -> Ceilings:
-    """Measures again after a reading above `known`; keeps the larger of each rate: a busy machine lowers no rate."""
+    """Measures again after a reading above `known`; keeps the larger rate, so that a busy machine lowers no rate."""
     measured = without_stand_ins(known)
     raised = larger(measured, cpu_ceilings(refresh=True, folder=folder))
     environment = snapshot()
@@ -195,7 +195,7 @@ def _load(path: Path, environment: Environment) -> Ceilings | None:
             return None
         return None if found["busy"] and not _busy() else Ceilings(**found["ceilings"])
     except (ValueError, KeyError, TypeError):
-        return None  # cut short or of another version: measured anew and overwritten
+        return None  # truncated or of another version: measured again and overwritten
 
 
 def _save(path: Path, environment: Environment, measured: Ceilings, busy: bool = False) -> None:
@@ -205,12 +205,12 @@ def _save(path: Path, environment: Environment, measured: Ceilings, busy: bool =
 
 @dataclass(frozen=True)
 class Kept:
-    """One card's measured ceilings, kept in the cache folder with the circumstances under which they were measured.
+    """One card's measured ceilings, in the cache folder with the environment in which they were measured.
 
-    What was measured under another driver, another power limit or other highest clocks, or by other microkernels is not
-    used, and the reason says so.  NVML cannot be asked for a clock that was locked (`nvidia-smi -lgc`): one that held
-    the clocks while they were measured shows in the readings' throttle reasons (`clocks_were_set`), and one that was
-    locked since is not noticed here, but shows in the clocks of each record.
+    Ceilings from another driver, power limit, maximum clock or version of the microkernels are not used, and the reason
+    says so.  NVML cannot report a locked clock (`nvidia-smi -lgc`).  A lock during the measurement shows in the
+    readings' throttle reasons (`clocks_were_set`).  A later lock is not detected here, but shows in the clocks of each
+    record.
     """
 
     ceilings: Ceilings | None
@@ -220,19 +220,19 @@ class Kept:
     environment: Mapping[str, Any]
     """`Environment.to_dict()` when it was measured."""
     made: str
-    """When, UTC, ISO 8601."""
+    """Time of the measurement, UTC, ISO 8601."""
     microkernels: str
-    """`microkernels_hash()` then."""
+    """`microkernels_hash()` at the measurement."""
 
     @property
     def clocks_were_set(self) -> bool:
-        """Whether NVML said of any reading that a user had set the clocks."""
+        """Whether NVML reported for any reading that a user had set the clocks."""
         seen = ((reading.clocks or {}).get("throttle_reasons") for reading in self.readings)
         return any((bits or 0) & SET_BY_USER for bits in seen)
 
 
 def microkernels_hash() -> str:
-    """A hash over the microkernels' files: what others measured is measured anew."""
+    """A hash over the microkernels' files; when it changes, the ceilings are measured again."""
     digest = hashlib.sha256()
     for file in sorted(path for path in HERE.iterdir() if path.suffix in (".cu", ".py")):
         digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
@@ -240,7 +240,7 @@ def microkernels_hash() -> str:
 
 
 def file_of(environment: Environment, folder: Path | None = None) -> Path:
-    """Where a card's ceilings are kept.  Raises `ValueError` on an environment without a GPU."""
+    """The file of a card's ceilings.  Raises `ValueError` on an environment without a GPU."""
     if environment.gpu is None:
         raise ValueError("environment: expected one with a GPU, got none")
     card = hashlib.sha256(environment.gpu.uuid.encode()).hexdigest()[:8]
@@ -248,7 +248,7 @@ def file_of(environment: Environment, folder: Path | None = None) -> Path:
 
 
 def find(environment: Environment, folder: Path | None = None) -> tuple[Kept | None, str]:
-    """What is kept for this card under these circumstances; else None and why."""
+    """The cached ceilings of this card for this environment; else None and the reason."""
     if environment.gpu is None:
         return None, "there is no GPU"
     path = file_of(environment, folder)
@@ -274,7 +274,7 @@ def _kept(values: Mapping[str, Any]) -> Kept:
 
 
 def made_now(environment: Environment, readings: Sequence[Reading], ceilings: Ceilings | None, reason: str) -> Kept:
-    """What was measured now, kept nowhere."""
+    """The ceilings measured now, not written to the cache."""
     return Kept(ceilings, reason, tuple(readings), environment.to_dict(), now(), microkernels_hash())
 
 
@@ -285,7 +285,7 @@ def keep(
     reason: str,
     folder: Path | None = None,
 ) -> Kept:
-    """Keeps what was measured now.  Raises `ValueError` where the cache folder cannot be written to."""
+    """Caches the ceilings measured now.  Raises `ValueError` where the cache folder cannot be written to."""
     kept = made_now(environment, readings, ceilings, reason)
     readings_json = [reading.to_dict() for reading in readings]
     ceilings_json = None if ceilings is None else asdict(ceilings)
@@ -294,7 +294,7 @@ def keep(
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    """Writes `values` whole or not at all.  Raises `ValueError` where the folder cannot be written to."""
+    """Writes `values` atomically.  Raises `ValueError` where the folder cannot be written to."""
     try:
         write_whole(path, json.dumps(values, indent=1))
     except OSError as error:

@@ -1,8 +1,8 @@
 """Measures a GPU's ceilings with the microkernels.
 
-Each limit is found out by several launch shapes, timed interleaved; the fastest counts and all are kept.  A reading
-counts only where its kernel's results are right, half the work takes about half the time, it lies below what the card
-can do at its highest clock, and the card was not throttled.
+Several launch shapes measure each limit, timed interleaved; the fastest counts and all are kept.  A reading counts
+only where its kernel's results are right, half the work takes about half the time, the rate is below the card's limit
+at its highest clock, and the card was not throttled.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from rooflab.kernels._cuda import CudaCompileError
 from rooflab.roofline.model import Ceilings
 
 TARGET_S = 2e-3
-"""A launch this long hides what launching costs, a thousandth of it."""
+"""Target length of a launch: the launch overhead is a thousandth of it."""
 PROBE_S = 0.02
 LARGEST_STEP = 64
-"""Most by which a probe's repeats grow at once: its first reading is of a cold device."""
+"""Largest growth factor of a probe's repeats in one step, because the first reading is of a cold device."""
 HALF = (0.4, 0.6)
-"""Half of the work takes this share of the time, or the work was not what it is taken for."""
+"""Allowed share of the time for half of the work; outside it the kernel did not do the assumed work."""
 GROUPS_OF_HOPPER = 25
-"""How many limits a Hopper has; the budget is divided by as many, and a card with fewer takes less."""
+"""Number of limits of a Hopper; the budget is divided by it, so that a card with fewer limits takes less."""
 MODULES = (memory, arithmetic, wgmma, mma_sync)
 
 
@@ -65,7 +65,7 @@ def measure_cuda(
 ) -> list[Reading]:
     """All readings, in about `budget_s` seconds beside compiling and checking.
 
-    `limits` are the rates that the card cannot pass, at its highest clock.  `advance` is called once a limit.  Raises
+    `limits` are the rates that the card cannot exceed, at its highest clock.  `advance` is called once a limit.  Raises
     `ValueError` where CuPy is not installed.
     """
     run = _Run(time or partial(time_functions, device=device, min_samples=3), budget_s / GROUPS_OF_HOPPER, limits, uuid)
@@ -81,7 +81,7 @@ def measure_cuda(
 
 
 def _groups(card: Card, load: Load) -> Iterator[Group | Reading]:
-    """Every module's groups; a reading that says why where one could not be made."""
+    """Every module's groups; where a group could not be made, a reading with the reason."""
     for module in MODULES:
         groups: Groups = module.groups(card, load)
         try:
@@ -131,7 +131,7 @@ class _Run:
         ]
 
     def floors(self, load: Load, timers: tuple[str, ...]) -> list[Reading]:
-        """What each timing method reads of a kernel that does nothing."""
+        """The time of an empty kernel by each timing method."""
         readings = []
         for timer in timers:
             empty = floors.empty(load)

@@ -1,4 +1,4 @@
-"""Readings of microkernels: what each says, the ceilings that they make, and both as rows of a table and records."""
+"""Readings of microkernels, the ceilings computed from them, and both as table rows and records."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Reading:
     """One microkernel in one launch shape, timed."""
 
     limit: str
-    """What it finds out: `hbm_read`, `l2_copy`, `fma`, `bf16 wgmma shared`, `launch events`."""
+    """The limit that it measures: `hbm_read`, `l2_copy`, `fma`, `bf16 wgmma shared`, `launch events`."""
     unit: Unit
     config: Mapping[str, Scalar]
     status: Status
     reason: str = ""
     """Why the status is not OK."""
     dtype: str | None = None
-    """Of matrix products."""
+    """Operand dtype of matrix products."""
     work: float = 0.0
     """Units of work in the launch that was timed."""
     seconds: tuple[float, ...] = field(default=(), repr=False)
@@ -59,7 +59,7 @@ class Reading:
 
     @property
     def floor_s(self) -> float | None:
-        """For a launch, the least time of one."""
+        """The shortest time of a launch, for launch readings."""
         return min(self.seconds) if self.unit == "launch" and self.status == "OK" and self.seconds else None
 
     def to_dict(self) -> dict[str, Any]:
@@ -74,7 +74,7 @@ class Reading:
 
 
 def best_of(readings: Iterable[Reading]) -> dict[str, Reading]:
-    """The reading that counts of each limit, in order of first appearance: the fastest, or one that failed."""
+    """The fastest reading of each limit, else a failed one, in order of first appearance."""
     best: dict[str, Reading] = {}
     for reading in readings:
         known = best.setdefault(reading.limit, reading)
@@ -84,7 +84,7 @@ def best_of(readings: Iterable[Reading]) -> dict[str, Reading]:
 
 
 def better(kept: Sequence[Reading], again: Sequence[Reading]) -> list[Reading]:
-    """Of each limit the readings of the measurement that found the higher rate, or the lower launch floor."""
+    """For each limit, the readings of the measurement with the higher rate or the lower launch floor."""
     found: list[Reading] = []
     for limit in dict.fromkeys(reading.limit for reading in (*kept, *again)):
         sides = [[reading for reading in side if reading.limit == limit] for side in (again, kept)]
@@ -101,7 +101,7 @@ def _merit(readings: Sequence[Reading]) -> float:
 
 
 def rate_of(ceilings: Ceilings | None, limit: str, dtype: str | None) -> float | None:
-    """What `ceilings` say of a reading's limit, in its unit per second; None where they say nothing."""
+    """The value in `ceilings` of a reading's limit, in its unit per second; None where there is no value."""
     if ceilings is None:
         return None
     if dtype is not None:
@@ -114,10 +114,10 @@ def rate_of(ceilings: Ceilings | None, limit: str, dtype: str | None) -> float |
 
 
 def assemble(readings: Sequence[Reading], device: str, sm: int) -> tuple[Ceilings | None, str]:
-    """The ceilings that the readings make, or None with what is missing.
+    """The ceilings computed from the readings, or None with the missing limits.
 
-    A rate is the best of its microkernels: HBM's of its four accesses, a dtype's of its instructions and of where
-    their operands come from.  `device` is its name in `roofline.device`, or torch's.
+    A rate is the best of its microkernels: for HBM over its four accesses, for a dtype over its instructions and the
+    sources of their operands.  `device` is its name in `roofline.device`, or torch's.
     """
     best = best_of(readings)
     rates = {limit: reading.rate_per_s for limit, reading in best.items() if reading.rate_per_s}
@@ -152,7 +152,7 @@ def assemble(readings: Sequence[Reading], device: str, sm: int) -> tuple[Ceiling
 
 
 def larger(a: Ceilings, b: Ceilings) -> Ceilings:
-    """Of a CPU, the larger of each rate: a busy machine lowers none.  The rest is `a`'s."""
+    """A CPU's ceilings with the larger of each rate, so that a busy machine lowers none; other fields from `a`."""
 
     def each(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
         return {name: max(one.get(name, 0.0), other.get(name, 0.0)) for name in {**one, **other}}
@@ -167,13 +167,13 @@ def larger(a: Ceilings, b: Ceilings) -> Ceilings:
 
 
 def with_stand_ins(measured: Ceilings) -> Ceilings:
-    """A CPU's ceilings with the best of their matrix rates for the dtypes of `NO_CPU_UNIT` too."""
+    """A CPU's ceilings, with their best matrix rate also given to the dtypes of `NO_CPU_UNIT`."""
     rates = measured.tensor_flops_per_s
     return replace(measured, tensor_flops_per_s={**rates, **dict.fromkeys(NO_CPU_UNIT, max(rates.values()))})
 
 
 def without_stand_ins(ceilings: Ceilings) -> Ceilings:
-    """A CPU's ceilings with the rates alone that were measured."""
+    """A CPU's ceilings with only the measured rates."""
     rates = {dtype: rate for dtype, rate in ceilings.tensor_flops_per_s.items() if dtype not in NO_CPU_UNIT}
     return replace(ceilings, tensor_flops_per_s=rates)
 
@@ -188,10 +188,10 @@ COLUMNS = ("limit", "measured", "datasheet", "at_clock", "unit", "reached", "clo
 
 
 def card_rows(readings: Sequence[Reading], device: Device | None) -> list[dict[str, Any]]:
-    """A row for each limit of a GPU: the reading that counts, and what the data sheet says, None where it is silent.
+    """A row for each limit of a GPU: its best reading, and the data sheet's value, None where there is no value.
 
-    `at_clock` is the data sheet at the clock that the SMs held during this very reading; memory is clocked apart.
-    `reached` is what was measured over that, or over the data sheet where no clock scales it.
+    `at_clock` is the data sheet's value at the SM clock held during this reading; memory has its own clock.
+    `reached` is the measured value over `at_clock`, or over the data sheet's value where no clock scales it.
     `device` is None for a GPU that is in no table.
     """
     return [_card_row(reading, device) for reading in best_of(readings).values()]

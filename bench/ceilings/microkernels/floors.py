@@ -1,4 +1,4 @@
-"""What each timing method reads of a kernel that does nothing, and of one that only waits for memory."""
+"""Kernels for the floors of each timing method: an empty kernel, and one that only waits for memory."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def empty(load: Load) -> Microkernel:
 
 
 def chain(load: Load, device: torch.device, depth: int) -> Microkernel:
-    """One CTA whose threads load `depth` times, each time from where the load before says, and store what they found.
+    """One CTA whose threads do `depth` dependent loads, each from the address that the last load gave, and then store.
 
-    That is about the least time of whatever loads that often one after the other, and then stores.  Raises `ValueError`
+    Its time is about the least time of any kernel with `depth` dependent loads and a store.  Raises `ValueError`
     where `depth` is less than 1.
     """
     if depth < 1:
