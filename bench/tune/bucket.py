@@ -1,4 +1,4 @@
-"""One bucket of rows: its kernels' configs searched, the best of them checked and timed with everything else."""
+"""Tunes one bucket of rows: searches its kernels' configs, then checks and times the best with all other kernels."""
 
 from __future__ import annotations
 
@@ -82,9 +82,9 @@ class DeviceTimes:
         return found
 
     def _compile(self, configs: Sequence[Any]) -> dict[Any, str]:
-        """Compiles what is new of a group on all cores, into Triton's cache, and says what does not compile.
+        """Compiles a group's new configs on all cores into Triton's cache; returns those that do not compile.
 
-        A process compiles one config after the other, a second or so each; the launch then finds them done.
+        One process would compile the configs in sequence, about 1 s each; the launch later finds them in the cache.
         """
         new = [config for config in configs if config not in self._compiled]
         self._compiled.update(new)
@@ -98,7 +98,7 @@ class DeviceTimes:
 
 
 def made_up(configs: Sequence[Any]) -> dict[Any, Seconds | str]:
-    """Times that mean nothing and are the same every time, for a dry run: 0.5 to 1.5 ms by a hash of the config."""
+    """Made-up, reproducible times for a dry run: 0.5 to 1.5 ms by a hash of the config."""
     found: dict[Any, Seconds | str] = {}
     for config in configs:
         digest = hashlib.sha256(json.dumps(asdict(config), sort_keys=True).encode()).digest()
@@ -107,14 +107,14 @@ def made_up(configs: Sequence[Any]) -> dict[Any, Seconds | str]:
 
 
 SEARCH_SHARE = 0.6
-"""Of the time; the rest goes to the checks and times that are recorded."""
+"""Share of the time for the search; the rest goes to the recorded checks and times."""
 FINAL_S, LEAST_FINAL_S = 0.5, 0.02
 """Seconds of samples for one contender on one case of the last measurement, at most and at least."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What came of one kernel in one bucket of rows."""
+    """The result of one kernel in one bucket of rows."""
 
     kernel: str
     bucket: str
@@ -123,12 +123,12 @@ class Result:
     """Configs that the kernel offers."""
     illegal: int
     bounded: int
-    """Never compiled: their own bound lies above the best time."""
+    """Configs never compiled, because their own bound is above the best time."""
     dropped: int
-    """Given up after their first samples."""
+    """Configs dropped after their first samples."""
     failed: int
     left: int
-    """Not reached in time."""
+    """Configs not tried in the given time."""
     best: Mapping[str, Any] | None = None
     """The fastest config that is right; None where that is the launcher's own choice."""
     faster: float | None = None
@@ -136,7 +136,7 @@ class Result:
     reason: str = ""
     """Why there is no result."""
     status: Status = "OK"
-    """Of a dry run: what the check of `best` came to."""
+    """In a dry run: the result of the check of `best`."""
 
     @property
     def summary(self) -> str:
@@ -154,9 +154,9 @@ class Tuning:
 
     spec: OpSpec
     kernels: Sequence[Kernel]
-    """Those whose configs are searched."""
+    """The kernels whose configs are searched."""
     beside: Sequence[Kernel]
-    """Those that are timed beside them, so that a choice has all to choose from."""
+    """The kernels timed beside them, so that the choice is among all kernels."""
     scheme: Scheme
     device: torch.device
     writer: RunWriter
@@ -209,7 +209,7 @@ class Tuning:
         return own, search(own, legal, lambda config: bounds[config], times, ends)
 
     def _least(self, kernel: Kernel, config: Any, probes: Sequence[Case], costs: Sequence[Cost]) -> Seconds:
-        """What a config needs at least on each case, at the card's highest clock; 0 where no data sheet says."""
+        """The least time of a config on each case, at the card's highest clock; 0 without a data sheet."""
         card = _card(self.device)
         if card is None:
             return tuple(0.0 for _ in probes)
@@ -270,7 +270,7 @@ class Tuning:
         }
 
     def _dry_result(self, kernel: Kernel, own: Any, found: Found, counts: dict[str, Any]) -> Result:
-        """The config that made-up times favour, checked on one small case."""
+        """The fastest config by the made-up times, checked on one small case."""
         small = self.spec.get_cases("smoke")[0]
         config = next(iter(found.finalists(own)), own)
         outcome = check_kernel(
@@ -312,5 +312,5 @@ class Tuning:
 
 @cache
 def _card(device: torch.device) -> Device | None:
-    """What the data sheet says of a GPU; None on a CPU and for a card that is in no table."""
+    """A GPU's data sheet; None on a CPU and for a card that is in no table."""
     return identify(torch.cuda.get_device_name(device)) if device.type == "cuda" else None

@@ -1,6 +1,6 @@
-"""The search over a kernel's configs: pruned by what cannot win, timed in small groups beside the best so far.
+"""Searches a kernel's configs: drops configs that cannot win, and times small groups beside the best config so far.
 
-Nothing here knows of a device: what a config needs at least and what it took are the caller's answers.
+This module uses no device: the caller gives the least time and the measured time of each config.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ FINALISTS = 3
 """Configs that go on to the measurement that is recorded, beside the launcher's own choice."""
 
 Seconds = tuple[float, ...]
-"""One for each of the cases that a search looks at."""
+"""One value for each case of the search."""
 Times = Callable[[Sequence[Any]], Mapping[Any, Seconds | str]]
-"""Times configs beside each other; a text where one failed."""
+"""Times configs beside each other; gives a text for a config that failed."""
 
 
 @dataclass
 class Found:
-    """What a search came to."""
+    """The result of a search."""
 
     scores: dict[Any, float] = field(default_factory=dict)
     """Time over that of the launcher's own choice, geometric mean over the cases, of every config not dropped."""
@@ -37,9 +37,9 @@ class Found:
     bounded: int = 0
     """Configs whose own bound lay above the best time: they cannot win, and were not compiled."""
     dropped: int = 0
-    """Configs given up after their first samples."""
+    """Configs dropped after their first samples."""
     left: int = 0
-    """Configs that the time did not reach."""
+    """Configs not tried before the deadline."""
 
     def finalists(self, own: Any) -> list[Any]:
         """The fastest configs, the launcher's own choice `own` not among them."""
@@ -57,8 +57,8 @@ def search(
 ) -> Found:
     """Looks for a config faster than `own`, the launcher's choice, until `deadline`.
 
-    Those that differ from the best so far in the fewest fields are tried first, and among them in the order of
-    `candidates`: a space of a thousand is walked from a good place, not swept.  `least` gives the time that a config
+    Configs that differ from the best so far in the fewest fields are tried first, ties in the order of `candidates`:
+    the search moves in small steps from a good config.  `least` gives the time that a config
     needs at least.  A group is timed beside the best config so far and scored relative to it, so that a card that
     slows down over the search slows both.
     """
