@@ -1,4 +1,4 @@
-"""Kernels timed together: one that breaks off takes no other's time with it, and what they leave behind is judged."""
+"""Times kernels together: a kernel that fails does not lose the other kernels' times, and the outputs are checked."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # it imports Triton
 
 @dataclass(frozen=True)
 class Observed:
-    """What one call was seen to do beside taking time."""
+    """Observations of one call other than its time."""
 
     peak_memory_bytes: float | None = None
     device_kernels: tuple[str, ...] = ()
@@ -44,10 +44,10 @@ def time_together(
     timer: str | None = None,
     flush: FlushBy = "read",
 ) -> tuple[dict[str, Samples], dict[str, Failed], dict[str, Any] | None]:
-    """Samples by kernel, the failures of those that broke off, and the clocks seen.  `budget_s` is for each kernel.
+    """Samples by kernel, the failures of failed kernels, and the clocks read.  `budget_s` is for each kernel.
 
-    Where one breaks off, each is timed alone to find out which, and then the rest together.  Where these break off
-    together and each of them runs alone, the samples of each alone are given, and their method says so.
+    Where a kernel fails, each kernel is timed alone to find the failed one, and then the rest are timed together.  If
+    the rest fail together but each runs alone, the samples taken alone are returned, and their method says so.
     """
     if not ready:
         return {}, {}, None
@@ -84,7 +84,7 @@ def _together_or_alone(
 
 
 def open_clock(device: torch.device) -> tuple[DeviceClock | None, dict[str, str]]:
-    """What reads the SM clock on a CUDA device, or why nothing does, under the key that a record has for it."""
+    """The SM clock's reader on a CUDA device, or the reason for its absence under the record's key for it."""
     if device.type != "cuda" or interpreting():
         return None, {}
     try:
@@ -146,8 +146,8 @@ def wrong_afterwards(timed: Mapping[str, Rotation], spec: OpSpec, scheme: Scheme
 def wrong_on_new_data(timed: Mapping[str, Rotation], spec: OpSpec, scheme: Scheme, fresh: Inputs) -> dict[str, str]:
     """What is wrong, by kernel, once the timed inputs hold the values of `fresh`: of the same case and another seed.
 
-    A kernel that computes while it is checked and returns what it kept while it is timed is right on every set of
-    inputs that is timed, because they are alike. Packed weights stay as they are. The kernels are of one case, and
+    This catches a kernel that computes in the check but returns a kept result when timed: the timed input sets hold the
+    same values, so its results on them are right. Packed weights stay as they are. The kernels are of one case, and
     their inputs may be shared. Sets whose shapes depend on the seed are left out.
     """
     wrong: dict[str, str] = {}
