@@ -1,8 +1,8 @@
-"""Which way of emptying a card's cache is the cleaner: by reading or by writing.
+"""Measures which flush of a card's cache is cleaner: by reading or by writing.
 
-The truth is reading buffers in turn of which there are so many that each has left the cache when it is read again:
-nothing is flushed, and nothing is dirty.  A flush is clean where the same read takes the same time behind it.  Behind
-a flush that leaves data in the cache it is faster, behind one that leaves dirty lines it is slower.
+The baseline reads many buffers in turn, so that each has left the cache before it is read again: there is no flush, and
+no line is dirty.  A flush is clean if the same read takes the same time after it.  The read is faster after a flush
+that leaves data in the cache, and slower after a flush that leaves dirty lines.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def compare_flushes(
 
 
 def _problem(samples: Samples) -> str:
-    """Why a reading says nothing of a flush, or nothing."""
+    """Why a reading is not usable for the comparison, or an empty text."""
     if samples.fault:
         return samples.fault
     if samples.calls_per_sample != 1:
@@ -85,7 +85,7 @@ def _problem(samples: Samples) -> str:
 
 
 class _Reads:
-    """Reads a buffer of `size` bytes; with `cache`, of several in turn that do not fit it together."""
+    """Reads a buffer of `size` bytes; with `cache`, reads several in turn that together exceed the cache."""
 
     def __init__(self, device: torch.device, size: int, cache: int):
         self.sets = max(2, int(TURN * cache / size) + 1) if cache else 1

@@ -1,7 +1,7 @@
-"""The clock that a GPU's SMs hold, read by the device itself: cycles counted against its nanosecond timer.
+"""Reads a GPU's SM clock on the device itself: it counts cycles against the nanosecond timer.
 
-What NVML reports is a sample of the past milliseconds; this is the clock at a place in the stream of work.  In Triton,
-because Triton is there wherever its kernels run, and CuPy need not be.  This module imports Triton, which fixes the
+NVML reports a sample of the past milliseconds; this reads the clock at one place in the stream of work.  It uses
+Triton, which is installed wherever Triton kernels run; CuPy need not be.  This module imports Triton, which fixes the
 mode of its interpreter for the process: import it where a GPU is about to be used.
 """
 
@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 SPAN_NS = 100_000
-"""How long one reading lasts: the nanosecond timer of some cards moves in steps of a microsecond."""
+"""Length of one reading: the nanosecond timer of some cards moves in steps of a microsecond."""
 MAX_READINGS = 4096
 """Readings kept; later ones are not taken."""
 LOAD_SIZE, LOAD_PRODUCTS = 4096, 100
@@ -61,7 +61,7 @@ class DeviceClock:
         self._counts = torch.zeros(MAX_READINGS, 2, dtype=torch.int64, device=device)
         self._device = device
         self._taken = 0
-        self.enqueue()  # compiles, and is no reading
+        self.enqueue()  # compiles; not kept as a reading
         torch.cuda.synchronize(device)
         self._taken = 0
 

@@ -1,9 +1,9 @@
-"""The tools of the bench as they were when it was imported, and whether a kernel has replaced one since.
+"""Keeps the bench's tools as they were at import, and detects whether a kernel has replaced one since.
 
 A kernel is a program in the same process as its timer and its judge, and kernels that replaced `perf_counter`, an
-event's `elapsed_time` or the comparison have been submitted to public contests.  So the stopwatches call what is held
-here; `timer_tampered` names whatever of the timer no longer is what it was, the function behind a name or the code
-inside it, and `tampered` casts the wider net of the check, says who did it, and can put the originals back.
+event's `elapsed_time` or the comparison have been submitted to public contests.  So the stopwatches call the functions
+held here.  `timer_tampered` names each timer function that was replaced, or whose code was exchanged.  `tampered` also
+checks the judge's tools and names the file that replaced one; the originals can be restored.
 
 Names are watched from the moment this file is imported, which is before a kernel's file is, unless a test file imports
 it first: then what is no original any more is found by where it was written.
@@ -185,7 +185,7 @@ def _kind(place: str, name: str) -> str:
 
 
 def restore() -> None:
-    """Puts the originals back, so that what one kernel did is not laid on the next."""
+    """Restores the originals, so that the next kernel is not blamed for the last one's change."""
     for tools in _WATCHED + _OF_THE_TIMER + _OF_THE_JUDGE:
         tools.restore()
 
