@@ -80,7 +80,7 @@ class Environment:
 
 
 def snapshot(gpu_index: int = 0) -> Environment:
-    """The circumstances now; `gpu_index` is torch's number of the GPU in use."""
+    """The environment now; `gpu_index` is torch's number of the GPU in use."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     memory_gib = round(psutil.virtual_memory().total / 2**30)
     gpu = _gpu(gpu_index)
@@ -152,13 +152,13 @@ def _version(package: str) -> str | None:
 
 
 def git_state(root: Path) -> tuple[str | None, bool | None]:
-    """Commit of the checkout at `root`, and whether anything but results has changed; twice None outside a checkout."""
+    """Commit of the checkout at `root`, and whether any file outside results changed; (None, None) outside a checkout."""
     top = git_says(root, "rev-parse", "--show-toplevel")
     # A package installed below another project's checkout must not report that checkout's commit.
     if top is None or Path(top).resolve() != root.resolve():
         return None, None
     commit = git_says(root, "rev-parse", "--verify", "HEAD")
-    # Not results/: a run writes its own records there while it goes on, and runs nothing from there.
+    # Without results/: a run writes its own records there, and runs no code from there.
     changes = git_says(root, "status", "--porcelain", "--untracked-files=normal", "--", ".", ":!results")
     return commit, None if commit is None or changes is None else bool(changes)
 
@@ -235,8 +235,8 @@ def ask(nvml: Any, function: str, *arguments: Any) -> Any:
 def power(nvml: Any, handle: Any) -> tuple[int | None, str | None]:
     """Milliwatts drawn, and the question that NVML answered.
 
-    `nvmlDeviceGetPowerUsage` is an average of a second on most cards, far longer than a kernel, so that it is asked
-    only where the power of this moment is not to be had.
+    `nvmlDeviceGetPowerUsage` averages over 1 s on most cards, far longer than a kernel, so it is called only where the
+    instantaneous power is not available.
     """
     fields = ask(nvml, "nvmlDeviceGetFieldValues", handle, [POWER_INSTANT])
     if fields is not None and fields[0].nvmlReturn == SUCCESS:
@@ -249,7 +249,7 @@ FOLDERS = ("roofline", "reference", "kernels", "engine", "bench")
 
 
 def tree_hash(root: Path = ROOT) -> str:
-    """A hash of every source file: what names the code where there is no commit, or not that alone."""
+    """A hash of every source file; it names the code where there is no commit, or where a commit is not enough."""
     total = hashlib.sha256()
     for folder in FOLDERS:
         for path in sorted((root / folder).rglob("*")):

@@ -30,7 +30,7 @@ Kind = Literal["check", "bench", "ceiling", "engine", "ab", "static"]
 Failure = Literal["INCORRECT", "COMPILE_ERROR", "RUNTIME_ERROR", "OUT_OF_MEMORY", "TIMEOUT", "INVALID"]
 Status = Literal["OK", Failure, "UNSUPPORTED", "UNAVAILABLE"]
 NOT_RUN: tuple[Status, ...] = ("UNSUPPORTED", "UNAVAILABLE")
-"""What says that a kernel was not run, and nothing of the kernel itself."""
+"""Reasons that a kernel was not run, independent of the kernel itself."""
 CheckedBy = Literal["gpu", "interpreter", "emulator", "torch", "none"]
 Basis = Literal["measured", "predicted", "bound"]
 L2State = Literal["cold", "warm"]
@@ -123,7 +123,7 @@ class Record:
     least_bytes: float | None = None
     """HBM bytes that the op needs at least."""
     traffic_bytes: float | None = None
-    """HBM bytes that this kernel moves; None where nothing says."""
+    """HBM bytes that this kernel moves; None where unknown."""
     traffic_basis: TrafficBasis | None = None
     """`modelled` by the kernel's author or `counted`."""
     intensity: float | None = None
@@ -266,8 +266,8 @@ def unpack_samples(text: str) -> list[float]:
 def method_of(timer: str | None, l2_state: str | None) -> str:
     """`cuda events, launch gaps hidden, cold`: the timing method and the state of L2, without the number of calls.
 
-    How many calls share a sample follows from how fast the kernel is, so that each faster one would be read otherwise;
-    that several do is told by the state of L2.
+    The number of calls per sample depends on the kernel's speed, so it would differ for a faster kernel.  The state of
+    L2 shows that several calls share a sample.
     """
     name = re.sub(r"\d+ calls per sample", "several calls per sample", timer or "unknown")
     return f"{name}, {l2_state}" if l2_state else name
@@ -276,7 +276,7 @@ def method_of(timer: str | None, l2_state: str | None) -> str:
 def paired_method_of(timer: str | None, l2_state: str | None) -> str:
     """`method_of` without what was done about a CPU's threads.
 
-    Processes of one kernel differ in it: with other work on the machine 2 of 12 did not find their threads to pin.  It
-    adds noise to both sides alike.
+    Processes of one kernel may differ in it: with other work on the machine 2 of 12 did not find their threads to pin.
+    It adds equal noise to both sides.
     """
     return re.sub(r", threads (not )?pinned[^,]*", "", method_of(timer, l2_state))
