@@ -1,4 +1,4 @@
-"""What importers share (a file's faults named, another tool's circumstances as ours), and what exporters share."""
+"""Shared code of importers (errors of a file, another tool's environment as ours) and of exporters."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def get(values: Mapping[str, Any], key: str, kind: type | tuple[type, ...], plac
     if key not in values:
         raise ValueError(f"{place}: expected {key!r}, got an object without it")
     value = values[key]
-    # JSON's true is no number, though Python's is.
+    # In JSON true is not a number; in Python it is.
     wrong_bool = isinstance(value, bool) and bool not in (kind if isinstance(kind, tuple) else (kind,))
     if not isinstance(value, kind) or wrong_bool:
         names = " or ".join(each.__name__ for each in (kind if isinstance(kind, tuple) else (kind,)))

@@ -83,7 +83,7 @@ class Definition:
 
     @property
     def op(self) -> tuple[str | None, str]:
-        """Our op that computes it, or None and why there is none."""
+        """Our op that computes the definition, or None and the reason."""
         of_type = {op: inputs for op, (types, inputs) in OPS.items() if self.op_type.startswith(types)}
         names = {"hidden_states" if "norm" in self.op_type and name in ("input", "x") else name for name in self.inputs}
         if not of_type:
@@ -96,7 +96,7 @@ class Definition:
         return (None, reason) if reason else (fitting[0], "")
 
     def _unlike(self, op: str) -> str:
-        """Why it is not `op`, whose inputs it has, or nothing."""
+        """Why the definition is not `op` although the inputs match, or an empty text."""
         shapes = {name: tensor.shape or () for name, tensor in self.inputs.items()}
         if op == "gemm" and not (len(shapes["A"]) == len(shapes["B"]) == 2 and shapes["A"][1] in shapes["B"]):
             return f"A {list(shapes['A'])} and B {list(shapes['B'])} share no axis to sum over"
@@ -121,7 +121,7 @@ class Definition:
         return known.get(self._dtypes[0]) if len(self._dtypes) == 1 else None
 
     def case(self, axes: Mapping[str, int]) -> Case:
-        """The case of ours that these sizes are, where they are one; else the definition and its sizes by name."""
+        """Our case with these sizes, where there is one; else the definition and its sizes by name."""
         op, sizes = self.op[0], {**self.constants, **axes}
         shapes = {name: tensor.shape or () for name, tensor in self.inputs.items()}
         if op == "gemm":
@@ -147,7 +147,7 @@ class Trace(NamedTuple):
 
 @dataclass(frozen=True)
 class DataSet:
-    """What lies below a folder."""
+    """The data set in a folder."""
 
     definitions: Mapping[str, Definition]
     traces: tuple[Trace, ...]

@@ -1,7 +1,7 @@
 """pytest-benchmark's JSON, read and written.
 
-Ours says what each benchmark is; in anybody's, names and parameters are taken as they are.  What is written here
-pytest-benchmark's own `compare` reads.
+A file of our exporter names op, kernel and case; in any other file names and parameters are taken as they are.
+pytest-benchmark's own `compare` reads the files written here.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def _reading(benchmark: Mapping[str, Any], stats: Mapping[str, Any], place: str)
 
 
 def _latency(ours: Mapping[str, Any], name: str, default: float | None, place: str) -> float | None:
-    """What our exporter wrote, to the last bit, or what the statistics say."""
+    """The exact value from our exporter, else the value from the statistics."""
     return default if ours.get(name) is None else positive(ours[name], f"{place}.extra_info.{OURS}.{name}")
 
 
