@@ -152,7 +152,7 @@ def _version(package: str) -> str | None:
 
 
 def git_state(root: Path) -> tuple[str | None, bool | None]:
-    """Commit of the checkout at `root`, and whether any file outside results changed; (None, None) outside a checkout."""
+    """Commit of the checkout at `root`, and whether a file outside results changed; (None, None) outside a checkout."""
     top = git_says(root, "rev-parse", "--show-toplevel")
     # A package installed below another project's checkout must not report that checkout's commit.
     if top is None or Path(top).resolve() != root.resolve():
