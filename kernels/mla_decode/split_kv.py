@@ -175,7 +175,8 @@ def config_of(q: torch.Tensor, latent_dim: int) -> Config:
     """The config that a call takes unless it is given one."""
     B, H, D = q.shape
     sizes = {"B": B, "H": H, "latent": latent_dim, "rotary": D - latent_dim}
-    return default_config("mla_decode", "split_kv", q.dtype, q.device, **sizes)
+    config: Config = default_config("mla_decode", "split_kv", q.dtype, q.device, **sizes)
+    return config
 
 
 def traffic(inputs: Arguments) -> Traffic:

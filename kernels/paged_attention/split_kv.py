@@ -148,7 +148,8 @@ def config_of(q: torch.Tensor, k_cache: torch.Tensor, k_scale: torch.Tensor | No
     """The config that a call takes unless it is given one."""
     (B, H, D), H_kv = q.shape, k_cache.shape[2]
     scheme = q.dtype if k_scale is None else "kv_fp8"
-    return default_config("paged_attention", "split_kv", scheme, q.device, B=B, H=H, H_kv=H_kv, D=D)
+    config: Config = default_config("paged_attention", "split_kv", scheme, q.device, B=B, H=H, H_kv=H_kv, D=D)
+    return config
 
 
 def traffic(inputs: Arguments) -> Traffic:
