@@ -166,7 +166,8 @@ def wrong_on_new_data(timed: Mapping[str, Rotation], spec: OpSpec, scheme: Schem
         except known_errors() as error:
             wrong[name] = failure(error, "on other data").reason
             continue
-        for _, outputs in rotation.outputs():
-            if bad := wrong_outputs(spec, outputs, expected, scheme):
+        for inputs, outputs in rotation.outputs():
+            # Judged with its own inputs: what another kernel did to the first ones must not change this verdict.
+            if bad := wrong_outputs(spec, outputs, replace(expected, inputs=inputs), scheme):
                 wrong[name] = f"{bad}: a cached answer: other data at the same addresses, once it was timed"
     return wrong
