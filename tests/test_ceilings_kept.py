@@ -219,6 +219,19 @@ def test_the_command_on_a_cpu(command, monkeypatch, tmp_path):
     assert command("--budget", "0")[::2] == (2, "rooflab: budget: expected seconds above 0, got 0.0\n")
 
 
+@pytest.mark.gpu
+def test_on_a_gpu_every_microkernel_is_right_and_below_the_data_sheet(monkeypatch, tmp_path):
+    monkeypatch.setenv("ROOFLAB_CACHE", str(tmp_path))
+    kept = cuda_ceilings(CUDA, refresh=True, budget_s=20.0)
+    assert {r.status for r in kept.readings} == {"OK"}, [(r.limit, r.reason) for r in kept.readings if r.reason]
+    assert kept.ceilings is not None and 0 < kept.ceilings.launch_floor_s < 1e-4
+    rows = {row["limit"]: row for row in card_rows(kept.readings, H200)}
+    if torch.cuda.get_device_name() == GPU.name:
+        for limit in ("hbm_read", "hbm_copy", "fma", "ex2", "bf16 wgmma shared", "bf16 wgmma registers"):
+            assert int(rows[limit]["reached"].rstrip("%")) >= 80, rows[limit]
+        assert rows["l2_read"]["measured"] > rows["hbm_read"]["measured"]
+
+
 OK = [found for found in READINGS if found.status == "OK"]
 
 
