@@ -7,6 +7,7 @@ import ctypes
 import importlib.util
 import sys
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import cheating_kernels as cheating
@@ -22,6 +23,7 @@ from rooflab.bench.check.poison import guard
 from rooflab.bench.measure.timed import wrong_on_new_data
 from rooflab.bench.timing import tamper
 from rooflab.kernels.registry import Kernel
+from rooflab.reference.compare import elementwise
 from rooflab.reference.spec import Case, OpSpec, get_scheme
 
 FP32 = get_scheme("fp32")
@@ -187,6 +189,25 @@ def test_an_answer_kept_once_the_check_is_over_is_caught_on_new_data_after_timin
     assert list(found) == ["cached"], "a packed weight stays"
     assert "y: 35 of 35" in found["cached"]
     assert "a cached answer: other data at the same addresses, once it was timed" in found["cached"]
+
+
+def test_a_kernel_that_damages_its_inputs_on_new_data_changes_no_other_verdict():
+    """Of an op whose answers are judged by its inputs, each kernel is judged with its own."""
+
+    def compare(actual, oracle, inputs, scheme):
+        expected = cheating.project(inputs["x"], inputs["weight"])
+        return [elementwise("y", actual[0], expected, torch.full_like(expected, 1e-4))]
+
+    def damages(x, weight):
+        y = cheating.project(x, weight)
+        x.zero_()
+        return y
+
+    judged = replace(tiny.PROJECT, tolerance=None, compare=compare)
+    new = judged.make_inputs(CASE, FP32, torch.device("cpu"), 77)
+    honest = tiny.kernel(tiny.PROJECT, lambda x, weight: cheating.project(x, weight))
+    timed = {"damages": _timed(tiny.kernel(tiny.PROJECT, damages)), "honest": _timed(honest)}
+    assert list(wrong_on_new_data(timed, judged, FP32, new)) == ["damages"]
 
 
 def test_a_kernel_that_breaks_off_on_new_data_takes_no_other_with_it():
