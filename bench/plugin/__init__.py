@@ -1,1 +1,1 @@
-"""The pytest plugin: `plugin.py` is what every pytest run loads, and imports the rest only where a benchmark runs."""
+"""The pytest plugin.  Every pytest run loads `plugin.py`, which imports the other modules only for a benchmark."""

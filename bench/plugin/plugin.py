@@ -1,7 +1,7 @@
 """The pytest plugin: `--benchmark` and the fixture `kernel_benchmark`.
 
-It loads in every pytest run of every project in the environment, so it imports nothing but pytest until a benchmark
-runs, and without `--benchmark` it changes nothing but that tests of this fixture are skipped.
+pytest loads this plugin in every run of every project in the environment, so the plugin imports only pytest until a
+benchmark runs.  Without `--benchmark` the plugin changes one thing only: it skips the tests that use its fixture.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 FIXTURE = "kernel_benchmark"
 SKIPPED = "a kernel benchmark: runs with --benchmark"
 MACHINE_KEY = "rooflab"
-"""Where the `machine_info` of pytest-benchmark's JSON holds what this plugin adds."""
+"""Key in the `machine_info` of pytest-benchmark's JSON under which this plugin adds its values."""
 NOT_TIMED = "benchmarks are checked and not timed"
 INTERPRETED = "ran in Triton's interpreter: its result is right, its time is not the kernel's"
 
@@ -36,13 +36,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Refuses `--benchmark` where pytest-benchmark is not loaded."""
+    """Refuses `--benchmark` if pytest-benchmark is not loaded."""
     if config.getoption("rooflab_benchmark") and not hasattr(config.option, "benchmark_disable"):
         raise pytest.UsageError("--benchmark: needs the plugin pytest-benchmark, which is not loaded")
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
-    """Says where benchmarks are not timed, and why."""
+    """Says in the report's header that benchmarks are not timed, and why; None if they are timed."""
     if not config.getoption("rooflab_benchmark"):
         return None
     if config.getoption("dist", "no") != "no":
@@ -52,9 +52,9 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     return None
 
 
-@pytest.hookimpl(trylast=True)  # what -k and -m leave out is theirs, and not ours
+@pytest.hookimpl(trylast=True)  # pytest reports what -k and -m deselect; this hook runs after them
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With `--benchmark` deselects all but benchmarks; without it skips those of this plugin."""
+    """With `--benchmark`, deselects all tests except benchmarks; without it, skips the benchmarks of this plugin."""
     if not config.getoption("rooflab_benchmark"):
         for item in items:
             if FIXTURE in _fixtures(item):
@@ -81,10 +81,10 @@ def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: di
 
 
 class Replay:
-    """The timer that hands pytest-benchmark the durations that were measured before, one for each round.
+    """A timer that replays to pytest-benchmark the durations that this plugin measured before, one per round.
 
-    pytest-benchmark reads its timer at the start and at the end of a round. Before durations are loaded it is
-    `perf_counter`, for a test that also asks for `benchmark` and uses that.
+    pytest-benchmark reads its timer at the start and at the end of each round. Until durations are loaded, the timer
+    returns `perf_counter()`, for a test that also uses the fixture `benchmark` directly.
     """
 
     __name__ = "rooflab_samples"
@@ -94,11 +94,11 @@ class Replay:
         self._inside = False
 
     def load(self, durations: Sequence[float]) -> None:
-        """Replays `durations`, in seconds, from the next reading on."""
+        """Replays `durations`, in seconds, starting with the next reading."""
         self._ends = list(reversed(durations))
 
     def __call__(self) -> float:
-        """Zero at a round's start, its duration at its end."""
+        """Returns 0 at the start of a round, and the round's duration at its end."""
         if not self._ends:
             return time.perf_counter()
         self._inside = not self._inside
@@ -110,7 +110,7 @@ _REPLAY = pytest.StashKey[Replay]()
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Gives the item's `benchmark` fixture our timer by its marker, beside what the marker says already."""
+    """Gives the item's `benchmark` fixture our timer through its marker; keeps the marker's other options."""
     if FIXTURE in _fixtures(item) and item.config.getoption("rooflab_benchmark"):
         item.stash[_REPLAY] = Replay()
         item.add_marker(pytest.mark.benchmark(**_options(item), timer=item.stash[_REPLAY]), append=False)
@@ -125,13 +125,13 @@ def _options(item: pytest.Item) -> dict[str, Any]:
 def kernel_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Callable[..., Any]:
     """`kernel_benchmark(fn, *args, reference=None, cost=None)`: checks `fn(*args)`, times it, and returns its result.
 
-    With `reference`, `fn(*args)` must equal `reference(*args)` within a few roundings to its dtype, when it is checked
-    and when it was timed, or the test fails and publishes no time. The time is the device's, by
-    `rooflab.bench.timing.timing`, with a cold cache; it becomes an ordinary pytest-benchmark result. `cost`, a
-    `rooflab.roofline.model.Cost`, adds FLOP/s, bytes/s and the fraction of each roof to its `extra_info`, beside the
-    raw samples. `afterwards`, a function of no arguments, says what is wrong once everything was timed, or None.
+    With `reference`, `fn(*args)` must equal `reference(*args)` within a few roundings to its dtype, in the check and
+    after timing; otherwise the test fails and publishes no time. `rooflab.bench.timing.timing` measures device time
+    with a cold cache, and the time becomes an ordinary pytest-benchmark result. `cost`, a
+    `rooflab.roofline.model.Cost`, adds FLOP/s, bytes/s and the fraction of each roof to the result's `extra_info`, next
+    to the raw samples. `afterwards()` is called after timing; it returns a description of an error, or None.
 
-    The marker's `max_time` and `min_rounds`, or the options of that name, bound the time. Where pytest-benchmark is
+    The marker's `max_time` and `min_rounds`, or the options of that name, limit the time. If pytest-benchmark is
     disabled (xdist, `--benchmark-disable`), `fn` is checked and not timed.
     """
     config, item = request.config, request.node
@@ -176,7 +176,7 @@ def kernel_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Callable
 
 
 def _fail(benchmark: Any, fault: str) -> NoReturn:
-    """Fails the test; inside `pedantic` first, so that pytest-benchmark knows of it and saves nothing."""
+    """Fails the test, first inside `pedantic`, so that pytest-benchmark sees the failure and saves nothing."""
 
     def wrong() -> NoReturn:
         raise AssertionError(fault)

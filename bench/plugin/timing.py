@@ -1,4 +1,4 @@
-"""Device time for the fixture `kernel_benchmark`: samples, what the device did, and the reading under its roofs."""
+"""Device time for the fixture `kernel_benchmark`: samples, device activity, and the fraction of each roof."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from rooflab.roofline.model import Ceilings, Cost, bound
 
 @dataclass(frozen=True)
 class Timed:
-    """What came of timing a function."""
+    """The result of timing a function."""
 
     samples: Samples
     device: torch.device
     clocks: dict[str, Any] | None
     activity: Activity
     wrong: str | None
-    """What is wrong with the results of the timed calls."""
+    """What is wrong with the results of the timed calls; None if they are right."""
 
 
 def time_kernel(
     fn: Callable[..., Any], args: Sequence[Any], checked: Checked, *, budget_s: float, min_samples: int
 ) -> Timed:
-    """Times `fn(*args)` by `timing.time_functions` on the device of its tensors, over several copies of them."""
+    """Times `fn(*args)` with `timing.time_functions` on the device of its tensors, on several copies of `args`."""
     tensors = [value for value in (*args, checked.result) if isinstance(value, torch.Tensor)]
     device = device_of(*args, checked.result)
     fit = int(free_bytes(device) / 4 / max(1, nbytes(*tensors)))
@@ -61,7 +61,7 @@ def time_kernel(
     clocks = {**(watch.summary() or {}), **note} or None
     activity = Activity((), None)
     if device.type == "cuda":
-        with suppress(NotRecorded):  # another profiler runs: the reading then says nothing of the device's kernels
+        with suppress(NotRecorded):  # another profiler runs: the reading then lists no device kernels
             activity = device_activity(call, device)
     return Timed(samples, device, clocks, activity, _wrong_afterwards(last, copies, args, checked.expected))
 
@@ -69,7 +69,7 @@ def time_kernel(
 def _wrong_afterwards(
     results: Sequence[Any], copies: Sequence[Sequence[Any]], args: Sequence[Any], expected: Any
 ) -> str | None:
-    """What is wrong with the last result on each copy of `args`; a function that changes those is not asked again."""
+    """The fault of the last result on each copy of `args`; None if right, or if the function changed its inputs."""
     if expected is None or not all(_same(copy, args) for copy in copies):
         return None
     for result in results:
@@ -87,9 +87,9 @@ def _same(copy: Sequence[Any], args: Sequence[Any]) -> bool:
 
 
 def extra_info(timed: Timed, cost: Cost | None) -> dict[str, Any]:
-    """The JSON values that go beside pytest-benchmark's statistics; `samples` are what `record.unpack_samples` reads.
+    """The JSON values stored next to pytest-benchmark's statistics; `record.unpack_samples` reads `samples`.
 
-    They hold what an A/B needs of a reading: every sample in time order, the method, the machine, the clocks held.
+    They hold what an A/B needs from a reading: every sample in time order, the method, the machine, and the clocks.
     """
     samples, device = timed.samples, timed.device
     environment = snapshot(device.index or 0)
