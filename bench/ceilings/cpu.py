@@ -1,4 +1,4 @@
-"""Measures what a CPU reaches with torch's threads: bytes per second by kind of access, FLOP/s of products by dtype."""
+"""Measures a CPU's ceilings with torch's threads: bytes/s by kind of access, FLOP/s of matrix products by dtype."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from rooflab.reference.spec import DTYPE_NAMES
 from rooflab.roofline.model import Ceilings
 
 BANDWIDTH_SHARE = 0.25
-"""Share of the time that goes to bandwidth; the dtypes divide the rest."""
+"""Share of the time budget for bandwidth; the dtypes share the rest equally."""
 GEMM_SIZES = (128, 256, 512, 1024, 2048)
-"""Squares, ascending, so that a dtype with no fast path (0.3 GFLOP/s) is found out before it takes a minute."""
+"""Square sizes, ascending: a small size shows that a dtype has no fast path (0.3 GFLOP/s) before it costs a minute."""
 
 
 def measure_cpu(name: str, budget_s: float = 5.0) -> Ceilings:
-    """Measures anew in about `budget_s` seconds."""
+    """Measures the ceilings in about `budget_s` seconds."""
     access = measure_bandwidth(budget_s * BANDWIDTH_SHARE)
     share = budget_s * (1 - BANDWIDTH_SHARE) / len(DTYPE_NAMES)
     rates = {dtype_name: measure_gemm(dtype, share) for dtype, dtype_name in DTYPE_NAMES.items()}
@@ -34,8 +34,8 @@ def measure_cpu(name: str, budget_s: float = 5.0) -> Ceilings:
 
 
 def measure_bandwidth(budget_s: float) -> dict[str, float]:
-    """Best bytes per second of read, write, copy and triad by all of torch's threads."""
-    # STREAM's rule is four times the cache; three arrays together take at most an eighth of the memory.
+    """Highest bytes/s of read, write, copy and triad with all of torch's threads."""
+    # STREAM's rule: an array is four times the cache.  The three arrays together take at most an eighth of the memory.
     array_bytes = min(4 * last_level_cache_bytes(), psutil.virtual_memory().total // 24)
     a, b, c = (torch.ones(array_bytes // 4) for _ in range(3))
     moved: dict[str, tuple[int, Callable[[], object]]] = {
@@ -51,13 +51,13 @@ def measure_bandwidth(budget_s: float) -> dict[str, float]:
 
 
 def measure_gemm(dtype: torch.dtype, budget_s: float) -> float:
-    """Best FLOP/s of square products of `dtype`, over sizes and forms, in about `budget_s` seconds."""
+    """Highest FLOP/s of square matrix products of `dtype`, over sizes and forms, in about `budget_s` seconds."""
     ends = time.perf_counter() + budget_s
     best = 0.0
     slow: set[str] = set()
     for size in GEMM_SIZES:
         for form, run in _products(dtype, size):
-            # The next size takes eight times as long: a form far behind the best so far is not tried again.
+            # The next size takes eight times as long, so a form far slower than the best so far is not tried again.
             if form in slow:
                 continue
             left = ends - time.perf_counter()
@@ -74,7 +74,7 @@ def _products(dtype: torch.dtype, size: int) -> Iterator[tuple[str, Callable[[],
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randn(size, size, generator=generator).to(dtype) for _ in range(2))
     out = torch.empty_like(a)
-    # Transposed first: fp16 with both operands row-major has no fast path on most CPUs.
+    # The transposed form comes first: fp16 with both operands row-major has no fast path on most CPUs.
     yield "nt", lambda: torch.mm(a, b.mT, out=out)
     yield "nn", lambda: torch.mm(a, b, out=out)
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
@@ -87,7 +87,7 @@ def _products(dtype: torch.dtype, size: int) -> Iterator[tuple[str, Callable[[],
 
 
 def _fastest_s(run: Callable[[], object], budget_s: float) -> float:
-    """Fastest of several calls, and of at least two: the first touches memory and packs."""
+    """Seconds of the fastest of at least two calls: the first call also touches the memory and packs operands."""
     ends = time.perf_counter() + budget_s
     fastest = float("inf")
     calls = 0

@@ -1,4 +1,4 @@
-"""FP32 fused multiply-adds and special functions, from registers."""
+"""FP32 fused multiply-adds and special functions, with operands in registers."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from rooflab.bench.ceilings.microkernels.microkernel import (
 )
 
 TURN = 0.0625
-"""Exact in fp32.  A step turns a point by about as many radians."""
+"""Each step rotates a point by about this angle in radians.  The value is exact in fp32."""
 FMA_FLOPS_PER_STEP = 4
-"""Of one point: two fused multiply-adds."""
+"""FLOPs of one step of one point: two fused multiply-adds."""
 FMA_TOLERANCE = 0.01
-"""Roundings over tens of thousands of steps; one step more or less is 0.06."""
+"""Covers the roundings of tens of thousands of steps; one step too many or too few is an error of 0.06."""
 SPECIAL_TOLERANCE = 2e-3
-"""Roundings of sums of tens of thousands of terms, and the functions' own last bits."""
+"""Covers the roundings of sums of tens of thousands of terms, and the errors in the functions' last bits."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A launch shape: threads a block, blocks an SM, and points or sums that a thread works on side by side."""
+    """A launch shape: threads per block, blocks per SM, and the independent points or sums of each thread."""
 
     threads: int
     blocks_per_sm: int
     pairs: int
     steps: int
-    """In the unrolled body of the loop, so that the loop's own instructions are less than 1%."""
+    """Steps in the unrolled loop body: so many that the loop's own instructions are less than 1%."""
 
 
 FMA_SHAPES = (Shape(256, 8, 4, 64), Shape(512, 2, 8, 32), Shape(256, 4, 4, 64))
@@ -47,7 +47,7 @@ SPECIALS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"ex2": torch.exp2
 
 
 def groups(card: Card, load: Load) -> Groups:
-    """The fp32 pipe, then each special function."""
+    """Yields the group of the fp32 pipe, then one group for each special function."""
     yield Group("fma", [_fma(card, load, shape) for shape in FMA_SHAPES])
     for name in SPECIALS:
         yield Group(name, [_special(card, load, shape, name) for shape in SPECIAL_SHAPES])
@@ -64,7 +64,7 @@ def _defines(shape: Shape, special: str) -> tuple[str, ...]:
 
 
 def _fma(card: Card, load: Load, shape: Shape) -> Microkernel:
-    """One shape over random points, the same for every block."""
+    """The microkernel of one shape, on random points that are the same for every block."""
     blocks = card.sms * shape.blocks_per_sm
     generator = torch.Generator(card.device).manual_seed(0)
     start = torch.randn(shape.pairs, shape.threads, 2, generator=generator, device=card.device)
@@ -92,7 +92,7 @@ def _fma(card: Card, load: Load, shape: Shape) -> Microkernel:
 
 
 def _special(card: Card, load: Load, shape: Shape, name: str) -> Microkernel:
-    """One shape of one function, over arguments from [1, 2) on to at most 3."""
+    """The microkernel of one shape and one function; arguments start in [1, 2) and grow to at most 3."""
     blocks = card.sms * shape.blocks_per_sm
     function = SPECIALS[name]
     generator = torch.Generator(card.device).manual_seed(0)

@@ -1,4 +1,4 @@
-"""Kernels for the floors of each timing method: an empty kernel, and one that only waits for memory."""
+"""Kernels for the floor (least time) of each timing method: an empty kernel, and one that only waits for memory."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from rooflab.bench.ceilings.microkernels.microkernel import Load, Microkernel, d
 SOURCE = 'extern "C" __global__ void nothing(unsigned int) {}'
 CHAIN_THREADS = 128
 CHAIN_STEP = 2**18
-"""Words from one load of a thread to its next: lines, pages and channels of memory that no load before has touched."""
+"""Words between two loads of a thread: each load touches memory lines, pages and channels that no earlier load did."""
 POISON = -1
 
 
 def empty(load: Load) -> Microkernel:
-    """One thread that returns at once; the shortest launch there is."""
+    """One thread that returns at once: the shortest possible launch."""
     kernel = load(SOURCE, "nothing")
 
     def launch(repeats: int) -> None:
@@ -27,10 +27,10 @@ def empty(load: Load) -> Microkernel:
 
 
 def chain(load: Load, device: torch.device, depth: int) -> Microkernel:
-    """One CTA whose threads do `depth` dependent loads, each from the address that the last load gave, and then store.
+    """One CTA; each thread does `depth` dependent loads, each from the address that the last load gave, and one store.
 
-    Its time is about the least time of any kernel with `depth` dependent loads and a store.  Raises `ValueError`
-    where `depth` is less than 1.
+    The kernel's time is about the least time of any kernel with `depth` dependent loads and a store.
+    Raises `ValueError` if `depth` is less than 1.
     """
     if depth < 1:
         raise ValueError(f"depth: expected at least 1, got {depth}")

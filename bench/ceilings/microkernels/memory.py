@@ -21,50 +21,50 @@ from rooflab.bench.ceilings.microkernels.microkernel import (
 
 VECTOR_BYTES = 16
 LARGEST_CHUNK = 4096
-"""Vectors in the largest chunk of a block; arrays hold a multiple, so that no kernel has a remainder to deal with."""
+"""Vectors in a block's largest chunk.  Arrays hold a multiple of this number, so no kernel has a remainder."""
 HBM_TIMES_L2 = 32
-"""An array over the L2 cache.  What a launch leaves in L2 is at most 1/64 of what two passes over it move; with fewer
-times, a write would be read as faster than HBM by as much more."""
+"""Array size over L2 size.  A launch leaves at most 1/64 of the bytes of two passes in L2.  With a smaller factor that
+share would grow, and a write would seem faster than HBM by that share."""
 L2_SHARE = 4
-"""L2 over the working set in it: on cards whose L2 has two halves, each may hold its own copy of what it serves."""
+"""L2 size over the working set in L2: if a card's L2 has two halves, each half may hold its own copy of its data."""
 HBM_PASSES = 2
 SCALE = 3.0
 SLICE = 2**26
-"""Words that are checked at a time."""
+"""Number of words that one step of a check compares."""
 POISON = -1
-"""As int32; as fp32 it is NaN."""
+"""An int32 value whose bits are NaN in fp32."""
 
 
 class TooLittleMemory(Exception):
-    """Less memory is free than arrays well beyond L2 take."""
+    """Free memory is too small for arrays much larger than L2."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A launch shape: threads a block, blocks an SM, vectors that a thread has in flight."""
+    """A launch shape: threads per block, blocks per SM, vectors that each thread has in flight."""
 
     threads: int
     blocks_per_sm: int
     unroll: int
     every_chunk: bool = False
-    """A block for every chunk instead of blocks that stay."""
+    """Launches one block for each chunk, instead of persistent blocks that take many chunks."""
 
     @property
     def chunk(self) -> int:
-        """Vectors that a block takes at a time."""
+        """Vectors in one chunk, which a block processes in one turn."""
         return self.threads * self.unroll
 
 
 SHAPES = (Shape(256, 8, 4), Shape(512, 4, 4), Shape(1024, 2, 2), Shape(512, 2, 8), Shape(256, 4, 8))
-"""64 KiB in flight an SM with the third and 128 KiB with the others: 4.8 TB/s over 132 SMs at 700 ns take 26 KiB."""
+"""In flight per SM: 64 KiB with the third shape, 128 KiB with the others; 4.8 TB/s on 132 SMs at 700 ns need 26 KiB."""
 ONE_CHUNK_SHAPES = (Shape(256, 8, 4, every_chunk=True), Shape(512, 4, 2, every_chunk=True))
-"""For HBM, where a chunk takes long enough to pay for a block of its own."""
+"""Shapes for HBM only, where a chunk takes long enough to pay for its own block."""
 ACCESSES = {"read": 1, "write": 1, "copy": 2, "triad": 3}
-"""Arrays that each access goes through."""
+"""Number of arrays that each kind of access reads or writes."""
 
 
 def groups(card: Card, load: Load) -> Groups:
-    """HBM's four accesses, then L2's.  Raises `TooLittleMemory` where less is free than HBM's arrays take."""
+    """Yields HBM's four accesses, then L2's.  Raises `TooLittleMemory` if HBM's arrays do not fit in free memory."""
     arrays = _arrays(card)
     for access in ACCESSES:
         shapes = SHAPES + (ONE_CHUNK_SHAPES if access != "read" else ())
@@ -77,7 +77,7 @@ def groups(card: Card, load: Load) -> Groups:
 
 
 def _whole_chunks(nbytes: float) -> int:
-    """Words of the largest array within `nbytes` that has whole chunks."""
+    """Words in the largest array of at most `nbytes` that consists of whole chunks; at least one chunk."""
     chunks = int(nbytes) // (LARGEST_CHUNK * VECTOR_BYTES)
     return max(1, chunks) * LARGEST_CHUNK * VECTOR_BYTES // 4
 
@@ -89,7 +89,7 @@ def _arrays(card: Card) -> tuple[torch.Tensor, ...]:
         raise TooLittleMemory(f"expected {needed / 1e9:.1f} GB free for arrays beyond L2, got {free / 1e9:.1f}")
     words = _whole_chunks(nbytes)
     generator = torch.Generator(card.device).manual_seed(0)
-    # Random bits in all of a number's fields, because data decides how much power a transfer takes.
+    # All fields of the numbers hold random bits, because the power of a transfer depends on the data.
     made = (torch.randn(words, generator=generator, device=card.device) for _ in range(3))
     return tuple(array.view(torch.int32) for array in made)
 
@@ -97,13 +97,13 @@ def _arrays(card: Card) -> tuple[torch.Tensor, ...]:
 def _kernel(
     card: Card, load: Load, access: str, shape: Shape, arrays: tuple[torch.Tensor, ...], passes: int | None = None
 ) -> Microkernel:
-    """`passes` where the launch's repeats are fixed, which they are in HBM."""
+    """The microkernel of one access and shape.  `passes` is given for HBM, where a launch's repeats are fixed."""
     level = "hbm" if passes else "l2"
     options = defines(
         THREADS=shape.threads, BLOCKS_PER_SM=shape.blocks_per_sm, UNROLL=shape.unroll, LEVEL_L2=int(level == "l2")
     )
     kernel = load(source("memory"), f"stream_{access}", options=options)
-    if access == "triad":  # as its launch bounds say
+    if access == "triad":  # the same count as its launch bounds
         shape = replace(shape, blocks_per_sm=(shape.blocks_per_sm + 1) // 2)
     stream = _Stream(card, shape, arrays, kernel)
     launch: Callable[[int], None] = getattr(stream, access)
@@ -126,7 +126,7 @@ def _kernel(
 
 
 class _Stream:
-    """Launches of one shape over one set of arrays."""
+    """Launches and checks one shape on one set of arrays."""
 
     def __init__(self, card: Card, shape: Shape, arrays: tuple[torch.Tensor, ...], kernel: Launchable):
         self._shape = shape
@@ -175,7 +175,7 @@ class _Stream:
         self.triad(passes)
         for at in _slices(self._a):
             a, b, c = (array[at].view(torch.float32) for array in (self._a, self._b, self._c))
-            # Rounded once here and twice there.
+            # The kernel rounds once (fused multiply-add), this check twice.
             if not bool(((a - (b + SCALE * c)).abs() <= 1e-6 * (b.abs() + SCALE * c.abs())).all()):
                 return f"a != b + {SCALE} c among the words from {at.start} on"
         return ""

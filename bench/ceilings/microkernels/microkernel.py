@@ -1,4 +1,4 @@
-"""What every microkernel offers: launches of as much work as asked for, and a check of what the last one left."""
+"""The interface of every microkernel: launches with a requested amount of work, and a check of a launch's output."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from rooflab.reference.spec import Scalar
 Unit = Literal["byte", "flop", "op", "launch"]
 HERE = Path(__file__).parent
 Launchable = Callable[..., None]
-"""A loaded kernel, as `rooflab.kernels._cuda.load` gives it: `kernel(grid, block, *arguments, shared_bytes=0)`."""
+"""A kernel as `rooflab.kernels._cuda.load` returns it: `kernel(grid, block, *arguments, shared_bytes=0)`."""
 Load = Callable[..., Launchable]
-"""How a source becomes a kernel: `load(source, name, options=())`."""
+"""Compiles a source to a kernel: `load(source, name, options=())`."""
 
 
 @dataclass(frozen=True)
 class Card:
-    """What the microkernels need to know of a GPU."""
+    """The facts about a GPU that the microkernels need."""
 
     device: torch.device
     sm: int
@@ -31,7 +31,7 @@ class Card:
     sms: int
     l2_bytes: int
     free_bytes: float
-    """Memory that may be taken."""
+    """Memory that the microkernels may allocate."""
 
 
 @dataclass(frozen=True)
@@ -39,29 +39,29 @@ class Microkernel:
     """One microkernel in one launch shape."""
 
     limit: str
-    """What it finds out: `hbm_read`, `l2_copy`, `fma`, `ex2`, `bf16 wgmma`..."""
+    """The limit that the microkernel measures: `hbm_read`, `l2_copy`, `fma`, `ex2`, `bf16 wgmma`..."""
     config: Mapping[str, Scalar]
-    """The launch shape, and where operands come from."""
+    """The launch shape, and the source of the operands."""
     unit: Unit
     work: float
     """Units of work in one repeat of one launch."""
     launch: Callable[[int], None]
     """`launch(repeats)` enqueues one launch."""
     wrong: Callable[[int], str]
-    """`wrong(repeats)` launches once more, into poisoned outputs, and says what is wrong with them, or nothing."""
+    """`wrong(repeats)` poisons the outputs, launches once more, and returns the fault of the outputs, or ""."""
     clock_hz: Callable[[], float | None] = lambda: None
-    """The SM clock that the last launch held, where the kernel reads it."""
+    """The SM clock during the last launch, in Hz; None if the kernel does not read the clock."""
     dtype: str | None = None
     """Operand dtype of matrix products."""
     cold: bool = False
-    """Whether L2 is to be emptied before a launch."""
+    """Whether the timer must empty L2 before each launch."""
     fixed_repeats: int | None = None
-    """Repeats of a launch where the data's size sets how long it takes; else as many as the timer wants."""
+    """Repeats per launch if the data size fixes the time of a launch; None lets the timer choose the repeats."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Microkernels that find out one limit, of which the fastest counts."""
+    """Microkernels that measure the same limit; the fastest one sets the limit."""
 
     limit: str
     kernels: Sequence[Microkernel]
@@ -72,18 +72,18 @@ Groups = Iterator[Group]
 
 @cache
 def source(name: str, prelude: str = "") -> str:
-    """The text of `<name>.cu` behind what all have in common and `prelude`."""
+    """The source text: `common.cu`, then `prelude`, then `<name>.cu`."""
     return f"{(HERE / 'common.cu').read_text()}\n{prelude}\n{(HERE / f'{name}.cu').read_text()}"
 
 
 def defines(**values: int) -> tuple[str, ...]:
-    """`-DTHREADS=256` and so on."""
+    """Compiler options that define macros, such as `-DTHREADS=256`."""
     return tuple(f"-D{name}={value}" for name, value in values.items())
 
 
 @dataclass(frozen=True)
 class Clocks:
-    """A buffer in which every block leaves how many cycles and nanoseconds it worked."""
+    """A buffer in which every block stores the cycles and the nanoseconds of its work."""
 
     counts: torch.Tensor = field(repr=False)
     """(blocks, 2), int64."""
@@ -94,7 +94,7 @@ class Clocks:
         return cls(torch.zeros(blocks, 2, dtype=torch.int64, device=device))
 
     def hz(self) -> float | None:
-        """The median over the blocks of the last launch; None where the timer did not move."""
+        """The median clock over the blocks of the last launch, in Hz; None if the timer did not advance."""
         counts = self.counts.cpu().numpy().astype(np.float64)
         ran = counts[counts[:, 1] > 0]
         return float(np.median(ran[:, 0] / ran[:, 1]) * 1e9) if len(ran) else None
@@ -102,9 +102,9 @@ class Clocks:
 
 @dataclass(frozen=True)
 class Sums:
-    """Launches of one shape of a kernel whose threads leave sums, and the check of these.
+    """Launches one shape of a kernel whose threads store sums, and checks these sums.
 
-    The kernel takes the inputs, the sums, the clocks and the scalars of as many repeats, in this order.
+    The kernel takes, in this order, the inputs, the sums, the clocks, and `scalars(repeats)`.
     """
 
     kernel: Launchable
@@ -114,7 +114,7 @@ class Sums:
     sums: torch.Tensor = field(repr=False)
     clocks: Clocks
     expected: Callable[[int], torch.Tensor]
-    """The sums after as many repeats, in fp64; they broadcast to those of a launch."""
+    """`expected(repeats)`: the right sums after `repeats`, in fp64; they broadcast to the shape of `sums`."""
     tolerance: float
     what: str
     scalars: Callable[[int], tuple[object, ...]] = lambda repeats: (np.uint32(repeats),)
@@ -125,11 +125,11 @@ class Sums:
         self.kernel((self.blocks,), (self.threads,), *arguments, shared_bytes=self.shared_bytes)
 
     def wrong(self, repeats: int) -> str:
-        """Launches into poisoned sums, and says what is wrong with them or with the compiled code, or nothing."""
+        """Poisons the sums, launches, and returns the fault of the sums or of the compiled code, or ""."""
         self.sums.fill_(float("nan"))
         self.launch(repeats)
         log: str = getattr(self.kernel, "log", "")
-        if "serialized" in log:  # by ptxas: each wgmma then waits for the one before
+        if "serialized" in log:  # ptxas did it: each wgmma then waits for the previous one
             return f"the compiler serialized its wgmma instructions: {log}"
         return disagreement(self.sums, self.expected(repeats), self.tolerance, self.what)
 
@@ -140,17 +140,17 @@ class Sums:
 
 
 def disagreement(found: torch.Tensor, expected: torch.Tensor, tolerance: float, what: str) -> str:
-    """What is wrong with `found`, or nothing: it may differ from `expected` by `tolerance` of its root mean square."""
+    """The fault of `found`, or "": it may differ from `expected` by `tolerance` times the RMS of `expected`."""
     found, expected = found.double(), expected.double()
     allowed = tolerance * float(expected.square().mean().sqrt())
     worst = float((found - expected).abs().max())
-    if worst <= allowed:  # not the other way round, so that NaN fails
+    if worst <= allowed:  # `<=` is false for NaN, so NaN fails
         return ""
     return f"{what}: differ by up to {worst:.3g} from what arithmetic says, allowed are {allowed:.3g}"
 
 
 STEP_BYTES = 32
-"""K of one tensor-core instruction, in bytes, whatever the dtype."""
+"""K of one tensor-core instruction, in bytes; the same for every dtype."""
 
 
 class Dtype(NamedTuple):
@@ -159,29 +159,29 @@ class Dtype(NamedTuple):
     ptx: str
     bytes: int
     tolerance: float
-    """Allowed error of a sum of accumulators, over its root mean square."""
+    """Allowed error of a sum of accumulators, relative to the root mean square of the sums."""
 
 
 DTYPES = {
     "bf16": Dtype("bf16", 2, 0.005),
     "fp16": Dtype("f16", 2, 0.005),
     "tf32": Dtype("tf32", 4, 0.005),
-    # Hopper's tensor cores keep about 14 bits of an fp8 product's sum.
+    # Hopper's tensor cores keep about 14 bits of the sum in an fp8 matrix product.
     "fp8_e4m3": Dtype("e4m3", 1, 0.05),
 }
-"""With fp32 accumulators."""
+"""Operand dtypes by name; all accumulate in fp32."""
 
 
 @dataclass(frozen=True)
 class Operands:
-    """a: (M, K) and b: (N, K), both K-major, normally distributed, exact in their dtype."""
+    """a: (M, K) and b: (N, K), both K-major, with normally distributed values that are exact in their dtype."""
 
     a: torch.Tensor
     b: torch.Tensor
 
     @classmethod
     def random(cls, dtype: str, m: int, n: int, k_bytes: int, device: torch.device) -> Operands:
-        """K is `k_bytes` over the dtype's size."""
+        """Random operands, where K is `k_bytes` divided by the dtype's size in bytes."""
         generator = torch.Generator(device).manual_seed(0)
         k = k_bytes // DTYPES[dtype].bytes
         return cls(*(_random(dtype, rows, k, generator, device) for rows in (m, n)))
@@ -193,17 +193,17 @@ class Operands:
 
 def _random(dtype: str, rows: int, k: int, generator: torch.Generator, device: torch.device) -> torch.Tensor:
     values = torch.randn(rows, k, generator=generator, device=device)
-    if dtype == "tf32":  # 10 bits of mantissa: the other 13 are what the tensor cores do not read
+    if dtype == "tf32":  # keeps 10 bits of mantissa: tensor cores ignore the other 13
         return (values.view(torch.int32) & ~0x1FFF).view(torch.float32)
     kinds = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8_e4m3": torch.float8_e4m3fn}
     return values.to(kinds[dtype])
 
 
 def per_thread(product: torch.Tensor) -> torch.Tensor:
-    """Sums over the elements of a 16 x (a multiple of 8) tile that each of a warp's 32 threads accumulates.
+    """One sum for each of a warp's 32 threads: over the elements of a 16 x n tile that the thread accumulates.
 
-    Thread t holds rows t / 4 and 8 further, and columns 2 (t % 4) and one further of every 8 (PTX ISA, "Register
-    Fragments" of wgmma and of mma.m16n8).  `product`: (..., 16, n); returns (..., 32).
+    Thread t holds rows t / 4 and t / 4 + 8, and of every 8 columns the columns 2 (t % 4) and 2 (t % 4) + 1 (PTX ISA,
+    "Register Fragments" of wgmma and of mma.m16n8).  `product`: (..., 16, n), 8 divides n; returns (..., 32).
     """
     *outer, _, n = product.shape
     split = product.reshape(*outer, 2, 8, n // 8, 4, 2)

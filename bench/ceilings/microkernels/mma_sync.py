@@ -1,4 +1,4 @@
-"""Tensor cores by mma.sync, operands in registers."""
+"""Loads the tensor cores with mma.sync, with operands in registers."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from rooflab.bench.ceilings.microkernels.microkernel import (
 )
 
 RESTART = 8
-"""Passes after which accumulators start anew."""
+"""Number of passes after which the accumulators restart at zero."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Threads a block, blocks an SM, and the product that a warp holds: tiles of 16 rows, of 8 columns, steps of K."""
+    """Threads per block, blocks per SM, and a warp's product: tiles of 16 rows, tiles of 8 columns, and steps of K."""
 
     threads: int
     blocks_per_sm: int
@@ -41,7 +41,7 @@ SHAPES = (Shape(256, 2, 2, 4, 4), Shape(128, 2, 4, 4, 2), Shape(128, 4, 2, 4, 4)
 
 
 def groups(card: Card, load: Load) -> Groups:
-    """Each dtype that the card multiplies this way; nothing below compute capability 8.0."""
+    """Yields one group for each dtype that mma.sync multiplies on this card; no group below compute capability 8.0."""
     if card.sm < 80:
         return
     for dtype in dtypes_of(card.sm):
@@ -49,12 +49,12 @@ def groups(card: Card, load: Load) -> Groups:
 
 
 def dtypes_of(sm: int) -> tuple[str, ...]:
-    """fp8 from 8.9 on, but for 9.0 and 10.0, where mma.sync converts it and multiplies fp16."""
+    """All dtypes, but fp8 only on 8.9 and from 12.0 on: on 9.0 and 10.0 mma.sync converts fp8 and multiplies fp16."""
     return tuple(dtype for dtype in DTYPES if dtype != "fp8_e4m3" or sm == 89 or sm >= 120)
 
 
 def prelude(dtype: str) -> str:
-    """The macro `MMA`: d (4 floats) += a (4 registers) b (2 registers)."""
+    """The macro `MMA`: d (4 floats) += a (4 registers) * b (2 registers)."""
     kind = DTYPES[dtype]
     name = f"mma.sync.aligned.m16n8k{STEP_BYTES // kind.bytes}.row.col.f32.{kind.ptx}.{kind.ptx}.f32"
     d = "{%0, %1, %2, %3}"
@@ -65,7 +65,7 @@ def prelude(dtype: str) -> str:
 
 
 def _kernel(card: Card, load: Load, dtype: str, shape: Shape) -> Microkernel:
-    """All warps compute the same product."""
+    """The microkernel of one dtype and shape, in which all warps compute the same product."""
     options = defines(
         THREADS=shape.threads,
         BLOCKS_PER_SM=shape.blocks_per_sm,

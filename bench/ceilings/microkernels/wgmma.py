@@ -1,4 +1,4 @@
-"""Hopper's tensor cores by wgmma: B from shared memory, A from shared memory or from registers."""
+"""Loads Hopper's tensor cores with wgmma: B from shared memory, A from shared memory or from registers."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from rooflab.bench.ceilings.microkernels.microkernel import (
 )
 
 ROW_BYTES = 128
-"""Bytes of K in one stage: a row of the 128-byte swizzle."""
+"""Bytes of K in one stage: one row of the 128-byte swizzle."""
 STAGES = 4
 RESTART = 8
-"""Passes over the stages after which accumulators start anew."""
+"""Number of passes over the stages after which the accumulators restart at zero."""
 Source = Literal["shared", "registers"]
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The instruction's N, and warpgroups a block; one block an SM."""
+    """The instruction's N, and the warpgroups per block; one block per SM."""
 
     n: int
     warpgroups: int
@@ -48,11 +48,11 @@ class Shape:
 
 
 SHAPES = (Shape(256, 2), Shape(256, 1), Shape(128, 2))
-"""Two warpgroups take turns on the tensor cores, so that one's wait hides behind the other's work."""
+"""Two warpgroups take turns on the tensor cores, so that one waits while the other computes."""
 
 
 def groups(card: Card, load: Load) -> Groups:
-    """Each dtype, with A from shared memory and from registers; nothing on a card that is no Hopper."""
+    """Yields two groups for each dtype, with A from shared memory and from registers; only on Hopper."""
     if card.sm != 90:
         return
     for dtype in DTYPES:
@@ -61,19 +61,19 @@ def groups(card: Card, load: Load) -> Groups:
 
 
 def prelude(dtype: str, n: int) -> str:
-    """The macros `WGMMA_SHARED` and `WGMMA_REGISTERS`: d (N / 2 floats) = a b + d, or a b where `add` is 0."""
+    """The macros `WGMMA_SHARED` and `WGMMA_REGISTERS`: d (N / 2 floats) = a * b + d, or a * b if `add` is 0."""
     return _macro("WGMMA_SHARED", dtype, n, "shared") + _macro("WGMMA_REGISTERS", dtype, n, "registers")
 
 
 def _macro(name: str, dtype: str, n: int, a_from: Source) -> str:
     kind = DTYPES[dtype]
     d = n // 2
-    # Operands are numbered d..., a (a descriptor, or four registers), b, add.
+    # The operands are numbered in this order: d..., a (a descriptor or four registers), b, add.
     a_count = 1 if a_from == "shared" else 4
     a = f"%{d}" if a_from == "shared" else "{" + ", ".join(f"%{d + i}" for i in range(4)) + "}"
     a_operands = '"l"(a)' if a_from == "shared" else ", ".join(f'"r"((a)[{i}])' for i in range(4))
     b, add = f"%{d + a_count}", f"%{d + a_count + 1}"
-    # Signs of a and b; then, for 16-bit types alone, whether what lies in shared memory is transposed.
+    # The signs of a and b come first; then, only for 16-bit types, a transpose flag of each operand in shared memory.
     transposed = (", 0" if a_from == "registers" else ", 0, 0") if kind.bytes == 2 else ""
     accumulators = ", ".join(f"%{i}" for i in range(d))
     instruction = (
@@ -86,7 +86,7 @@ def _macro(name: str, dtype: str, n: int, a_from: Source) -> str:
 
 
 def _kernel(card: Card, load: Load, dtype: str, shape: Shape, a_from: Source) -> Microkernel:
-    """All blocks compute the same product."""
+    """The microkernel of one dtype and shape, in which all blocks compute the same product."""
     options = defines(N=shape.n, WARPGROUPS=shape.warpgroups, STAGES=STAGES, RESTART=RESTART)
     kernel = load(source("wgmma", prelude(dtype, shape.n)), f"wgmma_{a_from}", options=options)
     operands = Operands.random(dtype, shape.m, shape.n, STAGES * ROW_BYTES, card.device)
