@@ -1,1 +1,1 @@
-"""The configs of a kernel searched (`tune.py`), and the fastest kernel of each bucket written down (`choose.py`)."""
+"""Searches a kernel's configs (`tune.py`), and writes the fastest kernel of each bucket to a file (`choose.py`)."""

@@ -1,4 +1,4 @@
-"""Tunes one bucket of rows: searches its kernels' configs, then checks and times the best with all other kernels."""
+"""Tunes one bucket of rows: searches its kernels' configs, then checks and times the best configs and all kernels."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from rooflab.roofline.model import Cost
 from rooflab.roofline.occupancy import occupancy
 
 QUICK_S, QUICK_SAMPLES = 0.01, 5
-"""Seconds, and at least so many samples, of one config on one case."""
+"""Seconds, and the least number of samples, for one config on one case in the search."""
 
 
 def config_name(config: Any) -> str:
-    """A config in one line, `block_m=64,num_warps=4`."""
+    """A config as one line of text, such as `block_m=64,num_warps=4`."""
     return ",".join(f"{name}={value}" for name, value in asdict(config).items())
 
 
 class DeviceTimes:
-    """Times configs of one kernel beside each other on each of some cases, whose inputs are made once."""
+    """Times configs of one kernel interleaved, on each of the given cases; the inputs of a case are made once."""
 
     def __init__(
         self, kernel: Kernel, spec: OpSpec, cases: Sequence[Case], scheme: Scheme, device: torch.device, seed: int
@@ -52,7 +52,7 @@ class DeviceTimes:
         self._inputs = [copies_of(spec, case, scheme, device, seed) for case in cases]
 
     def __call__(self, configs: Sequence[Any]) -> dict[Any, Seconds | str]:
-        """Median seconds of each config on each case, or why it failed."""
+        """For each config, its median seconds on each case, or the reason for its failure."""
         found: dict[Any, Seconds | str] = {**dict.fromkeys(configs, ()), **self._compile(configs)}
         for inputs in self._inputs:
             ready = {}
@@ -82,9 +82,9 @@ class DeviceTimes:
         return found
 
     def _compile(self, configs: Sequence[Any]) -> dict[Any, str]:
-        """Compiles a group's new configs on all cores into Triton's cache; returns those that do not compile.
+        """Compiles a group's new configs on all cores into Triton's cache; returns the errors of failed configs.
 
-        One process would compile the configs in sequence, about 1 s each; the launch later finds them in the cache.
+        One process would compile the configs in sequence, about 1 s each; a later launch finds them in the cache.
         """
         new = [config for config in configs if config not in self._compiled]
         self._compiled.update(new)
@@ -98,7 +98,7 @@ class DeviceTimes:
 
 
 def made_up(configs: Sequence[Any]) -> dict[Any, Seconds | str]:
-    """Made-up, reproducible times for a dry run: 0.5 to 1.5 ms by a hash of the config."""
+    """Made-up, reproducible times for a dry run: 0.5 to 1.5 ms, from a hash of the config."""
     found: dict[Any, Seconds | str] = {}
     for config in configs:
         digest = hashlib.sha256(json.dumps(asdict(config), sort_keys=True).encode()).digest()
@@ -107,9 +107,9 @@ def made_up(configs: Sequence[Any]) -> dict[Any, Seconds | str]:
 
 
 SEARCH_SHARE = 0.6
-"""Share of the time for the search; the rest goes to the recorded checks and times."""
+"""Share of the time for the search; the recorded checks and measurements get the rest."""
 FINAL_S, LEAST_FINAL_S = 0.5, 0.02
-"""Seconds of samples for one contender on one case of the last measurement, at most and at least."""
+"""Most and least seconds of samples for one contender on one case of the recorded measurement."""
 
 
 @dataclass(frozen=True)
@@ -123,16 +123,16 @@ class Result:
     """Configs that the kernel offers."""
     illegal: int
     bounded: int
-    """Configs never compiled, because their own bound is above the best time."""
+    """Configs that were never compiled, because their own bound is above the best time."""
     dropped: int
-    """Configs dropped after their first samples."""
+    """Configs that were dropped after their first samples."""
     failed: int
     left: int
-    """Configs not tried in the given time."""
+    """Configs that were not tried in the given time."""
     best: Mapping[str, Any] | None = None
-    """The fastest config that is right; None where that is the launcher's own choice."""
+    """The fastest correct config; None if the launcher's own choice is the fastest."""
     faster: float | None = None
-    """Time of the launcher's own choice over the best config's, geometric mean; None where nothing was timed."""
+    """Time of the launcher's own choice over the best config's time, geometric mean; None if nothing was timed."""
     reason: str = ""
     """Why there is no result."""
     status: Status = "OK"
@@ -150,13 +150,13 @@ class Result:
 
 @dataclass
 class Tuning:
-    """A tuning run as it goes."""
+    """The state of a tuning run."""
 
     spec: OpSpec
     kernels: Sequence[Kernel]
     """The kernels whose configs are searched."""
     beside: Sequence[Kernel]
-    """The kernels timed beside them, so that the choice is among all kernels."""
+    """The other kernels, timed together with `kernels`, so that the choice is among all kernels."""
     scheme: Scheme
     device: torch.device
     writer: RunWriter
@@ -166,7 +166,7 @@ class Tuning:
     records: list[Record] = field(default_factory=list)
 
     def bucket(self, name: str, cases: Sequence[Case], seconds: float) -> None:
-        """Searches for the cases of a bucket in about `seconds`."""
+        """Searches and measures the configs for the cases of one bucket in about `seconds`."""
         cases = sorted(cases, key=self._work)
         searched = []
         for kernel in self.kernels:
@@ -190,13 +190,13 @@ class Tuning:
         return cost.flops + cost.bytes
 
     def _legal(self, kernel: Kernel, cases: Sequence[Case]) -> list[Any]:
-        """The configs that can run on every one of the cases."""
+        """The configs that can run on all of the cases."""
         is_legal = tuning_of(kernel).is_legal
         found = legal_configs(kernel, cases[-1], self.scheme)
         return [config for config in found if all(is_legal(config, case, self.scheme) for case in cases)]
 
     def _search(self, kernel: Kernel, cases: Sequence[Case], ends: float) -> tuple[Any, Found]:
-        """The launcher's own choice for the largest case, and what a search on it and the smallest found."""
+        """The launcher's own choice for the largest case, and the result of a search on the largest and smallest."""
         probes = list(dict.fromkeys((cases[-1], cases[0])))
         own = config_for(kernel, cases[-1], self.scheme, self.device)
         legal = self._legal(kernel, cases)
@@ -209,7 +209,7 @@ class Tuning:
         return own, search(own, legal, lambda config: bounds[config], times, ends)
 
     def _least(self, kernel: Kernel, config: Any, probes: Sequence[Case], costs: Sequence[Cost]) -> Seconds:
-        """The least time of a config on each case, at the card's highest clock; 0 without a data sheet."""
+        """The least seconds of a config on each case, at the card's highest clock; 0 without a data sheet."""
         card = _card(self.device)
         if card is None:
             return tuple(0.0 for _ in probes)
@@ -219,7 +219,7 @@ class Tuning:
         return tuple(least_s(cost, ceilings, size, card.sms) for cost, size in zip(costs, sizes, strict=True))
 
     def _fullness(self, kernel: Kernel, config: Any, case: Case) -> float:
-        """Share of an SM's warps that a config fills, where arithmetic says: the better of two with one bound."""
+        """Occupancy of a config, by arithmetic (0 if unknown): it decides between two configs with the same bound."""
         card = _card(self.device)
         footprint = tuning_of(kernel).footprint
         if card is None or footprint is None:
@@ -228,7 +228,7 @@ class Tuning:
         return occupancy(card, size.threads, size.registers, size.shared_bytes).fraction
 
     def _measure(self, cases: Sequence[Case], finalists: Mapping[str, Sequence[Any]], seconds: float) -> list[Record]:
-        """Records of every kernel as its launcher leaves it, and of each finalist under its kernel's name."""
+        """Records of every kernel with its launcher's own choice, and of each finalist under its kernel's name."""
         variants: dict[str, tuple[Kernel, Any]] = {}
         for kernel in self.kernels:
             for number, config in enumerate(finalists[kernel.name]):
@@ -270,7 +270,7 @@ class Tuning:
         }
 
     def _dry_result(self, kernel: Kernel, own: Any, found: Found, counts: dict[str, Any]) -> Result:
-        """The fastest config by the made-up times, checked on one small case."""
+        """The config with the least made-up time, checked on one small case."""
         small = self.spec.get_cases("smoke")[0]
         config = next(iter(found.finalists(own)), own)
         outcome = check_kernel(
@@ -282,9 +282,9 @@ class Tuning:
     def _result(
         self, kernel: Kernel, own: Any, found: Found, counts: dict[str, Any], records: Sequence[Record]
     ) -> Result:
-        """The fastest contender of a kernel over all cases, by what was recorded.
+        """The fastest contender of a kernel over all cases, by the recorded times.
 
-        The launcher's own choice may differ from case to case of a bucket; what it took is what it chose for each.
+        The launcher may choose another config for each case; its time on a case is that of its choice for the case.
         """
         if own in found.failures:
             return Result(**counts, reason=f"the launcher's own choice failed: {found.failures[own]}")
@@ -297,7 +297,7 @@ class Tuning:
                 times = by_config.setdefault(str(sorted(values.items())), (values, {}))[1]
                 times[case] = math.log(record.latency_median_ms)
                 if values == asdict(config_for(kernel, Case(**record.case), self.scheme, self.device)):
-                    launched.setdefault(case, times[case])  # its own record comes before those of configs held to
+                    launched.setdefault(case, times[case])  # the launcher's record precedes the finalists' records
         if launched.keys() != wanted:
             faults = [record for record in records if record.kernel == kernel.name and record.status != "OK"]
             reason = f"{faults[0].case_id}: {faults[0].status}: {faults[0].reason}" if faults else "nothing was timed"
@@ -312,5 +312,5 @@ class Tuning:
 
 @cache
 def _card(device: torch.device) -> Device | None:
-    """A GPU's data sheet; None on a CPU and for a card that is in no table."""
+    """A GPU's data sheet; None for a CPU, and for a card without a data sheet in the table."""
     return identify(torch.cuda.get_device_name(device)) if device.type == "cuda" else None

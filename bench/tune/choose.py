@@ -1,4 +1,4 @@
-"""From records to `kernels/<op>/choices.json`: each bucket's fastest kernel that a check passed, and its config."""
+"""Writes `kernels/<op>/choices.json` from records: each bucket's fastest kernel that passed its check, and config."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ KERNELS = Path(registry.__file__).parent
 
 
 def write_choices(records: Sequence[Record], folder: Path = KERNELS) -> list[Path]:
-    """Writes `folder/<op>/choices.json` for each op with a timed kernel; entries of other devices stay.
+    """Writes `folder/<op>/choices.json` for each op with a timed kernel; keeps the entries of other devices.
 
-    Only kernels that were checked on the device itself count: torch on a CPU, anything on a GPU.  Raises `ValueError`
-    on records of an uncommitted tree.
+    Only kernels that were checked on the device itself count: torch kernels on a CPU, all kernels on a GPU.  Raises
+    `ValueError` on records of an uncommitted tree.
     """
     written = []
     if any(record.dirty for record in records):
@@ -49,25 +49,25 @@ def _counts(record: Record) -> bool:
         and record.basis == "measured"
         and record.latency_median_ms is not None
         and record.checked_by in ("torch", "gpu")
-        and record.scheme == ("fp32" if record.device == "cpu" else "bf16")  # the engine's dtype there
+        and record.scheme == ("fp32" if record.device == "cpu" else "bf16")  # the engine's dtype on that device
         and (rows_of(record.case) or 0) > 0
         and _kernel(record) is not None
     )
 
 
 def _kernel(record: Record) -> Kernel | None:
-    """The record's kernel if it is of this tree: the engine could not find another's."""
+    """The record's kernel if it is in this tree, else None: the engine cannot load a kernel from another tree."""
     kernel = registry.kernels(str(record.op)).get(str(record.kernel))
     return kernel if kernel is not None and kernel.fn.__module__.startswith("rooflab.kernels.") else None
 
 
 @dataclass(frozen=True)
 class _Contender:
-    """A kernel as its launcher leaves it, or held to one config, over the cases of a bucket."""
+    """A kernel, with its launcher's own choices or with one fixed config, on the cases of a bucket."""
 
     kernel: str
     config: str = ""
-    """JSON of the config that it was held to; empty where the launcher chose, by its heuristic."""
+    """JSON of the fixed config; empty if the launcher's heuristic chose."""
     run_id: str = ""
     latencies: dict[str, float] = field(default_factory=dict, compare=False)
     """Log of the latency by case."""
@@ -78,10 +78,10 @@ class _Contender:
 
 
 def choose(op: str, records: Sequence[Record]) -> dict[str, dict[str, Any]]:
-    """Bucket to kernel, record and config: least geometric mean of latency over the bucket's cases.
+    """For each bucket, the kernel, record and config with the least geometric mean of latency over the bucket's cases.
 
-    A bucket without cases takes those of the nearest number of rows.  Where kernels pack the weight in different ways,
-    those of one way serve all buckets, because the engine keeps one form of a weight.
+    A bucket without cases uses the cases with the nearest number of rows.  If kernels pack the weight in different
+    ways, kernels with the same packing serve all buckets, because the engine keeps only one form of a weight.
     """
     by_rows: dict[int, list[Record]] = {}
     for record in records:
@@ -101,7 +101,7 @@ def choose(op: str, records: Sequence[Record]) -> dict[str, dict[str, Any]]:
 
 
 def _best_by_kernel(records: Sequence[Record]) -> dict[str, _Contender]:
-    """Each kernel's best contender, among those timed on every one of the cases where any was."""
+    """Each kernel's best contender among those timed on all cases; if no contender was, among all contenders."""
     contenders: dict[tuple[str, str], _Contender] = {}
     for record in records:
         assert record.kernel and record.case_id and record.latency_median_ms, "held by _counts"
@@ -111,14 +111,14 @@ def _best_by_kernel(records: Sequence[Record]) -> dict[str, _Contender]:
     cases = {record.case_id for record in records}
     complete = [contender for contender in contenders.values() if contender.latencies.keys() == cases]
     best: dict[str, _Contender] = {}
-    # The launcher's own choice first: a config has to be faster to be written down.
+    # On equal times the launcher's own choice comes first: a config must be faster to be written to the file.
     for contender in sorted(complete or contenders.values(), key=lambda found: (found.mean, bool(found.config))):
         best.setdefault(contender.kernel, contender)
     return best
 
 
 def _configs(record: Record) -> list[str]:
-    """What a record speaks for: its config, and the launcher's own choice where that is the heuristic's."""
+    """The configs that a record counts for: its own, and "" (launcher's choice) if the heuristic gives the same one."""
     kernel = _kernel(record)
     if record.config is None or kernel is None or kernel.tuning is None:
         return [""]
@@ -128,7 +128,7 @@ def _configs(record: Record) -> list[str]:
 
 
 def _of_one_packing(op: str, best: Mapping[str, Mapping[str, _Contender]]) -> set[str]:
-    """Kernels that take the weight in the one form that is fastest over all buckets; all, where no weight is packed."""
+    """The kernels with the weight packing that is fastest over all buckets; all kernels if the op packs no weight."""
     names = {name for found in best.values() for name in found}
     if registry.get_op(op).prepared is None:
         return names

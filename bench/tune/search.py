@@ -1,4 +1,4 @@
-"""Searches a kernel's configs: drops configs that cannot win, and times small groups beside the best config so far.
+"""Searches a kernel's configs: drops configs that cannot win, and times small groups with the best config so far.
 
 This module uses no device: the caller gives the least time and the measured time of each config.
 """
@@ -15,16 +15,16 @@ from rooflab.kernels.tuning import Footprint
 from rooflab.roofline.model import Ceilings, Cost, bound
 
 FAR = 1.3
-"""A config whose first samples take this many times as long as the best one's is dropped."""
+"""The search drops a config whose first samples take this many times as long as the best config's samples."""
 GROUP = 8
-"""Configs timed beside the best so far: enough to share its samples and to compile on all cores, few enough to move."""
+"""Configs timed with the best one: enough to share its samples and use all cores, few enough to replace it often."""
 FINALISTS = 3
-"""Configs that go on to the measurement that is recorded, beside the launcher's own choice."""
+"""Configs that go on to the recorded measurement, besides the launcher's own choice."""
 
 Seconds = tuple[float, ...]
 """One value for each case of the search."""
 Times = Callable[[Sequence[Any]], Mapping[Any, Seconds | str]]
-"""Times configs beside each other; gives a text for a config that failed."""
+"""Times configs interleaved; gives a text for a config that failed."""
 
 
 @dataclass
@@ -32,17 +32,17 @@ class Found:
     """The result of a search."""
 
     scores: dict[Any, float] = field(default_factory=dict)
-    """Time over that of the launcher's own choice, geometric mean over the cases, of every config not dropped."""
+    """For every config not dropped: its time over the launcher's own choice's time, geometric mean over the cases."""
     failures: dict[Any, str] = field(default_factory=dict)
     bounded: int = 0
-    """Configs whose own bound lay above the best time: they cannot win, and were not compiled."""
+    """Configs that were not compiled, because their own bound is above the best time: they cannot win."""
     dropped: int = 0
-    """Configs dropped after their first samples."""
+    """Configs that were dropped after their first samples."""
     left: int = 0
-    """Configs not tried before the deadline."""
+    """Configs that were not tried before the deadline."""
 
     def finalists(self, own: Any) -> list[Any]:
-        """The fastest configs, the launcher's own choice `own` not among them."""
+        """The fastest configs without `own`, the launcher's own choice."""
         faster = sorted((config for config in self.scores if config != own), key=lambda config: self.scores[config])
         return faster[:FINALISTS]
 
@@ -55,12 +55,12 @@ def search(
     deadline: float,
     clock: Callable[[], float] = time.monotonic,
 ) -> Found:
-    """Looks for a config faster than `own`, the launcher's choice, until `deadline`.
+    """Looks for a config faster than `own`, the launcher's own choice, until `deadline`.
 
-    Configs that differ from the best so far in the fewest fields are tried first, ties in the order of `candidates`:
-    the search moves in small steps from a good config.  `least` gives the time that a config
-    needs at least.  A group is timed beside the best config so far and scored relative to it, so that a card that
-    slows down over the search slows both.
+    The search first tries the configs that differ from the best so far in the fewest fields, so it moves in small
+    steps from a good config; ties keep the order of `candidates`.  `least` gives the least time that a config needs.
+    Each group is timed interleaved with the best config so far and scored relative to it, so a card that slows down
+    during the search slows both.
     """
     found = Found()
     first = times([own])[own]
@@ -76,7 +76,7 @@ def search(
             break
         able = [config for config in waiting if _mean(least(config)) < _mean(best_s)]
         found.bounded += len(waiting) - len(able)
-        able.sort(key=lambda config: _distance(config, best))  # stable: the order given decides among equals
+        able.sort(key=lambda config: _distance(config, best))  # a stable sort: ties keep the given order
         group, waiting = able[:GROUP], able[GROUP:]
         if not group:
             break
@@ -101,7 +101,7 @@ def search(
 
 
 def _distance(one: Any, other: Any) -> int:
-    """How many fields differ."""
+    """The number of fields that differ."""
     return sum(getattr(one, item.name) != getattr(other, item.name) for item in fields(one))
 
 
@@ -111,10 +111,10 @@ def _mean(seconds: Seconds) -> float:
 
 
 def least_s(cost: Cost, ceilings: Ceilings, footprint: Footprint | None, sms: int) -> float:
-    """The least seconds of a launch: the op's bound, and the busiest SM's share of padded tiles at its full rate.
+    """The least seconds of a launch: the larger of the op's bound and the busiest SM's time for its padded tiles.
 
-    CTAs are dealt out one by one, so that some SM runs `ctas / sms` rounded up of them, whatever its occupancy.  Of the
-    bytes those that are read bound a time: what is written may still lie in L2 when the clock stops
+    The GPU gives CTAs to SMs one by one, so some SM runs ceil(`ctas` / `sms`) CTAs at its full rate, whatever its
+    occupancy.  Only the bytes read count for the op's bound: written bytes may still be in L2 when the clock stops
     (`reading.above_limits`).
     """
     seconds = bound(replace(cost, write_bytes=0.0), ceilings).seconds

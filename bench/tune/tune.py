@@ -1,8 +1,8 @@
-"""`rooflab tune`: a kernel's configs searched on the device at hand, and the best of them measured as everything is.
+"""`rooflab tune`: searches a kernel's configs on this device, and measures the best configs like all other kernels.
 
-Configs that cannot run are never compiled (`is_legal`), those whose own bound lies above the best time neither, and
-those far behind in their first samples are given up (`search.py`).  The few that are left are checked and timed
-by `measure_op` beside the launcher's own choice and the op's other kernels, and their records carry their `config`.
+The search never compiles configs that cannot run (`is_legal`) or whose own bound is above the best time, and it drops
+configs whose first samples are far slower (`search.py`).  `measure_op` checks and times the few that are left,
+together with the launcher's own choice and the op's other kernels; the records of these configs hold their `config`.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import Case
 
 SUITES = {"cuda": "llama3_8b", "cpu": "smollm2_135m"}
-"""The suite that is tuned for where no case is named."""
+"""The suite whose cases are tuned if the user names no case."""
 COLUMNS = ("kernel", "bucket", "cases", "configs", "illegal", "bounded", "dropped", "failed", "left", "result")
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a tuning run found."""
+    """The result of a tuning run."""
 
     results: tuple[Result, ...]
     records: tuple[Record, ...]
     files: tuple[str, ...] = ()
     stopped: str = ""
-    """What the budget did not reach."""
+    """How far the run came, if the budget ended before all buckets were tuned."""
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """One row per kernel and bucket, of `COLUMNS` and more."""
+        """One row per kernel and bucket, with at least `COLUMNS`."""
         return [asdict(result) | {"result": result.summary} for result in self.results]
 
     def as_mapping(self) -> dict[str, Any]:
@@ -64,10 +64,10 @@ def tune_op(
     clean: bool = False,
     exclude: Collection[str] = (),
 ) -> Report:
-    """Searches the configs of `kernels` (all tunable ones of `op` without) in about `budget_s` seconds.
+    """Searches the configs of `kernels` (by default all tunable kernels of `op`) in about `budget_s` seconds.
 
-    A dry run times nothing: its times are made up, its winner is checked on one small case, and it writes no record.
-    `clean` asks for a committed tree; `exclude` names kernels (`gemm/naive`) that must not run.  Raises `ValueError`
+    A dry run times nothing: it makes up times, checks its winner on one small case, and writes no record.
+    `clean` requires a committed tree; `exclude` names kernels (`gemm/naive`) that must not run.  Raises `ValueError`
     on a kernel that takes no config or cannot be timed on this device.
     """
     if not budget_s > 0:
