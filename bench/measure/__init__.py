@@ -1,1 +1,1 @@
-"""Kernels (`measure.py`), and the engine (`engine_run.py`), checked, timed, placed under the roofline, as records."""
+"""Measurements as records: checked and timed kernels under the roofline (`measure.py`), engine runs (`engine_*.py`)."""

@@ -1,9 +1,9 @@
-"""The engine's own work in a decode step, the model left out: scheduling, block tables, batch tensors, stop checks.
+"""Times the engine's host work in a decode step, without a model: scheduling, block tables, batch tensors, stop checks.
 
     python -m rooflab.bench.measure.engine_host --sequences 256 --context 1024
 
-The model is replaced by a function that returns logits of no cost, so that what is timed is everything a step does
-besides: with 256 sequences of context 1024 and pages of 16, one in sixteen gets a new page in every step.
+A stand-in replaces the model and returns logits at no cost, so the time covers all other work of a step.  With 256
+sequences of context 1024 and pages of 16 tokens, one sequence in sixteen gets a new page in every step.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rooflab.engine.sequence import Sequence
 
 
 class _NoModel:
-    """Stands in for the model: the batch's tensors are made and handed over, and no maths is done with them."""
+    """Replaces the model: it takes the batch's tensors and computes nothing with them."""
 
     def __init__(self, vocab_size: int, max_num_seqs: int):
         self.embedding = torch.zeros(1, 1)
@@ -40,14 +40,14 @@ class _NoModel:
 
 
 class _NoOps:
-    """Stands in for the kernels: `sample` returns a constant."""
+    """Replaces the kernels: `sample` returns a constant."""
 
     def step(self, phase: str, rows: int) -> SimpleNamespace:
         return SimpleNamespace(sample=lambda logits, *rest: torch.ones(len(logits), dtype=torch.int64))
 
 
 def make_engine(num_sequences: int, context: int, block_size: int, steps: int) -> LLM:
-    """An LLM with everything but a model, and `num_sequences` running sequences of about `context` tokens."""
+    """An LLM without a model, with `num_sequences` submitted sequences of about `context` tokens."""
     length = context + steps + block_size + 1
     blocks = num_sequences * -(-length // block_size)
     llm = LLM.__new__(LLM)
@@ -56,7 +56,7 @@ def make_engine(num_sequences: int, context: int, block_size: int, steps: int) -
     ops: Any = _NoOps()
     llm.runner = ModelRunner(model, ops, blocks, block_size, num_sequences, length)
     for number in range(num_sequences):
-        # Lengths one apart, so that every step appends a page for one sequence in `block_size`.
+        # Lengths differ by one token, so that in every step one sequence in `block_size` gets a new page.
         ids = [1] * (context - number % block_size)
         sequence = Sequence(number, ids, len(ids), SamplingParams(), number, frozenset((2,)), length, 0.0)
         llm.scheduler.submit(sequence)
@@ -64,7 +64,7 @@ def make_engine(num_sequences: int, context: int, block_size: int, steps: int) -
 
 
 def measure(num_sequences: int = 256, context: int = 1024, block_size: int = 16, steps: int = 200) -> dict[str, Any]:
-    """Milliseconds of host work a decode step: median, p20 and p80, and the pages appended a step."""
+    """Milliseconds of host work per decode step (median, p20, p80), and the pages appended per step."""
     llm = make_engine(num_sequences, context, block_size, steps)
     while llm.scheduler.waiting:
         llm.step()

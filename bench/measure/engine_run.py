@@ -1,4 +1,4 @@
-"""An engine run as a result: prompts in, answers, TTFT and ITL out, and a record of it."""
+"""Runs the engine on prompts, and returns the answers, TTFT and ITL, and a record of the run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rooflab.engine.llm import LLM, RequestOutput, SamplingParams
 from rooflab.engine.metrics import LatencySummary, Timeline, TokenEvent, summarize
 from rooflab.engine.tokenizer import Prompt
 
-# Short and long, questions and text to go on from: what an assistant is asked.
+# Typical prompts for an assistant: short and long, questions and tasks.
 PROMPT_SET = (
     "What is the capital of France?",
     "Explain why the sky is blue, in two sentences.",
@@ -30,7 +30,7 @@ PROMPT_SET = (
 
 
 def chat(text: str) -> list[dict[str, str]]:
-    """One user message."""
+    """A chat with `text` as its one user message."""
     return [{"role": "user", "content": text}]
 
 
@@ -40,7 +40,7 @@ def dummy_prompt(text: str, vocab_size: int) -> list[int]:
 
 
 def as_prompt(llm: LLM, text: str, raw: bool = False) -> Prompt:
-    """`text` as this model takes it: a chat message, the plain string, or bytes as ids for random weights."""
+    """`text` in the form that the model takes: a chat message, the plain string, or bytes as ids for random weights."""
     if llm.tokenizer is None:
         return dummy_prompt(text, llm.arch.vocab_size)
     return text if raw or not llm.tokenizer.has_chat_template else chat(text)
@@ -49,7 +49,7 @@ def as_prompt(llm: LLM, text: str, raw: bool = False) -> Prompt:
 def stream_one(
     llm: LLM, prompt: Prompt, params: SamplingParams, show: Callable[[TokenEvent], None]
 ) -> tuple[RequestOutput, LatencySummary]:
-    """Runs one prompt, showing each token as it is delivered."""
+    """Runs one prompt, and calls `show` for each token when the engine delivers it."""
     events: list[TokenEvent] = []
     output = None
     for event in llm.stream(prompt, params):
@@ -70,13 +70,13 @@ def run_batch(
 
 
 def warm_up(llm: LLM, prompt_tokens: int = 32, new_tokens: int = 4) -> None:
-    """Makes the first calls, which pay for allocation and, on a GPU, compilation, and belong in no TTFT."""
+    """Makes the first calls: they include allocation and, on a GPU, compilation, which no TTFT may contain."""
     ids = random.Random(0).choices(range(llm.arch.vocab_size), k=min(prompt_tokens, llm.max_model_len - new_tokens - 1))
     llm.generate([ids], SamplingParams(max_tokens=new_tokens, ignore_eos=True))
 
 
 def engine_record(llm: LLM, summary: LatencySummary, name: str, case: Mapping[str, Any], run_id: str) -> Record:
-    """The record of a run: what was asked of which model with which kernels, and its latencies."""
+    """The record of a run: the request, the model, the kernels, and the latencies."""
     environment = snapshot(llm.device.index or 0)
     metrics = {key: float(value) for key, value in asdict(summary).items() if value is not None}
     return Record(
@@ -93,7 +93,7 @@ def engine_record(llm: LLM, summary: LatencySummary, name: str, case: Mapping[st
 
 
 def write_engine_numbers(folder: Path, name: str, case: Mapping[str, Any], result: Mapping[str, Any]) -> Path:
-    """Writes the floats of `result`, read by `perf_counter` on a CPU, as one record of a new run; its path."""
+    """Writes the floats of `result`, timed by `perf_counter` on a CPU, as one record of a new run; returns its path."""
     writer = RunWriter(folder)
     writer.write(
         Record(
@@ -113,7 +113,7 @@ def write_engine_numbers(folder: Path, name: str, case: Mapping[str, Any], resul
 
 
 def kernel_names(llm: LLM) -> dict[str, str]:
-    """Op to the kernels that serve it, joined by `+` where buckets differ."""
+    """For each op, the names of its kernels, joined by `+` if its buckets use different kernels."""
     names: dict[str, list[str]] = {}
     for row in llm.ops.describe():
         names.setdefault(row["op"], []).append(row["kernel"])

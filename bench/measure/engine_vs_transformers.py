@@ -1,10 +1,10 @@
-"""The engine against transformers on one machine: ITL and TTFT as ratios, the two interleaved.
+"""Compares the engine with transformers on one machine: ratios of ITL and TTFT from interleaved readings.
 
     python -m rooflab.bench.measure.engine_vs_transformers --rounds 7 --out results/local/vs
 
-Both run the same GGUF with dequantised weights, the same number of threads, greedily, batch 1; transformers makes
-logits for the last position only.  Each round times both, in turn first, so that drift falls on both alike; the
-result is the median of the rounds' ratios.  Needs `accelerate`, which transformers asks for to read a GGUF.
+Both sides run the same GGUF with dequantised weights, the same number of threads, greedy sampling and batch 1;
+transformers makes logits for the last position only and needs `accelerate` to read a GGUF.  Each round times both; they
+take turns to be first, so drift affects both equally.  The result is the median of the rounds' ratios.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ NEW_TOKENS = 33
 
 @dataclass(frozen=True)
 class Reading:
-    """One side of one round."""
+    """The times of one side in one round."""
 
     ttft_ms: float
-    """Of a prompt of `PROMPT_TOKENS`, one token generated."""
+    """TTFT after a prompt of `PROMPT_TOKENS` tokens, with one token generated."""
     itl_ms: float
-    """Median gap over `NEW_TOKENS` after a prompt of `ITL_CONTEXT`."""
+    """Median gap between `NEW_TOKENS` generated tokens after a prompt of `ITL_CONTEXT` tokens."""
 
 
 def read_engine(llm: LLM, ids: list[int]) -> Reading:
@@ -48,7 +48,7 @@ def read_engine(llm: LLM, ids: list[int]) -> Reading:
 
 @torch.inference_mode()
 def read_transformers(model: Any, ids: list[int]) -> Reading:
-    """One reading of transformers: forward calls with its own cache, no `generate`, which would add its own work."""
+    """One reading of transformers: forward calls with its own cache; its `generate` would add other work."""
 
     def steps(prompt: list[int], count: int) -> list[float]:
         cache, inputs = None, torch.tensor([prompt])
@@ -66,10 +66,10 @@ def read_transformers(model: Any, ids: list[int]) -> Reading:
 
 
 def load_transformers(path: Path, dtype: torch.dtype) -> Any:
-    """transformers' model with dequantised weights, read from the same GGUF."""
+    """The transformers model with dequantised weights from the same GGUF."""
     from transformers import AutoModelForCausalLM, GgufConfig
 
-    # Without this transformers keeps the weights quantised and multiplies with them as they are.
+    # Without this option transformers keeps the weights quantised and multiplies with the quantised weights.
     plain = GgufConfig(dequantize=True)
     return AutoModelForCausalLM.from_pretrained(
         path.parent, gguf_file=path.name, dtype=dtype, quantization_config=plain
@@ -77,7 +77,7 @@ def load_transformers(path: Path, dtype: torch.dtype) -> Any:
 
 
 def compare(dtype: str, rounds: int, threads: int | None) -> dict[str, Any]:
-    """Readings of both sides by round, and the medians of their ratios (transformers over engine)."""
+    """The readings of both sides in each round, and the medians of their ratios (transformers over engine)."""
     if threads:
         torch.set_num_threads(threads)
     path = fetch()

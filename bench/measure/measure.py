@@ -1,4 +1,4 @@
-"""Measures an op's kernels: checked, then timed against each other, then placed under the roofline, as records."""
+"""Measures an op's kernels: checks them, times them interleaved, and yields records with times and roofline bounds."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RAISE_CUDA_S = 20.0
 """Seconds for measuring a GPU's ceilings again, which a run does at most once."""
 Running = Callable[[Sequence[str]], None]
 Checker = Callable[[Kernel, OpSpec, Case, Scheme, torch.device, int], CheckResult]
-"""`check.check_kernel`, or what stands for it."""
+"""`check.check_kernel`, or a function that replaces it."""
 INTERPRETED = "on a CPU it runs in Triton's interpreter, whose time is not the kernel's; `rooflab check` runs it there"
 
 
@@ -42,11 +42,11 @@ def measure_op(
     device: torch.device | str = "cpu",
     **options: Any,
 ) -> Iterator[Record]:
-    """One record for each kernel of each case, in that order, a case at a time; `options` are `Measurement`'s.
+    """Yields one record for each kernel of each case, case by case; `options` are the fields of `Measurement`.
 
-    Every kernel is checked first; one that fails publishes no time.  What cannot run here gets a record with its
-    reason and the bound.  Once a kernel has broken the CUDA context, nothing runs any more, and the records of the
-    others say so.  Raises `ValueError` on a timer that the device does not have.
+    Every kernel is checked first; a kernel that fails publishes no time.  A kernel that cannot run here gets a record
+    with the reason and the bound.  After a kernel has broken the CUDA context, no kernel runs any more, and the other
+    kernels' records say so.  Raises `ValueError` on a timer that the device does not have.
     """
     run = Measurement(spec, scheme, torch.device(device), **options)
     for case in cases:
@@ -55,7 +55,7 @@ def measure_op(
 
 @dataclass
 class Measurement:
-    """How kernels are measured, and what all records of a run share."""
+    """The settings and the state of a measurement, shared by all records of a run."""
 
     spec: OpSpec
     scheme: Scheme
@@ -65,25 +65,25 @@ class Measurement:
     run_id: str = field(default_factory=new_run_id)
     seed: int = 0
     check: Checker | None = None
-    """By default `check.check_kernel`: with the planted inputs on the first small case that a kernel takes, once, and
-    without them, which take seconds at a model's sizes, on each case."""
+    """By default `check.check_kernel`: once with planted inputs, on the first small case that a kernel takes, then on
+    each case without planted inputs, which take seconds at a model's sizes."""
     ceilings: Ceilings | None = None
-    """By default the machine's."""
+    """By default the machine's ceilings."""
     environment: Environment | None = None
     raise_ceilings: Callable[[Ceilings], Ceilings] | None = None
     """By default `raise_cpu_ceilings` or `raise_cuda_ceilings`."""
     timer: str | None = None
     flush: FlushBy = "read"
-    """Both as `timing.time_functions` takes them."""
+    """`timer` and `flush` go to `timing.time_functions`."""
     locked_sm_clock_mhz: float | None = None
-    """What the caller has locked the GPU's clock to."""
+    """The SM clock to which the caller has locked the GPU."""
     running: Running | None = None
-    """Is told the ids of the kernels that run next: one, or those that are timed together."""
+    """Called with the ids of the kernels that run next: one kernel, or all kernels that are timed together."""
     gated: dict[str, CheckResult] = field(default_factory=dict, init=False)
     raised: bool = field(default=False, init=False)
-    """Whether the ceilings were measured again in this run; once is enough."""
+    """Whether the ceilings were measured again in this run, which happens at most once."""
     broken: str = field(default="", init=False)
-    """Why nothing can run any more."""
+    """Why no kernel can run any more; empty while kernels can run."""
 
     def __post_init__(self) -> None:
         check_timer(self.timer, self.device.type)
@@ -125,7 +125,7 @@ class Measurement:
             yield self._record(kernel, case, cost, traffic, samples, fields)
 
     def _checked(self, kernel: Kernel, case: Case, short: str) -> dict[str, Any]:
-        """Status, reason and errors of the check."""
+        """The record's fields from the check: status, reason, errors."""
         refusal = kernel.why_not_here(self.device)
         if refusal:
             return {"status": refusal.status, "reason": refusal.reason}
@@ -154,7 +154,7 @@ class Measurement:
             self.running(ids)
 
     def _fault(self, who: str, status: str) -> dict[str, str]:
-        """What is to be said of a kernel that was right and has broken the CUDA context; notes that it is broken."""
+        """If the CUDA context is broken, notes this in `broken`; returns the new status of a kernel that was right."""
         why = already_broken(self.device)
         if not why:
             return {}
@@ -164,7 +164,7 @@ class Measurement:
     def _together(
         self, ready: Mapping[str, Rotation]
     ) -> tuple[dict[str, Samples], dict[str, Failed], dict[str, Any] | None]:
-        """`time_together` of the kernels that are ready; no samples where one of them has broken the CUDA context."""
+        """`time_together` of the kernels in `ready`; no samples if one of them has broken the CUDA context."""
         if self.broken:
             return {}, dict.fromkeys(ready, Failed("RUNTIME_ERROR", self.broken)), None
         self._say([f"{self.spec.name}/{name}" for name in ready])
@@ -179,10 +179,10 @@ class Measurement:
         return timed, failures, clocks
 
     def _gate(self, kernel: Kernel, case: Case) -> CheckResult | None:
-        """The kernel's check on the first small case that it takes, or else on this one, planted inputs included, once
-        a run."""
+        """The kernel's check with planted inputs, once per run: on the first small case that the kernel takes, or else
+        on `case`."""
         if self.check is None and kernel.name not in self.gated:
-            # Shapes alone chose the small case: values and addresses may refuse it yet, which says nothing of others.
+            # `first_case` looks only at shapes; if the kernel refuses the small case's values or addresses, use `case`.
             for small in filter(None, (first_case(kernel, self.spec, self.scheme), case)):
                 found = check_kernel(kernel, self.spec, small, self.scheme, self.device, self.seed)
                 if found.status != "UNSUPPORTED":
@@ -191,11 +191,11 @@ class Measurement:
         return self.gated.get(kernel.name)
 
     def _function(self, kernel: Kernel, copies: Sequence[Inputs], found: dict[str, Any]) -> Rotation | None:
-        """The kernel over its inputs in turn, or None with the failure in `found`."""
+        """The kernel as a function that cycles through `copies`; None after a failure, which goes into `found`."""
         try:
             rotation = Rotation(kernel, self.spec, copies)
             if self.device.type == "cuda":
-                rotation()  # alone: a fault among others would be everyone's
+                rotation()  # alone: timed together, one kernel's fault would fail all
                 torch.cuda.synchronize(self.device)
             return rotation
         except known_errors() as error:
@@ -205,14 +205,14 @@ class Measurement:
             return None
 
     def _judged(self, samples: Samples, cost: Cost, clocks: dict[str, Any] | None) -> dict[str, Any]:
-        """The status of a reading: INVALID where the clock could not see it or the machine cannot have done it."""
+        """The status of a reading: INVALID if the clock cannot resolve it or if it exceeds the machine's limits."""
         self._raise_ceilings(samples, cost)
         limits = limits_for(self.device, self.ceilings) if self.ceilings else None
         reason = why_invalid(samples, cost, limits, clocks)
         return {"status": "INVALID", "reason": reason} if reason else {"status": "OK"}
 
     def _raise_ceilings(self, samples: Samples, cost: Cost) -> None:
-        """Measures measured ceilings again after the first reading above them; a busy machine may have lowered them."""
+        """Measures measured ceilings again after the first reading above them: they may date from a busy machine."""
         known = self.ceilings
         if self.raised or known is None or known.kind != "measured" or not samples.resolved or samples.fault:
             return

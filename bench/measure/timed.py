@@ -44,9 +44,9 @@ def time_together(
     timer: str | None = None,
     flush: FlushBy = "read",
 ) -> tuple[dict[str, Samples], dict[str, Failed], dict[str, Any] | None]:
-    """Samples by kernel, the failures of failed kernels, and the clocks read.  `budget_s` is for each kernel.
+    """Each kernel's samples, the failures of failed kernels, and the clocks.  `budget_s` is for each kernel.
 
-    Where a kernel fails, each kernel is timed alone to find the failed one, and then the rest are timed together.  If
+    If a kernel fails, each kernel is timed alone to find the failed one, and then the rest are timed together.  If
     the rest fail together but each runs alone, the samples taken alone are returned, and their method says so.
     """
     if not ready:
@@ -84,7 +84,7 @@ def _together_or_alone(
 
 
 def open_clock(device: torch.device) -> tuple[DeviceClock | None, dict[str, str]]:
-    """The SM clock's reader on a CUDA device, or the reason for its absence under the record's key for it."""
+    """The reader of a CUDA device's SM clock; or None, and the reason under the record's key `sm_clock_unread`."""
     if device.type != "cuda" or interpreting():
         return None, {}
     try:
@@ -96,17 +96,17 @@ def open_clock(device: torch.device) -> tuple[DeviceClock | None, dict[str, str]
 
 
 def observe(timed: Mapping[str, Rotation], device: torch.device) -> tuple[dict[str, Observed], dict[str, Failed]]:
-    """Peak memory and device kernels of a call of each, and the failures of those that broke off.
+    """Peak memory and device kernels of one call of each kernel, and the failures of kernels that raised an error.
 
-    It comes after the timing of its case, because it attaches a profiler, and launches may be slower from then on:
-    those of the first case alone are timed before one ever was.
+    This runs after the timing of its case, because it attaches a profiler, which may slow all later launches.  Only
+    the first case of a process is timed before a profiler was ever attached.
     """
     seen: dict[str, Observed] = {}
     failures: dict[str, Failed] = {}
     for name, rotation in timed.items():
         try:
             peak, activity = None, Activity((), None)
-            with suppress(NotRecorded):  # another profiler runs, or CUPTI is not there: the record then has neither
+            with suppress(NotRecorded):  # another profiler runs, or CUPTI is absent: the record then lacks both
                 peak = peak_memory_bytes(rotation.first, device)
                 if device.type == "cuda":
                     activity = device_activity(rotation.first, device)
@@ -119,7 +119,7 @@ def observe(timed: Mapping[str, Rotation], device: torch.device) -> tuple[dict[s
 def wrong_calls(
     timed: Mapping[str, Rotation], spec: OpSpec, case: Case, scheme: Scheme, device: torch.device, seed: int
 ) -> dict[str, str]:
-    """What is wrong, by kernel, with what the timed calls left, and with calls on data that they have not seen."""
+    """For each wrong kernel, the fault of its outputs from the timed calls, or of its outputs on new data."""
     if not timed:
         return {}
     wrong = wrong_afterwards(timed, spec, scheme, spec.make_inputs(case, scheme, device, seed))
@@ -128,12 +128,12 @@ def wrong_calls(
 
 
 def wrong_outputs(spec: OpSpec, outputs: Outputs, expected: Data, scheme: Scheme) -> str:
-    """What is wrong with `outputs`, or nothing."""
+    """The faults of `outputs`, or ""."""
     return "; ".join(stats.describe() for stats in expected.judge(spec, outputs, scheme) if not stats.passed)
 
 
 def wrong_afterwards(timed: Mapping[str, Rotation], spec: OpSpec, scheme: Scheme, fresh: Inputs) -> dict[str, str]:
-    """What is wrong, by kernel, with what the timed calls left; `fresh` are untouched inputs of the case."""
+    """For each wrong kernel, the fault of its outputs from the timed calls; `fresh` holds unchanged inputs."""
     wrong: dict[str, str] = {}
     expected = expect(spec, fresh, scheme)
     for name, rotation in timed.items():
@@ -144,11 +144,11 @@ def wrong_afterwards(timed: Mapping[str, Rotation], spec: OpSpec, scheme: Scheme
 
 
 def wrong_on_new_data(timed: Mapping[str, Rotation], spec: OpSpec, scheme: Scheme, fresh: Inputs) -> dict[str, str]:
-    """What is wrong, by kernel, once the timed inputs hold the values of `fresh`: of the same case and another seed.
+    """For each wrong kernel, its fault after `fresh` (same case, another seed) has replaced the timed inputs' values.
 
     This catches a kernel that computes in the check but returns a kept result when timed: the timed input sets hold the
-    same values, so its results on them are right. Packed weights stay as they are. The kernels are of one case, and
-    their inputs may be shared. Sets whose shapes depend on the seed are left out.
+    same values, so its results on them are right. Packed weights stay unchanged. All kernels are of one case, and
+    they may share inputs. A kernel is skipped if the shapes of its inputs depend on the seed.
     """
     wrong: dict[str, str] = {}
     expected: Data | None = None
@@ -167,7 +167,7 @@ def wrong_on_new_data(timed: Mapping[str, Rotation], spec: OpSpec, scheme: Schem
             wrong[name] = failure(error, "on other data").reason
             continue
         for inputs, outputs in rotation.outputs():
-            # Judged with its own inputs: what another kernel did to the first ones must not change this verdict.
+            # Judges with this set's own inputs: another kernel's writes to `sets[0]` must not change this verdict.
             if bad := wrong_outputs(spec, outputs, replace(expected, inputs=inputs), scheme):
                 wrong[name] = f"{bad}: a cached answer: other data at the same addresses, once it was timed"
     return wrong
