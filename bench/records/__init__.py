@@ -1,1 +1,1 @@
-"""Results as lines of JSON (`record.py`, `files.py`) with their circumstances: machine, software, commit, revision."""
+"""Results as lines of JSON (`record.py`, `files.py`), with machine, software, commit and revision of each result."""

@@ -1,4 +1,4 @@
-"""The circumstances of a result: machine, software, threads, commit.  Holds no host name, user name or path."""
+"""The environment of a result: machine, software, threads, commit.  It holds no host name, user name or path."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU.  What only NVML knows is None where the package `nvidia-ml-py` is not installed."""
+    """One GPU.  The fields that only NVML can give are None if the package `nvidia-ml-py` is not installed."""
 
     name: str
     uuid: str
@@ -50,22 +50,22 @@ class Environment:
     """A snapshot of the machine and its software."""
 
     machine_key: str
-    """Names this kind of machine: the same after a reboot, and on another machine with the same parts."""
+    """Names this kind of machine; the key stays the same after a reboot, and on another machine with the same parts."""
     cpu: str
     cores: int
     """Logical processors that this process may use."""
     memory_gib: int
     cache_bytes: int
-    """Size of all last-level caches together."""
+    """Total size of all last-level caches."""
     os: str
     python: str
     torch: str
     triton: str | None
     numpy: str | None
     threads: int
-    """torch's threads within an op."""
+    """Number of torch's threads within an op."""
     matmul_precision: str
-    """torch's setting for matrix products."""
+    """torch's precision setting for matrix products."""
     gpu: Gpu | None
     commit: str | None
     dirty: bool | None
@@ -75,12 +75,12 @@ class Environment:
         return asdict(self)
 
     def record_fields(self) -> dict[str, Any]:
-        """The fields of a record that say where it was made."""
+        """The fields of a record that describe the environment."""
         return {"environment": self.to_dict(), "commit": self.commit, "dirty": self.dirty}
 
 
 def snapshot(gpu_index: int = 0) -> Environment:
-    """The environment now; `gpu_index` is torch's number of the GPU in use."""
+    """The present environment; `gpu_index` is torch's index of the GPU in use."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     memory_gib = round(psutil.virtual_memory().total / 2**30)
     gpu = _gpu(gpu_index)
@@ -105,7 +105,7 @@ def snapshot(gpu_index: int = 0) -> Environment:
 
 
 def machine_key(cpu: str, cores: int, memory_gib: int, gpu: Gpu | None) -> str:
-    """`amd-epyc-2c-1a2b3c4d`: readable, and a hash of the parts that decide speed; the uuid is not one of them."""
+    """Such as `amd-epyc-2c-1a2b3c4d`: a readable name, and a hash of the parts that decide speed, without the uuid."""
     name = gpu.name if gpu else cpu
     parts = (cpu, cores, memory_gib, gpu and (gpu.name, gpu.memory_bytes, gpu.sms, gpu.power_limit_w))
     slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
@@ -114,7 +114,7 @@ def machine_key(cpu: str, cores: int, memory_gib: int, gpu: Gpu | None) -> str:
 
 @cache
 def last_level_cache_bytes(folder: Path = _CPUS) -> int:
-    """Bytes of all last-level data caches together, from sysfs; 32 MiB for each of them where nothing says."""
+    """Total bytes of all last-level data caches, from sysfs; 32 MiB if sysfs lists no cache."""
     sizes: dict[tuple[int, str], int] = {}
     for index in folder.glob("cpu[0-9]*/cache/index[0-9]*"):
         if (index / "type").read_text().strip() != "Instruction":
@@ -144,7 +144,7 @@ def _cpu_model() -> str:
 
 
 def _version(package: str) -> str | None:
-    # From the metadata, not by an import: triton's first import fixes the mode of its interpreter.
+    # Reads the metadata and does not import: triton's first import fixes the mode of its interpreter.
     try:
         return version(package)
     except PackageNotFoundError:
@@ -152,19 +152,19 @@ def _version(package: str) -> str | None:
 
 
 def git_state(root: Path) -> tuple[str | None, bool | None]:
-    """Commit of the checkout at `root`, and whether a file outside results changed; (None, None) outside a checkout."""
+    """Commit of the checkout at `root`, and whether a file outside results/ changed; (None, None) if no checkout."""
     top = git_says(root, "rev-parse", "--show-toplevel")
-    # A package installed below another project's checkout must not report that checkout's commit.
+    # A package that is installed inside another project's checkout must not report that checkout's commit.
     if top is None or Path(top).resolve() != root.resolve():
         return None, None
     commit = git_says(root, "rev-parse", "--verify", "HEAD")
-    # Without results/: a run writes its own records there, and runs no code from there.
+    # Ignores results/: a run writes its own records there, and runs no code from there.
     changes = git_says(root, "status", "--porcelain", "--untracked-files=normal", "--", ".", ":!results")
     return commit, None if commit is None or changes is None else bool(changes)
 
 
 def git_says(root: Path, *arguments: str, stdin: str = "") -> str | None:
-    """What git prints, or None where it fails or is not there."""
+    """The output of git, or None if git fails or is not installed."""
     command = ["git", "-C", str(root), *arguments]
     try:
         result = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60)
@@ -177,7 +177,7 @@ def _gpu(index: int) -> Gpu | None:
     if not torch.cuda.is_available():
         return None
     device = torch.cuda.get_device_properties(index)
-    # By uuid, because NVML's numbering ignores CUDA_VISIBLE_DEVICES.
+    # NVML is asked by uuid, because its numbering of GPUs ignores CUDA_VISIBLE_DEVICES.
     uuid = f"GPU-{device.uuid}"
     known = (device.name, uuid, device.total_memory, device.multi_processor_count, device.L2_cache_size)
     with nvml_of(uuid) as found:
@@ -199,14 +199,14 @@ def _gpu(index: int) -> Gpu | None:
 
 
 POWER_INSTANT, SUCCESS = 186, 0
-"""`NVML_FI_DEV_POWER_INSTANT` and `NVML_SUCCESS` (nvml.h); older packages do not name the first."""
+"""`NVML_FI_DEV_POWER_INSTANT` and `NVML_SUCCESS` (nvml.h); older packages lack the first name."""
 
 
 @contextmanager
 def nvml_of(uuid: str) -> Iterator[tuple[Any, Any] | None]:
-    """NVML and its handle of the GPU, or None where the package or the driver is not there.
+    """Yields NVML and its handle of the GPU, or None if the package or the driver is not installed.
 
-    The handle is None where this machine has no such GPU.
+    The handle is None if this machine has no GPU with this uuid.
     """
     if importlib.util.find_spec("pynvml") is None:
         yield None
@@ -225,7 +225,7 @@ def nvml_of(uuid: str) -> Iterator[tuple[Any, Any] | None]:
 
 
 def ask(nvml: Any, function: str, *arguments: Any) -> Any:
-    """What NVML answers, or None where this card or driver does not support the question."""
+    """NVML's answer to a query, or None if this card or driver does not support the query."""
     try:
         return getattr(nvml, function)(*arguments)
     except nvml.NVMLError:
@@ -233,10 +233,10 @@ def ask(nvml: Any, function: str, *arguments: Any) -> Any:
 
 
 def power(nvml: Any, handle: Any) -> tuple[int | None, str | None]:
-    """Milliwatts drawn, and the question that NVML answered.
+    """The power draw in mW, and the name of the query that NVML answered.
 
-    `nvmlDeviceGetPowerUsage` averages over 1 s on most cards, far longer than a kernel, so it is called only where the
-    instantaneous power is not available.
+    `nvmlDeviceGetPowerUsage` averages over 1 s on most cards, far longer than a kernel runs, so it is called only if
+    the instantaneous power is not available.
     """
     fields = ask(nvml, "nvmlDeviceGetFieldValues", handle, [POWER_INSTANT])
     if fields is not None and fields[0].nvmlReturn == SUCCESS:
@@ -249,7 +249,7 @@ FOLDERS = ("roofline", "reference", "kernels", "engine", "bench")
 
 
 def tree_hash(root: Path = ROOT) -> str:
-    """A hash of every source file; it names the code where there is no commit, or where a commit is not enough."""
+    """A hash of all source files.  It identifies the code if there is no commit, or if a commit is not enough."""
     total = hashlib.sha256()
     for folder in FOLDERS:
         for path in sorted((root / folder).rglob("*")):
@@ -262,9 +262,9 @@ _own_tree = cache(tree_hash)
 
 
 def circumstances(environment: Environment, kernel: Kernel) -> dict[str, Any]:
-    """The environment as a record has it, with hashes of the code that no commit covers.
+    """The environment in the form of a record, with hashes of the code that no commit covers.
 
-    `kernel_file_sha256` is of a kernel from outside, `tree` of a checkout without git.
+    `kernel_file_sha256` is the hash of the file of a kernel from outside Rooflab; `tree` is that of a tree without git.
     """
     found = environment.to_dict()
     file = kernel_file_sha256(kernel)

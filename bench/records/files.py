@@ -1,4 +1,4 @@
-"""Files: records as whole lines, one file a run, read back by line; and any other file, written whole or not at all."""
+"""Files of records, one per run and one record per line; and atomic writes, whole or not at all, of other files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LOCAL_RESULTS = Path("results/local")
 
 
 def write(path: Path, *records: Record) -> None:
-    """Appends whole lines to `path`, one write each, so that two writers never mix; makes the folders above it."""
+    """Appends records to `path`, one write call per line, so that two writers never mix; makes the parent folders."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -29,9 +29,9 @@ def write(path: Path, *records: Record) -> None:
 
 
 def write_whole(path: Path, content: str | bytes) -> Path:
-    """Writes a file (text as UTF-8) at once or not at all, makes the folders above it, and returns its path.
+    """Writes a file (text as UTF-8) whole or not at all, makes the parent folders, and returns the file's path.
 
-    A reader finds the old file or the new one, also where two processes or threads write it, or the machine goes away.
+    A reader finds the old file or the new one, even if two processes or threads write it or the machine shuts down.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -40,7 +40,7 @@ def write_whole(path: Path, content: str | bytes) -> Path:
         with part.open("wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
-            os.fsync(file.fileno())  # a machine that is taken away must not leave an empty file
+            os.fsync(file.fileno())  # a machine that shuts down must not leave an empty file
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
@@ -48,9 +48,9 @@ def write_whole(path: Path, content: str | bytes) -> Path:
 
 
 def read(path: Path) -> list[Record]:
-    """Every record of a file, or of a folder's `*.jsonl` files in order of their names.
+    """All records of a file, or of a folder's `*.jsonl` files in the order of their names.
 
-    Raises `ValueError` naming file and line on a truncated or unreadable one, and where there is no such path.
+    Raises `ValueError` with file and line on a truncated or unreadable record, and if the path does not exist.
     """
     path = Path(path)
     if path.is_dir():
@@ -74,7 +74,7 @@ def _read_file(path: Path) -> Iterator[Record]:
 
 
 class RunWriter:
-    """Writes one run's records to one new file, `<folder>/<run_id>.jsonl`, so that two branches' results merge."""
+    """Writes a run's records to its own new file, `<folder>/<run_id>.jsonl`, so that two branches' results merge."""
 
     def __init__(self, folder: Path, run_id: str | None = None):
         self.run_id = run_id or new_run_id()

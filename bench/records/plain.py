@@ -1,4 +1,4 @@
-"""Values as JSON has them; imports no torch, so that a process that needs none starts at once."""
+"""Converts values to JSON's types.  Does not import torch, so a process that does not need torch starts fast."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def plain(value: Any) -> Any:
-    """`value` in JSON's own types; numbers that JSON lacks become texts."""
+    """`value` in JSON's types; numbers that JSON cannot hold become texts."""
     if is_dataclass(value) and not isinstance(value, type):
         value = asdict(value)
     if isinstance(value, Mapping):

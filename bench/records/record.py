@@ -1,7 +1,7 @@
-"""Records: one line of JSON for each result, with its circumstances.  Appended, never edited.
+"""Records: one line of JSON for each result, with its environment.  Records are appended and never edited.
 
-The schema is the dataclass `Record`.  Within one major version fields are only added; a reader ignores those that it
-does not know and refuses a newer major version.
+The schema is the dataclass `Record`.  Within one major version, new versions only add fields.  A reader ignores unknown
+fields and refuses a newer major version.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Kind = Literal["check", "bench", "ceiling", "engine", "ab", "static"]
 Failure = Literal["INCORRECT", "COMPILE_ERROR", "RUNTIME_ERROR", "OUT_OF_MEMORY", "TIMEOUT", "INVALID"]
 Status = Literal["OK", Failure, "UNSUPPORTED", "UNAVAILABLE"]
 NOT_RUN: tuple[Status, ...] = ("UNSUPPORTED", "UNAVAILABLE")
-"""Reasons that a kernel was not run, independent of the kernel itself."""
+"""Statuses of a kernel that was not run, for a reason outside the kernel."""
 CheckedBy = Literal["gpu", "interpreter", "emulator", "torch", "none"]
 Basis = Literal["measured", "predicted", "bound"]
 L2State = Literal["cold", "warm"]
@@ -39,67 +39,67 @@ Verdict = Literal["FASTER", "SLOWER", "SAME", "UNRESOLVED", "INCORRECT", "FAILED
 
 
 def now() -> str:
-    """The time in UTC, ISO 8601, to the second."""
+    """The present time in UTC, in ISO 8601, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def new_run_id() -> str:
-    """An id that sorts by time and that two machines do not share."""
+    """A new id: ids sort by time, and two machines do not make the same id."""
     return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """One result.  Raises `ValueError` at construction on a value that its field does not allow, and on a reading that
-    must not be published: a latency beside a failed status, or of a kernel that ran in Triton's interpreter."""
+    """One result.  Its construction raises `ValueError` on a value that its field does not allow, and on a latency
+    that must not be published: with a failed status, or of a kernel that ran in Triton's interpreter."""
 
     kind: Kind
-    """What was done."""
+    """The kind of result."""
     run_id: str
-    """Names the run, and its file."""
+    """Names the run and the run's file."""
     status: Status
     """The outcome."""
     environment: Mapping[str, Any]
-    """The machine and its software, as `environment.snapshot()` gives them."""
+    """The machine and its software, from `environment.snapshot()`."""
     schema_version: str = SCHEMA_VERSION
     """`major.minor` of this schema."""
     timestamp: str = field(default_factory=now)
     """When the record was made, UTC, ISO 8601."""
     commit: str | None = None
-    """Git commit of the Rooflab checkout; None outside one."""
+    """Git commit of the Rooflab checkout; None outside a checkout."""
     dirty: bool | None = None
-    """Whether the checkout had uncommitted changes; None outside one."""
+    """Whether the checkout had uncommitted changes; None outside a checkout."""
     reason: str = ""
     """Why the status is not OK, or why nothing was timed, in one sentence."""
 
     op: str | None = None
-    """The op, for kernels."""
+    """The op's name, for a result of a kernel."""
     kernel: str | None = None
     """The kernel's name within its op."""
     role: Role | None = None
     """`naive`, `library`, `optimized` or `peer`."""
     backend: Backend | None = None
-    """What the kernel is written in."""
+    """The language or library in which the kernel is written."""
     case_id: str | None = None
     """The case in its stable text form."""
     case: Mapping[str, Scalar] = field(default_factory=dict)
     """The case's values."""
     scheme: str | None = None
-    """The dtypes by name."""
+    """Name of the scheme, which sets the dtypes."""
     config: Mapping[str, Scalar] | None = None
-    """The tunable kernel's configuration, where one was chosen."""
+    """The tunable kernel's config; None if none was chosen."""
     seed: int | None = None
     """Seed of the inputs and of the order of timing."""
     device: DeviceType | None = None
-    """Type of the device that the kernel ran on, or was to run on; its name is in the environment."""
+    """Type of the device on which the kernel ran or would have run; the device's name is in the environment."""
 
     checked_by: CheckedBy = "none"
-    """What ran the kernel for its check."""
+    """What executed the kernel in its check."""
     errors: tuple[Mapping[str, Any], ...] = ()
     """`ErrorStats` of each output."""
 
     weak: tuple[str, ...] = ()
-    """Wrong answers that the case's tolerance would let pass."""
+    """Wrong answers that the case's tolerance would accept."""
 
     basis: Basis = "bound"
     """Where the times come from: read from a clock, predicted by a model, or only bounded by the roofline."""
@@ -114,56 +114,56 @@ class Record:
     latency_p80_ms: float | None = None
     """80th percentile of the samples, per call."""
     samples: str | None = None
-    """All samples in time order, seconds per call: float64 little-endian, zlib, base64.  Read by `samples_s`."""
+    """All samples in time order, seconds per call: float64 little-endian, zlib, base64.  `samples_s` decodes them."""
     sample_count: int | None = None
-    """How many samples there are."""
+    """Number of samples."""
 
     flops: float | None = None
     """FLOPs that the op needs for these inputs: tensor-core and vector."""
     least_bytes: float | None = None
-    """HBM bytes that the op needs at least."""
+    """The least HBM bytes that the op must move."""
     traffic_bytes: float | None = None
-    """HBM bytes that this kernel moves; None where unknown."""
+    """HBM bytes that this kernel moves; None if unknown."""
     traffic_basis: TrafficBasis | None = None
-    """`modelled` by the kernel's author or `counted`."""
+    """The source of `traffic_bytes`: `modelled` by the kernel's author, or `counted`."""
     intensity: float | None = None
-    """FLOP per byte of traffic, or of the least bytes where the traffic is not known."""
+    """`flops` over `traffic_bytes`, or over `least_bytes` if the traffic is unknown."""
     flops_per_s: float | None = None
     """`flops` over the median latency."""
     bytes_per_s: float | None = None
-    """Traffic over the median latency, or the least bytes over it where the traffic is not known."""
+    """`traffic_bytes` over the median latency; `least_bytes` over the median latency if the traffic is unknown."""
 
     bound_ms: float | None = None
     """The least time that the device needs, under `ceilings`."""
     limiter: Limiter | None = None
     """The part of the cost that sets the bound."""
     bound_fraction: float | None = None
-    """Bound over median latency: 1 is at the roof."""
+    """Bound over median latency; 1 means that the kernel reaches the roof."""
     ceilings: Mapping[str, Any] | None = None
-    """The `Ceilings` behind the bound, their kind included."""
+    """The `Ceilings` that give the bound, with their kind."""
 
     peak_memory_bytes: float | None = None
-    """Most device memory that one call held beyond its inputs and outputs; None where nothing measured it."""
+    """Peak device memory of one call, without its inputs and outputs; None if it was not measured."""
     predicted_ms: float | None = None
-    """What compiled code and roofline alone predict for the latency."""
+    """The latency predicted from the compiled code and the roofline alone."""
     prediction_error: float | None = None
-    """The predictor's relative error on kernels that it was not fitted to; None where it is uncalibrated."""
+    """The predictor's relative error on kernels outside its fit; None if the predictor is uncalibrated."""
     compiled: tuple[Mapping[str, Any], ...] = ()
-    """What the compiled code holds, one mapping per launched kernel: registers, spills, instruction counts."""
+    """Properties of the compiled code, one mapping per launched kernel: registers, spills, instruction counts."""
 
     baseline: Mapping[str, Any] | None = None
-    """For an A/B: the side compared with (`kernel`, `commit`, `latency_median_ms`); this record's own is the other."""
+    """For an A/B: the baseline side (`kernel`, `commit`, `latency_median_ms`); the record is of the other side."""
     verdict: Verdict | None = None
     """For an A/B: its outcome; the effect, its bounds and the floor are in `metrics`."""
 
     device_kernels: tuple[str, ...] = ()
-    """Names of the device's kernels in the order of one call; empty where they were not recorded."""
+    """Names of the device's kernels in the order of one call; empty if they were not recorded."""
     activity_hash: str | None = None
-    """Hash over the device's kernels, code, grids and order; None on a CPU and where it was not recorded."""
+    """Hash of the device's kernels: their code, grids and order; None on a CPU, or if they were not recorded."""
     clocks: Mapping[str, Any] | None = None
-    """Clocks, power, temperature and throttle reasons seen during the run; None on a CPU."""
+    """Clocks, power, temperature and throttle reasons during the run; None on a CPU."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Numbers of kinds that have no field of their own (`ttft_ms`, `itl_p50_ms`), the unit in the name."""
+    """Numbers without a field of their own (`ttft_ms`, `itl_p50_ms`); the name ends with the unit."""
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
@@ -189,21 +189,21 @@ class Record:
 
     @property
     def samples_s(self) -> list[float]:
-        """The samples in time order, seconds per call; empty where nothing was timed."""
+        """The samples in time order, in seconds per call; empty if nothing was timed."""
         return unpack_samples(self.samples) if self.samples else []
 
     @property
     def stands_alone(self) -> bool:
-        """Whether it is a bench record that speaks for its kernel: not a reading of an A/B, which has `pair`."""
+        """Whether this bench record is a result of its own, and not one reading of an A/B, which has `pair`."""
         return self.kind == "bench" and "pair" not in self.metrics
 
     def to_json(self) -> str:
-        """One line of JSON.  Numbers that JSON lacks become the texts `nan`, `inf` and `-inf`."""
+        """One line of JSON.  Numbers that JSON cannot hold become the texts `nan`, `inf` and `-inf`."""
         return json.dumps(plain(self), allow_nan=False, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, line: str) -> Record:
-        """The record in `line`.  Raises `ValueError` on anything else, or on a newer major version."""
+        """The record in `line`.  Raises `ValueError` if `line` is not a record, or on a newer major version."""
         values = json.loads(line)
         if not isinstance(values, dict):
             raise ValueError(f"record: expected a JSON object, got {type(values).__name__}")
@@ -250,12 +250,12 @@ def _check_version(version: str) -> None:
 
 
 def pack_samples(seconds: Sequence[float]) -> str:
-    """Samples as float64 little-endian, zlib, base64; every bit is kept."""
+    """Encodes samples as float64 little-endian, zlib, base64, without loss."""
     return base64.b64encode(zlib.compress(np.asarray(seconds, "<f8").tobytes(), 9)).decode()
 
 
 def unpack_samples(text: str) -> list[float]:
-    """The inverse of `pack_samples`.  Raises `ValueError` on a text that is not one."""
+    """The inverse of `pack_samples`.  Raises `ValueError` on a text that is not in its form."""
     try:
         values: list[float] = np.frombuffer(zlib.decompress(base64.b64decode(text, validate=True)), "<f8").tolist()
     except (ValueError, zlib.error) as error:
@@ -264,19 +264,19 @@ def unpack_samples(text: str) -> list[float]:
 
 
 def method_of(timer: str | None, l2_state: str | None) -> str:
-    """`cuda events, launch gaps hidden, cold`: the timing method and the state of L2, without the number of calls.
+    """The timing method and the L2 state, without the number of calls: `cuda events, launch gaps hidden, cold`.
 
-    The number of calls per sample depends on the kernel's speed, so it would differ for a faster kernel.  The state of
-    L2 shows that several calls share a sample.
+    The number of calls per sample depends on the kernel's speed, so it would differ for a faster kernel.  The L2 state
+    shows that several calls share a sample.
     """
     name = re.sub(r"\d+ calls per sample", "several calls per sample", timer or "unknown")
     return f"{name}, {l2_state}" if l2_state else name
 
 
 def paired_method_of(timer: str | None, l2_state: str | None) -> str:
-    """`method_of` without what was done about a CPU's threads.
+    """`method_of` without the note that a CPU's threads were pinned or not.
 
-    Processes of one kernel may differ in it: with other work on the machine 2 of 12 did not find their threads to pin.
-    It adds equal noise to both sides.
+    This note may differ between processes of one kernel: under other load, 2 of 12 did not find their threads to pin.
+    Unpinned threads add equal noise to both sides.
     """
     return re.sub(r", threads (not )?pinned[^,]*", "", method_of(timer, l2_state))

@@ -1,4 +1,4 @@
-"""Git revisions as sides: each in a worktree of its own, and in an environment of its own where its pins differ."""
+"""Git revisions as sides of an A/B: each has its own worktree, and its own virtual environment if its pins differ."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from rooflab.bench.records.environment import git_state
 from rooflab.engine.model_files import cache_folder
 
 CONSTRAINTS = "constraints.txt"
-"""The file that decides an environment, beside the dependencies in pyproject.toml."""
+"""This file and the dependencies in pyproject.toml decide the packages of an environment."""
 TIMED = ("torch", "pytorch", "triton", "numpy", "cupy", "cuda", "nvidia", "mkl", "intel-openmp")
-"""How the names of packages begin that can change a kernel's time."""
+"""Prefixes of the names of packages that can change a kernel's time."""
 GIT_S = 120.0
 INSTALL_S = 3600.0
 
@@ -41,9 +41,9 @@ class Tree:
 
 
 def git(root: Path, *arguments: str, may_fail: bool = False) -> str:
-    """What git prints, in English, whatever repository the environment names.
+    """git's output in English; ignores any repository that environment variables name.
 
-    Raises `ValueError` with git's own words where it fails; where it `may_fail`, they are part of what is returned.
+    If git fails, raises `ValueError` with git's message; with `may_fail`, returns the message with the output.
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")} | {"LC_ALL": "C"}
     command = ["git", "-C", str(root), *arguments]
@@ -58,7 +58,7 @@ def git(root: Path, *arguments: str, may_fail: bool = False) -> str:
 
 
 def resolve(root: Path, revision: str, what: str = "revision") -> str:
-    """The commit that `revision`, which the user calls `what`, names.  Raises `ValueError` where there is none."""
+    """The commit that `revision` names.  If there is none, raises `ValueError` that calls the revision `what`."""
     try:
         return git(root, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}")
     except ValueError:
@@ -67,7 +67,7 @@ def resolve(root: Path, revision: str, what: str = "revision") -> str:
 
 
 def working_tree(root: Path) -> Tree:
-    """The checkout as it stands, uncommitted changes included."""
+    """The checkout in its present state, with uncommitted changes."""
     commit, dirty = git_state(root)
     name = f"{commit[:10]}{' and changes' if dirty else ''}" if commit else "no commit"
     return Tree(f"working tree ({name})", root, commit, dirty)
@@ -77,11 +77,11 @@ def working_tree(root: Path) -> Tree:
 def checked_out(
     root: Path, revision: str, *, keep_environment: bool = False, done: Callable[[str], None] = lambda text: None
 ) -> Iterator[Tree]:
-    """A worktree of `revision`, gone afterwards; the checkout at `root` is not touched.
+    """Makes a worktree of `revision`, and removes it afterwards; does not touch the checkout at `root`.
 
-    Its interpreter is the running one where both pin the same packages, of those that can change a time, or
-    `keep_environment` says so, and else that of a virtual environment which is made for its pins once.  Raises
-    `ValueError` where git or pip fail.
+    The tree's interpreter is the running one with `keep_environment`, or if both trees pin the same versions of the
+    packages that can change a time.  Otherwise it is that of a virtual environment, which is made once for the pins.
+    Raises `ValueError` if git or pip fails.
     """
     commit = resolve(root, revision)
     with tempfile.TemporaryDirectory(prefix="rooflab-") as folder:
@@ -96,7 +96,7 @@ def checked_out(
 
 
 def _remove(root: Path, path: Path) -> None:
-    """Takes a worktree away, or what there is of it; what fails here must not hide what failed before."""
+    """Removes a worktree, even an incomplete one; an error here must not hide an earlier error."""
     try:
         git(root, "worktree", "remove", "--force", str(path))
     except ValueError:
@@ -106,12 +106,12 @@ def _remove(root: Path, path: Path) -> None:
 
 
 def pins(tree: Path) -> tuple[str, ...]:
-    """What a tree asks of the packages that can change a time."""
+    """A tree's requirements for the packages that can change a time."""
     return tuple(sorted(line for line in _asked(tree) if re.sub("_", "-", line.lower()).startswith(TIMED)))
 
 
 def _asked(tree: Path) -> list[str]:
-    """All that a tree asks of packages, a line each: its dependencies, those for a GPU, and its pins."""
+    """All requirements of a tree, one per line: its dependencies, its dependencies for a GPU, and its pins."""
     declared = _project(tree)
     constraints = tree / CONSTRAINTS
     pinned = constraints.read_text().splitlines() if constraints.is_file() else []
@@ -130,10 +130,10 @@ def _for_a_gpu(declared: dict[str, Any]) -> Sequence[str]:
 
 
 def environment(tree: Path, done: Callable[[str], None]) -> str:
-    """The interpreter of a virtual environment with the pins of `tree`, made at the first use of these pins.
+    """The interpreter of a virtual environment with the pins of `tree`, which is made at the first use of these pins.
 
-    With a GPU it holds what the tree asks for on one: without NVML a process cannot say which driver and power limit it
-    ran with, and nothing it reads can be compared.
+    On a GPU machine it also holds the tree's GPU packages: without NVML a process cannot tell its driver and power
+    limit, and its readings cannot be compared.
     """
     gpu = torch.cuda.is_available()
     name = hashlib.sha256(repr((sys.version_info[:2], gpu, _asked(tree))).encode()).hexdigest()[:16]
@@ -146,7 +146,7 @@ def environment(tree: Path, done: Callable[[str], None]) -> str:
     pip = [str(python), "-m", "pip", "install", "-q"]
     constraints = tree / CONSTRAINTS
     pinned = ["-c", str(constraints)] if constraints.is_file() else []
-    # torch first and by itself, so that its pinned build is taken and nothing later asks for another.
+    # Installs torch and triton first and alone, so that pip takes the pinned build and no package asks for another.
     _run([*pip, *pinned, "torch", "triton"])
     declared = _project(tree)
     _run([*pip, *pinned, *declared.get("dependencies", []), *(_for_a_gpu(declared) if gpu else ())])
