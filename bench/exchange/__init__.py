@@ -1,1 +1,1 @@
-"""Results of other tools as records, and records in the forms that other tools read."""
+"""Imports other tools' results as records, and exports records in the formats of other tools."""

@@ -1,4 +1,4 @@
-"""What `rooflab import` and `rooflab export` do, apart from drawing."""
+"""The work of `rooflab import` and `rooflab export`, without the display of results."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FORMS: Mapping[str, Callable[[Sequence[Record], Path], list[Skipped]]] = {
 
 @dataclass(frozen=True)
 class Found:
-    """What was read."""
+    """The results and definitions that were read."""
 
     imported: Imported
     definitions: list[dict[str, Any]] = field(default_factory=list)
@@ -37,13 +37,13 @@ class Found:
         return [bench_row(record) for record in self.imported.records]
 
     def summary(self) -> dict[str, Any]:
-        """Everything as JSON values."""
+        """Definitions, rows and skipped results as JSON values."""
         skipped = [asdict(each) for each in self.imported.skipped]
         return {"definitions": self.definitions, "rows": self.rows(), "not_imported": skipped}
 
 
 def read(tool: str, paths: Sequence[Path], ops: Sequence[str] | None = None) -> Found:
-    """The results of another tool's files.  Raises `ValueError` on an unknown tool and on a malformed file."""
+    """Reads the results in another tool's files.  Raises `ValueError` on an unknown tool or a malformed file."""
     if tool not in TOOLS:
         raise ValueError(f"tool: expected one of {', '.join(TOOLS)}, got {tool!r}")
     if tool == "flashinfer":
@@ -64,14 +64,14 @@ def _only(values: Sequence[Any]) -> Any:
 
 
 def keep(imported: Imported, out: Path | None) -> list[Path]:
-    """Writes the records to `out`, where it is given; the files."""
+    """Writes the records to the folder `out`, if it is given; returns the paths of the files."""
     return write_records(imported.records, out) if out is not None and imported.records else []
 
 
 def export(form: str, paths: Sequence[Path], to: Path, chosen: Chosen) -> tuple[int, list[Skipped]]:
-    """Writes the chosen records to the file `to`; how many they are, and what the form has no place for.
+    """Writes the chosen records to the file `to`; returns the number written, and the records that `form` cannot hold.
 
-    Raises `ValueError` on an unknown form and where nothing is chosen.
+    Raises `ValueError` on an unknown form, or if no record is chosen.
     """
     if form not in FORMS:
         raise ValueError(f"form: expected one of {', '.join(FORMS)}, got {form!r}")
@@ -81,5 +81,5 @@ def export(form: str, paths: Sequence[Path], to: Path, chosen: Chosen) -> tuple[
 
 
 def counted(skipped: Sequence[Skipped]) -> list[tuple[str, int]]:
-    """Reasons and how often each is given, most frequent first."""
+    """Each reason with its count, most frequent first."""
     return Counter(each.reason for each in skipped).most_common()

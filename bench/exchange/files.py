@@ -1,4 +1,4 @@
-"""Shared code of importers (errors of a file, another tool's environment as ours) and of exporters."""
+"""Code that importers share (a file's errors, another tool's environment in our form) and that exporters share."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rooflab.reference.spec import Case, Scalar
 
 @dataclass(frozen=True)
 class Skipped:
-    """Something in a file that no record stands for."""
+    """A part of a file that did not become a record, or a record that was not exported."""
 
     place: str
     reason: str
@@ -29,14 +29,14 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Imported:
-    """What came of a file."""
+    """The records from a file, and the parts that were skipped."""
 
     records: tuple[Record, ...]
     skipped: tuple[Skipped, ...] = ()
 
 
 def read_text(path: Path) -> str:
-    """The text of a file.  Raises `ValueError` where there is no file, or where it is not UTF-8."""
+    """The text of a file.  Raises `ValueError` if the file does not exist or is not UTF-8."""
     if not path.is_file():
         raise ValueError(f"{path.name}: expected a file, got {str(path)!r}")
     try:
@@ -46,7 +46,7 @@ def read_text(path: Path) -> str:
 
 
 def parse_json(text: str, place: str) -> Any:
-    """The value of a JSON text.  Raises `ValueError` naming the place, line and column of a fault."""
+    """The value of a JSON text.  Raises `ValueError` with the place, line and column of a fault."""
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
@@ -55,13 +55,13 @@ def parse_json(text: str, place: str) -> Any:
 
 
 def get(values: Mapping[str, Any], key: str, kind: type | tuple[type, ...], place: str) -> Any:
-    """`values[key]`.  Raises `ValueError` naming the place where it is absent or of another type."""
+    """`values[key]`.  Raises `ValueError` with the place if the key is absent or its value has another type."""
     if not isinstance(values, Mapping):
         raise ValueError(f"{place}: expected an object, got {type(values).__name__}")
     if key not in values:
         raise ValueError(f"{place}: expected {key!r}, got an object without it")
     value = values[key]
-    # In JSON true is not a number; in Python it is.
+    # In JSON `true` is not a number; in Python `True` is an int.
     wrong_bool = isinstance(value, bool) and bool not in (kind if isinstance(kind, tuple) else (kind,))
     if not isinstance(value, kind) or wrong_bool:
         names = " or ".join(each.__name__ for each in (kind if isinstance(kind, tuple) else (kind,)))
@@ -70,22 +70,22 @@ def get(values: Mapping[str, Any], key: str, kind: type | tuple[type, ...], plac
 
 
 def get_object(values: Mapping[str, Any], key: str, place: str) -> Mapping[str, Any]:
-    """`values[key]`, which may be absent or null: then empty.  Raises `ValueError` where it is no object."""
+    """`values[key]`, or an empty object if it is absent or null.  Raises `ValueError` if it is not an object."""
     return {} if values.get(key) is None else cast(Mapping[str, Any], get(values, key, dict, place))
 
 
 def positive(value: object, place: str) -> float:
-    """`value` as a time.  Raises `ValueError` where it is no finite number above 0."""
+    """`value`, a time, as a float.  Raises `ValueError` if `value` is not a finite number above 0."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
         raise ValueError(f"{place}: expected a finite number above 0, got {value!r}")
     return float(value)
 
 
 def environment(tool: str, hardware: str, gpu: str | None = None, **known: Any) -> dict[str, Any]:
-    """The circumstances as a record holds them: what another tool's file does not say is None.
+    """The environment in the form of a record; values that another tool's file does not give are None.
 
-    `hardware` names the machine as far as the file does; `gpu` is its GPU's name where it has one.  The machine key
-    begins with `imported-`, so that no imported result is taken for one of a machine that was snapshot.
+    `hardware` is the machine's name in the file; `gpu` is the name of its GPU, or None.  The machine key begins with
+    `imported-`, so that no imported result seems to come from a machine that Rooflab itself recorded.
     """
     slug = re.sub(r"[^a-z0-9]+", "-", hardware.lower()).strip("-") or "unknown"
     parts = (hardware, gpu, known.get("driver"))
@@ -103,7 +103,7 @@ def environment(tool: str, hardware: str, gpu: str | None = None, **known: Any) 
 
 
 def when(value: object, place: str) -> str:
-    """A time as a record holds it: UTC, ISO 8601, to the second.  Raises `ValueError` on anything else."""
+    """A time in the form of a record: UTC, ISO 8601, to the second.  Raises `ValueError` if `value` is not ISO 8601."""
     try:
         found = datetime.fromisoformat(str(value).replace("Z", "+00:00"))
     except ValueError as error:
@@ -112,18 +112,18 @@ def when(value: object, place: str) -> str:
 
 
 def file_time(path: Path) -> str:
-    """When a file was written, for a format that says nothing of when."""
+    """The time when a file was written, for a format that holds no time."""
     return datetime.fromtimestamp(int(path.stat().st_mtime), UTC).isoformat(timespec="seconds")
 
 
 def run_id(timestamp: str, content: str) -> str:
-    """An id that follows from the file, so that importing it again gives the same file of records."""
+    """An id made from the file's time and content: a second import of the file gives the same file of records."""
     moment = datetime.fromisoformat(timestamp)
     return f"{moment:%Y%m%dT%H%M%SZ}-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
 
 
 def make_case(values: Mapping[str, Any]) -> Case:
-    """Another tool's parameters as a case whose text form can be parsed again: `=` and `,` become `:` and `;`."""
+    """Another tool's parameters as a case; `=` and `,` become `:` and `;`, so that the case's text can be parsed."""
     kept: dict[str, Scalar] = {}
     for name, value in values.items():
         key = re.sub(r"\W", "_", name) or "_"
@@ -134,7 +134,7 @@ def make_case(values: Mapping[str, Any]) -> Case:
 
 
 def make_record(values: Mapping[str, Any], place: str) -> Record:
-    """A bench record.  Raises `ValueError` naming the place where a value does not fit its field."""
+    """A bench record.  Raises `ValueError` with the place if a value does not fit its field."""
     try:
         return Record(kind="bench", **values)
     except ValueError as error:
@@ -142,9 +142,9 @@ def make_record(values: Mapping[str, Any], place: str) -> Record:
 
 
 def write_records(records: Iterable[Record], folder: Path) -> list[Path]:
-    """One file `<run_id>.jsonl` for each run, whole or not at all; their paths.
+    """Writes one file `<run_id>.jsonl` for each run, each file whole or not at all; returns their paths.
 
-    Raises `ValueError` where one of them is there already: it was imported before.
+    Raises `ValueError` if one of the files already exists: it was imported before.
     """
     runs: dict[str, list[Record]] = {}
     for record in records:
@@ -159,9 +159,9 @@ def write_records(records: Iterable[Record], folder: Path) -> list[Path]:
 
 
 def timed(records: Sequence[Record]) -> tuple[list[Record], list[Skipped]]:
-    """The records that are a time of something, and the others with their reason.
+    """The bench records with a published latency; and the other records, each with the reason why it is skipped.
 
-    Raises `ValueError` where no record is a time.
+    Raises `ValueError` if no record has a latency.
     """
     chosen, skipped = [], []
     for record in records:
@@ -180,15 +180,15 @@ def timed(records: Sequence[Record]) -> tuple[list[Record], list[Skipped]]:
 
 
 def benchmark_name(record: Record) -> str:
-    """`gemm/packed M=64,N=48,K=32 fp32`."""
+    """The name of a record's benchmark, such as `gemm/packed M=64,N=48,K=32 fp32`."""
     work = "/".join(part for part in (record.op, record.kernel) if part) or record.kind
     return " ".join(part for part in (work, record.case_id, record.scheme) if part)
 
 
 def write_csv(records: Sequence[Record], path: Path) -> list[Skipped]:
-    """Every record, whatever its kind or status, a column for each field of the schema; nothing is left out.
+    """Writes all records of any kind and status as CSV, with one column for each field of the schema.
 
-    Texts and numbers stand as they are, lists and objects as JSON.  Raises `ValueError` where there is no record.
+    Texts and numbers stay unchanged; lists and objects become JSON.  Raises `ValueError` if there is no record.
     """
     if not records:
         raise ValueError("records: expected at least one, got none")

@@ -1,7 +1,7 @@
-"""flashinfer-bench's results, read: a folder with definitions and traces.
+"""Reads flashinfer-bench's results: a folder with definitions and traces.
 
-`definitions/<op_type>/*.json` say what a kernel computes, `traces/**/*.jsonl` hold one result a line.  A definition is
-known by its type and by what it takes, and never run: its Python text is only searched for a norm's epsilon.
+`definitions/<op_type>/*.json` define what a kernel computes; `traces/**/*.jsonl` hold one result per line.  The reader
+recognises a definition by its type and inputs.  It never runs the Python text; it only finds a norm's epsilon in it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ STATUSES: Mapping[str, Status] = {
     "COMPILE_ERROR": "COMPILE_ERROR",
     "TIMEOUT": "TIMEOUT",
 }
-"""Their status as ours.  `checked_by` stays `none`: their tolerance passes what ours would not."""
+"""flashinfer-bench's status to our status.  `checked_by` stays `none`: its tolerance accepts more than ours."""
 OPS: Mapping[str, tuple[tuple[str, ...], frozenset[str]]] = {
     "gemm": (("gemm",), frozenset({"A", "B"})),
     "rmsnorm": (("rmsnorm", "norm"), frozenset({"hidden_states", "weight"})),
@@ -51,39 +51,39 @@ OPS: Mapping[str, tuple[tuple[str, ...], frozenset[str]]] = {
     "flash_attention": (("gqa_ragged",), frozenset({"q", "k", "v", "qo_indptr", "kv_indptr", "sm_scale"})),
     "sample": (("sampling",), frozenset({"probs"})),
 }
-"""Our op of a definition: how its type begins, and the inputs that it has."""
+"""For each of our ops: prefixes of a definition's type, and the inputs that the definition must have."""
 OPTIONAL = frozenset({"eps", "kv_last_page_len", "qo_indptr", "top_k", "top_p", "min_p"})
-"""Inputs that a definition may have besides."""
+"""Other inputs that a definition may have."""
 ASIDE = frozenset({"lse", "cos_sin_cache", "top_p", "min_p", "eps"})
-"""Small fp32 companions that do not decide a definition's scheme."""
+"""Small fp32 tensors that do not decide a definition's scheme."""
 
 
 class Tensor(NamedTuple):
     """An input or output of a definition."""
 
     shape: tuple[str, ...] | None
-    """Names of axes; None for a scalar of Python."""
+    """Names of axes; None for a Python scalar."""
     dtype: str
 
 
 @dataclass(frozen=True)
 class Definition:
-    """What a kernel is to compute."""
+    """The definition of a kernel's computation."""
 
     name: str
     op_type: str
     constants: Mapping[str, int]
-    """Axes of one size."""
+    """Axes with a fixed size, and that size."""
     variables: tuple[str, ...]
-    """Axes whose sizes a workload gives."""
+    """Axes whose sizes come from a workload."""
     inputs: Mapping[str, Tensor]
     outputs: Mapping[str, Tensor]
     eps: float | None
-    """The number that its text assigns to an epsilon; None where it assigns none, or several that differ."""
+    """The number that the Python text assigns to an epsilon; None if it assigns no number, or different numbers."""
 
     @property
     def op(self) -> tuple[str | None, str]:
-        """Our op that computes the definition, or None and the reason."""
+        """Our op that computes the definition, and ""; or None, and the reason why no op does."""
         of_type = {op: inputs for op, (types, inputs) in OPS.items() if self.op_type.startswith(types)}
         names = {"hidden_states" if "norm" in self.op_type and name in ("input", "x") else name for name in self.inputs}
         if not of_type:
@@ -96,7 +96,7 @@ class Definition:
         return (None, reason) if reason else (fitting[0], "")
 
     def _unlike(self, op: str) -> str:
-        """Why the definition is not `op` although the inputs match, or an empty text."""
+        """Why the definition is not `op` although its inputs match; "" if the definition is `op`."""
         shapes = {name: tensor.shape or () for name, tensor in self.inputs.items()}
         if op == "gemm" and not (len(shapes["A"]) == len(shapes["B"]) == 2 and shapes["A"][1] in shapes["B"]):
             return f"A {list(shapes['A'])} and B {list(shapes['B'])} share no axis to sum over"
@@ -116,12 +116,12 @@ class Definition:
 
     @property
     def scheme(self) -> str | None:
-        """The scheme with this one float dtype over all tensors."""
+        """The scheme whose tensors all have the definition's one float dtype; None if there is no such scheme."""
         known = {str(dtype).removeprefix("torch."): name for dtype, name in DTYPE_NAMES.items()}
         return known.get(self._dtypes[0]) if len(self._dtypes) == 1 else None
 
     def case(self, axes: Mapping[str, int]) -> Case:
-        """Our case with these sizes, where there is one; else the definition and its sizes by name."""
+        """Our case with these sizes; or, for an op without one, a case with the definition's name and sizes."""
         op, sizes = self.op[0], {**self.constants, **axes}
         shapes = {name: tensor.shape or () for name, tensor in self.inputs.items()}
         if op == "gemm":
@@ -135,7 +135,7 @@ class Definition:
 
 
 class Trace(NamedTuple):
-    """One result, and where it stands."""
+    """One result, and its place in the files."""
 
     definition: str
     solution: str
@@ -147,13 +147,13 @@ class Trace(NamedTuple):
 
 @dataclass(frozen=True)
 class DataSet:
-    """The data set in a folder."""
+    """The definitions and traces of a folder."""
 
     definitions: Mapping[str, Definition]
     traces: tuple[Trace, ...]
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row for each definition: what it is, the op of ours that computes it, or why none does."""
+        """One row for each definition: its name and type, and our op that computes it or the reason why no op does."""
         rows = []
         for one in self.definitions.values():
             op, reason = one.op
@@ -163,9 +163,9 @@ class DataSet:
         return rows
 
     def records(self) -> Imported:
-        """One record for each trace; one whose definition is not in the data set is listed with that reason.
+        """One record for each trace; a trace without its definition in the data set is skipped, with that reason.
 
-        Raises `ValueError` naming file and line of an evaluation that is malformed.
+        Raises `ValueError` with the file and line of a malformed evaluation.
         """
         records, skipped = [], []
         times = [when(get(trace.evaluation, "timestamp", str, trace.place), trace.place) for trace in self.traces]
@@ -181,7 +181,7 @@ class DataSet:
 
 
 def read_dataset(root: Path) -> DataSet:
-    """The data set in a folder.  Raises `ValueError` naming file and place of what is malformed."""
+    """Reads the data set in a folder.  Raises `ValueError` with the file and place of a malformed value."""
     root = Path(root)
     if not (root / "definitions").is_dir():
         raise ValueError(f"flashinfer: expected a folder with definitions/ in it, got {str(root)!r}")
@@ -311,7 +311,7 @@ def _environment(evaluation: Mapping[str, Any], place: str, workload: str) -> di
 
 
 def _metrics(performance: Mapping[str, Any], correctness: Mapping[str, Any]) -> dict[str, float]:
-    """Their numbers beside the latency, as far as they are finite."""
+    """The finite numbers that flashinfer-bench gives besides the latency."""
     names = ("reference_latency_ms", "speedup_factor", "max_relative_error", "max_absolute_error")
     both = {**performance, **correctness}
     numbers = {name: both[name] for name in names if isinstance(both.get(name), int | float)}

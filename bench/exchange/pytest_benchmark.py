@@ -1,7 +1,7 @@
-"""pytest-benchmark's JSON, read and written.
+"""Reads and writes pytest-benchmark's JSON.
 
-A file of our exporter names op, kernel and case; in any other file names and parameters are taken as they are.
-pytest-benchmark's own `compare` reads the files written here.
+A file from our exporter names op, kernel and case; from any other file, names and parameters are taken unchanged.
+pytest-benchmark's own `compare` reads the files that this module writes.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from rooflab.reference.spec import Case
 
 TOOL = "pytest-benchmark"
 OURS = "rooflab"
-"""Key of `extra_info` and of `machine_info` under which our own exporter and plugin say what pytest-benchmark lacks."""
+"""Key of `extra_info` and `machine_info` under which our exporter and plugin store what pytest-benchmark does not."""
 SUMMARY = ("min", "max", "mean", "stddev", "median", "iqr", "q1", "q3", "ld15iqr", "hd15iqr", "total")
-"""Statistics in seconds that are kept where there are no samples."""
+"""Statistics in seconds that a record keeps in `metrics`."""
 COUNTS = ("rounds", "iterations")
 _CASE = re.compile(r"[^\W\d]\w*=[^,=]+(,[^\W\d]\w*=[^,=]+)*")
 
 
 def read_pytest_benchmark(path: Path) -> Imported:
-    """One record per benchmark.  Raises `ValueError` naming file and place on what is no such file."""
+    """One record per benchmark.  Raises `ValueError` with file and place if it is not a file of pytest-benchmark."""
     text = read_text(path)
     values = parse_json(text, path.name)
     machine = get(values, "machine_info", dict, path.name)
@@ -69,7 +69,7 @@ def read_pytest_benchmark(path: Path) -> Imported:
 
 
 def _environment(machine: Mapping[str, Any], commit: Mapping[str, Any], version: str, name: str) -> dict[str, Any]:
-    """The machine of the file.  Its host name is left out: records hold none."""
+    """The machine of the file, without its host name, because records hold no host name."""
     cpu = get_object(machine, "cpu", f"{name}, machine_info")
     label = str(cpu.get("brand_raw") or machine.get("processor") or machine.get("machine") or "unknown")
     ours = get_object(machine, OURS, f"{name}, machine_info")
@@ -87,13 +87,13 @@ def _environment(machine: Mapping[str, Any], commit: Mapping[str, Any], version:
         file=name,
     )
     found["imported"]["implementation"] = machine.get("python_implementation")
-    # Ours knows its machine better, key included, so that it is the same machine as in the records that it came from.
+    # Values from our exporter or plugin win, with the machine key: the machine is then the same as in our records.
     return found | {key: value for key, value in ours.items() if key in found and key not in ("imported", "commit")}
 
 
 def _what(benchmark: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """Op, kernel and case: as our exporter wrote them, as `bench_kernels.py` names them, or group, function and
-    parameters of a file that knows nothing of ops."""
+    """Op, kernel and case: from our exporter's values, or from the test names of `bench_kernels.py`; for a file without
+    ops, its group, function and parameters."""
     extra = get_object(benchmark, "extra_info", place)
     ours = get_object(extra, OURS, f"{place}.extra_info")
     if ours:
@@ -114,7 +114,7 @@ def _what(benchmark: Mapping[str, Any], place: str) -> dict[str, Any]:
 
 
 def _reading(benchmark: Mapping[str, Any], stats: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """Status, times and samples."""
+    """The record's fields for status, times and samples."""
     median_s = positive(get(stats, "median", (int, float), f"{place}.stats"), f"{place}.stats.median")
     extra = get_object(benchmark, "extra_info", place)
     ours = get_object(extra, OURS, f"{place}.extra_info")
@@ -128,7 +128,7 @@ def _reading(benchmark: Mapping[str, Any], stats: Mapping[str, Any], place: str)
         | {name: float(stats[name]) for name in COUNTS if _number(stats.get(name))},
     }
     verdict, _, reason = str(extra.get("status")).partition(": ")
-    invalid = verdict == "INVALID" and reason  # as our plugin says it; anybody else's word may mean anything
+    invalid = verdict == "INVALID" and reason  # our plugin's form; any other text has no known meaning
     result |= {"status": "INVALID", "reason": reason} if invalid else {"status": "OK"}
     data = stats.get("data")
     if not data:
@@ -146,7 +146,7 @@ def _reading(benchmark: Mapping[str, Any], stats: Mapping[str, Any], place: str)
 
 
 def _latency(ours: Mapping[str, Any], name: str, default: float | None, place: str) -> float | None:
-    """The exact value from our exporter, else the value from the statistics."""
+    """The exact value from our exporter; without it `default`, the value from the statistics."""
     return default if ours.get(name) is None else positive(ours[name], f"{place}.extra_info.{OURS}.{name}")
 
 
@@ -158,9 +158,9 @@ STATISTICS = (*SUMMARY, "ops", "rounds", "iqr_outliers", "stddev_outliers", "out
 
 
 def write_pytest_benchmark(records: Sequence[Record], path: Path) -> list[Skipped]:
-    """Writes the timed records to `path` and returns what is not among them.
+    """Writes the timed records to `path`, and returns the records that it skipped.
 
-    Raises `ValueError` where they are of several machines, which the format cannot say, or where no record is left.
+    Raises `ValueError` if the records are of several machines, which the format cannot hold, or if no record is left.
     """
     chosen, skipped = timed(records)
     used = [record for record in chosen if record.samples]
@@ -189,7 +189,7 @@ def write_pytest_benchmark(records: Sequence[Record], path: Path) -> list[Skippe
 
 
 def _machine(environment: Mapping[str, Any]) -> dict[str, Any]:
-    """pytest-benchmark's keys, the machine key in place of a host name; then ours."""
+    """The values under pytest-benchmark's keys, with the machine key in place of a host name; then those under ours."""
     system, _, machine = str(environment.get("os") or "").partition(" ")
     return {
         "node": environment.get("machine_key"),
@@ -208,7 +208,7 @@ def _machine(environment: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _stats(samples: Sequence[float]) -> dict[str, Any]:
-    """The statistics as pytest-benchmark computes them, in seconds, with the samples in time order."""
+    """The statistics that pytest-benchmark computes from the samples, in seconds; the samples stay in time order."""
     stats = Stats()
     for sample in samples:
         stats.update(sample)

@@ -1,8 +1,8 @@
-"""tritonbench's results, read: the CSV of `--csv` and `--output`, and the JSON of `--output-json`.
+"""Reads tritonbench's results: the CSV of `--csv` and `--output`, and the JSON of `--output-json`.
 
-A row or a key is one input (`x`) and one implementation (`provider`); its cells are metrics.  `latency` is in ms,
-`tflops` in 10**12 FLOP/s, `gbps` in 10**9 bytes/s, `gpu_peak_mem` in GB.  Every number that has no field of a record
-is kept in `metrics` under its own name.  There are no raw samples and, in the CSV, no word of the machine.
+A value belongs to one input (`x`), one implementation (`provider`) and one metric.  `latency` is in ms, `tflops` in
+10**12 FLOP/s, `gbps` in 10**9 bytes/s, `gpu_peak_mem` in GB.  A number without its own field in a record goes into
+`metrics` under its own name.  The files hold no raw samples, and the CSV does not name the machine.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from rooflab.reference.spec import Case
 TOOL = "tritonbench"
 MODES = ("fwd_no_grad", "fwd_bwd", "fwd", "bwd")
 OPS = {"rms_norm": "rmsnorm", "rope": "rope", "gemm": "gemm", "embedding": "embedding"}
-"""Its operators that compute what an op of ours does."""
+"""tritonbench's operators that compute the same as one of our ops, and that op."""
 AVERAGE = "an average over inputs of different sizes"
 _KEY = re.compile(r"tritonbench_(?P<name>[^\[]+)\[x_(?P<x>.*)-(?P<provider>[^-\]]*)\]_(?P<metric>.+)", re.DOTALL)
 _MEAN_KEY = re.compile(r"tritonbench_[^\[]+\[[^\]]*\]-.+-avg")
@@ -45,7 +45,7 @@ _NUMBER = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*(?:\(.*%
 
 @dataclass
 class _Reading:
-    """One implementation on one input."""
+    """The values of one implementation on one input."""
 
     op: str
     provider: str
@@ -53,13 +53,13 @@ class _Reading:
     place: str
     metrics: dict[str, float] = field(default_factory=dict)
     words: dict[str, str] = field(default_factory=dict)
-    """Metrics whose value is a text: an error message, a config."""
+    """Metrics whose value is a text, such as an error message or a config."""
 
 
 def read_tritonbench(path: Path, op: str | None = None) -> Imported:
-    """One record per implementation and input.  `op` names the operator where a CSV's file name does not.
+    """One record per implementation and input.  `op` gives the operator if the CSV's file name does not.
 
-    Raises `ValueError` naming file and place on what is no such file.
+    Raises `ValueError` with file and place if it is not a file of tritonbench.
     """
     text = read_text(path)
     skipped: list[Skipped] = []
@@ -94,7 +94,7 @@ def _op_of(path: Path) -> str:
 
 
 def _iso(date: str) -> str:
-    """tritonbench writes `20250815103000` as well as ISO 8601."""
+    """A date in ISO 8601; tritonbench writes either this form or `20250815103000`."""
     found = re.fullmatch(r"(\d{4})(\d\d)(\d\d)(\d\d)(\d\d)(\d\d)", date)
     return "{}-{}-{}T{}:{}:{}".format(*found.groups()) if found else date
 
@@ -126,7 +126,7 @@ def _from_csv(text: str, name: str, op: str, skipped: list[Skipped]) -> list[_Re
         found: dict[str, _Reading] = {}
         for column, cell in zip(header[1:], row[1:], strict=True):
             provider, separator, metric = column.rpartition("-")
-            if not separator:  # of the input and no implementation
+            if not separator:  # a column of the input, not of an implementation
                 continue
             reading = found.setdefault(provider, _Reading(op, provider, case, f"{place}, {provider}"))
             _add(reading, metric, cell)
@@ -166,7 +166,7 @@ def _add(reading: _Reading, metric: str, value: object) -> None:
 
 
 def _case(text: str, label: str) -> Case:
-    """`(16, 32, 64)` under `(M, N, K)` as M=16,N=32,K=64; by number where the label does not name each."""
+    """`(16, 32, 64)` with label `(M, N, K)` becomes M=16,N=32,K=64; x0, x1, ... if the label does not name all."""
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError):
@@ -179,7 +179,7 @@ def _case(text: str, label: str) -> Case:
 
 
 def _record(reading: _Reading, shared: Mapping[str, Any], skipped: list[Skipped]) -> Record | None:
-    """The record of a reading; None where it holds neither a time nor a failure."""
+    """The record of a reading; None if the reading holds neither a time nor a failure."""
     metrics = dict(reading.metrics)
     latency = metrics.pop("latency", None)
     status, reason = _status(reading, latency)
@@ -207,7 +207,7 @@ def _record(reading: _Reading, shared: Mapping[str, Any], skipped: list[Skipped]
 
 
 def _status(reading: _Reading, latency: float | None) -> tuple[Status, str]:
-    """What its accuracy and its words say: an error stands in the place of the first metric."""
+    """Status and reason from accuracy, latency and texts: tritonbench writes an error in place of the first metric."""
     message = reading.words.get("error_msg") or reading.words.get("latency")
     if message is None and not reading.metrics and reading.words:
         message = next(iter(reading.words.values()))
