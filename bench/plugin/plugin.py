@@ -42,7 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
-    """Says in the report's header that benchmarks are not timed, and why; None if they are timed."""
+    """A header line that gives the reason if `--benchmark` cannot time benchmarks in this run; else None."""
     if not config.getoption("rooflab_benchmark"):
         return None
     if config.getoption("dist", "no") != "no":
