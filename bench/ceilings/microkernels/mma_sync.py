@@ -1,4 +1,4 @@
-"""Loads the tensor cores with mma.sync, with operands in registers."""
+"""Keeps the tensor cores busy with mma.sync, with operands in registers."""
 
 from __future__ import annotations
 

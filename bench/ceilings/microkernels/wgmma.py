@@ -1,4 +1,4 @@
-"""Loads Hopper's tensor cores with wgmma: B from shared memory, A from shared memory or from registers."""
+"""Keeps Hopper's tensor cores busy with wgmma: B from shared memory, A from shared memory or from registers."""
 
 from __future__ import annotations
 
