@@ -219,7 +219,7 @@ class Tuning:
         return tuple(least_s(cost, ceilings, size, card.sms) for cost, size in zip(costs, sizes, strict=True))
 
     def _fullness(self, kernel: Kernel, config: Any, case: Case) -> float:
-        """Occupancy of a config, by arithmetic (0 if unknown): it decides between two configs with the same bound."""
+        """Occupancy of a config, by arithmetic (0 if unknown): the search sorts configs with equal bounds by it."""
         card = _card(self.device)
         footprint = tuning_of(kernel).footprint
         if card is None or footprint is None:
