@@ -212,7 +212,7 @@ class Measurement:
         return {"status": "INVALID", "reason": reason} if reason else {"status": "OK"}
 
     def _raise_ceilings(self, samples: Samples, cost: Cost) -> None:
-        """Measures measured ceilings again after the first reading above them: they may date from a busy machine."""
+        """After a first reading above measured ceilings, measures them again: a busy machine may have lowered them."""
         known = self.ceilings
         if self.raised or known is None or known.kind != "measured" or not samples.resolved or samples.fault:
             return

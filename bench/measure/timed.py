@@ -21,7 +21,7 @@ from rooflab.bench.timing.trace import Activity, NotRecorded, device_activity, p
 from rooflab.kernels.registry import interpreting
 from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme
 
-if TYPE_CHECKING:  # it imports Triton
+if TYPE_CHECKING:  # `sm_clock` imports Triton
     from rooflab.bench.timing.sm_clock import DeviceClock
 
 
