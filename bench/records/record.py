@@ -163,7 +163,7 @@ class Record:
     clocks: Mapping[str, Any] | None = None
     """Clocks, power, temperature and throttle reasons during the run; None on a CPU."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Numbers without a field of their own (`ttft_ms`, `itl_p50_ms`); the name ends with the unit."""
+    """Numbers without a field of their own (`ttft_ms`, `itl_p50_ms`); the name contains the unit."""
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
