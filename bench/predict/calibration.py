@@ -1,7 +1,7 @@
-"""Fits the predictor to measured records, one factor a family, and says how wrong it is on kernels it has not seen.
+"""Fits the predictor to measured records, one factor per family, and gives its error on kernels it was not fitted to.
 
-Everything but the launches is scaled.  The error is held out: each kernel's records are predicted with the factor that
-the other kernels of its family give.  A family with too few kernels stays uncalibrated, and a prediction then says so.
+The factor scales everything except the launches.  The error is held out: each kernel's records are predicted with the
+factor that the other kernels of its family give.  A family with too few kernels stays uncalibrated.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from rooflab.roofline.model import Cost
 Family = Literal["matrix", "streaming"]
 UNCALIBRATED = "uncalibrated"
 LEAST_KERNELS = 3
-"""Kernels that a family needs: with fewer, the others' median is one kernel's own error."""
+"""Least number of kernels of a family.  With two, only the other kernel's factor would predict each kernel."""
 RESULTS = Path(__file__).resolve().parents[2] / "results"
-"""The committed records, in a checkout."""
+"""The folder of the committed records in a checkout."""
 _LEAST_SHARE = 0.05
-"""Least share of a measured time that is not launches: a launch floor above the reading must not give a factor < 0."""
+"""At least this share of a measured time is no launch: a launch floor above the reading must not give a factor < 0."""
 
 
 def family_of(cost: Cost) -> Family:
-    """Ops with matrix products have one factor, all others another."""
+    """The family of an op: ops with matrix products share one factor, all other ops share another factor."""
     return "matrix" if cost.tensor_flops else "streaming"
 
 
@@ -50,7 +50,7 @@ class Observation:
     family: Family
     launch_s: float
     rest_s: float
-    """Predicted, uncalibrated: everything but the launches."""
+    """Predicted time of everything except the launches, uncalibrated."""
     measured_s: float
 
     @property
@@ -65,7 +65,7 @@ class Observation:
 
 @dataclass(frozen=True)
 class Fit:
-    """One family's factor, and the error on kernels that it was not fitted to."""
+    """One family's factor, and the error on kernels that the factor was not fitted to."""
 
     factor: float
     error: float
@@ -77,13 +77,13 @@ class Fit:
 
 
 Calibration = Mapping[str, Fit]
-"""By family; a family that is not there is uncalibrated."""
+"""The fit of each family; a family without a fit is uncalibrated."""
 
 
 def fit(observations: Iterable[Observation]) -> dict[str, Fit]:
     """A fit for every family with records of enough kernels.
 
-    A kernel counts once however many cases it has: a factor is the geometric median over kernels of their own.
+    Each kernel counts once, however many cases it has: the factor is the geometric median of the kernels' factors.
     """
     families: dict[str, dict[str, list[Observation]]] = {}
     for entry in observations:
@@ -106,7 +106,7 @@ def _factor(kernels: Mapping[str, Sequence[Observation]]) -> float:
 
 
 def calibrated(prediction: Prediction, cost: Cost, calibration: Calibration) -> tuple[Prediction, float | None, str]:
-    """The prediction scaled, the predictor's held-out error (None: uncalibrated), and both in words."""
+    """The scaled prediction, its held-out error (None where uncalibrated), and a text that gives this error."""
     known = calibration.get(family_of(cost))
     if known is None:
         return prediction, None, UNCALIBRATED
@@ -122,7 +122,7 @@ def observations(
 ) -> list[Observation]:
     """The measured records of Hopper GPUs among `records`, each beside the prediction for its own card.
 
-    Left out: what was not measured on a GPU with a cold L2, and kernels, cases and configs that are no longer there.
+    Leaves out records that were not measured on a GPU with a cold L2, and kernels, cases and configs that are gone.
     """
     by_device: dict[str, tuple[Device, list[tuple[Target, float]]]] = {}
     for record in records:
@@ -158,7 +158,7 @@ def _target_of(record: Record) -> Target | None:
 
 
 def load(folder: Path = RESULTS) -> Calibration:
-    """The calibration by the committed records of GPUs; empty without such records.  Kept in the cache folder."""
+    """The calibration from the committed GPU records; empty without such records.  The result is cached on disk."""
     files = sorted(path for path in folder.glob("**/*.jsonl") if "cpu" not in path.relative_to(folder).parts)
     records = [record for path in files for record in record_files.read(path)]
     if not any(_device_of(record) for record in records):
@@ -178,11 +178,11 @@ def _read(path: Path) -> dict[str, Fit] | None:
         found: dict[str, dict[str, Any]] = json.loads(path.read_text())
         return {family: Fit(**values) for family, values in found.items()}
     except (ValueError, TypeError, AttributeError):
-        return None  # of another version, or cut short: fitted anew and overwritten
+        return None  # the file is of another version or cut short: `load` fits again
 
 
 def _key(files: Sequence[Path]) -> str:
-    """Changes with the records, the predictor and the kernels."""
+    """A hash that changes with the records, the predictor and the kernels."""
     digest = hashlib.sha256()
     here = Path(__file__).resolve().parent
     sources = [*here.glob("*.py"), *(here.parents[1] / "kernels").glob("**/*.py")]

@@ -32,9 +32,9 @@ class Target:
     case: Case
     scheme: Scheme
     file: Path | None = None
-    """The file that registers the kernel, where it is not in the tree."""
+    """The file that registers the kernel, if the kernel is not in the tree."""
     config: Any = None
-    """The config to hold a tunable kernel to; None leaves the choice to its launcher."""
+    """The config that a tunable kernel must use; None leaves the choice to its launcher."""
 
     @property
     def label(self) -> str:
@@ -42,7 +42,7 @@ class Target:
         return f"{self.op}/{self.kernel} {self.case.id} {self.scheme.name}"
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values, for another process."""
+        """The target as JSON values, for another process."""
         named = {"op": self.op, "kernel": self.kernel, "case": dict(self.case), "scheme": self.scheme.name}
         file, config = str(self.file) if self.file else None, None if self.config is None else asdict(self.config)
         return {**named, "file": file, "config": config}
@@ -60,7 +60,7 @@ class Predicted:
 
 
 def identity(kernel: Kernel, case: Case, scheme: str, environment: Environment) -> dict[str, Any]:
-    """The fields of a record that say which kernel ran on what, and in which circumstances."""
+    """The fields of a record that say which kernel ran, on which inputs, and in which circumstances."""
     return {
         **environment.record_fields(),
         "op": kernel.op,
@@ -79,10 +79,10 @@ def predict_all(
     ceilings: Ceilings | None = None,
     counted: Mapping[Target, Traffic] | None = None,
 ) -> list[Predicted]:
-    """A prediction of every target on `device`, in their order; all that needs it is compiled at once, on all cores.
+    """Predicts every target on `device`, in the given order; compiles all kernels with code at once, on all cores.
 
-    `counted` traffic takes the place of what a kernel says of itself.  Raises `ValueError` on a name that is not
-    registered, or a device that is not Hopper.
+    `counted` traffic replaces the traffic that a kernel declares.  Raises `ValueError` on a name that is not
+    registered, and on a device that is not Hopper.
     """
     reasons = {}
     for target in targets:
@@ -110,7 +110,7 @@ def predict_all(
 
 
 def _refusal(kernel: Kernel, target: Target) -> str | None:
-    """Why the kernel cannot do this on Hopper, or None."""
+    """Why the kernel cannot run this target on Hopper; None if it can."""
     if "cuda" not in kernel.devices:
         return f"UNSUPPORTED: {kernel.id} runs on {' and '.join(kernel.devices)}"
     refusal = kernel.why_not_args(_inputs(target))
@@ -122,7 +122,7 @@ def _inputs(target: Target) -> dict[str, object]:
 
 
 def _price(target: Target) -> tuple[Cost, Traffic | None, float | None]:
-    """Cost, traffic, and the matrix FLOPs that the kernel does, padding included, where its footprint says."""
+    """Cost, traffic, and the kernel's matrix FLOPs with padding; traffic and FLOPs are None where they are unknown."""
     spec, kernel = get_op(target.op), get_kernel(target.op, target.kernel)
     if target.config is not None:
         kernel = with_config(kernel, target.config)
@@ -143,7 +143,7 @@ DEFAULT_GPU, DEFAULT_SUITE = "h100", "llama3_8b"
 
 
 def choose_cases(spec: OpSpec, texts: Sequence[str], scheme: Scheme) -> list[Case]:
-    """The cases named, or the largest of the Llama-3.1-8B suite.  Raises `ValueError` on an unknown one."""
+    """The cases in `texts`, else the largest of the Llama-3.1-8B suite.  Raises `ValueError` on an unknown case."""
     if texts:
         return [spec.check_case(Case.parse(text)) for text in texts]
 
@@ -155,7 +155,7 @@ def choose_cases(spec: OpSpec, texts: Sequence[str], scheme: Scheme) -> list[Cas
 
 
 def choose_scheme(spec: OpSpec, name: str | None) -> Scheme:
-    """The scheme named, or bf16 where the op has it.  Raises `ValueError` on one that the op has not."""
+    """The scheme `name`; for None bf16, if the op has it.  Raises `ValueError` on a scheme that the op lacks."""
     if name is None:
         return get_scheme("bf16" if "bf16" in spec.schemes else spec.schemes[0])
     if get_scheme(name).name not in spec.schemes:
@@ -171,9 +171,9 @@ def choose_targets(
     config: str | None = None,
     default: Case | None = None,
 ) -> list[Target]:
-    """The kernels on every case and scheme named; without a case on `default`, or the largest of its suite.
+    """The kernels on every case and scheme; without `cases` on `default`, or else on the largest case of the suite.
 
-    `config` holds tunable kernels to one, as `block_m=64,...`.  Raises `ValueError` on a text that names nothing.
+    Tunable kernels use `config` (`block_m=64,...`) if it is given.  Raises `ValueError` on an unknown name.
     """
     picked = [(kernel, file, make_config(kernel, Case.parse(config)) if config else None) for kernel, file in kernels]
     names: list[str | None] = [*schemes] or [None]
@@ -185,9 +185,9 @@ def choose_targets(
 
 
 def choose_gpu(name: str | None, records: Sequence[Record] = ()) -> tuple[Device, str | None]:
-    """The GPU named, that of the records, the one here, or an H100; and what a short name was taken for.
+    """The GPU `name`, else the one in the records, else the one here, else an H100; and a note on a short name.
 
-    Raises `ValueError` where records of several GPUs, or a GPU that is in no table, leave it open.
+    Raises `ValueError` where the records are of several GPUs, or the GPU is in no table.
     """
     if name:
         return resolve(name)
@@ -211,7 +211,7 @@ def timed_on(record: Record) -> Device | None:
 
 
 def in_config(target: Target, record: Record) -> Target | None:
-    """The target in the config that a record was made in; None for a config that the kernel has no more."""
+    """The target with a record's config; None where the kernel no longer has that config."""
     kernel = registry.get_kernel(target.op, target.kernel)
     if record.config is None or kernel.tuning is None:
         return target
@@ -225,8 +225,8 @@ def measured_in(
 ) -> tuple[list[Target], dict[Target, float]]:
     """The targets, each in the config that was measured, and the newest measured times on `device`, in ms.
 
-    Readings of an A/B are left out, because they may be of another revision or slowed on purpose.  Readings with a
-    warm L2 or of a config that no longer exists are left out too.  Raises `ValueError` where no time is left.
+    Leaves out readings of an A/B comparison, because they may be of another revision or slowed on purpose.  Leaves out
+    readings with a warm L2 and of a config that no longer exists too.  Raises `ValueError` where no time is left.
     """
     wanted = {(target.op, target.kernel, target.case.id, target.scheme.name): target for target in targets}
     found: dict[Target, tuple[Target, float]] = {}
@@ -242,7 +242,7 @@ def measured_in(
 
 
 def measure_here(targets: Sequence[Target], budget_s: float, seed: int = 0) -> list[Record]:
-    """Checks and times the targets on the CUDA device at hand, a case at a time, interleaved."""
+    """Checks and times the targets on this machine's CUDA device, case by case, with a case's kernels interleaved."""
     from rooflab.bench.measure.measure import measure_op
 
     found: list[Record] = []

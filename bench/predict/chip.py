@@ -1,15 +1,15 @@
-"""What one SM does in a clock, how long an instruction's result takes, and a role's walk through its code.
+"""The rates of one SM per clock, the latencies of its instructions, and a role's walk through its code.
 
-Throughputs: CUDA C++ Programming Guide, "Throughput of Native Arithmetic Instructions", compute capability 9.0, lanes a
-clock and SM: 128 fp32 and packed 16-bit multiply-adds, 64 integer, logic, compare and conversion operations, 16 special
-functions, 32 lanes of shuffles and of loads and stores; four schedulers issue one instruction a clock each.  Shared
-memory and L1 move 128 bytes a clock (same guide).  What L2 gives to all SMs together is not published for Hopper: the
-A100's 5,120 bytes a clock for 40 MB (NVIDIA A100 whitepaper) are scaled in proportion to 50 MB.  Unscaled they are too
-few: ThunderKittens' 855 TFLOP/s on an H100, in tiles of 128 x 256 that no other SM shares, need 5,470 at the boost
-clock.
+Throughputs: CUDA C++ Programming Guide, "Throughput of Native Arithmetic Instructions", compute capability 9.0, lanes
+per clock and SM: 128 fp32 and packed 16-bit multiply-adds, 64 integer, logic, compare and conversion operations,
+16 special functions, 32 lanes of shuffles and of loads and stores; each of four schedulers issues one instruction per
+clock.  Shared memory and L1 move 128 bytes per clock (same guide).  The rate of Hopper's L2 for all SMs together is not
+published: the A100's 5,120 bytes per clock for 40 MB (NVIDIA A100 whitepaper) are scaled in proportion to 50 MB.
+Unscaled they would be too few: ThunderKittens' 855 TFLOP/s on an H100, in tiles of 128 x 256 that no other SM shares,
+need 5,470 at the boost clock.
 
 An H100 under full tensor load reaches its power limit and lowers its clock.  The new clock depends on the card, its
-cooling and the data, and not on code alone; `TENSOR_CLOCK_HZ` is one published reading, of one card.
+cooling and the data, not only on the code; `TENSOR_CLOCK_HZ` is one published reading, of one card.
 
 Latencies of memory in clocks, by pointer chasing: 30 for shared memory, 21 for constants, 834 for HBM at random
 addresses (an H100 80GB HBM3, a report of mt4g, TU Munich); 281 for L2 over both of its partitions (a GH200,
@@ -17,12 +17,12 @@ github.com/markdewing/AI_kernels, which reads 690 for its HBM).  Arithmetic 4 (J
 GPU Architecture via Microbenchmarking", 2018), mma.sync m16n8k16 33 (Sun et al., "Dissecting Tensor Cores via
 Microbenchmarks", 2022, A100).  Special functions (20) and shuffles (24) are assumptions without a published source.
 
-On a walk all warps of a role run in step and alone on their SM.  Instructions issue in order, each waiting for the
-registers that it reads and for its pipe, as an SM's scoreboards make them wait, and `WARPGROUP.DEPBAR` for the groups
-of wgmma that it names.  A wgmma does not wait for another that adds to the same accumulator.  Barriers cost nothing:
-other warps and copies are taken to have arrived.  The walk gives the least time of dependent steps that no other CTA
-and no other role can hide, and the most bytes that a thread has on their way at once.  Two warpgroups that run the same
-code are in step here; on the GPU the second fills what the first leaves idle while they wait for their products.
+On a walk all warps of a role run in step and alone on their SM.  Instructions issue in order.  Each waits for the
+registers that it reads and for its pipe, as with an SM's scoreboards; `WARPGROUP.DEPBAR` waits for the groups of wgmma
+that it names.  A wgmma does not wait for another that adds to the same accumulator.  Barriers cost nothing: the walk
+assumes that other warps and copies have arrived.  The walk gives the least time of dependent steps that no other CTA
+and no other role can hide, and the most bytes that a thread has in flight at once.  Two warpgroups that run the same
+code are in step here; on the GPU one of them uses the pipes that stay idle while the other waits for its products.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ HBM_SUSTAINED = 0.9
 """Share of the data sheet's bandwidth that streaming reaches: torch.clone on an H100 SXM, 89.6% in bf16 and 90.4% in
 fp32 (QuACK, hadamard roofline notes); on an H200 the best seen is 87% (cudnn-frontend's norm benchmarks)."""
 TENSOR_CLOCK_HZ = 1.6e9
-"""What an H800 SXM's clock falls to while wgmma keeps its tensor cores busy (FlashMLA, docs, "deep dive"): 865 of the
-data sheet's 989 TFLOP/s in bf16.  Cards with less power fall further; one that rests between launches does not."""
+"""An H800 SXM's clock falls to this while wgmma keeps its tensor cores busy (FlashMLA, docs, "deep dive"): 865 of the
+data sheet's 989 TFLOP/s in bf16.  Cards with less power fall further; a card that rests between launches does not."""
 MMA_SYNC_SHARE = 0.75
 """Share of Hopper's tensor rate that mma.sync can reach; the rest needs wgmma (Machete, vLLM PR 7174)."""
 _INTEGER_MULTIPLY = ("IMAD",)
@@ -64,7 +64,7 @@ class Chip:
     clock_hz: float
     sms: int
     tensor_share: float = 1.0
-    """Share of that rate that wgmma holds when the tensor cores are always busy."""
+    """Share of that rate that wgmma sustains when the tensor cores are always busy."""
     hbm_latency: float = 834
     l2_latency: float = 281
     shared_latency: float = 30
@@ -85,11 +85,11 @@ class Chip:
         return self.hbm_latency / self.clock_hz
 
     def cycles(self, entry: Instruction) -> dict[Pipe, float]:
-        """Clocks that one warp's instruction takes of each pipe of its SM, with all four schedulers at work."""
+        """Clocks for which one warp's instruction occupies each pipe of its SM, with all four schedulers at work."""
         found: dict[Pipe, float] = {"issue": 0.25}
         name = entry.name
         if entry.mma_flops:
-            # A warpgroup's product is written in all of its four warps; each has a quarter of it.
+            # All four warps of a warpgroup issue its product; each warp does a quarter of the FLOPs.
             flops = entry.mma_flops / (WARPGROUP if entry.is_wgmma else 1)
             share = self.tensor_share if entry.is_wgmma else min(self.tensor_share, MMA_SYNC_SHARE)
             found["tensor"] = flops / (self.tensor_rate(entry.mma_dtype) * share)
@@ -108,18 +108,18 @@ class Chip:
         return found
 
     def l2_share(self, ctas: int) -> float:
-        """Bytes a clock that each of `ctas` can take from L2, one on an SM."""
+        """Bytes per clock that each of `ctas` CTAs can take from L2, with one CTA per SM."""
         return min(self.sm_bytes_per_clock, self.l2_bytes_per_clock / min(ctas, self.sms))
 
     def tensor_rate(self, dtype: str) -> float:
-        """FLOPs that one SM's tensor cores do in a clock.  Raises `ValueError` on a dtype that they have not."""
+        """FLOPs per clock of one SM's tensor cores.  Raises `ValueError` on a dtype that they do not multiply."""
         if dtype not in self.tensor_flops_per_clock:
             known = ", ".join(self.tensor_flops_per_clock)
             raise ValueError(f"dtype: expected one that the tensor cores multiply ({known}), got {dtype!r}")
         return self.tensor_flops_per_clock[dtype]
 
     def latency(self, entry: Instruction, load_latency: float) -> float:
-        """Clocks from the end of an instruction's time on its pipe to its result; `load_latency`: of a global load."""
+        """Clocks from the end of an instruction's time on its pipe to its result; `load_latency`: of global loads."""
         name = entry.name
         if entry.loads_global:
             return load_latency
@@ -147,7 +147,7 @@ def _operand_bytes(entry: Instruction) -> float:
 
 
 def chip_of(device: Device, ceilings: Ceilings | None = None) -> Chip:
-    """The figures of a Hopper GPU, its tensor cores and L2 as `ceilings` (the data sheet's by default) say.
+    """The figures of a Hopper GPU; `ceilings` (by default the data sheet's) give its tensor cores' and L2's rates.
 
     Raises `ValueError` on another GPU, whose figures differ.
     """
@@ -169,7 +169,7 @@ def chip_of(device: Device, ceilings: Ceilings | None = None) -> Chip:
 
 @dataclass
 class Walk:
-    """The state of a role's warps on their way; `run` carries it on."""
+    """The state of a role's warps on their walk; `run` continues the walk."""
 
     chip: Chip
     warps: int
@@ -179,18 +179,18 @@ class Walk:
     now: float = 0.0
     """Clock from which the next instruction can issue."""
     most_bytes: int = 0
-    """Most bytes of loads on their way at once, per thread."""
+    """Most bytes of loads in flight at once, per thread."""
     _ready: dict[str, float] = field(default_factory=dict)
     _free: dict[Pipe, float] = field(default_factory=dict)
     _flying: list[tuple[int, frozenset[str]]] = field(default_factory=list)
     _groups: list[float] = field(default_factory=list)
-    """When each group of wgmma is done, in order."""
+    """The clock at which each group of wgmma is done, in order."""
 
     def run(self, code: Sequence[Instruction]) -> float:
-        """Walks through `code` once; the clocks until the next instruction could issue."""
+        """Walks through `code` once; returns the clocks until the next instruction can issue."""
         began = self.now
         for entry in code:
-            # wgmma adds to its accumulator in the order of issue; nothing waits for the sum before.
+            # wgmmas add to an accumulator in the order of issue; a wgmma does not wait for the earlier sum.
             awaited = entry.reads - entry.writes if entry.is_wgmma else entry.reads
             taken = {pipe: self.warps * cycles for pipe, cycles in self.chip.cycles(entry).items()}
             start = max(
@@ -213,7 +213,7 @@ class Walk:
         return self.now - began
 
     def finish(self) -> float:
-        """Waits for every result; the clock then."""
+        """Waits for every result; returns the clock at that time."""
         self.now = max([self.now, *self._ready.values()])
         self._flying.clear()
         return self.now

@@ -1,4 +1,4 @@
-"""Where a kernel's time goes: its gap to the bound split into parts that sum to the predicted or the measured time."""
+"""Splits a kernel's time into parts: the least work and the parts of the gap sum to the predicted or measured time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rooflab.roofline.device import Device
 from rooflab.roofline.model import Limiter, Traffic
 
 UNEXPLAINED = "not explained"
-"""The measured time less the predicted one."""
+"""The measured time minus the predicted time."""
 
 
 @dataclass(frozen=True)
@@ -29,18 +29,18 @@ class Part:
 
 @dataclass(frozen=True)
 class Explanation:
-    """One kernel on one case, explained; `reason` says why where it cannot be."""
+    """The explanation of one kernel on one case; `reason` says why where there is no explanation."""
 
     target: Target
     role: str
     gpu: str
     bytes: float
-    """HBM bytes that it moves."""
+    """HBM bytes that the kernel moves."""
     least_bytes: float
     flops: float
     launches: int
     traffic_basis: str
-    """`modelled`, `counted`, or `least` where nothing says."""
+    """`modelled` or `counted`; `least` where the kernel's traffic is unknown."""
     bound_ms: float | None = None
     limiter: Limiter | None = None
     parts: tuple[Part, ...] = ()
@@ -53,7 +53,7 @@ class Explanation:
 
     @property
     def total_ms(self) -> float | None:
-        """What the parts sum to: the measured time, or the predicted one."""
+        """The sum of the parts: the measured time, or else the predicted time."""
         return self.measured_ms if self.measured_ms is not None else self.predicted_ms
 
     @property
@@ -90,7 +90,7 @@ class Explanation:
         return [*rows, {"part": "sum", "us": total * 1e3, "share": "", "why": kind}]
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, in JSON's types."""
+        """The whole explanation as JSON values."""
         target = self.target
         own = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in ("target", "flops")}
         return own | {
@@ -193,7 +193,7 @@ WHY_COLUMNS = (
 
 
 def why_rows(explanations: Iterable[Explanation]) -> list[dict[str, Any]]:
-    """One row a kernel, naive first: bytes, launches, intensity and the parts of its time in microseconds."""
+    """One row per kernel, in the given order: bytes, launches, intensity and the parts of its time in microseconds."""
     rows = []
     for entry in explanations:
         row: dict[str, Any] = {
@@ -212,9 +212,9 @@ def why_rows(explanations: Iterable[Explanation]) -> list[dict[str, Any]]:
 
 
 def why_sentence(explanations: Sequence[Explanation]) -> str:
-    """What the fastest optimized kernel gains over the naive one, and the part in which it gains most.
+    """Says what the fastest optimized kernel gains over the naive kernel, and in which part it gains most.
 
-    Compares measured times where naive and an optimized kernel have them, else predicted times; never mixes both.
+    Compares measured times where the naive and an optimized kernel have such times, else predicted times; never mixes.
     """
     naive = next((entry for entry in explanations if entry.role == "naive"), None)
     others = [entry for entry in explanations if entry.role == "optimized"]

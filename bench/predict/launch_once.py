@@ -20,7 +20,7 @@ from rooflab.reference.spec import Case, get_scheme
 
 MODULE = "rooflab.bench.predict.launch_once"
 MARK = "rooflab: the call that counts"
-"""Printed once the call has returned, so that a tool that never got there is not taken for one that found nothing."""
+"""Printed after the call has returned.  A missing mark means that the call failed, not that the tool found nothing."""
 
 
 def arguments(target: Target, seed: int, warm_up: int) -> list[str]:
@@ -29,7 +29,7 @@ def arguments(target: Target, seed: int, warm_up: int) -> list[str]:
 
 
 def main(text: str, device: str = "cuda") -> None:
-    """Runs the call that `text`, which `arguments` made, describes.  Raises `ValueError` where it cannot run here."""
+    """Runs the call that `text` (from `arguments`) describes.  Raises `ValueError` where it cannot run here."""
     asked = json.loads(text)
     if asked["file"]:
         registry.load_file(Path(asked["file"]))
@@ -41,7 +41,7 @@ def main(text: str, device: str = "cuda") -> None:
 
 
 def prepare(op: str, name: str, case: Case, scheme: str, seed: int, device: str) -> Rotation:
-    """The kernel on its inputs, weights packed and outputs allocated.  Raises `ValueError` where it cannot run here."""
+    """A call of the kernel with packed weights and allocated outputs.  Raises `ValueError` where it cannot run here."""
     spec, kernel = registry.get_op(op), registry.get_kernel(op, name)
     place = torch.device(device)
     reason = kernel.why_not_here(place)
@@ -55,7 +55,7 @@ def prepare(op: str, name: str, case: Case, scheme: str, seed: int, device: str)
 
 
 def watched(call: Rotation, device: str) -> None:
-    """One call, with the profiler on."""
+    """Runs one call with the profiler on."""
     if device != "cuda":
         call()
         return

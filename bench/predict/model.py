@@ -1,25 +1,25 @@
-"""The predicted time of a kernel, as a sum of steps that lead from the least work to what is expected.
+"""The predicted time of a kernel, as a sum of steps that lead from the least work to the expected time.
 
-Every step makes one assumption less ideal, and adds what that costs:
+Every step makes one assumption less ideal, and adds the time that this costs:
 
 1. least work: the op's cost at the ceilings, memory and pipes overlapping perfectly (the roofline);
 2. launch: each launch takes at least the launch floor, and overlaps with nothing;
-3. sustained rate: a data sheet's bandwidth at the share that streaming reaches, and its matrix rate at the clock that
-   is held under it (nothing where ceilings were measured);
+3. sustained rate: the share of a data sheet's bandwidth that streaming reaches, and its matrix rate at the clock that
+   the GPU sustains under full tensor load (adds nothing where ceilings were measured);
 4. bytes over the minimum: the kernel's traffic in place of the least bytes;
-5. pipe: the instructions of the compiled code at each pipe's rate, spread evenly over the SMs, and copies from L2; of a
-   kernel without compiled code that launches several times, memory and arithmetic one after the other;
-6. waves and tail: the SM with the most CTAs, or the CTA with the most tiles, sets the time, and few CTAs draw on few
-   SMs' share of the bandwidth;
-7. occupancy and latency: by Little's law the bandwidth is no more than the bytes in flight over the latency, a CTA
+5. pipe: the instructions of the compiled code at each pipe's rate, spread evenly over the SMs, and copies from L2; a
+   kernel that has several launches and no compiled code does memory and arithmetic one after the other;
+6. waves and tail: the SM with the most CTAs, or the CTA with the most tiles, sets the time, and a few CTAs reach only
+   their SMs' share of the bandwidth;
+7. occupancy and latency: by Little's law the bandwidth is at most the bytes in flight divided by latency, a CTA
    takes at least as long as its dependent steps, and the first bytes arrive one latency after the launch;
 8. calibration: the factor fitted to measured records of other kernels of the family.
 
-The time is 2 + 8 * (first latency + the largest of memory, pipes and dependent steps), and the steps sum to it exactly.
+The time is (2) + (8) * (first latency + the largest of memory, pipes and dependent steps); the steps sum to it exactly.
 
-Of several compiled kernels, the kernels that multiply matrices share the matrix FLOPs.  Bytes that two launches write
-beyond the op's least bytes are intermediates: the first launch reads the op's operands and writes the intermediates,
-the second reads them and writes the op's result.  Where this is unknown, kernels share the bytes by their threads.
+Among several compiled kernels, those that multiply matrices share the matrix FLOPs.  Bytes that two kernels write
+beyond the op's least bytes are intermediates: the first kernel reads the op's operands and writes the intermediates,
+the second reads them and writes the op's result.  Otherwise kernels share the bytes in proportion to their threads.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LEAST, LAUNCH, SUSTAINED, BYTES = "least work", "launch", "sustained rate", "byt
 PIPE, WAVES, LATENCY, CALIBRATION = "pipe", "waves and tail", "occupancy and latency", "calibration"
 
 _ROUNDING = 1e-12
-"""A step that adds less than this share of the time is the rounding of a sum."""
+"""A step that adds less than this share of the time is a rounding error and counts as 0."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Step:
 
     name: str
     seconds: float
-    """What it adds."""
+    """Seconds that the step adds."""
     why: str
 
 
@@ -89,10 +89,10 @@ def predict(
     ceilings: Ceilings | None = None,
     matrix_flops: float | None = None,
 ) -> Prediction:
-    """The time of a kernel that launches `compiled` (nothing: a library's or torch's) and moves `traffic`, cold L2.
+    """Predicts a kernel that launches `compiled` (empty for a library's or torch's) and moves `traffic`; L2 is cold.
 
-    `ceilings` are the device's data sheet's by default; `matrix_flops` are those that the kernel really does, padding
-    included, by default the cost's.  Raises `ValueError` on a device that is not Hopper, or on code that is not for it.
+    `ceilings` default to the device's data sheet.  `matrix_flops` are the FLOPs that the kernel does, with padding;
+    they default to the cost's.  Raises `ValueError` on a device that is not Hopper, and on code for another device.
     """
     ceilings = ceilings or device.ceilings()
     chip = chip_of(device, ceilings)
@@ -145,7 +145,7 @@ def _sustained_why(bandwidth: float, by_memory: bool, chip: Chip) -> str:
 
 
 def _differences(stages: Sequence[tuple[str, float, str]]) -> Iterator[Step]:
-    """Each stage's time less that of the stage before it; the launches overlap with nothing and stand as they are."""
+    """Each stage's time minus the time of the stage before; launches overlap with nothing and keep their whole time."""
     before = 0.0
     for name, seconds, why in stages:
         if name == LAUNCH:
@@ -214,12 +214,12 @@ def _compiled_stages(
 
 
 def _dependent_s(work: Work, chip: Chip) -> float:
-    """Seconds of dependent steps: one CTA's, for as many CTAs as follow one another in one place."""
+    """Seconds of dependent steps: one CTA's seconds times the CTAs that run one after another in one place."""
     return work.launches * math.ceil(work.waves.waves) * work.cta_cycles / chip.clock_hz
 
 
 def _pipe_s(work: Work, chip: Chip, balanced: bool) -> float:
-    """Seconds of the busiest pipe: of the mean SM, or of the one with the most CTAs, each with the most tiles."""
+    """Seconds of the busiest pipe: on the mean SM (`balanced`), or on the SM with the most CTAs and the most tiles."""
     ctas_per_sm = work.ctas / chip.sms if balanced else work.waves.busiest_sm_ctas * work.uneven
     return work.launches * max(work.pipe_cycles.values()) * ctas_per_sm / chip.clock_hz
 
@@ -230,7 +230,7 @@ def _copies_s(work: Work, chip: Chip) -> float:
 
 
 def _memory_s(work: Work, moved: float, rate: float, chip: Chip, in_flight: bool) -> float:
-    """Seconds to move `moved` bytes, full waves and the tail at the rate that their CTAs can draw."""
+    """Seconds to move `moved` bytes; the full waves and the tail move them at the rate that their CTAs can reach."""
     per_cta = moved / (work.launches * work.ctas)
     places = work.occupancy.ctas_per_sm * chip.sms
     waves = ((places, work.waves.full), (work.waves.tail_ctas, int(work.waves.tail_ctas > 0)))

@@ -1,6 +1,6 @@
-"""Nsight Compute's counters of one call: bytes, pipe use and stalls; beside the prediction, and as a record.
+"""Counts bytes, pipe use and stalls of one call with Nsight Compute, compares with the prediction, and makes a record.
 
-The metrics are asked for by name and read from `ncu --csv --page raw`: a line of names, a line of units, a line for
+The command line names the metrics, and `ncu --csv --page raw` prints them: a line of names, a line of units, a line for
 each launch.  Names that this ncu does not know are replaced by their newer spelling, or left out.
 """
 
@@ -48,7 +48,7 @@ PIPES = {
     "hbm": "dram__throughput.avg.pct_of_peak_sustained_elapsed",
     "occupancy": "sm__warps_active.avg.pct_of_peak_sustained_active",
 }
-"""Per cent of the peak, by what is used."""
+"""By pipe or unit: the metric of its use, in per cent of the peak."""
 STALLS = (
     *("barrier", "branch_resolving", "dispatch_stall", "drain", "gmma", "imc_miss", "lg_throttle", "long_scoreboard"),
     *("math_pipe_throttle", "membar", "mio_throttle", "misc", "no_instruction", "not_selected", "selected"),
@@ -78,16 +78,16 @@ class Counters:
     grid: str
     block: str
     values: Mapping[str, float]
-    """By metric, in bytes and seconds; a metric that was not collected is not there."""
+    """By metric, in bytes and seconds; metrics that ncu did not collect are missing."""
 
     @property
     def pipes(self) -> dict[str, float]:
-        """Per cent of the peak, by what is used."""
+        """Use in per cent of the peak, by pipe or unit."""
         return {name: self.values[metric] for name, metric in PIPES.items() if metric in self.values}
 
     @property
     def stalls(self) -> dict[str, float]:
-        """Warps that waited per issued instruction, by reason, the commonest first; those that issued are left out."""
+        """Warps that waited per issued instruction, by reason, most frequent first; warps that issued are left out."""
         found = {match[1]: value for name, value in self.values.items() if (match := _STALL.search(name))}
         return dict(sorted(((k, v) for k, v in found.items() if k != "selected"), key=lambda entry: -entry[1]))
 
@@ -102,17 +102,17 @@ class Profile:
 
     @property
     def apart(self) -> bool:
-        """Whether bytes that launches hand on through L2 count as read from HBM: caches are emptied before each."""
+        """Whether ncu emptied the caches before each launch: bytes passed on through L2 then count as HBM reads."""
         return self.whole is None and len(self.launches) > 1
 
     def total(self, metric: str) -> float | None:
-        """Sum over the launches; None where one of them lacks it."""
+        """Sum of a metric over the launches; None where a launch lacks the metric."""
         values = [entry.values.get(metric) for entry in self.launches]
         return None if any(value is None for value in values) else sum(value for value in values if value is not None)
 
     @property
     def traffic(self) -> Traffic | None:
-        """HBM bytes of the call; None where they were not counted.  Writes that L2 still holds are not in them."""
+        """HBM bytes of the call, without writes that L2 still holds; None where ncu did not count them."""
         counted = self if self.whole is None else Profile((self.whole,))
         read, written = counted.total(READ), counted.total(WRITE)
         if read is None or written is None:
@@ -121,12 +121,12 @@ class Profile:
 
     @property
     def duration_s(self) -> float | None:
-        """Time of all launches together, as ncu reads it: each alone, caches flushed before it."""
+        """Sum of the launches' times as ncu measures them: ncu flushes the caches and runs each launch alone."""
         return self.total(DURATION)
 
 
 def find_tool(name: str) -> str | None:
-    """Where one of NVIDIA's tools is: on the PATH, or where its installers put it; None where it is not."""
+    """The path of one of NVIDIA's tools, from the PATH or its installers' folders; None where the tool is missing."""
     folders = (f"{os.environ['CUDA_HOME']}/bin" if "CUDA_HOME" in os.environ else "", *FOLDERS)
     places = [place for folder in folders if folder for place in sorted(glob.glob(folder), reverse=True)]
     return shutil.which(name) or next((found for place in places if (found := shutil.which(name, path=place))), None)
@@ -135,9 +135,9 @@ def find_tool(name: str) -> str | None:
 def command(
     target: Target, seed: int, metrics: Sequence[str], log: Path, ncu: str = "ncu", whole: bool = False
 ) -> list[str]:
-    """The whole command line; with `whole` the call is one range and its caches are emptied once, before it.
+    """The whole command line; with `whole` the call is one range, and ncu empties the caches only before the range.
 
-    The program is then run again for each pass, and the profiler's start and stop are the range.
+    ncu then runs the program again for each pass; the profiler's start and stop limit the range.
     """
     mode = ("--replay-mode", "app-range") if whole else ("--profile-from-start", "off")
     return [
@@ -149,9 +149,9 @@ def command(
 
 
 def profile(target: Target, seed: int = 0, timeout_s: float = 600.0) -> Profile:
-    """Counts one call of `target` on the GPU at hand.
+    """Counts one call of `target` on this machine's GPU.
 
-    Raises `ValueError` in one sentence that says what to do where ncu is missing, may not count, or counted nothing.
+    Raises `ValueError` where ncu is missing, may not count, or counted nothing; the message says what to do.
     """
     ncu = find_tool("ncu")
     if ncu is None:
@@ -168,14 +168,14 @@ def profile(target: Target, seed: int = 0, timeout_s: float = 600.0) -> Profile:
         try:
             found, _ = take([name for name in known if _old_name(name) in BYTES], whole=True)
         except ValueError:
-            return apart  # not every ncu, and not every call, can be counted as one range; `apart` says so
+            return apart  # some versions of ncu, and some calls, cannot count one range; `apart` says so
         return replace(apart, whole=found.launches[0] if len(found.launches) == 1 else None)
 
 
 def _take(
     target: Target, seed: int, ncu: str, folder: Path, timeout_s: float, wanted: Sequence[str], whole: bool
 ) -> tuple[Profile, list[str]]:
-    """One run of ncu, repeated without metrics that it does not know: the profile, and the metrics that it knows."""
+    """Runs ncu, again without metrics that ncu does not know; returns the profile and the metrics that ncu knows."""
     metrics = list(wanted)
     while metrics:
         log = folder / f"{whole} {len(metrics)} {metrics[0]}.csv"
@@ -201,7 +201,7 @@ def _names(metric: str, unknown: Sequence[str]) -> bool:
 def watch(tool: str, line: Sequence[str], timeout_s: float, advice: str, **variables: str) -> CompletedProcess[str]:
     """Runs the command line of a tool that watches a call, in an environment without Triton's interpreter.
 
-    Raises `ValueError` with `advice` where it does not end in time.
+    Raises `ValueError` with `advice` where the tool does not end in time.
     """
     kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     try:
@@ -211,7 +211,7 @@ def watch(tool: str, line: Sequence[str], timeout_s: float, advice: str, **varia
 
 
 def read(text: str, output: str) -> Profile:
-    """The profile in ncu's log, or in what was printed.  Raises `ValueError` where no launch is in it."""
+    """The profile in ncu's log `text` or in the printed `output`.  Raises `ValueError` where neither has a launch."""
     both = f"{text}\n{output}"
     if "ERR_NVGPUCTRPERM" in both:
         raise ValueError(
@@ -235,7 +235,7 @@ def last_words(text: str) -> str:
 
 
 def parse(text: str) -> list[Counters]:
-    """The launches in what `ncu --csv --page raw` printed, other lines of the tool and of the program left out.
+    """The launches in the output of `ncu --csv --page raw`, without other lines of the tool and of the program.
 
     Raises `ValueError` on a table that is cut short.
     """
@@ -279,7 +279,7 @@ NOT_A_TIME = "counted by Nsight Compute, which runs each launch alone: its durat
 
 
 def launch_rows(profile: Profile) -> list[dict[str, Any]]:
-    """One row a launch: its bytes, its time, the pipe most used, and why warps waited most."""
+    """One row per launch: its bytes, its time, its busiest pipe, and the reasons why warps waited most."""
     rows = []
     for entry in profile.launches:
         pipes = {name: share for name, share in entry.pipes.items() if name not in NO_PIPE}
@@ -304,7 +304,7 @@ def launch_rows(profile: Profile) -> list[dict[str, Any]]:
 def settled(target: Target, profile: Profile) -> tuple[Traffic | None, str]:
     """The HBM bytes of a call, and a text that says which bytes ncu could not count; empty where it counted all.
 
-    What L2 holds of the writes when the call ends goes to HBM afterwards, so that at least the cost's writes are taken.
+    Writes that L2 still holds when the call ends go to HBM later, so the result has at least the cost's writes.
     """
     counted = profile.traffic
     if counted is None:
@@ -337,12 +337,12 @@ def compared(modelled: Explanation, profile: Profile) -> list[dict[str, Any]]:
 
 
 def counted_record(explained: Explanation, profile: Profile, seed: int) -> Record:
-    """A record of what was counted, without a time: ncu's is not one by the protocol, and stands among the metrics."""
+    """A record of the counts, without a time: by the protocol ncu's duration is no time, and is stored as a metric."""
     target = explained.target
     traffic, note = settled(target, profile)
     environment = snapshot()
     kernel = registry.get_kernel(target.op, target.kernel)
-    # A log may come from another machine: then there is no GPU here that chooses a config.
+    # A log may come from another machine; then this machine may have no GPU for which to choose a config.
     device = torch.device("cuda" if torch.cuda.is_available() else "meta")
     config = target.config or config_for(kernel, target.case, target.scheme, device)
     metrics: dict[str, float] = {}

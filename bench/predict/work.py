@@ -63,7 +63,7 @@ class Role:
 
 
 def roles_of(code: Sequence[Instruction], threads: int, indirect: Mapping[int, tuple[int, ...]]) -> list[Role]:
-    """The roles of a kernel of `threads` a CTA, whose indirect branches go where `indirect` says.
+    """The roles of a kernel with `threads` threads per CTA; `indirect` gives the targets of its indirect branches.
 
     Where warps are specialised, the code that all warps run comes last, as a role without loops.
     """
@@ -96,7 +96,7 @@ def _inside(code: Sequence[Instruction], loop: Loop) -> Body:
 
 
 def _working(code: Sequence[Instruction], loops: Sequence[Loop]) -> list[Loop]:
-    """Innermost loops that do the work: multiplying loops, where there are any, and loops that only copy for them."""
+    """Innermost loops that do the work: those that multiply and those that copy for them; else those that load."""
     inner = [(loop, _inside(code, loop)) for loop in loops if loop.innermost]
     multiplying = [body for _, body in inner if any(entry.mma_flops for entry in body)]
     if not multiplying:
@@ -110,7 +110,7 @@ def _working(code: Sequence[Instruction], loops: Sequence[Loop]) -> list[Loop]:
 
 
 def _turn(code: Sequence[Instruction], loop: Loop) -> Body:
-    """The code of every turn, without code that a branch skips unless it multiplies matrices or starts copies."""
+    """The code of every turn.  Code that a branch can skip counts only if it multiplies matrices or starts copies."""
     body = _inside(code, loop)
     last = max((entry.address for entry in body if entry.target == loop.start), default=body[-1].address)
     copies = any(entry.loads_async for entry in body)
@@ -125,7 +125,7 @@ def _turn(code: Sequence[Instruction], loop: Loop) -> Body:
 
 
 def _specialised(whole: Role, turns: Mapping[int, Body], cuts: Sequence[int]) -> list[Role]:
-    """One role for each part of the code between register budgets with a working loop; all warps run the rest."""
+    """One role for each part of the code between register budgets that has a working loop; all warps run the rest."""
     roles, rest = [], list(whole.once)
     last = max(entry.address for entry in (*whole.once, *whole.rounds, *whole.turn)) + 1
     for start, end in pairwise((*cuts, last)):
@@ -170,7 +170,7 @@ class Share:
     read_bytes: float
     write_bytes: float = 0.0
     cuts_tiles: bool = False
-    """Whether a tile may be done in parts, so that every CTA can have the same."""
+    """Whether several CTAs may share a tile, so that every CTA can get the same work."""
 
 
 @dataclass(frozen=True)
@@ -185,31 +185,31 @@ class Work:
     roles: int
     """Groups of warps with loops of their own."""
     rounds: float
-    """Tiles of the mean CTA; 1 where no loop of its code goes over tiles."""
+    """Tiles of the mean CTA; 1 where the code has no loop over tiles."""
     most_rounds: float
     """Tiles of the busiest CTA."""
     turns: float
     """Turns of the loops that do the work, in the mean CTA; 0 where there is no loop."""
     pipe_cycles: dict[Pipe, float]
-    """Clocks that the mean CTA takes of each pipe of its SM."""
+    """Clocks for which the mean CTA occupies each pipe of its SM."""
     cta_cycles: float
-    """Clocks of the busiest CTA's dependent steps, with the SM to itself."""
+    """Clocks of the busiest CTA's dependent steps, alone on its SM."""
     in_flight_bytes: float
-    """Bytes of loads that one CTA has on their way at most."""
+    """Most bytes of loads that one CTA has in flight at once."""
     async_bytes: float
     """Bytes that the mean CTA copies from L2 to shared memory by cp.async or TMA."""
     uses_mma_sync: bool
 
     @property
     def uneven(self) -> float:
-        """Work of the busiest CTA over the mean."""
+        """Work of the busiest CTA divided by the work of the mean CTA."""
         return self.most_rounds / self.rounds
 
 
 def work_of(info: CompiledInfo, device: Device, chip: Chip, share: Share) -> Work:
-    """The work of one of `info.launches` launches that together have `share` of the op.
+    """The work of one of `info.launches` launches, which together do `share` of the op.
 
-    Raises `ValueError` on code that is not of the device's architecture, of which no CTA fits, or of an empty grid.
+    Raises `ValueError` on code for another architecture, on a CTA that does not fit on an SM, and on an empty grid.
     """
     target = f"sm_{device.compute_capability[0]}{device.compute_capability[1]}"
     if info.target.rstrip("af") != target:
@@ -251,12 +251,12 @@ def work_of(info: CompiledInfo, device: Device, chip: Chip, share: Share) -> Wor
 
 
 class _Loads:
-    """Bytes that a CTA's loads ask for, all lanes."""
+    """Bytes that all lanes of a CTA load."""
 
     def __init__(self, code: Sequence[Instruction], roles: Sequence[Role], info: CompiledInfo):
         self._code, self._roles, self._info = code, roles, info
         self.copied = sum(self._copied(role.turn, role.warps) for role in roles)
-        """By cp.async and TMA, in a turn."""
+        """Bytes that cp.async and TMA copy in one turn."""
         self.turn = self.copied + sum(_plain(role.turn, role.warps) for role in roles)
         self.once = sum(
             self._copied(part, role.warps) + _plain(part, role.warps)
@@ -265,21 +265,21 @@ class _Loads:
         )
 
     def in_flight(self, chip: Chip) -> float:
-        """Bytes that one CTA has on their way at most."""
+        """Most bytes of loads that one CTA has in flight at once."""
         bodies = [body for role in self._roles for body in (role.once, role.rounds, *role.loops)]
         plain = float(max(bytes_in_flight(body, chip) for body in bodies) * self._info.threads)
         if not self.copied and not any(entry.loads_async for entry in self._code):
             return plain
         shared = self._info.shared_bytes
         stages = max(2, shared // self.copied if self.copied else self._info.num_stages)
-        # One stage of the ring is being read while the others fill.
+        # The CTA reads one stage of the ring while the other stages fill.
         return max(plain, (stages - 1) * min(self.copied or shared, shared / stages))
 
     def _copied(self, body: Sequence[Instruction], warps: int) -> float:
         copied = sum(float(e.bytes_per_thread * WARP * warps) for e in body if e.loads_async and e.bytes_per_thread)
         if not any(entry.name.startswith("UTMALDG") for entry in body):
             return copied
-        # A barrier is told how many bytes the TMA will bring; where that is not in the code, they are a stage.
+        # The code tells a barrier how many bytes TMA will copy; if the number is no constant, it is one stage.
         told = sum(_told(self._code, entry) for entry in body)
         return copied + (told or self._info.shared_bytes / max(1, self._info.num_stages))
 
@@ -307,7 +307,7 @@ def _fma_flops(body: Iterable[Instruction], warps: int) -> float:
 
 
 def _rounds(roles: Sequence[Role], write_bytes: float) -> float:
-    """Rounds that store `write_bytes`; a TMA store has the bytes that the round wrote to shared memory for it."""
+    """Number of rounds that store `write_bytes`; a TMA store stores the bytes that its round wrote to shared memory."""
     stored = 0.0
     for role in roles:
         by_tma = any(entry.name in TMA_STORES for entry in role.rounds)
@@ -342,12 +342,12 @@ def _pipe_cycles(roles: Iterable[Role], once: float, rounds: float, turns: float
 def _cta_cycles(
     roles: Sequence[Role], rounds: float, turns: float, copy_cycles: float, load_latency: float, chip: Chip
 ) -> float:
-    """Clocks of a CTA's dependent steps, alone on its SM; `copy_cycles`: a turn's copies at the SM's share of L2."""
+    """Clocks of a CTA's dependent steps, alone on its SM; `copy_cycles`: a turn's copies, at the SM's share of L2."""
     before = slowest = begin = end = 0.0
     for role in roles:
         once, one_round = (span_cycles(body, chip, role.warps, chip.hbm_latency) for body in (role.once, role.rounds))
         if not role.loops:
-            before += once + rounds * one_round  # what all warps run
+            before += once + rounds * one_round  # all warps run this code
             continue
         turn = sum(steady_cycles(body, chip, role.warps, load_latency) for body in role.loops)
         copies = any(entry.loads_async for entry in role.turn)
