@@ -1,4 +1,4 @@
-"""A launch: its kernel, the memory that its arguments bring, and the arguments' bytes as the kernel reads them."""
+"""A launch: its kernel, the memory of its tensors, and its arguments as the bytes that the kernel reads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rooflab.bench.ptx.text.syntax import Kernel, Parameter, Triple
 from rooflab.bench.ptx.tiles import tensor_map
 
 _FLOATS = {"f16": "<e", "f32": "<f", "f64": "<d", "b32": "<f", "b64": "<d"}
-"""How a float is passed.  16 bits without a type are missing: they may be f16 or bf16."""
+"""By parameter type: the `struct` format of a float.  b16 is missing, because it may hold f16 or bf16."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Launch:
     """Bytes of `extern .shared` memory."""
     cluster: Triple = (1, 1, 1)
     names: tuple[str, ...] = ()
-    """The names of the parameters in the source, for messages; without them the PTX's own names."""
+    """The parameters' names in the source, for messages; if empty, messages use the PTX's names."""
 
 
 def whole_numbers(name: str, values: Iterable[int]) -> list[int]:
@@ -53,7 +53,7 @@ def checked_tensors(name: str, values: Iterable[torch.Tensor]) -> list[torch.Ten
 def bound_arguments(kernel: Kernel, args: Sequence[Any], memory: GlobalMemory, names: Sequence[str]) -> bytes:
     """The bytes of the parameters; tensors among `args` are added to `memory`.
 
-    `names` are their names in the source.  Raises `ValueError` on an argument that does not fit.
+    `names` are the parameters' names in the source.  Raises `ValueError` on an argument that does not fit.
     """
     if not isinstance(args, list | tuple):
         raise ValueError(f"args: expected a list, got {_shown(args)}")
@@ -81,7 +81,7 @@ def add_tensor(memory: GlobalMemory, tensor: torch.Tensor, name: str) -> int:
 
 
 def mark_unwritten(memory: GlobalMemory, tensor: torch.Tensor) -> None:
-    """Marks a tensor's storage as never written.  Raises `ValueError` where the launch does not reach it."""
+    """Marks a tensor's storage as never written.  Raises `ValueError` on a tensor that is not in `memory`."""
     storage = tensor.untyped_storage()
     if not storage.nbytes():
         return

@@ -73,7 +73,7 @@ def _triple(sizes: Sequence[int]) -> Triple:
 
 
 def _argument(index: int, value: Any) -> Any:
-    """A tensor as it is, and everything else as the bytes that a launch copies."""
+    """A tensor unchanged; any other argument as the bytes that a launch copies."""
     if isinstance(value, torch.Tensor):
         return value
     return np.asarray(_cuda._value(index, value)).tobytes()

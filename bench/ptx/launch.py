@@ -25,10 +25,10 @@ from rooflab.bench.ptx.text.syntax import Kernel, Reference, Triple, Variable
 from rooflab.bench.ptx.triton_kernels import bound, in_ctas
 
 MOST_EMULATED = 1 << 22
-"""CTAs of a grid, run or not: the race detector keeps up to 400 bytes for each, and one takes 0.1 ms or more to run."""
+"""Most CTAs of a grid, run or not: each takes up to 400 bytes of the race detector, and 0.1 ms or more to run."""
 MOST_CTAS = (2**31 - 1, 65535, 65535)
 MOST_CLUSTER = 16
-"""CTAs of a cluster: 8 are portable; a kernel may be allowed more."""
+"""Most CTAs of a cluster: 8 are portable; a kernel may opt in to more."""
 
 
 def emulate(
@@ -46,10 +46,10 @@ def emulate(
     """Runs a compiled kernel on the CPU, on CPU tensors, in place.
 
     `compiled` is a `Launch`, or a kernel that Triton compiled.  `args` are the kernel's arguments: tensors, numbers,
-    `TensorMap`s, Triton's tensor descriptors.  `grid` has one to three sizes; Triton's is one of programs, each of them
-    `num_ctas` CTAs.  `seed` 0 runs each CTA's warps together as far as possible; another seed draws an order of warps
-    and of copies.  `ctas` are the numbers of the CTAs to run, by default all; with it the result says where they
-    stored.  `unwritten` are tensors among the arguments without valid contents: reading them is an error.  `memory` are
+    `TensorMap`s, Triton's tensor descriptors.  `grid` has one to three sizes, in CTAs; Triton's in programs of
+    `num_ctas` CTAs.  `seed` 0 runs each CTA's warps together as far as possible; another seed makes the order of warps
+    and of copies random.  `ctas` are the numbers of the CTAs to run, by default all; if given, the result lists their
+    stores.  `unwritten` are tensors among the arguments without valid contents: reading them is an error.  `memory` are
     further tensors that the kernel reaches by pointers.  `short_accumulator` makes fp8 products keep about 14 bits, as
     Hopper does.
 

@@ -18,7 +18,7 @@ from rooflab.bench.ptx.text.program import Program
 from rooflab.bench.ptx.text.syntax import PtxError
 
 EMITTERS = (arithmetic, control, matrix, memory, moves)
-"""Importing them registers what they emit."""
+"""Importing these modules registers the instructions that they emit."""
 
 
 def choose(predicate: Any, value: Any, otherwise: Any) -> Any:
@@ -42,7 +42,7 @@ def _names() -> dict[str, Any]:
 
 @lru_cache(maxsize=64)
 def load(text: str, name: str | None = None) -> Program:
-    """The kernel `name` of a PTX text; the only one without a name.  Raises `PtxError`."""
+    """The kernel `name` of a PTX text; without `name` its only kernel.  Raises `PtxError`."""
     module = parse(text)
     if name is None and len(module.entries) != 1:
         raise PtxError(f"kernel: expected a name, as the PTX has {', '.join(module.entries) or 'no kernel'}")

@@ -18,28 +18,28 @@ from rooflab.bench.ptx.text.syntax import Instruction, Kernel
 
 @dataclass(frozen=True)
 class Bytes:
-    """Bytes that a launch moved.  `sectors` count the 32 bytes of an L2 sector."""
+    """Bytes that a launch moved.  A sector counts as 32 bytes, the size of an L2 sector."""
 
     hbm_read: int = 0
     """Sectors that were read at least once: the least that memory must deliver, if L2 keeps everything."""
     hbm_write: int = 0
     """Sectors that were written at least once."""
     global_read: int = 0
-    """Requested by the lanes' loads."""
+    """Bytes that the lanes' loads request."""
     global_read_sectors: int = 0
-    """Sectors of those requests, each warp's request by itself: what passes between L1 and L2 without hits in L1."""
+    """Sectors of those requests, counted per warp's request: the bytes between L1 and L2 if no request hits in L1."""
     global_write: int = 0
     global_write_sectors: int = 0
     copy_read: int = 0
-    """Read from global memory by `cp.async` and TMA."""
+    """Bytes read from global memory by `cp.async` and TMA."""
     copy_write: int = 0
     tma_load: int = 0
-    """Written into shared memory by TMA, filled elements included."""
+    """Bytes that TMA writes into shared memory, with filled elements."""
     tma_store: int = 0
     shared_read: int = 0
     shared_write: int = 0
     shared_matrix: int = 0
-    """Read from shared memory by wgmma."""
+    """Bytes that wgmma reads from shared memory."""
     atomic: int = 0
 
 
@@ -52,11 +52,11 @@ class Result:
     instructions: Mapping[str, int]
     """Threads that executed each opcode, predicated-off ones included."""
     lines: Mapping[tuple[str, int], Mapping[str, int]]
-    """By file and line: `threads` that executed its instructions, and what these moved."""
+    """By file and line: `threads` that executed the line's instructions, and what these instructions moved."""
     tensor_flops: Mapping[str, int]
     """Multiplications and additions of the tensor cores, by the operands' type."""
     shared_wavefronts: int
-    """Turns that shared memory took for loads and stores; wgmma and TMA are not among them."""
+    """Turns that shared memory took for loads and stores, without those for wgmma and TMA."""
     shared_wavefronts_least: int
     """Turns that shared memory would take without bank conflicts."""
     races: tuple[str, ...]
@@ -75,7 +75,7 @@ class Result:
 _COUNTED = {
     field.name: field.name.replace("sectors", "sector") + "_bytes" for field in fields(Bytes) if field.name[:3] != "hbm"
 }
-"""The counter's name of each number of `Bytes` but the first two."""
+"""By field of `Bytes`, without the first two: the counter's name."""
 
 
 def result_of(run: Run) -> Result:

@@ -1,4 +1,4 @@
-"""Kernels that Triton or Gluon compiled: their arguments as their PTX takes them, and every launch of them emulated."""
+"""Kernels that Triton or Gluon compiled: packs their PTX's arguments, and emulates their launches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Handle = Callable[[Any, tuple[int, ...], list[Any]], None]
 
 
 def bound(compiled: Any, grid: Sequence[int], args: Sequence[Any]) -> tuple[Launch, list[Any], list[torch.Tensor]]:
-    """A `Launch` of a `CompiledKernel`, the values of its PTX's parameters, and tensors reached by maps.
+    """A `Launch` of a `CompiledKernel`, the values of its PTX's parameters, and the tensors of its maps.
 
     `grid` counts CTAs.  `args` are the arguments of the kernel's signature without its constexprs.  Raises `ValueError`
     where their number differs from the signature's.
@@ -65,7 +65,7 @@ def _name(compiled: Any, key: Any) -> str:
 
 
 def in_ctas(compiled: Any, grid: Sequence[int]) -> tuple[int, ...]:
-    """The grid as Triton's driver launches it: a program of `num_ctas` is a cluster."""
+    """The grid as Triton's driver launches it: a program with `num_ctas` CTAs is a cluster."""
     sizes = [*map(int, grid), 1, 1][:3]
     return tuple(size * own for size, own in zip(sizes, _cluster(compiled.metadata), strict=True))
 
@@ -76,7 +76,7 @@ def _cluster(metadata: Any) -> tuple[int, int, int]:
 
 
 def _flat(values: Sequence[Any], kinds: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
-    """Values with their types, those in tuples one by one, without those that were specialised away."""
+    """Values with their types; tuples are flattened, and values that Triton specialised away are left out."""
     for value, kind in zip(values, kinds, strict=True):
         if isinstance(kind, tuple | list):
             yield from _flat(value, kind)
@@ -85,7 +85,7 @@ def _flat(values: Sequence[Any], kinds: Sequence[Any]) -> Iterator[tuple[Any, An
 
 
 def _float(value: float, kind: Any) -> Any:
-    """A number as Triton's launcher passes it: an annotation may make a float of an integer, or half of one."""
+    """A number as Triton's launcher passes it: an annotation may make an integer a float, or a float half as wide."""
     if kind == "fp16":
         return np.float16(value).tobytes()
     if kind == "bf16":
@@ -125,7 +125,7 @@ def _descriptor(value: Any, meta: Any) -> list[Any]:
 
 @contextmanager
 def emulating_triton(sm: int, properties: Mapping[str, int], handle: Handle) -> Iterator[None]:
-    """Compiles each launch for `sm` and gives it to `handle`; an autotuned kernel runs by its first config."""
+    """Compiles each launch for `sm` and gives it to `handle`; an autotuned kernel runs with its first config."""
     # Imported here, because Triton reads its environment at import, and `emulate` does not need Triton.
     import triton
     from triton.runtime.autotuner import Autotuner
@@ -144,7 +144,7 @@ def emulating_triton(sm: int, properties: Mapping[str, int], handle: Handle) -> 
         if callable(grid):
             grid = grid(values)
         if 0 in grid:
-            return kernel  # as Triton's launcher, which skips such a launch
+            return kernel  # Triton's launcher skips such a launch too
         handle(kernel, tuple(int(size) for size in grid), _runtime(kernel, values))
         return kernel
 

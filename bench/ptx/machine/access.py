@@ -93,7 +93,7 @@ def _unpacked(raw: Any, width: int, count: int) -> Values:
 
 
 def _packed(values: Values, width: int, lanes: int) -> Any:
-    """The elements of each lane as one unit; a scalar where all are."""
+    """The elements of each lane as one unit; a scalar where all elements are scalars."""
     if len(values) == 1:
         return values[0]
     kind, unit = _UNSIGNED[width], WIDE[width * len(values)]
@@ -137,7 +137,7 @@ def lane_of(c: Context, addresses: Any, wanted: int, active: Any) -> int:
 
 
 def _reaches_cluster(c: Context, instruction: int) -> bool:
-    """Whether an instruction may name another CTA's memory: `.shared` alone is the CTA's own."""
+    """Whether an instruction may name another CTA's memory: `.shared` alone means the CTA's own."""
     opcode = c.group.program.kernel.instructions[instruction].opcode
     return "shared::cluster" in opcode or ".shared" not in opcode
 
@@ -160,7 +160,7 @@ def _cluster_offsets(c: Context, addresses: Any, limit: int, active: Any, instru
 
 
 def load_shared(c: Context, addresses: Any, size: int, active: Any, instruction: int) -> Any:
-    """Units of `size` bytes."""
+    """Loads units of `size` bytes."""
     offsets = shared_offsets(c, addresses, size, active, instruction)
     group = c.group
     if group.run.observer is not None:
@@ -220,7 +220,7 @@ def _check_aligned(inside: Any, size: int, space: str, instruction: int) -> None
 
 
 def load_local(c: Context, addresses: Any, size: int, active: Any, instruction: int) -> Any:
-    """Units of `size` bytes of the lanes' own memory.  Raises `Fault` on what its thread has not written."""
+    """Loads units of `size` bytes of the lanes' own memory.  Raises `Fault` on bytes that the lane has not written."""
     offsets = _local_offsets(c, addresses, size, active, instruction)
     assert c.group.local is not None
     index, written = offsets >> SHIFT[size], c.group.local_written
@@ -245,7 +245,7 @@ def store_local(c: Context, addresses: Any, value: Any, size: int, active: Any, 
 
 
 def load_param(c: Context, addresses: Any, size: int, active: Any, instruction: int) -> Any:
-    """Units of `size` bytes of the kernel's parameters."""
+    """Loads units of `size` bytes of the kernel's parameters."""
     data = c.group.run.parameter_bytes
     inside = np.asarray(addresses).astype(np.int64) & INSIDE
     if int(inside.max()) > len(data) - size:
@@ -266,8 +266,8 @@ def store_param(c: Context, addresses: Any, value: Any, size: int, active: Any, 
 def load_located(
     c: Context, addresses: Any, size: int, active: Any, instruction: int, *, copy: bool = False, reduces: bool = False
 ) -> Any:
-    """Units of `size` bytes of global memory; `copy` says that a copy reads them instead of the lanes; `reduces` says
-    that their combined value is stored in the same step."""
+    """Loads units of `size` bytes of global memory; `copy` says that a copy reads them instead of the lanes; `reduces`
+    says that their combined value is stored in the same step."""
     located = _located(c, addresses, size, active, instruction)
     if located is None:
         return _each(c, addresses, size, active, instruction, copy, reduces)

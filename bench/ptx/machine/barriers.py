@@ -18,7 +18,7 @@ _KEY = "cluster"
 
 
 def _order_all(group: Group, warps: Lanes) -> None:
-    """Every thread left is at a barrier of its CTA, and no thread arrived there before; `warps` by lane, in order."""
+    """Orders all threads that still run: all meet now at the barriers of their CTAs.  `warps`: by lane, in order."""
     if group.races is None:
         return
     each = warps[np.flatnonzero(np.diff(warps, prepend=-1))]
@@ -37,7 +37,7 @@ class _State:
 
     arrived: int = 0
     wanted: int | None = None
-    """Threads, as the instruction says; None for all of the CTA that have not ended."""
+    """Number of threads that the instruction gives; None for all threads of the CTA that have not ended."""
     whole: bool = False
     """Whether a thread waits without a count, which means for all threads of the CTA."""
     parked: list[Context] = field(default_factory=list)
@@ -46,7 +46,7 @@ class _State:
     settlers: list[Callable[[int, int], None]] = field(default_factory=list)
     """Each gives the threads of one `bar.red` their result, from the votes and the voters."""
     waiters: list[np.ndarray[Any, Any]] = field(default_factory=list)
-    """Warps that wait; the warps of a `bar.arrive` do not."""
+    """Warps that wait, without the warps of a `bar.arrive`."""
 
 
 class Barriers:
@@ -72,7 +72,7 @@ class Barriers:
         instruction: int,
         vote: tuple[np.ndarray[Any, Any], Callable[[int, int], None]] | None = None,
     ) -> int:
-        """Arrives and waits.  Returns where the context goes on, or `PARKED`.
+        """Arrives and waits.  Returns the place where the context goes on, or `PARKED`.
 
         `vote` belongs to a `bar.red`: each lane's predicate, and a function that takes the votes and the voters.
         """
@@ -101,7 +101,7 @@ class Barriers:
     def too_many(
         self, context: Context, number: int, count: int | None, instruction: int
     ) -> npt.NDArray[np.bool_] | None:
-        """Lanes that the barrier is complete without, so that they begin its next phase; None for no lanes.
+        """Lanes that the barrier's phase does not need, so that they begin the next phase; None for no lanes.
 
         Raises `Fault` on a number or a count that no barrier has.
         """
@@ -139,7 +139,7 @@ class Barriers:
         waits: bool,
         instruction: int,
     ) -> bool:
-        """Whether the barrier is complete with these lanes."""
+        """Lanes arrive; returns whether they complete the barrier."""
         group, state = self._group, self._states.setdefault((slot, number), _State())
         warps = np.unique(lanes >> 5)
         state.whole |= count is None
@@ -150,7 +150,7 @@ class Barriers:
         if state.wanted is not None and len(counts) > 1:
             texts = " and by ".join(str(given) for given in sorted(counts))
             raise Fault(f"barrier {number} is awaited by {texts} threads", instruction)
-        # Every warp counts as 32 threads, also where some of them have ended.
+        # Every warp counts as 32 threads, even where some of its threads have ended.
         state.arrived += 32 * len(warps)
         if waits:
             state.parked.append(context)
@@ -192,7 +192,7 @@ class Barriers:
         self._resume(went)
 
     def recheck(self) -> bool:
-        """Checks the barriers again after threads have ended; whether a context can go on."""
+        """Checks the barriers again after threads have ended; returns whether a context can go on."""
         went = False
         for (slot, number), state in list(self._states.items()):
             if state.parked and self._complete(slot, state):
@@ -211,7 +211,7 @@ class Barriers:
 
 
 class ClusterBarrier:
-    """`barrier.cluster` (PTX ISA 8.7, section 9.7.13.4): all threads of the cluster, arriving and waiting apart."""
+    """`barrier.cluster` (PTX ISA 8.7, section 9.7.13.4): all threads of the cluster arrive, and wait later."""
 
     def __init__(self, group: Group, resume: Callable[[list[Context]], None]):
         self._group = group
@@ -220,7 +220,7 @@ class ClusterBarrier:
         self._waited = np.zeros(len(group.alive), np.int64)
         self._parked: list[Context] = []
         self._phase = 0
-        """How often all have arrived."""
+        """Number of times that all threads have arrived."""
 
     def any(self) -> bool:
         """Whether a context waits."""
@@ -237,7 +237,7 @@ class ClusterBarrier:
         self.recheck()
 
     def wait(self, context: Context, following: int, instruction: int) -> int:
-        """Waits until all threads have arrived as often as these.  Raises `Fault` where these have not arrived."""
+        """Waits until all threads have arrived as often as the context's, and raises `Fault` where those have not."""
         if (self._arrived == self._waited)[context.lanes].any():
             raise Fault("a thread waits at the cluster's barrier and has not arrived there", instruction)
         self._waited[context.lanes] += 1
@@ -253,7 +253,7 @@ class ClusterBarrier:
         return bool((self._arrived[self._group.alive] >= wanted).all())
 
     def _end_phase(self) -> None:
-        """All have arrived: contexts that wait learn what was released up to now."""
+        """All threads have arrived: waiting contexts learn what was released up to now."""
         if self._group.races is not None:
             for slot in range(self._group.races.slots):
                 self._group.races.complete(slot, _KEY)
@@ -264,12 +264,12 @@ class ClusterBarrier:
                 self._group.races.wait(slot, warps, _KEY)
 
     def _warps(self, context: Context) -> list[tuple[int, np.ndarray[Any, Any]]]:
-        """A context's warps by the race detector's slots, of which one is a whole cluster."""
+        """A context's warps by slot of the race detector; a cluster is one slot."""
         each, per_slot = np.unique(context.warps), self._group.race_warps
         return [(int(slot), each[each // per_slot == slot] % per_slot) for slot in np.unique(each // per_slot)]
 
     def recheck(self) -> bool:
-        """Lets contexts go on that can; whether there were any."""
+        """Resumes contexts that can go on; returns whether there were any."""
         alive = self._group.alive
         phase = int(self._arrived[alive].min()) if alive.any() else self._phase
         if phase > self._phase:
@@ -301,7 +301,7 @@ class Registers:
         self._last = -1
 
     def set(self, context: Context, count: int, increase: bool, instruction: int) -> None:
-        """The warps of `context` have `count` registers a thread from now on.  Raises `Fault` on a wrong move."""
+        """Gives the warps of `context` `count` registers per thread.  Raises `Fault` where the GPU forbids this."""
         if self._at_launch is None:
             raise Fault("setmaxnreg needs a kernel with .maxnreg, which says what the warps begin with", instruction)
         warps = np.unique(context.warps)
@@ -318,7 +318,7 @@ class Registers:
             raise Fault(f"setmaxnreg asks for more registers than the CTA's {budget}", instruction)
 
     def check(self) -> None:
-        """Raises `Fault` where the warps of a CTA hold more than it was given."""
+        """Raises `Fault` where the warps of a CTA hold more registers than the CTA got at launch."""
         if self._last < 0 or self._at_launch is None:
             return
         per_cta = self._group.lanes_per_cta // 32

@@ -1,6 +1,6 @@
 """Lanes that run together: their place in the program, and their registers.
 
-A lane is a thread; its number counts through the CTAs that run at once, each padded to whole warps.
+A lane is a thread.  Lanes are numbered through all CTAs that run at once, each CTA padded to whole warps.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class Context:
         """Number of the instruction that comes next."""
         self.steps = 0
         self.children: list[Context] = []
-        """After `SPLIT`, the contexts that replace it."""
+        """After `SPLIT`, the contexts that replace this context."""
         slots = lanes // group.lanes_per_cta
         first = int(slots[0])
         self.slot: int | None = first if first == int(slots[-1]) else None
-        """The CTA of all its lanes, by its place in the group; None where there are several."""
+        """The CTA of all its lanes, by place in the group; None where its lanes are of several CTAs."""
         self.slots = slots
         self.shared_base: Any = first * group.shared_size if self.slot is not None else slots * group.shared_size
         """Where the CTA's shared memory begins in the group's."""
@@ -46,7 +46,7 @@ class Context:
         """Warp of each lane, counted through the group."""
         self.grain = self._grain()
         self.warp_places: npt.NDArray[np.intp] | None = None
-        """For `execute.warps`: where each lane stands in its warp, or None where the lanes are whole warps in order."""
+        """For `execute.warps`: each lane's place in its warp, or None where the lanes are whole warps in order."""
         self.warps_known = False
         self._polled: tuple[int, bytes] | None = None
         self.carry: Any = np.bool_(False)
@@ -60,7 +60,7 @@ class Context:
         self._pattern: bytes | None = None
 
     def _grain(self) -> int:
-        """128, 32 or 1: how many lanes each of its pieces has.  Lanes that have ended do not count."""
+        """Number of lanes in each of its pieces: 128, 32 or 1.  Lanes that have ended do not count."""
         for grain in (128, 32):
             if self.group.whole(self.lanes, grain):
                 return grain
@@ -75,13 +75,13 @@ class Context:
         return np.full(self.size, value) if isinstance(value, np.generic) else value
 
     def lanes_under(self, guard: Any) -> npt.NDArray[np.intp]:
-        """The lanes for which a predicate holds, by their place in the context; all of them without one (None)."""
+        """The lanes for which a predicate holds, by their place in the context; all lanes if the predicate is None."""
         return np.arange(self.size) if guard is None else np.flatnonzero(np.broadcast_to(guard, self.size))
 
     # What generated code calls.
 
     def branch(self, predicate: Any, target: int, following: int) -> int:
-        """Lanes whose predicate holds go on at `target`, the others at `following`."""
+        """Lanes whose predicate holds go on at `target`, other lanes at `following`."""
         taken = int(np.count_nonzero(predicate))
         if taken == self.size:
             return target
@@ -91,7 +91,7 @@ class Context:
         return SPLIT
 
     def many_ways(self, index: Any, targets: Sequence[int]) -> int:
-        """`brx.idx`."""
+        """`brx.idx`: each lane goes on at its own target."""
         values = np.unique(index)
         if int(values[-1]) >= len(targets):
             text = f"brx.idx wants an index from 0 to {len(targets) - 1}, got {int(values[-1])}"
@@ -102,7 +102,7 @@ class Context:
         return SPLIT
 
     def part(self, mask: npt.NDArray[np.bool_], place: int) -> Context:
-        """The lanes of `mask`, at another place."""
+        """A context of the lanes in `mask`, at `place`."""
         chosen = np.flatnonzero(mask)
         first, last = int(chosen[0]), int(chosen[-1])
         # A view where possible: a wgmma in flight then writes its accumulators here too.
@@ -115,7 +115,7 @@ class Context:
         return Context(self.group, self.lanes[pick], registers, place)
 
     def polls(self, instruction: int, addresses: Any) -> None:
-        """Notes a load or atomic that may be a way to wait: when it is repeated, other contexts get a turn."""
+        """Notes a load or atomic that may be polling: when lanes repeat the access, other contexts get a turn."""
         asked = instruction, addresses.tobytes()
         if self._polled == asked:
             self.steps += 1
@@ -135,7 +135,7 @@ class Context:
 
     @property
     def pattern(self) -> bytes:
-        """The lanes of its warps that it has, from its first warp on; empty for whole warps side by side."""
+        """The numbers of its lanes, counted from its first warp; empty for adjacent whole warps."""
         if self._pattern is None:
             first = int(self.lanes[0])
             whole = not first & 31 and int(self.lanes[-1]) - first + 1 == self.size
@@ -146,7 +146,7 @@ class Context:
         """A special register's value."""
         if name not in self._specials:
             if name.startswith(("clock", "globaltimer")):
-                self._seen.clear()  # a loop that reads the clock may end by it
+                self._seen.clear()  # the clock may end a loop that reads it
                 return self.group.time(name)
             self._specials[name] = self.group.special(name, self.lanes, self.slots)
         return self._specials[name]
@@ -162,7 +162,7 @@ def value_of(value: Any, lane: int) -> int:
 
 
 def merged(contexts: Sequence[Context]) -> Context:
-    """Contexts at one place as one, lanes in order."""
+    """Joins contexts at one place into one, with lanes in order."""
     first = contexts[0]
     lanes = np.concatenate([context.lanes for context in contexts])
     order = np.argsort(lanes, kind="stable")

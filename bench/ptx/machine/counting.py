@@ -1,7 +1,7 @@
 """Counts what a launch moves: bytes, sectors of global memory, bank conflicts of shared memory.
 
 An instruction's pattern of addresses mostly repeats from one turn of a loop to the next, so the cost of each pattern is
-cached: counting then takes 2 us an access instead of 20.
+cached: counting then takes 2 us per access instead of 20 us.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Counter:
         self._wavefronts: dict[tuple[int, ...], tuple[int, int]] = {}
 
     def add(self, what: str, amount: int, instruction: int) -> None:
-        """Adds to a total and to an instruction's."""
+        """Adds to the total and to the instruction's count."""
         self.totals[what] += amount
         self.by_instruction[(instruction, what)] += amount
 
@@ -53,7 +53,7 @@ class Counter:
         self, c: Acting, active: Any, allocation: Allocation, addresses: Any, size: int, instruction: int, kind: str,
         copy: bool,
     ) -> None:  # fmt: skip
-        """An access to global memory by lanes, or by a `copy` that is not a lane's own; `kind` is `read` or `write`."""
+        """Counts an access to global memory by lanes, or by an asynchronous `copy`; `kind` is `read` or `write`."""
         where = np.atleast_1d(addresses)
         touch(allocation, where, kind)
         if copy:
@@ -74,7 +74,7 @@ class Counter:
         self.add(f"global_{kind}_sector_bytes", SECTOR * sectors, instruction)
 
     def atomic(self, memory: GlobalMemory, addresses: Any, size: int, instruction: int) -> None:
-        """Atomic operations on global memory: each reads the value that it changes."""
+        """Counts atomic operations on global memory: each reads the value that it changes."""
         self.add("atomic_bytes", size * len(addresses), instruction)
         one = memory.locate(addresses, size)
         lots = [(one[0], addresses)] if one is not None else [(memory.find(int(at)), at[None]) for at in addresses]
@@ -84,7 +84,7 @@ class Counter:
             touch(allocation, where, "write")
 
     def shared_access(self, c: Acting, active: Any, offsets: Any, size: int, instruction: int, kind: str) -> None:
-        """An access to shared memory; `kind` is `read` or `write`."""
+        """Counts an access to shared memory; `kind` is `read` or `write`."""
         where = np.atleast_1d(offsets)
         lanes = c.size if active is None else len(active)
         self.add(f"shared_{kind}_bytes", size * lanes, instruction)
@@ -113,7 +113,7 @@ def _key(c: Acting, active: Any, instruction: int, phase: int, relative: npt.NDA
 
 
 def _sectors(addresses: npt.NDArray[np.int64], warps: Ints, size: int) -> int:
-    """Sectors that the warps' requests touch, each warp's counted by itself."""
+    """Sectors that the warps' requests touch, counted per warp."""
     first = addresses // SECTOR
     if size > SECTOR:
         raise ValueError(f"size: expected at most {SECTOR} bytes, got {size}")
@@ -124,7 +124,7 @@ def _wavefronts(offsets: npt.NDArray[np.int64], lanes: Ints, size: int) -> tuple
     """Turns that shared memory takes, and the least number of turns for as many bytes.
 
     A request of 8 or 16 bytes a lane is served by halves or quarters of the warp (CUDA C++ programming guide, "Shared
-    Memory"); a turn serves every bank once, and any number of lanes that want one word.
+    Memory"); a turn serves every bank once, with one word for any number of lanes.
     """
     parts = max(1, size // BANK_BYTES)
     phase = lanes.astype(np.int64) // (32 // parts)
@@ -132,7 +132,7 @@ def _wavefronts(offsets: npt.NDArray[np.int64], lanes: Ints, size: int) -> tuple
     words = (offsets // BANK_BYTES)[:, None] + np.arange(parts)
     low = words.min()
     span = int(words.max() - low) + 1
-    # Each word that a phase wants, once.
+    # The distinct words that each phase wants.
     wanted = np.unique((phase[:, None] * span + (words - low)).ravel())
     phases, places = np.divmod(wanted, span)
     turns = np.bincount(phases * BANKS + (places + low) % BANKS, minlength=(int(phases[-1]) + 1) * BANKS)

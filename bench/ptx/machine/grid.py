@@ -15,7 +15,7 @@ from rooflab.bench.ptx.races.vector_clocks import MapOrder
 MOST_LANES = 8192
 """Lanes of one vector: more CTAs at once gain nothing, because their registers no longer fit the caches."""
 MOST_WATCHED_LANES = 4096
-"""The same under the race detector, which keeps 100 bytes or more for each lane."""
+"""Lanes of one vector under the race detector, which keeps 100 bytes or more for each lane."""
 MOST_SHARED_BYTES = 64 << 20
 """Shared and local memory of CTAs that run at once."""
 MOST_POLLS = 5000
@@ -83,7 +83,7 @@ def execute(run: Run, ctas: Iterable[int]) -> None:
                 idle = 0
             if idle > MOST_POLLS:
                 raise EmulationError(_waits_for_ever(run, [schedule for schedule, _ in going]))
-            # These take long, or wait for CTAs that have not begun: begin the next lot.
+            # These lots take long, or wait for CTAs that have not begun: begin the next lot.
             if going and len(going) < resident and (lot := next(waiting, None)) is not None:
                 going.append(_begin(run, lot))
 
@@ -116,7 +116,7 @@ def _begin(run: Run, ctas: list[int]) -> tuple[Schedule, Iterator[bool]]:
 
 
 def _races(run: Run, group: Group) -> SharedRaces:
-    """A cluster is one slot, since its CTAs reach each other's memory."""
+    """The race detector of a group: a cluster is one slot, because its CTAs reach each other's memory."""
     size, warps = run.shared_size or 1024, group.race_warps
     if not run.has_clusters:
         return SharedRaces(len(group.ctas), warps, size, run.program.granules["shared"])

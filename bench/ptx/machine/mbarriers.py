@@ -29,7 +29,7 @@ class _State:
     pending: int
     bytes: int = 0
     phase: int = 0
-    """Phases that are complete."""
+    """Number of completed phases."""
 
 
 class MBarriers:
@@ -86,7 +86,7 @@ class MBarriers:
         drop: bool,
         may_complete: bool,
     ) -> Any:
-        """`mbarrier.arrive`, with `expect` bytes announced before; `drop` takes the arrivals out of later phases too.
+        """`mbarrier.arrive`, which first announces `expect` bytes; `drop` removes the arrivals from later phases too.
 
         Returns the tokens: for each lane the number of the phase that it arrived in.  Raises `Fault` where arrivals
         with `.noComplete` end the phase.

@@ -15,12 +15,12 @@ import numpy.typing as npt
 
 Bytes = npt.NDArray[np.uint8]
 WIDE = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}
-"""NumPy type that moves so many bytes at once; complex numbers are only carried, never computed with."""
+"""By access width in bytes: the NumPy type for it.  Complex numbers are only moved; nothing computes with them."""
 
 SHARED_WINDOW, LOCAL_WINDOW, PARAM_WINDOW = 1 << 60, 2 << 60, 3 << 60
 """Generic addresses of the spaces that are not global memory; none of them is an address of a process."""
 RANK_SHIFT = 24
-"""A shared::cluster address is the CTA's rank plus one above these bits; 0 there is the CTA's own memory."""
+"""A shared::cluster address has the CTA's rank plus one above these bits; 0 there means the CTA's own memory."""
 POISON = 0xFF
 """The byte in memory that was never written: it makes NaN in every floating type."""
 FAR = 1 << 24
@@ -54,16 +54,16 @@ class Allocation:
     owner: Any
     """The object that keeps the memory alive."""
     views: dict[int, npt.NDArray[Any]] = field(default_factory=dict)
-    """By access width, from the first address of that alignment."""
+    """By access width: the memory in units of this width; see `view`."""
     written: npt.NDArray[np.bool_] | None = None
-    """By byte, where not all of it was written before the launch."""
+    """By byte: whether it was written; None where all bytes were written before the launch."""
     read_only: bool = False
     sectors_read: npt.NDArray[np.bool_] | None = None
     sectors_written: npt.NDArray[np.bool_] | None = None
 
     @property
     def end(self) -> int:
-        """The first address behind it."""
+        """The first address after the allocation."""
         return self.base + self.size
 
     def view(self, width: int) -> npt.NDArray[Any]:
@@ -86,7 +86,7 @@ class _Interface:
 
 
 def _at(address: int, count: int, dtype: str) -> npt.NDArray[Any]:
-    """Memory of this process as an array.  The last unit may reach past the allocation: it is never touched, because
+    """Memory of this process as an array.  The last unit may reach past the allocation: no access touches it, because
     every access is checked against the allocation's own bytes."""
     return np.asarray(_Interface(address, count, dtype))
 
@@ -129,7 +129,7 @@ class GlobalMemory:
     def locate(self, addresses: Any, width: int) -> tuple[Allocation, Any] | None:
         """The one allocation that holds every access, and the accesses' places in its view of `width` bytes.
 
-        None where they lie in several.  Raises `BadAccess` on one that lies in none, or is not aligned.
+        None where they lie in several allocations.  Raises `BadAccess` on an access in no allocation, or not aligned.
         """
         first = int(addresses) if isinstance(addresses, np.generic) else int(addresses[0])
         allocation = self.find(first)

@@ -73,7 +73,7 @@ class Observer:
         return slots, warps % per_slot
 
     def shared_read(self, c: Watched, active: Any, offsets: Any, size: int, instruction: int) -> None:
-        """Lanes read."""
+        """Reports that lanes read shared memory."""
         if self.counter is not None:
             self.counter.shared_access(c, active, offsets, size, instruction, "read")
         if c.group.races is not None:
@@ -81,7 +81,7 @@ class Observer:
             c.group.races.read(slots, warps, _addresses(offsets, len(warps)), size, instruction)
 
     def shared_write(self, c: Watched, active: Any, offsets: Any, size: int, instruction: int, value: Any) -> None:
-        """Lanes write."""
+        """Reports that lanes write shared memory."""
         if self.counter is not None:
             self.counter.shared_access(c, active, offsets, size, instruction, "write")
         if c.group.races is not None:
@@ -91,7 +91,7 @@ class Observer:
             c.group.races.write(slots, warps, where, size, instruction, value, old)
 
     def shared_atomic(self, c: Watched, active: Any, offsets: Any, size: int, instruction: int) -> None:
-        """Lanes do an atomic operation."""
+        """Reports that lanes do an atomic operation on shared memory."""
         if self.counter is not None:
             self.counter.add("shared_read_bytes", size * len(active), instruction)
             self.counter.add("shared_write_bytes", size * len(active), instruction)
@@ -100,7 +100,7 @@ class Observer:
             c.group.races.atomic(slots, warps, _addresses(offsets, len(warps)), size, instruction)
 
     def proxy_fence(self, c: Watched, active: Any, kind: str) -> None:
-        """A fence between the proxies."""
+        """Reports a fence between the proxies."""
         if "mbarrier_init" in kind:
             self._each_slot(c, lambda races, slot, warps: races.fence_mbarrier_init(slot, warps), active)
         elif "async" in kind and "global" not in kind:
@@ -121,7 +121,7 @@ class Observer:
         self._each_slot(c, lambda races, slot, warps: races.commit_copies(slot, warps))
 
     def wait_copies(self, c: Watched, newest: int | None) -> None:
-        """`cp.async.wait_group`; all copies with None."""
+        """`cp.async.wait_group`; None waits for all copies."""
         if newest is None:
             self.commit_copies(c)
         self._each_slot(c, lambda races, slot, warps: races.wait_copies(slot, warps, newest or 0))
@@ -139,7 +139,7 @@ class Observer:
             act(c.group.races, int(slot), np.unique(own))
 
     def wgmma_read(self, group: Ctas, warps: Lanes, chunks: Lanes, instruction: int) -> Transfer | None:
-        """A wgmma of a warpgroup reads 16-byte chunks."""
+        """Reports that a wgmma of a warpgroup reads 16-byte chunks."""
         if self.counter is not None:
             self.counter.add("shared_matrix_bytes", 16 * len(chunks), instruction)
         if group.races is None:
@@ -158,7 +158,7 @@ class Observer:
     def load_begins(
         self, c: Watched, lane: int, start: int, size: int, barrier: int, instruction: int
     ) -> Transfer | None:
-        """A bulk copy into shared memory is issued by a lane."""
+        """Reports that a lane issues a bulk copy into shared memory."""
         if self.counter is not None:
             self.counter.add("tma_load_bytes", size, instruction)
         races = c.group.races
@@ -175,12 +175,12 @@ class Observer:
 
     @staticmethod
     def load_ends(group: Ctas, transfer: Transfer, barrier: int) -> None:
-        """A bulk copy into shared memory has arrived at its mbarrier."""
+        """Reports that a bulk copy into shared memory has arrived at its mbarrier."""
         if group.races is not None:
             group.races.signal_async(transfer, barrier)
 
     def store_begins(self, c: Watched, lane: int, start: int, size: int, instruction: int) -> Transfer | None:
-        """A bulk copy out of shared memory is issued by a lane."""
+        """Reports that a lane issues a bulk copy out of shared memory."""
         if self.counter is not None:
             self.counter.add("tma_store_bytes", size, instruction)
         races = c.group.races
@@ -207,7 +207,7 @@ class Observer:
         self, c: Watched, active: Any, allocation: Allocation, addresses: Any, size: int, instruction: int,
         copy: bool, reduces: bool,
     ) -> None:  # fmt: skip
-        """Lanes, or a copy, read."""
+        """Reports that lanes, or a copy, read global memory."""
         if self.counter is not None:
             self.counter.global_access(c, active, allocation, addresses, size, instruction, "read", copy)
         races = self.global_races
@@ -224,7 +224,7 @@ class Observer:
         self, c: Watched, active: Any, allocation: Allocation, addresses: Any, size: int, instruction: int,
         copy: bool, reduces: bool,
     ) -> None:  # fmt: skip
-        """Lanes, or a copy, write."""
+        """Reports that lanes, or a copy, write global memory."""
         if self.counter is not None:
             self.counter.global_access(c, active, allocation, addresses, size, instruction, "write", copy)
         races = self.global_races
@@ -250,12 +250,12 @@ class Observer:
         return instruction in self._strong and not self._within_cta(instruction)
 
     def _within_cta(self, instruction: int) -> bool:
-        """Whether its scope is the CTA: then other CTAs see it as a plain access."""
+        """Whether the instruction's scope is the CTA: then other CTAs see a plain access."""
         parts = self._kernel.instructions[instruction].parts
         return "cta" in parts or "cluster" in parts and not self._has_clusters
 
     def _is_near(self, instruction: int) -> bool:
-        """Whether its scope is the cluster."""
+        """Whether the instruction's scope is the cluster."""
         return "cluster" in self._kernel.instructions[instruction].parts
 
     def _synchronise(self, actors: Lanes, where: Any, order: str, instruction: int, *, stores: bool = True) -> None:
@@ -266,7 +266,7 @@ class Observer:
             self.global_races.synchronise(actor, address, release, acquire, stores, near)
 
     def global_atomic(self, c: Watched, active: Lanes, addresses: Any, size: int, order: str, instruction: int) -> None:
-        """Lanes do an atomic operation on global memory."""
+        """Reports that lanes do an atomic operation on global memory."""
         if self.counter is not None:
             self.counter.atomic(c.group.memory, addresses, size, instruction)
         races = self.global_races
@@ -280,7 +280,7 @@ class Observer:
         self._synchronise(actors, where, order, instruction)
 
     def fence(self, c: Watched, instruction: int) -> None:
-        """A fence of the cluster's scope, the device's or the system's."""
+        """Reports a fence of cluster, device or system scope."""
         if self.global_races is not None and not self._within_cta(instruction):
             for actor in np.unique(self._actors(c, None, np.uint64(0))[0]):
                 self.global_races.fence(int(actor), self._is_near(instruction))

@@ -1,4 +1,4 @@
-"""One launch: what it was given, its CTAs that run at once, and what was observed."""
+"""One launch: its inputs, its CTAs that run at once, and the observations of the emulator."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class EmulationError(RuntimeError):
 
 
 class Fault(Exception):
-    """A fault of one instruction; the scheduler makes an `EmulationError` of it.
+    """A fault of one instruction; the scheduler turns a fault into an `EmulationError`.
 
-    `lane` is the one that did it, counted through the group of CTAs; None where it is not known.
+    `lane` is the lane at fault, numbered through the group of CTAs; None where the lane is not known.
     """
 
     def __init__(self, text: str, instruction: int, lane: int | None = None):
@@ -45,7 +45,7 @@ class Fault(Exception):
 
 @dataclass(frozen=True)
 class Checks:
-    """The checks of the emulator beside the values; each costs time."""
+    """The checks that the emulator makes besides computing values; each check costs time."""
 
     races: bool = True
     """Accesses of shared and of global memory that nothing orders."""
@@ -67,7 +67,7 @@ class Layout(NamedTuple):
 
     addresses: dict[str, int]
     static_shared: int
-    """Bytes of shared memory without what the launch adds."""
+    """Bytes of shared memory without the dynamic bytes that the launch adds."""
     local_size: int
     """Bytes of local memory of a lane."""
 
@@ -107,16 +107,16 @@ class Run:
         self.stored: list[tuple[Any, int]] | None = None
         """Addresses and width of every store to global memory; None where the caller did not ask for them."""
         self.changes = 0
-        """Stores, and atomics that left another value."""
+        """Number of stores, and of atomics that changed a value."""
         self.strong = program.strong
         version = [int(part) for part in program.version.split(".")]
         self.old_strides = version < [8, 6]
-        """Before 8.6 ptxas took the strides of `tensormap.replace` in units of 16 bytes."""
+        """Before PTX 8.6, ptxas took the strides of `tensormap.replace` in units of 16 bytes."""
         self.counter = Counter() if checks.counts else None
         ctas = grid[0] * grid[1] * grid[2]
         self.orders_ctas = program.orders_ctas or self.has_clusters
         self.actors_per_cta = -(-block[0] * block[1] * block[2] // 32) if self.orders_ctas else 1
-        """The warps of a CTA where CTAs may wait for one another, because what each warp knows then matters; else 1."""
+        """The warps of a CTA where CTAs may wait for one another and each warp's knowledge matters; else 1."""
         self.global_races: GlobalRaces | None = None
         if checks.races and ctas > 1:
             self.global_races = GlobalRaces(ctas, program.granules["global"], warps=self.actors_per_cta)
@@ -142,7 +142,7 @@ class Run:
 
 
 class Group:
-    """The CTAs `ctas` (numbers within the grid) of a launch, running at once; a cluster, or many that share nothing."""
+    """The CTAs `ctas` (numbers in the grid) of a launch, which run at once: a cluster, or CTAs that share nothing."""
 
     def __init__(self, run: Run, ctas: list[int]):
         self.run = run
@@ -163,13 +163,13 @@ class Group:
         lanes = np.arange(len(ctas) * self.lanes_per_cta)
         self.alive = lanes % self.lanes_per_cta < threads
         self.race_warps = len(lanes) // 32 if run.has_clusters else self.lanes_per_cta // 32
-        """Warps of a slot of the race detector: a CTA's, or a cluster's, whose CTAs reach each other's memory."""
+        """Warps of a slot of the race detector: a slot is a CTA, or a cluster, whose CTAs reach each other's memory."""
         self.race_bytes = len(self.shared) if run.has_clusters else self.shared_size
-        """Bytes of shared memory of such a slot."""
+        """Bytes of shared memory of a slot."""
         self.races: SharedRaces | None = None
         self.maps: MapOrder | None = None
         self.waiting: Any = None
-        """Its `waiting.Waiting`, for `waiting.waiting_of`: that file builds on this one."""
+        """The group's `waiting.Waiting`, for `waiting.waiting_of`; untyped, because waiting.py imports this file."""
         self.accumulators: dict[int, Any] = {}
         """Chains of wgmmas, by their buffer."""
         self.warpgroups: dict[int, Any] = {}
@@ -186,7 +186,7 @@ class Group:
         return np.flatnonzero(self.alive)
 
     def live(self, place: int) -> list[int]:
-        """Registers that a block at `place` needs from before."""
+        """Registers whose values the program at `place` still needs."""
         if place not in self._live:
             self._live[place] = sorted(self.program.flow.live.get(place, ()))
         return self._live[place]
@@ -210,7 +210,7 @@ class Group:
         return bool(((own == 0) | (own == self._specials[key][: len(own)])).all())
 
     def end(self, lanes: Lanes) -> None:
-        """These threads have ended."""
+        """Marks these threads as ended."""
         self.alive[lanes] = False
         for key in ("alive 32", "alive 128"):
             self._specials.pop(key, None)
@@ -221,7 +221,7 @@ class Group:
         return np.uint64(value) if name in ("clock64", "globaltimer") else np.uint32(value % (1 << 32))
 
     def special(self, name: str, lanes: Lanes, slots: Lanes) -> Any:
-        """The value of a special register for `lanes`, which are of the CTAs in `slots`."""
+        """The value of a special register for `lanes`; `slots` gives the CTA of each lane."""
         if (fixed := self._fixed(name)) is not None:
             return fixed
         inside = lanes % self.lanes_per_cta

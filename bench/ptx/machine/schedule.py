@@ -1,7 +1,7 @@
-"""Runs the contexts of a group: chooses which one goes next, joins those that meet, and finds those that wait for ever.
+"""Runs the contexts of a group: chooses the next context, joins contexts that meet, finds contexts that wait for ever.
 
-Without a seed the context that is furthest back in the program goes next, so that lanes that went two ways meet again.
-With a seed, warps begin in random pieces and the next context is drawn: in another order other faults show.
+Without a seed, the context furthest back in the program goes next, so that lanes that took two branches meet again.
+With a seed, warps begin in random pieces and the next context is random: another order shows other faults.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from rooflab.bench.ptx.text.syntax import Immediate, Instruction, Register
 
 WITH_MASK = ("shfl.sync", "vote.sync", "match", "redux.sync", "bar.warp.sync", "elect.sync")
 TURN = 2000
-"""Blocks that a context runs before others get a turn: it may wait in a loop for what they do."""
+"""Blocks that a context runs before other contexts get a turn: it may wait for them in a loop."""
 SHORT_TURN = 20
-"""The same for a context that was seen to spin."""
+"""Blocks of a turn for a context that was seen to spin."""
 MEETS = 0.9
-"""Probability that, of parts of one warp, the one furthest back goes on, where the order is drawn."""
+"""Probability, in a random order, that of the parts of one warp the part furthest back goes on."""
 MERGED_REGISTERS = 48
-"""Whole warps are joined only where at most so many registers are live: joining accumulators takes 0.1 ms."""
+"""Whole warps are joined only where at most this many registers are live: joining accumulators takes 0.1 ms."""
 
 
 def may_run(context: Context, instruction: Instruction) -> bool:
-    """Whether all the lanes that its member masks name, and that have not ended, are in the context."""
+    """Whether the context has all lanes that the instruction's member masks name and that have not ended."""
     if instruction.opcode.startswith("activemask"):
         return True
     if not instruction.opcode.startswith(WITH_MASK):
@@ -82,7 +82,7 @@ class Schedule:
         return [Context(self.group, piece, [None] * count, 0) for piece in pieces]
 
     def _cut(self, lanes: np.ndarray) -> list[np.ndarray]:
-        """A CTA's lanes in pieces of whole warps, drawn."""
+        """Cuts a CTA's lanes into random pieces of whole warps."""
         assert self._random is not None
         warps = np.unique(lanes >> 5)
         cuts = [warp for warp in warps[1:] if self._random.random() < 0.5]
@@ -114,7 +114,7 @@ class Schedule:
                     yield True
                     break
                 if self.ready and self._switch(context):
-                    if context.size:  # 0 where another context took it in
+                    if context.size:  # 0 where it was joined into another context
                         self.ready.append(context)
                     break
             else:
@@ -125,7 +125,7 @@ class Schedule:
                 yield context.spins
 
     def _wake(self) -> bool:
-        """Lets contexts go on that meet, or whose transfers end; whether there are any."""
+        """Resumes contexts that meet, or whose transfers end; returns whether there are any."""
         try:
             return self._meet() or self.waiting.advance()
         except Fault as fault:
@@ -138,7 +138,7 @@ class Schedule:
         return self.ready.pop(best)
 
     def _drawn(self, draws: random.Random) -> Context:
-        """A random context; of parts of one warp mostly the one furthest back, or they would never meet again."""
+        """A random context.  Of the parts of one warp mostly the part furthest back, or they would never meet again."""
         drawn = self.ready[draws.randrange(len(self.ready))]
         if drawn.grain == 1 and draws.random() < MEETS:
             kin = [other for other in self.ready if other.grain == 1 and _overlap(drawn, other)]
@@ -153,7 +153,7 @@ class Schedule:
         return drawn
 
     def _switch(self, context: Context) -> bool:
-        """Whether another context should go on; it takes in one that is at the same place."""
+        """Whether another context should go on; joins `context` into a context at the same place."""
         if self._random is not None:
             return self._random.random() < (0.1 if context.grain > 1 else 0.5)
         place = context.place
@@ -175,11 +175,11 @@ class Schedule:
         return min(a.grain, b.grain) == 1 or len(self.group.live(a.place)) <= MERGED_REGISTERS
 
     def _step(self, context: Context) -> bool:
-        """Runs one block; whether the context still runs."""
+        """Runs one block; returns whether the context still runs."""
         if not context.size:
             return False
         place, program = context.place, self.program
-        if place >= program.size:  # it waited at the very last instruction
+        if place >= program.size:  # the context waited at the last instruction
             self._end(context)
             return False
         if program.together[place] > context.grain and not may_run(context, program.kernel.instructions[place]):
@@ -216,7 +216,7 @@ class Schedule:
         self.waiting.ended()
 
     def _meet(self, place: int | None = None) -> bool:
-        """Joins pieces that wait at one place; whether any piece can go on."""
+        """Joins pieces that wait at one place; returns whether any piece can go on."""
         went = False
         places = {context.place for context in self.meeting} if place is None else {place}
         for at in places:
@@ -233,7 +233,7 @@ class Schedule:
         return went
 
     def _pieces(self, contexts: list[Context], need: int) -> list[list[Context]]:
-        """Contexts that share a warp or warpgroup, together."""
+        """Lists of contexts that share a warp or a warpgroup."""
         lots: list[tuple[set[int], list[Context]]] = []
         for context in contexts:
             own = set(map(int, np.unique(self.group.pieces(context.lanes, need))))

@@ -1,4 +1,4 @@
-"""Copies that run beside the threads: TMA, bulk copies, `cp.async`; and how threads wait for their own.
+"""Copies that run beside the threads (TMA, bulk copies, `cp.async`), and how threads wait for their copies.
 
 A copy is delayed until a thread waits for it: an instruction that reads its destination too early finds poison.
 """
@@ -29,9 +29,9 @@ class Transfer:
     """Reads the source of a copy out of shared memory; `run` then only writes."""
     has_read: bool = False
     mark: Any = None
-    """The race detector's record of it."""
+    """The race detector's record of the copy."""
     lane: int = 0
-    """The lane that issued it."""
+    """The lane that issued the copy."""
 
 
 @dataclass
@@ -46,13 +46,13 @@ class _Bulk:
 
 @dataclass(eq=False)
 class Copies:
-    """The copies of one `cp.async`: its lanes, and the group of each lane that they belong to."""
+    """The copies of one `cp.async`: its lanes, and the copy group of each lane."""
 
     lanes: Lanes
     group: Any
     """Number of the group, one for all lanes or a vector."""
     run: Callable[[npt.NDArray[np.bool_] | None], None]
-    """Carries out the copies of the lanes of a mask; of all lanes with None."""
+    """Carries out the copies of the lanes in a mask; None means all lanes."""
 
 
 class Transfers:
@@ -64,7 +64,7 @@ class Transfers:
         self._loads: dict[Transfer, None] = {}
         """Copies that tell an mbarrier, in the order of issue."""
         self._stores: dict[Transfer, None] = {}
-        """Copies that write global memory.  They run only when a thread waits: nothing may rely on them before."""
+        """Copies that write global memory.  They run only when a thread waits: nothing may rely on them earlier."""
         self._bulk: dict[int, _Bulk] = {}
         self._copies: list[Copies] = []
         self._committed = np.zeros(len(group.alive), np.int64)
@@ -96,7 +96,7 @@ class Transfers:
             transfer.run()
 
     def finish_one(self) -> bool:
-        """Finishes one copy that an mbarrier waits for; whether there was one."""
+        """Finishes one copy that an mbarrier waits for; returns whether there was one."""
         if not self._loads:
             return False
         helpful = list(self._loads)
@@ -105,7 +105,7 @@ class Transfers:
         return True
 
     def commit_bulk(self, lanes: Lanes) -> None:
-        """`cp.async.bulk.commit_group` of these threads; those without copies have nothing to commit."""
+        """`cp.async.bulk.commit_group` of these threads; threads without copies have nothing to commit."""
         for lane, own in self._bulk.items():
             if lane in lanes:
                 own.groups.append(own.open)
@@ -146,7 +146,7 @@ class Transfers:
         self._committed[context.lanes] += 1
 
     def wait(self, context: Context, newest: int | None) -> None:
-        """`cp.async.wait_group`, or of all copies with None."""
+        """`cp.async.wait_group`; None waits for all copies."""
         if not self._copies:
             return
         limit = self._committed[context.lanes] - newest if newest is not None else None
@@ -164,7 +164,7 @@ class Transfers:
         self._copies = left
 
     def _limits(self, lanes: Lanes, limit: Lanes | None) -> Lanes:
-        """For each lane of the group, the groups below this number are due: `limit` for `lanes`, all with None."""
+        """By lane: copy groups below this number are due.  It is `limit` for `lanes`; None means all copy groups."""
         limits = np.full(len(self._group.alive), -1, np.int64)
         limits[lanes] = np.iinfo(np.int64).max if limit is None else limit
         return limits
@@ -195,7 +195,7 @@ class Transfers:
         self._copies = [rest for copies in self._copies for rest in self._wait_some(copies, limits)]
 
     def drain(self) -> None:
-        """Finishes what is left when the CTAs end.  Raises `Fault` where a copy may still read their shared memory."""
+        """Finishes all copies when the CTAs end.  Raises `Fault` where a copy may still read their shared memory."""
         for transfer in (*self._loads, *self._stores):
             if transfer.read is not None and not transfer.has_read:
                 raise Fault("the CTA ended while this copy may still read its shared memory", transfer.instruction)

@@ -36,11 +36,11 @@ class Waiting:
         return bool(self._at_mbarriers) or self.barriers.any() or self.clusters.any()
 
     def park_at_mbarriers(self, context: Context, waits: list[Wait]) -> None:
-        """Keeps `context` until one of the phases is over; then it checks again."""
+        """Keeps `context` until one of the phases is over; then the context checks again."""
         self._at_mbarriers.append((context, waits))
 
     def wake_mbarriers(self) -> bool:
-        """Lets contexts go on for which a phase is complete; whether there were any."""
+        """Resumes contexts whose awaited phase is complete; returns whether there were any."""
         went = [item for item in self._at_mbarriers if self.mbarriers.any_complete(item[1])]
         if went:
             self._at_mbarriers = [item for item in self._at_mbarriers if item not in went]
@@ -48,7 +48,7 @@ class Waiting:
         return bool(went)
 
     def advance(self) -> bool:
-        """Finishes transfers until a context can go on; whether one can."""
+        """Finishes transfers until a context can go on; returns whether one can."""
         if self.wake_mbarriers():
             return True
         while self.transfers.finish_one():
@@ -57,7 +57,7 @@ class Waiting:
         return self.barriers.recheck() or self.clusters.recheck()
 
     def ended(self) -> None:
-        """After threads have ended: barriers of all threads no longer count them."""
+        """Checks barriers of all threads after threads have ended: the barriers no longer count these."""
         self.barriers.recheck()
         self.clusters.recheck()
 

@@ -1,15 +1,15 @@
 """The order between the CTAs of a grid, kept as sets of epochs, because few CTAs ever synchronise with another CTA.
 
 An epoch is what a CTA did between two of its releases or, where its warps are distinguished, what a warp did between
-two steps of its clock.  Epochs are numbered over the grid as they begin; 0 is no epoch.  A set of epochs is the bits of
-an integer, and a vector clock is the set of epochs that an actor knows.
+two steps of its clock.  Epochs are numbered over the grid as they begin; 0 means no epoch.  A set of epochs is
+an integer with one bit per epoch, and a vector clock is the set of epochs that an actor knows.
 
-CTAs learn of each other through atomics (and strong loads and stores) on one global address, as PTX ISA 8.7, section
-"Memory Consistency Model", wants it: a release pattern is a .release, or a fence before; an acquire pattern is an
-.acquire, or a fence after.  Fences and atomics of .cta scope order nothing here, those of .cluster scope (`near`) only
-CTAs of one cluster: releases of that scope are kept apart from the others.  A warp releases what it has done itself and
-what its CTA's other warps had done when it last met them, and they learn from it in the same way.  `attach` names the
-clocks that know about these meetings, in a cluster those of all its CTAs.  Without clocks a CTA counts as one actor.
+CTAs learn of each other through atomics (and strong loads and stores) on one global address (PTX ISA 8.7, section
+"Memory Consistency Model"): a release pattern is a .release, or a fence before the access; an acquire pattern is an
+.acquire, or a fence after the access.  Fences and atomics of .cta scope order nothing here.  Those of .cluster scope
+(`near`) order only CTAs of one cluster, so their releases are kept separately.  A warp releases what it has done, and
+what its CTA's other warps had done when it last met them; they learn from it in the same way.  `attach` gives the
+clocks that record these meetings; a cluster's CTAs share their clocks.  Without clocks a CTA counts as one actor.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rooflab.bench.ptx.races.vector_clocks import GENERIC, VectorClocks
 _CLOCK_SHIFT = 32
 """The number of bits of a stamp below its clock."""
 _CLOSED = -1
-"""In place of a clock: the next access begins an epoch."""
+"""Stands for a clock where the next access begins an epoch."""
 
 
 class _Log:
@@ -44,7 +44,7 @@ class _Log:
         self._clocks[warp].append(clock)
 
     def seen_by(self, limits: Sequence[int]) -> int:
-        """The union of the sets that the warps had at clocks below each one's limit."""
+        """The union of the sets that each warp had at clocks below its limit."""
         seen = 0
         for clocks, sets, limit in zip(self._clocks, self._sets, limits, strict=True):
             count = bisect_left(clocks, limit)
@@ -58,9 +58,9 @@ _Logs = dict[int, _Log]
 
 
 class CtaOrder:
-    """Epochs of `ctas` CTAs of `warps` warps: 1 where they are not told apart.
+    """Epochs of `ctas` CTAs of `warps` warps; `warps` is 1 where warps are not distinguished.
 
-    An actor is a warp of the grid, number `cta * warps + warp`.  Raises `ValueError` on fewer than one of either.
+    An actor is a warp of the grid, number `cta * warps + warp`.  Raises `ValueError` on fewer than one CTA or warp.
     """
 
     def __init__(self, ctas: int, warps: int = 1) -> None:
@@ -95,18 +95,18 @@ class CtaOrder:
         self._released: dict[Hashable, int] = {}
 
     def attach(self, cta: int, clocks: VectorClocks, slot: int, first: int = 0, leader: int | None = None) -> None:
-        """The warps of `cta` are from now on those of `slot` from `first` on.
+        """From now on the warps of `cta` are those of `slot`, beginning with warp `first`.
 
-        CTAs of a cluster share a slot, and name one of them, the same, as their `leader`.
+        CTAs of a cluster share a slot, and all of them name the same CTA of the cluster as their `leader`.
         """
         self._clocks[cta] = clocks, slot, first
         if leader is not None:
             self._leaders[cta] = leader
 
     def epochs(self, actors: npt.NDArray[np.integer]) -> npt.NDArray[np.int32]:
-        """The current epochs of `actors` (n,), begun where one has none yet or its clock has gone on."""
+        """The current epochs of `actors` (n,); an actor begins one if it has none or its clock has gone on."""
         if self._clocks:
-            # A warp's lanes stand side by side: there are few runs, and they cost less to find than distinct values.
+            # A warp's lanes are adjacent: finding the few runs of equal actors costs less than finding distinct values.
             for actor in map(int, actors[np.flatnonzero(np.diff(actors, prepend=-1))]):
                 if self._since[actor] != self._clock(actor):
                     self._begin(actor)
@@ -155,7 +155,7 @@ class CtaOrder:
             self._since[actor] = _CLOSED
 
     def unknown(self, actor: int, epochs: int, beyond: bool = False) -> int:
-        """The epochs of a set, of other CTAs, that are not ordered before what `actor` does now.
+        """Those of `epochs` that belong to other CTAs and are not ordered before what `actor` does now.
 
         With `beyond` only the epochs of other clusters.
         """

@@ -1,10 +1,10 @@
 """Races on global memory between the CTAs of a grid, found in whatever order the emulator runs the CTAs.
 
 A race: two CTAs touch one granule, at least one of them writes it, not both use atomics, and nothing orders them
-(`CtaOrder`).  Accesses within one CTA are not compared.  A store that sets a flag (.relaxed, .release, .volatile) is to
-be reported as an atomic, a load that polls a flag as `poll`: such operations do not race with each other.
+(`CtaOrder`).  Accesses within one CTA are not compared.  Callers report a store that sets a flag (.relaxed, .release,
+.volatile) as an atomic, and a load that polls a flag as `poll`: such operations do not race with each other.
 
-For each granule the epochs that touched it are a set; each different set is kept once and known by its number.
+The epochs that touched a granule form a set; each distinct set is kept once and has a number.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class EpochSets:
         return sets
 
     def joined(self, number: int, epoch: int) -> int:
-        """The set `number` with `epoch` too."""
+        """The number of the set `number` with `epoch` added."""
         known = self._joined.get((number, epoch))
         if known is None:
             known = self._joined[(number, epoch)] = self._number(self.members[number] | 1 << epoch)
@@ -57,7 +57,7 @@ class EpochSets:
 
 
 class Touched:
-    """By granule: the set of epochs that touched it one way since its last write, and the last instruction."""
+    """By granule: the set of epochs that touched it in one way since its last write, and the last instruction."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -106,8 +106,8 @@ class Touched:
 class GlobalRaces(CtaOrder):
     """Shadow memory of the allocations that a grid of `ctas` CTAs uses, in granules of `granule_bytes`.
 
-    That is a power of two, at most 16.  Accesses are by actors of `CtaOrder`: CTAs, or their `warps`.  At most `limit`
-    different races are kept.  Raises `ValueError` on another granule or fewer CTAs or warps than one.
+    `granule_bytes` is a power of two, at most 16.  The actors are those of `CtaOrder`: CTAs, or their `warps`.  At most
+    `limit` different races are kept.  Raises `ValueError` on another granule, and on fewer than one CTA or warp.
     """
 
     def __init__(self, ctas: int, granule_bytes: int = 4, limit: int = 100, warps: int = 1) -> None:
@@ -126,7 +126,7 @@ class GlobalRaces(CtaOrder):
         return self.findings.races
 
     def restart(self) -> None:
-        """Another grid begins: everything before it is ordered before it."""
+        """Begins another grid: all accesses so far are ordered before it."""
         super().restart()
         count = int(((self._ends - self._bases) >> self._shift).sum())
         self._writes, self._readers, self._atomics, self._polls, self._near = (Touched(count) for _ in range(5))
@@ -171,7 +171,7 @@ class GlobalRaces(CtaOrder):
     ) -> None:
         """Lanes write; arguments as of `read`.
 
-        `values` are the registers stored, and `old` returns the values before; it is called only at a race.  With both,
+        `values` are the stored registers; `old` returns the earlier values, and is called only at a race.  With both,
         a race is marked where the write does not change the value.
         """
         epochs, cells = self.epochs(actors), self._cells(addresses, width)
@@ -189,9 +189,9 @@ class GlobalRaces(CtaOrder):
         self._collide(actors, epochs, cells, instruction, values)
 
     def atomic(self, actors: Ints, addresses: Ints, width: int, instruction: int, near: bool = False) -> None:
-        """Lanes do an atomic operation; arguments as of `read`.  It orders nothing: `synchronise` does.
+        """Lanes do an atomic operation; arguments as of `read`.  This call orders nothing; `synchronise` does.
 
-        To other clusters one of .cluster scope (`near`) is not atomic.
+        For other clusters, an operation of .cluster scope (`near`) is not atomic.
         """
         epochs, cells = self.epochs(actors), self._cells(addresses, width)
         self._meet("write-write", self._writes, actors, epochs, cells, instruction)
@@ -204,7 +204,7 @@ class GlobalRaces(CtaOrder):
         self._atomics.join(cells, epochs, instruction, self._sets)
 
     def poll(self, actors: Ints, addresses: Ints, width: int, instruction: int, near: bool = False) -> None:
-        """Lanes read, without a race with atomics; arguments as of `atomic`."""
+        """Lanes poll: they read, and do not race with atomics; arguments as of `atomic`."""
         epochs, cells = self.epochs(actors), self._cells(addresses, width)
         self._meet("write-read", self._writes, actors, epochs, cells, instruction)
         others = self._atomics if near else self._near
@@ -269,7 +269,7 @@ class GlobalRaces(CtaOrder):
         if not lost.any():
             return
         losers = np.flatnonzero(lost)
-        # The write that stays is that of the last lane of its granule.
+        # A granule keeps the write of its last lane.
         order = first.argsort(kind="stable")
         last = order[first[order].searchsorted(first[losers], side="right") - 1]
         apart = actors[losers] // self.warps != actors[last] // self.warps

@@ -11,12 +11,12 @@ VERBS = {"write-write": ("wrote", "wrote"), "write-read": ("wrote", "read"), "re
 
 @dataclass(slots=True)
 class Race:
-    """Two accesses of one place, at least one a write, with nothing between that orders them."""
+    """Two accesses to one place, at least one of them a write, that nothing orders."""
 
     space: str
     """`shared` or `global`."""
     kind: str
-    """A key of `VERBS`, the first access's part first; `lanes`: one warp's lanes wrote different values; or `end`: an
+    """A key of `VERBS`, with the first access first; `lanes`: one warp's lanes wrote different values; or `end`: an
     asynchronous operation that nothing waited for before its CTA ended."""
     first: int
     """Number of the instruction that came first in this run; in another run it may come second."""
@@ -25,7 +25,7 @@ class Race:
     """`warp 2`, `a TMA load`, `CTA 7`."""
     second_actor: str
     address: int
-    """Bytes: within the CTA's shared memory, or absolute in global memory; of the first granule found."""
+    """The first granule's byte address: within the CTA's shared memory, or absolute in global memory."""
     slot: int
     """Slot of the CTA in shared memory, or, once its launch is over, the CTA's number; -1 in global memory."""
     proxy: bool = False
@@ -33,7 +33,7 @@ class Race:
     same_value: bool = False
     """True where the write did not change the value, so that no result can differ."""
     count: int = 1
-    """Granules or lanes for which it was found."""
+    """Granules or lanes for which the race was found."""
 
     @property
     def harmless(self) -> bool:
@@ -44,7 +44,7 @@ class Race:
 class Findings:
     """Races, one for each kind and pair of instructions, at most `limit` of them.
 
-    Harmless ones do not count towards the limit: compilers make many of them, and they must not displace a fault.
+    Harmless races do not count towards the limit: compilers make many of them, and they must not displace a fault.
     """
 
     def __init__(self, limit: int = 100) -> None:

@@ -2,8 +2,8 @@
 
 A granule has the stamp of its last write and of every reader's last read.
 
-Beside the granules' stamps of reads stands the latest one of every block of 1 KiB.  A reader's clock only grows, so
-where a block's latest read is ordered before a write, all reads of the block are, and no granule has to be checked.
+Each block of 1 KiB also has the latest stamp of each reader.  A reader's clock only grows.  So where a block's latest
+read is ordered before a write, all reads of the block are, and the granules need no check.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from rooflab.bench.ptx.races.vector_clocks import (
 BLOCK_SHIFT = 10
 """Log2 of the bytes of a block."""
 GRANULES = (1, 2, 4, 8, 16)
-"""Bytes that a granule may have: no access is wider by lane than the last."""
+"""Possible sizes of a granule in bytes; no lane accesses more bytes at once than the largest size."""
 
 Ints = npt.NDArray[np.int64]
 Value = npt.NDArray[np.generic] | np.generic
-"""(n,), or the same for all lanes; of any type of up to 8 bytes, or complex128 for 16."""
+"""(n,), or one value for all lanes; of any type of up to 8 bytes, or complex128 for 16 bytes."""
 Values = Value | Sequence[Value]
 """The values of a store: a whole unit a lane, or a register for each element of the store's vector."""
 Bools = npt.NDArray[np.bool_]
@@ -45,14 +45,14 @@ class Cells(NamedTuple):
     granules: Ints
     """(n, k)."""
     blocks: Ints
-    """(n,): the block in which each lies."""
+    """(n,): the block in which each access lies."""
 
 
 class Late(NamedTuple):
-    """The m stamps that are not ordered before the accesses that were checked."""
+    """The m stamps that are not ordered before the n checked accesses."""
 
     access: Ints
-    """(m,): the number of the access, of the n."""
+    """(m,): the number of the access, below n."""
     granules: Ints
     """(m,)."""
     stamps: Stamps
@@ -60,7 +60,7 @@ class Late(NamedTuple):
 
 
 class LastOf:
-    """The last stamp that each of `actors` left on each of `granules`; a later one of an actor replaces an earlier."""
+    """The last stamp of each of `actors` on each of `granules`; an actor's later stamp replaces its earlier stamp."""
 
     def __init__(self, actors: int, granules: int, shift: int) -> None:
         self._actors, self._granules = actors, granules
@@ -70,13 +70,13 @@ class LastOf:
         self._flat_blocks = self._blocks.reshape(-1)
 
     def record(self, actors: Ints, cells: Cells, stamps: Stamps) -> None:
-        """Stamp the accesses' granules, with one actor (n,) and stamp (n,) for each."""
+        """Stamps the accesses' granules, with one actor (n,) and one stamp (n,) for each access."""
         first = cells.granules + (actors * self._granules)[:, None]
         self._stamps[first] = stamps[:, None]
         self._flat_blocks[cells.blocks * self._actors + actors] = stamps
 
     def record_one(self, actor: int, cells: Cells, stamp: int) -> None:
-        """Stamp all accesses' granules as `actor`'s, with one stamp."""
+        """Stamps all accesses' granules as `actor`'s, with one stamp."""
         self._stamps[actor * self._granules : (actor + 1) * self._granules][cells.granules] = stamp
         self._blocks[cells.blocks, actor] = stamp
 
@@ -171,7 +171,7 @@ class Lanes:
         return np.zeros(late.access.size, np.bool_)
 
     def collisions(self) -> tuple[Ints, Ints] | None:
-        """Pairs of accesses of one granule within the instruction, each with the one that wrote last; None without any.
+        """Pairs of accesses to one granule in the instruction: an access, and the last access; None without pairs.
 
         Widths are equal and addresses aligned, so accesses overlap completely or not at all: first granules decide.
         """

@@ -35,9 +35,9 @@ MBARRIER_BYTES = 8
 class SharedRaces(VectorClocks):
     """Clocks and shadow memory of `slots` CTAs (or of a cluster, `ctas`) of `warps` warps with `size` bytes each.
 
-    `granule_bytes` (a power of two to 16) is the narrowest access of the kernel, `async_slots` the number of TMA loads
+    `granule_bytes` (a power of two up to 16) is the kernel's narrowest access, `async_slots` the number of TMA loads
     of a CTA that are distinguished, `limit` the number of different races that are kept.  Raises `ValueError` on a size
-    that is no multiple of 1024, another granule, or too many actors a slot.
+    that is no multiple of 1024, another granule, or too many actors per slot.
     """
 
     def __init__(
@@ -87,8 +87,8 @@ class SharedRaces(VectorClocks):
     ) -> None:
         """Lanes write; the first arguments as of `read`.
 
-        With `values`, lanes of one instruction that write one address are compared.  `old` returns the values before,
-        and is called only at a race: with it a race is marked where the write does not change the value.
+        With `values`, lanes of one instruction that write one address are compared.  `old` returns the earlier values,
+        and is called only at a race: with `old`, a race is marked where the write does not change the value.
         """
         access = Lanes(self, self._shadow, slots, warps, addresses, width, instruction)
         self._meet_all(access, instruction, values, old)
@@ -99,7 +99,7 @@ class SharedRaces(VectorClocks):
     def atomic(self, slots: Ints | int, warps: Ints, addresses: Ints, width: int, instruction: int) -> None:
         """Lanes do an atomic operation, which races with reads and writes, but not with other atomics.
 
-        It orders nothing; `signal`, `complete` and `wait` report what a kernel builds on it (a lock).
+        This orders nothing; report a lock that a kernel builds with atomics by `signal`, `complete` and `wait`.
         """
         access = Lanes(self, self._shadow, slots, warps, addresses, width, instruction)
         self._meet(access, access.late_writes(), "write-write", instruction)
@@ -129,7 +129,7 @@ class SharedRaces(VectorClocks):
         """A transfer of kind LOAD writes `addresses` (n,).
 
         Earlier writes need a proxy fence before it.  For earlier reads any ordering is enough: CUTLASS relies on that.
-        The same holds for mbarriers at that place: Triton 3.7 makes some that it never uses, and loads over them.
+        The same holds for mbarriers at that place: Triton 3.7 makes some that it never uses, and loads over those.
         """
         access = Operation(self._shadow, transfer, addresses, width, instruction)
         self._meet(access, access.late_writes(), "write-write", instruction)
@@ -150,14 +150,14 @@ class SharedRaces(VectorClocks):
         self.write(slot, np.array([warp]), np.array([address]), MBARRIER_BYTES, instruction)
 
     def mbarrier_use(self, slot: int, warps: Ints, address: int, instruction: int) -> None:
-        """Arrive, expect_tx or a wait by `warps` (n,): they must be ordered after the init, not among themselves."""
+        """Arrive, expect_tx or a wait by `warps` (n,): each must be ordered after the init, not after the others."""
         self.read(slot, warps, np.array(address), MBARRIER_BYTES, instruction, of_mbarrier=True)
 
     def mbarrier_use_async(self, transfer: Transfer, address: int, instruction: int, needs_fence: bool = True) -> None:
         """complete_tx by a transfer.
 
-        The init has to be ordered before its issue, and with `needs_fence` by `fence_mbarrier_init` or
-        `fence_proxy_async`. Triton 3.7 emits no fence where a CTA is its own cluster.
+        The init must be ordered before the transfer's issue; with `needs_fence`, `fence_mbarrier_init` or
+        `fence_proxy_async` must order it.  Triton 3.7 emits no fence where a CTA is its own cluster.
         """
         access = Operation(self._shadow, transfer, np.array([address]), MBARRIER_BYTES, instruction)
         self._meet(access, access.late_writes(INIT if needs_fence else GENERIC), "write-read", instruction)
@@ -188,7 +188,7 @@ class SharedRaces(VectorClocks):
     def _meet(
         self, access: Lanes | Operation, late: Late | None, kind: str, instruction: int, same: Bools | None = None
     ) -> None:
-        """Reports what is late; `same` (n,) says which of the n accesses do not change the value."""
+        """Reports the stamps in `late`; `same` (n,) says which of the n accesses do not change the value."""
         if late is None:
             return
         actors, ordered = access.actors_of(late), access.but_for_proxy(late)

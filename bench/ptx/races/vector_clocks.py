@@ -3,8 +3,8 @@
 An access is stamped with its actor and the actor's clock; it is ordered before every access whose actor knows that
 clock.  This is the idea of FastTrack (Flanagan and Freund, 2009).  There are three planes.  GENERIC is plain
 happens-before.  ASYNC is what is ordered before operations of the async proxy (TMA, wgmma): they see a generic write
-only after a fence.proxy.async (PTX ISA 8.7, sections "Proxies" and "membar/fence"), which copies the one plane into the
-other.  INIT is the same for their use of mbarriers, for which fence.mbarrier_init is enough.
+only after a fence.proxy.async (PTX ISA 8.7, sections "Proxies" and "membar/fence"), which copies GENERIC into
+ASYNC.  INIT is the plane for their use of mbarriers, for which fence.mbarrier_init is enough.
 
 A clock stands in the upper 32 bits of an int64, an instruction's number in bits 12 to 31, the actor in the lower 12.
 Knowledge of an actor is kept as the least stamp that is not known, so that `stamp < known` needs no shifting.
@@ -59,7 +59,7 @@ class Transfer:
 class VectorClocks:
     """The clocks of `slots` CTAs of `warps` warps, each with `pool` numbers for TMA loads.
 
-    With `ctas` the one slot is a cluster of CTAs of these numbers, which share its warps.  Raises `ValueError` where a
+    With `ctas` the only slot is a cluster of the CTAs with these numbers.  Raises `ValueError` where a
     slot would have more than 4096 actors.
     """
 
@@ -97,7 +97,7 @@ class VectorClocks:
     def barrier(self, slots: Index, warps: Index, key: Hashable = None) -> None:
         """bar.sync: the warps learn all that any of them knows, in each of `slots` on its own.
 
-        With a `key`, of one slot, they also learn what was signalled to it since its last barrier (bar.arrive).
+        With a `key`, of one slot, the warps also learn what bar.arrive has signalled to `key` since its last barrier.
         """
         s, w = _outer(slots, warps)
         if key is not None and (arrived := self._objects[int(s[0, 0])].pop(key, None)) is not None:
@@ -114,7 +114,7 @@ class VectorClocks:
         self.fence_mbarrier_init(slots, warps)
 
     def fence_mbarrier_init(self, slots: Index, warps: Index) -> None:
-        """The same for mbarriers only: for the arrivals of asynchronous operations there."""
+        """Orders the same, but only before later arrivals of asynchronous operations at mbarriers."""
         s, w = _outer(slots, warps)
         self.known[INIT, s, w] = self.known[GENERIC, s, w]
         self._advance(s, w)
@@ -141,7 +141,7 @@ class VectorClocks:
             self.known[:, slot, w] = np.maximum(self.known[:, slot, w], completed[:, None])
 
     def begin_async(self, slot: int, warps: Index, kind: str) -> Transfer:
-        """An operation of `kind` LOAD, WGMMA or BULK issued by `warps`: it knows what every one of them knows.
+        """An operation of `kind` LOAD, WGMMA or BULK issued by `warps`: it knows only what each of them knows.
 
         Raises `ValueError` on another kind.
         """
@@ -161,7 +161,7 @@ class VectorClocks:
         return Transfer(slot, actor, stamp, known)
 
     def acquire_async(self, slot: int, warps: Index, transfer: Transfer) -> None:
-        """The warps have waited (wait_group) for `transfer` and, if it is of a stream, for all before it."""
+        """The warps have waited (wait_group) for `transfer`, and so for all earlier operations of a stream."""
         cells = self.known[:, slot, _flat(warps), transfer.actor]
         self.known[:, slot, _flat(warps), transfer.actor] = np.maximum(cells, _next_tick(transfer.stamp))
 
@@ -177,7 +177,7 @@ class VectorClocks:
     def wait_copies(self, slots: Index, warps: Index, pending: int = 0) -> None:
         """cp.async.wait_group: all committed groups but the last `pending` are done.
 
-        Only the generic plane learns it: cp.async writes through the generic proxy.  For cp.async.wait_all commit
+        Only the generic plane changes: cp.async writes through the generic proxy.  For cp.async.wait_all commit
         first.
         """
         s, w = _outer(slots, warps)
@@ -192,7 +192,7 @@ class VectorClocks:
         self.current[slot, streams] += ONE
 
     def unwaited(self, slot: int, warp: int, key: Hashable) -> list[int]:
-        """Actors of TMA loads that have arrived at `key`, which `warp` has not learnt."""
+        """Actors of TMA loads that have arrived at `key` and that `warp` does not know to be complete."""
         signalled = self._object(slot, key).pending[GENERIC, self._pool :]
         return [self._pool + int(i) for i in np.flatnonzero(signalled > self.known[GENERIC, slot, warp, self._pool :])]
 
@@ -260,9 +260,9 @@ def _next_tick(stamp: _Stamp) -> _Stamp:
 class MapOrder:
     """The writes and fences of tensor maps that a kernel makes itself, in the order that `clocks` know.
 
-    TMA reads maps through a proxy of their own.  PTX ISA 8.7, section "membar/fence": between the writing of a map in
-    global memory and its use a fence.proxy.tensormap with .acquire of its address is needed, by the warp that uses the
-    map or by one that it has met since.
+    TMA reads maps through a proxy of their own.  PTX ISA 8.7, section "membar/fence": after a map is written in global
+    memory, and before a warp uses the map, the warp must execute a fence.proxy.tensormap with .acquire of the map's
+    address, or must meet another warp that has done so.
     """
 
     def __init__(self, clocks: VectorClocks) -> None:
@@ -276,7 +276,7 @@ class MapOrder:
         self._fences[slot, address] = []
 
     def fence(self, slot: int, warp: int, address: int) -> None:
-        """fence.proxy.tensormap with .acquire; it has no effect where the write is not ordered before it."""
+        """fence.proxy.tensormap with .acquire; the fence has no effect where the write is not ordered before it."""
         write = self._writes.get((slot, address))
         if write is not None and self._knows(slot, warp, write[0], write[1]):
             self._fences[slot, address].append((warp, self._now(slot, warp)))
