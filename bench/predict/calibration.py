@@ -1,7 +1,7 @@
 """Fits the predictor to measured records, one factor per family, and gives its error on kernels it was not fitted to.
 
 The factor scales everything except the launches.  The error is held out: each kernel's records are predicted with the
-factor that the other kernels of its family give.  A family with too few kernels stays uncalibrated.
+factor that the other kernels of its family give.  A family with too few kernels stays uncalibrated; predictions say so.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rooflab.roofline.model import Cost
 Family = Literal["matrix", "streaming"]
 UNCALIBRATED = "uncalibrated"
 LEAST_KERNELS = 3
-"""Least number of kernels of a family.  With two, only the other kernel's factor would predict each kernel."""
+"""Least number of kernels of a family.  With two, one other kernel's factor alone would predict a kernel."""
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 """The folder of the committed records in a checkout."""
 _LEAST_SHARE = 0.05

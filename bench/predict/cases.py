@@ -185,7 +185,7 @@ def choose_targets(
 
 
 def choose_gpu(name: str | None, records: Sequence[Record] = ()) -> tuple[Device, str | None]:
-    """The GPU `name`, else the one in the records, else the one here, else an H100; and a note on a short name.
+    """The GPU `name`, else the records' GPU, else this machine's GPU, else an H100; and a note on an ambiguous name.
 
     Raises `ValueError` where the records are of several GPUs, or the GPU is in no table.
     """

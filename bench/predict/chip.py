@@ -39,7 +39,7 @@ Pipe = Literal["issue", "fma", "integer multiply", "alu", "sfu", "load/store", "
 
 HBM_SUSTAINED = 0.9
 """Share of the data sheet's bandwidth that streaming reaches: torch.clone on an H100 SXM, 89.6% in bf16 and 90.4% in
-fp32 (QuACK, hadamard roofline notes); on an H200 the best seen is 87% (cudnn-frontend's norm benchmarks)."""
+fp32 (QuACK, hadamard roofline notes); on an H200 the best reading is 87% (cudnn-frontend's norm benchmarks)."""
 TENSOR_CLOCK_HZ = 1.6e9
 """An H800 SXM's clock falls to this while wgmma keeps its tensor cores busy (FlashMLA, docs, "deep dive"): 865 of the
 data sheet's 989 TFLOP/s in bf16.  Cards with less power fall further; a card that rests between launches does not."""

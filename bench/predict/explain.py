@@ -214,7 +214,7 @@ def why_rows(explanations: Iterable[Explanation]) -> list[dict[str, Any]]:
 def why_sentence(explanations: Sequence[Explanation]) -> str:
     """Says what the fastest optimized kernel gains over the naive kernel, and in which part it gains most.
 
-    Compares measured times where the naive and an optimized kernel have such times, else predicted times; never mixes.
+    Compares measured times if the naive and an optimized kernel have them, else predicted times; never mixes the two.
     """
     naive = next((entry for entry in explanations if entry.role == "naive"), None)
     others = [entry for entry in explanations if entry.role == "optimized"]

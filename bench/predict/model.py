@@ -219,7 +219,7 @@ def _dependent_s(work: Work, chip: Chip) -> float:
 
 
 def _pipe_s(work: Work, chip: Chip, balanced: bool) -> float:
-    """Seconds of the busiest pipe: on the mean SM (`balanced`), or on the SM with the most CTAs and the most tiles."""
+    """Seconds of the busiest pipe: on the mean SM (`balanced`), or on the SM with most CTAs, each with most tiles."""
     ctas_per_sm = work.ctas / chip.sms if balanced else work.waves.busiest_sm_ctas * work.uneven
     return work.launches * max(work.pipe_cycles.values()) * ctas_per_sm / chip.clock_hz
 

@@ -1,4 +1,4 @@
-"""Counts bytes, pipe use and stalls of one call with Nsight Compute, compares with the prediction, and makes a record.
+"""Counts bytes, pipe use and stalls of a call with Nsight Compute; compares them with the prediction; makes a record.
 
 The command line names the metrics, and `ncu --csv --page raw` prints them: a line of names, a line of units, a line for
 each launch.  Names that this ncu does not know are replaced by their newer spelling, or left out.
@@ -175,7 +175,7 @@ def profile(target: Target, seed: int = 0, timeout_s: float = 600.0) -> Profile:
 def _take(
     target: Target, seed: int, ncu: str, folder: Path, timeout_s: float, wanted: Sequence[str], whole: bool
 ) -> tuple[Profile, list[str]]:
-    """Runs ncu, again without metrics that ncu does not know; returns the profile and the metrics that ncu knows."""
+    """Runs ncu, and repeats without unknown metrics; returns the profile and the metrics that ncu knows."""
     metrics = list(wanted)
     while metrics:
         log = folder / f"{whole} {len(metrics)} {metrics[0]}.csv"
@@ -227,7 +227,7 @@ def read(text: str, output: str) -> Profile:
 
 
 def last_words(text: str) -> str:
-    """The line that says most about a failure: an error of the tool or of the call, else the last one."""
+    """The line that says most about a failure: an error of the tool or of the call, else the last line."""
     lines = [line.strip() for line in text.splitlines() if line.strip() and MARK not in line]
     marks = ("==ERROR==", "==WARNING==", "Error", "rooflab: ")
     said = [line for line in lines if any(mark in line for mark in marks)]

@@ -96,7 +96,7 @@ def _inside(code: Sequence[Instruction], loop: Loop) -> Body:
 
 
 def _working(code: Sequence[Instruction], loops: Sequence[Loop]) -> list[Loop]:
-    """Innermost loops that do the work: those that multiply and those that copy for them; else those that load."""
+    """Innermost loops that do the work: loops that multiply and loops that copy for them; else loops that load."""
     inner = [(loop, _inside(code, loop)) for loop in loops if loop.innermost]
     multiplying = [body for _, body in inner if any(entry.mma_flops for entry in body)]
     if not multiplying:
@@ -279,7 +279,7 @@ class _Loads:
         copied = sum(float(e.bytes_per_thread * WARP * warps) for e in body if e.loads_async and e.bytes_per_thread)
         if not any(entry.name.startswith("UTMALDG") for entry in body):
             return copied
-        # The code tells a barrier how many bytes TMA will copy; if the number is no constant, it is one stage.
+        # The code tells a barrier how many bytes TMA will copy; without a constant, the model takes one stage.
         told = sum(_told(self._code, entry) for entry in body)
         return copied + (told or self._info.shared_bytes / max(1, self._info.num_stages))
 

@@ -46,7 +46,7 @@ def emulate(
     """Runs a compiled kernel on the CPU, on CPU tensors, in place.
 
     `compiled` is a `Launch`, or a kernel that Triton compiled.  `args` are the kernel's arguments: tensors, numbers,
-    `TensorMap`s, Triton's tensor descriptors.  `grid` has one to three sizes, in CTAs; Triton's in programs of
+    `TensorMap`s, Triton's tensor descriptors.  `grid` has one to three sizes, in CTAs; for Triton in programs of
     `num_ctas` CTAs.  `seed` 0 runs each CTA's warps together as far as possible; another seed makes the order of warps
     and of copies random.  `ctas` are the numbers of the CTAs to run, by default all; if given, the result lists their
     stores.  `unwritten` are tensors among the arguments without valid contents: reading them is an error.  `memory` are

@@ -50,7 +50,7 @@ class Result:
     kernel: str
     bytes: Bytes
     instructions: Mapping[str, int]
-    """Threads that executed each opcode, predicated-off ones included."""
+    """Threads that executed each opcode, predicated-off threads included."""
     lines: Mapping[tuple[str, int], Mapping[str, int]]
     """By file and line: `threads` that executed the line's instructions, and what these instructions moved."""
     tensor_flops: Mapping[str, int]

@@ -44,7 +44,7 @@ class _State:
     votes: int = 0
     voters: int = 0
     settlers: list[Callable[[int, int], None]] = field(default_factory=list)
-    """Each gives the threads of one `bar.red` their result, from the votes and the voters."""
+    """Functions that give the threads of one `bar.red` their result, from the votes and the voters."""
     waiters: list[np.ndarray[Any, Any]] = field(default_factory=list)
     """Warps that wait, without the warps of a `bar.arrive`."""
 
@@ -237,7 +237,7 @@ class ClusterBarrier:
         self.recheck()
 
     def wait(self, context: Context, following: int, instruction: int) -> int:
-        """Waits until all threads have arrived as often as the context's, and raises `Fault` where those have not."""
+        """Waits until all threads have arrived as often as the context's.  Raises `Fault` if those did not arrive."""
         if (self._arrived == self._waited)[context.lanes].any():
             raise Fault("a thread waits at the cluster's barrier and has not arrived there", instruction)
         self._waited[context.lanes] += 1

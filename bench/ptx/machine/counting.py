@@ -123,8 +123,8 @@ def _sectors(addresses: npt.NDArray[np.int64], warps: Ints, size: int) -> int:
 def _wavefronts(offsets: npt.NDArray[np.int64], lanes: Ints, size: int) -> tuple[int, int]:
     """Turns that shared memory takes, and the least number of turns for as many bytes.
 
-    A request of 8 or 16 bytes a lane is served by halves or quarters of the warp (CUDA C++ programming guide, "Shared
-    Memory"); a turn serves every bank once, with one word for any number of lanes.
+    Shared memory serves requests of 8 or 16 bytes per lane by halves or quarters of the warp (CUDA C++ programming
+    guide, "Shared Memory"); a turn serves every bank once, with one word for any number of lanes.
     """
     parts = max(1, size // BANK_BYTES)
     phase = lanes.astype(np.int64) // (32 // parts)
@@ -148,5 +148,5 @@ def touch(allocation: Allocation, addresses: Any, kind: str) -> None:
     if marked is None:
         marked = np.zeros((allocation.end - 1) // SECTOR - start + 1, np.bool_)
         setattr(allocation, name, marked)
-    # Accesses are aligned and at most 16 bytes wide: none lies in two sectors.
+    # Accesses are aligned and at most 16 bytes wide: no access lies in two sectors.
     marked[(addresses.astype(np.int64) // SECTOR) - start] = True

@@ -109,7 +109,7 @@ class Observer:
     # Copies
 
     def copy_async(self, c: Watched, lanes: Lanes, offsets: Lanes, size: int, instruction: int) -> None:
-        """`cp.async`."""
+        """Reports `cp.async`."""
         if self.counter is not None:
             self.counter.add("shared_write_bytes", size * len(lanes), instruction)
         if c.group.races is not None:
@@ -117,17 +117,17 @@ class Observer:
             c.group.races.copy_async(slots, warps, offsets, size, instruction)
 
     def commit_copies(self, c: Watched) -> None:
-        """`cp.async.commit_group`."""
+        """Reports `cp.async.commit_group`."""
         self._each_slot(c, lambda races, slot, warps: races.commit_copies(slot, warps))
 
     def wait_copies(self, c: Watched, newest: int | None) -> None:
-        """`cp.async.wait_group`; None waits for all copies."""
+        """Reports `cp.async.wait_group`; None waits for all copies."""
         if newest is None:
             self.commit_copies(c)
         self._each_slot(c, lambda races, slot, warps: races.wait_copies(slot, warps, newest or 0))
 
     def signal_copies(self, c: Watched, active: Lanes, place: int) -> None:
-        """`cp.async.mbarrier.arrive` of some lanes."""
+        """Reports `cp.async.mbarrier.arrive` of some lanes."""
         self._each_slot(c, lambda races, slot, warps: races.signal_copies(slot, warps, place), active)
 
     def _each_slot(self, c: Watched, act: Any, active: Any = None) -> None:
@@ -150,7 +150,7 @@ class Observer:
 
     @staticmethod
     def wgmma_done(group: Ctas, warps: Lanes, marks: list[Transfer]) -> None:
-        """`wgmma.wait_group`."""
+        """Reports `wgmma.wait_group`."""
         if group.races is not None:
             for mark in marks:
                 group.races.acquire_async(int(warps[0]) // group.race_warps, warps % group.race_warps, mark)
@@ -194,7 +194,7 @@ class Observer:
 
     @staticmethod
     def stores_done(group: Ctas, done: Iterable[tuple[int, Transfer | None]]) -> None:
-        """`cp.async.bulk.wait_group`: copies that are over, each with the lane that issued it."""
+        """Reports `cp.async.bulk.wait_group`: copies that are over, each with the lane that issued it."""
         for lane, mark in done:
             if mark is not None and group.races is not None:
                 # Only the thread that issued the copy has waited for it.

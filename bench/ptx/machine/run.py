@@ -48,7 +48,7 @@ class Checks:
     """The checks that the emulator makes besides computing values; each check costs time."""
 
     races: bool = True
-    """Accesses of shared and of global memory that nothing orders."""
+    """Accesses to shared and global memory that nothing orders."""
     uninitialised: bool = True
     """Reads of memory that was never written."""
     asynchronous: bool = True

@@ -47,7 +47,7 @@ def may_run(context: Context, instruction: Instruction) -> bool:
 
 
 def member_mask(context: Context, instruction: Instruction) -> Any:
-    """The last operand of an instruction with a member mask: an integer, or one for each lane."""
+    """The last operand of an instruction with a member mask: an integer, or one integer per lane."""
     operand = instruction.operands[-1]
     if isinstance(operand, Immediate):
         return operand.value & 0xFFFFFFFF

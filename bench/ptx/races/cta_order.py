@@ -6,10 +6,10 @@ an integer with one bit per epoch, and a vector clock is the set of epochs that 
 
 CTAs learn of each other through atomics (and strong loads and stores) on one global address (PTX ISA 8.7, section
 "Memory Consistency Model"): a release pattern is a .release, or a fence before the access; an acquire pattern is an
-.acquire, or a fence after the access.  Fences and atomics of .cta scope order nothing here.  Those of .cluster scope
-(`near`) order only CTAs of one cluster, so their releases are kept separately.  A warp releases what it has done, and
-what its CTA's other warps had done when it last met them; they learn from it in the same way.  `attach` gives the
-clocks that record these meetings; a cluster's CTAs share their clocks.  Without clocks a CTA counts as one actor.
+.acquire, or a fence after the access.  Fences and atomics of .cta scope order nothing here.  Fences and atomics of
+.cluster scope (`near`) order only CTAs of one cluster, so their releases are kept separately.  A warp releases what it
+has done, and what its CTA's other warps had done when it last met them; they learn from it in the same way.  `attach`
+gives the clocks that record these meetings; CTAs of a cluster share clocks.  Without clocks a CTA counts as one actor.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class CtaOrder:
     ) -> None:
         """An atomic, a strong store or, without `stores`, a strong load on `address`; `near`: of .cluster scope.
 
-        Call it beside `GlobalRaces.atomic` or `poll`.
+        Call this in addition to `GlobalRaces.atomic` or `poll`.
         """
         places: list[tuple[Hashable, _Logs, tuple[_Logs, ...]]] = []
         if not near:
@@ -155,7 +155,7 @@ class CtaOrder:
             self._since[actor] = _CLOSED
 
     def unknown(self, actor: int, epochs: int, beyond: bool = False) -> int:
-        """Those of `epochs` that belong to other CTAs and are not ordered before what `actor` does now.
+        """The members of `epochs` that are of other CTAs and not ordered before what `actor` does now.
 
         With `beyond` only the epochs of other clusters.
         """

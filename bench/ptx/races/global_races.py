@@ -212,7 +212,7 @@ class GlobalRaces(CtaOrder):
         self._polls.join(cells, epochs, instruction, self._sets)
 
     def _cells(self, addresses: Ints, width: int) -> Ints:
-        """(n, k): granules, counted over all allocations; at least the one that holds the access."""
+        """(n, k): granules, counted over all allocations; at least the granule that holds the access."""
         count = width >> self._shift or 1
         span = self._spans.get(count)
         if span is None:

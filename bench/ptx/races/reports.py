@@ -55,7 +55,7 @@ class Findings:
         self._known: dict[tuple[str, int, int, bool, bool], Race] = {}
 
     def add(self, race: Race) -> None:
-        """Keeps `race`, or adds its count to an equal one."""
+        """Keeps `race`, or adds its count to an equal race."""
         key = (race.kind, race.first, race.second, race.proxy, race.same_value)
         known = self._known.get(key)
         if known is not None:
@@ -69,7 +69,7 @@ class Findings:
 
 
 def describe(race: Race, name_of_instruction: Callable[[int], str]) -> str:
-    """`race` in a sentence; `name_of_instruction` makes `line 40 (st.shared)` or similar of a number."""
+    """`race` in a sentence; `name_of_instruction` turns a number into `line 40 (st.shared)` or similar."""
     place = f"{race.space} memory at {race.address:#x}" + (f" (CTA {race.slot})" if race.slot > 0 else "")
     second = name_of_instruction(race.second)
     if race.kind == "lanes":

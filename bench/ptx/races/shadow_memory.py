@@ -34,7 +34,7 @@ Ints = npt.NDArray[np.int64]
 Value = npt.NDArray[np.generic] | np.generic
 """(n,), or one value for all lanes; of any type of up to 8 bytes, or complex128 for 16 bytes."""
 Values = Value | Sequence[Value]
-"""The values of a store: a whole unit a lane, or a register for each element of the store's vector."""
+"""The values of a store: a whole unit per lane, or a register for each element of the store's vector."""
 Bools = npt.NDArray[np.bool_]
 _LANES = np.arange(1024, dtype=np.int32)
 
@@ -54,7 +54,7 @@ class Late(NamedTuple):
     access: Ints
     """(m,): the number of the access, below n."""
     granules: Ints
-    """(m,)."""
+    """(m,): the granule of each stamp."""
     stamps: Stamps
     """(m,)."""
 
@@ -81,7 +81,7 @@ class LastOf:
         self._blocks[cells.blocks, actor] = stamp
 
     def late(self, cells: Cells, known: Stamps) -> Late | None:
-        """Stamps that are not below `known` (n or 1, actors); None where there are none, which is the fast case."""
+        """Stamps that are not below `known` (n or 1, actors); None without such stamps, which is the fast case."""
         blocks = self._blocks.take(cells.blocks, axis=0) >= known
         if not blocks.any():
             return None
@@ -211,7 +211,7 @@ class Operation:
         return np.full(late.access.size, self._transfer.actor)
 
     def but_for_proxy(self, late: Late) -> Bools:
-        """(m,): whether each is ordered in the generic plane, so that only a proxy fence is missing."""
+        """(m,): whether each stamp is ordered in the generic plane, so that only a proxy fence is missing."""
         known = self._transfer.known[GENERIC].take(late.stamps & ACTOR)
         ordered: Bools = late.stamps < known
         return ordered

@@ -128,7 +128,7 @@ class SharedRaces(VectorClocks):
     def async_write(self, transfer: Transfer, addresses: Ints, width: int, instruction: int) -> None:
         """A transfer of kind LOAD writes `addresses` (n,).
 
-        Earlier writes need a proxy fence before it.  For earlier reads any ordering is enough: CUTLASS relies on that.
+        Earlier writes need a proxy fence before it.  For earlier reads any ordering is enough: CUTLASS relies on this.
         The same holds for mbarriers at that place: Triton 3.7 makes some that it never uses, and loads over those.
         """
         access = Operation(self._shadow, transfer, addresses, width, instruction)
@@ -139,7 +139,7 @@ class SharedRaces(VectorClocks):
         self.latest[transfer.slot, transfer.actor] = access.stamp
 
     def end(self, slot: int) -> None:
-        """The CTA in `slot` ends and another gets its shared memory: all its asynchronous operations must be over."""
+        """The CTA in `slot` ends and another gets its shared memory: the CTA's asynchronous operations must be over."""
         for stamp in self.never_awaited(slot):
             instruction, actor = (stamp & LOWER) >> ACTOR_BITS, self.name_of(stamp & ACTOR)
             self.findings.add(Race("shared", "end", instruction, instruction, actor, actor, 0, slot))

@@ -29,7 +29,7 @@ ONE = 1 << 32
 LOWER = ONE - 1
 ACTOR_BITS = 12
 MOST_ACTORS = 1 << ACTOR_BITS
-"""A cluster of 16 CTAs of 32 warps has 3072 where each CTA has 64 numbers for TMA loads."""
+"""A cluster of 16 CTAs of 32 warps has 3072 actors, if each CTA has 64 numbers for TMA loads."""
 ACTOR = MOST_ACTORS - 1
 """Mask of the bits of a stamp that name its actor."""
 GENERIC, ASYNC, INIT = 0, 1, 2
@@ -59,8 +59,8 @@ class Transfer:
 class VectorClocks:
     """The clocks of `slots` CTAs of `warps` warps, each with `pool` numbers for TMA loads.
 
-    With `ctas` the only slot is a cluster of the CTAs with these numbers.  Raises `ValueError` where a
-    slot would have more than 4096 actors.
+    With `ctas` the only slot is a cluster of the CTAs with these numbers, which share its warps.  Raises `ValueError`
+    where a slot would have more than 4096 actors.
     """
 
     def __init__(self, slots: int, warps: int, pool: int = 64, ctas: Sequence[int] = ()) -> None:
@@ -95,7 +95,7 @@ class VectorClocks:
         self.known[GENERIC, slot, own, own] += ONE
 
     def barrier(self, slots: Index, warps: Index, key: Hashable = None) -> None:
-        """bar.sync: the warps learn all that any of them knows, in each of `slots` on its own.
+        """bar.sync: the warps learn all that any of them knows, separately in each of `slots`.
 
         With a `key`, of one slot, the warps also learn what bar.arrive has signalled to `key` since its last barrier.
         """
@@ -166,7 +166,7 @@ class VectorClocks:
         self.known[:, slot, _flat(warps), transfer.actor] = np.maximum(cells, _next_tick(transfer.stamp))
 
     def signal_async(self, transfer: Transfer, key: Hashable) -> None:
-        """complete_tx: `transfer` arrives at `key`.  It releases what it did itself, not what its issuer knew."""
+        """complete_tx: `transfer` arrives at `key`.  This releases what the transfer did, not what its issuer knew."""
         self._object(transfer.slot, key).join_one(slice(None), transfer.actor, _next_tick(transfer.stamp))
 
     def commit_copies(self, slots: Index, warps: Index) -> None:
