@@ -1,8 +1,8 @@
-"""The control flow of a kernel: basic blocks, and the registers that each needs from before.
+"""The control flow of a kernel: its basic blocks, and the registers whose earlier values each block needs.
 
-A block ends at a branch, and before and after an instruction that may have to wait.  There are three grains, by the
-lanes that run in one piece: whole warpgroups, whole warps, or parts of warps.  An instruction that more lanes execute
-together than the grain has (`shfl` by a warp, `wgmma` by four) begins a block, so that pieces can wait for one another.
+A block ends at a branch, and before and after an instruction that may have to wait.  The grain says which lanes run as
+one piece: whole warpgroups, whole warps, or parts of warps.  An instruction that needs more lanes than a piece has
+(`shfl` a warp, `wgmma` four warps) begins a block, so that pieces can wait for one another.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ BRANCHES = frozenset(("bra", "brx", "ret", "exit", "trap", "brkpt"))
 
 @dataclass(frozen=True)
 class Block:
-    """Instructions `start` to `end`, the last not included."""
+    """The instructions from number `start` up to `end`, without number `end`."""
 
     start: int
     end: int
     following: tuple[int, ...]
-    """Numbers of the instructions that may come next; past the last one is the end."""
+    """Numbers of the instructions that may run next; the number after the last instruction means the kernel's end."""
 
 
 def family(instruction: Instruction) -> str:
@@ -47,7 +47,7 @@ def lanes_together(instruction: Instruction) -> int:
 
 
 def waits(instruction: Instruction) -> bool:
-    """Whether an instruction may have to wait for other warps; it is then a block of its own."""
+    """Whether an instruction may have to wait for other warps; such an instruction is a block of its own."""
     if instruction.opcode.startswith(("bar.warp", "barrier.cluster.arrive")):
         return False
     return instruction.opcode.startswith(("bar.", "barrier.", "mbarrier.try_wait", "nanosleep"))
@@ -79,7 +79,7 @@ class Flow:
         return tuple(self.kernel.labels[find_label(self.kernel.labels, name)] for name in table)
 
     def targets(self, number: int) -> tuple[int, ...]:
-        """Where a branch may go, beside the next instruction."""
+        """Numbers of the instructions that a branch may jump to; a guarded branch may also fall through."""
         return self._targets[number]
 
     def starts(self, grain: int) -> frozenset[int]:
@@ -116,7 +116,7 @@ class Flow:
 
     @cached_property
     def live(self) -> dict[int, frozenset[int]]:
-        """Registers whose values are needed from before, by the start of a block of the finest grain."""
+        """By start of each block of the finest grain: the registers whose earlier values are read there or later."""
         order = sorted(self.starts(1))
         blocks = {start: self.block(start, 1) for start in order}
         gen: dict[int, set[int]] = {}
@@ -128,7 +128,7 @@ class Flow:
                 if instruction.predicate is None:
                     made |= {register.index for register in definitions(instruction)}
                 else:
-                    # A guarded instruction may leave the old value, so it is needed.
+                    # A guarded instruction may leave its result register unchanged, so the old value is needed.
                     needed |= {register.index for register in definitions(instruction)} - made
             gen[start], kill[start] = needed, made
         live = {start: frozenset(gen[start]) for start in order}

@@ -1,6 +1,6 @@
-"""The NumPy type in which a register is kept: the one that most of its uses need, so that few need another view.
+"""The NumPy type of each register: the type that most of its uses need, so that few uses need another view.
 
-PTX registers have no type beyond their width, and Triton's floats live in `.b32`.
+The declared type of a PTX register says only its width: Triton keeps floats in `.b32` registers.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ COPIES = ("mov", "selp", "shfl", "slct")
 
 
 def dtype_of(kind: str) -> str:
-    """NumPy's code of a PTX type.  Raises `PtxError` on one that is not known."""
+    """NumPy's code of a PTX type.  Raises `PtxError` on an unknown type."""
     if kind not in DTYPES:
         raise PtxError(f"PTX: expected a type that is known, got .{kind}")
     return DTYPES[kind]
 
 
 def storage(kernel: Kernel) -> list[str]:
-    """The NumPy code under which each register is kept."""
+    """The NumPy type code of each register, in the order of the registers."""
     votes = [0] * len(kernel.registers)
     links: list[tuple[int, int]] = []
     for instruction in kernel.instructions:
         _vote(instruction, votes)
         if instruction.parts[0] in COPIES:
             links += _links(instruction)
-    # A copy has the type of its source and its destination; two rounds reach through a loop's copies.
+    # The source and the destination of a copy have one type; two rounds carry the type through a loop's copies.
     for _ in range(2):
         for target, source in links + links[::-1]:
             if not votes[target]:

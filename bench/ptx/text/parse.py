@@ -1,7 +1,7 @@
 """Parses PTX into kernels: makes scopes and labels unique, puts called functions in place, keeps source lines.
 
-Grammar: PTX ISA 8.7, sections 4 to 7 and 11.  What is not known raises `PtxError`; the parser skips nothing.  A
-function is read anew for each call of it.
+Grammar: PTX ISA 8.7, sections 4 to 7 and 11.  An unknown construct raises `PtxError`; the parser skips nothing.  The
+parser reads a function again for each call.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ _LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+\d+(?:.*inlined_at\s+(\d+)\s+(\d+))?
 _CALLED = re.compile(r" called (\S+) (\d+)")
 _FAMILY = re.compile(r"(.*?)(\d+)$")
 HOST_CALLS = ("vprintf", "__assertfail", "__cuda_assertfail")
-"""Functions of the driver: the emulator treats a call of one as an instruction."""
+"""Functions of the driver: the emulator treats a call of such a function as an instruction."""
 REGISTERS = 65536
 """Registers of a multiprocessor."""
 MOST_REGISTERS = 256
-"""The most registers of a thread, in the units in which they are allocated."""
+"""The most registers of a thread (255), rounded up to the unit of allocation (8)."""
 TARGETS = ("sm_90", "sm_90a")
-"""Targets that are emulated: they have the instructions of older ones; those of Blackwell are not known."""
+"""The targets that the emulator accepts.  They have the instructions of older targets, not Blackwell's instructions."""
 
 
 class Scope:
@@ -58,7 +58,7 @@ class Scope:
         self.number = number
         self.names: dict[str, Register] = {}
         self.families: dict[str, tuple[str, int]] = {}
-        """Type and count by prefix: thousands are declared; a register is made when it first occurs."""
+        """Type and count by prefix.  A kernel declares thousands of registers; a register is made at its first use."""
         self.variables: dict[str, str] = {}
 
 
@@ -77,7 +77,7 @@ class Body:
         self._count = 0
         self._place: Place | None = None
         self._ends: list[str] = []
-        """Labels behind the calls that are currently read."""
+        """Labels after the calls whose functions the parser is reading, the innermost last."""
         self._calls: list[str] = []
         self._parameters: set[str] = set()
 
@@ -86,7 +86,7 @@ class Body:
         self._parameters = {parameter.name for parameter in parameters}
 
     def read(self, text: str) -> None:
-        """Reads the statements of a body in a scope of its own."""
+        """Reads the statements of a body in a new scope."""
         base = len(self._scopes)
         self._scopes.append(self._new_scope())
         for kind, statement in statements(text):
@@ -156,7 +156,7 @@ class Body:
         self.tables[key] = tuple(names)
 
     def _label_key(self, name: str) -> str:
-        """A key with all open scopes, innermost first: a label may come later; `find_label` then finds it."""
+        """The name with all open scopes, innermost first: `find_label` looks it up later, when all labels are known."""
         return "|".join([name, *(str(scope.number) for scope in reversed(self._scopes))])
 
     def _register(self, name: str, kind: str) -> Register:
@@ -261,7 +261,7 @@ class Body:
 
 
 def find_label(labels: dict[str, int], name: str) -> str:
-    """The key in `labels` of a branch's target.  Raises `PtxError` where there is no such label."""
+    """The key in `labels` of a branch's target.  Raises `PtxError` if there is no such label."""
     if name in labels:
         return name
     target, *scopes = name.split("|")
@@ -273,9 +273,9 @@ def find_label(labels: dict[str, int], name: str) -> str:
 
 @lru_cache(maxsize=256)
 def parse(text: str) -> Module:
-    """The module of a PTX text; a kernel is read when it is asked for.
+    """The module of a PTX text; each kernel is parsed only when a caller asks for it.
 
-    Raises `PtxError` on a text that is no PTX, and on a target other than Hopper.
+    Raises `PtxError` on a text that is not PTX, and on a target other than Hopper.
     """
     plain = strip_comments(text)
     version = re.search(r"^\s*\.version\s+([\d.]+)", plain, re.MULTILINE)
@@ -332,7 +332,7 @@ def _triple(directives: str, name: str) -> tuple[int, int, int] | None:
 
 
 def _share(directives: str, block: tuple[int, int, int] | None) -> int | None:
-    """Registers of a thread where `.minnctapersm` CTAs share a multiprocessor."""
+    """The registers that a thread may have if `.minnctapersm` CTAs share a multiprocessor."""
     ctas = _single(directives, "minnctapersm")
     if not ctas or block is None:
         return None

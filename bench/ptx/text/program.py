@@ -1,4 +1,4 @@
-"""A kernel made ready to run: its blocks, their functions, and what its text says of its accesses."""
+"""A kernel that is ready to run: its blocks, the blocks' functions, and facts about its accesses from its text."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _VECTORS = {"v2": 2, "v4": 4, "v8": 8}
 
 _WIDEST = 16
 _OTHER_PIECES = 4
-"""Bytes of a piece of a copy whose size only the launch knows."""
+"""Bytes of a piece of a copy whose size is known only at the launch."""
 _MBARRIER = 8
 SEQUENTIAL = ("wgmma", "mbarrier", "cp.async.bulk", "cp.reduce.async.bulk", "tensormap", "barrier.cluster", "mapa",
     "setmaxnreg", "bar.red", "barrier.red", "barrier.cta.red", "bar.cta.red")  # fmt: skip
-"""Instructions that make a CTA run by itself, and not in one vector with others."""
+"""A CTA with one of these instructions runs alone, not in one vector with other CTAs."""
 BlockFunction = Callable[[Any, list[Any]], int]
-"""Runs a block for a context and its registers: the number of the instruction that comes next, or why it stops."""
+"""Runs a block for a context and its registers; returns the next instruction's number, or why the context stops."""
 
 
 def granule(kernel: Kernel, space: str) -> int:
     """Bytes of the narrowest access to a space: 1 to 16, a power of two.
 
-    Bulk copies, ldmatrix and wgmma access 16 and more; the edge of a tensor may cut a box between any two elements.
+    Bulk copies, ldmatrix and wgmma access 16 bytes or more; a tensor's edge may cut a box between any two elements.
     """
     return min((_width(instruction, space) for instruction in kernel.instructions), default=_WIDEST)
 
@@ -55,7 +55,7 @@ def _width(instruction: Instruction, space: str) -> int:
 
 
 def strong(kernel: Kernel) -> dict[int, str]:
-    """By number, loads and stores that do not race with each other: `relaxed`, `acquire` or `release`."""
+    """By number, the order (`relaxed`, `acquire`, `release`) of loads and stores that do not race with each other."""
     orders = {}
     for instruction in kernel.instructions:
         if instruction.parts[0] in ("ld", "st"):
@@ -75,7 +75,7 @@ def orders_ctas(kernel: Kernel) -> bool:
 
 
 class Program:
-    """One kernel of one PTX text of some `version`; `generator` makes the function of a block."""
+    """A kernel of a text in PTX `version`; `generator` makes the function of a block."""
 
     def __init__(self, version: str, kernel: Kernel, generator: Callable[[Flow], Callable[[Block], BlockFunction]]):
         self.version, self.kernel = version, kernel
@@ -85,7 +85,7 @@ class Program:
         self._functions: dict[tuple[int, int], BlockFunction] = {}
         self._blocks: dict[tuple[int, int], Block] = {}
         self.together = [lanes_together(instruction) for instruction in kernel.instructions]
-        """By instruction, the number of lanes that execute it in one piece."""
+        """For each instruction, the number of lanes that execute it as one piece."""
 
     def function(self, place: int, grain: int) -> BlockFunction:
         """The function of the block at `place`."""
@@ -108,7 +108,7 @@ class Program:
 
     @cached_property
     def orders_ctas(self) -> bool:
-        """Whether its CTAs may wait for one another."""
+        """Whether the kernel's CTAs may wait for one another."""
         return orders_ctas(self.kernel)
 
     @cached_property
@@ -118,15 +118,15 @@ class Program:
 
     @cached_property
     def unfenced(self) -> list[tuple[Instruction, Instruction | None]]:
-        """wgmmas that lack a fence, each with the access of its registers before it; None is the kernel's beginning."""
+        """wgmmas that lack a fence, each with the earlier access of its registers; None: the kernel's beginning."""
         return unfenced(self.flow)
 
     @cached_property
     def rewritten(self) -> list[tuple[Instruction, Instruction]]:
-        """Writes of registers that a wgmma may still have to read, each with that wgmma."""
+        """Writes of registers that an earlier wgmma may not have read yet, each with that wgmma."""
         return rewritten(self.flow)
 
     @cached_property
     def sequential(self) -> bool:
-        """Whether a CTA (or a cluster) must run by itself."""
+        """Whether a CTA (or a cluster) must run alone."""
         return any(instruction.opcode.startswith(SEQUENTIAL) for instruction in self.kernel.instructions)

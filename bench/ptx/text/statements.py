@@ -29,9 +29,9 @@ from rooflab.bench.ptx.text.syntax import (
 )
 
 _COMMENT = re.compile(r'("[^"\n]*")|//[^\n]*|/\*.*?\*/', re.DOTALL)
-"""A comment, or a string, in which `//` begins no comment."""
+"""A comment or a string; a `//` in a string does not begin a comment."""
 _INLINED = re.compile(r"(\.loc[^\n/]*)//[^\n]*@\[\s*([^\s:\]]+):(\d+):\d+[\s\]]*$", re.MULTILINE)
-"""LLVM's comment on inlining beside a `.loc`: the outermost call comes last."""
+"""LLVM's comment after a `.loc` names the inlined calls; the outermost call comes last."""
 _SPACE = re.compile(r"\s+")
 _LABEL = re.compile(r"([\w$%]+)\s*:(?!:)\s*")
 _LINE = re.compile(r"\.(?:loc|file|version|target|address_size)\b[^\n]*")
@@ -61,7 +61,7 @@ _MANY = re.compile(r"([\w$%]+)<(\d+)>$")
 
 
 class Statement(NamedTuple):
-    """One statement; `kind` is `open`, `close`, `label`, `line` (`.loc`, `.file`) or `text`, without its semicolon."""
+    """A statement without its semicolon; `kind` is `open`, `close`, `label`, `line` (`.loc`, `.file`) or `text`."""
 
     kind: str
     text: str
@@ -79,9 +79,9 @@ class Function(NamedTuple):
 
 
 def strip_comments(text: str) -> str:
-    """The text without comments; line ends stay, because `.loc` ends with its line.
+    """The text without comments; line ends stay, because a line end also ends a `.loc`.
 
-    The outermost call that a comment beside a line names is kept, as `.loc 2 43 17 called name line`.
+    If the comment after a `.loc` names inlined calls, the outermost call stays, as `.loc 2 43 17 called name line`.
     """
     return _COMMENT.sub(lambda found: found[1] or " ", _INLINED.sub(r"\1 called \2 \3", text))
 
@@ -113,7 +113,7 @@ def statements(body: str) -> Iterator[Statement]:
 
 
 def split_module(text: str) -> tuple[list[str], list[Function]]:
-    """The module's own directives and declarations, and its functions.  `text` is without comments."""
+    """The module's own directives and declarations, and its functions.  `text` has no comments."""
     outer: list[str] = []
     functions: list[Function] = []
     place = 0
@@ -145,7 +145,7 @@ def _function(text: str, head: re.Match[str]) -> tuple[Function | None, int]:
         parameters, place = text[place + 1 : close], close + 1
     opening, ending = text.find("{", place), text.find(";", place)
     if opening < 0 or 0 <= ending < opening:
-        return None, ending + 1  # a declaration
+        return None, ending + 1  # a declaration has no body
     close = _closing(text, opening, "{}")
     is_entry = head[0] == ".entry"
     return (Function(is_entry, name[0], returns, parameters, text[place:opening], text[opening + 1 : close]), close + 1)
@@ -166,7 +166,7 @@ def _closing(text: str, place: int, pair: str) -> int:
 
 
 def split(text: str) -> list[str]:
-    """The operands of a list, at the commas outside all brackets."""
+    """The operands of a list, split at the commas that are outside all brackets."""
     items, depth, start = [], 0, 0
     for place, sign in enumerate(text):
         if sign in "{[(":
@@ -192,7 +192,7 @@ def number(text: str) -> int:
 
 
 def parse_operand(text: str, resolve: Resolve) -> Operand:
-    """An operand, with its names resolved.  Raises `PtxError` on a text that is no operand."""
+    """An operand, with its names resolved.  Raises `PtxError` on a text that is not an operand."""
     if text.startswith("["):
         return _address(text[1:-1].strip(), resolve)
     if text.startswith(("{", "(")):
@@ -245,7 +245,7 @@ def special_register(text: str) -> Special | None:
 
 
 def declared_registers(text: str) -> tuple[str, list[tuple[str, int | None]]] | None:
-    """The type of a `.reg` declaration, and each name, with a count where it stands for many (`%r<10>`)."""
+    """The type of a `.reg` declaration, and its names; a name that stands for many registers (`%r<10>`) has a count."""
     declaration = _REGISTERS.match(text)
     if declaration is None:
         return None
@@ -283,7 +283,7 @@ def declared_variable(text: str) -> Variable | None:
 
 
 def _initial(text: str, kind: str, width: int, references: list[Reference], sizes: list[int], start: int = 0) -> bytes:
-    """The bytes of an initialiser that begins at `start`; addresses in it are zero, and added to `references`."""
+    """The bytes of an initialiser that begins at `start`; its addresses become zeros, and join `references`."""
     values = split(text[1:-1]) if text.startswith("{") else [text]
     data = b""
     for value in values:

@@ -1,4 +1,4 @@
-"""The values that a PTX text is parsed into: operands, instructions, declarations, kernels (PTX ISA 8.7, 4 to 7)."""
+"""The types of a parsed PTX text: operands, instructions, declarations, kernels (PTX ISA 8.7, sections 4 to 7)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NO_RESULT = frozenset(
 
 
 class PtxError(ValueError):
-    """A PTX text that is wrong, or that has what the emulator does not know."""
+    """A PTX text is wrong, or contains something that the emulator does not know."""
 
 
 class Place(NamedTuple):
@@ -27,7 +27,7 @@ class Place(NamedTuple):
     file: str
     line: int
     caller: tuple[str, int] | None = None
-    """File and line of the outermost call, where `line` is in a function that was inlined there."""
+    """File and line of the outermost call, if `line` is in an inlined function."""
 
     def __str__(self) -> str:
         name = self.file.rsplit("/", 1)[-1]
@@ -120,9 +120,9 @@ class Instruction:
     """One instruction."""
 
     number: int
-    """Its place in its kernel."""
+    """Index of the instruction in its kernel."""
     opcode: str
-    """Modifiers included: `ld.global.v4.b32`."""
+    """The opcode with its modifiers: `ld.global.v4.b32`."""
     operands: tuple[Operand, ...]
     predicate: Register | None
     negated: bool
@@ -135,20 +135,20 @@ class Instruction:
         return self.opcode.split(".")
 
     def describe(self) -> str:
-        """`tensor_core.py:120 (ld.global.b32)`."""
+        """The source line and the opcode: `tensor_core.py:120 (ld.global.b32)`."""
         return f"{self.place} ({self.opcode})" if self.place else f"instruction {self.number} ({self.text})"
 
 
 class Reference(NamedTuple):
-    """An address among the bytes that a variable begins with."""
+    """An address in the initial bytes of a variable."""
 
     at: int
-    """Index of its first byte there."""
+    """Index of the address's first byte in the variable."""
     size: int
     symbol: str
     offset: int
     mask: int
-    """The bits of the address that are taken; they are shifted down (`0xFF00(table)`)."""
+    """The bits of the address that the variable holds, shifted down to bit 0 (`0xFF00(table)`)."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class Variable:
     space: str
     """`shared`, `global`, `const`, `local` or `param`."""
     size: int
-    """Bytes; 0 where the launch decides (`extern .shared`)."""
+    """Bytes; 0 if the launch decides (`extern .shared`)."""
     align: int
     initial: bytes = b""
     references: tuple[Reference, ...] = ()
@@ -184,15 +184,15 @@ class Kernel:
     registers: list[Register]
     instructions: list[Instruction]
     labels: dict[str, int]
-    """By name, the number of the next instruction; past the last one for a label at the end."""
+    """By name, the number of the instruction after the label; the kernel's instruction count for a label at the end."""
     tables: dict[str, tuple[str, ...]]
     """`.branchtargets`: the labels that a `brx.idx` may go to."""
     variables: dict[str, Variable]
-    """Its own and its module's."""
+    """The variables of the kernel and of its module."""
     block: Triple | None = None
     """`.reqntid`: the threads of every CTA."""
     most_threads: int | None = None
-    """The product of `.maxntid`, which promises no more."""
+    """The most threads that a CTA may have: the product of `.maxntid`."""
     cluster: Triple | None = None
     max_registers: int | None = None
 
@@ -203,10 +203,10 @@ class Module:
 
     version: str
     entries: dict[str, Callable[[], Kernel]] = field(default_factory=dict)
-    """By name, a function that reads the kernel."""
+    """By name, a function that parses the kernel."""
 
     def kernel(self, name: str) -> Kernel:
-        """The entry called `name`.  Raises `PtxError` where there is none."""
+        """The entry called `name`.  Raises `PtxError` if the module has no such entry."""
         if name not in self.entries:
             raise PtxError(f"kernel: expected one of {', '.join(self.entries) or 'none'} in the PTX, got {name!r}")
         return self.entries[name]()
@@ -220,7 +220,7 @@ def definitions(instruction: Instruction) -> list[Register]:
 def uses(instruction: Instruction) -> list[Register]:
     """The registers that an instruction reads, its predicate included; a wgmma reads and writes its accumulators."""
     registers = [] if instruction.predicate is None else [instruction.predicate]
-    # By place, because a register may be a result and an operand.
+    # Results are told from operands by position, because one register may be both.
     for operand in instruction.operands[1 if any(True for _ in _results(instruction)) else 0 :]:
         registers += registers_of(operand)
     if instruction.opcode.startswith("wgmma.mma_async"):
@@ -235,7 +235,7 @@ def _results(instruction: Instruction) -> Iterator[Operand]:
     if name == "wgmma" and not instruction.opcode.startswith("wgmma.mma_async"):
         return
     if name == "mbarrier" and isinstance(operands[0], Address):
-        return  # init, inval, expect_tx, complete_tx
+        return  # init, inval, expect_tx and complete_tx write no register
     first = operands[0]
     if isinstance(first, Address):
         return

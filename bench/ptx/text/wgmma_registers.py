@@ -1,10 +1,10 @@
 """Registers of wgmma in the text of a kernel: which hold accumulators, which accesses lack a fence or a wait.
 
-PTX ISA 8.7, `wgmma.fence`: it must stand before the first wgmma of a kernel, and between any other access of a register
-and the wgmma that takes it, as an accumulator or as A.  `wgmma.mma_async`: accessing a register of a pending operation
-is undefined.  A wgmma reads A when its turn comes, a loop puts the next step's A into the same registers, and only
-`wgmma.wait_group` says that the last one has been read.  Both rules depend on the text alone, so they are checked
-there, on every path through the kernel.
+PTX ISA 8.7, `wgmma.fence`: a kernel needs a fence before its first wgmma, and between any other access of a register
+and the wgmma that uses it, as an accumulator or as A.  `wgmma.mma_async`: an access of a register of a pending
+operation is undefined.  A wgmma may read A late, and a loop puts the next step's A into the same registers: only after
+`wgmma.wait_group` has the wgmma surely read its A.  Both rules depend on the text alone, so this module checks them in
+the text, on every path through the kernel.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _Facts = TypeVar("_Facts", bound=dict[Any, Any])
 BEGINNING, WRITTEN, MULTIPLIED, READ, FENCED = range(5)
 """Events of a register since the last fence; `BEGINNING` concerns all registers."""
 _State = dict[tuple[int, int], int]
-"""By kind and register, the last such instruction."""
+"""By event and register, the number of the last instruction that caused the event."""
 _Ages = dict[int, tuple[int, int]]
-"""By register: the number of groups committed since, its own included, and the wgmma that reads it."""
+"""By register: the number of groups committed since a wgmma that reads it, its group included; the wgmma's number."""
 
 
 def accumulators(kernel: Kernel) -> frozenset[int]:
@@ -47,8 +47,8 @@ def accumulators(kernel: Kernel) -> frozenset[int]:
 def unfenced(flow: Flow) -> list[tuple[Instruction, Instruction | None]]:
     """Each wgmma that lacks a `wgmma.fence` on some path to it, with the earlier access of one of its registers.
 
-    The access is a write, or a read after a wgmma that used the register, with no fence since; a chain of wgmmas of one
-    shape needs no fence.  None stands for the kernel's beginning: the first wgmma always needs a fence.
+    The access is a write, or a read after a wgmma that used the register; no fence follows the access.  A chain of
+    wgmmas of one shape needs no fence.  None means the kernel's beginning: the first wgmma always needs a fence.
     """
     kernel = flow.kernel
     taken = {index for instruction in kernel.instructions for index in _registers(instruction)}
@@ -66,10 +66,10 @@ def unfenced(flow: Flow) -> list[tuple[Instruction, Instruction | None]]:
 def _follow(
     flow: Flow, entry: _Facts, step: Callable[[Instruction, _Facts], set[int]], new: Callable[[_Facts, _Facts], _Facts]
 ) -> list[tuple[Instruction, int]]:
-    """Carries facts along every path of a kernel, from those at its `entry`, until no block learns more.
+    """Carries the facts `entry` along every path from a kernel's beginning, until no block learns a new fact.
 
-    `step` takes facts past an instruction, in place; what it returns is collected, beside the instruction.  `new` says
-    which of some facts a block does not know yet.
+    `step` updates the facts in place for an instruction; the result pairs the instruction with each number that `step`
+    returns.  `new` gives the facts that a block does not know yet.
     """
     blocks = {start: flow.block(start, 128) for start in sorted(flow.starts(128))}
     entering: dict[int, _Facts] = {start: type(entry)() for start in blocks}
@@ -91,7 +91,7 @@ def _follow(
 
 
 def _registers(instruction: Instruction) -> list[int]:
-    """Accumulators and A of a wgmma."""
+    """The registers of a wgmma's accumulators and of its A."""
     if not instruction.opcode.startswith("wgmma.mma_async"):
         return []
     groups = [operand for operand in instruction.operands[:2] if isinstance(operand, Group)]
@@ -99,10 +99,10 @@ def _registers(instruction: Instruction) -> list[int]:
 
 
 def _step(instruction: Instruction, state: _State, taken: set[int]) -> set[int]:
-    """Takes `state` past an instruction; returns the accesses that lack a fence before it, if it is a wgmma."""
+    """Updates `state` for an instruction; for a wgmma, returns the earlier accesses that lack a fence after them."""
     early: set[int] = set()
     if instruction.opcode.startswith("wgmma.fence"):
-        # A compiler moves reads behind the fence: they count again behind the wgmma that follows it.
+        # A compiler may move reads to after the fence: they count again only after the next wgmma.
         had = {(FENCED, index): number for (kind, index), number in state.items() if kind in (MULTIPLIED, FENCED)}
         state.clear()
         state.update(had)
@@ -119,8 +119,8 @@ def _step(instruction: Instruction, state: _State, taken: set[int]) -> set[int]:
         for register in uses(instruction):
             if (MULTIPLIED, register.index) in state:
                 state[READ, register.index] = instruction.number
-        # LLVM ties a wgmma's operands to its registers by moves, also behind a fence; ptxas then moves the fence (its
-        # note C7519). So a move counts only where the fence was before another wgmma, or where there was none.
+        # LLVM moves a wgmma's operands into its registers, even after a fence; ptxas then moves the fence (its note
+        # C7519). So a move counts only if the last fence came before another wgmma, or if there was no fence.
         moves = instruction.parts[0] == "mov" and (BEGINNING, 0) not in state
         for register in definitions(instruction):
             if register.index in taken and not (moves and (MULTIPLIED, register.index) not in state):
@@ -129,13 +129,13 @@ def _step(instruction: Instruction, state: _State, taken: set[int]) -> set[int]:
 
 
 def rewritten(flow: Flow) -> list[tuple[Instruction, Instruction]]:
-    """Each write of a register that a wgmma before it may still have to read as A, with that wgmma."""
+    """Each write of a register that an earlier wgmma may not have read as A yet, with that wgmma."""
     kernel = flow.kernel
     if not any(_a_registers(instruction) for instruction in kernel.instructions):
         return []
 
     def younger(ages: _Ages, known: _Ages) -> _Ages:
-        # The youngest counts: on that path the most groups may be pending.
+        # The smallest age counts: on that path the most groups may be pending.
         return {index: age for index, age in ages.items() if index not in known or age < known[index]}
 
     facts = _follow(flow, _Ages(), _step_reads, younger)
@@ -149,7 +149,7 @@ def _a_registers(instruction: Instruction) -> list[int]:
 
 
 def _step_reads(instruction: Instruction, ages: _Ages) -> set[int]:
-    """Takes `ages` past an instruction; returns the wgmmas whose A it writes too early."""
+    """Updates `ages` for an instruction; returns the wgmmas whose A the instruction overwrites too early."""
     if instruction.opcode.startswith("wgmma.mma_async"):
         ages.update(dict.fromkeys(_a_registers(instruction), (0, instruction.number)))
         return set()
