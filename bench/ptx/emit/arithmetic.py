@@ -13,7 +13,7 @@ _FLOATS = ("f16", "f16x2", "bf16", "bf16x2", "f32", "f64", "f32x2")
 
 
 def rounding_of(parts: list[str]) -> str:
-    """The rounding that an opcode names, or nothing."""
+    """The rounding that an opcode names, or an empty string."""
     return next((part for part in parts if part in ROUNDINGS), "")
 
 
@@ -116,7 +116,7 @@ def test_property(g: Generator, instruction: Instruction) -> None:
 
 
 def kind_of(instruction: Instruction) -> str:
-    """The type of an instruction, the last of its opcode."""
+    """The type of an instruction: the last type in its opcode."""
     kinds = [part for part in instruction.parts if part in DTYPES]
     if not kinds:
         raise PtxError(f"PTX: expected a type in {instruction.text!r}")
@@ -197,9 +197,9 @@ def _pairs(g: Generator, instruction: Instruction, kind: str) -> None:
 
 @emits("addc", "subc", "madc")
 def with_carry(g: Generator, instruction: Instruction) -> None:
-    """Additions that take the carry of an earlier one (`addc`), or leave a carry (`.cc`)."""
+    """Operations that take the carry of an earlier operation (`addc`), or give a carry (`.cc`)."""
     name, parts, kind = instruction.parts[0], instruction.parts, kind_of(instruction)
-    # With the sign of the type: the upper half of a product depends on it.
+    # The operands are signed or unsigned as the type says: the upper half of a product depends on the sign.
     given = [g.value(item, dtype_of(kind)) for item in instruction.operands[1:]]
     if name[:3] == "mad":
         given.append(str("hi" in parts))
@@ -215,7 +215,7 @@ def with_carry(g: Generator, instruction: Instruction) -> None:
 
 @emits("and", "or", "xor", "not", "cnot")
 def logic(g: Generator, instruction: Instruction) -> None:
-    """Bitwise operations, on predicates as well."""
+    """Bitwise operations, also on predicates."""
     dtype = dtype_of(kind_of(instruction))
     values = [g.value(item, dtype) for item in instruction.operands[1:]]
     name = instruction.parts[0]
@@ -229,7 +229,7 @@ def logic(g: Generator, instruction: Instruction) -> None:
 
 @emits("shl", "shr")
 def shifts(g: Generator, instruction: Instruction) -> None:
-    """Shifts, clamped at the width, as NumPy's are."""
+    """Shifts: a count above the width acts like the width, as in NumPy."""
     dtype = dtype_of(kind_of(instruction))
     a, count = instruction.operands[1:3]
     name, bits = instruction.parts[0], 8 * int(dtype[1])
@@ -272,7 +272,7 @@ def bit_fields(g: Generator, instruction: Instruction) -> None:
 
 @emits("popc", "clz", "brev", "bfind")
 def bit_counts(g: Generator, instruction: Instruction) -> None:
-    """Bits counted, found and reversed."""
+    """Counts, finds and reverses bits."""
     name, dtype = instruction.parts[0], dtype_of(kind_of(instruction))
     extra = ", True" if "shiftamt" in instruction.parts else ""
     result = dtype if name == "brev" else "u4"
@@ -311,7 +311,7 @@ def permutations(g: Generator, instruction: Instruction) -> None:
 
 @emits("sad", "dp4a", "dp2a", "mul24", "mad24")
 def dots(g: Generator, instruction: Instruction) -> None:
-    """Sums of differences and small products."""
+    """`sad`, `dp4a`, `dp2a`, `mul24`, `mad24`."""
     parts, operands = instruction.parts, instruction.operands
     name, dtype = parts[0], dtype_of(kind_of(instruction))
     if name in ("dp4a", "dp2a"):

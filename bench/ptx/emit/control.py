@@ -12,7 +12,7 @@ _REDUCTIONS = ("popc", "and", "or")
 
 @emits("bra", "ret", "exit")
 def branch(g: Generator, instruction: Instruction) -> None:
-    """`bra`, or the end of a thread: by one predicate for all lanes, or by each lane's."""
+    """`bra`, `ret`, `exit`: one predicate decides for all lanes, or each lane has its own predicate."""
     (target,) = g.flow.targets(instruction.number)
     following = instruction.number + 1
     if g.guard is None:
@@ -29,7 +29,7 @@ def many_ways(g: Generator, instruction: Instruction) -> None:
     """`brx.idx`."""
     targets = g.flow.targets(instruction.number)
     index = g.value(instruction.operands[0], "u4")
-    if g.guard is not None:  # lanes without the predicate go on behind it
+    if g.guard is not None:  # lanes whose predicate is false go on after it
         index = f"choose({g.guard}, {index}, {g.constant(len(targets), 'u4')})"
         targets = (*targets, instruction.number + 1)
     g.line(f"return c.many_ways({index}, {targets})")
@@ -58,11 +58,11 @@ def sleep(g: Generator, instruction: Instruction) -> None:
 
 @emits("bar", "barrier")
 def barrier(g: Generator, instruction: Instruction) -> None:
-    """`bar.sync`, `bar.arrive`, `bar.red`, `bar.warp.sync`, and `barrier` by its longer name; `barrier.cluster`."""
+    """`bar.sync`, `bar.arrive`, `bar.red`, `bar.warp.sync`, also by the name `barrier`; `barrier.cluster`."""
     parts, operands = instruction.parts, list(instruction.operands)
     following = instruction.number + 1
     if parts[1] == "warp":
-        (_,) = operands  # the scheduler reads the mask, and lets the lanes come here only together
+        (_,) = operands  # the scheduler reads the mask, and brings these lanes here together
     elif parts[1] == "cluster":
         name = "cluster_arrive" if "arrive" in parts else "cluster_wait"
         release = "relaxed" not in parts

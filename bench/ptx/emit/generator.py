@@ -1,8 +1,8 @@
-"""Generates the Python of a basic block: each PTX instruction becomes a line or two over NumPy vectors of lanes.
+"""Generates the Python of a basic block: each PTX instruction becomes one or two lines on NumPy vectors of lanes.
 
 A block's function takes a context (the lanes that run it) and the context's registers.  Values that only this block
-uses stay Python locals; values that a later block needs go back to the registers.  A value is a vector of lanes, or one
-NumPy scalar for all of them: the same line serves both, and most address arithmetic stays scalar.
+uses stay Python locals; values that a later block needs go back to the registers.  A value is a vector with one element
+per lane, or one NumPy scalar for all lanes: the same line works for both, and most address arithmetic stays scalar.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _WORDS = frozenset(
     # types
     "pred b1 b8 u8 s8 b16 u16 s16 f16 bf16 f16x2 bf16x2 u16x2 s16x2 b32 u32 s32 f32 tf32 b64 u64 s64 f64 b128 b1024"
     " e4m3 e5m2 e4m3x2 e5m2x2 u2 s2 u4 s4"
-    # roundings, and what becomes of values that do not fit
+    # roundings, and the treatment of values that do not fit
     " rn rz rm rp rna rni rzi rmi rpi ftz noftz sat satfinite relu approx full NaN xorsign abs"
     # parts of products and carries
     " lo hi wide cc"
@@ -73,11 +73,11 @@ _WORDS = frozenset(
 _PATTERNS = re.compile(r"m\d+n\d+(?:k\d+)?|[1-5]d|x[124]|v[248]|(?:L2::)?(?:64|128|256)B")
 Emitter = Callable[["Generator", Instruction], None]
 EMITTERS: dict[str, Emitter] = {}
-"""By family of instructions, the function that writes its Python."""
+"""For each family of instructions, the function that writes its Python."""
 
 
 def _unknown_modifier(parts: list[str]) -> str | None:
-    """The first part of an opcode, its family left out, that is not known."""
+    """The first unknown part of an opcode after its family; None if all parts are known."""
     for part in parts[1:]:
         for word in part.split("::"):
             if word not in _WORDS and not _PATTERNS.fullmatch(word):
@@ -91,14 +91,14 @@ def unknown(instruction: Instruction) -> PtxError:
 
 
 def address_of(operand: Operand, instruction: Instruction) -> Address:
-    """An operand that is an address.  Raises `PtxError` on another."""
+    """The operand as an address.  Raises `PtxError` if the operand is not an address."""
     if not isinstance(operand, Address):
         raise PtxError(f"PTX: expected an address in {instruction.text!r}")
     return operand
 
 
 def emits(*families: str) -> Callable[[Emitter], Emitter]:
-    """Registers an emitter: it writes the Python of `families`."""
+    """Registers an emitter, which writes the Python of `families`."""
 
     def register(emitter: Emitter) -> Emitter:
         for name in families:
@@ -140,7 +140,7 @@ class Generator:
 
     @property
     def guard(self) -> str | None:
-        """The expression of the instruction's predicate, or None."""
+        """The expression of the instruction's predicate; None if it has no predicate."""
         return self._guard
 
     def temporary(self) -> str:
@@ -149,7 +149,7 @@ class Generator:
         return f"t{self._temporaries}"
 
     def constant(self, value: Any, dtype: str) -> str:
-        """A name for a NumPy scalar of a type; the bits of `value` are wrapped into it."""
+        """A name for a NumPy scalar of a type; `value` wraps around to the type's width."""
         if dtype == "?":
             return self.bind(np.bool_(bool(value)), ("?", bool(value)))
         bits = 8 * int(dtype[1])
@@ -157,7 +157,7 @@ class Generator:
         return self.bind(scalar, (dtype, int(value) % (1 << bits)))
 
     def bind(self, value: Any, key: tuple[str, Any]) -> str:
-        """A name for any value in the functions' namespace, the same for the same key."""
+        """A name for any value in the functions' namespace; the same key always gives the same name."""
         if key not in self._constants:
             name = f"k{len(self._constants)}"
             self._constants[key] = name
@@ -165,7 +165,7 @@ class Generator:
         return self._constants[key]
 
     def value(self, operand: Operand, dtype: str) -> str:
-        """The expression of an operand's value as a NumPy type of its width."""
+        """The expression of an operand's value, as a NumPy type of the operand's width."""
         if isinstance(operand, Register):
             return self._register(operand, dtype)
         if isinstance(operand, Immediate):
@@ -180,7 +180,7 @@ class Generator:
         raise PtxError(f"PTX: expected a value, got a {type(operand).__name__.lower()}")
 
     def define(self, operand: Operand, expression: str, dtype: str) -> None:
-        """Assigns an expression of a NumPy type to a register, where the predicate holds."""
+        """Assigns an expression of a NumPy type to a register, in the lanes whose predicate is true."""
         if isinstance(operand, Sink):
             self.line(expression)
             return
@@ -207,7 +207,7 @@ class Generator:
                 self.define(target, name, dtype)
 
     def unguarded(self, instruction: Instruction) -> None:
-        """Raises `PtxError` where an instruction has a predicate, which its emitter does not support."""
+        """Raises `PtxError` if an instruction has a predicate, which its emitter does not support."""
         if self._guard is not None:
             where = f"{instruction.text!r} at {instruction.place}"
             raise PtxError(f"PTX: expected {instruction.parts[0]} without a predicate, got {where}")
@@ -225,14 +225,14 @@ class Generator:
         """The members of a group, or the operand alone."""
         return operand.items if isinstance(operand, Group) else (operand,)
 
-    # The rest.
+    # For this class alone.
 
     def _convert(self, expression: str, dtype: str, kept: str) -> str:
         if dtype == "?" or kept == "?":
             raise PtxError("PTX: expected predicates where they are wanted alone, got one beside a number")
         if dtype[1] == kept[1]:
             return f"({expression}).view({kept})"
-        # A result narrower than its register is extended by its own type (ld, cvt).
+        # A result narrower than its register is extended by zeros or by its sign, as its own type says (ld, cvt).
         wide = f"i{kept[1]}" if dtype[0] == "i" else f"u{kept[1]}"
         bits = f"({expression}).view(u{dtype[1]})" if dtype[0] == "f" else f"({expression})"
         extended = f"{bits}.astype({wide})"
@@ -243,7 +243,7 @@ class Generator:
         if index not in self._known:
             self.line(f"r{index} = R[{index}]")
             if index in self._perhaps_unwritten:
-                # Poison, as in `context.merged`: a compiler may copy it and select it away.
+                # Poison, as in `context.merged`: a compiler may copy it, and then not select the copy.
                 self.line(f"if r{index} is None: r{index} = {self.constant(-1, kept)}")
             self._known.add(index)
         if dtype == kept:
@@ -298,7 +298,7 @@ class Generator:
         except PtxError as error:
             raise error if instruction.text in str(error) else PtxError(f"{error} in {where}") from None
         except (ValueError, IndexError, KeyError, StopIteration) as error:
-            # Raised where an emitter unpacks operands or looks up modifiers.
+            # An emitter raises these errors when it unpacks operands or looks up modifiers.
             raise PtxError(f"PTX: expected the operands and modifiers of .{name}, got {where}") from error
         if name in BRANCHES:
             self._ended = True
@@ -348,6 +348,6 @@ def _immediate(operand: Immediate, dtype: str) -> int:
         raise PtxError("PTX: expected an integer where neither 32 nor 64 bits are wanted, got the constant of a float")
     if operand.float_bits == bits:
         return operand.value
-    # The constant was written in the other width.
+    # The constant was written as a float of the other width.
     wide = np.array(operand.value, f"u{operand.float_bits // 8}").view(f"f{operand.float_bits // 8}")
     return int(wide.astype(f"f{dtype[1]}").view(f"u{dtype[1]}"))

@@ -61,7 +61,7 @@ def warpgroup(g: Generator, instruction: Instruction) -> None:
     name = parts[1]
     g.unguarded(instruction)
     if name == "fence":
-        return  # what it orders is checked in the text, by `wgmma_registers.unfenced`
+        return  # `wgmma_registers.unfenced` checks the fences in the kernel's text
     if name == "commit_group":
         g.line(f"matrices.commit(c, {instruction.number})")
     elif name == "wait_group":

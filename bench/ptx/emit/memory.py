@@ -17,14 +17,14 @@ from rooflab.bench.ptx.text.syntax import (
 )
 
 STRONG = frozenset(("volatile", "relaxed", "acquire", "mmio"))
-"""Orders of loads by which a thread may wait for another's store."""
+"""A thread may wait for another thread's store with loads of these orders."""
 SPACES = ("global", "shared", "local", "param", "const")
 _OPERATIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor", "exch", "cas")
 _REDUCTIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
 
 
 def space_of(instruction: Instruction) -> str:
-    """The state space that an opcode names; generic without one."""
+    """The state space that an opcode names; `generic` if it names no space."""
     for part in instruction.parts[1:]:
         if part.split("::")[0] in SPACES:
             return part.split("::")[0]
@@ -41,7 +41,7 @@ def address(g: Generator, operand: Address, space: str) -> str:
         text = g.constant(base.value, size)
     else:
         kept = g.kept[base.index]
-        # Some compilers keep a shared address in 64 bits, or a generic one in 32.
+        # Some compilers keep a shared address in 64 bits, or a generic address in 32 bits.
         text = g.value(base, size) if int(kept[1]) >= int(size[1]) else f"{g.value(base, 'u' + kept[1])}.astype({size})"
     return f"{text} + {g.constant(offset, size)}" if offset else text
 
@@ -113,7 +113,7 @@ def atomic(g: Generator, instruction: Instruction) -> None:
     results = g.items(target)
     order = next((part for part in parts if part in ("acquire", "release", "acq_rel")), "relaxed")
     if "cta" in parts:
-        order = "relaxed"  # to other CTAs
+        order = "relaxed"  # for other CTAs
     for place in range(len(groups[0])):
         values = ", ".join(g.value(group[place], dtype) for group in groups)
         at = address(g, where, space)
@@ -132,14 +132,14 @@ def atomic(g: Generator, instruction: Instruction) -> None:
 
 @emits("fence", "membar")
 def fence(g: Generator, instruction: Instruction) -> None:
-    """Fences; the race detector learns of proxy fences."""
+    """Fences; the race detector is told about proxy fences."""
     parts = instruction.parts
     if "proxy" in parts or any(part.startswith("mbarrier_init") for part in parts):
         kind, mask = ".".join(parts[1:]), g.guard or "None"
         if "tensormap::generic" in parts and isinstance(where := (*instruction.operands, None)[0], Address):
             g.line(f"tensor_maps.fence(c, {address(g, where, 'generic')}, {mask})")
         g.line(f"synchronising.proxy_fence(c, {kind!r}, {mask})")
-    elif "cta" not in parts:  # among the threads of a CTA only barriers order accesses here
+    elif "cta" not in parts:  # in this model only barriers order accesses within a CTA
         g.unguarded(instruction)
         g.line(f"synchronising.fence(c, {instruction.number})")
 
@@ -152,7 +152,7 @@ def hints(g: Generator, instruction: Instruction) -> None:
 
 
 def located(g: Generator, operand: Operand, space: str, instruction: Instruction) -> str:
-    """The expression of an operand's address in its space; one in shared memory may be given as a generic one."""
+    """The expression of an operand's address in its space; a shared address may be given as a generic one."""
     where = address_of(operand, instruction)
     if space == "shared" and isinstance(where.base, Register) and g.kept[where.base.index][1] == "8":
         return f"({address(g, where, 'generic')}).astype(u4)"
@@ -185,7 +185,7 @@ def copy(g: Generator, instruction: Instruction) -> None:
         size = _constant(operands[2])
         if "cg" in instruction.parts and size != 16:
             raise PtxError(f"PTX: expected 16 bytes for cp.async.cg, got {instruction.text!r}")
-        # A fourth operand is the source's size or a predicate, or a cache policy where the opcode says so.
+        # A fourth operand is the source's size or a predicate, or a cache policy if the opcode says `cache_hint`.
         given = operands[3] if len(operands) > 3 and not (len(operands) == 4 and "cache_hint" in opcode) else None
         taken = "None" if given is None else _taken(g, given, size)
         g.line(f"copying.copy(c, {target}, {source}, {size}, {taken}, {mask}, {number})")
@@ -194,7 +194,7 @@ def copy(g: Generator, instruction: Instruction) -> None:
 
 
 def _taken(g: Generator, given: Operand, size: int) -> str:
-    """Bytes that come from the source: the number given, or 0 where a predicate says to ignore the source."""
+    """Bytes that come from the source: the given number, or 0 if a predicate says to ignore the source."""
     if isinstance(given, Negated) or isinstance(given, Register) and given.type == "pred":
         return f"choose({g.value(given, '?')}, {g.constant(0, 'u4')}, {g.constant(size, 'u4')})"
     return g.value(given, "u4")

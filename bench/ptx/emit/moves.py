@@ -15,13 +15,13 @@ _COMPARISONS = {
     "lo": "<", "ls": "<=", "hi": ">", "hs": ">=",
 }  # fmt: skip
 _UNORDERED = {"equ": "!=", "neu": "==", "ltu": ">=", "leu": ">", "gtu": "<=", "geu": "<"}
-"""Comparisons that also hold for NaN, as the negation of the opposite comparison."""
+"""Comparisons that are also true for NaN; each is the negation of the comparison given here."""
 _WINDOWS = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW, "param": PARAM_WINDOW}
 
 
 @emits("mov")
 def move(g: Generator, instruction: Instruction) -> None:
-    """`mov`, packing and unpacking included."""
+    """`mov`, with packing and unpacking."""
     target, source = instruction.operands
     dtype = dtype_of(instruction.parts[-1])
     if isinstance(target, Group):
@@ -82,12 +82,12 @@ def select_by_sign(g: Generator, instruction: Instruction) -> None:
 
 
 def comparison(g: Generator, name: str, kind: str, a: Operand, b: Operand, ftz: bool) -> str:
-    """The expression of a comparison by PTX's name."""
+    """The expression of a comparison, given by its name in PTX."""
     return _compared(name, kind, *(_flushed(g.value(side, dtype_of(kind)), kind, ftz) for side in (a, b)))
 
 
 def _flushed(value: str, kind: str, ftz: bool) -> str:
-    """A value, flushed with `ftz`, as it is compared."""
+    """A value as a comparison uses it: with `ftz`, subnormals become zeros."""
     if not ftz:
         return value
     return f"half.flush({value}, {kind!r})" if kind in ("f16", "bf16") else f"bits.flush({value})"
@@ -112,7 +112,7 @@ def _compared(name: str, kind: str, left: str, right: str) -> str:
             return f"{left} != {right}"
         return f"~({left} {_UNORDERED[name]} {right})"
     if name == "ne" and dtype[0] == "f" or half and name == "ne":
-        # Ordered: NaN is not unequal to anything.
+        # An ordered comparison: false if an operand is NaN.
         return f"({left} < {right}) | ({left} > {right})"
     if name not in _COMPARISONS:
         raise PtxError(f"PTX: expected a comparison that is known, got {name}")
@@ -121,7 +121,7 @@ def _compared(name: str, kind: str, left: str, right: str) -> str:
 
 @emits("setp")
 def set_predicate(g: Generator, instruction: Instruction) -> None:
-    """`setp`, with another predicate and the negated result."""
+    """`setp`; it may combine the result with another predicate, and may also give the negated result."""
     parts = [part for part in instruction.parts if part != "ftz"]
     name, kind, ftz = parts[1], parts[-1], "ftz" in instruction.parts
     target, a, b, *more = instruction.operands
@@ -139,7 +139,7 @@ def set_predicate(g: Generator, instruction: Instruction) -> None:
     results = target.items if isinstance(target, Group) else (target,)
     if len(parts) == 4:
         sign = {"and": "&", "or": "|", "xor": "^"}[parts[2]]
-        # The first result may be the register of this operand.
+        # The register of the first result may also be the register of this operand.
         third = g.temporary()
         g.line(f"{third} = {g.value(more[0], '?')}")
         values = [f"({value}) {sign} {third}" for value in values]
@@ -208,7 +208,7 @@ def convert(g: Generator, instruction: Instruction) -> None:
 
 
 def _check_packed(instruction: Instruction, to: str, source: str, rounding: str) -> None:
-    """Raises `PtxError` where a pair lacks a modifier that PTX requires."""
+    """Raises `PtxError` if the conversion of a pair lacks a modifier that PTX requires."""
     small = to.startswith("e")
     roundings = ("rn",) if small or source != "f32" else ("rn", "rz")
     if rounding not in roundings or small and "satfinite" not in instruction.parts:
@@ -222,7 +222,7 @@ def _only(flags: Sequence[str], *names: str) -> str:
 
 @emits("cvta", "isspacep", "mapa", "getctarank")
 def addresses(g: Generator, instruction: Instruction) -> None:
-    """Addresses from one space into another."""
+    """Converts addresses from one space to another."""
     parts, operands = instruction.parts, instruction.operands
     name = parts[0]
     space = next(
