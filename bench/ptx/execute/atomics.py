@@ -31,7 +31,7 @@ def atomic(
     order: str,
     instruction: int,
 ) -> Any:
-    """Does the operation for each lane that the guard lets through; returns the values from before it."""
+    """Does the operation for each lane whose guard is true; returns the old values."""
     dtype = np.dtype(dtype_of(kind))
     lanes = c.lanes_under(guard)
     old = np.zeros(c.size, dtype)
@@ -63,7 +63,7 @@ def atomic(
 
 
 def _observe(c: Context, space: str, addresses: Any, lanes: Any, size: int, order: str, instruction: int) -> None:
-    """Tells the observer of an atomic operation of lanes."""
+    """Tells the observer about the lanes' atomic operation."""
     observer = c.group.run.observer
     if observer is None:
         return
@@ -94,7 +94,7 @@ def _places(c: Context, space: str, where: Any, lanes: npt.NDArray[np.int64], in
 
 
 def _flushed(operation: str, kind: str, space: str, addresses: Any) -> Bools | None:
-    """Lanes whose subnormals become zeros: `add.f32` flushes in global memory, not in shared; None for no lanes."""
+    """Lanes whose subnormals become zeros: `add.f32` flushes in global memory, not in shared; None means no lanes."""
     if operation != "add" or kind != "f32" or space == "shared":
         return None
     in_global: Bools = addresses >> np.uint64(60) == 0
@@ -104,10 +104,10 @@ def _flushed(operation: str, kind: str, space: str, addresses: Any) -> Bools | N
 def _one_by_one(
     operation: str, kind: str, places: Any, before: Any, values: list[Any], flushed: Bools | None
 ) -> tuple[Any, Any]:
-    """The value that each lane reads, and the value at its place after the last lane.
+    """The value that each lane reads, and the final value at the lane's place.
 
-    Lanes of one place go in order: place by place where there are few places, else in turns, in each of which no two
-    lanes have the same place.
+    The lanes of one place run in order.  If there are few places, the code handles one place after another; otherwise
+    it handles the lanes in turns, and the lanes of one turn all have different places.
     """
     order = np.argsort(places, kind="stable")
     sorted_ = places[order]
@@ -142,7 +142,7 @@ def _of(flushed: Bools | None, lanes: Any) -> Bools | None:
 
 
 def _flushed_sums(steps: Any, values: Any) -> Any:
-    """Running sums, computed again where a subnormal is among them or the values, because its zero changes the rest."""
+    """Running sums, computed again if a sum or a value is subnormal: it becomes zero, which changes all later sums."""
     if (flush(steps) == steps).all() and (flush(values) == values).all():
         return steps
     sums = steps.copy()

@@ -24,7 +24,7 @@ from rooflab.bench.ptx.tiles.tensor_map import TileIndex, tile_index
 Units = npt.NDArray[Any]
 """The data of a copy, as items of 1 to 16 bytes."""
 MAP_ALIGNMENT = 64
-"""Bytes: a tensor map that a copy uses starts at a multiple of it (`alignas` of the driver's CUtensorMap)."""
+"""Bytes: the address of a tensor map that a copy uses is a multiple of this (`alignas` of the driver's CUtensorMap)."""
 
 
 def _destinations(group: Group, slot: int, barrier_slot: int, multicast: int | None, instruction: int) -> list[int]:
@@ -39,7 +39,7 @@ def _destinations(group: Group, slot: int, barrier_slot: int, multicast: int | N
 
 
 def _place_of(slot: int, address: int) -> tuple[int, int]:
-    """Slot and address within it of a shared::cluster address."""
+    """The slot of a shared::cluster address, and the address within that slot."""
     rank = address >> RANK_SHIFT
     return (rank - 1 if rank else slot), address & ((1 << RANK_SHIFT) - 1)
 
@@ -73,7 +73,7 @@ def tensor_load(
         bar_slot, bar = _place_of(own, value_of(barrier, lane))
         mask = None if multicast is None else value_of(multicast, lane)
         tile = _tile(box, coords, inside, instruction)
-        read = cache(partial(_gathered, c, box, tile, lane, instruction))  # read once, also for several receivers
+        read = cache(partial(_gathered, c, box, tile, lane, instruction))  # reads once, even for several receivers
         _check_room(group, inside, box.box_bytes, instruction)
         for to in _destinations(group, slot, bar_slot, mask, instruction):
             base, unit = to * group.shared_size, tile.unit_bytes
@@ -89,7 +89,7 @@ def _tile(tensor: tensor_map.TensorMap, coords: list[int], shared: int, instruct
 
 
 def _chunks(start: int, size: int) -> slice:
-    """Bytes of the group's shared memory in its view by 16 bytes."""
+    """A range of bytes of the group's shared memory, as a slice of the memory's view by 16 bytes."""
     return slice(start >> 4, (start + size) >> 4)
 
 
@@ -99,8 +99,8 @@ def _start_load(
 ) -> None:  # fmt: skip
     """Starts a copy of `size` bytes to the place `start` of the group's shared memory.
 
-    `read` gives them in units of `unit` bytes when the copy is carried out, and they go to `index` of the view by such
-    units.  Then the copy tells the mbarrier at `barrier`.
+    When the copy runs, `read` gives the data in units of `unit` bytes; the data goes to `index` of the memory's view by
+    such units.  Then the copy reports its bytes to the mbarrier at `barrier`.
     """
     group, observer = c.group, c.group.run.observer
     transfer = None if observer is None else observer.load_begins(c, lane, start, size, barrier, instruction)
@@ -119,7 +119,7 @@ def _start_load(
 
 
 def _check_room(group: Group, shared: int, size: int, instruction: int) -> None:
-    """Raises `Fault` where `size` bytes at an address of shared memory reach beyond it."""
+    """Raises `Fault` if `size` bytes from an address of shared memory reach beyond the memory's end."""
     if shared + size > group.run.shared_limit:
         raise Fault(f"a box of {size} bytes at shared address 0x{shared:x} ends outside the CTA's memory", instruction)
 
@@ -245,7 +245,7 @@ def bulk_store(
 
 
 class _Flat:
-    """The part of a tensor map that a store needs, for a copy without a map."""
+    """The fields of a tensor map that a store needs, for a copy without a tensor map."""
 
     def __init__(self, element: str, size: int):
         self.element = element
@@ -293,7 +293,7 @@ def copy_between(c: Context, target: Any, source: Any, size: Any, barrier: Any, 
 def store_remote(
     c: Context, addresses: Any, values: access.Values, width: int, barrier: Any, guard: Any, instruction: int
 ) -> None:
-    """`st.async`: a store that tells an mbarrier of its bytes; the emulator does it at once."""
+    """`st.async`: a store that reports its bytes to an mbarrier; the emulator does the store at once."""
     run, mbarriers = c.group.run, waiting_of(c.group).mbarriers
     places = mbarriers.places(c, barrier, guard, instruction)
     size = width * len(values)
@@ -309,7 +309,7 @@ def store_remote(
 
 
 def _watch(c: Context, addresses: Any, size: int, places: list[int], guard: Any, instruction: int) -> None:
-    """Reports the stores to the race detector, as one copy into each CTA's memory."""
+    """Reports the stores to the race detector: one copy for each CTA whose memory they write."""
     group = c.group
     lanes = c.lanes_under(guard)
     if group.races is None or not len(lanes):

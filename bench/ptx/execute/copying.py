@@ -18,7 +18,7 @@ _POISON = {size: np.full(size, POISON, np.uint8).view(kind)[0] for size, kind in
 
 
 def copy(c: Context, targets: Any, sources: Any, size: int, taken: Any, guard: Any, instruction: int) -> None:
-    """`cp.async`: `size` bytes for each lane, of which the first `taken` come from memory and the rest are zero."""
+    """`cp.async`: copies `size` bytes for each lane: the first `taken` bytes from memory, then zeros."""
     if size not in (4, 8, 16):
         raise Fault(f"cp.async copies 4, 8 or 16 bytes, got {size}", instruction)
     lanes = c.lanes_under(guard)
@@ -80,7 +80,7 @@ def _read_some(
     if whole.any():
         units[whole] = load_located(c, sources[whole], size, lanes[whole], instruction, copy=True)
     for place in np.flatnonzero(~whole & (wanted > 0)):
-        # Byte by byte, because a part of a copy may have any length.
+        # This goes byte by byte, because a part of a copy may have any length.
         count = int(wanted[place])
         piece = np.zeros(size, np.uint8)
         addresses = sources[place] + np.arange(count, dtype=np.uint64)
@@ -104,11 +104,11 @@ def wait(c: Context, newest: int | None) -> None:
 
 
 def arrive_after(c: Context, addresses: Any, counted: bool, guard: Any, instruction: int) -> None:
-    """`cp.async.mbarrier.arrive`: the lanes' copies so far arrive at an mbarrier when they are done."""
+    """`cp.async.mbarrier.arrive`: arrives at an mbarrier when the lanes' earlier copies are complete."""
     mbarriers = waiting_of(c.group).mbarriers
     for place, lanes in mbarriers.lots(c, addresses, guard, instruction):
         if not counted:
-            # Without .noinc the arrival comes on top of those that the mbarrier was initialised for.
+            # Without .noinc the arrival is added to the arrivals that the mbarrier was initialised for.
             mbarriers.more_pending(place, len(lanes), instruction)
         if c.group.run.observer is not None:
             c.group.run.observer.signal_copies(c, lanes, place)

@@ -1,8 +1,8 @@
 """Runs `ldmatrix`, `stmatrix`, `mma.sync` and `wgmma` for the lanes of a context.
 
-A wgmma's accumulators are poison until a wait for its group.  The registers are rows of one buffer, which the wait
-fills in place, so that copies of a register that the compiler made meanwhile get the values too.  Until then the result
-stays a matrix, and a chain of wgmmas converts it once.
+A wgmma's accumulators are poison until a wait for its group.  The registers are rows of one buffer.  The wait fills the
+buffer in place, so that the compiler's copies of a register get the values too.  Before the wait the result stays a
+matrix, so a chain of wgmmas converts its result only once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rooflab.bench.ptx.tiles.shared_layout import operand_chunks, read_operand
 
 
 class WgmmaShape(NamedTuple):
-    """The shape, types and modifiers of a wgmma: what its opcode and its constants say."""
+    """The shape, types and modifiers of a wgmma, from its opcode and its constants."""
 
     n: int
     d_type: str
@@ -77,7 +77,7 @@ def _rows(
     """Each lane's place in the group's memory, and which lanes give a row."""
     _check_warps(c, instruction)
     addresses, lane = c.vector(addresses), c.lanes & 31
-    # Only the first 8 lanes for each matrix give a row; the addresses of the others are not used.
+    # Only the first 8 lanes for each matrix give a row; the addresses of the other lanes are not used.
     if number < 4:
         addresses = np.where(lane < 8 * number, addresses, addresses[lane == 0].repeat(32))
     offsets = np.asarray(shared_offsets(c, addresses, 16, None, instruction)).astype(np.int64)
@@ -109,7 +109,7 @@ class Accumulators:
     """The accumulators of one chain of wgmmas: one matrix for each warpgroup of a context."""
 
     buffer: npt.NDArray[Any]
-    """(registers, lanes): the registers are its rows."""
+    """(registers, lanes): each row is a register."""
     matrices: list[npt.NDArray[Any]]
     d_type: str
     rows: list[npt.NDArray[Any]] = field(default_factory=list)
@@ -130,14 +130,14 @@ class Accumulators:
 
 @dataclass
 class Warpgroup:
-    """The wgmma groups of one warpgroup: accumulators, with the place of the warpgroup in them."""
+    """The wgmma groups of one warpgroup: lists of (accumulators, the place of the warpgroup in them)."""
 
     open: list[tuple[Accumulators, int]] = field(default_factory=list)
     groups: list[list[tuple[Accumulators, int]]] = field(default_factory=list)
     last: Any = None
     """The race detector's record of the newest open wgmma."""
     marks: list[Any] = field(default_factory=list)
-    """The record for each committed group."""
+    """The race detector's record of each committed group."""
 
 
 def _pieces(c: Context, instruction: int) -> list[int]:
@@ -155,7 +155,7 @@ def _pieces(c: Context, instruction: int) -> list[int]:
 def multiply_async(
     c: Context, d: tuple[Any, ...], a: Any, b: Any, keeps: Any, shape: WgmmaShape, instruction: int
 ) -> list[Any]:
-    """`wgmma.mma_async`: the registers that will hold the result."""
+    """`wgmma.mma_async`: returns the registers that will hold the result."""
     group, pieces = c.group, _pieces(c, instruction)
     if isinstance(keeps, np.ndarray):
         if not (keeps == keeps[0]).all():
@@ -187,7 +187,7 @@ def multiply_async(
 
 
 def _known(group: Group, d: tuple[Any, ...]) -> Accumulators | None:
-    """The accumulators whose rows these registers are."""
+    """The accumulators whose rows are the registers `d`; None if there are no such accumulators."""
     base = d[0].base if isinstance(d[0], np.ndarray) else None
     chain: Accumulators | None = group.accumulators.get(id(base))
     if chain is None or len(chain.rows) != len(d) or any(a is not b for a, b in zip(d, chain.rows, strict=True)):
@@ -201,7 +201,7 @@ def _fresh(group: Group, results: list[Any], shape: WgmmaShape, lanes: int) -> A
     if group.run.checks.asynchronous:
         buffer.view(np.uint32).fill(0x7FFFFFFF)
     made = Accumulators(buffer, results, shape.d_type, list(buffer), [0] * len(results))
-    # The newest few are enough: an older chain goes on from the values of its registers, once these are filled.
+    # The newest chains are enough: an older chain continues from the values of its registers, once they are filled.
     if len(group.accumulators) > 64:
         settled = (place for place, chain in group.accumulators.items() if not any(chain.in_flight))
         if (oldest := next(settled, None)) is not None:
@@ -234,7 +234,7 @@ def _read(
 ) -> list[npt.NDArray[Any]]:
     group = c.group
     start = (c.slot or 0) * group.shared_size
-    # Without the padding behind the CTA's own memory, which nothing may read.
+    # This leaves out the padding after the CTA's own memory, because no instruction may read the padding.
     memory = group.shared[start : start + group.run.shared_limit // 16 * 16]
     matrices: dict[int, npt.NDArray[Any]] = {}
     each = [int(descriptor)] * count if isinstance(descriptor, np.generic) else list(map(int, descriptor[::WARPGROUP]))
@@ -265,7 +265,7 @@ def commit(c: Context, instruction: int) -> None:
 
 
 def wait(c: Context, newest: int, instruction: int) -> None:
-    """`wgmma.wait_group`: all but the newest groups are complete."""
+    """`wgmma.wait_group`: completes all groups except the last `newest` groups."""
     for piece in _pieces(c, instruction):
         own = c.group.warpgroups.setdefault(piece, Warpgroup())
         keep = max(0, len(own.groups) - newest)
@@ -279,10 +279,10 @@ def wait(c: Context, newest: int, instruction: int) -> None:
 
 
 def check_settled(c: Context, value: Any, instruction: int) -> None:
-    """Notes a race where an instruction reads an accumulator whose wgmma may still be running.
+    """Notes a race if an instruction reads an accumulator whose wgmma may still be running.
 
     The instruction still reads the result: ptxas sees such reads and waits before them (its note C7517).  Triton 3.7
-    relies on that where `tl.dot` is given `max_num_imprecise_acc`.
+    relies on this wait if `tl.dot` has `max_num_imprecise_acc`.
     """
     base = value.base if isinstance(value, np.ndarray) else None
     chain = c.group.accumulators.get(id(base)) if base is not None else None

@@ -13,20 +13,20 @@ from rooflab.bench.ptx.machine.waiting import waiting_of
 
 
 def _one(value: Any) -> int | None:
-    """The one value of all lanes; None where they differ."""
+    """The value that all lanes share; None if the lanes' values differ."""
     if isinstance(value, np.generic | int):
         return int(value)
     return int(value[0]) if (value == value[0]).all() else None
 
 
 def _split(c: Context, keys: Any) -> int:
-    """Splits the context by the lanes' keys; all parts go on from the same place."""
+    """Splits the context by the lanes' keys; all parts go on at the same instruction."""
     c.children = [c.part(keys == key, c.place) for key in np.unique(keys)]
     return SPLIT
 
 
 def _barrier(c: Context, number: Any, count: Any, instruction: int) -> tuple[int, int | None] | int:
-    """The number and the threads of the barrier that all lanes name; `SPLIT` where they name several."""
+    """The number and the thread count of the barrier that all lanes name; `SPLIT` if they name several barriers."""
     for value in (number, count):
         if value is not None and _one(value) is None:
             return _split(c, value)
@@ -95,7 +95,7 @@ def fence(c: Context, instruction: int) -> None:
 
 
 def fail(guard: Any, text: str, instruction: int) -> None:
-    """Raises `Fault` where the guard lets a lane through."""
+    """Raises `Fault` if the guard is true for any lane."""
     if np.any(guard):
         raise Fault(text, instruction)
 
@@ -108,7 +108,7 @@ def rank_of(c: Context, address: Any) -> Any:
 
 
 def update_mbarrier(c: Context, operation: str, *given: Any, **options: bool) -> Any:
-    """`mbarrier.arrive`, `expect_tx` or `complete_tx`, by the method of `MBarriers`: it may end a phase."""
+    """Calls a method of `MBarriers` (`mbarrier.arrive`, `expect_tx`, `complete_tx`), which may end a phase."""
     waiting = waiting_of(c.group)
     result = getattr(waiting.mbarriers, operation)(c, *given, **options)
     waiting.wake_mbarriers()
@@ -116,10 +116,10 @@ def update_mbarrier(c: Context, operation: str, *given: Any, **options: bool) ->
 
 
 def mbarrier_wait(c: Context, addresses: Any, state: Any, blocks: bool, guard: Any, instruction: int) -> Any:
-    """`mbarrier.try_wait`, `mbarrier.test_wait`: whether the phase is over, for each lane.
+    """`mbarrier.try_wait`, `mbarrier.test_wait`: for each lane, whether the phase is over.
 
-    None where no lane may go on: the context then waits.  Where only some lanes may, the others get False, as after a
-    time-out.
+    The result is None if no lane may go on: the context then waits.  If only some lanes may go on, the other lanes get
+    False, as after a time-out.
     """
     mbarriers = waiting_of(c.group).mbarriers
     waits: list[tuple[int, int]] = []
@@ -147,7 +147,7 @@ def mbarrier_wait(c: Context, addresses: Any, state: Any, blocks: bool, guard: A
 
 
 def _by_parity(state: Any, lanes: Lanes) -> list[tuple[int, Lanes]]:
-    """The lanes that wait for odd phases, and those that wait for even ones.
+    """The lanes that wait for odd phases, and the lanes that wait for even phases.
 
     A token is the number of its phase.  Only the lowest bit of a parity counts: Triton passes -1 for 1.
     """

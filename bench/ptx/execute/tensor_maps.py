@@ -52,7 +52,7 @@ def map_bytes(c: Context, address: int, lane: int, instruction: int) -> bytes:
 
 
 def shared_map(c: Context, address: int, lane: int, instruction: int) -> bytes:
-    """The bytes of a tensor map in the lane's CTA's shared memory; bytes that were never written count as zero."""
+    """The bytes of a tensor map in the lane's CTA's shared memory; bytes that no store wrote count as zero."""
     start = _shared_start(c, address, lane, instruction)
     group, places = c.group, np.arange(start, start + tensor_map.BYTES, 16)
     if group.run.observer is not None:
@@ -92,7 +92,7 @@ def fence_map(c: Context, address: int, lane: int) -> None:
 
 
 def _warp(c: Context, lane: int) -> tuple[int, int]:
-    """The race detector's slot of a lane, and its warp there."""
+    """The slot of a lane for the race detector, and the lane's warp in that slot."""
     return divmod(int(c.warps[lane]), c.group.race_warps)
 
 

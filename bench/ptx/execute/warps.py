@@ -19,9 +19,9 @@ _NEUTRAL = {"add": 0, "and": -1, "or": 0, "xor": 0}
 
 
 def in_warps(c: Context, value: Any, absent: int = 0) -> tuple[npt.NDArray[Any], npt.NDArray[np.intp] | None]:
-    """A value as (warps, 32), and each lane's place in that array, or None where the lanes are whole warps in order.
+    """A value as (warps, 32), and each lane's place in that array; None for the places of whole warps in order.
 
-    Lanes that are not in the context hold bytes `absent` there.
+    The elements of lanes that are not in the context consist of bytes `absent`.
     """
     vector = c.vector(value)
     places = _places(c)
@@ -44,7 +44,7 @@ def _places(c: Context) -> npt.NDArray[np.intp] | None:
 
 
 def present(c: Context) -> npt.NDArray[np.bool_]:
-    """The lanes of its warps that a context has: (warps, 32)."""
+    """Which lanes of its warps a context contains: (warps, 32)."""
     return in_warps(c, np.ones(c.size, np.bool_))[0]
 
 
@@ -60,7 +60,7 @@ def _sources(mode: str, lane: int, clamp: int) -> tuple[npt.NDArray[np.intp], np
 
 
 def _source_lanes(mode: str, own: Any, lane: Any, clamp: Any) -> tuple[Any, Any]:
-    """The lane that each lane reads from, and whether it is within the segment (PTX ISA, `shfl.sync`, semantics)."""
+    """The lane that each lane reads, and whether that lane is in the segment (PTX ISA, `shfl.sync`, semantics)."""
     segment = clamp >> 8 & 31
     limit = clamp & 31
     lowest = own & segment
@@ -82,7 +82,7 @@ def _source_lanes(mode: str, own: Any, lane: Any, clamp: Any) -> tuple[Any, Any]
 
 
 def shuffle(c: Context, mode: str, value: Any, lane: Any, clamp: Any, wants_valid: bool) -> tuple[Any, Any]:
-    """`shfl.sync`: the value of another lane, and whether it is in range; poison from a lane that takes no part."""
+    """`shfl.sync`: another lane's value, and whether that lane is in range; poison if that lane takes no part."""
     fixed = isinstance(lane, np.generic) and isinstance(clamp, np.generic)
     if isinstance(value, np.generic):
         if not wants_valid:
@@ -122,7 +122,7 @@ def _by_mask(mask: Any, one: Callable[[np.uint32], tuple[Any, ...]]) -> tuple[An
 
 
 def _members(c: Context, mask: np.uint32, guard: Any) -> npt.NDArray[np.bool_]:
-    """Lanes that take part: (warps, 32)."""
+    """Which lanes take part: (warps, 32)."""
     named = np.uint32(mask) >> np.arange(WARP, dtype=np.uint32) & 1 == 1
     members: npt.NDArray[np.bool_] = named & present(c)
     if guard is not None:
@@ -152,7 +152,7 @@ def _bits(rows: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint32]:
 
 
 def _spread(values: npt.NDArray[Any], places: npt.NDArray[np.intp] | None) -> Any:
-    """Gives one value of each warp to all its lanes; a scalar where all warps have the same."""
+    """Gives each warp's value to all lanes of the warp; a scalar if all warps have the same value."""
     if (values == values[0]).all():
         return values[0]
     return _back(np.repeat(values, WARP), places)

@@ -2,9 +2,9 @@
 
 PTX ISA 8.7, `wgmma.fence`: a kernel needs a fence before its first wgmma, and between any other access of a register
 and the wgmma that uses it, as an accumulator or as A.  `wgmma.mma_async`: an access of a register of a pending
-operation is undefined.  A wgmma may read A late, and a loop puts the next step's A into the same registers: only after
-`wgmma.wait_group` has the wgmma surely read its A.  Both rules depend on the text alone, so this module checks them in
-the text, on every path through the kernel.
+operation is undefined.  A wgmma may read A late, and a loop puts the next step's A into the same registers: only
+`wgmma.wait_group` ensures that the wgmma has read its A.  Both rules depend on the text alone, so this module checks
+them in the text, on every path through the kernel.
 """
 
 from __future__ import annotations
