@@ -1,8 +1,8 @@
 """The `.approx` and `.full` instructions of PTX on float32: the float64 result, rounded to float32.
 
-The hardware computes them from tables, and its bits differ from these.  Each function below gives the error bound that
-PTX ISA 8.7 states for its instruction.  With `ftz`, denormal operands and results
-become zeros of the same sign.  All take and give float32 except where the name says float64.
+The hardware computes these instructions from tables, so the bits of its results differ.  Each function below gives the
+error bound that PTX ISA 8.7 states for its instruction.  With `ftz`, denormal operands and results become zeros of the
+same sign.  Operands and results are float32, unless the name says f64.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def sqrt(a: Value, ftz: bool = False) -> Value:
 def div(a: Value, b: Value, ftz: bool = False) -> Value:
     """`div.approx`: a / b.  The hardware is at most 2 ulp off where b's magnitude is in [2**-126, 2**126].
 
-    As on the hardware, a larger b gives a zero with the quotient's sign, or NaN where a is infinite.
+    As on the hardware, a larger b gives a zero with the quotient's sign, or NaN if a is infinite.
     """
     if ftz:
         a, b = flush(a), flush(b)
@@ -72,7 +72,7 @@ def div(a: Value, b: Value, ftz: bool = False) -> Value:
     far = np.isfinite(b) & (np.abs(b) > _FAR)
     if some(far):
         zero = with_sign(np.zeros_like(quotient)[()], a.view(np.uint32) ^ b.view(np.uint32))
-        # An infinity times the reciprocal, which is 0.
+        # The hardware multiplies the infinite a by the reciprocal of b, which is 0.
         quotient = pick(far, pick(np.isfinite(a), zero, np.float32(np.nan)), quotient)
     return flush(quotient) if ftz else quotient
 
@@ -83,20 +83,20 @@ def div_full(a: Value, b: Value, ftz: bool = False) -> Value:
 
 
 def rcp_ftz_f64(a: Value) -> Value:
-    """`rcp.approx.ftz.f64`: 1 / a of the upper 32 bits of a float64, in the upper 32 bits of one.
+    """`rcp.approx.ftz.f64`: 1 / a, from the upper 32 bits of a float64 to the upper 32 bits of the result.
 
-    The hardware's error is not stated; code that uses it refines the result.
+    PTX states no error for this instruction; code that uses the instruction refines the result.
     """
     return _upper_words(lambda x: 1 / x, a)
 
 
 def rsqrt_ftz_f64(a: Value) -> Value:
-    """`rsqrt.approx.ftz.f64`: 1 / sqrt(a) of the upper 32 bits of a float64, in the upper 32 bits of one."""
+    """`rsqrt.approx.ftz.f64`: 1 / sqrt(a), from the upper 32 bits of a float64 to the upper 32 bits of the result."""
     return _upper_words(lambda x: 1 / np.sqrt(x), a)
 
 
 def rsqrt_f64(a: Value) -> Value:
-    """`rsqrt.approx.f64`: 1 / sqrt(a) in float64, rounded twice.  PTX states no error for it."""
+    """`rsqrt.approx.f64`: 1 / sqrt(a) in float64, rounded twice.  PTX states no error for this instruction."""
     return 1 / np.sqrt(a)
 
 

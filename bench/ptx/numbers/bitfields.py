@@ -35,7 +35,7 @@ _PAIRS: tuple[Callable[[Value, Value], Value], ...] = (
     lambda a, b: a | b,
     lambda a, b: a | np.uint32(0xFFFFFFFF),
 )
-"""Logic functions of two words; bit 2 a + b of a function's place is its result for the bits a and b."""
+"""Logic functions of two words; bit 2 a + b of a function's index is the function's result for the bits a and b."""
 _SOURCES = {
     "f4e": ("3210", "4321", "5432", "6543"),
     "b4e": ("5670", "6701", "7012", "0123"),
@@ -44,16 +44,16 @@ _SOURCES = {
     "ecr": ("0000", "1110", "2210", "3210"),
     "rc16": ("1010", "3232", "1010", "3232"),
 }
-"""The bytes that each mode takes for selectors 0 to 3, the highest first."""
+"""The bytes that each mode takes for selectors 0 to 3, the highest byte first."""
 _SELECTORS = {mode: np.array([int(text, 16) for text in texts], np.uint32) for mode, texts in _SOURCES.items()}
 _NIBBLE, _SIGN = np.uint32(7), np.uint32(8)
 
 
 def bfe(a: Value, position: Value, length: Value) -> Value:
-    """`bfe`: the field of `length` bits that starts at bit `position`, extended by zeros, or by a signed field's sign.
+    """`bfe`: the field of `length` bits from bit `position` on, extended by zeros, or by its sign if a is signed.
 
     Only the low 8 bits of position and length count.  A field that extends past the highest bit takes its sign from
-    that bit; a field of no bits is 0.
+    that bit; an empty field is 0.
     """
     word = UNSIGNED[a.itemsize]
     start, count = (position & _BYTE).astype(word), (length & _BYTE).astype(word)
@@ -67,7 +67,7 @@ def bfe(a: Value, position: Value, length: Value) -> Value:
 
 
 def bfi(a: Value, b: Value, position: Value, length: Value) -> Value:
-    """`bfi`: b with `length` bits from bit `position` on replaced by the low bits of a; unsigned.
+    """`bfi`: b, where the low bits of a replace `length` bits from bit `position` on; unsigned.
 
     Only the low 8 bits of position and length count; bits past the highest one are dropped.
     """
@@ -78,15 +78,15 @@ def bfi(a: Value, b: Value, position: Value, length: Value) -> Value:
 
 
 def _ones(count: Value) -> Value:
-    """Words whose lowest `count` bits are set; all of them where it is the width or more."""
+    """Words whose lowest `count` bits are set; all bits are set if `count` is the width or more."""
     one = count.dtype.type(1)
     return (one << count) - one
 
 
 def bfind(a: Value, shift_amount: bool = False) -> Value:
-    """`bfind`: uint32 position of the highest bit that is not a sign bit, 0xffffffff where there is none.
+    """`bfind`: uint32 position of the highest bit that is not a sign bit; 0xffffffff if there is no such bit.
 
-    `shift_amount` gives the left shift that would bring it to the highest bit instead.
+    With `shift_amount` the result is the left shift that would move this bit to the highest position.
     """
     if is_signed(a):
         a = a ^ (a >> (8 * a.itemsize - 1))
@@ -109,7 +109,7 @@ def _bit_length(a: Value) -> Value:
 
 
 def _float_length(a: Value) -> Value:
-    """Bits of a uint32, from the exponent of the float64 that it is exactly."""
+    """The bit length of a uint32, from the exponent of the equal float64."""
     return np.frexp(a.astype(np.float64))[1].astype(np.uint32)
 
 
@@ -130,7 +130,7 @@ def brev(a: Value) -> Value:
 def fns(mask: Value, base: Value, offset: Value) -> Value:
     """`fns.b32`: uint32 position of the |offset|-th set bit of `mask` from bit `base` on, upward or downward.
 
-    `offset` is int32; 0 asks for bit `base` itself.  0xffffffff where there is no such bit.
+    `offset` is int32; 0 asks for bit `base` itself.  The result is 0xffffffff if there is no such bit.
     """
     mask, base, offset = unsigned(mask), unsigned(base), offset.view(np.int32)
     upward, at_base = offset > 0, offset == 0
@@ -149,8 +149,8 @@ def fns(mask: Value, base: Value, offset: Value) -> Value:
 def bmsk(position: Value, width: Value, clamp: bool) -> Value:
     """`bmsk.b32`: uint32 with `width` ones from bit `position` on.
 
-    Both are taken modulo 32 (`.wrap`), or a position from 32 on gives 0 and a width from 32 on all bits above the
-    position (`clamp`).
+    Without `clamp` (`.wrap`) both are taken modulo 32.  With `clamp` a position of 32 or more gives 0, and a width of
+    32 or more gives all bits from the position up.
     """
     if not clamp:
         position, width = position & np.uint32(31), width & np.uint32(31)
@@ -158,9 +158,9 @@ def bmsk(position: Value, width: Value, clamp: bool) -> Value:
 
 
 def szext(a: Value, bits: Value, clamp: bool) -> Value:
-    """`szext`: the low `bits` bits of a 32-bit integer, extended by zeros or, of an int32, by their sign.
+    """`szext`: the low `bits` bits of a 32-bit integer, extended by zeros, or by their sign if a is int32.
 
-    0 bits give 0.  From 32 on, `bits` is taken modulo 32 (`.wrap`), or a stays as it is (`clamp`).
+    0 bits give 0.  If `bits` is 32 or more, it is taken modulo 32 (`.wrap`), or the result is a (`clamp`).
     """
     if not clamp:
         bits = bits & np.uint32(31)
@@ -181,7 +181,7 @@ def lop3(a: Value, b: Value, c: Value, table: int) -> Value:
 
 @cache
 def lop3_function(table: int) -> Callable[[Value, Value, Value], Value]:
-    """The function of a, b and c that `lop3` is for one table, of five logic operations at most."""
+    """The function of a, b and c that `lop3` computes for one table, with at most five logic operations."""
     if not 0 <= table <= 255:
         raise ValueError(f"table: expected 0 to 255, got {table}")
     without = sum((table >> (2 * place) & 1) << place for place in range(4))
@@ -197,11 +197,11 @@ def lop3_function(table: int) -> Callable[[Value, Value, Value], Value]:
 
 
 def prmt(a: Value, b: Value, selector: Value, mode: str = "") -> Value:
-    """`prmt.b32`: four bytes of the eight of a (0 to 3) and b (4 to 7).
+    """`prmt.b32`: selects four of the eight bytes of a (bytes 0 to 3) and b (bytes 4 to 7).
 
-    Without a mode each nibble of `selector` names the byte for its place, and its highest bit asks for that byte's sign
-    in all eight bits; with one, the two lowest bits of `selector` name a choice of the mode.  Raises `ValueError` on a
-    mode that PTX lacks.
+    Without a mode each nibble of `selector` names the byte for its place; if the nibble's highest bit is set, that
+    byte's sign fills all eight bits.  With a mode, the two lowest bits of `selector` name one of the mode's choices.
+    Raises `ValueError` on a mode that PTX lacks.
     """
     if mode:
         if mode not in _SELECTORS:
@@ -221,7 +221,7 @@ def prmt(a: Value, b: Value, selector: Value, mode: str = "") -> Value:
 
 @cache
 def _moves(selector: int) -> tuple[list[tuple[bool, int, int]], list[tuple[bool, int, int]]]:
-    """(from b, bytes upward, mask) of plain bytes that move together, and (from b, byte, place) of bytes for signs."""
+    """(from b, bytes upward, mask) of plain bytes that move together, and (from b, byte, place) of sign bytes."""
     plain: dict[tuple[bool, int], int] = {}
     signs = []
     for place in range(4):
@@ -236,7 +236,7 @@ def _moves(selector: int) -> tuple[list[tuple[bool, int, int]], list[tuple[bool,
 
 
 def _permuted(a: Value, b: Value, selector: int) -> Value:
-    """`prmt` by one selector for all lanes: bytes that keep their distance move together."""
+    """`prmt` with one selector for all lanes: bytes that move by the same distance move together."""
     moves, signs = _moves(selector)
     made = None
     for from_b, distance, mask in moves:

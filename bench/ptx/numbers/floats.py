@@ -1,11 +1,11 @@
 """Float32 and float64 instructions of PTX: add, sub, mul, fma, div, rcp, sqrt; min, max, abs, neg, copysign, testp.
 
 PTX ISA 8.7, section "Floating Point Instructions".  Operands are of one float type, which is also the type of the
-result.  A NaN that an operation makes keeps the bits that NumPy gives it: PTX leaves them open.  `.ftz` applies to
-float32 alone.  Every function with a `rounding` raises `ValueError` on a mode that PTX lacks.
+result.  A NaN result has the bits that NumPy gives it, because PTX does not specify them.  `.ftz` applies to float32
+alone.  Every function with a `rounding` raises `ValueError` on a mode that PTX lacks.
 
-The `exact_` functions use rational arithmetic, one lane after another.  A lane costs some 10 us, so they are only for
-the rare lanes and modes that vector arithmetic gets wrong.
+The `exact_` functions use rational arithmetic, one lane after another.  A lane costs about 10 us, so these functions
+serve only the rare lanes and modes that vector arithmetic gets wrong.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _F32, _F64 = np.dtype(np.float32), np.dtype(np.float64)
 _BEYOND_F32 = np.uint64(0x1FFFFFFF)  # the bits of a float64 that a normal float32 lacks
 _TIE = np.uint64(0x10000000)
 _SIGN, _TWO = np.uint64(1), np.uint64(2)
-_NORMAL_F32 = np.uint64((0x381 << 53) - 2)  # 2**-126 without its sign, less two as compared below
+_NORMAL_F32 = np.uint64((0x381 << 53) - 2)  # twice the bits of 2**-126, minus two, as the code below compares
 _SPLIT = np.float64(2**27 + 1)
 
 
 def round_fraction(value: Fraction, rounding: str) -> float:
-    """A nonzero rational number as a float64, rounded once; it overflows as IEEE 754 says for the mode."""
+    """A nonzero rational number as a float64, rounded once; overflow follows IEEE 754 for the mode."""
     sign, size = (-1 if value < 0 else 1), abs(value)
     exponent = size.numerator.bit_length() - size.denominator.bit_length()
     if size < Fraction(2) ** exponent:
@@ -95,7 +95,7 @@ def exact_divide(a: float, b: float, rounding: str) -> float:
 
 
 def exact_square_root(a: float, rounding: str) -> float:
-    """The square root of a, rounded once; NaN where a is negative."""
+    """The square root of a, rounded once; NaN if a is negative."""
     if not a > 0 or math.isinf(a):
         return float(np.sqrt(np.float64(a)))
     # Scaled so that the integer root has at least 64 bits; a last bit of one marks an inexact root.
@@ -108,7 +108,7 @@ def exact_square_root(a: float, rounding: str) -> float:
 
 
 def exact_lanes(function: Callable[..., float], rounding: str, *operands: Value) -> Value:
-    """`function` of every lane's float64 operands and the rounding mode."""
+    """Calls `function` with the float64 operands of each lane and the rounding mode."""
     spread = np.broadcast_arrays(*operands)
     values = [function(*row, rounding) for row in zip(*(x.ravel().tolist() for x in spread), strict=True)]
     return np.array(values, np.float64).reshape(spread[0].shape)[()]
@@ -145,7 +145,7 @@ def mul(a: Value, b: Value, rounding: str = "rn", ftz: bool = False, sat: bool =
 
 
 def fma(a: Value, b: Value, c: Value, rounding: str = "rn", ftz: bool = False, sat: bool = False) -> Value:
-    """a * b + c, rounded once; `mad` of floats is the same."""
+    """a * b + c, rounded once; `mad` of floats does the same."""
     if ftz:
         a, b, c = flush(a), flush(b), flush(c)
     if rounding == "rn":
@@ -166,7 +166,7 @@ def div(a: Value, b: Value, rounding: str = "rn", ftz: bool = False, sat: bool =
     check_rounding(rounding)
     if a.itemsize == 8:
         return _finished(exact_lanes(exact_divide, rounding, a, b), ftz, sat)
-    # A quotient of two 24-bit numbers is a float32 or a tie, or lies farther from any than a float64's last bit.
+    # A quotient of two 24-bit numbers is a float32 or a tie, or differs from both by more than a float64's last bit.
     return _finished(narrow(a.astype(_F64) / b.astype(_F64), _F32, rounding), ftz, sat)
 
 
@@ -196,14 +196,14 @@ def _finished(result: Value, ftz: bool, sat: bool) -> Value:
 def fma_rn_f32(a: Value, b: Value, c: Value) -> Value:
     """`fma.rn.f32`: correctly rounded.
 
-    The product is exact in float64.  The sum is first rounded to float64, which changes the result only where that is a
-    tie of float32; such sums are computed again, rounded to odd.
+    The product is exact in float64.  The sum is first rounded to float64.  This changes the result only if the rounded
+    sum is a tie of float32; such sums are computed again, rounded to odd.
     """
     product, addend = a.astype(_F64) * b.astype(_F64), c.astype(_F64)
     total = product + addend
     bits = total.view(np.uint64)
-    # Ties of normal results end in a one and 28 zeros; a denormal's lie elsewhere, so all denormals count as ties.
-    # Doubling drops the sign, and zeros wrap to the largest number when two is taken off.
+    # The bits of a tie of normal results end in a one and 28 zeros.  A denormal's tie bit lies elsewhere, so all
+    # denormals count as ties.  Doubling the bits drops the sign; minus two, a zero wraps to the largest number.
     tie = ((bits & _BEYOND_F32) == _TIE) | ((bits << _SIGN) - _TWO < _NORMAL_F32)
     if some(tie):
         total = odd_sum(product, addend)
@@ -213,8 +213,8 @@ def fma_rn_f32(a: Value, b: Value, c: Value) -> Value:
 def fma_rn_f64(a: Value, b: Value, c: Value) -> Value:
     """`fma.rn.f64`: correctly rounded.
 
-    Error-free transformations and one rounding to odd (Boldo and Melquiond 2008) where nothing can overflow or
-    underflow, rational arithmetic in the other lanes.
+    Lanes that cannot overflow or underflow use error-free transformations and one rounding to odd (Boldo and Melquiond
+    2008); the other lanes use rational arithmetic.
     """
     product, below = _product_and_error(a, b)
     high, low = _sum_and_error(c, below)
@@ -230,7 +230,7 @@ def fma_rn_f64(a: Value, b: Value, c: Value) -> Value:
 
 
 def _product_and_error(a: Value, b: Value) -> tuple[Value, Value]:
-    """The product and what its rounding left out (Dekker 1971)."""
+    """The rounded product and its rounding error (Dekker 1971)."""
     product = a * b
     a_high, b_high = _SPLIT * a, _SPLIT * b
     a_high, b_high = a_high - (a_high - a), b_high - (b_high - b)
@@ -239,14 +239,14 @@ def _product_and_error(a: Value, b: Value) -> tuple[Value, Value]:
 
 
 def _sum_and_error(a: Value, b: Value) -> tuple[Value, Value]:
-    """The sum and what its rounding left out (Knuth's TwoSum)."""
+    """The rounded sum and its rounding error (Knuth's TwoSum)."""
     total = a + b
     other = total - a
     return total, (a - (total - other)) + (b - other)
 
 
 def _redone(function: Callable[..., float], where: Value, result: Value, *operands: Value) -> Value:
-    """`result` with the lanes of `where` computed again by a function of single floats, rounded to nearest."""
+    """`result`; `function`, which takes single floats, computes the lanes of `where` again, rounded to nearest."""
     if not np.ndim(result):
         return exact_lanes(function, "rn", *operands)
     rows = [np.broadcast_to(x, result.shape)[where] for x in operands]
@@ -258,10 +258,10 @@ def _redone(function: Callable[..., float], where: Value, result: Value, *operan
 def fmin(
     a: Value, b: Value, ftz: bool = False, nan: bool = False, xorsign_abs: bool = False, absolute: bool = False
 ) -> Value:
-    """`min`: the operand that is a number where one is NaN, and -0 below +0.
+    """`min`: if one operand is NaN, the other operand is the result; -0 is less than +0.
 
-    `nan` makes the result the canonical NaN where either is NaN; `absolute` compares magnitudes; `xorsign_abs` does so
-    too and gives the result the exclusive or of the operands' signs.
+    With `nan` the result is the canonical NaN if either operand is NaN.  `absolute` compares magnitudes; `xorsign_abs`
+    also compares magnitudes, and the result's sign is the exclusive or of the operands' signs.
     """
     return _extreme(np.fmin, np.minimum, np.bitwise_or, a, b, ftz, nan, xorsign_abs, absolute)
 
@@ -269,7 +269,7 @@ def fmin(
 def fmax(
     a: Value, b: Value, ftz: bool = False, nan: bool = False, xorsign_abs: bool = False, absolute: bool = False
 ) -> Value:
-    """`max`: as `fmin`, but the larger."""
+    """`max`, by the rules and with the modifiers of `fmin`."""
     return _extreme(np.fmax, np.maximum, np.bitwise_and, a, b, ftz, nan, xorsign_abs, absolute)
 
 
@@ -291,7 +291,7 @@ def _extreme(
         a, b = np.abs(a), np.abs(b)
     result = canonical(strict(a, b)) if nan else number(a, b)
     if not full(result):
-        # NumPy leaves open which of two zeros it takes; equal operands' bits tell.
+        # NumPy may return either of two zeros; the bits of equal operands decide.
         same = zeros(unsigned(a), unsigned(b)).view(result.dtype)
         result = pick((result == 0) & (a == b), same, result)
     if sign is None:
@@ -317,7 +317,7 @@ def copysign(a: Value, b: Value) -> Value:
 def testp(a: Value, property: str) -> Value:
     """`testp`: bool_ whether a is `finite`, `infinite`, `number`, `notanumber`, `normal` or `subnormal`.
 
-    Zeros are normal.  Raises `ValueError` on another property.
+    Zeros are normal.  Raises `ValueError` on any other property.
     """
     if property not in _PROPERTIES:
         raise ValueError(f"property: expected one of {', '.join(_PROPERTIES)}, got {property!r}")

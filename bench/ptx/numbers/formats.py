@@ -2,12 +2,12 @@
 
 PTX ISA 8.7, sections "Alternate Floating-Point Data Formats", "cvt" and "cvt.pack".  Codes are uint16 (f16, bf16) or
 uint8 (e4m3, e5m2); tf32 has float32's exponent and 10 bits of mantissa, and is kept as a float32.  e4m3 has no
-infinity: its codes 0x7f and 0xff are NaN and its largest number is 448.  A NaN is encoded as the canonical one of its
-format: 0x7fff, 0x7fff, 0x7f, 0x7f and 0x7fffffff.
+infinity: its codes 0x7f and 0xff are NaN and its largest number is 448.  A NaN is encoded as its format's canonical
+NaN: 0x7fff, 0x7fff, 0x7f, 0x7f and 0x7fffffff.
 
-`cvt` names types as PTX does.  Integers have the NumPy type of that sign and width, f32 and f64 are floats, f16 and
-bf16 raw uint16, tf32 and packed pairs raw uint32, pairs of fp8 raw uint16.  A source may be wider than its type: then
-its low bits are converted.
+`cvt` names types as PTX does.  An integer has the NumPy type of its sign and width; f32 and f64 are floats; f16 and
+bf16 are raw uint16; tf32 and packed pairs are raw uint32; pairs of fp8 are raw uint16.  If a source is wider than its
+type, `cvt` converts the low bits of the source.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ class Format:
     nan: int
     """The code of the canonical NaN."""
     overflow: int
-    """The code, without its sign, of values that are too large, without `.satfinite`."""
+    """The code, without its sign, of values that are too large if `.satfinite` is absent."""
     roundings: tuple[str, ...]
-    """The modes in which float32 is encoded."""
+    """The rounding modes for the encoding of float32."""
 
 
 FORMATS = {
@@ -84,7 +84,7 @@ FORMATS = {
 
 
 def get_format(name: str) -> Format:
-    """The format of a name.  Raises `ValueError` on one that is unknown."""
+    """The format of a name.  Raises `ValueError` on an unknown name."""
     if name not in FORMATS:
         raise ValueError(f"format: expected one of {', '.join(FORMATS)}, got {name!r}")
     return FORMATS[name]
@@ -108,9 +108,9 @@ _TABLES = {name: _table(FORMATS[name]) for name in ("e4m3", "e5m2")}
 
 
 def decode(codes: Value, name: str) -> Value:
-    """The float32 that codes stand for; exact.  tf32 is taken as float32 or as its bits.
+    """The exact float32 values of codes.  A tf32 may be a float32 or its bits.
 
-    Raises `ValueError` on a format that is unknown.
+    Raises `ValueError` on an unknown format.
     """
     if name == "bf16":
         return (codes.astype(np.uint32) << _HALF).view(np.float32)
@@ -125,15 +125,15 @@ def decode(codes: Value, name: str) -> Value:
 def encode(x: Value, name: str, rounding: str = "rn", saturate: bool = False, relu: bool = False) -> Value:
     """The codes of float32 or float64 values, rounded once.
 
-    `saturate` is `.satfinite`: values beyond the largest finite number, infinities included, become that number; else
-    they become infinity, or NaN in e4m3.  `relu` makes negative values +0.  tf32 comes back as float32.  Raises
-    `ValueError` on a format or mode that PTX lacks.
+    `saturate` is `.satfinite`: values beyond the largest finite number, infinities included, become that number;
+    without it they become infinity, or NaN in e4m3.  `relu` makes negative values +0.  A tf32 result is a float32.
+    Raises `ValueError` on a format or mode that PTX lacks.
     """
     form = get_format(name)
     if rounding not in form.roundings:
         raise ValueError(f"rounding: expected one of {', '.join(form.roundings)} for {name}, got {rounding!r}")
     if x.itemsize == 8 and name != "f16":
-        # A value beyond float32 becomes its largest number, which is odd: directed modes then round it correctly.
+        # A value beyond float32 becomes float32's largest number, which is odd: directed modes then round correctly.
         x = narrow_odd(x)
     if relu:
         x = rectify(x)
@@ -180,8 +180,8 @@ def _encode_tf32(x: Value, rounding: str) -> Value:
 def _encode_byte(x: Value, name: str, saturate: bool) -> Value:
     """Codes of 8 bits, looked up by the upper half of a float32.
 
-    A one in the lower half is kept in the last bit of the upper one, which is rounding to odd.  Those 8 bits of
-    significand are at least two more than an 8-bit format has, so the second rounding gives the correct result.
+    If the lower half is not 0, the last bit of the upper half becomes 1: this is rounding to odd.  The upper half has 8
+    bits of significand, at least two more than an 8-bit format has, so the second rounding gives the correct result.
     """
     bits = x.view(np.uint32)
     return _byte_table(name, saturate)[(bits >> _HALF) | ((bits & _LOWER) != 0)]
@@ -219,10 +219,10 @@ def cvt(
 ) -> Value:
     """x, of type `source`, as a value of type `to`.
 
-    `rounding` is rn, rz, rm, rp (rna for tf32) for a float result, rni, rzi, rmi, rpi for a whole number; without it a
-    float is rounded to nearest and an integer toward zero.
-    Floats saturate to the range of an integer, and NaN becomes 0, or the integer whose highest bit alone is set where
-    `source` is f64 or the integer has 64 bits.  Raises `ValueError` on a type or mode that PTX lacks.
+    `rounding` is rn, rz, rm, rp (rna for tf32) for a float result, and rni, rzi, rmi, rpi for a whole number; without
+    it a float result is rounded to nearest, an integer result toward zero.  A float saturates to the range of the
+    integer type.  NaN becomes 0; if `source` is f64 or the integer has 64 bits, NaN becomes the integer with only the
+    highest bit set.  Raises `ValueError` on a type or mode that PTX lacks.
     """
     if source in INTEGERS:
         value = _integer(x, INTEGERS[source])
@@ -238,7 +238,7 @@ def cvt(
 def cvt_pair(
     high: Value, low: Value, to: str, rounding: str = "rn", relu: bool = False, satfinite: bool = False
 ) -> Value:
-    """`cvt.f16x2.f32`, `cvt.bf16x2.f32`, `cvt.e4m3x2.f32`, `cvt.e5m2x2.f32`: two float32 in one packed pair.
+    """`cvt.f16x2.f32`, `cvt.bf16x2.f32`, `cvt.e4m3x2.f32`, `cvt.e5m2x2.f32`: packs two float32 into a pair.
 
     PTX's first source is the high half.  `to` is the type with or without its x2; fp8 always saturates.
     """
@@ -253,7 +253,7 @@ def cvt_rn_bf16x2_f32(high: Value, low: Value) -> Value:
     strange = (high != high) | (low != low)
     if some(strange):
         return pack_pair(encode(high, "bf16"), encode(low, "bf16"))
-    # Rounds both halves in place: half the time of encoding and packing.
+    # This rounds both halves in place, in half the time of encoding and packing.
     upper = upper + ((upper >> _HALF & _ONE) + _BELOW_TIE)
     lower = lower + ((lower >> _HALF & _ONE) + _BELOW_TIE)
     return (upper & _UPPER) | (lower >> _HALF)
@@ -265,22 +265,22 @@ def cvt_rn_f16x2_f32(high: Value, low: Value) -> Value:
 
 
 def cvt_fp8x2_f16x2(x: Value, to: str, relu: bool = False) -> Value:
-    """`cvt.rn.satfinite.e4m3x2.f16x2` and e5m2x2: a packed pair of f16 (uint32) as one of fp8 (uint16)."""
+    """`cvt.rn.satfinite.e4m3x2.f16x2` and e5m2x2: a pair of f16 (uint32) as a pair of fp8 (uint16)."""
     codes = encode(decode(parts(unsigned(x), np.uint16), "f16"), to.removesuffix("x2"), "rn", True, relu)
     return whole(codes, np.uint16)
 
 
 def cvt_f16x2_fp8x2(x: Value, source: str, relu: bool = False) -> Value:
-    """`cvt.rn.f16x2.e4m3x2` and e5m2x2: a packed pair of fp8 (uint16) as one of f16 (uint32); exact."""
+    """`cvt.rn.f16x2.e4m3x2` and e5m2x2: a pair of fp8 (uint16) as a pair of f16 (uint32); exact."""
     values = decode(parts(unsigned(x), np.uint8), source.removesuffix("x2"))
     return whole(encode(values, "f16", "rn", False, relu), np.uint32)
 
 
 def cvt_pack(a: Value, b: Value, to: str, c: Value | None = None) -> Value:
-    """`cvt.pack.sat`: two s32 saturated to a narrow integer, a above b, in the low bits of a uint32.
+    """`cvt.pack.sat`: saturates two s32 to a narrow integer and packs them, a above b, in the low bits of a uint32.
 
-    The bits above them are the low bits of c.  `to` is u16 or s16, or with c any of u8, s8, u4, s4, u2, s2; another
-    raises `ValueError`.
+    The bits above them are the low bits of c.  `to` is u16 or s16, or with c any of u8, s8, u4, s4, u2, s2; any other
+    `to` raises `ValueError`.
     """
     if to not in ("u16", "s16", "u8", "s8", "u4", "s4", "u2", "s2"):
         raise ValueError(f"to: expected an integer of 16, 8, 4 or 2 bits, got {to!r}")
@@ -323,7 +323,7 @@ def _to_integer(x: Value, dtype: np.dtype, source: str, rounding: str) -> Value:
         raise ValueError(f"rounding: expected one of {', '.join(_WHOLE)} for an integer, got {rounding!r}")
     info, wide = np.iinfo(dtype), dtype.itemsize == 8
     value = _WHOLE[rounding](x).astype(_F64)
-    # The largest float64 below 2**63 or 2**64 is where a 64-bit conversion is still defined.
+    # A conversion to 64 bits is defined only up to the largest float64 below 2**63 or 2**64.
     most = np.nextafter(_F64.type(info.max), 0) if wide else _F64.type(info.max)
     made = np.fmin(np.fmax(value, _F64.type(info.min)), most).astype(dtype)
     if wide:

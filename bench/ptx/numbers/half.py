@@ -1,10 +1,10 @@
 """Arithmetic of f16 and bf16, single and packed: add, sub, mul, fma, min, max, abs, neg, ex2, tanh.
 
 PTX ISA 8.7, section "Half Precision Floating Point Instructions".  Operands are raw: uint16, or uint32 for a packed
-pair (`.f16x2`, `.bf16x2`), whose halves are computed separately; their size, the same for all operands of a call, says
-which of the two.  `kind` is "f16" or "bf16" in either case; another raises `ValueError`.  Each result is rounded
-once, to nearest.  `.ftz` makes denormal operands and results zeros of the same sign; `.sat` clamps to [0, 1] with NaN
-made +0; `.relu` makes negative values +0.  A NaN comes out as 0x7fff.
+pair (`.f16x2`, `.bf16x2`), whose halves are computed separately; all operands of a call have one size, which selects
+the case.  `kind` is "f16" or "bf16" in both cases; any other `kind` raises `ValueError`.  Each result is rounded once,
+to nearest.  `.ftz` makes denormal operands and results zeros of the same sign; `.sat` clamps to [0, 1] and makes NaN
++0; `.relu` makes negative values +0.  A NaN result is 0x7fff.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SIGN, _MAGNITUDE = np.uint16(0x8000), np.uint16(0x7FFF)
 
 def add(a: Value, b: Value, kind: str, ftz: bool = False, sat: bool = False) -> Value:
     """a + b."""
-    # A float32 has at least 2 p + 2 bits for the p bits of either format: rounding to it first changes no result.
+    # A float32 has at least 2 p + 2 bits for the p bits of either format: first rounding to float32 changes no result.
     return _each(lambda x, y: x + y, kind, ftz, sat, a, b)
 
 
@@ -33,7 +33,7 @@ def sub(a: Value, b: Value, kind: str, ftz: bool = False, sat: bool = False) -> 
 
 def mul(a: Value, b: Value, kind: str, ftz: bool = False, sat: bool = False) -> Value:
     """a * b."""
-    # Exact in float32, except products of bf16 below 2**-135, a quarter of its least number.
+    # Products are exact in float32, except those of bf16 below 2**-135, a quarter of bf16's smallest number.
     return _each(lambda x, y: x * y, kind, ftz, sat, a, b)
 
 
@@ -42,7 +42,7 @@ def fma(a: Value, b: Value, c: Value, kind: str, ftz: bool = False, sat: bool = 
 
     def fused(x: Value, y: Value, z: Value) -> Value:
         product, addend = x.astype(np.float64) * y.astype(np.float64), z.astype(np.float64)
-        # Exponents of f16 are close enough for a float64 sum never to become a tie, unlike those of bf16.
+        # The exponents of f16 are so close that a float64 sum never becomes a tie; those of bf16 are not.
         total = product + addend if kind == "f16" else odd_sum(product, addend)
         return rectify(total) if relu else total
 

@@ -2,7 +2,7 @@
 
 PTX ISA 8.7, sections "Integer Arithmetic Instructions", "Extended-Precision Integer Arithmetic Instructions" and "Logic
 and Shift Instructions".  The NumPy type of the operands says whether an instruction is signed (`.s32` is int32), and
-the result has the same type unless said otherwise.  Results wrap around.
+the result has the same type unless its function says otherwise.  Results wrap around.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def mul_hi(a: Value, b: Value) -> Value:
     high = _upper_u64(unsigned(a), unsigned(b))
     if not is_signed(a):
         return high
-    # As unsigned, a negative operand is 2**64 too large: take the other operand off the upper half.
+    # As unsigned, a negative operand is 2**64 too large: subtract the other operand from the upper half.
     high = high - (unsigned(a >> 63) & unsigned(b)) - (unsigned(b >> 63) & unsigned(a))
     return high.view(np.int64)
 
@@ -84,7 +84,7 @@ def sad(a: Value, b: Value, c: Value) -> Value:
 
 
 def div(a: Value, b: Value) -> Value:
-    """`div`: the quotient, truncated; all bits set where b is 0 (PTX leaves that open)."""
+    """`div`: the quotient, truncated; if b is 0, all bits are set (PTX leaves that result open)."""
     zero = b == 0
     if not is_signed(a):
         quotient = a // b
@@ -95,7 +95,7 @@ def div(a: Value, b: Value) -> Value:
 
 
 def rem(a: Value, b: Value) -> Value:
-    """`rem`: the remainder of `div`, with a's sign; all bits set where b is 0 (PTX leaves that open)."""
+    """`rem`: the remainder of `div`, with a's sign; if b is 0, all bits are set (PTX leaves that result open)."""
     zero = b == 0
     if not is_signed(a):
         rest = a % b
@@ -118,12 +118,12 @@ def imax(a: Value, b: Value, relu: bool = False) -> Value:
 
 
 def pairs(function: Callable[..., Value], a: Value, b: Value, dtype: np.dtype, *more: bool) -> Value:
-    """`function` of both halves of packed pairs (uint32), 16-bit integers of `dtype`, and of `more`."""
+    """Applies `function`, with `more`, to both 16-bit halves (of the integer type `dtype`) of packed pairs (uint32)."""
     return whole(function(parts(a, dtype), parts(b, dtype), *more), np.uint32)
 
 
 def shl(a: Value, count: Value) -> Value:
-    """`shl`: zeros move in; 0 where `count`, a uint32, is the width or more."""
+    """`shl`: zeros move in; the result is 0 if `count`, a uint32, is the width or more."""
     # NumPy defines shifts by the width and more, in the type that both operands promote to.
     shifted = unsigned(a) << count
     return shifted.astype(UNSIGNED[a.itemsize], copy=False).view(a.dtype)
@@ -148,7 +148,7 @@ def shf(low: Value, high: Value, count: Value, left: bool, clamp: bool) -> Value
 
 
 def dp4a(a: Value, b: Value, c: Value, a_signed: bool, b_signed: bool) -> Value:
-    """`dp4a`: c plus the sum of the products of four bytes; all of them and the result uint32 (bits)."""
+    """`dp4a`: c plus the sum of the products of four bytes; a, b, c and the result are uint32 (bits)."""
     return unsigned(c) + _dot(_wide_parts(a, 1, a_signed), _wide_parts(b, 1, b_signed))
 
 
