@@ -1,28 +1,28 @@
 """mma.sync and wgmma: matrix products, and how their matrices lie in registers, for many warps at once.
 
-Every layout of PTX ISA 8.7, "Matrix Fragments for mma.m16n8k...", is one rule.  Lane = 4 * group + thread, a register
-holds `per` elements of a row:
+Every layout of PTX ISA 8.7, "Matrix Fragments for mma.m16n8k...", follows one rule.  Lane = 4 * group + thread, and a
+register holds `per` elements of a row:
 
 - A: register 2 * step + half, element e is row 8 * half + group, column (4 * step + thread) * per + e;
 - B: register step, element e is column `group`, row (4 * step + thread) * per + e;
-- C, D: register 2 * half + e is row 8 * half + group, column 2 * thread + e; 16-bit ones have both in one register.
+- C, D: register 2 * half + e is row 8 * half + group, column 2 * thread + e; a 16-bit type has both in one register.
 
-An m8 shape has no second half.  So a fragment is a matrix with its axes in another order.
+An m8 shape has no second half.  By this rule a fragment is a matrix with its axes in another order.
 
 "Register Fragments for wgmma.mma_async.m64nNk...": a warpgroup's four warps hold 16 rows each.  A is laid out as in
 mma.sync.  Of D, lane 4 * g + t of warp w holds row 16 * w + 8 * half + g, column 8 * block + 2 * t + e: in register 4 *
-block + 2 * half + e, or, packed as f16, in half e of register 2 * block + half.
+block + 2 * half + e, or, if D is packed f16, in half e of register 2 * block + half.
 
-Products are exact in float32 (24 bits hold those of two f16, bf16, tf32, e4m3 or e5m2); they are summed in float32 in
-the order of NumPy's matrix product, because the ISA leaves the order open, and C is added last.
+Products are exact in float32 (24 bits hold a product of two f16, bf16, tf32, e4m3 or e5m2).  NumPy's matrix product
+sums them in float32 in its own order, because the ISA leaves the order open; C is added last.
 
 `truncated_wgmma` models the short sums of fp8 on Hopper.  DeepSeek-V3 (arXiv 2412.19437, section 3.3.2) found that fp8
 GEMM on H800 keeps about 14 bits: products are shifted right to the largest exponent and cut.  MMA-Sim (arXiv
 2511.10909) found this model, which agrees bit for bit with an H100: the K products of one instruction and the
 accumulator are cut, towards zero, to a common grid of 2**-F times the power of two of the largest exponent, and added
-exactly; the sum is cut to F bits of mantissa.  F is 13 for fp8 into f32.  The exponent of a product is the sum of those
-of its factors, before it is normalised.  For the 16-bit types and tf32 that paper gives F = 25 and a result of 23 bits.
-This code has not been compared with a GPU.
+exactly; the sum is cut to F bits of mantissa.  F is 13 for fp8 into f32.  The exponent of a product is the sum of its
+factors' exponents, before the product is normalised.  For the 16-bit types and tf32 that paper gives F = 25 and a
+result of 23 bits.  This code has not been compared with a GPU.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ _MANTISSA_BITS = 23
 
 
 def numbers(bits: np.ndarray, element: str) -> np.ndarray:
-    """The values of raw elements (any shape; of a width in `BYTES`, unsigned, f64 as float64), exact, in float32.
+    """The exact values, in float32, of raw elements (any shape; unsigned of a width in `BYTES`, or float64 for f64).
 
-    f64 stays float64.  tf32 loses its low 13 bits, as the tensor core drops them.  Integers of 8 bits become float32
+    f64 stays float64.  tf32 loses its low 13 bits, as in the tensor core.  Integers of 8 bits become float32
     too: a sum of 32 products stays below 2**24.  Raises `KeyError` on a type that is not in `BYTES`.
     """
     if BYTES[element] == 8:
@@ -86,12 +86,12 @@ def numbers(bits: np.ndarray, element: str) -> np.ndarray:
 def stacked(registers: Sequence[Value], lanes: int, dtype: type[np.generic]) -> np.ndarray:
     """Registers, each (lanes,) or one value for all lanes, as one array (registers, lanes) with their bits as `dtype`.
 
-    Raises `ValueError` where `lanes` is not whole warps or a register has another length.
+    Raises `ValueError` if `lanes` is not whole warps or a register has another length.
     """
     if lanes <= 0 or lanes % WARP:
         raise ValueError(f"lanes: expected whole warps of 32, got {lanes}")
     if all(register.shape == (lanes,) and register.dtype == registers[0].dtype for register in registers):
-        # This takes half the time of the loop.
+        # This takes half the time of the loop below.
         return np.concatenate(registers).view(dtype).reshape(len(registers), lanes)
     rows = np.empty((len(registers), lanes), dtype)
     for row, register in zip(rows, registers, strict=True):
@@ -109,7 +109,7 @@ def lanes_of(*groups: Sequence[Value]) -> int:
 def a_matrix(registers: Sequence[Value], lanes: int, element: str, m: int = 16) -> np.ndarray:
     """A of each warp (warps, m, K), float32 (float64 for f64), from its registers, each (lanes,).
 
-    K follows from their number: registers * 32 * (4 // bytes) // m.  `m` is 16, or 8 in the m8 shapes.
+    K follows from the number of registers: registers * 32 * (4 // bytes) // m.  `m` is 16, or 8 in the m8 shapes.
     """
     words = stacked(registers, lanes, np.float64 if element == "f64" else np.uint32)
     halves, warps = m // 8, lanes // WARP
@@ -164,10 +164,10 @@ def mma(
 ) -> list[np.ndarray]:
     """The registers of D, each (lanes,), from those of A, B and C, each (lanes,) or one value for all lanes.
 
-    `shape` is m16n8k4 to m16n8k32 or m8n8k4 (f64) and m8n8k16 (s8, u8); types are named as in PTX.  A and B are
-    uint32, but float64 for f64; C and D are float32, uint32 (s32, packed f16) or float64.  s32 wraps around, or with
-    `saturate` (.satfinite) stops at its limits.  `lanes` matters only where no register is an array.  Raises
-    `ValueError` on a combination that PTX does not have, or on a wrong number of registers.
+    `shape` is m16n8k4 to m16n8k32 or m8n8k4 (f64) and m8n8k16 (s8, u8); types are named as in PTX.  A and B are uint32
+    (float64 for f64); C and D are float32, uint32 (s32, packed f16) or float64.  s32 wraps around, or with
+    `saturate` (.satfinite) stops at its limits.  `lanes` matters only if no register is an array.  Raises `ValueError`
+    on a combination that PTX does not have, or on a wrong number of registers.
     """
     m, counts = _plan(shape, a_type, b_type, d_type)
     if (len(a), len(b), len(c)) != counts:
@@ -186,12 +186,12 @@ def mma(
 
 
 def combines(a_type: str, b_type: str, d_type: str) -> bool:
-    """Whether PTX multiplies operands of these types into this result type; wgmma has the same ones, but not f64."""
+    """Whether PTX multiplies operands of these types into this result type; wgmma has the same types, without f64."""
     return b_type in _PARTNERS.get(a_type, ()) and d_type in _RESULTS[a_type]
 
 
 def integer_sum(product: np.ndarray, old: np.ndarray, saturate: bool) -> np.ndarray:
-    """`product` (whole numbers in float32) plus `old` (int32), in int32: wrapping, or stopped at the limits."""
+    """`product` (whole numbers in float32) plus `old` (int32), in int32: it wraps around, or stops at the limits."""
     if not saturate:
         wrapped: np.ndarray = product.astype(np.int32) + old
         return wrapped
@@ -217,7 +217,7 @@ def _plan(shape: str, a_type: str, b_type: str, d_type: str) -> tuple[int, tuple
 
 @cache
 def check_shape(n: int, d_type: str, a_type: str, b_type: str, registers: int) -> None:
-    """Raises `ValueError` on an N or types that wgmma does not have, or where D has another number of registers."""
+    """Raises `ValueError` on an N or types that wgmma does not have, or on a wrong number of registers of D."""
     if a_type == "f64" or not combines(a_type, b_type, d_type):
         raise ValueError(f"wgmma: no product of {a_type} and {b_type} into {d_type}")
     step = 16 if d_type == "s32" and n not in (8, 24) else 8
@@ -241,9 +241,9 @@ def wgmma(
     """A times the transpose of `b`, plus `d` unless it is None (scale-d is false).
 
     `a` is (..., 64, K) and `b` (..., N, K), float32, as `read_operand` and `a_from_registers` give them.  The result is
-    (..., 64, N): float32 for f32; for f16 float32 too, rounded to what f16 holds; int32 for s32, wrapping or, with
-    `saturate`, stopping at its limits.  `scale_a` and `scale_b` are 1 or -1.  Products are exact and summed in float32;
-    D is added last, once per instruction.  Raises `ValueError` on another type or scale.
+    (..., 64, N): float32 for f32; float32 rounded to values of f16 for f16; int32 for s32, which wraps around or, with
+    `saturate`, stops at its limits.  `scale_a` and `scale_b` are 1 or -1.  Products are exact and summed in float32; D
+    is added last, once per instruction.  Raises `ValueError` on any other type or scale.
     """
     if {scale_a, scale_b} - {1, -1}:
         raise ValueError(f"scale: expected 1 or -1, got {scale_a} and {scale_b}")
@@ -265,8 +265,8 @@ def wgmma(
 def a_from_registers(registers: Sequence[Value], element: str, lanes: int = 0) -> np.ndarray:
     """A of each warpgroup (warpgroups, 64, K), float32, from its four registers (128 * warpgroups,) uint32.
 
-    `lanes` matters only where no register is an array.  Raises `ValueError` where they are not whole warpgroups, or
-    not four.
+    `lanes` matters only if no register is an array.  Raises `ValueError` if the lanes are not whole warpgroups, or the
+    registers are not four.
     """
     lanes = lanes_of(registers) or lanes
     if len(registers) != 4 or lanes % WARPGROUP:
@@ -276,9 +276,9 @@ def a_from_registers(registers: Sequence[Value], element: str, lanes: int = 0) -
 
 
 def matrix_to_registers(d: np.ndarray, d_type: str = "f32") -> np.ndarray:
-    """Accumulators (64, N) or (warpgroups, 64, N) as registers (number, 128 * warpgroups), one row a register.
+    """Accumulators (64, N) or (warpgroups, 64, N) as registers (number, 128 * warpgroups); each row is a register.
 
-    f32 and s32: N // 2 registers of the dtype of `d`.  f16: N // 4 of uint32, from values that f16 holds.
+    f32 and s32: N // 2 registers of the dtype of `d`.  f16: N // 4 registers of uint32, from values that f16 can hold.
     """
     n = d.shape[-1]
     parts = d.reshape(-1, 4, 2, 8, n // 8, 4, 2)  # warpgroup, warp, half, group, block, thread, element
@@ -305,10 +305,10 @@ def registers_to_matrix(registers: np.ndarray, d_type: str = "f32") -> np.ndarra
 def truncated_wgmma(
     d: np.ndarray | None, a: np.ndarray, b: np.ndarray, a_type: str, b_type: str, d_type: str = "f32"
 ) -> np.ndarray:
-    """A times the transpose of `b` plus `d` (None: nothing) in one instruction of Hopper, by the model above.
+    """A times the transpose of `b`, plus `d` unless it is None, in one instruction of Hopper, by the model above.
 
-    `a` is (M, K), `b` (N, K), `d` (M, N), all float32; so is the result (M, N), for a `d_type` of f16 rounded to what
-    f16 holds.  Where the plain sum is not finite, the result is that sum.  Raises `KeyError` on a type without a model.
+    `a` is (M, K), `b` (N, K), `d` (M, N), and the result (M, N), all float32; a `d_type` of f16 rounds the result to
+    f16.  Where the plain sum is not finite, the result is that sum.  Raises `KeyError` on a type without a model.
     """
     bits = FP8_FRACTION_BITS if a_type in ("e4m3", "e5m2") else FRACTION_BITS
     old = np.zeros((a.shape[0], b.shape[0]), np.float32) if d is None else d
@@ -327,13 +327,13 @@ def truncated_wgmma(
 
 
 def _exponents(values: np.ndarray, element: str) -> np.ndarray:
-    """Exponents (int32) of the significands in [1, 2) that a type gives to values; below all others for zero."""
+    """Exponents (int32) of values in a type, for significands in [1, 2); zero has the lowest exponent."""
     exponents = np.maximum(np.frexp(values)[1] - 1, _LOWEST[element])
     return np.where(values == 0, _NONE, exponents)
 
 
 def _cut(values: np.ndarray, bits: int) -> np.ndarray:
-    """`values` (float64) cut towards zero to `bits` of mantissa behind the leading one, in the range of float32."""
+    """`values` (float64) cut towards zero to `bits` bits of mantissa after the leading one, for float32's range."""
     exponents = np.maximum(np.frexp(values)[1] - 1, _LOWEST["f32"])
     grid = np.ldexp(1.0, bits - exponents)
     cut: np.ndarray = np.trunc(values * grid) / grid

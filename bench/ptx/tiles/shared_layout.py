@@ -8,7 +8,7 @@ ldmatrix and stmatrix (PTX ISA 8.7, "Warp-level matrix load instruction: ldmatri
 row g (.trans: of column g) of matrix i in register i, the lower half first.
 
 wgmma ("Asynchronous Warpgroup Level Matrix Shared Memory Layout"): one wgmma reads 32 bytes of K per row (K is 16
-elements of 2 bytes, 8 of 4, 32 of 1), which are two 16-byte chunks in K-major; in MN-major, for 2-byte types only, a
+elements of 2 bytes, 8 of 4, 32 of 1).  In K-major these are two 16-byte chunks; in MN-major, for 2-byte types only, a
 chunk is 8 rows of one k.  With W = span / 16 (1 without a swizzle), chunks lie, before they are swizzled, at
 
 - K-major: (row % 8) * 16 W + (row // 8) * stride + half * (16, or `leading` without a swizzle);
@@ -32,12 +32,12 @@ CHUNK_BYTES = 16
 CHUNK = np.dtype(np.complex128)
 """A 16-byte item that NumPy moves as a whole.
 
-512 of them are gathered in 0.7 us and scattered in 1.2 us; the same bytes as 16-bit elements take 5.7 and 8.2 us.
+A gather of 512 items takes 0.7 us and a scatter 1.2 us; the same bytes as 16-bit elements take 5.7 and 8.2 us.
 """
 PERIOD = 1024
 """Bytes after which every swizzle repeats."""
 SPANS = (0, 32, 64, 128)
-"""Bytes within which chunks are permuted; 0 is no swizzle."""
+"""Bytes within which a swizzle permutes chunks; 0 means no swizzle."""
 K_BYTES = 32
 """Bytes of K in one wgmma, whatever the type."""
 _SPAN_CODES = (0, 128, 64, 32)
@@ -47,9 +47,9 @@ _MN_MAJOR_K = 16
 def swizzled(addresses: np.ndarray, span: int, base_offset: int = 0) -> np.ndarray:
     """Where the bytes at linear `addresses` (bytes, integer) of shared memory lie under a swizzle of `span` bytes.
 
-    PTX ISA 8.7, "Tensor swizzling modes": chunk bits 4 up to 6, 5 or 4 (span 128, 64, 32) are combined by exclusive
-    or with the address bits from 7 up.  `base_offset` is that of a wgmma descriptor, bits 7 to 9 of the address where
-    the pattern starts; it is subtracted from the row first.  Raises `ValueError` on another span.
+    PTX ISA 8.7, "Tensor swizzling modes": address bits 4 up to 6, 5 or 4 (span 128, 64, 32) are combined by exclusive
+    or with the bits from 7 up.  `base_offset` is a field of a wgmma descriptor: bits 7 to 9 of the address where the
+    pattern starts; it is first subtracted from the row.  Raises `ValueError` on any other span.
     """
     if span not in SPANS:
         raise ValueError(f"span: expected one of {SPANS} bytes, got {span}")
@@ -63,7 +63,7 @@ def swizzled(addresses: np.ndarray, span: int, base_offset: int = 0) -> np.ndarr
 def chunks(memory: np.ndarray) -> np.ndarray:
     """`memory` (bytes, uint8, contiguous) as its 16-byte chunks (bytes // 16, `CHUNK`), sharing the bytes.
 
-    Raises `ValueError` where it does not consist of whole chunks.
+    Raises `ValueError` if `memory` does not consist of whole chunks.
     """
     if memory.size * memory.itemsize % CHUNK_BYTES:
         raise ValueError(f"memory: expected a multiple of 16 bytes, got {memory.size * memory.itemsize}")
@@ -73,7 +73,7 @@ def chunks(memory: np.ndarray) -> np.ndarray:
 def rows_of(addresses: np.ndarray, num: int) -> np.ndarray:
     """Start addresses (bytes) of the rows that are touched (num * warps * 8,), 16 bytes each, matrix by matrix.
 
-    `addresses` (lanes,) is what each lane gives; only the first 8 * num of a warp count.  Raises `ValueError` where
+    `addresses` (lanes,) is what each lane gives; only the first 8 * num lanes of a warp count.  Raises `ValueError` if
     `num` is not 1, 2 or 4, the lanes are not whole warps, or a row does not start at a multiple of 16.
     """
     if num not in (1, 2, 4):
@@ -89,8 +89,8 @@ def rows_of(addresses: np.ndarray, num: int) -> np.ndarray:
 def load_matrices(memory: np.ndarray, addresses: np.ndarray, num: int, trans: bool) -> list[np.ndarray]:
     """ldmatrix.x`num`, with `.trans` or without: registers (lanes,) uint32, one per matrix.
 
-    `memory` (bytes,) uint8 is shared memory, `addresses` (lanes,) the row each lane gives, in bytes from its start.
-    Raises as `rows_of`, and `IndexError` on a row outside of memory.
+    `memory` (bytes,) uint8 is shared memory, `addresses` (lanes,) are the lanes' rows, in bytes from its start.  Raises
+    the errors of `rows_of`, and `IndexError` on a row outside of memory.
     """
     rows = chunks(memory)[rows_of(addresses, num) >> 4]
     if not trans:
@@ -102,8 +102,8 @@ def load_matrices(memory: np.ndarray, addresses: np.ndarray, num: int, trans: bo
 def row_values(registers: Sequence[Value], lanes: int, trans: bool) -> np.ndarray:
     """stmatrix.x(number of registers), with `.trans` or without: the rows (warps * 8 * number,) of 16 bytes (`CHUNK`).
 
-    They are in the order of the lanes that say where they go, the first 8 * number of each warp.  Registers are
-    (lanes,) uint32, or one value for all lanes.  Raises `ValueError` where they are not 1, 2 or 4.
+    The rows have the order of the lanes that give their addresses: the first 8 * number of each warp.  Registers are
+    (lanes,) uint32, or one value for all lanes.  Raises `ValueError` unless there are 1, 2 or 4 registers.
     """
     num = len(registers)
     if num not in (1, 2, 4):
@@ -144,10 +144,10 @@ def decode_descriptor(bits: int) -> Descriptor:
 
 @lru_cache(maxsize=8192)
 def operand_chunks(bits: int, rows: int, mn_major: bool) -> tuple[np.ndarray, int]:
-    """The 16-byte chunks of shared memory that a wgmma reads through a descriptor, and the highest of them.
+    """The 16-byte chunks of shared memory that a wgmma reads through a descriptor, and the highest chunk.
 
-    The indices (address // 16, int64) are (rows, 2) in K-major: the chunks of one row; (16, rows // 8) in MN-major: the
-    chunks of one k.  Raises `ValueError` where `rows` is not a multiple of 8.
+    The indices (address // 16, int64) are (rows, 2) in K-major: item i has the chunks of row i; (16, rows // 8) in
+    MN-major: item k has the chunks of k.  Raises `ValueError` if `rows` is not a multiple of 8.
     """
     if rows <= 0 or rows % 8:
         raise ValueError(f"rows: expected a multiple of 8, got {rows}")
@@ -170,7 +170,7 @@ def read_operand(memory: np.ndarray, bits: int, rows: int, element: str, mn_majo
     """A (64 rows) or the transpose of B (N rows) as (rows, K) float32, from shared memory (bytes,) uint8 of one CTA.
 
     `element` is f16, bf16, tf32, e4m3, e5m2, s8 or u8.  In MN-major the result is a transposed view.  Raises
-    `ValueError` where the descriptor points outside of memory, or on MN-major with a type not of 2 bytes.
+    `ValueError` if the descriptor points outside of memory, or on MN-major with a type that is not 2 bytes wide.
     """
     size = BYTES[element]
     if mn_major and size != 2:

@@ -1,12 +1,12 @@
-"""Tensor maps and the tiles that TMA copies by them: the map's fields, the addresses of a box, what happens to values.
+"""Tensor maps and the tiles that TMA copies with them: the map's fields, a box's addresses, the changes to values.
 
-The map holds what cuTensorMapEncodeTiled takes, checked as it checks, in 128 bytes of our own.  The true layout is
-secret, so maps made on the host and maps made on the device by `tensormap.replace` both use the one here.  All zeros
-are an empty map, as on sm_90a, where a kernel may start from zeroed shared memory.
+A map holds the arguments of cuTensorMapEncodeTiled, after the same checks, in 128 bytes.  The true layout of the bytes
+is secret, so maps of the host and maps that `tensormap.replace` makes on the device both use this module's layout.  128
+zeros are an empty map, as on sm_90a, where a kernel may start from zeroed shared memory.
 
 PTX ISA 8.7, "Tensors" and `cp.async.bulk.tensor`: a box is dense in shared memory, its first dimension fastest, and
 swizzled on the bits of the shared address itself; elements outside of the tensor are filled on loads and left alone on
-stores.  All that does not depend on the coordinates is cached, so a tile of a loop costs two additions.
+stores.  Results that do not depend on the coordinates are cached, so a tile of a loop costs two additions.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _FIELDS = np.dtype(
 )
 _CODES = {"elemtype": len(ELEMENTS), "interleave_layout": 3, "swizzle_mode": len(SWIZZLES), "fill_mode": len(FILLS)}
 BOX_ALIGNMENT = 128
-"""Bytes: a box starts at a multiple of it in shared memory."""
+"""Bytes: the shared address of a box is a multiple of this."""
 _KINDS = {"u": "u", "s": "i"}
 _WHOLE = ("u32", "s32", "u64", "s64")
 REDUCIBLE = {
@@ -62,15 +62,15 @@ REDUCIBLE = {
     **dict.fromkeys(("inc", "dec"), ("u32",)),
     **dict.fromkeys(("and", "or", "xor"), _WHOLE),
 }
-"""Elements by reduction: what ptxas takes for `cp.reduce.async.bulk`, and Triton for tensors."""
+"""Element types of each reduction: those that ptxas takes for `cp.reduce.async.bulk`, and Triton for tensors."""
 
 
 @dataclass(frozen=True)
 class TensorMap:
-    """A tiled tensor in global memory and the box that one copy moves; the dimension that is contiguous comes first.
+    """A tiled tensor in global memory and the box that one copy moves; the contiguous dimension comes first.
 
-    Raises `ValueError`, naming the argument, where cuTensorMapEncodeTiled would refuse it (CUDA driver API, "Tensor Map
-    Object Management"), and on an interleaved layout, which is not emulated.
+    Raises `ValueError`, which names the argument, if cuTensorMapEncodeTiled would refuse it (CUDA driver API, "Tensor
+    Map Object Management"), and on an interleaved layout, which is not emulated.
     """
 
     address: int
@@ -80,17 +80,17 @@ class TensorMap:
     dims: tuple[int, ...]
     """Elements of each of 1 to 5 dimensions."""
     strides: tuple[int, ...]
-    """Bytes from one index to the next of every dimension but the first, multiples of 16."""
+    """Bytes from one index to the next in every dimension except the first; multiples of 16."""
     box: tuple[int, ...]
     """Elements that a box spans along each dimension, at most 256."""
     element_strides: tuple[int, ...] = ()
-    """Steps between the elements that are taken along each dimension, 1 to 8; the first is ignored.  Empty: all 1."""
+    """Steps between the copied elements along each dimension, 1 to 8; the first step is ignored.  Empty means all 1."""
     swizzle: int = 0
     """Bytes of the swizzle in shared memory: 0, 32, 64 or 128."""
     fill: str = "zero"
     """One of `FILLS`."""
     interleave: int = 0
-    """Only 0, none."""
+    """Must be 0: no interleaving."""
 
     def __post_init__(self) -> None:
         if not self.element_strides:
@@ -158,7 +158,7 @@ class TensorMap:
 
     @cached_property
     def box_bytes(self) -> int:
-        """Bytes that a copy writes to or reads from shared memory; a load's mbarrier counts them all, filled or not."""
+        """Bytes that a copy writes to or reads from shared memory; a load's mbarrier also counts filled bytes."""
         return int(np.prod(self.counts)) * self.element_bytes
 
     def pack(self) -> bytes:
@@ -199,11 +199,11 @@ def replace(raw: bytes, field: str, ordinal: int, value: int, *, stride_unit: in
     """The map in `raw` (128 bytes, or zeros) with one field changed, as `tensormap.replace.tile` does.
 
     PTX ISA 8.7, `tensormap.replace`: `field` is global_address, rank, box_dim, global_dim, global_stride,
-    element_stride, elemtype, interleave_layout, swizzle_mode or fill_mode; `ordinal` counts dimensions, 0 where the
-    field has none; `value` is one less than the rank, the number of PTX's table for the modes, else the value itself.
-    A global_stride is in bytes; code for PTX versions up to 8.5 has it in units of 16 (`stride_unit` 16), because
-    ptxas shifted it (Triton writes it so).  The other fields may still be unset.  Raises `ValueError` on an unknown
-    field or a value that no map can hold.
+    element_stride, elemtype, interleave_layout, swizzle_mode or fill_mode; `ordinal` is the dimension, or 0 if the
+    field has none; `value` is the rank minus one, a mode's number in PTX's table, or, for the other fields, the value
+    itself.  A global_stride is in bytes; code for PTX versions up to 8.5 gives it in units of 16 bytes (`stride_unit`
+    16), because ptxas shifted it (Triton writes such code).  The other fields may still be unset.  Raises `ValueError`
+    on an unknown field or a value that no map can hold.
     """
     record = _record(raw)
     if field not in (_FIELDS.names or ())[1:-1]:
@@ -235,22 +235,22 @@ def _record(raw: bytes) -> np.ndarray:
 
 @dataclass(frozen=True)
 class TileIndex:
-    """A box as `n` units of `unit_bytes` bytes, each whole inside or whole outside of the tensor."""
+    """A box as `n` units of `unit_bytes` bytes, each wholly inside or wholly outside of the tensor."""
 
     global_addresses: np.ndarray
-    """(n,) int64, multiples of `unit_bytes`; meaningless where a unit is outside."""
+    """(n,) int64, multiples of `unit_bytes`; meaningless for a unit outside of the tensor."""
     shared_addresses: np.ndarray
     """(n,) int64, in bytes; each unit of the box has one address."""
     inside: np.ndarray | None
-    """(n,) bool; None where all are inside."""
+    """(n,) bool; None if all units are inside."""
     unit_bytes: int
     """16, or less where the coordinates or the tensor's edge cut a 16-byte chunk; never less than an element."""
 
 
 def tile_index(tensor: TensorMap, coords: Sequence[int], shared_address: int) -> TileIndex:
-    """The box that starts at element `coords` (one signed number a dimension) and at `shared_address` (bytes).
+    """The box that starts at element `coords` (one signed number per dimension) and at `shared_address` (bytes).
 
-    Raises `ValueError` on another number of coordinates, on a shared address that is not a multiple of 128, and on rows
+    Raises `ValueError` on a wrong number of coordinates, on a shared address that is not a multiple of 128, and on rows
     narrower than the swizzle, for which no layout is documented.
     """
     if len(coords) != tensor.rank:
@@ -278,7 +278,7 @@ def tile_index(tensor: TensorMap, coords: Sequence[int], shared_address: int) ->
 
 @lru_cache(maxsize=1024)
 def _offsets(tensor: TensorMap, unit: int, phase: int) -> tuple[np.ndarray, np.ndarray]:
-    """Global addresses from that of the first element, and shared ones for a box that starts at `phase`."""
+    """Global offsets from the first element's address, and shared addresses for a box that starts at `phase`."""
     if 0 < tensor.row_bytes < tensor.swizzle:
         raise ValueError(f"box: expected rows of the {tensor.swizzle} bytes of the swizzle, got {tensor.row_bytes}")
     offsets = np.arange(0, tensor.row_bytes, unit, dtype=np.int64)
@@ -303,8 +303,8 @@ def _inside(tensor: TensorMap, starts: Sequence[int], unit: int) -> np.ndarray:
 def fill_unit(tensor: TensorMap, unit_bytes: int) -> np.ndarray:
     """The bytes that a load writes for a unit out of bounds: (unit_bytes,) uint8.
 
-    Zeros, or one NaN per element: all bits but the sign, PTX's canonical NaN (the ISA calls it a special NaN and gives
-    no bits).
+    They are zeros, or one NaN per element with all bits but the sign set: PTX's canonical NaN (the ISA says "special
+    NaN" and gives no bits).
     """
     size = tensor.element_bytes
     if tensor.fill == "zero":
@@ -316,8 +316,8 @@ def fill_unit(tensor: TensorMap, unit_bytes: int) -> np.ndarray:
 def loaded(bits: np.ndarray, element: str) -> np.ndarray:
     """Raw elements (unsigned, any shape) as a load through a map of type `element` writes them.
 
-    tf32 and tf32.ftz are rounded to 10 bits of mantissa, to nearest even; .ftz types lose subnormals, keeping the sign.
-    All others are copied.
+    tf32 and tf32.ftz are rounded to 10 bits of mantissa, to nearest even; .ftz types turn subnormals into zeros of the
+    same sign.  Elements of other types are copied.
     """
     if element.endswith(".ftz"):
         bits = np.where(bits & np.uint32(0x7F800000), bits, bits & np.uint32(0x80000000))
@@ -330,8 +330,8 @@ def reduce_values(op: str, old: np.ndarray, new: np.ndarray, element: str) -> np
     """The result of `cp.reduce.async.bulk.tensor` in memory: `old` combined with `new`, raw elements of one shape.
 
     PTX ISA 8.7, `red` and `cp.reduce.async.bulk.tensor`: `op` is add, min, max, inc, dec, and, or, xor; `element` is
-    one of `tensor_map.ELEMENTS`.  f16 and bf16 are added in float32 and rounded to nearest even, keeping subnormals;
-    of a number and a NaN, min and max take the number.  inc and dec are those of u32.  Raises `ValueError` on a
+    one of `tensor_map.ELEMENTS`.  f16 and bf16 are added in float32 and rounded to nearest even, subnormals included;
+    min and max of a number and a NaN give the number.  inc and dec are those of u32.  Raises `ValueError` on a
     combination that PTX does not have.
     """
     if element not in REDUCIBLE[op]:
