@@ -29,7 +29,7 @@ def many_ways(g: Generator, instruction: Instruction) -> None:
     """`brx.idx`."""
     targets = g.flow.targets(instruction.number)
     index = g.value(instruction.operands[0], "u4")
-    if g.guard is not None:  # lanes whose predicate is false go on after it
+    if g.guard is not None:  # lanes whose predicate is false go on after the branch
         index = f"choose({g.guard}, {index}, {g.constant(len(targets), 'u4')})"
         targets = (*targets, instruction.number + 1)
     g.line(f"return c.many_ways({index}, {targets})")

@@ -150,7 +150,7 @@ def set_predicate(g: Generator, instruction: Instruction) -> None:
 
 @emits("set")
 def set_value(g: Generator, instruction: Instruction) -> None:
-    """`set`: all ones, or 1.0, where the comparison holds."""
+    """`set`: all ones, or 1.0, if the comparison is true."""
     parts = [part for part in instruction.parts if part != "ftz"]
     result, kind = parts[-2], parts[-1]
     target, a, b = instruction.operands[:3]

@@ -27,7 +27,7 @@ def ex2(a: Value, ftz: bool = False) -> Value:
 
 
 def lg2(a: Value, ftz: bool = False) -> Value:
-    """log2(a); NaN where a is negative.  The hardware's error: 2**-22, absolute for a in (0.5, 2), else relative."""
+    """log2(a); NaN if a is negative.  The hardware's error: 2**-22, absolute for a in (0.5, 2), else relative."""
     return _through(np.log2, a, ftz)
 
 

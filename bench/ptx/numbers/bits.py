@@ -86,7 +86,7 @@ def whole(x: Value, dtype: Any) -> Value:
 
 
 def pack_pair(high: Value, low: Value) -> Value:
-    """Two words of the same size in one of twice that size, unsigned; `low` is element 0."""
+    """Two words of one size, packed into an unsigned word of twice that size; `low` is element 0."""
     wide = UNSIGNED[2 * low.itemsize]
     return (unsigned(high).astype(wide) << (8 * low.itemsize)) | unsigned(low).astype(wide)
 

@@ -176,7 +176,7 @@ def rcp(a: Value, rounding: str = "rn", ftz: bool = False) -> Value:
 
 
 def sqrt(a: Value, rounding: str = "rn", ftz: bool = False) -> Value:
-    """The square root, correctly rounded; NaN where a is negative."""
+    """The square root, correctly rounded; NaN if a is negative."""
     if ftz:
         a = flush(a)
     if rounding == "rn":

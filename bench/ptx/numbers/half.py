@@ -87,7 +87,7 @@ def negative(a: Value, kind: str, ftz: bool = False) -> Value:
 
 
 def flush(codes: Value, kind: str) -> Value:
-    """Codes (uint16) with denormals made zeros of the same sign."""
+    """Codes (uint16) in which denormals become zeros of the same sign."""
     form = get_format(kind)
     normal = (codes & np.uint16(form.overflow)) != 0
     return codes if full(normal) else pick(normal, codes, codes & _SIGN)

@@ -244,7 +244,7 @@ class TileIndex:
     inside: np.ndarray | None
     """(n,) bool; None if all units are inside."""
     unit_bytes: int
-    """16, or less where the coordinates or the tensor's edge cut a 16-byte chunk; never less than an element."""
+    """16, or less if the coordinates or the tensor's edge cut a 16-byte chunk; never less than an element."""
 
 
 def tile_index(tensor: TensorMap, coords: Sequence[int], shared_address: int) -> TileIndex:
