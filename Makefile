@@ -1,9 +1,10 @@
 # Everything from a bare checkout, one command each: `make lab` shows the lab at work, `make test` runs the tests.
 PYTHON ?= python3
 BIN := .venv/bin
-# NumPy's and torch's own threads fight with the test workers for the cores.
+# NumPy's and torch's own threads fight with the test workers for the cores. Bytecode is kept, whatever the shell says:
+# the tests start hundreds of processes, and each imports the lab.
 WORKERS ?= 2
-TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -q --durations=10
+TEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -q --durations=10
 
 .PHONY: lab lab-smoke test test-full lint types wheelhouse setup clean
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from rooflab.bench.check.check import check_kernel
 from rooflab.bench.check.runs import passing_wrong_answers
 from rooflab.bench.check.trial import expect
 from rooflab.kernels.registry import Kernel, interpreting, kernels, ops
-from rooflab.reference.spec import SCHEMES, Case, OpSpec
+from rooflab.reference.spec import SCHEMES, Case, Inputs, OpSpec
 
 # On a GPU everything runs there, the library's bf16 included.
 DEVICE = torch.device("cpu" if interpreting() else "cuda")
@@ -40,40 +41,41 @@ def _cases(spec: OpSpec) -> tuple[Case, ...]:
     return tuple(dict.fromkeys((*spec.cases["smoke"], *spec.cases["edge"])))
 
 
+@cache
+def _shapes(op: str, case: Case, scheme: str) -> Inputs:
+    return ops()[op].make_inputs(case, SCHEMES[scheme], META, 0)
+
+
 def _takes(kernel: Kernel, spec: OpSpec, case: Case, scheme: str) -> bool:
     """Whether the kernel takes such a case, by its shapes alone."""
-    return kernel.why_not_args(spec.make_inputs(case, SCHEMES[scheme], META, 0)) is None
+    return kernel.why_not_args(_shapes(spec.name, case, scheme)) is None
 
 
 def _params() -> Iterator[object]:
-    """Each kernel that runs here on each case that it takes, in each scheme; what takes the interpreter long is slow.
+    """Each kernel that runs here on each case that it takes; what takes the interpreter long is slow.
 
-    Planted inputs look for masks and edges, which are the same in every scheme: they run in the first one. An
-    interpreted kernel has them on the smoke cases; of the edge cases it has every third, without them: the other
-    kernels of its ladder have the rest. It runs its other schemes on the first smoke case. `make test-full` runs all.
+    The short suite runs the first case in every scheme, and each other case in one scheme: the next case in the next.
+    Planted inputs look for masks and edges, which are the same in every scheme: they run in that one. An interpreted
+    kernel has them on the smoke cases. Of the edge cases, without them, one kernel of the ladder has one, the next
+    kernel the next one. `make test-full` runs all.
     """
     for op, spec in ops().items():
         here = [kernel for kernel in kernels(op).values() if kernel.why_not_here(DEVICE) is None]
         ladder = [kernel.name for kernel in here if _interpreted(kernel)]
         for kernel in here:
+            interpreted = _interpreted(kernel)
             for number, case in enumerate(_cases(spec)):
-                schemes = [scheme for scheme in spec.schemes if _takes(kernel, spec, case, scheme)]
                 smoke = case in spec.cases["smoke"]
-                name = f"{kernel.id}-{case.id}"
-                if not _interpreted(kernel):
-                    for scheme in schemes:
-                        yield pytest.param(kernel, case, scheme, scheme == schemes[0], id=f"{name}-{scheme}")
-                    continue
-                schemes = [scheme for scheme in schemes if not _in_bf16(scheme)]
-                skipped = not smoke and (number + ladder.index(kernel.name)) % min(3, len(ladder))
-                for scheme in schemes:
-                    first = scheme == schemes[0]
-                    marks = [pytest.mark.slow] if skipped or (number and not first) else []
-                    planted_now = first and smoke and kernel.id not in MANY_ROWS
-                    yield pytest.param(kernel, case, scheme, planted_now, id=f"{name}-{scheme}", marks=marks)
-                    if first and not planted_now:
-                        planted = f"{name}-{scheme}-planted"
-                        yield pytest.param(kernel, case, scheme, True, id=planted, marks=[pytest.mark.slow])
+                skipped = interpreted and not smoke and (number + ladder.index(kernel.name)) % len(ladder)
+                schemes = [scheme for scheme in spec.schemes if _takes(kernel, spec, case, scheme)]
+                schemes = [scheme for scheme in schemes if not (interpreted and _in_bf16(scheme))]
+                for turn, scheme in enumerate(schemes):
+                    name, its_turn = f"{kernel.id}-{case.id}-{scheme}", turn == number % len(schemes)
+                    marks = [pytest.mark.slow] if skipped or (number and not its_turn) else []
+                    planted = its_turn and (smoke or not interpreted) and kernel.id not in MANY_ROWS
+                    yield pytest.param(kernel, case, scheme, planted, id=name, marks=marks)
+                    if its_turn and not planted:
+                        yield pytest.param(kernel, case, scheme, True, id=f"{name}-planted", marks=[pytest.mark.slow])
 
 
 @pytest.mark.parametrize(("kernel", "case", "scheme", "planted"), list(_params()))
@@ -96,7 +98,7 @@ def test_what_cannot_run_here_says_why():
         elsewhere = kernel.why_not_here(DEVICE)
         for case in _cases(spec):
             for scheme in spec.schemes:
-                refusal = elsewhere or kernel.why_not_args(spec.make_inputs(case, SCHEMES[scheme], META, 0))
+                refusal = elsewhere or kernel.why_not_args(_shapes(spec.name, case, scheme))
                 if refusal is not None:
                     assert refusal.status in ("UNSUPPORTED", "UNAVAILABLE") and refusal.reason
         if elsewhere is not None:
