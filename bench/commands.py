@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -13,11 +15,12 @@ import torch
 
 from rooflab.bench.calls.selection import Selection, default_scheme, pick_device
 from rooflab.bench.check.check import CheckResult, check_kernel, check_record
-from rooflab.bench.check.spread import Asked, check_spread
+from rooflab.bench.check.spread import Asked, checkers, in_turn
 from rooflab.bench.compile.cases import has_code
-from rooflab.bench.emulate.checks import Emulated, check_emulated
+from rooflab.bench.emulate.checks import Emulated, emulate_check
 from rooflab.bench.measure.engine_run import as_prompt, engine_record, kernel_names, stream_one, warm_up
 from rooflab.bench.measure.measure import measure_op
+from rooflab.bench.processes.child import cores
 from rooflab.bench.records import files as record_files
 from rooflab.bench.records.environment import snapshot
 from rooflab.bench.records.files import LOCAL_RESULTS, RunWriter, read
@@ -72,44 +75,51 @@ def count_checks(chosen: Selection) -> int:
 def run_checks(
     chosen: Selection,
     out: Path | None,
-    advance: Advance,
+    done: Callable[[CheckResult], None],
     *,
     emulate: bool = False,
-    spread: Callable[[Asked], Asked] | None = None,
+    change: Callable[[Asked], Asked] = lambda item: item,
+    limit_s: float = math.inf,
 ) -> list[CheckResult]:
-    """Makes all checks of a selection; with `out`, writes a record of each.
+    """Makes the checks of a selection, each changed by `change`; calls `done` with each result as it comes.
 
-    With `emulate`, kernels that have compiled code run in the emulator, in child processes.  With `spread`, child
-    processes on all cores make the checks, each changed by `spread`.
+    On a CPU, child processes on all cores make them; with `emulate`, kernels that have compiled code run in the
+    emulator. With a limit, the first check of each kernel comes first, and no check begins after `limit_s` seconds: its
+    result is left out. Otherwise interpreted kernels come first, because they take longest. With `out`, writes a record
+    of each check at once. Returns the results in the order of the selection.
     """
     writer = RunWriter(out) if out else None
     environment = snapshot(chosen.device.index or 0)
     checks = _checks(chosen)
-
-    def done(item: Asked) -> None:
-        advance(f"{item.kernel.id} {item.case.id} {item.scheme.name}")
-
-    if spread is not None:
-        placed: dict[int, CheckResult] = {}
-        for place, result in check_spread([spread(item) for item in checks]):
-            placed[place] = result
-            if writer:
-                writer.write(check_record(result, checks[place].kernel, writer.run_id, environment))
-            done(checks[place])
-        return [placed[place] for place in range(len(checks))]
-    emulated = iter(check_emulated([item for item in checks if emulate and has_code(item.kernel)], done))
-    results = []
-    for item in checks:
-        if emulate and has_code(item.kernel):
-            check = next(emulated)
+    turns = Counter[str]()
+    ranked = []
+    for place, item in enumerate(checks):
+        ranked.append((item.kernel.backend == "torch" if limit_s == math.inf else turns[item.kernel.id], place))
+        turns[item.kernel.id] += 1
+    order = [place for _, place in sorted(ranked)]
+    results: dict[int, CheckResult] = {}
+    with ExitStack() as children:
+        if chosen.device.type == "cpu":
+            make = _on_a_cpu(children.enter_context(checkers()), emulate)
         else:
-            spec = registry.get_op(item.kernel.op)
-            check = Emulated(check_kernel(item.kernel, spec, item.case, item.scheme, chosen.device, chosen.seed))
-            done(item)
-        results.append(check.result)
-        if writer:
-            writer.write(check_record(check.result, item.kernel, writer.run_id, environment, check.bytes))
-    return results
+            make = partial(_on_a_gpu, device=chosen.device)
+        workers = cores() if chosen.device.type == "cpu" else 1
+        for index, found in in_turn([change(checks[place]) for place in order], make, workers, limit_s):
+            results[order[index]] = found.result
+            kernel = checks[order[index]].kernel
+            if writer:
+                writer.write(check_record(found.result, kernel, writer.run_id, environment, found.bytes))
+            done(found.result)
+    return [results[place] for place in sorted(results)]
+
+
+def _on_a_cpu(check: Callable[[Asked], CheckResult], emulate: bool) -> Callable[[Asked], Emulated]:
+    return lambda item: emulate_check(item) if emulate and has_code(item.kernel) else Emulated(check(item))
+
+
+def _on_a_gpu(item: Asked, device: torch.device) -> Emulated:
+    spec = registry.get_op(item.kernel.op)
+    return Emulated(check_kernel(item.kernel, spec, item.case, item.scheme, device, item.seed, item.planted))
 
 
 def check_rows(results: Iterable[CheckResult]) -> list[dict[str, Any]]:

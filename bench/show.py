@@ -103,10 +103,11 @@ def note(text: str) -> None:
 
 
 @contextmanager
-def progress(what: str, total: int) -> Iterator[Any]:
+def progress(what: str, total: int, lines: bool = False) -> Iterator[Any]:
     """A bar on standard error; yields `advance(text)`, to be called once per item.  A line with the time follows.
 
-    If standard error is not a terminal, a line every `BEAT_S` seconds says how many items are done.
+    With `lines` the text of each item stays, on a line of its own. If standard error is not a terminal, a line every
+    `BEAT_S` seconds says how many items are done.
     """
     began, done = time.monotonic(), 0
 
@@ -121,7 +122,9 @@ def progress(what: str, total: int) -> Iterator[Any]:
         def advance(text: str) -> None:
             nonlocal done
             done += 1
-            bar.update(task, advance=1, now=text[:60].replace("[", "\\["))
+            bar.update(task, advance=1, now="" if lines else text[:60].replace("[", "\\["))
+            if lines:
+                note(text)
 
         yield advance
     note(state())

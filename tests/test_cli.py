@@ -1,6 +1,7 @@
 """The command line as a user meets it: one clear sentence for bad input, and the same content as JSON."""
 
 import json
+import re
 
 import pytest
 from test_registry import OUTSIDE
@@ -17,6 +18,8 @@ from rooflab.kernels import registry
         (["check", "gemm", "--kernel", "none.py"], "kernel: expected a Python file, got 'none.py'"),
         (["check", "gemm", "--case", "M=3"], "case: gemm takes M=.* with these keys and perhaps residual, got M=3"),
         (["check", "gemm", "--case", "M=x,N=1,K=1,layout=NT,bias=false"], "case: expected M like '32', got 'x'"),
+        (["check", "gemm", "--seconds", "0"], "seconds: expected a number above 0, got 0"),
+        (["check", "gemm", "--seconds", "3", "--all"], "seconds: expected none with --all"),
         (["check", "gemm", "--suite", "big"], "suite: expected one of smoke, edge, .*got 'big'"),
         (["check", "gemm", "--scheme", "fp12"], "scheme: expected one of fp32, fp16, bf16.* got 'fp12'"),
         (["bench", "gemm", "--device", "tpu"], "device: expected cpu or cuda, got 'tpu'"),
@@ -65,6 +68,13 @@ def test_check_passes_and_says_so(rooflab):
     rows = json.loads(out)
     assert status == 0 and {row["status"] for row in rows} == {"OK"}
     assert {row["checked_by"] for row in rows if row["status"] == "OK"} == {"torch", "emulator"}
+
+
+def test_a_check_ends_in_time_and_says_what_it_left_out(rooflab):
+    status, out, err = rooflab("check", "rmsnorm", "--kernel", "naive", "--seconds", "0.001")
+    assert "rmsnorm/naive T=8,H=64,eps=1e-05 fp32: OK: out: error at most" in err, "a line for each check"
+    left_out = int(re.search(r"left out after 0.001 s: (\d+) of 18 checks; --all makes them", err)[1])
+    assert status == 0 and 0 < left_out < 18 and f"{18 - left_out} checks: {18 - left_out} right" in out
 
 
 def test_a_wrong_kernel_from_a_file_is_found_and_not_timed(rooflab, tmp_path):

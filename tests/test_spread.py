@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rooflab.bench.check.spread import Asked, check_spread
+from rooflab.bench.check.spread import Asked, checkers, in_turn
 from rooflab.kernels import registry
 from rooflab.kernels.registry import get_op
 from rooflab.reference.spec import SCHEMES
@@ -29,7 +29,8 @@ def test_results_have_their_places_and_a_death_costs_one(tmp_path):
     names = ("dies", "copies", "naive", "copies", "copies")
     try:
         asked = [Asked(registry.get_kernel("rmsnorm", name), CASE, SCHEMES["fp32"], planted=False) for name in names]
-        results = dict(check_spread(asked))
+        with checkers() as check:
+            results = dict(in_turn(asked, check, workers=2))
     finally:
         for name in ("dies", "copies"):
             registry._kernels["rmsnorm"].pop(name)
@@ -42,3 +43,11 @@ def test_results_have_their_places_and_a_death_costs_one(tmp_path):
         "INCORRECT",
     ]
     assert results[0].reason.startswith("the checking process: ") and "SIGKILL" in results[0].reason
+
+
+def test_no_check_but_the_first_begins_after_the_limit():
+    made = [], []
+    for workers, into in zip((1, 2), made, strict=True):
+        asked = [Asked(registry.get_kernel("rmsnorm", "naive"), CASE, SCHEMES["fp32"], seed) for seed in range(3)]
+        found = list(in_turn(asked, lambda item, into=into: into.append(item.seed) or item.seed + 10, workers, 0.0))
+        assert found == [(0, 10)] and into == [0]

@@ -6,12 +6,15 @@ Requests and results are JSON; the emulator's processes (`emulate/`) use the sam
 from __future__ import annotations
 
 import inspect
+import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import as_completed
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from rooflab.bench.check.check import CheckResult, check_kernel
 from rooflab.bench.processes.child import ChildFailed, Pool, command_for
@@ -22,6 +25,7 @@ from rooflab.reference.spec import Case, Scheme, get_scheme
 
 TIMEOUT_S = 1800.0
 """Longest time of an answer: a large case with all checks."""
+Found = TypeVar("Found")
 
 
 class Asked(NamedTuple):
@@ -104,24 +108,45 @@ def failed_check(item: Asked, text: str) -> CheckResult:
     )
 
 
-def check_spread(checks: Sequence[Asked]) -> Iterator[tuple[int, CheckResult]]:
-    """Yields each result as it comes, with its index in `checks`; all cores work on the checks.
+@contextmanager
+def checkers() -> Iterator[Callable[[Asked], CheckResult]]:
+    """Yields the function that lets a child process make a check, and ends the processes afterwards.
 
-    Interpreted kernels take longest and begin first, so that no core waits for them at the end. A child has one thread,
-    and interprets Triton's kernels if this process does.
+    A child has one thread, and interprets Triton's kernels if this process does.
     """
     pool = Pool(command_for("rooflab.bench.check.spread"), {**os.environ, "OMP_NUM_THREADS": "1"}, TIMEOUT_S)
-    order = sorted(range(len(checks)), key=lambda place: checks[place].kernel.backend == "torch")
+
+    def make(item: Asked) -> CheckResult:
+        try:
+            return result_of(item, pool.ask(item.to_json()))
+        except ChildFailed as failed:
+            return failed_check(item, str(failed))
+
     try:
-        places = {pool.threads.submit(_attempt, pool, checks[place]): place for place in order}
-        for future in as_completed(places):
-            yield places[future], future.result()
+        yield make
     finally:
         pool.stop()
 
 
-def _attempt(pool: Pool, item: Asked) -> CheckResult:
+def in_turn(
+    checks: Sequence[Asked], make: Callable[[Asked], Found], workers: int, limit_s: float = math.inf
+) -> Iterator[tuple[int, Found]]:
+    """Yields each outcome of `make` as it comes, with its index in `checks`; one worker is the calling thread itself.
+
+    No check but the first begins after `limit_s` seconds: the outcomes of the rest are left out.
+    """
+    ends = time.monotonic() + limit_s
+
+    def begin(place: int) -> tuple[int, Found] | None:
+        return (place, make(checks[place])) if place == 0 or time.monotonic() < ends else None
+
+    if workers == 1:
+        yield from filter(None, map(begin, range(len(checks))))
+        return
+    threads = ThreadPoolExecutor(workers)
     try:
-        return result_of(item, pool.ask(item.to_json()))
-    except ChildFailed as failed:
-        return failed_check(item, str(failed))
+        for future in as_completed([threads.submit(begin, place) for place in range(len(checks))]):
+            if (found := future.result()) is not None:
+                yield found
+    finally:
+        threads.shutdown(cancel_futures=True)

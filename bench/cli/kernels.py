@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
@@ -23,6 +24,9 @@ from rooflab.bench.cli.app import (
     app,
     exit_for,
 )
+
+CHECK_S = 110.0
+"""After as many seconds an op's last checks begin, by default: the longest of them then end within two minutes."""
 
 if TYPE_CHECKING:
     from rooflab.bench.timing.stopwatch import FlushBy
@@ -53,6 +57,11 @@ def check(
         str | None,
         typer.Option(help="Without a GPU: emulator (the default: the compiled code), or interpreter (Triton's)."),
     ] = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option(help=f"For each op; no check begins later. Without --case and --suite it is {CHECK_S:.0f}."),
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Make every check, however long it takes.")] = False,
     out: OutOption = None,
     json: Json = False,
 ) -> None:
@@ -66,8 +75,14 @@ def check(
     emulate = by != "interpreter" and chosen.device.type == "cpu"
     if by == "emulator" and not emulate:
         raise ValueError("by: the emulator checks with no GPU; expected --device cpu with it")
-    with show.progress("check", count_checks(chosen)) as advance:
-        results = run_checks(chosen, out, advance, emulate=emulate)
+    if seconds is not None and not seconds > 0:
+        raise ValueError(f"seconds: expected a number above 0, got {seconds:g}")
+    if every and seconds is not None:
+        raise ValueError("seconds: expected none with --all")
+    limit_s = math.inf if every or (seconds is None and (case or suite)) else (seconds or CHECK_S) * len(chosen.kernels)
+    asked = count_checks(chosen)
+    with show.progress("check", asked, lines=not json) as advance:
+        results = run_checks(chosen, out, lambda found: advance(found.describe()), emulate=emulate, limit_s=limit_s)
     rows = check_rows(results)
     wrong = [row for row in rows if row["status"] not in ("OK", "UNSUPPORTED", "UNAVAILABLE")]
     if json:
@@ -81,6 +96,8 @@ def check(
             f"{len(rows)} checks: {sum(row['status'] == 'OK' for row in rows)} right, {len(wrong)} wrong, "
             f"{sum(row['status'] in ('UNSUPPORTED', 'UNAVAILABLE') for row in rows)} could not run here"
         )
+    if len(results) < asked:
+        show.note(f"left out after {limit_s:g} s: {asked - len(results)} of {asked} checks; --all makes them")
     exit_for({row["status"] for row in rows})
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -31,18 +31,17 @@ def emulators() -> Pool:
     return Pool(command_for(WORKER), environment, TIMEOUT_S)
 
 
-def check_emulated(asked: Sequence[Asked], advance: Callable[[Asked], None] = lambda item: None) -> Iterable[Emulated]:
-    """Runs the checks on all cores; gives their outcomes in order.  Calls `advance` after each finished check."""
+def emulate_check(item: Asked) -> Emulated:
+    """Lets an emulating process make a check."""
+    try:
+        return _outcome(item, emulators().ask({"do": "check", **item.to_json()}))
+    except ChildFailed as failed:
+        return Emulated(failed_check(item, str(failed)))
 
-    def one(item: Asked) -> Emulated:
-        try:
-            found = _outcome(item, emulators().ask({"do": "check", **item.to_json()}))
-        except ChildFailed as failed:
-            found = Emulated(failed_check(item, str(failed)))
-        advance(item)
-        return found
 
-    return emulators().threads.map(one, asked)
+def check_emulated(asked: Sequence[Asked]) -> Iterable[Emulated]:
+    """Makes the checks on all cores; gives their outcomes in order."""
+    return emulators().threads.map(emulate_check, asked)
 
 
 def _outcome(item: Asked, answered: Mapping[str, Any]) -> Emulated:

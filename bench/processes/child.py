@@ -182,6 +182,11 @@ class Child:
         return self._status
 
 
+def cores() -> int:
+    """The cores that this process may use, at most 8."""
+    return min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+
+
 class Pool:
     """One child per core, at most 8, each started when it is needed and kept for the next request.
 
@@ -191,8 +196,7 @@ class Pool:
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], limit_s: float):
         self.command, self.environment, self.limit_s = command, environment, limit_s
         self.idle: queue.LifoQueue[Child] = queue.LifoQueue()
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        self.threads = ThreadPoolExecutor(min(8, cores), thread_name_prefix="child")
+        self.threads = ThreadPoolExecutor(cores(), thread_name_prefix="child")
 
     def ask(self, request: Any) -> Any:
         """The answer of an idle or a new child.  Raises `ChildFailed` if the child does not answer."""
