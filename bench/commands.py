@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
 from functools import partial
+from itertools import product, zip_longest
 from pathlib import Path
 from typing import Any, get_args
 
@@ -15,7 +16,8 @@ import torch
 
 from rooflab.bench.calls.selection import Selection, default_scheme, pick_device
 from rooflab.bench.check.check import CheckResult, check_kernel, check_record
-from rooflab.bench.check.spread import Asked, checkers, in_turn
+from rooflab.bench.check.drawn import IN_SOFTWARE, ON_HARDWARE, Most, drawn_points, smallest
+from rooflab.bench.check.spread import Asked, checkers, file_of, in_turn
 from rooflab.bench.compile.cases import has_code
 from rooflab.bench.emulate.checks import Emulated, emulate_check
 from rooflab.bench.measure.engine_run import as_prompt, engine_record, kernel_names, stream_one, warm_up
@@ -32,7 +34,7 @@ from rooflab.bench.timing.timing import check_timer
 from rooflab.engine.llm import LLM, SamplingParams
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel
-from rooflab.reference.spec import get_scheme
+from rooflab.reference.spec import Case, get_scheme
 from rooflab.roofline.device import resolve
 from rooflab.roofline.model import Ceilings
 from rooflab.roofline.points import Point
@@ -57,7 +59,8 @@ def kernel_rows(ops: Sequence[str] | None = None) -> list[dict[str, Any]]:
     return rows
 
 
-def _checks(chosen: Selection) -> list[Asked]:
+def listed_checks(chosen: Selection) -> list[Asked]:
+    """Every kernel of a selection on every case of it, in every scheme."""
     return [
         Asked(kernel, case, scheme, chosen.seed)
         for op, kernels in chosen.kernels.items()
@@ -67,30 +70,56 @@ def _checks(chosen: Selection) -> list[Asked]:
     ]
 
 
-def count_checks(chosen: Selection) -> int:
-    """The number of checks of `run_checks`."""
-    return len(_checks(chosen))
+def drawn_checks(chosen: Selection, every: bool = False) -> list[Asked]:
+    """The kernels of a selection on the domain of their op.
+
+    The smoke cases come first, in every scheme. Then edge cases and cases that the seed draws follow in turn, each in
+    one scheme, the next one in the next scheme. Drawn cases are without planted inputs; a kernel that runs in software
+    has planted inputs only on smoke cases, in one scheme. With `every`, edge cases run in every scheme, and all of the
+    op's own cases with planted inputs.
+    """
+    found = []
+    for op, kernels in chosen.kernels.items():
+        spec = registry.get_op(op)
+        schemes = chosen.schemes_of(spec)
+        limits = {_most(kernel, chosen.device) for kernel in kernels}
+        drawn = {most: drawn_points(spec, chosen.seed, most) for most in limits}
+        for kernel in kernels if schemes else ():
+            most = _most(kernel, chosen.device)
+            often = every or most == ON_HARDWARE
+            for case, scheme in product(spec.cases["smoke"], schemes):
+                found.append(Asked(kernel, case, scheme, chosen.seed, planted=often or scheme == schemes[-1]))
+            for turn, (edge, point) in enumerate(zip_longest(spec.cases["edge"], drawn[most])):
+                scheme = schemes[turn % len(schemes)]
+                for each in (schemes if every else (scheme,)) if edge is not None else ():
+                    found.append(Asked(kernel, edge, each, chosen.seed, planted=often))
+                if point is not None:
+                    found.append(Asked(kernel, point.case, scheme, chosen.seed, planted=False))
+    return found
+
+
+def _most(kernel: Kernel, device: torch.device) -> Most:
+    return IN_SOFTWARE if device.type == "cpu" and has_code(kernel) else ON_HARDWARE
 
 
 def run_checks(
-    chosen: Selection,
+    checks: Sequence[Asked],
+    device: torch.device,
     out: Path | None,
     done: Callable[[CheckResult], None],
     *,
     emulate: bool = False,
-    change: Callable[[Asked], Asked] = lambda item: item,
     limit_s: float = math.inf,
 ) -> list[CheckResult]:
-    """Makes the checks of a selection, each changed by `change`; calls `done` with each result as it comes.
+    """Makes checks, and calls `done` with each result as it comes.
 
     On a CPU, child processes on all cores make them; with `emulate`, kernels that have compiled code run in the
     emulator. With a limit, the first check of each kernel comes first, and no check begins after `limit_s` seconds: its
     result is left out. Otherwise interpreted kernels come first, because they take longest. With `out`, writes a record
-    of each check at once. Returns the results in the order of the selection.
+    of each check at once. Returns the results in the order of `checks`.
     """
     writer = RunWriter(out) if out else None
-    environment = snapshot(chosen.device.index or 0)
-    checks = _checks(chosen)
+    environment = snapshot(device.index or 0)
     turns = Counter[str]()
     ranked = []
     for place, item in enumerate(checks):
@@ -98,23 +127,43 @@ def run_checks(
         turns[item.kernel.id] += 1
     order = [place for _, place in sorted(ranked)]
     results: dict[int, CheckResult] = {}
-    with ExitStack() as children:
-        if chosen.device.type == "cpu":
-            make = _on_a_cpu(children.enter_context(checkers()), emulate)
-        else:
-            make = partial(_on_a_gpu, device=chosen.device)
-        workers = cores() if chosen.device.type == "cpu" else 1
-        for index, found in in_turn([change(checks[place]) for place in order], make, workers, limit_s):
+    workers = cores() if device.type == "cpu" else 1
+    with _making(device, emulate) as make:
+        for index, found in in_turn([checks[place] for place in order], make, workers, limit_s):
             results[order[index]] = found.result
-            kernel = checks[order[index]].kernel
             if writer:
+                kernel = checks[order[index]].kernel
                 writer.write(check_record(found.result, kernel, writer.run_id, environment, found.bytes))
             done(found.result)
     return [results[place] for place in sorted(results)]
 
 
-def _on_a_cpu(check: Callable[[Asked], CheckResult], emulate: bool) -> Callable[[Asked], Emulated]:
-    return lambda item: emulate_check(item) if emulate and has_code(item.kernel) else Emulated(check(item))
+@contextmanager
+def _making(device: torch.device, emulate: bool) -> Iterator[Callable[[Asked], Emulated]]:
+    """Yields the function that makes one check: in a child process on a CPU, here on a GPU."""
+    if device.type != "cpu":
+        yield partial(_on_a_gpu, device=device)
+        return
+    with checkers() as check:
+        yield lambda item: emulate_check(item) if emulate and has_code(item.kernel) else Emulated(check(item))
+
+
+def smallest_failure(failed: CheckResult, chosen: Selection, emulate: bool) -> str:
+    """The command that shows the failure of a drawn case, the case made as small as it still fails."""
+    spec = registry.get_op(failed.op)
+    (kernel,) = (kernel for kernel in chosen.kernels[failed.op] if kernel.name == failed.kernel)
+    most, case = _most(kernel, chosen.device), failed.case
+    with _making(chosen.device, emulate) as make:
+
+        def fails(case: Case) -> bool:
+            asked = Asked(kernel, case, get_scheme(failed.scheme), failed.seed, planted=False)
+            return make(asked).result.status == failed.status
+
+        for point in drawn_points(spec, failed.seed, most):
+            if point.case == failed.case:
+                case = smallest(spec, point, most, fails)
+    named = f"--kernel {file_of(kernel) or kernel.name} --case {case.id} --scheme {failed.scheme}"
+    return f"rooflab check {failed.op} {named} --seed {failed.seed}"
 
 
 def _on_a_gpu(item: Asked, device: torch.device) -> Emulated:
@@ -130,6 +179,7 @@ def check_rows(results: Iterable[CheckResult]) -> list[dict[str, Any]]:
             "kernel": result.kernel,
             "case": result.case.id,
             "scheme": result.scheme,
+            "seed": result.seed,
             "status": result.status,
             "checked_by": result.checked_by,
             "error_over_tolerance": max((error.max_error_over_tolerance for error in result.errors), default=None),

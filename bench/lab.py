@@ -12,7 +12,7 @@ from typing import Any
 from rooflab.bench import show
 from rooflab.bench.calls.selection import Selection, default_scheme, pick_device
 from rooflab.bench.check.spread import Asked
-from rooflab.bench.commands import count_benches, count_checks, run_benches, run_checks, summarize_checks
+from rooflab.bench.commands import count_benches, listed_checks, run_benches, run_checks, summarize_checks
 from rooflab.bench.measure.engine_run import (
     PROMPT_SET,
     as_prompt,
@@ -56,8 +56,9 @@ def run_lab(out: Path | None = None, smoke: bool = False) -> dict[str, Any]:
     device = pick_device(None)
     scheme = default_scheme(device)
     checked = Selection.of(None, None, ["smoke"] if smoke else ["smoke", "edge"], None, [scheme], None)
-    with show.progress("1 check", count_checks(checked)) as advance:
-        results = run_checks(checked, folder, lambda result: advance(result.kernel), change=_shortened)
+    asked = [_shortened(item) for item in listed_checks(checked)]
+    with show.progress("1 check", len(asked)) as advance:
+        results = run_checks(asked, device, folder, lambda result: advance(result.kernel))
     checks = summarize_checks(results)
     wrong = sum(int(row["failed"]) for row in checks)
     for result in results:

@@ -30,12 +30,14 @@ Hopper's accumulator for fp8 products has 14 bits (`gemm_fp8`): u_acc is then 2*
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from rooflab.reference.spec import DTYPE_NAMES, FP32_ROUNDOFF, Inputs, Scheme
+from rooflab.reference.domain import Axis, Sizes
+from rooflab.reference.spec import DTYPE_NAMES, FP32_ROUNDOFF, Case, Inputs, Scheme
 from rooflab.roofline.model import Cost
 
 WALK = 4.0
@@ -49,6 +51,17 @@ BLOCK_QUERIES = 128
 fit the CPU's caches."""
 TILE_EDGES = (0, 15, 16, 31, 32, 63, 64, 127, 128)
 """Positions at which pages and tiles of the usual sizes begin and end."""
+
+
+HEADS: Mapping[str, Axis] = {"H_kv": Sizes(1, 16), "group": (1, 2, 3, 5, 8, 16), "D": (64, 128, 80, 96, 192, 256)}
+"""Axes of a domain: the heads of keys, the heads of queries for each of them, and the values of a head."""
+OPTIONS = {"window": (0, 1, 17, 64, 100, 513), "softcap": (0.0, 20.0), "sinks": (False, True), "lse": (False, True)}
+
+
+def with_heads(H_kv: int, group: int, **values: Any) -> Case | None:
+    """The case of these values; None for a window without `causal`."""
+    hidden = bool(values.get("window")) and not values.get("causal", True)
+    return None if hidden else Case(H=group * H_kv, H_kv=H_kv, **values)
 
 
 @dataclass(frozen=True)

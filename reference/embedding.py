@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from rooflab.reference.compare import exact
+from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
@@ -73,4 +74,5 @@ SPEC = OpSpec(
     },
     tolerance=tolerance,
     planted=planted,
+    domain=Domain({"T": Sizes(1, 5_000), "V": Sizes(1, 150_000), "H": Sizes(1, 70_000)}, Case),
 )

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 
 from rooflab.reference.attention import (
+    HEADS,
+    OPTIONS,
     TILE_EDGES,
     Scores,
     attend,
@@ -23,7 +25,9 @@ from rooflab.reference.attention import (
     low_precision,
     seen_keys,
     shout,
+    with_heads,
 )
+from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
@@ -241,6 +245,10 @@ def _case(T: int, S: int, H: int, H_kv: int, D: int, causal: bool, B: int = 1, *
     return Case(B=B, T=T, S=S, H=H, H_kv=H_kv, D=D, causal=causal, **more)
 
 
+def _drawn_case(T: int, S: int, equal: bool, **values: Any) -> Case | None:
+    return with_heads(T=T, S=T if equal else S, **values)
+
+
 SPEC = OpSpec(
     name="flash_attention",
     reference=reference,
@@ -286,4 +294,17 @@ SPEC = OpSpec(
         "qwen3_0_6b": (_case(512, 512, 16, 8, 128, True), _case(2048, 2048, 16, 8, 128, True)),
         "llama3_8b": (_case(512, 512, 32, 8, 128, True), _case(2048, 2048, 32, 8, 128, True)),
     },
+    domain=Domain(
+        {
+            "B": Sizes(1, 9),
+            "equal": (True, False),
+            "T": Sizes(1, 2_500),
+            "S": Sizes(1, 2_500),
+            **HEADS,
+            "causal": (True, False),
+            **OPTIONS,
+            "v_columns": (False, True),
+        },
+        _drawn_case,
+    ),
 )

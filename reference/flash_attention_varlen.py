@@ -7,10 +7,13 @@ layout and the names are FlashAttention's (Dao, "FlashAttention-2", 2023).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
 from rooflab.reference.attention import (
+    HEADS,
+    OPTIONS,
     TILE_EDGES,
     Scores,
     attend,
@@ -21,7 +24,9 @@ from rooflab.reference.attention import (
     low_precision,
     seen_keys,
     shout,
+    with_heads,
 )
+from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.flash_attention import options
 from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
@@ -180,6 +185,10 @@ def _model(*heads: int) -> tuple[Case, ...]:
     return tuple(_case(B, T, T, (heads[0], heads[1], heads[2]), True) for B, T in ((4, 512), (8, 2048)))
 
 
+def _drawn_case(T: int, S: int, equal: bool, **values: Any) -> Case | None:
+    return with_heads(T=T, S=T if equal else S, **values)
+
+
 SPEC = OpSpec(
     name="flash_attention_varlen",
     reference=reference,
@@ -209,4 +218,16 @@ SPEC = OpSpec(
         "qwen3_0_6b": _model(16, 8, 128),
         "llama3_8b": _model(32, 8, 128),
     },
+    domain=Domain(
+        {
+            "B": Sizes(1, 20),
+            "equal": (True, False),
+            "T": Sizes(1, 1_500),
+            "S": Sizes(1, 1_500),
+            **HEADS,
+            "causal": (True, False),
+            **OPTIONS,
+        },
+        _drawn_case,
+    ),
 )

@@ -7,9 +7,11 @@ weight; `TN`: A is a transposed view of a (K, M) matrix.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
+from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.spec import DTYPE_NAMES, FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
@@ -118,6 +120,11 @@ def _cases(pairs: tuple[tuple[int, int], ...], *M_values: int) -> tuple[Case, ..
     return tuple(Case(M=M, N=N, K=K, layout="NT", bias=False) for M in M_values for N, K in pairs)
 
 
+def _drawn(equal: str, **values: Any) -> Case:
+    """The sizes named in `equal` are all the first of them: a kernel may tell operands apart by their shapes."""
+    return Case(**values | dict.fromkeys(equal, values[equal[:1] or "M"]))
+
+
 SPEC = OpSpec(
     name="gemm",
     reference=gemm,
@@ -160,4 +167,16 @@ SPEC = OpSpec(
     schemes=("fp32", "fp16", "bf16", "tf32"),
     optional={"residual": False},
     prepared="b",
+    domain=Domain(
+        {
+            "equal": ("", "MN", "NK", "MNK"),
+            "M": Sizes(1, 5_000),
+            "N": Sizes(1, 70_000),
+            "K": Sizes(1, 20_000),
+            "layout": ("NT", "NN", "TN"),
+            "bias": (False, True),
+            "residual": (False, True),
+        },
+        _drawn,
+    ),
 )

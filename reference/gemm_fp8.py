@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import torch
 
+from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.spec import FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
@@ -226,4 +227,15 @@ SPEC = OpSpec(
     schemes=("fp8_e4m3",),
     optional={"fast_accum": False},
     prepared="b",
+    domain=Domain(
+        {
+            "M": Sizes(1, 5_000),
+            "N": Sizes(1, 70_000),
+            "K": Sizes(1, 20_000),
+            "scales": ("tensor", "block"),
+            "bias": (False, True),
+            "fast_accum": (False, True),
+        },
+        Case,
+    ),
 )

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import torch
 
+from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.spec import DTYPE_NAMES, FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
@@ -151,4 +152,15 @@ SPEC = OpSpec(
     },
     tolerance=tolerance,
     planted=planted,
+    domain=Domain(
+        {
+            "tokens": Sizes(1, 2_000),
+            "top_k": (1, 2, 3, 8),
+            "E": Sizes(1, 300),
+            "N": Sizes(1, 5_000),
+            "K": Sizes(1, 5_000),
+            "skew": (0.0, 1.0, 100.0),
+        },
+        lambda tokens, top_k, E, **values: Case(T=tokens * top_k, top_k=top_k, E=max(E, top_k), **values),
+    ),
 )

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import torch
 
+from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.spec import DTYPE_NAMES, FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
@@ -137,4 +138,5 @@ SPEC = OpSpec(
     tolerance=tolerance,
     planted=planted,
     prepared="b",
+    domain=Domain({"M": Sizes(1, 5_000), "I": Sizes(1, 70_000), "K": Sizes(1, 20_000), "layout": ("NT", "NN")}, Case),
 )

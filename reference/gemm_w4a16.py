@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 import torch
 
+from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.gemm_w8a16 import within
 from rooflab.reference.quantization import INT4_MAX, INT4_ZERO, dequantize_int4, quantize_int4, spread
 from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
@@ -165,4 +166,14 @@ SPEC = OpSpec(
     schemes=("w4a16_g128", "w4a16_g64", "w4a16_g32"),
     prepared="b",
     prepared_with=("scale", "zero"),
+    domain=Domain(
+        {
+            "M": Sizes(1, 300),
+            "N": Sizes(1, 70_000),
+            "K": Sizes(2, 20_000, 2),
+            "zeros": (False, True),
+            "bias": (False, True),
+        },
+        Case,
+    ),
 )

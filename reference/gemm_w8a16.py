@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import torch
 
+from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.quantization import INT8_MAX, dequantize_int8, quantize_int8
 from rooflab.reference.spec import FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
@@ -133,4 +134,5 @@ SPEC = OpSpec(
     schemes=("w8a16",),
     prepared="b",
     prepared_with=("scale",),
+    domain=Domain({"M": Sizes(1, 300), "N": Sizes(1, 70_000), "K": Sizes(1, 20_000), "bias": (False, True)}, Case),
 )

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 import torch
 
 from rooflab.reference.compare import exact
+from rooflab.reference.domain import Domain, Sizes
+from rooflab.reference.pages import drawn_pages
 from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
@@ -110,4 +112,15 @@ SPEC = OpSpec(
     planted=planted,
     mutates=("k_cache", "v_cache"),
     no_library="no paged cache; index assignment is the naive kernel",
+    domain=Domain(
+        {
+            "T": Sizes(1, 5_000),
+            "H_kv": Sizes(1, 16),
+            "D": Sizes(1, 600),
+            "block_size": Sizes(1, 300),
+            "spare": (0, 1, 5),
+            "skipped": ("none", "some", "all"),
+        },
+        drawn_pages,
+    ),
 )

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import torch
 
+from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.spec import FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
@@ -127,4 +128,7 @@ SPEC = OpSpec(
         "llama3_8b": _model(32, 128),
     },
     no_library="no merge of attention states",
+    domain=Domain(
+        {"P": Sizes(1, 300), "T": Sizes(1, 2_000), "H": Sizes(1, 130), "D": Sizes(1, 600), "empty": (False, True)}, Case
+    ),
 )

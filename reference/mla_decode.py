@@ -22,6 +22,7 @@ from rooflab.reference.attention import (
     seen_keys,
     shout,
 )
+from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.pages import dealt_pages, drawn_lengths, gathered, used_slots
 from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
@@ -174,4 +175,17 @@ SPEC = OpSpec(
         "qwen3_0_6b": (_case(8, 1024, 16),),
         "llama3_8b": DEEPSEEK,
     },
+    domain=Domain(
+        {
+            "B": Sizes(1, 20),
+            "context": Sizes(1, 5_000),
+            "H": Sizes(1, 130),
+            "latent": (128, 256, 512),
+            "rotary": (64, 32),
+            "block_size": (64, 1, 16, 32, 128, 24),
+            "ragged": (False, True),
+            "lse": (False, True),
+        },
+        Case,
+    ),
 )

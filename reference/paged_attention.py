@@ -12,6 +12,8 @@ from collections.abc import Iterator
 import torch
 
 from rooflab.reference.attention import (
+    HEADS,
+    OPTIONS,
     TILE_EDGES,
     Scores,
     attend,
@@ -22,7 +24,9 @@ from rooflab.reference.attention import (
     low_precision,
     seen_keys,
     shout,
+    with_heads,
 )
+from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.flash_attention import options
 from rooflab.reference.pages import dealt_pages, drawn_lengths, gathered, used_slots
 from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
@@ -255,4 +259,18 @@ SPEC = OpSpec(
         "qwen3_0_6b": _decode(16, 8, 128),
         "llama3_8b": (*_decode(32, 8, 128), _case(16, 4096, 32, 8, 128, ragged=True)),
     },
+    domain=Domain(
+        {
+            "B": Sizes(1, 20),
+            "context": Sizes(1, 5_000),
+            **HEADS,
+            "block_size": (16, 1, 8, 24, 32, 48, 64, 128, 256),
+            "ragged": (False, True),
+            "lognormal": (False, True),
+            "queries": Sizes(1, 300),
+            "mixed": (False, True),
+            **OPTIONS,
+        },
+        with_heads,
+    ),
 )

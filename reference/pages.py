@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from rooflab.reference.spec import Case
@@ -82,3 +84,9 @@ def used_slots(
     most = torch.zeros(num_blocks, dtype=torch.int64).scatter_reduce_(0, blocks, filled[named], "amax")
     least = torch.full((num_blocks,), block_size).scatter_reduce_(0, blocks, skipped[named], "amin")
     return int((most - least).clamp(min=0).sum()), int(named.sum())
+
+
+def drawn_pages(T: int, block_size: int, spare: int, skipped: str, **values: Any) -> Case:
+    """The case of an op that writes T tokens into a cache with `spare` blocks more than they need."""
+    missing = {"none": 0, "some": (T + 2) // 3, "all": T}[skipped]
+    return Case(T=T, num_blocks=-(-T // block_size) + spare, block_size=block_size, skipped=missing, **values)

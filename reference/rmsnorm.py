@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import torch
 
+from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.spec import FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
@@ -85,4 +86,5 @@ SPEC = OpSpec(
     },
     tolerance=tolerance,
     planted=planted,
+    domain=Domain({"T": Sizes(1, 70_000), "H": Sizes(1, 70_000), "eps": (1e-6, 1e-5, 0.01)}, Case),
 )

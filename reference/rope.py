@@ -11,6 +11,8 @@ from collections.abc import Iterator
 
 import torch
 
+from rooflab.reference.attention import with_heads
+from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.spec import FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
@@ -139,4 +141,15 @@ SPEC = OpSpec(
     tolerance=tolerance,
     planted=planted,
     no_library="no rotary embedding",
+    domain=Domain(
+        {
+            "T": Sizes(1, 5_000),
+            "H_kv": Sizes(1, 16),
+            "group": (1, 2, 5, 8),
+            "D": Sizes(2, 300, 2),
+            "max_position": Sizes(1, 1_500_000),
+            "interleaved": (False, True),
+        },
+        with_heads,
+    ),
 )

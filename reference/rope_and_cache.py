@@ -7,10 +7,13 @@ A cache in e4m3 holds a value divided by its head's scale, rounded to nearest ev
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
 from rooflab.reference.compare import ErrorStats, elementwise
+from rooflab.reference.domain import Domain, Sizes
+from rooflab.reference.pages import drawn_pages
 from rooflab.reference.rope import THETA
 from rooflab.reference.spec import FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
@@ -215,6 +218,11 @@ def _model(heads: tuple[int, int, int], max_position: int, *T_values: int) -> tu
     return tuple(_case(T, heads, max_position=max_position, num_blocks=512) for T in T_values)
 
 
+def _drawn(H_kv: int, group: int, D: int, rotary: str, **values: Any) -> Case:
+    turned = {"all": D // 2 * 2, "half": D // 4 * 2, "none": 0}[rotary]
+    return drawn_pages(H_kv=H_kv, H=group * H_kv, D=D, rotary=turned, **values)
+
+
 SPEC = OpSpec(
     name="rope_and_cache",
     reference=reference,
@@ -241,4 +249,19 @@ SPEC = OpSpec(
     planted=planted,
     mutates=("q_out", "k_cache", "v_cache"),
     no_library="no rotary embedding and no paged cache",
+    domain=Domain(
+        {
+            "T": Sizes(1, 2_000),
+            "H_kv": Sizes(1, 16),
+            "group": (1, 2, 5, 8),
+            "D": Sizes(2, 300),
+            "rotary": ("all", "half", "none"),
+            "max_position": Sizes(1, 1_500_000),
+            "block_size": Sizes(1, 300),
+            "spare": (0, 1, 5),
+            "skipped": ("none", "some", "all"),
+            "interleaved": (False, True),
+        },
+        _drawn,
+    ),
 )

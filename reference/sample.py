@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from rooflab.reference.compare import ErrorStats
+from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.spec import FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
@@ -287,4 +288,15 @@ SPEC = OpSpec(
         "qwen3_0_6b": _model(151936),
         "llama3_8b": _model(128256),
     },
+    domain=Domain(
+        {
+            "B": Sizes(1, 300),
+            "V": Sizes(1, 150_000),
+            "temperature": (1.0, 0.0, 0.3, 2.0),
+            "top_k": (0, 1, 40, 1024),
+            "top_p": (1.0, 0.9, 0.3),
+            "min_p": (0.0, 0.05, 0.5),
+        },
+        Case,
+    ),
 )

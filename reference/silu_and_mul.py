@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import torch
 
+from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.spec import FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
@@ -83,4 +84,5 @@ SPEC = OpSpec(
     },
     tolerance=tolerance,
     planted=planted,
+    domain=Domain({"T": Sizes(1, 70_000), "I": Sizes(1, 70_000)}, Case),
 )

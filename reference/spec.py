@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from rooflab.reference.compare import ErrorStats, elementwise
+from rooflab.reference.domain import Domain
 from rooflab.roofline.model import Cost
 
 Scalar = bool | int | float | str
@@ -167,6 +168,8 @@ class OpSpec:
     """The argument that a kernel's `prepare` packs once at load; None if the op has no weight."""
     prepared_with: tuple[str, ...] = ()
     """Arguments beside the weight in a checkpoint, such as scales; `prepare` may take them by name."""
+    domain: Domain | None = None
+    """Every case that the op may have; None if only those of `cases` are known."""
     no_library: str | None = None
     """Why torch has no call for this op; None if torch has one."""
     parameters: tuple[inspect.Parameter, ...] = field(init=False, repr=False)

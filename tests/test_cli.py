@@ -71,10 +71,31 @@ def test_check_passes_and_says_so(rooflab):
 
 
 def test_a_check_ends_in_time_and_says_what_it_left_out(rooflab):
-    status, out, err = rooflab("check", "rmsnorm", "--kernel", "naive", "--seconds", "0.001")
-    assert "rmsnorm/naive T=8,H=64,eps=1e-05 fp32: OK: out: error at most" in err, "a line for each check"
-    left_out = int(re.search(r"left out after 0.001 s: (\d+) of 18 checks; --all makes them", err)[1])
-    assert status == 0 and 0 < left_out < 18 and f"{18 - left_out} checks: {18 - left_out} right" in out
+    status, out, err = rooflab("check", "rmsnorm", "--kernel", "naive", "--seconds", "0.001", "--seed", "3")
+    assert err.startswith("seed 3\n") and "rmsnorm/naive T=8,H=64,eps=1e-05 fp32: OK: out: error at most" in err
+    left_out, asked = map(int, re.search(r"left out after 0.001 s: (\d+) of (\d+) checks; --all", err).groups())
+    assert status == 0 and asked > 30 and 0 < left_out < asked and f"{asked - left_out} checks: " in out
+
+
+def test_a_fault_far_from_the_op_s_own_cases_is_found_and_made_small(rooflab, tmp_path):
+    """The command that is printed shows the fault again."""
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import torch\nfrom rooflab.kernels.registry import register\n"
+        "from rooflab.kernels.rmsnorm.naive import rmsnorm as right\n"
+        "@register(op='rmsnorm', name='cli_narrow', role='optimized', backend='torch')\n"
+        "def narrow(x, weight, eps=1e-6):\n    out = right(x, weight, eps)\n    out[:, 2048:] = 0\n    return out\n"
+    )
+    try:
+        status, _, err = rooflab("check", "--kernel", file, "--seed", "5", "--scheme", "fp32")
+        assert status == 11 and "rmsnorm/cli_narrow T=8,H=64,eps=1e-05 fp32: OK" in err
+        (command,) = (line.split()[2:] for line in err.splitlines() if line.startswith("again: rooflab"))
+        case = dict(part.split("=") for part in command[command.index("--case") + 1].split(","))
+        assert case["T"] == "1" and int(case["H"]) == 2049
+        registry._kernels["rmsnorm"].pop("cli_narrow")
+        assert rooflab(*command)[0] == 11
+    finally:
+        registry._kernels["rmsnorm"].pop("cli_narrow", None)
 
 
 def test_a_wrong_kernel_from_a_file_is_found_and_not_timed(rooflab, tmp_path):

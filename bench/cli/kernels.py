@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import secrets
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
@@ -52,7 +53,7 @@ def check(
     case: CaseOption = None,
     scheme: SchemeOption = None,
     device: DeviceOption = None,
-    seed: int = 0,
+    seed: Annotated[int | None, typer.Option(help="Of the inputs and of the drawn cases; random without it.")] = None,
     by: Annotated[
         str | None,
         typer.Option(help="Without a GPU: emulator (the default: the compiled code), or interpreter (Triton's)."),
@@ -65,10 +66,22 @@ def check(
     out: OutOption = None,
     json: Json = False,
 ) -> None:
-    """Check kernels against the fp64 oracle, planted inputs included.  Exit status 11 where one is wrong."""
-    from rooflab.bench.calls.selection import Selection
-    from rooflab.bench.commands import check_rows, count_checks, run_checks, summarize_checks
+    """Check kernels against the fp64 oracle, planted inputs included.  Exit status 11 where one is wrong.
 
+    Without --case and --suite, the op's own cases come first, and then cases that the seed draws from its domain.
+    """
+    from rooflab.bench.calls.selection import Selection
+    from rooflab.bench.commands import (
+        check_rows,
+        drawn_checks,
+        listed_checks,
+        run_checks,
+        smallest_failure,
+        summarize_checks,
+    )
+    from rooflab.bench.records.record import NOT_RUN
+
+    seed = secrets.randbelow(2**31) if seed is None else seed
     chosen = Selection.of(op, kernel, suite or ["smoke", "edge"], case, scheme, device, seed)
     if by not in (None, "emulator", "interpreter"):
         raise ValueError(f"by: expected emulator or interpreter, got {by!r}")
@@ -79,12 +92,17 @@ def check(
         raise ValueError(f"seconds: expected a number above 0, got {seconds:g}")
     if every and seconds is not None:
         raise ValueError("seconds: expected none with --all")
-    limit_s = math.inf if every or (seconds is None and (case or suite)) else (seconds or CHECK_S) * len(chosen.kernels)
-    asked = count_checks(chosen)
-    with show.progress("check", asked, lines=not json) as advance:
-        results = run_checks(chosen, out, lambda found: advance(found.describe()), emulate=emulate, limit_s=limit_s)
+    drawn = not (case or suite)
+    asked = drawn_checks(chosen, every) if drawn else listed_checks(chosen)
+    limited = not every and (drawn or seconds is not None)
+    limit_s = (seconds or CHECK_S) * len(chosen.kernels) if limited else math.inf
+    show.note(f"seed {seed}")
+    with show.progress("check", len(asked), lines=not json) as advance:
+        results = run_checks(
+            asked, chosen.device, out, lambda found: advance(found.describe()), emulate=emulate, limit_s=limit_s
+        )
     rows = check_rows(results)
-    wrong = [row for row in rows if row["status"] not in ("OK", "UNSUPPORTED", "UNAVAILABLE")]
+    wrong = [row for row in rows if row["status"] not in ("OK", *NOT_RUN)]
     if json:
         show.as_json(rows)
     else:
@@ -96,8 +114,12 @@ def check(
             f"{len(rows)} checks: {sum(row['status'] == 'OK' for row in rows)} right, {len(wrong)} wrong, "
             f"{sum(row['status'] in ('UNSUPPORTED', 'UNAVAILABLE') for row in rows)} could not run here"
         )
-    if len(results) < asked:
-        show.note(f"left out after {limit_s:g} s: {asked - len(results)} of {asked} checks; --all makes them")
+    if len(results) < len(asked):
+        left_out = f"{len(asked) - len(results)} of {len(asked)} checks; --all makes them"
+        show.note(f"left out after {limit_s:g} s: {left_out}")
+    first_wrong = {(row.op, row.kernel): row for row in reversed(results) if row.status not in ("OK", *NOT_RUN)}
+    for failed in reversed(first_wrong.values()):
+        show.note(f"again: {smallest_failure(failed, chosen, emulate)}")
     exit_for({row["status"] for row in rows})
 
 

@@ -92,4 +92,6 @@ def merge(outs: torch.Tensor, lses: torch.Tensor, merged: torch.Tensor, lse: tor
         outs, lses, merged, lse, parts, T, H, D, *outs.stride()[:3], *lses.stride(), *merged.stride()[:2],
         *lse.stride(),
         TO_LOG2=LOG2E, TO_LN=LN2, BLOCK_D=block_d, ROWS=rows, AT_ONCE=PARTS_AT_ONCE, num_warps=WARPS,
+        # Fused, a lane adds its own exact product to the rounded ones of others: lanes that hold one sum then differ.
+        enable_fp_fusion=False,
     )  # fmt: skip

@@ -1,0 +1,58 @@
+"""Cases that are drawn from an op's domain: a cover of pairs that fits the time, and a failing case made small."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import NamedTuple
+
+import torch
+
+from rooflab.reference.domain import Point, shrunk
+from rooflab.reference.spec import Case, OpSpec, Scalar, get_scheme
+
+COUNT = 60
+"""Most drawn cases of an op."""
+TRIES = 25
+"""Most checks that make one failing case small."""
+
+
+class Most(NamedTuple):
+    """The most work of a drawn case."""
+
+    elements: int
+    """Elements of all inputs."""
+    flops: float
+    rows: int
+    """Rows of the first input of an op without a matrix product: most kernels have a CTA for each."""
+
+
+ON_HARDWARE = Most(2**22, 2.0**28, 2**17)
+"""Tens of milliseconds a call on one core of a CPU, which also computes the oracle."""
+IN_SOFTWARE = Most(2**17, 2.0**22, 40)
+"""A few seconds for a check in the emulator or in Triton's interpreter."""
+
+
+def drawn_points(spec: OpSpec, seed: int, most: Most) -> list[Point[Case]]:
+    """Points of a cover of the op's domain; empty for an op that states none."""
+    return list(spec.domain.cover(seed, partial(_settled, spec, most), COUNT)) if spec.domain else []
+
+
+def smallest(spec: OpSpec, point: Point[Case], most: Most, fails: Callable[[Case], bool]) -> Case:
+    """The simplest case that still fails, found with at most `TRIES` calls of `fails`."""
+    assert spec.domain is not None, "the point is one of its domain"
+    return shrunk(spec.domain, point, partial(_settled, spec, most), fails, TRIES).case
+
+
+def _settled(spec: OpSpec, most: Most, made: Mapping[str, Scalar]) -> Case | None:
+    """The case in the op's own form; None where the op does not have it, or where it is too much work."""
+    try:
+        case = spec.check_case(Case(**made))
+        inputs = spec.make_inputs(case, get_scheme(spec.schemes[0]), torch.device("meta"), 0)
+    except ValueError:
+        return None
+    tensors = [value for value in inputs.values() if isinstance(value, torch.Tensor)]
+    cost, first = spec.cost(**inputs), tensors[0]
+    rows = 0 if cost.tensor_flops else first.numel() // (first.shape[-1] if first.ndim > 1 else 1)
+    work = Most(sum(tensor.numel() for tensor in tensors), cost.flops, rows)
+    return case if all(found <= limit for found, limit in zip(work, most, strict=True)) else None

@@ -1,0 +1,142 @@
+"""The domain of an op: every value that a case may hold, and covers that meet all pairs of places of it.
+
+Most faults of software need at most two settings at once (Kuhn, Wallace and Gallo, "Software Fault Interactions and
+Implications for Software Testing", IEEE TSE 30(6), 2004).  So a cover of pairs, with sizes where kernels have edges,
+finds more than a long list of cases that a person thought of.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Generic, TypeVar
+
+Value = bool | int | float | str
+C = TypeVar("C", bound=Hashable)
+"""A case, as `spec.Case`; this file knows only its values."""
+CANDIDATES = 40
+"""How many cases are drawn for each case that is taken: that which meets most new pairs."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes from `least` to `most`: multiples of `step`."""
+
+    least: int
+    most: int
+    step: int = 1
+
+    def draw(self, state: random.Random) -> tuple[str, int]:
+        """A place and a size there: the least, at or beside a power of two, a prime, or anywhere.
+
+        Small sizes are as likely as large ones, by their logarithm.
+        """
+        place = state.choice(("least", "below", "at", "above", "prime", "any"))
+        near = 2 ** state.randint(1, max(1, self.most.bit_length() - 1))
+        size = {
+            "least": self.least,
+            "below": near - self.step,
+            "at": near,
+            "above": near + self.step,
+            "prime": _prime(near + state.randrange(near)),
+            "any": round(math.exp(state.uniform(math.log(max(self.least, 1)), math.log(self.most)))),
+        }[place]
+        return place, min(max(size // self.step * self.step, self.least), self.most)
+
+    def simpler(self, size: Value) -> list[Value]:
+        """Smaller sizes, the smallest first."""
+        power = 2 ** (int(size) - 1).bit_length() // 2
+        near = {self.least, int(size) // 2, power, power + self.step, int(size) - self.step}
+        return [found for found in sorted(near) if self.least <= found < int(size) and found % self.step == 0]
+
+
+def _prime(size: int) -> int:
+    """The largest prime up to `size`, or 2."""
+    return next((p for p in range(size, 2, -1) if all(p % d for d in range(2, math.isqrt(p) + 1))), 2)
+
+
+Axis = Sizes | Sequence[Value]
+"""Sizes, or the values of an option, the simplest first."""
+
+
+Made = Mapping[str, Value]
+Settle = Callable[[Made], C | None]
+"""Gives drawn values the form of the op's own cases; None for a case that the op does not have, or that is too much."""
+
+
+@dataclass(frozen=True)
+class Domain:
+    """The axes of an op's cases, and the case that a value for each axis makes."""
+
+    axes: Mapping[str, Axis]
+    make: Callable[..., Made | None]
+    """The case for one value of each axis, by name; None if these values may not be combined."""
+
+    def cover(self, seed: int, settle: Settle[C], count: int) -> Iterator[Point[C]]:
+        """At most `count` points; each one meets as many new pairs of places as drawing finds."""
+        state = random.Random(seed)
+        met: set[frozenset[tuple[str, object]]] = set()
+        taken: set[C] = set()
+        for _ in range(count):
+            drawn = sorted((self._draw(state) for _ in range(CANDIDATES)), key=lambda found: -len(found[1] - met))
+            for values, pairs in drawn:
+                point = self._point(values, settle) if pairs - met else None
+                if point is not None and point.case not in taken:
+                    break
+            else:
+                return
+            met |= pairs
+            taken.add(point.case)
+            yield point
+
+    def _draw(self, state: random.Random) -> tuple[dict[str, Value], set[frozenset[tuple[str, object]]]]:
+        values: dict[str, Value] = {}
+        places: list[tuple[str, object]] = []
+        for name, axis in self.axes.items():
+            place, values[name] = axis.draw(state) if isinstance(axis, Sizes) else (None, state.choice(axis))
+            places.append((name, values[name] if place is None else place))
+        return values, {frozenset(pair) for pair in combinations(places, 2)}
+
+    def _point(self, values: Mapping[str, Value], settle: Settle[C]) -> Point[C] | None:
+        made = self.make(**values)
+        case = None if made is None else settle(made)
+        return None if case is None else Point(case, values)
+
+    def simpler(self, point: Point[C], settle: Settle[C]) -> Iterator[Point[C]]:
+        """Points with one value simpler than that of `point`: the largest steps first."""
+        for name, axis in self.axes.items():
+            value = point.values[name]
+            simpler = axis.simpler(value) if isinstance(axis, Sizes) else axis[: axis.index(value)]
+            for less in simpler:
+                found = self._point({**point.values, name: less}, settle)
+                if found is not None and found.case != point.case:
+                    yield found
+
+
+@dataclass(frozen=True)
+class Point(Generic[C]):
+    """One case of a domain, and its value on each axis."""
+
+    case: C
+    values: Mapping[str, Value]
+
+
+def shrunk(domain: Domain, point: Point[C], settle: Settle[C], fails: Callable[[C], bool], tries: int) -> Point[C]:
+    """A point that still fails, each value of it as simple as `tries` calls of `fails` could make it."""
+    tried = {point.case}
+    while True:
+        for simpler in domain.simpler(point, settle):
+            if simpler.case in tried:
+                continue
+            if not tries:
+                return point
+            tries -= 1
+            tried.add(simpler.case)
+            if fails(simpler.case):
+                point = simpler
+                break
+        else:
+            return point
