@@ -32,6 +32,7 @@ def namespace(root: Path, build: Path) -> Path:
     """A folder with a package `rooflab` of links to the five folders of `root`."""
     checkout = build / "checkout"
     (checkout / "rooflab").mkdir(parents=True, exist_ok=True)
+    (checkout / "rooflab" / "__init__.py").touch()  # Python prefers an installed wheel's package to a namespace
     for name in FOLDERS:
         link = checkout / "rooflab" / name
         if link.is_symlink() and link.resolve() == root / name:

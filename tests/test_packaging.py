@@ -1,4 +1,4 @@
-"""The wheel holds the tree, and the command lines in the workflows and in the README are ones that we take."""
+"""The wheel holds the tree and leaves other projects alone; command lines in workflows and README are ones we take."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ ROOT = Path(__file__).parent.parent
 FOLDERS = ("roofline", "reference", "kernels", "engine", "bench")
 
 
-def test_wheel_equals_tree(tmp_path):
+def test_the_wheel_equals_the_tree_and_leaves_the_modules_of_other_projects_alone(tmp_path):
+    """pytest marks for rewriting what a plugin's wheel holds, and warns where a marked name is imported already."""
     command = [sys.executable, *"-m pip wheel --quiet --no-deps --no-build-isolation -w".split(), str(tmp_path)]
     # A copy, because setuptools leaves a build folder behind whose stale files would get into the next wheel.
     source = tmp_path / "source"
@@ -35,13 +36,22 @@ def test_wheel_equals_tree(tmp_path):
             target.write_bytes((ROOT / name).read_bytes())
     subprocess.run([*command, str(source)], check=True, capture_output=True)
     with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
+        wheel.extractall(tmp_path / "site")
         packed = {name.removeprefix("rooflab/") for name in wheel.namelist() if name.startswith("rooflab/")}
     wanted = {
         name
         for name in tracked
         if name.split("/")[0] in FOLDERS and Path(name).suffix in (".py", ".cu", ".json", ".html", ".typed")
     }
-    assert packed == wanted
+    assert packed == wanted | {"__init__.py"}
+    (tmp_path / "model.py").write_text("def double(x):\n    return 2 * x\n")
+    (tmp_path / "test_it.py").write_text("import model\ndef test_it():\n    assert model.double(2) == 4\n")
+    paths = ["", str(tmp_path / "site"), str(Path(pytest.__file__).parent.parent)]
+    main = "import model, pytest; sys.exit(pytest.main(['-W', 'error', '-p', 'no:cacheprovider', 'test_it.py']))"
+    # -S: without this tree's editable installation.
+    command = [sys.executable, "-S", "-c", f"import sys; sys.path += {paths}; {main}"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "plugins: rooflab-" in done.stdout, done.stdout + done.stderr
 
 
 FILES = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
