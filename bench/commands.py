@@ -43,7 +43,10 @@ Advance = Callable[[str], None]
 
 
 def kernel_rows(ops: Sequence[str] | None = None) -> list[dict[str, Any]]:
-    """One row per kernel: op, name, role, backend, available, reason; a missing library kernel has a row too."""
+    """One row per kernel: op, name, role, backend, available, reason.
+
+    A missing library kernel has a row too, and so has a plug-in that cannot be imported.
+    """
     device = pick_device(None)
     rows: list[dict[str, Any]] = []
     for op in ops or registry.ops():
@@ -56,6 +59,9 @@ def kernel_rows(ops: Sequence[str] | None = None) -> list[dict[str, Any]]:
         if spec.no_library:
             row = {"op": op, "name": "library", "role": "library", "backend": "torch", "available": False}
             rows.append(row | {"reason": f"none in torch: {spec.no_library}"})
+    for name, refusal in registry.broken_plugins().items():
+        row = {"op": "", "name": name, "role": "plug-in", "backend": "", "available": False}
+        rows.append(row | {"reason": str(refusal)})
     return rows
 
 

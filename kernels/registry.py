@@ -33,6 +33,11 @@ Backend = Literal["torch", "triton", "gluon", "cuda"]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 ENTRY_POINT_GROUP = "rooflab.kernels"
+IMPORT_ERRORS = (
+    *(ImportError, SyntaxError, NameError, AttributeError, TypeError, ValueError, LookupError, ArithmeticError),
+    *(AssertionError, OSError, RuntimeError, MemoryError, Warning, SystemExit),
+)
+"""What the import of code from elsewhere may raise."""
 
 
 class Arguments(SimpleNamespace):
@@ -162,6 +167,7 @@ class Kernel:
 
 _ops: dict[str, OpSpec] = {}
 _kernels: dict[str, dict[str, Kernel]] = {}
+_broken: dict[str, Refusal] = {}
 
 
 def interpreting() -> bool:
@@ -187,8 +193,13 @@ def get_op(name: str) -> OpSpec:
     if name not in _ops:
         load_all()
     if name not in _ops:
-        raise ValueError(f"op: expected one of {', '.join(sorted(_ops))}, got {name!r}")
+        raise _unknown(f"op: expected one of {', '.join(sorted(_ops))}, got {name!r}")
     return _ops[name]
+
+
+def _unknown(text: str) -> ValueError:
+    """The error on an unknown name, which may be one of a plug-in that could not be imported."""
+    return ValueError("; ".join([text, *map(str, _broken.values())]))
 
 
 def register(
@@ -241,7 +252,7 @@ def get_kernel(op: str, name: str) -> Kernel:
     """One kernel.  Raises `ValueError` that lists the known kernels."""
     known = kernels(op)
     if name not in known:
-        raise ValueError(f"kernel: {op} has {', '.join(known)}, got {name!r}")
+        raise _unknown(f"kernel: {op} has {', '.join(known)}, got {name!r}")
     return known[name]
 
 
@@ -252,7 +263,7 @@ def registered(op: str, name: str) -> Kernel:
 
 @cache
 def load_all() -> None:
-    """Imports every op and kernel module of the tree, then every entry point."""
+    """Imports every op and kernel module of the tree, then every entry point, of which some may be broken."""
     for file in sorted(_folder_of(spec_module).glob("*.py")):
         module = importlib.import_module(f"rooflab.reference.{file.stem}")
         if hasattr(module, "SPEC"):
@@ -262,7 +273,21 @@ def load_all() -> None:
             if not file.stem.startswith("_"):
                 importlib.import_module(f"rooflab.kernels.{folder.name}.{file.stem}")
     for entry_point in entry_points(group=ENTRY_POINT_GROUP):
-        entry_point.load()
+        try:
+            entry_point.load()
+        except IMPORT_ERRORS as error:
+            why = f"plug-in {entry_point.name} cannot be imported: {_first_line(error)}"
+            _broken.setdefault(entry_point.name, Refusal("UNAVAILABLE", why))
+
+
+def broken_plugins() -> dict[str, Refusal]:
+    """The entry points that cannot be imported, by name, with the reason."""
+    load_all()
+    return _broken
+
+
+def _first_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
 def load_file(path: Path) -> list[Kernel]:
@@ -283,8 +308,8 @@ def load_file(path: Path) -> list[Kernel]:
     sys.modules[name] = module  # Triton reads a kernel's source through its module
     try:
         module_spec.loader.exec_module(module)
-    except (SyntaxError, ImportError, NameError, AttributeError, TypeError) as error:
-        raise ValueError(f"kernel: {path.name} cannot be imported: {type(error).__name__}: {error}") from error
+    except IMPORT_ERRORS as error:
+        raise ValueError(f"kernel: {path.name} cannot be imported: {_first_line(error)}") from error
     added = [kernel for named in _kernels.values() for kernel in named.values() if kernel.id not in before]
     if not added:
         raise ValueError(

@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import json
+import sys
 from contextlib import contextmanager
 
 import pytest
@@ -248,14 +249,28 @@ def test_a_file_that_is_not_one_or_registers_nothing_is_refused(tmp_path):
         registry.load_file(tmp_path / "missing.py")
 
 
-def test_an_entry_point_is_loaded(monkeypatch, toy_op):
-    class EntryPoint:
-        def load(self):
-            register_toy(lambda x, scale=2.0: x * scale)
+class EntryPoint:
+    def __init__(self, name, load):
+        self.name, self.load = name, load
 
-    monkeypatch.setattr(registry, "entry_points", lambda group: [EntryPoint()] if group == "rooflab.kernels" else [])
+
+def test_an_entry_point_is_loaded_and_a_broken_one_is_unavailable_by_its_name(monkeypatch, toy_op, rooflab):
+    points = [
+        EntryPoint("leaves", lambda: sys.exit("no GPU\nsorry")),
+        EntryPoint("breaks", lambda: register_toy(lambda y: y, name="theirs", role="optimized")),
+        EntryPoint("works", lambda: register_toy(lambda x, scale=2.0: x * scale)),
+    ]
+    monkeypatch.setattr(registry, "entry_points", lambda group: points if group == "rooflab.kernels" else [])
+    monkeypatch.setattr(registry, "_broken", {})
     registry.load_all.__wrapped__()
     assert registry.get_kernel("toy", "naive").role == "naive"
+    status, out, _ = rooflab("list", "rmsnorm", "--json")
+    reasons = {row["name"]: row["reason"] for row in json.loads(out) if not row["available"]}
+    assert status == 0 and reasons["leaves"] == "UNAVAILABLE: plug-in leaves cannot be imported: SystemExit: no GPU"
+    assert "breaks cannot be imported: TypeError: toy/theirs: the reference has no argument 'y'" in reasons["breaks"]
+    for words in (("check", "toy", "--kernel", "theirs"), ("bench", "unknown")):
+        status, _, err = rooflab(*words)
+        assert status == 2 and f"got {words[-1]!r}; {reasons['leaves']}; {reasons['breaks']}\n" in err
 
 
 def test_spec_refuses_contradictions():
