@@ -71,8 +71,9 @@ class LLM:
         }
         optional = {"num_kv_blocks": num_kv_blocks, "max_model_len": max_model_len}
         for name, value in (sizes | {name: value for name, value in optional.items() if value is not None}).items():
-            if value < 1:
-                raise ValueError(f"{name}: expected at least 1, got {value}")
+            least = 2 if name == "max_model_len" else 1  # a token of the prompt, and one after it
+            if value < least:
+                raise ValueError(f"{name}: expected at least {least}, got {value}")
         self.device = _device(device)
         pin_matmul_precision()
         self.dtype = _dtype(dtype, self.device)
@@ -112,7 +113,7 @@ class LLM:
         ids = self._encode(prompt)
         if len(ids) >= self.max_model_len:
             raise ValueError(
-                f"prompt: expected fewer than {self.max_model_len} tokens, which is the model's context, got {len(ids)}"
+                f"prompt: expected fewer tokens than max_model_len, which is {self.max_model_len}, got {len(ids)}"
             )
         request_id = self._next_id
         seed = params.seed if params.seed is not None else (self._seed << 32 | request_id) % 2**63

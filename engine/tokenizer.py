@@ -34,15 +34,17 @@ class Tokenizer:
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a string (without the template) or of chat messages (through it); given ids stay as they are.
 
-        Raises `ValueError` on an empty prompt or any other type.
+        Raises `ValueError` on an empty prompt, on text that UTF-8 cannot hold, or on any other type.
         """
         if isinstance(prompt, str):
+            check_text(prompt)
             ids = list(self._tokenizer(prompt)["input_ids"])
         elif is_chat(prompt):
             if not self.has_chat_template:
                 raise ValueError("prompt: this model has no chat template; pass a string or token ids")
             # One call renders and tokenizes: encoding the rendered text in a second call would double the BOS token.
             messages = [dict(cast(ChatMessage, message)) for message in prompt]
+            check_text("".join(str(text) for message in messages for text in message.values()))
             encoded = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
             ids = list(encoded["input_ids"])
         else:
@@ -90,6 +92,14 @@ class TextStream:
         rest = self._tokenizer.decode(self._ids[self._start :])[len(known) :]
         self._start = self._end = len(self._ids)
         return rest
+
+
+def check_text(prompt: str) -> None:
+    """Raises `ValueError` if `prompt` is not text: Python makes half characters of a command line's stray bytes."""
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"prompt: expected text in UTF-8, got {prompt[error.start]!r} in it") from error
 
 
 def is_chat(prompt: Any) -> bool:

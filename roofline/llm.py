@@ -85,7 +85,7 @@ class Estimate:
     memory_fraction: float
     usable_bytes_per_gpu: float
     gpus_for_weights: int | None
-    """Least number of GPUs of one node that hold the weights and the activations; None if a whole node is too small."""
+    """Least number of GPUs of a node that hold the weights and one sequence's activations; None if no number does."""
     gpus_needed: int | None
     """Least number of GPUs of one node that also hold the whole batch's cache; None if a whole node is too small."""
     tensor_parallel: int
@@ -165,11 +165,13 @@ def estimate(
     if not 0 < memory_fraction <= 1:
         raise ValueError(f"memory_fraction: expected above 0 and at most 1, got {memory_fraction:g}")
     usable = device.hbm_bytes * memory_fraction
-    tokens = max(batch, min(max(prompt, context), PREFILL_CHUNK_TOKENS))
+    chunk = min(max(prompt, context), PREFILL_CHUNK_TOKENS)
 
-    def without_cache(gpus: int) -> int:
-        activations = activation_bytes(architecture, tokens, batch, weight_dtype, gpus)
-        return weight_bytes(architecture, weight_dtype, gpus) + activations
+    def activations(tokens: int, sequences: int, gpus: int) -> int:
+        return activation_bytes(architecture, tokens, sequences, weight_dtype, gpus)
+
+    def without_cache(gpus: int, batch: int = batch) -> int:
+        return weight_bytes(architecture, weight_dtype, gpus) + activations(max(batch, chunk), batch, gpus)
 
     def cache(gpus: int) -> int:
         return batch * context * kv_bytes_per_token(architecture, kv_dtype, gpus)
@@ -186,6 +188,10 @@ def estimate(
         )
     )
     sequence_bytes = context * kv_bytes_per_token(architecture, kv_dtype, gpus)
+    left = usable - weight_bytes(architecture, weight_dtype, gpus)
+    # A step holds the tokens of a chunk or, of a batch larger than that, one token of each sequence.
+    beside_chunk = (left - activations(chunk, 0, gpus)) // (sequence_bytes + activations(0, 1, gpus))
+    beside_batch = left // (sequence_bytes + activations(1, 1, gpus))
     return Estimate(
         model=architecture.name,
         gpu=device.name,
@@ -201,14 +207,14 @@ def estimate(
         kv_bytes=cache(1),
         memory_fraction=memory_fraction,
         usable_bytes_per_gpu=usable,
-        gpus_for_weights=next((n for n in counts if without_cache(n) <= usable), None),
+        gpus_for_weights=next((n for n in counts if without_cache(n, 1) <= usable), None),
         gpus_needed=needed,
         tensor_parallel=gpus,
         weight_bytes_per_gpu=weight_bytes(architecture, weight_dtype, gpus),
         kv_bytes_per_gpu=cache(gpus),
-        activation_bytes_per_gpu=activation_bytes(architecture, tokens, batch, weight_dtype, gpus),
+        activation_bytes_per_gpu=activations(max(batch, chunk), batch, gpus),
         fits=without_cache(gpus) + cache(gpus) <= usable,
-        max_sequences=max(0, int((usable - without_cache(gpus)) // sequence_bytes)),
+        max_sequences=max(0, int(min(beside_chunk, beside_batch))),
         link=link_name if gpus > 1 else None,
         link_bytes_per_s=link_rate if gpus > 1 else None,
         prefill=prefill,

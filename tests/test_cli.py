@@ -29,11 +29,12 @@ from rooflab.kernels import registry
         (["estimate", "--model", "llama-9"], "model: expected one of llama-3.1-8b, .*got 'llama-9'"),
         (["estimate", "--model", "llama-3.1-8b", "--batch", "0"], "batch: expected at least 1, got 0"),
         (["generate", ""], "prompt: expected at least one token, got an empty prompt"),
+        (["generate", "caf\udce9"], r"prompt: expected text in UTF-8, got '\\udce9' in it"),
         (["generate", "x", "--top-p", "0"], r"top_p: expected a number in \(0, 1\], got 0.0"),
         (["generate", "x", "--temperature", "-1"], "temperature: expected a finite number of at least 0, got -1.0"),
         (["generate", "x", "--model", "none.gguf"], "model: 'none.gguf' does not exist"),
         (["generate", "x", "--top-k", "99999999999"], r"top_k: expected 0 \(off\) to 2\*\*31 - 1, got 99999999999"),
-        (["generate", "x", "--max-model-len", "0"], "max_model_len: expected at least 1, got 0"),
+        (["generate", "x", "--max-model-len", "1"], "max_model_len: expected at least 2, got 1"),
         (["roofline", "--gpu", "h100", "--case", "M=1"], "gpu: expected no --case with it"),
         (["generate", "x", "--swap", "gemm"], "swap: expected OP=KERNEL, each op once, got 'gemm'"),
     ],
@@ -155,6 +156,10 @@ def test_generate_with_random_weights(rooflab, tmp_path):
     assert record["kind"] == "engine" and record["metrics"]["itl_p50_ms"] == result["itl_p50_ms"]
     _, text, _ = rooflab(*command)
     assert "TTFT" in text and "ITL p50 / p90 / p99" in text
+    status, out, err = rooflab(*command, "--max-model-len", 4)
+    assert status == 2 and out == "" and "prompt: expected fewer tokens than max_model_len, which is 4, got 5" in err
+    status, out, err = rooflab(*command, "--max-model-len", 6, "--json")
+    assert status == 0 and len(json.loads(out)["token_ids"]) == 1, err
     status, out, err = rooflab(*command, "--swap", "gemm=tensor_core")
     assert status == 2 and out == "" and "gemm/tensor_core: UNSUPPORTED: needs a CUDA device" in err
 

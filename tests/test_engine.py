@@ -177,7 +177,7 @@ def test_bad_options_are_refused(tmp_path):
         ({"tensor_parallel_size": 2}, "tensor_parallel_size: only 1 is there yet, got 2"),
         ({"dtype": "int8"}, "dtype: expected float32, bfloat16, float16, got 'int8'"),
         ({"max_model_len": 257}, "max_model_len: expected at most 256, got 257"),
-        ({"max_model_len": 0}, "max_model_len: expected at least 1, got 0"),
+        ({"max_model_len": 1}, "max_model_len: expected at least 2, got 1"),
         ({"num_kv_blocks": -1}, "num_kv_blocks: expected at least 1, got -1"),
         ({"num_kv_blocks": 10**12}, "num_kv_blocks: 1000000000000 take .* more than is free"),
         ({"block_size": 0}, "block_size: expected at least 1, got 0"),
@@ -196,7 +196,7 @@ def test_bad_prompts_are_refused_and_leave_nothing_behind(tmp_path):
         ([[1024]], "expected token ids below 1024, got 1024"),
         ([[-1]], "expected token ids below 1024, got -1"),
         (["text"], "dummy weights come without a tokenizer"),
-        ([[1] * 256], "expected fewer than 256 tokens, which is the model's context, got 256"),
+        ([[1] * 256], "expected fewer tokens than max_model_len, which is 256, got 256"),
         ([[1, 2], [1] * 60], "need 5 pages of the KV cache, which has 4"),
         ([], "expected a prompt or a list of prompts"),
     ]:

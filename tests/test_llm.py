@@ -147,12 +147,14 @@ def test_a_bridge_joins_two_cards_and_a_geforce_none() -> None:
     assert link(get_device("rtx-4090"), 2) == ("PCIe", 32e9)
 
 
-def test_as_many_sequences_fit_as_are_said_to() -> None:
-    most = estimate(LLAMA_8B, H100, batch=1, context=8192, tensor_parallel=1).max_sequences
-    # The activations of a few more logits rows are far less than one sequence's cache.
-    assert estimate(LLAMA_8B, H100, batch=most, context=8192, tensor_parallel=1).fits
-    assert not estimate(LLAMA_8B, H100, batch=most + 1, context=8192, tensor_parallel=1).fits
-    assert most == (72e9 - 16.06e9 - 0.84e9) // (8192 * 131_072)
+def test_as_many_sequences_fit_as_are_said_to_whatever_the_batch() -> None:
+    for context, gpus, expected in ((8192, 1, (72e9 - 16.06e9 - 0.84e9) // (8192 * 131_072)), (1, 8, None)):
+        most = estimate(LLAMA_8B, H100, batch=1, context=context, tensor_parallel=gpus).max_sequences
+        assert estimate(LLAMA_8B, H100, batch=most, context=context, tensor_parallel=gpus).fits
+        assert not estimate(LLAMA_8B, H100, batch=most + 1, context=context, tensor_parallel=gpus).fits
+        assert expected in (most, None)
+        huge = estimate(LLAMA_8B, H100, batch=1_000_000, context=context, tensor_parallel=gpus)
+        assert (huge.max_sequences, huge.gpus_for_weights, huge.fits) == (most, 1, False)
     assert estimate(LLAMA_70B, H100, 1, 8192, tensor_parallel=1).max_sequences == 0
 
 

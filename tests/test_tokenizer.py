@@ -32,6 +32,12 @@ def test_an_empty_prompt_is_refused(tokenizer, prompt):
         tokenizer.encode(prompt)
 
 
+@pytest.mark.parametrize("prompt", ["caf\udce9", [{"role": "user", "content": "caf\udce9"}]], ids=["text", "chat"])
+def test_half_a_character_is_refused(tokenizer, prompt):
+    with pytest.raises(ValueError, match=r"prompt: expected text in UTF-8, got '\\udce9' in it"):
+        tokenizer.encode(prompt)
+
+
 @pytest.mark.parametrize("prompt", [[1, "x"], [True], b"bytes", 5, [1.5]])
 def test_what_is_no_prompt_is_refused(tokenizer, prompt):
     with pytest.raises(ValueError, match="prompt: expected a string, chat messages or token ids"):

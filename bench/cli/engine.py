@@ -61,10 +61,12 @@ def generate(
     """Answer a prompt, and say how long it took: TTFT, ITL and tokens a second."""
     from rooflab.bench import commands
     from rooflab.engine.llm import LLM, SamplingParams
+    from rooflab.engine.tokenizer import check_text
 
     params = SamplingParams(max_tokens, temperature, top_k, top_p, min_p, seed, ignore_eos)
     if not prompt:
         raise ValueError("prompt: expected at least one token, got an empty prompt")
+    check_text(prompt)
     swaps = commands.parse_swaps(swap or [])
     with show.waiting("loading the model"):
         llm = LLM(

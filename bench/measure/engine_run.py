@@ -71,7 +71,8 @@ def run_batch(
 
 def warm_up(llm: LLM, prompt_tokens: int = 32, new_tokens: int = 4) -> None:
     """Makes the first calls: they include allocation and, on a GPU, compilation, which no TTFT may contain."""
-    ids = random.Random(0).choices(range(llm.arch.vocab_size), k=min(prompt_tokens, llm.max_model_len - new_tokens - 1))
+    length = max(1, min(prompt_tokens, llm.max_model_len - new_tokens - 1))
+    ids = random.Random(0).choices(range(llm.arch.vocab_size), k=length)
     llm.generate([ids], SamplingParams(max_tokens=new_tokens, ignore_eos=True))
 
 
