@@ -16,6 +16,7 @@ from rooflab.bench.ab.run import Settings, _floor, difference, run
 from rooflab.bench.ab.sides import Comparison, Side, Target
 from rooflab.bench.ab.verdict import Rules
 from rooflab.bench.ab.worker import answer, check
+from rooflab.bench.processes.child import Died
 from rooflab.bench.records.files import read
 from rooflab.kernels import registry
 
@@ -114,6 +115,18 @@ def test_a_tree_that_cannot_be_imported_fails_by_its_own_words(tmp_path):
     side = Side("old", {"k": target("library")}, tree=tmp_path)
     found = pairs.Runner(Comparison(side, side, ("k",))).check("A", ["k"])["k"]
     assert found.status == "RUNTIME_ERROR" and found.reason.startswith("old: ") and "No module named" in found.reason
+
+
+def test_a_change_that_cannot_be_imported_is_named_with_its_place(monkeypatch):
+    def answers(side, job, limit_s):
+        if side.tree == pairs.ROOT:
+            raise Died(1, 'Traceback:\n  File "fused.py", line 3\n    def (\nSyntaxError: invalid syntax')
+        return [{"list": {}}]
+
+    monkeypatch.setattr(pairs, "_answers", answers)
+    status, _, errors = run_command(["ab", "rmsnorm", "--base", "HEAD"])
+    wanted = r'.*working tree \(.*SyntaxError: invalid syntax \(File "fused.py", line 3\)'
+    assert status == 2 and re.fullmatch("rooflab: head: expected a tree that can be imported, got " + wanted, errors)
 
 
 def test_settings_that_make_no_sense_are_refused():

@@ -203,6 +203,13 @@ def test_a_kernel_file_that_does_not_import_is_one_sentence(rooflab, tmp_path, t
     assert status == 2 and f"rooflab: kernel: mine.py cannot be imported: {message}" in err and "Traceback" not in err
 
 
+@pytest.mark.parametrize("text, said", [("def (", "mine.py:1: invalid"), ("import no_such", "mine.py:1: No")])
+def test_a_file_of_the_tree_that_does_not_import_is_one_sentence(rooflab, monkeypatch, text, said):
+    monkeypatch.setattr("rooflab.bench.commands.kernel_rows", lambda ops: exec(compile(text, "mine.py", "exec")))
+    status, out, err = rooflab("list")
+    assert status == 2 and err.startswith(f"rooflab: {said}") and "Traceback" not in err
+
+
 def test_an_unusable_cache_is_one_sentence(rooflab, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("ROOFLAB_CACHE", str(tmp_path / "file"))

@@ -13,7 +13,7 @@ from rooflab.bench.ab.changes import harness, touched_ops, users
 from rooflab.bench.ab.pairs import Runner
 from rooflab.bench.ab.run import Result, Settings, run
 from rooflab.bench.ab.self_test import KERNELS, SelfTest, self_test
-from rooflab.bench.ab.sides import ROOT, Comparison, Side, Wanted, check_names, two_kernels, two_trees
+from rooflab.bench.ab.sides import ROOT, Comparison, Side, SideName, Wanted, check_names, two_kernels, two_trees
 from rooflab.bench.ab.verdict import EXIT_UNRESOLVED, Outcome, Rules, exit_status
 from rooflab.bench.processes.child import ChildFailed
 from rooflab.bench.records.revisions import Tree, checked_out, git, working_tree
@@ -90,10 +90,14 @@ def of_revisions(trees: Revisions, wanted: Wanted, settings: Settings, out: Path
         own = harness(a.path) == files
         sides = [Side(one.label, {}, one.path, one.python, own_bench=own) for one in (a, b)]
         runner = Runner(Comparison(sides[0], sides[1], ()), settings.device, settings.seed)
-        try:
-            listed = runner.list("A", wanted.ops, wanted.suite_name), runner.list("B", wanted.ops, wanted.suite_name)
-        except ChildFailed as failed:
-            raise ValueError(f"base: expected two trees that this bench can import: {failed}") from failed
+
+        def listing(name: SideName, option: str, label: str) -> dict[str, Any]:
+            try:
+                return runner.list(name, wanted.ops, wanted.suite_name)
+            except ChildFailed as failed:
+                raise ValueError(f"{option}: expected a tree that can be imported, got {label}: {failed}") from failed
+
+        listed = listing("A", "base", a.label), listing("B", "head", b.label)
         check_names(listed, wanted)
         title = f"{a.label} against {b.label}"
         if trees.changed:

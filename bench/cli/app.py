@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from traceback import extract_tb
 from typing import Annotated
 
 import typer
@@ -59,6 +60,11 @@ def run() -> None:
         show.error(f"rooflab: {error}")
     except OSError as error:
         show.error(f"rooflab: {error.filename}: {error.strerror}" if error.filename else f"rooflab: {error}")
+    except SyntaxError as error:  # of a file of this tree, which its user is changing
+        show.error(f"rooflab: {error.filename}:{error.lineno}: {error.msg}")
+    except ImportError as error:
+        place = extract_tb(error.__traceback__)[-1]
+        show.error(f"rooflab: {place.filename}:{place.lineno}: {error}")
     except MemoryError as error:
         show.error(f"rooflab: out of memory: {error}")
     raise SystemExit(EXIT_USAGE)

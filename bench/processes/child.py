@@ -55,7 +55,9 @@ class Died(ChildFailed):
         self.signal = signal.Signals(-status).name if status < 0 else ""
         self.how = f"signal {self.signal}" if self.signal else f"status {status}"
         lines = [line.strip() for line in words.splitlines() if line.strip()]
-        super().__init__(f"its process ended with {self.how}: {lines[-1][-500:] if lines else 'it said nothing'}")
+        place = next((f" ({line})" for line in reversed(lines) if line.startswith('File "')), "")
+        last = lines[-1][-500:] + place if lines else "it said nothing"
+        super().__init__(f"its process ended with {self.how}: {last}")
 
 
 class Stuck(ChildFailed):
