@@ -217,6 +217,29 @@ def test_interpreted_kernels_are_not_timed_and_what_is_wrong_after_the_timing_is
     assert json.loads((pytester.path / "out.json").read_text())["benchmarks"] == []
 
 
+def test_keyword_arguments_go_to_both_functions_and_a_cost_is_no_dictionary(project, pytester):
+    pytester.makepyfile(
+        test_mine="""
+        import torch
+
+        def scaled(x, *, by, out):
+            return torch.mul(x, by, out=out)
+
+        def test_named(kernel_benchmark):
+            out = torch.zeros(4)
+            reference = lambda x, by, out: x * by
+            assert kernel_benchmark(scaled, torch.ones(4), by=3.0, out=out, reference=reference).sum() == 12
+            assert out.sum() == 0, "it was a copy"
+
+        def test_dict(kernel_benchmark):
+            kernel_benchmark(torch.neg, torch.ones(4), cost={"read_bytes": 16})
+    """
+    )
+    result = project("--benchmark")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["cost: expected a rooflab.roofline.model.Cost, got {'read_bytes': 16}"])
+
+
 def test_a_whole_pytest_run_without_kernels_imports_nothing_heavy(pytester):
     heavy = {"torch", "numpy", "triton", "matplotlib", "psutil"}
     pytester.makepyfile(f"import sys\ndef test_it():\n    assert not {heavy} & set(sys.modules)")

@@ -7,6 +7,7 @@ benchmark runs.  Without `--benchmark` the plugin changes one thing only: it ski
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -125,11 +126,12 @@ def _options(item: pytest.Item) -> dict[str, Any]:
 def kernel_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Callable[..., Any]:
     """`kernel_benchmark(fn, *args, reference=None, cost=None)`: checks `fn(*args)`, times it, and returns its result.
 
-    With `reference`, `fn(*args)` must equal `reference(*args)` within a few roundings to its dtype, in the check and
-    after timing; otherwise the test fails and publishes no time. `rooflab.bench.timing.timing` measures device time
-    with a cold cache, and the time becomes an ordinary pytest-benchmark result. `cost`, a
-    `rooflab.roofline.model.Cost`, adds FLOP/s, bytes/s and the fraction of each roof to the result's `extra_info`, next
-    to the raw samples. `afterwards()` is called after timing; it returns a description of an error, or None.
+    Other keyword arguments go to `fn` and to `reference`. With `reference`, `fn(*args)` must equal `reference(*args)`
+    within a few roundings to its dtype, in the check and after timing; otherwise the test fails and publishes no time.
+    `rooflab.bench.timing.timing` measures device time with a cold cache, and the time becomes an ordinary
+    pytest-benchmark result. `cost`, a `rooflab.roofline.model.Cost`, adds FLOP/s, bytes/s and the fraction of each roof
+    to the result's `extra_info`, next to the raw samples. `afterwards()` is called after timing; it returns a
+    description of an error, or None.
 
     The marker's `max_time` and `min_rounds`, or the options of that name, limit the time. If pytest-benchmark is
     disabled (xdist, `--benchmark-disable`), `fn` is checked and not timed.
@@ -142,10 +144,17 @@ def kernel_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Callable
         reference: Callable[..., Any] | None = None,
         cost: Cost | None = None,
         afterwards: Callable[[], str | None] | None = None,
+        **named: Any,
     ) -> Any:
         from rooflab.bench.check import gate as fixture
         from rooflab.bench.plugin import timing as plugin_timing
+        from rooflab.roofline.model import Cost
 
+        if not isinstance(cost, Cost | None):
+            _fail(benchmark, f"cost: expected a rooflab.roofline.model.Cost, got {cost!r}")
+        if named:  # by position, so that their tensors are copied and kept from change as the others are
+            fn, args = _by_position(fn, tuple(named)), (*args, *named.values())
+            reference = reference and _by_position(reference, tuple(named))
         checked = fixture.check(fn, args, reference)
         if checked.faults:
             _fail(benchmark, "; ".join(checked.faults))
@@ -173,6 +182,17 @@ def kernel_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Callable
         return benchmark.pedantic(lambda: checked.result, rounds=len(seconds))
 
     return run
+
+
+def _by_position(fn: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
+    """`fn` with its keyword arguments `names` as the last positional ones."""
+
+    @functools.wraps(fn)
+    def call(*values: Any) -> Any:
+        first = len(values) - len(names)
+        return fn(*values[:first], **dict(zip(names, values[first:], strict=True)))
+
+    return call
 
 
 def _fail(benchmark: Any, fault: str) -> NoReturn:
