@@ -43,17 +43,17 @@ def outcomes(**ratios):
 
 def test_junit_and_markdown_say_what_the_table_says(tmp_path):
     found = [*outcomes(same=1.0, slow=1.1), Outcome("gone", "MISSING", "removed or | renamed")]
-    found.append(Outcome("open", "UNRESOLVED", "too few", pairs=3))
+    found += [Outcome("open", "UNRESOLVED", "noise"), Outcome("blind", "UNRESOLVED", "too few", pairs=3, unseen=True)]
     output.write_junit(tmp_path / "deep" / "ab.xml", found, strict=False)
     suite = next(iter(JUnitXml.fromfile(str(tmp_path / "deep" / "ab.xml"))))
-    assert (suite.tests, suite.failures, suite.errors, suite.skipped) == (4, 1, 1, 1)
+    assert (suite.tests, suite.failures, suite.errors, suite.skipped) == (5, 1, 2, 1)
     output.write_junit(tmp_path / "strict.xml", found, strict=True)
     assert next(iter(JUnitXml.fromfile(str(tmp_path / "strict.xml")))).failures == 2
     output.write_markdown(tmp_path / "ab.md", "base against head", found, ["a note"])
     text = (tmp_path / "ab.md").read_text()
-    assert "**1 MISSING, 1 SLOWER, 1 UNRESOLVED, 1 SAME**" in text and "- a note" in text
+    assert "**1 MISSING, 1 SLOWER, 2 UNRESOLVED, 1 SAME**" in text and "- a note" in text
     rows = [line for line in text.splitlines() if line.startswith("| `")]
-    assert [row.split(" | ")[1] for row in rows] == ["MISSING", "SLOWER", "UNRESOLVED", "SAME"]
+    assert [row.split(" | ")[1] for row in rows] == ["MISSING", "SLOWER", "UNRESOLVED", "UNRESOLVED", "SAME"]
     assert "removed or \\| renamed" in rows[0] and "+10.0%" in rows[1]
     assert not list(tmp_path.rglob("*.part"))
 

@@ -53,13 +53,29 @@ def test_what_makes_a_verdict_unresolved():
             Evidence("k", first=pairs(1.05), second=pairs(1.05, count=4), unconfirmed="the budget ended"),
             "the budget ended",
         ),
-        (Evidence("k", first=pairs(1.05, count=4)), "fewer than 5"),
-        (Evidence("k", first=pairs(1.0, wobble=0.2)), "fit both"),
+        (Evidence("k", first=pairs(1.0, wobble=0.021)), "fit both"),
         (evidence(1.0, noise_floor=0.03), "identical code differs by 3.0%"),
     ):
         found = verdict_of(item)
         assert found.verdict == "UNRESOLVED" and why in found.reason
         assert exit_status([found]) == 0 and exit_status([found], strict=True) == 12
+
+
+def test_what_could_not_have_been_seen_does_not_pass():
+    small = 3e-6  # of which a sixth counts, so half of it must be seen
+    for item, passes in (
+        (Evidence("k", first=pairs(1.0, count=1)), False),
+        (Evidence("k", first=pairs(1.05, count=4)), False),
+        (Evidence("k", first=pairs(1.0, wobble=0.2)), False),
+        (evidence(1.05, noise_floor=0.061), False),
+        (evidence(1.05, noise_floor=0.059), True),
+        (Evidence("k", first=pairs(1.0, wobble=0.16, base=small)), True),
+        (Evidence("k", first=pairs(1.0, wobble=0.3, base=small)), False),
+    ):
+        found = verdict_of(item)
+        assert found.verdict == "UNRESOLVED" and found.unseen is not passes
+        assert ("could not have been seen" in found.reason) is not passes
+        assert exit_status([found]) == (0 if passes else 13) and exit_status([found], strict=True) == 13 - passes
 
 
 def test_a_noise_floor_below_the_effect_changes_nothing():

@@ -6,7 +6,7 @@ revisions itself.  A step converts the exit status of `rooflab ab --strict` to a
 when the A/B cannot decide):
 
     0 not slower -> good     10 SLOWER -> bad     11 INCORRECT or FAILED -> bad if `correctness` is set, else skip
-    12 UNRESOLVED, 13 INVALID or MISSING -> once more with twice the pairs, then skip     2 usage -> the bisection ends
+    12 UNRESOLVED, 13 INVALID, MISSING or unseen -> once more with twice the pairs, then skip     2 usage -> it ends
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def step(question: Question, good: str, head: str, run: Run) -> tuple[Answer, st
         return "bad", "SLOWER"
     if status == 11 and question.correctness:
         return "bad", "INCORRECT or FAILED"
-    names = {11: "INCORRECT or FAILED", 12: "UNRESOLVED", 13: "INVALID or MISSING"}
+    names = {11: "INCORRECT or FAILED", 12: "UNRESOLVED", 13: "INVALID, MISSING or unseen"}
     return "skip", names.get(status, f"ended with status {status}") + again
 
 

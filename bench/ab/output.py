@@ -11,7 +11,7 @@ from typing import Any
 
 from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
-from rooflab.bench.ab.verdict import EXIT_STATUS, Outcome
+from rooflab.bench.ab.verdict import EXIT_STATUS, Outcome, status_of
 from rooflab.bench.records.files import write_whole
 
 COLUMNS = ("comparison", "verdict", "A_ms", "B_ms", "effect", "from", "to", "visible", "pairs", "for_1%", "reason")
@@ -81,9 +81,10 @@ def write_junit(path: Path, outcomes: Sequence[Outcome], strict: bool) -> None:
             outcome.key, classname=outcome.key.split()[0].replace("/", "."), time=outcome.candidate_s or 0.0
         )
         text = f"{outcome.verdict}: {percent(outcome.effect)} {outcome.reason}".strip()
-        if EXIT_STATUS[outcome.verdict] == 13:
+        status = status_of(outcome, strict)
+        if status == EXIT_STATUS["INVALID"]:
             case.result = [Error(text, outcome.verdict)]
-        elif EXIT_STATUS[outcome.verdict] or (strict and outcome.verdict == "UNRESOLVED"):
+        elif status:
             case.result = [Failure(text, outcome.verdict)]
         elif outcome.verdict == "UNRESOLVED":
             case.result = [Skipped(text, outcome.verdict)]

@@ -5,7 +5,8 @@ least five pairs, whose own estimate lies beyond both too, and with which the bo
 false-discovery rate of at most 5% over all the kernels in question; a device activity that differs from the other
 side's; an effect larger than identical code shows on this machine.  (A bound for the second batch alone would square
 the power: 36% instead of 60% at 3%.)  FASTER needs the same.  SAME is also a finding: both bounds lie inside the
-threshold, and the pairs were measured in turn.  Everything else is UNRESOLVED; an impossible comparison never passes.
+threshold, and the pairs were measured in turn.  Everything else is UNRESOLVED.  An impossible comparison never passes,
+and neither does an UNRESOLVED that could not have shown three times the change that matters.
 
 The noise floor of a machine is the effect that its A/A comparisons showed although there was none.  The cache folder
 keeps the floor, which can only turn a verdict into UNRESOLVED.
@@ -47,6 +48,8 @@ EXIT_STATUS: dict[Verdict, int] = {
 }
 EXIT_UNRESOLVED = 12
 """Exit status of an UNRESOLVED under `--strict`."""
+UNSEEN = 3.0
+"""An UNRESOLVED passes only if an effect of this many thresholds could have been seen."""
 EXIT_ORDER = (11, 13, 10, 12)
 """If several statuses apply, the first in this order is returned."""
 
@@ -106,6 +109,8 @@ class Outcome:
     effect_high: float | None = None
     smallest_visible_effect: float | None = None
     """The smallest effect that these pairs would have called a difference with a chance of 80%."""
+    unseen: bool = False
+    """Whether it is UNRESOLVED, and not even `UNSEEN` times the change that matters could have been seen."""
     pairs_for_1_percent: float | None = None
     p_value: float | None = None
     """The p-value, adjusted for all comparisons of the run."""
@@ -131,10 +136,15 @@ def judge(evidence: Sequence[Evidence], rules: Rules) -> list[Outcome]:
 
 def exit_status(outcomes: Sequence[Outcome], strict: bool = False) -> int:
     """The exit status of a run; a run without outcomes has the status of INVALID."""
-    found = {EXIT_STATUS[outcome.verdict] for outcome in outcomes} if outcomes else {EXIT_STATUS["INVALID"]}
-    if strict and any(outcome.verdict == "UNRESOLVED" for outcome in outcomes):
-        found.add(EXIT_UNRESOLVED)
+    found = {status_of(outcome, strict) for outcome in outcomes} or {EXIT_STATUS["INVALID"]}
     return next((status for status in EXIT_ORDER if status in found), 0)
+
+
+def status_of(outcome: Outcome, strict: bool) -> int:
+    """The exit status of one outcome."""
+    if outcome.unseen:
+        return EXIT_STATUS["INVALID"]
+    return EXIT_UNRESOLVED if strict and outcome.verdict == "UNRESOLVED" else EXIT_STATUS[outcome.verdict]
 
 
 def _called(pairs: Sequence[tuple[float, float]], rules: Rules) -> Verdict | None:
@@ -179,17 +189,21 @@ def _outcome(item: Evidence, rules: Rules, p_values: Sequence[float], several: b
     verdict, reason = _verdict(item, rules, effect, margin, p_values)
     if verdict != "UNRESOLVED" and several and effect.pairs < SUITE_PAIRS:
         verdict, reason = "UNRESOLVED", f"{effect.pairs} pairs; several kernels at once need {SUITE_PAIRS}"
+    visible = _ratio(effect.smallest_visible(margin))
+    widest = UNSEEN * math.expm1(margin)
+    unseen = verdict == "UNRESOLVED" and (visible is None or max(visible, item.noise_floor or 0.0) > widest)
     needed = effect.pairs_for(math.log1p(0.01))
     return Outcome(
         key=item.key,
         verdict=verdict,
-        reason=reason,
+        reason=f"{reason}; a change of {widest:.1%} could not have been seen" if unseen else reason,
         baseline_s=median(a for a, _ in pairs),
         candidate_s=median(b for _, b in pairs),
         effect=_ratio(effect.effect),
         effect_low=_ratio(effect.low),
         effect_high=_ratio(effect.high),
-        smallest_visible_effect=_ratio(effect.smallest_visible(margin)),
+        smallest_visible_effect=visible,
+        unseen=unseen,
         pairs_for_1_percent=needed if math.isfinite(needed) else None,
         p_value=min(p_values),
         noise_floor=item.noise_floor,

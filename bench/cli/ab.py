@@ -16,8 +16,8 @@ rooflab ab OP --kernel A --kernel B; rooflab ab [OP] --base REV [--head REV] [--
 rooflab ab --records A --records B; rooflab ab --self-test.
 
 Verdicts: FASTER, SLOWER, SAME, UNRESOLVED, INCORRECT, FAILED, MISSING, INVALID. Exit status, the first that applies:
-11 INCORRECT or FAILED, 13 INVALID or MISSING or nothing compared, 10 SLOWER, 12 UNRESOLVED with --strict, 0; 2 is bad
-usage."""
+11 INCORRECT or FAILED, 13 INVALID or MISSING or nothing compared (or UNRESOLVED where three times the threshold could
+not be seen), 10 SLOWER, 12 UNRESOLVED with --strict, 0; 2 is bad usage."""
 
 
 @app.command("ab", help=HELP)
