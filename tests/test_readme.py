@@ -1,13 +1,25 @@
-"""The README is true: its commands run and its code blocks do what they show."""
+"""The documents are true: the README's commands run, its code blocks do what they show, and what they name is there.
+
+The short suite leaves out the commands in `LEFT_OUT`; without `.venv/bin/`, a command needs a GPU, a git history or
+files that only its user has, and `test_packaging.py` reads its options.
+"""
 
 import re
 import shlex
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from test_ab_run import here
+from test_pytest_plugin import project
 
+from rooflab.bench import ab
+from rooflab.bench.ab import pairs
 from rooflab.kernels import registry
+
+assert project  # a fixture
+pytest_plugins = ["pytester"]
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -20,12 +32,27 @@ COMMANDS = [
     if line.startswith(".venv/bin/rooflab ")
 ]
 PYTHON = [block for language, block in BLOCKS if language == "python"]
+LEFT_OUT = {
+    "check gemm": "minutes: every kernel on every case",
+    "bench rmsnorm": "10 s: it first measures this machine's ceilings",
+    "generate": "it loads a model; test_engine_oracle.py asks the same of the same model",
+    "emulate": "7 s: it compiles; test_emulate.py has such commands",
+    "ab": "a minute of fresh processes",
+    "static": "6 s: it compiles",
+    "suite": "a minute of fresh processes",
+    "roofline": "3 s of figures, which test_cli.py draws",
+    "bench --kernel": "it measures this machine's ceilings",
+    "ceilings": "6 s: it measures them",
+}
+"""The commands that only the slow suite runs, by how they begin, with the reason."""
+
+
+def left_out(arguments):
+    return [start for start in LEFT_OUT if f"{shlex.join(arguments)} ".startswith(f"{start} ")]
 
 
 def test_the_first_two_blocks_are_the_main_job_and_the_tests():
     assert [block.strip() for _, block in BLOCKS[:2]] == ["make lab", "make test"]
-    targets = re.findall(r"^(\w[\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    assert {"lab", "test"} <= set(targets)
 
 
 @pytest.fixture
@@ -38,16 +65,34 @@ def folder(tmp_path, monkeypatch):
         kernels.pop("mine", None)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
+def test_what_is_left_out_is_in_the_readme():
+    assert {start for arguments in COMMANDS for start in left_out(arguments)} == LEFT_OUT.keys()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [pytest.param(words, marks=[pytest.mark.slow] * bool(left_out(words))) for words in COMMANDS],
+    ids=" ".join,
+)
 def test_a_command_runs(arguments, folder, rooflab):
     status, out, err = rooflab(*arguments)
     assert status == 0 and len(out.splitlines()) > 2, err
 
 
-def test_the_kernel_it_shows_is_right(folder, rooflab):
-    status, out, _ = rooflab("check", "--kernel", "mine.py")
-    assert status == 0, out
+def test_the_benchmark_it_shows_runs(folder, project, pytester, monkeypatch):
+    monkeypatch.setattr("rooflab.bench.plugin.timing.ceilings_for", lambda device: None)  # measuring them takes seconds
+    pytester.makepyfile(mine=(folder / "mine.py").read_text())
+    pytester.makepyfile(test_mine=next(block for block in PYTHON if "kernel_benchmark" in block))
+    project("--benchmark").assert_outcomes(passed=1)
+
+
+def test_the_comparison_it_shows_runs(monkeypatch, capfd):
+    """With one pair, and what its processes do is done in this one."""
+    monkeypatch.setattr(pairs, "_answers", here)
+    monkeypatch.setattr(ab, "compare", partial(ab.compare, pairs=1, kernel_s=0.05))
+    block = next(block for block in PYTHON if "compare(" in block)
+    exec(compile(block, "README.md", "exec"), {"__name__": "__main__"})
+    assert "my_softmax against reference: UNRESOLVED: " in capfd.readouterr().out
 
 
 @pytest.mark.slow  # test_engine_oracle.py asks the same of the same model
@@ -58,9 +103,13 @@ def test_the_python_it_shows_runs(capfd):
     assert "The capital of France is Paris." in capfd.readouterr().out
 
 
-def test_every_file_it_links_to_is_there():
-    for target in re.findall(r"\]\(([^)#]+)\)", README):
+def test_every_file_and_target_that_the_documents_name_is_there():
+    text = README + (ROOT / "CONTRIBUTING.md").read_text()
+    named = re.findall(r"`((?:bench|engine|kernels|reference|roofline|tests|\.ci)/[\w./]+)`", text)
+    for target in (*re.findall(r"\]\(([^)#]+)\)", text), *named):
         assert (ROOT / target).exists(), target
+    asked = " ".join(re.findall(r"(?:`|^)make ([a-z -]+)", text, re.MULTILINE)).split()
+    assert {*asked} <= {*re.findall(r"^(\w[\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE)}
 
 
 PTX = """
