@@ -1,8 +1,7 @@
 """The wheel alone gets a `rooflab/__init__.py`.
 
-pytest rewrites the assertions of a plugin's own packages.  It finds them by a top-level `__init__.py` in the wheel, and
-without one it marks every file's bare name (`model`, `code`), also in the projects of others.  The tree and an editable
-installation have no such file: their `rooflab` is a namespace of the five folders.
+Without one, pytest marks the bare names of a plugin's files (`model`, `code`) for rewriting, in the projects of others
+too.  In the tree and in an editable installation `rooflab` is a namespace of the five folders.
 """
 
 from pathlib import Path
@@ -12,8 +11,6 @@ from setuptools.command.build_py import build_py
 
 
 class BuildPackage(build_py):
-    """Copies the five folders, and makes their parent a regular package."""
-
     def run(self) -> None:
         super().run()
         if not self.editable_mode:

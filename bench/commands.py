@@ -59,7 +59,7 @@ def kernel_rows(ops: Sequence[str] | None = None) -> list[dict[str, Any]]:
         if spec.no_library:
             row = {"op": op, "name": "library", "role": "library", "backend": "torch", "available": False}
             rows.append(row | {"reason": f"none in torch: {spec.no_library}"})
-    for name, refusal in registry.broken_plugins().items():
+    for name, refusal in registry.broken_plugins.items():
         row = {"op": "", "name": name, "role": "plug-in", "backend": "", "available": False}
         rows.append(row | {"reason": str(refusal)})
     return rows

@@ -167,7 +167,8 @@ class Kernel:
 
 _ops: dict[str, OpSpec] = {}
 _kernels: dict[str, dict[str, Kernel]] = {}
-_broken: dict[str, Refusal] = {}
+broken_plugins: dict[str, Refusal] = {}
+"""The entry points that cannot be imported, by name; complete after `load_all`."""
 
 
 def interpreting() -> bool:
@@ -199,7 +200,7 @@ def get_op(name: str) -> OpSpec:
 
 def _unknown(text: str) -> ValueError:
     """The error on an unknown name, which may be one of a plug-in that could not be imported."""
-    return ValueError("; ".join([text, *map(str, _broken.values())]))
+    return ValueError("; ".join([text, *map(str, broken_plugins.values())]))
 
 
 def register(
@@ -277,13 +278,7 @@ def load_all() -> None:
             entry_point.load()
         except IMPORT_ERRORS as error:
             why = f"plug-in {entry_point.name} cannot be imported: {_first_line(error)}"
-            _broken.setdefault(entry_point.name, Refusal("UNAVAILABLE", why))
-
-
-def broken_plugins() -> dict[str, Refusal]:
-    """The entry points that cannot be imported, by name, with the reason."""
-    load_all()
-    return _broken
+            broken_plugins.setdefault(entry_point.name, Refusal("UNAVAILABLE", why))
 
 
 def _first_line(error: BaseException) -> str:

@@ -5,6 +5,7 @@ Everything here is arithmetic on published figures: a bound, never a measurement
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from math import ceil
 
@@ -167,11 +168,9 @@ def estimate(
     usable = device.hbm_bytes * memory_fraction
     chunk = min(max(prompt, context), PREFILL_CHUNK_TOKENS)
 
-    def activations(tokens: int, sequences: int, gpus: int) -> int:
-        return activation_bytes(architecture, tokens, sequences, weight_dtype, gpus)
-
     def without_cache(gpus: int, batch: int = batch) -> int:
-        return weight_bytes(architecture, weight_dtype, gpus) + activations(max(batch, chunk), batch, gpus)
+        activations = activation_bytes(architecture, max(batch, chunk), batch, weight_dtype, gpus)
+        return weight_bytes(architecture, weight_dtype, gpus) + activations
 
     def cache(gpus: int) -> int:
         return batch * context * kv_bytes_per_token(architecture, kv_dtype, gpus)
@@ -188,10 +187,7 @@ def estimate(
         )
     )
     sequence_bytes = context * kv_bytes_per_token(architecture, kv_dtype, gpus)
-    left = usable - weight_bytes(architecture, weight_dtype, gpus)
-    # A step holds the tokens of a chunk or, of a batch larger than that, one token of each sequence.
-    beside_chunk = (left - activations(chunk, 0, gpus)) // (sequence_bytes + activations(0, 1, gpus))
-    beside_batch = left // (sequence_bytes + activations(1, 1, gpus))
+    most = bisect_right(range(1, 1 << 40), usable, key=lambda n: without_cache(gpus, n) + n * sequence_bytes)
     return Estimate(
         model=architecture.name,
         gpu=device.name,
@@ -212,9 +208,9 @@ def estimate(
         tensor_parallel=gpus,
         weight_bytes_per_gpu=weight_bytes(architecture, weight_dtype, gpus),
         kv_bytes_per_gpu=cache(gpus),
-        activation_bytes_per_gpu=activations(max(batch, chunk), batch, gpus),
+        activation_bytes_per_gpu=without_cache(gpus) - weight_bytes(architecture, weight_dtype, gpus),
         fits=without_cache(gpus) + cache(gpus) <= usable,
-        max_sequences=max(0, int(min(beside_chunk, beside_batch))),
+        max_sequences=most,
         link=link_name if gpus > 1 else None,
         link_bytes_per_s=link_rate if gpus > 1 else None,
         prefill=prefill,

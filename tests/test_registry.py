@@ -261,7 +261,7 @@ def test_an_entry_point_is_loaded_and_a_broken_one_is_unavailable_by_its_name(mo
         EntryPoint("works", lambda: register_toy(lambda x, scale=2.0: x * scale)),
     ]
     monkeypatch.setattr(registry, "entry_points", lambda group: points if group == "rooflab.kernels" else [])
-    monkeypatch.setattr(registry, "_broken", {})
+    monkeypatch.setattr(registry, "broken_plugins", {})
     registry.load_all.__wrapped__()
     assert registry.get_kernel("toy", "naive").role == "naive"
     status, out, _ = rooflab("list", "rmsnorm", "--json")
