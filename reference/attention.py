@@ -209,6 +209,14 @@ def _softmax(scores: torch.Tensor, sink: torch.Tensor | None) -> tuple[torch.Ten
     return (weights if sink is None else weights[:, :-1]), lse
 
 
+def other_scores(inputs: Inputs, q: str, k: str) -> Iterator[tuple[str, Inputs]]:
+    """A scale that is not D**-0.5; then scores that are all below -10,000, where a mask of -10,000 is no mask."""
+    yield "a softmax_scale of its own", {**inputs, "softmax_scale": 0.6 * inputs[q].shape[-1] ** -0.5}
+    D = inputs[q].shape[-1]
+    far = 120.0 / D**0.25  # squared, times D, times D**-0.5
+    yield "all scores below -10,000", {**inputs, q: inputs[q].abs() + far, k: -(inputs[k].abs() + far)}
+
+
 def low_precision(inputs: Inputs, q: str, k: str, v: str) -> Iterator[tuple[str, Inputs]]:
     """Inputs that reveal 16-bit intermediates: sums that do not cancel, and a large score that all keys share. Then
     scores in the thousands, whose exponentials overflow unless the largest score is subtracted.

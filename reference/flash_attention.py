@@ -23,6 +23,7 @@ from rooflab.reference.attention import (
     get_scale,
     listen,
     low_precision,
+    other_scores,
     seen_keys,
     shout,
     with_heads,
@@ -179,7 +180,8 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
         inputs = _quantised(inputs, scheme, case)
         inputs |= {"k": inputs["k"][:, :S], "v": inputs["v"][:, :S]}
         yield "poison one past the last key", inputs
-    for label, inputs in low_precision(_drawn(case, scheme, device, seed), "q", "k", "v"):
+    drawn = _drawn(case, scheme, device, seed)
+    for label, inputs in (*low_precision(drawn, "q", "k", "v"), *other_scores(drawn, "q", "k")):
         yield label, _quantised(inputs, scheme, case)
     if S and _is_fp8(scheme):
         # Scores near zero and values of one sign leave only the rounding of the weights, so that a wrong factor shows.

@@ -22,6 +22,7 @@ from rooflab.reference.attention import (
     get_scale,
     listen,
     low_precision,
+    other_scores,
     seen_keys,
     shout,
     with_heads,
@@ -144,6 +145,7 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
                 inputs["v"][keys] = -100.0
         yield f"{what} sequences of large keys and values", inputs
     yield from low_precision(make_inputs(case, scheme, device, seed), "q", "k", "v")
+    yield from other_scores(make_inputs(case, scheme, device, seed), "q", "k")
 
 
 def cost(

@@ -22,6 +22,7 @@ from rooflab.reference.attention import (
     get_scale,
     listen,
     low_precision,
+    other_scores,
     seen_keys,
     shout,
     with_heads,
@@ -165,6 +166,15 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
         if reached:
             yield label, inputs
     yield from low_precision(make_inputs(case, scheme, device, seed), "q", "k_cache", "v_cache")
+    inputs = make_inputs(case, scheme, device, seed)
+    yield from other_scores(inputs, "q", "k_cache") if scheme.weight.itemsize > 1 else ()
+    table, lengths = inputs["block_table"], inputs["seq_lens"].tolist()
+    yield "padding of the table that is a page", {**inputs, "block_table": table.clamp(min=0)}
+    if len(lengths) > 1:
+        shared = min(lengths[0], lengths[1]) // block_size  # whole pages: a tail belongs to one sequence
+        table = table.clone()
+        table[1, :shared] = table[0, :shared]
+        yield "a prefix that two sequences share", {**inputs, "block_table": table}
 
 
 def cost(

@@ -97,6 +97,12 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     return tuple(limits)
 
 
+def other_angles(cos: torch.Tensor, seed: int) -> Inputs:
+    """Tables that follow no theta: their angles are random."""
+    angles = randn(*cos.shape, dtype=torch.float32, device=cos.device, seed=seed, scale=3.0)
+    return {"cos": angles.cos(), "sin": angles.sin()}
+
+
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
     """The first and the last row of the tables; then one large value at each end of a head and of each half."""
     D, last = int(case["D"]), int(case["max_position"]) - 1
@@ -104,6 +110,7 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
         inputs = make_inputs(case, scheme, device, seed)
         inputs["positions"].fill_(position)
         yield f"position={position}", inputs
+    yield "tables of other angles", make_inputs(case, scheme, device, seed) | other_angles(inputs["cos"], seed)
     for column in sorted({0, D // 2 - 1, D // 2, D - 1}):
         inputs = make_inputs(case, scheme, device, seed)
         for name in ("q", "k"):

@@ -156,10 +156,12 @@ def _judge_row(token: int, best: int, inputs: Inputs, b: int) -> tuple[float, fl
     """The difference between the scores of `best` and `token`, and that difference over the allowed one."""
     row = inputs["logits"][b]
     settings = [inputs[name][b].item() for name in ("temperature", "top_k", "top_p", "min_p", "seed", "position")]
-    if not 0 <= token < len(row) or settings[0] == 0:
+    if not 0 <= token < len(row):
         return math.inf, math.inf
-    if not bool(row.isfinite().any()):
-        return 0.0, 0.0
+    if bool((row.isnan() | (row == math.inf)).any() or (row == -math.inf).all()):
+        return 0.0, 0.0  # any token will do
+    if settings[0] == 0:
+        return math.inf, math.inf
     law = support(row, *settings[:4])
     if not bool(law.kept[token] | law.doubtful[token]):
         return math.inf, math.inf
@@ -202,7 +204,10 @@ def settings(rows: list[tuple[float, int, float, float]], device: torch.device, 
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Rows whose arithmetic is exact: 2**n equal logits and -inf, so that one wrong token in the support shows."""
+    """Rows whose arithmetic is exact: 2**n equal logits and -inf, so that one wrong token in the support shows.
+
+    Then one large logit; rows of one batch with different settings, greedy among them; and rows that have no law.
+    """
     V = int(case["V"])
     rows = 16
     for label, count, setting in (
@@ -226,6 +231,13 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
         inputs = make_inputs(case, scheme, device, seed)
         inputs["logits"][:, place] = 200.0
         yield f"token {place} dominates", inputs
+    # Whole numbers tie often; among ties the lowest index wins.
+    logits = randn(8, V, dtype=torch.float32, device=device, seed=seed, scale=3.0).round()
+    own = settings([(0.0, 0, 1.0, 0.0), (0.7, 40, 1.0, 0.0), (1.0, 0, 0.9, 0.0), (1.3, 0, 1.0, 0.1)] * 2, device, seed)
+    yield "rows with settings of their own", {"logits": logits.to(scheme.activation)} | own
+    for row, value in enumerate((math.nan, math.inf, -math.inf)):
+        logits[2 * row, -1 if row < 2 else slice(None)] = value
+    yield "rows without a law", {"logits": logits.to(scheme.activation)} | own
 
 
 def cost(

@@ -138,8 +138,10 @@ def test_rows_without_a_law_still_give_a_token_of_the_vocabulary(kernel):
     logits[4, ::2] = INF
     logits[5] = 3e38
     for row in [(0.0, 0, 1.0, 0.0), (1.0, 0, 1.0, 0.0), (1.0, 3, 0.9, 0.0), (1.0, 0, 0.5, 0.1)]:
-        tokens = kernel(logits, **settings([row] * 6, CPU, 0))
+        inputs = {"logits": logits} | settings([row] * 6, CPU, 0)
+        tokens = kernel(**inputs)
         assert ((tokens >= 0) & (tokens < 70)).all(), row
+        assert _passes(tokens, inputs) and not _passes(tokens + 70, inputs), row
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
