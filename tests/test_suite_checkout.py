@@ -61,8 +61,8 @@ def test_a_command_runs_by_path_from_anywhere(bare, tmp_path):
     rows = json.loads(done.stdout)
     assert {"naive", "library", "tensor_core"} <= {row["name"] for row in rows}
     links = bare[0] / "build" / "checkout" / "rooflab"
-    assert {link.name for link in links.iterdir()} == set(FOLDERS)
-    assert all(link.resolve() == bare[0] / link.name for link in links.iterdir())
+    assert {link.name for link in links.iterdir()} == {*FOLDERS, "__init__.py"}
+    assert all((links / name).resolve() == bare[0] / name for name in FOLDERS)
 
 
 def test_the_suite_dry_runs_in_processes_of_its_own(bare, tmp_path):
