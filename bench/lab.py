@@ -37,7 +37,7 @@ BENCH_S = 0.15
 """Seconds for each kernel and case; with this budget and the checks the lab takes minutes on two cores."""
 LEFT_OUT = (
     "checked in {scheme}, with planted inputs for Triton kernels only on the smoke cases; `rooflab check` checks every "
-    "dtype, with planted inputs on every case"
+    "dtype and draws more cases, and with --all it plants inputs on every case of the op"
 )
 
 

@@ -30,11 +30,11 @@ class Sizes:
     step: int = 1
 
     def draw(self, state: random.Random) -> tuple[str, int]:
-        """A place and a size there: the least, at or beside a power of two, a prime, or anywhere.
+        """A place and a size there: the least, at or beside a power of two, a prime, anywhere, or in the upper half.
 
-        Small sizes are as likely as large ones, by their logarithm.
+        Except in the last place, small sizes are as likely as large ones, by their logarithm.
         """
-        place = state.choice(("least", "below", "at", "above", "prime", "any"))
+        place = state.choice(("least", "below", "at", "above", "prime", "any", "large"))
         near = 2 ** state.randint(1, max(1, self.most.bit_length() - 1))
         size = {
             "least": self.least,
@@ -42,6 +42,7 @@ class Sizes:
             "at": near,
             "above": near + self.step,
             "prime": _prime(near + state.randrange(near)),
+            "large": state.randint((self.least + self.most) // 2, self.most),
             "any": round(math.exp(state.uniform(math.log(max(self.least, 1)), math.log(self.most)))),
         }[place]
         return place, min(max(size // self.step * self.step, self.least), self.most)

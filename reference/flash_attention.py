@@ -286,6 +286,7 @@ SPEC = OpSpec(
             _case(66, 64, 16, 1, 64, True, sinks=True, lse=True),
             _case(40, 150, 8, 2, 64, True, window=32, softcap=20.0, sinks=True, lse=True),
             _case(33, 47, 2, 1, 80, True),
+            _case(64, 100, 2, 1, 64, True),  # whole tiles of queries, whose diagonal does not begin at key 0
             _case(33, 47, 2, 1, 96, False),
             _case(20, 129, 2, 1, 192, True),
             _case(20, 65, 2, 2, 256, True),

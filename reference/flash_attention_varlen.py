@@ -222,7 +222,7 @@ SPEC = OpSpec(
     },
     domain=Domain(
         {
-            "B": Sizes(1, 20),
+            "B": Sizes(1, 130),
             "equal": (True, False),
             "T": Sizes(1, 1_500),
             "S": Sizes(1, 1_500),

@@ -97,7 +97,7 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
         inputs = make_inputs(case, scheme, device, seed)
         inputs["a"][:, k] = PLANT
         inputs["b"][k, ::2] = INT8_MAX
-        inputs["b"][k, 1::2] = -INT8_MAX
+        inputs["b"][k, 1::2] = -INT8_MAX - 1
         yield f"k={k}", inputs
 
 

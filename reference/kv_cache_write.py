@@ -118,7 +118,7 @@ SPEC = OpSpec(
             "H_kv": Sizes(1, 16),
             "D": Sizes(1, 600),
             "block_size": Sizes(1, 300),
-            "spare": (0, 1, 5),
+            "spare": (0, 1, 5_000),
             "skipped": ("none", "some", "all"),
         },
         drawn_pages,

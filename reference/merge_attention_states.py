@@ -77,7 +77,7 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
         inputs["lses"][part] = 40.0
         inputs["outs"][part] = torch.linspace(-8, 8, int(case["D"])).to(inputs["outs"])
         yield f"part {part}", inputs
-    for shift in (300.0, -300.0):
+    for shift in (300.0, -300.0, -20_000.0):
         inputs = make_inputs(case, scheme, device, seed)
         inputs["lses"] += shift
         yield f"log-sum-exps about {shift:g}", inputs

@@ -115,6 +115,7 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
             yield f"key {position}" if position < context else "one past the last key", inputs
     inputs = make_inputs(case, scheme, device, seed)
     yield "a softmax_scale of its own", {**inputs, "softmax_scale": 2.3 * SCALE}
+    yield "padding of the table that is a page", {**inputs, "block_table": inputs["block_table"].clamp(min=0)}
     for label, changed in low_precision({**inputs, "k": inputs["kv_cache"], "v": inputs["kv_cache"]}, "q", "k", "v"):
         cache = changed["v"] if "one sign" in label else changed["k"]
         yield label, {**inputs, "q": changed["q"], "kv_cache": cache}

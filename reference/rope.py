@@ -97,10 +97,14 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     return tuple(limits)
 
 
-def other_angles(cos: torch.Tensor, seed: int) -> Inputs:
-    """Tables that follow no theta: their angles are random."""
+def other_tables(cos: torch.Tensor, seed: int) -> Iterator[tuple[str, Inputs]]:
+    """Tables that follow no theta; then those of a large theta, longer than 1, as YaRN's are (arXiv 2309.00071)."""
     angles = randn(*cos.shape, dtype=torch.float32, device=cos.device, seed=seed, scale=3.0)
-    return {"cos": angles.cos(), "sin": angles.sin()}
+    yield "tables of random angles", {"cos": angles.cos(), "sin": angles.sin()}
+    rows, half = cos.shape
+    angles = torch.arange(rows)[:, None] * 2e6 ** (-torch.arange(half, dtype=torch.float64) / max(half, 1))
+    long = {"cos": (1.2 * angles.cos()).float(), "sin": (1.2 * angles.sin()).float()}
+    yield "tables of a large theta, longer than 1", {name: table.to(cos.device) for name, table in long.items()}
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
@@ -110,7 +114,8 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
         inputs = make_inputs(case, scheme, device, seed)
         inputs["positions"].fill_(position)
         yield f"position={position}", inputs
-    yield "tables of other angles", make_inputs(case, scheme, device, seed) | other_angles(inputs["cos"], seed)
+    for label, tables in other_tables(inputs["cos"], seed):
+        yield label, make_inputs(case, scheme, device, seed) | tables
     for column in sorted({0, D // 2 - 1, D // 2, D - 1}):
         inputs = make_inputs(case, scheme, device, seed)
         for name in ("q", "k"):

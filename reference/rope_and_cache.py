@@ -14,7 +14,7 @@ import torch
 from rooflab.reference.compare import ErrorStats, elementwise
 from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.pages import drawn_pages
-from rooflab.reference.rope import THETA, other_angles
+from rooflab.reference.rope import THETA, other_tables
 from rooflab.reference.spec import FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
@@ -171,7 +171,8 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
         inputs = make_inputs(case, scheme, device, seed)
         inputs["positions"].fill_(position)
         yield f"position={position}", inputs
-    yield "tables of other angles", make_inputs(case, scheme, device, seed) | other_angles(inputs["cos"], seed)
+    for label, tables in other_tables(inputs["cos"], seed):
+        yield label, make_inputs(case, scheme, device, seed) | tables
     for column in sorted({0, int(case["rotary"]) // 2, int(case["rotary"]) - 1, int(case["D"]) - 1} - {-1}):
         inputs = make_inputs(case, scheme, device, seed)
         for name in ("q", "k", "v"):
@@ -259,7 +260,7 @@ SPEC = OpSpec(
             "rotary": ("all", "half", "none"),
             "max_position": Sizes(1, 1_500_000),
             "block_size": Sizes(1, 300),
-            "spare": (0, 1, 5),
+            "spare": (0, 1, 5_000),
             "skipped": ("none", "some", "all"),
             "interleaved": (False, True),
         },

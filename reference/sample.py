@@ -235,6 +235,7 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
     logits = randn(8, V, dtype=torch.float32, device=device, seed=seed, scale=3.0).round()
     own = settings([(0.0, 0, 1.0, 0.0), (0.7, 40, 1.0, 0.0), (1.0, 0, 0.9, 0.0), (1.3, 0, 1.0, 0.1)] * 2, device, seed)
     yield "rows with settings of their own", {"logits": logits.to(scheme.activation)} | own
+    yield "all logits below -10,000", {"logits": (logits - 20_000).to(scheme.activation)} | own
     for row, value in enumerate((math.nan, math.inf, -math.inf)):
         logits[2 * row, -1 if row < 2 else slice(None)] = value
     yield "rows without a law", {"logits": logits.to(scheme.activation)} | own
