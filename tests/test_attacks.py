@@ -25,7 +25,7 @@ MISSED = frozenset({"gemm/empty_k", "gemm/no_stride_of_b_is_1"})
 """Wrong kernels that the checker does not find yet: products over K = 0, and of a b whose strides are both above 1."""
 
 REFUSED = frozenset({"rmsnorm/compiled_eager"})
-"""Right kernels that the checker refuses: of a graph that is first run where `torch.empty` gives NaN."""
+"""Right kernels that the checker refuses; why it refuses this one is not known yet."""
 
 
 @contextmanager
