@@ -58,10 +58,11 @@ HEADS: Mapping[str, Axis] = {"H_kv": Sizes(1, 16), "group": (1, 2, 3, 5, 8, 16),
 OPTIONS = {"window": (0, 1, 17, 64, 100, 513), "softcap": (0.0, 20.0), "sinks": (False, True), "lse": (False, True)}
 
 
-def with_heads(H_kv: int, group: int, **values: Any) -> Case | None:
-    """The case of these values; None for a window without `causal`."""
-    hidden = bool(values.get("window")) and not values.get("causal", True)
-    return None if hidden else Case(H=group * H_kv, H_kv=H_kv, **values)
+def with_heads(H_kv: int, group: int, equal: bool = False, **values: Any) -> Case | None:
+    """The case of these values, with S = T where they are `equal`; None for a window without `causal`."""
+    if values.get("window") and not values.get("causal", True):
+        return None
+    return Case(H=group * H_kv, H_kv=H_kv, **values | ({"S": values["T"]} if equal else {}))
 
 
 @dataclass(frozen=True)

@@ -41,10 +41,11 @@ class Sizes:
             "below": near - self.step,
             "at": near,
             "above": near + self.step,
-            "prime": _prime(near + state.randrange(near)),
+            "prime": near + state.randrange(near),
             "large": state.randint((self.least + self.most) // 2, self.most),
             "any": round(math.exp(state.uniform(math.log(max(self.least, 1)), math.log(self.most)))),
         }[place]
+        size = _prime(size) if place == "prime" else size
         return place, min(max(size // self.step * self.step, self.least), self.most)
 
     def simpler(self, size: Value) -> list[Value]:

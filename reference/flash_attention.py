@@ -247,10 +247,6 @@ def _case(T: int, S: int, H: int, H_kv: int, D: int, causal: bool, B: int = 1, *
     return Case(B=B, T=T, S=S, H=H, H_kv=H_kv, D=D, causal=causal, **more)
 
 
-def _drawn_case(T: int, S: int, equal: bool, **values: Any) -> Case | None:
-    return with_heads(T=T, S=T if equal else S, **values)
-
-
 SPEC = OpSpec(
     name="flash_attention",
     reference=reference,
@@ -308,6 +304,6 @@ SPEC = OpSpec(
             **OPTIONS,
             "v_columns": (False, True),
         },
-        _drawn_case,
+        with_heads,
     ),
 )

@@ -7,7 +7,6 @@ layout and the names are FlashAttention's (Dao, "FlashAttention-2", 2023).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 
@@ -187,10 +186,6 @@ def _model(*heads: int) -> tuple[Case, ...]:
     return tuple(_case(B, T, T, (heads[0], heads[1], heads[2]), True) for B, T in ((4, 512), (8, 2048)))
 
 
-def _drawn_case(T: int, S: int, equal: bool, **values: Any) -> Case | None:
-    return with_heads(T=T, S=T if equal else S, **values)
-
-
 SPEC = OpSpec(
     name="flash_attention_varlen",
     reference=reference,
@@ -230,6 +225,6 @@ SPEC = OpSpec(
             "causal": (True, False),
             **OPTIONS,
         },
-        _drawn_case,
+        with_heads,
     ),
 )

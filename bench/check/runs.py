@@ -81,8 +81,8 @@ class Check:
         self._on_two_sets_of_data(first, seed, planted)
         if planted and self.spec.planted is not None:
             for label, inputs in self.spec.planted(self.case, self.scheme, self.device, seed):
-                if self.kernel.why_not_args(inputs, self.spec):
-                    continue  # an option that the case does not name, such as a scale
+                if inputs.keys() - first_inputs.keys() and self.kernel.why_not_args(inputs, self.spec):
+                    continue  # it has an option that the case does not name, such as a scale
                 with poisoned_allocations():
                     self._judged(f"planted {label}", prepare(self.kernel, self.spec, inputs, self.scheme))
         self._settle()

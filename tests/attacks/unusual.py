@@ -1,6 +1,6 @@
 """Fifteen right kernels that are written in unusual ways, and that a too strict checker would refuse.
 
-`tests/test_attacks.py` checks that each of them passes `check` and that `bench` gives it a reading.  By hand,
+`tests/test_attacks.py` checks each of them.  By hand,
 `ROOFLAB_ATTACK=split_k_backwards rooflab check gemm --kernel tests/attacks/unusual.py` registers and checks one.
 """
 
