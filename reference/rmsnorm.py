@@ -86,5 +86,8 @@ SPEC = OpSpec(
     },
     tolerance=tolerance,
     planted=planted,
-    domain=Domain({"T": Sizes(1, 70_000), "H": Sizes(1, 70_000), "eps": (1e-6, 1e-5, 0.01)}, Case),
+    domain=Domain(
+        {"T": Sizes(1, 131_000), "H": Sizes(1, 70_000), "eps": (1e-6, 1e-5, 0.01), "square": (False, True)},
+        lambda T, H, eps, square: Case(T=T, H=T if square else H, eps=eps),
+    ),
 )

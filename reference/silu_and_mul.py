@@ -84,5 +84,5 @@ SPEC = OpSpec(
     },
     tolerance=tolerance,
     planted=planted,
-    domain=Domain({"T": Sizes(1, 70_000), "I": Sizes(1, 70_000)}, Case),
+    domain=Domain({"T": Sizes(1, 131_000), "I": Sizes(1, 70_000)}, Case),
 )
