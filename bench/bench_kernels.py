@@ -17,11 +17,10 @@ import pytest
 from rooflab.bench.calls.calls import Rotation
 from rooflab.bench.calls.selection import default_scheme, pick_device
 from rooflab.bench.check.check import check_kernel
+from rooflab.bench.check.data import Data
 from rooflab.bench.check.gate import copied
 from rooflab.bench.check.isolated import first_here
-from rooflab.bench.check.runs import OTHER_SEED
-from rooflab.bench.check.trial import Data, expect
-from rooflab.bench.measure.timed import wrong_on_new_data, wrong_outputs
+from rooflab.bench.measure.unseen import Unseen, wrong_outputs
 from rooflab.bench.plugin.plugin import SKIPPED
 from rooflab.bench.records.record import NOT_RUN
 from rooflab.kernels.registry import Kernel, get_kernel, get_op, interpreting, kernels, ops
@@ -69,7 +68,7 @@ def expected_of(op: str, case: Case) -> Data:
     """The inputs and the expected outputs of a case; the kernels of a case run one after another and share both."""
     spec = ops()[op]
     scheme = get_scheme(scheme_here(spec))
-    return expect(spec, spec.make_inputs(case, scheme, pick_device(None), SEED), scheme)
+    return Data(spec, spec.make_inputs(case, scheme, pick_device(None), SEED), scheme)
 
 
 def own(inputs: Inputs) -> Inputs:
@@ -89,7 +88,7 @@ def gate(op: str, name: str) -> tuple[str, str]:
     spec, kernel = get_op(op), get_kernel(op, name)
     case, scheme = spec.get_cases("smoke")[0], get_scheme(scheme_here(spec))
     if pick_device(None).type == "cuda" and kernel.backend != "torch":
-        first = first_here(kernel, case, scheme.name)
+        first = first_here(kernel, case, scheme)
         if first.status not in ("OK", *NOT_RUN):
             return first
     result = check_kernel(kernel, spec, case, scheme, pick_device(None), SEED)
@@ -106,16 +105,19 @@ def test_kernel(kernel_benchmark: Callable[..., Any], spec: OpSpec, kernel: Kern
     status, reason = gate(spec.name, kernel.name)
     assert status in ("OK", "UNSUPPORTED"), f"{status}: {reason}"  # UNSUPPORTED holds for the small case only
     scheme = get_scheme(scheme_here(spec))
-    wrong = wrong_outputs(spec, outputs_of(kernel, spec, own(inputs)), expected, scheme)
+    wrong = wrong_outputs(outputs_of(kernel, spec, own(inputs)), expected)
     assert not wrong, wrong
-    rotation = Rotation(kernel, spec, [own(inputs), own(inputs)])
+    copies = [own(inputs), own(inputs)]
+    rotation = Rotation(kernel, spec, copies)
 
     def afterwards() -> str | None:
         for _, outputs in rotation.outputs():
-            wrong = wrong_outputs(spec, outputs, expected, scheme)
+            wrong = wrong_outputs(outputs, expected)
             if wrong:
                 return wrong
-        other = spec.make_inputs(case, scheme, pick_device(None), SEED + OTHER_SEED)
-        return wrong_on_new_data({"": rotation}, spec, scheme, other).get("")
+        unseen = Unseen(spec, case, scheme, pick_device(None), copies, SEED)
+        for _ in copies:
+            rotation()
+        return unseen.wrong({"": rotation}).get("")
 
     kernel_benchmark(rotation, cost=spec.cost(**inputs), afterwards=afterwards)

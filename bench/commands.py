@@ -15,11 +15,12 @@ from typing import Any, get_args
 import torch
 
 from rooflab.bench.calls.selection import Selection, default_scheme, pick_device
-from rooflab.bench.check.check import CheckResult, check_kernel, check_record
+from rooflab.bench.check.check import CheckResult, check_record
 from rooflab.bench.check.drawn import IN_SOFTWARE, ON_HARDWARE, Most, drawn_points, smallest
-from rooflab.bench.check.spread import Asked, checkers, file_of, in_turn
+from rooflab.bench.check.outside import file_of
+from rooflab.bench.check.spread import Asked, checkers, in_turn
 from rooflab.bench.compile.cases import has_code
-from rooflab.bench.emulate.checks import Emulated, emulate_check
+from rooflab.bench.emulate.checks import emulate_check
 from rooflab.bench.measure.engine_run import as_prompt, engine_record, kernel_names, stream_one, warm_up
 from rooflab.bench.measure.measure import measure_op
 from rooflab.bench.processes.child import cores
@@ -119,7 +120,7 @@ def run_checks(
 ) -> list[CheckResult]:
     """Makes checks, and calls `done` with each result as it comes.
 
-    On a CPU, child processes on all cores make them; with `emulate`, kernels that have compiled code run in the
+    The kernels run in child processes, on a CPU on all cores; with `emulate`, those that have compiled code run in the
     emulator. With a limit, the first check of each kernel comes first, and no check begins after `limit_s` seconds: its
     result is left out. Otherwise interpreted kernels come first, because they take longest. With `out`, writes a record
     of each check at once. Returns the results in the order of `checks`.
@@ -136,22 +137,18 @@ def run_checks(
     workers = cores() if device.type == "cpu" else 1
     with _making(device, emulate) as make:
         for index, found in in_turn([checks[place] for place in order], make, workers, limit_s):
-            results[order[index]] = found.result
+            results[order[index]] = found
             if writer:
-                kernel = checks[order[index]].kernel
-                writer.write(check_record(found.result, kernel, writer.run_id, environment, found.bytes))
-            done(found.result)
+                writer.write(check_record(found, checks[order[index]].kernel, writer.run_id, environment))
+            done(found)
     return [results[place] for place in sorted(results)]
 
 
 @contextmanager
-def _making(device: torch.device, emulate: bool) -> Iterator[Callable[[Asked], Emulated]]:
-    """Yields the function that makes one check: in a child process on a CPU, here on a GPU."""
-    if device.type != "cpu":
-        yield partial(_on_a_gpu, device=device)
-        return
-    with checkers() as check:
-        yield lambda item: emulate_check(item) if emulate and has_code(item.kernel) else Emulated(check(item))
+def _making(device: torch.device, emulate: bool) -> Iterator[Callable[[Asked], CheckResult]]:
+    """Yields the function that makes one check."""
+    with checkers(device) as check:
+        yield lambda item: emulate_check(item) if emulate and has_code(item.kernel) else check(item)
 
 
 def smallest_failure(failed: CheckResult, chosen: Selection, emulate: bool) -> str:
@@ -163,18 +160,13 @@ def smallest_failure(failed: CheckResult, chosen: Selection, emulate: bool) -> s
 
         def fails(case: Case) -> bool:
             asked = Asked(kernel, case, get_scheme(failed.scheme), failed.seed, planted=False)
-            return make(asked).result.status == failed.status
+            return make(asked).status == failed.status
 
         for point in drawn_points(spec, failed.seed, most):
             if point.case == failed.case:
                 case = smallest(spec, point, most, fails)
     named = f"--kernel {file_of(kernel) or kernel.name} --case {case.id} --scheme {failed.scheme}"
     return f"rooflab check {failed.op} {named} --seed {failed.seed}"
-
-
-def _on_a_gpu(item: Asked, device: torch.device) -> Emulated:
-    spec = registry.get_op(item.kernel.op)
-    return Emulated(check_kernel(item.kernel, spec, item.case, item.scheme, device, item.seed, item.planted))
 
 
 def check_rows(results: Iterable[CheckResult]) -> list[dict[str, Any]]:

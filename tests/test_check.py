@@ -13,7 +13,7 @@ import torch
 from rooflab.bench.check import check as check_module
 from rooflab.bench.check.check import BROKEN, CheckResult, check_kernel
 from rooflab.bench.check.poison import bits, guard, guard_output, poisoned_allocations, wipe
-from rooflab.bench.check.runs import INTERPRETER_BF16
+from rooflab.bench.check.trial import INTERPRETER_BF16
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import Case, OpSpec, get_scheme
 

@@ -14,7 +14,6 @@ import torch
 
 from rooflab.bench.calls.calls import Rotation, planned
 from rooflab.bench.check.check import check_kernel
-from rooflab.bench.measure.timed import wrong_on_new_data
 from rooflab.kernels import _flashinfer as adapter
 from rooflab.kernels.flash_attention import flashinfer as dense
 from rooflab.kernels.registry import Kernel, get_kernel, get_op
@@ -218,7 +217,7 @@ def test_it_is_refused_by_name_where_it_is_not_installed_or_cannot(op: str, monk
         ("mla_decode", "B=2,context=70,H=16,latent=512,rotary=64,block_size=16,ragged=false"),
     ],
 )
-def test_what_is_timed_is_run_alone_and_new_data_are_planned_for(op: str, text: str) -> None:
+def test_what_is_timed_is_run_alone(op: str, text: str) -> None:
     spec = get_op(op)
     sets = [inputs_of(op, text) for _ in range(2)]
     rotation = Rotation(on_cpu(op), spec, sets)
@@ -226,9 +225,6 @@ def test_what_is_timed_is_run_alone_and_new_data_are_planned_for(op: str, text: 
     for _ in range(4):
         rotation()
     assert [wrapper.plans for wrapper in fake_flashinfer.Wrapper.made] == [1, 1] and len(made) == 2
-    fresh = inputs_of(op, text, seed=0 if op == "flash_attention_varlen" else 5)
-    assert wrong_on_new_data({op: rotation}, spec, SCHEMES["bf16"], fresh) == {}
-    assert len(fake_flashinfer.Wrapper.made) == 4
 
 
 def test_a_plan_sees_no_float() -> None:

@@ -8,10 +8,10 @@ import pytest
 from test_child_processes import assert_gone
 
 from rooflab.bench.check import isolated
-from rooflab.bench.check.isolated import FirstRun, answer, first_here, first_in_own_process
-from rooflab.bench.processes.child import Child, Died
+from rooflab.bench.check.isolated import FirstRun, first_here, first_in_own_process
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel, get_op
+from rooflab.reference.spec import SCHEMES
 
 CASE = get_op("rmsnorm").get_cases("smoke")[0]
 KERNEL = """
@@ -21,54 +21,49 @@ from rooflab.kernels.registry import register
 
 @register(op="rmsnorm", name="mine", role="optimized", backend="torch")
 def mine(x, weight, eps=1e-6):
-    print('["OK", "a lie on standard output"]')
+    print('"done"')
     right = torch.nn.functional.rms_norm(x.float(), x.shape[-1:], weight.float(), eps).to(x.dtype)
     return BODY
 """
 
 
-def write(tmp_path, body):
-    file = tmp_path / "mine.py"
-    file.write_text(KERNEL.replace("BODY", body))
-    return file
+@pytest.fixture
+def first_of(tmp_path, monkeypatch):
+    """The first run, without planted inputs, of a kernel that returns what a text says."""
+    monkeypatch.setitem(registry._kernels, "rmsnorm", dict(registry.kernels("rmsnorm")))
+
+    def first_of(body, timeout_s=60.0):
+        (tmp_path / "mine.py").write_text(KERNEL.replace("BODY", body))
+        (kernel,) = registry.load_file(tmp_path / "mine.py")
+        return first_in_own_process(kernel, CASE, SCHEMES["fp32"], timeout_s, device="cpu", planted=False)
+
+    return first_of
 
 
-def test_a_right_kernel_is_ok(tmp_path):
-    file = write(tmp_path, "right")
-    assert first_in_own_process("rmsnorm", "mine", CASE, "fp32", file=file, device="cpu") == ("OK", "")
+def test_a_right_kernel_is_ok_whatever_it_prints(first_of):
+    assert first_of("right") == ("OK", "")
 
 
-def test_one_that_hangs_is_ended_in_time_with_its_children(tmp_path):
+def test_one_that_hangs_is_ended_in_time_with_its_children(tmp_path, first_of):
     pid = tmp_path / "pid"
-    file = write(tmp_path, f"(open({str(pid)!r}, 'w').write(str(os.fork() or time.sleep(600) or 0)), time.sleep(600))")
-    status, reason = first_in_own_process("rmsnorm", "mine", CASE, "fp32", 5.0, file=file, device="cpu", planted=False)
-    assert status == "TIMEOUT" and reason == "no answer within 5 s: a loop or a barrier without an end"
+    body = f"(open({str(pid)!r}, 'w').write(str(os.fork() or time.sleep(600) or 0)), time.sleep(600))"
+    status, reason = first_of(body, 5.0)
+    assert (status, reason) == ("TIMEOUT", "first data: no answer within 5 s: a loop or a barrier without an end")
     assert pid.is_file(), "it did hang in the kernel, not before it"
     assert_gone(int(pid.read_text()))
 
 
-def test_the_process_answers_with_the_checks_reason(tmp_path, monkeypatch):
-    monkeypatch.setitem(registry._kernels, "rmsnorm", dict(registry.kernels("rmsnorm")))
-    task = {"op": "rmsnorm", "kernel": "mine", "case": dict(CASE), "scheme": "fp32", "device": "cpu"}
-    status, reason = answer({**task, "seed": 0, "planted": False, "file": str(write(tmp_path, "right * 1.5"))})
-    assert status == "INCORRECT" and reason.startswith("first data: out: 512 of 512 elements off")
-
-
 @pytest.mark.parametrize(
-    ("died", "reason"),
+    ("body", "words"),
     (
-        (Died(-11, "an illegal access"), "its process was ended by SIGSEGV: an illegal access"),
-        (Died(0, ""), "its process ended with status 0 and no answer"),
-        (Died(1, "1\n2\n3\n4"), "its process ended with status 1 and no answer: 2 / 3 / 4"),
+        ("os._exit(0)", "first data: its process ended with status 0"),
+        ("exec('class Own(Exception): pass\\nraise Own(7)')", "Own: 7"),
+        ("[os.write(n, b'{}\\n') for n in (1, 3, 4, 5, 6)] and right", "answered in another form than the checker's"),
     ),
 )
-def test_one_that_ends_its_process_is_no_success(monkeypatch, died, reason):
-    def ask(self, request, limit_s):
-        raise died
-
-    monkeypatch.setattr(Child, "ask", ask)
-    monkeypatch.setattr(isolated, "command_for", lambda module: ["true"])
-    assert first_in_own_process("rmsnorm", "mine", CASE, "fp32") == ("RUNTIME_ERROR", reason)
+def test_a_process_that_does_not_answer_is_no_success(first_of, body, words):
+    status, reason = first_of(body)
+    assert status == "RUNTIME_ERROR" and words in reason, reason
 
 
 def launcher_in(file):
@@ -86,18 +81,18 @@ def first(tmp_path):
     asked = []
 
     def run(status="OK"):
-        def in_own_process(op, name, case, scheme, file):
-            asked.append((op, name, case.id, scheme, file.name))
+        def in_own_process(kernel, case, scheme):
+            asked.append((kernel.id, case.id, scheme.name))
             return FirstRun(status, "" if status == "OK" else "no answer within 60 s")
 
-        return first_here(kernel, CASE, "fp32", folder=tmp_path / "cache", run=in_own_process)
+        return first_here(kernel, CASE, SCHEMES["fp32"], folder=tmp_path / "cache", run=in_own_process)
 
     return SimpleNamespace(run=run, asked=asked, file=file)
 
 
 def test_a_kernel_that_ended_well_runs_in_its_own_process_once(first):
     assert first.run() == first.run() == ("OK", "")
-    assert first.asked == [("rmsnorm", "mine", CASE.id, "fp32", "mine.py")]
+    assert first.asked == [("rmsnorm/mine", CASE.id, "fp32")]
 
 
 def test_a_change_beside_it_makes_it_a_new_kernel(first):

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from rooflab.bench.check.check import check_kernel
-from rooflab.bench.check.runs import passing_wrong_answers
-from rooflab.bench.check.trial import expect
+from rooflab.bench.check.data import Data
 from rooflab.kernels.registry import Kernel, interpreting, kernels, ops
 from rooflab.reference.spec import SCHEMES, Case, Inputs, OpSpec
 
@@ -119,8 +118,8 @@ def test_most_cases_can_tell_right_from_wrong(op):
     scheme = SCHEMES["fp16" if "fp16" in spec.schemes else spec.schemes[0]]
     weak = {}
     for suite in ("smoke", "edge"):
-        expected = {case: expect(spec, spec.make_inputs(case, scheme, DEVICE, 0), scheme) for case in spec.cases[suite]}
-        weak[suite] = [case.id for case, data in expected.items() if any(passing_wrong_answers(spec, data, scheme))]
+        expected = {case: Data(spec, spec.make_inputs(case, scheme, DEVICE, 0), scheme) for case in spec.cases[suite]}
+        weak[suite] = [case.id for case, data in expected.items() if any(data.passing_wrong_answers())]
     assert not weak["smoke"], weak["smoke"]
     assert len(weak["edge"]) <= len(spec.cases["edge"]) // 4, weak["edge"]
 

@@ -10,7 +10,7 @@ import torch
 
 from rooflab.bench.calls import calls
 from rooflab.bench.check.check import BROKEN
-from rooflab.bench.check.trial import Failed
+from rooflab.bench.check.failed import Failed
 from rooflab.bench.measure import measure as module
 from rooflab.bench.measure import timed
 from rooflab.bench.measure.measure import measure_op

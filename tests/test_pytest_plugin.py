@@ -217,6 +217,38 @@ def test_interpreted_kernels_are_not_timed_and_what_is_wrong_after_the_timing_is
     assert json.loads((pytester.path / "out.json").read_text())["benchmarks"] == []
 
 
+def test_a_function_that_only_looks_right_fails(project, pytester):
+    pytester.makepyfile(
+        test_mine="""
+        import pytest, torch
+
+        def test_by_shape(kernel_benchmark, kept={}):
+            cached = lambda x: kept.setdefault(x.shape, x * 2)
+            kernel_benchmark(cached, torch.arange(4.0), reference=lambda x: x * 2)
+
+        def test_in_place(kernel_benchmark, calls=[]):
+            def constant(x):
+                calls.append(1)
+                return x.mul_(2) if len(calls) < 4 else x.zero_()
+
+            kernel_benchmark(constant, torch.arange(4.0), reference=lambda x: x * 2)
+
+        def test_dtype(kernel_benchmark):
+            kernel_benchmark(lambda x: (x * 2).half(), torch.arange(4.0), reference=lambda x: x * 2)
+
+        def test_skips(kernel_benchmark):
+            kernel_benchmark(lambda x: pytest.skip("not today"), torch.ones(4))
+    """
+    )
+    result = project("--benchmark", "--benchmark-json=out.json")
+    result.assert_outcomes(failed=4)
+    result.stdout.fnmatch_lines(["output 0: 4 of 4 elements off*, on other values"])
+    result.stdout.fnmatch_lines(["*INCORRECT: after timing: output 0: 3 of 4 elements off*"])
+    result.stdout.fnmatch_lines(["output 0: expected torch.float32, as from the reference, got torch.float16"])
+    result.stdout.fnmatch_lines(["fn: expected a result, got Skipped: not today"])
+    assert json.loads((pytester.path / "out.json").read_text())["benchmarks"] == []
+
+
 def test_keyword_arguments_go_to_both_functions_and_a_cost_is_no_dictionary(project, pytester):
     pytester.makepyfile(
         test_mine="""

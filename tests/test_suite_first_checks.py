@@ -36,9 +36,9 @@ def test_the_default_dtype_comes_first_and_the_ops_own_after_it():
 def test_what_is_right_is_verified_and_what_is_not_installed_takes_no_process(monkeypatch, tmp_path):
     tried: dict[str, str] = {}
 
-    def in_own_process(op, kernel, case, scheme, timeout_s, *, device):
-        tried[f"{op}/{kernel}"] = scheme.name
-        return FirstRun("WRONG", "off") if kernel == "swap_ab" else FirstRun("OK", "")
+    def in_own_process(kernel, case, scheme, timeout_s, *, device):
+        tried[kernel.id] = scheme.name
+        return FirstRun("WRONG", "off") if kernel.name == "swap_ab" else FirstRun("OK", "")
 
     def why_not_here(self, device):
         return Refusal("UNAVAILABLE", "it is not installed") if self.role == "peer" else None

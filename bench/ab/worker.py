@@ -18,8 +18,9 @@ import torch
 
 from rooflab.bench.ab.sides import Reading
 from rooflab.bench.calls.calls import COPIES, Rotation, free_bytes, input_bytes
-from rooflab.bench.check.trial import failed_by, failure, known_errors
-from rooflab.bench.measure.timed import Observed, observe, time_together, wrong_calls
+from rooflab.bench.check.failed import failed_by, failure, known_errors
+from rooflab.bench.measure.timed import Observed, observe, time_together
+from rooflab.bench.measure.unseen import Unseen
 from rooflab.bench.records.environment import snapshot
 from rooflab.bench.timing.reading import why_invalid
 from rooflab.kernels import registry
@@ -126,12 +127,13 @@ def _timed(
     except known_errors() as error:
         failed = failure(error, "before timing")
         return Reading(failed.status, failed.reason)
+    unseen = Unseen(spec, case, scheme, device, copies, job["seed"]) if job["judge"] else None
     timed, failures, clocks = time_together(
-        {"fn": function}, device, job["budget_s"], job["seed"], _gpu_uuid(device), timer=job["timer"]
+        {"fn": function}, device, job["budget_s"], job["seed"], _gpu_uuid(device), timer=job["timer"], renew=unseen
     )
     if failures:
         return Reading(failures["fn"].status, failures["fn"].reason)
-    wrong = wrong_calls({"fn": rotation}, spec, case, scheme, device, job["seed"]) if job["judge"] else {}
+    wrong = unseen.wrong({"fn": rotation}) if unseen else {}
     if wrong:
         return Reading("INCORRECT", f"after timing: {wrong['fn']}")
     samples, cost = timed["fn"], spec.cost(**copies[0])

@@ -34,7 +34,6 @@ class Rotation:
     def __init__(self, kernel: Kernel, spec: OpSpec, copies: Sequence[Inputs]):
         self._spec = spec
         self._copies = copies
-        self._kernel = kernel
         self._calls: list[partial[Any]] = []
         self._last: list[Any] = [None] * len(copies)
         outputs: Outputs | None = None
@@ -58,10 +57,6 @@ class Rotation:
     def first(self) -> Callable[[], Any]:
         """The call on the first set; its result is not kept."""
         return self._calls[0]
-
-    def plan(self) -> None:
-        """Makes a new plan for the current values of the inputs, as an engine does in each step."""
-        self._calls = [partial(call.func, **planned(self._kernel, call.keywords)) for call in self._calls]
 
     def __call__(self) -> Any:
         """The next call's result."""

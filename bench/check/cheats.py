@@ -116,6 +116,12 @@ class _Called(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+def compiled_frames() -> int | None:
+    """How many functions `torch.compile` has compiled in this process; None where it was never imported."""
+    dynamo: Any = sys.modules.get("torch._dynamo")
+    return None if dynamo is None else int(dynamo.utils.counters["frames"]["total"])
+
+
 @contextmanager
 def work_noted(names: set[str], device: torch.device, profiled: bool = False) -> Iterator[None]:
     """Adds to `names` the torch functions called on a CPU (2 us each), or with `profiled` a CUDA device's kernels.
@@ -149,13 +155,6 @@ def alike(inputs: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
         else value == others[name]
         for name, value in inputs.items()
     )
-
-
-def rewrite(inputs: Mapping[str, Any], fresh: Mapping[str, Any], keep: frozenset[str]) -> None:
-    """Writes the values of `fresh` into `inputs`, without a new tensor version, as kernels write."""
-    for name, value in inputs.items():
-        if isinstance(value, torch.Tensor) and name not in keep:
-            value.data.copy_(fresh[name])
 
 
 def persisting_l2_bytes(driver: Any = None) -> int:

@@ -1,6 +1,7 @@
 """Checks whether a kernel is right: against the fp64 oracle, and against the ways in which a wrong kernel looks right.
 
-A kernel runs on guarded copies of its inputs (`trial.py`, `poison.py`):
+A kernel runs on guarded copies of its inputs (`trial.py`, `poison.py`), by default in this process.  `rooflab check`
+runs it in another one, which never has the oracle or the verdict (`outside.py`).  It runs
 1. on some data;
 2. on other data in padded layouts, which reveals a cached answer and an assumed contiguity;
 3. on the first data again, twice, into outputs of the caller that hold NaN and then an old answer, bit for bit alike;
@@ -9,7 +10,7 @@ A kernel runs on guarded copies of its inputs (`trial.py`, `poison.py`):
 Uninitialised memory is NaN. Results are read as soon as the current stream is done, and then overwritten. Only the
 outputs may change. If a wrong result looks like a cheat, the reason names the cheat (`cheats.py`). A kernel that
 replaces a function of the checker or the timer is INVALID (`timing/tamper.py`). Code in one process can always deceive
-other code in it: the check finds only the ways that are known.
+other code in it: there the check finds only the ways that are known.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from typing import cast
 import torch
 
 from rooflab.bench.calls.calls import short_of_memory
-from rooflab.bench.check.emulating import emulating
+from rooflab.bench.check.failed import Failed
 from rooflab.bench.check.runs import Check
-from rooflab.bench.check.trial import Failed
+from rooflab.bench.check.trial import Runner, Seen
 from rooflab.bench.records.environment import Environment
 from rooflab.bench.records.record import CheckedBy, DeviceType, Record, Status
 from rooflab.kernels.precision import pin_matmul_precision
-from rooflab.kernels.registry import Kernel, interpreting
+from rooflab.kernels.registry import Kernel
 from rooflab.reference.compare import ErrorStats
 from rooflab.reference.spec import Case, OpSpec, Scheme
 
@@ -53,6 +54,10 @@ class CheckResult:
     """The runs, in order; the failing one is the last."""
     weak: tuple[str, ...] = ()
     """Wrong answers that pass this case's tolerance (`c: zeros`)."""
+    races: tuple[str, ...] = ()
+    """Races between threads, which only the emulator sees."""
+    bytes: Mapping[str, int] | None = None
+    """Bytes of one call, by the names of `ptx.results.Bytes`; None without the emulator."""
 
     @property
     def discriminating(self) -> bool:
@@ -75,16 +80,18 @@ def check_kernel(
     device: torch.device | str = "cpu",
     seed: int = 0,
     planted: bool = True,
+    runner: Runner | None = None,
 ) -> CheckResult:
     """Checks one kernel on one case, up to the first fault; the kernel need not be registered.
 
-    If an earlier kernel has broken the CUDA context, the result is a RUNTIME_ERROR whose reason begins with `BROKEN`.
-    Raises what the spec raises on a case that it does not know.
+    `runner` runs it, by default in this process.  If an earlier kernel has broken the CUDA context, the result is a
+    RUNTIME_ERROR whose reason begins with `BROKEN`.  Raises what the spec raises on a case that it does not know.
     """
     device = torch.device(device)
     pin_matmul_precision()
     priced = spec.make_inputs(case, scheme, torch.device("meta"), seed)
-    check = Check(kernel, spec, case, scheme, device)
+    runner = runner or Runner(kernel, spec, scheme, device)
+    check = Check(kernel, spec, case, scheme, device, runner)
     status: Status = "OK"
     reason = ""
     try:
@@ -105,6 +112,9 @@ def check_kernel(
         if not faulted:
             raise
         status, reason = "RUNTIME_ERROR", f"{check.labels[-1]}: {faulted}" if check.labels else faulted
+    seen = runner.seen() if status in ("OK", "INCORRECT") else Seen("none")
+    if status == "OK" and seen.races:
+        status, reason = "INCORRECT", f"race: {seen.races[0]}"
     return CheckResult(
         op=spec.name,
         kernel=kernel.name,
@@ -114,18 +124,19 @@ def check_kernel(
         device=str(device),
         seed=seed,
         status=status,
-        checked_by=_checked_by(kernel, device, status),
+        checked_by=seen.by,
         errors=tuple(check.worst.values()),
         reason=reason,
         labels=tuple(check.labels),
         weak=tuple(check.weak),
+        races=seen.races,
+        bytes=seen.bytes,
     )
 
 
-def check_record(
-    result: CheckResult, kernel: Kernel, run_id: str, environment: Environment, moved: Mapping[str, int] | None = None
-) -> Record:
-    """The record of a check; `moved` holds the emulator's counted bytes by name."""
+def check_record(result: CheckResult, kernel: Kernel, run_id: str, environment: Environment) -> Record:
+    """The record of a check, with the emulator's counted bytes."""
+    moved = result.bytes
     traffic = None if moved is None else float(moved["hbm_read"] + moved["hbm_write"])
     return Record(
         kind="check",
@@ -149,16 +160,6 @@ def check_record(
         traffic_basis=None if traffic is None else "counted",
         metrics={f"{name}_bytes": float(value) for name, value in (moved or {}).items()},
     )
-
-
-def _checked_by(kernel: Kernel, device: torch.device, status: Status) -> CheckedBy:
-    if status not in ("OK", "INCORRECT"):
-        return "none"
-    if emulating() and kernel.backend in ("triton", "gluon", "cuda"):
-        return "emulator"
-    if kernel.backend in ("triton", "gluon") and interpreting():
-        return "interpreter"
-    return "gpu" if device.type == "cuda" else "torch"
 
 
 BROKEN = "the CUDA context was already broken"

@@ -26,17 +26,38 @@ FULL_EPSILONS = 64
 def judge(actual: object, expected: object) -> list[ErrorStats]:
     """One verdict per output of a kernel against its reference's; NaN never passes.
 
-    Integers must be equal. Floats may differ by a few roundings to the kernel's output dtype, relative to the larger
-    of the element and the root mean square of its tensor: a sum's error grows with its terms, not with its value.
-    Raises `ValueError` if one is not a tensor or a tuple of tensors, or if the numbers of outputs differ.
+    An output has its reference's dtype, but for a reference in fp64.  Integers must be equal.  Floats may differ by a
+    few roundings to the kernel's output dtype, relative to the larger of the element and the root mean square of its
+    tensor: a sum's error grows with its terms, not with its value.  Raises `ValueError` if one is not a tensor or a
+    tuple of tensors, or if the numbers or dtypes of outputs differ.
     """
     actuals, oracles = _tensors("fn", actual), _tensors("reference", expected)
     if len(actuals) != len(oracles):
         raise ValueError(f"fn: expected {len(oracles)} outputs, as from the reference, got {len(actuals)}")
-    return [
-        elementwise(f"output {index}", output, oracle, tolerance(output.dtype, oracle))
-        for index, (output, oracle) in enumerate(zip(actuals, oracles, strict=True))
-    ]
+    verdicts = []
+    for index, (output, oracle) in enumerate(zip(actuals, oracles, strict=True)):
+        name = f"output {index}"
+        if oracle.dtype not in (output.dtype, torch.float64):
+            raise ValueError(f"{name}: expected {oracle.dtype}, as from the reference, got {output.dtype}")
+        verdicts.append(elementwise(name, output, oracle, tolerance(output.dtype, oracle)))
+    return verdicts
+
+
+def _wrong(actual: object, expected: object) -> list[str]:
+    try:
+        return [stats.describe() for stats in judge(actual, expected) if not stats.passed]
+    except ValueError as error:
+        return [str(error)]
+
+
+def _shifted(args: Sequence[Any]) -> list[Any]:
+    """Copies of the arguments; the elements of float tensors have moved by one place along the last dimension."""
+    others = copied(args)
+    for value in others:
+        if isinstance(value, torch.Tensor) and value.is_floating_point() and value.ndim and not value.is_meta:
+            raw = value.detach().view(torch.uint8) if value.dtype.itemsize == 1 else value.detach()
+            raw.copy_(raw.roll(1, -1))
+    return others
 
 
 def tolerance(dtype: torch.dtype, oracle: torch.Tensor) -> torch.Tensor:
@@ -75,7 +96,8 @@ class Checked:
 def check(fn: Callable[..., Any], args: Sequence[Any], reference: Callable[..., Any] | None) -> Checked:
     """Calls `fn` and `reference`, each on copies of `args`, and compares.
 
-    The result is read as soon as the current stream is done, and may not change afterwards.
+    The result is read as soon as the current stream is done, and may not change afterwards.  A call on the same
+    values, each shifted by one place, must be right too.
     """
     tampering = tampered()
     if tampering:
@@ -97,8 +119,10 @@ def check(fn: Callable[..., Any], args: Sequence[Any], reference: Callable[..., 
     faults += [late] if late else []
     if reference is not None:
         as_read = read if len(read) > 1 or not isinstance(result, torch.Tensor) else read[0]
-        verdicts = judge(as_read if read else result, expected)
-        faults += [stats.describe() for stats in verdicts if not stats.passed]
+        faults += _wrong(as_read if read else result, expected)
+        if not faults:
+            others = _shifted(args)
+            faults += [f"{fault}, on other values" for fault in _wrong(fn(*copied(others)), reference(*others))]
     return Checked(result, expected, tuple(faults), interpreted)
 
 

@@ -9,26 +9,24 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-from collections.abc import Mapping
+import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rooflab.bench.calls.selection import pick_device
-from rooflab.bench.check.check import check_kernel
-from rooflab.bench.processes.child import Child, Died, Stuck, TimedOut, command_for
+from rooflab.bench.check.spread import Asked, check_outside
+from rooflab.bench.processes.child import Pool, command_for
 from rooflab.bench.records.environment import snapshot
 from rooflab.bench.records.files import write_whole
 from rooflab.bench.records.record import Status
 from rooflab.engine.model_files import cache_folder
-from rooflab.kernels.registry import Kernel, get_kernel, get_op, load_file
-from rooflab.reference.spec import Case, Scheme, get_scheme
+from rooflab.kernels.registry import Kernel
+from rooflab.reference.spec import Case, Scheme
 
 TIMEOUT_S = 120.0
 """Compiling and checking one kernel takes 20 s on a slow machine."""
 SHARED = Path(inspect.getfile(Kernel)).parent
 """The folder of what all kernels may import: the registry, `_cuda`, configs."""
-LAST_LINES = 3
-"""How many lines of a failed process's standard error a reason quotes."""
 
 
 class FirstRun(NamedTuple):
@@ -40,45 +38,29 @@ class FirstRun(NamedTuple):
 
 
 def first_in_own_process(
-    op: str,
-    kernel: str,
+    kernel: Kernel,
     case: Case,
-    scheme: str | Scheme,
+    scheme: Scheme,
     timeout_s: float = TIMEOUT_S,
     *,
-    file: Path | None = None,
     device: str | None = None,
     seed: int = 0,
     planted: bool = True,
 ) -> FirstRun:
-    """Checks one kernel on one case (`check.check_kernel`) in a fresh process; `file` registers the kernel.
+    """Checks one kernel on one case (`check.check_kernel`), the kernel in a fresh process.
 
-    It runs on `device`, by default on the GPU if there is one. The status is TIMEOUT without an answer within
-    `timeout_s` seconds of the start, and RUNTIME_ERROR if the process ends without an answer; the reason then has the
-    signal or the last lines that it wrote. Otherwise status and reason are the check's.
+    It runs on `device`, by default on the GPU if there is one.  A run without an answer within `timeout_s` seconds is a
+    TIMEOUT, and a process that ends without an answer a RUNTIME_ERROR.
     """
-    task = {
-        "op": op,
-        "kernel": kernel,
-        "case": dict(case),
-        "scheme": scheme.name if isinstance(scheme, Scheme) else scheme,
-        "file": str(file) if file else None,
-        "device": device,
-        "seed": seed,
-        "planted": planted,
-    }
+    pool = Pool(command_for("rooflab.bench.check.outside"), os.environ, timeout_s)
     try:
-        with Child(command_for(__name__)) as child:
-            return FirstRun(*child.ask(task, timeout_s))
-    except TimedOut:
-        return FirstRun("TIMEOUT", f"no answer within {timeout_s:g} s: a loop or a barrier without an end")
-    except Died as died:
-        return FirstRun("RUNTIME_ERROR", _why_broken(died))
-    except Stuck as stuck:
-        return FirstRun("TIMEOUT", str(stuck))
+        result = check_outside(Asked(kernel, case, scheme, seed, planted), pool, pick_device(device))
+    finally:
+        pool.stop()
+    return FirstRun(result.status, result.reason)
 
 
-def first_here(kernel: Kernel, case: Case, scheme: str, folder: Path | None = None, run: Any = None) -> FirstRun:
+def first_here(kernel: Kernel, case: Case, scheme: Scheme, folder: Path | None = None, run: Any = None) -> FirstRun:
     """`first_in_own_process`, but only once for a kernel's code on this kind of machine: a file remembers each success.
 
     The code is the kernel's folder, the files that all kernels share, and the versions of torch and Triton.  A kernel
@@ -90,8 +72,7 @@ def first_here(kernel: Kernel, case: Case, scheme: str, folder: Path | None = No
     code = _code_of(kernel) + f" torch {environment.torch} triton {environment.triton}"
     if known.get(kernel.id) == code:
         return FirstRun("OK", "")
-    file = None if kernel.fn.__module__.startswith("rooflab.") else Path(inspect.getfile(inspect.unwrap(kernel.fn)))
-    first: FirstRun = (run or first_in_own_process)(kernel.op, kernel.name, case, scheme, file=file)
+    first: FirstRun = (run or first_in_own_process)(kernel, case, scheme)
     if first.status == "OK":
         write_whole(path, json.dumps(_remembered(path) | {kernel.id: code}, indent=1) + "\n")
     return first
@@ -115,25 +96,3 @@ def _code_of(kernel: Kernel) -> str:
         if file.is_file():
             digest.update(file.read_bytes())
     return digest.hexdigest()
-
-
-def _why_broken(died: Died) -> str:
-    lines = " / ".join(died.words.splitlines()[-LAST_LINES:])
-    how = f"was ended by {died.signal}" if died.signal else f"ended with {died.how} and no answer"
-    return f"its process {how}: {lines}" if lines else f"its process {how}"
-
-
-def answer(task: Mapping[str, Any]) -> tuple[Status, str]:
-    """The child's answer: checks the kernel, and returns status and reason."""
-    if task["file"]:
-        load_file(Path(task["file"]))
-    result = check_kernel(
-        get_kernel(task["op"], task["kernel"]),
-        get_op(task["op"]),
-        Case(**task["case"]),
-        get_scheme(task["scheme"]),
-        pick_device(task["device"]),
-        task["seed"],
-        task["planted"],
-    )
-    return result.status, result.reason

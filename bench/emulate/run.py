@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from rooflab.bench.calls.calls import packed
+from rooflab.bench.check.failed import failure, known_errors
 from rooflab.bench.check.poison import poisoned_allocations
-from rooflab.bench.check.trial import failure, known_errors
 from rooflab.bench.emulate.emulation import Launches, emulating_launches
 from rooflab.bench.ptx.machine.run import Checks, EmulationError
 from rooflab.bench.ptx.results import Result

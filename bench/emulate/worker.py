@@ -1,4 +1,4 @@
-"""The process in which checks are emulated.
+"""The process in which kernels are emulated.
 
 It is started without `TRITON_INTERPRET`, because the emulator runs compiled kernels.
 """
@@ -10,13 +10,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from rooflab.bench.check.spread import check_as_asked, kernel_of
+import torch
+
+from rooflab.bench.check.outside import Serving, kernel_of
+from rooflab.bench.check.trial import PLAIN, Layout, Runner, Seen, Trial
 from rooflab.bench.emulate import run as emulated_run
 from rooflab.bench.emulate.emulation import QUICK, Launches, emulating_launches
 from rooflab.bench.ptx.machine.run import Checks
-from rooflab.kernels import registry
-
-Answer = dict[str, Any]
+from rooflab.kernels.registry import Kernel
+from rooflab.reference.spec import Inputs, OpSpec, Scheme
 
 
 @dataclass
@@ -32,40 +34,47 @@ class _Watching(Launches):
             self.checks, self.seed = QUICK, self.calls
 
 
-def answer(request: Mapping[str, Any]) -> Answer:
-    """The answer to a request: a check, one run, or an `error`."""
+class Emulating(Runner):
+    """Runs a kernel's compiled code in the emulator; it sees the races and the bytes of the first call."""
+
+    def __init__(self, kernel: Kernel, spec: OpSpec, scheme: Scheme, device: torch.device):
+        self._launches = launches = _Watching(checks=Checks())
+
+        def counted(**arguments: Any) -> Any:
+            launches.begin()
+            with launches.fresh:
+                return kernel.fn(**arguments)
+
+        counted.__signature__ = inspect.signature(kernel.fn)  # type: ignore[attr-defined]
+        super().__init__(replace(kernel, fn=counted), spec, scheme, device)
+
+    def begin(self) -> None:
+        with emulating_launches(self._launches):
+            super().begin()
+
+    def load(self, name: str, inputs: Inputs) -> bool:
+        with emulating_launches(self._launches):
+            return super().load(name, inputs)
+
+    def run(self, name: str, layout: Layout = PLAIN) -> Trial:
+        with emulating_launches(self._launches):
+            return super().run(name, layout)
+
+    def seen(self) -> Seen:
+        if not self._launches.launched:
+            return Seen("torch")  # torch alone computed the outputs
+        return Seen("emulator", self._launches.races, asdict(self._launches.bytes))
+
+
+_serving = Serving(Emulating)
+
+
+def answer(request: Mapping[str, Any]) -> Any:
+    """The answer to a request: of a check, one run, or an `error`."""
+    if "call" in request:
+        return _serving.answer(request)
     try:
-        kernel_of(request)
-        return check(request) if request["do"] == "check" else emulated_run.run(request)
+        kernel_of(request["op"], request["kernel"], request["file"])
+        return emulated_run.run(request)
     except (ValueError, ImportError, OSError) as error:
         return {"error": str(error)}
-
-
-def check(request: Mapping[str, Any]) -> Answer:
-    """A kernel's check: a `CheckResult` as JSON values, with `races` and `bytes` of its first call.
-
-    Raises `ValueError` on a kernel or case that is not there.
-    """
-    kernel = kernel_of(request)
-    launches = _Watching(checks=Checks())
-
-    def counted(**arguments: Any) -> Any:
-        launches.begin()
-        with launches.fresh:
-            return kernel.fn(**arguments)
-
-    watched = _with(kernel, counted)
-    with emulating_launches(launches):
-        result = check_as_asked(watched, request)
-    answer = asdict(result) | {"case": request["case"]}
-    if not launches.launched and result.checked_by == "emulator":
-        answer["checked_by"] = "torch"  # torch alone computed the outputs
-    if result.status == "OK" and launches.races:
-        answer |= {"status": "INCORRECT", "reason": f"race: {launches.races[0]}"}
-    return {"result": answer, "races": launches.races, "bytes": asdict(launches.bytes)}
-
-
-def _with(kernel: registry.Kernel, function: Any) -> registry.Kernel:
-    """The kernel with another function of the same arguments."""
-    function.__signature__ = inspect.signature(kernel.fn)
-    return replace(kernel, fn=function)

@@ -13,11 +13,12 @@ from rooflab.bench.calls.calls import Rotation, copies_of, short_of_memory
 from rooflab.bench.calls.selection import first_case
 from rooflab.bench.ceilings.ceilings import ceilings_for, limits_for, raise_cpu_ceilings, raise_cuda_ceilings
 from rooflab.bench.check.check import BROKEN, CheckResult, already_broken, check_kernel
-from rooflab.bench.check.trial import Failed, failure, known_errors
-from rooflab.bench.measure.timed import observe, time_together, wrong_calls
+from rooflab.bench.check.failed import Failed, failure, known_errors
+from rooflab.bench.measure.timed import observe, time_together
+from rooflab.bench.measure.unseen import Unseen
 from rooflab.bench.records.environment import Environment, circumstances, last_level_cache_bytes, snapshot
 from rooflab.bench.records.record import DeviceType, Record, new_run_id
-from rooflab.bench.timing.reading import above_limits, reading_fields, why_invalid
+from rooflab.bench.timing.reading import ABOVE, above_limits, reading_fields, why_invalid
 from rooflab.bench.timing.stopwatch import FlushBy
 from rooflab.bench.timing.timing import Samples, check_timer
 from rooflab.kernels.configs import config_for
@@ -95,6 +96,7 @@ class Measurement:
         priced = self.spec.make_inputs(case, self.scheme, torch.device("meta"), self.seed)
         cost = self.spec.cost(**priced)
         known: dict[str, dict[str, Any]] = {}
+        cpu_threads = torch.get_num_threads()
         ready: dict[str, Rotation] = {}
         short = "" if self.broken else short_of_memory(self.spec, priced, self.device)
         copies: list[Inputs] = []
@@ -106,10 +108,11 @@ class Measurement:
             function = self._function(kernel, copies, found)
             if function is not None:
                 ready[kernel.name] = function
-        timed, failures, clocks = self._together(ready)
-        done = {name: ready[name] for name in timed}
-        wrong = wrong_calls(done, self.spec, case, self.scheme, self.device, self.seed)
+        unseen = Unseen(self.spec, case, self.scheme, self.device, copies, self.seed) if ready else None
+        timed, failures, clocks = self._together(ready, unseen)
+        wrong = unseen.wrong({name: ready[name] for name in timed}) if unseen else {}
         seen, broken = observe({name: ready[name] for name in timed if name not in wrong}, self.device)
+        torch.set_num_threads(cpu_threads)  # a kernel may have changed it
         for name, failed in (failures | broken).items():
             known[name] |= {"status": failed.status, "reason": failed.reason}
             timed.pop(name, None)
@@ -121,7 +124,7 @@ class Measurement:
                 samples = None
             elif samples is not None:
                 fields |= self._judged(samples, cost, clocks) | {"clocks": clocks} | asdict(seen[kernel.name])
-            traffic = kernel.traffic_of(priced, self.device.type, self.spec)
+            traffic = self._believed(kernel.traffic_of(priced, self.device.type, self.spec), samples)
             yield self._record(kernel, case, cost, traffic, samples, fields)
 
     def _checked(self, kernel: Kernel, case: Case, short: str) -> dict[str, Any]:
@@ -162,7 +165,7 @@ class Measurement:
         return {"status": "RUNTIME_ERROR", "reason": why} if status == "OK" else {}
 
     def _together(
-        self, ready: Mapping[str, Rotation]
+        self, ready: Mapping[str, Rotation], unseen: Unseen | None
     ) -> tuple[dict[str, Samples], dict[str, Failed], dict[str, Any] | None]:
         """`time_together` of the kernels in `ready`; no samples if one of them has broken the CUDA context."""
         if self.broken:
@@ -170,7 +173,7 @@ class Measurement:
         self._say([f"{self.spec.name}/{name}" for name in ready])
         gpu = self._known.gpu.uuid if self._known.gpu and self.device.type == "cuda" else None
         timed, failures, clocks = time_together(
-            ready, self.device, self.budget_s, self.seed, gpu, timer=self.timer, flush=self.flush
+            ready, self.device, self.budget_s, self.seed, gpu, timer=self.timer, flush=self.flush, renew=unseen
         )
         if failures and self._fault(f"one of {', '.join(ready)}", "OK") and len(ready) > 1:
             return {}, dict.fromkeys(ready, Failed("RUNTIME_ERROR", self.broken)), None
@@ -210,6 +213,14 @@ class Measurement:
         limits = limits_for(self.device, self.ceilings) if self.ceilings else None
         reason = why_invalid(samples, cost, limits, clocks)
         return {"status": "INVALID", "reason": reason} if reason else {"status": "OK"}
+
+    def _believed(self, traffic: Traffic | None, samples: Samples | None) -> Traffic | None:
+        """The traffic that a kernel claims; None if no memory of the device could have moved it in the time read."""
+        limits = limits_for(self.device, self.ceilings) if self.ceilings else None
+        if traffic is None or samples is None or limits is None or not samples.median_s > 0:
+            return traffic
+        fastest = max(limits.hbm_bytes_per_s, limits.l2_bytes_per_s or 0.0)
+        return traffic if traffic.bytes / samples.median_s <= ABOVE * fastest else None
 
     def _raise_ceilings(self, samples: Samples, cost: Cost) -> None:
         """After a first reading above measured ceilings, measures them again: a busy machine may have lowered them."""

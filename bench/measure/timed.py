@@ -1,4 +1,4 @@
-"""Times kernels together: a kernel that fails does not lose the other kernels' times, and the outputs are checked."""
+"""Times kernels together: a kernel that fails does not lose the other kernels' times."""
 
 from __future__ import annotations
 
@@ -11,15 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rooflab.bench.calls.calls import Rotation
-from rooflab.bench.check.cheats import alike, kept_names, rewrite
-from rooflab.bench.check.runs import OTHER_SEED
-from rooflab.bench.check.trial import Data, Failed, expect, failure, known_errors
+from rooflab.bench.check.failed import Failed, failure, known_errors
 from rooflab.bench.timing.clocks import ClockWatch
 from rooflab.bench.timing.stopwatch import FlushBy, Function
 from rooflab.bench.timing.timing import Samples, time_functions
 from rooflab.bench.timing.trace import Activity, NotRecorded, device_activity, peak_memory_bytes
 from rooflab.kernels.registry import interpreting
-from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme
 
 if TYPE_CHECKING:  # `sm_clock` imports Triton
     from rooflab.bench.timing.sm_clock import DeviceClock
@@ -43,6 +40,7 @@ def time_together(
     *,
     timer: str | None = None,
     flush: FlushBy = "read",
+    renew: Callable[[], None] | None = None,
 ) -> tuple[dict[str, Samples], dict[str, Failed], dict[str, Any] | None]:
     """Each kernel's samples, the failures of failed kernels, and the clocks.  `budget_s` is for each kernel.
 
@@ -53,7 +51,9 @@ def time_together(
         return {}, {}, None
     device_clock, note = open_clock(device)
     with ClockWatch(gpu_uuid, device_clock) as watch:
-        read = partial(time_functions, device=device, seed=seed, observe=watch.read, timer=timer, flush=flush)
+        read = partial(
+            time_functions, device=device, seed=seed, observe=watch.read, timer=timer, flush=flush, renew=renew
+        )
         timed, failures = _together_or_alone(read, ready, budget_s)
         clocks = watch.summary()
         return timed, failures, {**(clocks or {}), **note} or None
@@ -114,60 +114,3 @@ def observe(timed: Mapping[str, Rotation], device: torch.device) -> tuple[dict[s
         except known_errors() as error:
             failures[name] = failure(error, "after timing")
     return seen, failures
-
-
-def wrong_calls(
-    timed: Mapping[str, Rotation], spec: OpSpec, case: Case, scheme: Scheme, device: torch.device, seed: int
-) -> dict[str, str]:
-    """For each wrong kernel, the fault of its outputs from the timed calls, or of its outputs on new data."""
-    if not timed:
-        return {}
-    wrong = wrong_afterwards(timed, spec, scheme, spec.make_inputs(case, scheme, device, seed))
-    right = {name: rotation for name, rotation in timed.items() if name not in wrong}
-    return wrong | wrong_on_new_data(right, spec, scheme, spec.make_inputs(case, scheme, device, seed + OTHER_SEED))
-
-
-def wrong_outputs(spec: OpSpec, outputs: Outputs, expected: Data, scheme: Scheme) -> str:
-    """The faults of `outputs`, or ""."""
-    return "; ".join(stats.describe() for stats in expected.judge(spec, outputs, scheme) if not stats.passed)
-
-
-def wrong_afterwards(timed: Mapping[str, Rotation], spec: OpSpec, scheme: Scheme, fresh: Inputs) -> dict[str, str]:
-    """For each wrong kernel, the fault of its outputs from the timed calls; `fresh` holds unchanged inputs."""
-    wrong: dict[str, str] = {}
-    expected = expect(spec, fresh, scheme)
-    for name, rotation in timed.items():
-        for _, outputs in rotation.outputs():
-            if bad := wrong_outputs(spec, outputs, expected, scheme):
-                wrong[name] = bad
-    return wrong
-
-
-def wrong_on_new_data(timed: Mapping[str, Rotation], spec: OpSpec, scheme: Scheme, fresh: Inputs) -> dict[str, str]:
-    """For each wrong kernel, its fault after `fresh` (same case, another seed) has replaced the timed inputs' values.
-
-    This catches a kernel that computes in the check but returns a kept result when timed: the timed input sets hold the
-    same values, so its results on them are right. Packed weights stay unchanged. All kernels are of one case, and
-    they may share inputs. A kernel is skipped if the shapes of its inputs depend on the seed.
-    """
-    wrong: dict[str, str] = {}
-    expected: Data | None = None
-    for name, rotation in timed.items():
-        sets = [inputs for inputs, _ in rotation.outputs()]
-        if not sets or not all(alike(inputs, fresh) for inputs in sets):
-            continue
-        for inputs in sets:
-            rewrite(inputs, fresh, keep=kept_names(spec, inputs))
-        expected = expected or expect(spec, sets[0], scheme)
-        try:
-            rotation.plan()
-            for _ in sets:
-                rotation()
-        except known_errors() as error:
-            wrong[name] = failure(error, "on other data").reason
-            continue
-        for inputs, outputs in rotation.outputs():
-            # Judges with this set's own inputs: another kernel's writes to `sets[0]` must not change this verdict.
-            if bad := wrong_outputs(spec, outputs, replace(expected, inputs=inputs), scheme):
-                wrong[name] = f"{bad}: a cached answer: other data at the same addresses, once it was timed"
-    return wrong

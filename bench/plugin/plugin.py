@@ -155,7 +155,7 @@ def kernel_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Callable
         if named:  # by position, so that their tensors are copied and kept from change as the others are
             fn, args = _by_position(fn, tuple(named)), (*args, *named.values())
             reference = reference and _by_position(reference, tuple(named))
-        checked = fixture.check(fn, args, reference)
+        checked = _by_fn(benchmark, fixture.check, fn, args, reference)
         if checked.faults:
             _fail(benchmark, "; ".join(checked.faults))
         if benchmark.disabled:
@@ -163,13 +163,11 @@ def kernel_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Callable
         if checked.interpreted:
             pytest.skip(INTERPRETED)
         options = _options(item)
-        timed = plugin_timing.time_kernel(
-            fn,
-            args,
-            checked,
-            budget_s=float(options.get("max_time", config.getoption("benchmark_max_time"))),
-            min_samples=int(options.get("min_rounds", config.getoption("benchmark_min_rounds"))),
-        )
+        limits = {
+            "budget_s": float(options.get("max_time", config.getoption("benchmark_max_time"))),
+            "min_samples": int(options.get("min_rounds", config.getoption("benchmark_min_rounds"))),
+        }
+        timed = _by_fn(benchmark, plugin_timing.time_kernel, fn, args, checked, **limits)
         info = plugin_timing.extra_info(timed, cost)
         wrong = timed.wrong or (afterwards() if afterwards else None)
         if wrong:
@@ -182,6 +180,14 @@ def kernel_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Callable
         return benchmark.pedantic(lambda: checked.result, rounds=len(seconds))
 
     return run
+
+
+def _by_fn(benchmark: Any, action: Callable[..., Any], *values: Any, **named: Any) -> Any:
+    """What `action` returns, which calls the user's function; the test fails if that skips it."""
+    try:
+        return action(*values, **named)
+    except (pytest.skip.Exception, pytest.xfail.Exception) as left:
+        _fail(benchmark, f"fn: expected a result, got {type(left).__name__}: {left}")
 
 
 def _by_position(fn: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:

@@ -40,7 +40,10 @@ class Timed:
 def time_kernel(
     fn: Callable[..., Any], args: Sequence[Any], checked: Checked, *, budget_s: float, min_samples: int
 ) -> Timed:
-    """Times `fn(*args)` with `timing.time_functions` on the device of its tensors, on several copies of `args`."""
+    """Times `fn(*args)` with `timing.time_functions` on the device of its tensors, on several copies of `args`.
+
+    Then it judges what the timed calls left, unless `fn` changes its inputs, and one more call.
+    """
     tensors = [value for value in (*args, checked.result) if isinstance(value, torch.Tensor)]
     device = device_of(*args, checked.result)
     fit = int(free_bytes(device) / 4 / max(1, nbytes(*tensors)))
@@ -63,7 +66,10 @@ def time_kernel(
     if device.type == "cuda":
         with suppress(NotRecorded):  # another profiler runs: the reading then lists no device kernels
             activity = device_activity(call, device)
-    return Timed(samples, device, clocks, activity, _wrong_afterwards(last, copies, args, checked.expected))
+    wrong = _wrong_afterwards(last, copies, args, checked.expected)
+    if wrong is None and checked.expected is not None:
+        wrong = _wrong_afterwards([fn(*copied(args))], [], args, checked.expected)
+    return Timed(samples, device, clocks, activity, wrong)
 
 
 def _wrong_afterwards(

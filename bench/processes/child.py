@@ -129,6 +129,11 @@ class Child:
                 self._lines.put(line)
         self._lines.put("")
 
+    @property
+    def ended(self) -> bool:
+        """Whether `stop` ended it."""
+        return self._status is not None
+
     def ask(self, request: Any, limit_s: float) -> Any:
         """The answer to a request.
 
@@ -200,15 +205,23 @@ class Pool:
         self.idle: queue.LifoQueue[Child] = queue.LifoQueue()
         self.threads = ThreadPoolExecutor(cores(), thread_name_prefix="child")
 
-    def ask(self, request: Any) -> Any:
-        """The answer of an idle or a new child.  Raises `ChildFailed` if the child does not answer."""
+    @contextmanager
+    def child(self) -> Iterator[Child]:
+        """An idle or a new child for the caller alone; if the caller ended it, it is not used again."""
         try:
             child = self.idle.get_nowait()
         except queue.Empty:
             child = Child(self.command, self.environment, own_session=False)
-        result = child.ask(request, self.limit_s)
-        self.idle.put(child)
-        return result
+        try:
+            yield child
+        finally:
+            if not child.ended:
+                self.idle.put(child)
+
+    def ask(self, request: Any) -> Any:
+        """The answer of an idle or a new child.  Raises `ChildFailed` if the child does not answer."""
+        with self.child() as child:
+            return child.ask(request, self.limit_s)
 
     def ask_all(self, requests: Iterable[Any]) -> list[Any]:
         """The answers of all children, in the order of the requests; a missing answer is a `ChildFailed`."""

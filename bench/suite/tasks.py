@@ -100,7 +100,7 @@ def first_checks(context: Context, ops: Sequence[str]) -> Outcome:
         taken = first_taken(kernel, default_scheme(device))
         if taken is None:
             return "UNSUPPORTED", "takes none of its op's cases"
-        return first_in_own_process(kernel.op, kernel.name, *taken, FIRST_CHECK_S, device=context.device)
+        return first_in_own_process(kernel, *taken, FIRST_CHECK_S, device=context.device)
 
     with ThreadPoolExecutor(min(AT_ONCE, max(1, (psutil.cpu_count() or 2) // 2))) as pool:
         found = dict(zip((kernel.id for kernel in risky), pool.map(attempt, risky), strict=True))

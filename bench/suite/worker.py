@@ -45,8 +45,8 @@ def find(call: str) -> Callable[..., Any]:
     return function
 
 
-def known_errors() -> tuple[type[Exception], ...]:
+def known_errors() -> tuple[type[BaseException], ...]:
     """The exceptions that an entry may raise: those of kernels, and those of a missing process or file."""
-    from rooflab.bench.check import trial
+    from rooflab.bench.check import failed
 
-    return trial.known_errors()
+    return failed.known_errors()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import builtins
 import inspect
+import os
 import time
 import types
 from collections.abc import Callable, Iterable, Iterator
@@ -21,6 +22,7 @@ from operator import attrgetter, is_, itemgetter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from rooflab.reference import compare, spec
@@ -31,12 +33,16 @@ _CLOCKS = ("perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "time
 _CUDA = ("Event", "ExternalStream", "Stream", "_sleep", "current_stream", "default_stream", "stream", "synchronize")
 _OF_C = ("_cuda_sleep", "_cuda_synchronize", "_cuda_getCurrentRawStream", "_cuda_getCurrentStream")
 _BUILTINS = tuple("abs all any bool float int isinstance len list map max min sum type zip".split())
+_NUMPY = ("median", "percentile", "quantile", "sort", "mean")
 _NATIVE = ("sum", "equal", "allclose", "isnan", "isfinite", "where", "empty", "full")
 _OF_TORCH = str(Path(torch.__file__).parent)
 _CODE = attrgetter("__code__")
 _all, _map = all, map
 """The originals: by identity and in C, because what replaces a function may say that it equals it."""
-_DESCRIPTORS = (property, staticmethod, classmethod, types.GetSetDescriptorType)
+_OTHERS = (property, staticmethod, classmethod, types.GetSetDescriptorType, types.ModuleType)
+
+_ENVIRONMENT = {name: os.environ.get(name) for name in ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "LD_PRELOAD")}
+"""What decides on the code that the bench's later processes run."""
 
 perf_counter = time.perf_counter
 """The host's clock."""
@@ -65,7 +71,7 @@ class Originals:
     def of(cls, name: str, place: Any, names: Iterable[str] = ()) -> Originals:
         """The attributes `names` of `place`, by default all; a build of torch without CUDA lacks some."""
         there = {key: vars(place)[key] for key in names or vars(place) if key in vars(place)}
-        kept = {key: value for key, value in there.items() if callable(value) or isinstance(value, _DESCRIPTORS)}
+        kept = {key: value for key, value in there.items() if callable(value) or isinstance(value, _OTHERS)}
         functions = tuple(value for value in kept.values() if isinstance(value, types.FunctionType))
         codes = tuple(map(_CODE, functions))
         values, own = tuple(kept.values()), frozenset(vars(place))
@@ -115,18 +121,25 @@ _WATCHED = (
     Originals.of("torch.cuda.Stream", _cuda.Stream),
 )
 """What timer and judge both stand on."""
-_OF_THE_TIMER = (
+_OF_THE_TIMER = [
+    Originals.of("numpy", np, _NUMPY),
+    Originals.of("torch.nn.functional", torch.nn.functional),
     Originals.of("torch.cuda.CUDAGraph", _cuda.CUDAGraph, ("capture_begin", "capture_end", "replay")),
     Originals.of("torch.autograd.profiler", torch.autograd.profiler, ("profile", "record_function")),
     # A build of torch without CUDA has none of these.
     *([Originals.of("torch._C", torch._C, _OF_C)] if hasattr(torch._C, "_cuda_sleep") else ()),
-)
+]
 _OF_THE_JUDGE = (
     Originals.of("builtins", builtins, _BUILTINS),
     Originals.of("rooflab.reference.compare", compare),
     Originals.of("rooflab.reference.spec", spec, ("elementwise", "as_tuple")),
     Originals.of("OpSpec", spec.OpSpec, ("judge", "oracle")),
 )
+
+
+def watch(name: str, place: Any, names: Iterable[str] = ()) -> None:
+    """Watches more of what the timer stands on."""
+    _OF_THE_TIMER.append(Originals.of(name, place, names))
 
 
 def _replaced_before() -> Iterator[tuple[str, str]]:
@@ -152,7 +165,7 @@ def timer_tampered() -> str | None:
 
     A function counts as replaced where another stands behind its name, or its code was exchanged in place.
     """
-    names = [f"{tools.name}.{name}" for tools in _WATCHED + _OF_THE_TIMER for name in tools.replaced()]
+    names = [f"{tools.name}.{name}" for tools in (*_WATCHED, *_OF_THE_TIMER) for name in tools.replaced()]
     if names:
         return f"{', '.join(names)} replaced while the bench ran"
     return f"{', '.join(map('.'.join, _EARLIER))} replaced before the bench was imported" if _EARLIER else None
@@ -165,12 +178,13 @@ def tampered(timers: bool = True) -> str | None:
     """
     for place, name in _EARLIER:
         return f"a patched {_kind(place, name)}: {place}.{name} was replaced before the bench was imported"
-    for tools in _WATCHED + _OF_THE_JUDGE + (_OF_THE_TIMER if timers else ()):
+    for tools in (*_WATCHED, *_OF_THE_JUDGE, *(_OF_THE_TIMER if timers else ())):
         for name in tools.replaced():
             place = _place(inspect.getattr_static(tools.place, name, None))
             by = f" ({place})" if place else ""
             return f"a patched {_kind(tools.name, name)}: {tools.name}.{name} was replaced{by}"
-    return None
+    changed = [name for name, value in _ENVIRONMENT.items() if os.environ.get(name) != value]
+    return f"a changed environment: {', '.join(changed)}" if changed else None
 
 
 def _place(value: Any) -> str:
@@ -179,15 +193,20 @@ def _place(value: Any) -> str:
 
 
 def _kind(place: str, name: str) -> str:
-    if place.startswith(("time", "torch.cuda", "torch.autograd", "torch._C")):
+    if place == "torch.nn.functional":
+        return "library"
+    if place.startswith(("time", "torch.cuda", "torch.autograd", "torch._C", "numpy", "rooflab.bench.timing")):
         return "timer"
     return "cache flush" if name == "sum" and place.startswith("torch") else "comparison"
 
 
 def restore() -> None:
     """Restores the originals, so that the next kernel is not blamed for the last one's change."""
-    for tools in _WATCHED + _OF_THE_TIMER + _OF_THE_JUDGE:
+    for tools in (*_WATCHED, *_OF_THE_TIMER, *_OF_THE_JUDGE):
         tools.restore()
+    for name, value in _ENVIRONMENT.items():
+        os.environ.pop(name, None)
+        os.environ.update({} if value is None else {name: value})
 
 
 _EARLIER = tuple(_replaced_before())

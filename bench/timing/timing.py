@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import random
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ MAX_CALLS_PER_SAMPLE = 1000
 MAX_SAMPLES = 1000
 WARM_UP_SHARE = 0.3
 """The warm-up ends at the latest after this share of the budget."""
+CLOSING_ROUNDS = 3
+"""The last rounds, in which each set of inputs of a `calls.Rotation` is used once more, with the same values."""
 STEADY = 0.95
 """The warm-up goes on while a round lowers a function's fastest time below this share of its value before."""
 
@@ -117,6 +120,7 @@ def time_functions(
     stopwatch: Stopwatch | None = None,
     timer: str | None = None,
     flush: FlushBy = "read",
+    renew: Callable[[], None] | None = None,
 ) -> dict[str, Samples]:
     """Times functions of no arguments against each other.  The protocol:
 
@@ -127,7 +131,8 @@ def time_functions(
     3. Before each sample the last-level cache is emptied by *reading* a buffer of twice the cache's reported size.
        The flush reads, because dirty lines of a flush would be written back inside the next sample.  `flush="write"`
        writes, for cards on which that is cleaner (`flush_comparison`).  `cold=False` skips the flush.  The caller's
-       functions must cycle through several copies of the inputs and use random data.
+       functions must cycle through several copies of the inputs and use random data; before each round but the
+       last three `renew` changes their values.
     4. On a CPU (`timer="perf_counter"`) a sample is the difference of two `perf_counter` readings.  torch's
        threads are pinned, or the method's name says why they are not.
     5. On CUDA every sample is enqueued behind a wait on the device that outlasts the host's work, so that the flush
@@ -141,7 +146,7 @@ def time_functions(
     7. Samples are taken for `budget_s` seconds in all, warming up included, and until there are `min_samples`, however
        long that takes.  They are kept raw, in time order; no sample is dropped.  Python's garbage collector is off
        meanwhile.
-    8. Afterwards the clock functions are checked: a replaced one is named as the fault of every reading.
+    8. Afterwards the clock functions and the number of threads are checked: a change is the fault of every reading.
 
     `observe` is called once per round of samples, between samples, and never in the warm-up; on CUDA while the device
     works.  Raises `ValueError` on no functions, a budget that is not positive, fewer than one sample, or a timer that
@@ -154,22 +159,39 @@ def time_functions(
     if min_samples < 1:
         raise ValueError(f"min_samples: expected at least 1, got {min_samples}")
     watch = stopwatch or stopwatch_for(torch.device(device), cold, observe, timer, flush)
+    threads = torch.get_num_threads()
     with _collector_resting():
         began = tamper.perf_counter()
         fastest = _warm_up(watch, functions, began + WARM_UP_SHARE * budget_s)
         calls = {name: _calls_per_sample(watch, fastest[name]) for name in functions}
         readings: dict[str, list[float]] = {name: [] for name in functions}
         orders = _orders(list(functions), seed)
+
+        def take(rounds: int) -> None:
+            batch = [next(orders) for _ in range(rounds)]
+            for read in watch.rounds([[(name, functions[name], calls[name]) for name in o] for o in batch]):
+                for name, seconds in read.items():
+                    readings[name].append(seconds)
+
+        closing = CLOSING_ROUNDS if renew else 0
         with watch.sampling():
-            while (taken := min(map(len, readings.values()))) < MAX_SAMPLES:
-                if taken >= min_samples and tamper.perf_counter() - began > budget_s:
+            while (taken := min(map(len, readings.values()))) < MAX_SAMPLES - closing:
+                if taken >= min_samples - closing and tamper.perf_counter() - began > budget_s:
                     break
-                batch = [next(orders) for _ in range(min(watch.rounds_at_once, MAX_SAMPLES - taken))]
-                for read in watch.rounds([[(name, functions[name], calls[name]) for name in o] for o in batch]):
-                    for name, seconds in read.items():
-                        readings[name].append(seconds)
-        replaced = tamper.timer_tampered()
+                if renew:
+                    renew()
+                take(min(watch.rounds_at_once, MAX_SAMPLES - closing - taken))
+            if closing:
+                take(closing)
+        replaced = tamper.timer_tampered() or _other_threads(threads)
         return {name: _samples(watch, name, values, calls[name], cold, replaced) for name, values in readings.items()}
+
+
+def _other_threads(before: int) -> str | None:
+    """The fault of a function that has changed the number of torch's CPU threads, for every other one too."""
+    now = torch.get_num_threads()
+    torch.set_num_threads(before)
+    return None if now == before else f"the number of torch's threads changed from {before} to {now} while timed"
 
 
 def _samples(
@@ -230,3 +252,7 @@ def _collector_resting() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+tamper.watch(__name__, sys.modules[__name__], ("np", "random", "_samples"))
+tamper.watch(f"{__name__}.Samples", Samples)

@@ -16,7 +16,7 @@ import torch
 
 from rooflab.bench.calls.calls import Rotation, copies_of
 from rooflab.bench.check.check import check_kernel
-from rooflab.bench.check.trial import failure, known_errors
+from rooflab.bench.check.failed import failure, known_errors
 from rooflab.bench.compile.static import CompileFailure, Request, compile_kernels
 from rooflab.bench.measure.measure import measure_op
 from rooflab.bench.records.files import RunWriter

@@ -1,0 +1,91 @@
+"""One set of data of a check: its inputs, and what is right for them, which the kernel's process never sees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from rooflab.bench.calls.calls import output_dtypes, output_names
+from rooflab.reference.compare import ErrorStats, elementwise
+from rooflab.reference.spec import Inputs, OpSpec, Outputs, Scheme
+
+
+@dataclass(frozen=True)
+class Data:
+    """Inputs, and their judge.  The oracle and its limits are worked out when they are first asked for."""
+
+    spec: OpSpec
+    inputs: Inputs
+    scheme: Scheme
+    name: str = ""
+    """By which a `Runner` knows these inputs."""
+    packed: bool = False
+    """Whether the kernel packed its weight for them."""
+
+    @cached_property
+    def oracle(self) -> Outputs:
+        """The right outputs in fp64."""
+        return self.spec.oracle(self.inputs)
+
+    @cached_property
+    def limits(self) -> Outputs | None:
+        """The allowed error of each element; None for an op that `compare` judges."""
+        return None if self.spec.tolerance is None else self.spec.tolerance(self.inputs, self.oracle, self.scheme)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the outputs."""
+        return output_names(self.spec, self.oracle)
+
+    @property
+    def forms(self) -> tuple[tuple[torch.Size, torch.dtype], ...]:
+        """The shape and the dtype of each output."""
+        dtypes = output_dtypes(self.spec, self.oracle, self.scheme)
+        return tuple((oracle.shape, dtype) for oracle, dtype in zip(self.oracle, dtypes, strict=True))
+
+    def misfit(self, outputs: Outputs) -> str:
+        """How the number, shapes and dtypes of `outputs` differ from the right ones; empty where they do not."""
+        if len(outputs) != len(self.names):
+            return f"returned {len(outputs)} values, expected tensors {', '.join(self.names)}"
+        for name, output, form in zip(self.names, outputs, self.forms, strict=True):
+            if output.shape != form[0]:
+                return f"{name}: expected shape {tuple(form[0])}, got {tuple(output.shape)}"
+            if output.dtype != form[1]:
+                return f"{name}: expected dtype {form[1]}, got {output.dtype}"
+        return ""
+
+    def judge(self, outputs: Outputs) -> list[ErrorStats]:
+        """One verdict per output, as from `spec.judge`; the limits, which take longer than the oracle, are kept."""
+        if self.limits is None:
+            return self.spec.judge(outputs, self.oracle, self.inputs, self.scheme)
+        named = zip(self.names, outputs, self.oracle, self.limits, strict=True)
+        return [elementwise(name, output, oracle, limit) for name, output, oracle, limit in named]
+
+    def passing_wrong_answers(self) -> Iterator[str]:
+        """Wrong answers that would pass, one output at a time: `c: zeros`, the mean, shifted by one, unchanged.
+
+        The mean and the shift of an output need two elements; an empty output has no wrong answer.
+        """
+        mutates = self.spec.mutates
+        right = tuple(
+            oracle if mutates else oracle.to(dtype) for oracle, (_, dtype) in zip(self.oracle, self.forms, strict=True)
+        )
+        for index, (name, oracle) in enumerate(zip(self.names, self.oracle, strict=True)):
+            for label, wrong in _wrong_answers(oracle, self.inputs[name] if mutates else None):
+                answer: Outputs = (*right[:index], wrong.to(right[index].dtype), *right[index + 1 :])
+                if all(stats.passed for stats in self.judge(answer)):
+                    yield f"{name}: {label}"
+
+
+def _wrong_answers(oracle: torch.Tensor, unchanged: torch.Tensor | None) -> Iterator[tuple[str, torch.Tensor]]:
+    if oracle.numel():
+        yield "zeros", torch.zeros_like(oracle)
+    if oracle.numel() > 1:
+        finite = oracle.double()[torch.isfinite(oracle)]
+        yield "the mean", torch.full_like(oracle, float(finite.mean()) if finite.numel() else 0.0)
+        yield "shifted by one", oracle.flatten().roll(1).reshape(oracle.shape)
+    if unchanged is not None and unchanged.numel():
+        yield "unchanged", unchanged

@@ -1,0 +1,71 @@
+"""Timed kernels get values that they have not seen, and what they left of the last ones is judged."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from rooflab.bench.calls.calls import Rotation
+from rooflab.bench.check.cheats import alike, kept_names
+from rooflab.bench.check.data import Data
+from rooflab.bench.check.poison import bits
+from rooflab.reference.spec import Case, Inputs, OpSpec, Scheme
+
+
+class Unseen:
+    """Renews the float inputs on which kernels are timed; weights, tables, lengths and changed arguments stay.
+
+    At first it writes values of a seed of its own.  A call, before each round of samples, changes one row of each
+    input, so that no answer that a kernel kept is right any more: neither by address, nor by shape, nor by some of the
+    values.  The last rounds have the same values.  Inputs whose shapes depend on the seed stay as they are.
+    """
+
+    def __init__(
+        self, spec: OpSpec, case: Case, scheme: Scheme, device: torch.device, copies: Sequence[Inputs], seed: int
+    ):
+        self._copies = copies
+        self._random = random.Random()
+        original = spec.make_inputs(case, scheme, device, seed)
+        fresh = spec.make_inputs(case, scheme, device, self._random.randrange(2**31))
+        stay = kept_names(spec, original) | set(spec.mutates)
+        floats = [name for name, value in original.items() if isinstance(value, torch.Tensor) and name not in stay]
+        floats = [name for name in floats if original[name].is_floating_point()] if alike(original, fresh) else []
+        self._values = {name: fresh[name] for name in floats}
+        self._expected = Data(spec, {**original, **{name: fresh[name].clone() for name in floats}}, scheme)
+        for inputs in copies:
+            for name in floats:
+                inputs[name].data.copy_(fresh[name])
+
+    def __call__(self) -> None:
+        for name, values in self._values.items():
+            values = values.view(torch.uint8) if values.dtype.itemsize == 1 else values  # torch cannot roll fp8
+            row = tuple(self._random.randrange(size or 1) for size in values.shape[:-1])
+            source = tuple(self._random.randrange(size or 1) for size in values.shape[:-1])
+            if values.numel() > 1:
+                rolled = values[source].roll(self._random.randrange(1, values.shape[-1] + 1))
+                for inputs in (*self._copies, self._expected.inputs):
+                    inputs[name].data.view(values.dtype)[row] = rolled
+
+    def wrong(self, timed: Mapping[str, Rotation]) -> dict[str, str]:
+        """For each wrong kernel, the fault of the outputs that its last timed calls left."""
+        found = {}
+        for kernel, rotation in timed.items():
+            for _, outputs in rotation.outputs():
+                if bad := wrong_outputs(outputs, self._expected):
+                    found[kernel] = bad + (": an input was changed while it was timed" if self._damaged() else "")
+        return found
+
+    def _damaged(self) -> bool:
+        return any(
+            not torch.equal(bits(inputs[name]), bits(self._expected.inputs[name]))
+            for inputs in self._copies
+            for name in self._values
+        )
+
+
+def wrong_outputs(outputs: Sequence[torch.Tensor], expected: Data) -> str:
+    """The faults of `outputs`, or ""."""
+    given = tuple(outputs)
+    return expected.misfit(given) or "; ".join(stats.describe() for stats in expected.judge(given) if not stats.passed)
