@@ -47,7 +47,7 @@ def asked_first(turns):
 
 
 def wrong(found):
-    return [item.result.describe() for item in found if item.result.status not in ("OK", "UNSUPPORTED")]
+    return [item.describe() for item in found if item.status not in ("OK", "UNSUPPORTED")]
 
 
 @pytest.mark.timeout(900)  # half a minute with both cores to itself
@@ -56,7 +56,7 @@ def test_every_kernel_is_right_and_races_nowhere_on_its_first_case(turns):
     """On the first smoke case that it takes, for the time."""
     found = list(check_emulated(asked_first(turns)))
     assert wrong(found) == []
-    ran = {(item.result.op, item.result.kernel) for item in found if item.result.checked_by == "emulator"}
+    ran = {(item.op, item.kernel) for item in found if item.checked_by == "emulator"}
     assert ran == {(kernel.op, kernel.name) for kernel in KERNELS}, "each has a case that it takes"
     assert all(item.bytes["hbm_write"] > 0 for item in found if item.bytes is not None)
 

@@ -369,7 +369,7 @@ MORE = [
 @pytest.mark.parametrize("runs", [EMULATED, pytest.param(MORE, marks=pytest.mark.slow)], ids=["first", "more"])
 def test_compiled_code_is_right_and_races_nowhere(runs):
     asked = [Asked(get_kernel("gemm", name), case, SCHEMES[scheme], planted=False) for name, case, scheme in runs]
-    found = [item.result for item in check_emulated(asked)]
+    found = list(check_emulated(asked))
     assert [(result.status, result.checked_by) for result in found] == [("OK", "emulator")] * len(asked), [
         result.describe() for result in found
     ]

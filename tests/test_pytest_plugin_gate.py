@@ -25,8 +25,8 @@ X = torch.tensor([1.0, -2.0, 0.0])
         (X, X.double(), True),
         (X * (1 + 1e-6), X.double(), True),
         (X * (1 + 1e-4), X.double(), False),
-        ((X * 1.01).bfloat16(), X, True),
-        ((X * 1.1).bfloat16(), X, False),
+        ((X * 1.01).bfloat16(), X.double(), True),
+        ((X * 1.1).bfloat16(), X.double(), False),
         (X * math.nan, X * math.nan, False),
         (X / 0, X / 0, False),
         (torch.tensor([math.inf, 1.0]), torch.tensor([math.inf, 1.0]), True),
@@ -50,6 +50,7 @@ def test_what_cannot_be_compared_is_named():
     for actual, expected, text in (
         (None, X, "fn: expected a tensor or a tuple of tensors, got NoneType"),
         (X, 3.0, "reference: expected a tensor or a tuple of tensors, got float"),
+        (X.half(), X, "output 0: expected torch.float32, as from the reference, got torch.float16"),
         ((X, X), X, "fn: expected 1 outputs, as from the reference, got 2"),
     ):
         with pytest.raises(ValueError, match=text):

@@ -43,6 +43,8 @@ class Data:
     @property
     def forms(self) -> tuple[tuple[torch.Size, torch.dtype], ...]:
         """The shape and the dtype of each output."""
+        if self.spec.mutates:
+            return tuple((self.inputs[name].shape, self.inputs[name].dtype) for name in self.names)
         dtypes = output_dtypes(self.spec, self.oracle, self.scheme)
         return tuple((oracle.shape, dtype) for oracle, dtype in zip(self.oracle, dtypes, strict=True))
 

@@ -9,13 +9,11 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rooflab.bench.calls.selection import pick_device
-from rooflab.bench.check.spread import Asked, check_outside
-from rooflab.bench.processes.child import Pool, command_for
+from rooflab.bench.check.spread import Asked, check_outside, processes
 from rooflab.bench.records.environment import snapshot
 from rooflab.bench.records.files import write_whole
 from rooflab.bench.records.record import Status
@@ -52,7 +50,7 @@ def first_in_own_process(
     It runs on `device`, by default on the GPU if there is one.  A run without an answer within `timeout_s` seconds is a
     TIMEOUT, and a process that ends without an answer a RUNTIME_ERROR.
     """
-    pool = Pool(command_for("rooflab.bench.check.outside"), os.environ, timeout_s)
+    pool = processes({}, timeout_s)
     try:
         result = check_outside(Asked(kernel, case, scheme, seed, planted), pool, pick_device(device))
     finally:

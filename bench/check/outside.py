@@ -7,59 +7,58 @@ hangs or answers in another form has failed; nothing that it prints counts.  In 
 from __future__ import annotations
 
 import inspect
-import pickle
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
 import torch
 
-from rooflab.bench.calls.calls import input_bytes
 from rooflab.bench.check.failed import Failed, Refused
 from rooflab.bench.check.trial import PLAIN, Layout, Runner, Seen, Trial
 from rooflab.bench.processes.child import Child, ChildFailed, TimedOut
+from rooflab.bench.processes.shared import Reader, Writer, shared_folder
 from rooflab.bench.records.record import Failure
+from rooflab.bench.timing import tamper
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import Inputs, OpSpec, Scheme, get_scheme
 
-SHARED_MEMORY = Path("/dev/shm")
 FAULTS = ("UNSUPPORTED", "UNAVAILABLE", *get_args(Failure))
 """Statuses that a child may give: never OK."""
 
 
-@contextmanager
-def passed_files(bytes_: int) -> Iterator[tuple[str, str]]:
-    """Names of a request's file and of its answer's, in shared memory if `bytes_` fit there twice."""
-    fits = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > 2 * bytes_
-    with tempfile.TemporaryDirectory(prefix="rooflab-", dir=SHARED_MEMORY if fits else None) as folder:
-        yield f"{folder}/request", f"{folder}/answer"
-
-
 class Outside(Runner):
-    """A `Runner` in the process `child`, which may take `limit_s` seconds for each run."""
+    """A `Runner` in the process `child`, which may take `limit_s` seconds for each call; `close` frees the memory."""
 
-    def __init__(self, child: Child, limit_s: float, *kernel: Any):
+    def __init__(self, child: Child, limit_s: float, bytes_: int, *kernel: Any):
         super().__init__(*kernel)
         self._child, self._limit_s = child, limit_s
+        self._folder = shared_folder(bytes_)
+        self._writer, self._reader = Writer(self._folder.name), Reader(self._folder.name)
+
+    def close(self) -> None:
+        self._folder.cleanup()
 
     def begin(self) -> None:
+        tampering = tamper.tampered()  # by the import of its file
+        if tampering:
+            tamper.restore()
+            raise Failed("INVALID", f"{tampering}, before the check began")
         file = file_of(self.kernel)
         words = self.spec.name, self.kernel.name, str(file) if file else None, self.scheme.name, str(self.device)
         self._ask("begin", *words)
 
     def load(self, name: str, inputs: Inputs) -> bool:
-        return bool(self._ask("load", name, inputs, bytes_=input_bytes(inputs)))
+        return bool(self._ask("load", name, inputs))
 
     def load_packed(self, name: str, inputs: Inputs, as_in: str) -> None:
-        self._ask("load_packed", name, inputs, as_in, bytes_=input_bytes(inputs))
+        self._ask("load_packed", name, inputs, as_in)
 
     def run(self, name: str, layout: Layout = PLAIN) -> Trial:
-        match self._ask("run", name, layout):
-            case [tuple(read), list(work)] if all(isinstance(value, torch.Tensor) for value in read):
+        forms = tuple((shape, str(dtype).removeprefix("torch.")) for shape, dtype in layout.forms)
+        match self._ask("run", name, {**vars(layout), "padded": sorted(layout.padded), "forms": forms}):
+            case (tuple(read), tuple(work)) if all(isinstance(value, torch.Tensor) for value in read):
                 return Trial(read, frozenset(work))
         raise self._bad_answer()
 
@@ -74,25 +73,24 @@ class Outside(Runner):
         if self._child.ended:
             return Seen("none")
         match self._ask("seen"):
-            case [str(by), tuple(races), dict() | None as bytes_]:
+            case (str(by), tuple(races), dict() | None as bytes_):
                 return Seen(by, races, bytes_)  # type: ignore[arg-type]  # a word for the record, and no verdict
         raise self._bad_answer()
 
-    def _ask(self, name: str, *arguments: Any, bytes_: int = 0) -> Any:
+    def _ask(self, name: str, *arguments: Any) -> Any:
         """The result of a method of the child's `Runner`.  Raises as that does, and `Failed` without an answer."""
-        with passed_files(bytes_) as (request, answer):
-            torch.save(arguments, request)
-            try:
-                reply = self._child.ask({"call": name, "request": request, "answer": answer}, self._limit_s)
-                if reply == "done":
-                    return torch.load(answer, weights_only=True, map_location=self.device)
-            except TimedOut as late:
-                why = f"no answer within {late.limit_s:g} s: a loop or a barrier without an end"
-                raise Failed("TIMEOUT", why) from late
-            except ChildFailed as failed:
-                raise Failed("RUNTIME_ERROR", str(failed)) from failed
-            except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
-                raise self._bad_answer() from error
+        request = {"call": name, "arguments": self._writer.write(arguments)}
+        try:
+            reply = self._child.ask(request, self._limit_s)
+            if isinstance(reply, dict) and "done" in reply:
+                return self._reader.read(reply["done"], self.device)
+        except TimedOut as late:
+            why = f"no answer within {late.limit_s:g} s: a loop or a barrier without an end"
+            raise Failed("TIMEOUT", why) from late
+        except ChildFailed as failed:
+            raise Failed("RUNTIME_ERROR", str(failed)) from failed
+        except (ValueError, TypeError, LookupError, RuntimeError, AttributeError, OSError) as error:
+            raise self._bad_answer() from error
         match reply:
             case {"failed": [str(status), str(reason)]} if status in FAULTS:
                 raise Failed(status, reason)  # type: ignore[arg-type]  # one of them
@@ -128,18 +126,17 @@ class Serving:
         self._runner: Runner | None = None
 
     def answer(self, request: Mapping[str, Any]) -> Any:
-        """`done` when the answer lies in its file, or the fault."""
-        device = self._runner.device if self._runner and request["call"] != "begin" else "cpu"
-        # The parent may be trusted; a copy-on-write map leaves its file as it is.
-        arguments = torch.load(request["request"], weights_only=False, mmap=True, map_location=device)
+        """`done` with the result, or the fault."""
+        name, device = request["call"], self._runner.device if self._runner else torch.device("cpu")
+        if name == "begin":
+            self._reader, self._writer = Reader(), Writer(os.path.dirname(request["arguments"]["file"]))
+        arguments = self._reader.read(request["arguments"], device)
         try:
-            found = self._call(request["call"], arguments)
+            return {"done": self._writer.write(self._call(name, arguments))}
         except Failed as failed:
             return {"failed": [failed.status, failed.reason]}
         except Refused as refused:
             return {"refused": str(refused)}
-        torch.save(found, request["answer"])
-        return "done"
 
     def _call(self, name: str, arguments: tuple[Any, ...]) -> Any:
         if name == "begin":
@@ -149,11 +146,15 @@ class Serving:
             except (ValueError, ImportError, OSError) as error:
                 raise Failed("RUNTIME_ERROR", str(error)) from error
             self._runner = self._make(found, registry.get_op(op), get_scheme(scheme), torch.device(device))
+            return self._runner.begin()
         assert self._runner is not None, "the first request is `begin`"
-        result = getattr(self._runner, name)(*(() if name == "begin" else arguments))
-        if isinstance(result, Trial):
-            return [result.read, sorted(result.work)]
-        return [result.by, result.races, result.bytes] if isinstance(result, Seen) else result
+        if name == "run":
+            forms = tuple((torch.Size(shape), getattr(torch, dtype)) for shape, dtype in arguments[1]["forms"])
+            layout = {**arguments[1], "padded": frozenset(arguments[1]["padded"]), "forms": forms}
+            trial = self._runner.run(arguments[0], Layout(**layout))
+            return trial.read, sorted(trial.work)
+        result = getattr(self._runner, name)(*arguments)
+        return (result.by, result.races, result.bytes) if isinstance(result, Seen) else result
 
 
 answer = Serving().answer

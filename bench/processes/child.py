@@ -102,7 +102,7 @@ class Child:
         self._log = tempfile.TemporaryFile() if log is None else log.open("ab+")
         self._log_start = self._log.seek(0, os.SEEK_END)
         self._lines: queue.Queue[str] = queue.Queue()
-        self._popen = subprocess.Popen(
+        popen = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -112,6 +112,12 @@ class Child:
             text=True,
             start_new_session=own_session,
         )
+        self._begin(popen)
+
+    def _begin(self, popen: Any) -> None:
+        self._popen = popen
+        self.only_for: str | None = None
+        """The only user of `Pool.child` that may still get it; None for every one."""
         self._ready = False
         self._status: int | None = None
         threading.Thread(target=self._read, daemon=True).start()
@@ -206,10 +212,14 @@ class Pool:
         self.threads = ThreadPoolExecutor(cores(), thread_name_prefix="child")
 
     @contextmanager
-    def child(self) -> Iterator[Child]:
-        """An idle or a new child for the caller alone; if the caller ended it, it is not used again."""
+    def child(self, user: str = "") -> Iterator[Child]:
+        """An idle or a new child for the caller alone; if the caller ended it, it is not used again.
+
+        Idle children that are only for another `user` are ended.
+        """
         try:
-            child = self.idle.get_nowait()
+            while (child := self.idle.get_nowait()).only_for not in (None, user):
+                child.stop()
         except queue.Empty:
             child = Child(self.command, self.environment, own_session=False)
         try:

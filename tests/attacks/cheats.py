@@ -1,7 +1,7 @@
 """Forty kernels that cheat, to measure the checker and the bench: each must be refused by one of the two.
 
 They do harm to the process that runs them: they end it, patch it, leave threads and signals in it.  So give each a
-process of its own.  No test runs them yet.  By hand, `ROOFLAB_ATTACK=os_exit rooflab check rmsnorm --kernel
+process of its own (`test_attacks.py`).  By hand, `ROOFLAB_ATTACK=os_exit rooflab check rmsnorm --kernel
 tests/attacks/cheats.py` registers one only, and nothing is patched before its first call.  A cheat on the checker gives
 a wrong answer.  A cheat on the timer gives a right one; where nothing else is wrong in it, it sleeps `SLEEP_S` in each
 call, so that a published time below that is a lie, or it makes other kernels slow, as its docstring says.
