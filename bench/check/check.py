@@ -112,7 +112,12 @@ def check_kernel(
         if not faulted:
             raise
         status, reason = "RUNTIME_ERROR", f"{check.labels[-1]}: {faulted}" if check.labels else faulted
-    seen = runner.seen() if status in ("OK", "INCORRECT") else Seen("none")
+    seen = Seen("none")
+    if status in ("OK", "INCORRECT"):
+        try:
+            seen = runner.seen()
+        except Failed as failed:  # its process ended after the last run
+            status, reason = failed.status, failed.reason
     if status == "OK" and seen.races:
         status, reason = "INCORRECT", f"race: {seen.races[0]}"
     return CheckResult(
