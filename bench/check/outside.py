@@ -1,7 +1,8 @@
 """A kernel in a process of its own: inputs go there and outputs come back through files in shared memory.
 
-Seeds, oracle, tolerance and verdict stay in the asking process, and are made after the answer.  A process that ends,
-hangs or answers in another form has failed; nothing that it prints counts.  In the child, `answer` serves the requests.
+Oracle, tolerance and verdict stay in the asking process, and are made after the answer; the child is not told the seed.
+A process that ends, hangs or answers in another form has failed; nothing that it prints counts.  In the child, `answer`
+serves the requests.
 """
 
 from __future__ import annotations
@@ -79,7 +80,10 @@ class Outside(Runner):
 
     def _ask(self, name: str, *arguments: Any) -> Any:
         """The result of a method of the child's `Runner`.  Raises as that does, and `Failed` without an answer."""
-        request = {"call": name, "arguments": self._writer.write(arguments)}
+        try:
+            request = {"call": name, "arguments": self._writer.write(arguments)}
+        except OSError as full:
+            raise Failed("OUT_OF_MEMORY", f"for the inputs in shared memory: {full}") from full
         try:
             reply = self._child.ask(request, self._limit_s)
             if isinstance(reply, dict) and "done" in reply:

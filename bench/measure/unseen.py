@@ -28,17 +28,18 @@ class Unseen:
     ):
         self._copies = copies
         self._random = random.Random()
-        original = spec.make_inputs(case, scheme, device, seed)
         fresh = spec.make_inputs(case, scheme, device, self._random.randrange(2**31))
-        stay = kept_names(spec, original) | set(spec.mutates)
-        floats = [name for name, value in original.items() if isinstance(value, torch.Tensor) and name not in stay]
-        floats = [name for name in floats if _finite(original[name]) and _finite(fresh[name])]
-        floats = floats if alike(original, fresh) else []
-        self._values = {name: fresh[name] for name in floats}
-        self._expected = Data(spec, {**original, **{name: fresh[name].clone() for name in floats}}, scheme)
+        stay = kept_names(spec, fresh) | set(spec.mutates)
+        same = alike(copies[0], fresh)
+        values = {name: value for name, value in fresh.items() if same and name not in stay and _finite(value)}
+        del fresh  # before another set is made: its weights may take a large part of the memory
+        original = spec.make_inputs(case, scheme, device, seed)
+        self._values = {name: value for name, value in values.items() if _finite(original[name])}
+        own = {name: value.clone() for name, value in self._values.items()}
+        self._expected = Data(spec, {**original, **own}, scheme)
         for inputs in copies:
-            for name in floats:
-                inputs[name].data.copy_(fresh[name])
+            for name, value in own.items():
+                inputs[name].data.copy_(value)
 
     def __call__(self) -> None:
         for name, values in self._values.items():
@@ -67,8 +68,10 @@ class Unseen:
         )
 
 
-def _finite(values: torch.Tensor) -> bool:
-    return values.is_floating_point() and bool(torch.isfinite(values.float()).all())
+def _finite(value: object) -> bool:
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+        return False
+    return bool(torch.isfinite(value.float()).all())
 
 
 def wrong_outputs(outputs: Sequence[torch.Tensor], expected: Data) -> str:
