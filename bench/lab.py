@@ -27,11 +27,15 @@ from rooflab.bench.records.files import RunWriter, result_folder
 from rooflab.bench.records.plain import plain
 from rooflab.bench.records.record import NOT_RUN, Record
 from rooflab.bench.report.figures import bench_row, draw_records, largest_cases
+from rooflab.bench.report.findings import findings
 from rooflab.engine.llm import LLM, SamplingParams
 from rooflab.engine.metrics import LatencySummary
 from rooflab.engine.model_files import fetch
+from rooflab.engine.ops import candidates
 from rooflab.kernels import registry
+from rooflab.kernels.choices import launch_bucket, rows_of
 from rooflab.kernels.registry import interpreting
+from rooflab.reference.spec import Case
 
 BENCH_S = 0.15
 """Seconds for each kernel and case; with this budget and the checks the lab takes minutes on two cores."""
@@ -70,20 +74,26 @@ def run_lab(out: Path | None = None, smoke: bool = False) -> dict[str, Any]:
     with show.progress("2 bench", count_benches(benched)) as advance:
         records = run_benches(benched, folder, 0.1 if smoke else BENCH_S, advance)
     for record in records:
-        if record.status not in ("OK", *NOT_RUN):
+        if record.status not in ("OK", "NOISY", *NOT_RUN):
             show.failure(bench_row(record))
+    if noisy := sum(record.status == "NOISY" for record in records):
+        show.line(f"{noisy} times are NOISY: the machine was busy; no ratio is made of them", "yellow")
     with show.waiting("3 roofline"):
         figures = draw_records(records, folder)
     engine = _run_engine(folder, smoke)
     best = best_of_each_op(records)
+    for text in (found := findings(records, _default)):
+        show.line(text, "yellow")
     show.table(best, ("op", "case", "naive_ms", "library_ms", "best", "best_ms", "vs_library", "vs_naive"), "Kernels")
     show.table(engine["runs"], ("run", "num_prompt_tokens", "num_output_tokens", *_latencies()), "Engine")
     show.line(f"\nroofline: {', '.join(path.name for path in figures)}")
     summary = {
         "wrong": wrong,
-        "statuses": sorted({result.status for result in results} | {record.status for record in records}),
+        "statuses": sorted(({result.status for result in results} | {record.status for record in records}) - {"NOISY"}),
+        "noisy": noisy,
         "seconds": round(time.monotonic() - started, 1),
         "folder": str(folder),
+        "findings": found,
         "best": best,
         "checks": checks,
         "benches": [bench_row(record) for record in records],
@@ -104,28 +114,30 @@ def _shortened(item: Asked) -> Asked:
 
 def best_of_each_op(records: Sequence[Record]) -> list[dict[str, Any]]:
     """A row for each op, at its largest case: the times of the naive, the library and the fastest kernel, and the
-    fastest kernel's speed-ups. Kernels that failed their check or were not timed do not count."""
+    fastest kernel's speed-ups. Kernels that failed their check or were not timed do not count; a NOISY time is shown as
+    such, is never the fastest, and gives no speed-up."""
     rows = []
-    timed = [record for record in largest_cases(records) if record.status == "OK" and record.latency_median_ms]
-    for op in dict.fromkeys(record.op for record in timed):
-        own = {record.kernel: record for record in timed if record.op == op}
-        fastest = min(own.values(), key=lambda record: record.latency_median_ms or 0.0)
-        naive, library = (own[name].latency_median_ms if name in own else None for name in ("naive", "library"))
-        least = fastest.latency_median_ms
-        assert least is not None, "only records with a time are looked at"
-        rows.append(
-            {
-                "op": op,
-                "case": fastest.case_id,
-                "naive_ms": naive,
-                "library_ms": library,
-                "best": fastest.kernel,
-                "best_ms": least,
-                "vs_library": f"{library / least:.2f}x" if library else None,
-                "vs_naive": f"{naive / least:.2f}x" if naive else None,
-            }
-        )
+    timed = [record for record in largest_cases(records) if record.status in ("OK", "NOISY")]
+    times = {(record.op, record.kernel): record.latency_median_ms for record in timed if record.status == "OK"}
+    noisy = {(record.op, record.kernel): record.latency_median_ms for record in timed if record.status == "NOISY"}
+    for op, case in {record.op: record.case_id for record in timed if record.latency_median_ms}.items():
+        own = {kernel: ms for (of, kernel), ms in times.items() if of == op and ms}
+        best = min(own, key=lambda kernel: own[kernel]) if own else None
+        row: dict[str, Any] = {"op": op, "case": case}
+        for name in ("naive", "library"):
+            unsure = noisy.get((op, name))
+            row[f"{name}_ms"] = own.get(name) if unsure is None else f"{show.number(unsure)} NOISY"
+        row |= {"best": best, "best_ms": own[best] if best else None}
+        for name in ("library", "naive"):
+            row[f"vs_{name}"] = f"{own[name] / own[best]:.2f}x" if best and name in own else None
+        rows.append(row)
     return rows
+
+
+def _default(op: str, case: Case) -> str:
+    """The kernel that the engine takes for a step of this case's size."""
+    kernel, _ = candidates(op, launch_bucket(op, rows_of(case) or 1), pick_device(None))[0]
+    return kernel.name
 
 
 def _run_engine(folder: Path, smoke: bool) -> dict[str, Any]:
@@ -168,8 +180,10 @@ def _markdown(summary: dict[str, Any], records: Sequence[Record]) -> str:
     lines = [
         "# The lab on this machine",
         "",
+        *(f"- {text}" for text in summary["findings"]),
+        "" if summary["findings"] else "No default is slower than the library, and nothing is slower than naive.\n",
         f"{sum(int(row['ok']) for row in summary['checks'])} checks right, {summary['wrong']} wrong; "
-        f"{len(timed)} times measured; {summary['seconds']:.0f} s in all.",
+        f"{len(timed)} times measured, {summary['noisy']} NOISY; {summary['seconds']:.0f} s in all.",
         "",
         "## Naive, library and best, at each op's largest case",
         "",

@@ -160,16 +160,19 @@ def _beating(state: Callable[[], str]) -> Iterator[None]:
 
 def bench_table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> None:
     """Times by op and case; below them the kernels that were not timed, with the reason, and a line per failure."""
-    timed = [row for row in rows if row["latency_ms"] is not None and row["status"] == "OK"]
-    columns = ("op", "case", "scheme", "kernel", "role", "latency_ms", "p20_ms", "p80_ms", "bound_ms", "of_bound")
-    table(timed, (*columns, "limiter", "gflops_per_s", "gbytes_per_s"), title)
+    timed = [row for row in rows if row["latency_ms"] is not None and row["status"] in ("OK", "NOISY")]
+    status = ("status",) if any(row["status"] == "NOISY" for row in timed) else ()
+    times = ("latency_ms", "p20_ms", "p80_ms", "bound_ms", "of_bound", "limiter", "gflops_per_s", "gbytes_per_s")
+    table(timed, ("op", "case", "scheme", "kernel", "role", *status, *times), title)
     fine = ("OK", "UNSUPPORTED", "UNAVAILABLE")
-    others = [row for row in rows if row["latency_ms"] is None and row["status"] in fine]
-    for reason in dict.fromkeys(row["reason"] for row in others):
-        names = dict.fromkeys(f"{row['op']}/{row['kernel']}" for row in others if row["reason"] == reason)
-        line(f"not timed: {', '.join(names)}: {reason}", "dim")
+    untimed = [row for row in rows if row["latency_ms"] is None and row["status"] in fine]
+    noisy = [row for row in rows if row["status"] == "NOISY"]
+    for what, others, style in (("not timed", untimed, "dim"), ("NOISY", noisy, "yellow")):
+        for reason in dict.fromkeys(row["reason"] for row in others):
+            names = dict.fromkeys(f"{row['op']}/{row['kernel']}" for row in others if row["reason"] == reason)
+            line(f"{what}: {', '.join(names)}: {reason}", style)
     for row in rows:
-        if row["status"] not in fine:
+        if row["status"] not in (*fine, "NOISY"):
             failure(row)
 
 

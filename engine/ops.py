@@ -113,7 +113,7 @@ def _choose(
 ) -> Choice:
     reasons: list[str] = []
     for kernel, why in (
-        [(registry.get_kernel(op, swap), "asked for")] if swap else _candidates(op, bucket, limits.device)
+        [(registry.get_kernel(op, swap), "asked for")] if swap else candidates(op, bucket, limits.device)
     ):
         reason = _why_not(kernel, phase, rows, limits, interpret)
         if reason is None:
@@ -122,7 +122,7 @@ def _choose(
     raise ValueError(f"swap: no kernel for {op} in {bucket}: {'; '.join(reasons)}")
 
 
-def _candidates(op: str, bucket: str, device: torch.device) -> list[tuple[Kernel, str]]:
+def candidates(op: str, bucket: str, device: torch.device) -> list[tuple[Kernel, str]]:
     """Kernels in the order in which they are tried, each with the reason for it.
 
     First the choice of a committed record of this device. Then on the CPU the torch kernels, highest rung first; on

@@ -33,6 +33,7 @@ from rooflab.roofline.points import (
     plotted_flops_per_s,
     roof_flops_per_s,
     si,
+    that_matter,
     three_digits,
 )
 
@@ -51,7 +52,8 @@ Numbered = Sequence[tuple[int, Point]]
 
 
 def roofline_figure(points: Sequence[Point], ceilings: Sequence[Ceilings], title: str | None = None) -> Figure:
-    """The figure of `points` on one device, under its `ceilings` of one or more kinds.
+    """The figure of the `points` that matter (`points.that_matter`) on one device, under its `ceilings` of one or more
+    kinds.
 
     Untimed points lie on the measured roof if there is one, else on the roof of the first ceilings. Raises `ValueError`
     without points or ceilings, on ceilings of two devices, or on a point whose dtype has no rate.
@@ -61,14 +63,14 @@ def roofline_figure(points: Sequence[Point], ceilings: Sequence[Ceilings], title
     if len({ceiling.device for ceiling in ceilings}) != 1:
         raise ValueError(f"ceilings: expected one device's, got {[ceiling.device for ceiling in ceilings]}")
     roof = next((ceiling for ceiling in ceilings if ceiling.kind == "measured"), ceilings[0])
-    rows = numbered(points)
+    rows = numbered(that_matter(points))
     ops = list(dict.fromkeys(point.op for _, point in rows))
     colours = {op: _COLOURS[index % len(_COLOURS)] for index, op in enumerate(ops)}
     computing = [(number, point) for number, point in rows if point.flops > 0]
     moving = [(number, point) for number, point in rows if point.flops == 0]
 
     bars_in = _BAR_IN * (len(moving) + 1) if moving else 0.0
-    cases = {(point.op, point.case) for point in points}
+    cases = {(point.op, point.case) for _, point in rows}
     list_in = _ROW_IN * (len(rows) + sum(1.15 if len(case) <= _CASE_CHARACTERS else 2.05 for _, case in cases) + 2)
     height = max((7.2 if computing else 0.0) + bars_in + 1.1, list_in + 0.6)
     figure = Figure(figsize=(_WIDTH_IN, height), dpi=_DPI, facecolor="white")
@@ -84,6 +86,9 @@ def roofline_figure(points: Sequence[Point], ceilings: Sequence[Ceilings], title
         bars = figure.add_axes((_LEFT, foot / height, _SPAN, bars_in / height))
         _draw_movement(bars, moving, ceilings, roof, colours)
     _draw_list(figure, rows, colours)
+    if len(rows) < len(points):
+        note = f"{len(rows)} of {len(points)} points, the fastest kernels first; the table has all"
+        figure.text(_COLUMNS[1], 0.2 / height, note, size=6.5, color=_INK)
     return figure
 
 

@@ -12,6 +12,8 @@ from rooflab.roofline.model import Basis, Ceilings
 Role = Literal["naive", "library", "optimized", "peer"]
 Box = tuple[float, float, float, float]
 """x0, y0, x1, y1."""
+MOST_POINTS, MOST_MOVING = 15, 3
+"""Points of a figure that can still be read, and those without FLOPs among them; a table holds the rest."""
 _RADII = (9, 13, 18, 24, 31, 39, 48, 60)
 NEAR_RADIUS = 13
 """A number farther than this from its marker needs a line to it."""
@@ -71,6 +73,38 @@ def numbered(points: Sequence[Point]) -> list[tuple[int, Point]]:
     return list(enumerate(ordered, start=1))
 
 
+def that_matter(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
+    """At most `most` points, of which few are without FLOPs, in a panel of their own, if others are there.
+
+    First comes the fastest kernel of each op and case, then the libraries', the naive ones, and the rest; within each,
+    the cases in which the fastest kernel loses most time against its bound.
+    """
+    moving = [point for point in points if not point.flops]
+    computing = [point for point in points if point.flops]
+    kept = _foremost(moving, MOST_MOVING if computing else most)
+    kept |= _foremost(computing, most - len(kept))
+    return [point for point in points if id(point) in kept]
+
+
+def _foremost(points: Sequence[Point], most: int) -> set[int]:
+    groups: dict[tuple[str, str], list[Point]] = {}
+    for point in points:
+        groups.setdefault((point.op, point.case), []).append(point)
+    ranks: dict[int, tuple[int, float]] = {}
+    for group in groups.values():
+        fastest = min(group, key=_speed)
+        lost = (fastest.seconds or fastest.bound_s) - (fastest.bound_s if fastest.seconds else 0.0)
+        for point in group:
+            late = {"library": 1, "naive": 2}.get(point.role, 3)
+            ranks[id(point)] = (0 if point is fastest else late, -lost)
+    return set(sorted(ranks, key=lambda point: ranks[point])[:most])
+
+
+def _speed(point: Point) -> tuple[bool, float]:
+    """Fastest first; what was not timed last, by its traffic."""
+    return point.seconds is None, point.seconds or point.traffic_bytes
+
+
 def arrows(points: Sequence[Point]) -> list[tuple[Point, Point]]:
     """From each case's naive kernel to its fastest optimized one; if none was timed, to the one of least traffic."""
     pairs = []
@@ -79,8 +113,7 @@ def arrows(points: Sequence[Point]) -> list[tuple[Point, Point]]:
         naive = [point for point in kernels if point.role == "naive"]
         optimized = [point for point in kernels if point.role == "optimized"]
         if naive and optimized:
-            end = min(optimized, key=lambda p: (p.seconds is None, p.seconds or p.traffic_bytes))
-            pairs.append((naive[0], end))
+            pairs.append((naive[0], min(optimized, key=_speed)))
     return pairs
 
 

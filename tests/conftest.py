@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(skip)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quiet() -> Iterator[None]:
+    """Calls no reading of this process NOISY: the test workers keep each other's processors busy."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rooflab.bench.timing.timing.noise", lambda seconds, waiting: "")
+        yield
 
 
 @pytest.fixture

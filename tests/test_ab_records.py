@@ -111,6 +111,7 @@ BROKEN = {
     "different GPU": (A, b_side(environment={**ENVIRONMENT, "gpu": {**GPU, "name": "NVIDIA H100"}}), "INVALID"),
     "different driver": (A, b_side(environment={**ENVIRONMENT, "gpu": {**GPU, "driver": "590.9"}}), "INVALID"),
     "above the roof": (A, [reading(1, 1e-3, status="INVALID", reason="1.4 times the memory ceiling")], "INVALID"),
+    "noise": (A, [reading(1, 1e-3, status="NOISY", reason="the machine was busy")], "INVALID"),
     "timer of zero": (A, series(1, 2, 0.0), "INVALID"),
     "NaN samples": (A, b_side(samples=pack_samples([1e-3, math.nan])), "INVALID"),
     "another timing method": (A, b_side(timer="cuda graph replay"), "INVALID"),

@@ -137,6 +137,9 @@ def test_the_suite_of_kernels_is_known_by_its_names_and_a_failed_benchmark_is_li
     (found,), (skipped,) = read.records, read.skipped
     assert (found.op, found.kernel, dict(found.case)) == ("gemm", "naive", {"M": 2, "layout": "NT"})
     assert (found.status, found.reason, found.l2_state) == ("INVALID", "too fast", "cold")
+    values["benchmarks"][0]["extra_info"]["status"] = "NOISY: busy"
+    (found,) = read_pytest_benchmark(written(tmp_path / "b.json", values)).records
+    assert (found.status, found.reason) == ("NOISY", "busy")
     assert skipped.place == "t.py::t" and "no statistics" in skipped.reason
 
 

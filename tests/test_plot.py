@@ -11,7 +11,16 @@ from matplotlib.figure import Figure
 
 from rooflab.roofline.model import Ceilings
 from rooflab.roofline.plot import roofline_figure, save_roofline
-from rooflab.roofline.points import Point, arrows, numbered, place_labels, plotted_flops_per_s, si, three_digits
+from rooflab.roofline.points import (
+    Point,
+    arrows,
+    numbered,
+    place_labels,
+    plotted_flops_per_s,
+    si,
+    that_matter,
+    three_digits,
+)
 
 SHEET = Ceilings("toy", "datasheet", 100.0, {"bf16": 1000.0}, 50.0)
 MEASURED = Ceilings("toy", "measured", 80.0, {"bf16": 800.0}, 40.0)
@@ -79,6 +88,25 @@ def test_an_arrow_leads_from_naive_to_the_fastest_optimized_kernel() -> None:
     assert legend_of(axes) == ["naive", "optimized", "filled: traffic counted", "arrow: naive to optimized",
                                "ceiling, datasheet"], "only what is shown"  # fmt: skip
     assert [(note.xyann, note.xy) for note in axes.texts if not note.get_text()] == [((1.0, 50.0), (10.0, 250.0))]
+
+
+def test_a_figure_has_the_fifteen_points_that_matter() -> None:
+    def ladder(op: str, slow: float) -> list[Point]:
+        return [replace(one, op=op, seconds=slow * (one.seconds or 0.0)) for one in (NAIVE, LIBRARY, FUSED)]
+
+    few = [point for op in "abcde" for point in ladder(op, 1.0)]
+    assert that_matter(few) == few
+    many = [point for place in range(20) for point in ladder(f"op{place}", 1.0 + place)]
+    kept = that_matter(many)
+    assert len(kept) == 15 and {point.label for point in kept} == {"library"}, "the fastest of each op"
+    assert {point.op for point in kept} == {f"op{place}" for place in range(5, 20)}, "where most time is lost"
+    pairs = [point for place in range(10) for point in ladder(f"op{place}", 1.0)]
+    assert [point.label for point in that_matter(pairs)].count("naive") == 5, "the fastest here is the library's"
+    still = [replace(MOVING, op=f"moving{place}") for place in range(5)]
+    assert sum(not point.flops for point in that_matter([*many, *still])) == 3 and that_matter(still) == still
+    figure = roofline_figure(many, [SHEET])
+    assert "15 of 60 points, the fastest kernels first; the table has all" in words(figure)
+    assert len(markers(figure.axes[0])) == 15
 
 
 def test_pure_data_movement_has_a_panel_of_its_own() -> None:

@@ -133,6 +133,8 @@ def test_a_reading_has_its_roofs_its_clocks_its_samples_and_the_devices_kernels(
     assert found["fraction_of_datasheet_memory_roof"] == pytest.approx(0.768e-6 / 2e-6)
     assert found["intensity_flop_per_byte"] == pytest.approx(1024 / 768) and found["limiter"] == "tensor"
     assert unpack_samples(found["samples"]) == [2e-6] * 3
+    noisy = info(2e-6, noise="the machine was busy")
+    assert noisy["status"] == "NOISY: the machine was busy" and "flops_per_s" not in noisy
     assert info(1e-7)["status"].startswith("INVALID: 10.24 times the tensor ceiling"), "causes: test_reading.py"
     assert info(2e-6, launch_floor_s=5e-6)["status"].startswith("INVALID: 2.00 us is below the 5.00 us that an empty")
     assert info(2e-6, clocks={"throttled": ["hardware slowdown"]})["status"].startswith("INVALID: the card was thro")

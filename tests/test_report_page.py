@@ -150,21 +150,6 @@ def test_the_figure_draws_each_point_at_its_rate_with_its_spread(records):
     assert set(strip[0].y) == {bandwidth} and [trace.showlegend for trace in (plane[0], strip[0])] == [True, False]
 
 
-def test_what_was_not_timed_is_a_cross_on_the_measured_roof(tmp_path):
-    record = next(one for one in benches(schemes=("bf16",), ops=("gemm",)) if one.role == "optimized")
-    sheet = replace(
-        record, kernel="naive", role="naive", ceilings={**record.ceilings, "kind": "datasheet", "hbm_bytes_per_s": 9e12}
-    )
-    untimed = {"status": "UNSUPPORTED", "reason": "no", "latency_median_ms": None, "basis": "bound"}
-    write(tmp_path / "made.jsonl", sheet, replace(record, **untimed))
-    (roofline,) = gather(*load([tmp_path]), "t").rooflines
-    (cross,) = [trace for trace in figure(roofline).data if trace.meta == "kernels" and trace.marker.symbol == "x-thin"]
-    assert (
-        cross.y[0] == pytest.approx(cross.x[0] * MEASURED.hbm_bytes_per_s)
-        and "not timed: UNSUPPORTED" in cross.hovertext[0]
-    )
-
-
 def test_names_are_only_text_in_the_figure_too(tmp_path):
     link = '<a href="https://example.invalid">fast</a>'
     named = [replace(record, kernel=link, case_id=link) for record in benches(schemes=("bf16",), ops=("gemm",))[:1]]
@@ -186,15 +171,17 @@ def test_a_page_that_cannot_be_put_in_place_leaves_nothing_behind(tmp_path, monk
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("report.html", "the old one")]
 
 
-def test_the_menu_shows_largest_cases_first_and_one_scheme_of_several(records):
+def test_the_menu_shows_main_points_first_and_one_scheme_of_several(records):
     (roofline,) = gather(*load([records]), "t").rooflines
     drawn = figure(roofline)
     (menu,) = drawn.layout.updatemenus
     shown = {button.label: button.args[0]["visible"] for button in menu.buttons}
-    assert list(shown)[:2] == ["largest cases", "all cases"] and {"bf16, largest", "fp16, all cases"} <= shown.keys()
-    assert [trace.visible for trace in drawn.data] == list(shown["largest cases"])
-    assert all(shown["all cases"]) and sum(shown["largest cases"]) < sum(shown["all cases"])
-    for trace, visible in zip(drawn.data, shown["fp16, all cases"], strict=True):
+    assert (
+        list(shown)[:2] == ["main points", "all points"] and {"bf16, main points", "fp16, all points"} <= shown.keys()
+    )
+    assert [trace.visible for trace in drawn.data] == list(shown["main points"])
+    assert all(shown["all points"]) and sum(shown["main points"]) < sum(shown["all points"])
+    for trace, visible in zip(drawn.data, shown["fp16, all points"], strict=True):
         if trace.meta != "arrow":
             assert visible == (trace.meta != "kernels" or "fp16" in trace.name)
 

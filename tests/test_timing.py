@@ -1,9 +1,12 @@
 """The timer, the stopwatch of a CPU with its pinned threads, the flush and what is said of it, peak memory."""
 
+import contextlib
 import gc
 import itertools
 import math
 import os
+import subprocess
+import sys
 import threading
 import time
 
@@ -13,6 +16,7 @@ import torch
 from rooflab.bench.timing import cpu, flush_comparison, timing
 from rooflab.bench.timing.cpu import CpuStopwatch, assign, pinned_threads
 from rooflab.bench.timing.flush_comparison import compare_flushes
+from rooflab.bench.timing.noise import noise
 from rooflab.bench.timing.stopwatch import Flush, Stopwatch, grid_of
 from rooflab.bench.timing.timing import Samples, check_timer, time_functions
 from rooflab.bench.timing.trace import peak_memory_bytes
@@ -44,6 +48,60 @@ class FakeStopwatch(Stopwatch):
 
 def nothing():
     return None
+
+
+@pytest.mark.parametrize(
+    "seconds, waiting, why",
+    [
+        ([1.0, 1.1, 0.9, 1.2, 1.0, 1.1], 0.01, ""),
+        ([1.0, 1.1, 0.9, 1.2, 1.0, 1.1], None, ""),
+        ([1.0] * 6, 0.34, "other processes were running: for each second of work, the threads waited 0.34 s"),
+        ([1.0, 1.0, 4.0, 1.0, 4.0, 1.0, 1.0, 4.0], 0.01, "the samples' 80th percentile is 4 times their 20th"),
+        ([1.0] * 6 + [1.6] * 6, 0.01, "the median of the later half of the samples is 1.6 times that of"),
+        ([1.6] * 6 + [1.0] * 6, 0.01, "the median of the later half of the samples is 0.62 times that of"),
+        ([1.0] * 19 + [75.0], 0.01, ""),
+        ([1.0], 0.01, ""),
+    ],
+)
+def test_noise_is_waiting_threads_spread_or_drift(seconds, waiting, why):
+    found = noise(seconds, waiting)
+    assert found.startswith(why) and bool(found) == bool(why), found
+
+
+def test_a_noisy_reading_gets_more_samples_until_it_is_none(monkeypatch):
+    monkeypatch.setattr(timing, "noise", noise)
+    now = itertools.count(step=0.01)
+    monkeypatch.setattr(timing.tamper, "perf_counter", lambda: next(now))
+    quiet = time_functions({"f": nothing}, budget_s=1.0, more_s=9.0, stopwatch=FakeStopwatch())["f"]
+    assert len(quiet.seconds) < 120 and quiet.noise == ""
+    settling = FakeStopwatch(lambda name, turn: 1.0 if turn > 60 else 4.0)
+    settled = time_functions({"f": nothing}, budget_s=1.0, more_s=9.0, stopwatch=settling)["f"]
+    assert 120 < len(settled.seconds) < 400 and settled.seconds[0] == 4.0 and settled.noise == ""
+    endless = FakeStopwatch(lambda name, turn: 1.0 + 3.0 * (turn % 2))
+    noisy = time_functions({"f": nothing}, budget_s=1.0, more_s=1.0, stopwatch=endless)["f"]
+    assert len(noisy.seconds) > 1.5 * len(quiet.seconds) and "4 times their 20th" in noisy.noise
+
+
+@pytest.mark.skipif(not cpu._run_times(), reason="this system does not tell how long threads wait")
+def test_threads_that_wait_for_a_processor_are_seen():
+    watch, allowed = CpuStopwatch(cold=False, pinned=contextlib.nullcontext), os.sched_getaffinity(0)
+
+    def work(until):
+        while time.perf_counter() < until:
+            pass
+
+    os.sched_setaffinity(0, {min(allowed)})
+    try:
+        with watch.sampling():
+            other = subprocess.Popen([sys.executable, "-c", "while True: pass"])  # on the same processor
+            try:
+                work(time.perf_counter() + 0.5)
+            finally:
+                other.kill()
+                other.wait()
+            assert watch.waiting() > 0.2
+    finally:
+        os.sched_setaffinity(0, allowed)
 
 
 def test_percentiles_are_per_call():

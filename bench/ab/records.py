@@ -163,7 +163,7 @@ def _paired(a: Sequence[_Run], b: Sequence[_Run]) -> _Pairs:
 def _fault(record: Record, label: str) -> tuple[Verdict, str] | None:
     """Why a record cannot be compared."""
     reason = f"{label}: {record.reason}"
-    if record.status in ("INCORRECT", "INVALID"):
+    if record.status in ("INCORRECT", "INVALID", "NOISY"):
         return ("INCORRECT" if record.status == "INCORRECT" else "INVALID"), reason
     if record.status != "OK":
         return "FAILED", f"{label}: {record.status}: {record.reason}"

@@ -71,8 +71,8 @@ def run() -> None:
 
 
 def exit_for(statuses: set[str]) -> None:
-    """Ends with status 11 where a kernel failed, 13 where a reading cannot be true or nothing ran at all."""
-    if statuses - {"OK", "UNSUPPORTED", "UNAVAILABLE", "INVALID"}:
+    """Ends with status 11 where a kernel failed, 13 where a reading is impossible or noise, or nothing ran at all."""
+    if statuses - {"OK", "UNSUPPORTED", "UNAVAILABLE", "INVALID", "NOISY"}:
         raise typer.Exit(EXIT_INCORRECT)
-    if "INVALID" in statuses or "OK" not in statuses:
+    if statuses & {"INVALID", "NOISY"} or "OK" not in statuses:
         raise typer.Exit(EXIT_INVALID)

@@ -213,7 +213,7 @@ def roofline(
             found = figures.largest_cases(found)
         points, paths = figures.points_of(found), figures.draw_records(found, out or folder, all_cases=True)
     if not paths:
-        raise ValueError("records: no bench record with a bound among them, so there is nothing to draw")
+        raise ValueError("records: no bench record with a time and a bound among them, so there is nothing to draw")
     if json:
         show.as_json({"figures": [str(path) for path in paths], "points": [asdict(point) for point in points]})
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_text
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -52,6 +53,7 @@ def report(
         show.line(f"  {problem.name}{where}: {problem.status}: {problem.reason}", "red")
 
 
+BY_KERNEL = ("op", "kernel", "cases", "points", "states", "worst_last_step")
 COLUMNS = ("op", "kernel", "case", "scheme", "points", "trend", "latest_ms", "latest", "z", "last_step", "state")
 
 
@@ -70,7 +72,10 @@ def history(
     csv: Annotated[Path | None, typer.Option("--csv", help="Write every point to this file.")] = None,
     json: Json = False,
 ) -> None:
-    """Trends of committed records: levels, steps, and whether the newest point is unusual."""
+    """Trends of committed records: levels, steps, and whether the newest point is unusual.
+
+    The table has a row for each kernel; with --kernel or --case, for each of its cases.
+    """
     from rooflab.bench.records.files import write_whole
     from rooflab.bench.report.trends import output
     from rooflab.bench.report.trends.points import Chosen, read_points
@@ -83,12 +88,36 @@ def history(
         show.as_json(output.summary(points, trends))
         return
     rows = [_shown(trend.row()) for trend in trends]
+    one_by_one = bool(kernel or case)
     for circumstances in dict.fromkeys(row["circumstances"] for row in rows):
         own = [row for row in rows if row["circumstances"] == circumstances]
-        show.table(own, COLUMNS, circumstances)
+        show.table(own if one_by_one else _by_kernel(own), COLUMNS if one_by_one else BY_KERNEL, circumstances)
         show.line()
     for text in output.notes(points, trends):
         show.line(text)
+
+
+def _by_kernel(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row for each kernel: its cases by state, and its worst last step."""
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["op"], row["kernel"]), []).append(row)
+    found = []
+    for (op, kernel), own in groups.items():
+        states = Counter(row["state"] for row in own)
+        stepped = [row for row in own if row["last_step"]]
+        worst = max(stepped, key=lambda row: float(row["last_step"].partition("%")[0]), default=None)
+        found.append(
+            {
+                "op": op,
+                "kernel": kernel,
+                "cases": len(own),
+                "points": sum(row["points"] for row in own),
+                "states": ", ".join(f"{count} {state}" for state, count in states.items()),
+                "worst_last_step": f"{worst['last_step']}, {worst['case']}" if worst else "",
+            }
+        )
+    return found
 
 
 def _shown(row: dict[str, Any]) -> dict[str, Any]:

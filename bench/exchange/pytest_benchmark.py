@@ -128,8 +128,8 @@ def _reading(benchmark: Mapping[str, Any], stats: Mapping[str, Any], place: str)
         | {name: float(stats[name]) for name in COUNTS if _number(stats.get(name))},
     }
     verdict, _, reason = str(extra.get("status")).partition(": ")
-    invalid = verdict == "INVALID" and reason  # our plugin's form; any other text has no known meaning
-    result |= {"status": "INVALID", "reason": reason} if invalid else {"status": "OK"}
+    known = verdict in ("INVALID", "NOISY") and reason  # our plugin's form; any other text has no known meaning
+    result |= {"status": verdict, "reason": reason} if known else {"status": "OK"}
     data = stats.get("data")
     if not data:
         names = ("latency_p20_ms", "latency_p80_ms")

@@ -18,7 +18,7 @@ from rooflab.bench.measure.timed import observe, time_together
 from rooflab.bench.measure.unseen import Unseen
 from rooflab.bench.records.environment import Environment, circumstances, last_level_cache_bytes, snapshot
 from rooflab.bench.records.record import DeviceType, Record, new_run_id
-from rooflab.bench.timing.reading import ABOVE, above_limits, reading_fields, why_invalid
+from rooflab.bench.timing.reading import ABOVE, RATES, above_limits, reading_fields, why_invalid
 from rooflab.bench.timing.stopwatch import FlushBy
 from rooflab.bench.timing.timing import Samples, check_timer
 from rooflab.kernels.configs import config_for
@@ -173,7 +173,15 @@ class Measurement:
         self._say([f"{self.spec.name}/{name}" for name in ready])
         gpu = self._known.gpu.uuid if self._known.gpu and self.device.type == "cuda" else None
         timed, failures, clocks = time_together(
-            ready, self.device, self.budget_s, self.seed, gpu, timer=self.timer, flush=self.flush, renew=unseen
+            ready,
+            self.device,
+            self.budget_s,
+            self.seed,
+            gpu,
+            timer=self.timer,
+            flush=self.flush,
+            renew=unseen,
+            patient=True,
         )
         if failures and self._fault(f"one of {', '.join(ready)}", "OK") and len(ready) > 1:
             return {}, dict.fromkeys(ready, Failed("RUNTIME_ERROR", self.broken)), None
@@ -208,11 +216,16 @@ class Measurement:
             return None
 
     def _judged(self, samples: Samples, cost: Cost, clocks: dict[str, Any] | None) -> dict[str, Any]:
-        """The status of a reading: INVALID if the clock cannot resolve it or if it exceeds the machine's limits."""
+        """The status of a reading: INVALID if the clock cannot resolve it or if it exceeds the machine's limits, NOISY
+        if the machine was busy; a noisy time gives no rates."""
         self._raise_ceilings(samples, cost)
         limits = limits_for(self.device, self.ceilings) if self.ceilings else None
         reason = why_invalid(samples, cost, limits, clocks)
-        return {"status": "INVALID", "reason": reason} if reason else {"status": "OK"}
+        if reason:
+            return {"status": "INVALID", "reason": reason}
+        if samples.noise:
+            return {"status": "NOISY", "reason": samples.noise, **dict.fromkeys(RATES)}
+        return {"status": "OK"}
 
     def _believed(self, traffic: Traffic | None, samples: Samples | None) -> Traffic | None:
         """The traffic that a kernel claims; None if no memory of the device could have moved it in the time read."""
@@ -276,6 +289,5 @@ class Measurement:
             bound_ms=limit.seconds * 1e3 if limit else None,
             limiter=limit.limiter if limit else None,
             ceilings=asdict(self.ceilings) if self.ceilings else None,
-            **(reading_fields(samples, cost, moved, limit) if samples else {}),
-            **fields,
+            **((reading_fields(samples, cost, moved, limit) if samples else {}) | fields),
         )

@@ -41,8 +41,10 @@ def time_together(
     timer: str | None = None,
     flush: FlushBy = "read",
     renew: Callable[[], None] | None = None,
+    patient: bool = False,
 ) -> tuple[dict[str, Samples], dict[str, Failed], dict[str, Any] | None]:
-    """Each kernel's samples, the failures of failed kernels, and the clocks.  `budget_s` is for each kernel.
+    """Each kernel's samples, the failures of failed kernels, and the clocks.  `budget_s` is for each kernel;
+    `patient` doubles it for kernels with a noisy reading among them.
 
     If a kernel fails, each kernel is timed alone to find the failed one, and then the rest are timed together.  If
     the rest fail together but each runs alone, the samples taken alone are returned, and their method says so.
@@ -54,16 +56,20 @@ def time_together(
         read = partial(
             time_functions, device=device, seed=seed, observe=watch.read, timer=timer, flush=flush, renew=renew
         )
-        timed, failures = _together_or_alone(read, ready, budget_s)
+        timed, failures = _together_or_alone(read, ready, budget_s, patient)
         clocks = watch.summary()
         return timed, failures, {**(clocks or {}), **note} or None
 
 
 def _together_or_alone(
-    read: Callable[..., dict[str, Samples]], ready: Mapping[str, Function], budget_s: float
+    read: Callable[..., dict[str, Samples]], ready: Mapping[str, Function], budget_s: float, patient: bool
 ) -> tuple[dict[str, Samples], dict[str, Failed]]:
+    def together(those: Mapping[str, Function]) -> dict[str, Samples]:
+        seconds = budget_s * len(those)
+        return read(those, budget_s=seconds, more_s=seconds if patient else 0.0)
+
     try:
-        return read(ready, budget_s=budget_s * len(ready)), {}
+        return together(ready), {}
     except known_errors() as error:
         if len(ready) == 1:
             return {}, {name: failure(error, "while timed") for name in ready}
@@ -71,12 +77,12 @@ def _together_or_alone(
     failures: dict[str, Failed] = {}
     for name, function in ready.items():
         try:
-            alone |= read({name: function}, budget_s=budget_s)
+            alone |= together({name: function})
         except known_errors() as error:
             failures[name] = failure(error, "while timed")
     if len(alone) > 1:
         try:
-            return read({name: ready[name] for name in alone}, budget_s=budget_s * len(alone)), failures
+            return together({name: ready[name] for name in alone}), failures
         except known_errors():
             note = ", timed alone"
             alone = {name: replace(samples, method=samples.method + note) for name, samples in alone.items()}

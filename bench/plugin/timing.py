@@ -58,9 +58,9 @@ def time_kernel(
     gpu = snapshot(device.index or 0).gpu if device.type == "cuda" else None
     device_clock, note = open_clock(device)
     with ClockWatch(gpu.uuid if gpu else None, device_clock) as watch:
-        samples = time_functions({"fn": call}, device, budget_s=budget_s, min_samples=min_samples, observe=watch.read)[
-            "fn"
-        ]
+        timed = time_functions(
+            {"fn": call}, device, budget_s=budget_s, more_s=budget_s, min_samples=min_samples, observe=watch.read
+        )
     clocks = {**(watch.summary() or {}), **note} or None
     activity = Activity((), None)
     if device.type == "cuda":
@@ -69,7 +69,7 @@ def time_kernel(
     wrong = _wrong_afterwards(last, copies, args, checked.expected)
     if wrong is None and checked.expected is not None:
         wrong = _wrong_afterwards([fn(*copied(args))], [], args, checked.expected)
-    return Timed(samples, device, clocks, activity, wrong)
+    return Timed(timed["fn"], device, clocks, activity, wrong)
 
 
 def _wrong_afterwards(
@@ -114,9 +114,9 @@ def extra_info(timed: Timed, cost: Cost | None) -> dict[str, Any]:
     ceilings = ceilings_for(device) if cost is not None else None
     limits = limits_for(device, ceilings) if ceilings else None
     fault = why_invalid(samples, cost, limits, timed.clocks)
-    info["status"] = f"INVALID: {fault}" if fault else "OK"
+    info["status"] = f"INVALID: {fault}" if fault else f"NOISY: {samples.noise}" if samples.noise else "OK"
     seconds = samples.median_s
-    if cost is None or not seconds > 0:
+    if cost is None or not seconds > 0 or samples.noise:
         return info
     info |= {
         "flops": cost.flops,

@@ -1,7 +1,7 @@
 """Records: one line of JSON for each result, with its environment.  Records are appended and never edited.
 
-The schema is the dataclass `Record`.  Within one major version, new versions only add fields.  A reader ignores unknown
-fields and refuses a newer major version.
+The schema is the dataclass `Record`.  Within one major version, new versions only add fields and statuses (1.2: NOISY).
+A reader ignores unknown fields and refuses a newer major version.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from rooflab.reference.spec import Scalar
 from rooflab.roofline.model import Basis as TrafficBasis
 from rooflab.roofline.model import Limiter
 
-SCHEMA_VERSION = "1.1"
+SCHEMA_VERSION = "1.2"
 
 Kind = Literal["check", "bench", "ceiling", "engine", "ab", "static"]
 Failure = Literal["INCORRECT", "COMPILE_ERROR", "RUNTIME_ERROR", "OUT_OF_MEMORY", "TIMEOUT", "INVALID"]
-Status = Literal["OK", Failure, "UNSUPPORTED", "UNAVAILABLE"]
+Status = Literal["OK", "NOISY", Failure, "UNSUPPORTED", "UNAVAILABLE"]
 NOT_RUN: tuple[Status, ...] = ("UNSUPPORTED", "UNAVAILABLE")
 """Statuses of a kernel that was not run, for a reason outside the kernel."""
 CheckedBy = Literal["gpu", "interpreter", "emulator", "torch", "none"]
@@ -110,7 +110,7 @@ class Record:
     latency_p20_ms: float | None = None
     """20th percentile of the samples, per call."""
     latency_median_ms: float | None = None
-    """Median of the samples, per call."""
+    """Median of the samples, per call.  It is a result only with the status OK: a NOISY time gives no ratio."""
     latency_p80_ms: float | None = None
     """80th percentile of the samples, per call."""
     samples: str | None = None
@@ -173,7 +173,7 @@ class Record:
                 raise ValueError(f"{name}: expected one of {wanted}, got {value!r}")
         _check_version(self.schema_version)
         latency = self.latency_median_ms
-        if self.status not in ("OK", "INVALID") and latency is not None:
+        if self.status not in ("OK", "NOISY", "INVALID") and latency is not None:
             raise ValueError(f"latency_median_ms: a record with status {self.status} publishes no latency")
         if self.status != "OK" and not self.reason:
             raise ValueError(f"reason: expected why the status is {self.status}, got an empty text")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -27,20 +28,20 @@ def roof_dtype(spec: OpSpec, case: Case, scheme: str) -> str | None:
 
 
 def points_of(records: Iterable[Record]) -> list[Point]:
-    """A point for every bench record that has a bound and moves bytes: timed if it passed, otherwise only a bound.
+    """A point for every bench record that has a time, a bound, and moves bytes.
 
-    A kernel that failed its check, or whose reading was invalid, gets no point.
+    No point is of a kernel that failed its check, that was not timed, or whose reading is invalid or noise.
     """
     points = []
     for record in records:
         known = record.op in ops() and record.scheme is not None and record.bound_ms is not None
         moved = record.traffic_bytes or record.least_bytes
-        if record.kind != "bench" or not known or not moved or record.status not in ("OK", "UNSUPPORTED"):
+        latency = record.latency_median_ms
+        if record.kind != "bench" or not known or not moved or record.status != "OK" or not latency:
             continue
         assert record.op and record.kernel and record.role and record.scheme and record.bound_ms, (
             "bench records have them"
         )
-        latency = record.latency_median_ms
         points.append(
             Point(
                 label=record.kernel,
@@ -52,7 +53,7 @@ def points_of(records: Iterable[Record]) -> list[Point]:
                 traffic_bytes=moved,
                 traffic_basis=record.traffic_basis or "modelled",
                 bound_s=record.bound_ms / 1e3,
-                seconds=None if latency is None else latency / 1e3,
+                seconds=latency / 1e3,
             )
         )
     return points
@@ -129,11 +130,12 @@ def bounds_on(
     return points, [ceilings]
 
 
-def draw(points: Sequence[Point], ceilings: Sequence[Ceilings], folder: Path, title: str | None = None) -> list[Path]:
-    """Draws the figure of one device as SVG and PNG in `folder`; returns their paths."""
+def draw(points: Sequence[Point], ceilings: Sequence[Ceilings], folder: Path, note: str = "") -> list[Path]:
+    """Draws the figure of one device as SVG and PNG in `folder`; returns their paths.  `note` is more of its name."""
     folder.mkdir(parents=True, exist_ok=True)
-    name = "".join(letter if letter.isalnum() else "-" for letter in ceilings[0].device.lower()).strip("-")
-    return list(save_roofline(points, ceilings, folder / f"roofline-{name}", title))
+    device = f"{ceilings[0].device} {note}".strip()
+    name = re.sub("[^a-z0-9]+", "-", device.lower()).strip("-")
+    return list(save_roofline(points, ceilings, folder / f"roofline-{name}", f"{device} roofline"))
 
 
 def largest_cases(records: Sequence[Record]) -> list[Record]:
@@ -148,14 +150,23 @@ def largest_cases(records: Sequence[Record]) -> list[Record]:
 
 
 def draw_records(records: Sequence[Record], folder: Path, all_cases: bool = False) -> list[Path]:
-    """Draws one figure for each device of the records, with each op's largest case or all; returns their paths."""
+    """Draws one figure for each device of the records, with each op's largest case or all; returns their paths.
+
+    A CPU with another number of threads is another device: its ceilings are others.
+    """
     paths: list[Path] = []
     records = records if all_cases else largest_cases(records)
-    for device in dict.fromkeys(ceilings.device for ceilings in ceilings_of(records)):
-        own = [record for record in records if record.ceilings and record.ceilings["device"] == device]
+    groups: dict[tuple[str, Any], list[Record]] = {}
+    for record in records:
+        if record.ceilings:
+            threads = record.environment.get("threads") if record.device == "cpu" else None
+            groups.setdefault((record.ceilings["device"], threads), []).append(record)
+    for (device, threads), own in groups.items():
+        several = sum(name == device for name, _ in groups) > 1
+        note = f"with {threads} thread{'s' if threads != 1 else ''}" if several else ""
         points = points_of(own)
         if points:
-            paths += draw(points, ceilings_of(own), folder)
+            paths += draw(points, ceilings_of(own), folder, note)
     return paths
 
 

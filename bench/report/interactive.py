@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
-from math import sqrt
+from math import log10, sqrt
 from textwrap import wrap
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ import plotly.graph_objects as go
 from rooflab.bench.report.rooflines import Place, Roofline
 from rooflab.bench.report.words import digits, percent, times
 from rooflab.roofline.model import CeilingKind, Ceilings
-from rooflab.roofline.points import Role, arrows, plotted_flops_per_s, roof_flops_per_s, si
+from rooflab.roofline.points import Role, arrows, roof_flops_per_s, si
 
 CONFIG: dict[str, Any] = {
     "displaylogo": False,
@@ -43,7 +43,7 @@ class Drawn(NamedTuple):
     trace: go.Scatter
     scheme: str | None = None
     """None for a trace that belongs to no kernel and is always shown."""
-    largest: bool = True
+    main: bool = True
 
 
 class Panel(NamedTuple):
@@ -51,47 +51,48 @@ class Panel(NamedTuple):
 
     places: Sequence[Place]
     axes: Mapping[str, str]
-    roof: Ceilings
-    """The roof on which an untimed point lies: the measured roof if there is one, as in a figure file."""
     colours: Mapping[str, str]
 
     def spot(self, place: Place) -> tuple[float, float]:
-        """Intensity and FLOP/s; bytes of a call and bytes/s without FLOPs.  Untimed points lie on the roof."""
+        """Intensity and FLOP/s; bytes of a call and bytes/s without FLOPs."""
         point = place.point
+        assert point.seconds, "only timed kernels have a place"
         if point.flops > 0:
-            return point.intensity, plotted_flops_per_s(point, self.roof)
-        return point.traffic_bytes, point.traffic_bytes / (point.seconds or point.bound_s)
+            return point.intensity, point.flops / point.seconds
+        return point.traffic_bytes, point.traffic_bytes / point.seconds
 
 
 def figure(roofline: Roofline) -> go.Figure:
     """The figure of one machine."""
     ops = list(dict.fromkeys(place.point.op for place in roofline.places))
     colours = {op: COLOURS[index % len(COLOURS)] for index, op in enumerate(ops)}
-    roof = next((one for one in roofline.ceilings if one.kind == "measured"), roofline.ceilings[0])
     halves = (
         ([place for place in roofline.places if place.point.flops > 0], {"xaxis": "x", "yaxis": "y"}),
         ([place for place in roofline.places if not place.point.flops], {"xaxis": "x2", "yaxis": "y2"}),
     )
-    panels = [Panel(places, axes, roof, colours) for places, axes in halves if places]
+    panels = [Panel(places, axes, colours) for places, axes in halves if places]
     drawn = [Drawn(line) for panel in panels for line in _ceilings(panel, roofline.ceilings, panel is panels[0])]
     drawn += [Drawn(_legend(op, panels)) for op in ops]
     for panel in panels:
         drawn += _arrows(panel) + _points(panel)
+    bandwidth = max(ceiling.hbm_bytes_per_s for ceiling in roofline.ceilings)
+    slowest = min(panels[-1].spot(place)[1] for place in panels[-1].places)
     menu = _menu(drawn)
     for one, visible in zip(drawn, menu["buttons"][0]["args"][0]["visible"], strict=True):
         one.trace.visible = visible
     return go.Figure(
-        [one.trace for one in drawn], {**_layout([panel.axes["xaxis"] for panel in panels]), "updatemenus": [menu]}
+        [one.trace for one in drawn],
+        {**_layout([panel.axes["xaxis"] for panel in panels], slowest, bandwidth), "updatemenus": [menu]},
     )
 
 
 def _menu(drawn: Sequence[Drawn]) -> dict[str, Any]:
-    """Largest cases or all cases, of every scheme or of one; the figure opens with the first entry."""
+    """The main points or all points, of every scheme or of one; the figure opens with the first entry."""
     schemes = list(dict.fromkeys(one.scheme for one in drawn if one.scheme is not None))
     entries: list[tuple[str, Callable[[Drawn], bool]]] = []
     for scheme in (None, *(schemes if len(schemes) > 1 else ())):
-        prefix, largest = (f"{scheme}, ", "largest") if scheme else ("", "largest cases")
-        entries += [(f"{prefix}{largest}", _shows(scheme, True)), (f"{prefix}all cases", _shows(scheme, False))]
+        prefix = f"{scheme}, " if scheme else ""
+        entries += [(f"{prefix}main points", _shows(scheme, True)), (f"{prefix}all points", _shows(scheme, False))]
     return {
         "buttons": [
             {"label": escape(label), "method": "restyle", "args": [{"visible": [shows(one) for one in drawn]}]}
@@ -102,12 +103,15 @@ def _menu(drawn: Sequence[Drawn]) -> dict[str, Any]:
     }
 
 
-def _shows(scheme: str | None, largest: bool) -> Callable[[Drawn], bool]:
-    return lambda one: one.scheme is None or (scheme in (None, one.scheme) and (one.largest or not largest))
+def _shows(scheme: str | None, main: bool) -> Callable[[Drawn], bool]:
+    return lambda one: one.scheme is None or (scheme in (None, one.scheme) and (one.main or not main))
 
 
-def _layout(axes: Sequence[str]) -> dict[str, Any]:
-    """Axes, height and legend.  The page sets the colours of background and text, by its light or dark mode."""
+def _layout(axes: Sequence[str], slowest: float, bandwidth: float) -> dict[str, Any]:
+    """Axes, height and legend; the last panel's bytes/s reach from `slowest` to `bandwidth`.
+
+    The page sets the colours of background and text, by its light or dark mode.
+    """
     both = len(axes) > 1
     found: dict[str, Any] = {
         "height": {"x": 580, "x2": 300}[axes[0]] + 250 * both,
@@ -128,6 +132,8 @@ def _layout(axes: Sequence[str]) -> dict[str, Any]:
     if "x2" in axes:
         found["xaxis2"] = _axis("y2", "no FLOPs: bytes moved in a call", "B")
         found["yaxis2"] = _axis("x2", "bytes/s", "B/s", (1, 2, 5), domain=[0, 0.25 if both else 1])
+        # From a third of the bandwidth or less, so that there is a tick.
+        found["yaxis2"]["range"] = [log10(min(slowest / 1.2, bandwidth / 3)), log10(1.2 * bandwidth)]
     return found
 
 
@@ -149,22 +155,22 @@ def _axis(anchor: str, title: str, unit: str | None, steps: Sequence[int] = (1,)
 
 
 def _points(panel: Panel) -> list[Drawn]:
-    """One trace for each combination of op, role, scheme, and largest or other case."""
-    groups: dict[tuple[str, Role, str, bool, bool], list[Place]] = {}
+    """One trace for each combination of op, role, scheme, and main or other points."""
+    groups: dict[tuple[str, Role, str, bool], list[Place]] = {}
     for place in panel.places:
         point = place.point
-        key = (point.op, point.role, place.row.record.scheme or "", place.largest, point.seconds is not None)
+        key = (point.op, point.role, place.row.record.scheme or "", place.main)
         groups.setdefault(key, []).append(place)
     found = []
-    for (op, role, scheme, largest, timed), group in groups.items():
+    for (op, role, scheme, main), group in groups.items():
         spots, colour = [panel.spot(place) for place in group], panel.colours[op]
         trace = go.Scatter(
             x=[x for x, _ in spots],
             y=[y for _, y in spots],
             **panel.axes,
             mode="markers",
-            marker=_marker(group, role, timed, colour),
-            error_y=_error_bars(group, spots, colour) if timed else None,
+            marker=_marker(group, role, colour),
+            error_y=_error_bars(group, spots, colour),
             hovertext=[_hover_text(place) for place in group],
             hoverinfo="text",
             legendgroup=escape(op),
@@ -172,14 +178,12 @@ def _points(panel: Panel) -> list[Drawn]:
             name=escape(f"{op} {role} {scheme}"),
             meta="kernels",
         )
-        found.append(Drawn(trace, scheme, largest))
+        found.append(Drawn(trace, scheme, main))
     return found
 
 
-def _marker(group: Sequence[Place], role: Role, timed: bool, colour: str) -> dict[str, Any]:
-    """Hollow if the traffic is modelled, filled if it is counted; a grey cross if only a bound is known."""
-    if not timed:
-        return {"size": 7, "color": INK, "symbol": "x-thin", "line": {"width": 1.8, "color": INK}}
+def _marker(group: Sequence[Place], role: Role, colour: str) -> dict[str, Any]:
+    """Hollow if the traffic is modelled, filled if it is counted."""
     forms = ["" if place.point.traffic_basis == "counted" else "-open" for place in group]
     symbols = [f"{SYMBOLS[role]}{form}" for form in forms]
     return {"size": 9, "color": colour, "symbol": symbols, "line": {"width": 1.7, "color": colour}}
@@ -199,19 +203,14 @@ def _hover_text(place: Place) -> str:
     """Kernel, case, time, ratios, bound, rates, traffic, check, and the record's file and line, in short lines."""
     row, point, record = place.row, place.point, place.row.record
     lines = [f"{record.role}, {record.backend}", str(record.case_id).replace(",", ", "), str(record.scheme)]
-    if row.latency_ms is None:
-        lines += [f"not timed: {row.status}", f"at best {digits(1e6 * point.bound_s, 4)} µs ({record.limiter})"]
-    else:
-        ends = [
-            f"{name} {_us(ms)}" for name, ms in (("p20", record.latency_p20_ms), ("p80", record.latency_p80_ms)) if ms
-        ]
-        lines.append(f"{_us(row.latency_ms)} µs ({', '.join(ends)})")
-        ratios = [(row.over_library, "library"), (row.over_naive, "naive")]
-        lines.append(" · ".join(f"{times(ratio.value)} {name} (as fast)" for ratio, name in ratios if ratio))
-        if record.bound_fraction is not None:
-            lines.append(f"{percent(record.bound_fraction)} of the bound, by {record.limiter}")
-        rates = ((record.flops_per_s, "FLOP/s"), (record.bytes_per_s, "B/s"))
-        lines.append(" · ".join(f"{si(rate)}{unit}" for rate, unit in rates if rate))
+    ends = [f"{name} {_us(ms)}" for name, ms in (("p20", record.latency_p20_ms), ("p80", record.latency_p80_ms)) if ms]
+    lines.append(f"{_us(row.latency_ms or 0.0)} µs ({', '.join(ends)})")
+    ratios = [(row.over_library, "library"), (row.over_naive, "naive")]
+    lines.append(" · ".join(f"{times(ratio.value)} {name} (as fast)" for ratio, name in ratios if ratio))
+    if record.bound_fraction is not None:
+        lines.append(f"{percent(record.bound_fraction)} of the bound, by {record.limiter}")
+    rates = ((record.flops_per_s, "FLOP/s"), (record.bytes_per_s, "B/s"))
+    lines.append(" · ".join(f"{si(rate)}{unit}" for rate, unit in rates if rate))
     intensity = f", {digits(point.intensity)} FLOP/byte" if point.flops else ""
     lines += [f"{si(point.traffic_bytes)}B {row.traffic}{intensity}", f"checked by {record.checked_by}"]
     lines += [f"{label} {value}" for label, value in row.facts if label in ("timer", "config", "commit")]
@@ -233,14 +232,13 @@ def _arrows(panel: Panel) -> list[Drawn]:
         (x0, y0), (x1, y1) = panel.spot(tail), panel.spot(tip)
         if (x0, y0) == (x1, y1):
             continue
-        timed = naive.seconds is not None and end.seconds is not None
-        colour = panel.colours[end.op] if timed else INK
+        colour = panel.colours[end.op]
         trace = go.Scatter(
             x=[x0, x1],
             y=[y0, y1],
             **panel.axes,
             mode="lines+markers",
-            line={"width": 1.2, "color": colour, "dash": "solid" if timed else "dot"},
+            line={"width": 1.2, "color": colour},
             marker={"symbol": "arrow", "angleref": "previous", "standoff": 5, "size": [0, 9], "color": colour},
             hoverinfo="skip",
             legendgroup=escape(end.op),
@@ -248,7 +246,7 @@ def _arrows(panel: Panel) -> list[Drawn]:
             name=escape(f"{end.op} naive to {end.label}"),
             meta="arrow",
         )
-        found.append(Drawn(trace, tail.row.record.scheme or "", tail.largest))
+        found.append(Drawn(trace, tail.row.record.scheme or "", tail.main and tip.main))
     return found
 
 
@@ -274,6 +272,7 @@ def _ceilings(panel: Panel, ceilings: Sequence[Ceilings], in_legend: bool) -> li
         else []
     )
     left, right = min(xs) / 3, max(*xs, *ridges) * 3 if ridges else max(xs) * 3
+    named = next((one.kind for one in ceilings if one.kind == "measured"), ceilings[0].kind)
     found = []
     for ceiling in ceilings:
         bandwidth = ceiling.hbm_bytes_per_s
@@ -294,7 +293,7 @@ def _ceilings(panel: Panel, ceilings: Sequence[Ceilings], in_legend: bool) -> li
                 x=x,
                 y=y,
                 **panel.axes,
-                mode="lines+text" if ceiling.kind == panel.roof.kind else "lines",
+                mode="lines+text" if ceiling.kind == named else "lines",
                 text=[f"{escape(text)}\u2002" for text in texts],
                 textposition="middle left" if computing else "top right",
                 textfont={"size": 10.5, "color": INK},

@@ -9,13 +9,13 @@ from math import isfinite
 from rooflab.bench.records.record import Record
 from rooflab.bench.report.figures import as_ceilings, largest_cases, points_of
 from rooflab.bench.report.ladders import OpLadder, Row
-from rooflab.bench.report.sources import Chosen, Located, Source, machine_of
+from rooflab.bench.report.sources import Chosen, Located, Source, latency_ms, machine_of
 from rooflab.bench.report.words import digits, plain_value, whole
 from rooflab.kernels import registry
 from rooflab.reference.spec import SCHEMES, Case
 from rooflab.roofline.device import Device, identify
 from rooflab.roofline.model import CeilingKind, Ceilings
-from rooflab.roofline.points import Point, si
+from rooflab.roofline.points import Point, si, that_matter
 
 
 @dataclass(frozen=True)
@@ -164,8 +164,8 @@ class Place:
 
     point: Point
     row: Row
-    largest: bool
-    """Whether its case is the largest of its op and scheme on this machine."""
+    main: bool
+    """Whether it is one of the points that matter (`points.that_matter`), of each op's largest case in a scheme."""
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ def rooflines(located: Sequence[Located], chosen: Sequence[Chosen], ops: Sequenc
         name = str(gpu.get("name") or next(iter(ceilings.values()))[0].device)
         roofs = under_one_name([one for one, _ in ceilings.values()], name)
         large = {id(record) for record in largest_cases([item.record for item in own])}
-        places: list[Place] = []
+        points: list[tuple[Point, Chosen]] = []
         unplaced: list[str] = []
         for item in own:
             record = item.record
@@ -202,15 +202,18 @@ def rooflines(located: Sequence[Located], chosen: Sequence[Chosen], ops: Sequenc
             if point is None:
                 unplaced += [f"{record.op}/{record.kernel}: {why}"] if why else []
                 continue
-            places.append(Place(point, rows[item.source], id(record) in large))
+            points.append((point, item))
+        main = {id(point) for point in that_matter([point for point, item in points if id(item.record) in large])}
+        places = tuple(Place(point, rows[item.source], id(point) in main) for point, item in points)
         if places:
-            found.append(Roofline(machine, name, tuple(places), tuple(roofs), tuple(dict.fromkeys(unplaced))))
+            found.append(Roofline(machine, name, places, tuple(roofs), tuple(dict.fromkeys(unplaced))))
     return tuple(found)
 
 
 def _point(record: Record, roofs: Sequence[Ceilings]) -> tuple[Point | None, str]:
-    """The record's point, or None and the reason; no reason for a failed record, which is among the problems."""
-    if record.status not in ("OK", "UNSUPPORTED"):
+    """The record's point, or None and the reason; no reason for a failed record, which is among the problems, nor for
+    a kernel that was not timed, which is in the table."""
+    if latency_ms(record) is None:
         return None, ""
     if record.op not in registry.ops():
         return None, "its op is not registered here, so its roof is not known"

@@ -201,10 +201,14 @@ class Chosen:
 
 
 def machine_of(record: Record) -> str:
-    """The machine's key, and the device if the key does not name this device."""
+    """The machine's key, the device if the key does not name it, and on a CPU torch's threads if they are not as many
+    as its processors: a core and a machine have other ceilings."""
     key = str(record.environment.get("machine_key") or "unnamed machine")
     usual = "cuda" if record.environment.get("gpu") else "cpu"
-    return key if record.device in (None, usual) else f"{key} ({record.device})"
+    threads = record.environment.get("threads")
+    some = (record.device or usual) == "cpu" and threads not in (None, record.environment.get("cores"))
+    name = key if record.device in (None, usual) else f"{key} ({record.device})"
+    return f"{name}, {threads} thread{'s' if threads != 1 else ''}" if some else name
 
 
 def kernel_key(record: Record) -> tuple[str, str, str, str, str]:

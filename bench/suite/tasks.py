@@ -28,8 +28,9 @@ from rooflab.engine.llm import LLM, SamplingParams
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel
 
-NO_FAULT: tuple[Status, ...] = ("INVALID", "OUT_OF_MEMORY")
-"""Not faults at a model's shapes: a kernel with an impossible reading, or too large a case, may be right elsewhere."""
+NO_FAULT: tuple[Status, ...] = ("INVALID", "NOISY", "OUT_OF_MEMORY")
+"""Not faults at a model's shapes: a kernel with an impossible or noisy reading, or too large a case, may be right
+elsewhere."""
 NO_TIME = "NO_TIME"
 FIRST_CHECK_S = 60.0
 """Seconds after which a first check counts as hung: it compiles one kernel and runs it on one small case."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from rooflab.bench.records.environment import last_level_cache_bytes
@@ -94,7 +95,7 @@ def _threads(count: int) -> tuple[int, ...]:
     before = _run_times()
     for _ in range(4):
         values.add_(1.0)
-    spent = {thread: after - before.get(thread, 0) for thread, after in _run_times().items()}
+    spent = {thread: after[0] - before.get(thread, (0, 0))[0] for thread, after in _run_times().items()}
     least = BUSY_SHARE * spent.get(own, 0)
     others = sorted((thread for thread in spent if thread != own and spent[thread] > least), key=lambda t: -spent[t])
     found = (own, *others[: count - 1])
@@ -103,12 +104,14 @@ def _threads(count: int) -> tuple[int, ...]:
     return found
 
 
-def _run_times() -> dict[int, int]:
-    """Nanoseconds on a processor by thread; threads that have ended are left out."""
+def _run_times() -> dict[int, tuple[int, int]]:
+    """Nanoseconds on a processor and waiting for one, by thread; threads that have ended are left out, and all of them
+    if the system does not tell."""
     times = {}
-    for task in _TASKS.iterdir():
+    for task in _TASKS.iterdir() if _TASKS.is_dir() else ():
         with contextlib.suppress(OSError):
-            times[int(task.name)] = int((task / "schedstat").read_text().split()[0])
+            ran, waited, _ = map(int, (task / "schedstat").read_text().split())
+            times[int(task.name)] = (ran, waited)
     return times
 
 
@@ -161,6 +164,7 @@ class CpuStopwatch(Stopwatch):
         self._step = min(_steps(clock, 1000))
         self._pinned = pinned
         self._threads = ""
+        self._began: dict[int, tuple[int, int]] = {}
 
     def round(self, calls: Sequence[Call]) -> dict[str, float]:
         read = {}
@@ -179,7 +183,13 @@ class CpuStopwatch(Stopwatch):
         """Pins the threads: after the warm-up, in which libraries start theirs, and these must not start pinned."""
         with super().sampling(), self._pinned() as note:
             self._threads = f", {note}"
+            self._began = _run_times()
             yield
+
+    def waiting(self) -> float | None:
+        changes = [np.subtract(now, self._began.get(thread, (0, 0))) for thread, now in _run_times().items()]
+        ran, waited = np.sum(changes, axis=0) if changes else (0, 0)
+        return float(waited / ran) if ran > 0 else None
 
     def step_s(self, readings: Sequence[float]) -> float:
         """The smallest difference that the clock was seen to make."""

@@ -14,6 +14,8 @@ from rooflab.roofline.model import Bound, Ceilings, Cost, Limiter, bound
 
 ABOVE = 1.05
 """A reading beyond a limit by more than this factor is not noise."""
+RATES = ("flops_per_s", "bytes_per_s", "bound_fraction")
+"""A record's fields that are ratios to its latency."""
 CAUSES: dict[Limiter, str] = {
     "memory": "a cache held the data, or the cost counts bytes that the op need not touch",
     "tensor": "the cost counts work that these inputs do not need, or it was done in a lower precision",

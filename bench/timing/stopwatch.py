@@ -72,6 +72,11 @@ class Stopwatch(ABC):
     def method(self, name: str, calls: int) -> str:
         """How `name` was timed."""
 
+    def waiting(self) -> float | None:
+        """Time that the process's threads have waited for a processor since `sampling` began, over the time that they
+        ran; None where a device does the work, or if the system does not tell."""
+        return None
+
     def details(self, name: str, samples: int) -> dict[str, Any]:
         """Other fields of `timing.Samples` for the last `samples` samples of `name`."""
         return {}

@@ -18,6 +18,7 @@ from rooflab.bench.timing import tamper
 from rooflab.bench.timing.cpu import CpuStopwatch
 from rooflab.bench.timing.cuda import EventStopwatch, GraphStopwatch
 from rooflab.bench.timing.cupti import CuptiStopwatch
+from rooflab.bench.timing.noise import noise
 from rooflab.bench.timing.stopwatch import FlushBy, Function, Stopwatch
 
 STEPS_PER_SAMPLE = 10
@@ -53,6 +54,8 @@ class Samples:
     calls_per_sample: int = 1
     resolved: bool = True
     """Whether the median sample is at least `STEPS_PER_SAMPLE` steps of the timer; else the reading is UNRESOLVED."""
+    noise: str = ""
+    """Why the reading says little: the machine was busy, or the samples spread or drift; empty where they do not."""
     fault: str = ""
     """Why the reading must not be published (a replaced clock, dropped kernels); empty where it may be."""
     launch_floor_s: float | None = None
@@ -113,6 +116,7 @@ def time_functions(
     device: torch.device | str = "cpu",
     *,
     budget_s: float = 1.0,
+    more_s: float = 0.0,
     min_samples: int = 5,
     seed: int = 0,
     cold: bool = True,
@@ -144,8 +148,8 @@ def time_functions(
        permits it.  Only the first call then finds the cache cold: the L2 state of such a reading is `warm`.  A sample
        that is still shorter than ten steps is not `resolved`.
     7. Samples are taken for `budget_s` seconds in all, warming up included, and until there are `min_samples`, however
-       long that takes.  They are kept raw, in time order; no sample is dropped.  Python's garbage collector is off
-       meanwhile.
+       long that takes.  If one reading is then noise (`noise.noise`), all go on, for at most `more_s` seconds, until
+       none is.  Samples are kept raw, in time order; none is dropped.  Python's garbage collector is off meanwhile.
     8. Afterwards the clock functions and the number of threads are checked: a change is the fault of every reading.
 
     `observe` is called once per round of samples, between samples, and never in the warm-up; on CUDA while the device
@@ -176,15 +180,22 @@ def time_functions(
         closing = CLOSING_ROUNDS if renew else 0
         with watch.sampling():
             while (taken := min(map(len, readings.values()))) < MAX_SAMPLES - closing:
-                if taken >= min_samples - closing and tamper.perf_counter() - began > budget_s:
-                    break
+                spent = tamper.perf_counter() - began
+                if taken >= min_samples - closing and spent > budget_s:
+                    waiting = watch.waiting()
+                    if spent > budget_s + more_s or not any(noise(values, waiting) for values in readings.values()):
+                        break
                 if renew:
                     renew()
                 take(min(watch.rounds_at_once, MAX_SAMPLES - closing - taken))
             if closing:
                 take(closing)
+            waiting = watch.waiting()
         replaced = tamper.timer_tampered() or _other_threads(threads)
-        return {name: _samples(watch, name, values, calls[name], cold, replaced) for name, values in readings.items()}
+        return {
+            name: _samples(watch, name, values, calls[name], cold, replaced, noise(values, waiting))
+            for name, values in readings.items()
+        }
 
 
 def _other_threads(before: int) -> str | None:
@@ -195,7 +206,7 @@ def _other_threads(before: int) -> str | None:
 
 
 def _samples(
-    watch: Stopwatch, name: str, values: Sequence[float], calls: int, cold: bool, replaced: str | None
+    watch: Stopwatch, name: str, values: Sequence[float], calls: int, cold: bool, replaced: str | None, noisy: str
 ) -> Samples:
     details = watch.details(name, len(values))
     if replaced:
@@ -206,6 +217,7 @@ def _samples(
         l2_state="cold" if cold and calls == 1 else "warm",
         calls_per_sample=calls,
         resolved=float(np.median(values)) >= STEPS_PER_SAMPLE * watch.step_s(values),
+        noise=noisy,
         launch_floor_s=watch.launch_floor_s(calls),
         **details,
     )

@@ -1,0 +1,38 @@
+"""What a run of measurements found: where an op's default loses to the library, and what is slower than naive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from rooflab.bench.records.record import Record
+from rooflab.reference.spec import Case
+
+SLOWER = 1.05
+"""A time of more than this times another one is slower; of less, one run does not tell."""
+
+
+def findings(records: Iterable[Record], default_of: Callable[[str, Case], str]) -> list[str]:
+    """One sentence for each default and each kernel that is slower, the worst first.
+
+    `default_of(op, case)` names the kernel that an engine would take.  Only clean times (OK) are compared.
+    """
+    groups: dict[tuple[str, str, str], dict[str, float]] = {}
+    cases: dict[str, Case] = {}
+    for record in records:
+        if record.kind == "bench" and record.status == "OK" and record.latency_median_ms:
+            op, case = str(record.op), str(record.case_id)
+            groups.setdefault((op, case, str(record.scheme)), {})[str(record.kernel)] = record.latency_median_ms
+            cases[case] = Case(**record.case)
+    ratios: dict[tuple[str, str], list[tuple[float, str]]] = {}
+    for (op, case, scheme), times in groups.items():
+        default = default_of(op, cases[case])
+        for kernel, ms in times.items():
+            for base, what in (("library", f"{op}: the default {kernel}"), ("naive", f"{op}: {kernel}")):
+                if base in times and kernel not in (base, "naive") and (base == "naive" or kernel == default):
+                    ratios.setdefault((what, base), []).append((ms / times[base], f"{case} {scheme}"))
+    worst = {key: max(own) for key, own in ratios.items() if max(own)[0] > SLOWER}
+    return [
+        f"{what} is slower than {base} in {sum(ratio > SLOWER for ratio, _ in ratios[what, base])} of "
+        f"{len(ratios[what, base])} cases, most at {case}: {times:.2f} times its time"
+        for (what, base), (times, case) in sorted(worst.items(), key=lambda item: -item[1][0])
+    ]

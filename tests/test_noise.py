@@ -1,0 +1,65 @@
+"""What becomes of a NOISY reading: shown with its flag, never divided, never drawn, never the best."""
+
+from dataclasses import replace
+
+import pytest
+import typer
+from test_history import record
+
+from rooflab.bench import lab, show
+from rooflab.bench.cli.app import exit_for
+from rooflab.bench.measure import measure
+from rooflab.bench.report.figures import bench_row
+from rooflab.bench.report.findings import findings
+from rooflab.bench.timing.timing import Samples
+from rooflab.kernels import registry
+from rooflab.reference.spec import get_scheme
+
+BUSY = "other processes were running"
+
+
+def test_a_record_of_a_noisy_reading_has_its_time_and_no_rate(monkeypatch):
+    spec = registry.get_op("rmsnorm")
+    case, kernel = spec.cases["smoke"][0], registry.get_kernel("rmsnorm", "naive")
+    found = Samples((1.0, 3.0, 9.0), "script", "cold", noise=BUSY)
+    monkeypatch.setattr(measure, "time_together", lambda ready, *rest, **options: ({"naive": found}, {}, None))
+    (made,) = measure.measure_op(spec, [kernel], [case], get_scheme("fp32"))
+    assert (made.status, made.reason, made.latency_median_ms) == ("NOISY", BUSY, 3000.0)
+    assert made.samples_s == [1.0, 3.0, 9.0] and made.bound_ms > 0
+    assert made.bound_fraction is made.flops_per_s is made.bytes_per_s is None
+
+
+def times(clean, noisy):
+    """Records of gemm at one case by kernel: clean times in ms, and noisy ones."""
+    wanted = [(name, ms, {}) for name, ms in clean.items()]
+    wanted += [(name, ms, {"status": "NOISY", "reason": BUSY}) for name, ms in noisy.items()]
+    return [record(at, ms, kernel=name, case_id="M=64", **more) for at, (name, ms, more) in enumerate(wanted)]
+
+
+def test_the_lab_shows_a_noisy_time_and_divides_by_none():
+    (row,) = lab.best_of_each_op(times({"naive": 4.0, "packed": 2.0}, {"library": 1.0}))
+    assert (row["best"], row["best_ms"], row["vs_naive"]) == ("packed", 2.0, "2.00x")
+    assert (row["library_ms"], row["vs_library"]) == ("1.00 NOISY", None)
+    (row,) = lab.best_of_each_op(times({}, {"naive": 4.0}))
+    assert (row["best"], row["naive_ms"], row["vs_naive"]) == (None, "4.00 NOISY", None)
+
+
+def test_findings_name_defaults_that_lose_and_what_is_slower_than_naive():
+    slow = times({"naive": 2.0, "library": 1.0, "packed": 3.0, "other": 2.02}, {"noisy": 9.0})
+    more = [replace(one, case_id="M=65", case={"M": 65}) for one in times({"library": 1.0, "packed": 1.04}, {})]
+    assert findings([*slow, *more], lambda op, case: "packed") == [
+        "gemm: the default packed is slower than library in 1 of 2 cases, most at M=64 bf16: 3.00 times its time",
+        "gemm: packed is slower than naive in 1 of 1 cases, most at M=64 bf16: 1.50 times its time",
+    ]
+    assert findings(times({"library": 1.0, "naive": 9.0}, {"packed": 99.0}), lambda op, case: "packed") == []
+    assert lab._default("gemm", more[0].case) in registry.kernels("gemm")
+
+
+def test_the_table_flags_it_once_and_the_command_ends_with_13(capsys):
+    rows = [bench_row(one) for one in times({"naive": 4.0}, {"library": 1.0, "packed": 2.0})]
+    show.bench_table(rows)
+    out = " ".join(capsys.readouterr().out.split())
+    assert "NOISY 1.00" in out and f"NOISY: gemm/library, gemm/packed: {BUSY}" in out
+    with pytest.raises(typer.Exit) as ended:
+        exit_for({"OK", "NOISY"})
+    assert ended.value.exit_code == 13
