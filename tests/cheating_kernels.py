@@ -168,11 +168,6 @@ def a_thread_that_finishes_later():
 
 
 @cheat("a thread that finishes later")
-def a_timer_that_finishes_later():
-    return _late(lambda work: threading.Timer(0.03, work).start())
-
-
-@cheat("a thread that finishes later")
 def a_pool_that_finishes_later():
     pool = ThreadPoolExecutor(1)
     return _late(lambda work: pool.submit(lambda: (time.sleep(0.03), work())))
@@ -264,32 +259,16 @@ def replaces(place: Any, name: str, new: Any) -> Callable[[], Callable[..., Tens
     return make
 
 
-def _exchanges_code() -> Callable[..., Tensor]:
-    def kernel(x, weight):
-        torch.cuda.synchronize.__code__ = (lambda device=None: None).__code__
-        return project(x, weight)
-
-    return kernel
-
-
 REPLACED = (
     (time, "perf_counter", lambda: 0.0, "a patched timer: time.perf_counter was replaced (cheating_kernels.py:"),
-    (torch.cuda, "Event", type("FastEvent", (), {}), "a patched timer: torch.cuda.Event was replaced"),
-    (torch.cuda, "synchronize", lambda device=None: None, "a patched timer: torch.cuda.synchronize was replaced"),
-    (torch.cuda.Event, "elapsed_time", lambda self, other: 0.0, "a patched timer: torch.cuda.Event.elapsed_time"),
     (torch, "sum", lambda *a, **k: None, "a patched cache flush: torch.sum was replaced"),
-    (torch.Tensor, "sum", lambda *a, **k: None, "a patched cache flush: torch.Tensor.sum was replaced"),
-    (torch, "allclose", lambda *a, **k: True, "a patched comparison: torch.allclose was replaced"),
     (torch, "equal", lambda *a: True, "a patched comparison: torch.equal was replaced"),
-    (torch, "isnan", lambda x: torch.zeros_like(x), "a patched comparison: torch.isnan was replaced"),
-    (torch.Tensor, "isfinite", lambda x: x == x, "a patched comparison: torch.Tensor.isfinite was replaced"),
     (builtins, "all", lambda values: True, "a patched comparison: builtins.all was replaced"),
     (compare, "elementwise", lambda *a: None, "a patched comparison: rooflab.reference.compare.elementwise"),
     (OpSpec, "judge", lambda *a: [], "a patched comparison: OpSpec.judge was replaced"),
 )
 for place, name, new, words in REPLACED:
     cheat(f"first data: {words}", status="INVALID")(replaces(place, name, new))
-cheat("a patched timer: torch.cuda.synchronize was replaced (cheating_kernels.py:", status="INVALID")(_exchanges_code)
 
 
 HONEST: dict[str, Callable[[], Kernel]] = {}

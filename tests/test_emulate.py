@@ -189,20 +189,54 @@ def add_to(x, out, H: tl.constexpr, factor: tl.float16, other: tl.bfloat16, whol
 )
 
 
+UNMASKED = (
+    """
+@triton.jit
+def scaled(x, weight, out, eps, H: tl.constexpr, WIDTH: tl.constexpr):
+    place = tl.arange(0, WIDTH)
+    row = tl.load(x + tl.program_id(0) * H + place).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(row * row) / H + eps) * tl.load(weight + place).to(tl.float32)
+    tl.store(out + tl.program_id(0) * H + place, row * scale)
+"""
+    + REGISTERED
+    + """
+    out = torch.empty_like(x)
+    width = triton.next_power_of_2(x.shape[1])
+    scaled[(x.shape[0],)](x, weight, out, eps, H=x.shape[1], WIDTH=width)
+    return out
+"""
+)
+
+
+def test_without_a_case_the_sizes_are_ragged_so_that_a_missing_mask_shows(rooflab, tmp_path):
+    file, again = (other_file(tmp_path, name, UNMASKED) for name in ("unmasked", "unmasked_too"))
+    assert rooflab("emulate", "--kernel", file, *CASE)[0] == 0, "256 is a power of two"
+    status, out, _ = rooflab("emulate", "--kernel", again, "--scheme", "bf16")
+    assert status == 11 and "T=3,H=33" in out and "RUNTIME_ERROR" in out
+
+
+def test_a_launch_that_stores_less_than_the_outputs_is_told_beside_the_verdict(rooflab, tmp_path):
+    text = ADDS.replace("MAKE", "torch.zeros(1, x.shape[1])").replace("[(x.shape[0],)]", "[(1,)]")
+    file = other_file(tmp_path, "torch_mostly", text.replace("return out.to(", "return normed.to("))
+    status, out, _ = rooflab("emulate", "--kernel", file, *CASE)
+    words = " ".join(out.split())
+    assert status == 0 and "torch wrote a part of the outputs: kernels stored 1024 of their 4096 bytes" in words
+
+
 @pytest.mark.parametrize("by", ["check", "emulate"])
 def test_what_torch_computed_is_not_said_to_be_emulated(rooflab, tmp_path, by):
     file = other_file(tmp_path, f"torch_{by}", TORCH)
     arguments = ["check", "rmsnorm", "--kernel", file] if by == "check" else ["emulate", "--kernel", file]
     status, _, _ = rooflab(*arguments, *CASE, "--out", tmp_path / "records")
     (record,) = read(tmp_path / "records")
-    assert status == 0 and record.status == "OK"
+    assert (status, record.status) == ((0, "OK") if by == "check" else (13, "INVALID"))
     assert record.checked_by == ("torch" if by == "check" else "none") and record.traffic_bytes is None
 
 
 def test_kernels_of_two_files_run_each_from_its_own(rooflab, tmp_path):
     files = [other_file(tmp_path, name, TORCH) for name in ("torch_one", "torch_two")]
     status, out, err = rooflab("emulate", "--kernel", files[0], "--kernel", files[1], *CASE)
-    assert status == 0 and all(f"rmsnorm/{file.stem}" in out for file in files), err
+    assert status == 13 and all(f"rmsnorm/{file.stem}" in out for file in files), err
     assert "torch computed it: no kernel was launched" in " ".join(out.split())
 
 

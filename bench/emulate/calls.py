@@ -7,17 +7,24 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import torch
+
 from rooflab.bench.calls.selection import choose_kernels
 from rooflab.bench.compile.cases import has_code
 from rooflab.bench.emulate.checks import emulators
-from rooflab.bench.predict.cases import DEFAULT_GPU, Target, choose_targets, identity, predict_all
+from rooflab.bench.predict.cases import DEFAULT_GPU, Target, choose_scheme, choose_targets, identity, predict_all
 from rooflab.bench.processes.child import ChildFailed
 from rooflab.bench.records.environment import snapshot
 from rooflab.bench.records.files import RunWriter
 from rooflab.bench.records.record import Record, Status
 from rooflab.kernels import registry
+from rooflab.kernels.registry import Kernel
+from rooflab.reference.spec import Case, OpSpec, Scheme
 from rooflab.roofline.device import resolve
 from rooflab.roofline.model import Traffic
+
+TILE = 16
+"""Every tile of our kernels is a multiple of it."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +55,8 @@ def choose(
 ) -> list[Target]:
     """The kernels, cases and schemes that the texts name; a `.py` file stands for what it registers.
 
-    Raises `ValueError` on a text that names nothing, and where no kernel has compiled code.
+    Without a case each kernel gets the smallest of its op's most ragged ones: a missing mask shows only there.  Raises
+    `ValueError` on a text that names nothing, and where no kernel has compiled code.
     """
     chosen = choose_kernels(op, names)
     ops = {kernel.op for kernel, _ in chosen}
@@ -58,7 +66,23 @@ def choose(
     if not picked:
         raise ValueError(f"kernel: expected one with compiled code (triton, gluon, cuda), got {', '.join(names) or op}")
     spec = registry.get_op(op or ops.pop())
-    return choose_targets(spec, picked, cases, schemes, config, default=spec.get_cases("smoke")[0])
+    found = []
+    for kernel, file in picked:
+        ragged = None if cases else _ragged_case(kernel, spec, choose_scheme(spec, next(iter(schemes), None)))
+        found += choose_targets(spec, [(kernel, file)], cases, schemes, config, default=ragged)
+    return found
+
+
+def _ragged_case(kernel: Kernel, spec: OpSpec, scheme: Scheme) -> Case:
+    """Of the smoke and edge cases that the kernel takes, the smallest of those with most sizes that no tile divides."""
+    best, found = (-1, 0.0), spec.cases["smoke"][0]
+    for case in dict.fromkeys((*spec.cases["smoke"], *spec.cases["edge"])):
+        inputs = spec.make_inputs(case, scheme, torch.device("meta"), 0)
+        if kernel.why_not_args(inputs, spec) is None:
+            sizes = [value for value in case.values() if isinstance(value, int) and value > 1]
+            score = (sum(size % TILE != 0 for size in sizes), -spec.cost(**inputs).flops)
+            best, found = max((best, found), (score, case), key=lambda pair: pair[0])
+    return found
 
 
 def call(

@@ -25,7 +25,7 @@ from rooflab.kernels import registry
 from rooflab.kernels.configs import make_config
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.compare import ErrorStats
-from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, get_scheme
+from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, get_scheme, nbytes
 
 Answer = dict[str, Any]
 ORACLE_FLOPS = 2e11
@@ -132,10 +132,13 @@ def _judged(spec: OpSpec, case: Case, scheme: Scheme, outputs: Any, launches: Sa
     if checked == 0:
         wrong.append("the CTAs that ran wrote nothing of the outputs")
     status = "INCORRECT" if wrong or races else "OK"
-    if not errors:
-        unseen = "values were not compared: the oracle takes too long, or needs all CTAs"
-    else:
-        unseen = "" if launches.launched else "torch computed it: no kernel was launched"
+    unseen = "" if errors else "values were not compared: the oracle takes too long, or needs all CTAs"
+    if errors and not launches.launched and sum(output.numel() for output in found):
+        status, unseen = "INCORRECT" if wrong else "INVALID", "torch computed it: no kernel was launched"
+    elif errors and launches.ran == launches.of and not spec.mutates:
+        stored = sum(result.bytes.hbm_write for result in launches.results)
+        if stored < nbytes(*found):
+            unseen = f"torch wrote a part of the outputs: kernels stored {stored:.0f} of their {nbytes(*found)} bytes"
     reason = "; ".join(wrong) or (f"race: {races[0]}" if races else unseen)
     return {
         "status": status,
