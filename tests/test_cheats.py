@@ -95,7 +95,9 @@ def test_memory_is_shared_whatever_object_holds_it():
 def test_only_fresh_memory_counts_as_never_written():
     nan = torch.full((3,), torch.nan)
     assert cheats.never_written((nan,)) and cheats.never_written((torch.full((3,), 2**31 - 1, dtype=torch.int32),))
-    for written in ((nan, torch.ones(3)), (torch.ones(3),), (torch.tensor([True]),), (torch.ones(0),), ()):
+    assert cheats.never_written((torch.full((12,), cheats.SENTINEL_BYTE, dtype=torch.uint8).view(torch.int32),))
+    half, whole = torch.tensor([torch.nan, 1.0]), torch.arange(3, dtype=torch.int32)
+    for written in ((nan, torch.ones(3)), (half,), (whole,), (torch.tensor([True]),), (torch.ones(0),), ()):
         assert not cheats.never_written(written)
 
 

@@ -90,6 +90,7 @@ def test_what_changed_between_samples_is_said():
     assert fault(usual, [usual, ("gemm", "split", "split", "split", "split")]).endswith(
         "1 of 2 ran without reduce and with split, split, split and 1 more"
     )
+    assert fault(usual, [usual, ("gemm", "split", "split", "split")]).endswith("with split, split, split")
     assert fault(usual, [usual, ("reduce", "gemm")]).endswith("the same kernels in another order")
     assert fault((), [(), usual]).startswith("no kernel of it was recorded")
 
