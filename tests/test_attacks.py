@@ -17,6 +17,7 @@ from rooflab.bench.calls.selection import Selection
 from rooflab.bench.check.check import CheckResult
 from rooflab.bench.check.spread import Asked, checkers
 from rooflab.bench.commands import drawn_checks
+from rooflab.bench.records.files import read
 from rooflab.bench.records.record import NOT_RUN
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel, get_op
@@ -90,9 +91,12 @@ def test_cheats_are_refused_by_the_checker_or_the_bench(tmp_path):
             for kernel in kernels
             if all(check(item).status in ("OK", *NOT_RUN) for item in drawn_checks(chosen(kernel))[:CHECKS_OF_A_CHEAT])
         ]
-    bench = [sys.executable, "-m", "rooflab.bench", "bench", "--kernel", str(FOLDER / "cheats.py"), "--out", tmp_path]
+    bench = [sys.executable, "-m", "rooflab.bench", "bench", "--kernel", str(FOLDER / "cheats.py"), "--out"]
     missed = set()
     for kernel in passed:
-        asked = subprocess.run([*bench, kernel.op], env={**os.environ, "ROOFLAB_ATTACK": kernel.name}, check=False)
-        missed |= {kernel.id} if asked.returncode == 0 else set()
+        out = tmp_path / kernel.name
+        asked = subprocess.run([*bench, out, kernel.op], env={**os.environ, "ROOFLAB_ATTACK": kernel.name}, check=False)
+        statuses = {record.status for record in read(out) if record.kernel == kernel.name} if out.is_dir() else set()
+        noise = asked.returncode == 13 and statuses <= {"OK", "NOISY"}  # a busy machine refuses no cheat
+        missed |= {kernel.id} if asked.returncode == 0 or noise else set()
     assert missed <= HONEST and len(HONEST) <= 40 - 38

@@ -156,7 +156,8 @@ PAIR = {"grid": 2, "cluster": 2}
         ("at most its 16 bytes",
          f"{PLACES} mad.lo.u32 %r6, %r1, 4, 8; cp.async.cg.shared.global [%r4], [%rd4], 16, %r6;", {}),
         ("thread 7: address 0x",
-         f"{PLACES} setp.eq.u32 %p2, %r1, 7; @%p2 add.s64 %rd4, %rd4, 4; mov.u32 %r6, 8; cp.async.cg.shared.global [%r4], [%rd4], 16, %r6;", {}),
+         f"{PLACES} setp.eq.u32 %p2, %r1, 7; @%p2 add.s64 %rd4, %rd4, 4; mov.u32 %r6, 8;"
+         "cp.async.cg.shared.global [%r4], [%rd4], 16, %r6;", {}),
         ("a multicast to 0x7, and the cluster has 2 CTAs",
          f"{CLUSTER} mov.u16 %h1, 7; @%p1 {BULK}.multicast::cluster [%r20], [%rd1], 128, [%r21], %h1; {WAIT}", PAIR),
         ("lie in different CTAs",
