@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 
 from rooflab.engine.ops import OpSet
 from rooflab.engine.weights import Weights
+from rooflab.reference.llama import rotation
 from rooflab.roofline.architecture import Architecture
 
 
@@ -47,7 +47,10 @@ class Model:
         self.arch = arch
         self.embedding = weights.embedding
         self.norm = weights.norm
-        self.cos, self.sin = rope_table(arch, max_model_len, weights.embedding.device)
+        self.cos, self.sin = (table.to(weights.embedding.device) for table in rotation(arch, max_model_len))
+        # Rounded as transformers rounds it.
+        self.embedding_scale = float(torch.tensor(arch.embedding_scale, dtype=weights.embedding.dtype))
+        self._window = {} if arch.window is None else {"window": arch.window}
         self.layers = []
         while weights.layers:
             layer = weights.layers.pop(0)
@@ -63,6 +66,8 @@ class Model:
         """Logits (num_sequences, vocab_size) of each prompt's last token in prefill, or of every token in decode."""
         eps = self.arch.rms_norm_eps
         x = ops.embedding(step.token_ids, self.embedding)  # (T, H)
+        if self.embedding_scale != 1:
+            x = x * self.embedding_scale
         residual = x
         for index, layer in enumerate(self.layers):
             if index == 0:
@@ -71,7 +76,9 @@ class Model:
                 x, residual = ops.fused_add_rmsnorm(x, residual, layer.input_norm, eps)
             x = self._attention(x, layer, step, cache.keys[index], cache.values[index], ops)
             x, residual = ops.fused_add_rmsnorm(x, residual, layer.post_norm, eps)
-            x = ops.gemm(ops.silu_and_mul(ops.gemm(x, layer.gate_up)), layer.down)
+            gate_up = ops.gemm(x, layer.gate_up)
+            active = ops.silu_and_mul(gate_up) if self.arch.activation == "silu" else gelu_and_mul(gate_up)
+            x = ops.gemm(active, layer.down)
         if step.prompt_ends is not None:
             last = torch.tensor(step.prompt_ends, device=x.device) - 1
             x, residual = x[last], residual[last]
@@ -92,45 +99,19 @@ class Model:
         q, k = ops.rope(q, k, self.cos, self.sin, step.positions)
         ops.kv_cache_write(k, v, k_cache, v_cache, step.slot_mapping)
         if step.prompt_ends is None:
-            out = ops.paged_attention(q, k_cache, v_cache, step.block_table, step.seq_lens)
+            out = ops.paged_attention(q, k_cache, v_cache, step.block_table, step.seq_lens, **self._window)
         else:
             parts, start = [], 0
             for end in step.prompt_ends:
                 q_, k_, v_ = (tensor[None, start:end] for tensor in (q, k, v))
-                parts.append(ops.flash_attention(q_, k_, v_, True)[0])
+                parts.append(ops.flash_attention(q_, k_, v_, True, **self._window)[0])
                 start = end
             out = parts[0] if len(parts) == 1 else torch.cat(parts)
         projected: torch.Tensor = ops.gemm(out.reshape(T, -1), layer.o)
         return projected
 
 
-_LLAMA3_KEYS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-
-
-def rope_table(arch: Architecture, max_positions: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin (max_positions, head_dim / 2) in fp32; the angles are computed in fp64.
-
-    Su et al., "RoFormer", 2021; `llama3` scaling as in Meta's Llama 3.1 reference.  Raises `ValueError` on any other.
-    """
-    D = arch.head_dim
-    frequencies = arch.rope_theta ** (-torch.arange(0, D, 2, dtype=torch.float64) / D)
-    scaling = arch.rope_scaling
-    if scaling is not None:
-        kind = scaling.get("rope_type", scaling.get("type"))
-        if kind != "llama3":
-            raise ValueError(f"model: expected rope scaling llama3 or none, got {kind!r}")
-        missing = [key for key in _LLAMA3_KEYS if key not in scaling]
-        if missing:
-            raise ValueError(f"model: rope scaling llama3 misses {', '.join(missing)}")
-        frequencies = _llama3_scaling(frequencies, scaling)
-    angles = torch.arange(max_positions, dtype=torch.float64)[:, None] * frequencies
-    return angles.cos().float().to(device), angles.sin().float().to(device)
-
-
-def _llama3_scaling(frequencies: torch.Tensor, scaling: Any) -> torch.Tensor:
-    """Divides low frequencies by the factor, keeps high ones, and blends those between."""
-    factor, low, high = scaling["factor"], scaling["low_freq_factor"], scaling["high_freq_factor"]
-    turns = scaling["original_max_position_embeddings"] * frequencies / (2 * math.pi)
-    keep = ((turns - low) / (high - low)).clamp(0, 1)
-    scaled: torch.Tensor = keep * frequencies + (1 - keep) * frequencies / factor
-    return scaled
+def gelu_and_mul(x: torch.Tensor) -> torch.Tensor:
+    """GELU (its tanh approximation) of the first half of the columns, times the second half: Gemma's GeGLU."""
+    gate, up = x.chunk(2, dim=-1)
+    return torch.nn.functional.gelu(gate, approximate="tanh") * up

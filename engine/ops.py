@@ -169,6 +169,7 @@ def probes(op: str, phase: Phase, M: int, limits: Limits) -> list[dict[str, Any]
     cache = empty(max_blocks, block_size, kv_heads, D)
     q, k = empty(M, heads, D), empty(M, kv_heads, D)
     ids = empty(M, dtype=torch.int64)
+    window = {} if arch.window is None else {"window": arch.window}
     table = empty(limits.max_model_len, D // 2, dtype=torch.float32)
 
     def gemm(rows: int, out_features: int, in_features: int, bias: bool = False) -> dict[str, Any]:
@@ -190,7 +191,7 @@ def probes(op: str, phase: Phase, M: int, limits: Limits) -> list[dict[str, Any]
         "fused_add_rmsnorm": {"x": empty(M, H), "residual": empty(M, H), "weight": empty(H), "eps": arch.rms_norm_eps},
         "rope": {"q": q, "k": k, "cos": table, "sin": table, "positions": ids, "interleaved": False},
         "kv_cache_write": {"k": k, "v": k, "k_cache": cache, "v_cache": cache, "slot_mapping": ids},
-        "flash_attention": {"q": q[None], "k": k[None], "v": k[None], "causal": True, "softmax_scale": None},
+        "flash_attention": {"q": q[None], "k": k[None], "v": k[None], "causal": True, "softmax_scale": None, **window},
         "paged_attention": {
             "q": q,
             "k_cache": cache,
@@ -198,6 +199,7 @@ def probes(op: str, phase: Phase, M: int, limits: Limits) -> list[dict[str, Any]
             "block_table": torch.zeros(M, max_blocks, dtype=torch.int32),
             "seq_lens": torch.ones(M, dtype=torch.int32),
             "softmax_scale": None,
+            **window,
         },
         "silu_and_mul": {"x": empty(M, 2 * arch.intermediate_size)},
         "sample": {

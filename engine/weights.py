@@ -66,7 +66,7 @@ def parameter_shapes(arch: Architecture) -> dict[str, tuple[int, ...]]:
 def load_weights(
     arch: Architecture, tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype, device: torch.device
 ) -> Weights:
-    """The parameters of `arch` in `dtype` on `device`.
+    """The parameters of `arch` in `dtype` on `device`; `arch.norm_offset` is added to the norms' weights.
 
     Raises `ValueError` if a tensor is unknown to the architecture, comes twice, has another shape, or is missing, or if
     the stored `lm_head` of a tied model differs from the embedding.
@@ -84,6 +84,8 @@ def load_weights(
             raise ValueError(f"model: the checkpoint has the tensor {name!r} twice")
         if tuple(tensor.shape) != shapes[name]:
             raise ValueError(f"model: expected {name} of shape {shapes[name]}, got {tuple(tensor.shape)}")
+        if name.endswith("norm.weight"):
+            tensor = tensor.float() + arch.norm_offset
         loaded[name] = tensor.to(device=device, dtype=dtype)
     missing = [name for name in shapes if name not in loaded]
     if missing:
@@ -94,10 +96,10 @@ def load_weights(
 
 
 def dummy_tensors(arch: Architecture, seed: int = 0) -> Iterator[tuple[str, torch.Tensor]]:
-    """Random parameters of the right shapes: norms are one, matrices have the variance 1 / in_features."""
+    """Random parameters of the right shapes: norms multiply by one, matrices have the variance 1 / in_features."""
     for index, (name, shape) in enumerate(parameter_shapes(arch).items()):
         if len(shape) == 1 and name.endswith("norm.weight"):
-            yield name, torch.ones(shape)
+            yield name, torch.full(shape, 1.0 - arch.norm_offset)
         else:
             generator = torch.Generator().manual_seed(seed + index)
             yield name, torch.randn(shape, generator=generator).mul_(shape[-1] ** -0.5)

@@ -6,15 +6,15 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-KNOWN_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+KNOWN_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "gemma")
 
 _MOE = "mixture of experts"
 _MLA = "multi-head latent attention"
 _SSM = "a state-space model"
 _HYBRID = "a hybrid of attention and recurrent layers"
-_WINDOW = "sliding-window attention"
+_WINDOW = "sliding-window attention in some layers"
 _REFUSED = {
     **dict.fromkeys(("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "phimoe", "dbrx", "gpt_oss", "llama4"), _MOE),
     **dict.fromkeys(
@@ -26,7 +26,22 @@ _REFUSED = {
     **dict.fromkeys(("qwen3_next", "qwen3_5", "kimi_linear", "recurrent_gemma", "lfm2"), _HYBRID),
     **dict.fromkeys(("gemma2", "gemma3", "gemma3_text", "cohere2", "exaone4"), _WINDOW),
 }
+_ROPE_KEYS: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
+    "linear": (frozenset({"factor"}), frozenset()),
+    "llama3": (
+        frozenset({"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}),
+        frozenset(),
+    ),
+    "yarn": (
+        frozenset({"factor"}),
+        frozenset({"original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow"}),
+    ),
+}
+"""Needed and optional keys of each kind of rope scaling."""
 _EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts")
+
+
+Activation = Literal["silu", "gelu_tanh"]
 
 
 @dataclass(frozen=True)
@@ -47,7 +62,10 @@ class ParameterCount:
 
 @dataclass(frozen=True)
 class Architecture:
-    """A dense decoder: RMSNorm before attention and MLP, rotary positions, grouped-query attention, SwiGLU."""
+    """A dense decoder: RMSNorm before attention and MLP, rotary positions, grouped-query attention, a gated MLP.
+
+    `reference/llama.py` computes it.
+    """
 
     name: str
     hidden_size: int
@@ -69,6 +87,14 @@ class Architecture:
     """RMSNorm over each head of q and k before the rotation (Qwen3)."""
     attention_bias: bool = False
     """A bias on q, k and v, but not on the output projection (Qwen2)."""
+    window: int | None = None
+    """How many keys a query sees, its own included; None: all before it."""
+    activation: Activation = "silu"
+    """Of the MLP's gate."""
+    norm_offset: float = 0.0
+    """Added to the weights of all norms (Gemma: 1)."""
+    embedding_scale: float = 1.0
+    """Multiplies the embedded tokens, but not the output head (Gemma: the root of the hidden size)."""
     dtype: str = "bf16"
     """The dtype of the checkpoint."""
 
@@ -77,6 +103,9 @@ class Architecture:
             _expect_positive(field, getattr(self, field))
         _expect_positive("vocab_size", self.vocab_size)
         _expect_positive("max_position", self.max_position)
+        if self.window is not None:
+            _expect_positive("window", self.window)
+        _check_rope_scaling(self.rope_scaling)
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"num_kv_heads: expected a divisor of {self.num_heads} heads, got {self.num_kv_heads}")
 
@@ -117,13 +146,17 @@ class Architecture:
             num_kv_heads=int(config.get("num_key_value_heads") or heads),
             head_dim=int(config.get("head_dim") or hidden_size // max(heads, 1)),
             vocab_size=int(_required(config, "vocab_size")),
-            tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
+            tie_word_embeddings=bool(config.get("tie_word_embeddings", model_type == "gemma")),
             max_position=int(_required(config, "max_position_embeddings")),
             rope_theta=theta,
             rope_scaling=scaling,
             rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
             qk_norm=model_type == "qwen3",
             attention_bias=model_type == "qwen2",
+            window=_window(model_type, config),
+            activation="gelu_tanh" if model_type == "gemma" else "silu",
+            norm_offset=1.0 if model_type == "gemma" else 0.0,
+            embedding_scale=hidden_size**0.5 if model_type == "gemma" else 1.0,
             dtype=_dtype(config),
         )
 
@@ -162,8 +195,13 @@ def _refuse_unmodelled(model_type: str, config: Mapping[str, Any]) -> None:
         raise ValueError(f"{model_type}: attention_bias (which includes the output projection) is not modelled yet")
     if config.get("mlp_bias"):
         raise ValueError(f"{model_type}: mlp_bias is not modelled yet")
-    if config.get("hidden_act", "silu") != "silu":
-        raise ValueError(f"{model_type}: hidden_act {config['hidden_act']!r} is not modelled yet, only 'silu'")
+    # transformers takes Gemma's "gelu" for the tanh approximation too.
+    known = ("gelu_pytorch_tanh", "gelu") if model_type == "gemma" else ("silu",)
+    for key in ("hidden_act", "hidden_activation"):
+        if (config.get(key) or known[0]) not in known:
+            raise ValueError(f"{model_type}: {key} {config[key]!r} is not modelled yet, only {known[0]!r}")
+    if (config.get("partial_rotary_factor") or 1.0) != 1.0:
+        raise ValueError(f"{model_type}: partial_rotary_factor {config['partial_rotary_factor']} is not modelled yet")
 
 
 def _feature(config: Mapping[str, Any]) -> str | None:
@@ -177,11 +215,29 @@ def _feature(config: Mapping[str, Any]) -> str | None:
     layers = set(config.get("layer_types") or ()) - {"full_attention"}
     if layers - {"sliding_attention", "chunked_attention"}:
         return _HYBRID
-    # Qwen2 has a sliding_window and switches it off by use_sliding_window; Mistral has no such switch.
-    window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
-    if layers or (window and window < config.get("max_position_embeddings", window + 1)):
-        return _WINDOW
-    return None
+    whole = layers == {"sliding_attention"} and set(config["layer_types"]) == layers
+    late = config.get("use_sliding_window") and not config.get("layer_types") and config.get("max_window_layers", 28)
+    return _WINDOW if (layers and not whole) or late else None
+
+
+def _window(model_type: str, config: Mapping[str, Any]) -> int | None:
+    """Mistral's window; Qwen has one only where `use_sliding_window` says so.  None if no position is beyond it."""
+    windowed = bool(config.get("use_sliding_window")) or model_type == "mistral"
+    window = config.get("sliding_window", 4096) if windowed else None  # 4096: transformers' default for both
+    return None if window is None or window >= config.get("max_position_embeddings", window + 1) else int(window)
+
+
+def _check_rope_scaling(scaling: Mapping[str, Any] | None) -> None:
+    if scaling is None:
+        return
+    kind = str(scaling.get("rope_type"))
+    if kind not in _ROPE_KEYS:
+        raise ValueError(f"model: expected rope scaling {', '.join(_ROPE_KEYS)} or none, got {kind!r}")
+    needed, optional = _ROPE_KEYS[kind]
+    if missing := sorted(needed - scaling.keys()):
+        raise ValueError(f"model: rope scaling {kind} misses {', '.join(missing)}")
+    if unknown := sorted(key for key in scaling.keys() - needed - optional - {"rope_type"} if scaling[key] is not None):
+        raise ValueError(f"model: rope scaling {kind}: {', '.join(unknown)} is not modelled yet")
 
 
 def _rope(config: Mapping[str, Any]) -> tuple[float, Mapping[str, Any] | None]:

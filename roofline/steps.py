@@ -101,7 +101,8 @@ def prefill_cost(
     check_arguments(arch, weight_dtype, kv_dtype, gpus, prompt=prompt)
     act = activation_dtype(weight_dtype)
     heads, kv_heads = arch.num_heads // gpus, max(1, arch.num_kv_heads // gpus)
-    pairs = heads * prompt * (prompt + 1) // 2
+    seen = min(prompt, arch.window or prompt)
+    pairs = heads * (seen * (seen + 1) // 2 + (prompt - seen) * seen)
     row = prompt * arch.head_dim * ITEM_BYTES[act]
     cost = _attention(pairs, arch.head_dim, heads * row, 2 * kv_heads * row, act)
     attention = OpCost("flash_attention", arch.num_layers, cost, "attention")
@@ -113,12 +114,13 @@ def decode_cost(
 ) -> list[OpCost]:
     """Ops of one decode step on each of `gpus` GPUs: `batch` sequences of `context` tokens, the new token included.
 
-    Raises `ValueError` as `prefill_cost` does.
+    Of a model with a window, attention reads only its keys.  Raises `ValueError` as `prefill_cost` does.
     """
     check_arguments(arch, weight_dtype, kv_dtype, gpus, batch=batch, context=context)
     act = activation_dtype(weight_dtype)
     heads, kv_heads = arch.num_heads // gpus, max(1, arch.num_kv_heads // gpus)
     q_bytes = batch * heads * arch.head_dim * ITEM_BYTES[act]
+    context = min(context, arch.window or context)
     kv_bytes = batch * context * 2 * kv_heads * arch.head_dim * ITEM_BYTES[kv_dtype]
     table_bytes = batch * (ceil(context / _BLOCK_TOKENS) + 1) * _LENGTH_BYTES
     cost = _attention(batch * heads * context, arch.head_dim, q_bytes, kv_bytes + table_bytes, act)

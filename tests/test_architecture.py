@@ -102,9 +102,17 @@ def test_what_is_not_modelled_is_refused_by_name() -> None:
         ({"model_type": "mamba2"}, "mamba2: a state-space model is not modelled yet"),
         ({"model_type": "jamba"}, "jamba: a hybrid of attention and recurrent layers is not modelled yet"),
         ({"layer_types": ["linear_attention", "full_attention"]}, "llama: a hybrid of attention"),
-        ({"model_type": "gemma2"}, "gemma2: sliding-window attention is not modelled yet"),
-        ({"model_type": "mistral", "sliding_window": 4096}, "mistral: sliding-window attention is not modelled yet"),
-        ({"model_type": "gpt2"}, "model_type: expected one of llama, mistral, qwen2, qwen3, got 'gpt2'"),
+        ({"model_type": "gemma2"}, "gemma2: sliding-window attention in some layers is not modelled yet"),
+        ({"model_type": "qwen2", "use_sliding_window": True}, "qwen2: sliding-window attention in some layers"),
+        ({"layer_types": ["sliding_attention", "full_attention"]}, "llama: sliding-window attention in some layers"),
+        (
+            {"rope_scaling": {"rope_type": "longrope"}},
+            "expected rope scaling linear, llama3, yarn or none, got 'longrope'",
+        ),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "rope scaling yarn misses factor"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0, "mscale": 2.0}}, "rope scaling yarn: mscale is not modelled"),
+        ({"partial_rotary_factor": 0.5}, "llama: partial_rotary_factor 0.5 is not modelled yet"),
+        ({"model_type": "gpt2"}, "model_type: expected one of llama, mistral, qwen2, qwen3, gemma, got 'gpt2'"),
         ({"model_type": ...}, "model_type: expected one of .*, got ''"),
         ({"hidden_act": "gelu"}, "llama: hidden_act 'gelu' is not modelled yet"),
         ({"attention_bias": True}, "llama: attention_bias"),
@@ -118,8 +126,16 @@ def test_what_is_not_modelled_is_refused_by_name() -> None:
             Architecture.from_config(llama_config(**changes))
 
 
-def test_mistral_without_a_window_is_known() -> None:
-    assert Architecture.from_config(llama_config(model_type="mistral", sliding_window=None)).num_kv_heads == 8
+def test_windows_are_those_of_transformers() -> None:
+    for changes, window in [
+        ({"model_type": "mistral", "sliding_window": None}, None),
+        ({"model_type": "mistral", "sliding_window": 512}, 512),
+        ({"model_type": "mistral"}, 4096),
+        ({"model_type": "mistral", "sliding_window": 131072}, None),
+        ({"model_type": "qwen2", "sliding_window": 512}, None),
+        ({"model_type": "qwen2", "sliding_window": 512, "use_sliding_window": True, "max_window_layers": 0}, 512),
+    ]:
+        assert Architecture.from_config(llama_config(**changes)).window == window, changes
 
 
 def test_an_unknown_model_lists_the_presets() -> None:

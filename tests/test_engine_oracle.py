@@ -18,6 +18,7 @@ from rooflab.engine import llm as engine
 from rooflab.engine.llm import LLM, SamplingParams
 from rooflab.engine.model_files import fetch
 from rooflab.engine.weights import dummy_tensors
+from rooflab.reference import llama
 from rooflab.roofline.architecture import Architecture
 
 ROOT = Path(__file__).parent.parent
@@ -111,7 +112,7 @@ def compare(prompts, expected, logits, tolerance=1e-3):
 def with_norms(arch, seed=0):
     """Random weights, of norms too."""
     for name, tensor in dummy_tensors(arch, seed):
-        yield name, tensor * torch.rand(tensor.shape).add(0.5) if name.endswith("norm.weight") else tensor
+        yield name, tensor + torch.rand(tensor.shape).sub(0.5) if name.endswith("norm.weight") else tensor
 
 
 STRETCHED = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -125,6 +126,10 @@ STRETCHED["original_max_position_embeddings"] = 64
         {"tie_word_embeddings": False},
         {"model_type": "qwen2"},
         {"model_type": "qwen3", "head_dim": 64},
+        {"model_type": "mistral", "sliding_window": 20, "tie_word_embeddings": False},
+        {"model_type": "gemma", "head_dim": 64, "hidden_act": "gelu_pytorch_tanh"},
+        {"rope_scaling": {"rope_type": "linear", "factor": 3.0}},
+        {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}},
     ],
     ids=str,
 )
@@ -141,6 +146,9 @@ def test_small_models(tmp_path, monkeypatch, changes):
     model.tie_weights()
     prompts = [[(7 * i + 13 * j) % 1024 for j in range(length)] for i, length in enumerate((1, 15, 16, 17, 31, 100))]
     answers = continuations_and_logits(model, prompts, 6)
+    whole = [[*prompt, *tokens[:-1]] for prompt, (tokens, _) in zip(prompts, answers, strict=True)]
+    compare(prompts, answers, [llama.logits(llm.arch, weights, ids)[-6:] for ids in whole], 1e-4)
+    assert llama.generate(llm.arch, weights, prompts[1], 6) == answers[1][0]
     tokens = [tokens for tokens, _ in answers]
     assert float(answers[0][1].std()) > 0.1
     compare(prompts, answers, teacher_forced(llm, prompts, tokens), 1e-4)

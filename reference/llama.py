@@ -1,0 +1,110 @@
+"""A whole model of the Llama family, from prompt to token: plain torch in fp32, without a KV cache.
+
+It is what the engine computes, to be read in one sitting, and the engine's tests compare with it.  After Touvron et
+al., "LLaMA", 2023: RMSNorm (Zhang and Sennrich, 2019), rotary positions (Su et al., "RoFormer", 2021), grouped-query
+attention (Ainslie et al., 2023) and SwiGLU (Shazeer, 2020); with Mistral's window, Qwen's biases and head norms, and
+Gemma's 1 + weight and GeGLU.  T: tokens, H: hidden size, D: head size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import gelu, linear, silu
+
+from rooflab.roofline.architecture import Architecture
+
+Tensors = Mapping[str, Tensor]
+"""Parameters by their Hugging Face names; matrices are (out_features, in_features)."""
+
+
+def generate(arch: Architecture, tensors: Tensors, prompt: Sequence[int], new_tokens: int) -> list[int]:
+    """The `new_tokens` likeliest next tokens, one after another."""
+    tokens = list(prompt)
+    for _ in range(new_tokens):
+        tokens.append(int(logits(arch, tensors, tokens)[-1].argmax()))
+    return tokens[len(prompt) :]
+
+
+def logits(arch: Architecture, tensors: Tensors, tokens: Sequence[int]) -> Tensor:
+    """The scores of every next token, (T, vocabulary), after each token."""
+    embedding = tensors["model.embed_tokens.weight"].float()
+    x = embedding[torch.tensor(tokens)] * arch.embedding_scale  # (T, H)
+    cos, sin = rotation(arch, len(tokens))
+    for index in range(arch.num_layers):
+        prefix = f"model.layers.{index}."
+        layer = {name.removeprefix(prefix): one.float() for name, one in tensors.items() if name.startswith(prefix)}
+        x = x + attention(arch, layer, norm(arch, x, layer["input_layernorm.weight"]), cos, sin)
+        x = x + mlp(arch, layer, norm(arch, x, layer["post_attention_layernorm.weight"]))
+    x = norm(arch, x, tensors["model.norm.weight"].float())
+    return linear(x, embedding if arch.tie_word_embeddings else tensors["lm_head.weight"].float())
+
+
+def norm(arch: Architecture, x: Tensor, weight: Tensor) -> Tensor:
+    """x over its root mean square in the last dimension, times the weight."""
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + arch.rms_norm_eps) * (weight + arch.norm_offset)
+
+
+def mlp(arch: Architecture, layer: Tensors, x: Tensor) -> Tensor:
+    """(T, H) to (T, H)."""
+    gate, up = linear(x, layer["mlp.gate_proj.weight"]), linear(x, layer["mlp.up_proj.weight"])
+    active = silu(gate) if arch.activation == "silu" else gelu(gate, approximate="tanh")
+    return linear(active * up, layer["mlp.down_proj.weight"])
+
+
+def attention(arch: Architecture, layer: Tensors, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """(T, H) to (T, H): each query sees itself and the keys before it, in the window if there is one."""
+    T, D = len(x), arch.head_dim
+
+    def heads(name: str) -> Tensor:
+        bias = layer.get(f"self_attn.{name}_proj.bias")
+        return linear(x, layer[f"self_attn.{name}_proj.weight"], bias).view(T, -1, D).transpose(0, 1)  # (heads, T, D)
+
+    q, k, v = heads("q"), heads("k"), heads("v")
+    if arch.qk_norm:
+        q, k = norm(arch, q, layer["self_attn.q_norm.weight"]), norm(arch, k, layer["self_attn.k_norm.weight"])
+    q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+    k, v = (one.repeat_interleave(arch.num_heads // arch.num_kv_heads, dim=0) for one in (k, v))
+    behind = torch.arange(T)[:, None] - torch.arange(T)  # how far a key lies behind the query
+    hidden = (behind < 0) | (behind >= (arch.window or T))
+    weights = (q @ k.mT / math.sqrt(D)).masked_fill(hidden, -math.inf).softmax(dim=-1)  # (heads, T, T)
+    return linear((weights @ v).transpose(0, 1).reshape(T, -1), layer["self_attn.o_proj.weight"])
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turns each pair (x[i], x[i + D/2]) of a head by its token's angle."""
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+def rotation(arch: Architecture, T: int) -> tuple[Tensor, Tensor]:
+    """cos and sin (T, D / 2) of the angles position * frequency, the frequencies scaled as the model says.
+
+    `linear`: Chen et al., 2023; `llama3`: Meta's reference for Llama 3.1; `yarn`: Peng et al., 2023.
+    """
+    D, scaling = arch.head_dim, arch.rope_scaling or {"rope_type": "default", "factor": 1.0}
+    pairs = torch.arange(0, D, 2, dtype=torch.float64)
+    fast = arch.rope_theta ** (-pairs / D)
+    slow, kind, size = fast / scaling["factor"], scaling["rope_type"], 1.0
+    if kind in ("default", "linear"):
+        keep = torch.zeros_like(fast)
+    elif kind == "llama3":
+        turns = fast * scaling["original_max_position_embeddings"] / math.tau
+        low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+        keep = ((turns - low) / (high - low)).clamp(0, 1)
+    else:
+        length = scaling.get("original_max_position_embeddings") or arch.max_position
+
+        def pair_of(turns: float) -> float:
+            """The pair that turns so often in the length that the model was trained on."""
+            return D * math.log(length / (turns * math.tau)) / (2 * math.log(arch.rope_theta))
+
+        first = max(math.floor(pair_of(scaling.get("beta_fast") or 32)), 0)
+        last = min(math.ceil(pair_of(scaling.get("beta_slow") or 1)), D - 1)
+        keep = 1 - ((pairs / 2 - first) / max(last - first, 1e-3)).clamp(0, 1)
+        size = scaling.get("attention_factor") or max(0.1 * math.log(scaling["factor"]) + 1, 1.0)
+    angles = torch.arange(T, dtype=torch.float64)[:, None] * (keep * fast + (1 - keep) * slow)
+    return (angles.cos() * size).float(), (angles.sin() * size).float()
