@@ -1,40 +1,117 @@
-"""Which sequence holds which pages of the KV cache."""
+"""Which sequence holds which pages of the KV cache, and which pages can serve another sequence again."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Iterable
+
 from rooflab.engine.sequence import Sequence
+
+Key = tuple[int, tuple[int, ...]]
+"""A full page by what it holds: the content before it, and its tokens.  A dictionary compares both whole."""
 
 
 class BlockManager:
-    """Allocates the pages of a paged KV cache (Kwon et al., "PagedAttention", SOSP 2023).
+    """Allocates the pages of a paged KV cache (Kwon et al., "PagedAttention", SOSP 2023), with prefix caching.
 
-    Every page is either free or in exactly one sequence's `block_ids`.
+    A page is free, or cached (no sequence holds it, and its content may be used again), or held by one sequence or
+    more.  A full page is published once it is computed: its content gets a number, and its key is the number of the
+    content before it with its tokens.  So one lookup per page finds the longest prefix that is there, and two prefixes
+    are never confused: no hash stands for them.  The page that was not used for longest is given away first, and a
+    prefix loses its last page before its first.
     """
 
-    def __init__(self, num_blocks: int, block_size: int):
+    def __init__(self, num_blocks: int, block_size: int, prefix_caching: bool = True):
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.prefix_caching = prefix_caching
+        self.released = 0
+        """How often pages were released; while it stays, what did not fit does not fit."""
         self._free = list(range(num_blocks - 1, -1, -1))
+        self._cached: OrderedDict[int, None] = OrderedDict()
+        self._holders = [0] * num_blocks
+        self._published: dict[Key, tuple[int, int]] = {}
+        """The number of a content, and the page that has it."""
+        self._key_of: dict[int, Key] = {}
+        self._contents = 0
 
     @property
     def num_free(self) -> int:
         """How many pages no sequence holds."""
-        return len(self._free)
+        return len(self._free) + len(self._cached)
 
     def blocks_for(self, num_tokens: int) -> int:
         """How many pages hold `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
 
+    def reuse(self, sequence: Sequence) -> None:
+        """Gives `sequence`, which has no pages, the published ones of its prefix; its last token is never in them, so
+        that a step computes at least one."""
+        if not self.prefix_caching:
+            return
+        size, content = self.block_size, 0
+        for start in range(0, (len(sequence) - 1) // size * size, size):
+            found = self._published.get((content, tuple(sequence.token_ids[start : start + size])))
+            if found is None:
+                break
+            content, block = found
+            self._cached.pop(block, None)
+            self._holders[block] += 1
+            sequence.block_ids.append(block)
+            sequence.contents.append(content)
+        sequence.num_computed = len(sequence.block_ids) * size
+
     def grow(self, sequence: Sequence, num_tokens: int) -> bool:
         """Gives `sequence` enough pages for `num_tokens` tokens; if too few are free, gives none and returns False."""
         missing = -(-num_tokens // self.block_size) - len(sequence.block_ids)
-        if missing > len(self._free):
+        if missing > self.num_free:
             return False
         for _ in range(missing):
-            sequence.block_ids.append(self._free.pop())
+            if self._free:
+                block = self._free.pop()
+            else:
+                block, _ = self._cached.popitem(last=False)
+                del self._published[self._key_of.pop(block)]
+            self._holders[block] = 1
+            sequence.block_ids.append(block)
         return True
 
+    def publish(self, sequence: Sequence, num_computed: int) -> None:
+        """Lets other sequences use the full pages among the first `num_computed` tokens, whose keys and values are
+        written.  Of two pages with one content the first stays published."""
+        if not self.prefix_caching:
+            return
+        size, contents = self.block_size, sequence.contents
+        for index in range(len(contents), num_computed // size):
+            tokens = tuple(sequence.token_ids[index * size : (index + 1) * size])
+            key = (contents[-1] if contents else 0, tokens)
+            found = self._published.get(key)
+            if found is None:
+                self._contents += 1
+                found = self._published[key] = (self._contents, sequence.block_ids[index])
+                self._key_of[found[1]] = key
+            contents.append(found[0])
+
     def release(self, sequence: Sequence) -> None:
-        """Frees all pages of `sequence`."""
-        self._free.extend(reversed(sequence.block_ids))
-        sequence.block_ids = []
+        """Takes all pages from `sequence`; those that no other sequence holds are cached or free."""
+        for block in reversed(sequence.block_ids):
+            self._holders[block] -= 1
+            if self._holders[block]:
+                continue
+            if block in self._key_of:
+                self._cached[block] = None
+            else:
+                self._free.append(block)
+        sequence.block_ids, sequence.contents, sequence.num_computed = [], [], 0
+        self.released += 1
+
+    def check(self, sequences: Iterable[Sequence]) -> None:
+        """Raises `AssertionError` unless free, cached and held pages are all pages, and are held by `sequences`."""
+        held = [0] * self.num_blocks
+        for sequence in sequences:
+            for block in sequence.block_ids:
+                held[block] += 1
+        assert held == self._holders, "pages are held by sequences that are not there, or not held by those that are"
+        unheld = [block for block, holders in enumerate(held) if not holders]
+        assert sorted([*self._free, *self._cached]) == unheld, "a page is lost, or free and held"
+        assert set(self._cached) <= self._key_of.keys() and len(self._published) == len(self._key_of)

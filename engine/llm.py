@@ -56,6 +56,10 @@ class LLM:
         block_size: int = 16,
         max_num_seqs: int = 256,
         max_num_batched_tokens: int = 8192,
+        prefill_chunk: int | None = None,
+        prefix_caching: bool = True,
+        chunked_prefill: bool = True,
+        continuous_batching: bool = True,
         max_model_len: int | None = None,
         num_kv_blocks: int | None = None,
         seed: int = 0,
@@ -69,11 +73,16 @@ class LLM:
             "max_num_seqs": max_num_seqs,
             "max_num_batched_tokens": max_num_batched_tokens,
         }
-        optional = {"num_kv_blocks": num_kv_blocks, "max_model_len": max_model_len}
+        optional = {"num_kv_blocks": num_kv_blocks, "max_model_len": max_model_len, "prefill_chunk": prefill_chunk}
         for name, value in (sizes | {name: value for name, value in optional.items() if value is not None}).items():
             least = 2 if name == "max_model_len" else 1  # a token of the prompt, and one after it
             if value < least:
                 raise ValueError(f"{name}: expected at least {least}, got {value}")
+        if max_num_batched_tokens < max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens: expected at least max_num_seqs, which is {max_num_seqs}, for a step has a "
+                f"token of each sequence; got {max_num_batched_tokens}"
+            )
         self.device = _device(device)
         pin_matmul_precision()
         self.dtype = _dtype(dtype, self.device)
@@ -98,13 +107,26 @@ class LLM:
             network = Model(self.arch, weights, self.ops, self.max_model_len)
             blocks = kv_cache_blocks(limits, num_kv_blocks)
             self.runner = ModelRunner(network, self.ops, blocks, block_size, max_num_seqs, self.max_model_len)
-        self.scheduler = Scheduler(BlockManager(blocks, block_size), max_num_seqs, max_num_batched_tokens)
+        self.scheduler = Scheduler(
+            BlockManager(blocks, block_size, prefix_caching),
+            max_num_seqs,
+            max_num_batched_tokens,
+            prefill_chunk,
+            chunked_prefill,
+            continuous_batching,
+        )
         self._seed = seed
         self._next_id = 0
 
-    def add_request(self, prompt: Prompt, params: SamplingParams | None = None, arrival_s: float | None = None) -> int:
-        """Queues a prompt and returns its request id.  Raises `ValueError` if the engine cannot serve it."""
+    def add_request(
+        self, prompt: Prompt, params: SamplingParams | None = None, arrival_s: float | None = None, priority: int = 0
+    ) -> int:
+        """Queues a prompt and returns its request id; the smallest `priority` comes first, then the first to arrive.
+
+        Raises `ValueError` if the engine cannot serve it.
+        """
         sequence = self._sequence(prompt, params or SamplingParams(), arrival_s)
+        sequence.priority = priority
         self.scheduler.submit(sequence)
         return sequence.request_id
 
@@ -140,7 +162,8 @@ class LLM:
 
     @torch.inference_mode()
     def step(self) -> list[EngineSequence]:
-        """Runs one step and returns the sequences that got a token; an empty list if no request is queued."""
+        """Runs one step and returns the sequences that got a token: none if no request is queued, or if the step
+        computed only a part of a prompt."""
         if not self.scheduler.has_work:
             return []
         try:
@@ -155,9 +178,13 @@ class LLM:
     def _step(self) -> list[EngineSequence]:
         step = self.scheduler.schedule()
         sequences, tokens = self.runner.run(step)
-        sequences = list(sequences)
+        for chunk in step.chunks:
+            self.scheduler.computed(chunk)
+        blocks = self.scheduler.blocks
         for sequence, token in zip(sequences, tokens, strict=True):
             sequence.append(token)
+            if len(sequence.token_ids) % blocks.block_size == 1 % blocks.block_size:
+                blocks.publish(sequence, len(sequence.token_ids) - 1)
             if sequence.finish_reason is None and sequence.row < 0:
                 self.runner.join(sequence)
         ended = [sequence for sequence in sequences if sequence.finish_reason is not None]

@@ -23,8 +23,21 @@ class KVCache:
 
 
 @dataclass(frozen=True, slots=True)
+class Chunks:
+    """The prompts' part of a step: the tokens after the decoding ones, chunk by chunk."""
+
+    cu_seqlens: torch.Tensor
+    """(num_chunks + 1,) int32: where each chunk begins among them, and where the last ends."""
+    longest: int
+    """Tokens of the longest chunk."""
+    history: tuple[torch.Tensor, torch.Tensor] | None
+    """block_table (num_chunks, max_blocks) and seq_lens (num_chunks,), both int32, of all up to the chunks' ends;
+    None if all chunks begin at 0, so that no key is in the cache alone."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepInput:
-    """The tensors of one step over T tokens."""
+    """The tensors of one step over T tokens: one of each decoding sequence, then the chunks of prompts."""
 
     token_ids: torch.Tensor
     """(T,) int64."""
@@ -32,12 +45,13 @@ class StepInput:
     """(T,) int64."""
     slot_mapping: torch.Tensor
     """(T,) int64: the cache slot of each token's key and value."""
-    prompt_ends: tuple[int, ...] | None = None
-    """In prefill, the end of each prompt in the flat tokens; None in decode."""
-    block_table: torch.Tensor | None = None
-    """In decode, (T, max_blocks) int32."""
-    seq_lens: torch.Tensor | None = None
-    """In decode, (T,) int32."""
+    block_table: torch.Tensor
+    """(num_decodes, max_blocks) int32."""
+    seq_lens: torch.Tensor
+    """(num_decodes,) int32: with the token that the step computes."""
+    chunks: Chunks | None = None
+    drawn: torch.Tensor | None = None
+    """(num_drawn,) int64: the tokens whose next token is drawn; None if all are."""
 
 
 class Model:
@@ -63,7 +77,7 @@ class Model:
         self.lm_head = ops.prepare(weights.lm_head)
 
     def forward(self, step: StepInput, cache: KVCache, ops: Any) -> torch.Tensor:
-        """Logits (num_sequences, vocab_size) of each prompt's last token in prefill, or of every token in decode."""
+        """Logits (num_drawn, vocab_size) of the tokens whose next token is drawn."""
         eps = self.arch.rms_norm_eps
         x = ops.embedding(step.token_ids, self.embedding)  # (T, H)
         if self.embedding_scale != 1:
@@ -79,9 +93,8 @@ class Model:
             gate_up = ops.gemm(x, layer.gate_up)
             active = ops.silu_and_mul(gate_up) if self.arch.activation == "silu" else gelu_and_mul(gate_up)
             x = ops.gemm(active, layer.down)
-        if step.prompt_ends is not None:
-            last = torch.tensor(step.prompt_ends, device=x.device) - 1
-            x, residual = x[last], residual[last]
+        if step.drawn is not None:
+            x, residual = x[step.drawn], residual[step.drawn]
         x, _ = ops.fused_add_rmsnorm(x, residual, self.norm, eps)
         logits: torch.Tensor = ops.gemm(x, self.lm_head)
         return logits
@@ -98,15 +111,20 @@ class Model:
             k = ops.rmsnorm(k.reshape(-1, D), layer.k_norm, arch.rms_norm_eps).view(k.shape)
         q, k = ops.rope(q, k, self.cos, self.sin, step.positions)
         ops.kv_cache_write(k, v, k_cache, v_cache, step.slot_mapping)
-        if step.prompt_ends is None:
-            out = ops.paged_attention(q, k_cache, v_cache, step.block_table, step.seq_lens, **self._window)
-        else:
-            parts, start = [], 0
-            for end in step.prompt_ends:
-                q_, k_, v_ = (tensor[None, start:end] for tensor in (q, k, v))
-                parts.append(ops.flash_attention(q_, k_, v_, True, **self._window)[0])
-                start = end
-            out = parts[0] if len(parts) == 1 else torch.cat(parts)
+        parts = []
+        n = len(step.seq_lens)
+        if n:
+            pages = (k_cache, v_cache, step.block_table, step.seq_lens)
+            parts.append(ops.decode_attention(q[:n], *pages, **self._window))
+        if (chunks := step.chunks) is not None:
+            cu, longest = chunks.cu_seqlens, chunks.longest
+            if chunks.history is None:
+                fresh = (q[n:], k[n:], v[n:], cu, cu, longest, longest)
+                parts.append(ops.flash_attention_varlen(*fresh, causal=True, **self._window))
+            else:
+                pages = (k_cache, v_cache, *chunks.history)
+                parts.append(ops.paged_attention(q[n:], *pages, cu_seqlens_q=cu, **self._window))
+        out = parts[0] if len(parts) == 1 else torch.cat(parts)
         projected: torch.Tensor = ops.gemm(out.reshape(T, -1), layer.o)
         return projected
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
 import torch
 
 from rooflab.engine.batch import DecodeBatch
-from rooflab.engine.model import KVCache, Model, StepInput
+from rooflab.engine.model import Chunks, KVCache, Model, StepInput
 from rooflab.engine.ops import OpSet
-from rooflab.engine.scheduler import Step
+from rooflab.engine.scheduler import Chunk, Step
 from rooflab.engine.sequence import Sequence
 
 
@@ -36,60 +37,74 @@ class ModelRunner:
         self._sampling: SamplingTensors | None = None
 
     def run(self, step: Step) -> tuple[list[Sequence], list[int]]:
-        """Runs `step` and returns the sequences it sampled for and their new tokens, in the same order."""
+        """Runs `step` and returns the sequences it drew for and their new tokens, in the same order."""
         for sequence in step.preempted:
             self.leave(sequence)
-        if step.phase == "prefill":
-            logits = self.prefill_logits(step.sequences)
-            tokens = SamplingTensors(step.sequences, self.device).sample(
-                self.ops.step("prefill", sum(map(len, step.sequences))).sample,
-                logits,
-                np.array([len(sequence) for sequence in step.sequences]),
-            )
-            return step.sequences, tokens.tolist()
-        return self.batch.rows, self._decode()
+        assert len(self.batch) == step.num_decodes, "the batch has the sequences that the scheduler decodes"
+        logits = self.logits(step)
+        ended = [chunk.sequence for chunk in step.chunks if chunk.last]
+        sequences = [*self.batch.rows, *ended]
+        if not sequences:
+            return [], []
+        if step.chunks or self._sampling is None:
+            sampling = SamplingTensors(sequences, self.device)
+            self._sampling = None if step.chunks else sampling
+        else:
+            sampling = self._sampling
+        lengths = self.batch.seq_lens[: len(self.batch)]
+        if ended:
+            lengths = np.append(lengths, np.array([len(sequence) for sequence in ended], np.int32))
+        ids = sampling.sample(self._ops(step).sample, logits, lengths).cpu().numpy()
+        self.batch.advance(ids[: len(self.batch)])
+        return sequences, ids.tolist()
 
-    def prefill_logits(self, sequences: list[Sequence]) -> torch.Tensor:
-        """Logits of each sequence's last token, (num_sequences, vocab_size); writes their KV pages."""
-        tokens = np.concatenate([np.asarray(sequence.token_ids, np.int64) for sequence in sequences])
-        positions = np.concatenate([np.arange(len(sequence)) for sequence in sequences])
-        size = self.block_size
-        slots = []
-        for sequence in sequences:
-            index = np.arange(len(sequence))
-            slots.append(np.asarray(sequence.block_ids, np.int64)[index // size] * size + index % size)
-        ends = tuple(int(end) for end in np.cumsum([len(sequence) for sequence in sequences]))
-        step = StepInput(self._to(tokens), self._to(positions), self._to(np.concatenate(slots)), prompt_ends=ends)
-        return self.model.forward(step, self.cache, self.ops.step("prefill", len(tokens)))
+    def logits(self, step: Step) -> torch.Tensor:
+        """Logits (num_drawn, vocab_size) of the tokens whose next token is drawn; writes keys and values of all."""
+        return self.model.forward(self.inputs(step), self.cache, self._ops(step))
 
-    def decode_inputs(self) -> StepInput:
-        """The tensors of a decode step over every row of the batch."""
+    def _ops(self, step: Step) -> SimpleNamespace:
+        return self.ops.step(step.num_decodes, sum(chunk.end - chunk.start for chunk in step.chunks))
+
+    def inputs(self, step: Step) -> StepInput:
+        """The tensors of a step over every row of the batch and the chunks of prompts."""
         batch = self.batch
         batch.prepare()
         n = len(batch)
         # Only the columns in use: a kernel that gathers pages pays for the table's width.
-        width = int(batch.num_blocks[:n].max())
-        return StepInput(
-            self._to(batch.token_ids[:n]),
-            self._to(batch.positions[:n]),
-            self._to(batch.slot_mapping[:n]),
-            block_table=self._to(batch.block_table[:n, :width]),
-            seq_lens=self._to(batch.seq_lens[:n]),
-        )
+        width = int(batch.num_blocks[:n].max()) if n else 0
+        table, lens = self._to(batch.block_table[:n, :width]), self._to(batch.seq_lens[:n])
+        flat = (batch.token_ids[:n], batch.positions[:n], batch.slot_mapping[:n])
+        if not step.chunks:
+            tokens, positions, slots = map(self._to, flat)
+            return StepInput(tokens, positions, slots, table, lens)
+        each = zip(flat, *map(self._flat, step.chunks), strict=True)
+        tokens, positions, slots = (self._to(np.concatenate(parts)) for parts in each)
+        lengths = np.array([chunk.end - chunk.start for chunk in step.chunks])
+        bounds = np.concatenate([[0], np.cumsum(lengths)])
+        history = None
+        if any(chunk.start for chunk in step.chunks):
+            pages = [self.blocks_for(chunk.end) for chunk in step.chunks]
+            tables = np.full((len(pages), max(pages)), -1, np.int32)
+            for row, (chunk, count) in enumerate(zip(step.chunks, pages, strict=True)):
+                tables[row, :count] = chunk.sequence.block_ids[:count]
+            history = (self._to(tables), self._to(np.array([chunk.end for chunk in step.chunks], np.int32)))
+        chunks = Chunks(self._to(bounds.astype(np.int32)), int(lengths.max()), history)
+        last = [n + bound - 1 for bound, chunk in zip(bounds[1:], step.chunks, strict=True) if chunk.last]
+        drawn = self._to(np.concatenate([np.arange(n), np.array(last, np.int64)]))
+        return StepInput(tokens, positions, slots, table, lens, chunks, drawn)
 
-    def decode_logits(self) -> torch.Tensor:
-        """Logits of every row's next token, (rows, vocab_size)."""
-        return self.model.forward(self.decode_inputs(), self.cache, self.ops.step("decode", len(self.batch)))
+    def _flat(self, chunk: Chunk) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Tokens, positions and cache slots of a chunk."""
+        sequence, size = chunk.sequence, self.block_size
+        index = np.arange(chunk.start, chunk.end)
+        first = chunk.start // size
+        pages = np.asarray(sequence.block_ids[first : self.blocks_for(chunk.end)], np.int64)
+        tokens = np.asarray(sequence.token_ids[chunk.start : chunk.end], np.int64)
+        return tokens, index, pages[index // size - first] * size + index % size
 
-    def _decode(self) -> list[int]:
-        logits = self.decode_logits()
-        if self._sampling is None:
-            self._sampling = SamplingTensors(self.batch.rows, self.device)
-        positions = self.batch.seq_lens[: len(self.batch)]
-        tokens = self._sampling.sample(self.ops.step("decode", len(self.batch)).sample, logits, positions)
-        ids = tokens.cpu().numpy()
-        self.batch.advance(ids)
-        return list(ids.tolist())
+    def blocks_for(self, num_tokens: int) -> int:
+        """How many pages hold `num_tokens` tokens."""
+        return -(-num_tokens // self.block_size)
 
     def join(self, sequence: Sequence) -> None:
         """Adds a prefilled sequence to the decode batch."""

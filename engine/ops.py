@@ -21,12 +21,12 @@ OPS = (
     "gemm",
     "rope",
     "kv_cache_write",
-    "flash_attention",
+    "flash_attention_varlen",
     "paged_attention",
     "silu_and_mul",
     "sample",
 )
-_PHASE_OF = {"flash_attention": "prefill", "paged_attention": "decode"}
+_PHASE_OF = {"flash_attention_varlen": "prefill"}
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,11 @@ class Limits:
 
 
 class OpSet:
-    """The kernel of each op in each bucket.  `step` returns the functions of one step, without any choice."""
+    """The kernel of each op in each bucket.  `step` returns the functions of one step, without any choice.
+
+    A step with prompts takes its kernels from the bucket of all its rows, and `decode_attention` from the bucket of its
+    decoding rows: there `paged_attention` has one query per sequence, and in the prompts' buckets several.
+    """
 
     def __init__(self, choices: Iterable[Choice]):
         self.choices = list(choices)
@@ -62,9 +66,12 @@ class OpSet:
         self._steps = {bucket: SimpleNamespace(**functions) for bucket, functions in table.items()}
         self._prepare = _common_prepare([choice.kernel for choice in self.choices if choice.op == "gemm"])
 
-    def step(self, phase: Phase, rows: int) -> SimpleNamespace:
-        """The ops of a step of `rows` tokens, as functions by name."""
-        return self._steps[bucket_of(phase, rows)]
+    def step(self, num_decodes: int, num_prompt_tokens: int = 0) -> SimpleNamespace:
+        """The ops of a step, as functions by name."""
+        decode = bucket_of("decode", max(num_decodes, 1))
+        bucket = bucket_of("prefill", num_decodes + num_prompt_tokens) if num_prompt_tokens else decode
+        attention = {"decode_attention": self._steps[decode].paged_attention}
+        return SimpleNamespace(**{**vars(self._steps[bucket]), **attention})
 
     def prepare(self, weight: torch.Tensor) -> Any:
         """`weight` (out, in) as the `b` argument of this set's gemm: packed, or the transposed view."""
@@ -112,9 +119,10 @@ def _choose(
     op: str, bucket: str, phase: Phase, rows: tuple[int, ...], limits: Limits, swap: str | None, interpret: bool
 ) -> Choice:
     reasons: list[str] = []
-    for kernel, why in (
-        [(registry.get_kernel(op, swap), "asked for")] if swap else candidates(op, bucket, limits.device)
-    ):
+    wanted = [(registry.get_kernel(op, swap), "asked for")] if swap else []
+    # A kernel may serve decoding rows and not chunks of prompts: one that is asked for need not serve both.
+    others = [] if swap and (op, phase) != ("paged_attention", "prefill") else candidates(op, bucket, limits.device)
+    for kernel, why in [*wanted, *others]:
         reason = _why_not(kernel, phase, rows, limits, interpret)
         if reason is None:
             return Choice(op, bucket, kernel, "; ".join([why, *reasons]))
@@ -191,14 +199,24 @@ def probes(op: str, phase: Phase, M: int, limits: Limits) -> list[dict[str, Any]
         "fused_add_rmsnorm": {"x": empty(M, H), "residual": empty(M, H), "weight": empty(H), "eps": arch.rms_norm_eps},
         "rope": {"q": q, "k": k, "cos": table, "sin": table, "positions": ids, "interleaved": False},
         "kv_cache_write": {"k": k, "v": k, "k_cache": cache, "v_cache": cache, "slot_mapping": ids},
-        "flash_attention": {"q": q[None], "k": k[None], "v": k[None], "causal": True, "softmax_scale": None, **window},
+        "flash_attention_varlen": {
+            "q": q,
+            "k": k,
+            "v": k,
+            **{f"cu_seqlens_{name}": torch.tensor([0, M], dtype=torch.int32) for name in "qk"},
+            **{f"max_seqlen_{name}": M for name in "qk"},
+            "causal": True,
+            "softmax_scale": None,
+            **window,
+        },
         "paged_attention": {
             "q": q,
             "k_cache": cache,
             "v_cache": cache,
-            "block_table": torch.zeros(M, max_blocks, dtype=torch.int32),
-            "seq_lens": torch.ones(M, dtype=torch.int32),
+            "block_table": torch.zeros(M if phase == "decode" else 1, max_blocks, dtype=torch.int32),
+            "seq_lens": torch.ones(M if phase == "decode" else 1, dtype=torch.int32),
             "softmax_scale": None,
+            **({} if phase == "decode" else {"cu_seqlens_q": torch.tensor([0, M], dtype=torch.int32)}),
             **window,
         },
         "silu_and_mul": {"x": empty(M, 2 * arch.intermediate_size)},

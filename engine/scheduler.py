@@ -1,38 +1,73 @@
-"""Which sequences run in the next step."""
+"""Which sequences run in the next step, and how many tokens of each prompt."""
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import insort
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from rooflab.engine.block_manager import BlockManager
 from rooflab.engine.sequence import Sequence
-from rooflab.kernels.choices import Phase
+
+
+class Chunk(NamedTuple):
+    """Tokens of a prompt that one step computes."""
+
+    sequence: Sequence
+    start: int
+    end: int
+
+    @property
+    def last(self) -> bool:
+        """Whether the step draws the sequence's next token."""
+        return self.end == len(self.sequence)
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The work of one step: whole prompts, or one token of every running sequence."""
+    """The work of one step: a token of every decoding sequence, and chunks of prompts."""
 
-    phase: Phase
-    sequences: list[Sequence]
+    num_decodes: int
+    chunks: list[Chunk]
     preempted: list[Sequence] = field(default_factory=list)
     """Sequences that lost their pages in this step and wait again."""
 
 
 class Scheduler:
-    """First come, first served: prompts run as soon as they fit; otherwise every running sequence gets one token.
+    """One budget of tokens per step: first a token of every decoding sequence, then prompts, in chunks that fit.
 
-    If the pages run out, the newest sequence loses its pages, and its prompt and output are prefilled again later
-    (recomputation, as in vLLM). `check` refuses a sequence that does not fit the whole pool, so the oldest always ends.
+    Prompts come in the order of their priority (smaller first) and arrival, and none overtakes the first, which is
+    admitted when all its pages are there.  If the pages run out, the last sequence of that order loses its pages, and
+    its prompt and output are computed again later (recomputation, as in vLLM).  `check` refuses a sequence that does
+    not fit the whole pool, so the first always ends.
+
+    `prefill_chunk` limits the prompt tokens of a step.  Without `chunked` each prompt runs whole, and one that is
+    longer than what the budget leaves runs as the only prompt.  Without `continuous` no prompt is admitted before all
+    running sequences have ended (static batches).
     """
 
-    def __init__(self, blocks: BlockManager, max_num_seqs: int, max_num_batched_tokens: int):
+    def __init__(
+        self,
+        blocks: BlockManager,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        prefill_chunk: int | None = None,
+        chunked: bool = True,
+        continuous: bool = True,
+    ):
         self.blocks = blocks
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
-        self.waiting: deque[Sequence] = deque()
+        self.prefill_chunk = prefill_chunk or max_num_batched_tokens
+        self.chunked = chunked
+        self.continuous = continuous
+        self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
+        """In the order of their admission."""
+        self.prefilling: list[Sequence] = []
+        """Those of `running` whose prompt is not computed yet."""
+        self._too_large: tuple[Sequence, int] | None = None
+        """The first waiting prompt and the number of releases at which it did not fit: it is tried after the next."""
 
     @property
     def has_work(self) -> bool:
@@ -51,38 +86,44 @@ class Scheduler:
 
     def submit(self, sequence: Sequence) -> None:
         """Queues a sequence that passed `check`."""
-        self.waiting.append(sequence)
+        insort(self.waiting, sequence, key=_order)
 
     def schedule(self) -> Step:
         """The next step; its sequences have all pages that the step writes.  Call it only while `has_work`."""
-        admitted = self._admit()
-        if admitted:
-            return Step("prefill", admitted)
-        preempted: list[Sequence] = []
-        grow = self.blocks.grow
-        block_size = self.blocks.block_size
-        position = 0
-        while position < len(self.running):
-            sequence = self.running[position]
-            # A cheap test, because it runs for up to 256 sequences a step, and most steps need no new page.
-            if len(sequence.token_ids) > len(sequence.block_ids) * block_size:
-                while not grow(sequence, len(sequence.token_ids)):
-                    victim = self.running.pop()
-                    self._preempt(victim)
-                    preempted.append(victim)
-                    if victim is sequence:
-                        break
-            position += 1
-        return Step("decode", self.running, preempted)
+        preempted = self._grow()
+        num_decodes = len(self.running) - len(self.prefilling)
+        admits = self.continuous or not self.running
+        chunks: list[Chunk] = []
+        room = min(self.prefill_chunk, self.max_num_batched_tokens - num_decodes)
+        for sequence in self.prefilling:
+            room -= self._take(sequence, room, chunks)
+        while admits and self.waiting and len(self.running) < self.max_num_seqs and (room > 0 or not self.continuous):
+            sequence = self.waiting[0]
+            if preempted or not self._admit(sequence):
+                break
+            taken = self._take(sequence, room, chunks)
+            if not taken and self.continuous:
+                self._withdraw(sequence)
+                break
+            room -= taken
+        return Step(num_decodes, chunks, preempted)
+
+    def computed(self, chunk: Chunk) -> None:
+        """Notes that a step has computed `chunk`: its full pages may serve other sequences."""
+        sequence = chunk.sequence
+        sequence.num_computed = chunk.end
+        self.blocks.publish(sequence, chunk.end)
+        if chunk.last:
+            self.prefilling.remove(sequence)
 
     def requeue(self) -> None:
         """After a step that failed: frees all pages; the sequences that have not ended wait again, in order."""
         while self.running:
-            sequence = self.running.pop()
+            sequence = self.running[-1]
             if sequence.finish_reason is None:
                 self._preempt(sequence)
             else:
-                self.blocks.release(sequence)
+                self.finish([sequence])
 
     def abort(self, sequence: Sequence) -> None:
         """Removes a sequence whose result is no longer needed, whether it waits or runs."""
@@ -91,30 +132,76 @@ class Scheduler:
         else:
             self.finish([sequence])
 
-    def _admit(self) -> list[Sequence]:
-        admitted: list[Sequence] = []
-        tokens = 0
-        while self.waiting and len(self.running) < self.max_num_seqs:
-            sequence = self.waiting[0]
-            if admitted and tokens + len(sequence) > self.max_num_batched_tokens:
-                break
-            # One page more than the prompt needs, so that the next step does not preempt the sequence again.
-            spare = 1 if self.running or admitted else 0
-            if self.blocks.num_free < self.blocks.blocks_for(len(sequence)) + spare:
-                break
-            self.blocks.grow(sequence, len(sequence))
-            self.running.append(self.waiting.popleft())
-            admitted.append(sequence)
-            tokens += len(sequence)
-        return admitted
-
-    def _preempt(self, sequence: Sequence) -> None:
-        self.blocks.release(sequence)
-        self.waiting.appendleft(sequence)
-
     def finish(self, sequences: list[Sequence]) -> None:
         """Removes ended sequences and frees their pages."""
         for sequence in sequences:
             self.blocks.release(sequence)
         ended = {id(sequence) for sequence in sequences}
         self.running = [sequence for sequence in self.running if id(sequence) not in ended]
+        self.prefilling = [sequence for sequence in self.prefilling if id(sequence) not in ended]
+
+    def _grow(self) -> list[Sequence]:
+        """Gives every running sequence the page of its next token; returns those that lost their pages for it."""
+        preempted: list[Sequence] = []
+        grow, block_size = self.blocks.grow, self.blocks.block_size
+        position = 0
+        while position < len(self.running):
+            sequence = self.running[position]
+            # A cheap test, because it runs for up to 256 sequences a step, and most steps need no new page.
+            if len(sequence.token_ids) > len(sequence.block_ids) * block_size:
+                while not grow(sequence, len(sequence.token_ids)):
+                    victim = max(self.running, key=_order)
+                    position -= self.running.index(victim) < position
+                    self._preempt(victim)
+                    preempted.append(victim)
+                    if victim is sequence:
+                        position -= 1
+                        break
+            position += 1
+        return preempted
+
+    def _take(self, sequence: Sequence, room: int, chunks: list[Chunk]) -> int:
+        """Adds a chunk of at most `room` tokens; returns its length, 0 if none fits."""
+        left = len(sequence) - sequence.num_computed
+        if not self.chunked and chunks and left > room:
+            return 0
+        taken = min(left, room) if self.chunked else left
+        if taken > 0:
+            chunks.append(Chunk(sequence, sequence.num_computed, sequence.num_computed + taken))
+        return max(taken, 0)
+
+    def _admit(self, sequence: Sequence) -> bool:
+        """Moves the first waiting sequence to the running ones, if the pages of all its tokens are there."""
+        if self._too_large is not None and self._too_large == (sequence, self.blocks.released):
+            return False
+        self.blocks.reuse(sequence)
+        # One page more than the tokens need, so that the next step does not preempt the sequence again.
+        spare = 1 if self.running else 0
+        missing = self.blocks.blocks_for(len(sequence)) - len(sequence.block_ids)
+        if self.blocks.num_free < missing + spare:
+            self.blocks.release(sequence)
+            self._too_large = (sequence, self.blocks.released)
+            return False
+        self.blocks.grow(sequence, len(sequence))
+        self.waiting.pop(0)
+        self.running.append(sequence)
+        self.prefilling.append(sequence)
+        return True
+
+    def _withdraw(self, sequence: Sequence) -> None:
+        """Lets a sequence wait again that was just admitted."""
+        self.running.remove(sequence)
+        self.prefilling.remove(sequence)
+        self.blocks.release(sequence)
+        self.submit(sequence)
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        if sequence in self.prefilling:
+            self.prefilling.remove(sequence)
+        self.blocks.release(sequence)
+        self.submit(sequence)
+
+
+def _order(sequence: Sequence) -> tuple[int, int]:
+    return sequence.priority, sequence.request_id

@@ -62,7 +62,13 @@ class Sequence:
     """The largest number of tokens, prompt included."""
     arrival_s: float
     """When the request was due, on the `perf_counter` clock."""
+    priority: int = 0
+    """Smaller comes first."""
+    num_computed: int = 0
+    """How many of its tokens have keys and values in its pages; while it decodes, all but the last."""
     block_ids: list[int] = field(default_factory=list)
+    contents: list[int] = field(default_factory=list)
+    """The numbers of the contents of its first pages, as `BlockManager` publishes them."""
     row: int = -1
     """Its row in the decode batch; -1 if it is not in the batch."""
     finish_reason: FinishReason | None = None

@@ -25,17 +25,66 @@ def alone(tmp_path_factory):
 NAIVE = {op: "naive" for op in OPS if registry.get_kernel(op, "naive").backend == "torch"}
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"block_size": 1}, {"block_size": 3}, {"block_size": 64}, {"swap": NAIVE}], ids=str
-)
+COVER = [
+    {},
+    {"block_size": 1, "prefill_chunk": 16, "prefix_caching": False},
+    {"block_size": 3, "prefill_chunk": 1},
+    {"block_size": 64, "prefill_chunk": 7, "max_num_seqs": 3, "max_num_batched_tokens": 9},
+    {"block_size": 16, "prefill_chunk": 7, "prefix_caching": False, "continuous_batching": False, "max_num_seqs": 3},
+    {"block_size": 4, "chunked_prefill": False, "num_kv_blocks": 16},
+    {"block_size": 4, "prefill_chunk": 5, "num_kv_blocks": 16},
+    {"block_size": 1, "prefill_chunk": 3, "num_kv_blocks": 60, "prefix_caching": False},
+    {"block_size": 16, "chunked_prefill": False, "continuous_batching": False, "max_num_seqs": 1},
+    {"swap": NAIVE, "prefill_chunk": 5},
+]
+
+
+def poisoned(llm):
+    """Fills every page that nobody may read with NaN, after every step; a NaN that is read ends in the logits."""
+    run, blocks = llm.runner.run, llm.scheduler.blocks
+    caches = (*llm.runner.cache.keys, *llm.runner.cache.values)
+
+    def poisoning(step):
+        free = torch.tensor(blocks._free, dtype=torch.int64)
+        for cache in caches:
+            cache[free] = torch.nan
+        found = run(step)
+        llm.scheduler.blocks.check(llm.scheduler.running)
+        return found
+
+    llm.runner.run = poisoning
+    return llm
+
+
+@pytest.mark.parametrize("options", COVER, ids=str)
 @torch.inference_mode()
-def test_batches_pages_and_kernels_change_nothing_and_unused_pages_are_not_read(tmp_path, alone, options):
+def test_batches_chunks_pages_and_kernels_change_nothing_and_free_pages_are_not_read(tmp_path, alone, options):
     assert all(len(ids) == 16 for ids in alone)
     assert len({tuple(ids) for ids in alone}) == len(alone), "prompts that all give one answer show nothing"
-    llm = tiny_llm(tmp_path, **{"swap": {"gemm": "library"}, **options})
-    for cache in (*llm.runner.cache.keys, *llm.runner.cache.values):
-        cache.fill_(float("nan"))
+    llm = poisoned(tiny_llm(tmp_path, **{"swap": {"gemm": "library"}, **options}))
     assert tokens(llm.generate(prompts(), GREEDY)) == alone
+    assert tokens(llm.generate(prompts()[::-1], GREEDY)) == alone[::-1], "with prefixes that are there"
+    pages = llm.scheduler.blocks
+    long = pages.prefix_caching and pages.block_size < 40
+    assert pages.num_free == pages.num_blocks and bool(pages._cached) == long
+
+
+def test_a_prefix_that_is_there_is_not_computed_again(tmp_path):
+    llm = tiny_llm(tmp_path, swap={"gemm": "library"})
+    llm.generate([[5] * 40], GREEDY)
+    seen = []
+    run = llm.runner.run
+    llm.runner.run = lambda step: seen.extend(step.chunks) or run(step)
+    first = tokens(llm.generate([[5] * 40 + [6, 7]], GREEDY))
+    assert [(chunk.start, chunk.end) for chunk in seen] == [(32, 42)]
+    fresh = tiny_llm(tmp_path, swap={"gemm": "library"}, prefix_caching=False)
+    assert tokens(fresh.generate([[5] * 40 + [6, 7]], GREEDY)) == first
+
+
+def test_a_smaller_priority_comes_first(tmp_path):
+    llm = tiny_llm(tmp_path, max_num_seqs=1)
+    late = [llm.add_request([1, 2], GREEDY), llm.add_request([3, 4], GREEDY, priority=-1)]
+    assert [sequence.request_id for sequence in llm.step()] == late[1:]
 
 
 def test_triton_kernels_in_the_interpreter_equal_the_library(tmp_path, alone):
@@ -43,7 +92,10 @@ def test_triton_kernels_in_the_interpreter_equal_the_library(tmp_path, alone):
     swap = {
         op: next(k.name for k in registry.kernels(op).values() if k.role == "optimized" and k.backend == "triton")
         for op in OPS
-    } | {"gemm": "pipelined", "flash_attention": "online"}  # the rungs that come before them by name take no fp32
+    } | {
+        "gemm": "pipelined",
+        "flash_attention_varlen": "online",
+    }  # the rungs that come before them by name take no fp32
     llm = tiny_llm(tmp_path, swap=swap, interpret=True)
     assert {choice.kernel.backend for choice in llm.ops.choices} == {"triton"}
     # Of 1 and 21 tokens, and a step of decode: the interpreter takes seconds for each.
@@ -181,6 +233,8 @@ def test_bad_options_are_refused(tmp_path):
         ({"num_kv_blocks": -1}, "num_kv_blocks: expected at least 1, got -1"),
         ({"num_kv_blocks": 10**12}, "num_kv_blocks: 1000000000000 take .* more than is free"),
         ({"block_size": 0}, "block_size: expected at least 1, got 0"),
+        ({"prefill_chunk": 0}, "prefill_chunk: expected at least 1, got 0"),
+        ({"max_num_batched_tokens": 255}, "max_num_batched_tokens: expected at least max_num_seqs, which is 256"),
         ({"swap": {"conv": "naive"}}, "swap: the engine uses embedding, .*got 'conv'"),
         ({"swap": {"gemm": "best"}}, "kernel: gemm has naive, library.*got 'best'"),
         ({"swap": {"gemm": "tensor_core"}}, "gemm/tensor_core: UNSUPPORTED: needs a CUDA device"),

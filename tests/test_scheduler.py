@@ -1,65 +1,112 @@
-"""Pages, rows and queues: invariants under random work."""
+"""Pages, prefixes, rows and queues: invariants under random work, and each rule of the scheduler by itself."""
 
 import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from rooflab.engine.batch import DecodeBatch
 from rooflab.engine.block_manager import BlockManager
 from rooflab.engine.scheduler import Scheduler
 from rooflab.engine.sequence import SamplingParams, Sequence
 
-BLOCKS, BLOCK_SIZE, MAX_SEQS, MAX_LENGTH = 12, 4, 5, 40
+BLOCKS, BLOCK_SIZE, MAX_SEQS, BUDGET, MAX_LENGTH = 12, 4, 5, 32, 40
 
 
-def make(request_id, prompt, new):
+def make(request_id, prompt, new, priority=0):
+    """A request; `prompt` is its tokens, or how many of them, which are then 1."""
+    ids = [1] * prompt if isinstance(prompt, int) else list(prompt)
     params = SamplingParams(max_tokens=new)
-    return Sequence(request_id, [1] * prompt, prompt, params, 0, frozenset(), prompt + new, 0.0)
+    return Sequence(request_id, ids, len(ids), params, 0, frozenset(), len(ids) + new, 0.0, priority)
+
+
+class Memory:
+    """What each page holds: the tokens up to each of its slots, or None where nothing was written."""
+
+    def __init__(self):
+        self.slots = {}
+
+    def write(self, sequence, start, end):
+        for position in range(start, end):
+            page = sequence.block_ids[position // BLOCK_SIZE]
+            self.slots[page, position % BLOCK_SIZE] = tuple(sequence.token_ids[: position + 1])
+
+    def holds(self, sequence, end):
+        def at(position):
+            return self.slots.get((sequence.block_ids[position // BLOCK_SIZE], position % BLOCK_SIZE))
+
+        return all(at(position) == tuple(sequence.token_ids[: position + 1]) for position in range(end))
 
 
 class Engine(RuleBasedStateMachine):
-    """Requests come, steps run, and nothing is lost: the scheduler and the decode batch as the engine drives them."""
+    """Requests come and go, steps run, and nothing is lost: scheduler and decode batch as the engine drives them.
 
-    def __init__(self):
-        super().__init__()
-        self.scheduler = Scheduler(BlockManager(BLOCKS, BLOCK_SIZE), MAX_SEQS, 32)
+    `Memory` stands for the cache: what a step reads must be what the sequence's own tokens have written.
+    """
+
+    @initialize(
+        chunk=st.sampled_from([None, 1, 3, 7]), caching=st.booleans(), chunked=st.booleans(), continuous=st.booleans()
+    )
+    def start(self, chunk, caching, chunked, continuous):
+        blocks = BlockManager(BLOCKS, BLOCK_SIZE, caching)
+        self.scheduler = Scheduler(blocks, MAX_SEQS, BUDGET, chunk, chunked, continuous)
         self.batch = DecodeBatch(MAX_SEQS, MAX_LENGTH // BLOCK_SIZE + 1, BLOCK_SIZE)
-        self.all = []
+        self.memory, self.all, self.aborted = Memory(), [], set()
 
-    @rule(prompt=st.integers(1, 24), new=st.integers(1, 16))
-    def submit(self, prompt, new):
-        sequence = make(len(self.all), prompt, new)
+    @rule(
+        prompt=st.lists(st.integers(0, 1), min_size=1, max_size=24), new=st.integers(1, 16), priority=st.integers(0, 2)
+    )
+    def submit(self, prompt, new, priority):
+        sequence = make(len(self.all), prompt, new, priority)
         self.scheduler.check(sequence)
         self.scheduler.submit(sequence)
         self.all.append(sequence)
 
+    @rule(data=st.data())
+    def abort(self, data):
+        left = [one for one in self.all if one.finish_reason is None and one.request_id not in self.aborted]
+        if left:
+            sequence = data.draw(st.sampled_from(left))
+            self.aborted.add(sequence.request_id)
+            self.leave(sequence)
+            self.scheduler.abort(sequence)
+
+    def leave(self, sequence):
+        if sequence.row >= 0:
+            self.batch.remove(sequence)
+
     @precondition(lambda self: self.scheduler.has_work)
     @rule()
     def step(self):
-        step = self.scheduler.schedule()
+        scheduler = self.scheduler
+        step = scheduler.schedule()
         for sequence in step.preempted:
-            if sequence.row >= 0:
-                self.batch.remove(sequence)
-        rows = list(step.sequences) if step.phase == "prefill" else list(self.batch.rows)
-        assert rows, "a step that does nothing would go on for ever"
-        if step.phase == "decode":
-            assert sorted(s.request_id for s in rows) == sorted(s.request_id for s in step.sequences)
-            self.check_tensors(rows)
-            self.batch.advance(np.full(len(rows), 9))
-        ended = []
+            self.leave(sequence)
+        rows = list(self.batch.rows)
+        assert len(rows) == step.num_decodes and (rows or step.chunks), "a step that does nothing goes on for ever"
+        asked = len(rows) + sum(chunk.end - chunk.start for chunk in step.chunks)
+        assert asked <= BUDGET or (not scheduler.chunked and len(step.chunks) == 1)
+        self.check_tensors(rows)
         for sequence in rows:
+            assert self.memory.holds(sequence, len(sequence) - 1), "a key that the sequence reads is another's"
+            self.memory.write(sequence, len(sequence) - 1, len(sequence))
+        for chunk in step.chunks:
+            assert self.memory.holds(chunk.sequence, chunk.start) and chunk.start < chunk.end <= len(chunk.sequence)
+            self.memory.write(*chunk)
+            scheduler.computed(chunk)
+        self.batch.advance(np.full(len(rows), 1))
+        drawn = rows + [chunk.sequence for chunk in step.chunks if chunk.last]
+        for sequence in drawn:
             assert len(sequence.block_ids) * BLOCK_SIZE >= len(sequence), "a token has no page"
-            sequence.append(9)
-            if sequence.finish_reason:
-                ended.append(sequence)
-            elif sequence.row < 0:
+            sequence.append(1)
+            scheduler.blocks.publish(sequence, len(sequence) - 1)
+            if sequence.finish_reason is None and sequence.row < 0:
                 self.batch.add(sequence)
+        ended = [sequence for sequence in drawn if sequence.finish_reason]
         for sequence in ended:
-            if sequence.row >= 0:
-                self.batch.remove(sequence)
-        self.scheduler.finish(ended)
+            self.leave(sequence)
+        scheduler.finish(ended)
 
     def check_tensors(self, rows):
         batch = self.batch
@@ -74,58 +121,183 @@ class Engine(RuleBasedStateMachine):
             assert batch.block_table[row, : len(sequence.block_ids)].tolist() == sequence.block_ids
 
     @invariant()
-    def every_page_has_one_owner(self):
-        held = [block for sequence in self.all for block in sequence.block_ids]
-        assert sorted(held + self.scheduler.blocks._free) == list(range(BLOCKS))
+    def every_page_is_free_cached_or_held(self):
+        if hasattr(self, "all"):
+            self.scheduler.blocks.check(self.all)
 
     @invariant()
     def every_request_is_in_one_place(self):
-        waiting, running = list(self.scheduler.waiting), self.scheduler.running
-        places = sorted(sequence.request_id for sequence in (*waiting, *running))
-        assert places == [sequence.request_id for sequence in self.all if sequence.finish_reason is None]
-        assert len(running) <= MAX_SEQS
+        if hasattr(self, "all"):
+            waiting, running = self.scheduler.waiting, self.scheduler.running
+            places = sorted(sequence.request_id for sequence in (*waiting, *running))
+            left = [one.request_id for one in self.all if one.finish_reason is None]
+            assert places == [number for number in left if number not in self.aborted]
+            assert len(running) <= MAX_SEQS and set(self.scheduler.prefilling) <= set(running)
 
     def teardown(self):
         for _ in range(5000):
-            if not self.scheduler.has_work:
+            if not hasattr(self, "all") or not self.scheduler.has_work:
                 break
             self.step()
-        assert all(sequence.finish_reason == "length" for sequence in self.all)
-        assert all(len(sequence) == sequence.max_length for sequence in self.all)
-        assert self.scheduler.blocks.num_free == BLOCKS
+        for sequence in getattr(self, "all", ()):
+            assert sequence.finish_reason == "length" or sequence.request_id in self.aborted
+        if hasattr(self, "all"):
+            assert self.scheduler.blocks.num_free == BLOCKS
 
 
 TestEngine = Engine.TestCase
-TestEngine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestEngine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+
+
+class ManyEngines(Engine):
+    """The same for longer."""
+
+
+TestManyEngines = pytest.mark.slow(ManyEngines.TestCase)
+TestManyEngines.settings = settings(max_examples=2000, stateful_step_count=40, deadline=None)
+
+
+def chunks_of(step):
+    return [(chunk.sequence.request_id, chunk.start, chunk.end) for chunk in step.chunks]
+
+
+def run(scheduler, token=1):
+    """A step as the engine runs it, without a decode batch; returns its chunks."""
+    step = scheduler.schedule()
+    drawn = [one for one in scheduler.running if one not in scheduler.prefilling]
+    for chunk in step.chunks:
+        scheduler.computed(chunk)
+    for sequence in drawn + [chunk.sequence for chunk in step.chunks if chunk.last]:
+        sequence.append(token)
+    scheduler.finish([sequence for sequence in scheduler.running if sequence.finish_reason])
+    return chunks_of(step)
+
+
+def scheduler_of(*sequences, blocks=100, seqs=8, budget=1000, **options):
+    caching = options.pop("prefix_caching", True)
+    scheduler = Scheduler(BlockManager(blocks, BLOCK_SIZE, caching), seqs, budget, **options)
+    for sequence in sequences:
+        scheduler.submit(sequence)
+    return scheduler
 
 
 def test_what_could_never_fit_is_refused():
-    scheduler = Scheduler(BlockManager(4, 4), 2, 32)
+    scheduler = scheduler_of(blocks=4)
     scheduler.check(make(0, 10, 6))
     with pytest.raises(ValueError, match="10 tokens and up to 7 new ones need 5 pages of the KV cache, which has 4"):
         scheduler.check(make(0, 10, 7))
 
 
 def test_a_prompt_may_take_the_last_page():
-    scheduler = Scheduler(BlockManager(4, 4), 2, 1000)
-    scheduler.submit(make(0, 15, 1))
-    assert len(scheduler.schedule().sequences) == 1 and scheduler.blocks.num_free == 0
+    scheduler = scheduler_of(make(0, 15, 1), blocks=4)
+    assert chunks_of(scheduler.schedule()) == [(0, 0, 15)] and scheduler.blocks.num_free == 0
 
 
-def test_first_come_first_served():
-    scheduler = Scheduler(BlockManager(100, 4), 2, 1000)
-    sequences = [make(i, 4, 4) for i in range(4)]
-    for sequence in sequences:
-        scheduler.submit(sequence)
-    assert scheduler.schedule().sequences == sequences[:2]
-    assert scheduler.schedule().phase == "decode"
-    scheduler.finish(sequences[:1])
-    assert scheduler.schedule().sequences == sequences[2:3]
+def test_first_come_first_served_but_for_priority():
+    scheduler = scheduler_of(*(make(i, 4, 4, priority=i == 1) for i in range(4)), seqs=2, prefix_caching=False)
+    assert run(scheduler) == [(0, 0, 4), (2, 0, 4)] and run(scheduler) == []
+    scheduler.finish(scheduler.running[:1])
+    assert run(scheduler) == [(3, 0, 4)]
 
 
-def test_a_batch_of_prompts_keeps_to_the_token_budget():
-    scheduler = Scheduler(BlockManager(100, 4), 8, 10)
-    for i, prompt in enumerate((12, 4, 5, 3)):
-        scheduler.submit(make(i, prompt, 1))
-    # A prompt beyond the budget runs alone: nothing else would ever let it run.
-    assert [[s.request_id for s in scheduler.schedule().sequences] for _ in range(3)] == [[0], [1, 2], [3]]
+def test_decodes_come_first_and_prompts_share_what_the_budget_leaves():
+    prompts = [make(i, [i] * length, 9) for i, length in enumerate((12, 4, 5))]
+    scheduler = scheduler_of(*prompts, budget=10)
+    assert [run(scheduler) for _ in range(3)] == [[(0, 0, 10)], [(0, 10, 12), (1, 0, 4), (2, 0, 4)], [(2, 4, 5)]]
+    assert len(scheduler.running) == 3 and not scheduler.prefilling
+    small = scheduler_of(make(0, 12, 9), prefill_chunk=5)
+    assert [run(small) for _ in range(4)] == [[(0, 0, 5)], [(0, 5, 10)], [(0, 10, 12)], []]
+
+
+def test_without_chunks_a_prompt_runs_whole_and_one_beyond_the_budget_as_the_only_prompt():
+    prompts = [make(i, [i] * length, 9) for i, length in enumerate((12, 4, 5, 3))]
+    scheduler = scheduler_of(*prompts, budget=10, chunked=False)
+    # Decoding sequences take tokens of the budget too.
+    assert [run(scheduler) for _ in range(3)] == [[(0, 0, 12)], [(1, 0, 4), (2, 0, 5)], [(3, 0, 3)]]
+
+
+def test_a_static_batch_ends_before_the_next_begins():
+    scheduler = scheduler_of(*(make(i, 4, 2 + i) for i in range(4)), seqs=2, continuous=False, prefix_caching=False)
+    assert [run(scheduler) for _ in range(4)] == [[(0, 0, 4), (1, 0, 4)], [], [], [(2, 0, 4), (3, 0, 4)]]
+
+
+def test_trap_3_a_prompt_that_is_there_whole_still_computes_its_last_token():
+    first, again, longer = make(0, 8, 1), make(1, 8, 1), make(2, 9, 1)
+    scheduler = scheduler_of(first)
+    run(scheduler)
+    scheduler.submit(again)
+    scheduler.submit(longer)
+    assert run(scheduler) == [(1, 4, 8), (2, 8, 9)]
+
+
+def test_traps_1_and_2_only_the_whole_prefix_counts_and_equal_hashes_do_not():
+    class Same(int):
+        """A token whose hash is that of every other."""
+
+        def __hash__(self):
+            return 7
+
+    def prompt(*ids):
+        return [Same(token) for token in ids]
+
+    scheduler = scheduler_of(make(0, prompt(1, 1, 1, 1, 2, 2, 2, 2, 0), 1))
+    run(scheduler)
+    for number, first in enumerate(((3, 3, 3, 3), (1, 1, 1, 3), (1, 1, 1, 1)), 1):
+        scheduler.submit(make(number, prompt(*first, 2, 2, 2, 2, 0), 1))
+    assert run(scheduler) == [(1, 0, 9), (2, 0, 9), (3, 8, 9)]
+
+
+def test_trap_4_two_equal_prompts_in_one_step_keep_their_own_pages():
+    one, two = make(0, 8, 3), make(1, 8, 3)
+    scheduler = scheduler_of(one, two)
+    assert run(scheduler) == [(0, 0, 8), (1, 0, 8)] and not set(one.block_ids) & set(two.block_ids)
+    scheduler.abort(one)
+    scheduler.blocks.check([two])
+    third = make(2, 8, 3)
+    scheduler.submit(third)
+    run(scheduler)
+    scheduler.blocks.check([two, third])
+
+
+def test_trap_7_pages_are_published_once_they_are_computed():
+    scheduler = scheduler_of(make(0, 12, 1), make(1, 12, 1), prefill_chunk=6)
+    assert run(scheduler) == [(0, 0, 6)]
+    assert run(scheduler) == [(0, 6, 12)]
+    assert run(scheduler) == [(1, 8, 12)], "admitted after the first has computed them, it shares two pages"
+
+
+def test_the_least_recently_used_prefix_goes_first_and_loses_its_last_page_first():
+    scheduler = scheduler_of(blocks=6)
+    for number, ids in enumerate(([1] * 8, [2] * 8)):
+        scheduler.submit(make(number, [*ids, 0], 1))
+        run(scheduler)
+    scheduler.submit(make(2, [3] * 12, 1))  # takes the two free pages, and one of four that hold prefixes
+    run(scheduler)
+    for number, ids, start in ((3, [1] * 8, 4), (4, [2] * 8, 0)):
+        scheduler.submit(make(number, [*ids, 0], 1))
+        assert run(scheduler) == [(number, start, 9)]
+
+
+def test_trap_35_a_preempted_sequence_computes_prompt_and_output_again():
+    one, two = make(0, [1] * 4, 12), make(1, [2] * 4, 12)
+    scheduler = scheduler_of(one, two, blocks=5, prefix_caching=False)
+    seen = [run(scheduler) for _ in range(40) if scheduler.has_work]
+    again = [chunk for chunks in seen for chunk in chunks if chunk[0] == 1]
+    assert again[0] == (1, 0, 4) and again[1][1] == 0 and again[1][2] > 4
+    assert (len(one), len(two), one.finish_reason, two.finish_reason) == (16, 16, "length", "length")
+
+
+def test_trap_36_a_preempted_sequence_waits_until_it_can_go_on():
+    scheduler = scheduler_of(*(make(i, [i] * 4, 12) for i in range(3)), blocks=6, prefix_caching=False)
+    chunks = [run(scheduler) for _ in range(100) if scheduler.has_work]
+    assert not scheduler.has_work and sum(map(len, chunks)) <= 6, "each of two was preempted at most once or twice"
+
+
+def test_a_prompt_that_does_not_fit_is_not_looked_up_in_every_step(monkeypatch):
+    scheduler = scheduler_of(make(0, 30, 10), make(1, 30, 9), blocks=11)
+    looked = []
+    reuse = scheduler.blocks.reuse
+    monkeypatch.setattr(scheduler.blocks, "reuse", lambda sequence: looked.append(sequence) or reuse(sequence))
+    for _ in range(6):
+        run(scheduler)
+    assert len(looked) == 2, "once for each: nothing was released in between"

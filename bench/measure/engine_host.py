@@ -35,14 +35,13 @@ class _NoModel:
         self._logits = torch.zeros(max_num_seqs, vocab_size)
 
     def forward(self, step: Any, cache: Any, ops: Any) -> torch.Tensor:
-        rows = len(step.prompt_ends) if step.prompt_ends is not None else len(step.token_ids)
-        return self._logits[:rows]
+        return self._logits[: len(step.token_ids if step.drawn is None else step.drawn)]
 
 
 class _NoOps:
     """Replaces the kernels: `sample` returns a constant."""
 
-    def step(self, phase: str, rows: int) -> SimpleNamespace:
+    def step(self, num_decodes: int, num_prompt_tokens: int) -> SimpleNamespace:
         return SimpleNamespace(sample=lambda logits, *rest: torch.ones(len(logits), dtype=torch.int64))
 
 
@@ -66,7 +65,7 @@ def make_engine(num_sequences: int, context: int, block_size: int, steps: int) -
 def measure(num_sequences: int = 256, context: int = 1024, block_size: int = 16, steps: int = 200) -> dict[str, Any]:
     """Milliseconds of host work per decode step (median, p20, p80), and the pages appended per step."""
     llm = make_engine(num_sequences, context, block_size, steps)
-    while llm.scheduler.waiting:
+    while llm.scheduler.waiting or llm.scheduler.prefilling:
         llm.step()
     for _ in range(20):
         llm.step()
