@@ -177,7 +177,10 @@ def probes(op: str, phase: Phase, M: int, limits: Limits) -> list[dict[str, Any]
     cache = empty(max_blocks, block_size, kv_heads, D)
     q, k = empty(M, heads, D), empty(M, kv_heads, D)
     ids = empty(M, dtype=torch.int64)
-    window = {} if arch.window is None else {"window": arch.window}
+    options = {"softmax_scale": None} | ({} if arch.window is None else {"window": arch.window})
+    bounds = torch.tensor([0, M], dtype=torch.int32)  # of one chunk
+    lengths = {"cu_seqlens_q": bounds, "cu_seqlens_k": bounds, "max_seqlen_q": M, "max_seqlen_k": M}
+    several = M if phase == "decode" else 1
     table = empty(limits.max_model_len, D // 2, dtype=torch.float32)
 
     def gemm(rows: int, out_features: int, in_features: int, bias: bool = False) -> dict[str, Any]:
@@ -199,25 +202,15 @@ def probes(op: str, phase: Phase, M: int, limits: Limits) -> list[dict[str, Any]
         "fused_add_rmsnorm": {"x": empty(M, H), "residual": empty(M, H), "weight": empty(H), "eps": arch.rms_norm_eps},
         "rope": {"q": q, "k": k, "cos": table, "sin": table, "positions": ids, "interleaved": False},
         "kv_cache_write": {"k": k, "v": k, "k_cache": cache, "v_cache": cache, "slot_mapping": ids},
-        "flash_attention_varlen": {
-            "q": q,
-            "k": k,
-            "v": k,
-            **{f"cu_seqlens_{name}": torch.tensor([0, M], dtype=torch.int32) for name in "qk"},
-            **{f"max_seqlen_{name}": M for name in "qk"},
-            "causal": True,
-            "softmax_scale": None,
-            **window,
-        },
+        "flash_attention_varlen": {"q": q, "k": k, "v": k, **lengths, "causal": True, **options},
         "paged_attention": {
             "q": q,
             "k_cache": cache,
             "v_cache": cache,
-            "block_table": torch.zeros(M if phase == "decode" else 1, max_blocks, dtype=torch.int32),
-            "seq_lens": torch.ones(M if phase == "decode" else 1, dtype=torch.int32),
-            "softmax_scale": None,
-            **({} if phase == "decode" else {"cu_seqlens_q": torch.tensor([0, M], dtype=torch.int32)}),
-            **window,
+            "block_table": torch.zeros(several, max_blocks, dtype=torch.int32),
+            "seq_lens": torch.ones(several, dtype=torch.int32),
+            **({} if phase == "decode" else {"cu_seqlens_q": bounds}),
+            **options,
         },
         "silu_and_mul": {"x": empty(M, 2 * arch.intermediate_size)},
         "sample": {

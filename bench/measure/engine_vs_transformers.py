@@ -81,7 +81,8 @@ def compare(dtype: str, rounds: int, threads: int | None) -> dict[str, Any]:
     if threads:
         torch.set_num_threads(threads)
     path = fetch()
-    llm = LLM(path, dtype=dtype, max_num_seqs=1, device="cpu")
+    # Every round has the same prompt: with prefix caching only the first would compute it.
+    llm = LLM(path, dtype=dtype, max_num_seqs=1, device="cpu", prefix_caching=False)
     model = load_transformers(path, DTYPES[dtype])
     assert llm.tokenizer is not None, "a GGUF carries its tokenizer"
     text = "The roofline model relates performance to arithmetic intensity. " * 80

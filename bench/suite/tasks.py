@@ -290,6 +290,7 @@ def engine(context: Context, model: str, batches: Sequence[int], contexts: Seque
         device=context.device,
         max_num_seqs=max(batches),
         max_model_len=max(contexts),
+        prefix_caching=False,
         seed=context.seed,
     )
     warm_up(llm, prompt_tokens=8)
