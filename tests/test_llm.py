@@ -197,3 +197,13 @@ def test_an_estimate_is_json_and_a_table() -> None:
     assert rows["KV cache, 8 x 8192 tokens"] == "21.47 GB"
     assert "NVLink, 450 GB/s one way" in rows["all-reduce"]
     assert "mostly memory" in rows["least ITL, batch 8"]
+
+
+def test_a_window_bounds_what_attention_reads() -> None:
+    windowed = replace(LLAMA_8B, window=100)
+    flops = {}
+    for arch in (LLAMA_8B, windowed):
+        (prefill,) = (op for op in steps.prefill_cost(arch, 1000) if op.op == "flash_attention")
+        (decode,) = (op for op in steps.decode_cost(arch, 1, 1000) if op.op == "paged_attention")
+        flops[arch.window] = (prefill.cost.tensor_flops["bf16"], decode.cost.tensor_flops["bf16"])
+    assert flops[100][0] == 4 * 128 * 32 * (100 * 101 / 2 + 900 * 100) and flops[100][1] == flops[None][1] / 10
