@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from rooflab.engine.model_runner import ModelRunner
 from rooflab.engine.scheduler import Scheduler
 from rooflab.engine.sequence import SamplingParams
 from rooflab.engine.sequence import Sequence as EngineSequence
+from rooflab.engine.stopping import StopText
 from rooflab.engine.tokenizer import Prompt, Tokenizer, as_token_ids, is_chat
 from rooflab.engine.weights import dummy_tensors, load_weights
 from rooflab.kernels.precision import pin_matmul_precision
@@ -125,7 +127,7 @@ class LLM:
 
         Raises `ValueError` if the engine cannot serve it.
         """
-        sequence = self._sequence(prompt, params or SamplingParams(), arrival_s)
+        sequence = self._sequence(prompt, _one(params), arrival_s)
         sequence.priority = priority
         self.scheduler.submit(sequence)
         return sequence.request_id
@@ -137,6 +139,9 @@ class LLM:
             raise ValueError(
                 f"prompt: expected fewer tokens than max_model_len, which is {self.max_model_len}, got {len(ids)}"
             )
+        for token in params.logit_bias or ():
+            if not 0 <= token < self.arch.vocab_size:
+                raise ValueError(f"logit_bias: expected token ids below {self.arch.vocab_size}, got {token}")
         request_id = self._next_id
         seed = params.seed if params.seed is not None else (self._seed << 32 | request_id) % 2**63
         stop = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._stop_ids)
@@ -144,7 +149,18 @@ class LLM:
         sequence = EngineSequence(request_id, ids, len(ids), params, seed, stop, length, arrival_s)
         self.scheduler.check(sequence)
         self._next_id += 1
+        if params.stop:
+            if self.tokenizer is None:
+                raise ValueError("stop: dummy weights come without a tokenizer; pass stop_token_ids")
+            sequence.stopping = StopText(params.stop, self.tokenizer.stream(), params.min_tokens)
         return sequence
+
+    def _answers(self, prompt: Prompt, params: SamplingParams) -> list[EngineSequence]:
+        """`params.n` sequences of one prompt; the first has the others as siblings."""
+        first = self._sequence(prompt, params)
+        seeds = (None if params.seed is None else (params.seed + i) % 2**63 for i in range(1, params.n))
+        first.siblings = [self._sequence(prompt, replace(params, seed=seed), first.arrival_s) for seed in seeds]
+        return [first, *first.siblings]
 
     def _encode(self, prompt: Prompt) -> list[int]:
         if self.tokenizer is not None:
@@ -180,6 +196,10 @@ class LLM:
         sequences, tokens = self.runner.run(step)
         for chunk in step.chunks:
             self.scheduler.computed(chunk)
+            if chunk.last:
+                for sibling in chunk.sequence.siblings:
+                    self.scheduler.submit(sibling)
+                chunk.sequence.siblings = []
         blocks = self.scheduler.blocks
         for sequence, token in zip(sequences, tokens, strict=True):
             sequence.append(token)
@@ -196,7 +216,7 @@ class LLM:
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[TokenEvent]:
         """Yields the tokens of one prompt as they come, each with the text that it completes."""
-        sequence = self._sequence(prompt, params or SamplingParams())
+        sequence = self._sequence(prompt, _one(params))
         self.scheduler.submit(sequence)
         text = self.tokenizer.stream() if self.tokenizer else None
         times: list[float] = []
@@ -207,12 +227,16 @@ class LLM:
                     self.step()
                     continue
                 token = sequence.output_ids[len(times)]
-                piece = text.push(token) if text else ""
                 last = sequence.finish_reason is not None and len(times) + 1 == len(sequence.output_ids)
-                if last and text:
-                    piece += text.flush()
+                if sequence.stopping is not None:
+                    if last:
+                        sequence.stopping.end()
+                    piece = sequence.stopping.take(last)
+                else:
+                    piece = text.push(token) if text else ""
+                    piece += text.flush() if last and text else ""
                 times.append(time.perf_counter())
-                output = self._output(sequence, times) if last else None
+                output = self._output([sequence], times) if last else None
                 yield TokenEvent(sequence.request_id, len(times) - 1, token, times[-1], piece, output)
         finally:
             self._abort([sequence])
@@ -229,9 +253,10 @@ class LLM:
         if len(each) != len(many):
             raise ValueError(f"params: expected one or {len(many)}, got {len(each)}")
         # All sequences are made before any is queued, so that a bad prompt queues nothing.
-        sequences = [self._sequence(prompt, one) for prompt, one in zip(many, each, strict=True)]
-        for sequence in sequences:
-            self.scheduler.submit(sequence)
+        answers = [self._answers(prompt, one) for prompt, one in zip(many, each, strict=True)]
+        for first, *_ in answers:
+            self.scheduler.submit(first)
+        sequences = [sequence for several in answers for sequence in several]
         times: dict[int, list[float]] = {sequence.request_id: [] for sequence in sequences}
         try:
             while any(sequence.finish_reason is None for sequence in sequences):
@@ -242,7 +267,7 @@ class LLM:
                         times[sequence.request_id].append(now)
         finally:
             self._abort(sequences)
-        return [self._output(sequence, times[sequence.request_id]) for sequence in sequences]
+        return [self._output(several, times[several[0].request_id]) for several in answers]
 
     def _abort(self, sequences: list[EngineSequence]) -> None:
         """Removes the sequences that have not ended, so that an interrupted caller leaves no request behind."""
@@ -251,16 +276,30 @@ class LLM:
                 self.runner.leave(sequence)
                 self.scheduler.abort(sequence)
 
-    def _output(self, sequence: EngineSequence, times: list[float]) -> RequestOutput:
-        ids = sequence.output_ids
-        text = self.tokenizer.decode(ids) if self.tokenizer else ""
-        assert sequence.finish_reason is not None, "generate runs every sequence to its end"
+    def _output(self, answers: list[EngineSequence], times: list[float]) -> RequestOutput:
+        first = answers[0]
         return RequestOutput(
-            sequence.request_id,
-            sequence.token_ids[: sequence.num_prompt_tokens],
-            [Completion(text, ids, sequence.finish_reason)],
-            Timeline(sequence.arrival_s, tuple(times)),
+            first.request_id,
+            first.token_ids[: first.num_prompt_tokens],
+            [self._completion(sequence) for sequence in answers],
+            Timeline(first.arrival_s, tuple(times)),
         )
+
+    def _completion(self, sequence: EngineSequence) -> Completion:
+        assert sequence.finish_reason is not None, "every sequence has run to its end"
+        ids, stopping = sequence.output_ids, sequence.stopping
+        text = self.tokenizer.decode(ids) if self.tokenizer else ""
+        if stopping is not None:
+            stopping.end()
+            text = stopping.text if stopping.stopped else text
+        shown = None if sequence.params.logprobs is None else sequence.logprobs
+        return Completion(text, ids, sequence.finish_reason, shown)
+
+
+def _one(params: SamplingParams | None) -> SamplingParams:
+    if params is not None and params.n != 1:
+        raise ValueError(f"n: expected 1 where one answer comes token by token, got {params.n}")
+    return params or SamplingParams()
 
 
 def _as_list(prompts: Any) -> list[Any]:

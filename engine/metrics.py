@@ -65,6 +65,8 @@ class Completion:
     text: str
     token_ids: list[int]
     finish_reason: FinishReason
+    logprobs: list[dict[int, float]] | None = None
+    """For each token the log-probabilities that were asked for, by token, the drawn one first."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,7 @@ class RequestOutput:
     prompt_token_ids: list[int]
     outputs: list[Completion]
     timeline: Timeline
+    """Of the first answer."""
 
     def __getitem__(self, key: str) -> Any:
         if key not in ("text", "token_ids", "finish_reason"):

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from rooflab.engine.batch import DecodeBatch
+from rooflab.engine.logits import adjust, logprobs, note_logprobs
 from rooflab.engine.model import Chunks, KVCache, Model, StepInput
 from rooflab.engine.ops import OpSet
 from rooflab.engine.scheduler import Chunk, Step
@@ -54,9 +55,15 @@ class ModelRunner:
         lengths = self.batch.seq_lens[: len(self.batch)]
         if ended:
             lengths = np.append(lengths, np.array([len(sequence) for sequence in ended], np.int32))
+        seen = logprobs(logits, sampling.special)
+        adjust(logits, sampling.special)
         ids = sampling.sample(self._ops(step).sample, logits, lengths).cpu().numpy()
         self.batch.advance(ids[: len(self.batch)])
-        return sequences, ids.tolist()
+        tokens = ids.tolist()
+        if seen:
+            numbers = (sequence.request_id for sequence in sequences)
+            note_logprobs(seen, dict(zip(numbers, tokens, strict=True)))
+        return sequences, tokens
 
     def logits(self, step: Step) -> torch.Tensor:
         """Logits (num_drawn, vocab_size) of the tokens whose next token is drawn; writes keys and values of all."""
@@ -126,6 +133,8 @@ class SamplingTensors:
 
     def __init__(self, sequences: list[Sequence], device: torch.device):
         params = [sequence.params for sequence in sequences]
+        self.special = [(row, one) for row, one in enumerate(sequences) if not one.params.plain]
+        """Rows whose logits are changed first, or shown."""
         self.device = device
         self.temperature = torch.tensor([p.temperature for p in params], dtype=torch.float32, device=device)
         self.top_k = torch.tensor([p.top_k for p in params], dtype=torch.int32, device=device)

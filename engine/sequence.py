@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from rooflab.engine.stopping import StopText
 
 FinishReason = Literal["stop", "length"]
+MOST_LOGPROBS = 20
+"""OpenAI's limit."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +37,45 @@ class SamplingParams:
     """Continue after the end-of-sequence token."""
     stop_token_ids: tuple[int, ...] = ()
     """Further tokens that end the answer."""
+    stop: tuple[str, ...] = ()
+    """Texts that end the answer, and are left out of it."""
+    min_tokens: int = 0
+    """No token of `stop_token_ids` and no end-of-sequence token comes before as many tokens."""
+    n: int = 1
+    """How many answers to draw."""
+    logit_bias: Mapping[int, float] | None = None
+    """Added to the logits of these tokens."""
+    repetition_penalty: float = 1.0
+    """Divides the logits of tokens of prompt and answer (multiplies them below 0)."""
+    presence_penalty: float = 0.0
+    """Taken from the logits of tokens that the answer has."""
+    frequency_penalty: float = 0.0
+    """Taken from them once for each time that the answer has them."""
+    logprobs: int | None = None
+    """How many of the likeliest tokens' log-probabilities to return beside the drawn one's; None returns none."""
+
+    @property
+    def plain(self) -> bool:
+        """Whether a token is drawn from the logits as they are, and nothing else is asked of them."""
+        penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
+        return penalties == (1, 0, 0) and not self.min_tokens and not self.logit_bias and self.logprobs is None
 
     def __post_init__(self) -> None:
+        if isinstance(self.stop, str) or not all(isinstance(text, str) and text for text in self.stop):
+            raise ValueError(f"stop: expected texts that are not empty, got {self.stop!r}")
+        if not 0 <= self.min_tokens <= self.max_tokens:
+            raise ValueError(f"min_tokens: expected 0 to max_tokens, which is {self.max_tokens}, got {self.min_tokens}")
+        if self.n < 1:
+            raise ValueError(f"n: expected at least 1, got {self.n}")
+        if self.n > 1 and self.temperature == 0:
+            raise ValueError(f"n: expected 1 at temperature 0, where all answers are the same, got {self.n}")
+        if not 0 < self.repetition_penalty < float("inf"):
+            raise ValueError(f"repetition_penalty: expected a finite number above 0, got {self.repetition_penalty}")
+        for name in ("presence_penalty", "frequency_penalty"):
+            if not -2 <= getattr(self, name) <= 2:
+                raise ValueError(f"{name}: expected a number in [-2, 2], got {getattr(self, name)}")
+        if self.logprobs is not None and not 0 <= self.logprobs <= MOST_LOGPROBS:
+            raise ValueError(f"logprobs: expected 0 to {MOST_LOGPROBS}, or None, got {self.logprobs}")
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens: expected at least 1, got {self.max_tokens}")
         if not 0 <= self.temperature < float("inf"):
@@ -71,7 +114,21 @@ class Sequence:
     """The numbers of the contents of its first pages, as `BlockManager` publishes them."""
     row: int = -1
     """Its row in the decode batch; -1 if it is not in the batch."""
+    stopping: StopText | None = None
+    """Looks for its stop texts."""
+    siblings: list[Sequence] = field(default_factory=list)
+    """Other answers to its prompt: they are queued when the prompt is computed, and share its full pages."""
+    counts: dict[int, int] = field(default_factory=dict)
+    """How often the answer has each token; kept for penalties alone."""
+    seen: set[int] = field(default_factory=set)
+    """Tokens of prompt and answer; kept for the repetition penalty alone."""
+    logprobs: list[dict[int, float]] = field(default_factory=list)
+    """For each token of the answer, the log-probabilities that were asked for."""
     finish_reason: FinishReason | None = None
+
+    def __post_init__(self) -> None:
+        if self.params.repetition_penalty != 1:
+            self.seen.update(self.token_ids)
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -84,7 +141,10 @@ class Sequence:
     def append(self, token_id: int) -> None:
         """Adds a generated token and sets `finish_reason` if it is the last."""
         self.token_ids.append(token_id)
-        if token_id in self.stop_ids:
+        if not self.params.plain:
+            self.counts[token_id] = self.counts.get(token_id, 0) + 1
+            self.seen.add(token_id)
+        if token_id in self.stop_ids or (self.stopping is not None and self.stopping.push(token_id)):
             self.finish_reason = "stop"
         elif len(self.token_ids) >= self.max_length:
             self.finish_reason = "length"

@@ -176,3 +176,8 @@ def test_the_question(llm):
     output = llm.generate([{"role": "user", "content": "What is the capital of France?"}])[0]
     assert output["text"] == output.outputs[0].text == "The capital of France is Paris."
     assert output["finish_reason"] == "stop" and output["token_ids"][-1] == 2
+    stopping = SamplingParams(stop=("Paris", "is P"))
+    output = llm.generate([{"role": "user", "content": "What is the capital of France?"}], stopping)[0]
+    assert (output["text"], output["finish_reason"]) == ("The capital of France ", "stop")
+    events = llm.stream([{"role": "user", "content": "What is the capital of France?"}], stopping)
+    assert "".join(event.text for event in events) == "The capital of France "

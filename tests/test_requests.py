@@ -1,0 +1,166 @@
+"""What a request may ask for: several answers, penalties, biases, a least length, log-probabilities, stop texts."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_model import prompts, tiny_llm
+
+from rooflab.engine.llm import SamplingParams
+from rooflab.engine.stopping import StopText
+
+GREEDY = SamplingParams(max_tokens=12, ignore_eos=True)
+DRAWN = SamplingParams(max_tokens=6, temperature=1.0, seed=5)
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory):
+    return tiny_llm(tmp_path_factory.mktemp("m"), swap={"gemm": "library"})
+
+
+@pytest.fixture(scope="module")
+def greedy(llm):
+    return llm.generate(prompts(), GREEDY)
+
+
+def test_several_answers_share_the_prompt_and_are_those_of_their_seeds(llm, monkeypatch):
+    prompt = [3] * 40
+    seen = []
+    schedule = llm.scheduler.schedule
+    monkeypatch.setattr(llm.scheduler, "schedule", lambda: seen.append(schedule()) or seen[-1])
+    (output,) = llm.generate([prompt], replace(DRAWN, n=3))
+    found = [answer.token_ids for answer in output.outputs]
+    assert len(found) == 3 and len({tuple(ids) for ids in found}) == 3
+    computed = [(chunk.start, chunk.end) for step in seen for chunk in step.chunks]
+    assert computed == [(0, 40), (32, 40), (32, 40)], "two full pages of the prompt are computed once"
+    alone = [llm.generate([prompt], replace(DRAWN, seed=5 + i))[0]["token_ids"] for i in range(3)]
+    assert found == alone
+    for call in (llm.add_request, lambda *arguments: next(llm.stream(*arguments))):
+        with pytest.raises(ValueError, match="n: expected 1 where one answer comes token by token, got 3"):
+            call(prompt, replace(DRAWN, n=3))
+
+
+def test_a_bias_decides_and_harms_no_batch_mate(llm, greedy):
+    params = [GREEDY] * 8
+    params[3] = replace(GREEDY, logit_bias={7: 1e4})
+    outputs = llm.generate(prompts(), params)
+    assert outputs[3]["token_ids"] == [7] * 12
+    others = [i for i in range(8) if i != 3]
+    assert [outputs[i]["token_ids"] for i in others] == [greedy[i]["token_ids"] for i in others]
+    with pytest.raises(ValueError, match="logit_bias: expected token ids below 1024, got 1024"):
+        llm.generate([[1]], replace(GREEDY, logit_bias={1024: 1.0}))
+
+
+def test_no_end_before_the_least_length(llm, greedy):
+    wanted = greedy[2]["token_ids"]
+    params = replace(GREEDY, stop_token_ids=(wanted[0],))
+    assert llm.generate([prompts()[2]], params)[0]["token_ids"] == wanted[:1]
+    longer = llm.generate([prompts()[2]], replace(params, min_tokens=5))[0]["token_ids"]
+    assert len(longer) >= 5 and wanted[0] not in longer[:5]
+
+
+def test_penalties_are_those_of_their_definitions(llm):
+    prompt = [5, 6, 7]
+    plain = llm.generate([prompt], replace(GREEDY, max_tokens=1, logprobs=20))[0].outputs[0].logprobs[0]
+    best, second = list(plain)[:2]
+    # A token that was there loses against the next best; the repetition penalty counts the prompt too.
+    assert llm.generate([[*prompt, best]], replace(GREEDY, repetition_penalty=1e6))[0]["token_ids"][0] not in (
+        5,
+        6,
+        7,
+        best,
+    )
+    forced = replace(GREEDY, logit_bias={9: 100.0}, max_tokens=4)
+    assert llm.generate([prompt], forced)[0]["token_ids"] == [9] * 4
+    logits = []
+    run = llm.runner.ops.step
+
+    def watched(*arguments):
+        ops = run(*arguments)
+        sample = ops.sample
+        ops.sample = lambda values, *rest: logits.append(values.clone()) or sample(values, *rest)
+        return ops
+
+    llm.runner.ops.step = watched
+    try:
+        llm.generate([prompt], replace(forced, presence_penalty=1.0, frequency_penalty=0.5))
+        penalised = [float(values[0, 9]) for values in logits]
+        logits.clear()
+        llm.generate([prompt], forced)
+    finally:
+        del llm.runner.ops.step
+    free = [float(values[0, 9]) for values in logits]
+    assert [round(b - a, 3) for a, b in zip(penalised, free, strict=True)] == [0.0, 1.5, 2.0, 2.5]
+    assert second != best
+
+
+def test_logprobs_are_of_the_raw_logits_with_the_drawn_token_first(llm, greedy):
+    params = [replace(GREEDY, logprobs=3, logit_bias={7: 1e4}), *[replace(GREEDY, logprobs=0)] * 7]
+    first, *others = llm.generate(prompts(), params)
+    (answer,) = first.outputs
+    assert len(answer.logprobs) == 12 and all(list(kept)[0] == 7 and len(kept) == 4 for kept in answer.logprobs)
+    best = [max(kept, key=lambda token: kept[token]) for kept in answer.logprobs]
+    assert best[0] == greedy[0]["token_ids"][0], "what would have been drawn without the bias"
+    for output, plain in zip(others, greedy[1:], strict=True):
+        assert output["token_ids"] == plain["token_ids"] and plain.outputs[0].logprobs is None
+        assert all(len(kept) == 1 and 0 > next(iter(kept.values())) > -20 for kept in output.outputs[0].logprobs)
+
+
+class Pieces:
+    """Stands for a text stream: token `i` completes the `i`-th piece."""
+
+    def __init__(self, pieces):
+        self.pieces = pieces
+
+    def push(self, token):
+        return self.pieces[token]
+
+    def flush(self):
+        return ""
+
+
+TEXTS = st.text("ab", max_size=24)
+STOPS = st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3)
+
+
+@given(text=TEXTS, stops=STOPS, cuts=st.lists(st.integers(0, 24), max_size=8))
+def test_trap_33_stop_texts_do_not_depend_on_where_tokens_cut_the_text(text, stops, cuts):
+    places = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
+    pieces = [text[a:b] for a, b in zip(places, places[1:], strict=False)]
+    found = StopText(stops, Pieces(pieces))
+    shown = ""
+    for number in range(len(pieces)):
+        ended = found.push(number)
+        shown += found.take(ended)
+        assert text.startswith(shown)
+        if ended:
+            break
+    found.end()
+    shown += found.take(True)
+    ends = [(text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text]
+    assert found.text == shown == (text[: min(ends)[1]] if ends else text) and found.stopped == bool(ends)
+
+
+def test_no_stop_text_counts_within_the_least_length():
+    found = StopText(["b"], Pieces("abcb"), min_tokens=2)
+    assert [found.push(token) for token in range(4)] == [False, False, False, True] and found.text == "abc"
+
+
+def test_bad_requests_are_one_sentence(llm):
+    for name, values in {
+        "stop": ["word", ("",), (1,)],
+        "min_tokens": [-1, 13],
+        "n": [0, 2],
+        "repetition_penalty": [0.0, math.inf],
+        "presence_penalty": [2.1],
+        "frequency_penalty": [math.nan],
+        "logprobs": [-1, 21],
+    }.items():
+        for value in values:
+            with pytest.raises(ValueError, match=f"^{name}: expected"):
+                replace(GREEDY, **{name: value})
+    with pytest.raises(ValueError, match="stop: dummy weights come without a tokenizer; pass stop_token_ids"):
+        llm.generate([[1]], replace(GREEDY, stop=("x",)))
+    assert not llm.scheduler.has_work
