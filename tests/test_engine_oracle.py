@@ -172,6 +172,41 @@ def test_the_default_model(llm):
     compare(prompts, answers, alone)
 
 
+COVER = [
+    {"max_num_seqs": 1, "block_size": 256, "prefill_chunk": 64},
+    {"max_num_seqs": 32, "block_size": 16},
+    {"max_num_seqs": 8, "block_size": 1, "prefill_chunk": 16, "prefix_caching": False},
+    {"max_num_seqs": 4, "block_size": 256, "prefill_chunk": 7, "continuous_batching": False},
+    {"max_num_seqs": 32, "block_size": 1, "prefill_chunk": 1},
+    {"max_num_seqs": 32, "block_size": 16, "chunked_prefill": False, "num_kv_blocks": 24},
+    {"max_num_seqs": 8, "block_size": 16, "prefill_chunk": 64, "num_kv_blocks": 24, "prefix_caching": False},
+    {"max_num_seqs": 1, "block_size": 1, "chunked_prefill": False, "continuous_batching": False},
+]
+"""Pairs of batch, page, chunk, pool and switches; 24 pages of 16 tokens hold two of the longest requests."""
+
+
+@pytest.fixture(scope="module")
+def answered():
+    """32 real prompts of up to 180 tokens, and transformers' greedy answers to them."""
+    ids = LLM(fetch(), dtype="float32", device="cpu").tokenizer.encode((ROOT / "LICENSE").read_text())
+    prompts = [ids[start : start + length] for start in (0, 0, 100, 500) for length in (1, 7, 15, 16, 17, 33, 64, 180)]
+    return prompts, continuations_and_logits(load_transformers(fetch()), prompts, 8)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("options", COVER, ids=str)
+def test_the_default_model_by_batches_chunks_pages_and_switches(answered, options):
+    prompts, answers = answered
+    llm = LLM(fetch(), dtype="float32", device="cpu", **options)
+    preempted = []
+    run = llm.runner.run
+    llm.runner.run = lambda step: preempted.extend(step.preempted) or run(step)
+    compare(prompts, answers, teacher_forced(llm, prompts, [tokens for tokens, _ in answers]))
+    assert bool(preempted) == ("num_kv_blocks" in options)
+    assert llm.scheduler.blocks.num_free == llm.scheduler.blocks.num_blocks
+
+
 def test_the_question(llm):
     output = llm.generate([{"role": "user", "content": "What is the capital of France?"}])[0]
     assert output["text"] == output.outputs[0].text == "The capital of France is Paris."
