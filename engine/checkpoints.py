@@ -1,7 +1,7 @@
 """Reading a model from disk: its architecture, and its tensors by their Hugging Face names, one at a time.
 
-GGUF stores the q and k rows of `llama` models permuted for interleaved rotation. This file puts them back into
-half-split order, so that the other files know only one layout.
+GGUF stores the q and k rows of `llama` models permuted for interleaved rotation, and Gemma's norms with 1 added. This
+file puts them back, so that the other files know only one form.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _GGUF_TOP = {
     "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
 }
-_GGUF_ARCHITECTURES = ("llama", "qwen3")
+_GGUF_ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma")
 
 
 class Checkpoint(Protocol):
@@ -81,7 +81,7 @@ class GGUFCheckpoint:
                 raise ValueError(f"model: {path.name} is cut short: tensor {tensor.name} lies beyond its {size} bytes")
         kind = self._field("general.architecture")
         if kind not in _GGUF_ARCHITECTURES:
-            raise ValueError(f"model: expected a GGUF of {' or '.join(_GGUF_ARCHITECTURES)}, got {kind!r}")
+            raise ValueError(f"model: expected a GGUF of {', '.join(_GGUF_ARCHITECTURES)}, got {kind!r}")
         self._kind: str = kind
         self.architecture = Architecture.from_config(self._config(), name=path.stem)
 
@@ -98,10 +98,11 @@ class GGUFCheckpoint:
         embedding = next((tensor for tensor in self._reader.tensors if tensor.name == "token_embd.weight"), None)
         if not hidden or not heads or embedding is None:
             raise ValueError(f"model: {self.path.name} names no embedding_length, head_count or token_embd.weight")
-        if get("rope.scaling.type", "none") not in ("none", None):
-            raise ValueError(f"model: rope scaling {get('rope.scaling.type')!r} in a GGUF is not supported")
+        window = get("attention.sliding_window")
         return {
-            "model_type": self._kind,
+            "model_type": "mistral" if self._kind == "llama" and window else self._kind,
+            "sliding_window": window,
+            "rope_scaling": self._rope_scaling(),
             "hidden_size": hidden,
             "intermediate_size": get("feed_forward_length"),
             "num_hidden_layers": get("block_count"),
@@ -116,6 +117,20 @@ class GGUFCheckpoint:
             "attention_bias": "blk.0.attn_q.bias" in names,
         }
 
+    def _rope_scaling(self) -> dict[str, Any] | None:
+        prefix = f"{self._kind}.rope.scaling."
+        found = {
+            name.removeprefix(prefix): self._field(name) for name in self._reader.fields if name.startswith(prefix)
+        }
+        kind = found.pop("type", "none")
+        found.pop("finetuned", None)
+        if kind in ("none", None):
+            return None
+        length = found.pop("original_context_length", None)
+        if kind == "yarn" and length:
+            found["original_max_position_embeddings"] = length
+        return {"rope_type": kind, **found}
+
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every tensor, dequantised to fp32."""
         arch = self.architecture
@@ -128,6 +143,8 @@ class GGUFCheckpoint:
             if self._kind == "llama" and (".q_proj." in name or ".k_proj." in name):
                 heads = arch.num_heads if ".q_proj." in name else arch.num_kv_heads
                 values = _half_split(values, heads)
+            if self._kind == "gemma" and name.endswith("norm.weight"):
+                values = values - 1
             yield name, torch.from_numpy(values.copy() if not values.flags.writeable else values)
 
 

@@ -78,7 +78,10 @@ def test_safetensors_in_several_files_are_read(tmp_path):
 
 def write_gguf(path, tensors, **changes):
     """`tensors` as llama.cpp's converter stores them: q and k rows permuted for interleaved rotation."""
-    writer = gguf.GGUFWriter(path, changes.get("architecture", "llama"))
+    kind = changes.get("architecture", "llama")
+    writer = gguf.GGUFWriter(path, kind)
+    for add, value in changes.get("fields", {}).items():
+        getattr(writer, add)(value)
     writer.add_block_count(ARCH.num_layers)
     writer.add_context_length(ARCH.max_position)
     writer.add_embedding_length(ARCH.hidden_size)
@@ -97,12 +100,15 @@ def write_gguf(path, tensors, **changes):
         values = tensor.numpy()
         if name not in names:
             layer, _, rest = name.removeprefix("model.layers.").partition(".")
-            short = inner[rest.removesuffix(".weight")]
-            if short in ("attn_q", "attn_k"):
+            module, _, part = rest.rpartition(".")
+            short = inner[module]
+            if kind == "llama" and short in ("attn_q", "attn_k"):
                 heads = ARCH.num_heads if short == "attn_q" else ARCH.num_kv_heads
                 rows = values.reshape(heads, 2, values.shape[0] // heads // 2, -1)
                 values = rows.swapaxes(1, 2).reshape(values.shape)
-            names[name] = f"blk.{layer}.{short}.weight"
+            names[name] = f"blk.{layer}.{short}.{part}"
+        if kind == "gemma" and name.endswith("norm.weight"):
+            values = values + 1
         writer.add_tensor(names[name], np.ascontiguousarray(values))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -121,9 +127,43 @@ def test_gguf_gives_the_tensors_that_were_stored(tmp_path):
     assert checkpoint.architecture == Architecture.from_config({**CONFIG, "model_type": "llama"}, name="tiny")
 
 
+@pytest.mark.parametrize("kind", ["qwen2", "gemma"])
+def test_a_gguf_of_another_family_gives_its_architecture_and_tensors(tmp_path, kind):
+    config = {**CONFIG, "model_type": kind}
+    arch = Architecture.from_config(config, name="tiny")
+    tensors = [(name, tensor + torch.rand(tensor.shape)) for name, tensor in dummy_tensors(arch)]
+    checkpoint = open_checkpoint(write_gguf(tmp_path / "tiny.gguf", tensors, architecture=kind))
+    assert checkpoint.architecture == arch
+    read = dict(checkpoint.tensors())
+    assert set(read) == {name for name, _ in tensors}
+    for name, tensor in tensors:
+        torch.testing.assert_close(read[name], tensor, rtol=0, atol=1e-6)
+
+
+def test_windows_and_rope_scalings_of_a_gguf_are_read_or_refused(tmp_path):
+    scaling = gguf.RopeScalingType
+    for number, (fields, changes) in enumerate([
+        ({"add_sliding_window": 20}, {"model_type": "mistral", "sliding_window": 20}),
+        ({"add_rope_scaling_type": scaling.LINEAR, "add_rope_scaling_factor": 3.0},
+         {"rope_scaling": {"rope_type": "linear", "factor": 3.0}}),
+        ({"add_rope_scaling_type": scaling.YARN, "add_rope_scaling_factor": 4.0, "add_rope_scaling_orig_ctx_len": 64},
+         {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}}),
+    ]):  # fmt: skip
+        path = write_gguf(tmp_path / f"{number}.gguf", list(dummy_tensors(ARCH)), fields=fields)
+        expected = Architecture.from_config({**CONFIG, **changes}, name=str(number))
+        assert open_checkpoint(path).architecture == expected
+    odd = {
+        "add_rope_scaling_type": scaling.YARN,
+        "add_rope_scaling_factor": 4.0,
+        "add_rope_scaling_yarn_beta_fast": 9.0,
+    }
+    with pytest.raises(ValueError, match="rope scaling yarn: yarn_beta_fast is not modelled yet"):
+        open_checkpoint(write_gguf(tmp_path / "odd.gguf", list(dummy_tensors(ARCH)), fields=odd))
+
+
 def test_a_gguf_of_another_architecture_is_refused(tmp_path):
     path = write_gguf(tmp_path / "x.gguf", list(dummy_tensors(ARCH)), architecture="mamba")
-    with pytest.raises(ValueError, match="expected a GGUF of llama or qwen3, got 'mamba'"):
+    with pytest.raises(ValueError, match="expected a GGUF of llama, qwen2, qwen3, gemma, got 'mamba'"):
         open_checkpoint(path)
 
 
