@@ -21,17 +21,16 @@ Handle = Callable[[Launch, tuple[int, ...], list[Any]], None]
 
 
 @lru_cache(maxsize=64)
-def compile_ptx(source: str, *, options: tuple[str, ...] = (), arch: str = ARCHITECTURE, line_info: bool = True) -> str:
+def compile_ptx(source: str, *, options: tuple[str, ...] = ()) -> str:
     """The PTX of CUDA C++ `source`; needs no GPU.
 
-    `options` are NVRTC's (`-DTILE=64`).  With `line_info` the PTX says which line each instruction comes from, for
-    messages and counts; the file is called kernel.cu.  Headers are found as `kernels/_cuda.py` finds them.  Raises
-    `CudaCompileError` with the compiler's log, and `ValueError` where CuPy or NVRTC is not installed.
+    `options` are NVRTC's (`-DTILE=64`).  The PTX says which line of kernel.cu each instruction comes from.  Headers are
+    found as `kernels/_cuda.py` finds them.  Raises `CudaCompileError` with the compiler's log, and `ValueError` where
+    CuPy or NVRTC is not installed.
     """
     headers = _cuda.include_folders() if "#include" in source else ()
     standard = () if any(option.startswith(("-std", "--std")) for option in options) else (_cuda.STANDARD,)
-    lines = ("-lineinfo",) if line_info else ()
-    given = (f"--gpu-architecture={arch}", *standard, *lines, *options, *(f"-I{folder}" for folder in headers))
+    given = (f"--gpu-architecture={ARCHITECTURE}", *standard, "-lineinfo", *options, *(f"-I{path}" for path in headers))
     nvrtc: Any = _cuda._nvrtc()
     program = nvrtc.createProgram(source, "kernel.cu", (), ())
     try:

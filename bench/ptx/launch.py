@@ -21,7 +21,7 @@ from rooflab.bench.ptx.machine.grid import execute
 from rooflab.bench.ptx.machine.memory import GlobalMemory
 from rooflab.bench.ptx.machine.run import MOST_THREADS, SHARED_LIMIT, Checks, Layout, Run
 from rooflab.bench.ptx.results import Result, result_of
-from rooflab.bench.ptx.text.syntax import Kernel, Reference, Triple, Variable
+from rooflab.bench.ptx.text.syntax import Kernel, Parameter, Reference, Triple, Variable
 from rooflab.bench.ptx.triton_kernels import bound, in_ctas
 
 MOST_EMULATED = 1 << 22
@@ -58,10 +58,8 @@ def emulate(
     """
     if not isinstance(compiled, Launch):
         if not hasattr(compiled, "asm"):
-            kind = type(compiled).__name__
-            raise ValueError(
-                f"compiled: expected a Launch or a kernel that Triton compiled, got a value of type {kind}"
-            )
+            wanted = "a Launch or a kernel that Triton compiled"
+            raise ValueError(f"compiled: expected {wanted}, got a value of type {type(compiled).__name__}")
         grid = in_ctas(compiled, _grid(grid))
         compiled, args, reached = bound(compiled, grid, args)
         memory = [*memory, *reached]
@@ -152,25 +150,25 @@ def _layout(kernel: Kernel, memory: GlobalMemory) -> Layout:
     addresses: dict[str, int] = {}
     ends = {"shared": 0, "local": 0, "param": 0}
     dynamic = []
+
+    def place(item: Variable | Parameter, space: str) -> None:
+        addresses[item.name] = -(-ends[space] // item.align) * item.align
+        ends[space] = addresses[item.name] + item.size
+
     for parameter in kernel.parameters:
-        ends["param"] = -(-ends["param"] // parameter.align) * parameter.align
-        addresses[parameter.name] = ends["param"]
-        ends["param"] += parameter.size
+        place(parameter, "param")
     for variable in kernel.variables.values():
         if variable.space in ("global", "const"):
             addresses[variable.name] = _placed(variable, memory)
         elif variable.space == "shared" and not variable.size:
             dynamic.append(variable)
         else:
-            ends[variable.space] = -(-ends[variable.space] // variable.align) * variable.align
-            addresses[variable.name] = ends[variable.space]
-            ends[variable.space] += variable.size
+            place(variable, variable.space)
     for variable in kernel.variables.values():
         for reference in variable.references:
             _point(variable, reference, addresses, memory)
     for variable in dynamic:
-        ends["shared"] = -(-ends["shared"] // variable.align) * variable.align
-        addresses[variable.name] = ends["shared"]
+        place(variable, "shared")
     return Layout(addresses, ends["shared"], ends["local"])
 
 

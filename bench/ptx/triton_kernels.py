@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -45,9 +46,7 @@ def bound(compiled: Any, grid: Sequence[int], args: Sequence[Any]) -> tuple[Laun
             else:
                 values.append(_float(value, kind) if isinstance(value, int | float) else value)
         names += [name] * (len(values) - len(names))
-    ctas = 1
-    for size in grid:
-        ctas *= int(size)
+    ctas = math.prod(map(int, grid))
     for size in (int(metadata.global_scratch_size), int(getattr(metadata, "profile_scratch_size", 0) or 0)):
         values.append(torch.zeros(ctas * size + SCRATCH_ALIGN, dtype=torch.uint8) if size else 0)
     entry = re.search(rf"\.entry {re.escape(metadata.name)}\s*\(([^)]*)\)", ptx)
@@ -97,16 +96,8 @@ def _descriptor(value: Any, meta: Any) -> list[Any]:
     """The parameters of a tensor descriptor: a map, or the tensor with its shape and strides."""
     shape, strides = [int(size) for size in value.shape], [int(stride) for stride in value.strides]
     if meta is None:
-        padded = value.padding == "nan"
-        return [
-            value.base,
-            *shape,
-            *strides,
-            padded,
-            bool(getattr(value, "round_f32_to_tf32", False)),
-            *shape,
-            *strides,
-        ]
+        flags = value.padding == "nan", bool(getattr(value, "round_f32_to_tf32", False))
+        return [value.base, *shape, *strides, *flags, *shape, *strides]
     size = int(meta["elem_size"])
     kind = ELEMENTS[int(meta["elem_type"])]
     if getattr(value, "round_f32_to_tf32", False):

@@ -36,12 +36,8 @@ def emit_float(g: Generator, instruction: Instruction, kind: str) -> None:
         g.define(operands[0], f"approximate.{function}({', '.join(values)}, {ftz})", dtype)
     elif name in ("min", "max"):
         _extreme(g, instruction, dtype, values)
-    elif name == "neg" and not ftz:
-        g.define(operands[0], f"-{values[0]}", dtype)
-    elif name == "abs" and not ftz:
-        g.define(operands[0], f"np.abs({values[0]})", dtype)
     elif name in ("neg", "abs"):
-        g.define(operands[0], f"floats.f{name}({values[0]}, True)", dtype)
+        g.define(operands[0], f"floats.f{name}({values[0]}, {ftz})", dtype)
     else:
         call = f"floats.{name}({', '.join(values)}, rounding={rounding!r}, ftz={ftz}, sat={sat})"
         g.define(operands[0], call, dtype)
@@ -110,9 +106,8 @@ def copy_sign(g: Generator, instruction: Instruction) -> None:
 def test_property(g: Generator, instruction: Instruction) -> None:
     """`testp`."""
     _, name, kind = instruction.parts
-    g.define(
-        instruction.operands[0], f"floats.testp({g.value(instruction.operands[1], dtype_of(kind))}, {name!r})", "?"
-    )
+    value = g.value(instruction.operands[1], dtype_of(kind))
+    g.define(instruction.operands[0], f"floats.testp({value}, {name!r})", "?")
 
 
 def kind_of(instruction: Instruction) -> str:
@@ -158,10 +153,8 @@ def arithmetic(g: Generator, instruction: Instruction) -> None:
     elif name in ("min", "max", "div", "rem"):
         function = {"min": "np.minimum", "max": "np.maximum", "div": "integers.div", "rem": "integers.rem"}[name]
         a, b = (g.value(item, signed) for item in operands[1:3])
-        if "relu" in parts:
-            g.define(target, f"integers.i{name}({a}, {b}, True)", signed)
-        else:
-            g.define(target, f"{function}({a}, {b})", signed)
+        call = f"integers.i{name}({a}, {b}, True)" if "relu" in parts else f"{function}({a}, {b})"
+        g.define(target, call, signed)
     else:
         function = {"abs": "np.abs", "neg": "np.negative"}[name]
         g.define(target, f"{function}({g.value(operands[1], signed)})", signed)
@@ -252,8 +245,7 @@ def funnel_shift(g: Generator, instruction: Instruction) -> None:
 def bit_fields(g: Generator, instruction: Instruction) -> None:
     """`bfe`, `bfi`."""
     dtype = dtype_of(kind_of(instruction))
-    *values, position, length = instruction.operands[1:]
-    start, count = position, length
+    *values, start, count = instruction.operands[1:]
     if (
         instruction.parts[0] == "bfe"
         and dtype[0] == "u"
@@ -266,7 +258,7 @@ def bit_fields(g: Generator, instruction: Instruction) -> None:
         shifted = f"({g.value(values[0], dtype)} >> {g.constant(start.value, dtype)})"
         g.define(instruction.operands[0], f"{shifted} & {mask}", dtype)
         return
-    given = ", ".join([*(g.value(item, dtype) for item in values), g.value(position, "u4"), g.value(length, "u4")])
+    given = ", ".join([*(g.value(item, dtype) for item in values), g.value(start, "u4"), g.value(count, "u4")])
     g.define(instruction.operands[0], f"bitfields.{instruction.parts[0]}({given})", dtype)
 
 
@@ -296,16 +288,15 @@ def masks(g: Generator, instruction: Instruction) -> None:
 @emits("lop3", "prmt")
 def permutations(g: Generator, instruction: Instruction) -> None:
     """`lop3` and `prmt`."""
+    values = ", ".join(g.value(item, "u4") for item in instruction.operands[1:4])
     if instruction.parts[0] == "lop3":
         table = instruction.operands[4]
         if not isinstance(table, Immediate):
             raise PtxError(f"PTX: expected a constant table in {instruction.text!r}")
-        values = ", ".join(g.value(item, "u4") for item in instruction.operands[1:4])
         function = g.bind(lop3_function(table.value), ("lop3", table.value))
         g.define(instruction.operands[0], f"{function}({values})", "u4")
         return
     mode = instruction.parts[2] if len(instruction.parts) > 2 else ""
-    values = ", ".join(g.value(item, "u4") for item in instruction.operands[1:4])
     g.define(instruction.operands[0], f"bitfields.prmt({values}, {mode!r})", "u4")
 
 

@@ -14,8 +14,8 @@ _COMPARISONS = {
     "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
     "lo": "<", "ls": "<=", "hi": ">", "hs": ">=",
 }  # fmt: skip
-_UNORDERED = {"equ": "!=", "neu": "==", "ltu": ">=", "leu": ">", "gtu": "<=", "geu": "<"}
-"""Comparisons that are also true for NaN; each is the negation of the comparison given here."""
+_UNORDERED = {"ltu": ">=", "leu": ">", "gtu": "<=", "geu": "<"}
+"""Comparisons that are also true for NaN, without equ and neu; each is the negation of the comparison given here."""
 _WINDOWS = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW, "param": PARAM_WINDOW}
 
 
@@ -104,12 +104,11 @@ def _compared(name: str, kind: str, left: str, right: str) -> str:
         return f"({left} == {left}) & ({right} == {right})"
     if name == "nan":
         return f"({left} != {left}) | ({right} != {right})"
+    if name == "equ":
+        return f"({left} == {right}) | ({left} != {left}) | ({right} != {right})"
+    if name == "neu":
+        return f"{left} != {right}"
     if name in _UNORDERED:
-        opposite = {"equ": "ne", "neu": "eq"}.get(name)
-        if opposite == "ne":
-            return f"({left} == {right}) | ({left} != {left}) | ({right} != {right})"
-        if opposite == "eq":
-            return f"{left} != {right}"
         return f"~({left} {_UNORDERED[name]} {right})"
     if name == "ne" and dtype[0] == "f" or half and name == "ne":
         # An ordered comparison: false if an operand is NaN.
@@ -184,16 +183,12 @@ def convert(g: Generator, instruction: Instruction) -> None:
     result = dtype_of(to)
     if to.endswith("x2"):
         _check_packed(instruction, to, source, rounding)
-    if to in ("bf16x2", "f16x2") and source == "f32" and rounding == "rn" and not flags:
-        high, low = (g.value(item, "f4") for item in operands[1:3])
-        g.define(operands[0], f"formats.cvt_rn_{to}_f32({high}, {low})", result)
-    elif to.endswith("x2") and source == "f32":
-        high, low = (g.value(item, "f4") for item in operands[1:3])
-        g.define(
-            operands[0],
-            f"formats.cvt_pair({high}, {low}, {to!r}, {rounding!r}{_only(flags, 'relu', 'satfinite')})",
-            result,
-        )
+    if to.endswith("x2") and source == "f32":
+        both = ", ".join(g.value(item, "f4") for item in operands[1:3])
+        how = f"{to!r}, {rounding!r}{_only(flags, 'relu', 'satfinite')}"
+        plain = to == "bf16x2" and rounding == "rn" and not flags
+        call = f"formats.cvt_rn_bf16x2_f32({both})" if plain else f"formats.cvt_pair({both}, {how})"
+        g.define(operands[0], call, result)
     elif to.endswith("x2"):
         value = g.value(operands[1], dtype_of(source))
         name = "cvt_fp8x2_f16x2" if source == "f16x2" else "cvt_f16x2_fp8x2"
@@ -225,11 +220,10 @@ def addresses(g: Generator, instruction: Instruction) -> None:
     """Converts addresses from one space to another."""
     parts, operands = instruction.parts, instruction.operands
     name = parts[0]
-    space = next(
-        (part.split("::")[0] for part in parts[1:] if part.split("::")[0] in (*_WINDOWS, "global", "const")), ""
-    )
+    heads = (part.split("::")[0] for part in parts[1:])
+    space = next((head for head in heads if head in (*_WINDOWS, "global", "const")), "")
+    size = "u8" if parts[-1].endswith("64") else "u4"
     if name == "cvta":
-        size = "u8" if parts[-1].endswith("64") else "u4"
         value = g.value(operands[1], size)
         if space in _WINDOWS:
             inner = g.constant((1 << 60) - 1, size)
@@ -242,13 +236,9 @@ def addresses(g: Generator, instruction: Instruction) -> None:
         wanted = g.constant(_WINDOWS.get(space, 0) >> 60, "u8")
         g.define(operands[0], f"({g.value(operands[1], 'u8')} >> {g.constant(60, 'u8')}) == {wanted}", "?")
     elif name == "mapa":
-        size = "u8" if parts[-1].endswith("64") else "u4"
         inside = (1 << RANK_SHIFT) - 1 | (SHARED_WINDOW if size == "u8" else 0)
         own = f"{g.value(operands[1], size)} & {g.constant(inside, size)}"
-        rank = (
-            f"({g.value(operands[2], 'u4')}.astype({size}) + {g.constant(1, size)}) << {g.constant(RANK_SHIFT, size)}"
-        )
-        g.define(operands[0], f"({own}) | ({rank})", size)
+        rank = f"{g.value(operands[2], 'u4')}.astype({size}) + {g.constant(1, size)}"
+        g.define(operands[0], f"({own}) | (({rank}) << {g.constant(RANK_SHIFT, size)})", size)
     else:
-        size = "u8" if parts[-1].endswith("64") else "u4"
         g.define(operands[0], f"synchronising.rank_of(c, {g.value(operands[1], size)})", "u4")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -240,29 +240,26 @@ def bulk_store(
         addresses = np.arange(0, count, 16, dtype=np.uint64) + np.uint64(value_of(target, lane))
         element = {"b": "u"}.get(kind[:1], kind[:1]) + kind[1:] if kind else "u8"
         tile = TileIndex(addresses.view(np.int64), np.arange(start, start + count, 16), None, 16)
-        flat = _Flat(element, count)
+        flat = _Flat(element, count, tensor_map.ELEMENT_BYTES[element])
         _start_store(c, lane, start, tile, 0, flat, operation, instruction)  # type: ignore[arg-type]
 
 
-class _Flat:
+class _Flat(NamedTuple):
     """The fields of a tensor map that a store needs, for a copy without a tensor map."""
 
-    def __init__(self, element: str, size: int):
-        self.element = element
-        self.box_bytes = size
-        self.element_bytes = tensor_map.ELEMENT_BYTES[element]
+    element: str
+    box_bytes: int
+    element_bytes: int
 
 
 def commit_bulk(c: Context, guard: Any) -> None:
     """`cp.async.bulk.commit_group`."""
-    lanes = c.lanes if guard is None else c.lanes[np.broadcast_to(guard, c.size)]
-    waiting_of(c.group).transfers.commit_bulk(lanes)
+    waiting_of(c.group).transfers.commit_bulk(c.lanes[c.lanes_under(guard)])
 
 
 def wait_bulk(c: Context, newest: int, only_reads: bool, guard: Any) -> None:
     """`cp.async.bulk.wait_group`."""
-    lanes = c.lanes if guard is None else c.lanes[np.broadcast_to(guard, c.size)]
-    done = waiting_of(c.group).transfers.wait_bulk(lanes, newest, only_reads=only_reads)
+    done = waiting_of(c.group).transfers.wait_bulk(c.lanes[c.lanes_under(guard)], newest, only_reads=only_reads)
     if done and c.group.run.observer is not None:
         c.group.run.observer.stores_done(c.group, [(copy.lane, copy.mark) for copy in done])
 
@@ -295,7 +292,7 @@ def store_remote(
 ) -> None:
     """`st.async`: a store that reports its bytes to an mbarrier; the emulator does the store at once."""
     run, mbarriers = c.group.run, waiting_of(c.group).mbarriers
-    places = mbarriers.places(c, barrier, guard, instruction)
+    places = mbarriers.lots(c, barrier, guard, instruction)
     size = width * len(values)
     _watch(c, addresses, size, [place for place, _ in places], guard, instruction)
     observer, run.observer = run.observer, None
@@ -304,7 +301,7 @@ def store_remote(
     finally:
         run.observer = observer
     for place, lanes in places:
-        mbarriers.complete_bytes(place, lanes * size, instruction)
+        mbarriers.complete_bytes(place, len(lanes) * size, instruction)
     waiting_of(c.group).wake_mbarriers()
 
 

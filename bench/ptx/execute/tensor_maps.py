@@ -85,12 +85,6 @@ def write_shared_map(c: Context, address: int, data: bytes, lane: int, instructi
         c.group.written[start : start + tensor_map.BYTES] = True
 
 
-def fence_map(c: Context, address: int, lane: int) -> None:
-    """`fence.proxy.tensormap` of a map at a generic address."""
-    if c.group.maps is not None:
-        c.group.maps.fence(*_warp(c, lane), address)
-
-
 def _warp(c: Context, lane: int) -> tuple[int, int]:
     """The slot of a lane for the race detector, and the lane's warp in that slot."""
     return divmod(int(c.warps[lane]), c.group.race_warps)
@@ -128,8 +122,9 @@ def copy(c: Context, targets: Any, sources: Any, guard: Any, instruction: int) -
 
 def fence(c: Context, addresses: Any, guard: Any) -> None:
     """`fence.proxy.tensormap::generic`, of the map at an address."""
-    for lane in _one_lane_each(c, addresses, guard):
-        fence_map(c, value_of(addresses, lane), lane)
+    if c.group.maps is not None:
+        for lane in _one_lane_each(c, addresses, guard):
+            c.group.maps.fence(*_warp(c, lane), value_of(addresses, lane))
 
 
 def _one_lane_each(c: Context, addresses: Any, guard: Any) -> Iterator[int]:

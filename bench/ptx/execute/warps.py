@@ -68,16 +68,13 @@ def _source_lanes(mode: str, own: Any, lane: Any, clamp: Any) -> tuple[Any, Any]
     lane = lane & 31
     if mode == "up":
         source = own - lane
-        valid = source >= highest
     elif mode == "down":
         source = own + lane
-        valid = source <= highest
     elif mode == "bfly":
         source = own ^ lane
-        valid = source <= highest
     else:
         source = lowest | lane & ~segment & 31
-        valid = source <= highest
+    valid = source >= highest if mode == "up" else source <= highest
     return np.where(valid, source, own), valid
 
 
@@ -88,8 +85,7 @@ def shuffle(c: Context, mode: str, value: Any, lane: Any, clamp: Any, wants_vali
         if not wants_valid:
             return value, None
         if fixed:
-            valid = np.tile(_sources(mode, int(lane), int(clamp))[1], c.size // WARP)
-            return value, valid if len(valid) == c.size else _valid_of_parts(c, mode, int(lane), int(clamp))
+            return value, _sources(mode, int(lane), int(clamp))[1][c.lanes & (WARP - 1)]
     rows, places = in_warps(c, value, POISON)
     if fixed:
         source, valid = _sources(mode, int(lane), int(clamp))
@@ -100,11 +96,6 @@ def shuffle(c: Context, mode: str, value: Any, lane: Any, clamp: Any, wants_vali
     clamps = in_warps(c, clamp)[0].astype(np.int64)
     source, valid = _source_lanes(mode, own, lanes, clamps)
     return _back(np.take_along_axis(rows, source, axis=1), places), _back(valid, places)
-
-
-def _valid_of_parts(c: Context, mode: str, lane: int, clamp: int) -> Any:
-    valid = _sources(mode, lane, clamp)[1]
-    return valid[c.lanes & (WARP - 1)]
 
 
 def _by_mask(mask: Any, one: Callable[[np.uint32], tuple[Any, ...]]) -> tuple[Any, ...]:
@@ -158,10 +149,9 @@ def _spread(values: npt.NDArray[Any], places: npt.NDArray[np.intp] | None) -> An
     return _back(np.repeat(values, WARP), places)
 
 
-def match(c: Context, mode: str, value: Any, mask: Any) -> tuple[Any, Any]:
+def match(c: Context, mode: str, value: Any, mask: Any) -> tuple[Any, ...]:
     """`match.any.sync`: the lanes with the same value; `match.all.sync`: all members if they have one value."""
-    bits, agree = _by_mask(mask, lambda named: _match(c, mode, value, named))
-    return bits, agree
+    return _by_mask(mask, lambda named: _match(c, mode, value, named))
 
 
 def _match(c: Context, mode: str, value: Any, mask: np.uint32) -> tuple[Any, Any]:
@@ -190,10 +180,9 @@ def _reduce(c: Context, operation: str, value: Any, mask: np.uint32, guard: Any)
     return _spread(COMBINE[operation].reduce(filled, axis=1, dtype=rows.dtype), places)
 
 
-def elect(c: Context, mask: Any) -> tuple[Any, Any]:
+def elect(c: Context, mask: Any) -> tuple[Any, ...]:
     """`elect.sync`: the lowest member's number, and a predicate that holds for it."""
-    number, chosen = _by_mask(mask, lambda named: _elect(c, named))
-    return number, chosen
+    return _by_mask(mask, lambda named: _elect(c, named))
 
 
 def _elect(c: Context, mask: np.uint32) -> tuple[Any, Any]:

@@ -37,12 +37,9 @@ _WINDOWS = {SHARED_WINDOW >> 60: "shared", LOCAL_WINDOW >> 60: "local", PARAM_WI
 
 def load(c: Context, space: str, addresses: Any, mask: Any, width: int, count: int, instruction: int) -> Values:
     """`count` values of `width` bytes for each lane in `mask` (None: all lanes); 0 for lanes outside `mask`."""
-    active = _active(mask)
-    if active is not None:
-        if not len(active):
-            return (_UNSIGNED[width](0),) * count
-        if len(active) == c.size:
-            active = None
+    active = _active(mask, c.size)
+    if active is not None and not len(active):
+        return (_UNSIGNED[width](0),) * count
     chosen = addresses if active is None or isinstance(addresses, np.generic) else addresses[active]
     units = _LOADS[space](c, chosen, width * count, active, instruction)
     values = _unpacked(units, width, count)
@@ -53,27 +50,23 @@ def load(c: Context, space: str, addresses: Any, mask: Any, width: int, count: i
 
 def store(c: Context, space: str, addresses: Any, values: Values, mask: Any, width: int, instruction: int) -> None:
     """Stores values of `width` bytes side by side, from each lane in `mask`."""
-    active = _active(mask)
+    active = _active(mask, c.size)
     if active is not None:
         if not len(active):
             return
-        if len(active) == c.size:
-            active = None
-        else:
-            addresses = addresses if isinstance(addresses, np.generic) else addresses[active]
-            values = tuple(value if isinstance(value, np.generic) else value[active] for value in values)
+        addresses = addresses if isinstance(addresses, np.generic) else addresses[active]
+        values = tuple(value if isinstance(value, np.generic) else value[active] for value in values)
     lanes = c.size if active is None else len(active)
     c.group.run.changes += 1
     _STORES[space](c, addresses, _packed(values, width, lanes), width * len(values), active, instruction)
 
 
-def _active(mask: Any) -> npt.NDArray[np.int64] | None:
+def _active(mask: Any, size: int) -> npt.NDArray[np.int64] | None:
     """The lanes in a mask; None for all lanes."""
-    if mask is None:
-        return None
-    if isinstance(mask, np.bool_):
-        return None if mask else np.empty(0, np.int64)
-    return np.flatnonzero(mask)
+    if mask is None or isinstance(mask, np.bool_):
+        return None if mask is None or mask else np.empty(0, np.int64)
+    active = np.flatnonzero(mask)
+    return None if len(active) == size else active
 
 
 def _scattered(value: Any, active: npt.NDArray[np.int64], size: int) -> Any:

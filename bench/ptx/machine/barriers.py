@@ -155,9 +155,8 @@ class Barriers:
         if waits:
             state.parked.append(context)
             state.waiters.append(warps)
-        else:
-            if group.races is not None:  # the barrier does not order later accesses of these warps
-                group.races.signal(group.race_slot(slot), warps % group.race_warps, ("barrier", slot, number))
+        elif group.races is not None:  # the barrier does not order later accesses of these warps
+            group.races.signal(group.race_slot(slot), warps % group.race_warps, ("barrier", slot, number))
         if not self._complete(slot, state):
             return False
         if waits:
@@ -252,12 +251,6 @@ class ClusterBarrier:
         wanted = int(self._arrived[context.lanes].max())
         return bool((self._arrived[self._group.alive] >= wanted).all())
 
-    def _end_phase(self) -> None:
-        """All threads have arrived: waiting contexts learn what was released up to now."""
-        if self._group.races is not None:
-            for slot in range(self._group.races.slots):
-                self._group.races.complete(slot, _KEY)
-
     def _learn(self, context: Context) -> None:
         if self._group.races is not None:
             for slot, warps in self._warps(context):
@@ -274,7 +267,9 @@ class ClusterBarrier:
         phase = int(self._arrived[alive].min()) if alive.any() else self._phase
         if phase > self._phase:
             self._phase = phase
-            self._end_phase()
+            if self._group.races is not None:  # waiting contexts learn what was released up to now
+                for slot in range(self._group.races.slots):
+                    self._group.races.complete(slot, _KEY)
         went = [context for context in self._parked if self._complete(context)]
         for context in went:
             self._learn(context)

@@ -44,7 +44,7 @@ class Context:
         """Where the CTA's shared memory begins in the group's."""
         self.warps = lanes >> 5
         """Warp of each lane, counted through the group."""
-        self.grain = self._grain()
+        self.regrain()
         self.warp_places: npt.NDArray[np.intp] | None = None
         """For `execute.warps`: each lane's place in its warp, or None where the lanes are whole warps in order."""
         self.warps_known = False
@@ -59,16 +59,9 @@ class Context:
         """Whether its state after the last turn equals an earlier state."""
         self._pattern: bytes | None = None
 
-    def _grain(self) -> int:
-        """Number of lanes in each of its pieces: 128, 32 or 1.  Lanes that have ended do not count."""
-        for grain in (128, 32):
-            if self.group.whole(self.lanes, grain):
-                return grain
-        return 1
-
     def regrain(self) -> None:
-        """Determines the grain again, after other lanes have ended."""
-        self.grain = self._grain()
+        """Sets the number of lanes in each of its pieces: 128, 32 or 1.  Lanes that have ended do not count."""
+        self.grain = next((grain for grain in (128, 32) if self.group.whole(self.lanes, grain)), 1)
 
     def vector(self, value: Any) -> npt.NDArray[Any]:
         """A value by lane."""

@@ -52,10 +52,6 @@ class MBarriers:
         places, which = np.unique(offsets, return_inverse=True)
         return [(int(place), lanes[which == index]) for index, place in enumerate(places)]
 
-    def places(self, context: Context, addresses: Any, mask: Any, instruction: int) -> list[tuple[int, int]]:
-        """Each mbarrier that the lanes of `mask` address, and the number of lanes that address it."""
-        return [(place, len(lanes)) for place, lanes in self.lots(context, addresses, mask, instruction)]
-
     def init(self, context: Context, addresses: Any, counts: Any, mask: Any, instruction: int) -> None:
         """`mbarrier.init`."""
         for place, lanes in self.lots(context, addresses, mask, instruction):
@@ -164,9 +160,7 @@ class MBarriers:
             tell(races, int(slot), np.unique(warps[warps // per_slot == slot]) - int(slot) * per_slot)
 
     def _made(self, context: Context, place: int, lanes: Lanes, instruction: int, what: str) -> None:
-        def tell(races: Any, slot: int, warps: Any) -> None:
-            getattr(races, what)(slot, int(warps[0]), place, instruction)
-
+        tell = lambda races, slot, warps: getattr(races, what)(slot, int(warps[0]), place, instruction)
         self._watch(context, tell, lanes)
 
     def _use(self, context: Context, place: int, lanes: Lanes, instruction: int) -> None:

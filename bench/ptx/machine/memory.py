@@ -6,6 +6,7 @@ allocations, because a wild address would otherwise reach the emulator's own mem
 
 from __future__ import annotations
 
+import ctypes
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import Any
@@ -71,24 +72,10 @@ class Allocation:
         if width not in self.views:
             start = self.base // width * width
             count = -(-(self.base + self.size - start) // width)
-            self.views[width] = _at(start, count, WIDE[width])
+            # The last unit may reach past the allocation: every access is checked against the allocation's own bytes.
+            raw = (ctypes.c_char * (count * width)).from_address(start)
+            self.views[width] = np.frombuffer(raw, WIDE[width])
         return self.views[width]
-
-
-class _Interface:
-    def __init__(self, address: int, count: int, dtype: str):
-        self.__array_interface__ = {
-            "data": (address, False),
-            "shape": (count,),
-            "typestr": np.dtype(dtype).str,
-            "version": 3,
-        }
-
-
-def _at(address: int, count: int, dtype: str) -> npt.NDArray[Any]:
-    """Memory of this process as an array.  The last unit may reach past the allocation: no access touches it, because
-    every access is checked against the allocation's own bytes."""
-    return np.asarray(_Interface(address, count, dtype))
 
 
 class GlobalMemory:
@@ -99,9 +86,7 @@ class GlobalMemory:
         self._bases: list[int] = []
         self._last: Allocation | None = None
 
-    def add(
-        self, name: str, base: int, size: int, owner: Any, *, written: bool = True, read_only: bool = False
-    ) -> Allocation | None:
+    def add(self, name: str, base: int, size: int, owner: Any, *, read_only: bool = False) -> Allocation | None:
         """Registers `size` bytes at `base`; a piece of a known allocation is not added again."""
         if size <= 0:
             return None
@@ -109,7 +94,6 @@ class GlobalMemory:
         if known is not None and base + size <= known.end:
             return known
         made = Allocation(name, base, size, owner, read_only=read_only)
-        made.written = None if written else np.zeros(size, bool)
         place = bisect_right(self._bases, base)
         self.allocations.insert(place, made)
         self._bases.insert(place, base)

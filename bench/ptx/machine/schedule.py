@@ -260,18 +260,12 @@ class Schedule:
 
     def describe(self) -> list[str]:
         """What each context waits for, in words; contexts that are ready only poll."""
-        lines = []
-        for context in self.ready:
-            instruction = self.program.kernel.instructions[min(context.place, self.program.size - 1)]
-            lines.append(f"{describe(context)}: polling at {instruction.describe()}")
-        for context in self.meeting:
-            instruction = self.program.kernel.instructions[context.place]
-            text = f"waiting for the rest of its warp or warpgroup at {instruction.describe()}"
-            lines.append(f"{describe(context)}: {text}")
-        for context, text, number in self.waiting.describe():
-            instruction = self.program.kernel.instructions[number]
-            lines.append(f"{describe(context)}: waiting {text} at {instruction.describe()}")
-        return lines
+        waits = [(context, "polling", min(context.place, self.program.size - 1)) for context in self.ready]
+        rest = "waiting for the rest of its warp or warpgroup"
+        waits += [(context, rest, context.place) for context in self.meeting]
+        waits += [(context, f"waiting {text}", number) for context, text, number in self.waiting.describe()]
+        at = self.program.kernel.instructions
+        return [f"{describe(context)}: {text} at {at[number].describe()}" for context, text, number in waits]
 
 
 def _overlap(a: Context, b: Context) -> bool:

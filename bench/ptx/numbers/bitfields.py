@@ -171,17 +171,12 @@ def szext(a: Value, bits: Value, clamp: bool) -> Value:
     return pick(bits == 0, np.int32(0), field)
 
 
-def lop3(a: Value, b: Value, c: Value, table: int) -> Value:
-    """`lop3.b32`: bit 4 a + 2 b + c of `table` is the result for the bits a, b and c.
-
-    Raises `ValueError` on a table that is not of 8 bits.
-    """
-    return lop3_function(table)(a, b, c)
-
-
 @cache
 def lop3_function(table: int) -> Callable[[Value, Value, Value], Value]:
-    """The function of a, b and c that `lop3` computes for one table, with at most five logic operations."""
+    """`lop3.b32` of one table, as a function of a, b and c with at most five logic operations.
+
+    Bit 4 a + 2 b + c of `table` is the result for the bits a, b and c.  Raises `ValueError` on a table not of 8 bits.
+    """
     if not 0 <= table <= 255:
         raise ValueError(f"table: expected 0 to 255, got {table}")
     without = sum((table >> (2 * place) & 1) << place for place in range(4))

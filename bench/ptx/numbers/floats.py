@@ -11,7 +11,7 @@ serve only the rare lanes and modes that vector arithmetic gets wrong.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 import numpy as np
@@ -116,15 +116,8 @@ def exact_lanes(function: Callable[..., float], rounding: str, *operands: Value)
 
 def add(a: Value, b: Value, rounding: str = "rn", ftz: bool = False, sat: bool = False) -> Value:
     """a + b."""
-    if ftz:
-        a, b = flush(a), flush(b)
-    if rounding == "rn":
-        return _finished(a + b, ftz, sat)
-    check_rounding(rounding)
-    if a.itemsize == 8:
-        return _finished(exact_lanes(exact_fma, rounding, a, np.float64(1), b), ftz, sat)
-    total = odd_sum(a.astype(_F64), b.astype(_F64), rounding)
-    return _finished(narrow(total, _F32, rounding), ftz, sat)
+    exact = lambda x, y, mode: exact_fma(x, 1.0, y, mode)
+    return _rounded(np.add, exact, lambda x, y: odd_sum(x, y, rounding), (a, b), rounding, ftz, sat)
 
 
 def sub(a: Value, b: Value, rounding: str = "rn", ftz: bool = False, sat: bool = False) -> Value:
@@ -134,40 +127,20 @@ def sub(a: Value, b: Value, rounding: str = "rn", ftz: bool = False, sat: bool =
 
 def mul(a: Value, b: Value, rounding: str = "rn", ftz: bool = False, sat: bool = False) -> Value:
     """a * b."""
-    if ftz:
-        a, b = flush(a), flush(b)
-    if rounding == "rn":
-        return _finished(a * b, ftz, sat)
-    check_rounding(rounding)
-    if a.itemsize == 8:
-        return _finished(exact_lanes(exact_multiply, rounding, a, b), ftz, sat)
-    return _finished(narrow(a.astype(_F64) * b.astype(_F64), _F32, rounding), ftz, sat)
+    return _rounded(np.multiply, exact_multiply, np.multiply, (a, b), rounding, ftz, sat)
 
 
 def fma(a: Value, b: Value, c: Value, rounding: str = "rn", ftz: bool = False, sat: bool = False) -> Value:
     """a * b + c, rounded once; `mad` of floats does the same."""
-    if ftz:
-        a, b, c = flush(a), flush(b), flush(c)
-    if rounding == "rn":
-        return _finished((fma_rn_f64 if a.itemsize == 8 else fma_rn_f32)(a, b, c), ftz, sat)
-    check_rounding(rounding)
-    if a.itemsize == 8:
-        return _finished(exact_lanes(exact_fma, rounding, a, b, c), ftz, sat)
-    total = odd_sum(a.astype(_F64) * b.astype(_F64), c.astype(_F64), rounding)
-    return _finished(narrow(total, _F32, rounding), ftz, sat)
+    nearest = fma_rn_f64 if a.itemsize == 8 else fma_rn_f32
+    wide = lambda x, y, z: odd_sum(x * y, z, rounding)
+    return _rounded(nearest, exact_fma, wide, (a, b, c), rounding, ftz, sat)
 
 
 def div(a: Value, b: Value, rounding: str = "rn", ftz: bool = False, sat: bool = False) -> Value:
     """a / b, correctly rounded."""
-    if ftz:
-        a, b = flush(a), flush(b)
-    if rounding == "rn":
-        return _finished(a / b, ftz, sat)
-    check_rounding(rounding)
-    if a.itemsize == 8:
-        return _finished(exact_lanes(exact_divide, rounding, a, b), ftz, sat)
     # A quotient of two 24-bit numbers is a float32 or a tie, or differs from both by more than a float64's last bit.
-    return _finished(narrow(a.astype(_F64) / b.astype(_F64), _F32, rounding), ftz, sat)
+    return _rounded(np.divide, exact_divide, np.divide, (a, b), rounding, ftz, sat)
 
 
 def rcp(a: Value, rounding: str = "rn", ftz: bool = False) -> Value:
@@ -177,17 +150,24 @@ def rcp(a: Value, rounding: str = "rn", ftz: bool = False) -> Value:
 
 def sqrt(a: Value, rounding: str = "rn", ftz: bool = False) -> Value:
     """The square root, correctly rounded; NaN if a is negative."""
+    return _rounded(np.sqrt, exact_square_root, np.sqrt, (a,), rounding, ftz, False)
+
+
+def _rounded(
+    nearest: Callable[..., Value], exact: Callable[..., float], wide: Callable[..., Value], operands: Sequence[Value],
+    rounding: str, ftz: bool, sat: bool,
+) -> Value:  # fmt: skip
+    """`nearest` of the operands; in another mode `exact` in float64, or `wide`, which computes float32 in float64."""
     if ftz:
-        a = flush(a)
+        operands = [flush(x) for x in operands]
     if rounding == "rn":
-        return np.sqrt(a)
-    check_rounding(rounding)
-    if a.itemsize == 8:
-        return exact_lanes(exact_square_root, rounding, a)
-    return narrow(np.sqrt(a.astype(_F64)), _F32, rounding)
-
-
-def _finished(result: Value, ftz: bool, sat: bool) -> Value:
+        result = nearest(*operands)
+    else:
+        check_rounding(rounding)
+        if operands[0].itemsize == 8:
+            result = exact_lanes(exact, rounding, *operands)
+        else:
+            result = narrow(wide(*(x.astype(_F64) for x in operands)), _F32, rounding)
     if ftz:
         result = flush(result)
     return saturate(result) if sat else result

@@ -259,11 +259,6 @@ def cvt_rn_bf16x2_f32(high: Value, low: Value) -> Value:
     return (upper & _UPPER) | (lower >> _HALF)
 
 
-def cvt_rn_f16x2_f32(high: Value, low: Value) -> Value:
-    """`cvt.rn.f16x2.f32` without modifiers."""
-    return pack_pair(encode(high, "f16"), encode(low, "f16"))
-
-
 def cvt_fp8x2_f16x2(x: Value, to: str, relu: bool = False) -> Value:
     """`cvt.rn.satfinite.e4m3x2.f16x2` and e5m2x2: a pair of f16 (uint32) as a pair of fp8 (uint16)."""
     codes = encode(decode(parts(unsigned(x), np.uint16), "f16"), to.removesuffix("x2"), "rn", True, relu)

@@ -142,7 +142,7 @@ class Lanes:
             addresses = np.broadcast_to(addresses, warps.shape)
         self.cells: Cells = shadow.cells(addresses, width)
         self._rows = slots * clocks.warps + warps
-        self.actors: Ints = clocks.copy_actors(warps) if copies else warps
+        self.actors: Ints = clocks.copies + warps if copies else warps
         self.stamps: Stamps = clocks.current.take(slots * clocks.actors + self.actors) + (instruction << ACTOR_BITS)
 
     def late_writes(self, of_mbarrier: bool = False) -> Late | None:

@@ -74,8 +74,9 @@ class VectorClocks:
             )
         self.readers = 3 * warps
         """Actors below this number can read: warps, wgmma and bulk streams."""
-        self._copies = warps * (1 + _STREAMS.index(COPY))
-        self._pool = self._copies + warps
+        self.copies = warps * (1 + _STREAMS.index(COPY))
+        """The first actor of the cp.async streams; they follow in the order of the warps."""
+        self._pool = self.copies + warps
         self.known = np.full((3, slots, warps, self.actors), ONE, np.int64)
         """By plane, slot, warp that knows, and actor it knows of: the least stamp it does not know."""
         self.current = np.full((slots, self.actors), ONE, np.int64) + np.arange(self.actors)
@@ -172,7 +173,7 @@ class VectorClocks:
     def commit_copies(self, slots: Index, warps: Index) -> None:
         """cp.async.commit_group of all lanes of the warps."""
         s, w = _outer(slots, warps)
-        self.current[s, self._copies + w] += ONE
+        self.current[s, self.copies + w] += ONE
 
     def wait_copies(self, slots: Index, warps: Index, pending: int = 0) -> None:
         """cp.async.wait_group: all committed groups but the last `pending` are done.
@@ -181,13 +182,13 @@ class VectorClocks:
         first.
         """
         s, w = _outer(slots, warps)
-        done = (self.current[s, self._copies + w] & ~LOWER) - pending * ONE
-        self.known[GENERIC, s, w, self._copies + w] = np.maximum(self.known[GENERIC, s, w, self._copies + w], done)
+        done = (self.current[s, self.copies + w] & ~LOWER) - pending * ONE
+        self.known[GENERIC, s, w, self.copies + w] = np.maximum(self.known[GENERIC, s, w, self.copies + w], done)
 
     def signal_copies(self, slot: int, warps: Index, key: Hashable) -> None:
         """cp.async.mbarrier.arrive: all cp.async of the warps so far arrive at `key`; they count as committed."""
         w = _flat(warps)
-        streams = self._copies + w
+        streams = self.copies + w
         self._object(slot, key).join_one(GENERIC, streams, _next_tick(self.current[slot, streams]))
         self.current[slot, streams] += ONE
 
@@ -200,10 +201,6 @@ class VectorClocks:
         """Stamps of the last accesses of asynchronous actors that no warp of `slot` knows to be complete."""
         latest = self.latest[slot]
         return [int(stamp) for stamp in latest[latest >= self.known[GENERIC, slot].max(axis=0)]]
-
-    def copy_actors(self, warps: Stamps) -> Stamps:
-        """Actors of the cp.async streams of `warps` (n,)."""
-        return self._copies + warps
 
     def name_of(self, actor: int) -> str:
         """`warp 2`, `wgmma of warp 4`, `a TMA load`."""

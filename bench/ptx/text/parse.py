@@ -65,7 +65,9 @@ class Scope:
 class Body:
     """Collects instructions, registers, labels and variables."""
 
-    def __init__(self, functions: dict[str, Function], files: dict[int, str], outer: dict[str, Variable]):
+    def __init__(
+        self, functions: dict[str, Function], files: dict[int, str], outer: dict[str, Variable], own: list[Parameter]
+    ):
         self.registers: list[Register] = []
         self.instructions: list[Instruction] = []
         self.labels: dict[str, int] = {}
@@ -79,11 +81,7 @@ class Body:
         self._ends: list[str] = []
         """Labels after the calls whose functions the parser is reading, the innermost last."""
         self._calls: list[str] = []
-        self._parameters: set[str] = set()
-
-    def enter_kernel(self, parameters: list[Parameter]) -> None:
-        """Declares the kernel's parameters."""
-        self._parameters = {parameter.name for parameter in parameters}
+        self._parameters = {parameter.name for parameter in own}
 
     def read(self, text: str) -> None:
         """Reads the statements of a body in a new scope."""
@@ -165,7 +163,6 @@ class Body:
         return register
 
     def _resolve(self, name: str) -> Operand:
-        special = special_register(name)
         for scope in reversed(self._scopes):
             if name in scope.names:
                 return scope.names[name]
@@ -175,7 +172,7 @@ class Body:
             if numbered and numbered[1] in scope.families and int(numbered[2]) < scope.families[numbered[1]][1]:
                 scope.names[name] = self._register(name, scope.families[numbered[1]][0])
                 return scope.names[name]
-        if special is not None:
+        if (special := special_register(name)) is not None:
             return special
         if name == "WARP_SZ":
             return Immediate(32)
@@ -199,9 +196,8 @@ class Body:
             self._call(rest, text, predicate, negated == "!")
             return
         if family == "ret" and self._ends:
-            self._add(
-                "bra.uni" if predicate is None else "bra", (Label(self._ends[-1]),), predicate, negated == "!", text
-            )
+            opcode = "bra.uni" if predicate is None else "bra"
+            self._add(opcode, (Label(self._ends[-1]),), predicate, negated == "!", text)
             return
         own: tuple[Operand, ...]
         if family == "bra":
@@ -303,8 +299,7 @@ def _kernel(
     function: Function, outer: dict[str, Variable], functions: dict[str, Function], files: dict[int, str]
 ) -> Kernel:
     own = declared_parameters(function.parameters)
-    body = Body(functions, files, outer)
-    body.enter_kernel(own)
+    body = Body(functions, files, outer, own)
     body.read(function.body)
     block, most = (_triple(function.directives, name) for name in ("reqntid", "maxntid"))
     return Kernel(

@@ -54,26 +54,6 @@ def _width(instruction: Instruction, space: str) -> int:
     return _MBARRIER if space == "shared" and "mbarrier" in instruction.opcode else _WIDEST
 
 
-def strong(kernel: Kernel) -> dict[int, str]:
-    """By number, the order (`relaxed`, `acquire`, `release`) of loads and stores that do not race with each other."""
-    orders = {}
-    for instruction in kernel.instructions:
-        if instruction.parts[0] in ("ld", "st"):
-            for part in instruction.parts[1:]:
-                if part in _STRONG:
-                    orders[instruction.number] = "relaxed" if "cta" in instruction.parts else _STRONG[part]
-    return orders
-
-
-def orders_ctas(kernel: Kernel) -> bool:
-    """Whether a fence, an atomic, a load or a store can order one CTA's actions before another's."""
-    return any(
-        item.parts[0] == "membar" or (item.parts[0] in ("fence", "ld", "st", "atom", "red") and _ORDERS & {*item.parts})
-        for item in kernel.instructions
-        if "cta" not in item.parts and "proxy" not in item.parts
-    )
-
-
 class Program:
     """A kernel of a text in PTX `version`; `generator` makes the function of a block."""
 
@@ -103,13 +83,23 @@ class Program:
 
     @cached_property
     def strong(self) -> dict[int, str]:
-        """Loads and stores with a memory order, by number."""
-        return strong(self.kernel)
+        """By number, the order (relaxed, acquire, release) of loads and stores that do not race with each other."""
+        orders = {}
+        for instruction in self.kernel.instructions:
+            if instruction.parts[0] in ("ld", "st"):
+                for part in instruction.parts[1:]:
+                    if part in _STRONG:
+                        orders[instruction.number] = "relaxed" if "cta" in instruction.parts else _STRONG[part]
+        return orders
 
     @cached_property
     def orders_ctas(self) -> bool:
-        """Whether the kernel's CTAs may wait for one another."""
-        return orders_ctas(self.kernel)
+        """Whether a fence, an atomic, a load or a store can order one CTA's actions before another's."""
+        return any(
+            parts[0] == "membar" or (parts[0] in ("fence", "ld", "st", "atom", "red") and _ORDERS & {*parts})
+            for parts in (instruction.parts for instruction in self.kernel.instructions)
+            if "cta" not in parts and "proxy" not in parts
+        )
 
     @cached_property
     def granules(self) -> dict[str, int]:
