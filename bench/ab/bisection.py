@@ -51,12 +51,8 @@ class Question:
     def arguments(self, base: str, head: str, pairs: int) -> list[str]:
         """The arguments of the `rooflab ab` that compares `head` with `base`."""
         found = [self.op, "--base", base, "--head", head, "--pairs", str(pairs), "--strict"]
-        named = (
-            ("--kernel", (self.kernel,) if self.kernel else ()),
-            ("--case", self.cases),
-            ("--scheme", self.schemes),
-        )
-        for option, values in named:
+        kernels = (self.kernel,) if self.kernel else ()
+        for option, values in (("--kernel", kernels), ("--case", self.cases), ("--scheme", self.schemes)):
             for value in values:
                 found += [option, value]
         return found if self.threshold is None else [*found, "--threshold", str(self.threshold)]

@@ -32,6 +32,7 @@ from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, as_tup
 from rooflab.roofline.model import Cost
 
 KEY = "function"
+"""The name of the functions' op, and the key of their only comparison."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def compare(
     `budget_s` ends the run early with the pairs that it has; `kernel_s` is the time for the readings of one process.
     Raises `ValueError` on an argument that cannot be used; a fault of the functions themselves becomes a verdict.
     """
-    settings_rules = Rules(threshold, floor_s)
+    rules = Rules(threshold, floor_s)
     first = named(make(make_inputs, seed))
     tensors = [value for value in first.values() if isinstance(value, torch.Tensor)]
     if not tensors:
@@ -96,14 +97,7 @@ def compare(
         Side(_label(function, other), {}, functions={**packed, "fn": pack(function), "path": path})
         for function, other in ((ref_fn, "reference"), (my_fn, "mine"))
     ]
-    settings = Settings(
-        rules=settings_rules,
-        pairs=pairs,
-        budget_s=budget_s,
-        kernel_s=kernel_s,
-        seed=seed,
-        device=str(tensors[0].device),
-    )
+    settings = Settings(rules, pairs, budget_s, kernel_s, seed, str(tensors[0].device))
     result = run(Comparison(sides[0], sides[1], (KEY,)), settings, progress)
     return Compared(result.outcomes[0], result)
 
@@ -111,9 +105,6 @@ def compare(
 def _label(function: Callable[..., Any], otherwise: str) -> str:
     name = getattr(function, "__name__", otherwise)
     return otherwise if name == "<lambda>" else name
-
-
-NAME = "function"
 
 
 def prepare_functions(
@@ -155,7 +146,7 @@ def prepare_functions(
         return None
 
     spec = OpSpec(
-        name=NAME,
+        name=KEY,
         reference=_in_dtype(by_name(reference, made), output),
         make_inputs=spec_inputs,
         cost=cost,
@@ -165,7 +156,7 @@ def prepare_functions(
         schemes=("as made",),
     )
     called = _in_dtype(by_name(fn, made), output) if cast else by_name(fn, made)
-    kernel = Kernel(NAME, getattr(fn, "__name__", "fn"), "optimized", "torch", called, unsupported=unsupported)
+    kernel = Kernel(KEY, getattr(fn, "__name__", "fn"), "optimized", "torch", called, unsupported=unsupported)
     return kernel, spec, Case(), Scheme("as made", output, output, output), device
 
 
@@ -221,10 +212,8 @@ def pack(function: Function) -> dict[str, str]:
     try:
         return {"pickle": base64.b64encode(cloudpickle.dumps(function)).decode()}
     except (pickle.PicklingError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"function: expected {name or function!r} at the top of a module or script, so that a fresh process can "
-            f"import it, got one that cannot travel: {error}"
-        ) from error
+        wanted = f"{name or function!r} at the top of a module or script, so that a fresh process can import it"
+        raise ValueError(f"function: expected {wanted}, got one that cannot travel: {error}") from error
 
 
 def unpack(packed: Mapping[str, str]) -> Function:

@@ -215,15 +215,8 @@ def _floor_of_records(first: Record, second: Record) -> float | None:
 
 
 METRICS = (
-    "effect",
-    "effect_low",
-    "effect_high",
-    "smallest_visible_effect",
-    "pairs_for_1_percent",
-    "p_value",
-    "noise_floor",
-    "pairs",
-)
+    "effect effect_low effect_high smallest_visible_effect pairs_for_1_percent p_value noise_floor pairs"
+).split()
 CONFIRMS = "confirms"
 """Name of a metric of a reading: 1 if its pair is in the second batch, 0 if in the first."""
 _STATUS: dict[str, Status] = {

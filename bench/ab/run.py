@@ -16,7 +16,6 @@ from rooflab.bench.records.record import NOT_RUN, Verdict, paired_method_of
 CONFIRMATION_SHARE = 0.4
 """Share of a budget that is kept for the confirmation and that the first batch does not get."""
 SAME_HARDWARE = ("machine_key", "cpu", "cores", "threads")
-"""Statuses of a kernel that cannot run here; if it can run on neither side, there is nothing to compare."""
 
 
 @dataclass(frozen=True)

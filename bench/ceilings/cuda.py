@@ -8,7 +8,7 @@ at its highest clock, and the card was not throttled.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -96,12 +96,12 @@ def _unmade(module: str, status: Status, error: BaseException) -> Reading:
     return Reading(module.rpartition(".")[2], "op", {}, status, first_line(error))
 
 
+@dataclass
 class _Run:
-    def __init__(self, time: Timer, share_s: float, limits: Ceilings | None, uuid: str | None):
-        self._time = time
-        self._share_s = share_s
-        self._limits = limits
-        self._uuid = uuid
+    _time: Timer
+    _share_s: float
+    _limits: Ceilings | None
+    _uuid: str | None
 
     def group(self, group: Group) -> list[Reading]:
         """Every launch shape of one limit: those that are right are timed, whole and half, against each other."""

@@ -164,7 +164,10 @@ class Runner:
         work: set[str] = set()
         cpu_threads = torch.get_num_threads()
         refuses = bool(layout.padded) or layout.out == "padded"
-        _may_take(kernel, spec, arguments, refuses)
+        refusal = kernel.why_not_args({name: value for name, value in arguments.items() if name != "out"}, spec)
+        if refusal:
+            failed = failed_by(refusal)
+            raise Refused(failed.reason) if refuses else failed
         with _errors_of_the_kernel(refuses):
             arguments = planned(kernel, arguments)
         with queued(device, guarded.values(), layout.alone):
@@ -263,14 +266,6 @@ def _raise_tampered(device: torch.device, cpu_threads: int) -> None:
     if set_aside:
         give_back_l2()
         raise Failed("INVALID", f"L2 persistence: {set_aside} bytes of L2 are set aside and outlive a flush")
-
-
-def _may_take(kernel: Kernel, spec: OpSpec, arguments: dict[str, Any], may_refuse: bool) -> None:
-    checked = {name: value for name, value in arguments.items() if name != "out"}
-    refusal = kernel.why_not_args(checked, spec)
-    if refusal:
-        failed = failed_by(refusal)
-        raise Refused(failed.reason) if may_refuse else failed
 
 
 @contextmanager

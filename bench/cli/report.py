@@ -17,11 +17,14 @@ if TYPE_CHECKING:
     from rooflab.bench.report.pictures.schedule import Schedule
 
 
+Records = Annotated[
+    list[Path] | None, typer.Argument(help="Records: files, or folders at any depth; without any, results/.")
+]
+
+
 @app.command()
 def report(
-    paths: Annotated[
-        list[Path] | None, typer.Argument(help="Records: files, or folders at any depth; without any, results/.")
-    ] = None,
+    paths: Records = None,
     out: Annotated[Path, typer.Option("--out", help="The file to write.")] = Path("report.html"),
     title: Annotated[str, typer.Option("--title", help="Heading of the page.")] = "Rooflab report",
     plots: Annotated[bool, typer.Option("--plots/--no-plots", help="With figures and plotly's 5 MB of script.")] = True,
@@ -59,9 +62,7 @@ COLUMNS = ("op", "kernel", "case", "scheme", "points", "trend", "latest_ms", "la
 
 @app.command()
 def history(
-    paths: Annotated[
-        list[Path] | None, typer.Argument(help="Records: files, or folders at any depth; without any, results/.")
-    ] = None,
+    paths: Records = None,
     op: OnlyOp = None,
     kernel: OnlyKernel = None,
     case: OnlyCase = None,

@@ -10,7 +10,17 @@ from typing import Annotated, Any
 import typer
 
 from rooflab.bench import show
-from rooflab.bench.cli.app import EXIT_INCORRECT, EXIT_INVALID, CaseOption, DeviceOption, Json, OutOption, app, exit_for
+from rooflab.bench.cli.app import (
+    EXIT_INCORRECT,
+    EXIT_INVALID,
+    CaseOption,
+    DeviceOption,
+    Json,
+    KernelOption,
+    OutOption,
+    app,
+    exit_for,
+)
 
 
 @app.command()
@@ -104,10 +114,7 @@ def _show(found: dict[str, Any], json: bool) -> None:
 @app.command()
 def tune(
     op: Annotated[str, typer.Argument(help="An op with a tunable kernel.")],
-    kernel: Annotated[
-        list[str] | None,
-        typer.Option("--kernel", help="A kernel's name, or a file that registers kernels; repeatable."),
-    ] = None,
+    kernel: KernelOption = None,
     suite: Annotated[list[str] | None, typer.Option("--suite", help="Suites of cases to tune for; repeatable.")] = None,
     case: CaseOption = None,
     scheme: Annotated[str | None, typer.Option("--scheme", help="Without it, bf16 on a GPU and fp32 on a CPU.")] = None,

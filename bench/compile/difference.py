@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -86,11 +87,6 @@ def gone(identity: Identity, reason: str) -> Change:
     return Change(*identity, "GONE", (reason,))
 
 
-def not_compared(identity: Identity, reason: str) -> Change:
-    """The verdict on a kernel that neither tree can compile here."""
-    return Change(*identity, "NOT COMPARED", (reason,))
-
-
 def new(identity: Identity, now: list[Summary] | CompileFailure) -> Change:
     """The verdict on a kernel that only the head has."""
     if isinstance(now, CompileFailure):
@@ -113,9 +109,10 @@ def changed(
         return Change(*identity, "SAME", notes, tuple(before), tuple(now))
     pairs = _aligned(before, now)
     best = pairs or [(min(before, key=_rank), min(now, key=_rank))]
-    worst = pairs or [(max(before, key=_stack), max(now, key=_stack))]
+    stack = attrgetter("stack_bytes")
+    worst = pairs or [(max(before, key=stack), max(now, key=stack))]
     lost = [f"{is_.name}: {was.tensor_path} -> {is_.tensor_path}" for was, is_ in best if _rank(is_) > _rank(was)]
-    spills = [_spills(was, is_) for was, is_ in worst if _stack(is_) > _stack(was)]
+    spills = [_spills(was, is_) for was, is_ in worst if is_.stack_bytes > was.stack_bytes]
     verdict: Verdict = "LOST TENSOR CORES" if lost else "SPILLS" if spills else "CHANGED"
     others = [sentence for was, is_ in pairs for sentence in _sentences(was, is_)]
     if [s.name for s in before] != [s.name for s in now]:
@@ -136,10 +133,6 @@ def _aligned(before: list[Summary], now: list[Summary]) -> list[tuple[Summary, S
     if sorted(s.name for s in before) == sorted(s.name for s in now):
         before, now = (sorted(side, key=lambda summary: summary.name) for side in (before, now))
     return list(zip(before, now, strict=True))
-
-
-def _stack(summary: Summary) -> int:
-    return summary.stack_bytes
 
 
 def _rank(summary: Summary) -> int:
@@ -181,23 +174,18 @@ def _findings(before: Sequence[Summary], now: Sequence[Summary]) -> list[str]:
     failed = {option.name for summary in before for option in summary.options if not option.took_effect}
     fails = {option.name: option for summary in now for option in summary.options if not option.took_effect}
     worse = [option.sentence for name, option in fails.items() if name not in failed]
-    return worse + [f"{name} takes effect now" for name in sorted(failed - fails.keys()) if _takes_effect(now, name)]
-
-
-def _takes_effect(now: Sequence[Summary], name: str) -> bool:
-    return any(option.name == name and option.took_effect for summary in now for option in summary.options)
+    works = {option.name for summary in now for option in summary.options if option.took_effect}
+    return worse + [f"{name} takes effect now" for name in sorted((failed - fails.keys()) & works)]
 
 
 def markdown(changes: Sequence[Change], base: str) -> str:
     """The difference for a pull request: the verdict, and a table of the kernels that are not SAME."""
     told = [change for change in changes if change.verdict != "SAME"]
-    order = {
-        verdict: index for index, verdict in enumerate((*FAILED, "GONE", "CHANGED", "FIXED", "NEW", "NOT COMPARED"))
-    }
+    order = (*FAILED, "GONE", "CHANGED", "FIXED", "NEW", "NOT COMPARED")
     lines = ["### Compiled code", "", summary_line(changes, base), ""]
     if told:
         lines += ["| verdict | kernel | dtype | case | what |", "| --- | --- | --- | --- | --- |"]
-    for change in sorted(told, key=lambda change: order[change.verdict]):
+    for change in sorted(told, key=lambda change: order.index(change.verdict)):
         what = "<br>".join(sentence.replace("|", "\\|").replace("\n", " ") for sentence in change.sentences)
         cells = (change.verdict, f"{change.op}/{change.kernel}", change.scheme, f"`{change.case_id}`", what)
         lines.append(f"| {' | '.join(cells)} |")
@@ -317,6 +305,6 @@ def _change(pair: Pair, before: Results, after: Results) -> Change:
     if isinstance(result, CompileFailure) and result.refused:
         was = before[_id(base)]
         refused_before = isinstance(was, CompileFailure) and was.refused
-        return not_compared(_id(base), str(result)) if refused_before else gone(_id(base), str(result))
+        return Change(*_id(base), "NOT COMPARED" if refused_before else "GONE", (str(result),))
     note = "" if _id(head) == _id(base) else f"the op's cases have other keys: before {_id(base)[3]}"
     return changed(_id(head), before[_id(base)], result, note)

@@ -15,7 +15,7 @@ from rooflab.bench.compile.store import Store
 from rooflab.bench.compile.summary import COPIES, Summary, summarize
 from rooflab.bench.records.environment import Environment, snapshot
 from rooflab.bench.records.files import RunWriter
-from rooflab.bench.records.record import Record
+from rooflab.bench.records.record import Record, Status
 from rooflab.kernels.configs import config_for, legal_configs, make_config
 from rooflab.reference.spec import Case
 from rooflab.roofline.device import Device
@@ -42,7 +42,7 @@ class Result:
     failure: CompileFailure | None = None
 
     @property
-    def status(self) -> str:
+    def status(self) -> Status:
         """`OK`, `COMPILE_ERROR`, or `UNSUPPORTED` where the kernel does not take the case."""
         if self.failure is None:
             return "OK"
@@ -171,7 +171,7 @@ def _record(result: Result, run_id: str, environment: Environment) -> Record:
     return Record(
         kind="static",
         run_id=run_id,
-        status="OK" if result.failure is None else "UNSUPPORTED" if result.failure.refused else "COMPILE_ERROR",
+        status=result.status,
         **environment.record_fields(),
         reason=str(result.failure or ""),
         op=item.kernel.op,

@@ -166,10 +166,10 @@ class Request(NamedTuple):
     """The config of a tunable kernel, of its `config_type`; None leaves the choice to its launcher."""
 
     def to_json(self) -> dict[str, Any]:
-        """The message to a compiling process."""
+        """The fields as JSON values, for another process."""
         file, config = str(self.file) if self.file else None, None if self.config is None else asdict(self.config)
         asked = {"op": self.op, "kernel": self.kernel, "case": dict(self.case), "scheme": self.scheme.name}
-        return {"do": "compile", **asked, "file": file, "config": config}
+        return {**asked, "file": file, "config": config}
 
 
 def compile_kernel(
@@ -204,7 +204,8 @@ def compile_kernels(requests: Sequence[Request], store: Store | None = None) -> 
             check_backend(get_kernel(request.op, request.kernel))
     new = [request for request in dict.fromkeys(requests) if request not in _done]
     kept = [request.file is None and can_keep(get_kernel(request.op, request.kernel)) for request in new]
-    found = compile_in(own_compilers(), [r.to_json() for r in new], kept, own_hash() if store else "", store)
+    messages = [{"do": "compile", **request.to_json()} for request in new]
+    found = compile_in(own_compilers(), messages, kept, own_hash() if store else "", store)
     results = dict(zip(new, found, strict=True))
     own = {r: result for r, result in results.items() if r.file is None and r.config is None}
     _done.update({r: result for r, result in own.items() if isinstance(result, list)})
@@ -214,7 +215,7 @@ def compile_kernels(requests: Sequence[Request], store: Store | None = None) -> 
 def compile_in(
     workers: Pool, messages: Sequence[Mapping[str, Any]], kept: Sequence[bool], tree: str, store: Store | None = None
 ) -> list[Found]:
-    """Compiles every message (`Request.to_json`) in `workers`, whose tree has the hash `tree`.
+    """Compiles every message (a `Request` as JSON) in `workers`, whose tree has the hash `tree`.
 
     The `store` keeps the answers for which `kept` is true.
     """

@@ -221,17 +221,16 @@ def _precision(info: CompiledInfo, scheme: str) -> Iterator[Option]:
     split = sorted({precision for precision in wide if "x" in precision})
     if split:
         there = info.uses_tensor_cores
-        found = f"the code has {rounded} TF32 and {_products(info)} tensor-core instructions in all"
+        products = sum(info.counts[family] for family in TENSOR_CORES)
+        found = f"the code has {rounded} TF32 and {products} tensor-core instructions in all"
         yield Option(f"precision {split[0]}", there, f"input_precision {split[0]} was asked for, and {found}")
     elif info.uses_tf32:
         asked = "tl.dot's default" if "tf32" in wide else "the kernel's own code"
-        yield Option(
-            "precision fp32", False, f"fp32 operands are rounded to TF32 by {asked}: {rounded} TF32 instructions"
-        )
+        found = f"fp32 operands are rounded to TF32 by {asked}: {rounded} TF32 instructions"
+        yield Option("precision fp32", False, found)
     elif "ieee" in wide:
-        yield Option(
-            "precision ieee", True, f"input_precision ieee was asked for: {info.counts['fma']} FMAs and no TF32"
-        )
+        found = f"{info.counts['fma']} FMAs and no TF32"
+        yield Option("precision ieee", True, f"input_precision ieee was asked for: {found}")
 
 
 def _wgmma(info: CompiledInfo, scheme: str) -> Iterator[Option]:
@@ -299,7 +298,3 @@ def _warp_specialization(info: CompiledInfo, scheme: str) -> Iterator[Option]:
         yield Option("warp specialization", True, f"warp specialization was asked for: {block}, and {moves}")
     else:
         yield Option("warp specialization", False, f"warp specialization was asked for and ignored: {block}, no more")
-
-
-def _products(info: CompiledInfo) -> int:
-    return sum(info.counts[family] for family in TENSOR_CORES)

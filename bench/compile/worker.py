@@ -81,7 +81,7 @@ _AS_LAUNCHED = ("name", "target", "grid", "num_warps", "num_stages", "ptx", "bac
 def describe(launch: Launch, launches: int) -> Answer:
     """The fields of `static.CompiledInfo` of one compiled kernel."""
     code = read_cubin(launch.cubin, launch.name)
-    opcodes = _opcodes(code.sass, launch.name)
+    opcodes = dict(Counter(instruction.opcode for instruction in sass.parse(code.sass)[launch.name].instructions))
     wgmma = any(opcode.startswith(("HGMMA", "IGMMA", "QGMMA")) for opcode in opcodes)
     return {name: getattr(launch, name) for name in _AS_LAUNCHED} | {
         "launches": launches,
@@ -97,10 +97,6 @@ def describe(launch: Launch, launches: int) -> Answer:
         "warnings": _warnings(launch.log()) if wgmma else [],
         "code_hash": code_hash(launch.cubin),
     }
-
-
-def _opcodes(code: str, name: str) -> dict[str, int]:
-    return dict(Counter(instruction.opcode for instruction in sass.parse(code)[name].instructions))
 
 
 def _warnings(log: str) -> list[str]:

@@ -76,11 +76,7 @@ def read_tritonbench(path: Path, op: str | None = None) -> Imported:
     date = around.get("benchmark_date")
     timestamp = when(_iso(str(date)), f"{path.name}, benchmark_date") if date else file_time(path)
     shared = {"timestamp": timestamp, "run_id": run_id(timestamp, text), "environment": _environment(around, path.name)}
-    records = []
-    for reading in readings:
-        record = _record(reading, shared, skipped)
-        if record is not None:
-            records.append(record)
+    records = [record for reading in readings if (record := _record(reading, shared, skipped)) is not None]
     if not records and not skipped:
         raise ValueError(f"{path.name}: expected results of tritonbench, got none")
     return Imported(tuple(records), tuple(skipped))
@@ -155,9 +151,7 @@ def _from_json(metrics: Mapping[str, Any], name: str, skipped: list[Skipped]) ->
 def _add(reading: _Reading, metric: str, value: object) -> None:
     if value is None or value == "":
         return
-    if isinstance(value, bool):
-        reading.metrics[metric] = float(value)
-    elif isinstance(value, int | float):
+    if isinstance(value, int | float):
         reading.metrics[metric] = float(value)
     elif found := _NUMBER.fullmatch(str(value)):
         reading.metrics[metric] = float(found[1])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -20,32 +20,16 @@ from rooflab.kernels.configs import make_config, with_config
 from rooflab.kernels.registry import Kernel, get_kernel, get_op
 from rooflab.reference.spec import Case, OpSpec, Scheme, get_scheme
 from rooflab.roofline.device import Device, identify, resolve
-from rooflab.roofline.model import Ceilings, Cost, Traffic
+from rooflab.roofline.model import Cost, Traffic
 
 
-@dataclass(frozen=True)
-class Target:
+class Target(Request):
     """One kernel on one case."""
-
-    op: str
-    kernel: str
-    case: Case
-    scheme: Scheme
-    file: Path | None = None
-    """The file that registers the kernel, if the kernel is not in the tree."""
-    config: Any = None
-    """The config that a tunable kernel must use; None leaves the choice to its launcher."""
 
     @property
     def label(self) -> str:
         """`gemm/tensor_core M=...,N=... bf16`."""
         return f"{self.op}/{self.kernel} {self.case.id} {self.scheme.name}"
-
-    def to_json(self) -> dict[str, Any]:
-        """The target as JSON values, for another process."""
-        named = {"op": self.op, "kernel": self.kernel, "case": dict(self.case), "scheme": self.scheme.name}
-        file, config = str(self.file) if self.file else None, None if self.config is None else asdict(self.config)
-        return {**named, "file": file, "config": config}
 
 
 @dataclass(frozen=True)
@@ -74,10 +58,7 @@ def identity(kernel: Kernel, case: Case, scheme: str, environment: Environment) 
 
 
 def predict_all(
-    targets: Sequence[Target],
-    device: Device,
-    ceilings: Ceilings | None = None,
-    counted: Mapping[Target, Traffic] | None = None,
+    targets: Sequence[Target], device: Device, counted: Mapping[Target, Traffic] | None = None
 ) -> list[Predicted]:
     """Predicts every target on `device`, in the given order; compiles all kernels with code at once, on all cores.
 
@@ -92,8 +73,7 @@ def predict_all(
         else:
             reasons[target] = _refusal(kernel, target) or ""
     wanted = [target for target in targets if has_code(get_kernel(target.op, target.kernel)) and not reasons[target]]
-    requests = [Request(t.op, t.kernel, t.case, t.scheme, t.file, t.config) for t in wanted]
-    compiled = dict(zip(wanted, compile_kernels(requests, Store()), strict=True)) if wanted else {}
+    compiled = dict(zip(wanted, compile_kernels(wanted, Store()), strict=True)) if wanted else {}
     found = []
     for target in targets:
         cost, traffic, flops = _price(target)
@@ -104,7 +84,7 @@ def predict_all(
         elif reasons[target]:
             found.append(Predicted(target, cost, traffic, None, reasons[target]))
         else:
-            prediction = predict(cost, traffic, code, device, ceilings, matrix_flops=flops)
+            prediction = predict(cost, traffic, code, device, matrix_flops=flops)
             found.append(Predicted(target, cost, traffic, prediction))
     return found
 
@@ -217,7 +197,7 @@ def in_config(target: Target, record: Record) -> Target | None:
         return target
     if set(record.config) != {field.name for field in fields(kernel.tuning.config_type)}:
         return None
-    return replace(target, config=make_config(kernel, record.config))
+    return target._replace(config=make_config(kernel, record.config))
 
 
 def measured_in(
@@ -241,7 +221,7 @@ def measured_in(
     return [found[target][0] if target in found else target for target in targets], dict(found.values())
 
 
-def measure_here(targets: Sequence[Target], budget_s: float, seed: int = 0) -> list[Record]:
+def measure_here(targets: Sequence[Target], budget_s: float) -> list[Record]:
     """Checks and times the targets on this machine's CUDA device, case by case, with a case's kernels interleaved."""
     from rooflab.bench.measure.measure import measure_op
 
@@ -249,5 +229,5 @@ def measure_here(targets: Sequence[Target], budget_s: float, seed: int = 0) -> l
     for op, case, scheme in dict.fromkeys((target.op, target.case, target.scheme) for target in targets):
         names = [target.kernel for target in targets if (target.op, target.case, target.scheme) == (op, case, scheme)]
         kernels = [registry.get_kernel(op, name) for name in names]
-        found += measure_op(registry.get_op(op), kernels, [case], scheme, "cuda", budget_s=budget_s, seed=seed)
+        found += measure_op(registry.get_op(op), kernels, [case], scheme, "cuda", budget_s=budget_s)
     return found

@@ -69,20 +69,9 @@ def _why(record: Record) -> str:
 
 
 COMPILED = (
-    *(
-        "name",
-        "target",
-        "findings",
-        "registers",
-        "spill_loads",
-        "spill_stores",
-        "stack_bytes",
-        "shared_bytes",
-        "threads",
-    ),
-    *("ctas_per_sm", "occupancy", "occupancy_limiter", "grid", "launches", "ctas", "waves", "tail_ctas"),
-    *("wave_efficiency", "tensor_path", "loop_counts"),
-)
+    "name target findings registers spill_loads spill_stores stack_bytes shared_bytes threads ctas_per_sm occupancy"
+    " occupancy_limiter grid launches ctas waves tail_ctas wave_efficiency tensor_path loop_counts"
+).split()
 """The columns for a launched kernel, in order."""
 BAD = ("findings", "spill_loads", "spill_stores", "stack_bytes")
 """Values that are marked if present: registers that spill to memory, options that took no effect."""

@@ -74,7 +74,8 @@ def measure(
     found = written_before(writer)
     if kernels:
         names = {kernel.name for kernel in kernels}
-        cases = [case for case in cases if not names <= _kernels_at(found, case)]
+        done = {(record.kernel, record.case_id) for record in found}
+        cases = [case for case in cases if any((name, case.id) not in done for name in names)]
     if not kernels or not cases:
         return found, writer.run_id, bool(cases)
     share = TIMING_SHARE * context.seconds / (len(kernels) * len(cases))
@@ -83,9 +84,7 @@ def measure(
     name = default_scheme(device) if scheme is None or context.dry_run else scheme
     if name not in spec.schemes and (context.dry_run or scheme is None):
         name = scheme or spec.schemes[0]
-    options: dict[str, Any] = {}
-    if context.dry_run:
-        options = {"ceilings": NO_LIMITS}
+    options: dict[str, Any] = {"ceilings": NO_LIMITS} if context.dry_run else {}
     now = Running(context.entry, files=(writer.path.name,))
     new = 0
     for record in measure_op(
@@ -109,10 +108,6 @@ def measure(
 def written_before(writer: RunWriter) -> list[Record]:
     """The records that an earlier process of this entry wrote to the same file."""
     return record_files.read(writer.path) if writer.path.is_file() else []
-
-
-def _kernels_at(records: Sequence[Record], case: Case) -> set[str]:
-    return {str(record.kernel) for record in records if record.case_id == case.id}
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from rooflab.bench.records.files import write_whole
 from rooflab.bench.records.record import now
-from rooflab.bench.suite.entries import FINAL, Outcome
+from rooflab.bench.suite.entries import FINAL, EntryStatus, Outcome
 
 FILE = "progress.json"
 VERSION = 1
@@ -123,10 +124,15 @@ def summarize(progress: Progress) -> dict[str, Any]:
     """Counts, a row for each entry and a row for each bar."""
     titles = progress.titles
     rows = [_row(name, outcome, titles.get(name, "")) for name, outcome in progress.outcomes.items()]
-    bars = [_bar(name, outcome, titles.get(name, "")) for name, outcome in progress.outcomes.items() if _is_bar(name)]
+    bars = [
+        _bar(name, outcome, titles.get(name, ""))
+        for name, outcome in progress.outcomes.items()
+        if name.startswith("bar:")
+    ]
     environment = progress.environment
     gpu = environment.get("gpu") or {}
-    counts = {status: sum(row["status"] == status for row in rows) for status in dict.fromkeys(_statuses(rows))}
+    statuses = Counter(row["status"] for row in rows)
+    counts = {status: statuses[status] for status in get_args(EntryStatus) if statuses[status]}
     return {
         "started": progress.started,
         "machine_key": progress.identity.machine_key,
@@ -146,15 +152,6 @@ def summarize(progress: Progress) -> dict[str, Any]:
         "entries": rows,
         "bar_rows": bars,
     }
-
-
-def _statuses(rows: Sequence[dict[str, Any]]) -> list[str]:
-    order = ("DONE", "PARTIAL", "FAILED", "UNSUPPORTED", "BLOCKED", "NOT_REACHED", "RUNNING")
-    return sorted({row["status"] for row in rows}, key=order.index)
-
-
-def _is_bar(name: str) -> bool:
-    return name.startswith("bar:")
 
 
 def _row(name: str, outcome: Outcome, title: str) -> dict[str, Any]:

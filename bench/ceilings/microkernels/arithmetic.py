@@ -10,7 +10,6 @@ import torch
 
 from rooflab.bench.ceilings.microkernels.microkernel import (
     Card,
-    Clocks,
     Group,
     Groups,
     Load,
@@ -80,7 +79,6 @@ def _fma(card: Card, load: Load, shape: Shape) -> Microkernel:
         shape.threads,
         (start,),
         torch.zeros(blocks, shape.threads, 2, device=card.device),
-        Clocks.of(blocks, card.device),
         expected,
         FMA_TOLERANCE,
         "sums of points",
@@ -115,7 +113,6 @@ def _special(card: Card, load: Load, shape: Shape, name: str) -> Microkernel:
         shape.threads,
         (first,),
         torch.zeros(blocks, shape.threads, device=card.device),
-        Clocks.of(blocks, card.device),
         expected,
         SPECIAL_TOLERANCE,
         "sums of function values",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -82,25 +82,6 @@ def defines(**values: int) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Clocks:
-    """A buffer in which every block stores the cycles and the nanoseconds of its work."""
-
-    counts: torch.Tensor = field(repr=False)
-    """(blocks, 2), int64."""
-
-    @classmethod
-    def of(cls, blocks: int, device: torch.device) -> Clocks:
-        """A buffer for a launch of `blocks`."""
-        return cls(torch.zeros(blocks, 2, dtype=torch.int64, device=device))
-
-    def hz(self) -> float | None:
-        """The median clock over the blocks of the last launch, in Hz; None if the timer did not advance."""
-        counts = self.counts.cpu().numpy().astype(np.float64)
-        ran = counts[counts[:, 1] > 0]
-        return float(np.median(ran[:, 0] / ran[:, 1]) * 1e9) if len(ran) else None
-
-
-@dataclass(frozen=True)
 class Sums:
     """Launches one shape of a kernel whose threads store sums, and checks these sums.
 
@@ -112,7 +93,6 @@ class Sums:
     threads: int
     inputs: tuple[torch.Tensor, ...] = field(repr=False)
     sums: torch.Tensor = field(repr=False)
-    clocks: Clocks
     expected: Callable[[int], torch.Tensor]
     """`expected(repeats)`: the right sums after `repeats`, in fp64; they broadcast to the shape of `sums`."""
     tolerance: float
@@ -120,8 +100,19 @@ class Sums:
     scalars: Callable[[int], tuple[object, ...]] = lambda repeats: (np.uint32(repeats),)
     shared_bytes: int = 0
 
+    @cached_property
+    def clocks(self) -> torch.Tensor:
+        """(blocks, 2), int64: the cycles and the nanoseconds of each block's work in the last launch."""
+        return torch.zeros(self.blocks, 2, dtype=torch.int64, device=self.sums.device)
+
+    def clock_hz(self) -> float | None:
+        """The median clock over the blocks of the last launch, in Hz; None if the timer did not advance."""
+        counts = self.clocks.cpu().numpy().astype(np.float64)
+        ran = counts[counts[:, 1] > 0]
+        return float(np.median(ran[:, 0] / ran[:, 1]) * 1e9) if len(ran) else None
+
     def launch(self, repeats: int) -> None:
-        arguments = (*self.inputs, self.sums, self.clocks.counts, *self.scalars(repeats))
+        arguments = (*self.inputs, self.sums, self.clocks, *self.scalars(repeats))
         self.kernel((self.blocks,), (self.threads,), *arguments, shared_bytes=self.shared_bytes)
 
     def wrong(self, repeats: int) -> str:
@@ -136,7 +127,7 @@ class Sums:
     def measuring(
         self, limit: str, unit: Unit, work: float, config: Mapping[str, Scalar], dtype: str | None = None
     ) -> Microkernel:
-        return Microkernel(limit, config, unit, work, self.launch, self.wrong, self.clocks.hz, dtype)
+        return Microkernel(limit, config, unit, work, self.launch, self.wrong, self.clock_hz, dtype)
 
 
 def disagreement(found: torch.Tensor, expected: torch.Tensor, tolerance: float, what: str) -> str:

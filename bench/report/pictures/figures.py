@@ -97,17 +97,12 @@ class Panel(NamedTuple):
 
 def panels_of(records: Sequence[Record]) -> list[Panel]:
     """The levels from far to near, each with a bar for every record; a bar without data is empty."""
-    turns = [_turns(record) for record in records]
-    return [
-        Panel("HBM", "MB", tuple(_moved(record, "hbm") for record in records)),
-        Panel("L2 to SM", "MB", tuple(_moved(record, "l2") for record in records)),
-        Panel("shared memory, in and out", "MB", tuple(_moved(record, "shared") for record in records)),
-        *(
-            [Panel("shared memory, turns of loads and stores", "thousand", tuple(turns))]
-            if any(bar.parts for bar in turns)
-            else []
-        ),
-    ]
+    levels = (("HBM", "hbm"), ("L2 to SM", "l2"), ("shared memory, in and out", "shared"))
+    panels = [Panel(title, "MB", tuple(_moved(record, level) for record in records)) for title, level in levels]
+    turns = tuple(_turns(record) for record in records)
+    if any(bar.parts for bar in turns):
+        panels.append(Panel("shared memory, turns of loads and stores", "thousand", turns))
+    return panels
 
 
 def _moved(record: Record, level: str) -> Bar:

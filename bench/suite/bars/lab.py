@@ -9,12 +9,12 @@ import torch
 
 from rooflab.bench.records.files import write_whole
 from rooflab.bench.suite.entries import BarStatus, Context, Entry, Outcome
+from rooflab.bench.suite.plan import AB_IS_LONG
 from rooflab.bench.suite.tasks import run_command
 
 REPEATS = 20
 ROUND_S = 100.0
 """Seconds for an A/A round of the six kernels on a 2-core CPU; faster cores need less and end a round early."""
-IS_LONG = "pairs of fresh processes take minutes; the tests of the A/B hold it on a CPU"
 
 
 def false_alarms(context: Context, arguments: Sequence[str], repeats: int, most: int) -> Outcome:
@@ -24,7 +24,7 @@ def false_alarms(context: Context, arguments: Sequence[str], repeats: int, most:
     """
     needed = f"at most {most} FASTER or SLOWER of identical code, no SAME of slowed code"
     if context.dry_run:
-        return Outcome("UNSUPPORTED", IS_LONG, "UNMEASURED", needed)
+        return Outcome("UNSUPPORTED", AB_IS_LONG, "UNMEASURED", needed)
     words = [word.replace("{out}", str(context.out)) for word in arguments]
     words += ["--repeats", str(repeats), "--budget", str(max(1, int(context.seconds / (repeats + 1))))]
     status, value, errors = run_command(words)
@@ -63,11 +63,7 @@ BARS = (
         "bar:ab.false_alarms",
         "6 kernels x 20 A/A repeats: no more than 1 FASTER or SLOWER in all; an injected 5% slowdown is never SAME",
         f"{__name__}:false_alarms",
-        {
-            "arguments": ["ab", "--self-test", "--inject", "0.05", "--out", "{out}", "--json"],
-            "repeats": REPEATS,
-            "most": 1,
-        },
+        {"arguments": "ab --self-test --inject 0.05 --out {out} --json".split(), "repeats": REPEATS, "most": 1},
         cost_s=ROUND_S * (REPEATS + 1),
         value=20.0,
         needs=("environment", "first"),
