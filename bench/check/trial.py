@@ -12,16 +12,7 @@ import torch
 
 from rooflab.bench.calls.calls import packed as packed_with
 from rooflab.bench.calls.calls import planned
-from rooflab.bench.check.cheats import (
-    aliases,
-    changes_later,
-    compiled_frames,
-    give_back_l2,
-    lazy,
-    persisting_l2_bytes,
-    still_running,
-    work_noted,
-)
+from rooflab.bench.check import cheats
 from rooflab.bench.check.emulating import emulating
 from rooflab.bench.check.failed import Failed, Refused, failed_by, failure, known_errors
 from rooflab.bench.check.poison import NAN_BYTE, Guarded, bits, guard, guard_output, poisoned_allocations, wipe
@@ -176,7 +167,7 @@ class Runner:
                 if layout.twice and self.seen().by in ("gpu", "torch"):
                     kernel.fn(**accepted)
                 returned = kernel.fn(**accepted)
-            threads = still_running(kernel.fn)
+            threads = cheats.still_running(kernel.fn)
             _raise_tampered(device, cpu_threads)
             outputs = _collect(returned, spec, device, packed, guarded, outs)
             with _errors_of_the_kernel(refuses):
@@ -186,7 +177,7 @@ class Runner:
                 read = tuple(output.clone() for output in outputs)
                 wait_for_own(device)
         if threads:
-            _raise(f"{', '.join(spec.outputs)}", changes_later(outputs, read, kernel.fn, threads))
+            _raise(f"{', '.join(spec.outputs)}", cheats.changes_later(outputs, read, kernel.fn, threads))
         for name, tensor in guarded.items():
             damage = tensor.damage(may_change=name in spec.mutates)
             _raise(name, f"{damage}: in place on the input" if damage == "was changed" else damage)
@@ -198,19 +189,19 @@ class Runner:
     def _noting(self, work: set[str], profiled: bool) -> Iterator[None]:
         """Notes the work of a call, but not of a function that `torch.compile` may compile: it loses operations when it
         compiles inside a `TorchFunctionMode` (torch 2.13: `square` of two `float()`)."""
-        function, before = self.kernel.fn, compiled_frames()
+        function, before = self.kernel.fn, cheats.compiled_frames()
         first, self._called = not self._called, True
         if profiled or not (function in _compiled or (first and before is not None)):
-            with work_noted(work, self.device, profiled):
+            with cheats.work_noted(work, self.device, profiled):
                 yield
         else:
             yield
-        if first and compiled_frames() != before:
+        if first and cheats.compiled_frames() != before:
             _compiled.add(function)
 
     def changes_later(self) -> str | None:
         """A fault if the last call's outputs change now."""
-        return changes_later(*self._last, self.kernel.fn) if self._last else None
+        return cheats.changes_later(*self._last, self.kernel.fn) if self._last else None
 
     def settle(self) -> None:
         """Raises `Failed` if an output of the last call has changed since; then overwrites the outputs."""
@@ -262,9 +253,9 @@ def _raise_tampered(device: torch.device, cpu_threads: int) -> None:
     if torch.get_num_threads() != cpu_threads:
         torch.set_num_threads(cpu_threads)
         raise Failed("INVALID", f"the number of torch's threads is not {cpu_threads} any more")
-    set_aside = persisting_l2_bytes() if device.type == "cuda" else 0
+    set_aside = cheats.persisting_l2_bytes() if device.type == "cuda" else 0
     if set_aside:
-        give_back_l2()
+        cheats.give_back_l2()
         raise Failed("INVALID", f"L2 persistence: {set_aside} bytes of L2 are set aside and outlive a flush")
 
 
@@ -295,12 +286,12 @@ def _collect(
     if isinstance(packed, torch.Tensor) and packed.layout == torch.strided and spec.prepared is not None:
         memory[spec.prepared] = packed
     for index, (name, output) in enumerate(zip(spec.outputs, outputs, strict=False)):
-        _raise(name, lazy(output))
+        _raise(name, cheats.lazy(output))
         if output.device.type != device.type:
             raise Failed("INCORRECT", f"{name}: expected device {device.type}, got {output.device.type}")
         if outs and (output.data_ptr(), output.stride()) != (outs[index].view.data_ptr(), outs[index].view.stride()):
             raise Failed("INCORRECT", f"{name}: expected the tensor given as out, got another")
-        aliased = [key for key, buffer in memory.items() if aliases(output, buffer)]
+        aliased = [key for key, buffer in memory.items() if cheats.aliases(output, buffer)]
         if aliased:
             raise Failed("INCORRECT", f"{name}: shares memory with the input {aliased[0]}: in place on the input")
     return outputs

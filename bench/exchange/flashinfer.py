@@ -14,19 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from rooflab.bench.exchange.files import (
-    Imported,
-    Skipped,
-    environment,
-    get,
-    get_object,
-    make_case,
-    parse_json,
-    positive,
-    read_text,
-    run_id,
-    when,
-)
+from rooflab.bench.exchange import files
 from rooflab.bench.records.record import Record, Status
 from rooflab.reference.spec import DTYPE_NAMES, Case
 
@@ -131,7 +119,7 @@ class Definition:
         if op in ("rmsnorm", "fused_add_rmsnorm") and self.eps is not None and "eps" not in self.inputs:
             rows, hidden = next(shape for shape in shapes.values() if len(shape) == 2)
             return Case(T=sizes[rows], H=sizes[hidden], eps=self.eps)
-        return make_case({"definition": self.name, **axes})
+        return files.make_case({"definition": self.name, **axes})
 
 
 class Trace(NamedTuple):
@@ -162,22 +150,24 @@ class DataSet:
             rows.append(row | {"traces": traces, "reason": reason})
         return rows
 
-    def records(self) -> Imported:
+    def records(self) -> files.Imported:
         """One record for each trace; a trace without its definition in the data set is skipped, with that reason.
 
         Raises `ValueError` with the file and line of a malformed evaluation.
         """
         records, skipped = [], []
-        times = [when(get(trace.evaluation, "timestamp", str, trace.place), trace.place) for trace in self.traces]
+        times = [
+            files.when(files.get(trace.evaluation, "timestamp", str, trace.place), trace.place) for trace in self.traces
+        ]
         content = json.dumps([(trace.uuid, trace.solution, trace.evaluation) for trace in self.traces])
-        run = run_id(max(times), content) if times else ""
+        run = files.run_id(max(times), content) if times else ""
         for trace, timestamp in zip(self.traces, times, strict=True):
             definition = self.definitions.get(trace.definition)
             if definition is None:
-                skipped.append(Skipped(trace.place, f"no definition called {trace.definition!r} is there"))
+                skipped.append(files.Skipped(trace.place, f"no definition called {trace.definition!r} is there"))
             else:
                 records.append(_record(trace, definition, run, timestamp))
-        return Imported(tuple(records), tuple(skipped))
+        return files.Imported(tuple(records), tuple(skipped))
 
 
 def read_dataset(root: Path) -> DataSet:
@@ -187,29 +177,29 @@ def read_dataset(root: Path) -> DataSet:
         raise ValueError(f"flashinfer: expected a folder with definitions/ in it, got {str(root)!r}")
     definitions: dict[str, Definition] = {}
     for path in sorted((root / "definitions").rglob("*.json")):
-        definition = _definition(parse_json(read_text(path), path.name), path.name)
+        definition = _definition(files.parse_json(files.read_text(path), path.name), path.name)
         if definition.name in definitions:
             raise ValueError(f"{path.name}: a definition called {definition.name!r} was read before")
         definitions[definition.name] = definition
     traces = []
     for path in sorted((root / "traces").rglob("*.jsonl")):
-        for number, line in enumerate(read_text(path).splitlines(), 1):
+        for number, line in enumerate(files.read_text(path).splitlines(), 1):
             if line.strip():
                 place = f"{path.name}, line {number}"
-                traces.append(_trace(parse_json(line, place), definitions, place))
+                traces.append(_trace(files.parse_json(line, place), definitions, place))
     return DataSet(definitions, tuple(traces))
 
 
 def _definition(values: Any, place: str) -> Definition:
-    axes = get(values, "axes", dict, place)
+    axes = files.get(values, "axes", dict, place)
     constants = {}
     for name, axis in axes.items():
-        kind = get(axis, "type", str, f"{place}, axes.{name}")
+        kind = files.get(axis, "type", str, f"{place}, axes.{name}")
         if kind == "const":
             constants[name] = _size(axis, "value", f"{place}, axes.{name}")
         elif kind != "var":
             raise ValueError(f"{place}, axes.{name}: expected the type const or var, got {kind!r}")
-    reference = get(values, "reference", str, place)
+    reference = files.get(values, "reference", str, place)
     try:
         tree = ast.parse(reference)
     except SyntaxError as error:
@@ -217,27 +207,27 @@ def _definition(values: Any, place: str) -> Definition:
     inputs, outputs = (
         {
             name: _tensor(tensor, axes, f"{place}, {side}.{name}")
-            for name, tensor in get(values, side, dict, place).items()
+            for name, tensor in files.get(values, side, dict, place).items()
         }
         for side in ("inputs", "outputs")
     )
-    name, op_type = get(values, "name", str, place), get(values, "op_type", str, place)
+    name, op_type = files.get(values, "name", str, place), files.get(values, "op_type", str, place)
     variables = tuple(axis for axis in axes if axis not in constants)
     return Definition(name, op_type, constants, variables, inputs, outputs, _epsilon(tree))
 
 
 def _size(values: Mapping[str, Any], key: str, place: str) -> int:
-    size: int = get(values, key, int, place)
+    size: int = files.get(values, key, int, place)
     if size < 0:
         raise ValueError(f"{place}: expected {key!r} of at least 0, got {size}")
     return size
 
 
 def _tensor(values: Any, axes: Mapping[str, Any], place: str) -> Tensor:
-    dtype = get(values, "dtype", str, place)
+    dtype = files.get(values, "dtype", str, place)
     if values.get("shape") is None:
         return Tensor(None, dtype)
-    shape = get(values, "shape", list, place)
+    shape = files.get(values, "shape", list, place)
     unknown = [axis for axis in shape if not isinstance(axis, str) or axis not in axes]
     if unknown:
         raise ValueError(f"{place}.shape: expected names of axes, got {unknown[0]!r}")
@@ -258,29 +248,29 @@ def _epsilon(tree: ast.Module) -> float | None:
 
 
 def _trace(values: Any, definitions: Mapping[str, Definition], place: str) -> Trace:
-    name, workload = get(values, "definition", str, place), get(values, "workload", dict, place)
-    axes = get(workload, "axes", dict, f"{place}, workload")
+    name, workload = files.get(values, "definition", str, place), files.get(values, "workload", dict, place)
+    axes = files.get(workload, "axes", dict, f"{place}, workload")
     for axis in axes:
         _size(axes, axis, f"{place}, workload.axes")
     for axis in definitions[name].variables if name in definitions else ():
         if axis not in axes:
             raise ValueError(f"{place}, workload.axes: expected a size of the axis {axis!r}, got none")
-    uuid = get(workload, "uuid", str, f"{place}, workload")
-    evaluation = get(values, "evaluation", dict, place)
-    return Trace(name, get(values, "solution", str, place), uuid, axes, evaluation, place)
+    uuid = files.get(workload, "uuid", str, f"{place}, workload")
+    evaluation = files.get(values, "evaluation", dict, place)
+    return Trace(name, files.get(values, "solution", str, place), uuid, axes, evaluation, place)
 
 
 def _record(trace: Trace, definition: Definition, run: str, timestamp: str) -> Record:
     place, evaluation = f"{trace.place}, evaluation", trace.evaluation
-    theirs = get(evaluation, "status", str, place)
+    theirs = files.get(evaluation, "status", str, place)
     if theirs not in STATUSES:
         raise ValueError(f"{place}.status: expected one of {', '.join(STATUSES)}, got {theirs!r}")
     status, case = STATUSES[theirs], definition.case(trace.axes)
-    performance = get_object(evaluation, "performance", place)
+    performance = files.get_object(evaluation, "performance", place)
     latency = None
     if status == "OK":
-        number = get(performance, "latency_ms", (int, float), f"{place}.performance")
-        latency = positive(number, f"{place}.performance.latency_ms")
+        number = files.get(performance, "latency_ms", (int, float), f"{place}.performance")
+        latency = files.positive(number, f"{place}.performance.latency_ms")
     log = str(evaluation.get("log") or "").strip() or "no log"
     return Record(
         kind="bench",
@@ -297,17 +287,19 @@ def _record(trace: Trace, definition: Definition, run: str, timestamp: str) -> R
         basis="measured" if status == "OK" else "bound",
         timer=f"imported: {TOOL}",
         latency_median_ms=latency,
-        metrics=_metrics(performance, get_object(evaluation, "correctness", place)),
+        metrics=_metrics(performance, files.get_object(evaluation, "correctness", place)),
     )
 
 
 def _environment(evaluation: Mapping[str, Any], place: str, workload: str) -> dict[str, Any]:
-    found = get(evaluation, "environment", dict, place)
-    hardware = get(found, "hardware", str, f"{place}.environment")
-    libs = get_object(found, "libs", f"{place}.environment")
+    found = files.get(evaluation, "environment", dict, place)
+    hardware = files.get(found, "hardware", str, f"{place}.environment")
+    libs = files.get_object(found, "libs", f"{place}.environment")
     known = {name: libs.get(name) for name in ("torch", "triton", "numpy")}
     others = {name: version for name, version in libs.items() if name not in known}
-    return environment(TOOL, hardware, hardware.replace("_", " "), **known, libs=others or None, workload=workload)
+    return files.environment(
+        TOOL, hardware, hardware.replace("_", " "), **known, libs=others or None, workload=workload
+    )
 
 
 def _metrics(performance: Mapping[str, Any], correctness: Mapping[str, Any]) -> dict[str, float]:

@@ -17,19 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rooflab.bench.exchange.files import (
-    Imported,
-    Skipped,
-    environment,
-    file_time,
-    get,
-    get_object,
-    make_case,
-    parse_json,
-    read_text,
-    run_id,
-    when,
-)
+from rooflab.bench.exchange import files
 from rooflab.bench.records.record import Record, Status
 from rooflab.reference.spec import Case
 
@@ -56,30 +44,34 @@ class _Reading:
     """Metrics whose value is a text, such as an error message or a config."""
 
 
-def read_tritonbench(path: Path, op: str | None = None) -> Imported:
+def read_tritonbench(path: Path, op: str | None = None) -> files.Imported:
     """One record per implementation and input.  `op` gives the operator if the CSV's file name does not.
 
     Raises `ValueError` with file and place if it is not a file of tritonbench.
     """
-    text = read_text(path)
-    skipped: list[Skipped] = []
+    text = files.read_text(path)
+    skipped: list[files.Skipped] = []
     around: Mapping[str, Any] = {}
     if path.suffix == ".json":
-        values = parse_json(text, path.name)
+        values = files.parse_json(text, path.name)
         if not isinstance(values, dict):
             raise ValueError(f"{path.name}: expected an object, got {type(values).__name__}")
-        metrics = get(values, "metrics", dict, path.name) if "metrics" in values else values
-        around = get_object(values, "environ", path.name) if metrics is not values else {}
+        metrics = files.get(values, "metrics", dict, path.name) if "metrics" in values else values
+        around = files.get_object(values, "environ", path.name) if metrics is not values else {}
         readings = _from_json(metrics, path.name, skipped)
     else:
         readings = _from_csv(text, path.name, op or _op_of(path), skipped)
     date = around.get("benchmark_date")
-    timestamp = when(_iso(str(date)), f"{path.name}, benchmark_date") if date else file_time(path)
-    shared = {"timestamp": timestamp, "run_id": run_id(timestamp, text), "environment": _environment(around, path.name)}
+    timestamp = files.when(_iso(str(date)), f"{path.name}, benchmark_date") if date else files.file_time(path)
+    shared = {
+        "timestamp": timestamp,
+        "run_id": files.run_id(timestamp, text),
+        "environment": _environment(around, path.name),
+    }
     records = [record for reading in readings if (record := _record(reading, shared, skipped)) is not None]
     if not records and not skipped:
         raise ValueError(f"{path.name}: expected results of tritonbench, got none")
-    return Imported(tuple(records), tuple(skipped))
+    return files.Imported(tuple(records), tuple(skipped))
 
 
 def _op_of(path: Path) -> str:
@@ -100,10 +92,12 @@ def _environment(around: Mapping[str, Any], name: str) -> dict[str, Any]:
     device = known.get("device")
     commits = {key: value for key, value in known.items() if key.endswith(("_commit", "_branch"))}
     cuda = known.get("cuda_version")
-    return environment(TOOL, device or "unknown", device, torch=None, cuda=cuda, file=name, revisions=commits or None)
+    return files.environment(
+        TOOL, device or "unknown", device, torch=None, cuda=cuda, file=name, revisions=commits or None
+    )
 
 
-def _from_csv(text: str, name: str, op: str, skipped: list[Skipped]) -> list[_Reading]:
+def _from_csv(text: str, name: str, op: str, skipped: list[files.Skipped]) -> list[_Reading]:
     rows = list(csv.reader(io.StringIO(text, newline=""), delimiter=";"))
     if not rows or len(rows[0]) < 2:
         raise ValueError(f"{name}, line 1: expected columns separated by ';', the first of them the input")
@@ -116,7 +110,7 @@ def _from_csv(text: str, name: str, op: str, skipped: list[Skipped]) -> list[_Re
         if len(row) != len(header):
             raise ValueError(f"{place}: expected {len(header)} cells, got {len(row)}")
         if row[0] in ("average", "hashes"):
-            skipped.append(Skipped(place, AVERAGE if row[0] == "average" else "hashes of sources"))
+            skipped.append(files.Skipped(place, AVERAGE if row[0] == "average" else "hashes of sources"))
             continue
         case = _case(row[0], header[0])
         found: dict[str, _Reading] = {}
@@ -130,12 +124,12 @@ def _from_csv(text: str, name: str, op: str, skipped: list[Skipped]) -> list[_Re
     return readings
 
 
-def _from_json(metrics: Mapping[str, Any], name: str, skipped: list[Skipped]) -> list[_Reading]:
+def _from_json(metrics: Mapping[str, Any], name: str, skipped: list[files.Skipped]) -> list[_Reading]:
     found: dict[tuple[str, str, str], _Reading] = {}
     for key, value in metrics.items():
         parts = _KEY.fullmatch(key)
         if _MEAN_KEY.fullmatch(key) or (parts and parts["x"] in ("average", "hashes")):
-            skipped.append(Skipped(key, AVERAGE))
+            skipped.append(files.Skipped(key, AVERAGE))
             continue
         if not parts:
             raise ValueError(f"{name}, {key!r}: expected tritonbench_<op>_<mode>[x_<input>-<provider>]_<metric>")
@@ -164,22 +158,22 @@ def _case(text: str, label: str) -> Case:
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError):
-        return make_case({"x": text})
+        return files.make_case({"x": text})
     names = re.findall(r"\w+", label)
     values = value if isinstance(value, tuple) else (value,)
     if len(names) != len(values):
         names = ["x"] if len(values) == 1 else [f"x{number}" for number in range(len(values))]
-    return make_case(dict(zip(names, values, strict=True)))
+    return files.make_case(dict(zip(names, values, strict=True)))
 
 
-def _record(reading: _Reading, shared: Mapping[str, Any], skipped: list[Skipped]) -> Record | None:
+def _record(reading: _Reading, shared: Mapping[str, Any], skipped: list[files.Skipped]) -> Record | None:
     """The record of a reading; None if the reading holds neither a time nor a failure."""
     metrics = dict(reading.metrics)
     latency = metrics.pop("latency", None)
     status, reason = _status(reading, latency)
     if latency is None and status == "OK":
         listed = ", ".join(sorted({*reading.metrics, *reading.words})) or "nothing"
-        skipped.append(Skipped(reading.place, f"it has no latency, only {listed}"))
+        skipped.append(files.Skipped(reading.place, f"it has no latency, only {listed}"))
         return None
     return Record(
         kind="bench",

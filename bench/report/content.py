@@ -14,21 +14,11 @@ from typing import Any, get_args
 
 from rooflab.bench.records.environment import tree_hash
 from rooflab.bench.records.record import NOT_RUN, Kind, Record
+from rooflab.bench.report import sources
 from rooflab.bench.report.facts import Machine, machines_of
 from rooflab.bench.report.figures import largest_cases
 from rooflab.bench.report.ladders import OpLadder, Row, op_ladders
 from rooflab.bench.report.rooflines import CeilingTable, Roofline, ceiling_tables, rooflines
-from rooflab.bench.report.sources import (
-    FileInfo,
-    Located,
-    Source,
-    benches_of,
-    choose,
-    fault,
-    kernel_key,
-    machine_of,
-    newest,
-)
 from rooflab.bench.report.tables import (
     Comparison,
     CompiledTable,
@@ -92,7 +82,7 @@ class Problem:
     """Case and scheme."""
     status: str
     reason: str
-    source: Source
+    source: sources.Source
 
 
 @dataclass(frozen=True)
@@ -154,20 +144,20 @@ def span(values: Sequence[float]) -> Span | None:
 
 
 def problems(
-    located: Sequence[Located], current: Sequence[Located], comparisons: Iterable[Comparison]
+    located: Sequence[sources.Located], current: Sequence[sources.Located], comparisons: Iterable[Comparison]
 ) -> tuple[Problem, ...]:
     """Failed and impossible results that no newer record of the same key has replaced, and verdicts that stop a merge.
 
     `current` are the newest bench records of their keys.
     """
     found = []
-    checks = newest((item for item in located if item.record.kind == "check"), kernel_key)
-    others = newest(
+    checks = sources.newest((item for item in located if item.record.kind == "check"), sources.kernel_key)
+    others = sources.newest(
         (item for item in located if item.record.kind not in ("check", "bench", "ab")),
-        lambda record: (record.kind, *kernel_key(record), str(record.config)),
+        lambda record: (record.kind, *sources.kernel_key(record), str(record.config)),
     )
     for item in (*current, *checks, *others):
-        wrong = fault(item.record)
+        wrong = sources.fault(item.record)
         if wrong:
             found.append(_problem(item, *wrong))
     for one in comparisons:
@@ -178,19 +168,19 @@ def problems(
     return tuple(found)
 
 
-def _problem(item: Located, status: str, reason: str) -> Problem:
+def _problem(item: sources.Located, status: str, reason: str) -> Problem:
     record = item.record
     name = "/".join(part for part in (record.op, record.kernel) if part) or record.case_id or record.kind
     where = " ".join(part for part in (record.case_id if record.op else None, record.scheme) if part)
-    return Problem(machine_of(record), record.kind, name, where, status, reason, item.source)
+    return Problem(sources.machine_of(record), record.kind, name, where, status, reason, item.source)
 
 
-def unmeasured(current: Sequence[Located], located: Sequence[Located]) -> tuple[Gap, ...]:
+def unmeasured(current: Sequence[sources.Located], located: Sequence[sources.Located]) -> tuple[Gap, ...]:
     """Kernels without a time by machine and reason, registered kernels without record, and kinds without record."""
     groups: dict[tuple[str, str, str], list[str]] = {}
     timed: dict[str, set[str]] = {}
     for item in current:
-        record, machine, name = item.record, machine_of(item.record), f"{item.record.op}/{item.record.kernel}"
+        record, machine, name = item.record, sources.machine_of(item.record), f"{item.record.op}/{item.record.kernel}"
         timed.setdefault(machine, set()).add(name)
         if record.status in NOT_RUN or (record.status == "OK" and record.latency_median_ms is None):
             status = record.status if record.status in NOT_RUN else "NOT TIMED"
@@ -210,7 +200,7 @@ def unmeasured(current: Sequence[Located], located: Sequence[Located]) -> tuple[
     return tuple(gaps)
 
 
-def tallies(located: Sequence[Located]) -> tuple[Tally, ...]:
+def tallies(located: Sequence[sources.Located]) -> tuple[Tally, ...]:
     """Records by kind and status."""
     found = []
     for kind in get_args(Kind):
@@ -220,11 +210,11 @@ def tallies(located: Sequence[Located]) -> tuple[Tally, ...]:
     return tuple(found)
 
 
-def trends(located: Sequence[Located]) -> tuple[Mapping[str, Any], ...]:
+def trends(located: Sequence[sources.Located]) -> tuple[Mapping[str, Any], ...]:
     """The trends in order of time of each op's largest case on each machine, with times at two commits or more."""
     machines: dict[str, list[Record]] = {}
     for item in located:
-        machines.setdefault(machine_of(item.record), []).append(item.record)
+        machines.setdefault(sources.machine_of(item.record), []).append(item.record)
     largest = {id(record) for records in machines.values() for record in largest_cases(records)}
     chosen = [item for item in located if id(item.record) in largest and not why_not(item.record)]
     found = build_trends(frame_of((item.record, item.source) for item in chosen), {}) if chosen else []
@@ -260,16 +250,16 @@ class Content:
     trends: tuple[Mapping[str, Any], ...]
     """Rows of the trends with at least two commits, as `rooflab history` shows them, with `source`: the source of the
     newest point."""
-    files: tuple[FileInfo, ...]
+    files: tuple[sources.FileInfo, ...]
 
 
-def gather(located: Sequence[Located], files: Sequence[FileInfo], title: str) -> Content:
+def gather(located: Sequence[sources.Located], files: Sequence[sources.FileInfo], title: str) -> Content:
     """The content of a report over `located`, oldest first."""
-    benches = benches_of(located)
-    chosen = choose(benches)
+    benches = sources.benches_of(located)
+    chosen = sources.choose(benches)
     current = [item.located for item in chosen]
     ops, comparisons = op_ladders(located), comparisons_of(located)
-    failed = sum(fault(item.record) is not None for item in benches)
+    failed = sum(sources.fault(item.record) is not None for item in benches)
     return Content(
         title=title,
         version=_version(),
@@ -277,7 +267,7 @@ def gather(located: Sequence[Located], files: Sequence[FileInfo], title: str) ->
         last=moment(located[-1].record.timestamp),
         records=len(located),
         runs=len({item.record.run_id for item in located}),
-        replaced_failures=failed - sum(fault(item.record) is not None for item in current),
+        replaced_failures=failed - sum(sources.fault(item.record) is not None for item in current),
         standings=standings(ops),
         problems=problems(located, current, comparisons),
         unmeasured=unmeasured(current, located),

@@ -8,16 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from rooflab.bench.ceilings.microkernels.microkernel import (
-    Card,
-    Group,
-    Groups,
-    Load,
-    Microkernel,
-    Sums,
-    defines,
-    source,
-)
+from rooflab.bench.ceilings.microkernels import microkernel
 
 TURN = 0.0625
 """Each step rotates a point by about this angle in radians.  The value is exact in fp32."""
@@ -45,15 +36,15 @@ SPECIAL_SHAPES = (Shape(256, 8, 4, 64), Shape(512, 2, 4, 64))
 SPECIALS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"ex2": torch.exp2, "rsqrt": torch.rsqrt}
 
 
-def groups(card: Card, load: Load) -> Groups:
+def groups(card: microkernel.Card, load: microkernel.Load) -> microkernel.Groups:
     """Yields the group of the fp32 pipe, then one group for each special function."""
-    yield Group("fma", [_fma(card, load, shape) for shape in FMA_SHAPES])
+    yield microkernel.Group("fma", [_fma(card, load, shape) for shape in FMA_SHAPES])
     for name in SPECIALS:
-        yield Group(name, [_special(card, load, shape, name) for shape in SPECIAL_SHAPES])
+        yield microkernel.Group(name, [_special(card, load, shape, name) for shape in SPECIAL_SHAPES])
 
 
 def _defines(shape: Shape, special: str) -> tuple[str, ...]:
-    return defines(
+    return microkernel.defines(
         THREADS=shape.threads,
         BLOCKS_PER_SM=shape.blocks_per_sm,
         PAIRS=shape.pairs,
@@ -62,7 +53,7 @@ def _defines(shape: Shape, special: str) -> tuple[str, ...]:
     )
 
 
-def _fma(card: Card, load: Load, shape: Shape) -> Microkernel:
+def _fma(card: microkernel.Card, load: microkernel.Load, shape: Shape) -> microkernel.Microkernel:
     """The microkernel of one shape, on random points that are the same for every block."""
     blocks = card.sms * shape.blocks_per_sm
     generator = torch.Generator(card.device).manual_seed(0)
@@ -73,8 +64,8 @@ def _fma(card: Card, load: Load, shape: Shape) -> Microkernel:
         whole = torch.from_numpy(np.linalg.matrix_power(step, rounds * shape.steps)).to(card.device)
         return start.double().sum(0) @ whole.T
 
-    run = Sums(
-        load(source("arithmetic"), "fma_fp32", options=_defines(shape, "")),
+    run = microkernel.Sums(
+        load(microkernel.source("arithmetic"), "fma_fp32", options=_defines(shape, "")),
         blocks,
         shape.threads,
         (start,),
@@ -89,7 +80,7 @@ def _fma(card: Card, load: Load, shape: Shape) -> Microkernel:
     return run.measuring("fma", "flop", work, config)
 
 
-def _special(card: Card, load: Load, shape: Shape, name: str) -> Microkernel:
+def _special(card: microkernel.Card, load: microkernel.Load, shape: Shape, name: str) -> microkernel.Microkernel:
     """The microkernel of one shape and one function; arguments start in [1, 2) and grow to at most 3."""
     blocks = card.sms * shape.blocks_per_sm
     function = SPECIALS[name]
@@ -107,8 +98,8 @@ def _special(card: Card, load: Load, shape: Shape, name: str) -> Microkernel:
             sums += function(first.double()[:, None] + n * float(step(rounds))).sum(1)
         return sums
 
-    run = Sums(
-        load(source("arithmetic"), "special_function", options=_defines(shape, name)),
+    run = microkernel.Sums(
+        load(microkernel.source("arithmetic"), "special_function", options=_defines(shape, name)),
         blocks,
         shape.threads,
         (first,),

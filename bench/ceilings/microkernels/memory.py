@@ -8,16 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from rooflab.bench.ceilings.microkernels.microkernel import (
-    Card,
-    Group,
-    Groups,
-    Launchable,
-    Load,
-    Microkernel,
-    defines,
-    source,
-)
+from rooflab.bench.ceilings.microkernels import microkernel
 
 VECTOR_BYTES = 16
 LARGEST_CHUNK = 4096
@@ -63,17 +54,17 @@ ACCESSES = {"read": 1, "write": 1, "copy": 2, "triad": 3}
 """Number of arrays that each kind of access reads or writes."""
 
 
-def groups(card: Card, load: Load) -> Groups:
+def groups(card: microkernel.Card, load: microkernel.Load) -> microkernel.Groups:
     """Yields HBM's four accesses, then L2's.  Raises `TooLittleMemory` if HBM's arrays do not fit in free memory."""
     arrays = _arrays(card)
     for access in ACCESSES:
         shapes = SHAPES + (ONE_CHUNK_SHAPES if access != "read" else ())
         kernels = [_kernel(card, load, access, shape, arrays, HBM_PASSES) for shape in shapes]
-        yield Group(f"hbm_{access}", kernels)
+        yield microkernel.Group(f"hbm_{access}", kernels)
     for access, count in ACCESSES.items():
         words = _whole_chunks(card.l2_bytes / L2_SHARE / count)
         small = tuple(array[:words] for array in arrays)
-        yield Group(f"l2_{access}", [_kernel(card, load, access, shape, small) for shape in SHAPES])
+        yield microkernel.Group(f"l2_{access}", [_kernel(card, load, access, shape, small) for shape in SHAPES])
 
 
 def _whole_chunks(nbytes: float) -> int:
@@ -82,7 +73,7 @@ def _whole_chunks(nbytes: float) -> int:
     return max(1, chunks) * LARGEST_CHUNK * VECTOR_BYTES // 4
 
 
-def _arrays(card: Card) -> tuple[torch.Tensor, ...]:
+def _arrays(card: microkernel.Card) -> tuple[torch.Tensor, ...]:
     nbytes = HBM_TIMES_L2 * card.l2_bytes
     needed, free = 6 * nbytes, card.free_bytes
     if needed > free:
@@ -95,20 +86,25 @@ def _arrays(card: Card) -> tuple[torch.Tensor, ...]:
 
 
 def _kernel(
-    card: Card, load: Load, access: str, shape: Shape, arrays: tuple[torch.Tensor, ...], passes: int | None = None
-) -> Microkernel:
+    card: microkernel.Card,
+    load: microkernel.Load,
+    access: str,
+    shape: Shape,
+    arrays: tuple[torch.Tensor, ...],
+    passes: int | None = None,
+) -> microkernel.Microkernel:
     """The microkernel of one access and shape.  `passes` is given for HBM, where a launch's repeats are fixed."""
     level = "hbm" if passes else "l2"
-    options = defines(
+    options = microkernel.defines(
         THREADS=shape.threads, BLOCKS_PER_SM=shape.blocks_per_sm, UNROLL=shape.unroll, LEVEL_L2=int(level == "l2")
     )
-    kernel = load(source("memory"), f"stream_{access}", options=options)
+    kernel = load(microkernel.source("memory"), f"stream_{access}", options=options)
     if access == "triad":  # the same count as its launch bounds
         shape = replace(shape, blocks_per_sm=(shape.blocks_per_sm + 1) // 2)
     stream = _Stream(card, shape, arrays, kernel)
     launch: Callable[[int], None] = getattr(stream, access)
     check: Callable[[int], str] = getattr(stream, f"wrong_{access}")
-    return Microkernel(
+    return microkernel.Microkernel(
         limit=f"{level}_{access}",
         config={
             "threads": shape.threads,
@@ -128,7 +124,9 @@ def _kernel(
 class _Stream:
     """Launches and checks one shape on one set of arrays."""
 
-    def __init__(self, card: Card, shape: Shape, arrays: tuple[torch.Tensor, ...], kernel: Launchable):
+    def __init__(
+        self, card: microkernel.Card, shape: Shape, arrays: tuple[torch.Tensor, ...], kernel: microkernel.Launchable
+    ):
         self._shape = shape
         self._a, self._b, self._c = arrays
         self._kernel = kernel

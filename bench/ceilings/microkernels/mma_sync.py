@@ -6,20 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from rooflab.bench.ceilings.microkernels.microkernel import (
-    DTYPES,
-    STEP_BYTES,
-    Card,
-    Group,
-    Groups,
-    Load,
-    Microkernel,
-    Operands,
-    Sums,
-    defines,
-    per_thread,
-    source,
-)
+from rooflab.bench.ceilings.microkernels import microkernel
 
 RESTART = 8
 """Number of passes after which the accumulators restart at zero."""
@@ -39,23 +26,23 @@ class Shape:
 SHAPES = (Shape(256, 2, 2, 4, 4), Shape(128, 2, 4, 4, 2), Shape(128, 4, 2, 4, 4))
 
 
-def groups(card: Card, load: Load) -> Groups:
+def groups(card: microkernel.Card, load: microkernel.Load) -> microkernel.Groups:
     """Yields one group for each dtype that mma.sync multiplies on this card; no group below compute capability 8.0."""
     if card.sm < 80:
         return
     for dtype in dtypes_of(card.sm):
-        yield Group(f"{dtype} mma.sync", [_kernel(card, load, dtype, shape) for shape in SHAPES])
+        yield microkernel.Group(f"{dtype} mma.sync", [_kernel(card, load, dtype, shape) for shape in SHAPES])
 
 
 def dtypes_of(sm: int) -> tuple[str, ...]:
     """All dtypes, but fp8 only on 8.9 and from 12.0 on: on 9.0 and 10.0 mma.sync converts fp8 and multiplies fp16."""
-    return tuple(dtype for dtype in DTYPES if dtype != "fp8_e4m3" or sm == 89 or sm >= 120)
+    return tuple(dtype for dtype in microkernel.DTYPES if dtype != "fp8_e4m3" or sm == 89 or sm >= 120)
 
 
 def prelude(dtype: str) -> str:
     """The macro `MMA`: d (4 floats) += a (4 registers) * b (2 registers)."""
-    kind = DTYPES[dtype]
-    name = f"mma.sync.aligned.m16n8k{STEP_BYTES // kind.bytes}.row.col.f32.{kind.ptx}.{kind.ptx}.f32"
+    kind = microkernel.DTYPES[dtype]
+    name = f"mma.sync.aligned.m16n8k{microkernel.STEP_BYTES // kind.bytes}.row.col.f32.{kind.ptx}.{kind.ptx}.f32"
     d = "{%0, %1, %2, %3}"
     outputs = ", ".join(f'"+f"((d)[{i}])' for i in range(4))
     inputs = ", ".join([*(f'"r"((a)[{i}])' for i in range(4)), *(f'"r"((b)[{i}])' for i in range(2))])
@@ -63,9 +50,9 @@ def prelude(dtype: str) -> str:
     return f'#define MMA(d, a, b) asm volatile("{text}" : {outputs} : {inputs})\n'
 
 
-def _kernel(card: Card, load: Load, dtype: str, shape: Shape) -> Microkernel:
+def _kernel(card: microkernel.Card, load: microkernel.Load, dtype: str, shape: Shape) -> microkernel.Microkernel:
     """The microkernel of one dtype and shape, in which all warps compute the same product."""
-    options = defines(
+    options = microkernel.defines(
         THREADS=shape.threads,
         BLOCKS_PER_SM=shape.blocks_per_sm,
         M_TILES=shape.m_tiles,
@@ -74,21 +61,23 @@ def _kernel(card: Card, load: Load, dtype: str, shape: Shape) -> Microkernel:
         RESTART=RESTART,
     )
     blocks = card.sms * shape.blocks_per_sm
-    operands = Operands.random(dtype, 16 * shape.m_tiles, 8 * shape.n_tiles, shape.steps * STEP_BYTES, card.device)
+    operands = microkernel.Operands.random(
+        dtype, 16 * shape.m_tiles, 8 * shape.n_tiles, shape.steps * microkernel.STEP_BYTES, card.device
+    )
 
     def expected(restarts: int) -> torch.Tensor:
         tiles = operands.product().reshape(shape.m_tiles, 16, 8 * shape.n_tiles)
-        return RESTART * per_thread(tiles).sum(0)
+        return RESTART * microkernel.per_thread(tiles).sum(0)
 
     warps = blocks * shape.threads // 32
-    run = Sums(
-        load(source("mma_sync", prelude(dtype)), "mma_registers", options=options),
+    run = microkernel.Sums(
+        load(microkernel.source("mma_sync", prelude(dtype)), "mma_registers", options=options),
         blocks,
         shape.threads,
         (operands.a, operands.b),
         torch.zeros(warps, 32, device=card.device),
         expected,
-        DTYPES[dtype].tolerance,
+        microkernel.DTYPES[dtype].tolerance,
         "sums of accumulators",
     )
     config = {
@@ -97,5 +86,9 @@ def _kernel(card: Card, load: Load, dtype: str, shape: Shape) -> Microkernel:
         "m_tiles": shape.m_tiles,
         "n_tiles": shape.n_tiles,
     }
-    m, n, k = 16 * shape.m_tiles, 8 * shape.n_tiles, shape.steps * STEP_BYTES // DTYPES[dtype].bytes
+    m, n, k = (
+        16 * shape.m_tiles,
+        8 * shape.n_tiles,
+        shape.steps * microkernel.STEP_BYTES // microkernel.DTYPES[dtype].bytes,
+    )
     return run.measuring(f"{dtype} mma.sync", "flop", 2.0 * warps * m * n * k * RESTART, config, dtype)

@@ -7,20 +7,7 @@ from typing import Literal
 
 import torch
 
-from rooflab.bench.ceilings.microkernels.microkernel import (
-    DTYPES,
-    STEP_BYTES,
-    Card,
-    Group,
-    Groups,
-    Load,
-    Microkernel,
-    Operands,
-    Sums,
-    defines,
-    per_thread,
-    source,
-)
+from rooflab.bench.ceilings.microkernels import microkernel
 
 ROW_BYTES = 128
 """Bytes of K in one stage: one row of the 128-byte swizzle."""
@@ -50,13 +37,17 @@ SHAPES = (Shape(256, 2), Shape(256, 1), Shape(128, 2))
 """Two warpgroups take turns on the tensor cores, so that one waits while the other computes."""
 
 
-def groups(card: Card, load: Load) -> Groups:
+def groups(card: microkernel.Card, load: microkernel.Load) -> microkernel.Groups:
     """Yields two groups for each dtype, with A from shared memory and from registers; only on Hopper."""
     if card.sm != 90:
         return
-    for dtype in DTYPES:
-        yield Group(f"{dtype} wgmma shared", [_kernel(card, load, dtype, shape, "shared") for shape in SHAPES])
-        yield Group(f"{dtype} wgmma registers", [_kernel(card, load, dtype, shape, "registers") for shape in SHAPES])
+    for dtype in microkernel.DTYPES:
+        yield microkernel.Group(
+            f"{dtype} wgmma shared", [_kernel(card, load, dtype, shape, "shared") for shape in SHAPES]
+        )
+        yield microkernel.Group(
+            f"{dtype} wgmma registers", [_kernel(card, load, dtype, shape, "registers") for shape in SHAPES]
+        )
 
 
 def prelude(dtype: str, n: int) -> str:
@@ -65,7 +56,7 @@ def prelude(dtype: str, n: int) -> str:
 
 
 def _macro(name: str, dtype: str, n: int, a_from: Source) -> str:
-    kind = DTYPES[dtype]
+    kind = microkernel.DTYPES[dtype]
     d = n // 2
     # The operands are numbered in this order: d..., a (a descriptor or four registers), b, add.
     a_count = 1 if a_from == "shared" else 4
@@ -76,7 +67,7 @@ def _macro(name: str, dtype: str, n: int, a_from: Source) -> str:
     transposed = (", 0" if a_from == "registers" else ", 0, 0") if kind.bytes == 2 else ""
     accumulators = ", ".join(f"%{i}" for i in range(d))
     instruction = (
-        f"wgmma.mma_async.sync.aligned.m64n{n}k{STEP_BYTES // kind.bytes}.f32.{kind.ptx}.{kind.ptx} "
+        f"wgmma.mma_async.sync.aligned.m64n{n}k{microkernel.STEP_BYTES // kind.bytes}.f32.{kind.ptx}.{kind.ptx} "
         f"{{{accumulators}}}, {a}, {b}, adds, 1, 1{transposed};"
     )
     text = f"{{\\n\\t.reg .pred adds;\\n\\tsetp.ne.b32 adds, {add}, 0;\\n\\t{instruction}\\n\\t}}"
@@ -84,28 +75,30 @@ def _macro(name: str, dtype: str, n: int, a_from: Source) -> str:
     return f'#define {name}(d, a, b, add) asm volatile("{text}" : {outputs} : {a_operands}, "l"(b), "r"(add))\n'
 
 
-def _kernel(card: Card, load: Load, dtype: str, shape: Shape, a_from: Source) -> Microkernel:
+def _kernel(
+    card: microkernel.Card, load: microkernel.Load, dtype: str, shape: Shape, a_from: Source
+) -> microkernel.Microkernel:
     """The microkernel of one dtype and shape, in which all blocks compute the same product."""
-    options = defines(N=shape.n, WARPGROUPS=shape.warpgroups, STAGES=STAGES, RESTART=RESTART)
-    kernel = load(source("wgmma", prelude(dtype, shape.n)), f"wgmma_{a_from}", options=options)
-    operands = Operands.random(dtype, shape.m, shape.n, STAGES * ROW_BYTES, card.device)
+    options = microkernel.defines(N=shape.n, WARPGROUPS=shape.warpgroups, STAGES=STAGES, RESTART=RESTART)
+    kernel = load(microkernel.source("wgmma", prelude(dtype, shape.n)), f"wgmma_{a_from}", options=options)
+    operands = microkernel.Operands.random(dtype, shape.m, shape.n, STAGES * ROW_BYTES, card.device)
 
     def expected(passes: int) -> torch.Tensor:
         since_restart = (passes - 1) % RESTART + 1
         # A warp holds 16 rows of the product.
-        return since_restart * per_thread(operands.product().reshape(-1, 16, shape.n)).flatten()
+        return since_restart * microkernel.per_thread(operands.product().reshape(-1, 16, shape.n)).flatten()
 
-    run = Sums(
+    run = microkernel.Sums(
         kernel,
         card.sms,
         128 * shape.warpgroups,
         (operands.a, operands.b),
         torch.zeros(card.sms, 128 * shape.warpgroups, device=card.device),
         expected,
-        DTYPES[dtype].tolerance,
+        microkernel.DTYPES[dtype].tolerance,
         "sums of accumulators",
         shared_bytes=shape.shared_bytes(a_from),
     )
     config = {"n": shape.n, "warpgroups": shape.warpgroups, "a_from": a_from}
-    k = STAGES * ROW_BYTES // DTYPES[dtype].bytes
+    k = STAGES * ROW_BYTES // microkernel.DTYPES[dtype].bytes
     return run.measuring(f"{dtype} wgmma {a_from}", "flop", 2.0 * card.sms * shape.m * shape.n * k, config, dtype)

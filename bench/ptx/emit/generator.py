@@ -13,24 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from rooflab.bench.ptx.text import syntax
 from rooflab.bench.ptx.text.flow import BRANCHES, Block, Flow
 from rooflab.bench.ptx.text.kinds import storage
 from rooflab.bench.ptx.text.program import BlockFunction
-from rooflab.bench.ptx.text.syntax import (
-    Address,
-    Group,
-    Immediate,
-    Instruction,
-    Negated,
-    Operand,
-    PtxError,
-    Register,
-    Sink,
-    Special,
-    Symbol,
-    definitions,
-    uses,
-)
 from rooflab.bench.ptx.text.wgmma_registers import accumulators
 
 _WORDS = frozenset(
@@ -71,7 +57,7 @@ _WORDS = frozenset(
     " vprintf __assertfail __cuda_assertfail".split()
 )
 _PATTERNS = re.compile(r"m\d+n\d+(?:k\d+)?|[1-5]d|x[124]|v[248]|(?:L2::)?(?:64|128|256)B")
-Emitter = Callable[["Generator", Instruction], None]
+Emitter = Callable[["Generator", syntax.Instruction], None]
 EMITTERS: dict[str, Emitter] = {}
 """For each family of instructions, the function that writes its Python."""
 
@@ -85,15 +71,15 @@ def _unknown_modifier(parts: list[str]) -> str | None:
     return None
 
 
-def unknown(instruction: Instruction) -> PtxError:
+def unknown(instruction: syntax.Instruction) -> syntax.PtxError:
     """The error that an emitter raises on an instruction that it does not know."""
-    return PtxError(f"PTX: expected an instruction that is known, got {instruction.text!r}")
+    return syntax.PtxError(f"PTX: expected an instruction that is known, got {instruction.text!r}")
 
 
-def address_of(operand: Operand, instruction: Instruction) -> Address:
+def address_of(operand: syntax.Operand, instruction: syntax.Instruction) -> syntax.Address:
     """The operand as an address.  Raises `PtxError` if the operand is not an address."""
-    if not isinstance(operand, Address):
-        raise PtxError(f"PTX: expected an address in {instruction.text!r}")
+    if not isinstance(operand, syntax.Address):
+        raise syntax.PtxError(f"PTX: expected an address in {instruction.text!r}")
     return operand
 
 
@@ -164,28 +150,28 @@ class Generator:
             self.namespace[name] = value
         return self._constants[key]
 
-    def value(self, operand: Operand, dtype: str) -> str:
+    def value(self, operand: syntax.Operand, dtype: str) -> str:
         """The expression of an operand's value, as a NumPy type of the operand's width."""
-        if isinstance(operand, Register):
+        if isinstance(operand, syntax.Register):
             return self._register(operand, dtype)
-        if isinstance(operand, Immediate):
+        if isinstance(operand, syntax.Immediate):
             return self.constant(_immediate(operand, dtype), dtype)
-        if isinstance(operand, Negated):
+        if isinstance(operand, syntax.Negated):
             return f"~{self._register(operand.register, '?')}"
-        if isinstance(operand, Special):
+        if isinstance(operand, syntax.Special):
             return self._special(operand, dtype)
-        if isinstance(operand, Symbol):
+        if isinstance(operand, syntax.Symbol):
             text = f"c.address({operand.name!r}, {dtype!r})"
             return f"({text} + {self.constant(operand.offset, dtype)})" if operand.offset else text
-        raise PtxError(f"PTX: expected a value, got a {type(operand).__name__.lower()}")
+        raise syntax.PtxError(f"PTX: expected a value, got a {type(operand).__name__.lower()}")
 
-    def define(self, operand: Operand, expression: str, dtype: str) -> None:
+    def define(self, operand: syntax.Operand, expression: str, dtype: str) -> None:
         """Assigns an expression of a NumPy type to a register, in the lanes whose predicate is true."""
-        if isinstance(operand, Sink):
+        if isinstance(operand, syntax.Sink):
             self.line(expression)
             return
-        if not isinstance(operand, Register):
-            raise PtxError(f"PTX: expected a register for a result, got a {type(operand).__name__.lower()}")
+        if not isinstance(operand, syntax.Register):
+            raise syntax.PtxError(f"PTX: expected a register for a result, got a {type(operand).__name__.lower()}")
         kept, name = self.kept[operand.index], f"r{operand.index}"
         if kept != dtype:
             expression = self._convert(expression, dtype, kept)
@@ -198,19 +184,19 @@ class Generator:
         for key in [key for key in self._views if key[0] == operand.index]:
             del self._views[key]
 
-    def define_many(self, targets: tuple[Operand, ...], expression: str, dtype: str) -> None:
+    def define_many(self, targets: tuple[syntax.Operand, ...], expression: str, dtype: str) -> None:
         """Assigns the values of an expression to registers, in their order."""
         names = [self.temporary() for _ in targets]
         self.line(f"{', '.join(names)}{',' if len(names) == 1 else ''} = {expression}")
         for target, name in zip(targets, names, strict=True):
-            if not isinstance(target, Sink):
+            if not isinstance(target, syntax.Sink):
                 self.define(target, name, dtype)
 
-    def unguarded(self, instruction: Instruction) -> None:
+    def unguarded(self, instruction: syntax.Instruction) -> None:
         """Raises `PtxError` if an instruction has a predicate, which its emitter does not support."""
         if self._guard is not None:
             where = f"{instruction.text!r} at {instruction.place}"
-            raise PtxError(f"PTX: expected {instruction.parts[0]} without a predicate, got {where}")
+            raise syntax.PtxError(f"PTX: expected {instruction.parts[0]} without a predicate, got {where}")
 
     def ends(self) -> None:
         """Says that the last line leaves the block."""
@@ -221,15 +207,15 @@ class Generator:
         variable = self.kernel.variables.get(name)
         return variable is not None and variable.space == "local"
 
-    def items(self, operand: Operand) -> tuple[Operand, ...]:
+    def items(self, operand: syntax.Operand) -> tuple[syntax.Operand, ...]:
         """The members of a group, or the operand alone."""
-        return operand.items if isinstance(operand, Group) else (operand,)
+        return operand.items if isinstance(operand, syntax.Group) else (operand,)
 
     # For this class alone.
 
     def _convert(self, expression: str, dtype: str, kept: str) -> str:
         if dtype == "?" or kept == "?":
-            raise PtxError("PTX: expected predicates where they are wanted alone, got one beside a number")
+            raise syntax.PtxError("PTX: expected predicates where they are wanted alone, got one beside a number")
         if dtype[1] == kept[1]:
             return f"({expression}).view({kept})"
         # A result narrower than its register is extended by zeros or by its sign, as its own type says (ld, cvt).
@@ -238,7 +224,7 @@ class Generator:
         extended = f"{bits}.astype({wide})"
         return extended if wide == kept else f"{extended}.view({kept})"
 
-    def _register(self, register: Register, dtype: str) -> str:
+    def _register(self, register: syntax.Register, dtype: str) -> str:
         index, kept = register.index, self.kept[register.index]
         if index not in self._known:
             self.line(f"r{index} = R[{index}]")
@@ -251,7 +237,7 @@ class Generator:
         key = (index, dtype)
         if key not in self._views:
             if "?" in (dtype, kept):
-                raise PtxError(f"PTX: expected {register.name} to be used as what it is, a .{register.type}")
+                raise syntax.PtxError(f"PTX: expected {register.name} to be used as what it is, a .{register.type}")
             name = self.temporary()
             if dtype[1] == kept[1]:
                 self.line(f"{name} = r{index}.view({dtype})")
@@ -262,7 +248,7 @@ class Generator:
             self._views[key] = name
         return self._views[key]
 
-    def _special(self, operand: Special, dtype: str) -> str:
+    def _special(self, operand: syntax.Special, dtype: str) -> str:
         text = f"c.special({operand.name!r})"
         kept = "u8" if operand.name in ("clock64", "globaltimer") else "u4"
         return text if dtype == kept or operand.name == "is_explicit_cluster" else self._convert(text, kept, dtype)
@@ -287,28 +273,28 @@ class Generator:
     def _live(self, start: int) -> frozenset[int]:
         return self.flow.live.get(start, frozenset())
 
-    def _instruction(self, instruction: Instruction) -> None:
+    def _instruction(self, instruction: syntax.Instruction) -> None:
         name, where = instruction.opcode.split(".", 1)[0], f"{instruction.text!r} at {instruction.place}"
         if name not in EMITTERS:
-            raise PtxError(f"PTX: expected an instruction that is known, got {where}")
+            raise syntax.PtxError(f"PTX: expected an instruction that is known, got {where}")
         if (modifier := _unknown_modifier(instruction.parts)) is not None:
-            raise PtxError(f"PTX: expected an instruction that is known, got .{modifier} in {where}")
+            raise syntax.PtxError(f"PTX: expected an instruction that is known, got .{modifier} in {where}")
         try:
             self._emit(EMITTERS[name], instruction)
-        except PtxError as error:
-            raise error if instruction.text in str(error) else PtxError(f"{error} in {where}") from None
+        except syntax.PtxError as error:
+            raise error if instruction.text in str(error) else syntax.PtxError(f"{error} in {where}") from None
         except (ValueError, IndexError, KeyError, StopIteration) as error:
             # An emitter raises these errors when it unpacks operands or looks up modifiers.
-            raise PtxError(f"PTX: expected the operands and modifiers of .{name}, got {where}") from error
+            raise syntax.PtxError(f"PTX: expected the operands and modifiers of .{name}, got {where}") from error
         if name in BRANCHES:
             self._ended = True
 
-    def _emit(self, emitter: Emitter, instruction: Instruction) -> None:
+    def _emit(self, emitter: Emitter, instruction: syntax.Instruction) -> None:
         self._guard = None
         if instruction.predicate is not None:
             text = self._register(instruction.predicate, "?")
             self._guard = f"~{text}" if instruction.negated else text
-            if instruction.predicate in definitions(instruction):
+            if instruction.predicate in syntax.definitions(instruction):
                 guard, self._guard = self._guard, self.temporary()
                 self.line(f"{self._guard} = {guard}")
         if self._accumulators:
@@ -316,14 +302,14 @@ class Generator:
         emitter(self, instruction)
         self._guard = None
 
-    def _look_at(self, instruction: Instruction) -> None:
+    def _look_at(self, instruction: syntax.Instruction) -> None:
         """Checks accumulators that an instruction other than a copy reads."""
         if instruction.opcode.startswith("wgmma"):
             self._looked_at.clear()
             return
         if instruction.opcode.startswith("mov"):
             return
-        for register in uses(instruction):
+        for register in syntax.uses(instruction):
             if register.index in self._accumulators and register.index not in self._looked_at:
                 self._looked_at.add(register.index)
                 name = self._register(register, self.kept[register.index])
@@ -339,13 +325,15 @@ class Generator:
         return made
 
 
-def _immediate(operand: Immediate, dtype: str) -> int:
+def _immediate(operand: syntax.Immediate, dtype: str) -> int:
     """The bits of a constant in a type."""
     if not operand.float_bits:
         return operand.value
     bits = {"4": 32, "8": 64}.get(dtype[1:])
     if bits is None:
-        raise PtxError("PTX: expected an integer where neither 32 nor 64 bits are wanted, got the constant of a float")
+        raise syntax.PtxError(
+            "PTX: expected an integer where neither 32 nor 64 bits are wanted, got the constant of a float"
+        )
     if operand.float_bits == bits:
         return operand.value
     # The constant was written as a float of the other width.

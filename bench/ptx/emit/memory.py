@@ -3,18 +3,8 @@
 from __future__ import annotations
 
 from rooflab.bench.ptx.emit.generator import Generator, address_of, emits, unknown
+from rooflab.bench.ptx.text import syntax
 from rooflab.bench.ptx.text.kinds import DTYPES, dtype_of
-from rooflab.bench.ptx.text.syntax import (
-    Address,
-    Immediate,
-    Instruction,
-    Negated,
-    Operand,
-    PtxError,
-    Register,
-    Sink,
-    Symbol,
-)
 
 STRONG = frozenset(("volatile", "relaxed", "acquire", "mmio"))
 """A thread may wait for another thread's store with loads of these orders."""
@@ -23,7 +13,7 @@ _OPERATIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor", "exch", "c
 _REDUCTIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
 
 
-def space_of(instruction: Instruction) -> str:
+def space_of(instruction: syntax.Instruction) -> str:
     """The state space that an opcode names; `generic` if it names no space."""
     for part in instruction.parts[1:]:
         if part.split("::")[0] in SPACES:
@@ -31,13 +21,13 @@ def space_of(instruction: Instruction) -> str:
     return "generic"
 
 
-def address(g: Generator, operand: Address, space: str) -> str:
+def address(g: Generator, operand: syntax.Address, space: str) -> str:
     """The expression of an address in its space: uint32 in shared memory, uint64 elsewhere."""
     size = "u4" if space == "shared" else "u8"
     base, offset = operand.base, operand.offset
-    if isinstance(base, Symbol):
+    if isinstance(base, syntax.Symbol):
         text = f"c.address({base.name!r}, {size})"
-    elif isinstance(base, Immediate):
+    elif isinstance(base, syntax.Immediate):
         text = g.constant(base.value, size)
     else:
         kept = g.kept[base.index]
@@ -52,15 +42,15 @@ def width(kind: str) -> int:
 
 
 @emits("ld", "ldu")
-def load(g: Generator, instruction: Instruction) -> None:
+def load(g: Generator, instruction: syntax.Instruction) -> None:
     """`ld`."""
     parts, space = instruction.parts, space_of(instruction)
     kind = parts[-1]
     target, source = instruction.operands[0], address_of(instruction.operands[1], instruction)
-    if space == "param" and isinstance(source.base, Symbol) and g.is_local(source.base.name):
+    if space == "param" and isinstance(source.base, syntax.Symbol) and g.is_local(source.base.name):
         space = "local"
     if kind == "b128":
-        raise PtxError(f"PTX: expected a type of at most 64 bits in {instruction.text!r}")
+        raise syntax.PtxError(f"PTX: expected a type of at most 64 bits in {instruction.text!r}")
     items = g.items(target)
     names = [g.temporary() for _ in items]
     left = ", ".join(names) + ("," if len(names) == 1 else "")
@@ -74,18 +64,18 @@ def load(g: Generator, instruction: Instruction) -> None:
     g.line(f"{left} = access.load(c, {space!r}, {where}, {mask}, {width(kind)}, {len(items)}, {instruction.number})")
     dtype = dtype_of(kind)
     for item, name in zip(items, names, strict=True):
-        if not isinstance(item, Sink):
+        if not isinstance(item, syntax.Sink):
             g.define(item, name if dtype[0] == "u" else f"{name}.view({dtype})", dtype)
 
 
 @emits("st")
-def store(g: Generator, instruction: Instruction) -> None:
+def store(g: Generator, instruction: syntax.Instruction) -> None:
     """`st`."""
     parts, space = instruction.parts, space_of(instruction)
     if "bulk" in parts or "async" in parts and len(instruction.operands) != 3:
         raise unknown(instruction)
     target, source = address_of(instruction.operands[0], instruction), instruction.operands[1]
-    if space == "param" and isinstance(target.base, Symbol) and g.is_local(target.base.name):
+    if space == "param" and isinstance(target.base, syntax.Symbol) and g.is_local(target.base.name):
         space = "local"
     size = width(parts[-1])
     values = ", ".join(g.value(item, f"u{size}") for item in g.items(source))
@@ -98,7 +88,7 @@ def store(g: Generator, instruction: Instruction) -> None:
 
 
 @emits("atom", "red")
-def atomic(g: Generator, instruction: Instruction) -> None:
+def atomic(g: Generator, instruction: syntax.Instruction) -> None:
     """`atom` and `red`."""
     parts, space = instruction.parts, space_of(instruction)
     operation = next((part for part in parts if part in _OPERATIONS), None)
@@ -106,7 +96,7 @@ def atomic(g: Generator, instruction: Instruction) -> None:
     if operation is None or "async" in parts or "noftz" in parts and kind not in ("f16", "bf16", "f16x2", "bf16x2"):
         raise unknown(instruction)
     operands = list(instruction.operands)
-    target = operands.pop(0) if parts[0] == "atom" else Sink()
+    target = operands.pop(0) if parts[0] == "atom" else syntax.Sink()
     where = address_of(operands.pop(0), instruction)
     dtype = dtype_of(kind)
     groups = [g.items(item) for item in operands]
@@ -123,20 +113,20 @@ def atomic(g: Generator, instruction: Instruction) -> None:
             f"atomics.atomic(c, {space!r}, {at}, {operation!r}, {kind!r}, ({values},), {g.guard or 'None'},"
             f" {order!r}, {instruction.number})"
         )
-        result = results[place] if len(results) > place else Sink()
-        if isinstance(result, Register):
+        result = results[place] if len(results) > place else syntax.Sink()
+        if isinstance(result, syntax.Register):
             g.define(result, call, dtype)
         else:
             g.line(call)
 
 
 @emits("fence", "membar")
-def fence(g: Generator, instruction: Instruction) -> None:
+def fence(g: Generator, instruction: syntax.Instruction) -> None:
     """Fences; the race detector is told about proxy fences."""
     parts = instruction.parts
     if "proxy" in parts or any(part.startswith("mbarrier_init") for part in parts):
         kind, mask = ".".join(parts[1:]), g.guard or "None"
-        if "tensormap::generic" in parts and isinstance(where := (*instruction.operands, None)[0], Address):
+        if "tensormap::generic" in parts and isinstance(where := (*instruction.operands, None)[0], syntax.Address):
             g.line(f"tensor_maps.fence(c, {address(g, where, 'generic')}, {mask})")
         g.line(f"synchronising.proxy_fence(c, {kind!r}, {mask})")
     elif "cta" not in parts:  # in this model only barriers order accesses within a CTA
@@ -145,22 +135,22 @@ def fence(g: Generator, instruction: Instruction) -> None:
 
 
 @emits("prefetch", "prefetchu", "applypriority", "discard", "createpolicy", "griddepcontrol", "pmevent")
-def hints(g: Generator, instruction: Instruction) -> None:
+def hints(g: Generator, instruction: syntax.Instruction) -> None:
     """Instructions that change no value."""
     if instruction.parts[0] == "createpolicy":
         g.define(instruction.operands[0], g.constant(0, "u8"), "u8")
 
 
-def located(g: Generator, operand: Operand, space: str, instruction: Instruction) -> str:
+def located(g: Generator, operand: syntax.Operand, space: str, instruction: syntax.Instruction) -> str:
     """The expression of an operand's address in its space; a shared address may be given as a generic one."""
     where = address_of(operand, instruction)
-    if space == "shared" and isinstance(where.base, Register) and g.kept[where.base.index][1] == "8":
+    if space == "shared" and isinstance(where.base, syntax.Register) and g.kept[where.base.index][1] == "8":
         return f"({address(g, where, 'generic')}).astype(u4)"
     return address(g, where, space)
 
 
 @emits("cp")
-def copy(g: Generator, instruction: Instruction) -> None:
+def copy(g: Generator, instruction: syntax.Instruction) -> None:
     """`cp.async` and the bulk copies."""
     opcode, operands = instruction.opcode, instruction.operands
     mask, number = g.guard or "None", instruction.number
@@ -184,7 +174,7 @@ def copy(g: Generator, instruction: Instruction) -> None:
         target, source = located(g, operands[0], "shared", instruction), located(g, operands[1], "global", instruction)
         size = _constant(operands[2])
         if "cg" in instruction.parts and size != 16:
-            raise PtxError(f"PTX: expected 16 bytes for cp.async.cg, got {instruction.text!r}")
+            raise syntax.PtxError(f"PTX: expected 16 bytes for cp.async.cg, got {instruction.text!r}")
         # A fourth operand is the source's size or a predicate, or a cache policy if the opcode says `cache_hint`.
         given = operands[3] if len(operands) > 3 and not (len(operands) == 4 and "cache_hint" in opcode) else None
         taken = "None" if given is None else _taken(g, given, size)
@@ -193,20 +183,20 @@ def copy(g: Generator, instruction: Instruction) -> None:
         raise unknown(instruction)
 
 
-def _taken(g: Generator, given: Operand, size: int) -> str:
+def _taken(g: Generator, given: syntax.Operand, size: int) -> str:
     """Bytes that come from the source: the given number, or 0 if a predicate says to ignore the source."""
-    if isinstance(given, Negated) or isinstance(given, Register) and given.type == "pred":
+    if isinstance(given, syntax.Negated) or isinstance(given, syntax.Register) and given.type == "pred":
         return f"choose({g.value(given, '?')}, {g.constant(0, 'u4')}, {g.constant(size, 'u4')})"
     return g.value(given, "u4")
 
 
-def _constant(operand: Operand) -> int:
-    if not isinstance(operand, Immediate):
-        raise PtxError(f"PTX: expected a constant, got {operand}")
+def _constant(operand: syntax.Operand) -> int:
+    if not isinstance(operand, syntax.Immediate):
+        raise syntax.PtxError(f"PTX: expected a constant, got {operand}")
     return operand.value
 
 
-def _bulk(g: Generator, instruction: Instruction, mask: str, number: int) -> None:
+def _bulk(g: Generator, instruction: syntax.Instruction, mask: str, number: int) -> None:
     opcode, operands, parts = instruction.opcode, instruction.operands, instruction.parts
     if "commit_group" in parts:
         g.line(f"bulk.commit_bulk(c, {mask})")
@@ -236,7 +226,7 @@ def _bulk(g: Generator, instruction: Instruction, mask: str, number: int) -> Non
         g.line(f"bulk.bulk_store(c, {target}, {source}, {size}, {operation!r}, {kind!r}, {mask}, {number})")
 
 
-def _between(g: Generator, instruction: Instruction, mask: str) -> None:
+def _between(g: Generator, instruction: syntax.Instruction, mask: str) -> None:
     operands = instruction.operands
     if instruction.opcode.startswith("cp.reduce") or len(operands) != 4:
         raise unknown(instruction)
@@ -245,11 +235,11 @@ def _between(g: Generator, instruction: Instruction, mask: str) -> None:
     g.line(f"bulk.copy_between(c, {target}, {source}, {size}, {barrier}, {mask}, {instruction.number})")
 
 
-def _tensor(g: Generator, instruction: Instruction, into_shared: bool, operation: str | None, mask: str) -> None:
+def _tensor(g: Generator, instruction: syntax.Instruction, into_shared: bool, operation: str | None, mask: str) -> None:
     operands, number = instruction.operands, instruction.number
     place = 1 if into_shared else 0
     tensor = address_of(operands[place], instruction)
-    where = address(g, Address(tensor.base, tensor.offset), "generic")
+    where = address(g, syntax.Address(tensor.base, tensor.offset), "generic")
     coordinates = ", ".join(g.value(item, "i4") for item in tensor.coordinates)
     shared = located(g, operands[1 - place], "shared", instruction)
     if into_shared:
@@ -261,7 +251,7 @@ def _tensor(g: Generator, instruction: Instruction, into_shared: bool, operation
 
 
 @emits("tensormap")
-def tensor_maps(g: Generator, instruction: Instruction) -> None:
+def tensor_maps(g: Generator, instruction: syntax.Instruction) -> None:
     """`tensormap.replace`, `tensormap.cp_fenceproxy`."""
     parts, operands = instruction.parts, instruction.operands
     mask, number = g.guard or "None", instruction.number

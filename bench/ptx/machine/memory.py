@@ -74,7 +74,7 @@ class Allocation:
             count = -(-(self.base + self.size - start) // width)
             # The last unit may reach past the allocation: every access is checked against the allocation's own bytes.
             raw = (ctypes.c_char * (count * width)).from_address(start)
-            self.views[width] = np.frombuffer(raw, WIDE[width])
+            self.views[width] = np.frombuffer(memoryview(raw), WIDE[width])
         return self.views[width]
 
 

@@ -10,6 +10,7 @@ import math
 import re
 from functools import lru_cache, partial
 
+from rooflab.bench.ptx.text import syntax
 from rooflab.bench.ptx.text.statements import (
     Function,
     declared_parameters,
@@ -21,20 +22,6 @@ from rooflab.bench.ptx.text.statements import (
     split_module,
     statements,
     strip_comments,
-)
-from rooflab.bench.ptx.text.syntax import (
-    Immediate,
-    Instruction,
-    Kernel,
-    Label,
-    Module,
-    Operand,
-    Parameter,
-    Place,
-    PtxError,
-    Register,
-    Symbol,
-    Variable,
 )
 
 _INSTRUCTION = re.compile(r"(?:@\s*(!?)\s*([\w$%]+)\s+)?([\w.:$]+)\s*(.*)$", re.DOTALL)
@@ -56,7 +43,7 @@ class Scope:
 
     def __init__(self, number: int):
         self.number = number
-        self.names: dict[str, Register] = {}
+        self.names: dict[str, syntax.Register] = {}
         self.families: dict[str, tuple[str, int]] = {}
         """Type and count by prefix.  A kernel declares thousands of registers; a register is made at its first use."""
         self.variables: dict[str, str] = {}
@@ -66,10 +53,14 @@ class Body:
     """Collects instructions, registers, labels and variables."""
 
     def __init__(
-        self, functions: dict[str, Function], files: dict[int, str], outer: dict[str, Variable], own: list[Parameter]
+        self,
+        functions: dict[str, Function],
+        files: dict[int, str],
+        outer: dict[str, syntax.Variable],
+        own: list[syntax.Parameter],
     ):
-        self.registers: list[Register] = []
-        self.instructions: list[Instruction] = []
+        self.registers: list[syntax.Register] = []
+        self.instructions: list[syntax.Instruction] = []
         self.labels: dict[str, int] = {}
         self.tables: dict[str, tuple[str, ...]] = {}
         self.variables = dict(outer)
@@ -77,7 +68,7 @@ class Body:
         self._files = files
         self._scopes: list[Scope] = []
         self._count = 0
-        self._place: Place | None = None
+        self._place: syntax.Place | None = None
         self._ends: list[str] = []
         """Labels after the calls whose functions the parser is reading, the innermost last."""
         self._calls: list[str] = []
@@ -99,7 +90,7 @@ class Body:
             else:
                 self._statement(statement)
         if len(self._scopes) != base + 1:
-            raise PtxError("PTX: expected as many '}' as '{' in a body")
+            raise syntax.PtxError("PTX: expected as many '}' as '{' in a body")
         self._scopes.pop()
 
     def _new_scope(self) -> Scope:
@@ -114,7 +105,7 @@ class Body:
             if called := _CALLED.search(text):
                 outer = (self._full_name(called[1]), int(called[2]))
             # Line 0 marks code without a source line.
-            self._place = Place(name, int(line), outer) if int(line) else self._place
+            self._place = syntax.Place(name, int(line), outer) if int(line) else self._place
 
     def _full_name(self, name: str) -> str:
         return next((path for path in self._files.values() if path.rsplit("/", 1)[-1] == name), name)
@@ -129,21 +120,23 @@ class Body:
                 else:
                     self._scopes[-1].families[name] = (found[0], count)
         elif text.startswith((".callprototype", ".calltargets")):
-            raise PtxError(f"PTX: expected calls of functions by their names, got one by a pointer at {self._place}")
+            raise syntax.PtxError(
+                f"PTX: expected calls of functions by their names, got one by a pointer at {self._place}"
+            )
         elif text.startswith(".branchtargets"):
             self._table(text)
         elif (declared := declared_variable(text)) is not None:
             space = "local" if declared.space == "param" else declared.space
             self._declare(declared.name, declared.size, declared.align, space)
         elif text.startswith("."):
-            raise PtxError(f"PTX: expected a directive that is known, got {text!r}")
+            raise syntax.PtxError(f"PTX: expected a directive that is known, got {text!r}")
         else:
             self._instruction(text)
 
     def _declare(self, name: str, size: int, align: int, space: str) -> str:
         unique = f"{name}@{self._scopes[-1].number}"
         self._scopes[-1].variables[name] = unique
-        self.variables[unique] = Variable(unique, space, size, align)
+        self.variables[unique] = syntax.Variable(unique, space, size, align)
         return unique
 
     def _table(self, text: str) -> None:
@@ -157,17 +150,17 @@ class Body:
         """The name with all open scopes, innermost first: `find_label` looks it up later, when all labels are known."""
         return "|".join([name, *(str(scope.number) for scope in reversed(self._scopes))])
 
-    def _register(self, name: str, kind: str) -> Register:
-        register = Register(len(self.registers), name, kind)
+    def _register(self, name: str, kind: str) -> syntax.Register:
+        register = syntax.Register(len(self.registers), name, kind)
         self.registers.append(register)
         return register
 
-    def _resolve(self, name: str) -> Operand:
+    def _resolve(self, name: str) -> syntax.Operand:
         for scope in reversed(self._scopes):
             if name in scope.names:
                 return scope.names[name]
             if name in scope.variables:
-                return Symbol(scope.variables[name])
+                return syntax.Symbol(scope.variables[name])
             numbered = _FAMILY.match(name)
             if numbered and numbered[1] in scope.families and int(numbered[2]) < scope.families[numbered[1]][1]:
                 scope.names[name] = self._register(name, scope.families[numbered[1]][0])
@@ -175,21 +168,21 @@ class Body:
         if (special := special_register(name)) is not None:
             return special
         if name == "WARP_SZ":
-            return Immediate(32)
+            return syntax.Immediate(32)
         if name in self.variables or name in self._parameters:
-            return Symbol(name)
-        raise PtxError(f"PTX: expected a name that is declared, got {name!r}")
+            return syntax.Symbol(name)
+        raise syntax.PtxError(f"PTX: expected a name that is declared, got {name!r}")
 
     def _instruction(self, text: str) -> None:
         parts = _INSTRUCTION.match(text)
         if parts is None:
-            raise PtxError(f"PTX: expected an instruction, got {text!r}")
+            raise syntax.PtxError(f"PTX: expected an instruction, got {text!r}")
         negated, guard, opcode, rest = parts.groups()
         predicate = None
         if guard is not None:
             resolved = self._resolve(guard)
-            if not isinstance(resolved, Register):
-                raise PtxError(f"PTX: expected a predicate, got {guard!r} in {text!r}")
+            if not isinstance(resolved, syntax.Register):
+                raise syntax.PtxError(f"PTX: expected a predicate, got {guard!r} in {text!r}")
             predicate = resolved
         family = opcode.split(".")[0]
         if family == "call":
@@ -197,24 +190,26 @@ class Body:
             return
         if family == "ret" and self._ends:
             opcode = "bra.uni" if predicate is None else "bra"
-            self._add(opcode, (Label(self._ends[-1]),), predicate, negated == "!", text)
+            self._add(opcode, (syntax.Label(self._ends[-1]),), predicate, negated == "!", text)
             return
-        own: tuple[Operand, ...]
+        own: tuple[syntax.Operand, ...]
         if family == "bra":
-            own = (Label(self._label_key(rest.strip())),)
+            own = (syntax.Label(self._label_key(rest.strip())),)
         elif family == "brx":
             index, table = split(rest)
-            own = (parse_operand(index, self._resolve), Label(self._label_key(table)))
+            own = (parse_operand(index, self._resolve), syntax.Label(self._label_key(table)))
         else:
             own = tuple(parse_operand(item, self._resolve) for item in split(rest))
         self._add(opcode, own, predicate, negated == "!", " ".join(text.split()))
 
-    def _add(self, opcode: str, own: tuple[Operand, ...], predicate: Register | None, negated: bool, text: str) -> None:
+    def _add(
+        self, opcode: str, own: tuple[syntax.Operand, ...], predicate: syntax.Register | None, negated: bool, text: str
+    ) -> None:
         self.instructions.append(
-            Instruction(len(self.instructions), opcode, own, predicate, negated, self._place, text)
+            syntax.Instruction(len(self.instructions), opcode, own, predicate, negated, self._place, text)
         )
 
-    def _call(self, rest: str, text: str, predicate: Register | None, negated: bool) -> None:
+    def _call(self, rest: str, text: str, predicate: syntax.Register | None, negated: bool) -> None:
         items = split(rest)
         returns = split(items.pop(0)[1:-1]) if items[0].startswith("(") else []
         name = items.pop(0)
@@ -224,19 +219,19 @@ class Body:
             return
         if name not in self._functions:
             plain = " ".join(text.split())
-            raise PtxError(f"PTX: expected a call of a function with a body, got {plain!r} at {self._place}")
+            raise syntax.PtxError(f"PTX: expected a call of a function with a body, got {plain!r} at {self._place}")
         if name in self._calls or predicate is not None:
             plain = f"{' '.join(text.split())!r} at {self._place}"
-            raise PtxError(f"PTX: expected a call that is neither recursive nor guarded, got {plain}")
+            raise syntax.PtxError(f"PTX: expected a call that is neither recursive nor guarded, got {plain}")
         function = self._functions[name]
         variables: dict[str, str] = {}
         wanted = [*split(function.returns), *split(function.parameters)]
         if len(wanted) != len(returns) + len(given):
-            raise PtxError(f"PTX: expected {len(wanted)} parameters and results of {name}, got {text!r}")
+            raise syntax.PtxError(f"PTX: expected {len(wanted)} parameters and results of {name}, got {text!r}")
         for declared, value in zip(wanted, [*returns, *given], strict=True):
             parameter, actual = declared_variable(declared), self._resolve(value)
-            if parameter is None or not isinstance(actual, Symbol):
-                raise PtxError(f"PTX: expected parameters in the .param space, got {text!r}")
+            if parameter is None or not isinstance(actual, syntax.Symbol):
+                raise syntax.PtxError(f"PTX: expected parameters in the .param space, got {text!r}")
             variables[parameter.name] = actual.name
         self._inline(function, variables)
 
@@ -264,11 +259,11 @@ def find_label(labels: dict[str, int], name: str) -> str:
     for scope in scopes:
         if f"{target}@{scope}" in labels:
             return f"{target}@{scope}"
-    raise PtxError(f"PTX: expected a label, got {target!r}, which stands nowhere")
+    raise syntax.PtxError(f"PTX: expected a label, got {target!r}, which stands nowhere")
 
 
 @lru_cache(maxsize=256)
-def parse(text: str) -> Module:
+def parse(text: str) -> syntax.Module:
     """The module of a PTX text; each kernel is parsed only when a caller asks for it.
 
     Raises `PtxError` on a text that is not PTX, and on a target other than Hopper.
@@ -277,18 +272,18 @@ def parse(text: str) -> Module:
     version = re.search(r"^\s*\.version\s+([\d.]+)", plain, re.MULTILINE)
     target = re.search(r"^\s*\.target\s+(\w+)", plain, re.MULTILINE)
     if version is None or target is None:
-        raise PtxError(f"PTX: expected a text with .version and .target, got {text[:60]!r}")
+        raise syntax.PtxError(f"PTX: expected a text with .version and .target, got {text[:60]!r}")
     if target[1] not in TARGETS:
-        raise PtxError(f"PTX: expected the target {' or '.join(TARGETS)}, got {target[1]}")
+        raise syntax.PtxError(f"PTX: expected the target {' or '.join(TARGETS)}, got {target[1]}")
     outer, functions = split_module(plain)
-    shared: dict[str, Variable] = {}
+    shared: dict[str, syntax.Variable] = {}
     for piece in outer:
         for statement in statements(piece):
             if statement.kind == "text" and (declared := declared_variable(statement.text)) is not None:
                 shared[declared.name] = declared
     files = {int(number): name for number, name in re.findall(r'\.file\s+(\d+)\s+"([^"]*)"', plain)}
     callable_ = {function.name: function for function in functions if not function.is_entry}
-    module = Module(version[1])
+    module = syntax.Module(version[1])
     for function in functions:
         if function.is_entry:
             module.entries[function.name] = partial(_kernel, function, shared, callable_, files)
@@ -296,13 +291,13 @@ def parse(text: str) -> Module:
 
 
 def _kernel(
-    function: Function, outer: dict[str, Variable], functions: dict[str, Function], files: dict[int, str]
-) -> Kernel:
+    function: Function, outer: dict[str, syntax.Variable], functions: dict[str, Function], files: dict[int, str]
+) -> syntax.Kernel:
     own = declared_parameters(function.parameters)
     body = Body(functions, files, outer, own)
     body.read(function.body)
     block, most = (_triple(function.directives, name) for name in ("reqntid", "maxntid"))
-    return Kernel(
+    return syntax.Kernel(
         name=function.name,
         parameters=own,
         registers=body.registers,

@@ -11,22 +11,7 @@ import struct
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from rooflab.bench.ptx.text.syntax import (
-    WIDTHS,
-    Address,
-    Group,
-    Immediate,
-    Negated,
-    Operand,
-    Parameter,
-    PtxError,
-    Reference,
-    Register,
-    Sink,
-    Special,
-    Symbol,
-    Variable,
-)
+from rooflab.bench.ptx.text import syntax
 
 _COMMENT = re.compile(r'("[^"\n]*")|//[^\n]*|/\*.*?\*/', re.DOTALL)
 """A comment or a string; a `//` in a string does not begin a comment."""
@@ -38,7 +23,7 @@ _LINE = re.compile(r"\.(?:loc|file|version|target|address_size)\b[^\n]*")
 _STATEMENT = re.compile(r'(?:[^;"]|"(?:[^"\\]|\\.)*")*?;')
 _ENTRY = re.compile(r"\.(?:entry|func)\b")
 _NAME = re.compile(r"[\w$.%]+")
-Resolve = Callable[[str], Operand]
+Resolve = Callable[[str], syntax.Operand]
 """Gives the meaning of a name in the current scope."""
 _NUMBER = re.compile(r"[-+]?(?:0[xX][0-9a-fA-F]+|0[bB][01]+|0[0-7]*|[1-9]\d*)U?$")
 _FLOAT = re.compile(r"0([fFdD])([0-9a-fA-F]+)$")
@@ -109,7 +94,7 @@ def statements(body: str) -> Iterator[Statement]:
             yield Statement("text", found[0][:-1].strip())
             place = found.end()
         else:
-            raise PtxError(f"PTX: expected a statement that ends with ';', got {body[place : place + 60]!r}")
+            raise syntax.PtxError(f"PTX: expected a statement that ends with ';', got {body[place : place + 60]!r}")
 
 
 def split_module(text: str) -> tuple[list[str], list[Function]]:
@@ -137,7 +122,7 @@ def _function(text: str, head: re.Match[str]) -> tuple[Function | None, int]:
         returns, place = text[place + 1 : close], _skip(text, close + 1)
     name = _NAME.match(text, place)
     if name is None:
-        raise PtxError(f"PTX: expected the name of a function, got {text[place : place + 40]!r}")
+        raise syntax.PtxError(f"PTX: expected the name of a function, got {text[place : place + 40]!r}")
     place = _skip(text, name.end())
     parameters = ""
     if text[place] == "(":
@@ -162,7 +147,7 @@ def _closing(text: str, place: int, pair: str) -> int:
         depth += 1 if sign[0] == pair[0] else -1
         if not depth:
             return sign.start()
-    raise PtxError(f"PTX: expected {pair[1]!r} for the {pair[0]!r} of {text[place : place + 40]!r}")
+    raise syntax.PtxError(f"PTX: expected {pair[1]!r} for the {pair[0]!r} of {text[place : place + 40]!r}")
 
 
 def split(text: str) -> list[str]:
@@ -183,7 +168,7 @@ def split(text: str) -> list[str]:
 def number(text: str) -> int:
     """An integer constant.  Raises `PtxError` on anything else."""
     if not _NUMBER.match(text):
-        raise PtxError(f"PTX: expected an integer constant, got {text!r}")
+        raise syntax.PtxError(f"PTX: expected an integer constant, got {text!r}")
     digits = text.rstrip("U")
     # A leading zero means octal in PTX, as in C.
     if re.match(r"[-+]?0\d", digits):
@@ -191,57 +176,57 @@ def number(text: str) -> int:
     return int(digits, 0)
 
 
-def parse_operand(text: str, resolve: Resolve) -> Operand:
+def parse_operand(text: str, resolve: Resolve) -> syntax.Operand:
     """An operand, with its names resolved.  Raises `PtxError` on a text that is not an operand."""
     if text.startswith("["):
         return _address(text[1:-1].strip(), resolve)
     if text.startswith(("{", "(")):
-        return Group(tuple(parse_operand(item, resolve) for item in split(text[1:-1])))
+        return syntax.Group(tuple(parse_operand(item, resolve) for item in split(text[1:-1])))
     if "|" in text:
-        return Group(tuple(parse_operand(item.strip(), resolve) for item in text.split("|")))
+        return syntax.Group(tuple(parse_operand(item.strip(), resolve) for item in text.split("|")))
     if text == "_":
-        return Sink()
+        return syntax.Sink()
     if text.startswith("!"):
         register = resolve(text[1:].strip())
-        if not isinstance(register, Register):
-            raise PtxError(f"PTX: expected a predicate after '!', got {text!r}")
-        return Negated(register)
+        if not isinstance(register, syntax.Register):
+            raise syntax.PtxError(f"PTX: expected a predicate after '!', got {text!r}")
+        return syntax.Negated(register)
     if displaced := _DISPLACED.match(text):
         symbol = resolve(displaced[1])
-        if not isinstance(symbol, Symbol):
-            raise PtxError(f"PTX: expected a variable's address, got {text!r}")
+        if not isinstance(symbol, syntax.Symbol):
+            raise syntax.PtxError(f"PTX: expected a variable's address, got {text!r}")
         return symbol._replace(offset=number(displaced[2].replace(" ", "")))
     return _constant(text) or resolve(text)
 
 
-def _constant(text: str) -> Immediate | None:
+def _constant(text: str) -> syntax.Immediate | None:
     if _NUMBER.match(text):
-        return Immediate(number(text))
+        return syntax.Immediate(number(text))
     if bits := _FLOAT.match(text):
-        return Immediate(int(bits[2], 16), 32 if bits[1] in "fF" else 64)
+        return syntax.Immediate(int(bits[2], 16), 32 if bits[1] in "fF" else 64)
     if _DECIMAL.match(text):
-        return Immediate(struct.unpack("<Q", struct.pack("<d", float(text)))[0], 64)
+        return syntax.Immediate(struct.unpack("<Q", struct.pack("<d", float(text)))[0], 64)
     return None
 
 
-def _address(text: str, resolve: Resolve) -> Address:
+def _address(text: str, resolve: Resolve) -> syntax.Address:
     parts = split(text)
-    coordinates: tuple[Operand, ...] = ()
+    coordinates: tuple[syntax.Operand, ...] = ()
     for part in parts[1:]:
         coordinate = parse_operand(part, resolve)
-        coordinates += coordinate.items if isinstance(coordinate, Group) else (coordinate,)
+        coordinates += coordinate.items if isinstance(coordinate, syntax.Group) else (coordinate,)
     base, offset = parts[0], 0
     if sum_ := re.match(r"(.+?)\s*([+-])\s*(-?\w+)$", base):
         base, offset = sum_[1], number(sum_[3]) * (-1 if sum_[2] == "-" else 1)
     operand = _constant(base) or resolve(base)
-    if not isinstance(operand, Register | Symbol | Immediate):
-        raise PtxError(f"PTX: expected an address in [], got [{text}]")
-    return Address(operand, offset, coordinates)
+    if not isinstance(operand, syntax.Register | syntax.Symbol | syntax.Immediate):
+        raise syntax.PtxError(f"PTX: expected an address in [], got [{text}]")
+    return syntax.Address(operand, offset, coordinates)
 
 
-def special_register(text: str) -> Special | None:
+def special_register(text: str) -> syntax.Special | None:
     """The special register of this name, if it is one."""
-    return Special(text[1:]) if SPECIALS.match(text) else None
+    return syntax.Special(text[1:]) if SPECIALS.match(text) else None
 
 
 def declared_registers(text: str) -> tuple[str, list[tuple[str, int | None]]] | None:
@@ -249,8 +234,8 @@ def declared_registers(text: str) -> tuple[str, list[tuple[str, int | None]]] | 
     declaration = _REGISTERS.match(text)
     if declaration is None:
         return None
-    if declaration[1] not in WIDTHS:
-        raise PtxError(f"PTX: expected a register of a known type, got {text!r}")
+    if declaration[1] not in syntax.WIDTHS:
+        raise syntax.PtxError(f"PTX: expected a register of a known type, got {text!r}")
     names: list[tuple[str, int | None]] = []
     for item in split(declaration[2]):
         many = _MANY.match(item)
@@ -258,7 +243,7 @@ def declared_registers(text: str) -> tuple[str, list[tuple[str, int | None]]] | 
     return declaration[1], names
 
 
-def declared_variable(text: str) -> Variable | None:
+def declared_variable(text: str) -> syntax.Variable | None:
     """The variable that a statement declares, if any.  Raises `PtxError` on a type that is not known."""
     declaration = _VARIABLE.match(text)
     if declaration is None:
@@ -268,21 +253,23 @@ def declared_variable(text: str) -> Variable | None:
     align = re.search(r"\.align\s+(\d+)", declared)
     kind = re.search(r"\.([busf]\d+)\b", declared)
     name = re.search(r"([\w$%]+)\s*((?:\[\s*\d*\s*\]\s*)*)$", declared.strip())
-    if kind is None or name is None or kind[1] not in WIDTHS:
-        raise PtxError(f"PTX: expected a variable of a known type, got {text!r}")
-    width = WIDTHS[kind[1]]
+    if kind is None or name is None or kind[1] not in syntax.WIDTHS:
+        raise syntax.PtxError(f"PTX: expected a variable of a known type, got {text!r}")
+    width = syntax.WIDTHS[kind[1]]
     sizes = [int(length or 0) for length in re.findall(r"\[\s*(\d*)\s*\]", name[2])]
     vector = re.search(r"\.v([248])\b", declared)
     if vector is not None:
         sizes.append(int(vector[1]))
-    references: list[Reference] = []
+    references: list[syntax.Reference] = []
     data = _initial(initial.strip(), kind[1], width, references, sizes) if initial.strip() else b""
     length = max(width * math.prod(sizes), len(data))
     own = width * int(vector[1]) if vector else width
-    return Variable(name[1], space, length, int(align[1]) if align else own, data, tuple(references))
+    return syntax.Variable(name[1], space, length, int(align[1]) if align else own, data, tuple(references))
 
 
-def _initial(text: str, kind: str, width: int, references: list[Reference], sizes: list[int], start: int = 0) -> bytes:
+def _initial(
+    text: str, kind: str, width: int, references: list[syntax.Reference], sizes: list[int], start: int = 0
+) -> bytes:
     """The bytes of an initialiser that begins at `start`; its addresses become zeros, and join `references`."""
     values = split(text[1:-1]) if text.startswith("{") else [text]
     data = b""
@@ -293,7 +280,7 @@ def _initial(text: str, kind: str, width: int, references: list[Reference], size
         elif found := _REFERENCE.match(value):
             mask, symbol, offset = found[1], found[2] or found[3], found[4] or "0"
             bits = int(mask, 16) if mask else (1 << 64) - 1
-            references.append(Reference(start + len(data), width, symbol, int(offset.replace(" ", "")), bits))
+            references.append(syntax.Reference(start + len(data), width, symbol, int(offset.replace(" ", "")), bits))
             data += bytes(width)
         elif width >= 4 and (kind.startswith("f") or _FLOAT.match(value)):
             data += struct.pack("<f" if width == 4 else "<d", _float(value))
@@ -311,17 +298,17 @@ def _float(text: str) -> float:
     return value
 
 
-def declared_parameters(text: str) -> list[Parameter]:
+def declared_parameters(text: str) -> list[syntax.Parameter]:
     """The parameters of a kernel, in their order."""
     parameters = []
     for item in split(text):
         declared = declared_variable(item.replace(".ptr", ""))
         if declared is None:
-            raise PtxError(f"PTX: expected a parameter, got {item!r}")
+            raise syntax.PtxError(f"PTX: expected a parameter, got {item!r}")
         kind = re.search(r"\.([busf]\d+)\b", item)
         assert kind is not None
         array = "[" in item
         # `.ptr .align` is the alignment of what the pointer points to.
-        align = max(WIDTHS[kind[1]], declared.align) if array else WIDTHS[kind[1]]
-        parameters.append(Parameter(declared.name, "bytes" if array else kind[1], declared.size, align))
+        align = max(syntax.WIDTHS[kind[1]], declared.align) if array else syntax.WIDTHS[kind[1]]
+        parameters.append(syntax.Parameter(declared.name, "bytes" if array else kind[1], declared.size, align))
     return parameters
