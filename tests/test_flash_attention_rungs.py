@@ -9,6 +9,7 @@ import pytest
 import torch
 from compiled_sizes import assert_is_its_footprint, compiled
 from op_kernels import CPU, refuses
+from test_flash_attention import SMALL
 from test_ptx_mutants import asked
 
 from rooflab.bench.compile.static import Request
@@ -20,12 +21,6 @@ from rooflab.reference.spec import SCHEMES, Case
 
 RUNGS = {module.__name__.split(".")[-1]: module for module in (masked_tiles, tma, packed_gqa, persistent)}
 BY_TMA = ("tma", "packed_gqa", "persistent")
-SMALL = {
-    "masked_tiles": masked_tiles.Config(16, 16, 4, 1),
-    "tma": tma.Config(64, 32, 4, 2),
-    "packed_gqa": packed_gqa.Config(64, 32, 4, 2),
-    "persistent": persistent.Config(64, 32, 4, 2, 1),
-}
 BF16 = SCHEMES["bf16"]
 
 
