@@ -12,10 +12,19 @@ from typing import Any
 import pytest
 import torch
 
+from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel, kernels
 from rooflab.reference.spec import Inputs, OpSpec, Scheme
 
 CPU, META = torch.device("cpu"), torch.device("meta")
+
+
+@pytest.fixture
+def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ops and kernels that a test registers are gone after it."""
+    registry.load_all()
+    monkeypatch.setattr(registry, "_ops", dict(registry._ops))
+    monkeypatch.setattr(registry, "_kernels", {op: dict(found) for op, found in registry._kernels.items()})
 
 
 def here(op: str, backend: str | None = None) -> list[Kernel]:

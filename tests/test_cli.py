@@ -4,6 +4,7 @@ import json
 import re
 
 import pytest
+from op_kernels import own_registry  # noqa: F401
 from test_registry import OUTSIDE
 from tiny_model import write_config
 
@@ -78,6 +79,7 @@ def test_a_check_ends_in_time_and_says_what_it_left_out(rooflab):
     assert status == 0 and asked > 30 and 0 < left_out < asked and f"{asked - left_out} checks: " in out
 
 
+@pytest.mark.usefixtures("own_registry")
 def test_a_fault_far_from_the_op_s_own_cases_is_found_and_made_small(rooflab, tmp_path):
     """The command that is printed shows the fault again."""
     file = tmp_path / "mine.py"
@@ -87,45 +89,36 @@ def test_a_fault_far_from_the_op_s_own_cases_is_found_and_made_small(rooflab, tm
         "@register(op='rmsnorm', name='cli_narrow', role='optimized', backend='torch')\n"
         "def narrow(x, weight, eps=1e-6):\n    out = right(x, weight, eps)\n    out[:, 2048:] = 0\n    return out\n"
     )
-    try:
-        status, _, err = rooflab("check", "--kernel", file, "--seed", "5", "--scheme", "fp32")
-        assert status == 11 and "rmsnorm/cli_narrow T=8,H=64,eps=1e-05 fp32: OK" in err
-        (command,) = (line.split()[2:] for line in err.splitlines() if line.startswith("again: rooflab"))
-        case = dict(part.split("=") for part in command[command.index("--case") + 1].split(","))
-        assert case["T"] == "1" and int(case["H"]) == 2049
-        registry._kernels["rmsnorm"].pop("cli_narrow")
-        assert rooflab(*command)[0] == 11
-    finally:
-        registry._kernels["rmsnorm"].pop("cli_narrow", None)
+    status, _, err = rooflab("check", "--kernel", file, "--seed", "5", "--scheme", "fp32")
+    assert status == 11 and "rmsnorm/cli_narrow T=8,H=64,eps=1e-05 fp32: OK" in err
+    (command,) = (line.split()[2:] for line in err.splitlines() if line.startswith("again: rooflab"))
+    case = dict(part.split("=") for part in command[command.index("--case") + 1].split(","))
+    assert case["T"] == "1" and int(case["H"]) == 2049
+    registry._kernels["rmsnorm"].pop("cli_narrow")
+    assert rooflab(*command)[0] == 11
 
 
+@pytest.mark.usefixtures("own_registry")
 def test_a_wrong_kernel_from_a_file_is_found_and_not_timed(rooflab, tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(OUTSIDE.replace("outside_relu", "cli_relu").replace("return x.relu()", "return x.relu() + 1"))
-    try:
-        status, out, _ = rooflab("check", "--kernel", file, "--suite", "smoke", "--json")
-        assert status == 11 and {row["status"] for row in json.loads(out)} == {"INCORRECT"}
-    finally:
-        registry._ops.pop("cli_relu", None)
-        registry._kernels.pop("cli_relu", None)
+    status, out, _ = rooflab("check", "--kernel", file, "--suite", "smoke", "--json")
+    assert status == 11 and {row["status"] for row in json.loads(out)} == {"INCORRECT"}
 
 
+@pytest.mark.usefixtures("own_registry")
 def test_a_right_kernel_from_a_file_is_checked_timed_and_drawn(rooflab, tmp_path):
     file = tmp_path / "mine2.py"
     file.write_text(OUTSIDE.replace("outside_relu", "cli_relu2"))
-    try:
-        status, out, err = rooflab(
-            "bench", "--kernel", file, "--suite", "smoke", "--budget", "0.05", "--out", tmp_path / "out", "--json"
-        )
-        result = json.loads(out)
-        (row,) = result["rows"]
-        assert result["folder"] == str(tmp_path / "out") and len(result["files"]) == 2
-        assert status == 0 and row["status"] == "OK" and row["latency_ms"] > 0, err
-        assert len(list((tmp_path / "out").glob("*.jsonl"))) == 1
-        assert {path.suffix for path in (tmp_path / "out").glob("roofline-*")} == {".svg", ".png"}
-    finally:
-        registry._ops.pop("cli_relu2", None)
-        registry._kernels.pop("cli_relu2", None)
+    status, out, err = rooflab(
+        "bench", "--kernel", file, "--suite", "smoke", "--budget", "0.05", "--out", tmp_path / "out", "--json"
+    )
+    result = json.loads(out)
+    (row,) = result["rows"]
+    assert result["folder"] == str(tmp_path / "out") and len(result["files"]) == 2
+    assert status == 0 and row["status"] == "OK" and row["latency_ms"] > 0, err
+    assert len(list((tmp_path / "out").glob("*.jsonl"))) == 1
+    assert {path.suffix for path in (tmp_path / "out").glob("roofline-*")} == {".svg", ".png"}
 
 
 def test_estimate_says_which_h100_it_means(rooflab):

@@ -7,6 +7,7 @@ import re
 from dataclasses import asdict, replace
 
 import pytest
+from op_kernels import own_registry  # noqa: F401
 
 from rooflab.bench.predict import cases, model
 from rooflab.bench.predict.calibration import Fit
@@ -106,16 +107,14 @@ def test_json_has_the_same_content_and_without_a_kernel_all_stand_side_by_side(r
     assert [line.split()[0] for line in out.splitlines()[2:5]] == ["naive", "library", "fused"]
 
 
+@pytest.mark.usefixtures("own_registry")
 def test_a_users_file_is_explained(rooflab, tmp_path):
     (tmp_path / "mine.py").write_text(
         "from rooflab.kernels.registry import register\n"
         '@register(op="rmsnorm", name="test_explained", role="optimized", backend="torch")\n'
         "def mine(x, weight, eps=1e-6):\n    return x\n"
     )
-    try:
-        status, out, _ = rooflab("explain", "rmsnorm", "mine.py", "--json")
-    finally:
-        registry._kernels["rmsnorm"].pop("test_explained", None)
+    status, out, _ = rooflab("explain", "rmsnorm", "mine.py", "--json")
     assert status == 0 and json.loads(out)[0]["kernel"] == "test_explained"
     assert json.loads(out)[0]["traffic_basis"] == "least"
 

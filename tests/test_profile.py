@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from op_kernels import own_registry  # noqa: F401
 
 from rooflab.bench.predict import launch_once as _launch_once
 from rooflab.bench.predict import ncu
@@ -230,6 +231,7 @@ def test_only_the_last_call_is_watched(monkeypatch, capsys):
     assert capsys.readouterr().out.strip() == _launch_once.MARK
 
 
+@pytest.mark.usefixtures("own_registry")
 def test_the_launcher_runs_a_kernel_and_refuses_one_that_cannot_run(capsys, tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(
@@ -237,11 +239,8 @@ def test_the_launcher_runs_a_kernel_and_refuses_one_that_cannot_run(capsys, tmp_
         '@register(op="rmsnorm", name="test_counts", role="optimized", backend="torch")\n'
         "def mine(x, weight, eps=1e-6):\n    print('ran', tuple(x.shape), x.dtype)\n    return x\n"
     )
-    try:
-        target = Target("rmsnorm", "test_counts", CASE, get_scheme("fp32"), file)
-        _launch_once.main(_launch_once.arguments(target, 0, 2)[2], device="cpu")
-    finally:
-        registry._kernels["rmsnorm"].pop("test_counts", None)
+    target = Target("rmsnorm", "test_counts", CASE, get_scheme("fp32"), file)
+    _launch_once.main(_launch_once.arguments(target, 0, 2)[2], device="cpu")
     assert capsys.readouterr().out.splitlines() == ["ran (16, 4096) torch.float32"] * 3 + [_launch_once.MARK]
     cpu_only = Target("gemm", "packed", registry.get_op("gemm").cases["smoke"][0], get_scheme("fp32"))
     with pytest.raises(ValueError, match="UNSUPPORTED: runs on cpu, found meta"):

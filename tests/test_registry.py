@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from op_kernels import own_registry  # noqa: F401
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rooflab.bench.calls.calls import packed
@@ -104,8 +105,8 @@ def double(x, scale=2.0, *, offset=0.0):
 
 
 @pytest.fixture
-def toy_op():
-    """An op from outside the tree, taken out of the registry again."""
+def toy_op(own_registry):  # noqa: F811
+    """An op from outside the tree."""
     spec = OpSpec(
         name="toy",
         reference=double,
@@ -115,10 +116,7 @@ def toy_op():
         cases={"smoke": (Case(n=3),)},
         tolerance=lambda inputs, oracle, scheme: tuple(torch.zeros_like(value) for value in oracle),
     )
-    registry.add_op(spec)
-    yield spec
-    registry._ops.pop("toy")
-    registry._kernels.pop("toy", None)
+    return registry.add_op(spec)
 
 
 def register_toy(fn, **changes):
@@ -227,18 +225,15 @@ def test_a_kernel_of_triton_launches_on_the_gpu_of_its_tensors(toy_op, monkeypat
     assert ours(torch.empty(4)) == (0, 2.0) and current == [0]
 
 
+@pytest.mark.usefixtures("own_registry")
 def test_an_op_and_a_kernel_from_a_file_work_like_ours(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(OUTSIDE)
     (kernel,) = registry.load_file(file)
-    try:
-        spec = registry.get_op("outside_relu")
-        inputs = spec.make_inputs(spec.cases["smoke"][0], SCHEMES["fp32"], torch.device("cpu"), 0)
-        verdicts = spec.judge(as_tuple(kernel(**inputs)), spec.oracle(inputs), inputs, SCHEMES["fp32"])
-        assert [verdict.passed for verdict in verdicts] == [True] and "outside_relu" in registry.ops()
-    finally:
-        registry._ops.pop("outside_relu")
-        registry._kernels.pop("outside_relu")
+    spec = registry.get_op("outside_relu")
+    inputs = spec.make_inputs(spec.cases["smoke"][0], SCHEMES["fp32"], torch.device("cpu"), 0)
+    verdicts = spec.judge(as_tuple(kernel(**inputs)), spec.oracle(inputs), inputs, SCHEMES["fp32"])
+    assert [verdict.passed for verdict in verdicts] == [True] and "outside_relu" in registry.ops()
 
 
 def test_a_file_that_is_not_one_or_registers_nothing_is_refused(tmp_path):

@@ -94,9 +94,7 @@ def test_the_probe_says_of_this_cpu_what_it_does():
 def inputs_of(op: str, a: torch.Tensor) -> Inputs:
     """The arguments of a 16-bit product with `a` (M, K) as its first operand."""
     K = a.shape[1]
-    if op == "gemm":
-        return {"a": a, "b": torch.randn(K, 24).to(BF16)}
-    if op == "gemm_silu_and_mul":
+    if op in ("gemm", "gemm_silu_and_mul"):
         return {"a": a, "b": torch.randn(K, 24).to(BF16)}
     if op == "gemm_grouped":
         offsets = torch.tensor([0, 20, a.shape[0]], dtype=torch.int32)

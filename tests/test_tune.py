@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from commands_in_process import run_command
+from op_kernels import own_registry  # noqa: F401
 
 from rooflab.bench.compile.static import CompileFailure
 from rooflab.bench.records import files as record_files
@@ -205,11 +206,10 @@ register(
 
 
 @pytest.fixture
-def mine(tmp_path):
+def mine(tmp_path, own_registry):  # noqa: F811
     file = tmp_path / "mine.py"
     file.write_text(MINE)
-    yield str(file)
-    registry._kernels["rmsnorm"].pop("test_chunked", None)
+    return str(file)
 
 
 def test_a_kernel_is_tuned_for_real(mine, tmp_path):
