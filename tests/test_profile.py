@@ -311,7 +311,7 @@ def test_a_profile_is_joined_to_the_tunable_kernel_that_was_timed(monkeypatch, c
     monkeypatch.setattr(source_tree, "_own_tree", lambda: "this tree")
     here = replace(snapshot(), commit=commit, dirty=None if commit is None else False)
     monkeypatch.setattr(ncu, "snapshot", lambda: here)
-    target = replace(TARGET, kernel="fused")
+    target = TARGET._replace(kernel="fused")
     kernel = registry.get_kernel("rmsnorm", "fused")
     config = config_for(kernel, target.case, target.scheme, META)
     explained = Explanation(target, "optimized", "h100-sxm", 1.0, 1.0, 1.0, 1, "counted")
