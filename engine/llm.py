@@ -139,9 +139,10 @@ class LLM:
             raise ValueError(
                 f"prompt: expected fewer tokens than max_model_len, which is {self.max_model_len}, got {len(ids)}"
             )
-        for token in params.logit_bias or ():
-            if not 0 <= token < self.arch.vocab_size:
-                raise ValueError(f"logit_bias: expected token ids below {self.arch.vocab_size}, got {token}")
+        for name, tokens in (("logit_bias", params.logit_bias or ()), ("stop_token_ids", params.stop_token_ids)):
+            for token in tokens:
+                if not 0 <= token < self.arch.vocab_size:
+                    raise ValueError(f"{name}: expected token ids below {self.arch.vocab_size}, got {token}")
         request_id = self._next_id
         seed = params.seed if params.seed is not None else (self._seed << 32 | request_id) % 2**63
         stop = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._stop_ids)

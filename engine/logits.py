@@ -45,4 +45,6 @@ def note_logprobs(found: Iterable[tuple[Sequence, torch.Tensor]], tokens: dict[i
         best = values.topk(sequence.params.logprobs or 0)
         kept = dict(zip(best.indices.tolist(), best.values.tolist(), strict=True))
         token = tokens[sequence.request_id]
+        # A step that broke off after the draw is run again.
+        del sequence.logprobs[len(sequence.token_ids) - sequence.num_prompt_tokens :]
         sequence.logprobs.append({token: float(values[token])} | kept)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -54,11 +55,15 @@ class SamplingParams:
     logprobs: int | None = None
     """How many of the likeliest tokens' log-probabilities to return beside the drawn one's; None returns none."""
 
-    @property
+    @cached_property
+    def penalised(self) -> bool:
+        """Whether tokens that were there count; asked for each token of each sequence, so worked out once."""
+        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
+
+    @cached_property
     def plain(self) -> bool:
         """Whether a token is drawn from the logits as they are, and nothing else is asked of them."""
-        penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
-        return penalties == (1, 0, 0) and not self.min_tokens and not self.logit_bias and self.logprobs is None
+        return not (self.penalised or self.min_tokens or self.logit_bias or self.logprobs is not None)
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str) or not all(isinstance(text, str) and text for text in self.stop):
@@ -141,10 +146,11 @@ class Sequence:
     def append(self, token_id: int) -> None:
         """Adds a generated token and sets `finish_reason` if it is the last."""
         self.token_ids.append(token_id)
-        if not self.params.plain:
+        if self.params.penalised:
             self.counts[token_id] = self.counts.get(token_id, 0) + 1
             self.seen.add(token_id)
-        if token_id in self.stop_ids or (self.stopping is not None and self.stopping.push(token_id)):
+        ended = self.stopping is not None and self.stopping.push(token_id)
+        if ended or token_id in self.stop_ids:
             self.finish_reason = "stop"
         elif len(self.token_ids) >= self.max_length:
             self.finish_reason = "length"

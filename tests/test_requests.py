@@ -51,6 +51,8 @@ def test_a_bias_decides_and_harms_no_batch_mate(llm, greedy):
     assert [outputs[i]["token_ids"] for i in others] == [greedy[i]["token_ids"] for i in others]
     with pytest.raises(ValueError, match="logit_bias: expected token ids below 1024, got 1024"):
         llm.generate([[1]], replace(GREEDY, logit_bias={1024: 1.0}))
+    with pytest.raises(ValueError, match="stop_token_ids: expected token ids below 1024, got -1"):
+        llm.generate([[1]], replace(GREEDY, stop_token_ids=(-1,), min_tokens=2))
 
 
 def test_no_end_before_the_least_length(llm, greedy):
@@ -106,6 +108,24 @@ def test_logprobs_are_of_the_raw_logits_with_the_drawn_token_first(llm, greedy):
     for output, plain in zip(others, greedy[1:], strict=True):
         assert output["token_ids"] == plain["token_ids"] and plain.outputs[0].logprobs is None
         assert all(len(kept) == 1 and 0 > next(iter(kept.values())) > -20 for kept in output.outputs[0].logprobs)
+
+
+def test_a_step_that_broke_off_after_the_draw_leaves_one_logprob_a_token(llm):
+    number = llm.add_request(prompts()[2], replace(GREEDY, max_tokens=4, logprobs=1))
+    run = llm.runner.run
+
+    def interrupted(step):
+        run(step)
+        raise KeyboardInterrupt
+
+    llm.runner.run = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        llm.step()
+    llm.runner.run = run
+    while llm.scheduler.has_work:
+        (sequence,) = llm.step()
+    assert sequence.request_id == number and len(sequence.logprobs) == len(sequence.output_ids) == 4
+    assert [next(iter(kept)) for kept in sequence.logprobs] == sequence.output_ids
 
 
 class Pieces:
