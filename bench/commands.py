@@ -341,7 +341,8 @@ def generate_one(
     timed = llm.device.type != "cpu" or all(choice.kernel.backend == "torch" for choice in llm.ops.choices)
     if timed:
         warm_up(llm)
-    output, summary = stream_one(llm, as_prompt(llm, prompt, raw), params, lambda event: show(event.text))
+    run = stream_one(llm, as_prompt(llm, prompt, raw), params, lambda event: show(event.text))
+    (output,) = run.outputs
     result = {
         "model": llm.arch.name,
         "device": llm.device.type,
@@ -353,8 +354,8 @@ def generate_one(
         "kernels": kernel_names(llm),
     }
     if timed:
-        result |= asdict(summary)
+        result |= {**asdict(run.summary), "status": run.status, "reason": run.noise}
         if out:
             writer = RunWriter(out)
-            writer.write(engine_record(llm, summary, "generate", {"max_tokens": params.max_tokens}, writer.run_id))
+            writer.write(engine_record(llm, run, "generate", {"max_tokens": params.max_tokens}, writer.run_id))
     return result

@@ -85,7 +85,7 @@ def run_lab(out: Path | None = None, smoke: bool = False) -> dict[str, Any]:
     for text in (found := findings(records, _default)):
         show.line(text, "yellow")
     show.table(best, ("op", "case", "naive_ms", "library_ms", "best", "best_ms", "vs_library", "vs_naive"), "Kernels")
-    show.table(engine["runs"], ("run", "num_prompt_tokens", "num_output_tokens", *_latencies()), "Engine")
+    show.table(engine["runs"], ("run", "status", "num_prompt_tokens", "num_output_tokens", *_latencies()), "Engine")
     show.line(f"\nroofline: {', '.join(path.name for path in figures)}")
     summary = {
         "wrong": wrong,
@@ -150,22 +150,22 @@ def _run_engine(folder: Path, smoke: bool) -> dict[str, Any]:
     show.line(f"4 engine    {llm.arch.name} on {llm.device.type} in {str(llm.dtype).removeprefix('torch.')}", "bold")
     show.line(f"            kernels: {', '.join(f'{op}={name}' for op, name in kernel_names(llm).items())}\n")
     show.line(f"> {prompts[0]}", "dim")
-    output, alone = stream_one(llm, as_prompt(llm, prompts[0]), params, lambda event: show.piece(event.text))
+    alone = stream_one(llm, as_prompt(llm, prompts[0]), params, lambda event: show.piece(event.text))
     show.line("\n")
     with show.waiting(f"            {len(prompts)} prompts at once"):
-        outputs, together = run_batch(llm, [as_prompt(llm, prompt) for prompt in prompts], params)
+        together = run_batch(llm, [as_prompt(llm, prompt) for prompt in prompts], params)
     writer = RunWriter(folder)
     rows = []
-    for name, summary in (("one prompt", alone), (f"{len(prompts)} prompts at once", together)):
-        writer.write(engine_record(llm, summary, name, {"max_tokens": params.max_tokens}, writer.run_id))
-        rows.append({"run": name, **asdict(summary)})
+    for name, run in (("one prompt", alone), (f"{len(prompts)} prompts at once", together)):
+        writer.write(engine_record(llm, run, name, {"max_tokens": params.max_tokens}, writer.run_id))
+        rows.append({"run": name, "status": run.status, "reason": run.noise, **asdict(run.summary)})
     return {
         "model": llm.arch.name,
         "runs": rows,
         "answers": [
-            {"prompt": prompt, "text": result["text"]} for prompt, result in zip(prompts, outputs, strict=True)
+            {"prompt": prompt, "text": result["text"]} for prompt, result in zip(prompts, together.outputs, strict=True)
         ],
-        "first_answer": output["text"],
+        "first_answer": alone.outputs[0]["text"],
     }
 
 
@@ -197,11 +197,11 @@ def _markdown(summary: dict[str, Any], records: Sequence[Record]) -> str:
         "",
         f"## Engine: {summary['engine']['model']}",
         "",
-        "| run | TTFT p50, ms | ITL p50, ms | ITL p99, ms | tokens/s |",
+        "| run | status | TTFT p50, ms | ITL p50, ms | ITL p99, ms | tokens/s |",
     ]
-    lines += ["|---|--:|--:|--:|--:|"]
+    lines += ["|---|---|--:|--:|--:|--:|"]
     for row in summary["engine"]["runs"]:
-        latencies = ("run", "ttft_p50_ms", "itl_p50_ms", "itl_p99_ms", "output_tokens_per_s")
+        latencies = ("run", "status", "ttft_p50_ms", "itl_p50_ms", "itl_p99_ms", "output_tokens_per_s")
         lines.append(_row(*(row[name] for name in latencies)))
     lines += ["", "## Roofline", ""]
     lines += [f"![roofline]({name})" for name in summary["figures"] if name.endswith(".png")]

@@ -193,6 +193,8 @@ def engine_summary(result: Mapping[str, Any]) -> None:
         if result["itl_p50_ms"] is not None:
             gaps = " / ".join(f"{result[f'itl_p{q}_ms']:.1f}" for q in (50, 90, 99))
             rows.append(("ITL p50 / p90 / p99", f"{gaps} ms"))
+        if result["reason"]:
+            rows.append((result["status"], result["reason"]))
         rows.append(("throughput", f"{result['output_tokens_per_s']:.1f} tokens/s, prompt included"))
     else:
         rows.append(("times", "none: Triton's interpreter ran kernels, and its times say nothing about them"))

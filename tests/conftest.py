@@ -27,7 +27,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def quiet() -> Iterator[None]:
     """Calls no reading of this process NOISY: the test workers keep each other's processors busy."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rooflab.bench.timing.timing.noise", lambda seconds, waiting: "")
+        for module in ("timing.timing", "measure.engine_run"):
+            patch.setattr(f"rooflab.bench.{module}.noise", lambda seconds, waiting: "")
         yield
 
 

@@ -111,6 +111,15 @@ def test_traffic_that_nobody_states_is_left_open(reading):
     assert record.intensity == pytest.approx(64 / 288) and record.bytes_per_s == 288.0
 
 
+def test_traffic_that_no_memory_moved_in_that_time_is_left_out_with_a_word(reading):
+    claims = [kernel(str(size), traffic=lambda inputs, size=size: Traffic(size, 0.0)) for size in (1e9, 2e9)]
+    believed, left_out = run(*claims)
+    assert (believed.traffic_bytes, believed.reason) == (1e9, "")
+    assert (
+        left_out.traffic_bytes is None and left_out.status == "OK" and "claimed traffic is left out" in left_out.reason
+    )
+
+
 def test_the_real_timer_and_the_real_checker_fit():
     kernels = [kernel(), kernel("zeros", fn=lambda x, weight=None: torch.zeros_like(x))]
     checked = list(measure_op(SPEC, kernels, [CASE], FP32, ceilings=CEILINGS, budget_s=1e-4))

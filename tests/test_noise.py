@@ -5,10 +5,12 @@ from dataclasses import replace
 import pytest
 import typer
 from test_history import record
+from tiny_model import write_config
 
 from rooflab.bench import lab, show
 from rooflab.bench.cli.app import exit_for
-from rooflab.bench.measure import measure
+from rooflab.bench.measure import engine_run, measure
+from rooflab.bench.records.files import read
 from rooflab.bench.report.figures import bench_row
 from rooflab.bench.report.findings import findings
 from rooflab.bench.timing.timing import Samples
@@ -27,6 +29,15 @@ def test_a_record_of_a_noisy_reading_has_its_time_and_no_rate(monkeypatch):
     assert (made.status, made.reason, made.latency_median_ms) == ("NOISY", BUSY, 3000.0)
     assert made.samples_s == [1.0, 3.0, 9.0] and made.bound_ms > 0
     assert made.bound_fraction is made.flops_per_s is made.bytes_per_s is None
+
+
+def test_a_latency_of_the_engine_is_noisy_too(rooflab, tmp_path, monkeypatch):
+    monkeypatch.setattr(engine_run, "noise", lambda gaps, waiting: BUSY if len(gaps) == 3 and waiting >= 0 else "")
+    words = ("generate", "hi", "--model", write_config(tmp_path / "tiny"), "--dummy", "--ignore-eos", "--device", "cpu")
+    status, out, _ = rooflab(*words, "--max-tokens", 4, "--out", tmp_path / "out")
+    (made,) = read(tmp_path / "out")
+    assert status == 0 and (made.status, made.reason) == ("NOISY", BUSY) and made.metrics["itl_p50_ms"] > 0
+    assert BUSY in " ".join(out.split())
 
 
 def times(clean, noisy):

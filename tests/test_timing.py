@@ -82,7 +82,7 @@ def test_a_noisy_reading_gets_more_samples_until_it_is_none(monkeypatch):
     assert len(noisy.seconds) > 1.5 * len(quiet.seconds) and "4 times their 20th" in noisy.noise
 
 
-@pytest.mark.skipif(not cpu._run_times(), reason="this system does not tell how long threads wait")
+@pytest.mark.skipif(not cpu.run_times(), reason="this system does not tell how long threads wait")
 def test_threads_that_wait_for_a_processor_are_seen():
     watch, allowed = CpuStopwatch(cold=False, pinned=contextlib.nullcontext), os.sched_getaffinity(0)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from traceback import extract_tb
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -52,7 +52,7 @@ def check_folder(path: Path | None) -> Path | None:
     return path
 
 
-def run() -> None:
+def run() -> NoReturn:
     """The command line; bad input gives one sentence and exit status 2."""
     try:
         app(prog_name="rooflab")  # ends with SystemExit

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from rooflab.bench.records.environment import snapshot
 from rooflab.bench.records.files import RunWriter
 from rooflab.bench.records.record import DeviceType, Record
+from rooflab.bench.timing.cpu import run_times, waiting_since
+from rooflab.bench.timing.noise import noise
 from rooflab.engine.llm import LLM, RequestOutput, SamplingParams
 from rooflab.engine.metrics import LatencySummary, Timeline, TokenEvent, summarize
 from rooflab.engine.tokenizer import Prompt
@@ -46,27 +48,41 @@ def as_prompt(llm: LLM, text: str, raw: bool = False) -> Prompt:
     return text if raw or not llm.tokenizer.has_chat_template else chat(text)
 
 
-def stream_one(
-    llm: LLM, prompt: Prompt, params: SamplingParams, show: Callable[[TokenEvent], None]
-) -> tuple[RequestOutput, LatencySummary]:
+@dataclass(frozen=True)
+class EngineRun:
+    """Answers and their latencies."""
+
+    outputs: list[RequestOutput]
+    summary: LatencySummary
+    noise: str
+    """Why the latencies are NOISY; empty if they are not."""
+
+    @property
+    def status(self) -> Literal["OK", "NOISY"]:
+        return "NOISY" if self.noise else "OK"
+
+
+def stream_one(llm: LLM, prompt: Prompt, params: SamplingParams, show: Callable[[TokenEvent], None]) -> EngineRun:
     """Runs one prompt, and calls `show` for each token when the engine delivers it."""
     events: list[TokenEvent] = []
     output = None
+    began = run_times()
     for event in llm.stream(prompt, params):
         events.append(event)
         show(event)
         output = event.output
     assert output is not None, "the last event of a request carries its output"
-    return output, summarize([output.timeline], len(output.prompt_token_ids))
+    found = noise(output.timeline.itl_ms, waiting_since(began))
+    return EngineRun([output], summarize([output.timeline], len(output.prompt_token_ids)), found)
 
 
-def run_batch(
-    llm: LLM, prompts: Sequence[Prompt], params: SamplingParams
-) -> tuple[list[RequestOutput], LatencySummary]:
-    """Runs prompts that all arrive at once."""
+def run_batch(llm: LLM, prompts: Sequence[Prompt], params: SamplingParams) -> EngineRun:
+    """Runs prompts that all arrive at once.  Their gaps differ in any case, so that only waiting threads are noise."""
+    began = run_times()
     outputs = llm.generate(list(prompts), params)
+    found = noise((), waiting_since(began))
     timelines: list[Timeline] = [output.timeline for output in outputs]
-    return outputs, summarize(timelines, sum(len(output.prompt_token_ids) for output in outputs))
+    return EngineRun(outputs, summarize(timelines, sum(len(output.prompt_token_ids) for output in outputs)), found)
 
 
 def warm_up(llm: LLM, prompt_tokens: int = 32, new_tokens: int = 4) -> None:
@@ -76,14 +92,15 @@ def warm_up(llm: LLM, prompt_tokens: int = 32, new_tokens: int = 4) -> None:
     llm.generate([ids], SamplingParams(max_tokens=new_tokens, ignore_eos=True))
 
 
-def engine_record(llm: LLM, summary: LatencySummary, name: str, case: Mapping[str, Any], run_id: str) -> Record:
+def engine_record(llm: LLM, run: EngineRun, name: str, case: Mapping[str, Any], run_id: str) -> Record:
     """The record of a run: the request, the model, the kernels, and the latencies."""
     environment = snapshot(llm.device.index or 0)
-    metrics = {key: float(value) for key, value in asdict(summary).items() if value is not None}
+    metrics = {key: float(value) for key, value in asdict(run.summary).items() if value is not None}
     return Record(
         kind="engine",
         run_id=run_id,
-        status="OK",
+        status=run.status,
+        reason=run.noise,
         **environment.record_fields(),
         case_id=name,
         case={**case, "model": llm.arch.name, "dtype": str(llm.dtype).removeprefix("torch."), **kernel_names(llm)},

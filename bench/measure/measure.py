@@ -124,7 +124,10 @@ class Measurement:
                 samples = None
             elif samples is not None:
                 fields |= self._judged(samples, cost, clocks) | {"clocks": clocks} | asdict(seen[kernel.name])
-            traffic = self._believed(kernel.traffic_of(priced, self.device.type, self.spec), samples)
+            claimed = kernel.traffic_of(priced, self.device.type, self.spec)
+            traffic = self._believed(claimed, samples)
+            if claimed and not traffic and not fields["reason"]:
+                fields["reason"] = "its claimed traffic is left out: no memory here could have moved it in that time"
             yield self._record(kernel, case, cost, traffic, samples, fields)
 
     def _checked(self, kernel: Kernel, case: Case, short: str) -> dict[str, Any]:

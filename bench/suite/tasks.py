@@ -302,12 +302,13 @@ def engine(context: Context, model: str, batches: Sequence[int], contexts: Seque
         if context.left_s < 0:
             break
         prompts = [random_ids.choices(range(llm.arch.vocab_size), k=length - new_tokens) for _ in range(batch)]
-        _, summary = run_batch(llm, prompts, SamplingParams(max_tokens=new_tokens, ignore_eos=True))
+        run = run_batch(llm, prompts, SamplingParams(max_tokens=new_tokens, ignore_eos=True))
         case = {"batch": batch, "context": length, "new_tokens": new_tokens}
         name = f"batch {batch}, context {length}"
-        writer.write(engine_record(llm, summary, name, case, writer.run_id))
+        writer.write(engine_record(llm, run, name, case, writer.run_id))
+        summary, noisy = run.summary, ", NOISY" if run.noise else ""
         itl = "" if summary.itl_p50_ms is None else f", ITL {summary.itl_p50_ms:.2f} ms"
-        figures[name] = f"TTFT {summary.ttft_p50_ms:.1f} ms{itl}, {summary.output_tokens_per_s:.0f} tokens/s"
+        figures[name] = f"TTFT {summary.ttft_p50_ms:.1f} ms{itl}, {summary.output_tokens_per_s:.0f} tokens/s{noisy}"
     left = len(runs) - len(figures)
     reason = f"no time for {left} of {len(runs)} runs" if left else ""
     return Outcome("DONE", reason, figures=figures, files=(writer.path.name,))

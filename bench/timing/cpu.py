@@ -92,10 +92,10 @@ def _threads(count: int) -> tuple[int, ...]:
         return _known.setdefault(key, (own,))
     values = torch.ones(2**22)
     values.add_(1.0)  # starts the threads
-    before = _run_times()
+    before = run_times()
     for _ in range(4):
         values.add_(1.0)
-    spent = {thread: after[0] - before.get(thread, (0, 0))[0] for thread, after in _run_times().items()}
+    spent = {thread: after[0] - before.get(thread, (0, 0))[0] for thread, after in run_times().items()}
     least = BUSY_SHARE * spent.get(own, 0)
     others = sorted((thread for thread in spent if thread != own and spent[thread] > least), key=lambda t: -spent[t])
     found = (own, *others[: count - 1])
@@ -104,7 +104,7 @@ def _threads(count: int) -> tuple[int, ...]:
     return found
 
 
-def _run_times() -> dict[int, tuple[int, int]]:
+def run_times() -> dict[int, tuple[int, int]]:
     """Nanoseconds on a processor and waiting for one, by thread; threads that have ended are left out, and all of them
     if the system does not tell."""
     times = {}
@@ -113,6 +113,14 @@ def _run_times() -> dict[int, tuple[int, int]]:
             ran, waited, _ = map(int, (task / "schedstat").read_text().split())
             times[int(task.name)] = (ran, waited)
     return times
+
+
+def waiting_since(began: Mapping[int, tuple[int, int]]) -> float | None:
+    """The time that this process's threads waited for a processor since `began`, which is of `run_times`, over the time
+    that they ran; None if the system does not tell."""
+    changes = [np.subtract(now, began.get(thread, (0, 0))) for thread, now in run_times().items()]
+    ran, waited = np.sum(changes, axis=0) if changes else (0, 0)
+    return float(waited / ran) if ran > 0 else None
 
 
 def _processor(thread: int) -> int:
@@ -183,13 +191,11 @@ class CpuStopwatch(Stopwatch):
         """Pins the threads: after the warm-up, in which libraries start theirs, and these must not start pinned."""
         with super().sampling(), self._pinned() as note:
             self._threads = f", {note}"
-            self._began = _run_times()
+            self._began = run_times()
             yield
 
     def waiting(self) -> float | None:
-        changes = [np.subtract(now, self._began.get(thread, (0, 0))) for thread, now in _run_times().items()]
-        ran, waited = np.sum(changes, axis=0) if changes else (0, 0)
-        return float(waited / ran) if ran > 0 else None
+        return waiting_since(self._began)
 
     def step_s(self, readings: Sequence[float]) -> float:
         """The smallest difference that the clock was seen to make."""

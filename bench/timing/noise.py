@@ -24,15 +24,17 @@ def noise(seconds: Sequence[float], waiting: float | None) -> str:
     """Why samples in time order are noise, in one sentence; empty if they are not.
 
     `waiting` is the time that the process's threads waited for a processor, over the time that they ran; None if the
-    system does not tell.
+    system does not tell.  Without samples only that decides.
     """
-    p20, p80 = np.percentile(seconds, (20, 80))
-    half = len(seconds) // 2
-    early, late = (float(np.median(part)) for part in (seconds[: half or 1], seconds[half:]))
     if waiting is not None and waiting > WAITING:
         return f"other processes were running: for each second of work, the threads waited {waiting:.2f} s for a core"
+    if not len(seconds):
+        return ""
+    p20, p80 = np.percentile(seconds, (20, 80))
     if p80 > SPREAD * p20:
         return f"the samples' 80th percentile is {p80 / p20:.2g} times their 20th" if p20 > 0 else "a sample is zero"
+    half = len(seconds) // 2
+    early, late = (float(np.median(part)) for part in (seconds[: half or 1], seconds[half:]))
     if max(early, late) > DRIFT * min(early, late):
         return f"the median of the later half of the samples is {late / early:.2g} times that of the earlier half"
     return ""
