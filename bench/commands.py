@@ -49,6 +49,7 @@ def kernel_rows(ops: Sequence[str] | None = None) -> list[dict[str, Any]]:
     A missing library kernel has a row too, and so has a plug-in that cannot be imported.
     """
     device = pick_device(None)
+    serves = _settled() if device.type == "cpu" else {}
     rows: list[dict[str, Any]] = []
     for op in ops or registry.ops():
         spec = registry.get_op(op)
@@ -56,6 +57,7 @@ def kernel_rows(ops: Sequence[str] | None = None) -> list[dict[str, Any]]:
             reason = kernel.why_not_here(device)
             row: dict[str, Any] = {"op": op, "name": kernel.name, "role": kernel.role, "backend": kernel.backend}
             here = "interpreted" if device.type == "cpu" and kernel.backend == "triton" else ""
+            here = serves.get(kernel.id, here)
             rows.append(row | {"available": reason is None, "reason": str(reason) if reason else here})
         if spec.no_library:
             row = {"op": op, "name": "library", "role": "library", "backend": "torch", "available": False}
@@ -64,6 +66,18 @@ def kernel_rows(ops: Sequence[str] | None = None) -> list[dict[str, Any]]:
         row = {"op": "", "name": name, "role": "plug-in", "backend": "", "available": False}
         rows.append(row | {"reason": str(refusal)})
     return rows
+
+
+def _settled() -> dict[str, str]:
+    """By kernel, the buckets that it serves in the model that was loaded last on this CPU."""
+    from rooflab.engine.settle import known
+
+    newest: dict[str, Any] = next(known(), {"times_us": {}})
+    buckets: dict[str, list[str]] = {}
+    for op, of_op in newest["times_us"].items():
+        for bucket, times in of_op.items():
+            buckets.setdefault(f"{op}/{min(times, key=times.__getitem__)}", []).append(bucket)
+    return {name: f"fastest for {newest['model']} in {' '.join(own)}" for name, own in buckets.items()}
 
 
 def listed_checks(chosen: Selection) -> list[Asked]:
@@ -130,7 +144,9 @@ def run_checks(
     turns = Counter[str]()
     ranked = []
     for place, item in enumerate(checks):
-        ranked.append((item.kernel.backend == "torch" if limit_s == math.inf else turns[item.kernel.id], place))
+        ranked.append(
+            (item.kernel.backend in registry.CPU_BACKENDS if limit_s == math.inf else turns[item.kernel.id], place)
+        )
         turns[item.kernel.id] += 1
     order = [place for _, place in sorted(ranked)]
     results: dict[int, CheckResult] = {}
@@ -338,7 +354,9 @@ def generate_one(
 
     If Triton's interpreter runs kernels, the result has no times: they would be the interpreter's.
     """
-    timed = llm.device.type != "cpu" or all(choice.kernel.backend == "torch" for choice in llm.ops.choices)
+    timed = llm.device.type != "cpu" or all(
+        choice.kernel.backend in registry.CPU_BACKENDS for choice in llm.ops.choices
+    )
     if timed:
         warm_up(llm)
     run = stream_one(llm, as_prompt(llm, prompt, raw), params, lambda event: show(event.text))

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from rooflab.bench.report.findings import findings
 from rooflab.engine.llm import LLM, SamplingParams
 from rooflab.engine.metrics import LatencySummary
 from rooflab.engine.model_files import fetch
-from rooflab.engine.ops import candidates
+from rooflab.engine.ops import OpSet
 from rooflab.kernels import registry
 from rooflab.kernels.choices import launch_bucket, rows_of
 from rooflab.kernels.registry import interpreting
@@ -80,9 +81,9 @@ def run_lab(out: Path | None = None, smoke: bool = False) -> dict[str, Any]:
         show.line(f"{noisy} times are NOISY: the machine was busy; no ratio is made of them", "yellow")
     with show.waiting("3 roofline"):
         figures = draw_records(records, folder)
-    engine = _run_engine(folder, smoke)
+    engine, ops = _run_engine(folder, smoke)
     best = best_of_each_op(records)
-    for text in (found := findings(records, _default)):
+    for text in (found := findings(records, partial(_default, ops))):
         show.line(text, "yellow")
     show.table(best, ("op", "case", "naive_ms", "library_ms", "best", "best_ms", "vs_library", "vs_naive"), "Kernels")
     show.table(engine["runs"], ("run", "status", "num_prompt_tokens", "num_output_tokens", *_latencies()), "Engine")
@@ -109,7 +110,7 @@ def run_lab(out: Path | None = None, smoke: bool = False) -> dict[str, Any]:
 def _shortened(item: Asked) -> Asked:
     """The check; without planted inputs if Triton's interpreter would run an edge case, which takes minutes."""
     smoke = item.case in registry.get_op(item.kernel.op).get_cases("smoke")
-    return item._replace(planted=smoke or item.kernel.backend == "torch" or not interpreting())
+    return item._replace(planted=smoke or item.kernel.backend in registry.CPU_BACKENDS or not interpreting())
 
 
 def best_of_each_op(records: Sequence[Record]) -> list[dict[str, Any]]:
@@ -134,14 +135,14 @@ def best_of_each_op(records: Sequence[Record]) -> list[dict[str, Any]]:
     return rows
 
 
-def _default(op: str, case: Case) -> str:
-    """The kernel that the engine takes for a step of this case's size."""
-    kernel, _ = candidates(op, launch_bucket(op, rows_of(case) or 1), pick_device(None))[0]
-    return kernel.name
+def _default(ops: OpSet, op: str, case: Case) -> str | None:
+    """The kernel that the engine took for a step of this case's size; None if it does not use the op."""
+    bucket = launch_bucket(op, rows_of(case) or 1)
+    return next((own.kernel.name for own in ops.choices if (own.op, own.bucket) == (op, bucket)), None)
 
 
-def _run_engine(folder: Path, smoke: bool) -> dict[str, Any]:
-    """Answers the first prompt alone, and then all prompts at once."""
+def _run_engine(folder: Path, smoke: bool) -> tuple[dict[str, Any], OpSet]:
+    """Answers the first prompt alone, and then all prompts at once; returns the results and the kernels."""
     prompts = PROMPT_SET[:2] if smoke else PROMPT_SET
     params = SamplingParams(max_tokens=16 if smoke else 64)
     with show.waiting("4 engine    loading the model"):
@@ -159,7 +160,7 @@ def _run_engine(folder: Path, smoke: bool) -> dict[str, Any]:
     for name, run in (("one prompt", alone), (f"{len(prompts)} prompts at once", together)):
         writer.write(engine_record(llm, run, name, {"max_tokens": params.max_tokens}, writer.run_id))
         rows.append({"run": name, "status": run.status, "reason": run.noise, **asdict(run.summary)})
-    return {
+    result = {
         "model": llm.arch.name,
         "runs": rows,
         "answers": [
@@ -167,6 +168,7 @@ def _run_engine(folder: Path, smoke: bool) -> dict[str, Any]:
         ],
         "first_answer": alone.outputs[0]["text"],
     }
+    return result, llm.ops
 
 
 def _latencies() -> Sequence[str]:

@@ -109,8 +109,9 @@ class Model:
         if layer.q_norm is not None:
             q = ops.rmsnorm(q.reshape(-1, D), layer.q_norm, arch.rms_norm_eps).view(q.shape)
             k = ops.rmsnorm(k.reshape(-1, D), layer.k_norm, arch.rms_norm_eps).view(k.shape)
-        q, k = ops.rope(q, k, self.cos, self.sin, step.positions)
-        ops.kv_cache_write(k, v, k_cache, v_cache, step.slot_mapping)
+        q_out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        ops.rope_and_cache(q, k, v, self.cos, self.sin, step.positions, q_out, k_cache, v_cache, step.slot_mapping)
+        q = q_out
         parts = []
         n = len(step.seq_lens)
         if n:
@@ -119,7 +120,8 @@ class Model:
         if (chunks := step.chunks) is not None:
             cu, longest = chunks.cu_seqlens, chunks.longest
             if chunks.history is None:
-                fresh = (q[n:], k[n:], v[n:], cu, cu, longest, longest)
+                turned = k_cache.flatten(0, 1)[step.slot_mapping[n:]]
+                fresh = (q[n:], turned, v[n:], cu, cu, longest, longest)
                 parts.append(ops.flash_attention_varlen(*fresh, causal=True, **self._window))
             else:
                 pages = (k_cache, v_cache, *chunks.history)

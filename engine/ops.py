@@ -1,14 +1,23 @@
-"""The engine reaches kernels only through this file: it chooses a kernel for each op in each bucket, once at load."""
+"""The engine reaches kernels only through this file: it chooses a kernel for each op in each bucket, once at load.
+
+On a CPU the fastest of those that can run, timed on this machine (`settle.py`); on CUDA the choice of a committed
+record of that card, or the library's kernel, because an optimized kernel is no default before a GPU has checked it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+from psutil import virtual_memory
 
+from rooflab.engine.settle import COLD_BYTES, Settled, real, time_calls
 from rooflab.kernels import registry
 from rooflab.kernels.choices import Phase, all_buckets, bucket_of, chosen
 from rooflab.kernels.registry import Kernel
@@ -19,13 +28,14 @@ OPS = (
     "rmsnorm",
     "fused_add_rmsnorm",
     "gemm",
-    "rope",
-    "kv_cache_write",
+    "rope_and_cache",
     "flash_attention_varlen",
     "paged_attention",
     "silu_and_mul",
     "sample",
 )
+TOLERATED = 1.05
+"""A bucket's product may take as many times its best time before weights are kept in another form for it."""
 _PHASE_OF = {"flash_attention_varlen": "prefill"}
 
 
@@ -63,8 +73,13 @@ class OpSet:
         table: dict[str, dict[str, Callable[..., Any]]] = {}
         for choice in self.choices:
             table.setdefault(choice.bucket, {})[choice.op] = choice.kernel.fn
+        self._ways: list[Callable[[torch.Tensor], Any] | None] = []
+        for choice in self.choices:
+            if choice.op == "gemm":
+                way = choice.kernel.prepare
+                self._ways += [] if way in self._ways else [way]
+                table[choice.bucket]["gemm"] = partial(_product, choice.kernel.fn, self._ways.index(way))
         self._steps = {bucket: SimpleNamespace(**functions) for bucket, functions in table.items()}
-        self._prepare = _common_prepare([choice.kernel for choice in self.choices if choice.op == "gemm"])
 
     def step(self, num_decodes: int, num_prompt_tokens: int = 0) -> SimpleNamespace:
         """The ops of a step, as functions by name."""
@@ -74,8 +89,8 @@ class OpSet:
         return SimpleNamespace(**{**vars(self._steps[bucket]), **attention})
 
     def prepare(self, weight: torch.Tensor) -> Any:
-        """`weight` (out, in) as the `b` argument of this set's gemm: packed, or the transposed view."""
-        return self._prepare(weight.mT) if self._prepare else weight.mT
+        """`weight` (out, in) as the `b` argument of this set's gemm: in each form that one of its buckets takes."""
+        return tuple(way(weight.mT) if way else weight.mT for way in self._ways)
 
     def describe(self) -> list[dict[str, str]]:
         """One row per op and kernel, with its buckets; printed with every run."""
@@ -99,13 +114,105 @@ def resolve(limits: Limits, swaps: Mapping[str, str] | None = None, interpret: b
         if op not in OPS:
             raise ValueError(f"swap: the engine uses {', '.join(OPS)}, got {op!r}")
         registry.get_kernel(op, name)
-    choices = []
+    able: dict[tuple[str, str], list[Choice]] = {}
+    timed_rows = {}
     for bucket, phase, upper in all_buckets():
         rows = _rows_in(bucket, phase, upper, limits)
-        if rows:
-            ops = (op for op in OPS if _PHASE_OF.get(op, phase) == phase)
-            choices += [_choose(op, bucket, phase, rows, limits, swaps.get(op), interpret) for op in ops]
-    return OpSet(choices)
+        if not rows:
+            continue
+        timed_rows[bucket] = rows[-1] if upper < math.inf else rows[0]
+        for op in OPS:
+            if _PHASE_OF.get(op, phase) == phase:
+                able[op, bucket] = _able(op, bucket, phase, rows, limits, swaps.get(op), interpret)
+    if limits.device.type == "cpu":
+        able = _settle(able, timed_rows, limits)
+    return OpSet([choices[0] for choices in able.values()])
+
+
+def _settle(
+    able: Mapping[tuple[str, str], list[Choice]], rows: Mapping[str, int], limits: Limits
+) -> dict[tuple[str, str], list[Choice]]:
+    """The choices with the fastest first."""
+    arch = limits.arch
+    facts = {
+        "layers": [arch.num_layers, arch.hidden_size, arch.intermediate_size, arch.vocab_size],
+        "heads": [arch.num_heads, arch.num_kv_heads, arch.head_dim, arch.window],
+        "dtype": str(limits.dtype).removeprefix("torch."),
+        "block_size": limits.block_size,
+    }
+    settled = Settled(arch.name, facts, (choice.kernel for choices in able.values() for choice in choices))
+    fastest = {}
+    for (op, bucket), choices in able.items():
+        if len(choices) > 1:
+            take = partial(_time, op, bucket, rows[bucket], [choice.kernel for choice in choices], limits)
+            times = settled.of(op, bucket, take)
+            choices = [replace(one, why=_reason(one, times)) for one in choices]
+            choices.sort(key=lambda one: times[one.kernel.name])
+        fastest[op, bucket] = choices
+    settled.keep()
+    products = {bucket: choices for (op, bucket), choices in fastest.items() if op == "gemm"}
+    ways = _ways(products, settled.times.get("gemm", {}), limits)
+    for bucket, choices in products.items():
+        fastest["gemm", bucket] = [choice for choice in choices if choice.kernel.prepare in ways]
+    return fastest
+
+
+def _ways(products: Mapping[str, list[Choice]], times: Mapping[str, Mapping[str, float]], limits: Limits) -> set[Any]:
+    """The fewest ways to pack a weight with which gemm loses at most `TOLERATED` in every bucket; each way keeps a copy
+    of all weights.  Only one, with the least geometric mean of the losses, if two copies do not fit."""
+    known = {choice.kernel.prepare for choices in products.values() for choice in choices}
+    fit = 2 * limits.arch.parameters().total * limits.dtype.itemsize < virtual_memory().available / 2
+    losses: dict[tuple[Any, ...], list[float]] = {}
+    for ways in (ways for count in ((1, 2) if fit else (1,)) for ways in itertools.combinations(known, count)):
+        losses[ways] = [
+            min(
+                (times.get(bucket, {}).get(one.kernel.name, 1.0) for one in choices if one.kernel.prepare in ways),
+                default=math.inf,
+            )
+            / min(times.get(bucket, {}).values(), default=1.0)
+            for bucket, choices in products.items()
+        ]
+    good = [ways for ways, own in losses.items() if max(own) <= TOLERATED] or list(losses)
+    return set(
+        min(good, key=lambda ways: (len(ways) if max(losses[ways]) <= TOLERATED else 0, math.prod(losses[ways])))
+    )
+
+
+def _reason(choice: Choice, times: Mapping[str, float]) -> str:
+    others = ", ".join(f"{name} {us:.0f}" for name, us in times.items() if name != choice.kernel.name)
+    return f"{times[choice.kernel.name]:.0f} us here, against {others}"
+
+
+def _time(op: str, bucket: str, rows: int, kernels: list[Kernel], limits: Limits) -> dict[str, float]:
+    """Microseconds by kernel; of gemm for all products of a step."""
+    phase: Phase = "decode" if bucket.startswith("decode") else "prefill"
+    inputs = [real(each, limits.block_size) for each in probes(op, phase, rows, limits)]
+    if op != "gemm":
+        (only,) = inputs
+        return time_calls({kernel.name: [partial(kernel, **only)] for kernel in kernels})
+    *layer, head = inputs
+    times = time_calls({kernel.name: _products(kernel, layer) for kernel in kernels})
+    heads = {}
+    if rows <= 16:  # with more rows the head's product takes longest of all and is like the others
+        heads = time_calls({kernel.name: _products(kernel, [head]) for kernel in kernels})
+    return {name: limits.arch.num_layers * us + heads.get(name, 0.0) for name, us in times.items()}
+
+
+def _products(kernel: Kernel, inputs: list[dict[str, Any]]) -> list[Callable[[], None]]:
+    """One function for each copy of the weights; it makes all products.  With few rows the copies outgrow a cache."""
+    weight_bytes = sum(each["b"].nbytes for each in inputs)
+    copies = max(1, min(8, COLD_BYTES // weight_bytes)) if len(inputs[0]["a"]) <= 16 else 1
+
+    def prepared() -> list[dict[str, Any]]:
+        weights = (each["b"].mT.clone().mT for each in inputs)
+        ready = kernel.prepare or (lambda weight: weight)
+        return [{**each, "b": ready(weight)} for each, weight in zip(inputs, weights, strict=True)]
+
+    def run(arguments: list[dict[str, Any]]) -> None:
+        for each in arguments:
+            kernel.fn(**each)
+
+    return [partial(run, prepared()) for _ in range(copies)]
 
 
 def _rows_in(bucket: str, phase: Phase, upper: float, limits: Limits) -> tuple[int, ...]:
@@ -115,37 +222,43 @@ def _rows_in(bucket: str, phase: Phase, upper: float, limits: Limits) -> tuple[i
     return () if least is None else (least, most)
 
 
-def _choose(
+def _able(
     op: str, bucket: str, phase: Phase, rows: tuple[int, ...], limits: Limits, swap: str | None, interpret: bool
-) -> Choice:
+) -> list[Choice]:
+    """The kernels that can serve a bucket, in the order in which they are preferred."""
     reasons: list[str] = []
-    wanted = [(registry.get_kernel(op, swap), "asked for")] if swap else []
-    # A kernel may serve decoding rows and not chunks of prompts: one that is asked for need not serve both.
-    others = [] if swap and (op, phase) != ("paged_attention", "prefill") else candidates(op, bucket, limits.device)
-    for kernel, why in [*wanted, *others]:
+    if swap:
+        kernel = registry.get_kernel(op, swap)
         reason = _why_not(kernel, phase, rows, limits, interpret)
         if reason is None:
-            return Choice(op, bucket, kernel, "; ".join([why, *reasons]))
+            return [Choice(op, bucket, kernel, "asked for")]
         reasons.append(f"{kernel.id}: {reason}")
-    raise ValueError(f"swap: no kernel for {op} in {bucket}: {'; '.join(reasons)}")
+    found = []
+    # A kernel may serve decoding rows and not chunks of prompts: one that is asked for need not serve both.
+    if not swap or (op, phase) == ("paged_attention", "prefill"):
+        for kernel, why in candidates(op, bucket, limits.device):
+            reason = _why_not(kernel, phase, rows, limits, interpret)
+            if reason is None:
+                found.append(Choice(op, bucket, kernel, "; ".join([why, *reasons])))
+            else:
+                reasons.append(f"{kernel.id}: {reason}")
+    if not found:
+        raise ValueError(f"swap: no kernel for {op} in {bucket}: {'; '.join(reasons)}")
+    return [choice for choice in found if choice.kernel.role != "naive"] or found
 
 
 def candidates(op: str, bucket: str, device: torch.device) -> list[tuple[Kernel, str]]:
-    """Kernels in the order in which they are tried, each with the reason for it.
-
-    First the choice of a committed record of this device. Then on the CPU the torch kernels, highest rung first; on
-    CUDA the library's kernel, because an optimized kernel is no default before a GPU has checked it.
-    """
-    kernels = registry.kernels(op)
-    key = "cpu" if device.type == "cpu" else torch.cuda.get_device_name(device)
-    name = chosen(op, key, bucket)
-    first = [(kernels[name], "by record")] if name in kernels else []
-    rest = [kernel for kernel in kernels.values() if kernel.backend == "torch"]
+    """Kernels in the order in which they are tried, each with the reason for it."""
+    kernels = list(registry.kernels(op).values())
     if device.type == "cpu":
-        order = {"optimized": 0, "library": 1, "naive": 2, "peer": 3}
-        rest.sort(key=lambda kernel: order[kernel.role])
-        return first + [(kernel, "highest torch rung that can run") for kernel in rest if kernel.name != name]
-    rest = [kernel for kernel in rest if kernel.role in ("library", "naive")]
+        roles = ("optimized", "library", "naive")
+        kernels = [kernel for kernel in kernels if kernel.backend in registry.CPU_BACKENDS and kernel.role in roles]
+        kernels.sort(key=lambda kernel: (kernel.backend != "cpp", roles.index(kernel.role)))
+        return [(kernel, "the only one that can run") for kernel in kernels]
+    key = torch.cuda.get_device_name(device)
+    name = chosen(op, key, bucket)
+    first = [(kernel, "by record") for kernel in kernels if kernel.name == name]
+    rest = [kernel for kernel in kernels if kernel.backend == "torch" and kernel.role in ("library", "naive")]
     rest.sort(key=lambda kernel: kernel.role != "library")
     return first + [(kernel, f"no record for {key} that can run") for kernel in rest if kernel.name != name]
 
@@ -166,6 +279,8 @@ def _why_not(kernel: Kernel, phase: Phase, rows: tuple[int, ...], limits: Limits
 
 def probes(op: str, phase: Phase, M: int, limits: Limits) -> list[dict[str, Any]]:
     """The arguments that the model passes to `op` in a step of `M` rows, as meta tensors."""
+    if op == "gemm":
+        return _product_probes(M, limits)
     arch, block_size = limits.arch, limits.block_size
 
     def empty(*shape: int, dtype: torch.dtype = limits.dtype) -> torch.Tensor:
@@ -183,25 +298,15 @@ def probes(op: str, phase: Phase, M: int, limits: Limits) -> list[dict[str, Any]
     several = M if phase == "decode" else 1
     table = empty(limits.max_model_len, D // 2, dtype=torch.float32)
 
-    def gemm(rows: int, out_features: int, in_features: int, bias: bool = False) -> dict[str, Any]:
-        weight = empty(out_features, in_features)
-        return {"a": empty(rows, in_features), "b": weight.mT, "bias": empty(out_features) if bias else None}
-
-    if op == "gemm":
-        return [
-            gemm(M, (heads + 2 * kv_heads) * D, H, arch.attention_bias),
-            gemm(M, H, heads * D),
-            gemm(M, 2 * arch.intermediate_size, H),
-            gemm(M, H, arch.intermediate_size),
-            gemm(sequences, arch.vocab_size, H),
-        ]
     per_row = {"dtype": torch.float32}
     arguments: dict[str, dict[str, Any]] = {
         "embedding": {"token_ids": ids, "weight": empty(arch.vocab_size, H)},
         "rmsnorm": {"x": empty(M, H), "weight": empty(H), "eps": arch.rms_norm_eps},
         "fused_add_rmsnorm": {"x": empty(M, H), "residual": empty(M, H), "weight": empty(H), "eps": arch.rms_norm_eps},
-        "rope": {"q": q, "k": k, "cos": table, "sin": table, "positions": ids, "interleaved": False},
-        "kv_cache_write": {"k": k, "v": k, "k_cache": cache, "v_cache": cache, "slot_mapping": ids},
+        "rope_and_cache": {
+            **{"q": q, "k": k, "v": k, "q_out": q, "k_cache": cache, "v_cache": cache},
+            **{"cos": table, "sin": table, "positions": ids, "slot_mapping": ids},
+        },
         "flash_attention_varlen": {"q": q, "k": k, "v": k, **lengths, "causal": True, **options},
         "paged_attention": {
             "q": q,
@@ -226,10 +331,27 @@ def probes(op: str, phase: Phase, M: int, limits: Limits) -> list[dict[str, Any]
     return [arguments[op]]
 
 
-def _common_prepare(kernels: list[Kernel]) -> Callable[[torch.Tensor], Any] | None:
-    """The `prepare` that all these kernels share, because the engine keeps only one form of a weight."""
-    ways = {kernel.prepare for kernel in kernels}
-    if len(ways) > 1:
-        names = sorted({kernel.id for kernel in kernels})
-        raise ValueError(f"gemm: the kernels chosen for different buckets pack weights differently: {', '.join(names)}")
-    return ways.pop() if ways else None
+def _product_probes(M: int, limits: Limits) -> list[dict[str, Any]]:
+    """The arguments of a layer's four products, and of the head's."""
+    arch = limits.arch
+    H, D, intermediate = arch.hidden_size, arch.head_dim, arch.intermediate_size
+    sequences = min(M, limits.max_rows["decode"])
+    qkv = (arch.num_heads + 2 * arch.num_kv_heads) * D
+    shapes = ((M, qkv, H), (M, H, arch.num_heads * D), (M, 2 * intermediate, H), (M, H, intermediate))
+
+    def empty(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=limits.dtype, device="meta")
+
+    inputs = [
+        {"a": empty(rows, K), "b": empty(N, K).mT, "bias": None}
+        for rows, N, K in (*shapes, (sequences, arch.vocab_size, H))
+    ]
+    inputs[0]["bias"] = empty(qkv) if arch.attention_bias else None
+    return inputs
+
+
+def _product(
+    gemm: Callable[..., torch.Tensor], form: int, a: torch.Tensor, b: Sequence[Any], bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """`gemm` with that form of the weight which its bucket takes."""
+    return gemm(a, b[form], bias)

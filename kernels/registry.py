@@ -23,13 +23,16 @@ import torch
 
 from rooflab.kernels._contract import Refusal, check_config, check_plan, check_prepare, check_signature
 from rooflab.kernels._device import on_its_device
+from rooflab.kernels._native import why_no_compiler
 from rooflab.kernels.tuning import Tuning
 from rooflab.reference import spec as spec_module
 from rooflab.reference.spec import OpSpec
 from rooflab.roofline.model import Traffic
 
 Role = Literal["naive", "library", "optimized", "peer"]
-Backend = Literal["torch", "triton", "gluon", "cuda"]
+Backend = Literal["torch", "triton", "gluon", "cuda", "cpp"]
+CPU_BACKENDS = ("torch", "cpp")
+"""Backends whose kernels run on a CPU as they are; others need a GPU, an interpreter or an emulator."""
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 ENTRY_POINT_GROUP = "rooflab.kernels"
@@ -121,11 +124,13 @@ class Kernel:
         return Refusal("UNSUPPORTED", reason) if reason else None
 
     def _why_not_on_cpu(self) -> str | None:
-        if os.environ.get("ROOFLAB_EMULATE") == "1" and self.backend != "torch" and self.role != "peer":
+        if os.environ.get("ROOFLAB_EMULATE") == "1" and self.backend not in CPU_BACKENDS and self.role != "peer":
             # Only in the processes of `bench/emulate/emulation.py`, which run code compiled for sm90.
             return f"needs sm{self.min_sm}, sm90 is emulated" if (self.min_sm or 0) > 90 else None
         if self.backend == "triton" and "cpu" in self.devices:
             return None if interpreting() else "needs a CUDA device, or Triton's interpreter on the CPU"
+        if self.backend == "cpp":
+            return why_no_compiler()
         return "needs a CUDA device" if self.backend != "torch" or "cpu" not in self.devices else None
 
     def _why_not_on_gpu(self, device: torch.device) -> str | None:

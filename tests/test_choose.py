@@ -10,12 +10,14 @@ from rooflab.kernels import choices
 from rooflab.kernels.choices import all_buckets, bucket_of
 from rooflab.kernels.configs import make_config
 
+CARD = {"gpu": {"name": "NVIDIA H200"}}
+
 
 def record(op, kernel, rows, latency_ms, **changes):
     fields = {
-        "kind": "bench", "run_id": "r1", "status": "OK", "environment": {}, "op": op, "kernel": kernel,
-        "backend": "torch", "scheme": "fp32", "case": {"T": rows}, "case_id": f"T={rows}", "device": "cpu",
-        "checked_by": "torch",
+        "kind": "bench", "run_id": "r1", "status": "OK", "environment": CARD, "op": op, "kernel": kernel,
+        "backend": "torch", "scheme": "bf16", "case": {"T": rows}, "case_id": f"T={rows}", "device": "cuda",
+        "checked_by": "gpu",
         "basis": "measured", "latency_median_ms": latency_ms,
     }  # fmt: skip
     return Record(**{**fields, **changes})
@@ -67,14 +69,16 @@ def test_one_kernel_serves_all_buckets_of_an_op_with_packed_weights():
 def test_the_file_keeps_other_devices_and_ignores_what_was_not_checked(tmp_path):
     (tmp_path / "rmsnorm").mkdir()
     file = tmp_path / "rmsnorm" / "choices.json"
-    file.write_text('{"NVIDIA H200": {"decode:1": {"kernel": "fused", "record": "r0"}}}')
+    file.write_text('{"NVIDIA H100": {"decode:1": {"kernel": "fused", "record": "r0"}}}')
     unchecked = record("rmsnorm", "naive", 1, 0.1, checked_by="none")
     invalid = record("rmsnorm", "naive", 1, 0.1, status="INVALID", reason="too fast")
     assert write_choices([unchecked, invalid], tmp_path) == []
     assert write_choices([unchecked, invalid, record("rmsnorm", "library", 1, 2.0)], tmp_path) == [file]
     found = json.loads(file.read_text())
-    assert found["NVIDIA H200"]["decode:1"]["kernel"] == "fused"
-    assert found["cpu"]["decode:1"] == {"kernel": "library", "record": "r1"}
+    assert found["NVIDIA H100"]["decode:1"]["kernel"] == "fused"
+    assert found["NVIDIA H200"]["decode:1"] == {"kernel": "library", "record": "r1"}
+    with pytest.raises(ValueError, match="choose: expected records of a GPU; on a CPU the engine times its kernels"):
+        write_choices([record("rmsnorm", "library", 1, 2.0, device="cpu")], tmp_path)
 
 
 def test_every_committed_choice_is_a_kernel(tmp_path):
@@ -95,9 +99,6 @@ def test_an_unknown_bucket_or_device_has_no_choice_and_a_changed_tree_makes_none
         bucket_of("train", 1)
     with pytest.raises(ValueError, match="choose: expected records of a committed tree"):
         write_choices([record("rmsnorm", "naive", 1, 1.0, dirty=True)], tmp_path)
-
-
-CARD = {"gpu": {"name": "NVIDIA H200"}}
 
 
 def on_gpu(kernel, rows, latency_ms, warps=None, **changes):

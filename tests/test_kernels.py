@@ -10,7 +10,7 @@ import torch
 
 from rooflab.bench.check.check import check_kernel
 from rooflab.bench.check.data import Data
-from rooflab.kernels.registry import Kernel, interpreting, kernels, ops
+from rooflab.kernels.registry import CPU_BACKENDS, Kernel, interpreting, kernels, ops
 from rooflab.reference.spec import SCHEMES, Case, Inputs, OpSpec
 
 # On a GPU everything runs there, the library's bf16 included.
@@ -27,7 +27,7 @@ def _kernels() -> Iterator[tuple[Kernel, OpSpec]]:
 
 
 def _interpreted(kernel: Kernel) -> bool:
-    return kernel.backend != "torch" and interpreting()
+    return kernel.backend not in CPU_BACKENDS and interpreting()
 
 
 def _in_bf16(name: str) -> bool:
@@ -87,7 +87,7 @@ def test_kernel(kernel, case, scheme, planted):
         return
     assert result.status == "OK", result.describe()
     assert result.labels[0] == "first data" and 1 <= len(result.errors) <= len(spec.outputs)
-    on_cpu = "torch" if kernel.backend == "torch" else "interpreter"
+    on_cpu = {"torch": "torch", "cpp": "cpu"}.get(kernel.backend, "interpreter")
     assert result.checked_by == ("gpu" if DEVICE.type == "cuda" else on_cpu)
 
 

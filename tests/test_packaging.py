@@ -41,7 +41,8 @@ def test_the_wheel_equals_the_tree_and_leaves_the_modules_of_other_projects_alon
     wanted = {
         name
         for name in tracked
-        if name.split("/")[0] in FOLDERS and Path(name).suffix in (".py", ".cu", ".json", ".html", ".typed")
+        if name.split("/")[0] in FOLDERS
+        and Path(name).suffix in (".py", ".cu", ".cpp", ".h", ".json", ".html", ".typed")
     }
     assert packed == wanted | {"__init__.py"}
     (tmp_path / "model.py").write_text("def double(x):\n    return 2 * x\n")

@@ -164,7 +164,7 @@ class Runner:
         with queued(device, guarded.values(), layout.alone):
             with _errors_of_the_kernel(refuses), self._noting(work, layout.profiled):
                 accepted = {name: value for name, value in arguments.items() if name in kernel.accepted}
-                if layout.twice and self.seen().by in ("gpu", "torch"):
+                if layout.twice and self.seen().by in ("gpu", "torch", "cpu"):
                     kernel.fn(**accepted)
                 returned = kernel.fn(**accepted)
             threads = cheats.still_running(kernel.fn)
@@ -223,7 +223,7 @@ class Runner:
         """What ran the kernel, and what it showed."""
         if self.kernel.backend in ("triton", "gluon") and interpreting():
             return Seen("interpreter")
-        return Seen("gpu" if self.device.type == "cuda" else "torch")
+        return Seen("gpu" if self.device.type == "cuda" else "cpu" if self.kernel.backend == "cpp" else "torch")
 
 
 def _guarded(inputs: Inputs, padded: frozenset[str], known: dict[str, Guarded]) -> dict[str, Guarded]:

@@ -72,7 +72,7 @@ def stream_one(llm: LLM, prompt: Prompt, params: SamplingParams, show: Callable[
         show(event)
         output = event.output
     assert output is not None, "the last event of a request carries its output"
-    found = noise(output.timeline.itl_ms, waiting_since(began))
+    found = noise(output.timeline.itl_ms.tolist(), waiting_since(began))
     return EngineRun([output], summarize([output.timeline], len(output.prompt_token_ids)), found)
 
 

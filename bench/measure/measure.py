@@ -23,7 +23,7 @@ from rooflab.bench.timing.stopwatch import FlushBy
 from rooflab.bench.timing.timing import Samples, check_timer
 from rooflab.kernels.configs import config_for
 from rooflab.kernels.precision import pin_matmul_precision
-from rooflab.kernels.registry import Kernel
+from rooflab.kernels.registry import CPU_BACKENDS, Kernel
 from rooflab.reference.spec import Case, Inputs, OpSpec, Scheme
 from rooflab.roofline.model import Bound, Ceilings, Cost, Traffic, bound
 
@@ -135,7 +135,7 @@ class Measurement:
         refusal = kernel.why_not_here(self.device)
         if refusal:
             return {"status": refusal.status, "reason": refusal.reason}
-        if self.device.type == "cpu" and kernel.backend != "torch":
+        if self.device.type == "cpu" and kernel.backend not in CPU_BACKENDS:
             return {"status": "UNSUPPORTED", "reason": INTERPRETED}  # checking here would take minutes and time nothing
         if short:
             return {"status": "OUT_OF_MEMORY", "reason": short}

@@ -1,7 +1,7 @@
 """Records: one line of JSON for each result, with its environment.  Records are appended and never edited.
 
-The schema is the dataclass `Record`.  Within one major version, new versions only add fields and statuses (1.2: NOISY).
-A reader ignores unknown fields and refuses a newer major version.
+The schema is the dataclass `Record`.  Within one major version, new versions only add fields and values (1.2: NOISY;
+1.3: cpp, cpu).  A reader ignores unknown fields and refuses a newer major version.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from rooflab.bench.records.plain import plain
-from rooflab.kernels.registry import Backend, Role
+from rooflab.kernels.registry import CPU_BACKENDS, Backend, Role
 from rooflab.reference.spec import Scalar
 from rooflab.roofline.model import Basis as TrafficBasis
 from rooflab.roofline.model import Limiter
 
-SCHEMA_VERSION = "1.2"
+SCHEMA_VERSION = "1.3"
 
 Kind = Literal["check", "bench", "ceiling", "engine", "ab", "static"]
 Failure = Literal["INCORRECT", "COMPILE_ERROR", "RUNTIME_ERROR", "OUT_OF_MEMORY", "TIMEOUT", "INVALID"]
 Status = Literal["OK", "NOISY", Failure, "UNSUPPORTED", "UNAVAILABLE"]
 NOT_RUN: tuple[Status, ...] = ("UNSUPPORTED", "UNAVAILABLE")
 """Statuses of a kernel that was not run, for a reason outside the kernel."""
-CheckedBy = Literal["gpu", "interpreter", "emulator", "torch", "none"]
+CheckedBy = Literal["gpu", "interpreter", "emulator", "torch", "cpu", "none"]
 Basis = Literal["measured", "predicted", "bound"]
 L2State = Literal["cold", "warm"]
 DeviceType = Literal["cpu", "cuda"]
@@ -182,7 +182,7 @@ class Record:
         if self.basis == "bound":
             raise ValueError("basis: expected measured or predicted beside a latency, got 'bound'")
         elsewhere = self.checked_by == "interpreter" or self.device == "cpu"
-        if self.basis == "measured" and self.backend not in (None, "torch") and elsewhere:
+        if self.basis == "measured" and self.backend not in (None, *CPU_BACKENDS) and elsewhere:
             raise ValueError(
                 f"latency_median_ms: {self.op}/{self.kernel} ran in an interpreter, whose time is not a kernel's"
             )

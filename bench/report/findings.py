@@ -11,10 +11,10 @@ SLOWER = 1.05
 """A time of more than this times another one is slower; of less, one run does not tell."""
 
 
-def findings(records: Iterable[Record], default_of: Callable[[str, Case], str]) -> list[str]:
+def findings(records: Iterable[Record], default_of: Callable[[str, Case], str | None]) -> list[str]:
     """One sentence for each default and each kernel that is slower, the worst first.
 
-    `default_of(op, case)` names the kernel that an engine would take.  Only clean times (OK) are compared.
+    `default_of(op, case)` names the kernel that an engine would take, or None.  Only clean times (OK) are compared.
     """
     groups: dict[tuple[str, str, str], dict[str, float]] = {}
     cases: dict[str, Case] = {}

@@ -22,12 +22,14 @@ KERNELS = Path(registry.__file__).parent
 def write_choices(records: Sequence[Record], folder: Path = KERNELS) -> list[Path]:
     """Writes `folder/<op>/choices.json` for each op with a timed kernel; keeps the entries of other devices.
 
-    Only kernels that were checked on the device itself count: torch kernels on a CPU, all kernels on a GPU.  Raises
-    `ValueError` on records of an uncommitted tree.
+    Only kernels that were checked on the card count.  Raises `ValueError` on records of an uncommitted tree, and of a
+    CPU, where the engine times its kernels itself.
     """
     written = []
     if any(record.dirty for record in records):
         raise ValueError("choose: expected records of a committed tree; commit first, and measure again")
+    if any(record.device == "cpu" for record in records):
+        raise ValueError("choose: expected records of a GPU; on a CPU the engine times its kernels itself")
     for op in dict.fromkeys(record.op for record in records if record.op):
         own = [record for record in records if record.op == op and _counts(record)]
         if not own:
@@ -35,8 +37,7 @@ def write_choices(records: Sequence[Record], folder: Path = KERNELS) -> list[Pat
         path = folder / op / "choices.json"
         known = json.loads(path.read_text()) if path.is_file() else {}
         gpu = own[0].environment.get("gpu")
-        device = "cpu" if own[0].device == "cpu" else str((gpu or {})["name"])
-        known[device] = choose(op, own)
+        known[str((gpu or {})["name"])] = choose(op, own)
         write_whole(path, json.dumps(known, indent=2) + "\n")
         written.append(path)
     return written
@@ -48,8 +49,8 @@ def _counts(record: Record) -> bool:
         and record.status == "OK"
         and record.basis == "measured"
         and record.latency_median_ms is not None
-        and record.checked_by in ("torch", "gpu")
-        and record.scheme == ("fp32" if record.device == "cpu" else "bf16")  # the engine's dtype on that device
+        and record.checked_by == "gpu"
+        and record.scheme == "bf16"  # the engine's dtype there
         and (rows_of(record.case) or 0) > 0
         and _kernel(record) is not None
     )

@@ -134,7 +134,7 @@ def _tunable(op: str, kernels: Sequence[Kernel], named: bool, exclude: Collectio
 
 def _check_timed_here(kernel: Kernel, device: torch.device) -> None:
     reason = str(kernel.why_not_here(device) or "")
-    if device.type == "cpu" and kernel.backend != "torch":
+    if device.type == "cpu" and kernel.backend not in registry.CPU_BACKENDS:
         reason = "UNSUPPORTED: needs a CUDA device; on a CPU it runs in an interpreter, whose time is not the kernel's"
     if reason:
         raise ValueError(f"tune: {kernel.id} cannot be timed here: {reason}; --dry-run searches with made-up times")
@@ -149,5 +149,5 @@ def _others(op: str, tunable: Sequence[Kernel], device: torch.device, exclude: C
         and kernel.id not in exclude
         and kernel.role in ("library", "optimized")
         and kernel.why_not_here(device) is None
-        and (device.type == "cuda" or kernel.backend == "torch")
+        and (device.type == "cuda" or kernel.backend in registry.CPU_BACKENDS)
     ]

@@ -1,0 +1,127 @@
+"""C++ kernels for the CPU: the machine's compiler builds each source once, for this processor, and ctypes calls it.
+
+A call costs about 3 us; torch's dispatcher costs as much for each of the several calls that it would take.  The built
+library is kept in the cache folder; its name is a hash of everything that it depends on.  Parallel loops run on the
+OpenMP threads of torch: threads of a second runtime would fight with them for the cores.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rooflab.kernels import _checks
+
+HEADERS = sorted(Path(__file__).parent.glob("_native*.h"))
+OPTIONS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+"""The number by which a C++ function knows a dtype."""
+TYPES = {"i": ctypes.c_int, "n": ctypes.c_int64, "f": ctypes.c_float, "p": ctypes.c_void_p}
+
+
+@cache
+def compiler() -> str | None:
+    """The path of `$CXX`, g++ or clang++; None if none is there."""
+    names = (os.environ.get("CXX"), "g++", "clang++")
+    return next((path for name in names if name and (path := shutil.which(name))), None)
+
+
+def why_no_compiler() -> str | None:
+    """Why C++ kernels cannot be built here, or None."""
+    if not Path("/proc/self/maps").is_file():
+        return "needs Linux"
+    return None if compiler() else "needs a C++ compiler (g++, clang++ or $CXX)"
+
+
+@cache
+def built(source: Path, types: str) -> Callable[..., int]:
+    """The function `run` of a C++ file, whose arguments are `types`: i (int), n (int64), f (float), p (pointer).
+
+    Raises `ValueError` with the compiler's first error.
+    """
+    run: Any = ctypes.CDLL(str(_library(source))).run
+    run.restype, run.argtypes = ctypes.c_int, [TYPES[letter] for letter in types]
+    return run  # type: ignore[no-any-return]
+
+
+class Layouts:
+    """What was worked out for tensors of a layout, so that their checks, which take 10 us, are made once.
+
+    With `_checks.CHECK_VALUES` nothing is kept, because values are checked too.
+    """
+
+    MOST = 4096
+
+    def __init__(self) -> None:
+        self._known: dict[Any, Any] = {}
+
+    def of(self, make: Callable[..., Any], tensors: Sequence[torch.Tensor | None], *others: Any) -> Any:
+        """`make(*tensors, *others)`, or what it returned for these layouts, `others` and number of threads."""
+        key = (
+            *[None if x is None else (x.shape, x.stride(), x.dtype, x.device) for x in tensors],
+            *others,
+            torch.get_num_threads(),
+        )
+        found = self._known.get(key)
+        if found is None or _checks.CHECK_VALUES:
+            if len(self._known) >= self.MOST:
+                self._known.clear()
+            found = self._known[key] = make(*tensors, *others)
+        return found
+
+
+def sizes(*numbers: int) -> ctypes.Array[ctypes.c_int64]:
+    """A struct of 64-bit integers, to be passed as a pointer."""
+    return (ctypes.c_int64 * len(numbers))(*numbers)
+
+
+def _library(source: Path) -> Path:
+    path = compiler()
+    if path is None:
+        raise ValueError(f"{source.parent.name}/{source.stem}: {why_no_compiler()}")
+    openmp = _openmp_of_torch()
+    version = subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout
+    texts = (source.read_text(), *(header.read_text() for header in HEADERS), version, processor(), openmp, *OPTIONS)
+    name = hashlib.sha256("\0".join(texts).encode()).hexdigest()[:24]
+    folder = Path(os.environ.get("ROOFLAB_CACHE") or Path.home() / ".cache" / "rooflab") / "native"
+    target = folder / f"{source.parent.name}-{name}.so"
+    if target.is_file():
+        return target
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as part:
+        compiled, linked = Path(part) / "compiled.o", Path(part) / "linked.so"
+        # In two steps, because with -fopenmp the linker would take the compiler's own runtime.
+        _run([path, *OPTIONS, f"-I{HEADERS[0].parent}", "-c", str(source), "-o", str(compiled)], source)
+        _run([path, "-shared", str(compiled), openmp, "-o", str(linked)], source)
+        linked.replace(target)
+    return target
+
+
+def _run(command: list[str], source: Path) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        errors = [line for line in done.stderr.splitlines() if "error" in line] or [done.stderr.strip()]
+        raise ValueError(f"{source.parent.name}/{source.stem}: the compiler failed: {errors[0]}")
+
+
+def _openmp_of_torch() -> str:
+    """The OpenMP library that this process has loaded with torch."""
+    mapped = re.findall(r"(/\S*lib[gi]omp\S*\.so\S*)", Path("/proc/self/maps").read_text())
+    return mapped[0] if mapped else "-lgomp"
+
+
+def processor() -> str:
+    """The processor's model and features: a library for another one may have instructions that this one lacks."""
+    lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+    return "\n".join(line for line in lines if line.startswith(("model name", "flags")))

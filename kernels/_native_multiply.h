@@ -1,0 +1,56 @@
+// The product of small matrices in registers, in fp32; B may have another dtype, and is converted as it is loaded.
+#pragma once
+
+#include "_native.h"
+
+#ifdef __AVX512F__
+constexpr int LANES = 16, REGISTERS = 32;
+#else
+constexpr int LANES = 8, REGISTERS = 16;
+#endif
+typedef float Vector __attribute__((vector_size(4 * LANES), aligned(4)));
+
+template <class E>
+using Lanes __attribute__((vector_size(LANES * sizeof(E)), aligned(1))) = E;
+
+static inline Vector loaded(const float* x) { return *(const Vector*)x; }
+static inline Vector loaded(const std::int8_t* x) {
+    return __builtin_convertvector(*(const Lanes<std::int8_t>*)x, Vector);
+}
+static inline Vector loaded(const fp16* x) { return __builtin_convertvector(*(const Lanes<fp16>*)x, Vector); }
+static inline Vector loaded(const bf16* x) {
+    return (Vector)(__builtin_convertvector(*(const Lanes<std::uint16_t>*)x, Lanes<std::uint32_t>) << 16);
+}
+
+// C (R, C vectors) = A (R, K) B (K, C vectors), or C += it.
+template <int R, int C, class W>
+static inline void block(const float* a, i64 lda, const W* b, i64 ldb, float* c, i64 ldc, i64 K, bool add) {
+    Vector sum[R][C];
+    for (int r = 0; r < R; ++r)
+        for (int j = 0; j < C; ++j) sum[r][j] = add ? loaded(c + r * ldc + j * LANES) : Vector{};
+    for (i64 k = 0; k < K; ++k)
+        for (int j = 0; j < C; ++j) {
+            Vector row = loaded(b + k * ldb + j * LANES);
+            for (int r = 0; r < R; ++r) sum[r][j] += a[r * lda + k] * row;
+        }
+    for (int r = 0; r < R; ++r)
+        for (int j = 0; j < C; ++j) *(Vector*)(c + r * ldc + j * LANES) = sum[r][j];
+}
+
+template <int R, int C, class W>
+static inline void band(const float* a, i64 lda, const W* b, i64 ldb, float* c, i64 ldc, i64 N, i64 K, bool add) {
+    i64 n = 0;
+    for (; n + C * LANES <= N; n += C * LANES) block<R, C>(a, lda, b + n, ldb, c + n, ldc, K, add);
+    for (; n < N; n += LANES) block<R, 1>(a, lda, b + n, ldb, c + n, ldc, K, add);
+}
+
+// C (rows, N) = A (rows, K) B (K, N), or C += it, with R x C vectors of C in registers; N is a multiple of LANES.
+template <int R_, int C_, class W>
+static void multiply(const float* a, i64 lda, const W* b, i64 ldb, float* c, i64 ldc, i64 rows, i64 N, i64 K, bool add) {
+    constexpr int C = REGISTERS == 32 ? C_ : C_ / 2 + 1, R = REGISTERS == 32 ? R_ : 12 / C;  // sums, a row of B, spare
+    i64 r = 0;
+    for (; r + R <= rows; r += R) band<R, C>(a + r * lda, lda, b, ldb, c + r * ldc, ldc, N, K, add);
+    for (; r + 4 <= rows; r += 4) band<4, C>(a + r * lda, lda, b, ldb, c + r * ldc, ldc, N, K, add);
+    for (; r + 2 <= rows; r += 2) band<2, C>(a + r * lda, lda, b, ldb, c + r * ldc, ldc, N, K, add);
+    for (; r < rows; ++r) band<1, C>(a + r * lda, lda, b, ldb, c + r * ldc, ldc, N, K, add);
+}

@@ -1,0 +1,51 @@
+"""For the CPU, in C++: the sum and the norm in one call; torch makes several that each cost more than the work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rooflab.kernels._native import DTYPES, Layouts, built, sizes
+from rooflab.kernels.fused_add_rmsnorm._operands import check_operands, outputs
+from rooflab.kernels.registry import Arguments, register
+from rooflab.reference.spec import nbytes
+from rooflab.roofline.model import Traffic
+
+SOURCE = Path(__file__).with_suffix(".cpp")
+TYPES = "ippppppf"
+_layouts = Layouts()
+
+
+def traffic(inputs: Arguments) -> Traffic:
+    """Two arrays are read and two written; the norm reads its row from cache."""
+    x = inputs.x
+    return Traffic(read_bytes=nbytes(x, inputs.residual, inputs.weight), write_bytes=2 * nbytes(x))
+
+
+@register(op="fused_add_rmsnorm", name="native", role="optimized", backend="cpp", devices=("cpu",), traffic=traffic)
+def fused_add_rmsnorm(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float = 1e-6,
+    out: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(rmsnorm(x + residual), x + residual); the norm in fp32, rounded once.
+
+    x, residual: (T, H); weight: (H,); returns two (T, H).  Raises `ValueError` on wrong shapes or dtypes.
+    """
+    normed, total = out or (torch.empty(x.shape, dtype=x.dtype), torch.empty(x.shape, dtype=x.dtype))
+    shape = _layouts.of(_shape, (x, residual, weight, normed, total))
+    pointers = x.data_ptr(), residual.data_ptr(), weight.data_ptr(), normed.data_ptr(), total.data_ptr()
+    built(SOURCE, TYPES)(DTYPES[x.dtype], *pointers, shape, eps)
+    return normed, total
+
+
+def _shape(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, normed: torch.Tensor, total: torch.Tensor
+) -> Any:
+    T, H = check_operands(x, residual, weight)
+    outputs((normed, total), (T, H), x)
+    return sizes(T, H, x.stride(0), residual.stride(0), normed.stride(0), total.stride(0), torch.get_num_threads())

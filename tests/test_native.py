@@ -1,0 +1,111 @@
+"""C++ kernels for the CPU: built once, for this processor and the threads of torch, and refused in one sentence."""
+
+import ctypes
+
+import pytest
+import torch
+
+from rooflab.kernels import _checks, _native
+from rooflab.kernels._native import Layouts, built
+from rooflab.kernels.registry import get_kernel
+
+SOURCE = '#include "_native.h"\nextern "C" int run(int a, i64 b, float c) { return a + b + (c > 0.5f); }\n'
+
+
+def test_a_source_is_built_once_and_again_when_it_changes(tmp_path, monkeypatch):
+    monkeypatch.setenv("ROOFLAB_CACHE", str(tmp_path / "cache"))
+    source = tmp_path / "adds.cpp"
+    source.write_text(SOURCE)
+    assert built(source, "inf")(3, 2**31 - 9, 0.75) == 2**31 - 5
+    (library,) = (tmp_path / "cache" / "native").iterdir()
+    monkeypatch.setattr(_native, "_run", lambda *command: pytest.fail("built again"))
+    built.cache_clear()
+    assert built(source, "inf")(1, 1, 0.0) == 2
+    monkeypatch.undo()
+    monkeypatch.setenv("ROOFLAB_CACHE", str(tmp_path / "cache"))
+    source.write_text(SOURCE.replace("a + b", "a - b"))
+    built.cache_clear()
+    assert built(source, "inf")(1, 1, 0.0) == 0
+    assert len(list((tmp_path / "cache" / "native").iterdir())) == 2 and library.is_file()
+    source.write_text("no C++\n")
+    built.cache_clear()
+    with pytest.raises(ValueError, match=r"/adds: the compiler failed: .*error"):
+        built(source, "inf")
+    built.cache_clear()
+
+
+def test_its_loops_run_on_the_threads_of_torch():
+    get_kernel("silu_and_mul", "native").fn(torch.ones(2, 8))
+    with open("/proc/self/maps") as maps:
+        runtimes = {line.split()[-1] for line in maps if "omp" in line.rpartition("/")[2]}
+    assert len(runtimes) == 1, "two OpenMP runtimes fight for the cores"
+
+
+def test_a_layout_is_checked_once_and_every_other_one_again(monkeypatch):
+    made = []
+    layouts, x = Layouts(), torch.zeros(4, 6)
+
+    def ask(tensor, *others):
+        before = len(made)
+        layouts.of(lambda tensor, *others: made.append(1) or True, (tensor, None), *others)
+        return len(made) - before
+
+    assert ask(x) == 1 and ask(x + 1) == 0
+    assert [ask(other) for other in (x.T, x[:2], x.double(), torch.zeros(4, 6, device="meta"), x.T.clone())] == [
+        1
+    ] * 4 + [0]
+    assert ask(x, 5) == 1 and ask(x, 5) == 0
+    monkeypatch.setattr(_checks, "CHECK_VALUES", True)
+    assert ask(x) == 1, "values may differ where layouts do not"
+
+
+def test_bad_operands_are_refused_after_good_ones():
+    rows, weight = torch.ones(3, 8), torch.ones(8)
+    rmsnorm = get_kernel("rmsnorm", "native").fn
+    rmsnorm(rows, weight)
+    for bad, message in (
+        (torch.ones(9), "weight: expected shape"),
+        (weight.double(), "weight: expected torch.float32"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            rmsnorm(rows, bad)
+    rope = get_kernel("rope_and_cache", "native").fn
+    q, cache, table = torch.ones(2, 2, 4), torch.zeros(2, 3, 1, 4), torch.ones(5, 2)
+    for positions, slots, message in (
+        ([0, 5], [0, 1], "positions: expected at most 4"),
+        ([0, 1], [0, 6], "slot_mapping: expected at most 5"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            rope(
+                q,
+                q[:, :1],
+                q[:, :1],
+                table,
+                table,
+                torch.tensor(positions),
+                q.clone(),
+                cache,
+                cache,
+                torch.tensor(slots),
+            )
+    assert not cache.any(), "nothing is written before the check"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_number_of_threads_changes_no_bit(dtype):
+    threads = torch.get_num_threads()
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape):
+        return torch.randn(shape, generator=generator).to(dtype)
+
+    a, weight = draw(5, 1100), draw(70, 1100)
+    panels = get_kernel("gemm", "native").prepare(weight.mT)
+    x = draw(300, 128)
+    found = []
+    for count in (1, 2, 3):
+        torch.set_num_threads(count)
+        found.append((get_kernel("gemm", "native").fn(a, panels), get_kernel("silu_and_mul", "native").fn(x)))
+    torch.set_num_threads(threads)
+    assert all(torch.equal(one, other) for pair in found[1:] for one, other in zip(found[0], pair, strict=True))
+    assert isinstance(_native.sizes(1, 2), ctypes.Array)

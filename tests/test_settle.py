@@ -1,0 +1,128 @@
+"""What serves an op on a CPU is what was fastest when it was timed here; the times are kept for this machine alone."""
+
+import dataclasses
+
+import pytest
+import torch
+from tiny_model import prompts, tiny_llm
+
+from rooflab.engine import ops as engine_ops
+from rooflab.engine import settle
+from rooflab.engine.llm import SamplingParams
+from rooflab.engine.settle import Settled
+from rooflab.kernels import registry
+
+TIME = engine_ops._time
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(settle, "folder", lambda: tmp_path / "settled")
+
+
+@pytest.fixture
+def times(monkeypatch):
+    """Makes the times of gemm in each phase what a test says; the first kernel of any other op is fastest."""
+
+    def times(**of_gemm):
+        def table(op, bucket, rows, kernels, limits):
+            if op != "gemm":
+                return {kernel.name: 1.0 for kernel in kernels}
+            return of_gemm[bucket.partition(":")[0]]
+
+        monkeypatch.setattr(engine_ops, "_time", table)
+
+    return times
+
+
+def gemms(llm):
+    return {choice.bucket.partition(":")[0]: choice.kernel.name for choice in llm.ops.choices if choice.op == "gemm"}
+
+
+def test_times_are_taken_once_for_a_machine_a_model_and_the_code(tmp_path, monkeypatch):
+    kernels = [registry.get_kernel("rmsnorm", "library")]
+    taken = []
+
+    def settled(waited=0, model="tiny", own=kernels):
+        """How often the times had to be taken; other processes had the cores for `waited` of each ns."""
+        reads = iter([(0, 0), (1000, int(1000 * waited))])
+        monkeypatch.setattr(settle, "_waited", lambda: next(reads))
+        before = len(taken)
+        one = Settled(model, {"dtype": "float32"}, own)
+        assert one.of("rmsnorm", "decode:1", lambda: taken.append(1) or {"library": 2.0}) == {"library": 2.0}
+        one.keep()
+        return len(taken) - before
+
+    assert settled(waited=0.5) == settled() == 1, "times of a busy machine are not kept"
+    assert settled() == 0 and settled(model="other") == 1
+    changed = tmp_path / "changed.py"
+    changed.write_text("def kernel(x): return x\n")
+    namespace = {}
+    exec(compile(changed.read_text(), str(changed), "exec"), namespace)
+    assert settled(own=[dataclasses.replace(kernels[0], fn=namespace["kernel"])]) == 1, "other code, other times"
+    (newest, *_) = settle.known()
+    assert newest["times_us"] == {"rmsnorm": {"decode:1": {"library": 2.0}}} and newest["processor"]
+
+
+def test_the_fastest_serves_and_says_so(tmp_path, times):
+    fast = {"native": 5.0, "packed": 3.0, "library": 9.0}
+    times(decode=fast, prefill=fast)
+    llm = tiny_llm(tmp_path)
+    assert set(gemms(llm).values()) == {"packed"}
+    assert {choice.why for choice in llm.ops.choices if choice.op == "gemm"} == {
+        "3 us here, against native 5, library 9"
+    }
+
+
+def test_a_second_form_of_the_weights_is_kept_only_where_it_wins_and_fits(tmp_path, times, monkeypatch):
+    one_row, many_rows = (
+        {"native": 5.0, "packed": 8.0, "library": 9.0},
+        {"native": 12.0, "packed": 10.0, "library": 99.0},
+    )
+    times(decode=one_row, prefill={**many_rows, "native": 10.4})
+    assert gemms(tiny_llm(tmp_path / "a")) == {"decode": "native", "prefill": "native"}, "4% is not worth a copy"
+    for kept in settle.folder().glob("*.json"):
+        kept.unlink()
+    times(decode=one_row, prefill=many_rows)
+    both = tiny_llm(tmp_path / "b")
+    assert gemms(both) == {"decode": "native", "prefill": "packed"}
+    greedy = SamplingParams(max_tokens=9, ignore_eos=True)
+    plain = tiny_llm(tmp_path / "c", swap={"gemm": "library"})
+    expected = [out["token_ids"] for out in plain.generate(prompts(), greedy)]
+    assert [out["token_ids"] for out in both.generate(prompts(), greedy)] == expected
+    monkeypatch.setattr(engine_ops, "virtual_memory", lambda: type("Memory", (), {"available": 1000})())
+    assert gemms(tiny_llm(tmp_path / "d")) == {"decode": "native", "prefill": "native"}
+
+
+def test_every_candidate_runs_on_the_inputs_that_it_is_timed_with(tmp_path, monkeypatch):
+    taken = {}
+
+    def table(op, bucket, *rest):
+        taken[op, bucket] = TIME(op, bucket, *rest)
+        return taken[op, bucket]
+
+    monkeypatch.setattr(engine_ops, "_time", table)
+    monkeypatch.setattr(settle, "SAMPLE_S", 0.0)
+    llm = tiny_llm(tmp_path, max_num_seqs=20, config={"attention_bias": True, "model_type": "qwen2"})
+    for (op, _), times in taken.items():
+        assert len(times) > 1 and all(us > 0 for us in times.values()), op
+    assert {op for op, _ in taken} >= {"gemm", "paged_attention", "flash_attention_varlen", "rope_and_cache"}
+    assert all(
+        len(ids["token_ids"]) == 4 for ids in llm.generate(prompts(), SamplingParams(max_tokens=4, ignore_eos=True))
+    )
+
+
+def test_list_says_what_serves(rooflab, tmp_path, times):
+    times(decode={"native": 1.0, "packed": 3.0, "library": 9.0}, prefill={"native": 4.0, "packed": 3.0, "library": 9.0})
+    tiny_llm(tmp_path)
+    _, out, _ = rooflab("list", "gemm")
+    text = " ".join(out.split())
+    assert "fastest for tiny in decode:1 decode:16" in text or "fastest for" in text and "prefill:64" in text
+
+
+def test_without_a_compiler_the_calls_of_torch_serve(tmp_path, monkeypatch):
+    monkeypatch.setattr("rooflab.kernels._native.compiler", lambda: None)
+    llm = tiny_llm(tmp_path)
+    assert {choice.kernel.backend for choice in llm.ops.choices} == {"torch"}
+    refusal = registry.get_kernel("rmsnorm", "native").why_not_here(torch.device("cpu"))
+    assert str(refusal) == "UNSUPPORTED: needs a C++ compiler (g++, clang++ or $CXX)"
