@@ -32,16 +32,25 @@ __all__ = ["LLM", "DEFAULT_MODEL", "Completion", "RequestOutput", "SamplingParam
 
 DEFAULT_MODEL = "smollm2-135m"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+INT8 = "int8"
+"""On a CPU: int8 codes for the products' weights, a scale for each output channel, and bfloat16 for the rest."""
 
 
 class LLM:
     """A language model that generates with Rooflab's kernels.
 
     `model` is a GGUF file, a Hugging Face folder with safetensors, or `smollm2-135m` (downloaded once).  With
-    `dummy=True` it may be any preset; weights are then random, and prompts are token ids.  `dtype` is float32, bfloat16
-    or float16; None means float32 on a CPU and bfloat16 on CUDA.  `swap` maps an op to the kernel it must use;
-    `interpret` allows Triton kernels on the CPU.  Sets torch's fp32 matmul precision to IEEE for the whole process.
-    Raises `ValueError` on options that are not supported here.
+    `dummy=True` it may be any preset; weights are then random, and prompts are token ids.  `dtype` is float32,
+    bfloat16, float16 or, on a CPU, int8 (the products' weights; the rest is bfloat16); None means float32 on a CPU and
+    bfloat16 on CUDA.  `swap` maps an op to the kernel it must use; `interpret` allows Triton kernels on the CPU.
+
+    Switches for studies: `kv_cache=False` computes every token again in every step, and so has neither chunks nor a
+    prefix cache; `contiguous_kv` gives a sequence one page of `max_model_len` tokens; `continuous_batching=False` ends
+    a batch before the next begins; `chunked_prefill`, `prefill_chunk` (most tokens of prompts in a step) and
+    `prefix_caching` are as named.
+
+    Sets torch's fp32 matmul precision to IEEE for the whole process.  Raises `ValueError` on options that are not
+    supported here.
     """
 
     def __init__(
@@ -62,6 +71,8 @@ class LLM:
         prefix_caching: bool = True,
         chunked_prefill: bool = True,
         continuous_batching: bool = True,
+        kv_cache: bool = True,
+        contiguous_kv: bool = False,
         max_model_len: int | None = None,
         num_kv_blocks: int | None = None,
         seed: int = 0,
@@ -92,6 +103,8 @@ class LLM:
         self.max_model_len = max_model_len or self.arch.max_position
         if self.max_model_len > self.arch.max_position:
             raise ValueError(f"max_model_len: expected at most {self.arch.max_position}, got {max_model_len}")
+        if contiguous_kv:
+            block_size = self.max_model_len
         limits = engine_ops.Limits(
             self.arch,
             self.device,
@@ -100,6 +113,7 @@ class LLM:
             self.max_model_len,
             # A prompt that is longer than a step's budget runs alone, in one step.
             {"prefill": max(max_num_batched_tokens, self.max_model_len), "decode": max_num_seqs},
+            int8=dtype == INT8,
         )
         # Before the weights are read: an error about a kernel comes after a second, not after a minute.
         self.ops = engine_ops.resolve(limits, swap, interpret)
@@ -110,20 +124,21 @@ class LLM:
             blocks = kv_cache_blocks(limits, num_kv_blocks)
             self.runner = ModelRunner(network, self.ops, blocks, block_size, max_num_seqs, self.max_model_len)
         self.scheduler = Scheduler(
-            BlockManager(blocks, block_size, prefix_caching),
+            BlockManager(blocks, block_size, prefix_caching and kv_cache),
             max_num_seqs,
             max_num_batched_tokens,
             prefill_chunk,
-            chunked_prefill,
+            chunked_prefill and kv_cache,
             continuous_batching,
         )
+        self._kv_cache = kv_cache
         self._seed = seed
         self._next_id = 0
 
     def add_request(
         self, prompt: Prompt, params: SamplingParams | None = None, arrival_s: float | None = None, priority: int = 0
     ) -> int:
-        """Queues a prompt and returns its request id; the smallest `priority` comes first, then the first to arrive.
+        """Queues a prompt and returns its request id; a smaller `priority` overtakes (`Scheduler`).
 
         Raises `ValueError` if the engine cannot serve it.
         """
@@ -187,9 +202,7 @@ class LLM:
             return self._step()
         except BaseException:
             # An error or an interrupt may leave pages and rows half written, so every sequence is prefilled again.
-            for sequence in self.scheduler.running:
-                self.runner.leave(sequence)
-            self.scheduler.requeue()
+            self._forget()
             raise
 
     def _step(self) -> list[EngineSequence]:
@@ -213,7 +226,15 @@ class LLM:
             for sequence in ended:
                 self.runner.leave(sequence)
             self.scheduler.finish(ended)
+        if not self._kv_cache:
+            self._forget()
         return sequences
+
+    def _forget(self) -> None:
+        """Lets every running sequence wait, to be computed again from its first token."""
+        for sequence in self.scheduler.running:
+            self.runner.leave(sequence)
+        self.scheduler.requeue()
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[TokenEvent]:
         """Yields the tokens of one prompt as they come, each with the text that it completes."""
@@ -326,8 +347,12 @@ def _device(name: str | None) -> torch.device:
 def _dtype(name: str | None, device: torch.device) -> torch.dtype:
     if name is None:
         return torch.float32 if device.type == "cpu" else torch.bfloat16
+    if name == INT8:
+        if device.type != "cpu":
+            raise ValueError("dtype: expected float32, bfloat16 or float16 on CUDA, got 'int8'; int8 runs on a CPU")
+        return torch.bfloat16
     if name not in DTYPES:
-        raise ValueError(f"dtype: expected {', '.join(DTYPES)}, got {name!r}")
+        raise ValueError(f"dtype: expected {', '.join((*DTYPES, INT8))}, got {name!r}")
     return DTYPES[name]
 
 

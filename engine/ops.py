@@ -6,6 +6,7 @@ record of that card, or the library's kernel, because an optimized kernel is no 
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,6 +22,7 @@ from rooflab.engine.settle import COLD_BYTES, Settled, real, time_calls
 from rooflab.kernels import registry
 from rooflab.kernels.choices import Phase, all_buckets, bucket_of, chosen
 from rooflab.kernels.registry import Kernel
+from rooflab.reference.quantization import quantize_int8
 from rooflab.roofline.architecture import Architecture
 
 OPS = (
@@ -36,6 +38,8 @@ OPS = (
 )
 TOLERATED = 1.05
 """A bucket's product may take as many times its best time before weights are kept in another form for it."""
+PRODUCTS = ("gemm", "gemm_w8a16")
+"""The ops that multiply with a weight; a model has one of them."""
 _PHASE_OF = {"flash_attention_varlen": "prefill"}
 
 
@@ -59,6 +63,13 @@ class Limits:
     block_size: int
     max_model_len: int
     max_rows: Mapping[Phase, int]
+    int8: bool = False
+    """Whether the products' weights are int8 codes with a scale for each output."""
+
+    @property
+    def ops(self) -> tuple[str, ...]:
+        """The ops that the model uses."""
+        return tuple("gemm_w8a16" if op == "gemm" and self.int8 else op for op in OPS)
 
 
 class OpSet:
@@ -75,7 +86,7 @@ class OpSet:
             table.setdefault(choice.bucket, {})[choice.op] = choice.kernel.fn
         self._ways: list[Callable[[torch.Tensor], Any] | None] = []
         for choice in self.choices:
-            if choice.op == "gemm":
+            if choice.op in PRODUCTS:
                 way = choice.kernel.prepare
                 self._ways += [] if way in self._ways else [way]
                 table[choice.bucket]["gemm"] = partial(_product, choice.kernel.fn, self._ways.index(way))
@@ -90,7 +101,10 @@ class OpSet:
 
     def prepare(self, weight: torch.Tensor) -> Any:
         """`weight` (out, in) as the `b` argument of this set's gemm: in each form that one of its buckets takes."""
-        return tuple(way(weight.mT) if way else weight.mT for way in self._ways)
+        if any(choice.op == "gemm_w8a16" for choice in self.choices):
+            codes, scale = quantize_int8(weight)
+            return tuple((packed(way, codes.mT, scale=scale), scale) for way in self._ways)
+        return tuple((packed(way, weight.mT),) for way in self._ways)
 
     def describe(self) -> list[dict[str, str]]:
         """One row per op and kernel, with its buckets; printed with every run."""
@@ -111,8 +125,8 @@ def resolve(limits: Limits, swaps: Mapping[str, str] | None = None, interpret: b
     """
     swaps = dict(swaps or {})
     for op, name in swaps.items():
-        if op not in OPS:
-            raise ValueError(f"swap: the engine uses {', '.join(OPS)}, got {op!r}")
+        if op not in limits.ops:
+            raise ValueError(f"swap: the engine uses {', '.join(limits.ops)}, got {op!r}")
         registry.get_kernel(op, name)
     able: dict[tuple[str, str], list[Choice]] = {}
     timed_rows = {}
@@ -121,7 +135,7 @@ def resolve(limits: Limits, swaps: Mapping[str, str] | None = None, interpret: b
         if not rows:
             continue
         timed_rows[bucket] = rows[-1] if upper < math.inf else rows[0]
-        for op in OPS:
+        for op in limits.ops:
             if _PHASE_OF.get(op, phase) == phase:
                 able[op, bucket] = _able(op, bucket, phase, rows, limits, swaps.get(op), interpret)
     if limits.device.type == "cpu":
@@ -137,7 +151,7 @@ def _settle(
     facts = {
         "layers": [arch.num_layers, arch.hidden_size, arch.intermediate_size, arch.vocab_size],
         "heads": [arch.num_heads, arch.num_kv_heads, arch.head_dim, arch.window],
-        "dtype": str(limits.dtype).removeprefix("torch."),
+        "dtype": "int8" if limits.int8 else str(limits.dtype).removeprefix("torch."),
         "block_size": limits.block_size,
     }
     settled = Settled(arch.name, facts, (choice.kernel for choices in able.values() for choice in choices))
@@ -150,10 +164,11 @@ def _settle(
             choices.sort(key=lambda one: times[one.kernel.name])
         fastest[op, bucket] = choices
     settled.keep()
-    products = {bucket: choices for (op, bucket), choices in fastest.items() if op == "gemm"}
-    ways = _ways(products, settled.times.get("gemm", {}), limits)
+    (product,) = set(PRODUCTS) & set(limits.ops)
+    products = {bucket: choices for (op, bucket), choices in fastest.items() if op == product}
+    ways = _ways(products, settled.times.get(product, {}), limits)
     for bucket, choices in products.items():
-        fastest["gemm", bucket] = [choice for choice in choices if choice.kernel.prepare in ways]
+        fastest[product, bucket] = [choice for choice in choices if choice.kernel.prepare in ways]
     return fastest
 
 
@@ -172,10 +187,9 @@ def _ways(products: Mapping[str, list[Choice]], times: Mapping[str, Mapping[str,
             / min(times.get(bucket, {}).values(), default=1.0)
             for bucket, choices in products.items()
         ]
-    good = [ways for ways, own in losses.items() if max(own) <= TOLERATED] or list(losses)
-    return set(
-        min(good, key=lambda ways: (len(ways) if max(losses[ways]) <= TOLERATED else 0, math.prod(losses[ways])))
-    )
+    good = [ways for ways in losses if max(losses[ways]) <= TOLERATED]
+    fewest = [ways for ways in good if len(ways) == len(good[0])] or list(losses)
+    return set(min(fewest, key=lambda ways: math.prod(losses[ways])))
 
 
 def _reason(choice: Choice, times: Mapping[str, float]) -> str:
@@ -184,10 +198,10 @@ def _reason(choice: Choice, times: Mapping[str, float]) -> str:
 
 
 def _time(op: str, bucket: str, rows: int, kernels: list[Kernel], limits: Limits) -> dict[str, float]:
-    """Microseconds by kernel; of gemm for all products of a step."""
+    """Microseconds by kernel; of products for all of a step."""
     phase: Phase = "decode" if bucket.startswith("decode") else "prefill"
     inputs = [real(each, limits.block_size) for each in probes(op, phase, rows, limits)]
-    if op != "gemm":
+    if op not in PRODUCTS:
         (only,) = inputs
         return time_calls({kernel.name: [partial(kernel, **only)] for kernel in kernels})
     *layer, head = inputs
@@ -204,9 +218,12 @@ def _products(kernel: Kernel, inputs: list[dict[str, Any]]) -> list[Callable[[],
     copies = max(1, min(8, COLD_BYTES // weight_bytes)) if len(inputs[0]["a"]) <= 16 else 1
 
     def prepared() -> list[dict[str, Any]]:
+        beside = ({"scale": each["scale"]} if "scale" in each else {} for each in inputs)
         weights = (each["b"].mT.clone().mT for each in inputs)
-        ready = kernel.prepare or (lambda weight: weight)
-        return [{**each, "b": ready(weight)} for each, weight in zip(inputs, weights, strict=True)]
+        return [
+            {**each, "b": packed(kernel.prepare, weight, **more)}
+            for each, weight, more in zip(inputs, weights, beside, strict=True)
+        ]
 
     def run(arguments: list[dict[str, Any]]) -> None:
         for each in arguments:
@@ -279,7 +296,7 @@ def _why_not(kernel: Kernel, phase: Phase, rows: tuple[int, ...], limits: Limits
 
 def probes(op: str, phase: Phase, M: int, limits: Limits) -> list[dict[str, Any]]:
     """The arguments that the model passes to `op` in a step of `M` rows, as meta tensors."""
-    if op == "gemm":
+    if op in PRODUCTS:
         return _product_probes(M, limits)
     arch, block_size = limits.arch, limits.block_size
 
@@ -339,11 +356,13 @@ def _product_probes(M: int, limits: Limits) -> list[dict[str, Any]]:
     qkv = (arch.num_heads + 2 * arch.num_kv_heads) * D
     shapes = ((M, qkv, H), (M, H, arch.num_heads * D), (M, 2 * intermediate, H), (M, H, intermediate))
 
-    def empty(*shape: int) -> torch.Tensor:
-        return torch.empty(shape, dtype=limits.dtype, device="meta")
+    def empty(*shape: int, dtype: torch.dtype = limits.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
 
-    inputs = [
-        {"a": empty(rows, K), "b": empty(N, K).mT, "bias": None}
+    stored = torch.int8 if limits.int8 else limits.dtype
+    inputs: list[dict[str, Any]] = [
+        {"a": empty(rows, K), "b": empty(N, K, dtype=stored).mT, "bias": None}
+        | ({"scale": empty(N)} if limits.int8 else {})
         for rows, N, K in (*shapes, (sequences, arch.vocab_size, H))
     ]
     inputs[0]["bias"] = empty(qkv) if arch.attention_bias else None
@@ -351,7 +370,18 @@ def _product_probes(M: int, limits: Limits) -> list[dict[str, Any]]:
 
 
 def _product(
-    gemm: Callable[..., torch.Tensor], form: int, a: torch.Tensor, b: Sequence[Any], bias: torch.Tensor | None = None
+    gemm: Callable[..., torch.Tensor],
+    form: int,
+    a: torch.Tensor,
+    b: Sequence[tuple[Any, ...]],
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """`gemm` with that form of the weight which its bucket takes."""
-    return gemm(a, b[form], bias)
+    """`gemm` with that form of the weight, and what is beside it, which its bucket takes."""
+    return gemm(a, *b[form], bias)
+
+
+def packed(way: Callable[..., Any] | None, b: torch.Tensor, **beside: torch.Tensor) -> Any:
+    """`b` as a kernel's `prepare` packs it, which may take tensors `beside` it; None is as it is."""
+    if way is None:
+        return b
+    return way(b, *(beside[name] for name in list(inspect.signature(way).parameters)[1:]))

@@ -9,6 +9,9 @@ from typing import NamedTuple
 from rooflab.engine.block_manager import BlockManager
 from rooflab.engine.sequence import Sequence
 
+PATIENCE_S = 10.0
+"""A request is overtaken by those of the next smaller priority that come up to so much later, and by no others."""
+
 
 class Chunk(NamedTuple):
     """Tokens of a prompt that one step computes."""
@@ -36,7 +39,8 @@ class Step:
 class Scheduler:
     """One budget of tokens per step: first a token of every decoding sequence, then prompts, in chunks that fit.
 
-    Prompts come in the order of their priority (smaller first) and arrival, and none overtakes the first, which is
+    Prompts come in the order of their arrival, where a step of priority counts as `PATIENCE_S` seconds, so that a later
+    one with a smaller priority overtakes, but not for ever; and none overtakes the first of that order, which is
     admitted when all its pages are there.  If the pages run out, the last sequence of that order loses its pages, and
     its prompt and output are computed again later (recomputation, as in vLLM).  `check` refuses a sequence that does
     not fit the whole pool, so the first always ends.
@@ -203,5 +207,5 @@ class Scheduler:
         self.submit(sequence)
 
 
-def _order(sequence: Sequence) -> tuple[int, int]:
-    return sequence.priority, sequence.request_id
+def _order(sequence: Sequence) -> tuple[float, int]:
+    return sequence.arrival_s + PATIENCE_S * sequence.priority, sequence.request_id

@@ -139,6 +139,8 @@ def real(inputs: Mapping[str, Any], block_size: int) -> dict[str, Any]:
 
 
 def _filled(name: str, like: torch.Tensor) -> torch.Tensor:
+    if not like.is_contiguous():  # a transposed weight
+        return _filled(name, like.mT).mT
     if name == "slot_mapping":
         return torch.arange(len(like))
     if name == "token_ids" or not like.dtype.is_floating_point:

@@ -1,10 +1,13 @@
 """The engine on a small model: batching, preemption, swaps, Triton in the interpreter, refusals."""
 
+import json
+from types import SimpleNamespace
+
 import pytest
 import torch
 from tiny_model import prompts, tiny_llm, write_config
 
-from rooflab.engine.llm import LLM, SamplingParams
+from rooflab.engine.llm import LLM, SamplingParams, _open
 from rooflab.engine.ops import OPS
 from rooflab.kernels import registry
 
@@ -36,6 +39,9 @@ COVER = [
     {"block_size": 1, "prefill_chunk": 3, "num_kv_blocks": 60, "prefix_caching": False},
     {"block_size": 16, "chunked_prefill": False, "continuous_batching": False, "max_num_seqs": 1},
     {"swap": NAIVE, "prefill_chunk": 5},
+    {"kv_cache": False},
+    {"kv_cache": False, "max_num_seqs": 3, "continuous_batching": False},
+    {"contiguous_kv": True, "max_num_seqs": 3, "prefill_chunk": 7},
 ]
 
 
@@ -81,6 +87,39 @@ def test_a_prefix_that_is_there_is_not_computed_again(tmp_path):
     assert tokens(fresh.generate([[5] * 40 + [6, 7]], GREEDY)) == first
 
 
+def test_traps_8_9_and_11_chunks_and_prefixes_change_logits_by_rounding_alone(tmp_path):
+    llm = tiny_llm(tmp_path, swap={"gemm": "library"}, block_size=4)
+    drawn, logits = [], llm.runner.logits
+    llm.runner.logits = lambda step: drawn.append(logits(step)) or drawn[-1]
+
+    def last(prompt, chunk, reuse):
+        """The logits behind the prompt, computed in chunks; with `reuse`, after its first 8 tokens."""
+        llm.scheduler.blocks.prefix_caching = reuse
+        if reuse:
+            llm.generate([[*prompt[:8], 1]], SamplingParams(max_tokens=1))
+        llm.scheduler.prefill_chunk = chunk
+        drawn.clear()
+        llm.generate([prompt], SamplingParams(max_tokens=1, ignore_eos=True))
+        return drawn[-1]
+
+    for length in (7, 8, 9, 16, 17):  # just before, at and behind the end of a page
+        prompt = [(11 * i + length) % 1000 for i in range(length)]
+        whole = last(prompt, 100, False)
+        for chunk in (1, 3, 4, 5, 8):
+            assert (last(prompt, chunk, False) - whole).abs().max() < 1e-4
+            assert len(drawn) == -(-length // chunk)
+        assert (last(prompt, 100, True) - whole).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("stored, stops", [([7, 9], {5, 7, 9}), (7, {5, 7}), (None, {5})])
+def test_trap_19_every_end_token_of_the_generation_config_ends(tmp_path, monkeypatch, stored, stops):
+    (tmp_path / "generation_config.json").write_text(json.dumps({} if stored is None else {"eos_token_id": stored}))
+    checkpoint = SimpleNamespace(path=tmp_path, architecture=None, tensors=lambda: iter(()))
+    monkeypatch.setattr("rooflab.engine.llm.open_checkpoint", lambda path: checkpoint)
+    monkeypatch.setattr("rooflab.engine.llm.Tokenizer", lambda path: SimpleNamespace(eos_token_id=5))
+    assert _open(str(tmp_path), False, 0)[3] == stops
+
+
 def test_a_smaller_priority_comes_first(tmp_path):
     llm = tiny_llm(tmp_path, max_num_seqs=1)
     late = [llm.add_request([1, 2], GREEDY), llm.add_request([3, 4], GREEDY, priority=-1)]
@@ -113,7 +152,7 @@ def test_a_pool_that_forces_preemption_changes_nothing(tmp_path, alone):
     assert llm.scheduler.blocks.num_free == 16 and not llm.scheduler.has_work
 
 
-def test_sampling_depends_on_seed_and_position_not_on_batch_mates(tmp_path):
+def test_trap_24_sampling_depends_on_seed_and_position_not_on_batch_mates(tmp_path):
     llm = tiny_llm(tmp_path)
     params = [SamplingParams(max_tokens=6, temperature=1.5, top_k=50, top_p=0.95, seed=i) for i in range(8)]
     batched = tokens(llm.generate(prompts(), params))
@@ -138,7 +177,7 @@ def test_a_late_request_joins_the_running_ones(tmp_path, alone):
     assert [seen[request] for request in (*first, *late)] == alone
 
 
-def test_stop_tokens_and_length_end_a_request(tmp_path, alone):
+def test_trap_43_stop_tokens_and_length_end_a_request(tmp_path, alone):
     llm = tiny_llm(tmp_path, swap={"gemm": "library"})
     index = 5
     stop = alone[3][index]
@@ -164,7 +203,7 @@ def test_streams_give_the_tokens_of_generate_and_may_be_read_in_turns(tmp_path, 
         assert output.timeline.token_times_s == tuple(event.time_s for event in events)
 
 
-def test_an_abandoned_request_leaves_nothing_behind(tmp_path, alone):
+def test_trap_6_an_abandoned_request_leaves_nothing_behind(tmp_path, alone):
     llm = tiny_llm(tmp_path, swap={"gemm": "library"}, num_kv_blocks=32)
     stream = llm.stream(prompts()[5], GREEDY)
     next(stream), next(stream)
@@ -225,7 +264,7 @@ def test_bad_options_are_refused(tmp_path):
     for options, message in [
         ({"enforce_eager": False}, "enforce_eager: CUDA graphs are not there yet"),
         ({"tensor_parallel_size": 2}, "tensor_parallel_size: only 1 is there yet, got 2"),
-        ({"dtype": "int8"}, "dtype: expected float32, bfloat16, float16, got 'int8'"),
+        ({"dtype": "int4"}, "dtype: expected float32, bfloat16, float16, int8, got 'int4'"),
         ({"max_model_len": 257}, "max_model_len: expected at most 256, got 257"),
         ({"max_model_len": 1}, "max_model_len: expected at least 2, got 1"),
         ({"num_kv_blocks": -1}, "num_kv_blocks: expected at least 1, got -1"),

@@ -133,7 +133,7 @@ STRETCHED["original_max_position_embeddings"] = 64
     ],
     ids=str,
 )
-def test_small_models(tmp_path, monkeypatch, changes):
+def test_traps_13_16_and_17_small_models_equal_transformers(tmp_path, monkeypatch, changes):
     """Prompts around the pages of 16, of which several end while they are answered."""
     from transformers import AutoConfig, AutoModelForCausalLM
 

@@ -80,7 +80,7 @@ def test_rows_far_apart_are_read_and_written_as_near_ones(op, case, names, dim):
     assert ran
 
 
-def test_a_slot_of_a_cache_past_2_31_is_written():
+def test_trap_40_a_slot_of_a_cache_past_2_31_is_written():
     """A cache of 2**31 + 64 values, of which one slot is touched: the one that starts at 2**31."""
     for kernel in here("kv_cache_write", "triton"):
         cache = torch.empty(2**25 + 1, 1, 1, 64, dtype=torch.float16)

@@ -68,7 +68,7 @@ def _telling(inputs):
 
 
 @pytest.mark.parametrize(("logits", "row", "wanted"), SUPPORTS)
-def test_the_support_is_the_one_worked_out_by_hand(logits, row, wanted):
+def test_traps_20_and_21_the_support_is_the_one_worked_out_by_hand(logits, row, wanted):
     inputs = _rows(logits, row, 24)
     for kernel in (SPEC.reference, naive.sample, prefilter.sample, bisect.sample):
         rows = _telling(inputs) if kernel is bisect.sample else inputs
@@ -91,7 +91,7 @@ def test_temperature_zero_takes_the_highest_logit_and_of_equals_the_first(kernel
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_a_draw_depends_on_nothing_but_its_own_row(kernel):
+def test_traps_24_and_26_a_draw_depends_on_nothing_but_its_own_row(kernel):
     kinds = [(0.0, 0, 1.0, 0.0), (1.0, 0, 1.0, 0.0), (0.7, 20, 1.0, 0.0), (1.0, 0, 0.8, 0.0), (1.3, 50, 0.9, 0.02)]
     logits = torch.randn(5, 400, generator=torch.Generator().manual_seed(0)) * 3
     inputs = {"logits": logits} | settings(kinds, CPU, 1)
@@ -129,7 +129,7 @@ def test_top_p_past_the_first_guess_of_the_prefilter():
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_rows_without_a_law_still_give_a_token_of_the_vocabulary(kernel):
+def test_trap_23_rows_without_a_law_still_give_a_token_of_the_vocabulary(kernel):
     logits = torch.randn(6, 70)
     logits[0] = -INF
     logits[1] = torch.nan
@@ -330,7 +330,7 @@ def _draws(kernel, row, count):
         pytest.param(bisect.sample, CUT, 80, 0.9, id="bisect, cut", marks=pytest.mark.slow),
     ],
 )
-def test_many_draws_follow_the_law(kernel, row, count, effect):
+def test_traps_22_and_25_many_draws_follow_the_law(kernel, row, count, effect):
     law = support(torch.tensor(LAW).log(), *row).probabilities
     tokens = _draws(kernel, row, count)
     found = chi_square(tokens, law)

@@ -145,8 +145,8 @@ class Engine(RuleBasedStateMachine):
             assert self.scheduler.blocks.num_free == BLOCKS
 
 
-TestEngine = Engine.TestCase
-TestEngine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestTraps5And6 = Engine.TestCase
+TestTraps5And6.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 
 
 class ManyEngines(Engine):
@@ -181,7 +181,7 @@ def scheduler_of(*sequences, blocks=100, seqs=8, budget=1000, **options):
     return scheduler
 
 
-def test_what_could_never_fit_is_refused():
+def test_trap_37_what_could_never_fit_is_refused():
     scheduler = scheduler_of(blocks=4)
     scheduler.check(make(0, 10, 6))
     with pytest.raises(ValueError, match="10 tokens and up to 7 new ones need 5 pages of the KV cache, which has 4"):
@@ -198,6 +198,13 @@ def test_first_come_first_served_but_for_priority():
     assert run(scheduler) == [(0, 0, 4), (2, 0, 4)] and run(scheduler) == []
     scheduler.finish(scheduler.running[:1])
     assert run(scheduler) == [(3, 0, 4)]
+
+
+def test_a_request_of_low_priority_waits_but_not_for_ever():
+    requests = [make(number, 3, 1, priority) for number, priority in enumerate((1, 0, 0, -1))]
+    for request, arrival_s in zip(requests, (0.0, 9.0, 11.0, 19.5), strict=True):
+        request.arrival_s = arrival_s
+    assert [one.request_id for one in scheduler_of(*requests).waiting] == [1, 3, 0, 2]
 
 
 def test_decodes_come_first_and_prompts_share_what_the_budget_leaves():

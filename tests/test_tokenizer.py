@@ -13,7 +13,7 @@ def tokenizer():
     return Tokenizer(fetch())
 
 
-def test_chat_goes_through_the_template_once(tokenizer):
+def test_trap_18_chat_goes_through_the_template_once(tokenizer):
     ids = tokenizer.encode([{"role": "user", "content": "What is the capital of France?"}])
     text = tokenizer._tokenizer.decode(ids)
     assert text.count("<|im_start|>") == 3 and text.endswith("<|im_start|>assistant\n")
@@ -60,7 +60,7 @@ def test_streamed_text_equals_decoded_text(tokenizer, text):
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, 49151), max_size=30))
-def test_any_ids_stream_to_what_they_decode_to(tokenizer, ids):
+def test_trap_41_any_ids_stream_to_what_they_decode_to(tokenizer, ids):
     pieces, rest = streamed(tokenizer, ids)
     assert "".join(pieces) + rest == tokenizer.decode(ids)
 

@@ -45,7 +45,7 @@ def test_projections_are_packed_in_order():
     assert weights.lm_head is weights.embedding
 
 
-def test_a_missing_an_unknown_a_repeated_and_a_misshapen_tensor_raise():
+def test_trap_15_a_missing_an_unknown_a_repeated_and_a_misshapen_tensor_raise():
     tensors = list(dummy_tensors(ARCH))
     with pytest.raises(ValueError, match=r"misses 1 of 20 tensors, first 'model.embed_tokens.weight'"):
         load(tensors[1:])
@@ -57,7 +57,7 @@ def test_a_missing_an_unknown_a_repeated_and_a_misshapen_tensor_raise():
         load([(name, torch.ones(191) if name == "model.norm.weight" else tensor) for name, tensor in tensors])
 
 
-def test_a_stored_head_of_a_tied_model_must_be_the_embedding():
+def test_trap_14_a_stored_head_of_a_tied_model_must_be_the_embedding():
     tensors = list(dummy_tensors(ARCH))
     embedding = dict(tensors)["model.embed_tokens.weight"]
     assert load([*tensors, ("lm_head.weight", embedding.clone())]).lm_head.shape == embedding.shape
@@ -117,7 +117,7 @@ def write_gguf(path, tensors, **changes):
     return path
 
 
-def test_gguf_gives_the_tensors_that_were_stored(tmp_path):
+def test_trap_12_gguf_gives_the_tensors_that_were_stored(tmp_path):
     tensors = list(dummy_tensors(ARCH))
     checkpoint = open_checkpoint(write_gguf(tmp_path / "tiny.gguf", tensors))
     read = dict(checkpoint.tensors())
@@ -140,7 +140,7 @@ def test_a_gguf_of_another_family_gives_its_architecture_and_tensors(tmp_path, k
         torch.testing.assert_close(read[name], tensor, rtol=0, atol=1e-6)
 
 
-def test_windows_and_rope_scalings_of_a_gguf_are_read_or_refused(tmp_path):
+def test_trap_13_windows_and_rope_scalings_of_a_gguf_are_read_or_refused(tmp_path):
     scaling = gguf.RopeScalingType
     for number, (fields, changes) in enumerate([
         ({"add_sliding_window": 20}, {"model_type": "mistral", "sliding_window": 20}),

@@ -51,7 +51,7 @@ def generate(
     seed: int = 0,
     swap: Annotated[list[str] | None, typer.Option(help="OP=KERNEL: use this kernel; repeatable.")] = None,
     interpret: Annotated[bool, typer.Option("--interpret", help="Allow Triton kernels on the CPU; no times.")] = False,
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or, on a CPU, int8.")] = None,
     max_model_len: Annotated[int | None, typer.Option(help="Longest context; without it, the model's.")] = None,
     device: DeviceOption = None,
     ignore_eos: bool = False,

@@ -50,6 +50,7 @@ def make_engine(num_sequences: int, context: int, block_size: int, steps: int) -
     length = context + steps + block_size + 1
     blocks = num_sequences * -(-length // block_size)
     llm = LLM.__new__(LLM)
+    llm._kv_cache = True
     llm.scheduler = Scheduler(BlockManager(blocks, block_size), num_sequences, num_sequences * length)
     model: Any = _NoModel(8, num_sequences)
     ops: Any = _NoOps()

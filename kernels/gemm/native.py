@@ -31,12 +31,14 @@ _layouts = Layouts()
 
 @dataclass(frozen=True)
 class Panels:
-    """A (K, N) weight in panels of 32 columns."""
+    """A (K, N) weight in panels of 32 columns, or codes with a scale for each column."""
 
     tensor: torch.Tensor
     """(N / 32 rounded up, K, 32), zeros behind the last column."""
     K: int
     N: int
+    scales: torch.Tensor | None = None
+    """(N,) fp32 of int8 codes."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -46,7 +48,7 @@ class Panels:
     @property
     def nbytes(self) -> int:
         """Bytes, padding included."""
-        return self.tensor.nbytes
+        return self.tensor.nbytes + nbytes(self.scales)
 
 
 def pack(b: torch.Tensor) -> Panels:
@@ -65,18 +67,16 @@ def traffic(inputs: Arguments) -> Traffic:
     return Traffic(nbytes(a, inputs.bias) + b.nbytes, a.shape[0] * b.shape[1] * a.element_size())
 
 
-def product(
-    a: torch.Tensor, b: Panels, scales: torch.Tensor | None, bias: torch.Tensor | None, out: torch.Tensor | None
-) -> torch.Tensor:
-    """a b * scales + bias; the weight has a's dtype, or int8 with fp32 scales (N,).
+def product(a: torch.Tensor, b: Panels, bias: torch.Tensor | None, out: torch.Tensor | None) -> torch.Tensor:
+    """a b * scales + bias; the weight has a's dtype, or int8 with scales.
 
     Raises `ValueError` on a weight that is not packed, or on wrong shapes or dtypes.
     """
     if not isinstance(b, Panels):
         raise ValueError(f"b: expected a weight packed by this kernel's prepare, got {type(b).__name__}")
     out = torch.empty((a.shape[0], b.N), dtype=a.dtype) if out is None else out
-    shape = _layouts.of(_shape, (a, b.tensor, scales, bias, out), b.N)
-    pointers = (None if x is None else x.data_ptr() for x in (a, b.tensor, scales, bias, out))
+    shape = _layouts.of(_shape, (a, b.tensor, b.scales, bias, out), b.N)
+    pointers = (None if x is None else x.data_ptr() for x in (a, b.tensor, b.scales, bias, out))
     built(SOURCE, "ipppppp")(DTYPES[a.dtype], *pointers, shape)
     return out
 
@@ -120,4 +120,4 @@ def gemm(a: torch.Tensor, b: Panels, bias: torch.Tensor | None = None, out: torc
     a: (M, K); b: packed from (K, N); bias: (N,); returns (M, N).  Raises `ValueError` on a weight that is not packed,
     or on wrong shapes or dtypes.
     """
-    return product(a, b, None, bias, out)
+    return product(a, b, bias, out)
