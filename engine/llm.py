@@ -187,9 +187,9 @@ class LLM:
             ids = as_token_ids(prompt)
             if not ids:
                 raise ValueError("prompt: expected at least one token, got an empty prompt")
-        for token in ids:
-            if not 0 <= token < self.arch.vocab_size:
-                raise ValueError(f"prompt: expected token ids below {self.arch.vocab_size}, got {token}")
+        if min(ids) < 0 or max(ids) >= self.arch.vocab_size:
+            wrong = next(token for token in ids if not 0 <= token < self.arch.vocab_size)
+            raise ValueError(f"prompt: expected token ids below {self.arch.vocab_size}, got {wrong}")
         return ids
 
     @torch.inference_mode()

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from rooflab.engine.model_files import cache_folder
-from rooflab.kernels._native import processor
+from rooflab.kernels._native import HEADERS, processor
 from rooflab.kernels.registry import Kernel
 
 ROUNDS = 5
@@ -49,12 +49,8 @@ class Settled:
             **facts,
         }
         files = sorted({inspect.getfile(inspect.unwrap(kernel.fn)) for kernel in kernels})
-        sources = [
-            path.read_text()
-            for file in files
-            for path in (Path(file), Path(file).with_suffix(".cpp"))
-            if path.is_file()
-        ]
+        parts = (path for file in files for path in (Path(file), Path(file).with_suffix(".cpp")))
+        sources = [path.read_text() for path in (*parts, *HEADERS) if path.is_file()]
         key = hashlib.sha256("\0".join([json.dumps(self.about), processor(), *sources]).encode()).hexdigest()[:16]
         self._path = folder() / f"{key}.json"
         self.times: Times = json.loads(self._path.read_text())["times_us"] if self._path.is_file() else {}

@@ -2,6 +2,9 @@
 #pragma once
 
 #include "_native.h"
+#ifdef __AVX2__
+#include <immintrin.h>
+#endif
 
 #ifdef __AVX512F__
 constexpr int LANES = 16, REGISTERS = 32;
@@ -14,8 +17,16 @@ template <class E>
 using Lanes __attribute__((vector_size(LANES * sizeof(E)), aligned(1))) = E;
 
 static inline Vector loaded(const float* x) { return *(const Vector*)x; }
-static inline Vector loaded(const std::int8_t* x) {
-    return __builtin_convertvector(*(const Lanes<std::int8_t>*)x, Vector);
+static inline Vector loaded(const std::int8_t* x) {  // by hand: GCC 12 converts vectors of int8 one by one
+#if defined(__AVX512F__)
+    return (Vector)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)x)));
+#elif defined(__AVX2__)
+    return (Vector)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)x)));
+#else
+    Vector values;
+    for (int i = 0; i < LANES; ++i) values[i] = x[i];
+    return values;
+#endif
 }
 static inline Vector loaded(const fp16* x) { return __builtin_convertvector(*(const Lanes<fp16>*)x, Vector); }
 static inline Vector loaded(const bf16* x) {

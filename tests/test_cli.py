@@ -69,7 +69,7 @@ def test_check_passes_and_says_so(rooflab):
     status, out, _ = rooflab("check", "rmsnorm", "--suite", "smoke", "--scheme", "bf16", "--json")
     rows = json.loads(out)
     assert status == 0 and {row["status"] for row in rows} == {"OK"}
-    assert {row["checked_by"] for row in rows if row["status"] == "OK"} == {"torch", "emulator"}
+    assert {row["checked_by"] for row in rows if row["status"] == "OK"} == {"torch", "cpu", "emulator"}
 
 
 def test_a_check_ends_in_time_and_says_what_it_left_out(rooflab):

@@ -7,9 +7,11 @@ import pytest
 import torch
 from tiny_model import prompts, tiny_llm, write_config
 
-from rooflab.engine.llm import LLM, SamplingParams, _open
+from rooflab.engine.llm import LLM, SamplingParams, _dtype, _open
 from rooflab.engine.ops import OPS
+from rooflab.engine.weights import dummy_tensors
 from rooflab.kernels import registry
+from rooflab.reference.quantization import dequantize_int8, quantize_int8
 
 GREEDY = SamplingParams(max_tokens=16, ignore_eos=True)
 
@@ -258,6 +260,30 @@ def test_other_dtypes_run(tmp_path, dtype):
     llm = tiny_llm(tmp_path, dtype=dtype)
     assert llm.runner.cache.keys[0].dtype == getattr(torch, dtype)
     assert all(len(ids) == 16 for ids in tokens(llm.generate(prompts(), GREEDY)))
+
+
+def test_int8_is_the_model_of_the_rounded_weights(tmp_path, monkeypatch):
+    """Codes times scales, in bf16, are another model, whose logits differ from int8's by rounding alone."""
+
+    def rounded(arch, seed):
+        for name, tensor in dummy_tensors(arch, seed):
+            if "proj" in name or name == "lm_head.weight":
+                tensor = dequantize_int8(*quantize_int8(tensor.bfloat16())).float()
+            yield name, tensor
+
+    def first_logits(dtype):
+        llm = tiny_llm(tmp_path, {"tie_word_embeddings": False}, dtype=dtype)
+        drawn, logits = [], llm.runner.logits
+        llm.runner.logits = lambda step: drawn.append(logits(step).float()) or drawn[-1]
+        llm.generate([prompts()[3]], SamplingParams(max_tokens=1))
+        return drawn[0]
+
+    plain, eight = first_logits("bfloat16"), first_logits("int8")
+    monkeypatch.setattr("rooflab.engine.llm.dummy_tensors", rounded)
+    near = first_logits("bfloat16")
+    assert (eight - near).abs().max() < 0.06 and (eight - near).std() < (eight - plain).std() / 1.5
+    with pytest.raises(ValueError, match="dtype: expected float32, bfloat16 or float16 on CUDA, got 'int8'"):
+        _dtype("int8", torch.device("cuda"))
 
 
 def test_bad_options_are_refused(tmp_path):

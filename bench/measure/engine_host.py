@@ -64,7 +64,8 @@ def make_engine(num_sequences: int, context: int, block_size: int, steps: int) -
 
 
 def measure(num_sequences: int = 256, context: int = 1024, block_size: int = 16, steps: int = 200) -> dict[str, Any]:
-    """Milliseconds of host work per decode step (median, p20, p80), and the pages appended per step."""
+    """Milliseconds of host work per decode step (median, p20, p80), the pages appended per step, and the admission of a
+    prompt of 32,768 tokens."""
     llm = make_engine(num_sequences, context, block_size, steps)
     while llm.scheduler.waiting or llm.scheduler.prefilling:
         llm.step()
@@ -87,7 +88,24 @@ def measure(num_sequences: int = 256, context: int = 1024, block_size: int = 16,
         "host_ms_p20": p20,
         "host_ms_p80": p80,
         "pages_appended_per_step": appended,
+        "admission_ms": measure_admission(block_size),
     }
+
+
+def measure_admission(block_size: int, num_tokens: int = 32768, rounds: int = 9) -> float:
+    """Median milliseconds to admit a prompt of which no page is cached, and to publish its pages once computed."""
+    times = []
+    for number in range(rounds):
+        blocks = BlockManager(-(-num_tokens // block_size) + 1, block_size)
+        scheduler = Scheduler(blocks, 1, num_tokens)
+        ids = list(range(number, number + num_tokens))
+        sequence = Sequence(number, ids, num_tokens, SamplingParams(), 0, frozenset(), num_tokens + 1, 0.0)
+        begin = time.perf_counter()
+        scheduler.submit(sequence)
+        (chunk,) = scheduler.schedule().chunks
+        scheduler.computed(chunk)
+        times.append(1e3 * (time.perf_counter() - begin))
+    return float(np.median(times))
 
 
 def main() -> None:

@@ -90,7 +90,8 @@ def _ordered(entries: Sequence[Entry]) -> list[Entry]:
 def card_entries(ops: Sequence[str]) -> list[Entry]:
     """The entries about the card, and the first checks of the kernels of `ops`."""
     # The calls of torch itself neither hang nor write out of bounds.
-    risky = [kernel for op in ops for kernel in registry.kernels(op).values() if kernel.backend != "torch"]
+    safe = registry.CPU_BACKENDS
+    risky = [kernel for op in ops for kernel in registry.kernels(op).values() if kernel.backend not in safe]
     return [
         Entry("environment", "the machine, its software, and whether the device answers", f"{TASKS}:environment",
               cost_s=START_S + 4, value=100.0),

@@ -87,7 +87,7 @@ def first_checks(context: Context, ops: Sequence[str]) -> Outcome:
 
     kernels = [kernel for op in ops for kernel in registry.kernels(op).values()]
     safe = [kernel.id for kernel in kernels if kernel.backend == "torch"]
-    risky = [kernel for kernel in kernels if kernel.backend != "torch"]
+    risky = [kernel for kernel in kernels if kernel.backend not in registry.CPU_BACKENDS]
     if context.dry_run:
         risky = risky[:1]  # each process takes seconds, and the path is the same for all kernels
     device = torch.device(context.device)

@@ -5,6 +5,8 @@ library            torch's FlashAttention-2 with offsets on CUDA in 16 bits; els
                    sequence at a time
 online             over naive: Triton, one launch for all; a program finds its sequence by its tile, the longest causal
                    rows come first, and masks are only in tiles that a diagonal, a window or an end cuts
+native             over library, on a CPU, in C++: tiles in cache and registers, one call for all; a tile that the mask
+                   hides is not computed
 flash_attention_3  peer: FlashAttention-3 with offsets (Shah et al., arXiv 2407.08608), if installed
 flashinfer         peer: FlashInfer's prefill of ragged sequences (Ye et al., arXiv 2501.01005), if installed; the bench
                    does not time its plan

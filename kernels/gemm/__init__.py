@@ -37,4 +37,6 @@ swap_ab      over split_k: C^T = W A^T, so the batch is the N of wgmma, 8 to 64;
 quack        peer: QuACK's gemm for Hopper in CuTe DSL, if it is installed; 16 bits, addresses and strides for TMA
 packed       over library, on the CPU: the weight is reordered once at load into oneDNN's blocks; the library call
              reorders it in every call, or does without
+native       over packed, on a CPU, in C++: panels of 32 columns, which one row streams at the rate of memory; a 16-bit
+             weight becomes fp32, so with many rows packed is faster there
 """

@@ -8,6 +8,8 @@ dequant_dot  over naive, any rows of a: codes become the left operand of wgmma i
              from shared memory; slower than gemv at few rows, because the stream passes through shared memory
 packed       over library, on a CPU: library's call for few rows; for many rows a block of channels at a time becomes
              bf16, stays in L2, and oneDNN multiplies and scales it; library reads the codes again for every four rows
+native       over packed, on a CPU, in C++: codes in panels that every product reads once, in order; they become fp32 as
+             they are loaded
 
 gemv and dequant_dot read one packed form, so a model keeps one copy.  Both multiply codes exactly, and scale fp32 sums.
 Their times are unmeasured on a GPU.  Predicted by `rooflab explain` for gemv at M=1, N=K=8192: 24.0 us on an H100 SXM

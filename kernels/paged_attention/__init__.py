@@ -15,6 +15,8 @@ chunked       over gqa_packed: Triton; a tile has queries and their group's head
               decode, because keys are not split, and slower than a dense kernel, because of its gather's addresses
 tma_pages     over chunked: Gluon; a producer warp copies pages by TMA for two warpgroups.  Predicted: pages of 16 and
               more cost nothing next to the products.  Unmeasured; its tiles have 128 rows, mostly empty on decode
+native        over library, on a CPU, in C++: reads pages where they lie, which library gathers; one row's scores are
+              dot products, those of a chunk a product of tiles
 flashinfer    peer: FlashInfer's batch decode and batch prefill (Ye et al., arXiv 2501.01005), if installed; the bench
               does not time its plan
 flex          peer: torch's FlexAttention, compiled, with a block mask from the table; decode, pages of a power of two

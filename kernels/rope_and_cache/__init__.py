@@ -5,4 +5,6 @@ naive       torch steps: rotate q and k, divide by the scales of an fp8 cache, t
 library     torch has no call for it
 fused       over naive: one Triton launch; the rotated k goes to the cache without a trip through HBM, and interleaved
             pairs are loaded as vectors and separated in registers
+joined      over naive, on a CPU: `rope/joined` and `kv_cache_write/index_copy`, which make fewer calls of torch
+native      over joined, on a CPU: one pass in C++
 """

@@ -1,0 +1,78 @@
+"""What sets the CPU's rungs in C++ apart: they call nothing of torch but the allocation of the result."""
+
+import torch
+from rung_claims import calls, rung
+
+from rooflab.kernels.registry import get_kernel
+
+ALLOCATES = {"empty", "empty_like"}
+
+
+def one_call(op: str, least: int) -> None:
+    """`op`/native calls nothing of torch; naive makes at least `least` calls."""
+    assert calls(op, "naive").names.total() >= least
+    assert calls(op, "native").names.keys() <= ALLOCATES
+
+
+@rung("rmsnorm/native")
+def rmsnorm_native() -> None:
+    """One call of C++, where naive makes seven of torch."""
+    one_call("rmsnorm", 6)
+
+
+@rung("fused_add_rmsnorm/native")
+def fused_add_rmsnorm_native() -> None:
+    """One call of C++ for sum and norm."""
+    one_call("fused_add_rmsnorm", 7)
+
+
+@rung("silu_and_mul/native")
+def silu_and_mul_native() -> None:
+    """One call of C++; silu(gate) is never a tensor."""
+    one_call("silu_and_mul", 3)
+
+
+@rung("rope_and_cache/joined")
+def rope_and_cache_joined() -> None:
+    """Fewer calls of torch than naive."""
+    assert calls("rope_and_cache", "joined").names.total() < calls("rope_and_cache", "naive").names.total()
+
+
+@rung("rope_and_cache/native")
+def rope_and_cache_native() -> None:
+    """One call of C++ for the rotation and both caches."""
+    one_call("rope_and_cache", 20)
+
+
+@rung("paged_attention/native")
+def paged_attention_native() -> None:
+    """Pages are read where they lie; library gathers them."""
+    one_call("paged_attention", 10)
+    assert "index_select" in calls("paged_attention", "library").names
+
+
+@rung("flash_attention_varlen/native")
+def flash_attention_varlen_native() -> None:
+    """One call of C++ for all sequences."""
+    one_call("flash_attention_varlen", 10)
+
+
+def panels(op: str, dtype: torch.dtype, **beside: torch.Tensor) -> None:
+    """The columns of a weight lie side by side in panels of 32, row after row of K, and zeros fill the last panel."""
+    weight = torch.arange(3 * 40).remainder(101).view(3, 40).to(dtype)
+    packed = get_kernel(op, "native").prepare(weight, *beside.values())
+    assert packed.tensor.is_contiguous() and packed.tensor.shape == (2, 3, 32)
+    assert torch.equal(packed.tensor[0], weight[:, :32]) and torch.equal(packed.tensor[1, :, :8], weight[:, 32:])
+    assert not packed.tensor[1, :, 8:].any()
+
+
+@rung("gemm/native")
+def gemm_native() -> None:
+    """A weight is read once, in order, whatever the number of rows."""
+    panels("gemm", torch.float32)
+
+
+@rung("gemm_w8a16/native")
+def gemm_w8a16_native() -> None:
+    """Codes are read once, in order, a quarter of the bytes of fp32."""
+    panels("gemm_w8a16", torch.int8, scale=torch.ones(40, dtype=torch.bfloat16))

@@ -1,0 +1,45 @@
+"""What is measured of the engine: a step by its ops, its host work, and batches of mixed requests."""
+
+import pytest
+from tiny_model import prompts, tiny_llm
+
+from rooflab.bench.measure import engine_host
+from rooflab.bench.measure.engine_ops import time_ops
+from rooflab.bench.measure.engine_vs_transformers import LENGTHS, batch_of_engine, compare, mixed_requests
+
+
+def test_a_step_by_its_ops_adds_up_and_leaves_the_engine_as_it_was(tmp_path):
+    llm = tiny_llm(tmp_path)
+    ops = llm.runner.ops
+    table = time_ops(llm, prompts()[2], steps=6)
+    assert {op: row["calls"] for op, row in table.items()} == {
+        "gemm": 9, "fused_add_rmsnorm": 4, "decode_attention": 2, "rope_and_cache": 2, "silu_and_mul": 2, "sample": 1,
+        "embedding": 1, "rmsnorm": 1, "host": 1,
+    }  # fmt: skip
+    assert sum(row["share"] for row in table.values()) == pytest.approx(1) and all(
+        row["us"] > 0 for row in table.values()
+    )
+    assert llm.runner.ops is ops and not llm.scheduler.has_work
+    assert llm.scheduler.blocks.num_free == llm.scheduler.blocks.num_blocks
+
+
+def test_mixed_requests_are_the_same_each_time_and_all_are_answered(tmp_path):
+    requests = mixed_requests(5, 1024)
+    assert requests == mixed_requests(5, 1024) and len({(len(prompt), answer) for prompt, answer in requests}) == 5
+    assert all(LENGTHS["prompt"][0] <= len(prompt) <= LENGTHS["prompt"][1] for prompt, _ in requests)
+    llm = tiny_llm(tmp_path)
+    drawn, run = [], llm.runner.run
+    llm.runner.run = lambda step: drawn.append(run(step)) or drawn[-1]
+    assert batch_of_engine(llm, requests).batch_ms > 0
+    assert sum(len(tokens) for _, tokens in drawn) == sum(answer for _, answer in requests)
+
+
+def test_host_work_is_measured_without_a_model():
+    found = engine_host.measure(num_sequences=8, context=40, block_size=4, steps=40)
+    assert found["pages_appended_per_step"] == pytest.approx(2, abs=0.2)
+    assert found["host_ms_median"] > 0 and found["admission_ms"] > 0
+
+
+def test_what_cannot_be_compared_is_refused(monkeypatch):
+    with pytest.raises(ValueError, match="dtype: expected float32 or bfloat16 against transformers, got 'int8'"):
+        compare("int8", 1, None)
