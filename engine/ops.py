@@ -175,21 +175,22 @@ def _settle(
 def _ways(products: Mapping[str, list[Choice]], times: Mapping[str, Mapping[str, float]], limits: Limits) -> set[Any]:
     """The fewest ways to pack a weight with which gemm loses at most `TOLERATED` in every bucket; each way keeps a copy
     of all weights.  Only one, with the least geometric mean of the losses, if two copies do not fit."""
-    known = {choice.kernel.prepare for choices in products.values() for choice in choices}
+    known = list(dict.fromkeys(one.kernel.prepare for choices in products.values() for one in choices))
     fit = 2 * limits.arch.parameters().total * limits.dtype.itemsize < virtual_memory().available / 2
-    losses: dict[tuple[Any, ...], list[float]] = {}
-    for ways in (ways for count in ((1, 2) if fit else (1,)) for ways in itertools.combinations(known, count)):
-        losses[ways] = [
-            min(
-                (times.get(bucket, {}).get(one.kernel.name, 1.0) for one in choices if one.kernel.prepare in ways),
-                default=math.inf,
-            )
-            / min(times.get(bucket, {}).values(), default=1.0)
-            for bucket, choices in products.items()
-        ]
-    good = [ways for ways in losses if max(losses[ways]) <= TOLERATED]
-    fewest = [ways for ways in good if len(ways) == len(good[0])] or list(losses)
-    return set(min(fewest, key=lambda ways: math.prod(losses[ways])))
+    sets = [set(some) for count in ((1, 2) if fit else (1,)) for some in itertools.combinations(known, count)]
+
+    def losses(ways: set[Any]) -> list[float]:
+        """The least time of each bucket with these ways, over its least of all."""
+        found = []
+        for bucket, choices in products.items():
+            of_all = times.get(bucket) or {one.kernel.name: 1.0 for one in choices}
+            own = (of_all[one.kernel.name] for one in choices if one.kernel.prepare in ways)
+            found.append(min(own, default=math.inf) / min(of_all.values()))
+        return found
+
+    good = [ways for ways in sets if max(losses(ways)) <= TOLERATED]
+    fewest = [ways for ways in good if len(ways) == len(good[0])] or sets
+    return min(fewest, key=lambda ways: math.prod(losses(ways)))
 
 
 def _reason(choice: Choice, times: Mapping[str, float]) -> str:

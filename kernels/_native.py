@@ -118,7 +118,7 @@ def _run(command: list[str], source: Path) -> None:
 def _openmp_of_torch() -> str:
     """The OpenMP library that this process has loaded with torch."""
     mapped = re.findall(r"(/\S*lib[gi]omp\S*\.so\S*)", Path("/proc/self/maps").read_text())
-    return mapped[0] if mapped else "-lgomp"
+    return next((path for path in mapped if "/torch/" in path), mapped[0] if mapped else "-lgomp")
 
 
 def processor() -> str:

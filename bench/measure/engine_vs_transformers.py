@@ -213,7 +213,9 @@ def main() -> None:
         parser.error(str(error))
     print(json.dumps({key: value for key, value in result.items() if key != "readings"}, indent=2))
     if arguments.out:
-        case = {key: result[key] for key in ("dtype", "threads", "rounds", "against", "requests") if key in result}
+        case: dict[str, Any] = {
+            key: result[key] for key in ("dtype", "threads", "rounds", "against", "requests") if key in result
+        }
         print(write_engine_numbers(arguments.out, "engine_vs_transformers", case, result))
 
 
