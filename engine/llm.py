@@ -147,6 +147,13 @@ class LLM:
         self.scheduler.submit(sequence)
         return sequence.request_id
 
+    def abort(self, request_id: int) -> bool:
+        """Drops a request, whether it waits, is being computed or draws its tokens; False if it has ended."""
+        queued = [*self.scheduler.waiting, *self.scheduler.running]
+        found = [sequence for sequence in queued if sequence.request_id == request_id]
+        self._abort(found)
+        return bool(found)
+
     def _sequence(self, prompt: Prompt, params: SamplingParams, arrival_s: float | None = None) -> EngineSequence:
         arrival_s = time.perf_counter() if arrival_s is None else arrival_s
         ids = self._encode(prompt)
@@ -363,7 +370,9 @@ def _open(
         arch = get_architecture(model)
         return arch, None, dummy_tensors(arch, seed), frozenset()
     checkpoint = open_checkpoint(fetch() if model == DEFAULT_MODEL else Path(model))
-    tokenizer = Tokenizer(checkpoint.path)
+    tokenizer, vocab_size = Tokenizer(checkpoint.path), checkpoint.architecture.vocab_size
+    if tokenizer.size > vocab_size:
+        raise ValueError(f"model: its tokenizer has {tokenizer.size} tokens, and its embedding has {vocab_size}")
     stop = {tokenizer.eos_token_id} if tokenizer.eos_token_id is not None else set()
     generation = checkpoint.path / "generation_config.json"
     if generation.is_file():

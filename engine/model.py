@@ -89,12 +89,13 @@ class Model:
             else:
                 x, residual = ops.fused_add_rmsnorm(x, residual, layer.input_norm, eps)
             x = self._attention(x, layer, step, cache.keys[index], cache.values[index], ops)
+            if step.drawn is not None and index == len(self.layers) - 1:
+                x, residual = x[step.drawn], residual[step.drawn]  # nobody needs the other tokens any more
+            x = ops.gemm(x, layer.o)
             x, residual = ops.fused_add_rmsnorm(x, residual, layer.post_norm, eps)
             gate_up = ops.gemm(x, layer.gate_up)
             active = ops.silu_and_mul(gate_up) if self.arch.activation == "silu" else gelu_and_mul(gate_up)
             x = ops.gemm(active, layer.down)
-        if step.drawn is not None:
-            x, residual = x[step.drawn], residual[step.drawn]
         x, _ = ops.fused_add_rmsnorm(x, residual, self.norm, eps)
         logits: torch.Tensor = ops.gemm(x, self.lm_head)
         return logits
@@ -127,8 +128,7 @@ class Model:
                 pages = (k_cache, v_cache, *chunks.history)
                 parts.append(ops.paged_attention(q[n:], *pages, cu_seqlens_q=cu, **self._window))
         out = parts[0] if len(parts) == 1 else torch.cat(parts)
-        projected: torch.Tensor = ops.gemm(out.reshape(T, -1), layer.o)
-        return projected
+        return out.reshape(T, -1)
 
 
 def gelu_and_mul(x: torch.Tensor) -> torch.Tensor:

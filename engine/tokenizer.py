@@ -28,6 +28,8 @@ class Tokenizer:
             except (OSError, ValueError, TypeError, KeyError) as error:
                 first = str(error).strip().partition("\n")[0]
                 raise ValueError(f"model: no tokenizer that transformers can read in {path}: {first}") from error
+        self.size = len(self._tokenizer)
+        """Token ids are below it."""
         self.eos_token_id: int | None = self._tokenizer.eos_token_id
         self.has_chat_template = self._tokenizer.chat_template is not None
 

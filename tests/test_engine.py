@@ -113,13 +113,32 @@ def test_traps_8_9_and_11_chunks_and_prefixes_change_logits_by_rounding_alone(tm
         assert (last(prompt, 100, True) - whole).abs().max() < 1e-4
 
 
+@pytest.mark.parametrize("steps", range(6))
+def test_trap_6_a_request_may_be_dropped_after_any_step(tmp_path, alone, steps):
+    llm = poisoned(tiny_llm(tmp_path, swap={"gemm": "library"}, block_size=4, num_kv_blocks=16, prefill_chunk=9))
+    stays = llm.scheduler.blocks.num_free
+    dropped = llm.add_request(prompts()[4], GREEDY)
+    other = llm.add_request(prompts()[2], GREEDY)
+    got = []
+    for number in range(40):
+        if number == steps:
+            assert llm.abort(dropped) and not llm.abort(dropped)
+        with torch.inference_mode():
+            got += [one.token_ids[-1] for one in llm.step() if one.request_id == other]
+    assert got == alone[2] and llm.scheduler.blocks.num_free == stays and not llm.scheduler.has_work
+
+
 @pytest.mark.parametrize("stored, stops", [([7, 9], {5, 7, 9}), (7, {5, 7}), (None, {5})])
 def test_trap_19_every_end_token_of_the_generation_config_ends(tmp_path, monkeypatch, stored, stops):
     (tmp_path / "generation_config.json").write_text(json.dumps({} if stored is None else {"eos_token_id": stored}))
-    checkpoint = SimpleNamespace(path=tmp_path, architecture=None, tensors=lambda: iter(()))
+    architecture = SimpleNamespace(vocab_size=100)
+    checkpoint = SimpleNamespace(path=tmp_path, architecture=architecture, tensors=lambda: iter(()))
     monkeypatch.setattr("rooflab.engine.llm.open_checkpoint", lambda path: checkpoint)
-    monkeypatch.setattr("rooflab.engine.llm.Tokenizer", lambda path: SimpleNamespace(eos_token_id=5))
+    monkeypatch.setattr("rooflab.engine.llm.Tokenizer", lambda path: SimpleNamespace(eos_token_id=5, size=100))
     assert _open(str(tmp_path), False, 0)[3] == stops
+    architecture.vocab_size = 99
+    with pytest.raises(ValueError, match="model: its tokenizer has 100 tokens, and its embedding has 99"):
+        _open(str(tmp_path), False, 0)
 
 
 def test_a_smaller_priority_comes_first(tmp_path):
