@@ -111,8 +111,10 @@ def compare(prompts, expected, logits, tolerance=1e-3):
 
 def with_norms(arch, seed=0):
     """Random weights, of norms too."""
+    drawn = torch.Generator().manual_seed(seed)
     for name, tensor in dummy_tensors(arch, seed):
-        yield name, tensor + torch.rand(tensor.shape).sub(0.5) if name.endswith("norm.weight") else tensor
+        more = torch.rand(tensor.shape, generator=drawn).sub(0.5) if name.endswith("norm.weight") else 0
+        yield name, tensor + more
 
 
 STRETCHED = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
