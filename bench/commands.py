@@ -34,6 +34,7 @@ from rooflab.bench.timing.stopwatch import FlushBy
 from rooflab.bench.timing.timing import check_timer
 from rooflab.engine.llm import LLM, SamplingParams
 from rooflab.kernels import registry
+from rooflab.kernels.choices import all_buckets
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import Case, get_scheme
 from rooflab.roofline.device import resolve
@@ -74,8 +75,9 @@ def _settled() -> dict[str, str]:
 
     newest: dict[str, Any] = next(known(), {"times_us": {}})
     buckets: dict[str, list[str]] = {}
+    order = [name for name, _, _ in all_buckets()]
     for op, of_op in newest["times_us"].items():
-        for bucket, times in of_op.items():
+        for bucket, times in sorted(of_op.items(), key=lambda item: order.index(item[0])):
             buckets.setdefault(f"{op}/{min(times, key=times.__getitem__)}", []).append(bucket)
     return {name: f"fastest for {newest['model']} in {' '.join(own)}" for name, own in buckets.items()}
 
@@ -364,7 +366,7 @@ def generate_one(
     result = {
         "model": llm.arch.name,
         "device": llm.device.type,
-        "dtype": str(llm.dtype).removeprefix("torch."),
+        "dtype": llm.dtype_name,
         "text": output["text"],
         "token_ids": output["token_ids"],
         "finish_reason": output["finish_reason"],

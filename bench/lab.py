@@ -148,7 +148,7 @@ def _run_engine(folder: Path, smoke: bool) -> tuple[dict[str, Any], OpSet]:
     with show.waiting("4 engine    loading the model"):
         llm = LLM(max_num_seqs=len(prompts), prefix_caching=False)  # the first prompt comes twice
         warm_up(llm)
-    show.line(f"4 engine    {llm.arch.name} on {llm.device.type} in {str(llm.dtype).removeprefix('torch.')}", "bold")
+    show.line(f"4 engine    {llm.arch.name} on {llm.device.type} in {llm.dtype_name}", "bold")
     show.line(f"            kernels: {', '.join(f'{op}={name}' for op, name in kernel_names(llm).items())}\n")
     show.line(f"> {prompts[0]}", "dim")
     alone = stream_one(llm, as_prompt(llm, prompts[0]), params, lambda event: show.piece(event.text))

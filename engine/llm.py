@@ -99,6 +99,8 @@ class LLM:
         self.device = _device(device)
         pin_matmul_precision()
         self.dtype = _dtype(dtype, self.device)
+        self.dtype_name = INT8 if dtype == INT8 else str(self.dtype).removeprefix("torch.")
+        """As the option `dtype`; with int8, `dtype` itself is that of all but the products' weights."""
         self.arch, self.tokenizer, tensors, self._stop_ids = _open(str(model), dummy, seed)
         self.max_model_len = max_model_len or self.arch.max_position
         if self.max_model_len > self.arch.max_position:

@@ -41,7 +41,37 @@ def why_no_compiler() -> str | None:
     """Why C++ kernels cannot be built here, or None."""
     if not Path("/proc/self/maps").is_file():
         return "needs Linux"
-    return None if compiler() else "needs a C++ compiler (g++, clang++ or $CXX)"
+    path = compiler()
+    return _why_too_old(path) if path else "needs a C++ compiler (g++, clang++ or $CXX)"
+
+
+@cache
+def _why_too_old(path: str) -> str | None:
+    """Why a compiler does not understand the headers, or None; asked once for a compiler, and then kept."""
+    texts = (_version(path), *(header.read_text() for header in HEADERS), *OPTIONS)
+    known = _folder() / f"understood-{hashlib.sha256(repr(texts).encode()).hexdigest()[:24]}"
+    if known.is_file():
+        return None
+    command = [path, *OPTIONS, "-fsyntax-only", "-x", "c++", *map(str, HEADERS)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        return f"needs GCC 12 or Clang 15; {path} says: {_first_error(done.stderr)}"
+    known.parent.mkdir(parents=True, exist_ok=True)
+    known.touch()
+    return None
+
+
+@cache
+def _version(path: str) -> str:
+    return subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
+
+
+def _folder() -> Path:
+    return Path(os.environ.get("ROOFLAB_CACHE") or Path.home() / ".cache" / "rooflab") / "native"
+
+
+def _first_error(text: str) -> str:
+    return next((line for line in text.splitlines() if "error" in line), text.strip())
 
 
 @cache
@@ -75,10 +105,18 @@ class Layouts:
         )
         found = self._known.get(key)
         if found is None or _checks.CHECK_VALUES:
+            check_on_cpu(*tensors)
             if len(self._known) >= self.MOST:
                 self._known.clear()
             found = self._known[key] = make(*tensors, *others)
         return found
+
+
+def check_on_cpu(*tensors: torch.Tensor | None) -> None:
+    """Raises `ValueError` on a tensor of another device, whose address means nothing here."""
+    for tensor in tensors:
+        if tensor is not None and tensor.device.type != "cpu":
+            raise ValueError(f"device: expected tensors on the CPU, got one on {tensor.device}")
 
 
 def sizes(*numbers: int) -> ctypes.Array[ctypes.c_int64]:
@@ -91,15 +129,20 @@ def _library(source: Path) -> Path:
     if path is None:
         raise ValueError(f"{source.parent.name}/{source.stem}: {why_no_compiler()}")
     openmp = _openmp_of_torch()
-    version = subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout
-    texts = (source.read_text(), *(header.read_text() for header in HEADERS), version, processor(), openmp, *OPTIONS)
+    texts = (
+        source.read_text(),
+        *(header.read_text() for header in HEADERS),
+        _version(path),
+        processor(),
+        openmp,
+        *OPTIONS,
+    )
     name = hashlib.sha256("\0".join(texts).encode()).hexdigest()[:24]
-    folder = Path(os.environ.get("ROOFLAB_CACHE") or Path.home() / ".cache" / "rooflab") / "native"
-    target = folder / f"{source.parent.name}-{name}.so"
+    target = _folder() / f"{source.parent.name}-{name}.so"
     if target.is_file():
         return target
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as part:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as part:
         compiled, linked = Path(part) / "compiled.o", Path(part) / "linked.so"
         # In two steps, because with -fopenmp the linker would take the compiler's own runtime.
         _run([path, *OPTIONS, f"-I{HEADERS[0].parent}", "-c", str(source), "-o", str(compiled)], source)
@@ -111,8 +154,7 @@ def _library(source: Path) -> Path:
 def _run(command: list[str], source: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        errors = [line for line in done.stderr.splitlines() if "error" in line] or [done.stderr.strip()]
-        raise ValueError(f"{source.parent.name}/{source.stem}: the compiler failed: {errors[0]}")
+        raise ValueError(f"{source.parent.name}/{source.stem}: the compiler failed: {_first_error(done.stderr)}")
 
 
 def _openmp_of_torch() -> str:

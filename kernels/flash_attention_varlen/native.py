@@ -8,7 +8,7 @@ import torch
 
 from rooflab.kernels._attention import check_options, get_scale
 from rooflab.kernels._checks import output
-from rooflab.kernels._native import DTYPES, built, sizes
+from rooflab.kernels._native import DTYPES, built, check_on_cpu, sizes
 from rooflab.kernels.flash_attention_varlen._args import check_args
 from rooflab.kernels.registry import Arguments, register
 from rooflab.reference.spec import nbytes
@@ -44,6 +44,7 @@ def flash_attention_varlen(
 
     Raises `ValueError` on wrong shapes or dtypes.
     """
+    check_on_cpu(q, k, v, cu_seqlens_q, cu_seqlens_k, out)
     check_args(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     check_options(q, causal, window, None, None)
     out = output(out, tuple(q.shape), q)

@@ -20,6 +20,7 @@ static void product(const void* a_, const void* panels, const float* scales, con
     const float* a = (const float*)a_;
     if constexpr (!std::is_same_v<T, float>) {
         rows.resize(M * K);
+#pragma omp parallel for num_threads(s.threads) if (M * K > 65536)
         for (i64 m = 0; m < M; ++m)
             for (i64 k = 0; k < K; ++k) rows[m * K + k] = to_float(((const T*)a_)[m * stride_a + k]);
         a = rows.data(), stride_a = K;
