@@ -25,8 +25,8 @@ def pack(b: torch.Tensor, scale: torch.Tensor) -> Panels:
 
 def traffic(inputs: Arguments) -> Traffic:
     """Every operand once; the weight was packed at load."""
-    a, b = inputs.a, inputs.b
-    return Traffic(nbytes(a, inputs.bias) + b.nbytes, a.shape[0] * b.shape[1] * a.element_size())
+    a, (K, N) = inputs.a, inputs.b.shape
+    return Traffic(nbytes(a, inputs.scale, inputs.bias) + K * N, len(a) * N * a.element_size())
 
 
 def unsupported(inputs: Arguments) -> str | None:
