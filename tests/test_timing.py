@@ -436,3 +436,13 @@ def test_what_cannot_be_pinned_says_why(monkeypatch):
     monkeypatch.delattr(os, "sched_setaffinity")
     with pinned_threads() as note:
         assert note == "threads not pinned: this system does not offer it"
+
+
+def test_a_thread_that_hardly_ran_does_not_make_a_reading_noise(monkeypatch):
+    before = {1: (1000, 10), 2: (500, 0)}
+    monkeypatch.setattr(cpu, "run_times", lambda: {1: (9000, 90), 2: (8500, 320), 3: (20, 7000)})
+    assert cpu.waiting_since(before) == pytest.approx(400 / 16000)
+    monkeypatch.setattr(cpu, "run_times", lambda: {1: (9000, 90), 2: (8500, 320), 3: (8000, 7000)})
+    assert cpu.waiting_since(before) == pytest.approx(7400 / 24000)
+    monkeypatch.setattr(cpu, "run_times", lambda: before)
+    assert cpu.waiting_since(before) is None

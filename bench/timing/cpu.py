@@ -116,10 +116,14 @@ def run_times() -> dict[int, tuple[int, int]]:
 
 
 def waiting_since(began: Mapping[int, tuple[int, int]]) -> float | None:
-    """The time that this process's threads waited for a processor since `began`, which is of `run_times`, over the time
-    that they ran; None if the system does not tell."""
+    """The time that this process's working threads waited for a processor since `began`, which is of `run_times`, over
+    the time that they ran; None if the system does not tell.
+
+    A thread that hardly ran did not work: a library's helper waits for as long as the others use all cores.
+    """
     changes = [np.subtract(now, began.get(thread, (0, 0))) for thread, now in run_times().items()]
-    ran, waited = np.sum(changes, axis=0) if changes else (0, 0)
+    most = max((ran for ran, _ in changes), default=0)
+    ran, waited = np.sum([change for change in changes if change[0] >= BUSY_SHARE * most], axis=0) if most else (0, 0)
     return float(waited / ran) if ran > 0 else None
 
 
