@@ -153,6 +153,8 @@ def _settle(
         "heads": [arch.num_heads, arch.num_kv_heads, arch.head_dim, arch.window],
         "dtype": "int8" if limits.int8 else str(limits.dtype).removeprefix("torch."),
         "block_size": limits.block_size,
+        "max_model_len": limits.max_model_len,
+        "max_rows": dict(limits.max_rows),  # these decide which kernels can run, and at how many rows they are timed
     }
     settled = Settled(arch.name, facts, (choice.kernel for choices in able.values() for choice in choices))
     fastest = {}
@@ -204,7 +206,8 @@ def _time(op: str, bucket: str, rows: int, kernels: list[Kernel], limits: Limits
     inputs = [real(each, limits.block_size) for each in probes(op, phase, rows, limits)]
     if op not in PRODUCTS:
         (only,) = inputs
-        return time_calls({kernel.name: [partial(kernel, **only)] for kernel in kernels})
+        taken = {kernel: {name: value for name, value in only.items() if name in kernel.accepted} for kernel in kernels}
+        return time_calls({kernel.name: [partial(kernel.fn, **own)] for kernel, own in taken.items()})
     *layer, head = inputs
     times = time_calls({kernel.name: _products(kernel, layer) for kernel in kernels})
     heads = {}

@@ -29,7 +29,6 @@ SAMPLE_S = 5e-4
 """A sample repeats the call for at least as long."""
 CONTEXT = 512
 """Keys of a sequence in the timed calls."""
-MOST_ROWS = 512
 COLD_BYTES = 64 * 2**20
 """Weights of the timed products, in copies: more than a cache holds, as in a model."""
 

@@ -1,8 +1,8 @@
 """The kernel and config chosen for each device and bucket: `kernels/<op>/choices.json`, which the bench writes.
 
 The file maps device to bucket to kernel and the record that proves the choice:
-`{"cpu": {"decode:1": {"kernel": "packed", "record": "<run id>"}}}`.  Where configs were tuned, `config` belongs to the
-chosen kernel, `tuned` maps the bucket's other kernels to their configs, and `scheme` names the dtypes.
+`{"NVIDIA H200": {"decode:1": {"kernel": "gemv", "record": "<run id>"}}}`.  Where configs were tuned, `config` belongs
+to the chosen kernel, `tuned` maps the bucket's other kernels to their configs, and `scheme` names the dtypes.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ from rooflab.kernels import registry
         (["check", "gemm", "--suite", "big"], "suite: expected one of smoke, edge, .*got 'big'"),
         (["check", "gemm", "--scheme", "fp12"], "scheme: expected one of fp32, fp16, bf16.* got 'fp12'"),
         (["bench", "gemm", "--device", "tpu"], "device: expected cpu or cuda, got 'tpu'"),
+        (["bench", "gemm", "--choose", "--device", "cpu"], "choose: expected --device cuda; on a CPU the engine times"),
         (["bench", "gemm", "--budget", "0"], "budget: expected seconds above 0, got 0.0"),
         (["roofline"], "records: no local run yet; run `rooflab bench` first"),
         (["roofline", "--gpu", "h1000"], "gpu: expected one of h100-sxm, .*got 'h1000'"),

@@ -14,6 +14,7 @@ import pytest
 import torch
 from tiny_model import CONFIG, tiny_llm
 
+from rooflab.bench.measure.engine_run import PROMPT_SET, chat
 from rooflab.engine import llm as engine
 from rooflab.engine.llm import LLM, SamplingParams
 from rooflab.engine.model_files import fetch
@@ -207,6 +208,22 @@ def test_the_default_model_by_batches_chunks_pages_and_switches(answered, option
     compare(prompts, answers, teacher_forced(llm, prompts, [tokens for tokens, _ in answers]))
     assert bool(preempted) == ("num_kv_blocks" in options)
     assert llm.scheduler.blocks.num_free == llm.scheduler.blocks.num_blocks
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("dtype, same, nats", [("bfloat16", 0.97, 0.004), ("int8", 0.95, 0.015)])
+def test_what_rounded_weights_cost(llm, dtype, same, nats):
+    """The README's figures: `pytest -s` prints them."""
+    prompts = [llm.tokenizer.encode(chat(text)) for text in PROMPT_SET]
+    tokens = [out["token_ids"] for out in llm.generate(prompts, SamplingParams(max_tokens=48, ignore_eos=True))]
+    exact = torch.cat(teacher_forced(llm, prompts, tokens)).log_softmax(-1)
+    other = LLM(fetch(), dtype=dtype, device="cpu", max_num_seqs=16)
+    near = torch.cat(teacher_forced(other, prompts, tokens)).float().log_softmax(-1)
+    agree = float((exact.argmax(-1) == near.argmax(-1)).float().mean())
+    divergence = float(torch.nn.functional.kl_div(near, exact, log_target=True, reduction="batchmean"))
+    print(f"{dtype}: the same greedy token at {agree:.1%} of {len(exact)} positions, {divergence:.4f} nats")
+    assert agree >= same and 0 < divergence <= nats
 
 
 def test_the_question(llm):

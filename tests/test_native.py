@@ -1,6 +1,5 @@
 """C++ kernels for the CPU: built once, for this processor and the threads of torch, and refused in one sentence."""
 
-import ctypes
 import re
 
 import pytest
@@ -123,4 +122,3 @@ def test_the_number_of_threads_changes_no_bit(dtype):
         found.append((get_kernel("gemm", "native").fn(a, panels), get_kernel("silu_and_mul", "native").fn(x)))
     torch.set_num_threads(threads)
     assert all(torch.equal(one, other) for pair in found[1:] for one, other in zip(found[0], pair, strict=True))
-    assert isinstance(_native.sizes(1, 2), ctypes.Array)

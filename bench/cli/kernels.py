@@ -154,6 +154,8 @@ def bench(
     if choose and kernel:
         raise ValueError("choose: expected all kernels of an op, got --kernel")
     chosen = Selection.of(op, kernel, suite or ["smollm2_135m"], case, scheme, device, seed)
+    if choose and chosen.device.type == "cpu":
+        raise ValueError("choose: expected --device cuda; on a CPU the engine times its kernels itself")
     folder = out or result_folder()
     with show.progress("bench", count_benches(chosen)) as advance:
         records = run_benches(
