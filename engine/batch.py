@@ -17,7 +17,8 @@ class DecodeBatch:
     def __init__(self, max_num_seqs: int, max_blocks: int, block_size: int):
         self.block_size = block_size
         self.rows: list[Sequence] = []
-        self.token_ids = np.zeros(max_num_seqs, np.int64)
+        self.source = np.zeros(max_num_seqs, np.int64)
+        """Where the token that the step computes is among those that the step before drew, on the device."""
         self.positions = np.zeros(max_num_seqs, np.int64)
         """Position of the token that the step computes."""
         self.seq_lens = np.zeros(max_num_seqs, np.int32)
@@ -30,15 +31,15 @@ class DecodeBatch:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def add(self, sequence: Sequence) -> None:
-        """Appends a sequence; the next step computes its last token."""
+    def add(self, sequence: Sequence, source: int) -> None:
+        """Appends a sequence; the next step computes its last token, which is the `source`-th of the last draw."""
         row = len(self.rows)
         self.rows.append(sequence)
         sequence.row = row
         self.num_blocks[row] = 0
         self.set_blocks(sequence)
         self.positions[row] = len(sequence) - 1
-        self.token_ids[row] = sequence.token_ids[-1]
+        self.source[row] = source
 
     def set_blocks(self, sequence: Sequence) -> None:
         """Copies a sequence's new pages to its row."""
@@ -51,7 +52,7 @@ class DecodeBatch:
         row, last = sequence.row, len(self.rows) - 1
         if row != last:
             moved = self.rows[last]
-            for array in (self.token_ids, self.positions, self.block_table, self.num_blocks):
+            for array in (self.source, self.positions, self.block_table, self.num_blocks):
                 array[row] = array[last]
             self.rows[row] = moved
             moved.row = row
@@ -69,8 +70,8 @@ class DecodeBatch:
         pages = self.block_table[self._row_index[:n], block].astype(np.int64)
         self.slot_mapping[:n] = pages * self.block_size + positions % self.block_size
 
-    def advance(self, token_ids: np.ndarray) -> None:
-        """Appends to every row the token just drawn."""
+    def advance(self) -> None:
+        """Appends to every row the token that the step draws for it: the rows are the first of a draw, in order."""
         n = len(self.rows)
-        self.token_ids[:n] = token_ids
+        self.source[:n] = self._row_index[:n]
         self.positions[:n] += 1

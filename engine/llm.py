@@ -6,25 +6,30 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from rooflab.engine import ops as engine_ops
+from rooflab.engine import graphs
 from rooflab.engine.block_manager import BlockManager
 from rooflab.engine.checkpoints import open_checkpoint
+from rooflab.engine.core import Core
 from rooflab.engine.memory import check_weights_fit, kv_cache_blocks
 from rooflab.engine.metrics import Completion, RequestOutput, Timeline, TokenEvent
 from rooflab.engine.model import Model
 from rooflab.engine.model_files import fetch
 from rooflab.engine.model_runner import ModelRunner
+from rooflab.engine.ops import resolve
+from rooflab.engine.probes import Limits
 from rooflab.engine.scheduler import Scheduler
 from rooflab.engine.sequence import SamplingParams
 from rooflab.engine.sequence import Sequence as EngineSequence
 from rooflab.engine.stopping import StopText
 from rooflab.engine.tokenizer import Prompt, Tokenizer, as_token_ids, is_chat
 from rooflab.engine.weights import dummy_tensors, load_weights
+from rooflab.kernels.choices import Phase
 from rooflab.kernels.precision import pin_matmul_precision
 from rooflab.roofline.architecture import Architecture, get_architecture
 
@@ -43,6 +48,8 @@ class LLM:
     `dummy=True` it may be any preset; weights are then random, and prompts are token ids.  `dtype` is float32,
     bfloat16, float16 or, on a CPU, int8 (the products' weights; the rest is bfloat16); None means float32 on a CPU and
     bfloat16 on CUDA.  `swap` maps an op to the kernel it must use; `interpret` allows Triton kernels on the CPU.
+    On CUDA decode steps run as CUDA graphs, unless `enforce_eager`, and with `overlap` (None means: on CUDA) a step is
+    launched before the tokens of the step before are read (`Core`).
 
     Switches for studies: `kv_cache=False` computes every token again in every step, and so has neither chunks nor a
     prefix cache; `contiguous_kv` gives a sequence one page of `max_model_len` tokens; `continuous_batching=False` ends
@@ -57,7 +64,7 @@ class LLM:
         self,
         model: str | Path = DEFAULT_MODEL,
         *,
-        enforce_eager: bool = True,
+        enforce_eager: bool = False,
         tensor_parallel_size: int = 1,
         dtype: str | None = None,
         device: str | None = None,
@@ -68,6 +75,7 @@ class LLM:
         max_num_seqs: int = 256,
         max_num_batched_tokens: int = 8192,
         prefill_chunk: int | None = None,
+        overlap: bool | None = None,
         prefix_caching: bool = True,
         chunked_prefill: bool = True,
         continuous_batching: bool = True,
@@ -77,20 +85,16 @@ class LLM:
         num_kv_blocks: int | None = None,
         seed: int = 0,
     ):
-        if not enforce_eager:
-            raise ValueError("enforce_eager: CUDA graphs are not there yet; expected True, got False")
         if tensor_parallel_size != 1:
             raise ValueError(f"tensor_parallel_size: only 1 is there yet, got {tensor_parallel_size}")
-        sizes = {
-            "block_size": block_size,
-            "max_num_seqs": max_num_seqs,
-            "max_num_batched_tokens": max_num_batched_tokens,
-        }
-        optional = {"num_kv_blocks": num_kv_blocks, "max_model_len": max_model_len, "prefill_chunk": prefill_chunk}
-        for name, value in (sizes | {name: value for name, value in optional.items() if value is not None}).items():
-            least = 2 if name == "max_model_len" else 1  # a token of the prompt, and one after it
-            if value < least:
-                raise ValueError(f"{name}: expected at least {least}, got {value}")
+        _check_sizes(
+            block_size=block_size,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            num_kv_blocks=num_kv_blocks,
+            max_model_len=max_model_len,
+            prefill_chunk=prefill_chunk,
+        )
         if max_num_batched_tokens < max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens: expected at least max_num_seqs, which is {max_num_seqs}, for a step has a "
@@ -107,33 +111,32 @@ class LLM:
             raise ValueError(f"max_model_len: expected at most {self.arch.max_position}, got {max_model_len}")
         if contiguous_kv:
             block_size = self.max_model_len
-        limits = engine_ops.Limits(
-            self.arch,
-            self.device,
-            self.dtype,
-            block_size,
-            self.max_model_len,
-            # A prompt that is longer than a step's budget runs alone, in one step.
-            {"prefill": max(max_num_batched_tokens, self.max_model_len), "decode": max_num_seqs},
-            int8=dtype == INT8,
-        )
+        chunked = chunked_prefill and kv_cache
+        # Without chunks a prompt that is longer than a step's budget runs alone, in one step.
+        longest = max_num_batched_tokens if chunked else max(max_num_batched_tokens, self.max_model_len)
+        rows: dict[Phase, int] = {"prefill": longest, "decode": max_num_seqs}
+        limits = Limits(self.arch, self.device, self.dtype, block_size, self.max_model_len, rows, int8=dtype == INT8)
         # Before the weights are read: an error about a kernel comes after a second, not after a minute.
-        self.ops = engine_ops.resolve(limits, swap, interpret)
+        self.ops = resolve(limits, swap, interpret)
         check_weights_fit(limits)
         weights = load_weights(self.arch, tensors, self.dtype, self.device)
         with torch.inference_mode():
             network = Model(self.arch, weights, self.ops, self.max_model_len)
-            blocks = kv_cache_blocks(limits, num_kv_blocks)
-            self.runner = ModelRunner(network, self.ops, blocks, block_size, max_num_seqs, self.max_model_len)
+            self.runner = ModelRunner(network, self.ops, 1, block_size, max_num_seqs, self.max_model_len)
+            blocks = kv_cache_blocks(limits, partial(self.runner.rehearse, longest), num_kv_blocks)
+            self.runner.allocate(blocks)
+            if self.device.type == "cuda" and not enforce_eager:
+                self.runner.capture(graphs.recorder())
         self.scheduler = Scheduler(
             BlockManager(blocks, block_size, prefix_caching and kv_cache),
             max_num_seqs,
             max_num_batched_tokens,
             prefill_chunk,
-            chunked_prefill and kv_cache,
+            chunked,
             continuous_batching,
         )
-        self._kv_cache = kv_cache
+        overlap = self.device.type == "cuda" if overlap is None else overlap
+        self.core = Core(self.scheduler, self.runner, kv_cache, overlap)
         self._seed = seed
         self._next_id = 0
 
@@ -153,7 +156,7 @@ class LLM:
         """Drops a request, whether it waits, is being computed or draws its tokens; False if it has ended."""
         queued = [*self.scheduler.waiting, *self.scheduler.running]
         found = [sequence for sequence in queued if sequence.request_id == request_id]
-        self._abort(found)
+        self.core.abort(found)
         return bool(found)
 
     def _sequence(self, prompt: Prompt, params: SamplingParams, arrival_s: float | None = None) -> EngineSequence:
@@ -201,49 +204,15 @@ class LLM:
             raise ValueError(f"prompt: expected token ids below {self.arch.vocab_size}, got {wrong}")
         return ids
 
+    @property
+    def has_work(self) -> bool:
+        """Whether a request has not ended."""
+        return self.core.has_work
+
     @torch.inference_mode()
     def step(self) -> list[EngineSequence]:
-        """Runs one step and returns the sequences that got a token: none if no request is queued, or if the step
-        computed only a part of a prompt."""
-        if not self.scheduler.has_work:
-            return []
-        try:
-            return self._step()
-        except BaseException:
-            # An error or an interrupt may leave pages and rows half written, so every sequence is prefilled again.
-            self._forget()
-            raise
-
-    def _step(self) -> list[EngineSequence]:
-        step = self.scheduler.schedule()
-        sequences, tokens = self.runner.run(step)
-        for chunk in step.chunks:
-            self.scheduler.computed(chunk)
-            if chunk.last:
-                for sibling in chunk.sequence.siblings:
-                    self.scheduler.submit(sibling)
-                chunk.sequence.siblings = []
-        blocks = self.scheduler.blocks
-        for sequence, token in zip(sequences, tokens, strict=True):
-            sequence.append(token)
-            if len(sequence.token_ids) % blocks.block_size == 1 % blocks.block_size:
-                blocks.publish(sequence, len(sequence.token_ids) - 1)
-            if sequence.finish_reason is None and sequence.row < 0:
-                self.runner.join(sequence)
-        ended = [sequence for sequence in sequences if sequence.finish_reason is not None]
-        if ended:
-            for sequence in ended:
-                self.runner.leave(sequence)
-            self.scheduler.finish(ended)
-        if not self._kv_cache:
-            self._forget()
-        return sequences
-
-    def _forget(self) -> None:
-        """Lets every running sequence wait, to be computed again from its first token."""
-        for sequence in self.scheduler.running:
-            self.runner.leave(sequence)
-        self.scheduler.requeue()
+        """Runs one step and returns the sequences that got a token by it, once for each token (`Core.step`)."""
+        return self.core.step()
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[TokenEvent]:
         """Yields the tokens of one prompt as they come, each with the text that it completes."""
@@ -270,7 +239,7 @@ class LLM:
                 output = self._output([sequence], times) if last else None
                 yield TokenEvent(sequence.request_id, len(times) - 1, token, times[-1], piece, output)
         finally:
-            self._abort([sequence])
+            self.core.abort([sequence])
 
     def generate(
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
@@ -297,15 +266,8 @@ class LLM:
                     if sequence.request_id in times:
                         times[sequence.request_id].append(now)
         finally:
-            self._abort(sequences)
+            self.core.abort(sequences)
         return [self._output(several, times[several[0].request_id]) for several in answers]
-
-    def _abort(self, sequences: list[EngineSequence]) -> None:
-        """Removes the sequences that have not ended, so that an interrupted caller leaves no request behind."""
-        for sequence in sequences:
-            if sequence.finish_reason is None:
-                self.runner.leave(sequence)
-                self.scheduler.abort(sequence)
 
     def _output(self, answers: list[EngineSequence], times: list[float]) -> RequestOutput:
         first = answers[0]
@@ -325,6 +287,13 @@ class LLM:
             text = stopping.text if stopping.stopped else text
         shown = None if sequence.params.logprobs is None else sequence.logprobs
         return Completion(text, ids, sequence.finish_reason, shown)
+
+
+def _check_sizes(**sizes: int | None) -> None:
+    for name, value in sizes.items():
+        least = 2 if name == "max_model_len" else 1  # a token of the prompt, and one after it
+        if value is not None and value < least:
+            raise ValueError(f"{name}: expected at least {least}, got {value}")
 
 
 def _one(params: SamplingParams | None) -> SamplingParams:

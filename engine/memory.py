@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import psutil
 import torch
 
-from rooflab.engine.ops import Limits
+from rooflab.engine.probes import Limits
 from rooflab.reference.spec import DTYPE_NAMES
 from rooflab.roofline.llm import kv_bytes_per_token
 
@@ -29,18 +31,19 @@ def check_weights_fit(limits: Limits) -> None:
         )
 
 
-def kv_cache_blocks(limits: Limits, wanted: int | None = None) -> int:
+def kv_cache_blocks(limits: Limits, rehearse: Callable[[], object], wanted: int | None = None) -> int:
     """`wanted` pages, or as many as fit the free memory and the largest batch of the longest sequences can use.
 
-    Raises `ValueError` if `wanted` pages do not fit, or not even one sequence of `max_model_len` tokens.
+    On CUDA `rehearse` runs the largest step, and the memory that it takes is left free.  Raises `ValueError` if
+    `wanted` pages do not fit, or not even one sequence of `max_model_len` tokens.
     """
     per_sequence = -(-limits.max_model_len // limits.block_size)
     block_bytes = limits.block_size * kv_bytes_per_token(limits.arch, DTYPE_NAMES[limits.dtype])
-    if limits.device.type == "cpu":
-        budget = CPU_FRACTION * free_bytes(limits.device)
+    if wanted is None:
+        cpu = limits.device.type == "cpu"
+        step_bytes = 0 if cpu else peak_bytes(rehearse, limits.device)
+        budget = (CPU_FRACTION if cpu else CUDA_FRACTION) * free_bytes(limits.device) - step_bytes
     else:
-        budget = CUDA_FRACTION * free_bytes(limits.device) - activation_bytes(limits)
-    if wanted is not None:
         if wanted * block_bytes > free_bytes(limits.device):
             raise ValueError(f"num_kv_blocks: {wanted} take {wanted * block_bytes / 1e9:.2f} GB, more than is free")
         return wanted
@@ -53,8 +56,12 @@ def kv_cache_blocks(limits: Limits, wanted: int | None = None) -> int:
     return blocks
 
 
-def activation_bytes(limits: Limits) -> int:
-    """The most bytes of activations in a step: the MLP's tensors of a full prefill, and logits with fp32 copies."""
-    arch, itemsize = limits.arch, limits.dtype.itemsize
-    mlp = limits.max_rows["prefill"] * (3 * arch.intermediate_size + 4 * arch.hidden_size) * itemsize
-    return mlp + limits.max_rows["decode"] * arch.vocab_size * (itemsize + 3 * 4)
+def peak_bytes(function: Callable[[], object], device: torch.device) -> int:
+    """The most bytes that `function` takes of the device's memory at a time, beyond what is taken when it begins."""
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    function()
+    torch.cuda.synchronize(device)
+    peak = torch.cuda.max_memory_allocated(device) - before
+    torch.cuda.empty_cache()  # what torch keeps would not count as free
+    return peak

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from rooflab.engine.ops import OpSet
+from rooflab.engine.probes import FUSED
 from rooflab.engine.weights import Weights
 from rooflab.reference.llama import rotation
 from rooflab.roofline.architecture import Architecture
@@ -93,12 +94,18 @@ class Model:
                 x, residual = x[step.drawn], residual[step.drawn]  # nobody needs the other tokens any more
             x = ops.gemm(x, layer.o)
             x, residual = ops.fused_add_rmsnorm(x, residual, layer.post_norm, eps)
-            gate_up = ops.gemm(x, layer.gate_up)
-            active = ops.silu_and_mul(gate_up) if self.arch.activation == "silu" else gelu_and_mul(gate_up)
-            x = ops.gemm(active, layer.down)
+            x = ops.gemm(self._gated(x, layer.gate_up, ops), layer.down)
         x, _ = ops.fused_add_rmsnorm(x, residual, self.norm, eps)
         logits: torch.Tensor = ops.gemm(x, self.lm_head)
         return logits
+
+    def _gated(self, x: torch.Tensor, gate_up: Any, ops: Any) -> torch.Tensor:
+        if fused := getattr(ops, FUSED, None):
+            active: torch.Tensor = fused(x, gate_up)
+            return active
+        both = ops.gemm(x, gate_up)
+        active = ops.silu_and_mul(both) if self.arch.activation == "silu" else gelu_and_mul(both)
+        return active
 
     def _attention(
         self, x: torch.Tensor, layer: Any, step: StepInput, k_cache: torch.Tensor, v_cache: torch.Tensor, ops: Any

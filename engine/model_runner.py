@@ -2,18 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import numpy as np
 import torch
 
 from rooflab.engine.batch import DecodeBatch
+from rooflab.engine.graphs import DecodeGraphs, Replay
 from rooflab.engine.logits import adjust, logprobs, note_logprobs
 from rooflab.engine.model import Chunks, KVCache, Model, StepInput
 from rooflab.engine.ops import OpSet
 from rooflab.engine.scheduler import Chunk, Step
-from rooflab.engine.sequence import Sequence
+from rooflab.engine.sequence import SamplingParams, Sequence
+
+
+@dataclass(frozen=True)
+class Draw:
+    """The tokens that a step drew, one for each of `sequences`; the device may still be at work on them."""
+
+    sequences: list[Sequence]
+    ids: torch.Tensor
+    """(num_drawn,) int64 on a CPU; valid after `ready`."""
+    ready: torch.cuda.Event | None
+    seen: list[tuple[Sequence, torch.Tensor]]
+    """The log-probabilities of those that want to see some."""
+    read_at_once: bool
+    """Whether the next step needs to know the tokens before it starts."""
+
+    def tokens(self) -> list[int]:
+        """The tokens, as soon as they are there; also gives each sequence the log-probabilities that it wants."""
+        if self.ready is not None:
+            self.ready.synchronize()
+        tokens: list[int] = self.ids.tolist()
+        if self.seen:
+            numbers = (sequence.request_id for sequence in self.sequences)
+            note_logprobs(self.seen, dict(zip(numbers, tokens, strict=True)))
+        return tokens
 
 
 class ModelRunner:
@@ -25,20 +51,35 @@ class ModelRunner:
         self.model = model
         self.ops = ops
         self.device = model.embedding.device
-        arch = model.arch
-        shape = (num_blocks, block_size, arch.num_kv_heads, arch.head_dim)
-        dtype = model.embedding.dtype
+        self.block_size = block_size
+        self.max_model_len = max_model_len
+        self.allocate(num_blocks)
+        self.batch = DecodeBatch(max_num_seqs, -(-max_model_len // block_size), block_size)
+        self.graphs: DecodeGraphs | None = None
+        self._sampling: SamplingTensors | None = None
+        self._drawn = torch.empty(0, dtype=torch.int64, device=self.device)
+        """The tokens of the last draw."""
+
+    def allocate(self, num_blocks: int) -> None:
+        """Makes the KV cache, of so many pages, anew."""
+        arch, dtype = self.model.arch, self.model.embedding.dtype
+        shape = (num_blocks, self.block_size, arch.num_kv_heads, arch.head_dim)
         layers = range(arch.num_layers)
         self.cache = KVCache(
             [torch.empty(shape, dtype=dtype, device=self.device) for _ in layers],
             [torch.empty(shape, dtype=dtype, device=self.device) for _ in layers],
         )
-        self.block_size = block_size
-        self.batch = DecodeBatch(max_num_seqs, -(-max_model_len // block_size), block_size)
-        self._sampling: SamplingTensors | None = None
 
-    def run(self, step: Step) -> tuple[list[Sequence], list[int]]:
-        """Runs `step` and returns the sequences it drew for and their new tokens, in the same order."""
+    def capture(self, record: Callable[[Callable[[], torch.Tensor]], Replay]) -> None:
+        """From now on decode steps run as graphs, which `record` makes."""
+        rows, width = self.batch.block_table.shape
+        self.graphs = DecodeGraphs(self._decode, rows, width, self.device, record)
+
+    def _decode(self, inputs: StepInput) -> torch.Tensor:
+        return self.model.forward(inputs, self.cache, self.ops.step(len(inputs.seq_lens), 0))
+
+    def run(self, step: Step) -> Draw | None:
+        """Runs `step` and draws the next token of its sequences; None if it ends no prompt and decodes nothing."""
         for sequence in step.preempted:
             self.leave(sequence)
         assert len(self.batch) == step.num_decodes, "the batch has the sequences that the scheduler decodes"
@@ -46,28 +87,48 @@ class ModelRunner:
         ended = [chunk.sequence for chunk in step.chunks if chunk.last]
         sequences = [*self.batch.rows, *ended]
         if not sequences:
-            return [], []
+            return None
         if step.chunks or self._sampling is None:
             sampling = SamplingTensors(sequences, self.device)
             self._sampling = None if step.chunks else sampling
         else:
             sampling = self._sampling
-        lengths = self.batch.seq_lens[: len(self.batch)]
+        lengths = self.batch.seq_lens[: len(self.batch)].astype(np.int64)
         if ended:
-            lengths = np.append(lengths, np.array([len(sequence) for sequence in ended], np.int32))
+            lengths = np.append(lengths, [len(sequence) for sequence in ended])
         seen = logprobs(logits, sampling.special)
         adjust(logits, sampling.special)
-        ids = sampling.sample(self._ops(step).sample, logits, lengths).cpu().numpy()
-        self.batch.advance(ids[: len(self.batch)])
-        tokens = ids.tolist()
-        if seen:
-            numbers = (sequence.request_id for sequence in sequences)
-            note_logprobs(seen, dict(zip(numbers, tokens, strict=True)))
-        return sequences, tokens
+        self._drawn = sampling.sample(self._ops(step).sample, logits, on_device(lengths, self.device))
+        self.batch.advance()
+        if self.device.type == "cpu":
+            return Draw(sequences, self._drawn, None, seen, bool(sampling.special))
+        ids = self._drawn.to("cpu", non_blocking=True)
+        ready = torch.cuda.current_stream(self.device).record_event()
+        return Draw(sequences, ids, ready, seen, bool(sampling.special))
 
     def logits(self, step: Step) -> torch.Tensor:
         """Logits (num_drawn, vocab_size) of the tokens whose next token is drawn; writes keys and values of all."""
-        return self.model.forward(self.inputs(step), self.cache, self._ops(step))
+        inputs = self.inputs(step)
+        if self.graphs is not None and inputs.chunks is None:
+            return self.graphs(inputs)
+        return self.model.forward(inputs, self.cache, self._ops(step))
+
+    def rehearse(self, num_tokens: int) -> None:
+        """Computes a step of `num_tokens` tokens of prompts and a draw for the largest batch, and writes no page."""
+        lengths = [min(self.max_model_len, num_tokens - i) for i in range(0, num_tokens, self.max_model_len)]
+        bounds = np.cumsum([0, *lengths], dtype=np.int32)
+        index = np.concatenate([np.arange(length) for length in lengths])
+        rows = min(len(self.batch.source), num_tokens)
+        none = np.empty((0, 1), np.int32)
+        columns = (np.zeros_like(index), index, np.full_like(index, -1), none, none[:, 0])
+        ids, positions, slots, table, lens = map(self._to, columns)
+        chunks = Chunks(self._to(bounds), max(lengths), None)
+        step = StepInput(ids, positions, slots, table, lens, chunks, self._to(np.arange(rows)))
+        ops = self.ops.step(0, num_tokens)
+        logits = self.model.forward(step, self.cache, ops)
+        params = SamplingParams(temperature=1.0, top_k=50, top_p=0.9)
+        drawing = [Sequence(row, [0], 1, params, row, frozenset(), 2, 0.0) for row in range(rows)]
+        SamplingTensors(drawing, self.device).sample(ops.sample, logits, self._to(np.arange(rows)))
 
     def _ops(self, step: Step) -> SimpleNamespace:
         return self.ops.step(step.num_decodes, sum(chunk.end - chunk.start for chunk in step.chunks))
@@ -80,12 +141,15 @@ class ModelRunner:
         # Only the columns in use: a kernel that gathers pages pays for the table's width.
         width = int(batch.num_blocks[:n].max()) if n else 0
         table, lens = self._to(batch.block_table[:n, :width]), self._to(batch.seq_lens[:n])
-        flat = (batch.token_ids[:n], batch.positions[:n], batch.slot_mapping[:n])
+        tokens = self._drawn[self._to(batch.source[:n])]
+        flat = (batch.positions[:n], batch.slot_mapping[:n])
         if not step.chunks:
-            tokens, positions, slots = map(self._to, flat)
+            positions, slots = map(self._to, flat)
             return StepInput(tokens, positions, slots, table, lens)
-        each = zip(flat, *map(self._flat, step.chunks), strict=True)
-        tokens, positions, slots = (self._to(np.concatenate(parts)) for parts in each)
+        prompts, *places = zip(*map(self._flat, step.chunks), strict=True)
+        tokens = torch.cat([tokens, self._to(np.concatenate(prompts))])
+        each = zip(flat, places, strict=True)
+        positions, slots = (self._to(np.concatenate([first, *others])) for first, others in each)
         lengths = np.array([chunk.end - chunk.start for chunk in step.chunks])
         bounds = np.concatenate([[0], np.cumsum(lengths)])
         history = None
@@ -113,9 +177,9 @@ class ModelRunner:
         """How many pages hold `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
 
-    def join(self, sequence: Sequence) -> None:
-        """Adds a prefilled sequence to the decode batch."""
-        self.batch.add(sequence)
+    def join(self, sequence: Sequence, source: int) -> None:
+        """Adds a prefilled sequence to the decode batch; its last token is the `source`-th of the last draw."""
+        self.batch.add(sequence, source)
         self._sampling = None
 
     def leave(self, sequence: Sequence) -> None:
@@ -125,7 +189,17 @@ class ModelRunner:
             self._sampling = None
 
     def _to(self, array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(array).to(self.device)  # on a CPU the array itself, without a copy
+        return on_device(array, self.device)
+
+
+def on_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
+    """On a CPU the array itself, without a copy; on CUDA a copy, made in turn with the device's work.
+
+    It goes through pinned memory, which torch gives out again only when the copy is made; from other memory the copy
+    would wait for all work before it.
+    """
+    tensor = torch.from_numpy(array)
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 class SamplingTensors:
@@ -135,14 +209,20 @@ class SamplingTensors:
         params = [sequence.params for sequence in sequences]
         self.special = [(row, one) for row, one in enumerate(sequences) if not one.params.plain]
         """Rows whose logits are changed first, or shown."""
-        self.device = device
-        self.temperature = torch.tensor([p.temperature for p in params], dtype=torch.float32, device=device)
-        self.top_k = torch.tensor([p.top_k for p in params], dtype=torch.int32, device=device)
-        self.top_p = torch.tensor([p.top_p for p in params], dtype=torch.float32, device=device)
-        self.min_p = torch.tensor([p.min_p for p in params], dtype=torch.float32, device=device)
-        self.seed = torch.tensor([sequence.seed for sequence in sequences], dtype=torch.int64, device=device)
 
-    def sample(self, kernel: Callable[..., torch.Tensor], logits: torch.Tensor, positions: np.ndarray) -> torch.Tensor:
-        """Token ids (B,) drawn at `positions`, which are the indices of the new tokens in their sequences."""
-        where = torch.from_numpy(positions.astype(np.int64)).to(self.device)
-        return kernel(logits, self.temperature, self.top_k, self.top_p, self.min_p, self.seed, where)
+        def column(values: Iterable[float], dtype: type[np.generic]) -> torch.Tensor:
+            return on_device(np.fromiter(values, dtype, len(sequences)), device)
+
+        self._arguments = (
+            column((p.temperature for p in params), np.float32),
+            column((p.top_k for p in params), np.int32),
+            column((p.top_p for p in params), np.float32),
+            column((p.min_p for p in params), np.float32),
+            column((sequence.seed for sequence in sequences), np.int64),
+        )
+
+    def sample(
+        self, kernel: Callable[..., torch.Tensor], logits: torch.Tensor, positions: torch.Tensor
+    ) -> torch.Tensor:
+        """Token ids (B,) drawn at `positions` (B,) int64, the indices of the new tokens in their sequences."""
+        return kernel(logits, *self._arguments, positions)

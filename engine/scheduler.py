@@ -128,6 +128,7 @@ class Scheduler:
                 self._preempt(sequence)
             else:
                 self.finish([sequence])
+        self.waiting = [sequence for sequence in self.waiting if sequence.finish_reason is None]
 
     def abort(self, sequence: Sequence) -> None:
         """Removes a sequence whose result is no longer needed, whether it waits or runs."""
@@ -152,8 +153,8 @@ class Scheduler:
         while position < len(self.running):
             sequence = self.running[position]
             # A cheap test, because it runs for up to 256 sequences a step, and most steps need no new page.
-            if len(sequence.token_ids) > len(sequence.block_ids) * block_size:
-                while not grow(sequence, len(sequence.token_ids)):
+            if len(sequence.token_ids) + sequence.unread > len(sequence.block_ids) * block_size:
+                while not grow(sequence, len(sequence)):
                     victim = max(self.running, key=_order)
                     position -= self.running.index(victim) < position
                     self._preempt(victim)

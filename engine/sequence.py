@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from rooflab.engine.stopping import StopText
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "abort"]
 MOST_LOGPROBS = 20
 """OpenAI's limit."""
 
@@ -114,6 +114,8 @@ class Sequence:
     """Smaller comes first."""
     num_computed: int = 0
     """How many of its tokens have keys and values in its pages; while it decodes, all but the last."""
+    unread: int = 0
+    """1 while its newest token is known to the device alone, else 0."""
     block_ids: list[int] = field(default_factory=list)
     contents: list[int] = field(default_factory=list)
     """The numbers of the contents of its first pages, as `BlockManager` publishes them."""
@@ -136,7 +138,7 @@ class Sequence:
             self.seen.update(self.token_ids)
 
     def __len__(self) -> int:
-        return len(self.token_ids)
+        return len(self.token_ids) + self.unread
 
     @property
     def output_ids(self) -> list[int]:
@@ -146,6 +148,7 @@ class Sequence:
     def append(self, token_id: int) -> None:
         """Adds a generated token and sets `finish_reason` if it is the last."""
         self.token_ids.append(token_id)
+        self.unread = 0
         if self.params.penalised:
             self.counts[token_id] = self.counts.get(token_id, 0) + 1
             self.seen.add(token_id)

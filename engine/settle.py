@@ -8,32 +8,142 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import itertools
 import json
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from psutil import virtual_memory
 
 from rooflab.engine.model_files import cache_folder
+from rooflab.engine.probes import PRODUCTS, Limits, packed, probes, real
 from rooflab.kernels._native import HEADERS, processor
+from rooflab.kernels.choices import Phase
 from rooflab.kernels.registry import Kernel
 
+TOLERATED = 1.05
+"""A bucket's product may take as many times its best time before weights are kept in another form for it."""
 ROUNDS = 5
 WAITING = 0.05
 """Highest ratio of waiting for a core to running, as for a reading of the bench."""
 SAMPLE_S = 5e-4
 """A sample repeats the call for at least as long."""
-CONTEXT = 512
-"""Keys of a sequence in the timed calls."""
 COLD_BYTES = 64 * 2**20
 """Weights of the timed products, in copies: more than a cache holds, as in a model."""
 
 Times = dict[str, dict[str, dict[str, float]]]
 """Microseconds by op, bucket and kernel."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The kernel of one op in one bucket, and the reason for this choice."""
+
+    op: str
+    bucket: str
+    kernel: Kernel
+    why: str
+
+
+def settle(
+    able: Mapping[tuple[str, str], list[Choice]], rows: Mapping[str, int], limits: Limits
+) -> dict[tuple[str, str], list[Choice]]:
+    """The choices with the fastest first."""
+    arch = limits.arch
+    facts = {
+        "layers": [arch.num_layers, arch.hidden_size, arch.intermediate_size, arch.vocab_size],
+        "heads": [arch.num_heads, arch.num_kv_heads, arch.head_dim, arch.window],
+        "dtype": "int8" if limits.int8 else str(limits.dtype).removeprefix("torch."),
+        "block_size": limits.block_size,
+        "max_model_len": limits.max_model_len,
+        "max_rows": dict(limits.max_rows),  # these decide which kernels can run, and at how many rows they are timed
+    }
+    settled = Settled(arch.name, facts, (choice.kernel for choices in able.values() for choice in choices))
+    fastest = {}
+    for (op, bucket), choices in able.items():
+        if len(choices) > 1:
+            take = partial(_time, op, bucket, rows[bucket], [choice.kernel for choice in choices], limits)
+            times = settled.of(op, bucket, take)
+            choices = [replace(one, why=_reason(one, times)) for one in choices]
+            choices.sort(key=lambda one: times[one.kernel.name])
+        fastest[op, bucket] = choices
+    settled.keep()
+    (product,) = set(PRODUCTS) & set(limits.ops)
+    products = {bucket: choices for (op, bucket), choices in fastest.items() if op == product}
+    ways = _ways(products, settled.times.get(product, {}), limits)
+    for bucket, choices in products.items():
+        fastest[product, bucket] = [choice for choice in choices if choice.kernel.prepare in ways]
+    return fastest
+
+
+def _ways(products: Mapping[str, list[Choice]], times: Mapping[str, Mapping[str, float]], limits: Limits) -> set[Any]:
+    """The fewest ways to pack a weight with which gemm loses at most `TOLERATED` in every bucket; each way keeps a copy
+    of all weights.  Only one, with the least geometric mean of the losses, if two copies do not fit."""
+    known = list(dict.fromkeys(one.kernel.prepare for choices in products.values() for one in choices))
+    fit = 2 * limits.arch.parameters().total * limits.dtype.itemsize < virtual_memory().available / 2
+    sets = [set(some) for count in ((1, 2) if fit else (1,)) for some in itertools.combinations(known, count)]
+
+    def losses(ways: set[Any]) -> list[float]:
+        """The least time of each bucket with these ways, over its least of all."""
+        found = []
+        for bucket, choices in products.items():
+            of_all = times.get(bucket) or {one.kernel.name: 1.0 for one in choices}
+            own = (of_all[one.kernel.name] for one in choices if one.kernel.prepare in ways)
+            found.append(min(own, default=math.inf) / min(of_all.values()))
+        return found
+
+    good = [ways for ways in sets if max(losses(ways)) <= TOLERATED]
+    fewest = [ways for ways in good if len(ways) == len(good[0])] or sets
+    return min(fewest, key=lambda ways: math.prod(losses(ways)))
+
+
+def _reason(choice: Choice, times: Mapping[str, float]) -> str:
+    others = ", ".join(f"{name} {us:.0f}" for name, us in times.items() if name != choice.kernel.name)
+    return f"{times[choice.kernel.name]:.0f} us here, against {others}"
+
+
+def _time(op: str, bucket: str, rows: int, kernels: list[Kernel], limits: Limits) -> dict[str, float]:
+    """Microseconds by kernel; of products for all of a step."""
+    phase: Phase = "decode" if bucket.startswith("decode") else "prefill"
+    inputs = [real(each, limits.block_size) for each in probes(op, phase, rows, limits)]
+    if op not in PRODUCTS:
+        (only,) = inputs
+        taken = {kernel: {name: value for name, value in only.items() if name in kernel.accepted} for kernel in kernels}
+        return time_calls({kernel.name: [partial(kernel.fn, **own)] for kernel, own in taken.items()})
+    *layer, head = inputs
+    times = time_calls({kernel.name: _products(kernel, layer) for kernel in kernels})
+    heads = {}
+    if rows <= 16:  # with more rows the head's product takes longest of all and is like the others
+        heads = time_calls({kernel.name: _products(kernel, [head]) for kernel in kernels})
+    return {name: limits.arch.num_layers * us + heads.get(name, 0.0) for name, us in times.items()}
+
+
+def _products(kernel: Kernel, inputs: list[dict[str, Any]]) -> list[Callable[[], None]]:
+    """One function for each copy of the weights; it makes all products.  With few rows the copies outgrow a cache."""
+    weight_bytes = sum(each["b"].nbytes for each in inputs)
+    copies = max(1, min(8, COLD_BYTES // weight_bytes)) if len(inputs[0]["a"]) <= 16 else 1
+
+    def prepared() -> list[dict[str, Any]]:
+        beside = ({"scale": each["scale"]} if "scale" in each else {} for each in inputs)
+        weights = (each["b"].mT.clone().mT for each in inputs)
+        return [
+            {**each, "b": packed(kernel.prepare, weight, **more)}
+            for each, weight, more in zip(inputs, weights, beside, strict=True)
+        ]
+
+    def run(arguments: list[dict[str, Any]]) -> None:
+        for each in arguments:
+            kernel.fn(**each)
+
+    return [partial(run, prepared()) for _ in range(copies)]
 
 
 class Settled:
@@ -108,41 +218,6 @@ def _seconds(functions: Sequence[Callable[[], Any]], count: int) -> float:
     for number in range(count):
         functions[number % len(functions)]()
     return time.perf_counter() - began
-
-
-def real(inputs: Mapping[str, Any], block_size: int) -> dict[str, Any]:
-    """`meta` arguments as tensors of random numbers, with valid pages and positions; the context is `CONTEXT`."""
-    made: dict[str, Any] = {}
-    sequences = len(inputs["seq_lens"]) if "seq_lens" in inputs else 1
-    rows = len(inputs["q"]) if "q" in inputs else 1
-    length = CONTEXT if sequences == rows else CONTEXT + rows
-    pages = -(-max(length, rows) // block_size)
-    for name, value in inputs.items():
-        if name == "block_table":
-            made[name] = torch.randperm(sequences * pages, dtype=torch.int32).view(sequences, pages)
-        elif name == "seq_lens":
-            made[name] = torch.full((sequences,), length, dtype=torch.int32)
-        elif name in ("k_cache", "v_cache"):
-            made[name] = torch.randn(sequences * pages, *value.shape[1:]).to(value.dtype)
-        elif name == "positions":
-            made[name] = torch.arange(len(value)) % len(inputs["cos"])
-        elif isinstance(value, torch.Tensor) and value.is_meta:
-            made[name] = _filled(name, value)
-        else:
-            made[name] = value
-    return made
-
-
-def _filled(name: str, like: torch.Tensor) -> torch.Tensor:
-    if not like.is_contiguous():  # a transposed weight
-        return _filled(name, like.mT).mT
-    if name == "slot_mapping":
-        return torch.arange(len(like))
-    if name == "token_ids" or not like.dtype.is_floating_point:
-        return torch.zeros(like.shape, dtype=like.dtype)
-    if name in ("temperature", "top_p", "min_p"):  # greedy
-        return torch.full(like.shape, float(name == "top_p"))
-    return torch.randn(like.shape).to(like.dtype)
 
 
 def known() -> Iterator[dict[str, Any]]:

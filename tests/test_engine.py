@@ -5,10 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tiny_model import prompts, tiny_llm, write_config
+from tiny_model import poisoned, prompts, tiny_llm, write_config
 
+from rooflab.engine import ops as engine_ops
 from rooflab.engine.llm import LLM, SamplingParams, _dtype, _open
-from rooflab.engine.ops import OPS
+from rooflab.engine.probes import OPS, Limits
 from rooflab.engine.weights import dummy_tensors
 from rooflab.kernels import registry
 from rooflab.reference.quantization import dequantize_int8, quantize_int8
@@ -45,23 +46,6 @@ COVER = [
     {"kv_cache": False, "max_num_seqs": 3, "continuous_batching": False},
     {"contiguous_kv": True, "max_num_seqs": 3, "prefill_chunk": 7},
 ]
-
-
-def poisoned(llm):
-    """Fills every page that nobody may read with NaN, after every step; a NaN that is read ends in the logits."""
-    run, blocks = llm.runner.run, llm.scheduler.blocks
-    caches = (*llm.runner.cache.keys, *llm.runner.cache.values)
-
-    def poisoning(step):
-        free = torch.tensor(blocks._free, dtype=torch.int64)
-        for cache in caches:
-            cache[free] = torch.nan
-        found = run(step)
-        llm.scheduler.blocks.check(llm.scheduler.running)
-        return found
-
-    llm.runner.run = poisoning
-    return llm
 
 
 @pytest.mark.parametrize("options", COVER, ids=str)
@@ -307,7 +291,6 @@ def test_int8_is_the_model_of_the_rounded_weights(tmp_path, monkeypatch):
 
 def test_bad_options_are_refused(tmp_path):
     for options, message in [
-        ({"enforce_eager": False}, "enforce_eager: CUDA graphs are not there yet"),
         ({"tensor_parallel_size": 2}, "tensor_parallel_size: only 1 is there yet, got 2"),
         ({"dtype": "int4"}, "dtype: expected float32, bfloat16, float16, int8, got 'int4'"),
         ({"max_model_len": 257}, "max_model_len: expected at most 256, got 257"),
@@ -356,3 +339,36 @@ def test_an_unknown_model_is_refused(tmp_path):
         LLM(tmp_path / "nothing.gguf")
     with pytest.raises(ValueError, match="mixture of experts"):
         LLM(write_config(tmp_path, model_type="mixtral"), dummy=True)
+
+
+def test_a_layer_may_multiply_and_activate_in_one_kernel(tmp_path, alone):
+    llm = tiny_llm(tmp_path, swap={"gemm": "library", "gemm_silu_and_mul": "library"})
+    assert {row["op"] for row in llm.ops.describe()} >= {"gemm", "gemm_silu_and_mul"}
+    for step in llm.ops._steps.values():
+        step.silu_and_mul = None
+    assert tokens(llm.generate(prompts(), GREEDY)) == alone
+    for config in ({"model_type": "gemma", "hidden_act": "gelu_pytorch_tanh"}, {}):
+        options = {} if config else {"dtype": "int8"}
+        with pytest.raises(ValueError, match="swap: the engine uses .*sample, got 'gemm_silu_and_mul'"):
+            tiny_llm(tmp_path / "other", config, swap={"gemm_silu_and_mul": "library"}, **options)
+
+
+def test_on_cuda_no_default_gathers_pages_sorts_a_vocabulary_or_waits(tmp_path, monkeypatch):
+    """What a GPU would be given, asked without one."""
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a card")
+    monkeypatch.setattr(registry.Kernel, "why_not_here", lambda kernel, device: None)
+    limits = Limits(
+        tiny_llm(tmp_path).arch, torch.device("cuda"), torch.bfloat16, 16, 256, {"prefill": 8192, "decode": 256}
+    )
+
+    def named(fused=None):
+        """The kernels by op and bucket."""
+        monkeypatch.setattr(engine_ops, "chosen", lambda op, card, bucket: fused if op == "gemm_silu_and_mul" else None)
+        return {(choice.op, choice.bucket): choice.kernel.name for choice in engine_ops.resolve(limits).choices}
+
+    found = named()
+    assert found["paged_attention", "decode:inf"] == "split_kv" and found["paged_attention", "prefill:64"] == "chunked"
+    assert found["sample", "decode:1"] == "bisect" and found["rope_and_cache", "prefill:512"] == "fused"
+    assert found["gemm", "decode:1"] == "library" and ("gemm_silu_and_mul", "decode:1") not in found
+    assert named("fused")["gemm_silu_and_mul", "decode:1"] == "fused"
+    assert ("gemm_silu_and_mul", "decode:1") not in named("library"), "the two ops do the same"

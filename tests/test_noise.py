@@ -14,7 +14,8 @@ from rooflab.bench.records.files import read
 from rooflab.bench.report.figures import bench_row
 from rooflab.bench.report.findings import findings
 from rooflab.bench.timing.timing import Samples
-from rooflab.engine.ops import Choice, OpSet
+from rooflab.engine.ops import OpSet
+from rooflab.engine.settle import Choice
 from rooflab.kernels import registry
 from rooflab.reference.spec import Case, get_scheme
 

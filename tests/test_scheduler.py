@@ -1,6 +1,5 @@
 """Pages, prefixes, rows and queues: invariants under random work, and each rule of the scheduler by itself."""
 
-import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -95,14 +94,14 @@ class Engine(RuleBasedStateMachine):
             assert self.memory.holds(chunk.sequence, chunk.start) and chunk.start < chunk.end <= len(chunk.sequence)
             self.memory.write(*chunk)
             scheduler.computed(chunk)
-        self.batch.advance(np.full(len(rows), 1))
-        drawn = rows + [chunk.sequence for chunk in step.chunks if chunk.last]
-        for sequence in drawn:
+        self.batch.advance()
+        drawn = self.drawn = rows + [chunk.sequence for chunk in step.chunks if chunk.last]
+        for index, sequence in enumerate(drawn):
             assert len(sequence.block_ids) * BLOCK_SIZE >= len(sequence), "a token has no page"
             sequence.append(1)
             scheduler.blocks.publish(sequence, len(sequence) - 1)
             if sequence.finish_reason is None and sequence.row < 0:
-                self.batch.add(sequence)
+                self.batch.add(sequence, index)
         ended = [sequence for sequence in drawn if sequence.finish_reason]
         for sequence in ended:
             self.leave(sequence)
@@ -115,7 +114,7 @@ class Engine(RuleBasedStateMachine):
             position = len(sequence) - 1
             page = sequence.block_ids[position // BLOCK_SIZE]
             assert sequence.row == row
-            assert batch.token_ids[row] == sequence.token_ids[-1] and batch.positions[row] == position
+            assert self.drawn[batch.source[row]] is sequence and batch.positions[row] == position
             assert batch.seq_lens[row] == len(sequence)
             assert batch.slot_mapping[row] == page * BLOCK_SIZE + position % BLOCK_SIZE
             assert batch.block_table[row, : len(sequence.block_ids)].tolist() == sequence.block_ids

@@ -6,13 +6,12 @@ import pytest
 import torch
 from tiny_model import prompts, tiny_llm
 
-from rooflab.engine import ops as engine_ops
 from rooflab.engine import settle
 from rooflab.engine.llm import SamplingParams
 from rooflab.engine.settle import Settled
 from rooflab.kernels import registry
 
-TIME = engine_ops._time
+TIME = settle._time
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +29,7 @@ def times(monkeypatch):
                 return {kernel.name: 1.0 for kernel in kernels}
             return of_gemm[bucket.partition(":")[0]]
 
-        monkeypatch.setattr(engine_ops, "_time", table)
+        monkeypatch.setattr(settle, "_time", table)
 
     return times
 
@@ -90,7 +89,7 @@ def test_a_second_form_of_the_weights_is_kept_only_where_it_wins_and_fits(tmp_pa
     plain = tiny_llm(tmp_path / "c", swap={"gemm": "library"})
     expected = [out["token_ids"] for out in plain.generate(prompts(), greedy)]
     assert [out["token_ids"] for out in both.generate(prompts(), greedy)] == expected
-    monkeypatch.setattr(engine_ops, "virtual_memory", lambda: type("Memory", (), {"available": 1000})())
+    monkeypatch.setattr(settle, "virtual_memory", lambda: type("Memory", (), {"available": 1000})())
     assert gemms(tiny_llm(tmp_path / "d")) == {"decode": "native", "prefill": "native"}
 
 
@@ -101,7 +100,7 @@ def test_every_candidate_runs_on_the_inputs_that_it_is_timed_with(tmp_path, monk
         taken[op, bucket] = TIME(op, bucket, *rest)
         return taken[op, bucket]
 
-    monkeypatch.setattr(engine_ops, "_time", table)
+    monkeypatch.setattr(settle, "_time", table)
     monkeypatch.setattr(settle, "SAMPLE_S", 0.0)
     llm = tiny_llm(tmp_path, max_num_seqs=20, config={"attention_bias": True, "model_type": "qwen2"})
     for (op, _), times in taken.items():

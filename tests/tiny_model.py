@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import torch
+
 from rooflab.engine.llm import LLM
 
 CONFIG = {
@@ -33,3 +35,20 @@ def tiny_llm(folder: Path, config=None, **options) -> LLM:
 def prompts(count=8, vocab=1024):
     """Token-id prompts of 1 to a few dozen tokens, each different."""
     return [[(7 * i + 13 * j + i * j) % vocab for j in range(1 + 5 * i)] for i in range(count)]
+
+
+def poisoned(llm):
+    """Fills every page that nobody may read with NaN, after every step; a NaN that is read ends in the logits."""
+    run, blocks = llm.runner.run, llm.scheduler.blocks
+    caches = (*llm.runner.cache.keys, *llm.runner.cache.values)
+
+    def poisoning(step):
+        free = torch.tensor(blocks._free, dtype=torch.int64)
+        for cache in caches:
+            cache[free] = torch.nan
+        found = run(step)
+        llm.scheduler.blocks.check(llm.scheduler.running)
+        return found
+
+    llm.runner.run = poisoning
+    return llm

@@ -20,6 +20,7 @@ import torch
 
 from rooflab.bench.measure.engine_run import write_engine_numbers
 from rooflab.engine.block_manager import BlockManager
+from rooflab.engine.core import Core
 from rooflab.engine.llm import LLM, SamplingParams
 from rooflab.engine.model_runner import ModelRunner
 from rooflab.engine.scheduler import Scheduler
@@ -50,11 +51,11 @@ def make_engine(num_sequences: int, context: int, block_size: int, steps: int) -
     length = context + steps + block_size + 1
     blocks = num_sequences * -(-length // block_size)
     llm = LLM.__new__(LLM)
-    llm._kv_cache = True
     llm.scheduler = Scheduler(BlockManager(blocks, block_size), num_sequences, num_sequences * length)
     model: Any = _NoModel(8, num_sequences)
     ops: Any = _NoOps()
     llm.runner = ModelRunner(model, ops, blocks, block_size, num_sequences, length)
+    llm.core = Core(llm.scheduler, llm.runner)
     for number in range(num_sequences):
         # Lengths differ by one token, so that in every step one sequence in `block_size` gets a new page.
         ids = [1] * (context - number % block_size)

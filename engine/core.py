@@ -1,0 +1,136 @@
+"""The steps of the engine: the scheduler's choice, the model's run, and what becomes of the tokens."""
+
+from __future__ import annotations
+
+from rooflab.engine.model_runner import Draw, ModelRunner
+from rooflab.engine.scheduler import Scheduler
+from rooflab.engine.sequence import Sequence
+
+
+class Core:
+    """Runs steps until every submitted sequence has ended.
+
+    With `overlap` the device never waits for the host: a step is scheduled, built and launched before the tokens of the
+    step before are read, which the device hands from step to step itself.  A sequence that a stop token ends has by
+    then drawn one token more, which is dropped; an end by length is known before.  A step whose draws depend on the
+    tokens before (penalties, log-probabilities) is read at once.
+
+    Without `kv_cache` every step computes all tokens again.
+    """
+
+    def __init__(self, scheduler: Scheduler, runner: ModelRunner, kv_cache: bool = True, overlap: bool = False):
+        self.scheduler = scheduler
+        self.runner = runner
+        self.kv_cache = kv_cache
+        self.overlap = overlap and kv_cache
+        self._unread: Draw | None = None
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a sequence waits or runs, or has a token that was not read yet."""
+        unread = self._unread.sequences if self._unread else ()
+        return self.scheduler.has_work or any(sequence.finish_reason is None for sequence in unread)
+
+    def step(self) -> list[Sequence]:
+        """Runs a step; returns the sequences that got a token by it, once for each token.
+
+        None, if there was no work, or if the step computed only a part of a prompt, or if its tokens are read later.
+        """
+        if not self.has_work:
+            return []
+        try:
+            return self._step()
+        except BaseException:
+            # An error or an interrupt may leave pages and rows half written, so every sequence is prefilled again.
+            self.forget()
+            raise
+
+    def _step(self) -> list[Sequence]:
+        scheduler = self.scheduler
+        draw = None
+        if scheduler.has_work:
+            step = scheduler.schedule()
+            draw = self.runner.run(step)
+            got = self._read()
+            for chunk in step.chunks:
+                scheduler.computed(chunk)
+                if chunk.last:
+                    for sibling in chunk.sequence.siblings:
+                        scheduler.submit(sibling)
+                    chunk.sequence.siblings = []
+        else:
+            got = self._read()
+        if draw is not None:
+            self._unread = draw
+            self._expect(draw.sequences)
+            if draw.read_at_once or not self.overlap:
+                got += self._read()
+        if not self.kv_cache:
+            self.forget()
+        return got
+
+    def _expect(self, sequences: list[Sequence]) -> None:
+        """Makes room for a token of each sequence, which the device draws: the next step computes it.  A sequence that
+        is full with it leaves."""
+        blocks = self.scheduler.blocks
+        size, full = blocks.block_size, []
+        for index, sequence in enumerate(sequences):
+            if sequence.finish_reason is not None:
+                continue  # the token before, which has just been read, was its last
+            sequence.unread = 1
+            length = len(sequence.token_ids) + 1
+            if length % size == 1 % size:
+                blocks.publish(sequence, length - 1)
+            if length >= sequence.max_length:
+                full.append(sequence)
+            elif sequence.row < 0:
+                self.runner.join(sequence, index)
+        if full:
+            self._remove(full)
+
+    def _read(self) -> list[Sequence]:
+        """Waits for the tokens of the last draw and gives them to their sequences; returns these."""
+        if self._unread is None:
+            return []
+        got: list[Sequence] = []
+        ended: list[Sequence] = []
+        for sequence, token in zip(self._unread.sequences, self._unread.tokens(), strict=True):
+            if sequence.finish_reason is not None:
+                continue
+            sequence.append(token)
+            got.append(sequence)
+            if sequence.finish_reason is None or len(sequence.token_ids) >= sequence.max_length:
+                continue  # it goes on, or has left already
+            if sequence.row < 0:  # it lost its pages since, and waits
+                self.scheduler.abort(sequence)
+            else:
+                ended.append(sequence)
+        if ended:
+            self._remove(ended)
+        self._unread = None
+        return got
+
+    def _remove(self, sequences: list[Sequence]) -> None:
+        for sequence in sequences:
+            self.runner.leave(sequence)
+        self.scheduler.finish(sequences)
+
+    def abort(self, sequences: list[Sequence]) -> None:
+        """Removes the sequences that have not ended, wherever they are."""
+        for sequence in sequences:
+            if sequence.finish_reason is None:
+                self.runner.leave(sequence)
+                self.scheduler.abort(sequence)
+                sequence.finish_reason = "abort"
+
+    def forget(self) -> None:
+        """Lets every sequence that has not ended wait, to be computed again from its first token."""
+        for sequence in self.scheduler.running:
+            self.runner.leave(sequence)
+        self.scheduler.requeue()
+        unread, self._unread = self._unread, None
+        for sequence in unread.sequences if unread else ():
+            if sequence.finish_reason is None and sequence not in self.scheduler.waiting:
+                self.scheduler.submit(sequence)  # it was full with the token that is lost
+        for sequence in self.scheduler.waiting:
+            sequence.unread = 0

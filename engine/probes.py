@@ -1,0 +1,173 @@
+"""What the model asks of kernels: its ops, the sizes of their inputs, and these as tensors without or with data."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rooflab.kernels.choices import Phase
+from rooflab.roofline.architecture import Architecture
+
+OPS = (
+    "embedding",
+    "rmsnorm",
+    "fused_add_rmsnorm",
+    "gemm",
+    "rope_and_cache",
+    "flash_attention_varlen",
+    "paged_attention",
+    "silu_and_mul",
+    "sample",
+)
+FUSED = "gemm_silu_and_mul"
+"""On CUDA in place of `gemm` and `silu_and_mul` where a record of the card prefers it to them."""
+PRODUCTS = ("gemm", "gemm_w8a16")
+"""The ops that multiply with a weight; a model has one of them."""
+CONTEXT = 512
+"""Keys of a sequence in the timed calls."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The largest sizes of the model's inputs, which a kernel must take."""
+
+    arch: Architecture
+    device: torch.device
+    dtype: torch.dtype
+    block_size: int
+    max_model_len: int
+    max_rows: Mapping[Phase, int]
+    int8: bool = False
+    """Whether the products' weights are int8 codes with a scale for each output."""
+
+    @property
+    def ops(self) -> tuple[str, ...]:
+        """The ops that the model uses."""
+        return tuple("gemm_w8a16" if op == "gemm" and self.int8 else op for op in OPS)
+
+    @property
+    def fused(self) -> tuple[str, ...]:
+        """The ops that may take the place of two others."""
+        return () if self.int8 or self.arch.activation != "silu" else (FUSED,)
+
+
+def probes(op: str, phase: Phase, M: int, limits: Limits) -> list[dict[str, Any]]:
+    """The arguments that the model passes to `op` in a step of `M` rows, as meta tensors."""
+    if op in PRODUCTS:
+        return _product_probes(M, limits)
+    arch, block_size = limits.arch, limits.block_size
+
+    def empty(*shape: int, dtype: torch.dtype = limits.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    H, D, heads, kv_heads = arch.hidden_size, arch.head_dim, arch.num_heads, arch.num_kv_heads
+    sequences = min(M, limits.max_rows["decode"])  # rows that are sampled: in prefill one per prompt
+    max_blocks = -(-limits.max_model_len // block_size)
+    cache = empty(max_blocks, block_size, kv_heads, D)
+    q, k = empty(M, heads, D), empty(M, kv_heads, D)
+    ids = empty(M, dtype=torch.int64)
+    options = {"softmax_scale": None} | ({} if arch.window is None else {"window": arch.window})
+    bounds = torch.tensor([0, M], dtype=torch.int32)  # of one chunk
+    lengths = {"cu_seqlens_q": bounds, "cu_seqlens_k": bounds, "max_seqlen_q": M, "max_seqlen_k": M}
+    several = M if phase == "decode" else 1
+    table = empty(limits.max_model_len, D // 2, dtype=torch.float32)
+
+    per_row = {"dtype": torch.float32}
+    arguments: dict[str, dict[str, Any]] = {
+        "embedding": {"token_ids": ids, "weight": empty(arch.vocab_size, H)},
+        "rmsnorm": {"x": empty(M, H), "weight": empty(H), "eps": arch.rms_norm_eps},
+        "fused_add_rmsnorm": {"x": empty(M, H), "residual": empty(M, H), "weight": empty(H), "eps": arch.rms_norm_eps},
+        "rope_and_cache": {
+            **{"q": q, "k": k, "v": k, "q_out": q, "k_cache": cache, "v_cache": cache},
+            **{"cos": table, "sin": table, "positions": ids, "slot_mapping": ids},
+        },
+        "flash_attention_varlen": {"q": q, "k": k, "v": k, **lengths, "causal": True, **options},
+        "paged_attention": {
+            "q": q,
+            "k_cache": cache,
+            "v_cache": cache,
+            "block_table": torch.zeros(several, max_blocks, dtype=torch.int32),
+            "seq_lens": torch.ones(several, dtype=torch.int32),
+            **({} if phase == "decode" else {"cu_seqlens_q": bounds}),
+            **options,
+        },
+        FUSED: {"a": empty(M, H), "b": empty(2 * arch.intermediate_size, H).mT},
+        "silu_and_mul": {"x": empty(M, 2 * arch.intermediate_size)},
+        "sample": {
+            "logits": empty(sequences, arch.vocab_size),
+            "temperature": empty(sequences, **per_row),
+            "top_k": empty(sequences, dtype=torch.int32),
+            "top_p": empty(sequences, **per_row),
+            "min_p": empty(sequences, **per_row),
+            "seed": empty(sequences, dtype=torch.int64),
+            "position": empty(sequences, dtype=torch.int64),
+        },
+    }
+    return [arguments[op]]
+
+
+def _product_probes(M: int, limits: Limits) -> list[dict[str, Any]]:
+    """The arguments of a layer's four products, and of the head's."""
+    arch = limits.arch
+    H, D, intermediate = arch.hidden_size, arch.head_dim, arch.intermediate_size
+    sequences = min(M, limits.max_rows["decode"])
+    qkv = (arch.num_heads + 2 * arch.num_kv_heads) * D
+    shapes = ((M, qkv, H), (M, H, arch.num_heads * D), (M, 2 * intermediate, H), (M, H, intermediate))
+
+    def empty(*shape: int, dtype: torch.dtype = limits.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    stored = torch.int8 if limits.int8 else limits.dtype
+    inputs: list[dict[str, Any]] = [
+        {"a": empty(rows, K), "b": empty(N, K, dtype=stored).mT, "bias": None}
+        | ({"scale": empty(N)} if limits.int8 else {})
+        for rows, N, K in (*shapes, (sequences, arch.vocab_size, H))
+    ]
+    inputs[0]["bias"] = empty(qkv) if arch.attention_bias else None
+    return inputs
+
+
+def real(inputs: Mapping[str, Any], block_size: int) -> dict[str, Any]:
+    """`meta` arguments as tensors of random numbers, with valid pages and positions; the context is `CONTEXT`."""
+    made: dict[str, Any] = {}
+    sequences = len(inputs["seq_lens"]) if "seq_lens" in inputs else 1
+    rows = len(inputs["q"]) if "q" in inputs else 1
+    length = CONTEXT if sequences == rows else CONTEXT + rows
+    pages = -(-max(length, rows) // block_size)
+    for name, value in inputs.items():
+        if name == "block_table":
+            made[name] = torch.randperm(sequences * pages, dtype=torch.int32).view(sequences, pages)
+        elif name == "seq_lens":
+            made[name] = torch.full((sequences,), length, dtype=torch.int32)
+        elif name in ("k_cache", "v_cache"):
+            made[name] = torch.randn(sequences * pages, *value.shape[1:]).to(value.dtype)
+        elif name == "positions":
+            made[name] = torch.arange(len(value)) % len(inputs["cos"])
+        elif isinstance(value, torch.Tensor) and value.is_meta:
+            made[name] = _filled(name, value)
+        else:
+            made[name] = value
+    return made
+
+
+def _filled(name: str, like: torch.Tensor) -> torch.Tensor:
+    if not like.is_contiguous():  # a transposed weight
+        return _filled(name, like.mT).mT
+    if name == "slot_mapping":
+        return torch.arange(len(like))
+    if name == "token_ids" or not like.dtype.is_floating_point:
+        return torch.zeros(like.shape, dtype=like.dtype)
+    if name in ("temperature", "top_p", "min_p"):  # greedy
+        return torch.full(like.shape, float(name == "top_p"))
+    return torch.randn(like.shape).to(like.dtype)
+
+
+def packed(way: Callable[..., Any] | None, b: torch.Tensor, **beside: torch.Tensor) -> Any:
+    """`b` as a kernel's `prepare` packs it, which may take tensors `beside` it; None is as it is."""
+    if way is None:
+        return b
+    return way(b, *(beside[name] for name in list(inspect.signature(way).parameters)[1:]))

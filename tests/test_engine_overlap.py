@@ -1,0 +1,216 @@
+"""Steps that start before the tokens of the step before are read, and steps that run as recorded graphs."""
+
+import random
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tiny_model import poisoned, prompts, tiny_llm
+
+from rooflab.engine import graphs, memory
+from rooflab.engine.llm import SamplingParams
+from rooflab.engine.model_runner import Draw
+
+GREEDY = SamplingParams(max_tokens=16, ignore_eos=True)
+LIBRARY = {"swap": {"gemm": "library"}}
+
+
+def tokens(outputs):
+    return [output["token_ids"] for output in outputs]
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory):
+    return tokens(tiny_llm(tmp_path_factory.mktemp("m"), **LIBRARY).generate(prompts(), GREEDY))
+
+
+def ways_to_end(answers, draw):
+    """For each prompt parameters that end its answer by length or at a random token of it, and what is left then."""
+    params, expected = [], []
+    for ids in answers:
+        cut = draw.randrange(len(ids))
+        if draw.random() < 0.5:
+            params.append(replace(GREEDY, max_tokens=cut + 1))
+            expected.append(ids[: cut + 1])
+        else:
+            params.append(replace(GREEDY, stop_token_ids=(ids[cut],)))
+            expected.append(ids[: ids.index(ids[cut]) + 1])
+        if draw.random() < 0.2:  # the next step must know this one's tokens
+            params[-1] = replace(params[-1], logprobs=1)
+    return params, expected
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"block_size": 1, "prefill_chunk": 3, "num_kv_blocks": 60},
+        {"block_size": 4, "prefill_chunk": 5, "num_kv_blocks": 16},
+        {"block_size": 3, "max_num_seqs": 3, "prefix_caching": False, "continuous_batching": False},
+        {"kv_cache": False},
+    ],
+    ids=str,
+)
+def test_trap_10_tokens_that_are_read_a_step_later_change_no_answer(tmp_path, answers, options):
+    llm = poisoned(tiny_llm(tmp_path, overlap=True, **LIBRARY, **options))
+    draw = random.Random(str(options))
+    for _ in range(6):
+        params, expected = ways_to_end(answers, draw)
+        outputs = llm.generate(prompts(), params)
+        assert tokens(outputs) == expected
+        assert all(one.outputs[0].logprobs is None or len(one.outputs[0].logprobs) == len(ids)
+                   for one, ids in zip(outputs, expected, strict=True))  # fmt: skip
+        assert not llm.has_work and llm.scheduler.blocks.num_free == llm.scheduler.blocks.num_blocks
+
+
+@pytest.mark.parametrize("steps", range(7))
+def test_trap_6_a_request_may_be_dropped_while_a_token_of_it_is_not_read(tmp_path, answers, steps):
+    llm = poisoned(tiny_llm(tmp_path, overlap=True, block_size=4, num_kv_blocks=16, prefill_chunk=9, **LIBRARY))
+    dropped, other = (llm.add_request(prompts()[number], GREEDY) for number in (4, 2))
+    got = []
+    for number in range(40):
+        if number == steps:
+            assert llm.abort(dropped) and not llm.abort(dropped)
+        got += [one.token_ids[-1] for one in llm.step() if one.request_id == other]
+    assert got == answers[2] and llm.scheduler.blocks.num_free == 16 and not llm.has_work
+
+
+@pytest.mark.parametrize("moment", ["launch", "read"])
+def test_a_step_that_breaks_off_loses_no_token(tmp_path, answers, moment, monkeypatch):
+    llm = tiny_llm(tmp_path, overlap=True, num_kv_blocks=32, **LIBRARY)
+    owner, name = (llm.runner, "run") if moment == "launch" else (Draw, "tokens")
+    real, calls = getattr(owner, name), []
+
+    def sometimes(*arguments):
+        calls.append(real(*arguments))
+        if len(calls) % 4 == 0:
+            raise KeyboardInterrupt
+        return calls[-1]
+
+    monkeypatch.setattr(owner, name, sometimes)
+    numbers = [llm.add_request(prompt, GREEDY) for prompt in prompts()]
+    seen, broken = {}, 0
+    while llm.has_work:
+        try:
+            for sequence in llm.step():
+                seen[sequence.request_id] = sequence.output_ids
+        except KeyboardInterrupt:
+            broken += 1
+            llm.scheduler.blocks.check([])
+    assert broken > 3 and [seen[number] for number in numbers] == answers
+
+
+def test_a_step_starts_before_the_tokens_before_are_read(tmp_path, monkeypatch):
+    llm = tiny_llm(tmp_path, overlap=True, **LIBRARY)
+    events, run, read = [], llm.runner.run, Draw.tokens
+    llm.runner.run = lambda step: events.append("run") or run(step)
+    monkeypatch.setattr(Draw, "tokens", lambda draw: events.append("read") or read(draw))
+    llm.generate([[1, 2]], replace(GREEDY, max_tokens=3))
+    assert events == ["run", "run", "read", "run", "read", "read"]
+    events.clear()
+    llm.generate([[1, 2]], replace(GREEDY, max_tokens=3, presence_penalty=1.0))
+    assert events == ["run", "read"] * 3, "a penalty needs to know the token"
+
+
+def record(function):
+    """Records `function` as a graph does: later calls find new values in the tensors, and nothing else is new."""
+    result = function().clone()
+
+    def replay():
+        return result.copy_(function())
+
+    return replay
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@torch.inference_mode()
+def test_trap_39_a_graph_gives_the_eager_logits_at_every_batch_size_and_table_width(tmp_path, overlap):
+    sizes, logits, caches = [], [], []
+    for graph in (False, True):
+        llm = poisoned(tiny_llm(tmp_path, block_size=4, max_num_seqs=19, num_kv_blocks=200, overlap=overlap, **LIBRARY))
+        if graph:
+            llm.runner.capture(record)
+        for cache in (*llm.runner.cache.keys, *llm.runner.cache.values):
+            cache.fill_(torch.nan)
+        compute, found = llm.runner.logits, []
+
+        def noted(step, compute=compute, found=found):
+            found.append(compute(step).clone())
+            if not step.chunks:
+                sizes.append(step.num_decodes)
+            return found[-1]
+
+        llm.runner.logits = noted
+        # One sequence less in every step, behind long prompts and then behind short ones.
+        for length in (60, 3):
+            params = [replace(GREEDY, max_tokens=2 + number) for number in range(19)]
+            llm.generate([[(5 * i + n) % 1000 for n in range(length + i)] for i in range(19)], params)
+        logits.append(found)
+        caches.append([torch.nan_to_num(cache) for cache in (*llm.runner.cache.keys, *llm.runner.cache.values)])
+    assert set(sizes) == set(range(1, 20)) and len(logits[0]) == len(logits[1])
+    for eager, graph in zip(*logits, strict=True):
+        assert eager.shape == graph.shape and (eager - graph).abs().max() < 1e-5
+    assert all(torch.allclose(eager, graph, atol=1e-5) for eager, graph in zip(*caches, strict=True))
+
+
+def test_every_batch_size_has_a_graph_of_at_most_15_rows_more():
+    assert graphs.batch_sizes(1) == [1] and graphs.batch_sizes(20) == [1, 2, 4, 8, 16, 20]
+    sizes = graphs.batch_sizes(250)
+    assert sizes[-3:] == [224, 240, 250] and all(b - a <= 16 for a, b in zip(sizes, sizes[1:], strict=False))
+
+
+def test_a_kernel_that_waits_for_the_device_is_no_graph(monkeypatch):
+    @contextmanager
+    def refusing(graph, pool):
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+        yield
+
+    calls = []
+    cuda = SimpleNamespace(synchronize=calls.clear, CUDAGraph=object, graph=refusing)
+    monkeypatch.setattr(graphs.torch, "cuda", cuda)
+    with pytest.raises(ValueError, match=r"enforce_eager: .* \(operation not permitted when stream is capturing\)"):
+        graphs.record_graph((0, 0), lambda: calls.append(1))
+    replayed = []
+    cuda.graph = lambda graph, pool: nullcontext()
+    cuda.CUDAGraph = lambda: SimpleNamespace(replay=lambda: replayed.append(1))
+    replay = graphs.record_graph((0, 0), lambda: calls.append(1) or 7)
+    assert (replay(), replay(), len(replayed), len(calls)) == (7, 7, 2, 1)
+
+
+@torch.inference_mode()
+def test_the_rehearsal_of_the_largest_step_writes_no_page(tmp_path):
+    llm = tiny_llm(tmp_path, max_num_seqs=5, **LIBRARY)
+    caches = (*llm.runner.cache.keys, *llm.runner.cache.values)
+    for cache in caches:
+        cache.fill_(7)
+    rows, forward = [], llm.runner.model.forward
+    llm.runner.model.forward = lambda step, *rest: rows.append(len(step.token_ids)) or forward(step, *rest)
+    for count in (3, 600):  # the longest sequence has 256 tokens
+        llm.runner.rehearse(count)
+    assert rows == [3, 600] and all(bool((cache == 7).all()) for cache in caches)
+
+
+def test_the_pool_leaves_free_what_the_largest_step_took(monkeypatch, tmp_path):
+    taken = []
+    cuda = SimpleNamespace(
+        reset_peak_memory_stats=lambda device: taken.clear(),
+        memory_allocated=lambda device: 1000,
+        synchronize=lambda device: None,
+        max_memory_allocated=lambda device: 1000 + sum(taken),
+        empty_cache=lambda: None,
+    )
+    arch = tiny_llm(tmp_path).arch
+    limits = SimpleNamespace(
+        arch=arch, max_model_len=64, block_size=16, dtype=torch.float32, device=torch.device("cuda"),
+        max_rows={"decode": 80},
+    )  # fmt: skip
+    monkeypatch.setattr(memory.torch, "cuda", cuda)
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 1_000_000)
+    page = 16 * 2 * 2 * 2 * 32 * 4  # tokens, keys and values, layers, heads, head_dim, bytes
+    for step in (0, 100_000):
+        assert memory.kv_cache_blocks(limits, lambda step=step: taken.append(step)) == (900_000 - step) // page
+    taken.clear()
+    with pytest.raises(ValueError, match="max_model_len: 64 tokens need 0.00 GB of KV cache"):
+        memory.kv_cache_blocks(limits, lambda: taken.append(890_000))
