@@ -105,7 +105,7 @@ class LLM:
         self.dtype = _dtype(dtype, self.device)
         self.dtype_name = INT8 if dtype == INT8 else str(self.dtype).removeprefix("torch.")
         """As the option `dtype`; with int8, `dtype` itself is that of all but the products' weights."""
-        self.arch, self.tokenizer, tensors, self._stop_ids = _open(str(model), dummy, seed)
+        self.arch, self.tokenizer, tensors, self._stop_ids = _open(str(model), dummy, seed, self.device)
         self.max_model_len = max_model_len or self.arch.max_position
         if self.max_model_len > self.arch.max_position:
             raise ValueError(f"max_model_len: expected at most {self.arch.max_position}, got {max_model_len}")
@@ -335,11 +335,11 @@ def _dtype(name: str | None, device: torch.device) -> torch.dtype:
 
 
 def _open(
-    model: str, dummy: bool, seed: int
+    model: str, dummy: bool, seed: int, device: torch.device
 ) -> tuple[Architecture, Tokenizer | None, Iterator[tuple[str, torch.Tensor]], frozenset[int]]:
     if dummy:
         arch = get_architecture(model)
-        return arch, None, dummy_tensors(arch, seed), frozenset()
+        return arch, None, dummy_tensors(arch, seed, device), frozenset()
     checkpoint = open_checkpoint(fetch() if model == DEFAULT_MODEL else Path(model))
     tokenizer, vocab_size = Tokenizer(checkpoint.path), checkpoint.architecture.vocab_size
     if tokenizer.size > vocab_size:

@@ -95,14 +95,18 @@ def load_weights(
     return _pack(arch, loaded)
 
 
-def dummy_tensors(arch: Architecture, seed: int = 0) -> Iterator[tuple[str, torch.Tensor]]:
-    """Random parameters of the right shapes: norms multiply by one, matrices have the variance 1 / in_features."""
+def dummy_tensors(
+    arch: Architecture, seed: int = 0, device: torch.device | str = "cpu"
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Random parameters of the right shapes: norms multiply by one, matrices have the variance 1 / in_features.
+
+    They are drawn on `device`, for on a CPU 8 billion take minutes, and differ between devices."""
     for index, (name, shape) in enumerate(parameter_shapes(arch).items()):
         if len(shape) == 1 and name.endswith("norm.weight"):
             yield name, torch.full(shape, 1.0 - arch.norm_offset)
         else:
-            generator = torch.Generator().manual_seed(seed + index)
-            yield name, torch.randn(shape, generator=generator).mul_(shape[-1] ** -0.5)
+            generator = torch.Generator(device).manual_seed(seed + index)
+            yield name, torch.randn(shape, generator=generator, device=device).mul_(shape[-1] ** -0.5)
 
 
 def _pack(arch: Architecture, tensors: dict[str, torch.Tensor]) -> Weights:

@@ -119,10 +119,10 @@ def test_trap_19_every_end_token_of_the_generation_config_ends(tmp_path, monkeyp
     checkpoint = SimpleNamespace(path=tmp_path, architecture=architecture, tensors=lambda: iter(()))
     monkeypatch.setattr("rooflab.engine.llm.open_checkpoint", lambda path: checkpoint)
     monkeypatch.setattr("rooflab.engine.llm.Tokenizer", lambda path: SimpleNamespace(eos_token_id=5, size=100))
-    assert _open(str(tmp_path), False, 0)[3] == stops
+    assert _open(str(tmp_path), False, 0, torch.device("cpu"))[3] == stops
     architecture.vocab_size = 99
     with pytest.raises(ValueError, match="model: its tokenizer has 100 tokens, and its embedding has 99"):
-        _open(str(tmp_path), False, 0)
+        _open(str(tmp_path), False, 0, torch.device("cpu"))
 
 
 def test_a_smaller_priority_comes_first(tmp_path):
@@ -268,7 +268,7 @@ def test_other_dtypes_run(tmp_path, dtype):
 def test_int8_is_the_model_of_the_rounded_weights(tmp_path, monkeypatch):
     """Codes times scales, in bf16, are another model, whose logits differ from int8's by rounding alone."""
 
-    def rounded(arch, seed):
+    def rounded(arch, seed, device):
         for name, tensor in dummy_tensors(arch, seed):
             if "proj" in name or name == "lm_head.weight":
                 tensor = dequantize_int8(*quantize_int8(tensor.bfloat16())).float()

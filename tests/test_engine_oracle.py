@@ -141,7 +141,7 @@ def test_traps_13_16_and_17_small_models_equal_transformers(tmp_path, monkeypatc
     from transformers import AutoConfig, AutoModelForCausalLM
 
     weights = dict(with_norms(Architecture.from_config({**CONFIG, **changes}, name="tiny")))
-    monkeypatch.setattr(engine, "dummy_tensors", lambda arch, seed: weights.items())
+    monkeypatch.setattr(engine, "dummy_tensors", lambda arch, seed, device: weights.items())
     llm = tiny_llm(tmp_path, changes)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**{**CONFIG, **changes}), dtype=torch.float32).eval()
     missing, unknown = model.load_state_dict(weights, strict=False)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import types
 
 import pytest
+from tiny_model import write_config
 
 from rooflab.bench.records.record import Record
 from rooflab.bench.suite import measures
-from rooflab.bench.suite.bars import attention, gemm, lab
+from rooflab.bench.suite.bars import attention, engine, gemm, lab
 from rooflab.bench.suite.entries import Context
 from rooflab.bench.suite.measures import against_library, of_bandwidth, ratios, usable
+from rooflab.roofline.architecture import get_architecture
+from rooflab.roofline.device import get_device
 
 CASES = ["M=16,N=64,K=64,layout=NT,bias=false", "M=32,N=64,K=64,layout=NT,bias=false"]
 MEASURED = {"kind": "measured", "hbm_bytes_per_s": 4e12}
@@ -217,3 +221,50 @@ def test_paged_prefill_is_held_against_the_contiguous_kernel(monkeypatch, tmp_pa
     assert found.bar == bar and found.needed == "paged over contiguous <= 1.05"
     if bar != "UNMEASURED":
         assert found.figures["paged over contiguous, worst"] == pytest.approx(max(paged[0], paged[1] / 2))
+
+
+def test_the_engine_is_held_against_the_bytes_and_flops_that_it_needs(tmp_path, monkeypatch):
+    """A small model on the CPU, its latencies replaced, beside the ceilings of a card."""
+    real, seen = engine.Runs.run, []
+
+    def run(runs, batch, prompt, new_tokens):
+        seen.append((batch, prompt, new_tokens, runs.graphs))
+        result = real(runs, batch, 20, min(new_tokens, 4))
+        changed = dataclasses.replace(result.summary, ttft_p50_ms=4.0, itl_p50_ms=2.0 if runs.graphs else 5.0)
+        return dataclasses.replace(result, summary=changed)
+
+    monkeypatch.setattr(engine.Runs, "run", run)
+    monkeypatch.setattr(engine.Runs, "__init__", with_graphs(engine.Runs.__init__))
+    arch = get_architecture("llama-3.1-8b")
+    assert engine.read_bytes(arch) == 2 * (arch.parameters().total - arch.parameters().embedding)
+    flops = engine.prompt_flops(arch, 2048)
+    assert flops == pytest.approx(2 * 2048 * 6.98e9 * (31 / 32) + 2048**2 * 2 * 4096 * 32, rel=0.03)
+    sizes = {"read_bytes": lambda arch: 8e9, "prompt_flops": lambda arch, prompt: 2e12}
+    for name, value in sizes.items():
+        monkeypatch.setattr(engine, name, value)
+    ceilings = types.SimpleNamespace(kind="measured", hbm_bytes_per_s=4e12)
+    monkeypatch.setattr(engine, "ceilings_for", lambda device: ceilings)
+    monkeypatch.setattr(engine.torch.cuda, "get_device_name", lambda device: "NVIDIA H100 80GB HBM3")
+    monkeypatch.setattr(engine, "sm_clock_under_load", lambda device: 1.755e9)
+    path = write_config(tmp_path, max_position_embeddings=4096)
+    context = Context("bar:x", tmp_path, "cpu", False, 100.0, excluded={"rope_and_cache/fused": "INCORRECT"})
+    found = engine.serving(context, str(path), 0.85, 0.45, [2])
+    peak = get_device("h100-sxm").ceilings(1.755e9).tensor_flops_per_s["bf16"]
+    assert found.figures["ITL share"] == pytest.approx(1.0) and found.figures["TTFT share"] == pytest.approx(
+        2e12 / peak / 4e-3
+    )
+    assert found.bar == "MET" and found.figures["decoded tokens/s, batch 2, graphs"] == 1000
+    assert found.figures["decoded tokens/s, batch 2, eager"] == 400
+    assert seen == [*[(1, 2048, 1, True)] * 5, *[(n, 128, 128, graphs) for graphs in (True, False) for n in (1, 2)]]
+    assert engine.serving(context, str(path), 1.01, 0.45, [2]).bar == "MISSED"
+    ceilings.kind = "datasheet"
+    assert engine.serving(context, str(path), 0.85, 0.45, [2]).bar == "UNMEASURED"
+
+
+def with_graphs(begin):
+    def begin_with_graphs(runs, context, *arguments):
+        begin(runs, context, *arguments)
+        assert {row["kernel"] for row in runs.llm.ops.describe() if row["op"] == "rope_and_cache"} == {"naive"}
+        runs.llm.runner.capture(lambda function: lambda: function())
+
+    return begin_with_graphs

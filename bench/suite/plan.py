@@ -8,13 +8,17 @@ from pathlib import Path
 
 from rooflab.bench.suite import bars
 from rooflab.bench.suite.entries import Entry
+from rooflab.engine.ops import FIRST_ON_CUDA
 from rooflab.kernels import registry
 
 TASKS = "rooflab.bench.suite.tasks"
+ENGINE = "rooflab.bench.suite.bars.engine:engine"
 MODEL_SUITES = ("llama3_8b", "qwen3_0_6b", "smollm2_135m")
 AB_IS_LONG = "pairs of fresh processes take minutes; the tests of the A/B hold it on a CPU"
 SELF_TEST_ROUND_S = 60.0
 """Seconds for each of the two rounds of the A/B's self-test: identical code, and slowed code."""
+FAMILIES = {"engine": tuple(FIRST_ON_CUDA)}
+"""Entries by the first word of their names, with the ops whose first checks they need."""
 BESIDE = {"attention": ("kv_cache_write", "mla_decode", "rope_and_cache")}
 """Ops of a family whose names do not contain the family's word."""
 START_S = 8.0
@@ -36,7 +40,7 @@ def make_plan(only: Sequence[str] = ()) -> list[Entry]:
         named = {entry_id for name in only for entry_id in _named(name, every)}
         wanted = named | {before for entry_id in named for before in _before(entry_id, by_id)}
         if "first" not in named:  # only of the chosen ops
-            about = sorted({op for entry_id in named for op in by_id[entry_id].ops})
+            about = sorted({op for name in named for op in (*by_id[name].ops, *FAMILIES.get(_family(name), ()))})
             by_id |= {entry.id: entry for entry in card_entries(about)}
     return _ordered([by_id[entry.id] for entry in every if entry.id in wanted])
 
@@ -45,13 +49,19 @@ def _named(name: str, entries: Sequence[Entry]) -> set[str]:
     own = {
         entry.id for entry in entries if entry.ops and entry.id != "first" and any(is_of(op, name) for op in entry.ops)
     }
-    exact = {entry.id for entry in entries if name in (entry.id, entry.id.removeprefix("bar:"))}
+    exact = {entry.id for entry in entries if name in (entry.id, entry.id.removeprefix("bar:"), _family(entry.id))}
     if not own | exact:
         families = sorted({word for entry in entries for op in entry.ops for word in (op, op.split("_")[-1])})
         raise ValueError(
             f"only: expected an op, a family or an entry of the plan, such as {', '.join(families)}; got {name!r}"
         )
     return own | exact
+
+
+def _family(entry_id: str) -> str:
+    """`engine` of `engine:qwen3-0.6b` and `bar:engine.llama-3.1-8b`; empty for an entry about ops."""
+    family = entry_id.removeprefix("bar:").replace(":", ".").partition(".")[0]
+    return family if family in FAMILIES else ""
 
 
 def is_of(op: str, family: str) -> bool:
@@ -108,11 +118,11 @@ def card_entries(ops: Sequence[str]) -> list[Entry]:
               {"arguments": ["ab", "rmsnorm", "gemm", "--self-test", "--budget", str(SELF_TEST_ROUND_S), "--out",
                              "{out}", "--json"],
                "dry_reason": AB_IS_LONG}, START_S + 2 * SELF_TEST_ROUND_S, 50.0, ("environment", "first")),
-        Entry("engine:qwen3-0.6b", "TTFT, ITL and throughput of Qwen3-0.6B with random weights, bf16",
-              f"{TASKS}:engine", {"model": "qwen3-0.6b", "batches": [1, 8, 64], "contexts": [512, 8192]},
+        Entry("engine:qwen3-0.6b", "TTFT, ITL and throughput of Qwen3-0.6B with random weights, bf16", ENGINE,
+              {"model": "qwen3-0.6b", "batches": [1, 8, 64], "contexts": [512, 8192]},
               START_S + 60, 56.0, ("environment", "first")),
-        Entry("engine:llama-3.1-8b", "TTFT, ITL and throughput of Llama-3.1-8B with random weights, bf16",
-              f"{TASKS}:engine", {"model": "llama-3.1-8b", "batches": [1, 8, 64], "contexts": [512, 8192]},
+        Entry("engine:llama-3.1-8b", "TTFT, ITL and throughput of Llama-3.1-8B with random weights, bf16", ENGINE,
+              {"model": "llama-3.1-8b", "batches": [1, 8, 64], "contexts": [512, 8192]},
               START_S + 90, 57.0, ("environment", "first")),
     ]  # fmt: skip
 

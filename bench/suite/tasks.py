@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import random
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -17,14 +16,12 @@ import torch
 
 from rooflab.bench.calls.selection import Selection, default_scheme, first_taken
 from rooflab.bench.check.check import already_broken, check_kernel, check_record
-from rooflab.bench.measure.engine_run import engine_record, run_batch, warm_up
 from rooflab.bench.records.environment import snapshot
 from rooflab.bench.records.files import RunWriter, write_whole
 from rooflab.bench.records.record import NOT_RUN, Record, Status
 from rooflab.bench.suite.entries import Context, EntryStatus, Outcome
 from rooflab.bench.suite.measures import measure, usable, written_before
 from rooflab.bench.suite.running import ContextBroken, Running, clear_running
-from rooflab.engine.llm import LLM, SamplingParams
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel
 
@@ -256,65 +253,3 @@ def command(
         write_whole(context.out / files[0], json.dumps(value, indent=1) + "\n")
     reason = " ".join(errors.split())[-500:] if status else ""
     return Outcome("FAILED" if status else "DONE", reason, figures={"exit status": status}, files=tuple(files))
-
-
-NEW_TOKENS = 32
-"""Tokens generated for each request."""
-DRY_NEW_TOKENS, DRY_CONTEXT = 4, 24
-DRY_CONFIG = {
-    "model_type": "llama",
-    "hidden_size": 192,
-    "intermediate_size": 384,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "vocab_size": 1024,
-    "max_position_embeddings": 256,
-    "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": True,
-}
-"""A model small enough to run on a CPU in one second."""
-
-
-def engine(context: Context, model: str, batches: Sequence[int], contexts: Sequence[int]) -> Outcome:
-    """TTFT, ITL and throughput of a model with random weights, one record for each batch at each context.
-
-    All requests of a batch arrive at the same time.
-    """
-    new_tokens = NEW_TOKENS
-    if context.dry_run:
-        model, batches, contexts, new_tokens = _dry_model(context), batches[:1], (DRY_CONTEXT,), DRY_NEW_TOKENS
-    llm = LLM(
-        model,
-        dummy=True,
-        device=context.device,
-        max_num_seqs=max(batches),
-        max_model_len=max(contexts),
-        prefix_caching=False,
-        seed=context.seed,
-    )
-    warm_up(llm, prompt_tokens=8)
-    writer = RunWriter(context.out)
-    random_ids = random.Random(context.seed)
-    figures: dict[str, Any] = {}
-    runs = [(batch, length) for length in contexts for batch in batches]
-    for batch, length in runs:
-        if context.left_s < 0:
-            break
-        prompts = [random_ids.choices(range(llm.arch.vocab_size), k=length - new_tokens) for _ in range(batch)]
-        run = run_batch(llm, prompts, SamplingParams(max_tokens=new_tokens, ignore_eos=True))
-        case = {"batch": batch, "context": length, "new_tokens": new_tokens}
-        name = f"batch {batch}, context {length}"
-        writer.write(engine_record(llm, run, name, case, writer.run_id))
-        summary, noisy = run.summary, ", NOISY" if run.noise else ""
-        itl = "" if summary.itl_p50_ms is None else f", ITL {summary.itl_p50_ms:.2f} ms"
-        figures[name] = f"TTFT {summary.ttft_p50_ms:.1f} ms{itl}, {summary.output_tokens_per_s:.0f} tokens/s{noisy}"
-    left = len(runs) - len(figures)
-    reason = f"no time for {left} of {len(runs)} runs" if left else ""
-    return Outcome("DONE", reason, figures=figures, files=(writer.path.name,))
-
-
-def _dry_model(context: Context) -> str:
-    path = context.out / "dry-model" / "config.json"
-    write_whole(path, json.dumps(DRY_CONFIG) + "\n")
-    return str(path)

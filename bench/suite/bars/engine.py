@@ -1,0 +1,176 @@
+"""The engine on a card, with random weights: TTFT, ITL and throughput at several batches, and two bars on them."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+import torch
+
+from rooflab.bench.ceilings.ceilings import ceilings_for
+from rooflab.bench.measure.engine_run import EngineRun, engine_record, run_batch, warm_up
+from rooflab.bench.records.files import RunWriter, write_whole
+from rooflab.bench.suite.entries import Context, Entry, Outcome
+from rooflab.bench.suite.measures import answer
+from rooflab.bench.timing.sm_clock import sm_clock_under_load
+from rooflab.engine.llm import LLM, SamplingParams
+from rooflab.engine.ops import FIRST_ON_CUDA
+from rooflab.kernels import registry
+from rooflab.roofline.architecture import Architecture
+from rooflab.roofline.device import identify
+from rooflab.roofline.llm import weight_bytes
+from rooflab.roofline.steps import prefill_cost
+
+NEW_TOKENS = 32
+"""Tokens generated for each request."""
+PROMPT, TTFTS = 2048, 5
+"""Tokens of the prompt of the bar on TTFT, and its runs, of which the median counts."""
+ITL_CONTEXT, ITL_TOKENS = 256, 128
+"""Context at the end, and new tokens, of the bar on ITL: next to the weights the keys are nothing."""
+DRY_CONTEXT, DRY_NEW_TOKENS = 24, 4
+DRY_CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 192,
+    "intermediate_size": 384,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "vocab_size": 1024,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+}
+"""A model small enough to run on a CPU in one second."""
+
+
+class Runs:
+    """An engine with random weights, its runs, and their records."""
+
+    def __init__(self, context: Context, model: str, max_num_seqs: int, max_model_len: int):
+        if context.dry_run:
+            path = context.out / "dry-model" / "config.json"
+            write_whole(path, json.dumps(DRY_CONFIG) + "\n")
+            model, max_model_len = str(path), DRY_CONTEXT
+        swaps = _swaps(context)
+        self.llm = LLM(
+            model,
+            dummy=True,
+            device=context.device,
+            max_num_seqs=max_num_seqs,
+            max_model_len=max_model_len,
+            prefix_caching=False,
+            seed=context.seed,
+            swap=swaps,
+            enforce_eager=bool(swaps),  # some of torch's kernels wait for the device
+        )
+        warm_up(self.llm, prompt_tokens=8)
+        self.context = context
+        self.writer = RunWriter(context.out)
+        self._random = random.Random(context.seed)
+
+    @property
+    def graphs(self) -> bool:
+        """Whether decode steps run as CUDA graphs."""
+        return self.llm.runner.graphs is not None
+
+    def run(self, batch: int, prompt: int, new_tokens: int) -> EngineRun:
+        """`batch` requests of random tokens that arrive at the same time; writes a record."""
+        if self.context.dry_run:
+            prompt, new_tokens = DRY_CONTEXT - DRY_NEW_TOKENS, min(new_tokens, DRY_NEW_TOKENS)
+        ids = range(self.llm.arch.vocab_size)
+        prompts = [self._random.choices(ids, k=prompt) for _ in range(batch)]
+        run = run_batch(self.llm, prompts, SamplingParams(max_tokens=new_tokens, ignore_eos=True))
+        case = {"batch": batch, "context": prompt + new_tokens, "new_tokens": new_tokens, "graphs": self.graphs}
+        name = f"batch {batch}, context {prompt + new_tokens}{'' if self.graphs else ', eager'}"
+        self.writer.write(engine_record(self.llm, run, name, case, self.writer.run_id))
+        return run
+
+
+def _swaps(context: Context) -> dict[str, str]:
+    """Kernels of torch in place of the engine's own choice where one of that op failed its first check."""
+    failed = [op for op, names in FIRST_ON_CUDA.items() if any(f"{op}/{name}" in context.excluded for name in names)]
+    return {op: "library" if "library" in registry.kernels(op) else "naive" for op in failed}
+
+
+def engine(context: Context, model: str, batches: Sequence[int], contexts: Sequence[int]) -> Outcome:
+    """TTFT, ITL and throughput of a model with random weights, one record for each batch at each context."""
+    if context.dry_run:
+        batches, contexts = batches[:1], (DRY_CONTEXT,)
+    runs = Runs(context, model, max(batches), max(contexts))
+    figures: dict[str, Any] = {}
+    wanted = [(batch, length) for length in contexts for batch in batches]
+    for batch, length in wanted:
+        if context.left_s < 0:
+            break
+        run = runs.run(batch, length - NEW_TOKENS, NEW_TOKENS)
+        summary, noisy = run.summary, ", NOISY" if run.noise else ""
+        itl = "" if summary.itl_p50_ms is None else f", ITL {summary.itl_p50_ms:.2f} ms"
+        told = f"TTFT {summary.ttft_p50_ms:.1f} ms{itl}, {summary.output_tokens_per_s:.0f} tokens/s{noisy}"
+        figures[f"batch {batch}, context {length}"] = told
+    left = len(wanted) - len(figures)
+    reason = f"no time for {left} of {len(wanted)} runs" if left else ""
+    return Outcome("DONE", reason, figures=figures, files=(runs.writer.path.name,))
+
+
+def serving(context: Context, model: str, itl: float, ttft: float, batches: Sequence[int]) -> Outcome:
+    """ITL of one sequence against reading the weights, TTFT against the tensor peak, and decoding with and without
+    graphs at `batches`, on which no bar is set."""
+    batches = batches[:1] if context.dry_run else batches
+    runs = Runs(context, model, max(batches), PROMPT + NEW_TOKENS)
+    arch, needed = runs.llm.arch, f"ITL share >= {itl:.2f}, TTFT share >= {ttft:.2f}"
+    first = [runs.run(1, PROMPT, 1).summary.ttft_p50_ms for _ in range(TTFTS)]
+    figures: dict[str, Any] = {"TTFT, ms": median(first)}
+    for graphs in (True, False):
+        if graphs and not runs.graphs:
+            continue
+        kept, runs.llm.runner.graphs = runs.llm.runner.graphs, runs.llm.runner.graphs if graphs else None
+        told = "graphs" if graphs else "eager"
+        figures[f"ITL, ms, {told}"] = runs.run(1, ITL_CONTEXT - ITL_TOKENS, ITL_TOKENS).summary.itl_p50_ms
+        for batch in batches:
+            gap = runs.run(batch, ITL_CONTEXT - ITL_TOKENS, ITL_TOKENS).summary.itl_p50_ms
+            figures[f"decoded tokens/s, batch {batch}, {told}"] = 1e3 * batch / gap if gap else None
+        runs.llm.runner.graphs = kept
+    device = torch.device(context.device)
+    ceilings = None if context.dry_run else ceilings_for(device)
+    sheet = None if context.dry_run else identify(torch.cuda.get_device_name(device))
+    if ceilings is None or sheet is None or ceilings.kind != "measured":
+        return answer(context, False, needed, figures, runs.writer.run_id, "no bandwidth was measured on this card")
+    clock = sm_clock_under_load(device)
+    best = min(value for name, value in figures.items() if name.startswith("ITL"))
+    peak = sheet.ceilings(clock).tensor_flops_per_s["bf16"]
+    figures["ITL share"] = 1e3 * read_bytes(arch) / ceilings.hbm_bytes_per_s / best
+    figures["TTFT share"] = 1e3 * prompt_flops(arch, PROMPT) / peak / figures["TTFT, ms"]
+    figures["sm_clock_mhz"] = clock / 1e6
+    met = figures["ITL share"] >= itl and figures["TTFT share"] >= ttft
+    return answer(context, met, needed, figures, runs.writer.run_id)
+
+
+def read_bytes(arch: Architecture) -> int:
+    """Bytes of the bf16 weights that a decode step reads: all but an embedding that is not the head too."""
+    parts = arch.parameters()
+    return weight_bytes(arch) - (2 * parts.embedding if parts.lm_head else 0)
+
+
+def prompt_flops(arch: Architecture, prompt: int) -> float:
+    """Tensor FLOPs that the engine computes of a prompt: the last layer behind its attention is for one token alone."""
+    whole = sum(op.calls * sum(op.cost.tensor_flops.values()) for op in prefill_cost(arch, prompt))
+    left_out = 2.0 * arch.hidden_size * (arch.num_heads * arch.head_dim + 3 * arch.intermediate_size)
+    return whole - (prompt - 1) * left_out
+
+
+BARS = (
+    Entry(
+        "bar:engine.llama-3.1-8b",
+        "Llama-3.1-8B with random weights, bf16: ITL of one sequence >= 85% of the weights' bytes over measured read "
+        "bandwidth, TTFT at 2,048 tokens >= 65% of the tensor peak at the clock held; graphs on and off",
+        f"{__name__}:serving",
+        {"model": "llama-3.1-8b", "itl": 0.85, "ttft": 0.65, "batches": [64, 256]},
+        cost_s=80.0,
+        value=80.0,
+        needs=("environment", "first"),
+        after=("ceilings",),
+    ),
+)
