@@ -33,6 +33,8 @@ _GGUF_LAYER = {
     "ffn_up.weight": "mlp.up_proj.weight",
     "ffn_down.weight": "mlp.down_proj.weight",
 }
+_GGUF_FACTORS = "rope_freqs.weight"
+"""What divides each frequency: llama.cpp's converter works it out of Llama 3's rope scaling."""
 _GGUF_TOP = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
@@ -124,8 +126,11 @@ class GGUFCheckpoint:
         }
         kind = found.pop("type", "none")
         found.pop("finetuned", None)
+        factors = next((tensor for tensor in self._reader.tensors if tensor.name == _GGUF_FACTORS), None)
         if kind in ("none", None):
-            return None
+            return None if factors is None else {"rope_type": "factors", "factors": factors.data.tolist()}
+        if factors is not None:
+            raise ValueError(f"model: {self.path.name} has both {_GGUF_FACTORS} and rope scaling {kind}")
         length = found.pop("original_context_length", None)
         if kind == "yarn" and length:
             found["original_max_position_embeddings"] = length
@@ -135,6 +140,8 @@ class GGUFCheckpoint:
         """Every tensor, dequantised to fp32."""
         arch = self.architecture
         for tensor in self._reader.tensors:
+            if tensor.name == _GGUF_FACTORS:
+                continue
             name = _gguf_name(tensor.name)
             try:
                 values = np.ascontiguousarray(gguf.quants.dequantize(tensor.data, tensor.tensor_type), np.float32)

@@ -83,13 +83,15 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def rotation(arch: Architecture, T: int) -> tuple[Tensor, Tensor]:
     """cos and sin (T, D / 2) of the angles position * frequency, the frequencies scaled as the model says.
 
-    `linear`: Chen et al., 2023; `llama3`: Meta's reference for Llama 3.1; `yarn`: Peng et al., 2023.
+    `linear`: Chen et al., 2023; `llama3`: Meta's reference for Llama 3.1; `yarn`: Peng et al., 2023; `factors`: a
+    divisor for each frequency, which a GGUF stores.
     """
     D, scaling = arch.head_dim, arch.rope_scaling or {"rope_type": "default", "factor": 1.0}
     pairs = torch.arange(0, D, 2, dtype=torch.float64)
     fast = arch.rope_theta ** (-pairs / D)
-    slow, kind, size = fast / scaling["factor"], scaling["rope_type"], 1.0
-    if kind in ("default", "linear"):
+    kind, size = scaling["rope_type"], 1.0
+    slow = fast / torch.tensor(scaling["factors" if kind == "factors" else "factor"], dtype=torch.float64)
+    if kind in ("default", "linear", "factors"):
         keep = torch.zeros_like(fast)
     elif kind == "llama3":
         turns = fast * scaling["original_max_position_embeddings"] / math.tau

@@ -36,8 +36,10 @@ _ROPE_KEYS: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
         frozenset({"factor"}),
         frozenset({"original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow"}),
     ),
+    "factors": (frozenset({"factors"}), frozenset()),
 }
-"""Needed and optional keys of each kind of rope scaling."""
+"""Needed and optional keys of each kind of rope scaling.  `factors` is ours: a divisor for each frequency, which a GGUF
+has."""
 _EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
@@ -105,7 +107,7 @@ class Architecture:
         _expect_positive("max_position", self.max_position)
         if self.window is not None:
             _expect_positive("window", self.window)
-        _check_rope_scaling(self.rope_scaling)
+        _check_rope_scaling(self.rope_scaling, self.head_dim)
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"num_kv_heads: expected a divisor of {self.num_heads} heads, got {self.num_kv_heads}")
 
@@ -227,7 +229,7 @@ def _window(model_type: str, config: Mapping[str, Any]) -> int | None:
     return None if window is None or window >= config.get("max_position_embeddings", window + 1) else int(window)
 
 
-def _check_rope_scaling(scaling: Mapping[str, Any] | None) -> None:
+def _check_rope_scaling(scaling: Mapping[str, Any] | None, head_dim: int) -> None:
     if scaling is None:
         return
     kind = str(scaling.get("rope_type"))
@@ -238,6 +240,8 @@ def _check_rope_scaling(scaling: Mapping[str, Any] | None) -> None:
         raise ValueError(f"model: rope scaling {kind} misses {', '.join(missing)}")
     if unknown := sorted(key for key in scaling.keys() - needed - optional - {"rope_type"} if scaling[key] is not None):
         raise ValueError(f"model: rope scaling {kind}: {', '.join(unknown)} is not modelled yet")
+    if kind == "factors" and (len(scaling["factors"]) != head_dim // 2 or not all(f > 0 for f in scaling["factors"])):
+        raise ValueError(f"model: expected {head_dim // 2} rope factors above 0, got {scaling['factors']}")
 
 
 def _rope(config: Mapping[str, Any]) -> tuple[float, Mapping[str, Any] | None]:

@@ -107,7 +107,7 @@ def test_what_is_not_modelled_is_refused_by_name() -> None:
         ({"layer_types": ["sliding_attention", "full_attention"]}, "llama: sliding-window attention in some layers"),
         (
             {"rope_scaling": {"rope_type": "longrope"}},
-            "expected rope scaling linear, llama3, yarn or none, got 'longrope'",
+            "expected rope scaling linear, llama3, yarn, factors or none, got 'longrope'",
         ),
         ({"rope_scaling": {"rope_type": "yarn"}}, "rope scaling yarn misses factor"),
         ({"rope_scaling": {"type": "yarn", "factor": 4.0, "mscale": 2.0}}, "rope scaling yarn: mscale is not modelled"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import subprocess
 import zipfile
+from dataclasses import replace
 from types import SimpleNamespace
 
 import gguf
@@ -19,6 +20,7 @@ from tiny_model import CONFIG, write_config
 from rooflab.engine.checkpoints import open_checkpoint
 from rooflab.engine.model_files import SMOLLM2_135M, PackagedModel, fetch
 from rooflab.engine.weights import dummy_tensors, load_weights, parameter_shapes
+from rooflab.reference.llama import rotation
 from rooflab.roofline.architecture import PRESETS, Architecture, get_architecture
 
 ARCH = Architecture.from_config(CONFIG, name="tiny")
@@ -110,6 +112,8 @@ def write_gguf(path, tensors, **changes):
         if kind == "gemma" and name.endswith("norm.weight"):
             values = values + 1
         writer.add_tensor(names[name], np.ascontiguousarray(values))
+    for name, values in changes.get("more", {}).items():
+        writer.add_tensor(name, values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -138,6 +142,32 @@ def test_a_gguf_of_another_family_gives_its_architecture_and_tensors(tmp_path, k
     assert set(read) == {name for name, _ in tensors}
     for name, tensor in tensors:
         torch.testing.assert_close(read[name], tensor, rtol=0, atol=1e-6)
+
+
+def test_trap_13_the_frequencies_of_llama_3_are_those_of_its_gguf(tmp_path):
+    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    scaling["original_max_position_embeddings"] = 64
+    arch = Architecture.from_config({**CONFIG, "rope_scaling": scaling}, "llama-3")
+    cos, sin = rotation(arch, 200)
+    plain = rotation(replace(arch, rope_scaling=None), 2)
+    angle = [np.arctan2(table[1][1].double(), table[0][1].double()).numpy() for table in ((cos, sin), plain)]
+    factors = (angle[1] / angle[0]).astype(np.float32)
+    assert factors[0] == pytest.approx(1) and factors[-1] == pytest.approx(8)
+    path = write_gguf(tmp_path / "tiny.gguf", list(dummy_tensors(ARCH)), more={"rope_freqs.weight": factors})
+    checkpoint = open_checkpoint(path)
+    assert load(checkpoint.tensors(), checkpoint.architecture)
+    for ours, theirs in zip(rotation(checkpoint.architecture, 200), (cos, sin), strict=True):
+        assert (ours - theirs).abs().max() < 1e-4
+    linear = {"add_rope_scaling_type": gguf.RopeScalingType.LINEAR, "add_rope_scaling_factor": 3.0}
+    for values, fields, message in (
+        (factors, linear, "b.gguf has both rope_freqs.weight and rope scaling linear"),
+        (factors[:3], {}, "expected 16 rope factors above 0, got "),
+    ):
+        path = write_gguf(
+            tmp_path / "b.gguf", [*dummy_tensors(ARCH)], more={"rope_freqs.weight": values}, fields=fields
+        )
+        with pytest.raises(ValueError, match=message):
+            open_checkpoint(path)
 
 
 def test_trap_13_windows_and_rope_scalings_of_a_gguf_are_read_or_refused(tmp_path):
