@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tiny_model import CONFIG, tiny_llm
+from tiny_model import CONFIG, replayed, tiny_llm
 
 from rooflab.bench.measure.engine_run import PROMPT_SET, chat
 from rooflab.engine import llm as engine
@@ -20,6 +20,8 @@ from rooflab.engine.llm import LLM, SamplingParams
 from rooflab.engine.model_files import fetch
 from rooflab.engine.weights import dummy_tensors
 from rooflab.reference import llama
+from rooflab.reference.domain import Domain
+from rooflab.reference.spec import Case
 from rooflab.roofline.architecture import Architecture
 
 ROOT = Path(__file__).parent.parent
@@ -175,17 +177,28 @@ def test_the_default_model(llm):
     compare(prompts, answers, alone)
 
 
-COVER = [
-    {"max_num_seqs": 1, "block_size": 256, "prefill_chunk": 64},
-    {"max_num_seqs": 32, "block_size": 16},
-    {"max_num_seqs": 8, "block_size": 1, "prefill_chunk": 16, "prefix_caching": False},
-    {"max_num_seqs": 4, "block_size": 256, "prefill_chunk": 7, "continuous_batching": False},
-    {"max_num_seqs": 32, "block_size": 1, "prefill_chunk": 1},
-    {"max_num_seqs": 32, "block_size": 16, "chunked_prefill": False, "num_kv_blocks": 24},
-    {"max_num_seqs": 8, "block_size": 16, "prefill_chunk": 64, "num_kv_blocks": 24, "prefix_caching": False},
-    {"max_num_seqs": 1, "block_size": 1, "chunked_prefill": False, "continuous_batching": False},
-]
-"""Pairs of batch, page, chunk, pool and switches; 24 pages of 16 tokens hold two of the longest requests."""
+SWITCHES = {
+    "none": {},
+    "whole prompts": {"chunked_prefill": False},
+    "static batches": {"continuous_batching": False},
+    "no KV cache": {"kv_cache": False},
+    "contiguous KV": {"contiguous_kv": True, "max_model_len": 256},
+    "overlap": {"overlap": True},
+    "graphs": {},
+}
+COVER = Domain(
+    {
+        "batch": (1, 8, 32),
+        "chunk": (1, 7, 16, 64, 8192),
+        "prefix": (False, True),
+        "page": (1, 16, 256),
+        "small": (False, True),
+        "switch": tuple(SWITCHES),
+    },
+    Case,
+)
+POOL = 384
+"""Tokens in a small pool: two of the longest requests."""
 
 
 @pytest.fixture(scope="module")
@@ -198,15 +211,30 @@ def answered():
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("options", COVER, ids=str)
-def test_the_default_model_by_batches_chunks_pages_and_switches(answered, options):
+@pytest.mark.parametrize("case", [point.case for point in COVER.cover(0, lambda case: case, 100)], ids=lambda c: c.id)
+def test_the_default_model_by_every_pair_of_batches_chunks_pages_and_switches(answered, case):
     prompts, answers = answered
-    llm = LLM(fetch(), dtype="float32", device="cpu", **options)
+    switch = SWITCHES[case["switch"]]
+    pages = None if not case["small"] or "contiguous_kv" in switch else POOL // case["page"] + (case["page"] == 256)
+    llm = LLM(
+        fetch(), dtype="float32", device="cpu", max_num_seqs=case["batch"], prefill_chunk=case["chunk"],
+        prefix_caching=case["prefix"], block_size=case["page"], num_kv_blocks=pages, **switch,
+    )  # fmt: skip
+    if case["switch"] == "graphs":
+        llm.runner.capture(replayed)
     preempted = []
     run = llm.runner.run
     llm.runner.run = lambda step: preempted.extend(step.preempted) or run(step)
     compare(prompts, answers, teacher_forced(llm, prompts, [tokens for tokens, _ in answers]))
-    assert bool(preempted) == ("num_kv_blocks" in options)
+    assert not preempted or pages
+    if (
+        pages
+        and case["page"] <= 16
+        and case["batch"] == 32
+        and case["chunk"] >= 64
+        and switch in ({}, {"overlap": True})
+    ):
+        assert len(preempted) >= 4
     assert llm.scheduler.blocks.num_free == llm.scheduler.blocks.num_blocks
 
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tiny_model import poisoned, prompts, tiny_llm
+from tiny_model import poisoned, prompts, replayed, tiny_llm
 
 from rooflab.engine import graphs, memory
 from rooflab.engine.llm import SamplingParams
@@ -114,16 +114,6 @@ def test_a_step_starts_before_the_tokens_before_are_read(tmp_path, monkeypatch):
     assert events == ["run", "read"] * 3, "a penalty needs to know the token"
 
 
-def record(function):
-    """Records `function` as a graph does: later calls find new values in the tensors, and nothing else is new."""
-    result = function().clone()
-
-    def replay():
-        return result.copy_(function())
-
-    return replay
-
-
 @pytest.mark.parametrize("overlap", [False, True])
 @torch.inference_mode()
 def test_trap_39_a_graph_gives_the_eager_logits_at_every_batch_size_and_table_width(tmp_path, overlap):
@@ -131,7 +121,7 @@ def test_trap_39_a_graph_gives_the_eager_logits_at_every_batch_size_and_table_wi
     for graph in (False, True):
         llm = poisoned(tiny_llm(tmp_path, block_size=4, max_num_seqs=19, num_kv_blocks=200, overlap=overlap, **LIBRARY))
         if graph:
-            llm.runner.capture(record)
+            llm.runner.capture(replayed)
         for cache in (*llm.runner.cache.keys, *llm.runner.cache.values):
             cache.fill_(torch.nan)
         compute, found = llm.runner.logits, []

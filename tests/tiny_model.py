@@ -52,3 +52,13 @@ def poisoned(llm):
 
     llm.runner.run = poisoning
     return llm
+
+
+def replayed(function):
+    """Records `function` as a graph does: later calls find new values in the tensors, and nothing else is new."""
+    result = function().clone()
+
+    def replay():
+        return result.copy_(function())
+
+    return replay
