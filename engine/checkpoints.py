@@ -6,6 +6,7 @@ file puts them back, so that the other files know only one form.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -177,6 +178,10 @@ class SafetensorsCheckpoint:
     def __init__(self, path: Path):
         self.path = path
         self.architecture = Architecture.from_config(path, name=path.absolute().name)
+        quantised = json.loads((path / "config.json").read_text()).get("quantization_config")
+        if quantised:
+            method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
+            raise ValueError(f"model: quantization_config ({method}) is not implemented; expected plain weights")
         # Standard names, sharded or single; other files (`consolidated.safetensors`) hold the same tensors again.
         self._files = sorted(path.glob("model*.safetensors")) or sorted(path.glob("*.safetensors"))
         if not self._files:

@@ -292,8 +292,8 @@ class LLM:
 def _check_sizes(**sizes: int | None) -> None:
     for name, value in sizes.items():
         least = 2 if name == "max_model_len" else 1  # a token of the prompt, and one after it
-        if value is not None and value < least:
-            raise ValueError(f"{name}: expected at least {least}, got {value}")
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+            raise ValueError(f"{name}: expected an integer of at least {least}, got {value!r}")
 
 
 def _one(params: SamplingParams | None) -> SamplingParams:
@@ -347,6 +347,18 @@ def _open(
     stop = {tokenizer.eos_token_id} if tokenizer.eos_token_id is not None else set()
     generation = checkpoint.path / "generation_config.json"
     if generation.is_file():
-        eos = json.loads(generation.read_text()).get("eos_token_id", [])
-        stop |= set(eos) if isinstance(eos, list) else {eos}
+        stop |= _ends(generation)
     return checkpoint.architecture, tokenizer, checkpoint.tensors(), frozenset(stop)
+
+
+def _ends(generation: Path) -> set[int]:
+    """The `eos_token_id` of a generation_config.json, which may be a list or missing."""
+    try:
+        found = json.loads(generation.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"model: {generation.name} is not JSON: {error}") from None
+    eos = found.get("eos_token_id") if isinstance(found, dict) else found
+    ends = [] if eos is None else eos if isinstance(eos, list) else [eos]
+    if not isinstance(found, dict) or not all(isinstance(token, int) for token in ends):
+        raise ValueError(f"model: expected token ids as eos_token_id in {generation.name}, got {eos!r}")
+    return set(ends)

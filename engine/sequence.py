@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
@@ -66,6 +67,7 @@ class SamplingParams:
         return not (self.penalised or self.min_tokens or self.logit_bias or self.logprobs is not None)
 
     def __post_init__(self) -> None:
+        self._check_types()
         if isinstance(self.stop, str) or not all(isinstance(text, str) and text for text in self.stop):
             raise ValueError(f"stop: expected texts that are not empty, got {self.stop!r}")
         if not 0 <= self.min_tokens <= self.max_tokens:
@@ -93,6 +95,30 @@ class SamplingParams:
             raise ValueError(f"min_p: expected a number in [0, 1], got {self.min_p}")
         if self.seed is not None and not 0 <= self.seed < 2**63:
             raise ValueError(f"seed: expected a number in [0, 2**63), got {self.seed}")
+
+    def _check_types(self) -> None:
+        for name in ("max_tokens", "min_tokens", "top_k", "n", "seed", "logprobs"):
+            if not _is_integer(value := getattr(self, name)) and not (name in ("seed", "logprobs") and value is None):
+                raise ValueError(f"{name}: expected an integer, got {value!r}")
+        for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):
+            if not _is_number(value := getattr(self, name)):
+                raise ValueError(f"{name}: expected a number, got {value!r}")
+        ids = self.stop_token_ids
+        if isinstance(ids, str) or not isinstance(ids, Collection) or not all(map(_is_integer, ids)):
+            raise ValueError(f"stop_token_ids: expected token ids, got {ids!r}")
+        bias = {} if self.logit_bias is None else self.logit_bias
+        if not isinstance(bias, Mapping) or not all(
+            _is_integer(token) and _is_number(value) and math.isfinite(value) for token, value in bias.items()
+        ):
+            raise ValueError(f"logit_bias: expected finite numbers by token id, got {bias!r}")
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 @dataclass(slots=True, eq=False)

@@ -84,6 +84,8 @@ def load_weights(
             raise ValueError(f"model: the checkpoint has the tensor {name!r} twice")
         if tuple(tensor.shape) != shapes[name]:
             raise ValueError(f"model: expected {name} of shape {shapes[name]}, got {tuple(tensor.shape)}")
+        if not tensor.dtype.is_floating_point:
+            raise ValueError(f"model: expected {name} in a floating-point dtype, got {tensor.dtype}")
         if name.endswith("norm.weight"):
             tensor = tensor.float() + arch.norm_offset
         loaded[name] = tensor.to(device=device, dtype=dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -136,23 +137,23 @@ class Architecture:
             name = name or (path if path.is_dir() else path.absolute().parent).name
         model_type = str(config.get("model_type", "")).lower()
         _refuse_unmodelled(model_type, config)
-        heads = int(_required(config, "num_attention_heads"))
-        hidden_size = int(_required(config, "hidden_size"))
+        heads = _integer(config, "num_attention_heads")
+        hidden_size = _integer(config, "hidden_size")
         theta, scaling = _rope(config)
         return cls(
             name=name or str(config.get("_name_or_path") or model_type),
             hidden_size=hidden_size,
-            intermediate_size=int(_required(config, "intermediate_size")),
-            num_layers=int(_required(config, "num_hidden_layers")),
+            intermediate_size=_integer(config, "intermediate_size"),
+            num_layers=_integer(config, "num_hidden_layers"),
             num_heads=heads,
-            num_kv_heads=int(config.get("num_key_value_heads") or heads),
-            head_dim=int(config.get("head_dim") or hidden_size // max(heads, 1)),
-            vocab_size=int(_required(config, "vocab_size")),
+            num_kv_heads=_integer(config, "num_key_value_heads", heads),
+            head_dim=_integer(config, "head_dim", hidden_size // max(heads, 1)),
+            vocab_size=_integer(config, "vocab_size"),
             tie_word_embeddings=bool(config.get("tie_word_embeddings", model_type == "gemma")),
-            max_position=int(_required(config, "max_position_embeddings")),
+            max_position=_integer(config, "max_position_embeddings"),
             rope_theta=theta,
             rope_scaling=scaling,
-            rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+            rms_norm_eps=_positive(config, "rms_norm_eps", 1e-6),
             qk_norm=model_type == "qwen3",
             attention_bias=model_type == "qwen2",
             window=_window(model_type, config),
@@ -179,6 +180,21 @@ def _read(path: Path) -> Mapping[str, Any]:
     if not isinstance(config, dict):
         raise ValueError(f"model: expected a JSON object in {file}, got {type(config).__name__}")
     return config
+
+
+def _integer(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
+    """The integer `key`; without a default it must be there, and None counts as missing."""
+    value = _required(config, key) if default is None or config.get(key) is not None else default
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"model: expected an integer {key!r} in config.json, got {value!r}")
+    return value
+
+
+def _positive(config: Mapping[str, Any], key: str, default: float) -> float:
+    value = config.get(key) or default
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise ValueError(f"model: expected a finite {key!r} above 0 in config.json, got {value!r}")
+    return float(value)
 
 
 def _required(config: Mapping[str, Any], key: str) -> Any:
@@ -247,7 +263,8 @@ def _check_rope_scaling(scaling: Mapping[str, Any] | None, head_dim: int) -> Non
 def _rope(config: Mapping[str, Any]) -> tuple[float, Mapping[str, Any] | None]:
     # transformers 5 writes rope_parameters instead of rope_theta and rope_scaling.
     scaling = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    theta = float(scaling.pop("rope_theta", None) or config.get("rope_theta") or 10_000.0)
+    inner = scaling.pop("rope_theta", None)
+    theta = _positive({"rope_theta": inner or config.get("rope_theta")}, "rope_theta", 10_000.0)
     scaling["rope_type"] = scaling.pop("rope_type", None) or scaling.pop("type", "default")
     return theta, None if scaling["rope_type"] == "default" else scaling
 

@@ -119,6 +119,10 @@ def test_what_is_not_modelled_is_refused_by_name() -> None:
         ({"mlp_bias": True}, "llama: mlp_bias"),
         ({"vocab_size": ...}, "config.json has no 'vocab_size'"),
         ({"num_key_value_heads": 5}, "num_kv_heads: expected a divisor of 32 heads, got 5"),
+        ({"vocab_size": "32000"}, "expected an integer 'vocab_size' in config.json, got '32000'"),
+        ({"num_attention_heads": 6.5}, "expected an integer 'num_attention_heads' in config.json, got 6.5"),
+        ({"rms_norm_eps": -1}, "expected a finite 'rms_norm_eps' above 0 in config.json, got -1"),
+        ({"rope_theta": "x"}, "expected a finite 'rope_theta' above 0 in config.json, got 'x'"),
         ({"num_attention_heads": 0}, "num_heads: expected at least 1, got 0"),
         ({"torch_dtype": "int4"}, "dtype: expected one of bfloat16, float16, float32, got 'int4'"),
     ]:

@@ -36,7 +36,7 @@ from rooflab.kernels import registry
         (["generate", "x", "--temperature", "-1"], "temperature: expected a finite number of at least 0, got -1.0"),
         (["generate", "x", "--model", "none.gguf"], "model: 'none.gguf' does not exist"),
         (["generate", "x", "--top-k", "99999999999"], r"top_k: expected 0 \(off\) to 2\*\*31 - 1, got 99999999999"),
-        (["generate", "x", "--max-model-len", "1"], "max_model_len: expected at least 2, got 1"),
+        (["generate", "x", "--max-model-len", "1"], "max_model_len: expected an integer of at least 2, got 1"),
         (["roofline", "--gpu", "h100", "--case", "M=1"], "gpu: expected no --case with it"),
         (["generate", "x", "--swap", "gemm"], "swap: expected OP=KERNEL, each op once, got 'gemm'"),
     ],

@@ -123,6 +123,15 @@ def test_trap_19_every_end_token_of_the_generation_config_ends(tmp_path, monkeyp
     architecture.vocab_size = 99
     with pytest.raises(ValueError, match="model: its tokenizer has 100 tokens, and its embedding has 99"):
         _open(str(tmp_path), False, 0, torch.device("cpu"))
+    for text, message in (
+        ("{", "generation_config.json is not JSON"),
+        ('{"eos_token_id": "x"}', "expected token ids as eos_token_id in generation_config.json, got 'x'"),
+        ("[]", "expected token ids as eos_token_id in generation_config.json, got"),
+    ):
+        (tmp_path / "generation_config.json").write_text(text)
+        architecture.vocab_size = 100
+        with pytest.raises(ValueError, match=message):
+            _open(str(tmp_path), False, 0, torch.device("cpu"))
 
 
 def test_a_smaller_priority_comes_first(tmp_path):
@@ -294,11 +303,12 @@ def test_bad_options_are_refused(tmp_path):
         ({"tensor_parallel_size": 2}, "tensor_parallel_size: only 1 is there yet, got 2"),
         ({"dtype": "int4"}, "dtype: expected float32, bfloat16, float16, int8, got 'int4'"),
         ({"max_model_len": 257}, "max_model_len: expected at most 256, got 257"),
-        ({"max_model_len": 1}, "max_model_len: expected at least 2, got 1"),
-        ({"num_kv_blocks": -1}, "num_kv_blocks: expected at least 1, got -1"),
+        ({"max_model_len": 1}, "max_model_len: expected an integer of at least 2, got 1"),
+        ({"num_kv_blocks": -1}, "num_kv_blocks: expected an integer of at least 1, got -1"),
         ({"num_kv_blocks": 10**12}, "num_kv_blocks: 1000000000000 take .* more than is free"),
-        ({"block_size": 0}, "block_size: expected at least 1, got 0"),
-        ({"prefill_chunk": 0}, "prefill_chunk: expected at least 1, got 0"),
+        ({"block_size": 1.5}, "block_size: expected an integer of at least 1, got 1.5"),
+        ({"block_size": 0}, "block_size: expected an integer of at least 1, got 0"),
+        ({"prefill_chunk": 0}, "prefill_chunk: expected an integer of at least 1, got 0"),
         ({"max_num_batched_tokens": 255}, "max_num_batched_tokens: expected at least max_num_seqs, which is 256"),
         ({"swap": {"conv": "naive"}}, "swap: the engine uses embedding, .*got 'conv'"),
         ({"swap": {"gemm": "best"}}, "kernel: gemm has naive, library.*got 'best'"),
@@ -328,7 +338,10 @@ def test_bad_prompts_are_refused_and_leave_nothing_behind(tmp_path):
 
 def test_sampling_params_out_of_range():
     bad = {"max_tokens": [0], "temperature": [-0.1, float("nan")], "top_k": [-1, 2**31], "top_p": [0.0, 1.1]}
-    for name, values in (bad | {"min_p": [-0.5], "seed": [-1]}).items():
+    bad |= {"min_p": [-0.5], "seed": [-1, 1.5], "n": [2.5], "logprobs": [1.5]}
+    bad |= {"stop_token_ids": [5, (1.5,)], "logit_bias": [{1: float("nan")}, {"a": 1}, [1]], "min_tokens": [0.5]}
+    bad["temperature"].append("x")
+    for name, values in bad.items():
         for value in values:
             with pytest.raises(ValueError, match=f"{name}: expected"):
                 SamplingParams(**{name: value})

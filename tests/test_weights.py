@@ -78,6 +78,15 @@ def test_safetensors_in_several_files_are_read(tmp_path):
     assert torch.equal(weights.layers[0].o, dict(tensors)["model.layers.0.self_attn.o_proj.weight"])
 
 
+def test_codes_are_no_weights(tmp_path):
+    tensors = dict(dummy_tensors(ARCH))
+    with pytest.raises(ValueError, match="expected model.norm.weight in a floating-point dtype, got torch.int32"):
+        load((tensors | {"model.norm.weight": torch.ones(192, dtype=torch.int32)}).items())
+    write_config(tmp_path, quantization_config={"quant_method": "gptq"})
+    with pytest.raises(ValueError, match=r"quantization_config \(gptq\) is not implemented; expected plain weights"):
+        open_checkpoint(tmp_path)
+
+
 def write_gguf(path, tensors, **changes):
     """`tensors` as llama.cpp's converter stores them: q and k rows permuted for interleaved rotation."""
     kind = changes.get("architecture", "llama")
