@@ -1,6 +1,10 @@
 """The engine on a small model: batching, preemption, swaps, Triton in the interpreter, refusals."""
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -385,3 +389,23 @@ def test_on_cuda_no_default_gathers_pages_sorts_a_vocabulary_or_waits(tmp_path, 
     assert found["gemm", "decode:1"] == "library" and ("gemm_silu_and_mul", "decode:1") not in found
     assert named("fused")["gemm_silu_and_mul", "decode:1"] == "fused"
     assert ("gemm_silu_and_mul", "decode:1") not in named("library"), "the two ops do the same"
+
+
+def test_trap_38_rows_and_answers_are_the_same_in_every_process(tmp_path):
+    """A set of strings, or of objects by their address, would order them anew in each."""
+    program = (
+        "import sys; from pathlib import Path; from tiny_model import prompts, tiny_llm;"
+        "from rooflab.engine.llm import SamplingParams;"
+        "llm = tiny_llm(Path(sys.argv[1]), block_size=4, num_kv_blocks=16, swap={'gemm': 'library'});"
+        "run = llm.runner.run;"
+        "llm.runner.run = lambda step: (run(step), print([one.request_id for one in llm.runner.batch.rows]))[0];"
+        "params = SamplingParams(max_tokens=9, temperature=1.5, logit_bias={5: 1.0, 7: 2.0}, repetition_penalty=1.1);"
+        "print(*(output['token_ids'] for output in llm.generate(prompts(), params)), sep='\\n')"
+    )
+    started = []
+    for seed in ("0", "1"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(Path(__file__).parent)}
+        command = [sys.executable, "-c", program, str(tmp_path / seed)]
+        started.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
+    first, again = (process.communicate()[0] for process in started)
+    assert first == again and first.count("[") > 20 and all(process.returncode == 0 for process in started)
