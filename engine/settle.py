@@ -14,7 +14,6 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,6 +24,7 @@ from psutil import virtual_memory
 
 from rooflab.engine.model_files import cache_folder
 from rooflab.engine.probes import PRODUCTS, Limits, packed, probes, real
+from rooflab.engine.waiting import run_times, waiting_since
 from rooflab.kernels._native import HEADERS, processor
 from rooflab.kernels.choices import Phase
 from rooflab.kernels.registry import Kernel
@@ -164,7 +164,7 @@ class Settled:
         self._path = folder() / f"{key}.json"
         self.times: Times = json.loads(self._path.read_text())["times_us"] if self._path.is_file() else {}
         self._new = False
-        self._began = _waited()
+        self._began = run_times()
 
     def of(self, op: str, bucket: str, take: Callable[[], dict[str, float]]) -> dict[str, float]:
         """Microseconds by kernel, from the cache or from `take`."""
@@ -175,22 +175,11 @@ class Settled:
 
     def keep(self) -> None:
         """Writes what was timed since it was read; not if other processes had the cores, so that it is timed again."""
-        ran, waited = (now - before for now, before in zip(_waited(), self._began, strict=True))
-        if self._new and waited <= WAITING * ran:
+        if self._new and (waiting_since(self._began) or 0.0) <= WAITING:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             part = self._path.with_suffix(".part")
             part.write_text(json.dumps({**self.about, "times_us": self.times}, indent=1) + "\n")
             part.replace(self._path)
-
-
-def _waited() -> tuple[int, int]:
-    """Nanoseconds that this process's threads ran, and waited for a core; 0 if the system does not tell."""
-    ran = waited = 0
-    for path in Path("/proc/self/task").glob("*/schedstat"):
-        with suppress(OSError):  # the thread has ended
-            own = path.read_text().split()
-            ran, waited = ran + int(own[0]), waited + int(own[1])
-    return ran, waited
 
 
 def folder() -> Path:

@@ -44,8 +44,7 @@ def test_times_are_taken_once_for_a_machine_a_model_and_the_code(tmp_path, monke
 
     def settled(waited=0, model="tiny", own=kernels):
         """How often the times had to be taken; other processes had the cores for `waited` of each ns."""
-        reads = iter([(0, 0), (1000, int(1000 * waited))])
-        monkeypatch.setattr(settle, "_waited", lambda: next(reads))
+        monkeypatch.setattr(settle, "waiting_since", lambda began: waited)
         before = len(taken)
         one = Settled(model, {"dtype": "float32"}, own)
         assert one.of("rmsnorm", "decode:1", lambda: taken.append(1) or {"library": 2.0}) == {"library": 2.0}
@@ -112,7 +111,7 @@ def test_every_candidate_runs_on_the_inputs_that_it_is_timed_with(tmp_path, monk
 
 
 def test_list_says_what_serves(rooflab, tmp_path, times, monkeypatch):
-    monkeypatch.setattr(settle, "_waited", lambda: (0, 0))  # the other test workers do not count
+    monkeypatch.setattr(settle, "waiting_since", lambda began: None)  # the other test workers do not count
     times(decode={"native": 1.0, "packed": 3.0, "library": 9.0}, prefill={"native": 4.0, "packed": 3.0, "library": 9.0})
     tiny_llm(tmp_path)
     _, out, _ = rooflab("list", "gemm")

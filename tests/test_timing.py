@@ -20,6 +20,7 @@ from rooflab.bench.timing.noise import noise
 from rooflab.bench.timing.stopwatch import Flush, Stopwatch, grid_of
 from rooflab.bench.timing.timing import Samples, check_timer, time_functions
 from rooflab.bench.timing.trace import peak_memory_bytes
+from rooflab.engine import waiting
 
 
 class FakeStopwatch(Stopwatch):
@@ -82,7 +83,7 @@ def test_a_noisy_reading_gets_more_samples_until_it_is_none(monkeypatch):
     assert len(noisy.seconds) > 1.5 * len(quiet.seconds) and "4 times their 20th" in noisy.noise
 
 
-@pytest.mark.skipif(not cpu.run_times(), reason="this system does not tell how long threads wait")
+@pytest.mark.skipif(not waiting.run_times(), reason="this system does not tell how long threads wait")
 def test_threads_that_wait_for_a_processor_are_seen():
     watch, allowed = CpuStopwatch(cold=False, pinned=contextlib.nullcontext), os.sched_getaffinity(0)
 
@@ -440,9 +441,9 @@ def test_what_cannot_be_pinned_says_why(monkeypatch):
 
 def test_a_thread_that_hardly_ran_does_not_make_a_reading_noise(monkeypatch):
     before = {1: (1000, 10), 2: (500, 0)}
-    monkeypatch.setattr(cpu, "run_times", lambda: {1: (9000, 90), 2: (8500, 320), 3: (20, 7000)})
-    assert cpu.waiting_since(before) == pytest.approx(400 / 16000)
-    monkeypatch.setattr(cpu, "run_times", lambda: {1: (9000, 90), 2: (8500, 320), 3: (8000, 7000)})
-    assert cpu.waiting_since(before) == pytest.approx(7400 / 24000)
-    monkeypatch.setattr(cpu, "run_times", lambda: before)
-    assert cpu.waiting_since(before) is None
+    monkeypatch.setattr(waiting, "run_times", lambda: {1: (9000, 90), 2: (8500, 320), 3: (20, 7000)})
+    assert waiting.waiting_since(before) == pytest.approx(400 / 16000)
+    monkeypatch.setattr(waiting, "run_times", lambda: {1: (9000, 90), 2: (8500, 320), 3: (8000, 7000)})
+    assert waiting.waiting_since(before) == pytest.approx(7400 / 24000)
+    monkeypatch.setattr(waiting, "run_times", lambda: before)
+    assert waiting.waiting_since(before) is None

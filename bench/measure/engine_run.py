@@ -11,11 +11,11 @@ from typing import Any, Literal, cast
 from rooflab.bench.records.environment import snapshot
 from rooflab.bench.records.files import RunWriter
 from rooflab.bench.records.record import DeviceType, Record
-from rooflab.bench.timing.cpu import run_times, waiting_since
 from rooflab.bench.timing.noise import noise
 from rooflab.engine.llm import LLM, RequestOutput, SamplingParams
 from rooflab.engine.metrics import LatencySummary, Timeline, TokenEvent, summarize
 from rooflab.engine.tokenizer import Prompt
+from rooflab.engine.waiting import run_times, waiting_since
 
 # Typical prompts for an assistant: short and long, questions and tasks.
 PROMPT_SET = (

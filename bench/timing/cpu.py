@@ -13,19 +13,17 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from rooflab.bench.records.environment import last_level_cache_bytes
 from rooflab.bench.timing import tamper
 from rooflab.bench.timing.stopwatch import Call, Flush, FlushBy, Stopwatch
+from rooflab.engine.waiting import BUSY_SHARE, run_times, waiting_since
 
 _TASKS = Path("/proc/self/task")
 _CPUS = Path("/sys/devices/system/cpu")
 _PROCESSOR = 36
 """Index, in a thread's `stat` after the name, of the processor that last ran the thread (proc(5), field 39)."""
-BUSY_SHARE = 0.1
-"""A thread took part in a parallel op if it ran for more than this share of the calling thread's time."""
 
 _known: dict[tuple[int, int], tuple[int, ...]] = {}
 """Cached threads of torch by (calling thread, number of threads): a search for them takes 10 ms or more."""
@@ -102,29 +100,6 @@ def _threads(count: int) -> tuple[int, ...]:
     if len(found) == count:
         _known[key] = found
     return found
-
-
-def run_times() -> dict[int, tuple[int, int]]:
-    """Nanoseconds on a processor and waiting for one, by thread; threads that have ended are left out, and all of them
-    if the system does not tell."""
-    times = {}
-    for task in _TASKS.iterdir() if _TASKS.is_dir() else ():
-        with contextlib.suppress(OSError):
-            ran, waited, _ = map(int, (task / "schedstat").read_text().split())
-            times[int(task.name)] = (ran, waited)
-    return times
-
-
-def waiting_since(began: Mapping[int, tuple[int, int]]) -> float | None:
-    """The time that this process's working threads waited for a processor since `began`, which is of `run_times`, over
-    the time that they ran; None if the system does not tell.
-
-    A thread that hardly ran did not work: a library's helper waits for as long as the others use all cores.
-    """
-    changes = [np.subtract(now, began.get(thread, (0, 0))) for thread, now in run_times().items()]
-    most = max((ran for ran, _ in changes), default=0)
-    ran, waited = np.sum([change for change in changes if change[0] >= BUSY_SHARE * most], axis=0) if most else (0, 0)
-    return float(waited / ran) if ran > 0 else None
 
 
 def _processor(thread: int) -> int:

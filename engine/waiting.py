@@ -1,0 +1,36 @@
+"""How long this process's threads waited for a core: times of a busy machine are not those of a quiet one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+BUSY_SHARE = 0.1
+"""A thread took part in work if it ran for more than this share of the time of the thread that it is compared with."""
+_TASKS = Path("/proc/self/task")
+
+
+def run_times() -> dict[int, tuple[int, int]]:
+    """Nanoseconds on a processor and waiting for one, by thread; threads that have ended are left out, and all of them
+    if the system does not tell."""
+    times = {}
+    for task in _TASKS.iterdir() if _TASKS.is_dir() else ():
+        with suppress(OSError):
+            ran, waited, _ = map(int, (task / "schedstat").read_text().split())
+            times[int(task.name)] = (ran, waited)
+    return times
+
+
+def waiting_since(began: Mapping[int, tuple[int, int]]) -> float | None:
+    """The time that this process's working threads waited for a processor since `began`, which is of `run_times`, over
+    the time that they ran; None if the system does not tell.
+
+    A thread that hardly ran did not work: a library's helper waits for as long as the others use all cores.
+    """
+    changes = [np.subtract(now, began.get(thread, (0, 0))) for thread, now in run_times().items()]
+    most = max((ran for ran, _ in changes), default=0)
+    ran, waited = np.sum([change for change in changes if change[0] >= BUSY_SHARE * most], axis=0) if most else (0, 0)
+    return float(waited / ran) if ran > 0 else None
