@@ -28,8 +28,16 @@ class Core:
     @property
     def has_work(self) -> bool:
         """Whether a sequence waits or runs, or has a token that was not read yet."""
-        unread = self._unread.sequences if self._unread else ()
-        return self.scheduler.has_work or any(sequence.finish_reason is None for sequence in unread)
+        return self.scheduler.has_work or any(sequence.finish_reason is None for sequence in self._expected)
+
+    @property
+    def _expected(self) -> list[Sequence]:
+        return self._unread.sequences if self._unread else []
+
+    def unfinished(self) -> list[Sequence]:
+        """The sequences that have not ended: they wait, run, or wait for their last token to be read."""
+        known = [*self.scheduler.waiting, *self.scheduler.running]
+        return known + [one for one in self._expected if one.finish_reason is None and one not in known]
 
     def step(self) -> list[Sequence]:
         """Runs a step; returns the sequences that got a token by it, once for each token.
@@ -125,12 +133,12 @@ class Core:
 
     def forget(self) -> None:
         """Lets every sequence that has not ended wait, to be computed again from its first token."""
-        for sequence in self.scheduler.running:
+        for sequence in list(self.runner.batch.rows):  # also those that a broken step preempted
             self.runner.leave(sequence)
         self.scheduler.requeue()
-        unread, self._unread = self._unread, None
-        for sequence in unread.sequences if unread else ():
-            if sequence.finish_reason is None and sequence not in self.scheduler.waiting:
+        for sequence in self.unfinished():
+            if sequence not in self.scheduler.waiting:
                 self.scheduler.submit(sequence)  # it was full with the token that is lost
+        self._unread = None
         for sequence in self.scheduler.waiting:
             sequence.unread = 0

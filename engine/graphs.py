@@ -10,8 +10,8 @@ import torch
 
 from rooflab.engine.model import StepInput
 
-Replay = Callable[[], torch.Tensor]
-"""Runs a recorded function again on what its tensors hold now, and returns its result, always the same tensor."""
+Record = Callable[[Callable[[], None]], Callable[[], None]]
+"""Makes of a function one that does the same work again on what its tensors hold then."""
 
 
 def batch_sizes(most: int) -> list[int]:
@@ -20,47 +20,48 @@ def batch_sizes(most: int) -> list[int]:
 
 
 class DecodeGraphs:
-    """`forward` for decode steps of up to `max_num_seqs` sequences, each recorded once for each of `batch_sizes`.
+    """`forward` for decode steps of up to `max_num_seqs` sequences, to be recorded once for each of `batch_sizes`.
 
     A batch between two sizes takes the larger.  Its padded rows have no keys (length 0) and write to no slot (-1), so
-    they change nothing, and their logits are dropped.  The block table has its full width in every graph.
-
-    `record` makes a `Replay` of a function; `record_graph` is the one for CUDA.
+    they change nothing, and their logits are dropped.  The block table has its full width in every graph.  All graphs
+    write to the same `logits` (max_num_seqs, vocab_size): results of their own would be 2,191 rows with 256 sequences.
     """
 
-    def __init__(
-        self,
-        forward: Callable[[StepInput], torch.Tensor],
-        max_num_seqs: int,
-        max_blocks: int,
-        device: torch.device,
-        record: Callable[[Callable[[], torch.Tensor]], Replay],
-    ):
+    def __init__(self, forward: Callable[[StepInput], torch.Tensor], logits: torch.Tensor, max_blocks: int):
+        most, device = len(logits), logits.device
+
         def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
-        table = zeros(max_num_seqs, max_blocks, dtype=torch.int32)
-        lengths = zeros(max_num_seqs, dtype=torch.int32)
-        self._input = StepInput(zeros(max_num_seqs), zeros(max_num_seqs), zeros(max_num_seqs) - 1, table, lengths)
-        # The largest comes first: the memory that its recording takes is enough for all others.
-        sizes = batch_sizes(max_num_seqs)[::-1]
-        self._replays = {size: record(partial(forward, self._first(size))) for size in sizes}
-        self._sizes = sizes[::-1]
+        table = zeros(most, max_blocks, dtype=torch.int32)
+        lengths = zeros(most, dtype=torch.int32)
+        self._forward = forward
+        self._input = StepInput(zeros(most), zeros(most), zeros(most) - 1, table, lengths)
+        self._logits = logits
+        self._replays: dict[int, Callable[[], None]] = {}
 
-    def _first(self, rows: int) -> StepInput:
+    def record(self, record: Record) -> None:
+        """Records all graphs; `recorder` is for CUDA.  The largest comes first: its memory is enough for the others."""
+        for size in batch_sizes(len(self._logits))[::-1]:
+            self._replays[size] = record(partial(self.step, size))
+        self._replays = dict(sorted(self._replays.items()))
+
+    def step(self, size: int | None = None) -> None:
+        """The logits of the first `size` rows, or of all."""
         own = self._input
-        return StepInput(
-            own.token_ids[:rows],
-            own.positions[:rows],
-            own.slot_mapping[:rows],
-            own.block_table[:rows],
-            own.seq_lens[:rows],
+        first = StepInput(
+            own.token_ids[:size],
+            own.positions[:size],
+            own.slot_mapping[:size],
+            own.block_table[:size],
+            own.seq_lens[:size],
         )
+        self._logits[:size] = self._forward(first)
 
     def __call__(self, step: StepInput) -> torch.Tensor:
         """The logits of a decode step; they hold until the next call."""
         n, own = len(step.seq_lens), self._input
-        size = next(size for size in self._sizes if size >= n)
+        size = next(size for size in self._replays if size >= n)
         own.token_ids[:n] = step.token_ids
         own.positions[:n] = step.positions
         own.slot_mapping[:n] = step.slot_mapping
@@ -68,15 +69,16 @@ class DecodeGraphs:
         own.block_table[:n, : step.block_table.shape[1]] = step.block_table
         own.seq_lens[:n] = step.seq_lens
         own.seq_lens[n:size] = 0
-        return self._replays[size]()[:n]
+        self._replays[size]()
+        return self._logits[:n]
 
 
-def recorder() -> Callable[[Callable[[], torch.Tensor]], Replay]:
+def recorder() -> Record:
     """`record_graph` with one pool of memory for all graphs, which never run at the same time."""
     return partial(record_graph, torch.cuda.graph_pool_handle())
 
 
-def record_graph(pool: Any, function: Callable[[], torch.Tensor]) -> Replay:
+def record_graph(pool: Any, function: Callable[[], None]) -> Callable[[], None]:
     """`function` as a CUDA graph.  It is called once before, because first calls compile kernels and make workspaces.
 
     Raises `ValueError` if a call in it waits for the device, so that it cannot be captured.
@@ -86,16 +88,15 @@ def record_graph(pool: Any, function: Callable[[], torch.Tensor]) -> Replay:
     graph = torch.cuda.CUDAGraph()
     try:
         with torch.cuda.graph(graph, pool=pool):
-            result = function()
+            function()
     except RuntimeError as error:
-        first = str(error).partition("\n")[0]
+        cause = error.__context__ or error  # torch's end of the capture raises again, and says less
+        if isinstance(cause, torch.OutOfMemoryError):
+            raise
+        first = str(cause).partition("\n")[0]
         raise ValueError(
             f"enforce_eager: a decode step with these kernels cannot be captured as a CUDA graph ({first}); "
             "expected kernels that do not wait for the device, or enforce_eager=True"
         ) from error
-
-    def replay() -> torch.Tensor:
-        graph.replay()
-        return result
-
+    replay: Callable[[], None] = graph.replay
     return replay

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from rooflab.engine import graphs
 from rooflab.engine.block_manager import BlockManager
 from rooflab.engine.checkpoints import open_checkpoint
 from rooflab.engine.core import Core
+from rooflab.engine.graphs import recorder
 from rooflab.engine.memory import check_weights_fit, kv_cache_blocks
 from rooflab.engine.metrics import Completion, RequestOutput, Timeline, TokenEvent
 from rooflab.engine.model import Model
@@ -123,10 +123,13 @@ class LLM:
         with torch.inference_mode():
             network = Model(self.arch, weights, self.ops, self.max_model_len)
             self.runner = ModelRunner(network, self.ops, 1, block_size, max_num_seqs, self.max_model_len)
-            blocks = kv_cache_blocks(limits, partial(self.runner.rehearse, longest), num_kv_blocks)
+            rehearsals = [partial(self.runner.rehearse, longest)]
+            graphs = self.runner.decode_graphs() if self.device.type == "cuda" and not enforce_eager else None
+            blocks = kv_cache_blocks(limits, [*rehearsals, graphs.step] if graphs else rehearsals, num_kv_blocks)
             self.runner.allocate(blocks)
-            if self.device.type == "cuda" and not enforce_eager:
-                self.runner.capture(graphs.recorder())
+            if graphs:
+                graphs.record(recorder())
+            self.runner.graphs = graphs
         self.scheduler = Scheduler(
             BlockManager(blocks, block_size, prefix_caching and kv_cache),
             max_num_seqs,
@@ -154,8 +157,7 @@ class LLM:
 
     def abort(self, request_id: int) -> bool:
         """Drops a request, whether it waits, is being computed or draws its tokens; False if it has ended."""
-        queued = [*self.scheduler.waiting, *self.scheduler.running]
-        found = [sequence for sequence in queued if sequence.request_id == request_id]
+        found = [sequence for sequence in self.core.unfinished() if sequence.request_id == request_id]
         self.core.abort(found)
         return bool(found)
 

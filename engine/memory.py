@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import psutil
 import torch
@@ -18,7 +18,10 @@ CUDA_FRACTION = 0.9
 
 def free_bytes(device: torch.device) -> int:
     """Free memory of the device, in bytes."""
-    return int(psutil.virtual_memory().available if device.type == "cpu" else torch.cuda.mem_get_info(device)[0])
+    if device.type == "cpu":
+        return int(psutil.virtual_memory().available)
+    torch.cuda.empty_cache()  # what torch keeps for itself does not count as free
+    return int(torch.cuda.mem_get_info(device)[0])
 
 
 def check_weights_fit(limits: Limits) -> None:
@@ -31,17 +34,17 @@ def check_weights_fit(limits: Limits) -> None:
         )
 
 
-def kv_cache_blocks(limits: Limits, rehearse: Callable[[], object], wanted: int | None = None) -> int:
+def kv_cache_blocks(limits: Limits, rehearsals: Sequence[Callable[[], object]] = (), wanted: int | None = None) -> int:
     """`wanted` pages, or as many as fit the free memory and the largest batch of the longest sequences can use.
 
-    On CUDA `rehearse` runs the largest step, and the memory that it takes is left free.  Raises `ValueError` if
-    `wanted` pages do not fit, or not even one sequence of `max_model_len` tokens.
+    On CUDA `rehearsals` run the largest steps, each of which keeps its memory, and as much is left free.  Raises
+    `ValueError` if `wanted` pages do not fit, or not even one sequence of `max_model_len` tokens.
     """
     per_sequence = -(-limits.max_model_len // limits.block_size)
     block_bytes = limits.block_size * kv_bytes_per_token(limits.arch, DTYPE_NAMES[limits.dtype])
     if wanted is None:
         cpu = limits.device.type == "cpu"
-        step_bytes = 0 if cpu else peak_bytes(rehearse, limits.device)
+        step_bytes = 0 if cpu else sum(peak_bytes(one, limits.device) for one in rehearsals)
         budget = (CPU_FRACTION if cpu else CUDA_FRACTION) * free_bytes(limits.device) - step_bytes
     else:
         if wanted * block_bytes > free_bytes(limits.device):
@@ -62,6 +65,4 @@ def peak_bytes(function: Callable[[], object], device: torch.device) -> int:
     before = torch.cuda.memory_allocated(device)
     function()
     torch.cuda.synchronize(device)
-    peak = torch.cuda.max_memory_allocated(device) - before
-    torch.cuda.empty_cache()  # what torch keeps would not count as free
-    return peak
+    return torch.cuda.max_memory_allocated(device) - before

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from rooflab.engine.batch import DecodeBatch
-from rooflab.engine.graphs import DecodeGraphs, Replay
+from rooflab.engine.graphs import DecodeGraphs
 from rooflab.engine.logits import adjust, logprobs, note_logprobs
 from rooflab.engine.model import Chunks, KVCache, Model, StepInput
 from rooflab.engine.ops import OpSet
@@ -70,10 +70,12 @@ class ModelRunner:
             [torch.empty(shape, dtype=dtype, device=self.device) for _ in layers],
         )
 
-    def capture(self, record: Callable[[Callable[[], torch.Tensor]], Replay]) -> None:
-        """From now on decode steps run as graphs, which `record` makes."""
+    def decode_graphs(self) -> DecodeGraphs:
+        """Graphs of decode steps, not recorded yet: they hold the addresses of the KV cache.  Once they are recorded,
+        they serve as `graphs`."""
         rows, width = self.batch.block_table.shape
-        self.graphs = DecodeGraphs(self._decode, rows, width, self.device, record)
+        dtype, vocab_size = self.model.embedding.dtype, self.model.arch.vocab_size
+        return DecodeGraphs(self._decode, torch.empty(rows, vocab_size, dtype=dtype, device=self.device), width)
 
     def _decode(self, inputs: StepInput) -> torch.Tensor:
         return self.model.forward(inputs, self.cache, self.ops.step(len(inputs.seq_lens), 0))
@@ -196,10 +198,10 @@ def on_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
     """On a CPU the array itself, without a copy; on CUDA a copy, made in turn with the device's work.
 
     It goes through pinned memory, which torch gives out again only when the copy is made; from other memory the copy
-    would wait for all work before it.
+    may wait for all work before it, and torch copies what has gaps through such memory.
     """
     tensor = torch.from_numpy(array)
-    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+    return tensor if device.type == "cpu" else tensor.contiguous().pin_memory().to(device, non_blocking=True)
 
 
 class SamplingTensors:

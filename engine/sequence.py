@@ -139,7 +139,7 @@ class Sequence:
     priority: int = 0
     """Smaller comes first."""
     num_computed: int = 0
-    """How many of its tokens have keys and values in its pages; while it decodes, all but the last."""
+    """How many of its tokens have keys and values in its pages; once it decodes, all but the last, uncounted."""
     unread: int = 0
     """1 while its newest token is known to the device alone, else 0."""
     block_ids: list[int] = field(default_factory=list)

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tiny_model import CONFIG, replayed, tiny_llm
+from tiny_model import CONFIG, tiny_llm, with_graphs
 
 from rooflab.bench.measure.engine_run import PROMPT_SET, chat
 from rooflab.engine import llm as engine
@@ -221,7 +221,7 @@ def test_the_default_model_by_every_pair_of_batches_chunks_pages_and_switches(an
         prefix_caching=case["prefix"], block_size=case["page"], num_kv_blocks=pages, **switch,
     )  # fmt: skip
     if case["switch"] == "graphs":
-        llm.runner.capture(replayed)
+        with_graphs(llm)
     preempted = []
     run = llm.runner.run
     llm.runner.run = lambda step: preempted.extend(step.preempted) or run(step)

@@ -1,17 +1,19 @@
 """Steps that start before the tokens of the step before are read, and steps that run as recorded graphs."""
 
 import random
-from contextlib import contextmanager, nullcontext
+import sys
+from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
-from tiny_model import poisoned, prompts, replayed, tiny_llm
+from tiny_model import poisoned, prompts, tiny_llm, with_graphs
 
 from rooflab.engine import graphs, memory
 from rooflab.engine.llm import SamplingParams
-from rooflab.engine.model_runner import Draw
+from rooflab.engine.model_runner import Draw, on_device
 
 GREEDY = SamplingParams(max_tokens=16, ignore_eos=True)
 LIBRARY = {"swap": {"gemm": "library"}}
@@ -77,17 +79,20 @@ def test_trap_6_a_request_may_be_dropped_while_a_token_of_it_is_not_read(tmp_pat
     assert got == answers[2] and llm.scheduler.blocks.num_free == 16 and not llm.has_work
 
 
-@pytest.mark.parametrize("moment", ["launch", "read"])
+@pytest.mark.parametrize("moment", ["before the launch", "launch", "read"])
 def test_a_step_that_breaks_off_loses_no_token(tmp_path, answers, moment, monkeypatch):
-    llm = tiny_llm(tmp_path, overlap=True, num_kv_blocks=32, **LIBRARY)
-    owner, name = (llm.runner, "run") if moment == "launch" else (Draw, "tokens")
+    llm = tiny_llm(tmp_path, overlap=True, num_kv_blocks=16, block_size=4, **LIBRARY)  # some are preempted
+    owner, name = (Draw, "tokens") if moment == "read" else (llm.runner, "run")
     real, calls = getattr(owner, name), []
 
     def sometimes(*arguments):
-        calls.append(real(*arguments))
-        if len(calls) % 4 == 0:
+        calls.append(arguments)
+        if moment == "before the launch" and len(calls) % 3 == 0:
             raise KeyboardInterrupt
-        return calls[-1]
+        result = real(*arguments)
+        if moment != "before the launch" and len(calls) % 4 == 0:
+            raise KeyboardInterrupt
+        return result
 
     monkeypatch.setattr(owner, name, sometimes)
     numbers = [llm.add_request(prompt, GREEDY) for prompt in prompts()]
@@ -121,7 +126,7 @@ def test_trap_39_a_graph_gives_the_eager_logits_at_every_batch_size_and_table_wi
     for graph in (False, True):
         llm = poisoned(tiny_llm(tmp_path, block_size=4, max_num_seqs=19, num_kv_blocks=200, overlap=overlap, **LIBRARY))
         if graph:
-            llm.runner.capture(replayed)
+            with_graphs(llm)
         for cache in (*llm.runner.cache.keys, *llm.runner.cache.values):
             cache.fill_(torch.nan)
         compute, found = llm.runner.logits, []
@@ -152,21 +157,53 @@ def test_every_batch_size_has_a_graph_of_at_most_15_rows_more():
 
 
 def test_a_kernel_that_waits_for_the_device_is_no_graph(monkeypatch):
-    @contextmanager
-    def refusing(graph, pool):
-        raise RuntimeError("operation not permitted when stream is capturing\nmore")
-        yield
-
     calls = []
-    cuda = SimpleNamespace(synchronize=calls.clear, CUDAGraph=object, graph=refusing)
+    cuda = SimpleNamespace(synchronize=calls.clear, CUDAGraph=lambda: SimpleNamespace(replay="again"), graph=capturing)
     monkeypatch.setattr(graphs.torch, "cuda", cuda)
+    assert graphs.record_graph((0, 0), lambda: calls.append(1)) == "again" and calls == [1]
+
+    def waits():
+        if calls:  # not in the call before the capture, which `synchronize` forgets
+            raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    cuda.synchronize = lambda: calls.append(1)
+    calls.clear()
     with pytest.raises(ValueError, match=r"enforce_eager: .* \(operation not permitted when stream is capturing\)"):
-        graphs.record_graph((0, 0), lambda: calls.append(1))
-    replayed = []
-    cuda.graph = lambda graph, pool: nullcontext()
-    cuda.CUDAGraph = lambda: SimpleNamespace(replay=lambda: replayed.append(1))
-    replay = graphs.record_graph((0, 0), lambda: calls.append(1) or 7)
-    assert (replay(), replay(), len(replayed), len(calls)) == (7, 7, 2, 1)
+        graphs.record_graph((0, 0), waits)
+
+    def grows():
+        if len(calls) > 1:
+            raise torch.OutOfMemoryError("no memory")
+
+    with pytest.raises(RuntimeError, match="capture_end"):
+        graphs.record_graph((0, 0), grows)
+
+
+@contextmanager
+def capturing(graph, pool):
+    """As torch's: the end of a capture that failed raises again."""
+    try:
+        yield
+    finally:
+        if sys.exc_info()[0]:
+            raise RuntimeError("capture_end: the capture was invalidated")
+
+
+def test_what_goes_to_a_card_is_pinned_without_gaps(monkeypatch):
+    """A tensor with gaps would be copied once more, through memory that is not pinned."""
+    pinned = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned.append(tensor.is_contiguous()) or tensor)
+    table = np.arange(12, dtype=np.int32).reshape(3, 4)
+    assert on_device(table[:, :2], torch.device("meta")).shape == (3, 2) and pinned == [True]
+    assert on_device(table[:, :2], torch.device("cpu")).data_ptr() == table.ctypes.data, "no copy"
+
+
+def test_a_request_is_dropped_while_its_last_token_is_not_read(tmp_path):
+    llm = tiny_llm(tmp_path, overlap=True, **LIBRARY)
+    number = llm.add_request([1, 2], replace(GREEDY, max_tokens=3))
+    while llm.scheduler.has_work:
+        llm.step()
+    assert llm.has_work and llm.abort(number) and not llm.has_work and llm.step() == []
 
 
 @torch.inference_mode()
@@ -200,7 +237,8 @@ def test_the_pool_leaves_free_what_the_largest_step_took(monkeypatch, tmp_path):
     monkeypatch.setattr(memory, "free_bytes", lambda device: 1_000_000)
     page = 16 * 2 * 2 * 2 * 32 * 4  # tokens, keys and values, layers, heads, head_dim, bytes
     for step in (0, 100_000):
-        assert memory.kv_cache_blocks(limits, lambda step=step: taken.append(step)) == (900_000 - step) // page
+        takes = [lambda step=step: taken.append(step)] * 2
+        assert memory.kv_cache_blocks(limits, takes) == (900_000 - 2 * step) // page
     taken.clear()
     with pytest.raises(ValueError, match="max_model_len: 64 tokens need 0.00 GB of KV cache"):
-        memory.kv_cache_blocks(limits, lambda: taken.append(890_000))
+        memory.kv_cache_blocks(limits, [lambda: taken.append(890_000)])

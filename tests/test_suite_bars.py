@@ -7,6 +7,7 @@ import math
 import types
 
 import pytest
+from tiny_model import with_graphs as add_graphs
 from tiny_model import write_config
 
 from rooflab.bench.records.record import Record
@@ -225,11 +226,12 @@ def test_paged_prefill_is_held_against_the_contiguous_kernel(monkeypatch, tmp_pa
 
 def test_the_engine_is_held_against_the_bytes_and_flops_that_it_needs(tmp_path, monkeypatch):
     """A small model on the CPU, its latencies replaced, beside the ceilings of a card."""
-    real, seen = engine.Runs.run, []
+    real, seen, noise = engine.Runs.run, [], []
 
     def run(runs, batch, prompt, new_tokens):
         seen.append((batch, prompt, new_tokens, runs.graphs))
         result = real(runs, batch, 20, min(new_tokens, 4))
+        runs.noise += noise
         changed = dataclasses.replace(result.summary, ttft_p50_ms=4.0, itl_p50_ms=2.0 if runs.graphs else 5.0)
         return dataclasses.replace(result, summary=changed)
 
@@ -242,14 +244,16 @@ def test_the_engine_is_held_against_the_bytes_and_flops_that_it_needs(tmp_path, 
     sizes = {"read_bytes": lambda arch: 8e9, "prompt_flops": lambda arch, prompt: 2e12}
     for name, value in sizes.items():
         monkeypatch.setattr(engine, name, value)
-    ceilings = types.SimpleNamespace(kind="measured", hbm_bytes_per_s=4e12)
+    ceilings = types.SimpleNamespace(kind="measured", access_bytes_per_s={"read": 4e12, "copy": 5e12})
     monkeypatch.setattr(engine, "ceilings_for", lambda device: ceilings)
     monkeypatch.setattr(engine.torch.cuda, "get_device_name", lambda device: "NVIDIA H100 80GB HBM3")
-    monkeypatch.setattr(engine, "sm_clock_under_load", lambda device: 1.755e9)
+    monkeypatch.setattr(engine, "sm_clock_under_load", lambda device: 9e9)
     path = write_config(tmp_path, max_position_embeddings=4096)
-    context = Context("bar:x", tmp_path, "cpu", False, 100.0, excluded={"rope_and_cache/fused": "INCORRECT"})
+    context = Context("bar:x", tmp_path, "cpu", False, 100.0, excluded={"rope_and_cache/joined": "INCORRECT"})
+    monkeypatch.setattr(engine, "FIRST_ON_CUDA", {"rope_and_cache": ("joined",)})
     found = engine.serving(context, str(path), 0.85, 0.45, [2])
-    peak = get_device("h100-sxm").ceilings(1.755e9).tensor_flops_per_s["bf16"]
+    sheet = get_device("h100-sxm")
+    peak = sheet.ceilings(sheet.max_clock_hz).tensor_flops_per_s["bf16"]
     assert found.figures["ITL share"] == pytest.approx(1.0) and found.figures["TTFT share"] == pytest.approx(
         2e12 / peak / 4e-3
     )
@@ -257,6 +261,9 @@ def test_the_engine_is_held_against_the_bytes_and_flops_that_it_needs(tmp_path, 
     assert found.figures["decoded tokens/s, batch 2, eager"] == 400
     assert seen == [*[(1, 2048, 1, True)] * 5, *[(n, 128, 128, graphs) for graphs in (True, False) for n in (1, 2)]]
     assert engine.serving(context, str(path), 1.01, 0.45, [2]).bar == "MISSED"
+    noise.append("other processes were running")
+    assert engine.serving(context, str(path), 0.85, 0.45, [2]).bar == "UNMEASURED"
+    noise.clear()
     ceilings.kind = "datasheet"
     assert engine.serving(context, str(path), 0.85, 0.45, [2]).bar == "UNMEASURED"
 
@@ -265,6 +272,6 @@ def with_graphs(begin):
     def begin_with_graphs(runs, context, *arguments):
         begin(runs, context, *arguments)
         assert {row["kernel"] for row in runs.llm.ops.describe() if row["op"] == "rope_and_cache"} == {"naive"}
-        runs.llm.runner.capture(lambda function: lambda: function())
+        add_graphs(runs.llm)
 
     return begin_with_graphs

@@ -14,7 +14,7 @@ from rooflab.bench.ceilings.ceilings import ceilings_for
 from rooflab.bench.measure.engine_run import EngineRun, engine_record, run_batch, warm_up
 from rooflab.bench.records.files import RunWriter, write_whole
 from rooflab.bench.suite.entries import Context, Entry, Outcome
-from rooflab.bench.suite.measures import answer
+from rooflab.bench.suite.measures import answer, usable
 from rooflab.bench.timing.sm_clock import sm_clock_under_load
 from rooflab.engine.llm import LLM, SamplingParams
 from rooflab.engine.ops import FIRST_ON_CUDA
@@ -69,6 +69,8 @@ class Runs:
         warm_up(self.llm, prompt_tokens=8)
         self.context = context
         self.writer = RunWriter(context.out)
+        self.noise: list[str] = []
+        """Why latencies are NOISY."""
         self._random = random.Random(context.seed)
 
     @property
@@ -86,12 +88,16 @@ class Runs:
         case = {"batch": batch, "context": prompt + new_tokens, "new_tokens": new_tokens, "graphs": self.graphs}
         name = f"batch {batch}, context {prompt + new_tokens}{'' if self.graphs else ', eager'}"
         self.writer.write(engine_record(self.llm, run, name, case, self.writer.run_id))
+        self.noise += [run.noise] if run.noise else []
         return run
 
 
 def _swaps(context: Context) -> dict[str, str]:
-    """Kernels of torch in place of the engine's own choice where one of that op failed its first check."""
-    failed = [op for op, names in FIRST_ON_CUDA.items() if any(f"{op}/{name}" in context.excluded for name in names)]
+    """Kernels of torch in place of the engine's own choice where one of that op did not pass its first check."""
+    device = torch.device(context.device)
+    own = {op: [registry.get_kernel(op, name) for name in names] for op, names in FIRST_ON_CUDA.items()}
+    wanted = {op: [kernel for kernel in kernels if kernel.why_not_here(device) is None] for op, kernels in own.items()}
+    failed = [op for op, kernels in wanted.items() if any(kernel not in usable(context, op) for kernel in kernels)]
     return {op: "library" if "library" in registry.kernels(op) else "naive" for op in failed}
 
 
@@ -129,23 +135,24 @@ def serving(context: Context, model: str, itl: float, ttft: float, batches: Sequ
         kept, runs.llm.runner.graphs = runs.llm.runner.graphs, runs.llm.runner.graphs if graphs else None
         told = "graphs" if graphs else "eager"
         figures[f"ITL, ms, {told}"] = runs.run(1, ITL_CONTEXT - ITL_TOKENS, ITL_TOKENS).summary.itl_p50_ms
-        for batch in batches:
+        for batch in batches if context.left_s > 0 else ():
             gap = runs.run(batch, ITL_CONTEXT - ITL_TOKENS, ITL_TOKENS).summary.itl_p50_ms
             figures[f"decoded tokens/s, batch {batch}, {told}"] = 1e3 * batch / gap if gap else None
         runs.llm.runner.graphs = kept
     device = torch.device(context.device)
     ceilings = None if context.dry_run else ceilings_for(device)
     sheet = None if context.dry_run else identify(torch.cuda.get_device_name(device))
-    if ceilings is None or sheet is None or ceilings.kind != "measured":
+    read = (ceilings.access_bytes_per_s or {}).get("read") if ceilings and ceilings.kind == "measured" else None
+    if sheet is None or read is None:
         return answer(context, False, needed, figures, runs.writer.run_id, "no bandwidth was measured on this card")
-    clock = sm_clock_under_load(device)
+    clock = min(sm_clock_under_load(device), sheet.max_clock_hz)
     best = min(value for name, value in figures.items() if name.startswith("ITL"))
     peak = sheet.ceilings(clock).tensor_flops_per_s["bf16"]
-    figures["ITL share"] = 1e3 * read_bytes(arch) / ceilings.hbm_bytes_per_s / best
+    figures["ITL share"] = 1e3 * read_bytes(arch) / read / best
     figures["TTFT share"] = 1e3 * prompt_flops(arch, PROMPT) / peak / figures["TTFT, ms"]
     figures["sm_clock_mhz"] = clock / 1e6
     met = figures["ITL share"] >= itl and figures["TTFT share"] >= ttft
-    return answer(context, met, needed, figures, runs.writer.run_id)
+    return answer(context, met, needed, figures, runs.writer.run_id, "; ".join(dict.fromkeys(runs.noise)))
 
 
 def read_bytes(arch: Architecture) -> int:
