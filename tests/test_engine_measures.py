@@ -1,7 +1,7 @@
 """What is measured of the engine: a step by its ops, its host work, and batches of mixed requests."""
 
 import pytest
-from tiny_model import prompts, tiny_llm
+from tiny_model import prompts, tiny_llm, with_graphs
 
 from rooflab.bench.measure import engine_host
 from rooflab.bench.measure.engine_ops import time_ops
@@ -9,8 +9,8 @@ from rooflab.bench.measure.engine_vs_transformers import LENGTHS, batch_of_engin
 
 
 def test_a_step_by_its_ops_adds_up_and_leaves_the_engine_as_it_was(tmp_path):
-    llm = tiny_llm(tmp_path)
-    ops = llm.runner.ops
+    llm = with_graphs(tiny_llm(tmp_path))
+    ops, graphs = llm.runner.ops, llm.runner.graphs
     table = time_ops(llm, prompts()[2], steps=6)
     assert {op: row["calls"] for op, row in table.items()} == {
         "gemm": 9, "fused_add_rmsnorm": 4, "decode_attention": 2, "rope_and_cache": 2, "silu_and_mul": 2, "sample": 1,
@@ -19,7 +19,7 @@ def test_a_step_by_its_ops_adds_up_and_leaves_the_engine_as_it_was(tmp_path):
     assert sum(row["share"] for row in table.values()) == pytest.approx(1) and all(
         row["us"] > 0 for row in table.values()
     )
-    assert llm.runner.ops is ops and not llm.scheduler.has_work
+    assert llm.runner.ops is ops and llm.runner.graphs is graphs and not llm.scheduler.has_work
     assert llm.scheduler.blocks.num_free == llm.scheduler.blocks.num_blocks
 
 

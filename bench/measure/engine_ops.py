@@ -34,7 +34,7 @@ def time_ops(llm: LLM, ids: list[int], steps: int = 32) -> dict[str, dict[str, f
 
 @contextmanager
 def _timed(llm: LLM, spent: dict[str, list[float]]) -> Iterator[None]:
-    """Adds the seconds of each call of an op to `spent`."""
+    """Adds the seconds of each call of an op to `spent`; a graph would make no calls, so none runs."""
 
     def timed(op: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
@@ -45,13 +45,13 @@ def _timed(llm: LLM, spent: dict[str, list[float]]) -> Iterator[None]:
 
         return call
 
-    ops = llm.runner.ops
+    ops, graphs = llm.runner.ops, llm.runner.graphs
 
     def step(*sizes: int) -> SimpleNamespace:
         return SimpleNamespace(**{op: timed(op, one) for op, one in vars(ops.step(*sizes)).items()})
 
-    llm.runner.ops = SimpleNamespace(step=step)  # type: ignore[assignment]
+    llm.runner.ops, llm.runner.graphs = SimpleNamespace(step=step), None  # type: ignore[assignment]
     try:
         yield
     finally:
-        llm.runner.ops = ops
+        llm.runner.ops, llm.runner.graphs = ops, graphs
